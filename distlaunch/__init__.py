@@ -14,7 +14,8 @@ def _is_command() -> bool:
 
 
 def _end_at_interrupt() -> None:
-    """Let Ctrl-C end this process silently with exit code 130: nothing has begun that would need a cleanup."""
+    """Let Ctrl-C end this process silently with exit code 130: nothing has begun that would need a
+    cleanup."""
     import _signal  # type: ignore[import-not-found]  # built in; signal itself takes milliseconds
     import os
 
@@ -23,4 +24,5 @@ def _end_at_interrupt() -> None:
 
 
 if _is_command():
-    _end_at_interrupt()  # here, since Python shows a traceback for a Ctrl-C while it imports the rest
+    # here, since Python shows a traceback for a Ctrl-C while it imports the rest
+    _end_at_interrupt()

@@ -1,12 +1,12 @@
 """The command ``distlaunch``; also ``python -m distlaunch``.
 
-``train``, ``plan``, ``render``, ``torchrun``, ``torch.distributed.launch``, ``deepspeed``, ``horovodrun`` and
-``accelerate launch`` start without typer, whose loading costs more than starting a worker; everything else, help but
-torchrun's included, is typer's.
+``train``, ``plan``, ``render``, ``torchrun``, ``torch.distributed.launch``, ``deepspeed``,
+``horovodrun`` and ``accelerate launch`` start without typer, whose loading costs more than starting
+a worker; everything else, help but torchrun's included, is typer's.
 
-Ctrl-C ends the command with exit code 130 and without a traceback at every moment: silently until ``main`` has what it
-needs (see the package's ``__init__``), by KeyboardInterrupt while a command runs, by the job's own rules while a job
-runs. Once the exit code stands, no signal changes it.
+Ctrl-C ends the command with exit code 130 and without a traceback at every moment: silently until
+``main`` has what it needs (see the package's ``__init__``), by KeyboardInterrupt while a command
+runs, by the job's own rules while a job runs. Once the exit code stands, no signal changes it.
 """
 
 from __future__ import annotations
@@ -66,8 +66,9 @@ def main() -> NoReturn:
 
 
 def _leave(code: int) -> NoReturn:
-    """End with this code. Threads that still run (a library's, or one that waits for a file server) are not met by the
-    interpreter's end, which may abort for them: all that we have to write is written by now.
+    """End with this code. Threads that still run (a library's, or one that waits for a file server)
+    are not met by the interpreter's end, which may abort for them: all that we have to write is
+    written by now.
     """
     from contextlib import suppress
 
@@ -81,13 +82,15 @@ def _leave(code: int) -> NoReturn:
 
 
 def _words(argv: list[str]) -> list[str]:
-    """Give the words of the command line; a link to us that has another launcher's name stands for that command."""
+    """Give the words of the command line; a link to us that has another launcher's name stands for
+    that command."""
     name = os.path.basename(argv[0])
     return [*_LINKS.get(name, ()), *argv[1:]]
 
 
 def run(argv: list[str], environ: Mapping[str, str]) -> int:
-    """Run one command line and return its exit code. Raises LaunchError for what the user can put right."""
+    """Run one command line and return its exit code. Raises LaunchError for what the user can put
+    right."""
     from contextlib import suppress
 
     from distlaunch.cli import parser

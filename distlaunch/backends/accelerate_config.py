@@ -2,8 +2,9 @@
 
 The names of Accelerate 1.15: keys of its configuration files, and the variables that they become.
 
-Releases that know less read less. Left out is what is the launcher's here (``MASTER_*``, ``OMP_NUM_THREADS``, device
-masks) and Intel's ``KMP_AFFINITY``, which would put all workers of a node on the same cores.
+Releases that know less read less. Left out is what is the launcher's here (``MASTER_*``,
+``OMP_NUM_THREADS``, device masks) and Intel's ``KMP_AFFINITY``, which would put all workers of a
+node on the same cores.
 
 Which values Accelerate 1.15 takes from its variables, so that a slip is told of before the start.
 """
@@ -25,14 +26,16 @@ from distlaunch.core.model.text import counted, quoted
 
 _MOST_TOLD = 10
 _MOST_COMPARED = 200
-"""Of keys that are not known: how many are told of, and how many are looked at for slips of the pen."""
+"""Of keys that are not known: how many are told of, and how many are looked at for slips of the
+pen."""
 
 _ACCUMULATION = "gradient_accumulation_steps"
 """Of all but DeepSpeed's; accelerate launch has an option for it and refuses it in a file."""
 
 
 class Config(Record):
-    """A configuration that was read; what it says of nodes and devices is only to be compared with the plan."""
+    """A configuration that was read; what it says of nodes and devices is only to be compared with
+    the plan."""
 
     document: Document
     kind: str
@@ -49,7 +52,10 @@ class Config(Record):
         if value is None or value == -1:
             return None
         if type(value) is not int or value < 0:
-            raise ConfigError(f"{self.document.where(name)}: {name} takes a whole number, not {quoted(str(value))}")
+            raise ConfigError(
+                f"{self.document.where(name)}: {name} takes a whole number, not "
+                f"{quoted(str(value))}"
+            )
         return value
 
     def text(self, name: str) -> str | None:
@@ -64,7 +70,8 @@ class Config(Record):
 
     @property
     def deepspeed_file(self) -> str | None:
-        """Give the file with DeepSpeed's own configuration; None without one, and where that itself stands here."""
+        """Give the file with DeepSpeed's own configuration; None without one, and where that itself
+        stands here."""
         value = self.section("deepspeed_config").get("deepspeed_config_file")
         has_one = self.kind == "DEEPSPEED" and value is not None and str(value) != "none"
         return str(value) if has_one and not _is_inline(str(value)) else None
@@ -85,7 +92,9 @@ class Config(Record):
             variables["ACCELERATE_USE_DEEPSPEED"] = "true"
         else:
             variables.update(self._of("dynamo_config", DYNAMO, "dynamo_"))
-            variables["ACCELERATE_DYNAMO_BACKEND"] = self._dynamo_backend(variables["ACCELERATE_DYNAMO_BACKEND"])
+            variables["ACCELERATE_DYNAMO_BACKEND"] = self._dynamo_backend(
+                variables["ACCELERATE_DYNAMO_BACKEND"]
+            )
         if self.kind == "FSDP":
             variables.update(self._fsdp())
         if self.kind == "MEGATRON_LM":
@@ -98,7 +107,8 @@ class Config(Record):
         for name, value in variables.items():
             if "\0" in value or any("\ud800" <= letter <= "\udfff" for letter in value):
                 raise ConfigError(
-                    f"{self.document.where()}: {name} would be {quoted(value)}, which no variable can hold"
+                    f"{self.document.where()}: {name} would be {quoted(value)}, which no variable "
+                    "can hold"
                 )
         return variables
 
@@ -107,7 +117,8 @@ class Config(Record):
         return _mapping(self.document, name)
 
     def _of(self, section: str, rows: Mapping[str, Row], prefix: str) -> dict[str, str]:
-        """Turn a section into variables; its keys may have the prefix that launch's options have."""
+        """Turn a section into variables; its keys may have the prefix that launch's options
+        have."""
         given = {
             (key if key in rows else key.removeprefix(prefix)): (key, value)
             for key, value in self.section(section).items()
@@ -115,12 +126,17 @@ class Config(Record):
         }
         for name, (key, value) in given.items():
             if name in rows:
-                check_value(f"{self.document.where(section, key)}: {key}", value, rows[name].variable)
+                check_value(
+                    f"{self.document.where(section, key)}: {key}", value, rows[name].variable
+                )
         return dict(_settings({name: value for name, (_, value) in given.items()}, rows))
 
     def _fsdp(self) -> dict[str, str]:
         variables = {**self._of("fsdp_config", FSDP, "fsdp_"), "ACCELERATE_USE_FSDP": "true"}
-        if (variables["FSDP_CPU_RAM_EFFICIENT_LOADING"], variables["FSDP_SYNC_MODULE_STATES"]) == ("true", "false"):
+        if (variables["FSDP_CPU_RAM_EFFICIENT_LOADING"], variables["FSDP_SYNC_MODULE_STATES"]) == (
+            "true",
+            "false",
+        ):
             where = self.document.where("fsdp_config", "fsdp_sync_module_states")
             raise ConfigError(
                 f"{where}: fsdp_cpu_ram_efficient_loading needs fsdp_sync_module_states: true",
@@ -134,26 +150,39 @@ class Config(Record):
         if variables["PARALLELISM_CONFIG_CP_SIZE"] != "1":
             defaults["CP_COMM_STRATEGY"] = "allgather"
         if variables["PARALLELISM_CONFIG_SP_SIZE"] != "1":
-            defaults.update(SP_SEQ_LENGTH="None", SP_SEQ_LENGTH_IS_VARIABLE="True", SP_ATTN_IMPLEMENTATION="sdpa")
+            defaults.update(
+                SP_SEQ_LENGTH="None",
+                SP_SEQ_LENGTH_IS_VARIABLE="True",
+                SP_ATTN_IMPLEMENTATION="sdpa",
+            )
         named = {"PARALLELISM_CONFIG_" + name: value for name, value in defaults.items()}
         return {**named, **variables, "ACCELERATE_USE_PARALLELISM_CONFIG": "true"}
 
     def _fp8(self) -> dict[str, str]:
         variables = self._of("fp8_config", FP8, "fp8_")
-        told = self.section("fp8_config").get("override_linear_precision") or (False,) * len(FP8_OVERRIDES)
+        told = self.section("fp8_config").get("override_linear_precision") or (False,) * len(
+            FP8_OVERRIDES
+        )
         values = told.split(",") if isinstance(told, str) else told
         if not isinstance(values, list | tuple) or len(values) != len(FP8_OVERRIDES):
             where = self.document.where("fp8_config", "override_linear_precision")
-            raise ConfigError(f"{where}: override_linear_precision takes three switches: forward, dgrad, wgrad")
+            raise ConfigError(
+                f"{where}: override_linear_precision takes three switches: forward, dgrad, wgrad"
+            )
         overrides = zip(FP8_OVERRIDES, values, strict=True)
-        return {**variables, **{f"ACCELERATE_FP8_OVERRIDE_{name}": str(value).strip() for name, value in overrides}}
+        return {
+            **variables,
+            **{f"ACCELERATE_FP8_OVERRIDE_{name}": str(value).strip() for name, value in overrides},
+        }
 
     def _dynamo_backend(self, text: str) -> str:
         # Without quotes a file's "no" is false.
         name = "no" if text == "False" else text.lower()
         if name not in DYNAMO_BACKENDS:
             where = self.document.where("dynamo_config", "dynamo_backend")
-            raise ConfigError(f"{where}: dynamo_backend {quoted(text)}", hint=_choices(text, DYNAMO_BACKENDS))
+            raise ConfigError(
+                f"{where}: dynamo_backend {quoted(text)}", hint=_choices(text, DYNAMO_BACKENDS)
+            )
         return name.upper()
 
 
@@ -169,16 +198,21 @@ def read_config(document: Document, above: Mapping[str, Any] | None = None) -> C
     environment = values.get("compute_environment", "LOCAL_MACHINE")
     if environment != "LOCAL_MACHINE":
         raise ConfigError(
-            f"{document.where('compute_environment')}: {quoted(str(environment))} is for accelerate launch alone",
+            f"{document.where('compute_environment')}: {quoted(str(environment))} is for "
+            "accelerate launch alone",
             hint="compute_environment: LOCAL_MACHINE is for any machines that you can log in to",
         )
     if "distributed_type" not in values:
         raise ConfigError(f"{document.where()}: distributed_type is missing", hint=", ".join(TYPES))
     kind = "NO" if values["distributed_type"] is False else str(values["distributed_type"])
     if kind in ("XLA", "TPU"):
-        raise ConfigError(f"{document.where('distributed_type')}: TPUs are not started by distlaunch")
+        raise ConfigError(
+            f"{document.where('distributed_type')}: TPUs are not started by distlaunch"
+        )
     if kind not in TYPES:
-        raise ConfigError(f"{document.where('distributed_type')}: {quoted(kind)}", hint=_choices(kind, TYPES))
+        raise ConfigError(
+            f"{document.where('distributed_type')}: {quoted(kind)}", hint=_choices(kind, TYPES)
+        )
     precision = values.get("mixed_precision", "fp16" if values.get("fp16") else None)
     precision = "no" if precision is False else precision
     if precision is not None and str(precision).lower() not in PRECISIONS:
@@ -208,7 +242,11 @@ def _overlaid(document: Document, above: Mapping[str, Any]) -> Document:
         if name in SECTIONS and isinstance(value, Mapping):
             kept = {key: each for key, each in _mapping(document, name).items() if key not in value}
             values[name] = {**kept, **value}  # of two names for one key the last one counts
-            lines = {keys: line for keys, line in lines.items() if keys[:1] != (name,) or keys[-1] in kept}
+            lines = {
+                keys: line
+                for keys, line in lines.items()
+                if keys[:1] != (name,) or keys[-1] in kept
+            }
         else:
             values[name] = value
             lines.pop((name,), None)
@@ -217,7 +255,8 @@ def _overlaid(document: Document, above: Mapping[str, Any]) -> Document:
 
 
 def _is_inline(text: str) -> bool:
-    """Tell whether a text is JSON, or base64 of it: Accelerate takes that where there is no file of this name."""
+    """Tell whether a text is JSON, or base64 of it: Accelerate takes that where there is no file of
+    this name."""
     for decoded in (bytes, urlsafe_b64decode):
         with suppress(ValueError, RecursionError):
             return isinstance(json.loads(decoded(text.encode())), dict)
@@ -236,7 +275,9 @@ def _mapping(document: Document, name: str) -> Mapping[str, Any]:
     if value is None:
         return {}
     if not isinstance(value, Mapping):
-        raise ConfigError(f"{document.where(name)}: {name} takes names and values, not {quoted(str(value))}")
+        raise ConfigError(
+            f"{document.where(name)}: {name} takes names and values, not {quoted(str(value))}"
+        )
     return value
 
 
@@ -247,17 +288,24 @@ def _unknown_keys(document: Document) -> Iterator[str]:
     ]
     for name, section in SECTIONS.items():
         known = {*section.rows, *(section.prefix + key for key in section.rows), *section.others}
-        unknown += [((name, key), frozenset(known)) for key in _mapping(document, name) if key not in known]
+        unknown += [
+            ((name, key), frozenset(known)) for key in _mapping(document, name) if key not in known
+        ]
     for at, (keys, there) in enumerate(unknown[:_MOST_COMPARED]):
         said = f"{document.where(*keys)}: {quoted(keys[-1])} is not known"
         near = get_close_matches(keys[-1], sorted(there), n=1, cutoff=0.85)
         if near:
             raise ConfigError(said, hint=f"did you mean {near[0]}?")
         if at < _MOST_TOLD:
-            instead = "; -o gradient-accumulation-steps=N sets it" if keys == (_ACCUMULATION,) else ""
+            instead = (
+                "; -o gradient-accumulation-steps=N sets it" if keys == (_ACCUMULATION,) else ""
+            )
             yield f"{said}, and not passed on{instead}"
     if len(unknown) > _MOST_TOLD:
-        more = f"{counted(len(unknown) - _MOST_TOLD, 'more key')} {'is' if len(unknown) == _MOST_TOLD + 1 else 'are'}"
+        more = (
+            f"{counted(len(unknown) - _MOST_TOLD, 'more key')} "
+            f"{'is' if len(unknown) == _MOST_TOLD + 1 else 'are'}"
+        )
         yield f"{document.where()}: {more} not known: is it a configuration of Accelerate?"
 
 
@@ -273,8 +321,15 @@ DYNAMO_BACKENDS = (
     "onnxrt", "tensorrt", "aot_torchxla_trace_once", "torchxla_trace_once", "tvm", "hpu_backend", "neuron",
 )  # fmt: skip
 ON_GPUS = (
-    "MULTI_GPU", "MULTI_NPU", "MULTI_MLU", "MULTI_SDAA", "MULTI_MUSA", "MULTI_XPU", "MULTI_HPU", "MULTI_NEURON",
-)  # fmt: skip
+    "MULTI_GPU",
+    "MULTI_NPU",
+    "MULTI_MLU",
+    "MULTI_SDAA",
+    "MULTI_MUSA",
+    "MULTI_XPU",
+    "MULTI_HPU",
+    "MULTI_NEURON",
+)
 TYPES = ("NO", "MULTI_CPU", *ON_GPUS, "FSDP", "DEEPSPEED", "MEGATRON_LM")
 
 TOP = frozenset({
@@ -288,7 +343,8 @@ TOP = frozenset({
 
 
 class Row(Record):
-    """One key of a section: which variable it becomes, what holds without it, and whether it is written in small."""
+    """One key of a section: which variable it becomes, what holds without it, and whether it is
+    written in small."""
 
     variable: str
     default: str | None = None
@@ -307,24 +363,37 @@ def _rows(prefix: str, small: str = "", as_is: str = "", **defaults: str) -> dic
 FSDP = {
     **_rows(
         "FSDP_",
-        small="reshard_after_forward offload_params forward_prefetch use_orig_params cpu_ram_efficient_loading"
+        small="reshard_after_forward offload_params forward_prefetch use_orig_params "
+        "cpu_ram_efficient_loading"
         " sync_module_states activation_checkpointing activation_checkpointing_offload",
-        as_is="version sharding_strategy min_num_params auto_wrap_policy backward_prefetch state_dict_type"
+        as_is="version sharding_strategy min_num_params auto_wrap_policy backward_prefetch "
+        "state_dict_type"
         " ignored_modules",
-        version="1", sharding_strategy="FULL_SHARD", reshard_after_forward="true", offload_params="false",
-        min_num_params="100000000", forward_prefetch="false", use_orig_params="true",
-        cpu_ram_efficient_loading="true", sync_module_states="true", activation_checkpointing="false",
+        version="1",
+        sharding_strategy="FULL_SHARD",
+        reshard_after_forward="true",
+        offload_params="false",
+        min_num_params="100000000",
+        forward_prefetch="false",
+        use_orig_params="true",
+        cpu_ram_efficient_loading="true",
+        sync_module_states="true",
+        activation_checkpointing="false",
         activation_checkpointing_offload="false",
     ),
     "transformer_layer_cls_to_wrap": Row(variable="FSDP_TRANSFORMER_CLS_TO_WRAP"),
-}  # fmt: skip
+}
 DEEPSPEED = {
     **_rows(
         "ACCELERATE_DEEPSPEED_",
         small="offload_optimizer_device offload_param_device zero3_save_16bit_model",
         as_is="zero_stage offload_optimizer_nvme_path offload_param_nvme_path",
     ),
-    **_rows("ACCELERATE_", small="gradient_clipping", as_is="gradient_accumulation_steps deepspeed_config_file"),
+    **_rows(
+        "ACCELERATE_",
+        small="gradient_clipping",
+        as_is="gradient_accumulation_steps deepspeed_config_file",
+    ),
     "zero3_init_flag": Row(variable="ACCELERATE_DEEPSPEED_ZERO3_INIT", small=True),
     "deepspeed_moe_layer_cls_names": Row(variable="ACCELERATE_DEEPSPEED_MOE_LAYER_CLS_NAMES"),
 }
@@ -337,39 +406,71 @@ DYNAMO = {
     **_rows(
         "ACCELERATE_DYNAMO_",
         as_is="use_fullgraph use_dynamic use_regional_compilation",
-        use_fullgraph="False", use_dynamic="False", use_regional_compilation="False",
+        use_fullgraph="False",
+        use_dynamic="False",
+        use_regional_compilation="False",
     ),
-}  # fmt: skip
+}
 MEGATRON = _rows(
     "MEGATRON_LM_",
-    as_is="tp_degree use_custom_fsdp no_load_optim eod_mask_loss no_save_optim optimizer_cpu_offload"
-    " use_precision_aware_optimizer overlap_cpu_optimizer_d2h_h2d decoder_last_pipeline_num_layers pp_degree"
-    " gradient_clipping num_micro_batches sequence_parallelism recompute_activations use_distributed_optimizer"
-    " recompute_granularity recompute_method recompute_num_layers attention_backend expert_model_parallel_size"
-    " context_parallel_size attention_dropout hidden_dropout attention_softmax_in_fp32 expert_tensor_parallel_size"
+    as_is="tp_degree use_custom_fsdp no_load_optim eod_mask_loss no_save_optim "
+    "optimizer_cpu_offload"
+    " use_precision_aware_optimizer overlap_cpu_optimizer_d2h_h2d decoder_last_pipeline_num_layers "
+    "pp_degree"
+    " gradient_clipping num_micro_batches sequence_parallelism recompute_activations "
+    "use_distributed_optimizer"
+    " recompute_granularity recompute_method recompute_num_layers attention_backend "
+    "expert_model_parallel_size"
+    " context_parallel_size attention_dropout hidden_dropout attention_softmax_in_fp32 "
+    "expert_tensor_parallel_size"
     " calculate_per_token_loss use_rotary_position_embeddings",
-    tp_degree="1", use_custom_fsdp="False", no_load_optim="False", eod_mask_loss="False", no_save_optim="False",
-    optimizer_cpu_offload="False", use_precision_aware_optimizer="False", overlap_cpu_optimizer_d2h_h2d="False",
-    pp_degree="1", gradient_clipping="1.0",
-)  # fmt: skip
+    tp_degree="1",
+    use_custom_fsdp="False",
+    no_load_optim="False",
+    eod_mask_loss="False",
+    no_save_optim="False",
+    optimizer_cpu_offload="False",
+    use_precision_aware_optimizer="False",
+    overlap_cpu_optimizer_d2h_h2d="False",
+    pp_degree="1",
+    gradient_clipping="1.0",
+)
 PARALLELISM = _rows(
     "PARALLELISM_CONFIG_",
-    as_is="dp_replicate_size dp_shard_size tp_size cp_size cp_backend sp_size sp_backend cp_comm_strategy"
+    as_is="dp_replicate_size dp_shard_size tp_size cp_size cp_backend sp_size sp_backend "
+    "cp_comm_strategy"
     " sp_seq_length sp_seq_length_is_variable sp_attn_implementation",
-    dp_replicate_size="1", dp_shard_size="1", tp_size="1", cp_size="1", cp_backend="torch", sp_size="1",
+    dp_replicate_size="1",
+    dp_shard_size="1",
+    tp_size="1",
+    cp_size="1",
+    cp_backend="torch",
+    sp_size="1",
     sp_backend="deepspeed",
-)  # fmt: skip
+)
 FP8 = _rows(
     "ACCELERATE_FP8_",
-    as_is="backend use_autocast_during_eval margin interval format amax_history_len amax_compute_algo opt_level"
-    " enable_fsdp_float8_all_gather pad_inner_dim amax_compute_algorithm amax_history_length optimization_level",
-    use_autocast_during_eval="False", margin="0", interval="1", format="HYBRID", amax_history_len="1024",
-    amax_compute_algo="most_recent", opt_level="O2", enable_fsdp_float8_all_gather="1", pad_inner_dim="1",
-)  # fmt: skip
+    as_is="backend use_autocast_during_eval margin interval format amax_history_len "
+    "amax_compute_algo opt_level"
+    " enable_fsdp_float8_all_gather pad_inner_dim amax_compute_algorithm amax_history_length "
+    "optimization_level",
+    use_autocast_during_eval="False",
+    margin="0",
+    interval="1",
+    format="HYBRID",
+    amax_history_len="1024",
+    amax_compute_algo="most_recent",
+    opt_level="O2",
+    enable_fsdp_float8_all_gather="1",
+    pad_inner_dim="1",
+)
 FP8_OVERRIDES = ("FPROP", "DGRAD", "WGRAD")
 
 DECIDED = (
-    *(f"ACCELERATE_USE_{way}" for way in ("FSDP", "DEEPSPEED", "MEGATRON_LM", "PARALLELISM_CONFIG", "CPU")),
+    *(
+        f"ACCELERATE_USE_{way}"
+        for way in ("FSDP", "DEEPSPEED", "MEGATRON_LM", "PARALLELISM_CONFIG", "CPU")
+    ),
     "ACCELERATE_CONFIG_DS_FIELDS",
     *(
         row.variable
@@ -378,11 +479,13 @@ DECIDED = (
         if row.variable != "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"  # which any script may read
     ),
 )
-"""Which way a job is spread out, and all that belongs to one of these ways: what a file leaves out holds by default."""
+"""Which way a job is spread out, and all that belongs to one of these ways: what a file leaves out
+holds by default."""
 
 
 class Section(Record):
-    """One of the file's sections: what launch's options put before its keys, and keys that are no variables' own."""
+    """One of the file's sections: what launch's options put before its keys, and keys that are no
+    variables' own."""
 
     prefix: str
     rows: Mapping[str, Row]
@@ -405,7 +508,11 @@ _STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRI
 _NUMBERS_OF_STRATEGIES = tuple("12345")
 _DEVICES = ("none", "cpu", "nvme")
 _SWITCH = ("true", "false")
-_WHOLE, _WHOLE_OR_AUTO, _NUMBER_OR_AUTO = "a whole number", "a whole number or auto", "a number or auto"
+_WHOLE, _WHOLE_OR_AUTO, _NUMBER_OR_AUTO = (
+    "a whole number",
+    "a whole number or auto",
+    "a number or auto",
+)
 _SHAPES: Mapping[str, re.Pattern[str]] = {
     _WHOLE: re.compile("[0-9]+"),
     _WHOLE_OR_AUTO: re.compile("[0-9]+|auto"),
@@ -442,14 +549,23 @@ _TAKES: Mapping[str, str | tuple[str, ...]] = {
     ),
 }  # fmt: skip
 """What else than any text a variable takes: one of these in any letters, or what has this shape."""
-_SAME = {word: each for each, words in (("true", "y yes t on 1"), ("false", "n no f off 0")) for word in words.split()}
+_SAME = {
+    word: each
+    for each, words in (("true", "y yes t on 1"), ("false", "n no f off 0"))
+    for word in words.split()
+}
 
 
 def check_value(what: str, value: Any, variable: str) -> None:
-    """Raise ConfigError, begun by ``what``, for a value that Accelerate does not have (a traceback on every rank)."""
+    """Raise ConfigError, begun by ``what``, for a value that Accelerate does not have (a traceback
+    on every rank)."""
     takes = _TAKES.get(variable, ())
     if isinstance(value, Mapping | list):
-        found, hint = ("names and values", None) if isinstance(value, Mapping) else ("a list", "A,B for several")
+        found, hint = (
+            ("names and values", None)
+            if isinstance(value, Mapping)
+            else ("a list", "A,B for several")
+        )
         raise ConfigError(f"{what} takes one value, not {found}", hint=hint)
     text = str(value)
     if isinstance(takes, str):
@@ -463,4 +579,6 @@ def check_value(what: str, value: Any, variable: str) -> None:
     if takes and small not in names and not is_number_of_one:
         near = get_close_matches(small, names, n=1, cutoff=0.6)
         hint = f"did you mean {takes[names.index(near[0])]}?" if near else None
-        raise ConfigError(f"{what} takes {', '.join(takes[:-1])} or {takes[-1]}, not {quoted(text)}", hint=hint)
+        raise ConfigError(
+            f"{what} takes {', '.join(takes[:-1])} or {takes[-1]}, not {quoted(text)}", hint=hint
+        )

@@ -1,7 +1,8 @@
-"""What a backend is: the variables, words and options that one training framework needs of a launcher.
+"""What a backend is: the variables, words and options that one training framework needs of a
+launcher.
 
-A backend changes nothing else: supervision, output, reports and restarts are the same for all. One is a class of its
-own; ``distlaunch.backends`` is the entry-point group for those of other packages.
+A backend changes nothing else: supervision, output, reports and restarts are the same for all. One
+is a class of its own; ``distlaunch.backends`` is the entry-point group for those of other packages.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ def option_name(word: str) -> str:
 
 
 class BackendOption(Record):
-    """One ``-o NAME=VALUE``. Nothing is set for it where it is not given: the framework's own default holds."""
+    """One ``-o NAME=VALUE``. Nothing is set for it where it is not given: the framework's own
+    default holds."""
 
     name: str
     about: str
@@ -44,28 +46,35 @@ class Requirement(Record):
     at_least: str = ""
     """The oldest version that works; empty: any."""
     variables: str = ""
-    """Set while it is compiled beside what is there already, ``NAME=1 OTHER=1``; empty for a package that is not."""
+    """Set while it is compiled beside what is there already, ``NAME=1 OTHER=1``; empty for a
+    package that is not."""
     see: str = ""
     """Where people read how that is done, if the command is not all."""
     demanded: bool = True
-    """A job does not start without it. False: not every script imports it, and ``distlaunch backends`` alone tells."""
+    """A job does not start without it. False: not every script imports it, and ``distlaunch
+    backends`` alone tells."""
     beside: Requirement | None = None
-    """Needed only where this is at least that new, and then in the same release (2.21.1 for 2.21.0)."""
+    """Needed only where this is at least that new, and then in the same release (2.21.1 for
+    2.21.0)."""
 
 
 class Backend(PlannedBackend):
-    """A backend with its options chosen; a subclass says what is different from what all workers get."""
+    """A backend with its options chosen; a subclass says what is different from what all workers
+    get."""
 
     about: ClassVar[str]
     """A line for ``distlaunch backends``."""
     requires: ClassVar[tuple[Requirement, ...]] = ()
     usual: ClassVar[Mapping[str, tuple[str, ...]]] = {}
-    """By option where a file is read that the user has not named: at the first whose variable (``$NAME/…``) is set."""
+    """By option where a file is read that the user has not named: at the first whose variable
+    (``$NAME/…``) is set."""
 
     def __init__(self, chosen: Mapping[str, Value], texts: Mapping[str, str]) -> None:
-        """Take the options that the user gave, checked and converted, and the contents of the files that they name.
+        """Take the options that the user gave, checked and converted, and the contents of the files
+        that they name.
 
-        ``texts``: by option. Raises ConfigError for options that contradict each other, or a file that is not right.
+        ``texts``: by option. Raises ConfigError for options that contradict each other, or a file
+        that is not right.
         """
         del texts
         self.chosen = chosen
@@ -73,7 +82,10 @@ class Backend(PlannedBackend):
     def agreed(self) -> Mapping[str, Value]:
         """Name files without their folders, which may be others on each node."""
         files = {option.name for option in self.options() if option.kind == "file"}
-        return {name: str(value).rpartition("/")[2] if name in files else value for name, value in self.chosen.items()}
+        return {
+            name: str(value).rpartition("/")[2] if name in files else value
+            for name, value in self.chosen.items()
+        }
 
     @classmethod
     def options(cls) -> tuple[BackendOption, ...]:
@@ -82,7 +94,8 @@ class Backend(PlannedBackend):
 
     @classmethod
     def env_files(cls, environ: Mapping[str, str], cwd: str) -> Sequence[str]:
-        """Name files of NAME=VALUE lines that are there, and hold for all workers; ``--env-file`` ranks above them.
+        """Name files of NAME=VALUE lines that are there, and hold for all workers; ``--env-file``
+        ranks above them.
 
         Raises ConfigError for one that is named and is not there.
         """
@@ -90,26 +103,34 @@ class Backend(PlannedBackend):
         return ()
 
     def sized(self, options: TrainOptions) -> TrainOptions:
-        """Give the sizes and devices as this backend takes them. Raises ConfigError for those that it cannot have."""
+        """Give the sizes and devices as this backend takes them. Raises ConfigError for those that
+        it cannot have."""
         return options
 
     def location(self, options: TrainOptions, machine: str) -> Location | None:
-        """Say on which nodes workers run, as far as that is known before its own cluster has decided it, as Ray's does.
+        """Say on which nodes workers run, as far as that is known before its own cluster has
+        decided it, as Ray's does.
 
-        None: it has none, and the nodes are whoever else names them. ``machine``: our own name. Raises ConfigError.
+        None: it has none, and the nodes are whoever else names them. ``machine``: our own name.
+        Raises ConfigError.
         """
         del options, machine
         return None
 
-    def check_files(self, variables: Mapping[str, str], read: Callable[[str, str], str | None]) -> None:
-        """Look at files that workers with these variables are to read, named by those that were given.
+    def check_files(
+        self, variables: Mapping[str, str], read: Callable[[str, str], str | None]
+    ) -> None:
+        """Look at files that workers with these variables are to read, named by those that were
+        given.
 
-        ``read(path, named)``: what a file holds whose path is taken from the workers' directory; None where that is on
-        other machines alone. It raises ConfigError, begun by ``named``. Raises ConfigError for one that is not right.
+        ``read(path, named)``: what a file holds whose path is taken from the workers' directory;
+        None where that is on other machines alone. It raises ConfigError, begun by ``named``.
+        Raises ConfigError for one that is not right.
         """
         del variables, read
 
     def needed(self, variables: Mapping[str, str]) -> tuple[Requirement, ...]:
-        """Give of ``requires``, and beside it, what workers with these variables and options import."""
+        """Give of ``requires``, and beside it, what workers with these variables and options
+        import."""
         del variables
         return self.requires

@@ -1,8 +1,9 @@
 r"""A strict reader of configuration files: JSON, and of YAML what ``accelerate config`` writes.
 
-PyYAML need not be where a job is launched from, and does not tell on which line a key stands. What is read means what
-PyYAML makes of it (YAML 1.1: ``no`` is false); anchors, tags, block scalars and nested flow collections, or those of
-several lines, are refused, and so are times, dates and keys that are no text there.
+PyYAML need not be where a job is launched from, and does not tell on which line a key stands. What
+is read means what PyYAML makes of it (YAML 1.1: ``no`` is false); anchors, tags, block scalars and
+nested flow collections, or those of several lines, are refused, and so are times, dates and keys
+that are no text there.
 """
 
 from __future__ import annotations
@@ -19,12 +20,18 @@ from distlaunch.core.model.text import printable, quoted
 _NAME = r"""(?P<key>[A-Za-z_][\w.\-]*|'[^'"\\]+'|"[^'"\\]+")"""
 _KEY = re.compile(rf"{_NAME} *:(?= |$) *")
 _PLAIN = r"""[^\[\]{},?'"\t:# ](?:[^\[\]{},?'"\t:#]|(?<! )\#|:(?![ ,\]}]|$))*"""
-_ITEM = re.compile(rf""" *(?:{_NAME} *: +)?(?P<word>'(?:[^']|'')*' *|"(?:[^"\\]|\\.)*" *|{_PLAIN}|)(?P<end>[,\]}}])""")
+_ITEM = re.compile(
+    rf""" *(?:{_NAME} *: +)?(?P<word>'(?:[^']|'')*' *|"(?:[^"\\]|\\.)*" *|{_PLAIN}|)(?P<end>[,\]}}])"""
+)
 """One of a list or mapping in one line, with what ends it."""
 _EACH = "a line for each value"
 _WORDS: Mapping[str, bool | None] = {
     **{form: True for word in ("yes", "true", "on") for form in (word, word.title(), word.upper())},
-    **{form: False for word in ("no", "false", "off") for form in (word, word.title(), word.upper())},
+    **{
+        form: False
+        for word in ("no", "false", "off")
+        for form in (word, word.title(), word.upper())
+    },
     **dict.fromkeys(("", "~", "null", "Null", "NULL")),
 }
 _INTEGER = re.compile(r"[-+]?(0|[1-9][0-9_]*|0[0-7_]+|0b[01_]+|0x[0-9a-fA-F_]+)")
@@ -37,7 +44,9 @@ _TIME = re.compile(
     r"|[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}([Tt]|[ \t]+)[0-9]{1,2}:[0-9]{2}:[0-9]{2}(\.[0-9]*)?"
     r"([ \t]*(Z|[-+][0-9]{1,2}(:[0-9]{2})?))?"
 )
-_NOT_ALLOWED = re.compile("[^\t\n\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_NOT_ALLOWED = re.compile(
+    "[^\t\n\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
+)
 """What YAML allows nowhere, and three more ends of lines that it has."""
 _MOST_LEVELS = 20
 _MOST_LINES = 1000
@@ -48,8 +57,13 @@ _ESCAPES = {
     "0": "\0", "a": "\a", "b": "\b", "t": "\t", "\t": "\t", "n": "\n", "v": "\v", "f": "\f", "r": "\r", "e": "\x1b",
     " ": " ", '"': '"', "/": "/", "\\": "\\", "N": "\x85", "_": "\xa0", "L": "\u2028", "P": "\u2029",
 }  # fmt: skip
-_ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U000[0-9a-fA-F]{5}|U0010[0-9a-fA-F]{4}|.)", re.DOTALL)
-_CLOSING = {"'": re.compile(r"([^']*(?:''[^']*)*)'(?!')"), '"': re.compile(r'([^"\\]*(?:\\.[^"\\]*)*)"')}
+_ESCAPE = re.compile(
+    r"\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U000[0-9a-fA-F]{5}|U0010[0-9a-fA-F]{4}|.)", re.DOTALL
+)
+_CLOSING = {
+    "'": re.compile(r"([^']*(?:''[^']*)*)'(?!')"),
+    '"': re.compile(r'([^"\\]*(?:\\.[^"\\]*)*)"'),
+}
 """What of a line belongs to a value in these quotes that ends in it."""
 
 
@@ -70,9 +84,13 @@ class Document(Record):
 def read_document(text: str, path: str) -> Document:
     """Read a file's text. Raises ConfigError with file and line for what is not understood."""
     text = text.removeprefix("\ufeff")
-    if (no_text := re.search("[\0\ud800-\udfff]", text)) is not None:  # what is no UTF-8 has become surrogates
+    if (
+        no_text := re.search("[\0\ud800-\udfff]", text)
+    ) is not None:  # what is no UTF-8 has become surrogates
         line = text.count("\n", 0, no_text.start()) + 1
-        raise ConfigError(f"{printable(path)}:{line}: not UTF-8 text", hint="is it the right file, or in UTF-16?")
+        raise ConfigError(
+            f"{printable(path)}:{line}: not UTF-8 text", hint="is it the right file, or in UTF-16?"
+        )
     if text.lstrip().startswith("{"):
         try:
             values = json.loads(text, object_pairs_hook=_without_twins)
@@ -104,15 +122,22 @@ class _Reader:
     def document(self) -> Document:
         for line in self._lines:
             if (match := _NOT_ALLOWED.search(line)) is not None:
-                raise self._error(f"{quoted(match[0])} is not read in YAML here", hint="in double quotes, \\x or \\u")
+                raise self._error(
+                    f"{quoted(match[0])} is not read in YAML here",
+                    hint="in double quotes, \\x or \\u",
+                )
             self._at += 1
         self._at = 0
         if self._next() is not None and self._lines[self._at].rstrip(_BLANK) == "---":
             self._at += 1
         indent = self._next()
         values = {} if indent is None else self._mapping(indent, ())
-        if self._next() is not None and (not values or self._lines[self._at].rstrip(_BLANK) != "..."):
-            raise self._error("less indented than what it follows" if values else "expected 'name: value'")
+        if self._next() is not None and (
+            not values or self._lines[self._at].rstrip(_BLANK) != "..."
+        ):
+            raise self._error(
+                "less indented than what it follows" if values else "expected 'name: value'"
+            )
         self._at += 1
         if self._next() is not None:
             raise self._error("something stands behind the end of the document")
@@ -152,7 +177,9 @@ class _Reader:
         """Give a key as text, and keep where it stands."""
         key = written.strip("'\"")
         if key == written and key in _WORDS:
-            raise self._error(f"{key} is no text in YAML, but a value", hint=f'"{key}": if that is its name')
+            raise self._error(
+                f"{key} is no text in YAML, but a value", hint=f'"{key}": if that is its name'
+            )
         keys = (*above, key)
         if key in there:
             raise self._error(f"{quoted(key)} is given twice, first on line {self._found[keys]}")
@@ -165,23 +192,32 @@ class _Reader:
             return self._scalar(start, indent, keys)
         self._at += 1
         below = self._next()
-        if below is not None and below >= indent and re.match(r"-(\s|$)", self._lines[self._at][below:]):
+        if (
+            below is not None
+            and below >= indent
+            and re.match(r"-(\s|$)", self._lines[self._at][below:])
+        ):
             return self._sequence(below, keys)
         return self._mapping(below, keys) if below is not None and below > indent else None
 
     def _sequence(self, indent: int, above: tuple[str, ...]) -> list[Any]:
         values: list[Any] = []
         while self._next() == indent and re.match(r"- +(?=\S)", self._lines[self._at][indent:]):
-            start = len(self._lines[self._at]) - len(self._lines[self._at][indent + 1 :].lstrip(" "))
+            start = len(self._lines[self._at]) - len(
+                self._lines[self._at][indent + 1 :].lstrip(" ")
+            )
             if _KEY.match(self._lines[self._at], start):
                 raise self._error("a list of mappings is not read here")
             if self._lines[self._at][start] == "#":
-                raise self._error("nothing stands in this line of the list", hint="- null, if that is meant")
+                raise self._error(
+                    "nothing stands in this line of the list", hint="- null, if that is meant"
+                )
             values.append(self._scalar(start, indent, (*above, str(len(values)))))
         return values
 
     def _scalar(self, start: int, indent: int, keys: tuple[str, ...]) -> Any:
-        """Read a value that begins here, and go on behind it: it may be folded over several lines."""
+        """Read a value that begins here, and go on behind it: it may be folded over several
+        lines."""
         rest = self._lines[self._at][start:]
         first = rest[0]
         if first in _CLOSING:
@@ -229,7 +265,9 @@ class _Reader:
     def _unquoted(self, text: str, quote: str) -> str:
         if quote == "'":
             return _folded(text).replace("''", "'")
-        joined = re.sub(r"\\(\n[ \t]*|.)", lambda found: "" if found[1][0] == "\n" else found[0], text)
+        joined = re.sub(
+            r"\\(\n[ \t]*|.)", lambda found: "" if found[1][0] == "\n" else found[0], text
+        )
         return _ESCAPE.sub(self._unescaped, _folded(joined))
 
     def _unescaped(self, match: re.Match[str]) -> str:
@@ -248,14 +286,26 @@ class _Reader:
         while end == ",":
             match = _ITEM.match(line, at)
             if match is None:
-                raise self._error("only {A: B} and [A, B] of single values are read in one line", hint=_EACH)
-            at, end, key, word = match.end(), match["end"], match["key"], match["word"].strip(_BLANK)
+                raise self._error(
+                    "only {A: B} and [A, B] of single values are read in one line", hint=_EACH
+                )
+            at, end, key, word = (
+                match.end(),
+                match["end"],
+                match["key"],
+                match["word"].strip(_BLANK),
+            )
             if end == closing and key is None and not word:
                 break  # nothing at all, or a comma before it
             if end not in (",", closing) or (key is None) is (closing == "}"):
-                raise self._error(f"a list is [A, B], a mapping {{A: B}}, not {quoted(line[start:at])}", hint=_EACH)
+                raise self._error(
+                    f"a list is [A, B], a mapping {{A: B}}, not {quoted(line[start:at])}",
+                    hint=_EACH,
+                )
             if key is None and not word:
-                raise self._error("nothing stands between two commas", hint="null, if that is meant")
+                raise self._error(
+                    "nothing stands between two commas", hint="null, if that is meant"
+                )
             place = len(values) if key is None else self._key(key, above, values)
             values[place] = self._within(word)
         self._check_behind(line, at)
@@ -274,7 +324,10 @@ class _Reader:
         if text in _WORDS:
             return _WORDS[text]
         if _TIME.fullmatch(text) or text in ("<<", "="):
-            raise self._error(f"{quoted(text)} is no text in YAML, and not read here", hint=f'"{text}" if it is text')
+            raise self._error(
+                f"{quoted(text)} is no text in YAML, and not read here",
+                hint=f'"{text}" if it is text',
+            )
         try:
             return _number(text)
         except ValueError as exc:  # 0x_, or thousands of digits
@@ -287,7 +340,9 @@ class _Reader:
 
     def _check_start(self, words: str) -> None:
         if words[0] in "|>&*!%@`,]}" or words in ("-", "?") or words.startswith(("? ", "- ")):
-            raise self._error(f"{quoted(words[0])} begins what is not read of YAML here", hint="quote the value")
+            raise self._error(
+                f"{quoted(words[0])} begins what is not read of YAML here", hint="quote the value"
+            )
 
     def _uncommented(self, text: str) -> str:
         words = text.partition(" #")[0].strip(_BLANK)

@@ -1,8 +1,8 @@
 """Fully sharded data parallel, for the toolkit's ``wrap``, Accelerate and Transformers.
 
-The toolkit reads the options by themselves; the other two, which come to the same FSDP2 by them, read what ``accelerate
-launch`` sets. Their names and values are those of Accelerate 1.15; releases before 1.6 know only FSDP1, and go by the
-sharding strategy.
+The toolkit reads the options by themselves; the other two, which come to the same FSDP2 by them,
+read what ``accelerate launch`` sets. Their names and values are those of Accelerate 1.15; releases
+before 1.6 know only FSDP1, and go by the sharding strategy.
 """
 
 from __future__ import annotations
@@ -16,11 +16,15 @@ from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.topology import Topology
 
 _STRATEGIES = {"full": "FULL_SHARD", "grad": "SHARD_GRAD_OP", "hybrid": "HYBRID_SHARD"}
-_FLAGS = {"cpu-offload": "FSDP_OFFLOAD_PARAMS", "activation-checkpointing": "FSDP_ACTIVATION_CHECKPOINTING"}
+_FLAGS = {
+    "cpu-offload": "FSDP_OFFLOAD_PARAMS",
+    "activation-checkpointing": "FSDP_ACTIVATION_CHECKPOINTING",
+}
 
 
 _CALLS_DDP = re.compile(
-    r"^[^#\n]*\b(?:DistributedDataParallel|DDP)\s*\(|^[^#\n]*\bimport\s.*\bDistributedDataParallel\s+as\b", re.MULTILINE
+    r"^[^#\n]*\b(?:DistributedDataParallel|DDP)\s*\(|^[^#\n]*\bimport\s.*\bDistributedDataParallel\s+as\b",
+    re.MULTILINE,
 )
 _SHARDS = re.compile(
     r"\b(?:fully_shard|FullyShardedDataParallel|FSDP|toolkit|accelerate|transformers|Fabric)\b|lightning"
@@ -56,7 +60,8 @@ class Fsdp(TorchBackend):
         return (
             BackendOption(
                 name="sharding",
-                about="full: parameters, gradients, optimizer (default); grad: all but parameters between forward and "
+                about="full: parameters, gradients, optimizer (default); grad: all but parameters "
+                "between forward and "
                 "backward; hybrid: full within a node, copies between nodes",
                 kind="choice",
                 choices=tuple(_STRATEGIES),
@@ -67,15 +72,25 @@ class Fsdp(TorchBackend):
                 kind="choice",
                 choices=("bf16", "fp16", "fp32"),
             ),
-            BackendOption(name="cpu-offload", about="keep what is not at work in the host's memory", kind="flag"),
             BackendOption(
-                name="wrap-min-params", about="shard layers of more than so many parameters each", kind="count"
+                name="cpu-offload",
+                about="keep what is not at work in the host's memory",
+                kind="flag",
             ),
             BackendOption(
-                name="wrap-classes", about="shard layers of these classes each (GPT2Block,...)", metavar="CLASS,..."
+                name="wrap-min-params",
+                about="shard layers of more than so many parameters each",
+                kind="count",
             ),
             BackendOption(
-                name="activation-checkpointing", about="compute activations again instead of keeping them", kind="flag"
+                name="wrap-classes",
+                about="shard layers of these classes each (GPT2Block,...)",
+                metavar="CLASS,...",
+            ),
+            BackendOption(
+                name="activation-checkpointing",
+                about="compute activations again instead of keeping them",
+                kind="flag",
             ),
             *super().options(),
         )
@@ -84,19 +99,31 @@ class Fsdp(TorchBackend):
         """Say what Accelerate does on CPUs."""
         if topology.device != "cpu":
             return ()
-        return ("on CPUs the toolkit shards; Accelerate and Transformers do so on GPUs alone, and train with DDP here",)
+        return (
+            (
+                "on CPUs the toolkit shards; Accelerate and Transformers do so on GPUs alone, and "
+                "train with DDP here"
+            ),
+        )
 
     def notes_on_script(self, name: str, text: str) -> Sequence[str]:
         """Say that a script which wraps its model in DDP itself is not sharded."""
         if _CALLS_DDP.search(text) is None or _SHARDS.search(text) is not None:
             return ()
         note = (
-            f"{name} calls DistributedDataParallel itself, so it trains with DDP: --backend fsdp does not change that"
+            f"{name} calls DistributedDataParallel itself, so it trains with DDP: --backend "
+            "fsdp does not change that"
         )
-        return (f"{note} (distlaunch.toolkit.wrap shards, and so do Accelerate, Transformers and fully_shard)",)
+        return (
+            (
+                f"{note} (distlaunch.toolkit.wrap shards, and so do Accelerate, Transformers and "
+                "fully_shard)"
+            ),
+        )
 
     def job_variables(self, topology: Topology) -> Mapping[str, str]:
-        """Give what Accelerate and Transformers read. Raises ConfigError for hybrid sharding over unequal nodes."""
+        """Give what Accelerate and Transformers read. Raises ConfigError for hybrid sharding over
+        unequal nodes."""
         variables = {**super().job_variables(topology), "ACCELERATE_USE_FSDP": "true"}
         sharding = self.chosen.get("sharding")
         if sharding is not None:
@@ -121,11 +148,19 @@ class Fsdp(TorchBackend):
         return variables
 
     def unwanted(self) -> Sequence[str]:
-        """Name the switches to other ways of sharding, and another mesh where the sharding is chosen."""
-        mesh: tuple[str, ...] = ("ACCELERATE_USE_PARALLELISM_CONFIG",) if "sharding" in self.chosen else ()
+        """Name the switches to other ways of sharding, and another mesh where the sharding is
+        chosen."""
+        mesh: tuple[str, ...] = (
+            ("ACCELERATE_USE_PARALLELISM_CONFIG",) if "sharding" in self.chosen else ()
+        )
         if self.chosen.get("sharding") == "hybrid":
             mesh += tuple(f"PARALLELISM_CONFIG_{name}_SIZE" for name in ("TP", "CP", "SP"))
-        return ("ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_MEGATRON_LM", "ACCELERATE_CONFIG_DS_FIELDS", *mesh)
+        return (
+            "ACCELERATE_USE_DEEPSPEED",
+            "ACCELERATE_USE_MEGATRON_LM",
+            "ACCELERATE_CONFIG_DS_FIELDS",
+            *mesh,
+        )
 
     def default_variables(self, topology: Topology) -> Mapping[str, str]:
         """Choose FSDP2, and layers by the classes that a Transformers model names."""
@@ -148,12 +183,14 @@ def _switch(on: bool) -> str:  # noqa: FBT001 - it is what the variable says
 
 
 def _mesh(topology: Topology) -> dict[str, str]:
-    """Give the two sides of hybrid sharding, as far as the nodes have told how many workers they run."""
+    """Give the two sides of hybrid sharding, as far as the nodes have told how many workers they
+    run."""
     slots = {node.slots for node in topology.nodes}
     if len(slots) > 1 and None not in slots:
         told = ", ".join(f"{node.host}: {node.slots}" for node in topology.nodes[:8])
         raise ConfigError(
-            f"-o sharding=hybrid needs as many workers on each node ({told})", hint="-o sharding=full takes any number"
+            f"-o sharding=hybrid needs as many workers on each node ({told})",
+            hint="-o sharding=full takes any number",
         )
     if len(slots) != 1 or None in slots:
         return {}

@@ -1,7 +1,7 @@
 """Horovod by gloo: its variables for each worker; its store is ours, on the master's port.
 
-``base_environment`` has dropped what an outer launcher set of these. Elastic Horovod is not offered: its protocol
-unpickles what comes over the network.
+``base_environment`` has dropped what an outer launcher set of these. Elastic Horovod is not
+offered: its protocol unpickles what comes over the network.
 
 What can be set of Horovod itself: the one table for ``-o``, horovodrun's options and its file.
 
@@ -24,7 +24,10 @@ from distlaunch.planning.master_address import led_astray
 from distlaunch.planning.worker_counts import cross_ranks, cross_sizes
 
 _COMPRESSION = BackendOption(
-    name="compression", about="what wrap() compresses gradients to", kind="choice", choices=("none", "fp16")
+    name="compression",
+    about="what wrap() compresses gradients to",
+    kind="choice",
+    choices=("none", "fp16"),
 )
 _IN_URLS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.-_")
 
@@ -50,7 +53,9 @@ class Horovod(Backend):
         super().__init__(chosen, texts)
         for setting in SETTINGS:
             if not setting.fits(chosen.get(setting.name, 0)):
-                raise ConfigError(f"-o {setting.name}={chosen[setting.name]}: it is {setting.most:g} at most")
+                raise ConfigError(
+                    f"-o {setting.name}={chosen[setting.name]}: it is {setting.most:g} at most"
+                )
 
     @classmethod
     def options(cls) -> tuple[BackendOption, ...]:
@@ -79,10 +84,11 @@ class Horovod(Backend):
         return variables
 
     def default_variables(self, topology: Topology) -> Mapping[str, str]:
-        """Keep a job of one machine on its loopback interface, which is always there; show where a worker crashes.
+        """Keep a job of one machine on its loopback interface, which is always there; show where a
+        worker crashes.
 
-        Horovod 0.28 minds the interface only while it starts: its groups for data listen where the machine's own name
-        leads, and it crashes where that leads nowhere.
+        Horovod 0.28 minds the interface only while it starts: its groups for data listen where the
+        machine's own name leads, and it crashes where that leads nowhere.
         """
         shown = {"PYTHONFAULTHANDLER": "1"}
         return shown | {"HOROVOD_GLOO_IFACE": "lo"} if len(topology.nodes) == 1 else shown
@@ -90,14 +96,17 @@ class Horovod(Backend):
     def check_meeting(self, surveys: Sequence[Surveyed], hosts: Sequence[str]) -> None:
         """Refuse nodes whose own name leads to a loopback address where not all are one machine.
 
-        Horovod 0.28 has the groups that move data listen where that name leads, whatever HOROVOD_GLOO_IFACE says.
+        Horovod 0.28 has the groups that move data listen where that name leads, whatever
+        HOROVOD_GLOO_IFACE says.
         """
         astray = led_astray(surveys, hosts)
         for host, address in astray.items():
             raise ConfigError(
-                f"{name_hosts(astray)}: the machine's own name leads to {address}, and Horovod's workers would listen"
+                f"{name_hosts(astray)}: the machine's own name leads to {address}, and Horovod's "
+                "workers would listen"
                 " there, where no other node reaches them",
-                hint=f"in /etc/hosts of {printable(host)} its name has to stand beside the address that others use",
+                hint=f"in /etc/hosts of {printable(host)} its name has to stand beside the address "
+                "that others use",
             )
 
     def repeated(self) -> Mapping[str, str]:
@@ -111,12 +120,16 @@ class Horovod(Backend):
     def node_variables(self, topology: Topology, node_rank: int) -> Mapping[str, str]:
         """Name the node, which has to be unlike all others, and may stand in a URL."""
         host = topology.nodes[node_rank].host
-        variables = {"HOROVOD_HOSTNAME": host if self._of(topology).distinct else f"node-{node_rank}"}
+        variables = {
+            "HOROVOD_HOSTNAME": host if self._of(topology).distinct else f"node-{node_rank}"
+        }
         if (slots := topology.nodes[node_rank].slots) is not None:
             variables["HOROVOD_LOCAL_SIZE"] = str(slots)
         return variables
 
-    def worker_variables(self, topology: Topology, node_rank: int, local_rank: int, rank: int) -> Mapping[str, str]:
+    def worker_variables(
+        self, topology: Topology, node_rank: int, local_rank: int, rank: int
+    ) -> Mapping[str, str]:
         """Give the worker's place, also among the workers of all nodes that have its local rank."""
         places = self._of(topology)
         return {
@@ -134,13 +147,17 @@ class Horovod(Backend):
 
 
 class _Places:
-    """Where workers are among those of all nodes: made once a topology, asked for every worker of it."""
+    """Where workers are among those of all nodes: made once a topology, asked for every worker of
+    it."""
 
     def __init__(self, topology: Topology) -> None:
         self.topology = topology
         hosts = {node.host for node in topology.nodes}
-        self.distinct = len(hosts) == len(topology.nodes) and all(host and _IN_URLS.issuperset(host) for host in hosts)
-        """Names of hosts do for all nodes; else all are numbered, as a number beside them may be another's name."""
+        self.distinct = len(hosts) == len(topology.nodes) and all(
+            host and _IN_URLS.issuperset(host) for host in hosts
+        )
+        """Names of hosts do for all nodes; else all are numbered, as a number beside them may be
+        another's name."""
         slots = [node.slots or 0 for node in topology.nodes]
         self.ranks, self.sizes = cross_ranks(slots), cross_sizes(slots)
 
@@ -179,25 +196,49 @@ class Setting(Record):
             return str(int(value != self.opposite))
         if isinstance(value, float):
             return f"{value:.12g}"
-        return str(value * self.factor) if isinstance(value, int) else value.upper() if self.option.choices else value
+        return (
+            str(value * self.factor)
+            if isinstance(value, int)
+            else value.upper()
+            if self.option.choices
+            else value
+        )
 
 
 def _at(
-    section: Section, name: str, kind: Kind, variable: str, about: str, *, metavar: str = "", factor: int = 1,
-    opposite: bool = False, most: float = float("inf"), of: str = "", choices: tuple[str, ...] = ()
-) -> Setting:  # fmt: skip
+    section: Section,
+    name: str,
+    kind: Kind,
+    variable: str,
+    about: str,
+    *,
+    metavar: str = "",
+    factor: int = 1,
+    opposite: bool = False,
+    most: float = float("inf"),
+    of: str = "",
+    choices: tuple[str, ...] = (),
+) -> Setting:
     option = BackendOption(name=name, about=about, kind=kind, metavar=metavar, choices=choices)
     variable = f"HOROVOD_{variable}"
     return Setting(
-        section=section, option=option, variable=variable, factor=factor, opposite=opposite, most=most, of=of
+        section=section,
+        option=option,
+        variable=variable,
+        factor=factor,
+        opposite=opposite,
+        most=most,
+        of=of,
     )
 
 
 SETTINGS = (
-    _at("params", "fusion-threshold-mb", "count", "FUSION_THRESHOLD", "how much is reduced at once; 0: no fusion",
+    _at("params", "fusion-threshold-mb", "count", "FUSION_THRESHOLD", "how much is reduced at "
+    "once; 0: no fusion",
         metavar="MB", factor=1 << 20),
     _at("params", "cycle-time-ms", "number", "CYCLE_TIME", "how often tensors are collected", metavar="MS"),
-    _at("params", "cache-capacity", "count", "CACHE_CAPACITY", "how many tensors' names are kept; 0: none"),
+    _at("params", "cache-capacity", "count", "CACHE_CAPACITY", "how many tensors' names are kept; "
+    "0: none"),
     _at("params", "hierarchical-allreduce", "flag", "HIERARCHICAL_ALLREDUCE",
         "reduce within nodes first, then between them"),
     _at("params", "hierarchical-allgather", "flag", "HIERARCHICAL_ALLGATHER",
@@ -206,19 +247,23 @@ SETTINGS = (
     _at("autotune", "autotune", "flag", "AUTOTUNE", "tune what is not given while training"),
     _at("autotune", "autotune-log-file", "text", "AUTOTUNE_LOG", "where it writes what it tried",
         metavar="FILE", of="autotune"),
-    _at("autotune", "autotune-warmup-samples", "count", "AUTOTUNE_WARMUP_SAMPLES", "samples that it passes over",
+    _at("autotune", "autotune-warmup-samples", "count", "AUTOTUNE_WARMUP_SAMPLES", "samples that "
+    "it passes over",
         of="autotune"),
-    _at("autotune", "autotune-steps-per-sample", "count", "AUTOTUNE_STEPS_PER_SAMPLE", "steps that it takes for each",
+    _at("autotune", "autotune-steps-per-sample", "count", "AUTOTUNE_STEPS_PER_SAMPLE", "steps that "
+    "it takes for each",
         of="autotune"),
     _at("autotune", "autotune-bayes-opt-max-samples", "count", "AUTOTUNE_BAYES_OPT_MAX_SAMPLES",
         "the most samples that it takes", of="autotune"),
     _at("autotune", "autotune-gaussian-process-noise", "number", "AUTOTUNE_GAUSSIAN_PROCESS_NOISE",
         "how much noise it reckons with, from 0 to 1", metavar="X", most=1.0, of="autotune"),
-    _at("timeline", "timeline-filename", "text", "TIMELINE", "write Horovod's timeline of rank 0 to this file",
+    _at("timeline", "timeline-filename", "text", "TIMELINE", "write Horovod's timeline of rank 0 "
+    "to this file",
         metavar="FILE"),
     _at("timeline", "timeline-mark-cycles", "flag", "TIMELINE_MARK_CYCLES", "mark the cycles on it",
         of="timeline-filename"),
-    _at("stall_check", "stall-check", "flag", "STALL_CHECK_DISABLE", "warn of ranks that others wait for (as it does)",
+    _at("stall_check", "stall-check", "flag", "STALL_CHECK_DISABLE", "warn of ranks that others "
+    "wait for (as it does)",
         opposite=True),
     _at("stall_check", "stall-check-warning-time-seconds", "count", "STALL_CHECK_TIME_SECONDS", "after so long",
         metavar="SECONDS"),
@@ -232,7 +277,8 @@ SETTINGS = (
     _at("library_options", "gloo-timeout-seconds", "count", "GLOO_TIMEOUT_SECONDS",
         "how long gloo waits for another worker (30)", metavar="SECONDS"),
     _at("logging", "log-level", "choice", "LOG_LEVEL", "what Horovod logs", choices=LEVELS),
-    _at("logging", "log-with-timestamp", "flag", "LOG_HIDE_TIME", "with the time of day in what Horovod logs",
+    _at("logging", "log-with-timestamp", "flag", "LOG_HIDE_TIME", "with the time of day in what "
+    "Horovod logs",
         opposite=True),
 )  # fmt: skip
 

@@ -22,7 +22,8 @@ _TEXT_S = 60.0
 
 
 def read_users_text(path: str, named: str, *, hint: str | None = None) -> str:
-    """Read a file that the user names, in bounds, since it may be a pipe. Raises ConfigError, begun by ``named``."""
+    """Read a file that the user names, in bounds, since it may be a pipe. Raises ConfigError, begun
+    by ``named``."""
     try:
         data = read_bounded(path, most=_TEXT_BYTES, patience_s=_TEXT_S)
     except OSError as exc:
@@ -35,7 +36,8 @@ def read_users_text(path: str, named: str, *, hint: str | None = None) -> str:
 def configured_backend(
     kind: type[Backend], options: TrainOptions, environ: Mapping[str, str], cwd: str
 ) -> tuple[Backend, tuple[str, ...]]:
-    """Have a backend take its options, and tell which files are read unasked; those named are below ``cwd``.
+    """Have a backend take its options, and tell which files are read unasked; those named are below
+    ``cwd``.
 
     Raises ConfigError.
     """
@@ -59,7 +61,11 @@ def configured_backend(
             del chosen[name]
         elif name in chosen:
             path = os.path.join(cwd, str(chosen[name]))
-            hint = f"the usual one is {printable(there)}, which is read without -o {name}" if there else None
+            hint = (
+                f"the usual one is {printable(there)}, which is read without -o {name}"
+                if there
+                else None
+            )
             texts[name] = text_of(path, f"-o {name}={chosen[name]}", hint=hint)
             chosen[name] = path  # workers may have another directory
         elif there:
@@ -72,16 +78,24 @@ def configured_backend(
         if any(printable(str(chosen[name])) in error.message for name in unasked):
             error.hint = "; ".join(filter(None, (error.hint, *map(without, unasked))))
         raise
-    return backend, tuple(f"{printable(str(chosen[name]))} is read ({without(name)})" for name in unasked)
+    return backend, tuple(
+        f"{printable(str(chosen[name]))} is read ({without(name)})" for name in unasked
+    )
 
 
 def check_files(
-    backend: Backend, variables: Mapping[str, str], workdir: str, *, local: bool, unasked: Sequence[str] = ()
+    backend: Backend,
+    variables: Mapping[str, str],
+    workdir: str,
+    *,
+    local: bool,
+    unasked: Sequence[str] = (),
 ) -> None:
-    """Have a backend look at the files that workers with these variables are to read. Raises ConfigError.
+    """Have a backend look at the files that workers with these variables are to read. Raises
+    ConfigError.
 
-    ``local``: this machine is one of the nodes. Else a file that is not here may well be on those. ``unasked``: what
-    ``configured_backend`` told, of files that may have named them.
+    ``local``: this machine is one of the nodes. Else a file that is not here may well be on those.
+    ``unasked``: what ``configured_backend`` told, of files that may have named them.
     """
 
     def read(path: str, named: str) -> str | None:
@@ -89,7 +103,9 @@ def check_files(
         if os.path.exists(whole):
             return read_users_text(whole, named)
         if local:
-            hint = f"the workers look for {printable(whole)}: correct the path, or put the file there"
+            hint = (
+                f"the workers look for {printable(whole)}: correct the path, or put the file there"
+            )
             raise ConfigError(f"{named}: there is no such file", hint=hint)
         return None
 
@@ -104,8 +120,11 @@ NEITHER = "none"
 """As the value of an option that has a usual file: neither that nor another."""
 
 
-def usual_files(usual: Mapping[str, Sequence[str]], environ: Mapping[str, str], cwd: str) -> dict[str, str]:
-    """Find by option those that are there; ``usual`` is ``Backend.usual``, and relative ones are below ``cwd``."""
+def usual_files(
+    usual: Mapping[str, Sequence[str]], environ: Mapping[str, str], cwd: str
+) -> dict[str, str]:
+    """Find by option those that are there; ``usual`` is ``Backend.usual``, and relative ones are
+    below ``cwd``."""
     found = {name: _usual_file(places, environ, cwd) for name, places in usual.items()}
     return {name: path for name, path in found.items() if path is not None}
 

@@ -1,6 +1,7 @@
 """Another package's backend, held to what one promises: a fault of its own is named as that.
 
-Ours are held to the same by their tests (``tests/contract/test_backends.py``), and cost nothing here.
+Ours are held to the same by their tests (``tests/contract/test_backends.py``), and cost nothing
+here.
 """
 
 from __future__ import annotations
@@ -30,18 +31,24 @@ _Check = Callable[[Any], str | None]
 
 
 def loaded(point: EntryPoint, fault: _Fault) -> object:
-    """Import what an entry point names; what the import prints, or a child or a library in C, goes to stderr."""
+    """Import what an entry point names; what the import prints, or a child or a library in C, goes
+    to stderr."""
     with _stdout_as_stderr(), _theirs(fault, refusals=()):
         found: object = point.load()
     return found
 
 
 def guarded(kind: type[Backend], name: str, package: str) -> type[Backend]:
-    """Give a backend as one whose methods raise nothing but our errors, and give what they promise to.
+    """Give a backend as one whose methods raise nothing but our errors, and give what they promise
+    to.
 
-    ``name``: by which it is found. Raises ConfigError for a class that lacks what every backend has.
+    ``name``: by which it is found. Raises ConfigError for a class that lacks what every backend
+    has.
     """
-    hint = f"tell the makers of {printable(package)}: distlaunch.backends.base.Backend says what each method gives"
+    hint = (
+        f"tell the makers of {printable(package)}: distlaunch.backends.base.Backend says what "
+        "each method gives"
+    )
 
     def fault(problem: str, *, name: str = name) -> ConfigError:
         said = f"{printable(package)} is at fault: {kind.__name__}{printable(problem)}"
@@ -69,16 +76,22 @@ def guarded(kind: type[Backend], name: str, package: str) -> type[Backend]:
                 raise fault(f".{attribute}: {problem}", name=quoted(name))
         if kind.name != name:
             raise fault(f" calls itself {quoted(kind.name)}", name=quoted(name))
-        made = types.new_class(kind.__name__, (kind,), exec_body=lambda namespace: namespace.update(body))
+        made = types.new_class(
+            kind.__name__, (kind,), exec_body=lambda namespace: namespace.update(body)
+        )
     return made
 
 
 @contextmanager
-def _theirs(fault: _Fault, *, refusals: tuple[type[Exception], ...] = (LaunchError,)) -> Iterator[None]:
-    """Run code of another package's: whatever it raises but ``refusals`` is its fault, ``sys.exit`` and the like too.
+def _theirs(
+    fault: _Fault, *, refusals: tuple[type[Exception], ...] = (LaunchError,)
+) -> Iterator[None]:
+    """Run code of another package's: whatever it raises but ``refusals`` is its fault, ``sys.exit``
+    and the like too.
 
-    A Ctrl-C of the user's stays one, whatever the code makes of it; KeyboardInterrupt without one is a fault as any
-    other. What the code prints goes to stderr: stdout has what was asked for, and no more.
+    A Ctrl-C of the user's stays one, whatever the code makes of it; KeyboardInterrupt without one
+    is a fault as any other. What the code prints goes to stderr: stdout has what was asked for, and
+    no more.
     """
     pressed: list[int] = []
 
@@ -86,7 +99,8 @@ def _theirs(fault: _Fault, *, refusals: tuple[type[Exception], ...] = (LaunchErr
         pressed.append(signum)
         signal.default_int_handler(signum, frame)
 
-    # Where others answer Ctrl-C (a running job), or where no signal comes, no KeyboardInterrupt is the user's.
+    # Where others answer Ctrl-C (a running job), or where no signal comes, no KeyboardInterrupt is
+    # the user's.
     is_awaited = threading.current_thread() is threading.main_thread() and (
         signal.getsignal(signal.SIGINT) is signal.default_int_handler
     )
@@ -119,7 +133,8 @@ def _said(exc: BaseException) -> str:
 
 @contextmanager
 def _stdout_as_stderr() -> Iterator[None]:
-    """Have descriptor 1 lead to stderr. For the time before a job alone: the console writes to it from a thread."""
+    """Have descriptor 1 lead to stderr. For the time before a job alone: the console writes to it
+    from a thread."""
     stdout = sys.stdout
     stdout.flush()
     kept = os.dup(1)
@@ -146,14 +161,19 @@ def _texts(values: Any) -> str | None:
 
 
 def _arguments(values: Any) -> str | None:
-    return _texts(values) or next((problem for each in values if (problem := _too_long(quoted(each), each))), None)
+    return _texts(values) or next(
+        (problem for each in values if (problem := _too_long(quoted(each), each))), None
+    )
 
 
 def _too_long(what: str, text: str) -> str | None:
     from distlaunch.planning.environment import MOST_BYTES, byte_length
 
     length = byte_length(text)
-    said = f"{what} is {length:,} bytes, Linux takes {MOST_BYTES:,} of one argument or variable (NAME=VALUE)"
+    said = (
+        f"{what} is {length:,} bytes, Linux takes {MOST_BYTES:,} of one argument or variable "
+        "(NAME=VALUE)"
+    )
     return said if length > MOST_BYTES else None
 
 
@@ -181,8 +201,14 @@ def _own_variables(values: Any) -> str | None:
 
 
 def _files(values: Any) -> str | None:
-    outside = (file for file in values.values() if _is_word(file) and ("/" in file or file in ("", ".", "..")))
-    return _variables(values) or next((f"{quoted(file)} is no file in the attempt's folder" for file in outside), None)
+    outside = (
+        file
+        for file in values.values()
+        if _is_word(file) and ("/" in file or file in ("", ".", ".."))
+    )
+    return _variables(values) or next(
+        (f"{quoted(file)} is no file in the attempt's folder" for file in outside), None
+    )
 
 
 def _options(values: Any) -> str | None:
@@ -190,7 +216,12 @@ def _options(values: Any) -> str | None:
     for option in _listed(values):
         if not isinstance(option, BackendOption) or option.kind not in get_args(Kind):
             return f"{quoted(repr(option))} is no option"
-        problem = _text(option.name) or _text(option.about) or (option.metavar and _text(option.metavar)) or None
+        problem = (
+            _text(option.name)
+            or _text(option.about)
+            or (option.metavar and _text(option.metavar))
+            or None
+        )
         if problem is not None:
             return problem
         if option_name(option.name) != option.name or " " in option.name:
@@ -219,7 +250,9 @@ def _usual(values: Any) -> str | None:
     if not isinstance(values, Mapping):
         return f"a mapping is needed, not {quoted(repr(values))}"
     strange = (places for places in values.values() if _texts(places) or "" in places)
-    return next((f"a list of files is needed, not {quoted(repr(places))}" for places in strange), None)
+    return next(
+        (f"a list of files is needed, not {quoted(repr(places))}" for places in strange), None
+    )
 
 
 def _requirements(values: Any) -> str | None:
@@ -239,7 +272,11 @@ def _listed(values: Any) -> Sequence[Any]:
 def _sized(value: Any) -> str | None:
     from distlaunch.planning.train_options import TrainOptions
 
-    return None if isinstance(value, TrainOptions) else f"TrainOptions are needed, not {quoted(repr(value))}"
+    return (
+        None
+        if isinstance(value, TrainOptions)
+        else f"TrainOptions are needed, not {quoted(repr(value))}"
+    )
 
 
 def _anything(_: Any) -> None:
@@ -251,23 +288,38 @@ def _switch(value: Any) -> str | None:
 
 
 def _count(value: Any) -> str | None:
-    return None if type(value) is int and 0 <= value <= _MOST_PORTS else f"a number from 0 to {_MOST_PORTS} is needed"
+    return (
+        None
+        if type(value) is int and 0 <= value <= _MOST_PORTS
+        else f"a number from 0 to {_MOST_PORTS} is needed"
+    )
 
 
 def _shared_memory(names: Any) -> str | None:
     if not isinstance(names, tuple):
         return f"a tuple of texts is needed, not {quoted(repr(names))}"
     strange = (name for name in names if not (_is_word(name) and _OWN_NAME.fullmatch(name)))
-    return next((f"{quoted(repr(name))} is no name with {{address}} and {{port}} in it" for name in strange), None)
+    return next(
+        (
+            f"{quoted(repr(name))} is no name with {{address}} and {{port}} in it"
+            for name in strange
+        ),
+        None,
+    )
 
 
 _OWN_NAME = re.compile(r"(?=.*\{address\})(?=.*\{port\})(?:[^{}/]|\{(?:uid|address|port|rank)\})+")
 _MOST_PORTS = 16
 _ATTRIBUTES: Mapping[str, _Check] = {
-    "name": _text, "about": _text, "requires": _requirements, "usual": _usual, "store": _switch, "worker_ports": _count,
+    "name": _text,
+    "about": _text,
+    "requires": _requirements,
+    "usual": _usual,
+    "store": _switch,
+    "worker_ports": _count,
     "shared_memory": _shared_memory,
     "ipv4_only": lambda value: None if value == "" else _text(value),
-}  # fmt: skip
+}
 _METHODS: Mapping[str, _Check] = {
     "__init__": _anything, "sized": _sized, "location": _anything, "needed": _requirements, "agreed": _anything,
     "notes_on": _texts, "notes_on_script": _texts,

@@ -12,15 +12,16 @@ from distlaunch.core.model.variables import FLIGHT_RECORDER
 _TRACES = "nccl_trace_rank_"
 """How the recorder's files begin; the rank follows. ``torchfrtrace`` reads a folder of them."""
 _BUFFER_SIZE = "TORCH_FR_BUFFER_SIZE"
-"""From torch 2.8 on, where TORCH_NCCL_TRACE_BUFFER_SIZE, its name before, makes every rank print a warning."""
+"""From torch 2.8 on, where TORCH_NCCL_TRACE_BUFFER_SIZE, its name before, makes every rank print a
+warning."""
 
 
 class TorchBackend(Backend):
     """What all that communicate by torch.distributed have in common.
 
-    NCCL's flight recorder keeps the last collectives of each rank, and writes them where one times out: into the
-    attempt's folder. It is NCCL's alone: gloo records too, and torch 2.13 writes that nowhere. How many it keeps is
-    left to torch (2,000 since 2.7), unless an option says it.
+    NCCL's flight recorder keeps the last collectives of each rank, and writes them where one times
+    out: into the attempt's folder. It is NCCL's alone: gloo records too, and torch 2.13 writes that
+    nowhere. How many it keeps is left to torch (2,000 since 2.7), unless an option says it.
     """
 
     meets_at_port = True
@@ -34,7 +35,12 @@ class TorchBackend(Backend):
         """List what concerns how workers communicate."""
         levels = ("version", "warn", "info", "trace")
         return (
-            BackendOption(name="nccl-debug", about="what NCCL tells (NCCL_DEBUG)", kind="choice", choices=levels),
+            BackendOption(
+                name="nccl-debug",
+                about="what NCCL tells (NCCL_DEBUG)",
+                kind="choice",
+                choices=levels,
+            ),
             BackendOption(
                 name="collective-timeout",
                 about="after how long the toolkit's process group gives a collective up",
@@ -42,13 +48,15 @@ class TorchBackend(Backend):
             ),
             BackendOption(
                 name="flight-recorder",
-                about="how many collectives NCCL's flight recorder keeps, 0: none (torch >= 2.8; before, "
+                about="how many collectives NCCL's flight recorder keeps, 0: none (torch >= 2.8; "
+                "before, "
                 "--env TORCH_NCCL_TRACE_BUFFER_SIZE=N)",
                 kind="count",
             ),
             BackendOption(
                 name="dump-pipe",
-                about="a pipe for each rank in the attempt's folder: what is written to it has NCCL's recorder dumped",
+                about="a pipe for each rank in the attempt's folder: what is written to it has "
+                "NCCL's recorder dumped",
                 kind="flag",
             ),
         )
@@ -63,7 +71,8 @@ class TorchBackend(Backend):
         return variables
 
     def default_variables(self, topology: Topology) -> Mapping[str, str]:
-        """Have the recorder write where a collective times out: older releases of torch do not by themselves."""
+        """Have the recorder write where a collective times out: older releases of torch do not by
+        themselves."""
         return {} if topology.device == "cpu" else {"TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
 
     def attempt_files(self, topology: Topology) -> Mapping[str, str]:
@@ -76,7 +85,10 @@ class TorchBackend(Backend):
     def _above_zero(self, *names: str) -> None:
         for name in names:
             if self.chosen.get(name, 1) == 0:
-                raise ConfigError(f"-o {name}=0: a number above 0 is needed", hint="leave it out for torch's default")
+                raise ConfigError(
+                    f"-o {name}=0: a number above 0 is needed",
+                    hint="leave it out for torch's default",
+                )
 
 
 class PytorchDdp(TorchBackend):
@@ -96,15 +108,30 @@ class PytorchDdp(TorchBackend):
         return (
             *super().options(),
             BackendOption(
-                name="find-unused-parameters", about="toolkit: look for parameters without gradients", kind="flag"
+                name="find-unused-parameters",
+                about="toolkit: look for parameters without gradients",
+                kind="flag",
             ),
-            BackendOption(name="bucket-mb", about="toolkit: MiB of gradients that are reduced at once", kind="count"),
-            BackendOption(name="static-graph", about="toolkit: every step computes by the same graph", kind="flag"),
+            BackendOption(
+                name="bucket-mb",
+                about="toolkit: MiB of gradients that are reduced at once",
+                kind="count",
+            ),
+            BackendOption(
+                name="static-graph",
+                about="toolkit: every step computes by the same graph",
+                kind="flag",
+            ),
         )
 
     @property
     def notes(self) -> Sequence[str]:
         """Say which choice is idle beside another."""
         if self.chosen.get("static-graph") and self.chosen.get("find-unused-parameters"):
-            return ("-o find-unused-parameters does nothing beside static-graph, which finds them by itself",)
+            return (
+                (
+                    "-o find-unused-parameters does nothing beside static-graph, which finds them by "
+                    "itself"
+                ),
+            )
         return ()

@@ -1,8 +1,8 @@
 """Machines that are a Ray cluster: it says on which nodes workers run; all else is PyTorch's.
 
-Ray only gives places: a placement group's bundles. Where the nodes and the workers of each are asked for, a bundle is a
-node's share, on nodes of their own (STRICT_SPREAD); where only a number of workers is, each has a bundle, and those on
-one node are its share.
+Ray only gives places: a placement group's bundles. Where the nodes and the workers of each are
+asked for, a bundle is a node's share, on nodes of their own (STRICT_SPREAD); where only a number of
+workers is, each has a bundle, and those on one node are its share.
 """
 
 from __future__ import annotations
@@ -19,7 +19,17 @@ from distlaunch.planning.node_source import Location
 from distlaunch.planning.train_options import TrainOptions, counts_processes, on_cpus
 
 _STRATEGIES = ("pack", "spread", "strict-pack", "strict-spread")
-_NOT_BESIDE = ("hosts", "hostfile", "discover", "include", "exclude", "node_rank", "rendezvous", "spares", "spread")
+_NOT_BESIDE = (
+    "hosts",
+    "hostfile",
+    "discover",
+    "include",
+    "exclude",
+    "node_rank",
+    "rendezvous",
+    "spares",
+    "spread",
+)
 _MOST = 1 << 17
 _SHOWN = 64
 
@@ -55,20 +65,26 @@ class Ray(PytorchDdp):
         return (
             BackendOption(
                 name="address",
-                about="the cluster: auto (the one of RAY_ADDRESS, or of this machine), local (one started here)",
+                about="the cluster: auto (the one of RAY_ADDRESS, or of this machine), local (one "
+                "started here)",
                 metavar="auto|local|HOST:PORT|ray://HOST:PORT",
             ),
             BackendOption(
                 name="strategy",
-                about="how Ray places the workers of a total (--num-gpus, --num-procs); by default pack",
+                about="how Ray places the workers of a total (--num-gpus, --num-procs); by default "
+                "pack",
                 kind="choice",
                 choices=_STRATEGIES,
             ),
             BackendOption(
-                name="cpus-per-worker", about="CPUs that Ray keeps for each worker; by default 1", kind="count"
+                name="cpus-per-worker",
+                about="CPUs that Ray keeps for each worker; by default 1",
+                kind="count",
             ),
             BackendOption(
-                name="resources", about="what else Ray keeps for each worker", metavar="NAME=AMOUNT[,NAME=AMOUNT]"
+                name="resources",
+                about="what else Ray keeps for each worker",
+                metavar="NAME=AMOUNT[,NAME=AMOUNT]",
             ),
             *super().options(),
         )
@@ -82,24 +98,32 @@ class Ray(PytorchDdp):
         """Say what Ray is to place. Raises ConfigError for what it cannot do."""
         _check(options)
         on_cpu = on_cpus(options)
-        each = {"CPU": float(self.chosen.get("cpus-per-worker", 1)), **({} if on_cpu else {"GPU": 1.0})}
+        each = {
+            "CPU": float(self.chosen.get("cpus-per-worker", 1)),
+            **({} if on_cpu else {"GPU": 1.0}),
+        }
         each = {name: amount for name, amount in {**each, **self._resources}.items() if amount}
         if not each:
             hint = "-o cpus-per-worker=1, or -o resources=NAME=AMOUNT"
-            raise ConfigError("-o cpus-per-worker=0: a worker for which Ray keeps nothing has no place", hint=hint)
+            raise ConfigError(
+                "-o cpus-per-worker=0: a worker for which Ray keeps nothing has no place", hint=hint
+            )
         _check_whole(each)
         unit: Unit = "workers" if on_cpu else "gpus"
         nodes, per_node, total = _sizes(options)
         if per_node is not None and nodes is not None:
             if "strategy" in self.chosen:
                 raise ConfigError(
-                    "-o strategy is for a number of workers alone: workers of each node are on one, nodes are distinct",
+                    "-o strategy is for a number of workers alone: workers of each node are on "
+                    "one, nodes are distinct",
                     hint="leave -o strategy out, or --num-nodes",
                 )
             share = {name: amount * per_node for name, amount in each.items()}
             _check_whole(share)
             bundles = tuple([share] * nodes)
-            return Demand(bundles=bundles, each=each, strategy="STRICT_SPREAD", workers=per_node, unit=unit)
+            return Demand(
+                bundles=bundles, each=each, strategy="STRICT_SPREAD", workers=per_node, unit=unit
+            )
         strategy = str(self.chosen.get("strategy", "pack")).upper().replace("-", "_")
         alone = None if total is None else tuple([each] * total)
         return Demand(bundles=alone, each=each, strategy=strategy, workers=1, unit=unit)
@@ -110,12 +134,17 @@ class Ray(PytorchDdp):
         on_own = demand.strategy == "STRICT_SPREAD" and demand.bundles is not None
         slots = demand.workers if on_own else len(demand.bundles or ()) or None
         count = len(demand.bundles or ()) if on_own else 1
-        hosts = [Host(name=f"ray-{number}", slots=slots, unit=demand.unit) for number in range(count)]
-        return located(hosts, machine, "settled at the start: on which nodes of the Ray cluster workers run")
+        hosts = [
+            Host(name=f"ray-{number}", slots=slots, unit=demand.unit) for number in range(count)
+        ]
+        return located(
+            hosts, machine, "settled at the start: on which nodes of the Ray cluster workers run"
+        )
 
 
 def located(hosts: Sequence[Host], machine: str, *notes: str) -> Location:
-    """Say that these are the nodes. ``machine``, ours, is taken for none of them: Ray starts all agents."""
+    """Say that these are the nodes. ``machine``, ours, is taken for none of them: Ray starts all
+    agents."""
     by = "Ray's placement group"
     origin = Origin(value="hosts", shown=",".join(host.name for host in hosts[:_SHOWN]), source=by)
     allocation = Allocation(source="ray", hosts=tuple(hosts), origins=(origin,), notes=notes)
@@ -126,19 +155,25 @@ def _check(options: TrainOptions) -> None:
     field = next((field for field in _NOT_BESIDE if options.who_set(field)), None)
     if field is not None:
         raise ConfigError(
-            f"{options.named(field)} and --backend ray exclude each other: Ray says which nodes there are",
+            f"{options.named(field)} and --backend ray exclude each other: Ray says which nodes "
+            "there are",
             hint="--num-nodes N --gpus-per-node M, or --num-gpus N, says how many it is to give",
         )
     if isinstance(options.num_nodes, tuple):
         low, high = options.num_nodes
         raise ConfigError(
             f"--num-nodes {low}:{high}: with --backend ray the number of nodes is fixed",
-            hint=f"--num-nodes {high}; with --max-restarts a lost node is replaced by another of the cluster",
+            hint=f"--num-nodes {high}; with --max-restarts a lost node is replaced by another of "
+            "the cluster",
         )
     if options.gpus is not None:
-        raise ConfigError("--gpus and --backend ray exclude each other: Ray says which GPUs workers have")
+        raise ConfigError(
+            "--gpus and --backend ray exclude each other: Ray says which GPUs workers have"
+        )
     if counts_processes(options) and options.device == "cuda":
-        raise ConfigError("--device cuda: with --backend ray a worker has a GPU of its own", hint="--num-gpus N")
+        raise ConfigError(
+            "--device cuda: with --backend ray a worker has a GPU of its own", hint="--num-gpus N"
+        )
 
 
 def _sizes(options: TrainOptions) -> tuple[int | None, int | None, int | None]:
@@ -151,20 +186,27 @@ def _sizes(options: TrainOptions) -> tuple[int | None, int | None, int | None]:
     if total is not None and per_node is not None and nodes is None:
         nodes, rest = divmod(total, per_node)
         if rest:
-            raise ConfigError(f"{total} workers are no multiple of {each} {per_node}", hint="give one of the two")
+            raise ConfigError(
+                f"{total} workers are no multiple of {each} {per_node}", hint="give one of the two"
+            )
     elif total is not None and nodes is not None and per_node is None:
         per_node, rest = divmod(total, nodes)
         if rest or not per_node:
             raise ConfigError(
-                f"{counted(total, 'worker')} cannot be divided evenly among {counted(nodes, 'node')}",
+                f"{counted(total, 'worker')} cannot be divided evenly among "
+                f"{counted(nodes, 'node')}",
                 hint=f"give a multiple of {nodes}, or leave --num-nodes out",
             )
     elif total is None and (nodes is None) != (per_node is None):
         missing = f"{each} M" if per_node is None else "--num-nodes N"
         given = f"--num-nodes {nodes}" if per_node is None else f"{each} {per_node}"
-        raise ConfigError(f"{given} alone does not say what Ray is to give", hint=f"give {missing} as well")
+        raise ConfigError(
+            f"{given} alone does not say what Ray is to give", hint=f"give {missing} as well"
+        )
     elif total is None and nodes is None and on_cpus(options):
-        raise ConfigError("--device cpu alone does not say what Ray is to give", hint="--num-procs N")
+        raise ConfigError(
+            "--device cpu alone does not say what Ray is to give", hint="--num-procs N"
+        )
     if max(nodes or 0, total or 0) > _MOST:
         raise ConfigError(f"Ray is asked for more than {_MOST:,} bundles")
     return nodes, per_node, total
@@ -174,8 +216,13 @@ def _check_whole(bundle: Mapping[str, float]) -> None:
     """Raise ConfigError for what Ray does not share out: amounts above 1 are whole."""
     for name, amount in bundle.items():
         if amount > 1 and amount != int(amount):
-            text = f"-o resources: {quoted(name)} would be {amount:g} of a bundle, and Ray takes no fraction above 1"
-            raise ConfigError(text, hint="give an amount that is whole, or at most 1 for all workers of a node")
+            text = (
+                f"-o resources: {quoted(name)} would be {amount:g} of a bundle, and Ray takes "
+                "no fraction above 1"
+            )
+            raise ConfigError(
+                text, hint="give an amount that is whole, or at most 1 for all workers of a node"
+            )
 
 
 def _resources(text: str) -> Iterator[tuple[str, float]]:
@@ -184,13 +231,21 @@ def _resources(text: str) -> Iterator[tuple[str, float]]:
         name, _, amount = (part.strip() for part in word.rpartition("="))
         digits = amount.replace(".", "", 1)
         if not (name and digits.isascii() and digits.isdigit() and len(digits) < 16):
-            raise ConfigError(f"-o resources: {quoted(word)}: NAME=AMOUNT is needed, as in memory=8000000000")
+            raise ConfigError(
+                f"-o resources: {quoted(word)}: NAME=AMOUNT is needed, as in memory=8000000000"
+            )
         if name in {"CPU", "GPU"}:
             hint = "-o cpus-per-worker=N" if name == "CPU" else "--num-gpus N"
-            raise ConfigError(f"-o resources: {quoted(word)}: Ray keeps these for workers anyway", hint=hint)
+            raise ConfigError(
+                f"-o resources: {quoted(word)}: Ray keeps these for workers anyway", hint=hint
+            )
         if name == "object_store_memory":
             hint = "memory=BYTES is what workers have"
-            raise ConfigError(f"-o resources: {quoted(word)}: Ray gives that to no actor", hint=hint)
+            raise ConfigError(
+                f"-o resources: {quoted(word)}: Ray gives that to no actor", hint=hint
+            )
         if name == "memory" and float(amount) != int(float(amount)):
-            raise ConfigError(f"-o resources: {quoted(word)}: bytes are needed, as in memory=8000000000")
+            raise ConfigError(
+                f"-o resources: {quoted(word)}: bytes are needed, as in memory=8000000000"
+            )
         yield name, float(amount)

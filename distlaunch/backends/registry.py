@@ -1,4 +1,5 @@
-"""Backends by the name that ``--backend`` takes; each is a module, imported when it is asked for."""
+"""Backends by the name that ``--backend`` takes; each is a module, imported when it is asked
+for."""
 
 from __future__ import annotations
 
@@ -43,11 +44,14 @@ def backend_called(word: str) -> str | None:
 
 
 def find_backend(name: str) -> type[Backend]:
-    """Load a backend: ours, else that of another package. Raises ConfigError that names what there is."""
+    """Load a backend: ours, else that of another package. Raises ConfigError that names what there
+    is."""
     ours = _CLASSES.get(name)
     if ours is not None:
         module, attribute = ours
-        found: type[Backend] = getattr(importlib.import_module(f"distlaunch.backends.{module}"), attribute)
+        found: type[Backend] = getattr(
+            importlib.import_module(f"distlaunch.backends.{module}"), attribute
+        )
         return found
     return _load(name)
 
@@ -64,7 +68,8 @@ def other_backends() -> dict[str, list[EntryPoint]]:
 
 
 def _entry_points() -> Iterable[EntryPoint]:
-    """Give those of our group; a package whose list of them cannot be read has none, and takes no other's away."""
+    """Give those of our group; a package whose list of them cannot be read has none, and takes no
+    other's away."""
     from importlib.metadata import distributions, entry_points
 
     try:
@@ -91,10 +96,14 @@ def _load(name: str) -> type[Backend]:
         named = [other for other in there if small in (other, *other.split("-"))]
         near = named or get_close_matches(small, there, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]}? " if near else ""
-        raise ConfigError(f"--backend {quoted(name)}: no such backend", hint=f"{hint}there is: {', '.join(there)}")
+        raise ConfigError(
+            f"--backend {quoted(name)}: no such backend", hint=f"{hint}there is: {', '.join(there)}"
+        )
     if len(points) > 1:
         packages = " and ".join(sorted(f"{point.value} ({package_of(point)})" for point in points))
-        raise ConfigError(f"--backend {quoted(name)}: two packages have one of that name: {packages}")
+        raise ConfigError(
+            f"--backend {quoted(name)}: two packages have one of that name: {packages}"
+        )
     from distlaunch.backends.plugins import guarded, loaded
 
     point = points[0]
@@ -112,6 +121,10 @@ def package_of(point: EntryPoint) -> str:
     """Name the package that an entry point is of, for people."""
     try:
         name = None if point.dist is None else point.dist.name
-    except (LookupError, OSError, TypeError):  # where the records have no name: one of these, or None, by release
+    except (
+        LookupError,
+        OSError,
+        TypeError,
+    ):  # where the records have no name: one of these, or None, by release
         name = None
     return str(name or "an unknown package")

@@ -27,11 +27,14 @@ class Found(Record):
 
     requirement: Requirement
     version: str | None
-    """Installed; empty where the module is there without its package's records; None if it is missing."""
+    """Installed; empty where the module is there without its package's records; None if it is
+    missing."""
     package: str
-    """The one that has brought it, or would: ``tensorflow-cpu`` has the module of ``tensorflow``."""
+    """The one that has brought it, or would: ``tensorflow-cpu`` has the module of
+    ``tensorflow``."""
     release: str = ""
-    """The one that it has to be of, if that follows from another package that is there: ``2.21``."""
+    """The one that it has to be of, if that follows from another package that is there:
+    ``2.21``."""
 
     @property
     def is_met(self) -> bool:
@@ -46,9 +49,13 @@ class Found(Record):
 
 
 def look_for(
-    requirements: Sequence[Requirement], path: Sequence[str] = (), *, installed: Installed | None = None
+    requirements: Sequence[Requirement],
+    path: Sequence[str] = (),
+    *,
+    installed: Installed | None = None,
 ) -> Iterator[Found]:
-    """Look for each of these modules on ``path``, then in this interpreter; or have another told by ``installed``."""
+    """Look for each of these modules on ``path``, then in this interpreter; or have another told by
+    ``installed``."""
     ask = installed or (lambda requirement: _in_ours(requirement, path))
     for requirement in requirements:
         release = ""
@@ -67,7 +74,9 @@ def _found(requirement: Requirement, installed: Installed, release: str = "") ->
 
 def _in_ours(requirement: Requirement, path: Sequence[str]) -> tuple[str | None, str]:
     package = _plain(requirement.package)
-    if not is_importable(requirement.module, path, folders=False):  # one of the script's own may be called alike
+    if not is_importable(
+        requirement.module, path, folders=False
+    ):  # one of the script's own may be called alike
         return None, package
     with suppress(PackageNotFoundError):
         return version(package), package
@@ -97,7 +106,8 @@ def check_installed(
     *,
     installed: Installed | None = None,
 ) -> None:
-    """Refuse a backend whose modules the workers could not import. Raises ConfigError with the command that helps."""
+    """Refuse a backend whose modules the workers could not import. Raises ConfigError with the
+    command that helps."""
     for found in look_for(requirements, path, installed=installed):
         requirement = found.requirement
         if found.is_met or not requirement.demanded:
@@ -105,7 +115,10 @@ def check_installed(
         why = f"{found.package} {found.version} is older than {requirement.at_least}"
         said = why if found.is_too_old else f"{python} has no module {requirement.module}"
         see = f" ({requirement.see})" if requirement.see else ""
-        raise ConfigError(f"--backend {name}: {said}", hint=f"{install_words(python, requirement, found.release)}{see}")
+        raise ConfigError(
+            f"--backend {name}: {said}",
+            hint=f"{install_words(python, requirement, found.release)}{see}",
+        )
 
 
 def _release(text: str) -> tuple[int, ...]:
@@ -146,13 +159,20 @@ def release(name):
         return ""
 print("\\n" + json.dumps([release(package) if there(name) else None for name, package in wanted]))
 """
-"""The counterpart of ``requirements._in_ours``, for Python 3.8 and newer; it imports nothing of what it looks for."""
+"""The counterpart of ``requirements._in_ours``, for Python 3.8 and newer; it imports nothing of
+what it looks for."""
 
 
 def installed_for(
-    python: str, requirements: Sequence[Requirement], path: Sequence[str], *, environ: Mapping[str, str], cwd: str
+    python: str,
+    requirements: Sequence[Requirement],
+    path: Sequence[str],
+    *,
+    environ: Mapping[str, str],
+    cwd: str,
 ) -> Installed | None:
-    """Ask this interpreter, as workers run it; None where it gives no answer: a worker then says what is wrong."""
+    """Ask this interpreter, as workers run it; None where it gives no answer: a worker then says
+    what is wrong."""
     known = [each for one in requirements for each in (one, one.beside) if each is not None]
     wanted = list(dict.fromkeys(map(_named, known)))
     try:

@@ -1,7 +1,8 @@
 """The typer application, generated from the option table: help, completion, and the other commands.
 
-Only loaded for what the quick path leaves (see ``__main__``), so typer is imported at the top. Words are checked by
-the quick parser's ``scan`` and values by its ``build``, so both ways say the same; taking the words apart is typer's.
+Only loaded for what the quick path leaves (see ``__main__``), so typer is imported at the top.
+Words are checked by the quick parser's ``scan`` and values by its ``build``, so both ways say the
+same; taking the words apart is typer's.
 """
 
 from __future__ import annotations
@@ -19,7 +20,14 @@ from typer.core import TyperCommand, TyperGroup
 import distlaunch
 from distlaunch.cli import parser
 from distlaunch.cli.command_help import command_help, default_note
-from distlaunch.cli.commands.render import ALL_OPTIONS, TARGETS, options_of, refuse_foreign, render_file, split
+from distlaunch.cli.commands.render import (
+    ALL_OPTIONS,
+    TARGETS,
+    options_of,
+    refuse_foreign,
+    render_file,
+    split,
+)
 from distlaunch.cli.compat.drop_in import plain_words
 from distlaunch.cli.error_output import EXIT_INTERRUPTED
 from distlaunch.cli.option import Option
@@ -58,10 +66,11 @@ def run_app(
     plan: Plan = main_plan,
     render: Render = render_file,
 ) -> int:
-    """Run the typer application and return the exit code. Raises LaunchError, never one of typer's own errors.
+    """Run the typer application and return the exit code. Raises LaunchError, never one of typer's
+    own errors.
 
-    A known command is called without the root before it: newer typer loads pydantic, 100 ms, to check root options
-    that are not even there.
+    A known command is called without the root before it: newer typer loads pydantic, 100 ms, to
+    check root options that are not even there.
     """
     command: Any = typer.main.get_command(build_app(environ, train=train, plan=plan, render=render))
     words = list(argv) or ["--help"]
@@ -80,7 +89,8 @@ def run_app(
     except typer.Abort:
         return EXIT_INTERRUPTED
     except Exception as error:
-        # The class is click's or, in newer typer, that of the copy inside typer: known by what it can do.
+        # The class is click's or, in newer typer, that of the copy inside typer: known by what it
+        # can do.
         explain = getattr(error, "format_message", None)
         if explain is None:
             raise
@@ -90,7 +100,8 @@ def run_app(
 
 
 def _known(command: Any, words: Sequence[str]) -> list[str]:
-    """Return the words of ``help COMMAND...`` that name a command. Raises UsageError for one that there is not."""
+    """Return the words of ``help COMMAND...`` that name a command. Raises UsageError for one that
+    there is not."""
     found: list[str] = []
     for word in words:
         if word in HELP_FLAGS:
@@ -101,14 +112,17 @@ def _known(command: Any, words: Sequence[str]) -> list[str]:
         if word not in there:
             pages = [*PAGES] if not found else []
             what = "command or page" if pages else "command"
-            raise UsageError(f"there is no {what} {quoted(word)}", hint=instead_of([word], [*there, *pages]))
+            raise UsageError(
+                f"there is no {what} {quoted(word)}", hint=instead_of([word], [*there, *pages])
+            )
         found.append(word)
         command = there[word]
     return found
 
 
 def _refuse_options_of_train(word: str) -> None:
-    """Raise for a first word that is an option of train, or one of torchrun's with what stands for it here."""
+    """Raise for a first word that is an option of train, or one of torchrun's with what stands for
+    it here."""
     flag = word.partition("=")[0].replace("_", "-")
     if flag == "--local-rank":
         raise UsageError(
@@ -116,15 +130,21 @@ def _refuse_options_of_train(word: str) -> None:
             hint="deepspeed --no_local_rank leaves it out, and torch.distributed.launch --use_env",
         )
     if any(flag in option.all_flags for option in TRAIN_OPTIONS):
-        raise UsageError(f"unknown option {quoted(flag)}", hint=f"distlaunch train {flag} ... SCRIPT [ARGS]...")
+        raise UsageError(
+            f"unknown option {quoted(flag)}", hint=f"distlaunch train {flag} ... SCRIPT [ARGS]..."
+        )
     if (instead := counterpart(flag)) is not None:
         raise UsageError(
-            f"unknown option {quoted(flag)}", hint=f"distlaunch train [OPTIONS] SCRIPT; {instead}{taken_as_it_is(flag)}"
+            f"unknown option {quoted(flag)}",
+            hint=f"distlaunch train [OPTIONS] SCRIPT; {instead}{taken_as_it_is(flag)}",
         )
 
 
-def build_app(environ: Mapping[str, str], *, train: Train, plan: Plan, render: Render) -> typer.Typer:
-    """Make the application; ``train``, ``plan`` and ``render`` are what its commands call with parsed options."""
+def build_app(
+    environ: Mapping[str, str], *, train: Train, plan: Plan, render: Render
+) -> typer.Typer:
+    """Make the application; ``train``, ``plan`` and ``render`` are what its commands call with
+    parsed options."""
     app = typer.Typer(
         name="distlaunch",
         cls=_Commands,
@@ -155,12 +175,23 @@ def build_app(environ: Mapping[str, str], *, train: Train, plan: Plan, render: R
         values = parser.build(*_collect(given, PLAN_OPTIONS), environ, PLAN_OPTIONS)
         return plan(*parser.split_plan(values))
 
-    _add(app, run_train, _TrainCommand, TRAIN_OPTIONS, name="train", help_text="Run a training job.")
-    _add(app, run_plan, _PlanCommand, PLAN_OPTIONS, name="plan", help_text="Print what train would do; start nothing.")
+    _add(
+        app, run_train, _TrainCommand, TRAIN_OPTIONS, name="train", help_text="Run a training job."
+    )
+    _add(
+        app,
+        run_plan,
+        _PlanCommand,
+        PLAN_OPTIONS,
+        name="plan",
+        help_text="Print what train would do; start nothing.",
+    )
     _add_torchrun(app, environ)
     _add_drop_in(app, environ, "deepspeed", "DeepSpeed's launcher")
     _add_drop_in(app, environ, "horovodrun", "horovodrun", usage="COMMAND")
-    launch = typer.Typer(help="Run a command line of accelerate launch.", context_settings=_settings())
+    launch = typer.Typer(
+        help="Run a command line of accelerate launch.", context_settings=_settings()
+    )
     launch.callback()(lambda: None)  # else typer takes the one command for the whole
     _add_drop_in(launch, environ, "accelerate", "accelerate launch", command="launch")
     app.add_typer(launch, name="accelerate")
@@ -175,7 +206,9 @@ class _Commands(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[Any, Any, list[str]]:
         if args and not ctx.resilient_parsing and self.get_command(ctx, args[0]) is None:
-            raise UsageError(f"there is no command {quoted(args[0])}", hint=instead_of(args, [*self.commands]))
+            raise UsageError(
+                f"there is no command {quoted(args[0])}", hint=instead_of(args, [*self.commands])
+            )
         return super().resolve_command(ctx, args)
 
 
@@ -229,7 +262,8 @@ def _add(
     name: str,
     help_text: str,
 ) -> None:
-    """Give ``function`` the signature that the rows describe, and the application a command that runs it."""
+    """Give ``function`` the signature that the rows describe, and the application a command that
+    runs it."""
     usage, epilog = command_class.usage, _epilog(options, command_class.usage)
     parameters = [_parameter(option) for option in options]
     parameters.append(
@@ -251,11 +285,14 @@ def _add(
         "allow_interspersed_args": False,
         "token_normalize_func": lambda name: name.replace("_", "-"),
     }
-    app.command(name, cls=command_class, help=help_text, epilog=epilog, context_settings=settings)(function)
+    app.command(name, cls=command_class, help=help_text, epilog=epilog, context_settings=settings)(
+        function
+    )
 
 
 def _add_torchrun(app: typer.Typer, environ: Mapping[str, str]) -> None:
-    """List the command that parses and explains its words itself: this one is for the help and for completion."""
+    """List the command that parses and explains its words itself: this one is for the help and for
+    completion."""
     settings = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
     for name in ("torchrun", "torch.distributed.launch"):
         text = f"Run a command line of {name}."
@@ -274,9 +311,16 @@ def _torchrun_command(environ: Mapping[str, str], *, legacy: bool) -> Callable[.
 
 
 def _add_drop_in(
-    app: typer.Typer, environ: Mapping[str, str], name: str, text: str, *, usage: str = "SCRIPT", command: str = ""
+    app: typer.Typer,
+    environ: Mapping[str, str],
+    name: str,
+    text: str,
+    *,
+    usage: str = "SCRIPT",
+    command: str = "",
 ) -> None:
-    """Add a command, called as its launcher or ``command``, that takes the launcher's words; its help is typer's."""
+    """Add a command, called as its launcher or ``command``, that takes the launcher's words; its
+    help is typer's."""
     table = import_module(f"distlaunch.cli.compat.{name}.options")
     options = table.OPTIONS
 
@@ -287,7 +331,9 @@ def _add_drop_in(
     own = {
         "options": options,
         "usage": usage,
-        "plain": staticmethod(lambda words: plain_words(words, options, table.THEIRS, drops_dashes=usage == "SCRIPT")),
+        "plain": staticmethod(
+            lambda words: plain_words(words, options, table.THEIRS, drops_dashes=usage == "SCRIPT")
+        ),
     }
     command_class = type(f"_{name.title()}Command", (_TrainCommand,), own)
     text = f"Run a command line of {text}; train's other options are taken as well."
@@ -301,7 +347,9 @@ def _add_backends(app: typer.Typer, environ: Mapping[str, str]) -> None:
         context_settings=_settings(),
     )
     def run_backends(
-        name: str = typer.Argument(None, metavar="[NAME]", help="Only this one, with its options.", show_default=False),
+        name: str = typer.Argument(
+            None, metavar="[NAME]", help="Only this one, with its options.", show_default=False
+        ),
         fmt: str = typer.Option("table", "--format", metavar="table|json", help="How to print it."),
         python: str = typer.Option(
             None,
@@ -341,13 +389,17 @@ class _Files(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if not args and not ctx.resilient_parsing:
-            raise UsageError("render what?", hint=f"distlaunch render {'|'.join(TARGETS)} [OPTIONS] SCRIPT [ARGS]...")
+            raise UsageError(
+                "render what?",
+                hint=f"distlaunch render {'|'.join(TARGETS)} [OPTIONS] SCRIPT [ARGS]...",
+            )
         return super().parse_args(ctx, args)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[Any, Any, list[str]]:
         if args and not ctx.resilient_parsing and self.get_command(ctx, args[0]) is None:
             raise UsageError(
-                f"render prints {', '.join(TARGETS)}, and no {quoted(args[0])}", hint="distlaunch render --help"
+                f"render prints {', '.join(TARGETS)}, and no {quoted(args[0])}",
+                hint="distlaunch render --help",
             )
         return super().resolve_command(ctx, args)
 
@@ -368,7 +420,9 @@ class _RenderCommand(_TrainCommand):
 def _add_render(app: typer.Typer, environ: Mapping[str, str], render: Render) -> None:
     """Add ``render`` with a command for each kind of file."""
     files = typer.Typer(
-        cls=_Files, help="Print a batch script or manifests that run train on a cluster.", context_settings=_settings()
+        cls=_Files,
+        help="Print a batch script or manifests that run train on a cluster.",
+        context_settings=_settings(),
     )
     for target, help_text in TARGETS.items():
         _add(
@@ -382,7 +436,9 @@ def _add_render(app: typer.Typer, environ: Mapping[str, str], render: Render) ->
     app.add_typer(files, name="render")
 
 
-def _render_command(target: Target, environ: Mapping[str, str], render: Render) -> Callable[..., int]:
+def _render_command(
+    target: Target, environ: Mapping[str, str], render: Render
+) -> Callable[..., int]:
     options = options_of(target)
 
     def run_render(**given: object) -> int:
@@ -393,12 +449,17 @@ def _render_command(target: Target, environ: Mapping[str, str], render: Render) 
 
 def _epilog(options: Sequence[Option], usage: str) -> str:
     *others, last = [option.flags[0] for option in options if option.variable is None]
-    said = {option.field: f"{option.name} in {option.variable}" for option in options if option.variable is not None}
+    said = {
+        option.field: f"{option.name} in {option.variable}"
+        for option in options
+        if option.variable is not None
+    }
     odd = " and ".join(said[field] for field in ("job_id", "backend") if field in said)
     of_render = any(option.group == "render" for option in options)
     own = ", those of render alone in DISTLAUNCH_RENDER_NAME and so on" if of_render else ""
     return (
-        f"Options have a default in the environment: {said.get('num_gpus') or said['hosts']}, and so on; {odd}{own}; "
+        f"Options have a default in the environment: {said.get('num_gpus') or said['hosts']}, and "
+        f"so on; {odd}{own}; "
         f"none have {', '.join(others)} and {last}. The command line wins. "
         f"What follows {usage}, or --, reaches the {usage.lower()} byte for byte."
     )
@@ -408,7 +469,11 @@ def _parameter(option: Option) -> inspect.Parameter:
     """Make one parameter; all values stay texts, which ``build`` converts."""
     flag = option.kind == "flag"
     annotation = bool | None if flag else list[str] | None if option.repeatable else str | None
-    flags = option.flags if option.negation is None else (*option.flags[:-1], f"{option.name}/{option.negation}")
+    flags = (
+        option.flags
+        if option.negation is None
+        else (*option.flags[:-1], f"{option.name}/{option.negation}")
+    )
     default = typer.Option(
         None,
         *flags,
@@ -418,7 +483,9 @@ def _parameter(option: Option) -> inspect.Parameter:
         rich_help_panel=GROUP_TITLES[option.group],
         autocompletion=_completer(option.choices) if option.choices else None,
     )
-    return inspect.Parameter(option.field, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
+    return inspect.Parameter(
+        option.field, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default
+    )
 
 
 def _completer(choices: Sequence[str]) -> Callable[[str], list[str]]:
@@ -430,8 +497,11 @@ def _completer(choices: Sequence[str]) -> Callable[[str], list[str]]:
     return complete
 
 
-def _collect(given: Mapping[str, object], options: Sequence[Option]) -> tuple[parser.Given, tuple[str, ...]]:
-    """Turn the arguments of a typer callback into what ``scan`` gives: texts by field, and the other words."""
+def _collect(
+    given: Mapping[str, object], options: Sequence[Option]
+) -> tuple[parser.Given, tuple[str, ...]]:
+    """Turn the arguments of a typer callback into what ``scan`` gives: texts by field, and the
+    other words."""
     texts: parser.Given = {}
     for option in options:
         match given[option.field]:

@@ -1,4 +1,5 @@
-"""The help of a command whose options are a table: one plain layout, in which no name is ever cut."""
+"""The help of a command whose options are a table: one plain layout, in which no name is ever
+cut."""
 
 from __future__ import annotations
 
@@ -14,18 +15,25 @@ _WIDEST = 120
 _NARROWEST = 40
 
 
-def command_help(program: str, usage: str, about: str, options: Sequence[Option], epilog: str, columns: int) -> str:
-    """Return the help, for a terminal of so many columns, with the options by group in the order of the table."""
+def command_help(
+    program: str, usage: str, about: str, options: Sequence[Option], epilog: str, columns: int
+) -> str:
+    """Return the help, for a terminal of so many columns, with the options by group in the order of
+    the table."""
     width = max(_NARROWEST, min(columns, _WIDEST))
     head = [f"Usage: {program} [OPTIONS] {usage} [ARGS]...", "", *textwrap.wrap(about, width)]
     groups = dict.fromkeys(option.group for option in options)
     sections = []
     for group in groups:
-        rows = [(_spelled(option), _described(option)) for option in options if option.group == group]
+        rows = [
+            (_spelled(option), _described(option)) for option in options if option.group == group
+        ]
         sections.append((f"{GROUP_TITLES[group]}:", rows))
     sections.append(("Help:", [(", ".join(reversed(HELP_FLAGS)), "Show this and exit.")]))
     lines = [line for title, rows in sections for line in ("", title, *_rows(rows, width))]
-    return "\n".join([*head, *lines, "", *textwrap.wrap(epilog, width, break_on_hyphens=False)]) + "\n"
+    return (
+        "\n".join([*head, *lines, "", *textwrap.wrap(epilog, width, break_on_hyphens=False)]) + "\n"
+    )
 
 
 def default_note(option: Option) -> str:

@@ -27,8 +27,8 @@ EXIT_UNWRITABLE = 1
 def interruptible() -> None:
     """Have Ctrl-C raise KeyboardInterrupt from now on, unless it is ignored.
 
-    Python would print a KeyboardInterrupt that comes in a callback of its own, as those of imports are, and go on:
-    that ends the process instead.
+    Python would print a KeyboardInterrupt that comes in a callback of its own, as those of imports
+    are, and go on: that ends the process instead.
     """
     if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
         sys.unraisablehook = _end_if_interrupted
@@ -50,8 +50,8 @@ def ignore_signals() -> None:
 def repair_standard_streams() -> None:
     """Open /dev/null on descriptors 0, 1 and 2 where they are missing.
 
-    Otherwise the next file or pipe that is opened takes the number, and what workers print goes into it. Python has
-    set the stream objects of missing descriptors to None; they are made anew.
+    Otherwise the next file or pipe that is opened takes the number, and what workers print goes
+    into it. Python has set the stream objects of missing descriptors to None; they are made anew.
     """
     for fd in (0, 1, 2):
         try:
@@ -70,9 +70,9 @@ def repair_standard_streams() -> None:
 def guarded(work: Callable[[], int]) -> int:
     """Run a command and return its exit code, with every error told the way its kind is told.
 
-    Standard output is flushed here, so that a reader that has gone away (``distlaunch plan | head``) is met here and
-    not in the interpreter's end. It has what it wanted, so that is no failure: whether it is noticed at all depends on
-    who is faster.
+    Standard output is flushed here, so that a reader that has gone away (``distlaunch plan |
+    head``) is met here and not in the interpreter's end. It has what it wanted, so that is no
+    failure: whether it is noticed at all depends on who is faster.
     """
     code = 0
     try:
@@ -114,7 +114,8 @@ def print_error(error: LaunchError) -> None:
 
 
 def report_fault(error: BaseException) -> None:
-    """Write one line about an error that nobody foresaw, and where its traceback is (a file only the user can read)."""
+    """Write one line about an error that nobody foresaw, and where its traceback is (a file only
+    the user can read)."""
     import tempfile
     import traceback
 
@@ -128,7 +129,9 @@ def report_fault(error: BaseException) -> None:
         with open(fd, "w", encoding="utf-8", errors="backslashreplace") as file:
             file.write(text)
     except OSError as problem:
-        lines.append(printable(f"  raised at {_place(error)}; the traceback could not be saved: {problem}"))
+        lines.append(
+            printable(f"  raised at {_place(error)}; the traceback could not be saved: {problem}")
+        )
     else:
         lines.append(f"  please report it with the traceback, saved in {path}")
     _to_stderr(lines)
@@ -146,7 +149,8 @@ def _place(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     ours = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
     frame = next(
-        (frame for frame in reversed(frames) if frame.filename.startswith(ours)), frames[-1] if frames else None
+        (frame for frame in reversed(frames) if frame.filename.startswith(ours)),
+        frames[-1] if frames else None,
     )
     return f"{frame.filename}:{frame.lineno} in {frame.name}" if frame else "an unknown place"
 
@@ -160,7 +164,8 @@ def _to_stderr(lines: list[str]) -> None:
 
 
 def _unwritable(error: OSError) -> str | None:
-    """Say why standard output takes nothing, if that is what ``error`` is about: writing again meets it again."""
+    """Say why standard output takes nothing, if that is what ``error`` is about: writing again
+    meets it again."""
     if error.filename is not None:
         return None
     try:

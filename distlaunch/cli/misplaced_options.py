@@ -1,4 +1,5 @@
-"""Options of ours that stand behind SCRIPT, where a script that ignores unknown arguments swallows them."""
+"""Options of ours that stand behind SCRIPT, where a script that ignores unknown arguments swallows
+them."""
 
 from __future__ import annotations
 
@@ -13,16 +14,22 @@ from distlaunch.planning.train_options import TrainOptions
 _MOST_BYTES = 4 << 20
 
 
-def misplaced_options(options: TrainOptions, names: Iterable[str], environ: Mapping[str, str]) -> list[str]:
-    """Return one notice if arguments of the script are spelled like options of ours and its text has no such name.
+def misplaced_options(
+    options: TrainOptions, names: Iterable[str], environ: Mapping[str, str]
+) -> list[str]:
+    """Return one notice if arguments of the script are spelled like options of ours and its text
+    has no such name.
 
-    ``names``: the long names of the options that this command has, with dashes. Of several launchers rank 0's says it.
+    ``names``: the long names of the options that this command has, with dashes. Of several
+    launchers rank 0's says it.
     """
     words = [word for word in options.script_args if word[:2] == "--" and len(word) > 2]
     if not words or options.quiet or environ.get("RANK", "0") != "0":
         return []
     ours = set(names)
-    found = dict.fromkeys(flag for flag in (word.partition("=")[0] for word in words) if _dashed(flag) in ours)
+    found = dict.fromkeys(
+        flag for flag in (word.partition("=")[0] for word in words) if _dashed(flag) in ours
+    )
     text = _text_of(options) if found else None
     if text is None:
         return []
@@ -30,7 +37,10 @@ def misplaced_options(options: TrainOptions, names: Iterable[str], environ: Mapp
     if not unknown:
         return []
     script = printable(os.path.basename(options.script or ""))
-    went = f"{_listed(unknown)} behind SCRIPT went to the script, and the text of {script} has no such name"
+    went = (
+        f"{_listed(unknown)} behind SCRIPT went to the script, and the text of {script} has no "
+        "such name"
+    )
     return [f"{went}: options of distlaunch go before SCRIPT"]
 
 
@@ -49,7 +59,8 @@ def _listed(flags: Sequence[str]) -> str:
 
 
 def _text_of(options: TrainOptions) -> bytes | None:
-    """Read the script; None for a program that is no Python script, and where there is no file of it here."""
+    """Read the script; None for a program that is no Python script, and where there is no file of
+    it here."""
     name = options.script
     if name is None or (options.no_python and not options.module):
         return None

@@ -8,21 +8,43 @@ from distlaunch.core.errors import ConfigError, UsageError
 from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import quoted
 
-Kind = Literal["text", "count", "count or auto", "count or range", "whole", "port", "seconds", "choice", "flag"]
+Kind = Literal[
+    "text", "count", "count or auto", "count or range", "whole", "port", "seconds", "choice", "flag"
+]
 Group = Literal[
-    "script", "size", "nodes", "ssh", "slurm", "rendezvous", "backend", "workers", "failure", "output", "render"
+    "script",
+    "size",
+    "nodes",
+    "ssh",
+    "slurm",
+    "rendezvous",
+    "backend",
+    "workers",
+    "failure",
+    "output",
+    "render",
 ]
 
 MOST_COUNTED = 1_000_000
 LONGEST_S = 1e9
 _UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0}
-_WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+_WORDS = {
+    "1": True,
+    "true": True,
+    "yes": True,
+    "on": True,
+    "0": False,
+    "false": False,
+    "no": False,
+    "off": False,
+}
 
 
 class Option(Record):
     """One option: how it is written, what it takes, which ``TrainOptions`` field it fills.
 
-    The last of ``flags`` is the long one, written with dashes; the same with underscores is accepted everywhere.
+    The last of ``flags`` is the long one, written with dashes; the same with underscores is
+    accepted everywhere.
     """
 
     flags: tuple[str, ...]
@@ -46,7 +68,9 @@ class Option(Record):
     @property
     def negation(self) -> str | None:
         """The flag that undoes a switch which a variable may have set: ``--no-quiet``."""
-        return "--no-" + self.name[2:] if self.kind == "flag" and self.variable is not None else None
+        return (
+            "--no-" + self.name[2:] if self.kind == "flag" and self.variable is not None else None
+        )
 
     @property
     def all_flags(self) -> tuple[str, ...]:
@@ -55,22 +79,30 @@ class Option(Record):
 
 
 def option_error(source: str, message: str, *, hint: str | None = None) -> ConfigError:
-    """Make the error for a setting: a UsageError where ``source`` is a flag, a ConfigError where it is a variable."""
+    """Make the error for a setting: a UsageError where ``source`` is a flag, a ConfigError where it
+    is a variable."""
     kind = UsageError if source.startswith("-") else ConfigError
     return kind(f"{source} {message}", hint=hint)
 
 
 def convert(option: Option, text: str, source: str) -> object:
-    """Turn the text of a setting into the field's value; ``source`` (flag or variable) is named in errors."""
+    """Turn the text of a setting into the field's value; ``source`` (flag or variable) is named in
+    errors."""
     match option.kind:
         case "text":
             if not text:
-                raise option_error(source, f"needs a value ({option.metavar}), and got an empty one")
+                raise option_error(
+                    source, f"needs a value ({option.metavar}), and got an empty one"
+                )
             return text
         case "count":
             return _whole(text, source, least=1, most=MOST_COUNTED)
         case "count or auto":
-            return "auto" if text == "auto" else _whole(text, source, least=1, most=MOST_COUNTED, also=" or 'auto'")
+            return (
+                "auto"
+                if text == "auto"
+                else _whole(text, source, least=1, most=MOST_COUNTED, also=" or 'auto'")
+            )
         case "count or range":
             return _count_or_range(text, source)
         case "whole":
@@ -88,17 +120,22 @@ def convert(option: Option, text: str, source: str) -> object:
         case "flag":
             value = _WORDS.get(text.lower())
             if value is None:
-                raise option_error(source, f"takes 1, true, yes, on or 0, false, no, off, not {quoted(text)}")
+                raise option_error(
+                    source, f"takes 1, true, yes, on or 0, false, no, off, not {quoted(text)}"
+                )
             return value
 
 
 def _whole(text: str, source: str, *, least: int, most: int, also: str = "") -> int:
-    """Read a whole number written in plain digits: no sign, no underscore, no other script's digits."""
+    """Read a whole number written in plain digits: no sign, no underscore, no other script's
+    digits."""
     if not (text.isascii() and text.isdigit()):
         raise option_error(source, f"takes a whole number >= {least}{also}, not {quoted(text)}")
     digits = text.lstrip("0") or "0"
     if len(digits) > len(str(most)) or int(digits) > most:
-        raise option_error(source, f"takes a whole number of at most {most}{also}, not {quoted(text)}")
+        raise option_error(
+            source, f"takes a whole number of at most {most}{also}, not {quoted(text)}"
+        )
     if int(digits) < least:
         raise option_error(source, f"takes a whole number >= {least}{also}, not {quoted(text)}")
     return int(digits)
@@ -109,7 +146,10 @@ def _count_or_range(text: str, source: str) -> int | tuple[int, int]:
     least, colon, most = text.partition(":")
     if not colon:
         return _whole(text, source, least=1, most=MOST_COUNTED, also=" or MIN:MAX")
-    ends = [_whole(end, source, least=1, most=MOST_COUNTED, also=" on both sides of MIN:MAX") for end in (least, most)]
+    ends = [
+        _whole(end, source, least=1, most=MOST_COUNTED, also=" on both sides of MIN:MAX")
+        for end in (least, most)
+    ]
     if ends[0] > ends[1]:
         raise option_error(source, f"takes MIN:MAX, and in {quoted(text)} the first is the larger")
     return ends[0] if ends[0] == ends[1] else (ends[0], ends[1])
@@ -122,10 +162,14 @@ def _seconds(text: str, source: str, *, least_s: float, default_s: float | None)
     whole, _, fraction = number.partition(".")
     digits = whole + fraction
     if not (digits.isascii() and digits.isdigit()):
-        raise option_error(source, f"takes a time >= 0 like 30, 2.5, 30s, 5m or 2h, not {quoted(text)}")
+        raise option_error(
+            source, f"takes a time >= 0 like 30, 2.5, 30s, 5m or 2h, not {quoted(text)}"
+        )
     value_s = float(number) * (unit_s or 1.0)
     if value_s > LONGEST_S:
-        raise option_error(source, f"takes a time of at most {LONGEST_S:.0f} seconds, not {quoted(text)}")
+        raise option_error(
+            source, f"takes a time of at most {LONGEST_S:.0f} seconds, not {quoted(text)}"
+        )
     if value_s < least_s:
         raise option_error(
             source,

@@ -1,8 +1,9 @@
 """The one table of options, from which the quick parser, the typer commands and the help are made.
 
-A row says everything about an option except its default, which is the field's own in ``TrainOptions``. A default may
-also come from the environment (``Option.variable``). None of those variables is one that workers get from us, so that
-a launcher that is started by a worker never takes its parent's settings for a wish of the user.
+A row says everything about an option except its default, which is the field's own in
+``TrainOptions``. A default may also come from the environment (``Option.variable``). None of those
+variables is one that workers get from us, so that a launcher that is started by a worker never
+takes its parent's settings for a wish of the user.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ def _row(
     repeatable: bool = False,
     least_s: float = 0.0,
 ) -> Option:
-    """Make the row of a ``TrainOptions`` field; field and variable follow from the long flag unless given."""
+    """Make the row of a ``TrainOptions`` field; field and variable follow from the long flag unless
+    given."""
     words = tuple(flags.split())
     stem = words[-1][2:].replace("-", "_")
     field = field or stem
@@ -106,8 +108,20 @@ TRAIN_OPTIONS: tuple[Option, ...] = (
         metavar="N",
     ),
     _row("--procs-per-node", "count", "size", "CPU workers on each node.", metavar="N"),
-    _row("--device", "choice", "size", "What the workers compute on.", choices=("auto", "cuda", "cpu")),
-    _row("--gpus", "text", "size", "Which GPUs: indices or UUIDs, in this order.", metavar="0,2|UUID,..."),
+    _row(
+        "--device",
+        "choice",
+        "size",
+        "What the workers compute on.",
+        choices=("auto", "cuda", "cpu"),
+    ),
+    _row(
+        "--gpus",
+        "text",
+        "size",
+        "Which GPUs: indices or UUIDs, in this order.",
+        metavar="0,2|UUID,...",
+    ),
     _row(
         "--num-nodes",
         "count or range",
@@ -115,7 +129,13 @@ TRAIN_OPTIONS: tuple[Option, ...] = (
         "Nodes that take part; MIN:MAX lets nodes come and go.",
         metavar="N|MIN:MAX",
     ),
-    _row("--hosts", "text", "nodes", "The hosts, and how many workers each takes.", metavar="a:4,n[01-04]:8,..."),
+    _row(
+        "--hosts",
+        "text",
+        "nodes",
+        "The hosts, and how many workers each takes.",
+        metavar="a:4,n[01-04]:8,...",
+    ),
     _row(
         "--hostfile",
         "text",
@@ -131,10 +151,29 @@ TRAIN_OPTIONS: tuple[Option, ...] = (
         metavar="COMMAND",
     ),
     _row("--include", "text", "nodes", "Only these hosts, or slots of them.", metavar="w0@w1:0,2"),
-    _row("--exclude", "text", "nodes", "All but these hosts, or slots of them.", metavar="w0@w1:0,2"),
-    _row("--spares", "whole", "nodes", "Hosts that only stand by, and take the place of lost ones.", metavar="N"),
-    _row("--spread", "flag", "nodes", "Deal workers out to the nodes in turn, instead of filling each."),
-    _row("--node-rank", "whole", "nodes", "Which of the nodes this machine is, counted from 0.", metavar="N"),
+    _row(
+        "--exclude", "text", "nodes", "All but these hosts, or slots of them.", metavar="w0@w1:0,2"
+    ),
+    _row(
+        "--spares",
+        "whole",
+        "nodes",
+        "Hosts that only stand by, and take the place of lost ones.",
+        metavar="N",
+    ),
+    _row(
+        "--spread",
+        "flag",
+        "nodes",
+        "Deal workers out to the nodes in turn, instead of filling each.",
+    ),
+    _row(
+        "--node-rank",
+        "whole",
+        "nodes",
+        "Which of the nodes this machine is, counted from 0.",
+        metavar="N",
+    ),
     _row(
         "--source",
         "text",
@@ -142,11 +181,19 @@ TRAIN_OPTIONS: tuple[Option, ...] = (
         "Who says which nodes there are; flags reads nothing from the environment.",
         metavar="auto|flags|slurm|...",
     ),
-    _row("--explain", "flag", "nodes", "Say for each value where it came from, and why others lost."),
+    _row(
+        "--explain", "flag", "nodes", "Say for each value where it came from, and why others lost."
+    ),
     _row("--ssh-user", "text", "ssh", "Log in as this user.", metavar="NAME"),
     _row("--ssh-port", "port", "ssh", "Port of the SSH servers.", metavar="PORT"),
     _row("--ssh-key", "text", "ssh", "Private key to log in with.", metavar="FILE"),
-    _row("--ssh-config", "text", "ssh", "Read this instead of the user's and the system's ssh_config.", metavar="FILE"),
+    _row(
+        "--ssh-config",
+        "text",
+        "ssh",
+        "Read this instead of the user's and the system's ssh_config.",
+        metavar="FILE",
+    ),
     _row(
         "--ssh-host-keys",
         "choice",
@@ -170,7 +217,13 @@ TRAIN_OPTIONS: tuple[Option, ...] = (
         metavar="OPTIONS",
     ),
     _row("--requeue", "flag", "slurm", "Ask Slurm for another turn if it has interrupted the job."),
-    _row("--master-addr", "text", "rendezvous", "Address of rank 0's node for the workers.", metavar="HOST"),
+    _row(
+        "--master-addr",
+        "text",
+        "rendezvous",
+        "Address of rank 0's node for the workers.",
+        metavar="HOST",
+    ),
     _row(
         "--master-port",
         "port",
@@ -189,7 +242,8 @@ TRAIN_OPTIONS: tuple[Option, ...] = (
         "--join-timeout",
         "seconds",
         "rendezvous",
-        "How long nodes may take to come in (one that refuses at the start: 15 s, unless this is given).",
+        "How long nodes may take to come in (one that refuses at the start: 15 s, unless this is "
+        "given).",
         metavar="SECONDS",
         least_s=LEAST_JOIN_S,
     ),
@@ -212,7 +266,8 @@ TRAIN_OPTIONS: tuple[Option, ...] = (
         "--lost-after",
         "seconds",
         "rendezvous",
-        "After so long without a word a node is lost, and ends its workers; it waits as long for us.",
+        "After so long without a word a node is lost, and ends its workers; it waits as long for "
+        "us.",
         metavar="SECONDS",
         least_s=LEAST_LOST_S,
     ),
@@ -264,7 +319,10 @@ TRAIN_OPTIONS: tuple[Option, ...] = (
         repeatable=True,
     ),
     _row(
-        "--forward-env", "flag", "workers", "Send our environment to the other nodes, but for what belongs to a host."
+        "--forward-env",
+        "flag",
+        "workers",
+        "Send our environment to the other nodes, but for what belongs to a host.",
     ),
     _row("--workdir", "text", "workers", "The workers' working directory.", metavar="DIR"),
     _row("--python", "text", "workers", "The workers' Python interpreter.", metavar="PATH"),
@@ -275,7 +333,13 @@ TRAIN_OPTIONS: tuple[Option, ...] = (
         "Run this in bash -l before the workers, for example a module load.",
         metavar="COMMAND",
     ),
-    _row("--bind", "choice", "workers", "Bind each worker to CPUs.", choices=("none", "cores", "numa")),
+    _row(
+        "--bind",
+        "choice",
+        "workers",
+        "Bind each worker to CPUs.",
+        choices=("none", "cores", "numa"),
+    ),
     _row("--isolate-gpus", "flag", "workers", "Each worker sees only its own GPU, as device 0."),
     _row(
         "--preload",
@@ -284,7 +348,9 @@ TRAIN_OPTIONS: tuple[Option, ...] = (
         "Import these once, and fork workers from there at each start.",
         metavar="MODULE,...",
     ),
-    _row("--max-restarts", "whole", "failure", "How often the job may be started again.", metavar="N"),
+    _row(
+        "--max-restarts", "whole", "failure", "How often the job may be started again.", metavar="N"
+    ),
     _row(
         "--restart-window",
         "seconds",
@@ -299,7 +365,13 @@ TRAIN_OPTIONS: tuple[Option, ...] = (
         "A failure before this that would repeat is not retried.",
         metavar="SECONDS",
     ),
-    _row("--grace", "seconds", "failure", "Time to save and leave when told to stop.", metavar="SECONDS"),
+    _row(
+        "--grace",
+        "seconds",
+        "failure",
+        "Time to save and leave when told to stop.",
+        metavar="SECONDS",
+    ),
     _row(
         "--failure-grace",
         "seconds",
@@ -326,7 +398,8 @@ TRAIN_OPTIONS: tuple[Option, ...] = (
         "--error-file",
         "text",
         "failure",
-        "Where to write the first failure in torch's format (TORCHELASTIC_ERROR_FILE; in a pod the termination log).",
+        "Where to write the first failure in torch's format (TORCHELASTIC_ERROR_FILE; in a pod the "
+        "termination log).",
         metavar="FILE",
     ),
     _row(

@@ -25,7 +25,8 @@ def page_text(topic: str) -> str:
 
 
 def show_page(topic: str) -> None:
-    """Print the page of a topic to stdout: formatted on a terminal, else as the Markdown that it is."""
+    """Print the page of a topic to stdout: formatted on a terminal, else as the Markdown that it
+    is."""
     text = page_text(topic)
     if sys.stdout.isatty():
         from rich.console import Console

@@ -1,7 +1,8 @@
 """The parser with which ``train`` and ``plan`` start, made from the option table alone.
 
-Loading typer costs more time than starting a worker does, so the start path does without it (and without re and
-argparse). The typer commands in ``ui/cli.py`` check their words with the same ``scan`` and end in the same ``build``.
+Loading typer costs more time than starting a worker does, so the start path does without it (and
+without re and argparse). The typer commands in ``ui/cli.py`` check their words with the same
+``scan`` and end in the same ``build``.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from distlaunch.planning.train_options import TrainOptions
 
 PlanFormat = Literal["table", "json"]
 Given = dict[str, list[str]]
-"""Texts by field, in the order they were given; a switch has one text, as its variable would: ``1`` or ``0``."""
+"""Texts by field, in the order they were given; a switch has one text, as its variable would: ``1``
+or ``0``."""
 
 _GPU_SIZES = ("num_gpus", "gpus_per_node")
 _PROC_SIZES = ("num_procs", "procs_per_node")
@@ -33,13 +35,17 @@ class HelpRequested(Exception):  # noqa: N818 - not an error: help was asked for
 
 
 def parse_train(argv: Sequence[str], environ: Mapping[str, str]) -> TrainOptions:
-    """Parse what follows ``train``. Raises UsageError, ConfigError (a variable is wrong) or HelpRequested."""
+    """Parse what follows ``train``. Raises UsageError, ConfigError (a variable is wrong) or
+    HelpRequested."""
     given, rest = scan(argv, TRAIN_OPTIONS)
     return TrainOptions(**build(given, rest, environ, TRAIN_OPTIONS))
 
 
-def parse_plan(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[TrainOptions, PlanFormat, bool]:
-    """Parse what follows ``plan``: the options of ``train`` but for ``--format``. Raises as ``parse_train``.
+def parse_plan(
+    argv: Sequence[str], environ: Mapping[str, str]
+) -> tuple[TrainOptions, PlanFormat, bool]:
+    """Parse what follows ``plan``: the options of ``train`` but for ``--format``. Raises as
+    ``parse_train``.
 
     Returned beside them: the plan's own format, and whether ``--expand`` was given.
     """
@@ -55,10 +61,11 @@ def split_plan(values: dict[str, Any]) -> tuple[TrainOptions, PlanFormat, bool]:
 
 
 def scan(argv: Sequence[str], options: Iterable[Option]) -> tuple[Given, tuple[str, ...]]:
-    """Take our options off the front of ``argv``, up to the first positional word or ``--``; return both parts.
+    """Take our options off the front of ``argv``, up to the first positional word or ``--``; return
+    both parts.
 
-    A word that looks like an option is never taken for the value of the option before it: ``--log-dir --quiet`` is a
-    value forgotten, and ``--log-dir=--quiet`` says that it is not.
+    A word that looks like an option is never taken for the value of the option before it:
+    ``--log-dir --quiet`` is a value forgotten, and ``--log-dir=--quiet`` says that it is not.
     """
     by_flag = {flag: option for option in options for flag in option.all_flags}
     given: Given = {}
@@ -74,8 +81,13 @@ def scan(argv: Sequence[str], options: Iterable[Option]) -> tuple[Given, tuple[s
         else:
             steps = _short_steps(word, by_flag)
         for number, (flag, attached) in enumerate(steps, 1):
-            if flag in HELP_FLAGS and attached is None and (word[1] == "-" or len(word) == number + 1):
-                raise HelpRequested  # the last letter, as in ``-mh``; not the first of ``-hostfile``
+            if (
+                flag in HELP_FLAGS
+                and attached is None
+                and (word[1] == "-" or len(word) == number + 1)
+            ):
+                # the last letter, as in ``-mh``; not the first of ``-hostfile``
+                raise HelpRequested
             option = by_flag.get(flag)
             if option is None:
                 refuse_unknown(
@@ -105,12 +117,15 @@ def scan(argv: Sequence[str], options: Iterable[Option]) -> tuple[Given, tuple[s
     return given, ()
 
 
-def build(given: Given, rest: Sequence[str], environ: Mapping[str, str], options: Iterable[Option]) -> dict[str, Any]:
-    """Convert and check what was given, add defaults from the environment, and settle what SCRIPT is.
+def build(
+    given: Given, rest: Sequence[str], environ: Mapping[str, str], options: Iterable[Option]
+) -> dict[str, Any]:
+    """Convert and check what was given, add defaults from the environment, and settle what SCRIPT
+    is.
 
-    Returns values by field, without the fields that nobody set, and as ``given`` who set each. A size on the command
-    line drops every size that the environment has, and a list of hosts every other list: the two together would be a
-    contradiction that the user did not write.
+    Returns values by field, without the fields that nobody set, and as ``given`` who set each. A
+    size on the command line drops every size that the environment has, and a list of hosts every
+    other list: the two together would be a contradiction that the user did not write.
     """
     values: dict[str, Any] = {}
     source: dict[str, str] = {}
@@ -127,15 +142,21 @@ def build(given: Given, rest: Sequence[str], environ: Mapping[str, str], options
             source[field] = option.variable
             text = environ[option.variable]
             values[field] = (
-                _split_variable(text, option.variable) if option.repeatable else convert(option, text, option.variable)
+                _split_variable(text, option.variable)
+                if option.repeatable
+                else convert(option, text, option.variable)
             )
     _check_sizes(source)
     if values.get("module") and values.get("no_python"):
-        raise UsageError("-m and --no-python exclude each other", hint="a module needs Python to run it")
+        raise UsageError(
+            "-m and --no-python exclude each other", hint="a module needs Python to run it"
+        )
     arguments = tuple(rest)
     if "script" not in values:
         if not arguments:
-            raise UsageError("SCRIPT is missing", hint="it comes after our options: [OPTIONS] SCRIPT [ARGS]...")
+            raise UsageError(
+                "SCRIPT is missing", hint="it comes after our options: [OPTIONS] SCRIPT [ARGS]..."
+            )
         if not arguments[0]:
             raise UsageError("SCRIPT is an empty word")
         values["script"], arguments = arguments[0], arguments[1:]
@@ -162,7 +183,8 @@ def _dashed(flag: str) -> str:
 
 
 def _short_steps(word: str, by_flag: Mapping[str, Option]) -> list[tuple[str, str | None]]:
-    """Take a word like ``-m`` or ``-xNAME=1`` or ``-mxNAME=1`` apart into flags and an attached value."""
+    """Take a word like ``-m`` or ``-xNAME=1`` or ``-mxNAME=1`` apart into flags and an attached
+    value."""
     steps: list[tuple[str, str | None]] = []
     for index, letter in enumerate(word[1:], start=2):
         flag = "-" + letter
@@ -177,22 +199,28 @@ def _short_steps(word: str, by_flag: Mapping[str, Option]) -> list[tuple[str, st
 
 
 def _next_value(word: str | None, flag: str, option: Option) -> str:
-    """Take ``word`` as the value of ``flag``, unless there is none or it looks like an option itself."""
+    """Take ``word`` as the value of ``flag``, unless there is none or it looks like an option
+    itself."""
     if word is None or word == "--":
         raise UsageError(f"{flag} needs a value: {flag} {option.metavar}")
     if (word.startswith("--") and " " not in word) or word in ("-h", "-m", "-x"):
         raise UsageError(
             f"{flag} needs a value: {flag} {option.metavar}",
-            hint=f"if {quoted(word)} is that value, write {option.name}={word}" if word.isprintable() else None,
+            hint=f"if {quoted(word)} is that value, write {option.name}={word}"
+            if word.isprintable()
+            else None,
         )
     return word
 
 
-def refuse_unknown(flag: str, by_flag: Iterable[str], *, script: str | None, backend: str | None = None) -> NoReturn:
-    """Raise for an option that is not ours, naming what stands for torchrun's, else the nearest one that is ours.
+def refuse_unknown(
+    flag: str, by_flag: Iterable[str], *, script: str | None, backend: str | None = None
+) -> NoReturn:
+    """Raise for an option that is not ours, naming what stands for torchrun's, else the nearest one
+    that is ours.
 
-    ``script``: what ``--script`` named before; arguments of the script then need a ``--`` before them. ``backend``:
-    what ``--backend`` names, whose options may be meant.
+    ``script``: what ``--script`` named before; arguments of the script then need a ``--`` before
+    them. ``backend``: what ``--backend`` names, whose options may be meant.
     """
     from difflib import get_close_matches
 
@@ -216,7 +244,8 @@ def refuse_unknown(flag: str, by_flag: Iterable[str], *, script: str | None, bac
     elif (other := meant(flag)) is not None:
         hint = f"{other}. {place}"
     else:
-        # Without the dashes, which would make all short names alike; ``-np`` is a long one with one dash.
+        # Without the dashes, which would make all short names alike; ``-np`` is a long one with one
+        # dash.
         known = {name.lstrip("-"): name for name in sorted(by_flag, reverse=True) if len(name) > 2}
         near = get_close_matches(flag.lstrip("-"), known, n=1, cutoff=0.7)
         hint = f"did you mean {known[near[0]]}? {place}" if near else place
@@ -224,7 +253,8 @@ def refuse_unknown(flag: str, by_flag: Iterable[str], *, script: str | None, bac
 
 
 def _backend_in(words: Sequence[str]) -> str | None:
-    """Give what ``--backend`` names in words that have not been taken apart: the script's own may be among them."""
+    """Give what ``--backend`` names in words that have not been taken apart: the script's own may
+    be among them."""
     for place, word in enumerate(words):
         flag, equals, value = word.partition("=")
         if flag == "--backend":
@@ -233,9 +263,14 @@ def _backend_in(words: Sequence[str]) -> str | None:
 
 
 def unknown_variables(environ: Mapping[str, str]) -> list[str]:
-    """Return a warning for each variable that has our prefix and that nobody reads: a misspelt option, mostly."""
+    """Return a warning for each variable that has our prefix and that nobody reads: a misspelt
+    option, mostly."""
     known = {option.variable for option in TRAIN_OPTIONS if option.variable is not None}
-    ours = [name for name, value in environ.items() if value and name.startswith("DISTLAUNCH_") and name not in known]
+    ours = [
+        name
+        for name, value in environ.items()
+        if value and name.startswith("DISTLAUNCH_") and name not in known
+    ]
     if not ours:
         return []
     from difflib import get_close_matches
@@ -246,11 +281,16 @@ def unknown_variables(environ: Mapping[str, str]) -> list[str]:
     for name in sorted(ours):
         option = name.replace("DISTLAUNCH_", "DISTLAUNCH_TRAIN_", 1)
         if name in SET_FOR_WORKERS and option in known and _ATTEMPT not in environ:
-            warnings.append(f"the variable {quoted(name)} is what workers get, and no option: did you mean {option}?")
+            warnings.append(
+                f"the variable {quoted(name)} is what workers get, and no option: did you mean "
+                f"{option}?"
+            )
         elif name not in SET_FOR_WORKERS and not name.startswith(_OTHER_VARIABLES):
             near = get_close_matches(name, sorted(known), n=1, cutoff=0.8)
             ask = f": did you mean {near[0]}?" if near else ""
-            warnings.append(f"the variable {quoted(name)} is not one of ours and changes nothing{ask}")
+            warnings.append(
+                f"the variable {quoted(name)} is not one of ours and changes nothing{ask}"
+            )
     return warnings
 
 

@@ -1,7 +1,8 @@
 """What stands here for options of torchrun, and for other programs; read only to explain an error.
 
-The names are those of ``torchrun --help`` in torch 2.2 to 2.13, of the older ``torch.distributed.launch``, and the
-``-n`` of mpirun. What torchrun and we spell alike is not here.
+The names are those of ``torchrun --help`` in torch 2.2 to 2.13, of the older
+``torch.distributed.launch``, and the ``-n`` of mpirun. What torchrun and we spell alike is not
+here.
 """
 
 from __future__ import annotations
@@ -12,8 +13,13 @@ from collections.abc import Sequence
 from distlaunch.core.model.text import printable
 
 _WORKERS = "--num-gpus N, or --num-procs N for CPU workers"
-_FILED = "not needed here: all output is shown and filed, one file for each rank (--output chooses what is shown)"
-_ONE_MACHINE = "not needed here: one machine needs no rendezvous, and a free port is held for rank 0"
+_FILED = (
+    "not needed here: all output is shown and filed, one file for each rank (--output chooses "
+    "what is shown)"
+)
+_ONE_MACHINE = (
+    "not needed here: one machine needs no rendezvous, and a free port is held for rank 0"
+)
 _ENDED_AT_ONCE = "not needed here: the end of a worker is noticed at once"
 _STARTED_ANEW = "not needed here: each worker is a program of its own, started anew"
 
@@ -32,17 +38,20 @@ _COUNTERPARTS = {
     "-t": _FILED,
     "--redirects": _FILED,
     "-r": _FILED,
-    "--local-ranks-filter": "--output RANKS, for example --output 0: whose output is shown; files get all of it",
+    "--local-ranks-filter": "--output RANKS, for example --output 0: whose output is shown; files "
+    "get all of it",
     "--duplicate-stdout-filters": _FILED,
     "--duplicate-stderr-filters": _FILED,
-    "--log-line-prefix-template": "not needed here: lines are shown with their rank, and filed without; --format jsonl",
+    "--log-line-prefix-template": "not needed here: lines are shown with their rank, and filed "
+    "without; --format jsonl",
     "--logs-specs": _FILED,
     "--event-log-handler": "not needed here: events.jsonl in the job's directory has every event",
     "--monitor-interval": _ENDED_AT_ONCE,
     "--start-method": _STARTED_ANEW,
     "--run-path": "not needed here: Python runs SCRIPT as it does without a launcher",
     "--role": "not needed here: all workers have one role",
-    "--shutdown-timeout": "--grace SECONDS when the job is stopped, --failure-grace SECONDS when a worker fails",
+    "--shutdown-timeout": "--grace SECONDS when the job is stopped, --failure-grace SECONDS when a "
+    "worker fails",
     "--numa-binding": "--bind numa, or --bind cores",
     "--virtual-local-rank": "--isolate-gpus: each worker sees only its own GPU, as device 0",
     "--signals-to-handle": "not needed here: TERM, INT and HUP stop the workers in order",
@@ -57,7 +66,8 @@ _MEANT = {
     "--cpus-per-task": "that is an option of sbatch: distlaunch render slurm writes a batch script",
     "--ntasks-per-node": "--gpus-per-node N, or --procs-per-node N for CPU workers",
 }
-"""By option of other programs: what stands here for it, where an option of ours has a name like it."""
+"""By option of other programs: what stands here for it, where an option of ours has a name like
+it."""
 
 _WORDS_OF_BACKENDS = {"ray": " [--address HOST:PORT]"}
 _NOT_TORCHRUNS = ("-n",)
@@ -65,17 +75,20 @@ _LEGACY = "torch.distributed.launch"
 
 
 def counterpart(flag: str) -> str | None:
-    """Return what stands here for an option of torchrun, given as ``--with-dashes``; None if it has no such option."""
+    """Return what stands here for an option of torchrun, given as ``--with-dashes``; None if it has
+    no such option."""
     return _COUNTERPARTS.get(flag)
 
 
 def meant(flag: str) -> str | None:
-    """Return what stands here for an option that is easily taken for a misspelt one of ours; None for all others."""
+    """Return what stands here for an option that is easily taken for a misspelt one of ours; None
+    for all others."""
     return _MEANT.get(flag)
 
 
 def taken_as_it_is(flag: str) -> str:
-    """Say, to go on after a counterpart, that the drop-in command takes such words; empty where it does not."""
+    """Say, to go on after a counterpart, that the drop-in command takes such words; empty where it
+    does not."""
     return "" if flag in _NOT_TORCHRUNS else "; or distlaunch torchrun, which takes it as it is"
 
 
@@ -88,17 +101,32 @@ def instead_of(args: Sequence[str], names: Sequence[str]) -> str:
     first = args[0]
     program = os.path.basename(first)
     if _LEGACY in args[1:4]:
-        return f"its words go after distlaunch {_LEGACY}: distlaunch {_LEGACY} [OPTIONS] SCRIPT [ARGS]..."
+        return (
+            f"its words go after distlaunch {_LEGACY}: distlaunch {_LEGACY} [OPTIONS] SCRIPT "
+            "[ARGS]..."
+        )
     if program == "torchrun" or "torch.distributed.run" in args[1:4]:
-        return "torchrun's words go after distlaunch torchrun: distlaunch torchrun [OPTIONS] SCRIPT [ARGS]..."
+        return (
+            "torchrun's words go after distlaunch torchrun: distlaunch torchrun [OPTIONS] "
+            "SCRIPT [ARGS]..."
+        )
     if program == "accelerate":
-        return "distlaunch accelerate launch [OPTIONS] SCRIPT [ARGS]... takes a command line of accelerate launch"
+        return (
+            "distlaunch accelerate launch [OPTIONS] SCRIPT [ARGS]... takes a command line of "
+            "accelerate launch"
+        )
     if (backend := backend_called(first)) is not None:
         more = _WORDS_OF_BACKENDS.get(backend, "")
-        return f"distlaunch train --backend {backend}{more} SCRIPT [ARGS]...; distlaunch backends {backend} has more"
+        return (
+            f"distlaunch train --backend {backend}{more} SCRIPT [ARGS]...; distlaunch backends "
+            f"{backend} has more"
+        )
     if first.endswith(".py"):
         return f"distlaunch train {printable(first)}"
     if program.startswith("python") or first in ("run", "launch", "exec"):
-        return "distlaunch train [OPTIONS] SCRIPT [ARGS]... runs SCRIPT with the Python that distlaunch has"
+        return (
+            "distlaunch train [OPTIONS] SCRIPT [ARGS]... runs SCRIPT with the Python that "
+            "distlaunch has"
+        )
     near = get_close_matches(first, names, n=1, cutoff=0.5)
     return f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"

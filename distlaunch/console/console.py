@@ -1,4 +1,5 @@
-"""The sink of a job (``job.sink``): which ranks are shown, in which format, on which descriptors."""
+"""The sink of a job (``job.sink``): which ranks are shown, in which format, on which
+descriptors."""
 
 from __future__ import annotations
 
@@ -33,21 +34,24 @@ _SGR = {"info": b"\x1b[2m", "warning": b"\x1b[33m", "error": b"\x1b[31m"}
 
 
 def _bound(writer: Writer, timeout_s: float | None) -> float | None:
-    """Bound the wait for a terminal in any case: it may skip lines, and a stopped one must not keep a job."""
+    """Bound the wait for a terminal in any case: it may skip lines, and a stopped one must not keep
+    a job."""
     if writer.on_terminal:
         return TERMINAL_CLOSE_S if timeout_s is None else min(timeout_s, TERMINAL_CLOSE_S)
     return timeout_s
 
 
 def own_lines(text: str) -> bytes:
-    """Mark our own words, so that nobody takes them for a worker's, and make the names in them harmless."""
+    """Mark our own words, so that nobody takes them for a worker's, and make the names in them
+    harmless."""
     return b"distlaunch: " + printable(text.removesuffix("\n"), keep="\n").encode()
 
 
 class Console(Sink):
     """Worker output and our own lines; see ``open_console``.
 
-    One lock: the pump's thread and the main thread both put lines on the screen. It is never held while writing.
+    One lock: the pump's thread and the main thread both put lines on the screen. It is never held
+    while writing.
     """
 
     def __init__(
@@ -78,7 +82,8 @@ class Console(Sink):
         self._suspended = False
         self._lost: int | None = None
         self._stalled_at: float | None = None
-        """Since when there has been no room: nobody reads what workers write meanwhile, so held lines wait as well."""
+        """Since when there has been no room: nobody reads what workers write meanwhile, so held
+        lines wait as well."""
         self._stalled_s = 0.0
         """For how long there had been none before."""
 
@@ -87,10 +92,13 @@ class Console(Sink):
         if self._shown is not None and rank not in self._shown:
             return
         with self._lock:
-            (self._out if stream == STDOUT else self._err).output(rank, stream, data, now - self._stalled_s)
+            (self._out if stream == STDOUT else self._err).output(
+                rank, stream, data, now - self._stalled_s
+            )
 
     def rank_ended(self, rank: int, now: float) -> None:
-        """Finish this rank's lines (the last ones may still wait 0.1 s to be folded with other ranks')."""
+        """Finish this rank's lines (the last ones may still wait 0.1 s to be folded with other
+        ranks')."""
         with self._lock:
             for screen in self._screens:
                 screen.rank_ended(rank, now - self._stalled_s)
@@ -105,7 +113,8 @@ class Console(Sink):
         return min((due for due in dues if due is not None), default=None)
 
     def _flush_due(self, now: float) -> list[float | None]:
-        """Show what has been held long enough while its worker could go on writing; return when more will have."""
+        """Show what has been held long enough while its worker could go on writing; return when
+        more will have."""
         if not self.has_room():
             if self._stalled_at is None:
                 self._stalled_at = now
@@ -121,13 +130,15 @@ class Console(Sink):
         return all(writer.has_room() for writer in self._writers)
 
     def on_room(self, wake: Callable[[], None]) -> None:
-        """Set what to call when there is room again, or when the next ``tick`` is due earlier than it said."""
+        """Set what to call when there is room again, or when the next ``tick`` is due earlier than
+        it said."""
         self._wake = wake
         for writer in self._writers:
             writer.on_room = wake
 
     def say(self, text: str, *, level: Literal["info", "warning", "error"] = "info") -> None:
-        """Show lines of our own, after the whole lines that workers wrote before; ``quiet`` hides info only."""
+        """Show lines of our own, after the whole lines that workers wrote before; ``quiet`` hides
+        info only."""
         if self._quiet and level == "info":
             return
         with self._lock:
@@ -153,7 +164,9 @@ class Console(Sink):
             now = self._clock()
             same_phase = self._view is not None and self._view.phase == view.phase
             self._view = view
-            if self._suspended or (same_phase and now - self._drawn_s < _STATUS_PACE_S and self._redraw_s is not None):
+            if self._suspended or (
+                same_phase and now - self._drawn_s < _STATUS_PACE_S and self._redraw_s is not None
+            ):
                 return
             was_due = self._redraw_s
             self._draw(now)
@@ -183,7 +196,8 @@ class Console(Sink):
         self._wake()
 
     def close(self, *, timeout_s: float | None, hurried: Callable[[], bool] = lambda: False) -> int:
-        """Flush everything; return the bytes that failed or stuck descriptors did not take. See ``job.sink``.
+        """Flush everything; return the bytes that failed or stuck descriptors did not take. See
+        ``job.sink``.
 
         Lines that were skipped or dropped are not counted: a line says so itself.
         """
@@ -196,7 +210,9 @@ class Console(Sink):
             for writer in self._writers:
                 writer.begin_close()
             self._lost = sum(
-                writer.finish_close(_bound(writer, timeout_s), drops=timeout_s is not None, hurried=hurried)
+                writer.finish_close(
+                    _bound(writer, timeout_s), drops=timeout_s is not None, hurried=hurried
+                )
                 for writer in self._writers
             )
         return self._lost
@@ -224,9 +240,10 @@ def open_console(
 ) -> Console:
     """Open the console of a job.
 
-    ``show`` is what ``parse_output_ranks`` gives (None: all ranks). Without a format: rich when stderr is a terminal,
-    else plain. Colour only on a terminal, under rich, and respecting NO_COLOR and TERM. A status line only where
-    nobody else writes to the terminal: what reads a pipe from us (``| tee log``) would write into it.
+    ``show`` is what ``parse_output_ranks`` gives (None: all ranks). Without a format: rich when
+    stderr is a terminal, else plain. Colour only on a terminal, under rich, and respecting NO_COLOR
+    and TERM. A status line only where nobody else writes to the terminal: what reads a pipe from us
+    (``| tee log``) would write into it.
     """
     dumb = environ.get("TERM") in ("dumb", "unknown")
     if format is None:
@@ -234,7 +251,15 @@ def open_console(
     if format == "jsonl":
         writer = Writer(stdout_fd, dropped=dropped_record(wall))
         records = Records(writer, wall=wall)
-        return Console(out=records, err=records, shown=show, quiet=quiet, colour=False, status=None, clock=clock)
+        return Console(
+            out=records,
+            err=records,
+            shown=show,
+            quiet=quiet,
+            colour=False,
+            status=None,
+            clock=clock,
+        )
 
     may_colour = format == "rich" and not dumb and not environ.get("NO_COLOR")
     ranks = range(world_size) if show is None else show
@@ -267,7 +292,11 @@ def same_file(one: int, two: int) -> bool:
         first, second = os.fstat(one), os.fstat(two)
     except OSError:
         return False
-    return (first.st_dev, first.st_ino, first.st_rdev) == (second.st_dev, second.st_ino, second.st_rdev)
+    return (first.st_dev, first.st_ino, first.st_rdev) == (
+        second.st_dev,
+        second.st_ino,
+        second.st_rdev,
+    )
 
 
 def _is_read_by_a_program(fd: int) -> bool:

@@ -1,9 +1,10 @@
 r"""What a worker prints cannot retitle, clear, query or rearrange the user's terminal.
 
-Colours (SGR) and erase-in-line (``K``) pass. Cursor up (``\x1b[A``), hiding the cursor and showing it, from progress
-bars that are shown as lines, are dropped. Every other control character is made visible. An ESC byte leaves here only
-as part of a complete harmless sequence, so that a hostile one cannot be put together from two pieces. Bytes that are
-no UTF-8 become U+FFFD: they hold no 8-bit controls.
+Colours (SGR) and erase-in-line (``K``) pass. Cursor up (``\x1b[A``), hiding the cursor and showing
+it, from progress bars that are shown as lines, are dropped. Every other control character is made
+visible. An ESC byte leaves here only as part of a complete harmless sequence, so that a hostile one
+cannot be put together from two pieces. Bytes that are no UTF-8 become U+FFFD: they hold no 8-bit
+controls.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ _patterns: tuple[re.Pattern[str], re.Pattern[str]] | None = None
 
 
 def is_clean(data: bytes) -> bool:
-    """Tell, at the speed of C, whether whole lines hold nothing that ``clean`` or a carriage return would change."""
+    """Tell, at the speed of C, whether whole lines hold nothing that ``clean`` or a carriage return
+    would change."""
     if len(data.translate(None, _CONTROLS)) != len(data):
         return False
     if data.isascii():
@@ -39,7 +41,8 @@ def is_clean(data: bytes) -> bool:
 
 
 def clean(line: bytes, *, reset: bool = True) -> bytes:
-    """Neutralise one line or piece of a line; with ``reset``, end the colours that it leaves open."""
+    """Neutralise one line or piece of a line; with ``reset``, end the colours that it leaves
+    open."""
     if is_clean(line):
         return line
     unsafe, colours = _compiled()
@@ -53,7 +56,8 @@ def clean(line: bytes, *, reset: bool = True) -> bytes:
 
 
 def hold_back(piece: bytes) -> tuple[bytes, bytes]:
-    """Split a piece of a line into what can be shown and an unfinished sequence or character at its end."""
+    """Split a piece of a line into what can be shown and an unfinished sequence or character at its
+    end."""
     start = piece.rfind(b"\x1b", max(0, len(piece) - _LONGEST_SEQUENCE))
     if start >= 0:
         tail = piece[start + 1 :]
@@ -75,7 +79,9 @@ def _compiled() -> tuple[re.Pattern[str], re.Pattern[str]]:
         import re
 
         _patterns = (
-            re.compile(r"\x1b\[[0-9;:]{0,60}[mK]|\x1b\[(?:[0-9]{0,4}[AF]|\?25[hl])|[\x00-\x08\x0a-\x1f\x7f-\x9f]"),
+            re.compile(
+                r"\x1b\[[0-9;:]{0,60}[mK]|\x1b\[(?:[0-9]{0,4}[AF]|\?25[hl])|[\x00-\x08\x0a-\x1f\x7f-\x9f]"
+            ),
             re.compile(r"\x1b\[([0-9;:]*)m"),
         )
     return _patterns

@@ -1,14 +1,15 @@
 """The same line from several ranks becomes one, and no rank's own order ever changes.
 
-Pending lines form one sequence of groups. A rank's next line joins the first group of that text that stands after the
-rank's previous line, else it opens a new group at the end; groups leave from the front. So each rank's lines leave in
-the order in which they came. A group that every live rank has joined takes all groups before it along: nobody could
-join those any more.
+Pending lines form one sequence of groups. A rank's next line joins the first group of that text
+that stands after the rank's previous line, else it opens a new group at the end; groups leave from
+the front. So each rank's lines leave in the order in which they came. A group that every live rank
+has joined takes all groups before it along: nobody could join those any more.
 
 Folding when a lot is pending: whole blocks of lines, no Python work for each line.
 
-Splitting, comparing and joining run in C over lists of lines; Python is run per stretch of equal or of different
-lines. Lines are paired by position; where the ranks are out of step, their first lines are looked for in each other.
+Splitting, comparing and joining run in C over lists of lines; Python is run per stretch of equal or
+of different lines. Lines are paired by position; where the ranks are out of step, their first lines
+are looked for in each other.
 """
 
 from __future__ import annotations
@@ -57,7 +58,9 @@ class Folder:
         self._seq = 0
         self._weight = 0
         low, high = _CAPACITY
-        self._blocks = BlockFolder(emit, capacity=max(low, min(high, _CAPACITY_PER_RANK * len(self._alive))))
+        self._blocks = BlockFolder(
+            emit, capacity=max(low, min(high, _CAPACITY_PER_RANK * len(self._alive)))
+        )
 
     def add(self, rank: int, block: bytes, now: float) -> None:
         """Take whole lines, newline between them and none at the end."""
@@ -160,7 +163,9 @@ class Folder:
         self._weight = 0
         for rank, groups in pending.items():
             texts = [group.others.get(rank, group.text) for group in groups]
-            self._blocks.add(rank, texts, sum(map(len, texts)) + LINE_COST * len(texts), groups[0].born)
+            self._blocks.add(
+                rank, texts, sum(map(len, texts)) + LINE_COST * len(texts), groups[0].born
+            )
 
 
 HOLD_S = 0.1
@@ -173,7 +178,8 @@ _ALIGN_TRIES = 8
 
 
 class _Queue:
-    """The pending lines of one rank and when they came: ``births`` holds [time, lines, weight] of each block."""
+    """The pending lines of one rank and when they came: ``births`` holds [time, lines, weight] of
+    each block."""
 
     __slots__ = ("births", "lines", "weight")
 
@@ -222,7 +228,8 @@ class BlockFolder:
         queue.add(lines, weight, born)
 
     def settle(self, alive: set[int]) -> None:
-        """Show what can be paired: as many lines of each rank as all have; nothing while a live rank has none."""
+        """Show what can be paired: as many lines of each rank as all have; nothing while a live
+        rank has none."""
         queues = self._queues
         if len(queues) < len(alive) or not queues.keys() >= alive:
             return
@@ -238,7 +245,8 @@ class BlockFolder:
         self._queues = {rank: queue for rank, queue in queues.items() if queue.lines}
 
     def relieve(self) -> None:
-        """Keep memory bounded: show the ranks that have most pending, unpaired, until half of the capacity is left."""
+        """Keep memory bounded: show the ranks that have most pending, unpaired, until half of the
+        capacity is left."""
         total = sum(queue.weight for queue in self._queues.values())
         if total <= self._capacity:
             return
@@ -277,7 +285,8 @@ class BlockFolder:
             self._emit(rank, queue.lines)
 
     def _align(self) -> None:
-        """Bring ranks that are out of step together: look for a first line of one rank that all have pending."""
+        """Bring ranks that are out of step together: look for a first line of one rank that all
+        have pending."""
         queues = self._queues
         heads = dict.fromkeys(queue.lines[0] for queue in queues.values())
         if len(heads) == 1:

@@ -1,6 +1,8 @@
-"""The user's terminal handed over to the one worker, so that a debugger or progress bar has it whole.
+"""The user's terminal handed over to the one worker, so that a debugger or progress bar has it
+whole.
 
-The worker gets a pseudo-terminal; keys go to it unread, its bytes come to the screen unchanged (and to its file).
+The worker gets a pseudo-terminal; keys go to it unread, its bytes come to the screen unchanged (and
+to its file).
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ _KEYS = 4096
 
 
 def user_terminal() -> UserTerminal | None:
-    """Give the terminal if stdin, stdout and stderr all are it, and we are its foreground job; else None."""
+    """Give the terminal if stdin, stdout and stderr all are it, and we are its foreground job; else
+    None."""
     terminal = UserTerminal()
     whole = all(os.isatty(descriptor) for descriptor in (_STDIN, STDOUT, STDERR))
     return terminal if whole and terminal.is_ours() else None
@@ -54,7 +57,8 @@ class UserTerminal:
         return size.lines, size.columns
 
     def is_ours(self) -> bool:
-        """Tell whether we are its foreground job: to change its modes from the background would stop us."""
+        """Tell whether we are its foreground job: to change its modes from the background would
+        stop us."""
         return in_foreground(_STDIN)
 
     def take(self) -> None:
@@ -74,7 +78,8 @@ class UserTerminal:
 
 
 class Passthrough:
-    """The sink of a job whose one worker has the terminal: its bytes unchanged, our own lines between them."""
+    """The sink of a job whose one worker has the terminal: its bytes unchanged, our own lines
+    between them."""
 
     def __init__(self, *, quiet: bool) -> None:
         self._writer = Writer(STDOUT)

@@ -1,9 +1,10 @@
 """``--format jsonl``: everything on one descriptor, one JSON object a line.
 
-``{"time": epoch seconds, "type": "output", "rank": r, "stream": "stdout"|"stderr", "text": ...}`` for each line,
-without its end. ``"partial": true``: the line goes on in this stream's next record. ``"base64"`` has the bytes of
-a text that is not UTF-8. ``"progress": true``: the newest state of a row that is still being drawn over; its last
-state comes as a line. Our own lines are ``{"time", "type": "message", "level", "text"}``; job events come as they are.
+``{"time": epoch seconds, "type": "output", "rank": r, "stream": "stdout"|"stderr", "text": ...}``
+for each line, without its end. ``"partial": true``: the line goes on in this stream's next record.
+``"base64"`` has the bytes of a text that is not UTF-8. ``"progress": true``: the newest state of a
+row that is still being drawn over; its last state comes as a line. Our own lines are ``{"time",
+"type": "message", "level", "text"}``; job events come as they are.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ class Records(Lines):
 
     def message(self, text: str, level: str) -> None:
         """Write lines of our own."""
-        self.event({"time": round(self._wall(), 6), "type": "message", "level": level, "text": text})
+        self.event(
+            {"time": round(self._wall(), 6), "type": "message", "level": level, "text": text}
+        )
 
     def event(self, record: Mapping[str, object]) -> None:
         """Write one record as it is."""
@@ -58,13 +61,21 @@ class Records(Lines):
                 pass
             else:
                 quote = self._quote
-                lines = [start + quote(line.removesuffix("\r")) + "}\n" for line in text.split("\n")]
+                lines = [
+                    start + quote(line.removesuffix("\r")) + "}\n" for line in text.split("\n")
+                ]
                 self._put("".join(lines))
                 return
-        self._put("".join(self._pieces(start, line.removesuffix(b"\r"), partial=False) for line in block.split(b"\n")))
+        self._put(
+            "".join(
+                self._pieces(start, line.removesuffix(b"\r"), partial=False)
+                for line in block.split(b"\n")
+            )
+        )
 
     def _pieces(self, start: str, line: bytes, *, partial: bool) -> str:
-        """Write a long or binary line as records of at most PIECE bytes, the last of them ``partial`` or not."""
+        """Write a long or binary line as records of at most PIECE bytes, the last of them
+        ``partial`` or not."""
         out = []
         while len(line) > PIECE:
             piece, held = hold_back(line[:PIECE])
@@ -101,7 +112,10 @@ class Records(Lines):
     def _start(self, source: Source) -> str:
         """Give the head that the records of one chunk share."""
         stream = STREAMS[source.stream]
-        return f'{{"time": {self._wall():.6f}, "type": "output", "rank": {source.rank}, "stream": "{stream}", "text": '
+        return (
+            f'{{"time": {self._wall():.6f}, "type": "output", "rank": {source.rank}, "stream": '
+            f'"{stream}", "text": '
+        )
 
     def _record(self, start: str, line: bytes, *, mark: str = "") -> str:
         end = f', "{mark}": true}}\n' if mark else "}\n"

@@ -1,12 +1,13 @@
 r"""Chunks taken apart into whole lines and the unfinished one, which is held for PARTIAL_S at most.
 
-An unfinished line with a carriage return is a bar: only its newest state is kept, shown now and then as a line of its
-own, and at the end. A program that moves the cursor up has several rows: ``display`` interprets what it writes, and
-its rows are shown like bars.
+An unfinished line with a carriage return is a bar: only its newest state is kept, shown now and
+then as a line of its own, and at the end. A program that moves the cursor up has several rows:
+``display`` interprets what it writes, and its rows are shown like bars.
 
 Carriage returns: which state of a line that is drawn over and over counts.
 
-A state is what stands between two ``\r``. Blank ones do not count: a progress bar that is cleared leaves its last one.
+A state is what stands between two ``\r``. Blank ones do not count: a progress bar that is cleared
+leaves its last one.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
 PARTIAL_S = 0.5
 """A line without its newline is shown after this long (design: 0.5 s)."""
 PROGRESS_S = 10.0
-"""The newest state of a bar is shown at most this often, where it cannot be drawn over the one before."""
+"""The newest state of a bar is shown at most this often, where it cannot be drawn over the one
+before."""
 PIECE = 64 << 10
 """A longer line is shown in pieces: memory stays bounded whatever a worker writes."""
 STREAMS = {1: "stdout", 2: "stderr"}
@@ -34,7 +36,19 @@ _SEQUENCE = 8
 class Source:
     """One stream of one rank: what it has written since its last newline and is not yet shown."""
 
-    __slots__ = ("bar", "buf", "cut", "display", "due", "length", "paced_s", "rank", "started", "state", "stream")
+    __slots__ = (
+        "bar",
+        "buf",
+        "cut",
+        "display",
+        "due",
+        "length",
+        "paced_s",
+        "rank",
+        "started",
+        "state",
+        "stream",
+    )
 
     def __init__(self, rank: int, stream: int) -> None:
         self.rank = rank
@@ -57,7 +71,8 @@ class Source:
 
 
 class Lines(ABC):
-    """The sources of one console, and which of them has a line waiting for its end; subclasses show them."""
+    """The sources of one console, and which of them has a line waiting for its end; subclasses show
+    them."""
 
     def __init__(self, writer: Writer) -> None:
         self.writer = writer
@@ -129,7 +144,12 @@ class Lines(ABC):
     def _end(self, source: Source, now: float) -> None:
         if source.display is not None:
             self._end_display(source, now)
-        elif source.bar and not source.started and source.state is None and not newest_state(bytes(source.buf)):
+        elif (
+            source.bar
+            and not source.started
+            and source.state is None
+            and not newest_state(bytes(source.buf))
+        ):
             self._forget_bar(source)
         elif source.bar:
             self._end_bar(source, b"", now)
@@ -155,7 +175,8 @@ class Lines(ABC):
             self._show(source)
 
     def _end_bar(self, source: Source, line: bytes, now: float) -> None:
-        """Show how a bar's line ends, unless that is on the console already; ``line`` is the rest of it."""
+        """Show how a bar's line ends, unless that is on the console already; ``line`` is the rest
+        of it."""
         line = bytes(source.buf) + line
         shown = source.state
         self._forget_bar(source)
@@ -190,7 +211,8 @@ class Lines(ABC):
         return self._bars_due if self._bars else None
 
     def _show_bar(self, source: Source, now: float) -> None:
-        """Show the newest state of a bar if it is not on the console; an unfinished character or escape waits."""
+        """Show the newest state of a bar if it is not on the console; an unfinished character or
+        escape waits."""
         if source.display is not None:
             self._show_display(source, now)
             return
@@ -270,7 +292,8 @@ class Lines(ABC):
         return min((due for due in dues if due is not None), default=None)
 
     def _complete_displays(self, source: Source, now: float) -> None:
-        """End the rank's display on its other stream if that looks complete: the rank's own order is kept."""
+        """End the rank's display on its other stream if that looks complete: the rank's own order
+        is kept."""
         for other in list(self._drawing):
             display = other.display
             if other.rank == source.rank and display is not None and display.is_complete:
@@ -361,10 +384,13 @@ def squeeze(line: bytes) -> bytes:
 
 
 def last_states(block: bytes) -> bytes:
-    """Reduce each line of a block that has several states to its newest one; the others stay byte for byte."""
+    """Reduce each line of a block that has several states to its newest one; the others stay byte
+    for byte."""
     if block.count(b"\r") == block.count(b"\r\n") + block.endswith(b"\r"):
         return block
-    return b"\n".join([newest_state(line) if is_redrawn(line) else line for line in block.split(b"\n")])
+    return b"\n".join(
+        [newest_state(line) if is_redrawn(line) else line for line in block.split(b"\n")]
+    )
 
 
 def _is_blank(state: bytes) -> bool:

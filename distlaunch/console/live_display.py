@@ -1,20 +1,25 @@
 r"""The rows that a program draws over by moving the cursor, as a terminal would show them.
 
-A progress bar returns to the start of its row (``\r``); nested bars and live displays also move up to rows that they
-have left (``\x1b[A``). ``Display`` interprets the bytes of one stream. It keeps the rows to which the program may
-return, and gives every row away as a line once the program has left it for good:
+A progress bar returns to the start of its row (``\r``); nested bars and live displays also move up
+to rows that they have left (``\x1b[A``). ``Display`` interprets the bytes of one stream. It keeps
+the rows to which the program may return, and gives every row away as a line once the program has
+left it for good:
 
-* A program that hides the cursor, or moves up from an empty row below its display, redraws its display from the top.
-  The rows above the top of the last redraw are final.
-* Otherwise a row is final SETTLE_S after the cursor has left it for a lower one, if what was written since shows that
-  the program will not return: the row is no bar, or the program has completed a line or redrawn a bar below it; and
-  the row is further up than the program has ever moved from the lowest row.
-* A program that has written lines for _STALE_S without a move upwards no longer counts as one that moves up.
+* A program that hides the cursor, or moves up from an empty row below its display, redraws its
+  display from the top. The rows above the top of the last redraw are final.
+* Otherwise a row is final SETTLE_S after the cursor has left it for a lower one, if what was
+  written since shows that the program will not return: the row is no bar, or the program has
+  completed a line or redrawn a bar below it; and the row is further up than the program has ever
+  moved from the lowest row.
+* A program that has written lines for _STALE_S without a move upwards no longer counts as one that
+  moves up.
 * More rows than MOST_ROWS are final from the top, and so are rows of more than _MOST_CELLS in all.
 
-Time alone makes no row final that may be drawn again: a worker may stand still in the middle of drawing.
+Time alone makes no row final that may be drawn again: a worker may stand still in the middle of
+drawing.
 
-Rows hold printable characters and colours only: no other control sequence of the program leaves this module.
+Rows hold printable characters and colours only: no other control sequence of the program leaves
+this module.
 """
 
 from __future__ import annotations
@@ -34,7 +39,8 @@ _MOST_COLUMNS = 1000
 _MOST_COLOURED = 4 * _MOST_CELLS_OF_A_ROW
 """A row that would take more bytes with its colours is shown without them."""
 _STALE_S = 10.0
-"""After writing lines for so long without a move upwards, a program no longer counts as one that moves up."""
+"""After writing lines for so long without a move upwards, a program no longer counts as one that
+moves up."""
 _PAUSE_S = 1.0
 """A longer time between two lines counts as this long."""
 _MOST_STYLE = 160
@@ -60,7 +66,8 @@ def moves_cursor(data: bytes) -> bool:
 
 
 class _Row:
-    """One row: a character, and the colours that it has, for each column; ``""`` is the second half of a wide one."""
+    """One row: a character, and the colours that it has, for each column; ``""`` is the second half
+    of a wide one."""
 
     __slots__ = ("cells", "is_bar", "left_s", "styles")
 
@@ -92,7 +99,8 @@ class _Row:
         return not "".join(self.cells).strip()
 
     def render(self, columns: int | None = None) -> bytes:
-        """Return the row's text with its colours, at most ``columns`` wide, without blanks at its end."""
+        """Return the row's text with its colours, at most ``columns`` wide, without blanks at its
+        end."""
         cells, styles = self.cells, self.styles
         end = len(cells) if columns is None else min(columns, len(cells))
         if columns and end < len(cells) and not cells[end]:
@@ -144,13 +152,16 @@ class Display:
         self._left_s = 0.0
         """When the cursor last went down."""
         self._lines_s = 0.0
-        """How long the program has written lines since it last moved up or hid the cursor; pauses count little."""
+        """How long the program has written lines since it last moved up or hid the cursor; pauses
+        count little."""
 
     def feed(self, data: bytes, now: float) -> list[bytes]:
         """Interpret bytes of the program; return the rows that are final, in order."""
         text = self._held + self._decoder.decode(data)
         self._held = ""
-        if (unfinished := _UNFINISHED.search(text, max(0, len(text) - _LONGEST_SEQUENCE))) is not None:
+        if (
+            unfinished := _UNFINISHED.search(text, max(0, len(text) - _LONGEST_SEQUENCE))
+        ) is not None:
             self._held = unfinished[0]
             text = text[: unfinished.start()]
         if text.count("\r") > _MOST_STATES and not moves_cursor(data):
@@ -185,7 +196,8 @@ class Display:
         return self._rows[0].left_s + SETTLE_S if self._left_for_good() else None
 
     def finish(self) -> list[bytes]:
-        """Return all rows that show something: no more bytes will come, or the rows may be disturbed."""
+        """Return all rows that show something: no more bytes will come, or the rows may be
+        disturbed."""
         rows, self._rows = self._rows, [_Row()]
         self._at = self._column = self._top = self._passed = 0
         return [row.render() for row in rows if not row.is_blank()]
@@ -222,7 +234,8 @@ class Display:
         return count
 
     def _left_for_good(self) -> int:
-        """Count the rows, from the top, to which the program will not return as far as can be seen."""
+        """Count the rows, from the top, to which the program will not return as far as can be
+        seen."""
         if self._redraws or (self._hidden and self._lines_s < _STALE_S):
             return 0
         count = min(self._at, len(self._rows) - 1 - self._reach)
@@ -253,7 +266,9 @@ class Display:
     def _down(self, count: int, now: float) -> None:
         row = self._rows[self._at]
         row.left_s = now
-        if self._wrote and (self._reach or not row.is_bar):  # without a move up so far, several rows may be one frame
+        if self._wrote and (
+            self._reach or not row.is_bar
+        ):  # without a move up so far, several rows may be one frame
             self._passed = max(self._passed, self._at)
         self._wrote = self._returned = False
         self._lines_s += min(now - self._left_s, _PAUSE_S)
@@ -292,7 +307,9 @@ class Display:
             self._column = max(0, self._column - 1)
             return
         if first == "\t":
-            self._column = max(self._column, min(self._column + 8 - self._column % 8, _MOST_CELLS_OF_A_ROW))
+            self._column = max(
+                self._column, min(self._column + 8 - self._column % 8, _MOST_CELLS_OF_A_ROW)
+            )
             return
         code = ord(first)
         if code < 0x20:
@@ -312,7 +329,8 @@ class Display:
             self._returned = False
 
     def _cells(self, text: str) -> list[str]:
-        """Give each character the columns that it takes; one that combines goes with the one before."""
+        """Give each character the columns that it takes; one that combines goes with the one
+        before."""
         cells: list[str] = []
         for char in text:
             if category(char) in ("Mn", "Me", "Cf"):
@@ -338,7 +356,10 @@ class Display:
         if final == "m":
             self._colour(parameters)
             return
-        count = min(int(parameters) if parameters.isdecimal() and len(parameters) <= 4 else 0, _MOST_CELLS_OF_A_ROW)
+        count = min(
+            int(parameters) if parameters.isdecimal() and len(parameters) <= 4 else 0,
+            _MOST_CELLS_OF_A_ROW,
+        )
         row = self._rows[self._at]
         match final:
             case "A":

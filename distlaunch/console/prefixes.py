@@ -12,7 +12,8 @@ _CACHED = 4096
 
 
 def parse_output_ranks(text: str, world_size: int) -> frozenset[int] | None:
-    """Read ``--output``: ``all`` (gives None), ``none`` or ranks such as ``0,2-5``; ConfigError if it is neither."""
+    """Read ``--output``: ``all`` (gives None), ``none`` or ranks such as ``0,2-5``; ConfigError if
+    it is neither."""
     word = text.strip()
     if word == "all":
         return None
@@ -24,7 +25,10 @@ def parse_output_ranks(text: str, world_size: int) -> frozenset[int] | None:
         low = _rank(first, text, world_size)
         high = _rank(last, text, world_size) if dash else low
         if high < low:
-            raise ConfigError(f"--output {text}: the range {part.strip()} runs backwards", hint=f"write {high}-{low}")
+            raise ConfigError(
+                f"--output {text}: the range {part.strip()} runs backwards",
+                hint=f"write {high}-{low}",
+            )
         ranks.update(range(low, high + 1))
     return frozenset(ranks)
 
@@ -32,17 +36,21 @@ def parse_output_ranks(text: str, world_size: int) -> frozenset[int] | None:
 def _rank(word: str, text: str, world_size: int) -> int:
     digits = word.strip()
     if not (digits.isascii() and digits.isdecimal()):
-        raise ConfigError(f"--output {text}: '{digits}' is not a rank", hint="all, none, or ranks such as 0,2-5")
+        raise ConfigError(
+            f"--output {text}: '{digits}' is not a rank", hint="all, none, or ranks such as 0,2-5"
+        )
     number = digits.lstrip("0") or "0"
     if len(number) > len(str(world_size)) or int(number) >= world_size:
         raise ConfigError(
-            f"--output {text}: there is no rank {number}", hint=f"this job has {name_ranks(range(world_size))}"
+            f"--output {text}: there is no rank {number}",
+            hint=f"this job has {name_ranks(range(world_size))}",
         )
     return int(number)
 
 
 class Prefixes:
-    """What stands before each line: ``[3] ``, or ``[0-7] `` where a line is the same on several ranks."""
+    """What stands before each line: ``[3] ``, or ``[0-7] `` where a line is the same on several
+    ranks."""
 
     def __init__(self, *, colour: bool) -> None:
         self._colour = colour

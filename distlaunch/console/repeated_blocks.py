@@ -1,12 +1,14 @@
 """Blocks of lines that one rank has shown and others write again become one line with a count.
 
-``folding`` joins equal lines that come within 0.1 s of each other. Here lines of other ranks are compared with what was
-shown in the last WINDOW_S. A line that no rank has shown is emitted at once. Only a repetition is held: until it ends,
-until GAP_S after its last line that was found again, and for at most WINDOW_S. Repetitions of one block by several
-ranks are gathered for GATHER_S. Each rank's lines leave in the order in which they came.
+``folding`` joins equal lines that come within 0.1 s of each other. Here lines of other ranks are
+compared with what was shown in the last WINDOW_S. A line that no rank has shown is emitted at once.
+Only a repetition is held: until it ends, until GAP_S after its last line that was found again, and
+for at most WINDOW_S. Repetitions of one block by several ranks are gathered for GATHER_S. Each
+rank's lines leave in the order in which they came.
 
-Lines count as equal if ``alike`` says the same of them: they may differ in the rank that torch puts in front, in the
-addresses of native frames, and, where they tell of a lost peer, in numbers such as its port.
+Lines count as equal if ``alike`` says the same of them: they may differ in the rank that torch puts
+in front, in the addresses of native frames, and, where they tell of a lost peer, in numbers such as
+its port.
 """
 
 from __future__ import annotations
@@ -85,7 +87,9 @@ class _Shown:
         self.entries.append((key, line, now))
         self._weight += len(line)
         while self.entries and (
-            len(self.entries) > _MOST_LINES or self._weight > _MOST_BYTES or self.entries[0][2] + WINDOW_S < now
+            len(self.entries) > _MOST_LINES
+            or self._weight > _MOST_BYTES
+            or self.entries[0][2] + WINDOW_S < now
         ):
             self._weight -= len(self.entries.popleft()[1])
             self.base += 1
@@ -140,7 +144,9 @@ class _Run:
         if self.best.found > found:
             self.due = min(came_s + GAP_S, self._ends_s)
         is_full = len(self.lines) >= _MOST_LINES or self._weight > _MOST_BYTES
-        return bool(self.places) and not is_full and len(self.lines) - self.best.found <= _MOST_AHEAD
+        return (
+            bool(self.places) and not is_full and len(self.lines) - self.best.found <= _MOST_AHEAD
+        )
 
     def follow(self) -> None:
         """Look for the lines that have not been found yet in what has been shown by now."""
@@ -231,7 +237,8 @@ class Repeats:
             self._end_run(run, now)
 
     def _run_of(self, who: Who, now: float) -> _Run | None:
-        """Return the run that these lines continue; end those of the same ranks that they do not."""
+        """Return the run that these lines continue; end those of the same ranks that they do
+        not."""
         if not self._runs:
             return None
         run = self._runs.get(next(iter(_ranks(who))))
@@ -241,7 +248,11 @@ class Repeats:
         return None
 
     def _end_runs(self, who: Who, now: float) -> None:
-        while self._runs and (rank := next((rank for rank in _ranks(who) if rank in self._runs), None)) is not None:
+        while (
+            self._runs
+            and (rank := next((rank for rank in _ranks(who) if rank in self._runs), None))
+            is not None
+        ):
             self._end_run(self._runs[rank], now)
 
     def _end_run(self, run: _Run, now: float) -> None:
@@ -272,7 +283,9 @@ class Repeats:
                 self._tell(other)
         repetition = self._repetitions.get(key)
         if repetition is None:
-            repetition = self._repetitions[key] = _Repetition(best.shown.rank, count, now + GATHER_S)
+            repetition = self._repetitions[key] = _Repetition(
+                best.shown.rank, count, now + GATHER_S
+            )
         repetition.ranks.update(ranks)
         repetition.exact = repetition.exact and best.exact
         self._of_rank.update(dict.fromkeys(ranks, key))
@@ -323,7 +336,8 @@ def _is_indented(line: bytes) -> bool:
 
 
 def _is_cut(lines: list[bytes], count: int) -> bool:
-    """Return whether the first ``count`` lines end within a traceback, or within another indented block."""
+    """Return whether the first ``count`` lines end within a traceback, or within another indented
+    block."""
     if count < len(lines) and _is_indented(lines[count]):
         return True
     for line in reversed(lines[:count]):

@@ -1,7 +1,7 @@
 r"""What the ranks wrote, as whole prefixed lines for one pipe or file, byte for byte but for bars.
 
-One screen serves every stream that ends in the same file, so that a rank's own order holds across stdout and stderr.
-``terminal`` refines it for a person's terminal.
+One screen serves every stream that ends in the same file, so that a rank's own order holds across
+stdout and stderr. ``terminal`` refines it for a person's terminal.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ class Screen(Lines):
         return min((due for due in (folded, repeated, partial) if due is not None), default=None)
 
     def interject(self, lines: bytes) -> None:
-        """Show lines of our own, after all whole lines that came before them, even on a stopped terminal."""
+        """Show lines of our own, after all whole lines that came before them, even on a stopped
+        terminal."""
         self._flush_folder()
         self._send()  # what workers wrote may be dropped, our own lines are not
         self._insert(lines)

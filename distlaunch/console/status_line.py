@@ -40,7 +40,8 @@ def status_text(view: StatusView, now: float) -> str | None:
 
 
 def _progress(progress: Summary, age_s: float) -> Iterator[str]:
-    """Say at which step the job is, how fast it goes, and what its lowest rank tells beside; all of it short."""
+    """Say at which step the job is, how fast it goes, and what its lowest rank tells beside; all of
+    it short."""
     if progress.step_min is not None and progress.step_max is not None:
         low, high = _number(progress.step_min), _number(progress.step_max)
         yield f"step {low}" if low == high else f"step {low}-{high}"
@@ -60,7 +61,8 @@ def _number(value: float) -> str:
 
 
 def next_change(view: StatusView, now: float) -> float | None:
-    """Give the monotonic time at which the elapsed time shown changes; None when nothing is shown."""
+    """Give the monotonic time at which the elapsed time shown changes; None when nothing is
+    shown."""
     if view.phase == "ended":
         return None
     return view.started_s + int(max(0.0, now - view.started_s)) + 1.0

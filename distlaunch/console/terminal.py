@@ -1,8 +1,8 @@
 """The lines of a terminal: harmless, of bounded length, and with progress bars that stay usable.
 
-One rank at a time has the live rows at the bottom of the screen, where its bars move in place: the lowest rank that is
-shown whenever it has a bar, else the first that has one. Lines of all ranks go above these rows. The bars of the other
-ranks are shown as lines, at most every PROGRESS_S each.
+One rank at a time has the live rows at the bottom of the screen, where its bars move in place: the
+lowest rank that is shown whenever it has a bar, else the first that has one. Lines of all ranks go
+above these rows. The bars of the other ranks are shown as lines, at most every PROGRESS_S each.
 """
 
 from __future__ import annotations
@@ -21,9 +21,12 @@ _FRAME_S = 0.05
 
 
 class TerminalScreen(Screen):
-    """A screen for a person. ``draws``: the terminal can erase (a dumb one cannot, and gets bars as lines)."""
+    """A screen for a person. ``draws``: the terminal can erase (a dumb one cannot, and gets bars as
+    lines)."""
 
-    def __init__(self, writer: TerminalWriter, *, ranks: Iterable[int], prefixes: Prefixes, draws: bool) -> None:
+    def __init__(
+        self, writer: TerminalWriter, *, ranks: Iterable[int], prefixes: Prefixes, draws: bool
+    ) -> None:
         super().__init__(writer, ranks=ranks, prefixes=prefixes)
         self._start_drawing(writer, draws=draws, lead=min(ranks, default=0))
 
@@ -70,12 +73,15 @@ class TerminalScreen(Screen):
     def _add(self, rank: int, block: bytes, now: float) -> None:
         if b"\r" in block:
             block = block.replace(b"\r\n", b"\n").removesuffix(b"\r")
-        if not is_clean(block) or (len(block) > PIECE and max(map(len, block.split(b"\n"))) > PIECE):
+        if not is_clean(block) or (
+            len(block) > PIECE and max(map(len, block.split(b"\n"))) > PIECE
+        ):
             block = b"\n".join(map(_tidy, block.split(b"\n")))
         super()._add(rank, block, now)
 
     def _hold_s(self, source: Source) -> float:
-        """Beside live rows the cursor cannot stay in an unfinished line: each of its pieces becomes a line."""
+        """Beside live rows the cursor cannot stay in an unfinished line: each of its pieces becomes
+        a line."""
         return PARTIAL_S if self._owner in (None, source.rank) else PROGRESS_S
 
     def _show(self, source: Source) -> None:
@@ -95,7 +101,8 @@ class TerminalScreen(Screen):
             self._end_open()
 
     def _write_piece(self, source: Source, piece: bytes) -> None:
-        """Show a piece of the open line, and give up on the rest of a line that has become too long."""
+        """Show a piece of the open line, and give up on the rest of a line that has become too
+        long."""
         out = clean(piece[: PIECE - source.length], reset=False)
         self._coloured = self._coloured or b"\x1b" in out
         self._out.append(out)
@@ -165,7 +172,8 @@ class TerminalScreen(Screen):
         if self._owner != source.rank or not rows:
             super()._put_rows(source, rows, now)
             return
-        # They are on the screen already, as live rows: they are not held to be folded with other ranks'.
+        # They are on the screen already, as live rows: they are not held to be folded with other
+        # ranks'.
         self._release(source.rank)
         self._emit(source.rank, rows)
         self._draw_bars(now)

@@ -1,9 +1,9 @@
 """The writer of a terminal: it never refuses, skips lines when stopped, and keeps the last rows.
 
-The last rows of the screen are live: progress bars, and below them the status line. They are cleared before output and
-drawn again after it, both in the writer's thread and in one write with the output, so that nothing tears. Only their
-newest state is ever written: a slow terminal skips the others. While the cursor stands inside an unfinished line (a
-prompt) they are not shown.
+The last rows of the screen are live: progress bars, and below them the status line. They are
+cleared before output and drawn again after it, both in the writer's thread and in one write with
+the output, so that nothing tears. Only their newest state is ever written: a slow terminal skips
+the others. While the cursor stands inside an unfinished line (a prompt) they are not shown.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from distlaunch.console.writer import Writer
 from distlaunch.core.model.text import printable
 
 BUFFER = 1 << 20
-"""Pending bytes at which lines are skipped: a person reads what is new, not what is a megabyte old."""
+"""Pending bytes at which lines are skipped: a person reads what is new, not what is a megabyte
+old."""
 _OWN_EXTRA = 1 << 20
 _ERASE_ROW = b"\x1b[K"
 _ERASE_BELOW = b"\x1b[J"
@@ -30,7 +31,9 @@ _ROOM_FOR_LINES = 6
 class TerminalWriter(Writer):
     """A writer that drops instead of saying no, and tells how many lines it dropped."""
 
-    def __init__(self, fd: int, *, skipped: Callable[[int], bytes], colour: bool, high_water: int = BUFFER) -> None:
+    def __init__(
+        self, fd: int, *, skipped: Callable[[int], bytes], colour: bool, high_water: int = BUFFER
+    ) -> None:
         super().__init__(fd, high_water=high_water, dropped=skipped)
         self._describe_skipped = skipped
         self._colour = colour
@@ -91,7 +94,9 @@ class TerminalWriter(Writer):
             return False
         if must:
             self._tell_skipped()
-        room = 0 if self._skipping else self._high_water + (_OWN_EXTRA if must else 0) - self._pending
+        room = (
+            0 if self._skipping else self._high_water + (_OWN_EXTRA if must else 0) - self._pending
+        )
         if len(data) <= room:
             self._queue(data, own=must)
             return not self._dead
@@ -143,7 +148,9 @@ class TerminalWriter(Writer):
         up = b"\x1b[%dA" % (self._drawn_rows - 1) if self._drawn_rows > 1 else b""
         start = b"\r" + up if self._drawn_rows else b""
         erase = b"" if not self._drawn_rows else _ERASE_BELOW if up else _ERASE_ROW
-        in_place = bool(self._drawn_rows) and not batch and bool(bars) and len(rows) >= self._drawn_rows
+        in_place = (
+            bool(self._drawn_rows) and not batch and bool(bars) and len(rows) >= self._drawn_rows
+        )
         self._drawn_rows = len(rows)
         if in_place:  # nothing flickers
             return start + b"\n".join(_ERASE_ROW + row for row in rows)
@@ -158,7 +165,8 @@ class TerminalWriter(Writer):
 
     @staticmethod
     def _fitted(text: str, width: int) -> bytes:
-        """Cut a text to the terminal's width: whole parts from the end, and only the first one within."""
+        """Cut a text to the terminal's width: whole parts from the end, and only the first one
+        within."""
         text = printable(text)
         room = width - 1
         while _columns(text) > room and SEPARATOR in text:

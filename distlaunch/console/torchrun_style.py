@@ -1,11 +1,12 @@
 r"""What ``distlaunch torchrun`` shows: output as torchrun's users know it, stream by stream.
 
-``raw`` bytes pass as they are, unfinished lines too; ``tee`` shows whole lines behind the prefix that the template
-gives; ``hidden`` shows nothing. Unlike torchrun's, a tee'd line is never torn by another rank's, and a progress bar is
-one line with its newest state, not one for each of its states.
+``raw`` bytes pass as they are, unfinished lines too; ``tee`` shows whole lines behind the prefix
+that the template gives; ``hidden`` shows nothing. Unlike torchrun's, a tee'd line is never torn by
+another rank's, and a progress bar is one line with its newest state, not one for each of its
+states.
 
-Of several raw ranks on one descriptor an unfinished line is held for HOLD_S: unbuffered Python writes a line and its
-newline in two pieces, between which another rank's would come.
+Of several raw ranks on one descriptor an unfinished line is held for HOLD_S: unbuffered Python
+writes a line and its newline in two pieces, between which another rank's would come.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ class _Held:
 class RawOrTee(Screen):
     """The streams that end in one descriptor, of which some are not made into lines."""
 
-    def __init__(self, writer: Writer, *, prefixes: Prefixes, modes: Mapping[tuple[int, int], Mode]) -> None:
+    def __init__(
+        self, writer: Writer, *, prefixes: Prefixes, modes: Mapping[tuple[int, int], Mode]
+    ) -> None:
         Screen.__init__(self, writer, ranks=(), prefixes=prefixes)
         self._show_as(modes)
 
@@ -135,10 +138,16 @@ class RawOrTee(Screen):
 
 
 class RawOrTeeTerminal(RawOrTee, TerminalScreen):
-    """The same for a terminal: raw bytes pass as they are there too, tee'd lines are made harmless."""
+    """The same for a terminal: raw bytes pass as they are there too, tee'd lines are made
+    harmless."""
 
     def __init__(
-        self, writer: TerminalWriter, *, prefixes: Prefixes, modes: Mapping[tuple[int, int], Mode], draws: bool
+        self,
+        writer: TerminalWriter,
+        *,
+        prefixes: Prefixes,
+        modes: Mapping[tuple[int, int], Mode],
+        draws: bool,
     ) -> None:
         TerminalScreen.__init__(self, writer, ranks=(), prefixes=prefixes, draws=draws)
         self._show_as(modes)
@@ -167,8 +176,9 @@ def open_torchrun_console(
 ) -> Console:
     """Open the console of ``distlaunch torchrun``.
 
-    ``modes`` by rank and stream (one that is missing is raw), ``prefixes`` by rank, for tee'd lines. Our own lines go
-    to stderr, with ``quiet`` only warnings and errors; there is no status line.
+    ``modes`` by rank and stream (one that is missing is raw), ``prefixes`` by rank, for tee'd
+    lines. Our own lines go to stderr, with ``quiet`` only warnings and errors; there is no status
+    line.
     """
     dumb = environ.get("TERM") in ("dumb", "unknown")
     colour = not dumb and not environ.get("NO_COLOR") and os.isatty(stderr_fd)
@@ -184,4 +194,6 @@ def open_torchrun_console(
 
     out = screen(stdout_fd, (STDOUT, STDERR) if shared else (STDOUT,))
     err = out if shared else screen(stderr_fd, (STDERR,))
-    return Console(out=out, err=err, shown=None, quiet=quiet, colour=colour, status=None, clock=clock)
+    return Console(
+        out=out, err=err, shown=None, quiet=quiet, colour=colour, status=None, clock=clock
+    )

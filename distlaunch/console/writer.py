@@ -1,10 +1,10 @@
 """One bounded buffer and one thread with blocking writes for a console descriptor.
 
-A slow reader must never hold up supervision, and O_NONBLOCK must not be set on 0-2 (the description is shared with
-the user's shell): so a daemon thread writes and may block for as long as it likes. A pipe, file or socket says when
-it is full and loses nothing until the end of a job that failed: then lines of workers that are still queued may be
-dropped, so that our own reach a slow reader. A descriptor that fails (reader gone, disk full, no thread for it) is
-given up for good, silently.
+A slow reader must never hold up supervision, and O_NONBLOCK must not be set on 0-2 (the description
+is shared with the user's shell): so a daemon thread writes and may block for as long as it likes. A
+pipe, file or socket says when it is full and loses nothing until the end of a job that failed: then
+lines of workers that are still queued may be dropped, so that our own reach a slow reader. A
+descriptor that fails (reader gone, disk full, no thread for it) is given up for good, silently.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ HIGH_WATER = 4 << 20
 """Pending bytes at which a writer has no more room; it has again at half of that."""
 _WRITE = 64 << 10
 _WRITE_SLOW = 4 << 10
-"""To a slow reader and while closing: each write that ends is progress, and what is left of it can be dropped."""
+"""To a slow reader and while closing: each write that ends is progress, and what is left of it can
+be dropped."""
 _SLOW_S = 0.02
 """A write that takes longer shows that the reader is slow."""
 DRAIN_S = 2.0
@@ -41,8 +42,9 @@ def dropped_note(lines: int) -> bytes:
     """Say how many lines of workers a reader has not been given."""
     noun = "line" if lines == 1 else "lines"
     return (
-        f"distlaunch: {lines:,} {noun} of workers not shown, as the reader is slow; the log files have them\n".encode()
-    )
+        f"distlaunch: {lines:,} {noun} of workers not shown, as the reader is slow; the log "
+        "files have them\n"
+    ).encode()
 
 
 class _Own(bytes):
@@ -52,7 +54,8 @@ class _Own(bytes):
 
 
 class Writer:
-    """Writes what it is given to ``fd``, in order, from a thread of its own that starts with the first bytes.
+    """Writes what it is given to ``fd``, in order, from a thread of its own that starts with the
+    first bytes.
 
     ``dropped`` words how many lines were dropped at the end.
     """
@@ -106,7 +109,8 @@ class Writer:
         return not self._full
 
     def put(self, data: bytes, *, must: bool = False) -> bool:
-        """Queue bytes; return False if they were not taken. ``must`` marks our own lines, which are never dropped."""
+        """Queue bytes; return False if they were not taken. ``must`` marks our own lines, which are
+        never dropped."""
         with self._cond:
             return self._put(data, must=must)
 
@@ -123,13 +127,17 @@ class Writer:
             self._cond.notify_all()
 
     def finish_close(
-        self, timeout_s: float | None, *, drops: bool = False, hurried: Callable[[], bool] = lambda: False
+        self,
+        timeout_s: float | None,
+        *,
+        drops: bool = False,
+        hurried: Callable[[], bool] = lambda: False,
     ) -> int:
         """Wait for the end of the thread; return the bytes lost.
 
-        The reader may stand still for ``timeout_s``. With ``drops``, workers' lines that are still queued after
-        ``DRAIN_S`` are dropped. Once ``hurried`` returns true, they are dropped in any case, and the reader has
-        ``HURRIED_S``.
+        The reader may stand still for ``timeout_s``. With ``drops``, workers' lines that are still
+        queued after ``DRAIN_S`` are dropped. Once ``hurried`` returns true, they are dropped in any
+        case, and the reader has ``HURRIED_S``.
         """
         began = monotonic()
         drop_at = began + DRAIN_S if drops else None
@@ -149,7 +157,11 @@ class Writer:
                 if stalled or (give_up_at is not None and now >= give_up_at):
                     self._give_up()
                     break
-                wait_s = _LOOK_S if timeout_s is None else min(_LOOK_S, self._progress_s + timeout_s - now)
+                wait_s = (
+                    _LOOK_S
+                    if timeout_s is None
+                    else min(_LOOK_S, self._progress_s + timeout_s - now)
+                )
                 self._cond.wait(wait_s)
             self._closed = True
             return self.lost
@@ -164,7 +176,8 @@ class Writer:
             return 0
 
     def _piece(self) -> int:
-        """Return how much to write at once; to a pipe what it takes now, so that the rest can be dropped."""
+        """Return how much to write at once; to a pipe what it takes now, so that the rest can be
+        dropped."""
         if self._closing or self._is_slow:
             return _WRITE_SLOW
         if not self._is_pipe:
@@ -176,7 +189,8 @@ class Writer:
         return max(_WRITE_SLOW, min(_WRITE, size - self._unread()))
 
     def _drop_queued(self) -> None:
-        """Drop the lines of workers that are not under way; the rest of those that are follows at a line's end."""
+        """Drop the lines of workers that are not under way; the rest of those that are follows at a
+        line's end."""
         kept = [chunk for chunk in self._chunks if isinstance(chunk, _Own)]
         dropped = [chunk for chunk in self._chunks if not isinstance(chunk, _Own)]
         self._pending -= sum(map(len, dropped))
@@ -204,7 +218,9 @@ class Writer:
             thread = threading.Thread(target=self._run, name=f"console-{self._fd}", daemon=True)
             try:
                 thread.start()
-            except RuntimeError:  # no more threads (ulimit -u): the job matters more than its console
+            except (
+                RuntimeError
+            ):  # no more threads (ulimit -u): the job matters more than its console
                 self._give_up()
                 return
             self._thread = thread

@@ -1,8 +1,9 @@
 """The one error tree. Every error has an exit code and may carry a hint.
 
 A handled error prints as one or two lines: ``distlaunch: error: <message>`` and ``  hint: <hint>``.
-Exit codes are the design's: 2 usage or configuration, 70 a fault of ours, 69 nodes that are not to be
-reached or too few, 75 a job of Slurm that should get another turn and could not ask for it, 124 a job that hangs.
+Exit codes are the design's: 2 usage or configuration, 70 a fault of ours, 69 nodes that are not to
+be reached or too few, 75 a job of Slurm that should get another turn and could not ask for it, 124
+a job that hangs.
 """
 
 from __future__ import annotations

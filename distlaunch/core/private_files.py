@@ -1,7 +1,7 @@
 """Directories with mode 0700 and files with mode 0600, whatever the umask.
 
-The umask may allow more than that (0, as in some containers) or less (0177, with which a new directory cannot be
-entered).
+The umask may allow more than that (0, as in some containers) or less (0177, with which a new
+directory cannot be entered).
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ def make_private_dirs(path: str) -> None:
 
 
 def open_private(path: str, flags: int) -> int:
-    """Open a file by these flags; if it is created, only its owner can read and write it. Raises OSError."""
+    """Open a file by these flags; if it is created, only its owner can read and write it. Raises
+    OSError."""
     descriptor = os.open(path, flags, 0o600)
     try:
         _complete(descriptor, 0o600)

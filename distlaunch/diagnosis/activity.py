@@ -1,8 +1,8 @@
 """Whether a worker that says nothing has gone on between two samples of its stacks. Pure.
 
-A sample is a worker's stacks and the processor time that it has used. Processor time alone proves nothing: a wait for a
-GPU, and so for a collective of NCCL, spins. A changed stack alone proves nothing either: a loop that polls and sleeps
-is now at one line, now at another.
+A sample is a worker's stacks and the processor time that it has used. Processor time alone proves
+nothing: a wait for a GPU, and so for a collective of NCCL, spins. A changed stack alone proves
+nothing either: a loop that polls and sleeps is now at one line, now at another.
 """
 
 from __future__ import annotations
@@ -31,14 +31,19 @@ class Activity(Record):
 
     rank: int
     why: Why
-    """``moved``: it was in another function; ``computes``: it used a processor; ``children``: its processes did."""
+    """``moved``: it was in another function; ``computes``: it used a processor; ``children``: its
+    processes did."""
     frame: str | None
     """The innermost frame of the user's code at the second sample."""
 
     @property
     def words(self) -> str:
         """Say who works, and where."""
-        who = f"processes of rank {self.rank} work" if self.why == "children" else f"rank {self.rank} works"
+        who = (
+            f"processes of rank {self.rank} work"
+            if self.why == "children"
+            else f"rank {self.rank} works"
+        )
         return f"{who}, at {self.frame}" if self.frame else who
 
     def as_fields(self) -> dict[str, object]:
@@ -61,7 +66,11 @@ class _Sample:
         self.main = None if main is None or self.view is None else _path(main, self.view)
         self.threads = {}
         for thread in threads:
-            if thread is not main and thread.ident is not None and (view := View(thread, script_dir)).frames:
+            if (
+                thread is not main
+                and thread.ident is not None
+                and (view := View(thread, script_dir)).frames
+            ):
                 self.threads[thread.ident] = _path(thread, view)
 
 
@@ -74,16 +83,23 @@ class _Path:
         self.cut = cut
 
 
-def find_activity(before: Sequence[m.Stack], after: Sequence[m.Stack], script_dir: str) -> Activity | None:
+def find_activity(
+    before: Sequence[m.Stack], after: Sequence[m.Stack], script_dir: str
+) -> Activity | None:
     """Find a rank that has gone on between two samples, the lowest; None if no rank has.
 
-    A rank has gone on if its calls outside those that wait have changed, or if it used a processor, outside a
-    collective and a wait for a GPU. ``script_dir``: files below it are the user's own.
+    A rank has gone on if its calls outside those that wait have changed, or if it used a processor,
+    outside a collective and a wait for a GPU. ``script_dir``: files below it are the user's own.
     """
     earlier = {stack.rank: stack for stack in before}
     for stack in sorted(after, key=lambda each: each.rank):
         first = earlier.get(stack.rank)
-        if first is None or first.pid != stack.pid or first.state in _STANDS or stack.state in _STANDS:
+        if (
+            first is None
+            or first.pid != stack.pid
+            or first.state in _STANDS
+            or stack.state in _STANDS
+        ):
             continue
         if not first.text or not stack.text:
             continue  # where a worker computes cannot be told without its stack
@@ -101,7 +117,10 @@ def _why(first: _Sample, second: _Sample) -> Why | None:
     busy = _is_busy(first.stack, second.stack)
     if _has_moved(first.main, second.main, busy=busy):
         return "moved"
-    if first.collective and (first.collective, first.main.lines) != (second.collective, second.main.lines):
+    if first.collective and (first.collective, first.main.lines) != (
+        second.collective,
+        second.main.lines,
+    ):
         return "moved"  # that one is over
     if second.collective or second.synchronises:
         return None
@@ -110,7 +129,10 @@ def _why(first: _Sample, second: _Sample) -> Why | None:
     if second.waits_for_others:
         return None
     children_s = second.stack.children_cpu_s - first.stack.children_cpu_s
-    if waits_for_children(second.view) and children_s >= BUSY * (second.stack.taken_s - first.stack.taken_s) > 0:
+    if (
+        waits_for_children(second.view)
+        and children_s >= BUSY * (second.stack.taken_s - first.stack.taken_s) > 0
+    ):
         return "children"
     # The main thread waits for another thread of its own, which may be the one that trains.
     for ident, path in second.threads.items():
@@ -120,7 +142,8 @@ def _why(first: _Sample, second: _Sample) -> Why | None:
 
 
 def _is_busy(first: m.Stack, second: m.Stack) -> bool:
-    """Return whether a worker has used a processor, or would have if the machine had had one for it."""
+    """Return whether a worker has used a processor, or would have if the machine had had one for
+    it."""
     elapsed_s = second.taken_s - first.taken_s
     if elapsed_s <= 0:
         return False
@@ -131,8 +154,8 @@ def _is_busy(first: m.Stack, second: m.Stack) -> bool:
 def _has_moved(first: _Path, second: _Path, *, busy: bool) -> bool:
     """Return whether a thread does something else than before.
 
-    The same function at another line, or one that has called a further one, may be a loop that polls: that counts only
-    for a worker that is busy.
+    The same function at another line, or one that has called a further one, may be a loop that
+    polls: that counts only for a worker that is busy.
     """
     if first.functions == second.functions:
         return busy and first.lines != second.lines

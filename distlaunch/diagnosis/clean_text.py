@@ -17,7 +17,8 @@ _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?")
 """torch.distributed's excepthook puts this before every line of a traceback once a group exists."""
 _NAMES_FILE = re.compile(r"^[\s|]*File \"|can't open file '")
 _BYTE = re.compile(r"\\udc([89a-f][0-9a-f])")
-"""How Python's stderr writes a byte of a file's name that is not UTF-8; ``core.model.text`` writes it ``\\xff``."""
+"""How Python's stderr writes a byte of a file's name that is not UTF-8; ``core.model.text`` writes
+it ``\\xff``."""
 
 _MARKERS = re.compile(r"[\s|+^~]*[|+^~]$")
 _NOISE = re.compile(
@@ -30,7 +31,8 @@ _NOISE = re.compile(
 
 
 def without_escapes(text: str) -> str:
-    """Take escape sequences and all that is not printable out of one line of a worker; tabs become spaces."""
+    """Take escape sequences and all that is not printable out of one line of a worker; tabs become
+    spaces."""
     if text.isascii() and text.isprintable():
         return text
     shown = []
@@ -45,7 +47,8 @@ def without_escapes(text: str) -> str:
 
 
 def to_lines(data: bytes) -> list[str]:
-    """Split what a worker wrote into clean lines; a carriage return ends a line too (progress bars)."""
+    """Split what a worker wrote into clean lines; a carriage return ends a line too (progress
+    bars)."""
     lines = []
     for raw in _BREAK.split(data.decode("utf-8", "replace")):
         line = without_escapes(raw).rstrip()

@@ -1,6 +1,7 @@
 """Tell a symptom, such as a peer that is gone, from a cause.
 
-The texts are what torch 2.2 to 2.13, gloo, NCCL and Horovod write when another rank has failed or does not come.
+The texts are what torch 2.2 to 2.13, gloo, NCCL and Horovod write when another rank has failed or
+does not come.
 """
 
 from __future__ import annotations
@@ -72,10 +73,25 @@ _LOST_PEER_IF_DISTRIBUTED = (
     "broken pipe",
     "connection refused",
 )
-"""Consequences if the collective library says so; else perhaps the program's own trouble with a server."""
+"""Consequences if the collective library says so; else perhaps the program's own trouble with a
+server."""
 _TIMED_OUT_IF_DISTRIBUTED = ("timed out", "socket timeout", "wait timeout after")
-_DISTRIBUTED = ("gloo", "nccl", "c10d", "tcpstore", "torch.distributed", "processgroup", "process group", "horovod")
-_WEAK_TYPES = ("ConnectionResetError", "ConnectionRefusedError", "ConnectionAbortedError", "BrokenPipeError")
+_DISTRIBUTED = (
+    "gloo",
+    "nccl",
+    "c10d",
+    "tcpstore",
+    "torch.distributed",
+    "processgroup",
+    "process group",
+    "horovod",
+)
+_WEAK_TYPES = (
+    "ConnectionResetError",
+    "ConnectionRefusedError",
+    "ConnectionAbortedError",
+    "BrokenPipeError",
+)
 _WEAK = (
     *_LOST_PEER_IF_DISTRIBUTED[:3],
     "socket timeout",
@@ -112,7 +128,10 @@ def standing_of(raised: Raised) -> Standing:
     """Judge one exception by its type, its message and where it was raised."""
     inner = raised.inner or raised
     text = f"{inner.text}\n" + "\n".join(inner.detail[:12])
-    in_collective = any("torch/distributed/" in frame.file or "horovod/" in frame.file for frame in raised.frames[-4:])
+    in_collective = any(
+        "torch/distributed/" in frame.file or "horovod/" in frame.file
+        for frame in raised.frames[-4:]
+    )
     if in_collective:
         text += "\ntorch.distributed"
     standing = standing_of_text(text)
@@ -124,5 +143,6 @@ def standing_of(raised: Raised) -> Standing:
 
 
 def standing_of_chain(chain: Sequence[Raised]) -> Standing:
-    """Judge a chain by its original exception: what was raised while a consequence was handled is one too."""
+    """Judge a chain by its original exception: what was raised while a consequence was handled is
+    one too."""
     return standing_of(chain[0])

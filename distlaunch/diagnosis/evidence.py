@@ -2,9 +2,9 @@
 
 Read the JSON that torch's ``@record`` leaves in TORCHELASTIC_ERROR_FILE.
 
-``{"message": {"message": "Type: text", "extraInfo": {"py_callstack": "...", "timestamp": "..."}}}``; older torch and
-other writers put a plain string there. A worker writes it, so anything may be in it: a file that cannot be read is
-as good as none.
+``{"message": {"message": "Type: text", "extraInfo": {"py_callstack": "...", "timestamp":
+"..."}}}``; older torch and other writers put a plain string there. A worker writes it, so anything
+may be in it: a file that cannot be read is as good as none.
 """
 
 from __future__ import annotations
@@ -17,7 +17,12 @@ from distlaunch.diagnosis.clean_text import is_markers, is_noise, shorten, to_li
 from distlaunch.diagnosis.consequence import Standing, standing_of_chain, standing_of_text
 from distlaunch.diagnosis.model import RepeatKind, WorkerEnd
 from distlaunch.diagnosis.native import NativeEnd, describe_signal, find_native_end, signal_name
-from distlaunch.diagnosis.tracebacks import Raised, find_tracebacks, loader_may_be_gone, read_tracebacks
+from distlaunch.diagnosis.tracebacks import (
+    Raised,
+    find_tracebacks,
+    loader_may_be_gone,
+    read_tracebacks,
+)
 
 _EXCERPT = 20
 _STALE = 20
@@ -36,12 +41,15 @@ _IMPORT_TYPES = ("ModuleNotFoundError", "ImportError")
 _CPP_PLACE = re.compile(r"^\[/\S+:\d+\] ")
 _GLOO_TAIL = re.compile(r"\. This is typically caused by .*")
 _LIBRARY_PATH = re.compile(r'File "(?:.*/(?:site|dist)-packages/|.*?/lib/python3[\d.]*/)')
-_TROUBLE = re.compile(r"error|fail|fatal|cannot|can't|unable|denied|not found|no such", re.IGNORECASE)
+_TROUBLE = re.compile(
+    r"error|fail|fatal|cannot|can't|unable|denied|not found|no such", re.IGNORECASE
+)
 _STOP_CODES = (130, 143, 137, -2, -9, -15)
 
 
 class Evidence:
-    """What one end tells: the facts of a ``Cause``, with how much they weigh; hints are looked up in ``text``."""
+    """What one end tells: the facts of a ``Cause``, with how much they weigh; hints are looked up
+    in ``text``."""
 
     def __init__(self, end: WorkerEnd) -> None:
         self.end = end
@@ -58,21 +66,31 @@ class Evidence:
         """The module that python -m did not find."""
         self.repeats: RepeatKind | None = None
         self.loader_may_be_gone = False
-        """It failed where the death of a data-loader worker shows, and what it wrote does not say so."""
+        """It failed where the death of a data-loader worker shows, and what it wrote does not say
+        so."""
         self.text = ""
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """Equal for ranks that failed in the same way. Messages may name the rank: they count only without a frame."""
+        """Equal for ranks that failed in the same way. Messages may name the rank: they count only
+        without a frame."""
         original = self.original.partition(":")[0] if self.original else None
         words = None if self.frame else self.message
-        return (self.standing, self.end.returncode, self.exception_type, self.frame, original, words)
+        return (
+            self.standing,
+            self.end.returncode,
+            self.exception_type,
+            self.frame,
+            original,
+            words,
+        )
 
 
 def was_stopped(end: WorkerEnd) -> bool:
     """Tell whether a worker only died of our order to stop."""
     return end.told_to_stop and (
-        end.returncode in _STOP_CODES or b"KeyboardInterrupt" in end.stderr_tail[-200:].rstrip().rsplit(b"\n", 1)[-1]
+        end.returncode in _STOP_CODES
+        or b"KeyboardInterrupt" in end.stderr_tail[-200:].rstrip().rsplit(b"\n", 1)[-1]
     )
 
 
@@ -81,7 +99,9 @@ def read(end: WorkerEnd) -> Evidence:
     lines, found, torn = read_tracebacks(to_lines(end.stderr_tail[-65536:]))
     number = _signal_of(end)
     evidence = Evidence(end)
-    native = find_native_end(lines) if number is not None and signal_name(number) != "SIGKILL" else None
+    native = (
+        find_native_end(lines) if number is not None and signal_name(number) != "SIGKILL" else None
+    )
     chain, kind, trailing = _exception(end, lines, found, torn)
     if native is not None and not chain:
         _take_native(evidence, native, lines)
@@ -114,32 +134,48 @@ def _summary(end: WorkerEnd) -> str:
     if end.returncode < 0:
         return describe_signal(-end.returncode, oom_kills=end.oom_kills)
     if 128 < end.returncode < 128 + 32:
-        return f"exit code {end.returncode} (a shell's way to say {signal_name(end.returncode - 128)})"
+        return (
+            f"exit code {end.returncode} (a shell's way to say {signal_name(end.returncode - 128)})"
+        )
     return f"exit code {end.returncode}"
 
 
 def _standing_of_signal(number: int, lines: Sequence[str]) -> Standing:
     if signal_name(number) in ("SIGTERM", "SIGINT", "SIGHUP", "SIGPIPE"):
         return Standing.WEAK
-    return standing_of_text("\n".join(lines[-60:])) if signal_name(number) == "SIGABRT" else Standing.CAUSE
+    return (
+        standing_of_text("\n".join(lines[-60:]))
+        if signal_name(number) == "SIGABRT"
+        else Standing.CAUSE
+    )
 
 
 def _exception(
     end: WorkerEnd, lines: list[str], found: Sequence[tb.Traceback], torn: tb.Traceback | None
 ) -> tuple[list[tb.Raised], tb.Kind, list[str]]:
-    """Choose the exception that ended the worker: its chain, who printed it, and what was printed after it.
+    """Choose the exception that ended the worker: its chain, who printed it, and what was printed
+    after it.
 
     A ``torn`` traceback of the main thread makes all others of it history.
     """
     fatal = end.returncode < 0
     found = [one for one in found if one.chain and one is not torn]
     recorded = read_error_file(end.error_file)
-    mains = [one for one in found if one.kind == "main"] if torn is None or torn.kind != "main" else []
+    mains = (
+        [one for one in found if one.kind == "main"] if torn is None or torn.kind != "main" else []
+    )
     main = mains[-1] if mains else None
     trailing = tb.said_after(lines[main.end :]) if main else []
     if main and (len(trailing) > _STALE or (fatal and (trailing or end.returncode in (-9, -15)))):
         main = None
-    side = next((one for one in reversed(found) if one.kind in ("thread", "process") or _is_the_loaders(one)), None)
+    side = next(
+        (
+            one
+            for one in reversed(found)
+            if one.kind in ("thread", "process") or _is_the_loaders(one)
+        ),
+        None,
+    )
     if main is None and recorded:
         return recorded, "main", []
     if main is not None:
@@ -147,7 +183,11 @@ def _exception(
         told |= {name.rpartition(".")[2] for name in told}
         if recorded and recorded[-1].type and recorded[-1].type not in told:
             return recorded, "main", []
-        if side and standing_of_chain(main.chain) >= Standing.WEAK and standing_of_chain(side.chain) is Standing.CAUSE:
+        if (
+            side
+            and standing_of_chain(main.chain) >= Standing.WEAK
+            and standing_of_chain(side.chain) is Standing.CAUSE
+        ):
             return side.chain, side.kind, []
         return main.chain, "main", trailing
     if side and not fatal:
@@ -159,17 +199,22 @@ def _exception(
 
 
 def _is_the_loaders(traceback: tb.Traceback) -> bool:
-    """Tell whether torch's handler says here, wherever it was called, that a data-loader worker was killed."""
-    return traceback.kind == "ignored" and traceback.chain[-1].message.startswith("DataLoader worker (pid")
+    """Tell whether torch's handler says here, wherever it was called, that a data-loader worker was
+    killed."""
+    return traceback.kind == "ignored" and traceback.chain[-1].message.startswith(
+        "DataLoader worker (pid"
+    )
 
 
 def _take_chain(evidence: Evidence, chain: list[tb.Raised], trailing: list[str]) -> None:
-    """Name the outermost and the original exception; a consequence raised in a cleanup gives way to the original."""
+    """Name the outermost and the original exception; a consequence raised in a cleanup gives way to
+    the original."""
     evidence.standing = standing_of_chain(chain)
     outermost = chain[-1]
     if evidence.standing is Standing.CAUSE:
         outermost = next(
-            (raised for raised in reversed(chain) if standing_of_chain([raised]) is Standing.CAUSE), outermost
+            (raised for raised in reversed(chain) if standing_of_chain([raised]) is Standing.CAUSE),
+            outermost,
         )
     original = chain[0].inner or chain[0]
     head = outermost
@@ -177,7 +222,9 @@ def _take_chain(evidence: Evidence, chain: list[tb.Raised], trailing: list[str])
         original = outermost.inner
     elif outermost.inner is not None:
         head = outermost.inner
-        where = "data-loader worker" if "DataLoader worker" in outermost.message else "child process"
+        where = (
+            "data-loader worker" if "DataLoader worker" in outermost.message else "child process"
+        )
         evidence.summary += f" (raised in a {where})"
     evidence.exception_type = head.type or None
     if evidence.standing >= Standing.TIMED_OUT and head is chain[0]:
@@ -208,7 +255,8 @@ def _take_chain(evidence: Evidence, chain: list[tb.Raised], trailing: list[str])
 
 
 def _take_torn(evidence: Evidence, torn: tb.Traceback) -> None:
-    """Say that a traceback has no end, with the frames it has; what ended the worker is known only from a dump.
+    """Say that a traceback has no end, with the frames it has; what ended the worker is known only
+    from a dump.
 
     An exception that was raised before it in the same chain is shown as the original.
     """
@@ -222,11 +270,15 @@ def _take_torn(evidence: Evidence, torn: tb.Traceback) -> None:
     frame = raised.frame
     if torn.chain:
         original = torn.chain[0].inner or torn.chain[0]
-        evidence.original = shorten(original.text, _MESSAGE_CHARS) + (f" ({original.frame})" if original.frame else "")
+        evidence.original = shorten(original.text, _MESSAGE_CHARS) + (
+            f" ({original.frame})" if original.frame else ""
+        )
         evidence.text = f"{original.text}\n" + "\n".join(original.detail[:12])
         frame = frame or original.frame
     evidence.frame = str(frame) if frame else None
-    evidence.excerpt = tuple(shorten(_LIBRARY_PATH.sub('File "', line), 200) for line in raised.lines[-_EXCERPT:])
+    evidence.excerpt = tuple(
+        shorten(_LIBRARY_PATH.sub('File "', line), 200) for line in raised.lines[-_EXCERPT:]
+    )
     evidence.loader_may_be_gone = loader_may_be_gone(raised)
     if evidence.end.returncode > 0 and not evidence.loader_may_be_gone:
         evidence.standing = standing_of_chain(torn.chain) if torn.chain else Standing.WEAK
@@ -239,15 +291,21 @@ def _excerpt(raised: tb.Raised, trailing: Sequence[str]) -> tuple[str, ...]:
         if line.lstrip().startswith('File "') or not line.startswith("  ") or not blocks:
             blocks.append([])
         blocks[-1].append(line)
-    innermost = max((n for n, block in enumerate(blocks) if block[0].lstrip().startswith('File "')), default=-1)
+    innermost = max(
+        (n for n, block in enumerate(blocks) if block[0].lstrip().startswith('File "')), default=-1
+    )
     shown: list[str] = []
     for number, block in enumerate(blocks):
-        library = block[0].lstrip().startswith('File "') and any(part in block[0] for part in tb.LIBRARY_PARTS)
+        library = block[0].lstrip().startswith('File "') and any(
+            part in block[0] for part in tb.LIBRARY_PARTS
+        )
         if not library or number == innermost:
             shown.extend(block)
     detail = [line for line in raised.detail if line.strip() and line.strip() != '"""']
     native = (
-        n for n, line in enumerate(detail) if line.startswith(("Exception raised from ", "C++ CapturedTraceback"))
+        n
+        for n, line in enumerate(detail)
+        if line.startswith(("Exception raised from ", "C++ CapturedTraceback"))
     )
     shown.extend(detail[: min(next(native, 6), 6)])
     shown.extend(trailing[-3:])
@@ -282,7 +340,8 @@ def _last_words(lines: Sequence[str], count: int) -> tuple[str, ...]:
 
 
 def _take_words(evidence: Evidence, lines: list[str]) -> None:
-    """Read an end without an exception: a usage error, a missing script, the text of sys.exit, last words."""
+    """Read an end without an exception: a usage error, a missing script, the text of sys.exit, last
+    words."""
     code = evidence.end.returncode
     words = _last_words(lines, 6)
     evidence.text = "\n".join(words)
@@ -295,7 +354,11 @@ def _take_words(evidence: Evidence, lines: list[str]) -> None:
     elif match := _CANNOT_OPEN.match(words[-1]):
         evidence.message, evidence.repeats = f"cannot open {match[1]}: {match[2]}", "missing script"
     elif match := _NO_MODULE.match(words[-1]):
-        evidence.exception_type, evidence.message, evidence.repeats = "ModuleNotFoundError", match[2], "import error"
+        evidence.exception_type, evidence.message, evidence.repeats = (
+            "ModuleNotFoundError",
+            match[2],
+            "import error",
+        )
         evidence.main_module = match[1] or match[3].removesuffix(".__main__")
     elif (usage := _usage_error(lines)) and code in (1, 2):
         evidence.message, evidence.repeats, evidence.excerpt = usage, "usage error", words
@@ -303,7 +366,8 @@ def _take_words(evidence: Evidence, lines: list[str]) -> None:
     elif code == 1 or code in (126, 127):
         evidence.message = words[-1]
         evidence.standing = standing_of_text(words[-1])
-        # What sys.exit("text") wrote is the message; what stood before it is shown where it tells of trouble too.
+        # What sys.exit("text") wrote is the message; what stood before it is shown where it tells
+        # of trouble too.
         evidence.excerpt = words if any(_TROUBLE.search(line) for line in words[:-1]) else ()
     else:
         evidence.standing = standing_of_text(words[-1])
@@ -328,7 +392,8 @@ _LIMIT = 262144
 
 
 def read_error_file(data: bytes | None) -> list[Raised]:
-    """Return the chain of exceptions that the file tells of, the outermost last; nothing if it cannot be read."""
+    """Return the chain of exceptions that the file tells of, the outermost last; nothing if it
+    cannot be read."""
     if not data or len(data) > _LIMIT:
         return []
     import json
@@ -344,7 +409,9 @@ def read_error_file(data: bytes | None) -> list[Raised]:
         stack = extra.get("py_callstack") if isinstance(extra, dict) else None
         message = message.get("message")
     if isinstance(stack, str):
-        found = [one for one in find_tracebacks(to_lines(stack.encode("utf-8", "replace"))) if one.chain]
+        found = [
+            one for one in find_tracebacks(to_lines(stack.encode("utf-8", "replace"))) if one.chain
+        ]
         if found:
             return found[-1].chain
     if not isinstance(message, str) or not message.strip():

@@ -1,6 +1,7 @@
 """Among all that ended badly, find the first cause and say what the others did.
 
-Pure. A consequence (a peer is gone, a collective timed out) never wins over a cause, even if it ended first.
+Pure. A consequence (a peer is gone, a collective timed out) never wins over a cause, even if it
+ended first.
 """
 
 from __future__ import annotations
@@ -20,23 +21,28 @@ from distlaunch.diagnosis.model import Cause, Diagnosis, WorkerEnd
 from distlaunch.diagnosis.native import signal_name
 
 _OWN_FAILURE_S = 2.0
-"""A worker that was told to stop may still fail by itself for so long after the first failure (design: 2 s)."""
+"""A worker that was told to stop may still fail by itself for so long after the first failure
+(design: 2 s)."""
 _READ_WHOLE = 256
-"""So many ends are read in full, more while none of them is a cause; of the rest, only whether they look like it."""
+"""So many ends are read in full, more while none of them is a cause; of the rest, only whether they
+look like it."""
 _READ_AT_MOST = 8192
 _SYMPTOM = re.compile(
-    r"Connection (?:closed|reset|aborted|refused)(?: by (?:remote )?peer)?|Broken pipe|remote process exited"
+    r"Connection (?:closed|reset|aborted|refused)(?: by (?:remote )?peer)?|Broken pipe|remote "
+    r"process exited"
     r"|Horovod has been shut down",
     re.IGNORECASE,
 )
-"""The words of a lost peer that all ranks say alike: without addresses, durations and numbers of work."""
+"""The words of a lost peer that all ranks say alike: without addresses, durations and numbers of
+work."""
 _OTHERS = 8
 """Lines about other ranks."""
 GRACE_HINT = "if one that was killed was saving its state, a longer --failure-grace lets it end"
 
 
 def looks_like_consequence(end: WorkerEnd) -> bool:
-    """Tell whether another rank's failure is the likelier cause of this end, so that waiting a moment pays."""
+    """Tell whether another rank's failure is the likelier cause of this end, so that waiting a
+    moment pays."""
     return read(end).standing is not Standing.CAUSE
 
 
@@ -53,23 +59,30 @@ def diagnose(
 ) -> Diagnosis:
     """Find the first cause among the ends of one attempt.
 
-    ``running``: ranks that have not ended; ``python``: the workers' interpreter, for hints; ``after_grace`` says why
-    those were killed that had not ended when told to; ``adds_local_rank``: the launcher has given the script
-    ``--local_rank=N``; ``dashes_first``: the script's first argument is ``--``; ``master_port``: the
-    attempt's. The exit code is the named worker's
-    own, 128+N if signal N ended it.
+    ``running``: ranks that have not ended; ``python``: the workers' interpreter, for hints;
+    ``after_grace`` says why those were killed that had not ended when told to; ``adds_local_rank``:
+    the launcher has given the script ``--local_rank=N``; ``dashes_first``: the script's first
+    argument is ``--``; ``master_port``: the attempt's. The exit code is the named worker's own,
+    128+N if signal N ended it.
     """
     bad = sorted((end for end in ends if end.returncode != 0), key=lambda end: end.ended_s)
     if not bad:
         return Diagnosis(
-            cause=Cause(ranks=(), host="", returncode=1, summary="no worker reported a failure"), exit_code=1
+            cause=Cause(ranks=(), host="", returncode=1, summary="no worker reported a failure"),
+            exit_code=1,
         )
     own = [end for end in bad if not was_stopped(end)]
     first_s = (own or bad)[0].ended_s
-    eligible = [end for end in own if not end.told_to_stop or end.ended_s <= first_s + _OWN_FAILURE_S] or own or bad
+    eligible = (
+        [end for end in own if not end.told_to_stop or end.ended_s <= first_s + _OWN_FAILURE_S]
+        or own
+        or bad
+    )
     seen: dict[int, Evidence] = {}
     for end in eligible[:_READ_AT_MOST]:
-        if len(seen) >= _READ_WHOLE and any(one.standing is Standing.CAUSE for one in seen.values()):
+        if len(seen) >= _READ_WHOLE and any(
+            one.standing is Standing.CAUSE for one in seen.values()
+        ):
             break
         seen[end.rank] = read(end)
     best = min(seen.values(), key=lambda one: (one.standing, one.end.ended_s))
@@ -109,8 +122,11 @@ def diagnose(
     )
 
 
-def diagnose_stop(ends: Sequence[WorkerEnd], *, world_size: int, python: str | None = None) -> Diagnosis | None:
-    """Explain how workers failed after the job was told to stop; None if they only obeyed, or lost their peers.
+def diagnose_stop(
+    ends: Sequence[WorkerEnd], *, world_size: int, python: str | None = None
+) -> Diagnosis | None:
+    """Explain how workers failed after the job was told to stop; None if they only obeyed, or lost
+    their peers.
 
     The exit code of the diagnosis is the failed worker's, not the job's.
     """
@@ -121,11 +137,19 @@ def diagnose_stop(ends: Sequence[WorkerEnd], *, world_size: int, python: str | N
     return diagnose(ends, world_size=world_size, python=python)
 
 
-def doing(ends: Sequence[WorkerEnd], *, world_size: int, after_grace: str | None) -> tuple[str, ...]:
-    """Say what workers were doing when something else than one of them, such as a lost node, ended the attempt."""
-    bad = sorted((end for end in ends if end.returncode != 0 and not was_stopped(end)), key=lambda end: end.ended_s)
+def doing(
+    ends: Sequence[WorkerEnd], *, world_size: int, after_grace: str | None
+) -> tuple[str, ...]:
+    """Say what workers were doing when something else than one of them, such as a lost node, ended
+    the attempt."""
+    bad = sorted(
+        (end for end in ends if end.returncode != 0 and not was_stopped(end)),
+        key=lambda end: end.ended_s,
+    )
     seen = {end.rank: read(end) for end in bad[:_READ_WHOLE]}
-    return _others(ends, seen, (), _lost_before_the_stop(ends), world_size=world_size, after_grace=after_grace)
+    return _others(
+        ends, seen, (), _lost_before_the_stop(ends), world_size=world_size, after_grace=after_grace
+    )
 
 
 def _cause_of_a_stopped_one(bad: Sequence[WorkerEnd], seen: dict[int, Evidence]) -> Evidence | None:
@@ -140,7 +164,9 @@ def _cause_of_a_stopped_one(bad: Sequence[WorkerEnd], seen: dict[int, Evidence])
     return None
 
 
-def _same(best: Evidence, seen: dict[int, Evidence], eligible: Sequence[WorkerEnd]) -> tuple[int, ...]:
+def _same(
+    best: Evidence, seen: dict[int, Evidence], eligible: Sequence[WorkerEnd]
+) -> tuple[int, ...]:
     """Return the ranks that failed like ``best``, it first, the others as they ended."""
     ranks = [best.end.rank]
     lost = best.standing >= Standing.TIMED_OUT
@@ -152,18 +178,25 @@ def _same(best: Evidence, seen: dict[int, Evidence], eligible: Sequence[WorkerEn
         if evidence is not None:
             alike = evidence.standing >= Standing.TIMED_OUT if lost else evidence.kind == best.kind
         else:
-            alike = end.returncode == best.end.returncode and (last is None or last in end.stderr_tail[-4096:])
+            alike = end.returncode == best.end.returncode and (
+                last is None or last in end.stderr_tail[-4096:]
+            )
         if alike:
             ranks.append(end.rank)
     return tuple(ranks)
 
 
 def _stopped_alike(best: Evidence, bad: Sequence[WorkerEnd]) -> Iterator[int]:
-    """Give the ranks that had said the same as ``best`` and were on their way out when our order to stop ended them."""
+    """Give the ranks that had said the same as ``best`` and were on their way out when our order to
+    stop ended them."""
     if best.standing is not Standing.CAUSE or best.exception_type is None:
         return
     last = best.exception_type.encode()
-    alike = (end for end in bad if was_stopped(end) and end.returncode < 0 and last in end.stderr_tail[-4096:])
+    alike = (
+        end
+        for end in bad
+        if was_stopped(end) and end.returncode < 0 and last in end.stderr_tail[-4096:]
+    )
     for end in islice(alike, _READ_WHOLE):
         if end.rank != best.end.rank and read(replace(end, returncode=1)).kind == best.kind:
             yield end.rank
@@ -172,7 +205,9 @@ def _stopped_alike(best: Evidence, bad: Sequence[WorkerEnd]) -> Iterator[int]:
 def _hosts_of(best: Evidence, ranks: tuple[int, ...], ends: Sequence[WorkerEnd]) -> str:
     """Name the hosts of these ranks; most often that is one."""
     those = set(ranks)
-    hosts = {end.host: end.rank for end in sorted(ends, key=lambda end: -end.rank) if end.rank in those}
+    hosts = {
+        end.host: end.rank for end in sorted(ends, key=lambda end: -end.rank) if end.rank in those
+    }
     if len(hosts) < 2:
         return best.end.host
     from distlaunch.core.model.host_list import name_hosts
@@ -197,8 +232,11 @@ def _cause(best: Evidence, ranks: tuple[int, ...], host: str, *, cause_seen: boo
 
 
 def _signature(best: Evidence) -> tuple[str, str] | None:
-    """Return what makes two failures the same one; a signal counts only where its Python line is known."""
-    name = best.exception_type or (signal_name(-best.end.returncode) if best.end.returncode < 0 else None)
+    """Return what makes two failures the same one; a signal counts only where its Python line is
+    known."""
+    name = best.exception_type or (
+        signal_name(-best.end.returncode) if best.end.returncode < 0 else None
+    )
     return (name, best.frame) if name and best.frame else None
 
 
@@ -212,18 +250,32 @@ def _hint_without_cause(
     """Point at the ranks that did not fail: one of them ended too early, or hangs."""
     early = [end.rank for end in ends if end.returncode == 0 and not end.told_to_stop]
     if early:
-        return f"{name_ranks(early)} had already ended with exit code 0: do all ranks run the same number of steps?"
-    late = sorted({end.rank for end in ends if was_stopped(end) and end.rank not in lost} | set(running))
+        return (
+            f"{name_ranks(early)} had already ended with exit code 0: do all ranks run the same "
+            "number of steps?"
+        )
+    late = sorted(
+        {end.rank for end in ends if was_stopped(end) and end.rank not in lost} | set(running)
+    )
     if late:
         if len(late) == 1:
-            return f"{name_ranks(late)} was still running and had not failed: its log shows where it hung"
-        return f"{name_ranks(late)} were still running and had not failed: their logs show where they hung"
+            return (
+                f"{name_ranks(late)} was still running and had not failed: its log shows where "
+                "it hung"
+            )
+        return (
+            f"{name_ranks(late)} were still running and had not failed: their logs show where "
+            "they hung"
+        )
     known = {end.rank for end in ends}
     if missing := [rank for rank in range(world_size) if rank not in known]:
         logs = "logs" if len(missing) > 1 else "log"
         return f"{name_ranks(missing)} did not fail: the {logs} may show an early end or a hang"
     if best.standing is Standing.TIMED_OUT:
-        return "ranks waited for each other: do all of them call the same collectives in the same order?"
+        return (
+            "ranks waited for each other: do all of them call the same collectives in the same "
+            "order?"
+        )
     return (
         hint_for(best, python=None, world_size=world_size)
         or "a connection broke while all ranks ran: look at the nodes' network"
@@ -242,23 +294,36 @@ def _others(
     """Say what the other ranks were doing, one line per kind, the most telling first."""
     kinds: dict[str, list[int]] = {}
     for end in sorted(others, key=lambda end: (was_stopped(end), end.ended_s)):
-        kinds.setdefault(_doing(end, seen.get(end.rank), lost.get(end.rank), after_grace), []).append(end.rank)
+        kinds.setdefault(
+            _doing(end, seen.get(end.rank), lost.get(end.rank), after_grace), []
+        ).append(end.rank)
     if running:
         kinds.setdefault("still running", []).extend(running)
     lines = [
-        f"{name_ranks(ranks)}: {doing.replace('lost its', 'lost their', 1) if len(ranks) > 1 else doing}"
+        f"{name_ranks(ranks)}: "
+        f"{doing.replace('lost its', 'lost their', 1) if len(ranks) > 1 else doing}"
         for doing, ranks in kinds.items()
     ]
     if len(lines) > _OTHERS:
-        lines[_OTHERS - 1 :] = [f"and {len(lines) - _OTHERS + 1} more kinds of end, out of {world_size} ranks"]
+        lines[_OTHERS - 1 :] = [
+            f"and {len(lines) - _OTHERS + 1} more kinds of end, out of {world_size} ranks"
+        ]
     return tuple(lines)
 
 
 def _lost_before_the_stop(ends: Sequence[WorkerEnd]) -> dict[int, Evidence]:
     """Find the workers that showed a consequence of another's end before we stopped them."""
-    shown = (end for end in ends if was_stopped(end) and end.returncode < 0 and b"Traceback " in end.stderr_tail)
+    shown = (
+        end
+        for end in ends
+        if was_stopped(end) and end.returncode < 0 and b"Traceback " in end.stderr_tail
+    )
     found = {end.rank: read(replace(end, returncode=1)) for end in islice(shown, _READ_WHOLE)}
-    return {rank: one for rank, one in found.items() if one.standing >= Standing.TIMED_OUT and one.exception_type}
+    return {
+        rank: one
+        for rank, one in found.items()
+        if one.standing >= Standing.TIMED_OUT and one.exception_type
+    }
 
 
 def _symptom(evidence: Evidence) -> str:
@@ -271,7 +336,9 @@ def was_killed_by_us(end: WorkerEnd) -> bool:
     return end.told_to_stop and end.returncode == -signal.SIGKILL
 
 
-def _doing(end: WorkerEnd, evidence: Evidence | None, lost: Evidence | None, after_grace: str | None) -> str:
+def _doing(
+    end: WorkerEnd, evidence: Evidence | None, lost: Evidence | None, after_grace: str | None
+) -> str:
     if lost is not None:
         evidence = lost
     elif was_stopped(end) or (end.told_to_stop and end.returncode == 0):

@@ -1,7 +1,8 @@
 """From stacks of workers that stand still to an explanation: who holds the others up, and where.
 
-Pure. Ranks at the same place are one group. Whoever waits for the others is not to blame while somebody does not; steps
-decide only where stacks do not: heartbeats are sent now and then, so that a rank's last one may be some steps old.
+Pure. Ranks at the same place are one group. Whoever waits for the others is not to blame while
+somebody does not; steps decide only where stacks do not: heartbeats are sent now and then, so that
+a rank's last one may be some steps old.
 
 Workers that stand still, as groups of ranks at the same place.
 """
@@ -28,11 +29,16 @@ _LINES = 8
 _LINES_OTHERS = 4
 _THREADS = 3
 _OUTPUT_HINT = (
-    "output does not count once a worker has sent a heartbeat: send them during evaluation and checkpoints too, or"
+    "output does not count once a worker has sent a heartbeat: send them during evaluation and "
+    "checkpoints too, or"
     " choose a longer --hang-timeout"
 )
-_BUSY_HINT = "it computes (state R): is --hang-timeout too short for what it does, or is that loop endless?"
-_BUSY_HINT_ALL = "they compute (state R): is --hang-timeout too short for what they do, or is that loop endless?"
+_BUSY_HINT = (
+    "it computes (state R): is --hang-timeout too short for what it does, or is that loop endless?"
+)
+_BUSY_HINT_ALL = (
+    "they compute (state R): is --hang-timeout too short for what they do, or is that loop endless?"
+)
 _ODD: tuple[Kind, ...] = ("stopped", "traced", "kernel", "zombie")
 """States that hold everybody up, the surest first."""
 
@@ -43,7 +49,8 @@ class HangDiagnosis(Record):
     behind: tuple[int, ...]
     """The ranks that the others wait for (ended ones, if it is those); empty if none stands out."""
     frame: str | None
-    """Innermost frame of the user's code, ``train.py:42 in step``: of who is behind, else of the first group."""
+    """Innermost frame of the user's code, ``train.py:42 in step``: of who is behind, else of the
+    first group."""
     text: str
     """The report: several lines, no control character but newlines, ends with a newline."""
     places: str
@@ -80,10 +87,10 @@ def diagnose_hang(
 ) -> HangDiagnosis:
     """Explain a hang.
 
-    ``stacks``: of every worker that runs; a rank that is neither there nor in ``ended`` (exit code 0) has not been
-    heard of. ``heartbeats``: the last ones, by rank; ``step`` is what counts. ``script_dir``: files below it are the
-    user's own. ``output_came``: there was output, of workers whose heartbeats count instead. ``spelt`` puts what speaks
-    of options into the user's words.
+    ``stacks``: of every worker that runs; a rank that is neither there nor in ``ended`` (exit code
+    0) has not been heard of. ``heartbeats``: the last ones, by rank; ``step`` is what counts.
+    ``script_dir``: files below it are the user's own. ``output_came``: there was output, of workers
+    whose heartbeats count instead. ``spelt`` puts what speaks of options into the user's words.
     """
     gone = sorted(set(ended))
     groups = group_by_place(stacks, script_dir)
@@ -95,7 +102,14 @@ def diagnose_hang(
     steps = {rank: values["step"] for rank, values in heartbeats.items() if "step" in values}
     verdict = _judge(groups, gone, steps, world_size)
     behind = set(verdict.groups)
-    groups.sort(key=lambda group: (group not in behind, group.kind not in _ODD, len(group.ranks), group.ranks[0]))
+    groups.sort(
+        key=lambda group: (
+            group not in behind,
+            group.kind not in _ODD,
+            len(group.ranks),
+            group.ranks[0],
+        )
+    )
     places = Hosts(hosts, [rank for group in groups for rank in group.ranks])
     frame = next((group.frame for group in verdict.groups or groups if group.frame), None)
     several = world_size - len(gone) > 1
@@ -104,10 +118,16 @@ def diagnose_hang(
     missed, came = ("heartbeat", " (output still came)") if output_came else ("sign of life", "")
     head = f"hang: no {missed} from {who} for {silent_s:g} s{came}"
     computing = _busy_hint(verdict.groups or groups, {stack.rank: stack.state for stack in stacks})
-    hints = [spelt(hint) for hint in (_OUTPUT_HINT if output_came else None, verdict.hint, computing) if hint]
+    hints = [
+        spelt(hint)
+        for hint in (_OUTPUT_HINT if output_came else None, verdict.hint, computing)
+        if hint
+    ]
     lines = _wrapped(verdict.words)
     for group in groups[:_GROUPS]:
-        lines += _described(group, places, detailed=group in behind or len(groups) == 1, script_dir=script_dir)
+        lines += _described(
+            group, places, detailed=group in behind or len(groups) == 1, script_dir=script_dir
+        )
     if len(groups) > _GROUPS:
         rest = [rank for group in groups[_GROUPS:] for rank in group.ranks]
         lines.append(f"  and {counted(len(groups) - _GROUPS, 'other place')}: {named(rest)}")
@@ -139,7 +159,9 @@ def _text(lines: Iterable[str]) -> str:
 # --- who is behind
 
 
-def _judge(groups: Sequence[Group], ended: Sequence[int], steps: Mapping[int, float], world_size: int) -> _Verdict:
+def _judge(
+    groups: Sequence[Group], ended: Sequence[int], steps: Mapping[int, float], world_size: int
+) -> _Verdict:
     """Find the ranks that hold the others up; the docstring of this module says by what rules."""
     for kind in _ODD:
         odd = [group for group in groups if group.kind == kind]
@@ -152,7 +174,10 @@ def _judge(groups: Sequence[Group], ended: Sequence[int], steps: Mapping[int, fl
     if ended and surely and len(surely) == len(running):
         waits = " and ".join(dict.fromkeys(group.wait.name for group in surely if group.wait))
         them = "it" if len(ended) == 1 else "them"
-        words = f"{named(ended)} {has(ended)} ended with exit code 0, and the others wait for {them}, in {waits}"
+        words = (
+            f"{named(ended)} {has(ended)} ended with exit code 0, and the others wait for "
+            f"{them}, in {waits}"
+        )
         hint = "do all ranks run the same number of steps, and the same code after the last one?"
         return _Verdict(groups=(), ranks=tuple(ended), words=words, hint=hint)
     known = [group for group in running if group.waiting is not None]
@@ -171,7 +196,10 @@ def _judge(groups: Sequence[Group], ended: Sequence[int], steps: Mapping[int, fl
 
 def _lowest(groups: Sequence[Group], steps: Mapping[int, float]) -> list[Group]:
     """Find the groups that stand at the lowest step, if that sets some apart."""
-    last = [(max((steps[rank] for rank in group.ranks if rank in steps), default=None), group) for group in groups]
+    last = [
+        (max((steps[rank] for rank in group.ranks if rank in steps), default=None), group)
+        for group in groups
+    ]
     told = sorted({step for step, _ in last if step is not None})
     return [group for step, group in last if step == told[0]] if len(told) > 1 else []
 
@@ -179,12 +207,22 @@ def _lowest(groups: Sequence[Group], steps: Mapping[int, float]) -> list[Group]:
 def _smallest(groups: Sequence[Group]) -> list[Group]:
     """Find the one group that has fewest ranks, if there is one."""
     sizes = sorted(len(group.ranks) for group in groups)
-    return [group for group in groups if len(group.ranks) == sizes[0]] if len(sizes) > 1 and sizes[0] < sizes[1] else []
+    return (
+        [group for group in groups if len(group.ranks) == sizes[0]]
+        if len(sizes) > 1 and sizes[0] < sizes[1]
+        else []
+    )
 
 
-def _behind(found: Sequence[Group], running: Sequence[Group], steps: Mapping[int, float]) -> _Verdict:
+def _behind(
+    found: Sequence[Group], running: Sequence[Group], steps: Mapping[int, float]
+) -> _Verdict:
     if not found:
-        words = f"no rank stands out: they stand at {len(running)} places" if running else "no worker could be asked"
+        words = (
+            f"no rank stands out: they stand at {len(running)} places"
+            if running
+            else "no worker could be asked"
+        )
         return _Verdict(groups=(), ranks=(), words=words, hint=_place_hint(running))
     found = sorted(found, key=lambda group: (len(group.ranks), group.ranks[0]))
     ranks = sorted(rank for group in found for rank in group.ranks)
@@ -199,31 +237,47 @@ def _apart(running: Sequence[Group], steps: Mapping[int, float]) -> _Verdict:
     found = _lowest(running, steps) or _smallest(running)
     hint = hint_for_all([group.wait for group in running if group.wait])
     if not found:
-        return _Verdict(groups=(), ranks=(), words="ranks wait for each other in different collectives", hint=hint)
+        return _Verdict(
+            groups=(),
+            ranks=(),
+            words="ranks wait for each other in different collectives",
+            hint=hint,
+        )
     ranks = sorted(rank for group in found for rank in group.ranks)
     others = [group for group in running if group not in found]
     own, theirs = (
-        " and ".join(dict.fromkeys(group.wait.name for group in groups if group.wait)) for groups in (found, others)
+        " and ".join(dict.fromkeys(group.wait.name for group in groups if group.wait))
+        for groups in (found, others)
     )
     at_steps = _at_steps(ranks, [rank for group in others for rank in group.ranks], steps)
     where = f", at {found[0].frame}" if found[0].frame else ""
     wait = "waits" if len(ranks) == 1 else "wait"
-    return _blame(found, f"{named(ranks)} {wait} in {own}{at_steps}{where}; the others in {theirs}", hint)
+    return _blame(
+        found, f"{named(ranks)} {wait} in {own}{at_steps}{where}; the others in {theirs}", hint
+    )
 
 
 def _together(group: Group, steps: Mapping[int, float], world_size: int) -> _Verdict:
     """Judge ranks that all stand at the same place."""
     waits = f" in {group.wait.name}" if group.wait else ""
-    where = f"{waits}{_at_steps(group.ranks, (), steps)}{f', at {group.frame}' if group.frame else ''}"
+    where = (
+        f"{waits}{_at_steps(group.ranks, (), steps)}{f', at {group.frame}' if group.frame else ''}"
+    )
     hint = (hint_for_all([group.wait]) if group.wait else None) or _place_hint([group])
     if group.view is None:
         they = "it stands" if len(group.ranks) == 1 else "they stand"
-        return _Verdict(groups=(), ranks=(), words=f"where {they} cannot be told from here", hint=hint)
+        return _Verdict(
+            groups=(), ranks=(), words=f"where {they} cannot be told from here", hint=hint
+        )
     if len(group.ranks) > 1:
         words = f"all {len(group.ranks)} stand at the same place{where}"
         return _Verdict(groups=(), ranks=(), words=words, hint=hint)
     words = f"{'it' if world_size == 1 else named(group.ranks)} stands{where.replace(',', '', 1)}"
-    return _blame([group], words, hint) if world_size == 1 else _Verdict(groups=(), ranks=(), words=words, hint=hint)
+    return (
+        _blame([group], words, hint)
+        if world_size == 1
+        else _Verdict(groups=(), ranks=(), words=words, hint=hint)
+    )
 
 
 def _blame(groups: Sequence[Group], words: str, hint: str | None) -> _Verdict:
@@ -232,7 +286,9 @@ def _blame(groups: Sequence[Group], words: str, hint: str | None) -> _Verdict:
 
 
 def _place_hint(groups: Sequence[Group]) -> str | None:
-    return next((hint for group in groups if group.view and (hint := hint_for_place(group.view))), None)
+    return next(
+        (hint for group in groups if group.view and (hint := hint_for_place(group.view))), None
+    )
 
 
 _ODD_WORDS: Mapping[Kind, str] = {
@@ -244,7 +300,8 @@ _ODD_WORDS: Mapping[Kind, str] = {
 
 
 def _busy_hint(groups: Sequence[Group], states: Mapping[int, str]) -> str | None:
-    """Doubt the hang where those at fault compute: they wait for nobody, and none of them sleeps."""
+    """Doubt the hang where those at fault compute: they wait for nobody, and none of them
+    sleeps."""
     ranks = [rank for group in groups for rank in group.ranks]
     if not ranks or any(group.waiting is Waiting.SURELY for group in groups):
         return None
@@ -254,23 +311,30 @@ def _busy_hint(groups: Sequence[Group], states: Mapping[int, str]) -> str | None
 
 
 def _odd_hint(group: Group) -> str:
-    """Say what to look at. Whoever reads it does so when the worker has been killed, unless the kernel holds it."""
+    """Say what to look at. Whoever reads it does so when the worker has been killed, unless the
+    kernel holds it."""
     hints: Mapping[Kind, str] = {
-        "stopped": "who stops it? A `kill -STOP`, a scheduler that suspends jobs, or the script itself;"
+        "stopped": "who stops it? A `kill -STOP`, a scheduler that suspends jobs, or the script "
+        "itself;"
         " as long as a worker is there, `kill -CONT` and its pid have it go on",
-        "traced": "who traces it? gdb, strace and the like; as long as a worker is there, TracerPid in /proc/PID/status"
+        "traced": "who traces it? gdb, strace and the like; as long as a worker is there, "
+        "TracerPid in /proc/PID/status"
         " names the debugger",
-        "kernel": "`dmesg` and the network mounts (`mount`, `df`) tell what it waits for, and as long as it is there"
+        "kernel": "`dmesg` and the network mounts (`mount`, `df`) tell what it waits for, and as "
+        "long as it is there"
         f" /proc/{group.pids[0]}/stack",
     }
-    return hints.get(group.kind, f"see `dmesg`, and as long as it is there what /proc/{group.pids[0]}/task holds")
+    return hints.get(
+        group.kind, f"see `dmesg`, and as long as it is there what /proc/{group.pids[0]}/task holds"
+    )
 
 
 # --- in words
 
 
 def _described(group: Group, places: Hosts, *, detailed: bool, script_dir: str) -> list[str]:
-    """Write a group: its ranks, then its stack; ``detailed``: with the other threads of its first rank."""
+    """Write a group: its ranks, then its stack; ``detailed``: with the other threads of its first
+    rank."""
     who = f"  {named(group.ranks)}{places.on_host(group.ranks)}"
     if group.kind == "unanswered":
         return [f"{who}: no answer from {'its node' if len(group.ranks) == 1 else 'their nodes'}"]
@@ -279,7 +343,10 @@ def _described(group: Group, places: Hosts, *, detailed: bool, script_dir: str) 
     if group.kind == "hidden":
         return [f"{who}: its main thread is not in the dump (faulthandler shows 100 threads)"]
     if group.kind == "silent":
-        why = "no Python started by us, or with -S, -I or -E; or it closed our file, or blocks our signal"
+        why = (
+            "no Python started by us, or with -S, -I or -E; or it closed our file, or blocks our "
+            "signal"
+        )
         return _wrapped(f"{who.strip()}: no stack ({_state(group)}): {why}")
     if group.kind in _ODD:
         who += f" ({_state(group)})"
@@ -299,7 +366,8 @@ def _stack(view: View, *, detailed: bool) -> list[str]:
 
 
 def _other_threads(group: Group, script_dir: str) -> list[str]:
-    """Name the other threads of its first rank that run the user's code, which it may wait for; count the rest."""
+    """Name the other threads of its first rank that run the user's code, which it may wait for;
+    count the rest."""
     lines: list[str] = []
     for thread in group.threads:
         view = View(thread, script_dir)
@@ -315,7 +383,9 @@ def _at_steps(ranks: Sequence[int], others: Sequence[int], steps: Mapping[int, f
     own, theirs = _span(ranks, steps), _span(others, steps)
     if own is None:
         return ""
-    return f" (at least at step {own}{'' if theirs in (None, own) else f', the others at {theirs}'})"
+    return (
+        f" (at least at step {own}{'' if theirs in (None, own) else f', the others at {theirs}'})"
+    )
 
 
 def _span(ranks: Iterable[int], steps: Mapping[int, float]) -> str | None:
@@ -329,7 +399,13 @@ def _span(ranks: Iterable[int], steps: Mapping[int, float]) -> str | None:
 def _wrapped(text: str) -> list[str]:
     import textwrap
 
-    return textwrap.wrap(printable(text), _WIDTH, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
+    return textwrap.wrap(
+        printable(text),
+        _WIDTH,
+        initial_indent="  ",
+        subsequent_indent="    ",
+        break_on_hyphens=False,
+    )
 
 
 def _record(
@@ -342,10 +418,10 @@ def _record(
     """Make the JSON-able form.
 
     ``behind``, ``frame``, ``summary`` as in the report; ``ended``: ranks that had ended with 0;
-    ``groups``: of the first 32, ``ranks``, ``kind`` (stack, stopped, traced, kernel, zombie, gone, hidden, silent,
-    unanswered), ``waits_in`` (a collective, or null), ``frame`` (innermost of the user's code, or null), ``stack``
-    (innermost first), ``steps`` ([lowest, highest], or null), ``other_threads`` (of its first rank);
-    ``groups_left_out``: how many more there are.
+    ``groups``: of the first 32, ``ranks``, ``kind`` (stack, stopped, traced, kernel, zombie, gone,
+    hidden, silent, unanswered), ``waits_in`` (a collective, or null), ``frame`` (innermost of the
+    user's code, or null), ``stack`` (innermost first), ``steps`` ([lowest, highest], or null),
+    ``other_threads`` (of its first rank); ``groups_left_out``: how many more there are.
     """
     entries: list[dict[str, object]] = []
     for group in groups[:_RECORDED]:
@@ -373,10 +449,16 @@ def _record(
 
 def _state(group: Group) -> str:
     pid = f", pid {group.pids[0]}" if len(group.pids) == 1 else ""
-    return f"state {group.state}{pid}" if group.state.isalpha() and len(group.state) == 1 else f"state unknown{pid}"
+    return (
+        f"state {group.state}{pid}"
+        if group.state.isalpha() and len(group.state) == 1
+        else f"state unknown{pid}"
+    )
 
 
-Kind = Literal["stack", "stopped", "traced", "kernel", "zombie", "gone", "hidden", "silent", "unanswered"]
+Kind = Literal[
+    "stack", "stopped", "traced", "kernel", "zombie", "gone", "hidden", "silent", "unanswered"
+]
 
 _MOST = 200
 """So many places are told apart; more merge by function, whatever the line."""
@@ -384,7 +466,14 @@ _RANKS_CHARS = 48
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
 _Seen = tuple[View | None, Wait | None, list[ThreadStack]]
 """The main thread's stack, what it waits in, and the other threads."""
-_KINDS: dict[str, Kind] = {"T": "stopped", "t": "traced", "D": "kernel", "Z": "zombie", "X": "gone", "": "gone"}
+_KINDS: dict[str, Kind] = {
+    "T": "stopped",
+    "t": "traced",
+    "D": "kernel",
+    "Z": "zombie",
+    "X": "gone",
+    "": "gone",
+}
 """What the letter of a process state says, where it says more than a stack."""
 
 
@@ -394,7 +483,12 @@ class Group:
     __slots__ = ("kind", "pids", "ranks", "state", "threads", "view", "wait")
 
     def __init__(
-        self, kind: Kind, state: str, view: View | None, wait: Wait | None, threads: list[ThreadStack]
+        self,
+        kind: Kind,
+        state: str,
+        view: View | None,
+        wait: Wait | None,
+        threads: list[ThreadStack],
     ) -> None:
         self.kind = kind
         self.state = state
@@ -438,7 +532,9 @@ def group_by_place(stacks: Sequence[m.Stack], script_dir: str) -> list[Group]:
 
 
 def _merged(
-    found: Sequence[tuple[m.Stack, Kind, View | None, Wait | None, list[ThreadStack]]], *, by_line: bool
+    found: Sequence[tuple[m.Stack, Kind, View | None, Wait | None, list[ThreadStack]]],
+    *,
+    by_line: bool,
 ) -> list[Group]:
     groups: dict[object, Group] = {}
     for stack, kind, view, wait, threads in found:
@@ -446,8 +542,13 @@ def _merged(
         if view is not None and kind == "stack":
             place = view.place
             waits_in = wait.name if wait else None
-            if by_line:  # what is waited for here tells ranks apart that are in the same call of a library
-                key = (view.key(waits_in, wait.frame if wait else None), None if wait else hint_for_place(view))
+            if (
+                by_line
+            ):  # what is waited for here tells ranks apart that are in the same call of a library
+                key = (
+                    view.key(waits_in, wait.frame if wait else None),
+                    None if wait else hint_for_place(view),
+                )
             else:
                 key = (place and (place.file, place.function), waits_in)
         elif kind == "silent":
@@ -464,7 +565,11 @@ def _read(text: str, script_dir: str) -> _Seen:
     threads = parse_stacks(text) if text else []
     main = main_thread(threads)
     view = View(main, script_dir) if main else None
-    return view, find_wait(view) if view else None, [thread for thread in threads if thread is not main]
+    return (
+        view,
+        find_wait(view) if view else None,
+        [thread for thread in threads if thread is not main],
+    )
 
 
 def _kind(state: str, seen: _Seen) -> Kind:
@@ -493,7 +598,11 @@ class Hosts:
 def named(ranks: Sequence[int]) -> str:
     """Name ranks, and count them where their list is long."""
     text = name_ranks(ranks)
-    return text if len(text) <= _RANKS_CHARS else f"{len(ranks)} ranks ({shorten(format_ranks(ranks), _RANKS_CHARS)})"
+    return (
+        text
+        if len(text) <= _RANKS_CHARS
+        else f"{len(ranks)} ranks ({shorten(format_ranks(ranks), _RANKS_CHARS)})"
+    )
 
 
 def verb(ranks: Sequence[int]) -> str:

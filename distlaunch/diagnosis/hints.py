@@ -9,29 +9,50 @@ from distlaunch.diagnosis.evidence import Evidence
 from distlaunch.diagnosis.native import signal_name
 from distlaunch.planning.train_options import NO_LOCAL_RANK, TrainOptions
 
-_SHM = "a full /dev/shm or an out-of-memory kill does this: `df -h /dev/shm`, `dmesg`; use fewer loader workers"
+_SHM = (
+    "a full /dev/shm or an out-of-memory kill does this: `df -h /dev/shm`, `dmesg`; use fewer "
+    "loader workers"
+)
 _LOADER = f"a loader worker may have been killed: {_SHM}"
 _BLOCKING = "set CUDA_LAUNCH_BLOCKING=1 to see the line that launched the kernel"
 
-_DEBUGGER = "it found no input; one worker alone on a terminal has the terminal: --num-procs 1 (or --num-gpus 1)"
+_DEBUGGER = (
+    "it found no input; one worker alone on a terminal has the terminal: --num-procs 1 (or "
+    "--num-gpus 1)"
+)
 _ANY_PYTHON = "the workers' Python"
-DASHES = "the script got `--` as its first argument, and its own parser took it: leave out the `--` behind SCRIPT"
+DASHES = (
+    "the script got `--` as its first argument, and its own parser took it: leave out the "
+    "`--` behind SCRIPT"
+)
 _NOT_PYTHON = "is this no Python program? --no-python runs it as it is (it must be executable)"
-_NO_SOURCE = ("source code cannot contain null bytes", "source code string cannot contain", "Non-UTF-8 code starting")
+_NO_SOURCE = (
+    "source code cannot contain null bytes",
+    "source code string cannot contain",
+    "Non-UTF-8 code starting",
+)
 
 _NOT_THE_SCRIPTS = re.compile(
-    r"(?:unrecognized arguments: |no such option: |not used by the HfArgumentParser: |unknown command line flag )(.*)",
+    r"(?:unrecognized arguments: |no such option: |not used by the HfArgumentParser: |unknown "
+    r"command line flag )(.*)",
     re.IGNORECASE,
 )
-"""How argparse, click and optparse, Transformers and absl tell of options that a script does not have."""
+"""How argparse, click and optparse, Transformers and absl tell of options that a script does not
+have."""
 _NO_OPTIONS = {"script_args", "given", "whole_nodes", "whole_gpus"}
 
 _PORT_TAKEN = ("address already in use", "eaddrinuse")
 
 _BY_TEXT: tuple[tuple[tuple[str, ...], str], ...] = (
     (
-        ("cannot start the worker (fork): resource temporarily unavailable", "can't start new thread"),
-        "a limit of threads or memory is reached: see `ulimit -u`, `ulimit -v`, pids.max of the cgroup, and `free -h`",
+        (
+            "cannot start the worker (fork): resource temporarily unavailable",
+            "can't start new thread",
+        ),
+        (
+            "a limit of threads or memory is reached: see `ulimit -u`, `ulimit -v`, pids.max of the "
+            "cgroup, and `free -h`"
+        ),
     ),
     (
         ("distlaunch: cannot enter the working directory",),
@@ -41,18 +62,32 @@ _BY_TEXT: tuple[tuple[tuple[str, ...], str], ...] = (
     (("killed by signal: ", "dataloader worker (pid"), _SHM),
     (("insufficient shared memory", "unable to open shared memory", "unable to mmap"), _SHM),
     (
-        ("cuda out of memory", "outofmemoryerror", "cuda error: out of memory", "hip out of memory"),
-        "GPU memory is full: try a smaller batch; `nvidia-smi` shows whether another process holds some",
+        (
+            "cuda out of memory",
+            "outofmemoryerror",
+            "cuda error: out of memory",
+            "hip out of memory",
+        ),
+        (
+            "GPU memory is full: try a smaller batch; `nvidia-smi` shows whether another process holds "
+            "some"
+        ),
     ),
     (
         ("can't allocate memory", "cannot allocate memory", "memoryerror", "bad_alloc"),
-        "host memory (not GPU memory) could not be had: see `free -h`, `ulimit -v`; every rank loads its own copy",
+        (
+            "host memory (not GPU memory) could not be had: see `free -h`, `ulimit -v`; every rank "
+            "loads its own copy"
+        ),
     ),
     (("device-side assert",), f"a kernel found an index or a value out of range: {_BLOCKING}"),
     (("illegal memory access",), _BLOCKING),
     (
         ("no kernel image",),
-        "this torch build has no kernels for this GPU: compare torch.cuda.get_arch_list() with the card",
+        (
+            "this torch build has no kernels for this GPU: compare torch.cuda.get_arch_list() with the "
+            "card"
+        ),
     ),
     (
         ("no nvidia driver", "driver version is insufficient"),
@@ -60,31 +95,55 @@ _BY_TEXT: tuple[tuple[tuple[str, ...], str], ...] = (
     ),
     (
         ("invalid device ordinal",),
-        "a rank asks for a GPU that it does not see: torch.cuda.set_device(LOCAL_RANK), no more workers than GPUs",
+        (
+            "a rank asks for a GPU that it does not see: torch.cuda.set_device(LOCAL_RANK), no more "
+            "workers than GPUs"
+        ),
     ),
     (
         ("duplicate gpu",),
-        "two ranks use the same GPU: call torch.cuda.set_device(LOCAL_RANK) before the group is made",
+        (
+            "two ranks use the same GPU: call torch.cuda.set_device(LOCAL_RANK) before the group is "
+            "made"
+        ),
     ),
     (
         ("unhandled system error", "ncclsystemerror"),
-        "NCCL could not use the network or shared memory: set NCCL_DEBUG=INFO, and NCCL_SOCKET_IFNAME if need be",
+        (
+            "NCCL could not use the network or shared memory: set NCCL_DEBUG=INFO, and "
+            "NCCL_SOCKET_IFNAME if need be"
+        ),
     ),
-    (("no space left on device",), "a disk is full (or its inodes): `df -h` and `df -i` where this file lies"),
+    (
+        ("no space left on device",),
+        "a disk is full (or its inodes): `df -h` and `df -i` where this file lies",
+    ),
     (("disk quota exceeded",), "a disk quota is used up: `quota -s`"),
     (
         _PORT_TAKEN,
-        "the port is taken: `ss -ltnp` names the process; without --master-port a free one is chosen",
+        (
+            "the port is taken: `ss -ltnp` names the process; without --master-port a free one is "
+            "chosen"
+        ),
     ),
     (
         ("too many open files",),
-        "raise the limit (`ulimit -n`), or torch.multiprocessing.set_sharing_strategy('file_system')",
+        (
+            "raise the limit (`ulimit -n`), or "
+            "torch.multiprocessing.set_sharing_strategy('file_system')"
+        ),
     ),
     (
         ("cannot open shared object file",),
-        "a shared library is not found: is the environment loaded (--setup), LD_LIBRARY_PATH set for workers?",
+        (
+            "a shared library is not found: is the environment loaded (--setup), LD_LIBRARY_PATH set "
+            "for workers?"
+        ),
     ),
-    (("undefined symbol",), "an extension was built against another version of its library: rebuild or reinstall it"),
+    (
+        ("undefined symbol",),
+        "an extension was built against another version of its library: rebuild or reinstall it",
+    ),
     (
         ("cuda unknown error", "cuda initialization"),
         "`nvidia-smi` tells whether the driver works; a fork after CUDA was started breaks it too",
@@ -99,17 +158,25 @@ _BY_TEXT: tuple[tuple[tuple[str, ...], str], ...] = (
     ),
     (
         ("deepspeed requires --deepspeed_config",),
-        "-o config=FILE -o pass-config=deepspeed passes one; -o zero and -o config alone are for Accelerate's scripts",
+        (
+            "-o config=FILE -o pass-config=deepspeed passes one; -o zero and -o config alone are for "
+            "Accelerate's scripts"
+        ),
     ),
     (
         ("train_batch_size is not equal to micro_batch_per_gpu * gradient_acc_step * world_size",),
-        "are the sizes for so many workers? On CPUs Accelerate comes to DeepSpeed with one worker alone: --num-procs 1",
+        (
+            "are the sizes for so many workers? On CPUs Accelerate comes to DeepSpeed with one worker "
+            "alone: --num-procs 1"
+        ),
     ),
 )
 
 _BY_SIGNAL = {
-    "SIGBUS": "SIGBUS mostly means a full /dev/shm (or a truncated mapped file): see `df -h /dev/shm`",
-    "SIGILL": "the binary was built for another CPU: compare `lscpu` with what the extension was compiled for",
+    "SIGBUS": "SIGBUS mostly means a full /dev/shm (or a truncated mapped file): see `df -h "
+    "/dev/shm`",
+    "SIGILL": "the binary was built for another CPU: compare `lscpu` with what the extension was "
+    "compiled for",
     "SIGXCPU": "a CPU time limit is set: `ulimit -t`",
     "SIGXFSZ": "a file size limit is set: `ulimit -f`",
     "SIGSEGV": "run with -x PYTHONFAULTHANDLER=1 to get the Python line",
@@ -127,28 +194,45 @@ def hint_for(
     dashes_first: bool = False,
     master_port: int | None = None,
 ) -> str | None:
-    """Return one line that says what to look at, or None where nothing useful is known; see ``diagnose``."""
+    """Return one line that says what to look at, or None where nothing useful is known; see
+    ``diagnose``."""
     text = f"{evidence.exception_type or ''}: {evidence.message or ''}\n{evidence.text}".lower()
     if evidence.main_module is not None:
         if "cannot be directly executed" in text:
-            return f"{evidence.main_module} has no module __main__: name the module in it that is to run"
-        return _missing_module(evidence.main_module, python, folder="the working directory (--workdir)")
+            return (
+                f"{evidence.main_module} has no module __main__: name the module in it that is "
+                "to run"
+            )
+        return _missing_module(
+            evidence.main_module, python, folder="the working directory (--workdir)"
+        )
     if _is_no_python(evidence):
         return _NOT_PYTHON
     if world_size > 1 and _asked_for_input(evidence):
         return _DEBUGGER
-    if dashes_first and (evidence.repeats == "usage error" or _NOT_THE_SCRIPTS.search(evidence.message or "")):
+    if dashes_first and (
+        evidence.repeats == "usage error" or _NOT_THE_SCRIPTS.search(evidence.message or "")
+    ):
         return DASHES
     if refused := _NOT_THE_SCRIPTS.search(evidence.message or ""):
-        if adds_local_rank and "--local_rank=" in refused[1].replace("--local-rank", "--local_rank"):
+        if adds_local_rank and "--local_rank=" in refused[1].replace(
+            "--local-rank", "--local_rank"
+        ):
             return NO_LOCAL_RANK
         if hint := _misplaced(refused[1]):
             return hint
     if (name := missing_module(evidence)) is not None:
         return _missing_module(name, python, folder="the script's folder")
     if package := re.search(r"no package metadata was found for ([\w.-]+)", text):
-        return f"a library needs the package {package[1]}: {python or _ANY_PYTHON} -m pip install {package[1]}"
-    if master_port and any(mark in text for mark in _PORT_TAKEN) and re.search(rf"\b{master_port}\b", text):
+        return (
+            f"a library needs the package {package[1]}: {python or _ANY_PYTHON} -m pip install "
+            f"{package[1]}"
+        )
+    if (
+        master_port
+        and any(mark in text for mark in _PORT_TAKEN)
+        and re.search(rf"\b{master_port}\b", text)
+    ):
         return _own_port(evidence.end.rank, master_port, world_size)
     for marks, hint in _BY_TEXT:
         if any(mark in text for mark in marks):
@@ -167,14 +251,19 @@ def hint_for(
 
 
 def _own_port(rank: int, port: int, world_size: int) -> str | None:
-    """Explain that the port which is taken is the job's own, at which rank 0 has all workers meet."""
+    """Explain that the port which is taken is the job's own, at which rank 0 has all workers
+    meet."""
     own = f"port {port} is this job's own (MASTER_PORT)"
     if rank:
         return (
-            f"{own}, and rank 0 listens on it: rank {rank} tried to, as the script gives every worker rank 0; use RANK"
+            f"{own}, and rank 0 listens on it: rank {rank} tried to, as the script gives every "
+            "worker rank 0; use RANK"
         )
     if world_size > 1:
-        return f"{own}: does the script give another worker rank 0, or does rank 0 open the port twice?"
+        return (
+            f"{own}: does the script give another worker rank 0, or does rank 0 open the port "
+            "twice?"
+        )
     return f"{own}: does the script open it twice?"
 
 
@@ -184,7 +273,9 @@ def missing_module(evidence: Evidence) -> str | None:
         return evidence.main_module
     if evidence.repeats != "import error":
         return None
-    name = re.search(r"no module named '?([\w.]+)", f"{evidence.message or ''}\n{evidence.text}", re.IGNORECASE)
+    name = re.search(
+        r"no module named '?([\w.]+)", f"{evidence.message or ''}\n{evidence.text}", re.IGNORECASE
+    )
     return name[1] if name else None
 
 
@@ -196,14 +287,18 @@ def _missing_module(name: str, python: str | None, *, folder: str) -> str:
 
 
 def _misplaced(said: str) -> str | None:
-    """Say of an option that the script did not know where it may belong, if there is one of ours of that name."""
+    """Say of an option that the script did not know where it may belong, if there is one of ours of
+    that name."""
     ours = fields_of(TrainOptions).keys() - _NO_OPTIONS
     names = re.findall(r"(?:--|^')([a-z][\w-]+)", said)
     field = next((name.replace("-", "_") for name in names if name.replace("-", "_") in ours), None)
     if field is None:
         return None
     name = field.replace("_", "-")
-    return f"distlaunch has an option --{name}, which goes before SCRIPT: what follows SCRIPT is the script's own"
+    return (
+        f"distlaunch has an option --{name}, which goes before SCRIPT: what follows SCRIPT is "
+        "the script's own"
+    )
 
 
 def _asked_for_input(evidence: Evidence) -> bool:
@@ -216,7 +311,8 @@ def _asked_for_input(evidence: Evidence) -> bool:
 
 
 def _is_no_python(evidence: Evidence) -> bool:
-    """Tell whether Python was given a shell's script or a binary: by the file's name, the line shown, the complaint."""
+    """Tell whether Python was given a shell's script or a binary: by the file's name, the line
+    shown, the complaint."""
     file = (evidence.frame or "").partition(" in ")[0].rpartition(":")[0]
     if file.endswith((".sh", ".bash", ".zsh", ".ksh")):
         return True
@@ -235,12 +331,19 @@ def _signal_hint(evidence: Evidence) -> str | None:
     name = signal_name(-evidence.end.returncode)
     if name == "SIGKILL":
         if evidence.end.oom_kills:
-            return "the host or the cgroup ran out of memory: fewer loader workers, smaller caches, or a higher limit"
+            return (
+                "the host or the cgroup ran out of memory: fewer loader workers, smaller "
+                "caches, or a higher limit"
+            )
         return (
-            "an operator, a scheduler's limit, or an out-of-memory kill that we cannot see does this: `dmesg -T` tells"
+            "an operator, a scheduler's limit, or an out-of-memory kill that we cannot see does "
+            "this: `dmesg -T` tells"
         )
     if name == "SIGSEGV" and _IN_HOROVODS_INIT.search(evidence.end.stderr_tail):
-        return "Horovod crashes where a machine's own name has no address: see `getent hosts $(hostname)` there"
+        return (
+            "Horovod crashes where a machine's own name has no address: see `getent hosts "
+            "$(hostname)` there"
+        )
     if evidence.frame is not None and name in ("SIGSEGV", "SIGABRT"):
         return None
     if evidence.exception_type is not None and name in ("SIGABRT", "SIGSEGV"):

@@ -61,15 +61,19 @@ class Diagnosis(Record):
 
     cause: Cause
     exit_code: int
-    """What the launcher exits with if the job ends here (design: the named worker's own code, 128+N for signal N)."""
+    """What the launcher exits with if the job ends here (design: the named worker's own code, 128+N
+    for signal N)."""
     others: tuple[str, ...] = ()
     """What the other ranks were doing, one line per kind: ``ranks 1-3: stopped by us``, ..."""
     hint: str | None = None
     repeats: RepeatKind | None = None
-    """Set if the failure would certainly repeat: no restart then (if it came before --min-uptime)."""
+    """Set if the failure would certainly repeat: no restart then (if it came before
+    --min-uptime)."""
     signature: tuple[str, str] | None = None
-    """(exception type, innermost frame): two attempts with the same one and no progress end the job."""
+    """(exception type, innermost frame): two attempts with the same one and no progress end the
+    job."""
     cause_seen: bool = True
-    """False if all ends are consequences: then ``cause`` names the ranks that show them, and says so."""
+    """False if all ends are consequences: then ``cause`` names the ranks that show them, and says
+    so."""
     missing_module: str | None = None
     """The module that the failed worker's interpreter does not have."""

@@ -38,7 +38,9 @@ _FATAL = (
     "*** buffer overflow detected ***",
     "thread '",
 )
-_TERMINATE = re.compile(r"terminate called (?:after throwing an instance of '(.+)'|without an active exception)")
+_TERMINATE = re.compile(
+    r"terminate called (?:after throwing an instance of '(.+)'|without an active exception)"
+)
 _ASSERT = re.compile(r"(?:.+: )?(\S+):(\d+): .+: Assertion [`'](.+)' failed\.?")
 _CHECK = re.compile(r"F(?:\d{4} \d\d:|\d{8} ).*\] (.+)")
 _DUMP = re.compile(r'  File "(.+)", line (\d+) in (.+)')

@@ -27,20 +27,30 @@ def render_report(
     while_stopping: bool = False,
     terminal: bool = False,
 ) -> str:
-    """Write the report: who failed and how, the exception, where, the excerpt, the others, a hint, the log.
+    """Write the report: who failed and how, the exception, where, the excerpt, the others, a hint,
+    the log.
 
-    Plain text without a control character (but newlines), ends with a newline. ``attempt`` counts from 0; ``restarts``
-    are those before it, fewer where lost nodes were replaced. ``filed``:
-    where the first rank's log is if it has one, in words, where that is not to be seen from here. ``terminal``: the
-    worker had the user's terminal, whose text is what it wrote and what was typed.
+    Plain text without a control character (but newlines), ends with a newline. ``attempt`` counts
+    from 0; ``restarts`` are those before it, fewer where lost nodes were replaced. ``filed``: where
+    the first rank's log is if it has one, in words, where that is not to be seen from here.
+    ``terminal``: the worker had the user's terminal, whose text is what it wrote and what was
+    typed.
     """
     cause = diagnosis.cause
     host = f" on {cause.host}" if many_hosts and cause.host else ""
-    first = f" (rank {cause.ranks[0]} first)" if 1 < len(cause.ranks) < world_size and not cause.at_once else ""
+    first = (
+        f" (rank {cause.ranks[0]} first)"
+        if 1 < len(cause.ranks) < world_size and not cause.at_once
+        else ""
+    )
     when = _while_stopping(cause) if while_stopping else ""
-    lines = _wrapped(f"{_who(cause.ranks, world_size)}{host} failed{when}{first}: {cause.summary}", "")
+    lines = _wrapped(
+        f"{_who(cause.ranks, world_size)}{host} failed{when}{first}: {cause.summary}", ""
+    )
     exception = (
-        f"{cause.exception_type}: {cause.message or ''}".removesuffix(": ") if cause.exception_type else cause.message
+        f"{cause.exception_type}: {cause.message or ''}".removesuffix(": ")
+        if cause.exception_type
+        else cause.message
     )
     if exception:
         lines += _wrapped(exception, "  ", limit=3)
@@ -60,29 +70,44 @@ def render_report(
     if cause.log_path or run_dir:
         lines.append(f"  {_where_logs_are(cause, world_size, run_dir, filed)}")
     lines.append(
-        job_line(job_id=job_id, attempt=attempt, restarts=restarts, max_restarts=max_restarts, elapsed_s=elapsed_s)
+        job_line(
+            job_id=job_id,
+            attempt=attempt,
+            restarts=restarts,
+            max_restarts=max_restarts,
+            elapsed_s=elapsed_s,
+        )
     )
     return "\n".join(printable(line).rstrip() for line in lines) + "\n"
 
 
 def killed_lines(ranks: Sequence[int], after_grace: str | None, leftovers: str | None) -> list[str]:
-    """Say which workers had to be killed, and why then, and which processes that workers had left."""
+    """Say which workers had to be killed, and why then, and which processes that workers had
+    left."""
     lines = []
     if ranks and after_grace is not None:
         lines += _wrapped(f"{name_ranks(ranks)} had to be killed, {after_grace}", "  ", limit=3)
     return lines + (_wrapped(leftovers, "  ", limit=3) if leftovers else [])
 
 
-def job_line(*, job_id: str, attempt: int, restarts: int, max_restarts: int, elapsed_s: float) -> str:
-    """Return the last line of a report: the job, how long it ran, and the number of its last attempt.
+def job_line(
+    *, job_id: str, attempt: int, restarts: int, max_restarts: int, elapsed_s: float
+) -> str:
+    """Return the last line of a report: the job, how long it ran, and the number of its last
+    attempt.
 
-    An attempt has the number of its folder and of ``DISTLAUNCH_ATTEMPT``, from 0; restarts are counted beside it.
+    An attempt has the number of its folder and of ``DISTLAUNCH_ATTEMPT``, from 0; restarts are
+    counted beside it.
     """
-    return f"  job {job_id}, after {_duration(elapsed_s)}{attempt_and_restarts(attempt, restarts, max_restarts)}"
+    return (
+        f"  job {job_id}, after "
+        f"{_duration(elapsed_s)}{attempt_and_restarts(attempt, restarts, max_restarts)}"
+    )
 
 
 def attempt_and_restarts(attempt: int, restarts: int, max_restarts: int) -> str:
-    """Return ``, attempt 1 (restart 1 of 3)``, or nothing for the only attempt of a job without restarts."""
+    """Return ``, attempt 1 (restart 1 of 3)``, or nothing for the only attempt of a job without
+    restarts."""
     if not attempt and not max_restarts:
         return ""
     return f", attempt {attempt}" + (f" (restart {restarts} of {max_restarts})" if restarts else "")
@@ -92,7 +117,9 @@ def failed_in_stop(diagnosis: Diagnosis, *, world_size: int, many_hosts: bool) -
     """Say in one line which workers failed while they were stopped, and why."""
     cause = diagnosis.cause
     host = f" on {cause.host}" if many_hosts and cause.host else ""
-    return printable(f"{_who(cause.ranks, world_size)}{host} failed{_while_stopping(cause)}: {_what(cause)}")
+    return printable(
+        f"{_who(cause.ranks, world_size)}{host} failed{_while_stopping(cause)}: {_what(cause)}"
+    )
 
 
 def _while_stopping(cause: Cause) -> str:
@@ -144,7 +171,8 @@ def _who(ranks: Sequence[int], world_size: int) -> str:
 
 
 def _where_logs_are(cause: Cause, world_size: int, run_dir: str | None, filed: str | None) -> str:
-    """Name the failed rank's file; where every rank failed alike, all files, as none says more than the others."""
+    """Name the failed rank's file; where every rank failed alike, all files, as none says more than
+    the others."""
     path = cause.log_path
     if path is None and filed is not None:
         return f"log: {filed}, if {name_ranks(cause.ranks[:1])} wrote any"
@@ -161,7 +189,9 @@ def _says_the_same(line: str, cause: Cause) -> bool:
     """Tell whether an excerpt line only repeats the exception that stands above it."""
     if cause.exception_type is None:
         return line == cause.message
-    return "Group" not in cause.exception_type and (line + ":").startswith(f"{cause.exception_type}:")
+    return "Group" not in cause.exception_type and (line + ":").startswith(
+        f"{cause.exception_type}:"
+    )
 
 
 def _wrapped(text: str, indent: str, *, limit: int = 0) -> list[str]:
@@ -170,7 +200,11 @@ def _wrapped(text: str, indent: str, *, limit: int = 0) -> list[str]:
 
     further = indent + "  "
     lines = textwrap.wrap(
-        printable(text), _WIDTH, initial_indent=indent, subsequent_indent=further, break_on_hyphens=False
+        printable(text),
+        _WIDTH,
+        initial_indent=indent,
+        subsequent_indent=further,
+        break_on_hyphens=False,
     )
     if limit and len(lines) > limit:
         lines = lines[:limit]

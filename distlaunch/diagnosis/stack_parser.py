@@ -1,7 +1,8 @@
 """Read the stacks of a running worker, as faulthandler or py-spy print them.
 
-Formats: faulthandler of Python 3.8 to 3.14 (thread names since 3.14, free-threaded builds, C stacks after it) and
-``py-spy dump --full-filenames``. The text comes from a worker: it may be torn at either end, or be no stacks at all.
+Formats: faulthandler of Python 3.8 to 3.14 (thread names since 3.14, free-threaded builds, C stacks
+after it) and ``py-spy dump --full-filenames``. The text comes from a worker: it may be torn at
+either end, or be no stacks at all.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ _READ_CHARS = 1 << 20
 _THREADS = 256
 _FRAMES = 512
 _DEPTH = 100
-"""So many frames of a thread faulthandler shows; Python 3.13 does not say where it has left some out."""
+"""So many frames of a thread faulthandler shows; Python 3.13 does not say where it has left some
+out."""
 _PATH_CHARS = 1000
 _NAME_CHARS = 80
 _HEADER = re.compile(
@@ -66,12 +68,15 @@ class ThreadStack(Record):
 
 
 def parse_stacks(text: str) -> list[ThreadStack]:
-    """Find every thread whose header is there, in the order of the text; what is no stack is passed over.
+    """Find every thread whose header is there, in the order of the text; what is no stack is passed
+    over.
 
     Of several dumps the last one counts.
     """
     lines = text[-_READ_CHARS:].split("\n")
-    if not lines[-1].endswith(")"):  # empty, or a line that was torn: every whole one of faulthandler has its newline
+    if not lines[-1].endswith(
+        ")"
+    ):  # empty, or a line that was torn: every whole one of faulthandler has its newline
         lines.pop()
     return _read_faulthandler(lines) or _read_py_spy(lines)
 
@@ -79,15 +84,19 @@ def parse_stacks(text: str) -> list[ThreadStack]:
 def main_thread(threads: Sequence[ThreadStack]) -> ThreadStack | None:
     """Choose the thread that speaks for a worker: the main one, which runs the script.
 
-    A signal to a process is handled in its main thread (so that is the current one of the dump) unless that blocks
-    it. faulthandler lists the newest thread first; of more than a hundred the main one is not shown: None.
+    A signal to a process is handled in its main thread (so that is the current one of the dump)
+    unless that blocks it. faulthandler lists the newest thread first; of more than a hundred the
+    main one is not shown: None.
     """
     candidates = [thread for thread in threads if not _is_started(thread)]
-    return next((thread for thread in candidates if thread.current), candidates[-1] if candidates else None)
+    return next(
+        (thread for thread in candidates if thread.current), candidates[-1] if candidates else None
+    )
 
 
 class View:
-    """A main thread's stack as the report needs it: the frames of the script, and what it called."""
+    """A main thread's stack as the report needs it: the frames of the script, and what it
+    called."""
 
     __slots__ = ("below", "cut", "frames", "users")
 
@@ -106,14 +115,16 @@ class View:
 
     @property
     def place(self) -> Frame | None:
-        """The innermost frame of the user's code, else the innermost (the rule of ``tracebacks.Raised.frame``)."""
+        """The innermost frame of the user's code, else the innermost (the rule of
+        ``tracebacks.Raised.frame``)."""
         return self.frames[0] if self.frames else self.below[0] if self.below else None
 
     def key(self, waits_in: str | None, call: Frame | None = None) -> tuple[object, ...]:
         """Make what is equal for ranks at the same place.
 
-        The script's frames count with their lines. Of the libraries below, which poll and loop, only the function by
-        which each package was entered counts, down to the call that waits (``call``), and what that is named.
+        The script's frames count with their lines. Of the libraries below, which poll and loop,
+        only the function by which each package was entered counts, down to the call that waits
+        (``call``), and what that is named.
         """
         entries: list[tuple[str, str | None]] = []
         package = None
@@ -130,7 +141,8 @@ class View:
         return (_without_recursion(self.frames), tuple(entries), waits_in)
 
     def shown(self, limit: int, *, brief: bool = False) -> list[str]:
-        """Write the stack in at most ``limit`` lines, innermost first, long stretches of libraries shortened.
+        """Write the stack in at most ``limit`` lines, innermost first, long stretches of libraries
+        shortened.
 
         ``brief``: of what the script called only the call itself.
         """
@@ -151,11 +163,16 @@ class View:
 
 
 def is_users(frame: Frame, script_dir: str) -> bool:
-    """Tell whether a frame is of the user's code; what lies beside the script is, even in ``site-packages``."""
+    """Tell whether a frame is of the user's code; what lies beside the script is, even in
+    ``site-packages``."""
     if frame.of_user:
         return True
     folder = script_dir.rstrip("/") + "/"
-    return len(folder) > 1 and frame.file.startswith(folder) and replace(frame, file=frame.file[len(folder) :]).of_user
+    return (
+        len(folder) > 1
+        and frame.file.startswith(folder)
+        and replace(frame, file=frame.file[len(folder) :]).of_user
+    )
 
 
 def package_of(file: str) -> str:
@@ -246,7 +263,9 @@ def _read_py_spy(lines: Sequence[str]) -> list[ThreadStack]:
 
 def _frame(file: str | None, line: str | None, function: str) -> Frame:
     number = int(line) if line is not None and line.isdecimal() else 0
-    return Frame(file=_plain(file or "???", _PATH_CHARS), line=number, function=_plain(function, _NAME_CHARS))
+    return Frame(
+        file=_plain(file or "???", _PATH_CHARS), line=number, function=_plain(function, _NAME_CHARS)
+    )
 
 
 def _plain(word: str, limit: int) -> str:
@@ -276,7 +295,9 @@ def _is_wrapper(frame: Frame) -> bool:
 
 def _without_recursion(frames: Sequence[Frame]) -> tuple[tuple[str, int, str | None], ...]:
     places = [(frame.file, frame.line, frame.function) for frame in frames]
-    return tuple(place for number, place in enumerate(places) if number == 0 or place != places[number - 1])
+    return tuple(
+        place for number, place in enumerate(places) if number == 0 or place != places[number - 1]
+    )
 
 
 def _folded(frames: Sequence[Frame]) -> list[str]:
@@ -296,11 +317,16 @@ def _folded(frames: Sequence[Frame]) -> list[str]:
 
 
 def _stretch(frames: Sequence[Frame], *, inner: bool) -> list[str]:
-    """Write a stretch of library frames: of a long one its two ends, if it is the innermost, else only its length."""
+    """Write a stretch of library frames: of a long one its two ends, if it is the innermost, else
+    only its length."""
     if len(frames) <= (_WHOLE if inner else 1):
         return [str(frame) for frame in frames]
     hidden = frames[1:-1] if inner else frames
     packages = list(dict.fromkeys(package_of(frame.file) for frame in hidden))
-    named = " and ".join(packages) if len(packages) < _WHOLE else f"{', '.join(packages[:2])} and others"
+    named = (
+        " and ".join(packages)
+        if len(packages) < _WHOLE
+        else f"{', '.join(packages[:2])} and others"
+    )
     line = f"… {len(hidden)} frames of {named}"
     return [str(frames[0]), line, str(frames[-1])] if inner else [line]

@@ -1,14 +1,16 @@
 """Read Python tracebacks out of lines that hold anything else too.
 
-The lines come from ``text.to_lines``: no colours, no rank prefix. The head may be torn (only the tail of a log is
-kept) and other writers may have put lines in between. Formats: Python 3.10 to 3.14.
+The lines come from ``text.to_lines``: no colours, no rank prefix. The head may be torn (only the
+tail of a log is kept) and other writers may have put lines in between. Formats: Python 3.10 to
+3.14.
 
 A traceback whose end is missing.
 
-A signal handler that raises while the interpreter prints (torch's, when a data-loader worker dies), a KILL meanwhile or
-a full disk leaves one: frames, perhaps a line of markers, and no exception. From Python 3.11 on the interpreter then
-writes the exception as an object, ending with ``lost sys.stderr``: before the frames under torch's excepthook, else
-right where they stop, even within a line.
+A signal handler that raises while the interpreter prints (torch's, when a data-loader worker dies),
+a KILL meanwhile or a full disk leaves one: frames, perhaps a line of markers, and no exception.
+From Python 3.11 on the interpreter then writes the exception as an object, ending with ``lost
+sys.stderr``: before the frames under torch's excepthook, else right where they stop, even within a
+line.
 """
 
 from __future__ import annotations
@@ -24,11 +26,15 @@ Kind = Literal["main", "thread", "process", "ignored"]
 
 _HEADER = "Traceback (most recent call last):"
 _FRAME = re.compile(r'\s+File "(.+)", line (\d+)(?:, in (.+))?$')
-_EXCEPTION = re.compile(r"((?:[^\W\d]\w*|<locals>)(?:\.(?:\w+|<locals>|<lambda>))*)(?::(?: (.*))?)?$")
+_EXCEPTION = re.compile(
+    r"((?:[^\W\d]\w*|<locals>)(?:\.(?:\w+|<locals>|<lambda>))*)(?::(?: (.*))?)?$"
+)
 _DEPTH = 8
 """How deep a traceback may stand in another one's message."""
 _FRAME_START = '  File "'
-_LIKELY = re.compile(r"(?:Error|Exception|Exit|Interrupt|Warning|Group|Failure|Timeout|Iteration|Failed|Traceback)$")
+_LIKELY = re.compile(
+    r"(?:Error|Exception|Exit|Interrupt|Warning|Group|Failure|Timeout|Iteration|Failed|Traceback)$"
+)
 _GROUP_LINE = re.compile(r"\s*[|+](?: |-|$)")
 _GROUP_PREFIX = re.compile(r"^(?:\s*\| ?)")
 _GROUP_CUT = re.compile(r"\s*\+-[+-]*(?: (?:\d+|\.\.\.) -+)?$")
@@ -47,7 +53,8 @@ _BEFORE: tuple[tuple[str, Kind], ...] = (
     ("Process ", "process"),
 )
 NATIVE_STARTS = ("terminate called ", "Fatal Python error: ")
-"""First words of a crash, which may well come while a process ends with its exception (torch's gloo threads do it)."""
+"""First words of a crash, which may well come while a process ends with its exception (torch's gloo
+threads do it)."""
 _REACH = 4
 """How many foreign lines in a row a traceback may have between its own."""
 _DETAIL = 12
@@ -74,7 +81,8 @@ class Frame(Record):
 
     @property
     def of_user(self) -> bool:
-        """Whether this is the user's code: not the standard library, an installed package or ours."""
+        """Whether this is the user's code: not the standard library, an installed package or
+        ours."""
         return not any(part in self.file for part in LIBRARY_PARTS)
 
     def __str__(self) -> str:
@@ -86,8 +94,8 @@ class Frame(Record):
 class Raised:
     """One exception as a traceback shows it.
 
-    ``detail``: further lines of the message, and notes. ``inner``: what a worker of a data loader or a spawned process
-    raised, or the first leaf of a group. Filled while its lines are read.
+    ``detail``: further lines of the message, and notes. ``inner``: what a worker of a data loader
+    or a spawned process raised, or the first leaf of a group. Filled while its lines are read.
     """
 
     __slots__ = ("detail", "frames", "inner", "lines", "message", "type")
@@ -104,7 +112,8 @@ class Raised:
     def frame(self) -> Frame | None:
         """The innermost frame of the user's code, else the innermost."""
         return next(
-            (frame for frame in reversed(self.frames) if frame.of_user), self.frames[-1] if self.frames else None
+            (frame for frame in reversed(self.frames) if frame.of_user),
+            self.frames[-1] if self.frames else None,
         )
 
     @property
@@ -123,11 +132,13 @@ class Traceback(Record):
     end: int
     """Index of the first line after it."""
     torn: Raised | None = None
-    """The frames of one more, the outermost, if the writing stopped before the line that names it."""
+    """The frames of one more, the outermost, if the writing stopped before the line that names
+    it."""
 
 
 def find_tracebacks(lines: Sequence[str]) -> list[Traceback]:
-    """Find every traceback, in order; ``torn`` those without an exception line, or whose last exception has none."""
+    """Find every traceback, in order; ``torn`` those without an exception line, or whose last
+    exception has none."""
     found: list[Traceback] = []
     index = 0
     while index < len(lines):
@@ -168,7 +179,8 @@ def announces_another(line: str) -> bool:
 
 
 def _announced(line: str, raised: Raised) -> bool:
-    """Tell whether an exception was to come after these frames: ``print_stack`` writes frames without any."""
+    """Tell whether an exception was to come after these frames: ``print_stack`` writes frames
+    without any."""
     return line.endswith(_HEADER) or (bool(raised.frames) and raised.frames[-1].function is None)
 
 
@@ -201,10 +213,14 @@ def _after_chain_line(lines: Sequence[str], index: int) -> int | None:
     return None
 
 
-def _one(lines: Sequence[str], index: int, *, bare: bool = False, depth: int = 0) -> tuple[Raised, int]:
-    """Read one exception that starts at ``index`` (its header or, torn, a frame); return it and the next index.
+def _one(
+    lines: Sequence[str], index: int, *, bare: bool = False, depth: int = 0
+) -> tuple[Raised, int]:
+    """Read one exception that starts at ``index`` (its header or, torn, a frame); return it and the
+    next index.
 
-    It has no type if its own line is not there. ``bare``: without what follows that line, which is then no part of it.
+    It has no type if its own line is not there. ``bare``: without what follows that line, which is
+    then no part of it.
     """
     if "Exception Group " + _HEADER in lines[index]:
         return _group(lines, index)
@@ -217,12 +233,16 @@ def _one(lines: Sequence[str], index: int, *, bare: bool = False, depth: int = 0
             raised.frames.append(Frame(file=match[1], line=int(match[2][:9]), function=match[3]))
             raised.lines.append(line)
             foreign, end = 0, at + 1
-        elif line.startswith(("   ", "  [", _FRAME_START)) or (line and _FRAME_START.startswith(line)):
+        elif line.startswith(("   ", "  [", _FRAME_START)) or (
+            line and _FRAME_START.startswith(line)
+        ):
             raised.lines.append(line)
             end = at + 1
         elif _HEADER in line:
             break
-        elif (match := _EXCEPTION.match(line)) and not _goes_on(lines, at, likely=_LIKELY.search(match[1]) is not None):
+        elif (match := _EXCEPTION.match(line)) and not _goes_on(
+            lines, at, likely=_LIKELY.search(match[1]) is not None
+        ):
             raised.type = match[1].removeprefix("__main__.")
             raised.message = match[2] or ""
             raised.lines.append(line)
@@ -234,7 +254,8 @@ def _one(lines: Sequence[str], index: int, *, bare: bool = False, depth: int = 0
 
 
 def _goes_on(lines: Sequence[str], at: int, *, likely: bool) -> bool:
-    """Tell whether the line at ``at`` only looks like the exception's: frames or a likelier one follow."""
+    """Tell whether the line at ``at`` only looks like the exception's: frames or a likelier one
+    follow."""
     for line in lines[at + 1 : at + 1 + _REACH]:
         if _HEADER in line or line.strip(" |") in _CHAIN:
             return False
@@ -282,7 +303,8 @@ def _message(raised: Raised, lines: Sequence[str], at: int, *, depth: int) -> in
 
 
 def _group(lines: Sequence[str], index: int) -> tuple[Raised, int]:
-    """Read an exception group: its own traceback, then the first of its leaves that is no group itself."""
+    """Read an exception group: its own traceback, then the first of its leaves that is no group
+    itself."""
     end = index + 1
     while end < len(lines) and _GROUP_LINE.match(lines[end]):
         end += 1
@@ -297,7 +319,9 @@ def _group(lines: Sequence[str], index: int) -> tuple[Raised, int]:
         return raised, end
     leaf: Raised | None
     for section in sections[1:]:
-        start = next((n for n, line in enumerate(section) if _HEADER in line or _FRAME.match(line)), None)
+        start = next(
+            (n for n, line in enumerate(section) if _HEADER in line or _FRAME.match(line)), None
+        )
         if start is not None:
             leaf, _ = _one([line.replace("Exception Group ", "") for line in section], start)
         else:
@@ -324,7 +348,8 @@ _READS_ITSELF = "_dataset_fetcher"
 
 
 def read_tracebacks(lines: list[str]) -> tuple[list[str], list[Traceback], Traceback | None]:
-    """Return the lines without the interpreter's dump, all tracebacks in them, and the torn one at their end.
+    """Return the lines without the interpreter's dump, all tracebacks in them, and the torn one at
+    their end.
 
     What is ``torn`` in it has a type if the dump told it.
     """
@@ -351,7 +376,8 @@ def read_tracebacks(lines: list[str]) -> tuple[list[str], list[Traceback], Trace
 
 
 def loader_may_be_gone(raised: Raised) -> bool:
-    """Tell whether these frames lie where a data loader waits for its workers: no code of the user was called there."""
+    """Tell whether these frames lie where a data loader waits for its workers: no code of the user
+    was called there."""
     waits = [
         number
         for number, frame in enumerate(raised.frames)
@@ -363,15 +389,23 @@ def loader_may_be_gone(raised: Raised) -> bool:
 
 
 def _find_dump(lines: Sequence[str]) -> tuple[Raised, int, int] | None:
-    """Find the last dump: the exception, the index of its first line and of the first one after it."""
+    """Find the last dump: the exception, the index of its first line and of the first one after
+    it."""
     if _DUMP_ENDS not in lines:
         return None
     end = len(lines) - lines[::-1].index(_DUMP_ENDS)
-    begin = next((at for at in range(end - 1, max(-1, end - _DUMP_LINES), -1) if _DUMP_BEGINS in lines[at]), None)
+    begin = next(
+        (at for at in range(end - 1, max(-1, end - _DUMP_LINES), -1) if _DUMP_BEGINS in lines[at]),
+        None,
+    )
     if begin is None:
         return None
-    type_ = next((line.removeprefix(_TYPE) for line in lines[begin:end] if line.startswith(_TYPE)), "")
-    shown = next((line.removeprefix(_REPR) for line in lines[begin:end] if line.startswith(_REPR)), "")
+    type_ = next(
+        (line.removeprefix(_TYPE) for line in lines[begin:end] if line.startswith(_TYPE)), ""
+    )
+    shown = next(
+        (line.removeprefix(_REPR) for line in lines[begin:end] if line.startswith(_REPR)), ""
+    )
     if not type_:
         return None
     arguments = shown.removeprefix(type_.rpartition(".")[2])
@@ -383,7 +417,8 @@ def _find_dump(lines: Sequence[str]) -> tuple[Raised, int, int] | None:
 
 
 def _torn_at_the_end(found: Sequence[Traceback], lines: Sequence[str]) -> Traceback | None:
-    """Return the torn traceback with which the worker's words end; ignored exceptions may come after it."""
+    """Return the torn traceback with which the worker's words end; ignored exceptions may come
+    after it."""
     end = len(lines)
     for one in reversed(found):
         if any(not announces_another(line) for line in said_after(lines[one.end : end])):

@@ -11,12 +11,13 @@ from distlaunch.diagnosis.tracebacks import Frame
 
 
 class Waiting(IntEnum):
-    """How surely a worker waits for other ranks: those that do less are the ones that hold the job up."""
+    """How surely a worker waits for other ranks: those that do less are the ones that hold the job
+    up."""
 
     NOT = 0
     MAYBE = 1
-    """A collective may run below, out of Python's sight: backward with DDP, a synchronisation with the GPU. Or it waits
-    for a process that may be one of the others: who builds an extension."""
+    """A collective may run below, out of Python's sight: backward with DDP, a synchronisation with
+    the GPU. Or it waits for a process that may be one of the others: who builds an extension."""
     SURELY = 2
 
 
@@ -104,33 +105,54 @@ _PLAIN = frozenset(
         "synchronize",
     }
 )
-_JAX = frozenset({"sync_global_devices", "broadcast_one_to_all", "process_allgather", "assert_equal"})
+_JAX = frozenset(
+    {"sync_global_devices", "broadcast_one_to_all", "process_allgather", "assert_equal"}
+)
 _TABLE: tuple[tuple[str, frozenset[str] | None, str, Waiting], ...] = (
-    ("/torch/distributed/rendezvous.py", None, "torch.distributed init_process_group", Waiting.SURELY),
+    (
+        "/torch/distributed/rendezvous.py",
+        None,
+        "torch.distributed init_process_group",
+        Waiting.SURELY,
+    ),
     ("/torch/distributed/", _TORCH, "torch.distributed {}", Waiting.SURELY),
     ("/horovod/", _PLAIN, "Horovod {}", Waiting.SURELY),
     ("/ray/util/collective/", _PLAIN, "Ray's collective {}", Waiting.SURELY),
     ("/tensorflow/python/ops/collective_ops.py", None, "TensorFlow's {}", Waiting.SURELY),
     ("/jax/experimental/multihost_utils.py", _JAX, "JAX's {}", Waiting.SURELY),
     ("/mpi4py/", None, "mpi4py {}", Waiting.SURELY),
-    ("/torch/autograd/", frozenset({"_engine_run_backward", "backward"}), "backward", Waiting.MAYBE),
+    (
+        "/torch/autograd/",
+        frozenset({"_engine_run_backward", "backward"}),
+        "backward",
+        Waiting.MAYBE,
+    ),
     ("/torch/cuda/", _SYNCHRONISE, "torch.cuda.synchronize", Waiting.MAYBE),
     ("/ray/_private/worker.py", frozenset({"get", "wait"}), "ray.{}", Waiting.MAYBE),
     ("/torch/utils/file_baton.py", None, "the lock of an extension that is built", Waiting.MAYBE),
 )
 """Part of the file's path, functions there (None: any), the name, how surely it waits."""
 
-_SHM = "a full /dev/shm or a loader worker that hangs does this: `df -h /dev/shm`, and try num_workers=0"
+_SHM = (
+    "a full /dev/shm or a loader worker that hangs does this: `df -h /dev/shm`, and try "
+    "num_workers=0"
+)
 _BATON = (
-    "it waits for another process to build an extension; if none does, a killed build has left its file `lock` in the"
+    "it waits for another process to build an extension; if none does, a killed build has left its "
+    "file `lock` in the"
     " extension's folder (TORCH_EXTENSIONS_DIR, ~/.cache/torch_extensions): remove that"
 )
 _BUILDS = (
-    "it builds an extension, which the first run does, and whoever else needs that waits for it: choose a longer"
+    "it builds an extension, which the first run does, and whoever else needs that waits for it: "
+    "choose a longer"
     " --hang-timeout, or build it before the job"
 )
 _HINTS: tuple[tuple[str, frozenset[str] | None, str], ...] = (
-    ("/torch/utils/cpp_extension.py", frozenset({"_run_ninja_build", "_write_ninja_file_and_build_library"}), _BUILDS),
+    (
+        "/torch/utils/cpp_extension.py",
+        frozenset({"_run_ninja_build", "_write_ninja_file_and_build_library"}),
+        _BUILDS,
+    ),
     ("/torch/utils/data/", None, f"it waits for its DataLoader's workers; {_SHM}"),
     (
         "/torch/utils/file_baton.py",
@@ -155,15 +177,40 @@ _HINTS: tuple[tuple[str, frozenset[str] | None, str], ...] = (
         "it is connecting: is that host's name known here, is the host reachable from this node?",
     ),
     *(
-        (part, None, "it waits for a server on the network: set a timeout there, or fetch the data before the job")
-        for part in ("/urllib/request.py", "/http/client.py", "/urllib3/", "/ssl.py", "/huggingface_hub/", "/aiohttp/")
+        (
+            part,
+            None,
+            (
+                "it waits for a server on the network: set a timeout there, or fetch the data before "
+                "the job"
+            ),
+        )
+        for part in (
+            "/urllib/request.py",
+            "/http/client.py",
+            "/urllib3/",
+            "/ssl.py",
+            "/huggingface_hub/",
+            "/aiohttp/",
+        )
     ),
-    ("/wandb/", None, "it waits for Weights & Biases: WANDB_MODE=offline shows whether that is all"),
-    ("/subprocess.py", None, "it waits for a process that it has started: `ps --ppid` with its pid shows which"),
+    (
+        "/wandb/",
+        None,
+        "it waits for Weights & Biases: WANDB_MODE=offline shows whether that is all",
+    ),
+    (
+        "/subprocess.py",
+        None,
+        "it waits for a process that it has started: `ps --ppid` with its pid shows which",
+    ),
     (
         "/multiprocessing/",
         None,
-        "it waits for a process that it has started (`ps --ppid` with its pid shows them), or for a lock of theirs",
+        (
+            "it waits for a process that it has started (`ps --ppid` with its pid shows them), or for "
+            "a lock of theirs"
+        ),
     ),
     ("/concurrent/futures/", None, "it waits for work that it has given to a pool of its own"),
     ("/queue.py", None, "it waits for a queue that another of its threads has to fill or empty"),
@@ -172,21 +219,30 @@ _HINTS: tuple[tuple[str, frozenset[str] | None, str], ...] = (
         frozenset({"join", "_wait_for_tstate_lock"}),
         "it waits for another of its threads to end",
     ),
-    ("/threading.py", None, "it waits for a lock or an event that another of its threads has to release"),
+    (
+        "/threading.py",
+        None,
+        "it waits for a lock or an event that another of its threads has to release",
+    ),
     (
         "<frozen importlib",
         None,
-        "it is importing a module: does that take longer than --hang-timeout, or is its file system slow or gone?",
+        (
+            "it is importing a module: does that take longer than --hang-timeout, or is its file "
+            "system slow or gone?"
+        ),
     ),
 )
 _SAME = {
     "init_process_group": (
-        "all wait for the group to form: has every rank the same WORLD_SIZE and MASTER_ADDR, and can the nodes reach"
+        "all wait for the group to form: has every rank the same WORLD_SIZE and MASTER_ADDR, and "
+        "can the nodes reach"
         " each other? (GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME name the interface)"
     ),
 }
 _SAME_ANY = (
-    "all wait in the same call: a rank may have skipped one before, or use other sizes or another group"
+    "all wait in the same call: a rank may have skipped one before, or use other sizes or another "
+    "group"
     " (TORCH_DISTRIBUTED_DEBUG=DETAIL checks that), or the network between them does not work"
 )
 DIFFERENT = "ranks wait in different collectives: all must call the same ones in the same order"
@@ -213,7 +269,10 @@ _SLEEPS: tuple[tuple[str, frozenset[str] | None], ...] = (
     ("/threading.py", frozenset({"wait", "join", "acquire", "_wait_for_tstate_lock", "__enter__"})),
     ("/queue.py", None),
     ("/selectors.py", None),
-    ("/subprocess.py", frozenset({"wait", "_wait", "_try_wait", "poll", "communicate", "_communicate"})),
+    (
+        "/subprocess.py",
+        frozenset({"wait", "_wait", "_try_wait", "poll", "communicate", "_communicate"}),
+    ),
     ("/multiprocessing/", None),
     ("/concurrent/futures/_base.py", frozenset({"result", "exception", "wait"})),
     ("/socket.py", frozenset({"accept", "readinto"})),
@@ -221,12 +280,13 @@ _SLEEPS: tuple[tuple[str, frozenset[str] | None], ...] = (
     ("/filelock/", None),
     ("/torch/utils/data/dataloader.py", frozenset({"_try_get_data", "_get_data"})),
 )
-"""Part of the file's path, functions there (None: any): calls that wait, whatever for. Which of their lines a worker is
-at tells nothing."""
+"""Part of the file's path, functions there (None: any): calls that wait, whatever for. Which of
+their lines a worker is at tells nothing."""
 
 
 def call_that_waits(view: View) -> Frame | None:
-    """Find the outermost call below the script's innermost frame that waits, for other ranks or for anything else."""
+    """Find the outermost call below the script's innermost frame that waits, for other ranks or for
+    anything else."""
     for frame in reversed(view.below):
         if any(_matches(frame, part, functions) for part, functions in _SLEEPS):
             return frame
@@ -241,7 +301,8 @@ def waits_for_children(view: View) -> bool:
 
 
 def hint_for_place(view: View) -> str | None:
-    """Say what to look at where a worker does not wait for other ranks; None where nothing useful is known."""
+    """Say what to look at where a worker does not wait for other ranks; None where nothing useful
+    is known."""
     for part, functions, hint in _HINTS:
         if any(_matches(frame, part, functions) for frame in view.below):
             return hint

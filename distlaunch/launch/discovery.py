@@ -1,8 +1,8 @@
 """Runs the command of --discover, so that nothing of it outlives us; loaded only where it is given.
 
-A guard between us and the command is what the spawner is to workers: an ancestor and subreaper, to which everything
-falls that the command leaves behind, in whatever session. It kills all of it once the command has ended, or when we
-have gone in any way, which it sees by the end of a pipe.
+A guard between us and the command is what the spawner is to workers: an ancestor and subreaper, to
+which everything falls that the command leaves behind, in whatever session. It kills all of it once
+the command has ended, or when we have gone in any way, which it sees by the end of a pipe.
 """
 
 from __future__ import annotations
@@ -15,7 +15,12 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import NoReturn
 
-from distlaunch.core.agent.workers.process_setup import NO_WORKER, become_subreaper, die_with_parent, place
+from distlaunch.core.agent.workers.process_setup import (
+    NO_WORKER,
+    become_subreaper,
+    die_with_parent,
+    place,
+)
 from distlaunch.core.agent.workers.process_tree import Remains
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.text import quoted
@@ -33,12 +38,17 @@ _KILL_S = 5.0
 
 
 def run_discover(
-    command: str, environ: Mapping[str, str], *, who: str = "--discover", patience_s: float = DISCOVER_S
+    command: str,
+    environ: Mapping[str, str],
+    *,
+    who: str = "--discover",
+    patience_s: float = DISCOVER_S,
 ) -> str:
     """Run the command as Horovod does, by a shell; return what it printed.
 
-    ``who`` set it: the option, or its variable. Call it before the first thread is started. Raises ConfigError, with
-    the command's own words, if it fails or takes longer than ``patience_s`` seconds.
+    ``who`` set it: the option, or its variable. Call it before the first thread is started. Raises
+    ConfigError, with the command's own words, if it fails or takes longer than ``patience_s``
+    seconds.
     """
     where = command_of(command, who)
     if "\0" in command:
@@ -51,10 +61,16 @@ def run_discover(
     last = next((line.strip() for line in reversed(words) if line.strip()), None)
     said = "" if last is None else f"; it said {quoted(last)}"
     if problem:
-        raise ConfigError(f"{where}: {problem}{said}", hint="it has to print a line for each host, HOST:SLOTS, and end")
+        raise ConfigError(
+            f"{where}: {problem}{said}",
+            hint="it has to print a line for each host, HOST:SLOTS, and end",
+        )
     if code:
         how = f"exit code {code}" if code > 0 else f"signal {_signal_name(-code)}"
-        raise ConfigError(f"{where}: the command ended with {how}{said}", hint="run it by itself: it has to end with 0")
+        raise ConfigError(
+            f"{where}: the command ended with {how}{said}",
+            hint="run it by itself: it has to end with 0",
+        )
     return output.decode(errors="surrogateescape")
 
 
@@ -65,14 +81,19 @@ def _signal_name(number: int) -> str:
         return str(number)
 
 
-def _watched(command: str, environ: Mapping[str, str], patience_s: float) -> tuple[bytes, bytes, int, str]:
-    """Give stdout, stderr, exit code, and what is wrong if it does not end or says too much. Raises OSError."""
+def _watched(
+    command: str, environ: Mapping[str, str], patience_s: float
+) -> tuple[bytes, bytes, int, str]:
+    """Give stdout, stderr, exit code, and what is wrong if it does not end or says too much. Raises
+    OSError."""
     life, ours = os.pipe()
     result, result_end = os.pipe()
     output, output_end = os.pipe()
     errors, errors_end = os.pipe()
     theirs = (life, result_end, output_end, errors_end)
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # the guard stays deaf
+    before = signal.pthread_sigmask(
+        signal.SIG_BLOCK, signal.valid_signals()
+    )  # the guard stays deaf
     try:
         guard = fork_helper()
         if guard == 0:
@@ -95,7 +116,9 @@ def _watched(command: str, environ: Mapping[str, str], patience_s: float) -> tup
             os.close(descriptor)
 
 
-def _collect(output: int, errors: int, result: int, patience_s: float) -> tuple[bytes, bytes, int, str]:
+def _collect(
+    output: int, errors: int, result: int, patience_s: float
+) -> tuple[bytes, bytes, int, str]:
     deadline_s = time.monotonic() + patience_s
     read = {output: bytearray(), errors: bytearray(), result: bytearray()}
     poll = select.poll()
@@ -115,15 +138,20 @@ def _collect(output: int, errors: int, result: int, patience_s: float) -> tuple[
             problem = f"the command printed over {_MOST_BYTES >> 20} MiB"
         elif result in left and left_s <= 0:
             problem = f"the command did not end in {patience_s:g} s"
-        elif result not in left and not ready:  # somebody whom not even KILL ends still holds its output
+        elif (
+            result not in left and not ready
+        ):  # somebody whom not even KILL ends still holds its output
             break
     if not problem and not read[result]:
         problem = "what watched the command was killed"
     return bytes(read[output]), bytes(read[errors]), int(read[result] or b"0"), problem
 
 
-def _guard(command: str, environ: Mapping[str, str], life: int, result: int, output: int, errors: int) -> NoReturn:
-    """Run the command until it ends or ``life`` does, then kill what is left of it; tell ``result`` its exit code."""
+def _guard(
+    command: str, environ: Mapping[str, str], life: int, result: int, output: int, errors: int
+) -> NoReturn:
+    """Run the command until it ends or ``life`` does, then kill what is left of it; tell ``result``
+    its exit code."""
     try:
         os.setsid()
         become_subreaper()
@@ -148,7 +176,9 @@ def _guard(command: str, environ: Mapping[str, str], life: int, result: int, out
         os._exit(0)  # never unwind into the launcher's frames
 
 
-def _become_command(command: str, environ: Mapping[str, str], guard: int, output: int, errors: int) -> NoReturn:
+def _become_command(
+    command: str, environ: Mapping[str, str], guard: int, output: int, errors: int
+) -> NoReturn:
     try:
         die_with_parent(signal.SIGKILL)
         if os.getppid() != guard:  # it was killed before the line above could take effect

@@ -62,7 +62,10 @@ _SPAWNER_END_S = 5.0
 
 
 def token_of(
-    options: TrainOptions, environ: Mapping[str, str], *, say: Callable[[str], None] = lambda _: None
+    options: TrainOptions,
+    environ: Mapping[str, str],
+    *,
+    say: Callable[[str], None] = lambda _: None,
 ) -> bytes | None:
     """Return the secret that the launchers of a job share, if there is one.
 
@@ -74,7 +77,10 @@ def token_of(
         if value is None:
             return None
         if not value.strip():
-            raise ConfigError(f"{TOKEN} is empty", hint="unset it, or give all launchers of the job the same secret")
+            raise ConfigError(
+                f"{TOKEN} is empty",
+                hint="unset it, or give all launchers of the job the same secret",
+            )
         token = value.strip().encode(errors="surrogateescape")
         _check_token(token, TOKEN, options)
         return token
@@ -97,12 +103,16 @@ def _check_token(token: bytes, what: str, options: TrainOptions) -> None:
     if size < _LEAST_TOKEN and not options.weak_token_ok:
         raise ConfigError(
             f"{what} has {counted(size, 'character')}, and may be guessed",
-            hint=f"{_MAKE_TOKEN} makes one that is not; {options.named('weak_token_ok')} takes this one",
+            hint=f"{_MAKE_TOKEN} makes one that is not; {options.named('weak_token_ok')} takes "
+            "this one",
         )
 
 
-def _check_readers(path: str, who: str, environ: Mapping[str, str], say: Callable[[str], None]) -> None:
-    """Refuse a file that other users can read. Kubernetes mounts Secrets so: there it is only said. Raises OSError."""
+def _check_readers(
+    path: str, who: str, environ: Mapping[str, str], say: Callable[[str], None]
+) -> None:
+    """Refuse a file that other users can read. Kubernetes mounts Secrets so: there it is only said.
+    Raises OSError."""
     mode = os.stat(path).st_mode
     if not stat.S_ISREG(mode) or not mode & _READ_BY_OTHERS:
         return
@@ -119,7 +129,8 @@ def party_of(
     *,
     say: Callable[[str], None] = lambda _: None,
 ) -> Party:
-    """Return in what all launchers of the job have to agree; ``say`` gets notices. Raises ConfigError."""
+    """Return in what all launchers of the job have to agree; ``say`` gets notices. Raises
+    ConfigError."""
     from distlaunch import __version__
 
     token = token_of(options, environ, say=say)
@@ -132,10 +143,16 @@ def party_of(
 
 
 class Launchers:
-    """The launchers of one job, as the coordinator has them: what the policy has to know, and the way to them."""
+    """The launchers of one job, as the coordinator has them: what the policy has to know, and the
+    way to them."""
 
     def __init__(
-        self, joiner: Joiner, options: TrainOptions, *, otherwise: Otherwise | None = None, alone: str | None = None
+        self,
+        joiner: Joiner,
+        options: TrainOptions,
+        *,
+        otherwise: Otherwise | None = None,
+        alone: str | None = None,
     ) -> None:
         """``otherwise`` gives the addresses by which the scheduler reaches node 0, this one.
 
@@ -204,7 +221,8 @@ class Launchers:
 
 
 def tell_others(options: TrainOptions, environ: Mapping[str, str], why: LaunchError) -> None:
-    """Let the others know, for 2 s, that this launcher has no plan, if it is one of several, and it is known which.
+    """Let the others know, for 2 s, that this launcher has no plan, if it is one of several, and it
+    is known which.
 
     Node 0 tells them all why there is no job; another tells node 0.
     """
@@ -221,7 +239,9 @@ def tell_others(options: TrainOptions, environ: Mapping[str, str], why: LaunchEr
             otherwise = _otherwise(rendezvous, location, environ)
             decline(rendezvous, party, host=facts.hostname, why=why.message, otherwise=otherwise)
         elif location.allocation.part == "worker" or len(location.allocation.hosts) > 1:
-            Door(rendezvous, party, members=len(location.allocation.hosts), say=lambda _: None).refuse(why)
+            Door(
+                rendezvous, party, members=len(location.allocation.hosts), say=lambda _: None
+            ).refuse(why)
     except LaunchError:
         return  # the first error is the one that counts
 
@@ -237,7 +257,8 @@ def run_launcher(
     count_from: Callable[[int], None] | None,
     error_file: ErrorFile,
 ) -> int:
-    """Run this launcher's part of a job; return its exit code. Raises LaunchError before the start."""
+    """Run this launcher's part of a job; return its exit code. Raises LaunchError before the
+    start."""
     if planned.join is None:
         raise ValueError("this launcher is alone")
     joiner = planned.join()
@@ -266,7 +287,9 @@ def run_launcher(
         mine = _Mine(planned, joiner, options, environ, sink, open_filters, count_from, error_file)
     except LaunchError as exc:
         if door is None:
-            decline(joiner.rendezvous, party, host=joiner.hostname, why=exc.message, otherwise=otherwise)
+            decline(
+                joiner.rendezvous, party, host=joiner.hostname, why=exc.message, otherwise=otherwise
+            )
         else:
             door.refuse(exc)
         raise
@@ -289,7 +312,13 @@ class _Mine:
         count_from: Callable[[int], None] | None,
         error_file: ErrorFile,
     ) -> None:
-        self.planned, self.joiner, self.options, self.environ, self.sink = planned, joiner, options, environ, sink
+        self.planned, self.joiner, self.options, self.environ, self.sink = (
+            planned,
+            joiner,
+            options,
+            environ,
+            sink,
+        )
         self.hostname = joiner.hostname
         self._count_from = count_from
         self.error_file = error_file
@@ -314,12 +343,18 @@ class _Mine:
         """Make the agent of this machine."""
         joiner = self.joiner
         return OwnNode(
-            job_id=job_id, nofile=self._nofile, spawner=self._spawner, taker=files, clock=clock,
-            gpus=joiner.gpus, cpus=joiner.cpus,
-        )  # fmt: skip
+            job_id=job_id,
+            nofile=self._nofile,
+            spawner=self._spawner,
+            taker=files,
+            clock=clock,
+            gpus=joiner.gpus,
+            cpus=joiner.cpus,
+        )
 
     def count_from(self, first_rank: int) -> None:
-        """Have a console that shows the ranks of this node count them from here, and prefixes name them."""
+        """Have a console that shows the ranks of this node count them from here, and prefixes name
+        them."""
         if self._count_from is not None:
             self._count_from(first_rank)
         if isinstance(self.sink, LocalRanks):
@@ -345,7 +380,9 @@ class _Mine:
             remains.await_child(bound_s=_SPAWNER_END_S)
 
 
-def _otherwise(rendezvous: Rendezvous, location: Location | None, environ: Mapping[str, str]) -> Otherwise | None:
+def _otherwise(
+    rendezvous: Rendezvous, location: Location | None, environ: Mapping[str, str]
+) -> Otherwise | None:
     """Return what gives the addresses of node 0 that need no name service; None if nothing does."""
     if location is None or location.allocation.source != "slurm":
         return None
@@ -360,7 +397,9 @@ def _otherwise(rendezvous: Rendezvous, location: Location | None, environ: Mappi
     return lambda: addresses.of(first)
 
 
-def _coordinate(mine: _Mine, door: Door, site: Site | None, clock: Clock, otherwise: Otherwise | None) -> int:
+def _coordinate(
+    mine: _Mine, door: Door, site: Site | None, clock: Clock, otherwise: Otherwise | None
+) -> int:
     options, environ, joiner, sink = mine.options, mine.environ, mine.joiner, mine.sink
     job_id = mine.planned.plan.job_id or new_job_id(time.time(), os.urandom(3))
     with ExitStack() as stack:
@@ -384,11 +423,18 @@ def _coordinate(mine: _Mine, door: Door, site: Site | None, clock: Clock, otherw
 
         warn = partial(sink.say, level="warning")
         assembly = launchers.assembly(
-            own, host=joiner.hostname, job_id=job_id, folder=os.path.basename(run_dir.path), say=warn, clock=clock
+            own,
+            host=joiner.hostname,
+            job_id=job_id,
+            folder=os.path.basename(run_dir.path),
+            say=warn,
+            clock=clock,
         )
         assembly.silence_s = options.lost_after
         if site is not None:  # after the verdict: Slurm may take its time
-            stack.callback(lambda: ended.append(site.conclude(policy, ended[-1], sink)) if ended else None)
+            stack.callback(
+                lambda: ended.append(site.conclude(policy, ended[-1], sink)) if ended else None
+            )
         stack.callback(assembly.close, signal_pipe.is_hurried)
         herald = Herald(sink, assembly.notice)
         settings = process.policy_settings(
@@ -421,7 +467,8 @@ def _coordinate(mine: _Mine, door: Door, site: Site | None, clock: Clock, otherw
         process.say_where(run_dir, job_id, sink)
         if door.is_open_to_all:
             sink.say(
-                f"whoever reaches port {door.listener.port} of this machine can take part in the job: it has no token"
+                f"whoever reaches port {door.listener.port} of this machine can take part in the "
+                "job: it has no token"
                 f" ({TOKEN} on all nodes; {_MAKE_TOKEN} makes one)"
             )
         for note in () if site is None else site.notes():
@@ -461,12 +508,16 @@ def _join(mine: _Mine, party: Party, otherwise: Otherwise | None) -> int:
         except LaunchError as exc:
             mine.dismiss()
             if isinstance(exc, NodesError) and (alone := _alone(mine)) is not None:
-                raise NodesError(exc.message, hint=f"{exc.hint}; {alone}" if exc.hint else alone) from exc
+                raise NodesError(
+                    exc.message, hint=f"{exc.hint}; {alone}" if exc.hint else alone
+                ) from exc
             raise
         node = welcome.rank
         try:
             folder = welcome.folder or welcome.job_id
-            run_dir = join_run_dir(options.log_dir, folder, environ, node=node, job_id=welcome.job_id)
+            run_dir = join_run_dir(
+                options.log_dir, folder, environ, node=node, job_id=welcome.job_id
+            )
         except LaunchError as exc:
             mine.dismiss()
             leave(link, exc.message)
@@ -477,7 +528,10 @@ def _join(mine: _Mine, party: Party, otherwise: Otherwise | None) -> int:
         files = mine.files(run_dir.path)
         stack.callback(files.close)
         if joiner.speaks:
-            sink.say(f"job {welcome.job_id}: {call.what} {node}, joined {call.where}; logs: {run_dir.path}")
+            sink.say(
+                f"job {welcome.job_id}: {call.what} {node}, joined {call.where}; logs: "
+                f"{run_dir.path}"
+            )
         clock = PausableClock()
         runner = PeerRunner(
             settings=PeerSettings(
@@ -513,7 +567,9 @@ def _join(mine: _Mine, party: Party, otherwise: Otherwise | None) -> int:
 def _alone(mine: _Mine) -> str | None:
     """Return how to run without the others, if it is not the user who has named them."""
     location = mine.planned.location
-    return None if location is None or location.allocation.by_user else process.way_out(mine.options)
+    return (
+        None if location is None or location.allocation.by_user else process.way_out(mine.options)
+    )
 
 
 def _told(call: Caller) -> int:

@@ -38,16 +38,22 @@ if TYPE_CHECKING:
     from distlaunch.planning.node_source import Location
     from distlaunch.planning.surveyed_nodes import Composer
 
-_DESCRIPTORS_PER_WORKER = 9  # at most, while one is being started; then 4, or 5 while stacks are taken
+_DESCRIPTORS_PER_WORKER = (
+    9  # at most, while one is being started; then 4, or 5 while stacks are taken
+)
 _DESCRIPTORS_OF_OUR_OWN = 64
 _JOB_ID_BYTES = 100
 _MOST_OF_SCRIPT = 1 << 20
 _DATA = (".json", ".yaml", ".yml")
-"""How files end that are no scripts; Python runs some of them, to no effect: all of JSON is an expression."""
+"""How files end that are no scripts; Python runs some of them, to no effect: all of JSON is an
+expression."""
 
 
-def read_facts(options: TrainOptions, environ: Mapping[str, str], *, of_backend: Sequence[str] = ()) -> Facts:
-    """Read what resolving may need of this machine. Raises ConfigError for a file that cannot be read.
+def read_facts(
+    options: TrainOptions, environ: Mapping[str, str], *, of_backend: Sequence[str] = ()
+) -> Facts:
+    """Read what resolving may need of this machine. Raises ConfigError for a file that cannot be
+    read.
 
     ``of_backend``: those of --env-file that nobody has named but the backend.
     """
@@ -61,7 +67,9 @@ def read_facts(options: TrainOptions, environ: Mapping[str, str], *, of_backend:
         places = script_places(options.script, cwd, workdir)
         source = _script_source(options.script, places)
         if source is not None and options.no_python:
-            raise ConfigError(f"{printable(options.script)}: a program that is to be executed must be a file")
+            raise ConfigError(
+                f"{printable(options.script)}: a program that is to be executed must be a file"
+            )
         wanted |= {*places, os.path.join(places[0], "__main__.py")}
         if options.no_python:
             programs[options.script] = _find_program(options.script, workdir, environ)
@@ -78,7 +86,9 @@ def read_facts(options: TrainOptions, environ: Mapping[str, str], *, of_backend:
         script_file=None if source is None else source.name,
         paths={path: _kind_of(path) for path in wanted},
         texts={
-            path: read_users_text(path, f"{'' if path in of_backend else '--env-file '}{printable(path)}")
+            path: read_users_text(
+                path, f"{'' if path in of_backend else '--env-file '}{printable(path)}"
+            )
             for path in options.env_file
         },
         programs=programs,
@@ -89,7 +99,9 @@ def read_facts(options: TrainOptions, environ: Mapping[str, str], *, of_backend:
 
 def find_outer(options: TrainOptions, environ: Mapping[str, str]) -> Outer | None:
     """Find the launcher that started us as its worker, unless --source says where the nodes are."""
-    if options.who_set("source") is not None and ("source" in options.given or not options.dialect.spelling):
+    if options.who_set("source") is not None and (
+        "source" in options.given or not options.dialect.spelling
+    ):
         return None
     if not any(name in environ for name in RANKS):
         return None
@@ -100,8 +112,11 @@ def find_outer(options: TrainOptions, environ: Mapping[str, str]) -> Outer | Non
 
 
 def _script_source(script: str, places: Sequence[str]) -> ScriptSource | None:
-    """Return the source of a SCRIPT that only the launcher can read; None for a file or a folder."""
-    special = any(place.startswith(("/dev/", "/proc/")) or not os.path.isfile(place) for place in places)
+    """Return the source of a SCRIPT that only the launcher can read; None for a file or a
+    folder."""
+    special = any(
+        place.startswith(("/dev/", "/proc/")) or not os.path.isfile(place) for place in places
+    )
     if script != "-" and not special:
         return None
     from distlaunch.launch.script_source import find_source
@@ -110,7 +125,8 @@ def _script_source(script: str, places: Sequence[str]) -> ScriptSource | None:
 
 
 def is_of_a_script(options: TrainOptions, environ: Mapping[str, str]) -> bool:
-    """Return whether the script of another launcher's worker started us: its error file is then not ours."""
+    """Return whether the script of another launcher's worker started us: its error file is then not
+    ours."""
     if not any(name in environ for name in RANKS) or find_outer(options, environ) is not None:
         return False
     from distlaunch.core.probe.ancestors import ancestors
@@ -120,13 +136,16 @@ def is_of_a_script(options: TrainOptions, environ: Mapping[str, str]) -> bool:
 
 
 def _surroundings(options: TrainOptions, environ: Mapping[str, str]) -> Surroundings | None:
-    """Read what may name other nodes, if anything hints at them; under torchrun's name its own options are all."""
+    """Read what may name other nodes, if anything hints at them; under torchrun's name its own
+    options are all."""
     if isinstance(options, TorchrunOptions) and options.rendezvous is None:
         return None
     lists = (options.hosts, options.hostfile, options.discover, options.include, options.exclude)
     named = (*lists, options.node_rank, options.rendezvous)
     asked = options.explain or any(each is not None for each in named)
-    if not asked and (options.source == "flags" or (options.source == "auto" and not systems.hints(environ))):
+    if not asked and (
+        options.source == "flags" or (options.source == "auto" and not systems.hints(environ))
+    ):
         return None
     from distlaunch.launch.surroundings import read_surroundings
 
@@ -137,7 +156,9 @@ def _cwd() -> str:
     try:
         return os.getcwd()
     except FileNotFoundError as exc:
-        raise ConfigError("the current directory no longer exists", hint="cd to one that does") from exc
+        raise ConfigError(
+            "the current directory no longer exists", hint="cd to one that does"
+        ) from exc
 
 
 def _columns() -> int | None:
@@ -182,17 +203,31 @@ def _job_id(options: TrainOptions, location: Location | None, topology: Topology
         return folder_name(run_id, os.urandom(4))
     if options.job_id is None:
         if location is not None and location.allocation.part != "all" and len(topology.nodes) > 1:
-            shared = location.allocation.job_id or ""  # of all its launchers, which settle it at the start
+            shared = (
+                location.allocation.job_id or ""
+            )  # of all its launchers, which settle it at the start
             return f"job-{shared}" if shared == LATEST else shared
-        if _has_id_of_scheduler(options, location) and location is not None and location.allocation.job_id:
+        if (
+            _has_id_of_scheduler(options, location)
+            and location is not None
+            and location.allocation.job_id
+        ):
             return location.allocation.job_id
         return new_job_id(time.time(), os.urandom(3))
-    bad = next((letter for letter in options.job_id if not (letter.isalnum() or letter in "._-:+@=,")), None)
-    unusable = not options.job_id.strip(".") or options.job_id == LATEST or options.job_id.startswith(("-", "."))
+    bad = next(
+        (letter for letter in options.job_id if not (letter.isalnum() or letter in "._-:+@=,")),
+        None,
+    )
+    unusable = (
+        not options.job_id.strip(".")
+        or options.job_id == LATEST
+        or options.job_id.startswith(("-", "."))
+    )
     if bad is not None or unusable or len(os.fsencode(options.job_id)) > _JOB_ID_BYTES:
         why = f"{bad!r} is not allowed" if bad else "not usable as a folder's name"
         raise ConfigError(
-            f"--job-id {options.job_id!r}: {why}", hint="letters, digits and ._-:+@=, (at most 100 bytes)"
+            f"--job-id {options.job_id!r}: {why}",
+            hint="letters, digits and ._-:+@=, (at most 100 bytes)",
         )
     return options.job_id
 
@@ -213,11 +248,14 @@ class Planned(Record):
     location: Location | None
     """Among which nodes we are; None where only this machine is known."""
     composer: Composer | None = None
-    """Plans each attempt from what the nodes tell; None where all of the job is on this machine, and its launcher's."""
+    """Plans each attempt from what the nodes tell; None where all of the job is on this machine,
+    and its launcher's."""
     join: Callable[[], Joiner] | None = None
-    """Plans for one launcher of several, each on its node; None where this one is alone. Raises ConfigError."""
+    """Plans for one launcher of several, each on its node; None where this one is alone. Raises
+    ConfigError."""
     id_of_scheduler: bool = False
-    """The job is called as the scheduler calls it; a second one in the same batch script needs another name."""
+    """The job is called as the scheduler calls it; a second one in the same batch script needs
+    another name."""
     explanation: Explanation | None
     source: ScriptSource | None = None
     """Where the launcher reads a SCRIPT that workers cannot open themselves."""
@@ -232,14 +270,16 @@ def make_plan(
 ) -> Planned:
     """Plan without touching anything: what ``plan`` and ``--dry-run`` show. Raises ConfigError.
 
-    ``location``: what the backend's own cluster has settled of the nodes. ``elsewhere``: the job may be for a machine
-    that has other GPUs than this one.
+    ``location``: what the backend's own cluster has settled of the nodes. ``elsewhere``: the job
+    may be for a machine that has other GPUs than this one.
     """
     if options.master_addr is not None:
         from distlaunch.planning.clusters.environment_reader import host_or_address
 
         host_or_address(
-            options.master_addr, options.named("master_addr"), hint="the name by which the other nodes reach it"
+            options.master_addr,
+            options.named("master_addr"),
+            hint="the name by which the other nodes reach it",
         )
     if options.interface is not None:
         from distlaunch.planning.master_address import check_interface
@@ -281,7 +321,9 @@ def make_plan(
     base = log_base(options.log_dir, environ) or "a temporary directory"
     run_dir = job_id and os.path.join(base, job_id)
     local = location is None or location.allocation.part != "all" or topology.here is not None
-    plan = build_plan(options, facts, topology, backend, job_id=job_id, run_dir=run_dir, local=local)
+    plan = build_plan(
+        options, facts, topology, backend, job_id=job_id, run_dir=run_dir, local=local
+    )
     if local:
         check_total(plan.shared_env, plan.argv, os.sysconf("SC_ARG_MAX"))
     if local and (notes := _notes_on_script(backend, options, facts, plan)):
@@ -293,16 +335,31 @@ def make_plan(
     if plan.preload and options.setup is None and local:  # which may lead to others
         _check_modules(plan, options)
     needed = backend.needed(plan.shared_env)
-    if local and options.setup is None and not options.no_python and any(each.demanded for each in needed):
+    if (
+        local
+        and options.setup is None
+        and not options.no_python
+        and any(each.demanded for each in needed)
+    ):
         _check_requirements(backend.name, needed, plan, options)
     composer = explanation = None
-    if location is not None and location.allocation.part == "all" and not _is_all_here(options, topology):
+    if (
+        location is not None
+        and location.allocation.part == "all"
+        and not _is_all_here(options, topology)
+    ):
         from distlaunch.planning.surveyed_nodes import Composer
 
-        composer = Composer(options, facts, topology, location, backend, job_id=job_id, run_dir=run_dir)
+        composer = Composer(
+            options, facts, topology, location, backend, job_id=job_id, run_dir=run_dir
+        )
         plan = replace(plan, notes=(*plan.notes, *_unsettled(options, topology)))
     join = None
-    if location is not None and location.allocation.part != "all" and not is_alone(location, topology):
+    if (
+        location is not None
+        and location.allocation.part != "all"
+        and not is_alone(location, topology)
+    ):
 
         def join() -> Joiner:
             from distlaunch.planning.joined_plan import Joiner
@@ -315,7 +372,8 @@ def make_plan(
         source = _script_source(options.script, script_places(options.script, cwd, plan.workdir))
         if composer is not None or join is not None:
             raise ConfigError(
-                f"{printable(options.script)}: only this launcher can read it, and the job has other nodes",
+                f"{printable(options.script)}: only this launcher can read it, and the job has "
+                "other nodes",
                 hint="write the script to a file that all nodes have",
             )
     if options.explain:
@@ -335,10 +393,18 @@ def make_plan(
     )
 
 
-def _notes_on_script(backend: Backend, options: TrainOptions, facts: Facts, plan: LaunchPlan) -> Sequence[str]:
-    """Return what the backend has to say of the script, if that is a plain file that can be read here."""
+def _notes_on_script(
+    backend: Backend, options: TrainOptions, facts: Facts, plan: LaunchPlan
+) -> Sequence[str]:
+    """Return what the backend has to say of the script, if that is a plain file that can be read
+    here."""
     name = options.script
-    if name is None or options.module or options.no_python or type(backend).notes_on_script is Backend.notes_on_script:
+    if (
+        name is None
+        or options.module
+        or options.no_python
+        or type(backend).notes_on_script is Backend.notes_on_script
+    ):
         return ()
     for path in script_places(name, facts.cwd, plan.workdir):
         try:
@@ -356,15 +422,19 @@ def _check_script(options: TrainOptions, kind: type[Backend]) -> None:
     name = options.script
     if name is None or options.module or options.no_python or not name.lower().endswith(_DATA):
         return
-    own = any(option.name == "config" for option in kind.options()) and not isinstance(options, TorchrunOptions)
+    own = any(option.name == "config" for option in kind.options()) and not isinstance(
+        options, TorchrunOptions
+    )
     where = f"-o config={printable(name)} has {kind.name} read it; " if own else ""
     raise ConfigError(
-        f"{printable(name)} is no Python script, by its name", hint=f"{where}the script's own files go after SCRIPT"
+        f"{printable(name)} is no Python script, by its name",
+        hint=f"{where}the script's own files go after SCRIPT",
     )
 
 
 def _check_command(options: TrainOptions, plan: LaunchPlan) -> None:
-    """Refuse a command in which several workers' Python is to read a script that one can. Raises ConfigError."""
+    """Refuse a command in which several workers' Python is to read a script that one can. Raises
+    ConfigError."""
     program = os.path.basename(options.script or "")
     if not options.no_python or not program.startswith("python") or plan.world_size == 1:
         return
@@ -384,7 +454,8 @@ def _check_command(options: TrainOptions, plan: LaunchPlan) -> None:
 
 
 def is_alone(location: Location, topology: Topology) -> bool:
-    """Tell whether all of the job is this launcher's: the only node is this machine, and every worker on it its own."""
+    """Tell whether all of the job is this launcher's: the only node is this machine, and every
+    worker on it its own."""
     if len(topology.nodes) != 1:
         return False
     return topology.world_size == 1 if location.allocation.part == "worker" else topology.here == 0
@@ -395,7 +466,10 @@ def _unsettled(options: TrainOptions, topology: Topology) -> Iterator[str]:
     open_slots = [node.host for node in topology.nodes if node.slots is None]
     if len(topology.nodes) > 1 and options.master_addr is None:
         first = printable(topology.nodes[0].host)
-        yield f"settled at the start: the address of {first} that all nodes can reach (MASTER_ADDR), and its port"
+        yield (
+            f"settled at the start: the address of {first} that all nodes can reach "
+            "(MASTER_ADDR), and its port"
+        )
     if open_slots:
         from distlaunch.core.model.host_list import name_hosts
 
@@ -404,11 +478,15 @@ def _unsettled(options: TrainOptions, topology: Topology) -> Iterator[str]:
 
 def _is_all_here(options: TrainOptions, topology: Topology) -> bool:
     """Tell whether the job is on this machine alone, now and later."""
-    may_grow = bool(topology.spares) or (topology.bounds is not None and options.discover is not None)
+    may_grow = bool(topology.spares) or (
+        topology.bounds is not None and options.discover is not None
+    )
     return len(topology.nodes) == 1 and topology.here == 0 and not may_grow
 
 
-def _check_requirements(name: str, needed: Sequence[Requirement], plan: LaunchPlan, options: TrainOptions) -> None:
+def _check_requirements(
+    name: str, needed: Sequence[Requirement], plan: LaunchPlan, options: TrainOptions
+) -> None:
     """Refuse a backend whose modules the workers' interpreter does not have. Raises ConfigError."""
     from distlaunch.backends.requirements import check_installed
 
@@ -432,15 +510,28 @@ def _check_modules(plan: LaunchPlan, options: TrainOptions) -> None:
         top = name.partition(".")[0]
         if not is_importable(top, path):
             near = nearest_module(top, path)
-            hint = f"did you mean {near}?" if near else f"{plan.argv[0]} -m pip install {quoted(top)}"
-            raise ConfigError(f"preload {quoted(name)}: {plan.argv[0]} has no such module", hint=hint)
+            hint = (
+                f"did you mean {near}?" if near else f"{plan.argv[0]} -m pip install {quoted(top)}"
+            )
+            raise ConfigError(
+                f"preload {quoted(name)}: {plan.argv[0]} has no such module", hint=hint
+            )
 
 
 def _import_path(plan: LaunchPlan, options: TrainOptions) -> list[str]:
     """List where a worker looks for modules first."""
     script = os.path.join(plan.workdir, plan.argv[1])
-    first = plan.workdir if options.module else script if os.path.isdir(script) else os.path.dirname(script)
-    return [first, *filter(None, {**plan.base_env, **plan.given_env}.get("PYTHONPATH", "").split(os.pathsep))]
+    first = (
+        plan.workdir
+        if options.module
+        else script
+        if os.path.isdir(script)
+        else os.path.dirname(script)
+    )
+    return [
+        first,
+        *filter(None, {**plan.base_env, **plan.given_env}.get("PYTHONPATH", "").split(os.pathsep)),
+    ]
 
 
 def _locate(options: TrainOptions, facts: Facts) -> tuple[Location | None, tuple[str, ...]]:
@@ -456,7 +547,8 @@ def _topology(
 ) -> tuple[Facts, Topology]:
     """Decide how many workers each node runs, and on what. Raises ConfigError.
 
-    ``elsewhere``: if this machine does not have the GPUs, plan as for one of which nothing is known.
+    ``elsewhere``: if this machine does not have the GPUs, plan as for one of which nothing is
+    known.
     """
     try:
         if location is None:
@@ -470,7 +562,9 @@ def _topology(
 
         allocation = None if location is None else location.allocation
         if allocation is None:
-            allocation = Allocation(source="local", by_user=True, hosts=(Host(name=facts.hostname),))
+            allocation = Allocation(
+                source="local", by_user=True, hosts=(Host(name=facts.hostname),)
+            )
         try:
             topology = build_topology(allocation, options, facts, here=None)
         except ConfigError:
@@ -479,18 +573,24 @@ def _topology(
         return facts, replace(topology, notes=(note, *topology.notes))
 
 
-def _among_others(location: Location, options: TrainOptions, facts: Facts) -> tuple[Facts, Topology]:
+def _among_others(
+    location: Location, options: TrainOptions, facts: Facts
+) -> tuple[Facts, Topology]:
     """Decide where there may be several nodes."""
     from distlaunch.planning.build_topology import build_topology
     from distlaunch.planning.gpu_masks import trusting
 
     allocation = location.allocation
     facts, note = trusting(facts, allocation, here=location.here, who=location.who)
-    topology = replace(build_topology(allocation, options, facts, here=location.here), cpus=allocation.cpus)
+    topology = replace(
+        build_topology(allocation, options, facts, here=location.here), cpus=allocation.cpus
+    )
     if note is not None and topology.here is not None and topology.device != "cpu":
         topology = replace(topology, notes=(note, *topology.notes), told=(*topology.told, note))
     if location.here is not None and topology.here is None and allocation.part != "worker":
-        note = f"this machine, {printable(allocation.hosts[location.here].name)}, is not in the plan"
+        note = (
+            f"this machine, {printable(allocation.hosts[location.here].name)}, is not in the plan"
+        )
         topology = replace(topology, notes=(*topology.notes, note))
     elif not location.ranked and len(topology.nodes) > 1:
         note = "settled at the start: which of the nodes this machine is"
@@ -504,6 +604,7 @@ def needed_descriptors(workers: int) -> int:
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if hard != resource.RLIM_INFINITY and hard < needed:
         raise ConfigError(
-            f"{counted(workers, 'worker')} would need {needed} open files, the limit is {hard}", hint="see ulimit -Hn"
+            f"{counted(workers, 'worker')} would need {needed} open files, the limit is {hard}",
+            hint="see ulimit -Hn",
         )
     return needed

@@ -31,7 +31,8 @@ from distlaunch.planning.train_options import TrainOptions
 
 _HOUSEKEEPING_S = 0.25
 CONSOLE_CLOSE_S = 10.0
-"""How long a pipe may stand still at the end of a job that failed or was stopped, before its rest is given up."""
+"""How long a pipe may stand still at the end of a job that failed or was stopped, before its rest
+is given up."""
 _PRUNE_S = 5.0
 
 
@@ -52,10 +53,15 @@ def check_system() -> None:
     except OSError as exc:
         raise ConfigError("/proc is not mounted here", hint="mount -t proc proc /proc") from exc
     if seen != str(os.getpid()):
-        raise ConfigError("/proc belongs to another PID namespace", hint="mount it anew, as unshare --mount-proc does")
+        raise ConfigError(
+            "/proc belongs to another PID namespace",
+            hint="mount it anew, as unshare --mount-proc does",
+        )
 
 
-def new_spawner(job_id: str, options: TrainOptions, *, terminal: int = -1) -> tuple[Channel[FromSpawner], int]:
+def new_spawner(
+    job_id: str, options: TrainOptions, *, terminal: int = -1
+) -> tuple[Channel[FromSpawner], int]:
     """Fork the workers' parent: before the first thread. Raises ConfigError.
 
     ``terminal``: the user's, if its modes will be changed.
@@ -71,9 +77,11 @@ def new_spawner(job_id: str, options: TrainOptions, *, terminal: int = -1) -> tu
 
 @contextmanager
 def closed_console(sink: Sink, signal_pipe: SignalPipe) -> Iterator[list[int]]:
-    """Close the console at the end: after exit code 0 however slow its pipe is, otherwise while that moves at all.
+    """Close the console at the end: after exit code 0 however slow its pipe is, otherwise while
+    that moves at all.
 
-    A signal that comes by now cuts the wait short, and changes neither the exit code nor the report.
+    A signal that comes by now cuts the wait short, and changes neither the exit code nor the
+    report.
     """
     ended: list[int] = []
     try:
@@ -83,11 +91,14 @@ def closed_console(sink: Sink, signal_pipe: SignalPipe) -> Iterator[list[int]]:
         lost = sink.close(timeout_s=timeout_s, hurried=signal_pipe.is_hurried)
         if lost and select.select([], [STDERR], [], 0)[1]:
             with suppress(OSError):
-                os.write(STDERR, f"distlaunch: {lost} bytes of output could not be shown\n".encode())
+                os.write(
+                    STDERR, f"distlaunch: {lost} bytes of output could not be shown\n".encode()
+                )
 
 
 def allow_descriptors(workers: int) -> int:
-    """Raise our own limit of open files as far as the job needs; give the soft limit that we found."""
+    """Raise our own limit of open files as far as the job needs; give the soft limit that we
+    found."""
     needed = needed_descriptors(workers)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < needed:
@@ -96,7 +107,8 @@ def allow_descriptors(workers: int) -> int:
 
 
 class Housekeeping(threading.Thread):
-    """Does beside the loop what can wait until the workers have started: they need the CPUs first."""
+    """Does beside the loop what can wait until the workers have started: they need the CPUs
+    first."""
 
     def __init__(self, run_dir: RunDir) -> None:
         super().__init__(name="housekeeping", daemon=True)
@@ -116,7 +128,8 @@ class Housekeeping(threading.Thread):
             super().start()
 
     def finish(self, hurried: Callable[[], bool] = lambda: False) -> None:
-        """Do it now, if the job was shorter than the wait; bounded, as it is not what the user waits for."""
+        """Do it now, if the job was shorter than the wait; bounded, as it is not what the user
+        waits for."""
         self._ending.set()
         until = time.monotonic() + _PRUNE_S
         while self.is_alive() and not hurried() and (left_s := until - time.monotonic()) > 0:
@@ -170,7 +183,8 @@ def policy_settings(
 
 
 def way_out(options: TrainOptions) -> str | None:
-    """Return, as a hint, how to run on this machine alone although a scheduler's environment names other nodes.
+    """Return, as a hint, how to run on this machine alone although a scheduler's environment names
+    other nodes.
 
     None if the command that the user types has no option for it.
     """
@@ -182,6 +196,11 @@ def say_where(run_dir: RunDir, job_id: str, sink: Sink) -> None:
     """Say where the logs are, if that is not where they are expected."""
     if run_dir.temporary:
         problem = "there is no home directory" if run_dir.instead_of is None else run_dir.instead_of
-        sink.say(f"the log directory cannot be used ({problem}); this job's logs: {run_dir.path}", level="warning")
+        sink.say(
+            f"the log directory cannot be used ({problem}); this job's logs: {run_dir.path}",
+            level="warning",
+        )
     elif os.path.basename(run_dir.path) != job_id:
-        sink.say(f"there are logs of a job {job_id} already; this one's: {run_dir.path}", level="warning")
+        sink.say(
+            f"there are logs of a job {job_id} already; this one's: {run_dir.path}", level="warning"
+        )

@@ -1,4 +1,5 @@
-"""The composition root's part for a Ray cluster: it says which nodes there are, and starts agents."""
+"""The composition root's part for a Ray cluster: it says which nodes there are, and starts
+agents."""
 
 from __future__ import annotations
 
@@ -32,13 +33,17 @@ class Interrupted(LaunchError):  # noqa: N818 - as KeyboardInterrupt
     """A signal came before Ray had placed anything."""
 
     def __init__(self, signum: int) -> None:
-        super().__init__(f"ended by {signal.Signals(signum).name} while Ray placed the workers: none has been started")
+        super().__init__(
+            f"ended by {signal.Signals(signum).name} while Ray placed the workers: none has been "
+            "started"
+        )
         self.exit_code = _SIGNALLED + signum
 
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """Have signals that end a job raise Interrupted; they are ignored once one has, as what follows is bounded."""
+    """Have signals that end a job raise Interrupted; they are ignored once one has, as what follows
+    is bounded."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -68,7 +73,8 @@ def placed_in_ray(
 ) -> Iterator[tuple[Planned, RayPlaces]]:
     """Have Ray place the workers, and plan for where it did; in the end everything is given back.
 
-    ``planned`` has found all that is wrong and needs no cluster. Raises ConfigError, NodesError and Interrupted.
+    ``planned`` has found all that is wrong and needs no cluster. Raises ConfigError, NodesError and
+    Interrupted.
     """
     backend = planned.backend
     if not isinstance(backend, Ray):
@@ -95,7 +101,10 @@ def placed_in_ray(
                 say=lambda text: say(f"waiting for Ray: {text}"),
                 when_connected=done,
             )
-        hosts = [Host(name=place.host, slots=place.bundles * demand.workers, unit=demand.unit) for place in found]
+        hosts = [
+            Host(name=place.host, slots=place.bundles * demand.workers, unit=demand.unit)
+            for place in found
+        ]
         location = located(hosts, printable(socket.gethostname()) or "localhost")
         yield make_plan(options, environ, location=location), places
     finally:
@@ -103,21 +112,32 @@ def placed_in_ray(
 
 
 def check_own_python(python: str | None) -> None:
-    """See that this interpreter, too, has Ray, as it asks the cluster; ``python`` is that of --python.
+    """See that this interpreter, too, has Ray, as it asks the cluster; ``python`` is that of
+    --python.
 
     Raises ConfigError.
     """
     try:
         check_installed(Ray.name, Ray.requires, sys.executable, ())
     except ConfigError as exc:
-        there = f"{printable(python)} -m distlaunch train ..., if distlaunch is installed there, or " if python else ""
-        text = f"{exc.message}: distlaunch itself, which runs there, asks the cluster by it, whatever --python says"
+        there = (
+            f"{printable(python)} -m distlaunch train ..., if distlaunch is installed there, or "
+            if python
+            else ""
+        )
+        text = (
+            f"{exc.message}: distlaunch itself, which runs there, asks the cluster by it, "
+            "whatever --python says"
+        )
         raise ConfigError(text, hint=f"{there}{exc.hint}") from None
 
 
 @contextmanager
-def told_if_slow(say: Callable[[str], None], text: str, *, after_s: float = _SLOW_S) -> Iterator[Callable[[], None]]:
-    """Have the user hear what is being done, if it is not done by then; give what says that it is."""
+def told_if_slow(
+    say: Callable[[str], None], text: str, *, after_s: float = _SLOW_S
+) -> Iterator[Callable[[], None]]:
+    """Have the user hear what is being done, if it is not done by then; give what says that it
+    is."""
     timer = threading.Timer(after_s, say, (text,))
     timer.daemon = True
     timer.start()

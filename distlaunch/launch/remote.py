@@ -30,7 +30,8 @@ _UNKNOWN_SLOTS = 64
 """More workers than any node has, where only the node knows how many it runs."""
 _LEAST_CONNECT_S = 10.0
 _LEAST_STEP_S, _BEFORE_S = 1.0, 0.5
-"""srun starts all at once, and nobody tries again: what it says last should come before the time is over."""
+"""srun starts all at once, and nobody tries again: what it says last should come before the time is
+over."""
 _PATIENCE_S = 15.0
 """A machine that refuses at the first start is more likely off, or misspelt, than about to come."""
 _TOKEN_BYTES = 16
@@ -49,7 +50,8 @@ class Nodes:
         allocation: Allocation | None = None,
         places: RayPlaces | None = None,
     ) -> None:
-        """``site`` and ``allocation``: of a job of Slurm, whose agents srun starts; ``places``: Ray starts them."""
+        """``site`` and ``allocation``: of a job of Slurm, whose agents srun starts; ``places``: Ray
+        starts them."""
         self._composer = composer
         self._places = places
         self._site, self._allocation = site, allocation
@@ -59,8 +61,11 @@ class Nodes:
 
     @property
     def most_workers(self) -> int:
-        """Give how many workers the console may have to show, at most: some nodes will tell only later."""
-        return sum(_UNKNOWN_SLOTS if node.slots is None else node.slots for node in self._composer.hosts)
+        """Give how many workers the console may have to show, at most: some nodes will tell only
+        later."""
+        return sum(
+            _UNKNOWN_SLOTS if node.slots is None else node.slots for node in self._composer.hosts
+        )
 
     @property
     def _are_named(self) -> bool:
@@ -100,7 +105,9 @@ class Nodes:
             may_have_bounds=self._places is None,  # Ray gives a number of places
         )
 
-    def fleet(self, files: Files, clock: Callable[[], float], *, run_dir: str, job_id: str) -> Fleet:
+    def fleet(
+        self, files: Files, clock: Callable[[], float], *, run_dir: str, job_id: str
+    ) -> Fleet:
         """Make the way to the agents; nothing is connected yet."""
         options = self._options
         composer = self._composer = self._composer.located(run_dir, job_id)
@@ -112,7 +119,9 @@ class Nodes:
             return Intake(files, nodes=len(composer.hosts), grant=grant)
 
         if self._site is not None and self._allocation is not None:
-            srun = self._site.srun([target.host for target in targets], self._allocation, job_id=job_id)
+            srun = self._site.srun(
+                [target.host for target in targets], self._allocation, job_id=job_id
+            )
             steps = self._site.fleet(
                 targets,
                 srun=srun,
@@ -164,7 +173,9 @@ class Nodes:
         return fleet
 
     def _target(self, node: Node) -> Target:
-        return Target(host=node.host, user=node.user, port=node.port, here=self._composer.is_here(node.host))
+        return Target(
+            host=node.host, user=node.user, port=node.port, here=self._composer.is_here(node.host)
+        )
 
     def _find(self) -> str:
         options = self._options

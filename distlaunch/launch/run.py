@@ -74,7 +74,9 @@ def run_job(
 
     ``count_from`` hears the lowest rank of this launcher's workers, where each node has a launcher.
     """
-    path = error_file_path(options.error_file, environ, of_a_script=is_of_a_script(options, environ))
+    path = error_file_path(
+        options.error_file, environ, of_a_script=is_of_a_script(options, environ)
+    )
     error_file = ErrorFile(path)
     opening = _Opening(
         sink=open_sink,
@@ -86,12 +88,19 @@ def run_job(
     try:
         return _run_planned(options, environ, opening, count_from)
     except LaunchError as exc:
-        error_file.write(exc.message, f"{exc.message}\nhint: {exc.hint}" if exc.hint else exc.message, exc.exit_code)
+        error_file.write(
+            exc.message,
+            f"{exc.message}\nhint: {exc.hint}" if exc.hint else exc.message,
+            exc.exit_code,
+        )
         raise
 
 
 def _run_planned(
-    options: TrainOptions, environ: Mapping[str, str], opening: _Opening, count_from: Callable[[int], None] | None
+    options: TrainOptions,
+    environ: Mapping[str, str],
+    opening: _Opening,
+    count_from: Callable[[int], None] | None,
 ) -> int:
     try:
         planned = make_plan(options, environ)
@@ -135,7 +144,9 @@ def _run(
     nodes = _other_nodes(planned, options, environ, site, places)
     check_system()
     workers = len(plan.workers) if nodes is None else nodes.most_workers
-    terminal = opening.terminal() if workers == 1 and nodes is None and plan.shown_size == 1 else None
+    terminal = (
+        opening.terminal() if workers == 1 and nodes is None and plan.shown_size == 1 else None
+    )
     if plan.outer is None or terminal is not None:
         sink = opening.sink(workers)
     else:
@@ -147,15 +158,21 @@ def _run(
         sink.say("\n  ".join(["where this comes from:", *planned.explanation.lines()]))
     script = planned.source.read() if planned.source is not None else b""
     nofile = allow_descriptors(workers if nodes is None else 0)
-    port = hold_port(plan.wanted_port, owner=plan.job_id) if nodes is None else None  # refused before anything is made
+    port = (
+        hold_port(plan.wanted_port, owner=plan.job_id) if nodes is None else None
+    )  # refused before anything is made
     run_dir = make_run_dir(options.log_dir, plan.job_id, environ)
     if run_dir.path != plan.run_dir:
-        plan = replace(plan, run_dir=run_dir.path, env={**plan.env, "DISTLAUNCH_RUN_DIR": run_dir.path})
+        plan = replace(
+            plan, run_dir=run_dir.path, env={**plan.env, "DISTLAUNCH_RUN_DIR": run_dir.path}
+        )
     if planned.id_of_scheduler:
         plan = _named(plan, os.path.basename(run_dir.path), options)
     if planned.source is not None:
         planned_path = os.path.join(planned.plan.run_dir, planned.source.name)
-        plan, options = _with_script(plan, options, script, before=planned_path, folder=run_dir.path)
+        plan, options = _with_script(
+            plan, options, script, before=planned_path, folder=run_dir.path
+        )
     clock = Clock()
     files = OutputFiles(
         plan.run_dir,
@@ -177,7 +194,9 @@ def _run(
                 cookie=os.urandom(8).hex(),
                 nofile=nofile,
                 # Before the first thread.
-                spawner=new_spawner(plan.job_id, options, terminal=-1 if terminal is None else terminal.fileno()),
+                spawner=new_spawner(
+                    plan.job_id, options, terminal=-1 if terminal is None else terminal.fileno()
+                ),
                 port=port,
                 taker=files,
                 clock=clock,
@@ -202,7 +221,9 @@ def _run(
         )
         policy = JobPolicy(settings)
         if site is not None:
-            stack.callback(lambda: ended.append(site.conclude(policy, ended[-1], sink)) if ended else None)
+            stack.callback(
+                lambda: ended.append(site.conclude(policy, ended[-1], sink)) if ended else None
+            )
         stack.callback(transport.close, signal_pipe.is_hurried)
         runner = Runner(
             plan=plan,
@@ -255,7 +276,8 @@ def _with_script(
         return (*words[:at], path, *words[at + 1 :])
 
     workers = tuple(
-        worker if worker.argv is None else replace(worker, argv=moved(worker.argv)) for worker in plan.workers
+        worker if worker.argv is None else replace(worker, argv=moved(worker.argv))
+        for worker in plan.workers
     )
     return replace(plan, argv=moved(plan.argv), workers=workers), replace(options, script=path)
 
@@ -267,10 +289,14 @@ def _site(planned: Planned, options: TrainOptions, environ: Mapping[str, str]) -
         return None
     from distlaunch.launch.slurm import Site
 
-    flexible = composer is not None and (composer.bounds[0] < composer.bounds[1] or composer.spares > 0)
+    flexible = composer is not None and (
+        composer.bounds[0] < composer.bounds[1] or composer.spares > 0
+    )
     part = location.allocation.part
     hosts = [host.name for host in location.allocation.hosts]
-    return Site(environ, options, part=part, several=composer is not None, flexible=flexible, hosts=hosts)
+    return Site(
+        environ, options, part=part, several=composer is not None, flexible=flexible, hosts=hosts
+    )
 
 
 def _no_site(options: TrainOptions) -> Iterator[str]:
@@ -285,10 +311,13 @@ def _other_nodes(
     site: Site | None,
     places: RayPlaces | None,
 ) -> Nodes | None:
-    """Give the nodes that are to be reached by links; None if this machine is all. Raises ConfigError."""
+    """Give the nodes that are to be reached by links; None if this machine is all. Raises
+    ConfigError."""
     if planned.location is None or planned.composer is None:
         return None
     from distlaunch.launch import remote
 
     allocation = planned.location.allocation
-    return remote.Nodes(planned.composer, options, environ, site=site, allocation=allocation, places=places)
+    return remote.Nodes(
+        planned.composer, options, environ, site=site, allocation=allocation, places=places
+    )

@@ -34,8 +34,8 @@ class ScriptSource(Record):
     def read(self) -> bytes:
         """Read the script to its end.
 
-        A program that has opened a FIFO for writing may take any time. Raises ConfigError if no program opens it, if
-        the script is too long, or if reading fails.
+        A program that has opened a FIFO for writing may take any time. Raises ConfigError if no
+        program opens it, if the script is too long, or if reading fails.
         """
         named = printable(self.path)
         try:
@@ -49,12 +49,17 @@ class ScriptSource(Record):
         except OSError as exc:
             if exc.errno == errno.EFBIG:
                 raise _too_long(named) from exc
-            hint = "start the program that writes the script first" if exc.errno == errno.ETIMEDOUT else None
+            hint = (
+                "start the program that writes the script first"
+                if exc.errno == errno.ETIMEDOUT
+                else None
+            )
             raise ConfigError(f"{named}: {exc.strerror}", hint=hint) from exc
 
 
 def find_source(script: str, places: Sequence[str]) -> ScriptSource | None:
-    """Return the source of a SCRIPT that workers cannot open themselves; None for a file, a folder or nothing.
+    """Return the source of a SCRIPT that workers cannot open themselves; None for a file, a folder
+    or nothing.
 
     ``places``: the paths that the name may mean, in order.
     """
@@ -85,7 +90,9 @@ def _own_descriptor(path: str) -> int | None:
         prefix = next((prefix for prefix in own if path.startswith(prefix)), None)
         if prefix is not None:
             number = path[len(prefix) :]
-            return int(number) if number.isascii() and number.isdecimal() and len(number) < 8 else None
+            return (
+                int(number) if number.isascii() and number.isdecimal() and len(number) < 8 else None
+            )
         try:
             path = os.path.join(os.path.dirname(path), os.readlink(path))
         except (OSError, ValueError):
@@ -112,13 +119,15 @@ def _read_all(descriptor: int, named: str) -> bytes:
 
 def _too_long(named: str) -> ConfigError:
     return ConfigError(
-        f"{named}: a script that is read from there may have {MOST_BYTES >> 20} MiB, this one has more",
+        f"{named}: a script that is read from there may have {MOST_BYTES >> 20} MiB, this one has "
+        "more",
         hint="write it to a file",
     )
 
 
 def write_script(folder: str, name: str, text: bytes) -> str:
-    """Write a script that was read into a new file of the run directory; return its path. Raises ConfigError."""
+    """Write a script that was read into a new file of the run directory; return its path. Raises
+    ConfigError."""
     path = os.path.join(folder, name)
     try:
         descriptor = open_private(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)

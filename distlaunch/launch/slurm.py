@@ -1,8 +1,9 @@
 """What a job of Slurm has beyond its nodes: the site's settings, agents by srun, a new turn.
 
-Sources: scontrol of Slurm 22.05 on a real system, and its manual. A cancelled job, one at its limit, and one that is
-preempted are all COMPLETING while their processes get TERM: what tells them apart are the reason, the times and, where
-Slurm itself requeues, that the next turn is counted already. In a partition's GraceTime a preempted job is RUNNING.
+Sources: scontrol of Slurm 22.05 on a real system, and its manual. A cancelled job, one at its
+limit, and one that is preempted are all COMPLETING while their processes get TERM: what tells them
+apart are the reason, the times and, where Slurm itself requeues, that the next turn is counted
+already. In a partition's GraceTime a preempted job is RUNNING.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ KILL_WAIT_S = 30.0
 """Slurm's own default: from TERM to KILL."""
 _ASK_S = 5.0
 _SHOW_S, _REQUEUE_S = 4.0, 6.0
-"""Slurm's KILL may be 5 s away when the last worker has ended; an idle controller answers in some 20 ms."""
+"""Slurm's KILL may be 5 s away when the last worker has ended; an idle controller answers in some
+20 ms."""
 _WARNED_S = 1800.0
 """Workers that go on for longer after USR1 or USR2 were not ended by it."""
 _PORTS = 16
@@ -47,16 +49,26 @@ _MOST_COMPONENTS = 1000
 _LONGEST = 200
 _NO_KILL = re.compile(r"^#SBATCH\b.*\s(--no-kill\b(?!=off|=no)|-[HIOQsvW]*k\b)", re.MULTILINE)
 """Before ``k`` in one word there may be short options of sbatch that have no argument."""
-_GOES_ON = {"RUNNING", "TIMEOUT", "PREEMPTED", "PENDING", "REQUEUED", "SUSPENDED", "STOPPED", "SIGNALING"}
+_GOES_ON = {
+    "RUNNING",
+    "TIMEOUT",
+    "PREEMPTED",
+    "PENDING",
+    "REQUEUED",
+    "SUSPENDED",
+    "STOPPED",
+    "SIGNALING",
+}
 """States in which a job is, or ended, that nobody has cancelled."""
 _DURATION = re.compile(r"(?:(\d+)-)?(\d+):(\d+):(\d+)")
 
 
 class Site:
-    """The Slurm whose job this is; its commands are asked in the background, and each for a bounded time.
+    """The Slurm whose job this is; its commands are asked in the background, and each for a bounded
+    time.
 
-    ``hosts`` are the nodes of the job or step; ``several``: there are other nodes, or this machine is none of them;
-    ``flexible``: they may come and go. Raises ConfigError.
+    ``hosts`` are the nodes of the job or step; ``several``: there are other nodes, or this machine
+    is none of them; ``flexible``: they may come and go. Raises ConfigError.
     """
 
     def __init__(
@@ -79,18 +91,27 @@ class Site:
         asks = self._by_srun or (part == "all" and options.grace > KILL_WAIT_S)
         self._config = _Asked(("scontrol", "show", "config"), environ) if asks else None
         wanted = self._by_srun and flexible
-        self._script = _Asked(("scontrol", "write", "batch_script", self._job, "-"), environ) if wanted else None
+        self._script = (
+            _Asked(("scontrol", "write", "batch_script", self._job, "-"), environ)
+            if wanted
+            else None
+        )
         self._flexible = flexible
         self.addresses = NodeAddresses(environ, hosts)
         """Of the nodes."""
         self._told: dict[str, str] | None = None
         self._args = _words(options) if self._by_srun else ()
         if self._by_srun and shutil.which("srun", path=environ.get("PATH")) is None:
-            hint = "inside a container it may be missing: start one launcher on each node by srun, or give --hosts"
+            hint = (
+                "inside a container it may be missing: start one launcher on each node by srun, "
+                "or give --hosts"
+            )
             if (alone := way_out(options)) is not None:
                 hint += f"; {alone}"
             raise ConfigError(
-                "slurm names the nodes of this job, and there is no srun here to start agents on them", hint=hint
+                "slurm names the nodes of this job, and there is no srun here to start agents on "
+                "them",
+                hint=hint,
             )
 
     # --- the site's settings
@@ -106,20 +127,25 @@ class Site:
 
     @property
     def signals_all(self) -> bool:
-        """Tell whether the signals of a step go to all of its processes, not only to those that srun has started."""
+        """Tell whether the signals of a step go to all of its processes, not only to those that
+        srun has started."""
         return self._steps and self.config.get("ProctrackType") == "proctrack/linuxproc"
 
     def scheduler(self) -> Scheduler:
-        """Give what the policy has to know. Of several launchers only the one that has the policy asks Slurm."""
+        """Give what the policy has to know. Of several launchers only the one that has the policy
+        asks Slurm."""
         if self._config is None and self._steps:
             self._config = _Asked(("scontrol", "show", "config"), self._environ)
         wait = re.match(r"\d+", self.config.get("KillWait", ""))
         return Scheduler(
-            kill_after_s=float(wait[0]) if wait else KILL_WAIT_S, signals_all=self.signals_all, attempt=self._turn
+            kill_after_s=float(wait[0]) if wait else KILL_WAIT_S,
+            signals_all=self.signals_all,
+            attempt=self._turn,
         )
 
     def _ports(self) -> Sequence[int]:
-        """Choose ports for agents to call: those that srun itself is called on, where firewalls leave only these."""
+        """Choose ports for agents to call: those that srun itself is called on, where firewalls
+        leave only these."""
         bounds = re.fullmatch(r"(\d+)-(\d+)", self.config.get("SrunPortRange", ""))
         low, high = (int(bounds[1]), int(bounds[2])) if bounds else (0, 0)
         if not 0 < low <= high < 1 << 16:
@@ -135,12 +161,14 @@ class Site:
             text = self._script.answer()
             if not _NO_KILL.search(text or "") and "SBATCH_NO_KILL" not in self._environ:
                 found.append(
-                    "Slurm ends the whole job when a node fails, unless it was submitted with --no-kill"
+                    "Slurm ends the whole job when a node fails, unless it was submitted with "
+                    "--no-kill"
                     " (in the batch script: #SBATCH --no-kill)"
                 )
         if self._options.requeue and self._is_a_shells_child():
             found.append(
-                "Slurm's signals reach the batch script's own process (--signal=B:...), not what it has started:"
+                "Slurm's signals reach the batch script's own process (--signal=B:...), not what "
+                "it has started:"
                 " have the script start this by exec, as its last command"
             )
         return found
@@ -176,9 +204,12 @@ class Site:
             hosts,
             wanted=wanted,
             code=agent_zip(),
-            pythons=[path for path in (sys.executable, options.python) if path and os.path.isabs(path)],
+            pythons=[
+                path for path in (sys.executable, options.python) if path and os.path.isabs(path)
+            ],
             environ=environ,
-            addresses=list(dict.fromkeys(address for _, address, _ in probe_interfaces())) or ["127.0.0.1"],
+            addresses=list(dict.fromkeys(address for _, address, _ in probe_interfaces()))
+            or ["127.0.0.1"],
             ports=self._ports(),
             release=__version__,
             job_id=job_id,
@@ -193,16 +224,21 @@ class Site:
     # --- a new turn
 
     def conclude(self, policy: JobPolicy, code: int, sink: Sink) -> int:
-        """After a job that ended with ``code``, and has said so: ask Slurm for another turn, if it was interrupted.
+        """After a job that ended with ``code``, and has said so: ask Slurm for another turn, if it
+        was interrupted.
 
-        Gives the exit code; it is EXIT_REQUEUE if Slurm could not be asked, so that the batch script can.
+        Gives the exit code; it is EXIT_REQUEUE if Slurm could not be asked, so that the batch
+        script can.
         """
         warned = policy.told is None and policy.warned is not None and code == 0
         if not self._options.requeue or not (warned or policy.told == signal.SIGTERM):
             return code
         by_hand = f"scontrol requeue {self._job}"
         if warned and policy.since_warned_s > _WARNED_S:
-            sink.say(f"not requeued: the job went on for {policy.since_warned_s:.0f} s after its last warning")
+            sink.say(
+                f"not requeued: the job went on for {policy.since_warned_s:.0f} s after its last "
+                "warning"
+            )
             return code
         if policy.told is not None:
             show = _Asked(("scontrol", "--oneliner", "show", "job", self._job), self._environ)
@@ -217,16 +253,19 @@ class Site:
         if asked.answer(_REQUEUE_S) is not None or asked.is_ended_too:
             return code
         sink.say(
-            f"not requeued: {asked.problem}; the batch script can do it ({by_hand}): this ends with {EXIT_REQUEUE}",
+            f"not requeued: {asked.problem}; the batch script can do it ({by_hand}): this ends "
+            f"with {EXIT_REQUEUE}",
             level="warning",
         )
         return EXIT_REQUEUE
 
 
 class NodeAddresses:
-    """The addresses by which Slurm reaches nodes (NodeAddr of ``scontrol show node``), which need no name service.
+    """The addresses by which Slurm reaches nodes (NodeAddr of ``scontrol show node``), which need
+    no name service.
 
-    scontrol is asked once, for all of these hosts, when the first of them is wanted or ``ask`` is called.
+    scontrol is asked once, for all of these hosts, when the first of them is wanted or ``ask`` is
+    called.
     """
 
     def __init__(self, environ: Mapping[str, str], hosts: Sequence[str]) -> None:
@@ -240,10 +279,13 @@ class NodeAddresses:
         from distlaunch.transport.slurm.step import node_list
 
         if self._asked is None:
-            self._asked = _Asked(("scontrol", "--oneliner", "show", "node", node_list(self._hosts)), self._environ)
+            self._asked = _Asked(
+                ("scontrol", "--oneliner", "show", "node", node_list(self._hosts)), self._environ
+            )
 
     def of(self, host: str) -> tuple[str, ...]:
-        """Return the address of a host, or its name in Slurm's configuration; nothing if Slurm does not tell.
+        """Return the address of a host, or its name in Slurm's configuration; nothing if Slurm does
+        not tell.
 
         Waits for scontrol, for up to 5 s. May be called by any thread.
         """
@@ -276,7 +318,8 @@ class _Asked:
         self.problem = ""
         """Why there is no answer."""
         self.is_ended_too = False
-        """TERM has ended it: under linuxproc Slurm, which does what it was asked, ends it with the job."""
+        """TERM has ended it: under linuxproc Slurm, which does what it was asked, ends it with the
+        job."""
         self._name = argv[0]
         self._question: Question | None = None
         try:
@@ -303,10 +346,12 @@ class _Asked:
 
 
 def why_not_requeued(told: str | None, *, turn: int) -> str | None:
-    """Tell from ``scontrol show job`` why a job that got TERM, in this turn of it, is not to be requeued; pure.
+    """Tell from ``scontrol show job`` why a job that got TERM, in this turn of it, is not to be
+    requeued; pure.
 
-    None if it was interrupted: at its time limit, by preemption, or by a TERM that was a warning. ``told``: None if
-    there was no answer: a job that somebody has cancelled is not to come back because Slurm is slow.
+    None if it was interrupted: at its time limit, by preemption, or by a TERM that was a warning.
+    ``told``: None if there was no answer: a job that somebody has cancelled is not to come back
+    because Slurm is slow.
     """
     fields = dict(re.findall(r"(\w+)=(\S*)", told or ""))
     state, restarts = fields.get("JobState", ""), fields.get("Restarts", "")
@@ -338,13 +383,18 @@ def _seconds(clock: str) -> int | None:
 
 
 def _components(environ: Mapping[str, str]) -> dict[str, int]:
-    """Give for each node of a heterogeneous job which component it is of; nothing for another job."""
+    """Give for each node of a heterogeneous job which component it is of; nothing for another
+    job."""
     size = environ.get("SLURM_HET_SIZE", "")
     found: dict[str, int] = {}
     for group in range(min(_number(size) or 0, _MOST_COMPONENTS)):
         name = f"SLURM_JOB_NODELIST_HET_GROUP_{group}"
         if name in environ:
-            found |= {node: group for node in expand_nodelist(environ[name], where=name) if node not in found}
+            found |= {
+                node: group
+                for node in expand_nodelist(environ[name], where=name)
+                if node not in found
+            }
     return found
 
 

@@ -27,8 +27,8 @@ PATIENCE_S = 60.0
 def read_surroundings(options: TrainOptions, environ: Mapping[str, str]) -> Surroundings:
     """Read host file, the systems' own files, this machine's names, and what --discover prints.
 
-    Raises ConfigError for lists that exclude each other, and for a host file or a command that fails; a system's file
-    that cannot be read is None.
+    Raises ConfigError for lists that exclude each other, and for a host file or a command that
+    fails; a system's file that cannot be read is None.
     """
     texts: dict[str, str | None] = {}
     by_user = check_lists(options)
@@ -45,12 +45,15 @@ def read_surroundings(options: TrainOptions, environ: Mapping[str, str]) -> Surr
     return Surroundings(
         texts=texts,
         discovered=discovered,
-        identity=own_identity(socket.gethostname(), _system_file(_HOSTS_FILE) or "", probe_addresses()),
+        identity=own_identity(
+            socket.gethostname(), _system_file(_HOSTS_FILE) or "", probe_addresses()
+        ),
     )
 
 
 def own_identity(hostname: str, hosts_file: str, addresses: tuple[str, ...]) -> Identity:
-    """Say what this machine is called by the kernel and by /etc/hosts; a name server, which may hang, is not asked."""
+    """Say what this machine is called by the kernel and by /etc/hosts; a name server, which may
+    hang, is not asked."""
     aliases = names_in(hosts_file, addresses)
     full = next((name for name in aliases if name.startswith(f"{hostname.lower()}.")), None)
     return Identity(hostname=hostname, fqdn=full, addresses=addresses, aliases=aliases)
@@ -65,7 +68,8 @@ def read_host_file(path: str, who: str) -> str:
             f"{who} {quoted(path)}: {exc.strerror}",
             hint="/dev/stdin reads what is piped to us"
             if path == "-"
-            else "without --hostfile, and outside of a scheduler, the workers run on this machine alone",
+            else "without --hostfile, and outside of a scheduler, the workers run on this machine "
+            "alone",
         ) from exc
     except ValueError as exc:
         raise ConfigError(f"{who} {quoted(path)}: a name of a file has no NUL") from exc
@@ -77,6 +81,8 @@ def _system_file(path: str) -> str | None:
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):
             return None
-        return read_bounded(path, most=_MOST_BYTES, patience_s=_SYSTEM_FILE_S).decode(errors="surrogateescape")
+        return read_bounded(path, most=_MOST_BYTES, patience_s=_SYSTEM_FILE_S).decode(
+            errors="surrogateescape"
+        )
     except (OSError, ValueError):
         return None

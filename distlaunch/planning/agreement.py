@@ -1,4 +1,5 @@
-"""Whether the nodes of a job have the same: one script on all, one command where each has a launcher.
+"""Whether the nodes of a job have the same: one script on all, one command where each has a
+launcher.
 
 And which interpreter there is on each. Pure.
 """
@@ -19,8 +20,12 @@ from distlaunch.planning.backend import PlannedBackend
 from distlaunch.planning.train_options import TrainOptions
 
 ELSEWHERE = "python3"
-"""The workers' interpreter where ours is not, if no other is named; with --setup the one that this has brought."""
-_HINT = "have it on every node: copy it there, use a shared file system, or name where it is by --workdir"
+"""The workers' interpreter where ours is not, if no other is named; with --setup the one that this
+has brought."""
+_HINT = (
+    "have it on every node: copy it there, use a shared file system, or name where it is by "
+    "--workdir"
+)
 _HASH_SHOWN = 8
 
 
@@ -34,11 +39,16 @@ class NodesDiffer(ConfigError):  # noqa: N818 - it says of nodes, not of an erro
 
 
 def check_script(
-    script: str, workdir: str, hashes: Mapping[int, str | None], hosts: Sequence[str], ours: int | None
+    script: str,
+    workdir: str,
+    hashes: Mapping[int, str | None],
+    hosts: Sequence[str],
+    ours: int | None,
 ) -> None:
     """Raise NodesDiffer if the script is missing somewhere, or is not the same on all nodes.
 
-    ``hashes`` and ``hosts`` go by the nodes' numbers; ``ours`` is that of this machine, which then has the right one.
+    ``hashes`` and ``hosts`` go by the nodes' numbers; ``ours`` is that of this machine, which then
+    has the right one.
     """
     by_hash: dict[str | None, list[int]] = {}
     for number, sha in hashes.items():
@@ -56,9 +66,12 @@ def check_script(
     right = hashes.get(ours) if ours is not None else None
     right = right or max(by_hash, key=lambda sha: len(by_hash[sha]))
     others = {sha: numbers for sha, numbers in by_hash.items() if sha != right}
-    kinds = ", ".join(f"{(sha or '')[:_HASH_SHOWN]} on {names(numbers)}" for sha, numbers in others.items())
+    kinds = ", ".join(
+        f"{(sha or '')[:_HASH_SHOWN]} on {names(numbers)}" for sha, numbers in others.items()
+    )
     raise NodesDiffer(
-        f"{said} is not the same on all nodes: {kinds}, but {(right or '')[:_HASH_SHOWN]} on {names(by_hash[right])}",
+        f"{said} is not the same on all nodes: {kinds}, but {(right or '')[:_HASH_SHOWN]} on "
+        f"{names(by_hash[right])}",
         nodes=tuple(sorted(number for numbers in others.values() for number in numbers)),
         hint=_HINT,
     )
@@ -67,7 +80,11 @@ def check_script(
 def command_digest(options: TrainOptions) -> str:
     """Fingerprint the command, but for paths, which may differ from node to node."""
     name = (options.script or "").rpartition("/")[2]
-    words = ("m" if options.module else "x" if options.no_python else "s", name, *options.script_args)
+    words = (
+        "m" if options.module else "x" if options.no_python else "s",
+        name,
+        *options.script_args,
+    )
     return hashlib.sha256("\0".join(words).encode(errors="surrogateescape")).hexdigest()
 
 
@@ -82,7 +99,10 @@ def contradiction(told: Apply, own: Apply, *, who: str, me: str, what: str) -> s
     ``what``: the numbers are of nodes or of launchers.
     """
     if tuple(told.num_nodes) != tuple(own.num_nodes):
-        return f"{who} was told of {_written(told.num_nodes)} {what}, {me} of {_written(own.num_nodes)}"
+        return (
+            f"{who} was told of {_written(told.num_nodes)} {what}, {me} of "
+            f"{_written(own.num_nodes)}"
+        )
     if told.backend != own.backend:
         return f"{who} has --backend {quoted(told.backend)}, {me} --backend {quoted(own.backend)}"
     if told.choices != own.choices:
@@ -107,11 +127,14 @@ class Interpreter(Record):
 
 
 def interpreter_of(options: TrainOptions, ours: str, surveyed: Surveyed) -> Interpreter:
-    """Choose the workers' interpreter on a node: the user's, else ours if it is there, else what there is."""
+    """Choose the workers' interpreter on a node: the user's, else ours if it is there, else what
+    there is."""
     if options.python is not None:
         # Ours was not asked for there: folders that are shared say that software may be as well.
         return Interpreter(python=options.python, with_ours=surveyed.shares_run_dir)
     if surveyed.python == ours:
         return Interpreter(python=ours, with_ours=True)
     brought = options.setup is not None or surveyed.python is None
-    return Interpreter(python=ELSEWHERE if brought else surveyed.python or ELSEWHERE, with_ours=False)
+    return Interpreter(
+        python=ELSEWHERE if brought else surveyed.python or ELSEWHERE, with_ours=False
+    )

@@ -1,4 +1,5 @@
-"""What planning asks of a backend: its variables and words, and what the nodes need; all of it pure.
+"""What planning asks of a backend: its variables and words, and what the nodes need; all of it
+pure.
 
 ``backends.base`` has the rest: its options, what has to be installed, which sizes it takes.
 """
@@ -15,7 +16,8 @@ Value = str | int | float | bool
 
 
 class PlannedBackend:
-    """A backend with its options chosen; what it adds to what all workers get: nothing, where a subclass is silent."""
+    """A backend with its options chosen; what it adds to what all workers get: nothing, where a
+    subclass is silent."""
 
     name: ClassVar[str]
     """On the command line."""
@@ -26,10 +28,11 @@ class PlannedBackend:
     meets_at_port: ClassVar[bool] = False
     """Workers that train together always use MASTER_PORT."""
     shared_memory: ClassVar[tuple[str, ...]] = ()
-    """Names of the files that each worker may leave in /dev/shm: its node removes them after every attempt.
+    """Names of the files that each worker may leave in /dev/shm: its node removes them after every
+    attempt.
 
-    {uid}, {address}, {port} and {rank} in them stand for the user's id, MASTER_ADDR, MASTER_PORT and RANK; the second
-    and third have to be there, or the file could be another job's.
+    {uid}, {address}, {port} and {rank} in them stand for the user's id, MASTER_ADDR, MASTER_PORT
+    and RANK; the second and third have to be there, or the file could be another job's.
     """
     ipv4_only: ClassVar[str] = ""
     """Why nodes cannot meet by IPv6, in a sentence; empty: they can."""
@@ -60,23 +63,27 @@ class PlannedBackend:
         del topology
 
     def check_meeting(self, surveys: Sequence[Surveyed], hosts: Sequence[str]) -> None:
-        """Raise ConfigError where nodes, by rank, of which each reaches the first one will not do."""
+        """Raise ConfigError where nodes, by rank, of which each reaches the first one will not
+        do."""
         del surveys, hosts
 
     def job_variables(self, topology: Topology) -> Mapping[str, str]:
-        """Give the same values for all workers: they win over the environment, and ``--env`` over them."""
+        """Give the same values for all workers: they win over the environment, and ``--env`` over
+        them."""
         del topology
         return {}
 
     def default_variables(self, topology: Topology) -> Mapping[str, str]:
-        """Give values for all workers that are set only where neither environment nor user sets them."""
+        """Give values for all workers that are set only where neither environment nor user sets
+        them."""
         del topology
         return {}
 
     def unwanted(self) -> Sequence[str]:
         """Name variables that contradict the choices made, as another launcher may have left them.
 
-        Workers do not inherit them, which is told; the user may still give them, and ``job_variables`` set them.
+        Workers do not inherit them, which is told; the user may still give them, and
+        ``job_variables`` set them.
         """
         return ()
 
@@ -85,49 +92,58 @@ class PlannedBackend:
         del topology, node_rank
         return {}
 
-    def worker_variables(self, topology: Topology, node_rank: int, local_rank: int, rank: int) -> Mapping[str, str]:
+    def worker_variables(
+        self, topology: Topology, node_rank: int, local_rank: int, rank: int
+    ) -> Mapping[str, str]:
         """Give what only this worker has. ``--env`` may not name these."""
         del topology, node_rank, local_rank, rank
         return {}
 
     def repeated(self) -> Mapping[str, str]:
-        """Give by variable which of ours has its value: of MASTER_ADDR, MASTER_PORT and GLOO_SOCKET_IFNAME."""
+        """Give by variable which of ours has its value: of MASTER_ADDR, MASTER_PORT and
+        GLOO_SOCKET_IFNAME."""
         return {}
 
     def cluster_variables(self, cluster: tuple[str, ...]) -> Mapping[str, str]:
-        """Tell where all workers listen, once that is settled, the same for all. ``--env`` may not name these.
+        """Tell where all workers listen, once that is settled, the same for all. ``--env`` may not
+        name these.
 
-        ``cluster``: ``HOST:PORT``, ``worker_ports`` of them for each worker, by rank. New for every attempt. A value
-        goes on with what ``task_variables`` has under the same name: where one value tells a worker of thousands, and
-        of its place among them, the thousands are put together, and sent to its node, once.
+        ``cluster``: ``HOST:PORT``, ``worker_ports`` of them for each worker, by rank. New for every
+        attempt. A value goes on with what ``task_variables`` has under the same name: where one
+        value tells a worker of thousands, and of its place among them, the thousands are put
+        together, and sent to its node, once.
         """
         del cluster
         return {}
 
     def task_variables(self, workers: int, rank: int) -> Mapping[str, str]:
-        """Give what only this one of the workers has beside ``cluster_variables``, or as the end of their values."""
+        """Give what only this one of the workers has beside ``cluster_variables``, or as the end of
+        their values."""
         del workers, rank
         return {}
 
     def fewer_workers(self) -> str:
-        """Say, as a hint, how to get by with fewer workers, where they are too many to be told of one another."""
+        """Say, as a hint, how to get by with fewer workers, where they are too many to be told of
+        one another."""
         return "ask for fewer workers"
 
     def attempt_files(self, topology: Topology) -> Mapping[str, str]:
         """Give by variable the name of a file, or how names begin, in the attempt's folder.
 
-        Set only where nobody else sets it. Variables with the same file are names of one thing, old and new: where one
-        of them is set, none is.
+        Set only where nobody else sets it. Variables with the same file are names of one thing, old
+        and new: where one of them is set, none is.
         """
         del topology
         return {}
 
     def script_words(self) -> tuple[str, ...]:
-        """Give words that stand before the script's own arguments, which so have the last word; for all workers."""
+        """Give words that stand before the script's own arguments, which so have the last word; for
+        all workers."""
         return ()
 
     def worker_words(self, local_rank: int) -> tuple[str, ...]:
-        """Give words between these that are not the same for all workers, which then cannot be forked.
+        """Give words between these that are not the same for all workers, which then cannot be
+        forked.
 
         ``local_rank`` is what LOCAL_RANK says.
         """

@@ -17,7 +17,13 @@ from distlaunch.core.model.topology import CpuInventory, Node, Topology
 from distlaunch.core.model.variables import BACKEND_OPTIONS
 from distlaunch.planning.backend import PlannedBackend
 from distlaunch.planning.cpu_binding import bind_cpus, pinned_note, threads_per_worker
-from distlaunch.planning.environment import base_environment, check_length, given_environment, unless_set, who_gives
+from distlaunch.planning.environment import (
+    base_environment,
+    check_length,
+    given_environment,
+    unless_set,
+    who_gives,
+)
 from distlaunch.planning.facts import Facts
 from distlaunch.planning.train_options import LOCAL_RANK_TOO, TrainOptions
 
@@ -25,11 +31,15 @@ if TYPE_CHECKING:
     from distlaunch.planning.master_address import Meeting
 
 _SETUP = (
-    'eval "$1" || { code=$?; echo "distlaunch: --setup failed with exit code $code" >&2; exit "$code"; }; shift; '
-    'if [ "${RANK:-0}" = 0 ] && [ -n "${VIRTUAL_ENV:-}" ]; then case "$1" in "$VIRTUAL_ENV"/*) ;; /*) '
-    'echo "distlaunch: --setup activates $VIRTUAL_ENV, but the workers run $1: --python python3 takes its own" >&2;; '
+    'eval "$1" || { code=$?; echo "distlaunch: --setup failed with exit code $code" >&2; exit '
+    '"$code"; }; shift; '
+    'if [ "${RANK:-0}" = 0 ] && [ -n "${VIRTUAL_ENV:-}" ]; then case "$1" in "$VIRTUAL_ENV"/*) ;; '
+    "/*) "
+    'echo "distlaunch: --setup activates $VIRTUAL_ENV, but the workers run $1: --python python3 '
+    'takes its own" >&2;; '
     "esac; fi; "
-    '[ -z "${DISTLAUNCH_BOOT:-}" ] || export PYTHONPATH="$DISTLAUNCH_BOOT${PYTHONPATH:+:$PYTHONPATH}"; '
+    '[ -z "${DISTLAUNCH_BOOT:-}" ] || export '
+    'PYTHONPATH="$DISTLAUNCH_BOOT${PYTHONPATH:+:$PYTHONPATH}"; '
     'exec "$@"'
 )
 LOOPBACK = "127.0.0.1"
@@ -59,13 +69,15 @@ def build_plan(
 ) -> LaunchPlan:
     """Plan the first attempt. Raises ConfigError for whatever could not start.
 
-    ``local``: this machine is one of the nodes; else script, directory and interpreter need not be here. ``base``: what
-    workers inherit, if that is not all that we have. ``shares``: by node rank, where more is known than the facts tell.
-    ``only``: plan just the workers of this node.
+    ``local``: this machine is one of the nodes; else script, directory and interpreter need not be
+    here. ``base``: what workers inherit, if that is not all that we have. ``shares``: by node rank,
+    where more is known than the facts tell. ``only``: plan just the workers of this node.
     """
     dialect = options.dialect
     if backend.ipv4_only and ":" in (options.master_addr or ""):
-        raise UsageError(f"--master-addr {printable(options.master_addr or '')}: {backend.ipv4_only}")
+        raise UsageError(
+            f"--master-addr {printable(options.master_addr or '')}: {backend.ipv4_only}"
+        )
     backend.check(topology)
     base = base_environment(facts) if base is None else base
     given = given_environment(options, facts)
@@ -93,23 +105,41 @@ def build_plan(
     argv = command_line(options, python, target, backend)
     preload = preloaded_modules(options)
     # One worker that stands still holds nobody up; of several, the notice says which one does.
-    hang_notice_s = options.hang_notice if options.hang_timeout is None and topology.world_size != 1 else None
+    hang_notice_s = (
+        options.hang_notice if options.hang_timeout is None and topology.world_size != 1 else None
+    )
     watched = options.hang_timeout is not None or hang_notice_s is not None
     wanted = bool(preload or watched) and not options.no_python
-    bootstrap: Literal["", "direct", "setup"] = "" if not wanted else "setup" if options.setup else "direct"
+    bootstrap: Literal["", "direct", "setup"] = (
+        "" if not wanted else "setup" if options.setup else "direct"
+    )
     columns = terminal_variables(topology, facts.columns, in_front=dialect.prefix_columns)
     of_here = local and shares is None
-    own_notes = (pinned_note(facts.cpus), interpreter_note(options, facts.environ, facts.python)) if of_here else ()
+    own_notes = (
+        (pinned_note(facts.cpus), interpreter_note(options, facts.environ, facts.python))
+        if of_here
+        else ()
+    )
     of_backend = backend.job_variables(topology)
-    unwanted = [name for name in backend.unwanted() if name in base and name not in of_backend and name not in given]
-    base = {name: value for name, value in base.items() if name not in unwanted} if unwanted else base
+    unwanted = [
+        name
+        for name in backend.unwanted()
+        if name in base and name not in of_backend and name not in given
+    ]
+    base = (
+        {name: value for name, value in base.items() if name not in unwanted} if unwanted else base
+    )
     for name, value in {**job, **of_backend}.items():
         check_length(name, value, f"{name}, which --backend {backend.name} sets")
     left_out = (_left_out(unwanted, backend.name),) if unwanted else ()
     notes = [*topology.notes, *backend.notes, *backend.notes_on(topology), *left_out, *own_notes]
-    defaults = unless_set({**DEFAULTS, **columns, **backend.default_variables(topology)}, base, given)
+    defaults = unless_set(
+        {**DEFAULTS, **columns, **backend.default_variables(topology)}, base, given
+    )
     bars = (
-        bar_variables(topology, facts.columns, in_front=dialect.prefix_columns) if _shows_bars(options, facts) else {}
+        bar_variables(topology, facts.columns, in_front=dialect.prefix_columns)
+        if _shows_bars(options, facts)
+        else {}
     )
     bars = unless_set(bars, base, given)
     env = {**defaults, **job, **of_backend}
@@ -126,7 +156,9 @@ def build_plan(
         base_env=base,
         given_env=given,
         run_dir=run_dir,
-        master_addr=options.master_addr or topology.master_addr or (LOOPBACK if len(topology.nodes) == 1 else None),
+        master_addr=options.master_addr
+        or topology.master_addr
+        or (LOOPBACK if len(topology.nodes) == 1 else None),
         wanted_port=port or 0,
         source=topology.source,
         device=topology.device,
@@ -151,7 +183,8 @@ def build_plan(
         from distlaunch.planning.worker_addresses import check_cluster
 
         check_cluster(plan, backend)
-    # With what belongs to the first attempt at once: 131,072 workers are better made once than twice.
+    # With what belongs to the first attempt at once: 131,072 workers are better made once than
+    # twice.
     error_file = options.dialect.layout.error_files(run_dir, 0) if run_dir else None
     if shares is None:
         of_this = CpuShare(cpus=facts.cpus, granted=topology.cpus)
@@ -182,9 +215,15 @@ def build_plan(
 
 
 def _shows_bars(options: TrainOptions, facts: Facts) -> bool:
-    """Return whether the console draws the progress bars of rank 0 in place, should it be a terminal."""
+    """Return whether the console draws the progress bars of rank 0 in place, should it be a
+    terminal."""
     dumb = facts.environ.get("TERM") in ("dumb", "unknown")
-    return options.format != "jsonl" and options.dialect.shows_bars and not dumb and _names_rank_0(options.output)
+    return (
+        options.format != "jsonl"
+        and options.dialect.shows_bars
+        and not dumb
+        and _names_rank_0(options.output)
+    )
 
 
 def _names_rank_0(output: str) -> bool:
@@ -195,13 +234,18 @@ def _names_rank_0(output: str) -> bool:
 
 def _left_out(names: Sequence[str], backend: str) -> str:
     several = len(names) > 1
-    verb, them = ("are set here and contradict", "them") if several else ("is set here and contradicts", "it")
+    verb, them = (
+        ("are set here and contradict", "them")
+        if several
+        else ("is set here and contradicts", "it")
+    )
     told = f"{', '.join(names)} {verb} --backend {backend}: workers do not get {them}"
     return f"{told} (--env NAME passes {'one' if several else 'it'} on)"
 
 
 def _own_names(topology: Topology, backend: PlannedBackend) -> set[str]:
-    """Name the variables that a backend sets otherwise for each node or worker, as far as there are any yet."""
+    """Name the variables that a backend sets otherwise for each node or worker, as far as there are
+    any yet."""
     if not topology.nodes or not topology.nodes[0].slots:
         return set()
     names = {*backend.node_variables(topology, 0), *backend.worker_variables(topology, 0, 0, 0)}
@@ -212,8 +256,11 @@ def _own_names(topology: Topology, backend: PlannedBackend) -> set[str]:
     return names
 
 
-def bind(plan: LaunchPlan, *, attempt: int, master_port: int | None, meeting: Meeting | None = None) -> LaunchPlan:
-    """Fill in what an attempt settles: its number, the port that rank 0's node holds, the workers' error files.
+def bind(
+    plan: LaunchPlan, *, attempt: int, master_port: int | None, meeting: Meeting | None = None
+) -> LaunchPlan:
+    """Fill in what an attempt settles: its number, the port that rank 0's node holds, the workers'
+    error files.
 
     ``meeting``: where several nodes meet, and what each needs for it.
     """
@@ -228,20 +275,31 @@ def bind(plan: LaunchPlan, *, attempt: int, master_port: int | None, meeting: Me
     error_file = plan.layout.error_files(plan.run_dir, attempt)
     workers = plan.workers
     if any(worker.env.get(_ERROR_FILE) != error_file(worker.rank) for worker in workers[:1]):
-        workers = tuple(replace(worker, env={**worker.env, _ERROR_FILE: error_file(worker.rank)}) for worker in workers)
+        workers = tuple(
+            replace(worker, env={**worker.env, _ERROR_FILE: error_file(worker.rank)})
+            for worker in workers
+        )
     return _settled(plan, workers, attempt=attempt, master_port=master_port)
 
 
-def _settled(plan: LaunchPlan, workers: tuple[WorkerPlan, ...], *, attempt: int, master_port: int | None) -> LaunchPlan:
-    settled = attempt_variables(attempt=attempt, master_addr=plan.master_addr, master_port=master_port)
+def _settled(
+    plan: LaunchPlan, workers: tuple[WorkerPlan, ...], *, attempt: int, master_port: int | None
+) -> LaunchPlan:
+    settled = attempt_variables(
+        attempt=attempt, master_addr=plan.master_addr, master_port=master_port
+    )
     if plan.outer is not None:
         mine = () if "DISTLAUNCH_ATTEMPT" in plan.base_env else ("DISTLAUNCH_ATTEMPT",)
         settled = {name: settled[name] for name in mine}
     if plan.attempt_files and plan.run_dir:
         folder = plan.layout.attempt_dir(plan.run_dir, attempt)
-        settled.update({name: os.path.join(folder, file) for name, file in plan.attempt_files.items()})
+        settled.update(
+            {name: os.path.join(folder, file) for name, file in plan.attempt_files.items()}
+        )
     settled.update(_repeated(plan, settled))
-    return replace(plan, attempt=attempt, master_port=master_port, env={**plan.env, **settled}, workers=workers)
+    return replace(
+        plan, attempt=attempt, master_port=master_port, env={**plan.env, **settled}, workers=workers
+    )
 
 
 def _repeated(plan: LaunchPlan, settled: Mapping[str, str]) -> dict[str, str]:
@@ -256,15 +314,21 @@ def _unclaimed(files: Mapping[str, str], *layers: Mapping[str, str]) -> dict[str
 
 
 def preloaded_modules(options: TrainOptions) -> tuple[str, ...]:
-    """Take ``--preload`` apart. Raises ConfigError where workers could not be forked from a server of ours."""
+    """Take ``--preload`` apart. Raises ConfigError where workers could not be forked from a server
+    of ours."""
     if options.preload is None:
         return ()
     modules = tuple(name.strip() for name in options.preload.split(","))
     for name in modules:
         if not all(part.isidentifier() for part in name.split(".")):
-            raise ConfigError(f"preload {quoted(options.preload)}: {quoted(name)} is no name of a module")
+            raise ConfigError(
+                f"preload {quoted(options.preload)}: {quoted(name)} is no name of a module"
+            )
     if options.no_python:
-        raise ConfigError("--preload and --no-python exclude each other", hint="only Python can be forked with modules")
+        raise ConfigError(
+            "--preload and --no-python exclude each other",
+            hint="only Python can be forked with modules",
+        )
     if options.python is not None:
         raise ConfigError(
             "--preload and --python exclude each other",
@@ -287,7 +351,8 @@ def _workers(
 ) -> Iterator[WorkerPlan]:
     """Give the workers in rank order, up to the first node that has yet to tell how many it runs.
 
-    CPUs and threads are told by node rank where its CPUs are known: what the others have is theirs to tell.
+    CPUs and threads are told by node rank where its CPUs are known: what the others have is theirs
+    to tell.
     """
     rank = 0
     known: dict[object, list[tuple[tuple[int, ...] | None, dict[str, str]]]] = {}
@@ -297,20 +362,35 @@ def _workers(
         if only is not None and node_rank != only:
             rank += node.slots
             continue
-        shared = {**node_variables(topology, node_rank), **backend.node_variables(topology, node_rank)}
+        shared = {
+            **node_variables(topology, node_rank),
+            **backend.node_variables(topology, node_rank),
+        }
         share = shares.get(node_rank)
         key = share, node.slots, node.numa
         if key not in known:  # many nodes are alike
             known[key] = _bound(options, share, node, threads=threads)
         for local_rank, (cpus, more) in enumerate(known[key]):
             own = worker_variables(node, local_rank, rank)
-            env = {**shared, **own, **backend.worker_variables(topology, node_rank, local_rank, rank), **more}
+            env = {
+                **shared,
+                **own,
+                **backend.worker_variables(topology, node_rank, local_rank, rank),
+                **more,
+            }
             if error_file is not None:
                 env[_ERROR_FILE] = error_file(rank)
             shown = first_local_rank + local_rank
             more_words = backend.worker_words(first_local_rank + int(own["LOCAL_RANK"]))
             words = _own_argv(options, node.argv or argv, shown, more_words)
-            yield WorkerPlan(rank=rank, local_rank=local_rank, node_rank=node_rank, env=env, cpus=cpus, argv=words)
+            yield WorkerPlan(
+                rank=rank,
+                local_rank=local_rank,
+                node_rank=node_rank,
+                env=env,
+                cpus=cpus,
+                argv=words,
+            )
             rank += 1
 
 
@@ -325,27 +405,41 @@ def _bound(
     bound = bind_cpus(share.cpus, slots, mode=options.bind, gpu_numa=near)
     if not threads:
         return [(cpus, {}) for cpus in bound]
-    counts = [threads_per_worker(share.cpus, slots, bound=cpus, granted=share.granted) for cpus in bound]
-    return [(cpus, {"OMP_NUM_THREADS": str(count)}) for cpus, count in zip(bound, counts, strict=True)]
+    counts = [
+        threads_per_worker(share.cpus, slots, bound=cpus, granted=share.granted) for cpus in bound
+    ]
+    return [
+        (cpus, {"OMP_NUM_THREADS": str(count)}) for cpus, count in zip(bound, counts, strict=True)
+    ]
 
 
 def _own_argv(
     options: TrainOptions, argv: tuple[str, ...], local_rank: int, more: tuple[str, ...]
 ) -> tuple[str, ...] | None:
-    """Give a worker's own command line, if the script's arguments, or ``more`` of them, differ by rank; else None."""
+    """Give a worker's own command line, if the script's arguments, or ``more`` of them, differ by
+    rank; else None."""
     macro, first = options.dialect.rank_macro, len(argv) - len(options.script_args)
     replaced = macro is not None and any(macro in word for word in argv[first:])
     if not replaced and not more:
         return None
     if options.preload is not None:
-        why = f"{macro} in the arguments of the script" if replaced else f"{more[0].partition('=')[0]} for each worker"
+        why = (
+            f"{macro} in the arguments of the script"
+            if replaced
+            else f"{more[0].partition('=')[0]} for each worker"
+        )
         raise ConfigError(f"--preload and {why} exclude each other", hint=LOCAL_RANK_TOO)
-    words = argv[first:] if macro is None else (word.replace(macro, str(local_rank)) for word in argv[first:])
+    words = (
+        argv[first:]
+        if macro is None
+        else (word.replace(macro, str(local_rank)) for word in argv[first:])
+    )
     return (*argv[:first], *more, *words)
 
 
 def working_directory(options: TrainOptions, facts: Facts, *, local: bool) -> str:
-    """Give the workers' directory; where it is not on this machine, as it was typed. Raises ConfigError."""
+    """Give the workers' directory; where it is not on this machine, as it was typed. Raises
+    ConfigError."""
     if options.workdir is None:
         return facts.cwd
     path = os.path.join(facts.cwd, options.workdir)
@@ -361,20 +455,31 @@ def _not_a(kind: str, wanted: str) -> str:
 
 
 def command_target(options: TrainOptions, facts: Facts, workdir: str, *, local: bool) -> str:
-    """Give what the workers run: a script's path, a module's name, or a program. Raises ConfigError."""
+    """Give what the workers run: a script's path, a module's name, or a program. Raises
+    ConfigError."""
     if options.script is None:
         raise UsageError("SCRIPT is missing", hint="distlaunch train [OPTIONS] SCRIPT [ARGS]...")
     if options.no_python and not options.module:
-        within = os.path.join(workdir, options.script) if os.sep in options.script else options.script
+        within = (
+            os.path.join(workdir, options.script) if os.sep in options.script else options.script
+        )
         return _program(options.script, facts, workdir) if local else within
     if options.module or not local or facts.script_file is not None:
         return options.script
     return _script(options.script, facts, workdir)
 
 
-def command_line(options: TrainOptions, python: str, target: str, backend: PlannedBackend) -> tuple[str, ...]:
+def command_line(
+    options: TrainOptions, python: str, target: str, backend: PlannedBackend
+) -> tuple[str, ...]:
     """Give the workers' command line."""
-    program = (python, "-m", target) if options.module else (target,) if options.no_python else (python, target)
+    program = (
+        (python, "-m", target)
+        if options.module
+        else (target,)
+        if options.no_python
+        else (python, target)
+    )
     argv = (*program, *backend.script_words(), *options.script_args)
     if options.setup is not None:
         argv = ("bash", "-l", "-c", _SETUP, "distlaunch-setup", options.setup, *argv)
@@ -382,7 +487,8 @@ def command_line(options: TrainOptions, python: str, target: str, backend: Plann
 
 
 def script_places(script: str, facts_cwd: str, workdir: str) -> tuple[str, ...]:
-    """List where a relative script may be: in the workers' directory, else where the command was typed."""
+    """List where a relative script may be: in the workers' directory, else where the command was
+    typed."""
     return tuple(dict.fromkeys(os.path.join(base, script) for base in (workdir, facts_cwd)))
 
 
@@ -391,11 +497,19 @@ def _script(script: str, facts: Facts, workdir: str) -> str:
     kinds = [facts.paths[place] for place in places]
     for place, kind in zip(places, kinds, strict=True):
         if kind == "file":
-            return script if os.path.dirname(place) == os.path.dirname(os.path.join(workdir, script)) else place
+            return (
+                script
+                if os.path.dirname(place) == os.path.dirname(os.path.join(workdir, script))
+                else place
+            )
     kind = next((kind for kind in kinds if kind != "missing"), "missing")
     if kind == "directory" and facts.paths.get(os.path.join(places[0], "__main__.py")) == "file":
         return script
-    hint = f"looked in {' and '.join(os.path.dirname(place) for place in places)}" if kind == "missing" else None
+    hint = (
+        f"looked in {' and '.join(os.path.dirname(place) for place in places)}"
+        if kind == "missing"
+        else None
+    )
     raise ConfigError(f"{printable(script)}: {_not_a(kind, 'file')}", hint=hint)
 
 
@@ -406,7 +520,10 @@ def _program(name: str, facts: Facts, workdir: str) -> str:
     if os.sep in name:
         kind = facts.paths.get(os.path.join(workdir, name), "missing")
         said = "is not executable" if kind == "file" else _not_a(kind, "file")
-        raise ConfigError(f"{printable(name)}: {said}", hint=f"chmod +x {printable(name)}" if kind == "file" else None)
+        raise ConfigError(
+            f"{printable(name)}: {said}",
+            hint=f"chmod +x {printable(name)}" if kind == "file" else None,
+        )
     raise ConfigError(f"{printable(name)}: no such command on PATH")
 
 
@@ -419,7 +536,8 @@ def _interpreter(options: TrainOptions, facts: Facts) -> str:
 
 
 def interpreter_note(options: TrainOptions, environ: Mapping[str, str], python: str) -> str | None:
-    """Say that the launcher lives in another environment than the active one, and so do the workers.
+    """Say that the launcher lives in another environment than the active one, and so do the
+    workers.
 
     ``python``: the launcher's interpreter.
     """
@@ -433,8 +551,11 @@ def interpreter_note(options: TrainOptions, environ: Mapping[str, str], python: 
 
 
 def other_environment(environ: Mapping[str, str], python: str) -> str | None:
-    """Return the folder of the active environment, if there is one and this interpreter is not in it."""
-    prefix = next((environ[name] for name in ("VIRTUAL_ENV", "CONDA_PREFIX") if environ.get(name)), None)
+    """Return the folder of the active environment, if there is one and this interpreter is not in
+    it."""
+    prefix = next(
+        (environ[name] for name in ("VIRTUAL_ENV", "CONDA_PREFIX") if environ.get(name)), None
+    )
     return None if prefix is None or python.startswith(os.path.join(prefix, "")) else prefix
 
 
@@ -451,10 +572,15 @@ def job_variables(
     run_dir: str,
     backend: PlannedBackend,
 ) -> dict[str, str]:
-    """Give what is the same for all workers and all attempts; what is settled at the start is missing until then."""
+    """Give what is the same for all workers and all attempts; what is settled at the start is
+    missing until then."""
     world = topology.world_size
     sizes = {} if world is None else {"WORLD_SIZE": str(world), "ROLE_WORLD_SIZE": str(world)}
-    ids = {"TORCHELASTIC_RUN_ID": run_id, "DISTLAUNCH_JOB_ID": job_id, "DISTLAUNCH_RUN_DIR": run_dir}
+    ids = {
+        "TORCHELASTIC_RUN_ID": run_id,
+        "DISTLAUNCH_JOB_ID": job_id,
+        "DISTLAUNCH_RUN_DIR": run_dir,
+    }
     if backend.chosen:
         import json
 
@@ -478,8 +604,11 @@ DEFAULTS: Mapping[str, str] = {
 """Set only where nobody else does. PYTHONUNBUFFERED: else the lines before a crash are lost."""
 
 
-def terminal_variables(topology: Topology, columns: int | None, *, in_front: int | None = None) -> dict[str, str]:
-    """Tell workers, whose output is a pipe, how wide the terminal at its end is, less what stands in front.
+def terminal_variables(
+    topology: Topology, columns: int | None, *, in_front: int | None = None
+) -> dict[str, str]:
+    """Tell workers, whose output is a pipe, how wide the terminal at its end is, less what stands
+    in front.
 
     ``in_front``: how wide that is; None for a rank in brackets.
     """
@@ -488,10 +617,14 @@ def terminal_variables(topology: Topology, columns: int | None, *, in_front: int
     return {"COLUMNS": str(_room(topology, columns, in_front))}
 
 
-def bar_variables(topology: Topology, columns: int | None, *, in_front: int | None = None) -> dict[str, str]:
-    """Return the variables by which rank 0 draws progress bars as on a terminal; see ``terminal_variables``.
+def bar_variables(
+    topology: Topology, columns: int | None, *, in_front: int | None = None
+) -> dict[str, str]:
+    """Return the variables by which rank 0 draws progress bars as on a terminal; see
+    ``terminal_variables``.
 
-    rich reads TTY_COMPATIBLE and TTY_INTERACTIVE, tqdm reads TQDM_NCOLS and would leave the last column free, too.
+    rich reads TTY_COMPATIBLE and TTY_INTERACTIVE, tqdm reads TQDM_NCOLS and would leave the last
+    column free, too.
     """
     if columns is None:
         return {}
@@ -505,8 +638,11 @@ def _room(topology: Topology, columns: int, in_front: int | None) -> int:
     return max(_LEAST_COLUMNS, columns - in_front)
 
 
-def attempt_variables(*, attempt: int, master_addr: str | None, master_port: int | None) -> dict[str, str]:
-    """Give what changes from attempt to attempt; address and port are missing until they are settled."""
+def attempt_variables(
+    *, attempt: int, master_addr: str | None, master_port: int | None
+) -> dict[str, str]:
+    """Give what changes from attempt to attempt; address and port are missing until they are
+    settled."""
     variables = {"TORCHELASTIC_RESTART_COUNT": str(attempt), "DISTLAUNCH_ATTEMPT": str(attempt)}
     if master_addr is not None:
         variables["MASTER_ADDR"] = master_addr
@@ -518,7 +654,11 @@ def attempt_variables(*, attempt: int, master_addr: str | None, master_port: int
 def node_variables(topology: Topology, node_rank: int) -> dict[str, str]:
     """Give what is the same for all workers of a node."""
     node = topology.nodes[node_rank]
-    variables = {"LOCAL_WORLD_SIZE": str(node.slots), "NODE_RANK": str(node_rank), "GROUP_RANK": str(node_rank)}
+    variables = {
+        "LOCAL_WORLD_SIZE": str(node.slots),
+        "NODE_RANK": str(node_rank),
+        "GROUP_RANK": str(node_rank),
+    }
     variables.update(dict.fromkeys(node.hidden, "-1"))  # an empty one counts as unset in ROCm
     return variables
 
@@ -526,7 +666,11 @@ def node_variables(topology: Topology, node_rank: int) -> dict[str, str]:
 def worker_variables(node: Node, local_rank: int, rank: int) -> dict[str, str]:
     """Give what only this worker has."""
     number = str(rank)
-    variables = {"RANK": number, "ROLE_RANK": number, "LOCAL_RANK": "0" if node.isolated else str(local_rank)}
+    variables = {
+        "RANK": number,
+        "ROLE_RANK": number,
+        "LOCAL_RANK": "0" if node.isolated else str(local_rank),
+    }
     if node.mask_variable is not None:
         variables[node.mask_variable] = ",".join(node.masks[local_rank])
     return variables

@@ -1,11 +1,13 @@
 """The hosts that a source found, and the sizes asked for, become the nodes of a job; pure.
 
-A node that the user named and that is not needed is left out, and that is said; one that a scheduler granted is never
-left idle by accident. What only a node can tell (its devices, its CPUs, often its slots) stays open until it reports.
+A node that the user named and that is not needed is left out, and that is said; one that a
+scheduler granted is never left idle by accident. What only a node can tell (its devices, its CPUs,
+often its slots) stays open until it reports.
 
 The devices and workers of hosts that are known: this machine, or nodes that were surveyed; pure.
 
-Many nodes are alike but for names and for the UUIDs of their GPUs: what one of them gets is worked out once.
+Many nodes are alike but for names and for the UUIDs of their GPUs: what one of them gets is worked
+out once.
 """
 
 from __future__ import annotations
@@ -22,18 +24,31 @@ from distlaunch.planning.facts import Facts
 from distlaunch.planning.hosts.include_exclude import Chosen, apply_filters
 from distlaunch.planning.hosts.this_host import is_loopback
 from distlaunch.planning.local_topology import selection_here, workers_here
-from distlaunch.planning.train_options import TrainOptions, asks_for_gpus, check_kind, on_cpus, shares_gpus, use_cpus
+from distlaunch.planning.train_options import (
+    TrainOptions,
+    asks_for_gpus,
+    check_kind,
+    on_cpus,
+    shares_gpus,
+    use_cpus,
+)
 from distlaunch.planning.worker_counts import Place, Request, about_idle, names_of, workers_of
 
 
 def build_topology(
-    allocation: Allocation, options: TrainOptions, facts: Facts, *, here: int | None, present: int | None = None
+    allocation: Allocation,
+    options: TrainOptions,
+    facts: Facts,
+    *,
+    here: int | None,
+    present: int | None = None,
 ) -> Topology:
     """Decide how many workers each host runs, and on what.
 
-    ``here`` is the index of this machine in ``allocation.hosts``: only of this one do the facts tell devices and CPUs.
-    ``present``: only so many hosts from the first are there now; filters may name the others.
-    Raises ConfigError for sizes that contradict each other or what there is, and for a scheduler's node left idle.
+    ``here`` is the index of this machine in ``allocation.hosts``: only of this one do the facts
+    tell devices and CPUs. ``present``: only so many hosts from the first are there now; filters may
+    name the others. Raises ConfigError for sizes that contradict each other or what there is, and
+    for a scheduler's node left idle.
     """
     check_kind(options)
     bounds = bounds_of(allocation, options)
@@ -46,14 +61,32 @@ def build_topology(
     notes = list(allocation.notes)
     if len(kept) + len(spares) < len(chosen):
         ranks = {each.place for each in (*kept, *spares)}
-        said = "the number of nodes" if options.num_nodes is None else f"--num-nodes {_written(bounds)}"
-        notes.append(f"not needed for {said}: {names_of([each.host for each in chosen if each.place not in ranks])}")
-    if options.spread and (request.total is None or request.per_node is not None or bounds is not None):
-        notes.append("--spread changes nothing: it deals a total (--num-gpus, --num-procs) where nothing else does")
+        said = (
+            "the number of nodes"
+            if options.num_nodes is None
+            else f"--num-nodes {_written(bounds)}"
+        )
+        notes.append(
+            f"not needed for {said}: "
+            f"{names_of([each.host for each in chosen if each.place not in ranks])}"
+        )
+    if options.spread and (
+        request.total is None or request.per_node is not None or bounds is not None
+    ):
+        notes.append(
+            "--spread changes nothing: it deals a total (--num-gpus, --num-procs) where nothing "
+            "else does"
+        )
     warnings: list[str] = []
     planned = _dealt_to([slots.room(each) for each in kept], request, notes, warnings)
-    topology = _Builder(request, known, facts.hostname, planned, surveyed=False).topology(notes, warnings)
-    return replace(topology, spares=tuple(standing_by(each.host) for each in spares)) if spares else topology
+    topology = _Builder(request, known, facts.hostname, planned, surveyed=False).topology(
+        notes, warnings
+    )
+    return (
+        replace(topology, spares=tuple(standing_by(each.host) for each in spares))
+        if spares
+        else topology
+    )
 
 
 def settled_topology(
@@ -64,9 +97,11 @@ def settled_topology(
     *,
     here: int | None,
 ) -> Topology:
-    """Decide as ``build_topology`` does, for hosts that have told what they have: these ``places``, in rank order.
+    """Decide as ``build_topology`` does, for hosts that have told what they have: these ``places``,
+    in rank order.
 
-    ``known`` has each one's facts. Raises ConfigError that names the hosts that have less than they are to give.
+    ``known`` has each one's facts. Raises ConfigError that names the hosts that have less than they
+    are to give.
     """
     bounds = None if bounds_of(allocation, options) is None else (len(places), len(places))
     request = Request(allocation=allocation, options=options, bounds=bounds)
@@ -75,17 +110,24 @@ def settled_topology(
     chosen = {each.place: each for each in _filtered(numbered, options)}
     notes: list[str] = []
     warnings: list[str] = []
-    planned = _dealt_to([slots.room(chosen[place]) for place in places if place in chosen], request, notes, warnings)
-    return _Builder(request, known, known[places[0]].hostname, planned, surveyed=True).topology(notes, warnings)
+    planned = _dealt_to(
+        [slots.room(chosen[place]) for place in places if place in chosen], request, notes, warnings
+    )
+    return _Builder(request, known, known[places[0]].hostname, planned, surveyed=True).topology(
+        notes, warnings
+    )
 
 
 def left_by_filters(
     allocation: Allocation, options: TrainOptions, facts: Facts, *, here: int | None
 ) -> tuple[int, ...]:
-    """Give the places of the hosts that ``--include`` and ``--exclude`` leave. Raises ConfigError."""
+    """Give the places of the hosts that ``--include`` and ``--exclude`` leave. Raises
+    ConfigError."""
     bounds = bounds_of(allocation, options)
     slots = _Slots(
-        Request(allocation=allocation, options=options, bounds=bounds), {} if here is None else {here: facts}, here
+        Request(allocation=allocation, options=options, bounds=bounds),
+        {} if here is None else {here: facts},
+        here,
     )
     chosen = _filtered([slots.numbered(place) for place in range(len(allocation.hosts))], options)
     return tuple(each.place for each in chosen)
@@ -95,7 +137,11 @@ def bounds_of(allocation: Allocation, options: TrainOptions) -> tuple[int, int] 
     """Give the smallest and the largest number of nodes; None if that was left open."""
     if options.num_nodes is None:
         return allocation.nodes
-    return options.num_nodes if isinstance(options.num_nodes, tuple) else (options.num_nodes, options.num_nodes)
+    return (
+        options.num_nodes
+        if isinstance(options.num_nodes, tuple)
+        else (options.num_nodes, options.num_nodes)
+    )
 
 
 # --- which hosts
@@ -114,7 +160,9 @@ def _dealt_to(
 
 def standing_by(host: Host) -> Node:
     """Make the node that a host may become."""
-    return Node(host=host.name, known=host.known, slots=None, user=host.user, port=host.port, devices=None)
+    return Node(
+        host=host.name, known=host.known, slots=None, user=host.user, port=host.port, devices=None
+    )
 
 
 class _Slots:
@@ -124,7 +172,12 @@ class _Slots:
     """
 
     def __init__(
-        self, request: Request, known: Mapping[int, Facts], here: int | None, *, surveyed: bool = False
+        self,
+        request: Request,
+        known: Mapping[int, Facts],
+        here: int | None,
+        *,
+        surveyed: bool = False,
     ) -> None:
         self._surveyed = surveyed
         self._request, self._known, self._here, options = request, known, here, request.options
@@ -135,7 +188,8 @@ class _Slots:
         self._picked = None if picked is None else len(picked)
 
     def _seen(self, place: int) -> int | None:
-        """Count the devices that workers may use there; None if that is not known, or does not matter."""
+        """Count the devices that workers may use there; None if that is not known, or does not
+        matter."""
         facts = self._known.get(place)
         host = self._request.allocation.hosts[place]
         # A launcher for each of several workers of a node sees what one worker has, not the node.
@@ -148,24 +202,32 @@ class _Slots:
             except ConfigError:
                 if not self._surveyed:
                     raise
-                return None  # what is wrong is found again, and said of all hosts, when they get their workers
+                # what is wrong is found again, and said of all hosts, when they get their workers
+                return None
         return self._counts[key]
 
     def _selection(self, facts: Facts, host: Host) -> DeviceSelection:
         several = len(self._request.allocation.hosts) > 1
-        return selection_here(self._request.options, facts, granted=host.devices or (), several=several)
+        return selection_here(
+            self._request.options, facts, granted=host.devices or (), several=several
+        )
 
     def numbered(self, place: int) -> Host:
-        """Give a host with as many slots as filters can number on it: the devices, or workers on CPUs."""
+        """Give a host with as many slots as filters can number on it: the devices, or workers on
+        CPUs."""
         host = self._request.allocation.hosts[place]
         slots = self._numbered(host, self._seen(place))
         if slots == host.slots:
             return host
-        return replace(host, slots=slots, unit="workers" if host.slots is None else host.unit)  # nobody granted them
+        return replace(
+            host, slots=slots, unit="workers" if host.slots is None else host.unit
+        )  # nobody granted them
 
     def _numbered(self, host: Host, seen: int | None) -> int | None:
         request, options = self._request, self._request.options
-        if on_cpus(options) or (seen == 0 and not asks_for_gpus(options) and not (host.unit == "gpus" and host.slots)):
+        if on_cpus(options) or (
+            seen == 0 and not asks_for_gpus(options) and not (host.unit == "gpus" and host.slots)
+        ):
             slots = host.tasks if host.unit == "gpus" else host.slots
             if request.per_node is not None and (slots is None or not request.by_user):
                 return request.per_node
@@ -174,21 +236,29 @@ class _Slots:
         named = None if host.unit == "cores" or of_workers else host.slots
         if named is None and host.devices:
             named = len(host.devices)
-        there = seen if seen is not None and (self._picked is not None or named is None) else self._picked
+        there = (
+            seen
+            if seen is not None and (self._picked is not None or named is None)
+            else self._picked
+        )
         return min(named or there, there) if there else named
 
     def room(self, chosen: Chosen) -> Place:
-        """Give a host that was chosen with the number of workers that it takes. Raises ConfigError."""
+        """Give a host that was chosen with the number of workers that it takes. Raises
+        ConfigError."""
         host, options = self._request.allocation.hosts[chosen.place], self._request.options
         if chosen.without and on_cpus(options):
             raise ConfigError(
-                f"--exclude takes slots of {printable(host.name)} away, but how many it has is not known here",
+                f"--exclude takes slots of {printable(host.name)} away, but how many it has is not "
+                "known here",
                 hint="say it: HOST:SLOTS, or --procs-per-node N",
             )
         room = None if chosen.slots is None else len(chosen.slots)
         if shares_gpus(options):  # whose slots are GPUs, for any number of workers
             room = None if host.unit == "gpus" else host.slots
-        whole = not chosen.without and (chosen.slots is None or len(chosen.slots) == chosen.host.slots)
+        whole = not chosen.without and (
+            chosen.slots is None or len(chosen.slots) == chosen.host.slots
+        )
         return Place(
             chosen=chosen,
             here=chosen.place == self._here,
@@ -200,8 +270,13 @@ class _Slots:
 
 def _filtered(hosts: Sequence[Host], options: TrainOptions) -> Sequence[Chosen]:
     if options.include is None and options.exclude is None:
-        slots = {host.slots: None if host.slots is None else tuple(range(host.slots)) for host in hosts}
-        return [Chosen(host=host, place=place, slots=slots[host.slots]) for place, host in enumerate(hosts)]
+        slots = {
+            host.slots: None if host.slots is None else tuple(range(host.slots)) for host in hosts
+        }
+        return [
+            Chosen(host=host, place=place, slots=slots[host.slots])
+            for place, host in enumerate(hosts)
+        ]
     return apply_filters(hosts, options.include, options.exclude)
 
 
@@ -210,17 +285,22 @@ def _first_nodes(
 ) -> tuple[Sequence[Chosen], Sequence[Chosen]]:
     """Keep as many hosts as there are to be nodes, and after these the spares.
 
-    One node of a scheduler's job is the one that we run on. Raises ConfigError if there are too few.
+    One node of a scheduler's job is the one that we run on. Raises ConfigError if there are too
+    few.
     """
     bounds, spares = request.bounds, request.options.spares
     fewest, most = bounds or (1, len(hosts))
     if len(hosts) < fewest + spares:
         there = "there is only" if len(hosts) == 1 else "there are only"
-        said = [f"--num-nodes {_written(bounds)}"] * (bounds is not None) + [f"--spares {spares}"] * (spares > 0)
+        said = [f"--num-nodes {_written(bounds)}"] * (bounds is not None) + [
+            f"--spares {spares}"
+        ] * (spares > 0)
         raise ConfigError(
             f"{' and '.join(said)}: {there} {counted(len(hosts), 'host')},"
             f" {names_of([each.host for each in hosts])} ({printable(request.allocation.source)})",
-            hint="ask for fewer nodes, or name more hosts" if bounds else "ask for fewer, or name more hosts",
+            hint="ask for fewer nodes, or name more hosts"
+            if bounds
+            else "ask for fewer, or name more hosts",
         )
     if bounds is not None and most == 1 and not request.by_user:
         first = next((place for place, each in enumerate(hosts) if each.place == here), 0)
@@ -236,14 +316,17 @@ def _written(bounds: tuple[int, int] | None) -> str:
 
 def picked_gpus(options: TrainOptions) -> tuple[str, ...] | None:
     """Return what ``--gpus`` picks, on every node."""
-    return None if options.gpus is None else tuple(entry.strip() for entry in options.gpus.split(","))
+    return (
+        None if options.gpus is None else tuple(entry.strip() for entry in options.gpus.split(","))
+    )
 
 
 # --- what they run on
 
 
 class _Builder:
-    """Makes the nodes of the places that have workers; of those that are ``known``, by place, with their devices."""
+    """Makes the nodes of the places that have workers; of those that are ``known``, by place, with
+    their devices."""
 
     def __init__(
         self,
@@ -259,8 +342,11 @@ class _Builder:
         self._allocation, self._options = request.allocation, request.options
         self._picked = picked_gpus(request.options)
         self._several = len(planned) > 1
-        self._by_task = request.allocation.part == "worker" and any(count != 1 for _, count in planned)
-        """A launcher for each of several workers of a node: what we see here is one worker's, not the node's."""
+        self._by_task = request.allocation.part == "worker" and any(
+            count != 1 for _, count in planned
+        )
+        """A launcher for each of several workers of a node: what we see here is one worker's, not
+        the node's."""
         seen = {
             place: len(selection_here(request.options, facts).ids)
             for place, facts in known.items()
@@ -274,9 +360,13 @@ class _Builder:
         """Put all together."""
         self._check_picked()
         options = self._options
-        on_gpus = asks_for_gpus(options) or all(p.host.unit == "gpus" and p.host.slots for p, _ in self._planned)
+        on_gpus = asks_for_gpus(options) or all(
+            p.host.unit == "gpus" and p.host.slots for p, _ in self._planned
+        )
         device = "cpu" if on_cpus(options) else "cuda" if on_gpus else "auto"
-        finder = KnownHosts(self._request, self._known, surveyed=self._surveyed, several=self._several)
+        finder = KnownHosts(
+            self._request, self._known, surveyed=self._surveyed, several=self._several
+        )
         here: int | None = None
         nodes: list[Node] = []
         for place, count in self._planned:
@@ -294,7 +384,9 @@ class _Builder:
             device = finder.device or device
         first, bounds = self._planned[0][0], self._request.bounds
         master = self._master(first, notes) if self._several else None
-        of_first = self._several and first.chosen.place == 0  # the source's address is that of its first host
+        of_first = (
+            self._several and first.chosen.place == 0
+        )  # the source's address is that of its first host
         return Topology(
             nodes=tuple(nodes),
             device=device,
@@ -309,7 +401,8 @@ class _Builder:
         )
 
     def _cpu_tasks(self) -> list[str]:
-        """Say that workers that have a launcher each run on the CPU. Raises ConfigError if GPUs were asked for."""
+        """Say that workers that have a launcher each run on the CPU. Raises ConfigError if GPUs
+        were asked for."""
         counts = {place.chosen.place: count for place, count in self._planned}
         for place, facts in self._without.items():
             workers_here(self._options, facts, count=counts.get(place), several=self._several)
@@ -318,25 +411,33 @@ class _Builder:
         return ["no GPU was found: workers run on the CPU; --device cpu asks for that"]
 
     def _check_picked(self) -> None:
-        """Refuse UUIDs where they would have to hold on several machines, and GPUs not granted. Raises ConfigError."""
+        """Refuse UUIDs where they would have to hold on several machines, and GPUs not granted.
+        Raises ConfigError."""
         odd = next((entry for entry in self._picked or () if not entry.isdecimal()), None)
         if odd is not None and self._several:
             raise ConfigError(
-                f"--gpus {quoted(odd)} is a GPU of one machine, and there are {counted(len(self._planned), 'node')}",
+                f"--gpus {quoted(odd)} is a GPU of one machine, and there are "
+                f"{counted(len(self._planned), 'node')}",
                 hint="give indices, which hold for every node, or choose by --include HOST:0,2",
             )
         for place, _ in self._planned if self._picked else ():
             granted = place.host.devices or ()
             other = next((entry for entry in self._picked or () if entry not in granted), None)
-            if other is not None and granted and all(each.isdecimal() for each in (other, *granted)):
+            if (
+                other is not None
+                and granted
+                and all(each.isdecimal() for each in (other, *granted))
+            ):
                 raise ConfigError(
-                    f"--gpus {other}: {printable(self._allocation.source)} grants {printable(place.host.name)}"
+                    f"--gpus {other}: {printable(self._allocation.source)} grants "
+                    f"{printable(place.host.name)}"
                     f" {printable(','.join(granted))} only",
                     hint=f"choose by place among them: --include {printable(place.host.name)}:0",
                 )
 
     def _elsewhere(self, place: Place, count: int | None) -> Node:
-        """Make a node of which we see nothing: it finds its devices itself, unless they are named or not wanted."""
+        """Make a node of which we see nothing: it finds its devices itself, unless they are named
+        or not wanted."""
         host, chosen = place.host, place.chosen
         on_cpu, shared = on_cpus(self._options), shares_gpus(self._options)
         first = chosen.slots is None or chosen.slots == tuple(range(len(chosen.slots)))
@@ -355,31 +456,40 @@ class _Builder:
             devices=ids,
             chosen=None if whole or ids is not None else chosen.slots,
             without=chosen.without,
-            isolated=self._isolated or (self._options.isolate_gpus and not self._by_task and not on_cpu),
+            isolated=self._isolated
+            or (self._options.isolate_gpus and not self._by_task and not on_cpu),
         )
 
     def _master(self, first: Place, notes: list[str]) -> str | None:
         """Name where rank 0's node can be reached by the others; what may go wrong there is noted.
 
-        Raises ConfigError for a node that is said to be this machine, as any machine is to itself, and is not.
+        Raises ConfigError for a node that is said to be this machine, as any machine is to itself,
+        and is not.
         """
         for place, _ in self._planned:
             if not place.here and is_loopback(place.host.name):
                 raise ConfigError(
-                    f"{printable(place.host.name)} is one of several nodes, and not this machine: each is its own",
+                    f"{printable(place.host.name)} is one of several nodes, and not this machine: "
+                    "each is its own",
                     hint="name it as the others reach it",
                 )
         name = self._options.master_addr
         if name is None and first.chosen.place == 0:
             name = self._allocation.master_addr
         if name is None and first.host.known:
-            return self._hostname if first.here and is_loopback(first.host.name) else first.host.name
+            return (
+                self._hostname if first.here and is_loopback(first.host.name) else first.host.name
+            )
         if self._options.rendezvous is not None:
             return name  # all launchers meet there first, and settle it
         if name is None:
-            notes.append("where rank 0's node can be reached is not known: --master-addr HOST says it")
+            notes.append(
+                "where rank 0's node can be reached is not known: --master-addr HOST says it"
+            )
         elif is_loopback(name):
-            notes.append(f"the master address {printable(name)} leads each of several machines to itself")
+            notes.append(
+                f"the master address {printable(name)} leads each of several machines to itself"
+            )
         return name
 
 
@@ -393,8 +503,15 @@ class KnownHosts:
     ``surveyed``: these are the facts that the nodes told; ``several``: the job has several nodes.
     """
 
-    def __init__(self, request: Request, known: Mapping[int, Facts], *, surveyed: bool, several: bool) -> None:
-        self._request, self._known, self._surveyed, self._several = request, known, surveyed, several
+    def __init__(
+        self, request: Request, known: Mapping[int, Facts], *, surveyed: bool, several: bool
+    ) -> None:
+        self._request, self._known, self._surveyed, self._several = (
+            request,
+            known,
+            surveyed,
+            several,
+        )
         self._options = request.options
         self._by_likeness: dict[object, tuple[Topology, Facts]] = {}
         self._failed: dict[tuple[str, str | None], list[Place]] = {}
@@ -402,7 +519,8 @@ class KnownHosts:
         self._devices: dict[str, list[Place]] = {}
 
     def node(self, place: Place, count: int | None) -> Node | None:
-        """Give a host its workers; None if it cannot have them: ``check`` raises for all of these."""
+        """Give a host its workers; None if it cannot have them: ``check`` raises for all of
+        these."""
         host = place.host
         try:
             found = self._found(place, count)
@@ -414,11 +532,17 @@ class KnownHosts:
         self._devices.setdefault(found.device, []).append(place)
         for note in found.notes:
             self._notes.setdefault(note, []).append(place)
-        changes: dict[str, object] = {"host": host.name, "known": host.known, "user": host.user, "port": host.port}
+        changes: dict[str, object] = {
+            "host": host.name,
+            "known": host.known,
+            "user": host.user,
+            "port": host.port,
+        }
         return replace(found.nodes[0], **changes)
 
     def check(self) -> None:
-        """Raise ConfigError for all hosts that cannot have what they are to have, and for a mixture of devices."""
+        """Raise ConfigError for all hosts that cannot have what they are to have, and for a mixture
+        of devices."""
         if self._failed:
             kinds = list(self._failed.items())
             said = [f"{_names(places)}: {message}" for (message, _), places in kinds[:_MOST_KINDS]]
@@ -428,9 +552,11 @@ class KnownHosts:
         if len(self._devices) > 1 and self._surveyed:
             without, having = self._devices["cpu"], self._devices["cuda"]
             raise ConfigError(
-                f"{_names(without)} {'has' if len(without) == 1 else 'have'} no GPU that can be used, and"
+                f"{_names(without)} {'has' if len(without) == 1 else 'have'} no GPU that can be "
+                "used, and"
                 f" {_names(having)} {'has' if len(having) == 1 else 'have'} some",
-                hint="--exclude leaves hosts out; --procs-per-node N starts N workers without GPUs on each",
+                hint="--exclude leaves hosts out; --procs-per-node N starts N workers without GPUs "
+                "on each",
             )
 
     @property
@@ -467,10 +593,17 @@ class KnownHosts:
         return found
 
     def _check_there(self, place: Place, count: int | None, facts: Facts) -> None:
-        """Refuse workers for GPUs that others say are there, and that are not to be found. Raises ConfigError."""
+        """Refuse workers for GPUs that others say are there, and that are not to be found. Raises
+        ConfigError."""
         request, host = self._request, place.host
         asked = request.total is not None or request.per_node is not None
-        if count is None or asked or request.by_user or on_cpus(self._options) or shares_gpus(self._options):
+        if (
+            count is None
+            or asked
+            or request.by_user
+            or on_cpus(self._options)
+            or shares_gpus(self._options)
+        ):
             return
         selection = selection_here(self._options, facts, granted=host.devices or ())
         have, unit = len(selection.ids), "GPU" if host.unit == "gpus" else "worker"
@@ -478,19 +611,27 @@ class KnownHosts:
             return
         why = "; ".join([selection.source, *selection.notes])
         raise NotTheseGpusError(
-            f"{printable(request.allocation.source)} gives {printable(host.name)} {counted(host.slots or count, unit)},"
+            f"{printable(request.allocation.source)} gives {printable(host.name)} "
+            f"{counted(host.slots or count, unit)},"
             f" but {f'only {have}' if have else 'no GPU'} can be used here ({why})",
-            hint=(f"--gpus-per-node {have} takes what is here; " if have else "") + use_cpus(several=self._several),
+            hint=(f"--gpus-per-node {have} takes what is here; " if have else "")
+            + use_cpus(several=self._several),
         )
 
 
 def likeness(facts: Facts) -> object:
-    """Give what decides about devices of a host: equal for hosts that differ in their names and their GPUs' UUIDs."""
-    inventory, environ = facts.gpus, tuple(sorted(facts.environ.items())) if len(facts.environ) < _FEW else None
+    """Give what decides about devices of a host: equal for hosts that differ in their names and
+    their GPUs' UUIDs."""
+    inventory, environ = (
+        facts.gpus,
+        tuple(sorted(facts.environ.items())) if len(facts.environ) < _FEW else None,
+    )
     named = environ is None or any(word in value for _, value in environ for word in _NAMED)
     if named or any(gpu.mig for gpu in inventory.gpus):
         return id(facts)
-    gpus = tuple((gpu.index, gpu.name, gpu.vendor, gpu.numa_node, gpu.uuid is None) for gpu in inventory.gpus)
+    gpus = tuple(
+        (gpu.index, gpu.name, gpu.vendor, gpu.numa_node, gpu.uuid is None) for gpu in inventory.gpus
+    )
     return gpus, inventory.source, inventory.problem, environ
 
 

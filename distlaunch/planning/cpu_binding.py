@@ -14,17 +14,22 @@ Cores = list[tuple[int, ...]]
 def bind_cpus(
     cpus: CpuInventory, workers: int, *, mode: Bind, gpu_numa: Sequence[int | None] = ()
 ) -> tuple[tuple[int, ...] | None, ...]:
-    """Return the CPUs for each worker by local rank, ascending; None where it keeps the launcher's own.
+    """Return the CPUs for each worker by local rank, ascending; None where it keeps the launcher's
+    own.
 
-    ``cores`` splits the allowed cores evenly and without overlap, each worker's near its GPU as far as ``gpu_numa``
-    (its GPU's NUMA node, by local rank; may be short) says so. A physical core is split only where there are more
-    workers than cores; with more workers than CPUs, they share CPUs in turn. ``numa`` gives each worker every allowed
-    CPU of its GPU's node, or of a node by turns.
+    ``cores`` splits the allowed cores evenly and without overlap, each worker's near its GPU as far
+    as ``gpu_numa`` (its GPU's NUMA node, by local rank; may be short) says so. A physical core is
+    split only where there are more workers than cores; with more workers than CPUs, they share CPUs
+    in turn. ``numa`` gives each worker every allowed CPU of its GPU's node, or of a node by turns.
     """
     if mode == "none":
         return (None,) * workers
     nodes = _cores_by_node(cpus)
-    known = {worker: node for worker, node in enumerate(gpu_numa[:workers]) if node is not None and node in nodes}
+    known = {
+        worker: node
+        for worker, node in enumerate(gpu_numa[:workers])
+        if node is not None and node in nodes
+    }
     if mode == "numa":
         homes = _homes(nodes, workers, known, crowded=True)
         return tuple(_cpus_of(nodes[home]) for home in homes)
@@ -36,12 +41,18 @@ def bind_cpus(
 
 
 def threads_per_worker(
-    cpus: CpuInventory, workers: int, *, bound: tuple[int, ...] | None = None, granted: int | None = None
+    cpus: CpuInventory,
+    workers: int,
+    *,
+    bound: tuple[int, ...] | None = None,
+    granted: int | None = None,
 ) -> int:
-    """Return how many threads a worker should compute with (OMP_NUM_THREADS): its share of what may really run.
+    """Return how many threads a worker should compute with (OMP_NUM_THREADS): its share of what may
+    really run.
 
-    That is the least of affinity, cgroup quota and ``granted`` (what the scheduler grants all workers of this node),
-    divided by ``workers``, at most the CPUs that it is ``bound`` to, at least 1.
+    That is the least of affinity, cgroup quota and ``granted`` (what the scheduler grants all
+    workers of this node), divided by ``workers``, at most the CPUs that it is ``bound`` to, at
+    least 1.
     """
     limits: list[float] = [len(cpus.allowed)]
     limits += [cpus.quota] if cpus.quota else []
@@ -53,8 +64,8 @@ def threads_per_worker(
 def pinned_note(cpus: CpuInventory, who: str = "the launcher itself") -> str | None:
     """Return what to say if ``who`` runs on far fewer CPUs (a quarter or less) than it may ask for.
 
-    That is somebody's ``taskset`` or ``mpirun --bind-to core``: every worker inherits it. A cgroup's cpuset is no such
-    accident but what a scheduler or container grants.
+    That is somebody's ``taskset`` or ``mpirun --bind-to core``: every worker inherits it. A
+    cgroup's cpuset is no such accident but what a scheduler or container grants.
     """
     have, could = len(cpus.allowed), min(cpus.online, cpus.cpuset or cpus.online)
     if have * 4 > could:
@@ -64,7 +75,8 @@ def pinned_note(cpus: CpuInventory, who: str = "the launcher itself") -> str | N
 
 
 def _cores_by_node(cpus: CpuInventory) -> dict[int, Cores]:
-    """Return the allowed cores of each NUMA node that has some; a CPU that belongs to no node counts for the first."""
+    """Return the allowed cores of each NUMA node that has some; a CPU that belongs to no node
+    counts for the first."""
     rest = set(cpus.allowed)
     nodes: dict[int, set[int]] = {}
     for number, node in enumerate(cpus.numa):
@@ -91,10 +103,14 @@ def _cpus_of(cores: Cores) -> tuple[int, ...]:
     return tuple(sorted(cpu for core in cores for cpu in core))
 
 
-def _homes(nodes: dict[int, Cores], workers: int, known: dict[int, int], *, crowded: bool) -> list[int]:
-    """Return each worker's node: its GPU's; the others in contiguous runs, as many as a node's cores are worth.
+def _homes(
+    nodes: dict[int, Cores], workers: int, known: dict[int, int], *, crowded: bool
+) -> list[int]:
+    """Return each worker's node: its GPU's; the others in contiguous runs, as many as a node's
+    cores are worth.
 
-    Unless it is ``crowded`` anyway, a node takes no more workers than it has cores: the rest go where cores are idle.
+    Unless it is ``crowded`` anyway, a node takes no more workers than it has cores: the rest go
+    where cores are idle.
     """
     load = dict.fromkeys(nodes, 0)
     homes: dict[int, int] = {}

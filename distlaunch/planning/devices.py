@@ -11,10 +11,23 @@ from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.record import Record, replace
 from distlaunch.core.model.text import format_ranks
 from distlaunch.core.model.topology import Gpu, GpuInventory
-from distlaunch.planning.gpu_masks import Catalog, Device, catalog_of, is_amd, kind_of, through_mask, unknown_device
+from distlaunch.planning.gpu_masks import (
+    Catalog,
+    Device,
+    catalog_of,
+    is_amd,
+    kind_of,
+    through_mask,
+    unknown_device,
+)
 from distlaunch.planning.train_options import use_cpus
 
-CUDA, HIP, ROCR, ZE = "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"
+CUDA, HIP, ROCR, ZE = (
+    "CUDA_VISIBLE_DEVICES",
+    "HIP_VISIBLE_DEVICES",
+    "ROCR_VISIBLE_DEVICES",
+    "ZE_AFFINITY_MASK",
+)
 
 
 class NotTheseGpusError(ConfigError):
@@ -30,7 +43,8 @@ class DeviceSelection(Record):
     gpus: tuple[Gpu | None, ...] = ()
     """The physical GPU behind each id; None where only the mask knows."""
     mig: bool = False
-    """There are MIG slices among them: CUDA uses one slice a process, so each worker gets its own."""
+    """There are MIG slices among them: CUDA uses one slice a process, so each worker gets its
+    own."""
     source: str
     """Who decided, for ``--explain``: ``--gpus 4 within CUDA_VISIBLE_DEVICES=4,5``."""
     notes: tuple[str, ...] = ()
@@ -44,18 +58,26 @@ def select_devices(
     requested: str | None = None,
     several: bool = False,
 ) -> DeviceSelection:
-    """Choose what workers may use: everything, or what the mask allows, or what ``--gpus`` picks from that.
+    """Choose what workers may use: everything, or what the mask allows, or what ``--gpus`` picks
+    from that.
 
     ``several``: the job has several nodes, for hints.
 
-    Raises ConfigError if ``requested`` names a GPU twice, one that is not there, or one outside the mask.
+    Raises ConfigError if ``requested`` names a GPU twice, one that is not there, or one outside the
+    mask.
     """
     variable, mask = _mask(inventory, environ)
     notes = [inventory.problem] if inventory.problem else []
     whole = catalog_of(inventory, environ)
     visible, limit = whole.devices(), None
-    if mask is None and visible and environ.get("NVIDIA_VISIBLE_DEVICES") == "none" and not is_amd(inventory):
-        # "void" is no such word: container runtimes set it beside GPUs that they injected by other means (CDI).
+    if (
+        mask is None
+        and visible
+        and environ.get("NVIDIA_VISIBLE_DEVICES") == "none"
+        and not is_amd(inventory)
+    ):
+        # "void" is no such word: container runtimes set it beside GPUs that they injected by other
+        # means (CDI).
         visible, limit = [], "NVIDIA_VISIBLE_DEVICES=none"
     if mask is not None:
         within = whole
@@ -64,12 +86,16 @@ def select_devices(
             # ROCr filters first, and HIP numbers what is left.
             within = whole.renumbered(through_mask(whole, ROCR, rocr.strip(), notes))
         if variable == ZE:
-            entries = dict.fromkeys(filter(None, (entry.strip() for entry in mask.split(","))))  # each once
+            entries = dict.fromkeys(
+                filter(None, (entry.strip() for entry in mask.split(",")))
+            )  # each once
             visible = [unknown_device(entry) for entry in entries]
         else:
             visible = through_mask(within, variable, mask, notes)
         limit = f"{variable}={mask}"
-    source = limit or (f"all GPUs of this machine, found by {inventory.source}" if visible else "no GPU found")
+    source = limit or (
+        f"all GPUs of this machine, found by {inventory.source}" if visible else "no GPU found"
+    )
     if requested is not None:
         visible = _picked(requested, visible, whole, inventory, limit, use_cpus(several=several))
         source = f"--gpus {requested} within {limit}" if limit else f"--gpus {requested}"
@@ -83,7 +109,9 @@ def select_devices(
     )
 
 
-def first_devices(selection: DeviceSelection, count: int, *, several: bool = False) -> DeviceSelection:
+def first_devices(
+    selection: DeviceSelection, count: int, *, several: bool = False
+) -> DeviceSelection:
     """Narrow the selection to its first ``count`` devices; raises ConfigError if it has fewer.
 
     ``several``: the job has several nodes, for the hint.
@@ -93,7 +121,8 @@ def first_devices(selection: DeviceSelection, count: int, *, several: bool = Fal
         because = f"; {selection.notes[0]}" if selection.notes else ""
         some = f"only {have}" if have else "no GPU"
         raise NotTheseGpusError(
-            f"{count} GPU{'s' * (count > 1)} asked for, but {some} can be used here ({selection.source}){because}",
+            f"{count} GPU{'s' * (count > 1)} asked for, but {some} can be used here "
+            f"({selection.source}){because}",
             hint=use_cpus(several=several),
         )
     ids, gpus = selection.ids[:count], selection.gpus[:count]
@@ -105,8 +134,11 @@ def first_devices(selection: DeviceSelection, count: int, *, several: bool = Fal
     )
 
 
-def split_devices(selection: DeviceSelection, workers: int, *, isolate: bool) -> tuple[tuple[str, ...], ...]:
-    """Return each worker's mask: all devices for each, or with ``isolate`` (implied by MIG) one device each.
+def split_devices(
+    selection: DeviceSelection, workers: int, *, isolate: bool
+) -> tuple[tuple[str, ...], ...]:
+    """Return each worker's mask: all devices for each, or with ``isolate`` (implied by MIG) one
+    device each.
 
     With more workers than devices, isolated workers share them in turn.
     """
@@ -116,7 +148,8 @@ def split_devices(selection: DeviceSelection, workers: int, *, isolate: bool) ->
 
 
 def describe_gpus(inventory: GpuInventory, *, uuids: bool = False) -> str:
-    """Say in one line what there is: by index, with ``uuids`` each by UUID; MIG slices always by UUID."""
+    """Say in one line what there is: by index, with ``uuids`` each by UUID; MIG slices always by
+    UUID."""
     plain = [gpu for gpu in inventory.gpus if not gpu.mig]
     parts: list[str] = []
     if uuids:
@@ -124,10 +157,14 @@ def describe_gpus(inventory: GpuInventory, *, uuids: bool = False) -> str:
     else:
         for name in dict.fromkeys(gpu.name for gpu in plain):
             which = [gpu.index for gpu in plain if gpu.name == name]
-            parts.append(f"GPU{'s' * (len(which) > 1)} {format_ranks(which)}{f' ({name})' if name else ''}")
+            parts.append(
+                f"GPU{'s' * (len(which) > 1)} {format_ranks(which)}{f' ({name})' if name else ''}"
+            )
     for gpu in inventory.gpus:
         if gpu.mig:
-            slices = ", ".join(f"{mig.uuid} ({mig.profile})" if mig.profile else mig.uuid for mig in gpu.mig)
+            slices = ", ".join(
+                f"{mig.uuid} ({mig.profile})" if mig.profile else mig.uuid for mig in gpu.mig
+            )
             parts.append(f"GPU {gpu.index} as MIG slices {slices}")
     return "; ".join(parts) or "no GPU"
 
@@ -165,7 +202,9 @@ def _picked(
     """Return the visible devices that ``--gpus`` names, by physical index or UUID."""
     entries = [entry.strip() for entry in requested.split(",")]
     if not all(entries):
-        raise ConfigError(f"--gpus {requested!r}: an entry is empty", hint="--gpus 0,2 or --gpus GPU-<uuid>,...")
+        raise ConfigError(
+            f"--gpus {requested!r}: an entry is empty", hint="--gpus 0,2 or --gpus GPU-<uuid>,..."
+        )
     allowed = {device.key: device for device in visible}
     picked: dict[str, Device] = {}
     for entry in entries:
@@ -175,7 +214,8 @@ def _picked(
         for device in meant:
             chosen = allowed.get(device.key)
             if chosen is None and limit is None and (whole.certain or kind_of(entry) != "index"):
-                # Named by UUID where places say nothing: CUDA's own order, or device files, which have no names.
+                # Named by UUID where places say nothing: CUDA's own order, or device files, which
+                # have no names.
                 chosen = device
             if chosen is None and limit is None:
                 raise _no_such_gpu(entry, requested, inventory, on_cpus)
@@ -198,18 +238,28 @@ def _by_uuid(devices: list[Device], requested: str) -> list[Device]:
     """Write each as its UUID, since CUDA takes no mixture of indices and UUIDs."""
     if not all(device.uuid for device in devices):
         raise ConfigError(
-            f"--gpus {requested} mixes indices and UUIDs, and here the one cannot be told from the other",
+            f"--gpus {requested} mixes indices and UUIDs, and here the one cannot be told from the "
+            "other",
             hint="name all GPUs by index, or all by UUID",
         )
     return [replace(device, id=device.uuid or device.id) for device in devices]
 
 
-def _no_such_gpu(entry: str, requested: str, inventory: GpuInventory, on_cpus: str) -> NotTheseGpusError:
+def _no_such_gpu(
+    entry: str, requested: str, inventory: GpuInventory, on_cpus: str
+) -> NotTheseGpusError:
     if not inventory.gpus:
         why = f": {inventory.problem}" if inventory.problem else ""
-        return NotTheseGpusError(f"--gpus {requested}: no GPU was found on this machine{why}", hint=on_cpus)
+        return NotTheseGpusError(
+            f"--gpus {requested}: no GPU was found on this machine{why}", hint=on_cpus
+        )
     by_uuid = kind_of(entry) != "index"
-    uuids = [uuid for gpu in inventory.gpus for uuid in (gpu.uuid, *(mig.uuid for mig in gpu.mig)) if uuid]
+    uuids = [
+        uuid
+        for gpu in inventory.gpus
+        for uuid in (gpu.uuid, *(mig.uuid for mig in gpu.mig))
+        if uuid
+    ]
     if by_uuid and sum(uuid.lower().startswith(entry.lower()) for uuid in uuids) > 1:
         message = f"--gpus {requested}: {entry} is the beginning of more than one UUID"
     else:
@@ -224,7 +274,10 @@ def _outside(
     places = [int(other) for other in entries if other.isdecimal()]
     if len(places) == len(entries) and all(place < len(visible) for place in places):
         ids = ",".join(visible[place].id for place in places)
-        hint = f"--gpus takes GPUs by physical index or UUID, not by place in the mask: you may mean --gpus {ids}"
+        hint = (
+            "--gpus takes GPUs by physical index or UUID, not by place in the mask: you may "
+            f"mean --gpus {ids}"
+        )
     elif visible:
         hint = f"choose among {','.join(device.id for device in visible)}"
     else:

@@ -11,13 +11,15 @@ from distlaunch.planning.facts import Facts
 from distlaunch.planning.train_options import TrainOptions
 
 MOST_BYTES = 131_071
-"""Of one argument, or one variable (NAME=VALUE); execve(2): MAX_ARG_STRLEN, less the NUL at the end."""
+"""Of one argument, or one variable (NAME=VALUE); execve(2): MAX_ARG_STRLEN, less the NUL at the
+end."""
 _FOR_EACH = 1 + 8
 """A NUL and a pointer, which count too."""
 
 
 def base_environment(facts: Facts) -> dict[str, str]:
-    """Give what workers inherit: the launcher's environment without what another launcher set for it."""
+    """Give what workers inherit: the launcher's environment without what another launcher set for
+    it."""
     return without_outer_launchers(facts.environ)
 
 
@@ -32,7 +34,8 @@ def given_environment(options: TrainOptions, facts: Facts) -> dict[str, str]:
         if not equals:
             if name not in facts.environ:
                 raise ConfigError(
-                    f"--env {name}: not set in this environment", hint=f"give a value: --env {name}=VALUE"
+                    f"--env {name}: not set in this environment",
+                    hint=f"give a value: --env {name}=VALUE",
                 )
             value = facts.environ[name]
         given[name] = value
@@ -51,19 +54,25 @@ def byte_length(text: str) -> int:
 
 
 def check_length(
-    name: str, value: str, who: str, *, hint: str = "put it into a file, and the file's name into the variable"
+    name: str,
+    value: str,
+    who: str,
+    *,
+    hint: str = "put it into a file, and the file's name into the variable",
 ) -> None:
     """Raise ConfigError for a variable with which no program could be started."""
     length = byte_length(f"{name}={value}")
     if length > MOST_BYTES:
         raise ConfigError(
-            f"{who}: with {length:,} bytes it is too long, Linux takes {MOST_BYTES:,} of one variable (NAME=VALUE)",
+            f"{who}: with {length:,} bytes it is too long, Linux takes {MOST_BYTES:,} of one "
+            "variable (NAME=VALUE)",
             hint=hint,
         )
 
 
 def check_total(environment: Mapping[str, str], argv: Sequence[str], most: int) -> None:
-    """Raise ConfigError where all variables and arguments are more than a program can be started with here."""
+    """Raise ConfigError where all variables and arguments are more than a program can be started
+    with here."""
     words = (*(f"{name}={value}" for name, value in environment.items()), *argv)
     total = sum(byte_length(word) + _FOR_EACH for word in words)
     if total > most:
@@ -90,7 +99,9 @@ def _parse_file(path: str, text: str) -> dict[str, str]:
         name = name.strip()
         _check_name(name, where)
         if "\0" in value:
-            raise ConfigError(f"{where}: the value of {name} holds a NUL byte, which no variable can")
+            raise ConfigError(
+                f"{where}: the value of {name} holds a NUL byte, which no variable can"
+            )
         values[name] = _unquote(value.strip())
     return values
 
@@ -109,16 +120,24 @@ def _check_name(name: str, where: str) -> None:
         or not name.isascii()
     ):
         raise ConfigError(
-            f"{where}: {name!r} is not a variable name", hint="letters, digits and _ only, not starting with a digit"
+            f"{where}: {name!r} is not a variable name",
+            hint="letters, digits and _ only, not starting with a digit",
         )
     if name in DEVICE_MASKS:
         raise ConfigError(
-            f"{where}: {name} is set for each worker", hint="choose devices with --gpus, or set it outside"
+            f"{where}: {name} is set for each worker",
+            hint="choose devices with --gpus, or set it outside",
         )
     if name in SET_FOR_WORKERS:
-        raise ConfigError(f"{where}: {name} is set by distlaunch for each worker and cannot be given")
+        raise ConfigError(
+            f"{where}: {name} is set by distlaunch for each worker and cannot be given"
+        )
 
 
 def unless_set(defaults: Mapping[str, str], *layers: Mapping[str, str]) -> dict[str, str]:
     """Keep of ``defaults`` what none of the layers sets."""
-    return {name: value for name, value in defaults.items() if not any(name in layer for layer in layers)}
+    return {
+        name: value
+        for name, value in defaults.items()
+        if not any(name in layer for layer in layers)
+    }

@@ -1,4 +1,5 @@
-"""The text of ``--explain``: for each value, who said it, and what else was there and lost; pure."""
+"""The text of ``--explain``: for each value, who said it, and what else was there and lost;
+pure."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ _PARTS = {
 
 
 class Explanation(Record):
-    """What was decided and why; ``lost`` is what else names nodes or ranks, each with why it does not count."""
+    """What was decided and why; ``lost`` is what else names nodes or ranks, each with why it does
+    not count."""
 
     values: tuple[Origin, ...]
     lost: tuple[str, ...] = ()
@@ -44,7 +46,12 @@ class Explanation(Record):
     def record(self) -> dict[str, object]:
         """Give it as data."""
         values = [
-            {"value": each.value, "shown": each.shown, "source": each.source, "instead_of": list(each.instead_of)}
+            {
+                "value": each.value,
+                "shown": each.shown,
+                "source": each.source,
+                "instead_of": list(each.instead_of),
+            }
             for each in self.values
         ]
         return {"values": values, "lost": list(self.lost)}
@@ -72,7 +79,11 @@ def _lines(values: tuple[Origin, ...]) -> Iterator[str]:
 
 
 def _values(
-    options: TrainOptions, facts: Facts, topology: Topology, plan: LaunchPlan, location: Location | None
+    options: TrainOptions,
+    facts: Facts,
+    topology: Topology,
+    plan: LaunchPlan,
+    location: Location | None,
 ) -> Iterator[Origin]:
     if facts.outer is not None:
         yield from _of_outer(facts.outer, facts, plan)
@@ -83,7 +94,9 @@ def _values(
         yield _value("hosts", facts.hostname, "this machine")
     else:
         yield from (origin for origin in allocation.origins if not _is_told_below(origin))
-        shown = "none of the hosts" if location.here is None else allocation.hosts[location.here].name
+        shown = (
+            "none of the hosts" if location.here is None else allocation.hosts[location.here].name
+        )
         yield _value("this machine", shown, location.by)
         if all(origin.value != "part" for origin in allocation.origins):
             yield _value("part", _PARTS[allocation.part], allocation.source)
@@ -97,7 +110,9 @@ def _values(
     yield _port(options, plan, allocation)
     if options.job_id is None:
         told = allocation is not None and plan.job_id == allocation.job_id
-        yield _value("job-id", plan.job_id, allocation.source if told and allocation else "made for this job")
+        yield _value(
+            "job-id", plan.job_id, allocation.source if told and allocation else "made for this job"
+        )
 
 
 def _of_outer(outer: Outer, facts: Facts, plan: LaunchPlan) -> Iterator[Origin]:
@@ -116,7 +131,9 @@ def _is_told_below(origin: Origin) -> bool:
 
 
 def _value(value: str, shown: str, source: str, *instead_of: str) -> Origin:
-    return Origin(value=value, shown=printable(shown), source=printable(source), instead_of=instead_of)
+    return Origin(
+        value=value, shown=printable(shown), source=printable(source), instead_of=instead_of
+    )
 
 
 def _shown(value: object) -> str:
@@ -125,30 +142,55 @@ def _shown(value: object) -> str:
 
 def _source(options: TrainOptions, location: Location | None) -> Origin:
     chosen = options.who_set("source")
-    if location is None or (location.allocation.source == "local" and not options.who_set("include", "exclude")):
-        why = f"{chosen} reads nothing from the environment" if chosen else "no option and no system names other nodes"
+    if location is None or (
+        location.allocation.source == "local" and not options.who_set("include", "exclude")
+    ):
+        why = (
+            f"{chosen} reads nothing from the environment"
+            if chosen
+            else "no option and no system names other nodes"
+        )
         return _value("source", "local", why)
     by = location.who if location.allocation.by_user else chosen or "found in the environment"
     return _value("source", location.allocation.source, by)
 
 
 def _nodes(topology: Topology) -> str:
-    elastic = f", elastic {topology.bounds[0]}:{topology.bounds[1]}" if topology.bounds is not None else ""
+    elastic = (
+        f", elastic {topology.bounds[0]}:{topology.bounds[1]}"
+        if topology.bounds is not None
+        else ""
+    )
     return f"{len(topology.nodes)} ({fold_hosts(node.host for node in topology.nodes)}){elastic}"
 
 
 def _of_nodes(options: TrainOptions, allocation: Allocation | None) -> str:
-    by = [each for field in ("num_nodes", "include", "exclude") if (each := options.who_set(field)) is not None]
-    return " and ".join(by) or (allocation.source if allocation is not None else "this machine alone")
+    by = [
+        each
+        for field in ("num_nodes", "include", "exclude")
+        if (each := options.who_set(field)) is not None
+    ]
+    return " and ".join(by) or (
+        allocation.source if allocation is not None else "this machine alone"
+    )
 
 
 def _workers(options: TrainOptions, topology: Topology, allocation: Allocation | None) -> Origin:
-    """Say how many workers there are and whose number that is: the option's, the source's, or the devices'."""
+    """Say how many workers there are and whose number that is: the option's, the source's, or the
+    devices'."""
     world = topology.world_size
     counts = fold_counts(node.slots for node in topology.nodes)
-    shown = f"{'?' if world is None else world}, on the nodes {counts}" if len(topology.nodes) > 1 else counts
+    shown = (
+        f"{'?' if world is None else world}, on the nodes {counts}"
+        if len(topology.nodes) > 1
+        else counts
+    )
     by = options.who_set(*_TOTALS, *_EACH)
-    told = () if allocation is None else tuple(each for each in allocation.origins if each.value.startswith("slots"))
+    told = (
+        ()
+        if allocation is None
+        else tuple(each for each in allocation.origins if each.value.startswith("slots"))
+    )
     if by is not None:
         lost = tuple(f"{each.shown} from {each.source}: {by} comes first" for each in told)
         return _value("workers", shown, by, *lost)
@@ -158,7 +200,11 @@ def _workers(options: TrainOptions, topology: Topology, allocation: Allocation |
         return _value("workers", shown, allocation.source)
     if world is None:
         return _value("workers", shown, "only the nodes know")
-    return _value("workers", shown, "the GPUs here" if topology.device == "cuda" else "no GPU here: one on the CPU")
+    return _value(
+        "workers",
+        shown,
+        "the GPUs here" if topology.device == "cuda" else "no GPU here: one on the CPU",
+    )
 
 
 def _devices(options: TrainOptions, topology: Topology) -> Iterator[Origin]:
@@ -170,7 +216,9 @@ def _devices(options: TrainOptions, topology: Topology) -> Iterator[Origin]:
     yield _value("devices here", ",".join(node.devices or ()) or "none", by)
 
 
-def _master(options: TrainOptions, topology: Topology, plan: LaunchPlan, allocation: Allocation | None) -> Origin:
+def _master(
+    options: TrainOptions, topology: Topology, plan: LaunchPlan, allocation: Allocation | None
+) -> Origin:
     """Say where workers meet, and why there."""
     address = plan.master_addr if plan.master_addr is not None else "not known yet"
     system = _told(allocation, "master address")
@@ -189,13 +237,28 @@ def _port(options: TrainOptions, plan: LaunchPlan, allocation: Allocation | None
         return _value("master port", str(options.master_port), by, *_lost(system, by))
     if plan.master_port is None:
         return _value("master port", "not known yet", "a free one, held at the start")
-    by = system.source if system is not None else allocation.source if allocation is not None else "free"
-    return _value("master port", str(plan.master_port), by, *(system.instead_of if system is not None else ()))
+    by = (
+        system.source
+        if system is not None
+        else allocation.source
+        if allocation is not None
+        else "free"
+    )
+    return _value(
+        "master port", str(plan.master_port), by, *(system.instead_of if system is not None else ())
+    )
 
 
 def _told(allocation: Allocation | None, value: str) -> Origin | None:
     """Find what the source says of a value."""
-    return next((each for each in (() if allocation is None else allocation.origins) if each.value == value), None)
+    return next(
+        (
+            each
+            for each in (() if allocation is None else allocation.origins)
+            if each.value == value
+        ),
+        None,
+    )
 
 
 def _lost(origin: Origin | None, by: str) -> tuple[str, ...]:

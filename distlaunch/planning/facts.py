@@ -19,14 +19,16 @@ class Surroundings(Record, hide=("texts", "discovered")):
     """What only matters where other nodes may take part."""
 
     texts: Mapping[str, str | None]
-    """By path: the host file, and files that the systems around us name; None for one that cannot be read."""
+    """By path: the host file, and files that the systems around us name; None for one that cannot
+    be read."""
     discovered: str | None
     """What the command of --discover printed."""
     identity: Identity
 
 
 class Facts(Record, hide=("environ", "texts")):
-    """What was found. ``paths`` answers for each path that the options name; ``texts`` holds files that were read."""
+    """What was found. ``paths`` answers for each path that the options name; ``texts`` holds files
+    that were read."""
 
     environ: Mapping[str, str]
     cwd: str
@@ -44,6 +46,7 @@ class Facts(Record, hide=("environ", "texts")):
     surroundings: Surroundings | None = None
     """None: nothing hints at other nodes, neither an option nor a variable."""
     script_file: str | None = None
-    """The name in the run directory of a SCRIPT that only the launcher can read (a pipe, stdin); None: of another."""
+    """The name in the run directory of a SCRIPT that only the launcher can read (a pipe, stdin);
+    None: of another."""
     outer: Outer | None = None
     """The launcher whose worker we are; None: we are nobody's."""

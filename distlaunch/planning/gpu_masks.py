@@ -1,7 +1,8 @@
 """Read a device mask the way the GPU runtime does; pure.
 
-From left to right, an entry that is no GPU ends the list, so does a change between indices and UUIDs, and a GPU named
-twice leaves nothing visible (CUDA C++ Programming Guide, "Environment variables"; PyTorch counts devices the same way).
+From left to right, an entry that is no GPU ends the list, so does a change between indices and
+UUIDs, and a GPU named twice leaves nothing visible (CUDA C++ Programming Guide, "Environment
+variables"; PyTorch counts devices the same way).
 """
 
 from __future__ import annotations
@@ -45,31 +46,49 @@ class Catalog(Record):
     named: dict[str, list[Device]]
     """By UUID in lower case."""
     certain: bool
-    """What is not listed does not exist; False where only device files were counted, or a mask is all there is."""
+    """What is not listed does not exist; False where only device files were counted, or a mask is
+    all there is."""
 
     def devices(self) -> list[Device]:
-        """List everything; by UUID if there are MIG slices, since CUDA takes no mixture of indices and UUIDs."""
+        """List everything; by UUID if there are MIG slices, since CUDA takes no mixture of indices
+        and UUIDs."""
         devices = [device for number in sorted(self.numbered) for device in self.numbered[number]]
-        return [replace(d, id=d.uuid or d.id) for d in devices] if any(d.mig for d in devices) else devices
+        return (
+            [replace(d, id=d.uuid or d.id) for d in devices]
+            if any(d.mig for d in devices)
+            else devices
+        )
 
     def renumbered(self, devices: list[Device]) -> Catalog:
         """Return the catalog of these devices alone, numbered from 0."""
         keys = {device.key for device in devices}
-        named = {name: found for name, found in self.named.items() if all(device.key in keys for device in found)}
-        return Catalog(numbered={n: [d] for n, d in enumerate(devices)}, named=named, certain=self.certain)
+        named = {
+            name: found
+            for name, found in self.named.items()
+            if all(device.key in keys for device in found)
+        }
+        return Catalog(
+            numbered={n: [d] for n, d in enumerate(devices)}, named=named, certain=self.certain
+        )
 
     def find(self, entry: str) -> list[Device]:
-        """Return what an index, a UUID or the unmistakable beginning of one stands for; nothing if unclear."""
+        """Return what an index, a UUID or the unmistakable beginning of one stands for; nothing if
+        unclear."""
         if kind_of(entry) == "index":
             found = self.numbered.get(int(entry), []) if entry.isdecimal() else []
-            return found or ([unknown_device(entry)] if entry.isdecimal() and not self.certain else [])
+            return found or (
+                [unknown_device(entry)] if entry.isdecimal() and not self.certain else []
+            )
         uuid = entry.lower()
         if uuid in self.named:
             return self.named[uuid]
         if uuid.startswith("mig-gpu-") and "/" in uuid:
-            # The form before driver 470, MIG-<GPU's UUID>/<instance>/<instance>: newer drivers still take it.
+            # The form before driver 470, MIG-<GPU's UUID>/<instance>/<instance>: newer drivers
+            # still take it.
             owner = self.named.get(uuid[4:].partition("/")[0], [])
-            return [replace(unknown_device(entry), gpu=owner[0].gpu)] if owner else self._unsure(entry)
+            return (
+                [replace(unknown_device(entry), gpu=owner[0].gpu)] if owner else self._unsure(entry)
+            )
         names = [name for name in self.named if name.startswith(uuid)]
         return self.named[names[0]] if len(names) == 1 else self._unsure(entry)
 
@@ -78,15 +97,23 @@ class Catalog(Record):
 
 
 def catalog_of(inventory: GpuInventory, environ: Mapping[str, str]) -> Catalog:
-    """Build the catalog of this node; index N is GPU N only in PCI bus order, CUDA's own order is known to CUDA."""
-    ordered = len(inventory.gpus) < 2 or environ.get("CUDA_DEVICE_ORDER", "PCI_BUS_ID") == "PCI_BUS_ID"
+    """Build the catalog of this node; index N is GPU N only in PCI bus order, CUDA's own order is
+    known to CUDA."""
+    ordered = (
+        len(inventory.gpus) < 2 or environ.get("CUDA_DEVICE_ORDER", "PCI_BUS_ID") == "PCI_BUS_ID"
+    )
     numbered: dict[int, list[Device]] = {}
     named: dict[str, list[Device]] = {}
     for gpu in inventory.gpus:
         own = Device(id=str(gpu.index), gpu=gpu, key=f"gpu {gpu.index}", uuid=gpu.uuid)
-        slices = [Device(id=mig.uuid, gpu=gpu, key=mig.uuid.lower(), uuid=mig.uuid, mig=True) for mig in gpu.mig]
+        slices = [
+            Device(id=mig.uuid, gpu=gpu, key=mig.uuid.lower(), uuid=mig.uuid, mig=True)
+            for mig in gpu.mig
+        ]
         meant = slices or [own]
-        numbered[gpu.index] = meant if ordered or slices else [Device(id=own.id, gpu=None, key=f"place {gpu.index}")]
+        numbered[gpu.index] = (
+            meant if ordered or slices else [Device(id=own.id, gpu=None, key=f"place {gpu.index}")]
+        )
         named.update({each.uuid.lower(): [each] for each in slices if each.uuid})
         if gpu.uuid:
             named[gpu.uuid.lower()] = meant
@@ -101,7 +128,8 @@ def unknown_device(entry: str) -> Device:
 
 
 def kind_of(entry: str) -> str:
-    """Tell how an entry names its device: ``MIG-``, ``GPU-`` or ``index`` (also for what is none of them)."""
+    """Tell how an entry names its device: ``MIG-``, ``GPU-`` or ``index`` (also for what is none of
+    them)."""
     return next((prefix for prefix in ("MIG-", "GPU-") if entry.startswith(prefix)), "index")
 
 
@@ -111,7 +139,8 @@ def is_amd(inventory: GpuInventory) -> bool:
 
 
 def through_mask(catalog: Catalog, variable: str, mask: str, notes: list[str]) -> list[Device]:
-    """Return what the mask leaves visible, and note where that is less than its writer may have meant."""
+    """Return what the mask leaves visible, and note where that is less than its writer may have
+    meant."""
     if mask in HIDES_ALL:
         return []
     if not catalog.numbered and catalog.certain:
@@ -122,8 +151,14 @@ def through_mask(catalog: Catalog, variable: str, mask: str, notes: list[str]) -
     for entry in entries:
         found = catalog.find(entry) if kind_of(entry) == kind_of(entries[0]) else []
         if not found:
-            rest = f"only what stands before it counts ({len(visible)})" if visible else "no GPU is visible"
-            notes.append(f"{variable}={mask}: the entry {entry!r} is no GPU and ends the list, {rest}")
+            rest = (
+                f"only what stands before it counts ({len(visible)})"
+                if visible
+                else "no GPU is visible"
+            )
+            notes.append(
+                f"{variable}={mask}: the entry {entry!r} is no GPU and ends the list, {rest}"
+            )
             break
         # An entry stays as it was written, unless it stands for several slices.
         visible += [replace(found[0], id=entry)] if len(found) == 1 else found
@@ -133,11 +168,14 @@ def through_mask(catalog: Catalog, variable: str, mask: str, notes: list[str]) -
     return visible
 
 
-def trusting(facts: Facts, allocation: Allocation, *, here: int | None, who: str) -> tuple[Facts, str | None]:
-    """Take a mask at its word where no GPU was found here, but ``who`` names the nodes says the same of this one.
+def trusting(
+    facts: Facts, allocation: Allocation, *, here: int | None, who: str
+) -> tuple[Facts, str | None]:
+    """Take a mask at its word where no GPU was found here, but ``who`` names the nodes says the
+    same of this one.
 
-    Some devices have no driver that we know, and come with CUDA's mask; a plan may be made on another machine, too.
-    Beside the facts, what the user should hear if this node takes part.
+    Some devices have no driver that we know, and come with CUDA's mask; a plan may be made on
+    another machine, too. Beside the facts, what the user should hear if this node takes part.
     """
     mask = facts.environ.get(CUDA, "").strip()
     entries = tuple(entry.strip() for entry in mask.split(","))

@@ -1,4 +1,5 @@
-"""What the launchers of one job may tell each other: numbers, names and addresses in bounds; pure."""
+"""What the launchers of one job may tell each other: numbers, names and addresses in bounds;
+pure."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ def _is_place(text: str) -> bool:
 
 
 def check_start(told: p.Commence, *, nodes: tuple[int, int]) -> None:
-    """Refuse a start that no coordinator of ours sends. ``nodes``: the fewest and the most. Raises ProtocolError."""
+    """Refuse a start that no coordinator of ours sends. ``nodes``: the fewest and the most. Raises
+    ProtocolError."""
     count, (fewest, most) = len(told.hosts), nodes
     sane = (
         fewest <= count <= min(most, _MOST_NODES)

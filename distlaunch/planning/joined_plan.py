@@ -1,7 +1,8 @@
 """A job whose nodes have a launcher each (or whose workers have): what each of these plans; pure.
 
-Every launcher has a command line of its own, and knows of its own node what there is. The coordinator deals out ranks
-and hears how many workers each node runs; what these are is never told by one launcher to another.
+Every launcher has a command line of its own, and knows of its own node what there is. The
+coordinator deals out ranks and hears how many workers each node runs; what these are is never told
+by one launcher to another.
 """
 
 from __future__ import annotations
@@ -17,9 +18,20 @@ from distlaunch.core.model.variables import GLOO_INTERFACE, NCCL_INTERFACE, TENS
 from distlaunch.core.protocol import launcher_messages as p
 from distlaunch.core.protocol.agent_messages import Reached, Survey, Surveyed
 from distlaunch.planning import master_address
-from distlaunch.planning.agreement import check_script, choices_digest, command_digest, contradiction
+from distlaunch.planning.agreement import (
+    check_script,
+    choices_digest,
+    command_digest,
+    contradiction,
+)
 from distlaunch.planning.backend import PlannedBackend
-from distlaunch.planning.build_plan import CpuShare, bind, build_plan, command_target, working_directory
+from distlaunch.planning.build_plan import (
+    CpuShare,
+    bind,
+    build_plan,
+    command_target,
+    working_directory,
+)
 from distlaunch.planning.clusters.select import SYSTEMS
 from distlaunch.planning.cpu_binding import threads_per_worker
 from distlaunch.planning.facts import Facts
@@ -31,7 +43,8 @@ from distlaunch.planning.train_options import TrainOptions, counts_processes
 from distlaunch.planning.worker_addresses import with_cluster
 
 CLOCKS_S = 300.0
-"""Clocks that are further apart than this are told of: certificates, and files' times, go by them."""
+"""Clocks that are further apart than this are told of: certificates, and files' times, go by
+them."""
 _SETTLED = "settled at the start: "
 _THREADS = "OMP_NUM_THREADS"
 _TELL_ALL = ("mpi", "batch", "slurm")
@@ -46,19 +59,28 @@ class Member(Record):
 
 
 class Joiner:
-    """Plans for one launcher of several. Members are launchers, numbered by rank; number 0 is the coordinator."""
+    """Plans for one launcher of several. Members are launchers, numbered by rank; number 0 is the
+    coordinator."""
 
     def __init__(
-        self, options: TrainOptions, facts: Facts, topology: Topology, location: Location, backend: PlannedBackend
+        self,
+        options: TrainOptions,
+        facts: Facts,
+        topology: Topology,
+        location: Location,
+        backend: PlannedBackend,
     ) -> None:
-        """Take what a launcher has found. Raises ConfigError for what launchers on each node cannot do."""
+        """Take what a launcher has found. Raises ConfigError for what launchers on each node cannot
+        do."""
         check_place(location, topology)
         self._options, self._facts, self._backend = options, facts, backend
         self._location = location
         self.rendezvous: Rendezvous = settle(options, location, topology)
         if self.rendezvous.of_source:
             topology = replace(topology, master_port=None)
-        topology = replace(topology, notes=tuple(each for each in topology.notes if not each.startswith(_SETTLED)))
+        topology = replace(
+            topology, notes=tuple(each for each in topology.notes if not each.startswith(_SETTLED))
+        )
         self._by_worker = location.allocation.part == "worker"
         self._topology = topology
         self._place = (location.here or 0) if topology.here is None else topology.here
@@ -72,14 +94,20 @@ class Joiner:
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """Name the members, by number; those that nobody has named by their rank, until they have come."""
+        """Name the members, by number; those that nobody has named by their rank, until they have
+        come."""
         nodes = self._topology.nodes
         if not self._by_worker:
             names = [node.host if node.known else f"node {rank}" for rank, node in enumerate(nodes)]
-            return (self._facts.hostname, *names[1:]) if self.rendezvous.leads != "no" else tuple(names)
+            return (
+                (self._facts.hostname, *names[1:])
+                if self.rendezvous.leads != "no"
+                else tuple(names)
+            )
         slots = [(node, local) for node in nodes for local in range(node.slots or 0)]
         return tuple(
-            f"rank {rank} on {node.host}" if node.known else f"rank {rank}" for rank, (node, _) in enumerate(slots)
+            f"rank {rank} on {node.host}" if node.known else f"rank {rank}"
+            for rank, (node, _) in enumerate(slots)
         )
 
     @property
@@ -111,12 +139,15 @@ class Joiner:
 
     @property
     def leaves(self) -> bool:
-        """Tell whether TERM at this launcher is for it alone: a pod of a drained node, or one started by hand.
+        """Tell whether TERM at this launcher is for it alone: a pod of a drained node, or one
+        started by hand.
 
         Slurm and other batch systems, and mpirun, tell all launchers, as they want the job to end.
         """
         environ = self._facts.environ
-        tells_all = any(name in environ for _, module, names in SYSTEMS if module in _TELL_ALL for name in names)
+        tells_all = any(
+            name in environ for _, module, names in SYSTEMS if module in _TELL_ALL for name in names
+        )
         return self.flexible and not tells_all
 
     @property
@@ -131,7 +162,8 @@ class Joiner:
 
     @property
     def speaks(self) -> bool:
-        """Tell whether this launcher says what the coordinator has to say: of several on a node, one does."""
+        """Tell whether this launcher says what the coordinator has to say: of several on a node,
+        one does."""
         return not self._by_worker or not self._location.allocation.local_rank
 
     @property
@@ -141,7 +173,8 @@ class Joiner:
 
     @property
     def most_workers(self) -> int:
-        """How many workers the console may have to show, at most: other nodes' tell their number later."""
+        """How many workers the console may have to show, at most: other nodes' tell their number
+        later."""
         world = self._topology.world_size
         return max(2, len(self._topology.nodes) * 64 if world is None else world)
 
@@ -150,7 +183,8 @@ class Joiner:
         self._job_id, self._run_dir = job_id, run_dir
 
     def renamed(self, job_id: str) -> None:
-        """Take note of what a coordinator that came back calls the job: all ranks are to hear the same."""
+        """Take note of what a coordinator that came back calls the job: all ranks are to hear the
+        same."""
         self._job_id = job_id
 
     # --- what is told
@@ -170,18 +204,24 @@ class Joiner:
         )
 
     def conflict(self, number: int, host: str, told: p.Apply) -> str | None:
-        """Say what a launcher was told otherwise than this one, the coordinator; None if nothing that matters."""
+        """Say what a launcher was told otherwise than this one, the coordinator; None if nothing
+        that matters."""
         me, who = printable(self._facts.hostname), f"{self._label(number)} ({printable(host)})"
         what = "launchers" if self._by_worker else "nodes"
         own = self.apply(clock=0.0, wall=0.0, attempt=-1, restarts=0)
-        if (differs := contradiction(told, own, who=who, me=f"{me} (rank 0)", what=what)) is not None:
+        if (
+            differs := contradiction(told, own, who=who, me=f"{me} (rank 0)", what=what)
+        ) is not None:
             return differs
         slots = told.slots
         if slots is None or not 0 < slots <= MOST_SLOTS:
             return f"{who} says that it runs {slots} workers"
         planned = self._topology.nodes[number].slots if number < len(self._topology.nodes) else None
         if not self._by_worker and self._is_total and planned is not None and slots != planned:
-            return f"{who} is to run {counted(slots, 'worker')}, by what {me} (rank 0) was told {planned}"
+            return (
+                f"{who} is to run {counted(slots, 'worker')}, by what {me} (rank 0) was told "
+                f"{planned}"
+            )
         return None
 
     def clock_note(self, number: int, host: str, told: p.Apply, *, wall: float) -> str | None:
@@ -198,7 +238,8 @@ class Joiner:
 
     @property
     def _is_total(self) -> bool:
-        """Tell whether the number of all workers was asked for, which then cannot be otherwise on one node."""
+        """Tell whether the number of all workers was asked for, which then cannot be otherwise on
+        one node."""
         options = self._options
         total = options.num_procs if counts_processes(options) else options.num_gpus
         return isinstance(total, int)
@@ -224,17 +265,23 @@ class Joiner:
     def compose(
         self, surveys: Mapping[int, Surveyed], known: Mapping[int, Member]
     ) -> tuple[tuple[int, ...], LaunchPlan]:
-        """Choose among the launchers that are there, and plan; give their numbers in the order of ranks, and the plan.
+        """Choose among the launchers that are there, and plan; give their numbers in the order of
+        ranks, and the plan.
 
         Raises NodesError if there are too few, NodesDiffer for other scripts.
         """
         fewest, most = self.bounds
-        mine = Member(host=self.hostname, apply=self.apply(clock=0.0, wall=0.0, attempt=-1, restarts=0))
+        mine = Member(
+            host=self.hostname, apply=self.apply(clock=0.0, wall=0.0, attempt=-1, restarts=0)
+        )
         known = {**known, 0: mine}
         members = tuple(sorted(surveys))[:most]
         if len(members) < fewest or members[:1] != (0,):
             raise NodesError(f"{counted(len(members), 'node')} of the {fewest:,} that are needed")
-        hosts = [known[number].host if number in known else each for number, each in enumerate(self.hosts)]
+        hosts = [
+            known[number].host if number in known else each
+            for number, each in enumerate(self.hosts)
+        ]
         if not self._options.module and not self._options.no_python:
             hashes = {number: surveys[number].script_sha256 for number in members}
             check_script(self._target, self._workdir, hashes, hosts, 0)
@@ -266,17 +313,27 @@ class Joiner:
         )
 
     def _shares_of_worker(self, nodes: int) -> list[CpuShare] | None:
-        """Take every node for ours, as far as CPUs go, where a launcher is one worker's: it plans no other."""
-        return [CpuShare(cpus=self._facts.cpus, granted=self._topology.cpus)] * nodes if self._by_worker else None
+        """Take every node for ours, as far as CPUs go, where a launcher is one worker's: it plans
+        no other."""
+        return (
+            [CpuShare(cpus=self._facts.cpus, granted=self._topology.cpus)] * nodes
+            if self._by_worker
+            else None
+        )
 
     def _with_own_cpus(self, plan: LaunchPlan) -> LaunchPlan:
-        """Leave the one worker of a launcher all of its CPUs, where whoever started it has given it some of its own."""
+        """Leave the one worker of a launcher all of its CPUs, where whoever started it has given it
+        some of its own."""
         cpus, slots = self._facts.cpus, self._own.slots or 1
         if not self._by_worker or len(cpus.allowed) * slots > cpus.online:
             return plan
         own = str(threads_per_worker(cpus, 1))
         workers = tuple(
-            replace(each, cpus=None, env={**each.env, **({_THREADS: own} if _THREADS in each.env else {})})
+            replace(
+                each,
+                cpus=None,
+                env={**each.env, **({_THREADS: own} if _THREADS in each.env else {})},
+            )
             for each in plan.workers
         )
         return replace(plan, workers=workers)
@@ -287,7 +344,9 @@ class Joiner:
             return tuple(zip((node.host for node in plan.nodes), plan.first_ranks, strict=True))
         return tuple((plan.nodes[worker.node_rank].host, worker.rank) for worker in plan.workers)
 
-    def addresses(self, surveyed: Surveyed, host: str, *, of_scheduler: Sequence[str] = ()) -> tuple[str, ...]:
+    def addresses(
+        self, surveyed: Surveyed, host: str, *, of_scheduler: Sequence[str] = ()
+    ) -> tuple[str, ...]:
         """Return where rank 0's node may be reached: at its addresses, then where its launcher is.
 
         ``of_scheduler``: the addresses by which the scheduler reaches it.
@@ -295,7 +354,9 @@ class Joiner:
         found = self._addresses(surveyed, host, of_scheduler)
         return master_address.usable_by(self._backend, found, host)
 
-    def _addresses(self, surveyed: Surveyed, host: str, of_scheduler: Sequence[str]) -> tuple[str, ...]:
+    def _addresses(
+        self, surveyed: Surveyed, host: str, of_scheduler: Sequence[str]
+    ) -> tuple[str, ...]:
         options, called = self._options, self.rendezvous.host
         try:
             found = master_address.addresses(
@@ -315,9 +376,16 @@ class Joiner:
         first = (called,) if numeric and not is_loopback(called) else ()
         return tuple(dict.fromkeys((*first, *found, called)))
 
-    def meet(self, surveys: Sequence[Surveyed], reached: Mapping[int, Reached]) -> master_address.Meeting:
-        """Settle where the members of an attempt meet, from their answers by place. Raises LaunchError."""
-        hosts = self._of_members if len(self._of_members) == len(surveys) else [each.hostname for each in surveys]
+    def meet(
+        self, surveys: Sequence[Surveyed], reached: Mapping[int, Reached]
+    ) -> master_address.Meeting:
+        """Settle where the members of an attempt meet, from their answers by place. Raises
+        LaunchError."""
+        hosts = (
+            self._of_members
+            if len(self._of_members) == len(surveys)
+            else [each.hostname for each in surveys]
+        )
         found = master_address.meet(
             surveys,
             reached,
@@ -335,17 +403,22 @@ class Joiner:
             of_node[node_rank] = found.env.get(place, {})
             places.append(place)
             place += node.slots or 0
-        return replace(found, env=of_node, addresses=tuple(found.addresses[place] for place in places))
+        return replace(
+            found, env=of_node, addresses=tuple(found.addresses[place] for place in places)
+        )
 
     # --- a peer's plan
 
     def commenced(self, told: p.Commence, interfaces: Iterable[str]) -> LaunchPlan:
-        """Plan this launcher's own workers of an attempt, by its own command line. Raises ProtocolError for nonsense.
+        """Plan this launcher's own workers of an attempt, by its own command line. Raises
+        ProtocolError for nonsense.
 
         ``interfaces``: the names of those that this node has.
         """
         self._check(told)
-        nodes = [Node(host=host, slots=slots) for host, slots in zip(told.hosts, told.slots, strict=True)]
+        nodes = [
+            Node(host=host, slots=slots) for host, slots in zip(told.hosts, told.slots, strict=True)
+        ]
         rank = told.node_rank
         nodes[rank] = replace(self._own, host=told.hosts[rank], known=True)
         topology = replace(
@@ -366,7 +439,9 @@ class Joiner:
         )
         plan = self._with_own_cpus(plan)
         mine = set(told.local_ranks)
-        plan = replace(plan, workers=tuple(worker for worker in plan.workers if worker.local_rank in mine))
+        plan = replace(
+            plan, workers=tuple(worker for worker in plan.workers if worker.local_rank in mine)
+        )
         there = set(interfaces)
         wanted = {
             GLOO_INTERFACE: told.interface,
@@ -388,10 +463,15 @@ class Joiner:
         check_start(told, nodes=(count, count) if self._by_worker else self.bounds)
         slots, own = told.slots[told.node_rank], self._own.slots
         if slots != own or not self._is_own(told):
-            raise ProtocolError(f"it wants {counted(slots, 'worker')} here, {quoted(str(own))} are this launcher's")
+            raise ProtocolError(
+                f"it wants {counted(slots, 'worker')} here, {quoted(str(own))} are this launcher's"
+            )
         if len(told.cluster) != self._backend.worker_ports * sum(told.slots):
             ports = counted(len(told.cluster), "port")
-            raise ProtocolError(f"it tells of {ports} of workers, which --backend {self._backend.name} has no use for")
+            raise ProtocolError(
+                f"it tells of {ports} of workers, which --backend {self._backend.name} has no use "
+                "for"
+            )
 
     def _is_own(self, told: p.Commence) -> bool:
         """Tell whether these are the workers that are this launcher's on its node."""

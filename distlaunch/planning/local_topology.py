@@ -2,8 +2,9 @@
 
 A topology as ``distlaunch torchrun`` asks for it: a number of workers on this machine.
 
-As under torchrun, a device mask is left as it is and every worker sees what the launcher sees. Where a worker can use
-one device only (MIG), or is to see only one (--virtual-local-rank), each gets its own.
+As under torchrun, a device mask is left as it is and every worker sees what the launcher sees.
+Where a worker can use one device only (MIG), or is to see only one (--virtual-local-rank), each
+gets its own.
 """
 
 from __future__ import annotations
@@ -42,21 +43,31 @@ if TYPE_CHECKING:
 
 
 def local_topology(options: TrainOptions, facts: Facts) -> Topology:
-    """Decide how many workers this machine runs, and on what. Raises ConfigError; nothing is guessed silently."""
-    fewest = options.num_nodes[0] if isinstance(options.num_nodes, tuple) else options.num_nodes or 1
+    """Decide how many workers this machine runs, and on what. Raises ConfigError; nothing is
+    guessed silently."""
+    fewest = (
+        options.num_nodes[0] if isinstance(options.num_nodes, tuple) else options.num_nodes or 1
+    )
     if fewest > 1:
         raise ConfigError(
             f"--num-nodes {fewest}: only this machine is known",
             hint="name the others by --hosts or --hostfile; or leave --num-nodes out",
         )
-    processes = _one_of(options.num_procs, options.procs_per_node, "--num-procs", "--procs-per-node")
+    processes = _one_of(
+        options.num_procs, options.procs_per_node, "--num-procs", "--procs-per-node"
+    )
     gpus = _one_of(options.num_gpus, options.gpus_per_node, "--num-gpus", "--gpus-per-node")
     check_kind(options)
     asked = processes if gpus is None else gpus
-    topology = workers_here(options, facts, count=None if asked is None or asked == "auto" else int(asked))
+    topology = workers_here(
+        options, facts, count=None if asked is None or asked == "auto" else int(asked)
+    )
     notes = []
     if isinstance(options.num_nodes, tuple) and options.num_nodes[1] > 1:
-        notes.append(f"--num-nodes {fewest}:{options.num_nodes[1]}: only this machine is known, so one node it is")
+        notes.append(
+            f"--num-nodes {fewest}:{options.num_nodes[1]}: only this machine is known, so one node "
+            "it is"
+        )
     if options.spread:
         notes.append("--spread changes nothing: there is one node")
     return replace(topology, notes=(*topology.notes, *notes)) if notes else topology
@@ -74,35 +85,42 @@ def workers_here(
 ) -> Topology:
     """Give this machine ``count`` workers (None: as many as it has GPUs; one, if it has none).
 
-    ``only`` and ``without`` choose among the GPUs that can be seen, by place; ``granted`` by id, where no mask does.
-    ``several``: it is one of several nodes, for hints. Raises ConfigError if GPUs are asked for and there are fewer.
+    ``only`` and ``without`` choose among the GPUs that can be seen, by place; ``granted`` by id,
+    where no mask does. ``several``: it is one of several nodes, for hints. Raises ConfigError if
+    GPUs are asked for and there are fewer.
     """
     if on_cpus(options):
         return _cpu_workers(_counted(count, without), facts, "", ())
     selection = selection_here(options, facts, granted=granted, several=several)
     if not selection.ids:
         number = options.whole_gpus or count
-        return _without_gpus(asks_for_gpus(options), number, without, facts, selection, several=several)
+        return _without_gpus(
+            asks_for_gpus(options), number, without, facts, selection, several=several
+        )
     shared = shares_gpus(options)
     selection = _chosen(selection, only, without, facts, shared=shared)
     if options.whole_gpus is not None:
         selection = first_devices(selection, options.whole_gpus, several=several)
         if selection.mig and options.whole_gpus > 1:
             raise ConfigError(
-                f"{counted(options.whole_gpus, 'GPU')} for one worker: there are MIG slices among them"
+                f"{counted(options.whole_gpus, 'GPU')} for one worker: there are MIG slices among "
+                "them"
                 f" ({selection.source}), and CUDA uses one slice a process",
                 hint="ask for one, or for a worker on each slice",
             )
     if shared:
         return _gpu_workers(count or len(selection.ids), selection, facts, options, shared=True)
     wanted = len(selection.ids) if count is None else count
-    return _gpu_workers(wanted, first_devices(selection, wanted, several=several), facts, options, shared=False)
+    return _gpu_workers(
+        wanted, first_devices(selection, wanted, several=several), facts, options, shared=False
+    )
 
 
 def selection_here(
     options: TrainOptions, facts: Facts, *, granted: Sequence[str] = (), several: bool = False
 ) -> DeviceSelection:
-    """Find the GPUs that workers may use: what mask and --gpus leave, and of that what was ``granted``."""
+    """Find the GPUs that workers may use: what mask and --gpus leave, and of that what was
+    ``granted``."""
     selection = select_devices(facts.gpus, facts.environ, requested=options.gpus, several=several)
     if granted and len(granted) < len(selection.ids) and set(granted) <= set(selection.ids):
         places = [place for place, each in enumerate(selection.ids) if each in granted]
@@ -110,23 +128,39 @@ def selection_here(
     return selection
 
 
-def _one_of(total: int | str | None, per_node: int | None, name: str, per_node_name: str) -> int | str | None:
+def _one_of(
+    total: int | str | None, per_node: int | None, name: str, per_node_name: str
+) -> int | str | None:
     if total is not None and per_node is not None and total != per_node:
-        raise ConfigError(f"{name} {total} and {per_node_name} {per_node} contradict each other on one node")
+        raise ConfigError(
+            f"{name} {total} and {per_node_name} {per_node} contradict each other on one node"
+        )
     return per_node if total is None else total
 
 
 def _chosen(
-    selection: DeviceSelection, only: Sequence[int] | None, without: Sequence[int], facts: Facts, *, shared: bool
+    selection: DeviceSelection,
+    only: Sequence[int] | None,
+    without: Sequence[int],
+    facts: Facts,
+    *,
+    shared: bool,
 ) -> DeviceSelection:
-    """Narrow the selection to the slots that filters left. Raises ConfigError for one that is not there."""
+    """Narrow the selection to the slots that filters left. Raises ConfigError for one that is not
+    there."""
     have = range(len(selection.ids))
-    if only is not None and list(only) == list(range(len(only))) and not (shared and len(only) < len(have)):
-        return selection  # no filter, or one for the first: how many there are is checked by their number
+    if (
+        only is not None
+        and list(only) == list(range(len(only)))
+        and not (shared and len(only) < len(have))
+    ):
+        # no filter, or one for the first: how many there are is checked by their number
+        return selection
     beyond = next((place for place in (*(only or ()), *without) if place not in have), None)
     if beyond is not None:
         raise ConfigError(
-            f"{printable(facts.hostname)} has no GPU {beyond} to include or exclude ({selection.source})",
+            f"{printable(facts.hostname)} has no GPU {beyond} to include or exclude "
+            f"({selection.source})",
             hint=f"it has {format_ranks(have)}, counted from 0 within what is visible",
         )
     left = [place for place in (have if only is None else only) if place not in without]
@@ -141,11 +175,15 @@ def _at(selection: DeviceSelection, places: Sequence[int], source: str) -> Devic
 
 
 def _none_left(facts: Facts) -> ConfigError:
-    return ConfigError(f"--exclude leaves no slot of {printable(facts.hostname)}", hint="leave the host out as a whole")
+    return ConfigError(
+        f"--exclude leaves no slot of {printable(facts.hostname)}",
+        hint="leave the host out as a whole",
+    )
 
 
 def _counted(count: int | None, without: Sequence[int]) -> int:
-    """Give the number of CPU workers, where nothing else says it: one, unless a filter takes that away."""
+    """Give the number of CPU workers, where nothing else says it: one, unless a filter takes that
+    away."""
     return count if count is not None else 0 if 0 in without else 1
 
 
@@ -165,7 +203,9 @@ def _without_gpus(
         first_devices(selection, count or 1, several=several)
     number = _counted(count, without)
     workers = "one CPU worker" if number == 1 else counted(number, "CPU worker")
-    return _cpu_workers(number, facts, selection.source, (f"{selection.source}: {workers}; {hint}",))
+    return _cpu_workers(
+        number, facts, selection.source, (f"{selection.source}: {workers}; {hint}",)
+    )
 
 
 def _cpu_workers(count: int, facts: Facts, source: str, notes: tuple[str, ...]) -> Topology:
@@ -173,17 +213,29 @@ def _cpu_workers(count: int, facts: Facts, source: str, notes: tuple[str, ...]) 
         raise _none_left(facts)
     hidden = tuple(name for name in (HIP, ROCR) if name in facts.environ)
     masks = ((),) * count
-    node = Node(host=facts.hostname, slots=count, mask_variable=CUDA, masks=masks, hidden=hidden, devices_from=source)
+    node = Node(
+        host=facts.hostname,
+        slots=count,
+        mask_variable=CUDA,
+        masks=masks,
+        hidden=hidden,
+        devices_from=source,
+    )
     return Topology(nodes=(node,), device="cpu", notes=notes)
 
 
 def _gpu_workers(
     count: int, selection: DeviceSelection, facts: Facts, options: TrainOptions, *, shared: bool
 ) -> Topology:
-    """Give each worker a device of its own, or with ``shared`` (more CPU-sized workers than GPUs) one in turn."""
+    """Give each worker a device of its own, or with ``shared`` (more CPU-sized workers than GPUs)
+    one in turn."""
     isolate = options.isolate_gpus or selection.mig
     whole = options.whole_nodes and not isolate
-    places = list(range(len(selection.ids))) if whole else [index % len(selection.ids) for index in range(count)]
+    places = (
+        list(range(len(selection.ids)))
+        if whole
+        else [index % len(selection.ids) for index in range(count)]
+    )
     node = Node(
         host=facts.hostname,
         slots=count,
@@ -193,7 +245,9 @@ def _gpu_workers(
         gpus=tuple(selection.gpus[place] for place in places),
         devices_from=selection.source,
         isolated=isolate,
-        numa=() if whole else tuple(gpu.numa_node if (gpu := selection.gpus[place]) else None for place in places),
+        numa=()
+        if whole
+        else tuple(gpu.numa_node if (gpu := selection.gpus[place]) else None for place in places),
     )
     return Topology(nodes=(node,), device="cuda", notes=selection.notes)
 
@@ -202,7 +256,8 @@ _FLAG = "--nproc-per-node"
 
 
 def torchrun_topology(options: TorchrunOptions, facts: Facts) -> Topology:
-    """Count the workers, and share the devices where that is asked for. Raises ConfigError; nothing is guessed."""
+    """Count the workers, and share the devices where that is asked for. Raises ConfigError; nothing
+    is guessed."""
     picked = options.gpus is not None
     selection = select_devices(facts.gpus, facts.environ, requested=options.gpus)
     count, notes = _count(options, facts, selection)
@@ -220,18 +275,30 @@ def torchrun_topology(options: TorchrunOptions, facts: Facts) -> Topology:
         isolated=isolated,
         numa=tuple(gpu.numa_node if gpu else None for gpu in near),
     )
-    return Topology(nodes=(node,), device="cuda" if node.devices else "cpu", notes=(*selection.notes, *notes))
+    return Topology(
+        nodes=(node,), device="cuda" if node.devices else "cpu", notes=(*selection.notes, *notes)
+    )
 
 
 def among_others(topology: Topology, allocation: Allocation, *, here: int) -> Topology:
-    """Place this machine among the nodes of a job, of which the others tell at the start how many workers they run."""
-    nodes = [Node(host=host.name, known=host.known, slots=None, devices=None) for host in allocation.hosts]
+    """Place this machine among the nodes of a job, of which the others tell at the start how many
+    workers they run."""
+    nodes = [
+        Node(host=host.name, known=host.known, slots=None, devices=None)
+        for host in allocation.hosts
+    ]
     nodes[here] = replace(topology.nodes[0], host=nodes[here].host, known=nodes[here].known)
-    bounds = allocation.nodes if allocation.nodes is not None and allocation.nodes[0] < allocation.nodes[1] else None
+    bounds = (
+        allocation.nodes
+        if allocation.nodes is not None and allocation.nodes[0] < allocation.nodes[1]
+        else None
+    )
     return replace(topology, nodes=tuple(nodes), here=here, bounds=bounds, source=allocation.source)
 
 
-def _count(options: TorchrunOptions, facts: Facts, selection: DeviceSelection) -> tuple[int, tuple[str, ...]]:
+def _count(
+    options: TorchrunOptions, facts: Facts, selection: DeviceSelection
+) -> tuple[int, tuple[str, ...]]:
     match options.workers:
         case int() as number:
             return number, ()
@@ -240,21 +307,29 @@ def _count(options: TorchrunOptions, facts: Facts, selection: DeviceSelection) -
         case "xpu":
             entries = {entry.strip() for entry in facts.environ.get(ZE, "").split(",")} - {""}
             if not entries:
-                raise ConfigError(f"{_FLAG} xpu: XPUs are counted by {ZE} only", hint=f"give a number: {_FLAG} N")
+                raise ConfigError(
+                    f"{_FLAG} xpu: XPUs are counted by {ZE} only", hint=f"give a number: {_FLAG} N"
+                )
             return len(entries), ()
         case "gpu":
             if not selection.ids:
                 why = f": {facts.gpus.problem}" if facts.gpus.problem else f" ({selection.source})"
-                raise ConfigError(f"{_FLAG} gpu: there is no GPU to use here{why}", hint=f"{_FLAG} cpu, or a number")
+                raise ConfigError(
+                    f"{_FLAG} gpu: there is no GPU to use here{why}",
+                    hint=f"{_FLAG} cpu, or a number",
+                )
             return len(selection.ids), ()
         case _:
             if selection.ids:
                 return len(selection.ids), ()
             cpus = _cpus(facts)
-            return cpus, (f"{_FLAG} auto: {counted(cpus, 'worker')}, one for each CPU ({selection.source})",)
+            return cpus, (
+                f"{_FLAG} auto: {counted(cpus, 'worker')}, one for each CPU ({selection.source})",
+            )
 
 
 def _cpus(facts: Facts) -> int:
-    """Count the CPUs that may really run at once: those of the affinity, and no more than the container's quota."""
+    """Count the CPUs that may really run at once: those of the affinity, and no more than the
+    container's quota."""
     allowed = len(facts.cpus.allowed)
     return max(1, min(allowed, int(facts.cpus.quota)) if facts.cpus.quota else allowed)

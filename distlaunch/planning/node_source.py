@@ -28,21 +28,26 @@ class Location(Record):
     name: str
     """This machine's own name."""
     ranked: bool = True
-    """It is known which of several launchers this is. Else that is dealt at the start, and ``here`` stands for it."""
+    """It is known which of several launchers this is. Else that is dealt at the start, and ``here``
+    stands for it."""
 
 
 def locate(options: TrainOptions, facts: Facts) -> tuple[Location | None, tuple[str, ...]]:
-    """Decide who names the nodes: the user's lists first, then the innermost system; None: only this machine is there.
+    """Decide who names the nodes: the user's lists first, then the innermost system; None: only
+    this machine is there.
 
-    Beside it, what else names nodes or ranks, each with the reason why it does not count. Raises ConfigError for what
-    contradicts itself, and for hosts that cannot be told apart.
+    Beside it, what else names nodes or ranks, each with the reason why it does not count. Raises
+    ConfigError for what contradicts itself, and for hosts that cannot be told apart.
     """
     around = facts.surroundings
     if around is None:
         return None, ()
     who, allocation, lost = _allocation(options, facts, around)
     if allocation is None and (options.include is not None or options.exclude is not None):
-        who, allocation = options.who_set("include", "exclude") or "", _this_machine(options, facts, around.identity)
+        who, allocation = (
+            options.who_set("include", "exclude") or "",
+            _this_machine(options, facts, around.identity),
+        )
     if allocation is None:
         return None, lost
     allocation = _with_node_rank(allocation, options, around)
@@ -51,14 +56,19 @@ def locate(options: TrainOptions, facts: Facts) -> tuple[Location | None, tuple[
     if here is None and allocation.part == "node":
         here, ranked = min(1, len(allocation.hosts) - 1), False
     name = around.identity.hostname
-    return Location(allocation=allocation, who=who, here=here, by=by, name=name, ranked=ranked), lost
+    return Location(
+        allocation=allocation, who=who, here=here, by=by, name=name, ranked=ranked
+    ), lost
 
 
 def check_lists(options: TrainOptions) -> str | None:
-    """Name the option that lists the hosts, if one does. Raises ConfigError for two that do, or a system beside it."""
+    """Name the option that lists the hosts, if one does. Raises ConfigError for two that do, or a
+    system beside it."""
     lists = {"hosts": options.hosts, "hostfile": options.hostfile, "discover": options.discover}
     who = next((options.named(field) for field, value in lists.items() if value is not None), None)
-    named = [_said(options.named(field), value) for field, value in lists.items() if value is not None]
+    named = [
+        _said(options.named(field), value) for field, value in lists.items() if value is not None
+    ]
     if named and options.source not in {"auto", "flags"}:
         named.append(_said(options.named("source"), options.source))
     if len(named) > 1:
@@ -77,19 +87,34 @@ def _said(who: str, value: str) -> str:
 def _allocation(
     options: TrainOptions, facts: Facts, around: Surroundings
 ) -> tuple[str, Allocation | None, tuple[str, ...]]:
-    """Ask the user's lists, else the systems around us; give who answered, the answer, and who lost."""
+    """Ask the user's lists, else the systems around us; give who answered, the answer, and who
+    lost."""
     who = check_lists(options)
     if who is None:
         nodes = options.num_nodes
-        wanted = f"{nodes[0]}:{nodes[1]}" if isinstance(nodes, tuple) else None if nodes is None else str(nodes)
+        wanted = (
+            f"{nodes[0]}:{nodes[1]}"
+            if isinstance(nodes, tuple)
+            else None
+            if nodes is None
+            else str(nodes)
+        )
         found, lost, notes = select(
-            facts.environ, around.texts, wanted=options.source, num_nodes=wanted, node_rank=options.node_rank
+            facts.environ,
+            around.texts,
+            wanted=options.source,
+            num_nodes=wanted,
+            node_rank=options.node_rank,
         )
         if found is not None:
             return found.source, replace(found, notes=(*found.notes, *notes)), lost
         found = _by_hand(options)
         if found is None and notes:
-            return "this machine", replace(_this_machine(options, facts, around.identity), notes=notes), lost
+            return (
+                "this machine",
+                replace(_this_machine(options, facts, around.identity), notes=notes),
+                lost,
+            )
         return options.who_set("num_nodes") or "", found, lost
     from distlaunch.planning.hosts import from_options
 
@@ -105,12 +130,14 @@ def _allocation(
 
 
 def _by_hand(options: TrainOptions) -> Allocation | None:
-    """Make the nodes of one who starts a launcher on each, as torchrun's users do: only their number is known."""
+    """Make the nodes of one who starts a launcher on each, as torchrun's users do: only their
+    number is known."""
     rank, nodes = options.node_rank, options.num_nodes
     most = nodes[1] if isinstance(nodes, tuple) else nodes or 1
     if nodes is None and options.rendezvous is not None:
         raise ConfigError(
-            f"{options.named('rendezvous')} is for one launcher of several, but nothing says how many nodes there are",
+            f"{options.named('rendezvous')} is for one launcher of several, but nothing says how "
+            "many nodes there are",
             hint="--num-nodes N; with --num-nodes 1 this machine trains alone",
         )
     if rank is None and (options.rendezvous is None or most == 1):
@@ -125,7 +152,9 @@ def _by_hand(options: TrainOptions) -> Allocation | None:
     if most == 1:
         return None
     if most > MOST_HOSTS:
-        raise ConfigError(f"{options.named('num_nodes')} {most:,}: there may be {MOST_HOSTS:,} nodes at most")
+        raise ConfigError(
+            f"{options.named('num_nodes')} {most:,}: there may be {MOST_HOSTS:,} nodes at most"
+        )
     field = "master_addr" if options.rendezvous is None else "rendezvous"
     first = endpoint(options)[0] if options.rendezvous is not None else options.master_addr
     if first is None:
@@ -152,34 +181,46 @@ def _by_hand(options: TrainOptions) -> Allocation | None:
 def _this_machine(options: TrainOptions, facts: Facts, identity: Identity) -> Allocation:
     """Give the filters this machine alone to choose from, under the name by which they call it."""
     words = f"{options.include or ''}@{options.exclude or ''}".split("@")
-    called = [word[1:].partition("]")[0] if word[:1] == "[" else word.partition(":")[0].strip() for word in words]
+    called = [
+        word[1:].partition("]")[0] if word[:1] == "[" else word.partition(":")[0].strip()
+        for word in words
+    ]
     name = next((each for each in called if is_this_machine(each, identity)), facts.hostname)
     return Allocation(source="local", by_user=True, hosts=(Host(name=name),))
 
 
-def _with_node_rank(allocation: Allocation, options: TrainOptions, around: Surroundings) -> Allocation:
-    """Take --node-rank as what this launcher is: one of several, each started on its node. Raises ConfigError."""
+def _with_node_rank(
+    allocation: Allocation, options: TrainOptions, around: Surroundings
+) -> Allocation:
+    """Take --node-rank as what this launcher is: one of several, each started on its node. Raises
+    ConfigError."""
     rank, hosts = options.node_rank, allocation.hosts
     if rank is None or rank == allocation.node_rank:
         return allocation
     if allocation.node_rank is not None:
         source = _source_of(allocation, "node rank") or allocation.source
         raise ConfigError(
-            f"--node-rank {rank} and {source} contradict each other: that says {allocation.node_rank}",
+            f"--node-rank {rank} and {source} contradict each other: that says "
+            f"{allocation.node_rank}",
             hint="leave --node-rank out",
         )
     if rank >= len(hosts):
-        raise ConfigError(f"--node-rank {rank}: ranks of {counted(len(hosts), 'node')} go to {len(hosts) - 1}")
+        raise ConfigError(
+            f"--node-rank {rank}: ranks of {counted(len(hosts), 'node')} go to {len(hosts) - 1}"
+        )
     ours = [host.name for host in hosts if is_this_machine(host.name, around.identity)]
     if ours and hosts[rank].name not in ours:
         raise ConfigError(
-            f"--node-rank {rank} is {printable(hosts[rank].name)}, but this machine is {printable(ours[0])}",
+            f"--node-rank {rank} is {printable(hosts[rank].name)}, but this machine is "
+            f"{printable(ours[0])}",
             hint="leave --node-rank out where the hosts' names say it",
         )
     return replace(allocation, node_rank=rank, part="node")
 
 
-def _here(allocation: Allocation, options: TrainOptions, around: Surroundings) -> tuple[int | None, str]:
+def _here(
+    allocation: Allocation, options: TrainOptions, around: Surroundings
+) -> tuple[int | None, str]:
     """Find this machine by its rank where that is told, else by names and addresses."""
     if allocation.node_rank is not None:
         told = _source_of(allocation, "node rank")
@@ -190,10 +231,14 @@ def _here(allocation: Allocation, options: TrainOptions, around: Surroundings) -
         meeting_host = endpoint(options)[0]
         if meeting_host is not None and is_this_machine(meeting_host, identity):
             return 0, options.named("rendezvous")
-    ours = [place for place, host in enumerate(allocation.hosts) if is_this_machine(host.name, identity)]
+    ours = [
+        place for place, host in enumerate(allocation.hosts) if is_this_machine(host.name, identity)
+    ]
     if len(ours) > 1 and allocation.by_user:
         one, other = (quoted(allocation.hosts[place].name) for place in ours[:2])
-        raise ConfigError(f"{one} and {other} are both this machine", hint="name it once, with all its slots")
+        raise ConfigError(
+            f"{one} and {other} are both this machine", hint="name it once, with all its slots"
+        )
     if ours:
         return ours[0], "the names and addresses of this machine"
     return None, f"this machine is {printable(identity.hostname)}"
@@ -220,7 +265,9 @@ def endpoint(options: TrainOptions) -> tuple[str | None, int | None]:
         host, _, number = host.partition(":")
         if not number:
             raise _odd(text, who)
-    if number and not (number.isascii() and number.isdecimal() and len(number) <= 5 and 0 < int(number) <= 65535):
+    if number and not (
+        number.isascii() and number.isdecimal() and len(number) <= 5 and 0 < int(number) <= 65535
+    ):
         raise _odd(text, who)
     host_or_address(host, who, hint="HOST:PORT, HOST being the node of rank 0")
     return host, int(number) if number else None
@@ -228,4 +275,7 @@ def endpoint(options: TrainOptions) -> tuple[str | None, int | None]:
 
 def _odd(text: str, who: str) -> ConfigError:
     kind = UsageError if who.startswith("-") else ConfigError
-    return kind(f"{who} {quoted(text)}: expected HOST:PORT", hint="an IPv6 address needs brackets: [fd00::1]:29400")
+    return kind(
+        f"{who} {quoted(text)}: expected HOST:PORT",
+        hint="an IPv6 address needs brackets: [fd00::1]:29400",
+    )

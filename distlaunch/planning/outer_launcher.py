@@ -1,8 +1,9 @@
 """The launcher that started this launcher as one of its workers; pure.
 
-torchrun, horovodrun, accelerate, deepspeed and distlaunch give each worker its rank in the environment. If such a
-worker is a launcher of ours, it runs one worker with these variables. mpirun, srun and pods are not outer launchers in
-this sense: under them the launchers of all tasks form one job.
+torchrun, horovodrun, accelerate, deepspeed and distlaunch give each worker its rank in the
+environment. If such a worker is a launcher of ours, it runs one worker with these variables.
+mpirun, srun and pods are not outer launchers in this sense: under them the launchers of all tasks
+form one job.
 """
 
 from __future__ import annotations
@@ -38,28 +39,45 @@ _WRAPPERS = frozenset({
 _BY_PROGRAM = {
     **dict.fromkeys(("torchrun", "torch.distributed.run", "torch.distributed.launch"), "torchrun"),
     **dict.fromkeys(("accelerate", "accelerate-launch"), "accelerate"),
-    **dict.fromkeys(("accelerate.commands.launch", "accelerate.commands.accelerate_cli"), "accelerate"),
+    **dict.fromkeys(
+        ("accelerate.commands.launch", "accelerate.commands.accelerate_cli"), "accelerate"
+    ),
     **dict.fromkeys(("deepspeed.launcher.launch", "deepspeed.launcher.runner"), "deepspeed"),
     **dict.fromkeys(("deepspeed", "deepspeed.pt", "ds"), "deepspeed"),
     **dict.fromkeys(("horovodrun", "horovod.runner.launch", "horovod.runner"), "horovodrun"),
 }
 """Scripts and modules that are launchers."""
-_RUN_OTHERS = frozenset({"coverage", "debugpy", "pdb", "cProfile", "viztracer", "pyinstrument", "memray"})
+_RUN_OTHERS = frozenset(
+    {"coverage", "debugpy", "pdb", "cProfile", "viztracer", "pyinstrument", "memray"}
+)
 """Python programs that run another one in their own process."""
 _WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 _SPAWN = "--multiprocessing-fork"
-"""Horovod's launcher starts each worker from a child that Python's multiprocessing made, which has this argument."""
+"""Horovod's launcher starts each worker from a child that Python's multiprocessing made, which has
+this argument."""
 _VARIABLES = {
     "horovodrun": ("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK"),
     "torchrun": ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
 }
-_MARKS = {"torchrun": "TORCHELASTIC_RUN_ID", "accelerate": "TORCHELASTIC_RUN_ID", OURS: "DISTLAUNCH_JOB_ID"}
+_MARKS = {
+    "torchrun": "TORCHELASTIC_RUN_ID",
+    "accelerate": "TORCHELASTIC_RUN_ID",
+    OURS: "DISTLAUNCH_JOB_ID",
+}
 """A variable that only workers of this launcher have."""
-_OWN = frozenset({
-    "TORCHELASTIC_ERROR_FILE", "DISTLAUNCH_RUN_DIR", "DISTLAUNCH_COOKIE", "DISTLAUNCH_PROGRESS_FD",
-    "DISTLAUNCH_STACKS_FD", "DISTLAUNCH_BOOT", "DISTLAUNCH_WARM_FD",
-})  # fmt: skip
-"""Of the variables that launchers set, those that our worker gets from us: where we listen, and keep its files."""
+_OWN = frozenset(
+    {
+        "TORCHELASTIC_ERROR_FILE",
+        "DISTLAUNCH_RUN_DIR",
+        "DISTLAUNCH_COOKIE",
+        "DISTLAUNCH_PROGRESS_FD",
+        "DISTLAUNCH_STACKS_FD",
+        "DISTLAUNCH_BOOT",
+        "DISTLAUNCH_WARM_FD",
+    }
+)
+"""Of the variables that launchers set, those that our worker gets from us: where we listen, and
+keep its files."""
 _OF_THE_JOB = ("DISTLAUNCH_JOB_ID", "DISTLAUNCH_ATTEMPT")
 _OF_THE_BACKEND = ("DISTLAUNCH_BACKEND", BACKEND_OPTIONS)
 _BACKEND_NEEDS = {"horovod": "HOROVOD_RANK", "tensorflow": "TF_CONFIG"}
@@ -69,14 +87,22 @@ _CONTRADICT = (
     "isolate_gpus", "bind", "max_restarts", "requeue",
 )  # fmt: skip
 """Fields of which the outer launcher has the say."""
-_HARMLESS = {"num_gpus": 1, "gpus_per_node": 1, "num_procs": 1, "procs_per_node": 1, "num_nodes": 1,
-             "hosts": "localhost:1"}  # fmt: skip
+_HARMLESS = {
+    "num_gpus": 1,
+    "gpus_per_node": 1,
+    "num_procs": 1,
+    "procs_per_node": 1,
+    "num_nodes": 1,
+    "hosts": "localhost:1",
+}
 
 
 def outer_launcher(environ: Mapping[str, str], ancestors: Iterable[Ancestor]) -> Outer | None:
-    """Return the launcher whose worker we are, if between it and us only shells and the like run our command.
+    """Return the launcher whose worker we are, if between it and us only shells and the like run
+    our command.
 
-    A launcher that the script of a rank starts has that script's process above it, and is nobody's worker.
+    A launcher that the script of a rank starts has that script's process above it, and is nobody's
+    worker.
     """
     launcher = _nearest(environ, ancestors)
     if launcher is None or (launcher in _MARKS and _MARKS[launcher] not in environ):
@@ -89,7 +115,8 @@ def outer_launcher(environ: Mapping[str, str], ancestors: Iterable[Ancestor]) ->
 
 
 def is_below_a_worker(ancestors: Iterable[Ancestor]) -> bool:
-    """Return whether one of these processes is a launcher: then its worker, or what that started, has started us."""
+    """Return whether one of these processes is a launcher: then its worker, or what that started,
+    has started us."""
     for each in ancestors:
         words = _program_and_rest(each.argv)
         if each.name == SPAWNER or (words and os.path.basename(words[0]) in _BY_PROGRAM):
@@ -117,7 +144,8 @@ def _nearest(environ: Mapping[str, str], ancestors: Iterable[Ancestor]) -> str |
 
 
 def _program_and_rest(argv: Sequence[str]) -> Sequence[str]:
-    """Return what a process runs and its arguments: of an interpreter, the script or module that it runs."""
+    """Return what a process runs and its arguments: of an interpreter, the script or module that it
+    runs."""
     if not argv or not os.path.basename(argv[0]).startswith("python"):
         return argv
     words = [*argv[1:]]
@@ -142,8 +170,11 @@ def _program_and_rest(argv: Sequence[str]) -> Sequence[str]:
     return ()
 
 
-def check_options(options: TrainOptions, backend: PlannedBackend, environ: Mapping[str, str], outer: Outer) -> None:
-    """Refuse options that contradict the outer launcher, which decides about sizes, nodes and restarts.
+def check_options(
+    options: TrainOptions, backend: PlannedBackend, environ: Mapping[str, str], outer: Outer
+) -> None:
+    """Refuse options that contradict the outer launcher, which decides about sizes, nodes and
+    restarts.
 
     Raises UsageError.
     """
@@ -151,10 +182,15 @@ def check_options(options: TrainOptions, backend: PlannedBackend, environ: Mappi
     started = f"{who} started this launcher as rank {outer.rank} of {outer.world_size}"
     way_out = "" if options.dialect.spelling else "; --source flags runs a job of its own here"
     for field in _CONTRADICT:
-        if getattr(options, field) != _HARMLESS.get(field) and (said := options.who_set(field)) is not None:
+        if (
+            getattr(options, field) != _HARMLESS.get(field)
+            and (said := options.who_set(field)) is not None
+        ):
             value: object = getattr(options, field)
             shown = said if isinstance(value, bool) else f"{said} {printable(_written(value))}"
-            if field == "hosts" and "hosts" not in options.given:  # as drop-ins write a number of workers
+            if (
+                field == "hosts" and "hosts" not in options.given
+            ):  # as drop-ins write a number of workers
                 shown = f"{counted(int(str(value).rpartition(':')[2]), 'worker')}"
             raise UsageError(
                 f"{shown}: {started}, and it runs one worker as {who} has planned it",
@@ -162,13 +198,15 @@ def check_options(options: TrainOptions, backend: PlannedBackend, environ: Mappi
             )
     if isinstance(options, TorchrunOptions) and options.workers != 1:
         raise UsageError(
-            f"--nproc-per-node {options.workers}: {started}, and it runs one worker as {who} has planned it",
+            f"--nproc-per-node {options.workers}: {started}, and it runs one worker as {who} has "
+            "planned it",
             hint=f"give it to {who}, or leave it out",
         )
     needed = _BACKEND_NEEDS.get(backend.name)
     if backend.name == "ray" or (needed is not None and needed not in environ):
         raise UsageError(
-            f"--backend {backend.name}: {started}, and does not give its workers what {backend.name} needs",
+            f"--backend {backend.name}: {started}, and does not give its workers what "
+            f"{backend.name} needs",
             hint=f"distlaunch train --backend {backend.name} without {who}{way_out}",
         )
 
@@ -191,7 +229,8 @@ def one_worker(options: TrainOptions, facts: Facts, outer: Outer) -> Topology:
     if outer.rank == 0:
         who = _called(outer)
         note = (
-            f"{who} started this launcher as rank 0 of {outer.world_size}: each launcher runs one worker with the"
+            f"{who} started this launcher as rank 0 of {outer.world_size}: each launcher runs one "
+            "worker with the"
             f" variables of {who}, which also decides about restarts"
         )
         notes = (note,)
@@ -207,7 +246,8 @@ def one_worker(options: TrainOptions, facts: Facts, outer: Outer) -> Topology:
 
 
 def as_worker(plan: LaunchPlan, options: TrainOptions, facts: Facts, outer: Outer) -> LaunchPlan:
-    """Give the worker the outer launcher's variables unchanged, in place of those that we set for a job of our own."""
+    """Give the worker the outer launcher's variables unchanged, in place of those that we set for a
+    job of our own."""
     ours = {*_OWN}
     if outer.launcher != OURS:
         ours.update(_OF_THE_JOB)
@@ -217,7 +257,11 @@ def as_worker(plan: LaunchPlan, options: TrainOptions, facts: Facts, outer: Oute
     kept = {name: facts.environ[name] for name in names if name in facts.environ}
 
     def without(env: Mapping[str, str]) -> dict[str, str]:
-        return {name: value for name, value in env.items() if name not in names and name != "OMP_NUM_THREADS"}
+        return {
+            name: value
+            for name, value in env.items()
+            if name not in names and name != "OMP_NUM_THREADS"
+        }
 
     return replace(
         plan,

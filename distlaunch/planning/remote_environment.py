@@ -1,11 +1,13 @@
 """Which of our environment goes with the workers to other machines; pure.
 
-Workers there are to find what those here would, but for what belongs to a host or to one login on it. What says where
-software is installed goes only where our interpreter is installed at the same path: there, most likely, the rest is as
-well (a shared file system, the same image), while elsewhere our PATH would hide what the node has.
+Workers there are to find what those here would, but for what belongs to a host or to one login on
+it. What says where software is installed goes only where our interpreter is installed at the same
+path: there, most likely, the rest is as well (a shared file system, the same image), while
+elsewhere our PATH would hide what the node has.
 
-PYTHONPATH is no such variable: it names the user's own modules, and a folder of it that is missing does no harm. A
-PYTHONHOME of another installation stops every interpreter, so that it goes with ours.
+PYTHONPATH is no such variable: it names the user's own modules, and a folder of it that is missing
+does no harm. A PYTHONHOME of another installation stops every interpreter, so that it goes with
+ours.
 """
 
 from __future__ import annotations
@@ -38,7 +40,11 @@ _OF_A_HOST_BY_PREFIX = (
     "ITERM_", "WEZTERM_", "ALACRITTY_", "GHOSTTY_", "WT_", "WSL", "VSCODE_", "SYSTEMD_", "BASH_FUNC_", "PMI_", "PMIX_",
     "SLURM_STEP_", "SLURM_SRUN_COMM_", "SLURM_CPU_BIND", "SLURM_MEM_BIND", "SLURMD_",
 )  # fmt: skip
-_MASKS = DEVICE_MASKS | {"GPU_DEVICE_ORDINAL", "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES"}
+_MASKS = DEVICE_MASKS | {
+    "GPU_DEVICE_ORDINAL",
+    "NVIDIA_VISIBLE_DEVICES",
+    "NVIDIA_DRIVER_CAPABILITIES",
+}
 
 _OF_AN_INSTALLATION = frozenset({
     "PATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "VIRTUAL_ENV", "VIRTUAL_ENV_PROMPT", "PYTHONHOME", "PYTHONUSERBASE",

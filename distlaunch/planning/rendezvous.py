@@ -1,7 +1,7 @@
 """Where the launchers of a job find each other, and which of them is the coordinator; pure.
 
-Node rank 0's launcher is. Where nobody has told ranks, it is the one whose machine the rendezvous names; of several on
-that machine the first that has the port.
+Node rank 0's launcher is. Where nobody has told ranks, it is the one whose machine the rendezvous
+names; of several on that machine the first that has the port.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from distlaunch.planning.train_options import TrainOptions
 
 DEFAULT_PORT = 29400
 _SERIES, _FIRST, _SPAN = 4, 20000, 10000
-"""So many ports are tried in turn where the scheduler gives a job's number, from a range that no kernel deals out."""
+"""So many ports are tried in turn where the scheduler gives a job's number, from a range that no
+kernel deals out."""
 
 
 class Rendezvous(Record):
@@ -48,7 +49,8 @@ def settle(options: TrainOptions, location: Location, topology: Topology) -> Ren
         host = "127.0.0.1"  # several launchers on one machine
     if host is None:
         raise ConfigError(
-            f"{location.who} starts several launchers, but nothing says where that of node 0 can be called",
+            f"{location.who} starts several launchers, but nothing says where that of node 0 can "
+            "be called",
             hint="give all of them --rendezvous HOST:PORT, HOST being the node of rank 0",
         )
     numbered = allocation.number
@@ -63,25 +65,36 @@ def settle(options: TrainOptions, location: Location, topology: Topology) -> Ren
         ports = (DEFAULT_PORT,)
     if options.master_port in ports:
         raise ConfigError(
-            f"port {options.master_port} cannot be both rank 0's ({options.named('master_port')}) and the launchers'",
+            f"port {options.master_port} cannot be both rank 0's ({options.named('master_port')}) "
+            "and the launchers'",
             hint="--rendezvous HOST:PORT names another for the launchers",
         )
     rank = _own_number(location, topology)
-    leads: Literal["yes", "no", "first"] = "yes" if rank == 0 else "no" if rank is not None else "first"
+    leads: Literal["yes", "no", "first"] = (
+        "yes" if rank == 0 else "no" if rank is not None else "first"
+    )
     if leads == "first" and topology.here != 0:
         leads = "no"
     job_key = options.dialect.run_id or options.job_id or allocation.job_id or ""
     return Rendezvous(
-        host=host, ports=ports, of_source=port_of_source is not None, job_key=job_key, rank=rank, leads=leads
+        host=host,
+        ports=ports,
+        of_source=port_of_source is not None,
+        job_key=job_key,
+        rank=rank,
+        leads=leads,
     )
 
 
 def settle_unplanned(options: TrainOptions, location: Location) -> Rendezvous:
-    """Decide where the launchers meet for one that has no plan, by what says who there is. Raises ConfigError."""
+    """Decide where the launchers meet for one that has no plan, by what says who there is. Raises
+    ConfigError."""
     allocation = location.allocation
     first = allocation.hosts[0]
     topology = Topology(
-        nodes=tuple(Node(host=host.name, slots=host.slots, known=host.known) for host in allocation.hosts),
+        nodes=tuple(
+            Node(host=host.name, slots=host.slots, known=host.known) for host in allocation.hosts
+        ),
         device="cpu",
         here=location.here,
         master_addr=allocation.master_addr or (first.name if first.known else None),
@@ -91,7 +104,8 @@ def settle_unplanned(options: TrainOptions, location: Location) -> Rendezvous:
 
 
 def _own_number(location: Location, topology: Topology) -> int | None:
-    """Give this launcher's number: its node's rank, or of several launchers on a node that of its worker."""
+    """Give this launcher's number: its node's rank, or of several launchers on a node that of its
+    worker."""
     if not location.ranked:
         return None
     allocation, here = location.allocation, topology.here
@@ -105,9 +119,14 @@ def check_place(location: Location, topology: Topology) -> None:
     """Refuse what launchers that are started on their own cannot be part of. Raises ConfigError."""
     if topology.spares:
         raise ConfigError(
-            f"--spares {counted(len(topology.spares), 'node')}: {location.who} starts a launcher on each node",
-            hint="--num-nodes MIN:MAX goes on without those that are lost, and takes in those that come",
+            f"--spares {counted(len(topology.spares), 'node')}: {location.who} starts a launcher "
+            "on each node",
+            hint="--num-nodes MIN:MAX goes on without those that are lost, and takes in those that "
+            "come",
         )
     if location.allocation.part == "node" and topology.here is None:
         name = printable(location.name)
-        raise ConfigError(f"this machine, {name}, is none of the nodes that are to train", hint="see distlaunch plan")
+        raise ConfigError(
+            f"this machine, {name}, is none of the nodes that are to train",
+            hint="see distlaunch plan",
+        )

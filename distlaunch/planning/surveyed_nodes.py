@@ -1,7 +1,8 @@
 """The nodes of an attempt, composed from what the hosts that are there have told; pure.
 
-Members are numbered: the hosts that are to train first, then spares, then those that were discovered later. The number
-of a host never changes; node ranks are dealt anew for each attempt, in the order of the numbers.
+Members are numbered: the hosts that are to train first, then spares, then those that were
+discovered later. The number of a host never changes; node ranks are dealt anew for each attempt, in
+the order of the numbers.
 """
 
 from __future__ import annotations
@@ -16,7 +17,13 @@ from distlaunch.core.model.text import counted, printable
 from distlaunch.core.model.topology import Node, Topology
 from distlaunch.core.protocol.agent_messages import Reached, Survey, Surveyed
 from distlaunch.planning import master_address
-from distlaunch.planning.agreement import ELSEWHERE, Interpreter, NodesDiffer, check_script, interpreter_of
+from distlaunch.planning.agreement import (
+    ELSEWHERE,
+    Interpreter,
+    NodesDiffer,
+    check_script,
+    interpreter_of,
+)
 from distlaunch.planning.backend import PlannedBackend
 from distlaunch.planning.build_plan import (
     CpuShare,
@@ -26,7 +33,13 @@ from distlaunch.planning.build_plan import (
     interpreter_note,
     working_directory,
 )
-from distlaunch.planning.build_topology import bounds_of, build_topology, left_by_filters, settled_topology, standing_by
+from distlaunch.planning.build_topology import (
+    bounds_of,
+    build_topology,
+    left_by_filters,
+    settled_topology,
+    standing_by,
+)
 from distlaunch.planning.cpu_binding import pinned_note
 from distlaunch.planning.environment import base_environment, given_environment
 from distlaunch.planning.facts import Facts
@@ -70,7 +83,9 @@ class Composer:
         self._notes = tuple(note for note in topology.notes if note not in topology.told)
         self._warnings = topology.warnings
         self._everywhere, with_ours = travelling(self._base)
-        self._with_ours = {name: value for name, value in with_ours.items() if name not in self._given}
+        self._with_ours = {
+            name: value for name, value in with_ours.items() if name not in self._given
+        }
         self._workdir = working_directory(options, facts, local=self._local)
         self._target = command_target(options, facts, self._workdir, local=self._local)
 
@@ -111,9 +126,11 @@ class Composer:
         return self
 
     def discovered(self, output: str) -> tuple[Node, ...]:
-        """Take the hosts that the command of --discover has printed; give those that may take part now.
+        """Take the hosts that the command of --discover has printed; give those that may take part
+        now.
 
-        Those that are known keep their numbers, and new ones get the next. Raises ConfigError for what is no list.
+        Those that are known keep their numbers, and new ones get the next. Raises ConfigError for
+        what is no list.
         """
         from distlaunch.planning.hosts.from_options import discovered_hosts
 
@@ -121,18 +138,28 @@ class Composer:
         found = discovered_hosts(output, options.discover or "", options.named("discover"))
         by_name = {host.name: host for host in found}
         numbers = {node.host: number for number, node in enumerate(self._hosts)}
-        present = sorted(found, key=lambda host: numbers.get(host.name, len(numbers)))  # sorted() keeps their order
+        present = sorted(
+            found, key=lambda host: numbers.get(host.name, len(numbers))
+        )  # sorted() keeps their order
         if not present:
             self._listed = set()
             return ()
         gone = [host for host in self._allocation.hosts if host.name not in by_name]
         allocation = replace(self._allocation, hosts=(*present, *gone))
         here = next((place for place, host in enumerate(present) if self.is_here(host.name)), None)
-        left = [place for place in left_by_filters(allocation, options, self._facts, here=here) if place < len(present)]
-        if len(left) < self.bounds[0] + options.spares:  # too few to train, but they are to be reached all the same
+        left = [
+            place
+            for place in left_by_filters(allocation, options, self._facts, here=here)
+            if place < len(present)
+        ]
+        if (
+            len(left) < self.bounds[0] + options.spares
+        ):  # too few to train, but they are to be reached all the same
             nodes = tuple(standing_by(present[place]) for place in left)
         else:
-            topology = build_topology(allocation, options, self._facts, here=here, present=len(present))
+            topology = build_topology(
+                allocation, options, self._facts, here=here, present=len(present)
+            )
             nodes = (*topology.nodes, *topology.spares)
         self._allocation = allocation
         self._hosts = (*self._hosts, *(node for node in nodes if node.host not in numbers))
@@ -151,7 +178,11 @@ class Composer:
         return Survey(
             serial=serial,
             workdir=self._workdir,
-            pythons=(options.python,) if options.python else (ours, ELSEWHERE) if python else (ours,),
+            pythons=(options.python,)
+            if options.python
+            else (ours, ELSEWHERE)
+            if python
+            else (ours,),
             script="" if options.module or options.no_python else self._target,
             program="bash" if setup else "" if python else self._target,
             run_dir=self._run_dir,
@@ -160,9 +191,11 @@ class Composer:
         )
 
     def compose(self, surveys: Mapping[int, Surveyed]) -> tuple[tuple[int, ...], LaunchPlan]:
-        """Choose among the hosts that are there, and plan for them; give their numbers by node rank, and the plan.
+        """Choose among the hosts that are there, and plan for them; give their numbers by node
+        rank, and the plan.
 
-        Raises NodesError if there are too few, ConfigError for what cannot be done, NodesDiffer for other scripts.
+        Raises NodesError if there are too few, ConfigError for what cannot be done, NodesDiffer for
+        other scripts.
         """
         members = self._chosen(surveys)
         options, chosen = self._options, {number: surveys[number] for number in members}
@@ -173,35 +206,54 @@ class Composer:
         notes: dict[str, list[str]] = {}
         for number, surveyed in chosen.items():
             place, host = place_of[number], self._hosts[number].host
-            facts, note = trusting(_facts_of(surveyed, host), self._allocation, here=place, who=self._who)
+            facts, note = trusting(
+                _facts_of(surveyed, host), self._allocation, here=place, who=self._who
+            )
             known[place] = facts
             for each in (note, pinned_note(surveyed.cpus, "the agent")):
                 if each is not None:
                     notes.setdefault(each, []).append(host)
         try:
-            topology = settled_topology(self._allocation, options, known, [place_of[n] for n in members], here=here)
+            topology = settled_topology(
+                self._allocation, options, known, [place_of[n] for n in members], here=here
+            )
         except ConfigError as exc:
             if members == tuple(range(self._training)):
                 raise
-            raise NodesError(exc.message, hint=exc.hint) from exc  # all that were planned with would do
+            raise NodesError(
+                exc.message, hint=exc.hint
+            ) from exc  # all that were planned with would do
         numbers = {self._hosts[number].host: number for number in members}
         members = tuple(numbers[node.host] for node in topology.nodes)
         if not options.module and not options.no_python:
             hashes = {number: surveys[number].script_sha256 for number in members}
-            check_script(self._target, self._workdir, hashes, [node.host for node in self._hosts], self._here)
+            check_script(
+                self._target, self._workdir, hashes, [node.host for node in self._hosts], self._here
+            )
         if len(members) > 1 and options.interface is not None:
             for number in members:
                 master_address.addresses(
-                    surveys[number], self._hosts[number].host, interface=options.interface, given=None
+                    surveys[number],
+                    self._hosts[number].host,
+                    interface=options.interface,
+                    given=None,
                 )
-        interpreters = [interpreter_of(options, self._facts.python, surveys[number]) for number in members]
+        interpreters = [
+            interpreter_of(options, self._facts.python, surveys[number]) for number in members
+        ]
         python = interpreters[0].python
-        news = [f"{name_hosts(new)}: {note}" for note, hosts in notes.items() if (new := self._news(note, hosts))]
+        news = [
+            f"{name_hosts(new)}: {note}"
+            for note, hosts in notes.items()
+            if (new := self._news(note, hosts))
+        ]
         spare = [self._hosts[number] for number in sorted(surveys.keys() - set(members))]
         said = [*self._notes, *topology.notes, *news, *self._of_interpreters(members, interpreters)]
         topology = replace(
             topology,
-            nodes=tuple(self._node(*each, python) for each in zip(topology.nodes, interpreters, strict=True)),
+            nodes=tuple(
+                self._node(*each, python) for each in zip(topology.nodes, interpreters, strict=True)
+            ),
             bounds=self.bounds if self.bounds[0] < self.bounds[1] else None,
             spares=tuple(spare),
             notes=tuple(said),
@@ -217,12 +269,18 @@ class Composer:
             run_dir=self._run_dir,
             local=self._local,
             base=self._everywhere,
-            shares=[CpuShare(cpus=surveys[n].cpus, granted=self._granted(n, surveys[n])) for n in members],
+            shares=[
+                CpuShare(cpus=surveys[n].cpus, granted=self._granted(n, surveys[n]))
+                for n in members
+            ],
         )
         return members, plan
 
-    def addresses(self, surveyed: Surveyed, host: str, *, of_scheduler: Sequence[str] = ()) -> tuple[str, ...]:
-        """Return where the master may be reached, best first, from its survey and its name in the list of hosts.
+    def addresses(
+        self, surveyed: Surveyed, host: str, *, of_scheduler: Sequence[str] = ()
+    ) -> tuple[str, ...]:
+        """Return where the master may be reached, best first, from its survey and its name in the
+        list of hosts.
 
         ``of_scheduler``: the addresses by which the scheduler reaches it.
         """
@@ -236,8 +294,11 @@ class Composer:
         )
         return master_address.usable_by(self._backend, found, host)
 
-    def meet(self, surveys: Sequence[Surveyed], reached: Mapping[int, Reached]) -> master_address.Meeting:
-        """Settle where the nodes of an attempt meet, from their answers by node rank. Raises LaunchError."""
+    def meet(
+        self, surveys: Sequence[Surveyed], reached: Mapping[int, Reached]
+    ) -> master_address.Meeting:
+        """Settle where the nodes of an attempt meet, from their answers by node rank. Raises
+        LaunchError."""
         names = self._hosts_of_ranks
         hosts = names if len(names) == len(surveys) else tuple(each.hostname for each in surveys)
         found = master_address.meet(
@@ -255,26 +316,42 @@ class Composer:
     # --- parts
 
     def _find_here(self) -> int | None:
-        return next((number for number, node in enumerate(self._hosts) if self.is_here(node.host)), None)
+        return next(
+            (number for number, node in enumerate(self._hosts) if self.is_here(node.host)), None
+        )
 
     def _chosen(self, surveys: Mapping[int, Surveyed]) -> tuple[int, ...]:
-        """Choose as many of those that are there as there are to be nodes, in the order of their numbers."""
+        """Choose as many of those that are there as there are to be nodes, in the order of their
+        numbers."""
         fewest, most = self.bounds
         there = [number for number in sorted(surveys) if self._hosts[number].host in self._listed]
         wanted = max(fewest, min(most, len(self._listed) - self._options.spares))
         if len(there) < fewest:
-            missing = [node.host for number, node in enumerate(self._hosts) if number not in surveys]
-            away = f": {name_hosts(missing)} {'is' if len(missing) == 1 else 'are'} not there" if missing else ""
-            raise NodesError(f"{counted(len(there), 'node')} of the {fewest:,} that are needed{away}")
+            missing = [
+                node.host for number, node in enumerate(self._hosts) if number not in surveys
+            ]
+            away = (
+                f": {name_hosts(missing)} {'is' if len(missing) == 1 else 'are'} not there"
+                if missing
+                else ""
+            )
+            raise NodesError(
+                f"{counted(len(there), 'node')} of the {fewest:,} that are needed{away}"
+            )
         return tuple(there[:wanted])
 
     def _granted(self, number: int, surveyed: Surveyed) -> int | None:
-        """Give the CPUs that a scheduler grants on a node; of this machine, its variables have told it to us."""
+        """Give the CPUs that a scheduler grants on a node; of this machine, its variables have told
+        it to us."""
         return (
-            self._allocation.cpus if surveyed.granted_cpus is None and number == self._here else surveyed.granted_cpus
+            self._allocation.cpus
+            if surveyed.granted_cpus is None and number == self._here
+            else surveyed.granted_cpus
         )
 
-    def _of_interpreters(self, members: Sequence[int], interpreters: Sequence[Interpreter]) -> list[str]:
+    def _of_interpreters(
+        self, members: Sequence[int], interpreters: Sequence[Interpreter]
+    ) -> list[str]:
         """Say once which interpreters run the workers, where they are not all ours."""
         options, ours = self._options, self._facts.python
         if options.no_python or options.python is not None:
@@ -286,7 +363,9 @@ class Composer:
             told = interpreter_note(options, self._facts.environ, self._facts.python)
             return [] if told is None else [told]
         new = {python: self._news(python, hosts) for python, hosts in by_python.items()}
-        kinds = [f"{printable(python)} on {name_hosts(hosts)}" for python, hosts in new.items() if hosts]
+        kinds = [
+            f"{printable(python)} on {name_hosts(hosts)}" for python, hosts in new.items() if hosts
+        ]
         how = "what --setup brings, " if options.setup is not None else ""
         why = f"ours, {printable(ours)}, is not everywhere; see --python"
         return [f"workers run {how}{', '.join(kinds)}: {why}"] if kinds else []
@@ -299,9 +378,12 @@ class Composer:
         return new
 
     def _node(self, node: Node, mine: Interpreter, common: str) -> Node:
-        """Add what the workers of a node have for themselves: their interpreter, and what goes where ours is."""
+        """Add what the workers of a node have for themselves: their interpreter, and what goes
+        where ours is."""
         same = mine.python == common or self._options.no_python
-        own = None if same else command_line(self._options, mine.python, self._target, self._backend)
+        own = (
+            None if same else command_line(self._options, mine.python, self._target, self._backend)
+        )
         if own is None and not mine.with_ours:
             return node
         return replace(node, argv=own, env=self._with_ours if mine.with_ours else {})

@@ -1,6 +1,7 @@
 """What the user asked for, typed; filled by ``ui`` or by the Python API.
 
-Every field that is an option on the command line has a row in ``ui/options.py``; a test holds the two equal.
+Every field that is an option on the command line has a row in ``ui/options.py``; a test holds the
+two equal.
 
 What is another way for those who come with another launcher's words and tools. Pure.
 """
@@ -25,15 +26,18 @@ class Dialect(Record):
     role: str = "default"
     """What ROLE_NAME says."""
     prefix_columns: int | None = None
-    """How wide what stands before each line on the console is; None: as wide as a rank in brackets."""
+    """How wide what stands before each line on the console is; None: as wide as a rank in
+    brackets."""
     shows_bars: bool = True
     """The console shows both streams of rank 0, if it shows that rank."""
     rank_macro: str | None = None
     """What stands for the local rank in the arguments of the script."""
     takes_typed: bool = False
-    """Of several workers rank 0 reads what is typed, if stdin is a terminal of which we are the foreground job."""
+    """Of several workers rank 0 reads what is typed, if stdin is a terminal of which we are the
+    foreground job."""
     spelling: tuple[tuple[str, str], ...] = ()
-    """What ``train``'s options are called, for hints and errors: its spelling, then this dialect's; # is any number."""
+    """What ``train``'s options are called, for hints and errors: its spelling, then this dialect's;
+    # is any number."""
 
     def spelt(self, text: str) -> str:
         """Put a text of ours, which speaks of ``train``'s options, into this dialect."""
@@ -53,7 +57,9 @@ class Dialect(Record):
             rest = found[0][len(before) :]
             return words[key].replace("#", rest[: len(rest) - len(rest.lstrip("0123456789"))])
 
-        return re.sub(rf"(?<![\w-])(?:{'|'.join(f'({form})' for form in forms)})(?![\w-])", other, text)
+        return re.sub(
+            rf"(?<![\w-])(?:{'|'.join(f'({form})' for form in forms)})(?![\w-])", other, text
+        )
 
 
 Bind = Literal["none", "cores", "numa"]
@@ -68,7 +74,8 @@ NO_LOCAL_RANK = f"-o local-rank=off leaves it out: {LOCAL_RANK_TOO}"
 
 
 class TrainOptions(Record):
-    """One ``train`` (or ``plan``) command, parsed but not yet resolved. ``None`` means "not given"."""
+    """One ``train`` (or ``plan``) command, parsed but not yet resolved. ``None`` means "not
+    given"."""
 
     # what runs
     script: str | None = None
@@ -144,7 +151,8 @@ class TrainOptions(Record):
     grace: float = 25.0
     failure_grace: float = 5.0
     linger: float | None = None
-    """After a success, for processes that workers have left; ``None``: as long as ``failure_grace``."""
+    """After a success, for processes that workers have left; ``None``: as long as
+    ``failure_grace``."""
     hang_timeout: float | None = None
     error_file: str | None = None
     hang_notice: float = 300.0
@@ -159,7 +167,8 @@ class TrainOptions(Record):
     given: Mapping[str, str] = {}
     """By field: the option or variable that set it. The Python API may leave it out."""
     whole_nodes: bool = False
-    """A backend's choice: the one worker of a node has all GPUs that are there, or none if there are none."""
+    """A backend's choice: the one worker of a node has all GPUs that are there, or none if there
+    are none."""
     whole_gpus: int | None = None
     """It is to have so many of them."""
 
@@ -170,7 +179,9 @@ class TrainOptions(Record):
     def who_set(self, *fields: str) -> str | None:
         """Name who set the first of these fields that is not as by default; None if nobody did."""
         default = type(self)._defaults  # noqa: SLF001 - a record's own table
-        return next((self.named(field) for field in fields if getattr(self, field) != default[field]), None)
+        return next(
+            (self.named(field) for field in fields if getattr(self, field) != default[field]), None
+        )
 
     @property
     def dialect(self) -> Dialect:
@@ -179,14 +190,17 @@ class TrainOptions(Record):
 
     @property
     def texts(self) -> Mapping[str, str]:
-        """Give what is in files that have been read before, by path: a pipe is empty the second time."""
+        """Give what is in files that have been read before, by path: a pipe is empty the second
+        time."""
         return _NO_TEXTS
 
     @property
     def needs_gpus(self) -> bool:
         """Tell whether it matters which GPUs there are."""
         counts_processes = self.num_procs is not None or self.procs_per_node is not None
-        on_cpu = self.device == "cpu" or (self.device == "auto" and counts_processes and not self.whole_nodes)
+        on_cpu = self.device == "cpu" or (
+            self.device == "auto" and counts_processes and not self.whole_nodes
+        )
         return not on_cpu or self.gpus is not None
 
 
@@ -202,19 +216,30 @@ class DropInOptions(TrainOptions):
 
 
 class TorchrunOptions(TrainOptions):
-    """One ``torchrun`` command: what ``train`` has an option for is in that field, the rest is here.
+    """One ``torchrun`` command: what ``train`` has an option for is in that field, the rest is
+    here.
 
-    Workers see the devices that the launcher sees, unless ``isolate_gpus`` (or MIG) gives each its own.
+    Workers see the devices that the launcher sees, unless ``isolate_gpus`` (or MIG) gives each its
+    own.
     """
 
     workers: int | Literal["auto", "cpu", "gpu", "xpu"] = 1
-    dialect: Dialect = Dialect(layout=TORCHRUN, prefix_columns=0, rank_macro="${local_rank}", takes_typed=True)
+    dialect: Dialect = Dialect(
+        layout=TORCHRUN, prefix_columns=0, rank_macro="${local_rank}", takes_typed=True
+    )
 
     @property
     def needs_gpus(self) -> bool:
-        """Tell whether it matters which GPUs there are: to count or share them, or to wait for their memory."""
+        """Tell whether it matters which GPUs there are: to count or share them, or to wait for
+        their memory."""
         counted = self.workers in ("auto", "gpu")
-        return counted or self.gpus is not None or self.isolate_gpus or self.bind != "none" or self.max_restarts > 0
+        return (
+            counted
+            or self.gpus is not None
+            or self.isolate_gpus
+            or self.bind != "none"
+            or self.max_restarts > 0
+        )
 
 
 # --- what sizes mean
@@ -230,10 +255,13 @@ def check_kind(options: TrainOptions) -> None:
     gpus = options.num_gpus is not None or options.gpus_per_node is not None
     if counts_processes(options) and gpus:
         raise ConfigError(
-            "GPUs and CPU workers are asked for together", hint="give --num-gpus or --num-procs, not both"
+            "GPUs and CPU workers are asked for together",
+            hint="give --num-gpus or --num-procs, not both",
         )
     if on_cpus(options) and counts_processes(options) and options.gpus is not None:
-        raise ConfigError("--gpus is given for CPU workers", hint="--device cuda lets them share these GPUs")
+        raise ConfigError(
+            "--gpus is given for CPU workers", hint="--device cuda lets them share these GPUs"
+        )
     if options.device == "cpu" and (gpus or options.gpus is not None):
         raise ConfigError("--device cpu and a choice of GPUs contradict each other", hint=USE_CPUS)
 
@@ -257,4 +285,9 @@ def shares_gpus(options: TrainOptions) -> bool:
 def asks_for_gpus(options: TrainOptions) -> bool:
     """Tell whether there is no doing without GPUs."""
     counts = options.num_gpus is not None or options.gpus_per_node is not None
-    return counts or options.device == "cuda" or options.gpus is not None or options.whole_gpus is not None
+    return (
+        counts
+        or options.device == "cuda"
+        or options.gpus is not None
+        or options.whole_gpus is not None
+    )

@@ -1,4 +1,5 @@
-"""Where each worker of an attempt listens, for backends whose workers are told of one another; pure.
+"""Where each worker of an attempt listens, for backends whose workers are told of one another;
+pure.
 
 A worker's node holds its ports; all workers are told the same list, in the order of ranks.
 """
@@ -20,17 +21,23 @@ if TYPE_CHECKING:
 _SHORTEST_ADDRESS = "::1"
 """Of a node: only the first one may have a name, which the user has given."""
 _LOWEST_PORT = 1024
-"""Of those that the kernel chooses: its ip_local_port_range begins at 32,768, or where somebody has it begin."""
+"""Of those that the kernel chooses: its ip_local_port_range begins at 32,768, or where somebody has
+it begin."""
 
 
 def cluster_of(plan: LaunchPlan, ports: Sequence[int], meeting: Meeting | None) -> tuple[str, ...]:
     """Give ``HOST:PORT`` for each of the ports, which are as many for each worker, by rank.
 
-    ``meeting``: how the nodes reach each other; None where there is one, and its workers need nobody else.
+    ``meeting``: how the nodes reach each other; None where there is one, and its workers need
+    nobody else.
     """
     each = plan.worker_ports
     hosts = (plan.master_addr or "",) if meeting is None else meeting.addresses
-    by_port = (host for host, node in zip(hosts, plan.nodes, strict=True) for _ in range(each * (node.slots or 0)))
+    by_port = (
+        host
+        for host, node in zip(hosts, plan.nodes, strict=True)
+        for _ in range(each * (node.slots or 0))
+    )
     return tuple(_place(host, port) for host, port in zip(by_port, ports, strict=True))
 
 
@@ -52,29 +59,38 @@ def with_cluster(plan: LaunchPlan, cluster: tuple[str, ...], backend: PlannedBac
     tasks = [backend.task_variables(count, worker.rank) for worker in plan.workers]
     _check_lengths(starts, tasks, f"of {counted(count, 'worker')}", backend)
     workers = tuple(
-        replace(worker, env={**worker.env, **task}) for worker, task in zip(plan.workers, tasks, strict=True)
+        replace(worker, env={**worker.env, **task})
+        for worker, task in zip(plan.workers, tasks, strict=True)
     )
     return replace(plan, cluster=cluster, env_starts=starts, workers=workers)
 
 
 def check_cluster(plan: LaunchPlan, backend: PlannedBackend) -> None:
-    """Raise ConfigError where its workers are too many to be told of one another, wherever they will listen."""
+    """Raise ConfigError where its workers are too many to be told of one another, wherever they
+    will listen."""
     count = plan.world_size or 0
     on_first = plan.nodes[0].slots or 0
     shortest = _place(_SHORTEST_ADDRESS, _LOWEST_PORT)
     named = min(shortest, _place(plan.master_addr or _SHORTEST_ADDRESS, _LOWEST_PORT), key=len)
-    places = (named,) * (plan.worker_ports * on_first) + (shortest,) * (plan.worker_ports * (count - on_first))
+    places = (named,) * (plan.worker_ports * on_first) + (shortest,) * (
+        plan.worker_ports * (count - on_first)
+    )
     tasks = [backend.task_variables(count, count - 1)]
     whose = f"of {counted(count, 'worker')}, were their addresses as short as can be"
     _check_lengths(backend.cluster_variables(places), tasks, whose, backend)
 
 
 def _check_lengths(
-    starts: Mapping[str, str], tasks: Sequence[Mapping[str, str]], whose: str, backend: PlannedBackend
+    starts: Mapping[str, str],
+    tasks: Sequence[Mapping[str, str]],
+    whose: str,
+    backend: PlannedBackend,
 ) -> None:
     for name in sorted({*starts, *(name for task in tasks for name in task)}):
         longest = max((task.get(name, "") for task in tasks), key=byte_length, default="")
-        check_length(name, starts.get(name, "") + longest, f"{name} {whose}", hint=backend.fewer_workers())
+        check_length(
+            name, starts.get(name, "") + longest, f"{name} {whose}", hint=backend.fewer_workers()
+        )
 
 
 def _place(host: str, port: int) -> str:

@@ -1,11 +1,12 @@
 """How many workers each host of a job runs, from what was asked for and what the hosts take; pure.
 
-Sizes are exact: what is asked for is planned, or it is an error that says what there is. None stands for a number that
-only the node knows.
+Sizes are exact: what is asked for is planned, or it is an error that says what there is. None
+stands for a number that only the node knows.
 
 How workers are dealt out to nodes, and Horovod's cross ranks; pure arithmetic.
 
-Nodes are given as numbers of slots, in topology order. Ranks are contiguous per node, whatever the placement.
+Nodes are given as numbers of slots, in topology order. Ranks are contiguous per node, whatever the
+placement.
 """
 
 from __future__ import annotations
@@ -18,7 +19,12 @@ from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import counted, printable
 from distlaunch.planning.allocation import Allocation, Host
 from distlaunch.planning.hosts.include_exclude import Chosen
-from distlaunch.planning.train_options import DropInOptions, TrainOptions, counts_processes, shares_gpus
+from distlaunch.planning.train_options import (
+    DropInOptions,
+    TrainOptions,
+    counts_processes,
+    shares_gpus,
+)
 
 Bounds = tuple[int, int] | None
 """How many nodes there are to be, at least and at most; None if that was left open."""
@@ -34,7 +40,8 @@ class Place(Record):
     room: int | None
     """How many workers it takes at most; None if only the node knows."""
     found: bool = False
-    """The room is what the host itself has found, and no list says otherwise: its devices are the better answer."""
+    """The room is what the host itself has found, and no list says otherwise: its devices are the
+    better answer."""
     tasks: int | None = None
     """How many launchers a scheduler has started there, each for one worker."""
 
@@ -86,12 +93,15 @@ class Request(Record):
 
 
 def workers_of(places: Sequence[Place], request: Request) -> Counts:
-    """Return the workers of each host, 0 for one that is not needed. Raises ConfigError if there is not enough."""
+    """Return the workers of each host, 0 for one that is not needed. Raises ConfigError if there is
+    not enough."""
     total, per_node = request.total, request.per_node
     counts: Counts
     if total is None:
         counts = [
-            place.room if per_node is None else _exactly(per_node, place, request.each_name, request)
+            place.room
+            if per_node is None
+            else _exactly(per_node, place, request.each_name, request)
             for place in places
         ]
     elif per_node is not None:
@@ -119,7 +129,8 @@ class Idle(Record):
 
 
 def about_idle(places: Sequence[Place], counts: Counts, request: Request) -> Idle:
-    """Word that hosts get no worker. Raises ConfigError if a scheduler granted them and nobody gave them up."""
+    """Word that hosts get no worker. Raises ConfigError if a scheduler granted them and nobody gave
+    them up."""
     total = request.total or 0
     size = f"{request.total_name} {total}"
     among = len(places)
@@ -129,10 +140,15 @@ def about_idle(places: Sequence[Place], counts: Counts, request: Request) -> Idl
         raise ConfigError(
             f"{size} would leave {len(idle)} of the {among} nodes idle that"
             f" {printable(request.allocation.source)} granted: {names_of(idle)}",
-            hint=f"{request.each_name} {each} runs workers on every node, --num-nodes 1 on one alone",
+            hint=f"{request.each_name} {each} runs workers on every node, --num-nodes 1 on one "
+            "alone",
         )
     # Other launchers' own words for a total mean it.
-    meant = request.bounds is not None or request.per_node is not None or isinstance(request.options, DropInOptions)
+    meant = (
+        request.bounds is not None
+        or request.per_node is not None
+        or isinstance(request.options, DropInOptions)
+    )
     if meant:
         return Idle(text=f"not needed for {size}: {names_of(idle)}", by_mistake=False)
     verb = "gets" if len(idle) == 1 else "get"
@@ -140,14 +156,21 @@ def about_idle(places: Sequence[Place], counts: Counts, request: Request) -> Idl
         instead = f"{request.each_name} {total} starts {total} on each host"
     else:
         instead = f"without {request.total_name} all slots are used"
-    return Idle(text=f"{size} is for the whole job, so {names_of(idle)} {verb} no worker; {instead}", by_mistake=True)
+    return Idle(
+        text=f"{size} is for the whole job, so {names_of(idle)} {verb} no worker; {instead}",
+        by_mistake=True,
+    )
 
 
 def _exactly(count: int, place: Place, said: str, request: Request) -> int:
     """Return the number, if the host takes so many. Raises ConfigError."""
     room = place.room
     # What a scheduler counts limits no workers on CPUs; what the user took away by a filter does.
-    free = counts_processes(request.options) and not request.by_user and (place.whole or shares_gpus(request.options))
+    free = (
+        counts_processes(request.options)
+        and not request.by_user
+        and (place.whole or shares_gpus(request.options))
+    )
     if room is None or room >= count or free or place.found:
         return count
     raise ConfigError(
@@ -163,7 +186,9 @@ def _total_and_each(total: int, per_node: int, places: Sequence[Place], request:
     names = f"{request.total_name} {total} and {request.each_name} {per_node}"
     nodes, rest = divmod(total, per_node)
     if rest:
-        raise ConfigError(f"{names}: {total} is no multiple of {per_node}", hint="give one of the two")
+        raise ConfigError(
+            f"{names}: {total} is no multiple of {per_node}", hint="give one of the two"
+        )
     if nodes > len(places) or (request.bounds is not None and nodes != len(places)):
         said = f"{names} make {counted(nodes, 'node')}, but there are {len(places)}"
         raise ConfigError(said, hint="give one of the two")
@@ -198,14 +223,16 @@ def _dealt(total: int, places: Sequence[Place], request: Request) -> Counts:
     if unknown is not None and (request.options.spread or not enough):
         each = "N" if total % len(places) else str(total // len(places))
         raise ConfigError(
-            f"{name} {total}: how many workers {printable(unknown.host.name)} takes is not known here",
+            f"{name} {total}: how many workers {printable(unknown.host.name)} takes is not known "
+            "here",
             hint=f"say how many each node has: {each_name} {each}, or HOST:SLOTS",
         )
     known = [room or 0 for room in rooms]
     if not enough:
         hosts = [place.host for place in places]
         raise ConfigError(
-            f"{name} {total}: there are only {counted(sum(known), 'slot')} on {counted(len(hosts), 'host')},"
+            f"{name} {total}: there are only {counted(sum(known), 'slot')} on "
+            f"{counted(len(hosts), 'host')},"
             f" {names_of(hosts)}",
             hint=f"ask for less, or leave {name} out to use all",
         )
@@ -223,20 +250,24 @@ def _enough(rooms: Counts, total: int) -> bool:
 
 
 def _check_tasks(places: Sequence[Place], counts: Counts, request: Request) -> None:
-    """Hold the request against the tasks that a scheduler has started already. Raises ConfigError."""
+    """Hold the request against the tasks that a scheduler has started already. Raises
+    ConfigError."""
     for place, count in zip(places, counts, strict=True):
         tasks = place.tasks
         if tasks is not None and count is not None and count != tasks:
             size = request.total_name if request.total is not None else request.each_name
             raise ConfigError(
-                f"{size} gives {printable(place.host.name)} {counted(count, 'worker')}, but {counted(tasks, 'task')}"
+                f"{size} gives {printable(place.host.name)} {counted(count, 'worker')}, but "
+                f"{counted(tasks, 'task')}"
                 " run there already, each with a launcher of its own",
-                hint="leave the size out, or start one launcher a node (srun --ntasks-per-node=1, mpirun -N 1)",
+                hint="leave the size out, or start one launcher a node (srun --ntasks-per-node=1, "
+                "mpirun -N 1)",
             )
 
 
 def pack(total: int, slots: Sequence[int]) -> list[int]:
-    """Fill each node before the next one; gives the workers of each node. There must be slots enough."""
+    """Fill each node before the next one; gives the workers of each node. There must be slots
+    enough."""
     left = total
     counts: list[int] = []
     for own in slots:
@@ -281,9 +312,11 @@ def cross_sizes(slots: Sequence[int]) -> tuple[int, ...]:
 
 
 def cross_ranks(slots: Sequence[int]) -> list[tuple[int, ...]]:
-    """Give for each node its workers' places among those of the same local rank: Horovod's CROSS_RANK.
+    """Give for each node its workers' places among those of the same local rank: Horovod's
+    CROSS_RANK.
 
-    Slots 3, 1, 2 give (0, 0, 0), (1,), (2, 1): of the two workers with local rank 1, the third node's is the second.
+    Slots 3, 1, 2 give (0, 0, 0), (1,), (2, 1): of the two workers with local rank 1, the third
+    node's is the second.
     """
     before = [0] * max(slots, default=0)
     ranks: list[tuple[int, ...]] = []

@@ -20,7 +20,10 @@ _EFA_HUGE_PAGES = "5120Mi"
 """What AWS' documentation of EFA on EKS asks for."""
 _KEPT_S = 7 * 24 * 3600
 _INT32 = (1 << 31) - 1
-_ABOUT_IMAGE = "It needs distlaunch and the script, under a tag that does not move: another pod must bring the same."
+_ABOUT_IMAGE = (
+    "It needs distlaunch and the script, under a tag that does not move: another pod "
+    "must bring the same."
+)
 _PLAIN_AFTER_DOLLAR = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_{ ")
 
 
@@ -35,18 +38,22 @@ def command(request: Request, shape: Shape) -> list[Value]:
 
 
 def _text_only(words: Words) -> Words:
-    """Give words as text, also those that came through an ASCII locale. Raises ConfigError for bytes that are none."""
+    """Give words as text, also those that came through an ASCII locale. Raises ConfigError for
+    bytes that are none."""
     texts = []
     for word in words:
         try:
             texts.append(word.encode(errors="surrogateescape").decode())
         except UnicodeError:
-            raise ConfigError(f"{quoted(word)} is not UTF-8, and a manifest is", hint="rename the file") from None
+            raise ConfigError(
+                f"{quoted(word)} is not UTF-8, and a manifest is", hint="rename the file"
+            ) from None
     return tuple(texts)
 
 
 def _literal(word: str) -> str:
-    """Keep kubelet from expanding ``$(NAME)`` and ``$$``, as it does in commands: there two dollars stand for one."""
+    """Keep kubelet from expanding ``$(NAME)`` and ``$$``, as it does in commands: there two dollars
+    stand for one."""
     after = [word[at + 1 : at + 2] for at, char in enumerate(word) if char == "$"]
     if all(char == "" or char in _PLAIN_AFTER_DOLLAR for char in after):
         return word
@@ -69,7 +76,8 @@ def environment(request: Request) -> list[Value]:
         variables.append(
             Noted(
                 value={"name": "FI_PROVIDER", "value": "efa"},
-                why="NCCL's plugin for libfabric is to use EFA, and not to fall back to TCP unsaid.",
+                why="NCCL's plugin for libfabric is to use EFA, and not to fall back to TCP "
+                "unsaid.",
             )
         )
     return variables
@@ -94,19 +102,31 @@ def resources(request: Request, shape: Shape) -> dict[str, Value]:
         limits[names.resource_name(more.gpus_resource)] = str(shape.gpus)
     if more.efa:
         if more.memory is None:
-            raise ConfigError("--efa needs --memory: Kubernetes gives huge pages only beside memory")
+            raise ConfigError(
+                "--efa needs --memory: Kubernetes gives huge pages only beside memory"
+            )
         limits["vpc.amazonaws.com/efa"] = str(more.efa)
-        limits["hugepages-2Mi"] = Noted(value=_EFA_HUGE_PAGES, why="EFA's driver takes its buffers from huge pages.")
+        limits["hugepages-2Mi"] = Noted(
+            value=_EFA_HUGE_PAGES, why="EFA's driver takes its buffers from huge pages."
+        )
     if not limits:
         return {}
-    return {"limits": Noted(value=limits, why="Kubernetes requests the same where only limits are given.")}
+    return {
+        "limits": Noted(
+            value=limits, why="Kubernetes requests the same where only limits are given."
+        )
+    }
 
 
 def security(request: Request) -> dict[str, Value]:
     """Give the container's rights beyond the usual ones; empty if there are none."""
     if not request.more.efa:
         return {}
-    return {"capabilities": {"add": Noted(value=["IPC_LOCK"], why="EFA registers memory, which locks it.")}}
+    return {
+        "capabilities": {
+            "add": Noted(value=["IPC_LOCK"], why="EFA registers memory, which locks it.")
+        }
+    }
 
 
 def volumes(request: Request) -> list[Value]:
@@ -118,7 +138,8 @@ def volumes(request: Request) -> list[Value]:
     found: list[Value] = [
         Noted(
             value={"name": "shm", "emptyDir": shared},
-            why="NCCL and data loaders pass data through /dev/shm, and a container's own has 64 MiB.",
+            why="NCCL and data loaders pass data through /dev/shm, and a container's own has 64 "
+            "MiB.",
         )
     ]
     for number, (claim, _) in enumerate(_claims(request)):
@@ -140,12 +161,15 @@ def _claims(request: Request) -> list[tuple[str, str]]:
     paths = ["/dev/shm", *(posixpath.normpath(path) for _, path in claims)]  # noqa: S108 - no file of ours
     twice = next((path for path in paths if paths.count(path) > 1), None)
     if twice is not None:
-        raise ConfigError(f"--pvc: two volumes at {quoted(twice)}", hint="give each a folder of its own")
+        raise ConfigError(
+            f"--pvc: two volumes at {quoted(twice)}", hint="give each a folder of its own"
+        )
     return claims
 
 
 def tolerations(request: Request, shape: Shape) -> dict[str, Value]:
-    """Give the part of a pod that lets it onto nodes that are kept for GPUs; empty if there is nothing to say."""
+    """Give the part of a pod that lets it onto nodes that are kept for GPUs; empty if there is
+    nothing to say."""
     if not shape.gpus:
         return {}
     domain, _, kind = names.resource_name(request.more.gpus_resource).partition("/")
@@ -174,8 +198,9 @@ def grace_period(request: Request) -> Value:
 def replacements(request: Request, shape: Shape) -> int:
     """Give a backoffLimit: how many pods may be lost.
 
-    A restart may have lost all pods, so there are as many for each. An elastic job survives losses without a restart;
-    one fewer than all pods, so that what ends them all at once is not repeated beyond --max-restarts.
+    A restart may have lost all pods, so there are as many for each. An elastic job survives losses
+    without a restart; one fewer than all pods, so that what ends them all at once is not repeated
+    beyond --max-restarts.
     """
     most = request.train.max_restarts * shape.most + (shape.most - 1 if shape.elastic else 0)
     return min(most, _INT32)
@@ -188,7 +213,8 @@ def container(request: Request, shape: Shape, name: str) -> dict[str, Value]:
         "image": Noted(value=names.image_name(request.more.image), why=_ABOUT_IMAGE),
         "command": Noted(
             value=command(request, shape),
-            why="Words, not a shell's line: the launcher is process 1, so it is told when the pod is to end.",
+            why="Words, not a shell's line: the launcher is process 1, so it is told when the pod "
+            "is to end.",
         ),
         "env": environment(request),
         "resources": resources(request, shape),
@@ -202,11 +228,18 @@ def pod_spec(request: Request, shape: Shape, inside: dict[str, Value]) -> dict[s
     """Make a pod around its container. Raises ConfigError."""
     spec: dict[str, Value] = {
         "enableServiceLinks": Noted(
-            value=False, why="Else variables named after other Services appear, which could be taken for options."
+            value=False,
+            why="Else variables named after other Services appear, which could be taken for "
+            "options.",
         ),
         "terminationGracePeriodSeconds": grace_period(request),
     }
-    return {**spec, **tolerations(request, shape), "containers": [inside], "volumes": volumes(request)}
+    return {
+        **spec,
+        **tolerations(request, shape),
+        "containers": [inside],
+        "volumes": volumes(request),
+    }
 
 
 def metadata(request: Request, name: str) -> dict[str, Value]:
@@ -227,15 +260,22 @@ def queued(request: Request, about: dict[str, Value]) -> dict[str, Value]:
 
 
 def head(request: Request, name: str, kind: str, shape: Shape, *more: str, label: str) -> list[str]:
-    """Say at the top of a file what it is, and how it is used; ``label``: by which its pods have the job's name."""
+    """Say at the top of a file what it is, and how it is used; ``label``: by which its pods have
+    the job's name."""
     options = "" if request.more.namespace is None else f" -n {request.more.namespace}"
     size = f"{shape.least} to {shape.most}" if shape.elastic else str(shape.most)
     each = f"{shape.gpus} GPUs" if shape.gpus else f"{shape.workers} workers on CPUs"
     lines = [
         f"{name}: {kind} with a launcher in each of {size} pods, {each} each.",
-        "Start it: kubectl apply -f FILE; end it, or make room for the next of its name: kubectl delete -f FILE.",
+        (
+            "Start it: kubectl apply -f FILE; end it, or make room for the next of its name: kubectl "
+            "delete -f FILE."
+        ),
         "What all pods write:",
-        f"  kubectl{options} logs -f --prefix --tail=-1 --max-log-requests={shape.most} -l {label}={name}",
+        (
+            f"  kubectl{options} logs -f --prefix --tail=-1 --max-log-requests={shape.most} -l "
+            f"{label}={name}"
+        ),
     ]
     secret = request.more.token_secret
     if secret is not None:

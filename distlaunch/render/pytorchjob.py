@@ -1,7 +1,8 @@
 """A PyTorchJob of Kubeflow's Training Operator (v1); pure.
 
-Source: the operator's API reference and its controller, release 1.9. With restartPolicy ExitCode it replaces a pod that
-ended with 128 or more, and any other failure ends the job; it counts these pods only against a backoffLimit of 0.
+Source: the operator's API reference and its controller, release 1.9. With restartPolicy ExitCode it
+replaces a pod that ended with 128 or more, and any other failure ends the job; it counts these pods
+only against a backoffLimit of 0.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ from distlaunch.render.yaml import Noted, Value, plain, written
 
 _CONTAINER = "pytorch"
 _SIGNALLED = 128
-_LIMIT = "With 0 the operator ends the job when it would replace a pod; against another number it counts none."
+_LIMIT = (
+    "With 0 the operator ends the job when it would replace a pod; against another number it "
+    "counts none."
+)
 _PORT = 23456
 """The operator's own default."""
 
@@ -47,7 +51,10 @@ def _limits(request: Request, shape: Shape) -> list[str]:
     if not _replaces(request, shape):
         return [said]
     until = "until its time limit" if request.more.time else "for ever, unless --time limits it"
-    more = f"The operator does not count the pods that it replaces: if workers die of signals, the job goes on {until}."
+    more = (
+        "The operator does not count the pods that it replaces: if workers die of signals, the "
+        f"job goes on {until}."
+    )
     return [said, more]
 
 
@@ -57,7 +64,9 @@ def _replaces(request: Request, shape: Shape) -> bool:
 
 def _spec(request: Request, shape: Shape, name: str) -> dict[str, Value]:
     spec: dict[str, Value] = {
-        "nprocPerNode": Noted(value=str(shape.workers), why="Told to the pods as PET_NPROC_PER_NODE."),
+        "nprocPerNode": Noted(
+            value=str(shape.workers), why="Told to the pods as PET_NPROC_PER_NODE."
+        ),
         "runPolicy": _run_policy(request, shape),
     }
     if shape.elastic:
@@ -69,7 +78,8 @@ def _spec(request: Request, shape: Shape, name: str) -> dict[str, Value]:
                 "rdzvHost": f"{name}-master-0",
                 "rdzvPort": _PORT,
             },
-            why="The pods are told the smallest and the largest number, and who coordinates. No torchrun is involved.",
+            why="The pods are told the smallest and the largest number, and who coordinates. No "
+            "torchrun is involved.",
         )
     replicas: dict[str, Value] = {
         "Master": Noted(
@@ -87,7 +97,9 @@ def _spec(request: Request, shape: Shape, name: str) -> dict[str, Value]:
 def _run_policy(request: Request, shape: Shape) -> dict[str, Value]:
     policy: dict[str, Value] = {
         "backoffLimit": Noted(value=pod.replacements(request, shape), why=_LIMIT),
-        "cleanPodPolicy": Noted(value="Running", why="When the job has ended, pods that still run are ended too."),
+        "cleanPodPolicy": Noted(
+            value="Running", why="When the job has ended, pods that still run are ended too."
+        ),
         "ttlSecondsAfterFinished": pod.kept(),
     }
     if request.more.time is not None:
@@ -100,8 +112,10 @@ def _replicas(request: Request, shape: Shape, count: int) -> dict[str, Value]:
     if _replaces(request, shape):
         restart = Noted(
             value="ExitCode",
-            why=f"A pod that ended with {_SIGNALLED} or more (killed, told to end) is replaced; any other failure ends"
-            f" the job: {EXIT_USAGE} (a mistake in the options), {EXIT_UNAVAILABLE} (a node is missing), {EXIT_HANG} (a"
+            why=f"A pod that ended with {_SIGNALLED} or more (killed, told to end) is replaced; "
+            "any other failure ends"
+            f" the job: {EXIT_USAGE} (a mistake in the options), {EXIT_UNAVAILABLE} (a node is "
+            f"missing), {EXIT_HANG} (a"
             " hang), a worker's own code.",
         )
     else:

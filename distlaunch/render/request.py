@@ -57,14 +57,16 @@ class Request(Record):
     train: TrainOptions
     more: RenderOptions = RenderOptions()
     words: tuple[tuple[str, Words], ...]
-    """The options of ``train`` as they are typed, in order: the field, and the words that set it."""
+    """The options of ``train`` as they are typed, in order: the field, and the words that set
+    it."""
 
     def has(self, field: str) -> bool:
         """Tell whether an option of ``train`` was given, on the command line or by a variable."""
         return any(name == field for name, _ in self.words)
 
     def command(self, *added: str) -> Words:
-        """Give the whole command line; ``added``: options that the target needs beside the user's."""
+        """Give the whole command line; ``added``: options that the target needs beside the
+        user's."""
         script = self.train.script or ""
         options = [word for _, words in self.words for word in words]
         end = ("--",) if script.startswith("-") else ()
@@ -80,7 +82,8 @@ def size_bytes(text: str, option: str) -> int:
 
 
 def duration_s(text: str) -> int:
-    """Read --time: ``90m``, ``12h``, ``2d``, or as Slurm writes it, ``[DAYS-]HH:MM:SS``. Raises ConfigError.
+    """Read --time: ``90m``, ``12h``, ``2d``, or as Slurm writes it, ``[DAYS-]HH:MM:SS``. Raises
+    ConfigError.
 
     A bare number is seconds to ``train`` and minutes to Slurm, so it is none.
     """
@@ -91,13 +94,17 @@ def duration_s(text: str) -> int:
         days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
         value_s = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
     if not 0 < value_s < 10**9:
-        raise ConfigError(f"--time takes a time like 90m, 12h, 2d or 1-12:00:00, not {quoted(text)}")
+        raise ConfigError(
+            f"--time takes a time like 90m, 12h, 2d or 1-12:00:00, not {quoted(text)}"
+        )
     return value_s
 
 
 _LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
-_RESOURCE = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9.]*[A-Za-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?")
+_RESOURCE = re.compile(
+    r"[A-Za-z0-9]([-A-Za-z0-9.]*[A-Za-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?"
+)
 _SLURM = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.,+@-]*")
 _PART = r"[a-z0-9]+(?:(?:\.|_{1,2}|-+)[a-z0-9]+)*"
 _IMAGE = re.compile(
@@ -109,7 +116,8 @@ _LONGEST_NAME = 253
 
 
 def job_name(request: Request, *, longest: int) -> str:
-    """Give --name, else a name made of the script's. Raises ConfigError for one that is not taken there."""
+    """Give --name, else a name made of the script's. Raises ConfigError for one that is not taken
+    there."""
     given = request.more.name
     slurm = request.target == "slurm"
     if given is None:
@@ -123,7 +131,8 @@ def job_name(request: Request, *, longest: int) -> str:
         )
     if len(given) > longest:
         raise ConfigError(
-            f"--name {quoted(given)} is too long: the pods' names add to it, and have {LONGEST_LABEL} characters",
+            f"--name {quoted(given)} is too long: the pods' names add to it, and have "
+            f"{LONGEST_LABEL} characters",
             hint=f"at most {longest} characters",
         )
     return given
@@ -138,7 +147,8 @@ def _made(request: Request, longest: int) -> str:
 
 
 def slurm_word(text: str, option: str) -> str:
-    """Check a word that stands in an #SBATCH line, where quotes and # mean something. Raises ConfigError."""
+    """Check a word that stands in an #SBATCH line, where quotes and # mean something. Raises
+    ConfigError."""
     if not _SLURM.fullmatch(text):
         raise ConfigError(f"{option} takes letters, digits and _ . , + @ -, not {quoted(text)}")
     return text
@@ -149,7 +159,8 @@ def object_name(text: str, option: str, *, longest: int = _LONGEST_NAME) -> str:
     if len(text) > longest or not _SUBDOMAIN.fullmatch(text):
         raise ConfigError(
             f"{option} {quoted(text)} is no name for Kubernetes",
-            hint=f"at most {longest} lower-case letters, digits, - and ., beginning and ending with a letter or digit",
+            hint=f"at most {longest} lower-case letters, digits, - and ., beginning and ending "
+            "with a letter or digit",
         )
     return text
 
@@ -172,7 +183,8 @@ def image_name(text: str | None) -> str:
     """Check that there is an image. Raises ConfigError."""
     if text is None:
         raise ConfigError(
-            "--image is missing: what the pods run", hint="--image NAME; it needs Python, distlaunch and the script"
+            "--image is missing: what the pods run",
+            hint="--image NAME; it needs Python, distlaunch and the script",
         )
     if not _IMAGE.fullmatch(text):
         raise ConfigError(
@@ -185,7 +197,12 @@ def image_name(text: str | None) -> str:
 def volume_claim(text: str) -> tuple[str, str]:
     """Read NAME:PATH. Raises ConfigError."""
     claim, _, path = text.partition(":")
-    if not path.startswith("/") or posixpath.normpath(path).strip("/") == "" or ":" in path or not path.isprintable():
+    if (
+        not path.startswith("/")
+        or posixpath.normpath(path).strip("/") == ""
+        or ":" in path
+        or not path.isprintable()
+    ):
         raise ConfigError(
             f"--pvc takes NAME:PATH, not {quoted(text)}",
             hint="a PersistentVolumeClaim, and the folder where pods see it: --pvc data:/data",

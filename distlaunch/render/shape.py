@@ -8,19 +8,48 @@ from distlaunch.backends.registry import backend_names, find_backend
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import counted, quoted
-from distlaunch.planning.train_options import TrainOptions, check_kind, counts_processes, shares_gpus
+from distlaunch.planning.train_options import (
+    TrainOptions,
+    check_kind,
+    counts_processes,
+    shares_gpus,
+)
 from distlaunch.render.request import Request
 
-_SSH = ("ssh_user", "ssh_port", "ssh_key", "ssh_config", "ssh_host_keys", "ssh_fanout", "ssh_command")
+_SSH = (
+    "ssh_user",
+    "ssh_port",
+    "ssh_key",
+    "ssh_config",
+    "ssh_host_keys",
+    "ssh_fanout",
+    "ssh_command",
+)
 _NOWHERE: tuple[tuple[tuple[str, ...], str, str], ...] = (
-    (("hosts", "hostfile", "discover"), "the scheduler chooses the hosts", "--num-nodes N says how many"),
+    (
+        ("hosts", "hostfile", "discover"),
+        "the scheduler chooses the hosts",
+        "--num-nodes N says how many",
+    ),
     (("node_rank",), "each node finds out by itself which it is", "leave it out"),
-    (("gpus",), "which GPUs a node gives to the job is the scheduler's choice", "--gpus-per-node N says how many"),
-    (("dry_run",), "render starts nothing", "leave it out; distlaunch plan shows what a launcher would do"),
+    (
+        ("gpus",),
+        "which GPUs a node gives to the job is the scheduler's choice",
+        "--gpus-per-node N says how many",
+    ),
+    (
+        ("dry_run",),
+        "render starts nothing",
+        "leave it out; distlaunch plan shows what a launcher would do",
+    ),
     (_SSH, "nothing goes by SSH there", "leave it out"),
 )
 _NOT_IN_PODS: tuple[tuple[tuple[str, ...], str, str], ...] = (
-    (("include", "exclude"), "Kubernetes chooses the nodes", "add a nodeSelector or an affinity to the manifest"),
+    (
+        ("include", "exclude"),
+        "Kubernetes chooses the nodes",
+        "add a nodeSelector or an affinity to the manifest",
+    ),
     (
         ("spares",),
         "Kubernetes starts another pod for one that is lost",
@@ -52,7 +81,8 @@ class Shape(Record):
 
 
 def shape_of(request: Request) -> Shape:
-    """Settle the job's shape. Raises ConfigError for what is missing, contradicts itself or cannot be had there."""
+    """Settle the job's shape. Raises ConfigError for what is missing, contradicts itself or cannot
+    be had there."""
     options = request.train
     _refuse(request)
     _check_backend(options)
@@ -72,7 +102,9 @@ def shape_of(request: Request) -> Shape:
         )
     least, most = _nodes(options, total, each)
     workers = each if each is not None else (total or 0) // most
-    return Shape(least=least, most=most, workers=workers, gpus=0 if counts_processes(options) else workers)
+    return Shape(
+        least=least, most=most, workers=workers, gpus=0 if counts_processes(options) else workers
+    )
 
 
 def _nodes(options: TrainOptions, total: int | None, each: int | None) -> tuple[int, int]:
@@ -82,9 +114,11 @@ def _nodes(options: TrainOptions, total: int | None, each: int | None) -> tuple[
         return least, most
     if each is None and wanted is None and options.num_gpus is not None and total > _USUAL_GPUS:
         raise ConfigError(
-            f"--num-gpus {total} is for the whole job, and without --num-nodes that is one node: is one node with"
+            f"--num-gpus {total} is for the whole job, and without --num-nodes that is one node: "
+            "is one node with"
             f" {total} GPUs meant?",
-            hint="if so, add --num-nodes 1; if not, say what each node has: --num-nodes K --gpus-per-node N",
+            hint="if so, add --num-nodes 1; if not, say what each node has: --num-nodes K "
+            "--gpus-per-node N",
         )
     kind = "procs" if counts_processes(options) else "gpus"
     name, each_name = f"--num-{kind}", f"--{kind}-per-node"
@@ -92,11 +126,13 @@ def _nodes(options: TrainOptions, total: int | None, each: int | None) -> tuple[
         nodes, rest = divmod(total, each)
         if rest:
             raise ConfigError(
-                f"{name} {total} and {each_name} {each}: {total} is no multiple of {each}", hint="give one of the two"
+                f"{name} {total} and {each_name} {each}: {total} is no multiple of {each}",
+                hint="give one of the two",
             )
         if wanted is not None and (least, most) != (nodes, nodes):
             raise ConfigError(
-                f"{name} {total} and {each_name} {each} make {counted(nodes, 'node')}, but --num-nodes says otherwise",
+                f"{name} {total} and {each_name} {each} make {counted(nodes, 'node')}, but "
+                "--num-nodes says otherwise",
                 hint="give two of the three",
             )
         return nodes, nodes
@@ -107,7 +143,8 @@ def _nodes(options: TrainOptions, total: int | None, each: int | None) -> tuple[
         )
     if total % most:
         raise ConfigError(
-            f"{name} {total} cannot be divided evenly among {counted(most, 'node')}", hint=f"give a multiple of {most}"
+            f"{name} {total} cannot be divided evenly among {counted(most, 'node')}",
+            hint=f"give a multiple of {most}",
         )
     return least, most
 
@@ -122,19 +159,23 @@ def _refuse(request: Request) -> None:
     system = "kubernetes" if pods else "slurm"
     if options.source not in {"auto", system}:
         raise ConfigError(
-            f"{options.named('source')} {quoted(options.source)} cannot be rendered: {system} names the nodes",
+            f"{options.named('source')} {quoted(options.source)} cannot be rendered: {system} "
+            "names the nodes",
             hint="leave it out",
         )
     passed_on = next((each for each in options.env if "=" not in each), None)
     if pods and passed_on is not None:
         raise ConfigError(
-            f"--env {passed_on} passes a variable on, but a pod has no variables but those of its manifest",
-            hint=f"--env {passed_on}=VALUE; or add it to env in the manifest, whose variables reach the workers",
+            f"--env {passed_on} passes a variable on, but a pod has no variables but those of its "
+            "manifest",
+            hint=f"--env {passed_on}=VALUE; or add it to env in the manifest, whose variables "
+            "reach the workers",
         )
 
 
 def _check_backend(options: TrainOptions) -> None:
-    """Raise for what the launchers would refuse of a backend of ours; another package's may be there alone."""
+    """Raise for what the launchers would refuse of a backend of ours; another package's may be
+    there alone."""
     if options.backend not in backend_names():
         return
     kind = find_backend(options.backend)
@@ -145,5 +186,7 @@ def _check_backend(options: TrainOptions) -> None:
         )
     known = kind.options()
     chosen = chosen_options(given_words(options, known, kind.name), known, kind.name)
-    if not any(option.kind == "file" and option.name in chosen for option in known):  # which may be there alone
+    if not any(
+        option.kind == "file" and option.name in chosen for option in known
+    ):  # which may be there alone
         kind(chosen, {}).sized(options)

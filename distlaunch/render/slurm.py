@@ -1,7 +1,8 @@
 """A batch script for Slurm; pure.
 
-Source: the manuals of sbatch and srun, and what a real Slurm 22.05 does (--signal without B: reaches steps only; the
-signal may come a minute early; a log is truncated when a job is requeued, unless it is appended to).
+Source: the manuals of sbatch and srun, and what a real Slurm 22.05 does (--signal without B:
+reaches steps only; the signal may come a minute early; a log is truncated when a job is requeued,
+unless it is appended to).
 """
 
 from __future__ import annotations
@@ -33,7 +34,10 @@ def render(request: Request, shape: Shape) -> str:
         if why is not None:
             lines += ["", *comment([why])]
         lines.append(f"#SBATCH {option}")
-    lines += ["", *comment(["In this shell's place (exec), so that the signals above reach the launcher."])]
+    lines += [
+        "",
+        *comment(["In this shell's place (exec), so that the signals above reach the launcher."]),
+    ]
     lines.append(_command(request))
     return "".join(f"{line}\n" for line in lines)
 
@@ -44,7 +48,10 @@ def _head(shape: Shape) -> list[str]:
     return [
         f"A job on {size} node{'' if size == '1' else 's'}, {each} each.",
         "Submit it: sbatch FILE. Options of sbatch before FILE override those below.",
-        "It runs in the folder and with the PATH of the shell that submits it: have distlaunch's environment active.",
+        (
+            "It runs in the folder and with the PATH of the shell that submits it: have distlaunch's "
+            "environment active."
+        ),
     ]
 
 
@@ -53,18 +60,29 @@ def _size(request: Request, shape: Shape) -> list[_Line]:
     least, most = shape.least + spares, shape.most + spares
     found: list[_Line] = [
         (f"--job-name={names.job_name(request, longest=60)}", None),
-        (f"--nodes={least}" if least == most else f"--nodes={least}-{most}", _about_nodes(shape, spares)),
+        (
+            f"--nodes={least}" if least == most else f"--nodes={least}-{most}",
+            _about_nodes(shape, spares),
+        ),
     ]
     if shape.gpus:
         found.append((f"--gpus-per-node={shape.gpus}", None))
     if more.exclusive or (more.exclusive is None and more.cpus is None):
-        found.append(("--exclusive", "All CPUs of each node. Without this line, or --cpus-per-task, Slurm grants one."))
+        found.append(
+            (
+                "--exclusive",
+                "All CPUs of each node. Without this line, or --cpus-per-task, Slurm grants one.",
+            )
+        )
     if more.cpus is not None:
         found.append((f"--cpus-per-task={more.cpus}", "CPUs of each node, shared by its workers."))
     if more.memory is not None:
         size_bytes(more.memory, "--memory")
         found.append(
-            (f"--mem={more.memory.removesuffix('i')}", "Memory of each node; Slurm's units are powers of 1024.")
+            (
+                f"--mem={more.memory.removesuffix('i')}",
+                "Memory of each node; Slurm's units are powers of 1024.",
+            )
         )
     return found
 
@@ -72,8 +90,11 @@ def _size(request: Request, shape: Shape) -> list[_Line]:
 def _about_nodes(shape: Shape, spares: int) -> str | None:
     said = [f"{spares} of these stand by (--spares)."] if spares else []
     if shape.elastic:
-        # Tried on 22.05: --nodes=2-4 --ntasks-per-node=1 means two tasks, so two nodes, though four are free.
-        said.append("As many as there are; given a number of tasks as well, Slurm would grant the least.")
+        # Tried on 22.05: --nodes=2-4 --ntasks-per-node=1 means two tasks, so two nodes, though four
+        # are free.
+        said.append(
+            "As many as there are; given a number of tasks as well, Slurm would grant the least."
+        )
     return " ".join(said) or None
 
 
@@ -96,16 +117,32 @@ def _endings(request: Request, shape: Shape) -> list[_Line]:
         warning_s = min(warning_s, max(1, duration_s(request.more.time) // 2))
     found: list[_Line] = [
         ("--output=%x-%j.out", None),
-        ("--open-mode=append", "If the job is requeued, its output goes on where it was; else it would begin anew."),
+        (
+            "--open-mode=append",
+            "If the job is requeued, its output goes on where it was; else it would begin anew.",
+        ),
         (
             f"--signal=B:USR1@{warning_s}",
-            f"{warning_s} s before the time limit workers that handle USR1 get it, to save (B: by way of this script).",
+            (
+                f"{warning_s} s before the time limit workers that handle USR1 get it, to save (B: by "
+                "way of this script)."
+            ),
         ),
     ]
     if _requeues(request):
-        found.append(("--requeue", "The job may have another turn: after its time limit, a preemption, a lost node."))
+        found.append(
+            (
+                "--requeue",
+                "The job may have another turn: after its time limit, a preemption, a lost node.",
+            )
+        )
     if shape.elastic or options.spares:
-        found.append(("--no-kill", "Do not end the job when a node fails: distlaunch goes on with the others."))
+        found.append(
+            (
+                "--no-kill",
+                "Do not end the job when a node fails: distlaunch goes on with the others.",
+            )
+        )
     return found
 
 
@@ -116,7 +153,8 @@ def _clock(seconds: int) -> str:
 
 
 def _requeues(request: Request) -> bool:
-    """Return whether the job is to go on in another turn: unless ``--no-requeue`` says otherwise."""
+    """Return whether the job is to go on in another turn: unless ``--no-requeue`` says
+    otherwise."""
     return request.train.requeue or "requeue" not in request.train.given
 
 
@@ -133,6 +171,7 @@ def _fit(words: Words) -> Words:
     for word in words:
         if "\r\n" in word:
             raise ConfigError(
-                f"{quoted(word)} has a line break of DOS, for which sbatch refuses a script", hint="leave the \\r out"
+                f"{quoted(word)} has a line break of DOS, for which sbatch refuses a script",
+                hint="leave the \\r out",
             )
     return words

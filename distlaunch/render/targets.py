@@ -17,5 +17,6 @@ _RENDER: dict[Target, Callable[[Request, Shape], str]] = {
 
 
 def render(request: Request) -> str:
-    """Write the file that was asked for; the same request gives the same bytes. Raises ConfigError."""
+    """Write the file that was asked for; the same request gives the same bytes. Raises
+    ConfigError."""
     return _RENDER[request.target](request, shape_of(request))

@@ -1,7 +1,8 @@
 """A TrainJob of Kubeflow Trainer v2; pure.
 
-Source: Trainer's API reference, release 2.3 (runtimePatches; before, they were podTemplateOverrides), and JobSet's
-webhook (restartPolicy is OnFailure unless said, and pods' names have an end).
+Source: Trainer's API reference, release 2.3 (runtimePatches; before, they were
+podTemplateOverrides), and JobSet's webhook (restartPolicy is OnFailure unless said, and pods' names
+have an end).
 """
 
 from __future__ import annotations
@@ -24,10 +25,13 @@ def render(request: Request, shape: Shape) -> str:
     """Write the TrainJob. Raises ConfigError."""
     if shape.elastic:
         raise ConfigError(
-            f"{request.train.named('num_nodes')} {shape.least}:{shape.most}: a TrainJob has a fixed number of nodes",
+            f"{request.train.named('num_nodes')} {shape.least}:{shape.most}: a TrainJob has a "
+            "fixed number of nodes",
             hint="--num-nodes N; or render kubernetes, or pytorchjob, which may be elastic",
         )
-    name = names.job_name(request, longest=names.LONGEST_LABEL - len(f"-{_JOB}-0-{shape.most - 1}{_SUFFIX}"))
+    name = names.job_name(
+        request, longest=names.LONGEST_LABEL - len(f"-{_JOB}-0-{shape.most - 1}{_SUFFIX}")
+    )
     job: dict[str, Value] = {
         "apiVersion": "trainer.kubeflow.org/v1alpha1",
         "kind": "TrainJob",
@@ -39,8 +43,10 @@ def render(request: Request, shape: Shape) -> str:
         name,
         "a TrainJob (Kubeflow Trainer 2.3 or later)",
         shape,
-        "What follows a failure is the runtime's to say (restartPolicy, backoffLimit and podFailurePolicy, which no"
-        " TrainJob may patch). One that says nothing, as Trainer's own, has containers start again up to 6 times, also"
+        "What follows a failure is the runtime's to say (restartPolicy, backoffLimit and "
+        "podFailurePolicy, which no"
+        " TrainJob may patch). One that says nothing, as Trainer's own, has containers start again "
+        "up to 6 times, also"
         " after a mistake in the options. render kubernetes says it itself.",
         label="jobset.sigs.k8s.io/jobset-name",
     )
@@ -55,7 +61,8 @@ def _spec(request: Request, shape: Shape) -> dict[str, Value]:
                 "kind": "ClusterTrainingRuntime",
                 "name": names.object_name(request.more.runtime, "--runtime"),
             },
-            why="A runtime for torch: it tells the pods their number and the first one's name, as PET_*.",
+            why="A runtime for torch: it tells the pods their number and the first one's name, as "
+            "PET_*.",
         )
     }
     if request.more.time is not None:
@@ -63,7 +70,10 @@ def _spec(request: Request, shape: Shape) -> dict[str, Value]:
         spec["activeDeadlineSeconds"] = Noted(value=duration_s(request.more.time), why=why)
     spec["trainer"] = _trainer(request, shape)
     spec["runtimePatches"] = [
-        {"manager": "distlaunch", "trainingRuntimeSpec": {"template": {"spec": _patch(request, shape)}}}
+        {
+            "manager": "distlaunch",
+            "trainingRuntimeSpec": {"template": {"spec": _patch(request, shape)}},
+        }
     ]
     return spec
 

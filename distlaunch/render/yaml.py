@@ -1,7 +1,8 @@
 r"""YAML with comments, written so that every reader takes a text for that text; pure.
 
-Only what any YAML reader, of 1.1 or 1.2, takes for a text stands bare; the rest is in double quotes: ``no``, ``1e3``
-and ``012`` are texts. What cannot be printed is escaped as YAML does it (JSON's pairs for ``\U0001f600`` are not YAML).
+Only what any YAML reader, of 1.1 or 1.2, takes for a text stands bare; the rest is in double
+quotes: ``no``, ``1e3`` and ``012`` are texts. What cannot be printed is escaped as YAML does it
+(JSON's pairs for ``\U0001f600`` are not YAML).
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ def written(head: Iterable[str], documents: Sequence[Mapping[str, Value]]) -> st
 
 
 def comment(texts: Iterable[str], pad: str = "") -> Iterator[str]:
-    """Write texts as comments, long ones in several lines; one that is indented is a command, and stays whole."""
+    """Write texts as comments, long ones in several lines; one that is indented is a command, and
+    stays whole."""
     for text in texts:
         if text.startswith(" "):
             yield f"{pad}# {text}"
@@ -126,4 +128,10 @@ def _char(char: str) -> str:
     if char.isprintable():
         return char
     code = ord(char)
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+    return (
+        f"\\x{code:02x}"
+        if code < 0x100
+        else f"\\u{code:04x}"
+        if code < 0x10000
+        else f"\\U{code:08x}"
+    )

@@ -1,7 +1,8 @@
 """From a login shell to a greeting agent, over whatever carries bytes.
 
-The node needs ``/bin/sh`` and a Python >= 3.10. The command finds one and gives it ``STUB``, which reads the counted
-zip that is sent at once, and runs the agent from it. Nothing of that is secret: it can be read in the node's /proc.
+The node needs ``/bin/sh`` and a Python >= 3.10. The command finds one and gives it ``STUB``, which
+reads the counted zip that is sent at once, and runs the agent from it. Nothing of that is secret:
+it can be read in the node's /proc.
 
 The agent's code as a zip, made from whatever distlaunch itself was imported from.
 """
@@ -28,17 +29,23 @@ from distlaunch.transport.connect_errors import STARTUP_HINT, Trouble
 from distlaunch.transport.connection import Link
 
 OLDEST = (3, 10)
-PYTHONS = ("python3", *(f"python3.{minor}" for minor in range(14, OLDEST[1] - 1, -1)),
-            "/usr/bin/python3", "/usr/local/bin/python3")  # fmt: skip
+PYTHONS = (
+    "python3",
+    *(f"python3.{minor}" for minor in range(14, OLDEST[1] - 1, -1)),
+    "/usr/bin/python3",
+    "/usr/local/bin/python3",
+)
 FLAGS = ("-I", "-S", "-X", "utf8")
-"""Of the agent's interpreter: nothing of the user's or the site's is imported; text is UTF-8 whatever the locale."""
+"""Of the agent's interpreter: nothing of the user's or the site's is imported; text is UTF-8
+whatever the locale."""
 
 _TOO_OLD, _CUT = 97, 98
 _OLD, _TRIED, _NONE = "distlaunch-old", "distlaunch-tried", "distlaunch-none"
 
-# Lines are joined by "|", as no newline survives csh; double quotes only, no backslash and no exclamation mark.
-# zipimport would read each module twice, once for its file's name alone; collecting garbage while modules are loaded
-# finds none. Together that is a seventh of an agent's start.
+# Lines are joined by "|", as no newline survives csh; double quotes only, no backslash and no
+# exclamation mark. zipimport would read each module twice, once for its file's name alone;
+# collecting garbage while modules are loaded finds none. Together that is a seventh of an agent's
+# start.
 _STUB_LINES = (
     "import gc,os,sys,zipimport",
     f'if sys.version_info<{OLDEST}:print("{_OLD}","%d.%d.%d"%sys.version_info[:3]);sys.exit({_TOO_OLD})',
@@ -49,7 +56,10 @@ _STUB_LINES = (
     f" b=os.read(0,n) or sys.exit({_CUT});n-=len(b)",
     " while b:b=b[os.write(f,b):]",
     "class Z(zipimport.zipimporter):",
-    ' get_filename=lambda s,n:s.archive+"/"+s.prefix+n.split(".")[-1]+("/__init__.py" if s.is_package(n) else ".py")',
+    (
+        ' get_filename=lambda s,n:s.archive+"/"+s.prefix+n.split(".")[-1]+("/__init__.py" if '
+        's.is_package(n) else ".py")'
+    ),
     "sys.path_hooks.insert(0,Z)",
     'sys.path.insert(0,"/proc/self/fd/%d"%f)',
     "gc.disable()",
@@ -59,7 +69,8 @@ _STUB_LINES = (
 
 
 def stub(module: str, words: str) -> str:
-    """Write what ``python -c`` runs, with COUNT and more words as arguments; it reads no byte of stdin beyond COUNT.
+    """Write what ``python -c`` runs, with COUNT and more words as arguments; it reads no byte of
+    stdin beyond COUNT.
 
     ``module`` is the one of ``core.agent`` whose ``main`` gets ``words``, an expression.
     """
@@ -70,8 +81,8 @@ def stub(module: str, words: str) -> str:
 STUB = stub("remote", "sys.argv[2]")
 """For COUNT and WORD: of an agent that speaks over its stdin and stdout."""
 
-# $1 word, $2 count, $3 stub, then interpreters. The shell itself is mute: it would say what it was that was killed.
-# 2: a Python that does not know our flags; 126, 127: it cannot be run.
+# $1 word, $2 count, $3 stub, then interpreters. The shell itself is mute: it would say what it was
+# that was killed. 2: a Python that does not know our flags; 126, 127: it cannot be run.
 _SCRIPT = (
     'w=$1 c=$2 s=$3 t=:; shift 3; exec 3>&2 2>/dev/null; for p in "$@" '
     + " ".join(PYTHONS)
@@ -114,12 +125,20 @@ class Stream(Link, Protocol):
 
 
 def remote_command(*, count: int, word: str, pythons: Sequence[str] = ()) -> str:
-    """Write the command for a node's login shell, whichever that is: sh, bash, dash, zsh, csh, tcsh, fish.
+    """Write the command for a node's login shell, whichever that is: sh, bash, dash, zsh, csh,
+    tcsh, fish.
 
-    ``pythons`` are interpreters to try before those that every system has; one with characters that some shell would
-    take for its own is left out.
+    ``pythons`` are interpreters to try before those that every system has; one with characters that
+    some shell would take for its own is left out.
     """
-    words = (_SCRIPT, "distlaunch", word, str(count), STUB, *(path for path in pythons if is_plain(path)))
+    words = (
+        _SCRIPT,
+        "distlaunch",
+        word,
+        str(count),
+        STUB,
+        *(path for path in pythons if is_plain(path)),
+    )
     return "exec /bin/sh -c " + " ".join(f"'{word}'" for word in words)
 
 
@@ -129,10 +148,12 @@ def is_plain(path: str) -> bool:
 
 
 def start_agent(stream: Stream, code: bytes, word: str, *, until: float, where: str) -> None:
-    """Send the agent's code and skip what comes before its greeting; what follows that is left for ``receive``.
+    """Send the agent's code and skip what comes before its greeting; what follows that is left for
+    ``receive``.
 
-    ``until`` is a time of ``time.monotonic``, ``where`` names the node in messages. Raises Trouble, and the stream is
-    closed then. The code is sent in a thread, as a shell that prints much may not read before it is read from.
+    ``until`` is a time of ``time.monotonic``, ``where`` names the node in messages. Raises Trouble,
+    and the stream is closed then. The code is sent in a thread, as a shell that prints much may not
+    read before it is read from.
     """
     sender = threading.Thread(target=_sent, args=(stream, code), name="dl-bootstrap", daemon=True)
     sender.start()
@@ -174,12 +195,18 @@ def _skip_to_greeting(stream: Stream, word: str, until: float, where: str) -> No
         noise = searched[-_MOST_NOISE:]
         if passed > _ENDLESS:
             raise Trouble(
-                "agent", f"{where} prints without end before the agent starts{quoted_lines(noise)}", passing=False
+                "agent",
+                f"{where} prints without end before the agent starts{quoted_lines(noise)}",
+                passing=False,
             )
         left_s = until - time.monotonic()
         if left_s <= 0:
             said = quoted_lines(stream.last_words() or noise)
-            raise Trouble("agent", f"the agent has not started in time{said}", hint=None if said else STARTUP_HINT)
+            raise Trouble(
+                "agent",
+                f"the agent has not started in time{said}",
+                hint=None if said else STARTUP_HINT,
+            )
         if not data:
             poll.poll(left_s * 1000 + 1)
 
@@ -193,14 +220,19 @@ def _ended(stream: Stream, noise: bytes, where: str) -> Trouble:
     last = words if words.strip() else noise
     how = stream.how_ended()
     if b"Traceback (most recent call last)" in words:
-        return Trouble("agent", f"the agent has failed to start: {how}{quoted_lines(last)}", passing=False)
+        return Trouble(
+            "agent", f"the agent has failed to start: {how}{quoted_lines(last)}", passing=False
+        )
     return Trouble(
-        "agent", f"the login ended before the agent could start: {how}{quoted_lines(last)}", passing=_was_cut(how)
+        "agent",
+        f"the login ended before the agent could start: {how}{quoted_lines(last)}",
+        passing=_was_cut(how),
     )
 
 
 def _was_cut(how: str) -> bool:
-    """Tell whether it was ended from outside: the connection broke, or it was killed (128 and the signal's number)."""
+    """Tell whether it was ended from outside: the connection broke, or it was killed (128 and the
+    signal's number)."""
     status = re.search(r"status (\d+)", how)
     return status is None or int(status[1]) > _SIGNALLED
 
@@ -236,14 +268,20 @@ def _listed(found: list[str]) -> str:
 
 
 def quoted_lines(said: bytes, most: int = _LAST_LINES) -> str:
-    """Show the last lines of something behind a colon, printable and short; nothing if there are none."""
+    """Show the last lines of something behind a colon, printable and short; nothing if there are
+    none."""
     lines = [line.strip() for line in said.decode(errors="replace").splitlines()]
-    shown = [printable(line[:_LONGEST_LINE]) for line in lines if line and not line.startswith("distlaunch-")]
+    shown = [
+        printable(line[:_LONGEST_LINE])
+        for line in lines
+        if line and not line.startswith("distlaunch-")
+    ]
     return ": " + " / ".join(shown[-most:]) if shown else ""
 
 
 _LEVEL = 1
-"""Of deflate. Level 6 makes the zip 6 % smaller and takes half as long again, which only 50 nodes would pay back."""
+"""Of deflate. Level 6 makes the zip 6 % smaller and takes half as long again, which only 50 nodes
+would pay back."""
 _LOCAL = struct.Struct("<4s5H3I2H")
 _CENTRAL = struct.Struct("<4s6H3I5H2I")
 _END = struct.Struct("<4s4H2IH")
@@ -258,15 +296,21 @@ _PYC_HEADER = 16
 
 
 def agent_zip() -> bytes:
-    """Pack ``distlaunch/__init__`` and all of ``distlaunch.core``, each module as source and as this Python's code.
+    """Pack ``distlaunch/__init__`` and all of ``distlaunch.core``, each module as source and as
+    this Python's code.
 
-    A Python of another version ignores the code and compiles the source. Modules that have not been compiled yet are,
-    and kept in the import cache if that can be written. Raises ImportError or OSError if the package is damaged.
+    A Python of another version ignores the code and compiles the source. Modules that have not been
+    compiled yet are, and kept in the import cache if that can be written. Raises ImportError or
+    OSError if the package is damaged.
     """
     import distlaunch
     from distlaunch import core
 
-    return _zipped(member for package in (distlaunch, core) for member in _members(package, deep=package is core))
+    return _zipped(
+        member
+        for package in (distlaunch, core)
+        for member in _members(package, deep=package is core)
+    )
 
 
 def _members(package: ModuleType, *, deep: bool) -> Iterator[tuple[str, bytes]]:
@@ -293,7 +337,8 @@ def _of_module(name: str, spec: Any, *, is_package: bool) -> Iterator[tuple[str,
 
 
 def _cached(spec: Any, size: int) -> bytes | None:
-    """Give the code that the import cache has, if it is of this very source: half the cost of loading it."""
+    """Give the code that the import cache has, if it is of this very source: half the cost of
+    loading it."""
     if not spec.cached:
         return None
     try:
@@ -302,7 +347,9 @@ def _cached(spec: Any, size: int) -> bytes | None:
         changed = int(os.stat(spec.origin).st_mtime)
     except OSError:
         return None
-    header = importlib.util.MAGIC_NUMBER + struct.pack("<III", 0, changed & 0xFFFFFFFF, size & 0xFFFFFFFF)
+    header = importlib.util.MAGIC_NUMBER + struct.pack(
+        "<III", 0, changed & 0xFFFFFFFF, size & 0xFFFFFFFF
+    )
     return held[_PYC_HEADER:] if held[:_PYC_HEADER] == header else None
 
 

@@ -27,8 +27,11 @@ from distlaunch.transport.connection import Link, Target, Unconnected
 from distlaunch.transport.open_files import as_found
 
 
-def open_beside(target: Target, within_s: float, *, code: bytes, environ: Mapping[str, str]) -> Link:
-    """Start an agent on this machine; see ``Open``. It ends, after its workers, when the link is closed."""
+def open_beside(
+    target: Target, within_s: float, *, code: bytes, environ: Mapping[str, str]
+) -> Link:
+    """Start an agent on this machine; see ``Open``. It ends, after its workers, when the link is
+    closed."""
     until = time.monotonic() + within_s
     word = os.urandom(16).hex()
     python = sys.executable or "python3"
@@ -61,10 +64,12 @@ _reaping = threading.Lock()
 
 
 class Leash:
-    """What carriers hang on: they are killed, with their process groups, when it is closed or we have gone in any way.
+    """What carriers hang on: they are killed, with their process groups, when it is closed or we
+    have gone in any way.
 
-    A carrier that waits for the network does not see that its stream has ended; and the kernel's own signal for that,
-    PR_SET_PDEATHSIG, comes when the thread ends that made the child, reaches no grandchild, and none of another user.
+    A carrier that waits for the network does not see that its stream has ended; and the kernel's
+    own signal for that, PR_SET_PDEATHSIG, comes when the thread ends that made the child, reaches
+    no grandchild, and none of another user.
     """
 
     def __init__(self) -> None:
@@ -74,7 +79,8 @@ class Leash:
         self.is_closed = False
 
     def hold(self) -> int:
-        """Give a descriptor for a guard to read, for the caller to close. Raises OSError once the leash is closed."""
+        """Give a descriptor for a guard to read, for the caller to close. Raises OSError once the
+        leash is closed."""
         with self._lock:
             if self.is_closed:
                 raise OSError("the job is over")
@@ -88,7 +94,9 @@ class Leash:
         with self._lock:
             # As long as the leash is there, so is the guard, and the group's number nobody else's.
             if not self.is_closed:
-                with suppress(ProcessLookupError, PermissionError):  # PermissionError: sudo's, which its stream ends
+                with suppress(
+                    ProcessLookupError, PermissionError
+                ):  # PermissionError: sudo's, which its stream ends
                     os.killpg(group, signal.SIGKILL)
 
     def let_go(self) -> None:
@@ -111,12 +119,16 @@ class Leash:
 
 
 class Child:
-    """A program in a session of its own, where a terminal's Ctrl-C does not reach it. Nothing here waits.
+    """A program in a session of its own, where a terminal's Ctrl-C does not reach it. Nothing here
+    waits.
 
-    ``leash`` is for a mere carrier of bytes; without one only ``stop`` kills it, and it has to end with its stream.
+    ``leash`` is for a mere carrier of bytes; without one only ``stop`` kills it, and it has to end
+    with its stream.
     """
 
-    def __init__(self, argv: Sequence[str], *, environ: Mapping[str, str], leash: Leash | None) -> None:
+    def __init__(
+        self, argv: Sequence[str], *, environ: Mapping[str, str], leash: Leash | None
+    ) -> None:
         """Start it. Raises OSError."""
         reap()
         self._leash = leash
@@ -139,7 +151,8 @@ class Child:
 
     @property
     def words_end(self) -> int:
-        """Give the descriptor that is readable when there is more on stderr, or its end; -1 after that."""
+        """Give the descriptor that is readable when there is more on stderr, or its end; -1 after
+        that."""
         return self._words
 
     def said(self) -> bytes:
@@ -174,7 +187,8 @@ class Child:
             self._process.kill()
 
     def close(self) -> None:
-        """Kill it if it hangs on a leash, with all of its group; keep what it has said. May be called again."""
+        """Kill it if it hangs on a leash, with all of its group; keep what it has said. May be
+        called again."""
         if self._closed:
             return
         self._closed = True
@@ -207,7 +221,8 @@ class Child:
 def _started(
     argv: Sequence[str], environ: Mapping[str, str], stdin: int | None
 ) -> tuple[socket.socket, int, subprocess.Popen[bytes]]:
-    """Give our end of the stream, our end of stderr, and the process; its stdin is the stream unless it is given."""
+    """Give our end of the stream, our end of stderr, and the process; its stdin is the stream
+    unless it is given."""
     ours, theirs = socket.socketpair()
     words, their_words = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     os.set_blocking(their_words, True)
@@ -231,7 +246,8 @@ def _started(
 
 
 class Question:
-    """A program that is asked something, and runs beside us until its answer is wanted. Nothing of it outlives us."""
+    """A program that is asked something, and runs beside us until its answer is wanted. Nothing of
+    it outlives us."""
 
     def __init__(self, argv: Sequence[str], environ: Mapping[str, str]) -> None:
         """Start it. Raises OSError."""
@@ -239,7 +255,8 @@ class Question:
         self._child.stream.shutdown(socket.SHUT_WR)
 
     def answer(self, *, within_s: float) -> tuple[int, bytes, bytes]:
-        """Give its exit code, stdout, and the last of stderr; nothing of it is left then. To be called once.
+        """Give its exit code, stdout, and the last of stderr; nothing of it is left then. To be
+        called once.
 
         Raises OSError, TimeoutError.
         """
@@ -263,7 +280,9 @@ class Question:
             child.stream.close()
 
 
-def ask(argv: Sequence[str], environ: Mapping[str, str], *, within_s: float) -> tuple[int, bytes, bytes]:
+def ask(
+    argv: Sequence[str], environ: Mapping[str, str], *, within_s: float
+) -> tuple[int, bytes, bytes]:
     """Run a program that is asked something; give its exit code, stdout, and the last of stderr.
 
     Nothing of it outlives that, or us. Raises OSError, TimeoutError.
@@ -272,7 +291,8 @@ def ask(argv: Sequence[str], environ: Mapping[str, str], *, within_s: float) -> 
 
 
 def guarded(argv: Sequence[str], to_three: str) -> list[str]:
-    """Write the command of a program that hangs on a leash; ``to_three``: shell that makes descriptor 3 of it."""
+    """Write the command of a program that hangs on a leash; ``to_three``: shell that makes
+    descriptor 3 of it."""
     return ["/bin/sh", "-c", to_three + _GUARD, "sh", *argv]
 
 
@@ -297,10 +317,13 @@ _END_S = 2.0
 class ProcessLink:
     """Starts a program, whose stdin and stdout are the stream.
 
-    ``close`` kills a mere carrier of bytes (``ssh``), which hangs on a leash; an agent ends by the closed stream.
+    ``close`` kills a mere carrier of bytes (``ssh``), which hangs on a leash; an agent ends by the
+    closed stream.
     """
 
-    def __init__(self, argv: Sequence[str], *, environ: Mapping[str, str], leash: Leash | None) -> None:
+    def __init__(
+        self, argv: Sequence[str], *, environ: Mapping[str, str], leash: Leash | None
+    ) -> None:
         self._child = Child(argv, environ=environ, leash=leash)
         self._socket = self._child.stream
         self.is_polled = False

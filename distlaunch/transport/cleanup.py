@@ -18,7 +18,8 @@ _thread: threading.Thread | None = None
 
 
 def bury(job: Callable[[], None]) -> None:
-    """Have this done soon, after what was asked for before. Where no thread can be started it is done at once."""
+    """Have this done soon, after what was asked for before. Where no thread can be started it is
+    done at once."""
     global _thread  # noqa: PLW0603 - one for all connections of the process
     with _lock:
         _jobs.append(job)
@@ -43,7 +44,9 @@ def _work() -> None:
                 _thread = None
                 return
             job = _jobs.popleft()
-        with suppress(Exception):  # paramiko's: EOFError, SSHException, OSError; what is closed is closed
+        with suppress(
+            Exception
+        ):  # paramiko's: EOFError, SSHException, OSError; what is closed is closed
             job()
 
 

@@ -13,7 +13,9 @@ from distlaunch.core.model.record import Record
 class Trouble(Exception):  # noqa: N818 - it is an outcome: an opener turns it into Unconnected
     """A step did not succeed; the words are those of ``ConnectFailure``, and printable."""
 
-    def __init__(self, step: Step, text: str, *, hint: str | None = None, passing: bool = True) -> None:
+    def __init__(
+        self, step: Step, text: str, *, hint: str | None = None, passing: bool = True
+    ) -> None:
         super().__init__(text)
         self.step: Step = step
         self.text = text
@@ -23,7 +25,13 @@ class Trouble(Exception):  # noqa: N818 - it is an outcome: an opener turns it i
     def failure(self, host: str, *, address: str = "", user: str = "") -> ConnectFailure:
         """Make the row of the table that the user sees."""
         return ConnectFailure(
-            host=host, address=address, user=user, step=self.step, text=self.text, hint=self.hint, passing=self.passing
+            host=host,
+            address=address,
+            user=user,
+            step=self.step,
+            text=self.text,
+            hint=self.hint,
+            passing=self.passing,
         )
 
 
@@ -44,7 +52,8 @@ Step = Literal[
 
 
 STARTUP_HINT = (
-    "a start-up file of the login shell there (~/.profile, ~/.bashrc) may be waiting, for input or a file system"
+    "a start-up file of the login shell there (~/.profile, ~/.bashrc) may be waiting, "
+    "for input or a file system"
 )
 """Of a node that was logged in to, and whose agent does not start."""
 
@@ -62,4 +71,5 @@ class ConnectFailure(Record):
     """What went wrong, as a clause; printable."""
     hint: str | None = None
     passing: bool = True
-    """It may work in a moment: refused, no route, silent. A wrong key or a missing Python will not mend itself."""
+    """It may work in a moment: refused, no route, silent. A wrong key or a missing Python will not
+    mend itself."""

@@ -10,7 +10,8 @@ from distlaunch.transport.connect_errors import ConnectFailure
 
 
 class Link(Protocol):
-    """An open stream to an agent that has greeted; ``send`` and ``close`` may be called from any thread.
+    """An open stream to an agent that has greeted; ``send`` and ``close`` may be called from any
+    thread.
 
     ``fileno`` and ``receive`` are the main loop's.
     """
@@ -19,16 +20,20 @@ class Link(Protocol):
         """Give the descriptor to poll for reading: ready when ``receive`` has something."""
 
     def receive(self) -> bytes | None:
-        """Give what has come, without waiting (empty: nothing now); None at the end, and for ever after."""
+        """Give what has come, without waiting (empty: nothing now); None at the end, and for ever
+        after."""
 
     def send(self, data: bytes) -> None:
-        """Send all of it; may wait for the peer as long as the network takes. OSError: the link is closed."""
+        """Send all of it; may wait for the peer as long as the network takes. OSError: the link is
+        closed."""
 
     def close(self) -> None:
-        """Close the stream, which ends the agent; does not wait for the peer. May be called again."""
+        """Close the stream, which ends the agent; does not wait for the peer. May be called
+        again."""
 
     def why_closed(self) -> str:
-        """Say, after the end, what is known of it, as a clause: ``the connection was closed by the peer``."""
+        """Say, after the end, what is known of it, as a clause: ``the connection was closed by the
+        peer``."""
 
 
 class Target(Record):
@@ -51,5 +56,6 @@ class Unconnected(Exception):  # noqa: N818 - it is an outcome, and travels as a
 
 
 Open = Callable[[Target, float], Link]
-"""Connects, starts the agent and reads its greeting, within so many seconds. Called from a thread of its own, several
-at once for different nodes. Raises Unconnected; nothing of it is left running then."""
+"""Connects, starts the agent and reads its greeting, within so many seconds. Called from a thread
+of its own, several at once for different nodes. Raises Unconnected; nothing of it is left running
+then."""

@@ -1,7 +1,7 @@
 """Munge, by which processes of one user on the nodes of a cluster know each other.
 
-Sources: munge(1), unmunge(1), and munge 0.5.15 on a real system: of a credential that was opened before, or is too old,
-unmunge tells that by its exit code and still prints what was sealed.
+Sources: munge(1), unmunge(1), and munge 0.5.15 on a real system: of a credential that was opened
+before, or is too old, unmunge tells that by its exit code and still prints what was sealed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from collections.abc import Mapping, Sequence
 _ASK_S = 5.0
 _OPENED = (0, 15, 17)
 """Of unmunge: success, expired, replayed. What is sealed is a key, so neither harms."""
-_SOCKET = re.compile(r"^\s*AuthInfo\s*=\s*(?:[^#\n]*,)?\s*socket=([^\s,#]+)", re.IGNORECASE | re.MULTILINE)
+_SOCKET = re.compile(
+    r"^\s*AuthInfo\s*=\s*(?:[^#\n]*,)?\s*socket=([^\s,#]+)", re.IGNORECASE | re.MULTILINE
+)
 _CONF = "/etc/slurm/slurm.conf"
 _MOST_CONF = 1 << 20
 _REAL_UID = re.compile(rb"^UID:\s+(\d+)\s*$", re.MULTILINE)
@@ -50,7 +52,10 @@ class MungeCommand:
 
     def works(self) -> bool:
         """Return whether the commands are there, and the daemon answers."""
-        if any(shutil.which(name, path=self._environ.get("PATH")) is None for name in ("munge", "unmunge")):
+        if any(
+            shutil.which(name, path=self._environ.get("PATH")) is None
+            for name in ("munge", "unmunge")
+        ):
             return False
         try:
             self.seal("0")
@@ -61,7 +66,12 @@ class MungeCommand:
     def _run(self, argv: Sequence[str], data: bytes) -> tuple[int, bytes, bytes]:
         try:
             done = subprocess.run(
-                list(argv), input=data, capture_output=True, env=self._environ, timeout=_ASK_S, check=False
+                list(argv),
+                input=data,
+                capture_output=True,
+                env=self._environ,
+                timeout=_ASK_S,
+                check=False,
             )
         except subprocess.TimeoutExpired as exc:
             raise OSError(f"{argv[0]} did not answer within {_ASK_S:.0f} s") from exc

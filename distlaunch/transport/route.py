@@ -26,16 +26,20 @@ def opener(
 ) -> Open:
     """Make what opens links to the agents of a job's nodes; the agents' code is packed here, once.
 
-    ``note`` gets what the user should hear, from any thread: that host keys are not checked. ``logged_in`` gets a node
-    whose agent is being started.
+    ``note`` gets what the user should hear, from any thread: that host keys are not checked.
+    ``logged_in`` gets a node whose agent is being started.
 
     What it starts of programs that carry bytes hangs on the leash.
     Raises ConfigError where ``--ssh-command`` is no command.
     """
     code = agent_zip()
-    asked = Asked(user=options.ssh_user, port=options.ssh_port, key=options.ssh_key, config=options.ssh_config)
+    asked = Asked(
+        user=options.ssh_user, port=options.ssh_port, key=options.ssh_key, config=options.ssh_config
+    )
     chosen = options.who_set("ssh_host_keys") is not None or "ssh_host_keys" in options.given
-    host_keys = options.ssh_host_keys if chosen else None  # else the user's StrictHostKeyChecking counts
+    host_keys = (
+        options.ssh_host_keys if chosen else None
+    )  # else the user's StrictHostKeyChecking counts
     pythons = [path for path in (sys.executable, options.python) if path and os.path.isabs(path)]
     unchecked = Unchecked(note)
     by_ssh: Open
@@ -52,7 +56,13 @@ def opener(
     else:
         check = HostKeyCheck(host_keys, unchecked)
         by_ssh = Ssh(
-            asked=asked, check=check, code=code, pythons=pythons, environ=environ, leash=leash, logged_in=logged_in
+            asked=asked,
+            check=check,
+            code=code,
+            pythons=pythons,
+            environ=environ,
+            leash=leash,
+            logged_in=logged_in,
         ).open
 
     def open_link(target: Target, within_s: float) -> Link:

@@ -53,14 +53,17 @@ class TcpLink:
         self._socket.sendall(data, socket.MSG_NOSIGNAL)
 
     def close(self) -> None:
-        """Close the connection; see ``Link``. What has been sent still goes out, unless the peer goes on sending."""
+        """Close the connection; see ``Link``. What has been sent still goes out, unless the peer
+        goes on sending."""
         with self._lock:
             if self._closed:
                 return
             self._closed = True
         try:
             self._socket.shutdown(socket.SHUT_RDWR)  # wakes a sender
-            for _ in range(_MOST_DRAINED // _CHUNK):  # closed with bytes unread, it would drop what is on its way out
+            for _ in range(
+                _MOST_DRAINED // _CHUNK
+            ):  # closed with bytes unread, it would drop what is on its way out
                 if not self._socket.recv(_CHUNK, socket.MSG_DONTWAIT):
                     break
         except OSError:

@@ -1,8 +1,9 @@
 """The rendezvous port: launchers and agents call, and so may anybody else.
 
-Until a caller has shown that it belongs to the job it costs one of a bounded number of connections, a few kilobytes and
-a few seconds. Where there are too many the one goes that was idle for longest, of those that are as far as most are:
-real callers say at once what is to be said, and so do not stand where a crowd does.
+Until a caller has shown that it belongs to the job it costs one of a bounded number of connections,
+a few kilobytes and a few seconds. Where there are too many the one goes that was idle for longest,
+of those that are as far as most are: real callers say at once what is to be said, and so do not
+stand where a crowd does.
 
 A port to listen on, for callers from other machines.
 
@@ -32,7 +33,8 @@ MOST_PENDING = 512
 """Connections at once whose callers are not known yet."""
 HANDSHAKE_S = 5.0
 ACCEPTED_PER_S = 2500
-"""What we accept in the long run, so that a flood does not take the CPU: the rest waits in the kernel."""
+"""What we accept in the long run, so that a flood does not take the CPU: the rest waits in the
+kernel."""
 
 _BURST = 4096
 _STEP = 64
@@ -47,11 +49,13 @@ Admit = Callable[[Call], Welcome | Turned]
 
 
 class Listener:
-    """Listens, and gives those whom ``admit`` welcomes, each with its link. All is the main loop's; nothing waits.
+    """Listens, and gives those whom ``admit`` welcomes, each with its link. All is the main loop's;
+    nothing waits.
 
-    ``admit`` hears only of callers of the right release and job that know the token, and must not raise. ``log`` gets
-    lines for the user. ``members`` is how many are expected. Raises PortTakenError if another
-    process has the port; ConfigError if no port can be used for another reason, or if munge fails.
+    ``admit`` hears only of callers of the right release and job that know the token, and must not
+    raise. ``log`` gets lines for the user. ``members`` is how many are expected. Raises
+    PortTakenError if another process has the port; ConfigError if no port can be used for another
+    reason, or if munge fails.
     """
 
     def __init__(
@@ -118,7 +122,11 @@ class Listener:
             self._accept(listening)
         now = self._clock()
         while self._pending and (oldest := next(iter(self._pending.values()))).until <= now:
-            kind, text = ("silent", "it said nothing") if not oldest.stage else ("slow", "it did not finish its call")
+            kind, text = (
+                ("silent", "it said nothing")
+                if not oldest.stage
+                else ("slow", "it did not finish its call")
+            )
             self._refuse(oldest, kind, f"{text} within {HANDSHAKE_S:.0f} s")
         self._troubles.tick()
         admitted, self._admitted = self._admitted, []
@@ -139,7 +147,9 @@ class Listener:
 
     def _accept(self, listening: socket.socket) -> None:
         now = self._clock()
-        self._allowed = min(float(_BURST), self._allowed + max(0.0, now - self._allowed_at) * ACCEPTED_PER_S)
+        self._allowed = min(
+            float(_BURST), self._allowed + max(0.0, now - self._allowed_at) * ACCEPTED_PER_S
+        )
         self._allowed_at = now
         for _ in range(_STEP):
             if self._allowed < 1:
@@ -155,7 +165,9 @@ class Listener:
                 continue  # the caller has left already
             self._allowed -= 1
             if len(self._pending) >= self._most:
-                self._refuse(self._idlest(), "crowd", "too many are open whose callers are not known yet")
+                self._refuse(
+                    self._idlest(), "crowd", "too many are open whose callers are not known yet"
+                )
             connection.setblocking(False)  # noqa: FBT003 - the standard library's signature
             nonce = os.urandom(NONCE_BYTES).hex()
             side = ListenerSide(self._party, secret=self._secret, nonce=nonce, admit=self._admit)
@@ -166,11 +178,18 @@ class Listener:
             self._read(pending)  # a caller of ours has spoken already
 
     def _make_room(self, number: int | None) -> bool:
-        """Find a descriptor for the next caller: allow more, else drop another; else wait, and give False."""
-        if number == errno.EMFILE and open_files.allow(2 * resource.getrlimit(resource.RLIMIT_NOFILE)[0]):
+        """Find a descriptor for the next caller: allow more, else drop another; else wait, and give
+        False."""
+        if number == errno.EMFILE and open_files.allow(
+            2 * resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        ):
             return True
         if self._pending:
-            self._refuse(self._idlest(), "descriptors", f"no more files can be open here ({os.strerror(number or 0)})")
+            self._refuse(
+                self._idlest(),
+                "descriptors",
+                f"no more files can be open here ({os.strerror(number or 0)})",
+            )
             return True
         self._suspend(_PAUSE_S)
         return False
@@ -196,8 +215,8 @@ class Listener:
         except OSError:
             data = b""
         if not data:
-            # Whoever only looks whether the port is open does no harm; whoever has called for our job calls again, or
-            # has done so by another of our addresses.
+            # Whoever only looks whether the port is open does no harm; whoever has called for our
+            # job calls again, or has done so by another of our addresses.
             if pending.stage in (_SILENT, _CALLED):
                 self._drop(pending)
             else:
@@ -237,7 +256,9 @@ class Listener:
         self._note(kind, pending.address, text)
 
     def _note(self, kind: str, address: str, text: str) -> None:
-        self._troubles.note(kind, f"a connection from {address} to port {self.port} was closed: {text}")
+        self._troubles.note(
+            kind, f"a connection from {address} to port {self.port} was closed: {text}"
+        )
 
     def _drop(self, pending: _Pending) -> None:
         self._forget(pending)
@@ -246,7 +267,9 @@ class Listener:
     def _forget(self, pending: _Pending) -> None:
         del self._pending[pending.number]
         del self._stages[pending.stage][pending.number]
-        self._epoll.unregister(pending.number)  # closing alone does not, while a forked child has it
+        self._epoll.unregister(
+            pending.number
+        )  # closing alone does not, while a forked child has it
 
 
 class _Pending:
@@ -254,7 +277,9 @@ class _Pending:
 
     __slots__ = ("address", "connection", "number", "side", "stage", "until")
 
-    def __init__(self, connection: socket.socket, address: str, side: ListenerSide, *, until: float) -> None:
+    def __init__(
+        self, connection: socket.socket, address: str, side: ListenerSide, *, until: float
+    ) -> None:
         self.connection = connection
         self.number = connection.fileno()
         self.address = address
@@ -292,11 +317,12 @@ class PortTakenError(ConfigError):
 def open_port(host: str, ports: Sequence[int], *, owner: str) -> list[socket.socket]:
     """Listen on the first of the ports that is free; all sockets have the same one. Port 0 is any.
 
-    An address of this machine is taken at its word, ``localhost`` stands for both of the loopback's; for a name we
-    listen on all addresses, as it may stand for another one here than elsewhere.
+    An address of this machine is taken at its word, ``localhost`` stands for both of the
+    loopback's; for a name we listen on all addresses, as it may stand for another one here than
+    elsewhere.
 
-    Raises PortTakenError, with the process that has the port, if a port is in use; ConfigError if no port can be used
-    for another reason.
+    Raises PortTakenError, with the process that has the port, if a port is in use; ConfigError if
+    no port can be used for another reason.
     """
     problems: list[ConfigError] = []
     for port in ports:
@@ -307,8 +333,12 @@ def open_port(host: str, ports: Sequence[int], *, owner: str) -> list[socket.soc
     if len(problems) == 1:
         raise problems[0]
     numbers = ", ".join(map(str, ports))
-    kind = PortTakenError if any(isinstance(one, PortTakenError) for one in problems) else ConfigError
-    raise kind(f"none of the ports {numbers} can be had: {'; '.join(one.message for one in problems[:4])}")
+    kind = (
+        PortTakenError if any(isinstance(one, PortTakenError) for one in problems) else ConfigError
+    )
+    raise kind(
+        f"none of the ports {numbers} can be had: {'; '.join(one.message for one in problems[:4])}"
+    )
 
 
 def _listen(host: str, port: int) -> list[socket.socket]:
@@ -346,10 +376,13 @@ def _socket(address: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     try:
-        # What connections of an earlier launcher have left does not matter; beside another listener Linux lets nobody.
+        # What connections of an earlier launcher have left does not matter; beside another listener
+        # Linux lets nobody.
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
-            listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(address != _WILDCARD[0]))
+            listening.setsockopt(
+                socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(address != _WILDCARD[0])
+            )
         listening.bind((address, port))
         listening.listen(_BACKLOG)
     except OSError:
@@ -377,14 +410,17 @@ def _refused(port: int, exc: OSError, owner: str) -> ConfigError:
         except ConfigError as found:  # it knows who has it
             return kind(found.message, hint=hint)
         return kind(f"port {port} is in use", hint=hint)
-    return ConfigError(f"nobody can listen on port {port} here: {os.strerror(exc.errno or 0)}", hint=hint)
+    return ConfigError(
+        f"nobody can listen on port {port} here: {os.strerror(exc.errno or 0)}", hint=hint
+    )
 
 
 EVERY_S = 60.0
 
 
 class Troubles:
-    """``log`` gets a line for the first of each kind, then one a minute with how many more there were."""
+    """``log`` gets a line for the first of each kind, then one a minute with how many more there
+    were."""
 
     def __init__(self, log: Callable[[str], None], clock: Callable[[], float]) -> None:
         self._log = log
@@ -403,14 +439,20 @@ class Troubles:
 
     def deadline(self) -> float | None:
         """Give when ``tick`` has something to say."""
-        return min((kind.since + EVERY_S for kind in self._kinds.values() if kind.more), default=None)
+        return min(
+            (kind.since + EVERY_S for kind in self._kinds.values() if kind.more), default=None
+        )
 
     def tick(self) -> None:
         """Say what has been counted for long enough."""
         now = self._clock()
         for kind in self._kinds.values():
             if kind.more and now >= kind.since + EVERY_S:
-                self._log(kind.last if kind.more == 1 else f"{kind.more:,} more like it, the last: {kind.last}")
+                self._log(
+                    kind.last
+                    if kind.more == 1
+                    else f"{kind.more:,} more like it, the last: {kind.last}"
+                )
                 kind.since, kind.more = now, 0
 
 

@@ -26,9 +26,11 @@ class _Group(Record):
 
 
 def render(failures: Sequence[ConnectFailure]) -> str:
-    """Write a row for each host (host, address, user, step, what went wrong), then the hints, each once.
+    """Write a row for each host (host, address, user, step, what went wrong), then the hints, each
+    once.
 
-    Of many hosts that fail alike the first ones have rows, and a line names the others; the largest groups come first.
+    Of many hosts that fail alike the first ones have rows, and a line names the others; the largest
+    groups come first.
     """
     groups = _grouped(failures)
     shown = _shares([len(group.rows) for group in groups])
@@ -38,8 +40,13 @@ def render(failures: Sequence[ConnectFailure]) -> str:
             continue
         rows += group.rows[:share]
         if rest := group.rows[share:]:
-            rows.append(f"and {len(rest):,} more like {group.first.host}: {name_hosts(row.host for row in rest)}")
-    if left := [row for group, share in zip(groups, shown, strict=True) if share == 0 for row in group.rows]:
+            rows.append(
+                f"and {len(rest):,} more like {group.first.host}: "
+                f"{name_hosts(row.host for row in rest)}"
+            )
+    if left := [
+        row for group, share in zip(groups, shown, strict=True) if share == 0 for row in group.rows
+    ]:
         rows.append(f"and {len(left):,} more: {name_hosts(row.host for row in left)}")
     return "\n".join([*_lines(rows), *_hints(groups)])
 
@@ -48,7 +55,9 @@ def _grouped(failures: Sequence[ConnectFailure]) -> list[_Group]:
     groups: dict[tuple[str, str, str], list[ConnectFailure]] = {}
     for row in failures:
         groups.setdefault((row.step, row.user, _general(row.text, row)), []).append(row)
-    return sorted((_Group(rows=tuple(rows)) for rows in groups.values()), key=lambda group: -len(group.rows))
+    return sorted(
+        (_Group(rows=tuple(rows)) for rows in groups.values()), key=lambda group: -len(group.rows)
+    )
 
 
 def _general(text: str, row: ConnectFailure) -> str:
@@ -61,7 +70,8 @@ def _general(text: str, row: ConnectFailure) -> str:
 
 
 def _shares(sizes: list[int]) -> list[int]:
-    """Deal the rows out: one to each group as far as they go, then as many as the larger ones want."""
+    """Deal the rows out: one to each group as far as they go, then as many as the larger ones
+    want."""
     shares = [1 if number < _MOST_ROWS else 0 for number in range(len(sizes))]
     free = _MOST_ROWS - sum(shares)
     for number, size in enumerate(sizes):
@@ -72,10 +82,17 @@ def _shares(sizes: list[int]) -> list[int]:
 
 
 def _lines(rows: Sequence[ConnectFailure | str]) -> list[str]:
-    cells = [(row.host, row.address, row.user, row.step) for row in rows if isinstance(row, ConnectFailure)]
+    cells = [
+        (row.host, row.address, row.user, row.step)
+        for row in rows
+        if isinstance(row, ConnectFailure)
+    ]
     heads = ("HOST", "ADDRESS", "USER", "STEP")
     kept = [column for column in range(len(heads)) if any(cell[column] for cell in cells)]
-    widths = {column: max(len(heads[column]), *(min(len(cell[column]), _WIDEST) for cell in cells)) for column in kept}
+    widths = {
+        column: max(len(heads[column]), *(min(len(cell[column]), _WIDEST) for cell in cells))
+        for column in kept
+    }
 
     def line(values: tuple[str, ...], text: str) -> str:
         return "  " + "  ".join([*(values[column].ljust(widths[column]) for column in kept), text])
@@ -90,7 +107,8 @@ def _lines(rows: Sequence[ConnectFailure | str]) -> list[str]:
 
 
 def _hints(groups: Sequence[_Group]) -> list[str]:
-    """Give each hint once; those that say the same of different hosts as one, ssh-keyscan with all of them."""
+    """Give each hint once; those that say the same of different hosts as one, ssh-keyscan with all
+    of them."""
     found: dict[str, list[ConnectFailure]] = {}
     for group in groups:
         for row in group.rows:
@@ -101,6 +119,9 @@ def _hints(groups: Sequence[_Group]) -> list[str]:
         hints = list(dict.fromkeys(row.hint for row in rows if row.hint is not None))
         hint = hints[0]
         if len(hints) > 1:
-            hint = scan_all(hints) or f"{hint} (for {rows[0].host}; likewise for {len(rows) - 1:,} more)"
+            hint = (
+                scan_all(hints)
+                or f"{hint} (for {rows[0].host}; likewise for {len(rows) - 1:,} more)"
+            )
         lines.append(f"  hint: {hint}")
     return lines

@@ -1,4 +1,5 @@
-"""``distlaunch backends``: which there are, what of them is installed here, and the options they take."""
+"""``distlaunch backends``: which there are, what of them is installed here, and the options they
+take."""
 
 from __future__ import annotations
 
@@ -13,7 +14,13 @@ from typing import Any, Literal
 from distlaunch.backends.backend_options import shape
 from distlaunch.backends.base import Backend, Requirement
 from distlaunch.backends.registry import backend_names, find_backend, other_backends, package_of
-from distlaunch.backends.requirements import Found, Installed, install_words, installed_for, look_for
+from distlaunch.backends.requirements import (
+    Found,
+    Installed,
+    install_words,
+    installed_for,
+    look_for,
+)
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import printable
@@ -36,14 +43,22 @@ class _Broken(Record):
         return _Broken(name=name, problem=error.message.partition(": ")[2])
 
 
-def backends(name: str | None, fmt: Literal["table", "json"], *, python: tuple[str, str] | None = None) -> int:
-    """Print all backends, or one of them with its options; returns the exit code. Raises ConfigError.
+def backends(
+    name: str | None, fmt: Literal["table", "json"], *, python: tuple[str, str] | None = None
+) -> int:
+    """Print all backends, or one of them with its options; returns the exit code. Raises
+    ConfigError.
 
-    ``python``: who names an interpreter that is asked what it has, ``--python`` for one, and that interpreter.
+    ``python``: who names an interpreter that is asked what it has, ``--python`` for one, and that
+    interpreter.
     """
     found = [find_backend(name)] if name is not None else list(_all())
     kinds = [each for each in found if not isinstance(each, _Broken)]
-    installed = None if python is None else _ask(*python, [each for kind in kinds for each in kind.requires])
+    installed = (
+        None
+        if python is None
+        else _ask(*python, [each for kind in kinds for each in kind.requires])
+    )
     path = sys.executable if python is None else python[1]
     make = _any_record if name is None else _record
     records = [make(each, path, installed) for each in found]
@@ -59,7 +74,8 @@ def backends(name: str | None, fmt: Literal["table", "json"], *, python: tuple[s
 
 
 def _columns() -> int | None:
-    """Give the width to fold lines to; None where no terminal shows them: programs read whole ones."""
+    """Give the width to fold lines to; None where no terminal shows them: programs read whole
+    ones."""
     try:
         return max(_LEAST_COLUMNS, os.get_terminal_size(sys.stdout.fileno()).columns)
     except (OSError, ValueError):
@@ -82,7 +98,9 @@ def _all() -> Iterator[type[Backend] | _Broken]:
     for name, points in sorted(other_backends().items()):
         if name in backend_names():
             packages = ", ".join(map(package_of, points))
-            yield _Broken(name=name, problem=f"not used: {packages} has one of this name, which is ours")
+            yield _Broken(
+                name=name, problem=f"not used: {packages} has one of this name, which is ours"
+            )
             continue
         try:
             yield find_backend(name)
@@ -90,7 +108,9 @@ def _all() -> Iterator[type[Backend] | _Broken]:
             yield _Broken.by(name, exc)
 
 
-def _any_record(found: type[Backend] | _Broken, python: str, installed: Installed | None) -> dict[str, Any]:
+def _any_record(
+    found: type[Backend] | _Broken, python: str, installed: Installed | None
+) -> dict[str, Any]:
     """Give the record also of one whose own fault shows only now."""
     try:
         return _record(found, python, installed)
@@ -98,7 +118,9 @@ def _any_record(found: type[Backend] | _Broken, python: str, installed: Installe
         return _record(_Broken.by(found.name, exc), python, installed)
 
 
-def _record(backend: type[Backend] | _Broken, python: str, installed: Installed | None) -> dict[str, Any]:
+def _record(
+    backend: type[Backend] | _Broken, python: str, installed: Installed | None
+) -> dict[str, Any]:
     if isinstance(backend, _Broken):
         nothing: dict[str, Any] = {"about": "", "installed": False, "requires": [], "options": []}
         return {"name": backend.name, **nothing, "problem": backend.problem}
@@ -109,7 +131,8 @@ def _record(backend: type[Backend] | _Broken, python: str, installed: Installed 
         "installed": all(each.is_met or not each.requirement.demanded for each in found),
         "requires": [_requirement(each, python) for each in found],
         "options": [
-            {"name": option.name, "takes": shape(option), "about": option.about} for option in backend.options()
+            {"name": option.name, "takes": shape(option), "about": option.about}
+            for option in backend.options()
         ],
         "problem": None,
     }
@@ -129,7 +152,8 @@ def _requirement(found: Found, python: str) -> dict[str, Any]:
 
 
 def _lines(record: dict[str, Any], width: int | None, *, options: bool) -> Iterator[str]:
-    """Lay one record out for people. A command stays whole, on a line of its own if need be: it is to be copied."""
+    """Lay one record out for people. A command stays whole, on a line of its own if need be: it is
+    to be copied."""
     name, about = printable(record["name"]), printable(record["about"] or record["problem"])
     first, *more = _folded(about, _NAMES, width)
     yield f"{name:<{_NAMES - 1}} {first}"
@@ -137,7 +161,9 @@ def _lines(record: dict[str, Any], width: int | None, *, options: bool) -> Itera
     for line in more:
         yield margin + line
     there = [
-        f"{each['package']} {each['version'] or '(no version)'}" for each in record["requires"] if not each["install"]
+        f"{each['package']} {each['version'] or '(no version)'}"
+        for each in record["requires"]
+        if not each["install"]
     ]
     if there:
         for line in _folded(f"installed: {', '.join(there)}", _NAMES, width):
@@ -178,4 +204,6 @@ def _folded(text: str, margin: int, width: int | None) -> list[str]:
     """Fold a text to what a margin leaves of a line; words stay whole."""
     if width is None:
         return [text]
-    return textwrap.wrap(text, width - margin, break_long_words=False, break_on_hyphens=False) or [""]
+    return textwrap.wrap(text, width - margin, break_long_words=False, break_on_hyphens=False) or [
+        ""
+    ]

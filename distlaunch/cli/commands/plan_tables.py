@@ -1,8 +1,8 @@
 """A plan as tables for people; ``plan --format json`` prints the same record as data.
 
-The record is the one that ``plan-<k>.json`` holds. Nodes that are alike share a row, and so do workers that differ only
-in their numbers: a plan of 16,384 nodes reads on one screen. A variable whose value follows from the worker's numbers
-is written once, as ``rank-{rank}``.
+The record is the one that ``plan-<k>.json`` holds. Nodes that are alike share a row, and so do
+workers that differ only in their numbers: a plan of 16,384 nodes reads on one screen. A variable
+whose value follows from the worker's numbers is written once, as ``rank-{rank}``.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ class _Group(NamedTuple):
 
 
 def plan_table(plan_record: _Data) -> None:
-    """Print a plan to stdout; where nobody reads on, raises BrokenPipeError or (newer rich) SystemExit."""
+    """Print a plan to stdout; where nobody reads on, raises BrokenPipeError or (newer rich)
+    SystemExit."""
     from rich.console import Console
 
     console = Console(highlight=False, markup=False, emoji=False)
@@ -67,7 +68,9 @@ def plan_table(plan_record: _Data) -> None:
     _gpus(console, groups)
     _workers(console, groups)
     _commands(console, everyone)
-    _environment(console, everyone, plan_record.get("env") or {}, plan_record.get("env_given") or ())
+    _environment(
+        console, everyone, plan_record.get("env") or {}, plan_record.get("env_given") or ()
+    )
     notes = plan_record.get("notes") or ()
     if notes:
         _heading(console, "Notes")
@@ -94,7 +97,10 @@ def _workers_of(node: _Data) -> list[_Worker]:
 def _groups(nodes: Sequence[_Data], workers: Sequence[list[_Worker]]) -> list[_Group]:
     groups: dict[object, _Group] = {}
     for node, own in zip(nodes, workers, strict=True):
-        told = tuple(str(node.get(key)) for key in ("slots", "devices", "gpus", "user", "port", "chosen", "without"))
+        told = tuple(
+            str(node.get(key))
+            for key in ("slots", "devices", "gpus", "user", "port", "chosen", "without")
+        )
         key = told, tuple((worker.mask, worker.cpus) for worker in own)
         group = groups.setdefault(key, _Group([], []))
         group.nodes.append(node)
@@ -120,7 +126,12 @@ def _facts(console: Console, record: _Data, workers: int) -> None:
         ("Workdir", record.get("workdir")),
         ("Restarts", record.get("max_restarts") or None),
         ("Preload", ", ".join(record.get("preload") or ()) or None),
-        ("Hangs", f"stopped after {hang_s:g} s of silence" if (hang_s := record.get("hang_timeout_s")) else None),
+        (
+            "Hangs",
+            f"stopped after {hang_s:g} s of silence"
+            if (hang_s := record.get("hang_timeout_s"))
+            else None,
+        ),
     ]
     for name, value in facts:
         if value is not None:
@@ -163,7 +174,8 @@ def _hosts(nodes: Sequence[_Data]) -> str:
 
 
 def _devices(node: _Data, device: object) -> str:
-    """Say which GPUs a node's workers use; where only the node can tell, which of those that it finds."""
+    """Say which GPUs a node's workers use; where only the node can tell, which of those that it
+    finds."""
     devices = node.get("devices")
     if devices is not None:
         return _listed(devices)
@@ -186,7 +198,8 @@ def _listed(devices: Sequence[object]) -> str:
 
 
 def _gpus(console: Console, groups: Sequence[_Group]) -> None:
-    """Print which GPU each worker's device is, where that is known: in a mask of its own, GPU 4 may be device 0."""
+    """Print which GPU each worker's device is, where that is known: in a mask of its own, GPU 4 may
+    be device 0."""
     for group in groups:
         gpus = [gpu for gpu in group.nodes[0].get("gpus") or () if gpu]
         if not gpus:
@@ -194,8 +207,13 @@ def _gpus(console: Console, groups: Sequence[_Group]) -> None:
         table = _table("Local ranks", "Logical", "Physical", "UUID", "Name")
         for gpu in {gpu.get("device"): gpu for gpu in gpus}.values():
             device = str(gpu.get("device"))
-            users = [worker for worker, each in zip(group.workers, group.nodes[0].get("gpus") or (), strict=False)
-                     if each and each.get("device") == device]  # fmt: skip
+            users = [
+                worker
+                for worker, each in zip(
+                    group.workers, group.nodes[0].get("gpus") or (), strict=False
+                )
+                if each and each.get("device") == device
+            ]
             mask = users[0].mask.split(",") if users else []
             table.add_row(
                 format_ranks(worker.local_rank for worker in users) or "-",
@@ -248,12 +266,19 @@ def _commands(console: Console, workers: Sequence[_Worker]) -> None:
         known.append(worker.rank)
     for argv, ranks in commands:
         # For reading only: what runs stays a list.
-        _line(console, (f"{name_ranks(ranks)}: " if len(commands) > 1 else "") + shlex.join(map(str, argv)))
+        _line(
+            console,
+            (f"{name_ranks(ranks)}: " if len(commands) > 1 else "") + shlex.join(map(str, argv)),
+        )
 
 
-def _environment(console: Console, workers: Sequence[_Worker], shared: _Data, given: Iterable[object]) -> None:
+def _environment(
+    console: Console, workers: Sequence[_Worker], shared: _Data, given: Iterable[object]
+) -> None:
     yours = [str(name) for name in given]
-    common = {name: f"{name}={_value(value)}" for name, value in shared.items() if name not in yours}
+    common = {
+        name: f"{name}={_value(value)}" for name, value in shared.items() if name not in yours
+    }
     names = {name for worker in workers for name in worker.env}.difference(yours)
     varying: list[str] = []
     for name in sorted(names):
@@ -281,14 +306,17 @@ class _Missing:
 
 
 def _varying(name: str, workers: Sequence[_Worker], values: Sequence[object]) -> str:
-    """Write a variable that differs between workers: as a pattern of the worker's numbers, else value by value."""
+    """Write a variable that differs between workers: as a pattern of the worker's numbers, else
+    value by value."""
     numbers = sorted(_NUMBERS, key=lambda number: not name.startswith(number.upper()))
     pattern = _pattern(numbers, workers, values)
     if pattern is not None:
         return pattern
     ranks: dict[str, list[int]] = {}
     for worker, value in zip(workers, values, strict=True):
-        ranks.setdefault("(not set)" if value is _Missing else _value(value), []).append(worker.rank)
+        ranks.setdefault("(not set)" if value is _Missing else _value(value), []).append(
+            worker.rank
+        )
     parts = [f"{text} ({_named(some)})" for text, some in list(ranks.items())[:_MOST_VALUES]]
     if len(ranks) > _MOST_VALUES:
         parts.append(f"... {len(ranks) - _MOST_VALUES} more")
@@ -300,8 +328,11 @@ def _named(ranks: Sequence[int]) -> str:
     return text if len(text) <= _LONGEST_LIST else f"{text[:_LONGEST_LIST].rpartition(',')[0]},..."
 
 
-def _pattern(numbers: Sequence[str], workers: Sequence[_Worker], values: Sequence[object]) -> str | None:
-    """Find the one number in the first worker's value which, put in for each worker, gives every value."""
+def _pattern(
+    numbers: Sequence[str], workers: Sequence[_Worker], values: Sequence[object]
+) -> str | None:
+    """Find the one number in the first worker's value which, put in for each worker, gives every
+    value."""
     first = values[0]
     if not isinstance(first, str):
         return None

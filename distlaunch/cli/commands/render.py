@@ -77,12 +77,29 @@ _ROWS = (
     _row("--partition", "text", ("slurm",), "Slurm's partition.", "NAME"),
     _row("--account", "text", ("slurm",), "Who is charged.", "NAME"),
     _row("--image", "text", _PODS, "The container image, with distlaunch and the script.", "NAME"),
-    _row("--namespace", "text", _PODS, "Where the objects are made; otherwise kubectl's choice.", "NAME"),
+    _row(
+        "--namespace",
+        "text",
+        _PODS,
+        "Where the objects are made; otherwise kubectl's choice.",
+        "NAME",
+    ),
     _row("--gpus-resource", "text", _PODS, "What the cluster calls its GPUs.", "NAME"),
     _row("--efa", "count", _PODS, "EFA interfaces of each pod (AWS).", "N"),
-    _row("--shm", "text", _PODS, "Most that /dev/shm may hold; otherwise the pod's memory.", "16Gi"),
-    _row("--pvc", "text", _PODS, "Mount this PersistentVolumeClaim; may be repeated.", "NAME:PATH", repeatable=True),
-    _row("--token-secret", "text", _PODS, "The Secret whose key token launchers must know.", "NAME"),
+    _row(
+        "--shm", "text", _PODS, "Most that /dev/shm may hold; otherwise the pod's memory.", "16Gi"
+    ),
+    _row(
+        "--pvc",
+        "text",
+        _PODS,
+        "Mount this PersistentVolumeClaim; may be repeated.",
+        "NAME:PATH",
+        repeatable=True,
+    ),
+    _row(
+        "--token-secret", "text", _PODS, "The Secret whose key token launchers must know.", "NAME"
+    ),
     _row("--queue", "text", _PODS, "Kueue's queue.", "NAME"),
     _row("--runtime", "text", ("trainjob",), "The ClusterTrainingRuntime.", "NAME"),
 )
@@ -101,11 +118,14 @@ def refuse_foreign(target: Target, fields: Mapping[str, object]) -> None:
     for option, targets in _ROWS:
         if option.field in fields and target not in targets:
             raise UsageError(
-                f"{option.name} has no meaning in render {target}", hint=f"it is for render {', '.join(targets)}"
+                f"{option.name} has no meaning in render {target}",
+                hint=f"it is for render {', '.join(targets)}",
             )
 
 
-def parse_render(target: Target, argv: Sequence[str], environ: Mapping[str, str]) -> tuple[TrainOptions, RenderOptions]:
+def parse_render(
+    target: Target, argv: Sequence[str], environ: Mapping[str, str]
+) -> tuple[TrainOptions, RenderOptions]:
     """Parse what follows ``render`` and the kind of file. Raises as ``quick.parse_train``."""
     given, rest = parser.scan(argv, ALL_OPTIONS)
     refuse_foreign(target, given)
@@ -115,28 +135,36 @@ def parse_render(target: Target, argv: Sequence[str], environ: Mapping[str, str]
 def split(values: dict[str, Any]) -> tuple[TrainOptions, RenderOptions]:
     """Part the values that ``build`` made of the words into the two kinds of options.
 
-    A word of ``-o`` without ``=`` names the file, unless the backend has an option of that name. Raises UsageError for
-    two files.
+    A word of ``-o`` without ``=`` names the file, unless the backend has an option of that name.
+    Raises UsageError for two files.
     """
     own = fields_of(RenderOptions)
     more = {field: value for field, value in values.items() if field in own}
     named = _backend_names(values.get("backend", TrainOptions().backend))
-    files = [word for word in values.get("opt", ()) if "=" not in word and option_name(word) not in named]
+    files = [
+        word for word in values.get("opt", ()) if "=" not in word and option_name(word) not in named
+    ]
     if files:
         values = {**values, "opt": tuple(word for word in values["opt"] if word not in files)}
         if not values["opt"]:
-            values["given"] = {field: who for field, who in values["given"].items() if field != "opt"}
+            values["given"] = {
+                field: who for field, who in values["given"].items() if field != "opt"
+            }
         files = list(dict.fromkeys([*files, *([more["out"]] if "out" in more else [])]))
         if len(files) > 1:
             raise UsageError(
-                f"-o {quoted(files[0])} and -o {quoted(files[1])} are two files", hint="render writes one: give one"
+                f"-o {quoted(files[0])} and -o {quoted(files[1])} are two files",
+                hint="render writes one: give one",
             )
         more["out"] = files[0]
-    return TrainOptions(**{field: value for field, value in values.items() if field not in own}), RenderOptions(**more)
+    return TrainOptions(
+        **{field: value for field, value in values.items() if field not in own}
+    ), RenderOptions(**more)
 
 
 def _missing_script(options: TrainOptions) -> str | None:
-    """Say that the script is not here, where a batch script is submitted as a rule; None if it is."""
+    """Say that the script is not here, where a batch script is submitted as a rule; None if it
+    is."""
     name = options.script
     if name is None or options.module or options.no_python:
         return None
@@ -145,7 +173,9 @@ def _missing_script(options: TrainOptions) -> str | None:
     if any(os.path.exists(place) for place in places):
         return None
     where = " and ".join(printable(os.path.dirname(place)) for place in places)
-    return f"{printable(name)} is not here (looked in {where}); the job needs it where it is submitted"
+    return (
+        f"{printable(name)} is not here (looked in {where}); the job needs it where it is submitted"
+    )
 
 
 def _backend_names(backend: object) -> set[str]:
@@ -187,17 +217,22 @@ Spelled = tuple[str, tuple[str, ...]]
 
 
 def spell(options: TrainOptions) -> tuple[Spelled, ...]:
-    """Give the words of all options that were set, in the table's order, but for SCRIPT and its arguments.
+    """Give the words of all options that were set, in the table's order, but for SCRIPT and its
+    arguments.
 
     Also of those that a variable set. Parsed again, they give the same options.
     """
     chosen = [option for option in TRAIN_OPTIONS if option.field != "script"]
-    return tuple((option.field, _words(option, options)) for option in chosen if _is_set(option, options))
+    return tuple(
+        (option.field, _words(option, options)) for option in chosen if _is_set(option, options)
+    )
 
 
 def _is_set(option: Option, options: TrainOptions) -> bool:
     value: object = getattr(options, option.field)
-    return value != option.default or (option.field in options.given and not (option.kind == "flag" and not value))
+    return value != option.default or (
+        option.field in options.given and not (option.kind == "flag" and not value)
+    )
 
 
 def _words(option: Option, options: TrainOptions) -> tuple[str, ...]:

@@ -29,14 +29,17 @@ def train(options: TrainOptions) -> int:
             open_worker_sink=front.open_worker_sink,
             open_terminal=front.open_terminal,
         )
-    except BrokenPipeError as exc:  # it is not stdout's, whose reader may leave: that would end the command with 0
+    except (
+        BrokenPipeError
+    ) as exc:  # it is not stdout's, whose reader may leave: that would end the command with 0
         raise RuntimeError("a channel of the job broke") from exc
 
 
 class Front:
     """What the user has before them: a console, or their terminal handed over to the one worker.
 
-    Both methods come to the same answer, in any order: looking for the terminal changes nothing of it.
+    Both methods come to the same answer, in any order: looking for the terminal changes nothing of
+    it.
     """
 
     def __init__(self, options: TrainOptions) -> None:
@@ -64,7 +67,8 @@ class Front:
         return self.open_console(world_size)
 
     def open_worker_sink(self, outer: Outer) -> Sink:
-        """Open the sink of a launcher that is itself a worker: its launcher shows whose output it is.
+        """Open the sink of a launcher that is itself a worker: its launcher shows whose output it
+        is.
 
         A format, or a choice of ranks, has our console instead.
         """
@@ -72,7 +76,9 @@ class Front:
             return self.open_console(outer.world_size)
         from distlaunch.console.torchrun_style import open_torchrun_console
 
-        return open_torchrun_console(modes={}, prefixes={}, environ=os.environ, quiet=self._options.quiet)
+        return open_torchrun_console(
+            modes={}, prefixes={}, environ=os.environ, quiet=self._options.quiet
+        )
 
     def open_console(self, world_size: int) -> Sink:
         """Open the console."""
@@ -97,7 +103,9 @@ def plan(options: TrainOptions, fmt: Literal["table", "json"], *, expand: bool =
 
     planned = make_plan(options, os.environ, elsewhere=not options.dry_run)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # a name that the terminal's encoding does not have
+        sys.stdout.reconfigure(
+            errors="backslashreplace"
+        )  # a name that the terminal's encoding does not have
     explanation, shown = planned.explanation, planned.plan
     if shown.worker_ports:
         from distlaunch.planning.worker_addresses import cluster_names
@@ -113,5 +121,7 @@ def plan(options: TrainOptions, fmt: Literal["table", "json"], *, expand: bool =
 
     plan_table(shown.record(expand=expand))
     if explanation is not None:
-        sys.stdout.write("\nWhere this comes from\n" + "".join(f"  {line}\n" for line in explanation.lines()))
+        sys.stdout.write(
+            "\nWhere this comes from\n" + "".join(f"  {line}\n" for line in explanation.lines())
+        )
     return 0

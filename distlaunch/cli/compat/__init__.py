@@ -1,1 +1,2 @@
-"""Commands that take the options of other launchers: torchrun, accelerate, deepspeed and horovodrun."""
+"""Commands that take the options of other launchers: torchrun, accelerate, deepspeed and
+horovodrun."""

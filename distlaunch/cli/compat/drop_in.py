@@ -1,5 +1,5 @@
-"""What the commands share that take another launcher's words: rows of their tables, how words are spelt out,
-and how a job is run whose errors are told in these words.
+"""What the commands share that take another launcher's words: rows of their tables, how words are
+spelt out, and how a job is run whose errors are told in these words.
 """
 
 from __future__ import annotations
@@ -59,22 +59,30 @@ def take_apart(
     *,
     drops_dashes: bool = False,
 ) -> tuple[Given, tuple[str, ...]]:
-    """Take a command line apart as ``scan`` does, with its errors in this dialect; see ``plain_words``."""
+    """Take a command line apart as ``scan`` does, with its errors in this dialect; see
+    ``plain_words``."""
     with in_words_of(dialect):
         return scan(plain_words(argv, options, theirs, drops_dashes=drops_dashes), options)
 
 
 def plain_words(
-    argv: Sequence[str], options: Iterable[Option], theirs: Iterable[Option], *, drops_dashes: bool = False
+    argv: Sequence[str],
+    options: Iterable[Option],
+    theirs: Iterable[Option],
+    *,
+    drops_dashes: bool = False,
 ) -> list[str]:
     """Make the words up to the script or command fit for our own parser.
 
-    ``drops_dashes``: one ``--`` directly behind the script is left out, as by launchers that use argparse.
-    Spelt out are beginnings of the long names of ``theirs``, and words such as ``-np``, ``-np2`` and ``-H=a:2``, which
-    our parser would take apart into letters. Raises UsageError for a beginning of several names.
+    ``drops_dashes``: one ``--`` directly behind the script is left out, as by launchers that use
+    argparse. Spelt out are beginnings of the long names of ``theirs``, and words such as ``-np``,
+    ``-np2`` and ``-H=a:2``, which our parser would take apart into letters. Raises UsageError for a
+    beginning of several names.
     """
     by_flag = {flag: option for option in options for flag in option.all_flags}
-    one_dash = {flag: option.name for flag, option in by_flag.items() if flag[1] != "-" and len(flag) > 2}
+    one_dash = {
+        flag: option.name for flag, option in by_flag.items() if flag[1] != "-" and len(flag) > 2
+    }
     long = {flag: option.field for option in theirs for flag in option.flags if flag[:2] == "--"}
     words: list[str] = []
     at = 0
@@ -88,7 +96,11 @@ def plain_words(
         else:
             flag, equals, value = _one_dash(word, one_dash, by_flag)
         option = by_flag.get(flag)
-        words += [flag, value] if option is not None and equals and flag[1] != "-" else [flag + equals + value]
+        words += (
+            [flag, value]
+            if option is not None and equals and flag[1] != "-"
+            else [flag + equals + value]
+        )
         if option is not None and option.kind != "flag" and not equals and at < len(argv):
             words.append(argv[at])
             at += 1
@@ -97,13 +109,17 @@ def plain_words(
 
 
 def without_dashes(rest: Sequence[str]) -> list[str]:
-    """Leave out one ``--`` directly behind the script, unless another one stands before the script."""
+    """Leave out one ``--`` directly behind the script, unless another one stands before the
+    script."""
     drops = len(rest) > 1 and rest[0] != "--" and rest[1] == "--"
     return [rest[0], *rest[2:]] if drops else [*rest]
 
 
-def _one_dash(word: str, names: Mapping[str, str], by_flag: Mapping[str, Option]) -> tuple[str, str, str]:
-    """Spell a word with one dash out, if it is a long name, the beginning of one alone, or one with a number behind.
+def _one_dash(
+    word: str, names: Mapping[str, str], by_flag: Mapping[str, Option]
+) -> tuple[str, str, str]:
+    """Spell a word with one dash out, if it is a long name, the beginning of one alone, or one with
+    a number behind.
 
     Where its first letter is an option, a word that is no whole name is that option and its value.
     """
@@ -121,7 +137,8 @@ def _one_dash(word: str, names: Mapping[str, str], by_flag: Mapping[str, Option]
 
 
 def whole_name(flag: str, fields: Mapping[str, str]) -> str:
-    """Give the long name, with dashes, of which this is the beginning, and the flag as it is where there is none.
+    """Give the long name, with dashes, of which this is the beginning, and the flag as it is where
+    there is none.
 
     ``fields`` has the field of each long name. Raises UsageError for a beginning of several.
     """
@@ -137,7 +154,8 @@ def whole_name(flag: str, fields: Mapping[str, str]) -> str:
 
 @contextmanager
 def in_words_of(dialect: Dialect) -> Iterator[None]:
-    """Put what a LaunchError says into this dialect. The same one goes on: its kind and exit code may be its own."""
+    """Put what a LaunchError says into this dialect. The same one goes on: its kind and exit code
+    may be its own."""
     try:
         yield
     except LaunchError as error:
@@ -155,7 +173,8 @@ def run_drop_in(
     table: Iterable[Option],
     around: AbstractContextManager[None] | None = None,
 ) -> int:
-    """Say what is to be said before the job, and run it; ``around`` lasts as long. Returns the exit code.
+    """Say what is to be said before the job, and run it; ``around`` lasts as long. Returns the exit
+    code.
 
     ``table``: the options of this command.
     """
@@ -166,6 +185,8 @@ def run_drop_in(
 
     if not options.quiet:
         names = (flag for option in table for flag in option.all_flags)
-        print_warnings([*unknown_variables(environ), *remarks, *misplaced_options(options, names, environ)])
+        print_warnings(
+            [*unknown_variables(environ), *remarks, *misplaced_options(options, names, environ)]
+        )
     with in_words_of(options.dialect), around or nullcontext():
         return train(options)

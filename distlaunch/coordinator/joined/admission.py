@@ -24,11 +24,13 @@ _TELL_S = 5.0
 """After so long in vain the user hears whom we wait for."""
 _TELL_AGAIN_S = 60.0
 _REFUSE_S = 2.0
-"""So long the others may call, and hear why there is no job; who waits for the port calls more often."""
+"""So long the others may call, and hear why there is no job; who waits for the port calls more
+often."""
 
 
 class Door:
-    """The rendezvous port, held before anything else is made; callers wait until the assembly is there."""
+    """The rendezvous port, held before anything else is made; callers wait until the assembly is
+    there."""
 
     def __init__(
         self,
@@ -39,7 +41,8 @@ class Door:
         say: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Have the port, on which so many members may call. Raises ConfigError if it cannot be had."""
+        """Have the port, on which so many members may call. Raises ConfigError if it cannot be
+        had."""
         self._assembly: Assembly
         """Admits callers and polls the listener. Set by `open`."""
         self._refusal: p.Turned | None = None
@@ -66,7 +69,8 @@ class Door:
         assembly.listen(self.listener)
 
     def refuse(self, why: LaunchError) -> None:
-        """Tell whoever calls within 2 s why this launcher, the coordinator, cannot start the job; then be closed."""
+        """Tell whoever calls within 2 s why this launcher, the coordinator, cannot start the job;
+        then be closed."""
         text = f"it cannot start the job: {why.message}"
         self._refusal = p.Turned(text=text, hint=why.hint, exit_code=why.exit_code, again=False)
         until = time.monotonic() + _REFUSE_S
@@ -122,7 +126,8 @@ class Caller:
         return f"node 0 ({f'[{host}]' if ':' in host else host}:{self._port})"
 
     def __call__(self) -> tuple[TcpLink, p.Welcome]:
-        """Call until we are let in, or the time is up. Raises LaunchError, and ``calling.Stopped``."""
+        """Call until we are let in, or the time is up. Raises LaunchError, and
+        ``calling.Stopped``."""
         self._tell_at = _TELL_S
         self._until = time.monotonic() + self._join_timeout_s
         rendezvous = self._joiner.rendezvous

@@ -1,4 +1,5 @@
-"""Consoles of jobs whose nodes have a launcher each: what warns is shown on all, ranks may be local."""
+"""Consoles of jobs whose nodes have a launcher each: what warns is shown on all, ranks may be
+local."""
 
 from __future__ import annotations
 
@@ -92,7 +93,8 @@ class OuterRanks(Passing):
 
 
 class Herald(Passing):
-    """Passes everything on to ``sink``, and warnings also to ``tell``; keeps the last words for the others."""
+    """Passes everything on to ``sink``, and warnings also to ``tell``; keeps the last words for the
+    others."""
 
     def __init__(self, sink: Sink, tell: Callable[[str, str], None]) -> None:
         super().__init__(sink)

@@ -1,7 +1,9 @@
-"""A launcher that has joined a job: it does on its node what the coordinator says, by its own command line.
+"""A launcher that has joined a job: it does on its node what the coordinator says, by its own
+command line.
 
-It shows and files the output of its own workers, tells what happens to them, and leaves with the coordinator's verdict.
-If the coordinator is lost, the workers are stopped, and it is called again as long as there are restarts left.
+It shows and files the output of its own workers, tells what happens to them, and leaves with the
+coordinator's verdict. If the coordinator is lost, the workers are stopped, and it is called again
+as long as there are restarts left.
 
 What a launcher that has joined a job goes by.
 
@@ -36,7 +38,13 @@ from distlaunch.coordinator.runtime.sink import Sink
 from distlaunch.core.agent import connect
 from distlaunch.core.agent.liveness import Hearing
 from distlaunch.core.agent.remote_agent import Clock
-from distlaunch.core.errors import EXIT_SOFTWARE, EXIT_UNAVAILABLE, ConfigError, LaunchError, ProtocolError
+from distlaunch.core.errors import (
+    EXIT_SOFTWARE,
+    EXIT_UNAVAILABLE,
+    ConfigError,
+    LaunchError,
+    ProtocolError,
+)
 from distlaunch.core.model.plan import LaunchPlan
 from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import printable
@@ -71,7 +79,8 @@ class PeerRunner:
         count_from: Callable[[int], None],
         error_file: ErrorFile | None = None,
     ) -> None:
-        """Be ready. ``count_from`` hears the lowest of our ranks, for a console that shows local ones."""
+        """Be ready. ``count_from`` hears the lowest of our ranks, for a console that shows local
+        ones."""
         self._settings = settings
         self._planner = planner
         self._own = own
@@ -110,7 +119,8 @@ class PeerRunner:
         self._noted: set[str] = set()
 
     def run(self, link: Link) -> int:
-        """Serve until the verdict is there, or the coordinator is lost for good; give the exit code.
+        """Serve until the verdict is there, or the coordinator is lost for good; give the exit
+        code.
 
         Raises LaunchError, and what ``call`` raises.
         """
@@ -131,13 +141,16 @@ class PeerRunner:
             if self._exit_code is not None:
                 self._events.write("job_ended", {"exit_code": self._exit_code})
                 return self._exit_code
-            self._events.write("calling_again", {"attempt": self._orders.attempt, "restarts": self._restarts})
+            self._events.write(
+                "calling_again", {"attempt": self._orders.attempt, "restarts": self._restarts}
+            )
             link, welcome = self._call()
             self._open(link)
             self._come_back(welcome)
 
     def _end_of_job(self) -> int | None:
-        """Give the exit code if the lost coordinator is not to be called again; else return when it is time to."""
+        """Give the exit code if the lost coordinator is not to be called again; else return when it
+        is time to."""
         settings, began = self._settings, self._orders.attempt >= 0
         may_go_on = not began or self._restarts < settings.max_restarts or settings.flexible
         if may_go_on and not self._is_odd:
@@ -154,7 +167,8 @@ class PeerRunner:
         return EXIT_UNAVAILABLE
 
     def _is_over(self) -> bool:
-        """Tell whether the coordinator has nothing more to say to us: the job has ended, or it is lost."""
+        """Tell whether the coordinator has nothing more to say to us: the job has ended, or it is
+        lost."""
         return self._exit_code is not None or bool(self._why)
 
     @property
@@ -179,15 +193,22 @@ class PeerRunner:
 
     def _apply(self) -> None:
         attempt, restarts = self._orders.attempt, self._restarts
-        self._send(self._planner.apply(clock=self._clock(), wall=time.time(), attempt=attempt, restarts=restarts))
+        self._send(
+            self._planner.apply(
+                clock=self._clock(), wall=time.time(), attempt=attempt, restarts=restarts
+            )
+        )
 
     def _come_back(self, welcome: p.Welcome) -> None:
-        """Go on with a coordinator that may be another, with a name of its own for the job; our files stay here."""
+        """Go on with a coordinator that may be another, with a name of its own for the job; our
+        files stay here."""
         self._events.write("rejoined", {"job_id": welcome.job_id})
         if welcome.job_id != self._job_id:
             self._job_id = welcome.job_id
             self._planner.renamed(welcome.job_id)
-            self._sink.say(f"the job is called {welcome.job_id} now; this node's logs stay where they are")
+            self._sink.say(
+                f"the job is called {welcome.job_id} now; this node's logs stay where they are"
+            )
 
     def _send(self, message: Record) -> None:
         self._coordinator.tell(message)
@@ -238,11 +259,15 @@ class PeerRunner:
             self._is_odd, self._why = True, exc.message
 
     def _own_fault(self) -> str:
-        """Say that it was this launcher that stood still, and was taken for lost; empty if it did not."""
+        """Say that it was this launcher that stood still, and was taken for lost; empty if it did
+        not."""
         polled_s = self._hearing.polled_s
         if polled_s < self._settings.lost_after_s - m.LATE_S:
             return ""
-        return f"this launcher, its machine or the network stood still for {polled_s:.0f} s, and it was taken for lost"
+        return (
+            f"this launcher, its machine or the network stood still for {polled_s:.0f} s, and "
+            "it was taken for lost"
+        )
 
     def _handle(self, message: p.ToPeer) -> None:
         own = self._own
@@ -266,7 +291,9 @@ class PeerRunner:
                 own.handle(message)
             case m.Stop() if message.attempt == self._running:
                 self._asked = True
-                self._clock.pause(paused=False)  # it continues the workers, and has a grace that must pass
+                self._clock.pause(
+                    paused=False
+                )  # it continues the workers, and has a grace that must pass
                 own.handle(message)
             case m.Linger() | m.Forward() | m.Prepare() | m.CollectStacks() | m.Reach():
                 own.handle(message)
@@ -275,7 +302,8 @@ class PeerRunner:
 
     def _commence(self, told: p.Commence) -> None:
         if 0 <= told.attempt <= self._orders.attempt:
-            # It took over when others had come back who knew of fewer attempts; the next time it hears of all.
+            # It took over when others had come back who knew of fewer attempts; the next time it
+            # hears of all.
             self._why = f"it starts attempt {told.attempt}, which this launcher has had"
             return
         try:
@@ -340,7 +368,10 @@ class PeerRunner:
                 fields = {"attempt": message.attempt, "rank": message.rank, "pid": message.pid}
                 self._events.write("worker_exited", {**fields, "returncode": message.returncode})
             case m.Fault():
-                self._sink.say(f"internal error: {message.text}; all workers here have been killed", level="error")
+                self._sink.say(
+                    f"internal error: {message.text}; all workers here have been killed",
+                    level="error",
+                )
                 self._exit_code = EXIT_SOFTWARE
             case _:
                 pass
@@ -355,7 +386,10 @@ class PeerRunner:
 
     def _on_signal(self, signum: int) -> None:
         if signum == signal.SIGTSTP:
-            self._sink.say(f"Ctrl-Z: only {self._settings.coordinator} can stop the job for a while", level="warning")
+            self._sink.say(
+                f"Ctrl-Z: only {self._settings.coordinator} can stop the job for a while",
+                level="warning",
+            )
         elif signum in PASSED_ON:
             self._send(p.Told(signum=signum))
         elif signum in signals.ENDING:
@@ -384,7 +418,9 @@ class PeerRunner:
 
     def _leave(self, signum: int) -> None:
         """End alone: somebody has asked for it again and again."""
-        self._end_part(f"its launcher was told to end by {signal.Signals(signum).name} {SIGNALS_LEAVE} times")
+        self._end_part(
+            f"its launcher was told to end by {signal.Signals(signum).name} {SIGNALS_LEAVE} times"
+        )
         self._sink.say("killing the workers of this node", level="warning")
         self._exit_code = 128 + signum
 
@@ -394,7 +430,9 @@ class PeerRunner:
         """Stop our own workers, as nobody is there to do so."""
         if self._is_odd:
             self._end_part(f"it was told what makes no sense: {self._why}")
-        elif self._is_unheard:  # the coordinator may have stood still, and reads this when it goes on
+        elif (
+            self._is_unheard
+        ):  # the coordinator may have stood still, and reads this when it goes on
             self._end_part(f"its launcher heard nothing of this one: {self._why}", unheard=True)
         self._coordinator.close()
         self._tell_loss()
@@ -404,7 +442,13 @@ class PeerRunner:
             if self._clock.paused:
                 self._clock.pause(paused=False)
                 self._own.handle(m.Pause(paused=False))
-            ask = 0 if self._asked else signal.SIGINT if self._told == signal.SIGINT else signal.SIGTERM
+            ask = (
+                0
+                if self._asked
+                else signal.SIGINT
+                if self._told == signal.SIGINT
+                else signal.SIGTERM
+            )
             self._own.handle(m.Stop(attempt=self._orders.attempt, signum=ask, grace_s=grace_s))
         enough = max(1, self._times_told) + 1
         while self._has_workers and (left_s := until - time.monotonic()) > 0:
@@ -421,9 +465,14 @@ class PeerRunner:
             self._note(message)
 
     def _rest(self) -> None:
-        """Let a moment pass, unless we are told to end: one that is lost as soon as it is joined may go on so."""
+        """Let a moment pass, unless we are told to end: one that is lost as soon as it is joined
+        may go on so."""
         until = self._joined_at + AGAIN_S
-        while self._told is None and self._exit_code is None and (left_s := until - time.monotonic()) > 0:
+        while (
+            self._told is None
+            and self._exit_code is None
+            and (left_s := until - time.monotonic()) > 0
+        ):
             self._work_alone(left_s)
 
     def _tell_loss(self) -> None:
@@ -438,8 +487,8 @@ class PeerRunner:
 END_S = 10.0
 """How long workers may take to end beyond their grace."""
 SIGNALS_LEAVE = 4
-"""The first that ends a job has all asked, the next has all killed; after so many a launcher leaves alone, whatever
-the coordinator does."""
+"""The first that ends a job has all asked, the next has all killed; after so many a launcher leaves
+alone, whatever the coordinator does."""
 AGAIN_S = 0.5
 """So long after it was joined a coordinator that is lost is called again, and no sooner."""
 
@@ -457,7 +506,8 @@ class Planner(Protocol):
         """Take note of what the job is called from now on."""
 
     def commenced(self, told: p.Commence, interfaces: list[str]) -> LaunchPlan:
-        """Plan its own workers of an attempt. Raises LaunchError; ProtocolError for a start that makes no sense."""
+        """Plan its own workers of an attempt. Raises LaunchError; ProtocolError for a start that
+        makes no sense."""
 
 
 class PeerSettings(Record):
@@ -474,7 +524,8 @@ class PeerSettings(Record):
     flexible: bool
     """The job goes on without a node that is lost, and takes it in again."""
     leaves: bool = False
-    """TERM at this launcher ends its own part alone: its node is drained. A scheduler that tells all means the job."""
+    """TERM at this launcher ends its own part alone: its node is drained. A scheduler that tells
+    all means the job."""
     grace_s: float = 25.0
     """How long workers have then."""
     speaks: bool = True
@@ -514,7 +565,8 @@ class Coordinator:
             raise ConfigError("no thread can be started", hint=explain_refusal()) from exc
 
     def receive(self) -> Iterator[p.ToPeer | ReadEnd]:
-        """Yield the messages of one turn, then why it ends. Raises ProtocolError, after those before it."""
+        """Yield the messages of one turn, then why it ends. Raises ProtocolError, after those
+        before it."""
         if self._peer is None:
             return
         self._peer.begin_turn(time.monotonic())
@@ -556,10 +608,11 @@ def decline(
     why: str,
     otherwise: Callable[[], Sequence[str]] | None = None,
 ) -> None:
-    """Call node 0, and say why this launcher, on ``host``, ends; in vain where it is not there in time.
+    """Call node 0, and say why this launcher, on ``host``, ends; in vain where it is not there in
+    time.
 
-    ``otherwise``: see ``calling.call``. A launcher without a number of its own takes nobody's place for that, and node
-    0 has nobody to tell.
+    ``otherwise``: see ``calling.call``. A launcher without a number of its own takes nobody's place
+    for that, and node 0 has nobody to tell.
     """
     if not rendezvous.rank:
         return
@@ -580,7 +633,8 @@ def decline(
 
 
 def leave(link: Link, why: str) -> None:
-    """Tell node 0, which has let this launcher in, why it ends; close the link once it has heard, or after 2 s."""
+    """Tell node 0, which has let this launcher in, why it ends; close the link once it has heard,
+    or after 2 s."""
     until = time.monotonic() + BOUND_S
     poll = select.poll()
     poll.register(link.fileno(), select.POLLIN)

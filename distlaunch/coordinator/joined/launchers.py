@@ -1,7 +1,7 @@
 """The coordinator's way to the launchers of the other nodes, which call it, and to its own node.
 
-A member has a seat, by its number. Whoever calls for one is let in unless a launcher that is still there has it; the
-policy hears of a caller when it wants that member (``connect``).
+A member has a seat, by its number. Whoever calls for one is let in unless a launcher that is still
+there has it; the policy hears of a caller when it wants that member (``connect``).
 
 The seats of a job's launchers: who has one, whether it is still there, and whether it is late.
 
@@ -34,7 +34,8 @@ from distlaunch.transport.connection import Link
 from distlaunch.transport.tcp_listener import Troubles
 
 HURRIED_LEAVE_S = 0.5
-"""How long the other launchers may take to hear how the job has ended once somebody wants the rest cut short."""
+"""How long the other launchers may take to hear how the job has ended once somebody wants the rest
+cut short."""
 LEAVE_S = 9.0
 """How long launchers may take to hear the verdict, and to end what is left on their nodes."""
 _LONGEST_WHY = 2000
@@ -90,7 +91,8 @@ class Assembly(Links[p.FromPeer]):
         say: Callable[[str], None],
         clock: Callable[[], float],
     ) -> None:
-        """Have a seat for each member. ``what`` a number is called: ``node rank``, ``rank``; ``say`` warns the user."""
+        """Have a seat for each member. ``what`` a number is called: ``node rank``, ``rank``;
+        ``say`` warns the user."""
         super().__init__(clock)
         self._own = own
         self._host = host
@@ -197,7 +199,9 @@ class Assembly(Links[p.FromPeer]):
             None if self._callers is None else self._callers.deadline(),
         ]
         wanted = [self._seats[node] for node in self._wanted]
-        dues += [seat.wanted_at for seat in wanted if seat.apply is not None and seat.peer is not None]
+        dues += [
+            seat.wanted_at for seat in wanted if seat.apply is not None and seat.peer is not None
+        ]
         dues += [self._seats[node].start.until for node in self._starting]
         dues.append(self._troubles.deadline())
         return min((due for due in dues if due is not None), default=None)
@@ -205,7 +209,8 @@ class Assembly(Links[p.FromPeer]):
     def receive(self) -> list[a.Event]:
         """Give what has happened, without waiting."""
         for message in self._own.receive():
-            # Without its workers' parent our own node can never start any again: that is no loss to be made good.
+            # Without its workers' parent our own node can never start any again: that is no loss to
+            # be made good.
             if isinstance(message, m.Fault):
                 self._events.append(a.Broken(text=message.text, without=0))
             else:
@@ -220,7 +225,8 @@ class Assembly(Links[p.FromPeer]):
         return self._taken_events()
 
     def close(self, hurried: Callable[[], bool] = lambda: False) -> None:
-        """Tell all others how the job has ended, end our own node, and wait, bounded, until the others have heard."""
+        """Tell all others how the job has ended, end our own node, and wait, bounded, until the
+        others have heard."""
         for node in list(self._peers):
             self._tell(node, self.verdict)
         self._own.close(hurried)
@@ -244,7 +250,9 @@ class Assembly(Links[p.FromPeer]):
             return _turned("all places of the job are taken", code=EXIT_UNAVAILABLE, again=True)
         who = printable(call.host[:80])
         if number >= len(self._seats):
-            return _turned(f"{self._what} {number}: {self._what}s of this job go to {len(self._seats) - 1}")
+            return _turned(
+                f"{self._what} {number}: {self._what}s of this job go to {len(self._seats) - 1}"
+            )
         if number == 0:
             return self._taken(0, self._host, who)
         seat = self._seats[number]
@@ -257,7 +265,9 @@ class Assembly(Links[p.FromPeer]):
         elif seat.peer is not None:
             self._lose(seat.peer, "its launcher has called again")
         elif number in self._let_in.values():
-            return _turned(f"another launcher has just called for {self._what} {number}", again=True)
+            return _turned(
+                f"another launcher has just called for {self._what} {number}", again=True
+            )
         self._let_in[call.instance] = number
         seat.instance, seat.host = call.instance, who
         return p.Welcome(job_id=self._job_id, rank=number, folder=self._folder)
@@ -273,7 +283,10 @@ class Assembly(Links[p.FromPeer]):
                 return self._taken(number, seat.host, who)
             case "ask":
                 self._ping(seat.peer)
-        return _turned(f"{self._what} {number} belongs to the launcher on {seat.host}, which is asked", again=True)
+        return _turned(
+            f"{self._what} {number} belongs to the launcher on {seat.host}, which is asked",
+            again=True,
+        )
 
     def _taken(self, number: int, host: str, who: str) -> p.Turned:
         text = f"two launchers have {self._what} {number}: on {host}, and on {who}"
@@ -325,7 +338,9 @@ class Assembly(Links[p.FromPeer]):
             case m.Pong():
                 peer.pong(message, self._clock())
             case m.Ending():
-                self._lose(peer, message.why, a.LossKind.UNHEARD if message.unheard else a.LossKind.GONE)
+                self._lose(
+                    peer, message.why, a.LossKind.UNHEARD if message.unheard else a.LossKind.GONE
+                )
             case p.Told():
                 if message.signum in FOR_THE_JOB:
                     self._events.append(a.Signalled(signum=message.signum, node=peer.node))
@@ -340,7 +355,8 @@ class Assembly(Links[p.FromPeer]):
                 self._events.append(a.FromNode(node=peer.node, message=message))
 
     def _counts(self, peer: Peer[p.FromPeer], seat: Seat, message: p.FromPeer) -> bool:
-        """Tell whether this counts; it may be of another coordinator's attempt, but not make nonsense of ours."""
+        """Tell whether this counts; it may be of another coordinator's attempt, but not make
+        nonsense of ours."""
         try:
             counts = seat.part.check(message)
         except ProtocolError as exc:
@@ -363,19 +379,27 @@ class Assembly(Links[p.FromPeer]):
                 self._events.append(a.Refused(text=conflict, hint=hint))
                 return
             self._troubles.note("conflict", f"a launcher was turned away: {conflict}")
-            self._tell(peer.node, p.Verdict(exit_code=EXIT_USAGE, text=f"error: {conflict}\n  hint: {hint}"))
+            self._tell(
+                peer.node,
+                p.Verdict(exit_code=EXIT_USAGE, text=f"error: {conflict}\n  hint: {hint}"),
+            )
             return
         if (note := self._rules.clock_note(peer.node, seat.host, told, wall=wall)) is not None:
             self._troubles.note("clock", note)
         seat.apply = told
         if told.attempt >= 0 and not self._has_begun:
-            self._events.append(a.Known(attempt=told.attempt, restarts=min(told.restarts, self._rules.max_restarts)))
+            self._events.append(
+                a.Known(attempt=told.attempt, restarts=min(told.restarts, self._rules.max_restarts))
+            )
         self._ping(peer)
         self._offer(peer.node)
 
     def _cannot_take_part(self, peer: Peer[p.FromPeer], seat: Seat, why: str) -> None:
         """Take in that a launcher has failed before it had anything else to say."""
-        text = f"{self._what} {peer.node} ({seat.host}) cannot take part: {printable(why[:_LONGEST_WHY])}"
+        text = (
+            f"{self._what} {peer.node} ({seat.host}) cannot take part: "
+            f"{printable(why[:_LONGEST_WHY])}"
+        )
         fewest, most = self._rules.bounds
         if fewest == most and not self._has_begun:
             self._events.append(a.Refused(text=text))
@@ -410,7 +434,9 @@ class Assembly(Links[p.FromPeer]):
         return f"its launcher is gone: {why}"
 
 
-def _turned(text: str, *, hint: str | None = None, code: int = EXIT_USAGE, again: bool = False) -> p.Turned:
+def _turned(
+    text: str, *, hint: str | None = None, code: int = EXIT_USAGE, again: bool = False
+) -> p.Turned:
     return p.Turned(text=text, hint=hint, exit_code=code, again=again)
 
 
@@ -450,23 +476,29 @@ class Seat:
         self._probed_at: float | None = None
 
     def leave(self) -> None:
-        """Have no launcher any more; what it has said of itself is kept until the next one comes."""
+        """Have no launcher any more; what it has said of itself is kept until the next one
+        comes."""
         self.peer = None
         self.start.end()
 
     def came_in_vain(self, number: int, what: str, why: str) -> a.Unreachable:
         """Say why a launcher that has called does not take part; ``what`` a number is called."""
-        failure = ConnectFailure(host=f"{what} {number} ({self.host})", step="call", text=shown(why))
+        failure = ConnectFailure(
+            host=f"{what} {number} ({self.host})", step="call", text=shown(why)
+        )
         return a.Unreachable(node=number, failure=failure)
 
     def probe(self, peer: Peer[p.FromPeer], now: float) -> Literal["ask", "wait", "there", "gone"]:
-        """Tell how it stands with its launcher, now that another has called for the seat: ``ask`` it first."""
+        """Tell how it stands with its launcher, now that another has called for the seat: ``ask``
+        it first."""
         asked = self._probed_at
         if asked is None or now - asked > _OLD_S:
             self._probed_at = now
             return "ask"
         if peer.heard > asked:
-            self._probed_at = None  # an answer tells nothing of later: who calls then is to find out anew
+            self._probed_at = (
+                None  # an answer tells nothing of later: who calls then is to find out anew
+            )
             return "there"
         return "gone" if now - asked >= PROBE_S else "wait"
 
@@ -477,7 +509,8 @@ class Seat:
 
 
 def number_of(call: p.Call, seats: Sequence[Seat], let_in: Mapping[str, int]) -> int | None:
-    """Give a launcher that has no rank the seat that it had, or one of its host that is free, or the next.
+    """Give a launcher that has no rank the seat that it had, or one of its host that is free, or
+    the next.
 
     ``let_in``: the seats of those whose links are yet to come, by instance.
     """

@@ -1,7 +1,7 @@
 """This machine as one node of a job whose nodes have a launcher each: an agent in our own process.
 
-It understands what an agent on a machine of its own does, but for what carries output and stdin: output goes straight
-to whoever files it, as on one machine.
+It understands what an agent on a machine of its own does, but for what carries output and stdin:
+output goes straight to whoever files it, as on one machine.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ Words = m.FromAgent | m.Surveyed | m.Reached
 class OwnNode:
     """Carries out what the coordinator says, and gives what the node has to say by ``receive``.
 
-    ``nofile``: the limit of open files for workers, unless we have raised that before, to listen for others.
-    ``gpus`` and ``cpus``: what planning has found on this machine, so that no driver is asked twice.
+    ``nofile``: the limit of open files for workers, unless we have raised that before, to listen
+    for others. ``gpus`` and ``cpus``: what planning has found on this machine, so that no driver is
+    asked twice.
     """
 
     def __init__(
@@ -60,9 +61,16 @@ class OwnNode:
         self._waking = threading.Lock()
         channel, pid = spawner
         self._agent = Agent(
-            job_id=job_id, cookie=os.urandom(8).hex(), nofile=found(nofile), channel=channel, watcher=pid,
-            port=None, taker=taker, send=self._said.append, clock=clock,
-        )  # fmt: skip
+            job_id=job_id,
+            cookie=os.urandom(8).hex(),
+            nofile=found(nofile),
+            channel=channel,
+            watcher=pid,
+            port=None,
+            taker=taker,
+            send=self._said.append,
+            clock=clock,
+        )
         self._reaching = Reaching(self._said.append, self._nudge)
         self._looking = _Looking(self._said.append, self._nudge, gpus=gpus, cpus=cpus)
 
@@ -87,12 +95,17 @@ class OwnNode:
 
     @property
     def is_broken(self) -> bool:
-        """Tell whether the workers' parent has vanished: all were killed, and no ``Gone`` will come."""
+        """Tell whether the workers' parent has vanished: all were killed, and no ``Gone`` will
+        come."""
         return self._agent.is_broken
 
     def descriptors(self) -> dict[int, int]:
         """Give what to poll, with the poll events."""
-        return {self._wake: select.POLLIN, **self._agent.descriptors(), **self._reaching.descriptors()}
+        return {
+            self._wake: select.POLLIN,
+            **self._agent.descriptors(),
+            **self._reaching.descriptors(),
+        }
 
     def deadline(self) -> float | None:
         """Give when ``receive`` is due even if nothing is ready, on the job's clock."""
@@ -129,7 +142,8 @@ class OwnNode:
 
 
 class _Looking:
-    """Looks around in a thread: a launcher has other threads, beside which no process should be forked for it.
+    """Looks around in a thread: a launcher has other threads, beside which no process should be
+    forked for it.
 
     One that hangs (a file server) is left behind, and told of.
     """
@@ -168,14 +182,20 @@ class _Looking:
             except Exception:  # noqa: BLE001 - whatever it is, the coordinator has to know
                 import traceback
 
-                found = m.Fault(text=f"looking around on the node has failed\n{traceback.format_exc()}")
+                found = m.Fault(
+                    text=f"looking around on the node has failed\n{traceback.format_exc()}"
+                )
             self._found.append((order, found))
             self._nudge()
 
         turn_to(f"the directory {order.workdir}", FILES_S)
         self._threads = [thread for thread in self._threads if thread.is_alive()]
         if len(self._threads) >= _MOST_THREADS:
-            self._answer(order, f"it has been asked {_MOST_THREADS} times, and each time something hangs", _HINT)
+            self._answer(
+                order,
+                f"it has been asked {_MOST_THREADS} times, and each time something hangs",
+                _HINT,
+            )
             return
         thread = threading.Thread(target=look, name="survey", daemon=True)
         try:

@@ -27,9 +27,11 @@ if TYPE_CHECKING:
     from distlaunch.diagnosis.hang import HangDiagnosis
 
 CAUSE_S = 0.8
-"""How long the others run on when the first failure looks like a consequence, so that its cause can show."""
+"""How long the others run on when the first failure looks like a consequence, so that its cause can
+show."""
 SAME_S = 0.15
-"""How long the others run on after a failure with words on stderr, so that the same one on all ranks is seen as one."""
+"""How long the others run on after a failure with words on stderr, so that the same one on all
+ranks is seen as one."""
 TAILS_KEPT = 256
 """Of so many failed workers all last words are kept, of the rest what tells symptom from cause."""
 
@@ -65,7 +67,8 @@ class Attempt:
         self.ended = 0
         self.failures: list[WorkerEnd] = []
         self.finished: list[WorkerEnd] = []
-        """Workers that ended with 0, the first of them: a peer that waits for one of these failed by its absence."""
+        """Workers that ended with 0, the first of them: a peer that waits for one of these failed
+        by its absence."""
         self.losses: list[Loss] = []
         self.left: list[int] = []
         """Processes that not even KILL ended."""
@@ -155,11 +158,15 @@ class Attempt:
         if self.first_failure is None:
             self.first_failure = now
             self._seeks_cause = restarts.looks_like_consequence(end)
-            wait_s = CAUSE_S if self._seeks_cause else SAME_S if restarts.may_be_shared(end) else 0.0
+            wait_s = (
+                CAUSE_S if self._seeks_cause else SAME_S if restarts.may_be_shared(end) else 0.0
+            )
             if wait_s and not self.has_ended:
                 self.others_until = now + wait_s
                 return "wait"
-        elif self.others_until is not None and (not self._seeks_cause or restarts.looks_like_consequence(end)):
+        elif self.others_until is not None and (
+            not self._seeks_cause or restarts.looks_like_consequence(end)
+        ):
             return "go on"
         return "stop"
 
@@ -175,8 +182,11 @@ class Attempt:
             self.killed_leftovers[member] = message.killed
 
     def by_host(self, found: Mapping[int, Leftovers]) -> dict[str, Leftovers]:
-        """Return what members have left by the names of their hosts, in the order of their node ranks."""
-        return {self.cast.host(member): found[member] for member in self.cast.members if member in found}
+        """Return what members have left by the names of their hosts, in the order of their node
+        ranks."""
+        return {
+            self.cast.host(member): found[member] for member in self.cast.members if member in found
+        }
 
     @property
     def many_hosts(self) -> bool:
@@ -189,14 +199,21 @@ class Attempt:
             return None
         from distlaunch.coordinator.policy.remaining_processes import killed_text
 
-        return killed_text(self.by_host(self.killed_leftovers), many_hosts=self.many_hosts, after_grace=after_grace)
+        return killed_text(
+            self.by_host(self.killed_leftovers), many_hosts=self.many_hosts, after_grace=after_grace
+        )
 
     def _with_killed(self, diagnosis: Diagnosis, after_grace: str | None) -> Diagnosis:
         killed = self.killed_text(after_grace)
-        return diagnosis if killed is None else replace(diagnosis, others=(*diagnosis.others, killed))
+        return (
+            diagnosis if killed is None else replace(diagnosis, others=(*diagnosis.others, killed))
+        )
 
-    def lost(self, member: int, why: str, now: float, *, exit_code: int, kind: LossKind) -> Loss | None:
-        """Take in that a member is gone, and its workers with it; give the loss, unless all of them had ended well."""
+    def lost(
+        self, member: int, why: str, now: float, *, exit_code: int, kind: LossKind
+    ) -> Loss | None:
+        """Take in that a member is gone, and its workers with it; give the loss, unless all of them
+        had ended well."""
         from distlaunch.coordinator.policy.losses import Loss
 
         owed = member in self.owing
@@ -211,13 +228,25 @@ class Attempt:
         host = self.cast.host(member)
         ended_s = now - self.began
         loss = Loss(
-            member=member, host=host, why=why, ranks=tuple(ranks), ended_s=ended_s, exit_code=exit_code, kind=kind
+            member=member,
+            host=host,
+            why=why,
+            ranks=tuple(ranks),
+            ended_s=ended_s,
+            exit_code=exit_code,
+            kind=kind,
         )
         self.losses.append(loss)
         return loss
 
     def judge(
-        self, settings: PolicySettings, progress: Progress, *, lived_s: float, told: bool, port: int | None
+        self,
+        settings: PolicySettings,
+        progress: Progress,
+        *,
+        lived_s: float,
+        told: bool,
+        port: int | None,
     ) -> Verdict:
         """Sum up an attempt that went wrong.
 
@@ -229,7 +258,9 @@ class Attempt:
             outcome = restarts.Outcome.after(
                 self.hang.signature, lived_s, min_uptime_s=settings.min_uptime_s, went_on=went_on
             )
-            killed = tuple(sorted(end.rank for end in self.failures if end.returncode == -signal.SIGKILL))
+            killed = tuple(
+                sorted(end.rank for end in self.failures if end.returncode == -signal.SIGKILL)
+            )
             hung = partial(
                 Hung,
                 diagnosis=self.hang,
@@ -240,7 +271,9 @@ class Attempt:
             )
             return Verdict(outcome=outcome, exit_code=EXIT_HANG, report=hung)
         ends = [*self.failures, *self.finished]
-        diagnosis = restarts.diagnose(ends, settings, world_size=world_size, after_grace=after_grace, master_port=port)
+        diagnosis = restarts.diagnose(
+            ends, settings, world_size=world_size, after_grace=after_grace, master_port=port
+        )
         if self.losses:
             from distlaunch.coordinator.policy import losses
 
@@ -252,12 +285,18 @@ class Attempt:
                 )
                 diagnosis = self._with_killed(diagnosis, after_grace)
                 lived_s = self.losses[0].ended_s
-                outcome = restarts.Outcome.after(None, lived_s, min_uptime_s=settings.min_uptime_s, went_on=went_on)
+                outcome = restarts.Outcome.after(
+                    None, lived_s, min_uptime_s=settings.min_uptime_s, went_on=went_on
+                )
                 report = partial(Failed, diagnosis=diagnosis, attempt=self.number)
-                return Verdict(outcome=outcome, exit_code=diagnosis.exit_code, report=report, by_loss=True)
+                return Verdict(
+                    outcome=outcome, exit_code=diagnosis.exit_code, report=report, by_loss=True
+                )
             diagnosis = losses.with_losses(diagnosis, self.losses)
         diagnosis = self._with_killed(diagnosis, after_grace)
-        outcome = restarts.Outcome.of(diagnosis, self.failures, min_uptime_s=settings.min_uptime_s, went_on=went_on)
+        outcome = restarts.Outcome.of(
+            diagnosis, self.failures, min_uptime_s=settings.min_uptime_s, went_on=went_on
+        )
         report = partial(Failed, diagnosis=diagnosis, attempt=self.number)
         return Verdict(outcome=outcome, exit_code=diagnosis.exit_code, report=report)
 
@@ -292,9 +331,15 @@ class Cast(Record):
         world_size, first_ranks = plan.world_size, plan.first_ranks
         hosts = tuple(node.host for node in plan.nodes)
         if places is not None:
-            hosts, first_ranks = tuple(host for host, _ in places), tuple(rank for _, rank in places)
+            hosts, first_ranks = (
+                tuple(host for host, _ in places),
+                tuple(rank for _, rank in places),
+            )
         if world_size is None or not len(members) == len(hosts) == len(first_ranks):
-            raise ValueError(f"a plan for {len(plan.nodes)} nodes does not settle the ranks of {len(members)} members")
+            raise ValueError(
+                f"a plan for {len(plan.nodes)} nodes does not settle the ranks of {len(members)} "
+                "members"
+            )
         return Cast(
             members=members,
             hosts=hosts,

@@ -1,9 +1,10 @@
-"""What the policy needs only where a job has several nodes: from the list of hosts to a start. Pure.
+"""What the policy needs only where a job has several nodes: from the list of hosts to a start.
+Pure.
 
 What the nodes of an attempt settle before its workers start: a port, and where they meet. Pure.
 
-Rank 0's node holds the port and listens on it; every other node connects to it, at all addresses that may be the
-right one. So the address that workers get is one that has worked.
+Rank 0's node holds the port and listens on it; every other node connects to it, at all addresses
+that may be the right one. So the address that workers get is one that has worked.
 """
 
 from __future__ import annotations
@@ -64,7 +65,8 @@ class Convening:
         self._gatherer.left = who_left(losses)
 
     def begin(self, now: float, *, fresh: bool) -> list[Action]:
-        """Gather; unless ``fresh``, within what is left of the time for an attempt that came to nothing."""
+        """Gather; unless ``fresh``, within what is left of the time for an attempt that came to
+        nothing."""
         self._preparation = None
         return self._gatherer.begin(now, fresh=fresh)
 
@@ -76,19 +78,35 @@ class Convening:
         cast, before = Cast.of(found), self._before
         self._before = cast
         hosts = shown(fold_hosts(cast.hosts))
-        fields = {"attempt": attempt, "nodes": len(cast.hosts), "world_size": cast.world_size, "hosts": hosts}
+        fields = {
+            "attempt": attempt,
+            "nodes": len(cast.hosts),
+            "world_size": cast.world_size,
+            "hosts": hosts,
+        }
         actions: list[Action] = [Entry(type="composed", fields=fields)]
-        if before is not None and (self._gatherer.left is not None or cast.members != before.members):
+        if before is not None and (
+            self._gatherer.left is not None or cast.members != before.members
+        ):
             known = set(before.members)
-            new = [host for member, host in zip(cast.members, cast.hosts, strict=True) if member not in known]
+            new = [
+                host
+                for member, host in zip(cast.members, cast.hosts, strict=True)
+                if member not in known
+            ]
             joined = f"; new: {name_hosts(new)}" if new else ""
             left = f"{self._gatherer.left}; " if self._gatherer.left is not None else ""
-            text = f"{left}going on with {len(cast.members)} of {self._gathering.bounds[1]} nodes{joined}"
+            text = (
+                f"{left}going on with {len(cast.members)} of {self._gathering.bounds[1]} "
+                f"nodes{joined}"
+            )
             actions.append(Say(text=text, level="warning" if left else "info"))
         self._gatherer.told_left()
         if absent := self._gatherer.absent(len(cast.members)):
             failure = absent[0].failure
-            why = "it did not come in time" if failure is None else f"{failure.step}: {failure.text}"
+            why = (
+                "it did not come in time" if failure is None else f"{failure.step}: {failure.text}"
+            )
             others = f" and {counted(len(absent) - 1, 'other')}" if absent[1:] else ""
             actions.append(Say(text=f"without {absent[0].host} ({why}){others}", level="warning"))
         return cast, actions
@@ -116,8 +134,11 @@ class Convening:
         """Take in what a node has found out about itself."""
         return self._gatherer.surveyed(node, message, now)
 
-    def lost(self, event: Lost, run: tuple[int, Sequence[int]] | None, now: float, *, wanted: bool) -> list[Action]:
-        """Take in that a node is gone; empty if that is no news. ``run``: the attempt it took part in, its ranks."""
+    def lost(
+        self, event: Lost, run: tuple[int, Sequence[int]] | None, now: float, *, wanted: bool
+    ) -> list[Action]:
+        """Take in that a node is gone; empty if that is no news. ``run``: the attempt it took part
+        in, its ranks."""
         self.is_cut_off = self.is_cut_off or event.final
         member, why = self._gatherer.nodes[event.node], shown(event.why)
         if member.state != "joined":
@@ -127,14 +148,19 @@ class Convening:
             fields |= {"attempt": run[0], "ranks": list(run[1][:_RECORDED])}
         return [
             Entry(type="node_lost", fields=fields),
-            *self._gatherer.lost(event.node, why, now, wanted=wanted and not self.is_cut_off, kind=event.kind),
+            *self._gatherer.lost(
+                event.node, why, now, wanted=wanted and not self.is_cut_off, kind=event.kind
+            ),
         ]
 
     @staticmethod
     def refuse(why: str) -> Refusal:
         """Say that there is no attempt as no node can be reached any more."""
         hint = of_transport(why)
-        return Refusal(exit_code=EXIT_UNAVAILABLE, text=f"error: {shown(why)}" + (f"\n  hint: {hint}" if hint else ""))
+        return Refusal(
+            exit_code=EXIT_UNAVAILABLE,
+            text=f"error: {shown(why)}" + (f"\n  hint: {hint}" if hint else ""),
+        )
 
     @staticmethod
     def leave(node: int) -> Action:
@@ -158,7 +184,8 @@ class Convening:
         self._gatherer.logged_in(node)
 
     def says(self, node: int, text: str) -> str | None:
-        """Put a remark of a node for the user; None if one has said the same, or they have said enough."""
+        """Put a remark of a node for the user; None if one has said the same, or they have said
+        enough."""
         if text in self._said or len(self._said) >= _REMARKS:
             return None
         self._said.add(text)
@@ -172,7 +199,11 @@ class Convening:
 
     def prepare(self, cast: Cast, attempt: int, now: float) -> list[Action]:
         """Have those who take part settle what only they know."""
-        surveys = [surveyed for member in cast.members if (surveyed := self._gatherer.nodes[member].surveyed)]
+        surveys = [
+            surveyed
+            for member in cast.members
+            if (surveyed := self._gatherer.nodes[member].surveyed)
+        ]
         self._preparation = Preparation(self._gathering, cast, attempt, surveys, now)
         return self._preparation.begin(self._port, worker_ports=self._worker_ports)
 
@@ -195,7 +226,8 @@ class Convening:
         return None if self._preparation is None else self._preparation.late(owing)
 
     def meet(self, now: float) -> Meeting | Refusal | list[Action]:
-        """Settle where workers meet; actions instead if the job is to go on without nodes that found no way there."""
+        """Settle where workers meet; actions instead if the job is to go on without nodes that
+        found no way there."""
         preparation = self._preparation
         if preparation is None:
             return []
@@ -219,7 +251,11 @@ class Convening:
 
     def deadline(self) -> float:
         """Give when somebody is late, or ``tick`` is due."""
-        return self._preparation.deadline() if self._preparation is not None else self._gatherer.deadline()
+        return (
+            self._preparation.deadline()
+            if self._preparation is not None
+            else self._gatherer.deadline()
+        )
 
     def tick(self, now: float) -> list[Action]:
         """Do what is due while nodes gather."""
@@ -236,7 +272,14 @@ SLACK_S = 5.0
 class Preparation:
     """One attempt's way from its plan to its start."""
 
-    def __init__(self, gathering: Gathering, cast: Cast, attempt: int, surveys: Sequence[Surveyed], now: float) -> None:
+    def __init__(
+        self,
+        gathering: Gathering,
+        cast: Cast,
+        attempt: int,
+        surveys: Sequence[Surveyed],
+        now: float,
+    ) -> None:
         self._gathering = gathering
         self._cast = cast
         self._attempt = attempt
@@ -248,7 +291,8 @@ class Preparation:
         """All have prepared, and try to reach the master's node."""
 
     def begin(self, port: int, *, worker_ports: int) -> list[Action]:
-        """Have all prepare; ``worker_ports``: how many each node is to hold for every worker of its own."""
+        """Have all prepare; ``worker_ports``: how many each node is to hold for every worker of its
+        own."""
         first, cast = self._cast.members[0], self._cast
         return [
             ToNode(
@@ -276,7 +320,13 @@ class Preparation:
             addresses = self._gathering.addresses(self._surveys[0], cast.hosts[0])
         except LaunchError as exc:
             return Refusal.of(exc)
-        question = Reach(attempt=self._attempt, addresses=addresses, port=port, token=self._token, bound_s=REACH_S)
+        question = Reach(
+            attempt=self._attempt,
+            addresses=addresses,
+            port=port,
+            token=self._token,
+            bound_s=REACH_S,
+        )
         return [ToNode(node=member, message=question) for member in cast.members[1:]]
 
     def reached(self, member: int, message: Reached) -> None:
@@ -284,7 +334,8 @@ class Preparation:
         self._reached[self._cast.node_ranks[member]] = message
 
     def late(self, owing: Iterable[int]) -> Refusal | None:
-        """Take in that nodes have not answered in time: where they were to reach the master, they have not."""
+        """Take in that nodes have not answered in time: where they were to reach the master, they
+        have not."""
         if self.reaches:
             problem = f"no answer within {REACH_S + SLACK_S:g} s"
             for member in owing:
@@ -292,10 +343,13 @@ class Preparation:
             return None
         late = sorted(owing)
         text = f"error: {counted(len(late), 'node')} did not prepare within {PREPARE_S:g} s: "
-        return Refusal(exit_code=EXIT_UNAVAILABLE, text=text + name_hosts(map(self._cast.host, late)))
+        return Refusal(
+            exit_code=EXIT_UNAVAILABLE, text=text + name_hosts(map(self._cast.host, late))
+        )
 
     def astray(self, may_leave: Callable[[int], bool]) -> list[tuple[int, str]]:
-        """Give the members that have no way to the master's node, and why, if the job can do without them."""
+        """Give the members that have no way to the master's node, and why, if the job can do
+        without them."""
         lost = [
             (self._cast.members[rank], answer.problem or "it has no way to rank 0's node")
             for rank, answer in self._reached.items()

@@ -1,4 +1,5 @@
-"""The words of the job policy: the events that it takes in and the actions that it gives. Pure data.
+"""The words of the job policy: the events that it takes in and the actions that it gives. Pure
+data.
 
 Who takes part in an attempt. Pure data.
 """
@@ -34,7 +35,8 @@ class FromNode(Record):
 
 
 class Signalled(Record):
-    """The launcher got a signal, or the user typed one into the worker's terminal (``kill``: more than once)."""
+    """The launcher got a signal, or the user typed one into the worker's terminal (``kill``: more
+    than once)."""
 
     signum: int
     kill: bool = False
@@ -43,7 +45,8 @@ class Signalled(Record):
     spawner: bool = False
     """The workers' parent on that node got it."""
     reached: bool = False
-    """The workers of that node have got it as well: Slurm sends it to all processes of a step, under linuxproc."""
+    """The workers of that node have got it as well: Slurm sends it to all processes of a step,
+    under linuxproc."""
     came: float | None = None
     """When it came, on the job's clock, if it was held back; None: just now."""
 
@@ -88,7 +91,8 @@ class LossKind(Enum):
 
 
 class Lost(Record):
-    """A node that had joined is gone: its channel has closed, or it has been silent for too long."""
+    """A node that had joined is gone: its channel has closed, or it has been silent for too
+    long."""
 
     node: int
     why: str
@@ -99,21 +103,24 @@ class Lost(Record):
 
 
 class Discovered(Record):
-    """The command of --discover has been run again. Names of hosts, as the source writes them, or why it failed."""
+    """The command of --discover has been run again. Names of hosts, as the source writes them, or
+    why it failed."""
 
     hosts: tuple[str, ...] | None
     problem: str | None = None
 
 
 class Known(Record):
-    """A launcher that had another coordinator knows of attempts: we go on from there. Nothing has been started yet."""
+    """A launcher that had another coordinator knows of attempts: we go on from there. Nothing has
+    been started yet."""
 
     attempt: int
     restarts: int
 
 
 class Refused(Record):
-    """There can be no attempt: launchers have been told different things, or workers cannot be told all."""
+    """There can be no attempt: launchers have been told different things, or workers cannot be told
+    all."""
 
     text: str
     hint: str | None = None
@@ -138,7 +145,8 @@ class Broken(Record):
 
 
 class Connect(Record):
-    """Reach a node (anew); answered by ``Joined`` or ``Unreachable``. What it was connected by before is closed."""
+    """Reach a node (anew); answered by ``Joined`` or ``Unreachable``. What it was connected by
+    before is closed."""
 
     node: int
     delay_s: float = 0.0
@@ -162,7 +170,8 @@ class ToNode(Record):
 
 
 class StartAttempt(Record):
-    """Bind the plan for an attempt and start its workers on all nodes; ``port`` is held on the master's node."""
+    """Bind the plan for an attempt and start its workers on all nodes; ``port`` is held on the
+    master's node."""
 
     attempt: int
     port: int | None
@@ -251,12 +260,24 @@ Event = (
     | Broken
 )
 Action = (
-    Connect | Disconnect | Discover | ToNode | StartAttempt | Say | Entry | Failed | Hung | KeepStacks | Suspend | End
+    Connect
+    | Disconnect
+    | Discover
+    | ToNode
+    | StartAttempt
+    | Say
+    | Entry
+    | Failed
+    | Hung
+    | KeepStacks
+    | Suspend
+    | End
 )
 
 
 class Composition(Record):
-    """The nodes of an attempt and the plan for them, complete but for port, meeting point and attempt."""
+    """The nodes of an attempt and the plan for them, complete but for port, meeting point and
+    attempt."""
 
     members: tuple[int, ...]
     """By node rank: the node's number in the policy's list of hosts, which never changes."""
@@ -266,7 +287,9 @@ class Composition(Record):
 
 
 Compose = Callable[[Mapping[int, Surveyed]], Composition]
-"""Plans for the nodes that were surveyed (all that may take part, spares as well; it takes what the bounds allow).
+"""Plans for the nodes that were surveyed (all that may take part, spares as well; it takes what the
+bounds allow).
 
-Raises ConfigError for what can never work, and ``NodesDiffer`` for what may look otherwise in a moment.
+Raises ConfigError for what can never work, and ``NodesDiffer`` for what may look otherwise in a
+moment.
 """

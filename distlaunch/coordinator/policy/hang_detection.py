@@ -21,7 +21,8 @@ ANSWER_S = 3.0
 STOP_ANSWER_S = 2.0
 """The same when the user has pressed Ctrl-C: the workers are told to stop afterwards."""
 ALONE_S = 60.0
-"""After a worker has ended with 0 the others may go on for so long before that is mentioned, once in a job."""
+"""After a worker has ended with 0 the others may go on for so long before that is mentioned, once
+in a job."""
 SAMPLES = 3
 """So many samples without a change between them make a hang."""
 POSTPONED = 10
@@ -32,7 +33,8 @@ _GAP_S = (0.5, 5.0)
 
 
 class Watch:
-    """Watches one attempt at a time, from when all its workers have started until its end is in sight.
+    """Watches one attempt at a time, from when all its workers have started until its end is in
+    sight.
 
     With --hang-timeout, workers that are silent for so long are sampled: the attempt hangs, or the
     verdict is postponed. Without it, they are sampled after ``hang_notice_s``, and one notice in a
@@ -58,7 +60,8 @@ class Watch:
         self.stacks: list[m.Stack] = []
         self._reporting: set[int] = set()
         self._wrote: float | None = None
-        """When there was output last, since the last sign of life, of workers whose heartbeats count instead."""
+        """When there was output last, since the last sign of life, of workers whose heartbeats
+        count instead."""
         self._serial = 0
         self._since = 0.0
         self._last: float | None = None  # None: not watching
@@ -110,7 +113,8 @@ class Watch:
         self._over = True
 
     def silent_since(self, now: float) -> float | None:
-        """Return when the last sign of life came, if that is so long ago that a notice is due or was given."""
+        """Return when the last sign of life came, if that is so long ago that a notice is due or
+        was given."""
         if self._notice_s is None or self._last is None or self._run.cast.world_size < 2:
             return None
         return self._last if now >= self._last + self._notice_s else None
@@ -126,7 +130,8 @@ class Watch:
         return min((time for time in times if time is not None), default=None)
 
     def worker_ended(self, rank: int, now: float) -> list[Action]:
-        """Take in that a worker has ended with 0: a sign of life, and the others may come to wait for it."""
+        """Take in that a worker has ended with 0: a sign of life, and the others may come to wait
+        for it."""
         self.ended.append(rank)
         if not self._over and not self._mentioned and self._alone_at is None:
             self._alone_at = now + ALONE_S
@@ -138,7 +143,11 @@ class Watch:
         For the notice, which ends nothing, all output counts.
         """
         self._reporting.update(heartbeat.rank for heartbeat in message.heartbeats)
-        if message.heartbeats or message.held or any(rank not in self._reporting for rank in message.wrote):
+        if (
+            message.heartbeats
+            or message.held
+            or any(rank not in self._reporting for rank in message.wrote)
+        ):
             return self._sign(now)
         if message.wrote and self._timeout_s is None:
             return self._sign(now)
@@ -165,7 +174,10 @@ class Watch:
 
     def answered(self, node: int, message: m.Stacks) -> None:
         """Take in where the workers of a node stand."""
-        if (message.attempt, message.serial) == (self._run.number, self._serial) and node in self._owing:
+        if (message.attempt, message.serial) == (
+            self._run.number,
+            self._serial,
+        ) and node in self._owing:
             self._owing.discard(node)
             self.stacks += message.stacks
 
@@ -180,7 +192,8 @@ class Watch:
             self._alone_at, self._mentioned = None, True
             running = self._run.up - self._run.ended
             text = (
-                f"{name_ranks(self.ended)} ended with 0 {ALONE_S:g} s ago; {counted(running, 'worker')} still running"
+                f"{name_ranks(self.ended)} ended with 0 {ALONE_S:g} s ago; "
+                f"{counted(running, 'worker')} still running"
             )
             actions.append(Say(text=text))
         if self._until is not None:
@@ -205,7 +218,8 @@ class Watch:
         return [ToNode(node=node, message=question) for node in nodes]
 
     def decide(self, progress: Progress, now: float) -> HangDiagnosis | list[Action]:
-        """Decide what a sample comes to: a hang, or that the job goes on. To be called once it is ``found``."""
+        """Decide what a sample comes to: a hang, or that the job goes on. To be called once it is
+        ``found``."""
         self._until = None
         stop, self._stop = self._stop, None
         if stop is not None:
@@ -216,7 +230,9 @@ class Watch:
         timeout_s = self._settings.hang_timeout_s
         if timeout_s is None:
             return (
-                self._again(now) if activity is None and self._samples < SAMPLES else self._notice(progress, activity)
+                self._again(now)
+                if activity is None and self._samples < SAMPLES
+                else self._notice(progress, activity)
             )
         if self._reporting or self.silent_s >= POSTPONED * timeout_s:
             return self.diagnose(progress)
@@ -238,14 +254,19 @@ class Watch:
 
     def _postpone(self, activity: Activity, timeout_s: float, now: float) -> list[Action]:
         """Let the job go on until it is sampled again, or has been silent for too long."""
-        fields = {"attempt": self._run.number, "silent_s": round(self.silent_s, 1), **activity.as_fields()}
+        fields = {
+            "attempt": self._run.number,
+            "silent_s": round(self.silent_s, 1),
+            **activity.as_fields(),
+        }
         actions: list[Action] = [Entry(type="hang_postponed", fields=fields)]
         most_s = POSTPONED * timeout_s
         self._await(now + min(timeout_s, max(0.0, most_s - self.silent_s)))
         if not self._postponed:
             self._postponed = True
             text = (
-                f"no sign of life for {_seconds(self.silent_s)} s, but {activity.words}: the job goes on;"
+                f"no sign of life for {_seconds(self.silent_s)} s, but {activity.words}: the job "
+                "goes on;"
                 f" after {most_s:g} s without one it is ended (--hang-timeout)"
             )
             actions.append(Say(text=self._settings.dialect.spelt(text), level="warning"))
@@ -260,7 +281,8 @@ class Watch:
         if activity is not None:
             working = "; it works" if hang.behind == (activity.rank,) else f"; {activity.words}"
         text = (
-            f"no worker has written or reported anything for {_seconds(self.silent_s)} s: {hang.summary}{working}."
+            f"no worker has written or reported anything for {_seconds(self.silent_s)} s: "
+            f"{hang.summary}{working}."
             " The job goes on. --hang-timeout ends jobs that hang"
         )
         return [
@@ -275,14 +297,16 @@ class Watch:
         return Entry(type="silence", fields=fields)
 
     def ask_before(self, stop: list[Action], silent_since: float, now: float) -> list[Action]:
-        """Ask where the workers stand; ``stop`` is done when all have answered, or after ``STOP_ANSWER_S``."""
+        """Ask where the workers stand; ``stop`` is done when all have answered, or after
+        ``STOP_ANSWER_S``."""
         self._stop = stop
         return self._ask(silent_since, now, answer_s=STOP_ANSWER_S)
 
     def _tell_where(self, progress: Progress) -> list[Action]:
         hang = self.diagnose(progress)
         text = (
-            f"where the workers stood, {_seconds(self.silent_s)} s after the last sign of life:\n{hang.places.rstrip()}"
+            f"where the workers stood, {_seconds(self.silent_s)} s after the last sign of "
+            f"life:\n{hang.places.rstrip()}"
         )
         return [
             self._record(hang, None, "stop"),
@@ -299,7 +323,8 @@ class Watch:
             self.stacks,
             world_size=cast.world_size,
             silent_s=round(self.silent_s, 1),
-            output_came=self._wrote is not None and self._wrote > self._since + self.lived_s + self.silent_s / 2,
+            output_came=self._wrote is not None
+            and self._wrote > self._since + self.lived_s + self.silent_s / 2,
             heartbeats=progress.latest,
             ended=self.ended,
             hosts=cast.host_of,

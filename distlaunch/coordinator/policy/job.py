@@ -1,11 +1,12 @@
 """The job policy, a pure state machine: ``step(event, now) -> actions``, no clock, no I/O.
 
-It decides who takes part in an attempt, whether there is another one, and the exit code; what happens while workers
-run is ``supervision``'s.
+It decides who takes part in an attempt, whether there is another one, and the exit code; what
+happens while workers run is ``supervision``'s.
 
 The job policy's part from the start of an attempt's workers to the end of the last. Pure.
 
-It decides when all are told to stop. Work per event does not grow with the number of workers, except at those turns.
+It decides when all are told to stop. Work per event does not grow with the number of workers,
+except at those turns.
 """
 
 from __future__ import annotations
@@ -59,13 +60,18 @@ if TYPE_CHECKING:
 PRESS_AGAIN = "; press Ctrl-C again after 1 s to kill all workers now"
 """Ends the line that answers the first Ctrl-C."""
 KILLS_S = 5.0
-"""So long before a scheduler kills all, we kill workers that have not ended, and can still tell of it."""
+"""So long before a scheduler kills all, we kill workers that have not ended, and can still tell of
+it."""
 NOTICE_S = 1.0
-"""So long after the last worker's end the user hears that the launcher waits for processes that workers have left."""
+"""So long after the last worker's end the user hears that the launcher waits for processes that
+workers have left."""
 _INTERRUPTED = (-signal.SIGINT, 128 + signal.SIGINT)
 
-Phase = Literal["new", "gathering", "preparing", "starting", "running", "lingering", "stopping", "ended"]
-"""``lingering``: all workers have ended with 0, and processes that they have left may run on for a while."""
+Phase = Literal[
+    "new", "gathering", "preparing", "starting", "running", "lingering", "stopping", "ended"
+]
+"""``lingering``: all workers have ended with 0, and processes that they have left may run on for a
+while."""
 
 
 class Supervision(ABC):
@@ -81,7 +87,8 @@ class Supervision(ABC):
         self._told_at = 0.0
         self._requests = StopRequests()
         self._told_late: int | None = None
-        """The first signal that came when all workers had ended: it prevents a restart, and changes nothing else."""
+        """The first signal that came when all workers had ended: it prevents a restart, and changes
+        nothing else."""
         self._all_ended_at: float | None = None
         """When the last worker of this attempt had ended."""
         self._fault: str | None = None
@@ -92,7 +99,8 @@ class Supervision(ABC):
             holds=scheduler is not None and scheduler.signals_all and settings.gathering is not None
         )
         self.warned: int | None = None
-        """The last signal that was passed on to the workers: a scheduler warns so of its time limit."""
+        """The last signal that was passed on to the workers: a scheduler warns so of its time
+        limit."""
         self.since_warned_s = 0.0
         """How long the last attempt then went on."""
         self._warned_at = 0.0
@@ -117,7 +125,8 @@ class Supervision(ABC):
         return self._run.cast.world_size
 
     def _is_of(self, node: int, attempt: int) -> bool:
-        """Tell whether a message is of this attempt, and of a node that takes part in it and has not been lost."""
+        """Tell whether a message is of this attempt, and of a node that takes part in it and has
+        not been lost."""
         return attempt == self.attempt == self._run.number and node in self._run.alive
 
     # --- workers
@@ -129,7 +138,11 @@ class Supervision(ABC):
             self.phase = "running"
             if not run.has_ended:
                 self._watch.all_started(now)
-        return [Entry(type="workers_started", fields={"attempt": self.attempt, "pids": dict(message.pids)})]
+        return [
+            Entry(
+                type="workers_started", fields={"attempt": self.attempt, "pids": dict(message.pids)}
+            )
+        ]
 
     def _exited(self, node: int, message: m.WorkerExited, now: float) -> list[Action]:
         run = self._run
@@ -164,7 +177,8 @@ class Supervision(ABC):
         return actions
 
     def _all_ended(self, now: float) -> list[Action]:
-        """Have the nodes wait for what workers have left, or end it, now that the last worker has ended."""
+        """Have the nodes wait for what workers have left, or end it, now that the last worker has
+        ended."""
         run = self._run
         if self.phase == "stopping":
             return []
@@ -174,7 +188,11 @@ class Supervision(ABC):
         if not run.went_well:
             return self._stop_after_failure()
         self.phase = "lingering"
-        linger = m.Linger(attempt=self.attempt, linger_s=self.settings.linger_s, grace_s=self.settings.failure_grace_s)
+        linger = m.Linger(
+            attempt=self.attempt,
+            linger_s=self.settings.linger_s,
+            grace_s=self.settings.failure_grace_s,
+        )
         return [ToNode(node=node, message=linger) for node in run.members() if node in run.owing]
 
     def _stop_after_failure(self) -> list[Action]:
@@ -202,22 +220,29 @@ class Supervision(ABC):
         actions = self._leftovers_ended() if run.ended_leftovers else []
         if run.left:
             pids = ", ".join(map(str, run.left))
-            actions.append(Say(text=f"not even KILL ended these processes: pid {pids}", level="warning"))
+            actions.append(
+                Say(text=f"not even KILL ended these processes: pid {pids}", level="warning")
+            )
         return actions + self.progress.end(attempt=self.attempt, now=now) + self._conclude(now)
 
     # --- what workers have left
 
     def _leftovers_ended(self) -> list[Action]:
-        """Say what had to be ended after a success; of a stop only the last line or the report tells."""
+        """Say what had to be ended after a success; of a stop only the last line or the report
+        tells."""
         from distlaunch.coordinator.policy.remaining_processes import ended_line, record_of
 
         run = self._run
         ended, killed = run.by_host(run.ended_leftovers), run.by_host(run.killed_leftovers)
         actions: list[Action] = [
-            Entry(type="leftovers_ended", fields={"attempt": self.attempt, **record_of(ended, killed)})
+            Entry(
+                type="leftovers_ended", fields={"attempt": self.attempt, **record_of(ended, killed)}
+            )
         ]
         if self.phase == "lingering":
-            actions.append(Say(text=ended_line(ended, killed, many_hosts=run.many_hosts), level="warning"))
+            actions.append(
+                Say(text=ended_line(ended, killed, many_hosts=run.many_hosts), level="warning")
+            )
         return actions
 
     def _lingering(self, node: int, message: m.Lingering, now: float) -> list[Action]:
@@ -227,8 +252,15 @@ class Supervision(ABC):
         """
         run = self._run
         run.remaining[node] = message.processes
-        if self.phase == "lingering" and not run.is_cut_short and not run.has_notice and run.notice_at is None:
-            run.notice_at = now if self._all_ended_at is None else max(now, self._all_ended_at + NOTICE_S)
+        if (
+            self.phase == "lingering"
+            and not run.is_cut_short
+            and not run.has_notice
+            and run.notice_at is None
+        ):
+            run.notice_at = (
+                now if self._all_ended_at is None else max(now, self._all_ended_at + NOTICE_S)
+            )
         return []
 
     def _waiting_notice(self) -> list[Action]:
@@ -236,7 +268,9 @@ class Supervision(ABC):
 
         run = self._run
         run.notice_at = None
-        found = run.by_host({node: left for node, left in run.remaining.items() if node in run.owing})
+        found = run.by_host(
+            {node: left for node, left in run.remaining.items() if node in run.owing}
+        )
         if not count_of(found):
             return []
         run.has_notice = True
@@ -251,7 +285,10 @@ class Supervision(ABC):
         run = self._run
         first = not run.is_cut_short and not impatient
         run.is_cut_short, run.notice_at = True, None
-        say = Say(text=f"{name}: {'ending' if first else 'killing'} what workers have left", level="warning")
+        say = Say(
+            text=f"{name}: {'ending' if first else 'killing'} what workers have left",
+            level="warning",
+        )
         if first:
             return [say, *self._stop_all(signal.SIGTERM, self.settings.failure_grace_s)]
         return [say, *self._stop_all(signal.SIGKILL, 0)]
@@ -271,7 +308,8 @@ class Supervision(ABC):
         return actions + self._watch.heard(message, now)
 
     def _hung(self, now: float) -> list[Action]:
-        """Once it is known where silent workers stand, decide whether they hang; stop them all if they do."""
+        """Once it is known where silent workers stand, decide whether they hang; stop them all if
+        they do."""
         if not self._watch.found:
             return []
         decision = self._watch.decide(self.progress, now)
@@ -294,7 +332,11 @@ class Supervision(ABC):
         if signum in (signal.SIGUSR1, signal.SIGUSR2):
             self.warned, self._warned_at = signum, now
             forward = m.Forward(signum=signum)
-            whom = self._run.members() if self.phase not in ("new", "gathering") and not event.reached else []
+            whom = (
+                self._run.members()
+                if self.phase not in ("new", "gathering") and not event.reached
+                else []
+            )
             return [record, *(ToNode(node=node, message=forward) for node in whom)]
         impatient = event.kill or signum == signal.SIGQUIT
         name = signal.Signals(signum).name
@@ -321,7 +363,11 @@ class Supervision(ABC):
         silent_since = self._watch.silent_since(now)
         self._watch.stop()
         if self.phase in ("new", "gathering", "preparing"):
-            waited = [] if self.settings.gathering is None else [Say(text=f"{name}: stopped; no worker had started")]
+            waited = (
+                []
+                if self.settings.gathering is None
+                else [Say(text=f"{name}: stopped; no worker had started")]
+            )
             return [record, *waited, *self._end(128 + signum)]
         asked_already = self.phase == "stopping"
         self.phase = "stopping"
@@ -335,8 +381,13 @@ class Supervision(ABC):
             grace_s = min(grace_s, max(1.0, scheduler.kill_after_s - KILLS_S))
         ask = 0 if event.reached else signal.SIGINT if signum == signal.SIGINT else signal.SIGTERM
         again = PRESS_AGAIN if signum == signal.SIGINT else ""
-        whom_asked = counted(self.up - self.ended, "worker") if self.up > self.ended else "what is starting"
-        text = f"{name}: {'told' if event.reached else 'asking'} {whom_asked} to end, within {grace_s:,.10g} s{again}"
+        whom_asked = (
+            counted(self.up - self.ended, "worker") if self.up > self.ended else "what is starting"
+        )
+        text = (
+            f"{name}: {'told' if event.reached else 'asking'} {whom_asked} to end, within "
+            f"{grace_s:,.10g} s{again}"
+        )
         # Whoever presses Ctrl-C sits there and waits, with --quiet and under `torchrun`, too.
         say = Say(text=text, level="warning" if signum == signal.SIGINT else "info")
         stop = self._stop_all(ask, grace_s)
@@ -345,10 +396,15 @@ class Supervision(ABC):
         return [record, say, *stop]
 
     def _kill_all(self, why: str) -> list[Action]:
-        """Have all that runs killed. If all workers have ended, that is what they have left; output waits no longer."""
+        """Have all that runs killed. If all workers have ended, that is what they have left; output
+        waits no longer."""
         self._watch.stop()
         runs = self.ended < self.up or not self.up
-        say = "killing all workers" if runs else "killing what workers have left, not waiting for the last output"
+        say = (
+            "killing all workers"
+            if runs
+            else "killing what workers have left, not waiting for the last output"
+        )
         return [Say(text=why + say, level="warning"), *self._stop_all(signal.SIGKILL, 0)]
 
     def _broken(self, text: str, say: str, *, without: int | None = None) -> list[Action]:
@@ -358,14 +414,19 @@ class Supervision(ABC):
         nothing_runs = self.phase in ("new", "gathering", "preparing")
         self.phase = "stopping"
         self._run.owing.discard(-1 if without is None else without)
-        actions: list[Action] = [Say(text=say, level="error"), Entry(type="fault", fields={"text": text})]
+        actions: list[Action] = [
+            Say(text=say, level="error"),
+            Entry(type="fault", fields={"text": text}),
+        ]
         if self._run.owing and not nothing_runs:
             return [*actions, *self._stop_all(signal.SIGTERM, self.settings.failure_grace_s)]
         return [*actions, *self._end(EXIT_SOFTWARE)]
 
     def _end(self, exit_code: int) -> list[Action]:
         self.phase = "ended"
-        exit_code = exit_code if 0 <= exit_code <= 255 else 255  # what a node says is no reason to end with 0
+        exit_code = (
+            exit_code if 0 <= exit_code <= 255 else 255
+        )  # what a node says is no reason to end with 0
         return [Entry(type="job_ended", fields={"exit_code": exit_code}), End(exit_code=exit_code)]
 
 
@@ -393,7 +454,12 @@ class JobPolicy(Supervision):
 
     def deadline(self) -> float | None:
         """Give the time at which ``Tick`` is due."""
-        times = [self._run.others_until, self._run.notice_at, self._watch.deadline(), self._signals.deadline()]
+        times = [
+            self._run.others_until,
+            self._run.notice_at,
+            self._watch.deadline(),
+            self._signals.deadline(),
+        ]
         if self._convening is not None and self.phase in ("gathering", "preparing"):
             times.append(self._convening.deadline())
         return min((time for time in times if time is not None), default=None)
@@ -411,7 +477,11 @@ class JobPolicy(Supervision):
                 heard = self._signals.take(event, now)
                 return [] if heard is None else self._signalled(heard, now)
             case Tick():
-                held = [action for each in self._signals.due(now) for action in self._signalled(each, now)]
+                held = [
+                    action
+                    for each in self._signals.due(now)
+                    for action in self._signalled(each, now)
+                ]
                 return held + self._tick(now)
             case LoggedIn():
                 if self._convening is not None:
@@ -420,33 +490,57 @@ class JobPolicy(Supervision):
             case Noted():
                 return [Say(text=event.text, level="warning" if event.warning else "info")]
             case Broken():
-                return self._broken(event.text, f"internal error: {event.text}", without=event.without)
+                return self._broken(
+                    event.text, f"internal error: {event.text}", without=event.without
+                )
             case Known():
                 return self._go_on_from(event, now)
             case Refused():
                 from distlaunch.coordinator.policy.node_setup import Refusal
 
                 hint = f"\n  hint: {event.hint}" if event.hint else ""
-                return self._refuse(Refusal(exit_code=EXIT_USAGE, text=f"error: {event.text}{hint}"))
+                return self._refuse(
+                    Refusal(exit_code=EXIT_USAGE, text=f"error: {event.text}{hint}")
+                )
             case Joined() | Unreachable() | Lost() | Discovered():
-                return [] if self._convening is None else self._of_membership(self._convening, event, now)
+                return (
+                    []
+                    if self._convening is None
+                    else self._of_membership(self._convening, event, now)
+                )
             case _:
                 assert_never(event)
 
-    def _from_node(self, node: int, message: m.FromAgent | m.Surveyed | m.Reached, now: float) -> list[Action]:
+    def _from_node(
+        self, node: int, message: m.FromAgent | m.Surveyed | m.Reached, now: float
+    ) -> list[Action]:
         match message:
             case m.WorkerExited():
-                return self._exited(node, message, now) if self._is_of(node, message.attempt) else []
+                return (
+                    self._exited(node, message, now) if self._is_of(node, message.attempt) else []
+                )
             case m.Started():
-                return self._started(node, message, now) if self._is_of(node, message.attempt) else []
+                return (
+                    self._started(node, message, now) if self._is_of(node, message.attempt) else []
+                )
             case m.Alive():
                 return self._alive(message, now) if self._is_of(node, message.attempt) else []
             case m.Gone():
-                return self._gone_from(node, message, now) if self._is_of(node, message.attempt) else []
+                return (
+                    self._gone_from(node, message, now)
+                    if self._is_of(node, message.attempt)
+                    else []
+                )
             case m.Lingering():
-                return self._lingering(node, message, now) if self._is_of(node, message.attempt) else []
+                return (
+                    self._lingering(node, message, now)
+                    if self._is_of(node, message.attempt)
+                    else []
+                )
             case m.Prepared():
-                return self._prepared(node, message, now) if self._is_of(node, message.attempt) else []
+                return (
+                    self._prepared(node, message, now) if self._is_of(node, message.attempt) else []
+                )
             case m.SpawnerSignalled():
                 return self.step(Signalled(signum=message.signum, node=node, spawner=True), now)
             case m.WorkerHalted():
@@ -462,7 +556,11 @@ class JobPolicy(Supervision):
             case m.Fault():
                 return self._faulted(node, message, now)
             case _:
-                return [] if self._convening is None else self._of_gathering(self._convening, node, message, now)
+                return (
+                    []
+                    if self._convening is None
+                    else self._of_gathering(self._convening, node, message, now)
+                )
 
     def _remark(self, node: int, text: str, *, warning: bool) -> list[Action]:
         said = text if self._convening is None else self._convening.says(node, text)
@@ -501,7 +599,9 @@ class JobPolicy(Supervision):
         self.attempt = known.attempt + 1
         self.restarts = max(self.restarts, known.restarts + 1)
         self._restart_times.extend([now] * (self.restarts - len(self._restart_times)))
-        return [Entry(type="taken_over", fields={"attempt": self.attempt, "restarts": self.restarts})]
+        return [
+            Entry(type="taken_over", fields={"attempt": self.attempt, "restarts": self.restarts})
+        ]
 
     def _of_gathering(
         self, convening: Convening, node: int, message: m.Surveyed | m.Reached, now: float
@@ -544,7 +644,9 @@ class JobPolicy(Supervision):
         self.attempt += 1
         return self._begin_attempt(now, fresh=False)
 
-    def _lost(self, convening: Convening, event: Lost, now: float, *, code: int = EXIT_UNAVAILABLE) -> list[Action]:
+    def _lost(
+        self, convening: Convening, event: Lost, now: float, *, code: int = EXIT_UNAVAILABLE
+    ) -> list[Action]:
         run, node = self._run, event.node
         took_part = self.phase not in ("new", "gathering") and node in run.alive
         about = (self.attempt, run.cast.ranks(node)) if took_part else None
@@ -567,12 +669,16 @@ class JobPolicy(Supervision):
             run.first_failure = now if run.first_failure is None else run.first_failure
             actions += self._stop_after_failure()
         elif loss is None and owed:
-            text = f"node {convening.host(node)} left ({convening.why_lost(node)}); its workers had all ended with 0"
+            text = (
+                f"node {convening.host(node)} left ({convening.why_lost(node)}); its workers "
+                "had all ended with 0"
+            )
             actions.append(Say(text=text))
         return actions + (self._hung(now) if run.owing or not owed else self._all_gone(now))
 
     def _gone_from(self, node: int, message: m.Gone, now: float) -> list[Action]:
-        """Take in that a node has nothing left: without an end of each worker, and unasked, it is lost to us."""
+        """Take in that a node has nothing left: without an end of each worker, and unasked, it is
+        lost to us."""
         missing = self._run.unaccounted(node) if self.phase in ("starting", "running") else []
         if not missing:
             return self._gone(node, message, now)
@@ -630,7 +736,9 @@ class JobPolicy(Supervision):
         if message.problem is not None:
             if convening is not None and convening.can_spare(1):
                 return convening.leave_out([(node, message.problem)], now) + self._try_anew(now)
-            problem = message.problem if convening is None else convening.quote(node, message.problem)
+            problem = (
+                message.problem if convening is None else convening.quote(node, message.problem)
+            )
             text = f"error: {problem}" + (f"\n  hint: {message.hint}" if message.hint else "")
             return [Say(text=text, level="error"), *self._end(EXIT_USAGE)]
         if message.port is not None and node == run.cast.members[0]:
@@ -656,7 +764,11 @@ class JobPolicy(Supervision):
         composition = run.cast.composition
         ports = tuple(port for member in run.cast.members for port in run.ports[member])
         start = StartAttempt(
-            attempt=self.attempt, port=self._port, composition=composition, meeting=meeting, ports=ports
+            attempt=self.attempt,
+            port=self._port,
+            composition=composition,
+            meeting=meeting,
+            ports=ports,
         )
         return [Entry(type="attempt_started", fields=fields), start]
 
@@ -689,7 +801,9 @@ class JobPolicy(Supervision):
         if why is None and self._told_late is not None:
             why, signum = "told to stop", self._told_late
         if why is not None:
-            report = verdict.report(final=True, why_final=settings.dialect.spelt(why), restarts=self.restarts)
+            report = verdict.report(
+                final=True, why_final=settings.dialect.spelt(why), restarts=self.restarts
+            )
             return [report, *self._end(verdict.exit_code if signum is None else 128 + signum)]
         return self._restart(verdict, now)
 
@@ -702,13 +816,16 @@ class JobPolicy(Supervision):
         if lived_s < settings.min_uptime_s:  # nothing that trains
             return []
         text = (
-            f"MASTER_PORT was never used: the {counted(run.cast.world_size, 'worker')} did not communicate, so each may"
-            " have trained on its own (on CPUs Lightning and Accelerate do that unless they are told otherwise)"
+            f"MASTER_PORT was never used: the {counted(run.cast.world_size, 'worker')} did not "
+            "communicate, so each may"
+            " have trained on its own (on CPUs Lightning and Accelerate do that unless they are "
+            "told otherwise)"
         )
         return [Say(text=text, level="warning")]
 
     def _succeeded(self) -> list[Action]:
-        """Say that a job succeeded only after something had gone wrong; a smooth success is silent."""
+        """Say that a job succeeded only after something had gone wrong; a smooth success is
+        silent."""
         mishaps = [
             counted(number, noun)
             for number, noun in ((self.restarts, "restart"), (self._nodes_lost, "lost node"))
@@ -716,7 +833,9 @@ class JobPolicy(Supervision):
         ]
         if not mishaps:
             return []
-        return [Say(text=f"the job succeeded in attempt {self.attempt}, after {' and '.join(mishaps)}")]
+        return [
+            Say(text=f"the job succeeded in attempt {self.attempt}, after {' and '.join(mishaps)}")
+        ]
 
     def _stopped(self, signum: int) -> list[Action]:
         run = self._run
@@ -736,13 +855,19 @@ class JobPolicy(Supervision):
 
         why = failed_in_stop(diagnosis, world_size=run.cast.world_size, many_hosts=run.many_hosts)
         failed = Failed(
-            diagnosis=diagnosis, attempt=self.attempt, final=True, restarts=self.restarts, while_stopping=True
+            diagnosis=diagnosis,
+            attempt=self.attempt,
+            final=True,
+            restarts=self.restarts,
+            while_stopping=True,
         )
         return [failed, Say(text=f"stopped: {said}; {why}"), *self._end(128 + signum)]
 
     def _restart(self, verdict: Verdict, now: float) -> list[Action]:
         report = verdict.report(final=False, restarts=self.restarts)
-        self._retried_s = verdict.outcome.enough_s if verdict.outcome.is_same(self._previous) else None
+        self._retried_s = (
+            verdict.outcome.enough_s if verdict.outcome.is_same(self._previous) else None
+        )
         self._previous = verdict.outcome
         self._restart_times.append(now)
         self.restarts += 1
@@ -753,7 +878,8 @@ class JobPolicy(Supervision):
         return [*warned, report, Entry(type="restarting", fields=fields), *self._begin_attempt(now)]
 
     def _go_on_without(self, now: float) -> list[Action]:
-        """Go on with the nodes that are left, and with those that have come: no restart, as nobody failed."""
+        """Go on with the nodes that are left, and with those that have come: no restart, as nobody
+        failed."""
         losses = self._run.losses
         self.attempt += 1
         if self._convening is not None:

@@ -1,7 +1,7 @@
 """How far a job is, from its workers' heartbeats. Pure.
 
-Work per message grows with the ranks in it only; what needs all ranks (the range of their steps) is summed up at most
-twice a second.
+Work per message grows with the ranks in it only; what needs all ranks (the range of their steps) is
+summed up at most twice a second.
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ class Progress:
         self._unrecorded = False
 
     def went_on(self) -> bool | None:
-        """Tell whether this attempt has come further than all before; None if no worker has ever reported a step."""
+        """Tell whether this attempt has come further than all before; None if no worker has ever
+        reported a step."""
         if self._best is None:
             return None if self._best_before is None else False
         return self._best_before is None or self._best > self._best_before
@@ -126,7 +127,9 @@ class Progress:
         return self.summary
 
     def _sample(self, lowest: float, now: float) -> None:
-        if self._samples and lowest < self._samples[-1][1]:  # a new epoch, or a worker that has only begun to report
+        if (
+            self._samples and lowest < self._samples[-1][1]
+        ):  # a new epoch, or a worker that has only begun to report
             self._samples.clear()
         self._samples.append((now, lowest))
         while len(self._samples) > 2 and self._samples[1][0] <= now - _RATE_S:

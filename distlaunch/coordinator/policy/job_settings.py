@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 
 class Gathering(Record):
-    """How the nodes of a job come together, where they are more than this launcher. All functions are pure."""
+    """How the nodes of a job come together, where they are more than this launcher. All functions
+    are pure."""
 
     hosts: tuple[str, ...]
     """By member number: those that are to train first, then spares."""
@@ -25,12 +26,14 @@ class Gathering(Record):
     """Gives the question to a node, by its serial."""
     compose: Compose
     addresses: Callable[[Surveyed, str], tuple[str, ...]]
-    """Gives where the master may be reached, from its survey and its host as the list of hosts has it: best first.
+    """Gives where the master may be reached, from its survey and its host as the list of hosts has
+    it: best first.
 
     Raises LaunchError.
     """
     meet: Callable[[Sequence[Surveyed], Mapping[int, Reached]], Meeting]
-    """Settles the meeting point from all members' surveys, by node rank, and what each but the first has reached.
+    """Settles the meeting point from all members' surveys, by node rank, and what each but the
+    first has reached.
 
     Raises LaunchError.
     """
@@ -38,7 +41,8 @@ class Gathering(Record):
     """Gives the word by which the master's port is known in an attempt."""
     join_timeout_s: float = 60.0
     patience_s: float | None = None
-    """At the first start of a job of fixed size, a node that fails is tried again for so long only; None: as ever."""
+    """At the first start of a job of fixed size, a node that fails is tried again for so long only;
+    None: as ever."""
     discover: bool = False
     """Hosts may come and go: the command of --discover tells."""
     launchers: bool = False
@@ -46,7 +50,8 @@ class Gathering(Record):
     named_once: bool = False
     """The user named the hosts: none may be a machine that another is, under another name."""
     alone: str | None = None
-    """How to run on this machine alone, as a hint, if it is a scheduler's environment that named the nodes."""
+    """How to run on this machine alone, as a hint, if it is a scheduler's environment that named
+    the nodes."""
     may_have_bounds: bool = True
     """The number of nodes may be MIN:MAX, if the user wants it so: hints advise it."""
 
@@ -62,7 +67,8 @@ class Scheduler(Record):
     kill_after_s: float = 30.0
     """After TERM."""
     signals_all: bool = False
-    """Its signals go to all processes of the nodes' agents, workers too, not to the agents alone."""
+    """Its signals go to all processes of the nodes' agents, workers too, not to the agents
+    alone."""
     attempt: int = 0
     """How often it has begun the job anew: the number of our first attempt."""
 
@@ -97,13 +103,16 @@ class PolicySettings(Record):
     grace_s: float = 25.0
     failure_grace_s: float = 5.0
     linger_s: float = 5.0
-    """How long processes that workers have left may run on after the last worker has ended with 0."""
+    """How long processes that workers have left may run on after the last worker has ended with
+    0."""
     hang_timeout_s: float | None = None
     """End an attempt whose workers show no sign of life for so long; None: never."""
     hang_notice_s: float | None = None
-    """Without ``hang_timeout_s``: say once where the workers of a job of several stand that are silent for so long."""
+    """Without ``hang_timeout_s``: say once where the workers of a job of several stand that are
+    silent for so long."""
     terminal: bool = False
-    """The one worker has a pseudo-terminal: Ctrl-C reaches it without us, and shows in how it ends."""
+    """The one worker has a pseudo-terminal: Ctrl-C reaches it without us, and shows in how it
+    ends."""
     dialect: Dialect = Dialect()
     """What options are called, for hints."""
     repeated_term_kills: bool = True

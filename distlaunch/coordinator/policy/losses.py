@@ -15,24 +15,35 @@ from distlaunch.core.model.text import counted, name_ranks
 from distlaunch.diagnosis.model import Cause, Diagnosis, WorkerEnd
 
 _CRASHED = (
-    "its system's log (dmesg, journalctl -k) may tell of a crash; --num-nodes MIN:MAX goes on without a lost node,"
+    "its system's log (dmesg, journalctl -k) may tell of a crash; --num-nodes MIN:MAX goes on "
+    "without a lost node,"
     " --max-restarts waits for it, --lost-after S gives a network more time than 10 s"
 )
 _CRASHED_OF_FIXED = (
-    "its system's log (dmesg, journalctl -k) may tell of a crash; --max-restarts N starts the job again, --lost-after S"
+    "its system's log (dmesg, journalctl -k) may tell of a crash; --max-restarts N starts the job "
+    "again, --lost-after S"
     " gives a network more time than 10 s"
 )
 _OF_RAY = {
-    "Ray's driver ": "start the job again: without its driver a launcher has nothing of Ray's cluster",
-    "Ray has lost ": "ray list nodes, or actors, tells of it; with --max-restarts N Ray gives another in its place",
+    "Ray's driver ": "start the job again: without its driver a launcher has nothing of Ray's "
+    "cluster",
+    "Ray has lost ": "ray list nodes, or actors, tells of it; with --max-restarts N Ray gives "
+    "another in its place",
 }
 """By how ``transport.ray_places`` begins to say why: the number of nodes is fixed there."""
 _SILENT = (
-    "the node, its launcher or the network stood still for so long, or the machine has crashed (dmesg, journalctl -k);"
+    "the node, its launcher or the network stood still for so long, or the machine has crashed "
+    "(dmesg, journalctl -k);"
     " --lost-after S waits longer"
 )
-_ODD = "that node runs something else than this release of distlaunch, or what it sends is changed on the way"
-_STOOD_STILL = "this launcher, its machine or the network stood still: nodes wait 10 s, or --lost-after, and no longer"
+_ODD = (
+    "that node runs something else than this release of distlaunch, or what it sends is changed "
+    "on the way"
+)
+_STOOD_STILL = (
+    "this launcher, its machine or the network stood still: nodes wait 10 s, or "
+    "--lost-after, and no longer"
+)
 _SHOWN = 4
 """Nodes that are named one by one."""
 _RANKS_SHOWN = 60
@@ -56,13 +67,23 @@ class Loss(Record):
 
 
 def explains(diagnosis: Diagnosis, failures: Iterable[WorkerEnd], losses: Sequence[Loss]) -> bool:
-    """Tell whether a worker's own failure, and no loss, is what an attempt ended by: it came first."""
+    """Tell whether a worker's own failure, and no loss, is what an attempt ended by: it came
+    first."""
     first = diagnosis.cause.ranks[0] if diagnosis.cause_seen and diagnosis.cause.ranks else None
     end = next((end for end in failures if end.rank == first), None)
-    if end is None or end.told_to_stop or end.ended_s > losses[0].ended_s or looks_like_consequence(end):
+    if (
+        end is None
+        or end.told_to_stop
+        or end.ended_s > losses[0].ended_s
+        or looks_like_consequence(end)
+    ):
         return False
     itself = next((loss for loss in losses if end.rank in loss.ranks), None)
-    shut_down = itself is not None and end.returncode in _SHUT_DOWN and itself.ended_s - end.ended_s <= _SHUT_DOWN_S
+    shut_down = (
+        itself is not None
+        and end.returncode in _SHUT_DOWN
+        and itself.ended_s - end.ended_s <= _SHUT_DOWN_S
+    )
     return not shut_down
 
 
@@ -89,7 +110,10 @@ def diagnosis_of(
     summary = f"the node is lost: {first.why}"
     if len(losses) > 1:
         alike = all(loss.why == first.why for loss in losses)
-        summary = f"{counted(len(losses), 'node')} are lost: {'' if alike else f'{first.host} first, '}{first.why}"
+        summary = (
+            f"{counted(len(losses), 'node')} are lost: "
+            f"{'' if alike else f'{first.host} first, '}{first.why}"
+        )
     steps = {rank: latest[rank][STEP] for rank in ranks if rank in latest and STEP in latest[rank]}
     message = None
     if steps:
@@ -106,7 +130,9 @@ def diagnosis_of(
     kinds = {loss.kind for loss in losses}
     hint = of_transport(first.why)
     if hint is None and len(kinds) == 1:
-        hint = {LossKind.UNHEARD: _STOOD_STILL, LossKind.SILENT: _SILENT, LossKind.ODD: _ODD}.get(first.kind)
+        hint = {LossKind.UNHEARD: _STOOD_STILL, LossKind.SILENT: _SILENT, LossKind.ODD: _ODD}.get(
+            first.kind
+        )
     if hint is None:
         hint = _CRASHED if may_have_bounds else _CRASHED_OF_FIXED
     return Diagnosis(cause=cause, exit_code=first.exit_code, others=tuple(others), hint=hint)
@@ -125,7 +151,8 @@ def who_left(losses: Sequence[Loss]) -> str:
     for loss in losses:
         reasons.setdefault(loss.why, []).append(f"{loss.host} ({_ranks(loss.ranks)})")
     return "; ".join(
-        f"{'node' if len(nodes) == 1 else 'nodes'} {', '.join(nodes)} left: {why}" for why, nodes in reasons.items()
+        f"{'node' if len(nodes) == 1 else 'nodes'} {', '.join(nodes)} left: {why}"
+        for why, nodes in reasons.items()
     )
 
 

@@ -1,7 +1,7 @@
 """The nodes that a job may use, one by one: reached, lost, reached again. Pure.
 
-A node that is lost again and again is left alone for a while (``LOSSES`` within ``LOSSES_S``), the longer the more
-often that happens; it is never given up: it may only have been slow.
+A node that is lost again and again is left alone for a while (``LOSSES`` within ``LOSSES_S``), the
+longer the more often that happens; it is never given up: it may only have been slow.
 
 Why a node cannot take part, where it is not its transport that says so. Pure.
 """
@@ -12,7 +12,14 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
-from distlaunch.coordinator.policy.events_and_actions import Action, Connect, Disconnect, Entry, LossKind, Say
+from distlaunch.coordinator.policy.events_and_actions import (
+    Action,
+    Connect,
+    Disconnect,
+    Entry,
+    LossKind,
+    Say,
+)
 from distlaunch.coordinator.policy.job_settings import Gathering
 from distlaunch.core.model.host_list import fold_hosts, name_hosts
 from distlaunch.core.model.text import counted, format_ranks, printable
@@ -29,7 +36,8 @@ UNUSABLE_S, UNUSABLE_MOST_S = 60.0, 600.0
 LOSSES, LOSSES_S = 3, 600.0
 COOLING_S, COOLING_MOST_S = 60.0, 3600.0
 AFTER_S = 1.0
-"""A lost agent's workers may take the failure grace to end; its node is not used again before that and so long."""
+"""A lost agent's workers may take the failure grace to end; its node is not used again before that
+and so long."""
 _LONGEST = 2000
 
 
@@ -68,7 +76,8 @@ class Member:
 
 
 class Membership:
-    """All of them. ``flexible``: the job goes on without those that are lost, which are tried again meanwhile."""
+    """All of them. ``flexible``: the job goes on without those that are lost, which are tried again
+    meanwhile."""
 
     def __init__(self, hosts: Sequence[str], *, flexible: bool, failure_grace_s: float) -> None:
         self.members = [Member(number, host) for number, host in enumerate(hosts)]
@@ -88,7 +97,9 @@ class Membership:
         """Reach one, as soon as it can be used again."""
         member.state = "connecting"
         member.logged_in = False
-        return Connect(node=member.number, delay_s=round(max(delay_s, member.free_at - now, 0.0), 3))
+        return Connect(
+            node=member.number, delay_s=round(max(delay_s, member.free_at - now, 0.0), 3)
+        )
 
     def connect_again(self, member: Member, now: float, *, needed: bool) -> Action:
         """Reach one that has not been reached, after a while; ``needed``: the job waits for it."""
@@ -111,7 +122,10 @@ class Membership:
 
     def unreachable(self, member: Member, failure: ConnectFailure) -> list[Action]:
         """Take in that it was not reached; recorded unless it fails as it did before."""
-        told = member.failure is not None and (member.failure.step, member.failure.text) == (failure.step, failure.text)
+        told = member.failure is not None and (member.failure.step, member.failure.text) == (
+            failure.step,
+            failure.text,
+        )
         member.tries += 1
         member.failure = failure
         fields = {
@@ -126,8 +140,11 @@ class Membership:
 
     # --- losing them
 
-    def lost(self, member: Member, why: str, now: float, kind: LossKind = LossKind.GONE) -> list[Action]:
-        """Take in that it is gone. Where the job goes on without it, it is tried again meanwhile."""
+    def lost(
+        self, member: Member, why: str, now: float, kind: LossKind = LossKind.GONE
+    ) -> list[Action]:
+        """Take in that it is gone. Where the job goes on without it, it is tried again
+        meanwhile."""
         member.state, member.serial, member.surveyed, member.tries = "lost", 0, None, 0
         member.why_lost, member.kind_lost, member.failure = why, kind, None
         member.free_at = now + self._after_s
@@ -147,13 +164,17 @@ class Membership:
         member.coolings += 1
         member.cools_until = now + cooling_s
         times = counted(len(member.losses), "time")
-        text = f"node {member.host} was lost {times} within {LOSSES_S / 60:g} min: not used for {cooling_s:g} s"
+        text = (
+            f"node {member.host} was lost {times} within {LOSSES_S / 60:g} min: not used for "
+            f"{cooling_s:g} s"
+        )
         return [Say(text=text, level="warning")]
 
     # --- --discover
 
     def discovered(self, hosts: Iterable[str]) -> tuple[list[Member], list[Member]]:
-        """Take in which hosts there are; give those that have come (perhaps again), and those that have gone."""
+        """Take in which hosts there are; give those that have come (perhaps again), and those that
+        have gone."""
         named = dict.fromkeys(hosts)
         come: list[Member] = []
         gone: list[Member] = []
@@ -197,7 +218,9 @@ _LOOKS_LIKE_HOST = re.compile(r"[\w.-]+:\d+(?:,[\w.,:-]*)?")
 def flaw(host: str, question: Survey, answer: Surveyed) -> ConnectFailure | None:
     """Find what keeps workers from running on a node that has been reached."""
     if not answer.cpus.allowed:
-        return ConnectFailure(host=host, step="agent", text="it names no CPU that it may use", passing=False)
+        return ConnectFailure(
+            host=host, step="agent", text="it names no CPU that it may use", passing=False
+        )
     no_python = bool(question.pythons) and not question.program and answer.python is None
     no_script = bool(question.script) and answer.script_sha256 is None
     if answer.problem is None and not no_python and not no_script:
@@ -205,14 +228,19 @@ def flaw(host: str, question: Survey, answer: Surveyed) -> ConnectFailure | None
     step: Step = "python" if no_python else "script" if no_script else "directory"
     if answer.problem is not None:
         text, hint = shown(answer.problem), answer.hint
-        if "directory" in text and question.workdir in text:  # it is looked for first, and nothing else then
+        if (
+            "directory" in text and question.workdir in text
+        ):  # it is looked for first, and nothing else then
             step = "directory"
     elif no_python:
         text = f"none of the workers' interpreters is there: {', '.join(question.pythons)}"
         hint = "--python names one"
     else:
         text = f"there is no {question.script} (working directory: {question.workdir})"
-        hint = "is the name right? copy it there, or keep it on a file system that all nodes share; --workdir names the"
+        hint = (
+            "is the name right? copy it there, or keep it on a file system that all nodes "
+            "share; --workdir names the"
+        )
         hint += " directory"
         if _LOOKS_LIKE_HOST.fullmatch(question.script):
             hint = f"if {question.script} is a host: commas, and no spaces, separate hosts"
@@ -220,7 +248,8 @@ def flaw(host: str, question: Survey, answer: Surveyed) -> ConnectFailure | None
 
 
 def same_machine(members: Sequence[Member]) -> tuple[Member, Member] | None:
-    """Return the first two of these nodes that are one machine; None if all are machines of their own."""
+    """Return the first two of these nodes that are one machine; None if all are machines of their
+    own."""
     by_machine: dict[str, Member] = {}
     for member in members:
         machine = "" if member.surveyed is None else member.surveyed.machine
@@ -238,18 +267,28 @@ def why_not(member: Member, *, waited_s: float, calls: bool = False) -> ConnectF
     if member.failure is not None:
         return member.failure
     if member.why_lost is not None:
-        return ConnectFailure(host=member.host, step="connect", text=f"lost ({member.why_lost}), and not back")
+        return ConnectFailure(
+            host=member.host, step="connect", text=f"lost ({member.why_lost}), and not back"
+        )
     if member.logged_in:
         text = f"logged in, but the agent has not started within {waited_s:g} s"
         return ConnectFailure(host=member.host, step="agent", text=text, hint=STARTUP_HINT)
     if member.state == "joined":
-        return ConnectFailure(host=member.host, step="agent", text=f"no answer to the survey within {waited_s:g} s")
+        return ConnectFailure(
+            host=member.host, step="agent", text=f"no answer to the survey within {waited_s:g} s"
+        )
     if calls:
-        return ConnectFailure(host=member.host, step="call", text=f"its launcher has not called within {waited_s:g} s")
-    return ConnectFailure(host=member.host, step="connect", text=f"not reached within {waited_s:g} s")
+        return ConnectFailure(
+            host=member.host, step="call", text=f"its launcher has not called within {waited_s:g} s"
+        )
+    return ConnectFailure(
+        host=member.host, step="connect", text=f"not reached within {waited_s:g} s"
+    )
 
 
-def too_few(settings: Gathering, inside: Sequence[Member], missing: Sequence[Member], *, present: int) -> str:
+def too_few(
+    settings: Gathering, inside: Sequence[Member], missing: Sequence[Member], *, present: int
+) -> str:
     """Say that there is no attempt for want of nodes: who is missing, and why, each in a row."""
     if settings.flexible:
         there = "is" if len(inside) == 1 else "are"
@@ -258,9 +297,14 @@ def too_few(settings: Gathering, inside: Sequence[Member], missing: Sequence[Mem
         few = f"{len(missing)} of {counted(present, 'node')} cannot be used"
     if settings.launchers and inside:
         few += f"; there: {_launchers(inside)}"
-    failures = [why_not(member, waited_s=settings.join_timeout_s, calls=settings.launchers) for member in missing]
+    failures = [
+        why_not(member, waited_s=settings.join_timeout_s, calls=settings.launchers)
+        for member in missing
+    ]
     alone = f"\n  hint: {settings.alone}" if settings.alone and not settings.flexible else ""
-    instead = without(failures) if inside and not settings.flexible and not settings.launchers else ""
+    instead = (
+        without(failures) if inside and not settings.flexible and not settings.launchers else ""
+    )
     return f"error: {few}\n{render(failures)}".rstrip() + instead + alone
 
 
@@ -281,7 +325,8 @@ def waiting(
     left: str | None,
     launchers: bool = False,
 ) -> list[Action]:
-    """Say who is waited for, and why they are not here, as far as that is known; ``left``: who has left just now.
+    """Say who is waited for, and why they are not here, as far as that is known; ``left``: who has
+    left just now.
 
     ``launchers``: those that are here wait as well, and are to hear of it, as of all that warns.
     """
@@ -292,7 +337,9 @@ def waiting(
     started = next((member for member in missing if member.logged_in), None)
     if failure is None and started is not None:
         text += f" ({started.host}: logged in, the agent has not started)"
-    text += f" ({failure.host}: {failure.step}: {shown(failure.text)})" if failure is not None else ""
+    text += (
+        f" ({failure.host}: {failure.step}: {shown(failure.text)})" if failure is not None else ""
+    )
     text = f"{left}; {text}" if left else text
     return [Say(text=text, level="warning" if left or launchers else "info")]
 

@@ -1,7 +1,8 @@
 """How the nodes of an attempt come together: reached, surveyed, composed to a plan. Pure.
 
-A job of fixed size waits for all its nodes, and tells of all that fail at once. One that may go on with fewer, or has
-spares, waits for the rest only ``ELASTIC_WAIT_S`` once it has enough, and never for a node that it has just lost.
+A job of fixed size waits for all its nodes, and tells of all that fail at once. One that may go on
+with fewer, or has spares, waits for the rest only ``ELASTIC_WAIT_S`` once it has enough, and never
+for a node that it has just lost.
 
 A plan that is used again where the same nodes have told the same. Pure.
 
@@ -40,8 +41,8 @@ ELASTIC_WAIT_S = 10.0
 """How long a job that has enough nodes waits for the others."""
 LOOK_AGAIN_S = 0.5
 LOOK_S, LATER_LOOK_S = 5.0, 60.0
-"""What is missing on a node, or unlike the others', is looked at again for so long: NFS caches are old for a while.
-A job that has run is worth more patience: its script may have been edited."""
+"""What is missing on a node, or unlike the others', is looked at again for so long: NFS caches are
+old for a while. A job that has run is worth more patience: its script may have been edited."""
 DISCOVER_S = 30.0
 """How often hosts are looked for while there are too few."""
 WAITING_S = 5.0
@@ -65,12 +66,15 @@ class Refusal(Record):
 
 
 class Gatherer:
-    """Gathers for one attempt after the other; between them it keeps track of who could take part in the next."""
+    """Gathers for one attempt after the other; between them it keeps track of who could take part
+    in the next."""
 
     def __init__(self, gathering: Gathering, *, failure_grace_s: float) -> None:
         self._settings = gathering
         self._composer = Recomposer(gathering.compose)
-        self.nodes = Membership(gathering.hosts, flexible=gathering.flexible, failure_grace_s=failure_grace_s)
+        self.nodes = Membership(
+            gathering.hosts, flexible=gathering.flexible, failure_grace_s=failure_grace_s
+        )
         self.active = False
         self.left: str | None = None
         """Who has left the attempt before, and why, as long as the user has not been told."""
@@ -112,7 +116,8 @@ class Gatherer:
     # --- its turns
 
     def begin(self, now: float, *, fresh: bool) -> list[Action]:
-        """Gather for an attempt. Unless ``fresh``, the one before came to nothing: there is more time for that once."""
+        """Gather for an attempt. Unless ``fresh``, the one before came to nothing: there is more
+        time for that once."""
         settings = self._settings
         self.active = True
         if fresh or not self._extended:
@@ -136,12 +141,17 @@ class Gatherer:
         self._discover_at = now + DISCOVER_S if settings.discover else None
         self._look_s = LOOK_S if self._first else LATER_LOOK_S
         actions += [
-            action for member in self.nodes.members if not member.present for action in self.nodes.leave(member)
+            action
+            for member in self.nodes.members
+            if not member.present
+            for action in self.nodes.leave(member)
         ]
         present = self.nodes.present()
         self._present = len(present)
         short = sum(member.state == "joined" for member in present) < settings.bounds[0]
-        return actions + [action for member in present for action in self._include(member, now, short=short)]
+        return actions + [
+            action for member in present for action in self._include(member, now, short=short)
+        ]
 
     def _include(self, member: Member, now: float, *, short: bool) -> list[Action]:
         if member.state == "joined":
@@ -161,8 +171,11 @@ class Gatherer:
         return [self.nodes.connect(member, now)]
 
     def settle(self, now: float) -> Composition | Refusal | None:
-        """Tell who takes part and what runs where, or why there is no attempt, once that is known."""
-        if not self.active or (self._discovery_until is not None and now < min(self._discovery_until, self._until)):
+        """Tell who takes part and what runs where, or why there is no attempt, once that is
+        known."""
+        if not self.active or (
+            self._discovery_until is not None and now < min(self._discovery_until, self._until)
+        ):
             return None
         (fewest, most), inside = self._settings.bounds, len(self._in)
         if inside < (needed := max(fewest, self._too_few + 1)):
@@ -180,7 +193,8 @@ class Gatherer:
         return self._compose(now)
 
     def _has_first(self, count: int) -> bool:
-        """Tell whether those that come first in the list of hosts are all there: the others are spares."""
+        """Tell whether those that come first in the list of hosts are all there: the others are
+        spares."""
         for member in self.nodes.members:
             if member.present:
                 if member.number not in self._in:
@@ -312,9 +326,14 @@ class Gatherer:
             if number in self._untold:
                 how = f"left ({member.why_lost}) and is back"
                 self._untold.discard(number)
-            text = f"node {member.host} {how}{'' if self.active else ', and may take part from the next attempt on'}"
+            text = (
+                f"node {member.host} "
+                f"{how}{'' if self.active else ', and may take part from the next attempt on'}"
+            )
             if self._late <= _LATE_SHOWN:  # all launchers hear what warns
-                actions.append(Say(text=text, level="warning" if self._settings.launchers else "info"))
+                actions.append(
+                    Say(text=text, level="warning" if self._settings.launchers else "info")
+                )
         actions += self.nodes.joined(member)
         if self.active:
             self._forget(number)
@@ -337,7 +356,9 @@ class Gatherer:
                 return actions
         return [*actions, self.nodes.connect_again(member, now, needed=awaited)]
 
-    def lost(self, number: int, why: str, now: float, *, wanted: bool, kind: LossKind = LossKind.GONE) -> list[Action]:
+    def lost(
+        self, number: int, why: str, now: float, *, wanted: bool, kind: LossKind = LossKind.GONE
+    ) -> list[Action]:
         """Take in that a node that had joined is gone; ``wanted``: the job goes on, perhaps."""
         member = self.nodes[number]
         if member.state != "joined":
@@ -359,7 +380,11 @@ class Gatherer:
         if not self.active or member.state != "joined" or answer.serial != member.serial:
             return []
         member.serial = 0
-        flaw = membership.flaw(member.host, self._question, answer) if self._question is not None else None
+        flaw = (
+            membership.flaw(member.host, self._question, answer)
+            if self._question is not None
+            else None
+        )
         if flaw is None:
             self._forget(number)
             self._odd_since.pop(number, None)
@@ -411,7 +436,10 @@ class Gatherer:
             words = [(f"{name_hosts(each.host for each in come)} came", come)]
             words.append((f"{name_hosts(each.host for each in gone)} went away", gone))
             actions.append(Say(text="hosts: " + ", ".join(text for text, those in words if those)))
-            fields = {"came": [each.host for each in come[:64]], "went": [each.host for each in gone[:64]]}
+            fields = {
+                "came": [each.host for each in come[:64]],
+                "went": [each.host for each in gone[:64]],
+            }
             actions.append(Entry(type="hosts_discovered", fields=fields))
         for member in come:
             if member.state == "joined":

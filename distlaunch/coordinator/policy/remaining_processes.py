@@ -27,15 +27,21 @@ def waiting_line(found: ByHost, *, linger_s: float, many_hosts: bool) -> str:
 
 
 def ended_line(ended: ByHost, killed: ByHost, *, many_hosts: bool) -> str:
-    """Say which leftovers had to be ended after a success: ``ended 2 processes left by rank 0: a.sh (pid 7), ...``."""
+    """Say which leftovers had to be ended after a success: ``ended 2 processes left by rank 0: a.sh
+    (pid 7), ...``."""
     by_kill = count_of(killed)
     how = f", {by_kill:,} of them by KILL" if by_kill else ""
     return "ended " + _named(ended, many_hosts=many_hosts, how=how)
 
 
 def killed_text(killed: ByHost, *, many_hosts: bool, after_grace: str | None = None) -> str:
-    """Say which leftovers were killed in a stop: ``1 process left by rank 0 had to be killed: train.py (pid 7)``."""
-    return _named(killed, many_hosts=many_hosts, how=f" had to be killed{f' {after_grace}' if after_grace else ''}")
+    """Say which leftovers were killed in a stop: ``1 process left by rank 0 had to be killed:
+    train.py (pid 7)``."""
+    return _named(
+        killed,
+        many_hosts=many_hosts,
+        how=f" had to be killed{f' {after_grace}' if after_grace else ''}",
+    )
 
 
 def record_of(ended: ByHost, killed: ByHost) -> dict[str, object]:
@@ -53,17 +59,27 @@ def _named(found: ByHost, *, many_hosts: bool, how: str = "") -> str:
     hosts = [host for host, leftovers in found.items() if leftovers.count]
     shown = [process for leftovers in found.values() for process in leftovers.shown]
     ranks = sorted({process.rank for process in shown if process.rank is not None})
-    by = name_ranks(ranks) if ranks and number == len(shown) else "workers"  # others may have left the unnamed ones
+    by = (
+        name_ranks(ranks) if ranks and number == len(shown) else "workers"
+    )  # others may have left the unnamed ones
     many_ranks = len(ranks) > 1
     names = [
         f"{printable(process.command[:_COMMAND_CHARS])} "
-        f"({f'rank {process.rank}, ' if many_ranks and process.rank is not None else ''}pid {process.pid})"
+        f"({f'rank {process.rank}, ' if many_ranks and process.rank is not None else ''}pid "
+        f"{process.pid})"
         for process in shown[:_NAMED]
     ]
     if number > len(names):
-        names.append(f"and {counted(number - len(names), 'other')}" if names else counted(number, "unnamed one"))
+        names.append(
+            f"and {counted(number - len(names), 'other')}"
+            if names
+            else counted(number, "unnamed one")
+        )
     noun = "process" if number == 1 else "processes"
-    return f"{number:,} {noun} left by {by}{_on(hosts, many_hosts=many_hosts)}{how}: {', '.join(names)}"
+    return (
+        f"{number:,} {noun} left by {by}{_on(hosts, many_hosts=many_hosts)}{how}: "
+        f"{', '.join(names)}"
+    )
 
 
 def _on(hosts: list[str], *, many_hosts: bool) -> str:

@@ -1,4 +1,5 @@
-"""Whether a failed attempt is worth another. Pure; diagnosis is imported when something has failed."""
+"""Whether a failed attempt is worth another. Pure; diagnosis is imported when something has
+failed."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ def diagnose(
     after_grace: str | None,
     master_port: int | None = None,
 ) -> Diagnosis:
-    """Find the first cause, among the workers that ended badly; its hint speaks the user's dialect."""
+    """Find the first cause, among the workers that ended badly; its hint speaks the user's
+    dialect."""
     from distlaunch.diagnosis.first_cause import diagnose as find
 
     found = find(
@@ -41,17 +43,23 @@ def diagnose(
     return replace(found, hint=settings.dialect.spelt(found.hint)) if found.hint else found
 
 
-def diagnose_stop(ends: Sequence[WorkerEnd], settings: PolicySettings, *, world_size: int) -> Diagnosis | None:
+def diagnose_stop(
+    ends: Sequence[WorkerEnd], settings: PolicySettings, *, world_size: int
+) -> Diagnosis | None:
     """Explain how workers failed after the job was told to stop; None if none did."""
     if all(end.returncode == 0 for end in ends):
         return None  # and diagnosis need not be imported
     from distlaunch.diagnosis.first_cause import diagnose_stop as find
 
     found = find(ends, world_size=world_size, python=settings.python)
-    return replace(found, hint=settings.dialect.spelt(found.hint)) if found and found.hint else found
+    return (
+        replace(found, hint=settings.dialect.spelt(found.hint)) if found and found.hint else found
+    )
 
 
-def doing(ends: Sequence[WorkerEnd], *, world_size: int, after_grace: str | None) -> tuple[str, ...]:
+def doing(
+    ends: Sequence[WorkerEnd], *, world_size: int, after_grace: str | None
+) -> tuple[str, ...]:
     """Say what all workers were doing, where something else than a worker is the cause."""
     from distlaunch.diagnosis.first_cause import doing as find
 
@@ -70,8 +78,11 @@ def may_be_shared(end: WorkerEnd) -> bool:
     return end.error_file is not None or (end.returncode > 0 and bool(end.stderr_tail.strip()))
 
 
-def worker_end(message: m.WorkerExited, *, host: str, first_rank: int, ended_s: float, whole: bool) -> WorkerEnd:
-    """Keep of a worker's end what diagnosis reads; unless ``whole`` only the last of its last words."""
+def worker_end(
+    message: m.WorkerExited, *, host: str, first_rank: int, ended_s: float, whole: bool
+) -> WorkerEnd:
+    """Keep of a worker's end what diagnosis reads; unless ``whole`` only the last of its last
+    words."""
     return WorkerEnd(
         rank=message.rank,
         local_rank=message.rank - first_rank,
@@ -82,7 +93,9 @@ def worker_end(message: m.WorkerExited, *, host: str, first_rank: int, ended_s: 
         uptime_s=message.uptime_s,
         told_to_stop=message.told_to_stop,
         stderr_tail=message.tail if whole else message.tail[-SHORT_TAIL_BYTES:],
-        error_file=message.error_file.encode() if whole and message.error_file is not None else None,
+        error_file=message.error_file.encode()
+        if whole and message.error_file is not None
+        else None,
         oom_kills=message.oom_kills,
     )
 
@@ -93,7 +106,8 @@ class Outcome(Record):
     signature: tuple[str, str] | None
     repeats: RepeatKind | None
     progressed: bool
-    """It came to a step beyond the best before; where no steps are reported, it ran for --min-uptime."""
+    """It came to a step beyond the best before; where no steps are reported, it ran for
+    --min-uptime."""
     by_steps: bool = False
     """Steps are reported."""
     enough_s: float | None = None
@@ -101,17 +115,28 @@ class Outcome(Record):
 
     @staticmethod
     def of(
-        diagnosis: Diagnosis, failures: Sequence[WorkerEnd], *, min_uptime_s: float, went_on: bool | None
+        diagnosis: Diagnosis,
+        failures: Sequence[WorkerEnd],
+        *,
+        min_uptime_s: float,
+        went_on: bool | None,
     ) -> Outcome:
-        """Sum up an attempt; ``went_on`` is what its heartbeats say of its progress, if anything."""
+        """Sum up an attempt; ``went_on`` is what its heartbeats say of its progress, if
+        anything."""
         first = diagnosis.cause.ranks[0]
         uptime_s = next((end.uptime_s for end in failures if end.rank == first), 0.0)
-        outcome = Outcome.after(diagnosis.signature, uptime_s, min_uptime_s=min_uptime_s, went_on=went_on)
+        outcome = Outcome.after(
+            diagnosis.signature, uptime_s, min_uptime_s=min_uptime_s, went_on=went_on
+        )
         return replace(outcome, repeats=diagnosis.repeats)
 
     @staticmethod
     def after(
-        signature: tuple[str, str] | None, lived_s: float, *, min_uptime_s: float, went_on: bool | None
+        signature: tuple[str, str] | None,
+        lived_s: float,
+        *,
+        min_uptime_s: float,
+        went_on: bool | None,
     ) -> Outcome:
         """Sum up an attempt that went well for so long."""
         long_enough = lived_s >= min_uptime_s
@@ -125,14 +150,17 @@ class Outcome(Record):
 
     def is_same(self, other: Outcome | None) -> bool:
         """Tell whether it failed at the same place as another attempt, in the same way."""
-        return other is not None and self.signature is not None and self.signature == other.signature
+        return (
+            other is not None and self.signature is not None and self.signature == other.signature
+        )
 
 
 def _progress_hint(outcome: Outcome) -> str:
     if outcome.by_steps:
         return "progress is a higher step (heartbeat) than in any attempt before"
     return (
-        "without heartbeats (`distlaunch help progress`) only an attempt of --min-uptime counts as\n"
+        "without heartbeats (`distlaunch help progress`) only an attempt of --min-uptime counts "
+        "as\n"
         "    progress; --min-uptime 0 has every failure tried again"
     )
 
@@ -140,7 +168,8 @@ def _progress_hint(outcome: Outcome) -> str:
 def _retried_hint(retried_s: float) -> str:
     return (
         f"the same failure was tried again: without heartbeats (`distlaunch help progress`),\n"
-        f"    {retried_s:.1f} s of uptime counted as progress; use heartbeats, or a longer --min-uptime"
+        f"    {retried_s:.1f} s of uptime counted as progress; use heartbeats, or a longer "
+        "--min-uptime"
     )
 
 
@@ -154,10 +183,11 @@ def why_final(
     retried_s: float | None = None,
     cut_off: bool = False,
 ) -> str | None:
-    """Say why there is no further attempt, or None if there is one. An empty text: nothing was asked for.
+    """Say why there is no further attempt, or None if there is one. An empty text: nothing was
+    asked for.
 
-    ``retried_s``: this very failure has been tried again before, because of so much uptime. ``cut_off``: there is no
-    way to any node any more.
+    ``retried_s``: this very failure has been tried again before, because of so much uptime.
+    ``cut_off``: there is no way to any node any more.
     """
     if allowed == 0:
         return ""
@@ -170,5 +200,8 @@ def why_final(
         hint = f"\n  hint: {_retried_hint(retried_s)}" if retried_s is not None else ""
         return f"{used_up} used up{within}{hint}"
     if outcome.is_same(previous) and not outcome.progressed:
-        return f"not restarted: the same failure twice without progress\n  hint: {_progress_hint(outcome)}"
+        return (
+            "not restarted: the same failure twice without progress\n  hint: "
+            f"{_progress_hint(outcome)}"
+        )
     return "not restarted: no node can be reached any more" if cut_off else None

@@ -9,15 +9,17 @@ from distlaunch.coordinator.policy.events_and_actions import Signalled
 from distlaunch.core.model.record import replace
 
 ECHO_S = 30.0
-"""After so long without a signal that was acted on, the next is no echo: a scheduler may take its time with all."""
+"""After so long without a signal that was acted on, the next is no echo: a scheduler may take its
+time with all."""
 HOLD_S = 0.1
 """So long after the first, others may tell of it: then workers have got it as well."""
 _HELD = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 MERGE_S = 0.1
-"""Signals closer than this are one: a terminal signals a whole process group, and a wrapper passes Ctrl-C on."""
+"""Signals closer than this are one: a terminal signals a whole process group, and a wrapper passes
+Ctrl-C on."""
 SECOND_S = 1.0
-"""A second signal closer to the first than this does not count: notebooks send INT twice within 0.5 s, and uv repeats
-a Ctrl-C after 0.2 s."""
+"""A second signal closer to the first than this does not count: notebooks send INT twice within 0.5
+s, and uv repeats a Ctrl-C after 0.2 s."""
 
 
 class Request(Enum):
@@ -40,7 +42,8 @@ class StopRequests:
         self._seen = 0
 
     def take(self, now: float) -> Request:
-        """Return how a signal that came at ``now`` counts. A third one counts however soon it comes."""
+        """Return how a signal that came at ``now`` counts. A third one counts however soon it
+        comes."""
         if not self._seen:
             self._seen, self._first, self._last = 1, now, now
             return Request.FIRST
@@ -53,7 +56,8 @@ class StopRequests:
 
 
 class _Count:
-    """How often each launcher, agent or spawner has told of one signal, and how often it was acted on."""
+    """How often each launcher, agent or spawner has told of one signal, and how often it was acted
+    on."""
 
     __slots__ = ("acted", "at", "told")
 
@@ -80,9 +84,9 @@ class _Count:
 class Signals:
     """Takes each signal for one, to however many of us it comes, and however far apart.
 
-    Whoever sends it sends it to all, or to one alone: the n-th of one launcher, agent or spawner counts unless the n-th
-    of another has; what a person typed to kill always does.
-    ``holds``: where the scheduler signals workers as well, the first waits a moment for the word of an agent that it
+    Whoever sends it sends it to all, or to one alone: the n-th of one launcher, agent or spawner
+    counts unless the n-th of another has; what a person typed to kill always does. ``holds``: where
+    the scheduler signals workers as well, the first waits a moment for the word of an agent that it
     did, or for that of a second launcher, which shows it: so workers do not get it twice.
     """
 

@@ -2,7 +2,8 @@
 
 The start of an attempt where each node has a launcher. Pure.
 
-Ours gets the plan; the others hear what they need to plan their own workers, by their own command lines.
+Ours gets the plan; the others hear what they need to plan their own workers, by their own command
+lines.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ class Streams(NamedTuple):
     """The nodes are reached by links, whatever machine they are."""
     node_logs: str = ""
     orphan_grace_s: float | None = None
-    """How long workers may take to end if their agent, or we, vanish; None: as the spawner was told."""
+    """How long workers may take to end if their agent, or we, vanish; None: as the spawner was
+    told."""
 
 
 def starts(plan: LaunchPlan, streams: Streams) -> Iterator[tuple[int, m.Start]]:
@@ -43,9 +45,14 @@ def starts(plan: LaunchPlan, streams: Streams) -> Iterator[tuple[int, m.Start]]:
 
 
 def start_of(
-    plan: LaunchPlan, node_rank: int, workers: Iterable[WorkerPlan], streams: Streams, env: Mapping[str, str]
+    plan: LaunchPlan,
+    node_rank: int,
+    workers: Iterable[WorkerPlan],
+    streams: Streams,
+    env: Mapping[str, str],
 ) -> m.Start:
-    """Give what one node needs to know of the plan, for these of its workers; ``env`` is what all workers share."""
+    """Give what one node needs to know of the plan, for these of its workers; ``env`` is what all
+    workers share."""
     rows, columns = streams.terminal or (0, 0)
     node = plan.nodes[node_rank]
     return m.Start(
@@ -79,7 +86,8 @@ def start_of(
 
 
 def _output_period_s(plan: LaunchPlan) -> float:
-    """Return how often a node tells whose output has moved: seldom where only the notice asks for it."""
+    """Return how often a node tells whose output has moved: seldom where only the notice asks for
+    it."""
     if plan.hang_timeout_s is not None or plan.hang_notice_s is None:
         return 1.0
     return max(1.0, plan.hang_notice_s * _PERIOD_SHARE)
@@ -132,6 +140,7 @@ def commences(
 
 
 def interfaces_of(plan: LaunchPlan, node_rank: int) -> tuple[str, str]:
-    """Return the interfaces for gloo and for NCCL on a node. An empty name means that none is set."""
+    """Return the interfaces for gloo and for NCCL on a node. An empty name means that none is
+    set."""
     env = plan.nodes[node_rank].env
     return env.get(GLOO_INTERFACE, ""), env.get(NCCL_INTERFACE, "").removeprefix("=")

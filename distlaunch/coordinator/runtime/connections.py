@@ -1,9 +1,10 @@
 """Open links to the other nodes: one poll for all, pings, silence, clocks.
 
-Subclasses interpret the messages. For each link there is one thread, which writes to it: whoever calls ``send`` never
-waits for a network. All reading is the main loop's.
+Subclasses interpret the messages. For each link there is one thread, which writes to it: whoever
+calls ``send`` never waits for a network. All reading is the main loop's.
 
-One node's link, as the fleet keeps it: its thread, its decoder, when it was heard, how its clock goes.
+One node's link, as the fleet keeps it: its thread, its decoder, when it was heard, how its clock
+goes.
 
 Whether a node is late with its workers: it answers pings, so nothing else tells. No clock, no I/O.
 """
@@ -32,7 +33,8 @@ from distlaunch.core.protocol.codec import Decoder, encode
 from distlaunch.transport.connection import Link
 
 START_S = 60.0
-"""How long a node may take to start its workers, or to say what takes longer (an import, for --preload)."""
+"""How long a node may take to start its workers, or to say what takes longer (an import, for
+--preload)."""
 
 
 class StartBound:
@@ -83,7 +85,8 @@ class StartBound:
 
 
 _ROUND_S = 0.05
-"""After so long the main loop looks at signals and deadlines before it reads the connections that are left."""
+"""After so long the main loop looks at signals and deadlines before it reads the connections that
+are left."""
 M = TypeVar("M", bound=Record)
 
 
@@ -106,7 +109,8 @@ class Links(ABC, Generic[M]):
         self._ping_at: float | None = None
         self._serial = 0
         self.silence_s = m.SILENCE_S
-        """A connection that is silent for so long counts as lost. The other side uses the same timeout."""
+        """A connection that is silent for so long counts as lost. The other side uses the same
+        timeout."""
 
     @abstractmethod
     def _take(self, peer: Peer[M], message: M) -> None:
@@ -149,7 +153,8 @@ class Links(ABC, Generic[M]):
                 os.write(self._wake_end, b"\0")
 
     def _read_all(self, within_s: float = 0.0) -> None:
-        """Give each connection that has sent something one turn, the one first that has waited for longest.
+        """Give each connection that has sent something one turn, the one first that has waited for
+        longest.
 
         Those for which no time is left have their turn in the next call.
         """
@@ -189,7 +194,9 @@ class Links(ABC, Generic[M]):
                 if message is ReadEnd.EMPTY:
                     return False
                 if message is ReadEnd.CLOSED:
-                    self._lose(peer, self._ended("" if peer.link is None else peer.link.why_closed()))
+                    self._lose(
+                        peer, self._ended("" if peer.link is None else peer.link.why_closed())
+                    )
                     return False
                 self._take(peer, message)
                 if peer.gone.is_set():  # by its own word: what follows is nobody's
@@ -254,12 +261,14 @@ class Links(ABC, Generic[M]):
 
 
 _SAMPLE_S = 60.0
-"""A measured clock offset is good for so long, until a quicker answer betters it: monotonic clocks drift apart."""
+"""A measured clock offset is good for so long, until a quicker answer betters it: monotonic clocks
+drift apart."""
 
 
 TURN_MESSAGES = 1024
 TURN_S = 0.01
-"""A connection that sends without end takes so much of the main loop before the next one is read."""
+"""A connection that sends without end takes so much of the main loop before the next one is
+read."""
 
 
 class ReadEnd(Enum):
@@ -304,13 +313,15 @@ class Peer(Generic[M]):
         self.heard = now
 
     def begin_turn(self, now: float) -> None:
-        """Let ``next_message`` return ``TURN_MESSAGES`` messages within ``TURN_S``; ``now`` is the job's clock."""
+        """Let ``next_message`` return ``TURN_MESSAGES`` messages within ``TURN_S``; ``now`` is the
+        job's clock."""
         self._turn_at = now
         self._turn_left = TURN_MESSAGES
         self._turn_until = time.monotonic() + TURN_S
 
     def next_message(self) -> M | ReadEnd:
-        """Return the next message that has arrived, or why there is none; never waits. Raises ProtocolError."""
+        """Return the next message that has arrived, or why there is none; never waits. Raises
+        ProtocolError."""
         while True:
             now = time.monotonic()
             if self._turn_left <= 0 or now >= self._turn_until:
@@ -353,7 +364,8 @@ class Peer(Generic[M]):
             del self._pings[next(iter(self._pings))]
 
     def pong(self, message: m.Pong, now: float) -> None:
-        """Estimate how far the agent's clock is from ours: the answer came, at best, half way of the round trip."""
+        """Estimate how far the agent's clock is from ours: the answer came, at best, half way of
+        the round trip."""
         sent = self._pings.pop(message.serial, None)
         if sent is None:
             return

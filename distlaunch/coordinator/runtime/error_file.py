@@ -1,8 +1,10 @@
-"""The file in which whoever started the launcher looks for the first failure, in the format of torch.
+"""The file in which whoever started the launcher looks for the first failure, in the format of
+torch.
 
-torch's ``@record`` writes ``{"message": {"message": "Type: text", "extraInfo": {"py_callstack": "...", "timestamp":
-"..."}}}``, and torchrun copies the first failed worker's to its own TORCHELASTIC_ERROR_FILE, with ``errorCode`` beside
-the inner ``message``. In Kubernetes the file is the pod's termination log, of which 4096 bytes are kept.
+torch's ``@record`` writes ``{"message": {"message": "Type: text", "extraInfo": {"py_callstack":
+"...", "timestamp": "..."}}}``, and torchrun copies the first failed worker's to its own
+TORCHELASTIC_ERROR_FILE, with ``errorCode`` beside the inner ``message``. In Kubernetes the file is
+the pod's termination log, of which 4096 bytes are kept.
 """
 
 from __future__ import annotations
@@ -27,18 +29,26 @@ _MOST_READ = 1 << 18
 
 
 def error_file_path(
-    option: str | None, environ: Mapping[str, str], *, of_a_script: bool, termination_log: str = TERMINATION_LOG
+    option: str | None,
+    environ: Mapping[str, str],
+    *,
+    of_a_script: bool,
+    termination_log: str = TERMINATION_LOG,
 ) -> str | None:
     """Return where the launcher is to write its first failure; None if nobody asks for that.
 
-    ``option``: what ``--error-file`` says. ``of_a_script``: the script of a worker started this launcher, and the
-    variable is that worker's. Raises ConfigError for an option with which no file can be made.
+    ``option``: what ``--error-file`` says. ``of_a_script``: the script of a worker started this
+    launcher, and the variable is that worker's. Raises ConfigError for an option with which no file
+    can be made.
     """
     if option is not None:
         path = os.path.abspath(option)
         if os.path.isdir(path) or not os.path.isdir(os.path.dirname(path)):
             why = "it is a directory" if os.path.isdir(path) else "its directory does not exist"
-            raise ConfigError(f"--error-file {printable(option)}: {why}", hint="name a file in a directory that exists")
+            raise ConfigError(
+                f"--error-file {printable(option)}: {why}",
+                hint="name a file in a directory that exists",
+            )
         return path
     if found := environ.get(VARIABLE):
         return None if of_a_script else os.path.abspath(found)
@@ -48,18 +58,21 @@ def error_file_path(
 
 
 class ErrorFile:
-    """The file of one launcher. Only the first failure of a job is written; ``say`` hears why it cannot be."""
+    """The file of one launcher. Only the first failure of a job is written; ``say`` hears why it
+    cannot be."""
 
     def __init__(self, path: str | None, say: Callable[[str], None] = lambda _: None) -> None:
         self._path = path
         self.say = say
         self._written = False
 
-    def write(self, message: str, details: str, exit_code: int, *, recorded: str | None = None) -> None:
+    def write(
+        self, message: str, details: str, exit_code: int, *, recorded: str | None = None
+    ) -> None:
         """Write a failure, unless there is one already.
 
-        ``details`` stands where torch has the traceback. ``recorded``: the error file of the worker that failed; what
-        it holds is copied, if it is there and has torch's format.
+        ``details`` stands where torch has the traceback. ``recorded``: the error file of the worker
+        that failed; what it holds is copied, if it is there and has torch's format.
         """
         if self._path is None or self._written:
             return
@@ -99,9 +112,17 @@ def _fitting(record: dict[str, Any], path: str) -> bytes:
         return data
     extra = inner.get("extraInfo")
     for part, key in ((extra, "py_callstack"), (inner, "message")):
-        while len(data) > _MOST_OF_TERMINATION and isinstance(part, dict) and len(str(part.get(key, ""))) > 1:
+        while (
+            len(data) > _MOST_OF_TERMINATION
+            and isinstance(part, dict)
+            and len(str(part.get(key, ""))) > 1
+        ):
             text, over = str(part[key]), len(data) - _MOST_OF_TERMINATION
-            part[key] = "..." + text[max(over + 3, 4) :] if key == "py_callstack" else text[: max(1, len(text) - over)]
+            part[key] = (
+                "..." + text[max(over + 3, 4) :]
+                if key == "py_callstack"
+                else text[: max(1, len(text) - over)]
+            )
             if len(json.dumps(record)) >= len(data):
                 part[key] = ""
             data = json.dumps(record).encode()

@@ -42,7 +42,9 @@ class Terminal(Protocol):
 class Keyboard:
     """Passes keystrokes on; there may be no terminal."""
 
-    def __init__(self, terminal: Terminal | None, send: Callable[[m.Input | m.Resize], None]) -> None:
+    def __init__(
+        self, terminal: Terminal | None, send: Callable[[m.Input | m.Resize], None]
+    ) -> None:
         self._terminal = terminal
         self._send = send
         self._is_taken = False
@@ -62,7 +64,8 @@ class Keyboard:
         return self._terminal.fileno() if self._is_taken and self._terminal is not None else -1
 
     def take(self) -> None:
-        """Have the terminal (again) if we are its foreground job: after ``bg`` touching it would stop us."""
+        """Have the terminal (again) if we are its foreground job: after ``bg`` touching it would
+        stop us."""
         if self._terminal is not None and not self._is_taken and self._terminal.is_ours():
             self._terminal.take()
             self._is_taken = True
@@ -81,7 +84,8 @@ class Keyboard:
             self._is_taken = False
 
     def read(self, *, hears: bool) -> a.Signalled | None:
-        """Pass on what was typed; give the signal that it stands for to us. ``hears``: a worker is there to have it."""
+        """Pass on what was typed; give the signal that it stands for to us. ``hears``: a worker is
+        there to have it."""
         if self._terminal is None:
             return None
         data = self._terminal.keys()

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 
 class LocalTransport:
-    """Carries encoded messages to the in-process agent and back, as a socket would; output bytes skip the codec."""
+    """Carries encoded messages to the in-process agent and back, as a socket would; output bytes
+    skip the codec."""
 
     def __init__(
         self,
@@ -39,9 +40,16 @@ class LocalTransport:
         self._received: deque[m.FromAgent] = deque()
         channel, pid = spawner
         self._agent = Agent(
-            job_id=job_id, port=port, cookie=cookie, nofile=nofile, channel=channel, watcher=pid, taker=taker,
-            send=self._from, clock=clock,
-        )  # fmt: skip
+            job_id=job_id,
+            port=port,
+            cookie=cookie,
+            nofile=nofile,
+            channel=channel,
+            watcher=pid,
+            taker=taker,
+            send=self._from,
+            clock=clock,
+        )
 
     def start(self) -> None:
         """Be ready for messages."""

@@ -1,4 +1,5 @@
-"""How much one connection may send: the number of messages, and the size of a frame by phase and type.
+"""How much one connection may send: the number of messages, and the size of a frame by phase and
+type.
 
 No clock, no I/O. Output is not counted here: ``parts`` bounds it by credit.
 """
@@ -65,7 +66,8 @@ NODE_SIZES: dict[type, FrameSize] = {
     p.Apply: _USUAL,
     p.Told: _USUAL,
 }
-"""Size of each message of a node that has introduced itself; ``NodeBudget.size_of`` adapts some of them."""
+"""Size of each message of a node that has introduced itself; ``NodeBudget.size_of`` adapts some of
+them."""
 COORDINATOR_SIZES: dict[type, FrameSize] = {
     m.Prepare: _USUAL,
     m.Stop: _USUAL,
@@ -110,7 +112,9 @@ class Budget:
         self._at = now
         self._left -= 1
         if self._left < 0:
-            raise ProtocolError(f"more messages than were asked for, the last of them {type(message).__name__}")
+            raise ProtocolError(
+                f"more messages than were asked for, the last of them {type(message).__name__}"
+            )
 
     def sent(self, message: Record) -> None:
         """Take in what the other side is sent: it may answer."""
@@ -142,7 +146,8 @@ class NodeBudget(Budget):
         self._greeted = True
 
     def sent(self, message: Record) -> None:
-        """Take in what the node is sent: it may answer. ``Credit``, which other threads send, changes nothing."""
+        """Take in what the node is sent: it may answer. ``Credit``, which other threads send,
+        changes nothing."""
         match message:
             case m.Credit():
                 return

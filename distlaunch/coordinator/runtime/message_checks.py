@@ -1,15 +1,17 @@
-"""What a node may say of an attempt: only of the ranks that it was given, and no more output than agreed.
+"""What a node may say of an attempt: only of the ranks that it was given, and no more output than
+agreed.
 
-Whatever else it says did not come from our agent, or from one that no longer does its work: nothing of that may be
-filed, shown, or taken for what another node's workers did.
+Whatever else it says did not come from our agent, or from one that no longer does its work: nothing
+of that may be filed, shown, or taken for what another node's workers did.
 
 What a coordinator may say to a launcher that has joined: numbers in bounds, attempts in order.
 
 No clock, no I/O.
 
-The counterpart of ``parts``. Nothing that can arrive names what is run; what is checked here would else meet the
-kernel, or a table of ours, as a number that neither takes. Whoever plans checks what a ``Commence`` says of nodes;
-one that no ``Prepare`` came before is taken, for it holds all that a start needs.
+The counterpart of ``parts``. Nothing that can arrive names what is run; what is checked here would
+else meet the kernel, or a table of ours, as a number that neither takes. Whoever plans checks what
+a ``Commence`` says of nodes; one that no ``Prepare`` came before is taken, for it holds all that a
+start needs.
 """
 
 from __future__ import annotations
@@ -27,8 +29,8 @@ from distlaunch.core.protocol.spawner_messages import Leftovers
 from distlaunch.planning.joined_checks import MOST_SLOTS, is_address
 
 _LEFT_BYTES = 5 << 20
-"""Beyond its credit, an agent sends what it reads of a worker at its end: two full pipes, and what is written meanwhile
-(twice, as what has not ended by then is read once more when all have)."""
+"""Beyond its credit, an agent sends what it reads of a worker at its end: two full pipes, and what
+is written meanwhile (twice, as what has not ended by then is read once more when all have)."""
 _CHUNK_BYTES = 1 << 20
 _LAST_PORT = 65535
 _STATUSES = range(-128, 256)
@@ -38,7 +40,8 @@ class Part:
     """One node's part in the attempts of a job, from when it has joined until it is gone."""
 
     def __init__(self, granted: int, *, hears_signals: bool = False) -> None:
-        """``granted``: the credit for output that it has from the start; ``hears_signals``: it passes on Slurm's."""
+        """``granted``: the credit for output that it has from the start; ``hears_signals``: it
+        passes on Slurm's."""
         self._signals = FOR_THE_JOB if hears_signals else frozenset()
         self._attempt = -1
         self._asked = -1
@@ -72,18 +75,23 @@ class Part:
         self._ranks = frozenset(ranks)
         self._speaking = set(self._ranks)
         self._known |= self._ranks
-        self._least = min(0, self._granted - self._sent) - _CHUNK_BYTES - _LEFT_BYTES * len(self._ranks)
+        self._least = (
+            min(0, self._granted - self._sent) - _CHUNK_BYTES - _LEFT_BYTES * len(self._ranks)
+        )
 
     def begin_attempt(self) -> None:
-        """Know that output which comes now would be filed with that of another attempt than its own."""
+        """Know that output which comes now would be filed with that of another attempt than its
+        own."""
         self._speaking.clear()
 
     def grant(self, size: int) -> None:
-        """Take in that it may send so much more. Only one thread calls this at a time, and only another ``check``."""
+        """Take in that it may send so much more. Only one thread calls this at a time, and only
+        another ``check``."""
         self._granted += size
 
     def check(self, message: object) -> bool:
-        """Tell whether a message counts; what is late does not. Raises ProtocolError if our agent would not say it."""
+        """Tell whether a message counts; what is late does not. Raises ProtocolError if our agent
+        would not say it."""
         match message:
             case m.Output():
                 self._check_output(message)
@@ -102,14 +110,21 @@ class Part:
             case m.Lingering():
                 self._counts(message.attempt, _ranks_of(message.processes))
             case m.Gone():
-                self._counts(message.attempt, (*_ranks_of(message.ended), *_ranks_of(message.killed)))
+                self._counts(
+                    message.attempt, (*_ranks_of(message.ended), *_ranks_of(message.killed))
+                )
             case m.WorkerExited():
-                if self._counts(message.attempt, (message.rank,)) and message.returncode not in _STATUSES:
+                if (
+                    self._counts(message.attempt, (message.rank,))
+                    and message.returncode not in _STATUSES
+                ):
                     raise ProtocolError(f"no process ends with {str(message.returncode)[:20]}")
             case m.Started():
                 self._counts(message.attempt, message.pids)
             case m.Alive():
-                self._counts(message.attempt, (*message.wrote, *(each.rank for each in message.heartbeats)))
+                self._counts(
+                    message.attempt, (*message.wrote, *(each.rank for each in message.heartbeats))
+                )
             case m.SpawnerSignalled():
                 self._check_signal(message.signum, FOR_THE_JOB)
             case m.Signalled():
@@ -139,7 +154,8 @@ class Part:
                 raise ProtocolError(f"it tells of rank {rank}, which it does not run")
 
     def _check_ports(self, message: m.Prepared) -> None:
-        """Refuse a node that has not held what it was to hold; of an earlier attempt nobody knows any more."""
+        """Refuse a node that has not held what it was to hold; of an earlier attempt nobody knows
+        any more."""
         ports = message.ports
         wanted = 0 if message.problem is not None else self._ports
         if message.attempt == self._asked and (len(ports) != wanted or len(set(ports)) != wanted):
@@ -164,7 +180,9 @@ def _ranks_of(leftovers: Leftovers) -> list[int]:
     return [process.rank for process in leftovers.shown if process.rank is not None]
 
 
-ASKING = frozenset({0, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGKILL})
+ASKING = frozenset(
+    {0, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGKILL}
+)
 """0: somebody has asked them already, as Slurm does with all processes of a step."""
 PASSED_ON = frozenset({signal.SIGUSR1, signal.SIGUSR2})
 _LONGEST_TOKEN = 256
@@ -180,38 +198,52 @@ class Orders:
         self._prepared = -1
 
     def joined(self) -> None:
-        """Take in that another coordinator, perhaps, goes on: it knows of no attempt that was not started."""
+        """Take in that another coordinator, perhaps, goes on: it knows of no attempt that was not
+        started."""
         self._prepared = self.attempt
 
     def check(self, message: p.ToPeer, *, running: bool) -> None:
-        """Refuse what no coordinator of ours says; ``running``: there are workers. Raises ProtocolError."""
+        """Refuse what no coordinator of ours says; ``running``: there are workers. Raises
+        ProtocolError."""
         match message:
             case m.Prepare():
                 if message.port is not None:
                     raise ProtocolError("it wants a port held, which is its own node's to hold")
                 if message.attempt <= self._prepared or not p.may_start(message.attempt):
-                    raise ProtocolError(f"it prepares attempt {message.attempt} after {self._prepared}")
+                    raise ProtocolError(
+                        f"it prepares attempt {message.attempt} after {self._prepared}"
+                    )
                 if not 0 <= message.ports <= MOST_SLOTS:
                     raise ProtocolError(f"it wants {message.ports} ports held")
                 self._prepared = message.attempt
             case m.Reach():
                 self._check_reach(message)
             case p.Commence():
-                # To stop those that run first would take their grace, for which nobody waits: it must know they run.
+                # To stop those that run first would take their grace, for which nobody waits: it
+                # must know they run.
                 if running:
-                    raise ProtocolError(f"it starts attempt {message.attempt} while {self.attempt} runs")
+                    raise ProtocolError(
+                        f"it starts attempt {message.attempt} while {self.attempt} runs"
+                    )
             case m.Stop():
                 if message.signum not in ASKING or not 0 <= message.grace_s <= LONGEST_S:
-                    raise ProtocolError(f"it stops workers by signal {message.signum} within {message.grace_s:.3g} s")
+                    raise ProtocolError(
+                        f"it stops workers by signal {message.signum} within "
+                        f"{message.grace_s:.3g} s"
+                    )
             case m.Linger():
                 if not (0 <= message.linger_s <= LONGEST_S and 0 <= message.grace_s <= LONGEST_S):
-                    raise ProtocolError(f"it has what workers left end within {message.linger_s:.3g} s")
+                    raise ProtocolError(
+                        f"it has what workers left end within {message.linger_s:.3g} s"
+                    )
             case m.Forward():
                 if message.signum not in PASSED_ON:
                     raise ProtocolError(f"it passes signal {message.signum} on")
             case p.Verdict():
                 if not 0 <= message.exit_code <= 255:
-                    raise ProtocolError(f"it ends the job with {message.exit_code}, which is no exit code")
+                    raise ProtocolError(
+                        f"it ends the job with {message.exit_code}, which is no exit code"
+                    )
                 if running and message.exit_code == 0:
                     raise ProtocolError("it ends the job with 0 while workers run here")
             case p.Challenge() | p.Turned() | p.Welcome():

@@ -1,10 +1,12 @@
-"""What a run directory keeps: ``events.jsonl`` and every rank's output. A full disk never stops a job.
+"""What a run directory keeps: ``events.jsonl`` and every rank's output. A full disk never stops a
+job.
 
 Lines of several ranks picked into one file, as torchrun's --duplicate-stdout-filters does.
 
 Who does the work that may wait for a disk: the main loop itself, or a thread beside it.
 
-Where nodes are reached by links, a loop that stands still for a few seconds loses them all: no ping is answered.
+Where nodes are reached by links, a loop that stands still for a few seconds loses them all: no ping
+is answered.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ from distlaunch.core.private_files import make_private_dir
 class EventLog:
     """Appends one JSON object a line: ``{"time": seconds since the epoch, "type": ..., ...}``."""
 
-    def __init__(self, descriptor: int, sink: Sink, *, desk: Desk | None = None, first_rank: int = 0) -> None:
+    def __init__(
+        self, descriptor: int, sink: Sink, *, desk: Desk | None = None, first_rank: int = 0
+    ) -> None:
         """``first_rank``: what rank 0 is called in events."""
         self._descriptor = descriptor
         self._sink = sink
@@ -61,12 +65,14 @@ class EventLog:
 
 
 class OutputFiles:
-    """Files every byte, then hands it to the console: the taker of the output pump, called by its thread.
+    """Files every byte, then hands it to the console: the taker of the output pump, called by its
+    thread.
 
     ``begin_attempt`` is the main thread's, at a moment when no output is under way.
 
-    ``trouble`` is called once, from that thread, when files stop. ``ranks`` are those whose folders are made, where
-    the layout has such; ``filters`` pick lines of a stream into a file of their own.
+    ``trouble`` is called once, from that thread, when files stop. ``ranks`` are those whose folders
+    are made, where the layout has such; ``filters`` pick lines of a stream into a file of their
+    own.
     """
 
     def __init__(
@@ -94,7 +100,8 @@ class OutputFiles:
         )
 
     def begin_attempt(self, attempt: int) -> None:
-        """File into this attempt's folder from now on; whoever has not ended of an earlier one, has now."""
+        """File into this attempt's folder from now on; whoever has not ended of an earlier one, has
+        now."""
         for rank in sorted(self._open):
             self.rank_ended(rank, time.monotonic())
         self._logs.begin_attempt(attempt)
@@ -144,10 +151,12 @@ _LONGEST_LINE = 64 << 10
 
 
 class LineFilter:
-    """Copies whole lines that contain one of ``needles``, with their rank's prefix; called by the pump's thread.
+    """Copies whole lines that contain one of ``needles``, with their rank's prefix; called by the
+    pump's thread.
 
-    ``prefixes`` has the ranks whose lines count. A line of more than 64 KiB is looked at in parts. What the disk does
-    not take is missing in this copy only: the rank's own file has every byte, and says when it has not.
+    ``prefixes`` has the ranks whose lines count. A line of more than 64 KiB is looked at in parts.
+    What the disk does not take is missing in this copy only: the rank's own file has every byte,
+    and says when it has not.
     """
 
     def __init__(self, needles: Sequence[bytes], prefixes: Mapping[int, bytes]) -> None:
@@ -196,7 +205,11 @@ class LineFilter:
 
     def _write(self, rank: int, lines: Sequence[bytes]) -> None:
         prefix = self._prefixes[rank - self.first_rank]
-        picked = [prefix + line + b"\n" for line in lines if any(needle in line for needle in self._needles)]
+        picked = [
+            prefix + line + b"\n"
+            for line in lines
+            if any(needle in line for needle in self._needles)
+        ]
         if not picked or self._descriptor < 0:
             return
         data = b"".join(picked)
@@ -218,5 +231,6 @@ class Desk:
         work()
 
     def ask(self, work: Callable[[], T]) -> T | None:
-        """Do this as well, and give what it gives; None if that takes longer than the loop may wait."""
+        """Do this as well, and give what it gives; None if that takes longer than the loop may
+        wait."""
         return work()

@@ -1,7 +1,7 @@
 """The agents of other machines: links opened in threads, messages by the main loop's poll.
 
-For each node there is one thread, which opens the link and from then on writes to it: whoever calls ``send`` never
-waits for a network. All reading is the main loop's.
+For each node there is one thread, which opens the link and from then on writes to it: whoever calls
+``send`` never waits for a network. All reading is the main loop's.
 
 Our stdin for rank 0, where that runs on a machine of its own.
 """
@@ -36,7 +36,8 @@ from distlaunch.transport.connection import Link, Open, Target, Unconnected
 LEAVE_S = 8.0
 """How long agents may take to kill what is left and to end, when the job is over."""
 HURRIED_LEAVE_S = 0.5
-"""The same once somebody wants the rest cut short; an agent that has not heard by then notices that we are gone."""
+"""The same once somebody wants the rest cut short; an agent that has not heard by then notices that
+we are gone."""
 _INTAKE_S = 10.0
 _SIGNALLED = 128
 
@@ -44,8 +45,9 @@ _SIGNALLED = 128
 class Fleet(Links[m.FromRemote]):
     """A ``Transport`` over links. ``clock`` is the job's; ``targets`` are by member number.
 
-    ``find`` runs the command of --discover (in a thread; raises LaunchError), ``read`` makes targets of what it printed
-    (by the main loop; raises LaunchError): hosts that are new become targets.
+    ``find`` runs the command of --discover (in a thread; raises LaunchError), ``read`` makes
+    targets of what it printed (by the main loop; raises LaunchError): hosts that are new become
+    targets.
     """
 
     hears_signals = False
@@ -66,9 +68,11 @@ class Fleet(Links[m.FromRemote]):
         end_opening: Callable[[], None] | None = None,
         cut_off: Callable[[], str | None] = lambda: None,
     ) -> None:
-        """``end_opening`` ends what ``open_link`` has started and is not done with; it is called once, and last.
+        """``end_opening`` ends what ``open_link`` has started and is not done with; it is called
+        once, and last.
 
-        ``cut_off`` says why no node can be reached any more, once that is so; no link ends by that before.
+        ``cut_off`` says why no node can be reached any more, once that is so; no link ends by that
+        before.
         """
         super().__init__(clock)
         self.targets = list(targets)
@@ -104,7 +108,8 @@ class Fleet(Links[m.FromRemote]):
         self._notify()
 
     def logged_in(self, target: Target) -> None:
-        """Take in that the way to a node stands, and its agent is being started; from any thread."""
+        """Take in that the way to a node stands, and its agent is being started; from any
+        thread."""
         self._logged_in.append(target)
         self._notify()
 
@@ -124,7 +129,9 @@ class Fleet(Links[m.FromRemote]):
         budget = NodeBudget(time.monotonic())
         peer: Peer[m.FromRemote]
         peer = self._peers[node] = Peer(node, m.FROM_REMOTE, m.REMOTE_PARTS, budget)
-        peer.writer = Writer(peer, self._opener(peer, delay_s), name=f"to {self.targets[node].host}")
+        peer.writer = Writer(
+            peer, self._opener(peer, delay_s), name=f"to {self.targets[node].host}"
+        )
         try:
             peer.writer.start()
         except RuntimeError:
@@ -155,7 +162,9 @@ class Fleet(Links[m.FromRemote]):
         if (part := self._parts.get(node)) is not None:
             part.told(message)
             if isinstance(message, m.Start):
-                self._starts.setdefault(node, StartBound()).begin(len(message.workers), self._clock())
+                self._starts.setdefault(node, StartBound()).begin(
+                    len(message.workers), self._clock()
+                )
             elif isinstance(message, m.Stop) and node in self._starts:
                 self._starts[node].stop(message.grace_s)
         self._tell(node, message)
@@ -236,8 +245,12 @@ class Fleet(Links[m.FromRemote]):
                     found = exc.failure
                 except Exception as exc:  # noqa: BLE001 - one node's trouble, and nobody above this thread would tell
                     text = f"{type(exc).__name__}: {exc}"
-                    found = ConnectFailure(host=target.host, step="connect", text=text, passing=False)
-            if peer.gone.is_set() and not isinstance(found, ConnectFailure):  # nobody may be there to take it
+                    found = ConnectFailure(
+                        host=target.host, step="connect", text=text, passing=False
+                    )
+            if peer.gone.is_set() and not isinstance(
+                found, ConnectFailure
+            ):  # nobody may be there to take it
                 found.close()
                 return None
             self._opened.append((peer, found))
@@ -301,7 +314,9 @@ class Fleet(Links[m.FromRemote]):
                 if self._feeder is not None:
                     self._feeder.taken(peer.node, message)
             case m.Ending():
-                self._lose(peer, message.why, a.LossKind.UNHEARD if message.unheard else a.LossKind.GONE)
+                self._lose(
+                    peer, message.why, a.LossKind.UNHEARD if message.unheard else a.LossKind.GONE
+                )
             case m.Hello() | m.Signalled():
                 pass
             case m.WorkerExited():
@@ -329,7 +344,9 @@ class Fleet(Links[m.FromRemote]):
         self._drop(peer)
         cut_off = self._cut_off()
         if greeted:
-            self._events.append(a.Lost(node=peer.node, why=cut_off or why, final=cut_off is not None, kind=kind))
+            self._events.append(
+                a.Lost(node=peer.node, why=cut_off or why, final=cut_off is not None, kind=kind)
+            )
         else:
             failure = ConnectFailure(host=self.targets[peer.node].host, step="agent", text=why)
             self._events.append(a.Unreachable(node=peer.node, failure=failure))
@@ -383,7 +400,8 @@ class Feeder:
 
     @staticmethod
     def is_worth_it(descriptor: int = 0) -> bool:
-        """Tell whether anything can come: not from a terminal, which is not passed on, nor from /dev/null."""
+        """Tell whether anything can come: not from a terminal, which is not passed on, nor from
+        /dev/null."""
         try:
             mode = os.fstat(descriptor).st_mode
         except OSError:

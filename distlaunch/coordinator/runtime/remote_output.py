@@ -1,7 +1,8 @@
 """The thread that files and shows what the agents of other machines send of their workers' output.
 
-The main loop hands over what has come and never waits for a disk or a console. An agent may only send what it has
-credit for, and gets new credit when this thread has taken the old: memory is bounded by the window of all nodes.
+The main loop hands over what has come and never waits for a disk or a console. An agent may only
+send what it has credit for, and gets new credit when this thread has taken the old: memory is
+bounded by the window of all nodes.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ _ALL_WINDOWS_BYTES = 64 << 20
 _WINDOW_BYTES = (256 << 10, 1 << 20)
 """The least and the most that a node may have under way."""
 _ANSWER_S = 1.0
-"""What the main loop may wait: a fraction of the silence after which nodes and we take each other for lost."""
+"""What the main loop may wait: a fraction of the silence after which nodes and we take each other
+for lost."""
 _GRANT_AT = 4
 """New credit is given for a fourth of the window at once."""
 
@@ -79,7 +81,8 @@ class Intake(threading.Thread, Desk):
         self._add(lambda _: self._files.begin_attempt(attempt))
 
     def forget(self, node: int) -> None:
-        """Know that a node's connection is gone: its ranks say no more, and another starts with a whole window."""
+        """Know that a node's connection is gone: its ranks say no more, and another starts with a
+        whole window."""
         self._add(lambda now: self._forget(node, now))
 
     def do(self, work: Callable[[], object]) -> None:
@@ -106,7 +109,8 @@ class Intake(threading.Thread, Desk):
         return next(iter(found), None)
 
     def finish(self, *, bound_s: float, hurried: Callable[[], bool] = lambda: False) -> bool:
-        """Take what was handed over, then end; return whether that was done in time, and before ``hurried``."""
+        """Take what was handed over, then end; return whether that was done in time, and before
+        ``hurried``."""
         with self._changed:
             self._ending = True
             self._changed.notify()

@@ -1,4 +1,5 @@
-"""What a failed or hung attempt is told with: on the screen, in ``report.txt`` and ``events.jsonl``."""
+"""What a failed or hung attempt is told with: on the screen, in ``report.txt`` and
+``events.jsonl``."""
 
 from __future__ import annotations
 
@@ -42,7 +43,8 @@ class Reporter:
         dialect: Dialect | None = None,
         error_file: ErrorFile | None = None,
     ) -> None:
-        """Be ready. ``launchers``: those of other nodes file their workers' output, perhaps where we see nothing."""
+        """Be ready. ``launchers``: those of other nodes file their workers' output, perhaps where
+        we see nothing."""
         self.plan = plan
         """That of the newest attempt."""
         self._max_restarts = max_restarts
@@ -57,20 +59,34 @@ class Reporter:
         self._refusal = ""
 
     def failed(self, action: a.Failed, *, terminal: bool) -> None:
-        """Tell of an attempt in which a worker failed; ``terminal``: its stderr is in its one stream."""
+        """Tell of an attempt in which a worker failed; ``terminal``: its stderr is in its one
+        stream."""
         from distlaunch.diagnosis.report import diagnosis_record, one_line, render_report
 
         plan = self.plan
         cause = action.diagnosis.cause
-        path = plan.layout.log_path(plan.run_dir, action.attempt, cause.ranks[0], STDOUT if terminal else STDERR)
-        wrote = self._desk.ask(lambda: os.path.exists(path)) is not False  # files are made at the first byte
-        diagnosis = replace(action.diagnosis, cause=replace(cause, log_path=path if wrote else None))
-        fields = {"attempt": action.attempt, "final": action.final, "diagnosis": diagnosis_record(diagnosis)}
+        path = plan.layout.log_path(
+            plan.run_dir, action.attempt, cause.ranks[0], STDOUT if terminal else STDERR
+        )
+        wrote = (
+            self._desk.ask(lambda: os.path.exists(path)) is not False
+        )  # files are made at the first byte
+        diagnosis = replace(
+            action.diagnosis, cause=replace(cause, log_path=path if wrote else None)
+        )
+        fields = {
+            "attempt": action.attempt,
+            "final": action.final,
+            "diagnosis": diagnosis_record(diagnosis),
+        }
         if action.while_stopping:
             fields["while_stopping"] = True
         self._events.write("failure", fields)
         if not action.final:
-            self._again(action, f"failed: {one_line(self._shown(diagnosis), many_hosts=len(plan.nodes) > 1)}")
+            self._again(
+                action,
+                f"failed: {one_line(self._shown(diagnosis), many_hosts=len(plan.nodes) > 1)}",
+            )
             return
         text = render_report(
             self._with_environment(self._shown(diagnosis)),
@@ -86,24 +102,42 @@ class Reporter:
             while_stopping=action.while_stopping,
             terminal=terminal,
         )
-        recorded = plan.layout.error_files(plan.run_dir, action.attempt)(cause.ranks[0]) if cause.ranks else None
-        what = f"{cause.exception_type}: {cause.message}" if cause.exception_type else cause.message or cause.summary
+        recorded = (
+            plan.layout.error_files(plan.run_dir, action.attempt)(cause.ranks[0])
+            if cause.ranks
+            else None
+        )
+        what = (
+            f"{cause.exception_type}: {cause.message}"
+            if cause.exception_type
+            else cause.message or cause.summary
+        )
         self._last_words(text, action.why_final)
-        self._desk.do(lambda: self._error_file.write(what, text, diagnosis.exit_code, recorded=recorded))
+        self._desk.do(
+            lambda: self._error_file.write(what, text, diagnosis.exit_code, recorded=recorded)
+        )
 
     def _shown(self, diagnosis: Diagnosis) -> Diagnosis:
         """Name ranks as people know them."""
         first, cause = self.plan.first_shown, diagnosis.cause
         if not first:
             return diagnosis
-        return replace(diagnosis, cause=replace(cause, ranks=tuple(first + rank for rank in cause.ranks)))
+        return replace(
+            diagnosis, cause=replace(cause, ranks=tuple(first + rank for rank in cause.ranks))
+        )
 
     def _with_environment(self, diagnosis: Diagnosis) -> Diagnosis:
-        """Add to the hint about a missing module whether the active environment, which is another one, has it."""
+        """Add to the hint about a missing module whether the active environment, which is another
+        one, has it."""
         plan = self.plan
         prefix = other_environment(plan.base_env, plan.argv[0])
         of_python = os.path.basename(plan.argv[0]).startswith("python")
-        if diagnosis.missing_module is None or diagnosis.hint is None or prefix is None or not of_python:
+        if (
+            diagnosis.missing_module is None
+            or diagnosis.hint is None
+            or prefix is None
+            or not of_python
+        ):
             return diagnosis
         top = diagnosis.missing_module.partition(".")[0]
         has = self._desk.ask(lambda: environment_has(top, prefix))
@@ -111,7 +145,9 @@ class Reporter:
             return diagnosis
         python = os.path.join(prefix, "bin", "python")
         said = f"has {top}: --python={python}" if has else f"({prefix}) has no {top} either"
-        return replace(diagnosis, hint=f"{diagnosis.hint}. The active environment {self._dialect.spelt(said)}")
+        return replace(
+            diagnosis, hint=f"{diagnosis.hint}. The active environment {self._dialect.spelt(said)}"
+        )
 
     def _filed_elsewhere(self, path: str, rank: int) -> str | None:
         """Say where a file is that its rank's own launcher writes, if that is another than we."""
@@ -143,7 +179,11 @@ class Reporter:
         ]
         text = "\n".join(lines)
         self._last_words(text, action.why_final)
-        self._desk.do(lambda: self._error_file.write(action.diagnosis.text.partition("\n")[0], text, EXIT_HANG))
+        self._desk.do(
+            lambda: self._error_file.write(
+                action.diagnosis.text.partition("\n")[0], text, EXIT_HANG
+            )
+        )
 
     def keep(self, action: a.KeepStacks) -> None:
         """File where each worker stood; a full disk only costs the files."""
@@ -151,7 +191,8 @@ class Reporter:
         self._desk.do(lambda: _keep(action, layout, run_dir))
 
     def keep_error(self, message: m.WorkerExited) -> None:
-        """File what a worker left in its error file, where that was on a machine with none of our folders."""
+        """File what a worker left in its error file, where that was on a machine with none of our
+        folders."""
         if message.error_file is None:
             return
         path = self.plan.layout.error_files(self.plan.run_dir, message.attempt)(message.rank)
@@ -159,7 +200,10 @@ class Reporter:
         self._desk.do(lambda: _keep_error(path, text))
 
     def _again(self, action: a.Failed | a.Hung, what: str) -> None:
-        text = f"attempt {action.attempt} {what}; restart {action.restarts + 1} of {self._max_restarts}"
+        text = (
+            f"attempt {action.attempt} {what}; restart {action.restarts + 1} of "
+            f"{self._max_restarts}"
+        )
         self._sink.say(text, level="warning")
 
     def refused(self, text: str) -> None:
@@ -184,18 +228,25 @@ class Reporter:
 def _keep(action: a.KeepStacks, layout: Layout, run_dir: str) -> None:
     for stack in action.stacks:
         state = f"state {stack.state}" if stack.state else "gone"
-        head = f"# {time.strftime('%Y-%m-%d %H:%M:%S')}: rank {stack.rank}, pid {stack.pid}, {printable(state)}\n"
+        head = (
+            f"# {time.strftime('%Y-%m-%d %H:%M:%S')}: rank {stack.rank}, pid {stack.pid}, "
+            f"{printable(state)}\n"
+        )
         text = stack.text if stack.text.strip() else "# no stack could be had\n"
         with suppress(OSError):
             descriptor = open_to_append(layout.stacks_path(run_dir, action.attempt, stack.rank))
             try:
-                os.write(descriptor, (head + text.rstrip() + "\n\n").encode("utf-8", "backslashreplace"))
+                os.write(
+                    descriptor, (head + text.rstrip() + "\n\n").encode("utf-8", "backslashreplace")
+                )
             finally:
                 os.close(descriptor)
 
 
 def _keep_error(path: str, text: str) -> None:
     with suppress(OSError):  # it is there already; or a full disk only costs the file
-        descriptor = open_private(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW)
+        descriptor = open_private(
+            path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+        )
         with open(descriptor, "w", encoding="utf-8", errors="surrogateescape") as file:
             file.write(text)

@@ -11,7 +11,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
 from distlaunch.core.errors import ConfigError
-from distlaunch.core.model.run_files import EVENTS, EVENTS_OF_NODE, MARKER, REPORT, is_our_folder, is_ours
+from distlaunch.core.model.run_files import (
+    EVENTS,
+    EVENTS_OF_NODE,
+    MARKER,
+    REPORT,
+    is_our_folder,
+    is_ours,
+)
 from distlaunch.core.model.text import printable
 from distlaunch.core.private_files import make_private_dir, make_private_dirs, open_private
 
@@ -34,14 +41,16 @@ def new_job_id(now: float, token: bytes) -> str:
 
 
 def folder_name(run_id: str, token: bytes) -> str:
-    """Name the folder of a run as torchrun does, ``<run id>_<random>``, whatever characters the user's id has."""
+    """Name the folder of a run as torchrun does, ``<run id>_<random>``, whatever characters the
+    user's id has."""
     safe = "".join(letter if letter.isalnum() or letter in _SAFE else "-" for letter in run_id)
     whole = os.fsencode(safe)[:_RUN_ID_BYTES].decode(errors="ignore")
     return f"{whole.lstrip('.-') or 'run'}_{token.hex()}"
 
 
 def log_base(log_dir: str | None, environ: Mapping[str, str]) -> str | None:
-    """Name where run directories go: --log-dir, else in the user's state directory; None if there is none."""
+    """Name where run directories go: --log-dir, else in the user's state directory; None if there
+    is none."""
     if log_dir is not None:
         return os.path.abspath(log_dir)
     state = environ.get("XDG_STATE_HOME", "")
@@ -54,7 +63,8 @@ def log_base(log_dir: str | None, environ: Mapping[str, str]) -> str | None:
 
 
 class RunDir:
-    """The folder of one job. Its event file stays locked while the job runs, so that none prunes it."""
+    """The folder of one job. Its event file stays locked while the job runs, so that none prunes
+    it."""
 
     def __init__(
         self,
@@ -67,7 +77,8 @@ class RunDir:
         node: int | None = None,
         instead_of: str | None = None,
     ) -> None:
-        """Take a new folder. ``node``: that of another launcher than the first, with which it may share the folder."""
+        """Take a new folder. ``node``: that of another launcher than the first, with which it may
+        share the folder."""
         self.path = path
         self.temporary = temporary
         self.instead_of = instead_of
@@ -104,18 +115,22 @@ class RunDir:
                 os.unlink(fresh)
 
     def write_report(self, text: str) -> None:
-        """Keep the failure's report; nothing that a worker may have put in its place is followed or opened."""
+        """Keep the failure's report; nothing that a worker may have put in its place is followed or
+        opened."""
         fresh = os.path.join(self.path, f"{REPORT}.new")
         with suppress(OSError):  # the console and the exit code still tell
-            with open(open_private(fresh, _NEW), "w", encoding="utf-8", errors="backslashreplace") as file:
+            with open(
+                open_private(fresh, _NEW), "w", encoding="utf-8", errors="backslashreplace"
+            ) as file:
                 file.write(printable(text, keep="\n"))
             os.replace(fresh, os.path.join(self.path, REPORT))
 
     def prune(self) -> None:
-        """Remove all runs but the newest 50 from the default place: our own files, and folders then empty.
+        """Remove all runs but the newest 50 from the default place: our own files, and folders then
+        empty.
 
-        The time of a run is that of its last event. A run that goes on, and whatever has no marker of ours or was put
-        there by others, stays; a --log-dir is its owner's to tidy.
+        The time of a run is that of its last event. A run that goes on, and whatever has no marker
+        of ours or was put there by others, stays; a --log-dir is its owner's to tidy.
         """
         if not self._pruned:
             return
@@ -125,7 +140,11 @@ class RunDir:
             return
         for _, path in sorted(runs, reverse=True)[KEPT:]:
             events = _events_in(path)
-            if path != self.path and not any(map(_in_use, events)) and not _may_run_elsewhere(path, events):
+            if (
+                path != self.path
+                and not any(map(_in_use, events))
+                and not _may_run_elsewhere(path, events)
+            ):
                 _remove(path)
 
     def close(self) -> None:
@@ -144,7 +163,8 @@ def _runs(base: str) -> list[os.DirEntry[str]]:
 
 
 def _last_event(run: os.DirEntry[str]) -> float:
-    """Return when the last event of a run was filed; of one without events, when its folder changed."""
+    """Return when the last event of a run was filed; of one without events, when its folder
+    changed."""
     times = [_modified(events) for events in _events_in(run.path)]
     return max(times, default=0.0) or run.stat(follow_symlinks=False).st_mtime
 
@@ -157,9 +177,11 @@ def _modified(path: str) -> float:
 
 
 def _may_run_elsewhere(run: str, events: Sequence[str]) -> bool:
-    """Return whether a run that shares our home may go on on another host, whose locks need not be seen from here.
+    """Return whether a run that shares our home may go on on another host, whose locks need not be
+    seen from here.
 
-    It has not filed its end, it does not say that it is this host's, and something in it has changed not long ago.
+    It has not filed its end, it does not say that it is this host's, and something in it has
+    changed not long ago.
     """
     if not any(map(_is_open_elsewhere, events)):
         return False
@@ -168,7 +190,8 @@ def _may_run_elsewhere(run: str, events: Sequence[str]) -> bool:
 
 
 def _is_open_elsewhere(events: str) -> bool:
-    """Return whether a launcher of another host, or of one that is not known, has not filed its end."""
+    """Return whether a launcher of another host, or of one that is not known, has not filed its
+    end."""
     try:
         descriptor = os.open(events, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
@@ -208,7 +231,11 @@ def _events_in(run: str) -> list[str]:
         names = os.listdir(run)
     except OSError:
         names = []
-    return [os.path.join(run, name) for name in names if name.startswith(first) and name.endswith(f".{last}")]
+    return [
+        os.path.join(run, name)
+        for name in names
+        if name.startswith(first) and name.endswith(f".{last}")
+    ]
 
 
 def _in_use(events: str) -> bool:
@@ -230,28 +257,39 @@ def _in_use(events: str) -> bool:
 
 
 def make_run_dir(
-    log_dir: str | None, name: str, environ: Mapping[str, str], *, node: int | None = None, job_id: str | None = None
+    log_dir: str | None,
+    name: str,
+    environ: Mapping[str, str],
+    *,
+    node: int | None = None,
+    job_id: str | None = None,
 ) -> RunDir:
-    """Make ``<log dir>/<name>``, 0700. A name that exists gets ``-2``, ``-3`` …: nothing is overwritten.
+    """Make ``<log dir>/<name>``, 0700. A name that exists gets ``-2``, ``-3`` …: nothing is
+    overwritten.
 
-    ``job_id``: where the job is called otherwise than its folder. Raises ConfigError if an explicit directory cannot be
-    written; the default one falls back to a temporary one.
+    ``job_id``: where the job is called otherwise than its folder. Raises ConfigError if an explicit
+    directory cannot be written; the default one falls back to a temporary one.
     """
     base, job_id = log_base(log_dir, environ), job_id or name
     problems = []
     try:
         if base is not None:
             if log_dir is not None and not os.path.exists(os.path.dirname(base) or "."):
-                os.makedirs(os.path.dirname(base), exist_ok=True)  # by the umask: others may have to enter it
+                os.makedirs(
+                    os.path.dirname(base), exist_ok=True
+                )  # by the umask: others may have to enter it
             path = _make(base, name)
             if log_dir is None:
                 _keep_others_out(base)
             with _removed_if_it_fails(path):
-                return RunDir(path, base, job_id=job_id, temporary=False, pruned=log_dir is None, node=node)
+                return RunDir(
+                    path, base, job_id=job_id, temporary=False, pruned=log_dir is None, node=node
+                )
     except OSError as exc:
         if log_dir is not None:
             raise ConfigError(
-                f"--log-dir {log_dir}: {os.strerror(exc.errno or 0)}", hint="name a directory that you can write to"
+                f"--log-dir {log_dir}: {os.strerror(exc.errno or 0)}",
+                hint="name a directory that you can write to",
             ) from exc
         problems.append(f"{printable(base or '')}: {os.strerror(exc.errno or 0)}")
     temporary, unusable = _temporary_directory(environ)
@@ -287,7 +325,8 @@ def _removed_if_it_fails(path: str) -> Iterator[None]:
 
 
 def _temporary_directory(environ: Mapping[str, str]) -> tuple[str | None, list[str]]:
-    """Return the directory for temporary files; if there is none, why each of the usual ones cannot be used."""
+    """Return the directory for temporary files; if there is none, why each of the usual ones cannot
+    be used."""
     import tempfile
 
     with suppress(FileNotFoundError):
@@ -312,8 +351,11 @@ def _why_unwritable(directory: str) -> str:
     return "it was not writable a moment ago"
 
 
-def join_run_dir(log_dir: str | None, folder: str, environ: Mapping[str, str], *, node: int, job_id: str) -> RunDir:
-    """Have the folder that the job's coordinator has made, or make one of that name where theirs is not to be seen.
+def join_run_dir(
+    log_dir: str | None, folder: str, environ: Mapping[str, str], *, node: int, job_id: str
+) -> RunDir:
+    """Have the folder that the job's coordinator has made, or make one of that name where theirs is
+    not to be seen.
 
     No link is followed, and no other job's folder entered. Raises ConfigError as ``make_run_dir``.
     """
@@ -322,16 +364,21 @@ def join_run_dir(log_dir: str | None, folder: str, environ: Mapping[str, str], *
         path = os.path.join(base, folder)
         with suppress(OSError):
             if _is_of(path, job_id):
-                return RunDir(path, base, job_id=job_id, temporary=False, pruned=log_dir is None, node=node)
+                return RunDir(
+                    path, base, job_id=job_id, temporary=False, pruned=log_dir is None, node=node
+                )
     return make_run_dir(log_dir, folder, environ, node=node, job_id=job_id)
 
 
 def _is_of(path: str, job_id: str) -> bool:
-    """Tell whether a folder, and no link to one, is of our own making for this job. Raises OSError if there is none."""
+    """Tell whether a folder, and no link to one, is of our own making for this job. Raises OSError
+    if there is none."""
     found = os.stat(path, follow_symlinks=False)
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
         return False
-    marker = os.open(os.path.join(path, MARKER), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    marker = os.open(
+        os.path.join(path, MARKER), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    )
     with open(marker, "rb") as file:
         expected = os.fsencode(job_id)
         return file.read(len(expected) + 1) == expected
@@ -342,12 +389,17 @@ def _keep_others_out(base: str) -> None:
     for folder in (os.path.dirname(base), base):
         with suppress(OSError):
             found = os.stat(folder, follow_symlinks=False)
-            if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and found.st_mode & 0o022:
+            if (
+                stat.S_ISDIR(found.st_mode)
+                and found.st_uid == os.getuid()
+                and found.st_mode & 0o022
+            ):
                 os.chmod(folder, 0o700)
 
 
 def _shared_base(first: str) -> str:
-    """Make sure of a folder of ours alone where every user may make some; another user may have taken the first name.
+    """Make sure of a folder of ours alone where every user may make some; another user may have
+    taken the first name.
 
     Raises OSError.
     """
@@ -355,7 +407,11 @@ def _shared_base(first: str) -> str:
         with suppress(FileExistsError):
             make_private_dir(base)
         found = os.stat(base, follow_symlinks=False)
-        if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077:
+        if (
+            stat.S_ISDIR(found.st_mode)
+            and found.st_uid == os.getuid()
+            and not found.st_mode & 0o077
+        ):
             return base
     base = f"{first}-{os.urandom(6).hex()}"
     make_private_dir(base)

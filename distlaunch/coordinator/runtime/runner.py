@@ -1,4 +1,5 @@
-"""The loop of the coordinator: events in, policy, actions out. All waiting of a job is in ``run``."""
+"""The loop of the coordinator: events in, policy, actions out. All waiting of a job is in
+``run``."""
 
 from __future__ import annotations
 
@@ -79,7 +80,8 @@ class Transport(Protocol):
         """Give what has come, without waiting."""
 
     def close(self, hurried: Callable[[], bool] = lambda: False) -> None:
-        """End all agents and what is left of their workers; wait no longer once ``hurried`` says so."""
+        """End all agents and what is left of their workers; wait no longer once ``hurried`` says
+        so."""
 
 
 class Files(Protocol):
@@ -107,10 +109,10 @@ class Clock:
 class Runner:
     """Runs one job to its exit code.
 
-    ``takes_typed``: of several workers rank 0 has our stdin also where that is a terminal whose foreground job we are;
-    ``feeder`` brings our stdin to it on a machine of its own. ``launchers``: the other nodes have a launcher each.
-    ``desk`` does what may wait for a disk. ``backend`` has words for where workers listen, if it has them do so.
-    ``error_file`` gets the first failure.
+    ``takes_typed``: of several workers rank 0 has our stdin also where that is a terminal whose
+    foreground job we are; ``feeder`` brings our stdin to it on a machine of its own. ``launchers``:
+    the other nodes have a launcher each. ``desk`` does what may wait for a disk. ``backend`` has
+    words for where workers listen, if it has them do so. ``error_file`` gets the first failure.
     """
 
     def __init__(
@@ -224,7 +226,11 @@ class Runner:
         keys = self._keyboard.fileno()
         if keys >= 0:
             poll.register(keys, select.POLLIN)
-        deadlines = [time for time in (self._policy.deadline(), self._transport.deadline()) if time is not None]
+        deadlines = [
+            time
+            for time in (self._policy.deadline(), self._transport.deadline())
+            if time is not None
+        ]
         left_ms = (min(deadlines) - self._clock()) * 1000 if deadlines else None
         if is_busy or (left_ms is not None and left_ms <= 0):
             timeout_ms: float | None = 0
@@ -281,12 +287,14 @@ class Runner:
                 self._exit_code = action.exit_code
 
     def _say_unread(self) -> None:
-        """Say once that input is lost to whoever else reads it, as a shell loop around this command does."""
+        """Say once that input is lost to whoever else reads it, as a shell loop around this command
+        does."""
         if self._feeder is None or not self._feeder.unread or self._has_said_unread:
             return
         self._has_said_unread = True
         self._sink.say(
-            f"rank 0 has not read {counted(self._feeder.unread, 'byte')} of the input that came on stdin; in a shell"
+            f"rank 0 has not read {counted(self._feeder.unread, 'byte')} of the input that came on "
+            "stdin; in a shell"
             " loop that reads the same input they are lost: start distlaunch with </dev/null there",
             level="warning",
         )
@@ -344,38 +352,50 @@ class Runner:
         if self._launchers and composition is not None:
             from distlaunch.coordinator.policy.start_messages import commences
 
-            for member, message in commences(plan, composition, streams, restarts=self._policy.restarts):
+            for member, message in commences(
+                plan, composition, streams, restarts=self._policy.restarts
+            ):
                 self._transport.send(member, message)
             return
         for node_rank, start in starts(plan, streams):
             self._transport.send(members[node_rank], start)
 
     def _say_notes(self, plan: LaunchPlan) -> None:
-        """Say what there is to say of a plan, each thing once in a job: nodes tell of themselves only at the start."""
+        """Say what there is to say of a plan, each thing once in a job: nodes tell of themselves
+        only at the start."""
         for note in (*plan.warnings, *plan.notes):
             if note not in self._noted:
                 self._noted.add(note)
                 self._sink.say(note, level="warning" if note in plan.warnings else "info")
 
     def _passes_stdin(self) -> bool:
-        """Tell whether rank 0 gets our stdin. Where we are in the background it would take what the shell is typed."""
+        """Tell whether rank 0 gets our stdin. Where we are in the background it would take what the
+        shell is typed."""
         return not os.isatty(0) or (self._takes_typed and in_foreground(0))
 
     def _write_plan(self, plan: LaunchPlan) -> None:
         try:
-            with suppress(FileExistsError):  # output may be filed by now, ours or another launcher's
+            with suppress(
+                FileExistsError
+            ):  # output may be filed by now, ours or another launcher's
                 make_private_dir(plan.layout.attempt_dir(plan.run_dir, plan.attempt))
-            descriptor = open_private(plan_path(plan.run_dir, plan.attempt), os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+            descriptor = open_private(
+                plan_path(plan.run_dir, plan.attempt), os.O_WRONLY | os.O_CREAT | os.O_EXCL
+            )
             with open(descriptor, "w", encoding="utf-8") as file:
                 file.writelines(plan.json_chunks())
         except OSError as exc:
-            self._sink.say(f"the plan was not written: {os.strerror(exc.errno or 0)}", level="warning")
+            self._sink.say(
+                f"the plan was not written: {os.strerror(exc.errno or 0)}", level="warning"
+            )
 
     # --- signals and keys
 
     def _on_signals(self, numbers: bytes) -> None:
         for place, signum in enumerate(numbers, start=1):
-            if signum != signal.SIGTSTP or signal.SIGCONT not in numbers[place:]:  # else we are to go on already
+            if (
+                signum != signal.SIGTSTP or signal.SIGCONT not in numbers[place:]
+            ):  # else we are to go on already
                 self._on_signal(signum)
 
     def _on_signal(self, signum: int) -> None:
@@ -389,7 +409,9 @@ class Runner:
 
     def _on_keys(self) -> None:
         event = self._keyboard.read(hears=self._policy.up > self._policy.ended)
-        if event is not None and not (event.signum == signal.SIGHUP and self._signals.ignores(signal.SIGHUP)):
+        if event is not None and not (
+            event.signum == signal.SIGHUP and self._signals.ignores(signal.SIGHUP)
+        ):
             self._feed(event)
 
     def _pause(self) -> None:
@@ -409,7 +431,8 @@ class Runner:
         self._on_signals(meanwhile.replace(_TSTP, b""))
 
     def _flush(self, *, until: float) -> None:
-        """Let what has been sent leave, for a bounded time: this process is about to stand still."""
+        """Let what has been sent leave, for a bounded time: this process is about to stand
+        still."""
         while self._transport.has_unsent and (left_s := until - time.monotonic()) > 0:
             poll = select.poll()
             for number, wanted in self._transport.descriptors().items():
@@ -428,6 +451,8 @@ def _what_where(plan: LaunchPlan) -> str:
     else:
         from distlaunch.core.model.host_list import name_hosts
 
-        where = f"{counted(len(plan.nodes), 'node')} ({name_hosts(node.host for node in plan.nodes)})"
+        where = (
+            f"{counted(len(plan.nodes), 'node')} ({name_hosts(node.host for node in plan.nodes)})"
+        )
     size = plan.world_size
     return f"{counted(size, 'worker')} on {where}" if size is not None else where

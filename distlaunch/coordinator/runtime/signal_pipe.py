@@ -27,11 +27,13 @@ def _noted(signum: int, frame: FrameType | None) -> None:
 class SignalPipe:
     """The signals that this process receives, in order.
 
-    A signal that was ignored when the launcher started stays ignored if it is HUP or a stop key's. INT and QUIT stay
-    ignored only if HUP was ignored as well (``nohup distlaunch ... &`` in a script): a script's ``&`` alone has them
-    ignored without anybody asking for it, and the script may well send INT on purpose. TERM is never ignored.
+    A signal that was ignored when the launcher started stays ignored if it is HUP or a stop key's.
+    INT and QUIT stay ignored only if HUP was ignored as well (``nohup distlaunch ... &`` in a
+    script): a script's ``&`` alone has them ignored without anybody asking for it, and the script
+    may well send INT on purpose. TERM is never ignored.
 
-    After the job's end the handlers stay: a signal changes nothing then, but ``is_hurried`` becomes true.
+    After the job's end the handlers stay: a signal changes nothing then, but ``is_hurried`` becomes
+    true.
     """
 
     def __init__(self) -> None:
@@ -41,11 +43,18 @@ class SignalPipe:
         for descriptor in (self._read, self._write):
             os.set_blocking(descriptor, False)
         self._taken: set[int] = set()
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, (*ENDING, *_PASSED_ON, *_OWN))  # a bad parent left them blocked
+        signal.pthread_sigmask(
+            signal.SIG_UNBLOCK, (*ENDING, *_PASSED_ON, *_OWN)
+        )  # a bad parent left them blocked
         ignored = {number for number in ENDING if signal.getsignal(number) == signal.SIG_IGN}
         left_ignored = ignored if {signal.SIGINT, signal.SIGHUP} <= ignored else {signal.SIGHUP}
         never_ignored = _NEVER_IGNORED - left_ignored | {signal.SIGTERM}
-        for number in (*ENDING, *_PASSED_ON, *_OWN, signal.SIGCHLD):  # the last wakes us: to reap, or to see a stop
+        for number in (
+            *ENDING,
+            *_PASSED_ON,
+            *_OWN,
+            signal.SIGCHLD,
+        ):  # the last wakes us: to reap, or to see a stop
             if signal.getsignal(number) != signal.SIG_IGN or number in never_ignored:
                 self._taken.add(number)
                 signal.signal(number, _noted)
@@ -69,8 +78,9 @@ class SignalPipe:
     def is_hurried(self) -> bool:
         """Return whether somebody wants the rest cut short.
 
-        To be called when the job's exit code stands: by then a signal is no wish to stop the job, but to wait no
-        longer. The repetition of a signal that has stopped the job is not one (see ``StopRequests``).
+        To be called when the job's exit code stands: by then a signal is no wish to stop the job,
+        but to wait no longer. The repetition of a signal that has stopped the job is not one (see
+        ``StopRequests``).
         """
         try:
             numbers = b"" if self._hurried else os.read(self._read, 4096)
@@ -88,7 +98,8 @@ class SignalPipe:
 
 
 def stop_self() -> None:
-    """Stop this process until it is continued; like Ctrl-Z by default, not where no shell could continue it."""
+    """Stop this process until it is continued; like Ctrl-Z by default, not where no shell could
+    continue it."""
     handler = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
     os.kill(os.getpid(), signal.SIGTSTP)
     signal.signal(signal.SIGTSTP, handler)

@@ -17,12 +17,15 @@ from distlaunch.transport.slurm.nodes import Srun
 
 _ENDED_WITH = "Slurm ended it, as an agent of the same step had ended"
 _MOST_SAID = 40
-_MANNERS = re.compile(r"got SIGCONT|forcing job termination|Job step aborted: Waiting|Force Terminated|_step_signal")
+_MANNERS = re.compile(
+    r"got SIGCONT|forcing job termination|Job step aborted: Waiting|Force Terminated|_step_signal"
+)
 """What srun says of itself, which tells nobody anything."""
 
 
 class StepFleet(Fleet):
-    """A ``Fleet`` whose links come of ``srun``. ``signals_all``: Slurm's signals reach the workers as well."""
+    """A ``Fleet`` whose links come of ``srun``. ``signals_all``: Slurm's signals reach the workers
+    as well."""
 
     hears_signals = True
 
@@ -35,7 +38,8 @@ class StepFleet(Fleet):
         self._busy: set[int] = set()
         """Nodes with an attempt that has not ended there."""
         self._doomed: set[int] = set()
-        """Nodes whose agents Slurm is about to kill: they are lost once their workers have ended."""
+        """Nodes whose agents Slurm is about to kill: they are lost once their workers have
+        ended."""
         self._leaving = False
         srun.say = self._hear
 
@@ -61,7 +65,9 @@ class StepFleet(Fleet):
 
     def _take(self, peer: Peer[m.FromRemote], message: m.FromRemote) -> None:
         node = peer.node
-        if isinstance(message, m.SpawnerSignalled) and self._srun.is_ending(self.targets[node].host):
+        if isinstance(message, m.SpawnerSignalled) and self._srun.is_ending(
+            self.targets[node].host
+        ):
             return  # which its agent tells of as well
         if isinstance(message, m.Signalled) and peer.greeted:
             self._parts[node].check(message)

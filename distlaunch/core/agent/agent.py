@@ -1,7 +1,8 @@
 """The agent of one node: the worker table, with its hands.
 
-It owns no loop. Whoever hosts it (the launcher's own loop on one machine) polls ``descriptors()`` and calls
-``on_ready``, ``tick`` at ``deadline()``, and ``handle`` for each message of the coordinator.
+It owns no loop. Whoever hosts it (the launcher's own loop on one machine) polls ``descriptors()``
+and calls ``on_ready``, ``tick`` at ``deadline()``, and ``handle`` for each message of the
+coordinator.
 """
 
 from __future__ import annotations
@@ -68,7 +69,8 @@ class Agent:
         self._channel = channel
         self._watcher = watcher
         self._spawner = 0
-        """Its pid, once it has said so: a child of the watcher, or of this process if the watcher was killed."""
+        """Its pid, once it has said so: a child of the watcher, or of this process if the watcher
+        was killed."""
         self._send = send
         self._clock = clock
         self._table = t.WorkerTable()
@@ -87,7 +89,9 @@ class Agent:
         self._pump = Pump(taker, self._post)
         self._stacks = StackTaker(self._post)
         self._lost = False
-        self._up: dict[int, int] = {}  # rank -> pid of workers that have come up and were not reported yet
+        self._up: dict[
+            int, int
+        ] = {}  # rank -> pid of workers that have come up and were not reported yet
         self._broken: str | None = None  # why the spawner said that it cannot go on
         self._remains = Remains(watcher)
         self._leavings = Leavings(owner=os.getuid())
@@ -97,7 +101,8 @@ class Agent:
     # --- hosting
 
     def start(self) -> None:
-        """Start the output thread; the spawner exists already. Raises ConfigError if the user may start none."""
+        """Start the output thread; the spawner exists already. Raises ConfigError if the user may
+        start none."""
         try:
             self._pump.start()
         except RuntimeError as exc:
@@ -109,12 +114,18 @@ class Agent:
         if self._terminal is not None and self._terminal.has_unsent:
             wanted[self._terminal.fileno()] = select.POLLOUT
         if not self._lost:
-            wanted[self._channel.fileno()] = select.POLLIN | (select.POLLOUT if self._channel.has_unsent else 0)
+            wanted[self._channel.fileno()] = select.POLLIN | (
+                select.POLLOUT if self._channel.has_unsent else 0
+            )
         return wanted
 
     def deadline(self) -> float | None:
         """Give when ``tick`` is due, on the agent's clock."""
-        times = [time for time in (self._table.deadline(), self._preparing.deadline()) if time is not None]
+        times = [
+            time
+            for time in (self._table.deadline(), self._preparing.deadline())
+            if time is not None
+        ]
         return min(times, default=None)
 
     def tick(self) -> None:
@@ -150,7 +161,8 @@ class Agent:
     def _wake_spawner(self) -> None:
         """Let watcher and spawner go on if somebody has stopped them. SIGCHLD wakes our host.
 
-        A stopped spawner would see no worker's end. The watcher lets it go on; this process does if that was killed.
+        A stopped spawner would see no worker's end. The watcher lets it go on; this process does if
+        that was killed.
         """
         for pid in filter(None, (self._watcher, self._spawner)):
             with suppress(ChildProcessError):
@@ -173,7 +185,9 @@ class Agent:
                 self._send(m.SpawnerSignalled(signum=message.signum))
             elif isinstance(message, w.Broken):
                 self._broken = message.text
-            elif isinstance(message, (w.StillPreloading, w.ModuleLeftOut, w.Preloaded, w.PreloadFailed)):
+            elif isinstance(
+                message, (w.StillPreloading, w.ModuleLeftOut, w.Preloaded, w.PreloadFailed)
+            ):
                 self._preloading.take(message)
             else:
                 self._step(message)
@@ -189,7 +203,8 @@ class Agent:
 
     @property
     def is_broken(self) -> bool:
-        """Tell whether the workers' parent has vanished: all were killed, and no ``Gone`` will come."""
+        """Tell whether the workers' parent has vanished: all were killed, and no ``Gone`` will
+        come."""
         return self._lost
 
     def end_without_coordinator(self, attempt: int, *, grace_s: float, bound_s: float) -> None:
@@ -223,7 +238,8 @@ class Agent:
             self._wake_end = -1
 
     def _spawner_has_ended(self, deadline: float, hurried: Callable[[], bool]) -> bool:
-        """Read on until the spawner has closed its side, which is the last that it does, and reap it."""
+        """Read on until the spawner has closed its side, which is the last that it does, and reap
+        it."""
         poll = select.poll()
         while not self._lost and (left_s := deadline - time.monotonic()) > 0:
             if left_s > _HURRIED_S and hurried():
@@ -246,7 +262,9 @@ class Agent:
         match message:
             case m.Prepare():
                 on_gpus = self._start is not None and self._start.uses_gpus
-                self._preparing.prepare(message, owner=self.job_id, pids=self._pids if on_gpus else ())
+                self._preparing.prepare(
+                    message, owner=self.job_id, pids=self._pids if on_gpus else ()
+                )
             case m.Input():
                 self._type(message.data)
             case m.Resize():
@@ -316,9 +334,15 @@ class Agent:
                 case t.GiveUpSpawner():
                     self._spawner_lost()
                 case (
-                    w.Setup() | w.Preload() | w.Spawn() | w.Signal() | w.EndLeftovers() | w.Sweep() | w.Ending()
+                    w.Setup()
+                    | w.Preload()
+                    | w.Spawn()
+                    | w.Signal()
+                    | w.EndLeftovers()
+                    | w.Sweep()
+                    | w.Ending()
                     | w.Dismiss()
-                ):  # fmt: skip
+                ):
                     self._tell_spawner(action)
                 case m.Started():
                     self._up.update(action.pids)
@@ -343,19 +367,28 @@ class Agent:
             if start.terminal:
                 self._open_terminal(start)
             stdin = self._ground.stdin if spec.rank == start.stdin_rank else None
-            streams = WorkerStreams(start, stdin=stdin, terminal=self._terminal, nofile=self._nofile)
+            streams = WorkerStreams(
+                start, stdin=stdin, terminal=self._terminal, nofile=self._nofile
+            )
         except OSError as exc:
             self._step(w.SpawnFailed(rank=spec.rank, step="pipe", errno=exc.errno or 0))
             return
         for number, descriptor in streams.outputs.items():
-            self._pump.add(spec.rank, number, descriptor, keeps_tail=number == STDERR or start.terminal)
+            self._pump.add(
+                spec.rank, number, descriptor, keeps_tail=number == STDERR or start.terminal
+            )
         self._pump.add_progress(spec.rank, streams.progress)
         if streams.stacks >= 0:
             self._stacks.add(spec.rank, streams.stacks, streams.numbers[-1])
         order = w.Spawn(
-            rank=spec.rank, descriptors=streams.numbers, argv=spec.argv or start.argv, env=start.env_of(spec),
-            cpus=spec.cpus, terminal=start.terminal, read_ends=tuple(streams.read_ends),
-        )  # fmt: skip
+            rank=spec.rank,
+            descriptors=streams.numbers,
+            argv=spec.argv or start.argv,
+            env=start.env_of(spec),
+            cpus=spec.cpus,
+            terminal=start.terminal,
+            read_ends=tuple(streams.read_ends),
+        )
         self._tell_spawner(order, (*streams.theirs, *streams.read_ends.values()))
 
     def _open_terminal(self, start: m.Start) -> None:
@@ -401,7 +434,9 @@ class Agent:
     def _with_evidence(self, drained: t.Drained) -> t.Evidence:
         worker = self._table.workers.get(drained.rank)
         killed = worker is not None and worker.returncode == -signal.SIGKILL
-        return t.Evidence(drained=drained, oom_kills=max(0, oom_kills() - self._oom_before) if killed else 0)
+        return t.Evidence(
+            drained=drained, oom_kills=max(0, oom_kills() - self._oom_before) if killed else 0
+        )
 
     def _collect_stacks(self, question: m.CollectStacks) -> None:
         if question.attempt == self._table.attempt:
@@ -409,7 +444,8 @@ class Agent:
             self._stacks.collect(question, {rank: pid for rank, pid in pids.items() if pid})
 
     def _spawner_lost(self) -> None:
-        """End everything: the parent of all workers has vanished, they fall to us and can no longer be supervised."""
+        """End everything: the parent of all workers has vanished, they fall to us and can no longer
+        be supervised."""
         if self._lost:
             return
         self._lost = True

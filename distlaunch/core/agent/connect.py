@@ -1,7 +1,8 @@
 """Call the listener on the rendezvous port, until it is there and lets us in.
 
-A name may be known late (the DNS of pods), the port open later, and what answers first be somebody else: all of that is
-tried again until the deadline, and its last reason told. Only what cannot mend itself ends the calling sooner.
+A name may be known late (the DNS of pods), the port open later, and what answers first be somebody
+else: all of that is tried again until the deadline, and its last reason told. Only what cannot mend
+itself ends the calling sooner.
 
 The addresses that the name of a launcher stands for, looked up again and again.
 
@@ -39,7 +40,8 @@ _CLOSED = "it closed the connection"
 
 
 class Place:
-    """One address. Times are monotonic seconds; ``make_side`` is called for each connection that stands."""
+    """One address. Times are monotonic seconds; ``make_side`` is called for each connection that
+    stands."""
 
     def __init__(self, address: Address, make_side: Callable[[], CallerSide]) -> None:
         self._family, self._to = address
@@ -98,7 +100,8 @@ class Place:
             self.fail(_clause(number))
 
     def prove(self, now: float) -> None:
-        """Send the proof: not beside that of another place, as both may lead to the same listener."""
+        """Send the proof: not beside that of another place, as both may lead to the same
+        listener."""
         self.proves, self.until = True, now + ANSWER_S
         proof, self._proof = self._proof, b""
         try:
@@ -107,7 +110,8 @@ class Place:
             self.fail(_clause(exc.errno))
 
     def on_ready(self, now: float) -> Welcome | Turned | None:
-        """Go on with a connection that can be read or written; give the listener's last word once it is there."""
+        """Go on with a connection that can be read or written; give the listener's last word once
+        it is there."""
         try:
             if self._side is not None:
                 return self._hear(self._side)
@@ -146,7 +150,8 @@ class Place:
         if self.connection is None:
             return
         error = self.connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-        # A port that nobody listens on, on this machine, may be the one that the kernel gives to our own end.
+        # A port that nobody listens on, on this machine, may be the one that the kernel gives to
+        # our own end.
         if not error and self.connection.getpeername() == self.connection.getsockname():
             error = errno.ECONNREFUSED
         if error:
@@ -177,11 +182,14 @@ class Place:
 
     def _send(self, data: bytes) -> None:
         if self.connection is not None:
-            self.connection.send(data, socket.MSG_NOSIGNAL)  # a new connection takes so little at once
+            self.connection.send(
+                data, socket.MSG_NOSIGNAL
+            )  # a new connection takes so little at once
 
 
 def together(places: Sequence[Place]) -> str:
-    """Say of all why nothing has come of them: once where it is the same, else with their addresses."""
+    """Say of all why nothing has come of them: once where it is the same, else with their
+    addresses."""
     by_reason: dict[str, list[str]] = {}
     for place in places:
         by_reason.setdefault(place.reason, []).append(place.text)
@@ -206,7 +214,8 @@ def _clause(number: int | None) -> str:
 
 _IDLE_S, _INTERVAL_S, _PROBES = 10, 5, 3
 _UNANSWERED_MS = 30_000
-"""Twice what the pings take to find a silent network: this only frees whoever is stuck in ``send``."""
+"""Twice what the pings take to find a silent network: this only frees whoever is stuck in
+``send``."""
 
 
 def tune(connection: socket.socket) -> None:
@@ -230,7 +239,8 @@ _SOON_S, _LATER_S, _MUCH_LATER_S = 0.05, 0.25, 1.0
 _LONG_S = 60.0
 _TURNED_S = 0.5
 _STRANGER_S = 2.0
-"""Before the next try at a listener that turns us away, and has not shown that it is one of our job."""
+"""Before the next try at a listener that turns us away, and has not shown that it is one of our
+job."""
 _TOO_SHORT_S = 0.1
 """With no more time than this another try would only blur why the last one failed."""
 _MOST_ADDRESSES = 64
@@ -265,16 +275,19 @@ def call(
 ) -> tuple[socket.socket, Welcome]:
     """Give the connection once we are welcome; not a byte that follows is read from it.
 
-    ``until`` is monotonic time. ``progress`` gets the seconds since the beginning and why we still wait, as a clause,
-    again and again. Of several ports, and hosts, each is tried: other jobs may have some of them. ``otherwise`` gives
-    other addresses of the one host if its name cannot be resolved; it is called in a thread. Raises NodesError at the
-    deadline, TurnedAwayError, Stopped as soon as ``watched`` can be read and ``stops()``, which reads it, is true.
+    ``until`` is monotonic time. ``progress`` gets the seconds since the beginning and why we still
+    wait, as a clause, again and again. Of several ports, and hosts, each is tried: other jobs may
+    have some of them. ``otherwise`` gives other addresses of the one host if its name cannot be
+    resolved; it is called in a thread. Raises NodesError at the deadline, TurnedAwayError, Stopped
+    as soon as ``watched`` can be read and ``stops()``, which reads it, is true.
     """
     secret = CallerSecret(party.token, party.munge)
 
     def side() -> CallerSide:
         nonce = os.urandom(NONCE_BYTES).hex()
-        return CallerSide(party, secret=secret, nonce=nonce, rank=rank, host=own_host, instance=instance)
+        return CallerSide(
+            party, secret=secret, nonce=nonce, rank=rank, host=own_host, instance=instance
+        )
 
     calling = _Calling(
         host,
@@ -357,12 +370,17 @@ class _Calling:
         return any(place.proves for place in self._places.values())
 
     def _look(self) -> None:
-        """Have the places that the name stands for now, and those that still may turn out to be right."""
+        """Have the places that the name stands for now, and those that still may turn out to be
+        right."""
         self._names.refresh()
         if not self._names.known and not self._names.settled.wait(0.05):
             self._tell_at_times()
             self._pause(0.0)
-        known = [(family, (to[0], port, *to[2:])) for port in self._ports for family, to in self._names.known]
+        known = [
+            (family, (to[0], port, *to[2:]))
+            for port in self._ports
+            for family, to in self._names.known
+        ]
         wanted = dict.fromkeys(known[:_MOST_ADDRESSES])
         for address in [each for each, place in self._places.items() if place.connection is None]:
             if address not in wanted:
@@ -372,7 +390,8 @@ class _Calling:
                 self._places[address] = Place(address, self._side)
 
     def _begin(self, now: float) -> None:
-        """Begin what is due: places that are new one after the other, the first that answers being the first used."""
+        """Begin what is due: places that are new one after the other, the first that answers being
+        the first used."""
         if self._proving:
             return
         for place in self._places.values():
@@ -437,10 +456,16 @@ class _Calling:
             self._tell()
 
     def _leave_if_refused(self) -> None:
-        """Give up once a listener wants us to, and no other place may turn out to be right. Raises TurnedAwayError."""
+        """Give up once a listener wants us to, and no other place may turn out to be right. Raises
+        TurnedAwayError."""
         places = self._places.values()
         refused = next((place for place in places if place.refusal is not None), None)
-        if refused is None or refused.refusal is None or self._proving or not all(place.why for place in places):
+        if (
+            refused is None
+            or refused.refusal is None
+            or self._proving
+            or not all(place.why for place in places)
+        ):
             return
         text = f"{self._who} at {self._place(refused.port)}: {refused.refusal.text}"
         raise TurnedAwayError(text, refused.refusal)
@@ -448,19 +473,29 @@ class _Calling:
     def _due(self) -> float:
         times = [self._until, *(place.until for place in self._under_way)]
         if not self._proving:  # else nothing is begun
-            idle = [each for each in self._places.values() if each.connection is None and each.refusal is None]
+            idle = [
+                each
+                for each in self._places.values()
+                if each.connection is None and each.refusal is None
+            ]
             times += [place.retry_at if place.why else self._next_at for place in idle]
         return min(times)
 
     def _given_up(self) -> NodesError:
         given_s = self._until - self._begun
         hint = f"is {self._who} running, and does every node have the same --rendezvous?"
-        if (told := next((place.hint for place in self._places.values() if place.hint), None)) is not None:
+        if (
+            told := next((place.hint for place in self._places.values() if place.hint), None)
+        ) is not None:
             hint = told
         elif not self._places:
-            hint = f"--rendezvous ADDRESS:PORT, an address of {self._who} instead of its name, on every node"
+            hint = (
+                f"--rendezvous ADDRESS:PORT, an address of {self._who} instead of its name, on "
+                "every node"
+            )
         return NodesError(
-            f"{self._who} has not answered at {self._place()} within {given_s:.0f} s: {self._why}", hint=hint
+            f"{self._who} has not answered at {self._place()} within {given_s:.0f} s: {self._why}",
+            hint=hint,
         )
 
     # --- waiting
@@ -472,7 +507,8 @@ class _Calling:
         return poll
 
     def _wait(self, poll: select.poll, within_s: float) -> list[int]:
-        """Give what is ready; nothing when ``within_s`` is over, or sooner if that is long. Raises Stopped."""
+        """Give what is ready; nothing when ``within_s`` is over, or sooner if that is long. Raises
+        Stopped."""
         ready = [number for number, _ in poll.poll(max(0.0, min(within_s, TICK_S)) * 1000 + 1)]
         if self._watched in ready:
             if self._stops():
@@ -512,7 +548,8 @@ class _Calling:
 
 
 def _pause_s(tries: int, waited_s: float) -> float:
-    """Give how long to wait after so many tries in vain; all nodes of a job call, and not at the same moment."""
+    """Give how long to wait after so many tries in vain; all nodes of a job call, and not at the
+    same moment."""
     most_s = _LATER_S if waited_s < _LONG_S else _MUCH_LATER_S
     return random.uniform(0.5, 1.0) * min(most_s, _SOON_S * 1.5 ** min(tries, 20))
 
@@ -523,9 +560,11 @@ _LOOKUP_RETRY_S = 0.25
 
 
 class Names:
-    """The addresses that a name stands for. No lookup can be interrupted: one hangs at most, in a thread of its own.
+    """The addresses that a name stands for. No lookup can be interrupted: one hangs at most, in a
+    thread of its own.
 
-    ``otherwise`` gives other names or addresses of the host if nobody knows the name; it is called in that thread.
+    ``otherwise`` gives other names or addresses of the host if nobody knows the name; it is called
+    in that thread.
     """
 
     def __init__(self, host: str, otherwise: Callable[[], Sequence[str]] | None = None) -> None:
@@ -589,7 +628,9 @@ class Several:
     @property
     def settled(self) -> threading.Event:
         """What is set once an address is known, or no lookup is under way."""
-        awaited = [] if self.known else [one.settled for one in self._each if not one.settled.is_set()]
+        awaited = (
+            [] if self.known else [one.settled for one in self._each if not one.settled.is_set()]
+        )
         return awaited[0] if awaited else self._nothing_to_wait_for
 
     def refresh(self) -> None:

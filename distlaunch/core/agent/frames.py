@@ -19,12 +19,16 @@ M = TypeVar("M")
 
 
 class FrameStream(Generic[M]):
-    """Both directions of the channel. ``send`` may be called from any thread; all else is the loop's.
+    """Both directions of the channel. ``send`` may be called from any thread; all else is the
+    loop's.
 
-    ``wake`` is called when ``send``, in another thread, has left something that waits for the peer to read.
+    ``wake`` is called when ``send``, in another thread, has left something that waits for the peer
+    to read.
     """
 
-    def __init__(self, reading: int, writing: int, decoder: Decoder[M], wake: Callable[[], None]) -> None:
+    def __init__(
+        self, reading: int, writing: int, decoder: Decoder[M], wake: Callable[[], None]
+    ) -> None:
         os.set_blocking(reading, False)
         os.set_blocking(writing, False)
         self._reading = reading
@@ -84,7 +88,8 @@ class FrameStream(Generic[M]):
             self.is_broken = True
 
     def receive(self) -> list[M] | None:
-        """Read once, so that the caller can look at signals; None at the end of the stream. Raises ProtocolError."""
+        """Read once, so that the caller can look at signals; None at the end of the stream. Raises
+        ProtocolError."""
         if not self.is_open:
             return None
         try:

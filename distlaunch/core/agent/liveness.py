@@ -17,7 +17,8 @@ _SLEPT_S = 1.0
 
 
 class Hearing:
-    """Keeps when the coordinator was heard last. ``now`` gives seconds, which go on while the job is paused."""
+    """Keeps when the coordinator was heard last. ``now`` gives seconds, which go on while the job
+    is paused."""
 
     def __init__(self, silence_s: float, *, now: Callable[[], float] = time.monotonic) -> None:
         """``silence_s``: how long it may say nothing, until it says otherwise itself."""
@@ -32,7 +33,8 @@ class Hearing:
         self._heard = self._now()
 
     def take(self, ping: m.Ping) -> None:
-        """Take in how long it may be silent from now on. Raises ProtocolError: no ping comes in time for that."""
+        """Take in how long it may be silent from now on. Raises ProtocolError: no ping comes in
+        time for that."""
         told_s = ping.silence_s
         if told_s is not None and not m.PING_S <= told_s <= LONGEST_S:
             raise ProtocolError(f"it wants to be taken for lost after {told_s:.3g} s of silence")
@@ -45,7 +47,8 @@ class Hearing:
 
     @property
     def polled_s(self) -> float:
-        """Give, after a poll, how long it took: pings would have ended it, so all else may have stood still."""
+        """Give, after a poll, how long it took: pings would have ended it, so all else may have
+        stood still."""
         return self._now() - self._polled_at
 
     def poll_ms(self, waits_s: Iterable[float]) -> float:
@@ -56,7 +59,8 @@ class Hearing:
         return wait_s * 1000 + 1
 
     def silent_s(self) -> float | None:
-        """Give, after a poll and once all that had come was taken, how long it has been silent if that is too long."""
+        """Give, after a poll and once all that had come was taken, how long it has been silent if
+        that is too long."""
         now = self._now()
         if now > self._due + _SLEPT_S:  # its words may lie unread
             self._heard = max(self._heard, now - max(0.0, self._silence_s - m.LATE_S))

@@ -1,7 +1,7 @@
 """Where an agent on a machine of its own begins: the process, made fit for it, and its end.
 
-The launcher's stub has put the zip with this code on ``sys.path`` and calls ``main``. Descriptors 0 and 1 are the
-channel, 2 takes last words, for whoever asks why the channel has ended.
+The launcher's stub has put the zip with this code on ``sys.path`` and calls ``main``. Descriptors 0
+and 1 are the channel, 2 takes last words, for whoever asks why the channel has ended.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from distlaunch.core.errors import EXIT_SOFTWARE
 from distlaunch.core.protocol.agent_messages import GREETING, SILENCE_S
 
 ORPHAN_S = 5.0
-"""The grace of workers whose coordinator vanishes, where it has not said another: --failure-grace's default."""
+"""The grace of workers whose coordinator vanishes, where it has not said another: --failure-grace's
+default."""
 ABOVE = 200
 """The channel's numbers: workers' own descriptors are below."""
 _MOST_FILES = 1 << 16
@@ -29,11 +30,14 @@ _WORDS_BYTES = 4096
 
 
 def main(word: str, code_fd: int, *, silence_s: float = SILENCE_S) -> NoReturn:
-    """Be the agent of this node to its end. ``word`` stands in the greeting; ``code_fd`` is the zip's descriptor."""
+    """Be the agent of this node to its end. ``word`` stands in the greeting; ``code_fd`` is the
+    zip's descriptor."""
     code = EXIT_SOFTWARE
     try:
         greeting = GREETING + word.encode() + b"\n"
-        code = serve(_take_channel, code_fd, greeting=greeting, passes_signals=False, silence_s=silence_s)
+        code = serve(
+            _take_channel, code_fd, greeting=greeting, passes_signals=False, silence_s=silence_s
+        )
     except OSError as exc:
         of = f": {exc.filename}" if exc.filename else ""
         last_words(f"the agent cannot work: {exc.strerror or exc}{of}")
@@ -53,7 +57,8 @@ def serve(
     passes_signals: bool,
     silence_s: float = SILENCE_S,
 ) -> int:
-    """Be the agent to its end, over descriptors to read and to write; give the exit code. Raises OSError.
+    """Be the agent to its end, over descriptors to read and to write; give the exit code. Raises
+    OSError.
 
     ``passes_signals``: those that it gets are for the job, and the coordinator decides.
     """
@@ -61,17 +66,28 @@ def serve(
     nofile = _allow_descriptors()
     reading, writing = open_channel()
     os.set_inheritable(code_fd, False)  # noqa: FBT003 - positional-only in the standard library
-    gc.freeze()  # what is there stays: looking at it again would only have forked children copy its pages
+    # what is there stays: looking at it again would only have forked children copy its pages
+    gc.freeze()
     gc.enable()  # the launcher's stub has turned it off
-    channel, watcher = start_spawner(job_id="", orphan_grace_s=ORPHAN_S, keep=(code_fd,), watched=reading)
+    channel, watcher = start_spawner(
+        job_id="", orphan_grace_s=ORPHAN_S, keep=(code_fd,), watched=reading
+    )
 
     from distlaunch.core.agent.remote_agent import RemoteAgent
 
     agent = RemoteAgent(
-        greeting=greeting, code_fd=code_fd, reading=reading, writing=writing, nofile=nofile, silence_s=silence_s,
-        channel=channel, watcher=watcher, passes_signals=passes_signals,
-        orphan_grace_s=ORPHAN_S, write_reason=last_words,
-    )  # fmt: skip
+        greeting=greeting,
+        code_fd=code_fd,
+        reading=reading,
+        writing=writing,
+        nofile=nofile,
+        silence_s=silence_s,
+        channel=channel,
+        watcher=watcher,
+        passes_signals=passes_signals,
+        orphan_grace_s=ORPHAN_S,
+        write_reason=last_words,
+    )
     return agent.run()
 
 
@@ -102,7 +118,8 @@ def _take_channel() -> tuple[int, int]:
 
 
 def _allow_descriptors() -> int:
-    """Raise our own limit of open files, for many workers; give the soft limit that we found, which is theirs."""
+    """Raise our own limit of open files, for many workers; give the soft limit that we found, which
+    is theirs."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
     if soft != resource.RLIM_INFINITY and soft < most:

@@ -1,8 +1,10 @@
-"""Where an agent begins that a scheduler's starter (srun) has started: it calls the launcher itself.
+"""Where an agent begins that a scheduler's starter (srun) has started: it calls the launcher
+itself.
 
-The launcher's stub has put the zip with this code on ``sys.path`` and calls ``main``. Once the launcher has answered,
-the starter's stdin and outputs are given up: nothing that the agent starts may have them, for srun takes a task for
-running as long as somebody holds its output. Signals that the starter sends are for the job, and are passed on.
+The launcher's stub has put the zip with this code on ``sys.path`` and calls ``main``. Once the
+launcher has answered, the starter's stdin and outputs are given up: nothing that the agent starts
+may have them, for srun takes a task for running as long as somebody holds its output. Signals that
+the starter sends are for the job, and are passed on.
 """
 
 from __future__ import annotations
@@ -29,8 +31,8 @@ _FIRST = "SLURM_LAUNCH_NODE_IPADDR"
 def main(words: Sequence[str], code_fd: int) -> NoReturn:
     """Be the agent of this node to its end.
 
-    ``words``: the launcher's addresses (with commas), its port, the job's key, and within how many seconds it has to
-    answer. The token is in the environment.
+    ``words``: the launcher's addresses (with commas), its port, the job's key, and within how many
+    seconds it has to answer. The token is in the environment.
     """
     code = EXIT_SOFTWARE
     try:
@@ -66,7 +68,8 @@ def main(words: Sequence[str], code_fd: int) -> NoReturn:
 
 
 def _take_over(connection: socket.socket) -> tuple[int, int]:
-    """Make the connection the channel, above the workers' own descriptors, and give up what srun gave us."""
+    """Make the connection the channel, above the workers' own descriptors, and give up what srun
+    gave us."""
     numbers = []
     for _ in range(2):
         try:

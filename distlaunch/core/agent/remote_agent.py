@@ -1,8 +1,8 @@
 """An agent on a machine of its own: its loop, what it does beside its workers, and its end.
 
-Its coordinator is lost when the channel ends or nothing has come for a while; it is also told to end by signals. Then
-the workers are asked to end, and killed after their grace, and this process ends with them. What it cannot do, being
-killed, its spawner does.
+Its coordinator is lost when the channel ends or nothing has come for a while; it is also told to
+end by signals. Then the workers are asked to end, and killed after their grace, and this process
+ends with them. What it cannot do, being killed, its spawner does.
 
 What an agent on a machine of its own finds there, and brings: its folder, stdin, addresses.
 """
@@ -42,7 +42,8 @@ from distlaunch.core.protocol.codec import Decoder, encode
 
 NAME = "dl-agent"
 _END_S = 10.0
-"""How long the end of workers may take beyond their grace, before what is left is left to the spawner's KILL."""
+"""How long the end of workers may take beyond their grace, before what is left is left to the
+spawner's KILL."""
 _FLUSH_S = 2.0
 _LAST_S = 0.2
 HOLD_S = 0.1
@@ -109,9 +110,17 @@ class RemoteAgent:
         self._feed = Feed(send)
         self._ground = RemoteGround(send=send, feed=self._feed, nudge=self._nudge, keep=(code_fd,))
         self._agent = Agent(
-            job_id="", cookie=os.urandom(8).hex(), nofile=nofile, channel=channel, watcher=watcher, port=None,
-            taker=self._taker, send=self._from_agent, clock=self._clock, ground=self._ground,
-        )  # fmt: skip
+            job_id="",
+            cookie=os.urandom(8).hex(),
+            nofile=nofile,
+            channel=channel,
+            watcher=watcher,
+            port=None,
+            taker=self._taker,
+            send=self._from_agent,
+            clock=self._clock,
+            ground=self._ground,
+        )
         self._is_started = False
         self._attempt: int | None = None  # that has workers
         self._last_start: m.Start | None = None
@@ -120,8 +129,8 @@ class RemoteAgent:
         self._is_unheard = False  # the former, by its silence
         self._has_left = False
         self._held: list[tuple[float, m.SpawnerSignalled]] = []
-        """Signals that the spawner got, and when to tell of them. If this process got one too, the node is told to end
-        (it shuts down), and not the job."""
+        """Signals that the spawner got, and when to tell of them. If this process got one too, the
+        node is told to end (it shuts down), and not the job."""
 
     # --- the loop
 
@@ -164,7 +173,10 @@ class RemoteAgent:
 
     def _wait(self) -> None:
         poll = select.poll()
-        for descriptor, wanted in {**self._stream.descriptors(), **self._ground.descriptors()}.items():
+        for descriptor, wanted in {
+            **self._stream.descriptors(),
+            **self._ground.descriptors(),
+        }.items():
             poll.register(descriptor, wanted)
         for descriptor, wanted in self._agent.descriptors().items():
             poll.register(descriptor, wanted)
@@ -244,7 +256,9 @@ class RemoteAgent:
             case m.Start():
                 self._start(message)
             case m.Stop():
-                self._clock.pause(paused=False)  # it continues the workers, and has a grace that must pass
+                self._clock.pause(
+                    paused=False
+                )  # it continues the workers, and has a grace that must pass
                 self._agent.handle(message)
             case m.Pause():
                 self._clock.pause(paused=message.paused)
@@ -260,14 +274,19 @@ class RemoteAgent:
                 rename_process(NAME, f"{NAME}: of job {job_id}")
 
     def _can_work(self, prepare: m.Prepare) -> bool:
-        """Start the output thread: not before, as what surveys the node forks, and does so best without threads."""
+        """Start the output thread: not before, as what surveys the node forks, and does so best
+        without threads."""
         if not self._is_started:
             try:
                 self._agent.start()
             except ConfigError as exc:
                 answer = m.Prepared(
-                    attempt=prepare.attempt, port=None, problem=exc.message, hint=exc.hint, warning=None
-                )  # fmt: skip
+                    attempt=prepare.attempt,
+                    port=None,
+                    problem=exc.message,
+                    hint=exc.hint,
+                    warning=None,
+                )
                 self._stream.send(answer)
                 return False
             self._is_started = True
@@ -286,7 +305,11 @@ class RemoteAgent:
         self._agent.handle(self._ground.settled(start))
 
     def _from_agent(self, message: m.FromAgent) -> None:
-        if isinstance(message, m.SpawnerSignalled) and message.signum in _TO_END and not self._passes_signals:
+        if (
+            isinstance(message, m.SpawnerSignalled)
+            and message.signum in _TO_END
+            and not self._passes_signals
+        ):
             self._held.append((time.monotonic() + HOLD_S, message))
             return
         if isinstance(message, m.Gone):
@@ -297,13 +320,16 @@ class RemoteAgent:
     # --- the end
 
     def _end_workers(self) -> None:
-        """Ask the workers to end, nobody being there any more to do so; wait until they have, or were killed."""
+        """Ask the workers to end, nobody being there any more to do so; wait until they have, or
+        were killed."""
         self._write_reason(self._why)
         self._stream.send(
             m.Ending(why=self._why, unheard=self._is_unheard)
         )  # if the other side is there, it is to know at once
         self._stream.close(bound_s=_LAST_S)
-        self._taker.lose(None if self._last_start is None else self._ground.run_dir_logs(self._last_start))
+        self._taker.lose(
+            None if self._last_start is None else self._ground.run_dir_logs(self._last_start)
+        )
         self._ground.close()
         attempt = self._attempt
         if attempt is None or self._agent.is_broken:
@@ -319,7 +345,11 @@ class RemoteAgent:
             for descriptor, wanted in self._agent.descriptors().items():
                 poll.register(descriptor, wanted)
             deadline = self._agent.deadline()
-            poll.poll(self._hearing.poll_ms([left_s] if deadline is None else [left_s, deadline - self._clock()]))
+            poll.poll(
+                self._hearing.poll_ms(
+                    [left_s] if deadline is None else [left_s, deadline - self._clock()]
+                )
+            )
             self._agent.on_ready()
             self._agent.tick()
 
@@ -342,7 +372,12 @@ class RemoteGround(Ground):
     """Polled by the remote agent's loop; ``nudge`` wakes that from another thread."""
 
     def __init__(
-        self, *, send: Callable[[Any], None], feed: Feed, nudge: Callable[[], None], keep: Collection[int]
+        self,
+        *,
+        send: Callable[[Any], None],
+        feed: Feed,
+        nudge: Callable[[], None],
+        keep: Collection[int],
     ) -> None:
         self._send = send
         self._feed = feed
@@ -356,8 +391,13 @@ class RemoteGround(Ground):
         return self._lodging.path
 
     def stdin(self, start: m.Start) -> int:
-        """Open what the rank with the launcher's stdin reads: what the launcher feeds. Raises OSError."""
-        return self._feed.open() if start.takes_feed else os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        """Open what the rank with the launcher's stdin reads: what the launcher feeds. Raises
+        OSError."""
+        return (
+            self._feed.open()
+            if start.takes_feed
+            else os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        )
 
     # --- an attempt
 
@@ -369,7 +409,9 @@ class RemoteGround(Ground):
             except OSError as exc:
                 if start.preload or start.preload_bound_s is not None:
                     self._miss(
-                        "our code cannot be brought to the workers' interpreters (--preload, --hang-timeout)", exc
+                        "our code cannot be brought to the workers' interpreters (--preload, "
+                        "--hang-timeout)",
+                        exc,
                     )
                 start = replace(start, bootstrap="", preload=())
         if not start.travelled:
@@ -381,7 +423,9 @@ class RemoteGround(Ground):
             except OSError as exc:
                 self._miss("the files that workers leave for reports have no place", exc)
         start = settled(start, os.environ, moved_to=moved_to)
-        with suppress(OSError):  # it goes on beside; until then a worker's exception is told by its output alone
+        with suppress(
+            OSError
+        ):  # it goes on beside; until then a worker's exception is told by its output alone
             within(FILES_S, lambda: _make_folders(start))
         return start
 
@@ -389,13 +433,17 @@ class RemoteGround(Ground):
         self._send(m.Remark(text=f"{what}: {exc.strerror or exc}", warning=True))
 
     def log_place(self, start: m.Start) -> tuple[str, Layout]:
-        """Return the job's run directory if it is here as well, else the folder of ``--node-logs``, else nothing."""
+        """Return the job's run directory if it is here as well, else the folder of ``--node-logs``,
+        else nothing."""
         if self._has_run_dir(start):
             return start.run_dir, start.layout
-        return _node_folder(start, start.env.get("DISTLAUNCH_JOB_ID", "")) if start.node_logs else "", TRAIN
+        return _node_folder(
+            start, start.env.get("DISTLAUNCH_JOB_ID", "")
+        ) if start.node_logs else "", TRAIN
 
     def run_dir_logs(self, start: m.Start) -> LogFiles | None:
-        """Return the ranks' logs in the job's run directory, for when the launcher has vanished; None: not here."""
+        """Return the ranks' logs in the job's run directory, for when the launcher has vanished;
+        None: not here."""
         if not self._has_run_dir(start):
             return None
         return LogFiles(start.run_dir, start.attempt, _ignore, layout=start.layout)
@@ -410,7 +458,9 @@ class RemoteGround(Ground):
         folder = _node_folder(start, job_id)
 
         def trouble(why: str) -> None:
-            self._send(m.Remark(text=f"the node's log files have stopped: {why} ({folder})", warning=True))
+            self._send(
+                m.Remark(text=f"the node's log files have stopped: {why} ({folder})", warning=True)
+            )
 
         return LogFiles(folder, start.attempt, trouble, make_folders=True)
 
@@ -418,11 +468,17 @@ class RemoteGround(Ground):
 
     def descriptors(self) -> dict[int, int]:
         """Give what to poll, with the events."""
-        return {**self.surveying.descriptors(), **self.reaching.descriptors(), **self._feed.descriptors()}
+        return {
+            **self.surveying.descriptors(),
+            **self.reaching.descriptors(),
+            **self._feed.descriptors(),
+        }
 
     def deadline(self) -> float | None:
         """Give when ``on_ready`` is due (monotonic seconds)."""
-        dues = [due for due in (self.surveying.deadline(), self.reaching.deadline()) if due is not None]
+        dues = [
+            due for due in (self.surveying.deadline(), self.reaching.deadline()) if due is not None
+        ]
         return min(dues, default=None)
 
     def on_ready(self) -> None:
@@ -457,7 +513,9 @@ def _ignore(_: object) -> None:
 
 def _make_folders(start: m.Start) -> None:
     paths = [spec.error_file for spec in start.workers if spec.error_file is not None]
-    for folder in dict.fromkeys(os.path.dirname(path) for path in (*paths, start.preload_log) if path):
+    for folder in dict.fromkeys(
+        os.path.dirname(path) for path in (*paths, start.preload_log) if path
+    ):
         try:
             make_private_dirs(folder)
         except OSError:

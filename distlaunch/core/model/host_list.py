@@ -1,8 +1,9 @@
 """Lists of hosts as Slurm writes them (``n[01-04,07],login1``), expanded and folded; pure.
 
-The grammar is our own, since containers seldom have ``scontrol``. Its results are those of ``scontrol show hostnames``
-(22.05, compared in tests/integration), but for two things: a suffix after the last bracket is taken, ``rack[1-2]-ib``,
-and what scontrol turns into names that nobody meant (``n[1``, ``n[1-]``, ``n[ 1-2]``, ``(null)``) is refused.
+The grammar is our own, since containers seldom have ``scontrol``. Its results are those of
+``scontrol show hostnames`` (22.05, compared in tests/integration), but for two things: a suffix
+after the last bracket is taken, ``rack[1-2]-ib``, and what scontrol turns into names that nobody
+meant (``n[1``, ``n[1-]``, ``n[ 1-2]``, ``(null)``) is refused.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ MOST_HOSTS = 262_144
 """In one list; several groups multiply, so that a short text could fill the memory."""
 _LONGEST_SHOWN = 80
 _LONGEST_NAME = 253  # RFC 1035, written with dots
-_LONGEST_NUMBER = 18  # digits without leading zeros: fits 64 bits; scontrol takes more and saturates
+_LONGEST_NUMBER = (
+    18  # digits without leading zeros: fits 64 bits; scontrol takes more and saturates
+)
 
 _TOKEN = re.compile(r"[\s,]+|((?:[^\s,\[\]]+|\[[^\[\]]*\])+)")
 _GROUPS = re.compile(r"\[([^\[\]]*)\]")
@@ -30,22 +33,30 @@ _STRANGE = re.compile(r"[^A-Za-z0-9_.-]")
 _DIGITS = re.compile(r"([0-9]+)")
 _COUNT = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?")
 _LIST_HINT = "a list of hosts looks like n1,n[02-04,07],rack[0-1]node[0-1]"
-_NAME_HINT = "a host name has letters, digits, dots, hyphens and underscores, and begins with no dot or hyphen"
+_NAME_HINT = (
+    "a host name has letters, digits, dots, hyphens and underscores, and begins with no "
+    "dot or hyphen"
+)
 
 
 def expand_nodelist(text: str, *, where: str) -> list[str]:
     """Give the names that a list stands for, in scontrol's order, duplicates kept; at least one.
 
-    With three or more groups the last one runs fastest, then the first, the second, and so on: ``x[1-2]y[1-2]z[1-2]``
-    begins x1y1z1, x1y1z2, x2y1z1. Items are divided by commas or blanks, and empty ones are passed over.
-    Raises ConfigError, which begins with ``where`` (a variable, a file and line).
+    With three or more groups the last one runs fastest, then the first, the second, and so on:
+    ``x[1-2]y[1-2]z[1-2]`` begins x1y1z1, x1y1z2, x2y1z1. Items are divided by commas or blanks, and
+    empty ones are passed over. Raises ConfigError, which begins with ``where`` (a variable, a file
+    and line).
     """
     names: list[str] = []
     place = 0
     while place < len(text):
         token = _TOKEN.match(text, place)
         if token is None:
-            raise _error(where, f"{quoted(text)}: the bracket at character {place + 1} has no partner", _LIST_HINT)
+            raise _error(
+                where,
+                f"{quoted(text)}: the bracket at character {place + 1} has no partner",
+                _LIST_HINT,
+            )
         place = token.end()
         item = token[1]
         if item is None:
@@ -68,7 +79,8 @@ def without_blanks_in_brackets(text: str) -> str:
 
 
 def expand_item(item: str, *, where: str, room: int = MOST_HOSTS, also: str = "") -> list[str]:
-    """Give the names that one item (``n[01-04]``) stands for; ``also`` lists characters to take beside those of names.
+    """Give the names that one item (``n[01-04]``) stands for; ``also`` lists characters to take
+    beside those of names.
 
     ``room`` is how many names there may be.
     """
@@ -76,7 +88,11 @@ def expand_item(item: str, *, where: str, room: int = MOST_HOSTS, also: str = ""
         if not _NAME.fullmatch(item):
             _check_characters(item, item, where, also)
         if len(item) > _LONGEST_NAME:
-            raise _error(where, f"{quoted(item)} is longer than a host name may be ({_LONGEST_NAME})", _NAME_HINT)
+            raise _error(
+                where,
+                f"{quoted(item)} is longer than a host name may be ({_LONGEST_NAME})",
+                _NAME_HINT,
+            )
         if room < 1:
             raise _too_many(where, item)
         return [item]
@@ -86,8 +102,14 @@ def expand_item(item: str, *, where: str, room: int = MOST_HOSTS, also: str = ""
         raise _error(where, f"{quoted(item)}: a bracket has no partner", _LIST_HINT)
     # A digit stands for the groups: what a group expands to is digits, too.
     _check_characters("0".join(literals), item, where, also)
-    if sum(map(len, literals)) + len(groups) > _LONGEST_NAME:  # before a long text is repeated for each number
-        raise _error(where, f"{quoted(item)} stands for names that are too long ({_LONGEST_NAME})", _NAME_HINT)
+    if (
+        sum(map(len, literals)) + len(groups) > _LONGEST_NAME
+    ):  # before a long text is repeated for each number
+        raise _error(
+            where,
+            f"{quoted(item)} stands for names that are too long ({_LONGEST_NAME})",
+            _NAME_HINT,
+        )
     count = 1
     values: list[list[str]] = []
     for group in groups:
@@ -97,11 +119,17 @@ def expand_item(item: str, *, where: str, room: int = MOST_HOSTS, also: str = ""
         count *= sum(last - first + 1 for first, last, _ in ranges)
         if count > room:
             raise _too_many(where, item)
-        values.append([name for first, last, width in ranges for name in _numbers(first, last, width)])
+        values.append(
+            [name for first, last, width in ranges for name in _numbers(first, last, width)]
+        )
     names = _combined(literals, values)
     longest = max(map(len, names))
     if longest > _LONGEST_NAME:
-        raise _error(where, f"{quoted(item)} stands for names that are too long ({_LONGEST_NAME})", _NAME_HINT)
+        raise _error(
+            where,
+            f"{quoted(item)} stands for names that are too long ({_LONGEST_NAME})",
+            _NAME_HINT,
+        )
     return names
 
 
@@ -112,7 +140,8 @@ def name_hosts(names: Iterable[str]) -> str:
 
 
 def fold_hosts(names: Iterable[str]) -> str:
-    """Write names for people: ``n[01-04,07],login1``. Order and duplicates stay: expanding gives the same names."""
+    """Write names for people: ``n[01-04,07],login1``. Order and duplicates stay: expanding gives
+    the same names."""
     parts: list[str] = []
     run: list[list[str]] = []  # names of one shape, split into literals and numbers
     varies: int | None = None  # which piece of them differs
@@ -131,7 +160,8 @@ def fold_hosts(names: Iterable[str]) -> str:
 
 
 def parse_counts(text: str, *, where: str = "counts") -> list[int]:
-    """Give the numbers that Slurm writes as ``2(x3),1``: ``[2, 2, 2, 1]``, one a node, each at least 1."""
+    """Give the numbers that Slurm writes as ``2(x3),1``: ``[2, 2, 2, 1]``, one a node, each at
+    least 1."""
     hint = "counts per node look like 4, or 2(x3),1"
     counts: list[int] = []
     for part in text.split(","):
@@ -148,7 +178,8 @@ def parse_counts(text: str, *, where: str = "counts") -> list[int]:
 
 
 def fold_counts(counts: Iterable[int | None]) -> str:
-    """Write numbers the way Slurm does: ``2(x3),1``; ``?`` stands for one that only the node knows."""
+    """Write numbers the way Slurm does: ``2(x3),1``; ``?`` stands for one that only the node
+    knows."""
     runs: list[tuple[int | None, int]] = []
     for count in counts:
         if runs and runs[-1][0] == count:
@@ -163,7 +194,9 @@ def _check_characters(name: str, item: str, where: str, also: str) -> None:
     """Refuse what no host name has: it may reach ``ssh``, where a leading hyphen is an option."""
     strange = next((char for char in _STRANGE.findall(name) if char not in also), None)
     if strange is not None:
-        raise _error(where, f"{quoted(item)} has {quoted(strange)}, which no host name has", _NAME_HINT)
+        raise _error(
+            where, f"{quoted(item)} has {quoted(strange)}, which no host name has", _NAME_HINT
+        )
     if name[:1] in {"", ".", "-"}:
         raise _error(where, f"{quoted(item)} is no host name", _NAME_HINT)
 
@@ -173,18 +206,29 @@ def _parsed_range(part: str, item: str, where: str) -> tuple[int, int, int]:
     match = _RANGE.fullmatch(part)
     if match is None:
         what = f"{quoted(part)} is no number or range" if part else "an entry in brackets is empty"
-        raise _error(where, f"{quoted(item)}: {what}", "in brackets stand numbers and ranges: [1-4,08]; no steps")
+        raise _error(
+            where,
+            f"{quoted(item)}: {what}",
+            "in brackets stand numbers and ranges: [1-4,08]; no steps",
+        )
     low, high = match[1], match[2] or match[1]
-    if max(len(low), len(high)) > _LONGEST_NAME or max(map(len, (low.lstrip("0"), high.lstrip("0")))) > _LONGEST_NUMBER:
+    if (
+        max(len(low), len(high)) > _LONGEST_NAME
+        or max(map(len, (low.lstrip("0"), high.lstrip("0")))) > _LONGEST_NUMBER
+    ):
         raise _error(where, f"{quoted(item)}: {quoted(part)} is too large", _LIST_HINT)
     first, last = int(low), int(high)
     if last < first:
         raise _error(
-            where, f"{quoted(item)}: the range {quoted(part)} runs backwards", "write the smaller number first"
+            where,
+            f"{quoted(item)}: the range {quoted(part)} runs backwards",
+            "write the smaller number first",
         )
     if last - first >= MOST_IN_RANGE:
         raise _error(
-            where, f"{quoted(item)}: the range {quoted(part)} has more than {MOST_IN_RANGE:,} hosts", "divide the range"
+            where,
+            f"{quoted(item)}: the range {quoted(part)} has more than {MOST_IN_RANGE:,} hosts",
+            "divide the range",
         )
     return first, last, len(low) if low[0] == "0" else 0
 
@@ -196,7 +240,8 @@ def _numbers(first: int, last: int, width: int) -> list[str]:
 
 
 def _combined(literals: Sequence[str], values: Sequence[Sequence[str]]) -> list[str]:
-    """Join the pieces in scontrol's order: the last group runs fastest, then the first, the second, and so on."""
+    """Join the pieces in scontrol's order: the last group runs fastest, then the first, the second,
+    and so on."""
     *slower, last = values
     *heads, before, after = literals
     if not slower:
@@ -232,7 +277,11 @@ def _folded(run: list[list[str]], varies: int | None) -> str:
     ranges: list[str] = []
     start = 0
     for place in range(1, len(numbers) + 1):
-        if place < len(numbers) and place - start < MOST_IN_RANGE and _follows(numbers[start], numbers, place):
+        if (
+            place < len(numbers)
+            and place - start < MOST_IN_RANGE
+            and _follows(numbers[start], numbers, place)
+        ):
             continue
         low, high = numbers[start], numbers[place - 1]
         ranges.append(low if place - start == 1 else f"{low}-{high}")
@@ -247,7 +296,9 @@ def _follows(low: str, numbers: list[str], place: int) -> bool:
 
 
 def _too_many(where: str, item: str) -> ConfigError:
-    return _error(where, f"with {quoted(item)} there are more than {MOST_HOSTS:,} hosts", "check the ranges")
+    return _error(
+        where, f"with {quoted(item)} there are more than {MOST_HOSTS:,} hosts", "check the ranges"
+    )
 
 
 def _error(where: str, what: str, hint: str) -> ConfigError:

@@ -1,4 +1,5 @@
-"""A launch plan, complete but for what only the nodes can settle (ports, slots of other machines)."""
+"""A launch plan, complete but for what only the nodes can settle (ports, slots of other
+machines)."""
 
 from __future__ import annotations
 
@@ -38,10 +39,11 @@ class Outer(Record):
 
 
 class LaunchPlan(Record, hide=("base_env", "given_env")):
-    """What is to run where. ``master_port`` is None until ``bind``, ``master_addr`` until rank 0's node is known.
+    """What is to run where. ``master_port`` is None until ``bind``, ``master_addr`` until rank 0's
+    node is known.
 
-    ``env`` holds what we set for all workers; ``base_env`` is what they inherit, and ``given_env`` what the user gave
-    by --env: of the last two, neither values nor events ever show.
+    ``env`` holds what we set for all workers; ``base_env`` is what they inherit, and ``given_env``
+    what the user gave by --env: of the last two, neither values nor events ever show.
     """
 
     job_id: str
@@ -80,7 +82,8 @@ class LaunchPlan(Record, hide=("base_env", "given_env")):
     """How our code comes into the workers' interpreter, if they need it there."""
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
-    """Like ``notes``, but the user has probably asked for something else. The record has them among its notes."""
+    """Like ``notes``, but the user has probably asked for something else. The record has them among
+    its notes."""
     layout: Layout = TRAIN
     repeated: Mapping[str, str] = {}
     """By variable: which of ours has its value, once that is settled."""
@@ -91,13 +94,16 @@ class LaunchPlan(Record, hide=("base_env", "given_env")):
     cluster: tuple[str, ...] = ()
     """``HOST:PORT`` of each of them, by rank, once that is settled."""
     env_starts: Mapping[str, str] = {}
-    """How variables begin that tell of these, the same for all workers: a worker's own value goes on there."""
+    """How variables begin that tell of these, the same for all workers: a worker's own value goes
+    on there."""
     attempt_files: Mapping[str, str] = {}
     """By variable: a file in the attempt's folder that it is to name."""
     shared_memory: tuple[str, ...] = ()
-    """Names of the files that each worker may leave in /dev/shm, with {uid}, {address}, {port} and {rank} in them."""
+    """Names of the files that each worker may leave in /dev/shm, with {uid}, {address}, {port} and
+    {rank} in them."""
     outer: Outer | None = None
-    """The one worker has rank 0 in this plan, and in the job of this launcher the rank that is given here."""
+    """The one worker has rank 0 in this plan, and in the job of this launcher the rank that is
+    given here."""
 
     @property
     def shown_size(self) -> int:
@@ -117,7 +123,9 @@ class LaunchPlan(Record, hide=("base_env", "given_env")):
     @property
     def first_ranks(self) -> tuple[int, ...]:
         """The lowest rank of each node, as far as ranks are known."""
-        known = itertools.takewhile(lambda slots: slots is not None, (node.slots for node in self.nodes[:-1]))
+        known = itertools.takewhile(
+            lambda slots: slots is not None, (node.slots for node in self.nodes[:-1])
+        )
         return tuple(itertools.accumulate((slots or 0 for slots in known), initial=0))
 
     @property
@@ -128,13 +136,16 @@ class LaunchPlan(Record, hide=("base_env", "given_env")):
     def record(self, *, expand: bool = False) -> dict[str, object]:
         """Give the plan as data for people and files: no inherited and no user-given values.
 
-        A worker's ``env`` holds what the others do not have, of a variable in ``env_starts`` how it goes on there; with
-        ``expand`` also what all share. Secrets are masked.
+        A worker's ``env`` holds what the others do not have, of a variable in ``env_starts`` how it
+        goes on there; with ``expand`` also what all share. Secrets are masked.
         """
         return {**self._head(), "nodes": list(self._node_records(expand=expand))}
 
-    def json_chunks(self, *, expand: bool = False, more: Mapping[str, object] | None = None) -> Iterator[str]:
-        """Give the record, with ``more`` keys, as JSON, piece by piece: that of 131,072 workers need not fit in memory.
+    def json_chunks(
+        self, *, expand: bool = False, more: Mapping[str, object] | None = None
+    ) -> Iterator[str]:
+        """Give the record, with ``more`` keys, as JSON, piece by piece: that of 131,072 workers
+        need not fit in memory.
 
         A worker stands on a line of its own.
         """
@@ -143,7 +154,11 @@ class LaunchPlan(Record, hide=("base_env", "given_env")):
         write = json.JSONEncoder(check_circular=False).encode
         yield "{\n"
         for key, value in {**self._head(), **(more or {})}.items():
-            text = json.dumps(value, indent=1).replace("\n", "\n ") if isinstance(value, dict) else write(value)
+            text = (
+                json.dumps(value, indent=1).replace("\n", "\n ")
+                if isinstance(value, dict)
+                else write(value)
+            )
             yield f" {write(key)}: {text},\n"
         yield ' "nodes": [\n'
         end = ""
@@ -185,17 +200,26 @@ class LaunchPlan(Record, hide=("base_env", "given_env")):
         argv, mask = list(self.argv), _Mask()
         settled = {*SET_FOR_NODES, *self.repeated}
         shared = mask(self.env) if expand else {}
-        by_node = {rank: list(those) for rank, those in itertools.groupby(self.workers, lambda each: each.node_rank)}
+        by_node = {
+            rank: list(those)
+            for rank, those in itertools.groupby(self.workers, lambda each: each.node_rank)
+        }
         for node_rank, node in enumerate(self.nodes):
             planned = by_node.pop(node_rank, None)
             own = argv if node.argv is None else list(node.argv)
-            workers = None if planned is None else [self._of_worker(each, own, shared, mask) for each in planned]
+            workers = (
+                None
+                if planned is None
+                else [self._of_worker(each, own, shared, mask) for each in planned]
+            )
             if workers and self.outer is not None:
                 workers[0] |= {"rank": self.outer.rank, "local_rank": self.outer.local_rank}
             yield {**_of_node(node_rank, node, settled), "workers": workers}
 
     @staticmethod
-    def _of_worker(worker: WorkerPlan, argv: list[str], shared: Mapping[str, str], mask: _Mask) -> dict[str, object]:
+    def _of_worker(
+        worker: WorkerPlan, argv: list[str], shared: Mapping[str, str], mask: _Mask
+    ) -> dict[str, object]:
         return {
             "rank": worker.rank,
             "local_rank": worker.local_rank,
@@ -215,20 +239,35 @@ class _Mask:
         names = env.keys()
         if names <= self._harmless:  # as with every worker after the first
             return env
-        self._harmless.update(name for name in names if not any(word in name.upper() for word in _SECRETS))
+        self._harmless.update(
+            name for name in names if not any(word in name.upper() for word in _SECRETS)
+        )
         return {name: value if name in self._harmless else _MASKED for name, value in env.items()}
 
 
 def _of_node(node_rank: int, node: Node, settled: Container[str]) -> dict[str, object]:
-    """Say what is known of a node; ``settled``: variables of its own that we set, beside those which it inherits."""
+    """Say what is known of a node; ``settled``: variables of its own that we set, beside those
+    which it inherits."""
     devices = None if node.devices is None else list(node.devices)
     host = node.host if node.known else None
-    about: dict[str, object] = {"host": host, "node_rank": node_rank, "slots": node.slots, "devices": devices}
+    about: dict[str, object] = {
+        "host": host,
+        "node_rank": node_rank,
+        "slots": node.slots,
+        "devices": devices,
+    }
     if any(node.gpus):
-        about["gpus"] = [_of_gpu(each, gpu) for each, gpu in zip(node.devices or (), node.gpus, strict=False)]
+        about["gpus"] = [
+            _of_gpu(each, gpu) for each, gpu in zip(node.devices or (), node.gpus, strict=False)
+        ]
     told = {name: value for name, value in node.env.items() if name in settled}
     extras: dict[str, object] = {"env": told}
-    extras |= {"user": node.user, "port": node.port, "chosen": list(node.chosen or ()), "without": list(node.without)}
+    extras |= {
+        "user": node.user,
+        "port": node.port,
+        "chosen": list(node.chosen or ()),
+        "without": list(node.without),
+    }
     return about | {name: value for name, value in extras.items() if value}
 
 

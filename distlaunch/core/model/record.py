@@ -1,11 +1,12 @@
 """Frozen, slotted, keyword-only data, as ``@dataclass`` makes it but without its start-up cost.
 
-``dataclass`` compiles several functions for each class, 0.8 ms a class here, and importing it loads ``inspect``: with
-the 60 classes on the way to the first worker that was over half of the launcher's own start-up. A ``Record`` shares
-one ``__init__`` and costs 0.02 ms. Type checkers see dataclasses (PEP 681).
+``dataclass`` compiles several functions for each class, 0.8 ms a class here, and importing it loads
+``inspect``: with the 60 classes on the way to the first worker that was over half of the launcher's
+own start-up. A ``Record`` shares one ``__init__`` and costs 0.02 ms. Type checkers see dataclasses
+(PEP 681).
 
-A class of which very many are made (messages and plans of thousands of nodes) gets an ``__init__`` of its own then, as
-``dataclass`` would have compiled it: a third of the time for each.
+A class of which very many are made (messages and plans of thousands of nodes) gets an ``__init__``
+of its own then, as ``dataclass`` would have compiled it: a third of the time for each.
 
 Exhaustive matching, which the standard library has only from 3.11.
 """
@@ -53,15 +54,26 @@ class _RecordType(type):
     _made: list[int]
 
     def __new__(
-        mcs, name: str, bases: tuple[type, ...], namespace: dict[str, Any], *, hide: tuple[str, ...] = ()
+        mcs,
+        name: str,
+        bases: tuple[type, ...],
+        namespace: dict[str, Any],
+        *,
+        hide: tuple[str, ...] = (),
     ) -> _RecordType:
         own: dict[str, str] = namespace.get("__annotations__", {})
         defaults = {field: namespace.pop(field) for field in own if field in namespace}
         namespace["__slots__"] = tuple(own)
         cls = super().__new__(mcs, name, bases, namespace)
         parents = [base for base in bases if isinstance(base, _RecordType)]
-        cls._fields = {field: kind for base in parents for field, kind in base._fields.items()} | own
-        cls._defaults = {field: value for base in parents for field, value in base._defaults.items()} | defaults  # noqa: SLF001
+        cls._fields = {
+            field: kind for base in parents for field, kind in base._fields.items()
+        } | own
+        cls._defaults = {
+            field: value
+            for base in parents
+            for field, value in base._defaults.items()  # noqa: SLF001 - our own
+        } | defaults
         cls._made = [0]
         if "__init__" not in namespace:
             cls.__init__ = _shared_init  # type: ignore[misc]  # its own entry, so that no subclass gets a parent's
@@ -94,7 +106,11 @@ class Record(metaclass=_RecordType):
 
     def __repr__(self) -> str:
         hidden = type(self)._hidden  # noqa: SLF001
-        shown = (f"{field}={getattr(self, field)!r}" for field in type(self)._fields if field not in hidden)
+        shown = (
+            f"{field}={getattr(self, field)!r}"
+            for field in type(self)._fields
+            if field not in hidden
+        )
         return f"{type(self).__name__}({', '.join(shown)})"
 
     def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
@@ -105,7 +121,10 @@ def _init_of(cls: type[Record]) -> Callable[..., None]:
     """Compile what ``_shared_init`` does for one class."""
     space: dict[str, Any] = {f"_default_{field}": value for field, value in cls._defaults.items()}
     space |= {f"_write_{field}": getattr(cls, field).__set__ for field in cls._fields}
-    given = "".join(f", {field}=_default_{field}" if field in cls._defaults else f", {field}" for field in cls._fields)
+    given = "".join(
+        f", {field}=_default_{field}" if field in cls._defaults else f", {field}"
+        for field in cls._fields
+    )
     lines = [f"def __init__(self{', *' if given else ''}{given}):", "    pass"]
     lines += [f"    _write_{field}(self, {field})" for field in cls._fields]
     if cls.__post_init__ is not Record.__post_init__:

@@ -1,7 +1,7 @@
 """The files of a run directory, by name. Pure.
 
-How the files of an attempt are called is a value, ``Layout``: ``train``'s, or torchrun's for those whose tools look
-for it. All else in a run directory has the same name everywhere.
+How the files of an attempt are called is a value, ``Layout``: ``train``'s, or torchrun's for those
+whose tools look for it. All else in a run directory has the same name everywhere.
 """
 
 from __future__ import annotations
@@ -90,7 +90,8 @@ TORCHRUN = Layout(
     error="error.json",
     stacks="stacks.txt",
 )
-"""As torchrun 2.13 has them, whose folders are named by local rank: on one machine that is the rank."""
+"""As torchrun 2.13 has them, whose folders are named by local rank: on one machine that is the
+rank."""
 _HOROVODRUN = Layout(
     attempt="attempt-{attempt}",
     folder="rank.{rank}",
@@ -102,7 +103,8 @@ _HOROVODRUN = Layout(
 
 
 def horovodruns(workers: int) -> Layout:
-    """Name a rank's files as ``horovodrun --output-filename`` does: numbers have as many digits as the last rank's."""
+    """Name a rank's files as ``horovodrun --output-filename`` does: numbers have as many digits as
+    the last rank's."""
     return replace(_HOROVODRUN, folder=f"rank.{{rank:0{len(str(max(workers - 1, 0)))}}}")
 
 
@@ -127,7 +129,8 @@ def plan_path(run_dir: str, attempt: int) -> str:
 
 
 def is_ours(name: str) -> bool:
-    """Tell whether a file of a run directory, or of a folder in it, was made by distlaunch, by its name."""
+    """Tell whether a file of a run directory, or of a folder in it, was made by distlaunch, by its
+    name."""
     of_node = name.startswith(("events-", "filtered_")) and name.endswith((".jsonl", ".log"))
     return (
         name in _OURS
@@ -137,5 +140,6 @@ def is_ours(name: str) -> bool:
 
 
 def is_our_folder(name: str) -> bool:
-    """Tell the same of a folder: an attempt's, or one that torchrun's or horovodrun's layout has for a rank."""
+    """Tell the same of a folder: an attempt's, or one that torchrun's or horovodrun's layout has
+    for a rank."""
     return name.startswith(("attempt-", "attempt_", "rank.")) or (name.isascii() and name.isdigit())

@@ -1,7 +1,8 @@
 """Words that come from outside, made fit to stand in a line of ours.
 
-Three kinds of text need three ways: a user's word within a message (``quoted``), a line of ours with names in it
-(``printable``), and what workers write, byte for byte, to a terminal (``ui.console.escapes.clean``).
+Three kinds of text need three ways: a user's word within a message (``quoted``), a line of ours
+with names in it (``printable``), and what workers write, byte for byte, to a terminal
+(``ui.console.escapes.clean``).
 
 Ranks, written as people write them.
 """
@@ -16,9 +17,11 @@ _BYTE_BASE = 0xDC00
 
 
 def printable(text: str, *, keep: str = "") -> str:
-    r"""Escape what would end the line, move the cursor or retitle the terminal: ``\n``, ``\x1b``, and so on.
+    r"""Escape what would end the line, move the cursor or retitle the terminal: ``\n``, ``\x1b``,
+    and so on.
 
-    A byte of a path that is not UTF-8 is written ``\xff``. ``keep``: characters to leave alone (newlines, mostly).
+    A byte of a path that is not UTF-8 is written ``\xff``. ``keep``: characters to leave alone
+    (newlines, mostly).
     """
     if text.isprintable():
         return text
@@ -69,7 +72,8 @@ def format_ranks(ranks: Iterable[int]) -> str:
 
 
 def name_ranks(ranks: Iterable[int]) -> str:
-    """Write ranks as a sentence has them: ``rank 0``, ``ranks 0,2-5``; only the first of very many that lie apart."""
+    """Write ranks as a sentence has them: ``rank 0``, ``ranks 0,2-5``; only the first of very many
+    that lie apart."""
     those = set(ranks)
     text = format_ranks(those)
     if len(text) > _LONGEST_RANKS:

@@ -14,7 +14,8 @@ from distlaunch.core.model.record import Record
 
 
 class Node(Record, hide=("env",)):
-    """One node in topology order. ``masks`` has one entry per worker: what its device mask is to say."""
+    """One node in topology order. ``masks`` has one entry per worker: what its device mask is to
+    say."""
 
     host: str
     """Its name or address; a label where that is not ``known``."""
@@ -29,7 +30,8 @@ class Node(Record, hide=("env",)):
     hidden: tuple[str, ...] = ()
     """Further mask variables, set outside, that workers on CPUs must not follow."""
     devices: tuple[str, ...] | None = ()
-    """For people: the node's selected devices, in LOCAL_RANK order; None where only the node knows."""
+    """For people: the node's selected devices, in LOCAL_RANK order; None where only the node
+    knows."""
     devices_from: str = ""
     """For people: who says which devices these are, where somebody does."""
     gpus: tuple[Gpu | None, ...] = ()
@@ -56,11 +58,13 @@ class Topology(Record):
     """``cuda`` or ``cpu``: what the workers compute on; ``auto`` where the nodes decide."""
     notes: tuple[str, ...] = ()
     told: tuple[str, ...] = ()
-    """Of the notes, those about what the nodes have that are known: all of them tell it at the start."""
+    """Of the notes, those about what the nodes have that are known: all of them tell it at the
+    start."""
     warnings: tuple[str, ...] = ()
     """Like ``notes``, but the user has probably asked for something else."""
     source: str = "local"
-    """Who said which nodes there are: ``flags``, ``slurm``, ...; ``local``: nobody, it is this machine."""
+    """Who said which nodes there are: ``flags``, ``slurm``, ...; ``local``: nobody, it is this
+    machine."""
     here: int | None = 0
     """The node whose devices and CPUs the facts tell of; None if it is none of them."""
     cpus: int | None = None
@@ -70,13 +74,15 @@ class Topology(Record):
     spares: tuple[Node, ...] = ()
     """Hosts that stand by, and take the place of nodes that are not there."""
     master_addr: str | None = None
-    """Where rank 0's node can be reached; None if that is not known yet, or needs nothing but loopback."""
+    """Where rank 0's node can be reached; None if that is not known yet, or needs nothing but
+    loopback."""
     master_port: int | None = None
     """The port that the source names for it."""
 
     @property
     def world_size(self) -> int | None:
-        """Number of workers over all nodes; None while one of the nodes has to say how many it runs."""
+        """Number of workers over all nodes; None while one of the nodes has to say how many it
+        runs."""
         return total_slots(self.nodes)
 
 
@@ -98,7 +104,8 @@ class CpuInventory(Record):
     online: int
     """How many CPUs the machine runs, whoever may use them."""
     quota: float | None = None
-    """CPUs' worth of time that the cgroups grant (1.5: one and a half CPUs); None without a limit."""
+    """CPUs' worth of time that the cgroups grant (1.5: one and a half CPUs); None without a
+    limit."""
     cpuset: int | None = None
     """How many CPUs the own cgroup may use; None where no cgroup says so."""
     numa: tuple[tuple[int, ...], ...] = ()
@@ -115,7 +122,8 @@ class MigDevice(Record):
 
 
 class Gpu(Record):
-    """One physical GPU. ``index`` is the PCI-bus-order index that CUDA_DEVICE_ORDER=PCI_BUS_ID gives."""
+    """One physical GPU. ``index`` is the PCI-bus-order index that CUDA_DEVICE_ORDER=PCI_BUS_ID
+    gives."""
 
     index: int
     uuid: str | None = None
@@ -127,7 +135,8 @@ class Gpu(Record):
 
 
 class GpuInventory(Record):
-    """What was found and how; ``problem`` says why there may be more than could be listed (driver broken)."""
+    """What was found and how; ``problem`` says why there may be more than could be listed (driver
+    broken)."""
 
     gpus: tuple[Gpu, ...] = ()
     source: Literal["nvml", "nvidia-smi", "device files", "kfd", "mask", "none"] = "none"

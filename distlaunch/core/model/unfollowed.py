@@ -1,7 +1,7 @@
 """Processes of our own that a debugger must not follow.
 
-debugpy replaces ``os.fork``: the child connects to the debugger and waits until the client has answered. Only workers
-are to do that, when they are executed, and each of them once.
+debugpy replaces ``os.fork``: the child connects to the debugger and waits until the client has
+answered. Only workers are to do that, when they are executed, and each of them once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ def is_debugged() -> bool:
 
 
 def fork_helper() -> int:
-    """Fork a helper process of ours, as ``os.fork`` does; it runs without the debugger that this process may have."""
+    """Fork a helper process of ours, as ``os.fork`` does; it runs without the debugger that this
+    process may have."""
     pydevd = sys.modules.get("pydevd")
     if pydevd is None or not hasattr(pydevd, "skip_subprocess_arg_patch"):
         return os.fork()
@@ -28,7 +29,8 @@ def fork_helper() -> int:
 def fork_from_helper() -> int:
     """Fork a helper, which has no debugger: another helper, or a child that executes a program.
 
-    The debugger follows the program if it is Python. It knows it as a child of the process that is being debugged, the
-    parent of the first helper; ``os.fork`` would have it note the parent that the child really has.
+    The debugger follows the program if it is Python. It knows it as a child of the process that is
+    being debugged, the parent of the first helper; ``os.fork`` would have it note the parent that
+    the child really has.
     """
     return posix.fork()

@@ -13,7 +13,8 @@ _MOST = 64
 
 
 class Ancestor(Record):
-    """One process. ``name`` is what ``ps`` shows as the command, ``argv`` its command line as far as it can be read."""
+    """One process. ``name`` is what ``ps`` shows as the command, ``argv`` its command line as far
+    as it can be read."""
 
     name: str
     argv: tuple[str, ...]
@@ -33,5 +34,7 @@ def ancestors() -> Iterator[Ancestor]:
         except OSError:
             return
         name = head.partition(b"(")[2].decode(errors="surrogateescape")
-        yield Ancestor(name=name, argv=tuple(word.decode(errors="surrogateescape") for word in words))
+        yield Ancestor(
+            name=name, argv=tuple(word.decode(errors="surrogateescape") for word in words)
+        )
         pid = int(rest.split()[1])

@@ -1,7 +1,8 @@
 """Ask a driver that may hang or crash, without hanging or crashing with it.
 
-A process stuck in a wedged driver cannot even be killed, and a thread stuck there keeps its process from ending. So the
-asking happens in a child that is left behind, killed, when the deadline has passed.
+A process stuck in a wedged driver cannot even be killed, and a thread stuck there keeps its process
+from ending. So the asking happens in a child that is left behind, killed, when the deadline has
+passed.
 """
 
 from __future__ import annotations
@@ -19,18 +20,22 @@ Plain = tuple[Any, ...]
 """What travels from the child: tuples, lists, strings and numbers, as marshal takes them."""
 
 _REAP_S = 0.2
-"""How long to wait for the end of a child that has answered or was killed: in a wedged driver, it may never come."""
+"""How long to wait for the end of a child that has answered or was killed: in a wedged driver, it
+may never come."""
 
 
 def single_threaded() -> bool:
-    """Tell whether forking without exec is safe here: with other threads a lock may stay held in the child."""
+    """Tell whether forking without exec is safe here: with other threads a lock may stay held in
+    the child."""
     try:
         return len(os.listdir("/proc/self/task")) == 1
     except OSError:
         return False
 
 
-def in_child(work: Callable[[], Plain], *, deadline_s: float) -> tuple[Plain, None] | tuple[None, Failure]:
+def in_child(
+    work: Callable[[], Plain], *, deadline_s: float
+) -> tuple[Plain, None] | tuple[None, Failure]:
     """Run ``work`` in a forked child and return its result, or how it failed.
 
     Call it only where ``single_threaded()``. ``deadline_s`` is monotonic time.

@@ -2,8 +2,9 @@
 
 Where the own process sits in the cgroup trees, version 1, 2 or both.
 
-``/proc/self/cgroup`` names the own directory from the tree's root, ``/proc/self/mountinfo`` where a part of that tree
-is mounted: in a container the mounted part usually begins below the root (cgroups(7), "/proc files").
+``/proc/self/cgroup`` names the own directory from the tree's root, ``/proc/self/mountinfo`` where a
+part of that tree is mounted: in a container the mounted part usually begins below the root
+(cgroups(7), "/proc files").
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ from distlaunch.core.model.topology import CpuInventory
 from distlaunch.core.probe.files import parse_cpu_list, parse_int, read_int, read_text, under
 
 
-def probe_cpus(root: str = "/", *, affinity: Iterable[int] | None = None, topology: bool = True) -> CpuInventory:
+def probe_cpus(
+    root: str = "/", *, affinity: Iterable[int] | None = None, topology: bool = True
+) -> CpuInventory:
     """Read affinity, cgroup limits and, with ``topology``, NUMA nodes and physical cores.
 
-    The topology costs one small file for each core and each node, so a launch that binds nothing leaves it out.
-    ``affinity`` replaces what the kernel says about this process.
+    The topology costs one small file for each core and each node, so a launch that binds nothing
+    leaves it out. ``affinity`` replaces what the kernel says about this process.
     """
     allowed = tuple(sorted(os.sched_getaffinity(0) if affinity is None else affinity))
     cgroups = OwnCgroups(root)
@@ -35,12 +38,16 @@ def probe_cpus(root: str = "/", *, affinity: Iterable[int] | None = None, topolo
 
 
 def count_oom_kills(root: str = "/") -> int | None:
-    """Count the kernel's out-of-memory kills so far, of the own cgroup if it counts them, else of the whole machine.
+    """Count the kernel's out-of-memory kills so far, of the own cgroup if it counts them, else of
+    the whole machine.
 
     Only the difference of two calls says something. None where the kernel does not tell.
     """
     cgroups = OwnCgroups(root)
-    for text in (cgroups.nearest(V2, "memory.events"), cgroups.nearest("memory", "memory.oom_control")):
+    for text in (
+        cgroups.nearest(V2, "memory.events"),
+        cgroups.nearest("memory", "memory.oom_control"),
+    ):
         kills = _field(text, "oom_kill")
         if kills is not None:
             return kills
@@ -56,19 +63,25 @@ def _field(text: str | None, name: str) -> int | None:
 
 
 def _quota(cgroups: OwnCgroups) -> float | None:
-    """Return the tightest CPU limit on the way to the root: a limit above binds all that is below it."""
+    """Return the tightest CPU limit on the way to the root: a limit above binds all that is below
+    it."""
     limits: list[float] = []
     for directory in cgroups.upwards(V2):
         quota, _, period = (read_text(f"{directory}/cpu.max") or "").strip().partition(" ")
         limits += _limit(parse_int(quota), parse_int(period))
     for directory in cgroups.upwards("cpu"):
-        limits += _limit(read_int(f"{directory}/cpu.cfs_quota_us"), read_int(f"{directory}/cpu.cfs_period_us"))
+        limits += _limit(
+            read_int(f"{directory}/cpu.cfs_quota_us"), read_int(f"{directory}/cpu.cfs_period_us")
+        )
     return min(limits, default=None)
 
 
 def _limit(quota_us: int | None, period_us: int | None) -> list[float]:
-    """Return the limit in CPUs, if it is one: version 1 writes -1 and version 2 ``max`` for "none"."""
-    return [quota_us / period_us] if quota_us and period_us and quota_us > 0 and period_us > 0 else []
+    """Return the limit in CPUs, if it is one: version 1 writes -1 and version 2 ``max`` for
+    "none"."""
+    return (
+        [quota_us / period_us] if quota_us and period_us and quota_us > 0 and period_us > 0 else []
+    )
 
 
 def _cpuset(cgroups: OwnCgroups) -> int | None:
@@ -103,7 +116,9 @@ def _siblings(root: str, allowed: tuple[int, ...]) -> tuple[tuple[int, ...], ...
     groups: list[tuple[int, ...]] = []
     for cpu in allowed:
         if cpu not in seen:
-            group = parse_cpu_list(read_text(f"{base}/cpu{cpu}/topology/thread_siblings_list") or "") or (cpu,)
+            group = parse_cpu_list(
+                read_text(f"{base}/cpu{cpu}/topology/thread_siblings_list") or ""
+            ) or (cpu,)
             seen.update(group)
             groups.append(group)
     return tuple(groups)
@@ -122,14 +137,18 @@ class OwnCgroups:
         self._mounts = _mounts(read_text(under(root, "/proc/self/mountinfo")) or "")
 
     def upwards(self, controller: str) -> list[str]:
-        """List the own directory and those above it, nearest first, in the controller's tree (``V2``: version 2)."""
+        """List the own directory and those above it, nearest first, in the controller's tree
+        (``V2``: version 2)."""
         path, mount = self._paths.get(controller), self._mounts.get(controller)
         if path is None or mount is None:
             return []
         top, mounted_at = mount
         inside = _relative(path, top)
         parts = [part for part in inside.split("/") if part]
-        return [under(self._root, "/".join([mounted_at.rstrip("/"), *parts[:n]])) for n in range(len(parts), -1, -1)]
+        return [
+            under(self._root, "/".join([mounted_at.rstrip("/"), *parts[:n]]))
+            for n in range(len(parts), -1, -1)
+        ]
 
     def nearest(self, controller: str, name: str) -> str | None:
         """Return the content of the file ``name`` in the nearest directory that has it."""
@@ -151,7 +170,8 @@ def _own_paths(text: str) -> dict[str, str]:
 
 
 def _mounts(text: str) -> dict[str, tuple[str, str]]:
-    """Map each controller to (path of the tree that is mounted, where); the first mount of a tree wins."""
+    """Map each controller to (path of the tree that is mounted, where); the first mount of a tree
+    wins."""
     mounts: dict[str, tuple[str, str]] = {}
     for line in text.splitlines():
         before, found, after = line.partition(" - cgroup")
@@ -168,7 +188,8 @@ def _mounts(text: str) -> dict[str, tuple[str, str]]:
 
 
 def _relative(path: str, top: str) -> str:
-    """Return ``path`` below the mounted ``top``; the mount itself where the path lies elsewhere (``/../x``)."""
+    """Return ``path`` below the mounted ``top``; the mount itself where the path lies elsewhere
+    (``/../x``)."""
     if top == "/":
         return "" if path.startswith("/..") else path
     if path == top or path.startswith(top + "/"):

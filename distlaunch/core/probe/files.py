@@ -1,4 +1,5 @@
-"""Read files: the kernel's small ones, below a root that tests can move, and a user's, in bounds."""
+"""Read files: the kernel's small ones, below a root that tests can move, and a user's, in
+bounds."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ WRITER_S = 5.0
 
 def read_text(path: str) -> str | None:
     """Return what a small file says, or None where it is missing or may not be read."""
-    # os.read instead of open(): a machine with 256 CPUs means some hundred of these on the way to the first worker.
+    # os.read instead of open(): a machine with 256 CPUs means some hundred of these on the way to
+    # the first worker.
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -33,14 +35,18 @@ def read_text(path: str) -> str | None:
 
 
 def read_bounded(path: str, *, most: int, patience_s: float) -> bytes:
-    """Return what the user's file holds, which may also be a pipe (``<(command)``) that is still being written.
+    """Return what the user's file holds, which may also be a pipe (``<(command)``) that is still
+    being written.
 
-    Raises OSError: EFBIG for more than ``most`` bytes, ETIMEDOUT if no end has come within ``patience_s`` seconds, or
-    if no program has opened a FIFO for writing within ``WRITER_S``; and ValueError for a NUL in the name.
+    Raises OSError: EFBIG for more than ``most`` bytes, ETIMEDOUT if no end has come within
+    ``patience_s`` seconds, or if no program has opened a FIFO for writing within ``WRITER_S``; and
+    ValueError for a NUL in the name.
     """
     began_s = time.monotonic()
     until_s = began_s + patience_s
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # of a FIFO, the opening itself would wait
+    fd = os.open(
+        path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+    )  # of a FIFO, the opening itself would wait
     try:
         poll = select.poll()
         poll.register(fd, select.POLLIN)
@@ -53,9 +59,13 @@ def read_bounded(path: str, *, most: int, patience_s: float) -> bytes:
             with suppress(BlockingIOError):
                 chunk = os.read(fd, _LONGEST)
                 data += chunk
-                if chunk or not is_ready:  # without an end that was seen: no program has a FIFO open for writing
+                if (
+                    chunk or not is_ready
+                ):  # without an end that was seen: no program has a FIFO open for writing
                     if not data and time.monotonic() >= began_s + WRITER_S:
-                        raise OSError(errno.ETIMEDOUT, f"no program writes to it (waited {WRITER_S:g} s)")
+                        raise OSError(
+                            errno.ETIMEDOUT, f"no program writes to it (waited {WRITER_S:g} s)"
+                        )
                     continue
                 return bytes(data)
             time.sleep(_STEP_S)
@@ -80,7 +90,8 @@ def parse_int(text: str | None) -> int | None:
 
 
 def parse_cpu_list(text: str) -> tuple[int, ...]:
-    """Read the kernel's list format (``0-3,8``; also empty), ascending; what is no range is skipped."""
+    """Read the kernel's list format (``0-3,8``; also empty), ascending; what is no range is
+    skipped."""
     cpus: set[int] = set()
     for part in text.strip().split(","):
         first, _, last = part.partition("-")

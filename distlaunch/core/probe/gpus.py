@@ -15,10 +15,14 @@ from distlaunch.core.model.topology import Gpu, GpuInventory, MigDevice
 from distlaunch.core.probe.files import parse_int, read_int, read_text, under
 
 DEADLINE_S = 8.0
-"""How long the driver may take: starting eight GPUs without the persistence daemon takes some seconds."""
+"""How long the driver may take: starting eight GPUs without the persistence daemon takes some
+seconds."""
 
 NVML_NAME = "libnvidia-ml.so.1"
-_NVML_ELSEWHERE = ("/usr/lib/wsl/lib/libnvidia-ml.so.1", "/usr/local/nvidia/lib64/libnvidia-ml.so.1")
+_NVML_ELSEWHERE = (
+    "/usr/lib/wsl/lib/libnvidia-ml.so.1",
+    "/usr/local/nvidia/lib64/libnvidia-ml.so.1",
+)
 
 _Row = tuple[int, "str | None", str, "int | None", "list[tuple[str, str]]", "str | None"]
 _Answer = tuple[Literal["listed", "missing", "failed"], "list[_Row]", "list[str]", int]
@@ -29,8 +33,9 @@ def probe_gpus(
 ) -> GpuInventory:
     """Find the GPUs: device files first, and where there are none nothing else is looked at.
 
-    Then NVML, nvidia-smi, and at last the number of device files; AMD's are read from sysfs. ``environ`` is where PATH
-    comes from; ``deadline_s`` is how many seconds all the asking may take. Never raises, and never hangs.
+    Then NVML, nvidia-smi, and at last the number of device files; AMD's are read from sysfs.
+    ``environ`` is where PATH comes from; ``deadline_s`` is how many seconds all the asking may
+    take. Never raises, and never hangs.
     """
     try:
         devices = os.listdir(under(root, "/dev"))
@@ -39,12 +44,18 @@ def probe_gpus(
     files = sorted(number for name in devices if (number := _device_number(name)) is not None)
     nvidia = GpuInventory()
     if files or "dxg" in devices:
-        nvidia = _nvidia(root, os.environ if environ is None else environ, files, time.monotonic() + deadline_s)
+        nvidia = _nvidia(
+            root, os.environ if environ is None else environ, files, time.monotonic() + deadline_s
+        )
     if nvidia.gpus or "kfd" not in devices:
         return nvidia
 
     amd = read_kfd(root)
-    return GpuInventory(gpus=_placed(root, amd), source="kfd", problem=nvidia.problem) if amd else nvidia
+    return (
+        GpuInventory(gpus=_placed(root, amd), source="kfd", problem=nvidia.problem)
+        if amd
+        else nvidia
+    )
 
 
 def _device_number(name: str) -> int | None:
@@ -52,7 +63,9 @@ def _device_number(name: str) -> int | None:
     return parse_int(digits) if digits.isdecimal() else None
 
 
-def _nvidia(root: str, environ: Mapping[str, str], files: list[int], until_s: float) -> GpuInventory:
+def _nvidia(
+    root: str, environ: Mapping[str, str], files: list[int], until_s: float
+) -> GpuInventory:
     problem: str | None = None
     from distlaunch.core.probe.bounded import in_child, single_threaded
 
@@ -64,8 +77,13 @@ def _nvidia(root: str, environ: Mapping[str, str], files: list[int], until_s: fl
             verdict, rows, problems, code = cast("_Answer", answer)
             problem = "; ".join(problems) or None
             if verdict == "listed":
-                return GpuInventory(gpus=_placed(root, map(_from_row, rows)), source="nvml", problem=problem)
-            if code in {9, 18}:  # no driver, or another version than the library's: nvidia-smi meets the same
+                return GpuInventory(
+                    gpus=_placed(root, map(_from_row, rows)), source="nvml", problem=problem
+                )
+            if code in {
+                9,
+                18,
+            }:  # no driver, or another version than the library's: nvidia-smi meets the same
                 return GpuInventory(source="nvml", problem=problem)
     return _ask_smi(root, environ, files, until_s, problem)
 
@@ -83,13 +101,18 @@ def _ask_smi(
     except TimeoutError:
         return _counted(files, problem="the NVIDIA driver hangs: nvidia-smi did not answer in time")
     except SmiError as exc:
-        return GpuInventory(source="nvidia-smi", problem=f"the NVIDIA driver does not answer: {exc}")
-    return GpuInventory(gpus=_placed(root, found), source="nvidia-smi", problem="; ".join(problems) or None)
+        return GpuInventory(
+            source="nvidia-smi", problem=f"the NVIDIA driver does not answer: {exc}"
+        )
+    return GpuInventory(
+        gpus=_placed(root, found), source="nvidia-smi", problem="; ".join(problems) or None
+    )
 
 
 def _counted(files: list[int], *, problem: str | None) -> GpuInventory:
     """Take the device files for GPUs; under WSL there is none for each GPU, so nothing is known."""
-    # CUDA numbers what it can open from 0, whatever the files are called: in a container nvidia4 may be the only one.
+    # CUDA numbers what it can open from 0, whatever the files are called: in a container nvidia4
+    # may be the only one.
     gpus = tuple(Gpu(index=index) for index in range(len(files)))
     return GpuInventory(gpus=gpus, source="device files" if files else "none", problem=problem)
 
@@ -109,7 +132,14 @@ def _ask_nvml(root: str) -> _Answer:
     except NvmlError as exc:
         return ("failed", [], [f"the NVIDIA driver does not answer: {exc}"], exc.code)
     rows = [
-        (gpu.index, gpu.uuid, gpu.name, gpu.memory_mib, [(mig.uuid, mig.profile) for mig in gpu.mig], bus_id)
+        (
+            gpu.index,
+            gpu.uuid,
+            gpu.name,
+            gpu.memory_mib,
+            [(mig.uuid, mig.profile) for mig in gpu.mig],
+            bus_id,
+        )
         for gpu, bus_id in found
     ]
     return ("listed", rows, problems, 0)
@@ -125,7 +155,11 @@ def _placed(root: str, found: Iterable[tuple[Gpu, str | None]]) -> tuple[Gpu, ..
     """Add the NUMA node that each GPU's bus hangs on; the kernel says -1 where it does not know."""
     gpus: list[Gpu] = []
     for gpu, bus_id in found:
-        node = read_int(under(root, f"/sys/bus/pci/devices/{_sysfs_bus_id(bus_id)}/numa_node")) if bus_id else None
+        node = (
+            read_int(under(root, f"/sys/bus/pci/devices/{_sysfs_bus_id(bus_id)}/numa_node"))
+            if bus_id
+            else None
+        )
         gpus.append(replace(gpu, numa_node=node if node is not None and node >= 0 else None))
     return tuple(gpus)
 
@@ -138,19 +172,24 @@ def _sysfs_bus_id(bus_id: str) -> str:
 
 _NODES = "/sys/class/kfd/kfd/topology/nodes"
 _DEVICE_MEMORY = {1, 2}
-"""Heap types of the GPU's own memory (HSA_MEM_HEAP_TYPE_FB_PUBLIC and _PRIVATE in the kernel's kfd_crat.h)."""
+"""Heap types of the GPU's own memory (HSA_MEM_HEAP_TYPE_FB_PUBLIC and _PRIVATE in the kernel's
+kfd_crat.h)."""
 
 
 def read_kfd(root: str = "/") -> list[tuple[Gpu, str | None]]:
-    """Return each AMD GPU with its PCI bus id, numbered as ROCm numbers them: nodes in order, CPUs left out."""
+    """Return each AMD GPU with its PCI bus id, numbered as ROCm numbers them: nodes in order, CPUs
+    left out."""
     base = under(root, _NODES)
     try:
-        numbers = sorted(number for name in os.listdir(base) if (number := parse_int(name)) is not None)
+        numbers = sorted(
+            number for name in os.listdir(base) if (number := parse_int(name)) is not None
+        )
     except OSError:
         return []
     found: list[tuple[Gpu, str | None]] = []
     for number in numbers:
-        # A GPU that a container withholds has properties that may not be read (EPERM), or no render device.
+        # A GPU that a container withholds has properties that may not be read (EPERM), or no render
+        # device.
         properties = parse_properties(read_text(f"{base}/{number}/properties") or "")
         if properties.get("simd_count", 0) > 0 and _usable(root, properties):
             found.append((_gpu(f"{base}/{number}", len(found), properties), _bus_id(properties)))

@@ -1,7 +1,7 @@
 """The network interfaces of this machine and their addresses, asked of the kernel by rtnetlink(7).
 
-No name is resolved and nothing leaves the machine. The kernel answers for the network namespace that we are in, so a
-container sees its own addresses.
+No name is resolved and nothing leaves the machine. The kernel answers for the network namespace
+that we are in, so a container sees its own addresses.
 
 The addresses that a host's name stands for; by a thread, as no lookup can be interrupted.
 """
@@ -30,7 +30,8 @@ _IFLA_IFNAME = 3
 _IFA_ADDRESS, _IFA_LOCAL = 1, 2
 _UP, _RUNNING = 0x1, 0x40
 _UNUSABLE = 0x08 | 0x40
-"""Flags of an address that is another machine's as well, or may be (IFA_F_DADFAILED, IFA_F_TENTATIVE)."""
+"""Flags of an address that is another machine's as well, or may be (IFA_F_DADFAILED,
+IFA_F_TENTATIVE)."""
 _SIZES: dict[int, int] = {socket.AF_INET: 4, socket.AF_INET6: 16}
 """Bytes of an address, by family."""
 _DATAGRAM = 1 << 16
@@ -39,7 +40,8 @@ _PATIENCE_S = 1.0
 
 
 def probe_addresses() -> tuple[str, ...]:
-    """Return the IPv4 and IPv6 addresses of all interfaces, loopback too; none where the kernel does not tell."""
+    """Return the IPv4 and IPv6 addresses of all interfaces, loopback too; none where the kernel
+    does not tell."""
     found: dict[str, None] = {}
     for datagram in _dump(_GETADDR, _ADDRESS.pack(socket.AF_UNSPEC, 0, 0, 0, 0)):
         addresses, done = parse_addresses(datagram)
@@ -50,10 +52,12 @@ def probe_addresses() -> tuple[str, ...]:
 
 
 def probe_interfaces() -> tuple[tuple[str, str, int], ...]:
-    """Return (interface, address, bits of the network part) by which other machines may reach this one.
+    """Return (interface, address, bits of the network part) by which other machines may reach this
+    one.
 
-    Loopback addresses, interfaces that are down or have no carrier, and addresses that mean nothing without an
-    interface (link-local ones of IPv6) are left out. Nothing where the kernel does not tell.
+    Loopback addresses, interfaces that are down or have no carrier, and addresses that mean nothing
+    without an interface (link-local ones of IPv6) are left out. Nothing where the kernel does not
+    tell.
     """
     names: dict[int, str] = {}
     for datagram in _dump(_GETLINK, _LINK.pack(socket.AF_UNSPEC, 0, 0, 0, 0)):
@@ -64,14 +68,19 @@ def probe_interfaces() -> tuple[tuple[str, str, int], ...]:
     found: dict[tuple[str, str, int], None] = {}
     for datagram in _dump(_GETADDR, _ADDRESS.pack(socket.AF_UNSPEC, 0, 0, 0, 0)):
         networks, done = parse_networks(datagram)
-        found.update(((names[index], address, bits), None) for index, address, bits in networks if index in names)
+        found.update(
+            ((names[index], address, bits), None)
+            for index, address, bits in networks
+            if index in names
+        )
         if done:
             break
     return tuple(found)
 
 
 def parse_networks(datagram: bytes) -> tuple[list[tuple[int, str, int]], bool]:
-    """Read one datagram: (index of the interface, address, bits) of what others may use, and whether it is the last."""
+    """Read one datagram: (index of the interface, address, bits) of what others may use, and
+    whether it is the last."""
     found: list[tuple[int, str, int]] = []
     for kind, message in _messages(datagram):
         if kind == _DONE:
@@ -95,7 +104,8 @@ def parse_addresses(datagram: bytes) -> tuple[list[str], bool]:
 
 
 def parse_links(datagram: bytes) -> tuple[dict[int, str], bool]:
-    """Read one datagram: the names of the interfaces that carry traffic, by index, and whether it is the last."""
+    """Read one datagram: the names of the interfaces that carry traffic, by index, and whether it
+    is the last."""
     found: dict[int, str] = {}
     for kind, message in _messages(datagram):
         if kind == _DONE:
@@ -112,9 +122,14 @@ def _dump(kind: int, request: bytes) -> Iterator[bytes]:
     """Give the datagrams with which the kernel answers; none (any more) where it does not."""
     # Some sandboxes refuse this family of sockets: then hosts are known by name only.
     try:
-        with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE) as kernel:
+        with socket.socket(
+            socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE
+        ) as kernel:
             kernel.settimeout(_PATIENCE_S)
-            kernel.sendto(_HEADER.pack(_HEADER.size + len(request), kind, _DUMP_REQUEST, 1, 0) + request, (0, 0))
+            kernel.sendto(
+                _HEADER.pack(_HEADER.size + len(request), kind, _DUMP_REQUEST, 1, 0) + request,
+                (0, 0),
+            )
             for _ in range(_MOST_DATAGRAMS):
                 yield kernel.recv(_DATAGRAM)
     except OSError:
@@ -122,7 +137,8 @@ def _dump(kind: int, request: bytes) -> Iterator[bytes]:
 
 
 def _messages(datagram: bytes) -> Iterator[tuple[int, bytes]]:
-    """Give (type, content) of each message; what ends the answer, or is none, is one of type ``_DONE``."""
+    """Give (type, content) of each message; what ends the answer, or is none, is one of type
+    ``_DONE``."""
     at = 0
     while at + _HEADER.size <= len(datagram):
         length, kind, _, _, _ = _HEADER.unpack_from(datagram, at)
@@ -145,7 +161,8 @@ def _attributes(message: bytes, at: int) -> dict[int, bytes]:
 
 
 def _address(message: bytes) -> str | None:
-    """Give the one address of a message; on a point-to-point link that is our end, not the peer's."""
+    """Give the one address of a message; on a point-to-point link that is our end, not the
+    peer's."""
     if len(message) < _ADDRESS.size:
         return None
     family: int = _ADDRESS.unpack_from(message)[0]
@@ -155,8 +172,13 @@ def _address(message: bytes) -> str | None:
 
 
 def _is_for_others(address: str) -> bool:
-    """Tell whether an address may mean this machine to another one as well: 127/8, ::1 and fe80::/10 do not."""
-    return not (address.startswith("127.") or address == "::1" or address.lower()[:3] in {"fe8", "fe9", "fea", "feb"})
+    """Tell whether an address may mean this machine to another one as well: 127/8, ::1 and
+    fe80::/10 do not."""
+    return not (
+        address.startswith("127.")
+        or address == "::1"
+        or address.lower()[:3] in {"fe8", "fe9", "fea", "feb"}
+    )
 
 
 def _aligned(length: int) -> int:
@@ -168,8 +190,11 @@ Address = tuple[int, tuple[object, ...]]
 
 
 def addresses(host: str, port: int, *, family: int = 0, numeric: bool = False) -> list[Address]:
-    """Give the addresses of a host, each once; ``numeric``: it is one already. Raises OSError, UnicodeError."""
-    name: str | bytes = host.encode() if host.isascii() else host  # str would load the codec for IDNA
+    """Give the addresses of a host, each once; ``numeric``: it is one already. Raises OSError,
+    UnicodeError."""
+    name: str | bytes = (
+        host.encode() if host.isascii() else host
+    )  # str would load the codec for IDNA
     flags = socket.AI_NUMERICHOST if numeric else 0
     rows = socket.getaddrinfo(name, port, family=family, type=socket.SOCK_STREAM, flags=flags)
     return list(dict.fromkeys((int(family), tuple(to)) for family, _, _, _, to in rows))
@@ -185,8 +210,8 @@ def look_up(
 ) -> None:
     """Have a thread look a name up and call ``done``; where the resolver hangs, it is left to it.
 
-    ``otherwise`` is called in that thread if nobody knows the name; it gives other names or addresses of the host.
-    Raises RuntimeError where no thread can be started.
+    ``otherwise`` is called in that thread if nobody knows the name; it gives other names or
+    addresses of the host. Raises RuntimeError where no thread can be started.
     """
 
     def work() -> None:

@@ -1,6 +1,7 @@
 """List NVIDIA GPUs through NVML, the library below nvidia-smi.
 
-Functions, structures and error numbers are those of NVML's API reference (nvml.h); no binding package is needed.
+Functions, structures and error numbers are those of NVML's API reference (nvml.h); no binding
+package is needed.
 
 List NVIDIA GPUs by what ``nvidia-smi`` prints.
 
@@ -55,7 +56,11 @@ class NvmlError(Exception):
 
 
 class _Memory(ctypes.Structure):
-    _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
+    _fields_ = (
+        ("total", ctypes.c_ulonglong),
+        ("free", ctypes.c_ulonglong),
+        ("used", ctypes.c_ulonglong),
+    )
 
 
 class _Pci(ctypes.Structure):
@@ -98,14 +103,18 @@ def read_nvml(lib: NvmlLibrary) -> tuple[list[tuple[Gpu, str | None]], list[str]
             device = ctypes.c_void_p()
             code = lib.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(number), ctypes.pointer(device))
             if code == _NO_PERMISSION:
-                # Counted, but not ours (a cgroup withholds it): CUDA numbers only those that it may open.
+                # Counted, but not ours (a cgroup withholds it): CUDA numbers only those that it may
+                # open.
                 hidden += 1
             elif code:
                 problems.append(f"GPU {number - hidden}: {NvmlError(code)}")
             else:
                 gpu, enabled = _describe(lib, device, number - hidden)
                 if enabled and not gpu.mig:
-                    problems.append(f"GPU {gpu.index} is in MIG mode but has no MIG instance, so nothing can run on it")
+                    problems.append(
+                        f"GPU {gpu.index} is in MIG mode but has no MIG instance, so nothing can "
+                        "run on it"
+                    )
                 else:
                     found.append((gpu, _bus_id(lib, device)))
     finally:
@@ -134,7 +143,11 @@ def _describe(lib: NvmlLibrary, device: ctypes.c_void_p, index: int) -> tuple[Gp
 
 def _text(function: Callable[..., Any], device: ctypes.c_void_p) -> str:
     buffer = ctypes.create_string_buffer(_TEXT_BYTES)
-    return "" if function(device, buffer, ctypes.c_uint(_TEXT_BYTES)) else buffer.value.decode(errors="replace")
+    return (
+        ""
+        if function(device, buffer, ctypes.c_uint(_TEXT_BYTES))
+        else buffer.value.decode(errors="replace")
+    )
 
 
 def _bus_id(lib: NvmlLibrary, device: ctypes.c_void_p) -> str | None:
@@ -145,10 +158,14 @@ def _bus_id(lib: NvmlLibrary, device: ctypes.c_void_p) -> str | None:
 
 
 def _mig(lib: NvmlLibrary, device: ctypes.c_void_p) -> tuple[bool, tuple[MigDevice, ...]]:
-    """Tell whether the GPU is cut into slices, and which there are; drivers before 450 know no MIG."""
+    """Tell whether the GPU is cut into slices, and which there are; drivers before 450 know no
+    MIG."""
     current, pending, most = ctypes.c_uint(), ctypes.c_uint(), ctypes.c_uint()
     try:
-        if lib.nvmlDeviceGetMigMode(device, ctypes.pointer(current), ctypes.pointer(pending)) or not current.value:
+        if (
+            lib.nvmlDeviceGetMigMode(device, ctypes.pointer(current), ctypes.pointer(pending))
+            or not current.value
+        ):
             return False, ()
         if lib.nvmlDeviceGetMaxMigDeviceCount(device, ctypes.pointer(most)):
             return True, ()
@@ -157,12 +174,18 @@ def _mig(lib: NvmlLibrary, device: ctypes.c_void_p) -> tuple[bool, tuple[MigDevi
     slices: list[MigDevice] = []
     for number in range(most.value):
         handle = ctypes.c_void_p()
-        if lib.nvmlDeviceGetMigDeviceHandleByIndex(device, ctypes.c_uint(number), ctypes.pointer(handle)):
+        if lib.nvmlDeviceGetMigDeviceHandleByIndex(
+            device, ctypes.c_uint(number), ctypes.pointer(handle)
+        ):
             continue  # places are numbered, and not every one is taken
         uuid = _text(lib.nvmlDeviceGetUUID, handle)
         if uuid:
             # The slice's name is the GPU's, then "MIG" and its profile.
-            slices.append(MigDevice(uuid=uuid, profile=_text(lib.nvmlDeviceGetName, handle).rpartition(" MIG ")[2]))
+            slices.append(
+                MigDevice(
+                    uuid=uuid, profile=_text(lib.nvmlDeviceGetName, handle).rpartition(" MIG ")[2]
+                )
+            )
     return True, tuple(slices)
 
 
@@ -184,7 +207,10 @@ class Ran(Record):
 
 def find_smi(root: str, environ: Mapping[str, str]) -> str | None:
     """Return the path of nvidia-smi: on PATH, or where distributions put it."""
-    places = [*environ.get("PATH", "").split(os.pathsep), *(under(root, place) for place in _ELSEWHERE)]
+    places = [
+        *environ.get("PATH", "").split(os.pathsep),
+        *(under(root, place) for place in _ELSEWHERE),
+    ]
     for place in places:
         path = os.path.join(place, "nvidia-smi")
         if place and os.path.isfile(path) and os.access(path, os.X_OK):
@@ -197,7 +223,8 @@ def read_smi(
 ) -> tuple[list[tuple[Gpu, str | None]], list[str]]:
     """Return each GPU with its PCI bus id, and a line for each that cannot be used.
 
-    ``deadline_s`` is monotonic time. Raises SmiError if the tool fails, TimeoutError if it does not end in time.
+    ``deadline_s`` is monotonic time. Raises SmiError if the tool fails, TimeoutError if it does not
+    end in time.
     """
     listed, queried = _run_both(path, environ, deadline_s)
     gpus, problems = parse_list(listed)
@@ -224,7 +251,9 @@ def parse_list(ran: Ran) -> tuple[list[Gpu], list[str]]:
             number, _, name = head[4:].partition(":")
             gpus.append(Gpu(index=parse_int(number) or 0, uuid=uuid, name=name.strip()))
         elif head.startswith("MIG ") and gpus:
-            gpus[-1] = replace(gpus[-1], mig=(*gpus[-1].mig, MigDevice(uuid=uuid, profile=words[1])))
+            gpus[-1] = replace(
+                gpus[-1], mig=(*gpus[-1].mig, MigDevice(uuid=uuid, profile=words[1]))
+            )
         elif line.strip() and not line.lower().startswith(("no devices", "nvml library version")):
             others.append(line.strip())
     if not gpus and (others or ran.code not in {0, 6}):  # 6: the tool's own code for "no devices"
@@ -233,7 +262,8 @@ def parse_list(ran: Ran) -> tuple[list[Gpu], list[str]]:
 
 
 def parse_query(text: str) -> dict[int, tuple[int | None, str | None]]:
-    """Read the ``--query-gpu`` rows: memory in MiB (None where the tool has ``[N/A]``) and bus id by index."""
+    """Read the ``--query-gpu`` rows: memory in MiB (None where the tool has ``[N/A]``) and bus id
+    by index."""
     rows: dict[int, tuple[int | None, str | None]] = {}
     for line in text.splitlines():
         fields = [field.strip() for field in line.split(",")]
@@ -294,8 +324,11 @@ _ASK_S = 5.0
 _STEP_S = 0.2
 
 
-def await_release(pids: Collection[int], *, bound_s: float, environ: Mapping[str, str]) -> tuple[int, ...]:
-    """Wait until the driver has taken back the memory of these ended processes; give those that still hold some.
+def await_release(
+    pids: Collection[int], *, bound_s: float, environ: Mapping[str, str]
+) -> tuple[int, ...]:
+    """Wait until the driver has taken back the memory of these ended processes; give those that
+    still hold some.
 
     Returns at once where nvidia-smi is missing or does not answer: nothing can be known then.
     """
@@ -315,9 +348,13 @@ def _holders(path: str) -> set[int]:
 
     try:
         ran = subprocess.run(
-            [path, *_PROCESSES_QUERY], stdin=subprocess.DEVNULL, capture_output=True, timeout=_ASK_S, check=False,
+            [path, *_PROCESSES_QUERY],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_ASK_S,
+            check=False,
             env={**os.environ, "LC_ALL": "C"},
-        )  # fmt: skip
+        )
     except (OSError, subprocess.SubprocessError):
         return set()
     if ran.returncode != 0:

@@ -20,10 +20,15 @@ _PIECE_BYTES = 1 << 20
 _BEAT_PIECES = 64
 
 OF_THE_NODE = DEVICE_MASKS | {
-    "NVIDIA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "SLURM_STEP_GPUS",
-    "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME",
-}  # fmt: skip
-"""Variables of a node that decide which devices a worker there sees, in what order, and by which interface it talks."""
+    "NVIDIA_VISIBLE_DEVICES",
+    "CUDA_DEVICE_ORDER",
+    "SLURM_STEP_GPUS",
+    "GLOO_SOCKET_IFNAME",
+    "NCCL_SOCKET_IFNAME",
+    "TP_SOCKET_IFNAME",
+}
+"""Variables of a node that decide which devices a worker there sees, in what order, and by which
+interface it talks."""
 
 
 def telling(environ: Mapping[str, str]) -> dict[str, str]:
@@ -62,7 +67,8 @@ def problem_of_folder(path: str) -> str | None:
 
 
 def first_program(names: Iterable[str], workdir: str, path: str | None) -> str | None:
-    """Find the first of these programs that may be run: a path, from ``workdir`` on, or a word to be found on PATH."""
+    """Find the first of these programs that may be run: a path, from ``workdir`` on, or a word to
+    be found on PATH."""
     for name in names:
         if "/" in name:
             place = os.path.join(workdir, name)
@@ -77,7 +83,8 @@ def first_program(names: Iterable[str], workdir: str, path: str | None) -> str |
 
 
 def digest(path: str, beat: Callable[[], None]) -> tuple[str | None, str | None]:
-    """Give the SHA-256 of a script (of a folder's ``__main__.py``), or, if it is there, why it cannot be read.
+    """Give the SHA-256 of a script (of a folder's ``__main__.py``), or, if it is there, why it
+    cannot be read.
 
     Neither if there is none. ``beat`` is called now and then.
     """
@@ -119,4 +126,8 @@ def addresses_of_own_name(name: str) -> tuple[str, ...]:
         found = answer.get(timeout=NAME_S)
     except (RuntimeError, queue.Empty):
         return ()
-    return tuple(dict.fromkeys(str(to[0]).partition("%")[0] for _, to in found)) if isinstance(found, list) else ()
+    return (
+        tuple(dict.fromkeys(str(to[0]).partition("%")[0] for _, to in found))
+        if isinstance(found, list)
+        else ()
+    )

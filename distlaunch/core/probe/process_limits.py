@@ -25,17 +25,36 @@ def explain_refusal(root: str = "/") -> str:
     cgroups = OwnCgroups(root)
     for tree in (V2, "pids"):
         for directory in cgroups.upwards(tree):
-            most, current = read_text(f"{directory}/pids.max"), read_text(f"{directory}/pids.current")
-            if most is not None and most.strip().isdecimal() and int(current or 0) + _NEAR > int(most):
-                found.append(f"the cgroup's limit of {most.strip()} processes and threads is reached (pids.max)")
+            most, current = (
+                read_text(f"{directory}/pids.max"),
+                read_text(f"{directory}/pids.current"),
+            )
+            if (
+                most is not None
+                and most.strip().isdecimal()
+                and int(current or 0) + _NEAR > int(most)
+            ):
+                found.append(
+                    f"the cgroup's limit of {most.strip()} processes and threads is reached "
+                    "(pids.max)"
+                )
     most_processes = resource.getrlimit(resource.RLIMIT_NPROC)[0]
-    if most_processes != resource.RLIM_INFINITY and os.getuid() and _threads_of_user() + _NEAR > most_processes:
-        found.append(f"the user's limit of {most_processes} processes and threads is reached (ulimit -u)")
+    if (
+        most_processes != resource.RLIM_INFINITY
+        and os.getuid()
+        and _threads_of_user() + _NEAR > most_processes
+    ):
+        found.append(
+            f"the user's limit of {most_processes} processes and threads is reached (ulimit -u)"
+        )
     most_memory = resource.getrlimit(resource.RLIMIT_AS)[0]
     stack = resource.getrlimit(resource.RLIMIT_STACK)[0]
     needed = _STACK_BYTES if stack == resource.RLIM_INFINITY else stack
     if most_memory != resource.RLIM_INFINITY and _own_memory() + needed > most_memory:
-        found.append(f"the limit of {most_memory >> 20} MiB of address space leaves no room for a stack (ulimit -v)")
+        found.append(
+            f"the limit of {most_memory >> 20} MiB of address space leaves no room for a stack "
+            "(ulimit -v)"
+        )
     return found[0] if found else "see ulimit -u, ulimit -v, pids.max of the cgroup, and free -h"
 
 

@@ -13,7 +13,8 @@ _CUTOFF = 0.75
 
 
 def is_importable(name: str, path: Sequence[str], *, folders: bool = True) -> bool:
-    """Tell whether a top-level module is there: built in, on ``path`` or ours, or known to a finder of its own.
+    """Tell whether a top-level module is there: built in, on ``path`` or ours, or known to a finder
+    of its own.
 
     ``folders``: one without an ``__init__.py`` is one too, as it is for Python.
     """

@@ -2,8 +2,9 @@
 
 What passes between the coordinator and an agent on a machine of its own, beside ``messages``.
 
-An agent says ``Hello`` first. Then, in this order: ``Survey``, per attempt ``Prepare`` (the master's node also
-listens), ``Reach`` for the others, ``Start``; at the end ``Leave``. ``Ping`` goes on all the time.
+An agent says ``Hello`` first. Then, in this order: ``Survey``, per attempt ``Prepare`` (the
+master's node also listens), ``Reach`` for the others, ``Start``; at the end ``Leave``. ``Ping``
+goes on all the time.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from distlaunch.core.model.topology import CpuInventory, Gpu, GpuInventory, MigD
 from distlaunch.core.protocol.spawner_messages import Leftovers, LeftProcess
 
 LATE_S = 2.0
-"""If we wake so late ourselves (stopped, or frozen with the machine), others get so long to be heard again."""
+"""If we wake so late ourselves (stopped, or frozen with the machine), others get so long to be
+heard again."""
 
 
 class WorkerSpec(Record):
@@ -31,7 +33,8 @@ class WorkerSpec(Record):
 
 
 class Heartbeat(Record):
-    """The newest numbers that a worker has reported on its progress descriptor: step, loss, samples, ..."""
+    """The newest numbers that a worker has reported on its progress descriptor: step, loss,
+    samples, ..."""
 
     rank: int
     values: Mapping[str, float]
@@ -45,14 +48,15 @@ class Stack(Record):
     state: str
     """The letter of its process state in ``/proc`` (R, S, D, T, t, Z); empty if it is gone."""
     text: str
-    """Its threads' Python stacks as faulthandler prints them, innermost frame first (capped); empty if none came."""
+    """Its threads' Python stacks as faulthandler prints them, innermost frame first (capped); empty
+    if none came."""
     taken_s: float = 0.0
     """When it was asked, in seconds on its node's clock."""
     cpu_s: float = 0.0
     """Processor time that it had used by then, all its threads together."""
     children_cpu_s: float = 0.0
-    """The same of its descendants. Those that hold a GPU count only if they are forks of the worker: other processes
-    on a GPU may be ranks, which spin while they wait for each other."""
+    """The same of its descendants. Those that hold a GPU count only if they are forks of the
+    worker: other processes on a GPU may be ranks, which spin while they wait for each other."""
     holds_gpu: bool = False
     """It has a GPU open: processor time may be a wait for that GPU."""
 
@@ -61,14 +65,17 @@ class Stack(Record):
 
 
 class Prepare(Record):
-    """Settle what only the node knows; ``port`` is None (not the master's node), 0 (any) or a number."""
+    """Settle what only the node knows; ``port`` is None (not the master's node), 0 (any) or a
+    number."""
 
     attempt: int
     port: int | None
     token: str = ""
-    """Until ``Start``, listen on the port and say this, and a newline, to whoever connects; empty: only hold it."""
+    """Until ``Start``, listen on the port and say this, and a newline, to whoever connects; empty:
+    only hold it."""
     ports: int = 0
-    """So many further ports are to be held, any that are free: for workers that listen themselves."""
+    """So many further ports are to be held, any that are free: for workers that listen
+    themselves."""
 
 
 class Start(Record):
@@ -80,7 +87,8 @@ class Start(Record):
     cwd: str
     workers: tuple[WorkerSpec, ...]
     uses_gpus: bool
-    """Before another attempt is prepared, the driver must have taken back these workers' GPU memory."""
+    """Before another attempt is prepared, the driver must have taken back these workers' GPU
+    memory."""
     signal_group: bool
     """Signals go to each worker's process group (``--no-python``), not to its own process only."""
     terminal: bool
@@ -96,14 +104,17 @@ class Start(Record):
     preload_bound_s: float | None = None
     """How long the import of one of them may take before workers are started without."""
     watch: bool = False
-    """The coordinator watches for hangs: tell it who is alive, and have the workers ready to show their stacks."""
+    """The coordinator watches for hangs: tell it who is alive, and have the workers ready to show
+    their stacks."""
     output_period_s: float = 1.0
     """While workers only write, tell it no more often."""
     bootstrap: str = ""
-    """How our code comes into the workers' interpreter: ``direct``, by ``setup``'s shell, or (empty) not at all."""
+    """How our code comes into the workers' interpreter: ``direct``, by ``setup``'s shell, or
+    (empty) not at all."""
     travelled: bool = False
-    """``env`` comes from another machine: what the node has itself (HOME, USER, ...) lies below it, and files that
-    would be in a run directory that is not there go to a folder of the agent's own."""
+    """``env`` comes from another machine: what the node has itself (HOME, USER, ...) lies below it,
+    and files that would be in a run directory that is not there go to a folder of the agent's own.
+    """
     node_logs: str = ""
     """A folder on the node where each rank's output is filed as well; empty: none."""
     takes_feed: bool = False
@@ -111,23 +122,31 @@ class Start(Record):
     store: bool = False
     """The master's node serves Horovod's store on the port that it holds."""
     orphan_grace_s: float | None = None
-    """How long the workers may take to end by TERM if agent or coordinator vanish; None: as the agent has it."""
+    """How long the workers may take to end by TERM if agent or coordinator vanish; None: as the
+    agent has it."""
     shared_memory: tuple[str, ...] = ()
-    """Names of the files that each worker may leave in /dev/shm, with {uid}, {address}, {port} and {rank} in them."""
+    """Names of the files that each worker may leave in /dev/shm, with {uid}, {address}, {port} and
+    {rank} in them."""
     env_starts: Mapping[str, str] = {}
-    """How variables begin that are as long as the job is large; what a worker has under the same name goes on there."""
+    """How variables begin that are as long as the job is large; what a worker has under the same
+    name goes on there."""
     run_dir: str = ""
-    """The job's run directory, where the node has it; whoever outlives the launcher goes on with the logs there."""
+    """The job's run directory, where the node has it; whoever outlives the launcher goes on with
+    the logs there."""
     layout: Layout = TRAIN
     """How the logs are called there."""
 
     def env_of(self, spec: WorkerSpec) -> Mapping[str, str]:
         """Give what one of the workers has beside ``env``."""
-        return {**spec.env, **{name: start + spec.env.get(name, "") for name, start in self.env_starts.items()}}
+        return {
+            **spec.env,
+            **{name: start + spec.env.get(name, "") for name, start in self.env_starts.items()},
+        }
 
 
 class Stop(Record):
-    """Ask all workers to end by ``signum``; after ``grace_s`` their trees get KILL (at once if it is 0).
+    """Ask all workers to end by ``signum``; after ``grace_s`` their trees get KILL (at once if it
+    is 0).
 
     ``signum`` 0: somebody has asked them already.
     """
@@ -204,7 +223,8 @@ class Started(Record):
 
 
 class WorkerExited(Record):
-    """A worker ended. ``told_to_stop``: a stop had been sent to it before. ``tail`` is its last stderr."""
+    """A worker ended. ``told_to_stop``: a stop had been sent to it before. ``tail`` is its last
+    stderr."""
 
     attempt: int
     rank: int
@@ -235,7 +255,8 @@ class Alive(Record):
     wrote: tuple[int, ...]
     """Ranks that wrote output (only while the coordinator watches for hangs)."""
     held: bool = False
-    """Output was not taken, as whoever reads ours is slow: silent workers may only be waiting for that."""
+    """Output was not taken, as whoever reads ours is slow: silent workers may only be waiting for
+    that."""
 
 
 class Stacks(Record):
@@ -254,7 +275,8 @@ class Remark(Record):
 
 
 class PreloadEnded(Record):
-    """The modules were imported after so long, or workers start the cold way from now on, with the ``problem``."""
+    """The modules were imported after so long, or workers start the cold way from now on, with the
+    ``problem``."""
 
     modules: tuple[str, ...]
     problem: str | None
@@ -274,7 +296,8 @@ class PreloadEnded(Record):
 
 
 class Lingering(Record):
-    """The node waits for these processes, which its workers have left; sent some time after ``Linger``."""
+    """The node waits for these processes, which its workers have left; sent some time after
+    ``Linger``."""
 
     attempt: int
     processes: Leftovers
@@ -307,10 +330,30 @@ class Fault(Record):
 
 ToAgent = Prepare | Start | Stop | Linger | Forward | Pause | CollectStacks | Input | Resize
 FromAgent = (
-    Prepared | Started | WorkerExited | WorkerHalted | Alive | Stacks | Remark | PreloadEnded
-    | Lingering | SpawnerSignalled | Gone | Fault
-)  # fmt: skip
-TO_AGENT: tuple[type, ...] = (Prepare, Start, Stop, Linger, Forward, Pause, CollectStacks, Input, Resize)
+    Prepared
+    | Started
+    | WorkerExited
+    | WorkerHalted
+    | Alive
+    | Stacks
+    | Remark
+    | PreloadEnded
+    | Lingering
+    | SpawnerSignalled
+    | Gone
+    | Fault
+)
+TO_AGENT: tuple[type, ...] = (
+    Prepare,
+    Start,
+    Stop,
+    Linger,
+    Forward,
+    Pause,
+    CollectStacks,
+    Input,
+    Resize,
+)
 FROM_AGENT: tuple[type, ...] = (
     Prepared, Started, WorkerExited, WorkerHalted, Alive, Stacks, Remark, PreloadEnded, Lingering,
     SpawnerSignalled, Gone, Fault,
@@ -320,12 +363,13 @@ PARTS: tuple[type, ...] = (WorkerSpec, Heartbeat, Stack, Layout, LeftProcess, Le
 
 
 GREETING = b"\ndistlaunch-agent "
-"""Before an agent's first frame: this, the launcher's random word for it, and a newline. What came earlier (banners,
-what a shell's start-up files print) is no frame."""
+"""Before an agent's first frame: this, the launcher's random word for it, and a newline. What came
+earlier (banners, what a shell's start-up files print) is no frame."""
 PING_S = 2.0
 """How often the coordinator pings."""
 SILENCE_S = 10.0
-"""After so long without a word the network, or the peer, is taken for lost (design, section 5), on both sides."""
+"""After so long without a word the network, or the peer, is taken for lost (design, section 5), on
+both sides."""
 
 
 # --- what messages are made of
@@ -360,7 +404,8 @@ class Survey(Record):
     serial: int
     workdir: str
     pythons: tuple[str, ...]
-    """Interpreters for the workers, the first that can be run counts; empty if the workers are no Python."""
+    """Interpreters for the workers, the first that can be run counts; empty if the workers are no
+    Python."""
     script: str
     """Relative to ``workdir`` if it is not absolute; empty if no file is named (``-m``)."""
     program: str
@@ -373,19 +418,22 @@ class Survey(Record):
 
 
 class Reach(Record):
-    """Connect to the port that the master's node listens on, at each of these addresses; answered with ``Reached``."""
+    """Connect to the port that the master's node listens on, at each of these addresses; answered
+    with ``Reached``."""
 
     attempt: int
     addresses: tuple[str, ...]
     """Numeric ones or names, the preferred first."""
     port: int
     token: str
-    """What the right listener says at once (ASCII, and a newline): others may have the same address."""
+    """What the right listener says at once (ASCII, and a newline): others may have the same
+    address."""
     bound_s: float
 
 
 class Ping(Record):
-    """Answer with ``Pong``. An agent that hears nothing for ``SILENCE_S`` takes the coordinator for lost."""
+    """Answer with ``Pong``. An agent that hears nothing for ``SILENCE_S`` takes the coordinator for
+    lost."""
 
     serial: int
     silence_s: float | None = None
@@ -399,7 +447,8 @@ class Credit(Record):
 
 
 class Feed(Record):
-    """Bytes for the stdin of the rank that has the launcher's; none: the end. ``Fed`` answers as they are taken."""
+    """Bytes for the stdin of the rank that has the launcher's; none: the end. ``Fed`` answers as
+    they are taken."""
 
     data: bytes
 
@@ -412,7 +461,8 @@ class Leave(Record):
 
 
 class Hello(Record):
-    """The first word of an agent. ``clock`` is its own (seconds), which ``Pong`` and ``WorkerExited`` use."""
+    """The first word of an agent. ``clock`` is its own (seconds), which ``Pong`` and
+    ``WorkerExited`` use."""
 
     hostname: str
     python: str
@@ -430,7 +480,8 @@ class Surveyed(Record):
     """Device masks, and what else of its environment decides about devices."""
     interfaces: tuple[Interface, ...]
     named: tuple[str, ...]
-    """The addresses that the node's own host name stands for, in the resolver's order; none if that took too long."""
+    """The addresses that the node's own host name stands for, in the resolver's order; none if that
+    took too long."""
     gpus: GpuInventory
     cpus: CpuInventory
     granted_cpus: int | None
@@ -444,11 +495,13 @@ class Surveyed(Record):
     shares_run_dir: bool
     """The job's folder, with the launcher's marker in it, is there as well."""
     machine: str = ""
-    """Tells this machine, or container, from all others, whatever it is called; empty if it cannot be told."""
+    """Tells this machine, or container, from all others, whatever it is called; empty if it cannot
+    be told."""
 
 
 class Reached(Record):
-    """Answer to ``Reach``: to which of the addresses this node has a way; ``problem`` says why to none."""
+    """Answer to ``Reach``: to which of the addresses this node has a way; ``problem`` says why to
+    none."""
 
     attempt: int
     routes: tuple[Route, ...]
@@ -488,7 +541,8 @@ class Fed(Record):
 
 
 class Ending(Record):
-    """The agent was told to end on its node, or has failed: it ends its workers and then itself, and says no more.
+    """The agent was told to end on its node, or has failed: it ends its workers and then itself,
+    and says no more.
 
     The channel may stay open for as long: it is held by the shell that the agent was started from.
     """
@@ -500,15 +554,26 @@ class Ending(Record):
 
 
 class Signalled(Record):
-    """An agent that a scheduler's step has started got a signal, which is for the job: it only passes it on."""
+    """An agent that a scheduler's step has started got a signal, which is for the job: it only
+    passes it on."""
 
     signum: int
 
 
 ToRemote = ToAgent | Survey | Reach | Ping | Credit | Feed | Leave
-FromRemote = FromAgent | Hello | Surveyed | Reached | Pong | Output | RankEnded | Fed | Ending | Signalled
+FromRemote = (
+    FromAgent | Hello | Surveyed | Reached | Pong | Output | RankEnded | Fed | Ending | Signalled
+)
 TO_REMOTE: tuple[type, ...] = (*TO_AGENT, Survey, Reach, Ping, Credit, Feed, Leave)
 FROM_REMOTE: tuple[type, ...] = (
     *FROM_AGENT, Hello, Surveyed, Reached, Pong, Output, RankEnded, Fed, Ending, Signalled,
 )  # fmt: skip
-REMOTE_PARTS: tuple[type, ...] = (*PARTS, Interface, Route, Gpu, MigDevice, GpuInventory, CpuInventory)
+REMOTE_PARTS: tuple[type, ...] = (
+    *PARTS,
+    Interface,
+    Route,
+    Gpu,
+    MigDevice,
+    GpuInventory,
+    CpuInventory,
+)

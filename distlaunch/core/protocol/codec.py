@@ -1,8 +1,9 @@
 """Frames, and messages as records with checked fields. No sockets here.
 
-A frame is a byte with the protocol's version and two big-endian 32-bit lengths, then a JSON object, then raw bytes. The
-object's ``t`` names the message; its other keys are the message's fields; a field annotated ``bytes`` is the raw part.
-What arrives is checked field by field and size-capped: a peer can send numbers and text, never code.
+A frame is a byte with the protocol's version and two big-endian 32-bit lengths, then a JSON object,
+then raw bytes. The object's ``t`` names the message; its other keys are the message's fields; a
+field annotated ``bytes`` is the raw part. What arrives is checked field by field and size-capped: a
+peer can send numbers and text, never code.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ MAX_RAW_BYTES = 1 << 20
 LEAST_BYTES = 4 << 10
 """An object of so many bytes is read whatever its type; a larger one has to begin with its type."""
 _LEAST, _MOST = -(1 << 63), (1 << 63) - 1
-"""No number of ours needs more digits; longer ones do not fit in a float, nor in what the kernel takes."""
+"""No number of ours needs more digits; longer ones do not fit in a float, nor in what the kernel
+takes."""
 
 _HEADER = struct.Struct(">BII")
 _NAME = re.compile(rb'\{"t":"([A-Za-z]{1,64})"')
@@ -82,7 +84,8 @@ class Decoder(Generic[M]):
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[M]:
-        """Yield each message that ``data`` completes. Raises ProtocolError; the stream is useless after that."""
+        """Yield each message that ``data`` completes. Raises ProtocolError; the stream is useless
+        after that."""
         self.add(data)
         while (message := self.next()) is not None:
             yield message
@@ -92,12 +95,15 @@ class Decoder(Generic[M]):
         self._buffer += data
 
     def next(self) -> M | None:
-        """Return the next whole message; None if none is there. Raises ProtocolError, see ``feed``."""
+        """Return the next whole message; None if none is there. Raises ProtocolError, see
+        ``feed``."""
         if len(self._buffer) < _HEADER.size:
             return None
         version, body_size, raw_size = _HEADER.unpack_from(self._buffer)
         if version != VERSION:
-            raise ProtocolError(f"the peer speaks version {version} of the protocol, this is version {VERSION}")
+            raise ProtocolError(
+                f"the peer speaks version {version} of the protocol, this is version {VERSION}"
+            )
         if body_size > MAX_OBJECT_BYTES or raw_size > MAX_RAW_BYTES:
             raise ProtocolError(f"a frame of {body_size}+{raw_size} bytes is over the size allowed")
         if (body_size > LEAST_BYTES or raw_size) and self._size_of is not any_size:

@@ -1,11 +1,14 @@
-"""How a caller and the listener on the rendezvous port come to trust each other; bytes in, bytes out.
+"""How a caller and the listener on the rendezvous port come to trust each other; bytes in, bytes
+out.
 
-Always in this order: ``Call``, ``Challenge``, ``Proof``, then ``Welcome`` or ``Turned``; the listener may turn a caller
-away sooner. The caller proves itself first: whoever only reaches the port gets no proof, and not the job's id. The
-listener's own proof comes with its answer. Without a secret both proofs are empty. A proof is HMAC-SHA256 over its
-maker's side and both nonces: one that is replayed, or reflected from the other side, is wrong; ``keys`` makes the key.
+Always in this order: ``Call``, ``Challenge``, ``Proof``, then ``Welcome`` or ``Turned``; the
+listener may turn a caller away sooner. The caller proves itself first: whoever only reaches the
+port gets no proof, and not the job's id. The listener's own proof comes with its answer. Without a
+secret both proofs are empty. A proof is HMAC-SHA256 over its maker's side and both nonces: one that
+is replayed, or reflected from the other side, is wrong; ``keys`` makes the key.
 
-Without a token anybody who reaches the port can take part; with one, who can change packets on the way still can.
+Without a token anybody who reaches the port can take part; with one, who can change packets on the
+way still can.
 """
 
 from __future__ import annotations
@@ -41,7 +44,8 @@ _HEADER = struct.Struct(">BII")  # of a frame, see ``codec``
 _LINE_ENDS = b"\r\n\r\n"
 """White space, to JSON."""
 _NEWEST_FRAMES = 15
-"""A first byte up to this may be a frame of another release; above there are no more than other protocols."""
+"""A first byte up to this may be a frame of another release; above there are no more than other
+protocols."""
 _NONCE = re.compile(r"[0-9a-f]{32,128}")
 _UNFIT = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udc7f\udd00-\udfff]")
 """In what goes to the terminal, and becomes bytes of a path or the environment."""
@@ -60,7 +64,8 @@ _RELEASE_HINT = "install the same release of distlaunch on all nodes"
 
 
 class Party(Record, hide=("token",)):
-    """What both sides have to agree in. A ``job_key`` may be of any length: a long one is shortened on the way."""
+    """What both sides have to agree in. A ``job_key`` may be of any length: a long one is shortened
+    on the way."""
 
     release: str
     job_key: str
@@ -80,7 +85,8 @@ class Party(Record, hide=("token",)):
 
 
 class Stranger(Exception):  # noqa: N818 - it is an outcome
-    """What came is nothing that a launcher says. ``kind`` is of a small set, ``text`` a clause about the peer."""
+    """What came is nothing that a launcher says. ``kind`` is of a small set, ``text`` a clause
+    about the peer."""
 
     def __init__(self, kind: str, text: str) -> None:
         super().__init__(text)
@@ -89,7 +95,8 @@ class Stranger(Exception):  # noqa: N818 - it is an outcome
 
 
 class ListenerSide:
-    """One call, as the listener has it. ``feed`` what has come until ``outcome`` is there; send what it gives."""
+    """One call, as the listener has it. ``feed`` what has come until ``outcome`` is there; send
+    what it gives."""
 
     def __init__(
         self,
@@ -142,7 +149,9 @@ class ListenerSide:
         if call.job_key != _short(own.job_key):
             return self._other_job(call.job_key, _host(call.host))
         if call.version != p.PEER_VERSION or call.release != own.release:
-            return self._turn("release", self._other_release(call.release, call.host), _RELEASE_HINT)
+            return self._turn(
+                "release", self._other_release(call.release, call.host), _RELEASE_HINT
+            )
         self._way, salt = self._secret.offer(scrypt=call.scrypt)
         return encode(p.Challenge(nonce=self._nonce, way=self._way, salt=salt))
 
@@ -151,7 +160,9 @@ class ListenerSide:
         if not is_same(message.proof, proof_of(key, "caller", self._nonce, call.nonce)):
             return self._turn("token", WRONG_TOKEN, TOKEN_HINT)
         self.outcome = self._admit(call)
-        return encode(replace(self.outcome, proof=proof_of(key, "listener", call.nonce, self._nonce)))
+        return encode(
+            replace(self.outcome, proof=proof_of(key, "listener", call.nonce, self._nonce))
+        )
 
     def _other_job(self, job_key: str, who: str) -> bytes:
         own, theirs = _job(self._party.job_key), f"{who} called for {_job(job_key)}"
@@ -162,7 +173,9 @@ class ListenerSide:
     def _other_release(self, release: str, host: str = "") -> str:
         theirs = f"distlaunch {_word(release)}" if release else "another release of distlaunch"
         who = _host(host) if host else "the caller"
-        return f"the launcher that was called is distlaunch {self._party.release}, {who} is {theirs}"
+        return (
+            f"the launcher that was called is distlaunch {self._party.release}, {who} is {theirs}"
+        )
 
     def _turn(self, why: str, text: str, hint: str, *, told: str = "") -> bytes:
         self.turned_for, self.why_turned = why, text
@@ -171,14 +184,23 @@ class ListenerSide:
 
 
 class CallerSide:
-    """One call, as the caller has it. Send ``begin()``; ``feed`` up to ``missing`` bytes until ``outcome`` is there."""
+    """One call, as the caller has it. Send ``begin()``; ``feed`` up to ``missing`` bytes until
+    ``outcome`` is there."""
 
     def __init__(
-        self, party: Party, *, secret: CallerSecret, nonce: str, rank: int | None, host: str, instance: str
+        self,
+        party: Party,
+        *,
+        secret: CallerSecret,
+        nonce: str,
+        rank: int | None,
+        host: str,
+        instance: str,
     ) -> None:
         self.outcome: p.Welcome | p.Turned | None = None
         self.is_final = False
-        """The outcome is the word of a listener of our job: with a secret, one that has proved it."""
+        """The outcome is the word of a listener of our job: with a secret, one that has proved
+        it."""
         self._party = party
         self._secret = secret
         self._expected: str | None = None
@@ -196,24 +218,38 @@ class CallerSide:
         self._reader = _Reader((p.Challenge, p.Welcome, p.Turned), most=_MOST_FROM_LISTENER)
 
     def begin(self) -> bytes:
-        """Give the first thing to send. It ends with an empty line: a web server answers, and is known by that."""
+        """Give the first thing to send. It ends with an empty line: a web server answers, and is
+        known by that."""
         frame = encode(self._call)
         version, body, raw = _HEADER.unpack_from(frame)
-        return _HEADER.pack(version, body + len(_LINE_ENDS), raw) + frame[_HEADER.size :] + _LINE_ENDS
+        return (
+            _HEADER.pack(version, body + len(_LINE_ENDS), raw) + frame[_HEADER.size :] + _LINE_ENDS
+        )
 
     @property
     def missing(self) -> int:
-        """How many bytes to read at most: those after the last one are no business of the handshake."""
+        """How many bytes to read at most: those after the last one are no business of the
+        handshake."""
         return self._reader.missing
 
     def feed(self, data: bytes) -> bytes:
-        """Take what has come and give what to send, even if ``outcome`` is there. Raises Stranger."""
+        """Take what has come and give what to send, even if ``outcome`` is there. Raises
+        Stranger."""
         try:
             message = self._reader.feed(data)
         except _OtherRelease as exc:
-            theirs = f"distlaunch {_word(exc.release)}" if exc.release else "another release of distlaunch"
-            text = f"{_OTHERS}release: the launcher that was called is {theirs}, this is {self._party.release}"
-            self.outcome = p.Turned(text=text, hint=_RELEASE_HINT, exit_code=EXIT_USAGE, again=False)
+            theirs = (
+                f"distlaunch {_word(exc.release)}"
+                if exc.release
+                else "another release of distlaunch"
+            )
+            text = (
+                f"{_OTHERS}release: the launcher that was called is {theirs}, this is "
+                f"{self._party.release}"
+            )
+            self.outcome = p.Turned(
+                text=text, hint=_RELEASE_HINT, exit_code=EXIT_USAGE, again=False
+            )
             return b""
         match message:
             case None:
@@ -228,7 +264,9 @@ class CallerSide:
                 self.is_final = True
                 self.outcome = replace(message, proof="")
             case p.Turned():
-                self.is_final = self._expected is not None and is_same(message.proof, self._expected)
+                self.is_final = self._expected is not None and is_same(
+                    message.proof, self._expected
+                )
                 self.outcome = _tame(message)
             case _:
                 raise Stranger("garbage", "it sends messages out of order")
@@ -251,7 +289,8 @@ class CallerSide:
 
 
 class _OtherRelease(Exception):  # noqa: N818 - an outcome
-    """The peer is a launcher, but not of this release (empty where it does not say which), maybe of another job."""
+    """The peer is a launcher, but not of this release (empty where it does not say which), maybe of
+    another job."""
 
     def __init__(self, release: str, job_key: str | None = None) -> None:
         super().__init__(release)
@@ -260,7 +299,8 @@ class _OtherRelease(Exception):  # noqa: N818 - an outcome
 
 
 class _Reader:
-    """Cuts single frames out of a stream that must not be believed, and never holds more than it may."""
+    """Cuts single frames out of a stream that must not be believed, and never holds more than it
+    may."""
 
     def __init__(self, types: tuple[type[Record], ...], *, most: int) -> None:
         self._types = types
@@ -297,7 +337,9 @@ class _Reader:
         try:
             (message,) = Decoder[Record](self._types).feed(frame)
         except ProtocolError:
-            if (other := _other_in(frame[_HEADER.size :], {cls.__name__ for cls in self._types})) is not None:
+            if (
+                other := _other_in(frame[_HEADER.size :], {cls.__name__ for cls in self._types})
+            ) is not None:
                 raise other from None
             raise Stranger("garbage", "it sends what is no message of distlaunch") from None
         return message
@@ -315,7 +357,18 @@ def _recognised(start: bytes) -> Exception:
 _KNOWN = (
     *(
         (verb, "http", "it speaks HTTP")
-        for verb in (b"GET ", b"POST", b"HEAD", b"PUT ", b"OPTI", b"CONN", b"PRI ", b"HTTP", b"<!DOC", b"<html")
+        for verb in (
+            b"GET ",
+            b"POST",
+            b"HEAD",
+            b"PUT ",
+            b"OPTI",
+            b"CONN",
+            b"PRI ",
+            b"HTTP",
+            b"<!DOC",
+            b"<html",
+        )
     ),
     (b"SSH-", "ssh", "it speaks SSH"),
     (b"\x16\x03", "tls", "it speaks TLS"),
@@ -324,7 +377,8 @@ _KNOWN = (
 
 
 def _other_in(body: bytes, names: set[str]) -> _OtherRelease | None:
-    """Give what a message of ours with other fields says of its release and job; None if it is no message."""
+    """Give what a message of ours with other fields says of its release and job; None if it is no
+    message."""
     try:
         record = json.loads(body)
     except (ValueError, RecursionError):
@@ -335,7 +389,7 @@ def _other_in(body: bytes, names: set[str]) -> _OtherRelease | None:
     release, job_key = record.get("release"), record.get("job_key")
     return _OtherRelease(
         release if isinstance(release, str) else "", job_key if isinstance(job_key, str) else None
-    )  # fmt: skip
+    )
 
 
 # --- what is in them
@@ -359,7 +413,12 @@ def _is_fit(welcome: p.Welcome) -> bool:
     one_name = name not in _NO_NAMES and name[0] not in ".-" and "/" not in name
     one_name = one_name and len(name.encode("utf-8", "replace")) <= _LONGEST_NAME
     whole = welcome.job_id + welcome.folder
-    return one_name and not _UNFIT.search(whole) and len(whole) <= _LONGEST_TEXT and 0 <= welcome.rank < _MOST_MEMBERS
+    return (
+        one_name
+        and not _UNFIT.search(whole)
+        and len(whole) <= _LONGEST_TEXT
+        and 0 <= welcome.rank < _MOST_MEMBERS
+    )
 
 
 def _tame(turned: p.Turned) -> p.Turned:
@@ -371,7 +430,8 @@ def _tame(turned: p.Turned) -> p.Turned:
 
 
 def _short(job_key: str) -> str:
-    """Give what stands for a job on the wire: a key that is long, as --job-id may be, by its beginning and its hash."""
+    """Give what stands for a job on the wire: a key that is long, as --job-id may be, by its
+    beginning and its hash."""
     if len(job_key) <= _LONGEST_KEY:
         return job_key
     import hashlib

@@ -1,12 +1,12 @@
 """What passes between the launchers of one job, one on each node (or for each worker), over TCP.
 
-A peer never executes what it is told: what runs comes from its own command line. Messages carry numbers, addresses,
-names of hosts, and verdicts as text for people.
+A peer never executes what it is told: what runs comes from its own command line. Messages carry
+numbers, addresses, names of hosts, and verdicts as text for people.
 
-The caller sends ``Call``, the listener ``Challenge``, the caller ``Proof`` (empty without a secret), and the listener
-``Welcome`` or ``Turned``, with its own proof; see ``handshake``. What follows is the
-supervision of ``messages`` and ``remote``, without what would carry commands: ``Ask`` stands for Survey, ``Commence``
-for Start.
+The caller sends ``Call``, the listener ``Challenge``, the caller ``Proof`` (empty without a
+secret), and the listener ``Welcome`` or ``Turned``, with its own proof; see ``handshake``. What
+follows is the supervision of ``messages`` and ``remote``, without what would carry commands:
+``Ask`` stands for Survey, ``Commence`` for Start.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ MOST_ATTEMPTS = 1 << 20
 
 
 def may_have_had(attempt: int, restarts: int) -> bool:
-    """Tell whether a launcher can have come so far, and another attempt can follow; ``attempt`` -1: it has had none."""
+    """Tell whether a launcher can have come so far, and another attempt can follow; ``attempt`` -1:
+    it has had none."""
     return -1 <= attempt < MOST_ATTEMPTS and 0 <= restarts <= max(0, attempt)
 
 
@@ -37,7 +38,8 @@ class Call(Record):
     release: str
     """Of distlaunch, as 0.1.0: all launchers of a job have the same."""
     job_key: str
-    """What all launchers of one job share and others do not: the scheduler's job id, or --job-id; may be empty."""
+    """What all launchers of one job share and others do not: the scheduler's job id, or --job-id;
+    may be empty."""
     rank: int | None
     """Its node rank (of a launcher for each worker: its rank); None: whoever is next."""
     host: str
@@ -60,7 +62,8 @@ class Challenge(Record):
 
 
 class Proof(Record):
-    """HMAC-SHA256(key, "caller" nonce-of-the-challenge nonce-of-the-call), hexadecimal; empty without a secret."""
+    """HMAC-SHA256(key, "caller" nonce-of-the-challenge nonce-of-the-call), hexadecimal; empty
+    without a secret."""
 
     proof: str
 
@@ -85,11 +88,13 @@ class Welcome(Record):
     folder: str = ""
     """The name of the job's folder, where that is not its id."""
     proof: str = ""
-    """HMAC-SHA256(key, "listener" nonce-of-the-call nonce-of-the-challenge), hexadecimal; empty without a secret."""
+    """HMAC-SHA256(key, "listener" nonce-of-the-call nonce-of-the-challenge), hexadecimal; empty
+    without a secret."""
 
 
 class Apply(Record):
-    """What a launcher has to say of itself, right after ``Welcome``; contradictions are found by the coordinator."""
+    """What a launcher has to say of itself, right after ``Welcome``; contradictions are found by
+    the coordinator."""
 
     num_nodes: tuple[int, ...]
     """Smallest and largest, as it was told."""
@@ -106,7 +111,8 @@ class Apply(Record):
     wall: float
     """Seconds since the epoch, to find clocks that are far off."""
     attempt: int
-    """The highest attempt that it knows of: a coordinator that came back goes on from there; -1: none."""
+    """The highest attempt that it knows of: a coordinator that came back goes on from there; -1:
+    none."""
     restarts: int
 
     def __post_init__(self) -> None:
@@ -128,7 +134,8 @@ class Commence(Record):
     restarts: int
     node_rank: int
     local_ranks: tuple[int, ...]
-    """Which of the node's workers are this launcher's; all of them but with a launcher for each worker."""
+    """Which of the node's workers are this launcher's; all of them but with a launcher for each
+    worker."""
     hosts: tuple[str, ...]
     """By node rank."""
     slots: tuple[int, ...]
@@ -140,7 +147,8 @@ class Commence(Record):
     nccl_interface: str = ""
     """The same for NCCL."""
     cluster: tuple[str, ...] = ()
-    """``HOST:PORT`` by rank, where the backend tells workers of one another's ports: as many for each."""
+    """``HOST:PORT`` by rank, where the backend tells workers of one another's ports: as many for
+    each."""
 
 
 class Told(Record):
@@ -150,7 +158,8 @@ class Told(Record):
 
 
 class Verdict(Record):
-    """The job is over: leave with this exit code; ``text`` is for the user, on the launcher's last lines."""
+    """The job is over: leave with this exit code; ``text`` is for the user, on the launcher's last
+    lines."""
 
     exit_code: int
     text: str
@@ -164,13 +173,42 @@ class Notice(Record):
 
 
 ToPeer = (
-    m.Prepare | m.Stop | m.Linger | m.Forward | m.Pause | m.CollectStacks
-    | m.Reach | m.Ping | Challenge | Turned | Welcome | Ask | Commence | Verdict | Notice
-)  # fmt: skip
+    m.Prepare
+    | m.Stop
+    | m.Linger
+    | m.Forward
+    | m.Pause
+    | m.CollectStacks
+    | m.Reach
+    | m.Ping
+    | Challenge
+    | Turned
+    | Welcome
+    | Ask
+    | Commence
+    | Verdict
+    | Notice
+)
 FromPeer = (
-    m.Prepared | m.Started | m.WorkerExited | m.Alive | m.Stacks | m.Remark | m.PreloadEnded
-    | m.Lingering | m.Gone | m.Fault | m.Surveyed | m.Reached | m.Pong | m.Ending | Call | Proof | Apply | Told
-)  # fmt: skip
+    m.Prepared
+    | m.Started
+    | m.WorkerExited
+    | m.Alive
+    | m.Stacks
+    | m.Remark
+    | m.PreloadEnded
+    | m.Lingering
+    | m.Gone
+    | m.Fault
+    | m.Surveyed
+    | m.Reached
+    | m.Pong
+    | m.Ending
+    | Call
+    | Proof
+    | Apply
+    | Told
+)
 TO_PEER: tuple[type, ...] = (
     m.Prepare, m.Stop, m.Linger, m.Forward, m.Pause, m.CollectStacks,
     m.Reach, m.Ping, Challenge, Turned, Welcome, Ask, Commence, Verdict, Notice,

@@ -43,14 +43,17 @@ class Setup(Record):
     job_id: str = ""
     """Shown in the spawner's title, if it was not known before."""
     orphan_grace_s: float | None = None
-    """How long they may take to end by TERM if the agent vanishes; None: what the spawner was started with."""
+    """How long they may take to end by TERM if the agent vanishes; None: what the spawner was
+    started with."""
     lodging: str = ""
     """The agent's own folder, to be removed after all if it vanishes."""
     shared_memory: tuple[str, ...] = ()
-    """Names of the files in /dev/shm that they may leave there, to be removed when the last of them is gone."""
+    """Names of the files in /dev/shm that they may leave there, to be removed when the last of them
+    is gone."""
     attempt: int = 0
     log_dir: str = ""
-    """The run directory in which the spawner goes on with the ranks' logs if the agent vanishes; empty: nowhere."""
+    """The run directory in which the spawner goes on with the ranks' logs if the agent vanishes;
+    empty: nowhere."""
     layout: Layout = TRAIN
     """How the logs are called there."""
 
@@ -58,17 +61,18 @@ class Setup(Record):
 class Preload(Record):
     """Have a server import modules once and fork all further workers from it.
 
-    ``Preloaded`` answers, or ``PreloadFailed``, which may also come later, at any time after ``Preloaded``: the server
-    has gone. While the imports take long, ``StillPreloading`` says so; ``ModuleLeftOut`` tells of a module that cannot
-    be preloaded.
-    One descriptor travels beside the frame: where the server writes. The environment is that of the last ``Setup``.
+    ``Preloaded`` answers, or ``PreloadFailed``, which may also come later, at any time after
+    ``Preloaded``: the server has gone. While the imports take long, ``StillPreloading`` says so;
+    ``ModuleLeftOut`` tells of a module that cannot be preloaded. One descriptor travels beside the
+    frame: where the server writes. The environment is that of the last ``Setup``.
     """
 
     modules: tuple[str, ...]
     argv: tuple[str, ...]
     """The workers' common command, with which the server itself is started."""
     env: Mapping[str, str]
-    """What it has on top of the common environment: the workers' own variables that a library reads as it loads."""
+    """What it has on top of the common environment: the workers' own variables that a library reads
+    as it loads."""
     bound_s: float | None
     """How long the import of one module may take before the server is given up."""
 
@@ -78,18 +82,21 @@ class Spawn(Record):
 
     rank: int
     descriptors: tuple[int, ...]
-    """The numbers that they are to have in the worker, one after the other, each below ``nofile``."""
+    """The numbers that they are to have in the worker, one after the other, each below
+    ``nofile``."""
     argv: tuple[str, ...]
     env: Mapping[str, str]
     cpus: tuple[int, ...] | None
     terminal: bool
     """Its descriptors are a terminal that it is to have as controlling terminal."""
     read_ends: tuple[int, ...] = ()
-    """Streams whose read ends travel behind its descriptors, for the spawner to keep: 1, 2, and 0 for progress."""
+    """Streams whose read ends travel behind its descriptors, for the spawner to keep: 1, 2, and 0
+    for progress."""
 
 
 class Signal(Record):
-    """Send a signal to workers: their own process, their process group, or (KILL, STOP, CONT) their whole tree."""
+    """Send a signal to workers: their own process, their process group, or (KILL, STOP, CONT) their
+    whole tree."""
 
     ranks: tuple[int, ...]
     signum: int
@@ -99,14 +106,16 @@ class Signal(Record):
 
 
 class EndLeftovers(Record):
-    """Send TERM once to each process that ended workers have left, and to what workers leave from now on."""
+    """Send TERM once to each process that ended workers have left, and to what workers leave from
+    now on."""
 
     asked: bool = False
     """All processes that run now have had TERM already, from a scheduler."""
 
 
 class Sweep(Record):
-    """Answer ``Swept`` as soon as nothing is left of any worker; until then answer ``Remaining`` once.
+    """Answer ``Swept`` as soon as nothing is left of any worker; until then answer ``Remaining``
+    once.
 
     ``kill``: kill what is left instead of waiting for it.
     """
@@ -115,7 +124,8 @@ class Sweep(Record):
 
 
 class Ending(Record):
-    """The agent has seen the end of its channel and ends the workers itself, within this time; else you do."""
+    """The agent has seen the end of its channel and ends the workers itself, within this time; else
+    you do."""
 
     bound_s: float
 
@@ -138,7 +148,8 @@ class Spawned(Record):
 
 
 class SpawnFailed(Record):
-    """A worker could not be started: ``step`` (fork, chdir, exec, ...) failed with ``errno``. No ``Exited`` follows."""
+    """A worker could not be started: ``step`` (fork, chdir, exec, ...) failed with ``errno``. No
+    ``Exited`` follows."""
 
     rank: int
     step: str
@@ -165,14 +176,16 @@ class Preloaded(Record):
 
 
 class StillPreloading(Record):
-    """A remark: after so long this module is still being imported; empty: not even the first has been begun."""
+    """A remark: after so long this module is still being imported; empty: not even the first has
+    been begun."""
 
     module: str
     elapsed_s: float
 
 
 class ModuleLeftOut(Record):
-    """A module cannot be preloaded; workers import it themselves. The other modules are still preloaded."""
+    """A module cannot be preloaded; workers import it themselves. The other modules are still
+    preloaded."""
 
     module: str
     reason: str
@@ -186,7 +199,8 @@ class PreloadFailed(Record):
 
 
 class Signalled(Record):
-    """The spawner got a signal: of a worker that signals its parent, or of whoever signals all processes at once."""
+    """The spawner got a signal: of a worker that signals its parent, or of whoever signals all
+    processes at once."""
 
     signum: int
 
@@ -215,9 +229,20 @@ class Swept(Record):
 
 ToSpawner = Setup | Preload | Spawn | Signal | EndLeftovers | Sweep | Ending | Dismiss
 FromSpawner = (
-    Running | Spawned | SpawnFailed | Exited | Halted | StillPreloading | ModuleLeftOut | Preloaded | PreloadFailed
-    | Signalled | Broken | Remaining | Swept
-)  # fmt: skip
+    Running
+    | Spawned
+    | SpawnFailed
+    | Exited
+    | Halted
+    | StillPreloading
+    | ModuleLeftOut
+    | Preloaded
+    | PreloadFailed
+    | Signalled
+    | Broken
+    | Remaining
+    | Swept
+)
 TO_SPAWNER: tuple[type, ...] = (Setup, Preload, Spawn, Signal, EndLeftovers, Sweep, Ending, Dismiss)
 FROM_SPAWNER: tuple[type, ...] = (
     Running, Spawned, SpawnFailed, Exited, Halted, StillPreloading, ModuleLeftOut, Preloaded, PreloadFailed,

@@ -1,8 +1,8 @@
 """The key by which caller and listener of a rendezvous prove that they belong to one job.
 
-A token with 128 bits is the key itself. From any other the key is derived, so slowly that a recorded proof is of little
-use to somebody who guesses: once per listener, whose salt it needs. Without a token munge may carry a random key to the
-same user's processes on the nodes of a cluster.
+A token with 128 bits is the key itself. From any other the key is derived, so slowly that a
+recorded proof is of little use to somebody who guesses: once per listener, whose salt it needs.
+Without a token munge may carry a random key to the same user's processes on the nodes of a cluster.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ _SALT_BYTES = 16
 _SALT = re.compile(r"[0-9a-f]{16,128}")
 _STRONG = re.compile(rb"[0-9a-fA-F]{32,}")
 _LEAST_VARIED = 8
-"""Random 32 digits have fewer different ones once in 10 million times, and are only treated as weak then."""
+"""Random 32 digits have fewer different ones once in 10 million times, and are only treated as weak
+then."""
 _SCRYPT = {"n": 1 << 14, "r": 8, "p": 1, "maxmem": 64 << 20, "dklen": 32}
 """16 MB and some 50 ms (RFC 7914)."""
 _PBKDF2_ROUNDS = 600_000
@@ -50,7 +51,8 @@ def is_strong(token: bytes) -> bool:
 
 
 class ListenerSecret:
-    """The keys of one listener. Each is derived once, whoever calls. Raises OSError if munge fails."""
+    """The keys of one listener. Each is derived once, whoever calls. Raises OSError if munge
+    fails."""
 
     def __init__(self, token: bytes | None, munge: Munge | None) -> None:
         self._token = token
@@ -112,11 +114,15 @@ class CallerSecret:
             try:
                 return self._munge.open(salt).encode()
             except OSError as exc:
-                raise NoKeyError(f"munge does not open its credential: {exc.strerror or exc}", _MUNGE_HINT) from exc
+                raise NoKeyError(
+                    f"munge does not open its credential: {exc.strerror or exc}", _MUNGE_HINT
+                ) from exc
         if way == MUNGE:
             raise NoKeyError("it asks for a proof by munge, which cannot be used here", _MUNGE_HINT)
         if self._munge is not None:
-            raise NoKeyError("it does not prove itself by munge, which this launcher uses", _MUNGE_HINT)
+            raise NoKeyError(
+                "it does not prove itself by munge, which this launcher uses", _MUNGE_HINT
+            )
         if way != NONE:
             raise NoKeyError(WRONG_TOKEN, TOKEN_HINT)
         return None
@@ -125,8 +131,12 @@ class CallerSecret:
 WRONG_TOKEN = "the token is not the same"  # noqa: S105 - a text
 TOKEN = "DISTLAUNCH_TOKEN"  # noqa: S105 - a variable's name
 """The variable with the secret that all launchers of a job have."""
-TOKEN_HINT = "DISTLAUNCH_TOKEN or --token-file has to give the same token to all launchers of the job"  # noqa: S105 - a hint
-_NOT_DERIVED_HINT = "a token of 32 random hexadecimal digits needs no such function: openssl rand -hex 32"
+TOKEN_HINT = (
+    "DISTLAUNCH_TOKEN or --token-file has to give the same token to all launchers of the job"  # noqa: S105 - a hint
+)
+_NOT_DERIVED_HINT = (
+    "a token of 32 random hexadecimal digits needs no such function: openssl rand -hex 32"
+)
 _MUNGE_HINT = "the same DISTLAUNCH_TOKEN for all launchers of the job is used instead of munge"
 
 

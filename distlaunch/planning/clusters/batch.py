@@ -1,7 +1,9 @@
-"""Batch systems whose script stands for the whole job (PBS, LSF, SGE), and Flux's numbered tasks; pure.
+"""Batch systems whose script stands for the whole job (PBS, LSF, SGE), and Flux's numbered tasks;
+pure.
 
-Sources: the manuals of OpenPBS and Torque (PBS_NODEFILE, PBS_GPUFILE), IBM's of LSF (LSB_*), Grid Engine's of qsub
-(PE_HOSTFILE), flux-environment(7). Slots are what the site counts, mostly cores: where GPUs are told, these decide.
+Sources: the manuals of OpenPBS and Torque (PBS_NODEFILE, PBS_GPUFILE), IBM's of LSF (LSB_*), Grid
+Engine's of qsub (PE_HOSTFILE), flux-environment(7). Slots are what the site counts, mostly cores:
+where GPUs are told, these decide.
 """
 
 from __future__ import annotations
@@ -41,10 +43,15 @@ _FLUX = TaskSystem(
 )
 _LAUNCH_HOSTS = ("batch", "login", "launch")
 """How sites name the host that only runs the script: LSF lists it first, alone with one slot."""
-_FILES = {"pbs": ("PBS_NODEFILE", "PBS_GPUFILE"), "lsf": ("LSB_DJOB_HOSTFILE",), "sge": ("PE_HOSTFILE",)}
+_FILES = {
+    "pbs": ("PBS_NODEFILE", "PBS_GPUFILE"),
+    "lsf": ("LSB_DJOB_HOSTFILE",),
+    "sge": ("PE_HOSTFILE",),
+}
 _JOBS = {"pbs": "PBS_JOBID", "lsf": "LSB_JOBID", "sge": "JOB_ID"}
 _SLOTS_NOTE = (
-    "the slots of {} may be cores: if no size is asked for, a node that has GPUs gets a worker for each of these"
+    "the slots of {} may be cores: if no size is asked for, a node that has GPUs gets a "
+    "worker for each of these"
 )
 
 
@@ -55,7 +62,8 @@ def files(environ: Environ, system: str) -> tuple[str, ...]:
 
 
 def find(environ: Environ, texts: Texts, system: str) -> Allocation | None:
-    """Give the job's hosts; None if it is not this system. Raises IncompleteError and ConfigError."""
+    """Give the job's hosts; None if it is not this system. Raises IncompleteError and
+    ConfigError."""
     match system:
         case "flux":
             return find_task(_FLUX, environ)
@@ -68,7 +76,8 @@ def find(environ: Environ, texts: Texts, system: str) -> Allocation | None:
 
 
 def _pbs(environ: Environ, texts: Texts) -> Allocation | None:
-    """Read the node file: a line a slot (Torque: ppn, OpenPBS: mpiprocs), in order; GPUs from Torque's GPU file."""
+    """Read the node file: a line a slot (Torque: ppn, OpenPBS: mpiprocs), in order; GPUs from
+    Torque's GPU file."""
     path = _own_file(environ, "pbs", "PBS_NODEFILE")
     if path is None:
         return None
@@ -86,21 +95,31 @@ def _pbs(environ: Environ, texts: Texts) -> Allocation | None:
             raise ConfigError(f"{where}: {quoted(line)}: expected HOST-gpuN", hint=IGNORE_HINT)
         if node not in devices:
             raise ConfigError(
-                f"{where}: {quoted(line)}: the host is not in {printable(path)} (PBS_NODEFILE)", hint=IGNORE_HINT
+                f"{where}: {quoted(line)}: the host is not in {printable(path)} (PBS_NODEFILE)",
+                hint=IGNORE_HINT,
             )
         devices[node].append(index)
     found = Origins(environ)
     found.add("hosts", ",".join(slots), "PBS_NODEFILE")
-    found.add("slots", ",".join(str(len(ids)) for ids in devices.values()), "PBS_GPUFILE", "PBS_NODEFILE: counts cores")
+    found.add(
+        "slots",
+        ",".join(str(len(ids)) for ids in devices.values()),
+        "PBS_GPUFILE",
+        "PBS_NODEFILE: counts cores",
+    )
     hosts = tuple(
-        Host(name=node, slots=len(ids) or None, unit="gpus", devices=tuple(ids)) for node, ids in devices.items()
+        Host(name=node, slots=len(ids) or None, unit="gpus", devices=tuple(ids))
+        for node, ids in devices.items()
     )
     job = job_id(text(environ, "PBS_JOBID"))
-    return Allocation(source="pbs", hosts=hosts, cpus=_cpus(environ, "pbs", ()), job_id=job, origins=found.all())
+    return Allocation(
+        source="pbs", hosts=hosts, cpus=_cpus(environ, "pbs", ()), job_id=job, origins=found.all()
+    )
 
 
 def _cpus(environ: Environ, system: str, slots: Collection[int]) -> int | None:
-    """Read the CPUs granted on the node of the script: PBS says it, of the others only a single host's slots tell."""
+    """Read the CPUs granted on the node of the script: PBS says it, of the others only a single
+    host's slots tell."""
     if system == "pbs":
         name = "NCPUS" if text(environ, "NCPUS") is not None else "PBS_NUM_PPN"
         return number(environ, name, least=1, most=_MOST_SLOTS)
@@ -114,16 +133,20 @@ def _own_file(environ: Environ, system: str, variable: str) -> str | None:
         return None
     if job is None:
         raise IncompleteError(
-            f"{shown(environ, variable)}, but {_JOBS[system]} is not set: no job of {system} runs here"
+            f"{shown(environ, variable)}, but {_JOBS[system]} is not set: no job of {system} runs "
+            "here"
         )
     if path is None:
         several = system == "pbs" and says_several(environ, "PBS_NUM_NODES")
-        raise IncompleteError(f"{shown(environ, _JOBS[system])}, but {variable} is not set", of_several=several)
+        raise IncompleteError(
+            f"{shown(environ, _JOBS[system])}, but {variable} is not set", of_several=several
+        )
     return path
 
 
 def _lsf(environ: Environ, texts: Texts) -> Allocation | None:
-    """Read the hosts from the file (a line a slot) or from variables that hold the same; without the launch host."""
+    """Read the hosts from the file (a line a slot) or from variables that hold the same; without
+    the launch host."""
     if text(environ, "LSB_JOBID") is None:
         return None
     path = text(environ, "LSB_DJOB_HOSTFILE")
@@ -137,7 +160,9 @@ def _lsf(environ: Environ, texts: Texts) -> Allocation | None:
         source = "LSB_MCPU_HOSTS"
         words = pairs.split()
         if len(words) % 2:
-            raise ConfigError(f"{shown(environ, source)}: expected HOST COUNT HOST COUNT ...", hint=IGNORE_HINT)
+            raise ConfigError(
+                f"{shown(environ, source)}: expected HOST COUNT HOST COUNT ...", hint=IGNORE_HINT
+            )
         for node, count in zip(words[::2], words[1::2], strict=True):
             host_name(node, shown(environ, source))
             slots[node] = slots.get(node, 0) + _slots(count, shown(environ, source))
@@ -150,7 +175,9 @@ def _lsf(environ: Environ, texts: Texts) -> Allocation | None:
         raise IncompleteError(f"{shown(environ, 'LSB_JOBID')}, but {which}")
     first, *others = slots
     notes: tuple[str, ...] = ()
-    one_of_a_kind = first.startswith(_LAUNCH_HOSTS) and not any(other.startswith(_LAUNCH_HOSTS) for other in others)
+    one_of_a_kind = first.startswith(_LAUNCH_HOSTS) and not any(
+        other.startswith(_LAUNCH_HOSTS) for other in others
+    )
     if others and one_of_a_kind and slots[first] == 1 and all(slots[other] > 1 for other in others):
         del slots[first]
         notes = (f"{first} runs this script and no workers: it is the launch host of {source}",)
@@ -166,18 +193,27 @@ def _sge(environ: Environ, texts: Texts) -> Allocation | None:
     for where, line in lines_of(texts, path, "PE_HOSTFILE"):
         words = line.split()
         if len(words) < 2:
-            raise ConfigError(f"{where}: {quoted(line)}: expected HOST SLOTS QUEUE PROCESSORS", hint=IGNORE_HINT)
+            raise ConfigError(
+                f"{where}: {quoted(line)}: expected HOST SLOTS QUEUE PROCESSORS", hint=IGNORE_HINT
+            )
         node = host_name(words[0], where)
         slots[node] = slots.get(node, 0) + _slots(words[1], where)
     hosts = number(environ, "NHOSTS", least=1)
     if hosts is not None and hosts != len(slots):
-        raise contradiction(environ, "NHOSTS", "PE_HOSTFILE", f"the file names {counted(len(slots), 'host')}")
+        raise contradiction(
+            environ, "NHOSTS", "PE_HOSTFILE", f"the file names {counted(len(slots), 'host')}"
+        )
     return _counted(environ, "sge", "PE_HOSTFILE", slots)
 
 
 def _slots(word: str, where: str) -> int:
-    if not (word.isascii() and word.isdecimal() and len(word) < 9 and 1 <= int(word) <= _MOST_SLOTS):
-        raise ConfigError(f"{where}: {quoted(word)} is no number of slots from 1 to {_MOST_SLOTS}", hint=IGNORE_HINT)
+    if not (
+        word.isascii() and word.isdecimal() and len(word) < 9 and 1 <= int(word) <= _MOST_SLOTS
+    ):
+        raise ConfigError(
+            f"{where}: {quoted(word)} is no number of slots from 1 to {_MOST_SLOTS}",
+            hint=IGNORE_HINT,
+        )
     return int(word)
 
 
@@ -185,14 +221,21 @@ def _counted(
     environ: Environ, system: str, source: str, slots: dict[str, int], notes: tuple[str, ...] = ()
 ) -> Allocation:
     if len(slots) > MOST_HOSTS:
-        raise ConfigError(f"{source} names {len(slots):,} hosts, more than {MOST_HOSTS:,}", hint=IGNORE_HINT)
+        raise ConfigError(
+            f"{source} names {len(slots):,} hosts, more than {MOST_HOSTS:,}", hint=IGNORE_HINT
+        )
     found = Origins(environ)
     found.add("hosts", ",".join(slots), source)
     several = max(slots.values()) > 1
     if several:
         found.add("slots", ",".join(str(count) for count in dict.fromkeys(slots.values())), source)
         notes = (*notes, _SLOTS_NOTE.format(source))
-    hosts = tuple(Host(name=node, slots=count if several else None, unit="cores") for node, count in slots.items())
+    hosts = tuple(
+        Host(name=node, slots=count if several else None, unit="cores")
+        for node, count in slots.items()
+    )
     job = job_id(text(environ, _JOBS[system]))
     cpus = _cpus(environ, system, slots.values())
-    return Allocation(source=system, hosts=hosts, cpus=cpus, job_id=job, origins=found.all(), notes=notes)
+    return Allocation(
+        source=system, hosts=hosts, cpus=cpus, job_id=job, origins=found.all(), notes=notes
+    )

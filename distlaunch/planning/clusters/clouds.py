@@ -73,7 +73,8 @@ SYSTEMS = {
             unit="gpus",
             job="DSTACK_RUN_NAME",
         ),
-        # WORLD_SIZE counts nodes, RANK is the node's: as the two platforms' own examples pass them to torchrun.
+        # WORLD_SIZE counts nodes, RANK is the node's: as the two platforms' own examples pass them
+        # to torchrun.
         NodeSystem(
             name="pai-dlc",
             needs=("WORLD_SIZE", "RANK", "MASTER_ADDR", "NPROC_PER_NODE"),
@@ -106,7 +107,8 @@ def files(environ: Environ, system: str) -> tuple[str, ...]:  # noqa: ARG001 - a
 
 
 def find(environ: Environ, texts: Texts, system: str) -> Allocation | None:
-    """Say which of the platform's nodes this is; None if it is not this platform. Raises ConfigError."""
+    """Say which of the platform's nodes this is; None if it is not this platform. Raises
+    ConfigError."""
     if system == "vertex":
         return _vertex(environ)
     if system == "determined":
@@ -124,10 +126,15 @@ def _azure_workers(found: Allocation, environ: Environ) -> Allocation:
     each, rest = divmod(world, nodes)
     if rest or not each:
         raise contradiction(
-            environ, "WORLD_SIZE", "AZUREML_NODE_COUNT", "every node has as many processes as the others"
+            environ,
+            "WORLD_SIZE",
+            "AZUREML_NODE_COUNT",
+            "every node has as many processes as the others",
         )
     if rank != node_rank * each + (local or 0) or (local or 0) >= each:
-        raise contradiction(environ, "RANK", "NODE_RANK", f"with {counted(each, 'worker')} on each node")
+        raise contradiction(
+            environ, "RANK", "NODE_RANK", f"with {counted(each, 'worker')} on each node"
+        )
     if each == 1:
         return found
     hosts = tuple(replace(host, slots=each) for host in found.hosts)
@@ -135,7 +142,8 @@ def _azure_workers(found: Allocation, environ: Environ) -> Allocation:
 
 
 def _vertex(environ: Environ) -> Allocation | None:
-    """Read CLUSTER_SPEC: pool 0 is the primary replica, 1 the workers; 2 and 3 (servers, evaluators) do not train."""
+    """Read CLUSTER_SPEC: pool 0 is the primary replica, 1 the workers; 2 and 3 (servers,
+    evaluators) do not train."""
     value = text(environ, "CLUSTER_SPEC")
     if value is None:
         return None
@@ -149,18 +157,25 @@ def _vertex(environ: Environ) -> Allocation | None:
     kind, index = task.get("type"), task.get("index")
     if kind not in ("workerpool0", "workerpool1"):
         raise ConfigError(
-            f"{shown(environ, 'CLUSTER_SPEC')}: this replica's task.type is neither workerpool0 nor workerpool1",
+            f"{shown(environ, 'CLUSTER_SPEC')}: this replica's task.type is neither workerpool0 "
+            "nor workerpool1",
             hint="start distlaunch only in the first two worker pools",
         )
     place = 0 if kind == "workerpool0" else 1
     if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < len(pools[place]):
         raise ConfigError(
-            f"{shown(environ, 'CLUSTER_SPEC')}: task.index is not one of the {len(pools[place])} of {kind}",
+            f"{shown(environ, 'CLUSTER_SPEC')}: task.index is not one of the {len(pools[place])} "
+            f"of {kind}",
             hint=IGNORE_HINT,
         )
     addresses = [*pools[0], *pools[1]]
     found = Origins(environ)
-    found.add("nodes", len(addresses), "CLUSTER_SPEC", *found.lost("TF_CONFIG", "says the same for TensorFlow"))
+    found.add(
+        "nodes",
+        len(addresses),
+        "CLUSTER_SPEC",
+        *found.lost("TF_CONFIG", "says the same for TensorFlow"),
+    )
     rank = index + place * len(pools[0])
     found.add("node rank", rank, "CLUSTER_SPEC")
     host, port = addresses[0]
@@ -180,7 +195,11 @@ def _replicas(pool: object) -> list[tuple[str, int | None]]:
     """Read a pool's ``host:port`` entries; none if the pool is empty."""
     if pool is None:
         return []
-    if not isinstance(pool, list) or not all(isinstance(entry, str) for entry in pool) or len(pool) > MOST_HOSTS:
+    if (
+        not isinstance(pool, list)
+        or not all(isinstance(entry, str) for entry in pool)
+        or len(pool) > MOST_HOSTS
+    ):
         raise ConfigError("CLUSTER_SPEC: a worker pool is no list of HOST:PORT", hint=IGNORE_HINT)
     replicas: list[tuple[str, int | None]] = []
     for entry in pool:
@@ -192,19 +211,30 @@ def _replicas(pool: object) -> list[tuple[str, int | None]]:
 
 
 def _determined(environ: Environ, texts: Texts) -> Allocation | None:
-    """Read the rendezvous file that Determined puts into each container; slots are the ids of this one."""
+    """Read the rendezvous file that Determined puts into each container; slots are the ids of this
+    one."""
     if text(environ, "DET_ALLOCATION_ID") is None:
         return None
     content = texts.get(DETERMINED_FILE)
     if content is None:
-        raise IncompleteError(f"{shown(environ, 'DET_ALLOCATION_ID')}, but {DETERMINED_FILE} is not there")
+        raise IncompleteError(
+            f"{shown(environ, 'DET_ALLOCATION_ID')}, but {DETERMINED_FILE} is not there"
+        )
     info = json_object(content, DETERMINED_FILE)
     addresses, rank = info.get("container_addrs"), info.get("container_rank")
-    if not isinstance(addresses, list) or not addresses or not all(isinstance(each, str) for each in addresses):
-        raise ConfigError(f"{DETERMINED_FILE}: expected container_addrs, a list of addresses", hint=IGNORE_HINT)
+    if (
+        not isinstance(addresses, list)
+        or not addresses
+        or not all(isinstance(each, str) for each in addresses)
+    ):
+        raise ConfigError(
+            f"{DETERMINED_FILE}: expected container_addrs, a list of addresses", hint=IGNORE_HINT
+        )
     if not isinstance(rank, int) or isinstance(rank, bool) or not 0 <= rank < len(addresses):
         raise ConfigError(
-            f"{DETERMINED_FILE}: container_rank is not one of the {len(addresses)} of container_addrs", hint=IGNORE_HINT
+            f"{DETERMINED_FILE}: container_rank is not one of the {len(addresses)} of "
+            "container_addrs",
+            hint=IGNORE_HINT,
         )
     names = [host_name(each, DETERMINED_FILE) for each in addresses]
     slots = _determined_slots(info.get("container_slot_counts"), len(names), rank, environ)
@@ -213,7 +243,9 @@ def _determined(environ: Environ, texts: Texts) -> Allocation | None:
     found.add("node rank", rank, DETERMINED_FILE)
     return Allocation(
         source="determined",
-        hosts=tuple(Host(name=each, slots=count or None) for each, count in zip(names, slots, strict=True)),
+        hosts=tuple(
+            Host(name=each, slots=count or None) for each, count in zip(names, slots, strict=True)
+        ),
         part="node",
         node_rank=rank,
         master_addr=names[0],
@@ -223,7 +255,11 @@ def _determined(environ: Environ, texts: Texts) -> Allocation | None:
 
 
 def _determined_slots(counts: object, nodes: int, rank: int, environ: Environ) -> list[int | None]:
-    if isinstance(counts, list) and len(counts) == nodes and all(type(each) is int and each >= 0 for each in counts):
+    if (
+        isinstance(counts, list)
+        and len(counts) == nodes
+        and all(type(each) is int and each >= 0 for each in counts)
+    ):
         return list(counts)
     value = text(environ, "DET_SLOT_IDS")
     own = len(json_list(value, shown(environ, "DET_SLOT_IDS"))) if value is not None else None

@@ -1,4 +1,5 @@
-"""Read what a system set in the environment, typed, with errors that quote variable and value; pure."""
+"""Read what a system set in the environment, typed, with errors that quote variable and value;
+pure."""
 
 from __future__ import annotations
 
@@ -16,9 +17,11 @@ Texts = Mapping[str, str | None]
 MOST_HOSTS = 1 << 17
 """Hosts of one job: a larger number is a mistake, and would only fill memory."""
 NUM_NODES, NODE_RANK = "--num-nodes", "--node-rank"
-"""The options, by names that no variable has, beside a system's variables: where these tell less than is needed."""
+"""The options, by names that no variable has, beside a system's variables: where these tell less
+than is needed."""
 IGNORE_HINT = (
-    "if it is left over from something else, unset it, or give --source flags to read nothing from the environment"
+    "if it is left over from something else, unset it, or give --source flags to read "
+    "nothing from the environment"
 )
 
 _HOST_PUNCTUATION = frozenset("._-:%")
@@ -31,11 +34,14 @@ T = TypeVar("T")
 class IncompleteError(ConfigError):
     """A system's variables are there, but too few to build on: none of them is used.
 
-    Where they prove that this launcher is one ``of_several``, that is an error unless another system says more: each
-    would train alone. Else it is a note, and an error only where ``--source`` asks for this system.
+    Where they prove that this launcher is one ``of_several``, that is an error unless another
+    system says more: each would train alone. Else it is a note, and an error only where
+    ``--source`` asks for this system.
     """
 
-    def __init__(self, message: str, *, hint: str | None = IGNORE_HINT, of_several: bool = False) -> None:
+    def __init__(
+        self, message: str, *, hint: str | None = IGNORE_HINT, of_several: bool = False
+    ) -> None:
         super().__init__(message, hint=hint)
         self.of_several = of_several
 
@@ -52,12 +58,17 @@ def shown(environ: Environ, name: str) -> str:
 
 
 def number(environ: Environ, name: str, *, least: int = 0, most: int = MOST_HOSTS) -> int | None:
-    """Read a whole number; None if the variable is unset or blank. Raises ConfigError for anything else."""
+    """Read a whole number; None if the variable is unset or blank. Raises ConfigError for anything
+    else."""
     value = text(environ, name)
     if value is None:
         return None
-    if not (value.isascii() and value.isdecimal() and len(value) < 19 and least <= int(value) <= most):
-        raise ConfigError(f"{shown(environ, name)}: expected a number from {least} to {most}", hint=IGNORE_HINT)
+    if not (
+        value.isascii() and value.isdecimal() and len(value) < 19 and least <= int(value) <= most
+    ):
+        raise ConfigError(
+            f"{shown(environ, name)}: expected a number from {least} to {most}", hint=IGNORE_HINT
+        )
     return int(value)
 
 
@@ -70,28 +81,36 @@ def needed(
     of_several: bool = False,
     **limits: int,
 ) -> T:
-    """Read a variable that must be there. Raises IncompleteError that names ``because``, the one that makes it so."""
+    """Read a variable that must be there. Raises IncompleteError that names ``because``, the one
+    that makes it so."""
     value = read(environ, name, **limits)
     if value is None:
-        raise IncompleteError(f"{shown(environ, because)}, but {name} is not set", of_several=of_several)
+        raise IncompleteError(
+            f"{shown(environ, because)}, but {name} is not set", of_several=of_several
+        )
     return value
 
 
 def says_several(environ: Environ, *names: str) -> bool:
     """Tell whether one of these variables is a number above one."""
     values = (text(environ, name) or "" for name in names)
-    return any(value.isascii() and value.isdecimal() and value.lstrip("0") not in {"", "1"} for value in values)
+    return any(
+        value.isascii() and value.isdecimal() and value.lstrip("0") not in {"", "1"}
+        for value in values
+    )
 
 
 def contradiction(environ: Environ, first: str, second: str, why: str) -> ConfigError:
     """Make the error for two variables that cannot both be right; it quotes both."""
     return ConfigError(
-        f"{shown(environ, first)} and {shown(environ, second)} contradict each other: {why}", hint=IGNORE_HINT
+        f"{shown(environ, first)} and {shown(environ, second)} contradict each other: {why}",
+        hint=IGNORE_HINT,
     )
 
 
 def host_name(name: str, where: str, *, hint: str = IGNORE_HINT) -> str:
-    """Check a host name or address: it will stand in other programs' argument lists. Raises ConfigError."""
+    """Check a host name or address: it will stand in other programs' argument lists. Raises
+    ConfigError."""
     usable = all(char.isascii() and (char.isalnum() or char in _HOST_PUNCTUATION) for char in name)
     if not usable or not name or name.startswith("-") or len(name) > _LONGEST_NAME:
         raise ConfigError(f"{where}: {quoted(name)} is no host name or address", hint=hint)
@@ -99,7 +118,8 @@ def host_name(name: str, where: str, *, hint: str = IGNORE_HINT) -> str:
 
 
 def host_or_address(name: str, where: str, *, hint: str) -> str:
-    """Check where somebody is to be called: what is written like an address has to be one. Raises ConfigError."""
+    """Check where somebody is to be called: what is written like an address has to be one. Raises
+    ConfigError."""
     host_name(name, where, hint=hint)
     if ":" in name or "%" in name or ("." in name and name.rpartition(".")[2].isdecimal()):
         import ipaddress
@@ -120,7 +140,9 @@ def host_and_port(environ: Environ, name: str) -> tuple[str | None, int | None]:
     if value.startswith("["):
         host, bracket, rest = value[1:].partition("]")
         if not bracket or (rest and not rest.startswith(":")):
-            raise ConfigError(f"{shown(environ, name)}: expected HOST, HOST:PORT or [IPv6]:PORT", hint=IGNORE_HINT)
+            raise ConfigError(
+                f"{shown(environ, name)}: expected HOST, HOST:PORT or [IPv6]:PORT", hint=IGNORE_HINT
+            )
         port = rest[1:]
     elif value.count(":") == 1:
         host, _, port = value.partition(":")
@@ -128,18 +150,23 @@ def host_and_port(environ: Environ, name: str) -> tuple[str | None, int | None]:
 
 
 def host_list(environ: Environ, name: str) -> tuple[str, ...]:
-    """Read a list of hosts: a JSON list, or names between blanks, newlines or commas; empty if unset."""
+    """Read a list of hosts: a JSON list, or names between blanks, newlines or commas; empty if
+    unset."""
     value = text(environ, name)
     if value is None:
         return ()
     if value.startswith("["):
         items: Sequence[object] = json_list(value, shown(environ, name))
         if not all(isinstance(item, str) for item in items):
-            raise ConfigError(f"{shown(environ, name)}: expected a list of host names", hint=IGNORE_HINT)
+            raise ConfigError(
+                f"{shown(environ, name)}: expected a list of host names", hint=IGNORE_HINT
+            )
     else:
         items = value.replace(",", " ").split()
     if len(items) > MOST_HOSTS:
-        raise ConfigError(f"{name} names {len(items):,} hosts, more than {MOST_HOSTS:,}", hint=IGNORE_HINT)
+        raise ConfigError(
+            f"{name} names {len(items):,} hosts, more than {MOST_HOSTS:,}", hint=IGNORE_HINT
+        )
     where = shown(environ, name)
     return tuple(host_name(str(item), where) for item in items)
 
@@ -171,23 +198,34 @@ def json_value(value: str, where: str) -> object:
 
 
 def job_id(value: str | None) -> str | None:
-    """Make a scheduler's job id fit for a folder's name: ``123[4].server`` becomes ``123-4-.server``."""
+    """Make a scheduler's job id fit for a folder's name: ``123[4].server`` becomes
+    ``123-4-.server``."""
     if value is None:
         return None
-    safe = "".join(char if char.isascii() and (char.isalnum() or char in _JOB_PUNCTUATION) else "-" for char in value)
+    safe = "".join(
+        char if char.isascii() and (char.isalnum() or char in _JOB_PUNCTUATION) else "-"
+        for char in value
+    )
     safe = safe[:_LONGEST_JOB_ID].lstrip(".-")
-    return f"{safe}-" if safe == "latest" else safe or None  # the link to the last job has that name
+    return (
+        f"{safe}-" if safe == "latest" else safe or None
+    )  # the link to the last job has that name
 
 
 def lines_of(texts: Texts, path: str, variable: str) -> list[tuple[str, str]]:
-    """Give the lines of a system's own file that hold anything, each with ``path:line``; raises ConfigError if none."""
+    """Give the lines of a system's own file that hold anything, each with ``path:line``; raises
+    ConfigError if none."""
     content = texts.get(path)
     if content is None:
-        raise ConfigError(f"{variable} names {quoted(path)}, which cannot be read", hint=IGNORE_HINT)
+        raise ConfigError(
+            f"{variable} names {quoted(path)}, which cannot be read", hint=IGNORE_HINT
+        )
     numbered = enumerate(content.removeprefix("\ufeff").split("\n"), 1)
     lines = [(f"{printable(path)}:{at}", line.strip()) for at, line in numbered if line.strip()]
     if not lines:
-        raise ConfigError(f"{printable(path)} (named by {variable}) names no host", hint=IGNORE_HINT)
+        raise ConfigError(
+            f"{printable(path)} (named by {variable}) names no host", hint=IGNORE_HINT
+        )
     return lines
 
 
@@ -199,14 +237,19 @@ def numbered_hosts(
     slots: int | None = None,
     unit: Unit = "workers",
 ) -> tuple[Host, ...]:
-    """Make hosts of which only the first or none is known; ``name`` gives the others' names where a rule makes them."""
+    """Make hosts of which only the first or none is known; ``name`` gives the others' names where a
+    rule makes them."""
     make = name or "node-{}".format
     names = (first if index == 0 and first else make(index) for index in range(count))
     known = (name is not None or (index == 0 and bool(first)) for index in range(count))
-    return tuple(Host(name=n, known=k, slots=slots, unit=unit) for n, k in zip(names, known, strict=True))
+    return tuple(
+        Host(name=n, known=k, slots=slots, unit=unit) for n, k in zip(names, known, strict=True)
+    )
 
 
-def same_slots(names: Sequence[str], slots: int | None = None, unit: Unit = "workers") -> tuple[Host, ...]:
+def same_slots(
+    names: Sequence[str], slots: int | None = None, unit: Unit = "workers"
+) -> tuple[Host, ...]:
     """Make hosts whose names are known and that all have the same number of slots."""
     return tuple(Host(name=name, slots=slots, unit=unit) for name in names)
 
@@ -221,16 +264,23 @@ class Origins:
     def add(self, value: str, what: object, source: str, *instead_of: str) -> None:
         """Note a value, its source, and what lost against it (with the reason)."""
         lost = tuple(printable(each) for each in instead_of)
-        self._found.append(Origin(value=value, shown=printable(str(what)), source=source, instead_of=lost))
+        self._found.append(
+            Origin(value=value, shown=printable(str(what)), source=source, instead_of=lost)
+        )
 
     def lost(self, name: str, why: str) -> tuple[str, ...]:
         """Say of a variable why it lost; nothing if it is not set."""
         return (f"{shown(self._environ, name)}: {why}",) if name in self._environ else ()
 
     def add_port(self, port: int | None, *names: str) -> None:
-        """Note the master's port, if there is one: it is of the first of these variables that is set."""
+        """Note the master's port, if there is one: it is of the first of these variables that is
+        set."""
         if port is not None:
-            self.add("master port", port, next(each for each in names if text(self._environ, each) is not None))
+            self.add(
+                "master port",
+                port,
+                next(each for each in names if text(self._environ, each) is not None),
+            )
 
     def all(self) -> tuple[Origin, ...]:
         """Give all that was noted."""

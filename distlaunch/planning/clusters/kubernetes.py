@@ -1,19 +1,21 @@
 """Which pod of a job this is, by the controller that made it; pure.
 
-Each controller is a reader below; the first that knows its own variables decides. RANK means the pod's index for all of
-them, never a process. Sources: Kubernetes' documentation of Indexed Jobs and StatefulSets, and the sources of Kubeflow
-Trainer 2.3 and 1.9 (PyTorchJob), mpi-operator (v2beta1), JobSet, LeaderWorkerSet and Volcano's plugins.
+Each controller is a reader below; the first that knows its own variables decides. RANK means the
+pod's index for all of them, never a process. Sources: Kubernetes' documentation of Indexed Jobs and
+StatefulSets, and the sources of Kubeflow Trainer 2.3 and 1.9 (PyTorchJob), mpi-operator (v2beta1),
+JobSet, LeaderWorkerSet and Volcano's plugins.
 
 Pods that are numbered only by their names: Indexed Job, JobSet, StatefulSet; pure.
 
-None of them tells its pods how many there are: --num-nodes does. The pod's full name stands in /etc/hosts, which
-kubelet writes: address, name with subdomain, name. JobSet's pods are an Indexed Job's, named
-JOBSET-REPLICATEDJOB-JOB-POD.
+None of them tells its pods how many there are: --num-nodes does. The pod's full name stands in
+/etc/hosts, which kubelet writes: address, name with subdomain, name. JobSet's pods are an Indexed
+Job's, named JOBSET-REPLICATEDJOB-JOB-POD.
 
 Pods of a Volcano job; pure.
 
-Its plugin ``env`` numbers a task's pods, ``svc`` lists each task's hosts (VC_<TASK>_HOSTS, VC_<TASK>_NUM), and
-``pytorch`` sets RANK and WORLD_SIZE, which count pods, over its tasks master and worker.
+Its plugin ``env`` numbers a task's pods, ``svc`` lists each task's hosts (VC_<TASK>_HOSTS,
+VC_<TASK>_NUM), and ``pytorch`` sets RANK and WORLD_SIZE, which count pods, over its tasks master
+and worker.
 """
 
 from __future__ import annotations
@@ -57,14 +59,16 @@ _OF_TORCHRUN_WORKERS = ("TORCHELASTIC_RUN_ID", "LOCAL_RANK")
 
 
 def files(environ: Environ, system: str = name) -> tuple[str, ...]:  # noqa: ARG001 - all sources share the signature
-    """Name the files to read: MPIJob's host file, and /etc/hosts where only that has the pod's full name."""
+    """Name the files to read: MPIJob's host file, and /etc/hosts where only that has the pod's full
+    name."""
     if text(environ, "K_MPI_JOB_ROLE") is not None:
         return (_hostfile(environ)[1],)
     return (HOSTS_FILE,) if numbered_by_name(environ) else ()
 
 
 def find(environ: Environ, texts: Texts, system: str = name) -> Allocation | None:  # noqa: ARG001 - all sources share the signature
-    """Say which of the job's pods this is; None in a pod that stands alone. Raises IncompleteError and ConfigError."""
+    """Say which of the job's pods this is; None in a pod that stands alone. Raises IncompleteError
+    and ConfigError."""
     role = text(environ, "K_MPI_JOB_ROLE")
     if role is not None:
         return _mpi_job(environ, texts, role)
@@ -78,7 +82,8 @@ def find(environ: Environ, texts: Texts, system: str = name) -> Allocation | Non
 
 
 def _torch_job(environ: Environ) -> Allocation:
-    """Read PET_*: all that Trainer v2 sets, and what PyTorchJob v1 sets beside a RANK that is the pod's."""
+    """Read PET_*: all that Trainer v2 sets, and what PyTorchJob v1 sets beside a RANK that is the
+    pod's."""
     because = "PET_NODE_RANK" if "PET_NODE_RANK" in environ else "PET_RDZV_ENDPOINT"
     later = text(environ, "PET_NODE_RANK") not in {None, "0"}
     value = needed(environ, "PET_NNODES", text, because, of_several=later)
@@ -87,18 +92,27 @@ def _torch_job(environ: Environ) -> Allocation:
     nodes = number(where, "PET_NNODES", least=1)
     fewest = number({"PET_NNODES": least}, "PET_NNODES", least=1)
     if nodes is None or fewest is None or fewest > nodes:
-        raise ConfigError(f"{shown(environ, 'PET_NNODES')}: expected N, or MIN:MAX", hint=IGNORE_HINT)
+        raise ConfigError(
+            f"{shown(environ, 'PET_NNODES')}: expected N, or MIN:MAX", hint=IGNORE_HINT
+        )
     found = Origins(environ)
     master, port = host_and_port(environ, "PET_MASTER_ADDR")
     endpoint, endpoint_port = host_and_port(environ, "PET_RDZV_ENDPOINT")
     port = number(environ, "PET_MASTER_PORT", least=1, most=65535) or port
     if colon and endpoint is not None:
-        found.add("master address", endpoint, "PET_RDZV_ENDPOINT", *found.lost("PET_MASTER_ADDR", "the job is elastic"))
+        found.add(
+            "master address",
+            endpoint,
+            "PET_RDZV_ENDPOINT",
+            *found.lost("PET_MASTER_ADDR", "the job is elastic"),
+        )
         master, port = endpoint, endpoint_port
         found.add_port(port, "PET_RDZV_ENDPOINT")
     elif master is not None:
         lost = (
-            found.lost("MASTER_ADDR", "PET_MASTER_ADDR comes first") if text(environ, "MASTER_ADDR") != master else ()
+            found.lost("MASTER_ADDR", "PET_MASTER_ADDR comes first")
+            if text(environ, "MASTER_ADDR") != master
+            else ()
         )
         found.add("master address", master, "PET_MASTER_ADDR", *lost)
         found.add_port(port, "PET_MASTER_PORT", "PET_MASTER_ADDR")
@@ -108,8 +122,12 @@ def _torch_job(environ: Environ) -> Allocation:
         found.add_port(port, "PET_RDZV_ENDPOINT")
     group = number(environ, "LWS_GROUP_SIZE")
     if group is not None and group > nodes:
-        raise contradiction(environ, "PET_NNODES", "LWS_GROUP_SIZE", "the group has more nodes than the job")
-    others = [line for each in _OTHER_READERS for line in found.lost(each, "PET_NNODES comes first")]
+        raise contradiction(
+            environ, "PET_NNODES", "LWS_GROUP_SIZE", "the group has more nodes than the job"
+        )
+    others = [
+        line for each in _OTHER_READERS for line in found.lost(each, "PET_NNODES comes first")
+    ]
     found.add("nodes", value, "PET_NNODES", *others)
     slots = slots_of(environ, "PET_NPROC_PER_NODE")
     if slots is not None:
@@ -131,7 +149,8 @@ def _torch_job(environ: Environ) -> Allocation:
 
 
 def _pod_rank(environ: Environ, nodes: int, *, elastic: bool, found: Origins) -> int | None:
-    """Take the pod's index from PET_NODE_RANK or --node-rank, else the Job's index; an elastic job can do without."""
+    """Take the pod's index from PET_NODE_RANK or --node-rank, else the Job's index; an elastic job
+    can do without."""
     sources = ("PET_NODE_RANK", NODE_RANK, "JOB_COMPLETION_INDEX")
     source = next((each for each in sources if text(environ, each) is not None), sources[0])
     rank = number(environ, source)
@@ -146,19 +165,26 @@ def _pod_rank(environ: Environ, nodes: int, *, elastic: bool, found: Origins) ->
             hint="give --node-rank, or --source flags to read nothing from the environment",
         )
     if rank >= nodes:
-        raise contradiction(environ, source, "PET_NNODES", f"ranks of {counted(nodes, 'node')} go to {nodes - 1}")
+        raise contradiction(
+            environ, source, "PET_NNODES", f"ranks of {counted(nodes, 'node')} go to {nodes - 1}"
+        )
     lost = found.lost("RANK", "here it is the pod's index too")
     index = number(environ, "JOB_COMPLETION_INDEX")
     if index is not None and index > rank:
-        raise contradiction(environ, source, "JOB_COMPLETION_INDEX", "two pods would have the same rank")
+        raise contradiction(
+            environ, source, "JOB_COMPLETION_INDEX", "two pods would have the same rank"
+        )
     if index is not None and index < rank:  # a JobSet numbers the pods of each of its Jobs from 0
         lost += found.lost("JOB_COMPLETION_INDEX", "it counts within one Job")
     found.add("node rank", rank, source, *lost)
     return rank
 
 
-def _check_torch_variables(environ: Environ, rank: int, *, nodes: int, slots: int | None, elastic: bool) -> None:
-    """Hold PyTorchJob's RANK and WORLD_SIZE against PET_*: the pod's index; pods or processes, it varies by release."""
+def _check_torch_variables(
+    environ: Environ, rank: int, *, nodes: int, slots: int | None, elastic: bool
+) -> None:
+    """Hold PyTorchJob's RANK and WORLD_SIZE against PET_*: the pod's index; pods or processes, it
+    varies by release."""
     other = number(environ, "RANK", most=1 << 22)
     if other is not None and other != rank and "PET_NODE_RANK" in environ:
         raise contradiction(environ, "RANK", "PET_NODE_RANK", "in a pod both are the pod's index")
@@ -168,11 +194,14 @@ def _check_torch_variables(environ: Environ, rank: int, *, nodes: int, slots: in
     if slots is None and world % nodes == 0:
         return
     workers = f" or {nodes * slots} workers" if slots else ""
-    raise contradiction(environ, "WORLD_SIZE", "PET_NNODES", f"the job has {counted(nodes, 'node')}{workers}")
+    raise contradiction(
+        environ, "WORLD_SIZE", "PET_NNODES", f"the job has {counted(nodes, 'node')}{workers}"
+    )
 
 
 def _peer_of(master: str | None) -> Naming | None:
-    """Make the rule by which a controller names its pods, from the first one's name; None if it is no such name."""
+    """Make the rule by which a controller names its pods, from the first one's name; None if it is
+    no such name."""
     if master is None:
         return None
     pod, dot, domain = master.partition(".")
@@ -191,7 +220,9 @@ def _leader_worker_set(environ: Environ) -> Allocation:
     size = needed(environ, "LWS_GROUP_SIZE", number, "LWS_WORKER_INDEX", of_several=later, least=1)
     index = needed(environ, "LWS_WORKER_INDEX", number, "LWS_GROUP_SIZE", of_several=size > 1)
     if index >= size:
-        raise contradiction(environ, "LWS_WORKER_INDEX", "LWS_GROUP_SIZE", f"workers are numbered to {size - 1}")
+        raise contradiction(
+            environ, "LWS_WORKER_INDEX", "LWS_GROUP_SIZE", f"workers are numbered to {size - 1}"
+        )
     leader, _ = host_and_port(environ, "LWS_LEADER_ADDRESS")
     if leader is None:
         why = f"{shown(environ, 'LWS_GROUP_SIZE')}, but LWS_LEADER_ADDRESS is not set"
@@ -222,15 +253,21 @@ def _hostfile(environ: Environ) -> tuple[str, str]:
 def _mpi_job(environ: Environ, texts: Texts, role: str) -> Allocation | None:
     """Read the launcher's host file; a worker only runs sshd, and is started from the launcher."""
     if role == "worker":
-        raise IncompleteError("K_MPI_JOB_ROLE='worker': an MPIJob starts everything from its launcher")
+        raise IncompleteError(
+            "K_MPI_JOB_ROLE='worker': an MPIJob starts everything from its launcher"
+        )
     if role != "launcher":
-        raise ConfigError(f"{shown(environ, 'K_MPI_JOB_ROLE')}: expected launcher or worker", hint=IGNORE_HINT)
+        raise ConfigError(
+            f"{shown(environ, 'K_MPI_JOB_ROLE')}: expected launcher or worker", hint=IGNORE_HINT
+        )
     from distlaunch.planning.hosts.hostfile import read_hostfile
 
     variable, path = _hostfile(environ)
     content = texts.get(path)
     if content is None:
-        raise ConfigError(f"{path} ({variable}), the MPIJob's host file, cannot be read", hint=IGNORE_HINT)
+        raise ConfigError(
+            f"{path} ({variable}), the MPIJob's host file, cannot be read", hint=IGNORE_HINT
+        )
     found = Origins(environ)
     hosts = read_hostfile(content, path)
     found.add("hosts", ",".join(host.name for host in hosts), path)
@@ -241,7 +278,10 @@ HOSTS_FILE = "/etc/hosts"
 _OF_WORKERS = ("LOCAL_RANK", "TORCHELASTIC_RUN_ID", "PMIX_RANK", "PMI_RANK")
 """With one of these, RANK is a process's, and not the pod's."""
 Naming = Callable[[int], str]
-_COUNT_HINT = "give --num-nodes N (or DISTLAUNCH_NUM_NODES in the pod's env); --num-nodes 1 if each pod trains alone"
+_COUNT_HINT = (
+    "give --num-nodes N (or DISTLAUNCH_NUM_NODES in the pod's env); --num-nodes 1 if "
+    "each pod trains alone"
+)
 
 
 def numbered_by_name(environ: Environ) -> bool:
@@ -252,7 +292,8 @@ def numbered_by_name(environ: Environ) -> bool:
 
 
 def _find_pods(environ: Environ, texts: Texts) -> Allocation | None:
-    """Say which pod this is; None if it has no number, or if each is to train alone. Raises ConfigError."""
+    """Say which pod this is; None if it has no number, or if each is to train alone. Raises
+    ConfigError."""
     size = _size(environ)
     if not numbered_by_name(environ):
         _check_alone(environ, size)
@@ -264,7 +305,8 @@ def _find_pods(environ: Environ, texts: Texts) -> Allocation | None:
     if size is None:
         which = shown(environ, "JOB_COMPLETION_INDEX")
         raise ConfigError(
-            f"{which}: this is one pod of an Indexed Job, which does not say of how many", hint=_COUNT_HINT
+            f"{which}: this is one pod of an Indexed Job, which does not say of how many",
+            hint=_COUNT_HINT,
         )
     found = Origins(environ)
     pod = text(environ, "HOSTNAME")
@@ -272,9 +314,13 @@ def _find_pods(environ: Environ, texts: Texts) -> Allocation | None:
     rank = _rank(environ, pod, full, indexed=indexed)
     if rank is None:
         return None
-    source = NODE_RANK if NODE_RANK in environ else "JOB_COMPLETION_INDEX" if indexed else "HOSTNAME"
+    source = (
+        NODE_RANK if NODE_RANK in environ else "JOB_COMPLETION_INDEX" if indexed else "HOSTNAME"
+    )
     if rank >= size:
-        raise contradiction(environ, source, NUM_NODES, f"ranks of {counted(size, 'node')} go to {size - 1}")
+        raise contradiction(
+            environ, source, NUM_NODES, f"ranks of {counted(size, 'node')} go to {size - 1}"
+        )
     found.add("nodes", size, "--num-nodes")
     found.add("node rank", rank, source)
     naming = _naming(pod, full, rank)
@@ -294,7 +340,10 @@ def _find_pods(environ: Environ, texts: Texts) -> Allocation | None:
         found.add("master address", address, f"HOSTNAME and {HOSTS_FILE}")
     else:
         notes = (
-            "the pod template has no subdomain (a headless Service), so pods cannot find each other by their names",
+            (
+                "the pod template has no subdomain (a headless Service), so pods cannot find each "
+                "other by their names"
+            ),
         )
     return Allocation(
         source="kubernetes",
@@ -309,7 +358,8 @@ def _find_pods(environ: Environ, texts: Texts) -> Allocation | None:
 
 
 def _check_alone(environ: Environ, size: int | None) -> None:
-    """Hear what a controller sets that numbers pods by RANK alone (PyTorchJob before 1.6). Raises IncompleteError.
+    """Hear what a controller sets that numbers pods by RANK alone (PyTorchJob before 1.6). Raises
+    IncompleteError.
 
     WORLD_SIZE may count pods or processes there, so it is not built upon.
     """
@@ -317,8 +367,10 @@ def _check_alone(environ: Environ, size: int | None) -> None:
         return
     if size is None and text(environ, "RANK") is not None and says_several(environ, "WORLD_SIZE"):
         raise IncompleteError(
-            f"{shown(environ, 'RANK')} and {shown(environ, 'WORLD_SIZE')} in a pod, but PET_NNODES is not set",
-            hint="give --num-nodes N --node-rank K --master-addr HOST; --num-nodes 1 if each pod trains alone",
+            f"{shown(environ, 'RANK')} and {shown(environ, 'WORLD_SIZE')} in a pod, but PET_NNODES "
+            "is not set",
+            hint="give --num-nodes N --node-rank K --master-addr HOST; --num-nodes 1 if each pod "
+            "trains alone",
             of_several=True,
         )
 
@@ -333,7 +385,11 @@ def _size(environ: Environ) -> int | None:
 
 def _ordinal(pod: str | None) -> int | None:
     digits = (pod or "").rpartition("-")[2]
-    return int(digits) if pod and "-" in pod and digits.isascii() and digits.isdecimal() and len(digits) < 7 else None
+    return (
+        int(digits)
+        if pod and "-" in pod and digits.isascii() and digits.isdecimal() and len(digits) < 7
+        else None
+    )
 
 
 def _full_name(pod: str | None, hosts_file: str | None) -> str | None:
@@ -353,7 +409,9 @@ def _rank(environ: Environ, pod: str | None, full: str | None, *, indexed: bool)
     if told is not None:
         index = number(environ, "JOB_COMPLETION_INDEX")
         if index is not None and index > told:
-            raise contradiction(environ, NODE_RANK, "JOB_COMPLETION_INDEX", "two pods would have the same rank")
+            raise contradiction(
+                environ, NODE_RANK, "JOB_COMPLETION_INDEX", "two pods would have the same rank"
+            )
         return told
     if not indexed:
         # A Deployment's pod may end in digits by chance; a StatefulSet's has a Service behind it.
@@ -365,14 +423,16 @@ def _rank(environ: Environ, pod: str | None, full: str | None, *, indexed: bool)
         job = _ordinal(pod.rpartition("-")[0])
         if pod.startswith(f"{jobset}-") and job:
             raise ConfigError(
-                f"{shown(environ, 'HOSTNAME')}: replica {job} of a JobSet's job; JOB_COMPLETION_INDEX counts within it",
+                f"{shown(environ, 'HOSTNAME')}: replica {job} of a JobSet's job; "
+                "JOB_COMPLETION_INDEX counts within it",
                 hint="use one replica with all pods, or give --node-rank and --master-addr",
             )
     return index
 
 
 def _naming(pod: str | None, full: str | None, rank: int) -> Naming | None:
-    """Make the rule for the pods' names from this one's, which ends in its number; None if it does not."""
+    """Make the rule for the pods' names from this one's, which ends in its number; None if it does
+    not."""
     if pod is None or _ordinal(pod) != rank:
         return None
     stem, domain = pod.rpartition("-")[0], (full or pod).removeprefix(pod)
@@ -397,7 +457,9 @@ def _find_volcano(environ: Environ) -> Allocation:
         raise IncompleteError(why, hint=_HINT, of_several=text(environ, source) not in {None, "0"})
     if len(tasks) > 1 and not all(task in _TRAINING for task in tasks):
         which = ", ".join(f"VC_{task}_HOSTS" for task in tasks)
-        raise IncompleteError(f"{which}: which of these tasks train is not known", hint=_HINT, of_several=True)
+        raise IncompleteError(
+            f"{which}: which of these tasks train is not known", hint=_HINT, of_several=True
+        )
     hosts = _in_order(tasks)
     rank = _own_place(environ, tasks, hosts, found)
     found.add("hosts", ",".join(hosts), ", ".join(f"VC_{task}_HOSTS" for task in tasks))
@@ -414,7 +476,9 @@ def _tasks(environ: Environ) -> dict[str, tuple[str, ...]]:
         hosts = host_list(environ, variable)
         declared = number(environ, f"VC_{task}_NUM")
         if declared is not None and declared != len(hosts):
-            raise contradiction(environ, variable, f"VC_{task}_NUM", f"the list has {counted(len(hosts), 'host')}")
+            raise contradiction(
+                environ, variable, f"VC_{task}_NUM", f"the list has {counted(len(hosts), 'host')}"
+            )
         if hosts:
             tasks[task] = hosts
     return tasks
@@ -430,7 +494,9 @@ def _by_rank(environ: Environ, tasks: dict[str, tuple[str, ...]], found: Origins
     size = number(environ, "WORLD_SIZE", least=1) or 1
     rank = number(environ, "RANK") or 0
     if rank >= size:
-        raise contradiction(environ, "RANK", "WORLD_SIZE", f"ranks of {counted(size, 'pod')} go to {size - 1}")
+        raise contradiction(
+            environ, "RANK", "WORLD_SIZE", f"ranks of {counted(size, 'pod')} go to {size - 1}"
+        )
     found.add("nodes", size, "WORLD_SIZE")
     found.add("node rank", rank, "RANK")
     address, port = host_and_port(environ, "MASTER_ADDR")
@@ -443,13 +509,21 @@ def _by_rank(environ: Environ, tasks: dict[str, tuple[str, ...]], found: Origins
             lists = next(f"VC_{task}_HOSTS" for task, names in tasks.items() if address in names)
             raise contradiction(environ, "MASTER_ADDR", lists, f"rank 0 runs on {listed[0]}")
         found.add("master address", address, "MASTER_ADDR")
-    return _allocation(hosts, rank, address or (listed[0] if len(listed) == size else None), port, found)
+    return _allocation(
+        hosts, rank, address or (listed[0] if len(listed) == size else None), port, found
+    )
 
 
-def _own_place(environ: Environ, tasks: dict[str, tuple[str, ...]], hosts: tuple[str, ...], found: Origins) -> int:
+def _own_place(
+    environ: Environ, tasks: dict[str, tuple[str, ...]], hosts: tuple[str, ...], found: Origins
+) -> int:
     """Find this pod by its name; in a job of one task its index will do."""
     pod = text(environ, "HOSTNAME")
-    places = [place for place, host in enumerate(hosts) if pod is not None and host.partition(".")[0] == pod]
+    places = [
+        place
+        for place, host in enumerate(hosts)
+        if pod is not None and host.partition(".")[0] == pod
+    ]
     if len(places) == 1:
         found.add("node rank", places[0], "HOSTNAME")
         return places[0]

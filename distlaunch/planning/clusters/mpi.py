@@ -1,7 +1,8 @@
 """Processes that mpirun (or a like of it) started and numbered; pure.
 
-Sources: Open MPI 4.1.4 and MPICH 4.0.2 (captured), the documentation of Open MPI 5 and MVAPICH2, IBM's job step manager
-as PyTorch Lightning's LSFEnvironment reads it, HPE's PALS as sites with it use it (it sets no size, its PMI does).
+Sources: Open MPI 4.1.4 and MPICH 4.0.2 (captured), the documentation of Open MPI 5 and MVAPICH2,
+IBM's job step manager as PyTorch Lightning's LSFEnvironment reads it, HPE's PALS as sites with it
+use it (it sets no size, its PMI does).
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from distlaunch.planning.clusters.table import TaskSystem, find_task
 SYSTEMS = {
     system.name: system
     for system in (
-        # OMPI_COMM_WORLD_NODE_RANK is no node's index: it counts processes of all jobs on this node.
+        # OMPI_COMM_WORLD_NODE_RANK is no node's index: it counts processes of all jobs on this
+        # node.
         TaskSystem(
             name="openmpi",
             rank="OMPI_COMM_WORLD_RANK",
@@ -68,5 +70,6 @@ def files(environ: Environ, system: str) -> tuple[str, ...]:  # noqa: ARG001 - a
 
 
 def find(environ: Environ, texts: Texts, system: str) -> Allocation | None:  # noqa: ARG001 - all sources share the signature
-    """Say which of the processes this is; None if this system did not start it. Raises ConfigError."""
+    """Say which of the processes this is; None if this system did not start it. Raises
+    ConfigError."""
     return find_task(SYSTEMS[system], environ)

@@ -1,9 +1,10 @@
-"""Which system around us says what there is: the order of precedence, and why the others lost; pure.
+"""Which system around us says what there is: the order of precedence, and why the others lost;
+pure.
 
-Explicit sources (--hosts, --hostfile, --discover) come before all of these and are read elsewhere. Below them the
-innermost launcher wins: one that started this very process (mpirun), then platforms and schedulers that start one
-launcher a node or a task, then those whose script stands for the whole job. A plain shell costs a look at the names
-below and imports nothing.
+Explicit sources (--hosts, --hostfile, --discover) come before all of these and are read elsewhere.
+Below them the innermost launcher wins: one that started this very process (mpirun), then platforms
+and schedulers that start one launcher a node or a task, then those whose script stands for the
+whole job. A plain shell costs a look at the names below and imports nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +21,11 @@ if TYPE_CHECKING:
 
 SYSTEMS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     # name for --source, module of sources, variables of which any shows that a look is worth while
-    ("openmpi", "mpi", ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK")),
+    (
+        "openmpi",
+        "mpi",
+        ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    ),
     ("mvapich", "mpi", ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE")),
     ("jsm", "mpi", ("JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE")),
     ("pals", "mpi", ("PALS_RANKID",)),
@@ -37,8 +42,20 @@ SYSTEMS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         "kubernetes",
         "kubernetes",
         (
-            *("PET_NNODES", "PET_NODE_RANK", "PET_RDZV_ENDPOINT", "JOB_COMPLETION_INDEX", "LWS_GROUP_SIZE"),
-            *("LWS_WORKER_INDEX", "VC_TASK_INDEX", "VK_TASK_INDEX", "K_MPI_JOB_ROLE", "KUBERNETES_SERVICE_HOST"),
+            *(
+                "PET_NNODES",
+                "PET_NODE_RANK",
+                "PET_RDZV_ENDPOINT",
+                "JOB_COMPLETION_INDEX",
+                "LWS_GROUP_SIZE",
+            ),
+            *(
+                "LWS_WORKER_INDEX",
+                "VC_TASK_INDEX",
+                "VK_TASK_INDEX",
+                "K_MPI_JOB_ROLE",
+                "KUBERNETES_SERVICE_HOST",
+            ),
         ),
     ),
     ("baidu-aihc", "clouds", ("AIHC_JOB_NAME",)),
@@ -50,7 +67,15 @@ SYSTEMS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
 NAMES = ("auto", "flags", *(name for name, _, _ in SYSTEMS))
 """What ``--source`` takes; ``flags`` reads nothing from the environment."""
 
-_NOBODYS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "TF_CONFIG")
+_NOBODYS = (
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "NODE_RANK",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "TF_CONFIG",
+)
 """Set by many, with different meanings, and left over in shells."""
 
 
@@ -60,12 +85,15 @@ class _Source(Protocol):
     def files(self, environ: Mapping[str, str], system: str) -> tuple[str, ...]:
         """Name the files that this system would like to have read."""
 
-    def find(self, environ: Mapping[str, str], texts: Mapping[str, str | None], system: str) -> Allocation | None:
+    def find(
+        self, environ: Mapping[str, str], texts: Mapping[str, str | None], system: str
+    ) -> Allocation | None:
         """Read the system's variables; None if it is not there."""
 
 
 def files(environ: Mapping[str, str], *, wanted: str = "auto") -> tuple[str, ...]:
-    """Name the files that ``select`` should be given the texts of. Raises ConfigError for an unknown name."""
+    """Name the files that ``select`` should be given the texts of. Raises ConfigError for an
+    unknown name."""
     paths: dict[str, None] = {}
     for name, module in _candidates(environ, wanted):
         paths.update(dict.fromkeys(_load(module).files(environ, name)))
@@ -80,14 +108,17 @@ def select(
     num_nodes: str | None = None,
     node_rank: int | None = None,
 ) -> tuple[Allocation | None, tuple[str, ...], tuple[str, ...]]:
-    """Find the system that started us and read it; with it, for ``--explain``, what else was there and why it lost.
+    """Find the system that started us and read it; with it, for ``--explain``, what else was there
+    and why it lost.
 
-    Last come notes for the user: systems that are there, but say too little to be used, where nobody says more.
+    Last come notes for the user: systems that are there, but say too little to be used, where
+    nobody says more.
 
-    ``texts``: the contents of ``files()``, None for one that cannot be read. ``wanted``: a name of ``NAMES``.
-    ``num_nodes`` and ``node_rank`` are the options, for systems that tell less than is needed (an Indexed Job).
-    None is found in a plain shell. Raises ConfigError: variables contradict each other, ``wanted`` does not apply, or
-    this launcher is one of several, and which one nobody tells.
+    ``texts``: the contents of ``files()``, None for one that cannot be read. ``wanted``: a name of
+    ``NAMES``. ``num_nodes`` and ``node_rank`` are the options, for systems that tell less than is
+    needed (an Indexed Job). None is found in a plain shell. Raises ConfigError: variables
+    contradict each other, ``wanted`` does not apply, or this launcher is one of several, and which
+    one nobody tells.
     """
     environ = _with_options(environ, num_nodes, node_rank)
     lost: list[str] = []
@@ -103,30 +134,42 @@ def select(
         elif found is not None:
             lost.append(_agreeing(environ, winner, found))
     if winner is None and wanted not in {"auto", "flags"}:
-        raise ConfigError(f"--source {wanted} does not apply: {_why_not(environ, wanted)}", hint=_hint(environ))
+        raise ConfigError(
+            f"--source {wanted} does not apply: {_why_not(environ, wanted)}", hint=_hint(environ)
+        )
     lost += _leftovers(environ, winner)
     if winner is not None and winner.part != "all":
         return winner, tuple(lost), ()
     alone = num_nodes == "1" or node_rank is not None  # the user says which one this is
     if not alone and (certain := [half for half in halves if half[1].of_several]):
         name, error = certain[0]
-        why = f"{name} has started several launchers, but not said which one this is: {error.message}"
+        why = (
+            f"{name} has started several launchers, but not said which one this is: {error.message}"
+        )
         raise ConfigError(why, hint=error.hint)
-    return winner, tuple(lost), tuple(f"{name} is not used: {error.message}" for name, error in halves)
+    return (
+        winner,
+        tuple(lost),
+        tuple(f"{name} is not used: {error.message}" for name, error in halves),
+    )
 
 
 def hints(environ: Mapping[str, str]) -> bool:
-    """Tell whether any variable makes a look at the systems around us worth while; cheap, and loads nothing."""
+    """Tell whether any variable makes a look at the systems around us worth while; cheap, and loads
+    nothing."""
     return any(marker in environ for _, _, markers in SYSTEMS for marker in markers)
 
 
 def rivals(environ: Mapping[str, str], why: str) -> tuple[str, ...]:
-    """Name the systems that are not asked, since the user named the hosts, and what they and others have set."""
+    """Name the systems that are not asked, since the user named the hosts, and what they and others
+    have set."""
     there = [f"{_there(environ, name)}: {why}" for name, _ in _candidates(environ, "auto")]
     return (*there, *_leftovers(environ, None))
 
 
-def _with_options(environ: Mapping[str, str], num_nodes: str | None, node_rank: int | None) -> Mapping[str, str]:
+def _with_options(
+    environ: Mapping[str, str], num_nodes: str | None, node_rank: int | None
+) -> Mapping[str, str]:
     given = {"--num-nodes": num_nodes, "--node-rank": None if node_rank is None else str(node_rank)}
     given = {name: value for name, value in given.items() if value is not None}
     return {**environ, **cast("dict[str, str]", given)} if given else environ
@@ -134,7 +177,9 @@ def _with_options(environ: Mapping[str, str], num_nodes: str | None, node_rank: 
 
 def _candidates(environ: Mapping[str, str], wanted: str) -> list[tuple[str, str]]:
     if wanted not in NAMES:
-        raise ConfigError(f"--source {quoted(wanted)}: no such source", hint=f"there is: {', '.join(NAMES)}")
+        raise ConfigError(
+            f"--source {quoted(wanted)}: no such source", hint=f"there is: {', '.join(NAMES)}"
+        )
     return [
         (name, module)
         for name, module, markers in SYSTEMS
@@ -164,7 +209,9 @@ def _read(
         found = _load(module).find(environ, texts, name)
     except IncompleteError as error:
         if forced:
-            raise ConfigError(f"--source {name} does not apply: {error.message}", hint=error.hint) from error
+            raise ConfigError(
+                f"--source {name} does not apply: {error.message}", hint=error.hint
+            ) from error
         lost.append(f"{name}: {error.message}")
         halves.append((name, error))
         return None
@@ -183,13 +230,16 @@ def _there(environ: Mapping[str, str], name: str) -> str:
 
 
 def _agreeing(environ: Mapping[str, str], winner: Allocation, other: Allocation) -> str:
-    """Hold two MPIs that both numbered this process against each other. Raises ConfigError that quotes both."""
+    """Hold two MPIs that both numbered this process against each other. Raises ConfigError that
+    quotes both."""
     mine, its = _there(environ, winner.source), _there(environ, other.source)
     place = (winner.node_rank, winner.local_rank, len(winner.hosts))
     if place != (other.node_rank, other.local_rank, len(other.hosts)):
         raise ConfigError(
-            f"{mine} and {its} contradict each other: each says that it started this process, at different places",
-            hint=f"unset those that are left over, or give --source {winner.source} or --source {other.source}",
+            f"{mine} and {its} contradict each other: each says that it started this process, at "
+            "different places",
+            hint=f"unset those that are left over, or give --source {winner.source} or --source "
+            f"{other.source}",
         )
     return f"{its}: says the same as {winner.source}"
 
@@ -199,15 +249,31 @@ def _why_not(environ: Mapping[str, str], wanted: str) -> str:
     there = [each for each in markers if each in environ]
     if there:
         return f"{_there(environ, wanted)}, but no job of several nodes or processes"
-    return f"none of {', '.join(markers)} is set" if len(markers) > 1 else f"{markers[0]} is not set"
+    return (
+        f"none of {', '.join(markers)} is set" if len(markers) > 1 else f"{markers[0]} is not set"
+    )
 
 
 def _hint(environ: Mapping[str, str]) -> str:
     present = [name for name, _ in _candidates(environ, "auto")]
-    return f"the environment has variables of {', '.join(present)}" if present else "no system's variables are set here"
+    return (
+        f"the environment has variables of {', '.join(present)}"
+        if present
+        else "no system's variables are set here"
+    )
 
 
 def _leftovers(environ: Mapping[str, str], winner: Allocation | None) -> list[str]:
-    used = " ".join(origin.source for origin in winner.origins).split() if winner is not None else []
-    why = "means something else to each launcher, so it is not read" if winner is None else f"{winner.source} decides"
-    return [f"{name}={quoted(environ[name])}: {why}" for name in _NOBODYS if name in environ and name not in used]
+    used = (
+        " ".join(origin.source for origin in winner.origins).split() if winner is not None else []
+    )
+    why = (
+        "means something else to each launcher, so it is not read"
+        if winner is None
+        else f"{winner.source} decides"
+    )
+    return [
+        f"{name}={quoted(environ[name])}: {why}"
+        for name in _NOBODYS
+        if name in environ and name not in used
+    ]

@@ -1,8 +1,9 @@
 """What a Slurm job or step was given; pure.
 
-A batch script and the shell of ``salloc`` stand for the whole job (part ``all``). In a step only ``SLURM_STEP_*``,
-``PROCID``, ``NODEID`` and ``LOCALID`` are its own; the job's variables are still there, and wrong for a smaller step.
-Sources: captures from Slurm 22.05.8, and the manuals of sbatch, salloc and srun (the variables that they set).
+A batch script and the shell of ``salloc`` stand for the whole job (part ``all``). In a step only
+``SLURM_STEP_*``, ``PROCID``, ``NODEID`` and ``LOCALID`` are its own; the job's variables are still
+there, and wrong for a smaller step. Sources: captures from Slurm 22.05.8, and the manuals of
+sbatch, salloc and srun (the variables that they set).
 
 GPUs that Slurm granted: to this node (what is there), to the others (what was asked for); pure.
 """
@@ -33,13 +34,15 @@ from distlaunch.planning.gpu_masks import HIDES_ALL
 name = "slurm"
 
 _STEPS_THAT_ARE_NONE = 4294967290
-"""From this id on (``SLURM_INTERACTIVE_STEP``, batch, extern, ...) a step is only the job's own shell."""
+"""From this id on (``SLURM_INTERACTIVE_STEP``, batch, extern, ...) a step is only the job's own
+shell."""
 _SAME_IN_A_STEP = (
     ("SLURM_STEP_NUM_NODES", "SLURM_NNODES"),
     ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"),
     ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"),
 )
-"""What Slurm sets twice for the tasks of a step (as in all captures); in a batch script the second are its job's."""
+"""What Slurm sets twice for the tasks of a step (as in all captures); in a batch script the second
+are its job's."""
 _MOST_TASKS = 1 << 22
 _MOST_COMPONENTS = 1024
 
@@ -50,11 +53,14 @@ def files(environ: Environ, system: str = name) -> tuple[str, ...]:  # noqa: ARG
 
 
 def find(environ: Environ, texts: Texts, system: str = name) -> Allocation | None:  # noqa: ARG001 - all sources share the signature
-    """Say what Slurm granted and what this launcher is in it; None outside. Raises IncompleteError and ConfigError."""
+    """Say what Slurm granted and what this launcher is in it; None outside. Raises IncompleteError
+    and ConfigError."""
     if text(environ, "SLURM_JOB_ID") is None and text(environ, "SLURM_JOB_NODELIST") is None:
         return None
     step = number(environ, "SLURM_STEP_ID", most=1 << 32)
-    if text(environ, "SLURM_STEP_NODELIST") is None or (step is not None and step >= _STEPS_THAT_ARE_NONE):
+    if text(environ, "SLURM_STEP_NODELIST") is None or (
+        step is not None and step >= _STEPS_THAT_ARE_NONE
+    ):
         return _whole_job(environ)
     nodes = _nodes_of(environ, "SLURM_STEP_NODELIST")
     if text(environ, "SLURM_JOB_NODELIST") is not None and text(environ, "SLURM_HET_SIZE") is None:
@@ -62,9 +68,15 @@ def find(environ: Environ, texts: Texts, system: str = name) -> Allocation | Non
         if not whole.issuperset(nodes):
             return _whole_job(environ)
     for own, same in _SAME_IN_A_STEP:
-        if text(environ, own) is not None and (text(environ, same) or environ[own]).strip() != environ[own].strip():
+        if (
+            text(environ, own) is not None
+            and (text(environ, same) or environ[own]).strip() != environ[own].strip()
+        ):
             raise contradiction(
-                environ, own, same, "in a step they are equal; in a batch script, unset SLURM_STEP_NODELIST"
+                environ,
+                own,
+                same,
+                "in a step they are equal; in a batch script, unset SLURM_STEP_NODELIST",
             )
     return _step(environ, nodes)
 
@@ -73,36 +85,64 @@ def _step(environ: Environ, nodes: list[str]) -> Allocation:
     found = Origins(environ)
     declared = number(environ, "SLURM_STEP_NUM_NODES", least=1)
     if declared is not None and declared != len(nodes):
-        raise contradiction(environ, "SLURM_STEP_NODELIST", "SLURM_STEP_NUM_NODES", f"the list has {len(nodes)}")
+        raise contradiction(
+            environ, "SLURM_STEP_NODELIST", "SLURM_STEP_NUM_NODES", f"the list has {len(nodes)}"
+        )
     nodes, tasks = _by_component(environ, nodes, _step_tasks(environ, len(nodes)))
     several = sum(tasks) > 1
     node = needed(environ, "SLURM_NODEID", number, "SLURM_STEP_NODELIST", of_several=several)
     local = needed(environ, "SLURM_LOCALID", number, "SLURM_STEP_NODELIST", of_several=several)
-    rank = needed(environ, "SLURM_PROCID", number, "SLURM_STEP_NODELIST", of_several=several, most=_MOST_TASKS)
+    rank = needed(
+        environ, "SLURM_PROCID", number, "SLURM_STEP_NODELIST", of_several=several, most=_MOST_TASKS
+    )
     if node >= len(nodes):
-        raise contradiction(environ, "SLURM_NODEID", "SLURM_STEP_NODELIST", f"nodes are numbered to {len(nodes) - 1}")
+        raise contradiction(
+            environ,
+            "SLURM_NODEID",
+            "SLURM_STEP_NODELIST",
+            f"nodes are numbered to {len(nodes) - 1}",
+        )
     if local >= tasks[node]:
         why = f"{nodes[node]} has {counted(tasks[node], 'task')}"
         raise contradiction(environ, "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE", why)
     if rank >= sum(tasks):
-        raise contradiction(environ, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", f"there are {counted(sum(tasks), 'task')}")
+        raise contradiction(
+            environ,
+            "SLURM_PROCID",
+            "SLURM_STEP_NUM_TASKS",
+            f"there are {counted(sum(tasks), 'task')}",
+        )
     here = text(environ, "SLURMD_NODENAME")
     if here is not None and here in nodes and nodes[node] != here and nodes.count(here) == 1:
-        raise contradiction(environ, "SLURM_NODEID", "SLURMD_NODENAME", f"node {node} of the step is {nodes[node]}")
-    lost = (*found.lost("SLURM_JOB_NODELIST", "the whole job's"), *found.lost("SLURM_NODELIST", "the whole job's"))
+        raise contradiction(
+            environ, "SLURM_NODEID", "SLURMD_NODENAME", f"node {node} of the step is {nodes[node]}"
+        )
+    lost = (
+        *found.lost("SLURM_JOB_NODELIST", "the whole job's"),
+        *found.lost("SLURM_NODELIST", "the whole job's"),
+    )
     found.add("hosts", environ["SLURM_STEP_NODELIST"].strip(), "SLURM_STEP_NODELIST", *lost)
     found.add("node rank", node, "SLURM_NODEID")
     a_task_each = max(tasks) == 1
-    counts = "SLURM_STEP_TASKS_PER_NODE" if "SLURM_STEP_TASKS_PER_NODE" in environ else "SLURM_STEP_NUM_TASKS"
+    counts = (
+        "SLURM_STEP_TASKS_PER_NODE"
+        if "SLURM_STEP_TASKS_PER_NODE" in environ
+        else "SLURM_STEP_NUM_TASKS"
+    )
     job_tasks = found.lost("SLURM_NTASKS_PER_NODE", "the job's request, not the step's")
     if a_task_each:
         found.add("part", "one launcher a node: a task each", counts, *job_tasks)
         own = granted_here(environ, found, in_step=True)
-        hosts = tuple(own.on(Host(name=each)) if i == node else Host(name=each) for i, each in enumerate(nodes))
+        hosts = tuple(
+            own.on(Host(name=each)) if i == node else Host(name=each)
+            for i, each in enumerate(nodes)
+        )
     else:
         found.add("part", "one launcher a worker: several tasks a node", counts, *job_tasks)
         found.add("slots", environ[counts].strip(), counts)
-        hosts = tuple(Host(name=each, slots=slots) for each, slots in zip(nodes, tasks, strict=True))
+        hosts = tuple(
+            Host(name=each, slots=slots) for each, slots in zip(nodes, tasks, strict=True)
+        )
     return Allocation(
         source=name,
         hosts=hosts,
@@ -113,7 +153,11 @@ def _step(environ: Environ, nodes: list[str]) -> Allocation:
         job_id=_job_name(environ, step=text(environ, "SLURM_STEP_ID")),
         number=_job_number(environ),
         origins=found.all(),
-        notes=(*_smaller_step(environ, nodes), *_terminal(environ, sum(tasks)), *_renumbered(rank, tasks, node, local)),
+        notes=(
+            *_smaller_step(environ, nodes),
+            *_terminal(environ, sum(tasks)),
+            *_renumbered(rank, tasks, node, local),
+        ),
     )
 
 
@@ -126,21 +170,28 @@ def _step_tasks(environ: Environ, nodes: int) -> list[int]:
         if total is not None and nodes == 1:
             return [total]
         raise IncompleteError(
-            f"{shown(environ, 'SLURM_STEP_NODELIST')}, but not SLURM_STEP_TASKS_PER_NODE: who is where is not known",
+            f"{shown(environ, 'SLURM_STEP_NODELIST')}, but not SLURM_STEP_TASKS_PER_NODE: who is "
+            "where is not known",
             of_several=nodes > 1 or (total or 1) > 1,
         )
     if len(tasks) != nodes:
         why = f"{len(tasks)} counts for {counted(nodes, 'node')}"
         raise contradiction(environ, "SLURM_STEP_TASKS_PER_NODE", "SLURM_STEP_NODELIST", why)
     if total is not None and sum(tasks) != total:
-        raise contradiction(environ, "SLURM_STEP_TASKS_PER_NODE", "SLURM_STEP_NUM_TASKS", f"together {sum(tasks)}")
+        raise contradiction(
+            environ, "SLURM_STEP_TASKS_PER_NODE", "SLURM_STEP_NUM_TASKS", f"together {sum(tasks)}"
+        )
     return tasks
 
 
-def _by_component(environ: Environ, nodes: list[str], tasks: list[int]) -> tuple[list[str], list[int]]:
-    """Put the nodes of a heterogeneous step in the order of its components: so NODEID and PROCID count.
+def _by_component(
+    environ: Environ, nodes: list[str], tasks: list[int]
+) -> tuple[list[str], list[int]]:
+    """Put the nodes of a heterogeneous step in the order of its components: so NODEID and PROCID
+    count.
 
-    Its lists are sorted by name, over all components; a component's own list tells which nodes it has.
+    Its lists are sorted by name, over all components; a component's own list tells which nodes it
+    has.
     """
     size = number(environ, "SLURM_HET_SIZE", least=1, most=_MOST_COMPONENTS) or 0
     lists = [f"SLURM_JOB_NODELIST_HET_GROUP_{group}" for group in range(size)]
@@ -154,9 +205,11 @@ def _by_component(environ: Environ, nodes: list[str], tasks: list[int]) -> tuple
 
 
 def _job_name(environ: Environ, step: str | None = None) -> str | None:
-    """Name a job or a step as squeue does: ``123``, ``123_4`` of an array, ``123.0``; in its second turn ``123-r1``.
+    """Name a job or a step as squeue does: ``123``, ``123_4`` of an array, ``123.0``; in its second
+    turn ``123-r1``.
 
-    All launchers of a step get the same; the components of a heterogeneous one have job ids of their own.
+    All launchers of a step get the same; the components of a heterogeneous one have job ids of
+    their own.
     """
     name = text(environ, _first_id(environ))
     array, task = text(environ, "SLURM_ARRAY_JOB_ID"), text(environ, "SLURM_ARRAY_TASK_ID")
@@ -179,15 +232,30 @@ def _job_number(environ: Environ) -> int | None:
 
 def _first_id(environ: Environ) -> str:
     """Name the variable with the id that all components of a heterogeneous job know."""
-    return "SLURM_JOB_ID_HET_GROUP_0" if text(environ, "SLURM_JOB_ID_HET_GROUP_0") is not None else "SLURM_JOB_ID"
+    return (
+        "SLURM_JOB_ID_HET_GROUP_0"
+        if text(environ, "SLURM_JOB_ID_HET_GROUP_0") is not None
+        else "SLURM_JOB_ID"
+    )
 
 
 def _smaller_step(environ: Environ, nodes: list[str]) -> tuple[str, ...]:
     job = text(environ, "SLURM_JOB_NUM_NODES")
-    if job is None or not job.isdecimal() or not job.isascii() or len(job) > 9 or int(job) <= len(nodes):
+    if (
+        job is None
+        or not job.isdecimal()
+        or not job.isascii()
+        or len(job) > 9
+        or int(job) <= len(nodes)
+    ):
         return ()
     which = f" ({nodes[0]})" if len(nodes) == 1 else ""
-    return (f"this step has {len(nodes)} of the job's {int(job)} nodes{which}; srun -N {int(job)} would give it all",)
+    return (
+        (
+            f"this step has {len(nodes)} of the job's {int(job)} nodes{which}; srun -N {int(job)} "
+            "would give it all"
+        ),
+    )
 
 
 def _terminal(environ: Environ, tasks: int) -> tuple[str, ...]:
@@ -197,7 +265,10 @@ def _terminal(environ: Environ, tasks: int) -> tuple[str, ...]:
     """
     if "SLURM_PTY_PORT" not in environ or tasks == 1:
         return ()
-    note = f"if this is a shell of srun --pty (SLURM_PTY_PORT is set), its launcher is the only one of {tasks} tasks"
+    note = (
+        "if this is a shell of srun --pty (SLURM_PTY_PORT is set), its launcher is the only "
+        f"one of {tasks} tasks"
+    )
     return (f"{note}: start it with srun, or ask for the shell with salloc",)
 
 
@@ -205,7 +276,12 @@ def _renumbered(rank: int, tasks: list[int], node: int, local: int) -> tuple[str
     ours = sum(tasks[:node]) + local
     if max(tasks) == 1 or ours == rank:
         return ()
-    return (f"ranks are numbered node by node: SLURM_PROCID {rank} is rank {ours} (srun -m block numbers so too)",)
+    return (
+        (
+            f"ranks are numbered node by node: SLURM_PROCID {rank} is rank {ours} (srun -m block "
+            "numbers so too)"
+        ),
+    )
 
 
 class _Component(Record):
@@ -222,22 +298,32 @@ def _whole_job(environ: Environ) -> Allocation:
     nodes = [each for component in components for each in component.nodes]
     lists = [f"SLURM_JOB_NODELIST{component.suffix}" for component in components]
     # sbatch within a step hands the step's variables on to the script of a job on other nodes.
-    lost = found.lost("SLURM_STEP_NODELIST", "the shell's own, or left over from the step that submitted this job")
+    lost = found.lost(
+        "SLURM_STEP_NODELIST", "the shell's own, or left over from the step that submitted this job"
+    )
     found.add("hosts", ",".join(environ[each].strip() for each in lists), ", ".join(lists), *lost)
     here = text(environ, "SLURMD_NODENAME")
     node = nodes.index(here) if here in nodes and nodes.count(here) == 1 else None
     if node is not None:
-        found.add("node rank", node, "SLURMD_NODENAME", *found.lost("SLURM_NODEID", "0 in every batch script"))
+        found.add(
+            "node rank",
+            node,
+            "SLURMD_NODENAME",
+            *found.lost("SLURM_NODEID", "0 in every batch script"),
+        )
     hosts: list[Host] = []
     notes: list[str] = []
     for component in components:
-        gpus = gpus_of_hosts(environ, component.suffix, component.tasks, len(component.nodes), found)
+        gpus = gpus_of_hosts(
+            environ, component.suffix, component.tasks, len(component.nodes), found
+        )
         slots, unit = _with_tasks(environ, component, gpus, found, notes)
         tasks: list[int] | list[None] = [None] * len(component.nodes)
         if component.tasks is not None and _asked_for_tasks(environ, component):
             tasks = component.tasks
         hosts += [
-            Host(name=n, slots=s, unit=unit, tasks=t) for n, s, t in zip(component.nodes, slots, tasks, strict=True)
+            Host(name=n, slots=s, unit=unit, tasks=t)
+            for n, s, t in zip(component.nodes, slots, tasks, strict=True)
         ]
     if node is not None:
         hosts[node] = granted_here(environ, found, in_step=False).on(hosts[node])
@@ -277,14 +363,21 @@ def _component(environ: Environ, suffix: str, size_name: str) -> _Component:
         raise contradiction(environ, list_name, size_name, f"the list has {len(nodes)}")
     tasks = _counts_of(environ, tasks_name)
     if tasks is not None and len(tasks) != len(nodes):
-        raise contradiction(environ, tasks_name, list_name, f"{len(tasks)} counts for {counted(len(nodes), 'node')}")
+        raise contradiction(
+            environ, tasks_name, list_name, f"{len(tasks)} counts for {counted(len(nodes), 'node')}"
+        )
     return _Component(suffix=suffix, nodes=nodes, tasks=tasks)
 
 
 def _with_tasks(
-    environ: Environ, component: _Component, gpus: list[int | None], found: Origins, notes: list[str]
+    environ: Environ,
+    component: _Component,
+    gpus: list[int | None],
+    found: Origins,
+    notes: list[str],
 ) -> tuple[list[int | None], Unit]:
-    """Give hosts without known GPUs the tasks that were asked for; say it where GPUs decide against these."""
+    """Give hosts without known GPUs the tasks that were asked for; say it where GPUs decide against
+    these."""
     by = _asked_for_tasks(environ, component)
     if by is None or component.tasks is None or max(component.tasks) == 1:
         return gpus, "gpus"
@@ -296,7 +389,8 @@ def _with_tasks(
         return list(component.tasks), "workers"
     if gpus != component.tasks:
         notes.append(
-            f"a worker for each GPU, though {shown(environ, by)}: --procs-per-node N --device cuda starts N a node"
+            f"a worker for each GPU, though {shown(environ, by)}: --procs-per-node N --device cuda "
+            "starts N a node"
         )
     return gpus, "gpus"
 
@@ -304,9 +398,13 @@ def _with_tasks(
 def _asked_for_tasks(environ: Environ, component: _Component) -> str | None:
     """Name the variable by which a number of tasks was asked for.
 
-    Without one SLURM_TASKS_PER_NODE counts how many would have room: 64 on an exclusive node of 64 CPUs.
+    Without one SLURM_TASKS_PER_NODE counts how many would have room: 64 on an exclusive node of 64
+    CPUs.
     """
-    asked = [f"{each}{component.suffix}" for each in ("SLURM_NTASKS_PER_NODE", "SLURM_NTASKS", "SLURM_NPROCS")]
+    asked = [
+        f"{each}{component.suffix}"
+        for each in ("SLURM_NTASKS_PER_NODE", "SLURM_NTASKS", "SLURM_NPROCS")
+    ]
     return next((each for each in asked if text(environ, each) is not None), None)
 
 
@@ -334,7 +432,8 @@ class Granted(Record):
 
     count: int | None = None
     devices: tuple[str, ...] | None = None
-    """The mask, where Slurm's own word has as many GPUs; None for one that somebody else has set."""
+    """The mask, where Slurm's own word has as many GPUs; None for one that somebody else has
+    set."""
 
     def on(self, host: Host) -> Host:
         """Say of the host what is granted there; it stays as it is if no GPU of it is known."""
@@ -344,12 +443,16 @@ class Granted(Record):
 
 
 def granted_here(environ: Environ, found: Origins, *, in_step: bool) -> Granted:
-    """Read what this node has: the mask (narrowed for this task, or by the user), else the list, else the number.
+    """Read what this node has: the mask (narrowed for this task, or by the user), else the list,
+    else the number.
 
     ``SLURM_JOB_GPUS`` counts only outside of a step: in one it is the job's, of another node even.
     """
     own_list = "SLURM_STEP_GPUS" if in_step else "SLURM_JOB_GPUS"
-    told = any(name in environ for name in (own_list, "SLURM_GPUS_ON_NODE", "SLURM_STEP_GPUS", "SLURM_JOB_GPUS"))
+    told = any(
+        name in environ
+        for name in (own_list, "SLURM_GPUS_ON_NODE", "SLURM_STEP_GPUS", "SLURM_JOB_GPUS")
+    )
     mask = next((name for name in _MASKS if name in environ), None) if told else None
     ids = _ids(environ[own_list]) if text(environ, own_list) is not None else ()
     count = number(environ, "SLURM_GPUS_ON_NODE", most=_MOST_GPUS)
@@ -361,7 +464,9 @@ def granted_here(environ: Environ, found: Origins, *, in_step: bool) -> Granted:
             lost += found.lost("SLURM_GPUS_ON_NODE", "the mask decides")
         found.add("slots of this node", len(devices), mask, *lost)
         own_word = len(ids) or count
-        return Granted(count=len(devices), devices=devices if own_word in {None, len(devices)} else None)
+        return Granted(
+            count=len(devices), devices=devices if own_word in {None, len(devices)} else None
+        )
     if ids:
         # Physical numbers: behind device cgroups these are not what a mask would hold.
         found.add("slots of this node", len(ids), own_list)
@@ -377,19 +482,27 @@ def _ids(value: str) -> tuple[str, ...]:
 
 
 def _other(environ: Environ, name: str, number_of_ids: int, number_in_mask: int) -> list[str]:
-    return [f"{shown(environ, name)}: the mask decides"] if number_of_ids not in {0, number_in_mask} else []
+    return (
+        [f"{shown(environ, name)}: the mask decides"]
+        if number_of_ids not in {0, number_in_mask}
+        else []
+    )
 
 
 def asked_for_gpus(environ: Environ, suffix: str) -> bool:
-    """Tell whether a job or component has GPUs, even if not how many a node: its tasks then say nothing of workers."""
-    of_node = suffix in {"", "_HET_GROUP_0"} and ("SLURM_GPUS_ON_NODE" in environ or "SLURM_JOB_GPUS" in environ)
+    """Tell whether a job or component has GPUs, even if not how many a node: its tasks then say
+    nothing of workers."""
+    of_node = suffix in {"", "_HET_GROUP_0"} and (
+        "SLURM_GPUS_ON_NODE" in environ or "SLURM_JOB_GPUS" in environ
+    )
     return of_node or any(f"{request}{suffix}" in environ for request in _REQUESTS)
 
 
 def gpus_of_hosts(
     environ: Environ, suffix: str, tasks: list[int] | None, nodes: int, found: Origins
 ) -> list[int | None]:
-    """Say how many GPUs each host of a job or component was given, as far as the request tells. Raises ConfigError."""
+    """Say how many GPUs each host of a job or component was given, as far as the request tells.
+    Raises ConfigError."""
     name = f"SLURM_GPUS_PER_NODE{suffix}"
     if (per_node := _typed_count(environ, name)) is not None:
         return _noted(found, name, [per_node] * nodes)
@@ -402,7 +515,11 @@ def gpus_of_hosts(
         return _noted(found, name, [per_task * count for count in tasks])
     name = f"SLURM_NTASKS_PER_GPU{suffix}"
     tasks_per_gpu = number(environ, name, least=1, most=_MOST_GPUS)
-    if tasks_per_gpu is not None and tasks is not None and not any(count % tasks_per_gpu for count in tasks):
+    if (
+        tasks_per_gpu is not None
+        and tasks is not None
+        and not any(count % tasks_per_gpu for count in tasks)
+    ):
         return _noted(found, name, [count // tasks_per_gpu for count in tasks])
     name = f"SLURM_GPUS{suffix}"
     total = _typed_count(environ, name)
@@ -426,12 +543,15 @@ def _typed_count(environ: Environ, name: str) -> int | None:
         count = entry.rpartition(":")[2].strip()
         if not (count.isascii() and count.isdecimal() and len(count) < 9):
             raise ConfigError(
-                f"{shown(environ, name)}: expected a number of GPUs, as in 4, a100:4 or volta:3,kepler:1",
+                f"{shown(environ, name)}: expected a number of GPUs, as in 4, a100:4 or "
+                "volta:3,kepler:1",
                 hint=IGNORE_HINT,
             )
         total += int(count)
     if total > _MOST_GPUS:
-        raise ConfigError(f"{shown(environ, name)}: no node has more than {_MOST_GPUS} GPUs", hint=IGNORE_HINT)
+        raise ConfigError(
+            f"{shown(environ, name)}: no node has more than {_MOST_GPUS} GPUs", hint=IGNORE_HINT
+        )
     return total
 
 
@@ -445,6 +565,8 @@ def _of_tres(environ: Environ, name: str) -> int | None:
             if kind == "gpu":
                 count = "1"
             if not (count.isascii() and count.isdecimal() and len(count) < 5):
-                raise ConfigError(f"{shown(environ, name)}: expected GPUs as in gres/gpu=2", hint=IGNORE_HINT)
+                raise ConfigError(
+                    f"{shown(environ, name)}: expected GPUs as in gres/gpu=2", hint=IGNORE_HINT
+                )
             total = (total or 0) + int(count)
     return total

@@ -1,6 +1,7 @@
 """Systems that differ only in the names of their variables, as rows; pure.
 
-A new one is a row in the table of a source module, a row of markers in ``select`` and a fixture in the tests.
+A new one is a row in the table of a source module, a row of markers in ``select`` and a fixture in
+the tests.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ _SLOTS_IN_WORDS = ("auto", "gpu", "cpu", "xpu")
 
 
 class NodeSystem(Record):
-    """A system that starts one launcher on each node and tells it, in these variables, which one it is."""
+    """A system that starts one launcher on each node and tells it, in these variables, which one it
+    is."""
 
     name: str
     needs: tuple[str, ...]
@@ -63,10 +65,13 @@ class NodeSystem(Record):
 
 
 def find_node(system: NodeSystem, environ: Environ) -> Allocation | None:
-    """Read a row's variables; None if it is not this system. Raises ConfigError and IncompleteError."""
+    """Read a row's variables; None if it is not this system. Raises ConfigError and
+    IncompleteError."""
     if any(name in environ for name in system.without):
         return None
-    if system.starts is not None and not environ.get(system.starts[0], "").startswith(system.starts[1]):
+    if system.starts is not None and not environ.get(system.starts[0], "").startswith(
+        system.starts[1]
+    ):
         return None
     if missing := [name for name in system.needs if name not in environ]:
         _refuse_half(system, environ, missing)
@@ -79,7 +84,10 @@ def find_node(system: NodeSystem, environ: Environ) -> Allocation | None:
     address, port = host_and_port(environ, system.master) if system.master else (None, None)
     if address is not None and system.master is not None:
         found.add("master address", address, system.master)
-    if system.port is not None and (own := number(environ, system.port, least=1, most=65535)) is not None:
+    if (
+        system.port is not None
+        and (own := number(environ, system.port, least=1, most=65535)) is not None
+    ):
         port = own
         found.add("master port", port, system.port)
     if address in listed[1:]:
@@ -91,7 +99,10 @@ def find_node(system: NodeSystem, environ: Environ) -> Allocation | None:
     else:
         hosts = numbered_hosts(address, count, slots=slots, unit=system.unit)
     if system.slots is not None and slots is not None:
-        if system.mixed is not None and (text(environ, system.mixed) or "").lower() in {"1", "true"}:
+        if system.mixed is not None and (text(environ, system.mixed) or "").lower() in {
+            "1",
+            "true",
+        }:
             hosts = tuple(h if i == rank else replace(h, slots=None) for i, h in enumerate(hosts))
         found.add("slots", slots, system.slots)
     return Allocation(
@@ -113,11 +124,16 @@ def _refuse_half(system: NodeSystem, environ: Environ, missing: list[str]) -> No
     only = len(listed) == 1 or (system.count is not None and text(environ, system.count) == "1")
     there = [name for name in system.needs if name in environ and name not in _ANYBODYS]
     if there and not (only and not several):
-        why = f"{shown(environ, there[0])}, but {' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not set"
+        why = (
+            f"{shown(environ, there[0])}, but {' and '.join(missing)} "
+            f"{'is' if len(missing) == 1 else 'are'} not set"
+        )
         raise IncompleteError(why, of_several=several)
 
 
-def _node_count(system: NodeSystem, environ: Environ, listed: tuple[str, ...], found: Origins) -> int:
+def _node_count(
+    system: NodeSystem, environ: Environ, listed: tuple[str, ...], found: Origins
+) -> int:
     count = number(environ, system.count, least=1) if system.count else None
     if count is not None and system.count is not None:
         if system.hosts is not None and listed and len(listed) != count:
@@ -140,18 +156,28 @@ def _node_rank(system: NodeSystem, environ: Environ, listed: tuple[str, ...], co
         rank = needed(environ, system.rank, number, because, of_several=True)
         if rank >= count:
             size = (system.count if system.count in environ else system.hosts) or because
-            raise contradiction(environ, system.rank, str(size), f"ranks of {counted(count, 'node')} go to {count - 1}")
+            raise contradiction(
+                environ,
+                system.rank,
+                str(size),
+                f"ranks of {counted(count, 'node')} go to {count - 1}",
+            )
         return rank
     name = needed(environ, str(system.me), text, because, of_several=count > 1)
     if name not in listed:
-        raise contradiction(environ, str(system.me), str(system.hosts), "this node is not in the list")
+        raise contradiction(
+            environ, str(system.me), str(system.hosts), "this node is not in the list"
+        )
     if listed.count(name) > 1:
-        raise contradiction(environ, str(system.me), str(system.hosts), "this node is in the list more than once")
+        raise contradiction(
+            environ, str(system.me), str(system.hosts), "this node is in the list more than once"
+        )
     return listed.index(name)
 
 
 def slots_of(environ: Environ, name: str | None) -> int | None:
-    """Read workers or GPUs per node: a number, or a word (``auto``) that leaves it to the node. Raises ConfigError."""
+    """Read workers or GPUs per node: a number, or a word (``auto``) that leaves it to the node.
+    Raises ConfigError."""
     if name is None or (text(environ, name) or "").lower() in _SLOTS_IN_WORDS:
         return None
     return number(environ, name, most=_MOST_SLOTS) or None
@@ -179,10 +205,16 @@ class TaskSystem(Record):
 def find_task(system: TaskSystem, environ: Environ) -> Allocation | None:
     """Read a row's variables; None if it is not this system.
 
-    Raises IncompleteError if only some are there (better no worker than half a one), and ConfigError if they contradict
-    each other, or if nodes have different numbers of processes: who is where is then unknown.
+    Raises IncompleteError if only some are there (better no worker than half a one), and
+    ConfigError if they contradict each other, or if nodes have different numbers of processes: who
+    is where is then unknown.
     """
-    names = [system.rank, system.size, system.local_rank, *([system.local_size] if system.local_size else [])]
+    names = [
+        system.rank,
+        system.size,
+        system.local_rank,
+        *([system.local_size] if system.local_size else []),
+    ]
     there = [name for name in names if text(environ, name) is not None]
     if not there:
         return None
@@ -197,11 +229,17 @@ def find_task(system: TaskSystem, environ: Environ) -> Allocation | None:
     local_size = _local_size(system, environ, size, known_nodes)
     size_name = system.local_size or str(system.nodes)
     if rank >= size:
-        raise contradiction(environ, system.rank, system.size, f"ranks of {size:,} processes go to {size - 1}")
+        raise contradiction(
+            environ, system.rank, system.size, f"ranks of {size:,} processes go to {size - 1}"
+        )
     if local_rank >= local_size:
-        raise contradiction(environ, system.local_rank, size_name, f"this node has local ranks to {local_size - 1}")
+        raise contradiction(
+            environ, system.local_rank, size_name, f"this node has local ranks to {local_size - 1}"
+        )
     if local_size > size:
-        raise contradiction(environ, size_name, system.size, "a node cannot have more processes than the job")
+        raise contradiction(
+            environ, size_name, system.size, "a node cannot have more processes than the job"
+        )
     if system.agrees and (same := number(environ, system.agrees)) is not None and same != rank:
         raise contradiction(environ, system.rank, system.agrees, "both are this process's rank")
     nodes = size // local_size
@@ -210,13 +248,17 @@ def find_task(system: TaskSystem, environ: Environ) -> Allocation | None:
     found = Origins(environ)
     node_rank = _task_node(system, environ, (rank, local_rank, local_size, nodes), found)
     part: Part = "node" if local_size == 1 else "worker"
-    found.add("part", "one launcher a node" if part == "node" else "one launcher a worker", size_name)
+    found.add(
+        "part", "one launcher a node" if part == "node" else "one launcher a worker", size_name
+    )
     found.add("nodes", nodes, f"{system.size} and {size_name}")
     own = text(environ, system.host) if system.host else None
     hosts = numbered_hosts(None, nodes, slots=None if part == "node" else local_size)
     if own is not None and system.host is not None:
         name = host_name(own, shown(environ, system.host))
-        hosts = tuple(replace(h, name=name, known=True) if i == node_rank else h for i, h in enumerate(hosts))
+        hosts = tuple(
+            replace(h, name=name, known=True) if i == node_rank else h for i, h in enumerate(hosts)
+        )
     address, port = _master(environ, nodes, found)
     return Allocation(
         source=system.name,
@@ -233,8 +275,10 @@ def find_task(system: TaskSystem, environ: Environ) -> Allocation | None:
 
 def _uneven(environ: Environ, first: str, second: str, why: str) -> ConfigError:
     return ConfigError(
-        f"{shown(environ, first)} and {shown(environ, second)}: {why}, so who is where is not known",
-        hint="start one launcher a node (mpirun -N 1, flux run --tasks-per-node=1), or as many processes on each node, "
+        f"{shown(environ, first)} and {shown(environ, second)}: {why}, so who is where is not "
+        "known",
+        hint="start one launcher a node (mpirun -N 1, flux run --tasks-per-node=1), or as many "
+        "processes on each node, "
         "numbered node by node (mpirun --map-by slot)",
     )
 
@@ -246,29 +290,39 @@ def _local_size(system: TaskSystem, environ: Environ, size: int, known_nodes: in
         why = f"{shown(environ, system.rank)}, but not {system.nodes}"
         raise IncompleteError(why, of_several=size > 1)
     if size % known_nodes:
-        raise _uneven(environ, system.size, str(system.nodes), "nodes have different numbers of processes")
+        raise _uneven(
+            environ, system.size, str(system.nodes), "nodes have different numbers of processes"
+        )
     return size // known_nodes
 
 
-def _task_node(system: TaskSystem, environ: Environ, place: tuple[int, int, int, int], found: Origins) -> int:
+def _task_node(
+    system: TaskSystem, environ: Environ, place: tuple[int, int, int, int], found: Origins
+) -> int:
     """Find the node's index: told, or from the rank where processes are numbered node by node.
 
-    Numbered in turn over the nodes, a few processes would look as if they were not, so that is refused.
+    Numbered in turn over the nodes, a few processes would look as if they were not, so that is
+    refused.
     """
     rank, local_rank, local_size, nodes = place
     if system.node is not None and (told := number(environ, system.node)) is not None:
         if told >= nodes:
-            raise contradiction(environ, system.node, system.size, f"there are {counted(nodes, 'node')}")
+            raise contradiction(
+                environ, system.node, system.size, f"there are {counted(nodes, 'node')}"
+            )
         found.add("node rank", told, system.node)
         return told
     if rank % local_size != local_rank:
-        raise _uneven(environ, system.rank, system.local_rank, "processes are not numbered node by node")
+        raise _uneven(
+            environ, system.rank, system.local_rank, "processes are not numbered node by node"
+        )
     found.add("node rank", rank // local_size, f"{system.rank} and {system.local_rank}")
     return rank // local_size
 
 
 def _master(environ: Environ, nodes: int, found: Origins) -> tuple[str | None, int | None]:
-    """Take the address that all processes were handed (``mpirun -x MASTER_ADDR``), or that Azure's batch nodes have."""
+    """Take the address that all processes were handed (``mpirun -x MASTER_ADDR``), or that Azure's
+    batch nodes have."""
     if nodes == 1:
         return None, None
     for name in ("MASTER_ADDR", "AZ_BATCH_MASTER_NODE"):

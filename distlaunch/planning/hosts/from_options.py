@@ -1,6 +1,8 @@
-"""Hosts that the user names: ``--hosts``, ``--hostfile``, or what ``--discover``'s command prints; pure.
+"""Hosts that the user names: ``--hosts``, ``--hostfile``, or what ``--discover``'s command prints;
+pure.
 
-They are the most explicit source, so that nothing in the environment adds to them or takes away. Of the three, one.
+They are the most explicit source, so that nothing in the environment adds to them or takes away. Of
+the three, one.
 """
 
 from __future__ import annotations
@@ -25,15 +27,17 @@ def find(
 ) -> Allocation | None:
     """Return what the one of the three options says that was given; None if none was.
 
-    ``texts`` has the content of ``hostfile`` by its path; ``discovered`` is what the command ``discover`` printed.
-    ``who`` set it: the option, or its variable. Raises ConfigError for a file or a command that names no host, and
-    for what is no list of hosts.
+    ``texts`` has the content of ``hostfile`` by its path; ``discovered`` is what the command
+    ``discover`` printed. ``who`` set it: the option, or its variable. Raises ConfigError for a file
+    or a command that names no host, and for what is no list of hosts.
     """
     if hosts is not None:
         name = who or "--hosts"
         return _allocation("flags", parse_hosts(hosts, name), name)
     if hostfile is not None:
-        return _allocation("hostfile", read_hostfile((texts or {}).get(hostfile) or "", hostfile), hostfile)
+        return _allocation(
+            "hostfile", read_hostfile((texts or {}).get(hostfile) or "", hostfile), hostfile
+        )
     if discover is not None:
         name = who or "--discover"
         found = discovered_hosts(discovered or "", discover, name)
@@ -47,12 +51,14 @@ def find(
 
 
 def command_of(command: str, who: str) -> str:
-    """Name the command for errors: as it was typed, but not from a variable, where its words may be secret."""
+    """Name the command for errors: as it was typed, but not from a variable, where its words may be
+    secret."""
     return f"{who} {quoted(command)}" if who.startswith("-") else who
 
 
 def discovered_hosts(output: str, command: str, who: str = "--discover") -> tuple[Host, ...]:
-    """Read what ``--discover``'s command printed: lines ``host[:slots]``, as Horovod has them, maybe none right now."""
+    """Read what ``--discover``'s command printed: lines ``host[:slots]``, as Horovod has them,
+    maybe none right now."""
     return read_lines(output, f"{command_of(command, who)}, line ")
 
 
@@ -60,5 +66,7 @@ def _allocation(name: str, hosts: tuple[Host, ...], origin: str) -> Allocation:
     said = printable(origin)
     origins = [Origin(value="hosts", shown=fold_hosts(host.name for host in hosts), source=said)]
     if any(host.slots is not None for host in hosts):
-        origins.append(Origin(value="slots", shown=fold_counts(host.slots for host in hosts), source=said))
+        origins.append(
+            Origin(value="slots", shown=fold_counts(host.slots for host in hosts), source=said)
+        )
     return Allocation(source=name, hosts=hosts, by_user=True, origins=tuple(origins))

@@ -1,11 +1,13 @@
-"""Hosts as people write them: on the command line, in host files of every dialect, from a script; pure.
+"""Hosts as people write them: on the command line, in host files of every dialect, from a script;
+pure.
 
-One grammar serves all: ``[USER@]HOST[:SLOTS][:port=N]``, where HOST is a name, a list such as ``n[01-04]``, an IPv4
-address, or an IPv6 address in brackets. A number after a colon is always the number of slots, as in Horovod and Hydra,
-so that a port of SSH needs its name: ``a:4:port=2222``, in a file also ``a slots=4 port=2222``, as Open MPI has it.
+One grammar serves all: ``[USER@]HOST[:SLOTS][:port=N]``, where HOST is a name, a list such as
+``n[01-04]``, an IPv4 address, or an IPv6 address in brackets. A number after a colon is always the
+number of slots, as in Horovod and Hydra, so that a port of SSH needs its name: ``a:4:port=2222``,
+in a file also ``a slots=4 port=2222``, as Open MPI has it.
 
-A line of a host file may go on with words ``key=value``. What tells Open MPI or Hydra how to place and bind workers is
-passed over, since we do that in our own way; what is not known is an error.
+A line of a host file may go on with words ``key=value``. What tells Open MPI or Hydra how to place
+and bind workers is passed over, since we do that in our own way; what is not known is an error.
 """
 
 from __future__ import annotations
@@ -27,7 +29,16 @@ _MOST_PORT = 65_535
 _SLOTS = frozenset({"slots", "slot", "cpus", "cpu", "count"})
 _USER = frozenset({"user", "username", "user_name"})
 _MOST = frozenset(
-    {"max_slots", "slots_max", "max_cpus", "cpus_max", "max_cpu", "cpu_max", "max_count", "count_max"},
+    {
+        "max_slots",
+        "slots_max",
+        "max_cpus",
+        "cpus_max",
+        "max_cpu",
+        "cpu_max",
+        "max_count",
+        "count_max",
+    },
 )  # Open MPI: how far a host may be overloaded
 _NUMBERS = frozenset({"boards", "sockets", "sockets_per_board", "cores", "cores_per_socket"})
 _WORDS = frozenset({"ifname", "binding"})  # Hydra
@@ -39,8 +50,13 @@ _IPV4 = re.compile(rf"{_BYTE}(?:\.{_BYTE}){{3}}")
 _USER_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@+\\-]*")  # DOMAIN\user, user@domain
 _ZONE = re.compile(r"[A-Za-z0-9_.-]+")
 
-_FLAG_HINT = "hosts look like a:4,b:2, with user@, [::1]:2, n[01-04]:8 or :port=2222 where needed; no blanks"
-_LINE_HINT = "a line looks like 'host slots=4', 'host:4' or 'host'; port=2222 and user@host are understood as well"
+_FLAG_HINT = (
+    "hosts look like a:4,b:2, with user@, [::1]:2, n[01-04]:8 or :port=2222 where needed; no blanks"
+)
+_LINE_HINT = (
+    "a line looks like 'host slots=4', 'host:4' or 'host'; port=2222 and user@host are "
+    "understood as well"
+)
 _BEGINNINGS = {
     "^": "leave hosts out with --exclude",
     "+": "hosts by number are Open MPI's own; write their names",
@@ -89,7 +105,8 @@ _LINE = _Style(hint=_LINE_HINT, raw_ipv6=True)
 
 
 def parse_hosts(text: str, where: str = "--hosts") -> tuple[Host, ...]:
-    """Read ``a:4,user@b:2,[::1]:2,n[01-04]:8``. Hosts named again add their slots to the first mention.
+    """Read ``a:4,user@b:2,[::1]:2,n[01-04]:8``. Hosts named again add their slots to the first
+    mention.
 
     Raises ConfigError if an entry cannot be meant, or two of the same host contradict each other.
     """
@@ -106,9 +123,9 @@ def parse_hosts(text: str, where: str = "--hosts") -> tuple[Host, ...]:
 def read_hostfile(text: str, path: str) -> tuple[Host, ...]:
     """Read a host file, whatever its dialect; the order is the file's.
 
-    A host that is listed again adds its slots. If lines without a count repeat a host, each such line is a slot (PBS);
-    else those hosts have no number of slots. ``path`` is for errors, which name the line. Raises ConfigError, also for
-    a file that names no host.
+    A host that is listed again adds its slots. If lines without a count repeat a host, each such
+    line is a slot (PBS); else those hosts have no number of slots. ``path`` is for errors, which
+    name the line. Raises ConfigError, also for a file that names no host.
     """
     hosts = read_lines(text, f"{path}:")
     if not hosts:
@@ -117,7 +134,8 @@ def read_hostfile(text: str, path: str) -> tuple[Host, ...]:
 
 
 def read_lines(text: str, before: str) -> tuple[Host, ...]:
-    """Read lines of hosts, maybe none; ``before`` and the number of a line are its name in errors."""
+    """Read lines of hosts, maybe none; ``before`` and the number of a line are its name in
+    errors."""
     found = _Found(_LINE)
     tails: dict[tuple[str | None, ...], _Tail] = {}
     text = text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
@@ -155,7 +173,8 @@ class _Found:
         self._hint = style.hint
 
     def add(self, entry: _Entry, where: str) -> None:
-        """Take the hosts of one entry; raises ConfigError if they contradict what was said of them before."""
+        """Take the hosts of one entry; raises ConfigError if they contradict what was said of them
+        before."""
         seen = self._seen
         self._mentions += len(entry.names)
         if self._mentions > _MOST_MENTIONS:  # ranges named again and again
@@ -171,12 +190,15 @@ class _Found:
             raise _error(where, f"there are more than {MOST_HOSTS:,} hosts", self._hint)
 
     def hosts(self) -> tuple[Host, ...]:
-        """Give what was found. Once a host without a count comes twice, every line without a count is a slot."""
+        """Give what was found. Once a host without a count comes twice, every line without a count
+        is a slot."""
         seen = self._seen.values()
         if any(host.lines > 1 and host.slots is None for host in seen):
             for host in seen:
                 host.slots = host.lines if host.slots is None else host.slots
-        return tuple(Host(name=h.name, slots=h.slots, user=h.user, port=h.port, devices=None) for h in seen)
+        return tuple(
+            Host(name=h.name, slots=h.slots, user=h.user, port=h.port, devices=None) for h in seen
+        )
 
 
 def _merge(first: _Seen, second: _Entry, where: str) -> None:
@@ -188,21 +210,33 @@ def _merge(first: _Seen, second: _Entry, where: str) -> None:
     if first.slots is not None and slots is not None:
         first.slots += slots
         if first.slots > MOST_SLOTS:
-            raise _error(where, f"{quoted(first.name)} gets more than {MOST_SLOTS:,} slots", "name each host once")
+            raise _error(
+                where,
+                f"{quoted(first.name)} gets more than {MOST_SLOTS:,} slots",
+                "name each host once",
+            )
 
 
 def _contradiction(first: _Seen, second: _Entry, where: str) -> ConfigError:
     name = quoted(first.name)
     earlier = f" (the first is {printable(first.where)})" if first.where != where else ""
     if first.port != second.tail.port:
-        said = " and ".join("none" if port is None else str(port) for port in (first.port, second.tail.port))
+        said = " and ".join(
+            "none" if port is None else str(port) for port in (first.port, second.tail.port)
+        )
         what = f"twice with a different port of SSH, {said}"
     elif first.user != second.user:
-        said = " and ".join("none" if user is None else quoted(user) for user in (first.user, second.user))
+        said = " and ".join(
+            "none" if user is None else quoted(user) for user in (first.user, second.user)
+        )
         what = f"twice with a different user, {said}"
     else:
         what = "with a number of slots and without"
-    return _error(where, f"{name} is named {what}{earlier}", "lines of one host have to agree; naming it once is best")
+    return _error(
+        where,
+        f"{name} is named {what}{earlier}",
+        "lines of one host have to agree; naming it once is best",
+    )
 
 
 def _entries(text: str) -> list[str]:
@@ -290,7 +324,8 @@ def _say(said: dict[str, str], key: str, value: str, place: _Place) -> None:
 
 
 def _target(word: str, place: _Place) -> tuple[list[str], str | None]:
-    """Divide ``host:rest`` into the names that the host stands for and the rest (None without a colon)."""
+    """Divide ``host:rest`` into the names that the host stands for and the rest (None without a
+    colon)."""
     name, colon, rest = word.partition(":")
     if _PLAIN.fullmatch(name) and ":" not in rest:  # nearly all of a long file
         _check_ipv4(name, place)
@@ -307,7 +342,9 @@ def _target(word: str, place: _Place) -> tuple[list[str], str | None]:
     elif ":" in rest and _is_ipv6(word):
         if place.style.raw_ipv6:
             return [_ipv6(word, place)], None
-        raise place.error("an IPv6 address needs brackets", f"write [{printable(word)}] or [{printable(word)}]:4")
+        raise place.error(
+            "an IPv6 address needs brackets", f"write [{printable(word)}] or [{printable(word)}]:4"
+        )
     if not name:
         raise place.error("the host is missing")
     names = expand_item(name, where=place.where)
@@ -328,7 +365,8 @@ def _check_user(user: str, place: _Place) -> None:
 
 
 def _check_ipv4(name: str, place: _Place) -> None:
-    """Refuse what has only digits and dots and is no address; a leading zero would be octal to some."""
+    """Refuse what has only digits and dots and is no address; a leading zero would be octal to
+    some."""
     if "." in name and not name.strip("0123456789.") and not _IPV4.fullmatch(name):
         raise place.error(f"{quoted(name)} is no IPv4 address")
 

@@ -7,8 +7,9 @@ One language, which takes DeepSpeed's and adds to it::
     n[01-04]:0-3,7   some slots of several hosts
     gpu*@*-ib:1      any host of such a name; ``?`` stands for one character
 
-A host may be named without its domain; an IPv6 address stands in brackets. ``--include`` chooses among all hosts, then
-``--exclude`` takes away from those (DeepSpeed has them exclude each other). The order is that of the hosts, always.
+A host may be named without its domain; an IPv6 address stands in brackets. ``--include`` chooses
+among all hosts, then ``--exclude`` takes away from those (DeepSpeed has them exclude each other).
+The order is that of the hosts, always.
 """
 
 from __future__ import annotations
@@ -43,15 +44,19 @@ class Chosen(Record):
     place: int
     """Its number among the hosts that there were."""
     slots: tuple[int, ...] | None
-    """Which of its slots, ascending; None if its number of slots is not known and nothing was chosen by number."""
+    """Which of its slots, ascending; None if its number of slots is not known and nothing was
+    chosen by number."""
     without: tuple[int, ...] = ()
     """With ``slots`` None: which slots to leave out once their number is known."""
 
 
-def apply_filters(hosts: Sequence[Host], include: str | None, exclude: str | None) -> tuple[Chosen, ...]:
+def apply_filters(
+    hosts: Sequence[Host], include: str | None, exclude: str | None
+) -> tuple[Chosen, ...]:
     """Return what the filters leave of the hosts, in their order; a filter that is None leaves all.
 
-    Raises ConfigError for what is no filter, matches no host, names a slot that its host has not, or leaves nothing.
+    Raises ConfigError for what is no filter, matches no host, names a slot that its host has not,
+    or leaves nothing.
     """
     index = _Index(hosts)
     included = None if include is None else _matched(include, "--include", index)
@@ -74,19 +79,28 @@ def apply_filters(hosts: Sequence[Host], include: str | None, exclude: str | Non
     if not left:
         given = (("--include", include), ("--exclude", exclude))
         said = " and ".join(f"{name} {quoted(text)}" for name, text in given if text is not None)
-        raise ConfigError(f"{said or 'no filter'}: no host is left", hint=_what_there_is(index.names))
+        raise ConfigError(
+            f"{said or 'no filter'}: no host is left", hint=_what_there_is(index.names)
+        )
     return tuple(left)
 
 
-def _left(count: int | None, picked: frozenset[int] | None, gone: frozenset[int]) -> tuple[int, ...]:
+def _left(
+    count: int | None, picked: frozenset[int] | None, gone: frozenset[int]
+) -> tuple[int, ...]:
     """Return the slots that are left of a host; those that are gone if nothing else is known."""
     if picked is None:
-        return tuple(sorted(gone)) if count is None else tuple(slot for slot in range(count) if slot not in gone)
+        return (
+            tuple(sorted(gone))
+            if count is None
+            else tuple(slot for slot in range(count) if slot not in gone)
+        )
     return tuple(sorted(picked - gone))
 
 
 class _Index:
-    """Finds hosts by name, whole or without the domain; names know no case. One whose name is not known has none."""
+    """Finds hosts by name, whole or without the domain; names know no case. One whose name is not
+    known has none."""
 
     def __init__(self, hosts: Sequence[Host]) -> None:
         self.hosts = hosts
@@ -106,13 +120,20 @@ class _Index:
         """Return the hosts that a pattern with ``*`` and ``?`` fits."""
         import fnmatch
 
-        fits = re.compile(fnmatch.translate(glob.lower())).match  # linear in time, unlike most patterns written by hand
+        fits = re.compile(
+            fnmatch.translate(glob.lower())
+        ).match  # linear in time, unlike most patterns written by hand
         whole = "." in glob
-        return [p for p, name in enumerate(self.names) if fits(name) or (not whole and fits(name.partition(".")[0]))]
+        return [
+            p
+            for p, name in enumerate(self.names)
+            if fits(name) or (not whole and fits(name.partition(".")[0]))
+        ]
 
 
 def _matched(text: str, option: str, index: _Index) -> dict[int, frozenset[int] | None]:
-    """Return for each host that a filter names (by its place) the slots that it names; None for the whole host."""
+    """Return for each host that a filter names (by its place) the slots that it names; None for the
+    whole host."""
     found: dict[int, frozenset[int] | None] = {}
     globs = 0
     for item in text.split("@"):
@@ -127,13 +148,27 @@ def _matched(text: str, option: str, index: _Index) -> dict[int, frozenset[int] 
                 places = index.find(pattern)
                 if len(places) > 1:
                     both = " and ".join(printable(index.names[place]) for place in places[:2])
-                    raise _error(option, text, f"{quoted(pattern)} may be {both}", "name the host with its domain")
+                    raise _error(
+                        option,
+                        text,
+                        f"{quoted(pattern)} may be {both}",
+                        "name the host with its domain",
+                    )
             if not places:
-                raise _error(option, text, f"there is no host {quoted(pattern)}", _nearest(pattern, index.names))
+                raise _error(
+                    option,
+                    text,
+                    f"there is no host {quoted(pattern)}",
+                    _nearest(pattern, index.names),
+                )
             for place in places:
                 _check_slots(slots, index.hosts[place], option, text)
                 before = found.get(place, _NOTHING)
-                found[place] = None if slots is None or before is None else (before | slots if before else slots)
+                found[place] = (
+                    None
+                    if slots is None or before is None
+                    else (before | slots if before else slots)
+                )
     return found
 
 
@@ -148,15 +183,27 @@ def _parsed(item: str, text: str, option: str) -> tuple[list[str], frozenset[int
     if rest[:1] in {"[", "]"}:
         raise _error(option, item, "a bracket has no partner")
     if ":" in rest[1:]:
-        raise _error(option, item, "it has a colon too many", "an IPv6 address stands in brackets: [fe80::1]:0,2")
+        raise _error(
+            option,
+            item,
+            "it has a colon too many",
+            "an IPv6 address stands in brackets: [fe80::1]:0,2",
+        )
     if not end or rest[:1] not in {"", ":"}:
-        raise _error(option, item, "a host is missing" if not end else "after an address come : and slots")
+        raise _error(
+            option, item, "a host is missing" if not end else "after an address come : and slots"
+        )
     slots = _parsed_slots(rest[1:], item, option) if rest else None
     if address:
         return [address[1]], slots
     words = [word.strip() for word in _divided(item[:end])]
     if slots is not None and len(words) > 1:
-        raise _error(option, item, "it names slots for several hosts at once", "write w0:0,1@w1:0,1 or w[0-1]:0,1")
+        raise _error(
+            option,
+            item,
+            "it names slots for several hosts at once",
+            "write w0:0,1@w1:0,1 or w[0-1]:0,1",
+        )
     if not all(words):
         raise _error(option, item, "a host is missing")
     return [name for word in words for name in expand_item(word, where=option, also="*?")], slots
@@ -197,7 +244,12 @@ def _check_slots(slots: frozenset[int] | None, host: Host, option: str, text: st
     highest = max(slots)
     if highest >= host.slots:
         has = format_ranks(range(host.slots))
-        raise _error(option, text, f"{printable(host.name)} has no slot {highest}", f"it has {has}, counted from 0")
+        raise _error(
+            option,
+            text,
+            f"{printable(host.name)} has no slot {highest}",
+            f"it has {has}, counted from 0",
+        )
 
 
 def _nearest(wanted: str, names: Sequence[str]) -> str:
@@ -208,7 +260,11 @@ def _nearest(wanted: str, names: Sequence[str]) -> str:
     wanted = wanted.lower()
     alike = heapq.nlargest(_COMPARED, names, key=lambda name: _common(name, wanted))
     close = difflib.get_close_matches(wanted, alike, n=1, cutoff=0.4)
-    return f"do you mean {quoted(close[0])}? {_what_there_is(names)}" if close else _what_there_is(names)
+    return (
+        f"do you mean {quoted(close[0])}? {_what_there_is(names)}"
+        if close
+        else _what_there_is(names)
+    )
 
 
 def _common(one: str, other: str) -> int:

@@ -1,7 +1,7 @@
 """Whether the name of a host means the machine that we run on; pure.
 
-That decides what is started here and what over a transport. The number of hosts says nothing: ``--hosts b:8`` typed on
-``a`` is a job on b.
+That decides what is started here and what over a transport. The number of hosts says nothing:
+``--hosts b:8`` typed on ``a`` is a job on b.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ class Identity(Record):
 def is_this_machine(name: str, identity: Identity) -> bool:
     """Tell whether a host name or address (no user, port or brackets) means this machine.
 
-    Names know no case. One without a domain stands for any domain; two with different ones are two machines, unless the
-    one domain is only the beginning of the other (``n1.cluster`` and ``n1.cluster.example.org``).
+    Names know no case. One without a domain stands for any domain; two with different ones are two
+    machines, unless the one domain is only the beginning of the other (``n1.cluster`` and
+    ``n1.cluster.example.org``).
     """
     name = _plain(name)
     address = _address(name)
@@ -54,7 +55,8 @@ def is_loopback(name: str) -> bool:
 
 
 def names_in(hosts_file: str, addresses: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the names that the text of /etc/hosts has for loopback and for these addresses of ours.
+    """Return the names that the text of /etc/hosts has for loopback and for these addresses of
+    ours.
 
     A name that stands at several addresses belongs to the first, as for the resolver.
     """
@@ -106,12 +108,14 @@ def _own_addresses(addresses: tuple[str, ...]) -> frozenset[str]:
 def _own_names(identity: Identity) -> tuple[frozenset[str], str]:
     """Return the names of this machine, and the domain of those without one ("" if not known).
 
-    A resolver may answer with the name of loopback, with an address, or with a name from a reverse zone; of these, only
-    a name that belongs to the hostname tells the domain.
+    A resolver may answer with the name of loopback, with an address, or with a name from a reverse
+    zone; of these, only a name that belongs to the hostname tells the domain.
     """
     hostname, fqdn = _plain(identity.hostname), _plain(identity.fqdn or "")
     names = [hostname, fqdn, *map(_plain, identity.aliases)]
-    kept = frozenset(name for name in names if name and not _is_localhost(name) and _address(name) is None)
+    kept = frozenset(
+        name for name in names if name and not _is_localhost(name) and _address(name) is None
+    )
     domain = hostname.partition(".")[2]
     if not domain and fqdn.startswith(f"{hostname}."):
         domain = fqdn.partition(".")[2]
@@ -124,4 +128,9 @@ def _agree(name: str, own: str, own_domain: str) -> bool:
     known = known or own_domain
     if short != own_short:
         return False
-    return not domain or not known or f"{known}.".startswith(f"{domain}.") or f"{domain}.".startswith(f"{known}.")
+    return (
+        not domain
+        or not known
+        or f"{known}.".startswith(f"{domain}.")
+        or f"{domain}.".startswith(f"{known}.")
+    )

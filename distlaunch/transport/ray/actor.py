@@ -13,7 +13,8 @@ from typing import Any
 
 
 class Seat:
-    """An actor in a bundle: it tells which GPUs it has there, and may start the node's agent and speak for it."""
+    """An actor in a bundle: it tells which GPUs it has there, and may start the node's agent and
+    speak for it."""
 
     def __init__(self) -> None:
         self._agent: Any = None
@@ -25,19 +26,32 @@ class Seat:
         import ray
 
         context = ray.get_runtime_context()
-        return context.get_node_id(), [str(each) for each in context.get_accelerator_ids().get("GPU", ())]
+        return context.get_node_id(), [
+            str(each) for each in context.get_accelerator_ids().get("GPU", ())
+        ]
 
-    def start(self, words: list[str], code: bytes, greeting: bytes, mask: list[str], within_s: float) -> str | None:
+    def start(
+        self, words: list[str], code: bytes, greeting: bytes, mask: list[str], within_s: float
+    ) -> str | None:
         """Start the agent and wait for its greeting; give what is wrong, if something is."""
         # Ray counts the threads of libraries by the CPUs of this very actor.
         environ = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
-        environ["PATH"] = os.path.dirname(sys.executable) + os.pathsep + environ.get("PATH", os.defpath)
+        environ["PATH"] = (
+            os.path.dirname(sys.executable) + os.pathsep + environ.get("PATH", os.defpath)
+        )
         if mask:
-            names = [name for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES") if name in environ]
+            names = [
+                name for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES") if name in environ
+            ]
             environ.update(dict.fromkeys(names or ["CUDA_VISIBLE_DEVICES"], ",".join(mask)))
         pipe = subprocess.PIPE
         self._agent = subprocess.Popen(
-            [sys.executable, *words], stdin=pipe, stdout=pipe, stderr=pipe, env=environ, start_new_session=True
+            [sys.executable, *words],
+            stdin=pipe,
+            stdout=pipe,
+            stderr=pipe,
+            env=environ,
+            start_new_session=True,
         )
         threading.Thread(target=self._hear, daemon=True).start()
         threading.Thread(target=self._feed, args=(code,), daemon=True).start()
@@ -89,7 +103,11 @@ class Seat:
         except subprocess.TimeoutExpired:
             return "it closed its output"
         how = f"it was killed by signal {-code}" if code < 0 else f"it ended with status {code}"
-        lines = [line.strip() for line in self._words.decode(errors="replace").splitlines() if line.strip()]
+        lines = [
+            line.strip()
+            for line in self._words.decode(errors="replace").splitlines()
+            if line.strip()
+        ]
         return how + (f": {lines[-1][:200]}" if lines else "")
 
     def stop(self, within_s: float) -> None:

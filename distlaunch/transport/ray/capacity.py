@@ -12,11 +12,12 @@ _GRAIN = 1e-4
 """What Ray counts resources in."""
 _STAMP = re.compile(
     rb"^(?:\x1b\[\d*m)*"
-    rb"(?:\[\d{4}-\d\d-\d\d [^\]\n]*\] (?:\([^)\n]*\) )?\S+:\d+:|\d{4}-\d\d-\d\d \S+\s+[A-Z]+ \S+:\d+ --) *",
+    rb"(?:\[\d{4}-\d\d-\d\d [^\]\n]*\] (?:\([^)\n]*\) )?\S+:\d+:|\d{4}-\d\d-\d\d \S+\s+[A-Z]+ "
+    rb"\S+:\d+ --) *",
     re.MULTILINE,
 )
-"""How lines of its logs begin: ``[2026-01-31 10:00:00,000 E 7 9] (driver) a.cc:12:`` and, of Python's,
-``2026-01-31 10:00:00,000 ERROR a.py:12 --``."""
+"""How lines of its logs begin: ``[2026-01-31 10:00:00,000 E 7 9] (driver) a.cc:12:`` and, of
+Python's, ``2026-01-31 10:00:00,000 ERROR a.py:12 --``."""
 
 _OF_ACTOR = re.compile(r"(?:class_name|actor_id|pid|name|namespace|ip): \S*")
 
@@ -33,7 +34,8 @@ class Problem(Exception):  # noqa: N818 - it is an outcome, which the launcher i
 
 
 def one_for_each_gpu(nodes: Sequence[Mapping[str, Any]], each: Bundle) -> list[Bundle]:
-    """Make bundles for all GPUs of the cluster; ``nodes`` as ``ray.nodes()`` gives them. Raises Problem if none has."""
+    """Make bundles for all GPUs of the cluster; ``nodes`` as ``ray.nodes()`` gives them. Raises
+    Problem if none has."""
     count = int(sum(node["Resources"].get("GPU", 0) for node in nodes))
     if not count:
         hint = "--num-procs N starts N workers without GPUs, --num-gpus N waits for nodes with GPUs"
@@ -41,30 +43,41 @@ def one_for_each_gpu(nodes: Sequence[Mapping[str, Any]], each: Bundle) -> list[B
     return [each] * count
 
 
-def lacking(bundles: Sequence[Bundle], strategy: str, nodes: Sequence[Mapping[str, Any]], free: Bundle) -> str:
+def lacking(
+    bundles: Sequence[Bundle], strategy: str, nodes: Sequence[Mapping[str, Any]], free: Bundle
+) -> str:
     """Say which bundles are not to be placed; ``free``: what nobody has of the whole cluster."""
     without = without_room(bundles, strategy, nodes)
     which = without or range(len(bundles))
     names = {name for bundle in bundles for name in bundle}
     there = "; ".join(
-        f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']}) has {_amounts(node['Resources'], names)}"
+        f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']}) has "
+        f"{_amounts(node['Resources'], names)}"
         for node in nodes[:_SHOWN]
     )
     more = f"; and {len(nodes) - _SHOWN} more" if len(nodes) > _SHOWN else ""
     numbers = ", ".join(map(str, which[:_SHOWN])) + (", ..." if len(which) > _SHOWN else "")
-    shapes = " or ".join(dict.fromkeys(_amounts(bundles[number], bundles[number]) for number in which))
+    shapes = " or ".join(
+        dict.fromkeys(_amounts(bundles[number], bundles[number]) for number in which)
+    )
     if not without:
         why = f"which are in use, or not free together ({strategy})"
     else:
-        why = "for which there is no node" + (" of its own" if strategy == "STRICT_SPREAD" else " with room")
+        why = "for which there is no node" + (
+            " of its own" if strategy == "STRICT_SPREAD" else " with room"
+        )
     count = f"{len(which)} of {len(bundles)} bundles ({numbers})"
-    return f"Ray has no place for {count} of {shapes}, {why}: {there or 'no node is there'}{more}; free: " + _amounts(
-        free, names
+    return (
+        f"Ray has no place for {count} of {shapes}, {why}: {there or 'no node is there'}{more}; "
+        "free: " + _amounts(free, names)
     )
 
 
-def without_room(bundles: Sequence[Bundle], strategy: str, nodes: Sequence[Mapping[str, Any]]) -> list[int]:
-    """Give the numbers of bundles that would not fit into the nodes if nobody else had anything of them."""
+def without_room(
+    bundles: Sequence[Bundle], strategy: str, nodes: Sequence[Mapping[str, Any]]
+) -> list[int]:
+    """Give the numbers of bundles that would not fit into the nodes if nobody else had anything of
+    them."""
     left = [dict(node["Resources"]) for node in nodes]
     without = []
     for number, bundle in enumerate(bundles):
@@ -88,7 +101,8 @@ def _amounts(resources: Bundle, names: Mapping[str, float] | set[str]) -> str:
 
 
 def said(exc: BaseException) -> str:
-    """Give what an error says, in one line, without the numbers by which only Ray knows an actor."""
+    """Give what an error says, in one line, without the numbers by which only Ray knows an
+    actor."""
     lines = [line.strip() for line in str(exc).splitlines()]
     text = " ".join(line for line in lines if line and not _OF_ACTOR.fullmatch(line))
     if len(text) > _LONGEST:

@@ -1,12 +1,14 @@
 """Ray's driver, a process of its own: it has Ray place bundles, and carries bytes to agents.
 
-Beside the launcher, since Ray takes signals, starts threads, and ends the process of a driver whose cluster is lost.
-It speaks lines of JSON over its stdin; with a line that opens a place comes a descriptor, the launcher's end of a link.
-What it says itself goes to stderr. When its stdin ends it gives back all that it has of Ray, bounded, and ends.
+Beside the launcher, since Ray takes signals, starts threads, and ends the process of a driver whose
+cluster is lost. It speaks lines of JSON over its stdin; with a line that opens a place comes a
+descriptor, the launcher's end of a link. What it says itself goes to stderr. When its stdin ends it
+gives back all that it has of Ray, bounded, and ends.
 
-For each place, the bundles that Ray has put on one node, the first bundle's actor has the agent as its child: bytes go
-through calls of that actor, so that whoever can reach the cluster needs no way to its nodes (``ray://``), and no node
-needs one to the launcher. Each other bundle with GPUs has an actor that tells which ones they are.
+For each place, the bundles that Ray has put on one node, the first bundle's actor has the agent as
+its child: bytes go through calls of that actor, so that whoever can reach the cluster needs no way
+to its nodes (``ray://``), and no node needs one to the launcher. Each other bundle with GPUs has an
+actor that tells which ones they are.
 """
 
 from __future__ import annotations
@@ -27,7 +29,14 @@ from typing import Any
 
 from distlaunch.transport.open_files import allow
 from distlaunch.transport.ray import actor, local_cluster
-from distlaunch.transport.ray.capacity import Bundle, Problem, lacking, one_for_each_gpu, said, without_room
+from distlaunch.transport.ray.capacity import (
+    Bundle,
+    Problem,
+    lacking,
+    one_for_each_gpu,
+    said,
+    without_room,
+)
 
 _CHUNK = 1 << 20
 _TURN_S = 20.0
@@ -88,7 +97,9 @@ class Driver:
             *lines, pending = (pending + data).split(b"\n")
             for line in lines:
                 asked = json.loads(line)
-                if asked["do"] == "open" and not descriptors:  # more came at once than there is room for
+                if (
+                    asked["do"] == "open" and not descriptors
+                ):  # more came at once than there is room for
                     problem = "Ray's driver has no descriptor left for it (ulimit -n)"
                     self._tell(call=asked["call"], problem=problem, hint=None, passing=True)
                     continue
@@ -114,18 +125,22 @@ class Driver:
         except Problem as problem:
             self._tell(call=call, problem=str(problem), hint=problem.hint, passing=problem.passing)
         except Exception as exc:  # noqa: BLE001 - Ray's are many, and the launcher has to know
-            passing = not isinstance(exc, (ValueError, TypeError))  # Ray's words for what nobody may ask it for
+            passing = not isinstance(
+                exc, (ValueError, TypeError)
+            )  # Ray's words for what nobody may ask it for
             self._tell(call=call, problem=said(exc), hint=None, passing=passing)
         finally:
             if link is not None:
                 link.close()
         if link is None:
-            threading.Event().wait()  # what Ray has started here is killed when the thread ends that started it
+            # what Ray has started here is killed when the thread ends that started it
+            threading.Event().wait()
 
     # --- placing
 
     def _place(self, asked: dict[str, Any]) -> list[dict[str, Any]]:
-        """Connect, and have all bundles placed; give the places, in the order of their first bundles."""
+        """Connect, and have all bundles placed; give the places, in the order of their first
+        bundles."""
         import ray
         from ray.util.placement_group import placement_group
 
@@ -134,9 +149,13 @@ class Driver:
         self._is_connected = True
         self._tell(call=asked["call"], connected=True)
         ray.cloudpickle.register_pickle_by_value(actor)  # nodes need not have us
-        self._bundles = asked["bundles"] or one_for_each_gpu(list(self._nodes().values()), asked["each"])
+        self._bundles = asked["bundles"] or one_for_each_gpu(
+            list(self._nodes().values()), asked["each"]
+        )
         allow(_FILES + _FILES_EACH * len(self._bundles))
-        if asked["address"] == "local" and without_room(self._bundles, asked["strategy"], list(self._nodes().values())):
+        if asked["address"] == "local" and without_room(
+            self._bundles, asked["strategy"], list(self._nodes().values())
+        ):
             raise Problem(self._lacking(asked["strategy"]))  # nobody adds nodes to it
         self._code = ray.put(base64.b64decode(asked["code"]))
         self._group = placement_group(self._bundles, strategy=asked["strategy"])
@@ -157,10 +176,14 @@ class Driver:
             by_node.setdefault(node, []).append(bundle)
         self._places = list(by_node.values())
         return [
-            {"node": node, "host": nodes[node]["NodeManagerHostname"], "address": nodes[node]["NodeManagerAddress"],
-             "bundles": len(bundles)}
+            {
+                "node": node,
+                "host": nodes[node]["NodeManagerHostname"],
+                "address": nodes[node]["NodeManagerAddress"],
+                "bundles": len(bundles),
+            }
             for node, bundles in by_node.items()
-        ]  # fmt: skip
+        ]
 
     def _connect(self, asked: dict[str, Any]) -> None:
         import ray
@@ -186,7 +209,11 @@ class Driver:
             given = {"num_cpus": cpus, "_memory": whole.pop("memory", None), "resources": whole}
             ray.init("local", **given, include_dashboard=False, _temp_dir=self._folder, **quiet)
         except ConnectionError as exc:
-            text = "no running Ray cluster was found (--address auto)" if address == "auto" else said(exc)
+            text = (
+                "no running Ray cluster was found (--address auto)"
+                if address == "auto"
+                else said(exc)
+            )
             raise Problem(text, hint=_HINT, passing=False) from exc
         except (RuntimeError, ValueError) as exc:
             raise Problem(said(exc), passing=False) from exc
@@ -194,7 +221,9 @@ class Driver:
     def _lacking(self, strategy: str) -> str:
         import ray
 
-        return lacking(self._bundles, strategy, list(self._nodes().values()), ray.available_resources())
+        return lacking(
+            self._bundles, strategy, list(self._nodes().values()), ray.available_resources()
+        )
 
     def _nodes(self) -> dict[str, dict[str, Any]]:
         import ray
@@ -204,7 +233,10 @@ class Driver:
     def _nodes_of_bundles(self) -> dict[int, str]:
         from ray.util.placement_group import placement_group_table
 
-        return {int(bundle): node for bundle, node in placement_group_table(self._group)["bundles_to_node_id"].items()}
+        return {
+            int(bundle): node
+            for bundle, node in placement_group_table(self._group)["bundles_to_node_id"].items()
+        }
 
     # --- links
 
@@ -225,20 +257,24 @@ class Driver:
             problem = self._get(started, left_s + _START_S)
             if problem is not None:
                 raise Problem(problem)
-            self._tell(call=asked["call"], opened=node["NodeID"], address=node["NodeManagerAddress"])
+            self._tell(
+                call=asked["call"], opened=node["NodeID"], address=node["NodeManagerAddress"]
+            )
             self._carry(asked["call"], seats[0], link)
         finally:
             _let_go(seats)
             left.set()
 
     def _have_left(self, place: int, within_s: float) -> None:
-        """Have nobody in a place any more: the launcher has lost who was there, which may hang and keep the bundles."""
+        """Have nobody in a place any more: the launcher has lost who was there, which may hang and
+        keep the bundles."""
         left, seats = self._seated.get(place, (None, []))
         if left is not None and not left.wait(min(_AGENT_ENDS_S, within_s / 4)):
             _let_go(seats)
 
     def _wait_for_node(self, bundles: list[int], until: float) -> dict[str, Any]:
-        """Wait for the node of a place's bundles, and give it: those of a lost one Ray places again."""
+        """Wait for the node of a place's bundles, and give it: those of a lost one Ray places
+        again."""
         while True:
             alive, placed = self._nodes(), self._nodes_of_bundles()
             nodes = {placed.get(bundle, "") for bundle in bundles}
@@ -263,16 +299,21 @@ class Driver:
             if made and not wanted.get("GPU"):
                 continue
             options = {
-                "num_cpus": wanted.pop("CPU", 0), "num_gpus": wanted.pop("GPU", 0),
-                "memory": int(wanted.pop("memory", 0)) or None, "resources": wanted,
-                "max_concurrency": 8, "max_restarts": 0,
+                "num_cpus": wanted.pop("CPU", 0),
+                "num_gpus": wanted.pop("GPU", 0),
+                "memory": int(wanted.pop("memory", 0)) or None,
+                "resources": wanted,
+                "max_concurrency": 8,
+                "max_restarts": 0,
                 "scheduling_strategy": PlacementGroupSchedulingStrategy(self._group, bundle),
-            }  # fmt: skip
+            }
             made.append(ray.remote(**options)(actor.Seat).remote())
         return made
 
     def _mask(self, seats: list[Any], until: float) -> list[str]:
-        told = self._get([seat.devices.remote() for seat in seats], max(1.0, until - time.monotonic()))
+        told = self._get(
+            [seat.devices.remote() for seat in seats], max(1.0, until - time.monotonic())
+        )
         if len({node for node, _ in told}) > 1:
             raise Problem("Ray has started its actors on several nodes")
         return [device for _, devices in told for device in devices]
@@ -294,7 +335,9 @@ class Driver:
             how = f"Ray has lost the actor there: {said(exc)}"
         self._tell(call=call, ended=how)
         with suppress(OSError):
-            link.shutdown(socket.SHUT_RD)  # for ``up``; its other end sees the end once the launcher has heard how
+            link.shutdown(
+                socket.SHUT_RD
+            )  # for ``up``; its other end sees the end once the launcher has heard how
         up.join(_STOPS_S)
 
     def _send(self, seat: Any, link: socket.socket) -> None:
@@ -328,7 +371,9 @@ class Driver:
             import ray
             from ray.util.placement_group import remove_placement_group
 
-            with suppress(Exception):  # the cluster may have gone; Ray gives back what is a driver's that is gone
+            with suppress(
+                Exception
+            ):  # the cluster may have gone; Ray gives back what is a driver's that is gone
                 if self._group is not None:
                     remove_placement_group(self._group)
                 ray.shutdown()
@@ -347,7 +392,9 @@ def _look_for(host: str, port: str) -> None:
     except ValueError as exc:
         raise Problem(f"--address {host}:{port}: no port", hint=_HINT, passing=False) from exc
     except OSError as exc:
-        raise Problem(f"nothing is reached at {host}:{port}: {exc.strerror or exc}", hint=_HINT, passing=False) from exc
+        raise Problem(
+            f"nothing is reached at {host}:{port}: {exc.strerror or exc}", hint=_HINT, passing=False
+        ) from exc
 
 
 def _let_go(seats: list[Any]) -> None:
@@ -359,10 +406,13 @@ def _let_go(seats: list[Any]) -> None:
 
 
 def _take_signals() -> None:
-    """Leave it to the launcher when this ends; the main thread's, and again after ``ray.init``: Ray takes TERM."""
+    """Leave it to the launcher when this ends; the main thread's, and again after ``ray.init``: Ray
+    takes TERM."""
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: None)  # not ignored: Ray's own processes would inherit that
+    signal.signal(
+        signal.SIGTERM, lambda *_: None
+    )  # not ignored: Ray's own processes would inherit that
 
 
 def main() -> None:

@@ -19,9 +19,11 @@ _LOOK_S = 0.05
 
 
 def make_folder(base: str | None) -> tuple[str, int]:
-    """Make Ray's folder, and remove those whose owners are gone; give its name and what its owner holds.
+    """Make Ray's folder, and remove those whose owners are gone; give its name and what its owner
+    holds.
 
-    ``base``: a folder with a short name, as a socket's path may have 107 bytes, and much of that is Ray's own.
+    ``base``: a folder with a short name, as a socket's path may have 107 bytes, and much of that is
+    Ray's own.
     """
     folder = tempfile.mkdtemp(prefix=_PREFIX, dir=base)
     os.chmod(folder, 0o700)  # whatever the umask
@@ -42,7 +44,9 @@ def _prune(base: str) -> None:
 def _remove_left(folder: str, found: os.stat_result) -> None:
     if found.st_uid != os.getuid() or time.time() - found.st_mtime < _YOUNG_S:
         return
-    held = os.open(os.path.join(folder, _OWNER), os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    held = os.open(
+        os.path.join(folder, _OWNER), os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    )
     try:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         shutil.rmtree(folder, ignore_errors=True)
@@ -51,7 +55,8 @@ def _remove_left(folder: str, found: os.stat_result) -> None:
 
 
 def remove(folder: str, group: int) -> None:
-    """Kill what is left of a group, but us, and wait for its end, bounded; then remove the folder."""
+    """Kill what is left of a group, but us, and wait for its end, bounded; then remove the
+    folder."""
     until = time.monotonic() + _KILLED_S
     while (left := _members(group)) and time.monotonic() < until:
         for pid in left:

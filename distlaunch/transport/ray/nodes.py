@@ -28,7 +28,8 @@ from distlaunch.transport.ray.capacity import without_stamps
 from distlaunch.transport.tcp_connection import TcpLink
 
 _DRIVER = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from distlaunch.transport.ray.driver import main; main()"
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from "
+    "distlaunch.transport.ray.driver import main; main()"
 )
 _AGAIN = "start the job again: without it nothing of the cluster can be used"
 _QUIET_S = 5.0
@@ -56,7 +57,8 @@ class Place(Record):
 
 
 class RayPlaces:
-    """What Ray has given us, as long as this is not closed. All but ``place`` and ``close`` may be any thread's."""
+    """What Ray has given us, as long as this is not closed. All but ``place`` and ``close`` may be
+    any thread's."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         """Start the driver, which gets the environment. Raises ConfigError."""
@@ -70,15 +72,24 @@ class RayPlaces:
         self._nodes: dict[str, str] = {}
         self._folder = ""
         self._group = 0
-        """Folder and process group of a cluster that was started here, for when the driver cannot end it any more."""
+        """Folder and process group of a cluster that was started here, for when the driver cannot
+        end it any more."""
         self._end: str | None = None
         """How the driver has ended."""
         self._ended = threading.Event()
-        words = [sys.executable, "-I", "-c", _DRIVER, json.dumps(_path())]  # nothing of the user's folder is imported
+        words = [
+            sys.executable,
+            "-I",
+            "-c",
+            _DRIVER,
+            json.dumps(_path()),
+        ]  # nothing of the user's folder is imported
         try:
             self._child = Child(words, environ=environ, leash=None)
         except OSError as exc:
-            raise ConfigError(f"--backend ray: {printable(sys.executable)} cannot be run: {exc.strerror}") from exc
+            raise ConfigError(
+                f"--backend ray: {printable(sys.executable)} cannot be run: {exc.strerror}"
+            ) from exc
         self._child.stream.settimeout(_SEND_S)
         self._thread = threading.Thread(target=self._read, name="ray", daemon=True)
         self._thread.start()
@@ -94,14 +105,24 @@ class RayPlaces:
         say: Callable[[str], None],
         when_connected: Callable[[], None] = lambda: None,
     ) -> list[Place]:
-        """Have Ray place all bundles, or one like ``each`` for every GPU that there is; give where they are.
+        """Have Ray place all bundles, or one like ``each`` for every GPU that there is; give where
+        they are.
 
-        ``when_connected`` is called before anything is placed; ``say`` gets a line if that takes long. Raises
-        ConfigError for a cluster that cannot be used, NodesError for bundles that it cannot place.
+        ``when_connected`` is called before anything is placed; ``say`` gets a line if that takes
+        long. Raises ConfigError for a cluster that cannot be used, NodesError for bundles that it
+        cannot place.
         """
         code = base64.b64encode(self._code).decode()
-        asked = {"do": "place", "address": address, "bundles": bundles, "each": each, "strategy": strategy}
-        call, answer = self._ask({**asked, "within_s": within_s, "quiet_s": _QUIET_S, "code": code}, None)
+        asked = {
+            "do": "place",
+            "address": address,
+            "bundles": bundles,
+            "each": each,
+            "strategy": strategy,
+        }
+        call, answer = self._ask(
+            {**asked, "within_s": within_s, "quiet_s": _QUIET_S, "code": code}, None
+        )
         answer.say = say
         connected = answer.connected.wait(_START_S if address == "local" else _CONNECT_S)
         when_connected()
@@ -110,9 +131,15 @@ class RayPlaces:
             self._answers.pop(call, None)
         if told is None:
             text = f"--backend ray: the cluster does not answer (--address {printable(address)})"
-            raise NodesError(text, hint="ray status tells whether it runs; --address HOST:PORT names another")
+            raise NodesError(
+                text, hint="ray status tells whether it runs; --address HOST:PORT names another"
+            )
         if "problem" in told:
-            kind = NodesError if told["passing"] or (answer.reached and "ended" in told) else ConfigError
+            kind = (
+                NodesError
+                if told["passing"] or (answer.reached and "ended" in told)
+                else ConfigError
+            )
             raise kind(f"--backend ray: {printable(told['problem'])}", hint=told["hint"])
         names = Counter(place["host"] for place in told["places"])
         places = [
@@ -143,18 +170,26 @@ class RayPlaces:
         if told is not None and "opened" in told:
             if told["opened"] != self._nodes[target.host]:
                 self._nodes[target.host] = told["opened"]
-                self.note(f"Ray has another node for {printable(target.host)}: {printable(told['address'])}")
+                self.note(
+                    f"Ray has another node for {printable(target.host)}: "
+                    f"{printable(told['address'])}"
+                )
             return _RayLink(ours, target.host, answer)
         ours.close()
         with self._lock:
             self._answers.pop(call, None)
         answer.finish("")
         if told is None:
-            told = {"problem": "Ray has not started the agent in time", "hint": None, "passing": True}
+            told = {
+                "problem": "Ray has not started the agent in time",
+                "hint": None,
+                "passing": True,
+            }
         raise Unconnected(_failure(told, target.host))
 
     def cut_off(self) -> str | None:
-        """Say how the driver has ended, and with it the job's share of the cluster; None: it is there."""
+        """Say how the driver has ended, and with it the job's share of the cluster; None: it is
+        there."""
         return self._end
 
     def give_up(self) -> None:
@@ -181,7 +216,8 @@ class RayPlaces:
     # --- the driver
 
     def _ask(self, asked: dict[str, Any], link: socket.socket | None) -> tuple[int, _Answer]:
-        """Have the driver do something; it gets the link, whose end the answer has as well until that is finished."""
+        """Have the driver do something; it gets the link, whose end the answer has as well until
+        that is finished."""
         answer = _Answer(link)
         with self._lock:
             call = next(self._calls)
@@ -261,14 +297,16 @@ class RayPlaces:
 
 
 def _failure(told: Mapping[str, Any], host: str) -> ConnectFailure:
-    return Trouble("ray", printable(told["problem"]), hint=told["hint"], passing=told["passing"]).failure(host)
+    return Trouble(
+        "ray", printable(told["problem"]), hint=told["hint"], passing=told["passing"]
+    ).failure(host)
 
 
 class _Answer:
     """What the driver says of one call.
 
-    ``link``: what the driver has been given. It is held here, and ended once it is known how the agent, or the driver,
-    has ended, not before.
+    ``link``: what the driver has been given. It is held here, and ended once it is known how the
+    agent, or the driver, has ended, not before.
     """
 
     def __init__(self, link: socket.socket | None) -> None:
@@ -325,7 +363,8 @@ class _RayLink(TcpLink):
 
 
 def _path() -> list[str]:
-    """Give where the driver finds modules: as we do, in the working folder last (``python -m`` has it first)."""
+    """Give where the driver finds modules: as we do, in the working folder last (``python -m`` has
+    it first)."""
     here = os.getcwd()
     return sorted(sys.path, key=lambda each: each in {"", here})
 

@@ -1,7 +1,7 @@
 """Agents on the nodes of a Slurm job: srun starts them, they call back, by TCP.
 
-One srun starts the agents of all nodes; those that are to come back after a loss get steps of their own. Everything
-that waits, srun's output and the port's callers, is one thread's.
+One srun starts the agents of all nodes; those that are to come back after a loss get steps of their
+own. Everything that waits, srun's output and the port's callers, is one thread's.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ _LONGEST_WAIT_S = 3600.0
 """poll takes a C int of milliseconds."""
 _LAST_LINES = 3
 _PASSING = re.compile(
-    r"timed out|unable to contact|connect|busy|not available|temporar|down|drain|unreachable|launch failed"
+    r"timed out|unable to contact|connect|busy|not "
+    r"available|temporar|down|drain|unreachable|launch failed"
     r"|failed on node|not responding|killed|aborted|try again",
     re.IGNORECASE,
 )
@@ -63,10 +64,11 @@ class _Awaited:
 
 
 class Srun:
-    """Opens links to the agents of a job's nodes; ``open`` is an ``Open``, and called from several threads.
+    """Opens links to the agents of a job's nodes; ``open`` is an ``Open``, and called from several
+    threads.
 
-    ``hosts`` are all nodes, ``addresses`` those of this machine, the best first. Raises ConfigError if there is no port
-    to listen on.
+    ``hosts`` are all nodes, ``addresses`` those of this machine, the best first. Raises ConfigError
+    if there is no port to listen on.
     """
 
     def __init__(
@@ -87,7 +89,8 @@ class Srun:
         self._start_step = start_step
         self._wanted, self._code, self._pythons = wanted, code, tuple(pythons)
         self.say: Callable[[str], None] = _nothing
-        """Gets what srun says while the job runs, and what goes on on the port; called in the thread."""
+        """Gets what srun says while the job runs, and what goes on on the port; called in the
+        thread."""
         self._key = environ.get("SLURM_JOB_ID", "")
         token = os.urandom(16).hex()  # not the user's: it is for launchers that come by themselves
         self._environ = {**step_environ(environ), TOKEN: token}
@@ -124,7 +127,9 @@ class Srun:
         awaited = _Awaited(target.host, time.monotonic() + within_s)
         with self._lock:
             if self._closing:
-                raise Unconnected(Trouble("srun", "the job is over", passing=False).failure(target.host))
+                raise Unconnected(
+                    Trouble("srun", "the job is over", passing=False).failure(target.host)
+                )
             if not self._thread.ident:
                 self._thread.start()
             before = self._awaited.pop(target.host, None)
@@ -138,7 +143,9 @@ class Srun:
             if self._awaited.get(target.host) is awaited:
                 del self._awaited[target.host]
         if awaited.link is None:
-            raise Unconnected(awaited.failure or Trouble("srun", "it has not called").failure(target.host))
+            raise Unconnected(
+                awaited.failure or Trouble("srun", "it has not called").failure(target.host)
+            )
         return awaited.link
 
     def lost(self, host: str) -> None:
@@ -185,7 +192,9 @@ class Srun:
                 self._turn()
             except Exception as exc:  # noqa: BLE001 - whoever waits has to know, and the next turn may go better
                 for awaited in self._waiting():
-                    self._fail(awaited, Trouble("srun", f"{type(exc).__name__}: {exc}", passing=False))
+                    self._fail(
+                        awaited, Trouble("srun", f"{type(exc).__name__}: {exc}", passing=False)
+                    )
                 time.sleep(_LOOK_S)
 
     def _turn(self) -> None:
@@ -225,7 +234,10 @@ class Srun:
         if awaited is None or awaited.settled.is_set() or awaited.step is None:
             text = f"no agent is awaited on {printable(call.host[:80])}"
             return Turned(text=text, hint=None, exit_code=2, again=False)
-        return Welcome(job_id=self._job_id, rank=self._hosts.index(call.host) if call.host in self._hosts else 0)
+        return Welcome(
+            job_id=self._job_id,
+            rank=self._hosts.index(call.host) if call.host in self._hosts else 0,
+        )
 
     def _take(self, call: Call, link: Link) -> None:
         with self._lock:
@@ -283,7 +295,9 @@ class Srun:
             step = self._start_step(argv, hosts, self._code, self._environ, leash=self._leash)
         except OSError as exc:
             for awaited in group:
-                self._fail(awaited, Trouble("srun", f"srun cannot be run: {exc.strerror}", passing=False))
+                self._fail(
+                    awaited, Trouble("srun", f"srun cannot be run: {exc.strerror}", passing=False)
+                )
             return
         self._steps.append(step)
         for awaited in group:
@@ -293,7 +307,9 @@ class Srun:
     def _look(self) -> None:
         """Give up nodes whose srun has ended, or that have had their time."""
         now = time.monotonic()
-        ended = [step for step in self._steps if step.returncode is not None]  # the same for all who wait, and below
+        ended = [
+            step for step in self._steps if step.returncode is not None
+        ]  # the same for all who wait, and below
         for awaited in self._waiting():
             step = awaited.step
             if step is None:
@@ -306,7 +322,9 @@ class Srun:
             elif now >= awaited.until:
                 last = _last(step, awaited.host)
                 hint = None if last else _BUSY_HINT
-                self._fail(awaited, Trouble("srun", f"the agent has not called in time{last}", hint=hint))
+                self._fail(
+                    awaited, Trouble("srun", f"the agent has not called in time{last}", hint=hint)
+                )
         for step in ended:
             if step.is_over:  # it has nobody who waits for it now
                 step.close()
@@ -328,9 +346,11 @@ def _why(step: Step, host: str) -> Trouble:
     if f"{NO_PYTHON} {host}" in step.lines:
         floor = ".".join(map(str, OLDEST))
         return Trouble(
-            "python", f"{host} has no Python of {floor} or newer on its PATH",
-            hint="--python names one that all nodes have", passing=False,
-        )  # fmt: skip
+            "python",
+            f"{host} has no Python of {floor} or newer on its PATH",
+            hint="--python names one that all nodes have",
+            passing=False,
+        )
     text = "\n".join(step.lines)
     passing = step.returncode is not None and (step.returncode < 0 or bool(_PASSING.search(text)))
     return Trouble("srun", f"{step.how_ended()}{_last(step, host)}", passing=passing)

@@ -1,9 +1,10 @@
 """One step of Slurm: the ``srun`` that starts an agent on each of its nodes, from a zip on stdin.
 
-What was learnt on a real Slurm 22.05: in a job with several tasks a node ``--ntasks-per-node=1`` alone is ignored while
-SLURM_NTASKS says otherwise; an inherited --ntasks-per-gpu is fatal, and --gpus-per-task leaves each agent one GPU.
-Without any word of GPUs the step has the job's, but for a job by --gpus-per-task; without ``-c`` it has all its CPUs,
-and with one that a node does not have it is refused.
+What was learnt on a real Slurm 22.05: in a job with several tasks a node ``--ntasks-per-node=1``
+alone is ignored while SLURM_NTASKS says otherwise; an inherited --ntasks-per-gpu is fatal, and
+--gpus-per-task leaves each agent one GPU. Without any word of GPUs the step has the job's, but for
+a job by --gpus-per-task; without ``-c`` it has all its CPUs, and with one that a node does not have
+it is refused.
 """
 
 from __future__ import annotations
@@ -32,12 +33,14 @@ _OF_THE_JOB = re.compile(
 """What was asked for the job's own tasks, or for another srun: not what our step is to have."""
 
 NO_PYTHON = "distlaunch-none"
-# $1 count, $2 stub, $3 to $6 for the agent, then interpreters. The agent takes the shell's place: Slurm's signals reach
-# only what it has started itself.
+# $1 count, $2 stub, $3 to $6 for the agent, then interpreters. The agent takes the shell's place:
+# Slurm's signals reach only what it has started itself.
 _SCRIPT = (
     'c=$1 s=$2 a=$3 o=$4 k=$5 t=$6; shift 6; for p in "$@" ' + " ".join(PYTHONS) + "; do "
-    'q=$(command -v "$p") || continue; case $q in /*) ;; *) continue;; esac; test -f "$q" && test -x "$q" || continue; '
-    f'"$q" -I -S -c "import sys; sys.exit(sys.version_info < {OLDEST})" </dev/null >/dev/null 2>&1 || continue; '
+    'q=$(command -v "$p") || continue; case $q in /*) ;; *) continue;; esac; test -f "$q" && test '
+    '-x "$q" || continue; '
+    f'"$q" -I -S -c "import sys; sys.exit(sys.version_info < {OLDEST})" </dev/null >/dev/null 2>&1 '
+    "|| continue; "
     f'exec "$q" {" ".join(FLAGS)} -c "$s" "$c" "$a" "$o" "$k" "$t"; '
     f'done; echo "{NO_PYTHON} $SLURMD_NODENAME"; exit 97'
 )
@@ -45,11 +48,12 @@ _STUB = stub("called", "sys.argv[2:]")
 _OF_OUR_OWN = "configuration lacks support for cpu binding"
 """What srun says of --cpu-bind=none, where there is nothing to bind by."""
 _LEASH_IS_STDERR = "exec 3<&2 2>&1"
-"""All output is one. Unlike in ``child``, stdin has to be a pipe: of a socket that nobody writes to any more srun
-leaves what it has not read."""
+"""All output is one. Unlike in ``child``, stdin has to be a pipe: of a socket that nobody writes to
+any more srun leaves what it has not read."""
 _END_S, _LOST_END_S, _TERM_S = 3.0, 0.5, 2.0
-"""How long srun may take to end after all agents have left, if it waits for one that is lost, and after a signal. One
-whose agents have not called waits for resources, or for them: it is asked to end at once."""
+"""How long srun may take to end after all agents have left, if it waits for one that is lost, and
+after a signal. One whose agents have not called waits for resources, or for them: it is asked to
+end at once."""
 _CHUNK = 1 << 16
 _MOST_READS = 16
 """Of an srun that has ended: what it has started may go on writing."""
@@ -70,18 +74,32 @@ class Wanted(Record):
     """The loss of an agent ends the step: the job cannot go on without it."""
     grace_s: float
     components: Mapping[str, int] = {}
-    """Of a heterogeneous job: the component that each node is of. Each needs an srun, as stdin reaches one only."""
+    """Of a heterogeneous job: the component that each node is of. Each needs an srun, as stdin
+    reaches one only."""
     inside: bool
     """The launcher is in a step itself, whose resources ours has to share."""
 
 
 def step_argv(wanted: Wanted, hosts: Sequence[str], *, again: bool) -> list[str]:
-    """Write the command up to the program. ``again``: an earlier step on these nodes may still be there."""
+    """Write the command up to the program. ``again``: an earlier step on these nodes may still be
+    there."""
     count = len(hosts)
-    argv = ["srun", f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1", f"--nodelist={node_list(hosts)}"]
+    argv = [
+        "srun",
+        f"--nodes={count}",
+        f"--ntasks={count}",
+        "--ntasks-per-node=1",
+        f"--nodelist={node_list(hosts)}",
+    ]
     if hosts[0] in wanted.components:
         argv.append(f"--het-group={wanted.components[hosts[0]]}")
-    argv += ["--job-name=distlaunch", "--mpi=none", "--export=ALL", "--cpu-bind=none", "--input=all"]
+    argv += [
+        "--job-name=distlaunch",
+        "--mpi=none",
+        "--export=ALL",
+        "--cpu-bind=none",
+        "--input=all",
+    ]
     if wanted.gpus is not None and count == wanted.nodes:
         argv.append(f"--gpus={wanted.gpus}")
     if wanted.inside or again:
@@ -94,7 +112,8 @@ def step_argv(wanted: Wanted, hosts: Sequence[str], *, again: bool) -> list[str]
 
 
 def node_list(hosts: Sequence[str]) -> str:
-    """Write nodes as Slurm reads them, short: an argument has at most 128 KiB. Only the last number is in brackets."""
+    """Write nodes as Slurm reads them, short: an argument has at most 128 KiB. Only the last number
+    is in brackets."""
     alike = groupby(hosts, key=lambda host: host.rstrip("0123456789"))
     return ",".join(fold_hosts(group) for _, group in alike)
 
@@ -104,16 +123,25 @@ def step_environ(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environ.items() if not _OF_THE_JOB.fullmatch(name)}
 
 
-def agent_argv(words: tuple[str, str, str, str], *, count: int, pythons: Sequence[str]) -> list[str]:
+def agent_argv(
+    words: tuple[str, str, str, str], *, count: int, pythons: Sequence[str]
+) -> list[str]:
     """Write the program of a step: a shell that looks for a Python, and becomes the agent."""
     return ["/bin/sh", "-c", _SCRIPT, "distlaunch", str(count), _STUB, *words, *pythons]
 
 
 class Step:
-    """A running srun, which ends with us however we end. All but ``has_lost`` is one thread's; only ``wait`` waits."""
+    """A running srun, which ends with us however we end. All but ``has_lost`` is one thread's; only
+    ``wait`` waits."""
 
     def __init__(
-        self, argv: Sequence[str], hosts: Sequence[str], code: bytes, environ: Mapping[str, str], *, leash: Leash
+        self,
+        argv: Sequence[str],
+        hosts: Sequence[str],
+        code: bytes,
+        environ: Mapping[str, str],
+        *,
+        leash: Leash,
     ) -> None:
         """Start it. Raises OSError."""
         self.hosts = tuple(hosts)
@@ -136,10 +164,15 @@ class Step:
             its_input, self._writing = os.pipe2(os.O_CLOEXEC)
             theirs.append(its_input)
             self._process = subprocess.Popen(
-                guarded(as_found(argv), _LEASH_IS_STDERR),  # srun has the tasks start with its own limits
-                stdin=its_input, stdout=its_output, stderr=held, env=dict(environ),
+                guarded(
+                    as_found(argv), _LEASH_IS_STDERR
+                ),  # srun has the tasks start with its own limits
+                stdin=its_input,
+                stdout=its_output,
+                stderr=held,
+                env=dict(environ),
                 start_new_session=True,
-            )  # fmt: skip
+            )
         except BaseException:
             leash.let_go()
             self._close_pipes()
@@ -196,7 +229,8 @@ class Step:
         return new
 
     def finish_reading(self) -> None:
-        """Read what there is of an srun that has ended; somebody else may hold its output open still."""
+        """Read what there is of an srun that has ended; somebody else may hold its output open
+        still."""
         for _ in range(_MOST_READS):
             if self._read() is None:
                 break
@@ -218,7 +252,9 @@ class Step:
         code = self.returncode
         if code is None:
             return "srun has not ended"
-        return f"srun was killed by signal {-code}" if code < 0 else f"srun ended with status {code}"
+        return (
+            f"srun was killed by signal {-code}" if code < 0 else f"srun ended with status {code}"
+        )
 
     def wait(self, until: float) -> bool:
         """Wait for its end until this monotonic time; tell whether it has come."""

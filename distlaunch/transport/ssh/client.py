@@ -24,12 +24,35 @@ VERSION_S = 15.0
 _JOIN_S = 1.0
 _loading = threading.Lock()
 
-# Cheap ones first, as far as the configuration allows them: one call for cipher and digest, 32-byte curves.
-_CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes128-ctr", "aes192-ctr", "aes256-ctr")
-_MACS = ("hmac-sha2-256-etm@openssh.com", "hmac-sha2-256", "hmac-sha2-512-etm@openssh.com", "hmac-sha2-512")
-_KEX = ("curve25519-sha256@libssh.org", "ecdh-sha2-nistp256", "ecdh-sha2-nistp384", "ecdh-sha2-nistp521")
-_KEYS = ("ssh-ed25519", "ecdsa-sha2-nistp256", "ecdsa-sha2-nistp384", "ecdsa-sha2-nistp521", "rsa-sha2-512",
-         "rsa-sha2-256")  # fmt: skip
+# Cheap ones first, as far as the configuration allows them: one call for cipher and digest, 32-byte
+# curves.
+_CIPHERS = (
+    "aes128-gcm@openssh.com",
+    "aes256-gcm@openssh.com",
+    "aes128-ctr",
+    "aes192-ctr",
+    "aes256-ctr",
+)
+_MACS = (
+    "hmac-sha2-256-etm@openssh.com",
+    "hmac-sha2-256",
+    "hmac-sha2-512-etm@openssh.com",
+    "hmac-sha2-512",
+)
+_KEX = (
+    "curve25519-sha256@libssh.org",
+    "ecdh-sha2-nistp256",
+    "ecdh-sha2-nistp384",
+    "ecdh-sha2-nistp521",
+)
+_KEYS = (
+    "ssh-ed25519",
+    "ecdsa-sha2-nistp256",
+    "ecdsa-sha2-nistp384",
+    "ecdsa-sha2-nistp521",
+    "rsa-sha2-512",
+    "rsa-sha2-256",
+)
 _RSA = ("rsa-sha2-512", "rsa-sha2-256")
 _ALIASES = {"curve25519-sha256@libssh.org": "curve25519-sha256"}
 
@@ -58,8 +81,11 @@ class Connection:
         self.wire.free()
 
 
-def connect(wire: Wire, settings: HostSettings, *, check: HostKeyCheck, ring: KeyRing, until: float) -> Connection:
-    """Speak SSH over a wire: keys agreed, the host's own checked, logged in. Raises Trouble, with the wire closed."""
+def connect(
+    wire: Wire, settings: HostSettings, *, check: HostKeyCheck, ring: KeyRing, until: float
+) -> Connection:
+    """Speak SSH over a wire: keys agreed, the host's own checked, logged in. Raises Trouble, with
+    the wire closed."""
     try:
         transport = _transport(wire, settings, check)
     except BaseException:
@@ -84,7 +110,10 @@ def _transport(wire: Wire, settings: HostSettings, check: HostKeyCheck) -> param
     from distlaunch.transport.ssh.exec_channel import Packets
 
     transport = Transport(
-        wire.sock, default_window_size=WINDOW, default_max_packet_size=PACKET, packetizer_class=Packets
+        wire.sock,
+        default_window_size=WINDOW,
+        default_max_packet_size=PACKET,
+        packetizer_class=Packets,
     )
     transport.daemon = True
     options = transport.get_security_options()
@@ -93,19 +122,30 @@ def _transport(wire: Wire, settings: HostSettings, check: HostKeyCheck) -> param
         setattr(options, kind, _allowed(getattr(options, kind), preferred, allowed))
     keys = _allowed(options.key_types, _KEYS, settings.algorithms.get("keys"))
     if check.mode(settings) != "off":
-        known = [name for kind in check.known_kinds(settings) for name in (_RSA if kind == "ssh-rsa" else (kind,))]
-        keys = tuple(sorted(keys, key=lambda name: name not in known))  # the ones that can be checked come first
+        known = [
+            name
+            for kind in check.known_kinds(settings)
+            for name in (_RSA if kind == "ssh-rsa" else (kind,))
+        ]
+        keys = tuple(
+            sorted(keys, key=lambda name: name not in known)
+        )  # the ones that can be checked come first
     options.key_types = keys
     if settings.compression:
         transport.use_compression(compress=True)
-    # No thread of paramiko's wakes up to look whether it is still wanted: closing the wire wakes it.
+    # No thread of paramiko's wakes up to look whether it is still wanted: closing the wire wakes
+    # it.
     wire.sock.settimeout(None)
     return transport
 
 
-def _allowed(has: Any, preferred: tuple[str, ...], allowed: tuple[str, ...] | None) -> tuple[str, ...]:
+def _allowed(
+    has: Any, preferred: tuple[str, ...], allowed: tuple[str, ...] | None
+) -> tuple[str, ...]:
     """Order what paramiko has by what is cheap, without what the configuration does not name."""
-    ordered = [name for name in preferred if name in has] + [name for name in has if name not in preferred]
+    ordered = [name for name in preferred if name in has] + [
+        name for name in has if name not in preferred
+    ]
     if allowed is None:
         return tuple(ordered)
     kept = tuple(name for name in ordered if name in allowed or _ALIASES.get(name) in allowed)
@@ -115,7 +155,8 @@ def _allowed(has: Any, preferred: tuple[str, ...], allowed: tuple[str, ...] | No
 def load_paramiko(*, whole: bool) -> None:
     """Import paramiko, with its log kept off the terminal.
 
-    Not ``whole``: without invoke, which is 45 % of the time and for ``Match exec`` in an ssh_config alone.
+    Not ``whole``: without invoke, which is 45 % of the time and for ``Match exec`` in an ssh_config
+    alone.
     """
     with _loading:
         if "paramiko" in sys.modules:
@@ -152,12 +193,16 @@ def _negotiate(connection: Connection, until: float, settings: HostSettings) -> 
     if not transport.remote_version:
         if "Indecipherable" in str(error):
             raise Trouble(
-                "connect", f"what answers there is no SSH server: {printable(str(error))[-80:]}", passing=False
+                "connect",
+                f"what answers there is no SSH server: {printable(str(error))[-80:]}",
+                passing=False,
             )
         raise Trouble(
             "connect",
             said or "the server closed the connection at once",
-            hint=None if said else "many logins at once may be more than its MaxStartups: --ssh-fanout limits them",
+            hint=None
+            if said
+            else "many logins at once may be more than its MaxStartups: --ssh-fanout limits them",
         )
     if isinstance(error, paramiko.SSHException) and "no acceptable" in str(error):
         what = str(error).partition("(")[2].rstrip(")")
@@ -167,7 +212,11 @@ def _negotiate(connection: Connection, until: float, settings: HostSettings) -> 
             hint="--ssh-command ssh connects by OpenSSH, which knows more algorithms",
             passing=False,
         )
-    text = printable(str(error)) if error is not None and str(error) else "the server closed the connection"
+    text = (
+        printable(str(error))
+        if error is not None and str(error)
+        else "the server closed the connection"
+    )
     raise Trouble("connect", f"{text} while keys were agreed on", hint=_keys_hint(text, settings))
 
 

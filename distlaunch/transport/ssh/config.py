@@ -1,6 +1,7 @@
 """What ssh_config says of a host: as OpenSSH reads it if it is there, else as paramiko does.
 
-``ssh -G`` costs 8 ms a host and knows Include, Match and every default of the site, of which paramiko lacks some.
+``ssh -G`` costs 8 ms a host and knows Include, Match and every default of the site, of which
+paramiko lacks some.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ class HostSettings(Record):
     bind_address: str | None = None
     family: socket.AddressFamily = socket.AF_UNSPEC
     algorithms: Mapping[str, tuple[str, ...]] = {}
-    """What is allowed, by ``ciphers``, ``macs``, ``kex`` and ``keys``; nothing where that is not known."""
+    """What is allowed, by ``ciphers``, ``macs``, ``kex`` and ``keys``; nothing where that is not
+    known."""
 
 
 class Asked(Record):
@@ -70,13 +72,16 @@ class Asked(Record):
 def read_settings(
     host: str, *, user: str | None, port: int | None, asked: Asked, environ: Mapping[str, str]
 ) -> HostSettings:
-    """Ask for the settings of one host. ``user`` and ``port`` are its own, and beat all else. Raises Trouble."""
+    """Ask for the settings of one host. ``user`` and ``port`` are its own, and beat all else.
+    Raises Trouble."""
     user, port = user or asked.user, port or asked.port
     if host.startswith("-"):
         raise Trouble("resolve", "no host's name begins with a dash", passing=False)
     home = home_of(environ)
     if asked.config is not None and not os.access(asked.config, os.R_OK):
-        raise Trouble("resolve", f"{printable(asked.config)} (--ssh-config) cannot be read", passing=False)
+        raise Trouble(
+            "resolve", f"{printable(asked.config)} (--ssh-config) cannot be read", passing=False
+        )
     ssh = shutil.which("ssh", path=environ.get("PATH"))
     if ssh is None:
         said = _by_paramiko(host, asked.config, home)
@@ -86,7 +91,8 @@ def read_settings(
 
 
 def home_of(environ: Mapping[str, str]) -> str:
-    """Give the directory whose ``.ssh`` counts: as OpenSSH, the account's, unless HOME names another that has one."""
+    """Give the directory whose ``.ssh`` counts: as OpenSSH, the account's, unless HOME names
+    another that has one."""
     account = _account()[1]
     home = environ.get("HOME", "")
     return home if home and home != account and os.path.isdir(f"{home}/.ssh") else account
@@ -104,7 +110,13 @@ def _account() -> tuple[str, str]:
 
 
 def _by_openssh(
-    ssh: str, host: str, user: str | None, port: int | None, asked: Asked, home: str, environ: Mapping[str, str]
+    ssh: str,
+    host: str,
+    user: str | None,
+    port: int | None,
+    asked: Asked,
+    home: str,
+    environ: Mapping[str, str],
 ) -> dict[str, list[str]]:
     argv = [ssh, "-G", *config_words(asked.config, home)]
     argv += ["-l", user] if user else []
@@ -114,16 +126,24 @@ def _by_openssh(
     except TimeoutError as exc:
         raise Trouble("resolve", f"ssh -G has not answered within {_ASK_S:.0f} s") from exc
     except OSError as exc:
-        raise Trouble("resolve", f"{printable(ssh)} cannot be run: {exc.strerror}", passing=False) from exc
+        raise Trouble(
+            "resolve", f"{printable(ssh)} cannot be run: {exc.strerror}", passing=False
+        ) from exc
     if code != 0:
         lines = said.decode(errors="replace").split("\n")
         last = next((line for line in reversed(lines) if line.strip()), f"it ended with {code}")
-        raise Trouble("resolve", f"ssh does not take its configuration: {printable(last.strip())}", passing=False)
+        raise Trouble(
+            "resolve",
+            f"ssh does not take its configuration: {printable(last.strip())}",
+            passing=False,
+        )
     said_all = parse(printed.decode(errors="surrogateescape"))
     account = _account()[1]
     if home != account:
         files = said_all.get("userknownhostsfile", [])
-        said_all["userknownhostsfile"] = [text.replace(f"{account}/.ssh/", f"{home}/.ssh/") for text in files]
+        said_all["userknownhostsfile"] = [
+            text.replace(f"{account}/.ssh/", f"{home}/.ssh/") for text in files
+        ]
     return said_all
 
 
@@ -138,7 +158,8 @@ def config_words(config: str | None, home: str) -> list[str]:
 
 
 def parse(text: str) -> dict[str, list[str]]:
-    """Read what ``ssh -G`` prints: lines of a keyword in lower case and its value; some keywords come several times."""
+    """Read what ``ssh -G`` prints: lines of a keyword in lower case and its value; some keywords
+    come several times."""
     said: dict[str, list[str]] = {}
     for line in text.splitlines():
         keyword, _, value = line.partition(" ")
@@ -156,7 +177,9 @@ def _by_paramiko(host: str, config: str | None, home: str) -> dict[str, list[str
         except FileNotFoundError:
             continue
         except (OSError, ValueError, paramiko.ConfigParseError) as exc:
-            raise Trouble("resolve", f"{printable(path)}: {printable(str(exc))}", passing=False) from exc
+            raise Trouble(
+                "resolve", f"{printable(path)}: {printable(str(exc))}", passing=False
+            ) from exc
         values: dict[str, Any] = dict(found)
         for keyword, value in values.items():
             said.setdefault(keyword, value if isinstance(value, list) else [value])
@@ -195,7 +218,9 @@ def settings_of(
 
     def files(keyword: str, defaults: Sequence[str]) -> tuple[str, ...]:
         values = [word for value in said.get(keyword, defaults) for word in words(keyword, value)]
-        return tuple(_path(value, tokens, home, environ) for value in values if value.lower() not in _NOTHING)
+        return tuple(
+            _path(value, tokens, home, environ) for value in values if value.lower() not in _NOTHING
+        )
 
     def words(keyword: str, value: str) -> list[str]:
         return [value] if keyword == "identityfile" else value.split()
@@ -212,7 +237,9 @@ def settings_of(
         agent=_agent(said, tokens, home, environ),
         only_key_files=one("identitiesonly") == "yes",
         jumps=one("proxyjump"),
-        command=None if one("proxyjump") else with_tokens(one("proxycommand") or "", tokens) or None,
+        command=None
+        if one("proxyjump")
+        else with_tokens(one("proxycommand") or "", tokens) or None,
         check=one("stricthostkeychecking"),
         user_known_hosts=files("userknownhostsfile", ["~/.ssh/known_hosts ~/.ssh/known_hosts2"]),
         global_known_hosts=files("globalknownhostsfile", [" ".join(_GLOBAL_KNOWN_HOSTS)]),
@@ -221,7 +248,9 @@ def settings_of(
         connect_timeout_s=_number(one("connecttimeout"), "ConnectTimeout"),
         compression=one("compression") == "yes",
         bind_address=one("bindaddress"),
-        family={"inet": socket.AF_INET, "inet6": socket.AF_INET6}.get(one("addressfamily") or "", socket.AF_UNSPEC),
+        family={"inet": socket.AF_INET, "inet6": socket.AF_INET6}.get(
+            one("addressfamily") or "", socket.AF_UNSPEC
+        ),
         algorithms={
             kind: tuple(value.split(","))
             for kind, keyword in _ALGORITHMS.items()
@@ -230,19 +259,31 @@ def settings_of(
     )
 
 
-_ALGORITHMS = {"ciphers": "ciphers", "macs": "macs", "kex": "kexalgorithms", "keys": "hostkeyalgorithms"}
+_ALGORITHMS = {
+    "ciphers": "ciphers",
+    "macs": "macs",
+    "kex": "kexalgorithms",
+    "keys": "hostkeyalgorithms",
+}
 
 
 def _number(text: str | None, keyword: str) -> int | None:
     if text is None:
         return None
     if not (text.isascii() and text.isdigit()):
-        raise Trouble("resolve", f"{keyword} {printable(text)} in the ssh configuration is no number", passing=False)
+        raise Trouble(
+            "resolve",
+            f"{keyword} {printable(text)} in the ssh configuration is no number",
+            passing=False,
+        )
     return int(text)
 
 
 def _agent(
-    said: Mapping[str, Sequence[str]], tokens: Mapping[str, str], home: str, environ: Mapping[str, str]
+    said: Mapping[str, Sequence[str]],
+    tokens: Mapping[str, str],
+    home: str,
+    environ: Mapping[str, str],
 ) -> str | None:
     named = next(iter(said.get("identityagent", ())), "SSH_AUTH_SOCK")
     if named.lower() in _NOTHING:

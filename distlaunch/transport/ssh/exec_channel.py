@@ -1,7 +1,8 @@
 """A link through one channel of a paramiko connection.
 
-paramiko's own buffers are replaced: its ``fileno`` can miss data where stdout and stderr come at once (two locks, one
-pipe), and its ``recv`` sends window adjustments, which may wait for the network; the main loop must not.
+paramiko's own buffers are replaced: its ``fileno`` can miss data where stdout and stderr come at
+once (two locks, one pipe), and its ``recv`` sends window adjustments, which may wait for the
+network; the main loop must not.
 
 Paramiko's packets, read in large pieces, and written by the main loop only if that cannot wait.
 
@@ -57,7 +58,8 @@ class Wire(Protocol):
 
 
 class Inbox:
-    """What has come on a channel, in place of paramiko's ``BufferedPipe``: level-readable by an eventfd."""
+    """What has come on a channel, in place of paramiko's ``BufferedPipe``: level-readable by an
+    eventfd."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -178,7 +180,9 @@ class Words:
 class ChannelLink:
     """The stream of an agent at the other end of a session's channel."""
 
-    def __init__(self, channel: paramiko.Channel, wire: Wire, close_connection: Callable[[], None]) -> None:
+    def __init__(
+        self, channel: paramiko.Channel, wire: Wire, close_connection: Callable[[], None]
+    ) -> None:
         self._channel: Any = channel
         channel.settimeout(_LOOK_AGAIN_S)
         self._transport: Any = channel.get_transport()
@@ -205,9 +209,11 @@ class ChannelLink:
         return data
 
     def _grant(self) -> None:
-        """Let the peer send as much again as was taken, unless that would have to wait: a later call does it then.
+        """Let the peer send as much again as was taken, unless that would have to wait: a later
+        call does it then.
 
-        That comes with the next bytes in either direction; who waits to send looks again once a second.
+        That comes with the next bytes in either direction; who waits to send looks again once a
+        second.
         """
         if self._inbox.owes():
             size = self._inbox.claim()
@@ -231,22 +237,30 @@ class ChannelLink:
             return False  # it is closed: the next ``receive`` gives the end
 
     def _can_say(self) -> bool:
-        # While keys are exchanged anew nothing else may be sent; the exchange begins with a packet, so not now.
-        return self._transport.is_active() and self._transport.clear_to_send.is_set() and self._wire.can_write()
+        # While keys are exchanged anew nothing else may be sent; the exchange begins with a packet,
+        # so not now.
+        return (
+            self._transport.is_active()
+            and self._transport.clear_to_send.is_set()
+            and self._wire.can_write()
+        )
 
     def unread(self, data: bytes) -> None:
         """Have ``receive`` give this first; see ``Stream``."""
         self._inbox.unread(data)
 
     def execute(self, command: str) -> None:
-        """Ask for a command to be run, and do not wait for the answer: a refusal closes the channel."""
+        """Ask for a command to be run, and do not wait for the answer: a refusal closes the
+        channel."""
         message = self._message(_REQUEST)
         message.add_string("exec")
         message.add_boolean(True)  # noqa: FBT003 - paramiko's
         message.add_string(command)
         try:
             self._transport._send_user_message(message)  # noqa: SLF001 - what Channel itself calls
-        except Exception as exc:  # paramiko raises EOFError, SSHException and OSError for one and the same
+        except (
+            Exception
+        ) as exc:  # paramiko raises EOFError, SSHException and OSError for one and the same
             raise OSError(f"the connection is closed: {exc}") from exc
 
     def send(self, data: bytes) -> None:
@@ -317,7 +331,8 @@ _LONGEST_LINE = 8 << 10
 
 
 class Packets(Packetizer):
-    """A packetizer for a socket without a timeout: whoever closes the wire wakes who waits in it."""
+    """A packetizer for a socket without a timeout: whoever closes the wire wakes who waits in
+    it."""
 
     def __init__(self, sock: Any) -> None:
         super().__init__(sock)
@@ -333,7 +348,8 @@ class Packets(Packetizer):
             super().send_message(data)
 
     def send_now(self, messages: list[Message], *, may: Callable[[], bool]) -> bool:
-        """Write packets if nobody else is writing and ``may`` allows it; never wait for another writer."""
+        """Write packets if nobody else is writing and ``may`` allows it; never wait for another
+        writer."""
         if not self.writing.acquire(blocking=False):
             return False
         try:
@@ -353,7 +369,9 @@ class Packets(Packetizer):
         line = bytearray()
         while not line.endswith(b"\n"):
             if len(line) > _LONGEST_LINE:
-                raise SSHException('Indecipherable protocol version "' + line[:80].decode(errors="replace") + '"')
+                raise SSHException(
+                    'Indecipherable protocol version "' + line[:80].decode(errors="replace") + '"'
+                )
             line += self.read_all(1)
         return line.decode(errors="replace").rstrip("\r\n")
 

@@ -41,7 +41,8 @@ class Unchecked:
         """Tell it; from any thread."""
         if self._first.acquire(blocking=False):
             self._note(
-                f"host keys are not checked ({why}): whoever answers at a node's address gets the job's environment"
+                f"host keys are not checked ({why}): whoever answers at a node's address gets the "
+                "job's environment"
             )
 
 
@@ -59,7 +60,9 @@ class HostKeyCheck:
         """Give what holds for one host."""
         if self._mode is not None:
             return self._mode
-        return {"no": "off", "off": "off", "accept-new": "accept-new"}.get(settings.check or "", "strict")  # type: ignore[return-value]
+        return {"no": "off", "off": "off", "accept-new": "accept-new"}.get(
+            settings.check or "", "strict"
+        )  # type: ignore[return-value]
 
     def known_kinds(self, settings: HostSettings) -> list[str]:
         """Give the kinds of keys that a host is known by: it is to show one of these."""
@@ -67,7 +70,9 @@ class HostKeyCheck:
 
     def _lines(self, settings: HostSettings) -> list[KnownKey]:
         hosts = self._hosts(settings)
-        return hosts.of(_name(settings)) or hosts.of((settings.key_alias or settings.hostname).lower())
+        return hosts.of(_name(settings)) or hosts.of(
+            (settings.key_alias or settings.hostname).lower()
+        )
 
     def _hosts(self, settings: HostSettings) -> KnownHosts:
         files = (*settings.user_known_hosts, *settings.global_known_hosts)
@@ -81,15 +86,22 @@ class HostKeyCheck:
         mode = self.mode(settings)
         if mode == "off":
             if self._unchecked is not None:
-                self._unchecked.say(*() if self._mode else (f"StrictHostKeyChecking {settings.check} in ssh_config",))
+                self._unchecked.say(
+                    *()
+                    if self._mode
+                    else (f"StrictHostKeyChecking {settings.check} in ssh_config",)
+                )
             return
         key = base64.b64encode(blob).decode()
         name = _name(settings)
         hosts = self._hosts(settings)
         named = hosts.of(name)
         verdict, line = judge(named, kind, key)
-        if verdict == "unknown" and name != (bare := (settings.key_alias or settings.hostname).lower()):
-            # As OpenSSH: a key known for the host, without a port, will do. What differs there proves nothing.
+        if verdict == "unknown" and name != (
+            bare := (settings.key_alias or settings.hostname).lower()
+        ):
+            # As OpenSSH: a key known for the host, without a port, will do. What differs there
+            # proves nothing.
             without_port, _ = judge(hosts.of(bare), kind, key)
             verdict = without_port if without_port in ("known", "revoked") else verdict
         if verdict == "known":
@@ -99,7 +111,9 @@ class HostKeyCheck:
             return
         raise _refusal(settings, verdict, line, kind, blob)
 
-    def _accept(self, settings: HostSettings, hosts: KnownHosts, name: str, kind: str, key: str) -> None:
+    def _accept(
+        self, settings: HostSettings, hosts: KnownHosts, name: str, kind: str, key: str
+    ) -> None:
         shown = hashed_name(name, os.urandom(_SALT_BYTES)) if settings.hash_names else name
         with self._lock:
             added = parse([f"{shown} {kind} {key}"], "this launcher")
@@ -141,7 +155,9 @@ def fingerprint(blob: bytes) -> str:
     return "SHA256:" + base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
 
 
-def _refusal(settings: HostSettings, verdict: str, line: KnownKey | None, kind: str, blob: bytes) -> Trouble:
+def _refusal(
+    settings: HostSettings, verdict: str, line: KnownKey | None, kind: str, blob: bytes
+) -> Trouble:
     place = printable(line.place) if line is not None else ""
     shown = f"{printable(kind)} {fingerprint(blob)}"
     match verdict:
@@ -152,7 +168,10 @@ def _refusal(settings: HostSettings, verdict: str, line: KnownKey | None, kind: 
         case "revoked":
             return refused(f"its key is revoked by {place}: {shown}")
         case "certified":
-            return refused(f"it is known by a certificate authority ({place}), not by {shown}", hint=_BY_OPENSSH)
+            return refused(
+                f"it is known by a certificate authority ({place}), not by {shown}",
+                hint=_BY_OPENSSH,
+            )
         case "other types":
             return refused(
                 f"it is known by another kind of key ({place}) than the one shown, {shown}",
@@ -225,7 +244,11 @@ class KnownHosts:
             told = name.encode()
             self._found[name] = [
                 *self._plain.get(name, []),
-                *(key for salt, digest, key in self._hashed if hmac.digest(salt, told, "sha1") == digest),
+                *(
+                    key
+                    for salt, digest, key in self._hashed
+                    if hmac.digest(salt, told, "sha1") == digest
+                ),
                 *(key for key in self._patterns if names_match(key.names, name)),
             ]
         return self._found[name]
@@ -239,7 +262,9 @@ def parse(lines: Iterable[str], file: str) -> Iterable[KnownKey]:
             continue
         marker = words.pop(0) if words[0].startswith("@") else ""
         if len(words) >= 3:
-            yield KnownKey(file=file, line=number, names=words[0], marker=marker, kind=words[1], key=words[2])
+            yield KnownKey(
+                file=file, line=number, names=words[0], marker=marker, kind=words[1], key=words[2]
+            )
 
 
 def lookup_name(host: str, port: int) -> str:
@@ -317,7 +342,8 @@ def scan(host: str, port: int, file: str = "~/.ssh/known_hosts") -> str:
 
 
 def scan_all(hints: Sequence[str]) -> str | None:
-    """Make one hint of several that differ in what ``scan`` has of hosts; None if they differ in more."""
+    """Make one hint of several that differ in what ``scan`` has of hosts; None if they differ in
+    more."""
     scans = [_SCAN.search(hint) for hint in hints]
     same = {(found[1], found[3]) for found in scans if found is not None}
     if None in scans or len(same) != 1:
@@ -330,7 +356,8 @@ def scan_all(hints: Sequence[str]) -> str | None:
 
 
 def changed(what: str, name: str, command: str) -> Trouble:
-    """Say that a host has another key than the one that is known; ``name`` is what known_hosts has of it."""
+    """Say that a host has another key than the one that is known; ``name`` is what known_hosts has
+    of it."""
     return refused(
         f"ITS KEY HAS CHANGED: {what}. Someone may be posing as this host",
         hint=f"if it was installed anew: ssh-keygen -R {quoted(name)}, then {command}",
@@ -339,7 +366,10 @@ def changed(what: str, name: str, command: str) -> Trouble:
 
 def unknown(what: str, command: str) -> Trouble:
     """Say that a host's key is not known."""
-    return refused(what, hint=f"to trust it: {command}; --ssh-host-keys accept-new takes the keys of all new hosts")
+    return refused(
+        what,
+        hint=f"to trust it: {command}; --ssh-host-keys accept-new takes the keys of all new hosts",
+    )
 
 
 def refused(text: str, *, hint: str | None = None) -> Trouble:

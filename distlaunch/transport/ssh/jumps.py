@@ -1,6 +1,7 @@
 """Connections to jump hosts (ProxyJump), shared by all nodes that are behind the same one.
 
-A bastion drops logins that come too many at once (MaxStartups); channels through one connection it does not count.
+A bastion drops logins that come too many at once (MaxStartups); channels through one connection it
+does not count.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ class _Gateway:
 
     def __init__(self) -> None:
         self.connecting = threading.Lock()
-        """Held, as long as the network takes, by whoever connects to it for all; what is below is ``Jumps``' lock's."""
+        """Held, as long as the network takes, by whoever connects to it for all; what is below is
+        ``Jumps``' lock's."""
         self.connection: Connection | None = None
         self.users = 0
         self.failed: tuple[float, Trouble] | None = None
@@ -62,19 +64,25 @@ class Jumps:
         """Open a way to a host through the jump hosts that its settings name. Raises Trouble."""
         hops = (settings.jumps or "").replace(" ", "")
         if hops in before or len(before) >= _MOST_HOPS:
-            raise Trouble("connect", f"ProxyJump {quoted(hops)} leads round in a circle", passing=False)
+            raise Trouble(
+                "connect", f"ProxyJump {quoted(hops)} leads round in a circle", passing=False
+            )
         with self._lock:
             gateway = self._gateways.setdefault(hops, _Gateway())
         first, _, last = hops.rpartition(",")
         try:
             connection = self._joined(
                 gateway,
-                lambda: self._connected(gateway, first, last, (*before, hops), until, asked, environ),
+                lambda: self._connected(
+                    gateway, first, last, (*before, hops), until, asked, environ
+                ),
                 until=until,
             )
         except Trouble as trouble:
             text = f"jump host {printable(last)}: {trouble.text}"
-            raise Trouble(trouble.step, text, hint=trouble.hint, passing=trouble.passing) from trouble
+            raise Trouble(
+                trouble.step, text, hint=trouble.hint, passing=trouble.passing
+            ) from trouble
         try:
             channel = _channel(connection, settings, last, until)
         except BaseException:
@@ -82,7 +90,9 @@ class Jumps:
             raise
         return JumpWire(channel, gateway.can_write, lambda: self._leave(gateway))
 
-    def _joined(self, gateway: _Gateway, connect: Callable[[], Connection], *, until: float) -> Connection:
+    def _joined(
+        self, gateway: _Gateway, connect: Callable[[], Connection], *, until: float
+    ) -> Connection:
         came = time.monotonic()
         if not gateway.connecting.acquire(timeout=max(0.0, until - came)):
             raise Trouble("connect", "it has not been reached in time")
@@ -117,8 +127,11 @@ class Jumps:
     ) -> Connection:
         try:
             user, host, port = hop_of(last)
-            # As with OpenSSH, what the command line says of user, port and key is meant for the nodes.
-            settings = read_settings(host, user=user, port=port, asked=Asked(config=asked.config), environ=environ)
+            # As with OpenSSH, what the command line says of user, port and key is meant for the
+            # nodes.
+            settings = read_settings(
+                host, user=user, port=port, asked=Asked(config=asked.config), environ=environ
+            )
             if first:
                 settings = replace(settings, jumps=first, command=None)
             return self._reach(settings, before, until)
@@ -149,9 +162,13 @@ def _channel(connection: Connection, settings: HostSettings, last: str, until: f
         )
     except paramiko.ChannelException as exc:
         said = printable(exc.text or "").lower()
-        raise Trouble("connect", f"jump host {printable(last)} does not connect to it: {said}") from exc
+        raise Trouble(
+            "connect", f"jump host {printable(last)} does not connect to it: {said}"
+        ) from exc
     except (paramiko.SSHException, EOFError, OSError) as exc:
-        raise Trouble("connect", f"jump host {printable(last)} does not connect to it: {exc}") from exc
+        raise Trouble(
+            "connect", f"jump host {printable(last)} does not connect to it: {exc}"
+        ) from exc
 
 
 def hop_of(text: str) -> tuple[str | None, str, int | None]:
@@ -164,5 +181,7 @@ def hop_of(text: str) -> tuple[str | None, str, int | None]:
     elif place.count(":") == 1:
         host, _, port = place.partition(":")
     if not host or (port and not (port.isascii() and port.isdigit())):
-        raise Trouble("resolve", f"ProxyJump {quoted(text)} is not [user@]host[:port]", passing=False)
+        raise Trouble(
+            "resolve", f"ProxyJump {quoted(text)} is not [user@]host[:port]", passing=False
+        )
     return user or None, host, int(port) if port else None

@@ -22,12 +22,18 @@ if TYPE_CHECKING:
 
 LOGIN_S = 20.0
 _AGENT_S = 5.0
-_TOO_MANY = "as a rule a server takes 6 attempts: IdentitiesOnly yes, with IdentityFile, in ~/.ssh/config tries one key"
+_TOO_MANY = (
+    "as a rule a server takes 6 attempts: IdentitiesOnly yes, with IdentityFile, in "
+    "~/.ssh/config tries one key"
+)
 _OTHER_WAYS = {"hostbased", "gssapi-with-mic", "gssapi-keyex"}
 
 
-def log_in(transport: paramiko.Transport, settings: HostSettings, ring: KeyRing, *, until: float) -> None:
-    """Try the keys as OpenSSH does: those of the agent that the settings name, its others, files. Raises Trouble."""
+def log_in(
+    transport: paramiko.Transport, settings: HostSettings, ring: KeyRing, *, until: float
+) -> None:
+    """Try the keys as OpenSSH does: those of the agent that the settings name, its others, files.
+    Raises Trouble."""
     import paramiko
 
     files = ring.files(settings.key_files)
@@ -71,7 +77,9 @@ def _insist(named: KeyFile, agent: _Agent) -> None:
 
 
 def _unlock(file: KeyFile, agent: _Agent) -> str:
-    return f"ssh-add {printable(file.path)}" + ("" if agent.there else ", in an ssh-agent: eval $(ssh-agent)")
+    return f"ssh-add {printable(file.path)}" + (
+        "" if agent.there else ", in an ssh-agent: eval $(ssh-agent)"
+    )
 
 
 def _in_order(held: list[Any], files: list[KeyFile], *, only_files: bool) -> Iterator[Any]:
@@ -114,7 +122,9 @@ def _wants_more(further: list[str]) -> Trouble:
     )
 
 
-def _refused(settings: HostSettings, files: list[KeyFile], agent: _Agent, tried: int, ways: list[str]) -> Trouble:
+def _refused(
+    settings: HostSettings, files: list[KeyFile], agent: _Agent, tried: int, ways: list[str]
+) -> Trouble:
     text = f"no key was taken ({tried} tried)" if tried else "there is no key to log in with"
     if ways and "publickey" not in ways:
         text = f"the server takes no keys, only {printable(', '.join(ways))}"
@@ -215,7 +225,8 @@ class KeyFile:
 
 
 def understood(data: bytes) -> tuple[bytes | None, bytes | None]:
-    """Find a private key's cipher (None: it has none) and public half, as far as the file's format shows them; pure."""
+    """Find a private key's cipher (None: it has none) and public half, as far as the file's format
+    shows them; pure."""
     if _BEGIN not in data:
         return (b"PEM" if b"ENCRYPTED" in data else None), None
     try:

@@ -39,7 +39,8 @@ class Ssh:
         leash: Leash | None = None,
         logged_in: Callable[[Target], None] = lambda _: None,
     ) -> None:
-        """Have all that is started hang on the leash. ``logged_in`` gets a node whose agent is being started."""
+        """Have all that is started hang on the leash. ``logged_in`` gets a node whose agent is
+        being started."""
         self._logged_in = logged_in
         self._asked = asked
         self._check = check
@@ -49,7 +50,9 @@ class Ssh:
         self._leash = leash or Leash()
         self._whole = shutil.which("ssh", path=environ.get("PATH")) is None
         self._ring = KeyRing()
-        self._jumps = Jumps(lambda settings, before, until: self._reach(settings, before, until, _Place()))
+        self._jumps = Jumps(
+            lambda settings, before, until: self._reach(settings, before, until, _Place())
+        )
 
     def open(self, target: Target, within_s: float) -> Link:
         """Connect, log in and start the agent; see ``Open``."""
@@ -58,16 +61,24 @@ class Ssh:
         load_paramiko(whole=self._whole)
         try:
             settings = read_settings(
-                target.host, user=target.user, port=target.port, asked=self._asked, environ=self._environ
+                target.host,
+                user=target.user,
+                port=target.port,
+                asked=self._asked,
+                environ=self._environ,
             )
             place.of(settings)
             connection = self._reach(settings, (), until, place)
             self._logged_in(target)
             return self._start(connection, target.host, until)
         except Trouble as trouble:
-            raise Unconnected(trouble.failure(target.host, address=place.address, user=place.user)) from trouble
+            raise Unconnected(
+                trouble.failure(target.host, address=place.address, user=place.user)
+            ) from trouble
 
-    def _reach(self, settings: HostSettings, before: tuple[str, ...], until: float, place: _Place) -> Connection:
+    def _reach(
+        self, settings: HostSettings, before: tuple[str, ...], until: float, place: _Place
+    ) -> Connection:
         wire = self._wire(settings, before, until, place)
         return connect(wire, settings, check=self._check, ring=self._ring, until=until)
 
@@ -75,12 +86,16 @@ class Ssh:
         self, settings: HostSettings, before: tuple[str, ...], until: float, place: _Place
     ) -> SocketWire | JumpWire:
         if settings.jumps is not None:
-            return self._jumps.wire(settings, before, until, asked=self._asked, environ=self._environ)
+            return self._jumps.wire(
+                settings, before, until, asked=self._asked, environ=self._environ
+            )
         if settings.command is not None:
             return CommandWire(settings.command, self._environ, self._leash)
         addresses = resolve(settings.hostname, settings.port, family=settings.family, until=until)
         place.address = addresses[0].text
-        sock, address = dial(addresses, until=until, within_s=settings.connect_timeout_s, bind=settings.bind_address)
+        sock, address = dial(
+            addresses, until=until, within_s=settings.connect_timeout_s, bind=settings.bind_address
+        )
         place.address = address.text
         return SocketWire(sock)
 
@@ -95,9 +110,13 @@ class Ssh:
                     timeout=max(0.1, min(_CHANNEL_S, until - time.monotonic())),
                 )
             except (paramiko.SSHException, EOFError, OSError) as exc:
-                said = printable(getattr(exc, "text", "") or str(exc) or "the connection was closed")
+                said = printable(
+                    getattr(exc, "text", "") or str(exc) or "the connection was closed"
+                )
                 refused = isinstance(exc, paramiko.ChannelException)  # else the connection broke
-                raise Trouble("agent", f"the server opens no session: {said}", passing=not refused) from exc
+                raise Trouble(
+                    "agent", f"the server opens no session: {said}", passing=not refused
+                ) from exc
             link = ChannelLink(channel, connection.wire, connection.close_soon)
         except BaseException:
             connection.close()
@@ -108,7 +127,9 @@ class Ssh:
         except OSError as exc:
             link.close()
             raise Trouble("agent", str(exc)) from exc
-        start_agent(link, self._code, word, until=min(until, time.monotonic() + START_S), where=host)
+        start_agent(
+            link, self._code, word, until=min(until, time.monotonic() + START_S), where=host
+        )
         return link
 
 

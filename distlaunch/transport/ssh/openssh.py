@@ -27,15 +27,24 @@ _OWN_FAILURE = 255
 _LONGEST = 300
 _CHECKS = {"strict": "yes", "accept-new": "accept-new", "off": "no"}
 
-# What ssh says, by step, and whether it may be otherwise in a moment. The first that is found counts.
+# What ssh says, by step, and whether it may be otherwise in a moment. The first that is found
+# counts.
 _SAID: tuple[tuple[str, Step, bool], ...] = (
     (r"Could not resolve hostname", "resolve", False),
     (r"Temporary failure in name resolution", "resolve", True),
     (r"IDENTIFICATION HAS CHANGED", "host key", False),
     (r"host key is known|Host key verification failed|REVOKED HOST KEY", "host key", False),
-    (r"Permission denied \(|Too many authentication failures|Disconnected from authenticating", "login", False),
+    (
+        r"Permission denied \(|Too many authentication failures|Disconnected from authenticating",
+        "login",
+        False,
+    ),
     (r"Unable to negotiate|no matching", "connect", False),
-    (r"Bad (configuration|owner)|[Uu]nsupported option|terminating, \d+ bad configuration", "connect", False),
+    (
+        r"Bad (configuration|owner)|[Uu]nsupported option|terminating, \d+ bad configuration",
+        "connect",
+        False,
+    ),
 )
 _NOISE = re.compile(r"^(Warning: Permanently added|@+$|debug\d:)")
 _NAMED = re.compile(r"(?:host key is known for|[Hh]ost key for) (\S+)")
@@ -56,7 +65,8 @@ class OpenSsh:
         environ: Mapping[str, str],
         leash: Leash | None = None,
     ) -> None:
-        """Raise ConfigError where the command cannot be split into words. What is started hangs on the leash."""
+        """Raise ConfigError where the command cannot be split into words. What is started hangs on
+        the leash."""
         try:
             self._words = shlex.split(command)
         except ValueError as exc:
@@ -79,10 +89,16 @@ class OpenSsh:
         user = target.user or self._asked.user or ""
         try:
             try:
-                link = ProcessLink(argv, environ={**self._environ, "SSH_ASKPASS_REQUIRE": "never"}, leash=self._leash)
+                link = ProcessLink(
+                    argv,
+                    environ={**self._environ, "SSH_ASKPASS_REQUIRE": "never"},
+                    leash=self._leash,
+                )
             except OSError as exc:
                 raise Trouble(
-                    "connect", f"{printable(argv[0])} cannot be run: {exc.strerror or exc}", passing=False
+                    "connect",
+                    f"{printable(argv[0])} cannot be run: {exc.strerror or exc}",
+                    passing=False,
                 ) from exc
             try:
                 start_agent(link, self._code, word, until=until, where=target.host)
@@ -96,13 +112,19 @@ class OpenSsh:
         return link
 
     def options(self, target: Target) -> list[str]:
-        """Give the options for one host: nobody is asked anything, nothing is forwarded, no terminal, no master."""
+        """Give the options for one host: nobody is asked anything, nothing is forwarded, no
+        terminal, no master."""
         asked = self._asked
         words = ["-T", "-a", "-x"]
         settings = [
-            "BatchMode=yes", "ClearAllForwardings=yes", "ControlMaster=no", "ControlPath=none", "RemoteCommand=none",
-            "PermitLocalCommand=no", f"ConnectTimeout={_CONNECT_S}",
-        ]  # fmt: skip
+            "BatchMode=yes",
+            "ClearAllForwardings=yes",
+            "ControlMaster=no",
+            "ControlPath=none",
+            "RemoteCommand=none",
+            "PermitLocalCommand=no",
+            f"ConnectTimeout={_CONNECT_S}",
+        ]
         if self._host_keys is not None:
             settings.append(f"StrictHostKeyChecking={_CHECKS[self._host_keys]}")
         if self._host_keys == "off":
@@ -117,10 +139,16 @@ class OpenSsh:
 def understood(said: bytes, *, host: str) -> Trouble:
     """Find the step that failed in what ssh wrote about a host; pure."""
     text = said.decode(errors="replace")
-    lines = [line.strip() for line in text.splitlines() if line.strip() and not _NOISE.match(line.strip())]
+    lines = [
+        line.strip()
+        for line in text.splitlines()
+        if line.strip() and not _NOISE.match(line.strip())
+    ]
     shown = printable(lines[-1])[:_LONGEST] if lines else "ssh has failed without a word"
     step: Step
-    step, passing = next(((of, may) for pattern, of, may in _SAID if re.search(pattern, text)), ("connect", True))
+    step, passing = next(
+        ((of, may) for pattern, of, may in _SAID if re.search(pattern, text)), ("connect", True)
+    )
     hint = None
     if step == "login":
         hint = "ssh-add the key, or ssh-copy-id it to the host: nobody is asked for a password here"

@@ -52,12 +52,16 @@ def resolve(name: str, port: int, *, family: int, until: float) -> list[Address]
     try:
         look_up(name, port, found.put, family=family)
     except RuntimeError as exc:
-        raise Trouble("resolve", f"no thread can be started for it here: {explain_refusal()}") from exc
+        raise Trouble(
+            "resolve", f"no thread can be started for it here: {explain_refusal()}"
+        ) from exc
     within_s = max(0.0, min(RESOLVE_S, until - time.monotonic()))
     try:
         result = found.get(timeout=within_s)
     except queue.Empty:
-        raise Trouble("resolve", f"the name has not been resolved within {within_s:.0f} s") from None
+        raise Trouble(
+            "resolve", f"the name has not been resolved within {within_s:.0f} s"
+        ) from None
     if isinstance(result, socket.gaierror):
         raise Trouble(
             "resolve",
@@ -66,7 +70,9 @@ def resolve(name: str, port: int, *, family: int, until: float) -> list[Address]
             passing=result.errno == socket.EAI_AGAIN,
         )
     if isinstance(result, Exception):
-        raise Trouble("resolve", f"the name cannot be resolved: {printable(str(result))}", passing=False)
+        raise Trouble(
+            "resolve", f"the name cannot be resolved: {printable(str(result))}", passing=False
+        )
     return _known(result)
 
 
@@ -77,7 +83,8 @@ def _known(found: list[tuple[int, tuple[object, ...]]]) -> list[Address]:
 def dial(
     addresses: list[Address], *, until: float, within_s: float | None, bind: str | None
 ) -> tuple[socket.socket, Address]:
-    """Connect to the first of the addresses that answers; a slow one does not hold up the others. Raises Trouble."""
+    """Connect to the first of the addresses that answers; a slow one does not hold up the others.
+    Raises Trouble."""
     attempts = _Attempts(bind)
     each_s = CONNECT_S if within_s is None else within_s
     until = min(until, time.monotonic() + each_s + _STAGGER_S * (len(addresses) - 1))
@@ -91,7 +98,11 @@ def dial(
     finally:
         attempts.close()
     why = attempts.why_not()
-    refused = "is an SSH server running there, and on this port? --ssh-port names another" if "refused" in why else None
+    refused = (
+        "is an SSH server running there, and on this port? --ssh-port names another"
+        if "refused" in why
+        else None
+    )
     raise Trouble("connect", why, hint=refused)
 
 
@@ -193,14 +204,19 @@ class SocketWire:
 
 
 class CommandWire(SocketWire):
-    """A ProxyCommand: a process in a session of its own, never on the terminal, which ends with the connection."""
+    """A ProxyCommand: a process in a session of its own, never on the terminal, which ends with the
+    connection."""
 
     def __init__(self, command: str, environ: Mapping[str, str], leash: Leash) -> None:
         argv = [environ.get("SHELL") or "/bin/sh", "-c", f"exec {command}"]
         try:
-            self._child = Child(argv, environ={**environ, "SSH_ASKPASS_REQUIRE": "never"}, leash=leash)
+            self._child = Child(
+                argv, environ={**environ, "SSH_ASKPASS_REQUIRE": "never"}, leash=leash
+            )
         except OSError as exc:
-            raise Trouble("connect", f"ProxyCommand cannot be run: {exc.strerror or exc}", passing=False) from exc
+            raise Trouble(
+                "connect", f"ProxyCommand cannot be run: {exc.strerror or exc}", passing=False
+            ) from exc
         super().__init__(self._child.stream)
         self._why = ""
         self._closed = False
@@ -231,7 +247,9 @@ class CommandWire(SocketWire):
 class JumpWire:
     """A channel through the connection to a jump host."""
 
-    def __init__(self, channel: Any, below: Callable[[], bool], release: Callable[[], None]) -> None:
+    def __init__(
+        self, channel: Any, below: Callable[[], bool], release: Callable[[], None]
+    ) -> None:
         self.sock: Any = channel
         self._below = below
         self._release = release

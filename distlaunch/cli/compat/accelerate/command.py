@@ -27,25 +27,36 @@ def accelerate(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     Raises HelpRequested, or a LaunchError before the start.
     """
     if not argv:
-        raise UsageError("accelerate what?", hint="distlaunch accelerate launch [OPTIONS] SCRIPT [ARGS]...")
+        raise UsageError(
+            "accelerate what?", hint="distlaunch accelerate launch [OPTIONS] SCRIPT [ARGS]..."
+        )
     word = argv[0]
     if word in HELP_FLAGS:
         raise HelpRequested
     if word != "launch":
-        raise UsageError(f"accelerate {printable(word)}: there is launch alone here", hint=own_command(printable(word)))
+        raise UsageError(
+            f"accelerate {printable(word)}: there is launch alone here",
+            hint=own_command(printable(word)),
+        )
     return run(*take_apart(argv[1:], OPTIONS, THEIRS, PARSING, drops_dashes=True), environ)
 
 
 def run(given: Given, rest: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Run a command line that was taken apart; return the exit code. Raises LaunchError before the start."""
+    """Run a command line that was taken apart; return the exit code. Raises LaunchError before the
+    start."""
     with in_words_of(PARSING):
         config, texts = configuration(given, environ, os.getcwd())
         meaning = understand(given, rest, environ, config)
-    return run_drop_in(replace(meaning.options, texts=texts), meaning.remarks, environ, table=OPTIONS)
+    return run_drop_in(
+        replace(meaning.options, texts=texts), meaning.remarks, environ, table=OPTIONS
+    )
 
 
-def configuration(given: Given, environ: Mapping[str, str], cwd: str) -> tuple[Config | None, dict[str, str]]:
-    """Read the file that the command line names, or else the default one; ``--cpu`` and ``-o config=none`` do without.
+def configuration(
+    given: Given, environ: Mapping[str, str], cwd: str
+) -> tuple[Config | None, dict[str, str]]:
+    """Read the file that the command line names, or else the default one; ``--cpu`` and ``-o
+    config=none`` do without.
 
     The text goes along, by the file's path. Raises LaunchError.
     """
@@ -55,12 +66,18 @@ def configuration(given: Given, environ: Mapping[str, str], cwd: str) -> tuple[C
             case "config", option_files.NEITHER:
                 without_usual = True
             case "config" | "settings", _:
-                raise UsageError(f"-o {quoted(word)}: the command line says it itself", hint="--config_file FILE")
+                raise UsageError(
+                    f"-o {quoted(word)}: the command line says it itself", hint="--config_file FILE"
+                )
     if "config_file" in given:
         path = given["config_file"][-1]
         whole, named = os.path.join(cwd, path), f"--config_file {quoted(path)}"
     else:
-        there = None if without_usual else option_files.usual_files(Accelerate.usual, environ, cwd).get("config")
+        there = (
+            None
+            if without_usual
+            else option_files.usual_files(Accelerate.usual, environ, cwd).get("config")
+        )
         if there is None:
             return None, {}
         path = whole = there

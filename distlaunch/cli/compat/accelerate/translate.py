@@ -1,4 +1,5 @@
-"""What the words of ``accelerate launch`` mean here: options of ours, and what is said about them. Pure."""
+"""What the words of ``accelerate launch`` mean here: options of ours, and what is said about them.
+Pure."""
 
 from __future__ import annotations
 
@@ -30,10 +31,16 @@ _JOIN_S = 600.0
 """What torchrun's rendezvous, which is Accelerate's, waits for machines."""
 _BY_HAND = ("standard", "nossh")
 """Of ``deepspeed_multinode_launcher``: those for which each machine has a launcher."""
-_MEETING = "--main_process_ip HOST on each machine says where machine 0 is; --hosts a,b starts all from here, by SSH"
+_MEETING = (
+    "--main_process_ip HOST on each machine says where machine 0 is; --hosts a,b starts all "
+    "from here, by SSH"
+)
 _SPELLING = (
     *SPELLING,
-    *((hint, "--cpu --num_processes N starts N workers without GPUs") for hint in (USE_CPUS, USE_CPUS_OF_EACH)),
+    *(
+        (hint, "--cpu --num_processes N starts N workers without GPUs")
+        for hint in (USE_CPUS, USE_CPUS_OF_EACH)
+    ),
     ("-o settings", "the command line"),
     ("--rendezvous HOST:PORT", "--main_process_ip HOST --main_process_port PORT"),
     ("--rendezvous", "--main_process_ip"),
@@ -91,8 +98,11 @@ class _Told(Record):
         return bool(self.own["cpu"] or (self.config is not None and self.config.uses_cpu))
 
 
-def understand(given: Given, rest: Sequence[str], environ: Mapping[str, str], config: Config | None) -> Meaning:
-    """Translate a command line that was taken apart, above a configuration: the named file's, or the default one's.
+def understand(
+    given: Given, rest: Sequence[str], environ: Mapping[str, str], config: Config | None
+) -> Meaning:
+    """Translate a command line that was taken apart, above a configuration: the named file's, or
+    the default one's.
 
     Raises UsageError or ConfigError for what cannot be done here.
     """
@@ -118,26 +128,34 @@ def understand(given: Given, rest: Sequence[str], environ: Mapping[str, str], co
         values["device"] = "cpu"
     _environment(told, values)
     dialect = Dialect(role=own["role"] or "default", spelling=_SPELLING)
-    return Meaning(options=DropInOptions(**values, backend="accelerate", dialect=dialect), remarks=tuple(remarks))
+    return Meaning(
+        options=DropInOptions(**values, backend="accelerate", dialect=dialect),
+        remarks=tuple(remarks),
+    )
 
 
 def _refuse(own: Mapping[str, Any]) -> None:
-    """Refuse what cannot be done here, with what stands for it, and what contradicts itself. Raises UsageError."""
+    """Refuse what cannot be done here, with what stands for it, and what contradicts itself. Raises
+    UsageError."""
     refused = next((option.field for option in REFUSED if own[option.field] is not None), None)
     name = f"--{refused}"
     if refused == "mpirun_hostfile":
         raise UsageError(
-            f"{name}: no MPI is needed here", hint="--hostfile FILE --cpu --num_processes N starts workers on its hosts"
+            f"{name}: no MPI is needed here",
+            hint="--hostfile FILE --cpu --num_processes N starts workers on its hosts",
         )
     if refused is not None:
         what = "SageMaker is asked" if refused.startswith("aws") else "TPUs are started"
         raise UsageError(f"{name}: {what} by accelerate launch itself", hint=own_command("launch"))
-    ways = [f"--{field}" for field in ("cpu", "multi_gpu", "use_deepspeed", "use_fsdp") if own[field]]
+    ways = [
+        f"--{field}" for field in ("cpu", "multi_gpu", "use_deepspeed", "use_fsdp") if own[field]
+    ]
     if len(ways) > 1:
         raise UsageError(f"{ways[0]} and {ways[1]} exclude each other", hint="give one of them")
     if own["use_parallelism_config"] and not own["use_fsdp"]:
         raise UsageError(
-            "--use_parallelism_config needs --use_fsdp", hint="--use_fsdp --fsdp_version 2 --use_parallelism_config"
+            "--use_parallelism_config needs --use_fsdp",
+            hint="--use_fsdp --fsdp_version 2 --use_parallelism_config",
         )
 
 
@@ -155,18 +173,30 @@ def _needless(own: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _words(told: _Told, remarks: list[str], *, listed: bool) -> Iterator[str]:
-    """Give the backend's options: what is above the file, or all there is without one. Raises UsageError."""
+    """Give the backend's options: what is above the file, or all there is without one. Raises
+    UsageError."""
     own = told.own
     if told.config is None:
         yield "config=none"
     elif own["config_file"] is not None:
         yield f"config={own['config_file']}"
-    settings: dict[str, Any] = {"distributed_type": told.way, "use_cpu": told.on_cpus, **_sections(told, remarks)}
+    settings: dict[str, Any] = {
+        "distributed_type": told.way,
+        "use_cpu": told.on_cpus,
+        **_sections(told, remarks),
+    }
     if told.config is not None:  # what it says of this is settled by us
         settings |= dict.fromkeys(("main_process_ip", "main_process_port"))
-        settings |= {field: None for field in ("num_processes", "num_machines") if own[field] is not None or own["cpu"]}
+        settings |= {
+            field: None
+            for field in ("num_processes", "num_machines")
+            if own[field] is not None or own["cpu"]
+        }
     if listed and told.way == "DEEPSPEED":
-        settings["deepspeed_config"] = {**settings.get("deepspeed_config", {}), **dict.fromkeys(NODE_LISTS)}
+        settings["deepspeed_config"] = {
+            **settings.get("deepspeed_config", {}),
+            **dict.fromkeys(NODE_LISTS),
+        }
     yield "settings=" + json.dumps(settings)
     if own["mixed_precision"] is not None:
         yield f"mixed-precision={own['mixed_precision']}"
@@ -175,7 +205,8 @@ def _words(told: _Told, remarks: list[str], *, listed: bool) -> Iterator[str]:
 
 
 def _sections(told: _Told, remarks: list[str]) -> dict[str, Any]:
-    """Give the sections of a file that the command line fills, and tell of what nothing reads. Raises UsageError."""
+    """Give the sections of a file that the command line fills, and tell of what nothing reads.
+    Raises UsageError."""
     sections: dict[str, Any] = {}
     idle: dict[str, list[str]] = {}
     for setting in SETTINGS:
@@ -187,7 +218,9 @@ def _sections(told: _Told, remarks: list[str]) -> dict[str, Any]:
             idle.setdefault(needed, []).append(f"--{field}")
         else:
             sections.setdefault(setting.section, {})[setting.key] = value
-    remarks += [f"without effect: {', '.join(names)} (of {needed})" for needed, names in idle.items()]
+    remarks += [
+        f"without effect: {', '.join(names)} (of {needed})" for needed, names in idle.items()
+    ]
     there = told.config is not None and bool(told.config.section("parallelism_config"))
     if not _is_parallel(told) and there:
         sections["parallelism_config"] = None
@@ -197,7 +230,8 @@ def _sections(told: _Told, remarks: list[str]) -> dict[str, Any]:
 
 
 def _checked(field: str, value: Any, variable: str) -> Any:
-    """Give a value as Accelerate would write it. Raises UsageError for one that it does not take."""
+    """Give a value as Accelerate would write it. Raises UsageError for one that it does not
+    take."""
     try:
         check_value(f"--{field}", value, variable)
         return float(value) if field in FLOATS and value != "auto" else value
@@ -223,20 +257,27 @@ def _needed(told: _Told, section: str) -> str | None:
 
 
 def _is_parallel(told: _Told) -> bool:
-    """Tell whether a parallelism is asked for: one that a way was chosen for as well, or the file's own."""
+    """Tell whether a parallelism is asked for: one that a way was chosen for as well, or the file's
+    own."""
     if any(told.own[field] for field in WAYS):
         return bool(told.own["use_parallelism_config"])
     return told.config is not None and bool(told.config.section("parallelism_config"))
 
 
 def _hosts(told: _Told, values: dict[str, Any]) -> bool:
-    """Tell whether a list names the machines: a typed one, or DeepSpeed's if the file has its launcher start them."""
-    if any(field in values for field in _LISTS) or values.get("source", "auto") not in ("auto", "flags"):
+    """Tell whether a list names the machines: a typed one, or DeepSpeed's if the file has its
+    launcher start them."""
+    if any(field in values for field in _LISTS) or values.get("source", "auto") not in (
+        "auto",
+        "flags",
+    ):
         return True
     if told.config is None or told.way != "DEEPSPEED" or (told.number("num_machines") or 1) == 1:
         return False
     section = told.config.section("deepspeed_config")
-    launcher = told.own["deepspeed_multinode_launcher"] or section.get("deepspeed_multinode_launcher")
+    launcher = told.own["deepspeed_multinode_launcher"] or section.get(
+        "deepspeed_multinode_launcher"
+    )
     if launcher in _BY_HAND or section.get(NODE_LISTS[0]) is None:
         return False
     for key, field in zip(NODE_LISTS, ("hostfile", "exclude", "include"), strict=True):
@@ -246,7 +287,8 @@ def _hosts(told: _Told, values: dict[str, Any]) -> bool:
 
 
 def _machines_of_a_list(told: _Told, values: dict[str, Any], remarks: list[str]) -> None:
-    """Settle sizes where one launcher starts all: what was typed of them, as the list has its own."""
+    """Settle sizes where one launcher starts all: what was typed of them, as the list has its
+    own."""
     own = told.own
     _count(told, values, own["num_processes"], per_node=False)
     if own["num_machines"] is not None:
@@ -256,7 +298,10 @@ def _machines_of_a_list(told: _Told, values: dict[str, Any], remarks: list[str])
     if own["main_process_port"]:
         values["master_port"] = own["main_process_port"]
     if own["machine_rank"] is not None:
-        remarks.append("--machine_rank has no effect here: the list of hosts says which of the machines this is")
+        remarks.append(
+            "--machine_rank has no effect here: the list of hosts says which of the machines "
+            "this is"
+        )
 
 
 def _machines_by_hand(told: _Told, values: dict[str, Any]) -> None:
@@ -267,12 +312,21 @@ def _machines_by_hand(told: _Told, values: dict[str, Any]) -> None:
     if host is None:
         raise UsageError(f"{named}: where they meet is not said", hint=_MEETING)
     if processes is None or processes % machines:
-        what = "is missing" if processes is None else f"{processes} is not the same number on each machine"
-        raise UsageError(f"{named}: --num_processes {what}", hint="it is how many workers there are on all machines")
+        what = (
+            "is missing"
+            if processes is None
+            else f"{processes} is not the same number on each machine"
+        )
+        raise UsageError(
+            f"{named}: --num_processes {what}",
+            hint="it is how many workers there are on all machines",
+        )
     if told.text("rdzv_backend") == "c10d":
         rank = told.own["machine_rank"]
     elif rank is None:
-        raise UsageError(f"{named}: which of them this is is not said", hint="--machine_rank N, counted from 0")
+        raise UsageError(
+            f"{named}: which of them this is is not said", hint="--machine_rank N, counted from 0"
+        )
     bare = f"[{host}]" if ":" in host and host[0] != "[" else host
     values.update(num_nodes=machines, node_rank=rank)
     values["rendezvous"] = f"{bare}:{told.number('main_process_port') or _MEETING_PORT}"
@@ -287,7 +341,8 @@ def _one_machine(told: _Told, values: dict[str, Any], remarks: list[str]) -> Non
     count = own["num_processes"] if for_gpus else told.number("num_processes")
     if own["machine_rank"]:
         raise UsageError(
-            f"--machine_rank {own['machine_rank']}: there is one machine", hint="--num_machines N says more"
+            f"--machine_rank {own['machine_rank']}: there is one machine",
+            hint="--num_machines N says more",
         )
     if own["main_process_ip"] is not None:
         remarks.append("--main_process_ip has no effect: there is one machine, this one")
@@ -295,8 +350,15 @@ def _one_machine(told: _Told, values: dict[str, Any], remarks: list[str]) -> Non
         values["master_port"] = own["main_process_port"]
     if count is None and (told.on_cpus or (told.config is not None and told.way == "NO")):
         count = 1
-    if count is not None and count > 1 and (told.on_cpus or (told.config is not None and told.way == "NO")):
-        remarks.append(f"{count} workers are started; accelerate launch would start one, and leave more to mpirun")
+    if (
+        count is not None
+        and count > 1
+        and (told.on_cpus or (told.config is not None and told.way == "NO"))
+    ):
+        remarks.append(
+            f"{count} workers are started; accelerate launch would start one, and leave more to "
+            "mpirun"
+        )
     if count == 1 and not told.on_cpus:  # which has all GPUs, or none
         values.update(procs_per_node=1, whole_nodes=True)
         values["given"]["procs_per_node"] = "--num_processes"

@@ -26,7 +26,8 @@ def deepspeed(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 
 
 def run(given: Given, rest: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Run a command line that was taken apart; return the exit code. Raises LaunchError before the start."""
+    """Run a command line that was taken apart; return the exit code. Raises LaunchError before the
+    start."""
     with in_words_of(PARSING):
         meaning = understand(given, rest, environ)
     pid = pid_file(PID_FOLDER) if meaning.save_pid and not meaning.options.dry_run else None
@@ -37,8 +38,8 @@ def run(given: Given, rest: Sequence[str], environ: Mapping[str, str]) -> int:
 def pid_file(folder: str) -> Iterator[None]:
     """Keep a file, named by our process id, with that id in it.
 
-    Raises ConfigError if there is one already that was not left over, or it cannot be written. That it cannot be
-    removed is no failure.
+    Raises ConfigError if there is one already that was not left over, or it cannot be written. That
+    it cannot be removed is no failure.
     """
     path = os.path.join(folder, f"{os.getpid()}.deepspeed")
     ours = False
@@ -51,7 +52,9 @@ def pid_file(folder: str) -> Iterator[None]:
             with os.fdopen(fd, "w") as file:
                 file.write(str(os.getpid()))
         except OSError as exc:
-            raise ConfigError(f"--save_pid: {path}: {exc.strerror}", hint="leave --save_pid out") from exc
+            raise ConfigError(
+                f"--save_pid: {path}: {exc.strerror}", hint="leave --save_pid out"
+            ) from exc
         yield
     finally:
         if ours:
@@ -60,7 +63,8 @@ def pid_file(folder: str) -> Iterator[None]:
 
 
 def _is_left_over(path: str) -> bool:
-    """Tell whether a plain file of ours names a process that is no more, as after ``kill -9``: our id was its own."""
+    """Tell whether a plain file of ours names a process that is no more, as after ``kill -9``: our
+    id was its own."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:

@@ -1,4 +1,5 @@
-"""What the words of DeepSpeed's launcher mean here: options of ours, and what is said about them."""
+"""What the words of DeepSpeed's launcher mean here: options of ours, and what is said about
+them."""
 
 from __future__ import annotations
 
@@ -36,22 +37,41 @@ _MEETING_SPELLING = (
 )
 _SPELLING = (
     *SPELLING,
-    *((hint, f"--no_local_rank leaves it out: {LOCAL_RANK_TOO}") for hint in (NO_LOCAL_RANK, LOCAL_RANK_TOO)),
+    *(
+        (hint, f"--no_local_rank leaves it out: {LOCAL_RANK_TOO}")
+        for hint in (NO_LOCAL_RANK, LOCAL_RANK_TOO)
+    ),
     # Its own launcher, too, starts as many where it finds no GPU (launcher/runner.py of 0.19).
-    (f"CPU workers; {USE_CPUS}", "CPU workers, as DeepSpeed's own launcher starts them where there is none"),
+    (
+        f"CPU workers; {USE_CPUS}",
+        "CPU workers, as DeepSpeed's own launcher starts them where there is none",
+    ),
     (f"one CPU worker; {USE_CPUS}", "one CPU worker; --num_gpus N starts N of them"),
     (f"on the CPU; {USE_CPUS_OF_EACH}", "on the CPU; --num_gpus N starts N of them on each node"),
-    (USE_CPUS, "with DS_ACCELERATOR=cpu in the environment --num_gpus N starts N workers without GPUs"),
+    (
+        USE_CPUS,
+        "with DS_ACCELERATOR=cpu in the environment --num_gpus N starts N workers without GPUs",
+    ),
     (
         USE_CPUS_OF_EACH,
-        "with DS_ACCELERATOR=cpu in the environment --num_gpus N starts N workers without GPUs on each node",
+        (
+            "with DS_ACCELERATOR=cpu in the environment --num_gpus N starts N workers without GPUs on "
+            "each node"
+        ),
     ),
 )
 _GRACE_S = 30.0
 """From TERM to KILL, as there."""
 _ELASTIC_RESTARTS = 100
 _LISTS = ("hosts", "hostfile", "discover")
-_NUMBERS = ("num_nodes", "num_gpus", "num_accelerators", "node_rank", "min_elastic_nodes", "max_elastic_nodes")
+_NUMBERS = (
+    "num_nodes",
+    "num_gpus",
+    "num_accelerators",
+    "node_rank",
+    "min_elastic_nodes",
+    "max_elastic_nodes",
+)
 _TEXTS = ("include", "exclude", "master_addr", "launcher_args")
 _UNSET = {**dict.fromkeys(_NUMBERS, "-1"), **dict.fromkeys(_TEXTS, "")}
 """What these are by default, and may be given as: ``--include "$INCLUDE"``."""
@@ -70,12 +90,22 @@ class Meaning(Record):
 
 
 def understand(
-    given: Given, rest: Sequence[str], environ: Mapping[str, str], *, default_hostfile: str = DEFAULT_HOSTFILE
+    given: Given,
+    rest: Sequence[str],
+    environ: Mapping[str, str],
+    *,
+    default_hostfile: str = DEFAULT_HOSTFILE,
 ) -> Meaning:
-    """Translate a command line that was taken apart. Raises UsageError or ConfigError for what cannot be done here."""
+    """Translate a command line that was taken apart. Raises UsageError or ConfigError for what
+    cannot be done here."""
     given = {field: texts for field, texts in given.items() if texts != [_UNSET.get(field)]}
-    if (count := given.pop("num_accelerators", None)) is not None and given.setdefault("num_gpus", count) != count:
-        raise UsageError(f"--num_gpus {given['num_gpus'][0]} and --num_accelerators {count[0]} contradict each other")
+    if (count := given.pop("num_accelerators", None)) is not None and given.setdefault(
+        "num_gpus", count
+    ) != count:
+        raise UsageError(
+            f"--num_gpus {given['num_gpus'][0]} and --num_accelerators {count[0]} contradict each "
+            "other"
+        )
     if given.get("launcher", [""])[-1].lower() == _SLURM:
         given.setdefault("source", [_SLURM])
     values = build(given, rest, environ, OPTIONS)
@@ -88,7 +118,9 @@ def understand(
             values["hostfile"] = default_hostfile
         else:
             values["source"] = "flags"
-    several = values.get("source") != "flags" or any(field in values for field in (*_LISTS, "rendezvous"))
+    several = values.get("source") != "flags" or any(
+        field in values for field in (*_LISTS, "rendezvous")
+    )
     _size(own, values, environ, several=several)
     _nodes(own, values, remarks, several=several)
     _workers(own, values)
@@ -102,15 +134,19 @@ def understand(
     sized = (("--gpus-per-node", "--num_gpus"),) if own["num_gpus"] else ()
     met = _MEETING_SPELLING if values["given"].get("rendezvous") == _MEETING_OPTION else ()
     by_slurm = (("--source slurm", "--launcher slurm"),) if own["launcher"] == _SLURM else ()
-    options = DropInOptions(**values, dialect=Dialect(spelling=(*_SPELLING, *sized, *met, *by_slurm)))
+    options = DropInOptions(
+        **values, dialect=Dialect(spelling=(*_SPELLING, *sized, *met, *by_slurm))
+    )
     return Meaning(options=options, remarks=tuple(remarks), save_pid=bool(own["save_pid"]))
 
 
 def _refuse(own: Mapping[str, Any], values: Mapping[str, Any]) -> None:
-    """Refuse what cannot be done here, with what stands for it, and what contradicts itself. Raises UsageError."""
+    """Refuse what cannot be done here, with what stands for it, and what contradicts itself. Raises
+    UsageError."""
     if own["autotuning"] is not None:
         raise UsageError(
-            "--autotuning: experiments are DeepSpeed's own launcher's", hint="deepspeed --autotuning tune ... runs them"
+            "--autotuning: experiments are DeepSpeed's own launcher's",
+            hint="deepspeed --autotuning tune ... runs them",
         )
     if (cores := own["bind_core_list"]) is not None:
         raise UsageError(
@@ -119,7 +155,10 @@ def _refuse(own: Mapping[str, Any], values: Mapping[str, Any]) -> None:
         )
     launcher = own["launcher"]
     if launcher not in LAUNCHERS:
-        raise UsageError(f"--launcher {quoted(launcher)}: no such launcher", hint=f"there is: {', '.join(LAUNCHERS)}")
+        raise UsageError(
+            f"--launcher {quoted(launcher)}: no such launcher",
+            hint=f"there is: {', '.join(LAUNCHERS)}",
+        )
     if launcher == _SLURM:
         others = [f"--{field}" for field in _LISTS if field in values]
         if values["source"] != _SLURM:
@@ -130,25 +169,44 @@ def _refuse(own: Mapping[str, Any], values: Mapping[str, Any]) -> None:
                 hint="--include and --exclude choose among them",
             )
     if "include" in values and "exclude" in values:
-        raise UsageError("--include and --exclude exclude each other", hint="one of them says which hosts and slots")
+        raise UsageError(
+            "--include and --exclude exclude each other",
+            hint="one of them says which hosts and slots",
+        )
     filters = next((name for name in ("include", "exclude") if name in values), None)
-    size = "num_gpus" if own["num_gpus"] is not None else "num_nodes" if "num_nodes" in values else None
+    size = (
+        "num_gpus"
+        if own["num_gpus"] is not None
+        else "num_nodes"
+        if "num_nodes" in values
+        else None
+    )
     if filters is not None and size is not None:
-        raise UsageError(f"--{size} and --{filters} exclude each other", hint=f"--{filters} says how many as well")
+        raise UsageError(
+            f"--{size} and --{filters} exclude each other",
+            hint=f"--{filters} says how many as well",
+        )
     for name in ("min_elastic_nodes", "max_elastic_nodes"):
         if own[name] is not None and not own["elastic_training"]:
-            raise UsageError(f"--{name} belongs to --elastic_training", hint="--num_nodes N is a fixed number")
+            raise UsageError(
+                f"--{name} belongs to --elastic_training", hint="--num_nodes N is a fixed number"
+            )
 
 
-def _size(own: Mapping[str, Any], values: dict[str, Any], environ: Mapping[str, str], *, several: bool) -> None:
-    """Settle how many workers a node runs: GPUs, or CPU workers where DeepSpeed itself would use the CPU."""
+def _size(
+    own: Mapping[str, Any], values: dict[str, Any], environ: Mapping[str, str], *, several: bool
+) -> None:
+    """Settle how many workers a node runs: GPUs, or CPU workers where DeepSpeed itself would use
+    the CPU."""
     if environ.get(_ACCELERATOR) == "cpu" and not {"gpus", "gpus_per_node"} & values.keys():
         values.setdefault("device", "cpu")
     count = own["num_gpus"]
     if count is None:
         return
     if "gpus_per_node" in values:
-        raise UsageError("--num_gpus and --gpus-per-node exclude each other", hint="give one of them")
+        raise UsageError(
+            "--num_gpus and --gpus-per-node exclude each other", hint="give one of them"
+        )
     if values.get("device") == "cpu":
         values["procs_per_node"] = count
     elif not several:
@@ -158,8 +216,11 @@ def _size(own: Mapping[str, Any], values: dict[str, Any], environ: Mapping[str, 
         values["given"]["gpus_per_node"] = "--num_gpus"
 
 
-def _nodes(own: Mapping[str, Any], values: dict[str, Any], remarks: list[str], *, several: bool) -> None:
-    """Settle which nodes there are and how they are reached; ``several``: there may be others. Raises UsageError."""
+def _nodes(
+    own: Mapping[str, Any], values: dict[str, Any], remarks: list[str], *, several: bool
+) -> None:
+    """Settle which nodes there are and how they are reached; ``several``: there may be others.
+    Raises UsageError."""
     if own["launcher"] not in ("pdsh", _SLURM):
         how = "srun" if values.get("source") == _SLURM else "SSH"
         remarks.append(f"--launcher {own['launcher']}: nodes are reached by {how} here")
@@ -172,17 +233,24 @@ def _nodes(own: Mapping[str, Any], values: dict[str, Any], remarks: list[str], *
         values.pop("master_addr", None)  # it is this machine, as there
         if rank and own["no_ssh"]:
             raise UsageError(
-                f"--no_ssh --node_rank {rank}: nothing names the nodes", hint="--hostfile FILE lists them all"
+                f"--no_ssh --node_rank {rank}: nothing names the nodes",
+                hint="--hostfile FILE lists them all",
             )
         values["node_rank"] = None
     if "rendezvous" in values:  # as under train
         return
     if not own["no_ssh"]:
         if rank is not None:
-            remarks.append("--node_rank has no effect without --no_ssh: which node this is shows from the host names")
+            remarks.append(
+                "--node_rank has no effect without --no_ssh: which node this is shows from the "
+                "host names"
+            )
             values["node_rank"] = None
     elif rank is None and any(field in values for field in _LISTS):
-        raise UsageError("--no_ssh: nothing says which of the nodes this is", hint="--node_rank N, counted from 0")
+        raise UsageError(
+            "--no_ssh: nothing says which of the nodes this is",
+            hint="--node_rank N, counted from 0",
+        )
     elif several and "master_addr" in values:
         host = values["master_addr"]
         bare = f"[{host}]" if ":" in host else host
@@ -190,8 +258,11 @@ def _nodes(own: Mapping[str, Any], values: dict[str, Any], remarks: list[str], *
         values["given"]["rendezvous"] = _MEETING_OPTION
 
 
-def _launcher_args(own: Mapping[str, Any], values: dict[str, Any], remarks: list[str], *, several: bool) -> None:
-    """Pass them on to srun; on one machine they change nothing. Raises UsageError for those of other launchers."""
+def _launcher_args(
+    own: Mapping[str, Any], values: dict[str, Any], remarks: list[str], *, several: bool
+) -> None:
+    """Pass them on to srun; on one machine they change nothing. Raises UsageError for those of
+    other launchers."""
     if own["launcher"] == _SLURM:
         values["srun_args"] = own["launcher_args"]
     elif not several:
@@ -199,11 +270,13 @@ def _launcher_args(own: Mapping[str, Any], values: dict[str, Any], remarks: list
     else:
         by_srun = values.get("source") == _SLURM
         raise UsageError(
-            f"--launcher_args {quoted(own['launcher_args'])}: nodes are reached by {'srun' if by_srun else 'SSH'},"
+            f"--launcher_args {quoted(own['launcher_args'])}: nodes are reached by "
+            f"{'srun' if by_srun else 'SSH'},"
             f" and not by {own['launcher']}",
             hint="--launcher slurm, whose these are then"
             if by_srun
-            else "--ssh-config FILE or --ssh-command COMMAND says how; --interface NAME by which network",
+            else "--ssh-config FILE or --ssh-command COMMAND says how; --interface NAME by which "
+            "network",
         )
 
 
@@ -211,7 +284,8 @@ def _elastic(own: Mapping[str, Any], values: dict[str, Any]) -> None:
     most, fewest = own["max_elastic_nodes"], own["min_elastic_nodes"] or 1
     if "num_nodes" in values:
         raise UsageError(
-            "--elastic_training and --num_nodes exclude each other", hint="--max_elastic_nodes N is the most"
+            "--elastic_training and --num_nodes exclude each other",
+            hint="--max_elastic_nodes N is the most",
         )
     if most is None or fewest > most:
         raise UsageError(
@@ -229,7 +303,10 @@ def _workers(own: Mapping[str, Any], values: dict[str, Any]) -> None:
         values["bind"] = "cores"
     if own["venv_script"] is not None:
         if "setup" in values:
-            raise UsageError("--venv_script and --setup exclude each other", hint="--setup '. FILE; MORE' does both")
+            raise UsageError(
+                "--venv_script and --setup exclude each other",
+                hint="--setup '. FILE; MORE' does both",
+            )
         values["setup"] = f". {shlex.quote(own['venv_script'])}"
     chosen = values.get("opt", ())
     if not own["no_local_rank"] and all(option_name(word) != "local-rank" for word in chosen):

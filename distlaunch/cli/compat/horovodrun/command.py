@@ -32,7 +32,8 @@ def horovodrun(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 
 
 def run(given: Given, rest: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Run a command line that was taken apart; return the exit code. Raises LaunchError before the start."""
+    """Run a command line that was taken apart; return the exit code. Raises LaunchError before the
+    start."""
     for field in _ASK:
         if field in given:
             return ask(field, given["python"][-1] if "python" in given else _python(rest, environ))
@@ -42,13 +43,15 @@ def run(given: Given, rest: Sequence[str], environ: Mapping[str, str]) -> int:
 
 
 def _python(rest: Sequence[str], environ: Mapping[str, str]) -> str:
-    """Name the Python that would run the command; without one, that of PATH, which most commands name."""
+    """Name the Python that would run the command; without one, that of PATH, which most commands
+    name."""
     path = environ.get("PATH")
     return understand_command(rest).python or shutil.which("python", path=path) or sys.executable
 
 
 def ask(field: str, python: str) -> int:
-    """Have the Horovod of this Python print its version, or what it was built with. Raises ConfigError."""
+    """Have the Horovod of this Python print its version, or what it was built with. Raises
+    ConfigError."""
     try:
         done = subprocess.run(
             [python, "-c", _ASK[field]],
@@ -62,7 +65,9 @@ def ask(field: str, python: str) -> int:
     except OSError as exc:
         raise ConfigError(f"--python {printable(python)}: {exc.strerror}") from exc
     except subprocess.TimeoutExpired as exc:
-        raise ConfigError(f"{printable(python)}: Horovod did not answer within {_PATIENCE_S:g} s") from exc
+        raise ConfigError(
+            f"{printable(python)}: Horovod did not answer within {_PATIENCE_S:g} s"
+        ) from exc
     if "No module named 'horovod'" in done.stderr:
         hint = install_words(python, Horovod.requires[0])
         raise ConfigError(f"{printable(python)} has no module horovod", hint=hint)

@@ -1,7 +1,7 @@
 """The one table of ``distlaunch horovodrun``'s options: those of horovodrun 0.28, then train's.
 
-Where an option of train means the same, the row is train's with horovodrun's spelling beside it; what train has beyond
-is taken as well.
+Where an option of train means the same, the row is train's with horovodrun's spelling beside it;
+what train has beyond is taken as well.
 """
 
 from __future__ import annotations
@@ -12,7 +12,13 @@ from distlaunch.cli.option import Option
 from distlaunch.cli.option_table import TRAIN_OPTIONS
 
 ELASTIC: tuple[Option, ...] = tuple(
-    row(flags, "text", "nodes", "Refused: elastic Horovod unpickles what comes from the network.", metavar="X")
+    row(
+        flags,
+        "text",
+        "nodes",
+        "Refused: elastic Horovod unpickles what comes from the network.",
+        metavar="X",
+    )
     for flags in (
         "--min-num-proc --min-np",
         "--max-num-proc --max-np",
@@ -24,14 +30,31 @@ ELASTIC: tuple[Option, ...] = tuple(
     )
 )
 MPI: tuple[Option, ...] = (
-    row("--mpi", "flag", "backend", "Refused: workers are controlled by gloo here; mpirun starts them by MPI."),
+    row(
+        "--mpi",
+        "flag",
+        "backend",
+        "Refused: workers are controlled by gloo here; mpirun starts them by MPI.",
+    ),
     row("--jsrun", "flag", "backend", "Refused, as --mpi."),
     row("--mpi-args", "text", "backend", "Refused, as --mpi.", metavar="OPTIONS"),
-    row("--binding-args", "text", "workers", "Refused: --bind cores or numa binds workers.", metavar="OPTIONS"),
+    row(
+        "--binding-args",
+        "text",
+        "workers",
+        "Refused: --bind cores or numa binds workers.",
+        metavar="OPTIONS",
+    ),
 )
 
 OWN: tuple[Option, ...] = (
-    row("-np --num-proc", "count", "size", "Workers in all; by default as many as the hosts have slots.", metavar="N"),
+    row(
+        "-np --num-proc",
+        "count",
+        "size",
+        "Workers in all; by default as many as the hosts have slots.",
+        metavar="N",
+    ),
     row(
         "-cb --check-build",
         "flag",
@@ -42,7 +65,9 @@ OWN: tuple[Option, ...] = (
     row("--gloo", "flag", "backend", "No effect: it is always so."),
     *MPI,
     row("--tcp", "flag", "backend", "NCCL does not use InfiniBand."),
-    row("--config-file", "text", "backend", "Read these settings from a YAML file.", metavar="FILE"),
+    row(
+        "--config-file", "text", "backend", "Read these settings from a YAML file.", metavar="FILE"
+    ),
     *rows(),
     row(
         "--network-interface --network-interfaces",
@@ -58,7 +83,8 @@ OWN: tuple[Option, ...] = (
         "--output-filename",
         "text",
         "output",
-        "Make the job's directory in DIR, and in it for each attempt rank.<rank>/stdout and stderr.",
+        "Make the job's directory in DIR, and in it for each attempt rank.<rank>/stdout and "
+        "stderr.",
         metavar="DIR",
     ),
     row(
@@ -82,7 +108,16 @@ THEIRS: tuple[Option, ...] = (
 """All of horovodrun's: those above, and what train has by another name."""
 
 _LEFT_OUT = {
-    *("script", "module", "no_python", "num_gpus", "gpus_per_node", "num_procs", "procs_per_node", "num_nodes"),
+    *(
+        "script",
+        "module",
+        "no_python",
+        "num_gpus",
+        "gpus_per_node",
+        "num_procs",
+        "procs_per_node",
+        "num_nodes",
+    ),
     *("discover", "include", "exclude", "spares", "spread", "node_rank", "interface", "rendezvous"),
     *("backend", "address"),
     *(option.field for option in THEIRS),

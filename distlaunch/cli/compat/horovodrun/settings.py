@@ -1,4 +1,5 @@
-"""How horovodrun's options and its configuration file give what can be set of Horovod itself, as ``-o`` does.
+"""How horovodrun's options and its configuration file give what can be set of Horovod itself, as
+``-o`` does.
 
 The table is the backend's.
 """
@@ -18,7 +19,12 @@ from distlaunch.core.model.text import printable, quoted
 if TYPE_CHECKING:
     from distlaunch.backends.config_file import Document
 
-_PREFIXES = {"autotune": "autotune", "timeline": "timeline", "stall_check": "stall-check", "logging": "log"}
+_PREFIXES = {
+    "autotune": "autotune",
+    "timeline": "timeline",
+    "stall_check": "stall-check",
+    "logging": "log",
+}
 """What the names of a section's settings begin with, and not its keys."""
 _SWITCHES = {
     "log-with-timestamp": (
@@ -27,7 +33,12 @@ _SWITCHES = {
     )
 }
 """How they are turned on and off, if not by ``--name`` and ``--no-name``."""
-_KINDS = {"count": "a whole number >= 0", "number": "a number >= 0", "flag": "true or false", "text": "a file"}
+_KINDS = {
+    "count": "a whole number >= 0",
+    "number": "a number >= 0",
+    "flag": "true or false",
+    "text": "a file",
+}
 SPELLING = tuple((f"-o {setting.name}", f"--{setting.name}") for setting in SETTINGS)
 """What messages about ``-o`` call them here."""
 
@@ -42,11 +53,19 @@ def rows() -> Iterator[Option]:
             yield row(off, "flag", "backend", "Not so.", field=f"no_{_field(name)}")
         else:
             choices = tuple(choice.upper() for choice in setting.option.choices)
-            yield row(f"--{name}", "text", "backend", about, metavar=setting.option.metavar or "N", choices=choices)
+            yield row(
+                f"--{name}",
+                "text",
+                "backend",
+                about,
+                metavar=setting.option.metavar or "N",
+                choices=choices,
+            )
 
 
 def given_settings(given: Mapping[str, str]) -> dict[str, str]:
-    """Take what was given by field, and give what was set by name. Raises UsageError for a switch both on and off."""
+    """Take what was given by field, and give what was set by name. Raises UsageError for a switch
+    both on and off."""
     texts = {}
     for name in (setting.name for setting in SETTINGS):
         if _field(name) in given:
@@ -59,11 +78,14 @@ def given_settings(given: Mapping[str, str]) -> dict[str, str]:
     return texts
 
 
-def words(given: Mapping[str, str], document: Document | None, remarks: list[str]) -> dict[str, str]:
-    """Give by name ``-o``'s words for what was set: ``given`` has texts by name, and wins over the file.
+def words(
+    given: Mapping[str, str], document: Document | None, remarks: list[str]
+) -> dict[str, str]:
+    """Give by name ``-o``'s words for what was set: ``given`` has texts by name, and wins over the
+    file.
 
-    Keys of the file that horovodrun does not know become ``remarks``, as it passes over them. Raises UsageError or
-    ConfigError for a value that is none.
+    Keys of the file that horovodrun does not know become ``remarks``, as it passes over them.
+    Raises UsageError or ConfigError for a value that is none.
     """
     texts = dict(_of_file(document, remarks)) if document is not None else {}
     texts |= {name: (text, f"--{name}") for name, text in given.items()}
@@ -83,7 +105,10 @@ def _flags(name: str) -> tuple[str, str]:
 
 
 def _key(setting: Setting) -> str:
-    return _field(setting.name.removeprefix(_PREFIXES.get(setting.section, "")).lstrip("-")) or "enabled"
+    return (
+        _field(setting.name.removeprefix(_PREFIXES.get(setting.section, "")).lstrip("-"))
+        or "enabled"
+    )
 
 
 def _of_file(document: Document, remarks: list[str]) -> Iterator[tuple[str, tuple[str, str]]]:
@@ -96,11 +121,15 @@ def _of_file(document: Document, remarks: list[str]) -> Iterator[tuple[str, tupl
             remarks.append(_unknown(document, (section,), [*sections, "controller"]))
             continue
         if not isinstance(values, dict | None):
-            raise ConfigError(f"{document.where(section)}: {section} takes a mapping, not {quoted(str(values))}")
+            raise ConfigError(
+                f"{document.where(section)}: {section} takes a mapping, not {quoted(str(values))}"
+            )
         for key, value in (values or {}).items():
             name = keys.get((section, key))
             if name is None:
-                remarks.append(_unknown(document, (section, key), [name for at, name in keys if at == section]))
+                remarks.append(
+                    _unknown(document, (section, key), [name for at, name in keys if at == section])
+                )
                 continue
             if value is not None:
                 yield name, (str(value), f"{document.where(section, key)}: {key}")
@@ -111,7 +140,10 @@ def _unknown(document: Document, keys: tuple[str, ...], there: Sequence[str]) ->
 
     near = get_close_matches(keys[-1], there, n=1, cutoff=0.6)
     hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(there)}"
-    return f"{document.where(*keys)}: horovodrun has no {quoted(keys[-1])}, and it changes nothing: {hint}"
+    return (
+        f"{document.where(*keys)}: horovodrun has no {quoted(keys[-1])}, and it changes "
+        f"nothing: {hint}"
+    )
 
 
 def _checked(setting: Setting, text: str, source: str) -> str:

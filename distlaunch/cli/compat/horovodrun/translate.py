@@ -36,7 +36,10 @@ PARSING = Dialect(
         ("[OPTIONS] SCRIPT [ARGS]", "[OPTIONS] COMMAND [ARGS]"),
         ("Options of the script go after SCRIPT", "Options of the command go after it"),
         ("--num-gpus N, or --num-procs N for CPU workers", "-np N"),
-        ("--num-nodes N or MIN:MAX; leave it out on one machine (--nnodes 1)", "-H a:2,b:2 names the nodes"),
+        (
+            "--num-nodes N or MIN:MAX; leave it out on one machine (--nnodes 1)",
+            "-H a:2,b:2 names the nodes",
+        ),
         ("--num-proc", "-np"),
     )
 )
@@ -50,7 +53,10 @@ _SPELLING = (
         for each in ("--gpus-per-node", "--procs-per-node")
     ),
     *(
-        (f"{each} # runs workers on every node, --num-nodes 1 on one alone", "-H a:#,b:# runs workers on every node")
+        (
+            f"{each} # runs workers on every node, --num-nodes 1 on one alone",
+            "-H a:#,b:# runs workers on every node",
+        )
         for each in ("--gpus-per-node", "--procs-per-node")
     ),
     *(
@@ -66,7 +72,10 @@ _SPELLING = (
         for each in ("CPU workers", "one CPU worker", "workers run on the CPU")
         for hint in (USE_CPUS, USE_CPUS_OF_EACH)
     ),
-    *((hint, "--device cpu asks for workers without GPUs") for hint in (USE_CPUS, USE_CPUS_OF_EACH)),
+    *(
+        (hint, "--device cpu asks for workers without GPUs")
+        for hint in (USE_CPUS, USE_CPUS_OF_EACH)
+    ),
     ("--num-procs", "-np"),
     ("--num-gpus", "-np"),
 )
@@ -80,14 +89,17 @@ class Meaning(Record):
 
 
 def understand(given: Given, rest: Sequence[str], environ: Mapping[str, str]) -> Meaning:
-    """Translate a command line that was taken apart. Raises UsageError or ConfigError for what cannot be done here."""
+    """Translate a command line that was taken apart. Raises UsageError or ConfigError for what
+    cannot be done here."""
     _refuse(given)
     command = understand_command(rest)
     values = build(given, command.words, environ, OPTIONS)
     own = {option.field: values.pop(option.field, None) for option in OWN}
     remarks: list[str] = []
     document = _document(own["config_file"])
-    values["opt"] = _settings({field: texts[-1] for field, texts in given.items()}, document, values, remarks)
+    values["opt"] = _settings(
+        {field: texts[-1] for field, texts in given.items()}, document, values, remarks
+    )
     if own["tcp"]:
         values["env"] = ("NCCL_IB_DISABLE=1", *values.get("env", ()))
     if command.python is None:
@@ -95,7 +107,9 @@ def understand(given: Given, rest: Sequence[str], environ: Mapping[str, str]) ->
         values["no_python"] = True
     else:
         values["module"] = command.module
-        if not _is_ours(command.python, environ):  # which needs no word, and can be checked and warmed
+        if not _is_ours(
+            command.python, environ
+        ):  # which needs no word, and can be checked and warmed
             values.setdefault("python", command.python)
     if "join_timeout" not in values and (text := environ.get(_START_TIMEOUT)):
         if not (text.isascii() and text.isdigit()):
@@ -115,20 +129,34 @@ def understand(given: Given, rest: Sequence[str], environ: Mapping[str, str]) ->
 
 def _check_program(name: str, environ: Mapping[str, str]) -> None:
     """Refuse a script where a command is to stand. Raises UsageError."""
-    if name.endswith(".py") and os.sep not in name and shutil.which(name, path=environ.get("PATH")) is None:
+    if (
+        name.endswith(".py")
+        and os.sep not in name
+        and shutil.which(name, path=environ.get("PATH")) is None
+    ):
         shown = printable(name)
-        raise UsageError(f"{shown}: no such command on PATH", hint=f"python {shown} [ARGS]... runs a script")
+        raise UsageError(
+            f"{shown}: no such command on PATH", hint=f"python {shown} [ARGS]... runs a script"
+        )
 
 
 def _settings(
-    given: Mapping[str, str], document: Document | None, values: Mapping[str, Any], remarks: list[str]
+    given: Mapping[str, str],
+    document: Document | None,
+    values: Mapping[str, Any],
+    remarks: list[str],
 ) -> tuple[str, ...]:
-    """Give ``-o``'s words: its own, and those for horovodrun's options and file. The command line has the last word."""
+    """Give ``-o``'s words: its own, and those for horovodrun's options and file. The command line
+    has the last word."""
     texts = given_settings(given)
     found = words(texts, document, remarks)
     own: tuple[str, ...] = values.get("opt", ())
     if values["given"].get("opt", "").startswith("-"):
-        found = {name: word for name, word in found.items() if name in texts or name not in map(option_name, own)}
+        found = {
+            name: word
+            for name, word in found.items()
+            if name in texts or name not in map(option_name, own)
+        }
     else:
         own = tuple(word for word in own if option_name(word) not in found)
     return (*found.values(), *own)
@@ -150,8 +178,14 @@ def _spelling_of_python(command: Command, values: Mapping[str, Any]) -> Iterator
 def _is_ours(python: str, environ: Mapping[str, str]) -> bool:
     """Tell whether this word leads to the interpreter that workers have anyway."""
     found = shutil.which(python, path=environ.get("PATH"))
-    same_folder = found is not None and os.path.dirname(os.path.abspath(found)) == os.path.dirname(sys.executable)
-    return found is not None and same_folder and os.path.realpath(found) == os.path.realpath(sys.executable)
+    same_folder = found is not None and os.path.dirname(os.path.abspath(found)) == os.path.dirname(
+        sys.executable
+    )
+    return (
+        found is not None
+        and same_folder
+        and os.path.realpath(found) == os.path.realpath(sys.executable)
+    )
 
 
 def _refuse(given: Given) -> None:
@@ -160,9 +194,12 @@ def _refuse(given: Given) -> None:
     for option in ELASTIC:
         if option.field in given:
             raise UsageError(
-                f"{option.name}: elastic Horovod is not offered, since its protocol runs what comes from the network",
-                hint="distlaunch train --backend horovod --discover CMD --num-nodes MIN:MAX --max-restarts N SCRIPT"
-                " starts the job again with the nodes that are left; SCRIPT resumes from its checkpoint",
+                f"{option.name}: elastic Horovod is not offered, since its protocol runs what "
+                "comes from the network",
+                hint="distlaunch train --backend horovod --discover CMD --num-nodes MIN:MAX "
+                "--max-restarts N SCRIPT"
+                " starts the job again with the nodes that are left; SCRIPT resumes from its "
+                "checkpoint",
             )
     for field in ("mpi", "jsrun", "mpi_args"):
         if field in given:
@@ -171,10 +208,14 @@ def _refuse(given: Given) -> None:
                 hint="mpirun -np N COMMAND (or jsrun) starts Horovod's workers by MPI",
             )
     if "binding_args" in given:
-        raise UsageError("--binding-args: these are mpirun's", hint="--bind cores or --bind numa binds workers to CPUs")
+        raise UsageError(
+            "--binding-args: these are mpirun's",
+            hint="--bind cores or --bind numa binds workers to CPUs",
+        )
     if "prefix_output_with_timestamp" in given:
         raise UsageError(
-            "--prefix-output-with-timestamp: lines have no time here", hint="--format jsonl gives every line its time"
+            "--prefix-output-with-timestamp: lines have no time here",
+            hint="--format jsonl gives every line its time",
         )
 
 
@@ -186,18 +227,24 @@ def _document(path: str | None) -> Document | None:
     controller = document.values.get("controller", "gloo")
     if str(controller).lower() != "gloo":
         raise ConfigError(
-            f"{document.where('controller')}: workers are controlled by gloo here, not by {quoted(str(controller))}",
+            f"{document.where('controller')}: workers are controlled by gloo here, not by "
+            f"{quoted(str(controller))}",
             hint="mpirun -np N COMMAND starts Horovod's workers by MPI",
         )
     return document
 
 
-def _size(count: int | None, values: dict[str, Any], environ: Mapping[str, str], remarks: list[str]) -> int:
+def _size(
+    count: int | None, values: dict[str, Any], environ: Mapping[str, str], remarks: list[str]
+) -> int:
     """Settle how many workers run where; return how many there are. Raises ConfigError."""
     who = check_lists(DropInOptions(**values))
     if who is None:
         if count is None:
-            raise UsageError("-np is missing: how many workers?", hint="-np 4, or -H a:2,b:2 for all slots of hosts")
+            raise UsageError(
+                "-np is missing: how many workers?",
+                hint="-np 4, or -H a:2,b:2 for all slots of hosts",
+            )
         if values.get("source", "auto") not in ("auto", "flags"):
             values["num_procs" if values.get("device") == "cpu" else "num_gpus"] = count
             return count
@@ -213,12 +260,14 @@ def _size(count: int | None, values: dict[str, Any], environ: Mapping[str, str],
     unknown = next((host.name for host in hosts if host.slots is None), None)
     if unknown is not None:
         raise UsageError(
-            f"how many slots {printable(unknown)} has is not said", hint=f"{printable(unknown)}:4 in -H, or slots=4"
+            f"how many slots {printable(unknown)} has is not said",
+            hint=f"{printable(unknown)}:4 in -H, or slots=4",
         )
     total = sum(host.slots or 0 for host in hosts)
     if count is not None and count > total:
         raise UsageError(
-            f"-np {count}: the hosts have only {counted(total, 'slot')}", hint="give hosts more slots, as in a:4,b:4"
+            f"-np {count}: the hosts have only {counted(total, 'slot')}",
+            hint="give hosts more slots, as in a:4,b:4",
         )
     values["hosts"] = _first(hosts, count or total)
     values["given"]["hosts"] = who
@@ -248,11 +297,14 @@ def _first(hosts: Sequence[Host], count: int) -> str:
 
 
 def _network(given: Sequence[str], values: dict[str, Any]) -> None:
-    names = list(dict.fromkeys(name.strip() for text in given for name in text.split(",") if name.strip()))
+    names = list(
+        dict.fromkeys(name.strip() for text in given for name in text.split(",") if name.strip())
+    )
     if len(names) > 1:
         raise UsageError(
             f"--network-interfaces {','.join(names)}: Horovod uses one of them",
-            hint="name that one, or a network that all nodes share: --network-interface 10.0.0.0/16",
+            hint="name that one, or a network that all nodes share: --network-interface "
+            "10.0.0.0/16",
         )
     if names:
         values["interface"] = names[0]
@@ -269,7 +321,8 @@ class Command(Record):
 
 
 def understand_command(rest: Sequence[str]) -> Command:
-    """Tell whether a Python is to run a script or a module: these can be checked, warmed and asked for stacks."""
+    """Tell whether a Python is to run a script or a module: these can be checked, warmed and asked
+    for stacks."""
     if rest and _is_python(rest[0]):
         after = list(rest[1:])
         if after[:1] == ["-u"]:  # so it is anyway
@@ -283,4 +336,6 @@ def understand_command(rest: Sequence[str]) -> Command:
 
 def _is_python(word: str) -> bool:
     version = os.path.basename(word).removeprefix("python")
-    return version != os.path.basename(word) and all(part.isdecimal() for part in version.split(".") if version)
+    return version != os.path.basename(word) and all(
+        part.isdecimal() for part in version.split(".") if version
+    )

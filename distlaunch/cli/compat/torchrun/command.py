@@ -35,9 +35,11 @@ from distlaunch.planning.train_options import TrainOptions
 
 
 def torchrun(argv: Sequence[str], environ: Mapping[str, str], *, legacy: bool = False) -> int:
-    """Run what follows ``torchrun`` on the command line; return the exit code. Raises LaunchError before the start.
+    """Run what follows ``torchrun`` on the command line; return the exit code. Raises LaunchError
+    before the start.
 
-    ``legacy``: the command is ``torch.distributed.launch``, whose scripts get ``--local-rank=N`` without ``--use-env``.
+    ``legacy``: the command is ``torch.distributed.launch``, whose scripts get ``--local-rank=N``
+    without ``--use-env``.
     """
     try:
         meaning = understand(parse(argv, environ), environ, legacy=legacy)
@@ -47,7 +49,9 @@ def torchrun(argv: Sequence[str], environ: Mapping[str, str], *, legacy: bool = 
         print_help(legacy=legacy)
         return 0
     if not meaning.silent:
-        print_warnings([*unknown_variables(environ), *misspelt_variables(environ), *unread_variables(environ)])
+        print_warnings(
+            [*unknown_variables(environ), *misspelt_variables(environ), *unread_variables(environ)]
+        )
         names = [option.name for option in OPTIONS]
         print_warnings(misplaced_options(replace(meaning.options, quiet=False), names, environ))
     from distlaunch.launch.run import run_job
@@ -68,7 +72,8 @@ def torchrun(argv: Sequence[str], environ: Mapping[str, str], *, legacy: bool = 
 
 
 class TorchrunFront(Front):
-    """What the user has before them: output as torchrun shows it, unless DISTLAUNCH_FORMAT asks for our console."""
+    """What the user has before them: output as torchrun shows it, unless DISTLAUNCH_FORMAT asks for
+    our console."""
 
     def __init__(self, meaning: Meaning) -> None:
         super().__init__(meaning.options)
@@ -84,7 +89,8 @@ class TorchrunFront(Front):
         self._first_rank = 0
 
     def wants_terminal(self) -> bool:
-        """Tell whether one worker may have the terminal: nothing was asked that changes its output."""
+        """Tell whether one worker may have the terminal: nothing was asked that changes its
+        output."""
         return self._options.format is None and self._display.is_raw
 
     def open_sink(self, world_size: int) -> Sink:
@@ -115,7 +121,11 @@ class TorchrunFront(Front):
         self.count_from(self._first_rank)
         first = self._first_local_rank - ranks[0]
         return open_torchrun_console(
-            modes={(rank, stream): display.mode(first + rank, stream) for rank in ranks for stream in (STDOUT, STDERR)},
+            modes={
+                (rank, stream): display.mode(first + rank, stream)
+                for rank in ranks
+                for stream in (STDOUT, STDERR)
+            },
             prefixes=self._prefixes,
             environ=os.environ,
             quiet=self._options.quiet,
@@ -137,7 +147,9 @@ class TorchrunFront(Front):
 
     def _prefix(self, place: int) -> bytes:
         """Make the prefix of the worker at this place among those of this node."""
-        return self._display.prefix(self._first_local_rank + place, self._hostname, rank=self._first_rank + place)
+        return self._display.prefix(
+            self._first_local_rank + place, self._hostname, rank=self._first_rank + place
+        )
 
     def open_filters(self, world_size: int) -> dict[int, LineFilter]:
         """Make what copies the tee'd lines that match, by stream."""
@@ -145,7 +157,11 @@ class TorchrunFront(Front):
         for stream in (STDOUT, STDERR):
             if needles := display.filters(stream):
                 places = range(world_size)
-                tee_d = [place for place in places if display.mode(self._first_local_rank + place, stream) == "tee"]
+                tee_d = [
+                    place
+                    for place in places
+                    if display.mode(self._first_local_rank + place, stream) == "tee"
+                ]
                 self._filtered[stream] = {place: self._prefix(place) for place in tee_d}
                 filters[stream] = LineFilter(needles, self._filtered[stream])
         return filters
@@ -155,7 +171,8 @@ _LOOKUP_S = 3.0
 
 
 def check_is_node_zero(options: TrainOptions, environ: Mapping[str, str]) -> None:
-    """Raise ConfigError where the launchers meet at another machine: all of them would be node 0, and wait in vain.
+    """Raise ConfigError where the launchers meet at another machine: all of them would be node 0,
+    and wait in vain.
 
     A name that nobody knows within 3 s may be this machine's.
     """
@@ -166,7 +183,8 @@ def check_is_node_zero(options: TrainOptions, environ: Mapping[str, str]) -> Non
     found = _addresses(host)
     if found and not any(is_this_machine(address, identity) for address in found):
         raise ConfigError(
-            f"--rendezvous: {printable(host)} is another machine, but without --node-rank this launcher is node 0",
+            f"--rendezvous: {printable(host)} is another machine, but without --node-rank this "
+            "launcher is node 0",
             hint=WAYS_OUT,
         )
 

@@ -1,8 +1,9 @@
 """``distlaunch torchrun``'s words, taken apart as torchrun takes them, up to the script.
 
-As in torchrun: dashes or underscores, ``--option=value`` or two words, joined short flags, unambiguous beginnings of
-long names, defaults from PET_<OPTION>, and one ``--`` directly behind the script is dropped. Unlike torchrun, words
-behind the script are never taken for options of the launcher.
+As in torchrun: dashes or underscores, ``--option=value`` or two words, joined short flags,
+unambiguous beginnings of long names, defaults from PET_<OPTION>, and one ``--`` directly behind the
+script is dropped. Unlike torchrun, words behind the script are never taken for options of the
+launcher.
 """
 
 from __future__ import annotations
@@ -21,14 +22,24 @@ from distlaunch.core.model.text import quoted
 
 _BY_FLAG = {flag: option for option in OPTIONS for flag in option.flags}
 _FIELDS = {option.name: option.field for option in OPTIONS}
-_WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+_WORDS = {
+    "1": True,
+    "true": True,
+    "yes": True,
+    "on": True,
+    "0": False,
+    "false": False,
+    "no": False,
+    "off": False,
+}
 _MOST = 1_000_000
 _PORTS = 65535
 _ACCELERATORS = ("auto", "cpu", "gpu", "xpu")
 
 
 class Parsed(Record):
-    """``values`` has all options by field, None where there is no default; ``given`` those of the command line.
+    """``values`` has all options by field, None where there is no default; ``given`` those of the
+    command line.
 
     ``sources`` says for errors where a value came from: a flag or a variable.
     """
@@ -41,7 +52,8 @@ class Parsed(Record):
 
 
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Parsed:
-    """Parse what follows ``torchrun``. Raises UsageError, ConfigError (a variable is wrong) or HelpRequested."""
+    """Parse what follows ``torchrun``. Raises UsageError, ConfigError (a variable is wrong) or
+    HelpRequested."""
     texts, rest = _scan(argv)
     if not rest:
         raise UsageError("SCRIPT is missing", hint="distlaunch torchrun [OPTIONS] SCRIPT [ARGS]...")
@@ -61,7 +73,9 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Parsed:
             continue
         values[field] = convert(option, text, sources[field])
     given = tuple(option for option in OPTIONS if option.field in texts)
-    return Parsed(values=values, sources=sources, given=given, script=rest[0], script_args=tuple(rest[1:]))
+    return Parsed(
+        values=values, sources=sources, given=given, script=rest[0], script_args=tuple(rest[1:])
+    )
 
 
 def misspelt_variables(environ: Mapping[str, str]) -> list[str]:
@@ -98,13 +112,16 @@ def _scan(argv: Sequence[str]) -> tuple[dict[str, str], list[str]]:
             elif value is not None:
                 texts[option.field] = value
             else:
-                texts[option.field] = _next_value(argv[at] if at < len(argv) else None, flag, option)
+                texts[option.field] = _next_value(
+                    argv[at] if at < len(argv) else None, flag, option
+                )
                 at += 1
     return texts, []
 
 
 def _steps(word: str) -> list[tuple[TorchrunOption, str, str | None]]:
-    """Take a word apart into options, each as it was written, and the value that hangs on the last."""
+    """Take a word apart into options, each as it was written, and the value that hangs on the
+    last."""
     if word[1] == "-":
         flag, equals, value = word.partition("=")
         return [(_long(flag), flag, value if equals else None)]
@@ -162,7 +179,11 @@ def _next_value(word: str | None, flag: str, option: TorchrunOption) -> str:
         raise UsageError(f"{flag} needs a value: {flag} {option.metavar}")
     is_number = word[1:2].isdigit() or word[1:2] == "."
     if len(word) > 1 and word[0] == "-" and not is_number and " " not in word:
-        hint = f"if {quoted(word)} is that value, write {option.name}={word}" if word.isprintable() else None
+        hint = (
+            f"if {quoted(word)} is that value, write {option.name}={word}"
+            if word.isprintable()
+            else None
+        )
         raise UsageError(f"{flag} needs a value: {flag} {option.metavar}", hint=hint)
     return word
 
@@ -175,7 +196,9 @@ def convert(option: TorchrunOption, text: str, source: str) -> object:
         case "flag":
             value = _WORDS.get(text.strip().lower())
             if value is None:
-                raise option_error(source, f"takes 1, true, yes, on or 0, false, no, off, not {quoted(text)}")
+                raise option_error(
+                    source, f"takes 1, true, yes, on or 0, false, no, off, not {quoted(text)}"
+                )
             return value
         case "whole":
             return _whole(text, source, most=_MOST)
@@ -194,7 +217,9 @@ def convert(option: TorchrunOption, text: str, source: str) -> object:
             if text in _ACCELERATORS:
                 return text
             hint = "gpu counts CUDA and ROCm devices" if text in ("cuda", "rocm", "hip") else None
-            return _whole(text, source, least=1, most=_MOST, also=", auto, cpu, gpu or xpu", hint=hint)
+            return _whole(
+                text, source, least=1, most=_MOST, also=", auto, cpu, gpu or xpu", hint=hint
+            )
         case "streams":
             return _streams(text, source)
         case "ranks":
@@ -203,18 +228,27 @@ def convert(option: TorchrunOption, text: str, source: str) -> object:
                 raise option_error(source, f"takes local ranks such as 0,1,2, not {quoted(text)}")
             return frozenset(ranks)
         case "list":
-            return tuple(part.replace("\0", ",") for part in text.replace(",,", "\0").split(",") if part)
+            return tuple(
+                part.replace("\0", ",") for part in text.replace(",,", "\0").split(",") if part
+            )
 
 
-def _whole(text: str, source: str, *, most: int, least: int = 0, also: str = "", hint: str | None = None) -> int:
+def _whole(
+    text: str, source: str, *, most: int, least: int = 0, also: str = "", hint: str | None = None
+) -> int:
     number = _digits(text.strip(), most=most)
     if number is None or number < least:
-        raise option_error(source, f"takes a whole number from {least} to {most}{also}, not {quoted(text)}", hint=hint)
+        raise option_error(
+            source,
+            f"takes a whole number from {least} to {most}{also}, not {quoted(text)}",
+            hint=hint,
+        )
     return number
 
 
 def _digits(text: str, *, most: int) -> int | None:
-    """Read a number of decimal digits, however many; None if it is none, or greater than ``most``."""
+    """Read a number of decimal digits, however many; None if it is none, or greater than
+    ``most``."""
     if not (text.isascii() and text.isdigit()):
         return None
     digits = text.lstrip("0") or "0"
@@ -242,7 +276,8 @@ def _nodes(text: str, source: str) -> tuple[int, int]:
 
 
 def _streams(text: str, source: str) -> Mapping[int, int] | int:
-    """Read ``3`` or ``0:3,12:1``: for all local ranks or by local rank, 1 is stdout, 2 stderr, 3 both."""
+    """Read ``3`` or ``0:3,12:1``: for all local ranks or by local rank, 1 is stdout, 2 stderr, 3
+    both."""
     if text in ("0", "1", "2", "3"):
         return int(text)
     by_rank: dict[int, int] = {}
@@ -252,7 +287,8 @@ def _streams(text: str, source: str) -> Mapping[int, int] | int:
         if not colon or value not in ("0", "1", "2", "3") or rank is None:
             raise option_error(
                 source,
-                f"takes 0 (neither), 1 (stdout), 2 (stderr), 3 (both), or local ranks with these: 0:3,12:1; "
+                "takes 0 (neither), 1 (stdout), 2 (stderr), 3 (both), or local ranks with these: "
+                "0:3,12:1; "
                 f"not {quoted(text)}",
             )
         by_rank[rank] = int(value)

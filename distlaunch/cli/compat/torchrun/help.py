@@ -24,13 +24,16 @@ def help_text(columns: int, *, legacy: bool = False) -> str:
     width = max(40, min(columns, _WIDEST))
 
     def wrapped(text: str, indent: int = 0) -> str:
-        return textwrap.fill(text, width, initial_indent=" " * indent, subsequent_indent=" " * indent)
+        return textwrap.fill(
+            text, width, initial_indent=" " * indent, subsequent_indent=" " * indent
+        )
 
     lines = [
         f"Usage: distlaunch {command} [OPTIONS] SCRIPT [ARGS]...",
         "",
         wrapped(
-            f"Run a command line of {command} with distlaunch: the same options, log files and output, a sooner start, "
+            f"Run a command line of {command} with distlaunch: the same options, log files and "
+            "output, a sooner start, "
             "the workers' own exit codes, and failures explained."
         ),
         "",
@@ -40,15 +43,22 @@ def help_text(columns: int, *, legacy: bool = False) -> str:
         lines.append("  " + _head(option))
         lines.append(wrapped(option.here + _notes(option), _INDENT))
     lines += ["  -h, --help", wrapped("Show this and exit.", _INDENT), ""]
-    variables = [option.variable for option in TRAIN_OPTIONS if option.field in EXTRAS and option.variable]
+    variables = [
+        option.variable for option in TRAIN_OPTIONS if option.field in EXTRAS and option.variable
+    ]
     lines += [
         wrapped(
-            "Underscores do for dashes, and the beginning of a name for the name. Defaults come from PET_<OPTION>, as "
-            "PET_NPROC_PER_NODE; the command line wins. What follows SCRIPT reaches it byte for byte, but for one -- "
+            "Underscores do for dashes, and the beginning of a name for the name. Defaults come "
+            "from PET_<OPTION>, as "
+            "PET_NPROC_PER_NODE; the command line wins. What follows SCRIPT reaches it byte for "
+            "byte, but for one -- "
             "directly behind it; ${local_rank} in it is each worker's."
         ),
         "",
-        wrapped("Of distlaunch's own options these work here, as variables (see distlaunch train --help):"),
+        wrapped(
+            "Of distlaunch's own options these work here, as variables (see distlaunch train "
+            "--help):"
+        ),
         wrapped(", ".join(variables), 2),
         "",
         wrapped("distlaunch help from-torchrun lists all differences from torchrun."),

@@ -1,8 +1,8 @@
 """The one table of ``distlaunch torchrun``'s options, from which its parser and its help are made.
 
 The options are those of torchrun 2.13, --log-line-prefix-template of 2.14, and the one of
-``torch.distributed.launch``. Each row says what the option means here; one whose ``effect`` is ``accepted`` changes
-nothing, which is said once when it is on the command line.
+``torch.distributed.launch``. Each row says what the option means here; one whose ``effect`` is
+``accepted`` changes nothing, which is said once when it is on the command line.
 """
 
 from __future__ import annotations
@@ -11,7 +11,19 @@ from typing import Literal
 
 from distlaunch.core.model.record import Record
 
-Kind = Literal["text", "nodes", "workers", "whole", "port", "number", "flag", "choice", "streams", "ranks", "list"]
+Kind = Literal[
+    "text",
+    "nodes",
+    "workers",
+    "whole",
+    "port",
+    "number",
+    "flag",
+    "choice",
+    "streams",
+    "ranks",
+    "list",
+]
 Effect = Literal["does", "accepted"]
 
 SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
@@ -86,14 +98,16 @@ OPTIONS: tuple[TorchrunOption, ...] = (
         "--rdzv-backend",
         "text",
         "NAME",
-        "With static, one node's endpoint or master address and port are rank 0's; all others mean the same here.",
+        "With static, one node's endpoint or master address and port are rank 0's; all others mean "
+        "the same here.",
         default="static",
     ),
     _row(
         "--rdzv-endpoint",
         "text",
         "HOST[:PORT]",
-        "Where several launchers meet; of one node, rank 0's address and port, if the backend is static.",
+        "Where several launchers meet; of one node, rank 0's address and port, if the backend is "
+        "static.",
     ),
     _row("--rdzv-id", "text", "ID", "TORCHELASTIC_RUN_ID, and the start of the log folder's name."),
     _row(
@@ -102,7 +116,12 @@ OPTIONS: tuple[TorchrunOption, ...] = (
         "KEY=VALUE,...",
         "join_timeout (or timeout) is how long nodes may take to come.",
     ),
-    _row("--standalone", "flag", "", "A free port is held for rank 0; --rdzv-id is kept all the same."),
+    _row(
+        "--standalone",
+        "flag",
+        "",
+        "A free port is held for rank 0; --rdzv-id is kept all the same.",
+    ),
     _row("--max-restarts", "whole", "N", "How often the job may be started again.", default="0"),
     _row(
         "--monitor-interval",
@@ -121,19 +140,58 @@ OPTIONS: tuple[TorchrunOption, ...] = (
         effect="accepted",
         choices=("spawn", "fork", "forkserver"),
     ),
-    _row("--event-log-handler", "text", "NAME", "events.jsonl has every event.", default="null", effect="accepted"),
-    _row("--role", "text", "NAME", "ROLE_NAME, and the start of --tee's prefix.", default="default"),
+    _row(
+        "--event-log-handler",
+        "text",
+        "NAME",
+        "events.jsonl has every event.",
+        default="null",
+        effect="accepted",
+    ),
+    _row(
+        "--role", "text", "NAME", "ROLE_NAME, and the start of --tee's prefix.", default="default"
+    ),
     _row("-m --module", "flag", "", "SCRIPT is the name of a module, as with python -m."),
     _row("--no-python", "flag", "", "SCRIPT is a program of its own, not run by Python."),
-    _row("--run-path", "flag", "", "SCRIPT is a file that Python runs, as it is anyway; wins over --no-python."),
-    _row("--log-dir", "text", "DIR", "Where the job's folder is made; every byte is filed, also without -r or -t."),
-    _row("-r --redirects", "streams", "0-3|RANK:0-3,...", "What the console does not show.", default="0"),
-    _row("-t --tee", "streams", "0-3|RANK:0-3,...", "What it shows in whole lines with a prefix.", default="0"),
+    _row(
+        "--run-path",
+        "flag",
+        "",
+        "SCRIPT is a file that Python runs, as it is anyway; wins over --no-python.",
+    ),
+    _row(
+        "--log-dir",
+        "text",
+        "DIR",
+        "Where the job's folder is made; every byte is filed, also without -r or -t.",
+    ),
+    _row(
+        "-r --redirects",
+        "streams",
+        "0-3|RANK:0-3,...",
+        "What the console does not show.",
+        default="0",
+    ),
+    _row(
+        "-t --tee",
+        "streams",
+        "0-3|RANK:0-3,...",
+        "What it shows in whole lines with a prefix.",
+        default="0",
+    ),
     _row("--local-ranks-filter", "ranks", "RANK,...", "The only ranks that the console shows."),
     _row(
-        "--duplicate-stdout-filters", "list", "TEXT,...", "Tee'd lines to copy to filtered_stdout.log; ,, is a comma."
+        "--duplicate-stdout-filters",
+        "list",
+        "TEXT,...",
+        "Tee'd lines to copy to filtered_stdout.log; ,, is a comma.",
     ),
-    _row("--duplicate-stderr-filters", "list", "TEXT,...", "The same for stderr, to filtered_stderr.log."),
+    _row(
+        "--duplicate-stderr-filters",
+        "list",
+        "TEXT,...",
+        "The same for stderr, to filtered_stderr.log.",
+    ),
     _row(
         "--log-line-prefix-template",
         "text",
@@ -156,21 +214,34 @@ OPTIONS: tuple[TorchrunOption, ...] = (
         "MASTER_ADDR, and where several launchers meet, if --master-port is given.",
         default="127.0.0.1",
     ),
-    _row("--master-port", "port", "PORT", "Rank 0's port, of several nodes the launchers'; else a free one is held."),
+    _row(
+        "--master-port",
+        "port",
+        "PORT",
+        "Rank 0's port, of several nodes the launchers'; else a free one is held.",
+    ),
     _row("--local-addr", "text", "HOST", "MASTER_ADDR, where no static rendezvous names one."),
-    _row("--logs-specs", "text", "NAME", "Log files are torchrun's; no plugin is loaded.", effect="accepted"),
+    _row(
+        "--logs-specs",
+        "text",
+        "NAME",
+        "Log files are torchrun's; no plugin is loaded.",
+        effect="accepted",
+    ),
     _row(
         "--numa-binding",
         "choice",
         "",
-        "node and socket: the CPUs of the GPU's NUMA node; exclusive and core-complex: a share of them.",
+        "node and socket: the CPUs of the GPU's NUMA node; exclusive and core-complex: a share of "
+        "them.",
         choices=("node", "socket", "exclusive", "core-complex"),
     ),
     _row(
         "--signals-to-handle",
         "text",
         "NAME,...",
-        "TERM, INT, HUP and QUIT end the job; USR1 and USR2 are passed on to workers that catch them, and end nothing.",
+        "TERM, INT, HUP and QUIT end the job; USR1 and USR2 are passed on to workers that catch "
+        "them, and end nothing.",
         default=SIGNALS,
         effect="accepted",
     ),
@@ -185,7 +256,8 @@ OPTIONS: tuple[TorchrunOption, ...] = (
         "--use-env",
         "flag",
         "",
-        "Of torch.distributed.launch: the script gets no --local-rank=N and reads LOCAL_RANK. torchrun never adds it.",
+        "Of torch.distributed.launch: the script gets no --local-rank=N and reads LOCAL_RANK. "
+        "torchrun never adds it.",
     ),
 )
 
@@ -215,4 +287,5 @@ INSTEAD = {
     "python": "PYTHON_EXEC",
     "device": "CUDA_VISIBLE_DEVICES",
 }
-"""What stands here for other options of ``train``, by field: an option, or a variable that torchrun's users know."""
+"""What stands here for other options of ``train``, by field: an option, or a variable that
+torchrun's users know."""

@@ -1,4 +1,5 @@
-"""What torchrun's options mean here: options of ours, what the console shows, and what is said about it."""
+"""What torchrun's options mean here: options of ours, what the console shows, and what is said
+about it."""
 
 from __future__ import annotations
 
@@ -26,7 +27,9 @@ _AGENT_VARIABLES = ("TORCHELASTIC_ENABLE_FILE_TIMER", "TORCHELASTIC_HEALTH_CHECK
 _TIMEOUT_S = 30.0
 _JOIN_S = 600.0
 """What torchrun's rendezvous waits for nodes."""
-WAYS_OUT = "--node-rank N says which of the nodes this is, --rdzv-backend c10d numbers them as they come"
+WAYS_OUT = (
+    "--node-rank N says which of the nodes this is, --rdzv-backend c10d numbers them as they come"
+)
 """For one of several launchers of a static rendezvous that are all node 0."""
 _JOIN_KEYS = ("join_timeout", "timeout")
 """What they are called in --rdzv-conf; the first one counts."""
@@ -35,7 +38,8 @@ _RENDEZVOUS_PORT = 29400
 
 
 class Display(Record):
-    """What the console shows of each rank's streams, and which lines are copied. Ranks are local."""
+    """What the console shows of each rank's streams, and which lines are copied. Ranks are
+    local."""
 
     redirects: Mapping[int, int] | int = 0
     tee: Mapping[int, int] | int = 0
@@ -64,7 +68,12 @@ class Display(Record):
             return f"[{self.role}{local_rank}]:".encode(errors="surrogateescape")
         from string import Template
 
-        values = {"role_name": self.role, "rank": rank, "local_rank": local_rank, "hostname": hostname}
+        values = {
+            "role_name": self.role,
+            "rank": rank,
+            "local_rank": local_rank,
+            "hostname": hostname,
+        }
         return Template(self.template).safe_substitute(values).encode(errors="surrogateescape")
 
     def filters(self, stream: int) -> tuple[bytes, ...]:
@@ -102,18 +111,24 @@ class Meaning(Record):
 def understand(parsed: Parsed, environ: Mapping[str, str], *, legacy: bool = False) -> Meaning:
     """Translate a command line. Raises UsageError or ConfigError for what cannot be done here.
 
-    ``legacy``: the script gets ``--local-rank=N`` before its own arguments, unless ``--use-env`` leaves it out.
+    ``legacy``: the script gets ``--local-rank=N`` before its own arguments, unless ``--use-env``
+    leaves it out.
     """
     given = parsed.values
     adds_local_rank = legacy and not given["use_env"]
     if adds_local_rank and given["no_python"] and not given["run_path"]:
         raise UsageError(
-            "--no-python needs --use-env", hint="a program that is no Python script reads LOCAL_RANK in its environment"
+            "--no-python needs --use-env",
+            hint="a program that is no Python script reads LOCAL_RANK in its environment",
         )
     if given["module"] and given["no_python"] and not given["run_path"]:
-        raise UsageError("--module and --no-python exclude each other", hint="a module needs Python to run it")
+        raise UsageError(
+            "--module and --no-python exclude each other", hint="a module needs Python to run it"
+        )
     rows = [option for option in TRAIN_OPTIONS if option.field in EXTRAS]
-    script_args = (f"--local-rank={_MACRO}", *parsed.script_args) if adds_local_rank else parsed.script_args
+    script_args = (
+        (f"--local-rank={_MACRO}", *parsed.script_args) if adds_local_rank else parsed.script_args
+    )
     values = build({"script": [parsed.script]}, script_args, environ, [_SCRIPT, *rows])
     silent = values.get("quiet") is True
     values["quiet"] = values.get("quiet", True)
@@ -168,14 +183,17 @@ def understand(parsed: Parsed, environ: Mapping[str, str], *, legacy: bool = Fal
     )
     options = replace(options, dialect=dialect)
     remarks = _remarks(parsed, environ)
-    return Meaning(options=options, display=display, remarks=remarks, silent=silent, assumed=assumed)
+    return Meaning(
+        options=options, display=display, remarks=remarks, silent=silent, assumed=assumed
+    )
 
 
 _SCRIPT = next(option for option in TRAIN_OPTIONS if option.field == "script")
 
 
 def _spelling(sources: Mapping[str, str], *, assumed: bool) -> tuple[tuple[str, str], ...]:
-    """Give what hints and errors that speak of ``train``'s options say here: an option, or the variable it is from.
+    """Give what hints and errors that speak of ``train``'s options say here: an option, or the
+    variable it is from.
 
     Who has node 0's port is another node 0, if this one is only ``assumed`` to be it.
     """
@@ -185,7 +203,9 @@ def _spelling(sources: Mapping[str, str], *, assumed: bool) -> tuple[tuple[str, 
         NO_LOCAL_RANK: f"--use-env leaves it out: {LOCAL_RANK_TOO}",
     }
     if assumed:
-        words["name another port: --rendezvous HOST:PORT, on all nodes"] = f"{WAYS_OUT}; or name another port"
+        words["name another port: --rendezvous HOST:PORT, on all nodes"] = (
+            f"{WAYS_OUT}; or name another port"
+        )
     named = {option.name: sources[option.field] for option in OPTIONS}
     for option in TRAIN_OPTIONS:
         if option.field in INSTEAD:
@@ -199,11 +219,14 @@ def _spelling(sources: Mapping[str, str], *, assumed: bool) -> tuple[tuple[str, 
 
 
 def unread_variables(environ: Mapping[str, str]) -> list[str]:
-    """Warn of variables that are options of ``train`` and are not read here, and say what does the same."""
+    """Warn of variables that are options of ``train`` and are not read here, and say what does the
+    same."""
     unread = [
         option
         for option in TRAIN_OPTIONS
-        if option.field not in EXTRAS and option.variable is not None and environ.get(option.variable)
+        if option.field not in EXTRAS
+        and option.variable is not None
+        and environ.get(option.variable)
     ]
     if not unread:
         return []
@@ -211,12 +234,17 @@ def unread_variables(environ: Mapping[str, str]) -> list[str]:
     told = []
     for option in unread:
         instead = INSTEAD.get(option.field)
-        told.append(f"{option.variable} (here: {variables.get(instead, instead)})" if instead else option.variable)
+        told.append(
+            f"{option.variable} (here: {variables.get(instead, instead)})"
+            if instead
+            else option.variable
+        )
     return [f"not read by distlaunch torchrun: {', '.join(map(str, told))}"]
 
 
 def _columns(display: Display) -> int:
-    """Give how wide a prefix is: that of a rank of two digits, as a rank in brackets is taken to be."""
+    """Give how wide a prefix is: that of a rank of two digits, as a rank in brackets is taken to
+    be."""
     return len(display.prefix(10, "", rank=10).decode(errors="surrogateescape"))
 
 
@@ -227,12 +255,15 @@ def _bits(streams: Mapping[int, int] | int, rank: int) -> int:
 def _nodes(parsed: Parsed) -> dict[str, object]:
     """Settle how several nodes meet; nothing if this one is alone. Raises ConfigError.
 
-    A static rendezvous has node 0's address; its port is then where the launchers meet, and rank 0 gets a free one.
+    A static rendezvous has node 0's address; its port is then where the launchers meet, and rank 0
+    gets a free one.
     """
     given = parsed.values
     join_timeout = _join_timeout(given["rdzv_conf"], parsed.sources["rdzv_conf"])
     least, most = given["nnodes"]
-    node_rank = given["node_rank"] if _is_ranked(parsed) or given["rdzv_backend"] == "static" else None
+    node_rank = (
+        given["node_rank"] if _is_ranked(parsed) or given["rdzv_backend"] == "static" else None
+    )
     alone = most == 1 or given["standalone"]
     host, port = _static_or_other(parsed)
     if host is None and given["rdzv_backend"] == "static" and given["master_port"] is not None:
@@ -240,14 +271,21 @@ def _nodes(parsed: Parsed) -> dict[str, object]:
     size = f"{least}:{most}" if least != most or most == 1 else str(least)
     if alone and max(least, (node_rank or 0) + 1) > 1:
         said = "--standalone" if given["standalone"] else f"{parsed.sources['nnodes']} {size}"
-        named = f"{parsed.sources['nnodes']} {size}" if least > 1 else f"{parsed.sources['node_rank']} {node_rank}"
-        raise ConfigError(f"{said} and {named} exclude each other", hint="--nnodes says how many nodes there are")
+        named = (
+            f"{parsed.sources['nnodes']} {size}"
+            if least > 1
+            else f"{parsed.sources['node_rank']} {node_rank}"
+        )
+        raise ConfigError(
+            f"{said} and {named} exclude each other", hint="--nnodes says how many nodes there are"
+        )
     if alone or (host is None and least == 1 and not node_rank):
         return {}
     if host is None:
         raise ConfigError(
             f"{parsed.sources['nnodes']} {size}: nothing says where the nodes meet",
-            hint="--rdzv-endpoint HOST:PORT, or --master-addr HOST --master-port PORT; HOST being node 0",
+            hint="--rdzv-endpoint HOST:PORT, or --master-addr HOST --master-port PORT; HOST being "
+            "node 0",
         )
     where = f"[{host}]" if ":" in host else host
     found: dict[str, object] = {
@@ -258,12 +296,18 @@ def _nodes(parsed: Parsed) -> dict[str, object]:
         "source": "flags",
         "join_timeout": join_timeout,
     }
-    return found if given["rdzv_backend"] == "static" else {**found, "master_addr": _bare(given["local_addr"])}
+    return (
+        found
+        if given["rdzv_backend"] == "static"
+        else {**found, "master_addr": _bare(given["local_addr"])}
+    )
 
 
 def _is_ranked(parsed: Parsed) -> bool:
     """Tell whether the option or its variable says which node this is."""
-    return parsed.sources["node_rank"] != "--node-rank" or "node_rank" in {option.field for option in parsed.given}
+    return parsed.sources["node_rank"] != "--node-rank" or "node_rank" in {
+        option.field for option in parsed.given
+    }
 
 
 def _join_timeout(conf: str | None, source: str) -> float:
@@ -278,8 +322,12 @@ def _join_timeout(conf: str | None, source: str) -> float:
         raise option_error(source, f"takes KEY=VALUE,KEY=VALUE, not {quoted(conf or '')}")
     for name in _JOIN_KEYS:
         text = pairs.get(name, "1")
-        if not (text.isascii() and text.isdecimal() and len(text) <= _JOIN_DIGITS and int(text) > 0):
-            raise option_error(source, f"takes {name} as a whole number of seconds from 1, not {quoted(text)}")
+        if not (
+            text.isascii() and text.isdecimal() and len(text) <= _JOIN_DIGITS and int(text) > 0
+        ):
+            raise option_error(
+                source, f"takes {name} as a whole number of seconds from 1, not {quoted(text)}"
+            )
     return next((float(pairs[name]) for name in _JOIN_KEYS if name in pairs), _JOIN_S)
 
 
@@ -291,8 +339,8 @@ def _unquoted(value: str) -> str:
 def _master(parsed: Parsed) -> tuple[str | None, int | None]:
     """Settle rank 0's address and port, None for what is ours to choose.
 
-    Only the static rendezvous has an endpoint that is rank 0's; another one's is the rendezvous' own, and as under
-    torchrun rank 0 gets a free port beside it.
+    Only the static rendezvous has an endpoint that is rank 0's; another one's is the rendezvous'
+    own, and as under torchrun rank 0 gets a free port beside it.
     """
     given = parsed.values
     host, port = _static_or_other(parsed)
@@ -307,7 +355,8 @@ def _master(parsed: Parsed) -> tuple[str | None, int | None]:
 
 
 def _static_or_other(parsed: Parsed) -> tuple[str | None, int | None]:
-    """Return host and port of the endpoint. Raises ConfigError; a static rendezvous needs the port as well."""
+    """Return host and port of the endpoint. Raises ConfigError; a static rendezvous needs the port
+    as well."""
     given, source = parsed.values, parsed.sources["rdzv_endpoint"]
     text = (given["rdzv_endpoint"] or "").strip()
     found = _endpoint(text, source)
@@ -329,7 +378,9 @@ def _endpoint(text: str, source: str) -> tuple[str | None, int | None]:
     if not colon or text.endswith("]"):
         host, number = text, "0"
     if not (number.isascii() and number.isdigit() and len(number) <= 5 and int(number) <= 65535):
-        raise option_error(source, f"takes HOST:PORT with a port from 0 to 65535, not {quoted(text)}")
+        raise option_error(
+            source, f"takes HOST:PORT with a port from 0 to 65535, not {quoted(text)}"
+        )
     is_name = all(letter.isalnum() or letter in "_.:-" for letter in _bare(host) or "")
     if not host or not is_name or host.startswith("[") != host.endswith("]"):
         raise option_error(source, f"takes HOST:PORT, not {quoted(text)}")
@@ -348,17 +399,26 @@ def _shutdown_timeout(given: Mapping[str, Any], environ: Mapping[str, str]) -> f
     if not text:
         return _TIMEOUT_S
     if not (text.isascii() and text.isdigit() and len(text) <= 9):
-        raise ConfigError(f"{_TIMEOUT_VARIABLE} takes a whole number of seconds, not {quoted(text)}")
+        raise ConfigError(
+            f"{_TIMEOUT_VARIABLE} takes a whole number of seconds, not {quoted(text)}"
+        )
     return float(text)
 
 
 def _remarks(parsed: Parsed, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Say once what was written on the command line and changes nothing; what PET_ variables hold is not said."""
+    """Say once what was written on the command line and changes nothing; what PET_ variables hold
+    is not said."""
     given, values = {option.field for option in parsed.given}, parsed.values
-    idle = [option.name for option in parsed.given if option.effect == "accepted" and values[option.field] is not None]
+    idle = [
+        option.name
+        for option in parsed.given
+        if option.effect == "accepted" and values[option.field] is not None
+    ]
     if "rdzv_conf" in given and not _nodes(parsed):
         idle.insert(0, "--rdzv-conf")
-    if "signals_to_handle" in given and set(str(values["signals_to_handle"]).split(",")) <= set(SIGNALS.split(",")):
+    if "signals_to_handle" in given and set(str(values["signals_to_handle"]).split(",")) <= set(
+        SIGNALS.split(",")
+    ):
         idle.remove("--signals-to-handle")
     if "rdzv_backend" in given and values["rdzv_backend"] not in ("static", "c10d", None):
         idle.append(f"--rdzv-backend {quoted(values['rdzv_backend'])}")
@@ -367,5 +427,8 @@ def _remarks(parsed: Parsed, environ: Mapping[str, str]) -> tuple[str, ...]:
     if idle:
         remarks.append(f"without effect here: {', '.join(idle)} (see distlaunch torchrun --help)")
     if "nnodes" in given and values["nnodes"][1] > 1 and not _nodes(parsed):
-        remarks.append(f"--nnodes 1:{values['nnodes'][1]}: this one node runs; --rdzv-endpoint lets others join")
+        remarks.append(
+            f"--nnodes 1:{values['nnodes'][1]}: this one node runs; --rdzv-endpoint lets others "
+            "join"
+        )
     return tuple(remarks)

@@ -1,13 +1,15 @@
 """The server that imports modules once and forks workers, inside a worker's interpreter.
 
-It runs while that interpreter starts, in the import of ``sitecustomize``, and a forked worker simply returns from
-there: script, module or zip file, ``sys.argv``, ``__main__``, exit codes and finalisation are the interpreter's own.
-What this module must see to is that nothing else differs from a worker that was executed: environment, streams,
-random numbers, descriptors, modules. Only the secret of string hashes cannot be renewed: ranks share the server's.
+It runs while that interpreter starts, in the import of ``sitecustomize``, and a forked worker
+simply returns from there: script, module or zip file, ``sys.argv``, ``__main__``, exit codes and
+finalisation are the interpreter's own. What this module must see to is that nothing else differs
+from a worker that was executed: environment, streams, random numbers, descriptors, modules. Only
+the secret of string hashes cannot be renewed: ranks share the server's.
 
-Until the modules are imported, nothing is loaded that a script would not find loaded anyway. What they change in the
-process by being imported (variables, signal handlers, open files) stays changed in the workers: for these the import
-is still to come, and is to have had its effects after it. Never imported elsewhere: it is the workers' side.
+Until the modules are imported, nothing is loaded that a script would not find loaded anyway. What
+they change in the process by being imported (variables, signal handlers, open files) stays changed
+in the workers: for these the import is still to come, and is to have had its effects after it.
+Never imported elsewhere: it is the workers' side.
 """
 
 import os
@@ -33,7 +35,8 @@ _ENV_START = 47  # in /proc/self/stat, counted after the name: fields 50 and 51
 
 
 def serve(control: int) -> None:
-    """Import what is wanted, then fork a worker for each order that comes; return in the workers."""
+    """Import what is wanted, then fork a worker for each order that comes; return in the
+    workers."""
     names = os.environ.pop("DISTLAUNCH_WARM_MODULES").split(",")
     reserved = [int(number) for number in os.environ.pop("DISTLAUNCH_WARM_RESERVED").split(",")]
     os.environ.pop("DISTLAUNCH_WARM_ROOM", None)
@@ -62,7 +65,8 @@ def _fail(control: int, reason: str, module: str = "") -> None:
 
 
 def _move_environment() -> None:
-    """Have the C library's variables lie in memory of its own: where they were, a worker's are to be (see ``ps e``)."""
+    """Have the C library's variables lie in memory of its own: where they were, a worker's are to
+    be (see ``ps e``)."""
     for name, value in os.environ.items():
         os.putenv(name, value)
 
@@ -103,7 +107,9 @@ def _import(control: int, names: list[str]) -> "dict[str, str]":
     if not had_gc:
         del sys.modules["gc"]
     threshold = gc.get_threshold()
-    gc.set_threshold(0)  # collecting while so much is made finds little and takes a tenth of the time
+    gc.set_threshold(
+        0
+    )  # collecting while so much is made finds little and takes a tenth of the time
     threads: dict[str, str] = {}
     for name in names:
         tell(control, "importing " + name)
@@ -115,7 +121,11 @@ def _import(control: int, names: list[str]) -> "dict[str, str]":
             threads.setdefault(thread, name)
         # ctypes is not loaded for this: whatever starts CUDA from Python has loaded it.
         if "ctypes" in sys.modules and _device_has_started(sys.modules["ctypes"]):
-            _fail(control, f"importing {name} has started CUDA, which no forked process could use", name)
+            _fail(
+                control,
+                f"importing {name} has started CUDA, which no forked process could use",
+                name,
+            )
     if gc.get_threshold()[0] == 0:
         gc.set_threshold(*threshold)
     if first is not None:
@@ -149,9 +159,12 @@ def _device_has_started(ctypes: "Any") -> bool:
 
 
 class Server:
-    """What is needed after the imports; what that adds to the interpreter is taken away again in a worker."""
+    """What is needed after the imports; what that adds to the interpreter is taken away again in a
+    worker."""
 
-    def __init__(self, control: int, comm: str, environ: "os._Environ[str]", reserved: list[int]) -> None:
+    def __init__(
+        self, control: int, comm: str, environ: "os._Environ[str]", reserved: list[int]
+    ) -> None:
         known, cached = set(sys.modules), set(sys.path_importer_cache)
         import _signal  # type: ignore[import-not-found]
         import _socket
@@ -167,7 +180,8 @@ class Server:
         self.signal, self.socket, self.warnings = _signal, _socket, warnings
         self.control = control
         self.environ = environ  # what os.environ was before the imports
-        self.reserved = reserved  # numbers that are open, so that no module has files at those of workers' descriptors
+        # numbers that are open, so that no module has files at those of workers' descriptors
+        self.reserved = reserved
         self.orders = _socket.socket(fileno=control)
         self.orders.settimeout(None)  # a module may have set a default
         self.libc = ctypes.CDLL(None)
@@ -178,44 +192,61 @@ class Server:
         self.env_start, self.env_end = int(fields[_ENV_START]), int(fields[_ENV_START + 1])
 
     def problem(self, names: list[str], threads_by: "dict[str, str]") -> "tuple[str, str] | None":
-        """Tell why no worker can be forked from this process, if so, and by which module, if that is known."""
+        """Tell why no worker can be forked from this process, if so, and by which module, if that
+        is known."""
         with self.warnings.catch_warnings():
-            self.warnings.simplefilter("ignore")  # Python's own about threads: we come to the same conclusion below
-            pid = os.fork()  # some libraries end their threads before a fork, and start them again at need
+            self.warnings.simplefilter(
+                "ignore"
+            )  # Python's own about threads: we come to the same conclusion below
+            pid = (
+                os.fork()
+            )  # some libraries end their threads before a fork, and start them again at need
         if pid == 0:
             os._exit(0)
         self._wait(pid)
         threads = [thread for thread in os.listdir("/proc/self/task") if thread != str(os.getpid())]
         if threads:
             # What another module has left is found by the process that takes this one's place.
-            first = next(name for name in names if name in {threads_by.get(thread, names[-1]) for thread in threads})
+            first = next(
+                name
+                for name in names
+                if name in {threads_by.get(thread, names[-1]) for thread in threads}
+            )
             threads = [thread for thread in threads if threads_by.get(thread, names[-1]) == first]
             some = "a thread" if len(threads) == 1 else f"{len(threads)} threads"
             called = ", ".join(sorted(_names_of(threads)))
             reason = (
-                f"importing {first} left {some} running{called and f' ({called})'}, which no forked process would have"
+                f"importing {first} left {some} running{called and f' ({called})'}, which no "
+                "forked process would have"
             )
             return reason, first
         if _device_has_started(self.ctypes):
-            reason = f"importing {', '.join(names)} has started CUDA, which no forked process could use"
+            reason = (
+                f"importing {', '.join(names)} has started CUDA, which no forked process could use"
+            )
             return reason, names[0] if len(names) == 1 else ""
         return None
 
     def settle_down(self) -> None:
-        """Be ready to be copied: nothing unwritten in any buffer, and memory that the copies will share."""
-        for stream in {id(each): each for each in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)}.values():
+        """Be ready to be copied: nothing unwritten in any buffer, and memory that the copies will
+        share."""
+        for stream in {
+            id(each): each for each in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)
+        }.values():
             try:
                 stream.flush()  # type: ignore[union-attr]
             except Exception:  # noqa: BLE001 - None, closed, detached, or something of a module without flush
                 pass
         self.libc.fflush(None)
-        # Workers stay frozen: a collection that went through the modules would copy all of their memory.
+        # Workers stay frozen: a collection that went through the modules would copy all of their
+        # memory.
         self.gc.freeze()
         free = os.sysconf("SC_OPEN_MAX") - len(os.listdir("/proc/self/fd"))
         self.most = max(1, min(_MOST_AT_ONCE, free // _DESCRIPTORS_PER_ORDER - 1))
 
     def serve(self) -> "Worker | None":
-        """Wait for orders and have them carried out; give the worker in its process, None in the server."""
+        """Wait for orders and have them carried out; give the worker in its process, None in the
+        server."""
         orders = self._receive()
         read, write = os.pipe()
         before = self.signal.pthread_sigmask(self.signal.SIG_BLOCK, self.signal.valid_signals())
@@ -226,7 +257,11 @@ class Server:
         if pid == 0:
             worker = self._fork_each(orders, write)
             worker.mask = before
-            worker.others = [read, write, *(each for other in orders if other is not worker for each in other.all)]
+            worker.others = [
+                read,
+                write,
+                *(each for other in orders if other is not worker for each in other.all),
+            ]
             return worker
         if pid > 0:
             self._wait(pid)
@@ -237,7 +272,9 @@ class Server:
         except BlockingIOError:
             pairs = {}
         tell(
-            self.control, "forked " + " ".join(f"{order.serial}:{pairs.get(str(order.serial), -1)}" for order in orders)
+            self.control,
+            "forked "
+            + " ".join(f"{order.serial}:{pairs.get(str(order.serial), -1)}" for order in orders),
         )
         for descriptor in (read, write, *(each for order in orders for each in order.all)):
             os.close(descriptor)
@@ -301,5 +338,7 @@ def _names_of(threads: list[str]) -> set[str]:
             continue
     threading = sys.modules.get("threading")
     if threading is not None:
-        found |= {thread.name for thread in threading.enumerate() if thread is not threading.main_thread()}
+        found |= {
+            thread.name for thread in threading.enumerate() if thread is not threading.main_thread()
+        }
     return found - {_NAME}

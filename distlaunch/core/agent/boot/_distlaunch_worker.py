@@ -20,9 +20,11 @@ _NO_WORKER = 127
 _REASON_CHARS = 200
 _OPENMP = ("/libgomp", "/libiomp", "/libomp")
 _OPENBLAS_SETTERS = (
-    "openblas_set_num_threads", "openblas_set_num_threads64_", "scipy_openblas_set_num_threads",
+    "openblas_set_num_threads",
+    "openblas_set_num_threads64_",
+    "scipy_openblas_set_num_threads",
     "scipy_openblas_set_num_threads64_",
-)  # fmt: skip
+)
 
 
 def tell(control: int, line: str) -> None:
@@ -74,9 +76,11 @@ class Worker:
         return len(self.all) == 1 + len(self.numbers)
 
     def become(self) -> None:
-        """Leave nothing of the server behind; wait for the spawner's word; return to the interpreter.
+        """Leave nothing of the server behind; wait for the spawner's word; return to the
+        interpreter.
 
-        What fails here ends this process, which has run nothing yet: the worker is then started the cold way.
+        What fails here ends this process, which has run nothing yet: the worker is then started the
+        cold way.
         """
         server = self.server
         step = "setup"
@@ -105,7 +109,8 @@ class Worker:
             tell(server.control, f"up {self.serial}")
             word = os.read(go, 1)
         except BaseException as exc:  # noqa: BLE001 - a module's signal handler may raise anything
-            # That there is no such CPU or folder is no fault of this way: the cold start will find the same.
+            # That there is no such CPU or folder is no fault of this way: the cold start will find
+            # the same.
             why = "" if step == "place" else f" {type(exc).__name__}: {exc}"[:_REASON_CHARS]
             try:
                 tell(server.control, f"broken {self.serial}{why}")
@@ -125,7 +130,9 @@ class Worker:
             os.kill(os.getpid(), server.signal.SIGINT)
 
     def _place(self, descriptors: list[int]) -> None:
-        for descriptor, number in zip([self._outside(each) for each in descriptors], self.numbers, strict=True):
+        for descriptor, number in zip(
+            [self._outside(each) for each in descriptors], self.numbers, strict=True
+        ):
             os.dup2(descriptor, number)
             os.close(descriptor)
         for number in self.server.reserved:
@@ -139,7 +146,8 @@ class Worker:
         return descriptor
 
     def _take_environment(self) -> None:
-        """Make the variables what exec would have made them, for Python, for C and for ``/proc``."""
+        """Make the variables what exec would have made them, for Python, for C and for
+        ``/proc``."""
         environ: Any = self.server.environ
         data = environ._data  # noqa: SLF001 - as often as there are variables, putenv would take too long
         for name, value in self.changes.items():
@@ -176,7 +184,8 @@ class Worker:
         ctypes.c_void_p.in_dll(libc, "environ").value = table
 
     def _set_threads(self) -> None:
-        """Give the libraries the number of threads that they would have read as they were loaded."""
+        """Give the libraries the number of threads that they would have read as they were
+        loaded."""
         count = self.changes.get("OMP_NUM_THREADS") or ""
         if not count.isdecimal():
             return
@@ -199,7 +208,8 @@ class Worker:
 
 
 def _renew_streams() -> None:
-    """Make the standard streams anew, in place, on what the descriptors are now: terminal, pipe or file."""
+    """Make the standard streams anew, in place, on what the descriptors are now: terminal, pipe or
+    file."""
     import io
 
     streams: Any = ((0, "r", sys.__stdin__), (1, "w", sys.__stdout__), (2, "w", sys.__stderr__))
@@ -212,12 +222,20 @@ def _renew_streams() -> None:
         raw = binary if unbuffered and number else binary.raw
         raw.name = stream.name
         by_line = not unbuffered and (number == 2 or raw.isatty())
-        stream.__init__(binary, stream.encoding, stream.errors, "\n", line_buffering=by_line, write_through=unbuffered)
+        stream.__init__(
+            binary,
+            stream.encoding,
+            stream.errors,
+            "\n",
+            line_buffering=by_line,
+            write_through=unbuffered,
+        )
         stream.mode = mode
 
 
 def _is_lost(stream: "Any") -> bool:
-    """Tell whether a module has closed the stream, or taken its buffer for another, which it may keep."""
+    """Tell whether a module has closed the stream, or taken its buffer for another, which it may
+    keep."""
     try:
         stream.fileno()
     except ValueError:
@@ -226,7 +244,8 @@ def _is_lost(stream: "Any") -> bool:
 
 
 def _renew_random() -> None:
-    """Have the ranks draw different numbers and keep different secrets; what a module has seeded on purpose stays.
+    """Have the ranks draw different numbers and keep different secrets; what a module has seeded on
+    purpose stays.
 
     ``random`` is seeded by Python in every forked process.
     """

@@ -1,9 +1,11 @@
 """Our code in a worker's interpreter, run by ``site`` before the script, which never sees it.
 
-It takes itself out of ``sys.path``, the environment and ``sys.modules``, then runs the ``sitecustomize`` that would
-have run without it. It must work with any Python 3.8 or newer, import next to nothing, and never stop a worker.
+It takes itself out of ``sys.path``, the environment and ``sys.modules``, then runs the
+``sitecustomize`` that would have run without it. It must work with any Python 3.8 or newer, import
+next to nothing, and never stop a worker.
 
-In the warm server (``_distlaunch_warm.py``) it does not come to its end; in each process forked there it does.
+In the warm server (``_distlaunch_warm.py``) it does not come to its end; in each process forked
+there it does.
 """
 
 import os
@@ -37,7 +39,8 @@ def _serve(folder: str, control: str) -> None:
 
 
 def _arm(number: str) -> None:
-    """Have this process write its threads' stacks to the descriptor that was given for it, on a real-time signal."""
+    """Have this process write its threads' stacks to the descriptor that was given for it, on a
+    real-time signal."""
     if number:
         import _signal  # type: ignore[import-not-found]
         import faulthandler

@@ -1,7 +1,8 @@
 """What must be settled on a node before an attempt's workers start.
 
-On GPUs the memory of the last attempt has to be given back; the master's node holds a port for rank 0, and lets other
-nodes try whether they get through to it. Where workers listen themselves, each node holds their ports as well.
+On GPUs the memory of the last attempt has to be given back; the master's node holds a port for rank
+0, and lets other nodes try whether they get through to it. Where workers listen themselves, each
+node holds their ports as well.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ class Preparing:
         send: Callable[[m.FromAgent], None],
         post: Callable[[GpusFree | m.Fault], None],
     ) -> None:
-        """``port``: for the first attempt it may be held already. ``post`` is called from another thread."""
+        """``port``: for the first attempt it may be held already. ``post`` is called from another
+        thread."""
         self._port = port
         self._further: list[HeldPort] = []
         self._send = send
@@ -61,7 +63,8 @@ class Preparing:
         """Others are of attempts that came to nothing: a wait for their sake may end later."""
 
     def prepare(self, message: m.Prepare, *, owner: str, pids: Collection[int]) -> None:
-        """Settle it; first wait (in a thread) until the driver has taken back the memory of these ended processes."""
+        """Settle it; first wait (in a thread) until the driver has taken back the memory of these
+        ended processes."""
         self._newest = message
         if not pids:
             self._hold(message, owner, warning=None)
@@ -84,10 +87,18 @@ class Preparing:
         if event.prepare is not self._newest:
             return
         held = ", ".join(map(str, event.holders))
-        self._hold(event.prepare, owner, warning=f"GPU memory is still held by ended pid {held}" if held else None)
+        self._hold(
+            event.prepare,
+            owner,
+            warning=f"GPU memory is still held by ended pid {held}" if held else None,
+        )
 
     def _hold(self, message: m.Prepare, owner: str, *, warning: str | None) -> None:
-        if message.attempt > 0 or message.port is None or (self._port and message.port not in (0, self._port.number)):
+        if (
+            message.attempt > 0
+            or message.port is None
+            or (self._port and message.port not in (0, self._port.number))
+        ):
             self.release()
         problem = hint = None
         try:
@@ -102,7 +113,14 @@ class Preparing:
         number = self._port.number if self._port and not problem else None
         further = () if problem else tuple(port.number for port in self._further)
         self._send(
-            m.Prepared(attempt=message.attempt, port=number, problem=problem, hint=hint, warning=warning, ports=further)
+            m.Prepared(
+                attempt=message.attempt,
+                port=number,
+                problem=problem,
+                hint=hint,
+                warning=warning,
+                ports=further,
+            )
         )
 
     # --- for other nodes to try
@@ -113,7 +131,9 @@ class Preparing:
         try:
             self._listener = port.listener()
         except OSError as exc:
-            raise ConfigError(f"nobody can listen on port {port.number}: {os.strerror(exc.errno or 0)}") from exc
+            raise ConfigError(
+                f"nobody can listen on port {port.number}: {os.strerror(exc.errno or 0)}"
+            ) from exc
 
     def descriptors(self) -> dict[int, int]:
         """Give what to poll, with the events."""
@@ -156,7 +176,8 @@ class Preparing:
             self._use.tick(now)
 
     def was_port_used(self) -> bool | None:
-        """Return whether the ended workers have used rank 0's port; None if it was not theirs, or not held here."""
+        """Return whether the ended workers have used rank 0's port; None if it was not theirs, or
+        not held here."""
         return None if self._use is None else self._use.finish()
 
     def _share_further(self) -> None:
@@ -164,7 +185,8 @@ class Preparing:
             port.share()
 
     def serve_store(self, address: str) -> None:
-        """Serve a store on the port from now on, instead; ``address`` is what workers are told. Raises OSError."""
+        """Serve a store on the port from now on, instead; ``address`` is what workers are told.
+        Raises OSError."""
         from distlaunch.core.agent.node.horovod_store import Store, is_here
 
         self._close_listener()

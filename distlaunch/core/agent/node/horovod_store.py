@@ -1,15 +1,17 @@
 """The store in which Horovod's workers find each other, on the master's port, in a thread.
 
-What its client (0.21 to 0.28) speaks: HTTP by IPv4, a connection for each question, ``/<scope>/<key>``. A rank stores
-its host's name as ``rank_<rank>`` and its addresses as ``<rank>`` (PUT), and asks for those of all others (GET): 404 is
-"not yet", asked again after 10 ms, but for names, which are asked for once. When all of a scope have met, each says so
-(``DELETE /<scope>/<rank>``), long before it shuts down. Initialising again uses the same scopes, at each rank's own
-pace: a fast one must not see what a slow one has stored before. So a rank's turn is how often it has said that all have
-met, and as soon as one has stored something in the next turn, nothing of the last one is given out.
-A GET for what is not there yet is held for a while, as n ranks that wait for each other would ask n² times every 10 ms.
-We close first, as Horovod's own server does: the ports of those who close stay taken for a minute, and n² questions
-would use up a node's.
-Anybody who reaches the port may ask: all that it keeps for others (values, names, what comes and goes) has one bound.
+What its client (0.21 to 0.28) speaks: HTTP by IPv4, a connection for each question,
+``/<scope>/<key>``. A rank stores its host's name as ``rank_<rank>`` and its addresses as ``<rank>``
+(PUT), and asks for those of all others (GET): 404 is "not yet", asked again after 10 ms, but for
+names, which are asked for once. When all of a scope have met, each says so (``DELETE
+/<scope>/<rank>``), long before it shuts down. Initialising again uses the same scopes, at each
+rank's own pace: a fast one must not see what a slow one has stored before. So a rank's turn is how
+often it has said that all have met, and as soon as one has stored something in the next turn,
+nothing of the last one is given out. A GET for what is not there yet is held for a while, as n
+ranks that wait for each other would ask n² times every 10 ms. We close first, as Horovod's own
+server does: the ports of those who close stay taken for a minute, and n² questions would use up a
+node's. Anybody who reaches the port may ask: all that it keeps for others (values, names, what
+comes and goes) has one bound.
 
 What the ranks of Horovod's workers have stored, by scope and turn (``store``), and its bound.
 """
@@ -41,7 +43,13 @@ _NO_ROOM_S = 0.05
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _CLOSE_S = 2.0
 _CHUNK = 65536
-_REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 413: "Payload Too Large", 507: "Insufficient Storage"}
+_REASONS = {
+    200: "OK",
+    400: "Bad Request",
+    404: "Not Found",
+    413: "Payload Too Large",
+    507: "Insufficient Storage",
+}
 
 
 class _Client:
@@ -52,7 +60,8 @@ class _Client:
         self.number = connection.fileno()
         self.received = bytearray()
         self.question: tuple[str, str, str, int] | None = None
-        """Method, scope, key and the length of what follows, once they are there; ``received`` is what follows."""
+        """Method, scope, key and the length of what follows, once they are there; ``received`` is
+        what follows."""
         self.unsent: list[memoryview] = []
         self.value: Value | None = None
         """It is being sent."""
@@ -73,7 +82,8 @@ class Store:
         failed: Callable[[str], None] | None = None,
         hold_s: float = HOLD_S,
     ) -> None:
-        """Take over ``listener``, which does not block. ``only_here``: nobody of another machine is served.
+        """Take over ``listener``, which does not block. ``only_here``: nobody of another machine is
+        served.
 
         ``failed`` is told, by the thread, why it has ended before ``close``.
         """
@@ -204,7 +214,8 @@ class Store:
                 self._do(client, method, scope, key, value)
 
     def _take_head(self, client: _Client) -> bool:
-        """Read the question if it is there, and leave what follows it; tell whether it was, and is good."""
+        """Read the question if it is there, and leave what follows it; tell whether it was, and is
+        good."""
         head, found, rest = client.received.partition(b"\r\n\r\n")
         if len(head) > _HEAD_BYTES:
             self._answer(client, 400)
@@ -248,7 +259,10 @@ class Store:
 
     def _answer(self, client: _Client, status: int, value: Value | None = None) -> None:
         body = b"" if value is None else value.data
-        head = f"HTTP/1.1 {status} {_REASONS[status]}\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
+        head = (
+            f"HTTP/1.1 {status} {_REASONS[status]}\r\nConnection: close\r\nContent-Length: "
+            f"{len(body)}\r\n\r\n"
+        )
         if value is not None:
             value.use()
             client.value = value
@@ -273,7 +287,8 @@ class Store:
             self._drop(client)
 
     def _give_up(self, now: float) -> None:
-        """Say of what did not come in time that it is not there, and leave those who say nothing."""
+        """Say of what did not come in time that it is not there, and leave those who say
+        nothing."""
         for client in [client for client in self._clients.values() if client.until <= now]:
             if client.waits_for is None:
                 self._drop(client)
@@ -306,7 +321,8 @@ def is_here(address: str) -> bool:
 
 
 def _most_connections() -> int:
-    """Give how many the limit of open files leaves: half of what is free, as workers need theirs."""
+    """Give how many the limit of open files leaves: half of what is free, as workers need
+    theirs."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return _MOST_CONNECTIONS
@@ -418,7 +434,8 @@ class Scopes:
         return found.values.get(key)
 
     def finish(self, scope: str, rank: str) -> None:
-        """Take in that a rank has met all others: none needs its values any more. Saying so again changes nothing."""
+        """Take in that a rank has met all others: none needs its values any more. Saying so again
+        changes nothing."""
         found = self._scopes.get(scope)
         if found is None or rank not in found.values:
             return

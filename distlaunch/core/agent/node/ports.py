@@ -1,11 +1,13 @@
 """A TCP port held for rank 0's store, so that nobody can take it between choice and use.
 
-Held means bound and not listening, exclusively, on the dual-stack wildcard address. SO_REUSEADDR is set on the held
-socket only just before rank 0 starts; rank 0's server sets the flag too and may then bind and listen, all others are
-refused. Other nodes try whether they get through to a second socket, which listens on the port until then: the held one
-must not listen itself, as its ``shutdown`` would give a port back that the kernel has chosen. A lock file says which
-job of ours holds a port: a bound, silent socket is in no table of the kernel. Its folder is locked while one job takes
-such a lock and writes its name, so that nobody reads the name of a job before it, or none.
+Held means bound and not listening, exclusively, on the dual-stack wildcard address. SO_REUSEADDR is
+set on the held socket only just before rank 0 starts; rank 0's server sets the flag too and may
+then bind and listen, all others are refused. Other nodes try whether they get through to a second
+socket, which listens on the port until then: the held one must not listen itself, as its
+``shutdown`` would give a port back that the kernel has chosen. A lock file says which job of ours
+holds a port: a bound, silent socket is in no table of the kernel. Its folder is locked while one
+job takes such a lock and writes its name, so that nobody reads the name of a job before it, or
+none.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ _TIME_WAIT, _LISTEN, _ESTABLISHED = "06", "0A", "01"  # as /proc/net/tcp has sta
 _BACKLOG = 4096
 _LOCK_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _TURN_S, _STEP_S = 1.0, 0.001
-"""How long a job that takes a lock is waited for, which takes it microseconds; then, it was stopped."""
+"""How long a job that takes a lock is waited for, which takes it microseconds; then, it was
+stopped."""
 
 
 _FIRST_LOOK_S = 0.5
@@ -37,7 +40,8 @@ _FIRST_LOOK_S = 0.5
 class PortUse:
     """Whether any process has used a port, by looking at the kernel's tables at growing intervals.
 
-    A store of torch's listens for as long as its process group exists, so few looks suffice. Times are the caller's.
+    A store of torch's listens for as long as its process group exists, so few looks suffice. Times
+    are the caller's.
     """
 
     def __init__(self, number: int, now: float) -> None:
@@ -59,7 +63,8 @@ class PortUse:
             self.is_used = not states.isdisjoint((_LISTEN, _ESTABLISHED))
 
     def finish(self) -> bool:
-        """Look once more, now that the workers have ended: closed connections remain visible for a minute."""
+        """Look once more, now that the workers have ended: closed connections remain visible for a
+        minute."""
         self.is_used = self.is_used or bool(_sockets(self._number, either_end=True))
         return self.is_used
 
@@ -73,14 +78,16 @@ class HeldPort:
         self.number: int = held.getsockname()[1]
 
     def listener(self) -> socket.socket:
-        """Listen on the port, without blocking; whoever closes this leaves the port held. Raises OSError."""
+        """Listen on the port, without blocking; whoever closes this leaves the port held. Raises
+        OSError."""
         listening = socket.socket(self._held.family, socket.SOCK_STREAM)
         try:
             listening.setblocking(False)  # noqa: FBT003 - the standard library's signature
             if self._held.family == socket.AF_INET6:
                 with suppress(OSError):
                     listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-            # Both flags let this one in beside the held one; what it leaves in TIME_WAIT has the flag, too.
+            # Both flags let this one in beside the held one; what it leaves in TIME_WAIT has the
+            # flag, too.
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             self.share()
             try:
@@ -107,9 +114,11 @@ class HeldPort:
 
 
 def hold_port(number: int, *, owner: str, pause: Callable[[float], None] = time.sleep) -> HeldPort:
-    """Hold a port; 0 takes any free one. ``owner`` (a job id) is what another job of ours would name.
+    """Hold a port; 0 takes any free one. ``owner`` (a job id) is what another job of ours would
+    name.
 
-    ``pause``: waits for a job that is taking one, for so many seconds. Raises ConfigError that names who has it.
+    ``pause``: waits for a job that is taking one, for so many seconds. Raises ConfigError that
+    names who has it.
     """
     lock = _lock(number, owner, pause) if number else None
     try:
@@ -147,7 +156,9 @@ def _bind(number: int) -> socket.socket:
         except OSError:
             held.close()
             raise
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)  # exclusive again, until ``share``
+        held.setsockopt(
+            socket.SOL_SOCKET, socket.SO_REUSEADDR, 0
+        )  # exclusive again, until ``share``
     return held
 
 
@@ -166,7 +177,8 @@ def _lock_directory() -> str:
 
 
 def _lock(number: int, owner: str, pause: Callable[[float], None]) -> int | None:
-    """Lock a port among our jobs; None where that cannot be: the exclusive bind still protects, only names are lost."""
+    """Lock a port among our jobs; None where that cannot be: the exclusive bind still protects,
+    only names are lost."""
     try:
         directory = _lock_directory()
         path = os.path.join(directory, f"port-{number}")
@@ -181,7 +193,9 @@ def _lock(number: int, owner: str, pause: Callable[[float], None]) -> int | None
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise _held(number, os.read(lock, 200)) from None
-            if not _is_at(path, lock):  # its job has given the port back since, and removed the file
+            if not _is_at(
+                path, lock
+            ):  # its job has given the port back since, and removed the file
                 os.close(lock)
                 lock = open_private(path, _LOCK_FLAGS)
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -230,7 +244,8 @@ def _remove_stale(directory: str, *, but: str) -> None:
 
 @contextmanager
 def _in_turn(directory: str, pause: Callable[[float], None]) -> Iterator[None]:
-    """Wait till no other job of ours is taking a lock; not for ever, as one may be stopped there. Raises OSError."""
+    """Wait till no other job of ours is taking a lock; not for ever, as one may be stopped there.
+    Raises OSError."""
     turn = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         for _ in range(round(_TURN_S / _STEP_S)):
@@ -257,11 +272,16 @@ def _held(number: int, name: bytes) -> ConfigError:
 def _refused(number: int, exc: OSError) -> ConfigError:
     if not number:
         why = "all are in use" if exc.errno == errno.EADDRINUSE else os.strerror(exc.errno or 0)
-        hint = "ss -s counts sockets, and sysctl net.ipv4.ip_local_port_range says how many ports there are"
+        hint = (
+            "ss -s counts sockets, and sysctl net.ipv4.ip_local_port_range says how many ports "
+            "there are"
+        )
         return ConfigError(f"no free port can be held: {why}", hint=hint)
     hint = "leave --master-port out: each job then gets a free port of its own"
     if exc.errno == errno.EACCES:
-        return ConfigError(f"port {number} needs privileges that this user lacks", hint="take one above 1023")
+        return ConfigError(
+            f"port {number} needs privileges that this user lacks", hint="take one above 1023"
+        )
     if exc.errno == errno.EADDRINUSE:
         holder = _listener(number)
         by = f" by {holder}" if holder else ""
@@ -270,7 +290,8 @@ def _refused(number: int, exc: OSError) -> ConfigError:
 
 
 def _sockets(number: int, *, either_end: bool = False) -> list[tuple[str, str]]:
-    """List (state, inode) of the sockets of a local port that the kernel shows; a bound, silent one it does not.
+    """List (state, inode) of the sockets of a local port that the kernel shows; a bound, silent one
+    it does not.
 
     ``either_end``: also those that are, or were, connected to such a port.
     """
@@ -279,7 +300,9 @@ def _sockets(number: int, *, either_end: bool = False) -> list[tuple[str, str]]:
         rows = [line.split() for line in (read_text(table) or "").splitlines()[1:]]
         ends = (1, 2) if either_end else (1,)
         found += [
-            (row[3], row[9]) for row in rows if any(int(row[end].rpartition(":")[2], 16) == number for end in ends)
+            (row[3], row[9])
+            for row in rows
+            if any(int(row[end].rpartition(":")[2], 16) == number for end in ends)
         ]
     return found
 
@@ -299,7 +322,9 @@ def _listener(number: int) -> str | None:
             for descriptor in os.listdir(f"/proc/{pid}/fd"):
                 if os.readlink(f"/proc/{pid}/fd/{descriptor}") in wanted:
                     with open(f"/proc/{pid}/cmdline", "rb") as file:
-                        command = " ".join(file.read(400).replace(b"\0", b" ").decode(errors="replace").split())
+                        command = " ".join(
+                            file.read(400).replace(b"\0", b" ").decode(errors="replace").split()
+                        )
                     return f"pid {pid} ({command[:80]})"
         except OSError:
             continue

@@ -1,7 +1,7 @@
 """To which of the master's addresses this node has a way, found by connecting to all at once.
 
-That a connection comes about proves nothing: another machine may have the same address (a container bridge's, say).
-The right listener says a word that only it knows.
+That a connection comes about proves nothing: another machine may have the same address (a container
+bridge's, say). The right listener says a word that only it knows.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from distlaunch.core.probe.network import Address, addresses, look_up
 from distlaunch.core.protocol import agent_messages as m
 
 SETTLE_S = 1.0
-"""How long the other addresses may still take when one has answered: a route that drops packets never does."""
+"""How long the other addresses may still take when one has answered: a route that drops packets
+never does."""
 _MOST_ADDRESSES = 64
 _UNDER_WAY = (errno.EINPROGRESS, errno.EINTR)
 
@@ -51,7 +52,8 @@ class Attempt:
 
 
 class Reaching:
-    """Carries out one ``Reach`` at a time; ``send`` gets the answer. ``wake`` is called from other threads."""
+    """Carries out one ``Reach`` at a time; ``send`` gets the answer. ``wake`` is called from other
+    threads."""
 
     def __init__(self, send: Callable[[m.Reached], None], wake: Callable[[], None]) -> None:
         self._send = send
@@ -85,7 +87,9 @@ class Reaching:
                 self._found.append((attempt, found, ""))
             else:
                 why = found.strerror if isinstance(found, OSError) else None
-                self._found.append((attempt, [], f"the name is not known here ({why or 'it is no name'})"))
+                self._found.append(
+                    (attempt, [], f"the name is not known here ({why or 'it is no name'})")
+                )
             self._wake()
 
         try:
@@ -112,7 +116,8 @@ class Reaching:
     # --- the loop's
 
     def descriptors(self) -> dict[int, int]:
-        """Give what to poll, with the events: the right listener speaks at once, so that reading is enough."""
+        """Give what to poll, with the events: the right listener speaks at once, so that reading is
+        enough."""
         return {number: select.POLLIN for attempt in self._attempts for number in attempt.open}
 
     def deadline(self) -> float | None:
@@ -164,12 +169,17 @@ class Reaching:
         problem = None
         if not routes:
             problem = "; ".join(
-                f"{printable(attempt.address)}: {attempt.problem if attempt.is_settled else 'no answer'}"
+                f"{printable(attempt.address)}: "
+                f"{attempt.problem if attempt.is_settled else 'no answer'}"
                 for attempt in self._attempts
             )
         self.close()
         self._send(
-            m.Reached(attempt=order.attempt, routes=routes, problem=problem or (None if routes else "no address"))
+            m.Reached(
+                attempt=order.attempt,
+                routes=routes,
+                problem=problem or (None if routes else "no address"),
+            )
         )
 
     def close(self) -> None:

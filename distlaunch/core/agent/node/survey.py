@@ -1,6 +1,7 @@
 """Looks around on the node, in a child that is left behind, killed, if something there hangs.
 
-A file server, driver or resolver that does not answer must hold up neither the agent's answers to pings nor its end.
+A file server, driver or resolver that does not answer must hold up neither the agent's answers to
+pings nor its end.
 """
 
 from __future__ import annotations
@@ -45,7 +46,10 @@ class Surveying:
     """Carries out one ``Survey`` at a time; ``send`` gets the answer."""
 
     def __init__(
-        self, send: Callable[[m.Surveyed | m.Fault], None], keep: Collection[int], look: Look | None = None
+        self,
+        send: Callable[[m.Surveyed | m.Fault], None],
+        keep: Collection[int],
+        look: Look | None = None,
     ) -> None:
         """``keep``: descriptors that the child needs, too; ``look``: what it does."""
         self._send = send
@@ -76,7 +80,9 @@ class Surveying:
             if self._pid == 0:
                 _run(self._look, order, end, parent, self._keep)
         except OSError as exc:
-            self._give_up(f"no process can be started: {os.strerror(exc.errno or 0)}", explain_refusal())
+            self._give_up(
+                f"no process can be started: {os.strerror(exc.errno or 0)}", explain_refusal()
+            )
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
             os.close(end)
@@ -110,7 +116,9 @@ class Surveying:
                 self._give_up(f"looking around on the node has failed: {exc.message}", None)
         if self._pipe >= 0 and time.monotonic() >= self._until:
             hint = "a file server or a driver there does not answer"
-            self._give_up(f"{self._doing.what} does not answer within {self._doing.bound_s:.0f} s", hint)
+            self._give_up(
+                f"{self._doing.what} does not answer within {self._doing.bound_s:.0f} s", hint
+            )
 
     def _hear(self, message: Doing | m.Surveyed | m.Fault) -> None:
         if isinstance(message, Doing):
@@ -126,7 +134,9 @@ class Surveying:
         self.close()
         self.shares_run_dir = False
         if order is not None:
-            cpus = CpuInventory(allowed=tuple(sorted(os.sched_getaffinity(0))), online=os.cpu_count() or 1)
+            cpus = CpuInventory(
+                allowed=tuple(sorted(os.sched_getaffinity(0))), online=os.cpu_count() or 1
+            )
             self._send(answer_to(order, cpus, problem=problem, hint=hint))
 
     def close(self) -> None:
@@ -144,7 +154,8 @@ class Surveying:
         self.reap()
 
     def reap(self) -> None:
-        """Reap children that have ended by now: in a wedged driver or file system, that may take for ever."""
+        """Reap children that have ended by now: in a wedged driver or file system, that may take
+        for ever."""
         for pid in list(self._ended):
             with suppress(ChildProcessError):
                 if os.waitpid(pid, os.WNOHANG)[0] == 0:
@@ -222,7 +233,8 @@ def _run(look: Look, order: m.Survey, end: int, parent: int, keep: Collection[in
 
 
 def look_around(order: m.Survey, turn_to: Callable[[str, float], None]) -> m.Surveyed:
-    """Find out what ``Surveyed`` says; ``turn_to`` is told what comes next, and how many seconds it may take."""
+    """Find out what ``Surveyed`` says; ``turn_to`` is told what comes next, and how many seconds it
+    may take."""
     from distlaunch.core.agent.workers.temporary_directory import has_run_dir
     from distlaunch.core.probe import paths
     from distlaunch.core.probe.cpus import probe_cpus
@@ -232,12 +244,18 @@ def look_around(order: m.Survey, turn_to: Callable[[str, float], None]) -> m.Sur
     path = os.environ.get("PATH")
     turn_to(f"the directory {order.workdir}", FILES_S)
     problem = paths.problem_of_folder(order.workdir)
-    hint = None if problem is None else "the working directory must be there on every node: --workdir names another"
+    hint = (
+        None
+        if problem is None
+        else "the working directory must be there on every node: --workdir names another"
+    )
     python = script_sha256 = None
     if problem is None and order.pythons:
         turn_to(f"the workers' Python ({', '.join(order.pythons)})", FILES_S)
         python = paths.first_program(order.pythons, order.workdir, path)
-        if python is None and not order.program:  # behind a program (bash, with --setup) it may yet appear
+        if (
+            python is None and not order.program
+        ):  # behind a program (bash, with --setup) it may yet appear
             problem = f"there is no Python for the workers: no {' and no '.join(order.pythons)}"
             hint = "--python names the workers' interpreter on the nodes"
     if problem is None and order.program:
@@ -247,7 +265,9 @@ def look_around(order: m.Survey, turn_to: Callable[[str, float], None]) -> m.Sur
     if problem is None and order.script:
         script = os.path.join(order.workdir, order.script)
         turn_to(f"the script {script}", FILES_S)
-        script_sha256, problem = paths.digest(script, lambda: turn_to(f"the script {script}", FILES_S))
+        script_sha256, problem = paths.digest(
+            script, lambda: turn_to(f"the script {script}", FILES_S)
+        )
     turn_to(f"the directory {order.run_dir}", FILES_S)
     shares_run_dir = has_run_dir(order.run_dir)
     turn_to("a driver of the GPUs", GPUS_S + paths.NAME_S + _MORE_S)
@@ -256,7 +276,8 @@ def look_around(order: m.Survey, turn_to: Callable[[str, float], None]) -> m.Sur
         order,
         probe_cpus(topology=order.topology),
         interfaces=[
-            m.Interface(name=name, address=address, prefix=prefix) for name, address, prefix in probe_interfaces()
+            m.Interface(name=name, address=address, prefix=prefix)
+            for name, address, prefix in probe_interfaces()
         ],
         named=paths.addresses_of_own_name(socket.gethostname()),
         gpus=gpus,

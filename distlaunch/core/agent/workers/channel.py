@@ -18,7 +18,8 @@ M = TypeVar("M")
 
 
 class Channel(Generic[M]):
-    """One end of a Unix socket pair. Descriptors passed to ``send`` are closed here once they are on their way."""
+    """One end of a Unix socket pair. Descriptors passed to ``send`` are closed here once they are
+    on their way."""
 
     def __init__(self, end: socket.socket, decoder: Decoder[M]) -> None:
         end.setblocking(False)  # noqa: FBT003 - the standard library's signature
@@ -38,7 +39,8 @@ class Channel(Generic[M]):
         return bool(self._out)
 
     def send(self, message: Any, descriptors: Sequence[int] = ()) -> None:
-        """Queue a message and send what the peer takes now. Raises OSError (EPIPE) if it is gone."""
+        """Queue a message and send what the peer takes now. Raises OSError (EPIPE) if it is
+        gone."""
         self._out.append((encode(message), tuple(descriptors)))
         self.flush()
 
@@ -46,7 +48,11 @@ class Channel(Generic[M]):
         """Send what the peer takes now."""
         while self._out:
             data, descriptors = self._out[0]
-            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
+            rights = (
+                [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
+                if descriptors
+                else []
+            )
             try:
                 sent = self._socket.sendmsg([data], rights)
             except BlockingIOError:

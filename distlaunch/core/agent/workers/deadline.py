@@ -14,7 +14,8 @@ T = TypeVar("T")
 
 
 def within(bound_s: float, work: Callable[[], T]) -> T:
-    """Give what ``work`` gives, done in a thread; it goes on there if it takes longer. Raises TimeoutError, OSError."""
+    """Give what ``work`` gives, done in a thread; it goes on there if it takes longer. Raises
+    TimeoutError, OSError."""
     found: list[T | OSError] = []
 
     def run() -> None:

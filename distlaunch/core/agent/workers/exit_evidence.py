@@ -16,7 +16,8 @@ def oom_kills() -> int:
 
 
 def read_error_file(path: str) -> str | None:
-    """Read what the worker left, if it is a plain file: anything else could keep us, or be somebody else's.
+    """Read what the worker left, if it is a plain file: anything else could keep us, or be somebody
+    else's.
 
     Where the folder is a file server's, this may wait for that.
     """

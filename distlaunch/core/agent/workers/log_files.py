@@ -20,7 +20,8 @@ _File = tuple[int, int]
 
 
 def open_to_append(path: str) -> int:
-    """Open a log file, made if it is not there. Raises OSError if something else than a plain file is in its place."""
+    """Open a log file, made if it is not there. Raises OSError if something else than a plain file
+    is in its place."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     descriptor = open_private(path, flags)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # a worker has put a pipe or device there
@@ -30,13 +31,14 @@ def open_to_append(path: str) -> int:
 
 
 class LogFiles:
-    """The files of one attempt's output, opened as output comes; called by the output pump's thread.
+    """The files of one attempt's output, opened as output comes; called by the output pump's
+    thread.
 
-    They take no more than half of the open files that we may have: the one that was written to least recently is closed
-    for another, and opened again when there is more for it.
+    They take no more than half of the open files that we may have: the one that was written to
+    least recently is closed for another, and opened again when there is more for it.
 
-    ``trouble`` is called once, from that thread, when files stop, with the reason. ``make_folders``: the run
-    directory and the attempt's are made as files are opened.
+    ``trouble`` is called once, from that thread, when files stop, with the reason.
+    ``make_folders``: the run directory and the attempt's are made as files are opened.
     """
 
     def __init__(
@@ -69,7 +71,8 @@ class LogFiles:
         return open_to_append(self._layout.log_path(self._run_dir, self._attempt, rank, stream))
 
     def output(self, rank: int, stream: int, data: bytes, now: float) -> None:
-        """File a chunk; what the disk does not take is counted, and told in the file when it takes more."""
+        """File a chunk; what the disk does not take is counted, and told in the file when it takes
+        more."""
         self._file((rank, stream if self._layout.separate else 0), data, now)
 
     def rank_ended(self, rank: int, now: float) -> None:
@@ -77,7 +80,9 @@ class LogFiles:
         for file in ((rank, STDOUT), (rank, STDERR)) if self._layout.separate else ((rank, 0),):
             if file in self._missing:
                 self._retry_at[file] = now
-                self._file(file, b"", now)  # says how much is missing, if there is room for that by now
+                self._file(
+                    file, b"", now
+                )  # says how much is missing, if there is room for that by now
             descriptor = self._files.pop(file, -1)
             if descriptor >= 0:
                 os.close(descriptor)
@@ -104,7 +109,9 @@ class LogFiles:
             self._retry_at[file] = now + RETRY_S
             if not self._told:
                 self._told = True
-                self._trouble("the disk is full" if exc.errno in _FULL else os.strerror(exc.errno or 0))
+                self._trouble(
+                    "the disk is full" if exc.errno in _FULL else os.strerror(exc.errno or 0)
+                )
 
     def _opened(self, file: _File) -> int:
         if self._make_folders:

@@ -1,7 +1,8 @@
 """The workers' output after their agent has been killed, written to the ranks' logs by the spawner.
 
-The spawner holds a copy of the read end of each pipe that a worker writes to. While the copy is open, a worker that
-prints in its TERM handler does not get EPIPE, and does not lose the checkpoint that it is about to write.
+The spawner holds a copy of the read end of each pipe that a worker writes to. While the copy is
+open, a worker that prints in its TERM handler does not get EPIPE, and does not lose the checkpoint
+that it is about to write.
 """
 
 from __future__ import annotations
@@ -27,14 +28,17 @@ _READ_OUT_S = 0.1
 class OrphanOutput:
     """Read ends of the workers of one attempt. Nothing is read from them while the agent lives.
 
-    Files are read and written in a thread: a file system that hangs must not keep the spawner from killing.
+    Files are read and written in a thread: a file system that hangs must not keep the spawner from
+    killing.
     """
 
     def __init__(self) -> None:
         self._read_ends: dict[int, tuple[int, int]] = {}  # descriptor -> rank, stream
         self._of_rank: dict[int, Sequence[int]] = {}
         self._ended: set[int] = set()  # descriptors of ranks whose worker has ended
-        self._unread: set[int] = set()  # of these: nobody writes to them any more, and the agent has not read them out
+        self._unread: set[int] = (
+            set()
+        )  # of these: nobody writes to them any more, and the agent has not read them out
         self._thread: threading.Thread | None = None
         self._pump: Pump | None = None
         self._has_pump: threading.Event | None = None
@@ -42,10 +46,13 @@ class OrphanOutput:
     def keep(self, rank: int, streams: Sequence[int], descriptors: Sequence[int]) -> None:
         """Own the read ends of a worker's streams from now on."""
         self._of_rank[rank] = descriptors
-        self._read_ends.update({each: (rank, stream) for stream, each in zip(streams, descriptors, strict=True)})
+        self._read_ends.update(
+            {each: (rank, stream) for stream, each in zip(streams, descriptors, strict=True)}
+        )
 
     def on_exit(self, rank: int) -> None:
-        """Know that a rank's worker has ended: its read ends can be closed once nobody else writes to them."""
+        """Know that a rank's worker has ended: its read ends can be closed once nobody else writes
+        to them."""
         self._ended.update(self._of_rank.pop(rank, ()))
 
     @property
@@ -59,7 +66,8 @@ class OrphanOutput:
         return _READ_OUT_S if self._unread else None
 
     def close_finished(self) -> None:
-        """Close the read ends of ended workers that nobody writes to any more and that the agent has read out."""
+        """Close the read ends of ended workers that nobody writes to any more and that the agent
+        has read out."""
         if not self._ended:
             return
         poll = select.poll()
@@ -86,7 +94,8 @@ class OrphanOutput:
         self._unread.clear()
 
     def start(self, setup: w.Setup) -> None:
-        """Start to write to the ranks' logs what arrives. If no thread can be started, the pipes stay open, unread."""
+        """Start to write to the ranks' logs what arrives. If no thread can be started, the pipes
+        stay open, unread."""
         import threading
 
         self._has_pump = threading.Event()
@@ -99,7 +108,12 @@ class OrphanOutput:
 
     def finish(self, *, bound_s: float) -> None:
         """Write what has arrived so far, and end. Gives up after ``bound_s`` seconds."""
-        if self._thread is None or self._has_pump is None or not self._has_pump.wait(bound_s) or self._pump is None:
+        if (
+            self._thread is None
+            or self._has_pump is None
+            or not self._has_pump.wait(bound_s)
+            or self._pump is None
+        ):
             return
         self._pump.finish()
         self._pump.stop()
@@ -112,7 +126,9 @@ class OrphanOutput:
 
         taker = RemoteTaker(_ignore)
         if setup.log_dir:
-            logs = LogFiles(setup.log_dir, setup.attempt, _ignore, layout=setup.layout, make_folders=True)
+            logs = LogFiles(
+                setup.log_dir, setup.attempt, _ignore, layout=setup.layout, make_folders=True
+            )
             taker.begin_attempt(logs)
         taker.lose()
         pump = Pump(taker, _ignore)

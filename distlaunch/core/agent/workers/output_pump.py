@@ -1,7 +1,8 @@
 """The output pump, a thread that reads what the node's workers write.
 
-It never waits for a console: when the taker has no room it stops reading, so that the workers wait. A worker that has
-ended is drained all the same, since its last words are the evidence of what went wrong.
+It never waits for a console: when the taker has no room it stops reading, so that the workers wait.
+A worker that has ended is drained all the same, since its last words are the evidence of what went
+wrong.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ _PROGRESS_PIPE_BYTES = 16 << 10
 
 
 class Taker(Protocol):
-    """Where output goes. All of it is called from the pump's thread, and nothing of it blocks on a console."""
+    """Where output goes. All of it is called from the pump's thread, and nothing of it blocks on a
+    console."""
 
     def output(self, rank: int, stream: int, data: bytes, now: float) -> None:
         """Take a chunk."""
@@ -88,7 +90,8 @@ class _Tail:
 
 
 class Pump(threading.Thread):
-    """Reads all streams of a node. ``post`` is called from this thread with what the agent or coordinator must know."""
+    """Reads all streams of a node. ``post`` is called from this thread with what the agent or
+    coordinator must know."""
 
     def __init__(self, taker: Taker, post: Callable[[Posted], None]) -> None:
         super().__init__(name="output", daemon=True)
@@ -114,14 +117,21 @@ class Pump(threading.Thread):
 
     # --- called from other threads
 
-    def expect(self, streams: int, *, attempt: int, watching: bool, output_period_s: float = PERIOD_S) -> None:
-        """Know how many streams an attempt will have, and whether to tell whose output moves: ``Alive.wrote``.
+    def expect(
+        self, streams: int, *, attempt: int, watching: bool, output_period_s: float = PERIOD_S
+    ) -> None:
+        """Know how many streams an attempt will have, and whether to tell whose output moves:
+        ``Alive.wrote``.
 
-        Few streams get larger pipes. All pipes of a user share 64 MiB of buffers (pipe-user-pages-soft), beyond which
-        the kernel gives tiny ones.
+        Few streams get larger pipes. All pipes of a user share 64 MiB of buffers
+        (pipe-user-pages-soft), beyond which the kernel gives tiny ones.
         """
-        self._order(lambda: self._signs.begin(attempt, watching=watching, output_period_s=output_period_s))
-        self._pipe_bytes = max(_LEAST_PIPE_BYTES, min(_JOB_PIPE_BYTES // max(1, streams), _PIPE_BYTES))
+        self._order(
+            lambda: self._signs.begin(attempt, watching=watching, output_period_s=output_period_s)
+        )
+        self._pipe_bytes = max(
+            _LEAST_PIPE_BYTES, min(_JOB_PIPE_BYTES // max(1, streams), _PIPE_BYTES)
+        )
 
     def add(self, rank: int, number: int, descriptor: int, *, keeps_tail: bool) -> None:
         """Read a stream from now on; the pump owns the descriptor."""
@@ -134,12 +144,15 @@ class Pump(threading.Thread):
     def add_progress(self, rank: int, descriptor: int) -> None:
         """Sample a worker's progress from now on; the pump owns the descriptor."""
         os.set_blocking(descriptor, False)
-        with suppress(OSError):  # smaller than the kernel's own size: leave the user's buffers to output
+        with suppress(
+            OSError
+        ):  # smaller than the kernel's own size: leave the user's buffers to output
             fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, _PROGRESS_PIPE_BYTES)
         self._order(lambda: self._signs.add(rank, descriptor))
 
     def drain(self, rank: int, error_file: str | None = None) -> None:
-        """Take what an ended worker has written so far, room or not, and its error file; post Drained."""
+        """Take what an ended worker has written so far, room or not, and its error file; post
+        Drained."""
         self._order(lambda: self._drain(rank, error_file))
 
     def finish(self) -> None:
@@ -192,14 +205,19 @@ class Pump(threading.Thread):
                     self._carry_out()
                 elif descriptor == signs:
                     reported = True
-                elif (stream := self._streams.get(descriptor)) is not None and (taken == 0 or self._has_more_room()):
+                elif (stream := self._streams.get(descriptor)) is not None and (
+                    taken == 0 or self._has_more_room()
+                ):
                     taken += self._read(stream, now)
             if 0 < taken < self._pipe_bytes // 4 and now - last < _BUSY_GAP_S:
-                time.sleep(_BUSY_WAIT_S)  # many small writes: let some gather, and spare the writers our wake-ups
+                time.sleep(
+                    _BUSY_WAIT_S
+                )  # many small writes: let some gather, and spare the writers our wake-ups
             last = now
 
     def _in_turn(self, ready: list[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Let another stream be the first to be read each time when there has not been room for all of them."""
+        """Let another stream be the first to be read each time when there has not been room for all
+        of them."""
         first = self._turn % len(ready) if ready else 0
         return ready[first:] + ready[:first]
 
@@ -215,7 +233,9 @@ class Pump(threading.Thread):
         self._signs.close()
         self._poll.close()
         self._idle.close()
-        with self._waking:  # the console may call for us still, and the number will be another file's
+        with (
+            self._waking
+        ):  # the console may call for us still, and the number will be another file's
             os.close(self._wake)
             os.close(self._wake_end)
             self._wake_end = -1
@@ -272,7 +292,8 @@ class Pump(threading.Thread):
         self._post(Drained(rank=rank, tail=tail.text() if tail else b"", error_file=left))
 
     def _read_out(self, stream: _Stream, now: float) -> None:
-        """Read what a pipe can hold and no more: a descendant that goes on writing must not keep us."""
+        """Read what a pipe can hold and no more: a descendant that goes on writing must not keep
+        us."""
         taken = 0
         while taken < _PIPE_BYTES and (size := self._read(stream, now)):
             taken += size

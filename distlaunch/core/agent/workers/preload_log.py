@@ -38,32 +38,50 @@ class Preloading:
         self._left_out = ()
         try:
             self._output = within(FILES_S, lambda: open_private(start.preload_log, _NEW))
-        except OSError:  # no run directory any more: that is told by whoever writes the workers' logs
+        except (
+            OSError
+        ):  # no run directory any more: that is told by whoever writes the workers' logs
             self._path = ""
             self._output = os.memfd_create("preload")
-        # What libraries read as they load is as in workers; equal numbers of threads are what all ranks have.
-        env = {name: value for name, value in start.workers[0].env.items() if name == "OMP_NUM_THREADS"}
-        order = w.Preload(modules=start.preload, argv=start.argv, env=env, bound_s=start.preload_bound_s)
+        # What libraries read as they load is as in workers; equal numbers of threads are what all
+        # ranks have.
+        env = {
+            name: value for name, value in start.workers[0].env.items() if name == "OMP_NUM_THREADS"
+        }
+        order = w.Preload(
+            modules=start.preload, argv=start.argv, env=env, bound_s=start.preload_bound_s
+        )
         return order, os.dup(self._output)
 
-    def take(self, message: w.StillPreloading | w.ModuleLeftOut | w.Preloaded | w.PreloadFailed) -> None:
+    def take(
+        self, message: w.StillPreloading | w.ModuleLeftOut | w.Preloaded | w.PreloadFailed
+    ) -> None:
         """Tell what came of it, with what was printed."""
         if isinstance(message, w.StillPreloading):
-            what = f"still importing {message.module}" if message.module else "the workers' interpreter has not begun"
+            what = (
+                f"still importing {message.module}"
+                if message.module
+                else "the workers' interpreter has not begun"
+            )
             self._remark(f"preload: {what}, after {message.elapsed_s:.0f} s", warning=True)
             return
         if isinstance(message, w.ModuleLeftOut):
             self._left_out += (message.module,)
             self._modules = tuple(name for name in self._modules if name != message.module)
             self._remark(
-                f"preload: {message.reason}; {message.module} is left out, and workers import it themselves",
+                f"preload: {message.reason}; {message.module} is left out, and workers import it "
+                "themselves",
                 warning=True,
             )
             return
         self._show_output()
         reason = message.reason if isinstance(message, w.PreloadFailed) else None
         elapsed_s = self._clock() - self._began
-        self._send(m.PreloadEnded(modules=self._modules, problem=reason, elapsed_s=elapsed_s, left_out=self._left_out))
+        self._send(
+            m.PreloadEnded(
+                modules=self._modules, problem=reason, elapsed_s=elapsed_s, left_out=self._left_out
+            )
+        )
         if reason is not None:
             self._remark(f"preload: {reason}; workers start the cold way", warning=True)
 
@@ -84,7 +102,9 @@ class Preloading:
         if size > _READ_BYTES or more or len(said) > _SHOWN_BYTES:
             left = f"{counted(more, 'more line')}" if size <= _READ_BYTES and more else "more"
             shown.append(f"... {left}{f' in {self._path}' if self._path else ''}")
-        self._remark("while preloading: " + "\n  ".join(shown), warning=any(word in said for word in _LOUD))
+        self._remark(
+            "while preloading: " + "\n  ".join(shown), warning=any(word in said for word in _LOUD)
+        )
 
     def _remark(self, text: str, *, warning: bool) -> None:
         self._send(m.Remark(text=text, warning=warning))

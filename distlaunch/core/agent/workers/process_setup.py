@@ -19,14 +19,19 @@ from typing import NoReturn
 from distlaunch.core.protocol import spawner_messages as w
 
 NO_WORKER = 127
-"""Exit code of a child that could not become what it was forked for; why is in the pipe of failures."""
+"""Exit code of a child that could not become what it was forked for; why is in the pipe of
+failures."""
 
 
 def place(descriptors: Sequence[int], numbers: Sequence[int]) -> None:
-    """Give descriptors other numbers, for programs that are executed, also where such a number is another's old one."""
+    """Give descriptors other numbers, for programs that are executed, also where such a number is
+    another's old one."""
     above = max(numbers, default=0) + 1
     for descriptor, number in zip(
-        [fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, above) if each in numbers else each for each in descriptors],
+        [
+            fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, above) if each in numbers else each
+            for each in descriptors
+        ],
         numbers,
         strict=True,
     ):
@@ -34,9 +39,15 @@ def place(descriptors: Sequence[int], numbers: Sequence[int]) -> None:
 
 
 def become(
-    order: w.Spawn, setup: w.Setup, descriptors: Sequence[int], spawner: int, failures: int, ignored: tuple[int, ...]
+    order: w.Spawn,
+    setup: w.Setup,
+    descriptors: Sequence[int],
+    spawner: int,
+    failures: int,
+    ignored: tuple[int, ...],
 ) -> NoReturn:
-    """Run the order's program in this forked child; on failure write ``<pid> <step> <errno>`` and end with 127."""
+    """Run the order's program in this forked child; on failure write ``<pid> <step> <errno>`` and
+    end with 127."""
     step = "setup"
     try:
         os.setsid()
@@ -95,18 +106,23 @@ def become_subreaper() -> None:
 
 
 def die_with_parent(signum: int) -> None:
-    """Get ``signum`` when the parent's thread that forked us ends. The caller checks getppid() afterwards."""
+    """Get ``signum`` when the parent's thread that forked us ends. The caller checks getppid()
+    afterwards."""
     if _prctl(_SET_PDEATHSIG, signum, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
 
 
 def rename_process(name: str, title: str) -> None:
-    """Set what ``ps`` shows: ``name`` (15 bytes) as the command, ``title`` in place of the argument list.
+    """Set what ``ps`` shows: ``name`` (15 bytes) as the command, ``title`` in place of the argument
+    list.
 
-    The list lies in this process's own memory, from arg_start to arg_end (fields 48 and 49 of ``/proc/self/stat``).
+    The list lies in this process's own memory, from arg_start to arg_end (fields 48 and 49 of
+    ``/proc/self/stat``).
     """
     _prctl_name(_SET_NAME, os.fsencode(name)[:15])
-    stat = os.open("/proc/self/stat", os.O_RDONLY | os.O_CLOEXEC)  # ``open`` would make a small process write to more
+    stat = os.open(
+        "/proc/self/stat", os.O_RDONLY | os.O_CLOEXEC
+    )  # ``open`` would make a small process write to more
     try:
         fields = os.read(stat, _STAT_BYTES).rpartition(b")")[2].split()
     finally:
@@ -130,7 +146,9 @@ def ignore_signals(ignored: Collection[int], *, default: Collection[int] = ()) -
 
 def close_all() -> None:
     """Close all descriptors; 0 to 2 become ``/dev/null``."""
-    if _close_range is None or _close_range(0, ctypes.c_uint(-1), 0) != 0:  # kernels before 5.9 have no such call
+    if (
+        _close_range is None or _close_range(0, ctypes.c_uint(-1), 0) != 0
+    ):  # kernels before 5.9 have no such call
         close_all_but(())
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in range(1, 3):

@@ -19,7 +19,8 @@ _GPU_DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/render", "/dev/accel", "/de
 _COMMAND_BYTES = 4096
 _COMMAND_CHARS = 80
 _BECOMES_S = 0.25
-"""How long a process may take to become what it is to be; a loaded machine may not let it go on at once."""
+"""How long a process may take to become what it is to be; a loaded machine may not let it go on at
+once."""
 _BECOMES_STEP_S = 0.001
 _MOST_EMPTY = 4096
 _stayed_empty: dict[int, int] = {}
@@ -43,7 +44,8 @@ def children_of(pid: int) -> list[int]:
 
 
 def _children_by_parent() -> dict[int, list[int]]:
-    """Do without ``/proc/PID/task/TID/children``, which some kernels lack: one look at all processes."""
+    """Do without ``/proc/PID/task/TID/children``, which some kernels lack: one look at all
+    processes."""
     found: dict[int, list[int]] = {}
     for name in filter(str.isdigit, os.listdir("/proc")):
         facts = stat_of(int(name))
@@ -53,7 +55,8 @@ def _children_by_parent() -> dict[int, list[int]]:
 
 
 def stat_of(pid: int) -> tuple[str, int, int, int, int] | None:
-    """Read state, parent, session, start time (ticks since boot) and process group; None if the process is gone."""
+    """Read state, parent, session, start time (ticks since boot) and process group; None if the
+    process is gone."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             rest = file.read().rpartition(b")")[2].split()
@@ -63,7 +66,8 @@ def stat_of(pid: int) -> tuple[str, int, int, int, int] | None:
 
 
 def cpu_s_of(pid: int) -> float:
-    """Read the processor time, in seconds, that a process has used with all its threads; 0.0 if it is gone."""
+    """Read the processor time, in seconds, that a process has used with all its threads; 0.0 if it
+    is gone."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             rest = file.read().rpartition(b")")[2].split()
@@ -88,7 +92,8 @@ def holds_gpu(pid: int) -> bool:
 
 
 def children_cpu_s_of(pid: int) -> float:
-    """Read the processor time of a worker's descendants; see ``Stack.children_cpu_s`` for which of them count."""
+    """Read the processor time of a worker's descendants; see ``Stack.children_cpu_s`` for which of
+    them count."""
     total, own = 0.0, b""
     for child in descendants_of(pid):
         if holds_gpu(child):
@@ -100,7 +105,8 @@ def children_cpu_s_of(pid: int) -> float:
 
 
 def descendants_of(pid: int) -> list[int]:
-    """List all descendants, children before grandchildren; a moving tree may hide some: call again until empty."""
+    """List all descendants, children before grandchildren; a moving tree may hide some: call again
+    until empty."""
     below = children_of if _KERNEL_LISTS_CHILDREN else partial(_children_in, _children_by_parent())
     found: list[int] = []
     queue = [pid]
@@ -118,9 +124,9 @@ def _children_in(snapshot: Mapping[int, list[int]], pid: int) -> list[int]:
 def send(pid: int, signum: int, *, parent_or_ancestor: int | None = None) -> bool:
     """Signal a process, through a pidfd where the kernel grants one.
 
-    With ``parent_or_ancestor`` the process must still descend from it when the pidfd is held: this closes the gap in
-    which its pid could have been given to a stranger. Own unreaped children need no such check.
-    Returns False if the process is gone or not ours to signal.
+    With ``parent_or_ancestor`` the process must still descend from it when the pidfd is held: this
+    closes the gap in which its pid could have been given to a stranger. Own unreaped children need
+    no such check. Returns False if the process is gone or not ours to signal.
     """
     descriptor = _pidfd(pid)
     try:
@@ -145,7 +151,8 @@ def send_to_group(leader: int, signum: int) -> None:
 
 
 def _pidfd(pid: int) -> int:
-    """Open a pidfd; -1 where kernel or sandbox refuse it, or this Python was built without (conda's)."""
+    """Open a pidfd; -1 where kernel or sandbox refuse it, or this Python was built without
+    (conda's)."""
     opened = getattr(os, "pidfd_open", None)
     if opened is None or not hasattr(signal, "pidfd_send_signal"):
         return -1
@@ -166,14 +173,22 @@ def _descends(pid: int, ancestor: int) -> bool:
     return False
 
 
-def signal_tree(root: int, signum: int, *, include_root: bool, spare_cleaners: bool = False) -> None:
-    """Send KILL, STOP or CONT to a whole tree of ours, again for what appears meanwhile; the deepest first.
+def signal_tree(
+    root: int, signum: int, *, include_root: bool, spare_cleaners: bool = False
+) -> None:
+    """Send KILL, STOP or CONT to a whole tree of ours, again for what appears meanwhile; the
+    deepest first.
 
-    Where a parent dies before its child, the child falls to this process: so it need only descend from us.
+    Where a parent dies before its child, the child falls to this process: so it need only descend
+    from us.
     """
     sent: set[int] = set()
     for _ in range(_MAX_PASSES):
-        new = [pid for pid in descendants_of(root) if pid not in sent and not (spare_cleaners and is_cleaner(pid))]
+        new = [
+            pid
+            for pid in descendants_of(root)
+            if pid not in sent and not (spare_cleaners and is_cleaner(pid))
+        ]
         if not new:
             break
         for pid in reversed(new):
@@ -184,7 +199,8 @@ def signal_tree(root: int, signum: int, *, include_root: bool, spare_cleaners: b
 
 
 def kill_each_tree(roots: Iterable[int]) -> None:
-    """KILL several trees: first stop every process of a tree, so that none forks on while the others die.
+    """KILL several trees: first stop every process of a tree, so that none forks on while the
+    others die.
 
     Cleaners below a root are left to do what they are for, and to end by themselves.
     """
@@ -194,27 +210,37 @@ def kill_each_tree(roots: Iterable[int]) -> None:
 
 
 def is_cleaner(pid: int) -> bool:
-    """Tell whether a process is there to unlink a worker's shared memory once that has ended, and then ends itself.
+    """Tell whether a process is there to unlink a worker's shared memory once that has ended, and
+    then ends itself.
 
-    These are Python's resource tracker (``-c "from multiprocessing.resource_tracker import main;..."``) and torch's
-    shared-memory manager. Killed too early, they leave files in /dev/shm that nobody removes any more.
+    These are Python's resource tracker (``-c "from multiprocessing.resource_tracker import
+    main;..."``) and torch's shared-memory manager. Killed too early, they leave files in /dev/shm
+    that nobody removes any more.
     """
     words = _command(pid)
-    return b"\0from multiprocessing.resource_tracker import main" in words or b"torch_shm_manager\0" in words
+    return (
+        b"\0from multiprocessing.resource_tracker import main" in words
+        or b"torch_shm_manager\0" in words
+    )
 
 
 def is_part_of_parent(pid: int, parent: int) -> bool:
-    """Return whether a process works for its parent: a fork of it, or a process of Python's multiprocessing.
+    """Return whether a process works for its parent: a fork of it, or a process of Python's
+    multiprocessing.
 
-    Such a process (a data loader) serves its parent to its end; ended before that, it takes the parent with it.
+    Such a process (a data loader) serves its parent to its end; ended before that, it takes the
+    parent with it.
     """
     words = _command(pid)
     return b"\0from multiprocessing." in words or (bool(words) and words == _command(parent))
 
 
 def command_line(pid: int) -> str:
-    """Read a process's command in one line of at most 80 characters, without the folder of its program."""
-    first, *others = _command(pid).removesuffix(b"\0").decode("utf-8", "backslashreplace").split("\0")
+    """Read a process's command in one line of at most 80 characters, without the folder of its
+    program."""
+    first, *others = (
+        _command(pid).removesuffix(b"\0").decode("utf-8", "backslashreplace").split("\0")
+    )
     if " " not in first:  # else a title that the process has given itself
         first = first.rpartition("/")[2]
     text = " ".join((first, *others)).strip()
@@ -230,9 +256,9 @@ def command_line(pid: int) -> str:
 def _command(pid: int) -> bytes:
     """Read a process's command line, its words ended by NUL; empty if it is gone.
 
-    It is empty, too, within exec: from when a parent that waits for that (vfork) goes on, till the new program begins.
-    The function waits for that program, at most ``_BECOMES_S`` and once per process: some processes have no command
-    line at all.
+    It is empty, too, within exec: from when a parent that waits for that (vfork) goes on, till the
+    new program begins. The function waits for that program, at most ``_BECOMES_S`` and once per
+    process: some processes have no command line at all.
     """
     deadline = time.monotonic() + _BECOMES_S
     while True:
@@ -262,7 +288,8 @@ def catches(pid: int, signum: int) -> bool:
 
 
 def cookie_rank(pid: int, cookie: str) -> int | None:
-    """Read which worker of ours a process stems from, by its initial environment; None if it does not tell."""
+    """Read which worker of ours a process stems from, by its initial environment; None if it does
+    not tell."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             variables = file.read().split(b"\0")
@@ -280,14 +307,16 @@ _STEP_S = 0.002
 
 
 class Remains:
-    """Knows the children that this process was started with: a script that ends in ``exec distlaunch`` has helpers."""
+    """Knows the children that this process was started with: a script that ends in ``exec
+    distlaunch`` has helpers."""
 
     def __init__(self, child: int) -> None:
         self._child = child
         self._strangers = frozenset(children_of(os.getpid())) - {child}
 
     def await_child(self, *, bound_s: float) -> int | None:
-        """Reap the child of ours when it has ended, and return its wait status; None: it has not within the bound."""
+        """Reap the child of ours when it has ended, and return its wait status; None: it has not
+        within the bound."""
         deadline = time.monotonic() + bound_s
         with suppress(ChildProcessError):
             while True:
@@ -300,7 +329,8 @@ class Remains:
         return None
 
     def kill(self, *, bound_s: float) -> int | None:
-        """Kill and reap what has fallen to us, the child of ours included; return its wait status if it was seen."""
+        """Kill and reap what has fallen to us, the child of ours included; return its wait status
+        if it was seen."""
         deadline = time.monotonic() + bound_s
         status = None
         while True:
@@ -324,7 +354,8 @@ class Remains:
         return status
 
     def reap_adopted(self) -> None:
-        """Reap what is not ours to watch: as a container's first process we are given every orphan."""
+        """Reap what is not ours to watch: as a container's first process we are given every
+        orphan."""
         for pid in children_of(os.getpid()):
             if pid != self._child:
                 with suppress(ChildProcessError):

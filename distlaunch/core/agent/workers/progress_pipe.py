@@ -1,8 +1,9 @@
 """Signs of life of a node's workers: their progress pipes, and whose output has moved.
 
-A sample, never a parser of all that is written: when the first pipe can be read the others get a moment to follow, then
-each is read once and its last good line counts. That is at most one round and one message a second, whatever workers
-write; where none reports, nothing ever wakes up. Called by the output pump's thread only. The lines: ``PROGRESS.md``.
+A sample, never a parser of all that is written: when the first pipe can be read the others get a
+moment to follow, then each is read once and its last good line counts. That is at most one round
+and one message a second, whatever workers write; where none reports, nothing ever wakes up. Called
+by the output pump's thread only. The lines: ``PROGRESS.md``.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ _EXACT = 1 << 53
 
 
 def last_heartbeat(lines: Sequence[bytes]) -> dict[str, float] | None:
-    """Read the last of these lines that is a heartbeat: a JSON object, of which finite numbers are kept."""
+    """Read the last of these lines that is a heartbeat: a JSON object, of which finite numbers are
+    kept."""
     for line in reversed(lines[-_LINES_TRIED:]):
         if len(line) > LINE_BYTES or line.count(b"[") + line.count(b"{") > _BRACKETS:
             continue
@@ -48,7 +50,11 @@ def _numbers(record: dict[str, object]) -> dict[str, float]:
     for name, value in record.items():
         if len(values) == NAMES:
             break
-        if type(value) not in (int, float) or not 0 < len(name) <= NAME_CHARS or not name.isprintable():
+        if (
+            type(value) not in (int, float)
+            or not 0 < len(name) <= NAME_CHARS
+            or not name.isprintable()
+        ):
             continue
         with suppress(OverflowError):  # an integer of hundreds of digits
             number = value if type(value) is int and -_EXACT <= value <= _EXACT else float(value)  # type: ignore[arg-type]
@@ -68,13 +74,16 @@ class _Pipe:
         """The line that is under way is over the limit; what comes up to its end is dropped."""
 
     def read(self) -> tuple[bool, dict[str, float] | None]:
-        """Read once, without waiting; tell whether the pipe goes on, and the last heartbeat that came."""
+        """Read once, without waiting; tell whether the pipe goes on, and the last heartbeat that
+        came."""
         try:
             data = os.read(self.descriptor, _READ_BYTES)
         except BlockingIOError:
             return True, None
         if not data:
-            return False, last_heartbeat([self._rest]) if self._rest and not self._overlong else None
+            return False, last_heartbeat(
+                [self._rest]
+            ) if self._rest and not self._overlong else None
         *lines, rest = data.split(b"\n")
         if lines:
             lines[0] = self._rest + lines[0]
@@ -89,7 +98,8 @@ class _Pipe:
 
 
 class SignsOfLife:
-    """Gathers them for one node; ``post`` gets an ``Alive`` at ``due``, if there is something to tell.
+    """Gathers them for one node; ``post`` gets an ``Alive`` at ``due``, if there is something to
+    tell.
 
     ``pollers`` are whatever polls ``fileno()`` and calls ``tick`` when it can be read.
     """
@@ -100,7 +110,8 @@ class SignsOfLife:
         self._attempt = 0
         self.watching = False
         self.wrote: set[int] = set()
-        """Ranks that wrote output since the last message; filled by the pump, only while ``watching``."""
+        """Ranks that wrote output since the last message; filled by the pump, only while
+        ``watching``."""
         self.due: float | None = None
         self._sampled = float("-inf")
         self._output_period_s = PERIOD_S
@@ -117,9 +128,11 @@ class SignsOfLife:
         return self._poll.fileno()
 
     def begin(self, attempt: int, *, watching: bool, output_period_s: float = PERIOD_S) -> None:
-        """Know which attempt the next workers are of, and whether the coordinator wants to hear whose output moves.
+        """Know which attempt the next workers are of, and whether the coordinator wants to hear
+        whose output moves.
 
-        ``output_period_s``: the least time between two messages, if the second has no more to tell than output.
+        ``output_period_s``: the least time between two messages, if the second has no more to tell
+        than output.
         """
         self._attempt, self.watching, self._output_period_s = attempt, watching, output_period_s
         self._sampled = float("-inf")
@@ -131,7 +144,8 @@ class SignsOfLife:
         self._poll.register(descriptor, select.EPOLLIN)
 
     def tick(self, now: float, *, readable: bool, held: bool) -> None:
-        """Do what has come due. ``readable``: our descriptor was; ``held``: output waits for whoever takes ours."""
+        """Do what has come due. ``readable``: our descriptor was; ``held``: output waits for
+        whoever takes ours."""
         if self.due is not None and now >= self.due:
             self.due = None
             self._sampled = now
@@ -184,7 +198,9 @@ class SignsOfLife:
     def _tell(self, *, held: bool) -> None:
         if not (self._heartbeats or self.wrote or held):
             return
-        heartbeats = tuple(m.Heartbeat(rank=rank, values=values) for rank, values in self._heartbeats.items())
+        heartbeats = tuple(
+            m.Heartbeat(rank=rank, values=values) for rank, values in self._heartbeats.items()
+        )
         wrote = tuple(sorted(self.wrote))
         self._heartbeats = {}
         self.wrote.clear()

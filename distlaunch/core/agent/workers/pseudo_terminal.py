@@ -19,7 +19,8 @@ _LOCAL, _SPECIAL = 3, 6  # places in termios attributes
 
 
 def in_foreground(terminal: int) -> bool:
-    """Tell whether we are the foreground job of a terminal, given by a descriptor: what is typed is then for us."""
+    """Tell whether we are the foreground job of a terminal, given by a descriptor: what is typed is
+    then for us."""
     try:
         return os.tcgetpgrp(terminal) == os.getpgrp()
     except OSError:
@@ -37,7 +38,8 @@ def modes_that_pass_keys_on(modes: list[Any]) -> list[Any]:
 
 
 class SavedTerminal:
-    """The user's terminal with the modes it has now, for a process that outlives the one that changes them.
+    """The user's terminal with the modes it has now, for a process that outlives the one that
+    changes them.
 
     Raises OSError if the descriptor cannot be copied, and termios.error if it is no terminal.
     """
@@ -47,7 +49,8 @@ class SavedTerminal:
         self.descriptor = os.dup(descriptor)
 
     def restore(self) -> None:
-        """Restore the modes, unless somebody else (a shell) has changed them meanwhile; forget the terminal."""
+        """Restore the modes, unless somebody else (a shell) has changed them meanwhile; forget the
+        terminal."""
         with suppress(termios.error, OSError):  # it has gone away
             if termios.tcgetattr(self.descriptor) == modes_that_pass_keys_on(self._before):
                 termios.tcsetattr(self.descriptor, termios.TCSANOW, self._before)
@@ -56,7 +59,8 @@ class SavedTerminal:
 
 
 class PseudoTerminal:
-    """Made for one attempt. ``output`` and ``worker_ends`` go to others, who close them; the rest is closed here.
+    """Made for one attempt. ``output`` and ``worker_ends`` go to others, who close them; the rest
+    is closed here.
 
     Raises OSError when no terminal or descriptor is left.
     """
@@ -79,7 +83,9 @@ class PseudoTerminal:
         """Tell the worker the size of the user's terminal."""
         if rows and columns:
             with suppress(OSError):
-                fcntl.ioctl(self._ours, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+                fcntl.ioctl(
+                    self._ours, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0)
+                )
 
     def type(self, data: bytes) -> None:
         """Pass keys on; what the worker does not take yet waits (a pasted block), up to 4 MiB."""
@@ -104,8 +110,9 @@ class PseudoTerminal:
     def halts(self, data: bytes, pids: Iterable[int]) -> bool:
         """Tell whether these keys hold a Ctrl-Z that the kernel will not act on.
 
-        The worker leads its session, so its process group is orphaned, where SIGTSTP stops nothing by default (POSIX).
-        One that catches it is left to itself, as are programs that have switched signals from keys off.
+        The worker leads its session, so its process group is orphaned, where SIGTSTP stops nothing
+        by default (POSIX). One that catches it is left to itself, as are programs that have
+        switched signals from keys off.
         """
         try:
             modes = termios.tcgetattr(self._ours)

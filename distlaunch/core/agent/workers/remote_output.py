@@ -10,10 +10,11 @@ from distlaunch.core.protocol import agent_messages as m
 
 
 class RemoteTaker:
-    """Sends chunks as they come while there is credit; files them on the node, too, if that is wanted.
+    """Sends chunks as they come while there is credit; files them on the node, too, if that is
+    wanted.
 
-    The pump stops reading when the credit is used up. What it reads all the same (the last words of workers that have
-    ended, bounded by their pipes) is sent on credit to come.
+    The pump stops reading when the credit is used up. What it reads all the same (the last words of
+    workers that have ended, bounded by their pipes) is sent on credit to come.
     """
 
     def __init__(self, send: Callable[[m.FromAgent | m.Output | m.RankEnded], None]) -> None:
@@ -36,7 +37,8 @@ class RemoteTaker:
             self._wake()
 
     def lose(self, logs: LogFiles | None = None) -> None:
-        """Take everything from now on and send nothing: a worker must not wait for a coordinator that is lost.
+        """Take everything from now on and send nothing: a worker must not wait for a coordinator
+        that is lost.
 
         ``logs``: the files of the run directory, which the lost coordinator wrote to.
         """

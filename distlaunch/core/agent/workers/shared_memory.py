@@ -1,7 +1,8 @@
-"""Files that workers leave in shared memory, which nobody else would remove before the machine ends.
+"""Files that workers leave in shared memory, which nobody else would remove before the machine
+ends.
 
-Only exact names that hold the master's address and port, so those of this job, and only while its attempt lasts: then
-the port may be another job's.
+Only exact names that hold the master's address and port, so those of this job, and only while its
+attempt lasts: then the port may be another job's.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """The spawner, a small single-threaded process that is the parent of a node's workers.
 
-It is forked from the agent before the agent has threads, and is both starter and guard. Being a subreaper and every
-worker's ancestor, no descendant can leave it: when the agent ends in any way, the socket between them closes and the
-spawner ends everything. When the spawner itself is killed, workers get KILL from the kernel (PR_SET_PDEATHSIG) and
-their descendants fall to the agent, a subreaper too. As parent it learns of exits by waitpid alone: no polling, no
-pidfd needed, and a signal to a child that it has not reaped cannot hit a stranger.
+It is forked from the agent before the agent has threads, and is both starter and guard. Being a
+subreaper and every worker's ancestor, no descendant can leave it: when the agent ends in any way,
+the socket between them closes and the spawner ends everything. When the spawner itself is killed,
+workers get KILL from the kernel (PR_SET_PDEATHSIG) and their descendants fall to the agent, a
+subreaper too. As parent it learns of exits by waitpid alone: no polling, no pidfd needed, and a
+signal to a child that it has not reaped cannot hit a stranger.
 """
 
 from __future__ import annotations
@@ -42,13 +43,16 @@ if TYPE_CHECKING:
     from distlaunch.core.agent.workers.pseudo_terminal import SavedTerminal
 
 NAME = "dl-spawner"
-"""Neither name nor title says distlaunch or python: ``pkill -9 -f`` of the launcher must not hit its guard as well."""
+"""Neither name nor title says distlaunch or python: ``pkill -9 -f`` of the launcher must not hit
+its guard as well."""
 SWEEP_S = 5.0
-"""How long KILL may take to show (exit of a process with much memory) before its pid is reported as left."""
+"""How long KILL may take to show (exit of a process with much memory) before its pid is reported as
+left."""
 SETTLE_S = 2.0
 """How long the warm server may take to finish what it was told before a sweep."""
 ROUSE_S = 3.0
-"""How long an agent may take to act at the end of its channel before the spawner does in its place."""
+"""How long an agent may take to act at the end of its channel before the spawner does in its
+place."""
 LOGS_S = 2.0
 """How long the last output of orphaned workers may take to be written, on a disk that is slow."""
 LOOK_AGAIN_S = 0.02
@@ -57,28 +61,44 @@ _SWEEP_STEP_S = 0.02
 _LONGEST_POLL_S = 3600.0  # poll takes a C int of milliseconds
 _WEDGED_STEP_S = 5.0
 _TO_WORKERS = (
-    signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTSTP,
-)  # fmt: skip
+    signal.SIGTERM,
+    signal.SIGINT,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGTSTP,
+)
 _FOR_THE_JOB = frozenset(_TO_WORKERS) - {signal.SIGTSTP}
 _ASKS_TO_END = (signal.SIGTERM, signal.SIGINT)
 
 
 def start_spawner(
-    *, job_id: str, orphan_grace_s: float, keep: Collection[int] = (), watched: int = -1, terminal: int = -1
+    *,
+    job_id: str,
+    orphan_grace_s: float,
+    keep: Collection[int] = (),
+    watched: int = -1,
+    terminal: int = -1,
 ) -> tuple[Channel[w.FromSpawner], int]:
-    """Fork the watcher, which forks the spawner. Return our end of the channel, and the watcher's pid.
+    """Fork the watcher, which forks the spawner. Return our end of the channel, and the watcher's
+    pid.
 
-    Call before the first thread is started. If there is no process left for a watcher, the spawner does without.
+    Call before the first thread is started. If there is no process left for a watcher, the spawner
+    does without.
 
-    ``orphan_grace_s``: how long workers may take to end by TERM if this process vanishes, unless a ``Setup`` says it.
-    ``keep``: descriptors that it needs as well. ``watched``: one at whose hang-up this process should act: the spawner
-    wakes it, if somebody has stopped it, and acts in its place if that is in vain. ``terminal``: the user's, whose
-    modes this process will change: the spawner restores them if this process vanishes.
+    ``orphan_grace_s``: how long workers may take to end by TERM if this process vanishes, unless a
+    ``Setup`` says it. ``keep``: descriptors that it needs as well. ``watched``: one at whose
+    hang-up this process should act: the spawner wakes it, if somebody has stopped it, and acts in
+    its place if that is in vain. ``terminal``: the user's, whose modes this process will change:
+    the spawner restores them if this process vanishes.
     """
     become_subreaper()
     gc.freeze()  # a collection that looked at what is there now would have each process copy it
     ours, theirs = socket.socketpair()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _TO_WORKERS)  # until the child has made itself deaf to them
+    before = signal.pthread_sigmask(
+        signal.SIG_BLOCK, _TO_WORKERS
+    )  # until the child has made itself deaf to them
     try:
         agent = os.getpid()
         pid = fork_helper()
@@ -101,7 +121,8 @@ def _run(
 ) -> NoReturn:
     """Be the watcher in this forked child, and the spawner in a child of that.
 
-    All that can be made before the second fork is: so both share it, and the watcher has little memory of its own.
+    All that can be made before the second fork is: so both share it, and the watcher has little
+    memory of its own.
     """
     code = EXIT_SOFTWARE
     channel: Channel[w.ToSpawner] = Channel(end, Decoder(w.TO_SPAWNER, w.PARTS))
@@ -112,7 +133,9 @@ def _run(
         saved = _save_terminal(terminal)
         kept = {end.fileno(), watched, *keep} | ({saved.descriptor} if saved is not None else set())
         _close_inherited(keep=kept)
-        spawner = Spawner(channel, agent=agent, job_id=job_id, orphan_grace_s=orphan_grace_s, watched=watched)
+        spawner = Spawner(
+            channel, agent=agent, job_id=job_id, orphan_grace_s=orphan_grace_s, watched=watched
+        )
         spawner.terminal = saved
         if pid := _fork_watched():
             watcher.watch(pid)
@@ -129,7 +152,8 @@ def _run(
 
 
 def _fork_watched() -> int:
-    """Fork the spawner; return its pid in the watcher, and 0 in itself. If no process is left, it is not watched."""
+    """Fork the spawner; return its pid in the watcher, and 0 in itself. If no process is left, it
+    is not watched."""
     try:
         pid = fork_from_helper()
         if pid == 0:
@@ -138,7 +162,9 @@ def _fork_watched() -> int:
     except OSError:  # the user may start no more
         pid = 0
     if pid == 0:
-        die_with_parent(signal.SIGCONT)  # if somebody has stopped the spawner, it must go on when its parent ends
+        die_with_parent(
+            signal.SIGCONT
+        )  # if somebody has stopped the spawner, it must go on when its parent ends
     return pid
 
 
@@ -160,13 +186,24 @@ def _title(job_id: str) -> str:
 
 
 def _ignore_signals() -> tuple[int, ...]:
-    """Have no signal but KILL end this process; return those that we were started with ignored, as workers shall be.
+    """Have no signal but KILL end this process; return those that we were started with ignored, as
+    workers shall be.
 
-    Signals for the job wake it, and it tells of them; HUP does not if it was ignored at the start (nohup).
+    Signals for the job wake it, and it tells of them; HUP does not if it was ignored at the start
+    (nohup).
     """
     # Of INT and QUIT a script's ``&`` makes deaf, too; but workers are to obey when we ask them.
-    ignored = tuple(number for number in (signal.SIGHUP,) if signal.getsignal(number) == signal.SIG_IGN)
-    for number in (signal.SIGTSTP, signal.SIGPIPE, signal.SIGTTIN, signal.SIGTTOU, signal.SIGWINCH, *ignored):
+    ignored = tuple(
+        number for number in (signal.SIGHUP,) if signal.getsignal(number) == signal.SIG_IGN
+    )
+    for number in (
+        signal.SIGTSTP,
+        signal.SIGPIPE,
+        signal.SIGTTIN,
+        signal.SIGTTOU,
+        signal.SIGWINCH,
+        *ignored,
+    ):
         signal.signal(number, signal.SIG_IGN)
     for number in _FOR_THE_JOB - set(ignored):
         signal.signal(number, _nothing)
@@ -189,7 +226,13 @@ class Spawner:
     """Starts, signals, reaps and sweeps on the agent's word."""
 
     def __init__(
-        self, channel: Channel[w.ToSpawner], *, agent: int, job_id: str, orphan_grace_s: float, watched: int
+        self,
+        channel: Channel[w.ToSpawner],
+        *,
+        agent: int,
+        job_id: str,
+        orphan_grace_s: float,
+        watched: int,
     ) -> None:
         self.terminal: SavedTerminal | None = None
         """The user's, which is restored if the agent vanishes."""
@@ -206,13 +249,17 @@ class Spawner:
         self._asked: set[int] = set()  # pids of workers that were asked to end
         self._terminals: set[int] = set()  # ranks
         self._paused = False  # the agent had all trees stopped: that one is now, is no news
-        self._failed: dict[int, tuple[str, int]] = {}  # pid -> step and errno of what could not become a worker
+        self._failed: dict[
+            int, tuple[str, int]
+        ] = {}  # pid -> step and errno of what could not become a worker
         self._trees = WorkerTrees("")
         self._ends_leftovers = False
         self._sweeps_when_gone = False
         self._looked_at = 0.0
         self._look_at: float | None = None  # leftovers have come or gone since
-        self._warm = WarmStart(fork=self._fork, cold=self._spawn, came_up=self._register, report=self._report)
+        self._warm = WarmStart(
+            fork=self._fork, cold=self._spawn, came_up=self._register, report=self._report
+        )
         self._leavings = shared_memory.Leavings(owner=os.getuid())
         self._output = OrphanOutput()
         self._failures, self._failure_end = os.pipe()
@@ -220,7 +267,9 @@ class Spawner:
         for descriptor in (self._wake, wake_end, self._failures):
             os.set_blocking(descriptor, False)
         self._ignored = _ignore_signals()
-        signal.pthread_sigmask(signal.SIG_SETMASK, ())  # SIGCHLD must come, whatever our starter had blocked
+        signal.pthread_sigmask(
+            signal.SIG_SETMASK, ()
+        )  # SIGCHLD must come, whatever our starter had blocked
         signal.signal(signal.SIGCHLD, _nothing)
         signal.set_wakeup_fd(wake_end, warn_on_full_buffer=False)
 
@@ -275,7 +324,9 @@ class Spawner:
         """See to it that the agent notices the end of its channel: somebody may have stopped it."""
         self._unwatch()
         self._act_at = time.monotonic() + ROUSE_S
-        parent = process_tree.stat_of(os.getppid())  # the watcher, or the agent if the watcher was killed
+        parent = process_tree.stat_of(
+            os.getppid()
+        )  # the watcher, or the agent if the watcher was killed
         if os.getppid() == self._agent or (parent is not None and parent[1] == self._agent):
             with suppress(OSError):
                 os.kill(self._agent, signal.SIGCONT)
@@ -345,7 +396,8 @@ class Spawner:
             rename_process(NAME, _title(setup.job_id))
 
     def _lock_lodging(self, path: str) -> None:
-        """Lock the agent's temporary directory. The lock lasts until this process ends, also if the agent is killed.
+        """Lock the agent's temporary directory. The lock lasts until this process ends, also if the
+        agent is killed.
 
         The agent makes another directory if the first one has been removed.
         """
@@ -375,7 +427,9 @@ class Spawner:
 
     def _fork(self, order: w.Spawn, descriptors: Sequence[int]) -> int:
         spawner = os.getpid()
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, _TO_WORKERS)  # else one sent before exec would be ignored
+        before = signal.pthread_sigmask(
+            signal.SIG_BLOCK, _TO_WORKERS
+        )  # else one sent before exec would be ignored
         try:
             pid = fork_from_helper()
             if pid == 0:
@@ -404,7 +458,8 @@ class Spawner:
     # --- ends
 
     def _drain_wake(self) -> None:
-        """Take what has woken us. Signals for the job are told of, each once however often it came meanwhile."""
+        """Take what has woken us. Signals for the job are told of, each once however often it came
+        meanwhile."""
         numbers = b""
         with suppress(BlockingIOError):
             while woken := os.read(self._wake, 4096):
@@ -414,7 +469,8 @@ class Spawner:
                 self._report(w.Signalled(signum=number))
 
     def _reap(self) -> None:
-        """Reap every child that has ended, workers and adopted orphans alike, and report the workers."""
+        """Reap every child that has ended, workers and adopted orphans alike, and report the
+        workers."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED)
@@ -451,12 +507,14 @@ class Spawner:
         return self._trees.tops(self._pids, helpers=(self._warm.pid,))
 
     def _expect_look(self, *, worker_ended: bool) -> None:
-        """Have leftovers looked at once all that has ended is reaped: any process that ends may have left others."""
+        """Have leftovers looked at once all that has ended is reaped: any process that ends may
+        have left others."""
         if self._ends_leftovers or self._sweeps_when_gone:
             self._look_at = 0.0 if worker_ended else self._looked_at + LOOK_AGAIN_S
 
     def _look_at_leftovers(self) -> None:
-        """Ask to end what has been left since, and sweep if that is awaited and nothing is left any more."""
+        """Ask to end what has been left since, and sweep if that is awaited and nothing is left any
+        more."""
         now = time.monotonic()
         if self._look_at is None or now < self._look_at:
             return
@@ -483,7 +541,9 @@ class Spawner:
             self._paused = order.signum == signal.SIGSTOP
             self._warm.pause(paused=self._paused)
         for pid, rank in list(self._pids.items()):
-            if rank not in ranks or (order.caught_only and not process_tree.catches(pid, order.signum)):
+            if rank not in ranks or (
+                order.caught_only and not process_tree.catches(pid, order.signum)
+            ):
                 continue
             if order.signum in _ASKS_TO_END and not order.caught_only:
                 self._asked.add(pid)
@@ -504,7 +564,8 @@ class Spawner:
                     process_tree.signal_tree(pid, order.signum, include_root=True)
 
     def _kill_all(self, *, spared: int = 0, bound_s: float = SWEEP_S) -> tuple[int, ...]:
-        """KILL every descendant until none is left, or until the bound; remove their files; give the pids that stay.
+        """KILL every descendant until none is left, or until the bound; remove their files; give
+        the pids that stay.
 
         ``spared``: a child that is left alone, with all that descends from it.
         """
@@ -513,14 +574,20 @@ class Spawner:
         while True:
             self._reap()
             patient = time.monotonic() < began + watcher.CLEANERS_S
-            to_kill = [pid for pid in self._children(spared) if not (patient and process_tree.is_cleaner(pid))]
+            to_kill = [
+                pid
+                for pid in self._children(spared)
+                if not (patient and process_tree.is_cleaner(pid))
+            ]
             self._trees.about_to_kill(to_kill)
             process_tree.kill_each_tree(to_kill)
             self._reap()
             left = self._children(spared)
             if not left or time.monotonic() > deadline:
                 self._leavings.remove()
-                return tuple(pid for child in left for pid in (child, *process_tree.descendants_of(child)))
+                return tuple(
+                    pid for child in left for pid in (child, *process_tree.descendants_of(child))
+                )
             select.select([self._wake], [], [], _SWEEP_STEP_S)
             self._drain_wake()
 
@@ -529,7 +596,8 @@ class Spawner:
         return [pid for pid in process_tree.children_of(os.getpid()) if pid != spared]
 
     def _orphaned(self) -> None:
-        """End everything, the agent being gone: ask the workers, give the grace, then KILL until nothing is left."""
+        """End everything, the agent being gone: ask the workers, give the grace, then KILL until
+        nothing is left."""
         self._unwatch()  # else the channel would stay open
         if self.terminal is not None:
             self.terminal.restore()
@@ -537,11 +605,14 @@ class Spawner:
         deadline = time.monotonic() + self._orphan_grace_s
         self._warm.stop()
         scope = w.SCOPE_GROUP if self._setup.signal_group else w.SCOPE_PROCESS
-        # A worker that was asked before the agent was killed may be saving: a second signal could end it.
+        # A worker that was asked before the agent was killed may be saving: a second signal could
+        # end it.
         unasked = tuple(rank for pid, rank in self._pids.items() if pid not in self._asked)
         ranks = tuple(self._pids.values())
         self._signal(w.Signal(ranks=unasked, signum=signal.SIGTERM, scope=scope, caught_only=False))
-        self._signal(w.Signal(ranks=ranks, signum=signal.SIGCONT, scope=w.SCOPE_TREE, caught_only=False))
+        self._signal(
+            w.Signal(ranks=ranks, signum=signal.SIGCONT, scope=w.SCOPE_TREE, caught_only=False)
+        )
         self._ends_leftovers = True
         while (left_s := deadline - time.monotonic()) > 0:
             self._trees.ask_to_end(leftovers := self._leftovers())

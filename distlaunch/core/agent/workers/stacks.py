@@ -1,9 +1,10 @@
 """Where a node's workers stand: their process states, processor time and threads' stacks.
 
-Our bootstrap has armed faulthandler in a worker on ``SIGNAL``, to write into a file in memory that we share with it. A
-worker that has no such handler is never sent the signal, which would kill it, nor is one that has another file there by
-now; for those, and for one that does not answer (stopped, or stuck where no signal is handled), py-spy is asked if
-there is one. All of it is bounded, in a thread.
+Our bootstrap has armed faulthandler in a worker on ``SIGNAL``, to write into a file in memory that
+we share with it. A worker that has no such handler is never sent the signal, which would kill it,
+nor is one that has another file there by now; for those, and for one that does not answer (stopped,
+or stuck where no signal is handled), py-spy is asked if there is one. All of it is bounded, in a
+thread.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ ALL_S = 2.5
 """How long all of it may take, py-spy included."""
 _STEP_S = 0.02
 _STILL_S = 0.1
-"""A dump that has not grown for so long is whole: faulthandler writes it in many pieces, without an end mark."""
+"""A dump that has not grown for so long is whole: faulthandler writes it in many pieces, without an
+end mark."""
 _SPIES = 4
 """So many py-spy at once: each takes a processor, and the workers may need theirs."""
 _KILL_S = 0.2
@@ -66,7 +68,12 @@ class _Worker:
             self.cpu_s = process_tree.cpu_s_of(self.pid)
             self.children_cpu_s = process_tree.children_cpu_s_of(self.pid)
             self.holds_gpu = process_tree.holds_gpu(self.pid)
-        armed = bool(facts) and self.descriptor >= 0 and process_tree.catches(self.pid, SIGNAL) and self._has_our_file()
+        armed = (
+            bool(facts)
+            and self.descriptor >= 0
+            and process_tree.catches(self.pid, SIGNAL)
+            and self._has_our_file()
+        )
         if armed:
             self.before = self.size = os.fstat(self.descriptor).st_size
             armed = process_tree.send(self.pid, SIGNAL, parent_or_ancestor=os.getpid())
@@ -74,9 +81,12 @@ class _Worker:
             self.close()
 
     def _has_our_file(self) -> bool:
-        """Tell whether it would write into our file: it may have closed what it did not know, and opened its own."""
+        """Tell whether it would write into our file: it may have closed what it did not know, and
+        opened its own."""
         try:
-            return os.path.samestat(os.stat(f"/proc/{self.pid}/fd/{self.number}"), os.fstat(self.descriptor))
+            return os.path.samestat(
+                os.stat(f"/proc/{self.pid}/fd/{self.number}"), os.fstat(self.descriptor)
+            )
         except OSError:
             return False
 
@@ -97,7 +107,9 @@ class _Worker:
         """Take what has come; of too much the end, where faulthandler has the main thread."""
         size = os.fstat(self.descriptor).st_size
         start = max(self.before, size - self.most)
-        self.text = os.pread(self.descriptor, self.most, start).decode("utf-8", "replace") or self.text
+        self.text = (
+            os.pread(self.descriptor, self.most, start).decode("utf-8", "replace") or self.text
+        )
         self.close()
 
     def close(self) -> None:
@@ -115,7 +127,8 @@ class StackTaker:
         self._ending = threading.Event()
 
     def add(self, rank: int, descriptor: int, number: int) -> None:
-        """Keep the file that a worker shows its stacks in (as ``number`` there), and close it in the end."""
+        """Keep the file that a worker shows its stacks in (as ``number`` there), and close it in
+        the end."""
         self._files[rank] = descriptor, number
 
     def collect(self, question: m.CollectStacks, pids: Mapping[int, int]) -> None:
@@ -149,7 +162,10 @@ class StackTaker:
 
 
 def _collect(
-    question: m.CollectStacks, workers: Sequence[_Worker], post: Callable[[m.Stacks], None], ending: threading.Event
+    question: m.CollectStacks,
+    workers: Sequence[_Worker],
+    post: Callable[[m.Stacks], None],
+    ending: threading.Event,
 ) -> None:
     began = time.monotonic()
     spies = _Spies()
@@ -198,7 +214,8 @@ def _close(workers: Iterable[_Worker]) -> None:
 
 
 class _Spies:
-    """Runs ``py-spy dump`` for workers that do not tell themselves; what goes wrong there is nobody's news."""
+    """Runs ``py-spy dump`` for workers that do not tell themselves; what goes wrong there is
+    nobody's news."""
 
     def __init__(self) -> None:
         self._program: str | None = None
@@ -234,7 +251,11 @@ class _Spies:
             output = os.memfd_create("py-spy")
             words = [self._program or "", "dump", "--full-filenames", "--pid", str(worker.pid)]
             spy = subprocess.Popen(
-                words, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.DEVNULL, start_new_session=True
+                words,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
             )
         except OSError:
             if output >= 0:

@@ -22,7 +22,8 @@ class Feed:
         self._send = send
         self._pipe = -1
         self._rest = -1
-        """The reading end of a pipe that we have closed for writing: what is left in it can be counted."""
+        """The reading end of a pipe that we have closed for writing: what is left in it can be
+        counted."""
         self._waiting = bytearray()
         self._ends = False
 
@@ -34,7 +35,8 @@ class Feed:
         return theirs
 
     def take(self, data: bytes) -> None:
-        """Have bytes written; none: the end of what there is. Raises ProtocolError for far too many."""
+        """Have bytes written; none: the end of what there is. Raises ProtocolError for far too
+        many."""
         if self._pipe < 0:
             self._send(m.Fed(size=0, closed=True, unread=len(data)))
             return
@@ -46,7 +48,8 @@ class Feed:
         self.on_ready()
 
     def descriptors(self) -> dict[int, int]:
-        """Give what to poll: for writing while something waits, and for the reader's end at all times."""
+        """Give what to poll: for writing while something waits, and for the reader's end at all
+        times."""
         return {} if self._pipe < 0 else {self._pipe: select.POLLOUT if self._waiting else 0}
 
     def on_ready(self) -> None:
@@ -82,7 +85,9 @@ class Feed:
     def _end(self) -> None:
         """Let the worker read the end of its input."""
         with suppress(OSError):  # without /proc what it leaves is not counted
-            self._rest = os.open(f"/proc/self/fd/{self._pipe}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            self._rest = os.open(
+                f"/proc/self/fd/{self._pipe}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+            )
         os.close(self._pipe)
         self._pipe = -1
 

@@ -13,10 +13,12 @@ from distlaunch.core.model.variables import PROGRESS_FD, STACKS_FD
 from distlaunch.core.protocol import agent_messages as m
 
 _HIGH = 100
-"""Our descriptors get numbers that neither a shell's redirections nor a program's first files have."""
+"""Our descriptors get numbers that neither a shell's redirections nor a program's first files
+have."""
 BOOT = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "boot")
 _FEWEST = 8
-"""With a lower limit of open files Python hardly starts; numbers above it can be given, too, but only once."""
+"""With a lower limit of open files Python hardly starts; numbers above it can be given, too, but
+only once."""
 
 
 def extra_numbers(nofile: int) -> tuple[int, int, int]:
@@ -29,7 +31,8 @@ def extra_numbers(nofile: int) -> tuple[int, int, int]:
 
 
 class Ground:
-    """What the place where an agent runs gives it and its workers: here, the launcher's own process."""
+    """What the place where an agent runs gives it and its workers: here, the launcher's own
+    process."""
 
     boot: str = BOOT
     """The folder of our code for the workers' interpreters."""
@@ -41,12 +44,14 @@ class Ground:
         return os.dup(0)
 
     def log_place(self, start: m.Start) -> tuple[str, Layout]:
-        """Return where the spawner goes on with the ranks' logs if the agent vanishes: a folder (empty: nowhere)."""
+        """Return where the spawner goes on with the ranks' logs if the agent vanishes: a folder
+        (empty: nowhere)."""
         return start.run_dir, start.layout
 
 
 def bootstrap_environment(start: m.Start, nofile: int, folder: str = BOOT) -> dict[str, str]:
-    """Give the variables that tell a worker of its descriptors, and that bring our code into its interpreter."""
+    """Give the variables that tell a worker of its descriptors, and that bring our code into its
+    interpreter."""
     progress, stacks, _ = extra_numbers(nofile)
     env = {PROGRESS_FD: str(progress)}
     if start.watch and start.bootstrap:
@@ -59,15 +64,21 @@ def bootstrap_environment(start: m.Start, nofile: int, folder: str = BOOT) -> di
 
 
 class WorkerStreams:
-    """The streams of one worker, made just before it is started. Raises OSError when no descriptor is left.
+    """The streams of one worker, made just before it is started. Raises OSError when no descriptor
+    is left.
 
-    ``theirs`` go to the worker, at ``numbers`` there; ``read_ends`` go to the spawner, by stream number (0: progress).
-    Whoever sends them closes them. The rest is ours: ``outputs`` by stream number, ``progress``, and ``stacks`` (a file
-    in memory, -1 if none is wanted).
+    ``theirs`` go to the worker, at ``numbers`` there; ``read_ends`` go to the spawner, by stream
+    number (0: progress). Whoever sends them closes them. The rest is ours: ``outputs`` by stream
+    number, ``progress``, and ``stacks`` (a file in memory, -1 if none is wanted).
     """
 
     def __init__(
-        self, start: m.Start, *, stdin: Callable[[m.Start], int] | None, terminal: PseudoTerminal | None, nofile: int
+        self,
+        start: m.Start,
+        *,
+        stdin: Callable[[m.Start], int] | None,
+        terminal: PseudoTerminal | None,
+        nofile: int,
     ) -> None:
         opened: list[int] = []
         self.outputs: dict[int, int] = {}

@@ -1,7 +1,9 @@
-"""A folder of an agent's own on its node, made when first needed, and gone when the agent has ended.
+"""A folder of an agent's own on its node, made when first needed, and gone when the agent has
+ended.
 
-It holds our code for the workers' interpreters, where ours runs from a zip, and what would be in the job's folder if
-that were there. The agent removes it, or the spawner, should the agent be killed.
+It holds our code for the workers' interpreters, where ours runs from a zip, and what would be in
+the job's folder if that were there. The agent removes it, or the spawner, should the agent be
+killed.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ class Lodging:
         self._lock = -1
 
     def boot(self) -> str:
-        """Give the folder of our code for the workers' interpreters, made if needed. Raises OSError."""
+        """Give the folder of our code for the workers' interpreters, made if needed. Raises
+        OSError."""
         if os.path.isdir(BOOT):
             return BOOT
         folder = os.path.join(self._made(), "boot")
@@ -50,7 +53,9 @@ class Lodging:
         make_private_dirs(folder)
         for name in _BOOT_FILES:
             path = os.path.join(folder, name)
-            with open(open_private(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC), "wb") as file:
+            with open(
+                open_private(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC), "wb"
+            ) as file:
                 file.write(get_data(os.path.join(BOOT, name)))
 
     def _made(self) -> str:
@@ -113,7 +118,8 @@ def lock_folder(path: str) -> int:
 
 
 def _name_of_boot() -> str:
-    """Return how the folders of agents begin that this kernel has run: its locks tell whether they are in use."""
+    """Return how the folders of agents begin that this kernel has run: its locks tell whether they
+    are in use."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             return f"distlaunch-agent-{file.read()[:8]}-"
@@ -122,7 +128,8 @@ def _name_of_boot() -> str:
 
 
 def _remove_stale(base: str) -> None:
-    """Remove the folders of agents that were killed together with their spawner: ours, of this boot, and unlocked."""
+    """Remove the folders of agents that were killed together with their spawner: ours, of this
+    boot, and unlocked."""
     begin = _name_of_boot()
     if begin.endswith("agent-"):
         return
@@ -162,7 +169,8 @@ def remove_tree(path: str) -> None:
 
 
 def has_run_dir(path: str) -> bool:
-    """Tell whether a job's folder, with the launcher's marker, is here as well; this may wait for a file server."""
+    """Tell whether a job's folder, with the launcher's marker, is here as well; this may wait for a
+    file server."""
     return bool(path) and os.path.isfile(os.path.join(path, MARKER))
 
 
@@ -170,7 +178,8 @@ def has_run_dir(path: str) -> bool:
 
 
 def settled(start: m.Start, environ: Mapping[str, str], *, moved_to: str | None) -> m.Start:
-    """Turn a ``travelled`` start into one for this node, whose own environment lies below what has come.
+    """Turn a ``travelled`` start into one for this node, whose own environment lies below what has
+    come.
 
     ``moved_to``: the folder that stands for the job's; None if that is here.
     """
@@ -189,19 +198,28 @@ def settled(start: m.Start, environ: Mapping[str, str], *, moved_to: str | None)
 
     def moved(path: str) -> str:
         return (
-            moved_to + path[len(run_dir) :] if path == run_dir or path.startswith(run_dir.rstrip("/") + "/") else path
+            moved_to + path[len(run_dir) :]
+            if path == run_dir or path.startswith(run_dir.rstrip("/") + "/")
+            else path
         )
 
     workers = tuple(
         replace(
             spec,
-            env={name: moved(value) if name == _ERROR_FILE else value for name, value in spec.env.items()},
+            env={
+                name: moved(value) if name == _ERROR_FILE else value
+                for name, value in spec.env.items()
+            },
             error_file=None if spec.error_file is None else moved(spec.error_file),
         )
         for spec in start.workers
     )
     # What torch would write into the job's folder goes to its own default place, where it stays.
-    env = {name: value for name, value in env.items() if name not in FLIGHT_RECORDER or moved(value) == value}
+    env = {
+        name: value
+        for name, value in env.items()
+        if name not in FLIGHT_RECORDER or moved(value) == value
+    }
     env["DISTLAUNCH_RUN_DIR"] = moved_to
     return replace(start, env=env, workers=workers, preload_log=moved(start.preload_log))
 

@@ -1,10 +1,11 @@
 """The spawner's side of warm start: a server that imports modules once, and forks workers.
 
-The server (``boot/_distlaunch_warm.py``) runs in the workers' own interpreter, started with their own command. It
-says one line per datagram on a socket of its own; orders go to it with the descriptors beside. A worker it has forked
-falls to the spawner, sets itself up, says so there, and waits for a byte on a pipe of its own, at whose end-of-file it
-ends. So the spawner knows each worker's pid before that worker runs anything, and what dies or fails before, server or
-worker, is started the cold way.
+The server (``boot/_distlaunch_warm.py``) runs in the workers' own interpreter, started with their
+own command. It says one line per datagram on a socket of its own; orders go to it with the
+descriptors beside. A worker it has forked falls to the spawner, sets itself up, says so there, and
+waits for a byte on a pipe of its own, at whose end-of-file it ends. So the spawner knows each
+worker's pid before that worker runs anything, and what dies or fails before, server or worker, is
+started the cold way.
 
 A worker that the warm server is to fork, as the spawner keeps it and as the server gets it.
 
@@ -35,22 +36,36 @@ _LINE_CHARS = 80
 _CLOSED_S = 0.5
 _STEP_S = 0.005
 _SENT_AT_ONCE = 16
-"""Orders on their way; the others keep their descriptors here, so that neither the socket nor the server is flooded."""
+"""Orders on their way; the others keep their descriptors here, so that neither the socket nor the
+server is flooded."""
 _ROOM_BYTES = 4096
 _MESSAGE_BYTES = 65536
-_LOAD_TIME = ("PYTHON", "LD_", "GLIBC_", "MALLOC_", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "GOTO_")
-"""Variables that interpreter and libraries read once, as they are loaded: a worker with one of its own starts cold."""
+_LOAD_TIME = (
+    "PYTHON",
+    "LD_",
+    "GLIBC_",
+    "MALLOC_",
+    "OMP_",
+    "GOMP_",
+    "KMP_",
+    "MKL_",
+    "OPENBLAS_",
+    "GOTO_",
+)
+"""Variables that interpreter and libraries read once, as they are loaded: a worker with one of its
+own starts cold."""
 _BY_HAND = "OMP_NUM_THREADS"
 """The one among them that the server's children can be given by other means."""
 _NO_DEATH = frozenset({signal.SIGCONT, signal.SIGSTOP, signal.SIGTSTP})
 _CUDA_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
-"""Has torch ask NVML, not the CUDA runtime, whether there is a GPU: once CUDA has started, no fork can use it."""
+"""Has torch ask NVML, not the CUDA runtime, whether there is a GPU: once CUDA has started, no fork
+can use it."""
 
 _ARROW = "JE_ARROW_MALLOC_CONF"
 _NO_THREAD = "background_thread:false"
 """Has pyarrow's allocator start no thread as it is imported, which pandas, scikit-learn, datasets,
-transformers.trainer and mlflow do. Pillow, OpenCV, SciPy, Numba, TensorFlow, wandb, Lightning, DeepSpeed
-and Ray leave no thread that survives a fork."""
+transformers.trainer and mlflow do. Pillow, OpenCV, SciPy, Numba, TensorFlow, wandb, Lightning,
+DeepSpeed and Ray leave no thread that survives a fork."""
 
 Fork = Callable[[w.Spawn, Sequence[int]], int]
 """Forks a child that becomes the program of an order; gives its pid. Raises OSError."""
@@ -68,7 +83,8 @@ class WarmStart:
         report: Callable[[w.FromSpawner], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``cold`` starts a worker the other way (and leaves the descriptors open); ``came_up`` registers a pid."""
+        """``cold`` starts a worker the other way (and leaves the descriptors open); ``came_up``
+        registers a pid."""
         self._fork = fork
         self._cold = cold
         self._came_up = came_up
@@ -82,14 +98,19 @@ class WarmStart:
         """What was asked for, without the modules that were left out."""
         self._setup: w.Setup | None = None
         self._output = -1
-        """Where the server's output goes, kept for one that takes its place while modules are imported."""
+        """Where the server's output goes, kept for one that takes its place while modules are
+        imported."""
         self._argv: tuple[str, ...] = ()
         self._exec_env: dict[str, str] = {}
         self._phase = ServerPhase(now=0.0, bound_s=None)
         self._waiting: deque[Order] = deque()
-        self._sent: dict[int, Order | None] = {}  # by serial; None: called off, its process ends by itself
+        self._sent: dict[
+            int, Order | None
+        ] = {}  # by serial; None: called off, its process ends by itself
         self._serial = 0
-        self._early: dict[int, int] = {}  # pid -> wait status of what was reaped while orders were on their way
+        self._early: dict[
+            int, int
+        ] = {}  # pid -> wait status of what was reaped while orders were on their way
 
     # --- the server
 
@@ -112,17 +133,25 @@ class WarmStart:
             "DISTLAUNCH_WARM_FD": str(number),
             "DISTLAUNCH_WARM_MODULES": ",".join(preload.modules),
             "DISTLAUNCH_WARM_RESERVED": ",".join(map(str, reserved)),
-            "DISTLAUNCH_WARM_ROOM": "x" * _ROOM_BYTES,  # workers' variables are to fit where its own were
+            "DISTLAUNCH_WARM_ROOM": "x"
+            * _ROOM_BYTES,  # workers' variables are to fit where its own were
         }
         self._exec_env = env
         null = os.open(os.devnull, os.O_RDONLY)
         spawn = w.Spawn(
-            rank=-1, descriptors=(0, 1, 2, *reserved, number), argv=preload.argv, env=env, cpus=None, terminal=False
-        )  # fmt: skip
+            rank=-1,
+            descriptors=(0, 1, 2, *reserved, number),
+            argv=preload.argv,
+            env=env,
+            cpus=None,
+            terminal=False,
+        )
         self._socket = ours
         ours.setblocking(False)  # noqa: FBT003 - the standard library's signature
         try:
-            self.pid = self._fork(spawn, (null, output, output, *(null for _ in reserved), theirs.fileno()))
+            self.pid = self._fork(
+                spawn, (null, output, output, *(null for _ in reserved), theirs.fileno())
+            )
         except OSError as exc:
             self._give_up(f"no server can be started: {os.strerror(exc.errno or 0)}")
         finally:
@@ -162,7 +191,8 @@ class WarmStart:
         return max(0.0, deadline - self._clock())
 
     def reaped(self, pid: int, status: int) -> None:
-        """Take the wait status of the server, or of a child that may be one it has forked and is no worker yet."""
+        """Take the wait status of the server, or of a child that may be one it has forked and is no
+        worker yet."""
         if pid == self.pid:
             self.pid = 0
         self.read()  # last words say more
@@ -177,21 +207,24 @@ class WarmStart:
                     self._lost(serial, order)
 
     def _lost_server(self, reason: str) -> None:
-        """Take in that the server is of no use any more: the module that it was importing is the cause, if any is."""
+        """Take in that the server is of no use any more: the module that it was importing is the
+        cause, if any is."""
         if self._phase.name == "importing":
             self._leave_out(self._phase.importing, reason)
         else:
             self._give_up(reason)
 
     def _lost(self, serial: int, order: Order) -> None:
-        """Give up: the process for this order has ended before it ran anything, and did not say why."""
+        """Give up: the process for this order has ended before it ran anything, and did not say
+        why."""
         how = ended_how(os.waitstatus_to_exitcode(self._early.pop(order.pid)))
         self._drop(serial, order)
         self._go_cold(order)
         self._give_up(f"a forked worker {how} before it could run")
 
     def pause(self, *, paused: bool) -> None:
-        """Take note that all trees are stopped, or go on: an answer may take as long as that lasts."""
+        """Take note that all trees are stopped, or go on: an answer may take as long as that
+        lasts."""
         self._paused = paused
         self._phase.heard(self._clock())
 
@@ -228,7 +261,8 @@ class WarmStart:
         order.close()
 
     def _drop(self, serial: int, order: Order) -> None:
-        """Do not go on with what was sent; its process ends by itself, and is waited for until it is known."""
+        """Do not go on with what was sent; its process ends by itself, and is waited for until it
+        is known."""
         if order.pid:
             del self._sent[serial]
         else:
@@ -255,7 +289,8 @@ class WarmStart:
             self._send()
 
     def _look_at_the_clock(self) -> None:
-        """Give the server up if it should have said something by now; tell of an import that takes long."""
+        """Give the server up if it should have said something by now; tell of an import that takes
+        long."""
         if self.timeout_s != 0.0:
             return
         now = self._clock()
@@ -265,7 +300,8 @@ class WarmStart:
             self._report(note)
 
     def _hung_up(self) -> None:
-        """Learn how it ended, if it did: its socket is closed just before. Else it must not go on to run the script."""
+        """Learn how it ended, if it did: its socket is closed just before. Else it must not go on
+        to run the script."""
         reason = f"{self._phase.who} has closed its files, or become another program"
         process_tree.send(self.pid, signal.SIGSTOP)
         deadline = time.monotonic() + _CLOSED_S
@@ -306,7 +342,9 @@ class WarmStart:
                 self._forked(serial, pid)
         else:
             said = quoted(line[:_LINE_CHARS])
-            self._lost_server(f"{self._phase.who} said {said}: a module has written to a descriptor of ours")
+            self._lost_server(
+                f"{self._phase.who} said {said}: a module has written to a descriptor of ours"
+            )
 
     def _forked(self, serial: int, pid: int) -> None:
         order = self._sent.get(serial)
@@ -356,7 +394,8 @@ class WarmStart:
         )
 
     def spawn(self, spawn: w.Spawn, setup: w.Setup, descriptors: list[int]) -> None:
-        """Have a worker forked as soon as the server is ready; the descriptors are ours from now on."""
+        """Have a worker forked as soon as the server is ready; the descriptors are ours from now
+        on."""
         self._waiting.append(Order(spawn, setup, descriptors))
         self._send()
 
@@ -377,7 +416,8 @@ class WarmStart:
             try:
                 rights = array.array("i", (their_go, *order.descriptors))
                 self._socket.sendmsg(
-                    [order.encoded(self._serial, self._exec_env)], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)]
+                    [order.encoded(self._serial, self._exec_env)],
+                    [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)],
                 )
             except BlockingIOError:
                 os.close(order.go)
@@ -397,7 +437,8 @@ class WarmStart:
             self._serial += 1
 
     def signal(self, order: w.Signal) -> None:
-        """Do for workers that do not exist yet what the signal would do to them: if it is a deadly one, they end."""
+        """Do for workers that do not exist yet what the signal would do to them: if it is a deadly
+        one, they end."""
         if order.caught_only or order.signum in _NO_DEATH:
             return
         ranks = set(order.ranks)
@@ -407,13 +448,16 @@ class WarmStart:
                 ended.append(sent)
                 self._drop(serial, sent)
         ended += [waiting for waiting in self._waiting if waiting.spawn.rank in ranks]
-        self._waiting = deque(waiting for waiting in self._waiting if waiting.spawn.rank not in ranks)
+        self._waiting = deque(
+            waiting for waiting in self._waiting if waiting.spawn.rank not in ranks
+        )
         for each in ended:
             each.close()
             self._report(w.Exited(rank=each.spawn.rank, pid=0, returncode=-order.signum))
 
     def settle(self, *, bound_s: float) -> None:
-        """Wait until every process that the server was told to fork is known, or has been called off and forked."""
+        """Wait until every process that the server was told to fork is known, or has been called
+        off and forked."""
         deadline = self._clock() + bound_s
         if self._sent and self.pid:
             process_tree.send(self.pid, signal.SIGCONT)
@@ -425,7 +469,8 @@ class WarmStart:
 
 
 def _without_thread(settings: str) -> str:
-    """Add that there is to be no thread to settings of the user's, unless they say something of it."""
+    """Add that there is to be no thread to settings of the user's, unless they say something of
+    it."""
     if not settings:
         return _NO_THREAD
     return settings if "background_thread:" in settings else f"{settings},{_NO_THREAD}"
@@ -434,7 +479,9 @@ def _without_thread(settings: str) -> str:
 def _pairs(text: str) -> list[tuple[int, int]] | None:
     """Take ``<serial>:<pid> ...`` apart; None if it is something else."""
     try:
-        return [(int(serial), int(pid)) for serial, pid in (pair.split(":") for pair in text.split())]
+        return [
+            (int(serial), int(pid)) for serial, pid in (pair.split(":") for pair in text.split())
+        ]
     except ValueError:
         return None
 
@@ -465,7 +512,9 @@ class Order:
         """Encode it for the server, whose own environment was ``old_env``."""
         spawn, setup = self.spawn, self.setup
         changes = changed_variables(old_env, {**setup.env, **spawn.env})
-        return marshal.dumps((serial, os.getpid(), changes, setup.cwd, spawn.descriptors, spawn.cpus, spawn.terminal))
+        return marshal.dumps(
+            (serial, os.getpid(), changes, setup.cwd, spawn.descriptors, spawn.cpus, spawn.terminal)
+        )
 
 
 def changed_variables(old: Mapping[str, str], new: Mapping[str, str]) -> dict[str, str | None]:
@@ -476,9 +525,11 @@ def changed_variables(old: Mapping[str, str], new: Mapping[str, str]) -> dict[st
 
 
 ANSWER_S = 10.0
-"""How long the server may take to fork a worker before it counts as stuck and its orders are carried out cold."""
+"""How long the server may take to fork a worker before it counts as stuck and its orders are
+carried out cold."""
 FIRST_WORD_S = 60.0
-"""How long its interpreter (behind ``--setup``'s shell, maybe) may take to come to our code, if it ever does."""
+"""How long its interpreter (behind ``--setup``'s shell, maybe) may take to come to our code, if it
+ever does."""
 NOTE_S = 15.0
 """After so long it is told what is still being imported; again after twice that, and so on."""
 
@@ -497,7 +548,8 @@ class ServerPhase:
         self._note_at = now + NOTE_S
 
     def heard(self, now: float) -> None:
-        """Take note of a word of the server, or of a moment from which on it is to be waited for."""
+        """Take note of a word of the server, or of a moment from which on it is to be waited
+        for."""
         self._heard = now
 
     def deadline(self, *, has_orders: bool) -> float | None:
@@ -526,7 +578,10 @@ class ServerPhase:
             return None
         match self.name:
             case "starting":
-                return f"after {now - self._heard:.0f} s the workers' interpreter has not begun to import"
+                return (
+                    f"after {now - self._heard:.0f} s the workers' interpreter has not begun to "
+                    "import"
+                )
             case "importing":
                 return f"importing {self.importing} did not end within {now - self._heard:.1f} s"
             case "checking":

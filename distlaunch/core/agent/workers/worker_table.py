@@ -1,7 +1,8 @@
 """The worker table of one node, a pure state machine: ``step(event, now) -> actions``.
 
-It has no clock and does no I/O. Each action is either a message for the coordinator or the spawner, or one of the
-few things that the edge (``agent.py``) does: opening a worker's streams, draining and closing them.
+It has no clock and does no I/O. Each action is either a message for the coordinator or the spawner,
+or one of the few things that the edge (``agent.py``) does: opening a worker's streams, draining and
+closing them.
 """
 
 from __future__ import annotations
@@ -16,22 +17,28 @@ from distlaunch.core.protocol import agent_messages as m
 from distlaunch.core.protocol import spawner_messages as w
 
 DRAIN_S = 1.0
-"""How long reading an ended worker's last words may take before its end is reported without them."""
+"""How long reading an ended worker's last words may take before its end is reported without
+them."""
 SWEEP_S = 15.0
 """How long the spawner may take to answer that nothing is left (its own bound is shorter)."""
 CLOSE_S = 30.0
-"""How long the last output may take to be filed, on a disk or network that is slow, before the attempt ends without."""
+"""How long the last output may take to be filed, on a disk or network that is slow, before the
+attempt ends without."""
 KILL_S = 5.0
 """How long KILL may take to show before a worker counts as wedged in the kernel."""
 
 NAMES_S = 0.5
-"""So long after ``Linger`` the coordinator hears which processes the node waits for: short ones need no mention."""
+"""So long after ``Linger`` the coordinator hears which processes the node waits for: short ones
+need no mention."""
 YOUNG_S = 0.3
 AGAIN_S = 1.0
-"""Workers younger than the one are asked a second time, by TERM, if INT has not ended them within the other: Python may
-swallow a KeyboardInterrupt while it imports."""
+"""Workers younger than the one are asked a second time, by TERM, if INT has not ended them within
+the other: Python may swallow a KeyboardInterrupt while it imports."""
 
-_EXEC_EXIT = {2: 127, 20: 127}  # ENOENT, ENOTDIR: not found, as shells have it; anything else is 126
+_EXEC_EXIT = {
+    2: 127,
+    20: 127,
+}  # ENOENT, ENOTDIR: not found, as shells have it; anything else is 126
 
 
 class Drained(Record):
@@ -65,7 +72,8 @@ class CloseOutputs(Record):
 
 
 class GiveUpSpawner(Record):
-    """It does not answer: stopped by a debugger, frozen or wedged. Kill it and all that falls to us."""
+    """It does not answer: stopped by a debugger, frozen or wedged. Kill it and all that falls to
+    us."""
 
 
 class Tick(Record):
@@ -121,7 +129,9 @@ class WorkerTable:
         self.sweeping = False
         self._swept = w.Swept(left=())
         self._unreported = 0
-        self._draining: dict[int, float] = {}  # ranks that have ended and wait to be reported -> since when, in order
+        self._draining: dict[
+            int, float
+        ] = {}  # ranks that have ended and wait to be reported -> since when, in order
 
     @property
     def running(self) -> list[int]:
@@ -147,7 +157,8 @@ class WorkerTable:
         return min(times, default=None)
 
     def step(self, event: Event, now: float) -> list[Action]:
-        """Take in an event that happened at ``now`` (seconds, any monotonic origin); give what is to be done."""
+        """Take in an event that happened at ``now`` (seconds, any monotonic origin); give what is
+        to be done."""
         match event:
             case m.Start():
                 return self._start(event, now)
@@ -225,7 +236,10 @@ class WorkerTable:
             "interpreter": f"run {program}, as what its #! line names is missing",
             "chdir": "enter the working directory",
         }
-        text = f"distlaunch: cannot {what.get(event.step, 'start the worker (' + event.step + ')')}: {reason}\n"
+        text = (
+            "distlaunch: cannot "
+            f"{what.get(event.step, 'start the worker (' + event.step + ')')}: {reason}\n"
+        )
         worker.failure = text.encode("utf-8", "surrogateescape")
         return self._ended(event.rank, _EXEC_EXIT.get(event.errno, 126), now)
 
@@ -268,7 +282,8 @@ class WorkerTable:
     # --- what workers have left
 
     def _sweep(self, now: float) -> list[Action]:
-        """End the attempt here: as soon as nothing is left, or at once if everything is to be killed."""
+        """End the attempt here: as soon as nothing is left, or at once if everything is to be
+        killed."""
         self.sweep_at = now + SWEEP_S
         if self._kills:
             self.kill_at = self.linger_until = self.names_at = None
@@ -284,7 +299,8 @@ class WorkerTable:
 
     @property
     def _waits_for_leftovers(self) -> bool:
-        """Return whether only processes that workers have left keep the attempt from its end, as far as is known."""
+        """Return whether only processes that workers have left keep the attempt from its end, as
+        far as is known."""
         return self.sweeping and bool(self.workers) and self.close_at is None and not self._kills
 
     def _remain(self, event: w.Remaining) -> list[Action]:
@@ -317,7 +333,9 @@ class WorkerTable:
         self.sweeping = False
         self.sweep_at = self.close_at = None
         swept = self._swept
-        return [m.Gone(attempt=self.attempt, left=swept.left, ended=swept.ended, killed=swept.killed)]
+        return [
+            m.Gone(attempt=self.attempt, left=swept.left, ended=swept.ended, killed=swept.killed)
+        ]
 
     # --- stopping
 
@@ -335,11 +353,15 @@ class WorkerTable:
         kill_at = now + event.grace_s
         self.kill_at = kill_at if self.kill_at is None else min(kill_at, self.kill_at)
         if event.signum == signal.SIGINT and self.again_at is None:
-            self._young = {rank for rank in self.running if now - self.workers[rank].started < YOUNG_S}
+            self._young = {
+                rank for rank in self.running if now - self.workers[rank].started < YOUNG_S
+            }
             self.again_at = now + AGAIN_S if self._young else None
         return [
             *(self._to_running(event.signum, self.signal_scope) if event.signum else []),
-            *self._to_running(signal.SIGCONT, w.SCOPE_PROCESS),  # a stopped worker must be able to obey
+            *self._to_running(
+                signal.SIGCONT, w.SCOPE_PROCESS
+            ),  # a stopped worker must be able to obey
             *self._end_leftovers(asked=not event.signum),
         ]
 
@@ -350,7 +372,9 @@ class WorkerTable:
         if self.running:
             self.wedged_at = now + KILL_S
             return self._to_running(signal.SIGKILL, w.SCOPE_TREE)
-        return self._sweep(now) if self.sweeping else []  # else once the last worker has been reported
+        return (
+            self._sweep(now) if self.sweeping else []
+        )  # else once the last worker has been reported
 
     def _pause(self, *, paused: bool) -> list[Action]:
         signum = signal.SIGSTOP if paused else signal.SIGCONT
@@ -367,7 +391,11 @@ class WorkerTable:
         only: Collection[int] | None = None,
     ) -> list[Action]:
         ranks = tuple(rank for rank in self.running if only is None or rank in only)
-        return [w.Signal(ranks=ranks, signum=int(signum), scope=scope, caught_only=caught_only)] if ranks else []
+        return (
+            [w.Signal(ranks=ranks, signum=int(signum), scope=scope, caught_only=caught_only)]
+            if ranks
+            else []
+        )
 
     def _tick(self, now: float) -> list[Action]:
         actions: list[Action] = []

@@ -1,7 +1,8 @@
 """The processes below the workers of one attempt, as their spawner sees them.
 
-The spawner is a subreaper: when a process ends, its children become the spawner's own. A process that an ended worker
-has left is so either a child of the spawner (here called the top of a tree) or a descendant of one.
+The spawner is a subreaper: when a process ends, its children become the spawner's own. A process
+that an ended worker has left is so either a child of the spawner (here called the top of a tree) or
+a descendant of one.
 """
 
 from __future__ import annotations
@@ -25,8 +26,12 @@ class WorkerTrees:
         self._cookie = cookie
         self._ranks: dict[int, int] = {}  # session of a worker -> its rank
         self._asked: dict[int, int] = {}  # pid -> start time
-        self._seen: dict[int, int] = {}  # tops whose trees have been asked to end: pid -> start time
-        self._with_worker: dict[int, int] = {}  # killed together with their worker: pid -> start time
+        self._seen: dict[
+            int, int
+        ] = {}  # tops whose trees have been asked to end: pid -> start time
+        self._with_worker: dict[
+            int, int
+        ] = {}  # killed together with their worker: pid -> start time
         self._ended = _Tally()
         self._killed = _Tally()
 
@@ -35,10 +40,12 @@ class WorkerTrees:
         self._ranks[pid] = rank
 
     def tops(self, running: Mapping[int, int], helpers: Collection[int]) -> list[int]:
-        """List the children of this process that ended workers have left, but for those that clean up after them.
+        """List the children of this process that ended workers have left, but for those that clean
+        up after them.
 
-        ``running``: pid -> rank of the workers that run; ``helpers``: other children that are no worker's. While a
-        worker runs, a child that does not show from which worker it stems may belong to that one: it is not listed.
+        ``running``: pid -> rank of the workers that run; ``helpers``: other children that are no
+        worker's. While a worker runs, a child that does not show from which worker it stems may
+        belong to that one: it is not listed.
         """
         ranks = set(running.values())
         found = []
@@ -48,7 +55,9 @@ class WorkerTrees:
             facts = process_tree.stat_of(pid)
             if facts is None or facts[0] in "ZX" or process_tree.is_cleaner(pid):
                 continue
-            if running and ((rank := self._rank_of(pid, session=facts[2])) is None or rank in ranks):
+            if running and (
+                (rank := self._rank_of(pid, session=facts[2])) is None or rank in ranks
+            ):
                 continue
             found.append(pid)
         return found
@@ -58,7 +67,8 @@ class WorkerTrees:
         return process_tree.cookie_rank(pid, self._cookie) if rank is None else rank
 
     def _each_of(self, tops: Iterable[int]) -> Iterator[tuple[int, int, int | None]]:
-        """Give pid, start time and rank of each process of these trees, but for those that clean up after workers."""
+        """Give pid, start time and rank of each process of these trees, but for those that clean up
+        after workers."""
         for top in tops:
             of_top: int | None = None
             for pid in (top, *process_tree.descendants_of(top)):
@@ -72,9 +82,11 @@ class WorkerTrees:
     # --- asked to end
 
     def group_asked(self, worker: int, signum: int) -> None:
-        """Take note of the processes of a worker's group that are about to get a signal that asks them to end.
+        """Take note of the processes of a worker's group that are about to get a signal that asks
+        them to end.
 
-        One that does not catch INT has not been asked by it: a shell starts its background processes so.
+        One that does not catch INT has not been asked by it: a shell starts its background
+        processes so.
         """
         for pid in process_tree.descendants_of(worker):
             facts = process_tree.stat_of(pid)
@@ -95,8 +107,9 @@ class WorkerTrees:
     def ask_to_end(self, tops: Iterable[int]) -> None:
         """Send TERM to each process of these trees that has not been asked before.
 
-        A process that works for its parent is left to that one (a worker that saves needs its data loaders), and
-        so is whatever a process starts after it was asked: they get TERM when their parent has ended.
+        A process that works for its parent is left to that one (a worker that saves needs its data
+        loaders), and so is whatever a process starts after it was asked: they get TERM when their
+        parent has ended.
         """
         for top in tops:
             facts = process_tree.stat_of(top)
@@ -109,7 +122,9 @@ class WorkerTrees:
                 facts = process_tree.stat_of(pid)
                 if facts is None or facts[0] in "ZX" or self._asked.get(pid) == facts[3]:
                     continue
-                if not is_top and (process_tree.is_cleaner(pid) or process_tree.is_part_of_parent(pid, facts[1])):
+                if not is_top and (
+                    process_tree.is_cleaner(pid) or process_tree.is_part_of_parent(pid, facts[1])
+                ):
                     continue
                 to_ask += [(child, False) for child in process_tree.children_of(pid)]
                 self._asked[pid] = facts[3]
@@ -120,14 +135,16 @@ class WorkerTrees:
     # --- counted
 
     def killed_with_worker(self, worker: int) -> None:
-        """Take note of the processes below a worker that are killed with it: they are not left by it."""
+        """Take note of the processes below a worker that are killed with it: they are not left by
+        it."""
         for pid in process_tree.descendants_of(worker):
             facts = process_tree.stat_of(pid)
             if facts is not None:
                 self._with_worker[pid] = facts[3]
 
     def about_to_kill(self, tops: Iterable[int]) -> None:
-        """Count the processes of these trees as killed, but for workers and what was killed with them."""
+        """Count the processes of these trees as killed, but for workers and what was killed with
+        them."""
         for pid, started, rank in self._each_of(tops):
             if pid not in self._ranks and self._with_worker.get(pid) != started:
                 self._ended.add(pid, started, rank)
@@ -163,7 +180,9 @@ class _Tally:
             return
         self._counted.add((pid, started))
         if len(self._shown) < _SHOWN:
-            self._shown.append(w.LeftProcess(rank=rank, pid=pid, command=process_tree.command_line(pid)))
+            self._shown.append(
+                w.LeftProcess(rank=rank, pid=pid, command=process_tree.command_line(pid))
+            )
 
     def leftovers(self) -> w.Leftovers:
         return w.Leftovers(count=len(self._counted), shown=tuple(self._shown))
