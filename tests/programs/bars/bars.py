@@ -106,7 +106,7 @@ def keras():
     print("trained")
 
 
-def lightning(bar):
+def lightning(bar, draw=lambda: None):
     import warnings
 
     warnings.simplefilter("ignore")
@@ -125,7 +125,7 @@ def lightning(bar):
 
         def training_step(self, batch, number):
             if number == 5 and self.current_epoch == 1:
-                time.sleep(0.3)
+                draw()
                 wait()
             return self.layer(batch).sum()
 
@@ -154,7 +154,9 @@ def lightning(bar):
 def lightning_rich():
     from lightning.pytorch.callbacks import RichProgressBar
 
-    lightning(RichProgressBar())
+    bar = RichProgressBar()
+    # Its thread forgets a step that ends while it draws: on a busy machine it would show an older one for ever.
+    lightning(bar, lambda: bar.refresh(hard=True))
 
 
 def lightning_tqdm():
