@@ -3,7 +3,8 @@
 One is a virtual environment that sees all packages of the interpreter that runs the tests, so that torch is there and
 not installed twice; only what is missing comes into it. It lies in ``$XDG_CACHE_HOME`` (or ``~/.cache``), under a name
 that changes with the requirements, the interpreter and its torch. Two test sessions make it one after the other.
-As a program (``python -m tests.environments NAME...``) it makes those that are named, in the time that nobody else wants.
+As a program (``python -m tests.environments PID NAME...``) it makes those that are named, with the CPU time that no
+other process uses, and ends when the process PID ends.
 """
 
 from __future__ import annotations
@@ -11,10 +12,13 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import select
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
+import threading
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -88,9 +92,15 @@ HOROVOD_BUILT_WITH = {
 }
 COMPILER = """\
 #!/bin/bash
-# torch's headers need C++20, and Horovod asks for C++17
+# torch's headers need C++20, and Horovod asks for C++17. The tests need a build that is quick, not one that is fast.
 args=()
-for word in "$@"; do case $word in -std=*) word=-std=gnu++20 ;; esac; args+=("$word"); done
+for word in "$@"; do
+    case $word in
+        -std=*) word=-std=gnu++20 ;;
+        -O[23] | -g) continue ;;
+    esac
+    args+=("$word")
+done
 exec g++ "${args[@]}"
 """
 
@@ -99,17 +109,17 @@ def horovod() -> Path:
     """Give the Python of an environment with Horovod, which is compiled against the tests' torch if need be."""
     # What it imports beside torch; as named in its package, since the wheel itself comes without these.
     needed = ["cloudpickle", "psutil", "pyyaml", "packaging", "cffi>=1.4.0"]
-    return environment("horovod", [str(_horovod_wheel()), *needed])
+    return environment("horovod", [str(horovod_wheel()), *needed])
 
 
-def _horovod_wheel() -> Path:
-    """Build the wheel, 8 to 15 minutes on two cores, or give the one of the last time."""
+def horovod_wheel() -> Path:
+    """Return Horovod's wheel. Builds it if it is not there, which needs torch and none of the tests' other packages."""
     tag = f"cp{sys.version_info.major}{sys.version_info.minor}-torch{version('torch').replace('+', '.')}"
     folder = _folder() / f"horovod-wheel-{HOROVOD}-{tag}"
     with (_folder() / "horovod-wheel.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (wheels := list(folder.glob("*.whl"))):
-            print(f"building Horovod {HOROVOD} for the tests: 8 to 15 minutes, once", file=sys.__stderr__, flush=True)
+            print(f"building Horovod {HOROVOD} for the tests, once: some minutes", file=sys.__stderr__, flush=True)
             tools = environment("horovod-build", ["setuptools<70", "wheel", "cmake", "packaging", "cffi>=1.4.0"])
             scratch = folder.with_name(f"{folder.name}.part")
             shutil.rmtree(scratch, ignore_errors=True)
@@ -134,6 +144,8 @@ FRAMEWORKS: Mapping[str, Callable[[], Path]] = {
     "horovod": horovod,
 }
 """What makes each, or gives the one that is there; those that take longest come last."""
+WHEEL = "horovod-wheel"
+"""Names, beside those of frameworks, what takes longest and can be made first."""
 
 
 def _make(root: Path, python: Path, words: Sequence[str], variables: Mapping[str, str]) -> None:
@@ -159,14 +171,34 @@ def _run(argv: Sequence[str], **variables: str) -> None:
         raise RuntimeError(msg)
 
 
-def _in_idle_time(names: Sequence[str]) -> None:
+def start_in_idle_time(names: Sequence[str], *, until_end_of: int) -> subprocess.Popen[bytes]:
+    """Start this module as a program, in a session of its own."""
+    words = [sys.executable, "-m", "tests.environments", str(until_end_of), *names]
+    return subprocess.Popen(words, cwd=Path(__file__).parents[1], stdin=subprocess.DEVNULL, start_new_session=True)
+
+
+def _kill_with(pid: int) -> None:
+    """Kill this process group as soon as another process has ended, whoever ended it."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        os.killpg(0, signal.SIGKILL)
+    else:
+        select.select([descriptor], [], [])
+        os.killpg(0, signal.SIGKILL)
+
+
+def _in_idle_time(pid: int, names: Sequence[str]) -> None:
+    if os.getpgrp() != os.getpid():
+        os.setpgid(0, 0)
+    threading.Thread(target=_kill_with, args=(pid,), daemon=True).start()
     os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     for name in names:
         try:
-            FRAMEWORKS[name]()
+            horovod_wheel() if name == WHEEL else FRAMEWORKS[name]()
         except RuntimeError as exc:  # the test that needs it tries again, and fails by it
             print(f"{name}: {exc}", file=sys.stderr)
 
 
 if __name__ == "__main__":
-    _in_idle_time(sys.argv[1:])
+    _in_idle_time(int(sys.argv[1]), sys.argv[2:])

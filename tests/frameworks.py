@@ -1,54 +1,51 @@
 """Frameworks that the tests' own interpreter does not have: a Python for each, made beside the other tests.
 
-What is not there yet is made by a process that has only the time that nobody else wants, while the tests that need none
-of it run; files with tests that do come last. A fixture waits for its own, or makes it if that process could not.
+A process that runs only when a CPU is idle makes what is not there yet, while the tests that need none of it run. Files
+with tests that need a framework come late. A fixture waits for its own framework, or makes it if that process could not.
 """
 
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.environments import FRAMEWORKS
+from tests.environments import FRAMEWORKS, start_in_idle_time
 
-_ROOT = Path(__file__).resolve().parents[1]
 _STARTED: list[subprocess.Popen[bytes]] = []
+_FILLS = Path(__file__).parent / "unit"
+"""Many short files. A third of them comes last, so that all processes of a session end at about the same time."""
 
 
 def _needed(item: pytest.Item) -> list[str]:
-    """Name the frameworks of a test, in the order in which they are made."""
+    """Return the frameworks of a test, in the order in which they are made."""
     return [name for name in FRAMEWORKS if f"{name}_python" in getattr(item, "fixturenames", ())]
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     order = {name: place for place, name in enumerate(FRAMEWORKS, 1)}
-    last: dict[Path, int] = {}
+    files: dict[Path, int] = {}
     for item in items:
-        last[item.path] = max([last.get(item.path, 0), *(order[name] for name in _needed(item))])
-    items.sort(key=lambda item: last[item.path])
+        files[item.path] = max([files.get(item.path, 0), *(order[name] for name in _needed(item))])
+    short = [path for path, place in files.items() if place == 0 and path.is_relative_to(_FILLS)]
+    files.update(dict.fromkeys(short, -1))
+    if any(place > 0 for place in files.values()):
+        files.update(dict.fromkeys(short[2 * len(short) // 3 :], len(order) + 1))
+    items.sort(key=lambda item: files[item.path])
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    if session.config.option.collectonly:
+    worker = os.environ.get("PYTEST_XDIST_WORKER")
+    if session.config.option.collectonly or worker not in {None, "gw0"}:
         return
     needed = {name for item in session.items for name in _needed(item)}
     if needed:
-        words = [sys.executable, "-m", "tests.environments", *(name for name in FRAMEWORKS if name in needed)]
-        _STARTED.append(subprocess.Popen(words, cwd=_ROOT, stdin=subprocess.DEVNULL, start_new_session=True))
-
-
-def pytest_sessionfinish() -> None:
-    for process in _STARTED:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-    _STARTED.clear()
+        # Not until the end of a worker of xdist: the first of them ends while others may still wait for a framework.
+        session_pid = os.getpid() if worker is None else os.getppid()
+        _STARTED.append(start_in_idle_time([name for name in FRAMEWORKS if name in needed], until_end_of=session_pid))
 
 
 def _python(name: str, config: pytest.Config) -> str:
