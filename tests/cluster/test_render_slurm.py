@@ -15,7 +15,11 @@ from tests.cluster.slurm_jobs import until
 ROOT = Path(__file__).parents[2]
 DIGITS = ROOT / "scripts" / "examples" / "digits_ddp.py"
 SHOWS = "scontrol show job --details --oneliner $SLURM_JOB_ID; printf '<%s>' \"$@\""
-pytestmark = pytest.mark.timeout(240)
+# A script is the same under every tracker.
+pytestmark = [
+    pytest.mark.timeout(240),
+    pytest.mark.parametrize("slurm", ["cgroup"], indirect=True, scope="session"),
+]
 
 
 @pytest.fixture(scope="module")

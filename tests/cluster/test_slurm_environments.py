@@ -16,6 +16,9 @@ from distlaunch.core.model.host_list import expand_nodelist
 from distlaunch.planning.clusters import slurm as source
 from distlaunch.transport.slurm.step import node_list
 
+pytestmark = pytest.mark.parametrize("slurm", ["linuxproc"], indirect=True, scope="session")
+"""Environments are the same under every tracker."""
+
 DATA = Path(__file__).parents[1] / "data" / "slurm"
 
 # Every process writes its environment to CAPTURES/JOB/LABEL/PROCID, and every job what Slurm itself says of it.
@@ -163,7 +166,7 @@ def jobs(slurm) -> dict[str, Job]:
     for name, done in zip(queued, slurm.wait(*queued.values()), strict=True):
         assert done.state == "COMPLETED", (name, done)
     found = {name: job_of(slurm, slurm.work / name, command) for name, command in commands.items()}
-    if os.environ.get("RECORD") and slurm.tracker == "linuxproc":
+    if os.environ.get("RECORD"):
         record(slurm, found)
     return found
 
@@ -280,12 +283,6 @@ def test_a_request_for_uneven_gpus_is_granted_unevenly(jobs):
     assert [len(numbers) for numbers in jobs["uneven-gpus"].gpus.values()] == [3, 1]
     masks = [environ["CUDA_VISIBLE_DEVICES"] for environ in jobs["srun-uneven-gpus"].environs["step"]]
     assert masks == ["0,1,2"] * 4 + ["0"]
-
-
-def test_a_task_is_tracked_as_the_test_bed_was_asked_to(slurm):
-    groups = slurm.srun("-n1", "cat", "/proc/self/cgroup").splitlines()
-    (freezer,) = [line.split(":")[2] for line in groups if ":freezer:" in line] or ["/"]
-    assert bool(re.fullmatch(r"/slurm_n1/uid_0/job_\d+/step_0", freezer)) == (slurm.tracker == "cgroup")
 
 
 # --- recording -------------------------------------------------------------------------------------------------------

@@ -30,6 +30,12 @@ def placed(told) -> list[tuple[str, str, str]]:
     return [(each["SLURMD_NODENAME"], each["LOCAL_RANK"], each["CUDA_VISIBLE_DEVICES"]) for each in told]
 
 
+def test_a_task_is_tracked_as_the_test_bed_was_asked_to(slurm):
+    groups = slurm.srun("-n1", "cat", "/proc/self/cgroup").splitlines()
+    (freezer,) = [line.split(":")[2] for line in groups if ":freezer:" in line] or ["/"]
+    assert bool(re.fullmatch(r"/slurm_n1/uid_0/job_\d+/step_0", freezer)) == (slurm.tracker == "cgroup")
+
+
 def test_a_batch_script_has_workers_on_all_nodes_whatever_was_asked_for_its_tasks(slurm):
     jobs = {
         "four": (Job(slurm, "-N4 --gpus-per-node=2"), 8),

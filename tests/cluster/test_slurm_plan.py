@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+# A plan is the same under every tracker.
+pytestmark = pytest.mark.parametrize("slurm", ["cgroup"], indirect=True, scope="session")
 COMMAND = f"{shlex.quote(sys.executable)} -m distlaunch"
 SCRIPT = (
     "import os; print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'], os.environ['CUDA_VISIBLE_DEVICES'])"

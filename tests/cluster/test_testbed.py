@@ -129,12 +129,14 @@ def test_down_finds_what_a_killed_keeper_left(held):
     assert held.traces() == []
 
 
+@pytest.mark.parametrize("held", ["cgroup"], indirect=True)
 def test_down_leaves_what_others_hold(held):
     assert f"{held.directory} is held" in down()
     assert held.keeper.poll() is None
     assert subprocess.run([*held.enter, "srun", "-n1", "true"], env=held.env, timeout=30).returncode == 0
 
 
+@pytest.mark.parametrize("held", ["cgroup"], indirect=True)
 def test_down_ends_a_named_one_though_it_is_held(held):
     down(held.directory)
     assert held.keeper.wait(timeout=30) == 0
@@ -167,6 +169,7 @@ def test_a_group_that_vanishes_meanwhile_needs_no_thaw(tmp_path):
     assert [(tmp_path / name / "freezer.state").read_text() for name in ("a", "c")] == ["THAWED"] * 2
 
 
+@pytest.mark.parametrize("held", ["cgroup"], indirect=True)
 def test_two_at_once_know_nothing_of_each_other(held):
     other = Held("linuxproc")
     try:

@@ -23,7 +23,6 @@ print("rank", rank, "of", os.environ["WORLD_SIZE"])
     "words",
     [
         ("train", "--num-procs", "2", "--format", "plain"),
-        ("torchrun", "--nproc-per-node", "2"),
         ("accelerate", "launch", "--num_processes", "2", "--cpu"),
     ],
     ids=lambda words: words[0],

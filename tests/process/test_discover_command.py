@@ -37,11 +37,7 @@ def test_a_command_from_a_variable_may_have_secret_words_and_is_never_shown(dist
     env = {"DISTLAUNCH_DISCOVER": f"{command}; : sesame"}
     if command.startswith("exit"):
         env = {"DISTLAUNCH_DISCOVER": f": sesame; {command}"}
-    for words in (
-        ["plan", "--explain"],
-        ["plan", "--explain", "--format", "json"],
-        ["train", "--explain", "--dry-run"],
-    ):
+    for words in (["plan", "--explain", "--format", "json"], ["train", "--explain", "--dry-run"]):
         result = distlaunch.run([*words, "t.py"], env=env)
         assert "DISTLAUNCH_DISCOVER" in result.stdout + result.stderr
         assert "sesame" not in result.stdout + result.stderr

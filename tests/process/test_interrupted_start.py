@@ -12,7 +12,7 @@ import pytest
 import distlaunch
 from tests.launcher import default_signals
 
-MOMENTS = 50
+MOMENTS = 25
 
 
 def interrupted(words: list[str], after_s: float) -> tuple[int, str]:

@@ -59,8 +59,7 @@ def test_without_one_only_a_failed_job_bounds_the_wait(code, wait):
     assert wind_up(code) == (f"waits {wait} False\nwent on\n", 0)
 
 
-@pytest.mark.parametrize("command", ["train", "torchrun"])
-@pytest.mark.parametrize("code", [0, 7])
+@pytest.mark.parametrize(("command", "code"), [("train", 0), ("train", 7), ("torchrun", 7)])
 def test_signals_after_the_verdict_change_neither_exit_code_nor_report(distlaunch, command, code):
     words = ["train", "--num-procs", "2"] if command == "train" else ["torchrun", "--log-dir", "logs", "--nproc-per-node", "2"]  # fmt: skip
     (distlaunch.work / "ends.py").write_text(f"import sys; print('here', flush=True); sys.exit({code})")

@@ -7,11 +7,11 @@ import signal
 
 import pytest
 
-JOBS = 20
+JOBS = 10
 WORKERS = 1024
 
 
-def test_twenty_jobs_at_once_all_succeed_with_different_ports(job):
+def test_ten_jobs_at_once_all_succeed_with_different_ports(job):
     """The workers of all wait at a FIFO until the last have started."""
     gate = job.work / "gate"
     os.mkfifo(gate)
@@ -36,11 +36,11 @@ def test_1024_workers_start_and_end(job):
     assert ended == set(range(WORKERS))
 
 
-@pytest.mark.timeout(180)
-def test_1024_workers_of_which_one_is_left_leave_no_descriptor_and_no_thread(job):
+def test_workers_that_have_ended_leave_no_descriptor_and_no_thread(job):
+    workers = 128
     script = '[ "$RANK" = 7 ] || exit 0; exec sleep 1000'
-    running = job.start("--no-python", "/bin/sh", "-c", script, procs=WORKERS)
-    running.wait_event("worker_exited", count=WORKERS - 1, timeout=120)
+    running = job.start("--no-python", "/bin/sh", "-c", script, procs=workers)
+    running.wait_event("worker_exited", count=workers - 1, timeout=60)
     for pid in (running.pid, job.spawner_of(running)):
         descriptors = running.wait_for(lambda pid=pid: _few(pid), f"few descriptors of {pid}")
         assert descriptors

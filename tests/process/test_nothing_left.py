@@ -25,6 +25,8 @@ KINDS = [
     "hopping",
     "swarm",
 ]
+SOME_KINDS = ["clean_daemon", "deaf", "swarm"]
+"""One found by its cookie alone, one that has to be killed, and one that grows. Ends that share a sweep need no more."""
 GRACE_S = 0.5
 CHAOS = Path(__file__).parents[2] / "scripts" / "chaos"
 
@@ -63,12 +65,14 @@ def test_after_a_job_that_went_well(job, distlaunch, kind):
     distlaunch.assert_no_survivors(within_s=5)
 
 
+@pytest.mark.parametrize("kind", SOME_KINDS, indirect=True)
 def test_after_a_failure(job, distlaunch, kind):
     result = job.run("leaves.py", "--ranks", "0,1", kind, "3", options=["--failure-grace", str(GRACE_S)])
     assert result.returncode == 3, result.stderr
     distlaunch.assert_no_survivors(within_s=5)
 
 
+@pytest.mark.parametrize("kind", SOME_KINDS, indirect=True)
 def test_after_term(distlaunch, leaving):
     running = leaving("--grace", str(GRACE_S))
     running.send_signal(signal.SIGTERM)
@@ -77,7 +81,7 @@ def test_after_term(distlaunch, leaving):
     distlaunch.assert_no_survivors(within_s=5)
 
 
-@pytest.mark.parametrize("lonely", ["session", "daemon", "deaf", "stopped", "bomb", "clean_daemon"])
+@pytest.mark.parametrize("lonely", ["session", "stopped", "bomb", "clean_daemon"])
 def test_what_an_ended_worker_has_left_runs_on_with_the_others_and_ends_with_them(job, distlaunch, lonely):
     running = job.start("leaves.py", "--ranks", "0", lonely, "0", options=["--grace", str(GRACE_S)])
     job.await_ready(running)
@@ -88,7 +92,7 @@ def test_what_an_ended_worker_has_left_runs_on_with_the_others_and_ends_with_the
     distlaunch.assert_no_survivors()
 
 
-@pytest.mark.parametrize("theirs", sorted({*KINDS} - {"hopping", "swarm"}))
+@pytest.mark.parametrize("theirs", ["child", "clean_daemon", "renamed", "stopped"])
 def test_what_another_worker_has_started_lives_on_when_a_worker_ends(job, distlaunch, theirs):
     running = job.start("leaves.py", "--ranks", "0", theirs, "check")
     job.await_ready(running)
@@ -110,6 +114,7 @@ def test_after_kill_9_of_the_launcher(distlaunch, leaving):
     distlaunch.assert_no_survivors(within_s=GRACE_S + 5)
 
 
+@pytest.mark.parametrize("kind", SOME_KINDS, indirect=True)
 def test_after_kill_9_of_the_launchers_process_group(distlaunch, job, kind):
     options = ["--failure-grace", str(GRACE_S)]
     running = job.start("leaves.py", "--ranks", "0,1", kind, "wait", options=options, start_new_session=True)
@@ -129,6 +134,7 @@ def test_after_kill_9_of_the_spawner(distlaunch, job, leaving):
     distlaunch.assert_no_survivors(within_s=5)
 
 
+@pytest.mark.parametrize("kind", SOME_KINDS, indirect=True)
 def test_after_kill_9_of_a_worker(distlaunch, job, leaving):
     running = leaving()
     os.kill(int(job.sign("ready-1")), signal.SIGKILL)
@@ -319,10 +325,10 @@ def test_a_launcher_within_a_worker_goes_with_it(job, distlaunch, victim):
 def test_kill_9_at_random_instants(clean_env):
     """A short form of what ``scripts/chaos --kills 200`` does; the seed is in the output."""
     done = subprocess.run(
-        [sys.executable, CHAOS, "--kills", "25"], env=clean_env, capture_output=True, text=True, timeout=110
+        [sys.executable, CHAOS, "--kills", "10"], env=clean_env, capture_output=True, text=True, timeout=110
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "25 kills" in done.stdout
+    assert "10 kills" in done.stdout
 
 
 @pytest.mark.parametrize("grace", ["5", "0"], ids=["asked", "killed"])

@@ -78,7 +78,6 @@ def test_what_all_workers_share_is_repeated_only_with_expand(distlaunch):
     ("words", "world_size", "devices"),
     [
         (["--device", "cuda"], None, None),
-        (["--num-gpus", "4"], 4, None),
         (["--gpus-per-node", "8"], 8, None),
         (["--gpus", "0,2"], 2, ["0", "2"]),
         (["--hosts", "localhost:4", "--device", "cuda"], 4, None),

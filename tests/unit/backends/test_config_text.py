@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from distlaunch.backends.config_file import read_document
 from distlaunch.core.errors import ConfigError
+from tests.examples import examples
 
 KEYS = st.text(string.ascii_letters + "_", min_size=1, max_size=12).filter(
     lambda key: yaml.safe_load(f"{key}: 1") == {key: 1}
@@ -32,7 +33,7 @@ TREES = st.dictionaries(
 )
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(60))
 @given(TREES, st.booleans())
 @example({"key": "word " * 40 + "it's: #"}, True)
 @example({"key": "é" + "word " * 40}, False)
@@ -224,7 +225,7 @@ PIECES = st.sampled_from([
 ])  # fmt: skip
 
 
-@settings(deadline=None, max_examples=1000)
+@settings(deadline=None, max_examples=examples(150))
 @given(st.lists(PIECES, max_size=8).map("".join))
 def test_what_is_read_means_what_pyyaml_makes_of_it(value):
     text = f"k: {value}"
@@ -236,7 +237,7 @@ def test_what_is_read_means_what_pyyaml_makes_of_it(value):
 
 
 @given(st.text(max_size=200))
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(60))
 def test_whatever_stands_there_is_read_or_refused(text):
     try:
         read_document(text, "c.yaml")

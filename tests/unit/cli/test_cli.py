@@ -19,6 +19,7 @@ from distlaunch.cli.option import Option
 from distlaunch.cli.option_table import GROUP_TITLES, PLAN_OPTIONS, TRAIN_OPTIONS
 from distlaunch.cli.pages import PAGES
 from distlaunch.core.errors import LaunchError, UsageError
+from tests.examples import examples
 
 VALUES = {
     "text": ["x", "a b", "A=1", "\udcff", "-", ""],
@@ -105,14 +106,14 @@ def through_typer(command: str, words: list[str], environ: dict[str, str]):
     return seen[0]
 
 
-@settings(deadline=None, max_examples=150, database=None)
+@settings(deadline=None, max_examples=examples(40), database=None)
 @given(words=command_lines(TRAIN_OPTIONS), environ=environments())
 def test_typer_and_the_quick_parser_make_the_same_of_train(words, environ):
     expected = outcome(lambda: parser.parse_train(words, environ))
     assert outcome(lambda: through_typer("train", words, environ)) == expected
 
 
-@settings(deadline=None, max_examples=50, database=None)
+@settings(deadline=None, max_examples=examples(25), database=None)
 @given(words=command_lines(PLAN_OPTIONS), environ=environments())
 def test_typer_and_the_quick_parser_make_the_same_of_plan(words, environ):
     expected = outcome(lambda: parser.parse_plan(words, environ))

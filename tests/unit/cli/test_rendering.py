@@ -17,6 +17,7 @@ from distlaunch.cli.option_table import GROUP_TITLES, HELP_FLAGS, TRAIN_OPTIONS
 from distlaunch.core.errors import LaunchError, UsageError
 from distlaunch.core.model.record import fields_of, replace
 from distlaunch.render.request import RenderOptions
+from tests.examples import examples
 
 OWN = [option for option in ALL_OPTIONS if option not in TRAIN_OPTIONS]
 TEXTS = st.text(st.characters(exclude_characters="\0"), min_size=1)
@@ -53,7 +54,7 @@ def spellings():
     return st.tuples(words, script).map(lambda parts: [*parts[0], *parts[1]])
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(50))
 @given(spellings())
 def test_options_that_are_spelled_again_are_the_same(words):
     options = parser.parse_train(words, {})
@@ -137,7 +138,7 @@ WORDS = ["--image=x", "--image", "--out", "f", "--out=f", "--pvc=a:/a", "--pvc",
          "--num_nodes=2", "--token_secret=t", "--partition=p", "--runtime=r", "--nmae=x", "--", "t.py", "-x", "A=1"]  # fmt: skip
 
 
-@settings(deadline=None, max_examples=60, database=None)
+@settings(deadline=None, max_examples=examples(25), database=None)
 @given(
     target=st.sampled_from([*TARGETS]),
     words=st.lists(st.sampled_from(WORDS), max_size=5),

@@ -4,6 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distlaunch.console.folding import Folder
+from tests.examples import examples
 
 LINES = st.lists(st.sampled_from([b"", b"a", b"b", b"epoch 1", b"x" * 300]), min_size=1, max_size=30)
 
@@ -137,7 +138,7 @@ def test_what_waits_is_bounded_when_one_rank_floods():
     assert pending * 100 < 2 << 20
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(
     st.lists(
         st.tuples(st.integers(0, 2), LINES, st.booleans(), st.sampled_from([1, 1, 1, 40])),

@@ -6,6 +6,8 @@ import json
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
+
 
 def records(shown: bytes) -> list[dict]:
     assert not shown or shown.endswith(b"\n")
@@ -105,7 +107,7 @@ def test_a_bar_after_a_partial_record_ends_that_record(memory):
     assert found == [("loading", True), ("", None), ("20%", None)]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 1), st.integers(1, 2), st.binary(max_size=40), st.floats(0, 0.6)), max_size=20)
 )

@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distlaunch.console.repeated_blocks import Repeats, alike, without_rank
+from tests.examples import examples
 
 PEER = "[rank{0}]: RuntimeError: [../gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:{1}"
 
@@ -164,7 +165,7 @@ def test_only_torchs_own_prefix_is_taken_off():
 LINES = st.sampled_from([b"alpha", b"beta line", b"gamma", b"delta", b"epsilon"])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(st.tuples(st.sampled_from([0, 1, 2, frozenset({0, 1}), frozenset({1, 2})]), st.lists(LINES, max_size=6), st.floats(0, 0.6)), max_size=30))  # fmt: skip
 def test_each_ranks_own_order_never_changes(calls):
     shown = Shown()

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from distlaunch.console import repeated_blocks
 from distlaunch.console.console import open_console
 from distlaunch.core.model.text import format_ranks
+from tests.examples import examples
 
 
 def lines_of(shown: bytes, ranks: int) -> list[list[bytes]]:
@@ -66,7 +67,7 @@ CONTENT = st.one_of(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 2), CONTENT, st.floats(0, 0.2)), max_size=40))
 def test_unprefixed_output_is_what_each_rank_wrote_but_for_lines_drawn_over(memory, chunks):
     patched = pytest.MonkeyPatch()
@@ -85,7 +86,7 @@ def test_unprefixed_output_is_what_each_rank_wrote_but_for_lines_drawn_over(memo
     assert found == [in_a_file(text) for text in written]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     st.lists(
         st.tuples(st.integers(0, 2), st.sampled_from([b"a", b"bc", b"\n", b"d\n", b"e\nf"]), st.floats(0, 1)),

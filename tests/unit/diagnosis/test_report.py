@@ -14,6 +14,7 @@ from distlaunch.diagnosis.evidence import read_error_file
 from distlaunch.diagnosis.first_cause import diagnose, looks_like_consequence
 from distlaunch.diagnosis.model import WorkerEnd
 from distlaunch.diagnosis.report import diagnosis_record, one_line, render_report
+from tests.examples import examples
 
 TAIL = """\
 Traceback (most recent call last):
@@ -215,7 +216,7 @@ PIECES = st.sampled_from(
     st.one_of(st.none(), st.binary(max_size=200)),
     st.booleans(),
 )
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_whatever_a_worker_writes_the_report_is_short_and_safe(tail, returncode, error_file, told):
     end = WorkerEnd(
         rank=0,
@@ -269,7 +270,7 @@ JSON = st.recursive(
 
 
 @given(JSON)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_error_file_of_any_shape_does_no_harm(value):
     data = json.dumps(value).encode()
     for raised in read_error_file(data):

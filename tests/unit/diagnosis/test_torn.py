@@ -150,7 +150,8 @@ def assert_no_markers_are_the_cause(diagnosis):
 @pytest.mark.parametrize("sample", ALL)
 def test_markers_are_never_the_cause_wherever_the_text_ends(end_of, sample, returncode):
     data = ALL[sample].encode()
-    for length in range(len(data) + 1):
+    # Every place once; with the other exit codes every seventh.
+    for length in range(0, len(data) + 1, 1 if returncode == ENDS[0] else 7):
         assert_no_markers_are_the_cause(explained(end_of, data[:length], returncode=returncode))
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,8 +9,9 @@ from hypothesis import strategies as st
 from distlaunch.core.errors import ConfigError
 from distlaunch.planning.hosts.hostfile import parse_hosts
 from distlaunch.planning.hosts.include_exclude import Chosen, apply_filters
+from tests.examples import examples
 
-EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "200"))
+EXAMPLES = examples(60)
 FOUR = "worker-0:4,worker-1:4,worker-2:2,worker-10:4"
 DOMAINS = "gpu1.a.x:2,gpu2.a.x:2,gpu2.b.x:2,fs-ib.a.x:2,[fe80::1]:2,10.0.0.1:2"
 

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import os
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,8 +7,9 @@ from hypothesis import strategies as st
 from distlaunch.core.errors import ConfigError
 from distlaunch.planning.allocation import Origin
 from distlaunch.planning.hosts.from_options import discovered_hosts, find
+from tests.examples import examples
 
-EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "200"))
+EXAMPLES = examples(60)
 
 
 def refused(**given_: object) -> ConfigError:

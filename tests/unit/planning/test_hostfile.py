@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,8 +9,9 @@ from hypothesis import strategies as st
 from distlaunch.core.errors import ConfigError
 from distlaunch.planning.allocation import Host
 from distlaunch.planning.hosts.hostfile import parse_hosts, read_hostfile, read_lines
+from tests.examples import examples
 
-EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "200"))
+EXAMPLES = examples(60)
 
 
 def brief(hosts: tuple[Host, ...]) -> list[tuple]:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.host_list import MOST_HOSTS, expand_nodelist, fold_counts, fold_hosts, parse_counts
+from tests.examples import examples
 
-EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "200"))
+EXAMPLES = examples(60)
 WHERE = "SLURM_JOB_NODELIST"
 
 

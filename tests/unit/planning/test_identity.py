@@ -1,14 +1,13 @@
 from __future__ import annotations
 
-import os
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distlaunch.planning.hosts.this_host import Identity, is_this_machine, names_in
+from tests.examples import examples
 
-EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "200"))
+EXAMPLES = examples(60)
 NODE = Identity(
     hostname="node1",
     fqdn="node1.a.example",

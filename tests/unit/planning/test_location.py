@@ -21,6 +21,7 @@ from distlaunch.planning.hosts.this_host import Identity
 from distlaunch.planning.local_topology import local_topology
 from distlaunch.planning.node_source import Location, check_lists, locate
 from distlaunch.planning.train_options import TrainOptions
+from tests.examples import examples
 
 CUDA = "CUDA_VISIBLE_DEVICES"
 
@@ -177,7 +178,7 @@ OPTIONS = st.fixed_dictionaries(
 )
 
 
-@settings(deadline=None, max_examples=300, database=None)
+@settings(deadline=None, max_examples=examples(60), database=None)
 @given(environ=st.dictionaries(st.sampled_from(MARKERS), VALUES, max_size=6), values=OPTIONS)
 def test_any_surroundings_give_a_plan_that_can_be_explained_or_an_error_of_one_line(make_facts, environ, values):
     identity = Identity(hostname="nodeA", addresses=("::1",))

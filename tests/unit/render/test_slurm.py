@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.unit.render.conftest import text_of
 
 SIZE = ["--gpus-per-node=2"]
@@ -148,7 +149,7 @@ def test_times_are_slurms(text, time, limit, signal):
     assert (found["time"], found["signal"]) == (limit, f"B:USR1@{signal}")
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(st.lists(st.text(st.characters(exclude_characters="\0")).filter(lambda word: "\r\n" not in word), max_size=5))
 def test_the_shell_passes_every_word_on(tmp_path_factory, arguments):
     try:

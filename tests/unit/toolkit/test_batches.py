@@ -7,6 +7,8 @@ import pickle
 import numpy as np
 import pytest
 
+from tests.examples import examples
+
 torch = pytest.importorskip("torch")
 
 from hypothesis import given, settings  # noqa: E402
@@ -38,7 +40,7 @@ def taken(workers, samples, batch_size, batches, state=None):
     return found, everyone[0].state_dict()
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(25))
 @given(
     before=st.integers(1, 5),
     after=st.integers(1, 5),

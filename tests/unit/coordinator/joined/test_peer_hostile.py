@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from distlaunch.core.protocol import agent_messages as m
 from distlaunch.core.protocol import launcher_messages as p
 from distlaunch.core.protocol.codec import VERSION, encode
+from tests.examples import examples
 from tests.unit.coordinator.joined.peering import (
     CLOSED,
     FORGED,
@@ -91,7 +92,7 @@ def check(peer: Peering) -> None:
                 assert message.pythons == (sys.executable,)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=STEPS, end=st.sampled_from([VERDICT, VERDICT, CLOSED]))
 def test_whatever_a_coordinator_says_a_launcher_runs_its_own_command_and_ends(joiner, steps, end):
     def gone() -> None:
@@ -109,7 +110,7 @@ def test_whatever_a_coordinator_says_a_launcher_runs_its_own_command_and_ends(jo
         peer.free()
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(message=LIKELY, at=st.integers(0, 200), byte=st.integers(0, 255))
 def test_a_message_with_a_byte_changed_does_no_harm(joiner, message, at, byte):
     data = bytearray(encode(message))

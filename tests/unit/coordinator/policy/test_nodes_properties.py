@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from distlaunch.coordinator.policy import events_and_actions as p
 from distlaunch.core.protocol import agent_messages as m
+from tests.examples import examples
 
 # Some hundred histories each, on a machine that others may use.
 pytestmark = pytest.mark.timeout(400)
@@ -290,7 +291,7 @@ def check_end(world: World) -> None:
 
 
 @given(data=st.data(), hosts=st.integers(1, 6), max_restarts=st.integers(0, 2))
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(50), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_a_job_of_fixed_size_ends_once_and_as_promised(make_nodes, data, hosts, max_restarts):
     job = make_nodes(hosts, per_node=2, max_restarts=max_restarts)
     world = run(job, data)
@@ -309,7 +310,7 @@ def test_a_job_of_fixed_size_ends_once_and_as_promised(make_nodes, data, hosts, 
     discover=st.booleans(),
     max_restarts=st.integers(0, 1),
 )
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_an_elastic_job_ends_once_and_as_promised(make_nodes, data, hosts, least, most, discover, max_restarts):
     bounds = (min(least, hosts), max(least, min(most, hosts)))
     job = make_nodes(hosts, per_node=1, bounds=bounds, discover=discover, max_restarts=max_restarts)
@@ -317,7 +318,7 @@ def test_an_elastic_job_ends_once_and_as_promised(make_nodes, data, hosts, least
 
 
 @given(data=st.data(), hosts=st.integers(2, 6), spares=st.integers(1, 3))
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_a_job_with_spares_ends_once_and_as_promised(make_nodes, data, hosts, spares):
     wanted = max(1, hosts - spares)
     check_end(run(make_nodes(hosts, per_node=1, bounds=(wanted, wanted), max_restarts=1), data))

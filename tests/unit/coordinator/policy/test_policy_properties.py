@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from distlaunch.coordinator.policy import events_and_actions as p
 from distlaunch.core.model.record import replace
 from distlaunch.core.protocol import agent_messages as m
+from tests.examples import examples
 
 TOLD = (-15, 143, 0, 1, -9)
 
@@ -127,7 +128,7 @@ class World:
     max_restarts=st.integers(0, 2),
     scheduler=st.booleans(),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_whatever_happens_the_job_ends_once_and_as_promised(make_job, data, nodes, per_node, max_restarts, scheduler):
     job = make_job(nodes, per_node, max_restarts=max_restarts, repeated_term_kills=not scheduler)
     world = World(job, data)
@@ -160,7 +161,7 @@ def test_whatever_happens_the_job_ends_once_and_as_promised(make_job, data, node
     order=st.permutations(range(6)),
     returncodes=st.lists(st.sampled_from([0, 0, 1, 3, -9]), min_size=6, max_size=6),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_all_are_told_to_stop_exactly_once_and_only_if_somebody_failed(make_job, order, returncodes):
     job = make_job(nodes=3, per_node=2).run()
     for rank in order:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from distlaunch.coordinator.runtime.records import LineFilter
 from distlaunch.coordinator.runtime.run_directory import folder_name
 from distlaunch.core.model.run_files import TORCHRUN, TRAIN, is_our_folder, is_ours
+from tests.examples import examples
 
 
 @pytest.fixture
@@ -30,7 +31,7 @@ def test_lines_with_one_of_the_texts_are_copied_with_their_ranks_prefix(place):
     assert place.read_bytes() == b"[1]:a pear\n[0]:an apple\n[0]:the last pear\n"
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(25))
 @given(st.lists(st.binary(max_size=8)))
 def test_chunks_make_no_difference(place, chunks: list[bytes]):
     place.unlink(missing_ok=True)

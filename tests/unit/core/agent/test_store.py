@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distlaunch.core.agent.node.horovod_store import HOLD_S, Room, Scopes, Store, _Client, is_here
+from tests.examples import examples
 
 BOUND_S = 60.0
 
@@ -173,7 +174,7 @@ def test_a_value_larger_than_the_sockets_hold_comes_whole(port):
         assert answer(slow).endswith(value)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(
     pieces=st.lists(
         st.binary(max_size=200) | st.sampled_from([b"GET /a/b HTTP/1.1\r\n\r\n", b"\r\n\r\n", b"PUT /a/b "])

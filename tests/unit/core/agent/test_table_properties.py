@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 from distlaunch.core.agent.workers import worker_table as t
 from distlaunch.core.protocol import agent_messages as m
 from distlaunch.core.protocol import spawner_messages as w
+from tests.examples import examples
 
 
 @given(data=st.data(), ranks=st.integers(0, 4), attempts=st.integers(1, 2))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 def test_every_worker_is_reported_once_and_gone_comes_once_and_last(make_node, data, ranks, attempts):
     node = make_node()
     for attempt in range(attempts):

@@ -14,6 +14,7 @@ from distlaunch.core.model.record import Record, fields_of, replace
 from distlaunch.core.protocol import agent_messages as m
 from distlaunch.core.protocol import codec, spawner_messages
 from distlaunch.core.protocol.codec import Decoder, encode
+from tests.examples import examples
 
 PARTS = {cls.__name__: cls for cls in m.REMOTE_PARTS}
 TYPES = {
@@ -79,7 +80,7 @@ def refused(data: bytes) -> str:
 
 @pytest.mark.parametrize(("side", "cls"), [(side, cls) for side, types in TYPES.items() for cls in types])
 @given(data=st.data())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 def test_every_message_arrives_as_it_was_sent(side, cls, data):
     message = data.draw(messages_of(cls))
     [received] = decoder(side).feed(encode(message))
@@ -88,7 +89,7 @@ def test_every_message_arrives_as_it_was_sent(side, cls, data):
 
 
 @given(messages=st.lists(ANY_MESSAGE, max_size=4), data=st.data())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 def test_frames_may_come_in_any_pieces(messages, data):
     stream = b"".join(map(encode, messages))
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=5)))
@@ -235,7 +236,7 @@ def test_messages_before_the_garbage_are_still_given():
 
 
 @given(data=st.binary(max_size=200))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 def test_garbage_gives_messages_or_a_protocol_error_and_nothing_else(data):
     with contextlib.suppress(ProtocolError):
         assert all(isinstance(message, TYPES["agent"]) for message in read(data))
@@ -249,7 +250,7 @@ JSON = st.recursive(
 
 
 @given(data=st.data(), raw=st.binary(max_size=3))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_any_json_in_any_field_is_a_message_or_a_protocol_error(data, raw):
     cls = data.draw(st.sampled_from(TYPES["agent"]))
     body = {"t": cls.__name__, **{field: data.draw(JSON) for field, kind in fields_of(cls).items() if kind != "bytes"}}

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distlaunch.core.errors import ConfigError
 from distlaunch.planning.clusters.select import NAMES, files, select
+from tests.examples import examples
 
-EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "200"))
+EXAMPLES = examples(60)
 
 FAMILIES = [
     [f"OMPI_COMM_WORLD_{x}" for x in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")] + ["OMPI_MCA_orte_num_nodes", "PMIX_RANK", "PMIX_HOSTNAME"],
