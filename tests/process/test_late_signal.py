@@ -15,15 +15,15 @@ from tests.process.team import Team
 # The very end of ``launch.run_job``, with a console that tells how long it would have waited for its reader.
 SOURCE = """
 import os, signal
-from distlaunch import launching
 from distlaunch.coordinator.runtime.signal_pipe import SignalPipe
+from distlaunch.launch import process
 
 class Console:
     def close(self, *, timeout_s, hurried):
         print("waits", timeout_s, hurried(), flush=True)
         return 0
 
-with launching.closed_console(Console(), SignalPipe()) as ended:
+with process.closed_console(Console(), SignalPipe()) as ended:
     ended.append(CODE)
     SEND
 print("went on", flush=True)
