@@ -78,7 +78,7 @@ def stub(module: str, words: str) -> str:
     return f'exec("""{lines}""".replace("|",chr(10)))'
 
 
-STUB = stub("remote", "sys.argv[2]")
+STUB = stub("main", "sys.argv[2]")
 """For COUNT and WORD: of an agent that speaks over its stdin and stdout."""
 
 # $1 word, $2 count, $3 stub, then interpreters. The shell itself is mute: it would say what it was

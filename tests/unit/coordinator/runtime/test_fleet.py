@@ -314,7 +314,10 @@ def test_at_the_end_all_agents_are_told_to_leave_and_waited_for(nodes):
     assert not done.is_alive()
     assert all(link.closed for link in fleet.links.values())
     fleet.fleet.close = lambda: None
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith(("to n", "output"))]
+    left = [thread for thread in threading.enumerate() if thread.name.startswith(("to n", "output"))]
+    for thread in left:
+        thread.join(WITHIN_S)
+    assert not [thread for thread in left if thread.is_alive()]
 
 
 def test_what_threads_have_to_say_reaches_the_user(nodes):

@@ -42,7 +42,7 @@ def test_a_plain_shell_imports_no_source():
     code = (
         "import sys; from distlaunch.planning.clusters.select import select, files\n"
         "files({'PATH': '/bin'}); select({'PATH': '/bin', 'RANK': '3', 'TF_CONFIG': '{}'}, {})\n"
-        "print(*(n for n in sys.modules if 'planning.clusters' in n or n in {'json', 'distlaunch.planning.allocation'}))"
+        "print(*(n for n in sys.modules if n.startswith('distlaunch.planning.clusters.') and not n.endswith('.select') or n in {'json', 'distlaunch.planning.allocation'}))"
     )
     run = subprocess.run([sys.executable, "-I", "-S", "-c", f"import sys; sys.path.insert(0, {_root()!r})\n{code}"],
                          capture_output=True, text=True, check=True)  # fmt: skip
