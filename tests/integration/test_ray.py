@@ -35,7 +35,7 @@ SOON = ["--failure-grace", "1"]
 # Places bundles with GPUs and asks each node's agent; there are no such devices here, so that no job can use them.
 MASKS = """
 import json, os, select, sys
-from distlaunch.core.protocol import remote as r
+from distlaunch.core.protocol import agent_messages as r
 from distlaunch.core.protocol.codec import Decoder, encode
 from distlaunch.transport.connection import Target
 from distlaunch.transport.ray.nodes import RayPlaces
