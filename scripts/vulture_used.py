@@ -19,7 +19,7 @@ _ = (
 # found by name in the registry's table
 _ = (Accelerate, DeepSpeed, Fsdp, TensorFlow)
 
-# called by torch.distributed.checkpoint, on the files that we give it
+# called by torch.distributed.checkpoint, on the files, readers and planners that we give it
 _torch: Any = None
 for _ in ():
     _torch.create_stream  # noqa: B018
@@ -28,6 +28,19 @@ for _ in ():
     _torch.validate_checkpoint_id  # noqa: B018
     _torch.rm_file  # noqa: B018
     _torch.writable  # noqa: B018
+    _torch.seekable  # noqa: B018
+    _torch.readinto  # noqa: B018
+    _torch.find_class  # noqa: B018
+    _torch.reset  # noqa: B018
+    _torch.read_metadata  # noqa: B018
+    _torch.set_up_storage_reader  # noqa: B018
+    _torch.prepare_local_plan  # noqa: B018
+    _torch.prepare_global_plan  # noqa: B018
+    _torch.read_data  # noqa: B018
+    _torch.create_local_plan  # noqa: B018
+    _torch.load_bytes  # noqa: B018
+    _torch.memory_format  # noqa: B018
+    _torch.pin_memory  # noqa: B018
 
 # called and read by typer and click, by name
 app.command.collect_usage_pieces  # noqa: B018 - vulture takes a mention as a use

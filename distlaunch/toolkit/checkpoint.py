@@ -15,7 +15,6 @@ from typing import Any, NoReturn
 
 import torch
 from torch import nn
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from distlaunch.core.errors import ConfigError
@@ -23,6 +22,7 @@ from distlaunch.core.model.text import counted
 from distlaunch.toolkit.checkpoint_arguments import above_0, not_shared, several, steps_after
 from distlaunch.toolkit.checkpoint_asking import Asking
 from distlaunch.toolkit.checkpoint_group import Call, LostError, end_groups, new_groups, text_of
+from distlaunch.toolkit.checkpoint_reader import Planner, Reader
 from distlaunch.toolkit.checkpoint_signals import Requests
 from distlaunch.toolkit.checkpoint_state import Nested, Stateful, Trained, stateful_part
 from distlaunch.toolkit.checkpoint_store import CheckpointError, Store, describe, some, steps_of, store_for
@@ -68,9 +68,15 @@ class Checkpoint:
         every_s: float | None = None,
         keep: int = 3,
         background: bool = True,
+        trust: bool = False,
         **parts: Stateful,
     ) -> None:
-        """``background``: write in a thread, from a copy on the CPU, while the training goes on."""
+        """``background``: write in a thread, from a copy on the CPU, while the training goes on.
+
+        ``trust``: save and load objects of any class. Loading them can execute code: only for checkpoints that you have
+        written yourself. Without it, a checkpoint holds tensors, numbers, texts, numpy's arrays, and Python's lists,
+        dictionaries and the like; a save refuses anything else, and a resume executes nothing that a checkpoint names.
+        """
         above_0("keep", keep, whole=True)
         if every is not None:
             above_0("every", every, whole=True)
@@ -78,12 +84,13 @@ class Checkpoint:
             above_0("every_s", every_s, whole=False)
         named = {"scheduler": scheduler, "scaler": scaler, "sampler": sampler, **parts}
         stateful = {name: stateful_part(name, part) for name, part in named.items() if part is not None}
-        self._trained = Trained(model, several(optimizer), stateful)
+        self._trained = Trained(model, several(optimizer), stateful, trust=trust)
+        self._trust = trust
         self._sampler = sampler
         self._every, self._every_s, self._background = every, every_s, background
         self._group, writing = new_groups()
         self._store = store_for(where)
-        self._writing = Writing(writing, self._store, self._claim(), keep=keep, kinds=self._trained.kinds)
+        self._writing = Writing(writing, self._store, self._claim(), keep=keep, kinds=self._trained.kinds, trust=trust)
         self._requests = Requests()
         self._asking = Asking(time.monotonic())
         self._resumed = self._closed = False
@@ -185,34 +192,40 @@ class Checkpoint:
         """Have the parts that can refuse come first: nothing of model and optimizer has been changed by then."""
         where, trained, rank, world_size = self._store.where(name), self._trained, self._group.rank, self._group.size
         was = int(manifest["world_size"])
-        metadata = self._group.agree(where, lambda: self._store.reader(name).read_metadata())
+        reader = self._group.agree(where, lambda: Reader(self._store, name, manifest["files"], trust=self._trust))
+        metadata = reader.metadata
         groups = self._group.agree(where, lambda: trained.groups_template(metadata))
         if groups:
-            self._group.agree(where, lambda: self._read(name, groups))
+            self._group.agree(where, lambda: self._read(reader, groups))
         said = self._group.agree(where, lambda: trained.check_model(groups, metadata))
         said += self._group.agree(where, lambda: trained.match_groups(groups, metadata, manifest.get("optimizers")))
         state = self._group.agree(where, lambda: trained.template(metadata))
+        tensors = {key: value for key, value in state.items() if value is not None}
+        values: Nested = {key: None for key in state if key not in tensors}
+        if values:
+            self._group.agree(where, lambda: self._read(reader, values))
         own = self._group.agree(where, lambda: trained.own_template(metadata, rank, was))
-        self._group.agree(where, lambda: self._read(name, own))
+        self._group.agree(where, lambda: self._read(reader, own))
+        self._group.agree(where, lambda: trained.unpickle_own(own, reader.unpickled))
         said += self._group.agree(where, lambda: trained.take_own(own, rank, was, world_size))
-        self._group.agree(where, lambda: self._read(name, state))
-        self._group.agree(where, lambda: trained.take(state, metadata))
+        self._group.agree(where, lambda: self._read(reader, tensors))
+        self._group.agree(where, lambda: trained.take({**values, **tensors}, metadata))
         if was != world_size:
             said.append(f"was made by {counted(was, 'worker')}, and is read by {world_size:,}")
         if (converted := trained.converted(metadata)) is not None:
             said.append(f"has other types of numbers: {converted}")
         for text in said:
             self._say(f"{where} {text}")
-        trained.restore_random()
+        self._group.agree(where, trained.restore_random)
         if hasattr(self._sampler, "before_first"):  # a DataLoader draws a number when an iteration begins
             self._sampler.before_first = trained.restore_random
 
-    def _read(self, name: str, state: Nested) -> None:
+    def _read(self, reader: Reader, state: Nested) -> None:
         """Read into ``state``, all workers together: nothing that may fail on one alone goes before it unagreed."""
         load(
             state,
-            storage_reader=self._store.reader(name),
-            planner=DefaultLoadPlanner(),
+            storage_reader=reader,
+            planner=Planner(),
             process_group=self._group.handle,
             no_dist=self._group.handle is None,
         )
@@ -441,7 +454,7 @@ class Checkpoint:
 
 def _age(saved_s: object) -> str:
     """Return how long ago a time of the clock was, as ``, saved 5 min ago``; nothing if that is not known."""
-    if not isinstance(saved_s, int | float):
+    if not isinstance(saved_s, int | float) or not 0 <= saved_s < 1 << 40:
         return ""
     ago_s = max(0, int(time.time() - saved_s))
     for size_s, unit in ((86_400, "days"), (3600, "h"), (60, "min")):

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, BinaryIO
 
 from torch import distributed as dist
-from torch.distributed.checkpoint.filesystem import FileSystemBase, FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.filesystem import FileSystemBase, FileSystemWriter
 
 from distlaunch.core.errors import ConfigError
 from distlaunch.toolkit.checkpoint_store import (
@@ -213,13 +213,6 @@ class Bucket(Store):
         writer.fs = _Objects(self._fs)  # type: ignore[assignment]
         writer.path = f"{self._path}/{folder}"
         return writer
-
-    def reader(self, folder: str) -> FileSystemReader:
-        """Read through fsspec."""
-        reader = FileSystemReader(folder)
-        reader.fs = _Objects(self._fs)  # type: ignore[assignment]
-        reader.path = f"{self._path}/{folder}"
-        return reader
 
 
 class _Objects(FileSystemBase):

@@ -17,7 +17,7 @@ from collections.abc import Collection, Generator
 from contextlib import contextmanager, suppress
 from typing import Any, BinaryIO
 
-from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemWriter
 
 from distlaunch.core.errors import ConfigError
 from distlaunch.toolkit.checkpoint_store import (
@@ -285,10 +285,6 @@ class Folder(Store):
         writer.fs = _Files()
         return writer
 
-    def reader(self, folder: str) -> FileSystemReader:
-        """Read."""
-        return FileSystemReader(f"{self.root}/{folder}")
-
 
 _folders: weakref.WeakSet[Folder] = weakref.WeakSet()
 
@@ -345,8 +341,13 @@ def _identity(path: str) -> tuple[int, int] | None:
 
 
 def _open_regular(path: str, flags: int) -> int:
-    """Refuse what is no file: reading a FIFO would wait for who writes to it."""
-    descriptor = os.open(path, flags | os.O_NONBLOCK)
+    """Open a file. Raises NotAFileError for anything else: a FIFO would wait, and a link leads out of the folder."""
+    try:
+        descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise NotAFileError(errno.ELOOP, "a symbolic link") from error
+        raise
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise NotAFileError(errno.EINVAL, "not a regular file")

@@ -109,7 +109,8 @@ class Group:
             result = work()
         except CheckpointException as failure:  # torch's, of all workers, and no Exception
             rank, (cause, _) = min(failure.failures.items())
-            problem = CheckpointError, f"{where}: rank {rank}: {text_of(cause)}"
+            why = cause.message if isinstance(cause, CheckpointError) else text_of(cause)
+            problem = CheckpointError, f"{where}: rank {rank}: {why}"
         except ConfigError as failure:
             problem = ConfigError, f"{where} {failure.message}"
         except CheckpointError as failure:

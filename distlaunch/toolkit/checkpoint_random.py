@@ -21,6 +21,14 @@ def random_states() -> dict[str, Any]:
     return states
 
 
+def check_random_states(states: dict[str, Any]) -> None:
+    """Raise ValueError for a state that numpy would take, and then read behind its end."""
+    if "numpy" in states:
+        name, numbers, position, *_ = states["numpy"]
+        if name != "MT19937" or not 0 <= position <= len(numbers):
+            raise ValueError("the random state of numpy is none")
+
+
 def set_random_states(states: dict[str, Any]) -> None:
     """Set what ``random_states`` has read."""
     random.setstate(states["python"])

@@ -8,8 +8,7 @@ is here: an optimizer that has not stepped has no state, and torch would step it
 
 from __future__ import annotations
 
-import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any, Protocol
@@ -24,8 +23,9 @@ from torch.nn.parallel import DistributedDataParallel
 from distlaunch.core.errors import ConfigError
 from distlaunch.toolkit.checkpoint_own import Taken, canonical, digests, unshared
 from distlaunch.toolkit.checkpoint_parts import joined, kept, split, unwrapped
-from distlaunch.toolkit.checkpoint_random import set_random_states
+from distlaunch.toolkit.checkpoint_random import check_random_states, set_random_states
 from distlaunch.toolkit.checkpoint_store import some
+from distlaunch.toolkit.checkpoint_types import check_saved
 from distlaunch.toolkit.optimizer_state import differing_classes, load_optimizer_state, match_groups
 from distlaunch.toolkit.sharded_tensors import is_sharded
 
@@ -49,9 +49,15 @@ class Trained:
     """All that decides the next step."""
 
     def __init__(
-        self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], parts: Mapping[str, Stateful]
+        self,
+        model: nn.Module,
+        optimizers: Sequence[torch.optim.Optimizer],
+        parts: Mapping[str, Stateful],
+        *,
+        trust: bool = False,
     ) -> None:
-        """Raise ConfigError for what could be saved, but not be loaded again."""
+        """Raise ConfigError for what could be saved, but not be loaded again. ``trust``: objects of any class can."""
+        self._trust = trust
         self.model = model
         self.optimizers = list(optimizers)
         self.parts = dict(parts)
@@ -75,19 +81,28 @@ class Trained:
             _refuse_owned(self.model)
         own = {} if alone else unshared(self.model, model)
         for group in optimizer["param_groups"]:
-            group.update({key: kept(value, f"the optimizer's {key}") for key, value in group.items()})
+            group.update({key: self._kept(value, f"the optimizer's {key}") for key, value in group.items()})
         for name, state in optimizer["state"].items():
-            optimizer["state"][name] = {key: kept(value, f"{name}.{key}") for key, value in state.items()}
+            optimizer["state"][name] = {key: self._kept(value, f"{name}.{key}") for key, value in state.items()}
         return Taken(
-            model={name: kept(value, name) for name, value in model.items()},
+            model={name: self._kept(value, name) for name, value in model.items()},
             optimizer=optimizer if self.optimizers else None,
             classes=self._classes(),
             tied=tied(self.model),
-            parts={name: split(part.state_dict()) for name, part in self.parts.items()},
+            parts={name: split(self._checked(part.state_dict(), name)) for name, part in self.parts.items()},
             own=own,
             digests=digests(own),
             for_all=isinstance(self.model, DistributedDataParallel),
         )
+
+    def _checked(self, value: Any, name: str) -> Any:
+        """Return a value. Raises ConfigError if a resume would refuse to load it."""
+        if not self._trust:
+            check_saved(value, name)
+        return value
+
+    def _kept(self, value: Any, name: str) -> Any:
+        return kept(self._checked(value, name), name)
 
     def _canonical(self) -> tuple[Nested, Nested]:
         """Give both by canonical names, and change nothing."""
@@ -106,7 +121,7 @@ class Trained:
         """
         own = f"worker-{rank if rank < world_size else 0}"
         there: Mapping[str, Any] = metadata.state_dict_metadata
-        found: Nested = {own: torch.empty(there[own].size, dtype=torch.uint8)}
+        found: Nested = {own: torch.empty(getattr(there[own], "size", ()), dtype=torch.uint8)}
         places = {key: path for key, path in metadata.planner_data.items() if path[0] == "parts"}
         names = {name for _, name, _ in places.values()} & self.parts.keys()
         here, shapes = {name: split(self.parts[name].state_dict())[1] for name in names}, self._sharded()
@@ -243,14 +258,24 @@ class Trained:
             for name, parameter in zip(named["params"], group["params"], strict=True)
         }
 
+    @staticmethod
+    def unpickle_own(read: Nested, unpickled: Callable[[str, memoryview], Any]) -> None:
+        """Replace the bytes of this worker's own parts by what ``unpickled`` makes of an entry and its bytes.
+
+        Raises CheckpointError for what is not loaded.
+        """
+        ((key, data),) = ((key, value) for key, value in read.items() if key.startswith("worker-"))
+        read[key] = own = unpickled(key, data.numpy().data)
+        check_random_states(own["random"])
+
     def take_own(self, read: Nested, rank: int, was: int, world_size: int) -> list[str]:
         """Put this worker's own parts where they belong, but for random states; say what only one side has.
 
         ``was``: how many workers there were; where it is as many, each has its own buffers, else all have rank 0's.
-        Raises ConfigError if a part does not take what was its own; the sampler, which looks at it, comes first.
+        ``unpickle_own`` comes before it. Raises ConfigError if a part does not take what was its own; the sampler,
+        which looks at it, comes first.
         """
-        (data,) = (value for key, value in read.items() if key.startswith("worker-"))
-        own = torch.load(io.BytesIO(data.numpy().tobytes()), map_location="cpu", weights_only=False)
+        (own,) = (value for key, value in read.items() if key.startswith("worker-"))
         self._random = own["random"] if rank < was else None
         self._own_entries = own.get("model", {}) if was == world_size else {}
         said, states, shapes = [], own["parts"], set(self._sharded())

@@ -32,9 +32,12 @@ _SEAL = "crc32"
 MOST_STEPS = 10**18 - 1
 """The most steps that a name can tell: 18 digits."""
 _NAME = re.compile(r"step-(\d{9,18})(?:\.[0-9a-f]{16})?")
-_OUR_FILE = re.compile(r"\.metadata(?:\.tmp)?|__\d+_\d+\.distcp|manifest\.json")
+OUR_FILE = re.compile(r"\.metadata(?:\.tmp)?|__\d+_\d+\.distcp|manifest\.json")
 """The files of a checkpoint: torch.distributed.checkpoint's and the manifest."""
 _PIECE_BYTES = 4 << 20
+_MANIFEST_BYTES = 64 << 20
+"""The largest manifest: enough for half a million workers."""
+_MOST_WORKERS = 1 << 24
 _RETRIES_S = 0.2, 1.0
 """How long to wait before each further try of a read that failed: network file systems recover from most errors."""
 _SHOWN = 5
@@ -210,10 +213,6 @@ class Store(ABC):
     def writer(self, folder: str) -> Any:
         """Give torch's writer; what it writes is summed in its ``fs.sums``."""
 
-    @abstractmethod
-    def reader(self, folder: str) -> Any:
-        """Give torch's reader."""
-
     def names(self) -> list[str]:
         """Return the names of checkpoints that were completed, damaged ones too, the newest first."""
         return sorted(filter(self.is_ours, self.listed()), key=steps_of, reverse=True)
@@ -236,7 +235,7 @@ class Store(ABC):
         if not self.is_complete(files):
             return False
         try:
-            data = self.read(f"{name}/{MANIFEST}") if MANIFEST in files else b""
+            data = self.read(f"{name}/{MANIFEST}", _MANIFEST_BYTES) if MANIFEST in files else b""
         except (ReadError, NotAFileError, FileNotFoundError):
             data = b""
         if (recognised := _is_a_manifest(data)) is None:
@@ -247,12 +246,12 @@ class Store(ABC):
         """Name a checkpoint for people."""
         return f"{self.root.rstrip('/')}/{name}"
 
-    def read(self, path: str) -> bytes:
-        """Return what is in a file. Raises as ``retried`` does."""
+    def read(self, path: str, most: int | None = None) -> bytes:
+        """Return what is in a file, or its first ``most`` bytes. Raises as ``retried`` does."""
 
         def whole() -> bytes:
             with self.open(path) as file:
-                return file.read()
+                return file.read() if most is None else file.read(most)
 
         return retried(whole, self.where(path))
 
@@ -261,7 +260,7 @@ class Store(ABC):
 
         Raises ValueError or OSError if it is damaged or missing, and ReadError if that cannot be told.
         """
-        data = self.read(f"{name}/{MANIFEST}")
+        data = self.read(f"{name}/{MANIFEST}", _MANIFEST_BYTES)
         try:
             return _manifest(data, steps_of(name))
         except RecursionError as error:
@@ -311,7 +310,7 @@ def steps_of(name: str) -> int:
 
 def only_ours(files: Collection[str]) -> bool:
     """Return whether there are files and all of them are of the kinds that a save writes."""
-    return bool(files) and all(_OUR_FILE.fullmatch(file) for file in files)
+    return bool(files) and all(OUR_FILE.fullmatch(file) for file in files)
 
 
 def some(names: Collection[str]) -> str:
@@ -338,9 +337,10 @@ def _manifest(data: bytes, steps: int) -> dict[str, Any]:
     files, world_size, kinds = found.get("files"), found.get("world_size"), found.get("optimizers")
     if (
         not isinstance(files, dict)
-        or not all(_is_size_and_sum(each) for each in files.values())
+        or not all(OUR_FILE.fullmatch(name) and _is_size_and_sum(each) for name, each in files.items())
+        or ".metadata" not in files
         or not isinstance(world_size, int)
-        or world_size < 1
+        or not 1 <= world_size <= _MOST_WORKERS
         or not (kinds is None or (isinstance(kinds, list) and all(isinstance(each, str) for each in kinds)))
     ):
         raise ValueError(f"{MANIFEST} has other contents than one of format {FORMAT}")
@@ -348,7 +348,9 @@ def _manifest(data: bytes, steps: int) -> dict[str, Any]:
 
 
 def _is_size_and_sum(value: object) -> bool:
-    return isinstance(value, list) and len(value) == 2 and all(isinstance(number, int) for number in value)
+    if not isinstance(value, list) or len(value) != 2:
+        return False
+    return all(isinstance(number, int) and 0 <= number < 1 << 63 for number in value)
 
 
 def _is_a_manifest(data: bytes) -> bool | None:

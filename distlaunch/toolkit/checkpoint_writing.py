@@ -17,6 +17,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from distlaunch.core.errors import ConfigError
 from distlaunch.toolkit.checkpoint_group import Group, text_of
+from distlaunch.toolkit.checkpoint_reader import Reader
 from distlaunch.toolkit.checkpoint_state import Nested
 from distlaunch.toolkit.checkpoint_store import FORMAT, CheckpointError, PlaceLostError, Store, steps_of
 
@@ -24,13 +25,15 @@ from distlaunch.toolkit.checkpoint_store import FORMAT, CheckpointError, PlaceLo
 class Writing:
     """One checkpoint at a time. The thread has what it needs from ``begin``; what it gives is taken by ``wait``."""
 
-    def __init__(self, group: Group, store: Store, names: list[str], *, keep: int, kinds: Sequence[str]) -> None:
+    def __init__(
+        self, group: Group, store: Store, names: list[str], *, keep: int, kinds: Sequence[str], trust: bool
+    ) -> None:
         self.group = group
         self.names = names
         """What is there, the newest first."""
         self.saved_steps = -1
         """After how many steps the last one was made, or the one that was resumed."""
-        self._store, self._keep, self._kinds = store, keep, kinds
+        self._store, self._keep, self._kinds, self._trust = store, keep, kinds, trust
         self._thread: ThreadPoolExecutor | None = None
         self._pending: Future[list[str]] | None = None
 
@@ -133,7 +136,7 @@ class Writing:
 
     def _commit(self, folder: str, name: str, files: dict[str, list[int]]) -> None:
         self._store.check_claim()
-        there = self._store.reader(folder).read_metadata().state_dict_metadata
+        there = Reader(self._store, folder, files, trust=self._trust).metadata.state_dict_metadata
         if missing := [rank for rank in range(self.group.size) if f"worker-{rank}" not in there]:
             raise CheckpointError(f"nothing came of rank {missing[0]}")
         manifest = {

@@ -20,6 +20,7 @@ SHARDED_PARTS = BLOCK.with_name("sharded_parts.py")
 EACH_WORKERS = BLOCK.with_name("each_workers.py")
 DIFFERENT_CALLS = BLOCK.with_name("different_calls.py")
 OWNED = BLOCK.with_name("owned.py")
+HOSTILE = BLOCK.with_name("hostile.py")
 PART_FAILS = BLOCK.with_name("part_fails_on_one.py")
 pytestmark = pytest.mark.timeout(300)
 
@@ -292,3 +293,22 @@ def test_with_horovod_each_worker_gets_its_own_buffers_back(distlaunch, tmp_path
     whole, resumed = steps_of_a_whole_and_a_resumed_job(distlaunch, tmp_path / "c", *words)
     assert len(whole) == 6
     assert resumed == whole
+
+
+@pytest.mark.parametrize(("whose", "entry"), [("0", "worker-0"), ("1", "worker-1"), ("model", "model._extra_state")])
+def test_what_one_rank_refuses_to_load_or_to_save_is_an_error_on_all_ranks(distlaunch, tmp_path, whose, entry):
+    result = distlaunch.train("--num-procs", "2", HOSTILE, tmp_path / "run", whose, timeout=180)
+    assert result.returncode == 0, result.stderr
+    rank, file = (whose, f"__{whose}_0") if whose != "model" else ("0", "__0_0")
+    refused = (
+        rf"rank \d: {tmp_path}/run/c/step-000000001: rank {rank}: {file}\.distcp: {entry} needs posix\.mkdir, which is not "
+        r"loaded, as it could execute code\. Checkpoint\(…, trust=True\) loads all classes: only for checkpoints"
+    )
+    assert len(found(refused, result.stdout)) == 2, result.stdout
+    at_the_save = (
+        r"rank \d: checkpoint .*/d/step-000000001 not written: rank \d: .* is of the class __main__\.Evil, which"
+    )
+    assert len(found(at_the_save, result.stdout)) == 2, result.stdout
+    assert "has loaded" not in result.stdout
+    assert sorted(os.listdir(tmp_path / "run")) == ["c", "d"]
+    assert os.listdir(tmp_path / "run" / "d") == [".lock"]

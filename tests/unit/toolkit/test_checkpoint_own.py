@@ -15,6 +15,7 @@ from torch.distributed.checkpoint.metadata import Metadata  # noqa: E402
 
 from distlaunch.toolkit.checkpoint_parts import Elsewhere, changed, split  # noqa: E402
 from distlaunch.toolkit.checkpoint_state import Trained  # noqa: E402
+from tests.unit.toolkit.hostile import loaded_bytes  # noqa: E402
 
 
 def statistics(value: float) -> nn.Module:
@@ -32,7 +33,7 @@ def test_a_worker_gets_its_own_buffers_where_there_are_as_many_workers_and_else_
     """Rank 0's are the model's, which are read before; parameters are nobody's own."""
     own = Trained(statistics(5.0), (), {}).taken(alone=False).state(1, {})["worker-1"]
     here = Trained(statistics(1.0), (), {})
-    assert here.take_own({"worker-1": own}, 1, 2, workers) == []
+    assert here.take_own({"worker-1": loaded_bytes(own.numpy().data)}, 1, 2, workers) == []
     here.take({}, Metadata({}, planner_data={}))
     assert here.model.running_mean.tolist() == [expected] * 2
     assert here.model.num_batches_tracked.item() == expected
@@ -80,7 +81,7 @@ def test_what_a_worker_has_not_written_it_gets_of_rank_0_and_nothing_is_kept():
     model.running_mean.fill_(7.0)
     own = Trained(model, (), {}).taken(alone=False).state(1, rank_0s.digests)["worker-1"]
     here = Trained(statistics(1.0), (), {})
-    here.take_own({"worker-1": own}, 1, 2, 2)
+    here.take_own({"worker-1": loaded_bytes(own.numpy().data)}, 1, 2, 2)
     for entry in ("running_var", "num_batches_tracked"):  # as they are when rank 0's model has been read
         getattr(here.model, entry).fill_(5)
     here.take({}, Metadata({}, planner_data={}))

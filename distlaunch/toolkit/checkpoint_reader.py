@@ -1,0 +1,339 @@
+"""Layer toolkit: a checkpoint is read, and nothing in it is executed or believed that its files do not bear out.
+
+``.metadata`` says which entries there are, their sizes, and where in which file each is. All of that is checked
+against the manifest, which names the files with their sizes, before memory is taken or a file is opened. With
+``trust``, pickles are loaded as Python and torch do, with any class that they name.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import pickle
+from collections.abc import Callable, Mapping
+from types import SimpleNamespace
+from typing import Any, BinaryIO, cast
+
+import torch
+from torch.distributed.checkpoint import filesystem as torch_filesystem
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
+from torch.distributed.checkpoint.storage import StorageReader
+from torch.futures import Future
+
+from distlaunch.toolkit.checkpoint_archive import Part, loaded
+from distlaunch.toolkit.checkpoint_store import OUR_FILE, CheckpointError, Store, retried
+from distlaunch.toolkit.checkpoint_types import OLD_NAMES, TORCH, WAY_OUT
+from distlaunch.toolkit.checkpoint_unpickler import MalformedError, Name, RefusedClassError, Unpickler, register
+
+METADATA = ".metadata"
+_SHOWN = 200
+_OF_HOSTILE_ARGUMENTS = (
+    *(ValueError, TypeError, RuntimeError, AttributeError, LookupError, ArithmeticError, MemoryError, AssertionError),
+)
+"""What constructors raise; an error of reading is none of these, or at least an OSError."""
+
+
+class RefusedError(CheckpointError):
+    """A checkpoint holds what is not loaded: it could execute code, or is not what a save writes."""
+
+
+def shown(text: object) -> str:
+    """Return a text of a checkpoint as it can be printed: without control characters, and not endless."""
+    return "".join(each if each.isprintable() else "?" for each in str(text)[:_SHOWN])
+
+
+class Reader(StorageReader):
+    """Reads one checkpoint, for torch's ``load``. Reads and checks ``.metadata`` when it is made."""
+
+    def __init__(self, store: Store, name: str, files: Mapping[str, Any], *, trust: bool) -> None:
+        """``files``: the manifest's sizes and sums. Raises RefusedError."""
+        self._store, self._name, self._trust = store, name, trust
+        data = store.read(f"{name}/{METADATA}")
+        self.metadata: Metadata
+        if trust:
+            self.metadata = _TrustingUnpickler(io.BytesIO(data)).load()
+        else:
+            self.metadata = self._refusing(METADATA, lambda: _metadata(data, files))
+
+    def unpickled(self, key: str, data: bytes | memoryview) -> Any:
+        """Return what torch.save had written into the bytes of an entry. Raises RefusedError."""
+        found = (info.relative_path for index, info in self.metadata.storage_data.items() if index.fqn == key)
+        part = Part(io.BytesIO(data), 0, len(data))
+        return self._refusing(f"{next(found, '')}: {shown(key)}", lambda: self._load(part))
+
+    def _load(self, part: Part) -> Any:
+        if not self._trust:
+            return loaded(part)
+        return torch.load(cast("Any", part), map_location="cpu", weights_only=False, pickle_module=_TRUSTING)
+
+    def _refusing(self, what: str, load: Callable[[], Any]) -> Any:
+        """Return what ``load`` gives. Raises RefusedError, which names what was to be loaded."""
+        try:
+            return load()
+        except RefusedClassError as error:
+            raise RefusedError(
+                f"{what} needs {shown(error.name)}, which is not loaded, as it could execute code. {WAY_OUT}"
+            ) from None
+        except _OF_HOSTILE_ARGUMENTS as error:
+            why = error if isinstance(error, MalformedError) else f"{type(error).__name__}: {error}"
+            raise RefusedError(f"{what} is not loaded: {shown(why)}. {WAY_OUT}") from error
+
+    # --- what torch calls ------------------------------------------------------------------------------------------
+
+    def read_metadata(self) -> Metadata:
+        """Return what is known already."""
+        return self.metadata
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool) -> None:  # noqa: FBT001 - torch calls it so
+        """Do nothing."""
+        del metadata, is_coordinator
+
+    def reset(self, checkpoint_id: object = None) -> None:
+        """Do nothing: a reader is of one checkpoint."""
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        """Return the plan."""
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        """Return the plans."""
+        return plans
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: object) -> bool:
+        """Return True."""
+        del checkpoint_id
+        return True
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Read what the plan has, one file after the other."""
+        of_files: dict[str, list[ReadItem]] = {}
+        for item in plan.items:
+            of_files.setdefault(self.metadata.storage_data[item.storage_index].relative_path, []).append(item)
+        for file, items in of_files.items():
+            with self._opened(f"{self._name}/{file}") as stream:
+                for item in items:
+                    self._read(item, stream, planner)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    def _read(self, item: ReadItem, stream: BinaryIO, planner: LoadPlanner) -> None:
+        info = self.metadata.storage_data[item.storage_index]
+        what = f"{info.relative_path}: {shown(item.storage_index.fqn)}"
+        value = self._refusing(what, lambda: self._load(Part(stream, info.offset, info.length)))
+        if item.type != LoadItemType.BYTE_IO:
+            self._put(item, value, planner, what)
+        elif isinstance(value, torch.Tensor):
+            raise RefusedError(f"{what} is not loaded: it is a tensor, and has to be bytes")
+        else:
+            planner.load_bytes(item, value)
+
+    def _opened(self, path: str) -> BinaryIO:
+        return retried(lambda: self._store.open(path), self._store.where(path))
+
+    def _put(self, item: ReadItem, value: Any, planner: LoadPlanner, what: str) -> None:
+        """Copy a part of a tensor to where it belongs. Raises RefusedError if it is not what the metadata says."""
+        entry: Any = self.metadata.state_dict_metadata[item.storage_index.fqn]
+        if not self._trust:
+            chunk = next(each for each in entry.chunks if each.offsets == item.storage_index.offset)
+            is_as_said = (
+                type(value) is torch.Tensor and value.size() == chunk.sizes and value.dtype == entry.properties.dtype
+            )
+            if not is_as_said:
+                raise RefusedError(f"{what} is not loaded: it is not the tensor that {METADATA} describes")
+        for place, (start, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
+            value = value.narrow(place, start, length)
+        target = planner.resolve_tensor(item).detach()
+        target.copy_(value.detach())
+        planner.commit_tensor(item, target)
+
+
+class Planner(DefaultLoadPlanner):
+    """Loads into a flat dictionary: tensors where it has tensors, and anything else where it has none."""
+
+    def __init__(self) -> None:
+        super().__init__(flatten_state_dict=False)
+
+    def create_local_plan(self) -> LoadPlan:
+        """Return the plan. Raises RefusedError where the checkpoint has bytes instead of a tensor, or vice versa."""
+        entries: Any = self.metadata.state_dict_metadata if self.metadata is not None else {}
+        for key, value in self.state_dict.items():
+            if key in entries and isinstance(entries[key], BytesStorageMetadata) == isinstance(value, torch.Tensor):
+                is_bytes = isinstance(entries[key], BytesStorageMetadata)
+                found, expected = ("bytes", "a tensor") if is_bytes else ("a tensor", "bytes")
+                raise RefusedError(f"{METADATA}: {shown(key)} is {found} there, and has to be {expected}")
+        return super().create_local_plan()
+
+    def load_bytes(self, read_item: ReadItem, value: Any) -> None:
+        """Put a value, which the reader has unpickled already, where it belongs."""
+        key = read_item.dest_index.fqn
+        self.state_dict[key] = self.original_state_dict[key] = value
+
+
+# --- with trust ------------------------------------------------------------------------------------------------------
+
+
+class _TrustingUnpickler(pickle.Unpickler):
+    """Loads any class, and ours under the names that they once had."""
+
+    def find_class(self, module: str, name: str, /) -> Any:
+        return OLD_NAMES.get((module, name)) or super().find_class(module, name)
+
+
+_TRUSTING: Any = SimpleNamespace(
+    __name__="pickle", Unpickler=_TrustingUnpickler, load=lambda file, **_: _TrustingUnpickler(file).load()
+)
+
+# --- the metadata ----------------------------------------------------------------------------------------------------
+
+
+def _metadata(data: bytes, files: Mapping[str, Any]) -> Metadata:
+    """Return what a pickle holds, checked against the files that the manifest names. Raises MalformedError."""
+    found = Unpickler(data, _names()).load()
+    if type(found) is not Metadata:
+        raise MalformedError("it is not the record that torch writes")
+    _check_metadata(found, files)
+    return found
+
+
+def _check_metadata(metadata: Metadata, files: Mapping[str, Any]) -> None:
+    places, entries = metadata.storage_data, metadata.state_dict_metadata
+    for index, info in places.items():
+        if type(index) is not MetadataIndex or type(info) is not torch_filesystem._StorageInfo:  # noqa: SLF001 - torch's
+            raise MalformedError("it has a place that is none")
+        size = files.get(info.relative_path, [0])[0]
+        if info.relative_path not in files or not OUR_FILE.fullmatch(info.relative_path):
+            raise MalformedError(f"it names the file {info.relative_path!r}, which is none of this checkpoint")
+        if info.offset + info.length > size:
+            raise MalformedError(f"it has {index.fqn} behind the end of {info.relative_path}")
+    if sum(info.length for info in places.values()) > sum(each[0] for each in files.values()):
+        raise MalformedError("it has more entries than fit into the files")
+    for key, entry in entries.items():
+        if type(key) is not str:
+            raise MalformedError("it has an entry without a name")
+        if type(entry) is TensorStorageMetadata:
+            _check_tensor(key, entry, places)
+        elif type(entry) is not BytesStorageMetadata or MetadataIndex(key) not in places:
+            raise MalformedError(f"it does not tell where {key} is")
+    for key, path in metadata.planner_data.items():
+        if key not in entries or type(path) is not tuple or not path:
+            raise MalformedError(f"it has {key!r} in no place")
+        for part in path:
+            if type(part) is not str and not (type(part) is int and 0 <= part < len(entries)):
+                raise MalformedError(f"it has {key} in no place")
+
+
+def _check_tensor(key: str, entry: TensorStorageMetadata, places: Mapping[MetadataIndex, Any]) -> None:
+    """See that each part of a tensor is in the files: it is as large as they bear out."""
+    held = 0
+    for chunk in entry.chunks:
+        ends = [start + length for start, length in zip(chunk.offsets, chunk.sizes, strict=True)]
+        count, info = math.prod(chunk.sizes), places.get(MetadataIndex(key, chunk.offsets))
+        if len(ends) != len(entry.size) or any(end > most for end, most in zip(ends, entry.size, strict=True)):
+            raise MalformedError(f"it has a part of {key} outside of it")
+        if info is None or count * entry.properties.dtype.itemsize > info.length:
+            raise MalformedError(f"it has a part of {key} that is in no file")
+        held += count
+    if math.prod(entry.size) > held:
+        raise MalformedError(f"it has {key} larger than its parts")
+
+
+def _fields(kind: type, **checks: Callable[[Any], bool]) -> tuple[type, Callable[[Any, Any], Any]]:
+    """Return a class and what builds its objects from a dictionary of fields, each of which is checked."""
+
+    def build(value: Any, state: Any) -> Any:
+        if type(state) is not dict or not state.keys() <= checks.keys():
+            raise MalformedError(f"a {kind.__name__} has other fields")
+        for name, each in state.items():
+            if not checks[name](each):
+                raise MalformedError(f"{name} of a {kind.__name__} is a {type(each).__name__}")
+            object.__setattr__(value, name, each)
+        return value
+
+    return kind, build
+
+
+def _build_properties(value: Any, state: Any) -> Any:
+    if type(state) is not tuple or len(state) != 5 or not isinstance(state[0], torch.dtype):
+        raise MalformedError("a tensor has no type of numbers")
+    value.dtype, value.layout, value.requires_grad = state[0], torch.strided, False
+    value.memory_format, value.pin_memory = torch.contiguous_format, False
+    return value
+
+
+def _is(*kinds: type) -> Callable[[Any], bool]:
+    return lambda value: type(value) in kinds
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _path(_: Unpickler, *parts: Any) -> str:
+    """Construct a text: the path where it was written is not needed."""
+    return "/".join(part for part in parts if type(part) is str)
+
+
+def _memory_format(_: Unpickler, number: Any) -> Any:
+    return number
+
+
+_NOW = "torch.distributed.checkpoint.metadata"
+_TORCH_2_2 = "torch.distributed._shard.sharded_tensor.metadata"
+_NONE = type(None)
+_RECORDS = (
+    _fields(
+        Metadata,
+        state_dict_metadata=_is(dict),
+        planner_data=_is(dict),
+        storage_data=_is(dict),
+        storage_meta=_is(StorageMeta, _NONE),
+        version=_is(str, _NONE),
+    ),
+    _fields(TensorStorageMetadata, properties=_is(TensorProperties), size=_is(torch.Size), chunks=_is(list)),
+    _fields(BytesStorageMetadata),
+    _fields(ChunkStorageMetadata, offsets=_is(torch.Size), sizes=_is(torch.Size)),
+    _fields(MetadataIndex, fqn=_is(str), offset=_is(torch.Size, _NONE), index=_is(int, _NONE)),
+    _fields(StorageMeta, **dict.fromkeys(("checkpoint_id", "save_id", "load_id", "modules"), lambda _: True)),
+    _fields(
+        torch_filesystem._StorageInfo,  # noqa: SLF001 - torch pickles it
+        relative_path=_is(str),
+        offset=_is_count,
+        length=_is_count,
+        transform_descriptors=lambda value: value in {None, ()},
+    ),
+    (TensorProperties, _build_properties),
+)
+for _kind, _build in _RECORDS:
+    register(_kind, _build, key=_kind is MetadataIndex)
+
+
+def _record(kind: type) -> Name:
+    return Name(lambda _: object.__new__(kind))
+
+
+def _names() -> Mapping[str, Any]:
+    """Return what ``.metadata`` may name."""
+    if not _all_names:
+        _all_names.update(TORCH)
+        _all_names.update({f"{kind.__module__}.{kind.__qualname__}": _record(kind) for kind, _ in _RECORDS})
+        for module, encoding in ((_NOW, "_MEM_FORMAT_ENCODING"), (_TORCH_2_2, "MEM_FORMAT_ENCODING")):
+            _all_names[f"{module}.{encoding}"] = Name(_memory_format)
+            _all_names[f"{module}.TensorProperties"] = _record(TensorProperties)
+        for module in ("pathlib", "pathlib._local"):
+            _all_names[f"{module}.PosixPath"] = Name(_path)
+    return _all_names
+
+
+_all_names: dict[str, Any] = {}

@@ -1,0 +1,350 @@
+"""Layer toolkit: which types a checkpoint holds, for the save, which refuses all others, and for the unpickler."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Iterable, Mapping
+from functools import cache
+from typing import Any, cast
+
+import torch
+
+from distlaunch.core.errors import ConfigError
+from distlaunch.toolkit.checkpoint_parts import Elsewhere, Whole
+from distlaunch.toolkit.checkpoint_unpickler import MalformedError, Name, Pending, Unpickler
+from distlaunch.toolkit.sharded_tensors import is_sharded
+
+WAY_OUT = "Checkpoint(…, trust=True) loads all classes: only for checkpoints that you have written yourself"
+_DEPTH = 100
+_EXPANDED_BYTES = 16 << 20
+"""How large a tensor may be of which several numbers are one in the memory."""
+_SPARE_VALUES = 1_000_000
+_PER_OPERATION = 10
+_LEAVES = {
+    *(type(None), bool, int, float, complex, str, bytes, bytearray),
+    *(torch.Size, torch.dtype, torch.device, torch.layout, Elsewhere),
+}
+_FACTORIES = {None, bool, int, float, complex, str, bytes, list, dict, set, tuple, OrderedDict}
+_NUMPY_KINDS = "?biufcSU"
+_QUANTIZED = {torch.qint8, torch.qint32, torch.quint8, torch.quint4x2, torch.quint2x4}
+_TENSORS = {torch.Tensor, torch.nn.Parameter}
+
+
+class _NotInertError(Exception):
+    """A value is not of a type that a checkpoint holds."""
+
+    def __init__(self, path: tuple[Any, ...], why: str) -> None:
+        super().__init__(why)
+        self.path, self.why = path, why
+
+
+def check_saved(value: Any, name: str) -> None:
+    """Raise ConfigError, which names key and class, for a value that a resume would refuse to load."""
+    try:
+        _Check(None).value(value, (), frozenset())
+    except _NotInertError as error:
+        place = "".join(f".{key}" for key in error.path)
+        raise ConfigError(
+            f"{name}{place} {error.why}, which resume() would refuse: keep numbers, texts, lists, dictionaries or "
+            f"tensors there instead. {WAY_OUT}"
+        ) from None
+
+
+def check_loaded(value: Any, size: int) -> None:
+    """Raise MalformedError for what a save does not write, or would take too long to walk through.
+
+    ``size``: of the pickle, in bytes.
+    """
+    try:
+        _Check(_SPARE_VALUES + _PER_OPERATION * size).value(value, (), frozenset())
+    except _NotInertError as error:
+        raise MalformedError(f"holds what no save writes: it {error.why}") from None
+
+
+class _Check:
+    """Walks through a value. What is in it several times is looked at as often, as long as ``left`` lasts."""
+
+    def __init__(self, left: int | None) -> None:
+        self._left = left
+
+    def value(self, value: Any, path: tuple[Any, ...], above: frozenset[int]) -> None:
+        kind = type(value)
+        if kind in _LEAVES:
+            return
+        if isinstance(value, torch.Tensor):
+            self._tensor(value, path)
+        elif kind in _CHILDREN:
+            if id(value) in above:
+                return
+            if len(above) == _DEPTH:
+                raise _NotInertError(path, f"is nested more than {_DEPTH} levels deep")
+            above |= {id(value)}
+            if kind is defaultdict and value.default_factory not in _FACTORIES:
+                raise _NotInertError(path, f"is a defaultdict of {_name(value.default_factory)}")
+            for children in _CHILDREN[kind](value):
+                self._all(children, path, above)
+        elif not _is_of_numpy(value):
+            raise _NotInertError(path, f"is of the class {_name(kind)}")
+
+    def _all(self, children: Any, path: tuple[Any, ...], above: frozenset[int]) -> None:
+        values = children.values() if isinstance(children, dict) else children
+        if self._left is not None:
+            self._left -= len(values)
+            if self._left < 0:
+                raise _NotInertError(path, "repeats values too often")
+        if _LEAVES.issuperset(map(type, values)):
+            return
+        for key, each in children.items() if isinstance(children, dict) else enumerate(children):
+            self.value(each, (*path, key), above)
+
+    @staticmethod
+    def _tensor(value: torch.Tensor, path: tuple[Any, ...]) -> None:
+        if is_sharded(value):
+            with torch.no_grad():
+                value = cast("Any", value).to_local()
+        if type(value) not in _TENSORS:
+            raise _NotInertError(path, f"is of the class {_name(type(value))}")
+        if value.layout != torch.strided or value.dtype in _QUANTIZED or value.is_nested or value.is_meta:
+            kind = (
+                "quantized"
+                if value.dtype in _QUANTIZED
+                else "on the meta device"
+                if value.is_meta
+                else str(value.layout)
+            )
+            raise _NotInertError(path, f"is a tensor that is {kind.removeprefix('torch.')}")
+        size = value.numel() * value.element_size()
+        if size > _EXPANDED_BYTES and size > value.untyped_storage().nbytes():
+            raise _NotInertError(path, "is an expanded view (clone() makes a tensor of it)")
+        if vars(value):
+            _Check(None).value(dict(vars(value)), path, frozenset())
+
+
+_CHILDREN: dict[type, Any] = {
+    dict: lambda value: (value, list(value)),
+    Counter: lambda value: (dict(value), list(value)),
+    defaultdict: lambda value: (dict(value), list(value)),
+    OrderedDict: lambda value: (dict(value), list(value), vars(value)),
+    list: lambda value: (value,),
+    tuple: lambda value: (value,),
+    deque: lambda value: (list(value),),
+    set: lambda value: (list(value),),
+    frozenset: lambda value: (list(value),),
+    Whole: lambda value: ([value.value],),
+}
+
+
+def _is_of_numpy(value: Any) -> bool:
+    numpy = sys.modules.get("numpy")
+    if numpy is None:
+        return False
+    if type(value) is numpy.ndarray or isinstance(value, numpy.generic):
+        return _is_plain(value.dtype) and type(value).__module__ == "numpy"
+    return isinstance(value, numpy.dtype) and _is_plain(value)
+
+
+def _is_plain(dtype: Any) -> bool:
+    return dtype.kind in _NUMPY_KINDS + "b" and dtype.names is None and dtype.subdtype is None
+
+
+def _name(kind: Any) -> str:
+    return f"{getattr(kind, '__module__', '')}.{getattr(kind, '__qualname__', type(kind).__qualname__)}"
+
+
+# --- what the unpickler constructs -----------------------------------------------------------------------------------
+
+
+def _sized(kind: Any) -> Any:
+    """Return what constructs a container of what is there already, and counts it."""
+
+    def construct(unpickler: Unpickler, items: Any = (), *more: Any) -> Any:
+        if type(items) not in {list, tuple, dict, str, bytes} or more:
+            raise MalformedError(f"a pickle makes a {kind.__name__} of a {type(items).__name__}")
+        unpickler.spend(len(items))
+        if kind in {set, frozenset, OrderedDict, Counter}:
+            for each in items:
+                unpickler.check_key(each[0] if kind is OrderedDict and type(items) is not dict else each)
+        return kind(items)
+
+    return construct
+
+
+def _encoded(unpickler: Unpickler, text: Any, encoding: Any) -> bytes:
+    if type(text) is not str or encoding not in {"latin1", "latin-1"}:
+        raise MalformedError("a pickle encodes what is no bytes")
+    unpickler.spend(len(text))
+    return text.encode("latin-1")
+
+
+def _bytearray(unpickler: Unpickler, data: Any = b"", encoding: Any = "latin-1") -> bytearray:
+    if type(data) is str:
+        data = _encoded(unpickler, data, encoding)
+    if type(data) is not bytes:
+        raise MalformedError("a pickle makes a bytearray of what is no bytes")
+    unpickler.spend(len(data))
+    return bytearray(data)
+
+
+def _bytes(_: Unpickler) -> bytes:
+    return b""
+
+
+def _complex(_: Unpickler, real: Any, imaginary: Any) -> complex:
+    if type(real) is not float or type(imaginary) is not float:
+        raise MalformedError("a pickle makes a complex number of no numbers")
+    return complex(real, imaginary)
+
+
+def _defaultdict(_: Unpickler, factory: Any = None) -> defaultdict[Any, Any]:
+    kind = factory.factory if type(factory) is Name else factory
+    if kind is None and factory is not None:
+        raise MalformedError("a pickle makes a defaultdict of what is no class")
+    if kind not in _FACTORIES:
+        raise MalformedError("a pickle makes a defaultdict of what is no class")
+    return defaultdict(kind)
+
+
+def _deque(unpickler: Unpickler, items: Any = (), most: Any = None) -> deque[Any]:
+    if type(items) not in {list, tuple} or not (most is None or type(most) is int):
+        raise MalformedError("a pickle makes a deque of what is no list")
+    unpickler.spend(len(items))
+    return deque(items, most)
+
+
+def construct_size(unpickler: Unpickler, sizes: Any = ()) -> torch.Size:
+    """Construct a torch.Size of whole numbers from 0."""
+    if type(sizes) not in {tuple, list, torch.Size} or any(type(each) is not int or each < 0 for each in sizes):
+        raise MalformedError("a pickle has a size of no numbers")
+    unpickler.spend(len(sizes))
+    return torch.Size(sizes)
+
+
+def _device(_: Unpickler, kind: Any, index: Any = None) -> torch.device:
+    if type(kind) is not str or len(kind) > _DEPTH or not (index is None or type(index) is int):
+        raise MalformedError("a pickle has a device that is none")
+    return torch.device(kind) if index is None else torch.device(kind, index)
+
+
+_LAYOUTS = {str(each): each for each in vars(torch).values() if isinstance(each, torch.layout)}
+
+
+def construct_layout(_: Unpickler, name: Any) -> torch.layout:
+    """Construct a torch.layout by its name."""
+    if type(name) is not str or name not in _LAYOUTS:
+        raise MalformedError("a pickle has a layout that is none")
+    return _LAYOUTS[name]
+
+
+def _record(kind: type) -> Name:
+    return Name(lambda _: object.__new__(kind))
+
+
+# --- numpy -----------------------------------------------------------------------------------------------------------
+
+
+def _numpy() -> Any:
+    try:
+        import numpy as np
+    except ImportError as error:
+        raise MalformedError("has arrays of numpy, which is not installed here") from error
+    return np
+
+
+def _numpy_dtype(_: Unpickler, code: Any, *flags: Any) -> Pending:
+    if type(code) is not str or code[:1] not in _NUMPY_KINDS + "b" or not code[1:].isdecimal() or len(code) > 12:
+        raise MalformedError("a pickle has a type of numpy's that holds more than numbers and texts")
+    del flags
+
+    def build(state: Any) -> Any:
+        if type(state) is not tuple or len(state) != 8 or state[2:5] != (None, None, None):
+            raise MalformedError("a pickle has a type of numpy's that has parts")
+        if state[1] not in {"<", ">", "|", "="}:
+            raise MalformedError("a pickle has a type of numpy's without an order of bytes")
+        plain = _numpy().dtype(code)
+        ordered = plain.newbyteorder(state[1])
+        return plain if ordered.isnative else ordered
+
+    return Pending(build)
+
+
+def _numpy_array(unpickler: Unpickler, kind: Any, *arguments: Any) -> Pending:
+    if kind is not _ARRAY:
+        raise MalformedError("a pickle has an array of another class than numpy's")
+    del arguments
+    return Pending(lambda state: _build_array(unpickler, state))
+
+
+def _build_array(unpickler: Unpickler, state: Any) -> Any:
+    numpy = _numpy()
+    _, shape, dtype, by_columns, data = state
+    if not isinstance(dtype, numpy.dtype) or not _is_plain(dtype) or type(data) is not bytes:
+        raise MalformedError("a pickle has an array of numpy's that holds more than numbers and texts")
+    if type(shape) is not tuple or any(type(each) is not int or each < 0 for each in shape):
+        raise MalformedError("a pickle has an array of numpy's without a shape")
+    order = "F" if by_columns else "C"
+    unpickler.spend(len(data))
+    if not dtype.itemsize:
+        raise MalformedError("a pickle has an array of nothing")
+    return numpy.frombuffer(bytearray(data), dtype).reshape(shape, order=order)
+
+
+def _numpy_scalar(unpickler: Unpickler, dtype: Any, data: Any) -> Any:
+    numpy = _numpy()
+    if not isinstance(dtype, numpy.dtype) or not _is_plain(dtype) or type(data) is not bytes:
+        raise MalformedError("a pickle has a number of numpy's that is none")
+    if len(data) != dtype.itemsize or not data:
+        raise MalformedError("a pickle has a number of numpy's of another size")
+    unpickler.spend(len(data))
+    return numpy.frombuffer(data, dtype)[0]
+
+
+_ARRAY = Name(None)
+_NUMPY = {
+    "numpy.dtype": Name(_numpy_dtype),
+    "numpy.ndarray": _ARRAY,
+    **{
+        f"numpy.{core}.multiarray.{name}": Name(construct)
+        for core in ("core", "_core")
+        for name, construct in (("_reconstruct", _numpy_array), ("scalar", _numpy_scalar))
+    },
+}
+
+# --- names -----------------------------------------------------------------------------------------------------------
+
+TORCH: dict[str, Any] = {
+    **{f"torch.{name}": each for name, each in vars(torch).items() if isinstance(each, torch.dtype)},
+    "torch.Size": Name(construct_size),
+    "torch.serialization._get_layout": Name(construct_layout),
+}
+"""What torch's records and a state have in common."""
+
+
+@cache
+def state_names() -> Mapping[str, Any]:
+    """Return what a state's pickle may name, but for tensors."""
+    ours: Iterable[tuple[str, type]] = (("Elsewhere", Elsewhere), ("Whole", Whole))
+    return {
+        **TORCH,
+        **_NUMPY,
+        "torch.device": Name(_device),
+        "_codecs.encode": Name(_encoded),
+        "builtins.bytes": Name(_bytes, factory=bytes),
+        "builtins.bytearray": Name(_bytearray),
+        "builtins.complex": Name(_complex, factory=complex),
+        "builtins.set": Name(_sized(set), factory=set),
+        "builtins.frozenset": Name(_sized(frozenset)),
+        **{
+            f"builtins.{kind.__name__}": Name(None, factory=kind) for kind in (bool, int, float, str, list, dict, tuple)
+        },
+        "collections.OrderedDict": Name(_sized(OrderedDict), factory=OrderedDict),
+        "collections.Counter": Name(_sized(Counter)),
+        "collections.defaultdict": Name(_defaultdict),
+        "collections.deque": Name(_deque),
+        **{f"{module}.{name}": _record(kind) for name, kind in ours for module in (OLD_MODULE, kind.__module__)},
+    }
+
+
+OLD_MODULE = "distlaunch.toolkit.checkpoint_parts"
+"""Under which checkpoints of version 0.1 have our records."""
+OLD_NAMES = {(OLD_MODULE, "Elsewhere"): Elsewhere, (OLD_MODULE, "Whole"): Whole}

@@ -1,0 +1,351 @@
+"""Layer toolkit: an unpickler that executes nothing that the pickle names.
+
+It knows the operations that torch.save and pickle.dump write, and a fixed table of names. A name is never imported:
+it stands for a constructor of ours, which checks its arguments. No class or function is ever on the stack, so a pickle
+can neither call nor change one. Memory and time are bounded by the size of the pickle.
+"""
+
+# ruff: noqa: SLF001 - a table at the end has the methods of the class above
+
+from __future__ import annotations
+
+import struct
+from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from distlaunch.toolkit.checkpoint_parts import Elsewhere, Whole
+
+Construct = Callable[..., Any]
+_SPARE = 1 << 20
+_PER_BYTE = 16
+"""What a pickle may have constructed beyond its own size: copies of a long string could otherwise fill the memory."""
+_KEY_DEPTH = 20
+_LARGEST = (1 << 63) - 1
+
+
+class RefusedClassError(Exception):
+    """A pickle names a class or function that is not in the table."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.name = name
+
+
+class MalformedError(ValueError):
+    """A pickle is none, or does what no checkpoint needs."""
+
+
+class Name:
+    """What a name of the table stands for; it has no other use than REDUCE, NEWOBJ and as a default factory."""
+
+    def __init__(self, construct: Construct | None, *, factory: Any = None) -> None:
+        self.construct = construct
+        self.factory = factory
+
+
+class Unpickler:
+    """Reads one pickle.
+
+    ``names``: what a name stands for: a ``Name``, or the value itself. ``persistent``: returns what a persistent id
+    stands for.
+    """
+
+    def __init__(
+        self, data: bytes | memoryview, names: Mapping[str, Any], persistent: Callable[[Any], Any] | None = None
+    ) -> None:
+        self._data = memoryview(data)
+        self._at = 0
+        self._names = names
+        self._persistent = persistent
+        self._budget = _SPARE + _PER_BYTE * len(self._data)
+        self._stack: list[Any] = []
+        self._marks: list[list[Any]] = []
+        self._memo: dict[int, Any] = {}
+
+    def load(self) -> Any:
+        """Return what was pickled. Raises RefusedClassError, MalformedError, or what a constructor raises."""
+        operations, data = _OPERATIONS, self._data
+        try:
+            while True:
+                code = data[self._at]
+                self._at += 1
+                if code == _STOP:
+                    return self._stack.pop()
+                operation = operations.get(code)
+                if operation is None:
+                    raise MalformedError(f"the operation {bytes([code])!r} of a pickle is none that a checkpoint needs")
+                operation(self)
+        except (IndexError, struct.error, KeyError, UnicodeDecodeError) as error:
+            raise MalformedError(f"a pickle is damaged at byte {self._at:,} ({type(error).__name__})") from error
+
+    def spend(self, size: int) -> None:
+        """Count what a constructor makes. Raises MalformedError if a pickle of this size makes too much."""
+        self._budget -= size
+        if self._budget < 0:
+            raise MalformedError("a pickle constructs far more than it holds")
+
+    # --- what is read of the pickle --------------------------------------------------------------------------------
+
+    def _take(self, size: int) -> memoryview:
+        taken = self._data[self._at : self._at + size]
+        if len(taken) < size:
+            raise MalformedError("a pickle ends early")
+        self._at += size
+        return taken
+
+    def _number(self, form: str, size: int) -> Any:
+        return struct.unpack(form, self._take(size))[0]
+
+    def _line(self) -> str:
+        for end in range(self._at, min(self._at + 1000, len(self._data))):
+            if self._data[end] == 0x0A:
+                line = str(self._data[self._at : end], "utf-8")
+                self._at = end + 1
+                return line
+        raise MalformedError("a pickle has a name without an end")
+
+    def _text(self, size: int) -> None:
+        self._stack.append(str(self._take(size), "utf-8", "surrogatepass"))
+
+    def _bytes(self, size: int) -> None:
+        self._stack.append(bytes(self._take(size)))
+
+    def _long(self, size: int) -> None:
+        self._stack.append(int.from_bytes(self._take(size), "little", signed=True))
+
+    def _bytearray(self, size: int) -> None:
+        self._stack.append(bytearray(self._take(size)))
+
+    def _ignore(self, size: int) -> None:
+        self._take(size)
+
+    def _above_mark(self) -> list[Any]:
+        items, self._stack = self._stack, self._marks.pop()
+        return items
+
+    # --- names and what they construct -----------------------------------------------------------------------------
+
+    def _global(self) -> None:
+        self._push_name(self._line(), self._line())
+
+    def _stack_global(self) -> None:
+        name, module = self._stack.pop(), self._stack.pop()
+        if type(name) is not str or type(module) is not str:
+            raise MalformedError("a pickle has a name that is no text")
+        self._push_name(module, name)
+
+    def _push_name(self, module: str, name: str) -> None:
+        if (module, name) in NAME_MAPPING:
+            module, name = NAME_MAPPING[module, name]
+        else:
+            module = IMPORT_MAPPING.get(module, module)
+        full = f"{module}.{name}"
+        if full not in self._names:
+            raise RefusedClassError(full)
+        self._stack.append(self._names[full])
+
+    def _construct(self) -> None:
+        arguments, name = self._stack.pop(), self._stack.pop()
+        if type(name) is not Name or name.construct is None or type(arguments) is not tuple:
+            raise MalformedError("a pickle calls what cannot be called")
+        self._stack.append(name.construct(self, *arguments))
+
+    def _build(self) -> None:
+        state, value = self._stack.pop(), self._stack[-1]
+        build = _BUILDERS.get(type(value))
+        if build is None:
+            raise MalformedError(f"a pickle changes a {type(value).__name__}")
+        built = build(value, state)
+        if built is not value:
+            self._replace(value, built)
+
+    def _replace(self, value: Any, built: Any) -> None:
+        """Put what a builder has made in the place of what stood for it, which nothing but stack and memo has."""
+        self._stack[-1] = built
+        for place in value.places:
+            self._memo[place] = built
+
+    def _persist(self) -> None:
+        if self._persistent is None:
+            raise MalformedError("a pickle has a storage where there is none")
+        self._stack.append(self._persistent(self._stack.pop()))
+
+    # --- containers ------------------------------------------------------------------------------------------------
+
+    def _append(self) -> None:
+        item = self._stack.pop()
+        self._extend([item])
+
+    def _extend(self, items: list[Any]) -> None:
+        value = self._stack[-1]
+        if type(value) is not list and type(value) is not deque:
+            raise MalformedError(f"a pickle appends to a {type(value).__name__}")
+        value.extend(items)
+
+    def _set_item(self) -> None:
+        value, key = self._stack.pop(), self._stack.pop()
+        self._set_items([key, value])
+
+    def _set_items(self, items: list[Any]) -> None:
+        target = self._stack[-1]
+        if type(target) not in _DICTS or len(items) % 2:
+            raise MalformedError(f"a pickle sets items of a {type(target).__name__}")
+        for place in range(0, len(items), 2):
+            key = items[place]
+            if type(key) is not str:
+                self.check_key(key)
+            target[key] = items[place + 1]
+
+    def _add_items(self) -> None:
+        items, target = self._above_mark(), self._stack[-1]
+        if type(target) is not set:
+            raise MalformedError(f"a pickle adds items to a {type(target).__name__}")
+        for item in items:
+            self.check_key(item)
+        target.update(items)
+
+    def check_key(self, key: Any, depth: int = _KEY_DEPTH) -> None:
+        """Raise MalformedError for a key whose hash could take long, or crash Python: deeply nested tuples."""
+        kind = type(key)
+        if kind in {tuple, frozenset} and depth:
+            self.spend(len(key))
+            for each in key:
+                self.check_key(each, depth - 1)
+        elif kind not in _KEYS and not getattr(kind, "__module__", "").startswith("numpy"):
+            raise MalformedError(f"a pickle has a key of the class {kind.__name__}")
+
+    def _frozenset(self) -> None:
+        items = self._above_mark()
+        for item in items:
+            self.check_key(item)
+        self._stack.append(frozenset(items))
+
+    def _mark(self) -> None:
+        self._marks.append(self._stack)
+        self._stack = []
+
+    def _tuple(self, size: int) -> None:
+        if len(self._stack) < size:
+            raise MalformedError("a pickle ends early")
+        self._stack[-size:] = [tuple(self._stack[-size:])]
+
+    # --- memo ------------------------------------------------------------------------------------------------------
+
+    def _put(self, place: int) -> None:
+        value = self._stack[-1]
+        if type(value) is Pending:
+            value.places.append(place)
+        self._memo[place] = value
+
+    def _get(self, place: int) -> None:
+        self._stack.append(self._memo[place])
+
+    def _push(self, value: Any) -> None:
+        self._stack.append(value)
+
+
+class Pending:
+    """Stands for a value whose BUILD has not come: numpy's arrays and types, which cannot be changed afterwards."""
+
+    def __init__(self, build: Callable[[Any], Any]) -> None:
+        self.build = build
+        self.places: list[int] = []
+
+
+def _build_pending(value: Pending, state: Any) -> Any:
+    return value.build(state)
+
+
+def _build_ordered(value: OrderedDict[Any, Any], state: Any) -> Any:
+    if type(state) is not dict or any(type(key) is not str for key in state):
+        raise MalformedError("a pickle gives an OrderedDict what are no attributes")
+    vars(value).update(state)
+    return value
+
+
+def _set_fields(*names: str) -> Callable[[Any, Any], Any]:
+    """Return what sets the fields of a frozen record of ours, from a list of values or a dictionary."""
+
+    def build(value: Any, state: Any) -> Any:
+        fields = dict(zip(names, state, strict=True)) if type(state) is list else state
+        if type(fields) is not dict or set(fields) != set(names):
+            raise MalformedError(f"a pickle gives a {type(value).__name__} other fields")
+        for name, each in fields.items():
+            object.__setattr__(value, name, each)
+        return value
+
+    return build
+
+
+_BUILDERS: dict[type, Callable[[Any, Any], Any]] = {
+    Pending: _build_pending,
+    OrderedDict: _build_ordered,
+    Elsewhere: _set_fields("place"),
+    Whole: _set_fields("value"),
+}
+_DICTS = {dict, OrderedDict, defaultdict, Counter}
+_KEYS = {str, int, float, bool, bytes, complex, type(None), torch.Size, torch.dtype, torch.device}
+
+
+def register(kind: type, build: Callable[[Any, Any], Any], *, key: bool = False) -> None:
+    """Have a class of a checkpoint's records built by ``build(value, state)``, and be a key if ``key`` is set."""
+    _BUILDERS[kind] = build
+    if key:
+        _KEYS.add(kind)
+
+
+# --- the operations --------------------------------------------------------------------------------------------------
+
+_STOP = ord(".")
+_Operation = Callable[[Unpickler], None]
+_OPERATIONS: dict[int, _Operation] = {
+    0x80: lambda self: self._ignore(1),  # PROTO
+    0x95: lambda self: self._ignore(8),  # FRAME
+    ord("("): Unpickler._mark,
+    ord("N"): lambda self: self._push(None),
+    0x88: lambda self: self._push(True),  # noqa: FBT003 - it is a value
+    0x89: lambda self: self._push(False),  # noqa: FBT003 - same
+    ord("J"): lambda self: self._push(self._number("<i", 4)),
+    ord("K"): lambda self: self._push(self._number("B", 1)),
+    ord("M"): lambda self: self._push(self._number("<H", 2)),
+    ord("G"): lambda self: self._push(self._number(">d", 8)),
+    0x8A: lambda self: self._long(self._number("B", 1)),
+    0x8B: lambda self: self._long(self._number("<I", 4)),
+    ord("X"): lambda self: self._text(self._number("<I", 4)),
+    0x8C: lambda self: self._text(self._number("B", 1)),
+    0x8D: lambda self: self._text(self._number("<Q", 8)),
+    ord("B"): lambda self: self._bytes(self._number("<I", 4)),
+    ord("C"): lambda self: self._bytes(self._number("B", 1)),
+    0x8E: lambda self: self._bytes(self._number("<Q", 8)),
+    0x96: lambda self: self._bytearray(self._number("<Q", 8)),
+    ord(")"): lambda self: self._push(()),
+    0x85: lambda self: self._tuple(1),
+    0x86: lambda self: self._tuple(2),
+    0x87: lambda self: self._tuple(3),
+    ord("t"): lambda self: self._push(tuple(self._above_mark())),
+    ord("]"): lambda self: self._push([]),
+    ord("}"): lambda self: self._push({}),
+    0x8F: lambda self: self._push(set()),
+    ord("a"): Unpickler._append,
+    ord("e"): lambda self: self._extend(self._above_mark()),
+    ord("s"): Unpickler._set_item,
+    ord("u"): lambda self: self._set_items(self._above_mark()),
+    0x90: Unpickler._add_items,
+    0x91: Unpickler._frozenset,
+    ord("q"): lambda self: self._put(self._number("B", 1)),
+    ord("r"): lambda self: self._put(self._number("<I", 4)),
+    0x94: lambda self: self._put(len(self._memo)),
+    ord("h"): lambda self: self._get(self._number("B", 1)),
+    ord("j"): lambda self: self._get(self._number("<I", 4)),
+    ord("c"): Unpickler._global,
+    0x93: Unpickler._stack_global,
+    ord("R"): Unpickler._construct,
+    0x81: Unpickler._construct,  # NEWOBJ
+    ord("b"): Unpickler._build,
+    ord("Q"): Unpickler._persist,
+}
+"""Those of the protocols 2 to 5 that torch.save and pickle.dump write for what a checkpoint holds."""

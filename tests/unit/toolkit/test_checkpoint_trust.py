@@ -1,0 +1,660 @@
+"""A checkpoint from elsewhere executes nothing, fills no memory and leaves its folder alone; errors say what it is."""
+
+from __future__ import annotations
+
+import datetime as dt
+import io
+import json
+import os
+import pickle
+import re
+import shutil
+import struct
+import zipfile
+from collections import Counter, OrderedDict, defaultdict, deque
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex  # noqa: E402
+
+from distlaunch.core.errors import ConfigError  # noqa: E402
+from distlaunch.toolkit.checkpoint import Checkpoint  # noqa: E402
+from distlaunch.toolkit.checkpoint_random import random_states  # noqa: E402
+from distlaunch.toolkit.checkpoint_store import CheckpointError  # noqa: E402
+from distlaunch.toolkit.checkpoint_types import OLD_NAMES, check_loaded, check_saved, state_names  # noqa: E402
+from distlaunch.toolkit.checkpoint_unpickler import MalformedError, RefusedClassError, Unpickler  # noqa: E402
+from tests.unit.toolkit.hostile import (  # noqa: E402
+    Evil,
+    Part,
+    change_manifest,
+    changed_metadata,
+    loaded_bytes,
+    put_entry,
+    put_worker,
+    resume,
+    save,
+    seal,
+    torch_saved,
+)
+from tests.unit.toolkit.test_checkpoint_optimizers import torch_has_set_its_variables  # noqa: E402, F401
+from tests.unit.toolkit.test_checkpoint_structures import Extra  # noqa: E402
+
+WAY_OUT = r"trust=True\) loads all classes: only for checkpoints that you have written yourself"
+
+
+class Custom:
+    """A class of a script's own."""
+
+
+# --- nothing is executed -----------------------------------------------------------------------------------------------
+
+
+def evil_metadata(folder, marker):
+    (folder / ".metadata").write_bytes(pickle.dumps(Evil(marker)))
+    seal(folder)
+
+
+def evil_in_metadata(folder, marker):
+    with changed_metadata(folder) as metadata:
+        metadata.storage_meta.checkpoint_id = Evil(marker)
+
+
+def evil_bytes(folder, marker):
+    put_entry(folder, "tied", torch_saved(Evil(marker)))
+
+
+def evil_worker(folder, marker):
+    put_worker(folder, {"random": random_states(), "parts": {"part": Evil(marker)}, "model": {}})
+
+
+def evil_tensor(folder, marker):
+    put_entry(folder, "model.weight", torch_saved(Evil(marker)))
+
+
+def evil_tensor_of_old(folder, marker):
+    put_entry(folder, "model.weight", torch_saved(Evil(marker), _use_new_zipfile_serialization=False))
+
+
+def evil_tensor_as_bytes(folder, marker):
+    put_entry(folder, "model.weight", torch_saved(Evil(marker)), as_bytes=True)
+
+
+@pytest.mark.parametrize(
+    ("attack", "text"),
+    [
+        (evil_metadata, r"rank 0: \.metadata needs posix\.mkdir, which is not loaded"),
+        (evil_in_metadata, r"rank 0: \.metadata needs posix\.mkdir, which is not loaded"),
+        (evil_bytes, r"rank 0: __0_0\.distcp: tied needs posix\.mkdir, which is not loaded"),
+        (evil_worker, r"rank 0: __0_0\.distcp: worker-0 needs posix\.mkdir, which is not loaded"),
+        (evil_tensor, r"rank 0: __0_0\.distcp: model\.weight needs posix\.mkdir, which is not loaded"),
+        (evil_tensor_of_old, r"rank 0: __0_0\.distcp: model\.weight is not loaded: is no archive of torch\.save"),
+        (evil_tensor_as_bytes, r"rank 0: \.metadata: model\.weight is bytes there, and has to be a tensor"),
+    ],
+)
+def test_nothing_that_a_checkpoint_names_is_executed(tmp_path, attack, text):
+    marker = tmp_path / "executed"
+    folder = save(tmp_path / "c", model=nn.Linear(2, 1), part=Part({"a": 1}))
+    attack(folder, marker)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    with pytest.raises(CheckpointError, match=text) as caught:
+        resume(tmp_path / "c", model=nn.Linear(2, 1), part=Part())
+    assert str(folder) in str(caught.value)
+    assert not marker.exists()
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before, "it is neither removed nor set aside"
+
+
+def test_the_attack_works_with_trust(tmp_path):
+    """The tests above would see it."""
+    folder = save(tmp_path / "c", model=nn.Linear(2, 1), part=Part({"a": 1}))
+    evil_worker(folder, tmp_path / "executed")
+    resume(tmp_path / "c", model=nn.Linear(2, 1), part=Part(), trust=True)
+    assert (tmp_path / "executed").exists()
+
+
+def test_an_older_checkpoint_with_a_class_of_the_scripts_own_names_it_and_the_way_out(tmp_path):
+    save(tmp_path / "c", model=nn.Linear(2, 1), part=Part({"where": Path("a")}), trust=True)
+    with pytest.raises(CheckpointError, match=rf"worker-0 needs pathlib\.PosixPath, .*{WAY_OUT}"):
+        resume(tmp_path / "c", model=nn.Linear(2, 1), part=Part())
+    part = Part()
+    assert resume(tmp_path / "c", model=nn.Linear(2, 1), part=part, trust=True) == 1
+    assert part.state == {"where": Path("a")}
+
+
+OLDER = Path(__file__).parents[2] / "data" / "checkpoints" / "sharded-step-000000001"
+
+
+class Counted(nn.Linear):
+    """A module with an extra state, as in the older checkpoint."""
+
+    counts = None
+
+    def get_extra_state(self):
+        return self.counts
+
+    def set_extra_state(self, state):
+        self.counts = state
+
+
+@pytest.mark.parametrize("trust", [False, True])
+def test_a_checkpoint_of_an_older_version_with_sharded_parts_is_resumed(tmp_path, trust):
+    shutil.copytree(OLDER, tmp_path / "step-000000001")
+    model = nn.Sequential(nn.Linear(4, 4), Counted(4, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.5)
+    average = Part({})
+    assert resume(tmp_path, model=model, optimizer=optimizer, average=average, trust=trust) == 1
+    assert {name: each.unique().tolist() for name, each in average.state["kept"].items()} == {
+        name: [7.0] for name, _ in model.named_parameters()
+    }
+    assert average.state["made"] == (1, {2: None})
+    assert model[1].counts == {1: {}, "two": [3]}
+    assert optimizer.state[model[0].weight]["momentum_buffer"].unique().tolist() == [4.0]
+
+
+def test_our_records_are_found_under_the_names_that_older_versions_had():
+    for name in ("Elsewhere", "Whole"):
+        assert f"distlaunch.toolkit.checkpoint_parts.{name}" in state_names()
+        assert OLD_NAMES["distlaunch.toolkit.checkpoint_parts", name].__name__ == name
+
+
+# --- the save ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("state", "text"),
+    [
+        ({"where": [Path("a")]}, r"part\.where\.0 is of the class pathlib\.PosixPath"),
+        (dt.timedelta(1), r"part is of the class datetime\.timedelta"),
+        ({"a": {"b": Custom()}}, r"part\.a\.b is of the class .*Custom"),
+        ({"a": (1, len)}, r"part\.a\.1 is of the class builtins\.builtin_function_or_method"),
+        ({1: Custom}, r"part\.1 is of the class builtins\.type"),
+        (defaultdict(lambda: 0), r"part is a defaultdict of .*lambda>"),
+        ({"a": np.array([{}])}, r"part\.a is of the class numpy\.ndarray"),
+        ({"a": torch.ones(2, device="meta")}, r"part\.a is a tensor that is on the meta device"),
+        ({"a": torch.ones(2).to_sparse()}, r"part\.a is a tensor that is sparse_coo"),
+        ({Custom(): 1}, r"part\.0 is of the class .*Custom"),
+    ],
+)
+def test_a_save_refuses_what_a_resume_would_refuse_and_writes_nothing(tmp_path, state, text):
+    checkpoint = Checkpoint(tmp_path, model=nn.Linear(2, 1), part=Part(state))
+    with pytest.raises(CheckpointError, match=rf"{text}, which resume\(\) would refuse: .*{WAY_OUT}"):
+        checkpoint.save(0)
+    checkpoint.close()
+    assert os.listdir(tmp_path) == [".lock"]
+
+
+def test_an_extra_state_and_a_setting_of_an_unknown_class_are_refused_at_the_save(tmp_path):
+    model = Extra(Custom())
+    with pytest.raises(CheckpointError, match=r"_extra_state is of the class .*Custom"):
+        save(tmp_path, model=model)
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer.param_groups[0]["made"] = Custom()
+    with pytest.raises(CheckpointError, match=r"the optimizer's made is of the class .*Custom"):
+        save(tmp_path, model=model, optimizer=optimizer)
+
+
+def test_trust_saves_and_loads_any_class(tmp_path):
+    state = {"where": Path("a"), "for": dt.timedelta(1), "n": torch.ones(2)}
+    save(tmp_path, model=nn.Linear(2, 1), part=Part(state), trust=True)
+    part = Part()
+    resume(tmp_path, model=nn.Linear(2, 1), part=part, trust=True)
+    assert repr(part.state) == repr(state)
+
+
+INERT = [
+    {"a": [1, -(1 << 70), 1 << 3000, True, None, 1.5, 2j, "ü\udc80", b"\x00\xff", b"", bytearray(b"x"), ()]},
+    {1: {(2, (3.0, "x")): frozenset({1})}, "s": {1, "a"}, None: set()},
+    OrderedDict([("b", 1), ("a", [])]),
+    defaultdict(dict, {"a": {"b": 1}}),
+    Counter({3: 2, "x": 1}),
+    deque([1, 2], maxlen=3),
+    [torch.Size([1, 2]), torch.float8_e4m3fn, torch.device("cuda", 1), torch.device("cpu"), torch.strided],
+    [np.float32(1.5), np.int64(3), np.bool_(1), np.str_("abc"), np.complex128(2j), np.dtype("f4")],
+    [
+        np.arange(6).reshape(2, 3),
+        np.asfortranarray(np.ones((2, 3))),
+        np.array(["a", "bc"]),
+        np.zeros((0, 2)),
+        np.array(1),
+    ],
+    [np.array([1, 2], dtype=">i4")],
+    {"numpy": np.random.RandomState(3).get_state(), "generator": np.random.default_rng(1).bit_generator.state},
+    {"torch": torch.get_rng_state()},
+]
+
+
+@pytest.mark.parametrize("state", INERT)
+def test_what_states_are_made_of_is_saved_and_loaded(tmp_path, state):
+    save(tmp_path, model=nn.Linear(2, 1), part=Part(state))
+    part = Part()
+    resume(tmp_path, model=nn.Linear(2, 1), part=part)
+    assert repr(part.state) == repr(state)
+    assert type(part.state) is type(state)
+
+
+TYPES = "uint8 int8 int16 int32 int64 uint16 uint32 uint64 bool float16 bfloat16 float32 float64 complex32 complex64"
+TYPES += " complex128 float8_e4m3fn float8_e5m2 float8_e4m3fnuz float8_e5m2fnuz"
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf")
+@pytest.mark.parametrize("dtype", [getattr(torch, name) for name in TYPES.split()])
+def test_tensors_of_all_types_come_back_bit_for_bit(dtype):
+    tensor = torch.arange(96, dtype=torch.uint8).view(dtype)
+    check_saved(tensor, "a")
+    found = loaded_bytes(torch_saved({"a": tensor, "b": tensor[1:4]}))
+    assert found["a"].dtype == dtype
+    assert torch.equal(found["a"].view(torch.uint8), torch.arange(96, dtype=torch.uint8))
+    assert found["a"].untyped_storage().data_ptr() == found["b"].untyped_storage().data_ptr()
+
+
+def test_tensors_keep_strides_gradients_attributes_and_views():
+    parameter = nn.Parameter(torch.ones(3), requires_grad=False)
+    parameter.tensor_parallel = True
+    plain = torch.arange(6.0).reshape(2, 3)
+    state = [plain.t(), plain[:, 1:], torch.ones(2, requires_grad=True), parameter, torch.tensor(3), torch.ones(0, 4)]
+    state += [torch.tensor([1j]).conj(), torch.ones(1).expand(5)]
+    for each in state:
+        check_saved(each, "a")
+    found = loaded_bytes(torch_saved(state))
+    assert repr(found) == repr(state)
+    assert [each.stride() for each in found] == [each.stride() for each in state]
+    assert found[3].tensor_parallel is True
+    assert type(found[3]) is nn.Parameter
+
+
+def trained(scheduler=None, optimizer=torch.optim.AdamW, **options):
+    model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+    optimizer = optimizer(model.parameters(), lr=0.1, **options)
+    parts = {} if scheduler is None else {"scheduler": scheduler(optimizer)}
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(torch.ones(4, 3)).sum().backward()
+        optimizer.step(lambda: torch.tensor(0.0)) if isinstance(optimizer, torch.optim.LBFGS) else optimizer.step()
+    return {"model": model, "optimizer": optimizer, **parts}
+
+
+class Scaling:
+    """Grows or shrinks a learning rate; LambdaLR saves its attributes."""
+
+    def __init__(self):
+        self.by = 0.5
+
+    def __call__(self, epoch):
+        return self.by**epoch
+
+
+schedulers = torch.optim.lr_scheduler
+
+
+@pytest.mark.parametrize(
+    "scheduler",
+    [
+        lambda o: schedulers.StepLR(o, 2),
+        lambda o: schedulers.MultiStepLR(o, [2, 2, 5]),
+        lambda o: schedulers.LambdaLR(o, Scaling()),
+        lambda o: schedulers.LambdaLR(o, lambda epoch: 0.5**epoch),
+        lambda o: schedulers.MultiplicativeLR(o, Scaling()),
+        schedulers.ConstantLR,
+        schedulers.LinearLR,
+        lambda o: schedulers.ExponentialLR(o, 0.9),
+        schedulers.PolynomialLR,
+        lambda o: schedulers.CosineAnnealingLR(o, 10),
+        lambda o: schedulers.CosineAnnealingWarmRestarts(o, 10),
+        lambda o: schedulers.CyclicLR(o, 0.1, 0.2, cycle_momentum=False),
+        lambda o: schedulers.OneCycleLR(o, 0.2, total_steps=10),
+        schedulers.ReduceLROnPlateau,
+        lambda o: schedulers.SequentialLR(o, [schedulers.LinearLR(o), schedulers.StepLR(o, 2)], [3]),
+        lambda o: schedulers.ChainedScheduler([schedulers.LinearLR(o), schedulers.StepLR(o, 2)]),
+        lambda o: torch.optim.swa_utils.SWALR(o, 0.1),
+    ],
+)
+def test_states_of_torchs_schedulers_are_saved_and_loaded(tmp_path, scheduler):
+    save(tmp_path, **trained(scheduler))
+    assert resume(tmp_path, **trained(scheduler)) == 1
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "options"),
+    [
+        *((getattr(torch.optim, name), {}) for name in ("Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax")),
+        *((getattr(torch.optim, name), {}) for name in ("ASGD", "LBFGS", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD")),
+        (torch.optim.Adam, {"amsgrad": True, "betas": (np.float64(0.9), 0.99)}),
+        (torch.optim.Adam, {"foreach": True, "capturable": False}),
+    ],
+)
+def test_states_of_torchs_optimizers_are_saved_and_loaded(tmp_path, optimizer, options):
+    before = trained(optimizer=optimizer, **options)
+    save(tmp_path, **before)
+    after = trained(optimizer=optimizer, **options)
+    assert resume(tmp_path, **after) == 1
+    states = [list(each["optimizer"].state.values()) for each in (before, after)]
+    assert repr(states[0]) == repr(states[1])
+
+
+values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.text()
+    | st.binary()
+    | st.complex_numbers(allow_nan=False),
+    lambda inner: (
+        st.lists(inner)
+        | st.tuples(inner, inner)
+        | st.dictionaries(st.text() | st.integers() | st.tuples(st.text()), inner)
+    ),
+    max_leaves=20,
+)
+
+
+@settings(deadline=None, max_examples=200)
+@given(values)
+def test_the_save_accepts_what_the_load_gives_back(value):
+    check_saved(value, "a")
+    assert loaded_bytes(torch_saved(value)) == value
+
+
+# --- hostile pickles ---------------------------------------------------------------------------------------------------
+
+
+def nested(depth: int) -> bytes:
+    return b"\x80\x02" + b"]" * depth + b"a" * (depth - 1) + b"."
+
+
+def doubled(times: int) -> bytes:
+    """Return a pickle of a list of twice a list of twice a list …"""
+    return b"\x80\x02]q\x00" + b"".join(b"]q\x01(h\x00h\x00eq\x00" for _ in range(times)) + b"."
+
+
+def unpickled(data: bytes):
+    value = Unpickler(data, state_names()).load()
+    check_loaded(value, len(data))
+    return value
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x80\x02\x8b\xff\xff\xff\xff.",  # LONG4
+        b"\x80\x02X\xff\xff\xff\xff.",  # BINUNICODE
+        b"\x80\x04\x8d" + struct.pack("<Q", 1 << 60) + b".",  # BINUNICODE8
+        b"\x80\x04\x8e" + struct.pack("<Q", 1 << 60) + b".",  # BINBYTES8
+        b"\x80\x05\x96" + struct.pack("<Q", 1 << 60) + b".",  # BYTEARRAY8
+        b"\x80\x02I" + b"9" * 100_000 + b"\n.",  # INT
+        b"\x80\x02\x82\x01.",  # EXT1
+        b"\x80\x02(i__builtin__\neval\n.",  # INST
+        b"\x80\x02c__builtin__\neval\n.",
+        b"\x80\x04\x8c\x08builtins\x8c\x04eval\x93.",
+        b"\x80\x04\x8c\x05torch\x8c\x0dfloat32.__doc\x93.",
+        b"\x80\x02ctorch\nload\n.",
+        b"\x80\x02c__builtin__\nset\n}b.",  # BUILD of a class
+        b"\x80\x02c__builtin__\nset\nK\x01\x85R.",
+        b"\x80\x02c__builtin__\nset\n.",
+        b"\x80\x02ccollections\ndefaultdict\nc__builtin__\nset\nc__builtin__\nset\n\x86R.",
+        b"\x80\x02cnumpy\ndtype\nX\x02\x00\x00\x00O8\x89\x88\x87R.",
+        b"\x80\x02}](K\x01]us.",
+        b"\x80\x02K\x01",
+        b"\x80\x02.",
+        b"",
+        nested(1_000_000),
+        doubled(60),
+        b"\x80\x02(" + b"K\x01\x85" + b"\x85" * 1_000_000 + b"K\x01d.",
+        b"\x80\x02}" + b"K\x01\x85" + b"\x85" * 1_000_000 + b"K\x01s.",  # a key that is nested deeply
+        b"\x80\x02}K\x01" + b"q\x00h\x00\x86" * 60 + b"K\x01s.",  # a key of doubled tuples
+        b"\x80\x02c_codecs\nencode\nq\x00X\x00\x00\x10\x00"
+        + b"a" * (1 << 20)
+        + b"X\x06\x00\x00\x00latin1\x86q\x010(h"
+        + b"h\x00h\x01R" * 10_000
+        + b"l.",
+    ],
+)
+def test_a_hostile_pickle_is_refused_at_once(data):
+    with pytest.raises((RefusedClassError, MalformedError, TypeError)):
+        unpickled(data)
+
+
+def test_copies_of_a_long_text_do_not_fill_the_memory():
+    long = b"X\x00\x00\x10\x00" + b"a" * (1 << 20)
+    data = (
+        b"\x80\x02(c_codecs\nencode\nq\x00"
+        + long
+        + b"X\x06\x00\x00\x00latin1\x86q\x01R"
+        + b"h\x00h\x01R" * 1000
+        + b"t."
+    )
+    with pytest.raises(MalformedError, match="far more than it holds"):
+        Unpickler(data, state_names()).load()
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.lists(st.sampled_from([bytes([code]) for code in range(256)]) | st.binary(max_size=3), max_size=60))
+def test_no_pickle_crashes_the_unpickler(pieces):
+    try:
+        Unpickler(b"\x80\x02" + b"".join(pieces) + b".", state_names()).load()
+    except (RefusedClassError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RuntimeError):
+        pass
+
+
+# --- hostile tensors ---------------------------------------------------------------------------------------------------
+
+
+def rewritten(data: bytes, change) -> bytes:
+    """Change the pickle in an archive of torch.save."""
+    stream = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(stream, "w") as new:
+        for each in old.infolist():
+            content = old.read(each)
+            new.writestr(each.filename, change(content) if each.filename.endswith("data.pkl") else content)
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b"K\x07", b"J\xff\xff\xff\x7f"),  # the size
+        (b"K\x07", b"\x8a\x08" + struct.pack("<q", 1 << 60)),
+        (b"K\x07", b"J\xff\xff\xff\xff"),
+        (b"X\x01\x00\x00\x000", b"X\x07\x00\x00\x00../../x"),
+    ],
+)
+def test_a_tensor_larger_than_its_storage_is_refused(old, new):
+    data = torch_saved(torch.ones(7))
+    with pytest.raises(MalformedError):
+        loaded_bytes(rewritten(data, lambda content: content.replace(old, new)))
+
+
+def test_a_compressed_archive_is_refused():
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("archive/data.pkl", b"\x80\x02N" + b"0" * 1_000_000)
+    with pytest.raises(MalformedError, match="compressed"):
+        loaded_bytes(stream.getvalue())
+
+
+def test_an_expanded_tensor_is_refused_at_the_save_and_at_the_load():
+    huge = torch.ones(1).expand(1 << 40)
+    with pytest.raises(ConfigError, match="is an expanded view"):
+        check_saved(huge, "a")
+    with pytest.raises(MalformedError, match="is an expanded view"):
+        loaded_bytes(torch_saved(huge))
+
+
+# --- a hostile manifest and hostile metadata ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"files": {"../../x": [0, 0]}},
+        {"files": {"/etc/passwd": [0, 0]}},
+        {"files": {".metadata": [-1, 0]}},
+        {"files": {".metadata": [1 << 80, 0]}},
+        {"files": {}},
+        {"files": {"__0_0.distcp": [0, 0]}},
+        {"world_size": 1 << 60},
+        {"world_size": "1"},
+        {"optimizers": [[]]},
+    ],
+)
+def test_a_manifest_with_other_contents_is_damaged(tmp_path, fields):
+    folder = save(tmp_path, model=nn.Linear(2, 1))
+    change_manifest(folder, **fields)
+    with pytest.raises(CheckpointError, match="no checkpoint is whole"):
+        resume(tmp_path, model=nn.Linear(2, 1))
+
+
+@pytest.mark.parametrize("time", [float("nan"), float("inf"), -float("inf"), 1e300, "x", [], None])
+def test_a_checkpoint_of_an_impossible_time_is_resumed(tmp_path, time):
+    folder = save(tmp_path, model=nn.Linear(2, 1))
+    change_manifest(folder, time=time)
+    assert resume(tmp_path, model=nn.Linear(2, 1)) == 1
+
+
+def test_a_manifest_without_an_end_is_damaged(tmp_path):
+    folder = save(tmp_path, model=nn.Linear(2, 1))
+    text = (folder / "manifest.json").read_text()
+    (folder / "manifest.json").write_text('{"x": ' + "[" * 1_000_000 + text[1:])
+    with pytest.raises(CheckpointError, match="no checkpoint is whole"):
+        resume(tmp_path, model=nn.Linear(2, 1))
+
+
+def leave_the_folder(metadata):
+    for info in metadata.storage_data.values():
+        info.relative_path = "../../x"
+
+
+def leave_the_root(metadata):
+    for info in metadata.storage_data.values():
+        info.relative_path = "/etc/passwd"
+
+
+def compress(metadata):
+    for info in metadata.storage_data.values():
+        info.transform_descriptors = ("stream.zstd/1",)
+
+
+def end_behind(metadata):
+    for info in metadata.storage_data.values():
+        info.length = 1 << 60
+
+
+def repeat(metadata):
+    for info in metadata.storage_data.values():
+        info.offset, info.length = 0, max(each.length + each.offset for each in metadata.storage_data.values())
+
+
+def be_huge(metadata):
+    metadata.state_dict_metadata["model.weight"].size = torch.Size([1 << 20, 1 << 20])
+
+
+def have_huge_parts(metadata):
+    be_huge(metadata)
+    metadata.state_dict_metadata["model.weight"].chunks[0].sizes = torch.Size([1 << 20, 1 << 20])
+
+
+def have_no_parts(metadata):
+    metadata.state_dict_metadata["model.weight"].chunks = []
+
+
+def be_far(metadata):
+    metadata.planner_data["tied"] = ("optimizer", "param_groups", 1 << 40)
+
+
+def be_nowhere(metadata):
+    metadata.storage_data = {key: value for key, value in metadata.storage_data.items() if key.fqn != "tied"}
+
+
+def be_a_class(metadata):
+    metadata.storage_meta.save_id = Custom
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (leave_the_folder, r"it names the file '\.\./\.\./x', which is none of this checkpoint"),
+        (leave_the_root, r"it names the file '/etc/passwd'"),
+        (compress, "transform_descriptors of a _StorageInfo is a tuple"),
+        (end_behind, "behind the end of __0_0.distcp"),
+        (repeat, "more entries than fit into the files"),
+        (be_huge, "it has model.weight larger than its parts"),
+        (have_huge_parts, "it has a part of model.weight that is in no file"),
+        (have_no_parts, "it has model.weight larger than its parts"),
+        (be_far, "it has tied in no place"),
+        (be_nowhere, "it does not tell where tied is"),
+        (be_a_class, r"\.metadata needs .*Custom"),
+    ],
+)
+def test_metadata_that_the_files_do_not_bear_out_is_refused(tmp_path, change, text):
+    folder = save(tmp_path, model=nn.Linear(2, 1))
+    with changed_metadata(folder) as metadata:
+        change(metadata)
+    with pytest.raises(CheckpointError, match=text) as caught:
+        resume(tmp_path, model=nn.Linear(2, 1))
+    assert re.search(r"step-000000001: rank 0: \.metadata ", str(caught.value))
+
+
+def test_text_of_a_checkpoint_is_printed_without_control_characters(tmp_path):
+    folder = save(tmp_path, model=nn.Linear(2, 1))
+    with changed_metadata(folder) as metadata:
+        for info in metadata.storage_data.values():
+            info.relative_path = "\x1b[2J" + "x" * 10_000
+        metadata.state_dict_metadata["\x1b[2J"] = Metadata
+    with pytest.raises(CheckpointError) as caught:
+        resume(tmp_path, model=nn.Linear(2, 1))
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 1000
+
+
+def test_a_tensor_that_is_not_what_the_metadata_describes_is_refused(tmp_path):
+    folder = save(tmp_path, model=nn.Linear(2, 1))
+    put_entry(folder, "model.weight", torch_saved(torch.ones(1, 2, dtype=torch.complex64)))
+    with pytest.raises(CheckpointError, match=r"model\.weight is not loaded: it is not the tensor that \.metadata"):
+        resume(tmp_path, model=nn.Linear(2, 1))
+
+
+def test_bytes_that_are_a_tensor_are_refused(tmp_path):
+    folder = save(tmp_path, model=nn.Linear(2, 1))
+    put_entry(folder, "tied", torch_saved(torch.ones(2)))
+    with pytest.raises(CheckpointError, match=r"tied is not loaded: it is a tensor, and has to be bytes"):
+        resume(tmp_path, model=nn.Linear(2, 1))
+
+
+def test_a_tensor_in_the_place_of_bytes_is_refused(tmp_path):
+    folder = save(tmp_path, model=nn.Linear(2, 1))
+    with changed_metadata(folder) as metadata:
+        metadata.state_dict_metadata["tied"] = metadata.state_dict_metadata["model.bias"]
+        index = next(index for index in metadata.storage_data if index.fqn == "model.bias")
+        metadata.storage_data[MetadataIndex("tied", index.offset)] = metadata.storage_data[MetadataIndex("tied")]
+    with pytest.raises(CheckpointError, match=r"\.metadata: tied is a tensor there, and has to be bytes"):
+        resume(tmp_path, model=nn.Linear(2, 1))
+
+
+def test_a_symbolic_link_in_a_checkpoint_is_damage(tmp_path):
+    folder = save(tmp_path / "c", model=nn.Linear(2, 1))
+    os.rename(folder / "__0_0.distcp", tmp_path / "elsewhere")
+    os.symlink(tmp_path / "elsewhere", folder / "__0_0.distcp")
+    with pytest.raises(CheckpointError, match=r"__0_0\.distcp: a symbolic link"):
+        resume(tmp_path / "c", model=nn.Linear(2, 1))
+
+
+def test_a_random_state_that_numpy_would_read_behind_its_end_is_refused(tmp_path):
+    folder = save(tmp_path, model=nn.Linear(2, 1))
+    state = np.random.RandomState(3).get_state()
+    states = {**random_states(), "numpy": (*state[:2], 1 << 30, *state[3:])}
+    put_worker(folder, {"random": states, "parts": {}, "model": {}})
+    with pytest.raises(CheckpointError, match="random state"):
+        resume(tmp_path, model=nn.Linear(2, 1))
+
+
+def test_the_manifest_may_have_fields_that_are_not_known(tmp_path):
+    folder = save(tmp_path, model=nn.Linear(2, 1))
+    change_manifest(folder, later=json.loads("[1]"))
+    assert resume(tmp_path, model=nn.Linear(2, 1)) == 1
