@@ -1,18 +1,13 @@
 """The job policy, a pure state machine: ``step(event, now) -> actions``, no clock, no I/O.
 
-It decides who takes part in an attempt, whether there is another one, and the exit code; what
-happens while workers run is ``supervision``'s.
-
-The job policy's part from the start of an attempt's workers to the end of the last. Pure.
-
-It decides when all are told to stop. Work per event does not grow with the number of workers,
-except at those turns.
+It decides which nodes take part in an attempt, when all workers are stopped, whether there is
+another attempt, and the exit code. The work per event does not grow with the number of workers,
+except where an attempt starts or stops.
 """
 
 from __future__ import annotations
 
 import signal
-from abc import ABC, abstractmethod
 from collections import deque
 from typing import TYPE_CHECKING, Literal
 
@@ -60,54 +55,65 @@ if TYPE_CHECKING:
 PRESS_AGAIN = "; press Ctrl-C again after 1 s to kill all workers now"
 """Ends the line that answers the first Ctrl-C."""
 KILLS_S = 5.0
-"""So long before a scheduler kills all, we kill workers that have not ended, and can still tell of
-it."""
+"""How long before the scheduler's KILL the workers that still run are killed, so that there is time
+to report it."""
 NOTICE_S = 1.0
-"""So long after the last worker's end the user hears that the launcher waits for processes that
-workers have left."""
+"""How long after the end of the last worker the user gets a notice that the launcher waits for
+processes that workers have left."""
 _INTERRUPTED = (-signal.SIGINT, 128 + signal.SIGINT)
-
 Phase = Literal[
     "new", "gathering", "preparing", "starting", "running", "lingering", "stopping", "ended"
 ]
-"""``lingering``: all workers have ended with 0, and processes that they have left may run on for a
-while."""
+"""``lingering``: all workers have ended with 0; the launcher waits for processes that they left."""
 
 
-class Supervision(ABC):
-    """The workers of one attempt after the other; what comes between is the subclass's."""
+class JobPolicy:
+    """One job, from ``Begin`` to ``End``."""
 
     def __init__(self, settings: PolicySettings) -> None:
         self.settings = settings
+        scheduler = settings.scheduler
         self.phase: Phase = "new"
-        self.attempt = 0
+        self.attempt = 0 if scheduler is None else scheduler.attempt
+        self.restarts = 0
+        """How many there have been; attempts are more where nodes that were lost were replaced."""
         self.told: int | None = None
         """The signal that told us to stop."""
         self.progress = Progress()
-        self._told_at = 0.0
-        self._requests = StopRequests()
-        self._told_late: int | None = None
-        """The first signal that came when all workers had ended: it prevents a restart, and changes
-        nothing else."""
-        self._all_ended_at: float | None = None
-        """When the last worker of this attempt had ended."""
-        self._fault: str | None = None
-        self._run = Attempt(0, Cast.fixed(settings), began=0.0)
-        self._watch = Watch(settings, self._run)
-        scheduler = settings.scheduler
-        self._signals = Signals(
-            holds=scheduler is not None and scheduler.signals_all and settings.gathering is not None
-        )
         self.warned: int | None = None
         """The last signal that was passed on to the workers: a scheduler warns so of its time
         limit."""
         self.since_warned_s = 0.0
-        """How long the last attempt then went on."""
-        self._warned_at = 0.0
+        """How long the last attempt went on after that signal."""
+        self._convening: Convening | None = None
+        """Brings the nodes together, if there are several, or one that is not this machine."""
+        if settings.gathering is not None:
+            from distlaunch.coordinator.policy.attempt_start import Convening
 
-    @abstractmethod
-    def _conclude(self, now: float) -> list[Action]:
-        """Go on after an attempt of which nothing is left."""
+            self._convening = Convening(settings.gathering, settings)
+        self._run = Attempt(0, Cast.fixed(settings), began=0.0)
+        """The current attempt, or the one that has just ended."""
+        self._watch = Watch(settings, self._run)
+        self._port: int | None = None
+        """The master port of the current attempt."""
+        self._all_ended_at: float | None = None
+        """When the last worker of this attempt had ended."""
+        self._fault: str | None = None
+        self._nodes_lost = 0
+        """In all attempts that have ended."""
+        self._restart_times: deque[float] = deque()
+        self._previous: restarts.Outcome | None = None
+        self._retried_s: float | None = None
+        """A failure that was the one before again has been retried, as it had so much uptime."""
+        self._signals = Signals(
+            holds=scheduler is not None and scheduler.signals_all and settings.gathering is not None
+        )
+        self._requests = StopRequests()
+        self._told_at = 0.0
+        self._told_late: int | None = None
+        """The first signal that came when all workers had ended: it prevents a restart, and changes
+        nothing else."""
+        self._warned_at = 0.0
 
     @property
     def up(self) -> int:
@@ -124,14 +130,279 @@ class Supervision(ABC):
         """Workers of this attempt; 0 before it is known who takes part."""
         return self._run.cast.world_size
 
-    def _is_of(self, node: int, attempt: int) -> bool:
-        """Tell whether a message is of this attempt, and of a node that takes part in it and has
-        not been lost."""
+    def deadline(self) -> float | None:
+        """Return the time at which ``Tick`` is due; None: at no time."""
+        times = [
+            self._run.others_until,
+            self._run.notice_at,
+            self._watch.deadline(),
+            self._signals.deadline(),
+        ]
+        if self._convening is not None and self.phase in ("gathering", "preparing"):
+            times.append(self._convening.deadline())
+        return min((time for time in times if time is not None), default=None)
+
+    def step(self, event: Event, now: float) -> list[Action]:
+        """Handle an event that happened at ``now``. Returns the actions to carry out, in order."""
+        if self.phase == "ended":
+            return []
+        match event:
+            case FromNode():
+                return self._on_message(event.node, event.message, now)
+            case Begin():
+                return self._begin_attempt(now)
+            case Signalled():
+                heard = self._signals.take(event, now)
+                return [] if heard is None else self._on_signal(heard, now)
+            case Tick():
+                held = [
+                    action
+                    for each in self._signals.due(now)
+                    for action in self._on_signal(each, now)
+                ]
+                return held + self._tick(now)
+            case LoggedIn():
+                if self._convening is not None:
+                    self._convening.logged_in(event.node)
+                return []
+            case Noted():
+                return [Say(text=event.text, level="warning" if event.warning else "info")]
+            case Broken():
+                return self._end_by_fault(
+                    event.text, f"internal error: {event.text}", without=event.without
+                )
+            case Known():
+                return self._on_known(event, now)
+            case Refused():
+                from distlaunch.coordinator.policy.node_setup import Refusal
+
+                hint = f"\n  hint: {event.hint}" if event.hint else ""
+                return self._refuse(
+                    Refusal(exit_code=EXIT_USAGE, text=f"error: {event.text}{hint}")
+                )
+            case Joined() | Unreachable() | Lost() | Discovered():
+                return (
+                    []
+                    if self._convening is None
+                    else self._on_membership(self._convening, event, now)
+                )
+            case _:
+                assert_never(event)
+
+    # --- events
+
+    def _on_message(
+        self, node: int, message: m.FromAgent | m.Surveyed | m.Reached, now: float
+    ) -> list[Action]:
+        convening = self._convening
+        match message:
+            case m.Surveyed():
+                return [] if convening is None else self._on_surveyed(convening, node, message, now)
+            case m.SpawnerSignalled():
+                return self.step(Signalled(signum=message.signum, node=node, spawner=True), now)
+            case m.WorkerHalted():
+                return [Suspend()] if self.settings.terminal else []
+            case m.Stacks():
+                self._watch.answered(node, message)
+                return self._stop_if_hung(now)
+            case m.Remark():
+                return self._on_remark(node, message.text, warning=message.warning)
+            case m.PreloadEnded():
+                host = {} if convening is None else {"host": convening.host(node)}
+                return [Entry(type="preload", fields={**message.fields, **host})]
+            case m.Fault():
+                return self._on_fault(node, message, now)
+            case _ if not self._is_current(node, message.attempt):
+                return []
+            case m.Prepared():
+                return self._on_prepared(node, message, now)
+            case m.Reached():
+                return [] if convening is None else self._on_reached(convening, node, message, now)
+            case m.Started():
+                return self._on_started(node, message, now)
+            case m.Alive():
+                return self._on_alive(message, now)
+            case m.WorkerExited():
+                return self._on_worker_exited(node, message, now)
+            case m.Lingering():
+                return self._on_lingering(node, message, now)
+            case m.Gone():
+                return self._on_gone(node, message, now)
+            case _:
+                assert_never(message)
+
+    def _is_current(self, node: int, attempt: int) -> bool:
+        """Return whether a message belongs to this attempt and its node still takes part."""
         return attempt == self.attempt == self._run.number and node in self._run.alive
 
-    # --- workers
+    def _on_remark(self, node: int, text: str, *, warning: bool) -> list[Action]:
+        said = text if self._convening is None else self._convening.says(node, text)
+        return [] if said is None else [Say(text=said, level="warning" if warning else "info")]
 
-    def _started(self, node: int, message: m.Started, now: float) -> list[Action]:
+    def _tick(self, now: float) -> list[Action]:
+        convening = self._convening
+        if convening is None or self.phase not in ("gathering", "preparing"):
+            return self._tick_running(now)
+        if self.phase == "gathering":
+            return self._continue_gathering(convening, convening.tick(now), now)
+        if now < convening.deadline():
+            return []
+        refusal = convening.late(self._run.owing)
+        return self._settle_meeting(convening, now) if refusal is None else self._refuse(refusal)
+
+    def _tick_running(self, now: float) -> list[Action]:
+        if self._run.notice_at is not None and now >= self._run.notice_at:
+            return self._print_waiting_notice()
+        until = self._run.others_until
+        if until is not None and now >= until:
+            return self._stop_after_failure()
+        return self._watch.tick(now) + self._stop_if_hung(now)
+
+    # --- nodes come together
+
+    def _begin_attempt(self, now: float, *, fresh: bool = True) -> list[Action]:
+        self._all_ended_at = None
+        convening = self._convening
+        if convening is None:
+            return self._prepare(self._run.cast, now)
+        self.phase = "gathering"
+        return self._continue_gathering(convening, convening.begin(now, fresh=fresh), now)
+
+    def _on_membership(
+        self, convening: Convening, event: Joined | Unreachable | Lost | Discovered, now: float
+    ) -> list[Action]:
+        match event:
+            case Joined():
+                return self._continue_gathering(convening, convening.joined(event, now), now)
+            case Unreachable():
+                return self._continue_gathering(convening, convening.unreachable(event, now), now)
+            case Discovered():
+                return self._continue_gathering(convening, convening.discovered(event, now), now)
+            case Lost():
+                return self._on_lost(convening, event, now)
+
+    def _on_known(self, known: Known, now: float) -> list[Action]:
+        """Take over from a coordinator that was lost, which is one more restart."""
+        if self.phase not in ("new", "gathering") or known.attempt < self.attempt:
+            return []
+        self.attempt = known.attempt + 1
+        self.restarts = max(self.restarts, known.restarts + 1)
+        self._restart_times.extend([now] * (self.restarts - len(self._restart_times)))
+        return [
+            Entry(type="taken_over", fields={"attempt": self.attempt, "restarts": self.restarts})
+        ]
+
+    def _on_surveyed(
+        self, convening: Convening, node: int, message: m.Surveyed, now: float
+    ) -> list[Action]:
+        return self._continue_gathering(convening, convening.surveyed(node, message, now), now)
+
+    def _continue_gathering(
+        self, convening: Convening, actions: list[Action], now: float
+    ) -> list[Action]:
+        """Return the actions, and prepare the attempt if it is settled which nodes take part."""
+        found = convening.settle(self.attempt, now) if self.phase == "gathering" else None
+        if found is None:
+            return actions
+        if isinstance(found, tuple):
+            cast, told = found
+            return [*actions, *told, *self._prepare(cast, now)]
+        return actions + self._refuse(found)
+
+    def _gather_again(self, now: float) -> list[Action]:
+        """Gather again after an attempt that ended before any worker was started."""
+        self.attempt += 1
+        return self._begin_attempt(now, fresh=False)
+
+    def _refuse(self, refusal: Refusal) -> list[Action]:
+        return [Say(text=refusal.text, level="error"), *self._end(refusal.exit_code)]
+
+    # --- an attempt is prepared and started
+
+    def _prepare(self, cast: Cast, now: float) -> list[Action]:
+        self.phase = "preparing"
+        self._run = Attempt(self.attempt, cast, began=now)
+        self.progress.begin()
+        self._watch.begin(self._run)
+        if self._convening is not None:
+            return self._convening.prepare(cast, self.attempt, now)
+        settings = self.settings
+        return [
+            ToNode(
+                node=node,
+                message=m.Prepare(
+                    attempt=self.attempt,
+                    port=None if node else settings.master_port,
+                    ports=settings.worker_ports * len(cast.ranks(node)),
+                ),
+            )
+            for node in cast.members
+        ]
+
+    def _on_prepared(self, node: int, message: m.Prepared, now: float) -> list[Action]:
+        run, convening = self._run, self._convening
+        if self.phase != "preparing" or (convening is not None and convening.reaches):
+            return []
+        if message.problem is not None:
+            if convening is not None and convening.can_spare(1):
+                return convening.leave_out([(node, message.problem)], now) + self._gather_again(now)
+            problem = (
+                message.problem if convening is None else convening.quote(node, message.problem)
+            )
+            text = f"error: {problem}" + (f"\n  hint: {message.hint}" if message.hint else "")
+            return [Say(text=text, level="error"), *self._end(EXIT_USAGE)]
+        if message.port is not None and node == run.cast.members[0]:
+            self._port = message.port
+        run.ports[node] = message.ports
+        warned = self._on_remark(node, message.warning, warning=True) if message.warning else []
+        run.owing.discard(node)
+        if run.owing:
+            return warned
+        if convening is None or len(run.cast.members) == 1:
+            return warned + self._start(None)
+        run.owing = set(run.cast.members[1:])
+        asked = convening.reach(self._port or 0, now)
+        return warned + (asked if isinstance(asked, list) else self._refuse(asked))
+
+    def _on_reached(
+        self, convening: Convening, node: int, message: m.Reached, now: float
+    ) -> list[Action]:
+        run = self._run
+        if self.phase != "preparing" or not convening.reaches or node not in run.owing:
+            return []
+        convening.reached(node, message)
+        run.owing.discard(node)
+        return [] if run.owing else self._settle_meeting(convening, now)
+
+    def _settle_meeting(self, convening: Convening, now: float) -> list[Action]:
+        from distlaunch.planning.master_address import Meeting
+
+        found = convening.meet(now)
+        if isinstance(found, list):
+            return found + self._gather_again(now)
+        return self._start(found) if isinstance(found, Meeting) else self._refuse(found)
+
+    def _start(self, meeting: Meeting | None) -> list[Action]:
+        run = self._run
+        self.phase = "starting"
+        run.owing = set(run.cast.members)
+        fields: dict[str, object] = {"attempt": self.attempt, "master_port": self._port}
+        if meeting is not None:
+            fields["master_addr"] = meeting.address
+        composition = run.cast.composition
+        ports = tuple(port for member in run.cast.members for port in run.ports[member])
+        start = StartAttempt(
+            attempt=self.attempt,
+            port=self._port,
+            composition=composition,
+            meeting=meeting,
+            ports=ports,
+        )
+        return [Entry(type="attempt_started", fields=fields), start]
+
+    # --- workers run
+
+    def _on_started(self, node: int, message: m.Started, now: float) -> list[Action]:
         run = self._run
         run.started(node, message)
         if self.phase == "starting" and run.is_full:
@@ -144,7 +415,7 @@ class Supervision(ABC):
             )
         ]
 
-    def _exited(self, node: int, message: m.WorkerExited, now: float) -> list[Action]:
+    def _on_worker_exited(self, node: int, message: m.WorkerExited, now: float) -> list[Action]:
         run = self._run
         if not run.is_news(node, message.rank):
             return []
@@ -173,12 +444,11 @@ class Supervision(ABC):
         if run.has_ended:
             self._watch.stop()
             self._all_ended_at = now
-            actions += self._all_ended(now)
+            actions += self._on_all_ended(now)
         return actions
 
-    def _all_ended(self, now: float) -> list[Action]:
-        """Have the nodes wait for what workers have left, or end it, now that the last worker has
-        ended."""
+    def _on_all_ended(self, now: float) -> list[Action]:
+        """Have the nodes wait for processes that workers have left, or end them."""
         run = self._run
         if self.phase == "stopping":
             return []
@@ -195,6 +465,28 @@ class Supervision(ABC):
         )
         return [ToNode(node=node, message=linger) for node in run.members() if node in run.owing]
 
+    def _on_alive(self, message: m.Alive, now: float) -> list[Action]:
+        actions = self.progress.take(message.heartbeats, attempt=self.attempt, now=now)
+        return actions + self._watch.heard(message, now)
+
+    def _stop_if_hung(self, now: float) -> list[Action]:
+        """Stop all workers if the stacks of the silent ones show that they hang."""
+        if not self._watch.found:
+            return []
+        decision = self._watch.decide(self.progress, now)
+        if isinstance(decision, list):
+            return decision
+        hang = self._run.hang = decision
+        self._run.first_failure = now
+        return [
+            Entry(type="hang", fields={"attempt": self.attempt, **hang.record}),
+            KeepStacks(attempt=self.attempt, stacks=tuple(self._watch.stacks)),
+            Say(text=f"hang: {hang.summary}; stopping all workers", level="warning"),
+            *self._stop_after_failure(),
+        ]
+
+    # --- an attempt ends
+
     def _stop_after_failure(self) -> list[Action]:
         self._run.others_until = None
         self._watch.stop()
@@ -205,19 +497,31 @@ class Supervision(ABC):
         stop = m.Stop(attempt=self.attempt, signum=int(signum), grace_s=grace_s)
         return [ToNode(node=node, message=stop) for node in self._run.members()]
 
-    def _gone(self, node: int, message: m.Gone, now: float) -> list[Action]:
+    def _on_gone(self, node: int, message: m.Gone, now: float) -> list[Action]:
+        """Accept that a node has no process left; without an exit of each worker it counts as
+        lost, unless it was asked to stop."""
+        missing = self._run.unaccounted(node) if self.phase in ("starting", "running") else []
+        if not missing:
+            return self._accept_gone(node, message, now)
+        why = f"it says that nothing is left, but not how {name_ranks(missing)} ended"
+        convening = self._convening
+        if convening is None:
+            return self._on_fault(node, m.Fault(text=why), now)
+        return [convening.leave(node), *self._on_lost(convening, Lost(node=node, why=why), now)]
+
+    def _accept_gone(self, node: int, message: m.Gone, now: float) -> list[Action]:
         run = self._run
         if node not in run.owing or self.phase == "preparing":
             return []
         run.gone(node, message)
-        return [] if run.owing else self._all_gone(now)
+        return [] if run.owing else self._on_all_gone(now)
 
-    def _all_gone(self, now: float) -> list[Action]:
+    def _on_all_gone(self, now: float) -> list[Action]:
         run = self._run
         run.others_until = run.notice_at = None
         self._watch.stop()
         self.since_warned_s = now - self._warned_at
-        actions = self._leftovers_ended() if run.ended_leftovers else []
+        actions = self._report_ended_leftovers() if run.ended_leftovers else []
         if run.left:
             pids = ", ".join(map(str, run.left))
             actions.append(
@@ -225,27 +529,71 @@ class Supervision(ABC):
             )
         return actions + self.progress.end(attempt=self.attempt, now=now) + self._conclude(now)
 
-    # --- what workers have left
+    # --- nodes are lost, agents and the launcher fail
 
-    def _leftovers_ended(self) -> list[Action]:
-        """Say what had to be ended after a success; of a stop only the last line or the report
-        tells."""
-        from distlaunch.coordinator.policy.remaining_processes import ended_line, record_of
+    def _on_lost(
+        self, convening: Convening, event: Lost, now: float, *, code: int = EXIT_UNAVAILABLE
+    ) -> list[Action]:
+        run, node = self._run, event.node
+        took_part = self.phase not in ("new", "gathering") and node in run.alive
+        about = (self.attempt, run.cast.ranks(node)) if took_part else None
+        wanted = self.told is None and self._fault is None
+        actions = convening.lost(event, about, now, wanted=wanted)
+        if event.final and self.phase in ("gathering", "preparing"):
+            return actions + self._refuse(convening.refuse(event.why))
+        if not actions or not took_part:
+            return self._continue_gathering(convening, actions, now)
+        if self.phase == "preparing":
+            return actions + self._gather_again(now)
+        owed = node in run.owing
+        kind = convening.kind_lost(node)
+        loss = run.lost(node, convening.why_lost(node), now, exit_code=code, kind=kind)
+        self._watch.lost(node)
+        if run.has_ended:
+            self._watch.stop()
+            self._all_ended_at = self._all_ended_at or now
+        if loss is not None and self.phase != "stopping":
+            run.first_failure = now if run.first_failure is None else run.first_failure
+            actions += self._stop_after_failure()
+        elif loss is None and owed:
+            text = (
+                f"node {convening.host(node)} left ({convening.why_lost(node)}); its workers "
+                "had all ended with 0"
+            )
+            actions.append(Say(text=text))
+        return actions + (
+            self._stop_if_hung(now) if run.owing or not owed else self._on_all_gone(now)
+        )
 
-        run = self._run
-        ended, killed = run.by_host(run.ended_leftovers), run.by_host(run.killed_leftovers)
+    def _on_fault(self, node: int, message: m.Fault, now: float) -> list[Action]:
+        convening, text = self._convening, message.text
+        if convening is None:
+            host = self._run.cast.host(node)
+            say = f"internal error on {host}: {text}; all workers have been killed"
+            return self._end_by_fault(text, say, without=node)
+        lost = Lost(node=node, why=f"internal error: {text}")
+        fields = {"text": text, "node": node, "host": convening.host(node)}
+        actions: list[Action] = [Entry(type="fault", fields=fields), convening.leave(node)]
+        return actions + self._on_lost(convening, lost, now, code=EXIT_SOFTWARE)
+
+    def _end_by_fault(self, text: str, say: str, *, without: int | None = None) -> list[Action]:
+        """End the job after an internal error; node ``without`` has nothing left to stop."""
+        self._fault = text
+        self._watch.stop()
+        nothing_runs = self.phase in ("new", "gathering", "preparing")
+        self.phase = "stopping"
+        self._run.owing.discard(-1 if without is None else without)
         actions: list[Action] = [
-            Entry(
-                type="leftovers_ended", fields={"attempt": self.attempt, **record_of(ended, killed)}
-            )
+            Say(text=say, level="error"),
+            Entry(type="fault", fields={"text": text}),
         ]
-        if self.phase == "lingering":
-            actions.append(
-                Say(text=ended_line(ended, killed, many_hosts=run.many_hosts), level="warning")
-            )
-        return actions
+        if self._run.owing and not nothing_runs:
+            return [*actions, *self._stop_all(signal.SIGTERM, self.settings.failure_grace_s)]
+        return [*actions, *self._end(EXIT_SOFTWARE)]
 
-    def _lingering(self, node: int, message: m.Lingering, now: float) -> list[Action]:
+    # --- processes that workers have left
+
+    def _on_lingering(self, node: int, message: m.Lingering, now: float) -> list[Action]:
         """Record what workers have left on a node.
 
         The user gets one notice per attempt, not before ``NOTICE_S`` after the last worker's end.
@@ -263,7 +611,7 @@ class Supervision(ABC):
             )
         return []
 
-    def _waiting_notice(self) -> list[Action]:
+    def _print_waiting_notice(self) -> list[Action]:
         from distlaunch.coordinator.policy.remaining_processes import count_of, waiting_line
 
         run = self._run
@@ -277,8 +625,28 @@ class Supervision(ABC):
         text = waiting_line(found, linger_s=self.settings.linger_s, many_hosts=run.many_hosts)
         return [Say(text=self.settings.dialect.spelt(text), level="warning")]
 
-    def _cut_short(self, name: str, *, impatient: bool) -> list[Action]:
-        """End what workers have left, as a signal has come: by TERM, and at the second one by KILL.
+    def _report_ended_leftovers(self) -> list[Action]:
+        """Record which processes had to be ended, and warn of them after a success.
+
+        After a stop or a failure, the last line or the report names them.
+        """
+        from distlaunch.coordinator.policy.remaining_processes import ended_line, record_of
+
+        run = self._run
+        ended, killed = run.by_host(run.ended_leftovers), run.by_host(run.killed_leftovers)
+        actions: list[Action] = [
+            Entry(
+                type="leftovers_ended", fields={"attempt": self.attempt, **record_of(ended, killed)}
+            )
+        ]
+        if self.phase == "lingering":
+            actions.append(
+                Say(text=ended_line(ended, killed, many_hosts=run.many_hosts), level="warning")
+            )
+        return actions
+
+    def _end_leftovers(self, name: str, *, impatient: bool) -> list[Action]:
+        """End the processes that workers have left, after a signal: by TERM, then by KILL.
 
         All workers have ended with 0, so the signal changes nothing else.
         """
@@ -293,40 +661,9 @@ class Supervision(ABC):
             return [say, *self._stop_all(signal.SIGTERM, self.settings.failure_grace_s)]
         return [say, *self._stop_all(signal.SIGKILL, 0)]
 
-    # --- signs of life
+    # --- signals
 
-    def _tick_of_run(self, now: float) -> list[Action]:
-        if self._run.notice_at is not None and now >= self._run.notice_at:
-            return self._waiting_notice()
-        until = self._run.others_until
-        if until is not None and now >= until:
-            return self._stop_after_failure()
-        return self._watch.tick(now) + self._hung(now)
-
-    def _alive(self, message: m.Alive, now: float) -> list[Action]:
-        actions = self.progress.take(message.heartbeats, attempt=self.attempt, now=now)
-        return actions + self._watch.heard(message, now)
-
-    def _hung(self, now: float) -> list[Action]:
-        """Once it is known where silent workers stand, decide whether they hang; stop them all if
-        they do."""
-        if not self._watch.found:
-            return []
-        decision = self._watch.decide(self.progress, now)
-        if isinstance(decision, list):
-            return decision
-        hang = self._run.hang = decision
-        self._run.first_failure = now
-        return [
-            Entry(type="hang", fields={"attempt": self.attempt, **hang.record}),
-            KeepStacks(attempt=self.attempt, stacks=tuple(self._watch.stacks)),
-            Say(text=f"hang: {hang.summary}; stopping all workers", level="warning"),
-            *self._stop_after_failure(),
-        ]
-
-    # --- signals, faults
-
-    def _signalled(self, event: Signalled, now: float) -> list[Action]:
+    def _on_signal(self, event: Signalled, now: float) -> list[Action]:
         signum = event.signum
         record = Entry(type="signal", fields={"signal": signal.Signals(signum).name})
         if signum in (signal.SIGUSR1, signal.SIGUSR2):
@@ -353,7 +690,7 @@ class Supervision(ABC):
         if self.told is not None:
             return [record, *self._kill_all("")]
         if is_late and self.phase == "lingering":
-            return [record, *self._cut_short(name, impatient=impatient)]
+            return [record, *self._end_leftovers(name, impatient=impatient)]
         if is_late:
             self._told_late = self._told_late or signum
             if signum == signal.SIGTERM and not self.settings.repeated_term_kills:
@@ -396,8 +733,7 @@ class Supervision(ABC):
         return [record, say, *stop]
 
     def _kill_all(self, why: str) -> list[Action]:
-        """Have all that runs killed. If all workers have ended, that is what they have left; output
-        waits no longer."""
+        """Kill all workers, and the processes that they have left."""
         self._watch.stop()
         runs = self.ended < self.up or not self.up
         say = (
@@ -407,380 +743,18 @@ class Supervision(ABC):
         )
         return [Say(text=why + say, level="warning"), *self._stop_all(signal.SIGKILL, 0)]
 
-    def _broken(self, text: str, say: str, *, without: int | None = None) -> list[Action]:
-        """End the job for a fault of ours; node ``without`` has nothing left to stop."""
-        self._fault = text
-        self._watch.stop()
-        nothing_runs = self.phase in ("new", "gathering", "preparing")
-        self.phase = "stopping"
-        self._run.owing.discard(-1 if without is None else without)
-        actions: list[Action] = [
-            Say(text=say, level="error"),
-            Entry(type="fault", fields={"text": text}),
-        ]
-        if self._run.owing and not nothing_runs:
-            return [*actions, *self._stop_all(signal.SIGTERM, self.settings.failure_grace_s)]
-        return [*actions, *self._end(EXIT_SOFTWARE)]
-
-    def _end(self, exit_code: int) -> list[Action]:
-        self.phase = "ended"
-        exit_code = (
-            exit_code if 0 <= exit_code <= 255 else 255
-        )  # what a node says is no reason to end with 0
-        return [Entry(type="job_ended", fields={"exit_code": exit_code}), End(exit_code=exit_code)]
-
-
-class JobPolicy(Supervision):
-    """One job, from ``Begin`` to ``End``."""
-
-    def __init__(self, settings: PolicySettings) -> None:
-        super().__init__(settings)
-        self.attempt = 0 if settings.scheduler is None else settings.scheduler.attempt
-        self.restarts = 0
-        """How many there have been; attempts are more where nodes that were lost were replaced."""
-        self._nodes_lost = 0
-        """In all attempts that have ended."""
-        self._port: int | None = None
-        self._restart_times: deque[float] = deque()
-        self._previous: restarts.Outcome | None = None
-        self._retried_s: float | None = None
-        """A failure that was the one before again has been retried, as it had so much uptime."""
-        self._convening: Convening | None = None
-        """Where there are several nodes, or one that is not this machine."""
-        if settings.gathering is not None:
-            from distlaunch.coordinator.policy.attempt_start import Convening
-
-            self._convening = Convening(settings.gathering, settings)
-
-    def deadline(self) -> float | None:
-        """Give the time at which ``Tick`` is due."""
-        times = [
-            self._run.others_until,
-            self._run.notice_at,
-            self._watch.deadline(),
-            self._signals.deadline(),
-        ]
-        if self._convening is not None and self.phase in ("gathering", "preparing"):
-            times.append(self._convening.deadline())
-        return min((time for time in times if time is not None), default=None)
-
-    def step(self, event: Event, now: float) -> list[Action]:
-        """Take in an event that happened at ``now``; give what is to be done, in order."""
-        if self.phase == "ended":
-            return []
-        match event:
-            case FromNode():
-                return self._from_node(event.node, event.message, now)
-            case Begin():
-                return self._begin_attempt(now)
-            case Signalled():
-                heard = self._signals.take(event, now)
-                return [] if heard is None else self._signalled(heard, now)
-            case Tick():
-                held = [
-                    action
-                    for each in self._signals.due(now)
-                    for action in self._signalled(each, now)
-                ]
-                return held + self._tick(now)
-            case LoggedIn():
-                if self._convening is not None:
-                    self._convening.logged_in(event.node)
-                return []
-            case Noted():
-                return [Say(text=event.text, level="warning" if event.warning else "info")]
-            case Broken():
-                return self._broken(
-                    event.text, f"internal error: {event.text}", without=event.without
-                )
-            case Known():
-                return self._go_on_from(event, now)
-            case Refused():
-                from distlaunch.coordinator.policy.node_setup import Refusal
-
-                hint = f"\n  hint: {event.hint}" if event.hint else ""
-                return self._refuse(
-                    Refusal(exit_code=EXIT_USAGE, text=f"error: {event.text}{hint}")
-                )
-            case Joined() | Unreachable() | Lost() | Discovered():
-                return (
-                    []
-                    if self._convening is None
-                    else self._of_membership(self._convening, event, now)
-                )
-            case _:
-                assert_never(event)
-
-    def _from_node(
-        self, node: int, message: m.FromAgent | m.Surveyed | m.Reached, now: float
-    ) -> list[Action]:
-        match message:
-            case m.WorkerExited():
-                return (
-                    self._exited(node, message, now) if self._is_of(node, message.attempt) else []
-                )
-            case m.Started():
-                return (
-                    self._started(node, message, now) if self._is_of(node, message.attempt) else []
-                )
-            case m.Alive():
-                return self._alive(message, now) if self._is_of(node, message.attempt) else []
-            case m.Gone():
-                return (
-                    self._gone_from(node, message, now)
-                    if self._is_of(node, message.attempt)
-                    else []
-                )
-            case m.Lingering():
-                return (
-                    self._lingering(node, message, now)
-                    if self._is_of(node, message.attempt)
-                    else []
-                )
-            case m.Prepared():
-                return (
-                    self._prepared(node, message, now) if self._is_of(node, message.attempt) else []
-                )
-            case m.SpawnerSignalled():
-                return self.step(Signalled(signum=message.signum, node=node, spawner=True), now)
-            case m.WorkerHalted():
-                return [Suspend()] if self.settings.terminal else []
-            case m.Stacks():
-                self._watch.answered(node, message)
-                return self._hung(now)
-            case m.Remark():
-                return self._remark(node, message.text, warning=message.warning)
-            case m.PreloadEnded():
-                host = {} if self._convening is None else {"host": self._convening.host(node)}
-                return [Entry(type="preload", fields={**message.fields, **host})]
-            case m.Fault():
-                return self._faulted(node, message, now)
-            case _:
-                return (
-                    []
-                    if self._convening is None
-                    else self._of_gathering(self._convening, node, message, now)
-                )
-
-    def _remark(self, node: int, text: str, *, warning: bool) -> list[Action]:
-        said = text if self._convening is None else self._convening.says(node, text)
-        return [] if said is None else [Say(text=said, level="warning" if warning else "info")]
-
-    def _tick(self, now: float) -> list[Action]:
-        convening = self._convening
-        if convening is None or self.phase not in ("gathering", "preparing"):
-            return self._tick_of_run(now)
-        if self.phase == "gathering":
-            return self._convened(convening, convening.tick(now), now)
-        if now < convening.deadline():
-            return []
-        refusal = convening.late(self._run.owing)
-        return self._meet(convening, now) if refusal is None else self._refuse(refusal)
-
-    # --- nodes come and go
-
-    def _of_membership(
-        self, convening: Convening, event: Joined | Unreachable | Lost | Discovered, now: float
-    ) -> list[Action]:
-        match event:
-            case Joined():
-                return self._convened(convening, convening.joined(event, now), now)
-            case Unreachable():
-                return self._convened(convening, convening.unreachable(event, now), now)
-            case Discovered():
-                return self._convened(convening, convening.discovered(event, now), now)
-            case Lost():
-                return self._lost(convening, event, now)
-
-    def _go_on_from(self, known: Known, now: float) -> list[Action]:
-        """Take over from a coordinator that was lost, which is one more restart."""
-        if self.phase not in ("new", "gathering") or known.attempt < self.attempt:
-            return []
-        self.attempt = known.attempt + 1
-        self.restarts = max(self.restarts, known.restarts + 1)
-        self._restart_times.extend([now] * (self.restarts - len(self._restart_times)))
-        return [
-            Entry(type="taken_over", fields={"attempt": self.attempt, "restarts": self.restarts})
-        ]
-
-    def _of_gathering(
-        self, convening: Convening, node: int, message: m.Surveyed | m.Reached, now: float
-    ) -> list[Action]:
-        from distlaunch.core.protocol.agent_messages import Surveyed
-
-        if isinstance(message, Surveyed):
-            return self._convened(convening, convening.surveyed(node, message, now), now)
-        run = self._run
-        awaited = self.phase == "preparing" and convening.reaches and node in run.owing
-        if not awaited or not self._is_of(node, message.attempt):
-            return []
-        convening.reached(node, message)
-        run.owing.discard(node)
-        return [] if run.owing else self._meet(convening, now)
-
-    def _convened(self, convening: Convening, actions: list[Action], now: float) -> list[Action]:
-        """Go on once it is known who takes part."""
-        found = convening.settle(self.attempt, now) if self.phase == "gathering" else None
-        if found is None:
-            return actions
-        if isinstance(found, tuple):
-            cast, told = found
-            return [*actions, *told, *self._prepare(cast, now)]
-        return actions + self._refuse(found)
-
-    def _refuse(self, refusal: Refusal) -> list[Action]:
-        return [Say(text=refusal.text, level="error"), *self._end(refusal.exit_code)]
-
-    def _meet(self, convening: Convening, now: float) -> list[Action]:
-        from distlaunch.planning.master_address import Meeting
-
-        found = convening.meet(now)
-        if isinstance(found, list):
-            return found + self._try_anew(now)
-        return self._start(found) if isinstance(found, Meeting) else self._refuse(found)
-
-    def _try_anew(self, now: float) -> list[Action]:
-        """Gather again for an attempt that came to nothing before it had started anything."""
-        self.attempt += 1
-        return self._begin_attempt(now, fresh=False)
-
-    def _lost(
-        self, convening: Convening, event: Lost, now: float, *, code: int = EXIT_UNAVAILABLE
-    ) -> list[Action]:
-        run, node = self._run, event.node
-        took_part = self.phase not in ("new", "gathering") and node in run.alive
-        about = (self.attempt, run.cast.ranks(node)) if took_part else None
-        wanted = self.told is None and self._fault is None
-        actions = convening.lost(event, about, now, wanted=wanted)
-        if event.final and self.phase in ("gathering", "preparing"):
-            return actions + self._refuse(convening.refuse(event.why))
-        if not actions or not took_part:
-            return self._convened(convening, actions, now)
-        if self.phase == "preparing":
-            return actions + self._try_anew(now)
-        owed = node in run.owing
-        kind = convening.kind_lost(node)
-        loss = run.lost(node, convening.why_lost(node), now, exit_code=code, kind=kind)
-        self._watch.lost(node)
-        if run.has_ended:
-            self._watch.stop()
-            self._all_ended_at = self._all_ended_at or now
-        if loss is not None and self.phase != "stopping":
-            run.first_failure = now if run.first_failure is None else run.first_failure
-            actions += self._stop_after_failure()
-        elif loss is None and owed:
-            text = (
-                f"node {convening.host(node)} left ({convening.why_lost(node)}); its workers "
-                "had all ended with 0"
-            )
-            actions.append(Say(text=text))
-        return actions + (self._hung(now) if run.owing or not owed else self._all_gone(now))
-
-    def _gone_from(self, node: int, message: m.Gone, now: float) -> list[Action]:
-        """Take in that a node has nothing left: without an end of each worker, and unasked, it is
-        lost to us."""
-        missing = self._run.unaccounted(node) if self.phase in ("starting", "running") else []
-        if not missing:
-            return self._gone(node, message, now)
-        why = f"it says that nothing is left, but not how {name_ranks(missing)} ended"
-        convening = self._convening
-        if convening is None:
-            return self._faulted(node, m.Fault(text=why), now)
-        return [convening.leave(node), *self._lost(convening, Lost(node=node, why=why), now)]
-
-    def _faulted(self, node: int, message: m.Fault, now: float) -> list[Action]:
-        convening, text = self._convening, message.text
-        if convening is None:
-            host = self._run.cast.host(node)
-            say = f"internal error on {host}: {text}; all workers have been killed"
-            return self._broken(text, say, without=node)
-        lost = Lost(node=node, why=f"internal error: {text}")
-        fields = {"text": text, "node": node, "host": convening.host(node)}
-        actions: list[Action] = [Entry(type="fault", fields=fields), convening.leave(node)]
-        return actions + self._lost(convening, lost, now, code=EXIT_SOFTWARE)
-
-    # --- the turns of an attempt
-
-    def _begin_attempt(self, now: float, *, fresh: bool = True) -> list[Action]:
-        self._all_ended_at = None
-        convening = self._convening
-        if convening is None:
-            return self._prepare(self._run.cast, now)
-        self.phase = "gathering"
-        return self._convened(convening, convening.begin(now, fresh=fresh), now)
-
-    def _prepare(self, cast: Cast, now: float) -> list[Action]:
-        self.phase = "preparing"
-        self._run = Attempt(self.attempt, cast, began=now)
-        self.progress.begin()
-        self._watch.begin(self._run)
-        if self._convening is not None:
-            return self._convening.prepare(cast, self.attempt, now)
-        settings = self.settings
-        return [
-            ToNode(
-                node=node,
-                message=m.Prepare(
-                    attempt=self.attempt,
-                    port=None if node else settings.master_port,
-                    ports=settings.worker_ports * len(cast.ranks(node)),
-                ),
-            )
-            for node in cast.members
-        ]
-
-    def _prepared(self, node: int, message: m.Prepared, now: float) -> list[Action]:
-        run, convening = self._run, self._convening
-        if self.phase != "preparing" or (convening is not None and convening.reaches):
-            return []
-        if message.problem is not None:
-            if convening is not None and convening.can_spare(1):
-                return convening.leave_out([(node, message.problem)], now) + self._try_anew(now)
-            problem = (
-                message.problem if convening is None else convening.quote(node, message.problem)
-            )
-            text = f"error: {problem}" + (f"\n  hint: {message.hint}" if message.hint else "")
-            return [Say(text=text, level="error"), *self._end(EXIT_USAGE)]
-        if message.port is not None and node == run.cast.members[0]:
-            self._port = message.port
-        run.ports[node] = message.ports
-        warned = self._remark(node, message.warning, warning=True) if message.warning else []
-        run.owing.discard(node)
-        if run.owing:
-            return warned
-        if convening is None or len(run.cast.members) == 1:
-            return warned + self._start(None)
-        run.owing = set(run.cast.members[1:])
-        asked = convening.reach(self._port or 0, now)
-        return warned + (asked if isinstance(asked, list) else self._refuse(asked))
-
-    def _start(self, meeting: Meeting | None) -> list[Action]:
-        run = self._run
-        self.phase = "starting"
-        run.owing = set(run.cast.members)
-        fields: dict[str, object] = {"attempt": self.attempt, "master_port": self._port}
-        if meeting is not None:
-            fields["master_addr"] = meeting.address
-        composition = run.cast.composition
-        ports = tuple(port for member in run.cast.members for port in run.ports[member])
-        start = StartAttempt(
-            attempt=self.attempt,
-            port=self._port,
-            composition=composition,
-            meeting=meeting,
-            ports=ports,
-        )
-        return [Entry(type="attempt_started", fields=fields), start]
+    # --- after an attempt: another one, or the end of the job
 
     def _conclude(self, now: float) -> list[Action]:
+        """Decide what follows an attempt of which no process is left."""
         run, settings = self._run, self.settings
         if self._fault is not None:
             return self._end(EXIT_SOFTWARE)
         if self.told is not None and not self._failed_before_told():
-            return self._stopped(self.told)
+            return self._end_stopped(self.told)
         self._nodes_lost += len(run.losses)
         if run.went_well:
-            return [*self._apart(), *self._succeeded(), *self._end(0)]
+            return [*self._warn_if_apart(), *self._success_notices(), *self._end(0)]
         verdict = run.judge(
             settings,
             self.progress,
@@ -791,7 +765,7 @@ class JobPolicy(Supervision):
         replaced = verdict.by_loss and self._convening is not None and self._convening.replaces()
         told = self._told_late if self.told is None else self.told
         if replaced and told is not None:
-            return self._stopped(told)
+            return self._end_stopped(told)
         if replaced and not run.left:
             return self._go_on_without(now)
         why = "told to stop" if self.told is not None else self._why_not_again(verdict.outcome, now)
@@ -807,37 +781,51 @@ class JobPolicy(Supervision):
             return [report, *self._end(verdict.exit_code if signum is None else 128 + signum)]
         return self._restart(verdict, now)
 
-    def _apart(self) -> list[Action]:
-        """Return a warning if the workers of a job of some length never used MASTER_PORT."""
-        run, settings = self._run, self.settings
-        lived_s = max((end.uptime_s for end in run.finished), default=0.0)
-        if not settings.meets_at_port or run.port_used is not False or run.cast.world_size < 2:
-            return []
-        if lived_s < settings.min_uptime_s:  # nothing that trains
-            return []
-        text = (
-            f"MASTER_PORT was never used: the {counted(run.cast.world_size, 'worker')} did not "
-            "communicate, so each may"
-            " have trained on its own (on CPUs Lightning and Accelerate do that unless they are "
-            "told otherwise)"
+    def _failed_before_told(self) -> bool:
+        first = self._run.first_failure
+        return first is not None and first <= self._told_at
+
+    def _why_not_again(self, outcome: restarts.Outcome, now: float) -> str | None:
+        window = self.settings.restart_window_s
+        while window is not None and self._restart_times and now - self._restart_times[0] > window:
+            self._restart_times.popleft()
+        return restarts.why_final(
+            outcome,
+            self._previous,
+            used=len(self._restart_times),
+            allowed=self.settings.max_restarts,
+            window_s=window,
+            retried_s=self._retried_s if outcome.is_same(self._previous) else None,
+            cut_off=self._convening is not None and self._convening.is_cut_off,
         )
-        return [Say(text=text, level="warning")]
 
-    def _succeeded(self) -> list[Action]:
-        """Say that a job succeeded only after something had gone wrong; a smooth success is
-        silent."""
-        mishaps = [
-            counted(number, noun)
-            for number, noun in ((self.restarts, "restart"), (self._nodes_lost, "lost node"))
-            if number
-        ]
-        if not mishaps:
-            return []
-        return [
-            Say(text=f"the job succeeded in attempt {self.attempt}, after {' and '.join(mishaps)}")
-        ]
+    def _restart(self, verdict: Verdict, now: float) -> list[Action]:
+        report = verdict.report(final=False, restarts=self.restarts)
+        self._retried_s = (
+            verdict.outcome.enough_s if verdict.outcome.is_same(self._previous) else None
+        )
+        self._previous = verdict.outcome
+        self._restart_times.append(now)
+        self.restarts += 1
+        self.attempt += 1
+        fields = {"attempt": self.attempt, "of": self.settings.max_restarts}
+        killed = self._run.killed_text(restarts.after_grace(self.settings))
+        warned = [] if killed is None else [Say(text=killed, level="warning")]
+        return [*warned, report, Entry(type="restarting", fields=fields), *self._begin_attempt(now)]
 
-    def _stopped(self, signum: int) -> list[Action]:
+    def _go_on_without(self, now: float) -> list[Action]:
+        """Begin an attempt with the nodes that are left and those that have come.
+
+        It does not count as a restart, as no worker failed.
+        """
+        losses = self._run.losses
+        self.attempt += 1
+        if self._convening is not None:
+            self._convening.note(losses)
+        fields = {"attempt": self.attempt, "lost": len(losses)}
+        return [Entry(type="reforming", fields=fields), *self._begin_attempt(now)]
+
+    def _end_stopped(self, signum: int) -> list[Action]:
         run = self._run
         killed = sum(end.returncode == -signal.SIGKILL for end in run.failures)
         left = f", {killed} of them killed" if killed else ", none had to be killed"
@@ -863,44 +851,38 @@ class JobPolicy(Supervision):
         )
         return [failed, Say(text=f"stopped: {said}; {why}"), *self._end(128 + signum)]
 
-    def _restart(self, verdict: Verdict, now: float) -> list[Action]:
-        report = verdict.report(final=False, restarts=self.restarts)
-        self._retried_s = (
-            verdict.outcome.enough_s if verdict.outcome.is_same(self._previous) else None
+    def _success_notices(self) -> list[Action]:
+        """Return a line if the job succeeded only after a restart or a lost node."""
+        mishaps = [
+            counted(number, noun)
+            for number, noun in ((self.restarts, "restart"), (self._nodes_lost, "lost node"))
+            if number
+        ]
+        if not mishaps:
+            return []
+        return [
+            Say(text=f"the job succeeded in attempt {self.attempt}, after {' and '.join(mishaps)}")
+        ]
+
+    def _warn_if_apart(self) -> list[Action]:
+        """Return a warning if the workers of a job of some length never used MASTER_PORT."""
+        run, settings = self._run, self.settings
+        lived_s = max((end.uptime_s for end in run.finished), default=0.0)
+        if not settings.meets_at_port or run.port_used is not False or run.cast.world_size < 2:
+            return []
+        if lived_s < settings.min_uptime_s:  # nothing that trains
+            return []
+        text = (
+            f"MASTER_PORT was never used: the {counted(run.cast.world_size, 'worker')} did not "
+            "communicate, so each may"
+            " have trained on its own (on CPUs Lightning and Accelerate do that unless they are "
+            "told otherwise)"
         )
-        self._previous = verdict.outcome
-        self._restart_times.append(now)
-        self.restarts += 1
-        self.attempt += 1
-        fields = {"attempt": self.attempt, "of": self.settings.max_restarts}
-        killed = self._run.killed_text(restarts.after_grace(self.settings))
-        warned = [] if killed is None else [Say(text=killed, level="warning")]
-        return [*warned, report, Entry(type="restarting", fields=fields), *self._begin_attempt(now)]
+        return [Say(text=text, level="warning")]
 
-    def _go_on_without(self, now: float) -> list[Action]:
-        """Go on with the nodes that are left, and with those that have come: no restart, as nobody
-        failed."""
-        losses = self._run.losses
-        self.attempt += 1
-        if self._convening is not None:
-            self._convening.note(losses)
-        fields = {"attempt": self.attempt, "lost": len(losses)}
-        return [Entry(type="reforming", fields=fields), *self._begin_attempt(now)]
-
-    def _failed_before_told(self) -> bool:
-        first = self._run.first_failure
-        return first is not None and first <= self._told_at
-
-    def _why_not_again(self, outcome: restarts.Outcome, now: float) -> str | None:
-        window = self.settings.restart_window_s
-        while window is not None and self._restart_times and now - self._restart_times[0] > window:
-            self._restart_times.popleft()
-        return restarts.why_final(
-            outcome,
-            self._previous,
-            used=len(self._restart_times),
-            allowed=self.settings.max_restarts,
-            window_s=window,
-            retried_s=self._retried_s if outcome.is_same(self._previous) else None,
-            cut_off=self._convening is not None and self._convening.is_cut_off,
-        )
+    def _end(self, exit_code: int) -> list[Action]:
+        self.phase = "ended"
+        exit_code = (
+            exit_code if 0 <= exit_code <= 255 else 255
+        )  # what a node says is no reason to end with 0
+        return [Entry(type="job_ended", fields={"exit_code": exit_code}), End(exit_code=exit_code)]

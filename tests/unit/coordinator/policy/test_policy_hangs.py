@@ -8,7 +8,7 @@ import pytest
 
 from distlaunch.coordinator.policy import events_and_actions as a
 from distlaunch.coordinator.policy import hang_detection
-from distlaunch.coordinator.policy import job as supervision
+from distlaunch.coordinator.policy import job as job_policy
 from distlaunch.core.protocol import agent_messages as m
 
 DUMP = """Current thread 0x00007f00 (most recent call first):
@@ -488,7 +488,7 @@ def test_after_the_last_worker_has_ended_there_is_no_hang(watched):
     watch = watched()
     for rank in watch.job.ranks:
         watch.job.exited(rank)
-    watch.job.now += supervision.NOTICE_S
+    watch.job.now += job_policy.NOTICE_S
     watch.job.tick()
     assert watch.job.policy.deadline() is None
 
