@@ -125,7 +125,7 @@ def test_a_file_for_gpus_is_told_of_where_workers_run_on_cpus(kind, note):
             "conf/a.yaml:4: override_linear_precision takes three",
             None,
         ),
-        ("distributed_type: NO\nfoo\n", "conf/a.yaml:2: expected 'name: value'", None),
+        ("distributed_type: NO\nfoo\n", "conf/a.yaml:2: not YAML: could not find expected ':'", None),
         ("", "conf/a.yaml: distributed_type is missing", None),
         (
             'distributed_type: FSDP\nfsdp_config:\n  fsdp_ignored_modules: "a\\0"\n',
@@ -163,9 +163,9 @@ def test_a_key_that_accelerate_launch_has_only_as_an_option_is_told_with_that_op
 
 
 def test_only_the_first_of_many_unknown_keys_are_told_of():
-    notes = made("distributed_type: NO\n" + "".join(f"zz_{number}: 1\n" for number in range(20_000))).notes
+    notes = made("distributed_type: NO\n" + "".join(f"zz_{number}: 1\n" for number in range(15_000))).notes
     assert len(notes) == 11
-    assert notes[-1] == "conf/a.yaml: 19,990 more keys are not known: is it a configuration of Accelerate?"
+    assert notes[-1] == "conf/a.yaml: 14,990 more keys are not known: is it a configuration of Accelerate?"
 
 
 FSDP = "distributed_type: FSDP\nfsdp_config:\n  "

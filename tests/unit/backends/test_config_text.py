@@ -4,6 +4,7 @@ import json
 import math
 import string
 import time
+import tracemalloc
 from contextlib import suppress
 
 import pytest
@@ -148,6 +149,40 @@ def test_what_people_write_by_hand_is_read():
     assert document.where("nothing") == "c.yaml"
 
 
+def test_what_yaml_has_beyond_simple_lines_is_read():
+    text = """\
+names: &names [a, [b,
+  {c: 1}]]
+again: *names
+text: |
+  one
+  two
+each:
+- name: x
+  value: !!str 1
+"""
+    document = read_document(text, "c.yaml")
+    assert document.values == yaml.safe_load(text)
+    assert document.where("each", "0", "value") == "c.yaml:9"
+
+
+def test_a_tab_is_named_in_the_hint():
+    with pytest.raises(ConfigError) as caught:
+        read_document("a:\n\tb: 1\n", "c.yaml")
+    assert caught.value.hint == "YAML is indented by spaces, not by tabs"
+
+
+def test_aliases_that_multiply_are_refused_in_bounded_memory():
+    levels = "".join(f"b{level}: &b{level} [{', '.join([f'*b{level - 1}'] * 9)}]\n" for level in range(1, 15))
+    tracemalloc.start()
+    try:
+        with pytest.raises(ConfigError, match=r"^c\.yaml:\d+: more than 100,000 values"):
+            read_document(f"b0: &b0 [lol]\n{levels}", "c.yaml")
+        assert tracemalloc.get_traced_memory()[1] < 100 << 20
+    finally:
+        tracemalloc.stop()
+
+
 def test_nothing_at_all_is_an_empty_document():
     assert read_document("", "c.yaml").values == read_document("# only this\n\n", "c.yaml").values == {}
 
@@ -155,65 +190,67 @@ def test_nothing_at_all_is_an_empty_document():
 @pytest.mark.parametrize(
     ("text", "line", "why"),
     [
-        ("a: 1\nb\n", 2, "expected 'name: value'"),
+        ("a: 1\nb\n", 2, "could not find expected ':'"),
         ("a: 1\na: 2\n", 2, "'a' is given twice, first on line 1"),
-        ("a:\n  b: 1\n    c: 2\n", 3, "more indented"),
-        ("a:\n    b: 1\n  c: 2\n", 3, "indented"),
-        ("  a: 1\nb: 2\n", 2, "indented"),
-        ("a:\n\tb: 1\n", 2, "tab"),
-        ("a: &x 1\n", 1, "'&' begins what is not read"),
-        ("a: |\n  text\n", 1, "'|' begins what is not read"),
-        ("a: !!str 1\n", 1, "'!' begins"),
-        ("x: 1\na: {b: {c: 1}}\n", 2, "only {A: B} and [A, B]"),
-        ("a: [[1], 2]\n", 1, "only {A: B} and [A, B]"),
-        ("a: [1,\n  2]\n", 1, "only {A: B} and [A, B]"),
-        ("a: {b: 'c\n  d'}\n", 1, "only {A: B} and [A, B]"),
-        ("a: [b, c # d]\n", 1, "only {A: B} and [A, B]"),
-        ("a: {b: 1, c}\n", 1, "a mapping {A: B}, not '{b: 1, c}'"),
-        ("a: {b:1}\n", 1, "a mapping {A: B}, not '{b:1}'"),
-        ("a: [?b]\n", 1, "only {A: B} and [A, B]"),
-        ("a: [-]\n", 1, "'-' begins what is not read"),
-        ("a: [b: 1]\n", 1, "a list is [A, B]"),
-        ("a: [b}\n", 1, "a list is [A, B]"),
+        ("a:\n  b: 1\n    c: 2\n", 3, "mapping values are not allowed here"),
+        ("a:\n    b: 1\n  c: 2\n", 3, "expected <block end>"),
+        ("  a: 1\nb: 2\n", 2, "but found '<block mapping start>'"),
+        ("a:\n\tb: 1\n", 2, "found character '\\t' that cannot start any token"),
+        ("a: !mine 1\n", 1, "the tag '!mine' is not read here"),
+        ("a: !!python/object/apply:os.system [true]\n", 1, "the tag 'tag:yaml.org,2002:python/object/apply:os.system'"),
+        ("b: 1\na: !!set {x: null}\n", 2, "the tag 'tag:yaml.org,2002:set' is not read here"),
+        ("a: !!binary aGVsbG8=\n", 1, "the tag 'tag:yaml.org,2002:binary' is not read here"),
+        ("a: !!int abc\n", 1, "'abc' is not a number"),
+        ("a: !!bool maybe\n", 1, "'maybe' is not of the type bool"),
+        ("a: *b\n", 1, "found undefined alias 'b'"),
+        ("a: &b [*b]\n", 1, "nested too deeply"),
+        ("b: &b {x: 1}\na:\n  <<: *b\n", 3, "merge keys (<<) are not read"),
+        ("a: [b, c # d]\n", 2, "expected ',' or ']'"),
+        ("a: [b}\n", 1, "expected ',' or ']', but got '}'"),
         ("a: {b: 1, b: 2}\n", 1, "'b' is given twice, first on line 1"),
         ("a: {no: 1}\n", 1, "no is no text in YAML"),
         ("a: {b: 12:30}\n", 1, "'12:30' is no text"),
-        ("a: {b: 1} c\n", 1, "'c' stands behind"),
-        ("a: b: c\n", 1, "a second ':'"),
-        ("a: 'open\nb: 1\n", 1, "quote ' is not closed"),
-        ("a: 'x' y\n", 1, "'y' stands behind"),
-        ('a: "\\q"\n', 2, "no escape"),
-        ("a:\n- b: 1\n", 2, "list of mappings"),
+        ("a: {b: 1} c\n", 1, "but found '<scalar>'"),
+        ("a: b: c\n", 1, "mapping values are not allowed here"),
+        ("a: 'open\nb: 1\n", 1, "found unexpected end of stream (while scanning a quoted scalar)"),
+        ("a: 'x' y\n", 1, "but found '<scalar>'"),
+        ('x: 1\na: "\\q"\n', 2, "found unknown escape character 'q'"),
+        ('a: "\\UFFFFFFFF"\n', 1, "not YAML: "),
         ("- a\n- b\n", 1, "expected 'name: value'"),
-        ("a: 1\n---\nb: 2\n", 2, "indented"),
-        ("a: 'x\n" + "y\n" * 5000, 1, "quote ' is not closed"),
-        ("".join(" " * level + "a:\n" for level in range(3000)), 22, "nested too deeply"),
+        ("a: 1\n---\nb: 2\n", 2, "but found another document (expected a single document in the stream from line 1 on)"),
+        ("a: 'x\n" + "y\n" * 5000, 1, "found unexpected end of stream"),
+        ("".join(" " * level + "a:\n" for level in range(300)), 22, "nested too deeply"),
+        ("x: 1\na: " + "[" * 100_000, 2, "nested too deeply"),
+        ("? " * 100_000, 1, "nested too deeply"),
+        ("? [a]\n: b\n", 1, "a list or a mapping is no name"),
         ("a:1\n", 1, "expected 'name: value'"),
-        ("a: 1\nb: [a,,b]\n", 2, "nothing stands between two commas"),
-        ("a: [@b]\n", 1, "'@' begins"),
+        ("a: 1\nb: [a,,b]\n", 2, "but found ','"),
+        ("a: [@b]\n", 1, "found character '@' that cannot start any token"),
         ("a: 12:30\n", 1, "'12:30' is no text in YAML"),
         ("a: 1:30.5\n", 1, "'1:30.5' is no text"),
         ("a:\n- 2024-01-31\n", 2, "'2024-01-31' is no text"),
         ("a: 2024-1-3 1:20:30.5 +01:00\n", 1, "is no text"),
         ("a: <<\n", 1, "'<<' is no text"),
-        ("a: 0x_\n", 1, "'0x_' is no number"),
-        ("a: 0b_\n", 1, "'0b_' is no number"),
-        ("a: " + "9" * 5000, 1, "is no number"),
+        ("a: 0x_\n", 1, "'0x_' is not a number"),
+        ("a: 0b_\n", 1, "'0b_' is not a number"),
+        ("a: " + "9" * 5000, 1, "is not a number"),
         ("a: 1\nno: 2\n", 2, "no is no text in YAML, but a value"),
         ("a:\n  null: 2\n", 2, "null is no text"),
-        ("a: b\n# \x07\n", 2, "'\\x07' is not read"),
-        ("a: b\u2028c\n", 1, "'\\u2028' is not read"),
-        ("a: b\tc\n", 1, "a tab outside quotes"),
-        ("a: b\n# c\n  d\n", 3, "a comment stands within a value"),
-        ("a:\n- # b\n", 2, "nothing stands in this line"),
-        ("a: 1\n...\nb: 2\n", 3, "behind the end"),
+        ("1: 2\n", 1, "1 is no text in YAML, but a value"),
+        ("a: b\n# \x07\n", 2, "'\\x07' is not allowed in YAML"),
+        ("a: b\tc: d\n", 1, "that cannot start any token"),
+        ("a: b\n# c\n  d\n", 3, "expected <block end>"),
+        ("a: 1\n...\nb: 2\n", 3, "expected '<document start>'"),
+        ("# " + "x" * 300_000, None, "larger than 256 KiB"),
         ('{"a": 1,\n "b" 2}', 2, "no JSON"),
         ('{"a": {"b": 1, "b": 2}}', None, "'b' is given twice"),
+        ('{"a": ' + "[" * 100_000, None, "recursion"),
     ],
 )
 def test_what_is_not_understood_is_named_with_its_line(text, line, why):
     with pytest.raises(ConfigError) as caught:
         read_document(text, "dir/c.yaml")
+    assert caught.value.exit_code == 2
     assert why in caught.value.message
     assert caught.value.message.startswith("dir/c.yaml" if line is None else f"dir/c.yaml:{line}: ")
 
@@ -257,16 +294,16 @@ def test_json_is_read_too(values):
 @pytest.mark.parametrize(
     "text",
     [
-        "a: x" + " " * 300_000 + "x\n",
-        "a: 'x" + " " * 3_000_000 + "x'\n",
-        "a: 'x\n" + (" " * 4_000 + "y\n") * 1_500,
-        'a: "x\n' + ("\\\\" * 2_000 + "\n") * 1_500,
-        "a: x\n" + "  y\n" * 800_000,
-        "a: '" + "''" * 1_000_000 + "\n",
-        "a: {b: x" + " " * 300_000 + "x\n",
-        "a: ['" + "''" * 300_000 + "\n",
-        "a: {" + "b: 'x' " * 100_000 + "}\n",
-        "a: [" + "b, " * 300_000 + "\n",
+        "a: x" + " " * 200_000 + "x\n",
+        "a: 'x" + " " * 4_000_000 + "x'\n",
+        "a: 'x\n" + (" " * 4_000 + "y\n") * 60,
+        'a: "x\n' + ("\\" * 2_000 + "\n") * 120,
+        "a: x\n" + "  y\n" * 60_000,
+        "a: '" + "''" * 100_000 + "\n",
+        "a: {" + "b: 'x' " * 30_000 + "}\n",
+        "a: [" + "b, " * 80_000 + "\n",
+        "a: [" + "[]," * 80_000 + "\n",
+        "".join(f"k{number}: {number}\n" for number in range(18_000)),
     ],
     ids=[
         "blanks",
@@ -275,17 +312,17 @@ def test_json_is_read_too(values):
         "open quote with escapes",
         "many lines",
         "quotes in quotes",
-        "blanks in one line",
-        "open quote in one line",
         "no commas in one line",
         "open list in one line",
+        "lists in an open list",
+        "many keys",
     ],
 )
 def test_large_files_are_read_or_refused_in_time(text):
     begun = time.process_time()
     with suppress(ConfigError):
         read_document(text, "c.yaml")
-    assert time.process_time() - begun < 10
+    assert time.process_time() - begun < 20
 
 
 @pytest.mark.parametrize(
