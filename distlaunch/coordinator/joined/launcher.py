@@ -1,15 +1,9 @@
-"""A launcher that has joined a job: it does on its node what the coordinator says, by its own
-command line.
+"""A launcher that has joined a job: it does on its node what the coordinator decides.
 
-It shows and files the output of its own workers, tells what happens to them, and leaves with the
-coordinator's verdict. If the coordinator is lost, the workers are stopped, and it is called again
-as long as there are restarts left.
-
-What a launcher that has joined a job goes by.
-
-The link to the coordinator, as a launcher that has joined has it.
-
-A launcher that cannot take part tells node 0 why, so that the others do not wait for it.
+It plans its workers from its own command line, shows and files their output, reports to the
+coordinator what happens to them, and ends with the coordinator's verdict. If the coordinator is
+lost, the launcher stops its workers and calls again as long as there are restarts left. A launcher
+that cannot take part tells the coordinator why (``decline``), so that the others do not wait.
 """
 
 from __future__ import annotations
@@ -59,6 +53,61 @@ from distlaunch.transport.connection import Link
 from distlaunch.transport.tcp_connection import TcpLink
 
 _LONGEST_TEXT = 1 << 18
+END_S = 10.0
+"""How long workers may take to end beyond their grace."""
+SIGNALS_LEAVE = 4
+"""The first that ends a job has all asked, the next has all killed; after so many a launcher leaves
+alone, whatever the coordinator does."""
+AGAIN_S = 0.5
+"""So long after it was joined a coordinator that is lost is called again, and no sooner."""
+_LAST_S = 2.0
+"""So long what has been said last may take to leave."""
+BOUND_S = 2.0
+"""How long calling, and telling, may take: node 0 may be about to start, or may never be there."""
+_LONGEST = 4000
+
+
+class PeerSettings(Record):
+    """What does not change."""
+
+    coordinator: str
+    """What it is called: ``node 0 at n1:29400``."""
+    job_id: str
+    """What it calls the job."""
+    max_restarts: int
+    failure_grace_s: float
+    lost_after_s: float
+    """How long the coordinator may be silent, until it says otherwise itself."""
+    flexible: bool
+    """The job goes on without a node that is lost, and takes it in again."""
+    leaves: bool = False
+    """TERM at this launcher ends its own part alone: its node is drained. A scheduler that tells
+    all means the job."""
+    grace_s: float = 25.0
+    """How long workers have then."""
+    speaks: bool = True
+    """The user hears from us what the coordinator says."""
+
+
+class Planner(Protocol):
+    """What this launcher plans of its own; see ``resolve.joining``."""
+
+    def survey(self, serial: int) -> m.Survey:
+        """Make the question about its own node."""
+
+    def apply(self, *, clock: float, wall: float, attempt: int, restarts: int) -> p.Apply:
+        """Say what it is to do."""
+
+    def renamed(self, job_id: str) -> None:
+        """Take note of what the job is called from now on."""
+
+    def commenced(self, told: p.Commence, interfaces: list[str]) -> LaunchPlan:
+        """Plan its own workers of an attempt. Raises LaunchError; ProtocolError for a start that
+        makes no sense."""
+
+
+Call = Callable[[], tuple[Link, p.Welcome]]
+"""Call the coordinator (again), and wait until it lets us in. Raises LaunchError, and Stopped."""
 
 
 class PeerRunner:
@@ -148,6 +197,16 @@ class PeerRunner:
             self._open(link)
             self._come_back(welcome)
 
+    def close(self, hurried: Callable[[], bool] = lambda: False) -> None:
+        """End what is left here; then the coordinator may know."""
+        self._own.close(hurried)
+        self._coordinator.close()
+
+    def _is_over(self) -> bool:
+        """Tell whether the coordinator has nothing more to say to us: the job has ended, or it is
+        lost."""
+        return self._exit_code is not None or bool(self._why)
+
     def _end_of_job(self) -> int | None:
         """Give the exit code if the lost coordinator is not to be called again; else return when it
         is time to."""
@@ -166,19 +225,9 @@ class PeerRunner:
         self._sink.say("the job has failed: there is no restart left", level="error")
         return EXIT_UNAVAILABLE
 
-    def _is_over(self) -> bool:
-        """Tell whether the coordinator has nothing more to say to us: the job has ended, or it is
-        lost."""
-        return self._exit_code is not None or bool(self._why)
-
     @property
     def _has_workers(self) -> bool:
         return self._running is not None and not self._own.is_broken
-
-    def close(self, hurried: Callable[[], bool] = lambda: False) -> None:
-        """End what is left here; then the coordinator may know."""
-        self._own.close(hurried)
-        self._coordinator.close()
 
     # --- the coordinator
 
@@ -459,6 +508,14 @@ class PeerRunner:
             self._exit_code = EXIT_SOFTWARE
             self._sink.say("not even KILL ended the workers of this node", level="error")
 
+    def _tell_loss(self) -> None:
+        what = "; stopping the workers of this node" if self._running is not None else ""
+        how = "does not speak as it should" if self._is_odd else "is lost"
+        text = f"{self._settings.coordinator} {how}: {printable(self._why)}"
+        text = "SIGTERM: leaving the job, which goes on without this node" if self._leaves else text
+        self._sink.say(text + what, level="error" if self._is_odd else "warning")
+        self._events.write("left" if self._leaves else "coordinator_lost", {"why": self._why})
+
     def _work_alone(self, within_s: float) -> None:
         self._wait([within_s])
         for message in self._own.receive():
@@ -474,70 +531,6 @@ class PeerRunner:
             and (left_s := until - time.monotonic()) > 0
         ):
             self._work_alone(left_s)
-
-    def _tell_loss(self) -> None:
-        what = "; stopping the workers of this node" if self._running is not None else ""
-        how = "does not speak as it should" if self._is_odd else "is lost"
-        text = f"{self._settings.coordinator} {how}: {printable(self._why)}"
-        text = "SIGTERM: leaving the job, which goes on without this node" if self._leaves else text
-        self._sink.say(text + what, level="error" if self._is_odd else "warning")
-        self._events.write("left" if self._leaves else "coordinator_lost", {"why": self._why})
-
-
-END_S = 10.0
-"""How long workers may take to end beyond their grace."""
-SIGNALS_LEAVE = 4
-"""The first that ends a job has all asked, the next has all killed; after so many a launcher leaves
-alone, whatever the coordinator does."""
-AGAIN_S = 0.5
-"""So long after it was joined a coordinator that is lost is called again, and no sooner."""
-
-
-class Planner(Protocol):
-    """What this launcher plans of its own; see ``resolve.joining``."""
-
-    def survey(self, serial: int) -> m.Survey:
-        """Make the question about its own node."""
-
-    def apply(self, *, clock: float, wall: float, attempt: int, restarts: int) -> p.Apply:
-        """Say what it is to do."""
-
-    def renamed(self, job_id: str) -> None:
-        """Take note of what the job is called from now on."""
-
-    def commenced(self, told: p.Commence, interfaces: list[str]) -> LaunchPlan:
-        """Plan its own workers of an attempt. Raises LaunchError; ProtocolError for a start that
-        makes no sense."""
-
-
-class PeerSettings(Record):
-    """What does not change."""
-
-    coordinator: str
-    """What it is called: ``node 0 at n1:29400``."""
-    job_id: str
-    """What it calls the job."""
-    max_restarts: int
-    failure_grace_s: float
-    lost_after_s: float
-    """How long the coordinator may be silent, until it says otherwise itself."""
-    flexible: bool
-    """The job goes on without a node that is lost, and takes it in again."""
-    leaves: bool = False
-    """TERM at this launcher ends its own part alone: its node is drained. A scheduler that tells
-    all means the job."""
-    grace_s: float = 25.0
-    """How long workers have then."""
-    speaks: bool = True
-    """The user hears from us what the coordinator says."""
-
-
-Call = Callable[[], tuple[Link, p.Welcome]]
-"""Call the coordinator (again), and wait until it lets us in. Raises LaunchError, and Stopped."""
-
-
-_LAST_S = 2.0
-"""So long what has been said last may take to leave."""
 
 
 class Coordinator:
@@ -593,11 +586,6 @@ class Coordinator:
         if self._peer is not None:
             self._peer.close()
             self._peer = None
-
-
-BOUND_S = 2.0
-"""How long calling, and telling, may take: node 0 may be about to start, or may never be there."""
-_LONGEST = 4000
 
 
 def decline(

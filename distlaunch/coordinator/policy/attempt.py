@@ -1,7 +1,4 @@
-"""What has happened in one attempt, and whom or what it failed by. Pure.
-
-The nodes of one attempt, and which ranks each of them runs. Pure data.
-"""
+"""One attempt: its nodes, what has happened to its workers, and what it failed by. Pure."""
 
 from __future__ import annotations
 
@@ -34,6 +31,76 @@ SAME_S = 0.15
 ranks is seen as one."""
 TAILS_KEPT = 256
 """Of so many failed workers all last words are kept, of the rest what tells symptom from cause."""
+
+
+class Cast(Record):
+    """Who takes part, by node rank; messages name nodes by their member numbers."""
+
+    members: tuple[int, ...]
+    hosts: tuple[str, ...]
+    first_ranks: tuple[int, ...]
+    world_size: int
+    node_ranks: Mapping[int, int]
+    """By member number."""
+    composition: Composition | None = None
+
+    @staticmethod
+    def fixed(settings: PolicySettings) -> Cast:
+        """Give the nodes that the settings name, for a job that need not gather any."""
+        members = tuple(range(len(settings.hosts)))
+        return Cast(
+            members=members,
+            hosts=settings.hosts,
+            first_ranks=settings.first_ranks,
+            world_size=settings.world_size,
+            node_ranks=dict(enumerate(members)),
+        )
+
+    @staticmethod
+    def of(composition: Composition) -> Cast:
+        """Give those of a plan. Raises ValueError if it leaves open which ranks a node runs."""
+        plan, members, places = composition.plan, composition.members, composition.places
+        world_size, first_ranks = plan.world_size, plan.first_ranks
+        hosts = tuple(node.host for node in plan.nodes)
+        if places is not None:
+            hosts, first_ranks = (
+                tuple(host for host, _ in places),
+                tuple(rank for _, rank in places),
+            )
+        if world_size is None or not len(members) == len(hosts) == len(first_ranks):
+            raise ValueError(
+                f"a plan for {len(plan.nodes)} nodes does not settle the ranks of {len(members)} "
+                "members"
+            )
+        return Cast(
+            members=members,
+            hosts=hosts,
+            first_ranks=first_ranks,
+            world_size=world_size,
+            node_ranks={member: rank for rank, member in enumerate(members)},
+            composition=composition,
+        )
+
+    def host(self, member: int) -> str:
+        """Name a member."""
+        return self.hosts[self.node_ranks[member]]
+
+    def host_of(self, rank: int) -> str:
+        """Name the node of a worker."""
+        from bisect import bisect_right
+
+        return self.hosts[max(0, bisect_right(self.first_ranks, rank) - 1)]
+
+    def first_rank(self, member: int) -> int:
+        """Give a member's lowest rank."""
+        return self.first_ranks[self.node_ranks[member]]
+
+    def ranks(self, member: int) -> range:
+        """Give a member's ranks."""
+        node_rank = self.node_ranks[member]
+        following = node_rank + 1
+        end = self.first_ranks[following] if following < len(self.first_ranks) else self.world_size
+        return range(self.first_ranks[node_rank], end)
 
 
 class Verdict(Record):
@@ -109,11 +176,18 @@ class Attempt:
         """Tell whether there was no failure of any kind."""
         return not self.failures and not self.losses and self.hang is None
 
+    @property
+    def many_hosts(self) -> bool:
+        """Return whether a host needs to be named."""
+        return len(self.cast.members) > 1
+
     def members(self) -> list[int]:
         """Give the members that have not been lost, by node rank."""
         if len(self.alive) == len(self.cast.members):
             return list(self.cast.members)
         return [member for member in self.cast.members if member in self.alive]
+
+    # --- its workers
 
     def started(self, member: int, message: m.Started) -> None:
         """Take in which workers have come up."""
@@ -121,11 +195,6 @@ class Attempt:
         new = [rank for rank in message.pids if rank in ranks and rank not in known]
         self.up += len(new)
         known.update(new)
-
-    def unaccounted(self, member: int) -> list[int]:
-        """Give a member's ranks of which no end is known."""
-        ended = self._ended[member]
-        return [rank for rank in self.cast.ranks(member) if rank not in ended]
 
     def is_news(self, member: int, rank: int) -> bool:
         """Tell whether a member runs this worker, and its end is not known: no other end counts."""
@@ -170,6 +239,13 @@ class Attempt:
             return "go on"
         return "stop"
 
+    # --- its nodes
+
+    def unaccounted(self, member: int) -> list[int]:
+        """Give a member's ranks of which no end is known."""
+        ended = self._ended[member]
+        return [rank for rank in self.cast.ranks(member) if rank not in ended]
+
     def gone(self, member: int, message: m.Gone) -> None:
         """Take in that a member has nothing left, and what it had to end for that."""
         if message.port_used is not None:
@@ -180,34 +256,6 @@ class Attempt:
             self.ended_leftovers[member] = message.ended
         if message.killed.count:
             self.killed_leftovers[member] = message.killed
-
-    def by_host(self, found: Mapping[int, Leftovers]) -> dict[str, Leftovers]:
-        """Return what members have left by the names of their hosts, in the order of their node
-        ranks."""
-        return {
-            self.cast.host(member): found[member] for member in self.cast.members if member in found
-        }
-
-    @property
-    def many_hosts(self) -> bool:
-        """Return whether a host needs to be named."""
-        return len(self.cast.members) > 1
-
-    def killed_text(self, after_grace: str | None = None) -> str | None:
-        """Say which processes that workers had left were killed, if any."""
-        if not self.killed_leftovers:
-            return None
-        from distlaunch.coordinator.policy.remaining_processes import killed_text
-
-        return killed_text(
-            self.by_host(self.killed_leftovers), many_hosts=self.many_hosts, after_grace=after_grace
-        )
-
-    def _with_killed(self, diagnosis: Diagnosis, after_grace: str | None) -> Diagnosis:
-        killed = self.killed_text(after_grace)
-        return (
-            diagnosis if killed is None else replace(diagnosis, others=(*diagnosis.others, killed))
-        )
 
     def lost(
         self, member: int, why: str, now: float, *, exit_code: int, kind: LossKind
@@ -238,6 +286,8 @@ class Attempt:
         )
         self.losses.append(loss)
         return loss
+
+    # --- its end
 
     def judge(
         self,
@@ -300,72 +350,25 @@ class Attempt:
         report = partial(Failed, diagnosis=diagnosis, attempt=self.number)
         return Verdict(outcome=outcome, exit_code=diagnosis.exit_code, report=report)
 
+    def killed_text(self, after_grace: str | None = None) -> str | None:
+        """Say which processes that workers had left were killed, if any."""
+        if not self.killed_leftovers:
+            return None
+        from distlaunch.coordinator.policy.remaining_processes import killed_text
 
-class Cast(Record):
-    """Who takes part, by node rank; messages name nodes by their member numbers."""
-
-    members: tuple[int, ...]
-    hosts: tuple[str, ...]
-    first_ranks: tuple[int, ...]
-    world_size: int
-    node_ranks: Mapping[int, int]
-    """By member number."""
-    composition: Composition | None = None
-
-    @staticmethod
-    def fixed(settings: PolicySettings) -> Cast:
-        """Give the nodes that the settings name, for a job that need not gather any."""
-        members = tuple(range(len(settings.hosts)))
-        return Cast(
-            members=members,
-            hosts=settings.hosts,
-            first_ranks=settings.first_ranks,
-            world_size=settings.world_size,
-            node_ranks=dict(enumerate(members)),
+        return killed_text(
+            self.by_host(self.killed_leftovers), many_hosts=self.many_hosts, after_grace=after_grace
         )
 
-    @staticmethod
-    def of(composition: Composition) -> Cast:
-        """Give those of a plan. Raises ValueError if it leaves open which ranks a node runs."""
-        plan, members, places = composition.plan, composition.members, composition.places
-        world_size, first_ranks = plan.world_size, plan.first_ranks
-        hosts = tuple(node.host for node in plan.nodes)
-        if places is not None:
-            hosts, first_ranks = (
-                tuple(host for host, _ in places),
-                tuple(rank for _, rank in places),
-            )
-        if world_size is None or not len(members) == len(hosts) == len(first_ranks):
-            raise ValueError(
-                f"a plan for {len(plan.nodes)} nodes does not settle the ranks of {len(members)} "
-                "members"
-            )
-        return Cast(
-            members=members,
-            hosts=hosts,
-            first_ranks=first_ranks,
-            world_size=world_size,
-            node_ranks={member: rank for rank, member in enumerate(members)},
-            composition=composition,
+    def _with_killed(self, diagnosis: Diagnosis, after_grace: str | None) -> Diagnosis:
+        killed = self.killed_text(after_grace)
+        return (
+            diagnosis if killed is None else replace(diagnosis, others=(*diagnosis.others, killed))
         )
 
-    def host(self, member: int) -> str:
-        """Name a member."""
-        return self.hosts[self.node_ranks[member]]
-
-    def host_of(self, rank: int) -> str:
-        """Name the node of a worker."""
-        from bisect import bisect_right
-
-        return self.hosts[max(0, bisect_right(self.first_ranks, rank) - 1)]
-
-    def first_rank(self, member: int) -> int:
-        """Give a member's lowest rank."""
-        return self.first_ranks[self.node_ranks[member]]
-
-    def ranks(self, member: int) -> range:
-        """Give a member's ranks."""
-        node_rank = self.node_ranks[member]
-        following = node_rank + 1
-        end = self.first_ranks[following] if following < len(self.first_ranks) else self.world_size
-        return range(self.first_ranks[node_rank], end)
+    def by_host(self, found: Mapping[int, Leftovers]) -> dict[str, Leftovers]:
+        """Return what members have left by the names of their hosts, in the order of their node
+        ranks."""
+        return {
+            self.cast.host(member): found[member] for member in self.cast.members if member in found
+        }

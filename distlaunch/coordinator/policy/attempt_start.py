@@ -1,16 +1,14 @@
-"""What the policy needs only where a job has several nodes: from the list of hosts to a start.
-Pure.
+"""How an attempt on several nodes comes to its start: who takes part, and where workers meet. Pure.
 
-What the nodes of an attempt settle before its workers start: a port, and where they meet. Pure.
-
-Rank 0's node holds the port and listens on it; every other node connects to it, at all addresses
-that may be the right one. So the address that workers get is one that has worked.
+``Convening`` keeps the nodes of a job for one attempt after the other. ``Preparation`` is the part
+of one attempt in which the master address is settled: the node of rank 0 holds the port and listens
+on it, and every other node connects to it, at each address that may be the right one. So the
+address that workers get is one that has worked.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
 
 from distlaunch.coordinator.policy.attempt import Cast
 from distlaunch.coordinator.policy.events_and_actions import (
@@ -36,13 +34,15 @@ from distlaunch.core.protocol import agent_messages as m
 from distlaunch.core.protocol.agent_messages import Reach, Reached, Surveyed
 from distlaunch.planning.master_address import Meeting
 
-if TYPE_CHECKING:
-    from distlaunch.planning.master_address import Meeting
-
 _RECORDED = 64
 """Hosts, or ranks, that one event lists."""
 _REMARKS = 200
 """Different ones that are shown in a job: thousands of nodes may each have one."""
+REACH_S = 5.0
+"""How long nodes may take to connect to the master's."""
+PREPARE_S = 60.0
+"""How long they may take to prepare: the memory of GPUs is waited for, up to 30 s."""
+SLACK_S = 5.0
 
 
 class Convening:
@@ -58,11 +58,19 @@ class Convening:
         self.is_cut_off = False
         """No node can be reached any more: only Ray says so, whose jobs are of a fixed size."""
 
-    # --- gathering
+    def deadline(self) -> float:
+        """Give when somebody is late, or ``tick`` is due."""
+        return (
+            self._preparation.deadline()
+            if self._preparation is not None
+            else self._gatherer.deadline()
+        )
 
-    def note(self, losses: Sequence[Loss]) -> None:
-        """Have the user told, with what follows, by which losses an attempt has ended."""
-        self._gatherer.left = who_left(losses)
+    def tick(self, now: float) -> list[Action]:
+        """Do what is due while nodes gather."""
+        return self._gatherer.tick(now)
+
+    # --- which nodes take part
 
     def begin(self, now: float, *, fresh: bool) -> list[Action]:
         """Gather; unless ``fresh``, within what is left of the time for an attempt that came to
@@ -111,10 +119,24 @@ class Convening:
             actions.append(Say(text=f"without {absent[0].host} ({why}){others}", level="warning"))
         return cast, actions
 
+    def note(self, losses: Sequence[Loss]) -> None:
+        """Have the user told, with what follows, by which losses an attempt has ended."""
+        self._gatherer.left = who_left(losses)
+
     def replaces(self) -> bool:
         """Tell whether the job goes on without a node that it has lost: that is no restart."""
         fewest, most = self._gathering.bounds
         return fewest < most or (self._gathering.flexible and self._gatherer.here() >= fewest)
+
+    def can_spare(self, number: int) -> bool:
+        """Tell whether the job can go on without so many of the nodes that are here."""
+        return self.replaces() and self._gatherer.here() - number >= self._gathering.bounds[0]
+
+    # --- what happens to nodes
+
+    def logged_in(self, node: int) -> None:
+        """Take in that the login on a node has succeeded."""
+        self._gatherer.logged_in(node)
 
     def joined(self, event: Joined, now: float) -> list[Action]:
         """Take in that a node's agent has come up."""
@@ -153,6 +175,20 @@ class Convening:
             ),
         ]
 
+    def leave_out(self, astray: Sequence[tuple[int, str]], now: float) -> list[Action]:
+        """Go on without nodes that cannot take part as it turns out, each with why."""
+        hosts = name_hosts(self.host(node) for node, _ in astray)
+        text = f"{'node' if len(astray) == 1 else 'nodes'} {hosts} left out: {shown(astray[0][1])}"
+        actions: list[Action] = [Say(text=text, level="warning")]
+        for node, why in astray:
+            actions += self.lost(Lost(node=node, why=why), None, now, wanted=True)
+        return actions
+
+    @staticmethod
+    def leave(node: int) -> Action:
+        """Leave a node of which nothing is wanted any more."""
+        return Disconnect(node=node)
+
     @staticmethod
     def refuse(why: str) -> Refusal:
         """Say that there is no attempt as no node can be reached any more."""
@@ -161,11 +197,6 @@ class Convening:
             exit_code=EXIT_UNAVAILABLE,
             text=f"error: {shown(why)}" + (f"\n  hint: {hint}" if hint else ""),
         )
-
-    @staticmethod
-    def leave(node: int) -> Action:
-        """Leave a node of which nothing is wanted any more."""
-        return Disconnect(node=node)
 
     def host(self, node: int) -> str:
         """Name a node."""
@@ -178,10 +209,6 @@ class Convening:
     def kind_lost(self, node: int) -> LossKind:
         """Return how a node that was lost was lost."""
         return self._gatherer.nodes[node].kind_lost
-
-    def logged_in(self, node: int) -> None:
-        """Take in that the login on a node has succeeded."""
-        self._gatherer.logged_in(node)
 
     def says(self, node: int, text: str) -> str | None:
         """Put a remark of a node for the user; None if one has said the same, or they have said
@@ -233,40 +260,6 @@ class Convening:
             return []
         astray = preparation.astray(self.can_spare)
         return self.leave_out(astray, now) if astray else preparation.meet()
-
-    def can_spare(self, number: int) -> bool:
-        """Tell whether the job can go on without so many of the nodes that are here."""
-        return self.replaces() and self._gatherer.here() - number >= self._gathering.bounds[0]
-
-    def leave_out(self, astray: Sequence[tuple[int, str]], now: float) -> list[Action]:
-        """Go on without nodes that cannot take part as it turns out, each with why."""
-        hosts = name_hosts(self.host(node) for node, _ in astray)
-        text = f"{'node' if len(astray) == 1 else 'nodes'} {hosts} left out: {shown(astray[0][1])}"
-        actions: list[Action] = [Say(text=text, level="warning")]
-        for node, why in astray:
-            actions += self.lost(Lost(node=node, why=why), None, now, wanted=True)
-        return actions
-
-    # --- time
-
-    def deadline(self) -> float:
-        """Give when somebody is late, or ``tick`` is due."""
-        return (
-            self._preparation.deadline()
-            if self._preparation is not None
-            else self._gatherer.deadline()
-        )
-
-    def tick(self, now: float) -> list[Action]:
-        """Do what is due while nodes gather."""
-        return self._gatherer.tick(now)
-
-
-REACH_S = 5.0
-"""How long nodes may take to connect to the master's."""
-PREPARE_S = 60.0
-"""How long they may take to prepare: the memory of GPUs is waited for, up to 30 s."""
-SLACK_S = 5.0
 
 
 class Preparation:

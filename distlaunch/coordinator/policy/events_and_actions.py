@@ -1,8 +1,4 @@
-"""The words of the job policy: the events that it takes in and the actions that it gives. Pure
-data.
-
-Who takes part in an attempt. Pure data.
-"""
+"""The events that the job policy handles and the actions that it returns. Pure data."""
 
 from __future__ import annotations
 
@@ -17,10 +13,32 @@ from distlaunch.core.protocol.agent_messages import Surveyed
 from distlaunch.diagnosis.model import Diagnosis
 
 if TYPE_CHECKING:
-    from distlaunch.core.protocol import agent_messages as m
     from distlaunch.diagnosis.hang import HangDiagnosis
     from distlaunch.planning.master_address import Meeting
     from distlaunch.transport.connect_errors import ConnectFailure
+
+
+class Composition(Record):
+    """The nodes of an attempt and the plan for them, complete but for port, meeting point and
+    attempt."""
+
+    members: tuple[int, ...]
+    """By node rank: the node's number in the policy's list of hosts, which never changes."""
+    plan: LaunchPlan
+    places: tuple[tuple[str, int], ...] | None = None
+    """By member's place: its host and lowest rank, where members are not the plan's nodes."""
+
+
+Compose = Callable[[Mapping[int, Surveyed]], Composition]
+"""Plans for the nodes that were surveyed (all that may take part, spares as well; it takes what the
+bounds allow).
+
+Raises ConfigError for what can never work, and ``NodesDiffer`` for what may look otherwise in a
+moment.
+"""
+
+
+# --- events
 
 
 class Begin(Record):
@@ -141,6 +159,23 @@ class Broken(Record):
     """A member of which nothing can come any more, if the fault has cost one."""
 
 
+Event = (
+    Begin
+    | FromNode
+    | Signalled
+    | Tick
+    | LoggedIn
+    | Joined
+    | Unreachable
+    | Lost
+    | Discovered
+    | Known
+    | Refused
+    | Noted
+    | Broken
+)
+
+
 # --- actions
 
 
@@ -244,21 +279,6 @@ class End(Record):
     exit_code: int
 
 
-Event = (
-    Begin
-    | FromNode
-    | Signalled
-    | Tick
-    | LoggedIn
-    | Joined
-    | Unreachable
-    | Lost
-    | Discovered
-    | Known
-    | Refused
-    | Noted
-    | Broken
-)
 Action = (
     Connect
     | Disconnect
@@ -273,23 +293,3 @@ Action = (
     | Suspend
     | End
 )
-
-
-class Composition(Record):
-    """The nodes of an attempt and the plan for them, complete but for port, meeting point and
-    attempt."""
-
-    members: tuple[int, ...]
-    """By node rank: the node's number in the policy's list of hosts, which never changes."""
-    plan: LaunchPlan
-    places: tuple[tuple[str, int], ...] | None = None
-    """By member's place: its host and lowest rank, where members are not the plan's nodes."""
-
-
-Compose = Callable[[Mapping[int, Surveyed]], Composition]
-"""Plans for the nodes that were surveyed (all that may take part, spares as well; it takes what the
-bounds allow).
-
-Raises ConfigError for what can never work, and ``NodesDiffer`` for what may look otherwise in a
-moment.
-"""

@@ -1,9 +1,7 @@
-"""The nodes that a job may use, one by one: reached, lost, reached again. Pure.
+"""The nodes that a job may use: connecting to each, losing it, and why it cannot take part. Pure.
 
-A node that is lost again and again is left alone for a while (``LOSSES`` within ``LOSSES_S``), the
-longer the more often that happens; it is never given up: it may only have been slow.
-
-Why a node cannot take part, where it is not its transport that says so. Pure.
+A node that is lost again and again (``LOSSES`` times within ``LOSSES_S``) is not used for a while,
+the longer the more often that happens. It is never given up, as it may only have been slow.
 """
 
 from __future__ import annotations
@@ -39,15 +37,31 @@ AFTER_S = 1.0
 """A lost agent's workers may take the failure grace to end; its node is not used again before that
 and so long."""
 _LONGEST = 2000
+_LONGEST_HOSTS = 400
+"""Characters of a list of hosts in a hint."""
+_LOOKS_LIKE_HOST = re.compile(r"[\w.-]+:\d+(?:,[\w.,:-]*)?")
 
 
 class Member:
     """One node, by its number in the list of hosts that the job was given; that never changes."""
 
     __slots__ = (
-        "coolings", "cools_until", "failure", "free_at", "host", "kind_lost", "logged_in", "losses", "number",
-        "present", "serial", "state", "surveyed", "tries", "why_lost",
-    )  # fmt: skip
+        "coolings",
+        "cools_until",
+        "failure",
+        "free_at",
+        "host",
+        "kind_lost",
+        "logged_in",
+        "losses",
+        "number",
+        "present",
+        "serial",
+        "state",
+        "surveyed",
+        "tries",
+        "why_lost",
+    )
 
     def __init__(self, number: int, host: str) -> None:
         self.number = number
@@ -208,13 +222,6 @@ def shown(text: str) -> str:
     return printable(text if len(text) <= _LONGEST else f"{text[:_LONGEST]}...", keep="\n")
 
 
-_LONGEST_HOSTS = 400
-"""Characters of a list of hosts in a hint."""
-
-
-_LOOKS_LIKE_HOST = re.compile(r"[\w.-]+:\d+(?:,[\w.,:-]*)?")
-
-
 def flaw(host: str, question: Survey, answer: Surveyed) -> ConnectFailure | None:
     """Find what keeps workers from running on a node that has been reached."""
     if not answer.cpus.allowed:
@@ -316,6 +323,27 @@ def _launchers(members: Sequence[Member]) -> str:
     return f"launchers {format_ranks(member.number for member in members)} on {name_hosts(hosts)}"
 
 
+def without(failures: Sequence[ConnectFailure]) -> str:
+    """Say how a job goes on without hosts that cannot be reached, where others can."""
+    if not all(failure.step in ("resolve", "connect", "login", "host key") for failure in failures):
+        return ""
+    hosts, more = _listed([*dict.fromkeys(failure.host for failure in failures)])
+    others = f" and {more} more of them" if more else ""
+    return (
+        f"\n  hint: --exclude {hosts}{others} goes on without;"
+        " with --num-nodes MIN:MAX a job takes those that are there"
+    )
+
+
+def _listed(hosts: Sequence[str]) -> tuple[str, int]:
+    """Write hosts as one word of a command line, folded; return with it how many did not fit."""
+    names = [f"[{host}]" if ":" in host else host for host in hosts]
+    count = len(names)
+    while len(text := fold_hosts(names[:count])) > _LONGEST_HOSTS and count > 1:
+        count = count * 3 // 4
+    return (f"'{text}'" if "[" in text else text), len(names) - count
+
+
 def waiting(
     missing: Sequence[Member],
     *,
@@ -342,24 +370,3 @@ def waiting(
     )
     text = f"{left}; {text}" if left else text
     return [Say(text=text, level="warning" if left or launchers else "info")]
-
-
-def without(failures: Sequence[ConnectFailure]) -> str:
-    """Say how a job goes on without hosts that cannot be reached, where others can."""
-    if not all(failure.step in ("resolve", "connect", "login", "host key") for failure in failures):
-        return ""
-    hosts, more = _listed([*dict.fromkeys(failure.host for failure in failures)])
-    others = f" and {more} more of them" if more else ""
-    return (
-        f"\n  hint: --exclude {hosts}{others} goes on without;"
-        " with --num-nodes MIN:MAX a job takes those that are there"
-    )
-
-
-def _listed(hosts: Sequence[str]) -> tuple[str, int]:
-    """Write hosts as one word of a command line, folded; return with it how many did not fit."""
-    names = [f"[{host}]" if ":" in host else host for host in hosts]
-    count = len(names)
-    while len(text := fold_hosts(names[:count])) > _LONGEST_HOSTS and count > 1:
-        count = count * 3 // 4
-    return (f"'{text}'" if "[" in text else text), len(names) - count

@@ -1,12 +1,8 @@
-"""How the nodes of an attempt come together: reached, surveyed, composed to a plan. Pure.
+"""How the nodes of an attempt come together: connected, surveyed, and composed to a plan. Pure.
 
-A job of fixed size waits for all its nodes, and tells of all that fail at once. One that may go on
-with fewer, or has spares, waits for the rest only ``ELASTIC_WAIT_S`` once it has enough, and never
-for a node that it has just lost.
-
-A plan that is used again where the same nodes have told the same. Pure.
-
-A restart on the same nodes is the common case, and planning for thousands of them takes a second.
+A job of fixed size waits for all its nodes, and reports all that fail at once. A job that may go on
+with fewer nodes, or that has spares, waits only ``ELASTIC_WAIT_S`` for the rest once it has enough,
+and never for a node that it has just lost.
 """
 
 from __future__ import annotations
@@ -47,7 +43,6 @@ DISCOVER_S = 30.0
 """How often hosts are looked for while there are too few."""
 WAITING_S = 5.0
 """After so long the user hears who is waited for."""
-
 _LATE_SHOWN = 8
 """So many nodes are named that come between two attempts."""
 
@@ -113,7 +108,7 @@ class Gatherer:
         """Those of which the user knows that they are a machine that another is."""
         self._waiting_at: float | None = None
 
-    # --- its turns
+    # --- one attempt after the other
 
     def begin(self, now: float, *, fresh: bool) -> list[Action]:
         """Gather for an attempt. Unless ``fresh``, the one before came to nothing: there is more
@@ -307,7 +302,7 @@ class Gatherer:
         self.left = None
         self._untold.clear()
 
-    # --- what nodes tell
+    # --- what happens to nodes
 
     def logged_in(self, number: int) -> None:
         """Take in that the login on a node has succeeded; its agent is being started."""
@@ -374,52 +369,6 @@ class Gatherer:
                 actions.append(self.nodes.connect(member, now))
         return actions
 
-    def surveyed(self, number: int, answer: Surveyed, now: float) -> list[Action]:
-        """Take in what a node has found out about itself."""
-        member = self.nodes[number]
-        if not self.active or member.state != "joined" or answer.serial != member.serial:
-            return []
-        member.serial = 0
-        flaw = (
-            membership.flaw(member.host, self._question, answer)
-            if self._question is not None
-            else None
-        )
-        if flaw is None:
-            self._forget(number)
-            self._odd_since.pop(number, None)
-            member.surveyed, member.failure = answer, None
-            self._in.add(number)
-            return self._leave_out_twin()
-        if now < self._odd_since.setdefault(number, now) + self._look_s:
-            self._look_again(number, now)
-            return []
-        self._forget(number)
-        self._failed.add(number)
-        return self.nodes.unreachable(member, flaw)
-
-    def _leave_out_twin(self) -> list[Action]:
-        """Do without one of two hosts that are one machine, where the job may go on with fewer."""
-        if not self._settings.flexible or (twice := self._twins()) is None:
-            return []
-        first, second = twice
-        self._forget(second.number)
-        self._failed.add(second.number)
-        second.surveyed = None
-        text = f"it is the same machine as {first.host}"
-        failure = ConnectFailure(host=second.host, step="agent", text=text, passing=False)
-        actions = self.nodes.unreachable(second, failure)
-        if second.number not in self._left_out:
-            self._left_out.add(second.number)
-            actions.append(Say(text=f"{second.host} is left out: {text}", level="warning"))
-        return actions
-
-    def _twins(self) -> tuple[Member, Member] | None:
-        """Return two nodes that are one machine under two names, if there are any."""
-        if not self._settings.named_once:
-            return None
-        return membership.same_machine([self.nodes[number] for number in sorted(self._in)])
-
     def discovered(self, event: Discovered, now: float) -> list[Action]:
         """Take in which hosts there are."""
         self._discovery_until = None
@@ -468,16 +417,62 @@ class Gatherer:
         self._unanswered.add(member.number)
         return [ToNode(node=member.number, message=self._question)]
 
+    def surveyed(self, number: int, answer: Surveyed, now: float) -> list[Action]:
+        """Take in what a node has found out about itself."""
+        member = self.nodes[number]
+        if not self.active or member.state != "joined" or answer.serial != member.serial:
+            return []
+        member.serial = 0
+        flaw = (
+            membership.flaw(member.host, self._question, answer)
+            if self._question is not None
+            else None
+        )
+        if flaw is None:
+            self._forget(number)
+            self._odd_since.pop(number, None)
+            member.surveyed, member.failure = answer, None
+            self._in.add(number)
+            return self._leave_out_twin()
+        if now < self._odd_since.setdefault(number, now) + self._look_s:
+            self._look_again(number, now)
+            return []
+        self._forget(number)
+        self._failed.add(number)
+        return self.nodes.unreachable(member, flaw)
+
     def _look_again(self, number: int, now: float) -> None:
         self._forget(number)
         self._unanswered.add(number)
         self._again.append((now + LOOK_AGAIN_S, number))
 
+    def _leave_out_twin(self) -> list[Action]:
+        """Do without one of two hosts that are one machine, where the job may go on with fewer."""
+        if not self._settings.flexible or (twice := self._twins()) is None:
+            return []
+        first, second = twice
+        self._forget(second.number)
+        self._failed.add(second.number)
+        second.surveyed = None
+        text = f"it is the same machine as {first.host}"
+        failure = ConnectFailure(host=second.host, step="agent", text=text, passing=False)
+        actions = self.nodes.unreachable(second, failure)
+        if second.number not in self._left_out:
+            self._left_out.add(second.number)
+            actions.append(Say(text=f"{second.host} is left out: {text}", level="warning"))
+        return actions
+
+    def _twins(self) -> tuple[Member, Member] | None:
+        """Return two nodes that are one machine under two names, if there are any."""
+        if not self._settings.named_once:
+            return None
+        return membership.same_machine([self.nodes[number] for number in sorted(self._in)])
+
     def _forget(self, number: int) -> None:
         for names in (self._in, self._unanswered, self._retrying, self._failed):
             names.discard(number)
 
-    # --- too few
+    # --- too few nodes
 
     def _refuse(self) -> Refusal:
         missing = [member for member in self.nodes.present() if member.number not in self._in]

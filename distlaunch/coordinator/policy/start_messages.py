@@ -1,9 +1,7 @@
-"""The messages with which the nodes of an attempt start their workers. Pure.
+"""The messages that start the workers of an attempt on its nodes. Pure.
 
-The start of an attempt where each node has a launcher. Pure.
-
-Ours gets the plan; the others hear what they need to plan their own workers, by their own command
-lines.
+Where each node has a launcher, the agent of the coordinator's node gets the plan; the other
+launchers get what they need to plan their own workers from their own command lines.
 """
 
 from __future__ import annotations
@@ -42,6 +40,41 @@ def starts(plan: LaunchPlan, streams: Streams) -> Iterator[tuple[int, m.Start]]:
     env = plan.shared_env
     for node_rank, workers in itertools.groupby(plan.workers, lambda worker: worker.node_rank):
         yield node_rank, start_of(plan, node_rank, workers, streams, env)
+
+
+def commences(
+    plan: LaunchPlan, composition: Composition, streams: Streams, *, restarts: int
+) -> Iterator[tuple[int, m.Start | p.Commence]]:
+    """Give, by member, what starts its workers."""
+    places = composition.places or tuple(
+        (node.host, rank) for node, rank in zip(plan.nodes, plan.first_ranks, strict=True)
+    )
+    hosts = tuple(node.host for node in plan.nodes)
+    slots = tuple(node.slots or 0 for node in plan.nodes)
+    ends = (*(first for _, first in places[1:]), len(plan.workers))
+    for member, (_, first), end in zip(composition.members, places, ends, strict=True):
+        workers = plan.workers[first:end]
+        node_rank = workers[0].node_rank
+        if member == 0:
+            yield member, start_of(plan, node_rank, workers, streams, plan.shared_env)
+            continue
+        interface, nccl = interfaces_of(plan, node_rank)
+        yield (
+            member,
+            p.Commence(
+                attempt=plan.attempt,
+                restarts=restarts,
+                node_rank=node_rank,
+                local_ranks=tuple(worker.local_rank for worker in workers),
+                hosts=hosts,
+                slots=slots,
+                master_addr=plan.master_addr or "",
+                master_port=plan.master_port or 0,
+                interface=interface,
+                nccl_interface=nccl,
+                cluster=plan.cluster,
+            ),
+        )
 
 
 def start_of(
@@ -85,6 +118,13 @@ def start_of(
     )
 
 
+def interfaces_of(plan: LaunchPlan, node_rank: int) -> tuple[str, str]:
+    """Return the interfaces for gloo and for NCCL on a node. An empty name means that none is
+    set."""
+    env = plan.nodes[node_rank].env
+    return env.get(GLOO_INTERFACE, ""), env.get(NCCL_INTERFACE, "").removeprefix("=")
+
+
 def _output_period_s(plan: LaunchPlan) -> float:
     """Return how often a node tells whose output has moved: seldom where only the notice asks for
     it."""
@@ -102,45 +142,3 @@ def _spec(worker: WorkerPlan) -> m.WorkerSpec:
         cpus=worker.cpus,
         error_file=worker.env["TORCHELASTIC_ERROR_FILE"],
     )
-
-
-def commences(
-    plan: LaunchPlan, composition: Composition, streams: Streams, *, restarts: int
-) -> Iterator[tuple[int, m.Start | p.Commence]]:
-    """Give, by member, what starts its workers."""
-    places = composition.places or tuple(
-        (node.host, rank) for node, rank in zip(plan.nodes, plan.first_ranks, strict=True)
-    )
-    hosts = tuple(node.host for node in plan.nodes)
-    slots = tuple(node.slots or 0 for node in plan.nodes)
-    ends = (*(first for _, first in places[1:]), len(plan.workers))
-    for member, (_, first), end in zip(composition.members, places, ends, strict=True):
-        workers = plan.workers[first:end]
-        node_rank = workers[0].node_rank
-        if member == 0:
-            yield member, start_of(plan, node_rank, workers, streams, plan.shared_env)
-            continue
-        interface, nccl = interfaces_of(plan, node_rank)
-        yield (
-            member,
-            p.Commence(
-                attempt=plan.attempt,
-                restarts=restarts,
-                node_rank=node_rank,
-                local_ranks=tuple(worker.local_rank for worker in workers),
-                hosts=hosts,
-                slots=slots,
-                master_addr=plan.master_addr or "",
-                master_port=plan.master_port or 0,
-                interface=interface,
-                nccl_interface=nccl,
-                cluster=plan.cluster,
-            ),
-        )
-
-
-def interfaces_of(plan: LaunchPlan, node_rank: int) -> tuple[str, str]:
-    """Return the interfaces for gloo and for NCCL on a node. An empty name means that none is
-    set."""
-    env = plan.nodes[node_rank].env
-    return env.get(GLOO_INTERFACE, ""), env.get(NCCL_INTERFACE, "").removeprefix("=")
