@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from distlaunch.core.model.plan import LaunchPlan
 from distlaunch.core.model.record import replace
-from distlaunch.core.model.text import counted
+from distlaunch.core.model.text import counted, host_and_port
 from distlaunch.planning.backend import PlannedBackend
 from distlaunch.planning.environment import byte_length, check_length
 
@@ -38,7 +38,7 @@ def cluster_of(plan: LaunchPlan, ports: Sequence[int], meeting: Meeting | None) 
         for host, node in zip(hosts, plan.nodes, strict=True)
         for _ in range(each * (node.slots or 0))
     )
-    return tuple(_place(host, port) for host, port in zip(by_port, ports, strict=True))
+    return tuple(host_and_port(host, port) for host, port in zip(by_port, ports, strict=True))
 
 
 def cluster_names(backend: PlannedBackend, workers: int) -> set[str]:
@@ -70,8 +70,10 @@ def check_cluster(plan: LaunchPlan, backend: PlannedBackend) -> None:
     will listen."""
     count = plan.world_size or 0
     on_first = plan.nodes[0].slots or 0
-    shortest = _place(_SHORTEST_ADDRESS, _LOWEST_PORT)
-    named = min(shortest, _place(plan.master_addr or _SHORTEST_ADDRESS, _LOWEST_PORT), key=len)
+    shortest = host_and_port(_SHORTEST_ADDRESS, _LOWEST_PORT)
+    named = min(
+        shortest, host_and_port(plan.master_addr or _SHORTEST_ADDRESS, _LOWEST_PORT), key=len
+    )
     places = (named,) * (plan.worker_ports * on_first) + (shortest,) * (
         plan.worker_ports * (count - on_first)
     )
@@ -91,7 +93,3 @@ def _check_lengths(
         check_length(
             name, starts.get(name, "") + longest, f"{name} {whose}", hint=backend.fewer_workers()
         )
-
-
-def _place(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,7 +1,4 @@
-"""What is left to do for closed connections, and may wait: a thread's, while there is any.
-
-How long a main loop may be held up by asking how what it has lost has ended.
-"""
+"""Deferred work of closed connections, and a limit on how long a main loop waits for them."""
 
 from __future__ import annotations
 
@@ -15,6 +12,10 @@ from typing import TypeVar
 _lock = threading.Lock()
 _jobs: deque[Callable[[], None]] = deque()
 _thread: threading.Thread | None = None
+_MOST_S = 0.1
+"""In all, and again after that has come back at ``_RATE``: a thousand links may be lost at once."""
+_RATE = 0.02
+T = TypeVar("T")
 
 
 def bury(job: Callable[[], None]) -> None:
@@ -48,12 +49,6 @@ def _work() -> None:
             Exception
         ):  # paramiko's: EOFError, SSHException, OSError; what is closed is closed
             job()
-
-
-_MOST_S = 0.1
-"""In all, and again after that has come back at ``_RATE``: a thousand links may be lost at once."""
-_RATE = 0.02
-T = TypeVar("T")
 
 
 class Patience:

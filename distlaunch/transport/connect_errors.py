@@ -1,6 +1,6 @@
-"""How a step of connecting fails, before host and address are added.
+"""Why a node could not be reached: the failed step, the reason, and a hint.
 
-Why a node could not be reached, as every transport says it. Pure data.
+Every transport raises ``Trouble`` and reports ``ConnectFailure``.
 """
 
 from __future__ import annotations
@@ -8,6 +8,26 @@ from __future__ import annotations
 from typing import Literal
 
 from distlaunch.core.model.record import Record
+
+Step = Literal[
+    "resolve",
+    "connect",
+    "host key",
+    "login",
+    "srun",
+    "ray",
+    "call",
+    "python",
+    "agent",
+    "directory",
+    "script",
+    "devices",
+]
+STARTUP_HINT = (
+    "a start-up file of the login shell there (~/.profile, ~/.bashrc) may be waiting, "
+    "for input or a file system"
+)
+"""Of a node that was logged in to, and whose agent does not start."""
 
 
 class Trouble(Exception):  # noqa: N818 - it is an outcome: an opener turns it into Unconnected
@@ -33,29 +53,6 @@ class Trouble(Exception):  # noqa: N818 - it is an outcome: an opener turns it i
             hint=self.hint,
             passing=self.passing,
         )
-
-
-Step = Literal[
-    "resolve",
-    "connect",
-    "host key",
-    "login",
-    "srun",
-    "ray",
-    "call",
-    "python",
-    "agent",
-    "directory",
-    "script",
-    "devices",
-]
-
-
-STARTUP_HINT = (
-    "a start-up file of the login shell there (~/.profile, ~/.bashrc) may be waiting, "
-    "for input or a file system"
-)
-"""Of a node that was logged in to, and whose agent does not start."""
 
 
 class ConnectFailure(Record):

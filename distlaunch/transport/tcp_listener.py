@@ -1,13 +1,9 @@
-"""The rendezvous port: launchers and agents call, and so may anybody else.
+"""The listener on the rendezvous port, which launchers and agents call, as may anybody else.
 
-Until a caller has shown that it belongs to the job it costs one of a bounded number of connections,
-a few kilobytes and a few seconds. Where there are too many the one goes that was idle for longest,
-of those that are as far as most are: real callers say at once what is to be said, and so do not
-stand where a crowd does.
-
-A port to listen on, for callers from other machines.
-
-What others do wrong again and again, on an open port mostly: said once a kind, then counted.
+An unknown caller costs one of a bounded number of connections, a few kilobytes and a few seconds.
+If there are too many, the listener closes the connection that was idle for longest in the stage in
+which most connections are. Real callers send all of their call at once, so they are in another
+stage than a crowd.
 """
 
 from __future__ import annotations
@@ -22,7 +18,7 @@ from collections.abc import Callable, Sequence
 
 from distlaunch.core.agent.node.ports import hold_port
 from distlaunch.core.errors import ConfigError
-from distlaunch.core.model.text import printable
+from distlaunch.core.model.text import host_and_port, printable
 from distlaunch.core.protocol.handshake import NONCE_BYTES, ListenerSide, Party, Stranger
 from distlaunch.core.protocol.launcher_messages import Call, Turned, Welcome
 from distlaunch.core.protocol.token_keys import TOKEN_HINT, ListenerSecret
@@ -35,7 +31,6 @@ HANDSHAKE_S = 5.0
 ACCEPTED_PER_S = 2500
 """What we accept in the long run, so that a flood does not take the CPU: the rest waits in the
 kernel."""
-
 _BURST = 4096
 _STEP = 64
 _MOST_EVENTS = 128
@@ -44,8 +39,13 @@ _FEWEST_PENDING = 16
 _PAUSE_S = 0.5
 _NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _SILENT, _SPEAKING, _CALLED = 0, 1, 2
-
 Admit = Callable[[Call], Welcome | Turned]
+_BACKLOG = 4096
+_WILDCARD = ("::", "0.0.0.0")  # noqa: S104 - other nodes call, by addresses that we do not know
+_LOOPBACK = ("127.0.0.1", "::1")
+_TRIES = 8
+_NO_SUCH_FAMILY = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.EPROTONOSUPPORT)
+EVERY_S = 60.0
 
 
 class Listener:
@@ -288,11 +288,6 @@ class _Pending:
         self.until = until
 
 
-def _text(address: Sequence[object]) -> str:
-    host, port = str(address[0]).removeprefix("::ffff:"), address[1]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
 def _room(members: int) -> int:
     """Allow ourselves enough open files; give how many callers may be unknown at once."""
     used = len(os.listdir("/proc/self/fd")) + members
@@ -303,11 +298,8 @@ def _room(members: int) -> int:
     return max(_FEWEST_PENDING, min(MOST_PENDING, (soft - used) // 2))
 
 
-_BACKLOG = 4096
-_WILDCARD = ("::", "0.0.0.0")  # noqa: S104 - other nodes call, by addresses that we do not know
-_LOOPBACK = ("127.0.0.1", "::1")
-_TRIES = 8
-_NO_SUCH_FAMILY = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.EPROTONOSUPPORT)
+def _text(address: Sequence[object]) -> str:
+    return host_and_port(str(address[0]).removeprefix("::ffff:"), address[1])
 
 
 class PortTakenError(ConfigError):
@@ -413,9 +405,6 @@ def _refused(port: int, exc: OSError, owner: str) -> ConfigError:
     return ConfigError(
         f"nobody can listen on port {port} here: {os.strerror(exc.errno or 0)}", hint=hint
     )
-
-
-EVERY_S = 60.0
 
 
 class Troubles:

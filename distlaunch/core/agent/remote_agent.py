@@ -1,10 +1,8 @@
-"""An agent on a machine of its own: its loop, what it does beside its workers, and its end.
+"""The agent of a node that is not the launcher's process: its loop, its node's resources, its end.
 
-Its coordinator is lost when the channel ends or nothing has come for a while; it is also told to
-end by signals. Then the workers are asked to end, and killed after their grace, and this process
-ends with them. What it cannot do, being killed, its spawner does.
-
-What an agent on a machine of its own finds there, and brings: its folder, stdin, addresses.
+The coordinator is lost if the connection ends or nothing arrives for a while. The agent then asks
+the workers to end, kills them after their grace period, and exits. A termination signal has the
+same effect. If the agent is killed, the spawner does this instead.
 """
 
 from __future__ import annotations
@@ -50,31 +48,6 @@ HOLD_S = 0.1
 """How far apart a signal may reach spawner and agent that is sent to all processes of a node."""
 _TO_WORKERS = (signal.SIGUSR1, signal.SIGUSR2)
 _TO_END = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
-
-
-class Clock:
-    """Monotonic seconds that stand still while the job is paused."""
-
-    def __init__(self) -> None:
-        self._paused_s = 0.0
-        self._since: float | None = None
-
-    def __call__(self) -> float:
-        """Give the time."""
-        return (time.monotonic() if self._since is None else self._since) - self._paused_s
-
-    @property
-    def paused(self) -> bool:
-        """Tell whether it stands still."""
-        return self._since is not None
-
-    def pause(self, *, paused: bool) -> None:
-        """Stop it, or let it go on."""
-        if paused and self._since is None:
-            self._since = time.monotonic()
-        elif not paused and self._since is not None:
-            self._paused_s += time.monotonic() - self._since
-            self._since = None
 
 
 class RemoteAgent:
@@ -364,10 +337,6 @@ class RemoteAgent:
         self._stream.close(bound_s=_FLUSH_S)
 
 
-def _nothing(*_: object) -> None:
-    """Have a signal do nothing but wake the loop."""
-
-
 class RemoteGround(Ground):
     """Polled by the remote agent's loop; ``nudge`` wakes that from another thread."""
 
@@ -503,12 +472,33 @@ class RemoteGround(Ground):
         self._lodging.remove()
 
 
+class Clock:
+    """Monotonic seconds that stand still while the job is paused."""
+
+    def __init__(self) -> None:
+        self._paused_s = 0.0
+        self._since: float | None = None
+
+    def __call__(self) -> float:
+        """Give the time."""
+        return (time.monotonic() if self._since is None else self._since) - self._paused_s
+
+    @property
+    def paused(self) -> bool:
+        """Tell whether it stands still."""
+        return self._since is not None
+
+    def pause(self, *, paused: bool) -> None:
+        """Stop it, or let it go on."""
+        if paused and self._since is None:
+            self._since = time.monotonic()
+        elif not paused and self._since is not None:
+            self._paused_s += time.monotonic() - self._since
+            self._since = None
+
+
 def _node_folder(start: m.Start, job_id: str) -> str:
     return os.path.join(start.cwd, start.node_logs, job_id or "job")
-
-
-def _ignore(_: object) -> None:
-    """Take what nobody is there to hear."""
 
 
 def _make_folders(start: m.Start) -> None:
@@ -520,3 +510,11 @@ def _make_folders(start: m.Start) -> None:
             make_private_dirs(folder)
         except OSError:
             continue
+
+
+def _ignore(_: object) -> None:
+    """Take what nobody is there to hear."""
+
+
+def _nothing(*_: object) -> None:
+    """Have a signal do nothing but wake the loop."""

@@ -1,14 +1,10 @@
-"""Frozen, slotted, keyword-only data, as ``@dataclass`` makes it but without its start-up cost.
+"""Frozen, slotted, keyword-only data classes that cost less at start-up than ``@dataclass``.
 
 ``dataclass`` compiles several functions for each class, 0.8 ms a class here, and importing it loads
 ``inspect``: with the 60 classes on the way to the first worker that was over half of the launcher's
 own start-up. A ``Record`` shares one ``__init__`` and costs 0.02 ms. Type checkers see dataclasses
-(PEP 681).
-
-A class of which very many are made (messages and plans of thousands of nodes) gets an ``__init__``
-of its own then, as ``dataclass`` would have compiled it: a third of the time for each.
-
-Exhaustive matching, which the standard library has only from 3.11.
+(PEP 681). After 500 instances, a class gets a compiled ``__init__`` of its own, which takes a third
+of the time (messages and plans of thousands of nodes).
 """
 
 from __future__ import annotations
@@ -27,21 +23,6 @@ else:
 
 R = TypeVar("R", bound="Record")
 _MANY = 500
-
-
-def _shared_init(self: Record, **values: Any) -> None:
-    """Be the ``__init__`` of all records, as long as not very many of one class are made."""
-    cls = type(self)
-    if len(values) != len(cls._fields) or not values.keys() <= cls._fields.keys():
-        values = _completed(cls, values)
-    write = object.__setattr__
-    for field, value in values.items():
-        write(self, field, value)
-    self.__post_init__()
-    made = cls._made
-    made[0] += 1
-    if made[0] == _MANY and cls.__dict__.get("__init__") is _shared_init:
-        cls.__init__ = _init_of(cls)  # type: ignore[method-assign]
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True)
@@ -81,6 +62,21 @@ class _RecordType(type):
         return cls
 
 
+def _shared_init(self: Record, **values: Any) -> None:
+    """Be the ``__init__`` of all records, as long as not very many of one class are made."""
+    cls = type(self)
+    if len(values) != len(cls._fields) or not values.keys() <= cls._fields.keys():
+        values = _completed(cls, values)
+    write = object.__setattr__
+    for field, value in values.items():
+        write(self, field, value)
+    self.__post_init__()
+    made = cls._made
+    made[0] += 1
+    if made[0] == _MANY and cls.__dict__.get("__init__") is _shared_init:
+        cls.__init__ = _init_of(cls)  # type: ignore[method-assign]
+
+
 class Record(metaclass=_RecordType):
     """Base of immutable data. ``class A(Record, hide=("secret",))`` keeps a field out of ``repr``.
 
@@ -117,40 +113,6 @@ class Record(metaclass=_RecordType):
         return _rebuilt, (type(self), {field: getattr(self, field) for field in type(self)._fields})
 
 
-def _init_of(cls: type[Record]) -> Callable[..., None]:
-    """Compile what ``_shared_init`` does for one class."""
-    space: dict[str, Any] = {f"_default_{field}": value for field, value in cls._defaults.items()}
-    space |= {f"_write_{field}": getattr(cls, field).__set__ for field in cls._fields}
-    given = "".join(
-        f", {field}=_default_{field}" if field in cls._defaults else f", {field}"
-        for field in cls._fields
-    )
-    lines = [f"def __init__(self{', *' if given else ''}{given}):", "    pass"]
-    lines += [f"    _write_{field}(self, {field})" for field in cls._fields]
-    if cls.__post_init__ is not Record.__post_init__:
-        lines.append("    self.__post_init__()")
-    exec("\n".join(lines), space)  # noqa: S102 - made of the names of fields alone
-    made: Callable[..., None] = space["__init__"]
-    return made
-
-
-def _completed(cls: type[Record], values: dict[str, object]) -> dict[str, object]:
-    whole = {**cls._defaults, **values}
-    missing = [field for field in cls._fields if field not in whole]
-    unknown = [field for field in values if field not in cls._fields]
-    if missing or unknown:
-        raise TypeError(f"{cls.__name__}: missing {missing}, unknown {unknown}")
-    return whole
-
-
-def _rebuilt(cls: type[Record], values: dict[str, object]) -> object:
-    return cls(**values)
-
-
-def _values(record: Any) -> Iterator[object]:
-    return (getattr(record, field) for field in type(record)._fields)
-
-
 def replace(record: R, **changes: object) -> R:
     """Give a copy with some fields changed."""
     cls = type(record)
@@ -183,3 +145,37 @@ def plain(value: object) -> object:
 def assert_never(value: NoReturn) -> NoReturn:
     """Mark what cannot be reached: type checkers refuse a ``match`` that forgets a case."""
     raise AssertionError(f"unexpected {value!r}")
+
+
+def _completed(cls: type[Record], values: dict[str, object]) -> dict[str, object]:
+    whole = {**cls._defaults, **values}
+    missing = [field for field in cls._fields if field not in whole]
+    unknown = [field for field in values if field not in cls._fields]
+    if missing or unknown:
+        raise TypeError(f"{cls.__name__}: missing {missing}, unknown {unknown}")
+    return whole
+
+
+def _init_of(cls: type[Record]) -> Callable[..., None]:
+    """Compile what ``_shared_init`` does for one class."""
+    space: dict[str, Any] = {f"_default_{field}": value for field, value in cls._defaults.items()}
+    space |= {f"_write_{field}": getattr(cls, field).__set__ for field in cls._fields}
+    given = "".join(
+        f", {field}=_default_{field}" if field in cls._defaults else f", {field}"
+        for field in cls._fields
+    )
+    lines = [f"def __init__(self{', *' if given else ''}{given}):", "    pass"]
+    lines += [f"    _write_{field}(self, {field})" for field in cls._fields]
+    if cls.__post_init__ is not Record.__post_init__:
+        lines.append("    self.__post_init__()")
+    exec("\n".join(lines), space)  # noqa: S102 - made of the names of fields alone
+    made: Callable[..., None] = space["__init__"]
+    return made
+
+
+def _rebuilt(cls: type[Record], values: dict[str, object]) -> object:
+    return cls(**values)
+
+
+def _values(record: Any) -> Iterator[object]:
+    return (getattr(record, field) for field in type(record)._fields)

@@ -1,19 +1,27 @@
-"""Words that come from outside, made fit to stand in a line of ours.
+"""Format text for messages: quoted user input, counts, exit statuses and lists of ranks.
 
-Three kinds of text need three ways: a user's word within a message (``quoted``), a line of ours
-with names in it (``printable``), and what workers write, byte for byte, to a terminal
-(``ui.console.escapes.clean``).
-
-Ranks, written as people write them.
+Text from outside may contain characters that end a line or move the cursor. ``quoted`` is for a
+user's word within a message, ``printable`` for a line of ours that contains names. The console
+cleans the output of workers by rules of its own.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 
 _LONGEST = 80
 _BYTE = "\udc80", "\udcff"
 _BYTE_BASE = 0xDC00
+_LONGEST_RANKS = 160
+
+
+def quoted(text: str) -> str:
+    """Quote what the user wrote, printable and short enough for one line."""
+    quote = '"' if "'" in text and '"' not in text else "'"
+    if len(text) <= _LONGEST:
+        return f"{quote}{printable(text)}{quote}"
+    return f"{quote}{printable(text[: _LONGEST - 3])}{quote}..."
 
 
 def printable(text: str, *, keep: str = "") -> str:
@@ -28,12 +36,15 @@ def printable(text: str, *, keep: str = "") -> str:
     return "".join(char if char.isprintable() or char in keep else _escaped(char) for char in text)
 
 
-def quoted(text: str) -> str:
-    """Quote what the user wrote, printable and short enough for one line."""
-    quote = '"' if "'" in text and '"' not in text else "'"
-    if len(text) <= _LONGEST:
-        return f"{quote}{printable(text)}{quote}"
-    return f"{quote}{printable(text[: _LONGEST - 3])}{quote}..."
+def errno_clause(number: int | None) -> str:
+    """Return the system's message for an errno as a clause: ``connection refused``."""
+    text = os.strerror(number or 0)
+    return text[:1].lower() + text[1:]
+
+
+def host_and_port(host: str, port: object) -> str:
+    """Return ``10.0.0.7:22`` or, for an IPv6 address, ``[fd00::7]:22``."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _escaped(char: str) -> str:
@@ -53,7 +64,14 @@ def ended_how(returncode: int) -> str:
     return f"was killed by signal {-returncode}" if returncode < 0 else f"ended with {returncode}"
 
 
-_LONGEST_RANKS = 160
+def name_ranks(ranks: Iterable[int]) -> str:
+    """Write ranks as a sentence has them: ``rank 0``, ``ranks 0,2-5``; only the first of very many
+    that lie apart."""
+    those = set(ranks)
+    text = format_ranks(those)
+    if len(text) > _LONGEST_RANKS:
+        return f"ranks {text[:_LONGEST_RANKS].rpartition(',')[0]},... ({len(those):,} in all)"
+    return f"rank {text}" if text.isdigit() else f"ranks {text}"
 
 
 def format_ranks(ranks: Iterable[int]) -> str:
@@ -69,13 +87,3 @@ def format_ranks(ranks: Iterable[int]) -> str:
         parts.append(str(first) if first == last else f"{first}-{last}")
         start = end + 1
     return ",".join(parts)
-
-
-def name_ranks(ranks: Iterable[int]) -> str:
-    """Write ranks as a sentence has them: ``rank 0``, ``ranks 0,2-5``; only the first of very many
-    that lie apart."""
-    those = set(ranks)
-    text = format_ranks(those)
-    if len(text) > _LONGEST_RANKS:
-        return f"ranks {text[:_LONGEST_RANKS].rpartition(',')[0]},... ({len(those):,} in all)"
-    return f"rank {text}" if text.isdigit() else f"ranks {text}"

@@ -1,8 +1,7 @@
-"""Which nodes a job has, and what each gives it.
+"""The nodes of a job, and the CPUs and GPUs that a node has.
 
-The CPUs that a node offers to the launcher and its workers.
-
-The GPUs that a node has, as far as it can tell without torch.
+The records are pure data. ``planning`` fills in a ``Topology``; the probes of a node fill in the
+inventories.
 """
 
 from __future__ import annotations
@@ -11,6 +10,42 @@ from collections.abc import Mapping
 from typing import Literal
 
 from distlaunch.core.model.record import Record
+
+
+class Topology(Record):
+    """All nodes of a job; ``notes`` is what the user should be told about how they were found."""
+
+    nodes: tuple[Node, ...]
+    device: str
+    """``cuda`` or ``cpu``: what the workers compute on; ``auto`` where the nodes decide."""
+    notes: tuple[str, ...] = ()
+    told: tuple[str, ...] = ()
+    """Of the notes, those about what the nodes have that are known: all of them tell it at the
+    start."""
+    warnings: tuple[str, ...] = ()
+    """Like ``notes``, but the user has probably asked for something else."""
+    source: str = "local"
+    """Who said which nodes there are: ``flags``, ``slurm``, ...; ``local``: nobody, it is this
+    machine."""
+    here: int | None = 0
+    """The node whose devices and CPUs the facts tell of; None if it is none of them."""
+    cpus: int | None = None
+    """CPUs of this machine that a scheduler grants the job, where it may not enforce them."""
+    bounds: tuple[int, int] | None = None
+    """Smallest and largest number of nodes, if the job is elastic."""
+    spares: tuple[Node, ...] = ()
+    """Hosts that stand by, and take the place of nodes that are not there."""
+    master_addr: str | None = None
+    """Where rank 0's node can be reached; None if that is not known yet, or needs nothing but
+    loopback."""
+    master_port: int | None = None
+    """The port that the source names for it."""
+
+    @property
+    def world_size(self) -> int | None:
+        """Number of workers over all nodes; None while one of the nodes has to say how many it
+        runs."""
+        return total_slots(self.nodes)
 
 
 class Node(Record, hide=("env",)):
@@ -50,42 +85,6 @@ class Node(Record, hide=("env",)):
     """Its workers' command line, where that is not the plan's."""
 
 
-class Topology(Record):
-    """All nodes of a job; ``notes`` is what the user should be told about how they were found."""
-
-    nodes: tuple[Node, ...]
-    device: str
-    """``cuda`` or ``cpu``: what the workers compute on; ``auto`` where the nodes decide."""
-    notes: tuple[str, ...] = ()
-    told: tuple[str, ...] = ()
-    """Of the notes, those about what the nodes have that are known: all of them tell it at the
-    start."""
-    warnings: tuple[str, ...] = ()
-    """Like ``notes``, but the user has probably asked for something else."""
-    source: str = "local"
-    """Who said which nodes there are: ``flags``, ``slurm``, ...; ``local``: nobody, it is this
-    machine."""
-    here: int | None = 0
-    """The node whose devices and CPUs the facts tell of; None if it is none of them."""
-    cpus: int | None = None
-    """CPUs of this machine that a scheduler grants the job, where it may not enforce them."""
-    bounds: tuple[int, int] | None = None
-    """Smallest and largest number of nodes, if the job is elastic."""
-    spares: tuple[Node, ...] = ()
-    """Hosts that stand by, and take the place of nodes that are not there."""
-    master_addr: str | None = None
-    """Where rank 0's node can be reached; None if that is not known yet, or needs nothing but
-    loopback."""
-    master_port: int | None = None
-    """The port that the source names for it."""
-
-    @property
-    def world_size(self) -> int | None:
-        """Number of workers over all nodes; None while one of the nodes has to say how many it
-        runs."""
-        return total_slots(self.nodes)
-
-
 def total_slots(nodes: tuple[Node, ...]) -> int | None:
     """Count the workers of all nodes; None if one of the nodes has to say how many it runs."""
     total = 0
@@ -114,11 +113,13 @@ class CpuInventory(Record):
     """Groups of CPUs that share one physical core; empty where that was not read."""
 
 
-class MigDevice(Record):
-    """One MIG slice of an NVIDIA GPU; ``uuid`` is what CUDA_VISIBLE_DEVICES takes (``MIG-...``)."""
+class GpuInventory(Record):
+    """What was found and how; ``problem`` says why there may be more than could be listed (driver
+    broken)."""
 
-    uuid: str
-    profile: str
+    gpus: tuple[Gpu, ...] = ()
+    source: Literal["nvml", "nvidia-smi", "device files", "kfd", "mask", "none"] = "none"
+    problem: str | None = None
 
 
 class Gpu(Record):
@@ -134,10 +135,8 @@ class Gpu(Record):
     mig: tuple[MigDevice, ...] = ()
 
 
-class GpuInventory(Record):
-    """What was found and how; ``problem`` says why there may be more than could be listed (driver
-    broken)."""
+class MigDevice(Record):
+    """One MIG slice of an NVIDIA GPU; ``uuid`` is what CUDA_VISIBLE_DEVICES takes (``MIG-...``)."""
 
-    gpus: tuple[Gpu, ...] = ()
-    source: Literal["nvml", "nvidia-smi", "device files", "kfd", "mask", "none"] = "none"
-    problem: str | None = None
+    uuid: str
+    profile: str

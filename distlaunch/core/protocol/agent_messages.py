@@ -1,10 +1,9 @@
 """Messages between the coordinator and the agent of one node.
 
-What passes between the coordinator and an agent on a machine of its own, beside ``messages``.
-
-An agent says ``Hello`` first. Then, in this order: ``Survey``, per attempt ``Prepare`` (the
-master's node also listens), ``Reach`` for the others, ``Start``; at the end ``Leave``. ``Ping``
-goes on all the time.
+An agent in a process of its own sends ``Hello`` first. Then follow, in this order: ``Survey``, per
+attempt ``Prepare`` (the master's node also listens), ``Reach`` for the others, ``Start``; at the
+end ``Leave``. ``Ping`` is sent all the time. An agent in the launcher's process gets only the
+messages of ``TO_AGENT``.
 """
 
 from __future__ import annotations
@@ -19,6 +18,17 @@ from distlaunch.core.protocol.spawner_messages import Leftovers, LeftProcess
 LATE_S = 2.0
 """If we wake so late ourselves (stopped, or frozen with the machine), others get so long to be
 heard again."""
+GREETING = b"\ndistlaunch-agent "
+"""Before an agent's first frame: this, the launcher's random word for it, and a newline. What came
+earlier (banners, what a shell's start-up files print) is no frame."""
+PING_S = 2.0
+"""How often the coordinator pings."""
+SILENCE_S = 10.0
+"""After so long without a word the network, or the peer, is taken for lost (design, section 5), on
+both sides."""
+
+
+# --- what messages are made of
 
 
 class WorkerSpec(Record):
@@ -61,7 +71,27 @@ class Stack(Record):
     """It has a GPU open: processor time may be a wait for that GPU."""
 
 
-# --- coordinator to agent
+class Interface(Record):
+    """One address of a network interface that is up."""
+
+    name: str
+    address: str
+    """Numeric, without a scope."""
+    prefix: int
+    """Bits of the network part."""
+
+
+class Route(Record):
+    """An address that a node has connected to, and by which interface of its own it did."""
+
+    address: str
+    local: str
+    """Our end's address."""
+    interface: str
+    """Our end's interface; empty where the kernel does not tell."""
+
+
+# --- coordinator to any agent
 
 
 class Prepare(Record):
@@ -200,7 +230,69 @@ class Resize(Record):
     columns: int
 
 
-# --- agent to coordinator
+# --- coordinator to an agent in a process of its own
+
+
+class Survey(Record):
+    """Look around on this node; answered with ``Surveyed``, as often as it is asked."""
+
+    serial: int
+    workdir: str
+    pythons: tuple[str, ...]
+    """Interpreters for the workers, the first that can be run counts; empty if the workers are no
+    Python."""
+    script: str
+    """Relative to ``workdir`` if it is not absolute; empty if no file is named (``-m``)."""
+    program: str
+    """The workers' program under ``--no-python``; empty otherwise."""
+    run_dir: str
+    """The job's folder, which nodes may share with the launcher."""
+    gpus: bool
+    topology: bool
+    """CPUs with their NUMA nodes and cores, for ``--bind``."""
+
+
+class Reach(Record):
+    """Connect to the port that the master's node listens on, at each of these addresses; answered
+    with ``Reached``."""
+
+    attempt: int
+    addresses: tuple[str, ...]
+    """Numeric ones or names, the preferred first."""
+    port: int
+    token: str
+    """What the right listener says at once (ASCII, and a newline): others may have the same
+    address."""
+    bound_s: float
+
+
+class Ping(Record):
+    """Answer with ``Pong``. An agent that hears nothing for ``SILENCE_S`` takes the coordinator for
+    lost."""
+
+    serial: int
+    silence_s: float | None = None
+    """It is to be so long instead, as the user wants it."""
+
+
+class Credit(Record):
+    """So many more bytes of output may be sent."""
+
+    size: int
+
+
+class Feed(Record):
+    """Bytes for the stdin of the rank that has the launcher's; none: the end. ``Fed`` answers as
+    they are taken."""
+
+    data: bytes
+
+
+class Leave(Record):
+    """The job is over: kill what is left, and end."""
+
+
+# --- any agent to coordinator
 
 
 class Prepared(Record):
@@ -328,136 +420,7 @@ class Fault(Record):
     text: str
 
 
-ToAgent = Prepare | Start | Stop | Linger | Forward | Pause | CollectStacks | Input | Resize
-FromAgent = (
-    Prepared
-    | Started
-    | WorkerExited
-    | WorkerHalted
-    | Alive
-    | Stacks
-    | Remark
-    | PreloadEnded
-    | Lingering
-    | SpawnerSignalled
-    | Gone
-    | Fault
-)
-TO_AGENT: tuple[type, ...] = (
-    Prepare,
-    Start,
-    Stop,
-    Linger,
-    Forward,
-    Pause,
-    CollectStacks,
-    Input,
-    Resize,
-)
-FROM_AGENT: tuple[type, ...] = (
-    Prepared, Started, WorkerExited, WorkerHalted, Alive, Stacks, Remark, PreloadEnded, Lingering,
-    SpawnerSignalled, Gone, Fault,
-)  # fmt: skip
-PARTS: tuple[type, ...] = (WorkerSpec, Heartbeat, Stack, Layout, LeftProcess, Leftovers)
-"""What messages are made of."""
-
-
-GREETING = b"\ndistlaunch-agent "
-"""Before an agent's first frame: this, the launcher's random word for it, and a newline. What came
-earlier (banners, what a shell's start-up files print) is no frame."""
-PING_S = 2.0
-"""How often the coordinator pings."""
-SILENCE_S = 10.0
-"""After so long without a word the network, or the peer, is taken for lost (design, section 5), on
-both sides."""
-
-
-# --- what messages are made of
-
-
-class Interface(Record):
-    """One address of a network interface that is up."""
-
-    name: str
-    address: str
-    """Numeric, without a scope."""
-    prefix: int
-    """Bits of the network part."""
-
-
-class Route(Record):
-    """An address that a node has connected to, and by which interface of its own it did."""
-
-    address: str
-    local: str
-    """Our end's address."""
-    interface: str
-    """Our end's interface; empty where the kernel does not tell."""
-
-
-# --- coordinator to agent
-
-
-class Survey(Record):
-    """Look around on this node; answered with ``Surveyed``, as often as it is asked."""
-
-    serial: int
-    workdir: str
-    pythons: tuple[str, ...]
-    """Interpreters for the workers, the first that can be run counts; empty if the workers are no
-    Python."""
-    script: str
-    """Relative to ``workdir`` if it is not absolute; empty if no file is named (``-m``)."""
-    program: str
-    """The workers' program under ``--no-python``; empty otherwise."""
-    run_dir: str
-    """The job's folder, which nodes may share with the launcher."""
-    gpus: bool
-    topology: bool
-    """CPUs with their NUMA nodes and cores, for ``--bind``."""
-
-
-class Reach(Record):
-    """Connect to the port that the master's node listens on, at each of these addresses; answered
-    with ``Reached``."""
-
-    attempt: int
-    addresses: tuple[str, ...]
-    """Numeric ones or names, the preferred first."""
-    port: int
-    token: str
-    """What the right listener says at once (ASCII, and a newline): others may have the same
-    address."""
-    bound_s: float
-
-
-class Ping(Record):
-    """Answer with ``Pong``. An agent that hears nothing for ``SILENCE_S`` takes the coordinator for
-    lost."""
-
-    serial: int
-    silence_s: float | None = None
-    """It is to be so long instead, as the user wants it."""
-
-
-class Credit(Record):
-    """So many more bytes of output may be sent."""
-
-    size: int
-
-
-class Feed(Record):
-    """Bytes for the stdin of the rank that has the launcher's; none: the end. ``Fed`` answers as
-    they are taken."""
-
-    data: bytes
-
-
-class Leave(Record):
-    """The job is over: kill what is left, and end."""
-
-
-# --- agent to coordinator
+# --- an agent in a process of its own to coordinator
 
 
 class Hello(Record):
@@ -560,14 +523,64 @@ class Signalled(Record):
     signum: int
 
 
+ToAgent = Prepare | Start | Stop | Linger | Forward | Pause | CollectStacks | Input | Resize
+
+
+FromAgent = (
+    Prepared
+    | Started
+    | WorkerExited
+    | WorkerHalted
+    | Alive
+    | Stacks
+    | Remark
+    | PreloadEnded
+    | Lingering
+    | SpawnerSignalled
+    | Gone
+    | Fault
+)
+
+
 ToRemote = ToAgent | Survey | Reach | Ping | Credit | Feed | Leave
+
+
 FromRemote = (
     FromAgent | Hello | Surveyed | Reached | Pong | Output | RankEnded | Fed | Ending | Signalled
 )
+
+
+TO_AGENT: tuple[type, ...] = (
+    Prepare,
+    Start,
+    Stop,
+    Linger,
+    Forward,
+    Pause,
+    CollectStacks,
+    Input,
+    Resize,
+)
+
+
+FROM_AGENT: tuple[type, ...] = (
+    Prepared, Started, WorkerExited, WorkerHalted, Alive, Stacks, Remark, PreloadEnded, Lingering,
+    SpawnerSignalled, Gone, Fault,
+)  # fmt: skip
+
+
 TO_REMOTE: tuple[type, ...] = (*TO_AGENT, Survey, Reach, Ping, Credit, Feed, Leave)
+
+
 FROM_REMOTE: tuple[type, ...] = (
     *FROM_AGENT, Hello, Surveyed, Reached, Pong, Output, RankEnded, Fed, Ending, Signalled,
 )  # fmt: skip
+
+
+PARTS: tuple[type, ...] = (WorkerSpec, Heartbeat, Stack, Layout, LeftProcess, Leftovers)
+"""What messages are made of."""
+
+
 REMOTE_PARTS: tuple[type, ...] = (
     *PARTS,
     Interface,

@@ -1,7 +1,4 @@
-"""Logging in by keys, of the agent and of files; nobody is ever asked anything.
-
-Private keys in files, and what can be told of those that have a passphrase.
-"""
+"""Log in to an SSH server with the keys of an ssh-agent and of key files, without any prompt."""
 
 from __future__ import annotations
 
@@ -27,6 +24,10 @@ _TOO_MANY = (
     "~/.ssh/config tries one key"
 )
 _OTHER_WAYS = {"hostbased", "gssapi-with-mic", "gssapi-keyex"}
+LOCKED = "has a passphrase"
+_LONGEST = 80
+_FORMAT = b"openssh-key-v1\0"
+_BEGIN, _END = b"-----BEGIN OPENSSH PRIVATE KEY-----", b"-----END OPENSSH PRIVATE KEY-----"
 
 
 def log_in(
@@ -180,10 +181,19 @@ class _Agent:
             self._client._close()  # noqa: SLF001 - see above
 
 
-LOCKED = "has a passphrase"
-_LONGEST = 80
-_FORMAT = b"openssh-key-v1\0"
-_BEGIN, _END = b"-----BEGIN OPENSSH PRIVATE KEY-----", b"-----END OPENSSH PRIVATE KEY-----"
+class KeyRing:
+    """The key files of a launcher; one that could be read is not read again."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._files: dict[str, KeyFile] = {}
+
+    def files(self, paths: tuple[str, ...]) -> list[KeyFile]:
+        """Give the files, in order."""
+        with self._lock:
+            files = [self._files.get(path) or KeyFile(path) for path in paths]
+            self._files.update({file.path: file for file in files if file.key is not None})
+            return files
 
 
 class KeyFile:
@@ -254,18 +264,3 @@ def _beside(path: str) -> bytes | None:
             return base64.b64decode(file.read().split()[1])
     except (OSError, ValueError, IndexError):
         return None
-
-
-class KeyRing:
-    """The key files of a launcher; one that could be read is not read again."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._files: dict[str, KeyFile] = {}
-
-    def files(self, paths: tuple[str, ...]) -> list[KeyFile]:
-        """Give the files, in order."""
-        with self._lock:
-            files = [self._files.get(path) or KeyFile(path) for path in paths]
-            self._files.update({file.path: file for file in files if file.key is not None})
-            return files

@@ -1,11 +1,10 @@
-"""From a host's name to a connected socket, with all of its addresses tried.
+"""The byte streams that an SSH connection can run over: a socket, a ProxyCommand, a jump host.
 
-What an SSH connection runs over: a socket, a ProxyCommand, a channel of a jump host.
+``resolve`` and ``dial`` open the socket; they try all addresses of a host.
 """
 
 from __future__ import annotations
 
-import os
 import queue
 import select
 import socket
@@ -17,7 +16,7 @@ from typing import Any
 
 from distlaunch.core.agent.connect import tune
 from distlaunch.core.model.record import Record
-from distlaunch.core.model.text import printable
+from distlaunch.core.model.text import errno_clause, host_and_port, printable
 from distlaunch.core.probe.network import addresses, look_up
 from distlaunch.core.probe.process_limits import explain_refusal
 from distlaunch.transport.child_process import Child, Leash
@@ -27,19 +26,7 @@ RESOLVE_S = 10.0
 CONNECT_S = 10.0
 _STAGGER_S = 0.25
 """After so long the next address is tried beside the one that has not answered (RFC 8305)."""
-
-
-class Address(Record):
-    """One address of a host."""
-
-    family: int
-    sockaddr: tuple[Any, ...]
-
-    @property
-    def text(self) -> str:
-        """Give it as messages have it: ``10.0.0.7:22``, ``[fd00::7]:22``."""
-        host, port = self.sockaddr[:2]
-        return f"[{host}]:{port}" if self.family == socket.AF_INET6 else f"{host}:{port}"
+_MOST_WORDS = 4 << 10
 
 
 def resolve(name: str, port: int, *, family: int, until: float) -> list[Address]:
@@ -119,7 +106,7 @@ class _Attempts:
         try:
             sock = socket.socket(address.family, socket.SOCK_STREAM)
         except OSError as exc:
-            self._failures.append((address, _why(exc.errno)))
+            self._failures.append((address, errno_clause(exc.errno)))
             return
         sock.settimeout(0.0)
         try:
@@ -130,7 +117,7 @@ class _Attempts:
             pass
         except OSError as exc:
             sock.close()
-            self._failures.append((address, _why(exc.errno)))
+            self._failures.append((address, errno_clause(exc.errno)))
             return
         self._open[sock.fileno()] = (sock, address)
         self._poll.register(sock, select.POLLOUT)
@@ -147,7 +134,7 @@ class _Attempts:
                         tune(sock)
                     return sock, address
                 sock.close()
-                self._failures.append((address, _why(error)))
+                self._failures.append((address, errno_clause(error)))
         return None
 
     def why_not(self) -> str:
@@ -164,12 +151,17 @@ class _Attempts:
         self._open.clear()
 
 
-def _why(error: int | None) -> str:
-    text = os.strerror(error or 0)
-    return text[:1].lower() + text[1:]
+class Address(Record):
+    """One address of a host."""
 
+    family: int
+    sockaddr: tuple[Any, ...]
 
-_MOST_WORDS = 4 << 10
+    @property
+    def text(self) -> str:
+        """Give it as messages have it: ``10.0.0.7:22``, ``[fd00::7]:22``."""
+        host, port = self.sockaddr[:2]
+        return host_and_port(host, port)
 
 
 class SocketWire:

@@ -1,19 +1,7 @@
-"""The store in which Horovod's workers find each other, on the master's port, in a thread.
+"""The HTTP key-value store in which Horovod's workers find each other, served in a thread.
 
-What its client (0.21 to 0.28) speaks: HTTP by IPv4, a connection for each question,
-``/<scope>/<key>``. A rank stores its host's name as ``rank_<rank>`` and its addresses as ``<rank>``
-(PUT), and asks for those of all others (GET): 404 is "not yet", asked again after 10 ms, but for
-names, which are asked for once. When all of a scope have met, each says so (``DELETE
-/<scope>/<rank>``), long before it shuts down. Initialising again uses the same scopes, at each
-rank's own pace: a fast one must not see what a slow one has stored before. So a rank's turn is how
-often it has said that all have met, and as soon as one has stored something in the next turn,
-nothing of the last one is given out. A GET for what is not there yet is held for a while, as n
-ranks that wait for each other would ask n² times every 10 ms. We close first, as Horovod's own
-server does: the ports of those who close stay taken for a minute, and n² questions would use up a
-node's. Anybody who reaches the port may ask: all that it keeps for others (values, names, what
-comes and goes) has one bound.
-
-What the ranks of Horovod's workers have stored, by scope and turn (``store``), and its bound.
+The client (Horovod 0.21 to 0.28) speaks HTTP over IPv4 and opens a connection for each request to
+``/<scope>/<key>``. ``Store`` says how requests are answered and ``Scopes`` which values are kept.
 """
 
 from __future__ import annotations
@@ -50,29 +38,26 @@ _REASONS = {
     413: "Payload Too Large",
     507: "Insufficient Storage",
 }
-
-
-class _Client:
-    """One connection, for one question."""
-
-    def __init__(self, connection: socket.socket, now: float) -> None:
-        self.socket = connection
-        self.number = connection.fileno()
-        self.received = bytearray()
-        self.question: tuple[str, str, str, int] | None = None
-        """Method, scope, key and the length of what follows, once they are there; ``received`` is
-        what follows."""
-        self.unsent: list[memoryview] = []
-        self.value: Value | None = None
-        """It is being sent."""
-        self.taken = 0
-        """Of the room."""
-        self.waits_for: tuple[str, str] | None = None
-        self.until = now + _IDLE_S
+_ALL_BYTES = 256 << 20
+_SCOPE_BYTES, _KEY_BYTES = 1024, 256
+"""What Python takes for each beside its name and value."""
+_NAME = "rank_"
 
 
 class Store:
-    """Serves one attempt's workers from ``start`` to ``close``."""
+    """Serves one attempt's workers from ``start`` to ``close``.
+
+    A rank stores its host's name as ``rank_<rank>`` and its addresses as ``<rank>`` (PUT), and asks
+    for those of all others (GET). The client takes 404 for "not yet" and asks again after 10 ms,
+    except for names, which it asks for once. A GET for a value that is not there yet is therefore
+    held for a while: n ranks that wait for each other would ask n² times every 10 ms.
+
+    The server closes each connection first, as Horovod's own server does. The ports of the side
+    that closes stay in use for a minute, and n² requests would use up the ports of a node.
+
+    Anybody who reaches the port may ask, so one limit (``Room``) holds for all that the store keeps
+    for others: values, names, and unsent bytes.
+    """
 
     def __init__(
         self,
@@ -315,92 +300,33 @@ class Store:
         client.socket.close()
 
 
-def is_here(address: str) -> bool:
-    """Tell whether an address is one of this machine's own ends of its loopback."""
-    return address == "::1" or address.removeprefix("::ffff:").startswith("127.")
+class _Client:
+    """One connection, for one question."""
 
-
-def _most_connections() -> int:
-    """Give how many the limit of open files leaves: half of what is free, as workers need
-    theirs."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY:
-        return _MOST_CONNECTIONS
-    free = soft - len(os.listdir("/proc/self/fd"))
-    return min(_MOST_CONNECTIONS, max(_LEAST_CONNECTIONS, free // 2))
-
-
-def _length(headers: list[str]) -> int | None:
-    """Give how many bytes follow the head; None for what is no number."""
-    for line in headers:
-        name, _, value = line.partition(":")
-        if name.strip().lower() == "content-length":
-            value = value.strip()
-            return int(value) if value.isascii() and value.isdigit() and len(value) < 12 else None
-    return 0
-
-
-_ALL_BYTES = 256 << 20
-_SCOPE_BYTES, _KEY_BYTES = 1024, 256
-"""What Python takes for each beside its name and value."""
-_NAME = "rank_"
-
-
-class Room:
-    """The bytes that all together may take."""
-
-    def __init__(self, size: int = _ALL_BYTES) -> None:
-        self.left = size
-
-    def take(self, size: int) -> bool:
-        """Take so many; False if there are not."""
-        if size > self.left:
-            return False
-        self.left -= size
-        return True
-
-    def give(self, size: int) -> None:
-        """Give so many back."""
-        self.left += size
-
-
-class Value:
-    """What was stored; its room is taken until nobody is being sent it, either."""
-
-    def __init__(self, data: bytes, room: Room) -> None:
-        self.data = data
-        self._room = room
-        self._users = 1
-
-    @property
-    def held_back(self) -> int:
-        """Give how much room there will be once it is replaced."""
-        return len(self.data) if self._users == 1 else 0
-
-    def use(self) -> None:
-        """Have one more who needs it."""
-        self._users += 1
-
-    def let_go(self) -> None:
-        """Have one less."""
-        self._users -= 1
-        if not self._users:
-            self._room.give(len(self.data))
-
-
-class _Scope:
-    """What the ranks of one scope have stored."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, Value] = {}
-        self.turns: dict[str, int] = {}
-        """How often each rank has met all others; of one that has not, nothing."""
-        self.turn = 0
-        """The newest turn in which something was stored."""
+    def __init__(self, connection: socket.socket, now: float) -> None:
+        self.socket = connection
+        self.number = connection.fileno()
+        self.received = bytearray()
+        self.question: tuple[str, str, str, int] | None = None
+        """Method, scope, key and the length of what follows, once they are there; ``received`` is
+        what follows."""
+        self.unsent: list[memoryview] = []
+        self.value: Value | None = None
+        """It is being sent."""
+        self.taken = 0
+        """Of the room."""
+        self.waits_for: tuple[str, str] | None = None
+        self.until = now + _IDLE_S
 
 
 class Scopes:
-    """Values by scope and key, of the newest turn."""
+    """Values by scope and key, of the newest turn.
+
+    When all ranks of a scope have met, each sends ``DELETE /<scope>/<rank>``, long before it shuts
+    down. Initialising again uses the same scopes, at each rank's own pace, and a fast rank must not
+    see what a slow one stored before. A rank's turn is how often it has sent DELETE. As soon as one
+    rank has stored a value in the next turn, no value of the last turn is returned.
+    """
 
     def __init__(self, room: Room | None = None) -> None:
         self._scopes: dict[str, _Scope] = {}
@@ -445,3 +371,81 @@ class Scopes:
                 found.values.pop(key).let_go()
                 if key not in found.turns:
                     self._room.give(_KEY_BYTES + len(key))
+
+
+class _Scope:
+    """What the ranks of one scope have stored."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, Value] = {}
+        self.turns: dict[str, int] = {}
+        """How often each rank has met all others; of one that has not, nothing."""
+        self.turn = 0
+        """The newest turn in which something was stored."""
+
+
+class Value:
+    """What was stored; its room is taken until nobody is being sent it, either."""
+
+    def __init__(self, data: bytes, room: Room) -> None:
+        self.data = data
+        self._room = room
+        self._users = 1
+
+    @property
+    def held_back(self) -> int:
+        """Give how much room there will be once it is replaced."""
+        return len(self.data) if self._users == 1 else 0
+
+    def use(self) -> None:
+        """Have one more who needs it."""
+        self._users += 1
+
+    def let_go(self) -> None:
+        """Have one less."""
+        self._users -= 1
+        if not self._users:
+            self._room.give(len(self.data))
+
+
+class Room:
+    """The bytes that all together may take."""
+
+    def __init__(self, size: int = _ALL_BYTES) -> None:
+        self.left = size
+
+    def take(self, size: int) -> bool:
+        """Take so many; False if there are not."""
+        if size > self.left:
+            return False
+        self.left -= size
+        return True
+
+    def give(self, size: int) -> None:
+        """Give so many back."""
+        self.left += size
+
+
+def is_here(address: str) -> bool:
+    """Tell whether an address is one of this machine's own ends of its loopback."""
+    return address == "::1" or address.removeprefix("::ffff:").startswith("127.")
+
+
+def _most_connections() -> int:
+    """Give how many the limit of open files leaves: half of what is free, as workers need
+    theirs."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return _MOST_CONNECTIONS
+    free = soft - len(os.listdir("/proc/self/fd"))
+    return min(_MOST_CONNECTIONS, max(_LEAST_CONNECTIONS, free // 2))
+
+
+def _length(headers: list[str]) -> int | None:
+    """Give how many bytes follow the head; None for what is no number."""
+    for line in headers:
+        name, _, value = line.partition(":")
+        if name.strip().lower() == "content-length":
+            value = value.strip()
+            return int(value) if value.isascii() and value.isdigit() and len(value) < 12 else None
+    return 0

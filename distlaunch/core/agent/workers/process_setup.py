@@ -1,6 +1,7 @@
-"""What turns a child that the spawner has forked into a program: a worker, or the warm server.
+"""Functions for a process just after a fork: descriptors, process names, signals and exec.
 
-The few kernel services that Python does not wrap.
+``become`` turns a child of the spawner into a worker or the warm server. The others wrap kernel
+services that Python does not (prctl, close_range, signal without a handler).
 """
 
 from __future__ import annotations
@@ -21,21 +22,20 @@ from distlaunch.core.protocol import spawner_messages as w
 NO_WORKER = 127
 """Exit code of a child that could not become what it was forked for; why is in the pipe of
 failures."""
-
-
-def place(descriptors: Sequence[int], numbers: Sequence[int]) -> None:
-    """Give descriptors other numbers, for programs that are executed, also where such a number is
-    another's old one."""
-    above = max(numbers, default=0) + 1
-    for descriptor, number in zip(
-        [
-            fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, above) if each in numbers else each
-            for each in descriptors
-        ],
-        numbers,
-        strict=True,
-    ):
-        os.dup2(descriptor, number)
+_SET_PDEATHSIG = 1
+_SET_NAME = 15
+_SET_CHILD_SUBREAPER = 36
+_libc = ctypes.CDLL(None, use_errno=True)
+_prctl = _libc.prctl
+_prctl.argtypes = [ctypes.c_int, ctypes.c_ulong, ctypes.c_ulong, ctypes.c_ulong, ctypes.c_ulong]
+_prctl_name = _libc["prctl"]
+_prctl_name.argtypes = [ctypes.c_int, ctypes.c_char_p]
+_signal = _libc.signal
+_signal.argtypes = [ctypes.c_int, ctypes.c_void_p]
+_signal.restype = ctypes.c_void_p
+_close_range = getattr(_libc, "close_range", None)  # glibc 2.34
+_DEFAULT, _IGNORE = 0, 1
+_STAT_BYTES = 4096
 
 
 def become(
@@ -82,21 +82,19 @@ def become(
         os._exit(NO_WORKER)
 
 
-_SET_PDEATHSIG = 1
-_SET_NAME = 15
-_SET_CHILD_SUBREAPER = 36
-
-_libc = ctypes.CDLL(None, use_errno=True)
-_prctl = _libc.prctl
-_prctl.argtypes = [ctypes.c_int, ctypes.c_ulong, ctypes.c_ulong, ctypes.c_ulong, ctypes.c_ulong]
-_prctl_name = _libc["prctl"]
-_prctl_name.argtypes = [ctypes.c_int, ctypes.c_char_p]
-_signal = _libc.signal
-_signal.argtypes = [ctypes.c_int, ctypes.c_void_p]
-_signal.restype = ctypes.c_void_p
-_close_range = getattr(_libc, "close_range", None)  # glibc 2.34
-_DEFAULT, _IGNORE = 0, 1
-_STAT_BYTES = 4096
+def place(descriptors: Sequence[int], numbers: Sequence[int]) -> None:
+    """Give descriptors other numbers, for programs that are executed, also where such a number is
+    another's old one."""
+    above = max(numbers, default=0) + 1
+    for descriptor, number in zip(
+        [
+            fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, above) if each in numbers else each
+            for each in descriptors
+        ],
+        numbers,
+        strict=True,
+    ):
+        os.dup2(descriptor, number)
 
 
 def become_subreaper() -> None:

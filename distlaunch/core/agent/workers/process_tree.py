@@ -1,6 +1,6 @@
-"""Process trees, read from /proc, and signals to them without hitting a recycled pid.
+"""Process trees: find them in /proc, signal them without hitting a recycled pid, and reap them.
 
-What falls to the agent as a subreaper: reaped, and killed where it stems from workers.
+Linux only. Functions that read /proc return an empty result for a process that is gone.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ _MOST_EMPTY = 4096
 _stayed_empty: dict[int, int] = {}
 """Start times by pid: live processes whose command line stayed empty for ``_BECOMES_S``."""
 _KERNEL_LISTS_CHILDREN = os.path.exists(f"/proc/{os.getpid()}/task/{os.getpid()}/children")
+_STEP_S = 0.002
 
 
 def children_of(pid: int) -> list[int]:
@@ -54,56 +55,6 @@ def _children_by_parent() -> dict[int, list[int]]:
     return found
 
 
-def stat_of(pid: int) -> tuple[str, int, int, int, int] | None:
-    """Read state, parent, session, start time (ticks since boot) and process group; None if the
-    process is gone."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            rest = file.read().rpartition(b")")[2].split()
-    except OSError:  # gone, or hidden from this user (hidepid)
-        return None
-    return rest[0].decode(), int(rest[1]), int(rest[3]), int(rest[19]), int(rest[2])
-
-
-def cpu_s_of(pid: int) -> float:
-    """Read the processor time, in seconds, that a process has used with all its threads; 0.0 if it
-    is gone."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            rest = file.read().rpartition(b")")[2].split()
-    except OSError:
-        return 0.0
-    return (int(rest[11]) + int(rest[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def holds_gpu(pid: int) -> bool:
-    """Return whether a process has the device of a GPU or another accelerator open."""
-    folder = f"/proc/{pid}/fd"
-    try:
-        numbers = os.listdir(folder)[:_DESCRIPTORS]
-    except OSError:
-        return False
-    for number in numbers:
-        with suppress(OSError):
-            device = os.readlink(f"{folder}/{number}")
-            if device.startswith(_GPU_DEVICES) and device != "/dev/nvidiactl":
-                return True
-    return False
-
-
-def children_cpu_s_of(pid: int) -> float:
-    """Read the processor time of a worker's descendants; see ``Stack.children_cpu_s`` for which of
-    them count."""
-    total, own = 0.0, b""
-    for child in descendants_of(pid):
-        if holds_gpu(child):
-            own = own or _command(pid)
-            if _command(child) != own:
-                continue
-        total += cpu_s_of(child)
-    return total
-
-
 def descendants_of(pid: int) -> list[int]:
     """List all descendants, children before grandchildren; a moving tree may hide some: call again
     until empty."""
@@ -119,6 +70,61 @@ def descendants_of(pid: int) -> list[int]:
 
 def _children_in(snapshot: Mapping[int, list[int]], pid: int) -> list[int]:
     return snapshot.get(pid, [])
+
+
+def stat_of(pid: int) -> tuple[str, int, int, int, int] | None:
+    """Read state, parent, session, start time (ticks since boot) and process group; None if the
+    process is gone."""
+    fields = _stat_fields(pid)
+    if fields is None:
+        return None
+    return fields[0].decode(), int(fields[1]), int(fields[3]), int(fields[19]), int(fields[2])
+
+
+def cpu_s_of(pid: int) -> float:
+    """Read the processor time, in seconds, that a process has used with all its threads; 0.0 if it
+    is gone."""
+    fields = _stat_fields(pid)
+    if fields is None:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _stat_fields(pid: int) -> list[bytes] | None:
+    """Return the fields of ``/proc/PID/stat`` from the state on; None if the process is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()
+    except OSError:  # gone, or hidden from this user (hidepid)
+        return None
+
+
+def children_cpu_s_of(pid: int) -> float:
+    """Read the processor time of a worker's descendants; see ``Stack.children_cpu_s`` for which of
+    them count."""
+    total, own = 0.0, b""
+    for child in descendants_of(pid):
+        if holds_gpu(child):
+            own = own or _command(pid)
+            if _command(child) != own:
+                continue
+        total += cpu_s_of(child)
+    return total
+
+
+def holds_gpu(pid: int) -> bool:
+    """Return whether a process has the device of a GPU or another accelerator open."""
+    folder = f"/proc/{pid}/fd"
+    try:
+        numbers = os.listdir(folder)[:_DESCRIPTORS]
+    except OSError:
+        return False
+    for number in numbers:
+        with suppress(OSError):
+            device = os.readlink(f"{folder}/{number}")
+            if device.startswith(_GPU_DEVICES) and device != "/dev/nvidiactl":
+                return True
+    return False
 
 
 def send(pid: int, signum: int, *, parent_or_ancestor: int | None = None) -> bool:
@@ -144,12 +150,6 @@ def send(pid: int, signum: int, *, parent_or_ancestor: int | None = None) -> boo
     return True
 
 
-def send_to_group(leader: int, signum: int) -> None:
-    """Signal the process group that an unreaped child of ours leads, if there is one any more."""
-    with suppress(OSError):
-        os.killpg(leader, signum)
-
-
 def _pidfd(pid: int) -> int:
     """Open a pidfd; -1 where kernel or sandbox refuse it, or this Python was built without
     (conda's)."""
@@ -171,6 +171,12 @@ def _descends(pid: int, ancestor: int) -> bool:
         if pid == ancestor:
             return True
     return False
+
+
+def send_to_group(leader: int, signum: int) -> None:
+    """Signal the process group that an unreaped child of ours leads, if there is one any more."""
+    with suppress(OSError):
+        os.killpg(leader, signum)
 
 
 def signal_tree(
@@ -207,6 +213,62 @@ def kill_each_tree(roots: Iterable[int]) -> None:
     for root in roots:
         signal_tree(root, signal.SIGSTOP, include_root=True, spare_cleaners=True)
         signal_tree(root, signal.SIGKILL, include_root=True, spare_cleaners=True)
+
+
+class Remains:
+    """Knows the children that this process was started with: a script that ends in ``exec
+    distlaunch`` has helpers."""
+
+    def __init__(self, child: int) -> None:
+        self._child = child
+        self._strangers = frozenset(children_of(os.getpid())) - {child}
+
+    def await_child(self, *, bound_s: float) -> int | None:
+        """Reap the child of ours when it has ended, and return its wait status; None: it has not
+        within the bound."""
+        deadline = time.monotonic() + bound_s
+        with suppress(ChildProcessError):
+            while True:
+                pid, status = os.waitpid(self._child, os.WNOHANG)
+                if pid:
+                    return status
+                if time.monotonic() > deadline:
+                    break
+                time.sleep(_STEP_S)
+        return None
+
+    def kill(self, *, bound_s: float) -> int | None:
+        """Kill and reap what has fallen to us, the child of ours included; return its wait status
+        if it was seen."""
+        deadline = time.monotonic() + bound_s
+        status = None
+        while True:
+            seen = self._reap()
+            status = seen if status is None else status
+            children = [pid for pid in children_of(os.getpid()) if pid not in self._strangers]
+            if not children or time.monotonic() > deadline:
+                return status
+            kill_each_tree(children)
+            time.sleep(_STEP_S)
+
+    def _reap(self) -> int | None:
+        status = None
+        with suppress(ChildProcessError):
+            while True:
+                pid, found = os.waitpid(-1, os.WNOHANG)
+                if pid == 0:
+                    break
+                if pid == self._child:
+                    status = found
+        return status
+
+    def reap_adopted(self) -> None:
+        """Reap what is not ours to watch: as a container's first process we are given every
+        orphan."""
+        for pid in children_of(os.getpid()):
+            if pid != self._child:
+                with suppress(ChildProcessError):
+                    os.waitpid(pid, os.WNOHANG)
 
 
 def is_cleaner(pid: int) -> bool:
@@ -301,62 +363,3 @@ def cookie_rank(pid: int, cookie: str) -> int | None:
         if variable.startswith(b"RANK=") and variable[5:].isdigit():
             return int(variable[5:])
     return None
-
-
-_STEP_S = 0.002
-
-
-class Remains:
-    """Knows the children that this process was started with: a script that ends in ``exec
-    distlaunch`` has helpers."""
-
-    def __init__(self, child: int) -> None:
-        self._child = child
-        self._strangers = frozenset(children_of(os.getpid())) - {child}
-
-    def await_child(self, *, bound_s: float) -> int | None:
-        """Reap the child of ours when it has ended, and return its wait status; None: it has not
-        within the bound."""
-        deadline = time.monotonic() + bound_s
-        with suppress(ChildProcessError):
-            while True:
-                pid, status = os.waitpid(self._child, os.WNOHANG)
-                if pid:
-                    return status
-                if time.monotonic() > deadline:
-                    break
-                time.sleep(_STEP_S)
-        return None
-
-    def kill(self, *, bound_s: float) -> int | None:
-        """Kill and reap what has fallen to us, the child of ours included; return its wait status
-        if it was seen."""
-        deadline = time.monotonic() + bound_s
-        status = None
-        while True:
-            seen = self._reap()
-            status = seen if status is None else status
-            children = [pid for pid in children_of(os.getpid()) if pid not in self._strangers]
-            if not children or time.monotonic() > deadline:
-                return status
-            kill_each_tree(children)
-            time.sleep(_STEP_S)
-
-    def _reap(self) -> int | None:
-        status = None
-        with suppress(ChildProcessError):
-            while True:
-                pid, found = os.waitpid(-1, os.WNOHANG)
-                if pid == 0:
-                    break
-                if pid == self._child:
-                    status = found
-        return status
-
-    def reap_adopted(self) -> None:
-        """Reap what is not ours to watch: as a container's first process we are given every
-        orphan."""
-        for pid in children_of(os.getpid()):
-            if pid != self._child:
-                with suppress(ChildProcessError):
-                    os.waitpid(pid, os.WNOHANG)

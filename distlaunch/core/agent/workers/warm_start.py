@@ -1,15 +1,9 @@
-"""The spawner's side of warm start: a server that imports modules once, and forks workers.
+"""The spawner's side of warm start: a server imports modules once, and workers are forked from it.
 
-The server (``boot/_distlaunch_warm.py``) runs in the workers' own interpreter, started with their
-own command. It says one line per datagram on a socket of its own; orders go to it with the
-descriptors beside. A worker it has forked falls to the spawner, sets itself up, says so there, and
-waits for a byte on a pipe of its own, at whose end-of-file it ends. So the spawner knows each
-worker's pid before that worker runs anything, and what dies or fails before, server or worker, is
-started the cold way.
-
-A worker that the warm server is to fork, as the spawner keeps it and as the server gets it.
-
-How far the warm server is, and when it has been silent for too long. Pure.
+The server (``boot/_distlaunch_warm.py``) runs in the workers' own interpreter. It sends one line
+per datagram on a socket; orders go to it with the descriptors attached. A forked worker becomes a
+child of the spawner, reports there, and waits for a byte on a pipe before it runs anything. If the
+server or a forked process fails before that, the worker is started without the server.
 """
 
 from __future__ import annotations
@@ -60,15 +54,22 @@ _NO_DEATH = frozenset({signal.SIGCONT, signal.SIGSTOP, signal.SIGTSTP})
 _CUDA_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
 """Has torch ask NVML, not the CUDA runtime, whether there is a GPU: once CUDA has started, no fork
 can use it."""
-
 _ARROW = "JE_ARROW_MALLOC_CONF"
 _NO_THREAD = "background_thread:false"
 """Has pyarrow's allocator start no thread as it is imported, which pandas, scikit-learn, datasets,
 transformers.trainer and mlflow do. Pillow, OpenCV, SciPy, Numba, TensorFlow, wandb, Lightning,
 DeepSpeed and Ray leave no thread that survives a fork."""
-
 Fork = Callable[[w.Spawn, Sequence[int]], int]
 """Forks a child that becomes the program of an order; gives its pid. Raises OSError."""
+ANSWER_S = 10.0
+"""How long the server may take to fork a worker before it counts as stuck and its orders are
+carried out cold."""
+FIRST_WORD_S = 60.0
+"""How long its interpreter (behind ``--setup``'s shell, maybe) may take to come to our code, if it
+ever does."""
+NOTE_S = 15.0
+"""After so long it is told what is still being imported; again after twice that, and so on."""
+Phase = Literal["starting", "importing", "checking", "ready"]
 
 
 class WarmStart:
@@ -468,24 +469,6 @@ class WarmStart:
             self._give_up(f"{self._phase.who} does not answer")
 
 
-def _without_thread(settings: str) -> str:
-    """Add that there is to be no thread to settings of the user's, unless they say something of
-    it."""
-    if not settings:
-        return _NO_THREAD
-    return settings if "background_thread:" in settings else f"{settings},{_NO_THREAD}"
-
-
-def _pairs(text: str) -> list[tuple[int, int]] | None:
-    """Take ``<serial>:<pid> ...`` apart; None if it is something else."""
-    try:
-        return [
-            (int(serial), int(pid)) for serial, pid in (pair.split(":") for pair in text.split())
-        ]
-    except ValueError:
-        return None
-
-
 class Order:
     """A worker that is to be forked by the server."""
 
@@ -522,18 +505,6 @@ def changed_variables(old: Mapping[str, str], new: Mapping[str, str]) -> dict[st
     changes: dict[str, str | None] = {name: None for name in old if name not in new}
     changes.update((name, value) for name, value in new.items() if old.get(name) != value)
     return changes
-
-
-ANSWER_S = 10.0
-"""How long the server may take to fork a worker before it counts as stuck and its orders are
-carried out cold."""
-FIRST_WORD_S = 60.0
-"""How long its interpreter (behind ``--setup``'s shell, maybe) may take to come to our code, if it
-ever does."""
-NOTE_S = 15.0
-"""After so long it is told what is still being imported; again after twice that, and so on."""
-
-Phase = Literal["starting", "importing", "checking", "ready"]
 
 
 class ServerPhase:
@@ -609,3 +580,21 @@ class ServerPhase:
             case "checking" | "ready":
                 return "the process that workers are forked from"
         assert_never(self.name)
+
+
+def _without_thread(settings: str) -> str:
+    """Add that there is to be no thread to settings of the user's, unless they say something of
+    it."""
+    if not settings:
+        return _NO_THREAD
+    return settings if "background_thread:" in settings else f"{settings},{_NO_THREAD}"
+
+
+def _pairs(text: str) -> list[tuple[int, int]] | None:
+    """Take ``<serial>:<pid> ...`` apart; None if it is something else."""
+    try:
+        return [
+            (int(serial), int(pid)) for serial, pid in (pair.split(":") for pair in text.split())
+        ]
+    except ValueError:
+        return None
