@@ -24,6 +24,7 @@ from distlaunch.cli.commands.render import (
     ALL_OPTIONS,
     TARGETS,
     options_of,
+    refuse_absent,
     refuse_foreign,
     render_file,
     split,
@@ -442,7 +443,9 @@ def _render_command(
     options = options_of(target)
 
     def run_render(**given: object) -> int:
-        return render(target, *split(parser.build(*_collect(given, options), environ, options)))
+        asked, more = split(parser.build(*_collect(given, options), environ, options))
+        refuse_absent(target, asked)
+        return render(target, asked, more)
 
     return run_render
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 from distlaunch.core.errors import ConfigError, UsageError
@@ -25,6 +26,18 @@ Group = Literal[
     "render",
 ]
 
+Place = Literal[
+    "slurm",
+    "kubernetes",
+    "pytorchjob",
+    "trainjob",
+    "torchrun",
+    "accelerate",
+    "deepspeed",
+    "horovodrun",
+]
+"""Where an option may not apply: what ``render`` writes, or another launcher's command line."""
+
 MOST_COUNTED = 1_000_000
 LONGEST_S = 1e9
 _UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0}
@@ -38,6 +51,15 @@ _WORDS = {
     "no": False,
     "off": False,
 }
+
+
+class Absence(Record):
+    """Why an option does not apply in one place, and what to do there."""
+
+    why: str
+    hint: str = ""
+    instead: str = ""
+    """The option, or the variable, that sets the same there."""
 
 
 class Option(Record):
@@ -59,6 +81,8 @@ class Option(Record):
     repeatable: bool = False
     least_s: float = 0.0
     """The shortest time that it takes; to do without, it is left out."""
+    absent: Mapping[Place, Absence] = {}
+    """Where it does not apply."""
 
     @property
     def name(self) -> str:

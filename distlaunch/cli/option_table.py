@@ -4,11 +4,17 @@ A row says everything about an option except its default, which is the field's o
 ``TrainOptions``. A default may also come from the environment (``Option.variable``). None of those
 variables is one that workers get from us, so that a launcher that is started by a worker never
 takes its parent's settings for a wish of the user.
+
+``absent`` names the places where an option does not apply, each with the reason. Everywhere else
+``render`` puts the option into the file's command line, and the commands of other launchers take
+it: ``torchrun`` as a variable, the others as an option.
 """
 
 from __future__ import annotations
 
-from distlaunch.cli.option import Group, Kind, Option
+from collections.abc import Mapping
+
+from distlaunch.cli.option import Absence, Group, Kind, Option, Place
 from distlaunch.core.model.record import defaults_of
 from distlaunch.planning.train_options import TrainOptions
 
@@ -48,6 +54,7 @@ def _row(
     variable: str | None = "",
     repeatable: bool = False,
     least_s: float = 0.0,
+    absent: Mapping[Place, Absence] | None = None,
 ) -> Option:
     """Make the row of a ``TrainOptions`` field; field and variable follow from the long flag unless
     given."""
@@ -66,8 +73,53 @@ def _row(
         choices=choices,
         repeatable=repeatable,
         least_s=least_s,
+        absent=absent or {},
     )
 
+
+_PODS: tuple[Place, ...] = ("kubernetes", "pytorchjob", "trainjob")
+_RENDERED: tuple[Place, ...] = ("slurm", *_PODS)
+_DROP_INS: tuple[Place, ...] = ("torchrun", "accelerate", "deepspeed", "horovodrun")
+
+
+def _not_in(*places: Place, why: str, hint: str = "", instead: str = "") -> dict[Place, Absence]:
+    """Give the reason for which an option does not apply in these places."""
+    return dict.fromkeys(places, Absence(why=why, hint=hint, instead=instead))
+
+
+def _of_torchrun(name: str) -> dict[Place, Absence]:
+    """Give torchrun's own option, or variable, which counts there instead of train's."""
+    return _not_in("torchrun", why="torchrun has an option or a variable of its own", instead=name)
+
+
+_AFTER_OPTIONS = _not_in(*_DROP_INS, why="the script stands after the options")
+_COMMAND = _not_in("horovodrun", why="the command that follows the options says it")
+_NUM_PROCESSES = "Accelerate has an option for the workers of all machines"
+_SLOTS = _not_in("horovodrun", why="the hosts and their slots say it")
+_SIZE = _of_torchrun("--nproc-per-node") | _SLOTS
+_TOTAL = _of_torchrun("--nproc-per-node") | _not_in(
+    "horovodrun", why="-np is the number of workers", instead="-np"
+)
+_CPU_SIZE = _not_in("accelerate", why=_NUM_PROCESSES, instead="--cpu --num_processes")
+_OWN_LAUNCHERS = _not_in(
+    "torchrun", why="each node has a launcher that a user or a scheduler starts"
+)
+_HOSTS = _OWN_LAUNCHERS | _not_in(
+    *_RENDERED, why="the scheduler chooses the hosts", hint="--num-nodes N says how many"
+)
+_CHOSEN = _OWN_LAUNCHERS | _not_in(
+    *_PODS,
+    why="Kubernetes chooses the nodes",
+    hint="add a nodeSelector or an affinity to the manifest",
+)
+_SSH = _OWN_LAUNCHERS | _not_in(*_RENDERED, why="nothing goes by SSH there")
+_BY_SRUN = _OWN_LAUNCHERS | _not_in(*_PODS, why="there is no Slurm")
+_FIRST_POD = _not_in(*_PODS, why="it is the name of the first pod")
+_FOR_PYTORCH = "torchrun starts scripts of PyTorch alone"
+_FOR_TORCH = _not_in("torchrun", why=_FOR_PYTORCH)
+_ONE_BACKEND = _not_in(
+    "accelerate", "deepspeed", "horovodrun", why="the command has one backend, its own"
+)
 
 TRAIN_OPTIONS: tuple[Option, ...] = (
     _row(
@@ -77,6 +129,7 @@ TRAIN_OPTIONS: tuple[Option, ...] = (
         "The training script; options go on until the first other word.",
         metavar="PATH",
         variable=None,
+        absent=_AFTER_OPTIONS,
     ),
     _row(
         "-m --module",
@@ -84,6 +137,7 @@ TRAIN_OPTIONS: tuple[Option, ...] = (
         "script",
         "SCRIPT is the name of a module, as with python -m.",
         variable=None,
+        absent=_of_torchrun("--module") | _COMMAND,
     ),
     _row(
         "--no-python",
@@ -91,6 +145,7 @@ TRAIN_OPTIONS: tuple[Option, ...] = (
         "script",
         "SCRIPT is a program of its own, not run by Python.",
         variable=None,
+        absent=_of_torchrun("--no-python") | _COMMAND,
     ),
     _row(
         "--num-gpus",
@@ -98,22 +153,42 @@ TRAIN_OPTIONS: tuple[Option, ...] = (
         "size",
         "Workers in all, one per GPU; auto is every visible GPU.",
         metavar="N|auto",
+        absent=_TOTAL
+        | _not_in("accelerate", why=_NUM_PROCESSES, instead="--num_processes")
+        | _not_in("deepspeed", why="--num_gpus is the number on each node"),
     ),
-    _row("--gpus-per-node", "count", "size", "Workers on each node, one per GPU.", metavar="N"),
+    _row(
+        "--gpus-per-node",
+        "count",
+        "size",
+        "Workers on each node, one per GPU.",
+        metavar="N",
+        absent=_SIZE | _not_in("accelerate", why=_NUM_PROCESSES, instead="--num_processes"),
+    ),
     _row(
         "--num-procs",
         "count",
         "size",
         "CPU workers in all; GPUs are hidden unless --device cuda shares them.",
         metavar="N",
+        absent=_TOTAL | _CPU_SIZE,
     ),
-    _row("--procs-per-node", "count", "size", "CPU workers on each node.", metavar="N"),
+    _row(
+        "--procs-per-node",
+        "count",
+        "size",
+        "CPU workers on each node.",
+        metavar="N",
+        absent=_SIZE | _CPU_SIZE,
+    ),
     _row(
         "--device",
         "choice",
         "size",
         "What the workers compute on.",
         choices=("auto", "cuda", "cpu"),
+        absent=_of_torchrun("CUDA_VISIBLE_DEVICES")
+        | _not_in("accelerate", why="--cpu chooses the CPU, the configuration a GPU"),
     ),
     _row(
         "--gpus",
@@ -121,6 +196,11 @@ TRAIN_OPTIONS: tuple[Option, ...] = (
         "size",
         "Which GPUs: indices or UUIDs, in this order.",
         metavar="0,2|UUID,...",
+        absent=_not_in(
+            *_RENDERED,
+            why="which GPUs a node gives to the job is the scheduler's choice",
+            hint="--gpus-per-node N says how many",
+        ),
     ),
     _row(
         "--num-nodes",
@@ -128,6 +208,9 @@ TRAIN_OPTIONS: tuple[Option, ...] = (
         "nodes",
         "Nodes that take part; MIN:MAX lets nodes come and go.",
         metavar="N|MIN:MAX",
+        absent=_of_torchrun("--nnodes")
+        | _not_in("accelerate", why="Accelerate has an option of its own", instead="--num_machines")
+        | _SLOTS,
     ),
     _row(
         "--hosts",
@@ -135,6 +218,7 @@ TRAIN_OPTIONS: tuple[Option, ...] = (
         "nodes",
         "The hosts, and how many workers each takes.",
         metavar="a:4,n[01-04]:8,...",
+        absent=_HOSTS,
     ),
     _row(
         "--hostfile",
@@ -142,6 +226,7 @@ TRAIN_OPTIONS: tuple[Option, ...] = (
         "nodes",
         "The same from a file of Open MPI, Horovod, DeepSpeed, MPICH or PBS.",
         metavar="FILE",
+        absent=_HOSTS,
     ),
     _row(
         "--discover",
@@ -149,10 +234,23 @@ TRAIN_OPTIONS: tuple[Option, ...] = (
         "nodes",
         "The same from a command that prints HOST or HOST:SLOTS lines.",
         metavar="COMMAND",
+        absent=_HOSTS | _SLOTS,
     ),
-    _row("--include", "text", "nodes", "Only these hosts, or slots of them.", metavar="w0@w1:0,2"),
     _row(
-        "--exclude", "text", "nodes", "All but these hosts, or slots of them.", metavar="w0@w1:0,2"
+        "--include",
+        "text",
+        "nodes",
+        "Only these hosts, or slots of them.",
+        metavar="w0@w1:0,2",
+        absent=_CHOSEN | _SLOTS,
+    ),
+    _row(
+        "--exclude",
+        "text",
+        "nodes",
+        "All but these hosts, or slots of them.",
+        metavar="w0@w1:0,2",
+        absent=_CHOSEN | _SLOTS,
     ),
     _row(
         "--spares",
@@ -160,12 +258,20 @@ TRAIN_OPTIONS: tuple[Option, ...] = (
         "nodes",
         "Hosts that only stand by, and take the place of lost ones.",
         metavar="N",
+        absent=_not_in(
+            *_PODS,
+            why="Kubernetes starts another pod for one that is lost",
+            hint="--num-nodes MIN:MAX goes on with fewer meanwhile",
+        )
+        | _OWN_LAUNCHERS
+        | _SLOTS,
     ),
     _row(
         "--spread",
         "flag",
         "nodes",
         "Deal workers out to the nodes in turn, instead of filling each.",
+        absent=_OWN_LAUNCHERS | _SLOTS,
     ),
     _row(
         "--node-rank",
@@ -173,6 +279,10 @@ TRAIN_OPTIONS: tuple[Option, ...] = (
         "nodes",
         "Which of the nodes this machine is, counted from 0.",
         metavar="N",
+        absent=_not_in(*_RENDERED, why="each node finds out by itself which it is")
+        | _of_torchrun("--node-rank")
+        | _not_in("accelerate", why="Accelerate has an option of its own", instead="--machine_rank")
+        | _SLOTS,
     ),
     _row(
         "--source",
@@ -180,19 +290,46 @@ TRAIN_OPTIONS: tuple[Option, ...] = (
         "nodes",
         "Who says which nodes there are; flags reads nothing from the environment.",
         metavar="auto|flags|slurm|...",
+        absent=_OWN_LAUNCHERS,
     ),
     _row(
-        "--explain", "flag", "nodes", "Say for each value where it came from, and why others lost."
+        "--explain",
+        "flag",
+        "nodes",
+        "Say for each value where it came from, and why others lost.",
+        absent=_not_in("torchrun", why="sizes are those of the command line"),
     ),
-    _row("--ssh-user", "text", "ssh", "Log in as this user.", metavar="NAME"),
-    _row("--ssh-port", "port", "ssh", "Port of the SSH servers.", metavar="PORT"),
-    _row("--ssh-key", "text", "ssh", "Private key to log in with.", metavar="FILE"),
+    _row(
+        "--ssh-user",
+        "text",
+        "ssh",
+        "Log in as this user.",
+        metavar="NAME",
+        absent=_SSH,
+    ),
+    _row(
+        "--ssh-port",
+        "port",
+        "ssh",
+        "Port of the SSH servers.",
+        metavar="PORT",
+        absent=_SSH,
+    ),
+    _row(
+        "--ssh-key",
+        "text",
+        "ssh",
+        "Private key to log in with.",
+        metavar="FILE",
+        absent=_SSH,
+    ),
     _row(
         "--ssh-config",
         "text",
         "ssh",
         "Read this instead of the user's and the system's ssh_config.",
         metavar="FILE",
+        absent=_SSH,
     ),
     _row(
         "--ssh-host-keys",
@@ -200,14 +337,23 @@ TRAIN_OPTIONS: tuple[Option, ...] = (
         "ssh",
         "Which host keys are taken: known ones, also those of new hosts, or any.",
         choices=("strict", "accept-new", "off"),
+        absent=_SSH,
     ),
-    _row("--ssh-fanout", "count", "ssh", "Connections that are set up at once.", metavar="N"),
+    _row(
+        "--ssh-fanout",
+        "count",
+        "ssh",
+        "Connections that are set up at once.",
+        metavar="N",
+        absent=_SSH,
+    ),
     _row(
         "--ssh-command",
         "text",
         "ssh",
         "Connect by this program instead: ssh, for what paramiko lacks (certificates, GSSAPI).",
         metavar="COMMAND",
+        absent=_SSH,
     ),
     _row(
         "--srun-args",
@@ -215,14 +361,24 @@ TRAIN_OPTIONS: tuple[Option, ...] = (
         "slurm",
         "Options of srun for the agents' step, as --srun-args='--container-image=IMAGE'.",
         metavar="OPTIONS",
+        absent=_BY_SRUN,
     ),
-    _row("--requeue", "flag", "slurm", "Ask Slurm for another turn if it has interrupted the job."),
+    _row(
+        "--requeue",
+        "flag",
+        "slurm",
+        "Ask Slurm for another turn if it has interrupted the job.",
+        absent=_BY_SRUN,
+    ),
     _row(
         "--master-addr",
         "text",
         "rendezvous",
         "Address of rank 0's node for the workers.",
         metavar="HOST",
+        absent=_FIRST_POD
+        | _of_torchrun("--master-addr")
+        | _not_in("accelerate", why="it is where the machines meet", instead="--main_process_ip"),
     ),
     _row(
         "--master-port",
@@ -230,6 +386,8 @@ TRAIN_OPTIONS: tuple[Option, ...] = (
         "rendezvous",
         "Port of rank 0's store; otherwise a free one is held.",
         metavar="PORT",
+        absent=_of_torchrun("--master-port")
+        | _not_in("accelerate", why="it is where the machines meet", instead="--main_process_port"),
     ),
     _row(
         "--interface",
@@ -237,6 +395,9 @@ TRAIN_OPTIONS: tuple[Option, ...] = (
         "rendezvous",
         "By which network nodes reach each other: an interface's name, or 10.1.0.0/16.",
         metavar="NAME|CIDR",
+        absent=_not_in(
+            "horovodrun", why="horovodrun has an option of its own", instead="--network-interface"
+        ),
     ),
     _row(
         "--join-timeout",
@@ -246,6 +407,7 @@ TRAIN_OPTIONS: tuple[Option, ...] = (
         "given).",
         metavar="SECONDS",
         least_s=LEAST_JOIN_S,
+        absent=_of_torchrun("--rdzv-conf join_timeout"),
     ),
     _row(
         "--rendezvous",
@@ -253,6 +415,12 @@ TRAIN_OPTIONS: tuple[Option, ...] = (
         "rendezvous",
         "Where node 0's launcher is called by the others, if each node has one.",
         metavar="HOST:PORT",
+        absent=_FIRST_POD
+        | _of_torchrun("--rdzv-endpoint")
+        | _not_in(
+            "accelerate", why="Accelerate has options of its own", instead="--main_process_ip"
+        )
+        | _not_in("horovodrun", why="one launcher starts the workers of all hosts"),
     ),
     _row(
         "--token-file",
@@ -270,6 +438,7 @@ TRAIN_OPTIONS: tuple[Option, ...] = (
         "us.",
         metavar="SECONDS",
         least_s=LEAST_LOST_S,
+        absent=_not_in("torchrun", why="torchrun has no such option"),
     ),
     _row(
         "--job-id",
@@ -278,6 +447,7 @@ TRAIN_OPTIONS: tuple[Option, ...] = (
         "Name of the job and of its directory.",
         metavar="ID",
         variable="DISTLAUNCH_TRAIN_JOB_ID",
+        absent=_of_torchrun("--rdzv-id"),
     ),
     _row(
         "--backend",
@@ -286,6 +456,12 @@ TRAIN_OPTIONS: tuple[Option, ...] = (
         "The training framework that the workers use.",
         metavar="NAME",
         variable="DISTLAUNCH_TRAIN_BACKEND",
+        absent=_ONE_BACKEND
+        | _not_in(
+            "torchrun",
+            why=_FOR_PYTORCH,
+            hint="that is train's: distlaunch train --backend NAME [OPTIONS] SCRIPT [ARGS]...",
+        ),
     ),
     _row(
         "-o --opt",
@@ -294,6 +470,7 @@ TRAIN_OPTIONS: tuple[Option, ...] = (
         "An option of the backend, which distlaunch backends lists; may be repeated.",
         metavar="NAME=VALUE",
         repeatable=True,
+        absent=_FOR_TORCH,
     ),
     _row(
         "--address",
@@ -301,6 +478,7 @@ TRAIN_OPTIONS: tuple[Option, ...] = (
         "backend",
         "The Ray cluster of --backend ray; the same as -o address=...",
         metavar="auto|local|HOST:PORT|ray://HOST:PORT",
+        absent=_ONE_BACKEND | _FOR_TORCH,
     ),
     _row(
         "-x --env",
@@ -323,9 +501,17 @@ TRAIN_OPTIONS: tuple[Option, ...] = (
         "flag",
         "workers",
         "Send our environment to the other nodes, but for what belongs to a host.",
+        absent=_OWN_LAUNCHERS,
     ),
     _row("--workdir", "text", "workers", "The workers' working directory.", metavar="DIR"),
-    _row("--python", "text", "workers", "The workers' Python interpreter.", metavar="PATH"),
+    _row(
+        "--python",
+        "text",
+        "workers",
+        "The workers' Python interpreter.",
+        metavar="PATH",
+        absent=_of_torchrun("PYTHON_EXEC"),
+    ),
     _row(
         "--setup",
         "text",
@@ -340,7 +526,13 @@ TRAIN_OPTIONS: tuple[Option, ...] = (
         "Bind each worker to CPUs.",
         choices=("none", "cores", "numa"),
     ),
-    _row("--isolate-gpus", "flag", "workers", "Each worker sees only its own GPU, as device 0."),
+    _row(
+        "--isolate-gpus",
+        "flag",
+        "workers",
+        "Each worker sees only its own GPU, as device 0.",
+        absent=_of_torchrun("--virtual-local-rank"),
+    ),
     _row(
         "--preload",
         "text",
@@ -349,7 +541,12 @@ TRAIN_OPTIONS: tuple[Option, ...] = (
         metavar="MODULE,...",
     ),
     _row(
-        "--max-restarts", "whole", "failure", "How often the job may be started again.", metavar="N"
+        "--max-restarts",
+        "whole",
+        "failure",
+        "How often the job may be started again.",
+        metavar="N",
+        absent=_of_torchrun("--max-restarts"),
     ),
     _row(
         "--restart-window",
@@ -371,6 +568,7 @@ TRAIN_OPTIONS: tuple[Option, ...] = (
         "failure",
         "Time to save and leave when told to stop.",
         metavar="SECONDS",
+        absent=_of_torchrun("--shutdown-timeout"),
     ),
     _row(
         "--failure-grace",
@@ -417,6 +615,7 @@ TRAIN_OPTIONS: tuple[Option, ...] = (
         "output",
         "File each rank's output on its node as well, in this folder there.",
         metavar="DIR",
+        absent=_OWN_LAUNCHERS,
     ),
     _row(
         "--output",
@@ -424,6 +623,7 @@ TRAIN_OPTIONS: tuple[Option, ...] = (
         "output",
         "Whose output the console shows; files get all of it.",
         metavar="all|none|RANKS",
+        absent=_of_torchrun("--local-ranks-filter"),
     ),
     _row(
         "--format",
@@ -433,7 +633,19 @@ TRAIN_OPTIONS: tuple[Option, ...] = (
         choices=("rich", "plain", "jsonl"),
     ),
     _row("--quiet", "flag", "output", "None of our own lines, except warnings and errors."),
-    _row("--dry-run", "flag", "output", "Print the plan, start nothing.", variable=None),
+    _row(
+        "--dry-run",
+        "flag",
+        "output",
+        "Print the plan, start nothing.",
+        variable=None,
+        absent=_not_in(
+            *_RENDERED,
+            why="render starts nothing",
+            hint="leave it out; distlaunch plan shows what a launcher would do",
+        )
+        | _not_in("torchrun", why="torchrun has no such option"),
+    ),
 )
 """Every option of ``train``."""
 

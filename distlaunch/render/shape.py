@@ -1,4 +1,4 @@
-"""How many nodes a job has and what each gets, and which options mean nothing there; pure."""
+"""How many nodes a job has and what each gets; pure."""
 
 from __future__ import annotations
 
@@ -15,50 +15,6 @@ from distlaunch.planning.train_options import (
     shares_gpus,
 )
 from distlaunch.render.request import Request
-
-_SSH = (
-    "ssh_user",
-    "ssh_port",
-    "ssh_key",
-    "ssh_config",
-    "ssh_host_keys",
-    "ssh_fanout",
-    "ssh_command",
-)
-_NOWHERE: tuple[tuple[tuple[str, ...], str, str], ...] = (
-    (
-        ("hosts", "hostfile", "discover"),
-        "the scheduler chooses the hosts",
-        "--num-nodes N says how many",
-    ),
-    (("node_rank",), "each node finds out by itself which it is", "leave it out"),
-    (
-        ("gpus",),
-        "which GPUs a node gives to the job is the scheduler's choice",
-        "--gpus-per-node N says how many",
-    ),
-    (
-        ("dry_run",),
-        "render starts nothing",
-        "leave it out; distlaunch plan shows what a launcher would do",
-    ),
-    (_SSH, "nothing goes by SSH there", "leave it out"),
-)
-_NOT_IN_PODS: tuple[tuple[tuple[str, ...], str, str], ...] = (
-    (
-        ("include", "exclude"),
-        "Kubernetes chooses the nodes",
-        "add a nodeSelector or an affinity to the manifest",
-    ),
-    (
-        ("spares",),
-        "Kubernetes starts another pod for one that is lost",
-        "--num-nodes MIN:MAX goes on with fewer meanwhile",
-    ),
-    (("master_addr", "rendezvous"), "it is the name of the first pod", "leave it out"),
-    (("srun_args", "requeue"), "there is no Slurm", "leave it out"),
-)
-
 
 _USUAL_GPUS = 16
 """No common machine has more GPUs; a total above it probably stands for several nodes."""
@@ -150,12 +106,8 @@ def _nodes(options: TrainOptions, total: int | None, each: int | None) -> tuple[
 
 
 def _refuse(request: Request) -> None:
-    """Raise for what would mean nothing, or something else, where the job is to run."""
+    """Raise for a value that would mean nothing, or something else, where the job is to run."""
     options, pods = request.train, request.target != "slurm"
-    for fields, why, instead in (*_NOWHERE, *(_NOT_IN_PODS if pods else ())):
-        given = next((field for field in fields if request.has(field)), None)
-        if given is not None:
-            raise ConfigError(f"{options.named(given)} cannot be rendered: {why}", hint=instead)
     system = "kubernetes" if pods else "slurm"
     if options.source not in {"auto", system}:
         raise ConfigError(

@@ -13,7 +13,7 @@ from typing import Any
 from distlaunch.backends.base import option_name
 from distlaunch.backends.registry import backend_names, find_backend
 from distlaunch.cli import parser
-from distlaunch.cli.option import Kind, Option
+from distlaunch.cli.option import Absence, Kind, Option
 from distlaunch.cli.option_table import TRAIN_OPTIONS
 from distlaunch.core.errors import ConfigError, UsageError
 from distlaunch.core.model.record import defaults_of, fields_of
@@ -28,25 +28,28 @@ TARGETS: dict[Target, str] = {
     "pytorchjob": "Print a PyTorchJob of Kubeflow's Training Operator.",
     "trainjob": "Print a TrainJob of Kubeflow Trainer.",
 }
-_PODS = ("kubernetes", "pytorchjob", "trainjob")
-_EVERYWHERE = ("slurm", *_PODS)
+_PODS: tuple[Target, ...] = ("kubernetes", "pytorchjob", "trainjob")
+_EVERYWHERE: tuple[Target, ...] = ("slurm", *_PODS)
 _DEFAULTS = defaults_of(RenderOptions)
 
 
 def _row(
     flags: str,
     kind: Kind,
-    targets: Sequence[str],
+    targets: Sequence[Target],
     help: str,  # noqa: A002 - named as the field that it fills
     metavar: str,
     *,
     repeatable: bool = False,
     variable: bool = True,
-) -> tuple[Option, tuple[str, ...]]:
-    """Make a row, and say which files have it."""
+) -> Option:
+    """Make a row of an option that these kinds of file have."""
     words = tuple(flags.split())
     field = words[-1][2:].replace("-", "_")
-    option = Option(
+    elsewhere = Absence(
+        why="it has no meaning there", hint=f"it is for render {', '.join(targets)}"
+    )
+    return Option(
         flags=words,
         field=field,
         kind=kind,
@@ -56,8 +59,8 @@ def _row(
         variable=f"DISTLAUNCH_RENDER_{field.upper()}" if variable else None,
         metavar=metavar,
         repeatable=repeatable,
+        absent={target: elsewhere for target in TARGETS if target not in targets},
     )
-    return option, tuple(targets)
 
 
 _ROWS = (
@@ -104,32 +107,44 @@ _ROWS = (
     _row("--runtime", "text", ("trainjob",), "The ClusterTrainingRuntime.", "NAME"),
 )
 
-ALL_OPTIONS: tuple[Option, ...] = (*TRAIN_OPTIONS, *(option for option, _ in _ROWS))
+ALL_OPTIONS: tuple[Option, ...] = (*TRAIN_OPTIONS, *_ROWS)
 """Every option of ``render``, whatever the file."""
 
 
 def options_of(target: Target) -> tuple[Option, ...]:
-    """Give the options of one kind of file: those of ``train``, and its own."""
-    return (*TRAIN_OPTIONS, *(option for option, targets in _ROWS if target in targets))
-
-
-def refuse_foreign(target: Target, fields: Mapping[str, object]) -> None:
-    """Raise UsageError for an option of another kind of file."""
-    for option, targets in _ROWS:
-        if option.field in fields and target not in targets:
-            raise UsageError(
-                f"{option.name} has no meaning in render {target}",
-                hint=f"it is for render {', '.join(targets)}",
-            )
+    """Return the options of one kind of file: those of ``train``, and its own."""
+    return (*TRAIN_OPTIONS, *(option for option in _ROWS if target not in option.absent))
 
 
 def parse_render(
     target: Target, argv: Sequence[str], environ: Mapping[str, str]
 ) -> tuple[TrainOptions, RenderOptions]:
-    """Parse what follows ``render`` and the kind of file. Raises as ``quick.parse_train``."""
+    """Parse what follows ``render`` and the kind of file.
+
+    Raises as ``parse_train``, and for an option that does not apply to this kind of file.
+    """
     given, rest = parser.scan(argv, ALL_OPTIONS)
     refuse_foreign(target, given)
-    return split(parser.build(given, rest, environ, options_of(target)))
+    options, more = split(parser.build(given, rest, environ, options_of(target)))
+    refuse_absent(target, options)
+    return options, more
+
+
+def refuse_foreign(target: Target, fields: Mapping[str, object]) -> None:
+    """Raise UsageError for an option of another kind of file."""
+    for option in _ROWS:
+        if option.field in fields and (absence := option.absent.get(target)) is not None:
+            raise UsageError(f"{option.name} has no meaning in render {target}", hint=absence.hint)
+
+
+def refuse_absent(target: Target, options: TrainOptions) -> None:
+    """Raise ConfigError for an option of train, or its variable, that does not apply there."""
+    for option in TRAIN_OPTIONS:
+        if (absence := option.absent.get(target)) is not None and _is_set(option, options):
+            raise ConfigError(
+                f"{options.named(option.field)} cannot be rendered: {absence.why}",
+                hint=absence.hint or "leave it out",
+            )
 
 
 def split(values: dict[str, Any]) -> tuple[TrainOptions, RenderOptions]:

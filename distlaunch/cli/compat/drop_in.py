@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
-from distlaunch.cli.option import Group, Kind, Option
+from distlaunch.cli.option import Group, Kind, Option, Place
 from distlaunch.cli.option_table import HELP_FLAGS, TRAIN_OPTIONS
 from distlaunch.cli.parser import Given, scan
 from distlaunch.core.errors import LaunchError, UsageError
@@ -22,6 +22,27 @@ def same(field: str, flags: str = "", help: str = "") -> Option:  # noqa: A002 -
     """Make the row of an option that train has as well, with another launcher's spelling of it."""
     option = _TRAIN[field]
     return replace(option, flags=tuple(flags.split()) or option.flags, help=help or option.help)
+
+
+def with_trains(theirs: Sequence[Option], place: Place) -> tuple[Option, ...]:
+    """Return the options of a command: its own rows, then those of train that apply there too."""
+    fields = {option.field for option in theirs}
+    return (
+        *theirs,
+        *(
+            option
+            for option in TRAIN_OPTIONS
+            if option.field not in fields and place not in option.absent
+        ),
+    )
+
+
+def spelling_of(place: Place) -> Iterator[tuple[str, str]]:
+    """Give the names of train's options that another option stands for here, each with that one."""
+    for option in TRAIN_OPTIONS:
+        absence = option.absent.get(place)
+        if absence is not None and absence.instead:
+            yield option.name, absence.instead
 
 
 def row(

@@ -76,3 +76,22 @@ def test_options_of_other_backends_are_not_those_of_a_launcher_with_its_own(name
     fields = [option.field for option in import_module(f"distlaunch.cli.compat.{name}.options").OPTIONS]
     assert not {"backend", "address"} & set(fields)
     assert len(fields) == len(set(fields))
+
+
+@pytest.mark.parametrize("name", ["torchrun", "accelerate", "deepspeed", "horovodrun"])
+def test_what_is_taken_instead_of_an_option_of_train_is_an_option_or_a_variable_there(name):
+    rows = import_module(f"distlaunch.cli.compat.{name}.options").OPTIONS
+    flags = {flag.replace("_", "-") for option in rows for flag in option.flags}
+    for option in TRAIN_OPTIONS:
+        absence = option.absent.get(name)
+        if absence is not None and absence.instead:
+            names = [word for word in absence.instead.split() if word[0] == "-"]
+            assert all(word.replace("_", "-") in flags for word in names), absence
+            assert names or absence.instead.isupper()
+
+
+def test_every_reason_for_which_an_option_does_not_apply_can_follow_a_colon():
+    for option in TRAIN_OPTIONS:
+        for absence in option.absent.values():
+            assert absence.why
+            assert not absence.why.endswith(".")

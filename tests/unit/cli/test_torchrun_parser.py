@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from distlaunch.cli.compat.torchrun.command_line import misspelt_variables, parse
 from distlaunch.cli.compat.torchrun.help import help_text
-from distlaunch.cli.compat.torchrun.options import EXTRAS, OPTIONS
-from distlaunch.cli.option_table import TRAIN_OPTIONS
+from distlaunch.cli.compat.torchrun.options import BY_VARIABLE, OPTIONS
 from distlaunch.cli.parser import HelpRequested
 from distlaunch.core.errors import ConfigError, UsageError
 from distlaunch.core.model.variables import SET_FOR_WORKERS
@@ -251,9 +250,9 @@ def test_help_lists_every_option_and_the_variables_of_ours(columns):
     assert "distlaunch help from-torchrun" in " ".join(text.split())
 
 
-def test_extras_are_options_of_train_that_have_a_variable():
-    rows = {option.field: option for option in TRAIN_OPTIONS}
-    assert all(rows[field].variable for field in EXTRAS)
+def test_options_of_train_that_work_by_a_variable_have_one():
+    assert BY_VARIABLE
+    assert all(option.variable for option in BY_VARIABLE)
 
 
 @pytest.mark.parametrize("option", ["--local-ranks-filter", "--nnodes", "--nproc-per-node", "--max-restarts"])

@@ -16,9 +16,8 @@ from distlaunch.backends.accelerate_config import (
     PRECISIONS,
     SECTIONS,
 )
-from distlaunch.cli.compat.drop_in import row, same
+from distlaunch.cli.compat.drop_in import row, same, with_trains
 from distlaunch.cli.option import Option
-from distlaunch.cli.option_table import TRAIN_OPTIONS
 from distlaunch.core.model.record import Record
 
 WAYS = {
@@ -217,12 +216,4 @@ SPELLING = tuple(
 )
 """How Accelerate writes them; dashes are taken as well."""
 
-_LEFT_OUT = {
-    "script", "num_gpus", "gpus_per_node", "num_procs", "procs_per_node", "device", "num_nodes", "node_rank",
-    "master_addr", "master_port", "rendezvous", "backend", "address", *(option.field for option in _THEIRS),
-}  # fmt: skip
-"""What Accelerate has other words for."""
-OPTIONS: tuple[Option, ...] = (
-    *_THEIRS,
-    *(option for option in TRAIN_OPTIONS if option.field not in _LEFT_OUT),
-)
+OPTIONS: tuple[Option, ...] = with_trains(_THEIRS, "accelerate")

@@ -19,6 +19,7 @@ from distlaunch.cli.compat.accelerate.options import (
     SPELLING,
     WAYS,
 )
+from distlaunch.cli.compat.drop_in import spelling_of
 from distlaunch.cli.parser import Given, build
 from distlaunch.core.errors import ConfigError, UsageError
 from distlaunch.core.model.record import Record
@@ -43,15 +44,7 @@ _SPELLING = (
     ),
     ("-o settings", "the command line"),
     ("--rendezvous HOST:PORT", "--main_process_ip HOST --main_process_port PORT"),
-    ("--rendezvous", "--main_process_ip"),
-    ("--master-addr", "--main_process_ip"),
-    ("--master-port", "--main_process_port"),
-    ("--node-rank", "--machine_rank"),
-    ("--num-nodes", "--num_machines"),
-    ("--num-gpus", "--num_processes"),
-    ("--gpus-per-node", "--num_processes"),
-    ("--num-procs", "--cpu --num_processes"),
-    ("--procs-per-node", "--cpu --num_processes"),
+    *spelling_of("accelerate"),
     ("--gpus", "--gpu_ids"),
     ("--device cpu", "--cpu"),
 )

@@ -7,9 +7,8 @@ as well.
 
 from __future__ import annotations
 
-from distlaunch.cli.compat.drop_in import row, same
+from distlaunch.cli.compat.drop_in import row, same, with_trains
 from distlaunch.cli.option import Option
-from distlaunch.cli.option_table import TRAIN_OPTIONS
 
 LAUNCHERS = ("pdsh", "openmpi", "mpich", "impi", "mvapich", "slurm")
 LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
@@ -148,8 +147,4 @@ SPELLING = tuple(
 )
 """How DeepSpeed writes them; dashes are taken as well."""
 
-_LEFT_OUT = {"script", "num_gpus", "backend", "address", *(option.field for option in THEIRS)}
-OPTIONS: tuple[Option, ...] = (
-    *THEIRS,
-    *(option for option in TRAIN_OPTIONS if option.field not in _LEFT_OUT),
-)
+OPTIONS: tuple[Option, ...] = with_trains(THEIRS, "deepspeed")

@@ -6,10 +6,9 @@ what train has beyond is taken as well.
 
 from __future__ import annotations
 
-from distlaunch.cli.compat.drop_in import row, same
+from distlaunch.cli.compat.drop_in import row, same, with_trains
 from distlaunch.cli.compat.horovodrun.settings import rows
 from distlaunch.cli.option import Option
-from distlaunch.cli.option_table import TRAIN_OPTIONS
 
 ELASTIC: tuple[Option, ...] = tuple(
     row(
@@ -107,22 +106,4 @@ THEIRS: tuple[Option, ...] = (
 )
 """All of horovodrun's: those above, and what train has by another name."""
 
-_LEFT_OUT = {
-    *(
-        "script",
-        "module",
-        "no_python",
-        "num_gpus",
-        "gpus_per_node",
-        "num_procs",
-        "procs_per_node",
-        "num_nodes",
-    ),
-    *("discover", "include", "exclude", "spares", "spread", "node_rank", "interface", "rendezvous"),
-    *("backend", "address"),
-    *(option.field for option in THEIRS),
-}
-OPTIONS: tuple[Option, ...] = (
-    *THEIRS,
-    *(option for option in TRAIN_OPTIONS if option.field not in _LEFT_OUT),
-)
+OPTIONS: tuple[Option, ...] = with_trains(THEIRS, "horovodrun")

@@ -14,6 +14,7 @@ from typing import Any
 from distlaunch.backends.base import option_name
 from distlaunch.backends.config_file import Document, read_document
 from distlaunch.backends.option_files import read_users_text
+from distlaunch.cli.compat.drop_in import spelling_of
 from distlaunch.cli.compat.horovodrun.options import ELASTIC, OPTIONS, OWN
 from distlaunch.cli.compat.horovodrun.settings import SPELLING, given_settings, words
 from distlaunch.cli.parser import Given, build
@@ -76,8 +77,7 @@ _SPELLING = (
         (hint, "--device cpu asks for workers without GPUs")
         for hint in (USE_CPUS, USE_CPUS_OF_EACH)
     ),
-    ("--num-procs", "-np"),
-    ("--num-gpus", "-np"),
+    *spelling_of("horovodrun"),
 )
 
 

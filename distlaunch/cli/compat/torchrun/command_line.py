@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from distlaunch.cli.compat.drop_in import whole_name, without_dashes
-from distlaunch.cli.compat.torchrun.options import EXTRAS, INSTEAD, OPTIONS, TorchrunOption
+from distlaunch.cli.compat.torchrun.options import OPTIONS, TorchrunOption
 from distlaunch.cli.option import option_error
 from distlaunch.cli.option_table import HELP_FLAGS, TRAIN_OPTIONS
 from distlaunch.cli.parser import HelpRequested
@@ -157,14 +157,15 @@ def _unknown(flag: str) -> NoReturn:
     place = "options of the script go after SCRIPT"
     ours = next((option for option in TRAIN_OPTIONS if option.name == "--" + name), None)
     near = get_close_matches(name, [option.name[2:] for option in OPTIONS], n=1, cutoff=0.7)
-    if ours is not None and ours.field in EXTRAS and ours.variable is not None:
+    absence = None if ours is None else ours.absent.get("torchrun")
+    if ours is not None and absence is None:
         hint = f"{ours.name} is train's; here it is the variable {ours.variable}"
-    elif ours is not None and ours.field in INSTEAD:
-        hint = f"{ours.name} is train's; here it is {INSTEAD[ours.field]}"
+    elif ours is not None and absence is not None and absence.instead:
+        hint = f"{ours.name} is train's; here it is {absence.instead}"
     elif name in ("num-workers", "workers", "num-processes"):
         hint = f"did you mean --nproc-per-node? {place}"
-    elif name == "backend":
-        hint = "that is train's: distlaunch train --backend NAME [OPTIONS] SCRIPT [ARGS]..."
+    elif absence is not None and absence.hint:
+        hint = absence.hint
     elif near:
         hint = f"did you mean --{near[0]}? {place}"
     elif ours is not None:

@@ -6,8 +6,7 @@ import shutil
 import sys
 import textwrap
 
-from distlaunch.cli.compat.torchrun.options import EXTRAS, OPTIONS, TorchrunOption
-from distlaunch.cli.option_table import TRAIN_OPTIONS
+from distlaunch.cli.compat.torchrun.options import BY_VARIABLE, OPTIONS, TorchrunOption
 
 _INDENT = 6
 _WIDEST = 100
@@ -43,9 +42,7 @@ def help_text(columns: int, *, legacy: bool = False) -> str:
         lines.append("  " + _head(option))
         lines.append(wrapped(option.here + _notes(option), _INDENT))
     lines += ["  -h, --help", wrapped("Show this and exit.", _INDENT), ""]
-    variables = [
-        option.variable for option in TRAIN_OPTIONS if option.field in EXTRAS and option.variable
-    ]
+    variables = [option.variable for option in BY_VARIABLE if option.variable]
     lines += [
         wrapped(
             "Underscores do for dashes, and the beginning of a name for the name. Defaults come "

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from distlaunch.cli.option import Option
+from distlaunch.cli.option_table import TRAIN_OPTIONS
 from distlaunch.core.model.record import Record
 
 Kind = Literal[
@@ -261,31 +263,7 @@ OPTIONS: tuple[TorchrunOption, ...] = (
     ),
 )
 
-EXTRAS = (
-    "gpus", "bind", "env", "env_file", "workdir", "setup", "preload", "restart_window", "min_uptime", "failure_grace",
-    "linger", "hang_timeout", "hang_notice", "log_dir", "format", "quiet", "interface", "token_file", "error_file",
-    "weak_token_ok",
-)  # fmt: skip
-"""Fields of ``train``'s options whose variables (DISTLAUNCH_...) work here too."""
-
-INSTEAD = {
-    "num_gpus": "--nproc-per-node",
-    "gpus_per_node": "--nproc-per-node",
-    "num_procs": "--nproc-per-node",
-    "procs_per_node": "--nproc-per-node",
-    "num_nodes": "--nnodes",
-    "master_addr": "--master-addr",
-    "master_port": "--master-port",
-    "job_id": "--rdzv-id",
-    "rendezvous": "--rdzv-endpoint",
-    "join_timeout": "--rdzv-conf join_timeout",
-    "isolate_gpus": "--virtual-local-rank",
-    "max_restarts": "--max-restarts",
-    "grace": "--shutdown-timeout",
-    "failure_grace": "--shutdown-timeout",
-    "output": "--local-ranks-filter",
-    "python": "PYTHON_EXEC",
-    "device": "CUDA_VISIBLE_DEVICES",
-}
-"""What stands here for other options of ``train``, by field: an option, or a variable that
-torchrun's users know."""
+BY_VARIABLE: tuple[Option, ...] = tuple(
+    option for option in TRAIN_OPTIONS if "torchrun" not in option.absent
+)
+"""Options of ``train`` whose variables (DISTLAUNCH_...) work here too."""

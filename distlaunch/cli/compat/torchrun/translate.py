@@ -7,8 +7,9 @@ import os.path
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from distlaunch.cli.compat.drop_in import spelling_of
 from distlaunch.cli.compat.torchrun.command_line import Parsed
-from distlaunch.cli.compat.torchrun.options import EXTRAS, INSTEAD, OPTIONS, PREFIX, SIGNALS
+from distlaunch.cli.compat.torchrun.options import BY_VARIABLE, OPTIONS, PREFIX, SIGNALS
 from distlaunch.cli.option import option_error
 from distlaunch.cli.option_table import TRAIN_OPTIONS
 from distlaunch.cli.parser import build
@@ -125,11 +126,10 @@ def understand(parsed: Parsed, environ: Mapping[str, str], *, legacy: bool = Fal
         raise UsageError(
             "--module and --no-python exclude each other", hint="a module needs Python to run it"
         )
-    rows = [option for option in TRAIN_OPTIONS if option.field in EXTRAS]
     script_args = (
         (f"--local-rank={_MACRO}", *parsed.script_args) if adds_local_rank else parsed.script_args
     )
-    values = build({"script": [parsed.script]}, script_args, environ, [_SCRIPT, *rows])
+    values = build({"script": [parsed.script]}, script_args, environ, [_SCRIPT, *BY_VARIABLE])
     silent = values.get("quiet") is True
     values["quiet"] = values.get("quiet", True)
     values["module"] = given["module"] and not given["run_path"]
@@ -207,14 +207,15 @@ def _spelling(sources: Mapping[str, str], *, assumed: bool) -> tuple[tuple[str, 
             f"{WAYS_OUT}; or name another port"
         )
     named = {option.name: sources[option.field] for option in OPTIONS}
-    for option in TRAIN_OPTIONS:
-        if option.field in INSTEAD:
-            words[option.name] = named.get(INSTEAD[option.field], INSTEAD[option.field])
-        elif option.name in named:
+    for option in BY_VARIABLE:
+        if option.name in named:
             words[option.name] = named[option.name]
-        elif option.field in EXTRAS and option.variable is not None:
+        elif option.variable is not None:
             words.update(dict.fromkeys(option.flags, option.variable))
             words[f"{option.name} #"] = f"{option.variable}=#"
+    for name, instead in spelling_of("torchrun"):
+        words[name] = named.get(instead, instead)
+    words["--failure-grace"] = words["--grace"]  # whose time is its default
     return tuple(words.items())
 
 
@@ -224,7 +225,7 @@ def unread_variables(environ: Mapping[str, str]) -> list[str]:
     unread = [
         option
         for option in TRAIN_OPTIONS
-        if option.field not in EXTRAS
+        if "torchrun" in option.absent
         and option.variable is not None
         and environ.get(option.variable)
     ]
@@ -233,7 +234,7 @@ def unread_variables(environ: Mapping[str, str]) -> list[str]:
     variables = {option.name: f"{option.name} or {option.variable}" for option in OPTIONS}
     told = []
     for option in unread:
-        instead = INSTEAD.get(option.field)
+        instead = option.absent["torchrun"].instead
         told.append(
             f"{option.variable} (here: {variables.get(instead, instead)})"
             if instead
