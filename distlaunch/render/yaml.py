@@ -1,8 +1,10 @@
-r"""YAML with comments, written so that every reader takes a text for that text; pure.
+r"""Write YAML with comments, so that every reader takes a text for that text; pure.
 
 Only what any YAML reader, of 1.1 or 1.2, takes for a text stands bare; the rest is in double
 quotes: ``no``, ``1e3`` and ``012`` are texts. What cannot be printed is escaped as YAML does it
-(JSON's pairs for ``\U0001f600`` are not YAML).
+(JSON's pairs for ``\U0001f600`` are not YAML). PyYAML's ``safe_dump`` is not used, since it writes
+no comments, and writes the texts ``y``, ``1e3`` and ``0o17`` bare, which other readers take for a
+switch and for numbers.
 """
 
 from __future__ import annotations
