@@ -9,7 +9,7 @@ import sys
 DRIVER = """
 import os, select, sys, time
 from distlaunch.core.agent.workers.spawner import start_spawner
-from distlaunch.core.protocol import messages as m
+from distlaunch.core.protocol import agent_messages as m
 from distlaunch.coordinator.runtime.local_agent import LocalTransport
 
 class Nowhere:
@@ -58,10 +58,12 @@ def run_driver(tmp_path, *, uses_gpus: bool) -> tuple[str, int]:
     smi.parent.mkdir()
     smi.write_text(NVIDIA_SMI)
     smi.chmod(0o755)
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "libnvidia-ml.so.1").write_text("not a library")  # hides the machine's own
     done = subprocess.run(
         [sys.executable, "-c", DRIVER.replace("USES_GPUS", str(uses_gpus))],
         cwd=tmp_path,
-        env={"PATH": f"{smi.parent}:/usr/bin:/bin"},
+        env={"PATH": f"{smi.parent}:/usr/bin:/bin", "LD_LIBRARY_PATH": str(tmp_path / "lib")},
         capture_output=True,
         text=True,
         timeout=60,

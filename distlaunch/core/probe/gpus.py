@@ -1,6 +1,6 @@
 """Which GPUs this node has, without torch and without trusting the driver to answer.
 
-List AMD GPUs by what the kernel's compute driver says in sysfs.
+``nvidia`` asks NVIDIA's driver. AMD's GPUs are what the kernel's compute driver says in sysfs.
 """
 
 from __future__ import annotations
@@ -8,24 +8,14 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Mapping
-from typing import Literal, cast
 
 from distlaunch.core.model.record import replace
-from distlaunch.core.model.topology import Gpu, GpuInventory, MigDevice
+from distlaunch.core.model.topology import Gpu, GpuInventory
 from distlaunch.core.probe.files import parse_int, read_int, read_text, under
 
 DEADLINE_S = 8.0
 """How long the driver may take: starting eight GPUs without the persistence daemon takes some
 seconds."""
-
-NVML_NAME = "libnvidia-ml.so.1"
-_NVML_ELSEWHERE = (
-    "/usr/lib/wsl/lib/libnvidia-ml.so.1",
-    "/usr/local/nvidia/lib64/libnvidia-ml.so.1",
-)
-
-_Row = tuple[int, "str | None", str, "int | None", "list[tuple[str, str]]", "str | None"]
-_Answer = tuple[Literal["listed", "missing", "failed"], "list[_Row]", "list[str]", int]
 
 
 def probe_gpus(
@@ -44,9 +34,16 @@ def probe_gpus(
     files = sorted(number for name in devices if (number := _device_number(name)) is not None)
     nvidia = GpuInventory()
     if files or "dxg" in devices:
-        nvidia = _nvidia(
-            root, os.environ if environ is None else environ, files, time.monotonic() + deadline_s
-        )
+        from distlaunch.core.probe.nvidia import list_gpus
+
+        until_s = time.monotonic() + deadline_s
+        listed = list_gpus(root, os.environ if environ is None else environ, until_s=until_s)
+        if listed.source is None:
+            nvidia = _counted(files, problem=listed.problem)
+        else:
+            nvidia = GpuInventory(
+                gpus=_placed(root, listed.gpus), source=listed.source, problem=listed.problem
+            )
     if nvidia.gpus or "kfd" not in devices:
         return nvidia
 
@@ -63,92 +60,12 @@ def _device_number(name: str) -> int | None:
     return parse_int(digits) if digits.isdecimal() else None
 
 
-def _nvidia(
-    root: str, environ: Mapping[str, str], files: list[int], until_s: float
-) -> GpuInventory:
-    problem: str | None = None
-    from distlaunch.core.probe.bounded import in_child, single_threaded
-
-    if single_threaded():
-        answer, failure = in_child(lambda: _ask_nvml(root), deadline_s=until_s)
-        if failure == "late":
-            return _counted(files, problem="the NVIDIA driver hangs: NVML did not answer in time")
-        if failure is None:
-            verdict, rows, problems, code = cast("_Answer", answer)
-            problem = "; ".join(problems) or None
-            if verdict == "listed":
-                return GpuInventory(
-                    gpus=_placed(root, map(_from_row, rows)), source="nvml", problem=problem
-                )
-            if code in {
-                9,
-                18,
-            }:  # no driver, or another version than the library's: nvidia-smi meets the same
-                return GpuInventory(source="nvml", problem=problem)
-    return _ask_smi(root, environ, files, until_s, problem)
-
-
-def _ask_smi(
-    root: str, environ: Mapping[str, str], files: list[int], until_s: float, problem: str | None
-) -> GpuInventory:
-    from distlaunch.core.probe.nvidia import SmiError, find_smi, read_smi
-
-    path = find_smi(root, environ)
-    if path is None:
-        return _counted(files, problem=problem)
-    try:
-        found, problems = read_smi(path, environ, deadline_s=until_s)
-    except TimeoutError:
-        return _counted(files, problem="the NVIDIA driver hangs: nvidia-smi did not answer in time")
-    except SmiError as exc:
-        return GpuInventory(
-            source="nvidia-smi", problem=f"the NVIDIA driver does not answer: {exc}"
-        )
-    return GpuInventory(
-        gpus=_placed(root, found), source="nvidia-smi", problem="; ".join(problems) or None
-    )
-
-
 def _counted(files: list[int], *, problem: str | None) -> GpuInventory:
     """Take the device files for GPUs; under WSL there is none for each GPU, so nothing is known."""
     # CUDA numbers what it can open from 0, whatever the files are called: in a container nvidia4
     # may be the only one.
     gpus = tuple(Gpu(index=index) for index in range(len(files)))
     return GpuInventory(gpus=gpus, source="device files" if files else "none", problem=problem)
-
-
-def _ask_nvml(root: str) -> _Answer:
-    """List the GPUs as plain data; this runs in a child."""
-    from distlaunch.core.probe.nvidia import NvmlError, load_nvml, read_nvml
-
-    named = [NVML_NAME] if root == "/" else []  # the linker knows the real root's libraries only
-    lib = load_nvml([*named, *(under(root, path) for path in _NVML_ELSEWHERE)])
-    if lib is None:
-        return ("missing", [], [], 0)
-    try:
-        found, problems = read_nvml(lib)
-    except AttributeError:
-        return ("missing", [], [], 0)
-    except NvmlError as exc:
-        return ("failed", [], [f"the NVIDIA driver does not answer: {exc}"], exc.code)
-    rows = [
-        (
-            gpu.index,
-            gpu.uuid,
-            gpu.name,
-            gpu.memory_mib,
-            [(mig.uuid, mig.profile) for mig in gpu.mig],
-            bus_id,
-        )
-        for gpu, bus_id in found
-    ]
-    return ("listed", rows, problems, 0)
-
-
-def _from_row(row: _Row) -> tuple[Gpu, str | None]:
-    index, uuid, name, memory_mib, slices, bus_id = row
-    mig = tuple(MigDevice(uuid=mig_uuid, profile=profile) for mig_uuid, profile in slices)
-    return Gpu(index=index, uuid=uuid, name=name, memory_mib=memory_mib, mig=mig), bus_id
 
 
 def _placed(root: str, found: Iterable[tuple[Gpu, str | None]]) -> tuple[Gpu, ...]:

@@ -1,20 +1,22 @@
-"""List NVIDIA GPUs through NVML, the library below nvidia-smi.
+"""What the NVIDIA driver says: which GPUs this node has, and which processes hold their memory.
 
-Functions, structures and error numbers are those of NVML's API reference (nvml.h); no binding
-package is needed.
+``list_gpus`` returns the GPUs with their memory, ``memory_holders`` the processes, and
+``await_release`` waits until given processes hold no memory any more. All of them ask NVML, the
+library below nvidia-smi, and run nvidia-smi only where NVML is missing or fails.
 
-List NVIDIA GPUs by what ``nvidia-smi`` prints.
-
-Which processes still hold memory on this node's NVIDIA GPUs.
+A driver may hang or crash. NVML is therefore loaded in a child process: in a fork of this one, or
+in a Python of its own if this process has threads. Functions, structures and error numbers are
+those of NVML's API reference (nvml.h); no binding package is needed.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 from distlaunch.core.model.record import Record, replace
 from distlaunch.core.model.topology import Gpu, MigDevice
@@ -22,6 +24,183 @@ from distlaunch.core.probe.files import parse_int, under
 
 if TYPE_CHECKING:
     import subprocess
+
+_NVML_PATHS = (
+    "/usr/lib/wsl/lib/libnvidia-ml.so.1",
+    "/usr/local/nvidia/lib64/libnvidia-ml.so.1",
+)
+"""Where NVML is if the linker does not find it: WSL, device plugins of Kubernetes."""
+NVML_NAME = "libnvidia-ml.so.1"
+_ASK_S = 5.0
+_STEP_S = 0.2
+_BROKEN_DRIVER = {9, 18}
+"""NVML's errors for no driver, and for one of another version: nvidia-smi meets the same."""
+
+Question = Literal["gpus", "holders"]
+_Answer = tuple[Literal["answered", "missing", "failed"], "list[Any]", "list[str]", int]
+"""Of a child, as marshal takes it: how it went, rows, lines about what cannot be used, NVML's error
+number."""
+
+
+# --- the questions
+
+
+class GpuList(Record):
+    """The GPUs in the driver's order, each with its PCI bus id.
+
+    ``source`` is None if neither NVML nor nvidia-smi could list them. ``problem`` says why some
+    GPUs are missing.
+    """
+
+    gpus: tuple[tuple[Gpu, str | None], ...] = ()
+    source: Literal["nvml", "nvidia-smi"] | None = None
+    problem: str | None = None
+
+
+def list_gpus(root: str, environ: Mapping[str, str], *, until_s: float) -> GpuList:
+    """Return the GPUs; ``until_s`` is monotonic time. Never raises."""
+    answer, failure = _ask_nvml("gpus", root, until_s)
+    if failure == "late":
+        return GpuList(problem="the NVIDIA driver hangs: NVML did not answer in time")
+    problem: str | None = None
+    if answer is not None:
+        verdict, rows, problems, code = answer
+        problem = "; ".join(problems) or None
+        if verdict == "answered":
+            return GpuList(gpus=tuple(map(_from_row, rows)), source="nvml", problem=problem)
+        if code in _BROKEN_DRIVER:
+            return GpuList(source="nvml", problem=problem)
+    path = find_smi(root, environ)
+    if path is None:
+        return GpuList(problem=problem)
+    try:
+        found, problems = read_smi(path, environ, until_s=until_s)
+    except TimeoutError:
+        return GpuList(problem="the NVIDIA driver hangs: nvidia-smi did not answer in time")
+    except SmiError as exc:
+        return GpuList(source="nvidia-smi", problem=f"the NVIDIA driver does not answer: {exc}")
+    return GpuList(gpus=tuple(found), source="nvidia-smi", problem="; ".join(problems) or None)
+
+
+def memory_holders(root: str, environ: Mapping[str, str], *, until_s: float) -> set[int] | None:
+    """Return the pids that hold memory of a GPU; None if the driver does not say.
+
+    ``until_s`` is monotonic time.
+    """
+    answer, failure = _ask_nvml("holders", root, until_s)
+    if answer is not None and answer[0] == "answered":
+        return set(answer[1])
+    path = find_smi(root, environ)
+    if failure == "late" or path is None or (answer is not None and answer[3] in _BROKEN_DRIVER):
+        return None
+    return _smi_holders(path, environ, until_s)
+
+
+def await_release(
+    pids: Collection[int], *, bound_s: float, environ: Mapping[str, str], root: str = "/"
+) -> tuple[int, ...]:
+    """Wait until the driver has taken back the memory of these ended processes.
+
+    Return the pids that still hold memory after ``bound_s``. Return at once if the driver does not
+    say: nothing can be known then.
+    """
+    deadline = time.monotonic() + bound_s
+    while True:
+        holders = memory_holders(root, environ, until_s=time.monotonic() + _ASK_S)
+        left = tuple(sorted((holders or set()) & set(pids)))
+        if not left or time.monotonic() >= deadline:
+            return left
+        time.sleep(_STEP_S)
+
+
+# --- NVML in a child
+
+
+def _ask_nvml(
+    question: Question, root: str, until_s: float
+) -> tuple[_Answer | None, Literal["late", "died"] | None]:
+    """Return what a child answered, or how it failed."""
+    from distlaunch.core.probe.bounded import in_child, single_threaded
+
+    named = [NVML_NAME] if root == "/" else []  # the linker knows the real root's libraries only
+    libraries = [*named, *(under(root, path) for path in _NVML_PATHS)]
+    if single_threaded():
+        answer, failure = in_child(lambda: answer_by_nvml(question, libraries), deadline_s=until_s)
+        return cast("_Answer | None", answer), failure
+    return _ask_new_python(question, libraries, until_s)
+
+
+_PROGRAM = """
+import marshal, sys
+sys.path.insert(0, sys.argv[1])
+from distlaunch.core.probe.nvidia import answer_by_nvml
+sys.stdout.buffer.write(marshal.dumps(answer_by_nvml(sys.argv[2], sys.argv[3:])))
+sys.stdout.buffer.flush()
+import os
+os._exit(0)
+"""
+
+
+def _ask_new_python(
+    question: Question, libraries: Sequence[str], until_s: float
+) -> tuple[_Answer | None, Literal["late", "died"] | None]:
+    import marshal
+    import subprocess
+
+    package = os.path.abspath(__file__)  # an agent's is /proc/self/fd/N/distlaunch/...
+    for _ in range(4):
+        package = os.path.dirname(package)
+    package = package.replace("/proc/self/", f"/proc/{os.getpid()}/")
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", _PROGRAM, package, question, *libraries],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+    except (OSError, ValueError):
+        return None, "died"
+    try:
+        data, _ = process.communicate(timeout=max(0.0, until_s - time.monotonic()))
+        answer: _Answer = marshal.loads(data)  # noqa: S302 - written by our own program
+    except subprocess.TimeoutExpired:
+        return None, "late"
+    except (EOFError, ValueError, TypeError):
+        return None, "died"
+    else:
+        return answer, None
+    finally:
+        _end(process)
+
+
+def answer_by_nvml(question: Question, libraries: Iterable[str]) -> _Answer:
+    """Answer a question as plain data, from the first of these libraries that is there."""
+    lib = load_nvml(libraries)
+    if lib is None:
+        return ("missing", [], [], 0)
+    try:
+        if question == "holders":
+            return ("answered", sorted(read_holders(lib)), [], 0)
+        found, problems = read_gpus(lib)
+    except AttributeError:  # no usable NVML
+        return ("missing", [], [], 0)
+    except NvmlError as exc:
+        return ("failed", [], [f"the NVIDIA driver does not answer: {exc}"], exc.code)
+    return ("answered", [_to_row(gpu, bus_id) for gpu, bus_id in found], problems, 0)
+
+
+def _to_row(gpu: Gpu, bus_id: str | None) -> tuple[Any, ...]:
+    slices = [(mig.uuid, mig.profile) for mig in gpu.mig]
+    return (gpu.index, gpu.uuid, gpu.name, gpu.memory_mib, slices, bus_id)
+
+
+def _from_row(row: tuple[Any, ...]) -> tuple[Gpu, str | None]:
+    index, uuid, name, memory_mib, slices, bus_id = row
+    mig = tuple(MigDevice(uuid=mig_uuid, profile=profile) for mig_uuid, profile in slices)
+    return Gpu(index=index, uuid=uuid, name=name, memory_mib=memory_mib, mig=mig), bus_id
+
+
+# --- NVML itself
 
 _NO_PERMISSION = 4
 _ERRORS = {
@@ -36,8 +215,10 @@ _ERRORS = {
     19: "GPU is in use",
     20: "not enough memory",
 }
+_INSUFFICIENT_SIZE = 7
 _TEXT_BYTES = 96
 """Longest name or UUID that NVML writes (NVML_DEVICE_NAME_V2_BUFFER_SIZE)."""
+_MOST_PROCESSES = 1 << 16
 
 
 class NvmlLibrary(Protocol):
@@ -75,6 +256,19 @@ class _Pci(ctypes.Structure):
     )
 
 
+class _ProcessV1(ctypes.Structure):
+    _fields_ = (("pid", ctypes.c_uint), ("used", ctypes.c_ulonglong))
+
+
+class _ProcessV2(ctypes.Structure):
+    _fields_ = (
+        ("pid", ctypes.c_uint),
+        ("used", ctypes.c_ulonglong),
+        ("gpu_instance", ctypes.c_uint),
+        ("compute_instance", ctypes.c_uint),
+    )
+
+
 def load_nvml(names: Iterable[str]) -> NvmlLibrary | None:
     """Load the first of these libraries that is there."""
     return next(filter(None, map(_load, names)), None)
@@ -87,21 +281,17 @@ def _load(name: str) -> NvmlLibrary | None:
         return None
 
 
-def read_nvml(lib: NvmlLibrary) -> tuple[list[tuple[Gpu, str | None]], list[str]]:
+def read_gpus(lib: NvmlLibrary) -> tuple[list[tuple[Gpu, str | None]], list[str]]:
     """Return each GPU with its PCI bus id, and a line for each that is there but cannot be used.
 
     Raises NvmlError if the driver does not answer, AttributeError if this is no usable NVML.
     """
-    _must(lib.nvmlInit_v2())
-    try:
-        count = ctypes.c_uint()
-        _must(lib.nvmlDeviceGetCount_v2(ctypes.pointer(count)))
-        found: list[tuple[Gpu, str | None]] = []
-        problems: list[str] = []
-        hidden = 0
-        for number in range(count.value):
-            device = ctypes.c_void_p()
-            code = lib.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(number), ctypes.pointer(device))
+    found: list[tuple[Gpu, str | None]] = []
+    problems: list[str] = []
+    hidden = 0
+    with _Session(lib):
+        for number in range(_count(lib)):
+            device, code = _device(lib, number)
             if code == _NO_PERMISSION:
                 # Counted, but not ours (a cgroup withholds it): CUDA numbers only those that it may
                 # open.
@@ -117,9 +307,37 @@ def read_nvml(lib: NvmlLibrary) -> tuple[list[tuple[Gpu, str | None]], list[str]
                     )
                 else:
                     found.append((gpu, _bus_id(lib, device)))
-    finally:
-        lib.nvmlShutdown()
     return found, problems
+
+
+def read_holders(lib: NvmlLibrary) -> set[int]:
+    """Return the pids that hold memory of a GPU for computing. Raises as ``read_gpus``."""
+    pids: set[int] = set()
+    with _Session(lib):
+        for number in range(_count(lib)):
+            device, code = _device(lib, number)
+            if code:
+                continue  # withheld or lost
+            enabled, slices = _mig_handles(lib, device)
+            code = _add_processes(lib, device, pids)
+            if code and not enabled:  # a GPU in MIG mode may leave the answer to its slices
+                raise NvmlError(code)
+            for each in slices:
+                _must(_add_processes(lib, each, pids))
+    return pids
+
+
+class _Session:
+    """NVML between nvmlInit and nvmlShutdown. Raises NvmlError if the driver does not answer."""
+
+    def __init__(self, lib: NvmlLibrary) -> None:
+        self._lib = lib
+
+    def __enter__(self) -> None:
+        _must(self._lib.nvmlInit_v2())
+
+    def __exit__(self, *exc: object) -> None:
+        self._lib.nvmlShutdown()
 
 
 def _must(code: int) -> None:
@@ -127,10 +345,28 @@ def _must(code: int) -> None:
         raise NvmlError(code)
 
 
+def _count(lib: NvmlLibrary) -> int:
+    count = ctypes.c_uint()
+    _must(lib.nvmlDeviceGetCount_v2(ctypes.pointer(count)))
+    return count.value
+
+
+def _device(lib: NvmlLibrary, number: int) -> tuple[ctypes.c_void_p, int]:
+    device = ctypes.c_void_p()
+    code = lib.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(number), ctypes.pointer(device))
+    return device, code
+
+
 def _describe(lib: NvmlLibrary, device: ctypes.c_void_p, index: int) -> tuple[Gpu, bool]:
     memory = _Memory()
     known = not lib.nvmlDeviceGetMemoryInfo(device, ctypes.pointer(memory))
-    enabled, slices = _mig(lib, device)
+    enabled, handles = _mig_handles(lib, device)
+    # The slice's name is the GPU's, then "MIG" and its profile.
+    slices = tuple(
+        MigDevice(uuid=uuid, profile=_text(lib.nvmlDeviceGetName, handle).rpartition(" MIG ")[2])
+        for handle in handles
+        if (uuid := _text(lib.nvmlDeviceGetUUID, handle))
+    )
     gpu = Gpu(
         index=index,
         uuid=_text(lib.nvmlDeviceGetUUID, device) or None,
@@ -157,40 +393,59 @@ def _bus_id(lib: NvmlLibrary, device: ctypes.c_void_p) -> str | None:
     return bytes(pci.bus_id).decode(errors="replace") or None
 
 
-def _mig(lib: NvmlLibrary, device: ctypes.c_void_p) -> tuple[bool, tuple[MigDevice, ...]]:
-    """Tell whether the GPU is cut into slices, and which there are; drivers before 450 know no
-    MIG."""
+def _mig_handles(lib: NvmlLibrary, device: ctypes.c_void_p) -> tuple[bool, list[ctypes.c_void_p]]:
+    """Return whether the GPU is in MIG mode, and its slices; drivers before 450 know no MIG."""
     current, pending, most = ctypes.c_uint(), ctypes.c_uint(), ctypes.c_uint()
     try:
         if (
             lib.nvmlDeviceGetMigMode(device, ctypes.pointer(current), ctypes.pointer(pending))
             or not current.value
         ):
-            return False, ()
+            return False, []
         if lib.nvmlDeviceGetMaxMigDeviceCount(device, ctypes.pointer(most)):
-            return True, ()
+            return True, []
     except AttributeError:
-        return False, ()
-    slices: list[MigDevice] = []
+        return False, []
+    handles: list[ctypes.c_void_p] = []
     for number in range(most.value):
         handle = ctypes.c_void_p()
-        if lib.nvmlDeviceGetMigDeviceHandleByIndex(
-            device, ctypes.c_uint(number), ctypes.pointer(handle)
-        ):
-            continue  # places are numbered, and not every one is taken
-        uuid = _text(lib.nvmlDeviceGetUUID, handle)
-        if uuid:
-            # The slice's name is the GPU's, then "MIG" and its profile.
-            slices.append(
-                MigDevice(
-                    uuid=uuid, profile=_text(lib.nvmlDeviceGetName, handle).rpartition(" MIG ")[2]
-                )
-            )
-    return True, tuple(slices)
+        place = ctypes.c_uint(number)  # places are numbered, and not every one is taken
+        if not lib.nvmlDeviceGetMigDeviceHandleByIndex(device, place, ctypes.pointer(handle)):
+            handles.append(handle)
+    return True, handles
 
 
-_QUERY = ("--query-gpu=index,uuid,name,memory.total,pci.bus_id", "--format=csv,noheader,nounits")
-_ELSEWHERE = ("/usr/bin", "/usr/local/nvidia/bin", "/usr/lib/wsl/lib")
+def _add_processes(lib: NvmlLibrary, device: ctypes.c_void_p, pids: set[int]) -> int:
+    """Add the pids that compute on a device; return NVML's error number.
+
+    Version 2 of the function is in all drivers since 450; the structure of version 3 had another
+    length in some releases of driver 535.
+    """
+    kind: type[_ProcessV1 | _ProcessV2] = _ProcessV2
+    try:
+        function = lib.nvmlDeviceGetComputeRunningProcesses_v2
+    except AttributeError:
+        kind, function = _ProcessV1, lib.nvmlDeviceGetComputeRunningProcesses
+    room = 64
+    while True:
+        count, processes = ctypes.c_uint(room), (kind * room)()
+        code: int = function(device, ctypes.pointer(count), processes)
+        if code != _INSUFFICIENT_SIZE or room >= _MOST_PROCESSES:
+            break
+        room = min(_MOST_PROCESSES, max(room, count.value) * 2)  # more may start meanwhile
+    if not code:
+        pids.update(each.pid for each in processes[: count.value])
+    return code
+
+
+# --- nvidia-smi
+
+_GPUS_QUERY = (
+    "--query-gpu=index,uuid,name,memory.total,pci.bus_id",
+    "--format=csv,noheader,nounits",
+)
+_HOLDERS_QUERY = ("--query-compute-apps=pid", "--format=csv,noheader,nounits")
+_SMI_PATHS = ("/usr/bin", "/usr/local/nvidia/bin", "/usr/lib/wsl/lib")
 """Where the tool lies when PATH does not have it: Debian, device plugins of Kubernetes, WSL."""
 
 
@@ -198,7 +453,7 @@ class SmiError(Exception):
     """nvidia-smi cannot list the GPUs; the message says what it said."""
 
 
-class Ran(Record):
+class _Ran(Record):
     """What a finished command printed (both streams) and its exit code."""
 
     text: str
@@ -209,7 +464,7 @@ def find_smi(root: str, environ: Mapping[str, str]) -> str | None:
     """Return the path of nvidia-smi: on PATH, or where distributions put it."""
     places = [
         *environ.get("PATH", "").split(os.pathsep),
-        *(under(root, place) for place in _ELSEWHERE),
+        *(under(root, place) for place in _SMI_PATHS),
     ]
     for place in places:
         path = os.path.join(place, "nvidia-smi")
@@ -219,16 +474,16 @@ def find_smi(root: str, environ: Mapping[str, str]) -> str | None:
 
 
 def read_smi(
-    path: str, environ: Mapping[str, str], *, deadline_s: float
+    path: str, environ: Mapping[str, str], *, until_s: float
 ) -> tuple[list[tuple[Gpu, str | None]], list[str]]:
     """Return each GPU with its PCI bus id, and a line for each that cannot be used.
 
-    ``deadline_s`` is monotonic time. Raises SmiError if the tool fails, TimeoutError if it does not
+    ``until_s`` is monotonic time. Raises SmiError if the tool fails, TimeoutError if it does not
     end in time.
     """
-    listed, queried = _run_both(path, environ, deadline_s)
-    gpus, problems = parse_list(listed)
-    details = parse_query(queried.text) if queried.code == 0 else {}
+    listed, queried = _run_both(path, environ, until_s)
+    gpus, problems = _parse_list(listed)
+    details = _parse_query(queried.text) if queried.code == 0 else {}
     found: list[tuple[Gpu, str | None]] = []
     for gpu in gpus:
         memory_mib, bus_id = details.get(gpu.index, (None, None))
@@ -236,7 +491,7 @@ def read_smi(
     return found, problems
 
 
-def parse_list(ran: Ran) -> tuple[list[Gpu], list[str]]:
+def _parse_list(ran: _Ran) -> tuple[list[Gpu], list[str]]:
     """Read ``nvidia-smi -L``: a line for each GPU, below it one for each MIG slice.
 
     Raises SmiError if there is no GPU among it and the tool complains about more than that.
@@ -261,7 +516,7 @@ def parse_list(ran: Ran) -> tuple[list[Gpu], list[str]]:
     return gpus, others
 
 
-def parse_query(text: str) -> dict[int, tuple[int | None, str | None]]:
+def _parse_query(text: str) -> dict[int, tuple[int | None, str | None]]:
     """Read the ``--query-gpu`` rows: memory in MiB (None where the tool has ``[N/A]``) and bus id
     by index."""
     rows: dict[int, tuple[int | None, str | None]] = {}
@@ -273,13 +528,13 @@ def parse_query(text: str) -> dict[int, tuple[int | None, str | None]]:
     return rows
 
 
-def _run_both(path: str, environ: Mapping[str, str], deadline_s: float) -> tuple[Ran, Ran]:
+def _run_both(path: str, environ: Mapping[str, str], until_s: float) -> tuple[_Ran, _Ran]:
     """Run both commands at the same time: each spends its time on starting the driver."""
     import subprocess
 
     processes: list[subprocess.Popen[bytes]] = []
     try:
-        for arguments in (("-L",), _QUERY):
+        for arguments in (("-L",), _GPUS_QUERY):
             processes.append(  # noqa: PERF401 - if the second cannot start, the first must be known
                 subprocess.Popen(
                     [path, *arguments],
@@ -290,9 +545,9 @@ def _run_both(path: str, environ: Mapping[str, str], deadline_s: float) -> tuple
                 )
             )
         first, second = (
-            Ran(text=output.decode(errors="replace"), code=process.returncode)
+            _Ran(text=output.decode(errors="replace"), code=process.returncode)
             for process in processes
-            for output in (process.communicate(timeout=max(0.0, deadline_s - time.monotonic()))[0],)
+            for output in (process.communicate(timeout=max(0.0, until_s - time.monotonic()))[0],)
         )
     except subprocess.TimeoutExpired as exc:
         raise TimeoutError from exc
@@ -319,44 +574,20 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.stdout.close()
 
 
-_PROCESSES_QUERY = ("--query-compute-apps=pid", "--format=csv,noheader,nounits")
-_ASK_S = 5.0
-_STEP_S = 0.2
-
-
-def await_release(
-    pids: Collection[int], *, bound_s: float, environ: Mapping[str, str]
-) -> tuple[int, ...]:
-    """Wait until the driver has taken back the memory of these ended processes; give those that
-    still hold some.
-
-    Returns at once where nvidia-smi is missing or does not answer: nothing can be known then.
-    """
-    path = find_smi("/", environ)
-    deadline = time.monotonic() + bound_s
-    while path is not None:
-        holders = _holders(path)
-        left = tuple(sorted(holders & set(pids)))
-        if not left or time.monotonic() >= deadline:
-            return left
-        time.sleep(_STEP_S)
-    return ()
-
-
-def _holders(path: str) -> set[int]:
+def _smi_holders(path: str, environ: Mapping[str, str], until_s: float) -> set[int] | None:
     import subprocess
 
     try:
         ran = subprocess.run(
-            [path, *_PROCESSES_QUERY],
+            [path, *_HOLDERS_QUERY],
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            timeout=_ASK_S,
+            timeout=max(0.0, until_s - time.monotonic()),
             check=False,
-            env={**os.environ, "LC_ALL": "C"},
+            env={**environ, "LC_ALL": "C"},
         )
     except (OSError, subprocess.SubprocessError):
-        return set()
+        return None
     if ran.returncode != 0:
-        return set()
+        return None
     return {int(word) for word in ran.stdout.decode(errors="replace").split() if word.isdigit()}

@@ -1,5 +1,7 @@
 /* A libnvidia-ml.so.1 with two GPUs, the second cut into two MIG slices in places 0 and 2 of three.
- * FAKE_NVML_INIT=N makes nvmlInit_v2 return N, FAKE_NVML_HANG makes it hang, FAKE_NVML_CRASH makes it crash. */
+ * FAKE_NVML_INIT=N makes nvmlInit_v2 return N, FAKE_NVML_HANG makes it hang, FAKE_NVML_CRASH makes it crash.
+ * FAKE_NVML_PROCESSES=N has N processes, from pid 1000 on, hold memory of the first GPU; pid 7 always holds memory of
+ * a slice of the second GPU, which itself may not be asked. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -43,5 +45,17 @@ int nvmlDeviceGetMigDeviceHandleByIndex(device *d, unsigned index, device **out)
     (void)d;
     if (index == 1) return 6; /* not found */
     *out = &slices[index];
+    return 0;
+}
+typedef struct { unsigned pid; unsigned long long used; unsigned gpu_instance, compute_instance; } process;
+int nvmlDeviceGetComputeRunningProcesses_v2(device *d, unsigned *count, process *out) {
+    unsigned room = *count, there = 0, first = 1000;
+    if (d->gpu == 1 && d->slice < 0) return 4; /* no permission */
+    if (d->gpu == 0 && getenv("FAKE_NVML_PROCESSES")) there = atoi(getenv("FAKE_NVML_PROCESSES"));
+    if (d->slice == 2) there = 1, first = 7;
+    *count = there;
+    if (there > room) return 7; /* insufficient size */
+    memset(out, 0xff, room * sizeof *out);
+    for (unsigned i = 0; i < there; i++) out[i].pid = first + i;
     return 0;
 }

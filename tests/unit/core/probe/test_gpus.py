@@ -16,8 +16,8 @@ import pytest
 
 from distlaunch.core.model.topology import Gpu, GpuInventory
 from distlaunch.core.probe.bounded import in_child
-from distlaunch.core.probe.gpus import NVML_NAME, probe_gpus
-from distlaunch.core.probe.nvidia import NvmlError, read_nvml
+from distlaunch.core.probe.gpus import probe_gpus
+from distlaunch.core.probe.nvidia import NVML_NAME, NvmlError, await_release, memory_holders, read_gpus
 
 DATA = Path(__file__).parents[3] / "data" / "gpus"
 PROBE = """
@@ -279,6 +279,60 @@ def test_library_is_found_by_name_where_the_linker_looks(nvml_library):
     assert subprocess.check_output([sys.executable, "-c", code], env=environ, text=True) == "42\n"
 
 
+HOLDERS = """
+import os, sys, threading, time
+from distlaunch.core.probe.nvidia import await_release, memory_holders
+if sys.argv[2] == "threads":
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+holders = memory_holders(sys.argv[1], {"PATH": ""}, until_s=time.monotonic() + float(sys.argv[3]))
+print(holders and sorted(holders))
+"""
+
+
+@pytest.fixture(params=["one thread", "threads"])
+def holders_with_library(request, machine, nvml_library):
+    machine.write("usr/lib/wsl/lib/libnvidia-ml.so.1", "")
+    shutil.copy(nvml_library, machine.root / "usr/lib/wsl/lib/libnvidia-ml.so.1")
+
+    def ask(within_s: float = 60.0, **environ: str) -> str:
+        argv = [sys.executable, "-c", HOLDERS, str(machine.root), request.param, str(within_s)]
+        return subprocess.check_output(argv, env=environ, text=True).strip()
+
+    return ask
+
+
+def test_the_library_names_processes_that_hold_memory_of_gpus_and_slices(holders_with_library):
+    assert holders_with_library() == "[7]"
+    assert holders_with_library(FAKE_NVML_PROCESSES="2") == "[7, 1000, 1001]"
+
+
+def test_more_processes_than_expected_are_all_named(holders_with_library):
+    assert holders_with_library(FAKE_NVML_PROCESSES="300") == str([7, *range(1000, 1300)])
+
+
+@pytest.mark.parametrize("environ", [{"FAKE_NVML_INIT": "9"}, {"FAKE_NVML_CRASH": "1"}])
+def test_holders_are_unknown_where_the_library_fails_and_there_is_no_tool(holders_with_library, environ):
+    assert holders_with_library(**environ) == "None"
+
+
+def test_holders_are_unknown_where_the_library_hangs(holders_with_library):
+    assert holders_with_library(within_s=1.0, FAKE_NVML_HANG="1") == "None"
+
+
+def test_without_the_library_the_tool_names_the_holders(machine):
+    machine.smi('[ "$1" = --query-compute-apps=pid ] && echo 41 && echo 42\n')
+    until_s = time.monotonic() + 60
+    assert memory_holders(str(machine.root), machine.environ, until_s=until_s) == {41, 42}
+    left = await_release([42, 43], bound_s=0.0, environ=machine.environ, root=str(machine.root))
+    assert left == (42,)
+
+
+def test_the_wait_ends_at_once_where_nothing_is_known(machine):
+    begun = time.monotonic()
+    assert await_release([42], bound_s=600.0, environ=machine.environ, root=str(machine.root)) == ()
+    assert time.monotonic() - begun < 60
+
+
 class FakeNvml:
     """NVML's functions over a list of handle codes: 0 is a GPU, another number is what asking for it returns."""
 
@@ -330,7 +384,7 @@ class FakeNvml:
 
 def test_gpus_withheld_by_a_cgroup_do_not_count():
     lib = FakeNvml(4, 0, 4, 0)
-    found, problems = read_nvml(lib)
+    found, problems = read_gpus(lib)
     assert [(gpu.index, gpu.uuid, bus) for gpu, bus in found] == [
         (0, "GPU-101", "00000000:0A:00.0"),
         (1, "GPU-103", "00000000:0A:00.0"),
@@ -339,14 +393,14 @@ def test_gpus_withheld_by_a_cgroup_do_not_count():
 
 
 def test_lost_gpu_keeps_its_index_and_is_said():
-    found, problems = read_nvml(FakeNvml(0, 15, 0))
+    found, problems = read_gpus(FakeNvml(0, 15, 0))
     assert [gpu.index for gpu, _ in found] == [0, 2]
     assert len(problems) == 1
     assert problems[0].startswith("GPU 1: GPU is lost")
 
 
 def test_mig_mode_without_slices_is_a_problem():
-    found, problems = read_nvml(FakeNvml(0, mig=True))
+    found, problems = read_gpus(FakeNvml(0, mig=True))
     assert found == []
     assert "has no MIG instance" in problems[0]
 
@@ -355,7 +409,7 @@ def test_library_is_shut_down_when_the_count_fails():
     lib = FakeNvml()
     lib.nvmlDeviceGetCount_v2 = lambda count: 999
     with pytest.raises(NvmlError, match="999"):
-        read_nvml(lib)
+        read_gpus(lib)
     assert lib.open == 0
 
 
