@@ -207,7 +207,7 @@ def test_a_lost_node_is_replaced_by_another_of_the_cluster(in_ray, cluster):
 
 
 def test_an_actor_that_hangs_is_replaced_by_one_in_the_same_place(in_ray, cluster):
-    placing = ["--num-procs", "2", "-o", "strategy=strict-pack", "--join-timeout", "20"]  # a quarter of it may it hang
+    placing = ["--num-procs", "2", "-o", "strategy=strict-pack", "--join-timeout", "48"]  # a quarter of it may it hang
     job = in_ray(cluster.address, *placing, "--lost-after", "5", "--max-restarts", "1", *SOON, PROGRAM, "wait")
     job.wait_said("waits", 2, timeout=PATIENCE_S)
     worker = job.wait_workers(2)[0]
