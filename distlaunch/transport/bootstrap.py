@@ -23,10 +23,17 @@ from collections.abc import Iterator, Sequence
 from types import ModuleType
 from typing import Any, Protocol
 
+from distlaunch.core.model.record import replace
 from distlaunch.core.model.text import printable
 from distlaunch.core.protocol.agent_messages import GREETING
 from distlaunch.transport.connect_errors import STARTUP_HINT, Trouble
-from distlaunch.transport.connection import Link
+from distlaunch.transport.connection import (
+    ConnectionEnd,
+    EndKind,
+    Link,
+    behind_shell,
+    describe_end,
+)
 
 OLDEST = (3, 10)
 PYTHONS = (
@@ -98,8 +105,6 @@ _MOST_NOISE = 64 << 10
 """So much of what came before the greeting is kept, the last of it."""
 _ENDLESS = 16 << 20
 """Who prints more than this before the greeting will not stop."""
-_SIGNALLED = 128
-"""The shell adds this to the number of the signal that killed what it ran."""
 _JOIN_S = 5.0
 _LAST_LINES = 3
 _LONGEST_LINE = 200
@@ -119,9 +124,6 @@ class Stream(Link, Protocol):
 
     def forget_words(self) -> None:
         """Have no last words but those that come from now on."""
-
-    def how_ended(self) -> str:
-        """Say what ``why_closed`` says, without last words."""
 
 
 def remote_command(*, count: int, word: str, pythons: Sequence[str] = ()) -> str:
@@ -218,7 +220,8 @@ def _ended(stream: Stream, noise: bytes, where: str) -> Trouble:
     if _NONE in lines:
         return _no_python(lines, where)
     last = words if words.strip() else noise
-    how = stream.how_ended()
+    end = replace(stream.end(), last_words="")
+    how = describe_end(end)
     if b"Traceback (most recent call last)" in words:
         return Trouble(
             "agent", f"the agent has failed to start: {how}{quoted_lines(last)}", passing=False
@@ -226,15 +229,14 @@ def _ended(stream: Stream, noise: bytes, where: str) -> Trouble:
     return Trouble(
         "agent",
         f"the login ended before the agent could start: {how}{quoted_lines(last)}",
-        passing=_was_cut(how),
+        passing=_was_cut(end),
     )
 
 
-def _was_cut(how: str) -> bool:
-    """Tell whether it was ended from outside: the connection broke, or it was killed (128 and the
-    signal's number)."""
-    status = re.search(r"status (\d+)", how)
-    return status is None or int(status[1]) > _SIGNALLED
+def _was_cut(end: ConnectionEnd) -> bool:
+    """Return whether the login was ended from outside: the connection broke, or a signal killed
+    it."""
+    return behind_shell(end).kind is not EndKind.EXITED
 
 
 def _no_python(lines: list[str], where: str) -> Trouble:

@@ -23,7 +23,14 @@ from distlaunch.core.model.text import printable
 from distlaunch.transport.bootstrap import FLAGS, STUB, quoted_lines, start_agent
 from distlaunch.transport.cleanup import bury, patience
 from distlaunch.transport.connect_errors import Trouble
-from distlaunch.transport.connection import Link, Target, Unconnected
+from distlaunch.transport.connection import (
+    ConnectionEnd,
+    EndKind,
+    Link,
+    Target,
+    Unconnected,
+    end_of_program,
+)
 from distlaunch.transport.open_files import as_found
 
 
@@ -409,17 +416,14 @@ class ProcessLink:
         with self._lock:
             self._child.forget()
 
-    def why_closed(self) -> str:
-        """Say how the program ended, and what it said last; see ``Link``."""
-        return self.how_ended() + quoted_lines(self.last_words(), 1)
-
-    def how_ended(self) -> str:
-        """Say how the program ended."""
+    def end(self) -> ConnectionEnd:
+        """Return how the program ended, and what it said last; see ``Link``."""
         if self._closed_here:
-            return "the link was closed here"
+            return ConnectionEnd(kind=EndKind.CLOSED_HERE, last_words=self._last_line())
         code = self.returncode()
         if code is None and self._ended:
             code = patience.spend(self.returncode) if self.is_polled else self.returncode(_END_S)
-        if code is None:
-            return "it closed its output"
-        return f"it was killed by signal {-code}" if code < 0 else f"it ended with status {code}"
+        return end_of_program(code, self._last_line())
+
+    def _last_line(self) -> str:
+        return quoted_lines(self.last_words(), 1)

@@ -2,11 +2,124 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from enum import Enum
+from typing import Any, Protocol
 
-from distlaunch.core.model.record import Record
+from distlaunch.core.model.record import Record, assert_never
+from distlaunch.core.model.text import printable
 from distlaunch.transport.connect_errors import ConnectFailure
+
+
+class EndKind(Enum):
+    """How a connection ended."""
+
+    EXITED = "exited"
+    """The program that carries it, or the agent, exited with a status."""
+    KILLED = "killed"
+    """A signal killed that program."""
+    OUTPUT_CLOSED = "output closed"
+    """That program closed its output, and runs on."""
+    CLOSED_HERE = "closed here"
+    CLOSED_BY_PEER = "closed by peer"
+    CLOSED = "closed"
+    """Nothing is known but that it is closed."""
+    LOST = "lost"
+    """The kernel reported an error."""
+    FAILED = "failed"
+    """The SSH client reported an error."""
+    COMMAND_REFUSED = "command refused"
+    """The SSH server refused to run the command."""
+    TOLD = "told"
+    """``text`` is what the carrier, as a ProxyCommand, says."""
+    RAY_DRIVER = "ray driver"
+    """Ray's driver ended, and with it the way to all nodes."""
+    RAY_ACTOR = "ray actor"
+    """Ray lost the actor that carries the bytes."""
+
+
+class ConnectionEnd(Record):
+    """How a connection ended, as far as that is known."""
+
+    kind: EndKind
+    number: int = 0
+    """The status of ``EXITED``, or the signal of ``KILLED``."""
+    text: str = ""
+    """What only the carrier knows; printable."""
+    last_words: str = ""
+    """What the program wrote to stderr last, behind a colon; see ``quoted_lines``."""
+
+
+_FIRST_OF_SIGNALS = 128
+"""A shell adds this to the number of the signal that killed what it ran."""
+
+
+def end_of_program(code: int | None, last_words: str) -> ConnectionEnd:
+    """Return the end of a program by its exit code as ``subprocess`` has it; None: it runs on."""
+    if code is None:
+        return ConnectionEnd(kind=EndKind.OUTPUT_CLOSED, last_words=last_words)
+    kind = EndKind.KILLED if code < 0 else EndKind.EXITED
+    return ConnectionEnd(kind=kind, number=abs(code), last_words=last_words)
+
+
+def end_to_json(end: ConnectionEnd) -> dict[str, object]:
+    """Return what ``end_from_json`` reads."""
+    return {
+        "kind": end.kind.value,
+        "number": end.number,
+        "text": end.text,
+        "last_words": end.last_words,
+    }
+
+
+def end_from_json(record: Mapping[str, Any]) -> ConnectionEnd:
+    """Return the end that another process has sent, fit for a terminal."""
+    return ConnectionEnd(
+        kind=EndKind(record["kind"]),
+        number=record["number"],
+        text=printable(record["text"]),
+        last_words=printable(record["last_words"]),
+    )
+
+
+def behind_shell(end: ConnectionEnd) -> ConnectionEnd:
+    """Return the end of a program whose parent is a shell, which reports a signal as a status."""
+    if end.kind is EndKind.EXITED and end.number > _FIRST_OF_SIGNALS:
+        number = end.number - _FIRST_OF_SIGNALS
+        return ConnectionEnd(kind=EndKind.KILLED, number=number, last_words=end.last_words)
+    return end
+
+
+def describe_end(end: ConnectionEnd, who: str = "it") -> str:
+    """Return a clause that says how a connection ended; ``who`` is the program that carries it."""
+    match end.kind:
+        case EndKind.EXITED:
+            text = f"{who} ended with status {end.number}"
+        case EndKind.KILLED:
+            text = f"{who} was killed by signal {end.number}"
+        case EndKind.OUTPUT_CLOSED:
+            text = f"{who} closed its output"
+        case EndKind.CLOSED_HERE:
+            text = "the link was closed here"
+        case EndKind.CLOSED_BY_PEER:
+            text = "the connection was closed by the peer"
+        case EndKind.CLOSED:
+            text = "the connection was closed"
+        case EndKind.LOST:
+            text = f"the connection was lost: {end.text}"
+        case EndKind.FAILED:
+            text = f"the connection has failed: {end.text}"
+        case EndKind.COMMAND_REFUSED:
+            text = "the server has refused to run a command"
+        case EndKind.TOLD:
+            text = end.text
+        case EndKind.RAY_DRIVER:
+            text = f"Ray's driver {end.text}"
+        case EndKind.RAY_ACTOR:
+            text = f"Ray has lost the actor there: {end.text}"
+        case _:
+            assert_never(end.kind)
+    return text + end.last_words
 
 
 class Link(Protocol):
@@ -31,9 +144,8 @@ class Link(Protocol):
         """Close the stream, which ends the agent; does not wait for the peer. May be called
         again."""
 
-    def why_closed(self) -> str:
-        """Say, after the end, what is known of it, as a clause: ``the connection was closed by the
-        peer``."""
+    def end(self) -> ConnectionEnd:
+        """Return, after the end, what is known of it."""
 
 
 class Target(Record):

@@ -7,6 +7,7 @@ import socket
 import threading
 
 from distlaunch.core.agent.connect import tune
+from distlaunch.transport.connection import ConnectionEnd, EndKind
 
 _CHUNK = 1 << 18
 _MOST_DRAINED = 1 << 20
@@ -23,8 +24,8 @@ class TcpLink:
             pass
         self.address = address
         self._socket = connection
-        self._ended = ""
-        """Why there is nothing more to come; empty as long as there may be."""
+        self._ended: ConnectionEnd | None = None
+        """Why there is nothing more to come; None as long as there may be."""
         self._closed = False
         self._lock = threading.Lock()
 
@@ -41,10 +42,11 @@ class TcpLink:
         except BlockingIOError:
             return b""
         except OSError as exc:
-            self._ended = f"the connection was lost: {os.strerror(exc.errno or 0).lower()}"
+            text = os.strerror(exc.errno or 0).lower()
+            self._ended = ConnectionEnd(kind=EndKind.LOST, text=text)
             return None
         if not data:
-            self._ended = "the connection was closed by the peer"
+            self._ended = ConnectionEnd(kind=EndKind.CLOSED_BY_PEER)
             return None
         return data
 
@@ -70,6 +72,6 @@ class TcpLink:
             pass  # it had ended
         self._socket.close()
 
-    def why_closed(self) -> str:
-        """Say how it ended; see ``Link``."""
-        return self._ended or "the connection was closed"
+    def end(self) -> ConnectionEnd:
+        """Return how it ended; see ``Link``."""
+        return self._ended or ConnectionEnd(kind=EndKind.CLOSED)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from distlaunch.transport.child_process import open_beside, reap
-from distlaunch.transport.connection import Target
+from distlaunch.transport.connection import Target, describe_end
 from distlaunch.transport.ssh.config import Asked
 from distlaunch.transport.ssh.host_keys import HostKeyCheck
 from distlaunch.transport.ssh.nodes import Ssh
@@ -40,7 +40,7 @@ class End:
         while have < size:
             assert self.poll.poll((deadline - time.monotonic()) * 1000), f"{have} of {size} bytes came"
             data = self.link.receive()
-            assert data is not None, f"ended after {have} bytes: {self.link.why_closed()}"
+            assert data is not None, f"ended after {have} bytes: {describe_end(self.link.end())}"
             parts.append(data)
             have += len(data)
         whole = b"".join(parts)
@@ -234,16 +234,16 @@ def test_the_end_of_the_agent_is_the_end_of_the_stream_for_ever(end):
     assert end.link.receive() is None
     assert end.link.receive() is None
     assert end.poll.poll(0)
-    assert end.link.why_closed() == "it ended with status 7"
+    assert describe_end(end.link.end()) == "it ended with status 7"
 
 
 def test_the_last_line_of_stderr_says_why_it_ended(end):
     end.link.send(b"words first\x1b[2J\nend 3\n")
     assert end.line() == "done"
     end.until_end()
-    assert end.link.why_closed() == r"it ended with status 3: first\x1b[2J"
+    assert describe_end(end.link.end()) == r"it ended with status 3: first\x1b[2J"
     end.link.close()
-    assert end.link.why_closed() == r"it ended with status 3: first\x1b[2J"
+    assert describe_end(end.link.end()) == r"it ended with status 3: first\x1b[2J"
 
 
 def test_what_it_wrote_before_its_end_comes_first(end):
@@ -258,7 +258,7 @@ def test_a_killed_agent_is_noticed_at_once(end, kind):
     end.until_end()
     assert time.monotonic() - started < 5
     said = {"beside": "it was killed by signal 9"}.get(kind, "it ended with status 137")
-    assert end.link.why_closed() == said
+    assert describe_end(end.link.end()) == said
 
 
 def test_sending_after_the_end_is_an_os_error(end):
@@ -279,7 +279,7 @@ def test_closing_twice_and_receiving_after_that_are_harmless(end):
     end.link.close()
     end.link.close()
     assert end.link.receive() is None
-    assert end.link.why_closed()
+    assert describe_end(end.link.end())
     with pytest.raises(OSError):
         end.link.send(b"x")
 

@@ -10,6 +10,7 @@ import threading
 
 import pytest
 
+from distlaunch.transport.connection import describe_end
 from distlaunch.transport.tcp_connection import TcpLink
 from tests.contract.test_links import (  # noqa: F401 - pytest collects them here, with the fixtures below
     End,
@@ -90,13 +91,13 @@ def test_the_end_of_the_peer_is_the_end_of_the_stream_for_ever(end):
     assert end.link.receive() is None
     assert end.link.receive() is None
     assert end.poll.poll(0)
-    assert end.link.why_closed() == "the connection was closed by the peer"
+    assert describe_end(end.link.end()) == "the connection was closed by the peer"
 
 
 def test_a_killed_peer_is_noticed(end):
     end.say("kill")
     end.until_end()
-    assert end.link.why_closed() == "the connection was closed by the peer"
+    assert describe_end(end.link.end()) == "the connection was closed by the peer"
 
 
 def test_a_connection_that_was_reset_is_said_to_be_lost():
@@ -107,7 +108,7 @@ def test_a_connection_that_was_reset_is_said_to_be_lost():
     caller.close()
     end = End(link)
     end.until_end()
-    assert link.why_closed() == "the connection was lost: connection reset by peer"
+    assert describe_end(link.end()) == "the connection was lost: connection reset by peer"
     link.close()
 
 
@@ -120,7 +121,7 @@ def test_closing_twice_and_receiving_after_that_are_harmless(end):
     end.link.close()
     end.link.close()
     assert end.link.receive() is None
-    assert end.link.why_closed() == "the connection was closed"
+    assert describe_end(end.link.end()) == "the connection was closed"
     with pytest.raises(OSError):
         end.link.send(b"x")
 

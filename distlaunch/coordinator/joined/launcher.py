@@ -49,7 +49,7 @@ from distlaunch.core.protocol import launcher_messages as p
 from distlaunch.core.protocol.codec import encode
 from distlaunch.core.protocol.handshake import Party
 from distlaunch.planning.rendezvous import Rendezvous
-from distlaunch.transport.connection import Link
+from distlaunch.transport.connection import Link, describe_end
 from distlaunch.transport.tcp_connection import TcpLink
 
 _LONGEST_TEXT = 1 << 18
@@ -297,7 +297,7 @@ class PeerRunner:
         try:
             for message in self._coordinator.receive():
                 if message is ReadEnd.CLOSED:
-                    self._why = self._own_fault() or link.why_closed()
+                    self._why = self._own_fault() or describe_end(link.end())
                 if isinstance(message, ReadEnd):
                     return
                 self._hearing.heard()

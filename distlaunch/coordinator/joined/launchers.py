@@ -26,7 +26,7 @@ from distlaunch.core.protocol import agent_messages as m
 from distlaunch.core.protocol import launcher_messages as p
 from distlaunch.planning.joined_plan import Member
 from distlaunch.transport.connect_errors import ConnectFailure
-from distlaunch.transport.connection import Link
+from distlaunch.transport.connection import ConnectionEnd, Link, describe_end
 from distlaunch.transport.tcp_listener import Troubles
 
 HURRIED_LEAVE_S = 0.5
@@ -516,8 +516,8 @@ class Assembly(Links[p.FromPeer]):
             self._wanted.discard(peer.node)
             self._events.append(seat.came_in_vain(peer.node, self._what, why))
 
-    def _ended(self, why: str) -> str:
-        return f"its launcher is gone: {why}"
+    def _describe_end(self, end: ConnectionEnd) -> str:
+        return f"its launcher is gone: {describe_end(end)}"
 
 
 def _turned(

@@ -24,7 +24,7 @@ from distlaunch.coordinator.policy.events_and_actions import (
     Unreachable,
 )
 from distlaunch.coordinator.policy.job_settings import Gathering, PolicySettings
-from distlaunch.coordinator.policy.losses import Loss, of_transport, who_left
+from distlaunch.coordinator.policy.losses import Loss, hint_of_transport, who_left
 from distlaunch.coordinator.policy.membership import shown
 from distlaunch.coordinator.policy.node_setup import Gatherer, Refusal
 from distlaunch.core.errors import EXIT_UNAVAILABLE, LaunchError
@@ -190,12 +190,12 @@ class Convening:
         return Disconnect(node=node)
 
     @staticmethod
-    def refuse(why: str) -> Refusal:
+    def refuse(event: Lost) -> Refusal:
         """Say that there is no attempt as no node can be reached any more."""
-        hint = of_transport(why)
+        hint = hint_of_transport(event.kind)
         return Refusal(
             exit_code=EXIT_UNAVAILABLE,
-            text=f"error: {shown(why)}" + (f"\n  hint: {hint}" if hint else ""),
+            text=f"error: {shown(event.why)}" + (f"\n  hint: {hint}" if hint else ""),
         )
 
     def host(self, node: int) -> str:

@@ -106,6 +106,8 @@ class LossKind(Enum):
     SILENT = "it did not answer"
     UNHEARD = "it heard nothing of the launcher"
     ODD = "it sent what no node of ours sends"
+    RAY_DRIVER = "Ray's driver has ended"
+    RAY_ACTOR = "Ray has lost the actor of the agent"
 
 
 class Lost(Record):

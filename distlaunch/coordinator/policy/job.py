@@ -540,7 +540,7 @@ class JobPolicy:
         wanted = self.told is None and self._fault is None
         actions = convening.lost(event, about, now, wanted=wanted)
         if event.final and self.phase in ("gathering", "preparing"):
-            return actions + self._refuse(convening.refuse(event.why))
+            return actions + self._refuse(convening.refuse(event))
         if not actions or not took_part:
             return self._continue_gathering(convening, actions, now)
         if self.phase == "preparing":

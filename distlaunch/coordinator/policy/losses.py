@@ -25,12 +25,12 @@ _CRASHED_OF_FIXED = (
     " gives a network more time than 10 s"
 )
 _OF_RAY = {
-    "Ray's driver ": "start the job again: without its driver a launcher has nothing of Ray's "
+    LossKind.RAY_DRIVER: "start the job again: without its driver a launcher has nothing of Ray's "
     "cluster",
-    "Ray has lost ": "ray list nodes, or actors, tells of it; with --max-restarts N Ray gives "
+    LossKind.RAY_ACTOR: "ray list nodes, or actors, tells of it; with --max-restarts N Ray gives "
     "another in its place",
 }
-"""By how ``transport.ray_places`` begins to say why: the number of nodes is fixed there."""
+"""The number of nodes is fixed there."""
 _SILENT = (
     "the node, its launcher or the network stood still for so long, or the machine has crashed "
     "(dmesg, journalctl -k);"
@@ -128,7 +128,7 @@ def diagnosis_of(
         message=message,
     )
     kinds = {loss.kind for loss in losses}
-    hint = of_transport(first.why)
+    hint = hint_of_transport(first.kind)
     if hint is None and len(kinds) == 1:
         hint = {LossKind.UNHEARD: _STOOD_STILL, LossKind.SILENT: _SILENT, LossKind.ODD: _ODD}.get(
             first.kind
@@ -138,9 +138,9 @@ def diagnosis_of(
     return Diagnosis(cause=cause, exit_code=first.exit_code, others=tuple(others), hint=hint)
 
 
-def of_transport(why: str) -> str | None:
-    """Give the hint for what a transport of its own kind has lost."""
-    return next((hint for begin, hint in _OF_RAY.items() if why.startswith(begin)), None)
+def hint_of_transport(kind: LossKind) -> str | None:
+    """Return the hint for a loss of which only one transport knows; None for any other."""
+    return _OF_RAY.get(kind)
 
 
 def who_left(losses: Sequence[Loss]) -> str:

@@ -30,7 +30,7 @@ from distlaunch.core.model.record import Record
 from distlaunch.core.protocol import agent_messages as m
 from distlaunch.core.protocol.agent_messages import LATE_S
 from distlaunch.core.protocol.codec import Decoder, encode
-from distlaunch.transport.connection import Link
+from distlaunch.transport.connection import ConnectionEnd, EndKind, Link
 
 START_S = 60.0
 """How long a node may take to start its workers, or to say what takes longer (an import, for
@@ -84,6 +84,17 @@ class StartBound:
         return f"its workers have not started within {now - self._began:.0f} s"
 
 
+def loss_kind(end: ConnectionEnd) -> a.LossKind:
+    """Return how a node is lost whose connection has ended so."""
+    match end.kind:
+        case EndKind.RAY_DRIVER:
+            return a.LossKind.RAY_DRIVER
+        case EndKind.RAY_ACTOR:
+            return a.LossKind.RAY_ACTOR
+        case _:
+            return a.LossKind.GONE
+
+
 _ROUND_S = 0.05
 """After so long the main loop looks at signals and deadlines before it reads the connections that
 are left."""
@@ -120,9 +131,9 @@ class Links(ABC, Generic[M]):
     def _lose(self, peer: Peer[M], why: str, kind: a.LossKind = a.LossKind.GONE) -> None:
         """Take in that a peer is gone: drop it, and tell."""
 
-    def _ended(self, why: str) -> str:
-        """Put for the user how a link has ended."""
-        return why
+    @abstractmethod
+    def _describe_end(self, end: ConnectionEnd) -> str:
+        """Say to the user how a connection has ended, as a clause."""
 
     # --- sending
 
@@ -194,9 +205,10 @@ class Links(ABC, Generic[M]):
                 if message is ReadEnd.EMPTY:
                     return False
                 if message is ReadEnd.CLOSED:
-                    self._lose(
-                        peer, self._ended("" if peer.link is None else peer.link.why_closed())
+                    end = (
+                        ConnectionEnd(kind=EndKind.CLOSED) if peer.link is None else peer.link.end()
                     )
+                    self._lose(peer, self._describe_end(end), loss_kind(end))
                     return False
                 self._take(peer, message)
                 if peer.gone.is_set():  # by its own word: what follows is nobody's

@@ -9,7 +9,6 @@ Our stdin for rank 0, where that runs on a machine of its own.
 from __future__ import annotations
 
 import os
-import re
 import select
 import stat
 import threading
@@ -19,7 +18,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from distlaunch.coordinator.policy import events_and_actions as a
-from distlaunch.coordinator.runtime.connections import Links, Peer, StartBound, Writer
+from distlaunch.coordinator.runtime.connections import Links, Peer, StartBound, Writer, loss_kind
 from distlaunch.coordinator.runtime.message_budget import NodeBudget
 from distlaunch.coordinator.runtime.message_checks import Part
 from distlaunch.coordinator.runtime.records import Desk
@@ -31,7 +30,15 @@ from distlaunch.core.probe.process_limits import explain_refusal
 from distlaunch.core.protocol import agent_messages as m
 from distlaunch.core.protocol import launcher_messages as p
 from distlaunch.transport.connect_errors import ConnectFailure
-from distlaunch.transport.connection import Link, Open, Target, Unconnected
+from distlaunch.transport.connection import (
+    ConnectionEnd,
+    Link,
+    Open,
+    Target,
+    Unconnected,
+    behind_shell,
+    describe_end,
+)
 
 LEAVE_S = 8.0
 """How long agents may take to kill what is left and to end, when the job is over."""
@@ -39,7 +46,6 @@ HURRIED_LEAVE_S = 0.5
 """The same once somebody wants the rest cut short; an agent that has not heard by then notices that
 we are gone."""
 _INTAKE_S = 10.0
-_SIGNALLED = 128
 
 
 class Fleet(Links[m.FromRemote]):
@@ -66,13 +72,13 @@ class Fleet(Links[m.FromRemote]):
         find: Callable[[], str] | None = None,
         read: Callable[[str], Sequence[Target]] = lambda _: (),
         end_opening: Callable[[], None] | None = None,
-        cut_off: Callable[[], str | None] = lambda: None,
+        cut_off: Callable[[], ConnectionEnd | None] = lambda: None,
     ) -> None:
         """``end_opening`` ends what ``open_link`` has started and is not done with; it is called
         once, and last.
 
-        ``cut_off`` says why no node can be reached any more, once that is so; no link ends by that
-        before.
+        ``cut_off`` returns how the way to all nodes has ended, once that is so; no link ends by
+        that before.
         """
         super().__init__(clock)
         self.targets = list(targets)
@@ -344,15 +350,17 @@ class Fleet(Links[m.FromRemote]):
         self._drop(peer)
         cut_off = self._cut_off()
         if greeted:
+            if cut_off is not None:
+                why, kind = self._describe_end(cut_off), loss_kind(cut_off)
             self._events.append(
-                a.Lost(node=peer.node, why=cut_off or why, final=cut_off is not None, kind=kind)
+                a.Lost(node=peer.node, why=why, final=cut_off is not None, kind=kind)
             )
         else:
             failure = ConnectFailure(host=self.targets[peer.node].host, step="agent", text=why)
             self._events.append(a.Unreachable(node=peer.node, failure=failure))
 
-    def _ended(self, why: str) -> str:
-        return _of_agent(why)
+    def _describe_end(self, end: ConnectionEnd) -> str:
+        return describe_end(behind_shell(end), "its agent")
 
     def _drop(self, peer: Peer[m.FromRemote]) -> None:
         self._parts.pop(peer.node, None)
@@ -372,14 +380,6 @@ class Fleet(Links[m.FromRemote]):
         if self._feeder is not None:
             for node, message in self._feeder.ready():
                 self.send(node, message)
-
-
-def _of_agent(why: str) -> str:
-    """Say of the agent how it ended; the shell that is its parent adds 128 to a signal's number."""
-    ended = re.fullmatch(r"it ended with status (\d+)(.*)", why, re.DOTALL)
-    if ended is not None and int(ended[1]) > _SIGNALLED:
-        return f"its agent was killed by signal {int(ended[1]) - _SIGNALLED}{ended[2]}"
-    return f"its agent {why[3:]}" if why.startswith("it ") else why
 
 
 _CHUNK_BYTES = 64 << 10

@@ -63,7 +63,7 @@ class Seat:
                 return "the agent has not started in time"
             data = self.read(1 << 16, min(left_s, 1.0))
             if data is None:
-                return f"the agent has failed to start: {self.how_ended()}"
+                return f"the agent has failed to start: {self._end_text()}"
             said += data
         self._rest = said[at + len(greeting) :]
         return None
@@ -96,19 +96,28 @@ class Seat:
         while left:
             left = left[os.write(self._agent.stdin.fileno(), left) :]
 
-    def how_ended(self) -> str:
-        """Say how the agent has ended, as a clause."""
+    def end(self) -> tuple[int | None, str]:
+        """Return the agent's exit code, and the last line of its stderr.
+
+        The code is the negated number of a signal that killed it, and None if the agent runs on.
+        """
         try:
             code = self._agent.wait(2.0)
         except subprocess.TimeoutExpired:
-            return "it closed its output"
-        how = f"it was killed by signal {-code}" if code < 0 else f"it ended with status {code}"
+            code = None
         lines = [
             line.strip()
             for line in self._words.decode(errors="replace").splitlines()
             if line.strip()
         ]
-        return how + (f": {lines[-1][:200]}" if lines else "")
+        return code, lines[-1][:200] if lines else ""
+
+    def _end_text(self) -> str:
+        code, line = self.end()
+        if code is None:
+            return "it closed its output"
+        how = f"it was killed by signal {-code}" if code < 0 else f"it ended with status {code}"
+        return f"{how}: {line}" if line else how
 
     def stop(self, within_s: float) -> None:
         """Have the agent end, which ends its workers first; wait for that."""

@@ -27,6 +27,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
+from distlaunch.transport.connection import ConnectionEnd, EndKind, end_of_program, end_to_json
 from distlaunch.transport.open_files import allow
 from distlaunch.transport.ray import actor, local_cluster
 from distlaunch.transport.ray.capacity import (
@@ -330,10 +331,10 @@ class Driver:
         up = threading.Thread(target=self._send, args=(seat, link), daemon=True)
         up.start()
         try:
-            how = self._receive(seat, link)
+            end = self._receive(seat, link)
         except Exception as exc:  # noqa: BLE001 - Ray's are many
-            how = f"Ray has lost the actor there: {said(exc)}"
-        self._tell(call=call, ended=how)
+            end = ConnectionEnd(kind=EndKind.RAY_ACTOR, text=said(exc))
+        self._tell(call=call, ended=end_to_json(end))
         with suppress(OSError):
             link.shutdown(
                 socket.SHUT_RD
@@ -348,16 +349,17 @@ class Driver:
             self._get(seat.stop.remote(_AGENT_ENDS_S), _STOPS_S)
         _let_go([seat])  # also one that hangs: whoever waits for it hears of its end then
 
-    def _receive(self, seat: Any, link: socket.socket) -> str:
-        """Carry to the launcher what comes; give how the agent has ended."""
+    def _receive(self, seat: Any, link: socket.socket) -> ConnectionEnd:
+        """Carry to the launcher what comes; return how the agent has ended."""
         coming = seat.read.remote(_CHUNK, _TURN_S)
         while (data := self._get(coming, _TURN_S + _ANSWER_S)) is not None:
             coming = seat.read.remote(_CHUNK, _TURN_S)
             try:
                 link.sendall(data)
             except OSError:  # and ``_send`` has seen it, too
-                return "the link was closed here"
-        return str(self._get(seat.how_ended.remote(), _ANSWER_S))
+                return ConnectionEnd(kind=EndKind.CLOSED_HERE)
+        code, line = self._get(seat.end.remote(), _ANSWER_S)
+        return end_of_program(code, f": {line}" if line else "")
 
     # --- the end
 

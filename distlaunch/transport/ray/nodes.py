@@ -22,7 +22,15 @@ from distlaunch.core.protocol.agent_messages import GREETING
 from distlaunch.transport.bootstrap import FLAGS, STUB, agent_zip, quoted_lines
 from distlaunch.transport.child_process import Child
 from distlaunch.transport.connect_errors import ConnectFailure, Trouble
-from distlaunch.transport.connection import Link, Target, Unconnected
+from distlaunch.transport.connection import (
+    ConnectionEnd,
+    EndKind,
+    Link,
+    Target,
+    Unconnected,
+    describe_end,
+    end_from_json,
+)
 from distlaunch.transport.ray import local_cluster
 from distlaunch.transport.ray.capacity import without_stamps
 from distlaunch.transport.tcp_connection import TcpLink
@@ -74,7 +82,7 @@ class RayPlaces:
         self._group = 0
         """Folder and process group of a cluster that was started here, for when the driver cannot
         end it any more."""
-        self._end: str | None = None
+        self._end: ConnectionEnd | None = None
         """How the driver has ended."""
         self._ended = threading.Event()
         words = [
@@ -178,7 +186,7 @@ class RayPlaces:
         ours.close()
         with self._lock:
             self._answers.pop(call, None)
-        answer.finish("")
+        answer.finish(None)
         if told is None:
             told = {
                 "problem": "Ray has not started the agent in time",
@@ -187,8 +195,8 @@ class RayPlaces:
             }
         raise Unconnected(_failure(told, target.host))
 
-    def cut_off(self) -> str | None:
-        """Say how the driver has ended, and with it the job's share of the cluster; None: it is
+    def cut_off(self) -> ConnectionEnd | None:
+        """Return how the driver has ended, and with it the job's share of the cluster; None: it is
         there."""
         return self._end
 
@@ -237,8 +245,10 @@ class RayPlaces:
         return call, answer
 
     def _gone(self) -> dict[str, Any]:
-        text = self._end or "Ray's driver does not take what it is told"
-        return {"problem": text, "hint": _AGAIN, "passing": False, "ended": True}
+        end = self._end or ConnectionEnd(
+            kind=EndKind.RAY_DRIVER, text="does not take what it is told"
+        )
+        return {"problem": describe_end(end), "hint": _AGAIN, "passing": False, "ended": end}
 
     def _read(self) -> None:
         """Take what the driver says, to its end; nobody waits for it after that."""
@@ -248,7 +258,8 @@ class RayPlaces:
             code = self._child.returncode(_TERM_S)
             how = "has closed its output" if code is None else ended_how(code)
             with self._lock:
-                self._end = f"Ray's driver {how}{quoted_lines(without_stamps(self._child.said()))}"
+                words = quoted_lines(without_stamps(self._child.said()))
+                self._end = ConnectionEnd(kind=EndKind.RAY_DRIVER, text=how, last_words=words)
                 answers = list(self._answers.values())
             self._ended.set()
             for answer in answers:
@@ -288,8 +299,12 @@ class RayPlaces:
             answer.connected.set()
         elif "waiting" in told:
             answer.say(printable(told["waiting"]))
-        elif "ended" in told or ("problem" in told and answer.is_given):
-            answer.finish(printable(told.get("ended") or told["problem"]))
+        elif "ended" in told:
+            answer.finish(end_from_json(told["ended"]))
+            with self._lock:
+                self._answers.pop(told["call"], None)
+        elif "problem" in told and answer.is_given:
+            answer.give(told)
             with self._lock:
                 self._answers.pop(told["call"], None)
         else:
@@ -318,8 +333,8 @@ class _Answer:
         self.reached = False
         self._told: dict[str, Any] | None = None
         self._given = threading.Event()
-        self.how_ended = ""
-        """The agent, as far as that is known."""
+        self.end: ConnectionEnd | None = None
+        """How the agent has ended, as far as that is known."""
 
     @property
     def is_given(self) -> bool:
@@ -332,18 +347,20 @@ class _Answer:
         return self._told
 
     def give(self, told: dict[str, Any]) -> None:
-        """Have the answer, or that there will be none."""
+        """Have the answer, or that there will be none; a problem after the answer is how the agent
+        has ended."""
         if not self._given.is_set():
             self._told = told
             self._given.set()
             self.connected.set()
         elif "problem" in told:
-            self.finish(told["problem"])
+            text = printable(told["problem"])
+            self.finish(told.get("ended") or ConnectionEnd(kind=EndKind.TOLD, text=text))
 
-    def finish(self, how: str) -> None:
+    def finish(self, end: ConnectionEnd | None) -> None:
         """Take in how the agent has ended, and end the link."""
         with self._finishing:
-            self.how_ended = self.how_ended or how
+            self.end = self.end or end
             if self._link is not None:
                 self._link.shutdown(socket.SHUT_RDWR)
                 self._link.close()
@@ -357,9 +374,9 @@ class _RayLink(TcpLink):
         super().__init__(connection, host)
         self._answer = answer
 
-    def why_closed(self) -> str:
-        """Say how it ended; see ``Link``."""
-        return self._answer.how_ended or super().why_closed()
+    def end(self) -> ConnectionEnd:
+        """Return how it ended; see ``Link``."""
+        return self._answer.end or super().end()
 
 
 def _path() -> list[str]:

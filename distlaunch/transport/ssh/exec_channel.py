@@ -20,9 +20,11 @@ from paramiko import SSHException
 from paramiko.message import Message
 from paramiko.packet import Packetizer
 
+from distlaunch.core.model.record import replace
 from distlaunch.core.model.text import printable
 from distlaunch.transport.bootstrap import quoted_lines
 from distlaunch.transport.cleanup import patience
+from distlaunch.transport.connection import ConnectionEnd, EndKind
 
 if TYPE_CHECKING:
     import paramiko
@@ -194,7 +196,7 @@ class ChannelLink:
         self._sending = threading.Lock()
         self._closing = threading.Lock()
         self._closed = False
-        self._why = ""
+        self._end: ConnectionEnd | None = None
 
     def fileno(self) -> int:
         """Give the descriptor to poll; see ``Link``."""
@@ -289,7 +291,7 @@ class ChannelLink:
             if self._closed:
                 return
             self._closed = True
-        self._why = self._why or self._known(lambda _: None)
+        self._end = self._end or self._known(lambda _: None)
         if not self._channel.closed:
             self._say_now(self._message(_EOF), self._message(_CLOSE))
         self._close_connection()
@@ -299,31 +301,28 @@ class ChannelLink:
         """Have no last words but those that come from now on."""
         self._inbox.words.clear()
 
-    def why_closed(self) -> str:
-        """Say what is known of the end, and what the agent said last; see ``Link``."""
-        return self.how_ended() + quoted_lines(self.last_words(), 1)
+    def end(self) -> ConnectionEnd:
+        """Return what is known of the end, and what the agent said last; see ``Link``."""
+        self._end = self._end or self._known(self._channel.status_event.wait)
+        return replace(self._end, last_words=quoted_lines(self.last_words(), 1))
 
-    def how_ended(self) -> str:
-        """Say what is known of the end."""
-        self._why = self._why or self._known(self._channel.status_event.wait)
-        return self._why
-
-    def _known(self, wait: Callable[[float], object]) -> str:
+    def _known(self, wait: Callable[[float], object]) -> ConnectionEnd:
         if not self._inbox.ended:
-            return "the link was closed here"
+            return ConnectionEnd(kind=EndKind.CLOSED_HERE)
         if self._transport.is_active():
             patience.spend(wait)  # the status comes right after the end of stdout
         status = self._channel.exit_status
         if status >= 0:
-            return f"it ended with status {status}"
+            return ConnectionEnd(kind=EndKind.EXITED, number=status)
         if self._transport.is_active() and not self._channel.event_ready:
-            return "the server has refused to run a command"
+            return ConnectionEnd(kind=EndKind.COMMAND_REFUSED)
         error = self._transport.get_exception()
         if said := self._wire.why_closed():
-            return said
+            return ConnectionEnd(kind=EndKind.TOLD, text=said)
         if error is None or isinstance(error, EOFError):
-            return "the connection was closed by the peer"
-        return f"the connection has failed: {printable(str(error) or type(error).__name__)}"
+            return ConnectionEnd(kind=EndKind.CLOSED_BY_PEER)
+        text = printable(str(error) or type(error).__name__)
+        return ConnectionEnd(kind=EndKind.FAILED, text=text)
 
 
 _READ = 1 << 18

@@ -17,7 +17,7 @@ from distlaunch.coordinator.runtime.remote_output import Intake
 from distlaunch.core.protocol import agent_messages as m
 from distlaunch.core.protocol.codec import Decoder, encode
 from distlaunch.transport.connect_errors import ConnectFailure
-from distlaunch.transport.connection import Target, Unconnected
+from distlaunch.transport.connection import ConnectionEnd, EndKind, Target, Unconnected
 
 WITHIN_S = 20.0
 REMARK = m.Remark(text="", warning=False)
@@ -50,8 +50,8 @@ class PairLink:
         self.closed = True
         self.ours.close()
 
-    def why_closed(self) -> str:
-        return "the connection was closed"
+    def end(self) -> ConnectionEnd:
+        return ConnectionEnd(kind=EndKind.CLOSED)
 
 
 class Kept:

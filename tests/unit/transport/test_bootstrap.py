@@ -12,9 +12,11 @@ import pytest
 from distlaunch.core.protocol.agent_messages import GREETING
 from distlaunch.transport.bootstrap import FLAGS, STUB, is_plain, remote_command, start_agent
 from distlaunch.transport.connect_errors import Trouble
+from distlaunch.transport.connection import ConnectionEnd, EndKind
 from tests.sshd import stand_in
 
 WORD = "0123456789abcdef"
+FAILED = ConnectionEnd(kind=EndKind.EXITED, number=1, last_words=": shown with more lines anyway")
 MARK = GREETING + WORD.encode() + b"\n"
 
 
@@ -22,10 +24,10 @@ class Fake:
     """A stream that gives prepared pieces, then its end or silence; always ready."""
 
     def __init__(
-        self, *pieces: bytes, ends: bool = True, words: bytes = b"", how: str = "it ended with status 1"
+        self, *pieces: bytes, ends: bool = True, words: bytes = b"", end: ConnectionEnd = FAILED
     ) -> None:
         self.pieces = list(pieces)
-        self.ends, self.words, self.how = ends, words, how
+        self.ends, self.words, self._end = ends, words, end
         self.sent = b""
         self.closed = False
         self._ready = os.eventfd(1)
@@ -47,11 +49,8 @@ class Fake:
     def last_words(self) -> bytes:
         return self.words
 
-    def why_closed(self) -> str:
-        raise AssertionError("it has the last words in it, which are shown anyway")
-
-    def how_ended(self) -> str:
-        return self.how
+    def end(self) -> ConnectionEnd:
+        return self._end
 
     def forget_words(self) -> None:
         self.words = b""
@@ -198,8 +197,8 @@ def test_stderr_is_shown_rather_than_stdout(fake):
 
 def test_a_cut_connection_may_mend_and_a_shell_that_ended_does_not(fake):
     assert trouble(fake(how="the connection was closed by the peer")).passing
-    assert not trouble(fake(how="it ended with status 127")).passing
-    assert trouble(fake(how="it ended with status 137")).passing  # it was killed
+    assert not trouble(fake(end=ConnectionEnd(kind=EndKind.EXITED, number=127))).passing
+    assert trouble(fake(end=ConnectionEnd(kind=EndKind.EXITED, number=137))).passing  # it was killed
 
 
 def test_a_hostile_node_cannot_write_escapes(fake):

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from distlaunch.core.errors import ConfigError, NodesError
-from distlaunch.transport.connection import Target, Unconnected
+from distlaunch.transport.connection import Target, Unconnected, describe_end
 from distlaunch.transport.ray import nodes
 from distlaunch.transport.ray.nodes import RayPlaces
 
@@ -101,7 +101,7 @@ def test_a_problem_after_the_agent_has_started_is_how_it_ended(driver):
     place(places)
     link = places.open(Target(host="a"), 20.0)
     until_end(link)
-    assert link.why_closed() == "worse"
+    assert describe_end(link.end()) == "worse"
     link.close()
 
 
@@ -109,13 +109,13 @@ def test_a_link_ends_when_it_is_known_how_the_agent_has_though_the_driver_holds_
     places = driver(
         "tell(call=call, places=hosts('a')); _, [link], _, _ = socket.recv_fds(control, 1 << 16, 1);"
         " tell(call=1, opened='0bcdef0', address='10.0.0.1'); os.write(link, b'last');"
-        " tell(call=1, ended='it ended with status 3'); ask()"
+        " tell(call=1, ended=dict(kind='exited', number=3, text='', last_words='')); ask()"
     )
     place(places)
     link = places.open(Target(host="a"), 20.0)
     said = until_end(link)
     assert said == b"last"
-    assert link.why_closed() == "it ended with status 3"
+    assert describe_end(link.end()) == "it ended with status 3"
     link.close()
 
 
@@ -132,7 +132,8 @@ def test_a_link_ends_no_sooner_than_it_is_known_how_its_driver_has_ended(driver)
         assert link.receive() == b""
     select.select([link], [], [], 20.0)
     assert link.receive() is None
-    assert places.cut_off() == link.why_closed() == "Ray's driver was killed by signal 9"
+    assert places.cut_off() == link.end()
+    assert describe_end(link.end()) == "Ray's driver was killed by signal 9"
     link.close()
 
 

@@ -40,7 +40,7 @@ def test_bytes_go_both_ways_after_the_greeting(start):
     assert problem is None
     seat.write(b"abc")
     assert all_of(seat) == b"abc"
-    assert seat.how_ended() == "it ended with status 0"
+    assert seat.end() == (0, "")
 
 
 def test_an_agent_that_fails_says_why(start):

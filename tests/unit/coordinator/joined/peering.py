@@ -17,6 +17,7 @@ from distlaunch.core.protocol import launcher_messages as p
 from distlaunch.core.protocol.codec import Decoder, encode
 from distlaunch.launch.make_plan import make_plan
 from distlaunch.planning.train_options import TrainOptions
+from distlaunch.transport.connection import ConnectionEnd, EndKind
 
 CLOSED = object()
 """A step: the coordinator closes the connection."""
@@ -103,8 +104,8 @@ class ScriptedLink:
     def close(self) -> None:
         self.closed = True
 
-    def why_closed(self) -> str:
-        return "the connection was closed by the peer"
+    def end(self) -> ConnectionEnd:
+        return ConnectionEnd(kind=EndKind.CLOSED_BY_PEER)
 
     def free(self) -> None:
         self._flag.close()

@@ -10,7 +10,8 @@ WHY = "Ray's driver was killed by signal 9"
 
 
 def cut_off(job, *nodes: int) -> list[p.Action]:
-    return [action for node in nodes for action in job.step(p.Lost(node=node, why=WHY, final=True))]
+    lost = [p.Lost(node=node, why=WHY, final=True, kind=p.LossKind.RAY_DRIVER) for node in nodes]
+    return [action for event in lost for action in job.step(event)]
 
 
 def test_a_job_ends_at_once_and_counts_no_restart(make_nodes):

@@ -10,6 +10,7 @@ from distlaunch.coordinator.policy import events_and_actions as a
 from distlaunch.coordinator.runtime.connections import START_S
 from distlaunch.core.protocol import agent_messages as m
 from distlaunch.transport.connect_errors import ConnectFailure
+from distlaunch.transport.connection import ConnectionEnd, EndKind
 from tests.unit.coordinator.fleets import REMARK, WITHIN_S, exited
 
 
@@ -87,12 +88,12 @@ def test_a_node_that_is_lost_with_the_way_to_all_says_so(nodes):
         fleet.join(node)
     fleet.links["n1"].theirs.close()
     fleet.pump(lambda: len(fleet.of(a.Lost)) == 1)
-    ended.append("it has ended")
+    ended.append(ConnectionEnd(kind=EndKind.RAY_DRIVER, text="has ended"))
     fleet.links["n0"].theirs.close()
     fleet.pump(lambda: len(fleet.of(a.Lost)) == 2)
     assert fleet.of(a.Lost) == [
         a.Lost(node=1, why="the connection was closed"),
-        a.Lost(node=0, why="it has ended", final=True),
+        a.Lost(node=0, why="Ray's driver has ended", final=True, kind=a.LossKind.RAY_DRIVER),
     ]
 
 
