@@ -20,6 +20,7 @@ from typing import Protocol
 from distlaunch.coordinator.joined.local_node import OwnNode, Words
 from distlaunch.coordinator.policy.events_and_actions import Signalled
 from distlaunch.coordinator.policy.job import PRESS_AGAIN
+from distlaunch.coordinator.policy.restarts import Restart, RestartRule, text_of
 from distlaunch.coordinator.policy.signals import Request, Signals, StopRequests
 from distlaunch.coordinator.policy.start_messages import Streams, start_of
 from distlaunch.coordinator.runtime import signal_pipe as signals
@@ -156,7 +157,7 @@ class PeerRunner:
         """It is not lost, but this launcher leaves it."""
         self._exit_code: int | None = None
         self._orders = Orders()
-        self._restarts = 0
+        self._restart_rule = RestartRule(allowed=settings.max_restarts)
         self._running: int | None = None
         """The attempt that has workers here."""
         self._asked = False
@@ -191,7 +192,8 @@ class PeerRunner:
                 self._events.write("job_ended", {"exit_code": self._exit_code})
                 return self._exit_code
             self._events.write(
-                "calling_again", {"attempt": self._orders.attempt, "restarts": self._restarts}
+                "calling_again",
+                {"attempt": self._orders.attempt, "restarts": self._restart_rule.count},
             )
             link, welcome = self._call()
             self._open(link)
@@ -210,9 +212,10 @@ class PeerRunner:
     def _end_of_job(self) -> int | None:
         """Give the exit code if the lost coordinator is not to be called again; else return when it
         is time to."""
-        settings, began = self._settings, self._orders.attempt >= 0
-        may_go_on = not began or self._restarts < settings.max_restarts or settings.flexible
-        if may_go_on and not self._is_odd:
+        decision = self._restart_rule.after_coordinator_loss(
+            has_begun=self._orders.attempt >= 0, flexible=self._settings.flexible
+        )
+        if isinstance(decision, Restart) and not self._is_odd:
             self._rest()
         if self._exit_code is not None or self._own.is_broken:
             return EXIT_SOFTWARE  # its workers' parent will not come again
@@ -220,9 +223,9 @@ class PeerRunner:
             return 128 + self._told
         if self._is_odd:
             return EXIT_UNAVAILABLE
-        if may_go_on:
+        if isinstance(decision, Restart):
             return None
-        self._sink.say("the job has failed: there is no restart left", level="error")
+        self._sink.say(text_of(decision), level="error")
         return EXIT_UNAVAILABLE
 
     @property
@@ -241,7 +244,7 @@ class PeerRunner:
         self._coordinator.open(link)
 
     def _apply(self) -> None:
-        attempt, restarts = self._orders.attempt, self._restarts
+        attempt, restarts = self._orders.attempt, self._restart_rule.count
         self._send(
             self._planner.apply(
                 clock=self._clock(), wall=time.time(), attempt=attempt, restarts=restarts
@@ -364,7 +367,7 @@ class PeerRunner:
             self._refuse(exc)
             self._exit_code = exc.exit_code
             return
-        self._orders.attempt, self._restarts = told.attempt, told.restarts
+        self._orders.attempt, self._restart_rule.count = told.attempt, told.restarts
         for note in (*plan.warnings, *plan.notes):
             if note not in self._noted:
                 self._noted.add(note)

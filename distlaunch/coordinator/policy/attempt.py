@@ -8,10 +8,11 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
-from distlaunch.coordinator.policy import restarts
+from distlaunch.coordinator.policy import failures
 from distlaunch.coordinator.policy.events_and_actions import Failed, Hung, LossKind
 from distlaunch.coordinator.policy.job_progress import Progress
 from distlaunch.coordinator.policy.job_settings import PolicySettings
+from distlaunch.coordinator.policy.restarts import Outcome
 from distlaunch.core.errors import EXIT_HANG
 from distlaunch.core.model.record import Record, replace
 from distlaunch.core.protocol import agent_messages as m
@@ -106,7 +107,7 @@ class Cast(Record):
 class Verdict(Record):
     """What an attempt that went wrong comes to."""
 
-    outcome: restarts.Outcome
+    outcome: Outcome
     exit_code: int
     """If the job ends with it."""
     report: Callable[..., Failed | Hung]
@@ -214,7 +215,7 @@ class Attempt:
 
     def _end(self, member: int, message: m.WorkerExited) -> WorkerEnd:
         cast = self.cast
-        return restarts.worker_end(
+        return failures.worker_end(
             message,
             host=cast.host(member),
             first_rank=cast.first_rank(member),
@@ -226,15 +227,15 @@ class Attempt:
         """Tell what a failure means for the others, if nobody has been told to stop so far."""
         if self.first_failure is None:
             self.first_failure = now
-            self._seeks_cause = restarts.looks_like_consequence(end)
+            self._seeks_cause = failures.looks_like_consequence(end)
             wait_s = (
-                CAUSE_S if self._seeks_cause else SAME_S if restarts.may_be_shared(end) else 0.0
+                CAUSE_S if self._seeks_cause else SAME_S if failures.may_be_shared(end) else 0.0
             )
             if wait_s and not self.has_ended:
                 self.others_until = now + wait_s
                 return "wait"
         elif self.others_until is not None and (
-            not self._seeks_cause or restarts.looks_like_consequence(end)
+            not self._seeks_cause or failures.looks_like_consequence(end)
         ):
             return "go on"
         return "stop"
@@ -303,9 +304,9 @@ class Attempt:
         ``lived_s``: until it hung, if it did; ``told``: we were, to stop; ``port``: rank 0's.
         """
         went_on, world_size = progress.went_on(), self.cast.world_size
-        after_grace = None if told else restarts.after_grace(settings)
+        after_grace = None if told else failures.after_grace(settings)
         if self.hang is not None:
-            outcome = restarts.Outcome.after(
+            outcome = Outcome.after(
                 self.hang.signature, lived_s, min_uptime_s=settings.min_uptime_s, went_on=went_on
             )
             killed = tuple(
@@ -321,21 +322,21 @@ class Attempt:
             )
             return Verdict(outcome=outcome, exit_code=EXIT_HANG, report=hung)
         ends = [*self.failures, *self.finished]
-        diagnosis = restarts.diagnose(
+        diagnosis = failures.diagnose(
             ends, settings, world_size=world_size, after_grace=after_grace, master_port=port
         )
         if self.losses:
             from distlaunch.coordinator.policy import losses
 
             if not losses.explains(diagnosis, self.failures, self.losses):
-                others = restarts.doing(ends, world_size=world_size, after_grace=after_grace)
+                others = failures.doing(ends, world_size=world_size, after_grace=after_grace)
                 may_have_bounds = settings.gathering is None or settings.gathering.may_have_bounds
                 diagnosis = losses.diagnosis_of(
                     self.losses, others, latest=progress.latest, may_have_bounds=may_have_bounds
                 )
                 diagnosis = self._with_killed(diagnosis, after_grace)
                 lived_s = self.losses[0].ended_s
-                outcome = restarts.Outcome.after(
+                outcome = Outcome.after(
                     None, lived_s, min_uptime_s=settings.min_uptime_s, went_on=went_on
                 )
                 report = partial(Failed, diagnosis=diagnosis, attempt=self.number)
@@ -344,7 +345,7 @@ class Attempt:
                 )
             diagnosis = losses.with_losses(diagnosis, self.losses)
         diagnosis = self._with_killed(diagnosis, after_grace)
-        outcome = restarts.Outcome.of(
+        outcome = Outcome.of(
             diagnosis, self.failures, min_uptime_s=settings.min_uptime_s, went_on=went_on
         )
         report = partial(Failed, diagnosis=diagnosis, attempt=self.number)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import TYPE_CHECKING, Literal
 
+from distlaunch.coordinator.policy.restarts import Final, RestartDecision
 from distlaunch.core.model.plan import LaunchPlan
 from distlaunch.core.model.record import Record
 from distlaunch.core.protocol import agent_messages as m
@@ -235,20 +236,24 @@ class Entry(Record):
 
 
 class Failed(Record):
-    """An attempt failed. ``final``: the job ends with it; else a restart follows."""
+    """An attempt failed."""
 
     diagnosis: Diagnosis
     attempt: int
-    final: bool
-    why_final: str | None = None
+    decision: RestartDecision
     restarts: int = 0
     """How many there have been before; attempts may be more, where nodes were replaced."""
     while_stopping: bool = False
     """Workers failed after the job was told to stop; the exit code is that of the stop."""
 
+    @property
+    def final(self) -> bool:
+        """Return whether the job ends with this attempt."""
+        return isinstance(self.decision, Final)
+
 
 class Hung(Record):
-    """An attempt hung and was ended. ``final``: the job ends with it; else a restart follows."""
+    """An attempt hung and was ended."""
 
     diagnosis: HangDiagnosis
     killed: tuple[int, ...]
@@ -258,10 +263,14 @@ class Hung(Record):
     leftovers: str | None
     """Which processes that workers had left were killed; None if there were none."""
     attempt: int
-    final: bool
-    why_final: str | None = None
+    decision: RestartDecision
     restarts: int = 0
     """As in ``Failed``."""
+
+    @property
+    def final(self) -> bool:
+        """Return whether the job ends with this attempt."""
+        return isinstance(self.decision, Final)
 
 
 class KeepStacks(Record):

@@ -8,10 +8,9 @@ except where an attempt starts or stops.
 from __future__ import annotations
 
 import signal
-from collections import deque
 from typing import TYPE_CHECKING, Literal
 
-from distlaunch.coordinator.policy import restarts
+from distlaunch.coordinator.policy import failures
 from distlaunch.coordinator.policy.attempt import Attempt, Cast, Verdict
 from distlaunch.coordinator.policy.events_and_actions import (
     Action,
@@ -41,6 +40,14 @@ from distlaunch.coordinator.policy.events_and_actions import (
 from distlaunch.coordinator.policy.hang_detection import Watch
 from distlaunch.coordinator.policy.job_progress import Progress
 from distlaunch.coordinator.policy.job_settings import PolicySettings
+from distlaunch.coordinator.policy.restarts import (
+    Final,
+    FinalReason,
+    Outcome,
+    Restart,
+    RestartDecision,
+    RestartRule,
+)
 from distlaunch.coordinator.policy.signals import Request, Signals, StopRequests
 from distlaunch.core.errors import EXIT_SOFTWARE, EXIT_UNAVAILABLE, EXIT_USAGE
 from distlaunch.core.model.record import assert_never
@@ -75,8 +82,6 @@ class JobPolicy:
         scheduler = settings.scheduler
         self.phase: Phase = "new"
         self.attempt = 0 if scheduler is None else scheduler.attempt
-        self.restarts = 0
-        """How many there have been; attempts are more where nodes that were lost were replaced."""
         self.told: int | None = None
         """The signal that told us to stop."""
         self.progress = Progress()
@@ -101,10 +106,9 @@ class JobPolicy:
         self._fault: str | None = None
         self._nodes_lost = 0
         """In all attempts that have ended."""
-        self._restart_times: deque[float] = deque()
-        self._previous: restarts.Outcome | None = None
-        self._retried_s: float | None = None
-        """A failure that was the one before again has been retried, as it had so much uptime."""
+        self._restart_rule = RestartRule(
+            allowed=settings.max_restarts, window_s=settings.restart_window_s
+        )
         self._signals = Signals(
             holds=scheduler is not None and scheduler.signals_all and settings.gathering is not None
         )
@@ -129,6 +133,11 @@ class JobPolicy:
     def world_size(self) -> int:
         """Workers of this attempt; 0 before it is known who takes part."""
         return self._run.cast.world_size
+
+    @property
+    def restarts(self) -> int:
+        """How many there have been; attempts are more if lost nodes were replaced."""
+        return self._restart_rule.count
 
     def deadline(self) -> float | None:
         """Return the time at which ``Tick`` is due; None: at no time."""
@@ -286,8 +295,7 @@ class JobPolicy:
         if self.phase not in ("new", "gathering") or known.attempt < self.attempt:
             return []
         self.attempt = known.attempt + 1
-        self.restarts = max(self.restarts, known.restarts + 1)
-        self._restart_times.extend([now] * (self.restarts - len(self._restart_times)))
+        self._restart_rule.on_takeover(known.restarts, now)
         return [
             Entry(type="taken_over", fields={"attempt": self.attempt, "restarts": self.restarts})
         ]
@@ -768,48 +776,37 @@ class JobPolicy:
             return self._end_stopped(told)
         if replaced and not run.left:
             return self._go_on_without(now)
-        why = "told to stop" if self.told is not None else self._why_not_again(verdict.outcome, now)
-        if why is None and run.left:
-            why = "not restarted: what is left of this attempt would meet the next one"
-        signum = self.told
-        if why is None and self._told_late is not None:
-            why, signum = "told to stop", self._told_late
-        if why is not None:
-            report = verdict.report(
-                final=True, why_final=settings.dialect.spelt(why), restarts=self.restarts
-            )
-            return [report, *self._end(verdict.exit_code if signum is None else 128 + signum)]
-        return self._restart(verdict, now)
+        decision = self._decide(verdict.outcome, now)
+        if isinstance(decision, Restart):
+            return self._restart(verdict, decision, now)
+        report = verdict.report(decision=decision, restarts=self.restarts)
+        if told is not None and decision.reason is FinalReason.STOPPED:
+            return [report, *self._end(128 + told)]
+        return [report, *self._end(verdict.exit_code)]
 
     def _failed_before_told(self) -> bool:
         first = self._run.first_failure
         return first is not None and first <= self._told_at
 
-    def _why_not_again(self, outcome: restarts.Outcome, now: float) -> str | None:
-        window = self.settings.restart_window_s
-        while window is not None and self._restart_times and now - self._restart_times[0] > window:
-            self._restart_times.popleft()
-        return restarts.why_final(
+    def _decide(self, outcome: Outcome, now: float) -> RestartDecision:
+        if self.told is not None:
+            return Final(reason=FinalReason.STOPPED)
+        decision = self._restart_rule.after_failure(
             outcome,
-            self._previous,
-            used=len(self._restart_times),
-            allowed=self.settings.max_restarts,
-            window_s=window,
-            retried_s=self._retried_s if outcome.is_same(self._previous) else None,
+            now,
             cut_off=self._convening is not None and self._convening.is_cut_off,
+            processes_left=bool(self._run.left),
         )
+        if isinstance(decision, Restart) and self._told_late is not None:
+            return Final(reason=FinalReason.STOPPED)
+        return decision
 
-    def _restart(self, verdict: Verdict, now: float) -> list[Action]:
-        report = verdict.report(final=False, restarts=self.restarts)
-        self._retried_s = (
-            verdict.outcome.enough_s if verdict.outcome.is_same(self._previous) else None
-        )
-        self._previous = verdict.outcome
-        self._restart_times.append(now)
-        self.restarts += 1
+    def _restart(self, verdict: Verdict, decision: Restart, now: float) -> list[Action]:
+        report = verdict.report(decision=decision, restarts=self.restarts)
+        self._restart_rule.on_restart(verdict.outcome, now)
         self.attempt += 1
         fields = {"attempt": self.attempt, "of": self.settings.max_restarts}
-        killed = self._run.killed_text(restarts.after_grace(self.settings))
+        killed = self._run.killed_text(failures.after_grace(self.settings))
         warned = [] if killed is None else [Say(text=killed, level="warning")]
         return [*warned, report, Entry(type="restarting", fields=fields), *self._begin_attempt(now)]
 
@@ -834,7 +831,7 @@ class JobPolicy:
         if run.losses:
             left += f"; {counted(len(run.losses), 'node')} had been lost"
         said = f"{counted(run.up, 'worker')} ended{left}" if run.up else "no worker had started"
-        diagnosis = restarts.diagnose_stop(
+        diagnosis = failures.diagnose_stop(
             [*run.failures, *run.finished], self.settings, world_size=run.cast.world_size
         )
         if diagnosis is None:
@@ -845,7 +842,7 @@ class JobPolicy:
         failed = Failed(
             diagnosis=diagnosis,
             attempt=self.attempt,
-            final=True,
+            decision=Final(reason=FinalReason.STOPPED),
             restarts=self.restarts,
             while_stopping=True,
         )

@@ -6,8 +6,8 @@ import signal
 from collections.abc import Iterable, Mapping, Sequence
 
 from distlaunch.coordinator.policy.events_and_actions import LossKind
+from distlaunch.coordinator.policy.failures import looks_like_consequence
 from distlaunch.coordinator.policy.job_progress import STEP
-from distlaunch.coordinator.policy.restarts import looks_like_consequence
 from distlaunch.core.errors import EXIT_UNAVAILABLE
 from distlaunch.core.model.host_list import name_hosts
 from distlaunch.core.model.record import Record, replace

@@ -1,103 +1,60 @@
-"""Whether a failed attempt is worth another. Pure; diagnosis is imported when something has
-failed."""
+"""The restart rule: whether a job gets another attempt, and if not, why. Pure.
+
+The policy decides by it after an attempt that failed, and a launcher that has joined a job after
+the coordinator was lost.
+"""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
+from enum import Enum, auto
 
-from distlaunch.coordinator.policy.job_settings import PolicySettings
-from distlaunch.core.model.record import Record, replace
-from distlaunch.core.protocol import agent_messages as m
+from distlaunch.core.model.record import Record, assert_never, replace
 from distlaunch.diagnosis.model import Diagnosis, RepeatKind, WorkerEnd
 
-SHORT_TAIL_BYTES = 2048
-"""Enough of a failed worker's last words to tell symptom from cause."""
+
+class FinalReason(Enum):
+    """Why there is no further attempt."""
+
+    NOT_WANTED = auto()
+    """--max-restarts is 0."""
+    WOULD_REPEAT = auto()
+    """The failure would certainly repeat."""
+    USED_UP = auto()
+    NO_PROGRESS = auto()
+    """The same failure twice, without progress in between."""
+    NO_NODE = auto()
+    """No node can be reached any more."""
+    PROCESSES_LEFT = auto()
+    """Processes of the attempt are left that not even KILL ended."""
+    STOPPED = auto()
+    """The job was told to stop."""
+    COORDINATOR_LOST = auto()
+    """A launcher that has joined the job lost the coordinator, and all restarts are used up."""
 
 
-def after_grace(settings: PolicySettings) -> str:
-    """Say why workers were killed that had not ended when they were told to."""
-    return settings.dialect.spelt(f"after the {settings.failure_grace_s:g} s of --failure-grace")
+class Restart(Record):
+    """There is another attempt."""
 
 
-def diagnose(
-    ends: Sequence[WorkerEnd],
-    settings: PolicySettings,
-    *,
-    world_size: int,
-    after_grace: str | None,
-    master_port: int | None = None,
-) -> Diagnosis:
-    """Find the first cause, among the workers that ended badly; its hint speaks the user's
-    dialect."""
-    from distlaunch.diagnosis.first_cause import diagnose as find
+class Final(Record):
+    """There is no further attempt. The fields but ``reason`` are for the text."""
 
-    found = find(
-        ends,
-        world_size=world_size,
-        python=settings.python,
-        after_grace=after_grace,
-        adds_local_rank=settings.adds_local_rank,
-        dashes_first=settings.dashes_first,
-        master_port=master_port,
-    )
-    return replace(found, hint=settings.dialect.spelt(found.hint)) if found.hint else found
+    reason: FinalReason
+    allowed: int = 0
+    """For ``USED_UP``, as are the next two: how many restarts the job may have."""
+    window_s: float | None = None
+    """Within how many seconds."""
+    retried_s: float | None = None
+    """The same failure has been retried before, because the attempt had run for so long."""
+    repeats: RepeatKind | None = None
+    """For ``WOULD_REPEAT``."""
+    by_steps: bool = False
+    """For ``NO_PROGRESS``: progress is known from heartbeats."""
 
 
-def diagnose_stop(
-    ends: Sequence[WorkerEnd], settings: PolicySettings, *, world_size: int
-) -> Diagnosis | None:
-    """Explain how workers failed after the job was told to stop; None if none did."""
-    if all(end.returncode == 0 for end in ends):
-        return None  # and diagnosis need not be imported
-    from distlaunch.diagnosis.first_cause import diagnose_stop as find
-
-    found = find(ends, world_size=world_size, python=settings.python)
-    return (
-        replace(found, hint=settings.dialect.spelt(found.hint)) if found and found.hint else found
-    )
-
-
-def doing(
-    ends: Sequence[WorkerEnd], *, world_size: int, after_grace: str | None
-) -> tuple[str, ...]:
-    """Say what all workers were doing, where something else than a worker is the cause."""
-    from distlaunch.diagnosis.first_cause import doing as find
-
-    return find(ends, world_size=world_size, after_grace=after_grace)
-
-
-def looks_like_consequence(end: WorkerEnd) -> bool:
-    """Tell whether this failure is more likely a symptom of another worker's."""
-    from distlaunch.diagnosis.first_cause import looks_like_consequence as looks
-
-    return looks(end)
-
-
-def may_be_shared(end: WorkerEnd) -> bool:
-    """Tell whether the other ranks may be about to end by the same exception."""
-    return end.error_file is not None or (end.returncode > 0 and bool(end.stderr_tail.strip()))
-
-
-def worker_end(
-    message: m.WorkerExited, *, host: str, first_rank: int, ended_s: float, whole: bool
-) -> WorkerEnd:
-    """Keep of a worker's end what diagnosis reads; unless ``whole`` only the last of its last
-    words."""
-    return WorkerEnd(
-        rank=message.rank,
-        local_rank=message.rank - first_rank,
-        host=host,
-        pid=message.pid,
-        returncode=message.returncode,
-        ended_s=ended_s,
-        uptime_s=message.uptime_s,
-        told_to_stop=message.told_to_stop,
-        stderr_tail=message.tail if whole else message.tail[-SHORT_TAIL_BYTES:],
-        error_file=message.error_file.encode()
-        if whole and message.error_file is not None
-        else None,
-        oom_kills=message.oom_kills,
-    )
+RestartDecision = Restart | Final
 
 
 class Outcome(Record):
@@ -106,12 +63,12 @@ class Outcome(Record):
     signature: tuple[str, str] | None
     repeats: RepeatKind | None
     progressed: bool
-    """It came to a step beyond the best before; where no steps are reported, it ran for
+    """It came to a step beyond the best before; if no steps are reported, it ran for
     --min-uptime."""
     by_steps: bool = False
     """Steps are reported."""
     enough_s: float | None = None
-    """So long it ran, if that is what counted as progress."""
+    """How long it ran, if that is what counted as progress."""
 
     @staticmethod
     def of(
@@ -121,8 +78,10 @@ class Outcome(Record):
         min_uptime_s: float,
         went_on: bool | None,
     ) -> Outcome:
-        """Sum up an attempt; ``went_on`` is what its heartbeats say of its progress, if
-        anything."""
+        """Return the outcome of an attempt that failed by workers.
+
+        ``went_on``: whether heartbeats show progress; None if there were none.
+        """
         first = diagnosis.cause.ranks[0]
         uptime_s = next((end.uptime_s for end in failures if end.rank == first), 0.0)
         outcome = Outcome.after(
@@ -138,7 +97,7 @@ class Outcome(Record):
         min_uptime_s: float,
         went_on: bool | None,
     ) -> Outcome:
-        """Sum up an attempt that went well for so long."""
+        """Return the outcome of an attempt that went well for ``lived_s``."""
         long_enough = lived_s >= min_uptime_s
         return Outcome(
             signature=signature,
@@ -149,59 +108,119 @@ class Outcome(Record):
         )
 
     def is_same(self, other: Outcome | None) -> bool:
-        """Tell whether it failed at the same place as another attempt, in the same way."""
+        """Return whether both attempts failed at the same place in the same way."""
         return (
             other is not None and self.signature is not None and self.signature == other.signature
         )
 
 
-def _progress_hint(outcome: Outcome) -> str:
-    if outcome.by_steps:
-        return "progress is a higher step (heartbeat) than in any attempt before"
-    return (
-        "without heartbeats (`distlaunch help progress`) only an attempt of --min-uptime counts "
-        "as\n"
-        "    progress; --min-uptime 0 has every failure tried again"
-    )
+class RestartRule:
+    """Decides on restarts, and counts them. Times are seconds on the job's clock."""
+
+    def __init__(self, *, allowed: int, window_s: float | None = None) -> None:
+        self._allowed = allowed
+        self._window_s = window_s
+        self.count = 0
+        """How many restarts there have been."""
+        self._times: deque[float] = deque()
+        """Of those that count against ``allowed``."""
+        self._previous: Outcome | None = None
+        self._retried_s: float | None = None
+        """Uptime that counted as progress when the failure of ``_previous`` was a repetition."""
+
+    def after_failure(
+        self, outcome: Outcome, now: float, *, cut_off: bool = False, processes_left: bool = False
+    ) -> RestartDecision:
+        """Decide after an attempt that failed.
+
+        ``cut_off``: no node can be reached any more. ``processes_left``: some of its processes
+        still run.
+        """
+        while self._window_s is not None and self._times and now - self._times[0] > self._window_s:
+            self._times.popleft()
+        if self._allowed == 0:
+            return Final(reason=FinalReason.NOT_WANTED)
+        if outcome.repeats is not None and not outcome.progressed:
+            return Final(reason=FinalReason.WOULD_REPEAT, repeats=outcome.repeats)
+        is_same = outcome.is_same(self._previous)
+        if len(self._times) >= self._allowed:
+            return Final(
+                reason=FinalReason.USED_UP,
+                allowed=self._allowed,
+                window_s=self._window_s,
+                retried_s=self._retried_s if is_same else None,
+            )
+        if is_same and not outcome.progressed:
+            return Final(reason=FinalReason.NO_PROGRESS, by_steps=outcome.by_steps)
+        if cut_off:
+            return Final(reason=FinalReason.NO_NODE)
+        if processes_left:
+            return Final(reason=FinalReason.PROCESSES_LEFT)
+        return Restart()
+
+    def after_coordinator_loss(self, *, has_begun: bool, flexible: bool) -> RestartDecision:
+        """Decide whether a launcher that has joined calls the lost coordinator again.
+
+        ``has_begun``: it knows of an attempt; before the first, a call is no restart.
+        ``flexible``: the job goes on without a node, and takes it in again.
+        """
+        if not has_begun or flexible or self.count < self._allowed:
+            return Restart()
+        return Final(reason=FinalReason.COORDINATOR_LOST)
+
+    def on_restart(self, outcome: Outcome, now: float) -> None:
+        """Count a restart after an attempt with this outcome."""
+        self._retried_s = outcome.enough_s if outcome.is_same(self._previous) else None
+        self._previous = outcome
+        self._times.append(now)
+        self.count += 1
+
+    def on_takeover(self, known: int, now: float) -> None:
+        """Count a restart for a coordinator that was lost after ``known`` restarts."""
+        self.count = max(self.count, known + 1)
+        self._times.extend([now] * (self.count - len(self._times)))
 
 
-def _retried_hint(retried_s: float) -> str:
-    return (
-        f"the same failure was tried again: without heartbeats (`distlaunch help progress`),\n"
-        f"    {retried_s:.1f} s of uptime counted as progress; use heartbeats, or a longer "
-        "--min-uptime"
-    )
-
-
-def why_final(
-    outcome: Outcome,
-    previous: Outcome | None,
-    *,
-    used: int,
-    allowed: int,
-    window_s: float | None,
-    retried_s: float | None = None,
-    cut_off: bool = False,
-) -> str | None:
-    """Say why there is no further attempt, or None if there is one. An empty text: nothing was
-    asked for.
-
-    ``retried_s``: this very failure has been tried again before, because of so much uptime.
-    ``cut_off``: there is no way to any node any more.
-    """
-    if allowed == 0:
-        return ""
-    if outcome.repeats is not None and not outcome.progressed:
-        article = "an" if outcome.repeats[0] in "aeio" else "a"  # "a usage error"
-        return f"not restarted: {article} {outcome.repeats} would repeat"
-    if used >= allowed:
-        within = f" within {window_s:g} s" if window_s is not None else ""
-        used_up = f"all {allowed} restarts are" if allowed > 1 else "the one restart is"
-        hint = f"\n  hint: {_retried_hint(retried_s)}" if retried_s is not None else ""
-        return f"{used_up} used up{within}{hint}"
-    if outcome.is_same(previous) and not outcome.progressed:
-        return (
-            "not restarted: the same failure twice without progress\n  hint: "
-            f"{_progress_hint(outcome)}"
-        )
-    return "not restarted: no node can be reached any more" if cut_off else None
+def text_of(decision: Final) -> str:
+    """Return why there is no further attempt; empty if nobody asked for restarts."""
+    match decision.reason:
+        case FinalReason.NOT_WANTED:
+            return ""
+        case FinalReason.WOULD_REPEAT:
+            article = "an" if (decision.repeats or "")[:1] in tuple("aeio") else "a"
+            return f"not restarted: {article} {decision.repeats} would repeat"
+        case FinalReason.USED_UP:
+            within = f" within {decision.window_s:g} s" if decision.window_s is not None else ""
+            used_up = (
+                f"all {decision.allowed} restarts are"
+                if decision.allowed > 1
+                else "the one restart is"
+            )
+            hint = (
+                ""
+                if decision.retried_s is None
+                else "\n  hint: the same failure was tried again: without heartbeats"
+                " (`distlaunch help progress`),\n"
+                f"    {decision.retried_s:.1f} s of uptime counted as progress; use heartbeats, or"
+                " a longer --min-uptime"
+            )
+            return f"{used_up} used up{within}{hint}"
+        case FinalReason.NO_PROGRESS:
+            hint = (
+                "progress is a higher step (heartbeat) than in any attempt before"
+                if decision.by_steps
+                else "without heartbeats (`distlaunch help progress`) only an attempt of"
+                " --min-uptime counts as\n"
+                "    progress; --min-uptime 0 has every failure tried again"
+            )
+            return f"not restarted: the same failure twice without progress\n  hint: {hint}"
+        case FinalReason.NO_NODE:
+            return "not restarted: no node can be reached any more"
+        case FinalReason.PROCESSES_LEFT:
+            return "not restarted: what is left of this attempt would meet the next one"
+        case FinalReason.STOPPED:
+            return "told to stop"
+        case FinalReason.COORDINATOR_LOST:
+            return "the job has failed: there is no restart left"
+        case _:
+            assert_never(decision.reason)

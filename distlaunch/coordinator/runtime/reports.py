@@ -8,6 +8,7 @@ import time
 from contextlib import suppress
 
 from distlaunch.coordinator.policy import events_and_actions as a
+from distlaunch.coordinator.policy.restarts import Final, text_of
 from distlaunch.coordinator.runtime.error_file import ErrorFile
 from distlaunch.coordinator.runtime.records import Desk, EventLog
 from distlaunch.coordinator.runtime.run_directory import RunDir
@@ -112,7 +113,7 @@ class Reporter:
             if cause.exception_type
             else cause.message or cause.summary
         )
-        self._last_words(text, action.why_final)
+        self._last_words(text, action)
         self._desk.do(
             lambda: self._error_file.write(what, text, diagnosis.exit_code, recorded=recorded)
         )
@@ -178,7 +179,7 @@ class Reporter:
             ),
         ]
         text = "\n".join(lines)
-        self._last_words(text, action.why_final)
+        self._last_words(text, action)
         self._desk.do(
             lambda: self._error_file.write(
                 action.diagnosis.text.partition("\n")[0], text, EXIT_HANG
@@ -218,9 +219,11 @@ class Reporter:
             first = text.partition("\n")[0].removeprefix("error: ")
             self._desk.do(lambda: self._error_file.write(first, text, exit_code))
 
-    def _last_words(self, text: str, why_final: str | None) -> None:
-        if why_final:
-            text = f"{text.rstrip()}\n  {why_final}\n"
+    def _last_words(self, text: str, action: a.Failed | a.Hung) -> None:
+        of_stop = isinstance(action, a.Failed) and action.while_stopping
+        if isinstance(action.decision, Final) and not of_stop:
+            why = self._dialect.spelt(text_of(action.decision))
+            text = f"{text.rstrip()}\n  {why}\n" if why else text
         self._desk.do(lambda: self._run_dir.write_report(text.rstrip() + "\n"))
         self._sink.say(text.rstrip(), level="error")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from distlaunch.coordinator.policy import events_and_actions as p
+from distlaunch.coordinator.policy.restarts import Final, FinalReason
 
 WHY = "Ray's driver was killed by signal 9"
 
@@ -22,7 +23,7 @@ def test_a_job_ends_at_once_and_counts_no_restart(make_nodes):
     assert not job.entries("restarting")
     [failed] = job.of(p.Failed)
     assert failed.final
-    assert failed.why_final == "not restarted: no node can be reached any more"
+    assert failed.decision == Final(reason=FinalReason.NO_NODE)
     assert failed.diagnosis.cause.summary == f"2 nodes are lost: {WHY}"
     assert failed.diagnosis.hint.startswith("start the job again")
 
@@ -31,7 +32,7 @@ def test_nothing_is_said_of_restarts_that_nobody_wanted(make_nodes):
     job = make_nodes(2).run()
     cut_off(job, 0, 1)
     [failed] = job.of(p.Failed)
-    assert (failed.final, failed.why_final, job.exit_code) == (True, "", 69)
+    assert (failed.decision, job.exit_code) == (Final(reason=FinalReason.NOT_WANTED), 69)
 
 
 def test_a_failure_that_came_before_is_what_the_job_ends_by(make_nodes):
@@ -39,7 +40,7 @@ def test_a_failure_that_came_before_is_what_the_job_ends_by(make_nodes):
     job.exited(0, 7, tail=job.RAISED)
     cut_off(job, 0, 1)
     [failed] = job.of(p.Failed)
-    assert failed.why_final == "not restarted: no node can be reached any more"
+    assert failed.decision == Final(reason=FinalReason.NO_NODE)
     assert job.exit_code == 7
 
 

@@ -8,6 +8,7 @@ from distlaunch.coordinator.policy import events_and_actions as p
 from distlaunch.coordinator.policy.job import NOTICE_S
 from distlaunch.core.protocol import agent_messages as m
 from distlaunch.core.protocol.spawner_messages import Leftovers, LeftProcess
+from distlaunch.coordinator.policy.restarts import Final, FinalReason
 
 
 def test_begin_asks_every_node_to_prepare_and_only_the_master_for_a_port(make_job):
@@ -113,7 +114,7 @@ def test_processes_that_not_even_kill_ended_keep_the_job_from_a_restart(make_job
     assert job.exit_code == 1
     assert "pid 7" in job.said
     [failed] = job.of(p.Failed)
-    assert failed.why_final.startswith("not restarted")
+    assert failed.decision == Final(reason=FinalReason.PROCESSES_LEFT)
 
 
 def test_nothing_happens_after_the_end(make_job):

@@ -6,12 +6,18 @@ import pytest
 
 from distlaunch.coordinator.policy import events_and_actions as p
 from distlaunch.coordinator.policy.attempt import CAUSE_S, SAME_S, TAILS_KEPT
-from distlaunch.coordinator.policy.restarts import Outcome, why_final
+from distlaunch.coordinator.policy.restarts import Final, FinalReason, Outcome, Restart, RestartRule, text_of
 from distlaunch.core.protocol import agent_messages as m
 
 
 def stops(job, actions) -> list[tuple[int, int, float]]:
     return [(node, stop.signum, stop.grace_s) for node, stop in job.sent(m.Stop, actions)]
+
+
+def why_final(job) -> str:
+    decision = job.of(p.Failed)[-1].decision
+    assert isinstance(decision, Final)
+    return text_of(decision)
 
 
 def test_the_first_failure_stops_all_workers_on_all_nodes(make_job):
@@ -51,7 +57,7 @@ def test_a_failed_job_exits_as_the_worker_that_is_named(make_job, returncode, co
     assert job.exit_code == code
     [failed] = job.of(p.Failed)
     assert failed.diagnosis.cause.ranks == (1,)
-    assert (failed.attempt, failed.final, failed.why_final) == (0, True, "")
+    assert (failed.attempt, failed.decision) == (0, Final(reason=FinalReason.NOT_WANTED))
 
 
 def test_what_the_report_reads_of_a_worker_is_its_place_and_its_words(make_job):
@@ -174,7 +180,7 @@ def test_a_restart_prepares_all_nodes_again_with_a_fresh_port(make_job):
     job = make_job(nodes=2, max_restarts=2).run()
     actions = job.fail()
     [failed] = job.of(p.Failed, actions)
-    assert (failed.final, failed.why_final, job.exit_code) == (False, None, None)
+    assert (failed.decision, job.exit_code) == (Restart(), None)
     assert job.sent(m.Prepare, actions) == [(0, m.Prepare(attempt=1, port=0)), (1, m.Prepare(attempt=1, port=None))]
     assert job.entries("restarting") == [{"attempt": 1, "of": 2}]
     assert (job.policy.up, job.policy.ended) == (0, 0)
@@ -209,7 +215,7 @@ def test_restarts_are_used_up(make_job):
         if job.exit_code is None:
             job.come_up()
     assert [start.attempt for start in job.of(p.StartAttempt)] == [0, 1, 2]
-    assert job.of(p.Failed)[-1].why_final.startswith("all 2 restarts are used up")
+    assert why_final(job).startswith("all 2 restarts are used up")
     assert job.exit_code == 1
 
 
@@ -224,14 +230,14 @@ def test_only_restarts_within_the_window_count(make_job):
     job.now = 150.0
     job.fail(uptime_s=60.0)
     assert job.exit_code == 1
-    assert job.of(p.Failed)[-1].why_final.startswith("the one restart is used up within 100 s")
+    assert why_final(job).startswith("the one restart is used up within 100 s")
 
 
 def test_a_failure_that_would_repeat_is_not_retried(make_job):
     job = make_job(max_restarts=3).run()
     job.fail(tail=job.IMPORT, uptime_s=0.3)
     assert job.exit_code == 1
-    assert job.of(p.Failed)[-1].why_final.endswith("import error would repeat")
+    assert why_final(job).endswith("import error would repeat")
 
 
 def test_an_import_error_after_the_minimum_uptime_is_retried(make_job):
@@ -247,7 +253,7 @@ def test_the_same_failure_twice_without_progress_ends_the_job(make_job):
     job.come_up()
     job.fail(uptime_s=2.0)
     assert job.exit_code == 1
-    why = job.of(p.Failed)[-1].why_final
+    why = why_final(job)
     assert why.startswith("not restarted: the same failure twice without progress\n  hint: without heartbeats")
     assert "--min-uptime 0 has every failure tried again" in why
 
@@ -273,7 +279,7 @@ def failed_thrice(job, *, uptime_s=12.0, last=None, steps=()) -> str:
         job.fail(uptime_s=uptime_s, tail=last if last and attempt == 2 else job.RAISED)
         if attempt < 2:
             job.come_up()
-    return job.of(p.Failed)[-1].why_final
+    return why_final(job)
 
 
 def test_why_the_same_failure_was_retried_is_said_where_uptime_was_all_that_told(make_job):
@@ -293,7 +299,7 @@ def test_why_another_attempt_was_made_is_not_said_where_that_needs_no_words(make
     once.fail(uptime_s=12.0)
     once.come_up()
     once.fail(uptime_s=12.0)
-    assert once.of(p.Failed)[-1].why_final == "the one restart is used up", "a first failure is always retried"
+    assert why_final(once) == "the one restart is used up", "a first failure is always retried"
 
 
 def test_another_failure_in_between_is_not_the_same_twice(make_job):
@@ -308,26 +314,58 @@ def outcome(signature=("ValueError", "t.py:1"), repeats=None, *, progressed=Fals
     return Outcome(signature=signature, repeats=repeats, progressed=progressed)
 
 
+def rule(allowed: int, *before: Outcome) -> RestartRule:
+    """Return a rule that has counted a restart after each of these outcomes."""
+    made = RestartRule(allowed=allowed)
+    for each in before:
+        made.on_restart(each, 0.0)
+    return made
+
+
 @pytest.mark.parametrize(
-    ("now", "previous", "used", "allowed", "again"),
+    ("now", "before", "allowed", "decision"),
     [
-        (outcome(), None, 0, 0, False),
-        (outcome(), None, 0, 1, True),
-        (outcome(), None, 1, 1, False),
-        (outcome(repeats="syntax error"), None, 0, 3, False),
-        (outcome(repeats="usage error", progressed=True), None, 0, 3, True),
-        (outcome(), outcome(), 1, 3, False),
-        (outcome(progressed=True), outcome(), 1, 3, True),
-        (outcome(), outcome(("KeyError", "t.py:1")), 1, 3, True),
-        (outcome(None), outcome(None), 1, 3, True),
+        (outcome(), [], 0, Final(reason=FinalReason.NOT_WANTED)),
+        (outcome(), [], 1, Restart()),
+        (outcome(), [outcome()], 1, Final(reason=FinalReason.USED_UP, allowed=1)),
+        (outcome(repeats="syntax error"), [], 3, Final(reason=FinalReason.WOULD_REPEAT, repeats="syntax error")),
+        (outcome(repeats="usage error", progressed=True), [], 3, Restart()),
+        (outcome(), [outcome()], 3, Final(reason=FinalReason.NO_PROGRESS)),
+        (outcome(progressed=True), [outcome()], 3, Restart()),
+        (outcome(), [outcome(("KeyError", "t.py:1"))], 3, Restart()),
+        (outcome(None), [outcome(None)], 3, Restart()),
     ],
 )
-def test_when_another_attempt_is_worth_it(now, previous, used, allowed, again):
-    why = why_final(now, previous, used=used, allowed=allowed, window_s=None)
-    assert (why is None) == again
+def test_when_another_attempt_is_worth_it(now, before, allowed, decision):
+    assert rule(allowed, *before).after_failure(now, 0.0) == decision
 
 
-@pytest.mark.parametrize("allowed", [0, 1])
-def test_no_attempt_is_worth_it_where_no_node_can_be_reached(allowed):
-    why = why_final(outcome(), None, used=0, allowed=allowed, window_s=None, cut_off=True)
-    assert why == ("not restarted: no node can be reached any more" if allowed else "")
+@pytest.mark.parametrize(
+    ("allowed", "reason"), [(0, FinalReason.NOT_WANTED), (1, FinalReason.NO_NODE), (2, FinalReason.NO_NODE)]
+)
+def test_no_attempt_is_worth_it_where_no_node_can_be_reached(allowed, reason):
+    decision = rule(allowed).after_failure(outcome(), 0.0, cut_off=True, processes_left=True)
+    assert decision == Final(reason=reason)
+
+
+@pytest.mark.parametrize(
+    ("restarts", "has_begun", "flexible", "again"),
+    [(0, True, False, True), (1, True, False, False), (1, False, False, True), (1, True, True, True)],
+)
+def test_a_lost_coordinator_is_called_again_as_long_as_there_are_restarts(restarts, has_begun, flexible, again):
+    decision = rule(1, *[outcome()] * restarts).after_coordinator_loss(has_begun=has_begun, flexible=flexible)
+    assert decision == (Restart() if again else Final(reason=FinalReason.COORDINATOR_LOST))
+
+
+def test_taking_over_from_a_lost_coordinator_is_one_more_restart():
+    took_over = rule(2)
+    took_over.on_takeover(1, 0.0)
+    assert took_over.count == 2
+    assert took_over.after_failure(outcome(), 0.0) == Final(reason=FinalReason.USED_UP, allowed=2)
+
+
+@pytest.mark.parametrize("reason", FinalReason)
+def test_each_reason_has_a_text_of_its_own(reason):
+    texts = {text_of(Final(reason=each, allowed=2, repeats="usage error")) for each in FinalReason}
+    assert len(texts) == len(FinalReason)
+    assert bool(text_of(Final(reason=reason))) == (reason is not FinalReason.NOT_WANTED)

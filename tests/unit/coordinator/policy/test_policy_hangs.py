@@ -9,6 +9,7 @@ import pytest
 from distlaunch.coordinator.policy import events_and_actions as a
 from distlaunch.coordinator.policy import hang_detection
 from distlaunch.coordinator.policy import job as job_policy
+from distlaunch.coordinator.policy.restarts import Final, FinalReason
 from distlaunch.core.protocol import agent_messages as m
 
 DUMP = """Current thread 0x00007f00 (most recent call first):
@@ -467,7 +468,7 @@ def test_the_same_hang_twice_without_progress_ends_the_job(watched):
     watch.job.come_up()
     watch.hang()
     assert watch.job.exit_code == 124
-    assert "same failure twice" in watch.job.of(a.Hung)[-1].why_final
+    assert watch.job.of(a.Hung)[-1].decision == Final(reason=FinalReason.NO_PROGRESS)
 
 
 def test_the_same_hang_after_more_steps_is_progress(watched):

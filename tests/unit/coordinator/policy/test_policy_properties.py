@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from distlaunch.coordinator.policy import events_and_actions as p
 from distlaunch.core.model.record import replace
 from distlaunch.core.protocol import agent_messages as m
+from distlaunch.coordinator.policy.restarts import Final, FinalReason
 from tests.examples import examples
 
 TOLD = (-15, 143, 0, 1, -9)
@@ -149,7 +150,8 @@ def test_whatever_happens_the_job_ends_once_and_as_promised(make_job, data, node
     if world.signum is not None:
         assert job.exit_code == 128 + world.signum
     elif world.late is not None and job.exit_code == 128 + world.late:
-        assert job.of(p.Failed)[-1].why_final == "told to stop", "there would have been a restart"
+        decision = job.of(p.Failed)[-1].decision
+        assert decision == Final(reason=FinalReason.STOPPED), "there would have been a restart"
     elif job.exit_code:
         assert job.exit_code in world.failed
         assert job.of(p.Failed)[-1].final

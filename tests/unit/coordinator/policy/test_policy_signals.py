@@ -7,6 +7,7 @@ import pytest
 from distlaunch.coordinator.policy import events_and_actions as p
 from distlaunch.coordinator.policy.signals import MERGE_S, SECOND_S
 from distlaunch.core.protocol import agent_messages as m
+from distlaunch.coordinator.policy.restarts import Final, FinalReason
 
 ENDING = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT]
 ASKING = ENDING[:3]
@@ -181,7 +182,7 @@ def test_a_signal_when_all_workers_have_ended_prevents_the_restart(make_job):
     job.all_gone()
     assert job.exit_code == 143
     [failed] = job.of(p.Failed)
-    assert failed.why_final == "told to stop"
+    assert failed.decision == Final(reason=FinalReason.STOPPED)
 
 
 def test_a_quit_right_after_another_signal_kills(make_job):
@@ -257,7 +258,7 @@ def test_impatience_with_a_failing_job_kills_at_once(make_job):
     job.all_gone()
     assert job.exit_code == 130
     [failed] = job.of(p.Failed)
-    assert (failed.final, failed.why_final) == (True, "told to stop")
+    assert failed.decision == Final(reason=FinalReason.STOPPED)
     assert failed.diagnosis.cause.ranks == (0,), "the failure came first and is still explained"
 
 

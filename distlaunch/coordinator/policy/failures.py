@@ -1,0 +1,100 @@
+"""How workers failed: what is kept of each exit, and what diagnosis makes of an attempt.
+
+Pure. ``diagnosis`` is imported only when something has failed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from distlaunch.coordinator.policy.job_settings import PolicySettings
+from distlaunch.core.model.record import replace
+from distlaunch.core.protocol import agent_messages as m
+from distlaunch.diagnosis.model import Diagnosis, WorkerEnd
+
+SHORT_TAIL_BYTES = 2048
+"""Enough of the end of a worker's stderr to tell symptom from cause."""
+
+
+def after_grace(settings: PolicySettings) -> str:
+    """Return why workers were killed that did not end when they were asked to."""
+    return settings.dialect.spelt(f"after the {settings.failure_grace_s:g} s of --failure-grace")
+
+
+def diagnose(
+    ends: Sequence[WorkerEnd],
+    settings: PolicySettings,
+    *,
+    world_size: int,
+    after_grace: str | None,
+    master_port: int | None = None,
+) -> Diagnosis:
+    """Return the first cause among the workers that failed, with a hint in the user's dialect."""
+    from distlaunch.diagnosis.first_cause import diagnose as find
+
+    found = find(
+        ends,
+        world_size=world_size,
+        python=settings.python,
+        after_grace=after_grace,
+        adds_local_rank=settings.adds_local_rank,
+        dashes_first=settings.dashes_first,
+        master_port=master_port,
+    )
+    return replace(found, hint=settings.dialect.spelt(found.hint)) if found.hint else found
+
+
+def diagnose_stop(
+    ends: Sequence[WorkerEnd], settings: PolicySettings, *, world_size: int
+) -> Diagnosis | None:
+    """Return how workers failed after the job was told to stop; None if none did."""
+    if all(end.returncode == 0 for end in ends):
+        return None  # and diagnosis need not be imported
+    from distlaunch.diagnosis.first_cause import diagnose_stop as find
+
+    found = find(ends, world_size=world_size, python=settings.python)
+    return (
+        replace(found, hint=settings.dialect.spelt(found.hint)) if found and found.hint else found
+    )
+
+
+def doing(
+    ends: Sequence[WorkerEnd], *, world_size: int, after_grace: str | None
+) -> tuple[str, ...]:
+    """Return what all workers were doing, if the cause is not a worker."""
+    from distlaunch.diagnosis.first_cause import doing as find
+
+    return find(ends, world_size=world_size, after_grace=after_grace)
+
+
+def looks_like_consequence(end: WorkerEnd) -> bool:
+    """Return whether this failure is more likely a symptom of another worker's."""
+    from distlaunch.diagnosis.first_cause import looks_like_consequence as looks
+
+    return looks(end)
+
+
+def may_be_shared(end: WorkerEnd) -> bool:
+    """Return whether other ranks may be about to end by the same exception."""
+    return end.error_file is not None or (end.returncode > 0 and bool(end.stderr_tail.strip()))
+
+
+def worker_end(
+    message: m.WorkerExited, *, host: str, first_rank: int, ended_s: float, whole: bool
+) -> WorkerEnd:
+    """Return what diagnosis reads of a worker's exit; unless ``whole``, a shorter end of stderr."""
+    return WorkerEnd(
+        rank=message.rank,
+        local_rank=message.rank - first_rank,
+        host=host,
+        pid=message.pid,
+        returncode=message.returncode,
+        ended_s=ended_s,
+        uptime_s=message.uptime_s,
+        told_to_stop=message.told_to_stop,
+        stderr_tail=message.tail if whole else message.tail[-SHORT_TAIL_BYTES:],
+        error_file=message.error_file.encode()
+        if whole and message.error_file is not None
+        else None,
+        oom_kills=message.oom_kills,
+    )
