@@ -1,0 +1,1 @@
+"""Where checkpoint-soak has its checkpoints: a directory, or a bucket of an S3 server with faults."""
