@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -17,6 +19,7 @@ from distlaunch.core.errors import ConfigError
 from distlaunch.toolkit.checkpoint_store import CheckpointError, describe, some
 from distlaunch.toolkit.meeting import END_S, meet
 
+log = logging.getLogger("distlaunch.checkpoint")
 T = TypeVar("T")
 Call = tuple[str, int]
 """The method of Checkpoint that a worker has called, and a step: ``("save", 5)``; -1 is none."""
@@ -32,6 +35,9 @@ class Group:
 
     Two of them let a thread write a checkpoint while the training goes on: collectives of one group keep an order.
     """
+
+    warn_after_s = 60.0
+    """How long a call waits for those of the others before that is logged."""
 
     def __init__(self, handle: dist.ProcessGroup | None) -> None:
         self.handle = handle
@@ -52,7 +58,7 @@ class Group:
         if self.handle is None:
             return list(numbers)
         tensor = self._request(call, numbers)
-        with _lost():
+        with _lost(), self._warning_of_a_wait(call):
             dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self.handle)
         found = [int(number) for number in tensor.tolist()]
         calls = [(_METHODS[found[2 * n]], found[2 * n + 1] - 1) for n in range(self.size)]
@@ -60,6 +66,22 @@ class Group:
         if different := _different(calls):
             raise ConfigError(f"Checkpoint: {different}; all have to make the same ones")
         return found[2 * self.size :]
+
+    @contextmanager
+    def _warning_of_a_wait(self, call: Call) -> Iterator[None]:
+        """Log a warning if the others do not make their calls: they may be in a collective of the training for ever."""
+        method, step = call
+        text = (
+            f"distlaunch: Checkpoint: rank {self.rank} has called {method}({step if step >= 0 else ''}) and has waited "
+            f"{self.warn_after_s:g} s for the other workers: each of them has to make this call, not rank 0 alone"
+        )
+        timer = threading.Timer(self.warn_after_s, log.warning, (text,))
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     def close(self) -> None:
         """Answer the first collective of a worker that makes another call after this one has closed. Returns at once.

@@ -20,6 +20,7 @@ SHARDED_PARTS = BLOCK.with_name("sharded_parts.py")
 EACH_WORKERS = BLOCK.with_name("each_workers.py")
 DIFFERENT_CALLS = BLOCK.with_name("different_calls.py")
 OWNED = BLOCK.with_name("owned.py")
+RANK_0_ALONE = BLOCK.with_name("rank_0_alone.py")
 HOSTILE = BLOCK.with_name("hostile.py")
 PART_FAILS = BLOCK.with_name("part_fails_on_one.py")
 pytestmark = pytest.mark.timeout(300)
@@ -312,3 +313,11 @@ def test_what_one_rank_refuses_to_load_or_to_save_is_an_error_on_all_ranks(distl
     assert "has loaded" not in result.stdout
     assert sorted(os.listdir(tmp_path / "run")) == ["c", "d"]
     assert os.listdir(tmp_path / "run" / "d") == [".lock"]
+
+
+def test_a_save_on_rank_0_alone_is_named_while_it_waits(distlaunch, tmp_path):
+    result = distlaunch.train("--num-procs", "2", RANK_0_ALONE, tmp_path / "c", timeout=180)
+    assert result.returncode == 0, result.stderr
+    told = r"rank 0: distlaunch: Checkpoint: rank 0 has called save\(5\) and has waited 0\.5 s for the other workers: each of"
+    assert len(found(told, result.stdout)) == 1, result.stdout
+    assert names(tmp_path / "c") == ["step-000000006"]
