@@ -209,7 +209,8 @@ class Checkpoint:
         self._group.agree(where, lambda: trained.unpickle_own(own, reader.unpickled))
         said += self._group.agree(where, lambda: trained.take_own(own, rank, was, world_size))
         self._group.agree(where, lambda: self._read(reader, tensors))
-        self._group.agree(where, lambda: trained.take({**values, **tensors}, metadata))
+        read = {key: tensors[key] if key in tensors else values[key] for key in state}  # in the order of the save
+        self._group.agree(where, lambda: trained.take(read, metadata))
         if was != world_size:
             said.append(f"was made by {counted(was, 'worker')}, and is read by {world_size:,}")
         if (converted := trained.converted(metadata)) is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import io
+import struct
 import sys
 import zipfile
 from collections import OrderedDict
@@ -109,7 +110,7 @@ class _Archive:
         try:
             with zipfile.ZipFile(cast("Any", part)) as archive:
                 self._files = {each.filename: each for each in archive.infolist()}
-        except (zipfile.BadZipFile, ValueError, NotImplementedError) as error:
+        except (zipfile.BadZipFile, ValueError, NotImplementedError, EOFError, struct.error) as error:
             raise MalformedError(f"is no archive of torch.save ({error})") from error
         pickles = [name for name in self._files if name.endswith("/data.pkl") and name.count("/") == 1]
         if len(pickles) != 1:

@@ -37,6 +37,7 @@ from distlaunch.toolkit.checkpoint_unpickler import MalformedError, Name, Refuse
 
 METADATA = ".metadata"
 _SHOWN = 200
+_LIST_GAPS = 10
 _OF_HOSTILE_ARGUMENTS = (
     *(ValueError, TypeError, RuntimeError, AttributeError, LookupError, ArithmeticError, MemoryError, AssertionError),
 )
@@ -226,12 +227,17 @@ def _check_metadata(metadata: Metadata, files: Mapping[str, Any]) -> None:
             _check_tensor(key, entry, places)
         elif type(entry) is not BytesStorageMetadata or MetadataIndex(key) not in places:
             raise MalformedError(f"it does not tell where {key} is")
+    lists: dict[Any, int] = {}
     for key, path in metadata.planner_data.items():
         if key not in entries or type(path) is not tuple or not path:
             raise MalformedError(f"it has {key!r} in no place")
-        for part in path:
-            if type(part) is not str and not (type(part) is int and 0 <= part < len(entries)):
+        for place, part in enumerate(path):
+            if type(part) is int and part >= 0:
+                lists[path[:place]] = max(part, lists.get(path[:place], 0))
+            elif type(part) is not str:
                 raise MalformedError(f"it has {key} in no place")
+    if sum(lists.values()) > _LIST_GAPS * len(entries):  # a list is filled up to its last place
+        raise MalformedError("it has entries in lists that are longer than there are entries")
 
 
 def _check_tensor(key: str, entry: TensorStorageMetadata, places: Mapping[MetadataIndex, Any]) -> None:

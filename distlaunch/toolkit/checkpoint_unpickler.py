@@ -211,7 +211,9 @@ class Unpickler:
     def check_key(self, key: Any, depth: int = _KEY_DEPTH) -> None:
         """Raise MalformedError for a key whose hash could take long, or crash Python: deeply nested tuples."""
         kind = type(key)
-        if kind in {tuple, frozenset} and depth:
+        if kind is int:
+            self.spend(key.bit_length() >> 6)
+        elif kind in {tuple, frozenset} and depth:
             self.spend(len(key))
             for each in key:
                 self.check_key(each, depth - 1)

@@ -405,6 +405,7 @@ def unpickled(data: bytes):
         b"\x80\x02.",
         b"",
         nested(1_000_000),
+        b"\x80\x02}\x8b" + struct.pack("<I", 1 << 20) + b"\x01" * (1 << 20) + b"q\x00Ns" + b"h\x00Ns" * 10_000 + b".",
         doubled(60),
         b"\x80\x02(" + b"K\x01\x85" + b"\x85" * 1_000_000 + b"K\x01d.",
         b"\x80\x02}" + b"K\x01\x85" + b"\x85" * 1_000_000 + b"K\x01s.",  # a key that is nested deeply
@@ -568,6 +569,10 @@ def be_far(metadata):
     metadata.planner_data["tied"] = ("optimizer", "param_groups", 1 << 40)
 
 
+def be_before(metadata):
+    metadata.planner_data["tied"] = ("optimizer", "param_groups", -1)
+
+
 def be_nowhere(metadata):
     metadata.storage_data = {key: value for key, value in metadata.storage_data.items() if key.fqn != "tied"}
 
@@ -587,7 +592,8 @@ def be_a_class(metadata):
         (be_huge, "it has model.weight larger than its parts"),
         (have_huge_parts, "it has a part of model.weight that is in no file"),
         (have_no_parts, "it has model.weight larger than its parts"),
-        (be_far, "it has tied in no place"),
+        (be_far, "lists that are longer than there are entries"),
+        (be_before, "it has tied in no place"),
         (be_nowhere, "it does not tell where tied is"),
         (be_a_class, r"\.metadata needs .*Custom"),
     ],
