@@ -20,7 +20,7 @@ from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import printable
 from distlaunch.core.model.topology import Topology
 from distlaunch.core.protocol.agent_messages import Surveyed
-from distlaunch.planning.master_address import led_astray
+from distlaunch.planning.interfaces import names_of_loopback
 from distlaunch.planning.worker_counts import cross_ranks, cross_sizes
 
 _COMPRESSION = BackendOption(
@@ -99,7 +99,7 @@ class Horovod(Backend):
         Horovod 0.28 has the groups that move data listen where that name leads, whatever
         HOROVOD_GLOO_IFACE says.
         """
-        astray = led_astray(surveys, hosts)
+        astray = names_of_loopback(surveys, hosts)
         for host, address in astray.items():
             raise ConfigError(
                 f"{name_hosts(astray)}: the machine's own name leads to {address}, and Horovod's "

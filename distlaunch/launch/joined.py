@@ -174,17 +174,16 @@ class Launchers:
             members, plan = joiner.compose(surveys, known)
             return Composition(members=members, plan=plan, places=joiner.places(plan))
 
-        def addresses(surveyed: Surveyed, host: str) -> tuple[str, ...]:
-            of_scheduler = () if self._otherwise is None else self._otherwise()
-            return joiner.addresses(surveyed, host, of_scheduler=of_scheduler)
+        def of_scheduler(_: str) -> Sequence[str]:
+            return () if self._otherwise is None else self._otherwise()
 
         return Gathering(
             hosts=joiner.hosts,
             bounds=joiner.bounds,
             survey=joiner.survey,
             compose=compose,
-            addresses=addresses,
-            meet=joiner.meet,
+            addresses=partial(joiner.addresses, of_scheduler=of_scheduler),
+            meet=partial(joiner.meet, of_scheduler=of_scheduler),
             token=lambda attempt: tokens.setdefault(attempt, os.urandom(_TOKEN_BYTES).hex()),
             join_timeout_s=self._options.join_timeout,
             launchers=True,

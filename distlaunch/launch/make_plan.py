@@ -282,7 +282,7 @@ def make_plan(
             hint="the name by which the other nodes reach it",
         )
     if options.interface is not None:
-        from distlaunch.planning.master_address import check_interface
+        from distlaunch.planning.interfaces import check_interface
 
         check_interface(options.interface, options.named("interface"))
     cwd = _cwd()

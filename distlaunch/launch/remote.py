@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 from distlaunch.coordinator.policy.events_and_actions import Composition
@@ -85,17 +86,16 @@ class Nodes:
             members, plan = composer.compose(surveys)
             return Composition(members=members, plan=plan)
 
-        def addresses(surveyed: Surveyed, host: str) -> tuple[str, ...]:
-            of_scheduler = () if self._site is None else self._site.addresses.of(host)
-            return composer.addresses(surveyed, host, of_scheduler=of_scheduler)
+        def of_scheduler(host: str) -> tuple[str, ...]:
+            return () if self._site is None else self._site.addresses.of(host)
 
         return Gathering(
             hosts=tuple(node.host for node in composer.hosts),
             bounds=composer.bounds,
             survey=composer.survey,
             compose=compose,
-            addresses=addresses,
-            meet=composer.meet,
+            addresses=partial(composer.addresses, of_scheduler=of_scheduler),
+            meet=partial(composer.meet, of_scheduler=of_scheduler),
             token=lambda attempt: tokens.setdefault(attempt, os.urandom(_TOKEN_BYTES).hex()),
             join_timeout_s=options.join_timeout,
             patience_s=None if options.who_set("join_timeout") else _PATIENCE_S,

@@ -25,6 +25,7 @@ from distlaunch.planning.environment import (
     who_gives,
 )
 from distlaunch.planning.facts import Facts
+from distlaunch.planning.master_address import planned_master
 from distlaunch.planning.train_options import LOCAL_RANK_TOO, TrainOptions
 
 if TYPE_CHECKING:
@@ -42,7 +43,6 @@ _SETUP = (
     'PYTHONPATH="$DISTLAUNCH_BOOT${PYTHONPATH:+:$PYTHONPATH}"; '
     'exec "$@"'
 )
-LOOPBACK = "127.0.0.1"
 _ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 
 
@@ -143,7 +143,7 @@ def build_plan(
     )
     bars = unless_set(bars, base, given)
     env = {**defaults, **job, **of_backend}
-    port = options.master_port or topology.master_port
+    master = planned_master(options, topology)
     threads = not any("OMP_NUM_THREADS" in layer for layer in (base, given))
     plan = LaunchPlan(
         job_id=job_id,
@@ -156,10 +156,8 @@ def build_plan(
         base_env=base,
         given_env=given,
         run_dir=run_dir,
-        master_addr=options.master_addr
-        or topology.master_addr
-        or (LOOPBACK if len(topology.nodes) == 1 else None),
-        wanted_port=port or 0,
+        master_addr=master.address,
+        wanted_port=master.port or 0,
         source=topology.source,
         device=topology.device,
         bounds=topology.bounds,
@@ -206,7 +204,7 @@ def build_plan(
     )
     if bars and workers and workers[0].rank == 0 and facts.outer is None:
         workers = (replace(workers[0], env={**bars, **workers[0].env}), *workers[1:])
-    plan = _settled(plan, workers, attempt=0, master_port=port)
+    plan = _settled(plan, workers, attempt=0, master_port=master.port)
     if facts.outer is None:
         return plan
     from distlaunch.planning.outer_launcher import as_worker

@@ -24,6 +24,7 @@ from distlaunch.planning.facts import Facts
 from distlaunch.planning.hosts.include_exclude import Chosen, apply_filters
 from distlaunch.planning.hosts.this_host import is_loopback
 from distlaunch.planning.local_topology import selection_here, workers_here
+from distlaunch.planning.master_address import MasterAddress, master_of_allocation, note_on
 from distlaunch.planning.train_options import (
     TrainOptions,
     asks_for_gpus,
@@ -384,9 +385,6 @@ class _Builder:
             device = finder.device or device
         first, bounds = self._planned[0][0], self._request.bounds
         master = self._master(first, notes) if self._several else None
-        of_first = (
-            self._several and first.chosen.place == 0
-        )  # the source's address is that of its first host
         return Topology(
             nodes=tuple(nodes),
             device=device,
@@ -396,8 +394,8 @@ class _Builder:
             source=self._allocation.source,
             here=here,
             bounds=bounds if bounds is not None and bounds[0] < bounds[1] else None,
-            master_addr=master,
-            master_port=self._allocation.master_port if of_first else None,
+            master_addr=None if master is None else master.address,
+            master_port=None if master is None else master.port,
         )
 
     def _cpu_tasks(self) -> list[str]:
@@ -460,11 +458,11 @@ class _Builder:
             or (self._options.isolate_gpus and not self._by_task and not on_cpu),
         )
 
-    def _master(self, first: Place, notes: list[str]) -> str | None:
-        """Name where rank 0's node can be reached by the others; what may go wrong there is noted.
+    def _master(self, first: Place, notes: list[str]) -> MasterAddress:
+        """Return where rank 0's node can be reached by the others, and add a note on it.
 
-        Raises ConfigError for a node that is said to be this machine, as any machine is to itself,
-        and is not.
+        Raises ConfigError for a node whose name means this machine on every machine, and that is
+        not this machine.
         """
         for place, _ in self._planned:
             if not place.here and is_loopback(place.host.name):
@@ -473,24 +471,15 @@ class _Builder:
                     "each is its own",
                     hint="name it as the others reach it",
                 )
-        name = self._options.master_addr
-        if name is None and first.chosen.place == 0:
-            name = self._allocation.master_addr
-        if name is None and first.host.known:
-            return (
-                self._hostname if first.here and is_loopback(first.host.name) else first.host.name
-            )
-        if self._options.rendezvous is not None:
-            return name  # all launchers meet there first, and settle it
-        if name is None:
-            notes.append(
-                "where rank 0's node can be reached is not known: --master-addr HOST says it"
-            )
-        elif is_loopback(name):
-            notes.append(
-                f"the master address {printable(name)} leads each of several machines to itself"
-            )
-        return name
+        master = master_of_allocation(
+            self._options,
+            self._allocation,
+            place=first.chosen.place,
+            hostname=self._hostname if first.here else None,
+        )
+        if (note := note_on(master, self._options)) is not None:
+            notes.append(note)
+        return master
 
 
 _NAMED = ("GPU-", "MIG-")

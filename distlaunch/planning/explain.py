@@ -12,6 +12,7 @@ from distlaunch.core.model.text import counted, printable
 from distlaunch.core.model.topology import Topology
 from distlaunch.planning.allocation import Allocation, Origin
 from distlaunch.planning.facts import Facts
+from distlaunch.planning.master_address import MasterOrigin, planned_master
 from distlaunch.planning.node_source import Location
 from distlaunch.planning.train_options import TrainOptions
 
@@ -106,8 +107,8 @@ def _values(
     yield _value("in the plan", _nodes(topology), _of_nodes(options, allocation))
     yield _workers(options, topology, allocation)
     yield from _devices(options, topology)
-    yield _master(options, topology, plan, allocation)
-    yield _port(options, plan, allocation)
+    yield _master(options, topology, allocation)
+    yield _port(options, topology, allocation)
     if options.job_id is None:
         told = allocation is not None and plan.job_id == allocation.job_id
         yield _value(
@@ -216,26 +217,28 @@ def _devices(options: TrainOptions, topology: Topology) -> Iterator[Origin]:
     yield _value("devices here", ",".join(node.devices or ()) or "none", by)
 
 
-def _master(
-    options: TrainOptions, topology: Topology, plan: LaunchPlan, allocation: Allocation | None
-) -> Origin:
-    """Say where workers meet, and why there."""
-    address = plan.master_addr if plan.master_addr is not None else "not known yet"
+def _master(options: TrainOptions, topology: Topology, allocation: Allocation | None) -> Origin:
+    """Return where workers meet, and why there."""
+    master = planned_master(options, topology, allocation)
+    address = "not known yet" if master.address is None else master.address
     system = _told(allocation, "master address")
-    if (by := options.who_set("master_addr")) is not None:
-        return _value("master", address, by, *_lost(system, by))
-    if len(topology.nodes) == 1:
-        return _value("master", address, "on one node workers meet on it")
-    if system is not None and system.shown == address:
-        return _value("master", address, system.source, *system.instead_of)
-    return _value("master", address, f"the first of {counted(len(topology.nodes), 'node')}")
+    match master.address_origin:
+        case MasterOrigin.OPTION:
+            by = options.named("master_addr")
+            return _value("master", address, by, *_lost(system, by))
+        case MasterOrigin.ONE_NODE:
+            return _value("master", address, "on one node workers meet on it")
+        case MasterOrigin.SYSTEM if system is not None:
+            return _value("master", address, system.source, *system.instead_of)
+        case _:
+            return _value("master", address, f"the first of {counted(len(topology.nodes), 'node')}")
 
 
-def _port(options: TrainOptions, plan: LaunchPlan, allocation: Allocation | None) -> Origin:
-    system = _told(allocation, "master port")
+def _port(options: TrainOptions, topology: Topology, allocation: Allocation | None) -> Origin:
+    master, system = planned_master(options, topology), _told(allocation, "master port")
     if (by := options.who_set("master_port")) is not None:
         return _value("master port", str(options.master_port), by, *_lost(system, by))
-    if plan.master_port is None:
+    if master.port is None:
         return _value("master port", "not known yet", "a free one, held at the start")
     by = (
         system.source
@@ -245,7 +248,7 @@ def _port(options: TrainOptions, plan: LaunchPlan, allocation: Allocation | None
         else "free"
     )
     return _value(
-        "master port", str(plan.master_port), by, *(system.instead_of if system is not None else ())
+        "master port", str(master.port), by, *(system.instead_of if system is not None else ())
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from distlaunch.core.errors import ConfigError, NodesError, ProtocolError
+from distlaunch.core.errors import NodesError, ProtocolError
 from distlaunch.core.model.plan import LaunchPlan
 from distlaunch.core.model.record import Record, replace
 from distlaunch.core.model.text import counted, printable, quoted
@@ -17,7 +17,6 @@ from distlaunch.core.model.topology import CpuInventory, GpuInventory, Node, Top
 from distlaunch.core.model.variables import GLOO_INTERFACE, NCCL_INTERFACE, TENSORPIPE_INTERFACE
 from distlaunch.core.protocol import launcher_messages as p
 from distlaunch.core.protocol.agent_messages import Reached, Survey, Surveyed
-from distlaunch.planning import master_address
 from distlaunch.planning.agreement import (
     check_script,
     choices_digest,
@@ -35,8 +34,8 @@ from distlaunch.planning.build_plan import (
 from distlaunch.planning.clusters.select import SYSTEMS
 from distlaunch.planning.cpu_binding import threads_per_worker
 from distlaunch.planning.facts import Facts
-from distlaunch.planning.hosts.this_host import is_loopback
 from distlaunch.planning.joined_checks import MOST_SLOTS, check_start
+from distlaunch.planning.master_address import AddressChoice, AddressesOf, Meeting, no_addresses
 from distlaunch.planning.node_source import Location
 from distlaunch.planning.rendezvous import Rendezvous, check_place, settle
 from distlaunch.planning.train_options import TrainOptions, counts_processes
@@ -76,6 +75,7 @@ class Joiner:
         self._options, self._facts, self._backend = options, facts, backend
         self._location = location
         self.rendezvous: Rendezvous = settle(options, location, topology)
+        self._address_choice = AddressChoice(options, backend, rendezvous_host=self.rendezvous.host)
         if self.rendezvous.of_source:
             topology = replace(topology, master_port=None)
         topology = replace(
@@ -345,55 +345,28 @@ class Joiner:
         return tuple((plan.nodes[worker.node_rank].host, worker.rank) for worker in plan.workers)
 
     def addresses(
-        self, surveyed: Surveyed, host: str, *, of_scheduler: Sequence[str] = ()
+        self, surveyed: Surveyed, host: str, *, of_scheduler: AddressesOf = no_addresses
     ) -> tuple[str, ...]:
-        """Return where rank 0's node may be reached: at its addresses, then where its launcher is.
-
-        ``of_scheduler``: the addresses by which the scheduler reaches it.
-        """
-        found = self._addresses(surveyed, host, of_scheduler)
-        return master_address.usable_by(self._backend, found, host)
-
-    def _addresses(
-        self, surveyed: Surveyed, host: str, of_scheduler: Sequence[str]
-    ) -> tuple[str, ...]:
-        options, called = self._options, self.rendezvous.host
-        try:
-            found = master_address.addresses(
-                surveyed,
-                host,
-                interface=options.interface,
-                given=options.master_addr,
-                of_scheduler=of_scheduler,
-            )
-        except ConfigError:
-            if options.interface is not None:
-                raise
-            found = ()
-        if options.master_addr is not None or options.interface is not None:
-            return found
-        numeric = called.replace(".", "").isdecimal() or ":" in called
-        first = (called,) if numeric and not is_loopback(called) else ()
-        return tuple(dict.fromkeys((*first, *found, called)))
+        """Return the addresses at which the other nodes try to reach rank 0's node, best first."""
+        return self._address_choice.candidates(surveyed, host, of_scheduler=of_scheduler)
 
     def meet(
-        self, surveys: Sequence[Surveyed], reached: Mapping[int, Reached]
-    ) -> master_address.Meeting:
-        """Settle where the members of an attempt meet, from their answers by place. Raises
-        LaunchError."""
+        self,
+        surveys: Sequence[Surveyed],
+        reached: Mapping[int, Reached],
+        *,
+        of_scheduler: AddressesOf = no_addresses,
+    ) -> Meeting:
+        """Return where the members of an attempt meet, from their answers by number.
+
+        Raises LaunchError.
+        """
         hosts = (
             self._of_members
             if len(self._of_members) == len(surveys)
             else [each.hostname for each in surveys]
         )
-        found = master_address.meet(
-            surveys,
-            reached,
-            tried=self.addresses(surveys[0], hosts[0]),
-            hosts=hosts,
-            interface=self._options.interface,
-        )
-        self._backend.check_meeting(surveys, hosts)
+        found = self._address_choice.settle(surveys, reached, hosts, of_scheduler=of_scheduler)
         if not self._by_worker:
             return found
         of_node: dict[int, Mapping[str, str]] = {}
@@ -454,7 +427,7 @@ class Joiner:
             for name, value in wanted.items()
             if value in there and name not in taken
         }
-        where = master_address.Meeting(address=told.master_addr, env={rank: env} if env else {})
+        where = Meeting(address=told.master_addr, env={rank: env} if env else {})
         plan = bind(plan, attempt=told.attempt, master_port=told.master_port, meeting=where)
         return with_cluster(plan, told.cluster, self._backend)
 

@@ -1,33 +1,55 @@
-"""At which address the nodes of a job meet, and by which of their interfaces; pure.
+"""The address and port at which the workers of a job find rank 0; pure.
 
-The master's node names its addresses, all others try to connect to it there, and the first that
-every one has reached is taken: no name is trusted to lead to the right machine (127.0.1.1), and no
-name of an interface to its network.
+Planning settles what options and the list of hosts say. With several nodes the rest is settled at
+the start: rank 0's node reports its addresses, every other node connects to each of them, and the
+first address that all have reached is MASTER_ADDR. A name alone is not trusted, because it may lead
+to a different machine on each node (127.0.1.1).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from enum import Enum
+from typing import TYPE_CHECKING
 
-from distlaunch.core.errors import ConfigError, NodesError
-from distlaunch.core.model.host_list import name_hosts
+from distlaunch.core.errors import ConfigError, NodesError, UsageError
 from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import counted, printable, quoted
-from distlaunch.core.model.variables import SET_FOR_NODES
-from distlaunch.core.protocol.agent_messages import Interface, Reached, Route, Surveyed
-from distlaunch.planning.backend import PlannedBackend
 
-_GLOO, _TENSORPIPE, _NCCL = SET_FOR_NODES
-_BRIDGES = (
-    "docker", "br-", "virbr", "lxcbr", "lxdbr", "podman", "cni", "flannel", "cali", "cilium", "veth", "vnet", "kube",
-    "nerdctl", "vmnet", "vboxnet", "weave", "dummy",
-)  # fmt: skip
-"""Networks within one machine, whose addresses are the same on many."""
-_NOT_FOR_NCCL = ("lo", "docker")
-_TUNNELS = ("tun", "tap", "wg", "tailscale", "zt", "ppp", "utun")
-_LONGEST_NAME = 15
-"""Bytes of an interface's name: IFNAMSIZ of the kernel, less the zero at its end."""
+if TYPE_CHECKING:
+    from distlaunch.core.model.topology import Topology
+    from distlaunch.core.protocol.agent_messages import Reached, Route, Surveyed
+    from distlaunch.planning.allocation import Allocation, Host
+    from distlaunch.planning.backend import PlannedBackend
+    from distlaunch.planning.train_options import TrainOptions
+
+AddressesOf = Callable[[str], Sequence[str]]
+"""Returns the addresses by which a scheduler reaches a host, by the host's name."""
+LOOPBACK = "127.0.0.1"
+_UNSPECIFIED = ("0.0.0.0", "::")  # noqa: S104 - compared, not bound
+"""A launcher may meet others there, but no worker should get it as MASTER_ADDR."""
 _SHOWN = 8
+
+
+class MasterOrigin(Enum):
+    """Where an address or a port comes from."""
+
+    OPTION = "the user's option"
+    SYSTEM = "the system that names the nodes"
+    FIRST_NODE = "the first node's name"
+    ONE_NODE = "loopback, as all workers are on one node"
+    START = "settled at the start"
+
+
+class MasterAddress(Record):
+    """Where rank 0 listens, as far as planning knows it."""
+
+    address: str | None
+    """None: the nodes settle it at the start."""
+    port: int | None
+    """None: rank 0's node takes a free one at the start."""
+    address_origin: MasterOrigin
+    port_origin: MasterOrigin
 
 
 class Meeting(Record):
@@ -44,67 +66,208 @@ class Meeting(Record):
     it."""
 
 
-def check_interface(text: str, who: str = "--interface") -> None:
-    """Refuse what is neither the name of an interface nor a network. Raises ConfigError."""
-    hint = "the name that ip addr shows (eth0, ib0), or a network (10.1.0.0/16)"
-    if "/" in text or ":" in text:
-        if _network(text) is None:
-            raise ConfigError(f"{who} {quoted(text)}: no network", hint=hint)
-    elif text.replace(".", "").isdecimal() and text.count(".") > 1:
-        raise ConfigError(
-            f"{who} {quoted(text)}: an address is no network", hint=f"{text}/32, or {hint}"
-        )
-    elif len(text.encode(errors="surrogateescape")) > _LONGEST_NAME or any(
-        c.isspace() for c in text
-    ):
-        raise ConfigError(f"{who} {quoted(text)}: no name of an interface", hint=hint)
+# --- planned
 
 
-def addresses(
-    surveyed: Surveyed,
-    host: str,
-    *,
-    interface: str | None,
-    given: str | None,
-    of_scheduler: Sequence[str] = (),
-) -> tuple[str, ...]:
-    """Give the addresses at which the others may reach a node, best first; ``given`` alone, if the
-    user gave it.
+def planned_master(
+    options: TrainOptions, topology: Topology, allocation: Allocation | None = None
+) -> MasterAddress:
+    """Return the address and port that are planned for the nodes of a topology.
 
-    ``host`` is how the list of hosts names it. ``of_scheduler`` are the addresses by which the
-    scheduler reaches it: they come after those of the node's own name. Raises ConfigError if it has
-    no such interface, or none at all.
+    ``allocation`` tells an address of the system from the first node's name, both of which the
+    topology has as ``master_addr``.
     """
-    if given is not None:
-        return (given,)
-    candidates = _of_interface(surveyed, host, interface)
-    if interface is not None:
-        of_scheduler = ()
-    if not candidates and not of_scheduler:
-        raise ConfigError(
-            f"{printable(host)} has no address by which other nodes could reach it",
-            hint=_what_it_has(surveyed),
-        )
-    places: dict[str, int] = {}
-    for address in (*surveyed.named, *of_scheduler):
-        places.setdefault(address, len(places))
+    port, port_origin = options.master_port or topology.master_port, MasterOrigin.START
+    if port is not None:
+        port_origin = MasterOrigin.OPTION if options.master_port else MasterOrigin.SYSTEM
+    address, origin = options.master_addr or topology.master_addr, MasterOrigin.START
+    if options.master_addr:
+        origin = MasterOrigin.OPTION
+    elif address is not None:
+        of_system = allocation is not None and allocation.master_addr == address
+        origin = MasterOrigin.SYSTEM if of_system else MasterOrigin.FIRST_NODE
+    elif len(topology.nodes) == 1:
+        address, origin = LOOPBACK, MasterOrigin.ONE_NODE
+    return MasterAddress(address=address, port=port, address_origin=origin, port_origin=port_origin)
 
-    def rank(each: Interface) -> tuple[object, ...]:
-        return (
-            each.address != host,
-            _kind(each.name),
-            places.get(each.address, len(places)),
-            ":" in each.address,
-        )
 
-    return tuple(
-        dict.fromkeys((*(each.address for each in sorted(candidates, key=rank)), *of_scheduler))
+def master_of_allocation(
+    options: TrainOptions,
+    allocation: Allocation,
+    *,
+    place: int,
+    hostname: str | None,
+) -> MasterAddress:
+    """Return the address and port of rank 0's node that options and the list of hosts name.
+
+    For a job of several nodes. ``place`` is the index of rank 0's node in ``allocation.hosts``; the
+    system's own address and port belong to index 0. ``hostname`` is this machine's name if it is
+    that node, else None.
+    """
+    from distlaunch.planning.hosts.this_host import is_loopback
+
+    first: Host = allocation.hosts[place]
+    address, origin = options.master_addr, MasterOrigin.OPTION
+    if address is None and place == 0:
+        address, origin = allocation.master_addr, MasterOrigin.SYSTEM
+    if address is None and first.known:
+        here = hostname is not None and is_loopback(first.name)
+        address, origin = hostname if here else first.name, MasterOrigin.FIRST_NODE
+    port = allocation.master_port if place == 0 else None
+    return MasterAddress(
+        address=address,
+        port=port,
+        address_origin=MasterOrigin.START if address is None else origin,
+        port_origin=MasterOrigin.START if port is None else MasterOrigin.SYSTEM,
     )
 
 
+def note_on(master: MasterAddress, options: TrainOptions) -> str | None:
+    """Return what the user should know of a planned address, if it may not lead to rank 0's node."""
+    from distlaunch.planning.hosts.this_host import is_loopback
+
+    if options.rendezvous is not None or master.address_origin is MasterOrigin.FIRST_NODE:
+        return None  # with a rendezvous all launchers meet there first, and settle it
+    if master.address is None:
+        return "where rank 0's node can be reached is not known: --master-addr HOST says it"
+    if is_loopback(master.address):
+        address = printable(master.address)
+        return f"the master address {address} leads each of several machines to itself"
+    return None
+
+
+# --- the rendezvous of several launchers
+
+
+def rendezvous_endpoint(options: TrainOptions) -> tuple[str | None, int | None]:
+    """Return host and port of --rendezvous: HOST:PORT, HOST, [IPv6]:PORT. Raises ConfigError."""
+    text, who = options.rendezvous, options.named("rendezvous")
+    if text is None:
+        return None, None
+    from distlaunch.planning.clusters.environment_reader import host_or_address
+
+    host, number = text.strip(), ""
+    if host.startswith("["):
+        host, bracket, rest = host[1:].partition("]")
+        if not bracket or (rest and not rest.startswith(":")):
+            raise _no_endpoint(text, who)
+        number = rest[1:]
+    elif host.count(":") == 1:
+        host, _, number = host.partition(":")
+        if not number:
+            raise _no_endpoint(text, who)
+    if number and not (
+        number.isascii() and number.isdecimal() and len(number) <= 5 and 0 < int(number) <= 65535
+    ):
+        raise _no_endpoint(text, who)
+    host_or_address(host, who, hint="HOST:PORT, HOST being the node of rank 0")
+    return host, int(number) if number else None
+
+
+def first_host_of_options(options: TrainOptions) -> tuple[str | None, str]:
+    """Return the host of node 0 that an option names, and the field of that option.
+
+    Raises ConfigError for a rendezvous that cannot be read.
+    """
+    if options.rendezvous is not None:
+        return rendezvous_endpoint(options)[0], "rendezvous"
+    return options.master_addr, "master_addr"
+
+
+def _no_endpoint(text: str, who: str) -> ConfigError:
+    kind = UsageError if who.startswith("-") else ConfigError
+    return kind(
+        f"{who} {quoted(text)}: expected HOST:PORT",
+        hint="an IPv6 address needs brackets: [fd00::1]:29400",
+    )
+
+
+# --- settled at the start
+
+
+def no_addresses(host: str) -> Sequence[str]:
+    """Return nothing: no scheduler knows addresses of the host."""
+    del host
+    return ()
+
+
+class AddressChoice:
+    """Chooses MASTER_ADDR for each attempt from what the nodes report.
+
+    ``rendezvous_host`` is where the launchers of a job meet that has one on each node.
+    """
+
+    def __init__(
+        self, options: TrainOptions, backend: PlannedBackend, *, rendezvous_host: str | None = None
+    ) -> None:
+        self._options, self._backend = options, backend
+        self._rendezvous_host = rendezvous_host
+
+    def candidates(
+        self, surveyed: Surveyed, host: str, *, of_scheduler: AddressesOf = no_addresses
+    ) -> tuple[str, ...]:
+        """Return the addresses at which the other nodes try to reach rank 0's node, best first.
+
+        ``surveyed`` is that node's survey and ``host`` its name in the list of hosts. Raises
+        ConfigError if there are none that the backend can use.
+        """
+        found = self._candidates(surveyed, host, of_scheduler)
+        return usable_by(self._backend, found, host)
+
+    def _candidates(
+        self, surveyed: Surveyed, host: str, of_scheduler: AddressesOf
+    ) -> tuple[str, ...]:
+        from distlaunch.planning import interfaces
+        from distlaunch.planning.hosts.this_host import is_loopback
+
+        options, meeting_host = self._options, self._rendezvous_host
+        if options.master_addr is not None:
+            return (options.master_addr,)
+        if options.interface is not None or meeting_host is None:
+            return interfaces.addresses(
+                surveyed, host, interface=options.interface, of_scheduler=of_scheduler(host)
+            )
+        try:
+            found = interfaces.addresses(surveyed, host, of_scheduler=of_scheduler(host))
+        except ConfigError:
+            found = ()
+        numeric = meeting_host.replace(".", "").isdecimal() or ":" in meeting_host
+        direct = numeric or is_loopback(meeting_host)
+        first = (meeting_host,) if direct and meeting_host not in _UNSPECIFIED else ()
+        return tuple(dict.fromkeys((*first, *found, meeting_host)))
+
+    def settle(
+        self,
+        surveys: Sequence[Surveyed],
+        reached: Mapping[int, Reached],
+        hosts: Sequence[str],
+        *,
+        of_scheduler: AddressesOf = no_addresses,
+        set_by_user: Mapping[str, str] | None = None,
+        nccl: bool = True,
+    ) -> Meeting:
+        """Return the first of the candidates that all other nodes have reached.
+
+        All by node rank. Raises LaunchError as ``meet`` does, and what the backend objects to.
+        """
+        found = meet(
+            surveys,
+            reached,
+            tried=self.candidates(surveys[0], hosts[0], of_scheduler=of_scheduler),
+            hosts=hosts,
+            interface=self._options.interface,
+            set_by_user=set_by_user,
+            nccl=nccl,
+        )
+        self._backend.check_meeting(surveys, hosts)
+        return found
+
+
 def usable_by(backend: PlannedBackend, found: tuple[str, ...], host: str) -> tuple[str, ...]:
-    """Leave out what the workers of a backend that needs IPv4 cannot reach. Raises ConfigError if
-    nothing is left."""
+    """Return the addresses that the backend's workers can use: some backends need IPv4.
+
+    Raises ConfigError if none is left.
+    """
     if not backend.ipv4_only:
         return found
     left = tuple(address for address in found if ":" not in address)
@@ -117,20 +280,6 @@ def usable_by(backend: PlannedBackend, found: tuple[str, ...], host: str) -> tup
     return left
 
 
-def led_astray(surveys: Sequence[Surveyed], hosts: Sequence[str]) -> dict[str, str]:
-    """Give the nodes whose own name leads to a loopback address, and to which; none where all are
-    one machine."""
-    named = {host: _own_name(surveyed) for surveyed, host in zip(surveys, hosts, strict=True)}
-    machines = {frozenset(each.address for each in surveyed.interfaces) for surveyed in surveys}
-    if len(machines) == 1:
-        return {}
-    return {
-        host: address
-        for host, address in named.items()
-        if address is not None and _is_loopback(address)
-    }
-
-
 def meet(
     surveys: Sequence[Surveyed],
     reached: Mapping[int, Reached],
@@ -141,12 +290,14 @@ def meet(
     set_by_user: Mapping[str, str] | None = None,
     nccl: bool = True,
 ) -> Meeting:
-    """Settle on the first of the addresses ``tried`` that every node but the first has reached.
+    """Return the first of the addresses ``tried`` that every node but the first has reached.
 
     All by node rank; ``hosts`` is what they are called. ``set_by_user``: the variables that workers
-    have anyway; ``nccl``: they may use it. Raises NodesError that names who cannot reach whom,
-    ConfigError for an interface that a node has not.
+    have anyway; ``nccl``: they may use it. Raises NodesError that names the nodes that cannot reach
+    rank 0's, ConfigError for an interface that a node does not have.
     """
+    from distlaunch.planning.interfaces import interface_variables, own_address
+
     ranks = range(1, len(surveys))
     ways = {
         rank: {route.address: route for route in _routes(reached, rank, tried)} for rank in ranks
@@ -155,15 +306,15 @@ def meet(
         (each for each in tried if all(each in routes for routes in ways.values())), None
     )
     if address is None:
-        raise _cannot_meet(surveys, reached, tried, hosts)
+        raise _unreachable(surveys, reached, tried, hosts)
     taken = set_by_user or {}
     env: dict[int, Mapping[str, str]] = {}
     shared: dict[tuple[tuple[str, str], ...], Mapping[str, str]] = {}
     others = [routes[address].local for routes in ways.values()]
     for rank, surveyed in enumerate(surveys):
-        near = ways[rank][address].local if rank else _own(surveyed, address, others)
+        near = ways[rank][address].local if rank else own_address(surveyed, address, others)
         name = ways[rank][address].interface if rank else ""
-        wanted = dict(_wanted(surveyed, hosts[rank], near, name, interface, nccl=nccl))
+        wanted = interface_variables(surveyed, hosts[rank], near, name, interface, nccl=nccl)
         left = {
             key: value
             for key, value in wanted.items()
@@ -174,138 +325,8 @@ def meet(
     return Meeting(address=address, env=env, addresses=(address, *others))
 
 
-# --- interfaces
-
-
-def _usable(surveyed: Surveyed) -> Iterator[Interface]:
-    """Give those of a node's addresses that another machine may reach."""
-    for each in surveyed.interfaces:
-        address = each.address.lower()
-        link_local = address.startswith("169.254.") or address[:3] in {"fe8", "fe9", "fea", "feb"}
-        if not (address.startswith("127.") or address == "::1" or link_local):
-            yield each
-
-
-def _of_interface(surveyed: Surveyed, host: str, interface: str | None) -> list[Interface]:
-    """Give a node's addresses, as far as the user wants them. Raises ConfigError if there is none
-    of these."""
-    usable = list(_usable(surveyed))
-    if interface is None:
-        return usable
-    network = _network(interface) if "/" in interface or ":" in interface else None
-    if network is None:
-        wanted = [each for each in usable if each.name == interface]
-        said = f"interface {quoted(interface)} with an address that others may reach"
-    else:
-        wanted = [each for each in usable if _is_within(each.address, network)]
-        said = f"address in {interface}"
-    if not wanted:
-        raise ConfigError(
-            f"--interface: {printable(host)} has no {said}", hint=_what_it_has(surveyed)
-        )
-    return wanted
-
-
-def _kind(name: str) -> int:
-    return 2 if name.startswith(_BRIDGES) else 1 if name.startswith(_TUNNELS) else 0
-
-
-def _what_it_has(surveyed: Surveyed) -> str:
-    usable = list(_usable(surveyed))
-    listed = ", ".join(
-        f"{printable(each.name)} {each.address}/{each.prefix}" for each in usable[:_SHOWN]
-    )
-    return (
-        f"it has {listed}{', ...' * (len(usable) > _SHOWN)}"
-        if listed
-        else "its only addresses are its own loopback's"
-    )
-
-
-def _network(text: str) -> tuple[int, int, int] | None:
-    """Read a network: version, its number, and bits that may differ."""
-    import ipaddress
-
-    try:
-        network = ipaddress.ip_network(text, strict=False)
-    except ValueError:
-        return None
-    return network.version, int(network.network_address), network.max_prefixlen - network.prefixlen
-
-
-def _is_within(address: str, network: tuple[int, int, int]) -> bool:
-    import ipaddress
-
-    version, number, free = network
-    try:
-        own = ipaddress.ip_address(address)
-    except ValueError:
-        return False
-    return own.version == version and int(own) >> free == number >> free
-
-
-# --- what workers need
-
-
-def _own(surveyed: Surveyed, address: str, others: Sequence[str]) -> str:
-    """Give the master's own end: the address itself if it is one of its own, else one in the
-    others' network."""
-    usable = list(_usable(surveyed))
-    if any(each.address == address for each in usable):
-        return address
-    for each in usable:
-        network = _network(f"{each.address}/{each.prefix}")
-        if network is not None and any(_is_within(other, network) for other in others[:1]):
-            return each.address
-    return usable[0].address if usable else address
-
-
-def _wanted(
-    surveyed: Surveyed, host: str, near: str, name: str, interface: str | None, *, nccl: bool
-) -> Iterator[tuple[str, str]]:
-    """Give what a node's workers would have to be told for using the interface of the ``near``
-    address.
-
-    ``name`` is that interface, where the kernel has told it. Gloo and TensorPipe take the first
-    address of the host's own name that is this machine's; NCCL takes interfaces by their names, but
-    no loopback's and docker's.
-    """
-    usable = list(_usable(surveyed))
-    if interface is not None:
-        wanted = _of_interface(surveyed, host, interface)
-        if all(each.address != near for each in wanted):
-            near, name = wanted[0].address, wanted[0].name
-    name = name or next((each.name for each in usable if each.address == near), "")
-    if not name:
-        return
-    if _own_name(surveyed) != near:
-        yield _GLOO, name
-        yield _TENSORPIPE, name
-    if (
-        nccl
-        and len(
-            {each.name for each in surveyed.interfaces if not each.name.startswith(_NOT_FOR_NCCL)}
-        )
-        > 1
-    ):
-        yield _NCCL, f"={name}"
-
-
-def _own_name(surveyed: Surveyed) -> str | None:
-    """Give the first address of the machine's own name that is its own."""
-    own = {each.address for each in surveyed.interfaces}
-    return next((each for each in surveyed.named if each in own or _is_loopback(each)), None)
-
-
-def _is_loopback(address: str) -> bool:
-    return address.startswith("127.") or address == "::1"
-
-
-# --- who cannot reach whom
-
-
 def _routes(reached: Mapping[int, Reached], rank: int, tried: Sequence[str]) -> Sequence[Route]:
-    """Give the ways that a node has found to the addresses which it was told: no other counts."""
+    """Return the routes of a node to the addresses that it was to try: no other counts."""
     return (
         [route for route in reached[rank].routes if route.address in tried]
         if rank in reached
@@ -313,12 +334,15 @@ def _routes(reached: Mapping[int, Reached], rank: int, tried: Sequence[str]) -> 
     )
 
 
-def _cannot_meet(
+def _unreachable(
     surveys: Sequence[Surveyed],
     reached: Mapping[int, Reached],
     tried: Sequence[str],
     hosts: Sequence[str],
 ) -> NodesError:
+    from distlaunch.core.model.host_list import name_hosts
+    from distlaunch.planning.interfaces import describe_addresses
+
     master, at = printable(hosts[0]), ", ".join(tried[:_SHOWN])
     lost = [rank for rank in range(1, len(hosts)) if not _routes(reached, rank, tried)]
     if lost:
@@ -327,19 +351,20 @@ def _cannot_meet(
             (problem for rank in lost if rank in reached and (problem := reached[rank].problem)),
             None,
         )
-        said = (
+        message = (
             f"{names} cannot connect to {master}, where rank 0 is to be, at "
             f"{at}{f': {printable(why)}' if why else ''}"
         )
         hint = (
             "a firewall may be in between: --master-port N names the port to open; --master-addr "
             "ADDRESS and"
-            f" --interface NAME|CIDR choose the network; of {master}: {_what_it_has(surveys[0])}"
+            f" --interface NAME|CIDR choose the network; of {master}: "
+            f"{describe_addresses(surveys[0])}"
         )
-        return NodesError(said, hint=hint)
+        return NodesError(message, hint=hint)
     by = [
         f"{name_hosts(names)} by {address} only"
-        for address, names in _parties(reached, tried, hosts)
+        for address, names in _by_addresses(reached, tried, hosts)
     ]
     more = f", and {counted(len(by) - _SHOWN, 'other')}" if len(by) > _SHOWN else ""
     return NodesError(
@@ -349,13 +374,14 @@ def _cannot_meet(
     )
 
 
-def _parties(
+def _by_addresses(
     reached: Mapping[int, Reached], tried: Sequence[str], hosts: Sequence[str]
 ) -> Iterator[tuple[str, list[str]]]:
-    parties: dict[str, list[str]] = {}
+    """Group the nodes by the addresses that they have reached."""
+    groups: dict[str, list[str]] = {}
     for rank in range(1, len(hosts)):
         found = {route.address for route in _routes(reached, rank, tried)}
-        parties.setdefault(" and ".join(each for each in tried if each in found), []).append(
+        groups.setdefault(" and ".join(each for each in tried if each in found), []).append(
             hosts[rank]
         )
-    yield from parties.items()
+    yield from groups.items()

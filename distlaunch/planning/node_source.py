@@ -5,13 +5,14 @@ Loaded only where ``Facts`` have surroundings: an option or a variable that hint
 
 from __future__ import annotations
 
-from distlaunch.core.errors import ConfigError, UsageError
+from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.record import Record, replace
 from distlaunch.core.model.text import counted, printable, quoted
 from distlaunch.planning.allocation import Allocation, Host, Origin
 from distlaunch.planning.clusters.select import rivals, select
 from distlaunch.planning.facts import Facts, Surroundings
 from distlaunch.planning.hosts.this_host import Identity, is_loopback, is_this_machine
+from distlaunch.planning.master_address import first_host_of_options, rendezvous_endpoint
 from distlaunch.planning.train_options import TrainOptions
 
 
@@ -155,8 +156,7 @@ def _by_hand(options: TrainOptions) -> Allocation | None:
         raise ConfigError(
             f"{options.named('num_nodes')} {most:,}: there may be {MOST_HOSTS:,} nodes at most"
         )
-    field = "master_addr" if options.rendezvous is None else "rendezvous"
-    first = endpoint(options)[0] if options.rendezvous is not None else options.master_addr
+    first, field = first_host_of_options(options)
     if first is None:
         raise ConfigError(
             f"--node-rank {rank} of {counted(most, 'node')}, but nothing says where they meet",
@@ -228,7 +228,7 @@ def _here(
         return allocation.node_rank, by or allocation.source
     identity = around.identity
     if allocation.part == "node" and options.rendezvous is not None:
-        meeting_host = endpoint(options)[0]
+        meeting_host = rendezvous_endpoint(options)[0]
         if meeting_host is not None and is_this_machine(meeting_host, identity):
             return 0, options.named("rendezvous")
     ours = [
@@ -246,36 +246,3 @@ def _here(
 
 def _source_of(allocation: Allocation, value: str) -> str | None:
     return next((origin.source for origin in allocation.origins if origin.value == value), None)
-
-
-def endpoint(options: TrainOptions) -> tuple[str | None, int | None]:
-    """Parse --rendezvous: HOST:PORT, HOST, [IPv6]:PORT. Raises ConfigError."""
-    text, who = options.rendezvous, options.named("rendezvous")
-    if text is None:
-        return None, None
-    from distlaunch.planning.clusters.environment_reader import host_or_address
-
-    host, number = text.strip(), ""
-    if host.startswith("["):
-        host, bracket, rest = host[1:].partition("]")
-        if not bracket or (rest and not rest.startswith(":")):
-            raise _odd(text, who)
-        number = rest[1:]
-    elif host.count(":") == 1:
-        host, _, number = host.partition(":")
-        if not number:
-            raise _odd(text, who)
-    if number and not (
-        number.isascii() and number.isdecimal() and len(number) <= 5 and 0 < int(number) <= 65535
-    ):
-        raise _odd(text, who)
-    host_or_address(host, who, hint="HOST:PORT, HOST being the node of rank 0")
-    return host, int(number) if number else None
-
-
-def _odd(text: str, who: str) -> ConfigError:
-    kind = UsageError if who.startswith("-") else ConfigError
-    return kind(
-        f"{who} {quoted(text)}: expected HOST:PORT",
-        hint="an IPv6 address needs brackets: [fd00::1]:29400",
-    )

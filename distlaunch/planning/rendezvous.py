@@ -12,7 +12,13 @@ from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import counted, printable
 from distlaunch.core.model.topology import Node, Topology
-from distlaunch.planning.node_source import Location, endpoint
+from distlaunch.planning.master_address import (
+    MasterOrigin,
+    master_of_allocation,
+    planned_master,
+    rendezvous_endpoint,
+)
+from distlaunch.planning.node_source import Location
 from distlaunch.planning.train_options import TrainOptions
 
 DEFAULT_PORT = 29400
@@ -40,13 +46,12 @@ class Rendezvous(Record):
 def settle(options: TrainOptions, location: Location, topology: Topology) -> Rendezvous:
     """Decide where the launchers meet. Raises ConfigError if nothing says that."""
     allocation = location.allocation
-    host, port = endpoint(options)
+    host, port = rendezvous_endpoint(options)
     port_of_source = None
     if host is None:
-        host = options.master_addr or topology.master_addr
-        port_of_source = topology.master_port if options.master_port is None else None
-    if host is None and len(topology.nodes) == 1:
-        host = "127.0.0.1"  # several launchers on one machine
+        master = planned_master(options, topology)
+        host = master.address
+        port_of_source = master.port if master.port_origin is MasterOrigin.SYSTEM else None
     if host is None:
         raise ConfigError(
             f"{location.who} starts several launchers, but nothing says where that of node 0 can "
@@ -89,16 +94,18 @@ def settle(options: TrainOptions, location: Location, topology: Topology) -> Ren
 def settle_unplanned(options: TrainOptions, location: Location) -> Rendezvous:
     """Decide where the launchers meet for one that has no plan, by what says who there is. Raises
     ConfigError."""
-    allocation = location.allocation
-    first = allocation.hosts[0]
+    allocation, master = location.allocation, None
+    if len(allocation.hosts) > 1:
+        own_name = location.name if location.here == 0 else None
+        master = master_of_allocation(options, allocation, place=0, hostname=own_name)
     topology = Topology(
         nodes=tuple(
             Node(host=host.name, slots=host.slots, known=host.known) for host in allocation.hosts
         ),
         device="cpu",
         here=location.here,
-        master_addr=allocation.master_addr or (first.name if first.known else None),
-        master_port=allocation.master_port,
+        master_addr=None if master is None else master.address,
+        master_port=None if master is None else master.port,
     )
     return settle(options, location, topology)
 

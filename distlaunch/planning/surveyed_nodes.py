@@ -16,7 +16,7 @@ from distlaunch.core.model.record import replace
 from distlaunch.core.model.text import counted, printable
 from distlaunch.core.model.topology import Node, Topology
 from distlaunch.core.protocol.agent_messages import Reached, Survey, Surveyed
-from distlaunch.planning import master_address
+from distlaunch.planning import interfaces
 from distlaunch.planning.agreement import (
     ELSEWHERE,
     Interpreter,
@@ -45,6 +45,7 @@ from distlaunch.planning.environment import base_environment, given_environment
 from distlaunch.planning.facts import Facts
 from distlaunch.planning.gpu_masks import trusting
 from distlaunch.planning.hosts.this_host import is_this_machine
+from distlaunch.planning.master_address import AddressChoice, AddressesOf, Meeting, no_addresses
 from distlaunch.planning.node_source import Location
 from distlaunch.planning.remote_environment import travelling
 from distlaunch.planning.train_options import TrainOptions
@@ -69,6 +70,7 @@ class Composer:
         self._options, self._facts, self._backend = options, facts, backend
         self._allocation, self._who = location.allocation, location.who
         self._job_id, self._run_dir = job_id, run_dir
+        self._address_choice = AddressChoice(options, backend)
         self._local = topology.here is not None
         here = location.here
         self._here_name = None if here is None else self._allocation.hosts[here].name
@@ -232,11 +234,8 @@ class Composer:
             )
         if len(members) > 1 and options.interface is not None:
             for number in members:
-                master_address.addresses(
-                    surveys[number],
-                    self._hosts[number].host,
-                    interface=options.interface,
-                    given=None,
+                interfaces.addresses(
+                    surveys[number], self._hosts[number].host, interface=options.interface
                 )
         interpreters = [
             interpreter_of(options, self._facts.python, surveys[number]) for number in members
@@ -277,41 +276,32 @@ class Composer:
         return members, plan
 
     def addresses(
-        self, surveyed: Surveyed, host: str, *, of_scheduler: Sequence[str] = ()
+        self, surveyed: Surveyed, host: str, *, of_scheduler: AddressesOf = no_addresses
     ) -> tuple[str, ...]:
-        """Return where the master may be reached, best first, from its survey and its name in the
-        list of hosts.
-
-        ``of_scheduler``: the addresses by which the scheduler reaches it.
-        """
-        options = self._options
-        found = master_address.addresses(
-            surveyed,
-            host,
-            interface=options.interface,
-            given=options.master_addr,
-            of_scheduler=of_scheduler,
-        )
-        return master_address.usable_by(self._backend, found, host)
+        """Return the addresses at which the other nodes try to reach rank 0's node, best first."""
+        return self._address_choice.candidates(surveyed, host, of_scheduler=of_scheduler)
 
     def meet(
-        self, surveys: Sequence[Surveyed], reached: Mapping[int, Reached]
-    ) -> master_address.Meeting:
-        """Settle where the nodes of an attempt meet, from their answers by node rank. Raises
-        LaunchError."""
+        self,
+        surveys: Sequence[Surveyed],
+        reached: Mapping[int, Reached],
+        *,
+        of_scheduler: AddressesOf = no_addresses,
+    ) -> Meeting:
+        """Return where the nodes of an attempt meet, from their answers by node rank.
+
+        Raises LaunchError.
+        """
         names = self._hosts_of_ranks
         hosts = names if len(names) == len(surveys) else tuple(each.hostname for each in surveys)
-        found = master_address.meet(
+        return self._address_choice.settle(
             surveys,
             reached,
-            tried=self.addresses(surveys[0], hosts[0]),
-            hosts=hosts,
-            interface=self._options.interface,
+            hosts,
+            of_scheduler=of_scheduler,
             set_by_user={**self._base, **self._given},
             nccl=any(each.gpus.gpus for each in surveys),
         )
-        self._backend.check_meeting(surveys, hosts)
-        return found
 
     # --- parts
 

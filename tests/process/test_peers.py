@@ -34,6 +34,7 @@ def test_launchers_that_start_in_any_order_are_one_job(team, size):
         assert {name: each[name] for name in expected} == {name: str(value) for name, value in expected.items()}
     for name in ("MASTER_ADDR", "MASTER_PORT", "DISTLAUNCH_JOB_ID", "TORCHELASTIC_RUN_ID", "DISTLAUNCH_RUN_DIR"):
         assert len({each[name] for each in told}) == 1
+    assert told[0]["MASTER_ADDR"] == "127.0.0.1"
     for node in range(size):
         shown = sorted(team.launchers[node].stdout.splitlines())
         assert shown == [f"[{rank}] rank {rank} is here" for rank in (2 * node, 2 * node + 1)]

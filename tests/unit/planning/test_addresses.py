@@ -7,8 +7,10 @@ import pytest
 from distlaunch.backends.registry import find_backend
 from distlaunch.core.errors import ConfigError
 from distlaunch.planning.backend import PlannedBackend
-from distlaunch.planning.master_address import addresses, check_interface, led_astray, usable_by
-from tests.unit.planning.meetings import DOCKER, node
+from distlaunch.planning.interfaces import addresses, check_interface, names_of_loopback
+from distlaunch.planning.master_address import AddressChoice, usable_by
+from distlaunch.planning.train_options import TrainOptions
+from tests.unit.planning.meetings import DOCKER, node, reached, way
 
 
 @pytest.mark.parametrize(
@@ -35,7 +37,7 @@ from tests.unit.planning.meetings import DOCKER, node
 )  # fmt: skip
 def test_addresses_come_best_first(make_surveyed, written, named, host, interface, expected):
     told = node(make_surveyed, "a", *written, named=named)
-    assert list(addresses(told, host, interface=interface, given=None)) == expected
+    assert list(addresses(told, host, interface=interface)) == expected
 
 
 @pytest.mark.parametrize(
@@ -50,32 +52,41 @@ def test_the_schedulers_address_is_the_first_if_the_nodes_own_name_leads_to_none
     make_surveyed, named, interface, expected
 ):
     told = node(make_surveyed, "a", "eth0 10.0.0.1/24", "eth1 10.1.0.1/24", named=named)
-    assert list(addresses(told, "a", interface=interface, given=None, of_scheduler=["10.1.0.1"])) == expected
+    assert list(addresses(told, "a", interface=interface, of_scheduler=["10.1.0.1"])) == expected
 
 
 def test_the_schedulers_address_is_tried_if_the_node_does_not_know_it_as_its_own(make_surveyed):
     told = node(make_surveyed, "a", "eth0 10.0.0.1/24")
-    assert addresses(told, "a", interface=None, given=None, of_scheduler=["192.0.2.7"]) == ("10.0.0.1", "192.0.2.7")
+    assert addresses(told, "a", interface=None, of_scheduler=["192.0.2.7"]) == ("10.0.0.1", "192.0.2.7")
     alone = node(make_surveyed, "a", "lo 127.0.0.1/8")
-    assert addresses(alone, "a", interface=None, given=None, of_scheduler=["127.0.0.1"]) == ("127.0.0.1",)
+    assert addresses(alone, "a", interface=None, of_scheduler=["127.0.0.1"]) == ("127.0.0.1",)
 
 
 def test_the_users_address_stands_alone(make_surveyed):
     told = node(make_surveyed, "a", "eth0 10.0.0.1/24")
-    assert addresses(told, "a", interface=None, given="gw.example") == ("gw.example",)
+    choice = AddressChoice(TrainOptions(master_addr="gw.example"), PlannedBackend(), rendezvous_host="10.0.0.1")
+    assert choice.candidates(told, "a", of_scheduler=lambda _: ["192.0.2.7"]) == ("gw.example",)
+
+
+def test_a_schedulers_address_that_all_nodes_have_reached_is_taken(make_surveyed):
+    surveys = [node(make_surveyed, "a", "eth0 10.0.0.1/24"), node(make_surveyed, "b", "eth0 10.0.0.2/24")]
+    choice = AddressChoice(TrainOptions(), PlannedBackend())
+    answers = {1: reached(way("192.0.2.7", "10.0.0.2", "eth0"))}
+    met = choice.settle(surveys, answers, ("a", "b"), of_scheduler={"a": ["192.0.2.7"]}.__getitem__)
+    assert met.address == "192.0.2.7"
 
 
 @pytest.mark.parametrize("interface", ["eth7", "10.9.0.0/16", "fd00::/8", "lo"])
 def test_a_node_without_such_an_interface_is_named_with_what_it_has(make_surveyed, interface):
     told = node(make_surveyed, "b", "lo 127.0.0.1/8", "eth0 10.0.0.1/24", "ib0 10.1.0.1/16")
     with pytest.raises(ConfigError, match=r"--interface: n7 has no ") as caught:
-        addresses(told, "n7", interface=interface, given=None)
+        addresses(told, "n7", interface=interface)
     assert caught.value.hint == "it has eth0 10.0.0.1/24, ib0 10.1.0.1/16"
 
 
 def test_a_node_with_loopback_alone_cannot_be_met(make_surveyed):
     with pytest.raises(ConfigError, match="n7 has no address by which other nodes could reach it"):
-        addresses(node(make_surveyed, "n7", "lo 127.0.0.1/8"), "n7", interface=None, given=None)
+        addresses(node(make_surveyed, "n7", "lo 127.0.0.1/8"), "n7", interface=None)
 
 
 @pytest.mark.parametrize("text", ["eth0", "ib0", "enp3s0f1np1", "bond0.100", "10.0.0.0/8", "10.1.2.3/16", "fd00::/8"])
@@ -109,8 +120,8 @@ def test_where_ipv4_is_needed_other_addresses_are_left_out_and_a_host_without_is
 def test_own_names_that_lead_to_loopback_are_found_where_there_are_others(make_surveyed):
     good = node(make_surveyed, "n1", "eth0 10.0.0.1/24", named=("10.0.0.1",))
     astray = node(make_surveyed, "n2", "eth0 10.0.0.2/24", named=("127.0.1.1", "10.0.0.2"))
-    assert led_astray([good, good], ["n1", "n3"]) == led_astray([astray, astray], ["n2", "n2"]) == {}
-    assert led_astray([good, astray], ["n1", "n2"]) == {"n2": "127.0.1.1"}
+    assert names_of_loopback([good, good], ["n1", "n3"]) == names_of_loopback([astray, astray], ["n2", "n2"]) == {}
+    assert names_of_loopback([good, astray], ["n1", "n2"]) == {"n2": "127.0.1.1"}
     horovod, other = (find_backend(name)({}, {}) for name in ("horovod", "pytorch-ddp"))
     other.check_meeting([good, astray], ["n1", "n2"])
     horovod.check_meeting([good, good], ["n1", "n3"])

@@ -7,6 +7,7 @@ import pytest
 from distlaunch.core.errors import ConfigError, NodesError
 from distlaunch.core.model.record import replace
 from distlaunch.core.protocol.agent_messages import Reached, Route
+from distlaunch.planning.allocation import Allocation, Host
 from distlaunch.planning.agreement import NodesDiffer
 from distlaunch.planning.joined_plan import Member
 from distlaunch.planning.rendezvous import settle_unplanned
@@ -91,6 +92,10 @@ def test_a_launcher_without_a_plan_knows_where_to_call(by_hand, options):
         slurm(node_rank=1),
         slurm(source="kubernetes", master_addr="m", master_port=23456),
         tasks(1, 2),
+        Allocation(
+            source="slurm", hosts=(Host(name="a", slots=2),), part="worker", node_rank=0, local_rank=1,
+            master_addr="m", master_port=23456,
+        ),
     ],
     ids=str,
 )
@@ -214,6 +219,23 @@ def test_where_launchers_meet_is_tried_too(by_hand):
     assert by_hand(rendezvous="h:5", node_rank=0, master_addr="m").addresses(node, "n0") == ("m",)
     with pytest.raises(ConfigError, match="--interface"):
         by_hand(rendezvous="h:5", node_rank=0, interface="ib0").addresses(node, "n0")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]", "localhost"])
+def test_workers_of_launchers_that_meet_on_loopback_get_that_address(by_hand, host):
+    joiner = by_hand(rendezvous=f"{host}:5", num_nodes=2)
+    bare = host.strip("[]")
+    surveys = [surveyed("n0", named=("127.0.1.1",)), surveyed("n0", named=("127.0.1.1",))]
+    assert joiner.addresses(surveys[0], "n0") == (bare, "10.0.0.1")
+    ways = tuple(Route(address=each, local=each, interface="") for each in (bare, "10.0.0.1"))
+    met = joiner.meet(surveys, {1: Reached(attempt=0, routes=ways, problem=None)})
+    assert (met.address, met.env, met.addresses) == (bare, {}, (bare, bare))
+    elsewhere = Reached(attempt=0, routes=ways[1:], problem=None)
+    assert joiner.meet(surveys, {1: elsewhere}).address == "10.0.0.1"
+
+
+def test_no_worker_gets_the_unspecified_address_if_another_was_reached(by_hand):
+    assert by_hand(rendezvous="0.0.0.0:5", node_rank=0).addresses(surveyed("n0"), "n0") == ("10.0.0.1", "0.0.0.0")
 
 
 def test_launchers_of_workers_make_the_plan_of_their_nodes(from_source):

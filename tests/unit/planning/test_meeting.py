@@ -10,7 +10,8 @@ from distlaunch.core.errors import ConfigError, NodesError
 from distlaunch.core.model.record import replace
 from distlaunch.core.protocol.agent_messages import Interface
 from distlaunch.planning.build_plan import bind
-from distlaunch.planning.master_address import addresses, meet
+from distlaunch.planning.interfaces import addresses
+from distlaunch.planning.master_address import meet
 from distlaunch.planning.worker_addresses import cluster_of
 from tests.unit.planning.meetings import DOCKER, GLOO, NCCL, TENSORPIPE, node, reached, way
 
@@ -35,7 +36,7 @@ def two(make_surveyed, first, second, answer, **more):
         node(make_surveyed, "a", *first.pop("written"), **first),
         node(make_surveyed, "b", *second.pop("written"), **second),
     ]
-    tried = more.pop("tried", addresses(surveys[0], "a", interface=more.get("interface"), given=None))
+    tried = more.pop("tried", addresses(surveys[0], "a", interface=more.get("interface")))
     return meet(surveys, {1: reached(*answer)}, tried=tried, hosts=("a", "b"), **more)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from distlaunch.core.errors import ConfigError
-from distlaunch.planning.node_source import endpoint
+from distlaunch.planning.master_address import rendezvous_endpoint
 from distlaunch.planning.train_options import TrainOptions
 
 
@@ -15,7 +15,7 @@ from distlaunch.planning.train_options import TrainOptions
 )
 def test_what_is_written_like_an_address_has_to_be_one(text):
     with pytest.raises(ConfigError, match=r"^--rendezvous: .* is no IP address") as error:
-        endpoint(TrainOptions(rendezvous=text))
+        rendezvous_endpoint(TrainOptions(rendezvous=text))
     assert error.value.exit_code == 2
     assert error.value.hint
 
@@ -25,4 +25,4 @@ def test_what_is_written_like_an_address_has_to_be_one(text):
     [("10.0.0.1:5", "10.0.0.1"), ("[fe80::1%eth0]:5", "fe80::1%eth0"), ("n1.x2:5", "n1.x2"), ("7:5", "7")],
 )
 def test_addresses_and_names_are_places(text, host):
-    assert endpoint(TrainOptions(rendezvous=text)) == (host, 5)
+    assert rendezvous_endpoint(TrainOptions(rendezvous=text)) == (host, 5)

@@ -30,7 +30,7 @@ from distlaunch.core.probe.network import Address, look_up
 from distlaunch.launch.surroundings import read_surroundings
 from distlaunch.planning.build_plan import interpreter_note
 from distlaunch.planning.hosts.this_host import is_this_machine
-from distlaunch.planning.node_source import endpoint
+from distlaunch.planning.master_address import rendezvous_endpoint
 from distlaunch.planning.train_options import TrainOptions
 
 
@@ -176,7 +176,7 @@ def check_is_node_zero(options: TrainOptions, environ: Mapping[str, str]) -> Non
 
     A name that nobody knows within 3 s may be this machine's.
     """
-    host = endpoint(options)[0]
+    host = rendezvous_endpoint(options)[0]
     identity = read_surroundings(options, environ).identity
     if host is None or is_this_machine(host, identity):
         return

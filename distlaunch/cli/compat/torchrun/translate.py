@@ -16,6 +16,7 @@ from distlaunch.cli.parser import build
 from distlaunch.core.errors import ConfigError, UsageError
 from distlaunch.core.model.record import Record, replace
 from distlaunch.core.model.text import quoted
+from distlaunch.planning.rendezvous import DEFAULT_PORT
 from distlaunch.planning.train_options import LOCAL_RANK_TOO, NO_LOCAL_RANK, TorchrunOptions
 
 Mode = Literal["raw", "tee", "hidden"]
@@ -35,7 +36,6 @@ WAYS_OUT = (
 _JOIN_KEYS = ("join_timeout", "timeout")
 """What they are called in --rdzv-conf; the first one counts."""
 _JOIN_DIGITS = 9
-_RENDEZVOUS_PORT = 29400
 
 
 class Display(Record):
@@ -292,7 +292,7 @@ def _nodes(parsed: Parsed) -> dict[str, object]:
     found: dict[str, object] = {
         "num_nodes": most if least == most else (least, most),
         "node_rank": node_rank,
-        "rendezvous": f"{where}:{port or _RENDEZVOUS_PORT}",
+        "rendezvous": f"{where}:{port or DEFAULT_PORT}",
         "master_port": None,
         "source": "flags",
         "join_timeout": join_timeout,
