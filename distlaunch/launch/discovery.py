@@ -21,7 +21,7 @@ from distlaunch.core.agent.workers.process_setup import (
     die_with_parent,
     place,
 )
-from distlaunch.core.agent.workers.process_tree import Remains
+from distlaunch.core.agent.workers.process_tree import ChildReaper
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.text import quoted
 from distlaunch.core.model.unfollowed import fork_from_helper, fork_helper
@@ -163,13 +163,13 @@ def _guard(
             _become_command(command, environ, us, output, errors)
         os.close(output)
         os.close(errors)
-        remains = Remains(child)
+        reaper = ChildReaper(child)
         poll = select.poll()
         poll.register(life, select.POLLIN)
         while os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
             if poll.poll(_LOOK_S * 1000):
                 break
-        status = remains.kill(bound_s=_KILL_S)
+        status = reaper.kill(bound_s=_KILL_S)
         if status is not None:
             os.write(result, str(os.waitstatus_to_exitcode(status)).encode())
     finally:

@@ -27,7 +27,7 @@ from distlaunch.coordinator.runtime.signal_pipe import SignalPipe
 from distlaunch.coordinator.runtime.sink import Sink
 from distlaunch.core.agent import connect
 from distlaunch.core.agent.remote_agent import Clock as PausableClock
-from distlaunch.core.agent.workers.process_tree import Remains, children_of, kill_each_tree
+from distlaunch.core.agent.workers.process_tree import ChildReaper, children_of, kill_each_tree
 from distlaunch.core.errors import EXIT_SOFTWARE, ConfigError, LaunchError, NodesError
 from distlaunch.core.model.record import replace
 from distlaunch.core.model.text import counted, quoted
@@ -345,7 +345,7 @@ class _Mine:
             job_id=job_id,
             nofile=self._nofile,
             spawner=self._spawner,
-            taker=files,
+            sink=files,
             clock=clock,
             gpus=joiner.gpus,
             cpus=joiner.cpus,
@@ -372,11 +372,11 @@ class _Mine:
         Its process is killed if it has not ended within ``_SPAWNER_END_S``.
         """
         channel, pid = self._spawner
-        remains = Remains(pid)
+        reaper = ChildReaper(pid)
         channel.close()
-        if remains.await_child(bound_s=_SPAWNER_END_S) is None and pid in children_of(os.getpid()):
+        if reaper.await_child(bound_s=_SPAWNER_END_S) is None and pid in children_of(os.getpid()):
             kill_each_tree([pid])
-            remains.await_child(bound_s=_SPAWNER_END_S)
+            reaper.await_child(bound_s=_SPAWNER_END_S)
 
 
 def _otherwise(

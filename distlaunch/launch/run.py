@@ -198,7 +198,7 @@ def _run(
                     plan.job_id, options, terminal=-1 if terminal is None else terminal.fileno()
                 ),
                 port=port,
-                taker=files,
+                sink=files,
                 clock=clock,
             )
         else:

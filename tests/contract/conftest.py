@@ -60,7 +60,7 @@ def open_local(taken: Taken) -> LocalTransport:
         cookie=os.urandom(8).hex(),
         nofile=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         spawner=start_spawner(job_id="j", orphan_grace_s=1.0),
-        taker=taken,
+        sink=taken,
         clock=time.monotonic,
     )
 
@@ -122,7 +122,7 @@ class OneNode:
             job_id="contract",
             nofile=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
             spawner=start_spawner(job_id="j", orphan_grace_s=1.0),
-            taker=taken,
+            sink=taken,
             clock=time.monotonic,
             gpus=GpuInventory(),
             cpus=CpuInventory(allowed=(0,), online=1),

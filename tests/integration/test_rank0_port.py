@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from distlaunch.core.agent.node.attempt_setup import Preparing
+from distlaunch.core.agent.node.attempt_setup import AttemptSetup
 from distlaunch.core.probe.network import probe_interfaces
 from distlaunch.core.protocol import agent_messages as m
 
@@ -44,7 +44,7 @@ def listens(port: int) -> bool:
 def test_torchs_store_gets_the_port_after_others_have_tried_it(clean_env, kind, wanted):
     addresses = ["127.0.0.1", *(address for _, address, _ in probe_interfaces())]
     answers: list[m.Prepared] = []
-    preparing = Preparing(port=None, send=answers.append, post=lambda _: None)
+    setup = AttemptSetup(port=None, send=answers.append, post=lambda _: None)
     ranks = [
         subprocess.Popen(
             [sys.executable, "-c", RANKS, str(rank), kind],
@@ -59,18 +59,18 @@ def test_torchs_store_gets_the_port_after_others_have_tried_it(clean_env, kind, 
     try:
         for attempt in range(4):
             host = addresses[-(attempt % len(addresses)) - 1]
-            preparing.prepare(m.Prepare(attempt=attempt, port=number, token="word"), owner="j", pids=())
+            setup.prepare(m.Prepare(attempt=attempt, port=number, token="word"), owner="j", pids=())
             port = answers[-1].port
             assert port, answers
             number = port if wanted == "one" else 0
             for address in addresses:
                 with socket.create_connection((address, port), timeout=30) as connection:
-                    preparing.on_ready()
+                    setup.on_ready()
                     assert connection.recv(10) == b"word\n"
             assert not listens(port)
-            preparing._close_listener()
+            setup._close_listener()
             assert not listens(port), "it is held, though nobody listens"
-            preparing.share(0.0)
+            setup.share(0.0)
             for rank in ranks:
                 rank.stdin.write(f"{host} {port}\n")
             assert [rank.stdout.readline() for rank in ranks] == [f"{port}\n"] * 2
@@ -79,7 +79,7 @@ def test_torchs_store_gets_the_port_after_others_have_tried_it(clean_env, kind, 
             assert [rank.stdout.readline() for rank in ranks] == ["closed\n"] * 2
             assert sum(answer.problem is None for answer in answers) == attempt + 1
     finally:
-        preparing.release()
+        setup.release()
         for rank in ranks:
             rank.stdin.close()
             rank.wait(60)

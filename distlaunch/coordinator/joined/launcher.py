@@ -31,7 +31,7 @@ from distlaunch.coordinator.runtime.message_checks import PASSED_ON, Orders
 from distlaunch.coordinator.runtime.records import EventLog, OutputFiles
 from distlaunch.coordinator.runtime.sink import Sink
 from distlaunch.core.agent import connect
-from distlaunch.core.agent.liveness import Hearing
+from distlaunch.core.agent.liveness import SilenceMonitor
 from distlaunch.core.agent.remote_agent import Clock
 from distlaunch.core.errors import (
     EXIT_SOFTWARE,
@@ -145,7 +145,7 @@ class PeerRunner:
         self._error_file = error_file or ErrorFile(None)
         self._job_id = settings.job_id
         self._coordinator = Coordinator()
-        self._hearing = Hearing(settings.lost_after_s)
+        self._silence = SilenceMonitor(settings.lost_after_s)
         self._joined_at = 0.0
         self._why = ""
         """Why the coordinator counts as lost; empty as long as it does not."""
@@ -239,7 +239,7 @@ class PeerRunner:
         self._why = ""
         self._is_unheard = False
         self._joined_at = time.monotonic()
-        self._hearing.heard()
+        self._silence.reset()
         self._orders.joined()
         self._coordinator.open(link)
 
@@ -267,11 +267,11 @@ class PeerRunner:
 
     def _serve(self) -> None:
         """Wait, and do what there is to do, once."""
-        self._wait([] if self._clock.paused else [self._hearing.left_s])
+        self._wait([] if self._clock.paused else [self._silence.left_s])
         self._hear()
         for message in self._own.receive():
             self._tell(message)
-        silent_s = self._hearing.silent_s()
+        silent_s = self._silence.silent_s()
         if silent_s is not None and not self._clock.paused:
             self._is_unheard = not self._why
             self._why = self._why or f"no word from it for {silent_s:.0f} s"
@@ -288,7 +288,7 @@ class PeerRunner:
             waits_s.append(deadline - self._clock())
         if self._coordinator.has_unread:
             waits_s.append(0.0)
-        for descriptor, _ in poll.poll(self._hearing.poll_ms(waits_s)):
+        for descriptor, _ in poll.poll(self._silence.poll_ms(waits_s)):
             if descriptor == self._signals.fileno():
                 for signum in self._signals.read():
                     self._take_signal(signum, spawner=False)
@@ -303,7 +303,7 @@ class PeerRunner:
                     self._why = self._own_fault() or describe_end(link.end())
                 if isinstance(message, ReadEnd):
                     return
-                self._hearing.heard()
+                self._silence.reset()
                 self._handle(message)
                 if self._is_over():  # what follows is nobody's
                     return
@@ -313,7 +313,7 @@ class PeerRunner:
     def _own_fault(self) -> str:
         """Say that it was this launcher that stood still, and was taken for lost; empty if it did
         not."""
-        polled_s = self._hearing.polled_s
+        polled_s = self._silence.polled_s
         if polled_s < self._settings.lost_after_s - m.LATE_S:
             return ""
         return (
@@ -326,7 +326,7 @@ class PeerRunner:
         self._orders.check(message, running=self._running is not None)
         match message:
             case m.Ping():
-                self._hearing.take(message)
+                self._silence.on_ping(message)
                 self._send(m.Pong(serial=message.serial, clock=self._clock()))
             case p.Ask():
                 own.handle(self._planner.survey(message.serial))
@@ -339,7 +339,7 @@ class PeerRunner:
                 self._sink.say(text, level="warning" if message.level == "warning" else "info")
             case m.Pause():
                 self._clock.pause(paused=message.paused)
-                self._hearing.heard()
+                self._silence.reset()
                 own.handle(message)
             case m.Stop() if message.attempt == self._running:
                 self._asked = True

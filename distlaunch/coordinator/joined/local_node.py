@@ -15,10 +15,10 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from distlaunch.core.agent.agent import Agent
-from distlaunch.core.agent.node.reachability import Reaching
+from distlaunch.core.agent.node.reachability import ReachabilityTest
 from distlaunch.core.agent.node.survey import FILES_S, Look, answer_to, look_around
 from distlaunch.core.agent.workers.channel import Channel
-from distlaunch.core.agent.workers.output_pump import Taker
+from distlaunch.core.agent.workers.output_pump import OutputSink
 from distlaunch.core.model.record import replace
 from distlaunch.core.model.topology import CpuInventory, GpuInventory
 from distlaunch.core.probe.process_limits import explain_refusal
@@ -48,7 +48,7 @@ class OwnNode:
         job_id: str,
         nofile: int,
         spawner: tuple[Channel[FromSpawner], int],
-        taker: Taker,
+        sink: OutputSink,
         clock: Callable[[], float],
         gpus: GpuInventory,
         cpus: CpuInventory,
@@ -67,11 +67,11 @@ class OwnNode:
             channel=channel,
             watcher=pid,
             port=None,
-            taker=taker,
+            sink=sink,
             send=self._said.append,
             clock=clock,
         )
-        self._reaching = Reaching(self._said.append, self._nudge)
+        self._reachability = ReachabilityTest(self._said.append, self._nudge)
         self._looking = _Looking(self._said.append, self._nudge, gpus=gpus, cpus=cpus)
 
     def start(self) -> None:
@@ -84,7 +84,7 @@ class OwnNode:
             case m.Survey():
                 self._looking.begin(message)
             case m.Reach():
-                self._reaching.begin(message)
+                self._reachability.begin(message)
             case _:
                 self._agent.handle(message)
 
@@ -104,13 +104,13 @@ class OwnNode:
         return {
             self._wake: select.POLLIN,
             **self._agent.descriptors(),
-            **self._reaching.descriptors(),
+            **self._reachability.descriptors(),
         }
 
     def deadline(self) -> float | None:
         """Give when ``receive`` is due even if nothing is ready, on the job's clock."""
         ahead = self._clock() - time.monotonic()
-        others = (self._reaching.deadline(), self._looking.deadline())
+        others = (self._reachability.deadline(), self._looking.deadline())
         dues = [self._agent.deadline(), *(None if due is None else due + ahead for due in others)]
         return min((due for due in dues if due is not None), default=None)
 
@@ -119,7 +119,7 @@ class OwnNode:
         with suppress(BlockingIOError):
             os.read(self._wake, 4096)
         self._looking.on_ready()
-        self._reaching.on_ready()
+        self._reachability.on_ready()
         self._agent.on_ready()
         self._agent.tick()
         said = list(self._said)
@@ -128,7 +128,7 @@ class OwnNode:
 
     def close(self, hurried: Callable[[], bool] = lambda: False) -> None:
         """End the agent; nothing of its workers is left after this."""
-        self._reaching.close()
+        self._reachability.close()
         self._agent.close(hurried)
         with self._waking:  # a thread that looks around may end later
             os.close(self._wake)

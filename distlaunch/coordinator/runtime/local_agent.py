@@ -11,7 +11,7 @@ from distlaunch.coordinator.policy.events_and_actions import Event, FromNode
 from distlaunch.core.agent.agent import Agent
 from distlaunch.core.agent.node.ports import HeldPort
 from distlaunch.core.agent.workers.channel import Channel
-from distlaunch.core.agent.workers.output_pump import Taker
+from distlaunch.core.agent.workers.output_pump import OutputSink
 from distlaunch.core.protocol import agent_messages as m
 from distlaunch.core.protocol.codec import Decoder, encode
 from distlaunch.core.protocol.spawner_messages import FromSpawner
@@ -31,7 +31,7 @@ class LocalTransport:
         cookie: str,
         nofile: int,
         spawner: tuple[Channel[FromSpawner], int],
-        taker: Taker,
+        sink: OutputSink,
         clock: Callable[[], float],
         port: HeldPort | None = None,
     ) -> None:
@@ -46,7 +46,7 @@ class LocalTransport:
             nofile=nofile,
             channel=channel,
             watcher=pid,
-            taker=taker,
+            sink=sink,
             send=self._from,
             clock=clock,
         )

@@ -15,7 +15,7 @@ from typing import Protocol, TypeVar
 
 from distlaunch.coordinator.runtime.records import Desk
 from distlaunch.coordinator.runtime.signal_pipe import LOOK_S
-from distlaunch.core.agent.workers.output_pump import Taker
+from distlaunch.core.agent.workers.output_pump import OutputSink
 from distlaunch.core.protocol import agent_messages as m
 
 _ALL_WINDOWS_BYTES = 64 << 20
@@ -31,7 +31,7 @@ _GRANT_AT = 4
 T = TypeVar("T")
 
 
-class Files(Taker, Protocol):
+class Files(OutputSink, Protocol):
     """Where output goes, attempt by attempt."""
 
     def begin_attempt(self, attempt: int) -> None:

@@ -16,20 +16,24 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
-from distlaunch.core.agent.node.attempt_setup import GpusFree, Preparing
+from distlaunch.core.agent.node.attempt_setup import AttemptSetup, GpusFree
 from distlaunch.core.agent.node.ports import HeldPort
 from distlaunch.core.agent.workers import process_tree
 from distlaunch.core.agent.workers import worker_table as t
 from distlaunch.core.agent.workers.channel import Channel
 from distlaunch.core.agent.workers.exit_evidence import oom_kills
-from distlaunch.core.agent.workers.output_pump import Posted, Pump, PumpFailed, Taker
-from distlaunch.core.agent.workers.preload_log import Preloading
-from distlaunch.core.agent.workers.process_tree import Remains
+from distlaunch.core.agent.workers.output_pump import OutputSink, Posted, Pump, PumpFailed
+from distlaunch.core.agent.workers.preload_log import PreloadReport
+from distlaunch.core.agent.workers.process_tree import ChildReaper
 from distlaunch.core.agent.workers.pseudo_terminal import PseudoTerminal
-from distlaunch.core.agent.workers.shared_memory import Leavings, names_of
+from distlaunch.core.agent.workers.shared_memory import SharedMemoryFiles, shared_memory_names
 from distlaunch.core.agent.workers.spawner import SWEEP_S
-from distlaunch.core.agent.workers.stacks import StackTaker
-from distlaunch.core.agent.workers.streams import Ground, WorkerStreams, bootstrap_environment
+from distlaunch.core.agent.workers.stacks import StackCollector
+from distlaunch.core.agent.workers.streams import (
+    NodeResources,
+    WorkerStreams,
+    bootstrap_environment,
+)
 from distlaunch.core.agent.workers.watcher import CLEANERS_S
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.record import assert_never, replace
@@ -58,10 +62,10 @@ class Agent:
         channel: Channel[w.FromSpawner],
         watcher: int,
         port: HeldPort | None,
-        taker: Taker,
+        sink: OutputSink,
         send: Callable[[m.FromAgent], None],
         clock: Callable[[], float],
-        ground: Ground | None = None,
+        resources: NodeResources | None = None,
     ) -> None:
         self.job_id = job_id
         self._cookie = cookie
@@ -76,8 +80,8 @@ class Agent:
         self._table = t.WorkerTable()
         self._start: m.Start | None = None
         self._pids: list[int] = []  # of this attempt's workers
-        self._ground = ground or Ground()
-        self._preparing = Preparing(port=port, send=send, post=self._post)
+        self._resources = resources or NodeResources()
+        self._attempt_setup = AttemptSetup(port=port, send=send, post=self._post)
         self._terminal: PseudoTerminal | None = None
         self._typed_ahead = bytearray()
         self._oom_before = 0
@@ -86,19 +90,23 @@ class Agent:
         for descriptor in (self._wake, self._wake_end):
             os.set_blocking(descriptor, False)
         self._waking = threading.Lock()
-        self._pump = Pump(taker, self._post)
-        self._stacks = StackTaker(self._post)
+        self._pump = Pump(sink, self._post)
+        self._stacks = StackCollector(self._post)
         self._lost = False
         self._up: dict[
             int, int
         ] = {}  # rank -> pid of workers that have come up and were not reported yet
         self._broken: str | None = None  # why the spawner said that it cannot go on
-        self._remains = Remains(watcher)
-        self._leavings = Leavings(owner=os.getuid())
-        self._preloading = Preloading(send, clock)
+        self._reaper = ChildReaper(watcher)
+        self._shared_memory = SharedMemoryFiles(owner=os.getuid())
+        self._preload_report = PreloadReport(send, clock)
         self._is_init = os.getpid() == 1
 
-    # --- hosting
+    # --- for the loop that polls the agent
+
+    def set_job_id(self, job_id: str) -> None:
+        """Use a job id that was not known when the agent was started."""
+        self.job_id = job_id
 
     def start(self) -> None:
         """Start the output thread; the spawner exists already. Raises ConfigError if the user may
@@ -110,7 +118,7 @@ class Agent:
 
     def descriptors(self) -> dict[int, int]:
         """Give what to poll, with the events."""
-        wanted = {self._wake: select.POLLIN, **self._preparing.descriptors()}
+        wanted = {self._wake: select.POLLIN, **self._attempt_setup.descriptors()}
         if self._terminal is not None and self._terminal.has_unsent:
             wanted[self._terminal.fileno()] = select.POLLOUT
         if not self._lost:
@@ -123,7 +131,7 @@ class Agent:
         """Give when ``tick`` is due, on the agent's clock."""
         times = [
             time
-            for time in (self._table.deadline(), self._preparing.deadline())
+            for time in (self._table.deadline(), self._attempt_setup.deadline())
             if time is not None
         ]
         return min(times, default=None)
@@ -133,7 +141,7 @@ class Agent:
         deadline = self._table.deadline()
         if deadline is not None and self._clock() >= deadline:
             self._step(t.Tick())
-        self._preparing.tick(self._clock())
+        self._attempt_setup.tick(self._clock())
 
     def on_ready(self) -> None:
         """Take what the spawner and the output thread have to say."""
@@ -141,16 +149,16 @@ class Agent:
             os.read(self._wake, 65536)
         if self._terminal is not None:
             self._terminal.flush()
-        self._preparing.on_ready()
+        self._attempt_setup.on_ready()
         if self._is_init:
-            self._remains.reap_adopted()
+            self._reaper.reap_adopted()
         if not self._lost:
             self._wake_spawner()
             self._take_from_spawner()
         while self._posted:
             event = self._posted.popleft()
             if isinstance(event, GpusFree):
-                self._preparing.gpus_free(event, owner=self.job_id)
+                self._attempt_setup.gpus_free(event, owner=self.job_id)
             elif isinstance(event, PumpFailed):
                 self._send(m.Fault(text=f"the output thread failed\n{event.text}"))
             elif isinstance(event, (m.Alive, m.Stacks, m.Fault)):
@@ -188,7 +196,7 @@ class Agent:
             elif isinstance(
                 message, (w.StillPreloading, w.ModuleLeftOut, w.Preloaded, w.PreloadFailed)
             ):
-                self._preloading.take(message)
+                self._preload_report.take(message)
             else:
                 self._step(message)
         self._tell_started()
@@ -228,10 +236,10 @@ class Agent:
         self._pump.stop()
         if self._pump.is_alive():
             self._pump.join(timeout=_PUMP_S)
-        self._preparing.release()
+        self._attempt_setup.release()
         self._close_terminal()
         self._stacks.close()
-        self._preloading.close()
+        self._preload_report.close()
         with self._waking:  # a wait for GPU memory may end later
             os.close(self._wake)
             os.close(self._wake_end)
@@ -250,7 +258,7 @@ class Agent:
                 if poll.poll(min(left_s, _LOOK_S) * 1000) and self._channel.receive() is None:
                     self._channel.close()
                     self._continue_spawner()
-                    return self._remains.await_child(bound_s=_WATCHER_S) is not None
+                    return self._reaper.await_child(bound_s=_WATCHER_S) is not None
             except OSError:
                 break
         return self._lost
@@ -262,7 +270,7 @@ class Agent:
         match message:
             case m.Prepare():
                 on_gpus = self._start is not None and self._start.uses_gpus
-                self._preparing.prepare(
+                self._attempt_setup.prepare(
                     message, owner=self.job_id, pids=self._pids if on_gpus else ()
                 )
             case m.Input():
@@ -285,17 +293,17 @@ class Agent:
         self._oom_before = oom_kills()
         try:
             if message.store:
-                self._preparing.serve_store(message.env.get("MASTER_ADDR", ""))
+                self._attempt_setup.serve_store(message.env.get("MASTER_ADDR", ""))
             else:
-                self._preparing.share(self._clock())
+                self._attempt_setup.share(self._clock())
         except OSError as exc:
             self._send(m.Fault(text=f"the store of the workers cannot be served: {exc.strerror}"))
             return
-        bootstrap = bootstrap_environment(message, self._nofile, self._ground.boot)
+        bootstrap = bootstrap_environment(message, self._nofile, self._resources.boot)
         env = {**message.env, "DISTLAUNCH_COOKIE": self._cookie, **bootstrap}
-        left = names_of(message, owner=os.getuid())
-        log_dir, layout = self._ground.log_place(message)
-        self._leavings.expect(left)
+        left = shared_memory_names(message, owner=os.getuid())
+        log_dir, layout = self._resources.log_location(message)
+        self._shared_memory.expect(left)
         setup = w.Setup(
             env=env,
             cwd=message.cwd,
@@ -304,7 +312,7 @@ class Agent:
             signal_group=message.signal_group,
             job_id=self.job_id,
             orphan_grace_s=message.orphan_grace_s,
-            lodging=self._ground.lodging,
+            temporary_dir=self._resources.temporary_dir,
             shared_memory=left,
             attempt=message.attempt,
             log_dir=log_dir,
@@ -312,7 +320,7 @@ class Agent:
         )
         self._tell_spawner(setup)
         if message.preload and message.attempt == 0:
-            order, output = self._preloading.begin(message)
+            order, output = self._preload_report.begin(message)
             self._tell_spawner(order, (output,))
         self._pump.expect(
             2 * len(message.workers),
@@ -350,10 +358,10 @@ class Agent:
                     self._tell_started()
                     told = action
                     if isinstance(told, m.Gone):
-                        told = replace(told, port_used=self._preparing.was_port_used())
+                        told = replace(told, port_used=self._attempt_setup.was_port_used())
                         self._close_terminal()
-                        self._leavings.expect(())  # the spawner has removed them
-                        self._preparing.release()
+                        self._shared_memory.expect(())  # the spawner has removed them
+                        self._attempt_setup.release()
                         self._stacks.clear()
                     self._send(told)
 
@@ -366,7 +374,7 @@ class Agent:
         try:
             if start.terminal:
                 self._open_terminal(start)
-            stdin = self._ground.stdin if spec.rank == start.stdin_rank else None
+            stdin = self._resources.stdin if spec.rank == start.stdin_rank else None
             streams = WorkerStreams(
                 start, stdin=stdin, terminal=self._terminal, nofile=self._nofile
             )
@@ -458,7 +466,7 @@ class Agent:
     def _end_all(self) -> int | None:
         """Do the last of the spawner's work in its place; give its wait status if it was seen."""
         self._continue_spawner()
-        status = self._remains.await_child(bound_s=_WATCHER_S)
-        killed = self._remains.kill(bound_s=t.KILL_S)
-        self._leavings.remove()
+        status = self._reaper.await_child(bound_s=_WATCHER_S)
+        killed = self._reaper.kill(bound_s=t.KILL_S)
+        self._shared_memory.remove()
         return killed if status is None else status

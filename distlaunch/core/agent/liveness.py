@@ -1,4 +1,4 @@
-"""How long the coordinator has been silent, as whoever it supervises judges that."""
+"""How long the coordinator has been silent, and whether that is too long."""
 
 from __future__ import annotations
 
@@ -16,25 +16,26 @@ _SLEPT_S = 1.0
 """We have slept if we go on so much later than we should have."""
 
 
-class Hearing:
-    """Keeps when the coordinator was heard last. ``now`` gives seconds, which go on while the job
-    is paused."""
+class SilenceMonitor:
+    """Measures how long the coordinator has sent nothing.
+
+    ``now`` returns seconds, which go on while the job is paused.
+    """
 
     def __init__(self, silence_s: float, *, now: Callable[[], float] = time.monotonic) -> None:
-        """``silence_s``: how long it may say nothing, until it says otherwise itself."""
+        """``silence_s``: the limit, until a ping names another."""
         self._silence_s = silence_s
         self._now = now
-        self._heard = now()
+        self._last = now()
         self._due = now()  # when we should have gone on
         self._polled_at = now()
 
-    def heard(self) -> None:
-        """Take in that it has just said something, or could not."""
-        self._heard = self._now()
+    def reset(self) -> None:
+        """Start counting anew: a message has come, or none could come (the job was paused)."""
+        self._last = self._now()
 
-    def take(self, ping: m.Ping) -> None:
-        """Take in how long it may be silent from now on. Raises ProtocolError: no ping comes in
-        time for that."""
+    def on_ping(self, ping: m.Ping) -> None:
+        """Use the limit that a ping names. Raises ProtocolError if pings come less often than that."""
         told_s = ping.silence_s
         if told_s is not None and not m.PING_S <= told_s <= LONGEST_S:
             raise ProtocolError(f"it wants to be taken for lost after {told_s:.3g} s of silence")
@@ -42,26 +43,30 @@ class Hearing:
 
     @property
     def left_s(self) -> float:
-        """Give for how much longer it may be silent."""
-        return self._heard + self._silence_s - self._now()
+        """Seconds until the coordinator counts as lost."""
+        return self._last + self._silence_s - self._now()
 
     @property
     def polled_s(self) -> float:
-        """Give, after a poll, how long it took: pings would have ended it, so all else may have
-        stood still."""
+        """How long the last poll took.
+
+        Pings would have ended a long poll, so other things may have stood still as well.
+        """
         return self._now() - self._polled_at
 
     def poll_ms(self, waits_s: Iterable[float]) -> float:
-        """Give how long to poll, in ms, where these times may pass."""
+        """Return how long to poll, in ms, if each of these times may pass."""
         wait_s = max(0.0, min((*waits_s, LONGEST_POLL_S)))
         self._polled_at = self._now()
         self._due = self._polled_at + wait_s
         return wait_s * 1000 + 1
 
     def silent_s(self) -> float | None:
-        """Give, after a poll and once all that had come was taken, how long it has been silent if
-        that is too long."""
+        """Return how long the coordinator has been silent if that is too long, else None.
+
+        Call it after a poll, once all messages that had come were handled.
+        """
         now = self._now()
         if now > self._due + _SLEPT_S:  # its words may lie unread
-            self._heard = max(self._heard, now - max(0.0, self._silence_s - m.LATE_S))
-        return now - self._heard if self.left_s <= 0 else None
+            self._last = max(self._last, now - max(0.0, self._silence_s - m.LATE_S))
+        return now - self._last if self.left_s <= 0 else None

@@ -19,17 +19,17 @@ from typing import Any
 
 from distlaunch.core.agent.agent import Agent
 from distlaunch.core.agent.frames import FrameStream
-from distlaunch.core.agent.liveness import Hearing
-from distlaunch.core.agent.node.reachability import Reaching
-from distlaunch.core.agent.node.survey import Surveying
+from distlaunch.core.agent.liveness import SilenceMonitor
+from distlaunch.core.agent.node.reachability import ReachabilityTest
+from distlaunch.core.agent.node.survey import NodeSurvey
 from distlaunch.core.agent.workers.channel import Channel
 from distlaunch.core.agent.workers.deadline import FILES_S, within
 from distlaunch.core.agent.workers.log_files import LogFiles
 from distlaunch.core.agent.workers.process_setup import rename_process
-from distlaunch.core.agent.workers.remote_output import RemoteTaker
-from distlaunch.core.agent.workers.stdin import Feed
-from distlaunch.core.agent.workers.streams import Ground
-from distlaunch.core.agent.workers.temporary_directory import Lodging, settled
+from distlaunch.core.agent.workers.remote_output import RemoteOutput
+from distlaunch.core.agent.workers.stdin import StdinPipe
+from distlaunch.core.agent.workers.streams import NodeResources
+from distlaunch.core.agent.workers.temporary_directory import TemporaryDirectory, adapt_start
 from distlaunch.core.errors import EXIT_SOFTWARE, ConfigError, ProtocolError
 from distlaunch.core.model.record import replace
 from distlaunch.core.model.run_files import TRAIN, Layout
@@ -71,7 +71,7 @@ class RemoteAgent:
         self._greeting = greeting
         self._write_reason = write_reason
         self._passes_signals = passes_signals
-        self._hearing = Hearing(silence_s)
+        self._silence = SilenceMonitor(silence_s)
         self._clock = Clock()
         self._wake, self._wake_end = os.pipe()
         for descriptor in (self._wake, self._wake_end):
@@ -79,9 +79,11 @@ class RemoteAgent:
         decoder: Decoder[m.ToRemote] = Decoder(m.TO_REMOTE, m.REMOTE_PARTS)
         self._stream = FrameStream(reading, writing, decoder, self._nudge)
         send = self._stream.send
-        self._taker = RemoteTaker(send)
-        self._feed = Feed(send)
-        self._ground = RemoteGround(send=send, feed=self._feed, nudge=self._nudge, keep=(code_fd,))
+        self._output = RemoteOutput(send)
+        self._stdin = StdinPipe(send)
+        self._resources = RemoteNodeResources(
+            send=send, stdin_pipe=self._stdin, nudge=self._nudge, keep=(code_fd,)
+        )
         self._agent = Agent(
             job_id="",
             cookie=os.urandom(8).hex(),
@@ -89,10 +91,10 @@ class RemoteAgent:
             channel=channel,
             watcher=watcher,
             port=None,
-            taker=self._taker,
+            sink=self._output,
             send=self._from_agent,
             clock=self._clock,
-            ground=self._ground,
+            resources=self._resources,
         )
         self._is_started = False
         self._attempt: int | None = None  # that has workers
@@ -148,31 +150,31 @@ class RemoteAgent:
         poll = select.poll()
         for descriptor, wanted in {
             **self._stream.descriptors(),
-            **self._ground.descriptors(),
+            **self._resources.descriptors(),
         }.items():
             poll.register(descriptor, wanted)
         for descriptor, wanted in self._agent.descriptors().items():
             poll.register(descriptor, wanted)
         poll.register(self._wake, select.POLLIN)
-        due = self._ground.deadline()
+        due = self._resources.deadline()
         waits = [] if due is None else [due - time.monotonic()]
         waits += [until - time.monotonic() for until, _ in self._held[:1]]
         if not self._clock.paused:
-            waits.append(self._hearing.left_s)
+            waits.append(self._silence.left_s)
             if (deadline := self._agent.deadline()) is not None:
                 waits.append(deadline - self._clock())
-        ready = poll.poll(self._hearing.poll_ms(waits))
+        ready = poll.poll(self._silence.poll_ms(waits))
         for descriptor, events in ready:
             if descriptor == self._wake:
                 self._take_signals()
             elif events & (select.POLLERR | select.POLLHUP):
-                self._ground.on_hangup(descriptor)
+                self._resources.on_hangup(descriptor)
 
     def _work(self) -> None:
         self._stream.flush()
         while self._held and self._held[0][0] <= time.monotonic():
             self._stream.send(self._held.pop(0)[1])
-        self._ground.on_ready()
+        self._resources.on_ready()
         self._agent.on_ready()
         if not self._clock.paused:
             self._agent.tick()
@@ -194,7 +196,7 @@ class RemoteAgent:
     def _hear(self) -> None:
         messages = self._stream.receive()
         for message in messages or ():
-            self._hearing.heard()
+            self._silence.reset()
             self._handle(message)
             if self._has_left:
                 return
@@ -202,7 +204,7 @@ class RemoteAgent:
             self._why = self._why or "the channel to the coordinator was closed"
 
     def _listen_for_silence(self) -> None:
-        silent_s = self._hearing.silent_s()
+        silent_s = self._silence.silent_s()
         if not self._clock.paused and silent_s is not None:
             self._is_unheard = not self._why
             self._why = self._why or f"nothing was heard of the coordinator for {silent_s:.0f} s"
@@ -210,17 +212,17 @@ class RemoteAgent:
     def _handle(self, message: m.ToRemote) -> None:
         match message:
             case m.Ping():
-                self._hearing.take(message)
+                self._silence.on_ping(message)
                 self._stream.send(m.Pong(serial=message.serial, clock=self._clock()))
             case m.Credit():
-                self._taker.grant(message.size)
+                self._output.grant(message.size)
             case m.Survey():
                 self._know_job(os.path.basename(message.run_dir.rstrip("/")))
-                self._ground.surveying.begin(message)
+                self._resources.survey.begin(message)
             case m.Reach():
-                self._ground.reaching.begin(message)
+                self._resources.reachability.begin(message)
             case m.Feed():
-                self._feed.take(message.data)
+                self._stdin.take(message.data)
             case m.Leave():
                 self._has_left = True
             case m.Prepare():
@@ -235,14 +237,14 @@ class RemoteAgent:
                 self._agent.handle(message)
             case m.Pause():
                 self._clock.pause(paused=message.paused)
-                self._hearing.heard()
+                self._silence.reset()
                 self._agent.handle(message)
             case _:
                 self._agent.handle(message)
 
     def _know_job(self, job_id: str) -> None:
         if job_id and job_id != self._agent.job_id:
-            self._agent.job_id = job_id
+            self._agent.set_job_id(job_id)
             with suppress(OSError):
                 rename_process(NAME, f"{NAME}: of job {job_id}")
 
@@ -274,8 +276,8 @@ class RemoteAgent:
             self._grace_s = start.orphan_grace_s
         self._attempt = start.attempt
         self._last_start = start
-        self._taker.begin_attempt(self._ground.logs(start, self._agent.job_id))
-        self._agent.handle(self._ground.settled(start))
+        self._output.begin_attempt(self._resources.logs(start, self._agent.job_id))
+        self._agent.handle(self._resources.adapt_start(start))
 
     def _from_agent(self, message: m.FromAgent) -> None:
         if (
@@ -287,7 +289,7 @@ class RemoteAgent:
             return
         if isinstance(message, m.Gone):
             self._attempt = None
-            self._feed.finish()
+            self._stdin.finish()
         self._stream.send(message)
 
     # --- the end
@@ -300,10 +302,10 @@ class RemoteAgent:
             m.Ending(why=self._why, unheard=self._is_unheard)
         )  # if the other side is there, it is to know at once
         self._stream.close(bound_s=_LAST_S)
-        self._taker.lose(
-            None if self._last_start is None else self._ground.run_dir_logs(self._last_start)
+        self._output.lose(
+            None if self._last_start is None else self._resources.run_dir_logs(self._last_start)
         )
-        self._ground.close()
+        self._resources.close()
         attempt = self._attempt
         if attempt is None or self._agent.is_broken:
             return
@@ -319,7 +321,7 @@ class RemoteAgent:
                 poll.register(descriptor, wanted)
             deadline = self._agent.deadline()
             poll.poll(
-                self._hearing.poll_ms(
+                self._silence.poll_ms(
                     [left_s] if deadline is None else [left_s, deadline - self._clock()]
                 )
             )
@@ -331,50 +333,50 @@ class RemoteAgent:
 
     def _finish(self) -> None:
         """Leave nothing behind."""
-        self._ground.close()
+        self._resources.close()
         self._agent.close()
-        self._ground.remove()
+        self._resources.remove()
         self._stream.close(bound_s=_FLUSH_S)
 
 
-class RemoteGround(Ground):
+class RemoteNodeResources(NodeResources):
     """Polled by the remote agent's loop; ``nudge`` wakes that from another thread."""
 
     def __init__(
         self,
         *,
         send: Callable[[Any], None],
-        feed: Feed,
+        stdin_pipe: StdinPipe,
         nudge: Callable[[], None],
         keep: Collection[int],
     ) -> None:
         self._send = send
-        self._feed = feed
-        self._lodging = Lodging(os.environ)
-        self.surveying = Surveying(send, keep)
-        self.reaching = Reaching(send, nudge)
+        self._stdin = stdin_pipe
+        self._temporary_dir = TemporaryDirectory(os.environ)
+        self.survey = NodeSurvey(send, keep)
+        self.reachability = ReachabilityTest(send, nudge)
 
     @property
-    def lodging(self) -> str:  # type: ignore[override]
+    def temporary_dir(self) -> str:  # type: ignore[override]
         """The folder of our own, if it was made."""
-        return self._lodging.path
+        return self._temporary_dir.path
 
     def stdin(self, start: m.Start) -> int:
         """Open what the rank with the launcher's stdin reads: what the launcher feeds. Raises
         OSError."""
         return (
-            self._feed.open()
+            self._stdin.open()
             if start.takes_feed
             else os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         )
 
     # --- an attempt
 
-    def settled(self, start: m.Start) -> m.Start:
+    def adapt_start(self, start: m.Start) -> m.Start:
         """Fit a start to this node: its environment, its folders."""
         if start.bootstrap:
             try:
-                self.boot = self._lodging.boot()
+                self.boot = self._temporary_dir.boot()
             except OSError as exc:
                 if start.preload or start.preload_bound_s is not None:
                     self._miss(
@@ -386,12 +388,12 @@ class RemoteGround(Ground):
         if not start.travelled:
             return start
         moved_to = None
-        if not self.surveying.shares_run_dir:
+        if not self.survey.shares_run_dir:
             try:
-                moved_to = self._lodging.run_dir()
+                moved_to = self._temporary_dir.run_dir()
             except OSError as exc:
                 self._miss("the files that workers leave for reports have no place", exc)
-        start = settled(start, os.environ, moved_to=moved_to)
+        start = adapt_start(start, os.environ, moved_to=moved_to)
         with suppress(
             OSError
         ):  # it goes on beside; until then a worker's exception is told by its output alone
@@ -401,7 +403,7 @@ class RemoteGround(Ground):
     def _miss(self, what: str, exc: OSError) -> None:
         self._send(m.Remark(text=f"{what}: {exc.strerror or exc}", warning=True))
 
-    def log_place(self, start: m.Start) -> tuple[str, Layout]:
+    def log_location(self, start: m.Start) -> tuple[str, Layout]:
         """Return the job's run directory if it is here as well, else the folder of ``--node-logs``,
         else nothing."""
         if self._has_run_dir(start):
@@ -418,7 +420,7 @@ class RemoteGround(Ground):
         return LogFiles(start.run_dir, start.attempt, _ignore, layout=start.layout)
 
     def _has_run_dir(self, start: m.Start) -> bool:
-        return bool(start.run_dir) and self.surveying.shares_run_dir
+        return bool(start.run_dir) and self.survey.shares_run_dir
 
     def logs(self, start: m.Start, job_id: str) -> LogFiles | None:
         """Give the files for the workers' output on this node, if there are to be some."""
@@ -438,38 +440,38 @@ class RemoteGround(Ground):
     def descriptors(self) -> dict[int, int]:
         """Give what to poll, with the events."""
         return {
-            **self.surveying.descriptors(),
-            **self.reaching.descriptors(),
-            **self._feed.descriptors(),
+            **self.survey.descriptors(),
+            **self.reachability.descriptors(),
+            **self._stdin.descriptors(),
         }
 
     def deadline(self) -> float | None:
         """Give when ``on_ready`` is due (monotonic seconds)."""
         dues = [
-            due for due in (self.surveying.deadline(), self.reaching.deadline()) if due is not None
+            due for due in (self.survey.deadline(), self.reachability.deadline()) if due is not None
         ]
         return min(dues, default=None)
 
     def on_ready(self) -> None:
         """Go on with all of it."""
-        self.surveying.on_ready()
-        self.reaching.on_ready()
-        self._feed.on_ready()
+        self.survey.on_ready()
+        self.reachability.on_ready()
+        self._stdin.on_ready()
 
     def on_hangup(self, descriptor: int) -> None:
         """Know that nobody is at a descriptor's other end."""
-        if descriptor in self._feed.descriptors():
-            self._feed.on_hangup()
+        if descriptor in self._stdin.descriptors():
+            self._stdin.on_hangup()
 
     def close(self) -> None:
         """Give up what is under way."""
-        self.surveying.close()
-        self.reaching.close()
-        self._feed.close()
+        self.survey.close()
+        self.reachability.close()
+        self._stdin.close()
 
     def remove(self) -> None:
         """Remove the folder of our own."""
-        self._lodging.remove()
+        self._temporary_dir.remove()
 
 
 class Clock:

@@ -45,7 +45,7 @@ class Setup(Record):
     orphan_grace_s: float | None = None
     """How long they may take to end by TERM if the agent vanishes; None: what the spawner was
     started with."""
-    lodging: str = ""
+    temporary_dir: str = ""
     """The agent's own folder, to be removed after all if it vanishes."""
     shared_memory: tuple[str, ...] = ()
     """Names of the files in /dev/shm that they may leave there, to be removed when the last of them

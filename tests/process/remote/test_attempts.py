@@ -158,12 +158,12 @@ def test_error_files_travel_where_the_run_directory_is_not(make_agent, worker_sp
     [exited] = agent.until(m.WorkerExited)
     assert (exited.returncode, exited.error_file) == (0, '{"message": 1}')
     folder = bytes(agent.taken[0, 1]).decode().strip()
-    lodging = os.path.dirname(folder)
-    assert os.path.dirname(lodging) == str(make_agent.tmp)
-    assert os.stat(lodging).st_mode & 0o777 == 0o700
+    temporary_dir = os.path.dirname(folder)
+    assert os.path.dirname(temporary_dir) == str(make_agent.tmp)
+    assert os.stat(temporary_dir).st_mode & 0o777 == 0o700
     assert not os.path.exists(run_dir)
     assert agent.leave() == 0
-    assert not os.path.exists(lodging)
+    assert not os.path.exists(temporary_dir)
 
 
 def test_a_run_directory_that_is_shared_is_used_as_it_is(agent, worker_spec, tmp_path):

@@ -143,11 +143,11 @@ def test_an_agent_that_is_killed_leaves_nothing(make_agent, count_marked):
     started(
         agent, DISOBEYS, DAEMON + DISOBEYS, travelled=True, env={**agent.env, "DISTLAUNCH_RUN_DIR": run_dir}, **AT_ONCE
     )
-    [lodging] = make_agent.tmp.iterdir()
+    [temporary_dir] = make_agent.tmp.iterdir()
     agent.process.kill()
     agent.until_end()
     until(lambda: not count_marked())
-    until(lambda: not lodging.exists())
+    until(lambda: not temporary_dir.exists())
 
 
 def test_a_new_temporary_directory_is_in_use_as_long_as_workers_of_a_killed_agent_run(make_agent):

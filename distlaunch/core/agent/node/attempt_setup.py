@@ -38,7 +38,7 @@ class GpusFree(Record):
     holders: tuple[int, ...]
 
 
-class Preparing:
+class AttemptSetup:
     """Answers ``Prepare``, and has the port until it is released."""
 
     def __init__(

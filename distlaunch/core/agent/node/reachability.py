@@ -51,7 +51,7 @@ class Attempt:
         self.open.clear()
 
 
-class Reaching:
+class ReachabilityTest:
     """Carries out one ``Reach`` at a time; ``send`` gets the answer. ``wake`` is called from other
     threads."""
 

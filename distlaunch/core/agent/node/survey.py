@@ -32,7 +32,7 @@ _MORE_S = 3.0
 _READ_BYTES = 1 << 16
 
 
-class Doing(Record):
+class SurveyStep(Record):
     """A word of the child: what it turns to, and how long that may take."""
 
     what: str
@@ -42,7 +42,7 @@ class Doing(Record):
 Look = Callable[[m.Survey, Callable[[str, float], None]], m.Surveyed]
 
 
-class Surveying:
+class NodeSurvey:
     """Carries out one ``Survey`` at a time; ``send`` gets the answer."""
 
     def __init__(
@@ -59,9 +59,9 @@ class Surveying:
         self._pid = 0
         self._ended: list[int] = []
         self._pipe = -1
-        self._doing = Doing(what="", bound_s=0.0)
+        self._doing = SurveyStep(what="", bound_s=0.0)
         self._until = 0.0
-        self._decoder: Decoder[Doing | m.Surveyed | m.Fault] = _decoder()
+        self._decoder: Decoder[SurveyStep | m.Surveyed | m.Fault] = _decoder()
         self.shares_run_dir = False
         """As it was found last."""
 
@@ -70,7 +70,7 @@ class Surveying:
         self.close()
         self._order = order
         self._decoder = _decoder()
-        self._now(Doing(what="a new process", bound_s=_MORE_S))
+        self._now(SurveyStep(what="a new process", bound_s=_MORE_S))
         self._pipe, end = os.pipe()
         # Our handlers must not run in the child: they would write to the loop's pipe.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
@@ -87,7 +87,7 @@ class Surveying:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
             os.close(end)
 
-    def _now(self, doing: Doing) -> None:
+    def _now(self, doing: SurveyStep) -> None:
         self._doing = doing
         self._until = time.monotonic() + doing.bound_s
 
@@ -120,8 +120,8 @@ class Surveying:
                 f"{self._doing.what} does not answer within {self._doing.bound_s:.0f} s", hint
             )
 
-    def _hear(self, message: Doing | m.Surveyed | m.Fault) -> None:
-        if isinstance(message, Doing):
+    def _hear(self, message: SurveyStep | m.Surveyed | m.Fault) -> None:
+        if isinstance(message, SurveyStep):
             self._now(message)
             return
         if isinstance(message, m.Surveyed):
@@ -163,8 +163,8 @@ class Surveying:
             self._ended.remove(pid)
 
 
-def _decoder() -> Decoder[Doing | m.Surveyed | m.Fault]:
-    return Decoder((Doing, m.Surveyed, m.Fault), m.REMOTE_PARTS)
+def _decoder() -> Decoder[SurveyStep | m.Surveyed | m.Fault]:
+    return Decoder((SurveyStep, m.Surveyed, m.Fault), m.REMOTE_PARTS)
 
 
 def answer_to(
@@ -223,7 +223,7 @@ def _run(look: Look, order: m.Survey, end: int, parent: int, keep: Collection[in
                 data = data[os.write(end, data) :]
 
         try:
-            tell(look(order, lambda what, bound_s: tell(Doing(what=what, bound_s=bound_s))))
+            tell(look(order, lambda what, bound_s: tell(SurveyStep(what=what, bound_s=bound_s))))
         except Exception:  # noqa: BLE001 - whatever it is, the coordinator has to know
             import traceback
 

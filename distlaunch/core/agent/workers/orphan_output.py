@@ -122,16 +122,16 @@ class OrphanOutput:
     def _serve(self, setup: w.Setup, has_pump: threading.Event) -> None:
         from distlaunch.core.agent.workers.log_files import LogFiles
         from distlaunch.core.agent.workers.output_pump import Pump
-        from distlaunch.core.agent.workers.remote_output import RemoteTaker
+        from distlaunch.core.agent.workers.remote_output import RemoteOutput
 
-        taker = RemoteTaker(_ignore)
+        sink = RemoteOutput(_ignore)
         if setup.log_dir:
             logs = LogFiles(
                 setup.log_dir, setup.attempt, _ignore, layout=setup.layout, make_folders=True
             )
-            taker.begin_attempt(logs)
-        taker.lose()
-        pump = Pump(taker, _ignore)
+            sink.begin_attempt(logs)
+        sink.lose()
+        pump = Pump(sink, _ignore)
         for descriptor, (rank, stream) in self._read_ends.items():
             if stream != PROGRESS:
                 pump.add(rank, stream, descriptor, keeps_tail=False)

@@ -19,7 +19,7 @@ from contextlib import suppress
 from typing import Protocol
 
 from distlaunch.core.agent.workers.exit_evidence import read_error_file
-from distlaunch.core.agent.workers.progress_pipe import PERIOD_S, SignsOfLife
+from distlaunch.core.agent.workers.progress_pipe import PERIOD_S, ActivityMonitor
 from distlaunch.core.agent.workers.worker_table import Drained, OutputsClosed
 from distlaunch.core.model.record import Record
 from distlaunch.core.protocol import agent_messages as m
@@ -35,7 +35,7 @@ _PIPE_BYTES = 1 << 20
 _PROGRESS_PIPE_BYTES = 16 << 10
 
 
-class Taker(Protocol):
+class OutputSink(Protocol):
     """Where output goes. All of it is called from the pump's thread, and nothing of it blocks on a
     console."""
 
@@ -93,9 +93,9 @@ class Pump(threading.Thread):
     """Reads all streams of a node. ``post`` is called from this thread with what the agent or
     coordinator must know."""
 
-    def __init__(self, taker: Taker, post: Callable[[Posted], None]) -> None:
+    def __init__(self, sink: OutputSink, post: Callable[[Posted], None]) -> None:
         super().__init__(name="output", daemon=True)
-        self._taker = taker
+        self._sink = sink
         self._post = post
         self._orders: deque[Callable[[], None]] = deque()
         self._streams: dict[int, _Stream] = {}
@@ -108,12 +108,12 @@ class Pump(threading.Thread):
             os.set_blocking(descriptor, False)
         self._poll.register(self._wake, select.EPOLLIN)
         self._idle.register(self._wake, select.EPOLLIN)
-        self._signs = SignsOfLife((self._poll, self._idle), post)
+        self._activity = ActivityMonitor((self._poll, self._idle), post)
         self._running = True
         self._turn = 0
         self._pipe_bytes = _LEAST_PIPE_BYTES
         self._waking = threading.Lock()
-        taker.on_room(self._nudge)
+        sink.on_room(self._nudge)
 
     # --- called from other threads
 
@@ -127,7 +127,9 @@ class Pump(threading.Thread):
         (pipe-user-pages-soft), beyond which the kernel gives tiny ones.
         """
         self._order(
-            lambda: self._signs.begin(attempt, watching=watching, output_period_s=output_period_s)
+            lambda: self._activity.begin(
+                attempt, watching=watching, output_period_s=output_period_s
+            )
         )
         self._pipe_bytes = max(
             _LEAST_PIPE_BYTES, min(_JOB_PIPE_BYTES // max(1, streams), _PIPE_BYTES)
@@ -148,7 +150,7 @@ class Pump(threading.Thread):
             OSError
         ):  # smaller than the kernel's own size: leave the user's buffers to output
             fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, _PROGRESS_PIPE_BYTES)
-        self._order(lambda: self._signs.add(rank, descriptor))
+        self._order(lambda: self._activity.add(rank, descriptor))
 
     def drain(self, rank: int, error_file: str | None = None) -> None:
         """Take what an ended worker has written so far, room or not, and its error file; post
@@ -187,14 +189,14 @@ class Pump(threading.Thread):
 
     def _serve(self) -> None:
         last = 0.0
-        signs = self._signs.fileno()
+        signs = self._activity.fileno()
         reported = False
         while self._running:
             now = time.monotonic()
-            deadline = self._taker.tick(now)
-            has_room = self._taker.has_room()
-            self._signs.tick(now, readable=reported, held=not has_room)
-            deadlines = [due for due in (deadline, self._signs.due) if due is not None]
+            deadline = self._sink.tick(now)
+            has_room = self._sink.has_room()
+            self._activity.tick(now, readable=reported, held=not has_room)
+            deadlines = [due for due in (deadline, self._activity.due) if due is not None]
             timeout = max(0.0, min(deadlines) - now) if deadlines else -1.0
             ready = (self._poll if has_room else self._idle).poll(timeout)
             now = time.monotonic()
@@ -222,7 +224,7 @@ class Pump(threading.Thread):
         return ready[first:] + ready[:first]
 
     def _has_more_room(self) -> bool:
-        has_room = self._taker.has_room()
+        has_room = self._sink.has_room()
         self._turn += not has_room
         return has_room
 
@@ -230,7 +232,7 @@ class Pump(threading.Thread):
         for stream in self._streams.values():
             os.close(stream.descriptor)
         self._streams.clear()
-        self._signs.close()
+        self._activity.close()
         self._poll.close()
         self._idle.close()
         with (
@@ -266,9 +268,9 @@ class Pump(threading.Thread):
             return 0
         if stream.keeps_tail:
             self._tails.setdefault(stream.rank, _Tail()).add(data)
-        if self._signs.watching:
-            self._signs.wrote.add(stream.rank)
-        self._taker.output(stream.rank, stream.number, data, now)
+        if self._activity.watching:
+            self._activity.wrote.add(stream.rank)
+        self._sink.output(stream.rank, stream.number, data, now)
         return len(data)
 
     def _close(self, stream: _Stream) -> None:
@@ -280,13 +282,13 @@ class Pump(threading.Thread):
         rest.remove(stream)
         if not rest:
             del self._of_rank[stream.rank]
-            self._taker.rank_ended(stream.rank, time.monotonic())
+            self._sink.rank_ended(stream.rank, time.monotonic())
 
     def _drain(self, rank: int, error_file: str | None) -> None:
         now = time.monotonic()
         for stream in list(self._of_rank.get(rank, ())):
             self._read_out(stream, now)
-        self._signs.drain(rank)
+        self._activity.drain(rank)
         tail = self._tails.pop(rank, None)
         left = read_error_file(error_file) if error_file else None
         self._post(Drained(rank=rank, tail=tail.text() if tail else b"", error_file=left))
@@ -304,7 +306,7 @@ class Pump(threading.Thread):
             self._read_out(stream, now)
             self._close(stream)
         self._tails.clear()
-        self._signs.finish()
+        self._activity.finish()
         self._post(OutputsClosed())
 
     def _end(self) -> None:

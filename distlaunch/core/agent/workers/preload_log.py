@@ -20,7 +20,7 @@ _LOUD = ("Warning", "Error", "warning:", "error:")
 _NEW = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
 
 
-class Preloading:
+class PreloadReport:
     """From the order to preload to the last word about the server."""
 
     def __init__(self, send: Callable[[m.FromAgent], None], clock: Callable[[], float]) -> None:

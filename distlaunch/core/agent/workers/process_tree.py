@@ -215,7 +215,7 @@ def kill_each_tree(roots: Iterable[int]) -> None:
         signal_tree(root, signal.SIGKILL, include_root=True, spare_cleaners=True)
 
 
-class Remains:
+class ChildReaper:
     """Knows the children that this process was started with: a script that ends in ``exec
     distlaunch`` has helpers."""
 

@@ -97,7 +97,7 @@ class _Pipe:
         return True, last_heartbeat(lines) if lines else None
 
 
-class SignsOfLife:
+class ActivityMonitor:
     """Gathers them for one node; ``post`` gets an ``Alive`` at ``due``, if there is something to
     tell.
 

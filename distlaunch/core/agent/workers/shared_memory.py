@@ -16,7 +16,7 @@ from distlaunch.core.protocol import agent_messages as m
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108 - where shm_open makes its files; we make none
 
 
-def names_of(start: m.Start, *, owner: int) -> tuple[str, ...]:
+def shared_memory_names(start: m.Start, *, owner: int) -> tuple[str, ...]:
     """Give the names of what the workers of this node may leave, whose user id is ``owner``."""
     address, port = start.env.get("MASTER_ADDR", ""), start.env.get("MASTER_PORT", "")
     every = (
@@ -27,7 +27,7 @@ def names_of(start: m.Start, *, owner: int) -> tuple[str, ...]:
     return tuple(dict.fromkeys(every))
 
 
-class Leavings:
+class SharedMemoryFiles:
     """What an attempt's workers may leave; to be removed once, when the last of them is gone."""
 
     def __init__(self, *, owner: int, folder: str = _SHARED_MEMORY) -> None:

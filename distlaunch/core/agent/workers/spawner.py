@@ -245,7 +245,7 @@ class Spawner:
         self._orphan_grace_s = orphan_grace_s
         self._setup = w.Setup(env={}, cwd="/", cookie="", nofile=1024, signal_group=False)
         self._pids: dict[int, int] = {}  # pid -> rank, of workers not reaped yet
-        self._lodging_lock = -1
+        self._temporary_dir_lock = -1
         self._asked: set[int] = set()  # pids of workers that were asked to end
         self._terminals: set[int] = set()  # ranks
         self._paused = False  # the agent had all trees stopped: that one is now, is no news
@@ -260,7 +260,7 @@ class Spawner:
         self._warm = WarmStart(
             fork=self._fork, cold=self._spawn, came_up=self._register, report=self._report
         )
-        self._leavings = shared_memory.Leavings(owner=os.getuid())
+        self._shared_memory = shared_memory.SharedMemoryFiles(owner=os.getuid())
         self._output = OrphanOutput()
         self._failures, self._failure_end = os.pipe()
         self._wake, wake_end = os.pipe()
@@ -386,29 +386,29 @@ class Spawner:
         self._setup = setup
         self._trees = WorkerTrees(setup.cookie)
         self._ends_leftovers = self._sweeps_when_gone = False
-        self._leavings.expect(setup.shared_memory)
-        if setup.lodging:
-            self._lock_lodging(setup.lodging)
+        self._shared_memory.expect(setup.shared_memory)
+        if setup.temporary_dir:
+            self._lock_temporary_dir(setup.temporary_dir)
         if setup.orphan_grace_s is not None:
             self._orphan_grace_s = setup.orphan_grace_s
         if setup.job_id != self._job_id:
             self._job_id = setup.job_id
             rename_process(NAME, _title(setup.job_id))
 
-    def _lock_lodging(self, path: str) -> None:
+    def _lock_temporary_dir(self, path: str) -> None:
         """Lock the agent's temporary directory. The lock lasts until this process ends, also if the
         agent is killed.
 
         The agent makes another directory if the first one has been removed.
         """
-        if self._lodging_lock >= 0:
+        if self._temporary_dir_lock >= 0:
             with suppress(OSError):
-                if os.path.samestat(os.fstat(self._lodging_lock), os.stat(path)):
+                if os.path.samestat(os.fstat(self._temporary_dir_lock), os.stat(path)):
                     return
-            os.close(self._lodging_lock)
+            os.close(self._temporary_dir_lock)
         from distlaunch.core.agent.workers.temporary_directory import lock_folder
 
-        self._lodging_lock = lock_folder(path)
+        self._temporary_dir_lock = lock_folder(path)
 
     def _report(self, message: w.FromSpawner) -> None:
         with suppress(OSError):  # the agent is gone: the read side of the loop sees it
@@ -584,7 +584,7 @@ class Spawner:
             self._reap()
             left = self._children(spared)
             if not left or time.monotonic() > deadline:
-                self._leavings.remove()
+                self._shared_memory.remove()
                 return tuple(
                     pid for child in left for pid in (child, *process_tree.descendants_of(child))
                 )
@@ -626,7 +626,7 @@ class Spawner:
         while self._kill_all():
             time.sleep(_WEDGED_STEP_S)
         self._output.finish(bound_s=LOGS_S)
-        if self._setup.lodging:
+        if self._setup.temporary_dir:
             from distlaunch.core.agent.workers.temporary_directory import remove_tree
 
-            remove_tree(self._setup.lodging)
+            remove_tree(self._setup.temporary_dir)

@@ -118,7 +118,7 @@ class _Worker:
             self.descriptor = -1
 
 
-class StackTaker:
+class StackCollector:
     """Holds the stack files of an attempt's workers, and takes all stacks when asked."""
 
     def __init__(self, post: Callable[[m.Stacks], None]) -> None:

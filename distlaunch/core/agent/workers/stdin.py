@@ -15,7 +15,7 @@ _MOST_BYTES = 4 << 20
 """What may wait here: a coordinator feeds on only as it is told of what was taken."""
 
 
-class Feed:
+class StdinPipe:
     """The pipe of one attempt's worker, and what waits to be written to it."""
 
     def __init__(self, send: Callable[[m.Fed], None]) -> None:

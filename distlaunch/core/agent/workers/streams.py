@@ -30,20 +30,20 @@ def extra_numbers(nofile: int) -> tuple[int, int, int]:
     return progress, progress + 1, progress + 2
 
 
-class Ground:
+class NodeResources:
     """What the place where an agent runs gives it and its workers: here, the launcher's own
     process."""
 
     boot: str = BOOT
     """The folder of our code for the workers' interpreters."""
-    lodging: str = ""
+    temporary_dir: str = ""
     """A folder of the agent's own, which is to be gone when it has ended."""
 
     def stdin(self, start: m.Start) -> int:
         """Open what the rank with the launcher's stdin reads. Raises OSError."""
         return os.dup(0)
 
-    def log_place(self, start: m.Start) -> tuple[str, Layout]:
+    def log_location(self, start: m.Start) -> tuple[str, Layout]:
         """Return where the spawner goes on with the ranks' logs if the agent vanishes: a folder
         (empty: nowhere)."""
         return start.run_dir, start.layout

@@ -22,7 +22,7 @@ _BOOT_FILES = ("sitecustomize.py", "_distlaunch_warm.py", "_distlaunch_worker.py
 _ELSEWHERE = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108 - the folder made there is new, and only we can enter it
 
 
-class Lodging:
+class TemporaryDirectory:
     """The folder; ``path`` is empty until it is made."""
 
     def __init__(self, environ: Mapping[str, str], elsewhere: Sequence[str] = _ELSEWHERE) -> None:
@@ -177,7 +177,7 @@ def has_run_dir(path: str) -> bool:
 # --- a start that was written on another machine
 
 
-def settled(start: m.Start, environ: Mapping[str, str], *, moved_to: str | None) -> m.Start:
+def adapt_start(start: m.Start, environ: Mapping[str, str], *, moved_to: str | None) -> m.Start:
     """Turn a ``travelled`` start into one for this node, whose own environment lies below what has
     come.
 

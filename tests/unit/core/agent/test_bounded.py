@@ -8,10 +8,10 @@ import threading
 import pytest
 
 from distlaunch.core.agent import remote_agent
-from distlaunch.core.agent.remote_agent import RemoteGround
+from distlaunch.core.agent.remote_agent import RemoteNodeResources
 from distlaunch.core.agent.workers.deadline import within
-from distlaunch.core.agent.workers.preload_log import Preloading
-from distlaunch.core.agent.workers.stdin import Feed
+from distlaunch.core.agent.workers.preload_log import PreloadReport
+from distlaunch.core.agent.workers.stdin import StdinPipe
 from distlaunch.core.protocol import agent_messages as m
 
 
@@ -52,18 +52,18 @@ def test_folders_that_cannot_be_made_now_do_not_hold_up_the_start(tmp_path, monk
     monkeypatch.setattr(remote_agent, "FILES_S", 0.05)
     monkeypatch.setattr(os, "makedirs", stands_still)
     said: list[object] = []
-    ground = RemoteGround(send=said.append, feed=Feed(said.append), nudge=lambda: None, keep=())
-    ground.surveying.shares_run_dir = True
-    assert ground.settled(start(str(tmp_path))).attempt == 0
-    ground.close()
+    resources = RemoteNodeResources(send=said.append, stdin_pipe=StdinPipe(said.append), nudge=lambda: None, keep=())
+    resources.survey.shares_run_dir = True
+    assert resources.adapt_start(start(str(tmp_path))).attempt == 0
+    resources.close()
     assert not said
 
 
 def test_a_preload_log_that_cannot_be_opened_now_does_not_hold_up_the_start(tmp_path, monkeypatch, stands_still):
     monkeypatch.setattr("distlaunch.core.agent.workers.preload_log.FILES_S", 0.05)
     monkeypatch.setattr("distlaunch.core.agent.workers.preload_log.os.open", stands_still)
-    preloading = Preloading(lambda _: None, lambda: 0.0)
-    order, output = preloading.begin(start(str(tmp_path)))
+    report = PreloadReport(lambda _: None, lambda: 0.0)
+    order, output = report.begin(start(str(tmp_path)))
     os.close(output)
-    preloading.close()
+    report.close()
     assert order.modules == ("json",)

@@ -8,8 +8,8 @@ import threading
 import pytest
 
 from distlaunch.core.agent.frames import FrameStream
-from distlaunch.core.agent.workers.remote_output import RemoteTaker
-from distlaunch.core.agent.workers.stdin import Feed
+from distlaunch.core.agent.workers.remote_output import RemoteOutput
+from distlaunch.core.agent.workers.stdin import StdinPipe
 from distlaunch.core.errors import ProtocolError
 from distlaunch.core.protocol import agent_messages as m
 from distlaunch.core.protocol.codec import Decoder, encode
@@ -104,32 +104,32 @@ def test_garbage_is_refused(ends):
 def test_output_is_sent_as_long_as_there_is_credit():
     sent: list = []
     wakes: list[int] = []
-    taker = RemoteTaker(sent.append)
-    taker.on_room(lambda: wakes.append(1))
-    assert not taker.has_room()
-    taker.grant(10)
-    assert (taker.has_room(), len(wakes)) == (True, 1)
-    taker.output(0, 1, b"x" * 25, 0.0)
-    assert not taker.has_room()
-    taker.grant(15)
-    assert (taker.has_room(), len(wakes)) == (False, 1), "still in debt"
-    taker.output(0, 2, b"last words", 0.0)
-    taker.rank_ended(0, 0.0)
+    sink = RemoteOutput(sent.append)
+    sink.on_room(lambda: wakes.append(1))
+    assert not sink.has_room()
+    sink.grant(10)
+    assert (sink.has_room(), len(wakes)) == (True, 1)
+    sink.output(0, 1, b"x" * 25, 0.0)
+    assert not sink.has_room()
+    sink.grant(15)
+    assert (sink.has_room(), len(wakes)) == (False, 1), "still in debt"
+    sink.output(0, 2, b"last words", 0.0)
+    sink.rank_ended(0, 0.0)
     assert [type(each) for each in sent] == [m.Output, m.Output, m.RankEnded]
-    taker.grant(11)
-    assert taker.has_room()
-    assert taker.tick(0.0) is None
+    sink.grant(11)
+    assert sink.has_room()
+    assert sink.tick(0.0) is None
 
 
 def test_a_lost_coordinator_is_no_reason_to_hold_workers_up():
     sent: list = []
     wakes: list[int] = []
-    taker = RemoteTaker(sent.append)
-    taker.on_room(lambda: wakes.append(1))
-    taker.lose()
-    assert (taker.has_room(), len(wakes)) == (True, 1)
-    taker.output(0, 1, b"x" * 1000, 0.0)
-    assert (taker.has_room(), sent) == (True, [])
+    sink = RemoteOutput(sent.append)
+    sink.on_room(lambda: wakes.append(1))
+    sink.lose()
+    assert (sink.has_room(), len(wakes)) == (True, 1)
+    sink.output(0, 1, b"x" * 1000, 0.0)
+    assert (sink.has_room(), sent) == (True, [])
 
 
 # --- the feed
@@ -137,7 +137,7 @@ def test_a_lost_coordinator_is_no_reason_to_hold_workers_up():
 
 def test_a_feed_tells_what_was_taken_and_ends_when_all_was():
     sent: list = []
-    feed = Feed(sent.append)
+    feed = StdinPipe(sent.append)
     feed.take(b"for nobody")
     assert sent == [m.Fed(size=0, closed=True, unread=10)]
     sent.clear()
@@ -162,7 +162,7 @@ def test_a_feed_tells_what_was_taken_and_ends_when_all_was():
 
 def test_a_feed_whose_reader_is_gone_drops_what_waits():
     sent: list = []
-    feed = Feed(sent.append)
+    feed = StdinPipe(sent.append)
     end = feed.open()
     os.close(end)
     [(_, wanted)] = feed.descriptors().items()

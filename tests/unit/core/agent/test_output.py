@@ -43,9 +43,9 @@ class OneByOne:
 
 
 def test_with_room_for_one_chunk_one_is_read_and_each_stream_has_its_turn():
-    taker = OneByOne()
+    sink = OneByOne()
     closed = threading.Event()
-    pump = Pump(taker, lambda event: closed.set() if isinstance(event, OutputsClosed) else None)
+    pump = Pump(sink, lambda event: closed.set() if isinstance(event, OutputsClosed) else None)
     pump.start()
     ends = []
     for rank in range(4):
@@ -54,12 +54,12 @@ def test_with_room_for_one_chunk_one_is_read_and_each_stream_has_its_turn():
         ends.append(theirs)
         pump.add(rank, 1, ours, keeps_tail=False)
     for turn in range(8):
-        taker.let_one()
-        rank, size = taker.took[-1]
-        assert len(taker.took) == turn + 1
+        sink.let_one()
+        rank, size = sink.took[-1]
+        assert len(sink.took) == turn + 1
         assert size == SIZE
         os.write(ends[rank], b"x" * SIZE)  # so that all have something again
-    assert len({rank for rank, _ in taker.took[-4:]}) == 4
+    assert len({rank for rank, _ in sink.took[-4:]}) == 4
     pump.finish()
     assert closed.wait(30)
     pump.stop()

@@ -12,7 +12,7 @@ from distlaunch.core.agent.workers.progress_pipe import (
     LINE_BYTES,
     NAMES,
     PERIOD_S,
-    SignsOfLife,
+    ActivityMonitor,
     last_heartbeat,
 )
 from distlaunch.core.protocol import agent_messages as m
@@ -59,8 +59,8 @@ class Node:
     def __init__(self) -> None:
         self.poll = select.epoll()
         self.posted: list[m.Alive] = []
-        self.signs = SignsOfLife((self.poll,), self.posted.append)
-        self.signs.begin(0, watching=False)
+        self.monitor = ActivityMonitor((self.poll,), self.posted.append)
+        self.monitor.begin(0, watching=False)
         self.ends: dict[int, int] = {}
         self.now = 100.0
 
@@ -69,7 +69,7 @@ class Node:
             reader, self.ends[rank] = os.pipe()
             os.set_blocking(reader, False)
             os.set_blocking(self.ends[rank], False)
-            self.signs.add(rank, reader)
+            self.monitor.add(rank, reader)
 
     def write(self, rank: int, data: bytes) -> None:
         os.write(self.ends[rank], data)
@@ -78,7 +78,7 @@ class Node:
         """Turn the pump's loop once; tell whether there was something to read."""
         self.now += after
         readable = bool(self.poll.poll(0))
-        self.signs.tick(self.now, readable=readable, held=held)
+        self.monitor.tick(self.now, readable=readable, held=held)
         return readable
 
     def round(self) -> None:
@@ -90,7 +90,7 @@ class Node:
         os.close(self.ends.pop(rank))
 
     def close(self) -> None:
-        self.signs.close()
+        self.monitor.close()
         self.poll.close()
         for end in self.ends.values():
             os.close(end)
@@ -111,7 +111,7 @@ def test_the_first_heartbeat_is_told_soon_with_those_that_come_with_it(node):
     node.add(0, 1, 2)
     node.write(0, b'{"step": 1}\n')
     node.turn()
-    assert node.signs.due == node.now + GATHER_S
+    assert node.monitor.due == node.now + GATHER_S
     node.write(2, b'{"step": 1}\n{"step": 2}\n')
     node.turn(GATHER_S)
     assert [beats(alive) for alive in node.posted] == [{0: {"step": 1}, 2: {"step": 2}}]
@@ -121,7 +121,7 @@ def test_nothing_is_due_and_nobody_is_woken_where_nobody_reports(node):
     node.add(0, 1)
     for _ in range(3):
         assert not node.turn(10.0)
-    assert (node.signs.due, node.posted) == (None, [])
+    assert (node.monitor.due, node.posted) == (None, [])
 
 
 def test_a_flood_is_read_once_a_second_and_wakes_nobody_in_between(node):
@@ -164,15 +164,15 @@ def test_the_last_words_of_a_worker_count_also_without_a_newline(node):
     node.add(0, 1)
     node.write(0, b'{"step": 8}\n{"step": 9}')
     node.close_end(0)
-    node.signs.drain(0)
-    node.signs.finish()
+    node.monitor.drain(0)
+    node.monitor.finish()
     assert [beats(alive) for alive in node.posted] == [{0: {"step": 9}}]
 
 
 def test_a_worker_that_ends_while_others_go_on_is_told_without_waiting_for_them(node):
     node.add(0, 1)
     node.write(0, b'{"step": 8}\n')
-    node.signs.drain(0)
+    node.monitor.drain(0)
     node.round()
     assert [beats(alive) for alive in node.posted] == [{0: {"step": 8}}]
 
@@ -181,11 +181,11 @@ def test_finishing_closes_the_pipes_and_the_next_attempt_begins_anew(node):
     node.add(0)
     node.write(0, b'{"step": 1}\n')
     node.round()
-    node.signs.finish()
+    node.monitor.finish()
     with pytest.raises(BrokenPipeError):
         node.write(0, b"{}\n")
     node.close_end(0)
-    node.signs.begin(1, watching=False)
+    node.monitor.begin(1, watching=False)
     node.add(0)
     node.write(0, b'{"step": 2}\n')
     node.turn()
@@ -198,28 +198,28 @@ def test_a_closed_pipe_does_not_keep_the_loop_awake(node):
     node.close_end(0)
     node.round()
     assert not node.turn()
-    assert (node.posted, node.signs.due) == ([], None)
+    assert (node.posted, node.monitor.due) == ([], None)
 
 
 def test_while_watched_the_last_output_before_a_silence_is_told(node):
-    node.signs.begin(0, watching=True)
-    node.signs.wrote.add(3)
+    node.monitor.begin(0, watching=True)
+    node.monitor.wrote.add(3)
     node.turn()
     node.turn(GATHER_S)
-    node.signs.wrote.update((5, 4))
+    node.monitor.wrote.update((5, 4))
     node.turn(0.1)
-    assert node.signs.due == pytest.approx(node.now - 0.1 + PERIOD_S)
+    assert node.monitor.due == pytest.approx(node.now - 0.1 + PERIOD_S)
     node.turn(PERIOD_S)
     assert [alive.wrote for alive in node.posted] == [(3,), (4, 5)]
 
 
 def test_while_watched_output_that_nobody_takes_is_told_again_and_again(node):
-    node.signs.begin(0, watching=True)
+    node.monitor.begin(0, watching=True)
     node.turn(held=True)
     for told in range(4):
         assert len(node.posted) == told
-        assert node.signs.due is not None, "nothing else would wake the loop"
-        node.turn(node.signs.due - node.now, held=True)
+        assert node.monitor.due is not None, "nothing else would wake the loop"
+        node.turn(node.monitor.due - node.now, held=True)
     assert all(alive.held for alive in node.posted)
 
 

@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from distlaunch.core.agent.workers.stacks import SIGNAL, TEXT_BYTES, StackTaker
+from distlaunch.core.agent.workers.stacks import SIGNAL, TEXT_BYTES, StackCollector
 from distlaunch.core.protocol import agent_messages as m
 
 ARMED = """
@@ -56,7 +56,7 @@ time.sleep(600)
 class Node:
     def __init__(self) -> None:
         self.answers: queue.Queue[m.Stacks] = queue.Queue()
-        self.taker = StackTaker(self.answers.put)
+        self.collector = StackCollector(self.answers.put)
         self.processes: list[subprocess.Popen[bytes]] = []
 
     def start(self, source: str, *args: str) -> int:
@@ -65,7 +65,7 @@ class Node:
         process = subprocess.Popen(
             [sys.executable, "-c", source, str(memory), *args], stdout=subprocess.PIPE, pass_fds=(memory,)
         )
-        self.taker.add(len(self.processes), memory, memory)
+        self.collector.add(len(self.processes), memory, memory)
         self.processes.append(process)
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
@@ -73,13 +73,13 @@ class Node:
 
     def collect(self) -> dict[int, m.Stack]:
         question = m.CollectStacks(attempt=4, serial=7)
-        self.taker.collect(question, {rank: process.pid for rank, process in enumerate(self.processes)})
+        self.collector.collect(question, {rank: process.pid for rank, process in enumerate(self.processes)})
         answer = self.answers.get(timeout=20)
         assert (answer.attempt, answer.serial) == (4, 7)
         return {stack.rank: stack for stack in answer.stacks}
 
     def close(self) -> None:
-        self.taker.close()
+        self.collector.close()
         for process in self.processes:
             process.kill()
             process.communicate()
@@ -195,8 +195,8 @@ def test_closing_ends_what_is_under_way(node, no_spy):
     os.kill(stopped, signal.SIGSTOP)
     os.waitid(os.P_PID, stopped, os.WSTOPPED | os.WNOWAIT)
     began = time.monotonic()
-    node.taker.collect(m.CollectStacks(attempt=4, serial=1), {0: stopped})
-    node.taker.close()
+    node.collector.collect(m.CollectStacks(attempt=4, serial=1), {0: stopped})
+    node.collector.close()
     assert node.answers.get(timeout=20).stacks[0].text == ""
     assert time.monotonic() - began < 20
 

@@ -7,21 +7,21 @@ import socket
 import pytest
 
 from distlaunch.core.agent.node import attempt_setup as module
-from distlaunch.core.agent.node.attempt_setup import Preparing
+from distlaunch.core.agent.node.attempt_setup import AttemptSetup
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.protocol import agent_messages as m
 
 
 class Node:
-    """A node's preparing, and what it has answered."""
+    """A node's setup, and what it has answered."""
 
     def __init__(self) -> None:
         self.answers: list[m.Prepared] = []
-        self.preparing = Preparing(port=None, send=self.answers.append, post=lambda _: None)
+        self.setup = AttemptSetup(port=None, send=self.answers.append, post=lambda _: None)
 
     def prepare(self, attempt: int = 0, **more) -> m.Prepared:
         order = m.Prepare(**{"attempt": attempt, "port": None, **more})
-        self.preparing.prepare(order, owner="j", pids=())
+        self.setup.prepare(order, owner="j", pids=())
         return self.answers[-1]
 
 
@@ -30,7 +30,7 @@ def node(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     found = Node()
     yield found
-    found.preparing.release()
+    found.setup.release()
 
 
 def is_free(port: int, *, reuse: bool) -> bool:
@@ -53,16 +53,16 @@ def test_further_ports_are_held_until_the_workers_start_and_theirs_then(node, po
     assert len(answer.ports) == 3
     assert len(set(ports)) == (3 if port is None else 4)
     assert not any(is_free(each, reuse=reuse) for each in ports for reuse in (False, True))
-    node.preparing.share(0.0)
+    node.setup.share(0.0)
     assert [is_free(each, reuse=False) for each in ports] == [False] * len(ports)
     assert [is_free(each, reuse=True) for each in ports] == [True] * len(ports)
-    node.preparing.release()
+    node.setup.release()
     assert [is_free(each, reuse=False) for each in ports] == [True] * len(ports)
 
 
 def test_a_store_on_the_masters_port_leaves_the_further_ones_to_the_workers(node):
     answer = node.prepare(port=0, ports=1)
-    node.preparing.serve_store("127.0.0.1")
+    node.setup.serve_store("127.0.0.1")
     assert is_free(answer.ports[0], reuse=True)
     assert not is_free(answer.ports[0], reuse=False)
 

@@ -5,7 +5,7 @@ import select
 import signal
 import time
 
-from distlaunch.core.agent.node.survey import Surveying, look_around
+from distlaunch.core.agent.node.survey import NodeSurvey, look_around
 from distlaunch.core.protocol import agent_messages as m
 
 ORDER = m.Survey(
@@ -13,28 +13,28 @@ ORDER = m.Survey(
 )  # fmt: skip
 
 
-def answer(surveying: Surveying, heard: list) -> m.Surveyed | m.Fault:
+def answer(survey: NodeSurvey, heard: list) -> m.Surveyed | m.Fault:
     deadline = time.monotonic() + 30
     while not heard:
         assert time.monotonic() < deadline
-        due = surveying.deadline()
+        due = survey.deadline()
         assert due is not None
-        select.select(list(surveying.descriptors()), [], [], max(0.0, due - time.monotonic()))
-        surveying.on_ready()
+        select.select(list(survey.descriptors()), [], [], max(0.0, due - time.monotonic()))
+        survey.on_ready()
     [found] = heard
     heard.clear()
-    assert surveying.descriptors() == {}
-    assert surveying.deadline() is None
-    while surveying._ended:
-        surveying.reap()
+    assert survey.descriptors() == {}
+    assert survey.deadline() is None
+    while survey._ended:
+        survey.reap()
     return found
 
 
 def survey(look, order: m.Survey = ORDER) -> m.Surveyed | m.Fault:
     heard: list = []
-    surveying = Surveying(heard.append, (), look)
-    surveying.begin(order)
-    return answer(surveying, heard)
+    survey = NodeSurvey(heard.append, (), look)
+    survey.begin(order)
+    return answer(survey, heard)
 
 
 def test_what_hangs_is_named_and_left_behind_with_what_it_has_started():
@@ -85,12 +85,12 @@ def test_a_child_that_dies_is_a_problem():
 
 def test_a_new_order_replaces_one_that_is_under_way():
     heard: list = []
-    surveying = Surveying(
+    survey = NodeSurvey(
         heard.append, (), lambda order, turn_to: signal.pause() if order.serial == 1 else look_around(order, turn_to)
     )
-    surveying.begin(ORDER)
-    surveying.begin(m.Survey(**{**{name: getattr(ORDER, name) for name in ORDER._fields}, "serial": 2}))
-    assert answer(surveying, heard).serial == 2
+    survey.begin(ORDER)
+    survey.begin(m.Survey(**{**{name: getattr(ORDER, name) for name in ORDER._fields}, "serial": 2}))
+    assert answer(survey, heard).serial == 2
 
 
 def test_the_child_has_none_of_our_descriptors_but_those_it_needs():
@@ -102,9 +102,9 @@ def test_the_child_has_none_of_our_descriptors_but_those_it_needs():
         signal.pause()
 
     heard: list = []
-    surveying = Surveying(heard.append, (writer,), tells)
-    surveying.begin(ORDER)
-    found = answer(surveying, heard)
+    survey = NodeSurvey(heard.append, (writer,), tells)
+    survey.begin(ORDER)
+    found = answer(survey, heard)
     os.close(reader)
     os.close(writer)
     assert found.problem.startswith(f"[{writer}] does not answer")

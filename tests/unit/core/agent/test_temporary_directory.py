@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from distlaunch.core.agent.workers.temporary_directory import Lodging, has_run_dir, remove_tree, settled
+from distlaunch.core.agent.workers.temporary_directory import TemporaryDirectory, has_run_dir, remove_tree, adapt_start
 from distlaunch.core.model.run_files import MARKER
 from distlaunch.core.protocol import agent_messages as m
 
@@ -32,7 +32,7 @@ def test_the_nodes_environment_lies_below_without_what_others_set_for_themselves
         "A": "own", "B": "own", "SSH_CONNECTION": "x", "SSH_AUTH_SOCK": "x", "RANK": "3", "PET_NNODES": "1", "_": "/bin/sh",
         "SHLVL": "1", "OLDPWD": "/", "PWD": "/home", "DISTLAUNCH_GRACE": "1", "XDG_RUNTIME_DIR": "/run/user/1",
     }  # fmt: skip
-    there = settled(start(), own, moved_to=None)
+    there = adapt_start(start(), own, moved_to=None)
     assert there.env == {
         "A": "sent", "B": "own", "PWD": "/work", "DISTLAUNCH_RUN_DIR": RUN_DIR, "XDG_RUNTIME_DIR": "/run/user/1"
     }  # fmt: skip
@@ -40,7 +40,7 @@ def test_the_nodes_environment_lies_below_without_what_others_set_for_themselves
 
 
 def test_what_would_be_in_a_run_directory_that_is_not_there_is_moved():
-    there = settled(start(), {}, moved_to="/tmp/mine")
+    there = adapt_start(start(), {}, moved_to="/tmp/mine")
     [worker] = there.workers
     moved = "/tmp/mine/attempt-0/rank-0.error.json"
     assert worker.error_file == moved
@@ -61,60 +61,60 @@ def test_torchs_recorder_keeps_its_own_place_where_the_run_directory_is_not():
         "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": outside,
         "MINE": inside,
     }
-    there = settled(start(env=env), {}, moved_to="/tmp/mine")
+    there = adapt_start(start(env=env), {}, moved_to="/tmp/mine")
     assert "TORCH_FR_DUMP_TEMP_FILE" not in there.env
     assert (there.env["TORCH_NCCL_DEBUG_INFO_TEMP_FILE"], there.env["MINE"]) == (outside, inside)
-    assert settled(start(env=env), {}, moved_to=None).env["TORCH_FR_DUMP_TEMP_FILE"] == inside
+    assert adapt_start(start(env=env), {}, moved_to=None).env["TORCH_FR_DUMP_TEMP_FILE"] == inside
 
 
 @pytest.mark.parametrize("path", ["/runs/job-10/rank-0.error.json", "/elsewhere/x", ""])
 def test_what_lies_elsewhere_stays_there(path):
     spec = m.WorkerSpec(rank=0, local_rank=0, argv=None, env={}, cpus=None, error_file=path)
-    there = settled(start(workers=(spec,)), {}, moved_to="/tmp/mine")
+    there = adapt_start(start(workers=(spec,)), {}, moved_to="/tmp/mine")
     assert there.workers[0].error_file == path
 
 
 def test_it_is_made_when_it_is_needed_for_us_alone_and_goes_with_all_that_is_in_it(tmp_path):
-    lodging = Lodging({"TMPDIR": str(tmp_path)})
-    assert lodging.path == ""
+    temporary_dir = TemporaryDirectory({"TMPDIR": str(tmp_path)})
+    assert temporary_dir.path == ""
     assert list(tmp_path.iterdir()) == []
-    folder = lodging.run_dir()
-    assert os.stat(lodging.path).st_mode & 0o777 == 0o700
+    folder = temporary_dir.run_dir()
+    assert os.stat(temporary_dir.path).st_mode & 0o777 == 0o700
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "file").touch()
     os.symlink(outside, f"{folder}/link")
     os.makedirs(f"{folder}/deep/er")
     os.chmod(f"{folder}/deep", 0)
-    lodging.remove()
+    temporary_dir.remove()
     assert (outside / "file").exists()
     assert list(tmp_path.iterdir()) == [outside]
-    lodging.remove()
+    temporary_dir.remove()
 
 
 def test_it_is_made_again_if_somebody_has_cleaned_up(tmp_path):
-    lodging = Lodging({"TMPDIR": str(tmp_path)})
-    first = lodging.run_dir()
-    remove_tree(lodging.path)
-    second = lodging.run_dir()
+    temporary_dir = TemporaryDirectory({"TMPDIR": str(tmp_path)})
+    first = temporary_dir.run_dir()
+    remove_tree(temporary_dir.path)
+    second = temporary_dir.run_dir()
     assert first != second
     assert os.path.isdir(second)
-    lodging.remove()
+    temporary_dir.remove()
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("base", ["relative", "/not there", "/proc", ""])
 def test_a_base_that_is_none_is_passed_over(tmp_path, base):
-    lodging = Lodging({"TMPDIR": base}, elsewhere=("/proc", str(tmp_path)))
-    assert lodging.run_dir().startswith(str(tmp_path))
-    lodging.remove()
+    temporary_dir = TemporaryDirectory({"TMPDIR": base}, elsewhere=("/proc", str(tmp_path)))
+    assert temporary_dir.run_dir().startswith(str(tmp_path))
+    temporary_dir.remove()
 
 
 def test_without_any_place_it_says_so():
     with pytest.raises(OSError, match="there is no place for temporary files"):
-        Lodging({}, elsewhere=()).run_dir()
+        TemporaryDirectory({}, elsewhere=()).run_dir()
     with pytest.raises(FileNotFoundError):
-        Lodging({}, elsewhere=("/proc",)).run_dir()
+        TemporaryDirectory({}, elsewhere=("/proc",)).run_dir()
 
 
 def test_a_run_directory_is_known_by_its_marker(tmp_path):
@@ -125,12 +125,12 @@ def test_a_run_directory_is_known_by_its_marker(tmp_path):
 
 
 def test_folders_of_agents_that_were_killed_are_removed_by_the_next(tmp_path):
-    killed, living = (Lodging({}, elsewhere=[str(tmp_path)]) for _ in range(2))
+    killed, living = (TemporaryDirectory({}, elsewhere=[str(tmp_path)]) for _ in range(2))
     for each in (killed, living):
         each.run_dir()
     killed._unlock()  # as the kernel does
     (tmp_path / "distlaunch-agent-00000000-of-another-boot").mkdir()
-    later = Lodging({}, elsewhere=[str(tmp_path)])
+    later = TemporaryDirectory({}, elsewhere=[str(tmp_path)])
     later.run_dir()
     assert not os.path.exists(killed.path)
     left = {living.path, later.path, str(tmp_path / "distlaunch-agent-00000000-of-another-boot")}

@@ -4,14 +4,14 @@ import os
 
 import pytest
 
-from distlaunch.core.agent.workers.shared_memory import Leavings, names_of
+from distlaunch.core.agent.workers.shared_memory import SharedMemoryFiles, shared_memory_names
 from distlaunch.core.protocol import agent_messages as m
 
 
 def removed(folder, *names: str, owner: int | None = None) -> None:
-    leavings = Leavings(owner=os.getuid() if owner is None else owner, folder=str(folder))
-    leavings.expect(names)
-    leavings.remove()
+    files = SharedMemoryFiles(owner=os.getuid() if owner is None else owner, folder=str(folder))
+    files.expect(names)
+    files.remove()
 
 
 def names(*ranks: int, env: dict[str, str] | None = None, shared_memory: tuple[str, ...]) -> tuple[str, ...]:
@@ -22,7 +22,7 @@ def names(*ranks: int, env: dict[str, str] | None = None, shared_memory: tuple[s
         attempt=0, argv=("a",), env=env or {}, cwd="/", workers=workers, uses_gpus=False, signal_group=False,
         terminal=False, rows=0, columns=0, stdin_rank=None, shared_memory=shared_memory,
     )  # fmt: skip
-    return names_of(start, owner=1000)
+    return shared_memory_names(start, owner=1000)
 
 
 def test_names_are_those_of_the_workers_of_this_node():
@@ -41,14 +41,14 @@ def test_what_was_expected_is_removed_and_nothing_beside_it(tmp_path):
 
 
 def test_it_is_removed_once(tmp_path):
-    leavings = Leavings(owner=os.getuid(), folder=str(tmp_path))
-    leavings.expect(("name",))
-    leavings.remove()
+    files = SharedMemoryFiles(owner=os.getuid(), folder=str(tmp_path))
+    files.expect(("name",))
+    files.remove()
     (tmp_path / "name").write_text("of somebody else, later")
-    leavings.remove()
-    leavings.expect(("name",))
-    leavings.expect(())
-    leavings.remove()
+    files.remove()
+    files.expect(("name",))
+    files.expect(())
+    files.remove()
     assert (tmp_path / "name").exists()
 
 
