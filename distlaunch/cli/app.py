@@ -1,8 +1,7 @@
 """The typer application, generated from the option table: help, completion, and the other commands.
 
-Only loaded for what the quick path leaves (see ``__main__``), so typer is imported at the top.
-Words are checked by the quick parser's ``scan`` and values by its ``build``, so both ways say the
-same; taking the words apart is typer's.
+It is loaded for what ``__main__`` does not run itself. Commands with a table of options parse their
+words by their own parser; typer gives their help and the completion.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import inspect
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
@@ -20,16 +18,7 @@ from typer.core import TyperCommand, TyperGroup
 import distlaunch
 from distlaunch.cli import parser
 from distlaunch.cli.command_help import command_help, default_note
-from distlaunch.cli.commands.render import (
-    ALL_OPTIONS,
-    TARGETS,
-    options_of,
-    refuse_absent,
-    refuse_foreign,
-    render_file,
-    split,
-)
-from distlaunch.cli.compat.drop_in import plain_words
+from distlaunch.cli.commands.render import TARGETS, options_of, parse_render, render_file
 from distlaunch.cli.error_output import EXIT_INTERRUPTED
 from distlaunch.cli.option import Option
 from distlaunch.cli.option_table import GROUP_TITLES, HELP_FLAGS, PLAN_OPTIONS, TRAIN_OPTIONS
@@ -168,21 +157,16 @@ def build_app(
     ) -> None:
         del version
 
-    def run_train(**given: object) -> int:
-        values = parser.build(*_collect(given, TRAIN_OPTIONS), environ, TRAIN_OPTIONS)
-        return train(TrainOptions(**values))
-
-    def run_plan(**given: object) -> int:
-        values = parser.build(*_collect(given, PLAN_OPTIONS), environ, PLAN_OPTIONS)
-        return plan(*parser.split_plan(values))
-
     _add(
-        app, run_train, _TrainCommand, TRAIN_OPTIONS, name="train", help_text="Run a training job."
+        app,
+        lambda words: train(parser.parse_train(words, environ)),
+        TRAIN_OPTIONS,
+        name="train",
+        help_text="Run a training job.",
     )
     _add(
         app,
-        run_plan,
-        _PlanCommand,
+        lambda words: plan(*parser.parse_plan(words, environ)),
         PLAN_OPTIONS,
         name="plan",
         help_text="Print what train would do; start nothing.",
@@ -213,12 +197,14 @@ class _Commands(TyperGroup):
         return super().resolve_command(ctx, args)
 
 
-class _TrainCommand(TyperCommand):
-    """A command whose words the quick parser has checked before typer takes them apart."""
+class _TableCommand(TyperCommand):
+    """A command with a table of options, whose words its own parser takes apart.
 
-    options = TRAIN_OPTIONS
-    plain: Callable[[Sequence[str]], list[str]] = list
-    """Spells out words that the parsers do not take as they are."""
+    typer only completes them, and shows the help.
+    """
+
+    options: Sequence[Option]
+    run: Callable[[Sequence[str]], int]
     usage = "SCRIPT"
 
     def get_help(self, ctx: Any) -> str:
@@ -228,22 +214,21 @@ class _TrainCommand(TyperCommand):
         ).rstrip("\n")
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        args = self.plain(args)
-        if not ctx.resilient_parsing:
-            try:
-                parser.scan(args, self.options)
-            except parser.HelpRequested:
-                typer.echo(self.get_help(ctx), color=ctx.color)
-                raise typer.Exit from None
-        return super().parse_args(ctx, args)
+        if ctx.resilient_parsing:
+            return super().parse_args(ctx, args)
+        ctx.args = args
+        return args
+
+    def invoke(self, ctx: Any) -> int:
+        try:
+            return self.run(ctx.args)
+        except parser.HelpRequested:
+            typer.echo(self.get_help(ctx), color=ctx.color)
+            return 0
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         del ctx
         return ["[OPTIONS]", self.usage, "[ARGS]..."]
-
-
-class _PlanCommand(_TrainCommand):
-    options = PLAN_OPTIONS
 
 
 def _settings() -> dict[str, Any]:
@@ -256,16 +241,14 @@ def _settings() -> dict[str, Any]:
 
 def _add(
     app: typer.Typer,
-    function: Callable[..., int],
-    command_class: type[_TrainCommand],
+    run: Callable[[Sequence[str]], int],
     options: Sequence[Option],
     *,
     name: str,
     help_text: str,
+    usage: str = "SCRIPT",
 ) -> None:
-    """Give ``function`` the signature that the rows describe, and the application a command that
-    runs it."""
-    usage, epilog = command_class.usage, _epilog(options, command_class.usage)
+    """Give the application a command with these options, whose words ``run`` takes."""
     parameters = [_parameter(option) for option in options]
     parameters.append(
         inspect.Parameter(
@@ -280,15 +263,25 @@ def _add(
             ),
         )
     )
-    function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined] # typer reads it
-    function.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+
+    def described(**given: object) -> None:
+        """Have the signature that the rows describe, for the completion; nothing calls this."""
+        del given
+
+    described.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined] # typer reads it
+    described.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    own = {"options": options, "usage": usage, "run": staticmethod(run)}
     settings = _settings() | {
         "allow_interspersed_args": False,
         "token_normalize_func": lambda name: name.replace("_", "-"),
     }
-    app.command(name, cls=command_class, help=help_text, epilog=epilog, context_settings=settings)(
-        function
-    )
+    app.command(
+        name,
+        cls=type("_Command", (_TableCommand,), own),
+        help=help_text,
+        epilog=_epilog(options, usage),
+        context_settings=settings,
+    )(described)
 
 
 def _add_torchrun(app: typer.Typer, environ: Mapping[str, str]) -> None:
@@ -322,23 +315,16 @@ def _add_drop_in(
 ) -> None:
     """Add a command, called as its launcher or ``command``, that takes the launcher's words; its
     help is typer's."""
-    table = import_module(f"distlaunch.cli.compat.{name}.options")
-    options = table.OPTIONS
+    options = import_module(f"distlaunch.cli.compat.{name}.options").OPTIONS
+    before = [command] if command else []
 
-    def run_drop_in(**given: object) -> int:
-        run: Callable[..., int] = import_module(f"distlaunch.cli.compat.{name}.command").run
-        return run(*_collect(given, options), environ)
+    def run_drop_in(words: Sequence[str]) -> int:
+        module = import_module(f"distlaunch.cli.compat.{name}.command")
+        run: Callable[[Sequence[str], Mapping[str, str]], int] = getattr(module, name)
+        return run([*before, *words], environ)
 
-    own = {
-        "options": options,
-        "usage": usage,
-        "plain": staticmethod(
-            lambda words: plain_words(words, options, table.THEIRS, drops_dashes=usage == "SCRIPT")
-        ),
-    }
-    command_class = type(f"_{name.title()}Command", (_TrainCommand,), own)
     text = f"Run a command line of {text}; train's other options are taken as well."
-    _add(app, run_drop_in, command_class, options, name=command or name, help_text=text)
+    _add(app, run_drop_in, options, name=command or name, help_text=text, usage=usage)
 
 
 def _add_backends(app: typer.Typer, environ: Mapping[str, str]) -> None:
@@ -405,19 +391,6 @@ class _Files(TyperGroup):
         return super().resolve_command(ctx, args)
 
 
-class _RenderCommand(_TrainCommand):
-    """One kind of file, which knows the options of the others enough to refuse them."""
-
-    target: Target
-    options = ALL_OPTIONS
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if not ctx.resilient_parsing:
-            with suppress(parser.HelpRequested):
-                refuse_foreign(self.target, parser.scan(args, self.options)[0])
-        return super().parse_args(ctx, args)
-
-
 def _add_render(app: typer.Typer, environ: Mapping[str, str], render: Render) -> None:
     """Add ``render`` with a command for each kind of file."""
     files = typer.Typer(
@@ -429,7 +402,6 @@ def _add_render(app: typer.Typer, environ: Mapping[str, str], render: Render) ->
         _add(
             files,
             _render_command(target, environ, render),
-            type("_Render", (_RenderCommand,), {"target": target}),
             options_of(target),
             name=target,
             help_text=help_text,
@@ -439,15 +411,8 @@ def _add_render(app: typer.Typer, environ: Mapping[str, str], render: Render) ->
 
 def _render_command(
     target: Target, environ: Mapping[str, str], render: Render
-) -> Callable[..., int]:
-    options = options_of(target)
-
-    def run_render(**given: object) -> int:
-        asked, more = split(parser.build(*_collect(given, options), environ, options))
-        refuse_absent(target, asked)
-        return render(target, asked, more)
-
-    return run_render
+) -> Callable[[Sequence[str]], int]:
+    return lambda words: render(target, *parse_render(target, words, environ))
 
 
 def _epilog(options: Sequence[Option], usage: str) -> str:
@@ -498,26 +463,6 @@ def _completer(choices: Sequence[str]) -> Callable[[str], list[str]]:
         return [choice for choice in choices if choice.startswith(incomplete)]
 
     return complete
-
-
-def _collect(
-    given: Mapping[str, object], options: Sequence[Option]
-) -> tuple[parser.Given, tuple[str, ...]]:
-    """Turn the arguments of a typer callback into what ``scan`` gives: texts by field, and the
-    other words."""
-    texts: parser.Given = {}
-    for option in options:
-        match given[option.field]:
-            case None:
-                continue
-            case bool() as switch:
-                texts[option.field] = ["1" if switch else "0"]
-            case str() as text:
-                texts[option.field] = [text]
-            case several if isinstance(several, Sequence) and several:
-                texts[option.field] = list(several)
-    words = given["words"]
-    return texts, tuple(words) if isinstance(words, Sequence) else ()
 
 
 def _print_version(value: bool) -> None:  # noqa: FBT001 - typer's callback signature

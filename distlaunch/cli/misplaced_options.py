@@ -1,17 +1,12 @@
-"""Options of ours that stand behind SCRIPT, where a script that ignores unknown arguments swallows
-them."""
+"""The notice about options of ours behind SCRIPT, which a script may swallow as unknown."""
 
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 
 from distlaunch.core.model.text import printable
 from distlaunch.planning.train_options import TrainOptions
-
-_MOST_BYTES = 4 << 20
 
 
 def misplaced_options(
@@ -30,7 +25,14 @@ def misplaced_options(
     found = dict.fromkeys(
         flag for flag in (word.partition("=")[0] for word in words) if _dashed(flag) in ours
     )
-    text = _text_of(options) if found else None
+    if not found:
+        return []
+    from distlaunch.launch.script_source import script_text
+
+    try:
+        text = script_text(options, os.getcwd())
+    except FileNotFoundError:  # the current directory
+        return []
     if text is None:
         return []
     unknown = [flag for flag in found if not any(name in text for name in _spellings(flag))]
@@ -56,24 +58,3 @@ def _spellings(flag: str) -> tuple[bytes, bytes]:
 def _listed(flags: Sequence[str]) -> str:
     *others, last = map(printable, flags)
     return f"{', '.join(others)} and {last}" if others else last
-
-
-def _text_of(options: TrainOptions) -> bytes | None:
-    """Read the script; None for a program that is no Python script, and where there is no file of
-    it here."""
-    name = options.script
-    if name is None or (options.no_python and not options.module):
-        return None
-    if options.module:
-        name = name.replace(".", os.sep) + ".py"
-    try:
-        cwd = os.getcwd()
-    except OSError:
-        return None
-    for folder in dict.fromkeys((os.path.join(cwd, options.workdir or ""), cwd)):
-        path = os.path.join(folder, name)
-        with suppress(OSError, ValueError):  # it is not there, or no path
-            if stat.S_ISREG(os.stat(path).st_mode) and os.path.getsize(path) <= _MOST_BYTES:
-                with open(path, "rb") as file:
-                    return file.read(_MOST_BYTES)
-    return None

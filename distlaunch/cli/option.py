@@ -62,27 +62,21 @@ class Absence(Record):
     """The option, or the variable, that sets the same there."""
 
 
-class Option(Record):
-    """One option: how it is written, what it takes, which ``TrainOptions`` field it fills.
+class Spelling(Record):
+    """How an option is written, and whether it takes a value: all that taking words apart needs.
 
     The last of ``flags`` is the long one, written with dashes; the same with underscores is
-    accepted everywhere.
+    accepted everywhere. ``kind`` is ``flag`` for an option without a value.
     """
 
     flags: tuple[str, ...]
     field: str
-    kind: Kind
-    default: object
-    help: str
-    group: Group
-    variable: str | None
+    kind: str
     metavar: str = ""
-    choices: tuple[str, ...] = ()
     repeatable: bool = False
-    least_s: float = 0.0
-    """The shortest time that it takes; to do without, it is left out."""
-    absent: Mapping[Place, Absence] = {}
-    """Where it does not apply."""
+    """All values are kept; otherwise the last one wins."""
+    once: bool = False
+    """Two different values are refused."""
 
     @property
     def name(self) -> str:
@@ -91,15 +85,38 @@ class Option(Record):
 
     @property
     def negation(self) -> str | None:
-        """The flag that undoes a switch which a variable may have set: ``--no-quiet``."""
-        return (
-            "--no-" + self.name[2:] if self.kind == "flag" and self.variable is not None else None
-        )
+        """The flag that undoes a switch."""
+        return None
 
     @property
     def all_flags(self) -> tuple[str, ...]:
         """Every spelling, the negation's too."""
         return self.flags if self.negation is None else (*self.flags, self.negation)
+
+
+class Option(Spelling):
+    """One option of the table: its value, its help, and where it does not apply.
+
+    ``field`` is the field of ``TrainOptions`` that it fills.
+    """
+
+    kind: Kind
+    default: object
+    help: str
+    group: Group
+    variable: str | None
+    choices: tuple[str, ...] = ()
+    least_s: float = 0.0
+    """The shortest time that it takes; to do without, it is left out."""
+    absent: Mapping[Place, Absence] = {}
+    """Where it does not apply."""
+
+    @property
+    def negation(self) -> str | None:
+        """The flag that undoes a switch which a variable may have set: ``--no-quiet``."""
+        return (
+            "--no-" + self.name[2:] if self.kind == "flag" and self.variable is not None else None
+        )
 
 
 def option_error(source: str, message: str, *, hint: str | None = None) -> ConfigError:
@@ -137,17 +154,27 @@ def convert(option: Option, text: str, source: str) -> object:
             default_s = option.default if isinstance(option.default, float) else None
             return _seconds(text, source, least_s=option.least_s, default_s=default_s)
         case "choice":
-            if text not in option.choices:
-                listed = ", ".join(option.choices[:-1]) + " or " + option.choices[-1]
-                raise option_error(source, f"takes {listed}, not {quoted(text)}")
-            return text
+            return read_choice(text, option.choices, source)
         case "flag":
-            value = _WORDS.get(text.lower())
-            if value is None:
-                raise option_error(
-                    source, f"takes 1, true, yes, on or 0, false, no, off, not {quoted(text)}"
-                )
-            return value
+            return read_switch(text, source)
+
+
+def read_choice(text: str, choices: tuple[str, ...], source: str) -> str:
+    """Return ``text`` if it is one of ``choices``."""
+    if text not in choices:
+        listed = ", ".join(choices[:-1]) + " or " + choices[-1]
+        raise option_error(source, f"takes {listed}, not {quoted(text)}")
+    return text
+
+
+def read_switch(text: str, source: str) -> bool:
+    """Read one of the words for on and off."""
+    value = _WORDS.get(text.lower())
+    if value is None:
+        raise option_error(
+            source, f"takes 1, true, yes, on or 0, false, no, off, not {quoted(text)}"
+        )
+    return value
 
 
 def _whole(text: str, source: str, *, least: int, most: int, also: str = "") -> int:

@@ -53,6 +53,7 @@ def _row(
     choices: tuple[str, ...] = (),
     variable: str | None = "",
     repeatable: bool = False,
+    once: bool = False,
     least_s: float = 0.0,
     absent: Mapping[Place, Absence] | None = None,
 ) -> Option:
@@ -72,6 +73,7 @@ def _row(
         metavar="|".join(choices) or metavar,
         choices=choices,
         repeatable=repeatable,
+        once=once,
         least_s=least_s,
         absent=absent or {},
     )
@@ -218,6 +220,7 @@ TRAIN_OPTIONS: tuple[Option, ...] = (
         "nodes",
         "The hosts, and how many workers each takes.",
         metavar="a:4,n[01-04]:8,...",
+        once=True,
         absent=_HOSTS,
     ),
     _row(
@@ -226,6 +229,7 @@ TRAIN_OPTIONS: tuple[Option, ...] = (
         "nodes",
         "The same from a file of Open MPI, Horovod, DeepSpeed, MPICH or PBS.",
         metavar="FILE",
+        once=True,
         absent=_HOSTS,
     ),
     _row(
@@ -234,6 +238,7 @@ TRAIN_OPTIONS: tuple[Option, ...] = (
         "nodes",
         "The same from a command that prints HOST or HOST:SLOTS lines.",
         metavar="COMMAND",
+        once=True,
         absent=_HOSTS | _SLOTS,
     ),
     _row(

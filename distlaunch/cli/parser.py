@@ -1,16 +1,17 @@
-"""The parser with which ``train`` and ``plan`` start, made from the option table alone.
+"""The parser of command lines, made from tables of options.
 
-Loading typer costs more time than starting a worker does, so the start path does without it (and
-without re and argparse). The typer commands in ``ui/cli.py`` check their words with the same
-``scan`` and end in the same ``build``.
+``scan`` takes words apart for every command that has a table, those of other launchers too;
+``build`` turns the texts into values. Loading typer costs more time than starting a worker does, so
+no command that starts a job needs it, nor re and argparse. The application in ``cli/app.py`` gives
+the help and the completion.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NoReturn, cast
 
-from distlaunch.cli.option import Option, convert, option_error
+from distlaunch.cli.option import Option, Spelling, convert, option_error
 from distlaunch.cli.option_table import HELP_FLAGS, PLAN_OPTIONS, TRAIN_OPTIONS
 from distlaunch.core.errors import ConfigError, UsageError
 from distlaunch.core.model.text import quoted
@@ -50,36 +51,50 @@ def parse_plan(
     Returned beside them: the plan's own format, and whether ``--expand`` was given.
     """
     given, rest = scan(argv, PLAN_OPTIONS)
-    return split_plan(build(given, rest, environ, PLAN_OPTIONS))
-
-
-def split_plan(values: dict[str, Any]) -> tuple[TrainOptions, PlanFormat, bool]:
-    """Take what only ``plan`` has out of the values that ``build`` made of the plan's options."""
+    values = build(given, rest, environ, PLAN_OPTIONS)
     plan_format = cast("PlanFormat", values.pop("plan_format", "table"))
     expand = bool(values.pop("expand", False))
     return TrainOptions(**values), plan_format, expand
 
 
-def scan(argv: Sequence[str], options: Iterable[Option]) -> tuple[Given, tuple[str, ...]]:
-    """Take our options off the front of ``argv``, up to the first positional word or ``--``; return
-    both parts.
+Unknown = Callable[[str, str, Iterable[str], Given, Sequence[str]], NoReturn]
+"""Raises UsageError for a flag that no option has: the flag, its word, all flags of the command,
+what was given before, and the words behind."""
 
-    A word that looks like an option is never taken for the value of the option before it:
-    ``--log-dir --quiet`` is a value forgotten, and ``--log-dir=--quiet`` says that it is not.
+
+def scan(
+    argv: Sequence[str],
+    options: Iterable[Spelling],
+    *,
+    abbreviated: Iterable[Spelling] = (),
+    drops_dashes: bool = False,
+    dashed_values: bool = True,
+    unknown: Unknown | None = None,
+) -> tuple[Given, tuple[str, ...]]:
+    """Take the options off the front of ``argv``, up to the first positional word or ``--``.
+
+    Return the texts by field, and the other words. A word that looks like an option is never taken
+    for the value of the option before it: ``--log-dir --quiet`` is a value forgotten, and
+    ``--log-dir=--quiet`` says that it is not. The other parameters are what other launchers do:
+
+    * ``abbreviated``: options whose long names may be cut short.
+    * ``drops_dashes``: one ``--`` directly behind the script is left out.
+    * ``dashed_values``: words with one dash are values, unless they are an option of this command.
+    * ``unknown``: explains an option that there is not; by default ``refuse_unknown``.
     """
     by_flag = {flag: option for option in options for flag in option.all_flags}
+    long = {flag: option.field for option in abbreviated for flag in option.flags if flag[1] == "-"}
     given: Given = {}
     at = 0
     while at < len(argv):
         word = argv[at]
-        if word == "--" or len(word) < 2 or word[0] != "-":
-            return given, tuple(argv[at + 1 :] if word == "--" else argv[at:])
+        if word == "--":
+            return given, tuple(argv[at + 1 :])
+        if len(word) < 2 or word[0] != "-":
+            dashes = drops_dashes and len(argv) > at + 1 and argv[at + 1] == "--"
+            return given, (word, *argv[at + (2 if dashes else 1) :])
         at += 1
-        if word[1] == "-":
-            flag, equals, value = word.partition("=")
-            steps = [(_dashed(flag), value if equals else None)]
-        else:
-            steps = _short_steps(word, by_flag)
+        steps = _long_step(word, by_flag, long) if word[1] == "-" else _short_steps(word, by_flag)
         for number, (flag, attached) in enumerate(steps, 1):
             if (
                 flag in HELP_FLAGS
@@ -90,12 +105,7 @@ def scan(argv: Sequence[str], options: Iterable[Option]) -> tuple[Given, tuple[s
                 raise HelpRequested
             option = by_flag.get(flag)
             if option is None:
-                refuse_unknown(
-                    word.partition("=")[0] if flag in HELP_FLAGS else flag,
-                    by_flag,
-                    script=given.get("script", [None])[-1],
-                    backend=given.get("backend", [_backend_in(argv[at:])])[-1],
-                )
+                (unknown or refuse_unknown)(flag, word, by_flag, given, argv[at:])
             if option.kind == "flag":
                 if attached is not None:
                     raise UsageError(f"{flag} takes no value, and got {quoted(attached)}")
@@ -103,18 +113,172 @@ def scan(argv: Sequence[str], options: Iterable[Option]) -> tuple[Given, tuple[s
                 continue
             text = attached
             if text is None:
-                text = _next_value(argv[at] if at < len(argv) else None, flag, option)
+                after = argv[at] if at < len(argv) else None
+                text = _next_value(after, flag, option, by_flag, dashed_values=dashed_values)
                 at += 1
+            if option.once and given.get(option.field, [text]) != [text]:
+                raise UsageError(
+                    f"{flag} is given twice",
+                    hint=f"one list has all: {option.name} {given[option.field][0]},{text}",
+                )
             if option.repeatable:
                 given.setdefault(option.field, []).append(text)
             else:
-                if option.field in _HOST_LISTS and given.get(option.field, [text]) != [text]:
-                    raise UsageError(
-                        f"{flag} is given twice",
-                        hint=f"one list has all: {option.name} {given[option.field][0]},{text}",
-                    )
                 given[option.field] = [text]
     return given, ()
+
+
+Step = tuple[str, str | None]
+"""A flag, and the value that is attached to it."""
+
+
+def _long_step(word: str, by_flag: Mapping[str, Spelling], long: Mapping[str, str]) -> list[Step]:
+    flag, equals, value = word.partition("=")
+    dashed = _dashed(flag)
+    if long and dashed not in by_flag:
+        dashed = _dashed(whole_name(flag, long))
+    return [(dashed, value if equals else None)]
+
+
+def whole_name(flag: str, fields: Mapping[str, str]) -> str:
+    """Return the long name, with dashes, of which this is the beginning; else the flag as it is.
+
+    ``fields`` has the field of each long name. Raises UsageError for a beginning of several.
+    """
+    dashed = _dashed(flag)
+    names = {**fields, HELP_FLAGS[0]: "help"}
+    if dashed in names:
+        return dashed
+    begun = [name for name in names if name.startswith(dashed)]
+    if len({names[name] for name in begun}) > 1:
+        raise UsageError(f"{quoted(flag)} is the beginning of several options: {', '.join(begun)}")
+    return begun[0] if begun else flag
+
+
+def _dashed(flag: str) -> str:
+    """Spell a long option with dashes."""
+    return "--" + flag[2:].replace("_", "-")
+
+
+def _short_steps(word: str, by_flag: Mapping[str, Spelling]) -> list[Step]:
+    """Take a word like ``-m``, ``-xNAME=1``, ``-mxNAME=1`` or ``-H=a:2`` apart."""
+    name = _one_dash_name(word, by_flag)
+    if name is not None:
+        return [name]
+    steps: list[Step] = []
+    for index, letter in enumerate(word[1:], start=2):
+        flag, behind = "-" + letter, word[index:]
+        option = by_flag.get(flag)
+        if option is not None and (option.kind != "flag" or behind[:1] == "="):
+            steps.append((flag, behind.removeprefix("=") if behind else None))
+            break
+        steps.append((flag, None))
+        if option is None:
+            break
+    return steps
+
+
+def _one_dash_name(word: str, by_flag: Mapping[str, Spelling]) -> Step | None:
+    """Return the option of a name with one dash, as ``-np``: whole, begun or with a number behind.
+
+    Where the first letter is an option, only a whole name counts.
+    """
+    names = {flag: each.name for flag, each in by_flag.items() if flag[1] != "-" and len(flag) > 2}
+    if not names:
+        return None
+    flag, equals, value = word.partition("=")
+    if flag in names:
+        return names[flag], value if equals else None
+    if flag[:2] in by_flag or flag in HELP_FLAGS:
+        return None
+    begun = {names[name] for name in names if name.startswith(flag)}
+    if len(begun) == 1:
+        return begun.pop(), value if equals else None
+    for begin, name in names.items():
+        if flag.startswith(begin) and flag[len(begin) :].isdigit() and not equals:
+            return name, flag[len(begin) :]
+    return None
+
+
+def _next_value(
+    word: str | None,
+    flag: str,
+    option: Spelling,
+    by_flag: Iterable[str],
+    *,
+    dashed_values: bool,
+) -> str:
+    """Return ``word``, the value of ``flag``, unless there is none or it looks like an option."""
+    if word is None or word == "--":
+        raise UsageError(f"{flag} needs a value: {flag} {option.metavar}")
+    dashed = len(word) > 1 and word[0] == "-" and " " not in word
+    is_number = word[1:2].isdigit() or word[1:2] == "."
+    if (
+        (dashed and (word[1] == "-" or not (dashed_values or is_number)))
+        or word in by_flag
+        or word in HELP_FLAGS
+    ):
+        raise UsageError(
+            f"{flag} needs a value: {flag} {option.metavar}",
+            hint=f"if {quoted(word)} is that value, write {option.name}={word}"
+            if word.isprintable()
+            else None,
+        )
+    return word
+
+
+def refuse_unknown(
+    flag: str, word: str, by_flag: Iterable[str], given: Given, rest: Sequence[str]
+) -> NoReturn:
+    """Raise for an option that is not ours.
+
+    The hint names what stands for it if it is another program's, or an option of the backend, else
+    the nearest one that is ours.
+    """
+    from difflib import get_close_matches
+
+    from distlaunch.cli.suggestions import counterpart, meant, taken_as_it_is
+
+    if flag in HELP_FLAGS:
+        flag = word.partition("=")[0]
+    script = given.get("script", [None])[-1]
+    backend = given.get("backend", [_backend_in(rest)])[-1]
+    if script is None:
+        place = "Options of the script go after SCRIPT."
+    else:
+        place = f"arguments of the script go after `--`: `--script {script} -- {flag} ...`"
+    instead = counterpart(flag)
+    of_backend = None
+    if backend is not None and flag[:2] == "--":
+        from distlaunch.backends.backend_options import meant_option
+
+        of_backend = meant_option(flag, backend)
+    if of_backend is not None:
+        hint = f"--backend {backend} takes it as {of_backend}. {place}"
+    elif instead is not None:
+        hint = instead + taken_as_it_is(flag)
+        hint = hint if script is None else f"{hint}; {place}"
+    elif (other := meant(flag)) is not None:
+        hint = f"{other}. {place}"
+    else:
+        # Without the dashes, which would make all short names alike; ``-np`` is a long one with one
+        # dash.
+        known = {name.lstrip("-"): name for name in sorted(by_flag, reverse=True) if len(name) > 2}
+        near = get_close_matches(flag.lstrip("-"), known, n=1, cutoff=0.7)
+        hint = f"did you mean {known[near[0]]}? {place}" if near else place
+    raise UsageError(f"unknown option {quoted(flag)}", hint=hint)
+
+
+def _backend_in(words: Sequence[str]) -> str | None:
+    """Return what ``--backend`` names in words that have not been taken apart.
+
+    Words of the script may be among them.
+    """
+    for place, word in enumerate(words):
+        flag, equals, value = word.partition("=")
+        if flag == "--backend":
+            return value if equals else next(iter(words[place + 1 :]), None)
+    return None
 
 
 def build(
@@ -177,89 +341,26 @@ def _dropped(given: Given) -> set[str]:
     return dropped
 
 
-def _dashed(flag: str) -> str:
-    """Spell a long option with dashes."""
-    return "--" + flag[2:].replace("_", "-")
+def _split_variable(text: str, variable: str) -> tuple[str, ...]:
+    """Split the variable of a repeatable option at white space, with a shell's quotes."""
+    import shlex
+
+    try:
+        return tuple(word for word in shlex.split(text) if word)
+    except ValueError as exc:
+        raise option_error(variable, f"has an unfinished quote: {quoted(text)}") from exc
 
 
-def _short_steps(word: str, by_flag: Mapping[str, Option]) -> list[tuple[str, str | None]]:
-    """Take a word like ``-m`` or ``-xNAME=1`` or ``-mxNAME=1`` apart into flags and an attached
-    value."""
-    steps: list[tuple[str, str | None]] = []
-    for index, letter in enumerate(word[1:], start=2):
-        flag = "-" + letter
-        option = by_flag.get(flag)
-        if option is not None and option.kind != "flag":
-            steps.append((flag, word[index:] or None))
-            break
-        steps.append((flag, None))
-        if option is None:
-            break
-    return steps
-
-
-def _next_value(word: str | None, flag: str, option: Option) -> str:
-    """Take ``word`` as the value of ``flag``, unless there is none or it looks like an option
-    itself."""
-    if word is None or word == "--":
-        raise UsageError(f"{flag} needs a value: {flag} {option.metavar}")
-    if (word.startswith("--") and " " not in word) or word in ("-h", "-m", "-x"):
-        raise UsageError(
-            f"{flag} needs a value: {flag} {option.metavar}",
-            hint=f"if {quoted(word)} is that value, write {option.name}={word}"
-            if word.isprintable()
-            else None,
+def _check_sizes(source: Mapping[str, str]) -> None:
+    """Refuse a number of GPUs together with a number of processes."""
+    gpu = next((source[field] for field in _GPU_SIZES if field in source), None)
+    proc = next((source[field] for field in _PROC_SIZES if field in source), None)
+    if gpu is not None and proc is not None:
+        kind = UsageError if gpu.startswith("-") else ConfigError
+        raise kind(
+            f"{gpu} and {proc} exclude each other",
+            hint="one worker per GPU, or CPU workers (which share the GPUs with --device cuda)",
         )
-    return word
-
-
-def refuse_unknown(
-    flag: str, by_flag: Iterable[str], *, script: str | None, backend: str | None = None
-) -> NoReturn:
-    """Raise for an option that is not ours, naming what stands for torchrun's, else the nearest one
-    that is ours.
-
-    ``script``: what ``--script`` named before; arguments of the script then need a ``--`` before
-    them. ``backend``: what ``--backend`` names, whose options may be meant.
-    """
-    from difflib import get_close_matches
-
-    from distlaunch.cli.suggestions import counterpart, meant, taken_as_it_is
-
-    if script is None:
-        place = "Options of the script go after SCRIPT."
-    else:
-        place = f"arguments of the script go after `--`: `--script {script} -- {flag} ...`"
-    instead = counterpart(flag)
-    of_backend = None
-    if backend is not None and flag[:2] == "--":
-        from distlaunch.backends.backend_options import meant_option
-
-        of_backend = meant_option(flag, backend)
-    if of_backend is not None:
-        hint = f"--backend {backend} takes it as {of_backend}. {place}"
-    elif instead is not None:
-        hint = instead + taken_as_it_is(flag)
-        hint = hint if script is None else f"{hint}; {place}"
-    elif (other := meant(flag)) is not None:
-        hint = f"{other}. {place}"
-    else:
-        # Without the dashes, which would make all short names alike; ``-np`` is a long one with one
-        # dash.
-        known = {name.lstrip("-"): name for name in sorted(by_flag, reverse=True) if len(name) > 2}
-        near = get_close_matches(flag.lstrip("-"), known, n=1, cutoff=0.7)
-        hint = f"did you mean {known[near[0]]}? {place}" if near else place
-    raise UsageError(f"unknown option {quoted(flag)}", hint=hint)
-
-
-def _backend_in(words: Sequence[str]) -> str | None:
-    """Give what ``--backend`` names in words that have not been taken apart: the script's own may
-    be among them."""
-    for place, word in enumerate(words):
-        flag, equals, value = word.partition("=")
-        if flag == "--backend":
-            return value if equals else next(iter(words[place + 1 :]), None)
-    return None
 
 
 def unknown_variables(environ: Mapping[str, str]) -> list[str]:
@@ -292,25 +393,3 @@ def unknown_variables(environ: Mapping[str, str]) -> list[str]:
                 f"the variable {quoted(name)} is not one of ours and changes nothing{ask}"
             )
     return warnings
-
-
-def _split_variable(text: str, variable: str) -> tuple[str, ...]:
-    """Split the variable of a repeatable option at white space, with a shell's quotes."""
-    import shlex
-
-    try:
-        return tuple(word for word in shlex.split(text) if word)
-    except ValueError as exc:
-        raise option_error(variable, f"has an unfinished quote: {quoted(text)}") from exc
-
-
-def _check_sizes(source: Mapping[str, str]) -> None:
-    """Refuse a number of GPUs together with a number of processes."""
-    gpu = next((source[field] for field in _GPU_SIZES if field in source), None)
-    proc = next((source[field] for field in _PROC_SIZES if field in source), None)
-    if gpu is not None and proc is not None:
-        kind = UsageError if gpu.startswith("-") else ConfigError
-        raise kind(
-            f"{gpu} and {proc} exclude each other",
-            hint="one worker per GPU, or CPU workers (which share the GPUs with --device cuda)",
-        )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import resource
 import socket
-import stat
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -43,7 +42,6 @@ _DESCRIPTORS_PER_WORKER = (
 )
 _DESCRIPTORS_OF_OUR_OWN = 64
 _JOB_ID_BYTES = 100
-_MOST_OF_SCRIPT = 1 << 20
 _DATA = (".json", ".yaml", ".yml")
 """How files end that are no scripts; Python runs some of them, to no effect: all of JSON is an
 expression."""
@@ -326,7 +324,7 @@ def make_plan(
     )
     if local:
         check_total(plan.shared_env, plan.argv, os.sysconf("SC_ARG_MAX"))
-    if local and (notes := _notes_on_script(backend, options, facts, plan)):
+    if local and (notes := _notes_on_script(backend, options, facts)):
         plan = replace(plan, notes=(*plan.notes, *notes))
     check_files(backend, plan.shared_env, plan.workdir, local=local, unasked=told)
     told += tuple(f"the workers get the variables of {printable(path)}" for path in found)
@@ -393,9 +391,7 @@ def make_plan(
     )
 
 
-def _notes_on_script(
-    backend: Backend, options: TrainOptions, facts: Facts, plan: LaunchPlan
-) -> Sequence[str]:
+def _notes_on_script(backend: Backend, options: TrainOptions, facts: Facts) -> Sequence[str]:
     """Return what the backend has to say of the script, if that is a plain file that can be read
     here."""
     name = options.script
@@ -406,15 +402,12 @@ def _notes_on_script(
         or type(backend).notes_on_script is Backend.notes_on_script
     ):
         return ()
-    for path in script_places(name, facts.cwd, plan.workdir):
-        try:
-            if not stat.S_ISREG(os.stat(path).st_mode):
-                continue
-            with open(path, encoding="utf-8", errors="replace") as file:
-                return backend.notes_on_script(printable(name), file.read(_MOST_OF_SCRIPT))
-        except OSError:
-            continue
-    return ()
+    from distlaunch.launch.script_source import script_text
+
+    text = script_text(options, facts.cwd)
+    if text is None:
+        return ()
+    return backend.notes_on_script(printable(name), text.decode(errors="replace"))
 
 
 def _check_script(options: TrainOptions, kind: type[Backend]) -> None:
@@ -438,9 +431,11 @@ def _check_command(options: TrainOptions, plan: LaunchPlan) -> None:
     program = os.path.basename(options.script or "")
     if not options.no_python or not program.startswith("python") or plan.world_size == 1:
         return
+    from distlaunch.planning.outer_launcher import PYTHON_OPTIONS_WITH_VALUE
+
     words = iter(options.script_args)
     for word in words:
-        if word in ("-W", "-X", "--check-hash-based-pycs"):
+        if word in PYTHON_OPTIONS_WITH_VALUE:
             next(words, None)
         elif word == "-" or not word.startswith("-"):
             if _script_source(word, (os.path.join(plan.workdir, word),)) is not None:

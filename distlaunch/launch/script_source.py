@@ -1,6 +1,8 @@
-"""A SCRIPT that can be read only once, or only by the launcher: a pipe, a terminal, our own stdin.
+"""The text of SCRIPT.
 
-The launcher reads it and puts it into the run directory, from where all workers run it.
+One that can be read only once, or only by the launcher (a pipe, a terminal, our own stdin), is read
+here and put into the run directory, from where all workers run it. The text of a plain file is read
+for notices alone.
 """
 
 from __future__ import annotations
@@ -11,14 +13,18 @@ import os
 import select
 import stat
 from collections.abc import Sequence
+from contextlib import suppress
 
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import printable
 from distlaunch.core.private_files import open_private
 from distlaunch.core.probe.files import read_bounded
+from distlaunch.planning.build_plan import script_places
+from distlaunch.planning.train_options import TrainOptions
 
 MOST_BYTES = 16 << 20
+_MOST_TEXT_BYTES = 4 << 20
 _OWN = ("/dev/fd/", "/proc/self/fd/", "/proc/thread-self/fd/")
 _CHUNK = 1 << 16
 
@@ -55,6 +61,25 @@ class ScriptSource(Record):
                 else None
             )
             raise ConfigError(f"{named}: {exc.strerror}", hint=hint) from exc
+
+
+def script_text(options: TrainOptions, cwd: str) -> bytes | None:
+    """Return the text of a Python script or module that is a plain file on this machine, else None.
+
+    ``--workdir`` is searched first, then ``cwd``. A file of over 4 MiB is taken for none.
+    """
+    name = options.script
+    if name is None or (options.no_python and not options.module):
+        return None
+    if options.module:
+        name = name.replace(".", os.sep) + ".py"
+    for path in script_places(name, cwd, os.path.join(cwd, options.workdir or "")):
+        with suppress(OSError, ValueError):  # it is not there, or no path
+            found = os.stat(path)
+            if stat.S_ISREG(found.st_mode) and found.st_size <= _MOST_TEXT_BYTES:
+                with open(path, "rb") as file:
+                    return file.read(_MOST_TEXT_BYTES)
+    return None
 
 
 def find_source(script: str, places: Sequence[str]) -> ScriptSource | None:

@@ -51,7 +51,7 @@ _RUN_OTHERS = frozenset(
     {"coverage", "debugpy", "pdb", "cProfile", "viztracer", "pyinstrument", "memray"}
 )
 """Python programs that run another one in their own process."""
-_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
+PYTHON_OPTIONS_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 _SPAWN = "--multiprocessing-fork"
 """Horovod's launcher starts each worker from a child that Python's multiprocessing made, which has
 this argument."""
@@ -153,7 +153,7 @@ def _program_and_rest(argv: Sequence[str]) -> Sequence[str]:
         word = words.pop(0)
         if word == "-m" and words:
             word = words[0]
-        elif word in _WITH_VALUE and words:
+        elif word in PYTHON_OPTIONS_WITH_VALUE and words:
             words.pop(0)
             continue
         elif word == "-c":

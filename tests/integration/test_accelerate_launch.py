@@ -17,9 +17,8 @@ from distlaunch.backends.accelerate import Accelerate
 from distlaunch.backends.accelerate_config import read_config
 from distlaunch.backends.backend_options import chosen_options
 from distlaunch.backends.config_file import read_document
-from distlaunch.cli.compat.accelerate.options import OPTIONS, OWN, THEIRS
+from distlaunch.cli.compat.accelerate.options import OPTIONS, OWN
 from distlaunch.cli.compat.accelerate.translate import understand
-from distlaunch.cli.compat.drop_in import plain_words
 from distlaunch.cli.parser import scan
 from distlaunch.core.model.topology import Node, Topology
 
@@ -124,10 +123,12 @@ def theirs(words: list[str]) -> dict[str, str]:
 
 def ours(words: list[str]) -> dict[str, str]:
     """Give what our backend makes of the same words."""
-    given, rest = scan(plain_words([*words, "s.py"], OPTIONS, THEIRS), OPTIONS)
+    given, rest = scan([*words, "s.py"], OPTIONS)
     path = given.get("config_file", [None])[-1]
     text = None if path is None else Path(path).read_text()
-    options = understand(given, rest, {}, None if text is None else read_config(read_document(text, path))).options
+    options = understand(
+        given, rest, {}, None if text is None else read_config(read_document(text, path))
+    ).options
     chosen = chosen_options(options.opt, Accelerate.options(), "accelerate")
     if text is None:
         assert chosen.pop("config") == "none"
@@ -156,7 +157,11 @@ def test_a_command_line_sets_what_accelerate_launch_sets(line, folder):
 def test_every_option_of_its_launcher_is_known_here_and_of_our_own_for_it_no_other():
     from accelerate.commands.launch import launch_command_parser
 
-    written = {flag.replace("_", "-") for action in launch_command_parser()._actions for flag in action.option_strings}
+    written = {
+        flag.replace("_", "-")
+        for action in launch_command_parser()._actions
+        for flag in action.option_strings
+    }
     assert "--num-processes" in written
     assert written - {flag for option in OPTIONS for flag in option.all_flags} == {"-h", "--help"}
     assert {flag for option in OWN for flag in option.flags} - written == set()
@@ -214,13 +219,19 @@ def test_workers_get_what_accelerate_launch_gives_them(line, folder, distlaunch)
         check=True,
         timeout=PATIENCE_S,
     )
-    result = distlaunch.run(["accelerate", "launch", *words], PATIENCE_S, env={**env, "GOT": str(by_us)}, cwd=folder)
+    result = distlaunch.run(
+        ["accelerate", "launch", *words], PATIENCE_S, env={**env, "GOT": str(by_us)}, cwd=folder
+    )
     assert result.returncode == 0, result.stderr
     expected, found = got(by_them), got(by_us)
     assert [arguments for _, arguments in found] == [arguments for _, arguments in expected]
     for (mine, _), (other, _) in zip(found, expected, strict=True):
-        of_cpus = {} if "ACCELERATE_USE_CPU" in of_accelerate(other) else {"ACCELERATE_USE_CPU": "true"}
-        assert of_accelerate(mine) == of_accelerate(other) | of_cpus  # there is no GPU: it says so only after --cpu
+        of_cpus = (
+            {} if "ACCELERATE_USE_CPU" in of_accelerate(other) else {"ACCELERATE_USE_CPU": "true"}
+        )
+        assert (
+            of_accelerate(mine) == of_accelerate(other) | of_cpus
+        )  # there is no GPU: it says so only after --cpu
         told = OF_RANKS if len(expected) > 1 else ()
         assert {name: mine.get(name) for name in told} == {name: other.get(name) for name in told}
         if "threads" in line:
@@ -232,7 +243,16 @@ def test_machines_that_each_have_a_launcher_share_the_number_of_processes(distla
     script = folder / "show.py"
     script.write_text(SHOW)
     (folder / "got").mkdir()
-    words = ["accelerate", "launch", "--cpu", "--num_machines", "2", "--num_processes", "4", "--main_process_ip"]
+    words = [
+        "accelerate",
+        "launch",
+        "--cpu",
+        "--num_machines",
+        "2",
+        "--num_processes",
+        "4",
+        "--main_process_ip",
+    ]
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
@@ -243,9 +263,10 @@ def test_machines_that_each_have_a_launcher_share_the_number_of_processes(distla
         result = launcher.wait(PATIENCE_S)
         assert result.returncode == 0, result.stderr
     found = [environ for environ, _ in got(folder / "got")]
-    assert [(each["RANK"], each["WORLD_SIZE"], each["LOCAL_WORLD_SIZE"], each["GROUP_RANK"]) for each in found] == [
-        (str(rank), "4", "2", str(rank // 2)) for rank in range(4)
-    ]
+    assert [
+        (each["RANK"], each["WORLD_SIZE"], each["LOCAL_WORLD_SIZE"], each["GROUP_RANK"])
+        for each in found
+    ] == [(str(rank), "4", "2", str(rank // 2)) for rank in range(4)]
 
 
 def test_a_configuration_that_is_a_pipe_counts_as_a_file_does(distlaunch, folder):
@@ -256,7 +277,9 @@ def test_a_configuration_that_is_a_pipe_counts_as_a_file_does(distlaunch, folder
     words = ["accelerate", "launch", "--num_processes", "1", "--config_file", "pipe.yaml", script]
     env = {"HF_HOME": str(folder), "GOT": str(folder / "got")}
     launcher = distlaunch.start(words, env=env, cwd=folder)
-    (folder / "pipe.yaml").write_text("distributed_type: MULTI_CPU\nuse_cpu: true\nmixed_precision: bf16\n")
+    (folder / "pipe.yaml").write_text(
+        "distributed_type: MULTI_CPU\nuse_cpu: true\nmixed_precision: bf16\n"
+    )
     result = launcher.wait(PATIENCE_S)
     assert result.returncode == 0, result.stderr
     [(environ, _)] = got(folder / "got")
@@ -267,7 +290,9 @@ def test_a_link_that_has_accelerates_name_is_this_command(distlaunch, folder):
     link = folder / "accelerate"
     link.write_text(f"#!{sys.executable}\nfrom distlaunch.__main__ import main\nmain()\n")
     link.chmod(0o755)
-    done = subprocess.run([link, "config"], capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    done = subprocess.run(
+        [link, "config"], capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
         "distlaunch: error: accelerate config: there is launch alone here\n"

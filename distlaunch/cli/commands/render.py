@@ -124,20 +124,20 @@ def parse_render(
     Raises as ``parse_train``, and for an option that does not apply to this kind of file.
     """
     given, rest = parser.scan(argv, ALL_OPTIONS)
-    refuse_foreign(target, given)
-    options, more = split(parser.build(given, rest, environ, options_of(target)))
-    refuse_absent(target, options)
+    _refuse_foreign(target, given)
+    options, more = _split(parser.build(given, rest, environ, options_of(target)))
+    _refuse_absent(target, options)
     return options, more
 
 
-def refuse_foreign(target: Target, fields: Mapping[str, object]) -> None:
+def _refuse_foreign(target: Target, fields: Mapping[str, object]) -> None:
     """Raise UsageError for an option of another kind of file."""
     for option in _ROWS:
         if option.field in fields and (absence := option.absent.get(target)) is not None:
             raise UsageError(f"{option.name} has no meaning in render {target}", hint=absence.hint)
 
 
-def refuse_absent(target: Target, options: TrainOptions) -> None:
+def _refuse_absent(target: Target, options: TrainOptions) -> None:
     """Raise ConfigError for an option of train, or its variable, that does not apply there."""
     for option in TRAIN_OPTIONS:
         if (absence := option.absent.get(target)) is not None and _is_set(option, options):
@@ -147,7 +147,7 @@ def refuse_absent(target: Target, options: TrainOptions) -> None:
             )
 
 
-def split(values: dict[str, Any]) -> tuple[TrainOptions, RenderOptions]:
+def _split(values: dict[str, Any]) -> tuple[TrainOptions, RenderOptions]:
     """Part the values that ``build`` made of the words into the two kinds of options.
 
     A word of ``-o`` without ``=`` names the file, unless the backend has an option of that name.

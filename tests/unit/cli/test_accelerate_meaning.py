@@ -9,9 +9,8 @@ import pytest
 from distlaunch.backends.accelerate_config import read_config
 from distlaunch.backends.config_file import read_document
 from distlaunch.cli.compat.accelerate.command import accelerate, configuration
-from distlaunch.cli.compat.accelerate.options import OPTIONS, THEIRS
+from distlaunch.cli.compat.accelerate.options import OPTIONS
 from distlaunch.cli.compat.accelerate.translate import Meaning, understand
-from distlaunch.cli.compat.drop_in import plain_words
 from distlaunch.cli.parser import HelpRequested, scan
 from distlaunch.core.errors import ConfigError, UsageError
 from distlaunch.core.model.topology import CpuInventory, Gpu, GpuInventory
@@ -29,7 +28,7 @@ TWO_MACHINES = {
 
 
 def meaning(*words: str, file: dict | None = None, **environ: str) -> Meaning:
-    given, rest = scan(plain_words([*words, "s.py", "a"], OPTIONS, THEIRS), OPTIONS)
+    given, rest = scan([*words, "s.py", "a"], OPTIONS)
     return understand(given, rest, environ, None if file is None else read_config(read_document(json.dumps(file), "f")))
 
 

@@ -7,7 +7,6 @@ import pytest
 from distlaunch.cli.compat.deepspeed.command import deepspeed
 from distlaunch.cli.compat.deepspeed.options import OPTIONS, THEIRS
 from distlaunch.cli.compat.deepspeed.translate import Meaning, understand
-from distlaunch.cli.compat.drop_in import plain_words
 from distlaunch.cli.parser import scan
 from distlaunch.core.errors import ConfigError, UsageError
 from distlaunch.planning.train_options import NO_LOCAL_RANK, USE_CPUS
@@ -16,8 +15,8 @@ NO_FILE = "/nowhere/hostfile"
 
 
 def meaning(*words: str, default_hostfile: str = NO_FILE, **environ: str) -> Meaning:
-    plain = plain_words([*words, "s.py", "a"], OPTIONS, THEIRS)
-    return understand(*scan(plain, OPTIONS), environ, default_hostfile=default_hostfile)
+    given, rest = scan([*words, "s.py", "a"], OPTIONS, abbreviated=THEIRS)
+    return understand(given, rest, environ, default_hostfile=default_hostfile)
 
 
 def options(*words: str, **environ: str):

@@ -6,8 +6,9 @@ from importlib import import_module
 
 import pytest
 
-from distlaunch.cli.compat.drop_in import in_words_of, plain_words, whole_name
+from distlaunch.cli.compat.drop_in import in_words_of
 from distlaunch.cli.option_table import TRAIN_OPTIONS
+from distlaunch.cli.parser import scan, whole_name
 from distlaunch.core.agent.connect import TurnedAwayError
 from distlaunch.core.errors import ConfigError, LaunchError, UsageError
 from distlaunch.core.protocol.launcher_messages import Turned
@@ -39,25 +40,27 @@ def test_other_errors_pass_as_they_are():
 
 def test_beginnings_are_spelt_out_up_to_the_script():
     words = ["--num_no", "2", "--hostf=--num_no", "--quiet", "s.py", "--num_no"]
-    plain = ["--num-nodes", "2", "--hostfile=--num_no", "--quiet", "s.py", "--num_no"]
-    assert plain_words(words, TRAIN_OPTIONS, TRAIN_OPTIONS) == plain
+    given, rest = scan(words, TRAIN_OPTIONS, abbreviated=TRAIN_OPTIONS)
+    assert given == {"num_nodes": ["2"], "hostfile": ["--num_no"], "quiet": ["1"]}
+    assert rest == ("s.py", "--num_no")
 
 
 @pytest.mark.parametrize(
-    ("words", "plain"),
+    ("words", "without"),
     [
         (["s.py", "--", "--lr", "1"], ["s.py", "--lr", "1"]),
-        (["--quiet", "s.py", "--", "--", "x"], ["--quiet", "s.py", "--", "x"]),
+        (["--quiet", "s.py", "--", "--", "x"], ["s.py", "--", "x"]),
         (["s.py", "--a", "--", "--b"], ["s.py", "--a", "--", "--b"]),
-        (["--", "s.py", "--", "a"], ["--", "s.py", "--", "a"]),
+        (["--", "s.py", "--", "a"], ["s.py", "--", "a"]),
         (["s.py", "--"], ["s.py"]),
         (["s.py"], ["s.py"]),
         ([], []),
     ],
 )
-def test_one_pair_of_dashes_directly_behind_the_script_is_dropped_where_the_other_launcher_does(words, plain):
-    assert plain_words(words, TRAIN_OPTIONS, TRAIN_OPTIONS, drops_dashes=True) == plain
-    assert plain_words(words, TRAIN_OPTIONS, TRAIN_OPTIONS) == words
+def test_one_pair_of_dashes_directly_behind_the_script_is_dropped_where_the_other_launcher_does(words, without):
+    assert scan(words, TRAIN_OPTIONS, drops_dashes=True)[1] == tuple(without)
+    kept = words[1:] if words[:1] in (["--"], ["--quiet"]) else words
+    assert scan(words, TRAIN_OPTIONS)[1] == tuple(kept)
 
 
 def test_a_beginning_of_several_names_is_refused_unless_they_are_one_options():
@@ -69,6 +72,19 @@ def test_a_beginning_of_several_names_is_refused_unless_they_are_one_options():
         whole_name("--n", fields)
     with pytest.raises(UsageError, match="--home, --help"):
         whole_name("--h", fields)
+
+
+def test_a_value_behind_joined_letters_loses_the_equals_sign():
+    options = import_module("distlaunch.cli.compat.deepspeed.options").OPTIONS
+    given, rest = scan(["-qH=hosts", "-m", "pkg.mod"], options)
+    assert given == {"quiet": ["1"], "hostfile": ["hosts"], "module": ["1"]}
+    assert rest == ("pkg.mod",)
+
+
+def test_a_value_behind_a_switch_of_one_letter_is_refused_and_not_taken_for_the_script():
+    options = import_module("distlaunch.cli.compat.deepspeed.options").OPTIONS
+    with pytest.raises(UsageError, match="-m takes no value, and got '1'"):
+        scan(["-m=1", "s.py"], options)
 
 
 @pytest.mark.parametrize("name", ["deepspeed", "horovodrun"])

@@ -7,7 +7,6 @@ import sys
 
 import pytest
 
-from distlaunch.cli.compat.drop_in import plain_words
 from distlaunch.cli.compat.horovodrun.command import horovodrun
 from distlaunch.cli.compat.horovodrun.options import OPTIONS, THEIRS
 from distlaunch.cli.compat.horovodrun.translate import Meaning, understand
@@ -20,7 +19,7 @@ COMMAND = ("python3.99", "train.py", "-np", "--lr=1")
 
 
 def meaning(*words: str, command: tuple[str, ...] = COMMAND, **environ: str) -> Meaning:
-    return understand(*scan(plain_words([*words, *command], OPTIONS, THEIRS), OPTIONS), environ)
+    return understand(*scan([*words, *command], OPTIONS, abbreviated=THEIRS), environ)
 
 
 def options(*words: str, **more):

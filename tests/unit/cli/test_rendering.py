@@ -14,7 +14,7 @@ from distlaunch.cli import parser
 from distlaunch.cli.app import run_app
 from distlaunch.cli.commands.render import ALL_OPTIONS, TARGETS, options_of, parse_render, spell
 from distlaunch.cli.option_table import GROUP_TITLES, HELP_FLAGS, TRAIN_OPTIONS
-from distlaunch.core.errors import LaunchError, UsageError
+from distlaunch.core.errors import UsageError
 from distlaunch.core.model.record import fields_of, replace
 from distlaunch.render.request import RenderOptions
 from tests.examples import examples
@@ -110,43 +110,26 @@ def test_a_variable_gives_a_default_only_where_it_means_something():
     assert parser.unknown_variables(environ) == []
 
 
-def outcome(parse):
-    try:
-        return parse()
-    except parser.HelpRequested:
-        return "help"
-    except LaunchError as error:
-        return type(error), error.message, error.hint
-
-
-def through_typer(target, words, environ):
+def test_the_application_parses_render_as_the_start_path_does():
     seen = []
 
     def take(*parsed):
         seen.append(parsed)
         return 7
 
-    code = run_app(["render", target, *words], environ, render=take)
-    if not seen:
-        return "help"
-    assert code == 7
-    assert seen[0][0] == target
-    return seen[0][1:]
+    words = ["--image=x", "--pvc", "b:/b", "--num_nodes=2", "--out=f", "--", "t.py", "-x", "A=1"]
+    environ = {"DISTLAUNCH_RENDER_CPUS": "3"}
+    assert run_app(["render", "trainjob", *words], environ, render=take) == 7
+    assert seen == [("trainjob", *parse_render("trainjob", words, environ))]
+    with pytest.raises(UsageError, match="--image has no meaning in render slurm"):
+        run_app(["render", "slurm", *words], environ, render=take)
 
 
-WORDS = ["--image=x", "--image", "--out", "f", "--out=f", "--pvc=a:/a", "--pvc", "b:/b", "--efa=0", "--efa=2", "--cpus=4", "--help",
-         "--num_nodes=2", "--token_secret=t", "--partition=p", "--runtime=r", "--nmae=x", "--", "t.py", "-x", "A=1"]  # fmt: skip
-
-
-@settings(deadline=None, max_examples=examples(25), database=None)
-@given(
-    target=st.sampled_from([*TARGETS]),
-    words=st.lists(st.sampled_from(WORDS), max_size=5),
-    environ=st.sampled_from([{}, {"DISTLAUNCH_RENDER_CPUS": "3"}, {"DISTLAUNCH_RENDER_EFA": "x"}]),
-)
-def test_typer_and_the_quick_parser_make_the_same_of_render(target, words, environ):
-    expected = outcome(lambda: parse_render(target, words, environ))
-    assert outcome(lambda: through_typer(target, words, environ)) == expected
+def test_help_of_render_is_of_its_target(capsys):
+    assert run_app(["render", "slurm", "--image=x", "--help"], {}) == 0
+    text = capsys.readouterr().out
+    assert "--partition" in text
+    assert "--image" not in text
 
 
 @pytest.mark.parametrize(

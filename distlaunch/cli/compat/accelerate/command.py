@@ -11,7 +11,7 @@ from distlaunch.backends.accelerate_config import Config, read_config
 from distlaunch.backends.base import option_name
 from distlaunch.backends.config_file import read_document
 from distlaunch.backends.option_files import read_users_text
-from distlaunch.cli.compat.accelerate.options import OPTIONS, THEIRS
+from distlaunch.cli.compat.accelerate.options import OPTIONS
 from distlaunch.cli.compat.accelerate.translate import PARSING, own_command, understand
 from distlaunch.cli.compat.drop_in import in_words_of, run_drop_in, take_apart
 from distlaunch.cli.option_table import HELP_FLAGS
@@ -38,12 +38,7 @@ def accelerate(argv: Sequence[str], environ: Mapping[str, str]) -> int:
             f"accelerate {printable(word)}: there is launch alone here",
             hint=own_command(printable(word)),
         )
-    return run(*take_apart(argv[1:], OPTIONS, THEIRS, PARSING, drops_dashes=True), environ)
-
-
-def run(given: Given, rest: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Run a command line that was taken apart; return the exit code. Raises LaunchError before the
-    start."""
+    given, rest = take_apart(argv[1:], OPTIONS, PARSING, drops_dashes=True)
     with in_words_of(PARSING):
         config, texts = configuration(given, environ, os.getcwd())
         meaning = understand(given, rest, environ, config)

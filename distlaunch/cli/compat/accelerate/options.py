@@ -195,7 +195,7 @@ OWN: tuple[Option, ...] = (
 )  # fmt: skip
 """What no option of train is."""
 
-_THEIRS = (
+THEIRS = (
     *OWN,
     same("gpus", "--gpu-ids", "Which GPUs; all is all of them."),
     same("module"),
@@ -207,13 +207,11 @@ _THEIRS = (
     same("include", "--deepspeed-inclusion-filter --include"),
     same("exclude", "--deepspeed-exclusion-filter --exclude"),
 )
-THEIRS: tuple[Option, ...] = ()
-"""Those whose names may be cut short: Accelerate wants them whole."""
 SPELLING = tuple(
     (option.name, f"--{option.name[2:].replace('-', '_')}")
-    for option in _THEIRS
+    for option in THEIRS
     if "-" in option.name[2:]
 )
 """How Accelerate writes them; dashes are taken as well."""
 
-OPTIONS: tuple[Option, ...] = with_trains(_THEIRS, "accelerate")
+OPTIONS: tuple[Option, ...] = with_trains(THEIRS, "accelerate")

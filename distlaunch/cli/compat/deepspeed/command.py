@@ -10,7 +10,6 @@ from contextlib import contextmanager, suppress
 from distlaunch.cli.compat.deepspeed.options import OPTIONS, THEIRS
 from distlaunch.cli.compat.deepspeed.translate import PARSING, understand
 from distlaunch.cli.compat.drop_in import in_words_of, run_drop_in, take_apart
-from distlaunch.cli.parser import Given
 from distlaunch.core.errors import ConfigError
 
 PID_FOLDER = "/tmp"  # noqa: S108 - where DeepSpeed's users look for it
@@ -22,12 +21,7 @@ def deepspeed(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 
     Raises HelpRequested, or a LaunchError before the start.
     """
-    return run(*take_apart(argv, OPTIONS, THEIRS, PARSING, drops_dashes=True), environ)
-
-
-def run(given: Given, rest: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Run a command line that was taken apart; return the exit code. Raises LaunchError before the
-    start."""
+    given, rest = take_apart(argv, OPTIONS, PARSING, abbreviated=THEIRS, drops_dashes=True)
     with in_words_of(PARSING):
         meaning = understand(given, rest, environ)
     pid = pid_file(PID_FOLDER) if meaning.save_pid and not meaning.options.dry_run else None

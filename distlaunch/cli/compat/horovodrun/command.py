@@ -12,7 +12,6 @@ from distlaunch.backends.requirements import install_words
 from distlaunch.cli.compat.drop_in import in_words_of, run_drop_in, take_apart
 from distlaunch.cli.compat.horovodrun.options import OPTIONS, THEIRS
 from distlaunch.cli.compat.horovodrun.translate import PARSING, understand, understand_command
-from distlaunch.cli.parser import Given
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.text import printable
 
@@ -28,12 +27,7 @@ def horovodrun(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 
     Raises HelpRequested, or a LaunchError before the start.
     """
-    return run(*take_apart(argv, OPTIONS, THEIRS, PARSING), environ)
-
-
-def run(given: Given, rest: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Run a command line that was taken apart; return the exit code. Raises LaunchError before the
-    start."""
+    given, rest = take_apart(argv, OPTIONS, PARSING, abbreviated=THEIRS)
     for field in _ASK:
         if field in given:
             return ask(field, given["python"][-1] if "python" in given else _python(rest, environ))

@@ -8,31 +8,17 @@ launcher.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from distlaunch.cli.compat.drop_in import whole_name, without_dashes
 from distlaunch.cli.compat.torchrun.options import OPTIONS, TorchrunOption
-from distlaunch.cli.option import option_error
-from distlaunch.cli.option_table import HELP_FLAGS, TRAIN_OPTIONS
-from distlaunch.cli.parser import HelpRequested
+from distlaunch.cli.option import MOST_COUNTED, option_error, read_choice, read_switch
+from distlaunch.cli.option_table import TRAIN_OPTIONS
+from distlaunch.cli.parser import Given, scan
 from distlaunch.core.errors import UsageError
 from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import quoted
 
-_BY_FLAG = {flag: option for option in OPTIONS for flag in option.flags}
-_FIELDS = {option.name: option.field for option in OPTIONS}
-_WORDS = {
-    "1": True,
-    "true": True,
-    "yes": True,
-    "on": True,
-    "0": False,
-    "false": False,
-    "no": False,
-    "off": False,
-}
-_MOST = 1_000_000
 _PORTS = 65535
 _ACCELERATORS = ("auto", "cpu", "gpu", "xpu")
 
@@ -54,7 +40,14 @@ class Parsed(Record):
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Parsed:
     """Parse what follows ``torchrun``. Raises UsageError, ConfigError (a variable is wrong) or
     HelpRequested."""
-    texts, rest = _scan(argv)
+    texts, rest = scan(
+        argv,
+        OPTIONS,
+        abbreviated=OPTIONS,
+        drops_dashes=True,
+        dashed_values=False,
+        unknown=_refuse_unknown,
+    )
     if not rest:
         raise UsageError("SCRIPT is missing", hint="distlaunch torchrun [OPTIONS] SCRIPT [ARGS]...")
     if not rest[0]:
@@ -65,7 +58,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Parsed:
         field, text = option.field, option.default
         sources[field] = option.name
         if field in texts:
-            text = texts[field]
+            text = texts[field][-1]
         elif environ.get(option.variable):
             text, sources[field] = environ[option.variable], option.variable
         elif not text:
@@ -78,79 +71,15 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Parsed:
     )
 
 
-def misspelt_variables(environ: Mapping[str, str]) -> list[str]:
-    """Warn of a PET_ variable that is nearly an option's: it changes nothing."""
-    known = {option.variable for option in OPTIONS}
-    others = sorted(name for name in environ if name.startswith("PET_") and name not in known)
-    if not others:
-        return []
-    from difflib import get_close_matches
-
-    nearest = {name: get_close_matches(name, sorted(known), n=1, cutoff=0.85) for name in others}
-    return [
-        f"the variable {quoted(name)} changes nothing: did you mean {near[0]}?"
-        for name, near in nearest.items()
-        if near
-    ]
-
-
-def _scan(argv: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    texts: dict[str, str] = {}
-    at = 0
-    while at < len(argv):
-        word = argv[at]
-        if word == "--":
-            return texts, list(argv[at + 1 :])
-        if len(word) < 2 or word[0] != "-":
-            return texts, without_dashes(argv[at:])
-        at += 1
-        for option, flag, value in _steps(word):
-            if option.kind == "flag":
-                if value is not None:
-                    raise UsageError(f"{flag} takes no value, and got {quoted(value)}")
-                texts[option.field] = "1"
-            elif value is not None:
-                texts[option.field] = value
-            else:
-                texts[option.field] = _next_value(
-                    argv[at] if at < len(argv) else None, flag, option
-                )
-                at += 1
-    return texts, []
-
-
-def _steps(word: str) -> list[tuple[TorchrunOption, str, str | None]]:
-    """Take a word apart into options, each as it was written, and the value that hangs on the
-    last."""
+def _refuse_unknown(
+    flag: str, word: str, by_flag: Iterable[str], given: Given, rest: Sequence[str]
+) -> NoReturn:
+    """Raise for an option that torchrun does not have; a hint names what stands for it."""
+    del by_flag, given, rest
     if word[1] == "-":
-        flag, equals, value = word.partition("=")
-        return [(_long(flag), flag, value if equals else None)]
-    steps: list[tuple[TorchrunOption, str, str | None]] = []
-    for index, letter in enumerate(word[1:], start=2):
-        flag = "-" + letter
-        if flag in HELP_FLAGS:
-            raise HelpRequested
-        option = _BY_FLAG.get(flag)
-        if option is None:
-            _unknown(word if index == 2 else flag)
-        if option.kind != "flag":
-            steps.append((option, flag, word[index:].removeprefix("=") if word[index:] else None))
-            break
-        if word[index : index + 1] == "=":
-            raise UsageError(f"{flag} takes no value, and got {quoted(word[index + 1 :])}")
-        steps.append((option, flag, None))
-    return steps
-
-
-def _long(flag: str) -> TorchrunOption:
-    """Find an option by its name or the beginning of it."""
-    name = whole_name(flag, _FIELDS)
-    if name in HELP_FLAGS:
-        raise HelpRequested
-    return _BY_FLAG.get(name) or _unknown(flag)
-
-
-def _unknown(flag: str) -> NoReturn:
+        flag = word.partition("=")[0]
+    elif word.startswith(flag):  # a long name with one dash
+        flag = word
     from difflib import get_close_matches
 
     name = flag.lstrip("-").partition("=")[0].replace("_", "-")
@@ -175,18 +104,20 @@ def _unknown(flag: str) -> NoReturn:
     raise UsageError(f"unknown option {quoted(flag)}", hint=hint)
 
 
-def _next_value(word: str | None, flag: str, option: TorchrunOption) -> str:
-    if word is None or word == "--":
-        raise UsageError(f"{flag} needs a value: {flag} {option.metavar}")
-    is_number = word[1:2].isdigit() or word[1:2] == "."
-    if len(word) > 1 and word[0] == "-" and not is_number and " " not in word:
-        hint = (
-            f"if {quoted(word)} is that value, write {option.name}={word}"
-            if word.isprintable()
-            else None
-        )
-        raise UsageError(f"{flag} needs a value: {flag} {option.metavar}", hint=hint)
-    return word
+def misspelt_variables(environ: Mapping[str, str]) -> list[str]:
+    """Warn of a PET_ variable that is nearly an option's: it changes nothing."""
+    known = {option.variable for option in OPTIONS}
+    others = sorted(name for name in environ if name.startswith("PET_") and name not in known)
+    if not others:
+        return []
+    from difflib import get_close_matches
+
+    nearest = {name: get_close_matches(name, sorted(known), n=1, cutoff=0.85) for name in others}
+    return [
+        f"the variable {quoted(name)} changes nothing: did you mean {near[0]}?"
+        for name, near in nearest.items()
+        if near
+    ]
 
 
 def convert(option: TorchrunOption, text: str, source: str) -> object:
@@ -195,23 +126,15 @@ def convert(option: TorchrunOption, text: str, source: str) -> object:
         case "text":
             return text or None
         case "flag":
-            value = _WORDS.get(text.strip().lower())
-            if value is None:
-                raise option_error(
-                    source, f"takes 1, true, yes, on or 0, false, no, off, not {quoted(text)}"
-                )
-            return value
+            return read_switch(text.strip(), source)
         case "whole":
-            return _whole(text, source, most=_MOST)
+            return _whole(text, source, most=MOST_COUNTED)
         case "port":
             return _whole(text, source, most=_PORTS)
         case "number":
             return _number(text, source)
         case "choice":
-            if text not in option.choices:
-                listed = ", ".join(option.choices[:-1]) + " or " + option.choices[-1]
-                raise option_error(source, f"takes {listed}, not {quoted(text)}")
-            return text
+            return read_choice(text, option.choices, source)
         case "nodes":
             return _nodes(text, source)
         case "workers":
@@ -219,12 +142,12 @@ def convert(option: TorchrunOption, text: str, source: str) -> object:
                 return text
             hint = "gpu counts CUDA and ROCm devices" if text in ("cuda", "rocm", "hip") else None
             return _whole(
-                text, source, least=1, most=_MOST, also=", auto, cpu, gpu or xpu", hint=hint
+                text, source, least=1, most=MOST_COUNTED, also=", auto, cpu, gpu or xpu", hint=hint
             )
         case "streams":
             return _streams(text, source)
         case "ranks":
-            ranks = [_digits(part.strip(), most=_MOST) for part in text.split(",")]
+            ranks = [_digits(part.strip(), most=MOST_COUNTED) for part in text.split(",")]
             if None in ranks:
                 raise option_error(source, f"takes local ranks such as 0,1,2, not {quoted(text)}")
             return frozenset(ranks)
@@ -267,7 +190,7 @@ def _number(text: str, source: str) -> float:
 
 
 def _nodes(text: str, source: str) -> tuple[int, int]:
-    parts = [_digits(part.strip(), most=_MOST) for part in text.split(":")]
+    parts = [_digits(part.strip(), most=MOST_COUNTED) for part in text.split(":")]
     least, most = parts[0], parts[-1]
     if len(parts) > 2 or least is None or most is None:
         raise option_error(source, f"takes N or MIN:MAX, not {quoted(text)}")
@@ -284,7 +207,7 @@ def _streams(text: str, source: str) -> Mapping[int, int] | int:
     by_rank: dict[int, int] = {}
     for part in text.split(","):
         word, colon, value = part.partition(":")
-        rank = _digits(word, most=_MOST)
+        rank = _digits(word, most=MOST_COUNTED)
         if not colon or value not in ("0", "1", "2", "3") or rank is None:
             raise option_error(
                 source,

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from distlaunch.cli.option import Option
+from distlaunch.cli.option import Option, Spelling
 from distlaunch.cli.option_table import TRAIN_OPTIONS
-from distlaunch.core.model.record import Record
 
 Kind = Literal[
     "text",
@@ -32,27 +31,15 @@ SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 PREFIX = "[${role_name}${local_rank}]:"
 
 
-class TorchrunOption(Record):
+class TorchrunOption(Spelling):
     """One option. ``default`` is written as on the command line; empty: none."""
 
-    flags: tuple[str, ...]
     kind: Kind
     default: str
-    metavar: str
     here: str
     """What it means here."""
     effect: Effect = "does"
     choices: tuple[str, ...] = ()
-
-    @property
-    def name(self) -> str:
-        """The long spelling, which messages use."""
-        return self.flags[-1]
-
-    @property
-    def field(self) -> str:
-        """The key of its value."""
-        return self.name[2:].replace("-", "_")
 
     @property
     def variable(self) -> str:
@@ -70,8 +57,10 @@ def _row(
     effect: Effect = "does",
     choices: tuple[str, ...] = (),
 ) -> TorchrunOption:
+    words = tuple(flags.split())
     return TorchrunOption(
-        flags=tuple(flags.split()),
+        flags=words,
+        field=words[-1][2:].replace("-", "_"),
         kind=kind,
         default=default,
         metavar="|".join(choices) or metavar,
