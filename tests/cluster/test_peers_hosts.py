@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from tests.cluster.hosts import faults
-from tests.cluster.meeting import PORT, Meeting
+from tests.cluster.meeting import CREW, PORT, Meeting
 
 UNAVAILABLE, USAGE = 69, 2
 ALL = (0, 1, 2)
@@ -27,13 +27,17 @@ def meeting(hosts):
 # --- how they meet
 
 
-@pytest.mark.parametrize("order", [(3, 1, 0, 2), (0, 3, 2, 1)], ids=["rank 0 third", "rank 0 first"])
+@pytest.mark.parametrize(
+    "order", [(3, 1, 0, 2), (0, 3, 2, 1)], ids=["rank 0 third", "rank 0 first"]
+)
 def test_launchers_that_start_in_any_order_are_one_job(meeting, order):
     meeting.start_all(size=4, slots=2, order=order)
     told = meeting.ready(*range(8))
     meeting.put("end-0")
     assert meeting.codes() == dict.fromkeys(range(4), 0)
-    assert [each["host"] for each in told] == [f"n{node}" for node in (1, 2, 3, 4) for _ in range(2)]
+    assert [each["host"] for each in told] == [
+        f"n{node}" for node in (1, 2, 3, 4) for _ in range(2)
+    ]
     assert [(each["NODE_RANK"], each["LOCAL_RANK"]) for each in told] == [
         (str(node), str(slot)) for node in range(4) for slot in range(2)
     ]
@@ -107,7 +111,9 @@ def test_a_real_training_step_over_launchers_that_met(meeting):
     meeting.start_all(program=program, env={"OMP_NUM_THREADS": "1"})
     assert meeting.codes(180) == dict.fromkeys(ALL, 0), meeting.said(0)
     for rank in ALL:
-        assert meeting.launchers[rank].stdout.splitlines() == [f"[{rank}] gradient [4.0, 4.0, 4.0, 4.0]"]
+        assert meeting.launchers[rank].stdout.splitlines() == [
+            f"[{rank}] gradient [4.0, 4.0, 4.0, 4.0]"
+        ]
 
 
 # --- what cannot be
@@ -156,7 +162,9 @@ def test_a_rendezvous_host_that_is_nobody_is_named(meeting):
 
 
 def test_a_rendezvous_port_that_something_else_has_is_said_by_all(meeting):
-    web = meeting.hosts.popen("n1", [sys.executable, "-m", "http.server", str(PORT)], stdout=-3, stderr=-3)
+    web = meeting.hosts.popen(
+        "n1", [sys.executable, "-m", "http.server", str(PORT)], stdout=-3, stderr=-3
+    )
     with meeting.hosts.socket("n2") as caller:
         address = (meeting.hosts.address("n1"), PORT)
         meeting.hosts.run("n2", "true")
@@ -350,3 +358,28 @@ def test_a_pod_whose_host_vanished_is_replaced_on_another(meeting):
     meeting.put("end-1")
     assert meeting.codes() == dict.fromkeys(ALL, 0)
     assert [each["host"] for each in told] == ["n1", "n4", "n3"]
+
+
+# --- named by a system
+
+
+def test_nodes_of_aws_batch_meet_at_the_main_node_which_has_rank_0(meeting):
+    address = meeting.hosts.address("n2")
+    for index in (0, 2, 1):
+        env = {
+            "PLACE": str(meeting.hosts.work),
+            "AWS_BATCH_JOB_ID": f"ad4a2e73#{index}",
+            "AWS_BATCH_JOB_NODE_INDEX": str(index),
+            "AWS_BATCH_JOB_NUM_NODES": "3",
+            "AWS_BATCH_JOB_MAIN_NODE_INDEX": "1",
+        }
+        if index != 1:
+            env["AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS"] = address
+        words = ["train", "--procs-per-node", "1", "--device", "cpu", "--format", "plain", CREW]
+        meeting.launchers[index] = meeting.hosts.start(words, host=f"n{index + 1}", env=env)
+    told = meeting.ready(0, 1, 2)
+    meeting.put("end-0")
+    assert meeting.codes() == dict.fromkeys(range(3), 0)
+    assert [each["host"] for each in told] == ["n2", "n1", "n3"]
+    assert {each["MASTER_ADDR"] for each in told} == {address}
+    assert {each["DISTLAUNCH_JOB_ID"] for each in told} == {"ad4a2e73"}

@@ -1,9 +1,11 @@
-"""Batch systems whose script stands for the whole job (PBS, LSF, SGE), and Flux's numbered tasks;
-pure.
+"""Batch systems; pure.
+
+A script of PBS, LSF or SGE stands for the whole job; Flux numbers its tasks, AWS Batch the nodes of
+a multi-node job.
 
 Sources: the manuals of OpenPBS and Torque (PBS_NODEFILE, PBS_GPUFILE), IBM's of LSF (LSB_*), Grid
-Engine's of qsub (PE_HOSTFILE), flux-environment(7). Slots are what the site counts, mostly cores:
-where GPUs are told, these decide.
+Engine's of qsub (PE_HOSTFILE), flux-environment(7), the user guide of AWS Batch.
+Slots are what the site counts, mostly cores: where GPUs are told, these decide.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ from distlaunch.planning.clusters.environment_reader import (
     host_name,
     job_id,
     lines_of,
+    needed,
     number,
+    numbered_hosts,
     says_several,
     shown,
     text,
@@ -48,6 +52,10 @@ _FILES = {
     "lsf": ("LSB_DJOB_HOSTFILE",),
     "sge": ("PE_HOSTFILE",),
 }
+_AWS_INDEX = "AWS_BATCH_JOB_NODE_INDEX"
+_AWS_COUNT = "AWS_BATCH_JOB_NUM_NODES"
+_AWS_MAIN = "AWS_BATCH_JOB_MAIN_NODE_INDEX"
+_AWS_ADDRESS = "AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS"
 _JOBS = {"pbs": "PBS_JOBID", "lsf": "LSB_JOBID", "sge": "JOB_ID"}
 _SLOTS_NOTE = (
     "the slots of {} may be cores: if no size is asked for, a node that has GPUs gets a "
@@ -67,6 +75,8 @@ def find(environ: Environ, texts: Texts, system: str) -> Allocation | None:
     match system:
         case "flux":
             return find_task(_FLUX, environ)
+        case "aws-batch":
+            return _aws_batch(environ)
         case "pbs":
             return _pbs(environ, texts)
         case "lsf":
@@ -204,6 +214,48 @@ def _sge(environ: Environ, texts: Texts) -> Allocation | None:
             environ, "NHOSTS", "PE_HOSTFILE", f"the file names {counted(len(slots), 'host')}"
         )
     return _counted(environ, "sge", "PE_HOSTFILE", slots)
+
+
+def _aws_batch(environ: Environ) -> Allocation | None:
+    """Read which node of a multi-node job this is.
+
+    Batch stops all nodes when the main node exits, and takes its exit code for the job's, so that
+    node has rank 0 whatever its index is; nodes with lower indexes move up by one. Only the others
+    are told its address.
+    """
+    if text(environ, _AWS_INDEX) is None and text(environ, _AWS_COUNT) is None:
+        return None
+    several = says_several(environ, _AWS_COUNT)
+    index = needed(environ, _AWS_INDEX, number, _AWS_COUNT, of_several=several)
+    count = needed(environ, _AWS_COUNT, number, _AWS_INDEX, least=1)
+    main = needed(environ, _AWS_MAIN, number, _AWS_INDEX, of_several=several)
+    for name, value in ((_AWS_INDEX, index), (_AWS_MAIN, main)):
+        if value >= count:
+            raise contradiction(
+                environ, name, _AWS_COUNT, f"indexes of {counted(count, 'node')} go to {count - 1}"
+            )
+    found = Origins(environ)
+    found.add("nodes", count, _AWS_COUNT)
+    rank = 0 if index == main else index + (index < main)
+    found.add("node rank", rank, f"{_AWS_INDEX} and {_AWS_MAIN}")
+    address = text(environ, _AWS_ADDRESS)
+    if address is not None:
+        host_name(address, shown(environ, _AWS_ADDRESS))
+        found.add("master address", address, _AWS_ADDRESS)
+    elif index != main:
+        raise IncompleteError(
+            f"{shown(environ, _AWS_INDEX)}, but {_AWS_ADDRESS} is not set", of_several=True
+        )
+    job = text(environ, "AWS_BATCH_JOB_ID")
+    return Allocation(
+        source="aws-batch",
+        hosts=numbered_hosts(address or "localhost", count),
+        part="node",
+        node_rank=rank,
+        master_addr=address,
+        job_id=job_id(job and job.partition("#")[0]),  # each node has its index behind a #
+        origins=found.all(),
+    )
 
 
 def _slots(word: str, where: str) -> int:

@@ -36,6 +36,7 @@ SYSTEMS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("skypilot", "clouds", ("SKYPILOT_NODE_RANK", "SKYPILOT_NODE_IPS")),
     ("dstack", "clouds", ("DSTACK_NODE_RANK", "DSTACK_NODES_IPS")),
     ("determined", "clouds", ("DET_ALLOCATION_ID",)),
+    ("aws-batch", "batch", ("AWS_BATCH_JOB_NODE_INDEX", "AWS_BATCH_JOB_NUM_NODES")),
     ("flux", "batch", ("FLUX_TASK_RANK", "FLUX_JOB_SIZE")),
     ("slurm", "slurm", ("SLURM_JOB_ID", "SLURM_JOB_NODELIST")),
     (

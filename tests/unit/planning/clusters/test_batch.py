@@ -24,6 +24,14 @@ FLUX = {
     "FLUX_URI": "local:///run/flux/local",
 }
 
+AWS = {
+    "AWS_BATCH_JOB_ID": "ad4a2e73-6f33-4174-957b-cf8d3537ef23#1",
+    "AWS_BATCH_JOB_NODE_INDEX": "1",
+    "AWS_BATCH_JOB_NUM_NODES": "3",
+    "AWS_BATCH_JOB_MAIN_NODE_INDEX": "0",
+    "AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS": "10.0.0.5",
+}
+
 
 def hosts(found):
     return [(host.name, host.slots) for host in found.hosts]
@@ -34,7 +42,7 @@ def pbs(nodefile, gpufile=None, **more):
     return batch.find(environ, {PBS["PBS_NODEFILE"]: nodefile, "/g": gpufile}, "pbs")
 
 
-@pytest.mark.parametrize("system", ["pbs", "lsf", "sge", "flux"])
+@pytest.mark.parametrize("system", ["pbs", "lsf", "sge", "flux", "aws-batch"])
 def test_a_plain_shell_is_no_batch_job(system):
     assert batch.find({"JOB_ID": "3", "FLUX_URI": "local:///x"}, {}, system) is None
 
@@ -174,3 +182,69 @@ def test_uneven_or_cyclic_flux_tasks_are_refused():
 def test_half_of_flux_is_not_used():
     with pytest.raises(IncompleteError):
         batch.find({"FLUX_JOB_SIZE": "7"}, {}, "flux")
+
+
+def aws(**more):
+    """Read the variables of a node of AWS Batch; None leaves one out."""
+    environ = AWS | {f"AWS_BATCH_JOB_{name}": value for name, value in more.items()}
+    return batch.find({name: value for name, value in environ.items() if value is not None}, {}, "aws-batch")
+
+
+def test_a_node_of_aws_batch_is_told_where_the_main_node_is():
+    found = aws()
+    assert (found.source, found.part, found.node_rank) == ("aws-batch", "node", 1)
+    assert [(host.name, host.known) for host in found.hosts] == [("10.0.0.5", True), ("node-1", False), ("node-2", False)]
+    assert (found.master_addr, found.master_port) == ("10.0.0.5", None)
+    assert all(origin.source for origin in found.origins)
+
+
+@pytest.mark.parametrize("main", ["0", "1", "2"])
+def test_the_main_node_of_aws_batch_has_rank_0_and_the_ranks_have_no_gap(main):
+    ranks = {}
+    for index in ("0", "1", "2"):
+        address = None if index == main else "10.0.0.5"
+        found = aws(NODE_INDEX=index, MAIN_NODE_INDEX=main, MAIN_NODE_PRIVATE_IPV4_ADDRESS=address)
+        ranks[index] = found.node_rank
+    assert ranks[main] == 0
+    assert sorted(ranks.values()) == [0, 1, 2]
+    others = [ranks[index] for index in ranks if index != main]
+    assert others == sorted(others)
+
+
+def test_the_main_node_of_aws_batch_has_no_address_but_its_own():
+    found = aws(NODE_INDEX="0", MAIN_NODE_PRIVATE_IPV4_ADDRESS=None)
+    assert (found.node_rank, found.master_addr) == (0, None)
+    assert (found.hosts[0].name, found.hosts[0].known) == ("localhost", True)
+
+
+def test_all_nodes_of_aws_batch_have_one_id_for_their_job():
+    ids = {aws(NODE_INDEX=index, ID=f"ad4a2e73#{index}").job_id for index in ("1", "2")}
+    assert ids == {"ad4a2e73"}
+
+
+@pytest.mark.parametrize("gone", ["NODE_INDEX", "MAIN_NODE_INDEX", "MAIN_NODE_PRIVATE_IPV4_ADDRESS"])
+def test_a_node_of_aws_batch_that_is_told_too_little_is_known_to_be_one_of_several(gone):
+    with pytest.raises(IncompleteError, match=f"AWS_BATCH_JOB_{gone} is not set") as caught:
+        aws(**{gone: None})
+    assert caught.value.of_several
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"NODE_INDEX": "3"}, "AWS_BATCH_JOB_NODE_INDEX='3' and AWS_BATCH_JOB_NUM_NODES='3' contradict"),
+        ({"MAIN_NODE_INDEX": "3"}, "AWS_BATCH_JOB_MAIN_NODE_INDEX='3' and AWS_BATCH_JOB_NUM_NODES='3' contradict"),
+        ({"NUM_NODES": "x"}, "AWS_BATCH_JOB_NUM_NODES='x': expected a number from 1"),
+        ({"MAIN_NODE_PRIVATE_IPV4_ADDRESS": "a b"}, "'a b' is no host name or address"),
+    ],
+    ids=str,
+)
+def test_variables_of_aws_batch_that_cannot_be_right_are_quoted(more, said):
+    with pytest.raises(ConfigError) as caught:
+        aws(**more)
+    assert said in caught.value.message
+
+
+def test_an_array_job_of_aws_batch_is_no_job_of_several_nodes():
+    environ = {"AWS_BATCH_JOB_ID": "a:3", "AWS_BATCH_JOB_ARRAY_INDEX": "3", "AWS_BATCH_JOB_ARRAY_SIZE": "10"}
+    assert batch.find(environ, {}, "aws-batch") is None
