@@ -19,7 +19,7 @@ from distlaunch.core.model.plan import LaunchPlan, Outer
 from distlaunch.core.model.record import Record, replace
 from distlaunch.core.model.run_files import STDOUT
 from distlaunch.core.model.text import counted, printable, quoted
-from distlaunch.core.model.topology import GpuInventory, Topology
+from distlaunch.core.model.topology import GpuInventory, Note, NoteKind, Topology
 from distlaunch.core.model.variables import RANKS
 from distlaunch.core.probe.cpus import probe_cpus
 from distlaunch.planning.build_plan import build_plan, script_places
@@ -564,7 +564,7 @@ def _topology(
             topology = build_topology(allocation, options, facts, here=None)
         except ConfigError:
             raise exc from None
-        note = f"this plan is for another machine: {exc.message}"
+        note = Note(text=f"this plan is for another machine: {exc.message}")
         return facts, replace(topology, notes=(note, *topology.notes))
 
 
@@ -576,19 +576,20 @@ def _among_others(
     from distlaunch.planning.gpu_masks import trusting
 
     allocation = location.allocation
-    facts, note = trusting(facts, allocation, here=location.here, who=location.who)
+    facts, text = trusting(facts, allocation, here=location.here, who=location.who)
     topology = replace(
         build_topology(allocation, options, facts, here=location.here), cpus=allocation.cpus
     )
-    if note is not None and topology.here is not None and topology.device != "cpu":
-        topology = replace(topology, notes=(note, *topology.notes), told=(*topology.told, note))
+    if text is not None and topology.here is not None and topology.device != "cpu":
+        note = Note(text=text, kind=NoteKind.KNOWN_NODES)
+        topology = replace(topology, notes=(note, *topology.notes))
     if location.here is not None and topology.here is None and allocation.part != "worker":
-        note = (
-            f"this machine, {printable(allocation.hosts[location.here].name)}, is not in the plan"
-        )
+        name = printable(allocation.hosts[location.here].name)
+        note = Note(text=f"this machine, {name}, is not in the plan")
         topology = replace(topology, notes=(*topology.notes, note))
     elif not location.ranked and len(topology.nodes) > 1:
-        note = "settled at the start: which of the nodes this machine is"
+        text = "settled at the start: which of the nodes this machine is"
+        note = Note(text=text, kind=NoteKind.SETTLED_LATER)
         topology = replace(topology, notes=(*topology.notes, note))
     return facts, topology
 

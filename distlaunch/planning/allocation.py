@@ -44,11 +44,24 @@ class Host(Record):
     knows."""
 
 
+ValueName = Literal[
+    "hosts",
+    "nodes",
+    "slots",
+    "slots of this node",
+    "node rank",
+    "part",
+    "master address",
+    "master port",
+]
+"""What a source can say, as ``--explain`` names it."""
+
+
 class Origin(Record):
     """Where one value came from, for ``--explain``."""
 
     value: str
-    """What it is: ``hosts``, ``slots``, ``node rank``, ``master address``, ``workers``, ..."""
+    """A ``ValueName``, or what else ``--explain`` tells of: ``workers``, ``job-id``, ..."""
     shown: str
     """The value as text."""
     source: str

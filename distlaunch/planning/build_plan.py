@@ -132,7 +132,8 @@ def build_plan(
     for name, value in {**job, **of_backend}.items():
         check_length(name, value, f"{name}, which --backend {backend.name} sets")
     left_out = (_left_out(unwanted, backend.name),) if unwanted else ()
-    notes = [*topology.notes, *backend.notes, *backend.notes_on(topology), *left_out, *own_notes]
+    notes = [note.text for note in topology.notes]
+    notes += [*backend.notes, *backend.notes_on(topology), *left_out, *own_notes]
     defaults = unless_set(
         {**DEFAULTS, **columns, **backend.default_variables(topology)}, base, given
     )

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.record import replace
 from distlaunch.core.model.text import counted, printable, quoted
-from distlaunch.core.model.topology import Gpu, Node, Topology
+from distlaunch.core.model.topology import Gpu, Node, Note, NoteKind, Topology, plain_notes
 from distlaunch.planning.allocation import Allocation, Host
 from distlaunch.planning.devices import CUDA, DeviceSelection, NotTheseGpusError
 from distlaunch.planning.facts import Facts
@@ -59,7 +59,7 @@ def build_topology(
     chosen = _filtered([slots.numbered(place) for place in range(len(allocation.hosts))], options)
     chosen = [each for each in chosen if present is None or each.place < present]
     kept, spares = _first_nodes(chosen, request, here)
-    notes = list(allocation.notes)
+    notes = [*plain_notes(allocation.notes)]
     if len(kept) + len(spares) < len(chosen):
         ranks = {each.place for each in (*kept, *spares)}
         said = (
@@ -67,17 +67,16 @@ def build_topology(
             if options.num_nodes is None
             else f"--num-nodes {_written(bounds)}"
         )
-        notes.append(
-            f"not needed for {said}: "
-            f"{names_of([each.host for each in chosen if each.place not in ranks])}"
-        )
+        left = names_of([each.host for each in chosen if each.place not in ranks])
+        notes.append(Note(text=f"not needed for {said}: {left}"))
     if options.spread and (
         request.total is None or request.per_node is not None or bounds is not None
     ):
-        notes.append(
+        text = (
             "--spread changes nothing: it deals a total (--num-gpus, --num-procs) where nothing "
             "else does"
         )
+        notes.append(Note(text=text))
     warnings: list[str] = []
     planned = _dealt_to([slots.room(each) for each in kept], request, notes, warnings)
     topology = _Builder(request, known, facts.hostname, planned, surveyed=False).topology(
@@ -109,7 +108,7 @@ def settled_topology(
     slots = _Slots(request, known, here, surveyed=True)
     numbered = [slots.numbered(place) for place in range(len(allocation.hosts))]
     chosen = {each.place: each for each in _filtered(numbered, options)}
-    notes: list[str] = []
+    notes: list[Note] = []
     warnings: list[str] = []
     planned = _dealt_to(
         [slots.room(chosen[place]) for place in places if place in chosen], request, notes, warnings
@@ -149,13 +148,16 @@ def bounds_of(allocation: Allocation, options: TrainOptions) -> tuple[int, int] 
 
 
 def _dealt_to(
-    places: Sequence[Place], request: Request, notes: list[str], warnings: list[str]
+    places: Sequence[Place], request: Request, notes: list[Note], warnings: list[str]
 ) -> list[tuple[Place, int | None]]:
     """Give each place that has some its number of workers. Raises ConfigError."""
     counts = workers_of(places, request)
     if 0 in counts:
         idle = about_idle(places, counts, request)
-        (warnings if idle.by_mistake else notes).append(idle.text)
+        if idle.by_mistake:
+            warnings.append(idle.text)
+        else:
+            notes.append(Note(text=idle.text))
     return [(place, count) for place, count in zip(places, counts, strict=True) if count != 0]
 
 
@@ -357,7 +359,7 @@ class _Builder:
         self._without = {place: known[place] for place, devices in seen.items() if not devices}
         self._known = {} if self._by_task else known
 
-    def topology(self, notes: list[str], warnings: Sequence[str]) -> Topology:
+    def topology(self, notes: list[Note], warnings: Sequence[str]) -> Topology:
         """Put all together."""
         self._check_picked()
         options = self._options
@@ -379,8 +381,10 @@ class _Builder:
             if (node := finder.node(place, count)) is not None:
                 nodes.append(node)
         finder.check()
-        told = [*finder.notes(), *self._cpu_tasks()]
-        notes += [note for note in told if note not in notes]
+        notes += [
+            Note(text=text, kind=NoteKind.KNOWN_NODES)
+            for text in (*finder.notes(), *self._cpu_tasks())
+        ]
         if all(place.chosen.place in self._known for place, _ in self._planned):
             device = finder.device or device
         first, bounds = self._planned[0][0], self._request.bounds
@@ -389,7 +393,6 @@ class _Builder:
             nodes=tuple(nodes),
             device=device,
             notes=tuple(notes),
-            told=tuple(told),
             warnings=tuple(warnings),
             source=self._allocation.source,
             here=here,
@@ -458,7 +461,7 @@ class _Builder:
             or (self._options.isolate_gpus and not self._by_task and not on_cpu),
         )
 
-    def _master(self, first: Place, notes: list[str]) -> MasterAddress:
+    def _master(self, first: Place, notes: list[Note]) -> MasterAddress:
         """Return where rank 0's node can be reached by the others, and add a note on it.
 
         Raises ConfigError for a node whose name means this machine on every machine, and that is
@@ -477,8 +480,8 @@ class _Builder:
             place=first.chosen.place,
             hostname=self._hostname if first.here else None,
         )
-        if (note := note_on(master, self._options)) is not None:
-            notes.append(note)
+        if (text := note_on(master, self._options)) is not None:
+            notes.append(Note(text=text))
         return master
 
 
@@ -520,7 +523,7 @@ class KnownHosts:
             return None
         self._devices.setdefault(found.device, []).append(place)
         for note in found.notes:
-            self._notes.setdefault(note, []).append(place)
+            self._notes.setdefault(note.text, []).append(place)
         changes: dict[str, object] = {
             "host": host.name,
             "known": host.known,

@@ -10,7 +10,7 @@ from distlaunch.core.model.plan import LaunchPlan, Outer
 from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import counted, printable
 from distlaunch.core.model.topology import Topology
-from distlaunch.planning.allocation import Allocation, Origin
+from distlaunch.planning.allocation import Allocation, Origin, ValueName
 from distlaunch.planning.facts import Facts
 from distlaunch.planning.master_address import MasterOrigin, planned_master
 from distlaunch.planning.node_source import Location
@@ -94,7 +94,7 @@ def _values(
     if location is None or allocation is None:
         yield _value("hosts", facts.hostname, "this machine")
     else:
-        yield from (origin for origin in allocation.origins if not _is_told_below(origin))
+        yield from (origin for origin in allocation.origins if origin.value not in _BELOW)
         shown = (
             "none of the hosts" if location.here is None else allocation.hosts[location.here].name
         )
@@ -127,8 +127,9 @@ def _of_outer(outer: Outer, facts: Facts, plan: LaunchPlan) -> Iterator[Origin]:
     yield _value("job-id", plan.job_id, "made for this launcher's files")
 
 
-def _is_told_below(origin: Origin) -> bool:
-    return origin.value in {"master address", "master port"}
+_BELOW: tuple[ValueName, ...] = ("master address", "master port")
+"""What the source says of these comes with the line of the value that is used."""
+_SLOTS: tuple[ValueName, ...] = ("slots", "slots of this node")
 
 
 def _value(value: str, shown: str, source: str, *instead_of: str) -> Origin:
@@ -190,7 +191,7 @@ def _workers(options: TrainOptions, topology: Topology, allocation: Allocation |
     told = (
         ()
         if allocation is None
-        else tuple(each for each in allocation.origins if each.value.startswith("slots"))
+        else tuple(each for each in allocation.origins if each.value in _SLOTS)
     )
     if by is not None:
         lost = tuple(f"{each.shown} from {each.source}: {by} comes first" for each in told)
@@ -252,7 +253,7 @@ def _port(options: TrainOptions, topology: Topology, allocation: Allocation | No
     )
 
 
-def _told(allocation: Allocation | None, value: str) -> Origin | None:
+def _told(allocation: Allocation | None, value: ValueName) -> Origin | None:
     """Find what the source says of a value."""
     return next(
         (

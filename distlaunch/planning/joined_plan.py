@@ -13,7 +13,7 @@ from distlaunch.core.errors import NodesError, ProtocolError
 from distlaunch.core.model.plan import LaunchPlan
 from distlaunch.core.model.record import Record, replace
 from distlaunch.core.model.text import counted, printable, quoted
-from distlaunch.core.model.topology import CpuInventory, GpuInventory, Node, Topology
+from distlaunch.core.model.topology import CpuInventory, GpuInventory, Node, NoteKind, Topology
 from distlaunch.core.model.variables import GLOO_INTERFACE, NCCL_INTERFACE, TENSORPIPE_INTERFACE
 from distlaunch.core.protocol import launcher_messages as p
 from distlaunch.core.protocol.agent_messages import Reached, Survey, Surveyed
@@ -44,7 +44,6 @@ from distlaunch.planning.worker_addresses import with_cluster
 CLOCKS_S = 300.0
 """Clocks that are further apart than this are told of: certificates, and files' times, go by
 them."""
-_SETTLED = "settled at the start: "
 _THREADS = "OMP_NUM_THREADS"
 _TELL_ALL = ("mpi", "batch", "slurm")
 """The modules of sources whose systems signal all launchers of a job."""
@@ -79,7 +78,8 @@ class Joiner:
         if self.rendezvous.of_source:
             topology = replace(topology, master_port=None)
         topology = replace(
-            topology, notes=tuple(each for each in topology.notes if not each.startswith(_SETTLED))
+            topology,
+            notes=tuple(each for each in topology.notes if each.kind is not NoteKind.SETTLED_LATER),
         )
         self._by_worker = location.allocation.part == "worker"
         self._topology = topology

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.record import replace
 from distlaunch.core.model.text import counted, format_ranks, printable
-from distlaunch.core.model.topology import Node, Topology
+from distlaunch.core.model.topology import Node, Topology, plain_notes
 from distlaunch.planning.devices import (
     CUDA,
     HIP,
@@ -70,7 +70,7 @@ def local_topology(options: TrainOptions, facts: Facts) -> Topology:
         )
     if options.spread:
         notes.append("--spread changes nothing: there is one node")
-    return replace(topology, notes=(*topology.notes, *notes)) if notes else topology
+    return replace(topology, notes=(*topology.notes, *plain_notes(notes))) if notes else topology
 
 
 def workers_here(
@@ -221,7 +221,7 @@ def _cpu_workers(count: int, facts: Facts, source: str, notes: tuple[str, ...]) 
         hidden=hidden,
         devices_from=source,
     )
-    return Topology(nodes=(node,), device="cpu", notes=notes)
+    return Topology(nodes=(node,), device="cpu", notes=plain_notes(notes))
 
 
 def _gpu_workers(
@@ -249,7 +249,7 @@ def _gpu_workers(
         if whole
         else tuple(gpu.numa_node if (gpu := selection.gpus[place]) else None for place in places),
     )
-    return Topology(nodes=(node,), device="cuda", notes=selection.notes)
+    return Topology(nodes=(node,), device="cuda", notes=plain_notes(selection.notes))
 
 
 _FLAG = "--nproc-per-node"
@@ -276,7 +276,9 @@ def torchrun_topology(options: TorchrunOptions, facts: Facts) -> Topology:
         numa=tuple(gpu.numa_node if gpu else None for gpu in near),
     )
     return Topology(
-        nodes=(node,), device="cuda" if node.devices else "cpu", notes=(*selection.notes, *notes)
+        nodes=(node,),
+        device="cuda" if node.devices else "cpu",
+        notes=plain_notes((*selection.notes, *notes)),
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.record import Record, replace
 from distlaunch.core.model.text import counted, printable, quoted
-from distlaunch.planning.allocation import Allocation, Host, Origin
+from distlaunch.planning.allocation import Allocation, Host, Origin, ValueName
 from distlaunch.planning.clusters.select import rivals, select
 from distlaunch.planning.facts import Facts, Surroundings
 from distlaunch.planning.hosts.this_host import Identity, is_loopback, is_this_machine
@@ -244,5 +244,5 @@ def _here(
     return None, f"this machine is {printable(identity.hostname)}"
 
 
-def _source_of(allocation: Allocation, value: str) -> str | None:
+def _source_of(allocation: Allocation, value: ValueName) -> str | None:
     return next((origin.source for origin in allocation.origins if origin.value == value), None)

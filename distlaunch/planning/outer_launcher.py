@@ -16,7 +16,7 @@ from distlaunch.core.model.plan import LaunchPlan, Outer
 from distlaunch.core.model.record import replace
 from distlaunch.core.model.run_files import Layout
 from distlaunch.core.model.text import counted, printable
-from distlaunch.core.model.topology import Node, Topology
+from distlaunch.core.model.topology import Node, Topology, plain_notes
 from distlaunch.core.model.variables import BACKEND_OPTIONS, OF_OUTER_LAUNCHERS
 from distlaunch.core.probe.ancestors import Ancestor
 from distlaunch.planning.backend import PlannedBackend
@@ -239,7 +239,7 @@ def one_worker(options: TrainOptions, facts: Facts, outer: Outer) -> Topology:
     return Topology(
         nodes=(node,),
         device="cpu",
-        notes=() if warns else notes,
+        notes=() if warns else plain_notes(notes),
         warnings=notes if warns else (),
         source=outer.launcher,
     )

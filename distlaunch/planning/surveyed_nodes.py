@@ -14,7 +14,7 @@ from distlaunch.core.model.host_list import name_hosts
 from distlaunch.core.model.plan import LaunchPlan
 from distlaunch.core.model.record import replace
 from distlaunch.core.model.text import counted, printable
-from distlaunch.core.model.topology import Node, Topology
+from distlaunch.core.model.topology import Node, NoteKind, Topology, plain_notes
 from distlaunch.core.protocol.agent_messages import Reached, Survey, Surveyed
 from distlaunch.planning import interfaces
 from distlaunch.planning.agreement import (
@@ -82,7 +82,9 @@ class Composer:
         self._told: dict[str, set[str]] = {}
         self._base = base_environment(facts) if options.forward_env else {}
         self._given = given_environment(options, facts)
-        self._notes = tuple(note for note in topology.notes if note not in topology.told)
+        self._notes = tuple(
+            note for note in topology.notes if note.kind is not NoteKind.KNOWN_NODES
+        )
         self._warnings = topology.warnings
         self._everywhere, with_ours = travelling(self._base)
         self._with_ours = {
@@ -247,7 +249,8 @@ class Composer:
             if (new := self._news(note, hosts))
         ]
         spare = [self._hosts[number] for number in sorted(surveys.keys() - set(members))]
-        said = [*self._notes, *topology.notes, *news, *self._of_interpreters(members, interpreters)]
+        more = [*news, *self._of_interpreters(members, interpreters)]
+        notes_of_plan = (*self._notes, *topology.notes, *plain_notes(more))
         topology = replace(
             topology,
             nodes=tuple(
@@ -255,7 +258,7 @@ class Composer:
             ),
             bounds=self.bounds if self.bounds[0] < self.bounds[1] else None,
             spares=tuple(spare),
-            notes=tuple(said),
+            notes=notes_of_plan,
             warnings=(*self._warnings, *topology.warnings),
         )
         self._hosts_of_ranks = tuple(node.host for node in topology.nodes)

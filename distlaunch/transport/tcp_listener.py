@@ -15,11 +15,18 @@ import select
 import socket
 import time
 from collections.abc import Callable, Sequence
+from enum import Enum
 
 from distlaunch.core.agent.node.ports import hold_port
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.text import host_and_port, printable
-from distlaunch.core.protocol.handshake import NONCE_BYTES, ListenerSide, Party, Stranger
+from distlaunch.core.protocol.handshake import (
+    NONCE_BYTES,
+    ListenerSide,
+    Party,
+    RefusalReason,
+    Stranger,
+)
 from distlaunch.core.protocol.launcher_messages import Call, Turned, Welcome
 from distlaunch.core.protocol.token_keys import TOKEN_HINT, ListenerSecret
 from distlaunch.transport import open_files
@@ -122,12 +129,12 @@ class Listener:
             self._accept(listening)
         now = self._clock()
         while self._pending and (oldest := next(iter(self._pending.values()))).until <= now:
-            kind, text = (
-                ("silent", "it said nothing")
+            reason, text = (
+                (RefusalReason.SILENT, "it said nothing")
                 if not oldest.stage
-                else ("slow", "it did not finish its call")
+                else (RefusalReason.SLOW, "it did not finish its call")
             )
-            self._refuse(oldest, kind, f"{text} within {HANDSHAKE_S:.0f} s")
+            self._refuse(oldest, reason, f"{text} within {HANDSHAKE_S:.0f} s")
         self._troubles.tick()
         admitted, self._admitted = self._admitted, []
         return admitted
@@ -166,7 +173,9 @@ class Listener:
             self._allowed -= 1
             if len(self._pending) >= self._most:
                 self._refuse(
-                    self._idlest(), "crowd", "too many are open whose callers are not known yet"
+                    self._idlest(),
+                    RefusalReason.CROWD,
+                    "too many are open whose callers are not known yet",
                 )
             connection.setblocking(False)  # noqa: FBT003 - the standard library's signature
             nonce = os.urandom(NONCE_BYTES).hex()
@@ -187,7 +196,7 @@ class Listener:
         if self._pending:
             self._refuse(
                 self._idlest(),
-                "descriptors",
+                RefusalReason.DESCRIPTORS,
                 f"no more files can be open here ({os.strerror(number or 0)})",
             )
             return True
@@ -220,14 +229,16 @@ class Listener:
             if pending.stage in (_SILENT, _CALLED):
                 self._drop(pending)
             else:
-                self._refuse(pending, "left", "its caller left in the middle of the call")
+                self._refuse(
+                    pending, RefusalReason.LEFT, "its caller left in the middle of the call"
+                )
             return
         side = pending.side
         try:
             answer = side.feed(data)
             sent = not answer or pending.connection.send(answer, socket.MSG_NOSIGNAL) == len(answer)
         except Stranger as exc:
-            self._refuse(pending, exc.kind, exc.text)
+            self._refuse(pending, exc.reason, exc.text)
             return
         except OSError:
             sent = False
@@ -237,12 +248,14 @@ class Listener:
                 self._forget(pending)
                 self._admitted.append((side.call, TcpLink(pending.connection, pending.address)))
             case Turned():
-                if side.turned_for:
+                if side.turned_for is not None:
                     host = f" ({printable(side.call.host[:80])})" if side.call is not None else ""
                     self._note(side.turned_for, f"{pending.address}{host}", side.why_turned)
                 self._drop(pending)
             case _ if not sent:
-                self._refuse(pending, "left", "its caller left in the middle of the call")
+                self._refuse(
+                    pending, RefusalReason.LEFT, "its caller left in the middle of the call"
+                )
             case _:
                 self._stages[pending.stage].pop(pending.number)
                 pending.stage = _SPEAKING if side.call is None else _CALLED
@@ -251,13 +264,13 @@ class Listener:
     def _idlest(self) -> _Pending:
         return next(iter(max(self._stages, key=len).values()))
 
-    def _refuse(self, pending: _Pending, kind: str, text: str) -> None:
+    def _refuse(self, pending: _Pending, reason: RefusalReason, text: str) -> None:
         self._drop(pending)
-        self._note(kind, pending.address, text)
+        self._note(reason, pending.address, text)
 
-    def _note(self, kind: str, address: str, text: str) -> None:
+    def _note(self, reason: RefusalReason, address: str, text: str) -> None:
         self._troubles.note(
-            kind, f"a connection from {address} to port {self.port} was closed: {text}"
+            reason, f"a connection from {address} to port {self.port} was closed: {text}"
         )
 
     def _drop(self, pending: _Pending) -> None:
@@ -414,10 +427,10 @@ class Troubles:
     def __init__(self, log: Callable[[str], None], clock: Callable[[], float]) -> None:
         self._log = log
         self._clock = clock
-        self._kinds: dict[str, _Kind] = {}
+        self._kinds: dict[Enum, _Kind] = {}
 
-    def note(self, kind: str, line: str) -> None:
-        """Take one in. ``kind`` is of a small set."""
+    def note(self, kind: Enum, line: str) -> None:
+        """Log the line, or count it if one of its kind was logged less than ``EVERY_S`` ago."""
         known = self._kinds.get(kind)
         if known is None:
             self._kinds[kind] = _Kind(self._clock())

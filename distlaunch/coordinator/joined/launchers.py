@@ -9,6 +9,7 @@ from __future__ import annotations
 import select
 import time
 from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
 from typing import Literal, Protocol
 
 from distlaunch.coordinator.joined.local_node import OwnNode
@@ -39,6 +40,15 @@ PROBE_S = 3.0
 _OLD_S = 15.0
 """Whoever called for a seat does so again sooner than this, or not at all."""
 _LONGEST_WHY = 2000
+
+
+class _NoteKind(Enum):
+    """What the coordinator tells its user about other launchers, once a minute at most."""
+
+    RANK_TAKEN = "two launchers have one rank"
+    CONFLICT = "a launcher was told something else"
+    CLOCK = "the clock of a node is far off"
+    UNFIT = "a launcher cannot take part"
 
 
 class Callers(Protocol):
@@ -376,7 +386,7 @@ class Assembly(Links[p.FromPeer]):
 
     def _taken(self, number: int, host: str, who: str) -> p.Turned:
         text = f"two launchers have {self._what} {number}: on {host}, and on {who}"
-        self._troubles.note("taken", f"{text}; the second is turned away")
+        self._troubles.note(_NoteKind.RANK_TAKEN, f"{text}; the second is turned away")
         return _turned(text, hint=f"each launcher needs a {self._what} of its own")
 
     def _take_callers(self) -> None:
@@ -464,14 +474,14 @@ class Assembly(Links[p.FromPeer]):
             if not self._has_begun:
                 self._events.append(a.Refused(text=conflict, hint=hint))
                 return
-            self._troubles.note("conflict", f"a launcher was turned away: {conflict}")
+            self._troubles.note(_NoteKind.CONFLICT, f"a launcher was turned away: {conflict}")
             self._tell(
                 peer.node,
                 p.Verdict(exit_code=EXIT_USAGE, text=f"error: {conflict}\n  hint: {hint}"),
             )
             return
         if (note := self._rules.clock_note(peer.node, seat.host, told, wall=wall)) is not None:
-            self._troubles.note("clock", note)
+            self._troubles.note(_NoteKind.CLOCK, note)
         seat.apply = told
         if told.attempt >= 0 and not self._has_begun:
             self._events.append(
@@ -490,7 +500,7 @@ class Assembly(Links[p.FromPeer]):
         if fewest == most and not self._has_begun:
             self._events.append(a.Refused(text=text))
         else:
-            self._troubles.note("unfit", text)
+            self._troubles.note(_NoteKind.UNFIT, text)
         self._lose(peer, why)
 
     def _end_late_starts(self) -> None:

@@ -6,22 +6,41 @@ inventories.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from enum import Enum
 from typing import Literal
 
 from distlaunch.core.model.record import Record
 
 
+class NoteKind(Enum):
+    """What a note about the nodes is about."""
+
+    PLAN = "how the nodes were chosen"
+    KNOWN_NODES = "what nodes have of which that is known"
+    """All nodes tell it at the start."""
+    SETTLED_LATER = "what is settled at the start"
+
+
+class Note(Record):
+    """A line for the user about how the nodes of a job were found."""
+
+    text: str
+    kind: NoteKind = NoteKind.PLAN
+
+
+def plain_notes(texts: Iterable[str]) -> tuple[Note, ...]:
+    """Return notes about how the nodes were chosen."""
+    return tuple(Note(text=text) for text in texts)
+
+
 class Topology(Record):
-    """All nodes of a job; ``notes`` is what the user should be told about how they were found."""
+    """All nodes of a job, and what the user should know about how they were found."""
 
     nodes: tuple[Node, ...]
     device: str
     """``cuda`` or ``cpu``: what the workers compute on; ``auto`` where the nodes decide."""
-    notes: tuple[str, ...] = ()
-    told: tuple[str, ...] = ()
-    """Of the notes, those about what the nodes have that are known: all of them tell it at the
-    start."""
+    notes: tuple[Note, ...] = ()
     warnings: tuple[str, ...] = ()
     """Like ``notes``, but the user has probably asked for something else."""
     source: str = "local"

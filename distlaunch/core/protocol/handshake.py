@@ -17,6 +17,7 @@ import json
 import re
 import struct
 from collections.abc import Callable
+from enum import Enum
 
 from distlaunch.core.errors import EXIT_USAGE, ProtocolError
 from distlaunch.core.model.record import Record, replace
@@ -84,13 +85,30 @@ class Party(Record, hide=("token",)):
             raise ValueError("an empty token")
 
 
-class Stranger(Exception):  # noqa: N818 - it is an outcome
-    """What came is nothing that a launcher says. ``kind`` is of a small set, ``text`` a clause
-    about the peer."""
+class RefusalReason(Enum):
+    """Why one side of a call wants nothing of the other."""
 
-    def __init__(self, kind: str, text: str) -> None:
+    RELEASE = "another release of distlaunch"
+    JOB = "another job"
+    TOKEN = "it does not know the secret of the job"  # noqa: S105 - a reason
+    GARBAGE = "it sends no message of distlaunch, or one that makes no sense"
+    LONG = "it sends more than a call takes"
+    HTTP = "it speaks HTTP"
+    SSH = "it speaks SSH"
+    TLS = "it speaks TLS"
+    SILENT = "it said nothing"
+    SLOW = "it did not finish its call"
+    LEFT = "it left in the middle of the call"
+    CROWD = "too many connections are open"
+    DESCRIPTORS = "no more files can be open"
+
+
+class Stranger(Exception):  # noqa: N818 - it is an outcome
+    """What came is nothing that a launcher says. ``text`` is a clause about the other side."""
+
+    def __init__(self, reason: RefusalReason, text: str) -> None:
         super().__init__(text)
-        self.kind = kind
+        self.reason = reason
         self.text = text
 
 
@@ -109,8 +127,8 @@ class ListenerSide:
         self.call: p.Call | None = None
         """What the caller says of itself; proven once there is a ``Welcome``."""
         self.outcome: p.Welcome | p.Turned | None = None
-        self.turned_for = ""
-        """Why it was turned away here: ``release``, ``job``, ``token``; empty if ``admit`` did."""
+        self.turned_for: RefusalReason | None = None
+        """Why it was turned away here; None if ``admit`` did."""
         self.why_turned = ""
         """The same in words for our own user, who may know more than the caller."""
         self._party = party
@@ -125,22 +143,24 @@ class ListenerSide:
         """Take what has come and give the answer. Raises Stranger; nothing is to be sent then."""
         self._heard += len(data)
         if self._heard > MOST_FROM_CALLER:
-            raise Stranger("long", "it sends more than a call takes")
+            raise Stranger(RefusalReason.LONG, "it sends more than a call takes")
         try:
             message = self._reader.feed(data)
         except _OtherRelease as exc:
             if exc.job_key is not None and exc.job_key != _short(self._party.job_key):
                 return self._other_job(exc.job_key, "the caller")
-            return self._turn("release", self._other_release(exc.release), _RELEASE_HINT)
+            return self._turn(
+                RefusalReason.RELEASE, self._other_release(exc.release), _RELEASE_HINT
+            )
         if message is None:
             return b""
         if self._reader.has_more:
-            raise Stranger("garbage", "it does not wait for an answer")
+            raise Stranger(RefusalReason.GARBAGE, "it does not wait for an answer")
         if self.call is None and isinstance(message, p.Call):
             return self._answer(message)
         if self.call is not None and isinstance(message, p.Proof):
             return self._judge(self.call, message)
-        raise Stranger("garbage", "it sends messages out of order")
+        raise Stranger(RefusalReason.GARBAGE, "it sends messages out of order")
 
     def _answer(self, call: p.Call) -> bytes:
         _check_call(call)
@@ -150,7 +170,7 @@ class ListenerSide:
             return self._other_job(call.job_key, _host(call.host))
         if call.version != p.PEER_VERSION or call.release != own.release:
             return self._turn(
-                "release", self._other_release(call.release, call.host), _RELEASE_HINT
+                RefusalReason.RELEASE, self._other_release(call.release, call.host), _RELEASE_HINT
             )
         self._way, salt = self._secret.offer(scrypt=call.scrypt)
         return encode(p.Challenge(nonce=self._nonce, way=self._way, salt=salt))
@@ -158,7 +178,7 @@ class ListenerSide:
     def _judge(self, call: p.Call, message: p.Proof) -> bytes:
         key = self._secret.key(self._way)
         if not is_same(message.proof, proof_of(key, "caller", self._nonce, call.nonce)):
-            return self._turn("token", WRONG_TOKEN, TOKEN_HINT)
+            return self._turn(RefusalReason.TOKEN, WRONG_TOKEN, TOKEN_HINT)
         self.outcome = self._admit(call)
         return encode(
             replace(self.outcome, proof=proof_of(key, "listener", call.nonce, self._nonce))
@@ -168,7 +188,9 @@ class ListenerSide:
         own, theirs = _job(self._party.job_key), f"{who} called for {_job(job_key)}"
         told = f"{_OTHERS}job than {_job(job_key)}" if self._party.has_secret else ""
         hint = "all launchers of a job have the same --job-id, --rendezvous names its own port"
-        return self._turn("job", f"{_OTHERS}job: it is of {own}, and {theirs}", hint, told=told)
+        return self._turn(
+            RefusalReason.JOB, f"{_OTHERS}job: it is of {own}, and {theirs}", hint, told=told
+        )
 
     def _other_release(self, release: str, host: str = "") -> str:
         theirs = f"distlaunch {_word(release)}" if release else "another release of distlaunch"
@@ -177,7 +199,7 @@ class ListenerSide:
             f"the launcher that was called is distlaunch {self._party.release}, {who} is {theirs}"
         )
 
-    def _turn(self, why: str, text: str, hint: str, *, told: str = "") -> bytes:
+    def _turn(self, why: RefusalReason, text: str, hint: str, *, told: str = "") -> bytes:
         self.turned_for, self.why_turned = why, text
         self.outcome = p.Turned(text=told or text, hint=hint, exit_code=EXIT_USAGE, again=False)
         return encode(self.outcome)
@@ -258,9 +280,11 @@ class CallerSide:
                 return self._answer(message)
             case p.Welcome() if self._expected is not None:
                 if not is_same(message.proof, self._expected):
-                    raise Stranger("token", "it does not know the secret of the job")
+                    raise Stranger(RefusalReason.TOKEN, "it does not know the secret of the job")
                 if not _is_fit(message):
-                    raise Stranger("garbage", "it names a job's folder or a rank that cannot be")
+                    raise Stranger(
+                        RefusalReason.GARBAGE, "it names a job's folder or a rank that cannot be"
+                    )
                 self.is_final = True
                 self.outcome = replace(message, proof="")
             case p.Turned():
@@ -269,13 +293,13 @@ class CallerSide:
                 )
                 self.outcome = _tame(message)
             case _:
-                raise Stranger("garbage", "it sends messages out of order")
+                raise Stranger(RefusalReason.GARBAGE, "it sends messages out of order")
         return b""
 
     def _answer(self, challenge: p.Challenge) -> bytes:
         nonce = self._call.nonce
         if not _NONCE.fullmatch(challenge.nonce) or challenge.nonce == nonce:
-            raise Stranger("garbage", "it sends messages that make no sense")
+            raise Stranger(RefusalReason.GARBAGE, "it sends messages that make no sense")
         try:
             key = self._secret.key(challenge.way, challenge.salt)
         except NoKeyError as exc:
@@ -327,7 +351,7 @@ class _Reader:
             return None
         _, body, raw = _HEADER.unpack_from(self._buffer)
         if raw or body > self._most - _HEADER.size:
-            raise Stranger("garbage", "it sends what is no message of distlaunch")
+            raise Stranger(RefusalReason.GARBAGE, "it sends what is no message of distlaunch")
         self._size = _HEADER.size + body
         if len(self._buffer) < self._size:
             return None
@@ -341,7 +365,9 @@ class _Reader:
                 other := _other_in(frame[_HEADER.size :], {cls.__name__ for cls in self._types})
             ) is not None:
                 raise other from None
-            raise Stranger("garbage", "it sends what is no message of distlaunch") from None
+            raise Stranger(
+                RefusalReason.GARBAGE, "it sends what is no message of distlaunch"
+            ) from None
         return message
 
 
@@ -351,12 +377,12 @@ def _recognised(start: bytes) -> Exception:
     for begin, kind, text in _KNOWN:
         if start[: len(begin)] == begin[: len(start)]:
             return Stranger(kind, text)
-    return Stranger("garbage", "it sends what is no message of distlaunch")
+    return Stranger(RefusalReason.GARBAGE, "it sends what is no message of distlaunch")
 
 
 _KNOWN = (
     *(
-        (verb, "http", "it speaks HTTP")
+        (verb, RefusalReason.HTTP, "it speaks HTTP")
         for verb in (
             b"GET ",
             b"POST",
@@ -370,9 +396,9 @@ _KNOWN = (
             b"<html",
         )
     ),
-    (b"SSH-", "ssh", "it speaks SSH"),
-    (b"\x16\x03", "tls", "it speaks TLS"),
-    (b"\x15\x03", "tls", "it speaks TLS"),
+    (b"SSH-", RefusalReason.SSH, "it speaks SSH"),
+    (b"\x16\x03", RefusalReason.TLS, "it speaks TLS"),
+    (b"\x15\x03", RefusalReason.TLS, "it speaks TLS"),
 )
 
 
@@ -404,7 +430,7 @@ def _check_call(call: p.Call) -> None:
         and (call.rank is None or 0 <= call.rank < _MOST_MEMBERS)
     )
     if not good:
-        raise Stranger("garbage", "it sends messages that make no sense")
+        raise Stranger(RefusalReason.GARBAGE, "it sends messages that make no sense")
 
 
 def _is_fit(welcome: p.Welcome) -> bool:

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.text import printable, quoted
-from distlaunch.planning.allocation import Host, Origin, Unit
+from distlaunch.planning.allocation import Host, Origin, Unit, ValueName
 
 Environ = Mapping[str, str]
 Texts = Mapping[str, str | None]
@@ -261,7 +261,7 @@ class Origins:
         self._environ = environ
         self._found: list[Origin] = []
 
-    def add(self, value: str, what: object, source: str, *instead_of: str) -> None:
+    def add(self, value: ValueName, what: object, source: str, *instead_of: str) -> None:
         """Note a value, its source, and what lost against it (with the reason)."""
         lost = tuple(printable(each) for each in instead_of)
         self._found.append(

@@ -139,4 +139,4 @@ def test_gpus_that_were_not_granted_are_not_picked(make_facts):
     ],
 )
 def test_what_is_left_out_is_said(make_facts, text, options, said):
-    assert said in plan(make_facts, text, **options).notes[0]
+    assert said in plan(make_facts, text, **options).notes[0].text

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from distlaunch.core.model.topology import Note, NoteKind
+
 from distlaunch.planning.allocation import Host
 from tests.unit.planning.topologies import plan, refused, sizes
 
@@ -59,7 +61,7 @@ def test_gpus_that_are_not_here_are_refused(make_facts):
 def test_without_gpus_slots_are_cpu_workers_and_that_is_said(make_facts):
     topology = plan(make_facts, "localhost:2", here=0)
     assert (topology.device, sizes(topology)) == ("cpu", {"localhost": 2})
-    assert "2 CPU workers" in topology.notes[0]
+    assert "2 CPU workers" in topology.notes[0].text
     assert sizes(plan(make_facts, "localhost", here=0)) == {"localhost": 1}
     assert "no GPU" in refused(make_facts, "localhost:2", here=0, device="cuda").message
 
@@ -127,7 +129,8 @@ def test_gpus_that_a_task_asks_for_have_to_be_there(make_facts, options):
 def test_the_first_task_of_a_node_says_that_workers_run_on_the_cpu(make_facts):
     def said(local_rank: int, **options) -> tuple[str, ...]:
         allocation = {**TASKS, "local_rank": local_rank}
-        return plan(make_facts, "a:2,b:2", source="openmpi", here=0, allocation=allocation, **options).told
+        topology = plan(make_facts, "a:2,b:2", source="openmpi", here=0, allocation=allocation, **options)
+        return tuple(note.text for note in topology.notes if note.kind is NoteKind.KNOWN_NODES)
 
     (note,) = said(0)
     assert note.startswith("no GPU was found: workers run on the CPU")
@@ -173,18 +176,18 @@ def test_the_others_reach_rank_0_by_a_name_that_they_can_resolve(make_facts, tex
 
 
 def test_notes_of_the_source_are_passed_on(make_facts):
-    assert plan(make_facts, "a:1,b:1", allocation={"notes": ("listen",)}).notes == ("listen",)
+    assert plan(make_facts, "a:1,b:1", allocation={"notes": ("listen",)}).notes == (Note(text="listen"),)
 
 
 def test_a_name_that_nobody_told_is_none(make_facts):
     unknown = {"hosts": UNKNOWN}
     topology = plan(make_facts, "x", source="azureml", allocation=unknown, device="cpu")
     assert [node.known for node in topology.nodes] == [False, False]
-    assert "--master-addr" in topology.notes[0]
+    assert "--master-addr" in topology.notes[0].text
     assert "node-1" in refused(make_facts, "x", source="azureml", allocation=unknown, exclude="node-1").message
     assert sizes(plan(make_facts, "x", allocation=unknown, device="cpu", include="*")) == {"node-1": 1, "node-2": 1}
 
 
 def test_a_loopback_name_of_another_node_is_refused(make_facts):
     assert "localhost" in refused(make_facts, "localhost:2,vm:2", here=1, device="cpu").message
-    assert any("localhost" in note for note in plan(make_facts, "a:1,b:1", master_addr="localhost").notes)
+    assert any("localhost" in note.text for note in plan(make_facts, "a:1,b:1", master_addr="localhost").notes)

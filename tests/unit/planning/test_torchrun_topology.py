@@ -62,7 +62,7 @@ def test_cpus_are_those_that_this_container_may_use(make_facts, cpus, count):
     assert resolve(make_facts, workers="cpu", cpus=cpus).world_size == count
     without_gpus = resolve(make_facts, workers="auto", cpus=cpus)
     assert without_gpus.world_size == count
-    assert "one for each CPU" in without_gpus.notes[-1]
+    assert "one for each CPU" in without_gpus.notes[-1].text
 
 
 def test_gpus_that_are_not_there_are_an_error_that_says_why(make_facts):

@@ -196,7 +196,7 @@ def test_stderr_is_shown_rather_than_stdout(fake):
 
 
 def test_a_cut_connection_may_mend_and_a_shell_that_ended_does_not(fake):
-    assert trouble(fake(how="the connection was closed by the peer")).passing
+    assert trouble(fake(end=ConnectionEnd(kind=EndKind.CLOSED_BY_PEER))).passing
     assert not trouble(fake(end=ConnectionEnd(kind=EndKind.EXITED, number=127))).passing
     assert trouble(fake(end=ConnectionEnd(kind=EndKind.EXITED, number=137))).passing  # it was killed
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from distlaunch.core.protocol.handshake import RefusalReason
 from distlaunch.transport.tcp_listener import Troubles
 
 
@@ -20,15 +21,15 @@ def world():
 
 
 def test_the_first_of_each_kind_is_said_at_once(world):
-    world.troubles.note("http", "10.0.0.9 speaks HTTP")
-    world.troubles.note("tls", "10.0.0.8 speaks TLS")
+    world.troubles.note(RefusalReason.HTTP, "10.0.0.9 speaks HTTP")
+    world.troubles.note(RefusalReason.TLS, "10.0.0.8 speaks TLS")
     assert world.lines == ["10.0.0.9 speaks HTTP", "10.0.0.8 speaks TLS"]
     assert world.troubles.deadline() is None
 
 
 def test_more_of_a_kind_are_counted_and_told_once_a_minute(world):
     for port in range(1001):
-        world.troubles.note("http", f"10.0.0.9:{port} speaks HTTP")
+        world.troubles.note(RefusalReason.HTTP, f"10.0.0.9:{port} speaks HTTP")
     assert len(world.lines) == 1
     assert world.troubles.deadline() == 160.0
     world.now = 159.9
@@ -43,8 +44,8 @@ def test_more_of_a_kind_are_counted_and_told_once_a_minute(world):
 
 
 def test_one_that_comes_after_a_long_time_is_told_too(world):
-    world.troubles.note("http", "a:1 speaks HTTP")
+    world.troubles.note(RefusalReason.HTTP, "a:1 speaks HTTP")
     world.now = 1000.0
-    world.troubles.note("http", "a:2 speaks HTTP")
+    world.troubles.note(RefusalReason.HTTP, "a:2 speaks HTTP")
     world.troubles.tick()
     assert world.lines[1:] == ["a:2 speaks HTTP"]

@@ -10,7 +10,7 @@ import pytest
 from distlaunch.core.model.record import plain, replace
 from distlaunch.core.protocol import launcher_messages as p
 from distlaunch.core.protocol.codec import encode
-from distlaunch.core.protocol.handshake import Stranger
+from distlaunch.core.protocol.handshake import RefusalReason, Stranger
 from tests.unit.core.protocol.handshaking import (
     CALL,
     OPEN,
@@ -72,7 +72,7 @@ def test_a_wrong_token_is_told_to_both_and_nothing_more(caller, listener):
         assert isinstance(turned, p.Turned)
         assert turned.text == WRONG_TOKEN
     assert not meeting.caller.is_final
-    assert meeting.listener.turned_for == "token"
+    assert meeting.listener.turned_for is RefusalReason.TOKEN
     assert not meeting.admitted
 
 
@@ -91,7 +91,7 @@ def test_another_release_or_job_is_turned_away_and_may_call_again(party, change)
     assert isinstance(meeting.caller.outcome, p.Turned)
     assert meeting.caller.outcome.hint
     assert not meeting.caller.is_final
-    assert meeting.listener.turned_for in ("release", "job")
+    assert meeting.listener.turned_for in (RefusalReason.RELEASE, RefusalReason.JOB)
     assert not meeting.admitted
 
 
@@ -133,7 +133,7 @@ def test_another_release_of_another_job_is_another_job_first(known):
     side = listener()
     [turned] = messages(side.feed(struct.pack(">BII", 1, len(body), 0) + body))
     assert turned.text.startswith("the port belongs to another job: it is of job '77', and ")
-    assert side.turned_for == "job"
+    assert side.turned_for is RefusalReason.JOB
 
 
 @pytest.mark.parametrize("key", ["k" * 300, "k" * 100_000, "é" * 300, "\udc80" * 5000, "7" * 128, ""])
@@ -141,7 +141,7 @@ def test_a_job_of_any_key_comes_together_and_another_that_begins_alike_does_not(
     ours = replace(OPEN, job_key=key)
     assert Meeting(ours, ours).run().caller.outcome == WELCOME
     other = Meeting(replace(OPEN, job_key=key + "x"), ours).run()
-    assert other.listener.turned_for == "job"
+    assert other.listener.turned_for is RefusalReason.JOB
 
 
 def test_other_frames_are_another_release_on_both_sides():
@@ -156,7 +156,7 @@ def test_what_the_job_says_to_a_caller_is_passed_on_and_believed(party):
     meeting = Meeting(party, party, answer=turned).run()
     assert meeting.caller.outcome == turned
     assert meeting.caller.is_final
-    assert meeting.listener.turned_for == ""
+    assert meeting.listener.turned_for is None
 
 
 def test_what_a_listener_says_is_made_fit_for_a_terminal_and_an_exit_code():
