@@ -10,7 +10,16 @@ from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import quoted
 
 Kind = Literal[
-    "text", "count", "count or auto", "count or range", "whole", "port", "seconds", "choice", "flag"
+    "text",
+    "count",
+    "count or auto",
+    "count or range",
+    "whole",
+    "port",
+    "seconds",
+    "delay",
+    "choice",
+    "flag",
 ]
 Group = Literal[
     "script",
@@ -153,6 +162,8 @@ def convert(option: Option, text: str, source: str) -> object:
         case "seconds":
             default_s = option.default if isinstance(option.default, float) else None
             return _seconds(text, source, least_s=option.least_s, default_s=default_s)
+        case "delay":
+            return _delay(text, source)
         case "choice":
             return read_choice(text, option.choices, source)
         case "flag":
@@ -206,7 +217,26 @@ def _count_or_range(text: str, source: str) -> int | tuple[int, int]:
     return ends[0] if ends[0] == ends[1] else (ends[0], ends[1])
 
 
-def _seconds(text: str, source: str, *, least_s: float, default_s: float | None) -> float:
+def _delay(text: str, source: str) -> tuple[float, float]:
+    """Read ``8`` or ``8:60``: the first delay and the longest."""
+    first, colon, most = text.partition(":")
+    first_s = _seconds(first, source, also=" or S:MAX")
+    if not colon:
+        return first_s, first_s
+    most_s = _seconds(most, source, also=" on both sides of S:MAX")
+    if not 0 < first_s <= most_s:
+        raise option_error(source, f"takes S:MAX with 0 < S <= MAX, not {quoted(text)}")
+    return first_s, most_s
+
+
+def _seconds(
+    text: str,
+    source: str,
+    *,
+    least_s: float = 0.0,
+    default_s: float | None = None,
+    also: str = "",
+) -> float:
     """Read a time: digits with at most one point, then nothing or a unit (s, m, h)."""
     unit_s = _UNITS_S.get(text[-1:])
     number = text if unit_s is None else text[:-1]
@@ -214,7 +244,7 @@ def _seconds(text: str, source: str, *, least_s: float, default_s: float | None)
     digits = whole + fraction
     if not (digits.isascii() and digits.isdigit()):
         raise option_error(
-            source, f"takes a time >= 0 like 30, 2.5, 30s, 5m or 2h, not {quoted(text)}"
+            source, f"takes a time >= 0 like 30, 2.5, 30s, 5m or 2h{also}, not {quoted(text)}"
         )
     value_s = float(number) * (unit_s or 1.0)
     if value_s > LONGEST_S:

@@ -561,6 +561,13 @@ TRAIN_OPTIONS: tuple[Option, ...] = (
         metavar="SECONDS",
     ),
     _row(
+        "--restart-delay",
+        "delay",
+        "failure",
+        "Wait so long before a restart; with :MAX twice as long for each in a row, up to MAX.",
+        metavar="SECONDS[:MAX]",
+    ),
+    _row(
         "--min-uptime",
         "seconds",
         "failure",

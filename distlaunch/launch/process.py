@@ -169,6 +169,7 @@ def policy_settings(
         meets_at_port=backend.meets_at_port,
         max_restarts=options.max_restarts,
         restart_window_s=options.restart_window,
+        restart_delay_s=options.restart_delay or (0.0, 0.0),
         min_uptime_s=options.min_uptime,
         grace_s=options.grace,
         failure_grace_s=options.failure_grace,

@@ -168,6 +168,7 @@ def build_plan(
         hang_timeout_s=options.hang_timeout,
         hang_notice_s=hang_notice_s,
         max_restarts=options.max_restarts,
+        restart_delay_s=options.restart_delay,
         bootstrap=bootstrap,
         layout=dialect.layout,
         repeated=unless_set(backend.repeated(), base, given),

@@ -147,6 +147,8 @@ class TrainOptions(Record):
     # failure; all in seconds
     max_restarts: int = 0
     restart_window: float | None = None
+    restart_delay: tuple[float, float] | None = None
+    """Before the first restart in a row, and at most; ``None``: no delay."""
     min_uptime: float = 10.0
     grace: float = 25.0
     failure_grace: float = 5.0

@@ -101,6 +101,28 @@ def test_a_restart_is_one_of_the_whole_job_and_counted_the_same_everywhere(team)
         assert "restart 1 of 2" in team.said(node)
 
 
+def test_the_coordinator_delays_a_restart_for_all_launchers(team):
+    team.start_all("--max-restarts", "1", "--restart-delay", "0.5", size=2)
+    team.ready(0, 1)
+    team.put("fail-0-1")
+    team.ready(0, 1, attempt=1)
+    team.put("end-1")
+    assert team.codes() == {0: 0, 1: 0}
+    for node in range(2):
+        assert "restarting in 0.5 s ..." in team.said(node)
+
+
+@pytest.mark.parametrize("signalled", [0, 1])
+def test_a_signal_to_any_launcher_ends_the_delay_of_a_restart(team, signalled):
+    team.start_all("--max-restarts", "1", "--restart-delay", "1h")
+    team.ready(0, 1)
+    team.put("fail-0-1")
+    for launcher in team.launchers.values():
+        launcher.wait_stderr("restarting in 3,600 s ...")
+    team.launchers[signalled].send_signal(signal.SIGTERM)
+    assert team.codes() == {0: 143, 1: 143}
+
+
 @pytest.mark.parametrize("signalled", [0, 1])
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_to_any_launcher_stops_the_job(team, signalled, number, code):

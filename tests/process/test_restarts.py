@@ -268,3 +268,41 @@ def test_a_signal_at_any_moment_of_endless_restarts_ends_the_job(job, distlaunch
     after = [event["type"] for event in result.events if event["time"] > result.of_type("signal")[0]["time"]]
     assert "attempt_started" not in after
     distlaunch.assert_no_survivors()
+
+
+# --- the delay before a restart
+
+
+def times(result, kind: str) -> list[float]:
+    return [event["time"] for event in result.of_type(kind)]
+
+
+def test_a_restart_waits_for_its_delay_and_the_delay_doubles(job):
+    options = ["--max-restarts", "2", "--restart-delay", "0.5:60", *AGAIN]
+    result = job.run("ends.py", "3", "4", "ok", options=options)
+    assert result.returncode == 0, result.stderr
+    assert [event["delay_s"] for event in result.of_type("restarting")] == [0.5, 1.0]
+    assert [line for line in result.stderr.splitlines() if "restarting in" in line] == [
+        "distlaunch: restarting in 0.5 s ...",
+        "distlaunch: restarting in 1 s ...",
+    ]
+    for delay_s, said, begun in zip((0.5, 1.0), times(result, "restarting"), times(result, "attempt_started")[1:], strict=True):
+        assert begun - said >= delay_s - 0.05
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_a_restart_is_delayed_ends_the_job_at_once(job, distlaunch, number):
+    running = job.start("ends.py", "3", "ok", options=["--max-restarts", "1", "--restart-delay", "1h"])
+    running.wait_event("restarting")
+    running.send_signal(number)
+    result = running.wait()
+    assert result.returncode == 128 + number
+    assert attempts(result) == [0]
+    assert "the restart had not begun" in result.stderr
+    distlaunch.assert_no_survivors()
+
+
+def test_a_delay_that_cannot_be_read_is_refused_with_what_is_expected(job):
+    result = job.run("ends.py", "ok", options=["--restart-delay", "60:8"])
+    assert result.returncode == 2
+    assert "--restart-delay takes S:MAX with 0 < S <= MAX, not '60:8'" in result.stderr

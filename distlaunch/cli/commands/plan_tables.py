@@ -124,7 +124,7 @@ def _facts(console: Console, record: _Data, workers: int) -> None:
         ("Master", _master(record)),
         ("Directory", record.get("run_dir")),
         ("Workdir", record.get("workdir")),
-        ("Restarts", record.get("max_restarts") or None),
+        ("Restarts", _restarts(record)),
         ("Preload", ", ".join(record.get("preload") or ()) or None),
         (
             "Hangs",
@@ -136,6 +136,18 @@ def _facts(console: Console, record: _Data, workers: int) -> None:
     for name, value in facts:
         if value is not None:
             console.print(f"{name:<10} {printable(str(value))}", soft_wrap=True)
+
+
+def _restarts(record: _Data) -> str | None:
+    """Return how many restarts there may be, and the delay before each, if it is set."""
+    if not record.get("max_restarts"):
+        return None
+    text = str(record["max_restarts"])
+    if not (delay := record.get("restart_delay_s")):
+        return text
+    first_s, most_s = delay
+    doubled = f", doubled up to {most_s:,.10g} s" if most_s > first_s else ""
+    return f"{text}, each after {first_s:,.10g} s{doubled}"
 
 
 def _master(record: _Data) -> str | None:

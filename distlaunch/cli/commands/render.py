@@ -267,6 +267,6 @@ def _text(value: object) -> str:
             # Never with an exponent, which no option takes.
             return f"{value:.9f}".rstrip("0").rstrip(".")
         case (least, most):
-            return f"{least}:{most}"
+            return _text(least) if least == most else f"{_text(least)}:{_text(most)}"
         case _:
             raise ConfigError(f"{value!r} cannot be written as an option")

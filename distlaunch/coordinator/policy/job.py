@@ -69,9 +69,20 @@ NOTICE_S = 1.0
 processes that workers have left."""
 _INTERRUPTED = (-signal.SIGINT, 128 + signal.SIGINT)
 Phase = Literal[
-    "new", "gathering", "preparing", "starting", "running", "lingering", "stopping", "ended"
+    "new",
+    "gathering",
+    "preparing",
+    "starting",
+    "running",
+    "lingering",
+    "stopping",
+    "waiting",
+    "ended",
 ]
-"""``lingering``: all workers have ended with 0; the launcher waits for processes that they left."""
+"""``lingering``: all workers have ended with 0; the launcher waits for processes that they left.
+``waiting``: an attempt has failed, and the delay before the next one has not passed."""
+_WITHOUT_ATTEMPT = ("new", "gathering", "waiting")
+"""In these phases no node takes part in an attempt."""
 
 
 class JobPolicy:
@@ -107,8 +118,12 @@ class JobPolicy:
         self._nodes_lost = 0
         """In all attempts that have ended."""
         self._restart_rule = RestartRule(
-            allowed=settings.max_restarts, window_s=settings.restart_window_s
+            allowed=settings.max_restarts,
+            window_s=settings.restart_window_s,
+            delay_s=settings.restart_delay_s,
         )
+        self._restart_at: float | None = None
+        """When the delay before the next attempt has passed; None: there is no delay."""
         self._signals = Signals(
             holds=scheduler is not None and scheduler.signals_all and settings.gathering is not None
         )
@@ -146,6 +161,7 @@ class JobPolicy:
             self._run.notice_at,
             self._watch.deadline(),
             self._signals.deadline(),
+            self._restart_at,
         ]
         if self._convening is not None and self.phase in ("gathering", "preparing"):
             times.append(self._convening.deadline())
@@ -250,6 +266,8 @@ class JobPolicy:
 
     def _tick(self, now: float) -> list[Action]:
         convening = self._convening
+        if self._restart_at is not None:
+            return self._begin_attempt(now) if now >= self._restart_at else []
         if convening is None or self.phase not in ("gathering", "preparing"):
             return self._tick_running(now)
         if self.phase == "gathering":
@@ -270,7 +288,7 @@ class JobPolicy:
     # --- nodes come together
 
     def _begin_attempt(self, now: float, *, fresh: bool = True) -> list[Action]:
-        self._all_ended_at = None
+        self._all_ended_at = self._restart_at = None
         convening = self._convening
         if convening is None:
             return self._prepare(self._run.cast, now)
@@ -543,11 +561,11 @@ class JobPolicy:
         self, convening: Convening, event: Lost, now: float, *, code: int = EXIT_UNAVAILABLE
     ) -> list[Action]:
         run, node = self._run, event.node
-        took_part = self.phase not in ("new", "gathering") and node in run.alive
+        took_part = self.phase not in _WITHOUT_ATTEMPT and node in run.alive
         about = (self.attempt, run.cast.ranks(node)) if took_part else None
         wanted = self.told is None and self._fault is None
         actions = convening.lost(event, about, now, wanted=wanted)
-        if event.final and self.phase in ("gathering", "preparing"):
+        if event.final and self.phase in ("gathering", "preparing", "waiting"):
             return actions + self._refuse(convening.refuse(event))
         if not actions or not took_part:
             return self._continue_gathering(convening, actions, now)
@@ -588,7 +606,7 @@ class JobPolicy:
         """End the job after an internal error; node ``without`` has nothing left to stop."""
         self._fault = text
         self._watch.stop()
-        nothing_runs = self.phase in ("new", "gathering", "preparing")
+        nothing_runs = self.phase in (*_WITHOUT_ATTEMPT, "preparing")
         self.phase = "stopping"
         self._run.owing.discard(-1 if without is None else without)
         actions: list[Action] = [
@@ -679,7 +697,7 @@ class JobPolicy:
             forward = m.Forward(signum=signum)
             whom = (
                 self._run.members()
-                if self.phase not in ("new", "gathering") and not event.reached
+                if self.phase not in _WITHOUT_ATTEMPT and not event.reached
                 else []
             )
             return [record, *(ToNode(node=node, message=forward) for node in whom)]
@@ -707,6 +725,9 @@ class JobPolicy:
         self.told, self._told_at = signum, now
         silent_since = self._watch.silent_since(now)
         self._watch.stop()
+        if self.phase == "waiting":
+            said = f"{name}: stopped; the restart had not begun"
+            return [record, Say(text=said, level="warning"), *self._end(128 + signum)]
         if self.phase in ("new", "gathering", "preparing"):
             waited = (
                 []
@@ -805,10 +826,18 @@ class JobPolicy:
         report = verdict.report(decision=decision, restarts=self.restarts)
         self._restart_rule.on_restart(verdict.outcome, now)
         self.attempt += 1
-        fields = {"attempt": self.attempt, "of": self.settings.max_restarts}
+        fields: dict[str, object] = {"attempt": self.attempt, "of": self.settings.max_restarts}
         killed = self._run.killed_text(failures.after_grace(self.settings))
         warned = [] if killed is None else [Say(text=killed, level="warning")]
-        return [*warned, report, Entry(type="restarting", fields=fields), *self._begin_attempt(now)]
+        if not decision.delay_s:
+            entry = Entry(type="restarting", fields=fields)
+            return [*warned, report, entry, *self._begin_attempt(now)]
+        self.phase = "waiting"
+        self._all_ended_at = None
+        self._restart_at = now + decision.delay_s
+        entry = Entry(type="restarting", fields={**fields, "delay_s": decision.delay_s})
+        wait = Say(text=f"restarting in {decision.delay_s:,.10g} s ...", level="warning")
+        return [*warned, report, entry, wait]
 
     def _go_on_without(self, now: float) -> list[Action]:
         """Begin an attempt with the nodes that are left and those that have come.
@@ -878,7 +907,7 @@ class JobPolicy:
         return [Say(text=text, level="warning")]
 
     def _end(self, exit_code: int) -> list[Action]:
-        self.phase = "ended"
+        self.phase, self._restart_at = "ended", None
         exit_code = (
             exit_code if 0 <= exit_code <= 255 else 255
         )  # what a node says is no reason to end with 0

@@ -99,6 +99,8 @@ class PolicySettings(Record):
     """Workers that train together always use ``master_port``."""
     max_restarts: int = 0
     restart_window_s: float | None = None
+    restart_delay_s: tuple[float, float] = (0.0, 0.0)
+    """How long to wait before the first restart in a row, and at most: it doubles with each."""
     min_uptime_s: float = 10.0
     grace_s: float = 25.0
     failure_grace_s: float = 5.0

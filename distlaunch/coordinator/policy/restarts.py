@@ -35,7 +35,9 @@ class FinalReason(Enum):
 
 
 class Restart(Record):
-    """There is another attempt."""
+    """There is another attempt, after ``delay_s`` seconds."""
+
+    delay_s: float = 0.0
 
 
 class Final(Record):
@@ -55,6 +57,8 @@ class Final(Record):
 
 
 RestartDecision = Restart | Final
+_MOST_DOUBLED = 60
+"""A delay of 1 ns doubled more often is longer than any that can be asked for."""
 
 
 class Outcome(Record):
@@ -107,6 +111,14 @@ class Outcome(Record):
             enough_s=lived_s if went_on is None and long_enough and min_uptime_s > 0 else None,
         )
 
+    @property
+    def ends_row(self) -> bool:
+        """Whether a restart after this attempt is the first of a row.
+
+        It is if the attempt made progress; with --min-uptime 0, only heartbeats show progress.
+        """
+        return self.progressed and (self.by_steps or self.enough_s is not None)
+
     def is_same(self, other: Outcome | None) -> bool:
         """Return whether both attempts failed at the same place in the same way."""
         return (
@@ -117,9 +129,19 @@ class Outcome(Record):
 class RestartRule:
     """Decides on restarts, and counts them. Times are seconds on the job's clock."""
 
-    def __init__(self, *, allowed: int, window_s: float | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        allowed: int,
+        window_s: float | None = None,
+        delay_s: tuple[float, float] = (0.0, 0.0),
+    ) -> None:
+        """Count from none. ``delay_s``: the first delay, and the longest; see ``_delay_s``."""
         self._allowed = allowed
         self._window_s = window_s
+        self._first_delay_s, self._longest_delay_s = delay_s
+        self._in_row = 0
+        """Restarts since the last attempt that made progress."""
         self.count = 0
         """How many restarts there have been."""
         self._times: deque[float] = deque()
@@ -156,7 +178,12 @@ class RestartRule:
             return Final(reason=FinalReason.NO_NODE)
         if processes_left:
             return Final(reason=FinalReason.PROCESSES_LEFT)
-        return Restart()
+        return Restart(delay_s=self._delay_s(outcome))
+
+    def _delay_s(self, outcome: Outcome) -> float:
+        """Return the delay before the next restart: doubled with each restart in a row."""
+        in_row = 0 if outcome.ends_row else min(self._in_row, _MOST_DOUBLED)
+        return min(self._first_delay_s * 2.0**in_row, self._longest_delay_s)
 
     def after_coordinator_loss(self, *, has_begun: bool, flexible: bool) -> RestartDecision:
         """Decide whether a launcher that has joined calls the lost coordinator again.
@@ -172,6 +199,7 @@ class RestartRule:
         """Count a restart after an attempt with this outcome."""
         self._retried_s = outcome.enough_s if outcome.is_same(self._previous) else None
         self._previous = outcome
+        self._in_row = 1 if outcome.ends_row else self._in_row + 1
         self._times.append(now)
         self.count += 1
 

@@ -302,7 +302,12 @@ class Runner:
     def _show_status(self) -> None:
         policy = self._policy
         before = "restarting" if policy.attempt else "starting"
-        phases = {"new": "starting", "gathering": before, "preparing": before, "meeting": before}
+        phases = {
+            "new": "starting",
+            "gathering": before,
+            "preparing": before,
+            "waiting": "restarting",
+        }
         self._sink.status(
             StatusView(
                 phase=phases.get(policy.phase, policy.phase),  # type: ignore[arg-type]  # the rest have the same names

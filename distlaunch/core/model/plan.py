@@ -78,6 +78,8 @@ class LaunchPlan(Record, hide=("base_env", "given_env")):
     hang_notice_s: float | None = None
     """After so long a silence the user is told, once, where the workers stand."""
     max_restarts: int = 0
+    restart_delay_s: tuple[float, float] | None = None
+    """Before the first restart in a row, and at most."""
     bootstrap: Literal["", "direct", "setup"] = ""
     """How our code comes into the workers' interpreter, if they need it there."""
     notes: tuple[str, ...] = ()
@@ -188,6 +190,7 @@ class LaunchPlan(Record, hide=("base_env", "given_env")):
             "workdir": self.workdir,
             "run_dir": self.run_dir or None,
             "max_restarts": self.max_restarts,
+            **({"restart_delay_s": list(self.restart_delay_s)} if self.restart_delay_s else {}),
             "hang_timeout_s": self.hang_timeout_s,
             "preload": list(self.preload),
             "env": {**_Mask()(self.env)},

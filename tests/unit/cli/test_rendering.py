@@ -29,6 +29,7 @@ VALUES = {
     "count or range": st.sampled_from(["3", "2:4", "4:4"]),
     "whole": NUMBERS,
     "port": NUMBERS,
+    "delay": st.sampled_from(["0", "0.25", "8", "8:60", "1.5:5m", "2h:2h"]),
     "seconds": st.one_of(
         NUMBERS.map(lambda number: f"{int(number) + 1}m"), st.floats(5, 1e9).map(lambda value: f"{value:.6f}")
     ),

@@ -369,3 +369,127 @@ def test_each_reason_has_a_text_of_its_own(reason):
     texts = {text_of(Final(reason=each, allowed=2, repeats="usage error")) for each in FinalReason}
     assert len(texts) == len(FinalReason)
     assert bool(text_of(Final(reason=reason))) == (reason is not FinalReason.NOT_WANTED)
+
+
+# --- the delay before a restart
+
+DELAY = {"max_restarts": 9, "restart_delay_s": (8.0, 20.0)}
+
+
+def waits(job) -> float:
+    """Check that the job waits for its restart; return for how long."""
+    assert job.phase == "waiting"
+    due = job.policy.deadline()
+    assert due is not None
+    return due - job.now
+
+
+def test_a_restart_waits_for_its_delay_and_then_begins(make_job):
+    job = make_job(**DELAY).run()
+    actions = job.fail()
+    assert waits(job) == 8.0
+    assert not job.sent(m.Prepare, actions)
+    assert [say.text for say in job.of(p.Say, actions)] == ["restarting in 8 s ..."]
+    assert job.entries("restarting") == [{"attempt": 1, "of": 9, "delay_s": 8.0}]
+    job.now += 7.9
+    assert job.tick() == [], "a tick that comes early does nothing"
+    job.now += 0.1
+    assert job.sent(m.Prepare, job.tick()) == [(0, m.Prepare(attempt=1, port=0))]
+    assert (job.phase, job.policy.deadline()) == ("preparing", None)
+
+
+def test_the_delay_doubles_with_each_restart_in_a_row_up_to_its_bound(make_job):
+    job = make_job(min_uptime_s=0.0, **DELAY).run()
+    found = []
+    for _ in range(4):
+        job.fail()
+        found.append(waits(job))
+        job.now += found[-1]
+        job.tick()
+        job.come_up()
+    assert found == [8.0, 16.0, 20.0, 20.0]
+
+
+def test_an_attempt_that_made_progress_ends_the_row(make_job):
+    job = make_job(min_uptime_s=10.0, **DELAY).run()
+    found = []
+    for uptime_s, tail in ((1.0, job.RAISED), (1.0, OTHER), (11.0, job.RAISED), (1.0, OTHER)):
+        job.fail(uptime_s=uptime_s, tail=tail)
+        found.append(waits(job))
+        job.now += found[-1]
+        job.tick()
+        job.come_up()
+    assert found == [8.0, 16.0, 8.0, 16.0]
+
+
+def test_a_delay_without_a_bound_stays_the_same_however_many_restarts_there_are():
+    made = RestartRule(allowed=5000, delay_s=(3.0, 3.0))
+    for _ in range(2000):
+        made.on_restart(outcome(None), 0.0)
+    assert made.after_failure(outcome(None), 0.0) == Restart(delay_s=3.0)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_during_the_delay_ends_the_job_at_once(make_job, signum):
+    job = make_job(**DELAY).run()
+    job.fail()
+    job.now += 3.0
+    actions = job.signal(signum)
+    assert job.exit_code == 128 + signum
+    assert not job.sent(m.Stop, actions)
+    assert job.policy.deadline() is None
+
+
+def test_a_warning_signal_during_the_delay_reaches_nobody_and_prevents_nothing(make_job):
+    job = make_job(**DELAY).run()
+    job.fail()
+    assert not job.sent(m.Forward, job.signal(signal.SIGUSR1))
+    job.now += 8.0
+    assert job.sent(m.Prepare, job.tick())
+
+
+def test_a_fault_during_the_delay_ends_the_job_at_once(make_job):
+    job = make_job(**DELAY).run()
+    job.fail()
+    job.fault()
+    assert job.exit_code == 70
+
+
+def test_what_agents_send_late_changes_nothing_about_the_delay(make_job):
+    job = make_job(**DELAY).run()
+    job.fail()
+    before = len(job.actions)
+    job.exited(1, 1, attempt=0)
+    job.gone(attempt=0)
+    job.say(0, m.Alive(attempt=0, heartbeats=(), wrote=()))
+    assert (len(job.actions), waits(job)) == (before, 8.0)
+
+
+def test_several_nodes_gather_after_the_delay(make_nodes):
+    job = make_nodes(2, **DELAY).run()
+    job.fail()
+    assert waits(job) == 8.0
+    job.pass_time(8.0)
+    assert job.phase == "gathering"
+    job.survey_all()
+    job.come_up()
+    assert (job.phase, job.attempt) == ("running", 1)
+
+
+def test_a_node_that_is_lost_during_the_delay_is_waited_for_afterwards(make_nodes):
+    job = make_nodes(2, **DELAY).run()
+    job.fail()
+    job.lost(1)
+    assert (waits(job), job.exit_code) == (8.0, None)
+    job.pass_time(8.0)
+    job.joined(1)
+    job.survey_all()
+    job.come_up()
+    assert (job.phase, job.attempt) == ("running", 1)
+
+
+def test_where_no_node_can_be_reached_any_more_the_delay_ends(make_nodes):
+    job = make_nodes(2, **DELAY).run()
+    job.fail()
+    job.step(p.Lost(node=0, why="Ray's driver has ended", final=True))
+    assert job.exit_code == 69
