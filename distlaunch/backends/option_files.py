@@ -1,7 +1,4 @@
-"""A backend with its options, and the files that these name, which are read here.
-
-Files that are read where the user names none, such as the default configuration of Accelerate.
-"""
+"""The files that options of a backend name, and those that it reads where no option names one."""
 
 from __future__ import annotations
 
@@ -20,26 +17,17 @@ if TYPE_CHECKING:
 _TEXT_BYTES = 4 << 20
 _TEXT_S = 60.0
 
-
-def read_users_text(path: str, named: str, *, hint: str | None = None) -> str:
-    """Read a file that the user names, in bounds, since it may be a pipe. Raises ConfigError, begun
-    by ``named``."""
-    try:
-        data = read_bounded(path, most=_TEXT_BYTES, patience_s=_TEXT_S)
-    except OSError as exc:
-        raise ConfigError(f"{named}: {exc.strerror}", hint=hint) from exc
-    except ValueError as exc:
-        raise ConfigError(f"{named}: a name of a file has no NUL") from exc
-    return data.decode(errors="surrogateescape").replace("\r\n", "\n").replace("\r", "\n")
+NEITHER = "none"
+"""As the value of an option that has a usual file: neither that nor another."""
 
 
 def configured_backend(
     kind: type[Backend], options: TrainOptions, environ: Mapping[str, str], cwd: str
 ) -> tuple[Backend, tuple[str, ...]]:
-    """Have a backend take its options, and tell which files are read unasked; those named are below
-    ``cwd``.
+    """Return a backend with its options and the files that they name, and a notice for each file
+    that is read unasked.
 
-    Raises ConfigError.
+    Relative names are below ``cwd``. Raises ConfigError.
     """
     usual = usual_files(kind.usual, environ, cwd)
     if not options.opt and options.address is None and not usual:
@@ -83,6 +71,30 @@ def configured_backend(
     )
 
 
+def usual_files(
+    usual: Mapping[str, Sequence[str]], environ: Mapping[str, str], cwd: str
+) -> dict[str, str]:
+    """Find by option those that are there; ``usual`` is ``Backend.usual``, and relative ones are
+    below ``cwd``."""
+    found = {name: _usual_file(places, environ, cwd) for name, places in usual.items()}
+    return {name: path for name, path in found.items() if path is not None}
+
+
+def _usual_file(places: Sequence[str], environ: Mapping[str, str], cwd: str) -> str | None:
+    for place in places:
+        first, _, rest = place.partition("/")
+        folder = environ.get(first[1:]) if first[0] == "$" else first
+        if folder is not None:
+            path = os.path.join(cwd, os.path.expanduser(os.path.join(folder, rest)))
+            return path if os.path.isfile(path) else None
+    return None
+
+
+def without(name: str) -> str:
+    """Return how the usual file of an option is left out."""
+    return f"-o {name}={NEITHER} does without"
+
+
 def check_files(
     backend: Backend,
     variables: Mapping[str, str],
@@ -91,7 +103,7 @@ def check_files(
     local: bool,
     unasked: Sequence[str] = (),
 ) -> None:
-    """Have a backend look at the files that workers with these variables are to read. Raises
+    """Let a backend check the files that workers with these variables will read. Raises
     ConfigError.
 
     ``local``: this machine is one of the nodes. Else a file that is not here may well be on those.
@@ -116,29 +128,13 @@ def check_files(
         raise
 
 
-NEITHER = "none"
-"""As the value of an option that has a usual file: neither that nor another."""
-
-
-def usual_files(
-    usual: Mapping[str, Sequence[str]], environ: Mapping[str, str], cwd: str
-) -> dict[str, str]:
-    """Find by option those that are there; ``usual`` is ``Backend.usual``, and relative ones are
-    below ``cwd``."""
-    found = {name: _usual_file(places, environ, cwd) for name, places in usual.items()}
-    return {name: path for name, path in found.items() if path is not None}
-
-
-def without(name: str) -> str:
-    """Say how the usual file of an option is left out."""
-    return f"-o {name}={NEITHER} does without"
-
-
-def _usual_file(places: Sequence[str], environ: Mapping[str, str], cwd: str) -> str | None:
-    for place in places:
-        first, _, rest = place.partition("/")
-        folder = environ.get(first[1:]) if first[0] == "$" else first
-        if folder is not None:
-            path = os.path.join(cwd, os.path.expanduser(os.path.join(folder, rest)))
-            return path if os.path.isfile(path) else None
-    return None
+def read_users_text(path: str, named: str, *, hint: str | None = None) -> str:
+    """Read a file that the user names, in bounds, since it may be a pipe. Raises ConfigError, begun
+    by ``named``."""
+    try:
+        data = read_bounded(path, most=_TEXT_BYTES, patience_s=_TEXT_S)
+    except OSError as exc:
+        raise ConfigError(f"{named}: {exc.strerror}", hint=hint) from exc
+    except ValueError as exc:
+        raise ConfigError(f"{named}: a name of a file has no NUL") from exc
+    return data.decode(errors="surrogateescape").replace("\r\n", "\n").replace("\r", "\n")

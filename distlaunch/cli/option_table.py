@@ -85,12 +85,12 @@ _DROP_INS: tuple[Place, ...] = ("torchrun", "accelerate", "deepspeed", "horovodr
 
 
 def _not_in(*places: Place, why: str, hint: str = "", instead: str = "") -> dict[Place, Absence]:
-    """Give the reason for which an option does not apply in these places."""
+    """Return the reason for which an option does not apply in these places."""
     return dict.fromkeys(places, Absence(why=why, hint=hint, instead=instead))
 
 
 def _of_torchrun(name: str) -> dict[Place, Absence]:
-    """Give torchrun's own option, or variable, which counts there instead of train's."""
+    """Return torchrun's own option, or variable, which counts there instead of train's."""
     return _not_in("torchrun", why="torchrun has an option or a variable of its own", instead=name)
 
 

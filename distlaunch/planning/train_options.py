@@ -1,9 +1,8 @@
-"""What the user asked for, typed; filled by ``ui`` or by the Python API.
+"""The options of a job, typed, as the command line or the Python API fills them. Pure.
 
-Every field that is an option on the command line has a row in ``ui/options.py``; a test holds the
-two equal.
-
-What is another way for those who come with another launcher's words and tools. Pure.
+Every field that is an option on the command line has a row in ``cli/option_table.py``; a test holds
+the two equal. Commands of other launchers fill the same fields, and add how the job looks from
+outside (``Dialect``).
 """
 
 from __future__ import annotations
@@ -14,53 +13,6 @@ from typing import Literal
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.record import Record
 from distlaunch.core.model.run_files import TORCHRUN, TRAIN, Layout
-
-
-class Dialect(Record):
-    """How a job is seen from outside; as it stands, ``train``'s."""
-
-    layout: Layout = TRAIN
-    """The names of the log files."""
-    run_id: str | None = None
-    """What TORCHELASTIC_RUN_ID says; None: the job's id."""
-    role: str = "default"
-    """What ROLE_NAME says."""
-    prefix_columns: int | None = None
-    """How wide what stands before each line on the console is; None: as wide as a rank in
-    brackets."""
-    shows_bars: bool = True
-    """The console shows both streams of rank 0, if it shows that rank."""
-    rank_macro: str | None = None
-    """What stands for the local rank in the arguments of the script."""
-    takes_typed: bool = False
-    """Of several workers rank 0 reads what is typed, if stdin is a terminal of which we are the
-    foreground job."""
-    spelling: tuple[tuple[str, str], ...] = ()
-    """What ``train``'s options are called, for hints and errors: its spelling, then this dialect's;
-    # is any number."""
-
-    def spelt(self, text: str) -> str:
-        """Put a text of ours, which speaks of ``train``'s options, into this dialect."""
-        if not self.spelling:
-            return text
-        import re
-
-        words = dict(self.spelling)
-        longest_first = sorted(words, key=len, reverse=True)
-        forms = [re.escape(key).replace(r"\#", "[0-9]+") for key in longest_first]
-
-        def other(found: re.Match[str]) -> str:
-            key = longest_first[(found.lastindex or 1) - 1]
-            before, number, _ = key.partition("#")
-            if not number:
-                return words[key]
-            rest = found[0][len(before) :]
-            return words[key].replace("#", rest[: len(rest) - len(rest.lstrip("0123456789"))])
-
-        return re.sub(
-            rf"(?<![\w-])(?:{'|'.join(f'({form})' for form in forms)})(?![\w-])", other, text
-        )
-
 
 Bind = Literal["none", "cores", "numa"]
 Device = Literal["auto", "cuda", "cpu"]
@@ -192,13 +144,13 @@ class TrainOptions(Record):
 
     @property
     def texts(self) -> Mapping[str, str]:
-        """Give what is in files that have been read before, by path: a pipe is empty the second
+        """Return what is in files that have been read before, by path: a pipe is empty the second
         time."""
         return _NO_TEXTS
 
     @property
     def needs_gpus(self) -> bool:
-        """Tell whether it matters which GPUs there are."""
+        """Return whether it matters which GPUs there are."""
         counts_processes = self.num_procs is not None or self.procs_per_node is not None
         on_cpu = self.device == "cpu" or (
             self.device == "auto" and counts_processes and not self.whole_nodes
@@ -206,8 +158,56 @@ class TrainOptions(Record):
         return not on_cpu or self.gpus is not None
 
 
-_TRAIN = Dialect()
 _NO_TEXTS: Mapping[str, str] = {}
+
+
+class Dialect(Record):
+    """How a job is seen from outside; as it stands, ``train``'s."""
+
+    layout: Layout = TRAIN
+    """The names of the log files."""
+    run_id: str | None = None
+    """What TORCHELASTIC_RUN_ID says; None: the job's id."""
+    role: str = "default"
+    """What ROLE_NAME says."""
+    prefix_columns: int | None = None
+    """How wide what stands before each line on the console is; None: as wide as a rank in
+    brackets."""
+    shows_bars: bool = True
+    """The console shows both streams of rank 0, if it shows that rank."""
+    rank_macro: str | None = None
+    """What stands for the local rank in the arguments of the script."""
+    takes_typed: bool = False
+    """Of several workers rank 0 reads what is typed, if stdin is a terminal of which we are the
+    foreground job."""
+    spelling: tuple[tuple[str, str], ...] = ()
+    """What ``train``'s options are called, for hints and errors: its spelling, then this dialect's;
+    # is any number."""
+
+    def spelt(self, text: str) -> str:
+        """Put a text of ours, which speaks of ``train``'s options, into this dialect."""
+        if not self.spelling:
+            return text
+        import re
+
+        words = dict(self.spelling)
+        longest_first = sorted(words, key=len, reverse=True)
+        forms = [re.escape(key).replace(r"\#", "[0-9]+") for key in longest_first]
+
+        def other(found: re.Match[str]) -> str:
+            key = longest_first[(found.lastindex or 1) - 1]
+            before, number, _ = key.partition("#")
+            if not number:
+                return words[key]
+            rest = found[0][len(before) :]
+            return words[key].replace("#", rest[: len(rest) - len(rest.lstrip("0123456789"))])
+
+        return re.sub(
+            rf"(?<![\w-])(?:{'|'.join(f'({form})' for form in forms)})(?![\w-])", other, text
+        )
+
+
+_TRAIN = Dialect()
 
 
 class DropInOptions(TrainOptions):
@@ -232,7 +232,7 @@ class TorchrunOptions(TrainOptions):
 
     @property
     def needs_gpus(self) -> bool:
-        """Tell whether it matters which GPUs there are: to count or share them, or to wait for
+        """Return whether it matters which GPUs there are: to count or share them, or to wait for
         their memory."""
         counted = self.workers in ("auto", "gpu")
         return (
@@ -245,11 +245,6 @@ class TorchrunOptions(TrainOptions):
 
 
 # --- what sizes mean
-
-
-def use_cpus(*, several: bool) -> str:
-    """Return the hint for those who want workers on CPUs; ``several``: over several nodes."""
-    return USE_CPUS_OF_EACH if several else USE_CPUS
 
 
 def check_kind(options: TrainOptions) -> None:
@@ -269,23 +264,23 @@ def check_kind(options: TrainOptions) -> None:
 
 
 def counts_processes(options: TrainOptions) -> bool:
-    """Tell whether the size is given in processes, not in GPUs."""
+    """Return whether the size is given in processes, not in GPUs."""
     return options.num_procs is not None or options.procs_per_node is not None
 
 
 def on_cpus(options: TrainOptions) -> bool:
-    """Tell whether workers are to leave GPUs alone, whatever there is."""
+    """Return whether workers are to leave GPUs alone, whatever there is."""
     counted = counts_processes(options) and not options.whole_nodes
     return options.device == "cpu" or (counted and options.device != "cuda")
 
 
 def shares_gpus(options: TrainOptions) -> bool:
-    """Tell whether workers are counted as processes, but use GPUs."""
+    """Return whether workers are counted as processes, but use GPUs."""
     return counts_processes(options) and not on_cpus(options)
 
 
 def asks_for_gpus(options: TrainOptions) -> bool:
-    """Tell whether there is no doing without GPUs."""
+    """Return whether there is no doing without GPUs."""
     counts = options.num_gpus is not None or options.gpus_per_node is not None
     return (
         counts
@@ -293,3 +288,8 @@ def asks_for_gpus(options: TrainOptions) -> bool:
         or options.gpus is not None
         or options.whole_gpus is not None
     )
+
+
+def use_cpus(*, several: bool) -> str:
+    """Return the hint for those who want workers on CPUs; ``several``: over several nodes."""
+    return USE_CPUS_OF_EACH if several else USE_CPUS

@@ -1,7 +1,4 @@
-"""What the user asked to be rendered, and the sizes in it; pure.
-
-Names that Slurm and Kubernetes take; pure.
-"""
+"""What is to be rendered, and its sizes and names as Slurm and Kubernetes take them. Pure."""
 
 from __future__ import annotations
 
@@ -23,6 +20,20 @@ _UNIT_BYTES = {"M": 10**6, "G": 10**9, "T": 10**12, "Mi": 1 << 20, "Gi": 1 << 30
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _DURATION = re.compile(r"([1-9][0-9]{0,8})([smhd])")
 _CLOCK = re.compile(r"(?:([0-9]{1,4})-)?([0-9]{1,4}):([0-5][0-9]):([0-5][0-9])")
+
+_LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+_SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+_RESOURCE = re.compile(
+    r"[A-Za-z0-9]([-A-Za-z0-9.]*[A-Za-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?"
+)
+_SLURM = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.,+@-]*")
+_PART = r"[a-z0-9]+(?:(?:\.|_{1,2}|-+)[a-z0-9]+)*"
+_IMAGE = re.compile(
+    r"(?:[A-Za-z0-9][A-Za-z0-9.-]*(?::[0-9]+)?/)?"  # the registry
+    rf"{_PART}(?:/{_PART})*(?::[A-Za-z0-9_][A-Za-z0-9_.-]{{0,127}})?(?:@sha(?:256:[0-9a-f]{{64}}|512:[0-9a-f]{{128}}))?"
+)
+LONGEST_LABEL = 63
+_LONGEST_NAME = 253
 
 
 class RenderOptions(Record):
@@ -61,11 +72,11 @@ class Request(Record):
     it."""
 
     def has(self, field: str) -> bool:
-        """Tell whether an option of ``train`` was given, on the command line or by a variable."""
+        """Return whether an option of ``train`` was given, on the command line or by a variable."""
         return any(name == field for name, _ in self.words)
 
     def command(self, *added: str) -> Words:
-        """Give the whole command line; ``added``: options that the target needs beside the
+        """Return the whole command line; ``added``: options that the target needs beside the
         user's."""
         script = self.train.script or ""
         options = [word for _, words in self.words for word in words]
@@ -73,50 +84,8 @@ class Request(Record):
         return ("distlaunch", "train", *options, *added, *end, script, *self.train.script_args)
 
 
-def size_bytes(text: str, option: str) -> int:
-    """Read an amount of memory. Raises ConfigError."""
-    found = _SIZE.fullmatch(text)
-    if found is None:
-        raise ConfigError(f"{option} takes a size like 64Gi or 500M, not {quoted(text)}")
-    return int(found[1]) * _UNIT_BYTES[found[2]]
-
-
-def duration_s(text: str) -> int:
-    """Read --time: ``90m``, ``12h``, ``2d``, or as Slurm writes it, ``[DAYS-]HH:MM:SS``. Raises
-    ConfigError.
-
-    A bare number is seconds to ``train`` and minutes to Slurm, so it is none.
-    """
-    value_s = 0
-    if found := _DURATION.fullmatch(text):
-        value_s = int(found[1]) * _UNITS_S[found[2]]
-    elif found := _CLOCK.fullmatch(text):
-        days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
-        value_s = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
-    if not 0 < value_s < 10**9:
-        raise ConfigError(
-            f"--time takes a time like 90m, 12h, 2d or 1-12:00:00, not {quoted(text)}"
-        )
-    return value_s
-
-
-_LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
-_SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
-_RESOURCE = re.compile(
-    r"[A-Za-z0-9]([-A-Za-z0-9.]*[A-Za-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?"
-)
-_SLURM = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.,+@-]*")
-_PART = r"[a-z0-9]+(?:(?:\.|_{1,2}|-+)[a-z0-9]+)*"
-_IMAGE = re.compile(
-    r"(?:[A-Za-z0-9][A-Za-z0-9.-]*(?::[0-9]+)?/)?"  # the registry
-    rf"{_PART}(?:/{_PART})*(?::[A-Za-z0-9_][A-Za-z0-9_.-]{{0,127}})?(?:@sha(?:256:[0-9a-f]{{64}}|512:[0-9a-f]{{128}}))?"
-)
-LONGEST_LABEL = 63
-_LONGEST_NAME = 253
-
-
 def job_name(request: Request, *, longest: int) -> str:
-    """Give --name, else a name made of the script's. Raises ConfigError for one that is not taken
+    """Return --name, else a name made of the script's. Raises ConfigError for one that is not taken
     there."""
     given = request.more.name
     slurm = request.target == "slurm"
@@ -208,3 +177,30 @@ def volume_claim(text: str) -> tuple[str, str]:
             hint="a PersistentVolumeClaim, and the folder where pods see it: --pvc data:/data",
         )
     return object_name(claim, "--pvc"), path
+
+
+def size_bytes(text: str, option: str) -> int:
+    """Read an amount of memory. Raises ConfigError."""
+    found = _SIZE.fullmatch(text)
+    if found is None:
+        raise ConfigError(f"{option} takes a size like 64Gi or 500M, not {quoted(text)}")
+    return int(found[1]) * _UNIT_BYTES[found[2]]
+
+
+def duration_s(text: str) -> int:
+    """Read --time: ``90m``, ``12h``, ``2d``, or as Slurm writes it, ``[DAYS-]HH:MM:SS``. Raises
+    ConfigError.
+
+    A bare number is seconds to ``train`` and minutes to Slurm, so it is none.
+    """
+    value_s = 0
+    if found := _DURATION.fullmatch(text):
+        value_s = int(found[1]) * _UNITS_S[found[2]]
+    elif found := _CLOCK.fullmatch(text):
+        days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+        value_s = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+    if not 0 < value_s < 10**9:
+        raise ConfigError(
+            f"--time takes a time like 90m, 12h, 2d or 1-12:00:00, not {quoted(text)}"
+        )
+    return value_s

@@ -18,7 +18,7 @@ from distlaunch.backends.accelerate_config import read_config
 from distlaunch.backends.backend_options import chosen_options
 from distlaunch.backends.config_file import read_document
 from distlaunch.cli.compat.accelerate.options import OPTIONS, OWN
-from distlaunch.cli.compat.accelerate.translate import understand
+from distlaunch.cli.compat.accelerate.translate import translate
 from distlaunch.cli.parser import scan
 from distlaunch.core.model.topology import Node, Topology
 
@@ -126,7 +126,7 @@ def ours(words: list[str]) -> dict[str, str]:
     given, rest = scan([*words, "s.py"], OPTIONS)
     path = given.get("config_file", [None])[-1]
     text = None if path is None else Path(path).read_text()
-    options = understand(
+    options = translate(
         given, rest, {}, None if text is None else read_config(read_document(text, path))
     ).options
     chosen = chosen_options(options.opt, Accelerate.options(), "accelerate")

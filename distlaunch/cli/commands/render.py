@@ -1,6 +1,6 @@
-"""``render``: its options, and what becomes of the file.
+"""The command ``render``: its options, and printing or writing the file.
 
-Options as words again, as somebody would have typed them.
+``spell`` turns options of train into words again, for the command line in the file.
 """
 
 from __future__ import annotations
@@ -177,22 +177,6 @@ def _split(values: dict[str, Any]) -> tuple[TrainOptions, RenderOptions]:
     ), RenderOptions(**more)
 
 
-def _missing_script(options: TrainOptions) -> str | None:
-    """Say that the script is not here, where a batch script is submitted as a rule; None if it
-    is."""
-    name = options.script
-    if name is None or options.module or options.no_python:
-        return None
-    workdir = os.path.join(os.getcwd(), options.workdir or "")
-    places = script_places(name, os.getcwd(), workdir)
-    if any(os.path.exists(place) for place in places):
-        return None
-    where = " and ".join(printable(os.path.dirname(place)) for place in places)
-    return (
-        f"{printable(name)} is not here (looked in {where}); the job needs it where it is submitted"
-    )
-
-
 def _backend_names(backend: object) -> set[str]:
     """Return the names of a backend's own options; those of one that is not known are none."""
     if backend not in backend_names():
@@ -227,12 +211,28 @@ def _write(path: str, data: bytes) -> None:
         raise ConfigError(f"--out {quoted(path)}: {reason}") from error
 
 
+def _missing_script(options: TrainOptions) -> str | None:
+    """Return a notice if the script is not here, where a batch script is mostly submitted; None if it
+    is."""
+    name = options.script
+    if name is None or options.module or options.no_python:
+        return None
+    workdir = os.path.join(os.getcwd(), options.workdir or "")
+    places = script_places(name, os.getcwd(), workdir)
+    if any(os.path.exists(place) for place in places):
+        return None
+    where = " and ".join(printable(os.path.dirname(place)) for place in places)
+    return (
+        f"{printable(name)} is not here (looked in {where}); the job needs it where it is submitted"
+    )
+
+
 Spelled = tuple[str, tuple[str, ...]]
 """A field, and the words that set it."""
 
 
 def spell(options: TrainOptions) -> tuple[Spelled, ...]:
-    """Give the words of all options that were set, in the table's order, but for SCRIPT and its
+    """Return the words of all options that were set, in the table's order, but for SCRIPT and its
     arguments.
 
     Also of those that a variable set. Parsed again, they give the same options.

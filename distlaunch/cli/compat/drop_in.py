@@ -12,10 +12,17 @@ from distlaunch.cli.option import Group, Kind, Option, Place
 from distlaunch.cli.option_table import TRAIN_OPTIONS
 from distlaunch.cli.parser import Given, scan
 from distlaunch.core.errors import LaunchError
-from distlaunch.core.model.record import replace
+from distlaunch.core.model.record import Record, replace
 from distlaunch.planning.train_options import Dialect, DropInOptions
 
 _TRAIN = {option.field: option for option in TRAIN_OPTIONS}
+
+
+class Translation(Record):
+    """One command of another launcher: options of train, and notices for before the job."""
+
+    options: DropInOptions
+    notices: tuple[str, ...]
 
 
 def same(field: str, flags: str = "", help: str = "") -> Option:  # noqa: A002 - named as the field that it fills
@@ -38,7 +45,7 @@ def with_trains(theirs: Sequence[Option], place: Place) -> tuple[Option, ...]:
 
 
 def spelling_of(place: Place) -> Iterator[tuple[str, str]]:
-    """Give the names of train's options that another option stands for here, each with that one."""
+    """Yield the names of train's options that another option stands for here, each with that one."""
     for option in TRAIN_OPTIONS:
         absence = option.absent.get(place)
         if absence is not None and absence.instead:
@@ -100,14 +107,13 @@ def in_words_of(dialect: Dialect) -> Iterator[None]:
 
 def run_drop_in(
     options: DropInOptions,
-    remarks: Sequence[str],
+    notices: Sequence[str],
     environ: Mapping[str, str],
     *,
     table: Iterable[Option],
     around: AbstractContextManager[None] | None = None,
 ) -> int:
-    """Say what is to be said before the job, and run it; ``around`` lasts as long. Returns the exit
-    code.
+    """Print the notices, and run the job within ``around``; return the exit code.
 
     ``table``: the options of this command.
     """
@@ -119,7 +125,7 @@ def run_drop_in(
     if not options.quiet:
         names = (flag for option in table for flag in option.all_flags)
         print_warnings(
-            [*unknown_variables(environ), *remarks, *misplaced_options(options, names, environ)]
+            [*unknown_variables(environ), *notices, *misplaced_options(options, names, environ)]
         )
     with in_words_of(options.dialect), around or nullcontext():
         return train(options)

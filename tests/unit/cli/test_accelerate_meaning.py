@@ -10,7 +10,8 @@ from distlaunch.backends.accelerate_config import read_config
 from distlaunch.backends.config_file import read_document
 from distlaunch.cli.compat.accelerate.command import accelerate, configuration
 from distlaunch.cli.compat.accelerate.options import OPTIONS
-from distlaunch.cli.compat.accelerate.translate import Meaning, understand
+from distlaunch.cli.compat.accelerate.translate import translate
+from distlaunch.cli.compat.drop_in import Translation
 from distlaunch.cli.parser import HelpRequested, scan
 from distlaunch.core.errors import ConfigError, UsageError
 from distlaunch.core.model.topology import CpuInventory, Gpu, GpuInventory
@@ -27,9 +28,9 @@ TWO_MACHINES = {
 }
 
 
-def meaning(*words: str, file: dict | None = None, **environ: str) -> Meaning:
+def meaning(*words: str, file: dict | None = None, **environ: str) -> Translation:
     given, rest = scan([*words, "s.py", "a"], OPTIONS)
-    return understand(given, rest, environ, None if file is None else read_config(read_document(json.dumps(file), "f")))
+    return translate(given, rest, environ, None if file is None else read_config(read_document(json.dumps(file), "f")))
 
 
 def options(*words: str, file: dict | None = None, **environ: str):
@@ -48,7 +49,7 @@ def refused(*words: str, file: dict | None = None) -> ConfigError:
 
 def test_a_plain_command_has_all_gpus_of_this_machine():
     found = meaning()
-    assert found.remarks == ()
+    assert found.notices == ()
     assert (found.options.backend, found.options.script, found.options.script_args) == ("accelerate", "s.py", ("a",))
     assert (found.options.source, found.options.hosts, found.options.device) == ("flags", None, "auto")
     assert found.options.opt == ("config=none", 'settings={"distributed_type": "NO", "use_cpu": false}')
@@ -127,7 +128,7 @@ def test_c10d_machines_are_numbered_as_they_come_unless_one_says_which_it_is():
 def test_a_typed_list_of_hosts_has_the_sizes_and_not_the_file():
     found = options("--hosts", "a:4,b:4", file=TWO_MACHINES)
     assert (found.num_gpus, found.num_nodes, found.rendezvous, found.node_rank) == (None, None, None, None)
-    assert meaning("--hosts", "a", "--machine_rank", "0").remarks == (
+    assert meaning("--hosts", "a", "--machine_rank", "0").notices == (
         "--machine_rank has no effect here: the list of hosts says which of the machines this is",
     )
 
@@ -177,7 +178,7 @@ def test_options_of_a_section_are_set_in_it():
 
 
 @pytest.mark.parametrize(
-    ("words", "remark"),
+    ("words", "notice"),
     [
         (["-t", "3", "--same_network"], "without effect here: --tee, --same_network (see distlaunch accelerate launch"),
         (["--rdzv_backend", "etcd"], "without effect here: --rdzv_backend 'etcd' (see"),
@@ -189,9 +190,9 @@ def test_options_of_a_section_are_set_in_it():
         (["--cpu", "--num_processes", "2"], "2 workers are started; accelerate launch would start one, and leave"),
     ],
 )
-def test_what_changes_nothing_or_is_otherwise_is_told_once(words, remark):
-    (found,) = meaning(*words).remarks
-    assert found.startswith(remark)
+def test_what_changes_nothing_or_is_otherwise_is_told_once(words, notice):
+    (found,) = meaning(*words).notices
+    assert found.startswith(notice)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 
 from distlaunch.cli.compat.deepspeed.command import deepspeed
 from distlaunch.cli.compat.deepspeed.options import OPTIONS, THEIRS
-from distlaunch.cli.compat.deepspeed.translate import Meaning, understand
+from distlaunch.cli.compat.deepspeed.translate import DeepspeedTranslation, translate
 from distlaunch.cli.parser import scan
 from distlaunch.core.errors import ConfigError, UsageError
 from distlaunch.planning.train_options import NO_LOCAL_RANK, USE_CPUS
@@ -14,9 +14,9 @@ from distlaunch.planning.train_options import NO_LOCAL_RANK, USE_CPUS
 NO_FILE = "/nowhere/hostfile"
 
 
-def meaning(*words: str, default_hostfile: str = NO_FILE, **environ: str) -> Meaning:
+def meaning(*words: str, default_hostfile: str = NO_FILE, **environ: str) -> DeepspeedTranslation:
     given, rest = scan([*words, "s.py", "a"], OPTIONS, abbreviated=THEIRS)
-    return understand(given, rest, environ, default_hostfile=default_hostfile)
+    return translate(given, rest, environ, default_hostfile=default_hostfile)
 
 
 def options(*words: str, **environ: str):
@@ -168,7 +168,7 @@ def test_without_ssh_a_launcher_on_each_node_meets_the_others_at_the_masters_add
 
 def test_a_node_rank_is_of_use_without_ssh_alone():
     assert meaning("-H", "f", "--node_rank", "1").options.node_rank is None
-    assert "no effect without --no_ssh" in meaning("--node_rank", "0").remarks[0]
+    assert "no effect without --no_ssh" in meaning("--node_rank", "0").notices[0]
     assert refused("-H", "f", "--no_ssh").message == "--no_ssh: nothing says which of the nodes this is"
     assert refused("--no_ssh", "--node_rank", "1").message == "--no_ssh --node_rank 1: nothing names the nodes"
     assert options("--no_ssh", "--node_rank", "0").node_rank is None
@@ -194,7 +194,7 @@ def test_whatever_names_other_nodes_leaves_the_master_where_it_is(words):
 def test_where_launchers_meet_without_its_words_a_node_rank_is_of_use_too():
     words = ["--rendezvous", "h:4000", "--num_nodes", "2"]
     found = meaning(*words, "--node_rank", "1")
-    assert (found.options.node_rank, found.options.rendezvous, found.remarks) == (1, "h:4000", ())
+    assert (found.options.node_rank, found.options.rendezvous, found.notices) == (1, "h:4000", ())
     assert options("--num_nodes", "2", DISTLAUNCH_NODE_RANK="1", DISTLAUNCH_RENDEZVOUS="h:4000").node_rank == 1
     assert options(*words, "--no_ssh").node_rank is None  # it is dealt at the start
     assert (options(*words, "--num_gpus", "2").gpus_per_node, options(*words, "--num_gpus", "2").hosts) == (2, None)
@@ -220,11 +220,11 @@ def test_what_is_said_of_the_place_to_meet_is_said_of_its_words():
 
 
 def test_launchers_that_are_not_ours_are_named_and_ssh_stands_for_them():
-    assert meaning("--source", "slurm", "--launcher", "OpenMPI").remarks == (
+    assert meaning("--source", "slurm", "--launcher", "OpenMPI").notices == (
         "--launcher openmpi: nodes are reached by srun here",
     )
-    assert meaning("-H", "f", "--launcher", "OpenMPI").remarks == ("--launcher openmpi: nodes are reached by SSH here",)
-    assert meaning("-H", "f", "--launcher", "pdsh", "--force_multi", "--no_ssh_check").remarks == ()
+    assert meaning("-H", "f", "--launcher", "OpenMPI").notices == ("--launcher openmpi: nodes are reached by SSH here",)
+    assert meaning("-H", "f", "--launcher", "pdsh", "--force_multi", "--no_ssh_check").notices == ()
     assert "there is: pdsh, openmpi" in refused("--launcher", "ssh").hint
     assert "not --hostfile's" in refused("-H", "f", "--launcher", "slurm").message
     assert (
@@ -235,7 +235,7 @@ def test_launchers_that_are_not_ours_are_named_and_ssh_stands_for_them():
 
 @pytest.mark.parametrize("text", ["-x -y", "--x -y"])
 def test_arguments_of_a_launcher_are_one_word_also_with_dashes_and_change_nothing_on_one_machine(text):
-    assert meaning("--launcher_args", text).remarks == (
+    assert meaning("--launcher_args", text).notices == (
         "--launcher_args has no effect: there is one machine, this one",
     )
     assert options("--launcher", "slurm", "--launcher_args", text).srun_args == text

@@ -9,7 +9,8 @@ import pytest
 
 from distlaunch.cli.compat.horovodrun.command import horovodrun
 from distlaunch.cli.compat.horovodrun.options import OPTIONS, THEIRS
-from distlaunch.cli.compat.horovodrun.translate import Meaning, understand
+from distlaunch.cli.compat.horovodrun.translate import translate
+from distlaunch.cli.compat.drop_in import Translation
 from distlaunch.cli.parser import scan
 from distlaunch.core.errors import ConfigError, LaunchError, UsageError
 from distlaunch.planning.build_plan import preloaded_modules
@@ -18,8 +19,8 @@ from distlaunch.planning.train_options import USE_CPUS
 COMMAND = ("python3.99", "train.py", "-np", "--lr=1")
 
 
-def meaning(*words: str, command: tuple[str, ...] = COMMAND, **environ: str) -> Meaning:
-    return understand(*scan([*words, *command], OPTIONS, abbreviated=THEIRS), environ)
+def meaning(*words: str, command: tuple[str, ...] = COMMAND, **environ: str) -> Translation:
+    return translate(*scan([*words, *command], OPTIONS, abbreviated=THEIRS), environ)
 
 
 def options(*words: str, **more):
@@ -240,11 +241,11 @@ def test_what_has_no_effect_is_said_in_its_words():
 
 
 def test_workers_of_one_machine_in_a_schedulers_job_are_told_of():
-    (remark,) = meaning("-np", "2", SLURM_JOB_ID="1").remarks
-    assert remark == (
+    (notice,) = meaning("-np", "2", SLURM_JOB_ID="1").notices
+    assert notice == (
         "all 2 workers run on this machine, as under horovodrun; --source slurm takes the nodes of the Slurm job"
     )
-    assert meaning("-np", "2", "-H", "a:2", SLURM_JOB_ID="1").remarks == ()
+    assert meaning("-np", "2", "-H", "a:2", SLURM_JOB_ID="1").notices == ()
     assert options("-np", "4", "--source", "slurm").num_gpus == 4
     assert options("-np", "4", "--source", "slurm", "--device", "cpu").num_procs == 4
 
@@ -341,8 +342,8 @@ def test_keys_of_a_configuration_that_horovodrun_passes_over_are_a_warning(tmp_p
     file = tmp_path / "conf.yaml"
     file.write_text(f"{text}logging:\n  level: INFO\n")
     found = meaning("-np", "2", "--config-file", str(file))
-    (remark,) = found.remarks
-    assert says in remark
+    (notice,) = found.notices
+    assert says in notice
     assert found.options.opt == ("log-level=info",)
 
 

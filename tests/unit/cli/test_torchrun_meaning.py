@@ -6,7 +6,7 @@ import pytest
 
 from distlaunch.cli.compat.torchrun.command_line import parse
 from distlaunch.cli.compat.torchrun.options import BY_VARIABLE, PREFIX
-from distlaunch.cli.compat.torchrun.translate import Display, Meaning, understand, unread_variables
+from distlaunch.cli.compat.torchrun.translate import Display, TorchrunTranslation, translate, unread_variables
 from distlaunch.cli.option_table import TRAIN_OPTIONS
 from distlaunch.core.errors import ConfigError, UsageError
 from distlaunch.core.model.run_files import TORCHRUN
@@ -14,8 +14,8 @@ from distlaunch.planning.build_plan import preloaded_modules
 from distlaunch.planning.train_options import TrainOptions
 
 
-def meaning(*words: str, **environ: str) -> Meaning:
-    return understand(parse([*words, "s.py", "a"], environ), environ)
+def meaning(*words: str, **environ: str) -> TorchrunTranslation:
+    return translate(parse([*words, "s.py", "a"], environ), environ)
 
 
 def refused(*words: str, **environ: str) -> str:
@@ -86,15 +86,15 @@ def test_quotes_around_a_value_of_rdzv_conf_are_no_part_of_it():
     assert meaning(*words[:-1], "x=\"a b\", join_timeout='7'").options.join_timeout == 7.0
 
 
-def legacy(*words: str) -> Meaning:
-    return understand(parse([*words, "s.py", "a"], {}), {}, legacy=True)
+def legacy(*words: str) -> TorchrunTranslation:
+    return translate(parse([*words, "s.py", "a"], {}), {}, legacy=True)
 
 
 def test_under_torch_distributed_launch_the_script_gets_its_local_rank_unless_it_uses_the_environment():
     assert legacy().options.script_args == ("--local-rank=${local_rank}", "a")
     assert legacy("--use_env").options.script_args == legacy("--use-env").options.script_args == ("a",)
     assert meaning("--use_env").options.script_args == ("a",)
-    assert meaning("--use_env").remarks == ()
+    assert meaning("--use_env").notices == ()
 
 
 def test_under_torch_distributed_launch_a_program_that_is_no_script_has_to_use_the_environment():
@@ -162,14 +162,14 @@ def test_nodes_that_could_not_meet_are_refused_and_the_variable_is_named_where_i
     assert refused(PET_NNODES="2") == "PET_NNODES 2: nothing says where the nodes meet"
     assert refused("--node-rank=1") == "--nnodes 1:1 and --node-rank 1 exclude each other"
     assert refused("--nnodes=2", "--standalone") == "--standalone and --nnodes 2 exclude each other"
-    assert meaning("--nnodes=1:1", "--node-rank=0").remarks == ()
+    assert meaning("--nnodes=1:1", "--node-rank=0").notices == ()
     assert meaning("--nnodes=1:1", "--node-rank=0").options.rendezvous is None
 
 
 def test_a_range_of_nodes_without_an_endpoint_runs_one_and_says_so():
     said = "--nnodes 1:4: this one node runs; --rdzv-endpoint lets others join"
-    assert meaning("--nnodes=1:4").remarks == (said,)
-    assert meaning(PET_NNODES="1:4").remarks == ()
+    assert meaning("--nnodes=1:4").notices == (said,)
+    assert meaning(PET_NNODES="1:4").notices == ()
     assert meaning("--nnodes=1:4").options.num_nodes is None
 
 
@@ -309,11 +309,11 @@ def test_ranks_that_the_job_does_not_have_are_told():
 
 def test_what_changes_nothing_is_said_in_one_line_if_it_was_written_on_the_command_line():
     words = ["--monitor-interval=1", "--start-method", "fork", "--rdzv-conf", "timeout=3", "--rdzv-backend=etcd-v2"]
-    (remark,) = meaning(*words).remarks
-    assert remark.startswith(
+    (notice,) = meaning(*words).notices
+    assert notice.startswith(
         "without effect here: --rdzv-conf, --monitor-interval, --start-method, --rdzv-backend 'etcd-v2'"
     )
-    assert meaning(PET_MONITOR_INTERVAL="5", PET_RDZV_BACKEND="etcd").remarks == ()
+    assert meaning(PET_MONITOR_INTERVAL="5", PET_RDZV_BACKEND="etcd").notices == ()
 
 
 @pytest.mark.parametrize(
@@ -327,13 +327,13 @@ def test_what_changes_nothing_is_said_in_one_line_if_it_was_written_on_the_comma
     ids=" ".join,
 )
 def test_ordinary_command_lines_are_not_remarked_upon(words):
-    assert meaning(*words).remarks == ()
+    assert meaning(*words).notices == ()
 
 
 def test_what_torchruns_agent_would_serve_is_remarked_upon():
-    (remark,) = meaning(TORCHELASTIC_ENABLE_FILE_TIMER="1", TORCHELASTIC_HEALTH_CHECK_PORT="8080").remarks
-    assert "TORCHELASTIC_ENABLE_FILE_TIMER, TORCHELASTIC_HEALTH_CHECK_PORT" in remark
-    assert meaning(TORCHELASTIC_ENABLE_FILE_TIMER="0").remarks == ()
+    (notice,) = meaning(TORCHELASTIC_ENABLE_FILE_TIMER="1", TORCHELASTIC_HEALTH_CHECK_PORT="8080").notices
+    assert "TORCHELASTIC_ENABLE_FILE_TIMER, TORCHELASTIC_HEALTH_CHECK_PORT" in notice
+    assert meaning(TORCHELASTIC_ENABLE_FILE_TIMER="0").notices == ()
 
 
 def test_lines_get_narrower_by_the_prefix_of_tee():
@@ -343,13 +343,13 @@ def test_lines_get_narrower_by_the_prefix_of_tee():
 
 
 def test_signals_that_would_end_the_job_under_torchrun_are_remarked_upon():
-    (remark,) = meaning("--signals-to-handle", "SIGTERM,SIGUSR1").remarks
-    assert "--signals-to-handle" in remark
+    (notice,) = meaning("--signals-to-handle", "SIGTERM,SIGUSR1").notices
+    assert "--signals-to-handle" in notice
 
 
 def test_a_name_in_a_remark_cannot_touch_the_terminal():
-    (remark,) = meaning("--rdzv-backend", "a\nb\x1b[31m").remarks
-    assert remark.isprintable()
+    (notice,) = meaning("--rdzv-backend", "a\nb\x1b[31m").notices
+    assert notice.isprintable()
 
 
 # --- the words of train

@@ -1,4 +1,4 @@
-"""The command ``distlaunch accelerate launch``: parse, read the configuration, understand, run."""
+"""The command ``distlaunch accelerate launch``: parse, read the configuration, translate, run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from distlaunch.backends.base import option_name
 from distlaunch.backends.config_file import read_document
 from distlaunch.backends.option_files import read_users_text
 from distlaunch.cli.compat.accelerate.options import OPTIONS
-from distlaunch.cli.compat.accelerate.translate import PARSING, own_command, understand
+from distlaunch.cli.compat.accelerate.translate import PARSING, own_command, translate
 from distlaunch.cli.compat.drop_in import in_words_of, run_drop_in, take_apart
 from distlaunch.cli.option_table import HELP_FLAGS
 from distlaunch.cli.parser import Given, HelpRequested
@@ -41,9 +41,9 @@ def accelerate(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     given, rest = take_apart(argv[1:], OPTIONS, PARSING, drops_dashes=True)
     with in_words_of(PARSING):
         config, texts = configuration(given, environ, os.getcwd())
-        meaning = understand(given, rest, environ, config)
+        translation = translate(given, rest, environ, config)
     return run_drop_in(
-        replace(meaning.options, texts=texts), meaning.remarks, environ, table=OPTIONS
+        replace(translation.options, texts=texts), translation.notices, environ, table=OPTIONS
     )
 
 

@@ -1,5 +1,4 @@
-"""What the words of ``accelerate launch`` mean here: options of ours, and what is said about them.
-Pure."""
+"""Translate the words of ``accelerate launch`` into options of train. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ from distlaunch.cli.compat.accelerate.options import (
     SPELLING,
     WAYS,
 )
-from distlaunch.cli.compat.drop_in import spelling_of
+from distlaunch.cli.compat.drop_in import Translation, spelling_of
 from distlaunch.cli.parser import Given, build
 from distlaunch.core.errors import ConfigError, UsageError
 from distlaunch.core.model.record import Record
@@ -52,27 +51,20 @@ PARSING = Dialect(spelling=SPELLING)
 """In which the command line is spoken of that cannot be taken apart."""
 
 
-class Meaning(Record):
-    """One command, understood. ``remarks`` are to be said before the job starts."""
-
-    options: DropInOptions
-    remarks: tuple[str, ...]
-
-
-class _Told(Record):
+class _Asked(Record):
     """What the command line and below it the file say, of what the launcher decides."""
 
     own: Mapping[str, Any]
     config: Config | None
 
     def number(self, field: str) -> int | None:
-        """Give a number; of the file's those that are ``-1`` or missing are None."""
+        """Return a number; of the file's those that are ``-1`` or missing are None."""
         if self.own[field] is not None:
             return int(self.own[field])
         return None if self.config is None else self.config.number(field)
 
     def text(self, field: str) -> str | None:
-        """Give a text."""
+        """Return a text."""
         if self.own[field] is not None:
             return str(self.own[field])
         return None if self.config is None else self.config.text(field)
@@ -91,9 +83,9 @@ class _Told(Record):
         return bool(self.own["cpu"] or (self.config is not None and self.config.uses_cpu))
 
 
-def understand(
+def translate(
     given: Given, rest: Sequence[str], environ: Mapping[str, str], config: Config | None
-) -> Meaning:
+) -> Translation:
     """Translate a command line that was taken apart, above a configuration: the named file's, or
     the default one's.
 
@@ -102,28 +94,28 @@ def understand(
     values = build(given, rest, environ, OPTIONS)
     own = {option.field: values.pop(option.field, None) for option in OWN}
     _refuse(own)
-    told = _Told(own=own, config=config)
-    remarks = [*_needless(own)]
-    listed = _hosts(told, values)
-    values["opt"] = (*_words(told, remarks, listed=listed), *values.get("opt", ()))
+    asked = _Asked(own=own, config=config)
+    notices = [*_needless(own)]
+    listed = _hosts(asked, values)
+    values["opt"] = (*_words(asked, notices, listed=listed), *values.get("opt", ()))
     gpus = values.pop("gpus", None) or (None if config is None else config.text("gpu_ids"))
-    if gpus not in (None, "all") and not told.on_cpus:
+    if gpus not in (None, "all") and not asked.on_cpus:
         values["gpus"] = gpus
     if listed:
-        _machines_of_a_list(told, values, remarks)
+        _machines_of_a_list(asked, values, notices)
     else:
         values["source"] = "flags"
-        if (told.number("num_machines") or 1) > 1:
-            _machines_by_hand(told, values)
+        if (asked.number("num_machines") or 1) > 1:
+            _machines_by_hand(asked, values)
         else:
-            _one_machine(told, values, remarks)
-    if told.on_cpus:
+            _one_machine(asked, values, notices)
+    if asked.on_cpus:
         values["device"] = "cpu"
-    _environment(told, values)
+    _environment(asked, values)
     dialect = Dialect(role=own["role"] or "default", spelling=_SPELLING)
-    return Meaning(
+    return Translation(
         options=DropInOptions(**values, backend="accelerate", dialect=dialect),
-        remarks=tuple(remarks),
+        notices=tuple(notices),
     )
 
 
@@ -153,7 +145,7 @@ def _refuse(own: Mapping[str, Any]) -> None:
 
 
 def own_command(word: str) -> str:
-    """Say how Accelerate's own command is called, also where a link of its name is ours."""
+    """Return how Accelerate's own command is called, also where a link of its name is ours."""
     return f"python -m accelerate.commands.accelerate_cli {word} ... is Accelerate's own"
 
 
@@ -165,27 +157,27 @@ def _needless(own: Mapping[str, Any]) -> Iterator[str]:
         yield f"without effect here: {', '.join(idle)} (see distlaunch accelerate launch --help)"
 
 
-def _words(told: _Told, remarks: list[str], *, listed: bool) -> Iterator[str]:
-    """Give the backend's options: what is above the file, or all there is without one. Raises
+def _words(asked: _Asked, notices: list[str], *, listed: bool) -> Iterator[str]:
+    """Yield the backend's options: what is above the file, or all there is without one. Raises
     UsageError."""
-    own = told.own
-    if told.config is None:
+    own = asked.own
+    if asked.config is None:
         yield "config=none"
     elif own["config_file"] is not None:
         yield f"config={own['config_file']}"
     settings: dict[str, Any] = {
-        "distributed_type": told.way,
-        "use_cpu": told.on_cpus,
-        **_sections(told, remarks),
+        "distributed_type": asked.way,
+        "use_cpu": asked.on_cpus,
+        **_sections(asked, notices),
     }
-    if told.config is not None:  # what it says of this is settled by us
+    if asked.config is not None:  # what it says of this is settled by us
         settings |= dict.fromkeys(("main_process_ip", "main_process_port"))
         settings |= {
             field: None
             for field in ("num_processes", "num_machines")
             if own[field] is not None or own["cpu"]
         }
-    if listed and told.way == "DEEPSPEED":
+    if listed and asked.way == "DEEPSPEED":
         settings["deepspeed_config"] = {
             **settings.get("deepspeed_config", {}),
             **dict.fromkeys(NODE_LISTS),
@@ -197,33 +189,33 @@ def _words(told: _Told, remarks: list[str], *, listed: bool) -> Iterator[str]:
         yield "debug=on"
 
 
-def _sections(told: _Told, remarks: list[str]) -> dict[str, Any]:
-    """Give the sections of a file that the command line fills, and tell of what nothing reads.
+def _sections(asked: _Asked, notices: list[str]) -> dict[str, Any]:
+    """Return the sections of a file that the command line fills, and tell of what nothing reads.
     Raises UsageError."""
     sections: dict[str, Any] = {}
     idle: dict[str, list[str]] = {}
     for setting in SETTINGS:
-        field, value = setting.option.field, told.own[setting.option.field]
+        field, value = setting.option.field, asked.own[setting.option.field]
         if value is None:
             continue
         value = _checked(field, value, setting.variable)
-        if (needed := _needed(told, setting.section)) is not None:
+        if (needed := _needed(asked, setting.section)) is not None:
             idle.setdefault(needed, []).append(f"--{field}")
         else:
             sections.setdefault(setting.section, {})[setting.key] = value
-    remarks += [
+    notices += [
         f"without effect: {', '.join(names)} (of {needed})" for needed, names in idle.items()
     ]
-    there = told.config is not None and bool(told.config.section("parallelism_config"))
-    if not _is_parallel(told) and there:
+    there = asked.config is not None and bool(asked.config.section("parallelism_config"))
+    if not _is_parallel(asked) and there:
         sections["parallelism_config"] = None
-    elif _is_parallel(told) and "parallelism_config" not in sections and not there:
+    elif _is_parallel(asked) and "parallelism_config" not in sections and not there:
         sections["parallelism_config"] = {"dp_replicate_size": 1}  # a section of defaults
     return sections
 
 
 def _checked(field: str, value: Any, variable: str) -> Any:
-    """Give a value as Accelerate would write it. Raises UsageError for one that it does not
+    """Return a value as Accelerate would write it. Raises UsageError for one that it does not
     take."""
     try:
         check_value(f"--{field}", value, variable)
@@ -234,41 +226,41 @@ def _checked(field: str, value: Any, variable: str) -> Any:
         raise UsageError(f"--{field} takes a number, not {quoted(value)}") from None
 
 
-def _needed(told: _Told, section: str) -> str | None:
-    """Say what a section belongs to that was not asked for; None where it is read."""
+def _needed(asked: _Asked, section: str) -> str | None:
+    """Return what a section belongs to that was not asked for; None where it is read."""
     if section in BELONGS:
         way, flag = BELONGS[section]
-        return None if told.way == way else flag
+        return None if asked.way == way else flag
     match section:
         case "parallelism_config":
-            return None if _is_parallel(told) else "--use_parallelism_config"
+            return None if _is_parallel(asked) else "--use_parallelism_config"
         case "fp8_config":
-            precision = told.own["mixed_precision"] or (told.config and told.config.precision)
+            precision = asked.own["mixed_precision"] or (asked.config and asked.config.precision)
             return None if precision == "fp8" else "--mixed_precision fp8"
         case _:
-            return "jobs without DeepSpeed" if told.way == "DEEPSPEED" else None
+            return "jobs without DeepSpeed" if asked.way == "DEEPSPEED" else None
 
 
-def _is_parallel(told: _Told) -> bool:
-    """Tell whether a parallelism is asked for: one that a way was chosen for as well, or the file's
+def _is_parallel(asked: _Asked) -> bool:
+    """Return whether a parallelism is asked for: one that a way was chosen for as well, or the file's
     own."""
-    if any(told.own[field] for field in WAYS):
-        return bool(told.own["use_parallelism_config"])
-    return told.config is not None and bool(told.config.section("parallelism_config"))
+    if any(asked.own[field] for field in WAYS):
+        return bool(asked.own["use_parallelism_config"])
+    return asked.config is not None and bool(asked.config.section("parallelism_config"))
 
 
-def _hosts(told: _Told, values: dict[str, Any]) -> bool:
-    """Tell whether a list names the machines: a typed one, or DeepSpeed's if the file has its
+def _hosts(asked: _Asked, values: dict[str, Any]) -> bool:
+    """Return whether a list names the machines: a typed one, or DeepSpeed's if the file has its
     launcher start them."""
     if any(field in values for field in _LISTS) or values.get("source", "auto") not in (
         "auto",
         "flags",
     ):
         return True
-    if told.config is None or told.way != "DEEPSPEED" or (told.number("num_machines") or 1) == 1:
+    if asked.config is None or asked.way != "DEEPSPEED" or (asked.number("num_machines") or 1) == 1:
         return False
-    section = told.config.section("deepspeed_config")
-    launcher = told.own["deepspeed_multinode_launcher"] or section.get(
+    section = asked.config.section("deepspeed_config")
+    launcher = asked.own["deepspeed_multinode_launcher"] or section.get(
         "deepspeed_multinode_launcher"
     )
     if launcher in _BY_HAND or section.get(NODE_LISTS[0]) is None:
@@ -279,11 +271,11 @@ def _hosts(told: _Told, values: dict[str, Any]) -> bool:
     return True
 
 
-def _machines_of_a_list(told: _Told, values: dict[str, Any], remarks: list[str]) -> None:
+def _machines_of_a_list(asked: _Asked, values: dict[str, Any], notices: list[str]) -> None:
     """Settle sizes where one launcher starts all: what was typed of them, as the list has its
     own."""
-    own = told.own
-    _count(told, values, own["num_processes"], per_node=False)
+    own = asked.own
+    _count(asked, values, own["num_processes"], per_node=False)
     if own["num_machines"] is not None:
         values["num_nodes"] = own["num_machines"]
     if own["main_process_ip"] is not None:
@@ -291,16 +283,16 @@ def _machines_of_a_list(told: _Told, values: dict[str, Any], remarks: list[str])
     if own["main_process_port"]:
         values["master_port"] = own["main_process_port"]
     if own["machine_rank"] is not None:
-        remarks.append(
+        notices.append(
             "--machine_rank has no effect here: the list of hosts says which of the machines "
             "this is"
         )
 
 
-def _machines_by_hand(told: _Told, values: dict[str, Any]) -> None:
+def _machines_by_hand(asked: _Asked, values: dict[str, Any]) -> None:
     """Settle where launchers meet that are started on each machine. Raises UsageError."""
-    machines, processes = told.number("num_machines") or 1, told.number("num_processes")
-    host, rank = told.text("main_process_ip"), told.number("machine_rank")
+    machines, processes = asked.number("num_machines") or 1, asked.number("num_processes")
+    host, rank = asked.text("main_process_ip"), asked.number("machine_rank")
     named = f"--num_machines {machines}"
     if host is None:
         raise UsageError(f"{named}: where they meet is not said", hint=_MEETING)
@@ -314,65 +306,65 @@ def _machines_by_hand(told: _Told, values: dict[str, Any]) -> None:
             f"{named}: --num_processes {what}",
             hint="it is how many workers there are on all machines",
         )
-    if told.text("rdzv_backend") == "c10d":
-        rank = told.own["machine_rank"]
+    if asked.text("rdzv_backend") == "c10d":
+        rank = asked.own["machine_rank"]
     elif rank is None:
         raise UsageError(
             f"{named}: which of them this is is not said", hint="--machine_rank N, counted from 0"
         )
     bare = f"[{host}]" if ":" in host and host[0] != "[" else host
     values.update(num_nodes=machines, node_rank=rank)
-    values["rendezvous"] = f"{bare}:{told.number('main_process_port') or _MEETING_PORT}"
+    values["rendezvous"] = f"{bare}:{asked.number('main_process_port') or _MEETING_PORT}"
     values["given"]["rendezvous"] = "--main_process_ip"
     values.setdefault("join_timeout", _JOIN_S)
-    _count(told, values, processes // machines, per_node=True)
+    _count(asked, values, processes // machines, per_node=True)
 
 
-def _one_machine(told: _Told, values: dict[str, Any], remarks: list[str]) -> None:
-    own = told.own
-    for_gpus = own["cpu"] and told.config is not None and not told.config.uses_cpu
-    count = own["num_processes"] if for_gpus else told.number("num_processes")
+def _one_machine(asked: _Asked, values: dict[str, Any], notices: list[str]) -> None:
+    own = asked.own
+    for_gpus = own["cpu"] and asked.config is not None and not asked.config.uses_cpu
+    count = own["num_processes"] if for_gpus else asked.number("num_processes")
     if own["machine_rank"]:
         raise UsageError(
             f"--machine_rank {own['machine_rank']}: there is one machine",
             hint="--num_machines N says more",
         )
     if own["main_process_ip"] is not None:
-        remarks.append("--main_process_ip has no effect: there is one machine, this one")
+        notices.append("--main_process_ip has no effect: there is one machine, this one")
     if own["main_process_port"]:
         values["master_port"] = own["main_process_port"]
-    if count is None and (told.on_cpus or (told.config is not None and told.way == "NO")):
+    if count is None and (asked.on_cpus or (asked.config is not None and asked.way == "NO")):
         count = 1
     if (
         count is not None
         and count > 1
-        and (told.on_cpus or (told.config is not None and told.way == "NO"))
+        and (asked.on_cpus or (asked.config is not None and asked.way == "NO"))
     ):
-        remarks.append(
+        notices.append(
             f"{count} workers are started; accelerate launch would start one, and leave more to "
             "mpirun"
         )
-    if count == 1 and not told.on_cpus:  # which has all GPUs, or none
+    if count == 1 and not asked.on_cpus:  # which has all GPUs, or none
         values.update(procs_per_node=1, whole_nodes=True)
         values["given"]["procs_per_node"] = "--num_processes"
-    elif told.on_cpus or values.get("gpus") is not None:
-        _count(told, values, count, per_node=False)
+    elif asked.on_cpus or values.get("gpus") is not None:
+        _count(asked, values, count, per_node=False)
     elif count is not None:
         values["hosts"] = f"localhost:{count}"  # GPUs if there are any, CPU workers if not
 
 
-def _count(told: _Told, values: dict[str, Any], count: int | None, *, per_node: bool) -> None:
+def _count(asked: _Asked, values: dict[str, Any], count: int | None, *, per_node: bool) -> None:
     """Set how many workers there are, on CPUs or GPUs."""
     if count is not None:
-        field = ("procs" if told.on_cpus else "gpus") + "_per_node"
+        field = ("procs" if asked.on_cpus else "gpus") + "_per_node"
         field = field if per_node else f"num_{field.partition('_')[0]}"
         values[field] = count
         values["given"][field] = "--num_processes"
 
 
-def _environment(told: _Told, values: dict[str, Any]) -> None:
+def _environment(asked: _Asked, values: dict[str, Any]) -> None:
     """Add the variables that options set; --env has the last word."""
-    own = told.own
+    own = asked.own
     variables = []
     if own["num_cpu_threads_per_process"] is not None:
         variables.append(f"OMP_NUM_THREADS={own['num_cpu_threads_per_process']}")

@@ -1,4 +1,4 @@
-"""The command ``distlaunch deepspeed``: parse, understand, run."""
+"""The command ``distlaunch deepspeed``: parse, translate, run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
 from distlaunch.cli.compat.deepspeed.options import OPTIONS, THEIRS
-from distlaunch.cli.compat.deepspeed.translate import PARSING, understand
+from distlaunch.cli.compat.deepspeed.translate import PARSING, translate
 from distlaunch.cli.compat.drop_in import in_words_of, run_drop_in, take_apart
 from distlaunch.core.errors import ConfigError
 
@@ -23,9 +23,9 @@ def deepspeed(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """
     given, rest = take_apart(argv, OPTIONS, PARSING, abbreviated=THEIRS, drops_dashes=True)
     with in_words_of(PARSING):
-        meaning = understand(given, rest, environ)
-    pid = pid_file(PID_FOLDER) if meaning.save_pid and not meaning.options.dry_run else None
-    return run_drop_in(meaning.options, meaning.remarks, environ, table=OPTIONS, around=pid)
+        translation = translate(given, rest, environ)
+    pid = pid_file(PID_FOLDER) if translation.save_pid and not translation.options.dry_run else None
+    return run_drop_in(translation.options, translation.notices, environ, table=OPTIONS, around=pid)
 
 
 @contextmanager

@@ -1,5 +1,4 @@
-"""What the words of DeepSpeed's launcher mean here: options of ours, and what is said about
-them."""
+"""Translate the words of DeepSpeed's launcher into options of train."""
 
 from __future__ import annotations
 
@@ -10,9 +9,9 @@ from typing import Any
 
 from distlaunch.backends.base import option_name
 from distlaunch.cli.compat.deepspeed.options import LAUNCHERS, OPTIONS, OWN, SPELLING
+from distlaunch.cli.compat.drop_in import Translation
 from distlaunch.cli.parser import Given, build
 from distlaunch.core.errors import UsageError
-from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import quoted
 from distlaunch.planning.train_options import (
     LOCAL_RANK_TOO,
@@ -76,26 +75,23 @@ _TEXTS = ("include", "exclude", "master_addr", "launcher_args")
 _UNSET = {**dict.fromkeys(_NUMBERS, "-1"), **dict.fromkeys(_TEXTS, "")}
 """What these are by default, and may be given as: ``--include "$INCLUDE"``."""
 
-
 PARSING = Dialect(spelling=SPELLING)
 """In which the command line is spoken of that cannot be taken apart."""
 
 
-class Meaning(Record):
-    """One command, understood. ``remarks`` are to be said before the job starts."""
+class DeepspeedTranslation(Translation):
+    """One command; ``save_pid``: keep a file with our process id."""
 
-    options: DropInOptions
-    remarks: tuple[str, ...]
     save_pid: bool
 
 
-def understand(
+def translate(
     given: Given,
     rest: Sequence[str],
     environ: Mapping[str, str],
     *,
     default_hostfile: str = DEFAULT_HOSTFILE,
-) -> Meaning:
+) -> DeepspeedTranslation:
     """Translate a command line that was taken apart. Raises UsageError or ConfigError for what
     cannot be done here."""
     given = {field: texts for field, texts in given.items() if texts != [_UNSET.get(field)]}
@@ -112,7 +108,7 @@ def understand(
     own = {option.field: values.pop(option.field, None) for option in OWN}
     own["launcher"] = (own["launcher"] or "pdsh").lower()
     _refuse(own, values)
-    remarks: list[str] = []
+    notices: list[str] = []
     if not any(field in values for field in _LISTS) and values.get("source", "auto") == "auto":
         if os.path.isfile(default_hostfile):
             values["hostfile"] = default_hostfile
@@ -122,7 +118,7 @@ def understand(
         field in values for field in (*_LISTS, "rendezvous")
     )
     _size(own, values, environ, several=several)
-    _nodes(own, values, remarks, several=several)
+    _nodes(own, values, notices, several=several)
     _workers(own, values)
     if own["log_level"] in ("warning", "error", "critical"):
         values["quiet"] = True
@@ -137,7 +133,9 @@ def understand(
     options = DropInOptions(
         **values, dialect=Dialect(spelling=(*_SPELLING, *sized, *met, *by_slurm))
     )
-    return Meaning(options=options, remarks=tuple(remarks), save_pid=bool(own["save_pid"]))
+    return DeepspeedTranslation(
+        options=options, notices=tuple(notices), save_pid=bool(own["save_pid"])
+    )
 
 
 def _refuse(own: Mapping[str, Any], values: Mapping[str, Any]) -> None:
@@ -217,15 +215,15 @@ def _size(
 
 
 def _nodes(
-    own: Mapping[str, Any], values: dict[str, Any], remarks: list[str], *, several: bool
+    own: Mapping[str, Any], values: dict[str, Any], notices: list[str], *, several: bool
 ) -> None:
     """Settle which nodes there are and how they are reached; ``several``: there may be others.
     Raises UsageError."""
     if own["launcher"] not in ("pdsh", _SLURM):
         how = "srun" if values.get("source") == _SLURM else "SSH"
-        remarks.append(f"--launcher {own['launcher']}: nodes are reached by {how} here")
+        notices.append(f"--launcher {own['launcher']}: nodes are reached by {how} here")
     if own["launcher_args"] is not None:
-        _launcher_args(own, values, remarks, several=several)
+        _launcher_args(own, values, notices, several=several)
     if own["elastic_training"]:
         _elastic(own, values)
     rank = values.get("node_rank")
@@ -241,7 +239,7 @@ def _nodes(
         return
     if not own["no_ssh"]:
         if rank is not None:
-            remarks.append(
+            notices.append(
                 "--node_rank has no effect without --no_ssh: which node this is shows from the "
                 "host names"
             )
@@ -259,14 +257,14 @@ def _nodes(
 
 
 def _launcher_args(
-    own: Mapping[str, Any], values: dict[str, Any], remarks: list[str], *, several: bool
+    own: Mapping[str, Any], values: dict[str, Any], notices: list[str], *, several: bool
 ) -> None:
     """Pass them on to srun; on one machine they change nothing. Raises UsageError for those of
     other launchers."""
     if own["launcher"] == _SLURM:
         values["srun_args"] = own["launcher_args"]
     elif not several:
-        remarks.append("--launcher_args has no effect: there is one machine, this one")
+        notices.append("--launcher_args has no effect: there is one machine, this one")
     else:
         by_srun = values.get("source") == _SLURM
         raise UsageError(

@@ -1,4 +1,4 @@
-"""The command ``distlaunch horovodrun``: parse, understand, run."""
+"""The command ``distlaunch horovodrun``: parse, translate, run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from distlaunch.backends.horovod import Horovod
 from distlaunch.backends.requirements import install_words
 from distlaunch.cli.compat.drop_in import in_words_of, run_drop_in, take_apart
 from distlaunch.cli.compat.horovodrun.options import OPTIONS, THEIRS
-from distlaunch.cli.compat.horovodrun.translate import PARSING, understand, understand_command
+from distlaunch.cli.compat.horovodrun.translate import PARSING, read_command, translate
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.text import printable
 
@@ -32,15 +32,15 @@ def horovodrun(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         if field in given:
             return ask(field, given["python"][-1] if "python" in given else _python(rest, environ))
     with in_words_of(PARSING):
-        meaning = understand(given, rest, environ)
-    return run_drop_in(meaning.options, meaning.remarks, environ, table=OPTIONS)
+        translation = translate(given, rest, environ)
+    return run_drop_in(translation.options, translation.notices, environ, table=OPTIONS)
 
 
 def _python(rest: Sequence[str], environ: Mapping[str, str]) -> str:
     """Name the Python that would run the command; without one, that of PATH, which most commands
     name."""
     path = environ.get("PATH")
-    return understand_command(rest).python or shutil.which("python", path=path) or sys.executable
+    return read_command(rest).python or shutil.which("python", path=path) or sys.executable
 
 
 def ask(field: str, python: str) -> int:

@@ -79,15 +79,15 @@ def given_settings(given: Mapping[str, str]) -> dict[str, str]:
 
 
 def words(
-    given: Mapping[str, str], document: Document | None, remarks: list[str]
+    given: Mapping[str, str], document: Document | None, notices: list[str]
 ) -> dict[str, str]:
     """Give by name ``-o``'s words for what was set: ``given`` has texts by name, and wins over the
     file.
 
-    Keys of the file that horovodrun does not know become ``remarks``, as it passes over them.
+    Keys of the file that horovodrun does not know become ``notices``, as it passes over them.
     Raises UsageError or ConfigError for a value that is none.
     """
-    texts = dict(_of_file(document, remarks)) if document is not None else {}
+    texts = dict(_of_file(document, notices)) if document is not None else {}
     texts |= {name: (text, f"--{name}") for name, text in given.items()}
     return {
         setting.name: f"{setting.name}={_checked(setting, *texts[setting.name])}"
@@ -111,14 +111,14 @@ def _key(setting: Setting) -> str:
     )
 
 
-def _of_file(document: Document, remarks: list[str]) -> Iterator[tuple[str, tuple[str, str]]]:
+def _of_file(document: Document, notices: list[str]) -> Iterator[tuple[str, tuple[str, str]]]:
     keys = {(setting.section, _key(setting)): setting.name for setting in SETTINGS}
     sections = {setting.section: None for setting in SETTINGS}
     for section, values in document.values.items():
         if section == "controller":
             continue
         if section not in sections:
-            remarks.append(_unknown(document, (section,), [*sections, "controller"]))
+            notices.append(_unknown(document, (section,), [*sections, "controller"]))
             continue
         if not isinstance(values, dict | None):
             raise ConfigError(
@@ -127,7 +127,7 @@ def _of_file(document: Document, remarks: list[str]) -> Iterator[tuple[str, tupl
         for key, value in (values or {}).items():
             name = keys.get((section, key))
             if name is None:
-                remarks.append(
+                notices.append(
                     _unknown(document, (section, key), [name for at, name in keys if at == section])
                 )
                 continue

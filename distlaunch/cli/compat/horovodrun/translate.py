@@ -1,7 +1,4 @@
-"""What horovodrun's words mean here: options of ours, and what is said about them.
-
-The command that ``distlaunch horovodrun`` is to run, taken apart.
-"""
+"""Translate horovodrun's words, and the command that it is to run, into options of train."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from typing import Any
 from distlaunch.backends.base import option_name
 from distlaunch.backends.config_file import Document, read_document
 from distlaunch.backends.option_files import read_users_text
-from distlaunch.cli.compat.drop_in import spelling_of
+from distlaunch.cli.compat.drop_in import Translation, spelling_of
 from distlaunch.cli.compat.horovodrun.options import ELASTIC, OPTIONS, OWN
 from distlaunch.cli.compat.horovodrun.settings import SPELLING, given_settings, words
 from distlaunch.cli.parser import Given, build
@@ -81,24 +78,17 @@ _SPELLING = (
 )
 
 
-class Meaning(Record):
-    """One command, understood. ``remarks`` are to be said before the job starts."""
-
-    options: DropInOptions
-    remarks: tuple[str, ...]
-
-
-def understand(given: Given, rest: Sequence[str], environ: Mapping[str, str]) -> Meaning:
+def translate(given: Given, rest: Sequence[str], environ: Mapping[str, str]) -> Translation:
     """Translate a command line that was taken apart. Raises UsageError or ConfigError for what
     cannot be done here."""
     _refuse(given)
-    command = understand_command(rest)
+    command = read_command(rest)
     values = build(given, command.words, environ, OPTIONS)
     own = {option.field: values.pop(option.field, None) for option in OWN}
-    remarks: list[str] = []
+    notices: list[str] = []
     document = _document(own["config_file"])
     values["opt"] = _settings(
-        {field: texts[-1] for field, texts in given.items()}, document, values, remarks
+        {field: texts[-1] for field, texts in given.items()}, document, values, notices
     )
     if own["tcp"]:
         values["env"] = ("NCCL_IB_DISABLE=1", *values.get("env", ()))
@@ -115,7 +105,7 @@ def understand(given: Given, rest: Sequence[str], environ: Mapping[str, str]) ->
         if not (text.isascii() and text.isdigit()):
             raise ConfigError(f"{_START_TIMEOUT} takes seconds, not {quoted(text)}")
         values["join_timeout"] = float(text)
-    workers = _size(own["num_proc"], values, environ, remarks)
+    workers = _size(own["num_proc"], values, environ, notices)
     _network(own["network_interfaces"] or (), values)
     if own["verbose"]:
         values["explain"] = True
@@ -124,67 +114,37 @@ def understand(given: Given, rest: Sequence[str], environ: Mapping[str, str]) ->
         values["log_dir"] = own["output_filename"]
         dialect = replace(dialect, layout=horovodruns(workers))
     options = DropInOptions(**values, backend="horovod", dialect=dialect)
-    return Meaning(options=options, remarks=tuple(remarks))
+    return Translation(options=options, notices=tuple(notices))
 
 
-def _check_program(name: str, environ: Mapping[str, str]) -> None:
-    """Refuse a script where a command is to stand. Raises UsageError."""
-    if (
-        name.endswith(".py")
-        and os.sep not in name
-        and shutil.which(name, path=environ.get("PATH")) is None
-    ):
-        shown = printable(name)
-        raise UsageError(
-            f"{shown}: no such command on PATH", hint=f"python {shown} [ARGS]... runs a script"
-        )
+class Command(Record):
+    """What the workers run."""
+
+    words: tuple[str, ...]
+    """Script or module and its arguments, or any command."""
+    python: str | None = None
+    """The interpreter, if it is a Python that runs a script or module."""
+    module: bool = False
 
 
-def _settings(
-    given: Mapping[str, str],
-    document: Document | None,
-    values: Mapping[str, Any],
-    remarks: list[str],
-) -> tuple[str, ...]:
-    """Give ``-o``'s words: its own, and those for horovodrun's options and file. The command line
-    has the last word."""
-    texts = given_settings(given)
-    found = words(texts, document, remarks)
-    own: tuple[str, ...] = values.get("opt", ())
-    if values["given"].get("opt", "").startswith("-"):
-        found = {
-            name: word
-            for name, word in found.items()
-            if name in texts or name not in map(option_name, own)
-        }
-    else:
-        own = tuple(word for word in own if option_name(word) not in found)
-    return (*found.values(), *own)
+def read_command(rest: Sequence[str]) -> Command:
+    """Return whether a Python is to run a script or a module: these can be checked, warmed and asked
+    for stacks."""
+    if rest and _is_python(rest[0]):
+        after = list(rest[1:])
+        if after[:1] == ["-u"]:  # so it is anyway
+            after = after[1:]
+        if after[:1] == ["-m"] and len(after) > 1:
+            return Command(words=tuple(after[1:]), python=rest[0], module=True)
+        if after and after[0] and after[0][0] != "-":
+            return Command(words=tuple(after), python=rest[0])
+    return Command(words=tuple(rest))
 
 
-def _spelling_of_python(command: Command, values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Have messages speak of the command, where nobody typed --python or --no-python."""
-    if command.python is None:
-        yield (
-            "--preload and --no-python exclude each other",
-            "--preload: the command is no Python with script or module",
-        )
-    elif "python" not in values["given"]:
-        shown = printable(command.python)
-        yield f"--python {shown}", shown
-        yield "--preload and --python", f"--preload and {shown}"
-
-
-def _is_ours(python: str, environ: Mapping[str, str]) -> bool:
-    """Tell whether this word leads to the interpreter that workers have anyway."""
-    found = shutil.which(python, path=environ.get("PATH"))
-    same_folder = found is not None and os.path.dirname(os.path.abspath(found)) == os.path.dirname(
-        sys.executable
-    )
-    return (
-        found is not None
-        and same_folder
-        and os.path.realpath(found) == os.path.realpath(sys.executable)
+def _is_python(word: str) -> bool:
+    version = os.path.basename(word).removeprefix("python")
+    return version != os.path.basename(word) and all(
+        part.isdecimal() for part in version.split(".") if version
     )
 
 
@@ -234,8 +194,56 @@ def _document(path: str | None) -> Document | None:
     return document
 
 
+def _settings(
+    given: Mapping[str, str],
+    document: Document | None,
+    values: Mapping[str, Any],
+    notices: list[str],
+) -> tuple[str, ...]:
+    """Return ``-o``'s words: its own, and those for horovodrun's options and file. The command line
+    has the last word."""
+    texts = given_settings(given)
+    found = words(texts, document, notices)
+    own: tuple[str, ...] = values.get("opt", ())
+    if values["given"].get("opt", "").startswith("-"):
+        found = {
+            name: word
+            for name, word in found.items()
+            if name in texts or name not in map(option_name, own)
+        }
+    else:
+        own = tuple(word for word in own if option_name(word) not in found)
+    return (*found.values(), *own)
+
+
+def _check_program(name: str, environ: Mapping[str, str]) -> None:
+    """Refuse a script where a command is to stand. Raises UsageError."""
+    if (
+        name.endswith(".py")
+        and os.sep not in name
+        and shutil.which(name, path=environ.get("PATH")) is None
+    ):
+        shown = printable(name)
+        raise UsageError(
+            f"{shown}: no such command on PATH", hint=f"python {shown} [ARGS]... runs a script"
+        )
+
+
+def _is_ours(python: str, environ: Mapping[str, str]) -> bool:
+    """Return whether this word leads to the interpreter that workers have anyway."""
+    found = shutil.which(python, path=environ.get("PATH"))
+    same_folder = found is not None and os.path.dirname(os.path.abspath(found)) == os.path.dirname(
+        sys.executable
+    )
+    return (
+        found is not None
+        and same_folder
+        and os.path.realpath(found) == os.path.realpath(sys.executable)
+    )
+
+
 def _size(
-    count: int | None, values: dict[str, Any], environ: Mapping[str, str], remarks: list[str]
+    count: int | None, values: dict[str, Any], environ: Mapping[str, str], notices: list[str]
 ) -> int:
     """Settle how many workers run where; return how many there are. Raises ConfigError."""
     who = check_lists(DropInOptions(**values))
@@ -250,7 +258,7 @@ def _size(
             return count
         for variable, name in _SCHEDULERS.items():
             if environ.get(variable):
-                remarks.append(
+                notices.append(
                     f"all {counted(count, 'worker')} run on this machine, as under horovodrun;"
                     f" --source {name.lower()} takes the nodes of the {name} job"
                 )
@@ -310,32 +318,14 @@ def _network(given: Sequence[str], values: dict[str, Any]) -> None:
         values["interface"] = names[0]
 
 
-class Command(Record):
-    """What the workers run."""
-
-    words: tuple[str, ...]
-    """Script or module and its arguments, or any command."""
-    python: str | None = None
-    """The interpreter, if it is a Python that runs a script or module."""
-    module: bool = False
-
-
-def understand_command(rest: Sequence[str]) -> Command:
-    """Tell whether a Python is to run a script or a module: these can be checked, warmed and asked
-    for stacks."""
-    if rest and _is_python(rest[0]):
-        after = list(rest[1:])
-        if after[:1] == ["-u"]:  # so it is anyway
-            after = after[1:]
-        if after[:1] == ["-m"] and len(after) > 1:
-            return Command(words=tuple(after[1:]), python=rest[0], module=True)
-        if after and after[0] and after[0][0] != "-":
-            return Command(words=tuple(after), python=rest[0])
-    return Command(words=tuple(rest))
-
-
-def _is_python(word: str) -> bool:
-    version = os.path.basename(word).removeprefix("python")
-    return version != os.path.basename(word) and all(
-        part.isdecimal() for part in version.split(".") if version
-    )
+def _spelling_of_python(command: Command, values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield spellings for messages about the command if no --python or --no-python was typed."""
+    if command.python is None:
+        yield (
+            "--preload and --no-python exclude each other",
+            "--preload: the command is no Python with script or module",
+        )
+    elif "python" not in values["given"]:
+        shown = printable(command.python)
+        yield f"--python {shown}", shown
+        yield "--preload and --python", f"--preload and {shown}"

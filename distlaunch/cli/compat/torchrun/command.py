@@ -1,7 +1,4 @@
-"""The command ``distlaunch torchrun``: parse, understand, run.
-
-A launcher of several that is node 0 as nobody has said which it is; torchrun's static ones all are.
-"""
+"""The commands ``distlaunch torchrun`` and ``torch.distributed.launch``: parse, translate, run."""
 
 from __future__ import annotations
 
@@ -15,7 +12,12 @@ from distlaunch.cli.commands.train import Front
 from distlaunch.cli.compat.drop_in import in_words_of
 from distlaunch.cli.compat.torchrun.command_line import misspelt_variables, parse
 from distlaunch.cli.compat.torchrun.options import OPTIONS
-from distlaunch.cli.compat.torchrun.translate import WAYS_OUT, Meaning, understand, unread_variables
+from distlaunch.cli.compat.torchrun.translate import (
+    WAYS_OUT,
+    TorchrunTranslation,
+    translate,
+    unread_variables,
+)
 from distlaunch.cli.error_output import print_warnings
 from distlaunch.cli.misplaced_options import misplaced_options
 from distlaunch.cli.parser import HelpRequested, unknown_variables
@@ -33,6 +35,8 @@ from distlaunch.planning.hosts.this_host import is_this_machine
 from distlaunch.planning.master_address import rendezvous_endpoint
 from distlaunch.planning.train_options import TrainOptions
 
+_LOOKUP_S = 3.0
+
 
 def torchrun(argv: Sequence[str], environ: Mapping[str, str], *, legacy: bool = False) -> int:
     """Run what follows ``torchrun`` on the command line; return the exit code. Raises LaunchError
@@ -42,26 +46,26 @@ def torchrun(argv: Sequence[str], environ: Mapping[str, str], *, legacy: bool = 
     without ``--use-env``.
     """
     try:
-        meaning = understand(parse(argv, environ), environ, legacy=legacy)
+        translation = translate(parse(argv, environ), environ, legacy=legacy)
     except HelpRequested:
         from distlaunch.cli.compat.torchrun.help import print_help
 
         print_help(legacy=legacy)
         return 0
-    if not meaning.silent:
+    if not translation.silent:
         print_warnings(
             [*unknown_variables(environ), *misspelt_variables(environ), *unread_variables(environ)]
         )
         names = [option.name for option in OPTIONS]
-        print_warnings(misplaced_options(replace(meaning.options, quiet=False), names, environ))
+        print_warnings(misplaced_options(replace(translation.options, quiet=False), names, environ))
     from distlaunch.launch.run import run_job
 
-    front = TorchrunFront(meaning)
-    with in_words_of(meaning.options.dialect):
-        if meaning.assumed:
-            check_is_node_zero(meaning.options, environ)
+    front = TorchrunFront(translation)
+    with in_words_of(translation.options.dialect):
+        if translation.assumed:
+            check_is_node_zero(translation.options, environ)
         return run_job(
-            meaning.options,
+            translation.options,
             environ,
             open_sink=front.open_sink,
             open_worker_sink=front.open_worker_sink,
@@ -69,105 +73,6 @@ def torchrun(argv: Sequence[str], environ: Mapping[str, str], *, legacy: bool = 
             open_filters=front.open_filters,
             count_from=front.count_from,
         )
-
-
-class TorchrunFront(Front):
-    """What the user has before them: output as torchrun shows it, unless DISTLAUNCH_FORMAT asks for
-    our console."""
-
-    def __init__(self, meaning: Meaning) -> None:
-        super().__init__(meaning.options)
-        self._display = meaning.display
-        self._remarks = () if meaning.silent else meaning.remarks
-        self._silent = meaning.silent
-        self._hostname = printable(socket.gethostname()) or "localhost"
-        self._prefixes: dict[int, bytes] = {}
-        """By rank as the console counts; filled by ``count_from``."""
-        self._filtered: dict[int, dict[int, bytes]] = {}
-        """Those of the ranks whose lines are copied, by stream."""
-        self._first_local_rank = 0
-        self._first_rank = 0
-
-    def wants_terminal(self) -> bool:
-        """Tell whether one worker may have the terminal: nothing was asked that changes its
-        output."""
-        return self._options.format is None and self._display.is_raw
-
-    def open_sink(self, world_size: int) -> Sink:
-        """Open the sink that suits, and say what has to be said first."""
-        return self._with_remarks(super().open_sink(world_size), world_size)
-
-    def _with_remarks(self, sink: Sink, workers: int) -> Sink:
-        if self._silent:
-            return sink
-        interpreter = interpreter_note(self._options, os.environ, sys.executable)
-        if interpreter is not None and self._options.quiet:  # else it is said as a note of the plan
-            sink.say(self._options.dialect.spelt(interpreter), level="warning")
-        for remark in (*self._remarks, *self._display.beyond(workers)):
-            sink.say(remark, level="warning")
-        return sink
-
-    def open_console(self, world_size: int) -> Sink:
-        """Open torchrun's console, or ours if a format was asked for."""
-        if self._options.format is not None:
-            return super().open_console(world_size)
-        return self._open_torchruns(range(world_size))
-
-    def _open_torchruns(self, ranks: Sequence[int]) -> Sink:
-        from distlaunch.console.torchrun_style import open_torchrun_console
-
-        display = self._display
-        self._prefixes.update(dict.fromkeys(ranks, b""))
-        self.count_from(self._first_rank)
-        first = self._first_local_rank - ranks[0]
-        return open_torchrun_console(
-            modes={
-                (rank, stream): display.mode(first + rank, stream)
-                for rank in ranks
-                for stream in (STDOUT, STDERR)
-            },
-            prefixes=self._prefixes,
-            environ=os.environ,
-            quiet=self._options.quiet,
-        )
-
-    def open_worker_sink(self, outer: Outer) -> Sink:
-        """Open the sink of a launcher that is itself a worker; see ``Front``."""
-        self._first_rank, self._first_local_rank = outer.rank, outer.local_rank
-        own = self._options.format is not None
-        sink = super().open_worker_sink(outer) if own else self._open_torchruns([outer.rank])
-        return sink if outer.rank else self._with_remarks(sink, outer.world_size)
-
-    def count_from(self, first_rank: int) -> None:
-        """Say which rank of the job the first worker of this node has: prefixes may name it."""
-        self._first_rank = first_rank
-        for prefixes in (self._prefixes, *self._filtered.values()):
-            for place, rank in enumerate(sorted(prefixes)):
-                prefixes[rank] = self._prefix(place if prefixes is self._prefixes else rank)
-
-    def _prefix(self, place: int) -> bytes:
-        """Make the prefix of the worker at this place among those of this node."""
-        return self._display.prefix(
-            self._first_local_rank + place, self._hostname, rank=self._first_rank + place
-        )
-
-    def open_filters(self, world_size: int) -> dict[int, LineFilter]:
-        """Make what copies the tee'd lines that match, by stream."""
-        display, filters = self._display, {}
-        for stream in (STDOUT, STDERR):
-            if needles := display.filters(stream):
-                places = range(world_size)
-                tee_d = [
-                    place
-                    for place in places
-                    if display.mode(self._first_local_rank + place, stream) == "tee"
-                ]
-                self._filtered[stream] = {place: self._prefix(place) for place in tee_d}
-                filters[stream] = LineFilter(needles, self._filtered[stream])
-        return filters
-
-
-_LOOKUP_S = 3.0
 
 
 def check_is_node_zero(options: TrainOptions, environ: Mapping[str, str]) -> None:
@@ -204,3 +109,99 @@ def _addresses(host: str) -> list[str]:
         return []
     answered.wait(_LOOKUP_S)
     return [str(to[0]) for found in answers if isinstance(found, list) for _, to in found]
+
+
+class TorchrunFront(Front):
+    """What the user has before them: output as torchrun shows it, unless DISTLAUNCH_FORMAT asks for
+    our console."""
+
+    def __init__(self, translation: TorchrunTranslation) -> None:
+        super().__init__(translation.options)
+        self._display = translation.display
+        self._notices = () if translation.silent else translation.notices
+        self._silent = translation.silent
+        self._hostname = printable(socket.gethostname()) or "localhost"
+        self._prefixes: dict[int, bytes] = {}
+        """By rank as the console counts; filled by ``count_from``."""
+        self._filtered: dict[int, dict[int, bytes]] = {}
+        """Those of the ranks whose lines are copied, by stream."""
+        self._first_local_rank = 0
+        self._first_rank = 0
+
+    def wants_terminal(self) -> bool:
+        """Return whether one worker may have the terminal: nothing was asked that changes its
+        output."""
+        return self._options.format is None and self._display.is_raw
+
+    def open_sink(self, world_size: int) -> Sink:
+        """Open the sink that suits, and say what has to be said first."""
+        return self._with_notices(super().open_sink(world_size), world_size)
+
+    def _with_notices(self, sink: Sink, workers: int) -> Sink:
+        if self._silent:
+            return sink
+        interpreter = interpreter_note(self._options, os.environ, sys.executable)
+        if interpreter is not None and self._options.quiet:  # else it is said as a note of the plan
+            sink.say(self._options.dialect.spelt(interpreter), level="warning")
+        for notice in (*self._notices, *self._display.beyond(workers)):
+            sink.say(notice, level="warning")
+        return sink
+
+    def open_console(self, world_size: int) -> Sink:
+        """Open torchrun's console, or ours if a format was asked for."""
+        if self._options.format is not None:
+            return super().open_console(world_size)
+        return self._open_torchruns(range(world_size))
+
+    def _open_torchruns(self, ranks: Sequence[int]) -> Sink:
+        from distlaunch.console.torchrun_style import open_torchrun_console
+
+        display = self._display
+        self._prefixes.update(dict.fromkeys(ranks, b""))
+        self.count_from(self._first_rank)
+        first = self._first_local_rank - ranks[0]
+        return open_torchrun_console(
+            modes={
+                (rank, stream): display.mode(first + rank, stream)
+                for rank in ranks
+                for stream in (STDOUT, STDERR)
+            },
+            prefixes=self._prefixes,
+            environ=os.environ,
+            quiet=self._options.quiet,
+        )
+
+    def open_worker_sink(self, outer: Outer) -> Sink:
+        """Open the sink of a launcher that is itself a worker; see ``Front``."""
+        self._first_rank, self._first_local_rank = outer.rank, outer.local_rank
+        own = self._options.format is not None
+        sink = super().open_worker_sink(outer) if own else self._open_torchruns([outer.rank])
+        return sink if outer.rank else self._with_notices(sink, outer.world_size)
+
+    def count_from(self, first_rank: int) -> None:
+        """Set which rank of the job the first worker of this node has: prefixes may name it."""
+        self._first_rank = first_rank
+        for prefixes in (self._prefixes, *self._filtered.values()):
+            for place, rank in enumerate(sorted(prefixes)):
+                prefixes[rank] = self._prefix(place if prefixes is self._prefixes else rank)
+
+    def _prefix(self, place: int) -> bytes:
+        """Make the prefix of the worker at this place among those of this node."""
+        return self._display.prefix(
+            self._first_local_rank + place, self._hostname, rank=self._first_rank + place
+        )
+
+    def open_filters(self, world_size: int) -> dict[int, LineFilter]:
+        """Make what copies the tee'd lines that match, by stream."""
+        display, filters = self._display, {}
+        for stream in (STDOUT, STDERR):
+            if needles := display.filters(stream):
+                places = range(world_size)
+                tee_d = [
+                    place
+                    for place in places
+                    if display.mode(self._first_local_rank + place, stream) == "tee"
+                ]
+                self._filtered[stream] = {place: self._prefix(place) for place in tee_d}
+                filters[stream] = LineFilter(needles, self._filtered[stream])
+        return filters

@@ -1,5 +1,4 @@
-"""What torchrun's options mean here: options of ours, what the console shows, and what is said
-about it."""
+"""Translate torchrun's words into options of train, what the console shows, and notices."""
 
 from __future__ import annotations
 
@@ -37,79 +36,25 @@ _JOIN_KEYS = ("join_timeout", "timeout")
 """What they are called in --rdzv-conf; the first one counts."""
 _JOIN_DIGITS = 9
 
-
-class Display(Record):
-    """What the console shows of each rank's streams, and which lines are copied. Ranks are
-    local."""
-
-    redirects: Mapping[int, int] | int = 0
-    tee: Mapping[int, int] | int = 0
-    only: frozenset[int] | None = None
-    template: str = PREFIX
-    role: str = "default"
-    stdout_filters: tuple[str, ...] = ()
-    stderr_filters: tuple[str, ...] = ()
-
-    @property
-    def is_raw(self) -> bool:
-        """Tell whether all is shown as it comes: then one worker may have the terminal."""
-        return not self.redirects and not self.tee and self.only is None
-
-    def mode(self, rank: int, stream: int) -> Mode:
-        """Tell how a stream (1 or 2, which are the bits of -r and -t too) is shown."""
-        if self.only is not None and rank not in self.only:
-            return "hidden"
-        if _bits(self.tee, rank) & stream:
-            return "tee"
-        return "hidden" if _bits(self.redirects, rank) & stream else "raw"
-
-    def prefix(self, local_rank: int, hostname: str, *, rank: int) -> bytes:
-        """Make what stands before a tee'd line."""
-        if self.template == PREFIX:
-            return f"[{self.role}{local_rank}]:".encode(errors="surrogateescape")
-        from string import Template
-
-        values = {
-            "role_name": self.role,
-            "rank": rank,
-            "local_rank": local_rank,
-            "hostname": hostname,
-        }
-        return Template(self.template).safe_substitute(values).encode(errors="surrogateescape")
-
-    def filters(self, stream: int) -> tuple[bytes, ...]:
-        """Give what a line of this stream has to contain one of, to be copied."""
-        words = self.stdout_filters if stream == 1 else self.stderr_filters
-        return tuple(word.encode(errors="surrogateescape") for word in words)
-
-    def beyond(self, workers: int) -> list[str]:
-        """Warn of local ranks that the job does not have."""
-        named = {
-            "--redirects": self.redirects if isinstance(self.redirects, Mapping) else (),
-            "--tee": self.tee if isinstance(self.tee, Mapping) else (),
-            "--local-ranks-filter": self.only or (),
-        }
-        return [
-            f"{flag} names local rank {max(ranks)}, and the last of this job is {workers - 1}"
-            for flag, ranks in named.items()
-            if ranks and max(ranks) >= workers
-        ]
+_SCRIPT = next(option for option in TRAIN_OPTIONS if option.field == "script")
 
 
-class Meaning(Record):
-    """One command, understood. ``remarks`` are to be said before the job starts, unless ``silent``.
+class TorchrunTranslation(Record):
+    """One command, understood. ``notices`` are to be said before the job starts, unless ``silent``.
 
     ``assumed``: of several nodes this is node 0, but nobody has said so.
     """
 
     options: TorchrunOptions
     display: Display
-    remarks: tuple[str, ...]
+    notices: tuple[str, ...]
     silent: bool
     assumed: bool
 
 
-def understand(parsed: Parsed, environ: Mapping[str, str], *, legacy: bool = False) -> Meaning:
+def translate(
+    parsed: Parsed, environ: Mapping[str, str], *, legacy: bool = False
+) -> TorchrunTranslation:
     """Translate a command line. Raises UsageError or ConfigError for what cannot be done here.
 
     ``legacy``: the script gets ``--local-rank=N`` before its own arguments, unless ``--use-env``
@@ -182,159 +127,10 @@ def understand(parsed: Parsed, environ: Mapping[str, str], *, legacy: bool = Fal
         spelling=_spelling(sources, assumed=assumed),
     )
     options = replace(options, dialect=dialect)
-    remarks = _remarks(parsed, environ)
-    return Meaning(
-        options=options, display=display, remarks=remarks, silent=silent, assumed=assumed
+    notices = _notices(parsed, environ)
+    return TorchrunTranslation(
+        options=options, display=display, notices=notices, silent=silent, assumed=assumed
     )
-
-
-_SCRIPT = next(option for option in TRAIN_OPTIONS if option.field == "script")
-
-
-def _spelling(sources: Mapping[str, str], *, assumed: bool) -> tuple[tuple[str, str], ...]:
-    """Give what hints and errors that speak of ``train``'s options say here: an option, or the
-    variable it is from.
-
-    Who has node 0's port is another node 0, if this one is only ``assumed`` to be it.
-    """
-    words = {
-        "--num-procs 1 (or --num-gpus 1)": "--nproc-per-node 1",
-        "-x PYTHONFAULTHANDLER=1": "PYTHONFAULTHANDLER=1",
-        NO_LOCAL_RANK: f"--use-env leaves it out: {LOCAL_RANK_TOO}",
-    }
-    if assumed:
-        words["name another port: --rendezvous HOST:PORT, on all nodes"] = (
-            f"{WAYS_OUT}; or name another port"
-        )
-    named = {option.name: sources[option.field] for option in OPTIONS}
-    for option in BY_VARIABLE:
-        if option.name in named:
-            words[option.name] = named[option.name]
-        elif option.variable is not None:
-            words.update(dict.fromkeys(option.flags, option.variable))
-            words[f"{option.name} #"] = f"{option.variable}=#"
-    for name, instead in spelling_of("torchrun"):
-        words[name] = named.get(instead, instead)
-    words["--failure-grace"] = words["--grace"]  # whose time is its default
-    return tuple(words.items())
-
-
-def unread_variables(environ: Mapping[str, str]) -> list[str]:
-    """Warn of variables that are options of ``train`` and are not read here, and say what does the
-    same."""
-    unread = [
-        option
-        for option in TRAIN_OPTIONS
-        if "torchrun" in option.absent
-        and option.variable is not None
-        and environ.get(option.variable)
-    ]
-    if not unread:
-        return []
-    variables = {option.name: f"{option.name} or {option.variable}" for option in OPTIONS}
-    told = []
-    for option in unread:
-        instead = option.absent["torchrun"].instead
-        told.append(
-            f"{option.variable} (here: {variables.get(instead, instead)})"
-            if instead
-            else option.variable
-        )
-    return [f"not read by distlaunch torchrun: {', '.join(map(str, told))}"]
-
-
-def _columns(display: Display) -> int:
-    """Give how wide a prefix is: that of a rank of two digits, as a rank in brackets is taken to
-    be."""
-    return len(display.prefix(10, "", rank=10).decode(errors="surrogateescape"))
-
-
-def _bits(streams: Mapping[int, int] | int, rank: int) -> int:
-    return streams if isinstance(streams, int) else streams.get(rank, 0)
-
-
-def _nodes(parsed: Parsed) -> dict[str, object]:
-    """Settle how several nodes meet; nothing if this one is alone. Raises ConfigError.
-
-    A static rendezvous has node 0's address; its port is then where the launchers meet, and rank 0
-    gets a free one.
-    """
-    given = parsed.values
-    join_timeout = _join_timeout(given["rdzv_conf"], parsed.sources["rdzv_conf"])
-    least, most = given["nnodes"]
-    node_rank = (
-        given["node_rank"] if _is_ranked(parsed) or given["rdzv_backend"] == "static" else None
-    )
-    alone = most == 1 or given["standalone"]
-    host, port = _static_or_other(parsed)
-    if host is None and given["rdzv_backend"] == "static" and given["master_port"] is not None:
-        host, port = _bare(given["master_addr"]), given["master_port"] or None
-    size = f"{least}:{most}" if least != most or most == 1 else str(least)
-    if alone and max(least, (node_rank or 0) + 1) > 1:
-        said = "--standalone" if given["standalone"] else f"{parsed.sources['nnodes']} {size}"
-        named = (
-            f"{parsed.sources['nnodes']} {size}"
-            if least > 1
-            else f"{parsed.sources['node_rank']} {node_rank}"
-        )
-        raise ConfigError(
-            f"{said} and {named} exclude each other", hint="--nnodes says how many nodes there are"
-        )
-    if alone or (host is None and least == 1 and not node_rank):
-        return {}
-    if host is None:
-        raise ConfigError(
-            f"{parsed.sources['nnodes']} {size}: nothing says where the nodes meet",
-            hint="--rdzv-endpoint HOST:PORT, or --master-addr HOST --master-port PORT; HOST being "
-            "node 0",
-        )
-    where = f"[{host}]" if ":" in host else host
-    found: dict[str, object] = {
-        "num_nodes": most if least == most else (least, most),
-        "node_rank": node_rank,
-        "rendezvous": f"{where}:{port or DEFAULT_PORT}",
-        "master_port": None,
-        "source": "flags",
-        "join_timeout": join_timeout,
-    }
-    return (
-        found
-        if given["rdzv_backend"] == "static"
-        else {**found, "master_addr": _bare(given["local_addr"])}
-    )
-
-
-def _is_ranked(parsed: Parsed) -> bool:
-    """Tell whether the option or its variable says which node this is."""
-    return parsed.sources["node_rank"] != "--node-rank" or "node_rank" in {
-        option.field for option in parsed.given
-    }
-
-
-def _join_timeout(conf: str | None, source: str) -> float:
-    """Read of --rdzv-conf how long nodes may take to come in: torchrun's join_timeout, or timeout.
-
-    Raises ConfigError for what torchrun does not take, and for times that are none.
-    """
-    items = [item.partition("=") for item in conf.split(",")] if conf and conf.strip() else []
-    entries = [(key.strip(), _unquoted(value.strip())) for key, _, value in items]
-    pairs = dict(entries)
-    if not all(key and value for key, value in entries):
-        raise option_error(source, f"takes KEY=VALUE,KEY=VALUE, not {quoted(conf or '')}")
-    for name in _JOIN_KEYS:
-        text = pairs.get(name, "1")
-        if not (
-            text.isascii() and text.isdecimal() and len(text) <= _JOIN_DIGITS and int(text) > 0
-        ):
-            raise option_error(
-                source, f"takes {name} as a whole number of seconds from 1, not {quoted(text)}"
-            )
-    return next((float(pairs[name]) for name in _JOIN_KEYS if name in pairs), _JOIN_S)
-
-
-def _unquoted(value: str) -> str:
-    quotes = len(value) > 1 and value[0] == value[-1] and value[0] in "'\""
-    return value[1:-1].strip() if quotes else value
 
 
 def _master(parsed: Parsed) -> tuple[str | None, int | None]:
@@ -393,6 +189,90 @@ def _bare(host: str | None) -> str | None:
     return host[1:-1] if host and host[0] == "[" and host[-1] == "]" else host
 
 
+def _nodes(parsed: Parsed) -> dict[str, object]:
+    """Settle how several nodes meet; nothing if this one is alone. Raises ConfigError.
+
+    A static rendezvous has node 0's address; its port is then where the launchers meet, and rank 0
+    gets a free one.
+    """
+    given = parsed.values
+    join_timeout = _join_timeout(given["rdzv_conf"], parsed.sources["rdzv_conf"])
+    least, most = given["nnodes"]
+    node_rank = (
+        given["node_rank"] if _is_ranked(parsed) or given["rdzv_backend"] == "static" else None
+    )
+    alone = most == 1 or given["standalone"]
+    host, port = _static_or_other(parsed)
+    if host is None and given["rdzv_backend"] == "static" and given["master_port"] is not None:
+        host, port = _bare(given["master_addr"]), given["master_port"] or None
+    size = f"{least}:{most}" if least != most or most == 1 else str(least)
+    if alone and max(least, (node_rank or 0) + 1) > 1:
+        said = "--standalone" if given["standalone"] else f"{parsed.sources['nnodes']} {size}"
+        named = (
+            f"{parsed.sources['nnodes']} {size}"
+            if least > 1
+            else f"{parsed.sources['node_rank']} {node_rank}"
+        )
+        raise ConfigError(
+            f"{said} and {named} exclude each other", hint="--nnodes says how many nodes there are"
+        )
+    if alone or (host is None and least == 1 and not node_rank):
+        return {}
+    if host is None:
+        raise ConfigError(
+            f"{parsed.sources['nnodes']} {size}: nothing says where the nodes meet",
+            hint="--rdzv-endpoint HOST:PORT, or --master-addr HOST --master-port PORT; HOST being "
+            "node 0",
+        )
+    where = f"[{host}]" if ":" in host else host
+    found: dict[str, object] = {
+        "num_nodes": most if least == most else (least, most),
+        "node_rank": node_rank,
+        "rendezvous": f"{where}:{port or DEFAULT_PORT}",
+        "master_port": None,
+        "source": "flags",
+        "join_timeout": join_timeout,
+    }
+    return (
+        found
+        if given["rdzv_backend"] == "static"
+        else {**found, "master_addr": _bare(given["local_addr"])}
+    )
+
+
+def _is_ranked(parsed: Parsed) -> bool:
+    """Return whether the option or its variable says which node this is."""
+    return parsed.sources["node_rank"] != "--node-rank" or "node_rank" in {
+        option.field for option in parsed.given
+    }
+
+
+def _join_timeout(conf: str | None, source: str) -> float:
+    """Read of --rdzv-conf how long nodes may take to come in: torchrun's join_timeout, or timeout.
+
+    Raises ConfigError for what torchrun does not take, and for times that are none.
+    """
+    items = [item.partition("=") for item in conf.split(",")] if conf and conf.strip() else []
+    entries = [(key.strip(), _unquoted(value.strip())) for key, _, value in items]
+    pairs = dict(entries)
+    if not all(key and value for key, value in entries):
+        raise option_error(source, f"takes KEY=VALUE,KEY=VALUE, not {quoted(conf or '')}")
+    for name in _JOIN_KEYS:
+        text = pairs.get(name, "1")
+        if not (
+            text.isascii() and text.isdecimal() and len(text) <= _JOIN_DIGITS and int(text) > 0
+        ):
+            raise option_error(
+                source, f"takes {name} as a whole number of seconds from 1, not {quoted(text)}"
+            )
+    return next((float(pairs[name]) for name in _JOIN_KEYS if name in pairs), _JOIN_S)
+
+
+def _unquoted(value: str) -> str:
+    quotes = len(value) > 1 and value[0] == value[-1] and value[0] in "'\""
+    return value[1:-1].strip() if quotes else value
+
+
 def _shutdown_timeout(given: Mapping[str, Any], environ: Mapping[str, str]) -> float:
     if given["shutdown_timeout"] is not None:
         return float(given["shutdown_timeout"])
@@ -406,8 +286,104 @@ def _shutdown_timeout(given: Mapping[str, Any], environ: Mapping[str, str]) -> f
     return float(text)
 
 
-def _remarks(parsed: Parsed, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Say once what was written on the command line and changes nothing; what PET_ variables hold
+class Display(Record):
+    """What the console shows of each rank's streams, and which lines are copied. Ranks are
+    local."""
+
+    redirects: Mapping[int, int] | int = 0
+    tee: Mapping[int, int] | int = 0
+    only: frozenset[int] | None = None
+    template: str = PREFIX
+    role: str = "default"
+    stdout_filters: tuple[str, ...] = ()
+    stderr_filters: tuple[str, ...] = ()
+
+    @property
+    def is_raw(self) -> bool:
+        """Return whether all is shown as it comes: then one worker may have the terminal."""
+        return not self.redirects and not self.tee and self.only is None
+
+    def mode(self, rank: int, stream: int) -> Mode:
+        """Return how a stream (1 or 2, which are the bits of -r and -t too) is shown."""
+        if self.only is not None and rank not in self.only:
+            return "hidden"
+        if _bits(self.tee, rank) & stream:
+            return "tee"
+        return "hidden" if _bits(self.redirects, rank) & stream else "raw"
+
+    def prefix(self, local_rank: int, hostname: str, *, rank: int) -> bytes:
+        """Make what stands before a tee'd line."""
+        if self.template == PREFIX:
+            return f"[{self.role}{local_rank}]:".encode(errors="surrogateescape")
+        from string import Template
+
+        values = {
+            "role_name": self.role,
+            "rank": rank,
+            "local_rank": local_rank,
+            "hostname": hostname,
+        }
+        return Template(self.template).safe_substitute(values).encode(errors="surrogateescape")
+
+    def filters(self, stream: int) -> tuple[bytes, ...]:
+        """Return what a line of this stream has to contain one of, to be copied."""
+        words = self.stdout_filters if stream == 1 else self.stderr_filters
+        return tuple(word.encode(errors="surrogateescape") for word in words)
+
+    def beyond(self, workers: int) -> list[str]:
+        """Warn of local ranks that the job does not have."""
+        named = {
+            "--redirects": self.redirects if isinstance(self.redirects, Mapping) else (),
+            "--tee": self.tee if isinstance(self.tee, Mapping) else (),
+            "--local-ranks-filter": self.only or (),
+        }
+        return [
+            f"{flag} names local rank {max(ranks)}, and the last of this job is {workers - 1}"
+            for flag, ranks in named.items()
+            if ranks and max(ranks) >= workers
+        ]
+
+
+def _bits(streams: Mapping[int, int] | int, rank: int) -> int:
+    return streams if isinstance(streams, int) else streams.get(rank, 0)
+
+
+def _columns(display: Display) -> int:
+    """Return how wide a prefix is: that of a rank of two digits, as a rank in brackets is taken to
+    be."""
+    return len(display.prefix(10, "", rank=10).decode(errors="surrogateescape"))
+
+
+def _spelling(sources: Mapping[str, str], *, assumed: bool) -> tuple[tuple[str, str], ...]:
+    """Return what hints and errors that speak of ``train``'s options say here: an option, or the
+    variable it is from.
+
+    Who has node 0's port is another node 0, if this one is only ``assumed`` to be it.
+    """
+    words = {
+        "--num-procs 1 (or --num-gpus 1)": "--nproc-per-node 1",
+        "-x PYTHONFAULTHANDLER=1": "PYTHONFAULTHANDLER=1",
+        NO_LOCAL_RANK: f"--use-env leaves it out: {LOCAL_RANK_TOO}",
+    }
+    if assumed:
+        words["name another port: --rendezvous HOST:PORT, on all nodes"] = (
+            f"{WAYS_OUT}; or name another port"
+        )
+    named = {option.name: sources[option.field] for option in OPTIONS}
+    for option in BY_VARIABLE:
+        if option.name in named:
+            words[option.name] = named[option.name]
+        elif option.variable is not None:
+            words.update(dict.fromkeys(option.flags, option.variable))
+            words[f"{option.name} #"] = f"{option.variable}=#"
+    for name, instead in spelling_of("torchrun"):
+        words[name] = named.get(instead, instead)
+    words["--failure-grace"] = words["--grace"]  # whose time is its default
+    return tuple(words.items())
+
+
+def _notices(parsed: Parsed, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Return notices for what is on the command line and changes nothing; what PET_ variables hold
     is not said."""
     given, values = {option.field for option in parsed.given}, parsed.values
     idle = [
@@ -424,12 +400,36 @@ def _remarks(parsed: Parsed, environ: Mapping[str, str]) -> tuple[str, ...]:
     if "rdzv_backend" in given and values["rdzv_backend"] not in ("static", "c10d", None):
         idle.append(f"--rdzv-backend {quoted(values['rdzv_backend'])}")
     idle += [name for name in _AGENT_VARIABLES if environ.get(name, "0") != "0"]
-    remarks = []
+    notices = []
     if idle:
-        remarks.append(f"without effect here: {', '.join(idle)} (see distlaunch torchrun --help)")
+        notices.append(f"without effect here: {', '.join(idle)} (see distlaunch torchrun --help)")
     if "nnodes" in given and values["nnodes"][1] > 1 and not _nodes(parsed):
-        remarks.append(
+        notices.append(
             f"--nnodes 1:{values['nnodes'][1]}: this one node runs; --rdzv-endpoint lets others "
             "join"
         )
-    return tuple(remarks)
+    return tuple(notices)
+
+
+def unread_variables(environ: Mapping[str, str]) -> list[str]:
+    """Warn of variables that are options of ``train`` and are not read here, and say what does the
+    same."""
+    unread = [
+        option
+        for option in TRAIN_OPTIONS
+        if "torchrun" in option.absent
+        and option.variable is not None
+        and environ.get(option.variable)
+    ]
+    if not unread:
+        return []
+    variables = {option.name: f"{option.name} or {option.variable}" for option in OPTIONS}
+    told = []
+    for option in unread:
+        instead = option.absent["torchrun"].instead
+        told.append(
+            f"{option.variable} (here: {variables.get(instead, instead)})"
+            if instead
+            else option.variable
+        )
+    return [f"not read by distlaunch torchrun: {', '.join(map(str, told))}"]
