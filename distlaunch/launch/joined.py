@@ -34,7 +34,7 @@ from distlaunch.core.model.text import counted, quoted
 from distlaunch.core.probe.files import read_bounded
 from distlaunch.core.protocol import launcher_messages as p
 from distlaunch.core.protocol.agent_messages import Surveyed
-from distlaunch.core.protocol.handshake import Party
+from distlaunch.core.protocol.handshake import JobIdentity
 from distlaunch.core.protocol.token_keys import TOKEN
 from distlaunch.launch import process
 from distlaunch.launch.make_plan import Planned, read_facts
@@ -128,7 +128,7 @@ def party_of(
     environ: Mapping[str, str],
     *,
     say: Callable[[str], None] = lambda _: None,
-) -> Party:
+) -> JobIdentity:
     """Return in what all launchers of the job have to agree; ``say`` gets notices. Raises
     ConfigError."""
     from distlaunch import __version__
@@ -139,7 +139,7 @@ def party_of(
         from distlaunch.transport.munge import find_munge
 
         munge = find_munge(environ)
-    return Party(release=__version__, job_key=rendezvous.job_key, token=token, munge=munge)
+    return JobIdentity(release=__version__, job_key=rendezvous.job_key, token=token, munge=munge)
 
 
 class Launchers:
@@ -233,13 +233,15 @@ def tell_others(options: TrainOptions, environ: Mapping[str, str], why: LaunchEr
         if location is None or location.allocation.part == "all":
             return
         rendezvous = settle_unplanned(options, location)
-        party = party_of(rendezvous, options, environ)
+        job_identity = party_of(rendezvous, options, environ)
         if rendezvous.leads != "yes":
             otherwise = _otherwise(rendezvous, location, environ)
-            decline(rendezvous, party, host=facts.hostname, why=why.message, otherwise=otherwise)
+            decline(
+                rendezvous, job_identity, host=facts.hostname, why=why.message, otherwise=otherwise
+            )
         elif location.allocation.part == "worker" or len(location.allocation.hosts) > 1:
             Door(
-                rendezvous, party, members=len(location.allocation.hosts), say=lambda _: None
+                rendezvous, job_identity, members=len(location.allocation.hosts), say=lambda _: None
             ).refuse(why)
     except LaunchError:
         return  # the first error is the one that counts
@@ -262,7 +264,7 @@ def run_launcher(
         raise ValueError("this launcher is alone")
     joiner = planned.join()
     notices: list[str] = []
-    party = party_of(joiner.rendezvous, options, environ, say=notices.append)
+    job_identity = party_of(joiner.rendezvous, options, environ, say=notices.append)
     local = isinstance(options, TorchrunOptions) and options.format is None
     sink: Sink = open_sink(max(2, joiner.own_slots) if local else joiner.most_workers)
     if local:
@@ -277,7 +279,9 @@ def run_launcher(
     door: Door | None = None
     if joiner.rendezvous.leads != "no":
         try:
-            door = Door(joiner.rendezvous, party, members=len(joiner.hosts), say=warn, clock=clock)
+            door = Door(
+                joiner.rendezvous, job_identity, members=len(joiner.hosts), say=warn, clock=clock
+            )
         except PortTakenError:
             if joiner.rendezvous.leads == "yes":
                 raise
@@ -287,13 +291,17 @@ def run_launcher(
     except LaunchError as exc:
         if door is None:
             decline(
-                joiner.rendezvous, party, host=joiner.hostname, why=exc.message, otherwise=otherwise
+                joiner.rendezvous,
+                job_identity,
+                host=joiner.hostname,
+                why=exc.message,
+                otherwise=otherwise,
             )
         else:
             door.refuse(exc)
         raise
     if door is None:
-        return _join(mine, party, otherwise)
+        return _join(mine, job_identity, otherwise)
     return _coordinate(mine, door, site, clock, otherwise)
 
 
@@ -477,22 +485,22 @@ def _coordinate(
         try:
             code = runner.run()
         except LaunchError as exc:
-            assembly.verdict = p.Verdict(exit_code=exc.exit_code, text=f"error: {exc.message}")
+            assembly.verdict = p.ExitLauncher(exit_code=exc.exit_code, text=f"error: {exc.message}")
             door.refuse(exc)
             raise
-        assembly.verdict = p.Verdict(exit_code=code, text=herald.last_words(code))
+        assembly.verdict = p.ExitLauncher(exit_code=code, text=herald.last_words(code))
         ended.append(code)
     return ended[-1]
 
 
-def _join(mine: _Mine, party: Party, otherwise: Otherwise | None) -> int:
+def _join(mine: _Mine, job_identity: JobIdentity, otherwise: Otherwise | None) -> int:
     options, environ, joiner, sink = mine.options, mine.environ, mine.joiner, mine.sink
     with ExitStack() as stack:
         signal_pipe = SignalPipe()
         ended = stack.enter_context(process.closed_console(sink, signal_pipe))
         call = Caller(
             joiner,
-            party,
+            job_identity,
             join_timeout_s=options.join_timeout,
             say=sink.say,
             signals=signal_pipe,
@@ -500,7 +508,7 @@ def _join(mine: _Mine, party: Party, otherwise: Otherwise | None) -> int:
         )
         try:
             link, welcome = call()
-        except connect.Stopped:
+        except connect.ConnectInterrupted:
             mine.dismiss()
             ended.append(_told(call))
             return ended[0]
@@ -558,7 +566,7 @@ def _join(mine: _Mine, party: Party, otherwise: Otherwise | None) -> int:
         stack.callback(runner.close, signal_pipe.is_hurried)
         try:
             ended.append(runner.run(link))
-        except connect.Stopped:
+        except connect.ConnectInterrupted:
             ended.append(_told(call))
     return ended[0]
 

@@ -15,7 +15,7 @@ from distlaunch.core.model.host_list import name_hosts
 from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import printable, quoted
 from distlaunch.core.protocol.agent_messages import Surveyed
-from distlaunch.core.protocol.launcher_messages import Apply
+from distlaunch.core.protocol.launcher_messages import LauncherInfo
 from distlaunch.planning.backend import PlannedBackend
 from distlaunch.planning.train_options import TrainOptions
 
@@ -93,7 +93,9 @@ def choices_digest(backend: PlannedBackend) -> str:
     return hashlib.sha256(json.dumps(dict(backend.agreed()), sort_keys=True).encode()).hexdigest()
 
 
-def contradiction(told: Apply, own: Apply, *, who: str, me: str, what: str) -> str | None:
+def contradiction(
+    told: LauncherInfo, own: LauncherInfo, *, who: str, me: str, what: str
+) -> str | None:
     """Say what a launcher was told otherwise than we, the coordinator; None if nothing.
 
     ``what``: the numbers are of nodes or of launchers.

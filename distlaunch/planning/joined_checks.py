@@ -25,7 +25,7 @@ def _is_place(text: str) -> bool:
     return numeric and is_address(host[1:-1] if host[:1] == "[" and host[-1:] == "]" else host)
 
 
-def check_start(told: p.Commence, *, nodes: tuple[int, int]) -> None:
+def check_start(told: p.StartWorkers, *, nodes: tuple[int, int]) -> None:
     """Refuse a start that no coordinator of ours sends. ``nodes``: the fewest and the most. Raises
     ProtocolError."""
     count, (fewest, most) = len(told.hosts), nodes

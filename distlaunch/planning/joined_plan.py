@@ -53,7 +53,7 @@ class Member(Record):
     """A launcher that takes part, as the coordinator knows it."""
 
     host: str
-    apply: p.Apply
+    apply: p.LauncherInfo
 
 
 class Joiner:
@@ -189,9 +189,9 @@ class Joiner:
 
     # --- what is told
 
-    def apply(self, *, clock: float, wall: float, attempt: int, restarts: int) -> p.Apply:
+    def apply(self, *, clock: float, wall: float, attempt: int, restarts: int) -> p.LauncherInfo:
         """Say what this launcher is to do."""
-        return p.Apply(
+        return p.LauncherInfo(
             num_nodes=self.bounds,
             slots=self.own_slots,
             command=command_digest(self._options),
@@ -203,7 +203,7 @@ class Joiner:
             restarts=restarts,
         )
 
-    def conflict(self, number: int, host: str, told: p.Apply) -> str | None:
+    def conflict(self, number: int, host: str, told: p.LauncherInfo) -> str | None:
         """Say what a launcher was told otherwise than this one, the coordinator; None if nothing
         that matters."""
         me, who = printable(self._facts.hostname), f"{self._label(number)} ({printable(host)})"
@@ -224,7 +224,9 @@ class Joiner:
             )
         return None
 
-    def clock_note(self, number: int, host: str, told: p.Apply, *, wall: float) -> str | None:
+    def clock_note(
+        self, number: int, host: str, told: p.LauncherInfo, *, wall: float
+    ) -> str | None:
         """Say that a node's clock is far off; None if it is not."""
         apart = told.wall - wall
         if abs(apart) < CLOCKS_S:
@@ -382,7 +384,7 @@ class Joiner:
 
     # --- a peer's plan
 
-    def commenced(self, told: p.Commence, interfaces: Iterable[str]) -> LaunchPlan:
+    def commenced(self, told: p.StartWorkers, interfaces: Iterable[str]) -> LaunchPlan:
         """Plan this launcher's own workers of an attempt, by its own command line. Raises
         ProtocolError for nonsense.
 
@@ -431,7 +433,7 @@ class Joiner:
         plan = bind(plan, attempt=told.attempt, master_port=told.master_port, meeting=where)
         return with_cluster(plan, told.cluster, self._backend)
 
-    def _check(self, told: p.Commence) -> None:
+    def _check(self, told: p.StartWorkers) -> None:
         count = len(self._topology.nodes)
         check_start(told, nodes=(count, count) if self._by_worker else self.bounds)
         slots, own = told.slots[told.node_rank], self._own.slots
@@ -446,7 +448,7 @@ class Joiner:
                 "for"
             )
 
-    def _is_own(self, told: p.Commence) -> bool:
+    def _is_own(self, told: p.StartWorkers) -> bool:
         """Tell whether these are the workers that are this launcher's on its node."""
         if not self._by_worker:
             return set(told.local_ranks) == set(range(self._own.slots or 0))

@@ -22,12 +22,12 @@ from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.text import host_and_port, printable
 from distlaunch.core.protocol.handshake import (
     NONCE_BYTES,
-    ListenerSide,
-    Party,
+    HandshakeError,
+    JobIdentity,
+    ListenerHandshake,
     RefusalReason,
-    Stranger,
 )
-from distlaunch.core.protocol.launcher_messages import Call, Turned, Welcome
+from distlaunch.core.protocol.launcher_messages import Call, Rejected, Welcome
 from distlaunch.core.protocol.token_keys import TOKEN_HINT, ListenerSecret
 from distlaunch.transport import open_files
 from distlaunch.transport.tcp_connection import TcpLink
@@ -46,7 +46,7 @@ _FEWEST_PENDING = 16
 _PAUSE_S = 0.5
 _NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _SILENT, _SPEAKING, _CALLED = 0, 1, 2
-Admit = Callable[[Call], Welcome | Turned]
+Admit = Callable[[Call], Welcome | Rejected]
 _BACKLOG = 4096
 _WILDCARD = ("::", "0.0.0.0")  # noqa: S104 - other nodes call, by addresses that we do not know
 _LOOPBACK = ("127.0.0.1", "::1")
@@ -70,7 +70,7 @@ class Listener:
         host: str,
         ports: Sequence[int],
         *,
-        party: Party,
+        job_identity: JobIdentity,
         owner: str,
         admit: Admit,
         log: Callable[[str], None],
@@ -78,12 +78,12 @@ class Listener:
         members: int = 0,
     ) -> None:
         try:
-            self._secret = ListenerSecret(party.token, party.munge)
+            self._secret = ListenerSecret(job_identity.token, job_identity.munge)
         except OSError as exc:
             raise ConfigError(f"munge cannot be used: {exc}", hint=TOKEN_HINT) from exc
         self._listening = {one.fileno(): one for one in open_port(host, ports, owner=owner)}
         self.port: int = next(iter(self._listening.values())).getsockname()[1]
-        self._party = party
+        self._job_identity = job_identity
         self._admit = admit
         self._clock = clock
         self._troubles = Troubles(log, clock)
@@ -179,7 +179,9 @@ class Listener:
                 )
             connection.setblocking(False)  # noqa: FBT003 - the standard library's signature
             nonce = os.urandom(NONCE_BYTES).hex()
-            side = ListenerSide(self._party, secret=self._secret, nonce=nonce, admit=self._admit)
+            side = ListenerHandshake(
+                self._job_identity, secret=self._secret, nonce=nonce, admit=self._admit
+            )
             pending = _Pending(connection, _text(address), side, until=now + HANDSHAKE_S)
             number = connection.fileno()
             self._pending[number] = self._stages[_SILENT][number] = pending
@@ -237,7 +239,7 @@ class Listener:
         try:
             answer = side.feed(data)
             sent = not answer or pending.connection.send(answer, socket.MSG_NOSIGNAL) == len(answer)
-        except Stranger as exc:
+        except HandshakeError as exc:
             self._refuse(pending, exc.reason, exc.text)
             return
         except OSError:
@@ -247,10 +249,10 @@ class Listener:
                 # Even if it has just left: it was admitted, and its link will tell.
                 self._forget(pending)
                 self._admitted.append((side.call, TcpLink(pending.connection, pending.address)))
-            case Turned():
-                if side.turned_for is not None:
+            case Rejected():
+                if side.rejected_for is not None:
                     host = f" ({printable(side.call.host[:80])})" if side.call is not None else ""
-                    self._note(side.turned_for, f"{pending.address}{host}", side.why_turned)
+                    self._note(side.rejected_for, f"{pending.address}{host}", side.rejection)
                 self._drop(pending)
             case _ if not sent:
                 self._refuse(
@@ -291,7 +293,7 @@ class _Pending:
     __slots__ = ("address", "connection", "number", "side", "stage", "until")
 
     def __init__(
-        self, connection: socket.socket, address: str, side: ListenerSide, *, until: float
+        self, connection: socket.socket, address: str, side: ListenerHandshake, *, until: float
     ) -> None:
         self.connection = connection
         self.number = connection.fileno()

@@ -146,7 +146,7 @@ class Replay:
 
     def all_gone(self) -> None:
         """Let all nodes have nothing left of the attempt."""
-        gone = m.Gone(attempt=self.policy.attempt, left=())
+        gone = m.AttemptEnded(attempt=self.policy.attempt, left=())
         self.say((node, gone) for node in range(self.nodes))
 
     def run(self) -> None:

@@ -113,12 +113,12 @@ def test_each_worker_of_a_step_gets_each_signal_of_slurm_once(slurm):
 STRANGER = """
 import sys, time
 from distlaunch import __version__
-from distlaunch.core.agent.connect import call
-from distlaunch.core.protocol.handshake import Party
+from distlaunch.core.agent.connect import connect_to_listener
+from distlaunch.core.protocol.handshake import JobIdentity
 job = int(sys.argv[1])
-party = Party(release=__version__, job_key=f"{job}.0")
+job_identity = JobIdentity(release=__version__, job_key=f"{job}.0")
 ports = [20000 + job * 4 % 10000 + more for more in range(4)]
-call("127.0.0.1", ports, party=party, rank=1, own_host="n9", instance="i", until=time.monotonic() + 3.0)
+connect_to_listener("127.0.0.1", ports, job_identity=job_identity, rank=1, own_host="n9", instance="i", until=time.monotonic() + 3.0)
 """
 
 

@@ -104,7 +104,7 @@ class OneAgent:
 
     def receive(self) -> list:
         events = self._fleet.receive()
-        if any(isinstance(event.message, (m.WorkerExited, m.Gone)) for event in events):
+        if any(isinstance(event.message, (m.WorkerExited, m.AttemptEnded)) for event in events):
             taken = threading.Event()  # the coordinator's own thread takes output, and these tests look at once
             self.intakes[0]._add(lambda _: taken.set())
             assert taken.wait(20)

@@ -52,7 +52,7 @@ def test_of_two_surveys_the_later_one_is_answered(own):
 def test_workers_start_and_end_while_a_survey_is_under_way(own):
     own.start("print('hello')")
     own.send(SURVEY)
-    own.until(m.Gone)
+    own.until(m.AttemptEnded)
     own.until(m.Surveyed)
 
 
@@ -79,7 +79,7 @@ def test_a_spawner_that_has_vanished_is_a_fault_and_the_node_is_broken(own):
     node = own.transport._own
     assert not node.is_broken
     os.kill(node._agent._spawner, signal.SIGKILL)
-    own.until(m.Fault)
+    own.until(m.AgentFailed)
     assert node.is_broken
 
 
@@ -140,7 +140,7 @@ def test_however_often_a_node_is_asked_that_hangs_few_threads_are_left_behind():
     looks.looking.begin(SURVEY)
     assert looks.nudged.wait(BOUND_S)
     looks.looking.on_ready()
-    assert isinstance(looks.heard[-1], m.Fault)
+    assert isinstance(looks.heard[-1], m.AgentFailed)
 
 
 def test_a_fault_of_ours_is_told_with_its_traceback():
@@ -152,7 +152,7 @@ def test_a_fault_of_ours_is_told_with_its_traceback():
     assert looks.nudged.wait(BOUND_S)
     looks.looking.on_ready()
     [fault] = looks.heard
-    assert isinstance(fault, m.Fault)
+    assert isinstance(fault, m.AgentFailed)
     assert "RuntimeError: odd" in fault.text
 
 
@@ -171,17 +171,17 @@ def test_where_no_thread_can_be_started_the_survey_says_so(monkeypatch):
 
 LIMITED = """
 import resource, sys, time
-from distlaunch.core.protocol import messages as m
-from distlaunch.core.protocol.handshake import Party
+from distlaunch.core.protocol import agent_messages as m
+from distlaunch.core.protocol.handshake import JobIdentity
 from distlaunch.transport.tcp_listener import Listener
 from tests.contract.conftest import Coordinator, OneNode
 resource.setrlimit(resource.RLIMIT_NOFILE, (200, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
-party = Party(release="1", job_key="")
-listener = Listener("127.0.0.1", [0], party=party, owner="j", admit=None, log=print, members=8)
+job_identity = JobIdentity(release="1", job_key="")
+listener = Listener("127.0.0.1", [0], job_identity=job_identity, owner="j", admit=None, log=print, members=8)
 ours = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 node = Coordinator(OneNode)
 node.start("import resource; print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])")
-node.until(m.Gone)
+node.until(m.AttemptEnded)
 node.close()
 listener.close()
 print(ours, node.taken.written[0, 1].decode().strip())

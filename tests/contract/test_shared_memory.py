@@ -50,7 +50,7 @@ def test_it_is_gone_when_the_attempt_is_and_that_of_others_is_not(coordinator, f
     for name in others:
         files.make(name)
     coordinator.start(files.makes, files.makes + "os.kill(os.getpid(), 9)\n", env=MASTER, shared_memory=files.names)
-    coordinator.until(m.Gone)
+    coordinator.until(m.AttemptEnded)
     assert {one.rank: one.returncode for one in coordinator.of(m.WorkerExited)} == {0: 0, 1: -signal.SIGKILL}
     assert files.there == others
 
@@ -58,14 +58,14 @@ def test_it_is_gone_when_the_attempt_is_and_that_of_others_is_not(coordinator, f
 def test_the_next_attempt_finds_and_leaves_nothing(coordinator, files):
     for attempt in (0, 1):
         coordinator.start(files.makes, attempt=attempt, env=MASTER, shared_memory=files.names)
-        coordinator.until(m.Gone, attempt + 1)
+        coordinator.until(m.AttemptEnded, attempt + 1)
         assert files.there == []
     assert [one.returncode for one in coordinator.of(m.WorkerExited)] == [0, 0]
 
 
 def test_after_its_attempt_a_name_is_somebody_elses(coordinator, files):
     coordinator.start(files.makes, env=MASTER, shared_memory=files.names)
-    coordinator.until(m.Gone)
+    coordinator.until(m.AttemptEnded)
     files.make("127.0.0.1_29500_0")
     coordinator.close()
     assert files.there == ["127.0.0.1_29500_0"]
@@ -73,10 +73,10 @@ def test_after_its_attempt_a_name_is_somebody_elses(coordinator, files):
 
 def test_after_its_attempt_a_name_is_somebody_elses_also_when_the_spawner_is_killed(coordinator, files):
     coordinator.start(files.makes + "print(os.getppid())\n", env=MASTER, shared_memory=files.names)
-    coordinator.until(m.Gone)
+    coordinator.until(m.AttemptEnded)
     files.make("127.0.0.1_29500_0")
     os.kill(int(coordinator.taken.written[0, 1].split()[1]), signal.SIGKILL)
-    coordinator.until(m.Fault)
+    coordinator.until(m.AgentFailed)
     assert files.there == ["127.0.0.1_29500_0"]
 
 
@@ -90,6 +90,6 @@ def test_close_leaves_nothing_of_workers_that_still_run(coordinator, files):
 
 def test_a_spawner_that_is_killed_leaves_nothing(coordinator, files):
     coordinator.start(files.makes + "os.kill(os.getppid(), 9)\n" + WAITS, env=MASTER, shared_memory=files.names)
-    coordinator.until(m.Fault)
+    coordinator.until(m.AgentFailed)
     assert coordinator.taken.written[0, 1] == b"up\n"
     assert files.there == []

@@ -59,7 +59,7 @@ def test_prepare_is_answered_with_a_port_that_is_held(coordinator):
 
 def test_rank_0_can_serve_on_the_port_that_is_held(coordinator):
     coordinator.start(SERVES, env={"PORT": str(coordinator.prepare().port)})
-    coordinator.until(m.Gone)
+    coordinator.until(m.AttemptEnded)
     assert exits(coordinator) == {0: (0, False)}
     assert coordinator.taken.written[0, 1] == b"serving\n"
 
@@ -79,12 +79,12 @@ def test_a_port_that_cannot_be_had_is_a_problem_with_a_hint(coordinator):
 def test_workers_start_end_and_are_gone_in_this_order(coordinator):
     coordinator.prepare()
     coordinator.start("print('hello')", "import sys; print('bad', file=sys.stderr); sys.exit(7)")
-    coordinator.until(m.Gone)
+    coordinator.until(m.AttemptEnded)
     kinds = [type(message) for message in coordinator.heard]
     assert kinds.count(m.WorkerExited) == 2
     assert kinds.count(m.Started) in (1, 2), "workers that come up at once are told of at once"
-    assert kinds[-1] is m.Gone
-    assert kinds.count(m.Gone) == 1
+    assert kinds[-1] is m.AttemptEnded
+    assert kinds.count(m.AttemptEnded) == 1
     assert exits(coordinator) == {0: (0, False), 1: (7, False)}
     for rank in (0, 1):
         of_rank = [
@@ -92,7 +92,7 @@ def test_workers_start_end_and_are_gone_in_this_order(coordinator):
             if (isinstance(one, m.Started) and rank in one.pids) or (isinstance(one, m.WorkerExited) and one.rank == rank)
         ]  # fmt: skip
         assert of_rank == [m.Started, m.WorkerExited]
-    assert coordinator.of(m.Gone) == [m.Gone(attempt=0, left=(), port_used=False)]
+    assert coordinator.of(m.AttemptEnded) == [m.AttemptEnded(attempt=0, left=(), port_used=False)]
     started = {rank: pid for one in coordinator.of(m.Started) for rank, pid in one.pids.items()}
     assert started == {one.rank: one.pid for one in coordinator.of(m.WorkerExited)}
 
@@ -111,13 +111,13 @@ def test_the_environment_and_the_words_of_a_worker_arrive_byte_for_byte(coordina
         error_file=None,
     )  # fmt: skip
     coordinator.start(specs=(spec,), cwd="/usr")
-    coordinator.until(m.Gone)
+    coordinator.until(m.AttemptEnded)
     assert coordinator.taken.written[0, 1] == os.fsencode(value) * 2 + b"/usr\n"
 
 
 def test_a_workers_own_variables_win_over_the_common_ones(coordinator):
     coordinator.start("import os; print(os.environ['RANK'], os.environ['A'])", env={"RANK": "9", "A": "a"})
-    coordinator.until(m.Gone)
+    coordinator.until(m.AttemptEnded)
     assert coordinator.taken.written[0, 1] == b"0 a\n"
 
 
@@ -132,7 +132,7 @@ def test_a_workers_own_variables_win_over_the_common_ones(coordinator):
 def test_what_cannot_be_started_ends_with_the_reason(coordinator, argv, cwd, returncode, words):
     spec = m.WorkerSpec(rank=0, local_rank=0, argv=argv, env={}, cpus=None, error_file=None)
     coordinator.start(specs=(spec,), cwd=cwd)
-    coordinator.until(m.Gone)
+    coordinator.until(m.AttemptEnded)
     [exited] = coordinator.of(m.WorkerExited)
     assert exited.returncode == returncode
     assert words in exited.tail
@@ -140,7 +140,7 @@ def test_what_cannot_be_started_ends_with_the_reason(coordinator, argv, cwd, ret
 
 def test_a_node_without_workers_is_gone(coordinator):
     coordinator.start()
-    assert coordinator.until(m.Gone) == [m.Gone(attempt=0, left=())]
+    assert coordinator.until(m.AttemptEnded) == [m.AttemptEnded(attempt=0, left=())]
 
 
 def test_stop_lets_workers_end_in_their_own_way(coordinator):
@@ -148,7 +148,7 @@ def test_stop_lets_workers_end_in_their_own_way(coordinator):
     for rank in (0, 1):
         coordinator.until_written(rank, b"up")
     coordinator.send(stop(30.0))
-    coordinator.until(m.Gone)
+    coordinator.until(m.AttemptEnded)
     assert exits(coordinator) == {0: (0, True), 1: (-signal.SIGTERM, True)}
     assert b"saved" in coordinator.taken.written[0, 1]
 
@@ -160,7 +160,7 @@ def test_after_the_grace_a_worker_is_killed_and_the_deadline_says_when(coordinat
     coordinator.send(stop(0.2))
     if coordinator.is_local:  # else it is the agent that keeps it
         assert before < coordinator.transport.deadline() <= time.monotonic() + 0.2
-    coordinator.until(m.Gone)
+    coordinator.until(m.AttemptEnded)
     assert exits(coordinator) == {0: (-signal.SIGKILL, True)}
     assert coordinator.transport.deadline() is None
 
@@ -169,7 +169,7 @@ def test_a_grace_of_zero_kills(coordinator):
     coordinator.start(DISOBEYS)
     coordinator.until_written(0, b"up")
     coordinator.send(stop(0.0))
-    coordinator.until(m.Gone)
+    coordinator.until(m.AttemptEnded)
     assert exits(coordinator) == {0: (-signal.SIGKILL, True)}
 
 
@@ -177,18 +177,18 @@ def test_a_stop_of_another_attempt_ends_nobody(coordinator):
     coordinator.start(OBEYS, attempt=1)
     coordinator.until_written(0, b"up")
     coordinator.send(stop(0.0, attempt=0))
-    coordinator.send(m.Forward(signum=signal.SIGUSR1))
+    coordinator.send(m.ForwardSignal(signum=signal.SIGUSR1))
     assert coordinator.transport.receive() == []
     coordinator.send(stop(5.0, attempt=1))
-    coordinator.until(m.Gone)
+    coordinator.until(m.AttemptEnded)
     assert exits(coordinator) == {0: (-signal.SIGTERM, True)}, "neither KILL nor an uncaught USR1"
 
 
 def test_user_signals_reach_the_worker_that_catches_them(coordinator):
     coordinator.start(CATCHES)
     coordinator.until_written(0, b"up")
-    coordinator.send(m.Forward(signum=signal.SIGUSR1))
-    coordinator.until(m.Gone)
+    coordinator.send(m.ForwardSignal(signum=signal.SIGUSR1))
+    coordinator.until(m.AttemptEnded)
     assert exits(coordinator) == {0: (0, False)}
     assert coordinator.taken.written[0, 1] == b"up\ngot it\n"
 
@@ -198,7 +198,7 @@ def test_a_pause_stops_and_continues_and_a_stopped_worker_obeys(coordinator):
     coordinator.until_written(0, b"up")
     coordinator.send(m.Pause(paused=True))
     coordinator.send(stop(20.0))
-    coordinator.until(m.Gone)
+    coordinator.until(m.AttemptEnded)
     assert exits(coordinator) == {0: (0, True)}
 
 
@@ -219,8 +219,8 @@ def test_what_a_worker_leaves_behind_is_ended_before_gone(coordinator):
     )
     coordinator.start(daemon)
     coordinator.until(m.WorkerExited)
-    coordinator.send(m.Linger(attempt=0, linger_s=0.0, grace_s=0.1))
-    [gone] = coordinator.until(m.Gone)
+    coordinator.send(m.WaitForLeftovers(attempt=0, linger_s=0.0, grace_s=0.1))
+    [gone] = coordinator.until(m.AttemptEnded)
     assert gone.killed.count == 2, "the shell and its child, which both ignore TERM"
     os.close(writer)
     os.set_blocking(reader, False)
@@ -232,12 +232,12 @@ def test_what_a_worker_leaves_behind_is_ended_before_gone(coordinator):
 def test_the_next_attempt_starts_afresh_with_a_port_of_its_own(coordinator):
     coordinator.prepare()
     coordinator.start("import sys; sys.exit(1)")
-    coordinator.until(m.Gone)
+    coordinator.until(m.AttemptEnded)
     coordinator.heard.clear()
     prepared = coordinator.prepare(attempt=1)
     assert (prepared.attempt, prepared.problem) == (1, None)
     coordinator.start("print('second')", attempt=1)
-    coordinator.until(m.Gone)
+    coordinator.until(m.AttemptEnded)
     assert [one.attempt for one in coordinator.heard if not isinstance(one, m.Prepared)] == [1, 1, 1]
     assert coordinator.taken.written[0, 1] == b"second\n"
 
@@ -279,6 +279,6 @@ def test_a_spawner_that_is_killed_is_a_fault_and_nothing_is_left(coordinator):
     [started] = coordinator.of(m.Started)
     with open(f"/proc/{started.pids[0]}/stat", encoding="ascii") as file:
         os.kill(int(file.read().rpartition(")")[2].split()[1]), signal.SIGKILL)
-    [fault] = coordinator.until(m.Fault)
+    [fault] = coordinator.until(m.AgentFailed)
     assert "spawner" in fault.text
     assert not os.path.exists(f"/proc/{started.pids[0]}")

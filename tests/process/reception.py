@@ -13,12 +13,12 @@ from contextlib import contextmanager
 import pytest
 
 from distlaunch.core.agent import connect
-from distlaunch.core.agent.connect import Stopped
-from distlaunch.core.protocol.handshake import Party
+from distlaunch.core.agent.connect import ConnectInterrupted
+from distlaunch.core.protocol.handshake import JobIdentity
 from distlaunch.core.protocol.launcher_messages import Welcome
 from distlaunch.transport.tcp_listener import Listener
 
-PARTY = Party(release="1.2.3", job_key="77")
+PARTY = JobIdentity(release="1.2.3", job_key="77")
 BOUND_S = 60.0
 FIND = socket.getaddrinfo
 
@@ -31,14 +31,14 @@ def own_locks(tmp_path, monkeypatch):
 class Reception:
     """A listener with a main loop, in a thread."""
 
-    def __init__(self, host="127.0.0.1", ports=(0,), *, party=PARTY, admit=None, greet=b"", gate=None) -> None:
+    def __init__(self, host="127.0.0.1", ports=(0,), *, job_identity=PARTY, admit=None, greet=b"", gate=None) -> None:
         self.lines = []
         self.calls = []
         self.links = []
         self._greet = greet
         self._gate = gate
         self._admit = admit or (lambda call: Welcome(job_id="job", rank=call.rank))
-        self._listener = Listener(host, ports, party=party, owner="ours", admit=self._asked, log=self.lines.append)
+        self._listener = Listener(host, ports, job_identity=job_identity, owner="ours", admit=self._asked, log=self.lines.append)
         self.port = self._listener.port
         self._end, self._ending = os.pipe()
         self._thread = threading.Thread(target=self._run)
@@ -75,9 +75,9 @@ class Reception:
             link.close()
 
 
-def call(host, ports, *, party=PARTY, rank=3, within_s=BOUND_S, progress=None, watched=None, otherwise=None):
-    return connect.call(
-        host, ports, party=party, rank=rank, own_host="n3", instance="i", until=time.monotonic() + within_s,
+def call(host, ports, *, job_identity=PARTY, rank=3, within_s=BOUND_S, progress=None, watched=None, otherwise=None):
+    return connect.connect_to_listener(
+        host, ports, job_identity=job_identity, rank=rank, own_host="n3", instance="i", until=time.monotonic() + within_s,
         progress=progress, watched=watched, otherwise=otherwise,
     )  # fmt: skip
 
@@ -132,7 +132,7 @@ def stopping_at(words):
             os.write(writing, b"\0")
 
     def call_until(host, ports):
-        with pytest.raises(Stopped):
+        with pytest.raises(ConnectInterrupted):
             call(host, ports, progress=progress, watched=reading)
         return told
 

@@ -13,11 +13,11 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 from distlaunch.core.agent import connect
-from distlaunch.core.agent.connect import Stopped, TurnedAwayError
+from distlaunch.core.agent.connect import ConnectInterrupted, RejectedError
 from distlaunch.core.errors import NodesError
 from distlaunch.core.model.record import replace
 from distlaunch.core.protocol.codec import encode
-from distlaunch.core.protocol.launcher_messages import Turned, Welcome
+from distlaunch.core.protocol.launcher_messages import Rejected, Welcome
 from tests.process.conftest import until
 from tests.process.reception import (
     BOUND_S,
@@ -207,7 +207,7 @@ def test_whoever_is_no_listener_of_ours_is_named(answer, words, monkeypatch):
 
 
 def test_one_who_is_told_to_come_again_does():
-    answers = [Turned(text="not yet", hint=None, exit_code=2, again=True), Welcome(job_id="job", rank=0)]
+    answers = [Rejected(text="not yet", hint=None, exit_code=2, again=True), Welcome(job_id="job", rank=0)]
     told = []
     with closing(Reception(admit=lambda _: answers.pop(0))) as reception:
         connection, _ = call("127.0.0.1", [reception.port], progress=lambda _, why: told.append(why))
@@ -218,9 +218,9 @@ def test_one_who_is_told_to_come_again_does():
 
 
 def test_one_who_is_turned_away_for_good_does_not_call_again():
-    turned = Turned(text="node rank 3 is taken by n7", hint="give each its own --node-rank", exit_code=2, again=False)
+    turned = Rejected(text="node rank 3 is taken by n7", hint="give each its own --node-rank", exit_code=2, again=False)
     with closing(Reception(admit=lambda _: turned)) as reception:
-        with pytest.raises(TurnedAwayError) as error:
+        with pytest.raises(RejectedError) as error:
             call("127.0.0.1", [reception.port])
         assert len(reception.calls) == 1
         assert reception.lines == []
@@ -233,7 +233,7 @@ def test_a_stranger_who_refuses_us_is_outlasted():
 
     def refuse(connection):
         connection.recv(4096)
-        connection.sendall(encode(Turned(text="go away", hint=None, exit_code=2, again=False)))
+        connection.sendall(encode(Rejected(text="go away", hint=None, exit_code=2, again=False)))
         connection.close()
 
     def progress(_, why):
@@ -250,10 +250,10 @@ def test_a_stranger_who_refuses_us_is_outlasted():
 
 
 def test_a_wrong_token_is_said_at_both_ends():
-    with closing(Reception(party=replace(PARTY, token=b"one"))) as reception:
-        for party in (replace(PARTY, token=b"two"), PARTY):
+    with closing(Reception(job_identity=replace(PARTY, token=b"one"))) as reception:
+        for job_identity in (replace(PARTY, token=b"two"), PARTY):
             with pytest.raises(NodesError) as error:
-                call("127.0.0.1", [reception.port], party=party, within_s=1.0)
+                call("127.0.0.1", [reception.port], job_identity=job_identity, within_s=1.0)
             assert error.value.message.endswith(": the token is not the same")
             assert "same token" in error.value.hint
             assert error.value.exit_code == 69
@@ -266,7 +266,7 @@ def test_a_wrong_token_is_said_at_both_ends():
 def test_another_release_is_said_at_both_ends():
     with closing(Reception()) as reception:
         with pytest.raises(NodesError, match=r"distlaunch 1\.2\.3, n3 is distlaunch 2\.0"):
-            call("127.0.0.1", [reception.port], party=replace(PARTY, release="2.0"), within_s=1.0)
+            call("127.0.0.1", [reception.port], job_identity=replace(PARTY, release="2.0"), within_s=1.0)
         until(lambda: reception.lines, "a line of the listener")
         assert "the launcher that was called is distlaunch 1.2.3, n3 is distlaunch 2.0" in reception.lines[0]
 
@@ -283,10 +283,10 @@ def test_whoever_watches_something_else_is_stopped_by_it(silent):
 
     try:
         if silent:
-            with server(lambda _: None) as port, pytest.raises(Stopped):
+            with server(lambda _: None) as port, pytest.raises(ConnectInterrupted):
                 call("127.0.0.1", [port], progress=progress, watched=reading)
         else:
-            with pytest.raises(Stopped):
+            with pytest.raises(ConnectInterrupted):
                 call("127.0.0.1", [free_port()], progress=progress, watched=reading)
     finally:
         os.close(reading)
@@ -294,7 +294,7 @@ def test_whoever_watches_something_else_is_stopped_by_it(silent):
 
 
 def test_a_connection_with_itself_counts_as_refused():
-    place = connect.Place((socket.AF_INET, ("127.0.0.1", 1)), lambda: None)
+    place = connect.Endpoint((socket.AF_INET, ("127.0.0.1", 1)), lambda: None)
     with socket.socket() as own:
         own.bind(("127.0.0.1", 0))
         own.connect(own.getsockname())
@@ -308,7 +308,7 @@ def test_a_connection_with_itself_counts_as_refused():
 def test_two_addresses_of_one_listener_that_is_slow_are_let_in_once(monkeypatch):
     """Both are called, as the first does not answer soon, but only one gets a proof."""
     names(monkeypatch, lambda: ["127.0.0.1", "127.0.0.2"])
-    monkeypatch.setattr(connect, "_HEARD_OUT_S", 0.0)
+    monkeypatch.setattr(connect, "_ACCEPTED_STAGGER_S", 0.0)
     gate, proofs = threading.Event(), []
 
     def admit(call):

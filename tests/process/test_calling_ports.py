@@ -24,7 +24,7 @@ from tests.process.team import free_port
 
 
 def test_of_a_series_of_ports_the_one_of_our_job_is_found():
-    with closing(Reception(party=replace(PARTY, job_key="76"))) as other, closing(Reception()) as ours:
+    with closing(Reception(job_identity=replace(PARTY, job_key="76"))) as other, closing(Reception()) as ours:
         connection, _ = call("127.0.0.1", [other.port, free_port(), ours.port])
         connection.close()
         assert len(ours.calls) == 1
@@ -32,7 +32,7 @@ def test_of_a_series_of_ports_the_one_of_our_job_is_found():
 
 
 def test_of_a_series_of_ports_that_others_have_each_is_told_of():
-    with closing(Reception(party=replace(PARTY, job_key="76"))) as other, stopping_at("another job") as call_until:
+    with closing(Reception(job_identity=replace(PARTY, job_key="76"))) as other, stopping_at("another job") as call_until:
         ports = [other.port, free_port()]
         why = call_until("127.0.0.1", ports)[-1]
     assert f"127.0.0.1:{ports[0]}: the port belongs to another job: it is of job '76'" in why
@@ -47,7 +47,7 @@ def test_of_a_series_of_ports_all_are_named_at_the_deadline():
 
 def test_another_job_on_the_one_port_that_was_named_may_go_away_until_the_deadline():
     with (
-        closing(Reception(party=replace(PARTY, job_key="76"))) as other,
+        closing(Reception(job_identity=replace(PARTY, job_key="76"))) as other,
         pytest.raises(
             NodesError, match="the port belongs to another job: it is of job '76', and n3 called for job '77'"
         ),
@@ -138,7 +138,7 @@ def test_another_release_on_the_one_port_that_was_named_may_go_away_until_the_de
 def test_another_release_of_our_own_job_in_a_series_of_ports_is_named_at_the_deadline():
     text = r"the launcher that was called is distlaunch 2\.0"
     with (
-        closing(Reception(party=replace(PARTY, release="2.0"))) as reception,
+        closing(Reception(job_identity=replace(PARTY, release="2.0"))) as reception,
         pytest.raises(NodesError, match=text),
     ):
         call("127.0.0.1", [reception.port, free_port()], within_s=1.0)

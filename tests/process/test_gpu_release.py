@@ -20,7 +20,7 @@ class Nowhere:
     def on_room(self, wake): pass
 
 spawner = start_spawner(job_id="j", orphan_grace_s=1)
-agent = LocalTransport(job_id="j", cookie="c", nofile=256, spawner=spawner, taker=Nowhere(), clock=time.monotonic)
+agent = LocalTransport(job_id="j", cookie="c", nofile=256, spawner=spawner, sink=Nowhere(), clock=time.monotonic)
 agent.start()
 
 def await_(kind):
@@ -38,7 +38,7 @@ agent.send(0, m.Prepare(attempt=0, port=None))
 await_(m.Prepared)
 agent.send(0, m.Start(attempt=0, argv=("/bin/sh", "-c", "echo $$ > worker.pid"), env={}, cwd=os.getcwd(), workers=(spec,),
     uses_gpus=USES_GPUS, signal_group=False, terminal=False, rows=0, columns=0, stdin_rank=None))
-await_(m.Gone)
+await_(m.AttemptEnded)
 agent.send(0, m.Prepare(attempt=1, port=None))
 prepared = await_(m.Prepared)
 print(prepared.attempt, prepared.warning)

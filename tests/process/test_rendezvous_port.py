@@ -18,18 +18,18 @@ from hypothesis import strategies as st
 
 from distlaunch.core.model.record import replace
 from distlaunch.core.protocol.codec import encode
-from distlaunch.core.protocol.handshake import Party
-from distlaunch.core.protocol.launcher_messages import PEER_VERSION, Call, Proof, Welcome
+from distlaunch.core.protocol.handshake import JobIdentity
+from distlaunch.core.protocol.launcher_messages import PROTOCOL_VERSION, Call, Proof, Welcome
 from distlaunch.transport import open_files, tcp_listener
 from distlaunch.transport.tcp_listener import HANDSHAKE_S, MOST_PENDING, Listener
 from tests.examples import examples
 
 PROGRAMS = Path(__file__).parents[1] / "programs"
 TOKEN = "8f14e45fceea167a5a36dedd4bea2543"
-PARTY = Party(release="1.2.3", job_key="77", token=TOKEN.encode())
+PARTY = JobIdentity(release="1.2.3", job_key="77", token=TOKEN.encode())
 BOUND_S = 100.0
 CALLERS = 64
-CALL = Call(version=PEER_VERSION, release="1.2.3", job_key="77", rank=3, host="n3", instance="i", nonce="ab" * 32)
+CALL = Call(version=PROTOCOL_VERSION, release="1.2.3", job_key="77", rank=3, host="n3", instance="i", nonce="ab" * 32)
 
 
 @pytest.fixture(autouse=True)
@@ -43,13 +43,13 @@ def own_limit_and_locks(tmp_path, monkeypatch):
 class Loop:
     """A main loop that has nothing but a listener."""
 
-    def __init__(self, *, party=PARTY, clock=time.monotonic) -> None:
+    def __init__(self, *, job_identity=PARTY, clock=time.monotonic) -> None:
         self.clock = clock
         self.lines = []
         self.calls = []
         self.links = []
         self.listener = Listener(
-            "127.0.0.1", [0], party=party, owner="ours", admit=self._admit, log=self.lines.append, clock=clock,
+            "127.0.0.1", [0], job_identity=job_identity, owner="ours", admit=self._admit, log=self.lines.append, clock=clock,
             members=CALLERS,
         )  # fmt: skip
         self.port = self.listener.port
@@ -123,7 +123,7 @@ def resident() -> int:
 
 @pytest.mark.parametrize("token", ["", TOKEN])
 def test_all_launchers_of_a_job_get_in_in_any_order(run, token):
-    with closing(Loop(party=replace(PARTY, token=token.encode() or None))) as loop:
+    with closing(Loop(job_identity=replace(PARTY, token=token.encode() or None))) as loop:
         callers = run("callers.py", "127.0.0.1", loop.port, CALLERS, token)
         loop.until(lambda: says(callers) == str(CALLERS))
         assert sorted(call.rank for call, _ in loop.links) == list(range(CALLERS))

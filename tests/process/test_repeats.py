@@ -151,7 +151,7 @@ def start_through(team, port, rank, *words):
         team.port = own
 
 
-@pytest.mark.parametrize("kind", ["Apply", "Started", "Pong"])
+@pytest.mark.parametrize("kind", ["LauncherInfo", "Started", "Pong"])
 def test_a_launcher_that_repeats_a_message_is_dropped_by_name(team, relayed, kind, tmp_path):
     port = relayed(kind)
     for rank in (0, 1):

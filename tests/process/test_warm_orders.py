@@ -10,10 +10,10 @@ import pytest
 # What each test adds speaks with a real spawner. ``worker.py`` signs ``ran-<rank>`` and ends with ``END``.
 DRIVER = """
 import os, select, signal, sys, time
-from distlaunch.core.agent import tree
+from distlaunch.core.agent.workers import process_tree as tree
 from distlaunch.core.agent.workers.spawner import start_spawner
 from distlaunch.core.agent.workers.streams import bootstrap_environment
-from distlaunch.core.protocol import messages as m, spawning as w
+from distlaunch.core.protocol import agent_messages as m, spawner_messages as w
 
 SCRIPT = '''
 import os, sys, time
@@ -85,7 +85,7 @@ def sweep():
     assert hear(w.Swept, sum(isinstance(x, w.Swept) for x in heard) + 1).left == ()
 
 def dismiss():
-    channel.send(w.Dismiss())
+    channel.send(w.ExitSpawner())
     until(lambda: channel.receive() is None)
     os.waitpid(watcher, 0)
     assert tree.children_of(os.getpid()) == []

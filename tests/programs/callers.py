@@ -7,11 +7,11 @@ import threading
 import time
 import traceback
 
-from distlaunch.core.agent.connect import call
-from distlaunch.core.protocol.handshake import Party
+from distlaunch.core.agent.connect import connect_to_listener
+from distlaunch.core.protocol.handshake import JobIdentity
 
 host, port, count, token = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4].encode() or None
-PARTY = Party(release="1.2.3", job_key="77", token=token)
+PARTY = JobIdentity(release="1.2.3", job_key="77", token=token)
 UNTIL = time.monotonic() + 100
 kept = []
 begin = threading.Event()
@@ -20,8 +20,8 @@ begin = threading.Event()
 def one(rank):
     begin.wait()
     try:
-        connection, welcome = call(
-            host, [port], party=PARTY, rank=rank, own_host=f"n{rank}", instance=str(rank), until=UNTIL
+        connection, welcome = connect_to_listener(
+            host, [port], job_identity=PARTY, rank=rank, own_host=f"n{rank}", instance=str(rank), until=UNTIL
         )
         assert welcome.rank == rank
     except BaseException:

@@ -14,7 +14,7 @@ from distlaunch.core.agent import connect
 from distlaunch.core.errors import LaunchError
 from distlaunch.core.model.text import printable
 from distlaunch.core.protocol import launcher_messages as p
-from distlaunch.core.protocol.handshake import Party
+from distlaunch.core.protocol.handshake import JobIdentity
 from distlaunch.planning.joined_plan import Joiner
 from distlaunch.planning.rendezvous import Rendezvous
 from distlaunch.transport.tcp_connection import TcpLink
@@ -35,7 +35,7 @@ class Door:
     def __init__(
         self,
         rendezvous: Rendezvous,
-        party: Party,
+        job_identity: JobIdentity,
         *,
         members: int,
         say: Callable[[str], None],
@@ -45,12 +45,12 @@ class Door:
         had."""
         self._assembly: Assembly
         """Admits callers and polls the listener. Set by `open`."""
-        self._refusal: p.Turned | None = None
-        self._party = party
+        self._refusal: p.Rejected | None = None
+        self._job_identity = job_identity
         self.listener = Listener(
             rendezvous.host,
             rendezvous.ports,
-            party=party,
+            job_identity=job_identity,
             owner=rendezvous.job_key or "a job",
             admit=self._admit,
             log=say,
@@ -61,7 +61,7 @@ class Door:
     @property
     def is_open_to_all(self) -> bool:
         """Return whether other machines can call, and need no secret."""
-        return not self._party.has_secret and self.listener.is_reachable
+        return not self._job_identity.has_secret and self.listener.is_reachable
 
     def open(self, assembly: Assembly) -> None:
         """Let callers in."""
@@ -72,7 +72,7 @@ class Door:
         """Tell whoever calls within 2 s why this launcher, the coordinator, cannot start the job;
         then be closed."""
         text = f"it cannot start the job: {why.message}"
-        self._refusal = p.Turned(text=text, hint=why.hint, exit_code=why.exit_code, again=False)
+        self._refusal = p.Rejected(text=text, hint=why.hint, exit_code=why.exit_code, again=False)
         until = time.monotonic() + _REFUSE_S
         poll = select.poll()
         for descriptor, wanted in self.listener.descriptors().items():
@@ -82,7 +82,7 @@ class Door:
             poll.poll(min(left_s, 0.5) * 1000)
         self.listener.close()
 
-    def _admit(self, call: p.Call) -> p.Welcome | p.Turned:
+    def _admit(self, call: p.Call) -> p.Welcome | p.Rejected:
         return self._refusal or self._assembly.admit(call)
 
 
@@ -92,7 +92,7 @@ class Caller:
     def __init__(
         self,
         joiner: Joiner,
-        party: Party,
+        job_identity: JobIdentity,
         *,
         join_timeout_s: float,
         say: Callable[..., None],
@@ -101,9 +101,13 @@ class Caller:
     ) -> None:
         """Be ready. Calling is given up for signals that end us, and for no other.
 
-        ``otherwise``: see ``calling.call``.
+        ``otherwise``: see ``connect.connect_to_listener``.
         """
-        self._joiner, self._party, self._join_timeout_s = joiner, party, join_timeout_s
+        self._joiner, self._job_identity, self._join_timeout_s = (
+            joiner,
+            job_identity,
+            join_timeout_s,
+        )
         self._otherwise = otherwise
         self._say, self._signals = say, signals
         self.told: int | None = None
@@ -127,14 +131,14 @@ class Caller:
 
     def __call__(self) -> tuple[TcpLink, p.Welcome]:
         """Call until we are let in, or the time is up. Raises LaunchError, and
-        ``calling.Stopped``."""
+        ``connect.ConnectInterrupted``."""
         self._tell_at = _TELL_S
         self._until = time.monotonic() + self._join_timeout_s
         rendezvous = self._joiner.rendezvous
-        connection, welcome = connect.call(
+        connection, welcome = connect.connect_to_listener(
             rendezvous.host,
             rendezvous.ports,
-            party=self._party,
+            job_identity=self._job_identity,
             rank=self._rank,
             own_host=self._joiner.hostname,
             instance=self._instance,

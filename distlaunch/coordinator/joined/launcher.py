@@ -48,7 +48,7 @@ from distlaunch.core.probe.process_limits import explain_refusal
 from distlaunch.core.protocol import agent_messages as m
 from distlaunch.core.protocol import launcher_messages as p
 from distlaunch.core.protocol.codec import encode
-from distlaunch.core.protocol.handshake import Party
+from distlaunch.core.protocol.handshake import JobIdentity
 from distlaunch.planning.rendezvous import Rendezvous
 from distlaunch.transport.connection import Link, describe_end
 from distlaunch.transport.tcp_connection import TcpLink
@@ -96,13 +96,13 @@ class Planner(Protocol):
     def survey(self, serial: int) -> m.Survey:
         """Make the question about its own node."""
 
-    def apply(self, *, clock: float, wall: float, attempt: int, restarts: int) -> p.Apply:
+    def apply(self, *, clock: float, wall: float, attempt: int, restarts: int) -> p.LauncherInfo:
         """Say what it is to do."""
 
     def renamed(self, job_id: str) -> None:
         """Take note of what the job is called from now on."""
 
-    def commenced(self, told: p.Commence, interfaces: list[str]) -> LaunchPlan:
+    def commenced(self, told: p.StartWorkers, interfaces: list[str]) -> LaunchPlan:
         """Plan its own workers of an attempt. Raises LaunchError; ProtocolError for a start that
         makes no sense."""
 
@@ -151,7 +151,7 @@ class PeerRunner:
         """Why the coordinator counts as lost; empty as long as it does not."""
         self._is_odd = False
         """It said what no coordinator of ours says: to call it again would not help."""
-        self._is_unheard = False
+        self._is_coordinator_silent = False
         """It has been silent for too long."""
         self._leaves = False
         """It is not lost, but this launcher leaves it."""
@@ -172,7 +172,7 @@ class PeerRunner:
         """Serve until the verdict is there, or the coordinator is lost for good; give the exit
         code.
 
-        Raises LaunchError, and what ``call`` raises.
+        Raises LaunchError, and what ``connect_to_listener`` raises.
         """
         self._open(link)
         try:
@@ -237,7 +237,7 @@ class PeerRunner:
     def _open(self, link: Link) -> None:
         """Have the link. Raises ConfigError if no thread can be started for it."""
         self._why = ""
-        self._is_unheard = False
+        self._is_coordinator_silent = False
         self._joined_at = time.monotonic()
         self._silence.reset()
         self._orders.joined()
@@ -273,7 +273,7 @@ class PeerRunner:
             self._tell(message)
         silent_s = self._silence.silent_s()
         if silent_s is not None and not self._clock.paused:
-            self._is_unheard = not self._why
+            self._is_coordinator_silent = not self._why
             self._why = self._why or f"no word from it for {silent_s:.0f} s"
 
     def _wait(self, waits_s: Iterable[float]) -> None:
@@ -321,18 +321,18 @@ class PeerRunner:
             "it was taken for lost"
         )
 
-    def _handle(self, message: p.ToPeer) -> None:
+    def _handle(self, message: p.ToLauncher) -> None:
         own = self._own
         self._orders.check(message, running=self._running is not None)
         match message:
             case m.Ping():
                 self._silence.on_ping(message)
                 self._send(m.Pong(serial=message.serial, clock=self._clock()))
-            case p.Ask():
+            case p.SurveyNode():
                 own.handle(self._planner.survey(message.serial))
-            case p.Commence():
+            case p.StartWorkers():
                 self._commence(message)
-            case p.Verdict():
+            case p.ExitLauncher():
                 self._conclude(message)
             case p.Notice() if self._settings.speaks:
                 text = message.text[:_LONGEST_TEXT]
@@ -347,12 +347,18 @@ class PeerRunner:
                     paused=False
                 )  # it continues the workers, and has a grace that must pass
                 own.handle(message)
-            case m.Linger() | m.Forward() | m.Prepare() | m.CollectStacks() | m.Reach():
+            case (
+                m.WaitForLeftovers()
+                | m.ForwardSignal()
+                | m.Prepare()
+                | m.CollectStacks()
+                | m.Reach()
+            ):
                 own.handle(message)
             case _:
                 pass
 
-    def _commence(self, told: p.Commence) -> None:
+    def _commence(self, told: p.StartWorkers) -> None:
         if 0 <= told.attempt <= self._orders.attempt:
             # It took over when others had come back who knew of fewer attempts; the next time it
             # hears of all.
@@ -381,11 +387,11 @@ class PeerRunner:
         fields = {"attempt": plan.attempt, "ranks": ranks, "master_addr": told.master_addr}
         fields |= {"master_port": told.master_port, "host": os.uname().nodename}
         self._events.write("attempt_started", fields)
-        streams = Streams(terminal=None, stdin=False, travelled=False)
+        streams = Streams(terminal=None, stdin=False, is_remote=False)
         self._running, self._asked = plan.attempt, False
         self._own.handle(start_of(plan, told.node_rank, plan.workers, streams, plan.shared_env))
 
-    def _conclude(self, verdict: p.Verdict) -> None:
+    def _conclude(self, verdict: p.ExitLauncher) -> None:
         code, text = verdict.exit_code, verdict.text[:_LONGEST_TEXT]
         if text and self._settings.speaks:
             self._sink.say(text, level="error" if 0 < code < 128 or "\n" in text else "info")
@@ -396,9 +402,9 @@ class PeerRunner:
     def _refuse(self, exc: LaunchError) -> None:
         self._end_part(exc.message)
 
-    def _end_part(self, why: str, *, unheard: bool = False) -> None:
+    def _end_part(self, why: str, *, coordinator_silent: bool = False) -> None:
         """Have the coordinator know why this launcher ends."""
-        self._send(m.Ending(why=why, unheard=unheard))
+        self._send(m.AgentEnding(why=why, coordinator_silent=coordinator_silent))
         self._coordinator.flush()
 
     # --- our own node
@@ -409,17 +415,17 @@ class PeerRunner:
             return
         self._send(message)
         self._note(message)
-        if isinstance(message, m.Fault):
+        if isinstance(message, m.AgentFailed):
             self._coordinator.flush()
 
     def _note(self, message: Words) -> None:
         match message:
-            case m.Gone():
+            case m.AttemptEnded():
                 self._running = None
             case m.WorkerExited():
                 fields = {"attempt": message.attempt, "rank": message.rank, "pid": message.pid}
                 self._events.write("worker_exited", {**fields, "returncode": message.returncode})
-            case m.Fault():
+            case m.AgentFailed():
                 self._sink.say(
                     f"internal error: {message.text}; all workers here have been killed",
                     level="error",
@@ -443,11 +449,13 @@ class PeerRunner:
                 level="warning",
             )
         elif signum in PASSED_ON:
-            self._send(p.Told(signum=signum))
+            self._send(p.LauncherSignalled(signum=signum))
         elif signum in signals.ENDING:
             request = self._requests.take(time.monotonic())
             if request is Request.EARLY and signum != signal.SIGQUIT:
-                self._send(p.Told(signum=signum))  # the coordinator counts signals as well
+                self._send(
+                    p.LauncherSignalled(signum=signum)
+                )  # the coordinator counts signals as well
             elif request is not Request.MERGED or signum == signal.SIGQUIT:
                 self._on_ending(signum)
 
@@ -459,7 +467,7 @@ class PeerRunner:
             self._leaves, self._why = True, "its launcher was told to end by SIGTERM"
             self._end_part(self._why)
             return
-        self._send(p.Told(signum=signum))
+        self._send(p.LauncherSignalled(signum=signum))
         if self._times_told >= SIGNALS_LEAVE:
             self._leave(signum)
             return
@@ -483,9 +491,11 @@ class PeerRunner:
         if self._is_odd:
             self._end_part(f"it was told what makes no sense: {self._why}")
         elif (
-            self._is_unheard
+            self._is_coordinator_silent
         ):  # the coordinator may have stood still, and reads this when it goes on
-            self._end_part(f"its launcher heard nothing of this one: {self._why}", unheard=True)
+            self._end_part(
+                f"its launcher heard nothing of this one: {self._why}", coordinator_silent=True
+            )
         self._coordinator.close()
         self._tell_loss()
         grace_s = self._settings.grace_s if self._leaves else self._settings.failure_grace_s
@@ -540,7 +550,7 @@ class Coordinator:
     """It can be lost, and opened again; what is said while there is none is lost."""
 
     def __init__(self) -> None:
-        self._peer: Peer[p.ToPeer] | None = None
+        self._peer: Peer[p.ToLauncher] | None = None
         self.has_unread = False
         """More may have arrived than was read; no descriptor tells."""
 
@@ -552,7 +562,7 @@ class Coordinator:
     def open(self, link: Link) -> None:
         """Have a link. Raises ConfigError if no thread can be started for it."""
         budget = CoordinatorBudget(time.monotonic())
-        self._peer = peer = Peer[p.ToPeer](0, p.TO_PEER, m.REMOTE_PARTS, budget)
+        self._peer = peer = Peer[p.ToLauncher](0, p.TO_LAUNCHER, m.REMOTE_PARTS, budget)
         peer.open(link, now=0.0)
         peer.writer = Writer(peer, lambda: link, name="to the coordinator")
         try:
@@ -560,7 +570,7 @@ class Coordinator:
         except RuntimeError as exc:
             raise ConfigError("no thread can be started", hint=explain_refusal()) from exc
 
-    def receive(self) -> Iterator[p.ToPeer | ReadEnd]:
+    def receive(self) -> Iterator[p.ToLauncher | ReadEnd]:
         """Yield the messages of one turn, then why it ends. Raises ProtocolError, after those
         before it."""
         if self._peer is None:
@@ -593,7 +603,7 @@ class Coordinator:
 
 def decline(
     rendezvous: Rendezvous,
-    party: Party,
+    job_identity: JobIdentity,
     *,
     host: str,
     why: str,
@@ -602,16 +612,16 @@ def decline(
     """Call node 0, and say why this launcher, on ``host``, ends; in vain where it is not there in
     time.
 
-    ``otherwise``: see ``calling.call``. A launcher without a number of its own takes nobody's place
+    ``otherwise``: see ``connect.connect_to_listener``. A launcher without a number of its own takes nobody's place
     for that, and node 0 has nobody to tell.
     """
     if not rendezvous.rank:
         return
     try:
-        connection, _ = connect.call(
+        connection, _ = connect.connect_to_listener(
             rendezvous.host,
             rendezvous.ports,
-            party=party,
+            job_identity=job_identity,
             rank=rendezvous.rank,
             own_host=host,
             instance=os.urandom(16).hex(),
@@ -630,7 +640,7 @@ def leave(link: Link, why: str) -> None:
     poll = select.poll()
     poll.register(link.fileno(), select.POLLIN)
     with suppress(OSError):
-        link.send(encode(m.Ending(why=why[:_LONGEST])))
+        link.send(encode(m.AgentEnding(why=why[:_LONGEST])))
         while link.receive() is not None and (left_s := until - time.monotonic()) > 0:
             poll.poll(left_s * 1000)
     link.close()

@@ -78,10 +78,12 @@ class Rules(Protocol):
     def max_restarts(self) -> int:
         """How many restarts the job may have."""
 
-    def conflict(self, number: int, host: str, told: p.Apply) -> str | None:
+    def conflict(self, number: int, host: str, told: p.LauncherInfo) -> str | None:
         """Say what a launcher was told otherwise than we were."""
 
-    def clock_note(self, number: int, host: str, told: p.Apply, *, wall: float) -> str | None:
+    def clock_note(
+        self, number: int, host: str, told: p.LauncherInfo, *, wall: float
+    ) -> str | None:
         """Say that a node's clock is far off."""
 
 
@@ -111,10 +113,10 @@ class Seat:
         self.start = StartBound()
         self.have(None)
 
-    def have(self, peer: Peer[p.FromPeer] | None) -> None:
+    def have(self, peer: Peer[p.FromLauncher] | None) -> None:
         """Have the link of a launcher that has called, and has not said anything so far."""
         self.peer = peer
-        self.apply: p.Apply | None = None
+        self.apply: p.LauncherInfo | None = None
         self.refused = False
         """It cannot take part: nothing that it says matters."""
         self.part = Part(0)
@@ -137,7 +139,9 @@ class Seat:
         )
         return a.Unreachable(node=number, failure=failure)
 
-    def probe(self, peer: Peer[p.FromPeer], now: float) -> Literal["ask", "wait", "there", "gone"]:
+    def probe(
+        self, peer: Peer[p.FromLauncher], now: float
+    ) -> Literal["ask", "wait", "there", "gone"]:
         """Tell how it stands with its launcher, now that another has called for the seat: ``ask``
         it first."""
         asked = self._probed_at
@@ -171,7 +175,7 @@ def number_of(call: p.Call, seats: Sequence[Seat], let_in: Mapping[str, int]) ->
     return next(iter((*known, *same, *fresh, *free)), None)
 
 
-class Assembly(Links[p.FromPeer]):
+class Assembly(Links[p.FromLauncher]):
     """A ``Transport``. Member 0 is ``own``; the others are links that ``callers`` hand over."""
 
     def __init__(
@@ -203,7 +207,7 @@ class Assembly(Links[p.FromPeer]):
         self._starting: set[int] = set()  # seats whose workers are to start
         self._callers: Callers | None = None
         self._has_begun = False
-        self.verdict = p.Verdict(exit_code=EXIT_SOFTWARE, text="the coordinator has failed")
+        self.verdict = p.ExitLauncher(exit_code=EXIT_SOFTWARE, text="the coordinator has failed")
         """What the others hear at the end."""
 
     def listen(self, callers: Callers) -> None:
@@ -249,18 +253,18 @@ class Assembly(Links[p.FromPeer]):
     def discover(self) -> None:
         """Do nothing: who wants to take part, calls."""
 
-    def send(self, node: int, message: m.ToAgent | m.Survey | m.Reach | p.Commence) -> None:
+    def send(self, node: int, message: m.ToAgent | m.Survey | m.Reach | p.StartWorkers) -> None:
         """Send to a member; what cannot be sent any more is lost with it."""
         self._has_begun = self._has_begun or isinstance(message, m.Prepare)
         self._seats[node].part.told(message)
-        if isinstance(message, p.Commence):
+        if isinstance(message, p.StartWorkers):
             self._seats[node].commence(message.attempt, len(message.local_ranks), self._clock())
             self._starting.add(node)
         elif isinstance(message, m.Stop):
             self._seats[node].start.stop(message.grace_s)
         if isinstance(message, m.Survey) and node:
-            self._tell(node, p.Ask(serial=message.serial))
-        elif isinstance(message, p.Commence) or node:
+            self._tell(node, p.SurveyNode(serial=message.serial))
+        elif isinstance(message, p.StartWorkers) or node:
             self._tell(node, message)
         else:
             self._own.handle(message)
@@ -307,7 +311,7 @@ class Assembly(Links[p.FromPeer]):
         for message in self._own.receive():
             # Without its workers' parent our own node can never start any again: that is no loss to
             # be made good.
-            if isinstance(message, m.Fault):
+            if isinstance(message, m.AgentFailed):
                 self._events.append(a.Broken(text=message.text, without=0))
             else:
                 self._events.append(a.FromNode(node=0, message=message))
@@ -339,7 +343,7 @@ class Assembly(Links[p.FromPeer]):
 
     # --- callers
 
-    def admit(self, call: p.Call) -> p.Welcome | p.Turned:
+    def admit(self, call: p.Call) -> p.Welcome | p.Rejected:
         """Decide whether a launcher that has called gets a seat, and which."""
         number = call.rank if call.rank is not None else number_of(call, self._seats, self._let_in)
         if number is None:
@@ -368,7 +372,7 @@ class Assembly(Links[p.FromPeer]):
         seat.instance, seat.host = call.instance, who
         return p.Welcome(job_id=self._job_id, rank=number, folder=self._folder)
 
-    def _probe(self, number: int, seat: Seat, who: str) -> p.Turned | None:
+    def _probe(self, number: int, seat: Seat, who: str) -> p.Rejected | None:
         """Find out whether the launcher that has a seat is still there; None: it is not."""
         if seat.peer is None:
             return None
@@ -384,7 +388,7 @@ class Assembly(Links[p.FromPeer]):
             again=True,
         )
 
-    def _taken(self, number: int, host: str, who: str) -> p.Turned:
+    def _taken(self, number: int, host: str, who: str) -> p.Rejected:
         text = f"two launchers have {self._what} {number}: on {host}, and on {who}"
         self._troubles.note(_NoteKind.RANK_TAKEN, f"{text}; the second is turned away")
         return _turned(text, hint=f"each launcher needs a {self._what} of its own")
@@ -396,8 +400,8 @@ class Assembly(Links[p.FromPeer]):
                 link.close()
                 continue
             seat = self._seats[number]
-            peer: Peer[p.FromPeer]
-            peer = Peer(number, p.FROM_PEER, m.REMOTE_PARTS, NodeBudget(time.monotonic()))
+            peer: Peer[p.FromLauncher]
+            peer = Peer(number, p.FROM_LAUNCHER, m.REMOTE_PARTS, NodeBudget(time.monotonic()))
             peer.writer = Writer(peer, lambda link=link: link, name=f"to {seat.host}")  # type: ignore[misc]
             seat.have(peer)
             self._peers[number] = peer
@@ -420,27 +424,29 @@ class Assembly(Links[p.FromPeer]):
 
     # --- what members say
 
-    def _take(self, peer: Peer[p.FromPeer], message: p.FromPeer) -> None:
+    def _take(self, peer: Peer[p.FromLauncher], message: p.FromLauncher) -> None:
         seat = self._seats[peer.node]
         if seat.refused:
             return
         if not peer.greeted:
-            if isinstance(message, p.Apply):
+            if isinstance(message, p.LauncherInfo):
                 self._greet(peer, seat, message)
-            elif isinstance(message, m.Ending):
+            elif isinstance(message, m.AgentEnding):
                 self._cannot_take_part(peer, seat, message.why)
             return
         match message:
             case m.Pong():
                 peer.pong(message, self._clock())
-            case m.Ending():
+            case m.AgentEnding():
                 self._lose(
-                    peer, message.why, a.LossKind.UNHEARD if message.unheard else a.LossKind.GONE
+                    peer,
+                    message.why,
+                    a.LossKind.UNHEARD if message.coordinator_silent else a.LossKind.GONE,
                 )
-            case p.Told():
+            case p.LauncherSignalled():
                 if message.signum in FOR_THE_JOB:
                     self._events.append(a.Signalled(signum=message.signum, node=peer.node))
-            case p.Apply() | p.Call() | p.Proof():
+            case p.LauncherInfo() | p.Call() | p.Proof():
                 pass
             case _ if not seat.joined or not self._counts(peer, seat, message):
                 pass
@@ -450,7 +456,7 @@ class Assembly(Links[p.FromPeer]):
             case _:
                 self._events.append(a.FromNode(node=peer.node, message=message))
 
-    def _counts(self, peer: Peer[p.FromPeer], seat: Seat, message: p.FromPeer) -> bool:
+    def _counts(self, peer: Peer[p.FromLauncher], seat: Seat, message: p.FromLauncher) -> bool:
         """Tell whether this counts; it may be of another coordinator's attempt, but not make
         nonsense of ours."""
         try:
@@ -464,7 +470,7 @@ class Assembly(Links[p.FromPeer]):
             self._starting.discard(peer.node)
         return counts
 
-    def _greet(self, peer: Peer[p.FromPeer], seat: Seat, told: p.Apply) -> None:
+    def _greet(self, peer: Peer[p.FromLauncher], seat: Seat, told: p.LauncherInfo) -> None:
         peer.greet(told.clock, self._clock())
         wall = time.time()
         conflict = self._rules.conflict(peer.node, seat.host, told)
@@ -477,7 +483,7 @@ class Assembly(Links[p.FromPeer]):
             self._troubles.note(_NoteKind.CONFLICT, f"a launcher was turned away: {conflict}")
             self._tell(
                 peer.node,
-                p.Verdict(exit_code=EXIT_USAGE, text=f"error: {conflict}\n  hint: {hint}"),
+                p.ExitLauncher(exit_code=EXIT_USAGE, text=f"error: {conflict}\n  hint: {hint}"),
             )
             return
         if (note := self._rules.clock_note(peer.node, seat.host, told, wall=wall)) is not None:
@@ -490,7 +496,7 @@ class Assembly(Links[p.FromPeer]):
         self._ping(peer)
         self._offer(peer.node)
 
-    def _cannot_take_part(self, peer: Peer[p.FromPeer], seat: Seat, why: str) -> None:
+    def _cannot_take_part(self, peer: Peer[p.FromLauncher], seat: Seat, why: str) -> None:
         """Take in that a launcher has failed before it had anything else to say."""
         text = (
             f"{self._what} {peer.node} ({seat.host}) cannot take part: "
@@ -511,7 +517,9 @@ class Assembly(Links[p.FromPeer]):
             if seat.peer is not None and (why := seat.start.why_late(now)) is not None:
                 self._lose(seat.peer, why)
 
-    def _lose(self, peer: Peer[p.FromPeer], why: str, kind: a.LossKind = a.LossKind.GONE) -> None:
+    def _lose(
+        self, peer: Peer[p.FromLauncher], why: str, kind: a.LossKind = a.LossKind.GONE
+    ) -> None:
         self._peers.pop(peer.node, None)
         self._drop(peer)
         seat = self._seats[peer.node]
@@ -532,5 +540,5 @@ class Assembly(Links[p.FromPeer]):
 
 def _turned(
     text: str, *, hint: str | None = None, code: int = EXIT_USAGE, again: bool = False
-) -> p.Turned:
-    return p.Turned(text=text, hint=hint, exit_code=code, again=again)
+) -> p.Rejected:
+    return p.Rejected(text=text, hint=hint, exit_code=code, again=again)

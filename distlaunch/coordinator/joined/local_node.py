@@ -95,7 +95,7 @@ class OwnNode:
 
     @property
     def is_broken(self) -> bool:
-        """Tell whether the workers' parent has vanished: all were killed, and no ``Gone`` will
+        """Tell whether the workers' parent has vanished: all were killed, and no ``AttemptEnded`` will
         come."""
         return self._agent.is_broken
 
@@ -150,7 +150,7 @@ class _Looking:
 
     def __init__(
         self,
-        send: Callable[[m.Surveyed | m.Fault], None],
+        send: Callable[[m.Surveyed | m.AgentFailed], None],
         nudge: Callable[[], None],
         *,
         gpus: GpuInventory,
@@ -165,7 +165,7 @@ class _Looking:
         self._order: m.Survey | None = None
         self._doing = ("", 0.0, 0.0)
         """To what it has turned, how long that may take, and until when."""
-        self._found: deque[tuple[m.Survey, m.Surveyed | m.Fault]] = deque()
+        self._found: deque[tuple[m.Survey, m.Surveyed | m.AgentFailed]] = deque()
 
     def begin(self, order: m.Survey) -> None:
         """Look around; an order that was under way is given up."""
@@ -176,13 +176,13 @@ class _Looking:
                 self._doing = (what, bound_s, time.monotonic() + bound_s)
 
         def look() -> None:
-            found: m.Surveyed | m.Fault
+            found: m.Surveyed | m.AgentFailed
             try:
                 found = self._look(replace(order, gpus=False, topology=False), turn_to)
             except Exception:  # noqa: BLE001 - whatever it is, the coordinator has to know
                 import traceback
 
-                found = m.Fault(
+                found = m.AgentFailed(
                     text=f"looking around on the node has failed\n{traceback.format_exc()}"
                 )
             self._found.append((order, found))

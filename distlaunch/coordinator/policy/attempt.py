@@ -247,7 +247,7 @@ class Attempt:
         ended = self._ended[member]
         return [rank for rank in self.cast.ranks(member) if rank not in ended]
 
-    def gone(self, member: int, message: m.Gone) -> None:
+    def gone(self, member: int, message: m.AttemptEnded) -> None:
         """Take in that a member has nothing left, and what it had to end for that."""
         if message.port_used is not None:
             self.port_used = message.port_used

@@ -230,12 +230,12 @@ class JobPolicy:
             case m.Stacks():
                 self._watch.answered(node, message)
                 return self._stop_if_hung(now)
-            case m.Remark():
+            case m.AgentNotice():
                 return self._on_remark(node, message.text, warning=message.warning)
             case m.PreloadEnded():
                 host = {} if convening is None else {"host": convening.host(node)}
                 return [Entry(type="preload", fields={**message.fields, **host})]
-            case m.Fault():
+            case m.AgentFailed():
                 return self._on_fault(node, message, now)
             case _ if not self._is_current(node, message.attempt):
                 return []
@@ -249,9 +249,9 @@ class JobPolicy:
                 return self._on_alive(message, now)
             case m.WorkerExited():
                 return self._on_worker_exited(node, message, now)
-            case m.Lingering():
+            case m.LeftoversRunning():
                 return self._on_lingering(node, message, now)
-            case m.Gone():
+            case m.AttemptEnded():
                 return self._on_gone(node, message, now)
             case _:
                 assert_never(message)
@@ -484,7 +484,7 @@ class JobPolicy:
         if not run.went_well:
             return self._stop_after_failure()
         self.phase = "lingering"
-        linger = m.Linger(
+        linger = m.WaitForLeftovers(
             attempt=self.attempt,
             linger_s=self.settings.linger_s,
             grace_s=self.settings.failure_grace_s,
@@ -523,7 +523,7 @@ class JobPolicy:
         stop = m.Stop(attempt=self.attempt, signum=int(signum), grace_s=grace_s)
         return [ToNode(node=node, message=stop) for node in self._run.members()]
 
-    def _on_gone(self, node: int, message: m.Gone, now: float) -> list[Action]:
+    def _on_gone(self, node: int, message: m.AttemptEnded, now: float) -> list[Action]:
         """Accept that a node has no process left; without an exit of each worker it counts as
         lost, unless it was asked to stop."""
         missing = self._run.unaccounted(node) if self.phase in ("starting", "running") else []
@@ -532,10 +532,10 @@ class JobPolicy:
         why = f"it says that nothing is left, but not how {name_ranks(missing)} ended"
         convening = self._convening
         if convening is None:
-            return self._on_fault(node, m.Fault(text=why), now)
+            return self._on_fault(node, m.AgentFailed(text=why), now)
         return [convening.leave(node), *self._on_lost(convening, Lost(node=node, why=why), now)]
 
-    def _accept_gone(self, node: int, message: m.Gone, now: float) -> list[Action]:
+    def _accept_gone(self, node: int, message: m.AttemptEnded, now: float) -> list[Action]:
         run = self._run
         if node not in run.owing or self.phase == "preparing":
             return []
@@ -591,7 +591,7 @@ class JobPolicy:
             self._stop_if_hung(now) if run.owing or not owed else self._on_all_gone(now)
         )
 
-    def _on_fault(self, node: int, message: m.Fault, now: float) -> list[Action]:
+    def _on_fault(self, node: int, message: m.AgentFailed, now: float) -> list[Action]:
         convening, text = self._convening, message.text
         if convening is None:
             host = self._run.cast.host(node)
@@ -619,7 +619,7 @@ class JobPolicy:
 
     # --- processes that workers have left
 
-    def _on_lingering(self, node: int, message: m.Lingering, now: float) -> list[Action]:
+    def _on_lingering(self, node: int, message: m.LeftoversRunning, now: float) -> list[Action]:
         """Record what workers have left on a node.
 
         The user gets one notice per attempt, not before ``NOTICE_S`` after the last worker's end.
@@ -694,7 +694,7 @@ class JobPolicy:
         record = Entry(type="signal", fields={"signal": signal.Signals(signum).name})
         if signum in (signal.SIGUSR1, signal.SIGUSR2):
             self.warned, self._warned_at = signum, now
-            forward = m.Forward(signum=signum)
+            forward = m.ForwardSignal(signum=signum)
             whom = (
                 self._run.members()
                 if self.phase not in _WITHOUT_ATTEMPT and not event.reached

@@ -27,7 +27,7 @@ class Streams(NamedTuple):
     """Rows and columns of the pseudo-terminal that the one worker gets."""
     stdin: bool
     """Rank 0 has our stdin: itself, or what is fed to it."""
-    travelled: bool
+    is_remote: bool
     """The nodes are reached by links, whatever machine they are."""
     node_logs: str = ""
     orphan_grace_s: float | None = None
@@ -44,7 +44,7 @@ def starts(plan: LaunchPlan, streams: Streams) -> Iterator[tuple[int, m.Start]]:
 
 def commences(
     plan: LaunchPlan, composition: Composition, streams: Streams, *, restarts: int
-) -> Iterator[tuple[int, m.Start | p.Commence]]:
+) -> Iterator[tuple[int, m.Start | p.StartWorkers]]:
     """Give, by member, what starts its workers."""
     places = composition.places or tuple(
         (node.host, rank) for node, rank in zip(plan.nodes, plan.first_ranks, strict=True)
@@ -61,7 +61,7 @@ def commences(
         interface, nccl = interfaces_of(plan, node_rank)
         yield (
             member,
-            p.Commence(
+            p.StartWorkers(
                 attempt=plan.attempt,
                 restarts=restarts,
                 node_rank=node_rank,
@@ -106,13 +106,13 @@ def start_of(
         watch=plan.hang_timeout_s is not None or plan.hang_notice_s is not None,
         output_period_s=_output_period_s(plan),
         bootstrap=plan.bootstrap,
-        travelled=streams.travelled,
+        is_remote=streams.is_remote,
         node_logs=streams.node_logs,
         orphan_grace_s=streams.orphan_grace_s,
         store=plan.store and node_rank == 0,
         shared_memory=plan.shared_memory,
         env_starts=plan.env_starts,
-        takes_feed=streams.travelled and node_rank == 0 and streams.stdin,
+        stdin_from_launcher=streams.is_remote and node_rank == 0 and streams.stdin,
         run_dir=plan.run_dir,
         layout=plan.layout,
     )

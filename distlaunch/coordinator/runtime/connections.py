@@ -57,11 +57,11 @@ class StartBound:
         if self.until is None:
             return
         match message:
-            case m.WorkerExited() | m.Gone() | m.Fault():
+            case m.WorkerExited() | m.AttemptEnded() | m.AgentFailed():
                 self._awaited = 0
             case m.Started():
                 self._awaited -= len(message.pids)
-            case m.Remark() | m.PreloadEnded():
+            case m.AgentNotice() | m.PreloadEnded():
                 pass
             case _:
                 return

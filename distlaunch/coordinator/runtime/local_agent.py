@@ -58,7 +58,7 @@ class LocalTransport:
     def discover(self) -> None:
         """Do nothing: there is one node."""
 
-    def send(self, node: int, message: m.ToAgent | m.Survey | m.Reach | p.Commence) -> None:
+    def send(self, node: int, message: m.ToAgent | m.Survey | m.Reach | p.StartWorkers) -> None:
         """Give a message to the agent of a node (there is only node 0)."""
         del node
         for received in self._to_agent.feed(encode(message)):

@@ -35,7 +35,7 @@ _HEARTBEAT_BYTES = 16 << 10
 _PID_BYTES = 40
 _PORT_BYTES = 8
 _TEXT_BYTES = 512 << 10
-"""Of ``Fault``, ``Ending`` and ``PreloadEnded``, which quote a traceback."""
+"""Of ``AgentFailed``, ``AgentEnding`` and ``PreloadEnded``, which quote a traceback."""
 
 _USUAL = FrameSize(object_bytes=_USUAL_BYTES, raw_bytes=0)
 _TEXT = FrameSize(object_bytes=_TEXT_BYTES, raw_bytes=0)
@@ -46,46 +46,46 @@ NODE_SIZES: dict[type, FrameSize] = {
     m.WorkerHalted: _USUAL,
     m.Alive: _USUAL,
     m.Stacks: _USUAL,
-    m.Remark: _USUAL,
+    m.AgentNotice: _USUAL,
     m.PreloadEnded: _TEXT,
-    m.Lingering: _USUAL,
+    m.LeftoversRunning: _USUAL,
     m.SpawnerSignalled: _USUAL,
-    m.Gone: _USUAL,
-    m.Fault: _TEXT,
+    m.AttemptEnded: _USUAL,
+    m.AgentFailed: _TEXT,
     m.Hello: _USUAL,
     m.Surveyed: _USUAL,
     m.Reached: _USUAL,
     m.Pong: _USUAL,
     m.Output: FrameSize(object_bytes=_USUAL_BYTES, raw_bytes=MAX_RAW_BYTES),
     m.RankEnded: _USUAL,
-    m.Fed: _USUAL,
-    m.Ending: _TEXT,
-    m.Signalled: _USUAL,
+    m.StdinConsumed: _USUAL,
+    m.AgentEnding: _TEXT,
+    m.AgentSignalled: _USUAL,
     p.Call: _USUAL,
     p.Proof: _USUAL,
-    p.Apply: _USUAL,
-    p.Told: _USUAL,
+    p.LauncherInfo: _USUAL,
+    p.LauncherSignalled: _USUAL,
 }
 """Size of each message of a node that has introduced itself; ``NodeBudget.size_of`` adapts some of
 them."""
 COORDINATOR_SIZES: dict[type, FrameSize] = {
     m.Prepare: _USUAL,
     m.Stop: _USUAL,
-    m.Linger: _USUAL,
-    m.Forward: _USUAL,
+    m.WaitForLeftovers: _USUAL,
+    m.ForwardSignal: _USUAL,
     m.Pause: _USUAL,
     m.CollectStacks: _USUAL,
     m.Reach: _USUAL,
     m.Ping: _USUAL,
     p.Challenge: _USUAL,
-    p.Turned: _USUAL,
+    p.Rejected: _USUAL,
     p.Welcome: _USUAL,
-    p.Ask: _USUAL,
-    p.Commence: FrameSize(object_bytes=32 << 20, raw_bytes=0),
-    p.Verdict: FrameSize(object_bytes=4 << 20, raw_bytes=0),
+    p.SurveyNode: _USUAL,
+    p.StartWorkers: FrameSize(object_bytes=32 << 20, raw_bytes=0),
+    p.ExitLauncher: FrameSize(object_bytes=4 << 20, raw_bytes=0),
     p.Notice: FrameSize(object_bytes=2 << 20, raw_bytes=0),
 }
-"""Size of each message of a coordinator. ``Commence`` lists all nodes, and ports of all workers."""
+"""Size of each message of a coordinator. ``StartWorkers`` lists all nodes, and ports of all workers."""
 _NODE_SIZES = {kind.__name__: size for kind, size in NODE_SIZES.items()}
 _COORDINATOR_SIZES = {kind.__name__: size for kind, size in COORDINATOR_SIZES.items()}
 _COORDINATOR_BURST, _COORDINATOR_PER_S = 4096, 64.0
@@ -151,17 +151,17 @@ class NodeBudget(Budget):
         match message:
             case m.Credit():
                 return
-            case m.Survey() | p.Ask():
+            case m.Survey() | p.SurveyNode():
                 self._surveys += 1
             case m.Prepare():
                 self._ports = max(self._ports, message.ports)
             case m.Start():
                 self._start(len(message.workers))
-            case p.Commence():
+            case p.StartWorkers():
                 self._start(len(message.local_ranks))
             case m.CollectStacks():
                 self._stacks += 1
-            case m.Feed():
+            case m.StdinData():
                 self._fed += len(message.data)
             case _:
                 pass
@@ -176,7 +176,7 @@ class NodeBudget(Budget):
         match message:
             case m.Output() if self._greeted:
                 return
-            case m.Fed() if message.size > 0:
+            case m.StdinConsumed() if message.size > 0:
                 self._fed -= message.size
                 if self._fed < 0:
                     raise ProtocolError("it takes more of stdin than it was sent")
@@ -193,9 +193,9 @@ class NodeBudget(Budget):
     def size_of(self, name: str) -> FrameSize:
         """Return how large a frame of this type may be now; see ``Budget``."""
         if not self._greeted:
-            if name == m.Ending.__name__:
+            if name == m.AgentEnding.__name__:
                 return _TEXT
-            return _FEW if name in (m.Hello.__name__, p.Apply.__name__) else _NONE
+            return _FEW if name in (m.Hello.__name__, p.LauncherInfo.__name__) else _NONE
         row = _NODE_SIZES.get(name, _USUAL)
         size = row.object_bytes
         match name:

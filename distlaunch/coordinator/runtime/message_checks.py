@@ -10,7 +10,7 @@ No clock, no I/O.
 
 The counterpart of ``parts``. Nothing that can arrive names what is run; what is checked here would
 else meet the kernel, or a table of ours, as a number that neither takes. Whoever plans checks what
-a ``Commence`` says of nodes; one that no ``Prepare`` came before is taken, for it holds all that a
+a ``StartWorkers`` says of nodes; one that no ``Prepare`` came before is taken, for it holds all that a
 start needs.
 """
 
@@ -66,7 +66,7 @@ class Part:
                 self._ports = message.ports
         elif isinstance(message, m.Start):
             self._begin(message.attempt, (spec.rank for spec in message.workers))
-        elif isinstance(message, p.Commence):
+        elif isinstance(message, p.StartWorkers):
             first = sum(message.slots[: message.node_rank])
             self._begin(message.attempt, (first + local_rank for local_rank in message.local_ranks))
 
@@ -107,9 +107,9 @@ class Part:
                 self._check_attempt(message.attempt, self._asked)
                 if isinstance(message, m.Prepared):
                     self._check_ports(message)
-            case m.Lingering():
+            case m.LeftoversRunning():
                 self._counts(message.attempt, _ranks_of(message.processes))
-            case m.Gone():
+            case m.AttemptEnded():
                 self._counts(
                     message.attempt, (*_ranks_of(message.ended), *_ranks_of(message.killed))
                 )
@@ -127,7 +127,7 @@ class Part:
                 )
             case m.SpawnerSignalled():
                 self._check_signal(message.signum, FOR_THE_JOB)
-            case m.Signalled():
+            case m.AgentSignalled():
                 self._check_signal(message.signum, self._signals)
             case m.Stacks():
                 self._counts(message.attempt, (each.rank for each in message.stacks))
@@ -202,7 +202,7 @@ class Orders:
         started."""
         self._prepared = self.attempt
 
-    def check(self, message: p.ToPeer, *, running: bool) -> None:
+    def check(self, message: p.ToLauncher, *, running: bool) -> None:
         """Refuse what no coordinator of ours says; ``running``: there are workers. Raises
         ProtocolError."""
         match message:
@@ -218,7 +218,7 @@ class Orders:
                 self._prepared = message.attempt
             case m.Reach():
                 self._check_reach(message)
-            case p.Commence():
+            case p.StartWorkers():
                 # To stop those that run first would take their grace, for which nobody waits: it
                 # must know they run.
                 if running:
@@ -231,22 +231,22 @@ class Orders:
                         f"it stops workers by signal {message.signum} within "
                         f"{message.grace_s:.3g} s"
                     )
-            case m.Linger():
+            case m.WaitForLeftovers():
                 if not (0 <= message.linger_s <= LONGEST_S and 0 <= message.grace_s <= LONGEST_S):
                     raise ProtocolError(
                         f"it has what workers left end within {message.linger_s:.3g} s"
                     )
-            case m.Forward():
+            case m.ForwardSignal():
                 if message.signum not in PASSED_ON:
                     raise ProtocolError(f"it passes signal {message.signum} on")
-            case p.Verdict():
+            case p.ExitLauncher():
                 if not 0 <= message.exit_code <= 255:
                     raise ProtocolError(
                         f"it ends the job with {message.exit_code}, which is no exit code"
                     )
                 if running and message.exit_code == 0:
                     raise ProtocolError("it ends the job with 0 while workers run here")
-            case p.Challenge() | p.Turned() | p.Welcome():
+            case p.Challenge() | p.Rejected() | p.Welcome():
                 raise ProtocolError(f"it says {type(message).__name__} to whom it has let in")
             case _:
                 pass

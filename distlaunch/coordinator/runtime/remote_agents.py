@@ -163,7 +163,7 @@ class Fleet(Links[m.FromRemote]):
             threading.Thread(target=look, name="discover", daemon=True).start()
             self._finding = True
 
-    def send(self, node: int, message: m.ToRemote | p.Commence) -> None:
+    def send(self, node: int, message: m.ToRemote | p.StartWorkers) -> None:
         """Send to a node; what cannot be sent any more is lost with it."""
         if (part := self._parts.get(node)) is not None:
             part.told(message)
@@ -217,7 +217,7 @@ class Fleet(Links[m.FromRemote]):
             if peer.link is None:
                 self.disconnect(node)
             else:
-                self.send(node, m.Leave())
+                self.send(node, m.ExitAgent())
         until = time.monotonic() + LEAVE_S
         while self._peers and (left_s := until - time.monotonic()) > 0:
             if left_s > HURRIED_LEAVE_S and hurried():
@@ -316,14 +316,16 @@ class Fleet(Links[m.FromRemote]):
                 self._intake.take(peer.node, message)
             case m.Pong():
                 peer.pong(message, self._clock())
-            case m.Fed():
+            case m.StdinConsumed():
                 if self._feeder is not None:
                     self._feeder.taken(peer.node, message)
-            case m.Ending():
+            case m.AgentEnding():
                 self._lose(
-                    peer, message.why, a.LossKind.UNHEARD if message.unheard else a.LossKind.GONE
+                    peer,
+                    message.why,
+                    a.LossKind.UNHEARD if message.coordinator_silent else a.LossKind.GONE,
                 )
-            case m.Hello() | m.Signalled():
+            case m.Hello() | m.AgentSignalled():
                 pass
             case m.WorkerExited():
                 ended = replace(message, ended=min(self._clock(), message.ended + peer.offset))
@@ -426,7 +428,7 @@ class Feeder:
         """Tell whether more may be read."""
         return self._node is not None and not self._ended and self._under_way < _WINDOW_BYTES
 
-    def taken(self, node: int, message: m.Fed) -> None:
+    def taken(self, node: int, message: m.StdinConsumed) -> None:
         """Take in that rank 0 has read so much."""
         self.unread += max(0, message.unread)
         if node == self._node:
@@ -434,13 +436,13 @@ class Feeder:
             if message.closed:
                 self._node = None
 
-    def ready(self) -> list[tuple[int, m.Feed]]:
+    def ready(self) -> list[tuple[int, m.StdinData]]:
         """Read what is there; give what is to be sent."""
         if self._node is None:
             return []
         if self._tell_end:
             self._tell_end = False
-            return [(self._node, m.Feed(data=b""))]
+            return [(self._node, m.StdinData(data=b""))]
         if not self.wants_more or not _has_data(self._descriptor):
             return []
         try:
@@ -449,7 +451,7 @@ class Feeder:
             data = b""
         self._ended = not data
         self._under_way += len(data)
-        return [(self._node, m.Feed(data=data))]
+        return [(self._node, m.StdinData(data=data))]
 
 
 def _has_data(descriptor: int) -> bool:

@@ -60,7 +60,7 @@ class Transport(Protocol):
     def discover(self) -> None:
         """Look for hosts that have come or gone; ``receive`` gives what was found."""
 
-    def send(self, node: int, message: m.ToAgent | m.Survey | m.Reach | p.Commence) -> None:
+    def send(self, node: int, message: m.ToAgent | m.Survey | m.Reach | p.StartWorkers) -> None:
         """Send without waiting."""
 
     def broadcast(self, message: m.ToAgent) -> None:
@@ -343,13 +343,13 @@ class Runner:
         self._say_notes(plan)
         self._desk.do(lambda: self._write_plan(plan))
         self._files.begin_attempt(attempt)
-        travelled = composition is not None and not self._launchers
+        is_remote = composition is not None and not self._launchers
         streams = Streams(
             terminal=self._keyboard.size(),
-            stdin=self._feeder is not None if travelled else self._passes_stdin(),
-            travelled=travelled,
+            stdin=self._feeder is not None if is_remote else self._passes_stdin(),
+            is_remote=is_remote,
             node_logs=self._node_logs,
-            orphan_grace_s=self._policy.settings.failure_grace_s if travelled else None,
+            orphan_grace_s=self._policy.settings.failure_grace_s if is_remote else None,
         )
         members = range(len(plan.nodes)) if composition is None else composition.members
         if self._feeder is not None:

@@ -57,7 +57,7 @@ class StepFleet(Fleet):
                 self._events.append(a.Noted(text=line))
         return super().receive()
 
-    def send(self, node: int, message: m.ToRemote | p.Commence) -> None:
+    def send(self, node: int, message: m.ToRemote | p.StartWorkers) -> None:
         """Send to a node; see ``Fleet``."""
         if isinstance(message, m.Start):
             self._busy.add(node)
@@ -69,7 +69,7 @@ class StepFleet(Fleet):
             self.targets[node].host
         ):
             return  # which its agent tells of as well
-        if isinstance(message, m.Signalled) and peer.greeted:
+        if isinstance(message, m.AgentSignalled) and peer.greeted:
             self._parts[node].check(message)
             if message.signum not in ENDING or not self._srun.is_ending(self.targets[node].host):
                 event = a.Signalled(signum=message.signum, node=node, reached=self._signals_all)
@@ -80,7 +80,7 @@ class StepFleet(Fleet):
                 self._lose(peer, _ENDED_WITH)
             return
         super()._take(peer, message)
-        if isinstance(message, m.Gone):
+        if isinstance(message, m.AttemptEnded):
             self._busy.discard(node)
             if node in self._doomed:
                 self._lose(peer, _ENDED_WITH)

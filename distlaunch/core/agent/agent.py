@@ -85,7 +85,7 @@ class Agent:
         self._terminal: PseudoTerminal | None = None
         self._typed_ahead = bytearray()
         self._oom_before = 0
-        self._posted: deque[Posted | GpusFree | m.Stacks | m.Fault] = deque()
+        self._posted: deque[Posted | GpusFree | m.Stacks | m.AgentFailed] = deque()
         self._wake, self._wake_end = os.pipe()
         for descriptor in (self._wake, self._wake_end):
             os.set_blocking(descriptor, False)
@@ -160,8 +160,8 @@ class Agent:
             if isinstance(event, GpusFree):
                 self._attempt_setup.gpus_free(event, owner=self.job_id)
             elif isinstance(event, PumpFailed):
-                self._send(m.Fault(text=f"the output thread failed\n{event.text}"))
-            elif isinstance(event, (m.Alive, m.Stacks, m.Fault)):
+                self._send(m.AgentFailed(text=f"the output thread failed\n{event.text}"))
+            elif isinstance(event, (m.Alive, m.Stacks, m.AgentFailed)):
                 self._send(event)
             else:
                 self._step(self._with_evidence(event) if isinstance(event, t.Drained) else event)
@@ -189,9 +189,9 @@ class Agent:
         for message in messages:
             if isinstance(message, w.Running):
                 self._spawner = message.pid
-            elif isinstance(message, w.Signalled):
+            elif isinstance(message, w.SignalReceived):
                 self._send(m.SpawnerSignalled(signum=message.signum))
-            elif isinstance(message, w.Broken):
+            elif isinstance(message, w.SpawnerFailed):
                 self._broken = message.text
             elif isinstance(
                 message, (w.StillPreloading, w.ModuleLeftOut, w.Preloaded, w.PreloadFailed)
@@ -211,16 +211,16 @@ class Agent:
 
     @property
     def is_broken(self) -> bool:
-        """Tell whether the workers' parent has vanished: all were killed, and no ``Gone`` will
+        """Tell whether the workers' parent has vanished: all were killed, and no ``AttemptEnded`` will
         come."""
         return self._lost
 
     def end_without_coordinator(self, attempt: int, *, grace_s: float, bound_s: float) -> None:
-        """Ask the workers to end in our own name; ``Gone`` tells when they have.
+        """Ask the workers to end in our own name; ``AttemptEnded`` tells when they have.
 
         If that and ``close`` take us more than ``bound_s``, the spawner does it in our place.
         """
-        self._tell_spawner(w.Ending(bound_s=bound_s))
+        self._tell_spawner(w.CoordinatorLost(bound_s=bound_s))
         self.handle(m.Stop(attempt=attempt, signum=signal.SIGTERM, grace_s=grace_s))
 
     def close(self, hurried: Callable[[], bool] = lambda: False) -> None:
@@ -229,7 +229,7 @@ class Agent:
         Bounded by 8 s or so; once ``hurried`` says so, the spawner has ``_HURRIED_S`` to end.
         """
         if not self._lost:
-            self._tell_spawner(w.Dismiss())
+            self._tell_spawner(w.ExitSpawner())
             if not self._spawner_has_ended(time.monotonic() + SWEEP_S + 1.0, hurried):
                 self._end_all()
         self._pump.finish()  # there is something left only after a fault
@@ -280,7 +280,7 @@ class Agent:
                     self._terminal.resize(message.rows, message.columns)
             case m.Start():
                 self._begin(message)
-            case m.Stop() | m.Linger() | m.Forward() | m.Pause():
+            case m.Stop() | m.WaitForLeftovers() | m.ForwardSignal() | m.Pause():
                 self._step(message)
             case m.CollectStacks():
                 self._collect_stacks(message)
@@ -297,7 +297,9 @@ class Agent:
             else:
                 self._attempt_setup.share(self._clock())
         except OSError as exc:
-            self._send(m.Fault(text=f"the store of the workers cannot be served: {exc.strerror}"))
+            self._send(
+                m.AgentFailed(text=f"the store of the workers cannot be served: {exc.strerror}")
+            )
             return
         bootstrap = bootstrap_environment(message, self._nofile, self._resources.boot)
         env = {**message.env, "DISTLAUNCH_COOKIE": self._cookie, **bootstrap}
@@ -348,8 +350,8 @@ class Agent:
                     | w.Signal()
                     | w.EndLeftovers()
                     | w.Sweep()
-                    | w.Ending()
-                    | w.Dismiss()
+                    | w.CoordinatorLost()
+                    | w.ExitSpawner()
                 ):
                     self._tell_spawner(action)
                 case m.Started():
@@ -357,7 +359,7 @@ class Agent:
                 case _:
                     self._tell_started()
                     told = action
-                    if isinstance(told, m.Gone):
+                    if isinstance(told, m.AttemptEnded):
                         told = replace(told, port_used=self._attempt_setup.was_port_used())
                         self._close_terminal()
                         self._shared_memory.expect(())  # the spawner has removed them
@@ -423,7 +425,7 @@ class Agent:
             return
         try:
             self._channel.send(message, descriptors)
-            if isinstance(message, (w.Signal, w.EndLeftovers, w.Sweep, w.Dismiss)):
+            if isinstance(message, (w.Signal, w.EndLeftovers, w.Sweep, w.ExitSpawner)):
                 self._continue_spawner()
         except OSError:
             self._spawner_lost()
@@ -433,7 +435,7 @@ class Agent:
         for pid in filter(None, (self._watcher, self._spawner)):
             process_tree.send(pid, signal.SIGCONT, parent_or_ancestor=os.getpid())
 
-    def _post(self, event: Posted | GpusFree | m.Stacks | m.Fault) -> None:
+    def _post(self, event: Posted | GpusFree | m.Stacks | m.AgentFailed) -> None:
         self._posted.append(event)
         with self._waking, suppress(BlockingIOError):
             if self._wake_end >= 0:
@@ -461,7 +463,7 @@ class Agent:
         status = self._end_all()
         ended = "has vanished" if status is None else ended_how(os.waitstatus_to_exitcode(status))
         because = f"\n{self._broken}" if self._broken else ""
-        self._send(m.Fault(text=f"the spawner, the workers' parent, {ended}{because}"))
+        self._send(m.AgentFailed(text=f"the spawner, the workers' parent, {ended}{because}"))
 
     def _end_all(self) -> int | None:
         """Do the last of the spawner's work in its place; give its wait status if it was seen."""

@@ -20,8 +20,13 @@ from contextlib import suppress
 from distlaunch.core.errors import LaunchError, NodesError
 from distlaunch.core.model.text import errno_clause, host_and_port
 from distlaunch.core.probe.network import Address, addresses, look_up
-from distlaunch.core.protocol.handshake import NONCE_BYTES, CallerSide, Party, Stranger
-from distlaunch.core.protocol.launcher_messages import Turned, Welcome
+from distlaunch.core.protocol.handshake import (
+    NONCE_BYTES,
+    CallerHandshake,
+    HandshakeError,
+    JobIdentity,
+)
+from distlaunch.core.protocol.launcher_messages import Rejected, Welcome
 from distlaunch.core.protocol.token_keys import CallerSecret
 
 CONNECT_S = 5.0
@@ -39,12 +44,12 @@ TICK_S = 1.0
 """``progress`` hears of a wait at least so often."""
 _STAGGER_S = 0.25
 """After so long the next address is tried beside the one that has not answered (RFC 8305)."""
-_HEARD_OUT_S = 1.0
+_ACCEPTED_STAGGER_S = 1.0
 """The same once it has accepted: two addresses may be one launcher's, which is busy."""
 _SOON_S, _LATER_S, _MUCH_LATER_S = 0.05, 0.25, 1.0
 _LONG_S = 60.0
-_TURNED_S = 0.5
-_STRANGER_S = 2.0
+_REJECTED_RETRY_S = 0.5
+_UNKNOWN_RETRY_S = 2.0
 """Before the next try at a listener that turns us away, and has not shown that it is one of our
 job."""
 _TOO_SHORT_S = 0.1
@@ -55,23 +60,23 @@ FRESH_S = 2.0
 _LOOKUP_RETRY_S = 0.25
 
 
-class TurnedAwayError(LaunchError):
+class RejectedError(LaunchError):
     """The listener does not let us take part, and that will not change."""
 
-    def __init__(self, message: str, turned: Turned) -> None:
+    def __init__(self, message: str, turned: Rejected) -> None:
         super().__init__(message, hint=turned.hint)
         self.exit_code = turned.exit_code
 
 
-class Stopped(Exception):  # noqa: N818 - an outcome
+class ConnectInterrupted(Exception):  # noqa: N818 - an outcome
     """The watched descriptor has something: whoever called has other things to do."""
 
 
-def call(
+def connect_to_listener(
     host: str | Sequence[str],
     ports: Sequence[int],
     *,
-    party: Party,
+    job_identity: JobIdentity,
     rank: int | None,
     own_host: str,
     instance: str,
@@ -90,15 +95,15 @@ def call(
     resolved; it is called in a thread. Raises NodesError at the deadline, TurnedAwayError, Stopped
     as soon as ``watched`` can be read and ``stops()``, which reads it, is true.
     """
-    secret = CallerSecret(party.token, party.munge)
+    secret = CallerSecret(job_identity.token, job_identity.munge)
 
-    def side() -> CallerSide:
+    def side() -> CallerHandshake:
         nonce = os.urandom(NONCE_BYTES).hex()
-        return CallerSide(
-            party, secret=secret, nonce=nonce, rank=rank, host=own_host, instance=instance
+        return CallerHandshake(
+            job_identity, secret=secret, nonce=nonce, rank=rank, host=own_host, instance=instance
         )
 
-    calling = _Calling(
+    connector = _Connector(
         host,
         ports,
         side,
@@ -110,19 +115,19 @@ def call(
         otherwise=otherwise,
     )
     try:
-        return calling.run()
+        return connector.run()
     finally:
-        calling.close()
+        connector.close()
 
 
-class _Calling:
+class _Connector:
     """Tries all places, each on its own: one that says nothing holds up no other."""
 
     def __init__(
         self,
         host: str | Sequence[str],
         ports: Sequence[int],
-        side: Callable[[], CallerSide],
+        side: Callable[[], CallerHandshake],
         *,
         until: float,
         who: str,
@@ -139,171 +144,187 @@ class _Calling:
         self._progress = progress
         self._watched = watched
         self._stops = stops
-        self._begun = self._told = time.monotonic()
-        self._names = Names(host, otherwise) if isinstance(host, str) else Several(host)
-        self._places: dict[Address, Place] = {}
+        self._started_at = self._reported_at = time.monotonic()
+        self._addresses = (
+            HostAddresses(host, otherwise) if isinstance(host, str) else SeveralHostAddresses(host)
+        )
+        self._endpoints: dict[Address, Endpoint] = {}
         self._next_at = 0.0
         """When a place that was never tried may be begun beside those that are under way."""
 
     def run(self) -> tuple[socket.socket, Welcome]:
         tries = 0
         while True:
-            self._look()
+            self._update_endpoints()
             left_s = self._until - time.monotonic()
             if left_s <= 0 or (left_s < _TOO_SHORT_S and not self._under_way):
-                raise self._given_up()
-            if not self._places:
-                if self._names.settled.is_set():
-                    self._tell()
-                    self._pause(_pause_s(tries, time.monotonic() - self._begun))
+                raise self._timeout_error()
+            if not self._endpoints:
+                if self._addresses.settled.is_set():
+                    self._report()
+                    self._pause(_pause_s(tries, time.monotonic() - self._started_at))
                     tries += 1
                 continue
             if left_s >= _TOO_SHORT_S:
                 self._begin(time.monotonic())
-            found = self._turn()
+            found = self._poll_once()
             if found is not None:
                 return found
-            self._leave_if_refused()
+            self._raise_if_refused()
 
     def close(self) -> None:
         """Close what is left."""
-        for place in self._places.values():
-            place.close()
+        for endpoint in self._endpoints.values():
+            endpoint.close()
 
     @property
-    def _under_way(self) -> list[Place]:
-        return [place for place in self._places.values() if place.connection is not None]
+    def _under_way(self) -> list[Endpoint]:
+        return [
+            endpoint for endpoint in self._endpoints.values() if endpoint.connection is not None
+        ]
 
     @property
     def _proving(self) -> bool:
-        return any(place.proves for place in self._places.values())
+        return any(endpoint.proves for endpoint in self._endpoints.values())
 
-    def _look(self) -> None:
+    def _update_endpoints(self) -> None:
         """Have the places that the name stands for now, and those that still may turn out to be
         right."""
-        self._names.refresh()
-        if not self._names.known and not self._names.settled.wait(0.05):
-            self._tell_at_times()
+        self._addresses.refresh()
+        if not self._addresses.known and not self._addresses.settled.wait(0.05):
+            self._report_if_due()
             self._pause(0.0)
         known = [
             (family, (to[0], port, *to[2:]))
             for port in self._ports
-            for family, to in self._names.known
+            for family, to in self._addresses.known
         ]
         wanted = dict.fromkeys(known[:_MOST_ADDRESSES])
-        for address in [each for each, place in self._places.items() if place.connection is None]:
+        for address in [
+            each for each, endpoint in self._endpoints.items() if endpoint.connection is None
+        ]:
             if address not in wanted:
-                del self._places[address]
+                del self._endpoints[address]
         for address in wanted:
-            if address not in self._places:
-                self._places[address] = Place(address, self._side)
+            if address not in self._endpoints:
+                self._endpoints[address] = Endpoint(address, self._side)
 
     def _begin(self, now: float) -> None:
         """Begin what is due: places that are new one after the other, the first that answers being
         the first used."""
         if self._proving:
             return
-        for place in self._places.values():
-            if place.connection is not None or place.refusal is not None or now < place.retry_at:
+        for endpoint in self._endpoints.values():
+            if (
+                endpoint.connection is not None
+                or endpoint.refusal is not None
+                or now < endpoint.retry_at
+            ):
                 continue
-            if not place.why:
+            if not endpoint.why:
                 if self._under_way and now < self._next_at:
                     continue
                 self._next_at = now + _STAGGER_S
-            place.begin(now)
-            self._after(place, now)
+            endpoint.begin(now)
+            self._schedule_retry(endpoint, now)
 
-    def _turn(self) -> tuple[socket.socket, Welcome] | None:
+    def _poll_once(self) -> tuple[socket.socket, Welcome] | None:
         """Wait for what comes next, and take it in."""
         poll = self._poll()
         by_number = {}
-        for place in self._under_way:
-            if place.connection is not None:
-                poll.register(place.connection, place.wanted)
-                by_number[place.connection.fileno()] = place
-        for number in self._wait(poll, self._due() - time.monotonic()):
-            place = by_number[number]
+        for endpoint in self._under_way:
+            if endpoint.connection is not None:
+                poll.register(endpoint.connection, endpoint.poll_events)
+                by_number[endpoint.connection.fileno()] = endpoint
+        for number in self._wait(poll, self._deadline() - time.monotonic()):
+            endpoint = by_number[number]
             now = time.monotonic()
-            speaks = place.speaks
-            outcome = place.on_ready(now)
-            if isinstance(outcome, Welcome) and (connection := place.taken()) is not None:
+            has_called = endpoint.has_called
+            outcome = endpoint.on_ready(now)
+            if isinstance(outcome, Welcome) and (connection := endpoint.detach()) is not None:
                 connection.setblocking(True)  # noqa: FBT003 - the standard library's signature
                 return connection, outcome
-            if isinstance(outcome, Turned):
-                self._turned(place, outcome)
-            elif not speaks and place.speaks:
-                self._next_at = now + _HEARD_OUT_S
-            self._after(place, now)
+            if isinstance(outcome, Rejected):
+                self._on_rejected(endpoint, outcome)
+            elif not has_called and endpoint.has_called:
+                self._next_at = now + _ACCEPTED_STAGGER_S
+            self._schedule_retry(endpoint, now)
         now = time.monotonic()
-        for place in self._under_way:
-            if now >= place.until:
-                place.late()
-                self._after(place, now)
-        ready = next((place for place in self._places.values() if place.may_prove), None)
+        for endpoint in self._under_way:
+            if now >= endpoint.until:
+                endpoint.on_timeout()
+                self._schedule_retry(endpoint, now)
+        ready = next(
+            (endpoint for endpoint in self._endpoints.values() if endpoint.may_prove), None
+        )
         if ready is not None and not self._proving:
             ready.prove(now)
-            self._after(ready, now)
+            self._schedule_retry(ready, now)
         return None
 
-    def _turned(self, place: Place, turned: Turned) -> None:
-        place.fail(turned.text)
-        place.hint = turned.hint
-        if not place.is_final:  # anybody may have the port, for now
-            place.retry_at = time.monotonic() + _STRANGER_S
+    def _on_rejected(self, endpoint: Endpoint, turned: Rejected) -> None:
+        endpoint.fail(turned.text)
+        endpoint.hint = turned.hint
+        if not endpoint.is_final:  # anybody may have the port, for now
+            endpoint.retry_at = time.monotonic() + _UNKNOWN_RETRY_S
         elif turned.again:
-            place.retry_at = time.monotonic() + _TURNED_S
+            endpoint.retry_at = time.monotonic() + _REJECTED_RETRY_S
         else:
-            place.refusal = turned
+            endpoint.refusal = turned
 
-    def _after(self, place: Place, now: float) -> None:
+    def _schedule_retry(self, endpoint: Endpoint, now: float) -> None:
         """Have a place that has failed tried again later, and the next one now."""
-        if place.connection is not None:
+        if endpoint.connection is not None:
             return
-        place.retry_at = max(place.retry_at, now + _pause_s(place.tries, now - self._begun))
+        endpoint.retry_at = max(
+            endpoint.retry_at, now + _pause_s(endpoint.tries, now - self._started_at)
+        )
         self._next_at = now
-        if all(each.why for each in self._places.values()):
-            self._tell()
+        if all(each.why for each in self._endpoints.values()):
+            self._report()
 
-    def _leave_if_refused(self) -> None:
+    def _raise_if_refused(self) -> None:
         """Give up once a listener wants us to, and no other place may turn out to be right. Raises
         TurnedAwayError."""
-        places = self._places.values()
-        refused = next((place for place in places if place.refusal is not None), None)
+        endpoints = self._endpoints.values()
+        refused = next((endpoint for endpoint in endpoints if endpoint.refusal is not None), None)
         if (
             refused is None
             or refused.refusal is None
             or self._proving
-            or not all(place.why for place in places)
+            or not all(endpoint.why for endpoint in endpoints)
         ):
             return
-        text = f"{self._who} at {self._place(refused.port)}: {refused.refusal.text}"
-        raise TurnedAwayError(text, refused.refusal)
+        text = f"{self._who} at {self._address_text(refused.port)}: {refused.refusal.text}"
+        raise RejectedError(text, refused.refusal)
 
-    def _due(self) -> float:
-        times = [self._until, *(place.until for place in self._under_way)]
+    def _deadline(self) -> float:
+        times = [self._until, *(endpoint.until for endpoint in self._under_way)]
         if not self._proving:  # else nothing is begun
             idle = [
                 each
-                for each in self._places.values()
+                for each in self._endpoints.values()
                 if each.connection is None and each.refusal is None
             ]
-            times += [place.retry_at if place.why else self._next_at for place in idle]
+            times += [endpoint.retry_at if endpoint.why else self._next_at for endpoint in idle]
         return min(times)
 
-    def _given_up(self) -> NodesError:
-        given_s = self._until - self._begun
+    def _timeout_error(self) -> NodesError:
+        given_s = self._until - self._started_at
         hint = f"is {self._who} running, and does every node have the same --rendezvous?"
         if (
-            told := next((place.hint for place in self._places.values() if place.hint), None)
+            told := next(
+                (endpoint.hint for endpoint in self._endpoints.values() if endpoint.hint), None
+            )
         ) is not None:
             hint = told
-        elif not self._places:
+        elif not self._endpoints:
             hint = (
                 f"--rendezvous ADDRESS:PORT, an address of {self._who} instead of its name, on "
                 "every node"
             )
         return NodesError(
-            f"{self._who} has not answered at {self._place()} within {given_s:.0f} s: {self._why}",
+            f"{self._who} has not answered at {self._address_text()} within {given_s:.0f} s: {self._why}",
             hint=hint,
         )
 
@@ -321,10 +342,10 @@ class _Calling:
         ready = [number for number, _ in poll.poll(max(0.0, min(within_s, TICK_S)) * 1000 + 1)]
         if self._watched in ready:
             if self._stops():
-                raise Stopped
+                raise ConnectInterrupted
             ready.remove(self._watched)
         if not ready:
-            self._tell_at_times()
+            self._report_if_due()
         return ready
 
     def _pause(self, pause_s: float) -> None:
@@ -338,18 +359,22 @@ class _Calling:
 
     @property
     def _why(self) -> str:
-        return together([*self._places.values()]) if self._places else self._names.problem
+        return (
+            describe_failures([*self._endpoints.values()])
+            if self._endpoints
+            else self._addresses.problem
+        )
 
-    def _tell(self) -> None:
-        self._told = time.monotonic()
+    def _report(self) -> None:
+        self._reported_at = time.monotonic()
         if self._progress is not None:
-            self._progress(self._told - self._begun, self._why)
+            self._progress(self._reported_at - self._started_at, self._why)
 
-    def _tell_at_times(self) -> None:
-        if time.monotonic() - self._told >= TICK_S:
-            self._tell()
+    def _report_if_due(self) -> None:
+        if time.monotonic() - self._reported_at >= TICK_S:
+            self._report()
 
-    def _place(self, port: int | None = None) -> str:
+    def _address_text(self, port: int | None = None) -> str:
         host = f"[{self._host}]" if ":" in self._host and ", " not in self._host else self._host
         if port is None and len(self._ports) > 1:
             return f"{host}, ports {', '.join(map(str, self._ports))}"
@@ -363,11 +388,11 @@ def _pause_s(tries: int, waited_s: float) -> float:
     return random.uniform(0.5, 1.0) * min(most_s, _SOON_S * 1.5 ** min(tries, 20))
 
 
-class Place:
+class Endpoint:
     """One address. Times are monotonic seconds; ``make_side`` is called for each connection that
     stands."""
 
-    def __init__(self, address: Address, make_side: Callable[[], CallerSide]) -> None:
+    def __init__(self, address: Address, make_side: Callable[[], CallerHandshake]) -> None:
         self._family, self._to = address
         self._make_side = make_side
         self.text = host_and_port(str(self._to[0]), self._to[1])
@@ -382,13 +407,13 @@ class Place:
         """Why the last one came to nothing; empty before the first has."""
         self.hint: str | None = None
         """How that may be helped, if the listener has said."""
-        self.refusal: Turned | None = None
+        self.refusal: Rejected | None = None
         """The word of a listener of our job that there is no use in trying again."""
         self.is_final = False
         """The listener's last word was one of our job."""
         self.proves = False
         """The listener has our proof, and may be letting us in."""
-        self._side: CallerSide | None = None
+        self._side: CallerHandshake | None = None
         self._proof = b""
 
     @property
@@ -397,12 +422,12 @@ class Place:
         return self.why or ("no answer" if self._side is None else _SILENT)
 
     @property
-    def wanted(self) -> int:
+    def poll_events(self) -> int:
         """Give the events to poll for."""
         return select.POLLOUT if self._side is None else select.POLLIN
 
     @property
-    def speaks(self) -> bool:
+    def has_called(self) -> bool:
         """Tell whether the connection stands, and we have called."""
         return self._side is not None
 
@@ -433,20 +458,20 @@ class Place:
         except OSError as exc:
             self.fail(errno_clause(exc.errno))
 
-    def on_ready(self, now: float) -> Welcome | Turned | None:
+    def on_ready(self, now: float) -> Welcome | Rejected | None:
         """Go on with a connection that can be read or written; give the listener's last word once
         it is there."""
         try:
             if self._side is not None:
-                return self._hear(self._side)
-            self._speak(now)
+                return self._on_data(self._side)
+            self._on_connected(now)
         except OSError as exc:
             self.fail(errno_clause(exc.errno))
-        except Stranger as exc:
+        except HandshakeError as exc:
             self.fail(f"{_NO_LAUNCHER}: {exc.text}")
         return None
 
-    def late(self) -> None:
+    def on_timeout(self) -> None:
         """Take in that the try has taken too long."""
         self.fail("no answer" if self._side is None else _SILENT)
 
@@ -457,7 +482,7 @@ class Place:
         self.tries += 1
         self.close()
 
-    def taken(self) -> socket.socket | None:
+    def detach(self) -> socket.socket | None:
         """Give the connection away."""
         connection, self.connection = self.connection, None
         return connection
@@ -469,7 +494,7 @@ class Place:
         self.connection = self._side = None
         self.proves, self._proof = False, b""
 
-    def _speak(self, now: float) -> None:
+    def _on_connected(self, now: float) -> None:
         """Begin the call if the connection stands. Raises OSError."""
         if self.connection is None:
             return
@@ -484,8 +509,8 @@ class Place:
         self._side, self.until = self._make_side(), now + ANSWER_S
         self._send(self._side.begin())
 
-    def _hear(self, side: CallerSide) -> Welcome | Turned | None:
-        """Read what has come. Raises OSError, Stranger."""
+    def _on_data(self, side: CallerHandshake) -> Welcome | Rejected | None:
+        """Read what has come. Raises OSError, HandshakeError."""
         if self.connection is None:
             return None
         try:
@@ -511,12 +536,12 @@ class Place:
             )  # a new connection takes so little at once
 
 
-def together(places: Sequence[Place]) -> str:
+def describe_failures(endpoints: Sequence[Endpoint]) -> str:
     """Say of all why nothing has come of them: once where it is the same, else with their
     addresses."""
     by_reason: dict[str, list[str]] = {}
-    for place in places:
-        by_reason.setdefault(place.reason, []).append(place.text)
+    for endpoint in endpoints:
+        by_reason.setdefault(endpoint.reason, []).append(endpoint.text)
     if len(by_reason) == 1:
         return next(iter(by_reason))
     return "; ".join(f"{_folded(texts)}: {reason}" for reason, texts in by_reason.items())
@@ -536,7 +561,7 @@ def tune(connection: socket.socket) -> None:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNANSWERED_MS)
 
 
-class Names:
+class HostAddresses:
     """The addresses that a name stands for. No lookup can be interrupted: one hangs at most, in a
     thread of its own.
 
@@ -584,11 +609,11 @@ class Names:
         self.settled.set()
 
 
-class Several:
-    """Several names of one host, any of which may lead to it; used as ``Names`` are."""
+class SeveralHostAddresses:
+    """Several names of one host, any of which may lead to it; used as ``HostAddresses`` are."""
 
     def __init__(self, hosts: Sequence[str]) -> None:
-        self._each = [Names(host) for host in hosts]
+        self._each = [HostAddresses(host) for host in hosts]
         self._nothing_to_wait_for = threading.Event()
         self._nothing_to_wait_for.set()
 

@@ -18,10 +18,10 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from distlaunch import __version__
-from distlaunch.core.agent.connect import call
+from distlaunch.core.agent.connect import connect_to_listener
 from distlaunch.core.agent.main import ABOVE, last_words, serve
 from distlaunch.core.errors import EXIT_SOFTWARE, EXIT_UNAVAILABLE, LaunchError
-from distlaunch.core.protocol.handshake import Party
+from distlaunch.core.protocol.handshake import JobIdentity
 from distlaunch.core.protocol.token_keys import TOKEN
 
 _FIRST = "SLURM_LAUNCH_NODE_IPADDR"
@@ -40,13 +40,13 @@ def main(words: Sequence[str], code_fd: int) -> NoReturn:
             signal.signal(number, signal.SIG_IGN)
         addresses, port, job_key, within_s = words
         token = os.environ.pop(TOKEN, "").encode()
-        party = Party(release=__version__, job_key=job_key, token=token or None)
+        job_identity = JobIdentity(release=__version__, job_key=job_key, token=token or None)
         hosts = dict.fromkeys((os.environ.get(_FIRST, ""), *addresses.split(",")))
         node = os.environ.get("SLURM_NODEID", "")
-        connection, _ = call(
+        connection, _ = connect_to_listener(
             [host for host in hosts if host],
             [int(port)],
-            party=party,
+            job_identity=job_identity,
             rank=int(node) if node.isascii() and node.isdecimal() else None,
             own_host=os.environ.get("SLURMD_NODENAME") or socket.gethostname(),
             instance=os.urandom(16).hex(),

@@ -101,7 +101,7 @@ class RemoteAgent:
         self._last_start: m.Start | None = None
         self._grace_s = orphan_grace_s
         self._why = ""  # the coordinator is lost, or we are told to end
-        self._is_unheard = False  # the former, by its silence
+        self._is_coordinator_silent = False  # the former, by its silence
         self._has_left = False
         self._held: list[tuple[float, m.SpawnerSignalled]] = []
         """Signals that the spawner got, and when to tell of them. If this process got one too, the
@@ -187,7 +187,7 @@ class RemoteAgent:
         with suppress(BlockingIOError):
             for number in os.read(self._wake, 4096):
                 if self._passes_signals and number in (*_TO_END, *_TO_WORKERS):
-                    self._stream.send(m.Signalled(signum=number))
+                    self._stream.send(m.AgentSignalled(signum=number))
                 elif number in _TO_END:
                     self._why = self._why or f"the agent was told to end by signal {number}"
 
@@ -206,7 +206,7 @@ class RemoteAgent:
     def _listen_for_silence(self) -> None:
         silent_s = self._silence.silent_s()
         if not self._clock.paused and silent_s is not None:
-            self._is_unheard = not self._why
+            self._is_coordinator_silent = not self._why
             self._why = self._why or f"nothing was heard of the coordinator for {silent_s:.0f} s"
 
     def _handle(self, message: m.ToRemote) -> None:
@@ -221,9 +221,9 @@ class RemoteAgent:
                 self._resources.survey.begin(message)
             case m.Reach():
                 self._resources.reachability.begin(message)
-            case m.Feed():
+            case m.StdinData():
                 self._stdin.take(message.data)
-            case m.Leave():
+            case m.ExitAgent():
                 self._has_left = True
             case m.Prepare():
                 if self._can_work(message):
@@ -287,7 +287,7 @@ class RemoteAgent:
         ):
             self._held.append((time.monotonic() + HOLD_S, message))
             return
-        if isinstance(message, m.Gone):
+        if isinstance(message, m.AttemptEnded):
             self._attempt = None
             self._stdin.finish()
         self._stream.send(message)
@@ -299,7 +299,7 @@ class RemoteAgent:
         were killed."""
         self._write_reason(self._why)
         self._stream.send(
-            m.Ending(why=self._why, unheard=self._is_unheard)
+            m.AgentEnding(why=self._why, coordinator_silent=self._is_coordinator_silent)
         )  # if the other side is there, it is to know at once
         self._stream.close(bound_s=_LAST_S)
         self._output.lose(
@@ -366,7 +366,7 @@ class RemoteNodeResources(NodeResources):
         OSError."""
         return (
             self._stdin.open()
-            if start.takes_feed
+            if start.stdin_from_launcher
             else os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         )
 
@@ -385,7 +385,7 @@ class RemoteNodeResources(NodeResources):
                         exc,
                     )
                 start = replace(start, bootstrap="", preload=())
-        if not start.travelled:
+        if not start.is_remote:
             return start
         moved_to = None
         if not self.survey.shares_run_dir:
@@ -401,7 +401,7 @@ class RemoteNodeResources(NodeResources):
         return start
 
     def _miss(self, what: str, exc: OSError) -> None:
-        self._send(m.Remark(text=f"{what}: {exc.strerror or exc}", warning=True))
+        self._send(m.AgentNotice(text=f"{what}: {exc.strerror or exc}", warning=True))
 
     def log_location(self, start: m.Start) -> tuple[str, Layout]:
         """Return the job's run directory if it is here as well, else the folder of ``--node-logs``,
@@ -430,7 +430,9 @@ class RemoteNodeResources(NodeResources):
 
         def trouble(why: str) -> None:
             self._send(
-                m.Remark(text=f"the node's log files have stopped: {why} ({folder})", warning=True)
+                m.AgentNotice(
+                    text=f"the node's log files have stopped: {why} ({folder})", warning=True
+                )
             )
 
         return LogFiles(folder, start.attempt, trouble, make_folders=True)

@@ -2,7 +2,7 @@
 
 An agent in a process of its own sends ``Hello`` first. Then follow, in this order: ``Survey``, per
 attempt ``Prepare`` (the master's node also listens), ``Reach`` for the others, ``Start``; at the
-end ``Leave``. ``Ping`` is sent all the time. An agent in the launcher's process gets only the
+end ``ExitAgent``. ``Ping`` is sent all the time. An agent in the launcher's process gets only the
 messages of ``TO_AGENT``.
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from distlaunch.core.model.record import Record
 from distlaunch.core.model.run_files import TRAIN, Layout
 from distlaunch.core.model.topology import CpuInventory, Gpu, GpuInventory, MigDevice
-from distlaunch.core.protocol.spawner_messages import Leftovers, LeftProcess
+from distlaunch.core.protocol.spawner_messages import LeftoverProcess, Leftovers
 
 LATE_S = 2.0
 """If we wake so late ourselves (stopped, or frozen with the machine), others get so long to be
@@ -141,14 +141,14 @@ class Start(Record):
     bootstrap: str = ""
     """How our code comes into the workers' interpreter: ``direct``, by ``setup``'s shell, or
     (empty) not at all."""
-    travelled: bool = False
+    is_remote: bool = False
     """``env`` comes from another machine: what the node has itself (HOME, USER, ...) lies below it,
     and files that would be in a run directory that is not there go to a folder of the agent's own.
     """
     node_logs: str = ""
     """A folder on the node where each rank's output is filed as well; empty: none."""
-    takes_feed: bool = False
-    """The ``stdin_rank`` reads what ``Feed`` brings, not the agent's own stdin."""
+    stdin_from_launcher: bool = False
+    """The ``stdin_rank`` reads what ``StdinData`` brings, not the agent's own stdin."""
     store: bool = False
     """The master's node serves Horovod's store on the port that it holds."""
     orphan_grace_s: float | None = None
@@ -186,7 +186,7 @@ class Stop(Record):
     grace_s: float
 
 
-class Linger(Record):
+class WaitForLeftovers(Record):
     """All workers of the job have ended with 0: wait for the processes that they have left.
 
     After ``linger_s`` these get TERM, and after another ``grace_s`` KILL.
@@ -197,7 +197,7 @@ class Linger(Record):
     grace_s: float
 
 
-class Forward(Record):
+class ForwardSignal(Record):
     """Pass a signal on to the workers that catch it."""
 
     signum: int
@@ -281,14 +281,16 @@ class Credit(Record):
     size: int
 
 
-class Feed(Record):
-    """Bytes for the stdin of the rank that has the launcher's; none: the end. ``Fed`` answers as
-    they are taken."""
+class StdinData(Record):
+    """Bytes for the stdin of the rank that reads the launcher's stdin; no bytes: its end.
+
+    The agent answers with ``StdinConsumed`` as the worker reads.
+    """
 
     data: bytes
 
 
-class Leave(Record):
+class ExitAgent(Record):
     """The job is over: kill what is left, and end."""
 
 
@@ -359,7 +361,7 @@ class Stacks(Record):
     stacks: tuple[Stack, ...]
 
 
-class Remark(Record):
+class AgentNotice(Record):
     """Something that the user should hear; the job goes on."""
 
     text: str
@@ -387,9 +389,9 @@ class PreloadEnded(Record):
         }
 
 
-class Lingering(Record):
+class LeftoversRunning(Record):
     """The node waits for these processes, which its workers have left; sent some time after
-    ``Linger``."""
+    ``WaitForLeftovers``."""
 
     attempt: int
     processes: Leftovers
@@ -401,7 +403,7 @@ class SpawnerSignalled(Record):
     signum: int
 
 
-class Gone(Record):
+class AttemptEnded(Record):
     """Of this attempt nothing is left on the node, but for pids that KILL did not end."""
 
     attempt: int
@@ -414,7 +416,7 @@ class Gone(Record):
     """Any process has used rank 0's port; None if it was not held for the workers on this node."""
 
 
-class Fault(Record):
+class AgentFailed(Record):
     """The agent can no longer do its work; all its workers have been killed."""
 
     text: str
@@ -492,7 +494,7 @@ class RankEnded(Record):
     rank: int
 
 
-class Fed(Record):
+class StdinConsumed(Record):
     """So many bytes of stdin were taken; more may be sent. ``closed``: nobody reads it any more.
 
     ``unread``: so many bytes that were sent will never be read.
@@ -503,7 +505,7 @@ class Fed(Record):
     unread: int = 0
 
 
-class Ending(Record):
+class AgentEnding(Record):
     """The agent was told to end on its node, or has failed: it ends its workers and then itself,
     and says no more.
 
@@ -512,18 +514,28 @@ class Ending(Record):
 
     why: str
     """As a clause: ``the agent was told to end by signal 15``."""
-    unheard: bool = False
+    coordinator_silent: bool = False
     """It is because nothing was heard of the coordinator for too long."""
 
 
-class Signalled(Record):
+class AgentSignalled(Record):
     """An agent that a scheduler's step has started got a signal, which is for the job: it only
     passes it on."""
 
     signum: int
 
 
-ToAgent = Prepare | Start | Stop | Linger | Forward | Pause | CollectStacks | Input | Resize
+ToAgent = (
+    Prepare
+    | Start
+    | Stop
+    | WaitForLeftovers
+    | ForwardSignal
+    | Pause
+    | CollectStacks
+    | Input
+    | Resize
+)
 
 
 FromAgent = (
@@ -533,20 +545,29 @@ FromAgent = (
     | WorkerHalted
     | Alive
     | Stacks
-    | Remark
+    | AgentNotice
     | PreloadEnded
-    | Lingering
+    | LeftoversRunning
     | SpawnerSignalled
-    | Gone
-    | Fault
+    | AttemptEnded
+    | AgentFailed
 )
 
 
-ToRemote = ToAgent | Survey | Reach | Ping | Credit | Feed | Leave
+ToRemote = ToAgent | Survey | Reach | Ping | Credit | StdinData | ExitAgent
 
 
 FromRemote = (
-    FromAgent | Hello | Surveyed | Reached | Pong | Output | RankEnded | Fed | Ending | Signalled
+    FromAgent
+    | Hello
+    | Surveyed
+    | Reached
+    | Pong
+    | Output
+    | RankEnded
+    | StdinConsumed
+    | AgentEnding
+    | AgentSignalled
 )
 
 
@@ -554,8 +575,8 @@ TO_AGENT: tuple[type, ...] = (
     Prepare,
     Start,
     Stop,
-    Linger,
-    Forward,
+    WaitForLeftovers,
+    ForwardSignal,
     Pause,
     CollectStacks,
     Input,
@@ -564,20 +585,39 @@ TO_AGENT: tuple[type, ...] = (
 
 
 FROM_AGENT: tuple[type, ...] = (
-    Prepared, Started, WorkerExited, WorkerHalted, Alive, Stacks, Remark, PreloadEnded, Lingering,
-    SpawnerSignalled, Gone, Fault,
-)  # fmt: skip
+    Prepared,
+    Started,
+    WorkerExited,
+    WorkerHalted,
+    Alive,
+    Stacks,
+    AgentNotice,
+    PreloadEnded,
+    LeftoversRunning,
+    SpawnerSignalled,
+    AttemptEnded,
+    AgentFailed,
+)
 
 
-TO_REMOTE: tuple[type, ...] = (*TO_AGENT, Survey, Reach, Ping, Credit, Feed, Leave)
+TO_REMOTE: tuple[type, ...] = (*TO_AGENT, Survey, Reach, Ping, Credit, StdinData, ExitAgent)
 
 
 FROM_REMOTE: tuple[type, ...] = (
-    *FROM_AGENT, Hello, Surveyed, Reached, Pong, Output, RankEnded, Fed, Ending, Signalled,
-)  # fmt: skip
+    *FROM_AGENT,
+    Hello,
+    Surveyed,
+    Reached,
+    Pong,
+    Output,
+    RankEnded,
+    StdinConsumed,
+    AgentEnding,
+    AgentSignalled,
+)
 
 
-PARTS: tuple[type, ...] = (WorkerSpec, Heartbeat, Stack, Layout, LeftProcess, Leftovers)
+PARTS: tuple[type, ...] = (WorkerSpec, Heartbeat, Stack, Layout, LeftoverProcess, Leftovers)
 """What messages are made of."""
 
 

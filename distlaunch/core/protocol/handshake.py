@@ -1,7 +1,7 @@
 """How a caller and the listener on the rendezvous port come to trust each other; bytes in, bytes
 out.
 
-Always in this order: ``Call``, ``Challenge``, ``Proof``, then ``Welcome`` or ``Turned``; the
+Always in this order: ``Call``, ``Challenge``, ``Proof``, then ``Welcome`` or ``Rejected``; the
 listener may turn a caller away sooner. The caller proves itself first: whoever only reaches the
 port gets no proof, and not the job's id. The listener's own proof comes with its answer. Without a
 secret both proofs are empty. A proof is HMAC-SHA256 over its maker's side and both nonces: one that
@@ -64,7 +64,7 @@ _OTHERS = "the port belongs to another "
 _RELEASE_HINT = "install the same release of distlaunch on all nodes"
 
 
-class Party(Record, hide=("token",)):
+class JobIdentity(Record, hide=("token",)):
     """What both sides have to agree in. A ``job_key`` may be of any length: a long one is shortened
     on the way."""
 
@@ -103,7 +103,7 @@ class RefusalReason(Enum):
     DESCRIPTORS = "no more files can be open"
 
 
-class Stranger(Exception):  # noqa: N818 - it is an outcome
+class HandshakeError(Exception):
     """What came is nothing that a launcher says. ``text`` is a clause about the other side."""
 
     def __init__(self, reason: RefusalReason, text: str) -> None:
@@ -112,26 +112,26 @@ class Stranger(Exception):  # noqa: N818 - it is an outcome
         self.text = text
 
 
-class ListenerSide:
+class ListenerHandshake:
     """One call, as the listener has it. ``feed`` what has come until ``outcome`` is there; send
     what it gives."""
 
     def __init__(
         self,
-        party: Party,
+        job_identity: JobIdentity,
         *,
         secret: ListenerSecret,
         nonce: str,
-        admit: Callable[[p.Call], p.Welcome | p.Turned],
+        admit: Callable[[p.Call], p.Welcome | p.Rejected],
     ) -> None:
         self.call: p.Call | None = None
         """What the caller says of itself; proven once there is a ``Welcome``."""
-        self.outcome: p.Welcome | p.Turned | None = None
-        self.turned_for: RefusalReason | None = None
+        self.outcome: p.Welcome | p.Rejected | None = None
+        self.rejected_for: RefusalReason | None = None
         """Why it was turned away here; None if ``admit`` did."""
-        self.why_turned = ""
+        self.rejection = ""
         """The same in words for our own user, who may know more than the caller."""
-        self._party = party
+        self._job_identity = job_identity
         self._secret = secret
         self._way = ""
         self._nonce = nonce
@@ -140,14 +140,17 @@ class ListenerSide:
         self._heard = 0
 
     def feed(self, data: bytes) -> bytes:
-        """Take what has come and give the answer. Raises Stranger; nothing is to be sent then."""
+        """Process received bytes and return the answer to send.
+
+        Raises HandshakeError; send nothing then.
+        """
         self._heard += len(data)
         if self._heard > MOST_FROM_CALLER:
-            raise Stranger(RefusalReason.LONG, "it sends more than a call takes")
+            raise HandshakeError(RefusalReason.LONG, "it sends more than a call takes")
         try:
             message = self._reader.feed(data)
         except _OtherRelease as exc:
-            if exc.job_key is not None and exc.job_key != _short(self._party.job_key):
+            if exc.job_key is not None and exc.job_key != _short(self._job_identity.job_key):
                 return self._other_job(exc.job_key, "the caller")
             return self._turn(
                 RefusalReason.RELEASE, self._other_release(exc.release), _RELEASE_HINT
@@ -155,20 +158,20 @@ class ListenerSide:
         if message is None:
             return b""
         if self._reader.has_more:
-            raise Stranger(RefusalReason.GARBAGE, "it does not wait for an answer")
+            raise HandshakeError(RefusalReason.GARBAGE, "it does not wait for an answer")
         if self.call is None and isinstance(message, p.Call):
             return self._answer(message)
         if self.call is not None and isinstance(message, p.Proof):
             return self._judge(self.call, message)
-        raise Stranger(RefusalReason.GARBAGE, "it sends messages out of order")
+        raise HandshakeError(RefusalReason.GARBAGE, "it sends messages out of order")
 
     def _answer(self, call: p.Call) -> bytes:
         _check_call(call)
         self.call = call
-        own = self._party
+        own = self._job_identity
         if call.job_key != _short(own.job_key):
             return self._other_job(call.job_key, _host(call.host))
-        if call.version != p.PEER_VERSION or call.release != own.release:
+        if call.version != p.PROTOCOL_VERSION or call.release != own.release:
             return self._turn(
                 RefusalReason.RELEASE, self._other_release(call.release, call.host), _RELEASE_HINT
             )
@@ -185,8 +188,8 @@ class ListenerSide:
         )
 
     def _other_job(self, job_key: str, who: str) -> bytes:
-        own, theirs = _job(self._party.job_key), f"{who} called for {_job(job_key)}"
-        told = f"{_OTHERS}job than {_job(job_key)}" if self._party.has_secret else ""
+        own, theirs = _job(self._job_identity.job_key), f"{who} called for {_job(job_key)}"
+        told = f"{_OTHERS}job than {_job(job_key)}" if self._job_identity.has_secret else ""
         hint = "all launchers of a job have the same --job-id, --rendezvous names its own port"
         return self._turn(
             RefusalReason.JOB, f"{_OTHERS}job: it is of {own}, and {theirs}", hint, told=told
@@ -195,23 +198,21 @@ class ListenerSide:
     def _other_release(self, release: str, host: str = "") -> str:
         theirs = f"distlaunch {_word(release)}" if release else "another release of distlaunch"
         who = _host(host) if host else "the caller"
-        return (
-            f"the launcher that was called is distlaunch {self._party.release}, {who} is {theirs}"
-        )
+        return f"the launcher that was called is distlaunch {self._job_identity.release}, {who} is {theirs}"
 
     def _turn(self, why: RefusalReason, text: str, hint: str, *, told: str = "") -> bytes:
-        self.turned_for, self.why_turned = why, text
-        self.outcome = p.Turned(text=told or text, hint=hint, exit_code=EXIT_USAGE, again=False)
+        self.rejected_for, self.rejection = why, text
+        self.outcome = p.Rejected(text=told or text, hint=hint, exit_code=EXIT_USAGE, again=False)
         return encode(self.outcome)
 
 
-class CallerSide:
+class CallerHandshake:
     """One call, as the caller has it. Send ``begin()``; ``feed`` up to ``missing`` bytes until
     ``outcome`` is there."""
 
     def __init__(
         self,
-        party: Party,
+        job_identity: JobIdentity,
         *,
         secret: CallerSecret,
         nonce: str,
@@ -219,25 +220,25 @@ class CallerSide:
         host: str,
         instance: str,
     ) -> None:
-        self.outcome: p.Welcome | p.Turned | None = None
+        self.outcome: p.Welcome | p.Rejected | None = None
         self.is_final = False
         """The outcome is the word of a listener of our job: with a secret, one that has proved
         it."""
-        self._party = party
+        self._job_identity = job_identity
         self._secret = secret
         self._expected: str | None = None
         """The proof that the listener has to give; None: it has not had ours."""
         self._call = p.Call(
-            version=p.PEER_VERSION,
-            release=party.release,
-            job_key=_short(party.job_key),
+            version=p.PROTOCOL_VERSION,
+            release=job_identity.release,
+            job_key=_short(job_identity.job_key),
             rank=rank,
             host=host,
             instance=instance,
             nonce=nonce,
-            scrypt=has_scrypt() if party.token is not None else True,
+            scrypt=has_scrypt() if job_identity.token is not None else True,
         )
-        self._reader = _Reader((p.Challenge, p.Welcome, p.Turned), most=_MOST_FROM_LISTENER)
+        self._reader = _Reader((p.Challenge, p.Welcome, p.Rejected), most=_MOST_FROM_LISTENER)
 
     def begin(self) -> bytes:
         """Give the first thing to send. It ends with an empty line: a web server answers, and is
@@ -256,7 +257,7 @@ class CallerSide:
 
     def feed(self, data: bytes) -> bytes:
         """Take what has come and give what to send, even if ``outcome`` is there. Raises
-        Stranger."""
+        HandshakeError."""
         try:
             message = self._reader.feed(data)
         except _OtherRelease as exc:
@@ -267,9 +268,9 @@ class CallerSide:
             )
             text = (
                 f"{_OTHERS}release: the launcher that was called is {theirs}, this is "
-                f"{self._party.release}"
+                f"{self._job_identity.release}"
             )
-            self.outcome = p.Turned(
+            self.outcome = p.Rejected(
                 text=text, hint=_RELEASE_HINT, exit_code=EXIT_USAGE, again=False
             )
             return b""
@@ -280,30 +281,34 @@ class CallerSide:
                 return self._answer(message)
             case p.Welcome() if self._expected is not None:
                 if not is_same(message.proof, self._expected):
-                    raise Stranger(RefusalReason.TOKEN, "it does not know the secret of the job")
+                    raise HandshakeError(
+                        RefusalReason.TOKEN, "it does not know the secret of the job"
+                    )
                 if not _is_fit(message):
-                    raise Stranger(
+                    raise HandshakeError(
                         RefusalReason.GARBAGE, "it names a job's folder or a rank that cannot be"
                     )
                 self.is_final = True
                 self.outcome = replace(message, proof="")
-            case p.Turned():
+            case p.Rejected():
                 self.is_final = self._expected is not None and is_same(
                     message.proof, self._expected
                 )
                 self.outcome = _tame(message)
             case _:
-                raise Stranger(RefusalReason.GARBAGE, "it sends messages out of order")
+                raise HandshakeError(RefusalReason.GARBAGE, "it sends messages out of order")
         return b""
 
     def _answer(self, challenge: p.Challenge) -> bytes:
         nonce = self._call.nonce
         if not _NONCE.fullmatch(challenge.nonce) or challenge.nonce == nonce:
-            raise Stranger(RefusalReason.GARBAGE, "it sends messages that make no sense")
+            raise HandshakeError(RefusalReason.GARBAGE, "it sends messages that make no sense")
         try:
             key = self._secret.key(challenge.way, challenge.salt)
         except NoKeyError as exc:
-            self.outcome = p.Turned(text=exc.text, hint=exc.hint, exit_code=EXIT_USAGE, again=False)
+            self.outcome = p.Rejected(
+                text=exc.text, hint=exc.hint, exit_code=EXIT_USAGE, again=False
+            )
             return encode(p.Proof(proof=_UNPROVEN))
         self._expected = proof_of(key, "listener", nonce, challenge.nonce)
         return encode(p.Proof(proof=proof_of(key, "caller", challenge.nonce, nonce)))
@@ -351,7 +356,7 @@ class _Reader:
             return None
         _, body, raw = _HEADER.unpack_from(self._buffer)
         if raw or body > self._most - _HEADER.size:
-            raise Stranger(RefusalReason.GARBAGE, "it sends what is no message of distlaunch")
+            raise HandshakeError(RefusalReason.GARBAGE, "it sends what is no message of distlaunch")
         self._size = _HEADER.size + body
         if len(self._buffer) < self._size:
             return None
@@ -365,7 +370,7 @@ class _Reader:
                 other := _other_in(frame[_HEADER.size :], {cls.__name__ for cls in self._types})
             ) is not None:
                 raise other from None
-            raise Stranger(
+            raise HandshakeError(
                 RefusalReason.GARBAGE, "it sends what is no message of distlaunch"
             ) from None
         return message
@@ -376,8 +381,8 @@ def _recognised(start: bytes) -> Exception:
         return _OtherRelease("")
     for begin, kind, text in _KNOWN:
         if start[: len(begin)] == begin[: len(start)]:
-            return Stranger(kind, text)
-    return Stranger(RefusalReason.GARBAGE, "it sends what is no message of distlaunch")
+            return HandshakeError(kind, text)
+    return HandshakeError(RefusalReason.GARBAGE, "it sends what is no message of distlaunch")
 
 
 _KNOWN = (
@@ -430,7 +435,7 @@ def _check_call(call: p.Call) -> None:
         and (call.rank is None or 0 <= call.rank < _MOST_MEMBERS)
     )
     if not good:
-        raise Stranger(RefusalReason.GARBAGE, "it sends messages that make no sense")
+        raise HandshakeError(RefusalReason.GARBAGE, "it sends messages that make no sense")
 
 
 def _is_fit(welcome: p.Welcome) -> bool:
@@ -447,12 +452,12 @@ def _is_fit(welcome: p.Welcome) -> bool:
     )
 
 
-def _tame(turned: p.Turned) -> p.Turned:
+def _tame(turned: p.Rejected) -> p.Rejected:
     """Make what a listener says fit for a user's terminal and an exit code."""
     code = turned.exit_code if 0 < turned.exit_code < 256 else EXIT_USAGE
     hint = None if turned.hint is None else printable(turned.hint[:_LONGEST_TEXT], keep="\n")
     text = printable(turned.text[:_LONGEST_TEXT], keep="\n")
-    return p.Turned(text=text, hint=hint, exit_code=code, again=turned.again)
+    return p.Rejected(text=text, hint=hint, exit_code=code, again=turned.again)
 
 
 def _short(job_key: str) -> str:

@@ -4,9 +4,9 @@ A peer never executes what it is told: what runs comes from its own command line
 numbers, addresses, names of hosts, and verdicts as text for people.
 
 The caller sends ``Call``, the listener ``Challenge``, the caller ``Proof`` (empty without a
-secret), and the listener ``Welcome`` or ``Turned``, with its own proof; see ``handshake``. What
+secret), and the listener ``Welcome`` or ``Rejected``, with its own proof; see ``handshake``. What
 follows is the supervision of ``messages`` and ``remote``, without what would carry commands:
-``Ask`` stands for Survey, ``Commence`` for Start.
+``SurveyNode`` stands for Survey, ``StartWorkers`` for Start.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from distlaunch.core.errors import ProtocolError
 from distlaunch.core.model.record import Record
 from distlaunch.core.protocol import agent_messages as m
 
-PEER_VERSION = 2
+PROTOCOL_VERSION = 2
 MOST_ATTEMPTS = 1 << 20
 """With one a second, that is twelve days."""
 
@@ -68,7 +68,7 @@ class Proof(Record):
     proof: str
 
 
-class Turned(Record):
+class Rejected(Record):
     """The caller cannot take part. ``again``: it may be otherwise in a moment."""
 
     text: str
@@ -92,7 +92,7 @@ class Welcome(Record):
     without a secret."""
 
 
-class Apply(Record):
+class LauncherInfo(Record):
     """What a launcher has to say of itself, right after ``Welcome``; contradictions are found by
     the coordinator."""
 
@@ -121,13 +121,13 @@ class Apply(Record):
             raise ProtocolError("it tells of numbers of nodes, attempts or restarts that cannot be")
 
 
-class Ask(Record):
+class SurveyNode(Record):
     """Look around, as ``Survey``, but by what your own command line names."""
 
     serial: int
 
 
-class Commence(Record):
+class StartWorkers(Record):
     """Start your workers of this attempt."""
 
     attempt: int
@@ -151,13 +151,13 @@ class Commence(Record):
     each."""
 
 
-class Told(Record):
+class LauncherSignalled(Record):
     """This launcher has got a signal."""
 
     signum: int
 
 
-class Verdict(Record):
+class ExitLauncher(Record):
     """The job is over: leave with this exit code; ``text`` is for the user, on the launcher's last
     lines."""
 
@@ -172,48 +172,77 @@ class Notice(Record):
     level: str
 
 
-ToPeer = (
+ToLauncher = (
     m.Prepare
     | m.Stop
-    | m.Linger
-    | m.Forward
+    | m.WaitForLeftovers
+    | m.ForwardSignal
     | m.Pause
     | m.CollectStacks
     | m.Reach
     | m.Ping
     | Challenge
-    | Turned
+    | Rejected
     | Welcome
-    | Ask
-    | Commence
-    | Verdict
+    | SurveyNode
+    | StartWorkers
+    | ExitLauncher
     | Notice
 )
-FromPeer = (
+FromLauncher = (
     m.Prepared
     | m.Started
     | m.WorkerExited
     | m.Alive
     | m.Stacks
-    | m.Remark
+    | m.AgentNotice
     | m.PreloadEnded
-    | m.Lingering
-    | m.Gone
-    | m.Fault
+    | m.LeftoversRunning
+    | m.AttemptEnded
+    | m.AgentFailed
     | m.Surveyed
     | m.Reached
     | m.Pong
-    | m.Ending
+    | m.AgentEnding
     | Call
     | Proof
-    | Apply
-    | Told
+    | LauncherInfo
+    | LauncherSignalled
 )
-TO_PEER: tuple[type, ...] = (
-    m.Prepare, m.Stop, m.Linger, m.Forward, m.Pause, m.CollectStacks,
-    m.Reach, m.Ping, Challenge, Turned, Welcome, Ask, Commence, Verdict, Notice,
-)  # fmt: skip
-FROM_PEER: tuple[type, ...] = (
-    m.Prepared, m.Started, m.WorkerExited, m.Alive, m.Stacks, m.Remark, m.PreloadEnded, m.Lingering, m.Gone,
-    m.Fault, m.Surveyed, m.Reached, m.Pong, m.Ending, Call, Proof, Apply, Told,
-)  # fmt: skip
+TO_LAUNCHER: tuple[type, ...] = (
+    m.Prepare,
+    m.Stop,
+    m.WaitForLeftovers,
+    m.ForwardSignal,
+    m.Pause,
+    m.CollectStacks,
+    m.Reach,
+    m.Ping,
+    Challenge,
+    Rejected,
+    Welcome,
+    SurveyNode,
+    StartWorkers,
+    ExitLauncher,
+    Notice,
+)
+FROM_LAUNCHER: tuple[type, ...] = (
+    m.Prepared,
+    m.Started,
+    m.WorkerExited,
+    m.Alive,
+    m.Stacks,
+    m.AgentNotice,
+    m.PreloadEnded,
+    m.LeftoversRunning,
+    m.AttemptEnded,
+    m.AgentFailed,
+    m.Surveyed,
+    m.Reached,
+    m.Pong,
+    m.AgentEnding,
+    Call,
+    Proof,
+    LauncherInfo,
+    LauncherSignalled,
+)

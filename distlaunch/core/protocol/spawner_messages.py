@@ -12,7 +12,7 @@ SCOPE_GROUP = "group"
 SCOPE_TREE = "tree"
 
 
-class LeftProcess(Record):
+class LeftoverProcess(Record):
     """A process that an ended worker has left running."""
 
     rank: int | None
@@ -26,7 +26,7 @@ class Leftovers(Record):
     """Processes that ended workers have left running."""
 
     count: int = 0
-    shown: tuple[LeftProcess, ...] = ()
+    shown: tuple[LeftoverProcess, ...] = ()
     """The first of them."""
 
 
@@ -114,7 +114,7 @@ class EndLeftovers(Record):
 
 
 class Sweep(Record):
-    """Answer ``Swept`` as soon as nothing is left of any worker; until then answer ``Remaining``
+    """Answer ``Swept`` as soon as nothing is left of any worker; until then answer ``LeftoversRemain``
     once.
 
     ``kill``: kill what is left instead of waiting for it.
@@ -123,14 +123,14 @@ class Sweep(Record):
     kill: bool = False
 
 
-class Ending(Record):
+class CoordinatorLost(Record):
     """The agent has seen the end of its channel and ends the workers itself, within this time; else
     you do."""
 
     bound_s: float
 
 
-class Dismiss(Record):
+class ExitSpawner(Record):
     """End in good order: sweep, then exit."""
 
 
@@ -198,20 +198,20 @@ class PreloadFailed(Record):
     reason: str
 
 
-class Signalled(Record):
+class SignalReceived(Record):
     """The spawner got a signal: of a worker that signals its parent, or of whoever signals all
     processes at once."""
 
     signum: int
 
 
-class Broken(Record):
+class SpawnerFailed(Record):
     """The spawner cannot go on, through a fault of ours; its end follows."""
 
     text: str
 
 
-class Remaining(Record):
+class LeftoversRemain(Record):
     """These processes of ended workers still run. ``Swept`` follows when they are gone."""
 
     processes: Leftovers
@@ -227,7 +227,7 @@ class Swept(Record):
     """Those of them that got KILL."""
 
 
-ToSpawner = Setup | Preload | Spawn | Signal | EndLeftovers | Sweep | Ending | Dismiss
+ToSpawner = Setup | Preload | Spawn | Signal | EndLeftovers | Sweep | CoordinatorLost | ExitSpawner
 FromSpawner = (
     Running
     | Spawned
@@ -238,15 +238,35 @@ FromSpawner = (
     | ModuleLeftOut
     | Preloaded
     | PreloadFailed
-    | Signalled
-    | Broken
-    | Remaining
+    | SignalReceived
+    | SpawnerFailed
+    | LeftoversRemain
     | Swept
 )
-TO_SPAWNER: tuple[type, ...] = (Setup, Preload, Spawn, Signal, EndLeftovers, Sweep, Ending, Dismiss)
+TO_SPAWNER: tuple[type, ...] = (
+    Setup,
+    Preload,
+    Spawn,
+    Signal,
+    EndLeftovers,
+    Sweep,
+    CoordinatorLost,
+    ExitSpawner,
+)
 FROM_SPAWNER: tuple[type, ...] = (
-    Running, Spawned, SpawnFailed, Exited, Halted, StillPreloading, ModuleLeftOut, Preloaded, PreloadFailed,
-    Signalled, Broken, Remaining, Swept,
-)  # fmt: skip
-PARTS: tuple[type, ...] = (Layout, LeftProcess, Leftovers)
+    Running,
+    Spawned,
+    SpawnFailed,
+    Exited,
+    Halted,
+    StillPreloading,
+    ModuleLeftOut,
+    Preloaded,
+    PreloadFailed,
+    SignalReceived,
+    SpawnerFailed,
+    LeftoversRemain,
+    Swept,
+)
+PARTS: tuple[type, ...] = (Layout, LeftoverProcess, Leftovers)
 """What messages are made of."""

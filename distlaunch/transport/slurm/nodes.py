@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from distlaunch.core.model.text import printable
-from distlaunch.core.protocol.handshake import Party
-from distlaunch.core.protocol.launcher_messages import Call, Turned, Welcome
+from distlaunch.core.protocol.handshake import JobIdentity
+from distlaunch.core.protocol.launcher_messages import Call, Rejected, Welcome
 from distlaunch.core.protocol.token_keys import TOKEN
 from distlaunch.transport.bootstrap import OLDEST
 from distlaunch.transport.child_process import Leash
@@ -96,11 +96,11 @@ class Srun:
         self._environ = {**step_environ(environ), TOKEN: token}
         self._addresses = ",".join(addresses)
         self._job_id = job_id
-        party = Party(release=release, job_key=self._key, token=token.encode())
+        job_identity = JobIdentity(release=release, job_key=self._key, token=token.encode())
         self._listener = Listener(
             "*",
             ports,
-            party=party,
+            job_identity=job_identity,
             owner=job_id,
             admit=self._admit,
             log=self._log,
@@ -228,12 +228,12 @@ class Srun:
         with self._lock:
             return [awaited for awaited in self._awaited.values() if not awaited.settled.is_set()]
 
-    def _admit(self, call: Call) -> Welcome | Turned:
+    def _admit(self, call: Call) -> Welcome | Rejected:
         with self._lock:
             awaited = self._awaited.get(call.host)
         if awaited is None or awaited.settled.is_set() or awaited.step is None:
             text = f"no agent is awaited on {printable(call.host[:80])}"
-            return Turned(text=text, hint=None, exit_code=2, again=False)
+            return Rejected(text=text, hint=None, exit_code=2, again=False)
         return Welcome(
             job_id=self._job_id,
             rank=self._hosts.index(call.host) if call.host in self._hosts else 0,

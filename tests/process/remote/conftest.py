@@ -185,7 +185,7 @@ class Coordinator:
         self.send(m.Start(**start))
 
     def leave(self) -> int:
-        self.send(m.Leave())
+        self.send(m.ExitAgent())
         return self.until_end()
 
     def close(self) -> None:

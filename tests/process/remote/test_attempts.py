@@ -23,7 +23,7 @@ def test_two_workers_run_and_end_over_pipes_as_over_a_socket(either):
     either.survey()
     either.prepare()
     either.start("print('hello')", "import sys; sys.stderr.write('bad'); sys.exit(7)")
-    either.until(m.Gone)
+    either.until(m.AttemptEnded)
     exits = {one.rank: (one.returncode, one.tail) for one in either.of(m.WorkerExited)}
     assert exits == {0: (0, b""), 1: (7, b"bad")}
     assert either.taken == {(0, 1): b"hello\n", (1, 2): b"bad"}
@@ -33,7 +33,7 @@ def test_two_workers_run_and_end_over_pipes_as_over_a_socket(either):
 
 def test_what_is_told_of_a_worker_comes_in_order(agent):
     agent.start("import os; os.write(1, b'x' * 300000); os.write(2, b'y')", "print(1)")
-    agent.until(m.Gone)
+    agent.until(m.AttemptEnded)
     for rank in (0, 1):
         of_rank = [
             type(one)
@@ -42,16 +42,16 @@ def test_what_is_told_of_a_worker_comes_in_order(agent):
         ]
         outputs = of_rank.count(m.Output)
         assert of_rank == [m.Started, *([m.Output] * outputs), m.RankEnded, m.WorkerExited]
-    assert isinstance(agent.heard[-1], m.Gone)
+    assert isinstance(agent.heard[-1], m.AttemptEnded)
 
 
 def test_a_rank_whose_descendant_keeps_its_streams_ends_with_the_attempt(agent):
     agent.start("import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(1000)\n")
     agent.until(m.WorkerExited)
-    agent.send(m.Linger(attempt=0, linger_s=0.0, grace_s=20.0))
-    agent.until(m.Gone)
+    agent.send(m.WaitForLeftovers(attempt=0, linger_s=0.0, grace_s=20.0))
+    agent.until(m.AttemptEnded)
     kinds = [type(one) for one in agent.heard]
-    assert kinds.index(m.RankEnded) < kinds.index(m.Gone)
+    assert kinds.index(m.RankEnded) < kinds.index(m.AttemptEnded)
 
 
 def test_without_credit_workers_wait_and_nothing_is_lost(agent):
@@ -65,7 +65,7 @@ def test_without_credit_workers_wait_and_nothing_is_lost(agent):
     assert agent.of(m.WorkerExited) == [] or agent.of(m.WorkerExited)[0].rank == 1
     agent.send(m.Ping(serial=5))
     agent.until(m.Pong)
-    agent.give_credit_until(m.Gone)
+    agent.give_credit_until(m.AttemptEnded)
     assert bytes(agent.taken[0, 1]) == b"x" * 65536 * count
     assert bytes(agent.taken[0, 2]) == b"done"
     assert bytes(agent.taken[1, 1]) == b"small\n"
@@ -84,7 +84,7 @@ def test_memory_stays_flat_while_the_credit_is_used_up(agent):
         pass
     assert _memory(agent.process.pid) - before < 4 << 20
     agent.send(m.Stop(attempt=0, signum=signal.SIGTERM, grace_s=20.0))
-    agent.until(m.Gone)
+    agent.until(m.AttemptEnded)
     assert {one.returncode for one in agent.of(m.WorkerExited)} == {-signal.SIGTERM}
 
 
@@ -95,7 +95,7 @@ def _memory(pid: int) -> int:
 
 def test_last_words_come_without_any_credit(agent):
     agent.start("import os; os.write(2, b'last words'); os._exit(9)", credit=0)
-    agent.until(m.Gone)
+    agent.until(m.AttemptEnded)
     assert agent.taken == {(0, 2): b"last words"}
     assert agent.of(m.WorkerExited)[0].tail == b"last words"
 
@@ -112,8 +112,8 @@ def test_words_and_environment_arrive_byte_for_byte(agent, worker_spec):
         "sys.stdout.buffer.write(b'|' + b''.join(os.environb[b'BIG_%d' % number] for number in range(5)))\n"
     )
     worker = worker_spec(0, [sys.executable, "-c", shows, odd], env={"OWN": odd})
-    agent.start(worker, env={**agent.env, "ODD": odd, **big}, travelled=True)
-    agent.until(m.Gone)
+    agent.start(worker, env={**agent.env, "ODD": odd, **big}, is_remote=True)
+    agent.until(m.AttemptEnded)
     raw = os.fsencode(odd)
     assert bytes(agent.taken[0, 1]) == b"|".join(
         [raw, raw, raw, b"".join(os.fsencode(value) for value in big.values())]
@@ -126,10 +126,10 @@ def test_the_environment_of_a_travelled_start_lies_above_the_nodes_own(make_agen
         PWD="/nowhere",
     )  # fmt: skip
     agent.start(
-        "import json, os; print(json.dumps(dict(os.environ)))", travelled=True, env={"BOTH": "launcher", "SENT": "1"},
+        "import json, os; print(json.dumps(dict(os.environ)))", is_remote=True, env={"BOTH": "launcher", "SENT": "1"},
         cwd=str(tmp_path),
     )  # fmt: skip
-    agent.until(m.Gone)
+    agent.until(m.AttemptEnded)
     import json
 
     env = json.loads(bytes(agent.taken[0, 1]))
@@ -154,7 +154,7 @@ def test_error_files_travel_where_the_run_directory_is_not(make_agent, worker_sp
     agent.survey(run_dir=run_dir)
     path = f"{run_dir}/attempt-0/rank-0.error.json"
     worker = worker_spec(0, [sys.executable, "-c", REPORTS], env={"TORCHELASTIC_ERROR_FILE": path}, error_file=path)
-    agent.start(worker, travelled=True, env={**agent.env, "DISTLAUNCH_RUN_DIR": run_dir})
+    agent.start(worker, is_remote=True, env={**agent.env, "DISTLAUNCH_RUN_DIR": run_dir})
     [exited] = agent.until(m.WorkerExited)
     assert (exited.returncode, exited.error_file) == (0, '{"message": 1}')
     folder = bytes(agent.taken[0, 1]).decode().strip()
@@ -173,7 +173,7 @@ def test_a_run_directory_that_is_shared_is_used_as_it_is(agent, worker_spec, tmp
     assert agent.survey(run_dir=str(run_dir)).shares_run_dir
     path = f"{run_dir}/attempt-0/rank-0.error.json"
     worker = worker_spec(0, [sys.executable, "-c", REPORTS], env={"TORCHELASTIC_ERROR_FILE": path}, error_file=path)
-    agent.start(worker, travelled=True, env={**agent.env, "DISTLAUNCH_RUN_DIR": str(run_dir)})
+    agent.start(worker, is_remote=True, env={**agent.env, "DISTLAUNCH_RUN_DIR": str(run_dir)})
     [exited] = agent.until(m.WorkerExited)
     assert exited.error_file == '{"message": 1}'
     assert os.path.exists(path)
@@ -183,11 +183,11 @@ def test_a_run_directory_that_is_shared_is_used_as_it_is(agent, worker_spec, tmp
 def test_the_next_attempt_follows_the_last(agent):
     agent.prepare(0)
     agent.start("import sys; sys.exit(1)")
-    agent.until(m.Gone)
+    agent.until(m.AttemptEnded)
     prepared = agent.prepare(0, attempt=1)
     assert prepared.problem is None
     agent.start("print('second')", attempt=1)
-    assert [one.attempt for one in agent.until(m.Gone, 2)] == [0, 1]
+    assert [one.attempt for one in agent.until(m.AttemptEnded, 2)] == [0, 1]
     assert agent.taken[0, 1] == b"second\n"
 
 
@@ -199,14 +199,14 @@ def test_workers_get_the_limit_of_open_files_that_the_agent_found(make_agent):
 
     found = resource.getrlimit(resource.RLIMIT_NOFILE)
     agent.start("import resource; print(*resource.getrlimit(resource.RLIMIT_NOFILE))")
-    agent.until(m.Gone)
+    agent.until(m.AttemptEnded)
     assert agent.taken[0, 1] == b"%d %d\n" % found
     assert int(now) >= min(found[1], 1 << 16)
 
 
 def test_a_worker_inherits_none_of_the_agents_descriptors(agent):
     agent.start("import os; print(sorted(int(fd) for fd in os.listdir('/proc/self/fd')))")
-    agent.until(m.Gone)
+    agent.until(m.AttemptEnded)
     assert agent.taken[0, 1] in (b"[0, 1, 2, 3, 100]\n", b"[0, 1, 2, 100, 101]\n")
 
 
@@ -221,7 +221,7 @@ def test_a_pause_stops_workers_and_its_time_does_not_count(make_agent):
     agent.send(m.Pause(paused=False))
     _until_state(started.pids[0], "S")
     agent.send(m.Stop(attempt=0, signum=signal.SIGTERM, grace_s=20.0))
-    agent.until(m.Gone)
+    agent.until(m.AttemptEnded)
 
 
 def _until_state(pid: int, state: str) -> None:

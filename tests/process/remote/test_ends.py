@@ -100,7 +100,7 @@ def test_silence_of_the_coordinator_is_its_loss(make_agent, count_marked):
     started(agent, OBEYS)
     assert agent.until_end() == 1
     assert count_marked() == []
-    assert "nothing was heard of the coordinator for" in agent.of(m.Ending)[0].why
+    assert "nothing was heard of the coordinator for" in agent.of(m.AgentEnding)[0].why
 
 
 def test_no_silence_is_too_long_to_wait_for(make_agent):
@@ -108,7 +108,7 @@ def test_no_silence_is_too_long_to_wait_for(make_agent):
     agent.send(m.Ping(serial=1, silence_s=1e9))
     agent.until(m.Pong)
     assert agent.leave() == 0
-    assert not agent.of(m.Ending)
+    assert not agent.of(m.AgentEnding)
 
 
 def test_pings_are_answered_and_keep_the_agent(make_agent):
@@ -133,7 +133,7 @@ def test_a_signal_to_the_agent_ends_its_workers_and_is_told(agent, count_marked,
     started(agent, OBEYS, DAEMON + OBEYS)
     agent.process.send_signal(signum)
     assert agent.until_end() == 1
-    assert agent.of(m.Ending)[0].why == f"the agent was told to end by signal {signum}"
+    assert agent.of(m.AgentEnding)[0].why == f"the agent was told to end by signal {signum}"
     assert count_marked() == []
 
 
@@ -141,7 +141,7 @@ def test_an_agent_that_is_killed_leaves_nothing(make_agent, count_marked):
     agent = make_agent()
     run_dir = "/not there/job"
     started(
-        agent, DISOBEYS, DAEMON + DISOBEYS, travelled=True, env={**agent.env, "DISTLAUNCH_RUN_DIR": run_dir}, **AT_ONCE
+        agent, DISOBEYS, DAEMON + DISOBEYS, is_remote=True, env={**agent.env, "DISTLAUNCH_RUN_DIR": run_dir}, **AT_ONCE
     )
     [temporary_dir] = make_agent.tmp.iterdir()
     agent.process.kill()
@@ -152,10 +152,10 @@ def test_an_agent_that_is_killed_leaves_nothing(make_agent, count_marked):
 
 def test_a_new_temporary_directory_is_in_use_as_long_as_workers_of_a_killed_agent_run(make_agent):
     agent = make_agent()
-    order = {"travelled": True, "env": {**agent.env, "DISTLAUNCH_RUN_DIR": "/not there/job"}}
+    order = {"is_remote": True, "env": {**agent.env, "DISTLAUNCH_RUN_DIR": "/not there/job"}}
     agent.prepare()
     agent.start("pass", **order)
-    agent.until(m.Gone)
+    agent.until(m.AttemptEnded)
     [first] = make_agent.tmp.iterdir()
     shutil.rmtree(first)
     agent.prepare(attempt=1)
@@ -215,7 +215,7 @@ def test_a_killed_agent_closes_its_channel_at_once(make_agent, count_marked):
 def test_a_killed_spawner_is_a_fault_and_leaves_nothing(agent, count_marked):
     [pid] = started(agent, DAEMON + DISOBEYS)
     os.kill(spawner_of(agent), signal.SIGKILL)
-    [fault] = agent.until(m.Fault)
+    [fault] = agent.until(m.AgentFailed)
     assert "the spawner, the workers' parent, was killed by signal 9" in fault.text
     assert not os.path.exists(f"/proc/{pid}")
     assert count_marked() == [agent.process.pid]
@@ -236,7 +236,7 @@ def test_a_signal_to_all_processes_of_a_node_ends_the_node_and_not_the_job(agent
     os.kill(spawner_of(agent), signal.SIGTERM)
     agent.process.send_signal(signal.SIGTERM)
     assert agent.until_end() == 1
-    assert agent.of(m.Ending)[0].why == "the agent was told to end by signal 15"
+    assert agent.of(m.AgentEnding)[0].why == "the agent was told to end by signal 15"
     assert agent.of(m.SpawnerSignalled) == []
 
 
@@ -366,7 +366,7 @@ def test_a_wedged_start_does_not_keep_the_agent(agent, count_marked):
         attempt=0, argv=(), env=dict(agent.env), cwd="/", workers=(), uses_gpus=False, signal_group=False, terminal=False,
         rows=0, columns=0, stdin_rank=None,
     ))  # fmt: skip
-    agent.until(m.Gone)
+    agent.until(m.AttemptEnded)
     agent.close()
     assert agent.process.wait(30) == 1
     assert count_marked() == []

@@ -38,13 +38,13 @@ def test_modules_are_preloaded_and_workers_forked(make_agent, worker_spec, pytho
         workers = [worker_spec(rank, None) for rank in range(3)]
         agent.start(
             *workers, argv=argv, attempt=attempt, preload=("decimal",), preload_log="/not there/attempt-0/preload.log",
-            bootstrap="direct", travelled=True, env={**agent.env, "DISTLAUNCH_RUN_DIR": "/not there"},
+            bootstrap="direct", is_remote=True, env={**agent.env, "DISTLAUNCH_RUN_DIR": "/not there"},
         )  # fmt: skip
-        agent.until(m.Gone, attempt + 1)
+        agent.until(m.AttemptEnded, attempt + 1)
     [ended] = agent.of(m.PreloadEnded)
     assert ended.problem is None
     assert {bytes(agent.taken[rank, 1]) for rank in range(3)} == {b"True None None\n" * 2}
-    assert not agent.of(m.Remark)
+    assert not agent.of(m.AgentNotice)
     assert agent.leave() == 0
 
 
@@ -58,7 +58,7 @@ def test_stacks_are_shown_when_they_are_asked_for(make_agent, worker_spec, pytho
     assert stacks.serial == 4
     assert "in stands_here" in stacks.stacks[0].text
     agent.send(m.Stop(attempt=0, signum=signal.SIGTERM, grace_s=20.0))
-    agent.until(m.Gone)
+    agent.until(m.AttemptEnded)
     assert agent.of(m.Alive)
 
 
@@ -68,11 +68,11 @@ def test_what_imports_print_has_a_place_on_the_node(make_agent, worker_spec, tmp
     env = {**agent.env, "DISTLAUNCH_RUN_DIR": "/not there", "PYTHONPATH": str(tmp_path)}
     agent.start(
         worker_spec(0, None), argv=(sys.executable, "-c", "pass"), preload=("loud",), preload_log="/not there/attempt-0/preload.log",
-        bootstrap="direct", travelled=True, env=env,
+        bootstrap="direct", is_remote=True, env=env,
     )  # fmt: skip
-    agent.until(m.Gone)
+    agent.until(m.AttemptEnded)
     assert agent.of(m.PreloadEnded)[0].problem is None
-    assert [one.text for one in agent.of(m.Remark)] == ["while preloading: loud words"]
+    assert [one.text for one in agent.of(m.AgentNotice)] == ["while preloading: loud words"]
     [log] = make_agent.tmp.glob("*/job/attempt-0/preload.log")
     assert log.read_text() == "loud words\n"
 
@@ -81,8 +81,8 @@ def test_where_the_usual_place_is_not_writable_another_is_found_and_left_clean(m
     agent = make_agent(TMPDIR="/proc")
     argv = (sys.executable, "-c", "import os; print(os.environ['DISTLAUNCH_RUN_DIR'])")
     env = {**agent.env, "DISTLAUNCH_RUN_DIR": "/not there"}
-    agent.start(worker_spec(0, None), argv=argv, bootstrap="direct", travelled=True, watch=True, env=env)
-    agent.until(m.Gone)
+    agent.start(worker_spec(0, None), argv=argv, bootstrap="direct", is_remote=True, watch=True, env=env)
+    agent.until(m.AttemptEnded)
     folder = Path(bytes(agent.taken[0, 1]).decode().strip())
     assert folder.is_dir()
     assert not str(folder).startswith("/proc")

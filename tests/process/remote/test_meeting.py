@@ -60,7 +60,7 @@ def test_the_held_port_says_its_word_until_rank_0_has_it(agent, wanted):
         agent.start(SERVES, attempt=attempt, env={**agent.env, "PORT": str(prepared.port)})
         agent.until_taken(0, b"serving")
         assert said("127.0.0.1", prepared.port) == b"rank 0"
-        agent.until(m.Gone, attempt + 1)
+        agent.until(m.AttemptEnded, attempt + 1)
         agent.taken.clear()
 
 
@@ -75,7 +75,7 @@ def test_many_connections_and_idle_ones_hold_nothing_up(agent):
     for each in idle:
         each.close()
     assert said("::1", port) == b"rank 0"
-    agent.until(m.Gone)
+    agent.until(m.AttemptEnded)
 
 
 def test_a_node_that_is_no_longer_the_masters_gives_the_port_back(agent):

@@ -15,7 +15,7 @@ def test_every_byte_of_each_rank_is_filed_on_the_node_too(agent, tmp_path):
         agent.start(
             WRITES, "print('two')", node_logs=str(logs), attempt=attempt, env={**agent.env, "DISTLAUNCH_JOB_ID": "my-job"}
         )  # fmt: skip
-        agent.until(m.Gone, attempt + 1)
+        agent.until(m.AttemptEnded, attempt + 1)
         folder = logs / "my-job" / f"attempt-{attempt}"
         assert sorted(os.listdir(folder)) == ["rank-0.log", "rank-1.log"]
         text = (folder / "rank-0.log").read_bytes()
@@ -38,8 +38,8 @@ def test_logs_that_cannot_be_written_are_one_remark_and_no_end(agent, tmp_path, 
             (place / "job" / "attempt-0" / f"rank-{rank}.log").symlink_to("/dev/full")
         why = "Too many levels of symbolic links"
     agent.start(WRITES, WRITES, node_logs=str(place))
-    agent.until(m.Gone)
-    [remark] = agent.of(m.Remark)
+    agent.until(m.AttemptEnded)
+    [remark] = agent.of(m.AgentNotice)
     assert remark.warning
     assert remark.text == f"the node's log files have stopped: {why} ({place}/job)"
     assert {one.returncode for one in agent.of(m.WorkerExited)} == {0}
@@ -48,5 +48,5 @@ def test_logs_that_cannot_be_written_are_one_remark_and_no_end(agent, tmp_path, 
 
 def test_logs_are_filed_while_nobody_gives_credit_only_as_far_as_is_read(agent, tmp_path):
     agent.start("import os; os.write(1, b'end')", node_logs=str(tmp_path / "logs"), credit=0)
-    agent.until(m.Gone)
+    agent.until(m.AttemptEnded)
     assert (tmp_path / "logs" / "job" / "attempt-0" / "rank-0.log").read_bytes() == b"end"

@@ -44,7 +44,7 @@ def test_it_may_be_asked_again_and_sees_what_has_changed(agent, place, tmp_path)
     run_dir = tmp_path / "job"
     run_dir.mkdir()
     agent.start("print(1)")  # by now there are threads
-    agent.until(m.Gone)
+    agent.until(m.AttemptEnded)
     (run_dir / MARKER).touch()
     found = agent.survey(workdir=str(place), script="later.py", run_dir=str(run_dir))
     assert found.script_sha256 == hashlib.sha256(b"pass").hexdigest()

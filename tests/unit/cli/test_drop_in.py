@@ -9,9 +9,9 @@ import pytest
 from distlaunch.cli.compat.drop_in import in_words_of
 from distlaunch.cli.option_table import TRAIN_OPTIONS
 from distlaunch.cli.parser import scan, whole_name
-from distlaunch.core.agent.connect import TurnedAwayError
+from distlaunch.core.agent.connect import RejectedError
 from distlaunch.core.errors import ConfigError, LaunchError, UsageError
-from distlaunch.core.protocol.launcher_messages import Turned
+from distlaunch.core.protocol.launcher_messages import Rejected
 from distlaunch.planning.train_options import Dialect
 
 DIALECT = Dialect(spelling=(("--job-id", "--rdzv-id"), ("--num-procs", "-np")))
@@ -20,7 +20,7 @@ DIALECT = Dialect(spelling=(("--job-id", "--rdzv-id"), ("--num-procs", "-np")))
 @pytest.mark.parametrize(
     "error",
     [
-        TurnedAwayError("no --job-id", Turned(text="", hint="by --num-procs", exit_code=69, again=False)),
+        RejectedError("no --job-id", Rejected(text="", hint="by --num-procs", exit_code=69, again=False)),
         ConfigError("no --job-id", hint="by --num-procs"),
     ],
     ids=lambda error: type(error).__name__,

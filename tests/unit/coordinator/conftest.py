@@ -118,10 +118,10 @@ class Job:
         return self.say(self.member_of(rank), exited)
 
     def gone(self, node: int = 0, *, left=(), attempt=None) -> list[p.Action]:
-        return self.say(node, m.Gone(attempt=self.attempt if attempt is None else attempt, left=left))
+        return self.say(node, m.AttemptEnded(attempt=self.attempt if attempt is None else attempt, left=left))
 
     def fault(self, node: int = 0, text: str = "it broke") -> list[p.Action]:
-        return self.say(node, m.Fault(text=text))
+        return self.say(node, m.AgentFailed(text=text))
 
     def member_of(self, rank: int) -> int:
         return rank // self.per_node

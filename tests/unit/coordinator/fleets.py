@@ -20,8 +20,8 @@ from distlaunch.transport.connect_errors import ConnectFailure
 from distlaunch.transport.connection import ConnectionEnd, EndKind, Target, Unconnected
 
 WITHIN_S = 20.0
-REMARK = m.Remark(text="", warning=False)
-GONE = m.Gone(attempt=0, left=())
+REMARK = m.AgentNotice(text="", warning=False)
+GONE = m.AttemptEnded(attempt=0, left=())
 
 
 class PairLink:

@@ -83,5 +83,5 @@ def surveyed(name: str, **more) -> Surveyed:
     return Surveyed(**{**values, **more})
 
 
-def told(joiner: Joiner, **more) -> p.Apply:
+def told(joiner: Joiner, **more) -> p.LauncherInfo:
     return replace(joiner.apply(clock=0.0, wall=0.0, attempt=-1, restarts=0), **more)

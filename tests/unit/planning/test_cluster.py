@@ -62,7 +62,7 @@ def test_the_cluster_is_put_into_words_once_for_all_workers():
 def test_a_node_is_sent_the_cluster_once_and_gives_each_worker_all_of_it():
     backend = TensorFlow({}, {})
     plan = with_cluster(plan_of(backend), CLUSTER, backend)
-    sent = dict(starts(plan, Streams(terminal=None, stdin=False, travelled=True)))
+    sent = dict(starts(plan, Streams(terminal=None, stdin=False, is_remote=True)))
     assert len(sent) == NODES
     told = []
     for start in sent.values():
@@ -98,7 +98,7 @@ class Shared(PlannedBackend):
 
 def test_what_does_not_go_on_is_the_same_for_all():
     plan = with_cluster(plan_of(Shared()), CLUSTER * 2, Shared())
-    start = next(start for _, start in starts(plan, Streams(terminal=None, stdin=False, travelled=True)))
+    start = next(start for _, start in starts(plan, Streams(terminal=None, stdin=False, is_remote=True)))
     assert {start.env_of(spec)["PEERS"] for spec in start.workers} == {",".join(CLUSTER * 2)}
 
 
@@ -133,7 +133,7 @@ class Filling(PlannedBackend):
 def test_as_much_as_linux_passes_on_reaches_a_process():
     backend = Filling(MOST)
     plan = with_cluster(plan_of(backend), CLUSTER, backend)
-    *_, (_, start) = starts(plan, Streams(terminal=None, stdin=False, travelled=False))
+    *_, (_, start) = starts(plan, Streams(terminal=None, stdin=False, is_remote=False))
     value = start.env_of(start.workers[-1])["PEERS"]
     assert len(f"PEERS={value}".encode()) == MOST
     found = subprocess.run(["/usr/bin/env"], env={"PEERS": value}, capture_output=True, check=True)

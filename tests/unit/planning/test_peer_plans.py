@@ -10,13 +10,13 @@ from distlaunch.core.protocol import launcher_messages as p
 from tests.unit.planning.joiners import Plain, tasks
 
 
-def commence(**more) -> p.Commence:
+def commence(**more) -> p.StartWorkers:
     values = {
         "attempt": 1, "restarts": 1, "node_rank": 1, "local_ranks": (0, 1), "hosts": ("n0", "n1", "n2"),
         "slots": (1, 2, 4), "master_addr": "10.0.0.1", "master_port": 5555, "interface": "eth0",
         "nccl_interface": "",
     }  # fmt: skip
-    return p.Commence(**{**values, **more})
+    return p.StartWorkers(**{**values, **more})
 
 
 def test_a_peer_plans_its_own_workers_only(by_hand):

@@ -46,7 +46,7 @@ class AttemptSetup:
         *,
         port: HeldPort | None,
         send: Callable[[m.FromAgent], None],
-        post: Callable[[GpusFree | m.Fault], None],
+        post: Callable[[GpusFree | m.AgentFailed], None],
     ) -> None:
         """``port``: for the first attempt it may be held already. ``post`` is called from another
         thread."""
@@ -202,7 +202,7 @@ class AttemptSetup:
         self._store = store
 
     def _store_failed(self, why: str) -> None:
-        self._post(m.Fault(text=f"the store of the workers has failed\n{why}"))
+        self._post(m.AgentFailed(text=f"the store of the workers has failed\n{why}"))
 
     def release(self) -> None:
         """Give all ports back."""

@@ -47,7 +47,7 @@ class NodeSurvey:
 
     def __init__(
         self,
-        send: Callable[[m.Surveyed | m.Fault], None],
+        send: Callable[[m.Surveyed | m.AgentFailed], None],
         keep: Collection[int],
         look: Look | None = None,
     ) -> None:
@@ -61,7 +61,7 @@ class NodeSurvey:
         self._pipe = -1
         self._doing = SurveyStep(what="", bound_s=0.0)
         self._until = 0.0
-        self._decoder: Decoder[SurveyStep | m.Surveyed | m.Fault] = _decoder()
+        self._decoder: Decoder[SurveyStep | m.Surveyed | m.AgentFailed] = _decoder()
         self.shares_run_dir = False
         """As it was found last."""
 
@@ -120,7 +120,7 @@ class NodeSurvey:
                 f"{self._doing.what} does not answer within {self._doing.bound_s:.0f} s", hint
             )
 
-    def _hear(self, message: SurveyStep | m.Surveyed | m.Fault) -> None:
+    def _hear(self, message: SurveyStep | m.Surveyed | m.AgentFailed) -> None:
         if isinstance(message, SurveyStep):
             self._now(message)
             return
@@ -163,8 +163,8 @@ class NodeSurvey:
             self._ended.remove(pid)
 
 
-def _decoder() -> Decoder[SurveyStep | m.Surveyed | m.Fault]:
-    return Decoder((SurveyStep, m.Surveyed, m.Fault), m.REMOTE_PARTS)
+def _decoder() -> Decoder[SurveyStep | m.Surveyed | m.AgentFailed]:
+    return Decoder((SurveyStep, m.Surveyed, m.AgentFailed), m.REMOTE_PARTS)
 
 
 def answer_to(
@@ -227,7 +227,11 @@ def _run(look: Look, order: m.Survey, end: int, parent: int, keep: Collection[in
         except Exception:  # noqa: BLE001 - whatever it is, the coordinator has to know
             import traceback
 
-            tell(m.Fault(text=f"looking around on the node has failed\n{traceback.format_exc()}"))
+            tell(
+                m.AgentFailed(
+                    text=f"looking around on the node has failed\n{traceback.format_exc()}"
+                )
+            )
     finally:
         os._exit(0)
 

@@ -107,7 +107,7 @@ class PreloadReport:
         )
 
     def _remark(self, text: str, *, warning: bool) -> None:
-        self._send(m.Remark(text=text, warning=warning))
+        self._send(m.AgentNotice(text=text, warning=warning))
 
     def close(self) -> None:
         """Close the file of the output, if it is open."""

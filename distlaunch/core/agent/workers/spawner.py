@@ -146,7 +146,7 @@ def _run(
         import traceback
 
         with suppress(OSError):
-            channel.send(w.Broken(text=traceback.format_exc()))
+            channel.send(w.SpawnerFailed(text=traceback.format_exc()))
     finally:
         os._exit(code)  # never unwind into the launcher's frames
 
@@ -307,7 +307,7 @@ class Spawner:
                 break
             for message in messages:
                 self._act_at = self._act_at if self._ends else None  # it does act
-                if isinstance(message, w.Dismiss):
+                if isinstance(message, w.ExitSpawner):
                     self._warm.stop()
                     self._kill_all()
                     return
@@ -370,14 +370,14 @@ class Spawner:
                 leftovers = [] if message.kill else self._leftovers()
                 if leftovers:
                     self._sweeps_when_gone = True
-                    self._report(w.Remaining(processes=self._trees.remaining(leftovers)))
+                    self._report(w.LeftoversRemain(processes=self._trees.remaining(leftovers)))
                 else:
                     self._sweep()
-            case w.Ending():
+            case w.CoordinatorLost():
                 self._unwatch()
                 self._act_at = time.monotonic() + message.bound_s
                 self._ends = True
-            case w.Dismiss():
+            case w.ExitSpawner():
                 pass  # the loop's own
             case _:
                 assert_never(message)
@@ -466,7 +466,7 @@ class Spawner:
                 numbers += woken
         for number in dict.fromkeys(numbers):
             if number in _FOR_THE_JOB:
-                self._report(w.Signalled(signum=number))
+                self._report(w.SignalReceived(signum=number))
 
     def _reap(self) -> None:
         """Reap every child that has ended, workers and adopted orphans alike, and report the

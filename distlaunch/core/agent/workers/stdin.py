@@ -18,7 +18,7 @@ _MOST_BYTES = 4 << 20
 class StdinPipe:
     """The pipe of one attempt's worker, and what waits to be written to it."""
 
-    def __init__(self, send: Callable[[m.Fed], None]) -> None:
+    def __init__(self, send: Callable[[m.StdinConsumed], None]) -> None:
         self._send = send
         self._pipe = -1
         self._rest = -1
@@ -38,7 +38,7 @@ class StdinPipe:
         """Have bytes written; none: the end of what there is. Raises ProtocolError for far too
         many."""
         if self._pipe < 0:
-            self._send(m.Fed(size=0, closed=True, unread=len(data)))
+            self._send(m.StdinConsumed(size=0, closed=True, unread=len(data)))
             return
         if not data:
             self._ends = True
@@ -68,7 +68,7 @@ class StdinPipe:
             self._reader_gone(written)
             return
         if written:
-            self._send(m.Fed(size=written, closed=False))
+            self._send(m.StdinConsumed(size=written, closed=False))
         if self._ends and not self._waiting:
             self._end()
 
@@ -80,7 +80,7 @@ class StdinPipe:
         if self._pipe >= 0:
             unread = self._unread()
             self.close()
-            self._send(m.Fed(size=written, closed=True, unread=unread))
+            self._send(m.StdinConsumed(size=written, closed=True, unread=unread))
 
     def _end(self) -> None:
         """Let the worker read the end of its input."""
@@ -96,7 +96,7 @@ class StdinPipe:
         unread = self._unread()
         self.close()
         if unread:
-            self._send(m.Fed(size=0, closed=True, unread=unread))
+            self._send(m.StdinConsumed(size=0, closed=True, unread=unread))
 
     def _unread(self) -> int:
         """Count the bytes that wait here, and those in the pipe."""

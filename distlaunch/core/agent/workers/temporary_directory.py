@@ -178,7 +178,7 @@ def has_run_dir(path: str) -> bool:
 
 
 def adapt_start(start: m.Start, environ: Mapping[str, str], *, moved_to: str | None) -> m.Start:
-    """Turn a ``travelled`` start into one for this node, whose own environment lies below what has
+    """Turn a ``is_remote`` start into one for this node, whose own environment lies below what has
     come.
 
     ``moved_to``: the folder that stands for the job's; None if that is here.

@@ -28,7 +28,7 @@ KILL_S = 5.0
 """How long KILL may take to show before a worker counts as wedged in the kernel."""
 
 NAMES_S = 0.5
-"""So long after ``Linger`` the coordinator hears which processes the node waits for: short ones
+"""So long after ``WaitForLeftovers`` the coordinator hears which processes the node waits for: short ones
 need no mention."""
 YOUNG_S = 0.3
 AGAIN_S = 1.0
@@ -105,7 +105,7 @@ class _Worker:
 
 
 class WorkerTable:
-    """The workers of one attempt on one node, from ``Start`` to ``Gone``."""
+    """The workers of one attempt on one node, from ``Start`` to ``AttemptEnded``."""
 
     def __init__(self) -> None:
         self.attempt = -1
@@ -164,9 +164,9 @@ class WorkerTable:
                 return self._start(event, now)
             case m.Stop():
                 return self._stop(event, now)
-            case m.Linger():
+            case m.WaitForLeftovers():
                 return self._linger(event, now)
-            case m.Forward():
+            case m.ForwardSignal():
                 return self._to_running(event.signum, self.signal_scope, caught_only=True)
             case m.Pause():
                 return self._pause(paused=event.paused)
@@ -183,7 +183,7 @@ class WorkerTable:
                 return [m.WorkerHalted(rank=event.rank)]
             case Evidence():
                 return self._report(event.drained.rank, event, now)
-            case w.Remaining():
+            case w.LeftoversRemain():
                 return self._remain(event)
             case w.Swept():
                 return self._on_swept(event, now)
@@ -197,8 +197,8 @@ class WorkerTable:
                 | m.Input()
                 | m.Resize()
                 | w.Running()
-                | w.Signalled()
-                | w.Broken()
+                | w.SignalReceived()
+                | w.SpawnerFailed()
                 | w.StillPreloading()
                 | w.ModuleLeftOut()
                 | w.Preloaded()
@@ -289,7 +289,7 @@ class WorkerTable:
             self.kill_at = self.linger_until = self.names_at = None
         return [w.Sweep(kill=self._kills)]
 
-    def _linger(self, event: m.Linger, now: float) -> list[Action]:
+    def _linger(self, event: m.WaitForLeftovers, now: float) -> list[Action]:
         if event.attempt != self.attempt or not self._waits_for_leftovers or self._ends_leftovers:
             return []
         self.linger_until = now + event.linger_s
@@ -303,13 +303,13 @@ class WorkerTable:
         far as is known."""
         return self.sweeping and bool(self.workers) and self.close_at is None and not self._kills
 
-    def _remain(self, event: w.Remaining) -> list[Action]:
+    def _remain(self, event: w.LeftoversRemain) -> list[Action]:
         if not self._waits_for_leftovers:
             return []
         self.sweep_at = None  # the spawner has answered
         if self.linger_until is None or self.names_at is not None:
             return []
-        return [m.Lingering(attempt=self.attempt, processes=event.processes)]
+        return [m.LeftoversRunning(attempt=self.attempt, processes=event.processes)]
 
     def _end_leftovers(self, *, asked: bool = False) -> list[Action]:
         self.linger_until = self.names_at = None
@@ -334,7 +334,9 @@ class WorkerTable:
         self.sweep_at = self.close_at = None
         swept = self._swept
         return [
-            m.Gone(attempt=self.attempt, left=swept.left, ended=swept.ended, killed=swept.killed)
+            m.AttemptEnded(
+                attempt=self.attempt, left=swept.left, ended=swept.ended, killed=swept.killed
+            )
         ]
 
     # --- stopping

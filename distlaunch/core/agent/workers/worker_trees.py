@@ -173,7 +173,7 @@ class _Tally:
 
     def __init__(self) -> None:
         self._counted: set[tuple[int, int]] = set()
-        self._shown: list[w.LeftProcess] = []
+        self._shown: list[w.LeftoverProcess] = []
 
     def add(self, pid: int, started: int, rank: int | None) -> None:
         if (pid, started) in self._counted:
@@ -181,7 +181,7 @@ class _Tally:
         self._counted.add((pid, started))
         if len(self._shown) < _SHOWN:
             self._shown.append(
-                w.LeftProcess(rank=rank, pid=pid, command=process_tree.command_line(pid))
+                w.LeftoverProcess(rank=rank, pid=pid, command=process_tree.command_line(pid))
             )
 
     def leftovers(self) -> w.Leftovers:

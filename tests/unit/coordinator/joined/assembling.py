@@ -93,7 +93,7 @@ class Peer:
 
     def __init__(self, link: PairLink) -> None:
         self.link = link
-        self._decoder = Decoder(p.TO_PEER, m.REMOTE_PARTS)
+        self._decoder = Decoder(p.TO_LAUNCHER, m.REMOTE_PARTS)
         self.heard = []
 
     def say(self, *messages):
@@ -129,7 +129,7 @@ class Meeting:
             version=1, release="1", job_key="", rank=rank, host=host, instance=instance or host, nonce="ab" * 16
         )  # fmt: skip
         answer = self.assembly.admit(call)
-        if isinstance(answer, p.Turned):
+        if isinstance(answer, p.Rejected):
             return answer
         assert (answer.job_id, answer.folder) == ("j", "j-2")
         link = PairLink()
@@ -138,13 +138,13 @@ class Meeting:
         peer = Peer(link)
         peer.rank = answer.rank
         if ending is not None:
-            peer.say(m.Ending(why=ending))
+            peer.say(m.AgentEnding(why=ending))
             self.pump(lambda: self.assembly._seats[answer.rank].instance and not self.port.waiting)
             return peer
         if first:
             link.theirs.sendall(first)
             return peer
-        peer.say(p.Apply(**{**APPLY, **told}))
+        peer.say(p.LauncherInfo(**{**APPLY, **told}))
         self.pump(lambda: answer.rank in self.assembly._peers and self.assembly._peers[answer.rank].greeted)
         return peer
 

@@ -23,16 +23,16 @@ CLOSED = object()
 """A step: the coordinator closes the connection."""
 FORGED = b'{"t":"Start","attempt":0,"argv":["/bin/sh","-c","id"],"env":{},"cwd":"/","workers":[]}'
 """The body of a message that would run something."""
-VERDICT = p.Verdict(exit_code=7, text="")
+VERDICT = p.ExitLauncher(exit_code=7, text="")
 
 
-def commence(attempt: int = 0, **more) -> p.Commence:
+def commence(attempt: int = 0, **more) -> p.StartWorkers:
     """Start an attempt of three nodes, of which ours is the second, with two workers each."""
     values = {
         "attempt": attempt, "restarts": 0, "node_rank": 1, "local_ranks": (0, 1), "hosts": ("n0", "n1", "n2"),
         "slots": (2, 2, 2), "master_addr": "10.0.0.1", "master_port": 5555, "interface": "",
     }  # fmt: skip
-    return p.Commence(**{**values, **more})
+    return p.StartWorkers(**{**values, **more})
 
 
 def prepare(attempt: int = 0, **more) -> m.Prepare:
@@ -73,7 +73,7 @@ class ScriptedLink:
         self._steps = deque(steps)
         self._flag = Flag()
         self._flag.put(bool(steps))
-        self._decoder = Decoder(p.FROM_PEER, m.REMOTE_PARTS)
+        self._decoder = Decoder(p.FROM_LAUNCHER, m.REMOTE_PARTS)
         self.said: list[Record] = []
         self.closed = False
 
@@ -139,7 +139,7 @@ class Own:
         if isinstance(message, m.Stop):
             self.on_stop()
             if not self.deaf:
-                self.say(m.Gone(attempt=message.attempt, left=()))
+                self.say(m.AttemptEnded(attempt=message.attempt, left=()))
 
     def say(self, message):
         self._says.append(message)

@@ -145,7 +145,7 @@ def test_what_launchers_were_told_otherwise_ends_the_job_before_it_has_begun_and
     assert meet.of(a.Refused)[0].text == "n1 differs"
     meet.assembly.send(0, m.Prepare(attempt=0, port=0))
     late = meet.calls(2, "n2", command="other")
-    verdict = meet.hears(late, p.Verdict)
+    verdict = meet.hears(late, p.ExitLauncher)
     assert (verdict.exit_code, "n2 differs" in verdict.text) == (EXIT_USAGE, True)
     assert len(meet.of(a.Refused)) == 1
 
@@ -157,9 +157,9 @@ def test_a_launcher_that_was_refused_has_nothing_more_to_say_and_leaves_its_plac
         meet.assembly.send(0, m.Prepare(attempt=0, port=0))
     meet.assembly.connect(1, 0.0)
     refused, other = meet.calls(1, "n1", command="other"), meet.calls(2, "n2")
-    refused.say(p.Told(signum=signal.SIGTERM), p.Apply(**APPLY), GONE)
+    refused.say(p.LauncherSignalled(signum=signal.SIGTERM), p.LauncherInfo(**APPLY), GONE)
     answers(meet, refused, 1)
-    other.say(p.Told(signum=signal.SIGUSR1))
+    other.say(p.LauncherSignalled(signum=signal.SIGUSR1))
     meet.pump(lambda: meet.of(a.Signalled))
     assert meet.of(a.Signalled) == [a.Signalled(signum=signal.SIGUSR1, node=2)]
     assert not meet.of(a.Joined)

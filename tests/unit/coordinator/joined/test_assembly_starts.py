@@ -22,12 +22,12 @@ def commenced(meet, workers: int = 2) -> Peer:
     meet.assembly.connect(1, 0.0)
     peer = meet.calls(1, "n1")
     meet.pump(lambda: meet.of(a.Joined))
-    start = p.Commence(
+    start = p.StartWorkers(
         attempt=0, restarts=0, node_rank=0, local_ranks=tuple(range(workers)), hosts=("n1",), slots=(workers,),
         master_addr="n0", master_port=5, interface="",
     )  # fmt: skip
     meet.assembly.send(1, start)
-    meet.hears(peer, p.Commence)
+    meet.hears(peer, p.StartWorkers)
     return peer
 
 
@@ -74,7 +74,7 @@ def test_a_launcher_that_says_what_takes_long_has_more_time(meeting):
     began = meet.now
     for elapsed_s in (15.0, 30.0, 60.0, 120.0, 240.0):
         meet.now = began + elapsed_s
-        says(meet, peer, m.Remark(text="still importing torch", warning=True))
+        says(meet, peer, m.AgentNotice(text="still importing torch", warning=True))
     meet.now = began + 240.0 + 240.0 + START_S - 1.0
     answers(meet, peer, 1)
     assert not meet.of(a.Lost)
@@ -104,12 +104,12 @@ def test_only_those_that_take_part_are_heard_and_times_are_in_our_clock(meeting)
     meet = meeting()
     meet.assembly.connect(1, 0.0)
     first, second = meet.calls(1, "n1"), meet.calls(2, "n2")
-    start = p.Commence(
+    start = p.StartWorkers(
         attempt=0, restarts=0, node_rank=1, local_ranks=(0,), hosts=("n0", "n1"), slots=(1, 1), master_addr="n0",
         master_port=5, interface="",
     )  # fmt: skip
     meet.assembly.send(1, start)
-    second.say(GONE, p.Told(signum=signal.SIGTERM), p.Told(signum=signal.SIGKILL))
+    second.say(GONE, p.LauncherSignalled(signum=signal.SIGTERM), p.LauncherSignalled(signum=signal.SIGKILL))
     first.say(exited(6.0, rank=1))
     meet.pump(lambda: meet.of(a.FromNode) and meet.of(a.Signalled))
     [event] = meet.of(a.FromNode)
@@ -136,7 +136,7 @@ def test_a_launcher_that_says_of_the_attempt_what_cannot_be_is_lost(meeting, mes
 @pytest.mark.parametrize("attempt", [-2, 3, 5])
 def test_words_of_another_coordinators_attempt_do_no_harm(meeting, attempt):
     meet = meeting()
-    commenced(meet, 1).say(exited(2.0, rank=7, attempt=attempt), m.Gone(attempt=attempt, left=()), GONE)
+    commenced(meet, 1).say(exited(2.0, rank=7, attempt=attempt), m.AttemptEnded(attempt=attempt, left=()), GONE)
     meet.pump(lambda: meet.of(a.FromNode))
     assert [event.message for event in meet.of(a.FromNode)] == [GONE]
     assert not meet.of(a.Lost)
@@ -152,7 +152,7 @@ def test_commands_never_leave_the_coordinator(meeting):
     for node in (0, 1):
         meet.assembly.send(node, survey)
     assert meet.own.handled == [survey]
-    assert meet.hears(peer, p.Ask) == p.Ask(serial=5)
+    assert meet.hears(peer, p.SurveyNode) == p.SurveyNode(serial=5)
 
 
 def test_a_launcher_that_is_gone_is_lost_and_one_that_talks_nonsense_too(meeting):
@@ -170,7 +170,7 @@ def test_a_launcher_that_is_gone_is_lost_and_one_that_talks_nonsense_too(meeting
 def test_why_a_launcher_that_has_called_was_dropped_is_told_to_whoever_waits_for_it(meeting):
     meet = meeting()
     meet.assembly.connect(1, 0.0)
-    meet.calls(1, "n1", first=encode(p.Apply(**APPLY)).replace(b'"attempt":-1', b'"attempt":-7'))
+    meet.calls(1, "n1", first=encode(p.LauncherInfo(**APPLY)).replace(b'"attempt":-1', b'"attempt":-7'))
     meet.pump(lambda: meet.of(a.Unreachable))
     [unreachable] = meet.of(a.Unreachable)
     failure = unreachable.failure
@@ -184,13 +184,13 @@ def test_why_a_launcher_that_has_called_was_dropped_is_told_to_whoever_waits_for
 def test_at_the_end_all_hear_the_verdict_and_are_waited_for(meeting):
     meet = meeting()
     peers = [meet.calls(rank, f"n{rank}") for rank in (1, 2)]
-    meet.assembly.verdict = p.Verdict(exit_code=7, text="why")
+    meet.assembly.verdict = p.ExitLauncher(exit_code=7, text="why")
     heard = []
 
     def leave(peer) -> None:
-        while not peer.hears(p.Verdict):
+        while not peer.hears(p.ExitLauncher):
             pass
-        heard.append((peer.rank, peer.hears(p.Verdict)))
+        heard.append((peer.rank, peer.hears(p.ExitLauncher)))
         peer.link.theirs.close()
 
     leaving = [threading.Thread(target=leave, args=(peer,)) for peer in peers]
@@ -200,6 +200,6 @@ def test_at_the_end_all_hear_the_verdict_and_are_waited_for(meeting):
     for thread in leaving:
         thread.join(WITHIN_S)
     assert meet.own.closed
-    assert sorted(heard, key=str) == [(rank, [p.Verdict(exit_code=7, text="why")]) for rank in (1, 2)]
+    assert sorted(heard, key=str) == [(rank, [p.ExitLauncher(exit_code=7, text="why")]) for rank in (1, 2)]
     assert not meet.assembly._peers
     meet.assembly.close = lambda: None

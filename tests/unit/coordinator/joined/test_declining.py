@@ -13,19 +13,19 @@ from distlaunch.core.model.record import replace
 from distlaunch.core.protocol import agent_messages as m
 from distlaunch.core.protocol import launcher_messages as p
 from distlaunch.core.protocol.codec import Decoder
-from distlaunch.core.protocol.handshake import Party
+from distlaunch.core.protocol.handshake import JobIdentity
 from distlaunch.planning.rendezvous import Rendezvous
 from distlaunch.transport.tcp_listener import Listener
 from tests.unit.coordinator.fleets import WITHIN_S
 
-PARTY = Party(release="1", job_key="j", token=b"secret")
+PARTY = JobIdentity(release="1", job_key="j", token=b"secret")
 PLACE = Rendezvous(host="127.0.0.1", ports=(0,), of_source=False, job_key="j", rank=2, leads="no")
 
 
 @pytest.fixture
 def listener():
     made = Listener(
-        "127.0.0.1", (0,), party=PARTY, owner="j", admit=lambda call: p.Welcome(job_id="j", rank=call.rank), log=print
+        "127.0.0.1", (0,), job_identity=PARTY, owner="j", admit=lambda call: p.Welcome(job_id="j", rank=call.rank), log=print
     )
     yield made
     made.close()
@@ -45,12 +45,12 @@ def test_node_0_hears_who_cannot_take_part_and_why(listener):
         assert time.monotonic() < end
     [(call, link)] = admitted
     assert (call.rank, call.host) == (2, "n2")
-    decoder = Decoder(p.FROM_PEER, m.REMOTE_PARTS)
+    decoder = Decoder(p.FROM_LAUNCHER, m.REMOTE_PARTS)
     heard: list = []
     while not heard:
         assert time.monotonic() < end
         heard += decoder.feed(link.receive() or b"")
-    assert heard == [m.Ending(why="train.py: there is no such file")]
+    assert heard == [m.AgentEnding(why="train.py: there is no such file")]
     link.close()
     thread.join()
 

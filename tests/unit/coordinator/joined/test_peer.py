@@ -17,25 +17,25 @@ from tests.unit.coordinator.joined.peering import CLOSED, VERDICT, commence, pre
 def test_a_peer_does_its_part_of_an_attempt_and_leaves_with_the_verdict(peering):
     peer = peering(
         m.Ping(serial=4),
-        p.Ask(serial=1),
+        p.SurveyNode(serial=1),
         prepare(),
         reach(),
         commence(),
         lambda: peer.own.say(m.Started(attempt=0, pids={2: 10, 3: 11})),
-        m.Forward(signum=signal.SIGUSR1),
+        m.ForwardSignal(signum=signal.SIGUSR1),
         m.CollectStacks(attempt=0, serial=1),
         lambda: peer.own.say(exited(1.0, rank=2)),
         lambda: peer.own.say(GONE),
         p.Notice(text="a warning", level="warning"),
-        p.Verdict(exit_code=7, text="rank 2 failed\nat last"),
+        p.ExitLauncher(exit_code=7, text="rank 2 failed\nat last"),
     )
     assert peer.run() == 7
     assert [type(each) for each in peer.own.handled] == [
-        m.Survey, m.Prepare, m.Reach, m.Start, m.Forward, m.CollectStacks,
+        m.Survey, m.Prepare, m.Reach, m.Start, m.ForwardSignal, m.CollectStacks,
     ]  # fmt: skip
     said = [type(each) for each in peer.link.said]
-    assert said == [p.Apply, m.Pong, m.Started, m.WorkerExited, m.Gone]
-    assert (peer.said(p.Apply)[0].attempt, peer.said(p.Apply)[0].slots) == (-1, 2)
+    assert said == [p.LauncherInfo, m.Pong, m.Started, m.WorkerExited, m.AttemptEnded]
+    assert (peer.said(p.LauncherInfo)[0].attempt, peer.said(p.LauncherInfo)[0].slots) == (-1, 2)
     assert (peer.files.attempts, peer.first_rank) == ([(0, [2, 3])], 2)
     assert [kind for kind, _ in peer.told.events] == ["attempt_started", "worker_exited", "job_ended"]
     assert ("warning", "a warning") in peer.told.lines
@@ -55,14 +55,14 @@ def test_what_is_started_comes_of_the_launchers_own_command_line(peering):
 
 @pytest.mark.parametrize(("told", "code"), [(0, 0), (143, 143), (255, 255), (256, 69), (-5, 69), (1 << 40, 69)])
 def test_a_verdict_is_an_exit_code_whatever_it_says(peering, told, code):
-    peer = peering(p.Verdict(exit_code=told, text=""))
+    peer = peering(p.ExitLauncher(exit_code=told, text=""))
     assert peer.run() == code
     assert peer.told.of("job_ended") == [{"exit_code": code}]
     assert ("which is no exit code" in peer.told.text) == (told != code)
 
 
 def test_the_job_has_not_ended_well_while_workers_run_here(peering):
-    peer = peering(commence(), p.Verdict(exit_code=0, text="all is well"))
+    peer = peering(commence(), p.ExitLauncher(exit_code=0, text="all is well"))
     assert peer.run() == 69
     assert [stop.attempt for stop in peer.handled(m.Stop)] == [0]
     assert "it ends the job with 0 while workers run here; stopping the workers of this node" in peer.told.text
@@ -70,15 +70,15 @@ def test_the_job_has_not_ended_well_while_workers_run_here(peering):
 
 
 def test_nothing_counts_after_the_verdict(peering):
-    peer = peering(p.Verdict(exit_code=0, text=""), commence())
+    peer = peering(p.ExitLauncher(exit_code=0, text=""), commence())
     assert peer.run() == 0
     assert not peer.own.handled
 
 
 def test_a_fault_of_the_own_node_ends_the_launcher(peering):
-    peer = peering(commence(), lambda: peer.own.say(m.Fault(text="the spawner has vanished")))
+    peer = peering(commence(), lambda: peer.own.say(m.AgentFailed(text="the spawner has vanished")))
     assert peer.run() == 70
-    assert peer.said(m.Fault)
+    assert peer.said(m.AgentFailed)
     assert "internal error: the spawner has vanished" in peer.told.text
 
 
@@ -98,20 +98,20 @@ def test_an_attempt_that_is_started_while_one_runs_is_no_word_of_a_coordinator(p
     assert [start.attempt for start in peer.handled(m.Start)] == [0]
     assert [each.attempt for each in peer.handled(m.Stop)] == [0]
     assert "node 0 (h:5) does not speak as it should: it starts attempt 1 while 0 runs" in peer.told.text
-    assert "makes no sense" in peer.said(m.Ending)[0].why
+    assert "makes no sense" in peer.said(m.AgentEnding)[0].why
 
 
 @pytest.mark.parametrize("attempt", [0, 1])
 def test_an_attempt_that_a_launcher_has_had_is_not_begun_again(peering, attempt):
     again = [VERDICT]
     peer = peering(
-        commence(1, restarts=1), lambda: peer.own.say(m.Gone(attempt=1, left=())), commence(attempt), VERDICT,
+        commence(1, restarts=1), lambda: peer.own.say(m.AttemptEnded(attempt=1, left=())), commence(attempt), VERDICT,
         again=[again], max_restarts=2,
     )  # fmt: skip
     assert peer.run() == 7
     assert [start.attempt for start in peer.handled(m.Start)] == [1]
     assert f"is lost: it starts attempt {attempt}, which this launcher has had" in peer.told.text
-    assert (peer.said(p.Apply, 1)[0].attempt, peer.said(p.Apply, 1)[0].restarts) == (1, 1)
+    assert (peer.said(p.LauncherInfo, 1)[0].attempt, peer.said(p.LauncherInfo, 1)[0].restarts) == (1, 1)
 
 
 def test_a_start_that_cannot_be_planned_is_told_to_the_coordinator(peering, tmp_path, monkeypatch):
@@ -122,7 +122,7 @@ def test_a_start_that_cannot_be_planned_is_told_to_the_coordinator(peering, tmp_
 
     monkeypatch.setattr(peer.runner._planner, "commenced", refuse)
     assert peer.run() == 2
-    assert [ending.why for ending in peer.said(m.Ending)] == ["no such thing here"]
+    assert [ending.why for ending in peer.said(m.AgentEnding)] == ["no such thing here"]
 
 
 # --- words that make no sense
@@ -165,13 +165,13 @@ MAKES_NO_SENSE = {
     "a signal that stops nobody": stop(signum=signal.SIGSTOP),
     "a grace below": stop(grace_s=-1.0),
     "a grace without an end": stop(grace_s=1e300),
-    "a signal to pass on that kills": m.Forward(signum=signal.SIGKILL),
+    "a signal to pass on that kills": m.ForwardSignal(signum=signal.SIGKILL),
     "a silence that is none": m.Ping(serial=1, silence_s=0.0),
     "a silence below": m.Ping(serial=1, silence_s=-5.0),
     "a silence between two pings": m.Ping(serial=1, silence_s=1e-9),
     "a silence without an end": m.Ping(serial=1, silence_s=1e300),
     "a welcome to whom it has let in": p.Welcome(job_id="x", rank=1),
-    "a refusal of whom it has let in": p.Turned(text="", hint=None, exit_code=2, again=False),
+    "a refusal of whom it has let in": p.Rejected(text="", hint=None, exit_code=2, again=False),
 }
 
 
@@ -183,7 +183,7 @@ def test_numbers_that_make_no_sense_end_the_launcher_and_are_said(peering, messa
     assert peer.own.handled == first
     assert "node 0 (h:5) does not speak as it should: it " in peer.told.text
     assert peer.told.lines[-1][0] == "error"
-    assert len(peer.said(m.Ending)) == 1
+    assert len(peer.said(m.AgentEnding)) == 1
 
 
 def test_an_attempt_is_prepared_once_and_its_way_is_its_own(peering):
@@ -227,7 +227,7 @@ def test_a_coordinator_that_comes_back_hears_how_far_the_job_was(peering):
         commence(2, restarts=1), CLOSED, max_restarts=2, again=[[prepare(3), commence(3, restarts=2), VERDICT]]
     )
     assert peer.run() == 7
-    assert [(each.attempt, each.restarts) for each in peer.said(p.Apply, 1)] == [(2, 1)]
+    assert [(each.attempt, each.restarts) for each in peer.said(p.LauncherInfo, 1)] == [(2, 1)]
     assert [start.attempt for start in peer.handled(m.Start)] == [2, 3]
 
 
@@ -309,4 +309,4 @@ def test_a_launcher_that_cannot_start_its_node_tells_the_coordinator_why(peering
     peer.own.refuses = ConfigError("no thread can be started")
     with pytest.raises(ConfigError):
         peer.run()
-    assert [type(each) for each in peer.link.said] == [m.Ending]
+    assert [type(each) for each in peer.link.said] == [m.AgentEnding]

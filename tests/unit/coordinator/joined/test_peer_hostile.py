@@ -38,16 +38,16 @@ LIKELY = st.one_of(
     st.builds(commence, st.integers(0, 3), node_rank=NUMBERS, master_addr=TEXTS, master_port=NUMBERS, interface=TEXTS),
     st.builds(commence, hosts=st.lists(TEXTS, max_size=4).map(tuple), slots=st.lists(NUMBERS, max_size=4).map(tuple)),
     st.builds(stop, ATTEMPTS, signum=st.sampled_from([2, 9, 15]) | NUMBERS, grace_s=GRACES),
-    st.builds(m.Linger, attempt=ATTEMPTS, linger_s=GRACES, grace_s=GRACES),
+    st.builds(m.WaitForLeftovers, attempt=ATTEMPTS, linger_s=GRACES, grace_s=GRACES),
     st.builds(m.Ping, serial=NUMBERS, silence_s=st.none() | GRACES),
-    st.builds(p.Ask, serial=NUMBERS),
+    st.builds(p.SurveyNode, serial=NUMBERS),
     st.builds(m.Pause, paused=st.booleans()),
-    st.builds(m.Forward, signum=st.sampled_from([10, 12]) | NUMBERS),
+    st.builds(m.ForwardSignal, signum=st.sampled_from([10, 12]) | NUMBERS),
     st.builds(m.CollectStacks, attempt=ATTEMPTS, serial=NUMBERS),
     st.builds(p.Notice, text=TEXTS, level=TEXTS),
 )
-ANYTHING = st.sampled_from(p.TO_PEER).flatmap(messages_of)
-COMMANDS = st.sampled_from([cls for cls in m.TO_REMOTE if cls not in p.TO_PEER]).flatmap(messages_of)
+ANYTHING = st.sampled_from(p.TO_LAUNCHER).flatmap(messages_of)
+COMMANDS = st.sampled_from([cls for cls in m.TO_REMOTE if cls not in p.TO_LAUNCHER]).flatmap(messages_of)
 RIGHT = st.one_of(
     st.builds(commence, st.integers(0, 4)),
     st.just(GONE),
@@ -61,7 +61,7 @@ STEPS = st.lists(
     ),
     max_size=12,
 )
-HARMLESS = (m.Prepare, m.Stop, m.Linger, m.Forward, m.Pause, m.CollectStacks, m.Reach, m.Survey)
+HARMLESS = (m.Prepare, m.Stop, m.WaitForLeftovers, m.ForwardSignal, m.Pause, m.CollectStacks, m.Reach, m.Survey)
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +99,7 @@ def test_whatever_a_coordinator_says_a_launcher_runs_its_own_command_and_ends(jo
         started = peer.handled(m.Start)
         if started:
             peer.own.handled.append(GONE)
-            peer.own.say(m.Gone(attempt=started[-1].attempt, left=()))
+            peer.own.say(m.AttemptEnded(attempt=started[-1].attempt, left=()))
 
     # What starts nothing first would be called again after the end, as long as that is to be hoped for.
     begun = [] if end is VERDICT else [commence(), gone]

@@ -19,7 +19,7 @@ def test_signals_are_told_to_the_coordinator(peering):
         stop(), VERDICT,
     )  # fmt: skip
     assert peer.run() == 7
-    assert [each.signum for each in peer.said(p.Told)] == [signal.SIGUSR1, signal.SIGTERM]
+    assert [each.signum for each in peer.said(p.LauncherSignalled)] == [signal.SIGUSR1, signal.SIGTERM]
     assert "SIGTERM: telling node 0 (h:5)" in peer.told.text
 
 
@@ -52,8 +52,8 @@ def test_workers_that_were_asked_to_end_are_not_asked_twice(peering):
 def test_term_at_one_launcher_of_an_elastic_job_ends_its_part_alone(peering):
     peer = peering(commence(), lambda: peer.signals.come(signal.SIGTERM), leaves=True, flexible=True, grace_s=7.0)
     assert peer.run() == 143
-    assert [each.why for each in peer.said(m.Ending)] == ["its launcher was told to end by SIGTERM"]
-    assert not peer.said(p.Told)
+    assert [each.why for each in peer.said(m.AgentEnding)] == ["its launcher was told to end by SIGTERM"]
+    assert not peer.said(p.LauncherSignalled)
     assert [(each.signum, each.grace_s) for each in peer.handled(m.Stop)] == [(signal.SIGTERM, 7.0)]
     assert "leaving the job, which goes on without this node; stopping the workers of this node" in peer.told.text
 
@@ -62,14 +62,14 @@ def test_ctrl_c_at_one_launcher_of_an_elastic_job_is_for_the_whole_job(peering):
     told = lambda: peer.signals.come(signal.SIGINT)  # noqa: E731 - as the other steps
     peer = peering(commence(), told, lambda: None, VERDICT, leaves=True, flexible=True)
     assert peer.run() == 7
-    assert [each.signum for each in peer.said(p.Told)] == [signal.SIGINT]
+    assert [each.signum for each in peer.said(p.LauncherSignalled)] == [signal.SIGINT]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_while_workers_are_stopped_for_a_lost_coordinator_is_the_exit_code(peering, number):
     peer = peering(commence(), CLOSED, max_restarts=3, flexible=True)
     peer.own.deaf = True
-    peer.own.on_stop = lambda: (peer.signals.come(number), peer.own.say(m.Remark(text="", warning=False)))
+    peer.own.on_stop = lambda: (peer.signals.come(number), peer.own.say(m.AgentNotice(text="", warning=False)))
     peer.signals.on_read = lambda: peer.own.say(GONE)
     assert peer.run() == 128 + number
     assert f"{signal.Signals(number).name}: ending" in peer.told.text
@@ -92,7 +92,7 @@ def test_a_node_that_breaks_while_its_workers_are_stopped_for_a_lost_coordinator
 
     def breaks():
         peer.own.is_broken = True
-        peer.own.say(m.Fault(text="the spawner has vanished"))
+        peer.own.say(m.AgentFailed(text="the spawner has vanished"))
 
     peer.own.deaf, peer.own.on_stop = True, breaks
     assert peer.run() == 70
@@ -102,7 +102,7 @@ def test_a_node_that_breaks_while_its_workers_are_stopped_for_a_lost_coordinator
 
 def test_a_node_that_breaks_in_the_pause_before_the_coordinator_is_called_again_ends_the_launcher(peering):
     peer = peering(CLOSED, again=[[VERDICT]])
-    fault = m.Fault(text="the spawner has vanished")
+    fault = m.AgentFailed(text="the spawner has vanished")
     peer.told.on_event = lambda kind: kind == "coordinator_lost" and peer.own.say(fault)
     assert peer.run() == 70
     assert not peer.told.of("calling_again")
@@ -118,6 +118,6 @@ def test_a_second_term_right_behind_the_first_does_not_take_the_grace_from_a_lau
 
 
 def test_a_stop_in_the_pause_before_the_coordinator_is_called_again_ends_the_launcher(peering):
-    peer = peering(lambda: peer.own.say(m.Remark(text="", warning=False)), CLOSED)
+    peer = peering(lambda: peer.own.say(m.AgentNotice(text="", warning=False)), CLOSED)
     peer.told.on_event = lambda kind: kind == "coordinator_lost" and peer.signals.come(signal.SIGINT)
     assert peer.run() == 130

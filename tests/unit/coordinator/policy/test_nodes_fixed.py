@@ -187,7 +187,7 @@ def test_a_failure_on_several_hosts_names_them(make_nodes):
 def test_a_remark_names_its_host_and_the_same_from_other_hosts_is_said_once(make_nodes):
     job = make_nodes(3).run()
     for node in range(3):
-        job.say(node, m.Remark(text="starting cold: no torch\x1b[31m", warning=True))
+        job.say(node, m.AgentNotice(text="starting cold: no torch\x1b[31m", warning=True))
     assert [say.text for say in job.of(p.Say)] == ["n0: starting cold: no torch\\x1b[31m"]
 
 
@@ -217,7 +217,7 @@ def test_a_node_cannot_stop_the_launcher(make_nodes):
 def test_remarks_of_thousands_of_nodes_are_not_all_shown(make_nodes):
     job = make_nodes(2).run()
     for number in range(5000):
-        job.say(1, m.Remark(text=f"GPU memory is still held by pid {number}", warning=True))
+        job.say(1, m.AgentNotice(text=f"GPU memory is still held by pid {number}", warning=True))
     assert len(job.of(p.Say)) <= 200
 
 

@@ -179,7 +179,7 @@ def test_a_signal_to_the_workers_while_there_are_none_goes_nowhere(make_nodes):
     job.begin()
     job.gather(0)
     job.signal(signal.SIGUSR1)
-    assert job.sent(m.Forward) == []
+    assert job.sent(m.ForwardSignal) == []
 
 
 # --- what surveys find

@@ -188,7 +188,7 @@ class World:
                 self.exit(number, node)
             case "gone":
                 attempt, node.attempt = node.attempt, None
-                self.say(number, m.Gone(attempt=attempt, left=()))
+                self.say(number, m.AttemptEnded(attempt=attempt, left=()))
             case "late":
                 late, message = draw(st.sampled_from(self.said))
                 if getattr(message, "attempt", None) != job.attempt or late not in self.up:

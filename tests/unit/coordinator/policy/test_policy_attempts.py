@@ -7,7 +7,7 @@ import pytest
 from distlaunch.coordinator.policy import events_and_actions as p
 from distlaunch.coordinator.policy.job import NOTICE_S
 from distlaunch.core.protocol import agent_messages as m
-from distlaunch.core.protocol.spawner_messages import Leftovers, LeftProcess
+from distlaunch.core.protocol.spawner_messages import Leftovers, LeftoverProcess
 from distlaunch.coordinator.policy.restarts import Final, FinalReason
 
 
@@ -223,7 +223,7 @@ def test_ports_for_workers_are_held_by_their_nodes_and_come_in_the_order_of_rank
     assert (start.port, start.ports) == (4711, (9, 5, 7, 8))
 
 
-LEFT = Leftovers(count=1, shown=(LeftProcess(pid=7, rank=2, command="upload.sh"),))
+LEFT = Leftovers(count=1, shown=(LeftoverProcess(pid=7, rank=2, command="upload.sh"),))
 WAITING = "waiting up to 5 s (--linger) for 1 process left by rank 2 on node1: upload.sh (pid 7)"
 
 
@@ -247,14 +247,14 @@ def test_a_node_that_only_finishes_its_output_is_not_said_to_wait_for_leftovers(
 def test_leftovers_are_named_once_and_not_in_the_first_second(make_job, after_s):
     job = ended_well(make_job)
     job.now += after_s
-    job.say(1, m.Lingering(attempt=0, processes=LEFT))
+    job.say(1, m.LeftoversRunning(attempt=0, processes=LEFT))
     if after_s < NOTICE_S:
         job.tick()
         assert "waiting" not in job.said
     job.now = 10.0 + max(after_s, NOTICE_S)
     assert job.policy.deadline() <= job.now
     job.tick()
-    job.say(1, m.Lingering(attempt=0, processes=LEFT))
+    job.say(1, m.LeftoversRunning(attempt=0, processes=LEFT))
     job.now += 1.0
     job.tick()
     assert job.said.count("waiting") == 1
@@ -264,7 +264,7 @@ def test_leftovers_are_named_once_and_not_in_the_first_second(make_job, after_s)
 def test_leftovers_that_have_ended_before_the_notice_are_not_named(make_job):
     job = ended_well(make_job)
     job.now += 0.5
-    job.say(1, m.Lingering(attempt=0, processes=LEFT))
+    job.say(1, m.LeftoversRunning(attempt=0, processes=LEFT))
     job.gone(1)
     job.now += 1.0
     job.tick()

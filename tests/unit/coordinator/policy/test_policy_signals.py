@@ -218,7 +218,7 @@ def test_without_a_scheduler_a_repeated_term_kills(make_job):
 def test_user_signals_are_passed_on_and_change_nothing(make_job, signum):
     job = make_job(nodes=2).run()
     actions = job.signal(signum)
-    assert job.sent(m.Forward, actions) == [(node, m.Forward(signum=signum)) for node in range(2)]
+    assert job.sent(m.ForwardSignal, actions) == [(node, m.ForwardSignal(signum=signum)) for node in range(2)]
     assert job.phase == "running"
     for rank in job.ranks:
         job.exited(rank)
@@ -232,7 +232,7 @@ def test_a_user_signal_during_the_grace_is_passed_on_and_does_not_kill(make_job)
     job.now += 1.0
     actions = job.signal(signal.SIGUSR1)
     assert stops(job, actions) == []
-    assert len(job.sent(m.Forward, actions)) == 1
+    assert len(job.sent(m.ForwardSignal, actions)) == 1
 
 
 def test_it_is_known_for_how_long_an_attempt_went_on_after_its_last_warning(make_job):

@@ -12,7 +12,7 @@ from distlaunch.core.protocol.codec import MAX_RAW_BYTES, Decoder, encode
 from tests.unit.coordinator.joined.peering import commence
 
 PONG = m.Pong(serial=1, clock=0.0)
-SURVEY = p.Ask(serial=1)
+SURVEY = p.SurveyNode(serial=1)
 OUTPUT = m.Output(rank=0, stream=1, data=b"x")
 
 
@@ -66,14 +66,14 @@ def test_output_is_left_to_its_credit_once_the_agent_has_introduced_itself(budge
 
 
 def test_no_more_of_stdin_is_taken_than_was_sent(budget):
-    budget.sent(m.Feed(data=b"x" * 1000))
-    assert take(budget, m.Fed(size=1, closed=False), 5000) == 1000
-    assert take(budget, m.Fed(size=0, closed=False), 5000) < 100
+    budget.sent(m.StdinData(data=b"x" * 1000))
+    assert take(budget, m.StdinConsumed(size=1, closed=False), 5000) == 1000
+    assert take(budget, m.StdinConsumed(size=0, closed=False), 5000) < 100
 
 
 @pytest.mark.parametrize(
     ("name", "least", "most"),
-    [("Hello", 1 << 10, 1 << 16), ("Apply", 1 << 10, 1 << 16), ("Surveyed", 0, 0), ("Output", 0, 0), ("Stacks", 0, 0)],
+    [("Hello", 1 << 10, 1 << 16), ("LauncherInfo", 1 << 10, 1 << 16), ("Surveyed", 0, 0), ("Output", 0, 0), ("Stacks", 0, 0)],
 )
 def test_before_its_introduction_a_node_may_send_little(name, least, most):
     assert least <= NodeBudget(0.0).size_of(name).object_bytes <= most
@@ -127,11 +127,11 @@ def test_messages_come_one_by_one_as_they_are_asked_for():
 
 def test_a_coordinator_may_list_many_nodes_and_no_more():
     budget = CoordinatorBudget(0.0)
-    assert budget.size_of("Commence").object_bytes >= 16 << 20
+    assert budget.size_of("StartWorkers").object_bytes >= 16 << 20
     assert budget.size_of("Ping").object_bytes <= 1 << 16
     assert take(budget, m.Ping(serial=1), 100_000, now=0.0) < 10_000
 
 
 def test_every_message_has_a_size():
-    assert NODE_SIZES.keys() == {*m.FROM_REMOTE, *p.FROM_PEER}
-    assert COORDINATOR_SIZES.keys() == {*p.TO_PEER}
+    assert NODE_SIZES.keys() == {*m.FROM_REMOTE, *p.FROM_LAUNCHER}
+    assert COORDINATOR_SIZES.keys() == {*p.TO_LAUNCHER}

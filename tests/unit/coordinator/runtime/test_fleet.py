@@ -65,7 +65,7 @@ def test_messages_go_both_ways_and_in_order(nodes):
     fleet.pump(lambda: len(fleet.heard("n1", m.Prepare)) == 50)
     assert [each.attempt for each in fleet.heard("n1", m.Prepare)] == list(range(50))
     assert not fleet.heard("n0", m.Prepare)
-    remarks = [m.Remark(text=str(number), warning=False) for number in range(50)]
+    remarks = [m.AgentNotice(text=str(number), warning=False) for number in range(50)]
     fleet.say("n0", *remarks)
     fleet.pump(lambda: len(fleet.of(a.FromNode)) == 50)
     assert [event.message for event in fleet.of(a.FromNode)] == remarks
@@ -165,7 +165,7 @@ def test_a_node_whose_workers_never_start_is_lost_though_it_answers(nodes):
 
 @pytest.mark.parametrize(
     "last",
-    [m.Started(attempt=0, pids={1: 6}), exited(8.0, rank=1), m.Gone(attempt=0, left=())],
+    [m.Started(attempt=0, pids={1: 6}), exited(8.0, rank=1), m.AttemptEnded(attempt=0, left=())],
     ids=["all have started", "one has ended", "all are gone"],
 )
 def test_a_node_whose_workers_have_started_or_ended_is_not_late(nodes, last):
@@ -177,7 +177,7 @@ def test_a_node_whose_workers_have_started_or_ended_is_not_late(nodes, last):
 def test_a_node_that_says_what_takes_long_or_has_to_stop_what_it_started_has_more_time(nodes):
     fleet = starting(nodes)
     fleet.now += 30.0
-    fleet.say("n0", m.Remark(text="still importing torch", warning=True))
+    fleet.say("n0", m.AgentNotice(text="still importing torch", warning=True))
     fleet.pump(lambda: fleet.of(a.FromNode))
     fleet.fleet.send(0, m.Stop(attempt=0, signum=15, grace_s=500.0))
     fleet.now += 30.0 + 500.0 + START_S - 1.0
@@ -307,7 +307,7 @@ def test_at_the_end_all_agents_are_told_to_leave_and_waited_for(nodes):
         link.theirs.settimeout(WITHIN_S)
         decoder = fleet._decoders[host]
         messages: list = []
-        while not any(isinstance(each, m.Leave) for each in messages):
+        while not any(isinstance(each, m.ExitAgent) for each in messages):
             messages += decoder.feed(link.theirs.recv(1 << 16))
         assert done.is_alive()
         link.theirs.close()

@@ -24,11 +24,11 @@ ELSEWHERE = {
     "signs of output": m.Alive(attempt=0, heartbeats=(), wrote=(0,)),
     "stacks": m.Stacks(attempt=0, serial=1, stacks=(m.Stack(rank=0, pid=1, state="R", text=""),)),
     "a halt": m.WorkerHalted(rank=0),
-    "the end of an attempt to come": m.Gone(attempt=1, left=()),
+    "the end of an attempt to come": m.AttemptEnded(attempt=1, left=()),
     "a port for an attempt to come": m.Prepared(attempt=2, port=80, problem=None, hint=None, warning=None),
     "a way for an attempt to come": m.Reached(attempt=2, routes=(), problem=None),
-    "a signal, which is its own": m.Signalled(signum=15),
-    "no signal": m.Signalled(signum=9999),
+    "a signal, which is its own": m.AgentSignalled(signum=15),
+    "no signal": m.AgentSignalled(signum=9999),
     "a clock of hundreds of digits": exited(10**400),  # type: ignore[arg-type]
 }
 
@@ -92,7 +92,7 @@ def test_nothing_is_taken_of_a_node_after_it_has_said_that_it_ends(nodes):
     fleet.join(0)
     fleet.give(0, 0)
     late = (m.Output(rank=0, stream=1, data=b"late"), exited(1.0))
-    fleet.say("n0", m.Ending(why="the agent was told to end by signal 15"), *late)
+    fleet.say("n0", m.AgentEnding(why="the agent was told to end by signal 15"), *late)
     fleet.pump(lambda: fleet.of(a.Lost))
     assert [type(event) for event in fleet.events] == [a.Joined, a.Lost]
     assert fleet.kept.said == []

@@ -11,12 +11,12 @@ from distlaunch.core.protocol import launcher_messages as p
 from tests.unit.coordinator.fleets import exited
 
 
-def commence(**fields) -> p.Commence:
+def commence(**fields) -> p.StartWorkers:
     values = {
         "attempt": 0, "restarts": 0, "node_rank": 1, "local_ranks": (0, 1), "hosts": ("a", "b", "c"), "slots": (3, 2, 1),
         "master_addr": "a", "master_port": 1, "interface": "", "nccl_interface": "",
     }  # fmt: skip
-    return p.Commence(**{**values, **fields})
+    return p.StartWorkers(**{**values, **fields})
 
 
 @pytest.mark.parametrize(
@@ -39,15 +39,15 @@ def test_what_is_told_of_an_earlier_attempt_does_not_count():
     part.told(commence())
     part.told(commence(attempt=1, node_rank=2, local_ranks=(0,)))
     assert not part.check(exited(1.0, rank=3, attempt=0))
-    assert not part.check(m.Gone(attempt=0, left=()))
-    assert part.check(m.Gone(attempt=1, left=()))
+    assert not part.check(m.AttemptEnded(attempt=0, left=()))
+    assert part.check(m.AttemptEnded(attempt=1, left=()))
 
 
 def test_a_node_that_was_told_nothing_has_nothing_to_tell():
-    for message in (m.Gone(attempt=0, left=()), exited(1.0), m.WorkerHalted(rank=0)):
+    for message in (m.AttemptEnded(attempt=0, left=()), exited(1.0), m.WorkerHalted(rank=0)):
         with pytest.raises(ProtocolError):
             Part(0).check(message)
-    assert Part(0).check(m.Remark(text="", warning=False))
+    assert Part(0).check(m.AgentNotice(text="", warning=False))
 
 
 def prepared(*ports: int, attempt: int = 0, problem: str | None = None) -> m.Prepared:

@@ -72,8 +72,8 @@ def lost(fleet) -> list[int]:
 @pytest.mark.parametrize("signals_all", [False, True])
 def test_a_signal_of_slurm_is_told_with_its_node_and_whether_workers_have_it(steps, signals_all):
     fleet = steps(signals_all=signals_all)
-    fleet.say("n1", m.Signalled(signum=TERM))
-    fleet.say("n0", m.Signalled(signum=USR1))
+    fleet.say("n1", m.AgentSignalled(signum=TERM))
+    fleet.say("n0", m.AgentSignalled(signum=USR1))
     fleet.pump(lambda: len(fleet.of(a.Signalled)) == 2)
     assert sorted(told(fleet)) == [(0, USR1, signals_all), (1, TERM, signals_all)]
     assert not lost(fleet)
@@ -82,7 +82,7 @@ def test_a_signal_of_slurm_is_told_with_its_node_and_whether_workers_have_it(ste
 @pytest.mark.parametrize("signum", [9999, -15, 0, int(signal.SIGKILL), 10**30])
 def test_an_agent_that_tells_of_what_is_no_signal_for_the_job_is_lost(steps, signum):
     fleet = steps()
-    fleet.say("n1", m.Signalled(signum=signum))
+    fleet.say("n1", m.AgentSignalled(signum=signum))
     fleet.pump(lambda: lost(fleet) == [1])
     assert not told(fleet)
 
@@ -91,9 +91,9 @@ def test_term_after_the_loss_of_an_agent_of_the_step_is_no_signal_but_a_loss(ste
     fleet = steps()
     fleet.links["n0"].theirs.close()
     fleet.pump(lambda: lost(fleet) == [0])
-    fleet.say("n1", m.Signalled(signum=USR1))
+    fleet.say("n1", m.AgentSignalled(signum=USR1))
     fleet.pump(lambda: told(fleet) == [(1, USR1, False)])
-    fleet.say("n1", m.Signalled(signum=TERM))
+    fleet.say("n1", m.AgentSignalled(signum=TERM))
     fleet.pump(lambda: lost(fleet) == [0, 1])
     assert told(fleet) == [(1, USR1, False)]
     assert fleet.of(a.Lost)[1].why == "Slurm ended it, as an agent of the same step had ended"
@@ -105,12 +105,12 @@ def test_an_agent_that_slurm_ends_is_lost_once_its_workers_have_ended(steps):
         fleet.give(node, node)
     fleet.links["n0"].theirs.close()
     fleet.pump(lambda: lost(fleet) == [0])
-    fleet.say("n1", m.Signalled(signum=TERM), m.Started(attempt=0, pids={1: 9}), exited(8.0, rank=1))
+    fleet.say("n1", m.AgentSignalled(signum=TERM), m.Started(attempt=0, pids={1: 9}), exited(8.0, rank=1))
     fleet.pump(lambda: any(isinstance(event.message, m.WorkerExited) for event in fleet.of(a.FromNode)))
     assert lost(fleet) == [0]
-    fleet.say("n1", m.RankEnded(rank=1), m.Gone(attempt=0, left=()))
+    fleet.say("n1", m.RankEnded(rank=1), m.AttemptEnded(attempt=0, left=()))
     fleet.pump(lambda: lost(fleet) == [0, 1])
-    assert isinstance(fleet.of(a.FromNode)[-1].message, m.Gone)
+    assert isinstance(fleet.of(a.FromNode)[-1].message, m.AttemptEnded)
     assert not told(fleet)
 
 
@@ -119,7 +119,7 @@ def test_in_the_next_step_term_is_a_signal_again(steps):
     fleet.give(1, 0)
     fleet.links["n0"].theirs.close()
     fleet.pump(lambda: lost(fleet) == [0])
-    fleet.say("n1", m.Signalled(signum=TERM))
+    fleet.say("n1", m.AgentSignalled(signum=TERM))
     fleet.links["n1"].theirs.close()  # before its workers have ended
     fleet.pump(lambda: lost(fleet) == [0, 1])
     fleet.srun.anew()
@@ -127,7 +127,7 @@ def test_in_the_next_step_term_is_a_signal_again(steps):
     fleet.links.clear()  # both of these ends are closed
     for node in range(2):
         fleet.join(node)
-    fleet.say("n1", m.Signalled(signum=TERM))
+    fleet.say("n1", m.AgentSignalled(signum=TERM))
     fleet.pump(lambda: told(fleet) == [(1, TERM, False)])
     assert not lost(fleet)
 
@@ -138,7 +138,7 @@ def test_what_an_agent_tells_of_signals_before_it_has_said_hello_is_nobodys(step
     fleet.links.pop("n1").theirs.close()
     fleet.fleet.connect(1, 0.0)
     fleet.pump(lambda: "n1" in fleet.links)
-    fleet.say("n1", m.Signalled(signum=TERM), m.Hello(hostname="n1", python="3.11.4", pid=1, clock=7.0))
+    fleet.say("n1", m.AgentSignalled(signum=TERM), m.Hello(hostname="n1", python="3.11.4", pid=1, clock=7.0))
     fleet.pump(lambda: [event.node for event in fleet.of(a.Joined)].count(1) == 2)
     assert not told(fleet)
 

@@ -35,7 +35,7 @@ def stands_still():
 
 def start(path: str, **more) -> m.Start:
     spec = m.WorkerSpec(rank=0, local_rank=0, argv=None, env={}, cpus=None, error_file=f"{path}/attempt-0/rank-0.json")
-    values = {"travelled": True, "preload_log": f"{path}/attempt-0/preload.log", "preload": ("json",), **more}
+    values = {"is_remote": True, "preload_log": f"{path}/attempt-0/preload.log", "preload": ("json",), **more}
     return m.Start(
         attempt=0, argv=("true",), env={}, cwd="/", workers=(spec,), uses_gpus=False, signal_group=False,
         terminal=False, rows=0, columns=0, stdin_rank=None, **values,

@@ -43,8 +43,8 @@ def test_messages_pass_both_ways(ends):
     ends.stream.send(m.RankEnded(rank=1))
     assert ends.take() == [m.RankEnded(rank=1)]
     assert ends.stream.receive() == []
-    ends.peer.sendall(encode(m.Leave()) + encode(m.Credit(size=5))[:4])
-    assert ends.stream.receive() == [m.Leave()]
+    ends.peer.sendall(encode(m.ExitAgent()) + encode(m.Credit(size=5))[:4])
+    assert ends.stream.receive() == [m.ExitAgent()]
     ends.peer.sendall(encode(m.Credit(size=5))[4:])
     assert ends.stream.receive() == [m.Credit(size=5)]
     assert ends.wakes == 0
@@ -69,9 +69,9 @@ def test_what_the_peer_does_not_take_waits_whole_and_in_order(ends):
 
 
 def test_the_end_comes_after_what_was_said_before_it(ends):
-    ends.peer.sendall(encode(m.Leave()))
+    ends.peer.sendall(encode(m.ExitAgent()))
     ends.peer.shutdown(socket.SHUT_WR)
-    assert ends.stream.receive() == [m.Leave()]
+    assert ends.stream.receive() == [m.ExitAgent()]
     assert ends.stream.receive() is None
     assert not ends.stream.is_open
     ends.stream.send(m.RankEnded(rank=0))  # the peer still reads
@@ -139,7 +139,7 @@ def test_a_feed_tells_what_was_taken_and_ends_when_all_was():
     sent: list = []
     feed = StdinPipe(sent.append)
     feed.take(b"for nobody")
-    assert sent == [m.Fed(size=0, closed=True, unread=10)]
+    assert sent == [m.StdinConsumed(size=0, closed=True, unread=10)]
     sent.clear()
     end = feed.open()
     feed.take(b"x" * 100_000)
@@ -157,7 +157,7 @@ def test_a_feed_tells_what_was_taken_and_ends_when_all_was():
     assert feed.descriptors() == {}
     feed.finish()
     os.close(end)
-    assert not any(isinstance(each, m.Fault) for each in sent)
+    assert not any(isinstance(each, m.AgentFailed) for each in sent)
 
 
 def test_a_feed_whose_reader_is_gone_drops_what_waits():
@@ -168,7 +168,7 @@ def test_a_feed_whose_reader_is_gone_drops_what_waits():
     [(_, wanted)] = feed.descriptors().items()
     assert wanted == 0
     feed.on_hangup()
-    assert sent == [m.Fed(size=0, closed=True)]
+    assert sent == [m.StdinConsumed(size=0, closed=True)]
     end = feed.open()
     feed.take(b"x" * 200_000)
     os.close(end)

@@ -13,7 +13,7 @@ ORDER = m.Survey(
 )  # fmt: skip
 
 
-def answer(survey: NodeSurvey, heard: list) -> m.Surveyed | m.Fault:
+def answer(survey: NodeSurvey, heard: list) -> m.Surveyed | m.AgentFailed:
     deadline = time.monotonic() + 30
     while not heard:
         assert time.monotonic() < deadline
@@ -30,7 +30,7 @@ def answer(survey: NodeSurvey, heard: list) -> m.Surveyed | m.Fault:
     return found
 
 
-def survey(look, order: m.Survey = ORDER) -> m.Surveyed | m.Fault:
+def survey(look, order: m.Survey = ORDER) -> m.Surveyed | m.AgentFailed:
     heard: list = []
     survey = NodeSurvey(heard.append, (), look)
     survey.begin(order)

@@ -30,7 +30,7 @@ def test_node_without_workers_is_gone_at_once(make_node):
     node = make_node()
     assert node.start(0) == [w.Sweep()]
     assert node.swept() == [t.CloseOutputs()]
-    assert node.closed() == [m.Gone(attempt=0, left=())]
+    assert node.closed() == [m.AttemptEnded(attempt=0, left=())]
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_the_last_worker_brings_the_sweep_then_the_outputs_then_gone(make_node):
     assert node.of(w.Sweep, node.drained(1)) == []
     assert node.of(w.Sweep, node.drained(0)) == [w.Sweep()]
     assert node.swept(77, 78) == [t.CloseOutputs()]
-    assert node.closed() == [m.Gone(attempt=0, left=(77, 78))]
+    assert node.closed() == [m.AttemptEnded(attempt=0, left=(77, 78))]
     assert node.table.running == []
 
 
@@ -247,16 +247,16 @@ def test_the_answer_of_the_spawner_is_not_awaited_for_ever(make_node):
 
 
 def left(*pids: int) -> w.Leftovers:
-    shown = tuple(w.LeftProcess(rank=0, pid=pid, command="python upload.py") for pid in pids)
+    shown = tuple(w.LeftoverProcess(rank=0, pid=pid, command="python upload.py") for pid in pids)
     return w.Leftovers(count=len(pids), shown=shown)
 
 
 def remain(node, *pids: int):
-    return node.step(w.Remaining(processes=left(*pids)))
+    return node.step(w.LeftoversRemain(processes=left(*pids)))
 
 
 def linger(node, *, linger_s: float = 4.0, grace_s: float = 2.0):
-    return node.step(m.Linger(attempt=0, linger_s=linger_s, grace_s=grace_s))
+    return node.step(m.WaitForLeftovers(attempt=0, linger_s=linger_s, grace_s=grace_s))
 
 
 @pytest.fixture
@@ -278,7 +278,7 @@ def test_after_a_success_what_is_left_gets_its_time_then_term_then_kill(leaving)
     assert linger(leaving) == []
     leaving.now = t.NAMES_S
     assert leaving.tick() == [w.Sweep()]
-    assert remain(leaving, 77) == [m.Lingering(attempt=0, processes=left(77))]
+    assert remain(leaving, 77) == [m.LeftoversRunning(attempt=0, processes=left(77))]
     assert leaving.table.deadline() == 4.0
     leaving.now = 4.0
     assert leaving.tick() == [w.EndLeftovers()]
@@ -286,7 +286,7 @@ def test_after_a_success_what_is_left_gets_its_time_then_term_then_kill(leaving)
     leaving.now = 6.0
     assert leaving.tick() == [w.Sweep(kill=True)]
     leaving.step(w.Swept(left=(), ended=left(77), killed=left(77)))
-    assert leaving.closed() == [m.Gone(attempt=0, left=(), ended=left(77), killed=left(77))]
+    assert leaving.closed() == [m.AttemptEnded(attempt=0, left=(), ended=left(77), killed=left(77))]
 
 
 def test_no_time_and_no_grace_kills_at_once(leaving):
@@ -351,7 +351,7 @@ def test_output_that_cannot_be_filed_is_given_up_after_a_while_or_on_the_users_w
         assert node.step(w.Swept(left=())) == [t.CloseOutputs()]
         if not impatient:
             node.now += t.CLOSE_S
-        assert (node.stop(grace_s=0) if impatient else node.tick()) == [m.Gone(attempt=0, left=())]
+        assert (node.stop(grace_s=0) if impatient else node.tick()) == [m.AttemptEnded(attempt=0, left=())]
 
 
 def test_the_late_end_of_a_worker_of_an_earlier_attempt_is_not_the_new_ones(make_node):
@@ -383,7 +383,7 @@ def test_a_worker_that_not_even_kill_ends_is_reported_as_killed(make_node):
     assert sweep == w.Sweep(kill=True)
     assert node.ended(0, -9) == [], "its true end, later, is not told again"
     node.swept(100)
-    assert node.closed() == [m.Gone(attempt=0, left=(100,))]
+    assert node.closed() == [m.AttemptEnded(attempt=0, left=(100,))]
 
 
 # --- passing on
@@ -392,7 +392,7 @@ def test_a_worker_that_not_even_kill_ends_is_reported_as_killed(make_node):
 def test_user_signals_go_only_to_those_that_run_and_catch_them(make_node):
     node = make_node().up(2)
     node.ended(0)
-    forwarded = node.step(m.Forward(signum=signal.SIGUSR1))
+    forwarded = node.step(m.ForwardSignal(signum=signal.SIGUSR1))
     assert forwarded == [w.Signal(ranks=(1,), signum=signal.SIGUSR1, scope=w.SCOPE_PROCESS, caught_only=True)]
 
 
@@ -406,7 +406,7 @@ def test_a_pause_is_for_whole_trees(make_node, paused, signum):
 
 def test_with_nobody_running_nothing_is_signalled(make_node):
     node = make_node()
-    assert node.step(m.Forward(signum=signal.SIGUSR1)) == []
+    assert node.step(m.ForwardSignal(signum=signal.SIGUSR1)) == []
     assert node.step(m.Pause(paused=True)) == []
 
 
@@ -430,10 +430,10 @@ def test_the_next_attempt_starts_afresh(make_node):
         node.ended(rank, -9)
         node.drained(rank)
     node.swept(77)
-    assert node.closed() == [m.Gone(attempt=0, left=(77,))]
+    assert node.closed() == [m.AttemptEnded(attempt=0, left=(77,))]
     node.actions.clear()
     node.up(3, attempt=1)
     assert node.table.deadline() is None
     assert [started.attempt for started in node.of(m.Started)] == [1, 1, 1]
-    assert node.finish()[-1] == m.Gone(attempt=1, left=())
+    assert node.finish()[-1] == m.AttemptEnded(attempt=1, left=())
     assert [exited.told_to_stop for exited in node.of(m.WorkerExited)] == [False] * 3

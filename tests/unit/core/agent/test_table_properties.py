@@ -65,10 +65,10 @@ def run_one_attempt(node, data, ranks: int, attempt: int) -> None:
         undrained += [action.rank for action in node.of(t.Drain, actions)]
         sweeping = (sweeping or bool(node.of(w.Sweep, actions))) and not node.of(t.CloseOutputs, actions)
         closing = closing or bool(node.of(t.CloseOutputs, actions))
-        done = bool(node.of(m.Gone, actions))
+        done = bool(node.of(m.AttemptEnded, actions))
         for sent in node.of(w.Signal, actions):
             assert sent.ranks, "a signal to nobody"
-        heard += [action for action in actions if isinstance(action, (m.WorkerExited, m.Gone))]
+        heard += [action for action in actions if isinstance(action, (m.WorkerExited, m.AttemptEnded))]
     assert sorted(one.rank for one in heard[:-1]) == list(range(ranks))
-    assert heard[-1] == m.Gone(attempt=attempt, left=())
+    assert heard[-1] == m.AttemptEnded(attempt=attempt, left=())
     assert node.table.deadline() is None

@@ -5,14 +5,14 @@ from __future__ import annotations
 from distlaunch.core.model.record import replace
 from distlaunch.core.protocol import launcher_messages as p
 from distlaunch.core.protocol.codec import Decoder
-from distlaunch.core.protocol.handshake import CallerSide, ListenerSide, Party
+from distlaunch.core.protocol.handshake import CallerHandshake, ListenerHandshake, JobIdentity
 from distlaunch.core.protocol.token_keys import CallerSecret, ListenerSecret
 
-OPEN = Party(release="1.2.3", job_key="77")
+OPEN = JobIdentity(release="1.2.3", job_key="77")
 SECRET = replace(OPEN, token=b"0123456789abcdef" * 2)
 """128 bits, so that no key is derived."""
 WEAK = replace(OPEN, token=b"correct horse battery")
-CALL = p.Call(version=p.PEER_VERSION, release="1.2.3", job_key="77", rank=3, host="n3", instance="i", nonce="ab" * 32)
+CALL = p.Call(version=p.PROTOCOL_VERSION, release="1.2.3", job_key="77", rank=3, host="n3", instance="i", nonce="ab" * 32)
 WELCOME = p.Welcome(job_id="job", rank=3)
 WRONG_TOKEN = "the token is not the same"
 
@@ -20,7 +20,7 @@ WRONG_TOKEN = "the token is not the same"
 class Meeting:
     """A caller and a listener, and all that went between them."""
 
-    def __init__(self, caller: Party, listener: Party, *, answer=WELCOME, nonces=("c" * 64, "1" * 64)) -> None:
+    def __init__(self, caller: JobIdentity, listener: JobIdentity, *, answer=WELCOME, nonces=("c" * 64, "1" * 64)) -> None:
         self.admitted = []
         self.sent = []
         self.said = []
@@ -30,9 +30,9 @@ class Meeting:
             return answer
 
         secret = CallerSecret(caller.token, caller.munge)
-        self.caller = CallerSide(caller, secret=secret, nonce=nonces[0], rank=3, host="n3", instance="i")
+        self.caller = CallerHandshake(caller, secret=secret, nonce=nonces[0], rank=3, host="n3", instance="i")
         self.secret = ListenerSecret(listener.token, listener.munge)
-        self.listener = ListenerSide(listener, secret=self.secret, nonce=nonces[1], admit=admit)
+        self.listener = ListenerHandshake(listener, secret=self.secret, nonce=nonces[1], admit=admit)
 
     def run(self, size: int = 1 << 20) -> Meeting:
         out = self.caller.begin()
@@ -49,10 +49,10 @@ class Meeting:
 
 
 def messages(data: bytes) -> list:
-    return list(Decoder((p.Call, p.Challenge, p.Proof, p.Welcome, p.Turned)).feed(data))
+    return list(Decoder((p.Call, p.Challenge, p.Proof, p.Welcome, p.Rejected)).feed(data))
 
 
-def answered(caller: CallerSide, data: bytes) -> bytes:
+def answered(caller: CallerHandshake, data: bytes) -> bytes:
     out = b""
     while data:
         taken = caller.missing
@@ -61,15 +61,15 @@ def answered(caller: CallerSide, data: bytes) -> bytes:
     return out
 
 
-def listener(party: Party = OPEN, nonce: str = "1" * 64, admitted: list | None = None) -> ListenerSide:
+def listener(job_identity: JobIdentity = OPEN, nonce: str = "1" * 64, admitted: list | None = None) -> ListenerHandshake:
     def admit(call):
         if admitted is not None:
             admitted.append(call)
         return WELCOME
 
-    return ListenerSide(party, secret=ListenerSecret(party.token, party.munge), nonce=nonce, admit=admit)
+    return ListenerHandshake(job_identity, secret=ListenerSecret(job_identity.token, job_identity.munge), nonce=nonce, admit=admit)
 
 
-def caller(party: Party = OPEN, *, nonce: str = "c" * 64) -> CallerSide:
-    secret = CallerSecret(party.token, party.munge)
-    return CallerSide(party, secret=secret, nonce=nonce, rank=None, host="n1", instance="i")
+def caller(job_identity: JobIdentity = OPEN, *, nonce: str = "c" * 64) -> CallerHandshake:
+    secret = CallerSecret(job_identity.token, job_identity.munge)
+    return CallerHandshake(job_identity, secret=secret, nonce=nonce, rank=None, host="n1", instance="i")

@@ -148,9 +148,9 @@ def test_the_message_that_the_others_are_made_from_is_fine():
         stop(grace_s=10**400), stop(grace_s=-(10**400)), stop(attempt=10**400), stop(signum=-(2**63) - 1),
         {"t": "Started", "attempt": 0, "pids": {"1": 2**63}}, {"t": "Started", "attempt": 0, "pids": {str(2**63): 1}},
         {"t": "Pause", "paused": 1}, {"t": "Pause", "paused": "yes"},
-        {"t": "Fault", "text": 5}, {"t": "Fault", "text": None}, {"t": "Fault", "text": ["x"]},
-        {"t": "Gone", "attempt": 0, "left": 7}, {"t": "Gone", "attempt": 0, "left": "12"},
-        {"t": "Gone", "attempt": 0, "left": [1, "2"]}, {"t": "Gone", "attempt": 0, "left": {"1": 2}},
+        {"t": "AgentFailed", "text": 5}, {"t": "AgentFailed", "text": None}, {"t": "AgentFailed", "text": ["x"]},
+        {"t": "AttemptEnded", "attempt": 0, "left": 7}, {"t": "AttemptEnded", "attempt": 0, "left": "12"},
+        {"t": "AttemptEnded", "attempt": 0, "left": [1, "2"]}, {"t": "AttemptEnded", "attempt": 0, "left": {"1": 2}},
         {"t": "Started", "attempt": 0, "pids": [1]}, {"t": "Started", "attempt": 0, "pids": {"x": 1}},
         {"t": "Started", "attempt": 0, "pids": {"1": "2"}}, {"t": "Started", "attempt": 0, "pids": {"1": True}},
         {"t": "Started", "attempt": 0, "pids": {"9" * 5000: 1}},
@@ -213,7 +213,7 @@ def test_a_part_that_is_not_one_is_refused(worker):
     "body",
     [b"", b"{", b"nonsense", b"\xff\xfe\xfd", b"\x80", b"null", b"7", b'"Stop"', b"[]", b"{}", b'{"t":7}', b'{"t":null}',
      b'{"t":["Stop"]}', b'{"t":{}}', b'{"t":"Record"}', b'{"t":"WorkerSpec"}', b'{"t":"__class__"}', b'{"t":"Spawn"}',
-     b"[" * 100_000, b'{"a":' * 100_000, b'{"t":"Gone","attempt":0,"left":' + b"[" * 100_000, b"1" * 10_000],
+     b"[" * 100_000, b'{"a":' * 100_000, b'{"t":"AttemptEnded","attempt":0,"left":' + b"[" * 100_000, b"1" * 10_000],
     ids=lambda body: repr(body[:30]),
 )  # fmt: skip
 def test_what_is_no_message_is_refused(body):
@@ -229,8 +229,8 @@ def test_an_oversized_frame_is_refused_before_it_has_come(body, raw):
 
 
 def test_messages_before_the_garbage_are_still_given():
-    messages = decoder().feed(encode(m.Forward(signum=10)) + frame(b"nonsense"))
-    assert next(messages) == m.Forward(signum=10)
+    messages = decoder().feed(encode(m.ForwardSignal(signum=10)) + frame(b"nonsense"))
+    assert next(messages) == m.ForwardSignal(signum=10)
     with pytest.raises(ProtocolError):
         next(messages)
 

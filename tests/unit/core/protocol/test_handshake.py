@@ -10,7 +10,7 @@ import pytest
 from distlaunch.core.model.record import plain, replace
 from distlaunch.core.protocol import launcher_messages as p
 from distlaunch.core.protocol.codec import encode
-from distlaunch.core.protocol.handshake import RefusalReason, Stranger
+from distlaunch.core.protocol.handshake import RefusalReason, HandshakeError
 from tests.unit.core.protocol.handshaking import (
     CALL,
     OPEN,
@@ -26,20 +26,20 @@ from tests.unit.core.protocol.handshaking import (
 )
 
 
-@pytest.mark.parametrize("party", [OPEN, SECRET, WEAK], ids=["without a token", "128 bits", "a phrase"])
+@pytest.mark.parametrize("job_identity", [OPEN, SECRET, WEAK], ids=["without a token", "128 bits", "a phrase"])
 @pytest.mark.parametrize("size", [1, 2, 7, 9, 100, 1 << 20])
-def test_both_sides_of_one_job_come_together_however_the_bytes_arrive(party, size):
-    meeting = Meeting(party, party).run(size)
+def test_both_sides_of_one_job_come_together_however_the_bytes_arrive(job_identity, size):
+    meeting = Meeting(job_identity, job_identity).run(size)
     assert meeting.caller.outcome == meeting.listener.outcome == WELCOME
     assert meeting.caller.is_final
     [call] = meeting.admitted
     assert (call.rank, call.host, call.instance, call.job_key) == (3, "n3", "i", "77")
 
 
-@pytest.mark.parametrize("party", [SECRET, WEAK])
-def test_the_token_itself_is_never_sent(party):
-    meeting = Meeting(party, party).run()
-    assert party.token not in b"".join(meeting.sent + meeting.said)
+@pytest.mark.parametrize("job_identity", [SECRET, WEAK])
+def test_the_token_itself_is_never_sent(job_identity):
+    meeting = Meeting(job_identity, job_identity).run()
+    assert job_identity.token not in b"".join(meeting.sent + meeting.said)
 
 
 def test_the_caller_reads_no_byte_that_follows_its_welcome():
@@ -69,10 +69,10 @@ def test_the_caller_reads_no_byte_that_follows_its_welcome():
 def test_a_wrong_token_is_told_to_both_and_nothing_more(caller, listener):
     meeting = Meeting(caller, listener).run()
     for turned in (meeting.caller.outcome, meeting.listener.outcome):
-        assert isinstance(turned, p.Turned)
+        assert isinstance(turned, p.Rejected)
         assert turned.text == WRONG_TOKEN
     assert not meeting.caller.is_final
-    assert meeting.listener.turned_for is RefusalReason.TOKEN
+    assert meeting.listener.rejected_for is RefusalReason.TOKEN
     assert not meeting.admitted
 
 
@@ -84,27 +84,27 @@ def test_the_listener_proves_nothing_to_whoever_has_not_proved_itself():
     assert (turned.text, turned.proof) == (WRONG_TOKEN, "")
 
 
-@pytest.mark.parametrize("party", [OPEN, SECRET])
+@pytest.mark.parametrize("job_identity", [OPEN, SECRET])
 @pytest.mark.parametrize("change", [{"release": "1.2.4"}, {"job_key": "78"}, {"job_key": ""}])
-def test_another_release_or_job_is_turned_away_and_may_call_again(party, change):
-    meeting = Meeting(replace(party, **change), party).run()
-    assert isinstance(meeting.caller.outcome, p.Turned)
+def test_another_release_or_job_is_turned_away_and_may_call_again(job_identity, change):
+    meeting = Meeting(replace(job_identity, **change), job_identity).run()
+    assert isinstance(meeting.caller.outcome, p.Rejected)
     assert meeting.caller.outcome.hint
     assert not meeting.caller.is_final
-    assert meeting.listener.turned_for in (RefusalReason.RELEASE, RefusalReason.JOB)
+    assert meeting.listener.rejected_for in (RefusalReason.RELEASE, RefusalReason.JOB)
     assert not meeting.admitted
 
 
 def test_without_a_secret_both_jobs_are_named():
     meeting = Meeting(replace(OPEN, job_key="78"), OPEN).run()
     words = "the port belongs to another job: it is of job '77', and n3 called for job '78'"
-    assert meeting.caller.outcome.text == meeting.listener.why_turned == words
+    assert meeting.caller.outcome.text == meeting.listener.rejection == words
 
 
 def test_with_a_secret_the_job_is_named_to_its_own_user_alone():
     meeting = Meeting(replace(SECRET, job_key="78"), SECRET).run()
     assert meeting.caller.outcome.text == "the port belongs to another job than job '78'"
-    assert "it is of job '77', and n3 called for job '78'" in meeting.listener.why_turned
+    assert "it is of job '77', and n3 called for job '78'" in meeting.listener.rejection
     assert b"77" not in b"".join(meeting.said)
 
 
@@ -133,7 +133,7 @@ def test_another_release_of_another_job_is_another_job_first(known):
     side = listener()
     [turned] = messages(side.feed(struct.pack(">BII", 1, len(body), 0) + body))
     assert turned.text.startswith("the port belongs to another job: it is of job '77', and ")
-    assert side.turned_for is RefusalReason.JOB
+    assert side.rejected_for is RefusalReason.JOB
 
 
 @pytest.mark.parametrize("key", ["k" * 300, "k" * 100_000, "é" * 300, "\udc80" * 5000, "7" * 128, ""])
@@ -141,7 +141,7 @@ def test_a_job_of_any_key_comes_together_and_another_that_begins_alike_does_not(
     ours = replace(OPEN, job_key=key)
     assert Meeting(ours, ours).run().caller.outcome == WELCOME
     other = Meeting(replace(OPEN, job_key=key + "x"), ours).run()
-    assert other.listener.turned_for is RefusalReason.JOB
+    assert other.listener.rejected_for is RefusalReason.JOB
 
 
 def test_other_frames_are_another_release_on_both_sides():
@@ -150,18 +150,18 @@ def test_other_frames_are_another_release_on_both_sides():
         assert "another release of distlaunch" in side.outcome.text
 
 
-@pytest.mark.parametrize("party", [OPEN, SECRET, WEAK])
-def test_what_the_job_says_to_a_caller_is_passed_on_and_believed(party):
-    turned = p.Turned(text="node 3 is here already", hint=None, exit_code=2, again=True)
-    meeting = Meeting(party, party, answer=turned).run()
+@pytest.mark.parametrize("job_identity", [OPEN, SECRET, WEAK])
+def test_what_the_job_says_to_a_caller_is_passed_on_and_believed(job_identity):
+    turned = p.Rejected(text="node 3 is here already", hint=None, exit_code=2, again=True)
+    meeting = Meeting(job_identity, job_identity, answer=turned).run()
     assert meeting.caller.outcome == turned
     assert meeting.caller.is_final
-    assert meeting.listener.turned_for is None
+    assert meeting.listener.rejected_for is None
 
 
 def test_what_a_listener_says_is_made_fit_for_a_terminal_and_an_exit_code():
     side = caller()
-    side_says = p.Turned(text="\x1b]0;x\x07" + "y" * 9000, hint="a\nb", exit_code=0, again=False)
+    side_says = p.Rejected(text="\x1b]0;x\x07" + "y" * 9000, hint="a\nb", exit_code=0, again=False)
     answered(side, encode(side_says))
     assert side.outcome.text.startswith(r"\x1b]0;x\x07y")
     assert len(side.outcome.text) < 5000
@@ -184,7 +184,7 @@ def test_a_token_is_never_shown_and_never_empty():
     ],
 )  # fmt: skip
 def test_a_listener_cannot_name_a_path_or_a_rank_that_cannot_be(welcome):
-    with pytest.raises(Stranger):
+    with pytest.raises(HandshakeError):
         Meeting(OPEN, OPEN, answer=replace(WELCOME, **welcome)).run()
 
 

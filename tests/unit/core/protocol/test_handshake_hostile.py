@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from distlaunch.core.model.record import replace
 from distlaunch.core.protocol import launcher_messages as p
 from distlaunch.core.protocol.codec import encode
-from distlaunch.core.protocol.handshake import MOST_FROM_CALLER, Stranger
+from distlaunch.core.protocol.handshake import MOST_FROM_CALLER, HandshakeError
 from tests.unit.core.protocol.handshaking import (
     CALL,
     OPEN,
@@ -43,7 +43,7 @@ def test_a_replayed_challenge_and_welcome_are_worth_nothing():
     side = caller(SECRET, nonce="d" * 64)
     asked, welcome = recorded.said
     answered_until_outcome(side, asked)
-    with pytest.raises(Stranger, match="does not know the secret"):
+    with pytest.raises(HandshakeError, match="does not know the secret"):
         answered_until_outcome(side, welcome)
     assert side.outcome is None
 
@@ -70,18 +70,18 @@ def test_a_listener_is_no_oracle_for_another_one():
 def test_a_callers_own_proof_sent_back_to_it_is_no_proof():
     side = caller(SECRET)
     [proof] = messages(answered_until_outcome(side, encode(challenge())))
-    with pytest.raises(Stranger, match="does not know the secret"):
+    with pytest.raises(HandshakeError, match="does not know the secret"):
         answered(side, encode(replace(WELCOME, proof=proof.proof)))
 
 
 def test_a_caller_proves_nothing_about_a_nonce_of_its_own():
     side = caller(SECRET)
-    with pytest.raises(Stranger):
+    with pytest.raises(HandshakeError):
         answered(side, encode(challenge(nonce="c" * 64)))
 
 
 def test_a_welcome_without_a_challenge_is_not_believed():
-    with pytest.raises(Stranger):
+    with pytest.raises(HandshakeError):
         answered(caller(SECRET), encode(WELCOME))
 
 
@@ -92,9 +92,9 @@ def test_a_listener_that_wants_no_proof_gets_none():
     assert (side.outcome.text, side.is_final) == (WRONG_TOKEN, False)
 
 
-@pytest.mark.parametrize("party", [OPEN, SECRET])
-def test_a_refusal_before_any_proof_is_not_final(party):
-    side = caller(party)
+@pytest.mark.parametrize("job_identity", [OPEN, SECRET])
+def test_a_refusal_before_any_proof_is_not_final(job_identity):
+    side = caller(job_identity)
     answered(side, encode(TURNED))
     assert not side.is_final
 
@@ -106,7 +106,7 @@ def test_a_refusal_without_a_proof_is_not_final():
     assert not side.is_final
 
 
-TURNED = p.Turned(text="no", hint=None, exit_code=2, again=False)
+TURNED = p.Rejected(text="no", hint=None, exit_code=2, again=False)
 
 
 def challenge(*, nonce="1" * 64, way="key", salt=""):
@@ -144,7 +144,7 @@ def challenge(*, nonce="1" * 64, way="key", salt=""):
 def test_what_is_no_call_is_recognised_and_gets_no_answer(data, kind):
     admitted = []
     side = listener(admitted=admitted)
-    with pytest.raises(Stranger) as found:
+    with pytest.raises(HandshakeError) as found:
         side.feed(data)
     assert found.value.reason.name.lower() == kind
     assert found.value.text.startswith("it ")
@@ -157,7 +157,7 @@ def test_what_is_no_call_is_recognised_and_gets_no_answer(data, kind):
 )
 def test_a_caller_names_what_listens_instead(data, words):
     side = caller()
-    with pytest.raises(Stranger, match=words):
+    with pytest.raises(HandshakeError, match=words):
         side.feed(data[: side.missing])
 
 
@@ -175,7 +175,7 @@ def test_drops_of_bytes_are_held_up_to_a_bound():
     frame = struct.pack(">BII", 1, MOST_FROM_CALLER - 9, 0) + b"{" * MOST_FROM_CALLER
     for at in range(MOST_FROM_CALLER - 1):
         side.feed(frame[at : at + 1])
-    with pytest.raises(Stranger):
+    with pytest.raises(HandshakeError):
         side.feed(b"{")
 
 
@@ -191,7 +191,7 @@ FRAMES = st.sampled_from(
         encode(challenge(way="none")),
         encode(challenge(way="scrypt", salt="ab" * 16)),
         encode(WELCOME),
-        encode(p.Turned(text="no", hint=None, exit_code=2, again=False)),
+        encode(p.Rejected(text="no", hint=None, exit_code=2, again=False)),
     ]
 )
 
@@ -203,7 +203,7 @@ def test_nobody_without_the_token_is_admitted_whatever_they_send(parts):
     try:
         for part in parts:
             side.feed(part)
-    except Stranger:
+    except HandshakeError:
         pass
     assert not admitted
     assert not isinstance(side.outcome, p.Welcome)
@@ -215,7 +215,7 @@ def test_no_listener_without_the_token_is_believed_whatever_it_sends(parts):
     try:
         for part in parts:
             answered_until_outcome(side, part)
-    except Stranger:
+    except HandshakeError:
         pass
     assert not isinstance(side.outcome, p.Welcome)
 
@@ -226,6 +226,6 @@ def test_any_bytes_in_the_middle_of_a_call_do_no_harm(noise, at):
     side = listener(SECRET)
     try:
         side.feed(whole[:at] + noise + whole[at:])
-    except Stranger:
+    except HandshakeError:
         pass
     assert not isinstance(side.outcome, p.Welcome)

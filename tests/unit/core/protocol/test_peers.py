@@ -17,9 +17,9 @@ APPLY = {
 }  # fmt: skip
 
 
-def read(**changed) -> p.Apply:
-    body = json.dumps({"t": "Apply", **APPLY, **changed}).encode()
-    [message] = Decoder(p.FROM_PEER, m.REMOTE_PARTS).feed(struct.pack(">BII", VERSION, len(body), 0) + body)
+def read(**changed) -> p.LauncherInfo:
+    body = json.dumps({"t": "LauncherInfo", **APPLY, **changed}).encode()
+    [message] = Decoder(p.FROM_LAUNCHER, m.REMOTE_PARTS).feed(struct.pack(">BII", VERSION, len(body), 0) + body)
     return message
 
 
