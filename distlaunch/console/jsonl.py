@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 
 from distlaunch.console.escapes import hold_back
 from distlaunch.console.lines import PIECE, STREAMS, Lines, Source
-from distlaunch.console.writer import Writer, dropped_note
+from distlaunch.console.writer import Writer, dropped_text
 
 
 def dropped_record(wall: Callable[[], float]) -> Callable[[int], bytes]:
@@ -22,7 +22,7 @@ def dropped_record(wall: Callable[[], float]) -> Callable[[int], bytes]:
     def describe(lines: int) -> bytes:
         import json
 
-        text = dropped_note(lines).decode().removeprefix("distlaunch: ").removesuffix("\n")
+        text = dropped_text(lines)
         record = {"time": round(wall(), 6), "type": "message", "level": "warning", "text": text}
         return json.dumps(record).encode() + b"\n"
 

@@ -38,13 +38,15 @@ _LONGEST_LINE = 512 << 10
 """A line that has begun is written to its end before the rest is dropped; a longer one is cut."""
 
 
-def dropped_note(lines: int) -> bytes:
+def dropped_text(lines: int) -> str:
     """Say how many lines of workers a reader has not been given."""
     noun = "line" if lines == 1 else "lines"
-    return (
-        f"distlaunch: {lines:,} {noun} of workers not shown, as the reader is slow; the log "
-        "files have them\n"
-    ).encode()
+    return f"{lines:,} {noun} of workers not shown, as the reader is slow; the log files have them"
+
+
+def dropped_note(lines: int) -> bytes:
+    """Return the same as a line for the terminal."""
+    return f"distlaunch: {dropped_text(lines)}\n".encode()
 
 
 class _Own(bytes):

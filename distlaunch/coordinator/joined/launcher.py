@@ -374,10 +374,10 @@ class PeerRunner:
             self._exit_code = exc.exit_code
             return
         self._orders.attempt, self._restart_rule.count = told.attempt, told.restarts
-        for note in (*plan.warnings, *plan.notes):
+        for number, note in enumerate((*plan.warnings, *plan.notes)):
             if note not in self._noted:
                 self._noted.add(note)
-                self._sink.say(note, level="warning" if note in plan.warnings else "info")
+                self._sink.say(note, level="warning" if number < len(plan.warnings) else "info")
         with suppress(OSError):  # told when there is output to file
             make_private_dirs(plan.layout.attempt_dir(plan.run_dir, plan.attempt))
         ranks = [worker.rank for worker in plan.workers]

@@ -368,10 +368,10 @@ class Runner:
     def _say_notes(self, plan: LaunchPlan) -> None:
         """Say what there is to say of a plan, each thing once in a job: nodes tell of themselves
         only at the start."""
-        for note in (*plan.warnings, *plan.notes):
+        for number, note in enumerate((*plan.warnings, *plan.notes)):
             if note not in self._noted:
                 self._noted.add(note)
-                self._sink.say(note, level="warning" if note in plan.warnings else "info")
+                self._sink.say(note, level="warning" if number < len(plan.warnings) else "info")
 
     def _passes_stdin(self) -> bool:
         """Tell whether rank 0 gets our stdin. Where we are in the background it would take what the

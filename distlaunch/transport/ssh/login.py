@@ -24,7 +24,6 @@ _TOO_MANY = (
     "~/.ssh/config tries one key"
 )
 _OTHER_WAYS = {"hostbased", "gssapi-with-mic", "gssapi-keyex"}
-LOCKED = "has a passphrase"
 _LONGEST = 80
 _FORMAT = b"openssh-key-v1\0"
 _BEGIN, _END = b"-----BEGIN OPENSSH PRIVATE KEY-----", b"-----END OPENSSH PRIVATE KEY-----"
@@ -68,7 +67,7 @@ def _insist(named: KeyFile, agent: _Agent) -> None:
     """Refuse to go on without the key that the command line names."""
     if named.problem is None or named.public in agent.held:
         return
-    locked = named.problem == LOCKED
+    locked = named.is_locked
     raise Trouble(
         "login",
         f"{printable(named.path)} (--ssh-key) {named.problem}",
@@ -129,7 +128,7 @@ def _refused(
     text = f"no key was taken ({tried} tried)" if tried else "there is no key to log in with"
     if ways and "publickey" not in ways:
         text = f"the server takes no keys, only {printable(', '.join(ways))}"
-    locked = [file for file in files if file.problem == LOCKED and file.public not in agent.held]
+    locked = [file for file in files if file.is_locked and file.public not in agent.held]
     others = sorted(set(ways) & _OTHER_WAYS)
     if locked:
         text += f"; {printable(locked[0].path)} has a passphrase"
@@ -208,6 +207,8 @@ class KeyFile:
         """The public half: it tells which key of the agent is the same."""
         self.problem: str | None = None
         """Why the file cannot be used, as a clause that follows its name."""
+        self.is_locked = False
+        """It cannot be used since it has a passphrase."""
         try:
             self.key = paramiko.PKey.from_path(path)
             self.public = self.key.asbytes()
@@ -231,7 +232,7 @@ class KeyFile:
         cipher, public = understood(data)
         self.public = self.public or public
         if cipher is not None:
-            self.problem = LOCKED
+            self.is_locked, self.problem = True, "has a passphrase"
 
 
 def understood(data: bytes) -> tuple[bytes | None, bytes | None]:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import errno
 import queue
 import select
 import socket
@@ -84,13 +85,12 @@ def dial(
             return connected
     finally:
         attempts.close()
-    why = attempts.why_not()
-    refused = (
+    hint = (
         "is an SSH server running there, and on this port? --ssh-port names another"
-        if "refused" in why
+        if attempts.is_refused
         else None
     )
-    raise Trouble("connect", why, hint=refused)
+    raise Trouble("connect", attempts.why_not(), hint=hint)
 
 
 class _Attempts:
@@ -101,12 +101,14 @@ class _Attempts:
         self._open: dict[int, tuple[socket.socket, Address]] = {}
         self._poll = select.poll()
         self._failures: list[tuple[Address, str]] = []
+        self.is_refused = False
+        """One of the addresses has refused the connection."""
 
     def begin(self, address: Address) -> None:
         try:
             sock = socket.socket(address.family, socket.SOCK_STREAM)
         except OSError as exc:
-            self._failures.append((address, errno_clause(exc.errno)))
+            self._fail(address, exc.errno)
             return
         sock.settimeout(0.0)
         try:
@@ -117,7 +119,7 @@ class _Attempts:
             pass
         except OSError as exc:
             sock.close()
-            self._failures.append((address, errno_clause(exc.errno)))
+            self._fail(address, exc.errno)
             return
         self._open[sock.fileno()] = (sock, address)
         self._poll.register(sock, select.POLLOUT)
@@ -134,8 +136,12 @@ class _Attempts:
                         tune(sock)
                     return sock, address
                 sock.close()
-                self._failures.append((address, errno_clause(error)))
+                self._fail(address, error)
         return None
+
+    def _fail(self, address: Address, error: int | None) -> None:
+        self.is_refused = self.is_refused or error == errno.ECONNREFUSED
+        self._failures.append((address, errno_clause(error)))
 
     def why_not(self) -> str:
         failures = self._failures + [(address, "no answer") for _, address in self._open_before]

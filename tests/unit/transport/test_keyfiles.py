@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from distlaunch.transport.ssh.login import LOCKED, KeyFile, KeyRing, understood
+from distlaunch.transport.ssh.login import KeyFile, KeyRing, understood
 from tests.sshd import make_key
 
 
@@ -27,7 +27,7 @@ def test_a_passphrase_is_noticed_in_every_format(tmp_path, kind, form):
         command = ["ssh-keygen", "-q", "-p", "-m", form, "-P", "secret", "-N", "secret", "-f", str(path)]
         subprocess.run(command, check=True)
     file = KeyFile(str(path))
-    assert file.problem == LOCKED
+    assert file.is_locked
     assert file.key is None
 
 
