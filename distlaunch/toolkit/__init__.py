@@ -5,16 +5,16 @@ A name is imported when it is asked for, so that ``heartbeat`` alone does not im
 
 from __future__ import annotations
 
-from distlaunch.toolkit.progress import heartbeat
+from distlaunch.toolkit.heartbeat import heartbeat
 
 TYPE_CHECKING = False  # typing's is dear to import
 if TYPE_CHECKING:
     from distlaunch.toolkit.batches import StatefulBatchSampler
-    from distlaunch.toolkit.checkpoint import Checkpoint, Stopped
-    from distlaunch.toolkit.checkpoint_store import CheckpointError
+    from distlaunch.toolkit.checkpoint.checkpoint import Checkpoint, Stopped
+    from distlaunch.toolkit.checkpoint.storage import CheckpointError
     from distlaunch.toolkit.context import Context, init
-    from distlaunch.toolkit.errors import ToolkitError
-    from distlaunch.toolkit.wrapping import wrap
+    from distlaunch.toolkit.toolkit_error import ToolkitError
+    from distlaunch.toolkit.wrap_model import wrap
 
 __all__ = [
     "Checkpoint",

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.utils.data import Sampler
 
 from distlaunch.core.errors import ConfigError
-from distlaunch.toolkit.errors import ToolkitError
+from distlaunch.toolkit.toolkit_error import ToolkitError
 
 
 class StatefulBatchSampler(Sampler[list[int]]):

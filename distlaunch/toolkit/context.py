@@ -27,9 +27,9 @@ from torch.distributed.rendezvous import rendezvous
 from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import quoted
 from distlaunch.toolkit.devices import choose_device
-from distlaunch.toolkit.errors import ToolkitError
-from distlaunch.toolkit.meeting import end_process_group
-from distlaunch.toolkit.options import Strategy, collective_timeout_s, launched_strategy
+from distlaunch.toolkit.toolkit_error import ToolkitError
+from distlaunch.toolkit.wait_at_end import end_process_group
+from distlaunch.toolkit.wrap_options import Strategy, collective_timeout_s, launched_strategy
 
 _NEEDED = ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _OTHER_LAUNCHERS = {

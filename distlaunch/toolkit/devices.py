@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from distlaunch.core.model.variables import DEVICE_MASKS
-from distlaunch.toolkit.errors import ToolkitError
+from distlaunch.toolkit.toolkit_error import ToolkitError
 
 _NONE_VISIBLE = {"", "-1"}
 

@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from distlaunch.toolkit.errors import ToolkitError
+from distlaunch.toolkit.toolkit_error import ToolkitError
 from distlaunch.toolkit.optimizer_state import load_optimizer_state
-from distlaunch.toolkit.options import WrapOptions
+from distlaunch.toolkit.wrap_options import WrapOptions
 
 if TYPE_CHECKING:
     from torch import nn

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from distlaunch.toolkit.checkpoint import Checkpoint
+from distlaunch.toolkit.checkpoint.checkpoint import Checkpoint
 
 WORKERS = 2
 _TENSOR_BYTES = 16 << 20

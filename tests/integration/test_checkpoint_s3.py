@@ -13,9 +13,9 @@ import fsspec  # noqa: E402
 import s3fs  # noqa: E402
 from torch import nn  # noqa: E402
 
-from distlaunch.toolkit import checkpoint_store  # noqa: E402
-from distlaunch.toolkit.checkpoint import Checkpoint  # noqa: E402
-from distlaunch.toolkit.checkpoint_store import CheckpointError  # noqa: E402
+from distlaunch.toolkit.checkpoint import storage  # noqa: E402
+from distlaunch.toolkit.checkpoint.checkpoint import Checkpoint  # noqa: E402
+from distlaunch.toolkit.checkpoint.storage import CheckpointError  # noqa: E402
 from tests.launcher import PROGRAMS  # noqa: E402
 from tests.s3 import Fault, s3_server  # noqa: E402
 
@@ -42,7 +42,7 @@ def server():
 @pytest.fixture
 def s3(server, monkeypatch):
     """Return the server with an empty bucket; clients of this process and of its children find it by the environment."""
-    monkeypatch.setattr(checkpoint_store, "_RETRIES_S", (0.0,))
+    monkeypatch.setattr(storage, "_RETRIES_S", (0.0,))
     server.faults.clear()
     files = filesystem()
     if files.exists("bucket"):

@@ -115,5 +115,5 @@ def test_the_toolkits_errors_end_a_job_with_1_and_are_named_once_at_the_scripts_
     report = (done.run_dir / "report.txt").read_text()
     said = "ToolkitError: wrap() needs a process group (hint: call distlaunch.toolkit.init() before it)"
     assert " ".join(report.split()).count(said) == 1
-    assert "failed: exit code 1\n  distlaunch.toolkit.errors.ToolkitError: " in report
+    assert "failed: exit code 1\n  distlaunch.toolkit.toolkit_error.ToolkitError: " in report
     assert f"\n  at early.py:{len(early.read_text().splitlines())} in <module>\n" in report

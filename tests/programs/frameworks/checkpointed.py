@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 from distlaunch.toolkit.batches import StatefulBatchSampler
-from distlaunch.toolkit.checkpoint import Checkpoint, Stopped
+from distlaunch.toolkit.checkpoint.checkpoint import Checkpoint, Stopped
 
 parser = argparse.ArgumentParser()
 parser.add_argument("where")

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from distlaunch.toolkit import Checkpoint, CheckpointError, init, wrap
-from distlaunch.toolkit.errors import ConfigError
+from distlaunch.toolkit.toolkit_error import ConfigError
 
 context = init(device="cpu")
 torch.set_num_threads(1)

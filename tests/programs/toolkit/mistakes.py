@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from distlaunch.toolkit import init, wrap
-from distlaunch.toolkit.errors import ToolkitError
+from distlaunch.toolkit.toolkit_error import ToolkitError
 
 
 def refused(call, **variables):

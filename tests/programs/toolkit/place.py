@@ -12,11 +12,12 @@ import numpy
 import torch
 import torch.distributed as dist
 
-from distlaunch.toolkit import init, meeting
+from distlaunch.toolkit import wait_at_end
+from distlaunch.toolkit import init
 
 how, backend = sys.argv[1], (sys.argv[2:] or [None])[0]
 # A wait that is not wanted is one that the test does not survive.
-meeting.END_S = 0.5 if how.startswith(("late", "leave")) else 3600.0
+wait_at_end.END_S = 0.5 if how.startswith(("late", "leave")) else 3600.0
 context = init(seed=7, backend=backend)
 assert context is init()
 pid = torch.tensor([os.getpid()])

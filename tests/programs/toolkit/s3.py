@@ -10,12 +10,12 @@ import torch.multiprocessing as multiprocessing
 from torch import nn
 
 from distlaunch.core.errors import LaunchError
-from distlaunch.toolkit import checkpoint_store
-from distlaunch.toolkit.checkpoint import Checkpoint
+from distlaunch.toolkit.checkpoint import storage
+from distlaunch.toolkit.checkpoint.checkpoint import Checkpoint
 
 
 def work(rank: int, url: str, meeting: str, out: str) -> None:
-    checkpoint_store._RETRIES_S = (0.0,)
+    storage._RETRIES_S = (0.0,)
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
     checkpoint = Checkpoint(url, model=nn.Linear(2, 1))
     try:

@@ -12,10 +12,10 @@ from contextlib import contextmanager
 import torch
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, MetadataIndex
 
-from distlaunch.toolkit.checkpoint import Checkpoint
-from distlaunch.toolkit.checkpoint_archive import Part as FilePart
-from distlaunch.toolkit.checkpoint_archive import loaded
-from distlaunch.toolkit.checkpoint_store import sealed
+from distlaunch.toolkit.checkpoint.checkpoint import Checkpoint
+from distlaunch.toolkit.checkpoint.archive import Part as FilePart
+from distlaunch.toolkit.checkpoint.archive import loaded
+from distlaunch.toolkit.checkpoint.storage import sealed
 
 
 class Evil:

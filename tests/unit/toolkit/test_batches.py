@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 
 from distlaunch.core.errors import ConfigError  # noqa: E402
 from distlaunch.toolkit.batches import StatefulBatchSampler  # noqa: E402
-from distlaunch.toolkit.errors import ToolkitError  # noqa: E402
+from distlaunch.toolkit.toolkit_error import ToolkitError  # noqa: E402
 
 
 def sampler(rank, workers, samples, batch_size, **options):

@@ -23,8 +23,8 @@ from torch import nn  # noqa: E402
 
 from distlaunch.core.errors import ConfigError  # noqa: E402
 from distlaunch.toolkit.batches import StatefulBatchSampler  # noqa: E402
-from distlaunch.toolkit.checkpoint import Checkpoint, Stopped  # noqa: E402
-from distlaunch.toolkit.checkpoint_store import CheckpointError  # noqa: E402
+from distlaunch.toolkit.checkpoint.checkpoint import Checkpoint, Stopped  # noqa: E402
+from distlaunch.toolkit.checkpoint.storage import CheckpointError  # noqa: E402
 from tests.unit.toolkit.training import Training, checkpoints, names, train  # noqa: E402
 
 OPTIMIZER = torch.optim.SGD(nn.Linear(1, 1).parameters())
@@ -239,7 +239,7 @@ def test_a_directory_with_checkpoints_is_not_trained_over_without_resume(tmp_pat
 
 
 def test_two_in_one_directory_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("distlaunch.toolkit.checkpoint_folder._WAIT_S", 0.0)
+    monkeypatch.setattr("distlaunch.toolkit.checkpoint.directory._WAIT_S", 0.0)
     training = Training()
     with checkpoints(tmp_path, training), pytest.raises(ConfigError, match="has another Checkpoint there"):
         Checkpoint(tmp_path, model=training.model)

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from distlaunch.toolkit.checkpoint_asking import ASK_S, MOST_STEPS, Asking
+from distlaunch.toolkit.checkpoint.asking import ASK_S, MOST_STEPS, Asking
 
 
 def trained(asking, first, last, step_s, now_s=0.0):

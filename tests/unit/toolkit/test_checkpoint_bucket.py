@@ -12,10 +12,10 @@ fsspec = pytest.importorskip("fsspec")
 from torch import nn  # noqa: E402
 
 from distlaunch.core.errors import ConfigError  # noqa: E402
-from distlaunch.toolkit.checkpoint import Checkpoint  # noqa: E402
-from distlaunch.toolkit.checkpoint_bucket import Bucket  # noqa: E402
-from distlaunch.toolkit.checkpoint_folder import Folder  # noqa: E402
-from distlaunch.toolkit.checkpoint_store import CheckpointError, store_for  # noqa: E402
+from distlaunch.toolkit.checkpoint.checkpoint import Checkpoint  # noqa: E402
+from distlaunch.toolkit.checkpoint.bucket import Bucket  # noqa: E402
+from distlaunch.toolkit.checkpoint.directory import Folder  # noqa: E402
+from distlaunch.toolkit.checkpoint.storage import CheckpointError, store_for  # noqa: E402
 
 ROOT = "memory://bucket/run"
 
@@ -140,7 +140,7 @@ def test_an_error_of_the_store_when_the_place_is_taken_removes_nothing(empty, mo
             raise ConnectionResetError("try again")
         return real(self, path, *args, **options)
 
-    monkeypatch.setattr("distlaunch.toolkit.checkpoint_store._RETRIES_S", ())
+    monkeypatch.setattr("distlaunch.toolkit.checkpoint.storage._RETRIES_S", ())
     monkeypatch.setattr(type(empty), "ls", failing)
     with pytest.raises(ConfigError, match="try again"):
         Checkpoint(ROOT, model=nn.Linear(2, 1))
@@ -182,7 +182,7 @@ def test_what_a_store_cannot_do_is_said_even_where_the_error_has_no_words(empty,
 
 
 def test_an_error_while_one_is_set_aside_harms_no_copy_that_was_set_aside_before(empty, monkeypatch):
-    monkeypatch.setattr("distlaunch.toolkit.checkpoint_store._RETRIES_S", ())
+    monkeypatch.setattr("distlaunch.toolkit.checkpoint.storage._RETRIES_S", ())
     train(2)
     store = store_for(ROOT)
     store._mark = folder(empty, "step-000000002").partition(".")[2]

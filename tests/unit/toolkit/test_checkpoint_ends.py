@@ -17,9 +17,9 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from distlaunch.core.errors import ConfigError  # noqa: E402
-from distlaunch.toolkit.checkpoint import Checkpoint, Stopped  # noqa: E402
-from distlaunch.toolkit.checkpoint_store import CheckpointError  # noqa: E402
-from distlaunch.toolkit.checkpoint_writing import Writing  # noqa: E402
+from distlaunch.toolkit.checkpoint.checkpoint import Checkpoint, Stopped  # noqa: E402
+from distlaunch.toolkit.checkpoint.storage import CheckpointError  # noqa: E402
+from distlaunch.toolkit.checkpoint.write import Writing  # noqa: E402
 
 
 def made(where, **options):

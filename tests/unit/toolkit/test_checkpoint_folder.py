@@ -16,16 +16,16 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from distlaunch.core.errors import ConfigError  # noqa: E402
-from distlaunch.toolkit import checkpoint_folder  # noqa: E402
-from distlaunch.toolkit.checkpoint import Checkpoint  # noqa: E402
-from distlaunch.toolkit.checkpoint_arguments import not_shared  # noqa: E402
-from distlaunch.toolkit.checkpoint_folder import Folder  # noqa: E402
-from distlaunch.toolkit.checkpoint_store import CheckpointError  # noqa: E402
+from distlaunch.toolkit.checkpoint import directory  # noqa: E402
+from distlaunch.toolkit.checkpoint.checkpoint import Checkpoint  # noqa: E402
+from distlaunch.toolkit.checkpoint.arguments import not_shared  # noqa: E402
+from distlaunch.toolkit.checkpoint.directory import Folder  # noqa: E402
+from distlaunch.toolkit.checkpoint.storage import CheckpointError  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch):
-    monkeypatch.setattr(checkpoint_folder, "_WAIT_S", 0.0)
+    monkeypatch.setattr(directory, "_WAIT_S", 0.0)
 
 
 @pytest.fixture
@@ -135,11 +135,11 @@ def test_what_cannot_be_written_to_can_be_read(tmp_path, monkeypatch, call, numb
 
 def test_this_jobs_own_lock_on_a_node_that_died_is_waited_for_longer(monkeypatch):
     monkeypatch.setenv("DISTLAUNCH_JOB_ID", "a")
-    assert checkpoint_folder._is_of_a_lost_node({"job": "a", "host": "gone"})
-    assert not checkpoint_folder._is_of_a_lost_node({"job": "b", "host": "gone"})
-    assert not checkpoint_folder._is_of_a_lost_node({"job": "a", "host": os.uname().nodename})
+    assert directory._is_of_a_lost_node({"job": "a", "host": "gone"})
+    assert not directory._is_of_a_lost_node({"job": "b", "host": "gone"})
+    assert not directory._is_of_a_lost_node({"job": "a", "host": os.uname().nodename})
     monkeypatch.delenv("DISTLAUNCH_JOB_ID")
-    assert not checkpoint_folder._is_of_a_lost_node({"job": None, "host": "gone"})
+    assert not directory._is_of_a_lost_node({"job": None, "host": "gone"})
 
 
 def test_a_mark_of_another_directory_is_not_seen(tmp_path):

@@ -13,8 +13,8 @@ from torch import nn  # noqa: E402
 
 from distlaunch.core.errors import ConfigError  # noqa: E402
 from distlaunch.toolkit.batches import StatefulBatchSampler  # noqa: E402
-from distlaunch.toolkit.checkpoint import Checkpoint  # noqa: E402
-from distlaunch.toolkit.checkpoint_state import Trained  # noqa: E402
+from distlaunch.toolkit.checkpoint.checkpoint import Checkpoint  # noqa: E402
+from distlaunch.toolkit.checkpoint.state import Trained  # noqa: E402
 
 
 @pytest.fixture(autouse=True, scope="module")

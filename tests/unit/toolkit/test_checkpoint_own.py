@@ -13,8 +13,8 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.distributed.checkpoint.metadata import Metadata  # noqa: E402
 
-from distlaunch.toolkit.checkpoint_parts import Elsewhere, changed, split  # noqa: E402
-from distlaunch.toolkit.checkpoint_state import Trained  # noqa: E402
+from distlaunch.toolkit.checkpoint.parts import Elsewhere, changed, split  # noqa: E402
+from distlaunch.toolkit.checkpoint.state import Trained  # noqa: E402
 from tests.unit.toolkit.hostile import loaded_bytes  # noqa: E402
 
 

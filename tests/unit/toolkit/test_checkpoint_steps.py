@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from distlaunch.core.errors import ConfigError  # noqa: E402
-from distlaunch.toolkit.checkpoint import Checkpoint  # noqa: E402
+from distlaunch.toolkit.checkpoint.checkpoint import Checkpoint  # noqa: E402
 from tests.unit.toolkit.training import names  # noqa: E402
 
 

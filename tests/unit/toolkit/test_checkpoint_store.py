@@ -16,8 +16,8 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from distlaunch.core.errors import ConfigError  # noqa: E402
-from distlaunch.toolkit.checkpoint import Checkpoint  # noqa: E402
-from distlaunch.toolkit.checkpoint_store import CheckpointError, ReadError, Store, sealed, steps_of, store_for  # noqa: E402
+from distlaunch.toolkit.checkpoint.checkpoint import Checkpoint  # noqa: E402
+from distlaunch.toolkit.checkpoint.storage import CheckpointError, ReadError, Store, sealed, steps_of, store_for  # noqa: E402
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def test_a_manifest_s_sum_is_of_all_else_that_it_says():
 
 
 def test_what_an_object_store_raises_is_an_error_of_reading_and_no_damage(saved, monkeypatch):
-    monkeypatch.setattr("distlaunch.toolkit.checkpoint_store._RETRIES_S", (0.0,))
+    monkeypatch.setattr("distlaunch.toolkit.checkpoint.storage._RETRIES_S", (0.0,))
 
     class Odd(type(store_for(saved))):
         def open(self, path):
@@ -237,7 +237,7 @@ def test_an_error_of_reading_sets_nothing_aside_and_names_file_host_and_way_out(
             raise OSError(number, os.strerror(number))
         return real(self, path)
 
-    monkeypatch.setattr("distlaunch.toolkit.checkpoint_store._RETRIES_S", (0.0, 0.0))
+    monkeypatch.setattr("distlaunch.toolkit.checkpoint.storage._RETRIES_S", (0.0, 0.0))
     monkeypatch.setattr(store, "open", failing)
     with pytest.raises(CheckpointError) as raised:
         resume(saved)
@@ -258,7 +258,7 @@ def test_an_error_of_reading_that_passes_is_not_noticed(saved, monkeypatch):
             raise errors.pop()
         return real(self, path)
 
-    monkeypatch.setattr("distlaunch.toolkit.checkpoint_store._RETRIES_S", (0.0, 0.0))
+    monkeypatch.setattr("distlaunch.toolkit.checkpoint.storage._RETRIES_S", (0.0, 0.0))
     monkeypatch.setattr(store, "open", failing_at_first)
     assert resume(saved) == 2
     assert errors == []
@@ -291,7 +291,7 @@ def test_saving_a_step_again_says_that_it_is_there(saved, caplog):
 def test_a_directory_that_cannot_be_flushed_after_the_rename_has_the_checkpoint_and_that_is_said(
     saved, caplog, monkeypatch
 ):
-    from distlaunch.toolkit import checkpoint_folder
+    from distlaunch.toolkit.checkpoint import directory as checkpoint_folder
 
     real = checkpoint_folder._sync
 
@@ -339,7 +339,7 @@ def test_an_error_without_a_text_names_its_class(saved, monkeypatch):
     def failing(self, path):
         raise OSError
 
-    monkeypatch.setattr("distlaunch.toolkit.checkpoint_store._RETRIES_S", ())
+    monkeypatch.setattr("distlaunch.toolkit.checkpoint.storage._RETRIES_S", ())
     monkeypatch.setattr(type(store_for(saved)), "open", failing)
     with pytest.raises(CheckpointError, match=r"manifest.json cannot be read on .*: OSError"):
         resume(saved)

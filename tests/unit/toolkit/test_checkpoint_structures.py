@@ -11,9 +11,9 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from distlaunch.core.errors import ConfigError  # noqa: E402
-from distlaunch.toolkit.checkpoint import Checkpoint  # noqa: E402
-from distlaunch.toolkit.checkpoint_state import Trained  # noqa: E402
-from distlaunch.toolkit.checkpoint_store import CheckpointError  # noqa: E402
+from distlaunch.toolkit.checkpoint.checkpoint import Checkpoint  # noqa: E402
+from distlaunch.toolkit.checkpoint.state import Trained  # noqa: E402
+from distlaunch.toolkit.checkpoint.storage import CheckpointError  # noqa: E402
 from tests.unit.toolkit.test_checkpoint_optimizers import resumed, saved, torch_has_set_its_variables  # noqa: E402, F401
 
 
@@ -165,7 +165,7 @@ def test_weights_that_are_tied_only_now_are_refused(tmp_path, caplog):
 def test_an_older_checkpoint_does_not_say_whether_weights_were_tied_and_that_is_said(tmp_path, caplog, monkeypatch):
     saved(tmp_path, pair(tied=False), None)
     monkeypatch.setattr(Trained, "groups_template", lambda self, metadata: {})
-    from distlaunch.toolkit import checkpoint_state
+    from distlaunch.toolkit.checkpoint import state as checkpoint_state
 
     kept = checkpoint_state.Trained.check_model
 

@@ -7,7 +7,7 @@ import torch
 
 from distlaunch.toolkit import devices
 from distlaunch.toolkit.devices import choose_device
-from distlaunch.toolkit.errors import ToolkitError
+from distlaunch.toolkit.toolkit_error import ToolkitError
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ import pytest
 
 from distlaunch.backends.registry import find_backend
 from distlaunch.core.model.variables import BACKEND_OPTIONS
-from distlaunch.toolkit.errors import ToolkitError
-from distlaunch.toolkit.options import WrapOptions, launched_options, launched_strategy, wrap_options
+from distlaunch.toolkit.toolkit_error import ToolkitError
+from distlaunch.toolkit.wrap_options import WrapOptions, launched_options, launched_strategy, wrap_options
 
 OF_THE_LAUNCHER_ALONE = {"nccl-debug", "flight-recorder", "dump-pipe"}
 JOB = {"DISTLAUNCH_JOB_ID": "j"}

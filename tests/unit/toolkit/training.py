@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from distlaunch.toolkit.checkpoint import Checkpoint
+from distlaunch.toolkit.checkpoint.checkpoint import Checkpoint
 
 
 class Training:

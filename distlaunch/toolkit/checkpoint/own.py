@@ -14,7 +14,7 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import _get_fqns
 from torch.nn.parallel import DistributedDataParallel
 
-from distlaunch.toolkit.checkpoint_random import random_states
+from distlaunch.toolkit.checkpoint.random_state import random_states
 from distlaunch.toolkit.sharded_tensors import is_sharded
 
 Digests = dict[str, bytes]

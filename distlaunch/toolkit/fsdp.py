@@ -11,9 +11,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from distlaunch.toolkit.errors import ToolkitError
+from distlaunch.toolkit.toolkit_error import ToolkitError
 from distlaunch.toolkit.optimizer_state import load_optimizer_state
-from distlaunch.toolkit.options import WrapOptions
+from distlaunch.toolkit.wrap_options import WrapOptions
 from distlaunch.toolkit.sharded_tensors import sharded_like
 
 if TYPE_CHECKING:

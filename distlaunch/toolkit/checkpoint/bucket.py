@@ -14,7 +14,7 @@ from torch import distributed as dist
 from torch.distributed.checkpoint.filesystem import FileSystemBase, FileSystemWriter
 
 from distlaunch.core.errors import ConfigError
-from distlaunch.toolkit.checkpoint_store import (
+from distlaunch.toolkit.checkpoint.storage import (
     MANIFEST,
     CheckpointError,
     PlaceLostError,

@@ -30,10 +30,10 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from distlaunch.toolkit.checkpoint_archive import Part, loaded
-from distlaunch.toolkit.checkpoint_store import OUR_FILE, CheckpointError, Store, retried
-from distlaunch.toolkit.checkpoint_types import OLD_NAMES, TORCH, WAY_OUT
-from distlaunch.toolkit.checkpoint_unpickler import MalformedError, Name, RefusedClassError, Unpickler, register
+from distlaunch.toolkit.checkpoint.archive import Part, loaded
+from distlaunch.toolkit.checkpoint.storage import OUR_FILE, CheckpointError, Store, retried
+from distlaunch.toolkit.checkpoint.allowed_types import OLD_NAMES, TORCH, WAY_OUT
+from distlaunch.toolkit.checkpoint.unpickler import MalformedError, Name, RefusedClassError, Unpickler, register
 
 METADATA = ".metadata"
 _SHOWN = 200

@@ -11,8 +11,8 @@ from typing import Any, cast
 import torch
 
 from distlaunch.core.errors import ConfigError
-from distlaunch.toolkit.checkpoint_parts import Elsewhere, Whole
-from distlaunch.toolkit.checkpoint_unpickler import MalformedError, Name, Pending, Unpickler
+from distlaunch.toolkit.checkpoint.parts import Elsewhere, Whole
+from distlaunch.toolkit.checkpoint.unpickler import MalformedError, Name, Pending, Unpickler
 from distlaunch.toolkit.sharded_tensors import is_sharded
 
 WAY_OUT = "Checkpoint(…, trust=True) loads all classes: only for checkpoints that you have written yourself"
@@ -345,6 +345,6 @@ def state_names() -> Mapping[str, Any]:
     }
 
 
-OLD_MODULE = "distlaunch.toolkit.checkpoint_parts"
+OLD_MODULE = "distlaunch.toolkit.checkpoint.parts"
 """Under which checkpoints of version 0.1 have our records."""
 OLD_NAMES = {(OLD_MODULE, "Elsewhere"): Elsewhere, (OLD_MODULE, "Whole"): Whole}

@@ -11,7 +11,7 @@ from typing import Literal
 from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import quoted
 from distlaunch.core.model.variables import BACKEND_OPTIONS
-from distlaunch.toolkit.errors import ToolkitError
+from distlaunch.toolkit.toolkit_error import ToolkitError
 
 Strategy = Literal["ddp", "fsdp", "horovod"]
 

@@ -11,7 +11,7 @@ from typing import Any
 from torch.optim import Optimizer
 
 from distlaunch.core.errors import ConfigError
-from distlaunch.toolkit.checkpoint_store import MOST_STEPS
+from distlaunch.toolkit.checkpoint.storage import MOST_STEPS
 
 
 def above_0(name: str, number: Any, *, whole: bool) -> None:

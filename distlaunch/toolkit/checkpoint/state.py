@@ -21,11 +21,11 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_model_st
 from torch.nn.parallel import DistributedDataParallel
 
 from distlaunch.core.errors import ConfigError
-from distlaunch.toolkit.checkpoint_own import Taken, canonical, digests, unshared
-from distlaunch.toolkit.checkpoint_parts import joined, kept, split, unwrapped
-from distlaunch.toolkit.checkpoint_random import check_random_states, set_random_states
-from distlaunch.toolkit.checkpoint_store import some
-from distlaunch.toolkit.checkpoint_types import check_saved
+from distlaunch.toolkit.checkpoint.own import Taken, canonical, digests, unshared
+from distlaunch.toolkit.checkpoint.parts import joined, kept, split, unwrapped
+from distlaunch.toolkit.checkpoint.random_state import check_random_states, set_random_states
+from distlaunch.toolkit.checkpoint.storage import some
+from distlaunch.toolkit.checkpoint.allowed_types import check_saved
 from distlaunch.toolkit.optimizer_state import differing_classes, load_optimizer_state, match_groups
 from distlaunch.toolkit.sharded_tensors import is_sharded
 

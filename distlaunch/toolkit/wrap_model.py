@@ -9,9 +9,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from distlaunch.toolkit.context import Context, current, group_store
-from distlaunch.toolkit.errors import ToolkitError
+from distlaunch.toolkit.toolkit_error import ToolkitError
 from distlaunch.toolkit.optimizer_state import load_optimizer_state
-from distlaunch.toolkit.options import refuse_other_wrappers, wrap_options
+from distlaunch.toolkit.wrap_options import refuse_other_wrappers, wrap_options
 from distlaunch.toolkit.same_batches import FirstBatches
 
 _watches = False
@@ -45,7 +45,7 @@ def wrap(
     chosen = wrap_options(options)
     _check(model, optimizer)
     if context.strategy == "fsdp":
-        from distlaunch.toolkit.sharding import shard
+        from distlaunch.toolkit.fsdp import shard
 
         shard(model, optimizer, chosen, context)  # moves it part by part: it may be too large to be on a device whole
     elif context.strategy == "horovod":

@@ -19,15 +19,15 @@ from torch.distributed.checkpoint.state_dict_loader import load
 
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.text import counted
-from distlaunch.toolkit.checkpoint_arguments import above_0, not_shared, several, steps_after
-from distlaunch.toolkit.checkpoint_asking import Asking
-from distlaunch.toolkit.checkpoint_group import Call, LostError, end_groups, new_groups, text_of
-from distlaunch.toolkit.checkpoint_reader import Planner, Reader
-from distlaunch.toolkit.checkpoint_signals import Requests
-from distlaunch.toolkit.checkpoint_state import Nested, Stateful, Trained, stateful_part
-from distlaunch.toolkit.checkpoint_store import CheckpointError, Store, describe, some, steps_of, store_for
-from distlaunch.toolkit.checkpoint_writing import Writing
-from distlaunch.toolkit.meeting import end_after, end_process_group, end_without
+from distlaunch.toolkit.checkpoint.arguments import above_0, not_shared, several, steps_after
+from distlaunch.toolkit.checkpoint.asking import Asking
+from distlaunch.toolkit.checkpoint.group import Call, LostError, end_groups, new_groups, text_of
+from distlaunch.toolkit.checkpoint.reader import Planner, Reader
+from distlaunch.toolkit.checkpoint.signals import Requests
+from distlaunch.toolkit.checkpoint.state import Nested, Stateful, Trained, stateful_part
+from distlaunch.toolkit.checkpoint.storage import CheckpointError, Store, describe, some, steps_of, store_for
+from distlaunch.toolkit.checkpoint.write import Writing
+from distlaunch.toolkit.wait_at_end import end_after, end_process_group, end_without
 
 log = logging.getLogger("distlaunch.checkpoint")
 _NOTHING_ASKED = 0, 0, 0, 0

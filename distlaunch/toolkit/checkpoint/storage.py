@@ -373,7 +373,7 @@ def store_for(where: str | os.PathLike[str]) -> Store:
         raise ConfigError(f"checkpoints in {where!r}: not a path or a URL: give a directory, as 'runs/a'")
     scheme, slashes, rest = path.partition("://")
     if slashes and scheme != "file":
-        from distlaunch.toolkit.checkpoint_bucket import Bucket
+        from distlaunch.toolkit.checkpoint.bucket import Bucket
 
         return Bucket(path)
     if slashes:
@@ -388,6 +388,6 @@ def store_for(where: str | os.PathLike[str]) -> Store:
         )
     else:
         path = os.path.expanduser(path)
-    from distlaunch.toolkit.checkpoint_folder import Folder
+    from distlaunch.toolkit.checkpoint.directory import Folder
 
     return Folder(os.path.abspath(path))

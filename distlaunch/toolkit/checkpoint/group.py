@@ -16,8 +16,8 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
 from distlaunch.core.errors import ConfigError
-from distlaunch.toolkit.checkpoint_store import CheckpointError, describe, some
-from distlaunch.toolkit.meeting import END_S, meet
+from distlaunch.toolkit.checkpoint.storage import CheckpointError, describe, some
+from distlaunch.toolkit.wait_at_end import END_S, meet
 
 log = logging.getLogger("distlaunch.checkpoint")
 T = TypeVar("T")

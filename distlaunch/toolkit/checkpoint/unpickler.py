@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from distlaunch.toolkit.checkpoint_parts import Elsewhere, Whole
+from distlaunch.toolkit.checkpoint.parts import Elsewhere, Whole
 
 Construct = Callable[..., Any]
 _SPARE = 1 << 20

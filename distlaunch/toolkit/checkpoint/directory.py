@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemWriter
 
 from distlaunch.core.errors import ConfigError
-from distlaunch.toolkit.checkpoint_store import (
+from distlaunch.toolkit.checkpoint.storage import (
     MANIFEST,
     CheckpointError,
     NotAFileError,

@@ -18,8 +18,8 @@ from typing import Any, BinaryIO, cast
 
 import torch
 
-from distlaunch.toolkit.checkpoint_types import check_loaded, state_names
-from distlaunch.toolkit.checkpoint_unpickler import MalformedError, Name, Unpickler
+from distlaunch.toolkit.checkpoint.allowed_types import check_loaded, state_names
+from distlaunch.toolkit.checkpoint.unpickler import MalformedError, Name, Unpickler
 
 _LOCAL_HEADER_BYTES = 30
 _STORAGES: Mapping[str, torch.dtype] = {

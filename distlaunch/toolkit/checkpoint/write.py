@@ -16,10 +16,10 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from distlaunch.core.errors import ConfigError
-from distlaunch.toolkit.checkpoint_group import Group, text_of
-from distlaunch.toolkit.checkpoint_reader import Reader
-from distlaunch.toolkit.checkpoint_state import Nested
-from distlaunch.toolkit.checkpoint_store import FORMAT, CheckpointError, PlaceLostError, Store, steps_of
+from distlaunch.toolkit.checkpoint.group import Group, text_of
+from distlaunch.toolkit.checkpoint.reader import Reader
+from distlaunch.toolkit.checkpoint.state import Nested
+from distlaunch.toolkit.checkpoint.storage import FORMAT, CheckpointError, PlaceLostError, Store, steps_of
 
 
 class Writing:
