@@ -5,7 +5,7 @@ A name is imported when it is asked for, so that ``heartbeat`` alone does not im
 
 from __future__ import annotations
 
-from distlaunch.toolkit.heartbeat import heartbeat
+from distlaunch.toolkit.progress import heartbeat
 
 TYPE_CHECKING = False  # typing's is dear to import
 if TYPE_CHECKING:

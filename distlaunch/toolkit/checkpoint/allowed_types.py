@@ -345,6 +345,6 @@ def state_names() -> Mapping[str, Any]:
     }
 
 
-OLD_MODULE = "distlaunch.toolkit.checkpoint.parts"
-"""Under which checkpoints of version 0.1 have our records."""
+OLD_MODULE = "distlaunch.toolkit.checkpoint_parts"
+"""The module that checkpoints of version 0.1 name for our records."""
 OLD_NAMES = {(OLD_MODULE, "Elsewhere"): Elsewhere, (OLD_MODULE, "Whole"): Whole}

@@ -1,4 +1,9 @@
-"""Checkpoints that a kill at any instant leaves whole, and a training that goes on from the newest."""
+"""Checkpoints that a kill at any instant leaves whole, and a training that goes on from the newest.
+
+What a script gives a Checkpoint, and what of it is refused in words.
+
+When workers ask each other whether one of them has been told to save. Decides; asks nobody itself.
+"""
 
 from __future__ import annotations
 
@@ -12,22 +17,24 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, NoReturn
-
 import torch
 from torch import nn
 from torch.distributed.checkpoint.state_dict_loader import load
-
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.text import counted
-from distlaunch.toolkit.checkpoint.arguments import above_0, not_shared, several, steps_after
-from distlaunch.toolkit.checkpoint.asking import Asking
-from distlaunch.toolkit.checkpoint.group import Call, LostError, end_groups, new_groups, text_of
+from distlaunch.toolkit.checkpoint.write import Call, LostError, end_groups, new_groups, text_of
 from distlaunch.toolkit.checkpoint.reader import Planner, Reader
 from distlaunch.toolkit.checkpoint.signals import Requests
 from distlaunch.toolkit.checkpoint.state import Nested, Stateful, Trained, stateful_part
-from distlaunch.toolkit.checkpoint.storage import CheckpointError, Store, describe, some, steps_of, store_for
+from distlaunch.toolkit.checkpoint.choose_storage import store_for
+from distlaunch.toolkit.checkpoint.storage import CheckpointError, Store, describe, some, steps_of
 from distlaunch.toolkit.checkpoint.write import Writing
 from distlaunch.toolkit.wait_at_end import end_after, end_process_group, end_without
+import math
+import operator
+from numbers import Integral, Real
+from torch.optim import Optimizer
+from distlaunch.toolkit.checkpoint.storage import MOST_STEPS
 
 log = logging.getLogger("distlaunch.checkpoint")
 _NOTHING_ASKED = 0, 0, 0, 0
@@ -474,3 +481,96 @@ def _sees(store: Store, mark: str) -> bool | str:
         return store.sees(mark)
     except Exception as error:  # noqa: BLE001 - the others wait for an answer
         return error.message if isinstance(error, CheckpointError) else describe(error)
+
+
+def above_0(name: str, number: Any, *, whole: bool) -> None:
+    """Raise ConfigError for anything but a number above 0; True is none, though Python has it be 1."""
+    is_one = isinstance(number, Integral if whole else Real) and not isinstance(number, bool)
+    if not (is_one and 0 < float(number) < math.inf):
+        expected = "a whole number above 0" if whole else "a number of seconds above 0"
+        raise ConfigError(f"Checkpoint: {name} is {number!r}, and has to be {expected}")
+
+
+def several(optimizer: Any) -> Sequence[Optimizer]:
+    """Give the optimizers: one, several or none. Raises ConfigError for what has no order, and for one given twice."""
+    if optimizer is None or isinstance(optimizer, Optimizer):
+        return () if optimizer is None else (optimizer,)
+    if isinstance(optimizer, str) or not isinstance(optimizer, Sequence):
+        kind = type(optimizer).__name__
+        raise ConfigError(f"Checkpoint: optimizer is a {kind}, and has to be torch's, or a list of several")
+    if len({id(each) for each in optimizer}) < len(optimizer):
+        raise ConfigError("Checkpoint: optimizer has one of them twice: give each once")
+    return optimizer
+
+
+def steps_after(step: Any, reached: int) -> int:
+    """Give how many steps are done then; numpy's and torch's whole numbers are taken as well.
+
+    Raises ConfigError for no number, and where they go back: the newest checkpoint is the one after the most steps.
+    """
+    try:
+        number = operator.index(step)
+    except TypeError:
+        number = -1
+    if not 0 <= number < MOST_STEPS:
+        raise ConfigError(f"Checkpoint: the step is {step!r}; a whole number is expected, from 0 to 10**18 - 2")
+    if number + 1 < reached:
+        raise ConfigError(
+            f"Checkpoint: step {number} after step {reached - 1}: only steps that follow can be saved: count them over "
+            "all epochs, from what resume() gives; resume(steps=...) goes back"
+        )
+    return number + 1
+
+
+def not_shared(places: Sequence[tuple[str, str, bool | str]]) -> str:
+    """Say which workers do not see what rank 0 has written.
+
+    ``places``: of each worker by rank its host, its place, and whether it sees that; a text says why it cannot tell.
+    """
+    host, root, _ = places[0]
+    blind = [(rank, *place) for rank, place in enumerate(places) if place[2] is not True]
+    if unread := [(rank, why) for rank, _, other, why in blind if other == root and isinstance(why, str)]:
+        rank, why = unread[0]
+        return f"checkpoints in {root}: rank {rank}: {why}"
+    if others := [(rank, other) for rank, _, other, _ in blind if other != root]:
+        rank, other = others[0]
+        return f"checkpoints in {root}: rank {rank} was given another place, {other}: all workers have to give the same"
+    hosts = ", ".join(sorted({each for _, each, _, _ in blind}))
+    seen = f"{hosts} and {host} do not see the same directory"
+    return f"checkpoints in {root}: {seen}: it has to be one that all nodes share"
+
+
+ASK_S = 0.5
+"""How often workers ask each other; each time costs one tiny all-reduce."""
+MOST_STEPS_BETWEEN = 1000
+"""The most steps between two questions."""
+
+
+class Asking:
+    """All workers call it with the same steps and answers, so that all come to the same next question."""
+
+    def __init__(self, now_s: float) -> None:
+        self.restart(now_s)
+
+    def restart(self, now_s: float) -> None:
+        """Ask after the next step again: the training goes on somewhere else."""
+        self._asked: int | None = None
+        self._at_s = now_s
+        self._next = 0
+
+    def is_due(self, steps: int) -> bool:
+        """Tell whether to ask after this step; also where the steps go back."""
+        return steps >= self._next or (self._asked is not None and steps < self._asked)
+
+    def step_us(self, steps: int, now_s: float) -> int:
+        """Give how long a step takes here, which goes into the question; the slowest worker's is the answer."""
+        return int((now_s - self._at_s) / self._since(steps) * 1e6)
+
+    def answered(self, steps: int, now_s: float, step_us: int) -> None:
+        """Choose the next question by the slowest worker's step, at most twice as far off as the last one was."""
+        self._next = steps + max(1, min(MOST_STEPS_BETWEEN, 2 * self._since(steps), int(ASK_S * 1e6 / max(1, step_us))))
+        self._asked, self._at_s = steps, now_s
+
+    def _since(self, steps: int) -> int:
+        """Give the steps since the last question; before the first one lies a start, which tells nothing."""
+        return steps - self._asked if self._asked is not None and self._asked < steps else 1

@@ -4,6 +4,10 @@ Names are canonical (torch.distributed.checkpoint.state_dict), so that DDP, FSDP
 What a worker has for itself is its own entry, ``worker-<rank>``: the bytes of ``torch.save``; buffers, too, where they
 are not rank 0's, but for those that DDP makes rank 0's before they are used. Read is what the checkpoint has, not what
 is here: an optimizer that has not stepped has no state, and torch would step it to get one.
+
+What a worker adds to a checkpoint: of what it has for itself only what differs from rank 0's.
+
+The random generators that a script is likely to use.
 """
 
 from __future__ import annotations
@@ -12,22 +16,26 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any, Protocol
-
 import torch
 from torch import nn
 from torch.distributed.checkpoint._nested_dict import unflatten_state_dict
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_model_state_dict
 from torch.nn.parallel import DistributedDataParallel
-
 from distlaunch.core.errors import ConfigError
-from distlaunch.toolkit.checkpoint.own import Taken, canonical, digests, unshared
 from distlaunch.toolkit.checkpoint.parts import joined, kept, split, unwrapped
-from distlaunch.toolkit.checkpoint.random_state import check_random_states, set_random_states
 from distlaunch.toolkit.checkpoint.storage import some
 from distlaunch.toolkit.checkpoint.allowed_types import check_saved
 from distlaunch.toolkit.optimizer_state import differing_classes, load_optimizer_state, match_groups
 from distlaunch.toolkit.sharded_tensors import is_sharded
+import io
+import pickle
+from collections.abc import Iterable
+from dataclasses import dataclass
+from hashlib import blake2b
+from torch.distributed.checkpoint.state_dict import _get_fqns
+import random
+import sys
 
 Nested = dict[str, Any]
 SHOWN = 5
@@ -499,3 +507,127 @@ class _Epoch:
 
     def load_state_dict(self, state: Nested) -> None:
         self._sampler.set_epoch(state["epoch"])
+
+
+Digests = dict[str, bytes]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taken:
+    """What a worker has at a save."""
+
+    model: dict[str, Any]
+    optimizer: dict[str, Any] | None
+    classes: list[str]
+    """Of each parameter group's optimizer."""
+    tied: list[list[str]]
+    """The names of parameters that are one."""
+    parts: dict[str, tuple[Any, dict[str, torch.Tensor]]]
+    """Each without its sharded tensors, and these."""
+    own: dict[str, Any]
+    """Of the model, what may differ between workers."""
+    digests: Digests
+    """Of that."""
+    for_all: bool
+    """Whether rank 0's model is everyone's, as DDP has it."""
+
+    def state(self, rank: int, rank_0s: Digests) -> dict[str, Any]:
+        """Give what this worker adds to the checkpoint; of what is its own only what differs from rank 0's."""
+        own: dict[str, Any] = {
+            "random": random_states(),
+            "parts": {name: unsharded for name, (unsharded, _) in self.parts.items()},
+            "model": differing(self.own, self.digests, rank_0s) if rank else {},
+        }
+        stream = io.BytesIO()
+        torch.save(own, stream)
+        state: dict[str, Any] = {f"worker-{rank}": torch.frombuffer(stream.getbuffer(), dtype=torch.uint8)}
+        if sharded := {name: tensors for name, (_, tensors) in self.parts.items() if tensors}:
+            state["parts"] = sharded
+        if rank == 0:
+            state["tied"] = self.tied
+        if rank == 0 and self.classes:
+            state["classes"] = self.classes
+        if rank == 0 or not self.for_all:
+            state["model"] = self.model
+            if self.optimizer is not None:
+                state["optimizer"] = self.optimizer
+        return state
+
+
+def unshared(model: nn.Module, entries: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what may differ between workers: extra states, buffers that DDP does not broadcast, ignored parameters."""
+    ignored = getattr(model, "parameters_to_ignore", ()) if isinstance(model, DistributedDataParallel) else ()
+    shared = [
+        name
+        for name, parameter in model.named_parameters(remove_duplicate=False)
+        if parameter.requires_grad or name.removeprefix("module.") not in ignored
+    ]
+    if isinstance(model, DistributedDataParallel) and model.broadcast_buffers:
+        buffers = model.module.named_buffers(remove_duplicate=False)
+        shared += [f"module.{name}" for name, _ in buffers if name not in model.parameters_to_ignore]
+    of_all = canonical(model, shared)
+    return {name: value for name, value in entries.items() if name not in of_all}
+
+
+def canonical(model: nn.Module, names: Iterable[str]) -> set[str]:
+    """Return the names of parameters and buffers that wrappers, as DDP, do not change."""
+    return {name for each in names for name in _get_fqns(model, each)}
+
+
+def digests(entries: Mapping[str, Any]) -> Digests:
+    """Digest each of them, so that another worker can tell whether it has the same, on whatever device."""
+    return {name: _digest(value) for name, value in entries.items()}
+
+
+def differing(entries: Mapping[str, Any], mine: Digests, theirs: Digests) -> dict[str, Any]:
+    """Copy those whose digests differ: of a view, all of its storage would be saved."""
+    return {
+        name: value.clone() if isinstance(value, torch.Tensor) else value
+        for name, value in entries.items()
+        if mine[name] != theirs.get(name)
+    }
+
+
+def _digest(value: Any) -> bytes:
+    """Take a tensor's type, shape and numbers; of anything else its pickle: that may differ where nothing else does."""
+    value = value.to_local() if is_sharded(value) else value
+    hashed = blake2b(digest_size=16)
+    if type(value) is torch.Tensor and value.layout == torch.strided and not value.is_quantized:
+        plain = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
+        hashed.update(f"{value.dtype} {list(value.shape)} ".encode())
+        hashed.update(plain.reshape(-1).view(torch.uint8).numpy().data)
+    else:
+        hashed.update(pickle.dumps(value))
+    return hashed.digest()
+
+
+def random_states() -> dict[str, Any]:
+    """Read all random generators that a script is likely to use."""
+    states: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
+    if "numpy" in sys.modules:
+        import numpy as np
+
+        states["numpy"] = np.random.get_state()  # noqa: NPY002 - the global one
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        states["cuda"] = torch.cuda.get_rng_state()
+    return states
+
+
+def check_random_states(states: dict[str, Any]) -> None:
+    """Raise ValueError for a state that numpy would take, and then read behind its end."""
+    if "numpy" in states:
+        name, numbers, position, *_ = states["numpy"]
+        if name != "MT19937" or not 0 <= position <= len(numbers):
+            raise ValueError("the random state of numpy is none")
+
+
+def set_random_states(states: dict[str, Any]) -> None:
+    """Set what ``random_states`` has read."""
+    random.setstate(states["python"])
+    torch.set_rng_state(states["torch"])
+    if "numpy" in states:
+        import numpy as np
+
+        np.random.set_state(states["numpy"])  # noqa: NPY002 - the global one
+    if "cuda" in states and torch.cuda.is_available():
+        torch.cuda.set_rng_state(states["cuda"])

@@ -22,9 +22,8 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, BinaryIO, TypeVar
-from urllib.parse import unquote
 
-from distlaunch.core.errors import ConfigError, LaunchError
+from distlaunch.core.errors import LaunchError
 
 MANIFEST = "manifest.json"
 FORMAT = 1
@@ -360,34 +359,3 @@ def _is_a_manifest(data: bytes) -> bool | None:
     except (ValueError, RecursionError):
         return None
     return {"format", "steps", "files"} <= found.keys() if isinstance(found, dict) else None
-
-
-def store_for(where: str | os.PathLike[str]) -> Store:
-    """Choose by what is written: a URL with a scheme other than ``file`` is fsspec's.
-
-    Raises ConfigError for what is neither a path nor a URL, and for a URL that has been a ``Path``.
-    """
-    given: object = where  # whatever a script has read from its options
-    path = os.fspath(given) if isinstance(given, str | os.PathLike) else None
-    if not isinstance(path, str) or not path or "\0" in path:
-        raise ConfigError(f"checkpoints in {where!r}: not a path or a URL: give a directory, as 'runs/a'")
-    scheme, slashes, rest = path.partition("://")
-    if slashes and scheme != "file":
-        from distlaunch.toolkit.checkpoint.bucket import Bucket
-
-        return Bucket(path)
-    if slashes:
-        host, _, rest = rest.partition("/")
-        if host not in ("", "localhost"):
-            raise ConfigError(f"checkpoints in {path}: file:// has three slashes before a path: file:///{host}/{rest}")
-        path = f"/{unquote(rest)}"
-    elif (first := path.partition("/")[0]).endswith(":"):  # pathlib.Path makes one slash of two
-        raise ConfigError(
-            f"checkpoints in {path}: a directory named {first}, or a URL that has lost a slash? "
-            f"Give a URL as a str ('{first}//{path.removeprefix(first).lstrip('/')}'), and a directory as './{path}'"
-        )
-    else:
-        path = os.path.expanduser(path)
-    from distlaunch.toolkit.checkpoint.directory import Folder
-
-    return Folder(os.path.abspath(path))

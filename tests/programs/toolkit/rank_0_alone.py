@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import nn
 
 from distlaunch.toolkit import Checkpoint, init
-from distlaunch.toolkit.checkpoint.group import Group
+from distlaunch.toolkit.checkpoint.write import Group
 
 
 class Told(logging.Handler):

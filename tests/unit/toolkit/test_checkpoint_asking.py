@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from distlaunch.toolkit.checkpoint.asking import ASK_S, MOST_STEPS, Asking
+from distlaunch.toolkit.checkpoint.checkpoint import ASK_S, MOST_STEPS_BETWEEN, Asking
 
 
 def trained(asking, first, last, step_s, now_s=0.0):
@@ -32,7 +32,7 @@ def test_fast_steps_ask_about_every_half_second_and_get_there_by_doubling():
 
 def test_the_fastest_steps_ask_often_enough_even_so():
     asked = trained(Asking(0.0), 1, 5000, 1e-6)
-    assert max(later - earlier for earlier, later in pairwise(asked)) == MOST_STEPS
+    assert max(later - earlier for earlier, later in pairwise(asked)) == MOST_STEPS_BETWEEN
 
 
 @pytest.mark.parametrize("restarts", [True, False])

@@ -15,7 +15,8 @@ from distlaunch.core.errors import ConfigError  # noqa: E402
 from distlaunch.toolkit.checkpoint.checkpoint import Checkpoint  # noqa: E402
 from distlaunch.toolkit.checkpoint.bucket import Bucket  # noqa: E402
 from distlaunch.toolkit.checkpoint.directory import Folder  # noqa: E402
-from distlaunch.toolkit.checkpoint.storage import CheckpointError, store_for  # noqa: E402
+from distlaunch.toolkit.checkpoint.choose_storage import store_for  # noqa: E402
+from distlaunch.toolkit.checkpoint.storage import CheckpointError  # noqa: E402
 
 ROOT = "memory://bucket/run"
 

@@ -18,7 +18,7 @@ from torch import nn  # noqa: E402
 from distlaunch.core.errors import ConfigError  # noqa: E402
 from distlaunch.toolkit.checkpoint import directory  # noqa: E402
 from distlaunch.toolkit.checkpoint.checkpoint import Checkpoint  # noqa: E402
-from distlaunch.toolkit.checkpoint.arguments import not_shared  # noqa: E402
+from distlaunch.toolkit.checkpoint.checkpoint import not_shared  # noqa: E402
 from distlaunch.toolkit.checkpoint.directory import Folder  # noqa: E402
 from distlaunch.toolkit.checkpoint.storage import CheckpointError  # noqa: E402
 

@@ -17,7 +17,8 @@ from torch import nn  # noqa: E402
 
 from distlaunch.core.errors import ConfigError  # noqa: E402
 from distlaunch.toolkit.checkpoint.checkpoint import Checkpoint  # noqa: E402
-from distlaunch.toolkit.checkpoint.storage import CheckpointError, ReadError, Store, sealed, steps_of, store_for  # noqa: E402
+from distlaunch.toolkit.checkpoint.choose_storage import store_for  # noqa: E402
+from distlaunch.toolkit.checkpoint.storage import CheckpointError, ReadError, Store, sealed, steps_of  # noqa: E402
 
 
 @pytest.fixture

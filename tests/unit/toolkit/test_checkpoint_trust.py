@@ -26,7 +26,7 @@ from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex  # noq
 
 from distlaunch.core.errors import ConfigError  # noqa: E402
 from distlaunch.toolkit.checkpoint.checkpoint import Checkpoint  # noqa: E402
-from distlaunch.toolkit.checkpoint.random_state import random_states  # noqa: E402
+from distlaunch.toolkit.checkpoint.state import random_states  # noqa: E402
 from distlaunch.toolkit.checkpoint.storage import CheckpointError  # noqa: E402
 from distlaunch.toolkit.checkpoint.allowed_types import OLD_NAMES, check_loaded, check_saved, state_names  # noqa: E402
 from distlaunch.toolkit.checkpoint.unpickler import MalformedError, RefusedClassError, Unpickler  # noqa: E402
@@ -159,8 +159,8 @@ def test_a_checkpoint_of_an_older_version_with_sharded_parts_is_resumed(tmp_path
 
 def test_our_records_are_found_under_the_names_that_older_versions_had():
     for name in ("Elsewhere", "Whole"):
-        assert f"distlaunch.toolkit.checkpoint.parts.{name}" in state_names()
-        assert OLD_NAMES["distlaunch.toolkit.checkpoint.parts", name].__name__ == name
+        assert f"distlaunch.toolkit.checkpoint_parts.{name}" in state_names()
+        assert OLD_NAMES["distlaunch.toolkit.checkpoint_parts", name].__name__ == name
 
 
 # --- the save ----------------------------------------------------------------------------------------------------------

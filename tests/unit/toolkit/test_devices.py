@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from distlaunch.toolkit import devices
-from distlaunch.toolkit.devices import choose_device
+from distlaunch.toolkit import context
+from distlaunch.toolkit.context import choose_device
 from distlaunch.toolkit.toolkit_error import ToolkitError
 
 
 @pytest.fixture
 def gpus(monkeypatch):
     def there(count: int) -> None:
-        monkeypatch.setattr(devices, "_accelerator", lambda: "cuda" if count else None)
+        monkeypatch.setattr(context, "_accelerator", lambda: "cuda" if count else None)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
 
     return there

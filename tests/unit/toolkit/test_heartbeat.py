@@ -11,7 +11,7 @@ import threading
 import pytest
 
 from distlaunch.toolkit import heartbeat
-from distlaunch.toolkit import heartbeat as toolkit
+from distlaunch.toolkit import progress as toolkit
 
 
 @pytest.fixture
@@ -240,7 +240,7 @@ def test_importing_it_loads_no_part_of_the_launcher_and_nothing_heavy():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     loaded = set(done.stdout.split())
     assert {name for name in loaded if name.startswith("distlaunch")} <= {
-        "distlaunch", "distlaunch.toolkit", "distlaunch.toolkit.heartbeat", "distlaunch.core", "distlaunch.core.model",
+        "distlaunch", "distlaunch.toolkit", "distlaunch.toolkit.progress", "distlaunch.core", "distlaunch.core.model",
         "distlaunch.core.model.variables",
     }  # fmt: skip
     assert len(loaded) < 12
