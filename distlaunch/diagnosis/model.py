@@ -10,7 +10,11 @@ RepeatKind = Literal["syntax error", "import error", "missing script", "usage er
 
 
 class WorkerEnd(Record):
-    """How one worker ended, with the evidence its agent kept."""
+    """How one worker ended, with the evidence its agent kept.
+
+    Not the message ``WorkerExited``: this record has the worker's place in the job, times on the
+    coordinator's clock, and a shorter end of stderr where thousands have failed.
+    """
 
     rank: int
     local_rank: int

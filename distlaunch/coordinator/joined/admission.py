@@ -120,7 +120,7 @@ class Caller:
 
     @property
     def what(self) -> str:
-        """Say what our number is called."""
+        """Return what our number is called."""
         return "rank" if self._joiner.by_worker else "node"
 
     @property

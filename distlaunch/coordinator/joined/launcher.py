@@ -97,7 +97,7 @@ class Planner(Protocol):
         """Make the question about its own node."""
 
     def apply(self, *, clock: float, wall: float, attempt: int, restarts: int) -> p.LauncherInfo:
-        """Say what it is to do."""
+        """Return what it is to do."""
 
     def renamed(self, job_id: str) -> None:
         """Take note of what the job is called from now on."""
@@ -205,13 +205,15 @@ class PeerRunner:
         self._coordinator.close()
 
     def _is_over(self) -> bool:
-        """Tell whether the coordinator has nothing more to say to us: the job has ended, or it is
+        """Return whether the coordinator has nothing more to say to us: the job has ended, or it is
         lost."""
         return self._exit_code is not None or bool(self._why)
 
     def _end_of_job(self) -> int | None:
-        """Give the exit code if the lost coordinator is not to be called again; else return when it
-        is time to."""
+        """Return the exit code if the lost coordinator is not to be called again.
+
+        Otherwise wait until it may be called, and return None.
+        """
         decision = self._restart_rule.after_coordinator_loss(
             has_begun=self._orders.attempt >= 0, flexible=self._settings.flexible
         )
@@ -235,7 +237,7 @@ class PeerRunner:
     # --- the coordinator
 
     def _open(self, link: Link) -> None:
-        """Have the link. Raises ConfigError if no thread can be started for it."""
+        """Use the connection. Raises ConfigError if no thread can be started for it."""
         self._why = ""
         self._is_coordinator_silent = False
         self._joined_at = time.monotonic()
@@ -556,11 +558,11 @@ class Coordinator:
 
     @property
     def link(self) -> Link | None:
-        """Give what to poll and to receive from, if there is one."""
+        """Return what to poll and to receive from, if there is one."""
         return None if self._peer is None else self._peer.link
 
     def open(self, link: Link) -> None:
-        """Have a link. Raises ConfigError if no thread can be started for it."""
+        """Use a connection. Raises ConfigError if no thread can be started for it."""
         budget = CoordinatorBudget(time.monotonic())
         self._peer = peer = Peer[p.ToLauncher](0, p.TO_LAUNCHER, m.REMOTE_PARTS, budget)
         peer.open(link, now=0.0)
@@ -584,7 +586,7 @@ class Coordinator:
                 return
 
     def tell(self, message: Record) -> None:
-        """Have a message sent, in its turn."""
+        """Queue a message to be sent."""
         if self._peer is not None:
             self._peer.write(encode(message))
 

@@ -55,13 +55,13 @@ class Callers(Protocol):
     """The rendezvous port; see ``transport.listening``."""
 
     def descriptors(self) -> dict[int, int]:
-        """Give what to poll."""
+        """Return what to poll."""
 
     def deadline(self) -> float | None:
-        """Give when ``ready`` is due even if nothing is ready."""
+        """Return when ``ready`` is due even if nothing is ready."""
 
     def ready(self) -> Sequence[tuple[p.Call, Link]]:
-        """Give those who have been let in."""
+        """Return those who have been let in."""
 
     def close(self) -> None:
         """Listen no more."""
@@ -133,7 +133,7 @@ class Seat:
         self.start.end()
 
     def came_in_vain(self, number: int, what: str, why: str) -> a.Unreachable:
-        """Say why a launcher that has called does not take part; ``what`` a number is called."""
+        """Return why a launcher that has called does not take part; ``what`` a number is called."""
         failure = ConnectFailure(
             host=f"{what} {number} ({self.host})", step="call", text=shown(why)
         )
@@ -156,14 +156,14 @@ class Seat:
         return "gone" if now - asked >= PROBE_S else "wait"
 
     def commence(self, attempt: int, workers: int, now: float) -> None:
-        """Take in that its launcher is told to start so many workers."""
+        """Record that its launcher is told to start so many workers."""
         self.attempt = attempt
         self.start.begin(workers, now)
 
 
 def number_of(call: p.Call, seats: Sequence[Seat], let_in: Mapping[str, int]) -> int | None:
-    """Give a launcher that has no rank the seat that it had, or one of its host that is free, or
-    the next.
+    """Return the seat for a launcher without a rank: the one it had, a free one of its host, or the
+    next; None if all are taken.
 
     ``let_in``: the seats of those whose links are yet to come, by instance.
     """
@@ -211,12 +211,12 @@ class Assembly(Links[p.FromLauncher]):
         """What the others hear at the end."""
 
     def listen(self, callers: Callers) -> None:
-        """Have the port on which the others call."""
+        """Use the port on which the other launchers call."""
         self._callers = callers
 
     @property
     def members(self) -> dict[int, Member]:
-        """Give those that have come, by number."""
+        """Return those that have come, by number."""
         return {
             number: Member(host=seat.host, apply=seat.apply)
             for number, seat in enumerate(self._seats)
@@ -276,22 +276,22 @@ class Assembly(Links[p.FromLauncher]):
             self._tell(node, message)
 
     def notice(self, text: str, level: str) -> None:
-        """Have a line shown on all other nodes."""
+        """Show a line on all other nodes."""
         for node in list(self._peers):
             self._tell(node, p.Notice(text=text, level=level))
 
     @property
     def has_unsent(self) -> bool:
-        """Tell whether something is still on its way out."""
+        """Return whether something is still on its way out."""
         return self._own.has_unsent or super().has_unsent
 
     def descriptors(self) -> dict[int, int]:
-        """Give what to poll, with the poll events."""
+        """Return what to poll, with the poll events."""
         called = {} if self._callers is None else self._callers.descriptors()
         return {self._epoll.fileno(): select.POLLIN, **called, **self._own.descriptors()}
 
     def deadline(self) -> float | None:
-        """Give when ``receive`` is due even if nothing is ready."""
+        """Return when ``receive`` is due even if nothing is ready."""
         dues = [
             self._ping_at,
             self._read_at,
@@ -307,7 +307,7 @@ class Assembly(Links[p.FromLauncher]):
         return min((due for due in dues if due is not None), default=None)
 
     def receive(self) -> list[a.Event]:
-        """Give what has happened, without waiting."""
+        """Return what has happened, without waiting."""
         for message in self._own.receive():
             # Without its workers' parent our own node can never start any again: that is no loss to
             # be made good.
@@ -457,7 +457,7 @@ class Assembly(Links[p.FromLauncher]):
                 self._events.append(a.FromNode(node=peer.node, message=message))
 
     def _counts(self, peer: Peer[p.FromLauncher], seat: Seat, message: p.FromLauncher) -> bool:
-        """Tell whether this counts; it may be of another coordinator's attempt, but not make
+        """Return whether this counts; it may be of another coordinator's attempt, but not make
         nonsense of ours."""
         try:
             counts = seat.part.check(message)
@@ -497,7 +497,7 @@ class Assembly(Links[p.FromLauncher]):
         self._offer(peer.node)
 
     def _cannot_take_part(self, peer: Peer[p.FromLauncher], seat: Seat, why: str) -> None:
-        """Take in that a launcher has failed before it had anything else to say."""
+        """Record that a launcher has failed before it had anything else to say."""
         text = (
             f"{self._what} {peer.node} ({seat.host}) cannot take part: "
             f"{printable(why[:_LONGEST_WHY])}"

@@ -90,17 +90,19 @@ class OwnNode:
 
     @property
     def has_unsent(self) -> bool:
-        """Tell whether something is still on its way to the workers' parent."""
+        """Return whether something is still on its way to the workers' parent."""
         return any(wanted & select.POLLOUT for wanted in self._agent.descriptors().values())
 
     @property
     def is_broken(self) -> bool:
-        """Tell whether the workers' parent has vanished: all were killed, and no ``AttemptEnded`` will
-        come."""
+        """Return whether the workers' parent has vanished.
+
+        All workers were killed then, and no ``AttemptEnded`` will come.
+        """
         return self._agent.is_broken
 
     def descriptors(self) -> dict[int, int]:
-        """Give what to poll, with the poll events."""
+        """Return what to poll, with the poll events."""
         return {
             self._wake: select.POLLIN,
             **self._agent.descriptors(),
@@ -108,7 +110,7 @@ class OwnNode:
         }
 
     def deadline(self) -> float | None:
-        """Give when ``receive`` is due even if nothing is ready, on the job's clock."""
+        """Return when ``receive`` is due even if nothing is ready, on the job's clock."""
         ahead = self._clock() - time.monotonic()
         others = (self._reachability.deadline(), self._looking.deadline())
         dues = [self._agent.deadline(), *(None if due is None else due + ahead for due in others)]
@@ -206,7 +208,7 @@ class _Looking:
             self._threads.append(thread)
 
     def deadline(self) -> float | None:
-        """Give when it must have come further (monotonic seconds)."""
+        """Return when it must have come further (monotonic seconds)."""
         return None if self._order is None else self._doing[2]
 
     def on_ready(self) -> None:

@@ -47,7 +47,7 @@ class Cast(Record):
 
     @staticmethod
     def fixed(settings: PolicySettings) -> Cast:
-        """Give the nodes that the settings name, for a job that need not gather any."""
+        """Return the nodes that the settings name, for a job that need not gather any."""
         members = tuple(range(len(settings.hosts)))
         return Cast(
             members=members,
@@ -59,7 +59,7 @@ class Cast(Record):
 
     @staticmethod
     def of(composition: Composition) -> Cast:
-        """Give those of a plan. Raises ValueError if it leaves open which ranks a node runs."""
+        """Return those of a plan. Raises ValueError if it leaves open which ranks a node runs."""
         plan, members, places = composition.plan, composition.members, composition.places
         world_size, first_ranks = plan.world_size, plan.first_ranks
         hosts = tuple(node.host for node in plan.nodes)
@@ -93,11 +93,11 @@ class Cast(Record):
         return self.hosts[max(0, bisect_right(self.first_ranks, rank) - 1)]
 
     def first_rank(self, member: int) -> int:
-        """Give a member's lowest rank."""
+        """Return a member's lowest rank."""
         return self.first_ranks[self.node_ranks[member]]
 
     def ranks(self, member: int) -> range:
-        """Give a member's ranks."""
+        """Return a member's ranks."""
         node_rank = self.node_ranks[member]
         following = node_rank + 1
         end = self.first_ranks[following] if following < len(self.first_ranks) else self.world_size
@@ -164,17 +164,17 @@ class Attempt:
 
     @property
     def is_full(self) -> bool:
-        """Tell whether all workers have been started."""
+        """Return whether all workers have been started."""
         return self.up == self.cast.world_size
 
     @property
     def has_ended(self) -> bool:
-        """Tell whether no worker is left, nor to come."""
+        """Return whether no worker is left, nor to come."""
         return self.ended == self.cast.world_size
 
     @property
     def went_well(self) -> bool:
-        """Tell whether there was no failure of any kind."""
+        """Return whether there was no failure of any kind."""
         return not self.failures and not self.losses and self.hang is None
 
     @property
@@ -183,7 +183,7 @@ class Attempt:
         return len(self.cast.members) > 1
 
     def members(self) -> list[int]:
-        """Give the members that have not been lost, by node rank."""
+        """Return the members that have not been lost, by node rank."""
         if len(self.alive) == len(self.cast.members):
             return list(self.cast.members)
         return [member for member in self.cast.members if member in self.alive]
@@ -191,18 +191,18 @@ class Attempt:
     # --- its workers
 
     def started(self, member: int, message: m.Started) -> None:
-        """Take in which workers have come up."""
+        """Record which workers have come up."""
         ranks, known = self.cast.ranks(member), self._up[member]
         new = [rank for rank in message.pids if rank in ranks and rank not in known]
         self.up += len(new)
         known.update(new)
 
     def is_news(self, member: int, rank: int) -> bool:
-        """Tell whether a member runs this worker, and its end is not known: no other end counts."""
+        """Return whether a member runs this worker and its end is not known yet."""
         return rank in self.cast.ranks(member) and rank not in self._ended[member]
 
     def exited(self, member: int, message: m.WorkerExited) -> WorkerEnd | None:
-        """Take in that a worker has ended; give its end if it failed."""
+        """Record that a worker has ended; return its end if it failed."""
         self.ended += 1
         self._ended[member].add(message.rank)
         if message.returncode != 0:
@@ -224,7 +224,7 @@ class Attempt:
         )
 
     def first_reaction(self, end: WorkerEnd, now: float) -> Literal["stop", "wait", "go on"]:
-        """Tell what a failure means for the others, if nobody has been told to stop so far."""
+        """Return what a failure means for the others, if nobody has been told to stop so far."""
         if self.first_failure is None:
             self.first_failure = now
             self._seeks_cause = failures.looks_like_consequence(end)
@@ -243,12 +243,12 @@ class Attempt:
     # --- its nodes
 
     def unaccounted(self, member: int) -> list[int]:
-        """Give a member's ranks of which no end is known."""
+        """Return a member's ranks of which no end is known."""
         ended = self._ended[member]
         return [rank for rank in self.cast.ranks(member) if rank not in ended]
 
     def gone(self, member: int, message: m.AttemptEnded) -> None:
-        """Take in that a member has nothing left, and what it had to end for that."""
+        """Record that a member has nothing left, and what it had to end for that."""
         if message.port_used is not None:
             self.port_used = message.port_used
         self.left += message.left
@@ -261,8 +261,10 @@ class Attempt:
     def lost(
         self, member: int, why: str, now: float, *, exit_code: int, kind: LossKind
     ) -> Loss | None:
-        """Take in that a member is gone, and its workers with it; give the loss, unless all of them
-        had ended well."""
+        """Record that a member is gone, and its workers with it.
+
+        Returns the loss; None if all of its workers had ended with 0.
+        """
         from distlaunch.coordinator.policy.losses import Loss
 
         owed = member in self.owing
@@ -352,7 +354,7 @@ class Attempt:
         return Verdict(outcome=outcome, exit_code=diagnosis.exit_code, report=report)
 
     def killed_text(self, after_grace: str | None = None) -> str | None:
-        """Say which processes that workers had left were killed, if any."""
+        """Return which processes that workers had left were killed, if any."""
         if not self.killed_leftovers:
             return None
         from distlaunch.coordinator.policy.remaining_processes import killed_text

@@ -59,7 +59,7 @@ class Convening:
         """No node can be reached any more: only Ray says so, whose jobs are of a fixed size."""
 
     def deadline(self) -> float:
-        """Give when somebody is late, or ``tick`` is due."""
+        """Return when somebody is late, or ``tick`` is due."""
         return (
             self._preparation.deadline()
             if self._preparation is not None
@@ -79,7 +79,7 @@ class Convening:
         return self._gatherer.begin(now, fresh=fresh)
 
     def settle(self, attempt: int, now: float) -> tuple[Cast, list[Action]] | Refusal | None:
-        """Tell who takes part, once that is known, or why there is no attempt."""
+        """Return who takes part, or why there is no attempt; None if it is not known yet."""
         found = self._gatherer.settle(now)
         if found is None or isinstance(found, Refusal):
             return found
@@ -124,42 +124,42 @@ class Convening:
         self._gatherer.left = who_left(losses)
 
     def replaces(self) -> bool:
-        """Tell whether the job goes on without a node that it has lost: that is no restart."""
+        """Return whether the job goes on without a node that it has lost: that is no restart."""
         fewest, most = self._gathering.bounds
         return fewest < most or (self._gathering.flexible and self._gatherer.here() >= fewest)
 
     def can_spare(self, number: int) -> bool:
-        """Tell whether the job can go on without so many of the nodes that are here."""
+        """Return whether the job can go on without so many of the nodes that are here."""
         return self.replaces() and self._gatherer.here() - number >= self._gathering.bounds[0]
 
     # --- what happens to nodes
 
     def logged_in(self, node: int) -> None:
-        """Take in that the login on a node has succeeded."""
+        """Record that the login on a node has succeeded."""
         self._gatherer.logged_in(node)
 
     def joined(self, event: Joined, now: float) -> list[Action]:
-        """Take in that a node's agent has come up."""
+        """Record that a node's agent has come up."""
         if event.host is not None:
             self._gatherer.nodes[event.node].host = event.host
         return self._gatherer.joined(event.node, now)
 
     def unreachable(self, event: Unreachable, now: float) -> list[Action]:
-        """Take in that a node was not reached."""
+        """Record that a node was not reached."""
         return self._gatherer.unreachable(event.node, event.failure, now)
 
     def discovered(self, event: Discovered, now: float) -> list[Action]:
-        """Take in which hosts there are."""
+        """Record which hosts there are."""
         return self._gatherer.discovered(event, now)
 
     def surveyed(self, node: int, message: Surveyed, now: float) -> list[Action]:
-        """Take in what a node has found out about itself."""
+        """Record what a node has found out about itself."""
         return self._gatherer.surveyed(node, message, now)
 
     def lost(
         self, event: Lost, run: tuple[int, Sequence[int]] | None, now: float, *, wanted: bool
     ) -> list[Action]:
-        """Take in that a node is gone; empty if that is no news. ``run``: the attempt it took part
+        """Record that a node is gone; empty if that is no news. ``run``: the attempt it took part
         in, its ranks."""
         self.is_cut_off = self.is_cut_off or event.final
         member, why = self._gatherer.nodes[event.node], shown(event.why)
@@ -203,7 +203,7 @@ class Convening:
         return self._gatherer.nodes[node].host
 
     def why_lost(self, node: int) -> str:
-        """Say why a node that was lost was lost, as a clause."""
+        """Return why a node that was lost was lost, as a clause."""
         return self._gatherer.nodes[node].why_lost or ""
 
     def kind_lost(self, node: int) -> LossKind:
@@ -225,7 +225,7 @@ class Convening:
     # --- preparing
 
     def prepare(self, cast: Cast, attempt: int, now: float) -> list[Action]:
-        """Have those who take part settle what only they know."""
+        """Ask the nodes that take part to prepare."""
         surveys = [
             surveyed
             for member in cast.members
@@ -236,20 +236,20 @@ class Convening:
 
     @property
     def reaches(self) -> bool:
-        """Tell whether all have prepared, and try to reach the master's node."""
+        """Return whether all have prepared, and try to reach the master's node."""
         return self._preparation is not None and self._preparation.reaches
 
     def reach(self, port: int, now: float) -> list[Action] | Refusal:
-        """Have the others try to reach the master's node."""
+        """Ask the other nodes to connect to the master's node."""
         return [] if self._preparation is None else self._preparation.reach(port, now)
 
     def reached(self, node: int, message: Reached) -> None:
-        """Take in how a node fared."""
+        """Record the answer of a node."""
         if self._preparation is not None:
             self._preparation.reached(node, message)
 
     def late(self, owing: set[int]) -> Refusal | None:
-        """Take in that nodes have not answered in time; give why that ends the job, if it does."""
+        """Record that nodes have not answered in time; return why that ends the job, if it does."""
         return None if self._preparation is None else self._preparation.late(owing)
 
     def meet(self, now: float) -> Meeting | Refusal | list[Action]:
@@ -301,11 +301,11 @@ class Preparation:
         ]
 
     def deadline(self) -> float:
-        """Give when those that owe an answer are late."""
+        """Return when those that owe an answer are late."""
         return self._until
 
     def reach(self, port: int, now: float) -> list[Action] | Refusal:
-        """Have the others try to reach the master's node."""
+        """Ask the other nodes to connect to the master's node."""
         cast = self._cast
         self.reaches = True
         self._until = now + REACH_S + SLACK_S
@@ -323,11 +323,11 @@ class Preparation:
         return [ToNode(node=member, message=question) for member in cast.members[1:]]
 
     def reached(self, member: int, message: Reached) -> None:
-        """Take in how a node fared."""
+        """Record the answer of a node."""
         self._reached[self._cast.node_ranks[member]] = message
 
     def late(self, owing: Iterable[int]) -> Refusal | None:
-        """Take in that nodes have not answered in time: where they were to reach the master, they
+        """Record that nodes have not answered in time: where they were to reach the master, they
         have not."""
         if self.reaches:
             problem = f"no answer within {REACH_S + SLACK_S:g} s"
@@ -341,7 +341,7 @@ class Preparation:
         )
 
     def astray(self, may_leave: Callable[[int], bool]) -> list[tuple[int, str]]:
-        """Give the members that have no way to the master's node, and why, if the job can do
+        """Return the members that have no way to the master's node, and why, if the job can do
         without them."""
         lost = [
             (self._cast.members[rank], answer.problem or "it has no way to rank 0's node")

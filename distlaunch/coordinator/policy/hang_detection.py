@@ -125,12 +125,12 @@ class Watch:
         return self._until is not None and not self._owing
 
     def deadline(self) -> float | None:
-        """Give when ``tick`` is due."""
+        """Return when ``tick`` is due."""
         times = [self._until, self._alone_at, self._check_at]
         return min((time for time in times if time is not None), default=None)
 
     def worker_ended(self, rank: int, now: float) -> list[Action]:
-        """Take in that a worker has ended with 0: a sign of life, and the others may come to wait
+        """Record that a worker has ended with 0: a sign of life, and the others may come to wait
         for it."""
         self.ended.append(rank)
         if not self._over and not self._mentioned and self._alone_at is None:
@@ -138,7 +138,7 @@ class Watch:
         return self._sign(now)
 
     def heard(self, message: m.Alive, now: float) -> list[Action]:
-        """Take in what has moved: heartbeats, and output of workers that never sent one.
+        """Record what has moved: heartbeats, and output of workers that never sent one.
 
         For the notice, which ends nothing, all output counts.
         """
@@ -173,7 +173,7 @@ class Watch:
         return [Say(text=text, level="warning")]
 
     def answered(self, node: int, message: m.Stacks) -> None:
-        """Take in where the workers of a node stand."""
+        """Record where the workers of a node stand."""
         if (message.attempt, message.serial) == (
             self._run.number,
             self._serial,
@@ -182,7 +182,7 @@ class Watch:
             self.stacks += message.stacks
 
     def lost(self, node: int) -> None:
-        """Take in that a node is gone: it tells nothing any more."""
+        """Record that a node is gone: it tells nothing any more."""
         self._owing.discard(node)
 
     def tick(self, now: float) -> list[Action]:

@@ -65,14 +65,14 @@ class Progress:
         self._unrecorded = False
 
     def went_on(self) -> bool | None:
-        """Tell whether this attempt has come further than all before; None if no worker has ever
+        """Return whether this attempt has come further than all before; None if no worker has ever
         reported a step."""
         if self._best is None:
             return None if self._best_before is None else False
         return self._best_before is None or self._best > self._best_before
 
     def take(self, heartbeats: Iterable[m.Heartbeat], *, attempt: int, now: float) -> list[Action]:
-        """Take in what has come; give the event that is due."""
+        """Record what has come; return the event that is due."""
         for heartbeat in heartbeats:
             rank, values = heartbeat.rank, heartbeat.values
             step = values.get(STEP)
@@ -92,7 +92,7 @@ class Progress:
         return []
 
     def end(self, *, attempt: int, now: float) -> list[Action]:
-        """Give the last event of an attempt, if anything has come since the one before."""
+        """Return the last event of an attempt, if anything has come since the one before."""
         return self._record(attempt, now) if self._unrecorded else []
 
     def _record(self, attempt: int, now: float) -> list[Action]:

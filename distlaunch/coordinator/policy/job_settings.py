@@ -57,7 +57,7 @@ class Gathering(Record):
 
     @property
     def flexible(self) -> bool:
-        """Tell whether the job may go on with other nodes than it began with."""
+        """Return whether the job may go on with other nodes than it began with."""
         return self.bounds[0] < self.bounds[1] or len(self.hosts) > self.bounds[1] or self.discover
 
 

@@ -96,7 +96,7 @@ class Signals:
         self._held: dict[int, tuple[float, Signalled]] = {}
 
     def take(self, event: Signalled, now: float) -> Signalled | None:
-        """Give the event if it is to be acted on now."""
+        """Return the event if it is to be acted on now."""
         count = self._counts.setdefault(event.signum, _Count()).at_time(now)
         if not event.kill and count.told.get(event.sender, 0) < count.acted:
             count.add(event.sender)
@@ -119,11 +119,11 @@ class Signals:
         return event
 
     def deadline(self) -> float | None:
-        """Give when ``due`` has something."""
+        """Return when ``due`` has something."""
         return min((until for until, _ in self._held.values()), default=None)
 
     def due(self, now: float) -> list[Signalled]:
-        """Give those that have waited long enough."""
+        """Return those that have waited long enough."""
         due: list[Signalled] = []
         found = [event for until, event in self._held.values() if until <= now]
         for event in found:

@@ -36,7 +36,7 @@ class Streams(NamedTuple):
 
 
 def starts(plan: LaunchPlan, streams: Streams) -> Iterator[tuple[int, m.Start]]:
-    """Give, by node rank, what a node needs to know of the plan."""
+    """Yield, by node rank, what a node needs to know of the plan."""
     env = plan.shared_env
     for node_rank, workers in itertools.groupby(plan.workers, lambda worker: worker.node_rank):
         yield node_rank, start_of(plan, node_rank, workers, streams, env)
@@ -45,7 +45,7 @@ def starts(plan: LaunchPlan, streams: Streams) -> Iterator[tuple[int, m.Start]]:
 def commences(
     plan: LaunchPlan, composition: Composition, streams: Streams, *, restarts: int
 ) -> Iterator[tuple[int, m.Start | p.StartWorkers]]:
-    """Give, by member, what starts its workers."""
+    """Yield, by member, what starts its workers."""
     places = composition.places or tuple(
         (node.host, rank) for node, rank in zip(plan.nodes, plan.first_ranks, strict=True)
     )
@@ -84,7 +84,7 @@ def start_of(
     streams: Streams,
     env: Mapping[str, str],
 ) -> m.Start:
-    """Give what one node needs to know of the plan, for these of its workers; ``env`` is what all
+    """Return what one node needs to know of the plan, for these of its workers; ``env`` is what all
     workers share."""
     rows, columns = streams.terminal or (0, 0)
     node = plan.nodes[node_rank]
