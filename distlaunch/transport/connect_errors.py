@@ -5,9 +5,11 @@ Every transport raises ``Trouble`` and reports ``ConnectFailure``.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from distlaunch.core.model.record import Record
+from distlaunch.core.model.text import printable
 
 Step = Literal[
     "resolve",
@@ -30,17 +32,41 @@ STARTUP_HINT = (
 """Of a node that was logged in to, and whose agent does not start."""
 
 
+SSH_PORT = 22
+
+
+class KeyScan(Record):
+    """The command in a hint that adds a host's keys to a file of known hosts."""
+
+    host: str
+    port: int = SSH_PORT
+    file: str = "~/.ssh/known_hosts"
+
+    def command(self, hosts: Sequence[str] | None = None) -> str:
+        """Return the command for this host, or for several instead of it."""
+        at = "" if self.port == SSH_PORT else f"-p {self.port} "
+        names = " ".join(map(printable, hosts or (self.host,)))
+        return f"ssh-keyscan {at}-H {names} >> {printable(self.file)}"
+
+
 class Trouble(Exception):  # noqa: N818 - it is an outcome: an opener turns it into Unconnected
     """A step did not succeed; the words are those of ``ConnectFailure``, and printable."""
 
     def __init__(
-        self, step: Step, text: str, *, hint: str | None = None, passing: bool = True
+        self,
+        step: Step,
+        text: str,
+        *,
+        hint: str | None = None,
+        passing: bool = True,
+        scan: KeyScan | None = None,
     ) -> None:
         super().__init__(text)
         self.step: Step = step
         self.text = text
         self.hint = hint
         self.passing = passing
+        self.scan = scan
 
     def failure(self, host: str, *, address: str = "", user: str = "") -> ConnectFailure:
         """Make the row of the table that the user sees."""
@@ -52,6 +78,7 @@ class Trouble(Exception):  # noqa: N818 - it is an outcome: an opener turns it i
             text=self.text,
             hint=self.hint,
             passing=self.passing,
+            scan=self.scan,
         )
 
 
@@ -70,3 +97,5 @@ class ConnectFailure(Record):
     passing: bool = True
     """It may work in a moment: refused, no route, silent. A wrong key or a missing Python will not
     mend itself."""
+    scan: KeyScan | None = None
+    """The command that ``hint`` has, so that one can stand for several hosts."""

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from distlaunch.core.model.host_list import name_hosts
 from distlaunch.core.model.record import Record
 from distlaunch.transport.connect_errors import ConnectFailure
-from distlaunch.transport.ssh.host_keys import scan_all
 
 _MOST_ROWS = 20
 _WIDEST = 40
+_MOST_SCANNED = 600
+"""Characters of the hosts in one command."""
 _SHA256 = re.compile(r"SHA256:\S+")
 
 
@@ -120,8 +121,20 @@ def _hints(groups: Sequence[_Group]) -> list[str]:
         hint = hints[0]
         if len(hints) > 1:
             hint = (
-                scan_all(hints)
+                _scanning_all(rows, hints)
                 or f"{hint} (for {rows[0].host}; likewise for {len(rows) - 1:,} more)"
             )
         lines.append(f"  hint: {hint}")
     return lines
+
+
+def _scanning_all(rows: Sequence[ConnectFailure], hints: Sequence[str]) -> str | None:
+    """Return one hint that scans the keys of all these hosts; None if that is no short command."""
+    scans = list(dict.fromkeys(row.scan for row in rows if row.scan is not None))
+    same = {(scan.port, scan.file) for scan in scans}
+    if len(same) != 1 or len(scans) != len(hints):
+        return None
+    hosts = [scan.host for scan in scans]
+    if len(" ".join(hosts)) > _MOST_SCANNED:
+        return None
+    return hints[0].replace(scans[0].command(), scans[0].command(hosts))

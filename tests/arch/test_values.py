@@ -33,7 +33,6 @@ ALLOWED = {
     ("transport/ssh/client.py", "'Indecipherable' in str(error)"): "paramiko's words",
     ("transport/ssh/client.py", "'no acceptable' in str(error)"): "paramiko's words",
     ("transport/ssh/client.py", "'Signature verification' in text"): "paramiko's words",
-    ("transport/ssh/host_keys.py", "_SCAN.search(hint)"): "a table folds hints that differ in hosts alone",
     ("coordinator/joined/launcher.py", "note not in self._noted"): "each line is said once",
     ("coordinator/runtime/runner.py", "note not in self._noted"): "each line is said once",
     ("coordinator/policy/node_setup.py", "told == event.problem"): "each line is said once",

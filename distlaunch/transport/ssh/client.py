@@ -13,7 +13,7 @@ from distlaunch.transport.cleanup import bury
 from distlaunch.transport.connect_errors import Trouble
 from distlaunch.transport.ssh.config import HostSettings
 from distlaunch.transport.ssh.exec_channel import PACKET, WINDOW, Wire
-from distlaunch.transport.ssh.host_keys import HostKeyCheck, scan_hint
+from distlaunch.transport.ssh.host_keys import HostKeyCheck, scan_of
 from distlaunch.transport.ssh.login import LOGIN_S, KeyRing, log_in
 
 if TYPE_CHECKING:
@@ -217,8 +217,6 @@ def _negotiate(connection: Connection, until: float, settings: HostSettings) -> 
         if error is not None and str(error)
         else "the server closed the connection"
     )
-    raise Trouble("connect", f"{text} while keys were agreed on", hint=_keys_hint(text, settings))
-
-
-def _keys_hint(text: str, settings: HostSettings) -> str | None:
-    return scan_hint(settings) if "Signature verification" in text else None
+    scan = scan_of(settings) if "Signature verification" in text else None
+    hint = None if scan is None else scan.command()
+    raise Trouble("connect", f"{text} while keys were agreed on", hint=hint, scan=scan)

@@ -15,15 +15,14 @@ import fnmatch
 import hashlib
 import hmac
 import os
-import re
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
-from distlaunch.core.model.record import Record
+from distlaunch.core.model.record import Record, replace
 from distlaunch.core.model.text import printable, quoted
 from distlaunch.planning.train_options import HostKeys
-from distlaunch.transport.connect_errors import Trouble
+from distlaunch.transport.connect_errors import SSH_PORT, KeyScan, Trouble
 from distlaunch.transport.ssh.config import HostSettings
 
 _SALT_BYTES = 20
@@ -164,7 +163,7 @@ def _refusal(
         case "changed":
             kind = printable(kind)
             what = f"{place} has another {kind} key than the one shown, {shown}"
-            return changed(what, _name(settings), scan_hint(settings))
+            return changed(what, _name(settings), scan_of(settings))
         case "revoked":
             return refused(f"its key is revoked by {place}: {shown}")
         case "certified":
@@ -175,17 +174,19 @@ def _refusal(
         case "other types":
             return refused(
                 f"it is known by another kind of key ({place}) than the one shown, {shown}",
-                hint=f"to trust this one too: {scan_hint(settings)}",
+                hint=f"to trust this one too: {scan_of(settings).command()}",
+                scan=scan_of(settings),
             )
-    return unknown(f"its key is not known: {shown}", scan_hint(settings))
+    return unknown(f"its key is not known: {shown}", scan_of(settings))
 
 
-def scan_hint(settings: HostSettings) -> str:
-    """Write the command that adds a host's keys to known_hosts."""
-    return scan(settings.hostname, settings.port, *settings.user_known_hosts[:1])
+def scan_of(settings: HostSettings) -> KeyScan:
+    """Return the command that adds a host's keys to known_hosts."""
+    known = KeyScan(host=settings.hostname, port=settings.port)
+    files = settings.user_known_hosts
+    return replace(known, file=files[0]) if files else known
 
 
-SSH_PORT = 22
 _HASHED_PARTS = 4
 Verdict = Literal["known", "unknown", "changed", "other types", "revoked", "certified"]
 
@@ -331,47 +332,26 @@ def judge(known: Sequence[KnownKey], kind: str, key: str) -> tuple[Verdict, Know
     return ("other types", plain[0]) if plain else ("unknown", None)
 
 
-_MOST_SCANNED = 600
-_SCAN = re.compile(r"(ssh-keyscan (?:-p \d+ )?-H) (\S+) (>> \S+)")
-
-
-def scan(host: str, port: int, file: str = "~/.ssh/known_hosts") -> str:
-    """Write the command that adds a host's keys to known_hosts."""
-    at = "" if port == SSH_PORT else f"-p {port} "
-    return f"ssh-keyscan {at}-H {printable(host)} >> {printable(file)}"
-
-
-def scan_all(hints: Sequence[str]) -> str | None:
-    """Make one hint of several that differ in what ``scan`` has of hosts; None if they differ in
-    more."""
-    scans = [_SCAN.search(hint) for hint in hints]
-    same = {(found[1], found[3]) for found in scans if found is not None}
-    if None in scans or len(same) != 1:
-        return None
-    names = " ".join(found[2] for found in scans if found is not None)
-    if len(names) > _MOST_SCANNED:
-        return None
-    [(command, target)] = same
-    return _SCAN.sub(lambda _: f"{command} {names} {target}", hints[0])
-
-
-def changed(what: str, name: str, command: str) -> Trouble:
+def changed(what: str, name: str, scan: KeyScan) -> Trouble:
     """Say that a host has another key than the one that is known; ``name`` is what known_hosts has
     of it."""
     return refused(
         f"ITS KEY HAS CHANGED: {what}. Someone may be posing as this host",
-        hint=f"if it was installed anew: ssh-keygen -R {quoted(name)}, then {command}",
+        hint=f"if it was installed anew: ssh-keygen -R {quoted(name)}, then {scan.command()}",
+        scan=scan,
     )
 
 
-def unknown(what: str, command: str) -> Trouble:
+def unknown(what: str, scan: KeyScan) -> Trouble:
     """Say that a host's key is not known."""
     return refused(
         what,
-        hint=f"to trust it: {command}; --ssh-host-keys accept-new takes the keys of all new hosts",
+        hint=f"to trust it: {scan.command()}; --ssh-host-keys accept-new takes the keys of all new "
+        "hosts",
+        scan=scan,
     )
 
 
-def refused(text: str, *, hint: str | None = None) -> Trouble:
+def refused(text: str, *, hint: str | None = None, scan: KeyScan | None = None) -> Trouble:
     """Say that a host's key is not taken."""
-    return Trouble("host key", text, hint=hint, passing=False)
+    return Trouble("host key", text, hint=hint, passing=False, scan=scan)

@@ -10,9 +10,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from distlaunch.core.model.text import printable
-from distlaunch.transport.connect_errors import Trouble
+from distlaunch.transport.connect_errors import SSH_PORT, Trouble
 from distlaunch.transport.ssh.config import HostSettings
-from distlaunch.transport.ssh.host_keys import SSH_PORT
 
 if TYPE_CHECKING:
     import paramiko

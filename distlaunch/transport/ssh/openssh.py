@@ -16,10 +16,10 @@ from distlaunch.core.model.text import printable, quoted
 from distlaunch.planning.train_options import HostKeys
 from distlaunch.transport.bootstrap import remote_command, start_agent
 from distlaunch.transport.child_process import Leash, ProcessLink
-from distlaunch.transport.connect_errors import Step, Trouble
+from distlaunch.transport.connect_errors import SSH_PORT, KeyScan, Step, Trouble
 from distlaunch.transport.connection import Link, Target, Unconnected
 from distlaunch.transport.ssh.config import Asked
-from distlaunch.transport.ssh.host_keys import SSH_PORT, changed, scan, unknown
+from distlaunch.transport.ssh.host_keys import changed, unknown
 
 _CONNECT_S = 15
 _OWN_FAILURE = 255
@@ -162,7 +162,7 @@ def understood(said: bytes, *, host: str) -> Trouble:
     return Trouble(step, shown, hint=hint, passing=passing)
 
 
-def _scan(name: str) -> str:
-    """Write the command that adds the keys of ``host`` or ``[host]:port``."""
+def _scan(name: str) -> KeyScan:
+    """Return the command that adds the keys of ``host`` or ``[host]:port``."""
     host, _, port = name.removeprefix("[").partition("]:")
-    return scan(host, int(port) if port.isascii() and port.isdigit() else SSH_PORT)
+    return KeyScan(host=host, port=int(port) if port.isascii() and port.isdigit() else SSH_PORT)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from distlaunch.transport.connect_errors import ConnectFailure
+from distlaunch.transport.connect_errors import SSH_PORT, ConnectFailure, KeyScan
 from distlaunch.transport.unreachable import render
 
 
@@ -12,14 +12,16 @@ def refused(number: int) -> ConnectFailure:
     )
 
 
-def unknown(number: int, *, port: str = "") -> ConnectFailure:
+def unknown(number: int, *, port: int = SSH_PORT) -> ConnectFailure:
+    scan = KeyScan(host=f"n{number}", port=port)
     return ConnectFailure(
         host=f"n{number}",
         address=f"10.0.0.{number}:22",
         user="me",
         step="host key",
         text=f"its key is not known: ssh-ed25519 SHA256:abc{number}",
-        hint=f"to trust it: ssh-keyscan {port}-H n{number} >> ~/.ssh/known_hosts; or so",
+        hint=f"to trust it: {scan.command()}; or so",
+        scan=scan,
         passing=False,
     )
 
