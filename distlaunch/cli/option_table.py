@@ -1,4 +1,4 @@
-"""The one table of options, from which the quick parser, the typer commands and the help are made.
+"""The one table of options, from which the parser, the completion and the help are made.
 
 A row says everything about an option except its default, which is the field's own in
 ``TrainOptions``. A default may also come from the environment (``Option.variable``). None of those
