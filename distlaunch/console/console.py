@@ -1,5 +1,8 @@
-"""The sink of a job (``job.sink``): which ranks are shown, in which format, on which
-descriptors."""
+"""The sink of a job: which ranks are shown, in which format, on which descriptors.
+
+``open_console`` chooses writers and screens; ``Console`` puts what workers and the launcher say on
+them. ``torchrun_style`` opens a console that shows what torchrun's users expect.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,10 @@ from time import monotonic, time
 from typing import TYPE_CHECKING
 
 from distlaunch.console.jsonl import Records, dropped_record
+from distlaunch.console.live_rows import LiveRows
 from distlaunch.console.prefixes import RESET, Prefixes
 from distlaunch.console.screen import Screen
 from distlaunch.console.status_line import next_change, status_text
-from distlaunch.console.terminal import TerminalScreen
 from distlaunch.console.terminal_writer import TerminalWriter
 from distlaunch.console.writer import Writer
 from distlaunch.coordinator.runtime.sink import Sink
@@ -21,7 +24,7 @@ from distlaunch.core.model.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from typing import Literal
+    from typing import Literal, Protocol
 
     from distlaunch.coordinator.runtime.sink import StatusView
     from distlaunch.planning.train_options import OutputFormat
@@ -47,6 +50,29 @@ def own_lines(text: str) -> bytes:
     return b"distlaunch: " + printable(text.removesuffix("\n"), keep="\n").encode()
 
 
+if TYPE_CHECKING:
+
+    class TextOutput(Protocol):
+        """What shows the streams that end in one descriptor as text: ``Screen`` or ``RawOrTee``."""
+
+        writer: Writer
+
+        def output(self, rank: int, stream: int, data: bytes, now: float) -> None:
+            """Take a chunk."""
+
+        def rank_ended(self, rank: int, now: float) -> None:
+            """Finish the lines of this rank."""
+
+        def flush_due(self, now: float) -> float | None:
+            """Show what has been held long enough; return when the next is due."""
+
+        def interject(self, lines: bytes) -> None:
+            """Show lines of our own."""
+
+        def finish(self, now: float) -> None:
+            """Show everything that is held."""
+
+
 class Console(Sink):
     """Worker output and our own lines; see ``open_console``.
 
@@ -57,8 +83,8 @@ class Console(Sink):
     def __init__(
         self,
         *,
-        out: Screen | Records,
-        err: Screen | Records,
+        out: TextOutput | Records,
+        err: TextOutput | Records,
         shown: frozenset[int] | None,
         quiet: bool,
         colour: bool,
@@ -104,7 +130,7 @@ class Console(Sink):
                 screen.rank_ended(rank, now - self._stalled_s)
 
     def tick(self, now: float) -> float | None:
-        """Show what is due; see ``job.sink``."""
+        """Show what is due; see ``coordinator.runtime.sink.Sink``."""
         with self._lock:
             dues = self._flush_due(now)
             if self._redraw_s is not None and self._redraw_s <= now:
@@ -126,7 +152,7 @@ class Console(Sink):
         return [due + self._stalled_s for due in dues if due is not None]
 
     def has_room(self) -> bool:
-        """Tell whether no pipe or file is behind by more than its buffer."""
+        """Return whether no pipe or file is behind by more than its buffer."""
         return all(writer.has_room() for writer in self._writers)
 
     def on_room(self, wake: Callable[[], None]) -> None:
@@ -197,7 +223,7 @@ class Console(Sink):
 
     def close(self, *, timeout_s: float | None, hurried: Callable[[], bool] = lambda: False) -> int:
         """Flush everything; return the bytes that failed or stuck descriptors did not take. See
-        ``job.sink``.
+        ``coordinator.runtime.sink.Sink``.
 
         Lines that were skipped or dropped are not counted: a line says so itself.
         """
@@ -269,7 +295,8 @@ def open_console(
             return Screen(Writer(fd), ranks=ranks, prefixes=Prefixes(colour=False))
         prefixes = Prefixes(colour=may_colour)
         writer = TerminalWriter(fd, skipped=skipped_note, colour=may_colour)
-        return TerminalScreen(writer, ranks=ranks, prefixes=prefixes, draws=not dumb)
+        live = LiveRows(writer, ranks=ranks, prefixes=prefixes, draws=not dumb)
+        return Screen(writer, ranks=ranks, prefixes=prefixes, live=live)
 
     out = screen(stdout_fd)
     err = out if same_file(stdout_fd, stderr_fd) else screen(stderr_fd)
@@ -287,7 +314,7 @@ def open_console(
 
 
 def same_file(one: int, two: int) -> bool:
-    """Tell whether both end in the same file: then one writer keeps the order of all lines."""
+    """Return whether both end in the same file: then one writer keeps the order of all lines."""
     try:
         first, second = os.fstat(one), os.fstat(two)
     except OSError:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from distlaunch.console.escapes import hold_back
-from distlaunch.console.lines import PIECE, STREAMS, Lines, Source
+from distlaunch.console.lines import PIECE, STREAMS, LineSplitter, Source
 from distlaunch.console.writer import Writer, dropped_text
 
 
@@ -29,15 +29,34 @@ def dropped_record(wall: Callable[[], float]) -> Callable[[int], bytes]:
     return describe
 
 
-class Records(Lines):
+class Records:
     """Writes worker lines, messages and events as JSON."""
 
     def __init__(self, writer: Writer, *, wall: Callable[[], float]) -> None:
         from json.encoder import encode_basestring_ascii
 
-        super().__init__(writer)
+        self.writer = writer
+        self._lines = LineSplitter(self)
         self._quote = encode_basestring_ascii
         self._wall = wall
+
+    # --- what the console calls
+
+    def output(self, rank: int, stream: int, data: bytes, now: float) -> None:
+        """Take a chunk; see ``coordinator.runtime.sink.Sink``."""
+        self._lines.output(rank, stream, data, now)
+
+    def rank_ended(self, rank: int, now: float) -> None:
+        """Finish the lines of this rank."""
+        self._lines.rank_ended(rank, now)
+
+    def flush_due(self, now: float) -> float | None:
+        """Show what has been held long enough; return when the next is due."""
+        return self._lines.flush_due(now)
+
+    def finish(self, now: float) -> None:
+        """Show everything that is held."""
+        self._lines.finish(now)
 
     def message(self, text: str, level: str) -> None:
         """Write lines of our own."""
@@ -51,7 +70,10 @@ class Records(Lines):
 
         self.writer.put(json.dumps(dict(record)).encode() + b"\n", must=True)
 
-    def _complete(self, source: Source, block: bytes, now: float) -> None:
+    # --- what the line splitter calls
+
+    def show_lines(self, source: Source, block: bytes, now: float) -> None:
+        """Write a record for each line."""
         source.started = False
         start = self._start(source)
         if len(block) <= PIECE or max(map(len, block.split(b"\n"))) <= PIECE:
@@ -73,6 +95,50 @@ class Records(Lines):
             )
         )
 
+    def show_unfinished(self, source: Source) -> None:
+        """Write the unfinished line, in pieces of at most PIECE; an unfinished character stays."""
+        start = self._start(source)
+        shown, held = hold_back(bytes(source.buf))
+        source.buf[:] = held
+        if shown:
+            source.started = True
+            self._put(self._pieces(start, shown, partial=True))
+
+    def show_bar(self, source: Source, state: bytes, now: float) -> None:
+        """Write a state of a bar as progress."""
+        del now
+        self.leave_line(source)
+        self._put(self._record(self._start(source), state, mark="progress"))
+
+    def end_bar(self, source: Source, state: bytes, shown: bytes | None, now: float) -> None:
+        """Write the last state of a bar as a line, even if it was progress before."""
+        del shown, now
+        self.leave_line(source)
+        self._put(self._pieces(self._start(source), state, partial=False))
+
+    def leave_line(self, source: Source) -> None:
+        """End a line of which a part has been written."""
+        if source.started:
+            self._put(self._record(self._start(source), b""))
+        source.started = False
+
+    def is_open(self, source: Source) -> bool:
+        """Return whether a part of this line has been written."""
+        return source.started
+
+    def is_growing(self, source: Source) -> bool:
+        """Return False: pieces of a line are collected for PARTIAL_S."""
+        del source
+        return False
+
+    def show_live_rows_as_lines(self, rank: int, rows: list[bytes]) -> None:
+        """Do nothing: there are no live rows."""
+
+    def end_open_line(self) -> None:
+        """Do nothing: each record is a line."""
+
+    # --- records
+
     def _pieces(self, start: str, line: bytes, *, partial: bool) -> str:
         """Write a long or binary line as records of at most PIECE bytes, the last of them
         ``partial`` or not."""
@@ -84,33 +150,8 @@ class Records(Lines):
         out.append(self._record(start, line, mark="partial" if partial else ""))
         return "".join(out)
 
-    def _show(self, source: Source) -> None:
-        """Write the unfinished line, in pieces of at most PIECE; an unfinished character stays."""
-        self._partial.pop(source, None)
-        start = self._start(source)
-        shown, held = hold_back(bytes(source.buf))
-        source.buf[:] = held
-        if shown:
-            source.started = True
-            self._put(self._pieces(start, shown, partial=True))
-
-    def _show_state(self, source: Source, state: bytes, now: float) -> None:
-        del now
-        self._leave(source)
-        self._put(self._record(self._start(source), state, mark="progress"))
-
-    def _complete_bar(self, source: Source, state: bytes, shown: bytes | None, now: float) -> None:
-        del shown, now
-        self._leave(source)
-        self._put(self._pieces(self._start(source), state, partial=False))
-
-    def _leave(self, source: Source) -> None:
-        if source.started:
-            self._put(self._record(self._start(source), b""))
-        source.started = False
-
     def _start(self, source: Source) -> str:
-        """Give the head that the records of one chunk share."""
+        """Return the head that the records of one chunk share."""
         stream = STREAMS[source.stream]
         return (
             f'{{"time": {self._wall():.6f}, "type": "output", "rank": {source.rank}, "stream": '

@@ -1,25 +1,30 @@
-r"""Chunks taken apart into whole lines and the unfinished one, which is held for PARTIAL_S at most.
+r"""Takes the chunks that workers write apart into lines, bars and displays.
 
-An unfinished line with a carriage return is a bar: only its newest state is kept, shown now and
-then as a line of its own, and at the end. A program that moves the cursor up has several rows:
-``display`` interprets what it writes, and its rows are shown like bars.
+``LineSplitter`` has one ``Source`` for each stream of each rank, and calls a ``View`` (``screen``,
+``jsonl``) with what is to be shown:
 
-Carriage returns: which state of a line that is drawn over and over counts.
+* Whole lines, at once.
+* An unfinished line, after PARTIAL_S at most.
+* A bar: an unfinished line with a carriage return. Only its newest state is kept, shown now and then
+  as a line of its own, and at the end.
+* A display: what a program draws that moves the cursor up (``live_display``). Its rows are shown
+  like bars.
 
-A state is what stands between two ``\r``. Blank ones do not count: a progress bar that is cleared
-leaves its last one.
+On a terminal one rank's bars and displays are the live rows (``live_rows``).
+
+A state of a bar is what stands between two ``\r``. Blank ones do not count: a progress bar that is
+cleared leaves its last one.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from distlaunch.console.escapes import hold_back
-from distlaunch.console.writer import Writer
 
 if TYPE_CHECKING:
     from distlaunch.console.live_display import Display
+    from distlaunch.console.live_rows import LiveRows
 
 PARTIAL_S = 0.5
 """A line without its newline is shown after this long (design: 0.5 s)."""
@@ -70,21 +75,57 @@ class Source:
         """The rows that the program draws over, while there are any."""
 
 
-class Lines(ABC):
-    """The sources of one console, and which of them has a line waiting for its end; subclasses show
-    them."""
+class View(Protocol):
+    """Shows what the splitter has found."""
 
-    def __init__(self, writer: Writer) -> None:
-        self.writer = writer
+    def show_lines(self, source: Source, block: bytes, now: float) -> None:
+        """Show whole lines; ``block`` is without its last newline and may have others."""
+
+    def show_unfinished(self, source: Source) -> None:
+        """Show the unfinished line in ``source.buf``; leave in it what cannot be shown yet."""
+
+    def show_bar(self, source: Source, state: bytes, now: float) -> None:
+        """Show a state of a bar that goes on."""
+
+    def end_bar(self, source: Source, state: bytes, shown: bytes | None, now: float) -> None:
+        """Show the last state of a bar, of which ``shown`` is on the console."""
+
+    def leave_line(self, source: Source) -> None:
+        """End the part of the unfinished line that is on the console: what follows replaces it."""
+
+    def is_open(self, source: Source) -> bool:
+        """Return whether an unfinished line of this source is on the console."""
+
+    def is_growing(self, source: Source) -> bool:
+        """Return whether pieces of this source's line are shown at once, behind its first part."""
+
+    def show_live_rows_as_lines(self, rank: int, rows: list[bytes]) -> None:
+        """Show rows that were live rows until now, and hold them for no other rank's."""
+
+    def end_open_line(self) -> None:
+        """End the unfinished line in which the cursor stands, so that live rows can be drawn."""
+
+
+class LineSplitter:
+    """The sources of one console, and which of them has something waiting.
+
+    ``live``: the live rows of a terminal; None for anything else.
+    """
+
+    def __init__(self, view: View, live: LiveRows | None = None) -> None:
+        self._view = view
+        self._live = live
         self._sources: dict[tuple[int, int], Source] = {}
         self._partial: dict[Source, None] = {}
+        """The sources with an unfinished line, in the order in which they are due."""
         self._bars: dict[Source, None] = {}
+        """The sources with a bar or display whose newest state is to be shown."""
         self._bars_due = 0.0
         self._drawing: dict[Source, None] = {}
         """The sources that have a display."""
 
     def output(self, rank: int, stream: int, data: bytes, now: float) -> None:
-        """Take a chunk; see ``job.sink.Sink``."""
+        """Take a chunk; see ``coordinator.runtime.sink.Sink``."""
         source = self._sources.get((rank, stream))
         if source is None:
             source = self._sources[rank, stream] = Source(rank, stream)
@@ -106,7 +147,7 @@ class Lines(ABC):
             if source.due > now:
                 dues.append(source.due)
                 break
-            self._show(source)
+            self._show_unfinished(source)
         return min((due for due in dues if due is not None), default=None)
 
     def finish(self, now: float) -> None:
@@ -115,7 +156,15 @@ class Lines(ABC):
             self._end(source, now)
         self._sources.clear()
 
+    # --- lines
+
     def _take(self, source: Source, data: bytes, now: float) -> None:
+        if source.cut:
+            at = data.find(b"\n")
+            if at < 0:
+                return
+            source.cut = False
+            data = data[at + 1 :]
         if source.display is not None or (b"\x1b" in data and self._moves_cursor(source, data)):
             self._draw(source, data, now)
             return
@@ -139,7 +188,48 @@ class Lines(ABC):
             if not newline:
                 return
         block = self._joined(source, block)
-        self._complete(source, last_states(block) if b"\r" in block else block, now)
+        self._view.show_lines(source, last_states(block) if b"\r" in block else block, now)
+
+    def _joined(self, source: Source, block: bytes) -> bytes:
+        """Put what is held of a source before ``block``; then nothing of it is held."""
+        self._partial.pop(source, None)
+        if source.buf:
+            source.buf += block
+            block = bytes(source.buf)
+            source.buf.clear()
+        return block
+
+    def _extend(self, source: Source, data: bytes, now: float) -> None:
+        """Take a piece of a line without a newline."""
+        source.buf += data
+        if len(source.buf) >= PIECE or self._view.is_growing(source):
+            self._show_unfinished(source)
+        elif source not in self._partial:
+            source.due = now + self._hold_s(source)
+            self._partial[source] = None
+
+    def _hold_s(self, source: Source) -> float:
+        """Return how long an unfinished line is held.
+
+        Beside live rows the cursor cannot stay in an unfinished line: each of its pieces becomes a
+        line.
+        """
+        live = self._live
+        return PARTIAL_S if live is None or live.owner in (None, source.rank) else PROGRESS_S
+
+    def _show_unfinished(self, source: Source) -> None:
+        self._partial.pop(source, None)
+        live = self._live
+        if (
+            live is not None
+            and live.owner == source.rank
+            and source.due >= live.moved_s + PARTIAL_S
+            and hold_back(bytes(source.buf))[0]
+        ):
+            for other in self._live_sources():  # a prompt, while its bar stands still
+                self._end_display(other, source.due)
+            self.release_rows()
+        self._view.show_unfinished(source)
 
     def _end(self, source: Source, now: float) -> None:
         if source.display is not None:
@@ -153,11 +243,21 @@ class Lines(ABC):
             self._forget_bar(source)
         elif source.bar:
             self._end_bar(source, b"", now)
-        elif source.buf or self._is_open(source):
-            self._complete(source, self._joined(source, b""), now)
+        elif source.buf or self._view.is_open(source):
+            self._view.show_lines(source, self._joined(source, b""), now)
+
+    # --- bars
 
     def _move(self, source: Source, data: bytes, now: float) -> None:
         """Take a piece of an unfinished line that has a carriage return."""
+        live = self._live
+        if (
+            live is not None
+            and b"\r" in (bytes(source.buf) + data)[:-1]  # else it may be half of a line end
+            and live.may_own(source.rank, now)
+        ):
+            self._draw(source, data, now)
+            return
         self._partial.pop(source, None)
         source.bar = True
         if b"\r" in data:
@@ -170,9 +270,9 @@ class Lines(ABC):
         state = newest_state(bytes(source.buf))
         self._forget_bar(source)
         if state:
-            self._leave(source)
+            self._view.leave_line(source)
             source.buf += state
-            self._show(source)
+            self._show_unfinished(source)
 
     def _end_bar(self, source: Source, line: bytes, now: float) -> None:
         """Show how a bar's line ends, unless that is on the console already; ``line`` is the rest
@@ -181,9 +281,9 @@ class Lines(ABC):
         shown = source.state
         self._forget_bar(source)
         if shown is None and not is_redrawn(line):
-            self._complete(source, line, now)
+            self._view.show_lines(source, line, now)
         else:
-            self._complete_bar(source, newest_state(line), shown, now)
+            self._view.end_bar(source, newest_state(line), shown, now)
 
     def _forget_bar(self, source: Source) -> None:
         self._bars.pop(source, None)
@@ -194,8 +294,13 @@ class Lines(ABC):
 
     def _moved(self, source: Source, now: float) -> None:
         """Plan when the newest state of a bar is shown."""
-        if source not in self._bars:
-            self._plan_bar(source, (now if source.state is None else source.paced_s) + PROGRESS_S)
+        if source in self._bars:
+            return
+        if self._live is not None:
+            due = max(now + PARTIAL_S, source.paced_s + PROGRESS_S)
+        else:
+            due = (now if source.state is None else source.paced_s) + PROGRESS_S
+        self._plan_bar(source, due)
 
     def _plan_bar(self, source: Source, due: float) -> None:
         self._bars_due = min(due, self._bars_due) if self._bars else due
@@ -216,11 +321,14 @@ class Lines(ABC):
         if source.display is not None:
             self._show_display(source, now)
             return
+        if self._live is not None and self._live.may_own(source.rank, now):
+            self._draw(source, b"", now)
+            return
         state = newest_state(bytes(source.buf))
         if not source.buf.endswith(b"\r"):
             state = hold_back(state)[0]
         if state and state != source.state:
-            self._show_state(source, state, now)
+            self._view.show_bar(source, state, now)
             source.state = state
             source.paced_s = now
 
@@ -239,7 +347,7 @@ class Lines(ABC):
 
             data = bytes(source.buf) + data
             self._forget_bar(source)
-            self._leave(source)
+            self._view.leave_line(source)
             display = source.display = Display()
             self._drawing[source] = None
         self._put_rows(source, display.feed(data, now), now)
@@ -249,8 +357,12 @@ class Lines(ABC):
         """React to what a display shows now."""
         if source.display is not None and source.display.is_over:
             self._end_display(source, now)
+            self.release_rows()
+        elif self._live is not None and self._live.may_own(source.rank, now):
+            self._draw_live(self._live, source, now)
         else:
             self._moved(source, now)
+            self.release_rows()
 
     def _show_display(self, source: Source, now: float) -> None:
         """Show the rows of a display that have changed since they were last shown."""
@@ -258,15 +370,20 @@ class Lines(ABC):
         shown = (source.state or b"").split(b"\n")
         for row in rows:
             if row and row not in shown:
-                self._show_state(source, row, now)
+                self._view.show_bar(source, row, now)
                 source.paced_s = now
         source.state = b"\n".join(rows)
 
     def _put_rows(self, source: Source, rows: list[bytes], now: float) -> None:
         """Show rows of a display that are final, but for those that are on the console already."""
+        live = self._live
+        if live is not None and live.owner == source.rank and rows:
+            self._view.show_live_rows_as_lines(source.rank, rows)
+            live.draw(self._live_displays(), now)
+            return
         shown = (source.state or b"").split(b"\n")
         if rows := [row for row in rows if not row or row not in shown]:
-            self._complete(source, b"\n".join(rows), now)
+            self._view.show_lines(source, b"\n".join(rows), now)
 
     def _end_display(self, source: Source, now: float) -> None:
         """Show what a display shows last; the source has lines again."""
@@ -299,69 +416,54 @@ class Lines(ABC):
             if other.rank == source.rank and display is not None and display.is_complete:
                 self._end_display(other, now)
 
-    def _joined(self, source: Source, block: bytes) -> bytes:
-        """Put what is held of a source before ``block``; then nothing of it is held."""
-        self._partial.pop(source, None)
-        if source.buf:
-            source.buf += block
-            block = bytes(source.buf)
-            source.buf.clear()
-        return block
+    # --- live rows
 
-    def _extend(self, source: Source, data: bytes, now: float) -> None:
-        """Take a piece of a line without a newline."""
-        source.buf += data
-        if len(source.buf) >= PIECE or self._is_due(source):
-            self._show(source)
-        elif source not in self._partial:
-            source.due = now + self._hold_s(source)
-            self._partial[source] = None
+    def draw_due(self, now: float) -> float | None:
+        """Draw the live rows if they are due; return when they will be."""
+        live = self._live
+        if live is None:
+            return None
+        if live.due is not None and live.due <= now:
+            live.draw(self._live_displays(), now)
+        return live.due
 
-    def _hold_s(self, source: Source) -> float:
-        """Return how long an unfinished line is held."""
-        del source
-        return PARTIAL_S
+    def release_rows(self) -> None:
+        """Give the live rows up if their rank has no display any more."""
+        if self._live is not None and self._live.owner is not None and not self._live_sources():
+            self._live.release()
 
-    def _is_due(self, source: Source) -> bool:
-        """Tell whether a piece is shown at once."""
-        del source
-        return False
+    def _draw_live(self, live: LiveRows, source: Source, now: float) -> None:
+        """Show a display as live rows; those of another rank are shown like bars from now on."""
+        before = self._live_sources()
+        if live.take(source.rank, now):
+            for other in before:
+                self._moved(other, now)
+            self._view.end_open_line()
+        self._bars.pop(source, None)
+        live.draw_soon(self._live_displays(), now)
 
-    def _is_open(self, source: Source) -> bool:
-        """Tell whether the line that is on the console is still to be ended."""
-        return source.started
+    def _live_sources(self) -> list[Source]:
+        owner = None if self._live is None else self._live.owner
+        return [source for source in self._drawing if source.rank == owner]
 
-    @abstractmethod
-    def _complete(self, source: Source, block: bytes, now: float) -> None:
-        """Show whole lines; ``block`` is without its last newline and may have others."""
+    def _live_displays(self) -> list[Display]:
+        displays = (source.display for source in self._live_sources())
+        return [display for display in displays if display is not None]
 
-    @abstractmethod
-    def _show(self, source: Source) -> None:
-        """Show the unfinished line, which is no longer waiting."""
 
-    @abstractmethod
-    def _show_state(self, source: Source, state: bytes, now: float) -> None:
-        """Show a state of a bar that goes on."""
-
-    @abstractmethod
-    def _complete_bar(self, source: Source, state: bytes, shown: bytes | None, now: float) -> None:
-        """Show the last state of a bar, of which ``shown`` is on the console."""
-
-    @abstractmethod
-    def _leave(self, source: Source) -> None:
-        """End the part of the unfinished line that is on the console: what follows replaces it."""
+# --- the states of a bar
 
 
 _ERASING = (b"\x1b[K", b"\x1b[0K", b"\x1b[2K", b"\x1b[A")
 
 
 def is_redrawn(line: bytes) -> bool:
-    r"""Tell whether a whole line has several states; a ``\r`` at its end is only a line end."""
+    r"""Return whether a whole line has several states; a ``\r`` at its end is only a line end."""
     return b"\r" in line.removesuffix(b"\r")
 
 
 def newest_state(line: bytes) -> bytes:
-    """Give the last state that is not blank; empty when there is none."""
+    """Return the last state that is not blank; empty if there is none."""
     end = len(line)
     while end >= 0:
         start = line.rfind(b"\r", 0, end) + 1

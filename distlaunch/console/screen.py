@@ -1,56 +1,95 @@
-r"""What the ranks wrote, as whole prefixed lines for one pipe or file, byte for byte but for bars.
+r"""What the ranks wrote, as whole prefixed lines for one pipe, file or terminal.
 
 One screen serves every stream that ends in the same file, so that a rank's own order holds across
-stdout and stderr. ``terminal`` refines it for a person's terminal.
+stdout and stderr. Lines pass through it in this order: ``lines`` (whole lines and bars), ``folding``
+and ``repeated_blocks`` (the same lines of several ranks), prefixes, the writer.
+
+A pipe or file gets each line byte for byte, but for bars. A terminal gets lines that are harmless and
+of bounded length, and has live rows (``live_rows``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
+from distlaunch.console.escapes import clean, hold_back, is_clean
 from distlaunch.console.folding import Folder
-from distlaunch.console.lines import Lines, Source
-from distlaunch.console.prefixes import Prefixes
+from distlaunch.console.lines import PIECE, LineSplitter, Source
+from distlaunch.console.live_rows import LiveRows
+from distlaunch.console.prefixes import RESET, Prefixes
 from distlaunch.console.repeated_blocks import Repeats
 from distlaunch.console.writer import Writer
 
+CUT = "… line continues, see the log".encode()
 
-class Screen(Lines):
-    """Prefixes lines, folds them, and gives them to a writer."""
 
-    def __init__(self, writer: Writer, *, ranks: Iterable[int], prefixes: Prefixes) -> None:
-        super().__init__(writer)
+class Screen:
+    """Prefixes lines, folds them, and gives them to a writer.
+
+    ``live``: the live rows, if the writer's descriptor is a terminal.
+    """
+
+    def __init__(
+        self,
+        writer: Writer,
+        *,
+        ranks: Iterable[int],
+        prefixes: Prefixes,
+        live: LiveRows | None = None,
+    ) -> None:
+        self.writer = writer
         self._prefix = prefixes
+        self._live = live
+        self._lines = LineSplitter(self, live)
         known = frozenset(ranks)
         several = len(known) > 1
-        self._repeats = Repeats(self._emit) if several else None
         self._folder = Folder(known, self._compare) if several else None
+        self._repeats = Repeats(self._emit) if several else None
         self._now = 0.0
-        self._open: Source | None = None
         self._out: list[bytes] = []
+        """What is given to the writer by the next ``_send``."""
+        self._open: Source | None = None
+        """The source in whose unfinished line the cursor stands."""
+        self._is_coloured = False
+        """That line has colours, on a terminal."""
+        self._is_raw_open = False
+        """The cursor stands in an unfinished line of raw bytes."""
+
+    # --- what the console calls
 
     def output(self, rank: int, stream: int, data: bytes, now: float) -> None:
-        """Take a chunk; see ``job.sink.Sink``."""
+        """Take a chunk; see ``coordinator.runtime.sink.Sink``."""
         self._now = now
-        super().output(rank, stream, data, now)
+        self._lines.output(rank, stream, data, now)
         self._send()
+
+    def raw_output(self, data: bytes) -> None:
+        """Show bytes as they are. Ends an unfinished line of a source, and none of raw bytes."""
+        self._is_raw_open = False
+        self._insert(data)
+        self._send()
+        self._is_raw_open = not data.endswith(b"\n")
 
     def rank_ended(self, rank: int, now: float) -> None:
         """Finish the lines of this rank; what is held for folding is held no longer than before."""
         self._now = now
-        super().rank_ended(rank, now)
+        self._lines.rank_ended(rank, now)
         if self._folder is not None:
             self._folder.ended(rank)
         self._send()
+        self._lines.release_rows()
 
     def flush_due(self, now: float) -> float | None:
         """Show what has been held long enough; return when the next is due."""
         self._now = now
-        partial = super().flush_due(now)
-        folded = self._folder.flush_due(now) if self._folder is not None else None
-        repeated = self._repeats.flush_due(now) if self._repeats is not None else None
+        dues = [self._lines.flush_due(now)]
+        if self._folder is not None:
+            dues.append(self._folder.flush_due(now))
+        if self._repeats is not None:
+            dues.append(self._repeats.flush_due(now))
         self._send()
-        return min((due for due in (folded, repeated, partial) if due is not None), default=None)
+        dues.append(self._lines.draw_due(now))
+        return min((due for due in dues if due is not None), default=None)
 
     def interject(self, lines: bytes) -> None:
         """Show lines of our own, after all whole lines that came before them, even on a stopped
@@ -61,30 +100,99 @@ class Screen(Lines):
         self._send(must=True)
 
     def finish(self, now: float) -> None:
-        """Show everything that is held."""
+        """Show everything that is held; raw bytes without a newline get none."""
         self._now = now
-        super().finish(now)
+        self._lines.finish(now)
         self._flush_folder()
-        self._end_open()
+        self._is_raw_open = False
+        self.end_open_line()
         self._send()
+        self._lines.release_rows()
 
-    def _complete(self, source: Source, block: bytes, now: float) -> None:
+    # --- what the line splitter calls
+
+    def show_lines(self, source: Source, block: bytes, now: float) -> None:
+        """Show whole lines, of which the first may have begun on the screen."""
         if source.started:
             source.started = False
             first, newline, block = block.partition(b"\n")
             if self._open is source:
-                self._finish(source, first)
+                self._finish_open_line(source, first)
             elif first.rstrip(b"\r"):
                 self._add(source.rank, first, now)
             if not newline:
                 return
         self._add(source.rank, block, now)
 
+    def show_unfinished(self, source: Source) -> None:
+        """Show the unfinished line, and leave the cursor in it unless there are live rows."""
+        if self._live is None:
+            self._claim(source)
+            self._out.append(bytes(source.buf))
+            source.buf.clear()
+            return
+        shown, held = hold_back(bytes(source.buf))
+        if not shown:
+            return
+        if self._claim(source):
+            source.length = 0
+        source.buf[:] = held
+        self._add_piece(source, shown)
+        if self._live.owner is not None:
+            self.end_open_line()
+
+    def show_bar(self, source: Source, state: bytes, now: float) -> None:
+        """Show a state of a bar as a line."""
+        self.leave_line(source)
+        self._add(source.rank, state, now)
+
+    def end_bar(self, source: Source, state: bytes, shown: bytes | None, now: float) -> None:
+        """Show the last state of a bar as a line, unless it is on the screen already."""
+        self.leave_line(source)
+        if state != shown:
+            self._add(source.rank, state, now)
+
+    def leave_line(self, source: Source) -> None:
+        """End the unfinished line of this source: what follows is a new one."""
+        source.started = False
+        if self._open is source:
+            self.end_open_line()
+
+    def is_open(self, source: Source) -> bool:
+        """Return whether the cursor stands in a line of this source."""
+        return self._open is source
+
+    def is_growing(self, source: Source) -> bool:
+        """Return whether the cursor stands in a line of this source."""
+        return self._open is source
+
+    def show_live_rows_as_lines(self, rank: int, rows: list[bytes]) -> None:
+        """Show rows as lines. They are on the screen already, so they wait for no other rank's."""
+        if self._folder is not None:
+            self._folder.release(rank)
+        if self._repeats is not None:
+            self._repeats.release(rank, self._now)
+        self._emit(rank, rows)
+
+    def end_open_line(self) -> None:
+        """Put the cursor at the start of a row."""
+        if self._is_raw_open:
+            self._is_raw_open = False
+            self._out.append(b"\n")
+        if self._open is not None:
+            self._out.append(RESET + b"\n" if self._is_coloured else b"\n")
+            self._open = None
+        self._is_coloured = False
+
+    # --- whole lines
+
     def _add(self, rank: int, block: bytes, now: float) -> None:
+        if self._live is not None:
+            block = _harmless(block)
         if self._folder is not None:
             self._folder.add(rank, block, now)
             return
-        self._end_open()
+        self.end_open_line()
         prefix = self._prefix(rank)
         self._out.append(prefix + block.replace(b"\n", b"\n" + prefix) + b"\n")
 
@@ -94,64 +202,9 @@ class Screen(Lines):
             self._repeats.add(who, lines, self._now)
 
     def _emit(self, who: int | frozenset[int], lines: list[bytes]) -> None:
-        self._end_open()
+        self.end_open_line()
         prefix = self._prefix(who)
         self._out.append(prefix + (b"\n" + prefix).join(lines) + b"\n")
-
-    def _is_due(self, source: Source) -> bool:
-        return self._open is source
-
-    def _is_open(self, source: Source) -> bool:
-        return self._open is source
-
-    def _show(self, source: Source) -> None:
-        """Show the unfinished line, and leave the cursor in it."""
-        self._partial.pop(source, None)
-        self._claim(source)
-        self._out.append(bytes(source.buf))
-        source.buf.clear()
-
-    def _show_state(self, source: Source, state: bytes, now: float) -> None:
-        self._leave(source)
-        self._add(source.rank, state, now)
-
-    def _complete_bar(self, source: Source, state: bytes, shown: bytes | None, now: float) -> None:
-        self._leave(source)
-        if state != shown:
-            self._add(source.rank, state, now)
-
-    def _leave(self, source: Source) -> None:
-        source.started = False
-        if self._open is source:
-            self._end_open()
-
-    def _finish(self, source: Source, rest: bytes) -> None:
-        """End the line in which the cursor stands with the rest of it."""
-        self._out.append(rest + b"\n")
-        self._open = None
-
-    def _claim(self, source: Source) -> bool:
-        """Have the cursor in a line of this source; tell whether a new one had to be begun."""
-        source.started = True
-        if self._open is source:
-            return False
-        self._flush_folder()
-        self._end_open()
-        self._out.append(self._prefix(source.rank))
-        self._open = source
-        return True
-
-    def _end_open(self) -> None:
-        if self._open is not None:
-            self._out.append(b"\n")
-            self._open = None
-
-    def _release(self, rank: int) -> None:
-        """Show what is held of one rank for folding."""
-        if self._folder is not None:
-            self._folder.release(rank)
-        if self._repeats is not None:
-            self._repeats.release(rank, self._now)
 
     def _flush_folder(self) -> None:
         if self._folder is not None:
@@ -159,10 +212,51 @@ class Screen(Lines):
         if self._repeats is not None:
             self._repeats.flush(self._now)
 
+    # --- the unfinished line in which the cursor stands
+
+    def _claim(self, source: Source) -> bool:
+        """Put the cursor into a line of this source; return whether a new one had to be begun."""
+        source.started = True
+        if self._open is source:
+            return False
+        self._flush_folder()
+        self.end_open_line()
+        self._out.append(self._prefix(source.rank))
+        self._open = source
+        return True
+
+    def _add_piece(self, source: Source, piece: bytes) -> None:
+        """Show a piece of the open line on a terminal, and give up on the rest of a line that has
+        become too long."""
+        out = clean(piece[: PIECE - source.length], reset=False)
+        self._is_coloured = self._is_coloured or b"\x1b" in out
+        self._out.append(out)
+        source.length += len(piece)
+        if source.length > PIECE:
+            self._out.append(CUT)
+            self.end_open_line()
+            source.cut = True
+            source.started = False
+            source.buf.clear()
+
+    def _finish_open_line(self, source: Source, rest: bytes) -> None:
+        """End the line in which the cursor stands with the rest of it."""
+        if self._live is None:
+            self._out.append(rest + b"\n")
+            self._open = None
+            return
+        rest = rest.removesuffix(b"\r")
+        if rest:
+            self._add_piece(source, rest)
+        source.cut = False
+        self.end_open_line()
+
+    # --- the writer
+
     def _insert(self, data: bytes) -> None:
         """Put bytes behind all whole lines that came before, and behind no unfinished one."""
         self._flush_folder()
-        self._end_open()
+        self.end_open_line()
         self._out.append(data)
 
     def _send(self, *, must: bool = False) -> None:
@@ -172,3 +266,15 @@ class Screen(Lines):
         self._out.clear()
         if not self.writer.put(data, must=must):
             self._open = None
+
+
+def _harmless(block: bytes) -> bytes:
+    """Make whole lines fit for a terminal: no control sequences, bounded length."""
+    if b"\r" in block:
+        block = block.replace(b"\r\n", b"\n").removesuffix(b"\r")
+    if is_clean(block) and (len(block) <= PIECE or max(map(len, block.split(b"\n"))) <= PIECE):
+        return block
+    return b"\n".join(
+        clean(line[:PIECE]) + CUT if len(line) > PIECE else clean(line)
+        for line in block.split(b"\n")
+    )

@@ -16,10 +16,10 @@ from time import monotonic
 from typing import TYPE_CHECKING, Literal
 
 from distlaunch.console.console import Console, same_file, skipped_note
-from distlaunch.console.lines import PIECE, Lines
+from distlaunch.console.lines import PIECE
+from distlaunch.console.live_rows import LiveRows
 from distlaunch.console.prefixes import Prefixes
 from distlaunch.console.screen import Screen
-from distlaunch.console.terminal import TerminalScreen
 from distlaunch.console.terminal_writer import TerminalWriter
 from distlaunch.console.writer import Writer
 from distlaunch.core.model.run_files import STDERR, STDOUT
@@ -42,34 +42,31 @@ class _Held:
         self.due = 0.0
 
 
-class RawOrTee(Screen):
-    """The streams that end in one descriptor, of which some are not made into lines."""
+class RawOrTee:
+    """The streams that end in one descriptor, of which some are not made into lines.
 
-    def __init__(
-        self, writer: Writer, *, prefixes: Prefixes, modes: Mapping[tuple[int, int], Mode]
-    ) -> None:
-        Screen.__init__(self, writer, ranks=(), prefixes=prefixes)
-        self._show_as(modes)
+    ``screen`` shows the lines of tee'd streams, and raw bytes as they are.
+    """
 
-    def _show_as(self, modes: Mapping[tuple[int, int], Mode]) -> None:
+    def __init__(self, screen: Screen, modes: Mapping[tuple[int, int], Mode]) -> None:
+        self.writer = screen.writer
+        self._screen = screen
         self._modes = modes
         self._alone = len({rank for (rank, _), mode in modes.items() if mode == "raw"}) <= 1
         self._held: dict[tuple[int, int], _Held] = {}
-        self._raw_open = False
-        """The cursor stands in a raw line that has not ended."""
 
     def output(self, rank: int, stream: int, data: bytes, now: float) -> None:
-        """Take a chunk; see ``job.sink.Sink``."""
+        """Take a chunk; see ``coordinator.runtime.sink.Sink``."""
         mode = self._modes.get((rank, stream), "raw")
         if mode == "raw":
             self._take_raw(rank, stream, data, now)
         elif mode == "tee":
-            super().output(rank, stream, data, now)
+            self._screen.output(rank, stream, data, now)
 
     def rank_ended(self, rank: int, now: float) -> None:
         """Show what is held of this rank."""
         self._release(rank)
-        super().rank_ended(rank, now)
+        self._screen.rank_ended(rank, now)
 
     def flush_due(self, now: float) -> float | None:
         """Show what has been held long enough; return when the next is due."""
@@ -79,33 +76,35 @@ class RawOrTee(Screen):
                 raw = held.due
                 break
             del self._held[key]
-            self._pass(bytes(held.buf))
-        lines = super().flush_due(now)
+            self._screen.raw_output(bytes(held.buf))
+        lines = self._screen.flush_due(now)
         return min((due for due in (raw, lines) if due is not None), default=None)
 
     def finish(self, now: float) -> None:
         """Show everything that is held; a raw line without its newline stays one."""
         self._release(None)
-        Lines.finish(self, now)
-        super()._end_open()
-        self._send()
+        self._screen.finish(now)
+
+    def interject(self, lines: bytes) -> None:
+        """Show lines of our own, even on a stopped terminal."""
+        self._screen.interject(lines)
 
     def _take_raw(self, rank: int, stream: int, data: bytes, now: float) -> None:
         if self._alone:
-            self._pass(data)
+            self._screen.raw_output(data)
             return
         key = (rank, stream)
         for other in (STDOUT, STDERR):  # a rank's own order never changes
             if other != stream and (late := self._held.pop((rank, other), None)):
-                self._pass(bytes(late.buf))
+                self._screen.raw_output(bytes(late.buf))
         held = self._held.get(key)
         cut = data.rfind(b"\n") + 1
         if cut:
             if held is not None:
                 del self._held[key]
-                self._pass(bytes(held.buf) + data[:cut])
+                self._screen.raw_output(bytes(held.buf) + data[:cut])
             else:
-                self._pass(data[:cut])
+                self._screen.raw_output(data[:cut])
             held = None
             data = data[cut:]
         if not data:
@@ -116,41 +115,12 @@ class RawOrTee(Screen):
         held.buf += data
         if len(held.buf) >= PIECE:
             del self._held[key]
-            self._pass(bytes(held.buf))
+            self._screen.raw_output(bytes(held.buf))
 
     def _release(self, rank: int | None) -> None:
         """Show what is held of one rank, or of all (None)."""
         for key in [key for key in self._held if rank in (None, key[0])]:
-            self._pass(bytes(self._held.pop(key).buf))
-
-    def _pass(self, data: bytes) -> None:
-        """Show bytes as they are; only a tee'd line that stands unfinished is ended first."""
-        self._raw_open = False  # no end for that: it goes on
-        self._insert(data)
-        self._send()
-        self._raw_open = not data.endswith(b"\n")
-
-    def _end_open(self) -> None:
-        if self._raw_open:
-            self._raw_open = False
-            self._out.append(b"\n")
-        super()._end_open()
-
-
-class RawOrTeeTerminal(RawOrTee, TerminalScreen):
-    """The same for a terminal: raw bytes pass as they are there too, tee'd lines are made
-    harmless."""
-
-    def __init__(
-        self,
-        writer: TerminalWriter,
-        *,
-        prefixes: Prefixes,
-        modes: Mapping[tuple[int, int], Mode],
-        draws: bool,
-    ) -> None:
-        TerminalScreen.__init__(self, writer, ranks=(), prefixes=prefixes, draws=draws)
-        self._show_as(modes)
+            self._screen.raw_output(bytes(self._held.pop(key).buf))
 
 
 class _Given(Prefixes):
@@ -185,12 +155,13 @@ def open_torchrun_console(
     given = _Given(prefixes)
     shared = same_file(stdout_fd, stderr_fd)
 
-    def screen(fd: int, streams: tuple[int, ...]) -> Screen:
+    def screen(fd: int, streams: tuple[int, ...]) -> RawOrTee:
         shown = {key: mode for key, mode in modes.items() if key[1] in streams}
         if not os.isatty(fd):
-            return RawOrTee(Writer(fd), prefixes=given, modes=shown)
+            return RawOrTee(Screen(Writer(fd), ranks=(), prefixes=given), shown)
         writer = TerminalWriter(fd, skipped=skipped_note, colour=colour)
-        return RawOrTeeTerminal(writer, prefixes=given, modes=shown, draws=not dumb)
+        live = LiveRows(writer, ranks=(), prefixes=given, draws=not dumb)
+        return RawOrTee(Screen(writer, ranks=(), prefixes=given, live=live), shown)
 
     out = screen(stdout_fd, (STDOUT, STDERR) if shared else (STDOUT,))
     err = out if shared else screen(stderr_fd, (STDERR,))
