@@ -65,12 +65,12 @@ def to_lines(data: bytes) -> list[str]:
 
 
 def is_noise(line: str) -> bool:
-    """Tell whether a line is a warning, a progress bar or a remark that explains no failure."""
+    """Return whether a line is a warning, a progress bar or a remark that explains no failure."""
     return not line.strip() or "%|" in line or _NOISE.match(line) is not None
 
 
 def is_markers(line: str) -> bool:
-    """Tell whether a line only points at the one above it."""
+    """Return whether a line only points at the one above it."""
     return _MARKERS.match(line) is not None
 
 

@@ -1,10 +1,9 @@
-"""Everything that one worker's end tells, read once.
+"""What one worker's end shows: its error file, its stderr, and its exit code or signal; pure.
 
-Read the JSON that torch's ``@record`` leaves in TORCHELASTIC_ERROR_FILE.
-
-``{"message": {"message": "Type: text", "extraInfo": {"py_callstack": "...", "timestamp":
-"..."}}}``; older torch and other writers put a plain string there. A worker writes it, so anything
-may be in it: a file that cannot be read is as good as none.
+TORCHELASTIC_ERROR_FILE holds the JSON that torch's ``@record`` writes: ``{"message": {"message":
+"Type: text", "extraInfo": {"py_callstack": "...", "timestamp": "..."}}}``. Older torch and other
+writers put a plain string there. A worker writes the file, so that it may hold anything; a file
+that cannot be read counts as missing.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from distlaunch.core.model.record import Record, replace
 from distlaunch.diagnosis import tracebacks as tb
 from distlaunch.diagnosis.clean_text import is_markers, is_noise, shorten, to_lines, without_escapes
 from distlaunch.diagnosis.consequence import Standing, standing_of_chain, standing_of_text
@@ -41,34 +41,34 @@ _IMPORT_TYPES = ("ModuleNotFoundError", "ImportError")
 _CPP_PLACE = re.compile(r"^\[/\S+:\d+\] ")
 _GLOO_TAIL = re.compile(r"\. This is typically caused by .*")
 _LIBRARY_PATH = re.compile(r'File "(?:.*/(?:site|dist)-packages/|.*?/lib/python3[\d.]*/)')
-_TROUBLE = re.compile(
+_PROBLEM = re.compile(
     r"error|fail|fatal|cannot|can't|unable|denied|not found|no such", re.IGNORECASE
 )
 _STOP_CODES = (130, 143, 137, -2, -9, -15)
+_LIMIT = 262144
 
 
-class Evidence:
-    """What one end tells: the facts of a ``Cause``, with how much they weigh; hints are looked up
-    in ``text``."""
+class FailureEvidence(Record):
+    """What the end of one worker shows: the facts of a ``Cause``, and how much they weigh."""
 
-    def __init__(self, end: WorkerEnd) -> None:
-        self.end = end
-        self.standing = Standing.CAUSE
-        self.summary = _summary(end)
-        self.exception_type: str | None = None
-        self.message: str | None = None
-        self.original: str | None = None
-        self.frame: str | None = None
-        self.excerpt: tuple[str, ...] = ()
-        self.last_words = False
-        """Whether the excerpt is only what it wrote last, and no exception's own lines."""
-        self.main_module: str | None = None
-        """The module that python -m did not find."""
-        self.repeats: RepeatKind | None = None
-        self.loader_may_be_gone = False
-        """It failed where the death of a data-loader worker shows, and what it wrote does not say
-        so."""
-        self.text = ""
+    end: WorkerEnd
+    summary: str
+    standing: Standing = Standing.CAUSE
+    exception_type: str | None = None
+    message: str | None = None
+    original: str | None = None
+    frame: str | None = None
+    excerpt: tuple[str, ...] = ()
+    last_words: bool = False
+    """The excerpt is only what the worker wrote last, and no exception's own lines."""
+    main_module: str | None = None
+    """The module that python -m did not find."""
+    repeats: RepeatKind | None = None
+    loader_may_be_gone: bool = False
+    """The worker failed where the death of a data-loader worker shows, and its output does not name
+    that."""
+    text: str = ""
+    """What hints are looked up in."""
 
     @property
     def kind(self) -> tuple[object, ...]:
@@ -87,308 +87,43 @@ class Evidence:
 
 
 def was_stopped(end: WorkerEnd) -> bool:
-    """Tell whether a worker only died of our order to stop."""
+    """Return whether a worker only died of our order to stop."""
     return end.told_to_stop and (
         end.returncode in _STOP_CODES
         or b"KeyboardInterrupt" in end.stderr_tail[-200:].rstrip().rsplit(b"\n", 1)[-1]
     )
 
 
-def read(end: WorkerEnd) -> Evidence:
-    """Read one worker's end: its error file, its stderr, its exit code or signal."""
+def read(end: WorkerEnd) -> FailureEvidence:
+    """Return what a worker's error file, its stderr and its exit code or signal show."""
     lines, found, torn = read_tracebacks(to_lines(end.stderr_tail[-65536:]))
     number = _signal_of(end)
-    evidence = Evidence(end)
     native = (
         find_native_end(lines) if number is not None and signal_name(number) != "SIGKILL" else None
     )
     chain, kind, trailing = _exception(end, lines, found, torn)
     if native is not None and not chain:
-        _take_native(evidence, native, lines)
+        evidence = _of_native_end(end, native, lines)
     elif chain:
-        _take_chain(evidence, chain, trailing)
-        if number is not None:
-            evidence.summary += " while it ended with an exception"
-        evidence.summary += _OF_KIND.get(kind, "")
+        evidence = _of_chain(end, chain, trailing, standing_of_chain(chain))
+        more = " while it ended with an exception" if number is not None else ""
+        evidence = replace(evidence, summary=f"{evidence.summary}{more}{_OF_KIND.get(kind, '')}")
     elif torn is not None and (number is None or torn.kind != "ignored"):
-        _take_torn(evidence, torn)
+        evidence = _of_torn_traceback(end, torn)
     elif number is None:
-        _take_words(evidence, lines)
-    if number is not None and native is None and not chain:
-        evidence.standing = _standing_of_signal(number, lines)
-    if not evidence.excerpt and number is not None and signal_name(number) != "SIGKILL":
-        evidence.excerpt, evidence.last_words = _last_words(lines, 4), True
-    if not lines and not chain and end.returncode > 0:
-        evidence.summary += ", and it wrote nothing to stderr"
-    if evidence.message is not None:
-        evidence.message = shorten(evidence.message, _MESSAGE_CHARS) or None
-    return evidence
-
-
-def _signal_of(end: WorkerEnd) -> int | None:
-    """Return the signal that ended the worker itself."""
-    return -end.returncode if end.returncode < 0 else None
-
-
-def _summary(end: WorkerEnd) -> str:
-    if end.returncode < 0:
-        return describe_signal(-end.returncode, oom_kills=end.oom_kills)
-    if 128 < end.returncode < 128 + 32:
-        return (
-            f"exit code {end.returncode} (a shell's way to say {signal_name(end.returncode - 128)})"
-        )
-    return f"exit code {end.returncode}"
-
-
-def _standing_of_signal(number: int, lines: Sequence[str]) -> Standing:
-    if signal_name(number) in ("SIGTERM", "SIGINT", "SIGHUP", "SIGPIPE"):
-        return Standing.WEAK
-    return (
-        standing_of_text("\n".join(lines[-60:]))
-        if signal_name(number) == "SIGABRT"
-        else Standing.CAUSE
-    )
-
-
-def _exception(
-    end: WorkerEnd, lines: list[str], found: Sequence[tb.Traceback], torn: tb.Traceback | None
-) -> tuple[list[tb.Raised], tb.Kind, list[str]]:
-    """Choose the exception that ended the worker: its chain, who printed it, and what was printed
-    after it.
-
-    A ``torn`` traceback of the main thread makes all others of it history.
-    """
-    fatal = end.returncode < 0
-    found = [one for one in found if one.chain and one is not torn]
-    recorded = read_error_file(end.error_file)
-    mains = (
-        [one for one in found if one.kind == "main"] if torn is None or torn.kind != "main" else []
-    )
-    main = mains[-1] if mains else None
-    trailing = tb.said_after(lines[main.end :]) if main else []
-    if main and (len(trailing) > _STALE or (fatal and (trailing or end.returncode in (-9, -15)))):
-        main = None
-    side = next(
-        (
-            one
-            for one in reversed(found)
-            if one.kind in ("thread", "process") or _is_the_loaders(one)
-        ),
-        None,
-    )
-    if main is None and recorded:
-        return recorded, "main", []
-    if main is not None:
-        told = {raised.type for raised in main.chain}
-        told |= {name.rpartition(".")[2] for name in told}
-        if recorded and recorded[-1].type and recorded[-1].type not in told:
-            return recorded, "main", []
-        if (
-            side
-            and standing_of_chain(main.chain) >= Standing.WEAK
-            and standing_of_chain(side.chain) is Standing.CAUSE
-        ):
-            return side.chain, side.kind, []
-        return main.chain, "main", trailing
-    if side and not fatal:
-        return side.chain, side.kind, []
-    ignored = next((one for one in reversed(found) if one.kind == "ignored"), None)
-    if ignored and torn is None and not fatal and not _last_words(lines[ignored.end :], 1):
-        return ignored.chain, "ignored", []
-    return [], "main", []
-
-
-def _is_the_loaders(traceback: tb.Traceback) -> bool:
-    """Tell whether torch's handler says here, wherever it was called, that a data-loader worker was
-    killed."""
-    return traceback.kind == "ignored" and traceback.chain[-1].message.startswith(
-        "DataLoader worker (pid"
-    )
-
-
-def _take_chain(evidence: Evidence, chain: list[tb.Raised], trailing: list[str]) -> None:
-    """Name the outermost and the original exception; a consequence raised in a cleanup gives way to
-    the original."""
-    evidence.standing = standing_of_chain(chain)
-    outermost = chain[-1]
-    if evidence.standing is Standing.CAUSE:
-        outermost = next(
-            (raised for raised in reversed(chain) if standing_of_chain([raised]) is Standing.CAUSE),
-            outermost,
-        )
-    original = chain[0].inner or chain[0]
-    head = outermost
-    if outermost.inner is not None and "sub-exception" in outermost.message:
-        original = outermost.inner
-    elif outermost.inner is not None:
-        head = outermost.inner
-        where = (
-            "data-loader worker" if "DataLoader worker" in outermost.message else "child process"
-        )
-        evidence.summary += f" (raised in a {where})"
-    evidence.exception_type = head.type or None
-    if evidence.standing >= Standing.TIMED_OUT and head is chain[0]:
-        head.message = _GLOO_TAIL.sub("", _CPP_PLACE.sub("", head.message))
-    further = (line.strip() for line in head.detail if line.strip() and not is_markers(line))
-    evidence.message = head.message or next(further, None)
-    if head.message.endswith(")") and "sub-exception" in head.message:
-        evidence.message = head.message[: head.message.rfind(" (")]
-    frame = head.frame
-    if original.text != head.text:
-        evidence.original = shorten(original.text, _MESSAGE_CHARS)
-        if original.frame is not None:
-            evidence.original += f" ({original.frame})"
-    elif original.frame is not None:
-        frame = original.frame
-    evidence.frame = str(frame) if frame else None
-    if head.type in _READER_GONE and loader_may_be_gone(head):
-        evidence.loader_may_be_gone, evidence.standing = True, Standing.CAUSE
-    evidence.excerpt = _excerpt(head, trailing)
-    evidence.text = "\n".join(
-        f"{raised.text}\n" + "\n".join(raised.detail[:12]) for raised in (head, original, outermost)
-    )
-    types = {name.rpartition(".")[2] for name in (head.type, original.type)}
-    if types.intersection(_SYNTAX_TYPES):
-        evidence.repeats = "syntax error"
-    elif types.intersection(_IMPORT_TYPES):
-        evidence.repeats = "import error"
-
-
-def _take_torn(evidence: Evidence, torn: tb.Traceback) -> None:
-    """Say that a traceback has no end, with the frames it has; what ended the worker is known only
-    from a dump.
-
-    An exception that was raised before it in the same chain is shown as the original.
-    """
-    raised = torn.torn or tb.Raised()
-    evidence.summary += f"{_OF_KIND.get(torn.kind, '')}; its traceback was cut off"
-    if raised.type:
-        _take_chain(evidence, [*torn.chain, raised], [])
-        if evidence.end.returncode > 0 and loader_may_be_gone(raised):
-            evidence.loader_may_be_gone, evidence.standing = True, Standing.CAUSE
-        return
-    frame = raised.frame
-    if torn.chain:
-        original = torn.chain[0].inner or torn.chain[0]
-        evidence.original = shorten(original.text, _MESSAGE_CHARS) + (
-            f" ({original.frame})" if original.frame else ""
-        )
-        evidence.text = f"{original.text}\n" + "\n".join(original.detail[:12])
-        frame = frame or original.frame
-    evidence.frame = str(frame) if frame else None
-    evidence.excerpt = tuple(
-        shorten(_LIBRARY_PATH.sub('File "', line), 200) for line in raised.lines[-_EXCERPT:]
-    )
-    evidence.loader_may_be_gone = loader_may_be_gone(raised)
-    if evidence.end.returncode > 0 and not evidence.loader_may_be_gone:
-        evidence.standing = standing_of_chain(torn.chain) if torn.chain else Standing.WEAK
-
-
-def _excerpt(raised: tb.Raised, trailing: Sequence[str]) -> tuple[str, ...]:
-    """Show the user's frames and the innermost one, then the message's own lines."""
-    blocks: list[list[str]] = []
-    for line in raised.lines:
-        if line.lstrip().startswith('File "') or not line.startswith("  ") or not blocks:
-            blocks.append([])
-        blocks[-1].append(line)
-    innermost = max(
-        (n for n, block in enumerate(blocks) if block[0].lstrip().startswith('File "')), default=-1
-    )
-    shown: list[str] = []
-    for number, block in enumerate(blocks):
-        library = block[0].lstrip().startswith('File "') and any(
-            part in block[0] for part in tb.LIBRARY_PARTS
-        )
-        if not library or number == innermost:
-            shown.extend(block)
-    detail = [line for line in raised.detail if line.strip() and line.strip() != '"""']
-    native = (
-        n
-        for n, line in enumerate(detail)
-        if line.startswith(("Exception raised from ", "C++ CapturedTraceback"))
-    )
-    shown.extend(detail[: min(next(native, 6), 6)])
-    shown.extend(trailing[-3:])
-    return tuple(shorten(_LIBRARY_PATH.sub('File "', line), 200) for line in shown[-_EXCERPT:])
-
-
-def _take_native(evidence: Evidence, native: NativeEnd, lines: list[str]) -> None:
-    evidence.exception_type = native.type
-    evidence.message = native.message if native.message.lower() not in evidence.summary else None
-    evidence.frame = str(native.frame) if native.frame else None
-    evidence.excerpt = tuple(shorten(line, 200) for line in native.lines[:_EXCERPT])
-    evidence.text = "\n".join(native.lines)
-    evidence.standing = standing_of_text(evidence.text)
-    if (
-        evidence.standing is Standing.CAUSE
-        and native.type is None
-        and native.frame is None
-        and evidence.end.returncode == -6
-    ):
-        evidence.standing = standing_of_text("\n".join(lines[-60:]))
-
-
-def _last_words(lines: Sequence[str], count: int) -> tuple[str, ...]:
-    """Return the last ``count`` lines that are no noise."""
-    words: list[str] = []
-    for line in reversed(lines[-200:]):
-        if not is_noise(line):
-            words.append(shorten(line, 200))
-            if len(words) == count:
-                break
-    return tuple(reversed(words))
-
-
-def _take_words(evidence: Evidence, lines: list[str]) -> None:
-    """Read an end without an exception: a usage error, a missing script, the text of sys.exit, last
-    words."""
-    code = evidence.end.returncode
-    words = _last_words(lines, 6)
-    evidence.text = "\n".join(words)
-    evidence.last_words = True
-    if not words:
-        return
-    if is_markers(words[-1]):
-        evidence.standing = standing_of_text(evidence.text)
-        evidence.excerpt = words
-    elif match := _CANNOT_OPEN.match(words[-1]):
-        evidence.message, evidence.repeats = f"cannot open {match[1]}: {match[2]}", "missing script"
-    elif match := _NO_MODULE.match(words[-1]):
-        evidence.exception_type, evidence.message, evidence.repeats = (
-            "ModuleNotFoundError",
-            match[2],
-            "import error",
-        )
-        evidence.main_module = match[1] or match[3].removesuffix(".__main__")
-    elif (usage := _usage_error(lines)) and code in (1, 2):
-        evidence.message, evidence.repeats, evidence.excerpt = usage, "usage error", words
-        evidence.summary += " (usage error of the script)"
-    elif code == 1 or code in (126, 127):
-        evidence.message = words[-1]
-        evidence.standing = standing_of_text(words[-1])
-        # What sys.exit("text") wrote is the message; what stood before it is shown where it tells
-        # of trouble too.
-        evidence.excerpt = words if any(_TROUBLE.search(line) for line in words[:-1]) else ()
+        evidence = _of_last_words(end, lines)
     else:
-        evidence.standing = standing_of_text(words[-1])
-        evidence.excerpt = words
-
-
-def _usage_error(lines: Sequence[str]) -> str | None:
-    """Find what argparse, click or absl had against the command line."""
-    usage = False
-    for line in lines[-80:]:
-        low = line.lower().lstrip()
-        if low.startswith("usage:"):
-            usage = True
-        elif low.startswith("fatal flags parsing error:"):
-            return line.partition(":")[2].strip()
-        elif usage and (": error: " in low or low.startswith("error: ")):
-            return line[low.find("error: ") + len(line) - len(low) + 7 :].strip()
-    return None
-
-
-_LIMIT = 262144
+        evidence = FailureEvidence(end=end, summary=_summary(end))
+    changes: dict[str, object] = {}
+    if number is not None and native is None and not chain:
+        changes["standing"] = _standing_of_signal(number, lines)
+    if not evidence.excerpt and number is not None and signal_name(number) != "SIGKILL":
+        changes |= {"excerpt": _last_words(lines, 4), "last_words": True}
+    if not lines and not chain and end.returncode > 0:
+        changes["summary"] = f"{evidence.summary}, and it wrote nothing to stderr"
+    if evidence.message is not None:
+        changes["message"] = shorten(evidence.message, _MESSAGE_CHARS) or None
+    return replace(evidence, **changes)
 
 
 def read_error_file(data: bytes | None) -> list[Raised]:
@@ -422,3 +157,305 @@ def read_error_file(data: bytes | None) -> list[Raised]:
     raised = Raised(type_, text, lines=[first]) if typed else Raised(message=first, lines=[first])
     raised.detail.extend(rest)
     return [raised]
+
+
+def _summary(end: WorkerEnd) -> str:
+    if end.returncode < 0:
+        return describe_signal(-end.returncode, oom_kills=end.oom_kills)
+    if 128 < end.returncode < 128 + 32:
+        return (
+            f"exit code {end.returncode} (a shell's way to say {signal_name(end.returncode - 128)})"
+        )
+    return f"exit code {end.returncode}"
+
+
+def _signal_of(end: WorkerEnd) -> int | None:
+    """Return the signal that ended the worker itself."""
+    return -end.returncode if end.returncode < 0 else None
+
+
+def _exception(
+    end: WorkerEnd, lines: list[str], found: Sequence[tb.Traceback], torn: tb.Traceback | None
+) -> tuple[list[tb.Raised], tb.Kind, list[str]]:
+    """Choose the exception that ended the worker: its chain, who printed it, and what was printed
+    after it.
+
+    A ``torn`` traceback of the main thread makes all others of it history.
+    """
+    fatal = end.returncode < 0
+    found = [one for one in found if one.chain and one is not torn]
+    recorded = read_error_file(end.error_file)
+    mains = (
+        [one for one in found if one.kind == "main"] if torn is None or torn.kind != "main" else []
+    )
+    main = mains[-1] if mains else None
+    trailing = tb.output_after(lines[main.end :]) if main else []
+    if main and (len(trailing) > _STALE or (fatal and (trailing or end.returncode in (-9, -15)))):
+        main = None
+    side = next(
+        (
+            one
+            for one in reversed(found)
+            if one.kind in ("thread", "process") or _is_the_loaders(one)
+        ),
+        None,
+    )
+    if main is None and recorded:
+        return recorded, "main", []
+    if main is not None:
+        told = {raised.type for raised in main.chain}
+        told |= {name.rpartition(".")[2] for name in told}
+        if recorded and recorded[-1].type and recorded[-1].type not in told:
+            return recorded, "main", []
+        if (
+            side
+            and standing_of_chain(main.chain) >= Standing.WEAK
+            and standing_of_chain(side.chain) is Standing.CAUSE
+        ):
+            return side.chain, side.kind, []
+        return main.chain, "main", trailing
+    if side and not fatal:
+        return side.chain, side.kind, []
+    ignored = next((one for one in reversed(found) if one.kind == "ignored"), None)
+    if ignored and torn is None and not fatal and not _last_words(lines[ignored.end :], 1):
+        return ignored.chain, "ignored", []
+    return [], "main", []
+
+
+def _is_the_loaders(traceback: tb.Traceback) -> bool:
+    """Return whether torch's handler says here, wherever it was called, that a data-loader worker was
+    killed."""
+    return traceback.kind == "ignored" and traceback.chain[-1].message.startswith(
+        "DataLoader worker (pid"
+    )
+
+
+def _last_words(lines: Sequence[str], count: int) -> tuple[str, ...]:
+    """Return the last ``count`` lines that are no noise."""
+    words: list[str] = []
+    for line in reversed(lines[-200:]):
+        if not is_noise(line):
+            words.append(shorten(line, 200))
+            if len(words) == count:
+                break
+    return tuple(reversed(words))
+
+
+def _of_native_end(end: WorkerEnd, native: NativeEnd, lines: list[str]) -> FailureEvidence:
+    summary, text = _summary(end), "\n".join(native.lines)
+    standing = standing_of_text(text)
+    bare_abort = native.type is None and native.frame is None and end.returncode == -6
+    if standing is Standing.CAUSE and bare_abort:
+        standing = standing_of_text("\n".join(lines[-60:]))
+    return FailureEvidence(
+        end=end,
+        summary=summary,
+        standing=standing,
+        exception_type=native.type,
+        message=native.message if native.message.lower() not in summary else None,
+        frame=str(native.frame) if native.frame else None,
+        excerpt=tuple(shorten(line, 200) for line in native.lines[:_EXCERPT]),
+        text=text,
+    )
+
+
+def _of_chain(
+    end: WorkerEnd, chain: list[tb.Raised], trailing: list[str], standing: Standing
+) -> FailureEvidence:
+    """Return the evidence of an exception chain: its outermost and its original exception.
+
+    A consequence that was raised in a cleanup gives way to the original.
+    """
+    summary, outermost = _summary(end), chain[-1]
+    if standing is Standing.CAUSE:
+        outermost = next(
+            (raised for raised in reversed(chain) if standing_of_chain([raised]) is Standing.CAUSE),
+            outermost,
+        )
+    original = chain[0].inner or chain[0]
+    head = outermost
+    if outermost.inner is not None and "sub-exception" in outermost.message:
+        original = outermost.inner
+    elif outermost.inner is not None:
+        head = outermost.inner
+        where = (
+            "data-loader worker" if "DataLoader worker" in outermost.message else "child process"
+        )
+        summary += f" (raised in a {where})"
+    if standing >= Standing.TIMED_OUT and head is chain[0]:
+        short = head.with_message(_GLOO_TAIL.sub("", _CPP_PLACE.sub("", head.message)))
+        original = short if original is head else original
+        outermost = short if outermost is head else outermost
+        head = short
+    further = (line.strip() for line in head.detail if line.strip() and not is_markers(line))
+    message = head.message or next(further, None)
+    if head.message.endswith(")") and "sub-exception" in head.message:
+        message = head.message[: head.message.rfind(" (")]
+    frame, shown_original = head.frame, None
+    if original.text != head.text:
+        shown_original = _shown_original(original)
+    elif original.frame is not None:
+        frame = original.frame
+    loader_gone = head.type in _READER_GONE and loader_may_be_gone(head)
+    types = {name.rpartition(".")[2] for name in (head.type, original.type)}
+    repeats: RepeatKind | None = None
+    if types.intersection(_SYNTAX_TYPES):
+        repeats = "syntax error"
+    elif types.intersection(_IMPORT_TYPES):
+        repeats = "import error"
+    return FailureEvidence(
+        end=end,
+        summary=summary,
+        standing=Standing.CAUSE if loader_gone else standing,
+        exception_type=head.type or None,
+        message=message,
+        original=shown_original,
+        frame=str(frame) if frame else None,
+        excerpt=_excerpt(head, trailing),
+        repeats=repeats,
+        loader_may_be_gone=loader_gone,
+        text="\n".join(
+            f"{raised.text}\n" + "\n".join(raised.detail[:12])
+            for raised in (head, original, outermost)
+        ),
+    )
+
+
+def _shown_original(original: tb.Raised) -> str:
+    where = f" ({original.frame})" if original.frame is not None else ""
+    return shorten(original.text, _MESSAGE_CHARS) + where
+
+
+def _excerpt(raised: tb.Raised, trailing: Sequence[str]) -> tuple[str, ...]:
+    """Show the user's frames and the innermost one, then the message's own lines."""
+    blocks: list[list[str]] = []
+    for line in raised.lines:
+        if line.lstrip().startswith('File "') or not line.startswith("  ") or not blocks:
+            blocks.append([])
+        blocks[-1].append(line)
+    innermost = max(
+        (n for n, block in enumerate(blocks) if block[0].lstrip().startswith('File "')), default=-1
+    )
+    shown: list[str] = []
+    for number, block in enumerate(blocks):
+        library = block[0].lstrip().startswith('File "') and any(
+            part in block[0] for part in tb.LIBRARY_PARTS
+        )
+        if not library or number == innermost:
+            shown.extend(block)
+    detail = [line for line in raised.detail if line.strip() and line.strip() != '"""']
+    native = (
+        n
+        for n, line in enumerate(detail)
+        if line.startswith(("Exception raised from ", "C++ CapturedTraceback"))
+    )
+    shown.extend(detail[: min(next(native, 6), 6)])
+    shown.extend(trailing[-3:])
+    return tuple(shorten(_LIBRARY_PATH.sub('File "', line), 200) for line in shown[-_EXCERPT:])
+
+
+def _of_torn_traceback(end: WorkerEnd, torn: tb.Traceback) -> FailureEvidence:
+    """Return the evidence of a traceback without its end: the frames that it has.
+
+    Only the interpreter's dump names the exception. An exception that was raised before it in the
+    same chain is the original.
+    """
+    raised = torn.torn or tb.Raised()
+    cut_off = f"{_OF_KIND.get(torn.kind, '')}; its traceback was cut off"
+    loader_gone = loader_may_be_gone(raised)
+    if raised.type:
+        chain = [*torn.chain, raised]
+        evidence = _of_chain(end, chain, [], standing_of_chain(chain))
+        shown = _summary(end)
+        changes: dict[str, object] = {
+            "summary": f"{shown}{cut_off}{evidence.summary.removeprefix(shown)}"
+        }
+        if end.returncode > 0 and loader_gone:
+            changes |= {"loader_may_be_gone": True, "standing": Standing.CAUSE}
+        return replace(evidence, **changes)
+    frame, original, text = raised.frame, None, ""
+    if torn.chain:
+        first = torn.chain[0].inner or torn.chain[0]
+        original = _shown_original(first)
+        text = f"{first.text}\n" + "\n".join(first.detail[:12])
+        frame = frame or first.frame
+    standing = Standing.CAUSE
+    if end.returncode > 0 and not loader_gone:
+        standing = standing_of_chain(torn.chain) if torn.chain else Standing.WEAK
+    return FailureEvidence(
+        end=end,
+        summary=f"{_summary(end)}{cut_off}",
+        standing=standing,
+        original=original,
+        frame=str(frame) if frame else None,
+        excerpt=tuple(
+            shorten(_LIBRARY_PATH.sub('File "', line), 200) for line in raised.lines[-_EXCERPT:]
+        ),
+        loader_may_be_gone=loader_gone,
+        text=text,
+    )
+
+
+def _of_last_words(end: WorkerEnd, lines: list[str]) -> FailureEvidence:
+    """Return the evidence of an end without an exception.
+
+    That is a usage error, a missing script, the text of sys.exit, or just the last lines.
+    """
+    code, words = end.returncode, _last_words(lines, 6)
+    evidence = FailureEvidence(
+        end=end, summary=_summary(end), last_words=True, text="\n".join(words)
+    )
+    if not words:
+        return evidence
+    last = words[-1]
+    if is_markers(last):
+        return replace(evidence, standing=standing_of_text(evidence.text), excerpt=words)
+    if match := _CANNOT_OPEN.match(last):
+        message = f"cannot open {match[1]}: {match[2]}"
+        return replace(evidence, message=message, repeats="missing script")
+    if match := _NO_MODULE.match(last):
+        return replace(
+            evidence,
+            exception_type="ModuleNotFoundError",
+            message=match[2],
+            repeats="import error",
+            main_module=match[1] or match[3].removesuffix(".__main__"),
+        )
+    if (usage := _usage_error(lines)) and code in (1, 2):
+        return replace(
+            evidence,
+            message=usage,
+            repeats="usage error",
+            excerpt=words,
+            summary=f"{evidence.summary} (usage error of the script)",
+        )
+    if code == 1 or code in (126, 127):
+        # The text of sys.exit("text") is the message. The lines before it are shown if they name a
+        # problem too.
+        excerpt = words if any(_PROBLEM.search(line) for line in words[:-1]) else ()
+        return replace(evidence, message=last, standing=standing_of_text(last), excerpt=excerpt)
+    return replace(evidence, standing=standing_of_text(last), excerpt=words)
+
+
+def _usage_error(lines: Sequence[str]) -> str | None:
+    """Find what argparse, click or absl had against the command line."""
+    usage = False
+    for line in lines[-80:]:
+        low = line.lower().lstrip()
+        if low.startswith("usage:"):
+            usage = True
+        elif low.startswith("fatal flags parsing error:"):
+            return line.partition(":")[2].strip()
+        elif usage and (": error: " in low or low.startswith("error: ")):
+            return line[low.find("error: ") + len(line) - len(low) + 7 :].strip()
+    return None
+
+
+def _standing_of_signal(number: int, lines: Sequence[str]) -> Standing:
+    if signal_name(number) in ("SIGTERM", "SIGINT", "SIGHUP", "SIGPIPE"):
+        return Standing.WEAK
+    return (
+        standing_of_text("\n".join(lines[-60:]))
+        if signal_name(number) == "SIGABRT"
+        else Standing.CAUSE
+    )

@@ -15,7 +15,7 @@ from distlaunch.core.model.record import replace
 from distlaunch.core.model.text import name_ranks
 from distlaunch.diagnosis.clean_text import shorten
 from distlaunch.diagnosis.consequence import Standing
-from distlaunch.diagnosis.evidence import Evidence, read, was_stopped
+from distlaunch.diagnosis.evidence import FailureEvidence, read, was_stopped
 from distlaunch.diagnosis.hints import hint_for, missing_module
 from distlaunch.diagnosis.model import Cause, Diagnosis, WorkerEnd
 from distlaunch.diagnosis.native import signal_name
@@ -41,7 +41,7 @@ GRACE_HINT = "if one that was killed was saving its state, a longer --failure-gr
 
 
 def looks_like_consequence(end: WorkerEnd) -> bool:
-    """Tell whether another rank's failure is the likelier cause of this end, so that waiting a
+    """Return whether another rank's failure is the likelier cause of this end, so that waiting a
     moment pays."""
     return read(end).standing is not Standing.CAUSE
 
@@ -78,7 +78,7 @@ def diagnose(
         or own
         or bad
     )
-    seen: dict[int, Evidence] = {}
+    seen: dict[int, FailureEvidence] = {}
     for end in eligible[:_READ_AT_MOST]:
         if len(seen) >= _READ_WHOLE and any(
             one.standing is Standing.CAUSE for one in seen.values()
@@ -152,20 +152,21 @@ def doing(
     )
 
 
-def _cause_of_a_stopped_one(bad: Sequence[WorkerEnd], seen: dict[int, Evidence]) -> Evidence | None:
+def _cause_of_a_stopped_one(
+    bad: Sequence[WorkerEnd], seen: dict[int, FailureEvidence]
+) -> FailureEvidence | None:
     """Find a worker that had already printed its own exception when our order to stop ended it."""
     for end in bad[:_READ_WHOLE]:
         if end.rank not in seen and end.returncode in (-9, -15):
             evidence = read(replace(end, returncode=1))
             if evidence.standing is Standing.CAUSE and evidence.exception_type and evidence.frame:
-                evidence.summary = "stopped by us while it was ending with its own exception"
-                evidence.end = end
-                return evidence
+                summary = "stopped by us while it was ending with its own exception"
+                return replace(evidence, summary=summary, end=end)
     return None
 
 
 def _same(
-    best: Evidence, seen: dict[int, Evidence], eligible: Sequence[WorkerEnd]
+    best: FailureEvidence, seen: dict[int, FailureEvidence], eligible: Sequence[WorkerEnd]
 ) -> tuple[int, ...]:
     """Return the ranks that failed like ``best``, it first, the others as they ended."""
     ranks = [best.end.rank]
@@ -186,8 +187,8 @@ def _same(
     return tuple(ranks)
 
 
-def _stopped_alike(best: Evidence, bad: Sequence[WorkerEnd]) -> Iterator[int]:
-    """Give the ranks that had said the same as ``best`` and were on their way out when our order to
+def _stopped_alike(best: FailureEvidence, bad: Sequence[WorkerEnd]) -> Iterator[int]:
+    """Return the ranks that had said the same as ``best`` and were on their way out when our order to
     stop ended them."""
     if best.standing is not Standing.CAUSE or best.exception_type is None:
         return
@@ -202,7 +203,7 @@ def _stopped_alike(best: Evidence, bad: Sequence[WorkerEnd]) -> Iterator[int]:
             yield end.rank
 
 
-def _hosts_of(best: Evidence, ranks: tuple[int, ...], ends: Sequence[WorkerEnd]) -> str:
+def _hosts_of(best: FailureEvidence, ranks: tuple[int, ...], ends: Sequence[WorkerEnd]) -> str:
     """Name the hosts of these ranks; most often that is one."""
     those = set(ranks)
     hosts = {
@@ -215,7 +216,7 @@ def _hosts_of(best: Evidence, ranks: tuple[int, ...], ends: Sequence[WorkerEnd])
     return name_hosts(sorted(hosts, key=lambda host: hosts[host]))
 
 
-def _cause(best: Evidence, ranks: tuple[int, ...], host: str, *, cause_seen: bool) -> Cause:
+def _cause(best: FailureEvidence, ranks: tuple[int, ...], host: str, *, cause_seen: bool) -> Cause:
     return Cause(
         ranks=ranks,
         host=host,
@@ -231,7 +232,7 @@ def _cause(best: Evidence, ranks: tuple[int, ...], host: str, *, cause_seen: boo
     )
 
 
-def _signature(best: Evidence) -> tuple[str, str] | None:
+def _signature(best: FailureEvidence) -> tuple[str, str] | None:
     """Return what makes two failures the same one; a signal counts only where its Python line is
     known."""
     name = best.exception_type or (
@@ -241,7 +242,7 @@ def _signature(best: Evidence) -> tuple[str, str] | None:
 
 
 def _hint_without_cause(
-    best: Evidence,
+    best: FailureEvidence,
     ends: Sequence[WorkerEnd],
     running: Sequence[int],
     world_size: int,
@@ -284,9 +285,9 @@ def _hint_without_cause(
 
 def _others(
     others: Sequence[WorkerEnd],
-    seen: dict[int, Evidence],
+    seen: dict[int, FailureEvidence],
     running: Sequence[int],
-    lost: dict[int, Evidence],
+    lost: dict[int, FailureEvidence],
     *,
     world_size: int,
     after_grace: str | None,
@@ -311,7 +312,7 @@ def _others(
     return tuple(lines)
 
 
-def _lost_before_the_stop(ends: Sequence[WorkerEnd]) -> dict[int, Evidence]:
+def _lost_before_the_stop(ends: Sequence[WorkerEnd]) -> dict[int, FailureEvidence]:
     """Find the workers that showed a consequence of another's end before we stopped them."""
     shown = (
         end
@@ -326,18 +327,21 @@ def _lost_before_the_stop(ends: Sequence[WorkerEnd]) -> dict[int, Evidence]:
     }
 
 
-def _symptom(evidence: Evidence) -> str:
+def _symptom(evidence: FailureEvidence) -> str:
     match = _SYMPTOM.search(f"{evidence.message or ''}\n{evidence.text}")
     return f" ({match[0]})" if match else ""
 
 
 def was_killed_by_us(end: WorkerEnd) -> bool:
-    """Tell whether a worker was told to stop and had to be killed."""
+    """Return whether a worker was told to stop and had to be killed."""
     return end.told_to_stop and end.returncode == -signal.SIGKILL
 
 
 def _doing(
-    end: WorkerEnd, evidence: Evidence | None, lost: Evidence | None, after_grace: str | None
+    end: WorkerEnd,
+    evidence: FailureEvidence | None,
+    lost: FailureEvidence | None,
+    after_grace: str | None,
 ) -> str:
     if lost is not None:
         evidence = lost

@@ -1,15 +1,14 @@
-"""From stacks of workers that stand still to an explanation: who holds the others up, and where.
+"""Explain from the stacks of workers that stand still which ranks the others wait for, and where; pure.
 
-Pure. Ranks at the same place are one group. Whoever waits for the others is not to blame while
-somebody does not; steps decide only where stacks do not: heartbeats are sent now and then, so that
-a rank's last one may be some steps old.
-
-Workers that stand still, as groups of ranks at the same place.
+Ranks at the same place are one group. A rank that waits for others is not blamed while another rank
+does not wait. Steps decide only if stacks do not: heartbeats are rare, so that the last one of a rank
+may be some steps old.
 """
 
 from __future__ import annotations
 
 import re
+from bisect import bisect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal
 
@@ -39,8 +38,32 @@ _BUSY_HINT = (
 _BUSY_HINT_ALL = (
     "they compute (state R): is --hang-timeout too short for what they do, or is that loop endless?"
 )
-_ODD: tuple[Kind, ...] = ("stopped", "traced", "kernel", "zombie")
+_ODD_STATES: tuple[Kind, ...] = ("stopped", "traced", "kernel", "zombie")
 """States that hold everybody up, the surest first."""
+_STATE_TEXTS: Mapping[Kind, str] = {
+    "stopped": "stopped (state T): somebody sent SIGSTOP",
+    "traced": "held by a debugger or tracer (state t)",
+    "kernel": "stuck in the kernel (state D): a file system or a driver does not answer",
+    "zombie": "ended, but still there as a zombie (state Z): a thread or the kernel holds on to it",
+}
+Kind = Literal[
+    "stack", "stopped", "traced", "kernel", "zombie", "gone", "hidden", "silent", "unanswered"
+]
+_MOST = 200
+"""So many places are told apart; more merge by function, whatever the line."""
+_RANKS_CHARS = 48
+_ADDRESS = re.compile(r"0x[0-9a-f]+")
+_Seen = tuple[View | None, Wait | None, list[ThreadStack]]
+"""The main thread's stack, what it waits in, and the other threads."""
+_KINDS: dict[str, Kind] = {
+    "T": "stopped",
+    "t": "traced",
+    "D": "kernel",
+    "Z": "zombie",
+    "X": "gone",
+    "": "gone",
+}
+"""What the letter of a process state says, where it says more than a stack."""
 
 
 class HangDiagnosis(Record):
@@ -63,16 +86,6 @@ class HangDiagnosis(Record):
     """For ``events.jsonl``; see ``_record``."""
 
 
-class _Verdict(Record):
-    """Which ranks are behind, and what the report says of that."""
-
-    groups: tuple[Group, ...]
-    """Theirs."""
-    ranks: tuple[int, ...]
-    words: str
-    hint: str | None
-
-
 def diagnose_hang(
     stacks: Sequence[m.Stack],
     *,
@@ -93,24 +106,22 @@ def diagnose_hang(
     whose heartbeats count instead. ``spelt`` puts what speaks of options into the user's words.
     """
     gone = sorted(set(ended))
-    groups = group_by_place(stacks, script_dir)
+    groups = _group_by_place(stacks, script_dir)
     known = {stack.rank for stack in stacks}.union(gone)
     if missing := [rank for rank in range(world_size) if rank not in known]:
-        group = Group("unanswered", "", None, None, [])
-        group.ranks = missing
-        groups.append(group)
+        groups.append(_Group("unanswered", "", None, None, [], ranks=missing))
     steps = {rank: values["step"] for rank, values in heartbeats.items() if "step" in values}
     verdict = _judge(groups, gone, steps, world_size)
     behind = set(verdict.groups)
     groups.sort(
         key=lambda group: (
             group not in behind,
-            group.kind not in _ODD,
+            group.kind not in _ODD_STATES,
             len(group.ranks),
             group.ranks[0],
         )
     )
-    places = Hosts(hosts, [rank for group in groups for rank in group.ranks])
+    places = _HostNames(hosts, [rank for group in groups for rank in group.ranks])
     frame = next((group.frame for group in verdict.groups or groups if group.frame), None)
     several = world_size - len(gone) > 1
     who = f"any of {counted(world_size - len(gone), 'worker')}" if several else "the only worker"
@@ -130,9 +141,9 @@ def diagnose_hang(
         )
     if len(groups) > _GROUPS:
         rest = [rank for group in groups[_GROUPS:] for rank in group.ranks]
-        lines.append(f"  and {counted(len(groups) - _GROUPS, 'other place')}: {named(rest)}")
+        lines.append(f"  and {counted(len(groups) - _GROUPS, 'other place')}: {_short_ranks(rest)}")
     if gone:
-        lines.append(f"  {named(gone)} ended before, with exit code 0")
+        lines.append(f"  {_short_ranks(gone)} ended before, with exit code 0")
     where = list(lines)
     for hint in hints:
         lines += _wrapped(f"hint: {hint}")
@@ -152,30 +163,114 @@ def diagnose_hang(
     )
 
 
-def _text(lines: Iterable[str]) -> str:
-    return "\n".join(shorten(printable(line).rstrip(), _WIDTH) for line in lines) + "\n"
+class _Group:
+    """Ranks at the same place."""
+
+    __slots__ = ("kind", "pids", "ranks", "state", "threads", "view", "wait")
+
+    def __init__(
+        self,
+        kind: Kind,
+        state: str,
+        view: View | None,
+        wait: Wait | None,
+        threads: list[ThreadStack],
+        *,
+        ranks: Sequence[int] = (),
+    ) -> None:
+        self.kind = kind
+        self.state = state
+        self.view = view
+        self.wait = wait
+        self.threads = threads
+        """The other threads of its first rank."""
+        self.ranks = list(ranks)
+        self.pids: list[int] = []
+
+    def add(self, stack: m.Stack) -> None:
+        """Add a rank."""
+        at = bisect(self.ranks, stack.rank)
+        self.ranks.insert(at, stack.rank)
+        self.pids.insert(at, stack.pid)
+
+    @property
+    def waiting(self) -> Waiting | None:
+        """How surely it waits for others; None if that cannot be told."""
+        if self.view is None or self.view.place is None:
+            return None
+        return self.wait.waiting if self.wait else Waiting.NOT
+
+    @property
+    def frame(self) -> str | None:
+        """The innermost frame of the user's code."""
+        return str(self.view.place) if self.view and self.view.place else None
 
 
-# --- who is behind
+def _group_by_place(stacks: Sequence[m.Stack], script_dir: str) -> list[_Group]:
+    """Put ranks at the same place together; should there be very many places, by function only."""
+    seen: dict[str, _Seen] = {}  # most ranks' stacks differ in their threads' addresses only
+    found = []
+    for stack in stacks:
+        text = _ADDRESS.sub("0x0", stack.text)
+        if (one := seen.get(text)) is None:
+            one = seen[text] = _read(text, script_dir)
+        found.append((stack, _kind(stack.state, one), *one))
+    groups = _merged(found, by_line=True)
+    if len(groups) > _MOST:
+        groups = _merged(found, by_line=False)
+    return groups
+
+
+class _HostNames:
+    """Names hosts where there are several."""
+
+    def __init__(self, hosts: Callable[[int], str], ranks: Sequence[int]) -> None:
+        self._host = {rank: hosts(rank) for rank in ranks}
+        self._many = len(set(self._host.values())) > 1
+
+    def on_host(self, ranks: Sequence[int]) -> str:
+        """Say where some ranks run, if that tells anything: `` on node3``."""
+        names = sorted({self._host[rank] for rank in ranks})
+        return f" on {names[0]}" if self._many and len(names) == 1 else ""
+
+
+def _short_ranks(ranks: Sequence[int]) -> str:
+    """Name ranks, and count them where their list is long."""
+    text = name_ranks(ranks)
+    return (
+        text
+        if len(text) <= _RANKS_CHARS
+        else f"{len(ranks)} ranks ({shorten(format_ranks(ranks), _RANKS_CHARS)})"
+    )
+
+
+def _is_or_are(ranks: Sequence[int]) -> str:
+    """Return the verb for some ranks."""
+    return "is" if len(ranks) == 1 else "are"
+
+
+def _has_or_have(ranks: Sequence[int]) -> str:
+    """Return the verb for some ranks."""
+    return "has" if len(ranks) == 1 else "have"
 
 
 def _judge(
-    groups: Sequence[Group], ended: Sequence[int], steps: Mapping[int, float], world_size: int
+    groups: Sequence[_Group], ended: Sequence[int], steps: Mapping[int, float], world_size: int
 ) -> _Verdict:
     """Find the ranks that hold the others up; the docstring of this module says by what rules."""
-    for kind in _ODD:
+    for kind in _ODD_STATES:
         odd = [group for group in groups if group.kind == kind]
         if odd:
             group = odd[0]
-            words = f"{named(group.ranks)} {verb(group.ranks)} {_ODD_WORDS[kind]}"
-            return _blame([group], words, _odd_hint(group))
+            words = f"{_short_ranks(group.ranks)} {_is_or_are(group.ranks)} {_STATE_TEXTS[kind]}"
+            return _blame([group], words, _state_hint(group))
     running = [group for group in groups if group.kind != "gone"]
     surely = [group for group in running if group.waiting is Waiting.SURELY]
     if ended and surely and len(surely) == len(running):
         waits = " and ".join(dict.fromkeys(group.wait.name for group in surely if group.wait))
         them = "it" if len(ended) == 1 else "them"
         words = (
-            f"{named(ended)} {has(ended)} ended with exit code 0, and the others wait for "
+            f"{_short_ranks(ended)} {_has_or_have(ended)} ended with exit code 0, and the others wait for "
             f"{them}, in {waits}"
         )
         hint = "do all ranks run the same number of steps, and the same code after the last one?"
@@ -183,39 +278,55 @@ def _judge(
     known = [group for group in running if group.waiting is not None]
     levels = sorted({group.waiting for group in known if group.waiting is not None})
     if len(levels) > 1:
-        return _behind([group for group in known if group.waiting == levels[0]], running, steps)
+        return _judge_places(
+            [group for group in known if group.waiting == levels[0]], running, steps
+        )
     unknown = [group for group in running if group.waiting is None]
     if unknown and levels == [Waiting.SURELY]:
-        return _behind(unknown, running, steps)
+        return _judge_places(unknown, running, steps)
     if len(running) == 1:
-        return _together(running[0], steps, world_size)
+        return _judge_one_place(running[0], steps, world_size)
     if levels == [Waiting.SURELY] and len({group.wait.name for group in running if group.wait}) > 1:
-        return _apart(running, steps)
-    return _behind(_lowest(running, steps) or _smallest(running), running, steps)
+        return _judge_collectives(running, steps)
+    return _judge_places(_lowest(running, steps) or _smallest(running), running, steps)
 
 
-def _lowest(groups: Sequence[Group], steps: Mapping[int, float]) -> list[Group]:
-    """Find the groups that stand at the lowest step, if that sets some apart."""
-    last = [
-        (max((steps[rank] for rank in group.ranks if rank in steps), default=None), group)
-        for group in groups
-    ]
-    told = sorted({step for step, _ in last if step is not None})
-    return [group for step, group in last if step == told[0]] if len(told) > 1 else []
+class _Verdict(Record):
+    """Which ranks are behind, and what the report says of that."""
+
+    groups: tuple[_Group, ...]
+    """Theirs."""
+    ranks: tuple[int, ...]
+    words: str
+    hint: str | None
 
 
-def _smallest(groups: Sequence[Group]) -> list[Group]:
-    """Find the one group that has fewest ranks, if there is one."""
-    sizes = sorted(len(group.ranks) for group in groups)
-    return (
-        [group for group in groups if len(group.ranks) == sizes[0]]
-        if len(sizes) > 1 and sizes[0] < sizes[1]
-        else []
+def _blame(groups: Sequence[_Group], words: str, hint: str | None) -> _Verdict:
+    ranks = sorted(rank for group in groups for rank in group.ranks)
+    return _Verdict(groups=tuple(groups), ranks=tuple(ranks), words=words, hint=hint)
+
+
+def _state_hint(group: _Group) -> str:
+    """Say what to look at. Whoever reads it does so when the worker has been killed, unless the
+    kernel holds it."""
+    hints: Mapping[Kind, str] = {
+        "stopped": "who stops it? A `kill -STOP`, a scheduler that suspends jobs, or the script "
+        "itself;"
+        " as long as a worker is there, `kill -CONT` and its pid have it go on",
+        "traced": "who traces it? gdb, strace and the like; as long as a worker is there, "
+        "TracerPid in /proc/PID/status"
+        " names the debugger",
+        "kernel": "`dmesg` and the network mounts (`mount`, `df`) tell what it waits for, and as "
+        "long as it is there"
+        f" /proc/{group.pids[0]}/stack",
+    }
+    return hints.get(
+        group.kind, f"see `dmesg`, and as long as it is there what /proc/{group.pids[0]}/task holds"
     )
 
 
-def _behind(
-    found: Sequence[Group], running: Sequence[Group], steps: Mapping[int, float]
+def _judge_places(
+    found: Sequence[_Group], running: Sequence[_Group], steps: Mapping[int, float]
 ) -> _Verdict:
     if not found:
         words = (
@@ -228,11 +339,59 @@ def _behind(
     ranks = sorted(rank for group in found for rank in group.ranks)
     others = [rank for group in running if group not in found for rank in group.ranks]
     where = f", at {found[0].frame}" if found[0].frame else ""
-    words = f"{named(ranks)} {verb(ranks)} behind{_at_steps(ranks, others, steps)}{where}"
+    words = (
+        f"{_short_ranks(ranks)} {_is_or_are(ranks)} behind{_at_steps(ranks, others, steps)}{where}"
+    )
     return _blame(found, words, _place_hint(found))
 
 
-def _apart(running: Sequence[Group], steps: Mapping[int, float]) -> _Verdict:
+def _place_hint(groups: Sequence[_Group]) -> str | None:
+    return next(
+        (hint for group in groups if group.view and (hint := hint_for_place(group.view))), None
+    )
+
+
+def _at_steps(ranks: Sequence[int], others: Sequence[int], steps: Mapping[int, float]) -> str:
+    own, theirs = _span(ranks, steps), _span(others, steps)
+    if own is None:
+        return ""
+    return (
+        f" (at least at step {own}{'' if theirs in (None, own) else f', the others at {theirs}'})"
+    )
+
+
+def _span(ranks: Iterable[int], steps: Mapping[int, float]) -> str | None:
+    told = [steps[rank] for rank in ranks if rank in steps]
+    if not told:
+        return None
+    low, high = f"{min(told):.15g}", f"{max(told):.15g}"
+    return low if low == high else f"{low}-{high}"
+
+
+def _judge_one_place(group: _Group, steps: Mapping[int, float], world_size: int) -> _Verdict:
+    """Judge ranks that all stand at the same place."""
+    waits = f" in {group.wait.name}" if group.wait else ""
+    where = (
+        f"{waits}{_at_steps(group.ranks, (), steps)}{f', at {group.frame}' if group.frame else ''}"
+    )
+    hint = (hint_for_all([group.wait]) if group.wait else None) or _place_hint([group])
+    if group.view is None:
+        they = "it stands" if len(group.ranks) == 1 else "they stand"
+        return _Verdict(
+            groups=(), ranks=(), words=f"where {they} cannot be told from here", hint=hint
+        )
+    if len(group.ranks) > 1:
+        words = f"all {len(group.ranks)} stand at the same place{where}"
+        return _Verdict(groups=(), ranks=(), words=words, hint=hint)
+    words = f"{'it' if world_size == 1 else _short_ranks(group.ranks)} stands{where.replace(',', '', 1)}"
+    return (
+        _blame([group], words, hint)
+        if world_size == 1
+        else _Verdict(groups=(), ranks=(), words=words, hint=hint)
+    )
+
+
+def _judge_collectives(running: Sequence[_Group], steps: Mapping[int, float]) -> _Verdict:
     """Judge ranks that wait for each other in different collectives."""
     found = _lowest(running, steps) or _smallest(running)
     hint = hint_for_all([group.wait for group in running if group.wait])
@@ -253,53 +412,33 @@ def _apart(running: Sequence[Group], steps: Mapping[int, float]) -> _Verdict:
     where = f", at {found[0].frame}" if found[0].frame else ""
     wait = "waits" if len(ranks) == 1 else "wait"
     return _blame(
-        found, f"{named(ranks)} {wait} in {own}{at_steps}{where}; the others in {theirs}", hint
+        found,
+        f"{_short_ranks(ranks)} {wait} in {own}{at_steps}{where}; the others in {theirs}",
+        hint,
     )
 
 
-def _together(group: Group, steps: Mapping[int, float], world_size: int) -> _Verdict:
-    """Judge ranks that all stand at the same place."""
-    waits = f" in {group.wait.name}" if group.wait else ""
-    where = (
-        f"{waits}{_at_steps(group.ranks, (), steps)}{f', at {group.frame}' if group.frame else ''}"
-    )
-    hint = (hint_for_all([group.wait]) if group.wait else None) or _place_hint([group])
-    if group.view is None:
-        they = "it stands" if len(group.ranks) == 1 else "they stand"
-        return _Verdict(
-            groups=(), ranks=(), words=f"where {they} cannot be told from here", hint=hint
-        )
-    if len(group.ranks) > 1:
-        words = f"all {len(group.ranks)} stand at the same place{where}"
-        return _Verdict(groups=(), ranks=(), words=words, hint=hint)
-    words = f"{'it' if world_size == 1 else named(group.ranks)} stands{where.replace(',', '', 1)}"
+def _lowest(groups: Sequence[_Group], steps: Mapping[int, float]) -> list[_Group]:
+    """Find the groups that stand at the lowest step, if that sets some apart."""
+    last = [
+        (max((steps[rank] for rank in group.ranks if rank in steps), default=None), group)
+        for group in groups
+    ]
+    told = sorted({step for step, _ in last if step is not None})
+    return [group for step, group in last if step == told[0]] if len(told) > 1 else []
+
+
+def _smallest(groups: Sequence[_Group]) -> list[_Group]:
+    """Find the one group that has fewest ranks, if there is one."""
+    sizes = sorted(len(group.ranks) for group in groups)
     return (
-        _blame([group], words, hint)
-        if world_size == 1
-        else _Verdict(groups=(), ranks=(), words=words, hint=hint)
+        [group for group in groups if len(group.ranks) == sizes[0]]
+        if len(sizes) > 1 and sizes[0] < sizes[1]
+        else []
     )
 
 
-def _blame(groups: Sequence[Group], words: str, hint: str | None) -> _Verdict:
-    ranks = sorted(rank for group in groups for rank in group.ranks)
-    return _Verdict(groups=tuple(groups), ranks=tuple(ranks), words=words, hint=hint)
-
-
-def _place_hint(groups: Sequence[Group]) -> str | None:
-    return next(
-        (hint for group in groups if group.view and (hint := hint_for_place(group.view))), None
-    )
-
-
-_ODD_WORDS: Mapping[Kind, str] = {
-    "stopped": "stopped (state T): somebody sent SIGSTOP",
-    "traced": "held by a debugger or tracer (state t)",
-    "kernel": "stuck in the kernel (state D): a file system or a driver does not answer",
-    "zombie": "ended, but still there as a zombie (state Z): a thread or the kernel holds on to it",
-}
-
-
-def _busy_hint(groups: Sequence[Group], states: Mapping[int, str]) -> str | None:
+def _busy_hint(groups: Sequence[_Group], states: Mapping[int, str]) -> str | None:
     """Doubt the hang where those at fault compute: they wait for nobody, and none of them
     sleeps."""
     ranks = [rank for group in groups for rank in group.ranks]
@@ -308,92 +447,6 @@ def _busy_hint(groups: Sequence[Group], states: Mapping[int, str]) -> str | None
     if any(states.get(rank) != "R" for rank in ranks):
         return None
     return _BUSY_HINT if len(ranks) == 1 else _BUSY_HINT_ALL
-
-
-def _odd_hint(group: Group) -> str:
-    """Say what to look at. Whoever reads it does so when the worker has been killed, unless the
-    kernel holds it."""
-    hints: Mapping[Kind, str] = {
-        "stopped": "who stops it? A `kill -STOP`, a scheduler that suspends jobs, or the script "
-        "itself;"
-        " as long as a worker is there, `kill -CONT` and its pid have it go on",
-        "traced": "who traces it? gdb, strace and the like; as long as a worker is there, "
-        "TracerPid in /proc/PID/status"
-        " names the debugger",
-        "kernel": "`dmesg` and the network mounts (`mount`, `df`) tell what it waits for, and as "
-        "long as it is there"
-        f" /proc/{group.pids[0]}/stack",
-    }
-    return hints.get(
-        group.kind, f"see `dmesg`, and as long as it is there what /proc/{group.pids[0]}/task holds"
-    )
-
-
-# --- in words
-
-
-def _described(group: Group, places: Hosts, *, detailed: bool, script_dir: str) -> list[str]:
-    """Write a group: its ranks, then its stack; ``detailed``: with the other threads of its first
-    rank."""
-    who = f"  {named(group.ranks)}{places.on_host(group.ranks)}"
-    if group.kind == "unanswered":
-        return [f"{who}: no answer from {'its node' if len(group.ranks) == 1 else 'their nodes'}"]
-    if group.kind == "gone":
-        return [f"{who}: ended while the stacks were collected"]
-    if group.kind == "hidden":
-        return [f"{who}: its main thread is not in the dump (faulthandler shows 100 threads)"]
-    if group.kind == "silent":
-        why = (
-            "no Python started by us, or with -S, -I or -E; or it closed our file, or blocks our "
-            "signal"
-        )
-        return _wrapped(f"{who.strip()}: no stack ({_state(group)}): {why}")
-    if group.kind in _ODD:
-        who += f" ({_state(group)})"
-    if group.wait is not None:
-        who += f", in {group.wait.name}"
-    if group.view is None:
-        return [f"{who}: no stack as long as it is so"]
-    if group.view.place is None:
-        return [f"{who}: no Python frame: the interpreter is starting or ending"]
-    lines = [f"{who}:"]
-    lines += [f"      {line}" for line in _stack(group.view, detailed=detailed)]
-    return lines + (_other_threads(group, script_dir) if detailed else [])
-
-
-def _stack(view: View, *, detailed: bool) -> list[str]:
-    return view.shown(_LINES) if detailed else view.shown(_LINES_OTHERS, brief=True)
-
-
-def _other_threads(group: Group, script_dir: str) -> list[str]:
-    """Name the other threads of its first rank that run the user's code, which it may wait for;
-    count the rest."""
-    lines: list[str] = []
-    for thread in group.threads:
-        view = View(thread, script_dir)
-        if view.frames and len(lines) < _THREADS:
-            name = f" {thread.name}" if thread.name else ""
-            lines.append(f"      another thread{name}: {view.frames[0]}")
-    if rest := len(group.threads) - len(lines):
-        lines.append(f"      and {counted(rest, 'other thread')}")
-    return lines
-
-
-def _at_steps(ranks: Sequence[int], others: Sequence[int], steps: Mapping[int, float]) -> str:
-    own, theirs = _span(ranks, steps), _span(others, steps)
-    if own is None:
-        return ""
-    return (
-        f" (at least at step {own}{'' if theirs in (None, own) else f', the others at {theirs}'})"
-    )
-
-
-def _span(ranks: Iterable[int], steps: Mapping[int, float]) -> str | None:
-    told = [steps[rank] for rank in ranks if rank in steps]
-    if not told:
-        return None
-    low, high = f"{min(told):.15g}", f"{max(told):.15g}"
-    return low if low == high else f"{low}-{high}"
 
 
 def _wrapped(text: str) -> list[str]:
@@ -408,8 +461,68 @@ def _wrapped(text: str) -> list[str]:
     )
 
 
+def _described(group: _Group, places: _HostNames, *, detailed: bool, script_dir: str) -> list[str]:
+    """Write a group: its ranks, then its stack; ``detailed``: with the other threads of its first
+    rank."""
+    who = f"  {_short_ranks(group.ranks)}{places.on_host(group.ranks)}"
+    if group.kind == "unanswered":
+        return [f"{who}: no answer from {'its node' if len(group.ranks) == 1 else 'their nodes'}"]
+    if group.kind == "gone":
+        return [f"{who}: ended while the stacks were collected"]
+    if group.kind == "hidden":
+        return [f"{who}: its main thread is not in the dump (faulthandler shows 100 threads)"]
+    if group.kind == "silent":
+        why = (
+            "no Python started by us, or with -S, -I or -E; or it closed our file, or blocks our "
+            "signal"
+        )
+        return _wrapped(f"{who.strip()}: no stack ({_state(group)}): {why}")
+    if group.kind in _ODD_STATES:
+        who += f" ({_state(group)})"
+    if group.wait is not None:
+        who += f", in {group.wait.name}"
+    if group.view is None:
+        return [f"{who}: no stack as long as it is so"]
+    if group.view.place is None:
+        return [f"{who}: no Python frame: the interpreter is starting or ending"]
+    lines = [f"{who}:"]
+    lines += [f"      {line}" for line in _stack(group.view, detailed=detailed)]
+    return lines + (_other_threads(group, script_dir) if detailed else [])
+
+
+def _state(group: _Group) -> str:
+    pid = f", pid {group.pids[0]}" if len(group.pids) == 1 else ""
+    return (
+        f"state {group.state}{pid}"
+        if group.state.isalpha() and len(group.state) == 1
+        else f"state unknown{pid}"
+    )
+
+
+def _stack(view: View, *, detailed: bool) -> list[str]:
+    return view.shown(_LINES) if detailed else view.shown(_LINES_OTHERS, brief=True)
+
+
+def _other_threads(group: _Group, script_dir: str) -> list[str]:
+    """Name the other threads of its first rank that run the user's code, which it may wait for;
+    count the rest."""
+    lines: list[str] = []
+    for thread in group.threads:
+        view = View(thread, script_dir)
+        if view.frames and len(lines) < _THREADS:
+            name = f" {thread.name}" if thread.name else ""
+            lines.append(f"      another thread{name}: {view.frames[0]}")
+    if rest := len(group.threads) - len(lines):
+        lines.append(f"      and {counted(rest, 'other thread')}")
+    return lines
+
+
+def _text(lines: Iterable[str]) -> str:
+    return "\n".join(shorten(printable(line).rstrip(), _WIDTH) for line in lines) + "\n"
+
+
 def _record(
-    groups: Sequence[Group],
+    groups: Sequence[_Group],
     verdict: _Verdict,
     frame: str | None,
     ended: Sequence[int],
@@ -447,120 +560,6 @@ def _record(
     }
 
 
-def _state(group: Group) -> str:
-    pid = f", pid {group.pids[0]}" if len(group.pids) == 1 else ""
-    return (
-        f"state {group.state}{pid}"
-        if group.state.isalpha() and len(group.state) == 1
-        else f"state unknown{pid}"
-    )
-
-
-Kind = Literal[
-    "stack", "stopped", "traced", "kernel", "zombie", "gone", "hidden", "silent", "unanswered"
-]
-
-_MOST = 200
-"""So many places are told apart; more merge by function, whatever the line."""
-_RANKS_CHARS = 48
-_ADDRESS = re.compile(r"0x[0-9a-f]+")
-_Seen = tuple[View | None, Wait | None, list[ThreadStack]]
-"""The main thread's stack, what it waits in, and the other threads."""
-_KINDS: dict[str, Kind] = {
-    "T": "stopped",
-    "t": "traced",
-    "D": "kernel",
-    "Z": "zombie",
-    "X": "gone",
-    "": "gone",
-}
-"""What the letter of a process state says, where it says more than a stack."""
-
-
-class Group:
-    """Ranks at the same place."""
-
-    __slots__ = ("kind", "pids", "ranks", "state", "threads", "view", "wait")
-
-    def __init__(
-        self,
-        kind: Kind,
-        state: str,
-        view: View | None,
-        wait: Wait | None,
-        threads: list[ThreadStack],
-    ) -> None:
-        self.kind = kind
-        self.state = state
-        self.view = view
-        self.wait = wait
-        self.threads = threads
-        """The other threads of its first rank."""
-        self.ranks: list[int] = []
-        self.pids: list[int] = []
-
-    @property
-    def waiting(self) -> Waiting | None:
-        """How surely it waits for others; None if that cannot be told."""
-        if self.view is None or self.view.place is None:
-            return None
-        return self.wait.waiting if self.wait else Waiting.NOT
-
-    @property
-    def frame(self) -> str | None:
-        """The innermost frame of the user's code."""
-        return str(self.view.place) if self.view and self.view.place else None
-
-
-def group_by_place(stacks: Sequence[m.Stack], script_dir: str) -> list[Group]:
-    """Put ranks at the same place together; should there be very many places, by function only."""
-    seen: dict[str, _Seen] = {}  # most ranks' stacks differ in their threads' addresses only
-    found = []
-    for stack in stacks:
-        text = _ADDRESS.sub("0x0", stack.text)
-        if (one := seen.get(text)) is None:
-            one = seen[text] = _read(text, script_dir)
-        found.append((stack, _kind(stack.state, one), *one))
-    groups = _merged(found, by_line=True)
-    if len(groups) > _MOST:
-        groups = _merged(found, by_line=False)
-    for group in groups:
-        pairs = sorted(zip(group.ranks, group.pids, strict=True))
-        group.ranks = [rank for rank, _ in pairs]
-        group.pids = [pid for _, pid in pairs]
-    return groups
-
-
-def _merged(
-    found: Sequence[tuple[m.Stack, Kind, View | None, Wait | None, list[ThreadStack]]],
-    *,
-    by_line: bool,
-) -> list[Group]:
-    groups: dict[object, Group] = {}
-    for stack, kind, view, wait, threads in found:
-        key: object = kind
-        if view is not None and kind == "stack":
-            place = view.place
-            waits_in = wait.name if wait else None
-            if (
-                by_line
-            ):  # what is waited for here tells ranks apart that are in the same call of a library
-                key = (
-                    view.key(waits_in, wait.frame if wait else None),
-                    None if wait else hint_for_place(view),
-                )
-            else:
-                key = (place and (place.file, place.function), waits_in)
-        elif kind == "silent":
-            key = (kind, stack.state)
-        group = groups.get(key)
-        if group is None:
-            group = groups[key] = Group(kind, stack.state, view, wait, threads)
-        group.ranks.append(stack.rank)
-        group.pids.append(stack.pid)
-    return list(groups.values())
-
-
 def _read(text: str, script_dir: str) -> _Seen:
     threads = parse_stacks(text) if text else []
     main = main_thread(threads)
@@ -582,34 +581,30 @@ def _kind(state: str, seen: _Seen) -> Kind:
     return "hidden" if others else "silent"
 
 
-class Hosts:
-    """Names hosts where there are several."""
-
-    def __init__(self, hosts: Callable[[int], str], ranks: Sequence[int]) -> None:
-        self._host = {rank: hosts(rank) for rank in ranks}
-        self._many = len(set(self._host.values())) > 1
-
-    def on_host(self, ranks: Sequence[int]) -> str:
-        """Say where some ranks run, if that tells anything: `` on node3``."""
-        names = sorted({self._host[rank] for rank in ranks})
-        return f" on {names[0]}" if self._many and len(names) == 1 else ""
-
-
-def named(ranks: Sequence[int]) -> str:
-    """Name ranks, and count them where their list is long."""
-    text = name_ranks(ranks)
-    return (
-        text
-        if len(text) <= _RANKS_CHARS
-        else f"{len(ranks)} ranks ({shorten(format_ranks(ranks), _RANKS_CHARS)})"
-    )
-
-
-def verb(ranks: Sequence[int]) -> str:
-    """Give the verb for some ranks."""
-    return "is" if len(ranks) == 1 else "are"
-
-
-def has(ranks: Sequence[int]) -> str:
-    """Give the verb for some ranks."""
-    return "has" if len(ranks) == 1 else "have"
+def _merged(
+    found: Sequence[tuple[m.Stack, Kind, View | None, Wait | None, list[ThreadStack]]],
+    *,
+    by_line: bool,
+) -> list[_Group]:
+    groups: dict[object, _Group] = {}
+    for stack, kind, view, wait, threads in found:
+        key: object = kind
+        if view is not None and kind == "stack":
+            place = view.place
+            waits_in = wait.name if wait else None
+            if (
+                by_line
+            ):  # what is waited for here tells ranks apart that are in the same call of a library
+                key = (
+                    view.key(waits_in, wait.frame if wait else None),
+                    None if wait else hint_for_place(view),
+                )
+            else:
+                key = (place and (place.file, place.function), waits_in)
+        elif kind == "silent":
+            key = (kind, stack.state)
+        group = groups.get(key)
+        if group is None:
+            group = groups[key] = _Group(kind, stack.state, view, wait, threads)
+        group.add(stack)
+    return list(groups.values())

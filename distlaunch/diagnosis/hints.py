@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from distlaunch.core.model.record import fields_of
-from distlaunch.diagnosis.evidence import Evidence
+from distlaunch.diagnosis.evidence import FailureEvidence
 from distlaunch.diagnosis.native import signal_name
 from distlaunch.planning.train_options import NO_LOCAL_RANK, TrainOptions
 
@@ -186,7 +186,7 @@ _BY_SIGNAL = {
 
 
 def hint_for(
-    evidence: Evidence,
+    evidence: FailureEvidence,
     *,
     python: str | None,
     world_size: int,
@@ -267,7 +267,7 @@ def _own_port(rank: int, port: int, world_size: int) -> str | None:
     return f"{own}: does the script open it twice?"
 
 
-def missing_module(evidence: Evidence) -> str | None:
+def missing_module(evidence: FailureEvidence) -> str | None:
     """Return the name of the module that could not be found, if that is what ended the worker."""
     if evidence.main_module is not None:
         return evidence.main_module
@@ -301,8 +301,8 @@ def _misplaced(said: str) -> str | None:
     )
 
 
-def _asked_for_input(evidence: Evidence) -> bool:
-    """Tell whether a debugger or ``input()`` found nobody to talk to."""
+def _asked_for_input(evidence: FailureEvidence) -> bool:
+    """Return whether a debugger or ``input()`` found nobody to talk to."""
     if evidence.exception_type is None:
         return b"(Pdb) " in evidence.end.stderr_tail[-4096:]
     return evidence.exception_type == "bdb.BdbQuit" or (
@@ -310,8 +310,8 @@ def _asked_for_input(evidence: Evidence) -> bool:
     )
 
 
-def _is_no_python(evidence: Evidence) -> bool:
-    """Tell whether Python was given a shell's script or a binary: by the file's name, the line
+def _is_no_python(evidence: FailureEvidence) -> bool:
+    """Return whether Python was given a shell's script or a binary: by the file's name, the line
     shown, the complaint."""
     file = (evidence.frame or "").partition(" in ")[0].rpartition(":")[0]
     if file.endswith((".sh", ".bash", ".zsh", ".ksh")):
@@ -327,7 +327,7 @@ _AT_EXIT = b"terminate called without an active exception"
 _IN_HOROVODS_INIT = re.compile(rb'horovod/common/basics\.py", line \d+ in init')
 
 
-def _signal_hint(evidence: Evidence) -> str | None:
+def _signal_hint(evidence: FailureEvidence) -> str | None:
     name = signal_name(-evidence.end.returncode)
     if name == "SIGKILL":
         if evidence.end.oom_kills:

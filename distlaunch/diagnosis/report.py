@@ -186,7 +186,7 @@ def _where_logs_are(cause: Cause, world_size: int, run_dir: str | None, filed: s
 
 
 def _says_the_same(line: str, cause: Cause) -> bool:
-    """Tell whether an excerpt line only repeats the exception that stands above it."""
+    """Return whether an excerpt line only repeats the exception that stands above it."""
     if cause.exception_type is None:
         return line == cause.message
     return "Group" not in cause.exception_type and (line + ":").startswith(

@@ -163,7 +163,7 @@ class View:
 
 
 def is_users(frame: Frame, script_dir: str) -> bool:
-    """Tell whether a frame is of the user's code; what lies beside the script is, even in
+    """Return whether a frame is of the user's code; what lies beside the script is, even in
     ``site-packages``."""
     if frame.of_user:
         return True
@@ -282,7 +282,7 @@ def _character(match: re.Match[str]) -> str:
 
 
 def _is_started(thread: ThreadStack) -> bool:
-    """Tell whether ``threading`` started this thread, so that it is not the main one."""
+    """Return whether ``threading`` started this thread, so that it is not the main one."""
     if thread.name == _MAIN or not thread.frames:
         return False
     outermost = thread.frames[-1]

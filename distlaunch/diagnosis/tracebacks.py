@@ -1,16 +1,10 @@
-"""Read Python tracebacks out of lines that hold anything else too.
+"""Python tracebacks in lines that also hold anything else; pure.
 
-The lines come from ``text.to_lines``: no colours, no rank prefix. The head may be torn (only the
-tail of a log is kept) and other writers may have put lines in between. Formats: Python 3.10 to
-3.14.
-
-A traceback whose end is missing.
-
-A signal handler that raises while the interpreter prints (torch's, when a data-loader worker dies),
-a KILL meanwhile or a full disk leaves one: frames, perhaps a line of markers, and no exception.
-From Python 3.11 on the interpreter then writes the exception as an object, ending with ``lost
-sys.stderr``: before the frames under torch's excepthook, else right where they stop, even within a
-line.
+The lines come from ``clean_text.to_lines``: no colours, no rank prefix. The beginning may be cut
+off, because only the end of a log is kept, and other writers may have put lines in between. The end
+may be missing as well, if a signal handler raises while the interpreter prints, or after a KILL.
+From Python 3.11 on the interpreter then writes the exception as an object and ends with ``lost
+sys.stderr``. The formats are those of Python 3.10 to 3.14.
 """
 
 from __future__ import annotations
@@ -23,7 +17,6 @@ from distlaunch.core.model.record import Record
 from distlaunch.diagnosis.clean_text import is_noise
 
 Kind = Literal["main", "thread", "process", "ignored"]
-
 _HEADER = "Traceback (most recent call last):"
 _FRAME = re.compile(r'\s+File "(.+)", line (\d+)(?:, in (.+))?$')
 _EXCEPTION = re.compile(
@@ -52,7 +45,7 @@ _BEFORE: tuple[tuple[str, Kind], ...] = (
     ("--- Logging error ---", "ignored"),
     ("Process ", "process"),
 )
-NATIVE_STARTS = ("terminate called ", "Fatal Python error: ")
+_NATIVE_STARTS = ("terminate called ", "Fatal Python error: ")
 """First words of a crash, which may well come while a process ends with its exception (torch's gloo
 threads do it)."""
 _REACH = 4
@@ -70,6 +63,16 @@ LIBRARY_PARTS = (
     "distlaunch/toolkit/",
     "<frozen ",
 )
+_DUMP_ENDS = "lost sys.stderr"
+_DUMP_BEGINS = "object address  : "
+_DUMP_LINES = 12
+_TYPE = "object type name: "
+_REPR = "object repr     : "
+_PLAIN_TEXT = re.compile(r"\((?:'([^'\\]*)'|\"([^\"\\]*)\")\)")
+_LOADER = "torch/utils/data/dataloader.py"
+_LOADER_WAITS = ("__next__", "_next_data", "_get_data", "_try_get_data")
+_READS_ITSELF = "_dataset_fetcher"
+"""In the line by which a loader without workers reads its data set."""
 
 
 class Frame(Record):
@@ -100,13 +103,42 @@ class Raised:
 
     __slots__ = ("detail", "frames", "inner", "lines", "message", "type")
 
-    def __init__(self, type_: str = "", message: str = "", *, lines: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        type_: str = "",
+        message: str = "",
+        *,
+        lines: Sequence[str] = (),
+        frames: Sequence[Frame] = (),
+        detail: Sequence[str] = (),
+        inner: Raised | None = None,
+    ) -> None:
         self.type = type_
         self.message = message
-        self.frames: list[Frame] = []
-        self.detail: list[str] = []
-        self.inner: Raised | None = None
+        self.frames = list(frames)
+        self.detail = list(detail)
+        self.inner = inner
         self.lines = list(lines)
+
+    def set_exception(self, type_: str, message: str) -> None:
+        """Set type and message, which follow the frames."""
+        self.type, self.message = type_, message
+
+    def set_inner(self, inner: Raised, lines: Sequence[str]) -> None:
+        """Set the exception that this one reports, with the lines that show it."""
+        self.inner = inner
+        self.lines.extend(lines)
+
+    def with_message(self, message: str) -> Raised:
+        """Return a copy with another message."""
+        return Raised(
+            self.type,
+            message,
+            lines=self.lines,
+            frames=self.frames,
+            detail=self.detail,
+            inner=self.inner,
+        )
 
     @property
     def frame(self) -> Frame | None:
@@ -150,15 +182,15 @@ def find_tracebacks(lines: Sequence[str]) -> list[Traceback]:
         begin = index
         while True:
             start = index
-            raised, index = _one(lines, start, bare=kind == "ignored")
+            raised, index = _read_exception(lines, start, bare=kind == "ignored")
             if raised.type:
                 chain.append(raised)
-            following = _after_chain_line(lines, index)
+            following = _next_in_chain(lines, index)
             if following is None:
                 break
             index = following
         torn = None
-        if not raised.type and _announced(lines[start], raised):
+        if not raised.type and _expects_exception(lines[start], raised):
             torn = raised
         elif raised.type and _breaks_off(lines, index):
             torn, index = Raised(), len(lines)
@@ -167,27 +199,56 @@ def find_tracebacks(lines: Sequence[str]) -> list[Traceback]:
     return found
 
 
-def said_after(lines: Sequence[str]) -> list[str]:
+def output_after(lines: Sequence[str]) -> list[str]:
     """Return what a worker said in the lines after its traceback, up to a crash on its way out."""
-    crash = next((n for n, line in enumerate(lines) if line.startswith(NATIVE_STARTS)), len(lines))
+    crash = next((n for n, line in enumerate(lines) if line.startswith(_NATIVE_STARTS)), len(lines))
     return [line for line in lines[:crash] if not is_noise(line)]
 
 
-def announces_another(line: str) -> bool:
-    """Tell whether a traceback that ended no process follows this line."""
+def _begins_another(line: str) -> bool:
+    """Return whether a traceback that ended no process follows this line."""
     return any(line.startswith(start) and kind != "process" for start, kind in _BEFORE)
 
 
-def _announced(line: str, raised: Raised) -> bool:
-    """Tell whether an exception was to come after these frames: ``print_stack`` writes frames
-    without any."""
-    return line.endswith(_HEADER) or (bool(raised.frames) and raised.frames[-1].function is None)
+def read_tracebacks(lines: list[str]) -> tuple[list[str], list[Traceback], Traceback | None]:
+    """Return the lines without the interpreter's dump, all tracebacks in them, and the torn one at
+    their end.
+
+    What is ``torn`` in it has a type if the dump told it.
+    """
+    dump = _find_dump(lines)
+    if dump is not None:
+        named, begin, end = dump
+        kept = [*lines[:begin], lines[begin].partition(_DUMP_BEGINS)[0].rstrip(), *lines[end:]]
+        found = find_tracebacks(kept)
+        torn = _torn_at_the_end(found, kept)
+        if torn is not None and torn.torn is not None:
+            torn.torn.set_exception(named.type, named.message)
+            torn.torn.lines.append(named.text)
+            return kept, found, torn
+        if not output_after(lines[end:]):
+            last = found[-1].chain[-1] if found and found[-1].chain else Raised()
+            if last.type.rpartition(".")[2] == named.type:
+                if named.message.startswith(last.message):
+                    last.set_exception(last.type, named.message)
+                return kept, found, None
+            alone = Traceback(kind="main", chain=[], start=len(kept), end=len(kept), torn=named)
+            return kept, [*found, alone], alone
+    found = find_tracebacks(lines)
+    return lines, found, _torn_at_the_end(found, lines)
 
 
-def _breaks_off(lines: Sequence[str], index: int) -> bool:
-    """Tell whether a chain sentence is all that comes."""
-    rest = [line for line in lines[index : index + _REACH] if line.strip(" |")]
-    return len(lines) - index < _REACH and len(rest) == 1 and rest[0].strip(" |") in _CHAIN
+def loader_may_be_gone(raised: Raised) -> bool:
+    """Return whether these frames lie where a data loader waits for its workers: no code of the user
+    was called there."""
+    waits = [
+        number
+        for number, frame in enumerate(raised.frames)
+        if frame.file.endswith(_LOADER) and frame.function in _LOADER_WAITS
+    ]
+    if not waits or any(_READS_ITSELF in line for line in raised.lines):
+        return False
+    return not any(frame.of_user for frame in raised.frames[waits[-1] :])
 
 
 def _kind(lines: Sequence[str], index: int) -> Kind:
@@ -200,20 +261,7 @@ def _kind(lines: Sequence[str], index: int) -> Kind:
     return "main"
 
 
-def _after_chain_line(lines: Sequence[str], index: int) -> int | None:
-    """Return where the next traceback of the chain starts, if a chain sentence comes next."""
-    for at in range(index, min(index + _REACH, len(lines))):
-        if lines[at].strip(" |") in _CHAIN:
-            for start in range(at + 1, min(at + 2 + _REACH, len(lines))):
-                if _HEADER in lines[start] or _FRAME.match(lines[start]):
-                    return start
-            return None
-        if _HEADER in lines[at]:
-            return None
-    return None
-
-
-def _one(
+def _read_exception(
     lines: Sequence[str], index: int, *, bare: bool = False, depth: int = 0
 ) -> tuple[Raised, int]:
     """Read one exception that starts at ``index`` (its header or, torn, a frame); return it and the
@@ -240,11 +288,10 @@ def _one(
             end = at + 1
         elif _HEADER in line:
             break
-        elif (match := _EXCEPTION.match(line)) and not _goes_on(
+        elif (match := _EXCEPTION.match(line)) and not _continues(
             lines, at, likely=_LIKELY.search(match[1]) is not None
         ):
-            raised.type = match[1].removeprefix("__main__.")
-            raised.message = match[2] or ""
+            raised.set_exception(match[1].removeprefix("__main__."), match[2] or "")
             raised.lines.append(line)
             return raised, at + 1 if bare else _message(raised, lines, at + 1, depth=depth)
         else:
@@ -253,8 +300,42 @@ def _one(
     return raised, end
 
 
-def _goes_on(lines: Sequence[str], at: int, *, likely: bool) -> bool:
-    """Tell whether the line at ``at`` only looks like the exception's: frames or a likelier one
+def _group(lines: Sequence[str], index: int) -> tuple[Raised, int]:
+    """Read an exception group: its own traceback, then the first of its leaves that is no group
+    itself."""
+    end = index + 1
+    while end < len(lines) and _GROUP_LINE.match(lines[end]):
+        end += 1
+    sections: list[list[str]] = [[_HEADER]]
+    for line in lines[index + 1 : end]:
+        if _GROUP_CUT.match(line):
+            sections.append([])
+        else:
+            sections[-1].append(_GROUP_PREFIX.sub("", line))
+    raised, _ = _read_exception(sections[0], 0)
+    if not raised.type:
+        return raised, end
+    leaf: Raised | None
+    for section in sections[1:]:
+        start = next(
+            (n for n, line in enumerate(section) if _HEADER in line or _FRAME.match(line)), None
+        )
+        if start is not None:
+            leaf, _ = _read_exception(
+                [line.replace("Exception Group ", "") for line in section], start
+            )
+        else:
+            match = _EXCEPTION.match(section[0]) if section else None
+            leaf = Raised(match[1], match[2] or "", lines=section[:1]) if match else None
+        if leaf is not None and leaf.type and "sub-exception" not in leaf.message:
+            raised.set_inner(leaf, leaf.lines)
+            break
+    raised.detail.clear()
+    return raised, end
+
+
+def _continues(lines: Sequence[str], at: int, *, likely: bool) -> bool:
+    """Return whether the line at ``at`` only looks like the exception's: frames or a likelier one
     follow."""
     for line in lines[at + 1 : at + 1 + _REACH]:
         if _HEADER in line or line.strip(" |") in _CHAIN:
@@ -281,111 +362,48 @@ def _message(raised: Raised, lines: Sequence[str], at: int, *, depth: int) -> in
         if _HEADER in line:
             if depth >= _DEPTH or not (child or line.startswith("Original ")):
                 break
-            below, at = _one(lines, at, depth=depth + 1)
+            below, at = _read_exception(lines, at, depth=depth + 1)
             if not below.type:
                 break
-            raised.inner = below.inner or below
+            raised.set_inner(below.inner or below, below.lines)
             child = False
-            raised.lines.extend(below.lines)
-            while (more := _after_chain_line(lines, at)) is not None:
-                below, at = _one(lines, more, depth=depth + 1)
+            while (more := _next_in_chain(lines, at)) is not None:
+                below, at = _read_exception(lines, more, depth=depth + 1)
                 if below.type:
-                    raised.inner = below
-                    raised.lines.extend(below.lines)
+                    raised.set_inner(below, below.lines)
             break
-        if line and (is_noise(line) or line.startswith(NATIVE_STARTS)):
+        if line and (is_noise(line) or line.startswith(_NATIVE_STARTS)):
             break
-        if announces_another(line):
+        if _begins_another(line):
             break
         raised.detail.append(line)
         at += 1
     return at
 
 
-def _group(lines: Sequence[str], index: int) -> tuple[Raised, int]:
-    """Read an exception group: its own traceback, then the first of its leaves that is no group
-    itself."""
-    end = index + 1
-    while end < len(lines) and _GROUP_LINE.match(lines[end]):
-        end += 1
-    sections: list[list[str]] = [[_HEADER]]
-    for line in lines[index + 1 : end]:
-        if _GROUP_CUT.match(line):
-            sections.append([])
-        else:
-            sections[-1].append(_GROUP_PREFIX.sub("", line))
-    raised, _ = _one(sections[0], 0)
-    if not raised.type:
-        return raised, end
-    leaf: Raised | None
-    for section in sections[1:]:
-        start = next(
-            (n for n, line in enumerate(section) if _HEADER in line or _FRAME.match(line)), None
-        )
-        if start is not None:
-            leaf, _ = _one([line.replace("Exception Group ", "") for line in section], start)
-        else:
-            match = _EXCEPTION.match(section[0]) if section else None
-            leaf = Raised(match[1], match[2] or "", lines=section[:1]) if match else None
-        if leaf is not None and leaf.type and "sub-exception" not in leaf.message:
-            raised.inner = leaf
-            raised.lines.extend(leaf.lines)
-            break
-    raised.detail.clear()
-    return raised, end
+def _next_in_chain(lines: Sequence[str], index: int) -> int | None:
+    """Return where the next traceback of the chain starts, if a chain sentence comes next."""
+    for at in range(index, min(index + _REACH, len(lines))):
+        if lines[at].strip(" |") in _CHAIN:
+            for start in range(at + 1, min(at + 2 + _REACH, len(lines))):
+                if _HEADER in lines[start] or _FRAME.match(lines[start]):
+                    return start
+            return None
+        if _HEADER in lines[at]:
+            return None
+    return None
 
 
-_DUMP_ENDS = "lost sys.stderr"
-_DUMP_BEGINS = "object address  : "
-_DUMP_LINES = 12
-_TYPE = "object type name: "
-_REPR = "object repr     : "
-_PLAIN_TEXT = re.compile(r"\((?:'([^'\\]*)'|\"([^\"\\]*)\")\)")
-_LOADER = "torch/utils/data/dataloader.py"
-_LOADER_WAITS = ("__next__", "_next_data", "_get_data", "_try_get_data")
-_READS_ITSELF = "_dataset_fetcher"
-"""In the line by which a loader without workers reads its data set."""
+def _expects_exception(line: str, raised: Raised) -> bool:
+    """Return whether an exception was to come after these frames: ``print_stack`` writes frames
+    without any."""
+    return line.endswith(_HEADER) or (bool(raised.frames) and raised.frames[-1].function is None)
 
 
-def read_tracebacks(lines: list[str]) -> tuple[list[str], list[Traceback], Traceback | None]:
-    """Return the lines without the interpreter's dump, all tracebacks in them, and the torn one at
-    their end.
-
-    What is ``torn`` in it has a type if the dump told it.
-    """
-    dump = _find_dump(lines)
-    if dump is not None:
-        named, begin, end = dump
-        kept = [*lines[:begin], lines[begin].partition(_DUMP_BEGINS)[0].rstrip(), *lines[end:]]
-        found = find_tracebacks(kept)
-        torn = _torn_at_the_end(found, kept)
-        if torn is not None and torn.torn is not None:
-            torn.torn.type, torn.torn.message = named.type, named.message
-            torn.torn.lines.append(named.text)
-            return kept, found, torn
-        if not said_after(lines[end:]):
-            last = found[-1].chain[-1] if found and found[-1].chain else Raised()
-            if last.type.rpartition(".")[2] == named.type:
-                if named.message.startswith(last.message):
-                    last.message = named.message
-                return kept, found, None
-            alone = Traceback(kind="main", chain=[], start=len(kept), end=len(kept), torn=named)
-            return kept, [*found, alone], alone
-    found = find_tracebacks(lines)
-    return lines, found, _torn_at_the_end(found, lines)
-
-
-def loader_may_be_gone(raised: Raised) -> bool:
-    """Tell whether these frames lie where a data loader waits for its workers: no code of the user
-    was called there."""
-    waits = [
-        number
-        for number, frame in enumerate(raised.frames)
-        if frame.file.endswith(_LOADER) and frame.function in _LOADER_WAITS
-    ]
-    if not waits or any(_READS_ITSELF in line for line in raised.lines):
-        return False
-    return not any(frame.of_user for frame in raised.frames[waits[-1] :])
+def _breaks_off(lines: Sequence[str], index: int) -> bool:
+    """Return whether a chain sentence is all that comes."""
+    rest = [line for line in lines[index : index + _REACH] if line.strip(" |")]
+    return len(lines) - index < _REACH and len(rest) == 1 and rest[0].strip(" |") in _CHAIN
 
 
 def _find_dump(lines: Sequence[str]) -> tuple[Raised, int, int] | None:
@@ -421,7 +439,7 @@ def _torn_at_the_end(found: Sequence[Traceback], lines: Sequence[str]) -> Traceb
     after it."""
     end = len(lines)
     for one in reversed(found):
-        if any(not announces_another(line) for line in said_after(lines[one.end : end])):
+        if any(not _begins_another(line) for line in output_after(lines[one.end : end])):
             return None
         if one.torn is not None:
             return one

@@ -96,7 +96,7 @@ class _Place(NamedTuple):
     style: _Style
 
     def error(self, what: str, hint: str | None = None) -> ConfigError:
-        """Give the error to raise about this entry."""
+        """Return the error to raise about this entry."""
         return _error(self.where, f"{quoted(self.shown.strip())}: {what}", hint or self.style.hint)
 
 
@@ -163,6 +163,21 @@ class _Seen:
         self.where = where
         self.lines = 1
 
+    def merge(self, entry: _Entry, where: str) -> None:
+        """Add the slots of another entry with this host. Raises ConfigError if they contradict."""
+        slots, port = entry.tail.slots, entry.tail.port
+        if (self.user, self.port, self.slots is None) != (entry.user, port, slots is None):
+            raise _contradiction(self, entry, where)
+        self.lines += 1
+        if self.slots is not None and slots is not None:
+            self.slots += slots
+            if self.slots > MOST_SLOTS:
+                raise _error(
+                    where,
+                    f"{quoted(self.name)} gets more than {MOST_SLOTS:,} slots",
+                    "name each host once",
+                )
+
 
 class _Found:
     """Collects hosts in the order of their first mention."""
@@ -185,36 +200,25 @@ class _Found:
             if before is None:
                 seen[key] = _Seen(name, entry, where)
             else:
-                _merge(before, entry, where)
+                before.merge(entry, where)
         if len(seen) > MOST_HOSTS:
             raise _error(where, f"there are more than {MOST_HOSTS:,} hosts", self._hint)
 
     def hosts(self) -> tuple[Host, ...]:
-        """Give what was found. Once a host without a count comes twice, every line without a count
+        """Return what was found. Once a host without a count comes twice, every line without a count
         is a slot."""
         seen = self._seen.values()
-        if any(host.lines > 1 and host.slots is None for host in seen):
-            for host in seen:
-                host.slots = host.lines if host.slots is None else host.slots
+        counts_lines = any(host.lines > 1 and host.slots is None for host in seen)
         return tuple(
-            Host(name=h.name, slots=h.slots, user=h.user, port=h.port, devices=None) for h in seen
-        )
-
-
-def _merge(first: _Seen, second: _Entry, where: str) -> None:
-    """Add the slots of a host that is named again."""
-    slots, port = second.tail.slots, second.tail.port
-    if (first.user, first.port, first.slots is None) != (second.user, port, slots is None):
-        raise _contradiction(first, second, where)
-    first.lines += 1
-    if first.slots is not None and slots is not None:
-        first.slots += slots
-        if first.slots > MOST_SLOTS:
-            raise _error(
-                where,
-                f"{quoted(first.name)} gets more than {MOST_SLOTS:,} slots",
-                "name each host once",
+            Host(
+                name=host.name,
+                slots=host.lines if counts_lines and host.slots is None else host.slots,
+                user=host.user,
+                port=host.port,
+                devices=None,
             )
+            for host in seen
+        )
 
 
 def _contradiction(first: _Seen, second: _Entry, where: str) -> ConfigError:

@@ -31,7 +31,7 @@ class Identity(Record):
 
 
 def is_this_machine(name: str, identity: Identity) -> bool:
-    """Tell whether a host name or address (no user, port or brackets) means this machine.
+    """Return whether a host name or address (no user, port or brackets) means this machine.
 
     Names know no case. One without a domain stands for any domain; two with different ones are two
     machines, unless the one domain is only the beginning of the other (``n1.cluster`` and
@@ -48,7 +48,7 @@ def is_this_machine(name: str, identity: Identity) -> bool:
 
 
 def is_loopback(name: str) -> bool:
-    """Tell whether a host name or address means, on every machine, that machine itself."""
+    """Return whether a host name or address means, on every machine, that machine itself."""
     name = _plain(name)
     address = _address(name)
     return _is_localhost(name) if address is None else _is_loopback(address)
