@@ -38,7 +38,7 @@ from distlaunch.core.protocol.handshake import JobIdentity
 from distlaunch.core.protocol.token_keys import TOKEN
 from distlaunch.launch import process
 from distlaunch.launch.make_plan import Planned, read_facts
-from distlaunch.planning.joined_plan import Joiner
+from distlaunch.planning.joined_plan import JoinedPlanner
 from distlaunch.planning.node_source import Location, locate
 from distlaunch.planning.rendezvous import Rendezvous, settle_unplanned
 from distlaunch.planning.train_options import TorchrunOptions, TrainOptions
@@ -148,7 +148,7 @@ class Launchers:
 
     def __init__(
         self,
-        joiner: Joiner,
+        joiner: JoinedPlanner,
         options: TrainOptions,
         *,
         otherwise: Otherwise | None = None,
@@ -311,7 +311,7 @@ class _Mine:
     def __init__(
         self,
         planned: Planned,
-        joiner: Joiner,
+        joiner: JoinedPlanner,
         options: TrainOptions,
         environ: Mapping[str, str],
         sink: Sink,
@@ -417,7 +417,7 @@ def _coordinate(
             door.refuse(exc)
             raise
         stack.callback(run_dir.close)
-        joiner.named(job_id, run_dir.path)
+        joiner.set_job(job_id, run_dir.path)
         plan = replace(mine.planned.plan, job_id=job_id, run_dir=run_dir.path)
         files = mine.files(run_dir.path)
         stack.callback(files.close)
@@ -530,7 +530,7 @@ def _join(mine: _Mine, job_identity: JobIdentity, otherwise: Otherwise | None) -
             leave(link, exc.message)
             raise
         stack.callback(run_dir.close)
-        joiner.named(welcome.job_id, run_dir.path)
+        joiner.set_job(welcome.job_id, run_dir.path)
         mine.file_apart(node)
         files = mine.files(run_dir.path)
         stack.callback(files.close)

@@ -33,7 +33,7 @@ from distlaunch.planning.train_options import TorchrunOptions, TrainOptions
 if TYPE_CHECKING:
     from distlaunch.launch.script_source import ScriptSource
     from distlaunch.planning.explain import Explanation
-    from distlaunch.planning.joined_plan import Joiner
+    from distlaunch.planning.joined_plan import JoinedPlanner
     from distlaunch.planning.node_source import Location
     from distlaunch.planning.surveyed_nodes import Composer
 
@@ -248,7 +248,7 @@ class Planned(Record):
     composer: Composer | None = None
     """Plans each attempt from what the nodes tell; None where all of the job is on this machine,
     and its launcher's."""
-    join: Callable[[], Joiner] | None = None
+    join: Callable[[], JoinedPlanner] | None = None
     """Plans for one launcher of several, each on its node; None where this one is alone. Raises
     ConfigError."""
     id_of_scheduler: bool = False
@@ -308,9 +308,9 @@ def make_plan(
     elif isinstance(options, TorchrunOptions):
         topology = torchrun_topology(options, facts)
         if location is not None:
-            from distlaunch.planning.local_topology import among_others
+            from distlaunch.planning.local_topology import add_other_nodes
 
-            topology = among_others(topology, location.allocation, here=location.here or 0)
+            topology = add_other_nodes(topology, location.allocation, here=location.here or 0)
     else:
         facts, topology = _topology(location, options, facts, elsewhere=elsewhere)
     needed_descriptors(0 if topology.here is None else topology.nodes[topology.here].slots or 0)
@@ -359,10 +359,10 @@ def make_plan(
         and not is_alone(location, topology)
     ):
 
-        def join() -> Joiner:
-            from distlaunch.planning.joined_plan import Joiner
+        def join() -> JoinedPlanner:
+            from distlaunch.planning.joined_plan import JoinedPlanner
 
-            return Joiner(options, facts, topology, location, backend)
+            return JoinedPlanner(options, facts, topology, location, backend)
 
     _check_command(options, plan)
     source = None

@@ -110,7 +110,7 @@ class Nodes:
     ) -> Fleet:
         """Make the way to the agents; nothing is connected yet."""
         options = self._options
-        composer = self._composer = self._composer.located(run_dir, job_id)
+        composer = self._composer = self._composer.set_job(job_id, run_dir)
         targets = [self._target(node) for node in composer.hosts]
         connect_s = max(_LEAST_CONNECT_S, options.join_timeout)
         allow_files(links=len(targets), logs=2 * self.most_workers)

@@ -40,7 +40,7 @@ class PlannedBackend:
     """The options that were given, by name."""
 
     def agreed(self) -> Mapping[str, Value]:
-        """Give the options that have to be the same where each node has a launcher of its own."""
+        """Return the options that have to be the same where each node has a launcher of its own."""
         return self.chosen
 
     @property
@@ -68,13 +68,13 @@ class PlannedBackend:
         del surveys, hosts
 
     def job_variables(self, topology: Topology) -> Mapping[str, str]:
-        """Give the same values for all workers: they win over the environment, and ``--env`` over
+        """Return the same values for all workers: they win over the environment, and ``--env`` over
         them."""
         del topology
         return {}
 
     def default_variables(self, topology: Topology) -> Mapping[str, str]:
-        """Give values for all workers that are set only where neither environment nor user sets
+        """Return values for all workers that are set only where neither environment nor user sets
         them."""
         del topology
         return {}
@@ -88,19 +88,19 @@ class PlannedBackend:
         return ()
 
     def node_variables(self, topology: Topology, node_rank: int) -> Mapping[str, str]:
-        """Give the same values for all workers of a node. ``--env`` may not name these."""
+        """Return the same values for all workers of a node. ``--env`` may not name these."""
         del topology, node_rank
         return {}
 
     def worker_variables(
         self, topology: Topology, node_rank: int, local_rank: int, rank: int
     ) -> Mapping[str, str]:
-        """Give what only this worker has. ``--env`` may not name these."""
+        """Return what only this worker has. ``--env`` may not name these."""
         del topology, node_rank, local_rank, rank
         return {}
 
     def repeated(self) -> Mapping[str, str]:
-        """Give by variable which of ours has its value: of MASTER_ADDR, MASTER_PORT and
+        """Return by variable which of ours has its value: of MASTER_ADDR, MASTER_PORT and
         GLOO_SOCKET_IFNAME."""
         return {}
 
@@ -117,7 +117,7 @@ class PlannedBackend:
         return {}
 
     def task_variables(self, workers: int, rank: int) -> Mapping[str, str]:
-        """Give what only this one of the workers has beside ``cluster_variables``, or as the end of
+        """Return what only this one of the workers has beside ``cluster_variables``, or as the end of
         their values."""
         del workers, rank
         return {}
@@ -128,7 +128,7 @@ class PlannedBackend:
         return "ask for fewer workers"
 
     def attempt_files(self, topology: Topology) -> Mapping[str, str]:
-        """Give by variable the name of a file, or how names begin, in the attempt's folder.
+        """Return by variable the name of a file, or how names begin, in the attempt's folder.
 
         Set only where nobody else sets it. Variables with the same file are names of one thing, old
         and new: where one of them is set, none is.
@@ -137,12 +137,12 @@ class PlannedBackend:
         return {}
 
     def script_words(self) -> tuple[str, ...]:
-        """Give words that stand before the script's own arguments, which so have the last word; for
+        """Return words that stand before the script's own arguments, which so have the last word; for
         all workers."""
         return ()
 
     def worker_words(self, local_rank: int) -> tuple[str, ...]:
-        """Give words between these that are not the same for all workers, which then cannot be
+        """Return words between these that are not the same for all workers, which then cannot be
         forked.
 
         ``local_rank`` is what LOCAL_RANK says.

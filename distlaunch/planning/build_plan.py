@@ -1,6 +1,7 @@
-"""Topology -> LaunchPlan, and ``bind``, which fills in what the nodes report. Pure.
+"""The plan of an attempt, made from its topology; pure.
 
-The environment that every worker gets, whatever its backend (design, section 4).
+``build_plan`` plans the first attempt, ``bind`` fills in what the nodes report. The plan has the
+environment that every worker gets, whatever its backend.
 """
 
 from __future__ import annotations
@@ -44,6 +45,13 @@ _SETUP = (
     'exec "$@"'
 )
 _ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+_LEAST_COLUMNS = 20
+_DEFAULTS: Mapping[str, str] = {
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+    "PYTHONUNBUFFERED": "1",
+    "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+}
+"""Set only where nobody else does. PYTHONUNBUFFERED: else the lines before a crash are lost."""
 
 
 class CpuShare(Record):
@@ -113,7 +121,7 @@ def build_plan(
     bootstrap: Literal["", "direct", "setup"] = (
         "" if not wanted else "setup" if options.setup else "direct"
     )
-    columns = terminal_variables(topology, facts.columns, in_front=dialect.prefix_columns)
+    columns = _terminal_variables(topology, facts.columns, in_front=dialect.prefix_columns)
     of_here = local and shares is None
     own_notes = (
         (pinned_note(facts.cpus), interpreter_note(options, facts.environ, facts.python))
@@ -135,10 +143,10 @@ def build_plan(
     notes = [note.text for note in topology.notes]
     notes += [*backend.notes, *backend.notes_on(topology), *left_out, *own_notes]
     defaults = unless_set(
-        {**DEFAULTS, **columns, **backend.default_variables(topology)}, base, given
+        {**_DEFAULTS, **columns, **backend.default_variables(topology)}, base, given
     )
     bars = (
-        bar_variables(topology, facts.columns, in_front=dialect.prefix_columns)
+        _bar_variables(topology, facts.columns, in_front=dialect.prefix_columns)
         if _shows_bars(options, facts)
         else {}
     )
@@ -214,48 +222,6 @@ def build_plan(
     return as_worker(plan, options, facts, facts.outer)
 
 
-def _shows_bars(options: TrainOptions, facts: Facts) -> bool:
-    """Return whether the console draws the progress bars of rank 0 in place, should it be a
-    terminal."""
-    dumb = facts.environ.get("TERM") in ("dumb", "unknown")
-    return (
-        options.format != "jsonl"
-        and options.dialect.shows_bars
-        and not dumb
-        and _names_rank_0(options.output)
-    )
-
-
-def _names_rank_0(output: str) -> bool:
-    """Return whether rank 0 is among those that ``--output`` shows."""
-    firsts = [part.partition("-")[0].strip() for part in output.split(",")]
-    return output.strip() == "all" or any(first and not first.strip("0") for first in firsts)
-
-
-def _left_out(names: Sequence[str], backend: str) -> str:
-    several = len(names) > 1
-    verb, them = (
-        ("are set here and contradict", "them")
-        if several
-        else ("is set here and contradicts", "it")
-    )
-    told = f"{', '.join(names)} {verb} --backend {backend}: workers do not get {them}"
-    return f"{told} (--env NAME passes {'one' if several else 'it'} on)"
-
-
-def _own_names(topology: Topology, backend: PlannedBackend) -> set[str]:
-    """Name the variables that a backend sets otherwise for each node or worker, as far as there are
-    any yet."""
-    if not topology.nodes or not topology.nodes[0].slots:
-        return set()
-    names = {*backend.node_variables(topology, 0), *backend.worker_variables(topology, 0, 0, 0)}
-    if backend.worker_ports:
-        from distlaunch.planning.worker_addresses import cluster_names
-
-        names |= cluster_names(backend, topology.world_size or topology.nodes[0].slots)
-    return names
-
-
 def bind(
     plan: LaunchPlan, *, attempt: int, master_port: int | None, meeting: Meeting | None = None
 ) -> LaunchPlan:
@@ -282,37 +248,6 @@ def bind(
     return _settled(plan, workers, attempt=attempt, master_port=master_port)
 
 
-def _settled(
-    plan: LaunchPlan, workers: tuple[WorkerPlan, ...], *, attempt: int, master_port: int | None
-) -> LaunchPlan:
-    settled = attempt_variables(
-        attempt=attempt, master_addr=plan.master_addr, master_port=master_port
-    )
-    if plan.outer is not None:
-        mine = () if "DISTLAUNCH_ATTEMPT" in plan.base_env else ("DISTLAUNCH_ATTEMPT",)
-        settled = {name: settled[name] for name in mine}
-    if plan.attempt_files and plan.run_dir:
-        folder = plan.layout.attempt_dir(plan.run_dir, attempt)
-        settled.update(
-            {name: os.path.join(folder, file) for name, file in plan.attempt_files.items()}
-        )
-    settled.update(_repeated(plan, settled))
-    return replace(
-        plan, attempt=attempt, master_port=master_port, env={**plan.env, **settled}, workers=workers
-    )
-
-
-def _repeated(plan: LaunchPlan, settled: Mapping[str, str]) -> dict[str, str]:
-    """Give the backend's variables that have the value of one of these."""
-    return {name: settled[of] for name, of in plan.repeated.items() if of in settled}
-
-
-def _unclaimed(files: Mapping[str, str], *layers: Mapping[str, str]) -> dict[str, str]:
-    """Keep the files of which no variable is set: it may have an old name and a new one."""
-    claimed = {file for name, file in files.items() if any(name in layer for layer in layers)}
-    return {name: file for name, file in files.items() if file not in claimed}
-
-
 def preloaded_modules(options: TrainOptions) -> tuple[str, ...]:
     """Take ``--preload`` apart. Raises ConfigError where workers could not be forked from a server
     of ours."""
@@ -337,6 +272,236 @@ def preloaded_modules(options: TrainOptions) -> tuple[str, ...]:
     return modules
 
 
+def working_directory(options: TrainOptions, facts: Facts, *, local: bool) -> str:
+    """Return the workers' directory; where it is not on this machine, as it was typed. Raises
+    ConfigError."""
+    if options.workdir is None:
+        return facts.cwd
+    path = os.path.join(facts.cwd, options.workdir)
+    kind = facts.paths[path] if local else "directory"
+    if kind != "directory":
+        raise ConfigError(f"--workdir {printable(options.workdir)}: {_not_a(kind, 'directory')}")
+    return path
+
+
+def command_target(options: TrainOptions, facts: Facts, workdir: str, *, local: bool) -> str:
+    """Return what the workers run: a script's path, a module's name, or a program. Raises
+    ConfigError."""
+    if options.script is None:
+        raise UsageError("SCRIPT is missing", hint="distlaunch train [OPTIONS] SCRIPT [ARGS]...")
+    if options.no_python and not options.module:
+        within = (
+            os.path.join(workdir, options.script) if os.sep in options.script else options.script
+        )
+        return _program(options.script, facts, workdir) if local else within
+    if options.module or not local or facts.script_file is not None:
+        return options.script
+    return _script(options.script, facts, workdir)
+
+
+def command_line(
+    options: TrainOptions, python: str, target: str, backend: PlannedBackend
+) -> tuple[str, ...]:
+    """Return the workers' command line."""
+    program = (
+        (python, "-m", target)
+        if options.module
+        else (target,)
+        if options.no_python
+        else (python, target)
+    )
+    argv = (*program, *backend.script_words(), *options.script_args)
+    if options.setup is not None:
+        argv = ("bash", "-l", "-c", _SETUP, "distlaunch-setup", options.setup, *argv)
+    return argv
+
+
+def script_places(script: str, facts_cwd: str, workdir: str) -> tuple[str, ...]:
+    """List where a relative script may be: in the workers' directory, else where the command was
+    typed."""
+    return tuple(dict.fromkeys(os.path.join(base, script) for base in (workdir, facts_cwd)))
+
+
+def interpreter_note(options: TrainOptions, environ: Mapping[str, str], python: str) -> str | None:
+    """Say that the launcher lives in another environment than the active one, and so do the
+    workers.
+
+    ``python``: the launcher's interpreter.
+    """
+    if options.python or options.no_python:
+        return None
+    prefix = other_environment(environ, python)
+    if prefix is None:
+        return None
+    active = os.path.join(prefix, "bin", "python")
+    return f"workers run {python}, not the active environment's; for that: --python={active}"
+
+
+def other_environment(environ: Mapping[str, str], python: str) -> str | None:
+    """Return the folder of the active environment, if there is one and this interpreter is not in
+    it."""
+    prefix = next(
+        (environ[name] for name in ("VIRTUAL_ENV", "CONDA_PREFIX") if environ.get(name)), None
+    )
+    return None if prefix is None or python.startswith(os.path.join(prefix, "")) else prefix
+
+
+def job_variables(
+    topology: Topology,
+    *,
+    job_id: str,
+    run_id: str,
+    role: str,
+    max_restarts: int,
+    run_dir: str,
+    backend: PlannedBackend,
+) -> dict[str, str]:
+    """Return what is the same for all workers and all attempts; what is settled at the start is
+    missing until then."""
+    world = topology.world_size
+    sizes = {} if world is None else {"WORLD_SIZE": str(world), "ROLE_WORLD_SIZE": str(world)}
+    ids = {
+        "TORCHELASTIC_RUN_ID": run_id,
+        "DISTLAUNCH_JOB_ID": job_id,
+        "DISTLAUNCH_RUN_DIR": run_dir,
+    }
+    if backend.chosen:
+        import json
+
+        ids[BACKEND_OPTIONS] = json.dumps(dict(backend.chosen), separators=(",", ":"))
+    return {
+        **sizes,
+        "GROUP_WORLD_SIZE": str(len(topology.nodes)),
+        "ROLE_NAME": role,
+        "TORCHELASTIC_MAX_RESTARTS": str(max_restarts),
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+        "DISTLAUNCH_BACKEND": backend.name,
+        **{name: value for name, value in ids.items() if value},
+    }
+
+
+def _terminal_variables(
+    topology: Topology, columns: int | None, *, in_front: int | None = None
+) -> dict[str, str]:
+    """Tell workers, whose output is a pipe, how wide the terminal at its end is, less what stands
+    in front.
+
+    ``in_front``: how wide that is; None for a rank in brackets.
+    """
+    if columns is None:
+        return {}
+    return {"COLUMNS": str(_room(topology, columns, in_front))}
+
+
+def _bar_variables(
+    topology: Topology, columns: int | None, *, in_front: int | None = None
+) -> dict[str, str]:
+    """Return the variables by which rank 0 draws progress bars as on a terminal; see
+    ``_terminal_variables``.
+
+    rich reads TTY_COMPATIBLE and TTY_INTERACTIVE, tqdm reads TQDM_NCOLS and would leave the last
+    column free, too.
+    """
+    if columns is None:
+        return {}
+    room = _room(topology, columns, in_front)
+    return {"TTY_COMPATIBLE": "1", "TTY_INTERACTIVE": "1", "TQDM_NCOLS": str(room - 1)}
+
+
+def _attempt_variables(
+    *, attempt: int, master_addr: str | None, master_port: int | None
+) -> dict[str, str]:
+    """Return what changes from attempt to attempt; address and port are missing until they are
+    settled."""
+    variables = {"TORCHELASTIC_RESTART_COUNT": str(attempt), "DISTLAUNCH_ATTEMPT": str(attempt)}
+    if master_addr is not None:
+        variables["MASTER_ADDR"] = master_addr
+    if master_port is not None:
+        variables["MASTER_PORT"] = str(master_port)
+    return variables
+
+
+def node_variables(topology: Topology, node_rank: int) -> dict[str, str]:
+    """Return what is the same for all workers of a node."""
+    node = topology.nodes[node_rank]
+    variables = {
+        "LOCAL_WORLD_SIZE": str(node.slots),
+        "NODE_RANK": str(node_rank),
+        "GROUP_RANK": str(node_rank),
+    }
+    variables.update(dict.fromkeys(node.hidden, "-1"))  # an empty one counts as unset in ROCm
+    return variables
+
+
+def worker_variables(node: Node, local_rank: int, rank: int) -> dict[str, str]:
+    """Return what only this worker has."""
+    number = str(rank)
+    variables = {
+        "RANK": number,
+        "ROLE_RANK": number,
+        "LOCAL_RANK": "0" if node.isolated else str(local_rank),
+    }
+    if node.mask_variable is not None:
+        variables[node.mask_variable] = ",".join(node.masks[local_rank])
+    return variables
+
+
+def _own_names(topology: Topology, backend: PlannedBackend) -> set[str]:
+    """Name the variables that a backend sets otherwise for each node or worker, as far as there are
+    any yet."""
+    if not topology.nodes or not topology.nodes[0].slots:
+        return set()
+    names = {*backend.node_variables(topology, 0), *backend.worker_variables(topology, 0, 0, 0)}
+    if backend.worker_ports:
+        from distlaunch.planning.worker_addresses import cluster_names
+
+        names |= cluster_names(backend, topology.world_size or topology.nodes[0].slots)
+    return names
+
+
+def _interpreter(options: TrainOptions, facts: Facts) -> str:
+    if options.python is None:
+        return facts.python
+    if facts.programs.get(options.python) is None:
+        raise ConfigError(f"--python {printable(options.python)}: no such executable")
+    return options.python
+
+
+def _left_out(names: Sequence[str], backend: str) -> str:
+    several = len(names) > 1
+    verb, them = (
+        ("are set here and contradict", "them")
+        if several
+        else ("is set here and contradicts", "it")
+    )
+    told = f"{', '.join(names)} {verb} --backend {backend}: workers do not get {them}"
+    return f"{told} (--env NAME passes {'one' if several else 'it'} on)"
+
+
+def _shows_bars(options: TrainOptions, facts: Facts) -> bool:
+    """Return whether the console draws the progress bars of rank 0 in place, should it be a
+    terminal."""
+    dumb = facts.environ.get("TERM") in ("dumb", "unknown")
+    return (
+        options.format != "jsonl"
+        and options.dialect.shows_bars
+        and not dumb
+        and _names_rank_0(options.output)
+    )
+
+
+def _names_rank_0(output: str) -> bool:
+    """Return whether rank 0 is among those that ``--output`` shows."""
+    firsts = [part.partition("-")[0].strip() for part in output.split(",")]
+    return output.strip() == "all" or any(first and not first.strip("0") for first in firsts)
+
+
+def _unclaimed(files: Mapping[str, str], *layers: Mapping[str, str]) -> dict[str, str]:
+    """Keep the files of which no variable is set: it may have an old name and a new one."""
+    claimed = {file for name, file in files.items() if any(name in layer for layer in layers)}
+    return {name: file for name, file in files.items() if file not in claimed}
+
+
 def _workers(
     options: TrainOptions,
     topology: Topology,
@@ -349,7 +514,7 @@ def _workers(
     only: int | None,
     first_local_rank: int = 0,
 ) -> Iterator[WorkerPlan]:
-    """Give the workers in rank order, up to the first node that has yet to tell how many it runs.
+    """Return the workers in rank order, up to the first node that has yet to tell how many it runs.
 
     CPUs and threads are told by node rank where its CPUs are known: what the others have is theirs
     to tell.
@@ -397,7 +562,7 @@ def _workers(
 def _bound(
     options: TrainOptions, share: CpuShare | None, node: Node, *, threads: bool
 ) -> list[tuple[tuple[int, ...] | None, dict[str, str]]]:
-    """Give each worker of a node its CPUs, and the variables that follow from them."""
+    """Return each worker of a node its CPUs, and the variables that follow from them."""
     slots = node.slots or 0
     if share is None:
         return [(None, {})] * slots
@@ -416,7 +581,7 @@ def _bound(
 def _own_argv(
     options: TrainOptions, argv: tuple[str, ...], local_rank: int, more: tuple[str, ...]
 ) -> tuple[str, ...] | None:
-    """Give a worker's own command line, if the script's arguments, or ``more`` of them, differ by
+    """Return a worker's own command line, if the script's arguments, or ``more`` of them, differ by
     rank; else None."""
     macro, first = options.dialect.rank_macro, len(argv) - len(options.script_args)
     replaced = macro is not None and any(macro in word for word in argv[first:])
@@ -437,16 +602,29 @@ def _own_argv(
     return (*argv[:first], *more, *words)
 
 
-def working_directory(options: TrainOptions, facts: Facts, *, local: bool) -> str:
-    """Give the workers' directory; where it is not on this machine, as it was typed. Raises
-    ConfigError."""
-    if options.workdir is None:
-        return facts.cwd
-    path = os.path.join(facts.cwd, options.workdir)
-    kind = facts.paths[path] if local else "directory"
-    if kind != "directory":
-        raise ConfigError(f"--workdir {printable(options.workdir)}: {_not_a(kind, 'directory')}")
-    return path
+def _settled(
+    plan: LaunchPlan, workers: tuple[WorkerPlan, ...], *, attempt: int, master_port: int | None
+) -> LaunchPlan:
+    settled = _attempt_variables(
+        attempt=attempt, master_addr=plan.master_addr, master_port=master_port
+    )
+    if plan.outer is not None:
+        mine = () if "DISTLAUNCH_ATTEMPT" in plan.base_env else ("DISTLAUNCH_ATTEMPT",)
+        settled = {name: settled[name] for name in mine}
+    if plan.attempt_files and plan.run_dir:
+        folder = plan.layout.attempt_dir(plan.run_dir, attempt)
+        settled.update(
+            {name: os.path.join(folder, file) for name, file in plan.attempt_files.items()}
+        )
+    settled.update(_repeated(plan, settled))
+    return replace(
+        plan, attempt=attempt, master_port=master_port, env={**plan.env, **settled}, workers=workers
+    )
+
+
+def _repeated(plan: LaunchPlan, settled: Mapping[str, str]) -> dict[str, str]:
+    """Return the backend's variables that have the value of one of these."""
+    return {name: settled[of] for name, of in plan.repeated.items() if of in settled}
 
 
 def _not_a(kind: str, wanted: str) -> str:
@@ -454,42 +632,18 @@ def _not_a(kind: str, wanted: str) -> str:
     return words.get(kind, f"is a {kind}, a {wanted} is needed")
 
 
-def command_target(options: TrainOptions, facts: Facts, workdir: str, *, local: bool) -> str:
-    """Give what the workers run: a script's path, a module's name, or a program. Raises
-    ConfigError."""
-    if options.script is None:
-        raise UsageError("SCRIPT is missing", hint="distlaunch train [OPTIONS] SCRIPT [ARGS]...")
-    if options.no_python and not options.module:
-        within = (
-            os.path.join(workdir, options.script) if os.sep in options.script else options.script
+def _program(name: str, facts: Facts, workdir: str) -> str:
+    found = facts.programs.get(name)
+    if found is not None:
+        return name if os.sep not in name else found
+    if os.sep in name:
+        kind = facts.paths.get(os.path.join(workdir, name), "missing")
+        said = "is not executable" if kind == "file" else _not_a(kind, "file")
+        raise ConfigError(
+            f"{printable(name)}: {said}",
+            hint=f"chmod +x {printable(name)}" if kind == "file" else None,
         )
-        return _program(options.script, facts, workdir) if local else within
-    if options.module or not local or facts.script_file is not None:
-        return options.script
-    return _script(options.script, facts, workdir)
-
-
-def command_line(
-    options: TrainOptions, python: str, target: str, backend: PlannedBackend
-) -> tuple[str, ...]:
-    """Give the workers' command line."""
-    program = (
-        (python, "-m", target)
-        if options.module
-        else (target,)
-        if options.no_python
-        else (python, target)
-    )
-    argv = (*program, *backend.script_words(), *options.script_args)
-    if options.setup is not None:
-        argv = ("bash", "-l", "-c", _SETUP, "distlaunch-setup", options.setup, *argv)
-    return argv
-
-
-def script_places(script: str, facts_cwd: str, workdir: str) -> tuple[str, ...]:
-    """List where a relative script may be: in the workers' directory, else where the command was
-    typed."""
-    return tuple(dict.fromkeys(os.path.join(base, script) for base in (workdir, facts_cwd)))
+    raise ConfigError(f"{printable(name)}: no such command on PATH")
 
 
 def _script(script: str, facts: Facts, workdir: str) -> str:
@@ -513,164 +667,7 @@ def _script(script: str, facts: Facts, workdir: str) -> str:
     raise ConfigError(f"{printable(script)}: {_not_a(kind, 'file')}", hint=hint)
 
 
-def _program(name: str, facts: Facts, workdir: str) -> str:
-    found = facts.programs.get(name)
-    if found is not None:
-        return name if os.sep not in name else found
-    if os.sep in name:
-        kind = facts.paths.get(os.path.join(workdir, name), "missing")
-        said = "is not executable" if kind == "file" else _not_a(kind, "file")
-        raise ConfigError(
-            f"{printable(name)}: {said}",
-            hint=f"chmod +x {printable(name)}" if kind == "file" else None,
-        )
-    raise ConfigError(f"{printable(name)}: no such command on PATH")
-
-
-def _interpreter(options: TrainOptions, facts: Facts) -> str:
-    if options.python is None:
-        return facts.python
-    if facts.programs.get(options.python) is None:
-        raise ConfigError(f"--python {printable(options.python)}: no such executable")
-    return options.python
-
-
-def interpreter_note(options: TrainOptions, environ: Mapping[str, str], python: str) -> str | None:
-    """Say that the launcher lives in another environment than the active one, and so do the
-    workers.
-
-    ``python``: the launcher's interpreter.
-    """
-    if options.python or options.no_python:
-        return None
-    prefix = other_environment(environ, python)
-    if prefix is None:
-        return None
-    active = os.path.join(prefix, "bin", "python")
-    return f"workers run {python}, not the active environment's; for that: --python={active}"
-
-
-def other_environment(environ: Mapping[str, str], python: str) -> str | None:
-    """Return the folder of the active environment, if there is one and this interpreter is not in
-    it."""
-    prefix = next(
-        (environ[name] for name in ("VIRTUAL_ENV", "CONDA_PREFIX") if environ.get(name)), None
-    )
-    return None if prefix is None or python.startswith(os.path.join(prefix, "")) else prefix
-
-
-_LEAST_COLUMNS = 20
-
-
-def job_variables(
-    topology: Topology,
-    *,
-    job_id: str,
-    run_id: str,
-    role: str,
-    max_restarts: int,
-    run_dir: str,
-    backend: PlannedBackend,
-) -> dict[str, str]:
-    """Give what is the same for all workers and all attempts; what is settled at the start is
-    missing until then."""
-    world = topology.world_size
-    sizes = {} if world is None else {"WORLD_SIZE": str(world), "ROLE_WORLD_SIZE": str(world)}
-    ids = {
-        "TORCHELASTIC_RUN_ID": run_id,
-        "DISTLAUNCH_JOB_ID": job_id,
-        "DISTLAUNCH_RUN_DIR": run_dir,
-    }
-    if backend.chosen:
-        import json
-
-        ids[BACKEND_OPTIONS] = json.dumps(dict(backend.chosen), separators=(",", ":"))
-    return {
-        **sizes,
-        "GROUP_WORLD_SIZE": str(len(topology.nodes)),
-        "ROLE_NAME": role,
-        "TORCHELASTIC_MAX_RESTARTS": str(max_restarts),
-        "TORCHELASTIC_USE_AGENT_STORE": "False",
-        "DISTLAUNCH_BACKEND": backend.name,
-        **{name: value for name, value in ids.items() if value},
-    }
-
-
-DEFAULTS: Mapping[str, str] = {
-    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
-    "PYTHONUNBUFFERED": "1",
-    "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-}
-"""Set only where nobody else does. PYTHONUNBUFFERED: else the lines before a crash are lost."""
-
-
-def terminal_variables(
-    topology: Topology, columns: int | None, *, in_front: int | None = None
-) -> dict[str, str]:
-    """Tell workers, whose output is a pipe, how wide the terminal at its end is, less what stands
-    in front.
-
-    ``in_front``: how wide that is; None for a rank in brackets.
-    """
-    if columns is None:
-        return {}
-    return {"COLUMNS": str(_room(topology, columns, in_front))}
-
-
-def bar_variables(
-    topology: Topology, columns: int | None, *, in_front: int | None = None
-) -> dict[str, str]:
-    """Return the variables by which rank 0 draws progress bars as on a terminal; see
-    ``terminal_variables``.
-
-    rich reads TTY_COMPATIBLE and TTY_INTERACTIVE, tqdm reads TQDM_NCOLS and would leave the last
-    column free, too.
-    """
-    if columns is None:
-        return {}
-    room = _room(topology, columns, in_front)
-    return {"TTY_COMPATIBLE": "1", "TTY_INTERACTIVE": "1", "TQDM_NCOLS": str(room - 1)}
-
-
 def _room(topology: Topology, columns: int, in_front: int | None) -> int:
     if in_front is None:
         in_front = len(f"[{(topology.world_size or 1) - 1}] ")
     return max(_LEAST_COLUMNS, columns - in_front)
-
-
-def attempt_variables(
-    *, attempt: int, master_addr: str | None, master_port: int | None
-) -> dict[str, str]:
-    """Give what changes from attempt to attempt; address and port are missing until they are
-    settled."""
-    variables = {"TORCHELASTIC_RESTART_COUNT": str(attempt), "DISTLAUNCH_ATTEMPT": str(attempt)}
-    if master_addr is not None:
-        variables["MASTER_ADDR"] = master_addr
-    if master_port is not None:
-        variables["MASTER_PORT"] = str(master_port)
-    return variables
-
-
-def node_variables(topology: Topology, node_rank: int) -> dict[str, str]:
-    """Give what is the same for all workers of a node."""
-    node = topology.nodes[node_rank]
-    variables = {
-        "LOCAL_WORLD_SIZE": str(node.slots),
-        "NODE_RANK": str(node_rank),
-        "GROUP_RANK": str(node_rank),
-    }
-    variables.update(dict.fromkeys(node.hidden, "-1"))  # an empty one counts as unset in ROCm
-    return variables
-
-
-def worker_variables(node: Node, local_rank: int, rank: int) -> dict[str, str]:
-    """Give what only this worker has."""
-    number = str(rank)
-    variables = {
-        "RANK": number,
-        "ROLE_RANK": number,
-        "LOCAL_RANK": "0" if node.isolated else str(local_rank),
-    }
-    if node.mask_variable is not None:
-        variables[node.mask_variable] = ",".join(node.masks[local_rank])
-    return variables

@@ -1,13 +1,9 @@
-"""The hosts that a source found, and the sizes asked for, become the nodes of a job; pure.
+"""The nodes of a job, made from the hosts that a source found and the sizes asked for; pure.
 
-A node that the user named and that is not needed is left out, and that is said; one that a
-scheduler granted is never left idle by accident. What only a node can tell (its devices, its CPUs,
-often its slots) stays open until it reports.
-
-The devices and workers of hosts that are known: this machine, or nodes that were surveyed; pure.
-
-Many nodes are alike but for names and for the UUIDs of their GPUs: what one of them gets is worked
-out once.
+A host that the user named and that is not needed is left out, with a note. A host that a scheduler
+granted is never left idle by accident. What only a node knows (its devices, its CPUs, often its
+slots) stays open until it reports. Many nodes are alike but for their names and the UUIDs of their
+GPUs, so that the devices of such nodes are worked out once.
 """
 
 from __future__ import annotations
@@ -33,7 +29,18 @@ from distlaunch.planning.train_options import (
     shares_gpus,
     use_cpus,
 )
-from distlaunch.planning.worker_counts import Place, Request, about_idle, names_of, workers_of
+from distlaunch.planning.worker_counts import (
+    PlannedHost,
+    Request,
+    count_workers,
+    explain_idle,
+    names_of,
+)
+
+_NAMED = ("GPU-", "MIG-")
+_MOST_KINDS = 3
+_FEW = 32
+"""A node tells a few variables; this machine's whole environment is not worth comparing."""
 
 
 def build_topology(
@@ -83,7 +90,7 @@ def build_topology(
         notes, warnings
     )
     return (
-        replace(topology, spares=tuple(standing_by(each.host) for each in spares))
+        replace(topology, spares=tuple(spare_node(each.host) for each in spares))
         if spares
         else topology
     )
@@ -118,10 +125,10 @@ def settled_topology(
     )
 
 
-def left_by_filters(
+def filtered_hosts(
     allocation: Allocation, options: TrainOptions, facts: Facts, *, here: int | None
 ) -> tuple[int, ...]:
-    """Give the places of the hosts that ``--include`` and ``--exclude`` leave. Raises
+    """Return the places of the hosts that ``--include`` and ``--exclude`` leave. Raises
     ConfigError."""
     bounds = bounds_of(allocation, options)
     slots = _Slots(
@@ -134,7 +141,7 @@ def left_by_filters(
 
 
 def bounds_of(allocation: Allocation, options: TrainOptions) -> tuple[int, int] | None:
-    """Give the smallest and the largest number of nodes; None if that was left open."""
+    """Return the smallest and the largest number of nodes; None if that was left open."""
     if options.num_nodes is None:
         return allocation.nodes
     return (
@@ -144,28 +151,156 @@ def bounds_of(allocation: Allocation, options: TrainOptions) -> tuple[int, int] 
     )
 
 
-# --- which hosts
-
-
-def _dealt_to(
-    places: Sequence[Place], request: Request, notes: list[Note], warnings: list[str]
-) -> list[tuple[Place, int | None]]:
-    """Give each place that has some its number of workers. Raises ConfigError."""
-    counts = workers_of(places, request)
-    if 0 in counts:
-        idle = about_idle(places, counts, request)
-        if idle.by_mistake:
-            warnings.append(idle.text)
-        else:
-            notes.append(Note(text=idle.text))
-    return [(place, count) for place, count in zip(places, counts, strict=True) if count != 0]
-
-
-def standing_by(host: Host) -> Node:
+def spare_node(host: Host) -> Node:
     """Make the node that a host may become."""
     return Node(
         host=host.name, known=host.known, slots=None, user=host.user, port=host.port, devices=None
     )
+
+
+def _picked_gpus(options: TrainOptions) -> tuple[str, ...] | None:
+    """Return what ``--gpus`` picks, on every node."""
+    return (
+        None if options.gpus is None else tuple(entry.strip() for entry in options.gpus.split(","))
+    )
+
+
+class _WorkersOfHosts:
+    """Gives hosts of which there are facts their workers.
+
+    ``surveyed``: these are the facts that the nodes told; ``several``: the job has several nodes.
+    """
+
+    def __init__(
+        self, request: Request, known: Mapping[int, Facts], *, surveyed: bool, several: bool
+    ) -> None:
+        self._request, self._known, self._surveyed, self._several = (
+            request,
+            known,
+            surveyed,
+            several,
+        )
+        self._options = request.options
+        self._by_likeness: dict[object, tuple[Topology, Facts]] = {}
+        self._failed: dict[tuple[str, str | None], list[PlannedHost]] = {}
+        self._notes: dict[str, list[PlannedHost]] = {}
+        self._devices: dict[str, list[PlannedHost]] = {}
+
+    def node(self, place: PlannedHost, count: int | None) -> Node | None:
+        """Return a host its workers; None if it cannot have them: ``check`` raises for all of
+        these."""
+        host = place.host
+        try:
+            found = self._found(place, count)
+        except ConfigError as exc:
+            if not self._surveyed:
+                raise
+            self._failed.setdefault((exc.message, exc.hint), []).append(place)
+            return None
+        self._devices.setdefault(found.device, []).append(place)
+        for note in found.notes:
+            self._notes.setdefault(note.text, []).append(place)
+        changes: dict[str, object] = {
+            "host": host.name,
+            "known": host.known,
+            "user": host.user,
+            "port": host.port,
+        }
+        return replace(found.nodes[0], **changes)
+
+    def check(self) -> None:
+        """Raise ConfigError for all hosts that cannot have what they are to have, and for a mixture
+        of devices."""
+        if self._failed:
+            kinds = list(self._failed.items())
+            said = [f"{_names(places)}: {message}" for (message, _), places in kinds[:_MOST_KINDS]]
+            if (rest := sum(len(places) for _, places in kinds[_MOST_KINDS:])) > 0:
+                said.append(f"{counted(rest, 'more host')} likewise")
+            raise ConfigError("; ".join(said), hint=kinds[0][0][1])
+        if len(self._devices) > 1 and self._surveyed:
+            without, having = self._devices["cpu"], self._devices["cuda"]
+            raise ConfigError(
+                f"{_names(without)} {'has' if len(without) == 1 else 'have'} no GPU that can be "
+                "used, and"
+                f" {_names(having)} {'has' if len(having) == 1 else 'have'} some",
+                hint="--exclude leaves hosts out; --procs-per-node N starts N workers without GPUs "
+                "on each",
+            )
+
+    @property
+    def device(self) -> str | None:
+        """What all of these compute on; None if that differs, or is not known."""
+        return next(iter(self._devices)) if len(self._devices) == 1 else None
+
+    def notes(self) -> list[str]:
+        """Return what the user should hear, each once."""
+        if not self._surveyed:
+            return list(self._notes)
+        if self.device == "cpu" and not on_cpus(self._options):
+            return [f"no GPU was found: workers run on the CPU; {use_cpus(several=self._several)}"]
+        return [f"{_names(places)}: {note}" for note, places in self._notes.items()]
+
+    def _found(self, place: PlannedHost, count: int | None) -> Topology:
+        facts, chosen = self._known[place.chosen.place], place.chosen
+        granted, only, without = place.host.devices or (), chosen.slots, chosen.without
+        key = _hardware_key(facts), granted, only, without, count, place.host.unit, place.host.slots
+        if key in self._by_likeness:
+            found, model = self._by_likeness[key]
+            return _with_gpus_of(found, model.gpus.gpus, facts.gpus.gpus)
+        self._check_there(place, count, facts)
+        found = workers_here(
+            self._options,
+            facts,
+            count=count,
+            only=only,
+            without=without,
+            granted=granted,
+            several=self._several,
+        )
+        self._by_likeness[key] = found, facts
+        return found
+
+    def _check_there(self, place: PlannedHost, count: int | None, facts: Facts) -> None:
+        """Refuse workers for GPUs that others say are there, and that are not to be found. Raises
+        ConfigError."""
+        request, host = self._request, place.host
+        asked = request.total is not None or request.per_node is not None
+        if (
+            count is None
+            or asked
+            or request.by_user
+            or on_cpus(self._options)
+            or shares_gpus(self._options)
+        ):
+            return
+        selection = selection_here(self._options, facts, granted=host.devices or ())
+        have, unit = len(selection.ids), "GPU" if host.unit == "gpus" else "worker"
+        if count <= have or (unit == "worker" and not have):
+            return
+        why = "; ".join([selection.source, *selection.notes])
+        raise NotTheseGpusError(
+            f"{printable(request.allocation.source)} gives {printable(host.name)} "
+            f"{counted(host.slots or count, unit)},"
+            f" but {f'only {have}' if have else 'no GPU'} can be used here ({why})",
+            hint=(f"--gpus-per-node {have} takes what is here; " if have else "")
+            + use_cpus(several=self._several),
+        )
+
+
+def _hardware_key(facts: Facts) -> object:
+    """Return what decides about devices of a host: equal for hosts that differ in their names and
+    their GPUs' UUIDs."""
+    inventory, environ = (
+        facts.gpus,
+        tuple(sorted(facts.environ.items())) if len(facts.environ) < _FEW else None,
+    )
+    named = environ is None or any(word in value for _, value in environ for word in _NAMED)
+    if named or any(gpu.mig for gpu in inventory.gpus):
+        return id(facts)
+    gpus = tuple(
+        (gpu.index, gpu.name, gpu.vendor, gpu.numa_node, gpu.uuid is None) for gpu in inventory.gpus
+    )
+    return gpus, inventory.source, inventory.problem, environ
 
 
 class _Slots:
@@ -187,7 +322,7 @@ class _Slots:
         self._by_task = request.allocation.part == "worker"
         self._on_cpus = on_cpus(options)
         self._counts: dict[object, int] = {}
-        picked = picked_gpus(options)
+        picked = _picked_gpus(options)
         self._picked = None if picked is None else len(picked)
 
     def _seen(self, place: int) -> int | None:
@@ -198,7 +333,7 @@ class _Slots:
         # A launcher for each of several workers of a node sees what one worker has, not the node.
         if facts is None or self._on_cpus or (self._by_task and host.slots != 1):
             return None
-        key = likeness(facts), host.devices
+        key = _hardware_key(facts), host.devices
         if key not in self._counts:
             try:
                 self._counts[key] = len(self._selection(facts, host).ids)
@@ -216,7 +351,7 @@ class _Slots:
         )
 
     def numbered(self, place: int) -> Host:
-        """Give a host with as many slots as filters can number on it: the devices, or workers on
+        """Return a host with as many slots as filters can number on it: the devices, or workers on
         CPUs."""
         host = self._request.allocation.hosts[place]
         slots = self._numbered(host, self._seen(place))
@@ -246,8 +381,8 @@ class _Slots:
         )
         return min(named or there, there) if there else named
 
-    def room(self, chosen: Chosen) -> Place:
-        """Give a host that was chosen with the number of workers that it takes. Raises
+    def room(self, chosen: Chosen) -> PlannedHost:
+        """Return a host that was chosen with the number of workers that it takes. Raises
         ConfigError."""
         host, options = self._request.allocation.hosts[chosen.place], self._request.options
         if chosen.without and on_cpus(options):
@@ -262,7 +397,7 @@ class _Slots:
         whole = not chosen.without and (
             chosen.slots is None or len(chosen.slots) == chosen.host.slots
         )
-        return Place(
+        return PlannedHost(
             chosen=chosen,
             here=chosen.place == self._here,
             room=room,
@@ -317,14 +452,18 @@ def _written(bounds: tuple[int, int] | None) -> str:
     return str(most) if fewest == most else f"{fewest}:{most}"
 
 
-def picked_gpus(options: TrainOptions) -> tuple[str, ...] | None:
-    """Return what ``--gpus`` picks, on every node."""
-    return (
-        None if options.gpus is None else tuple(entry.strip() for entry in options.gpus.split(","))
-    )
-
-
-# --- what they run on
+def _dealt_to(
+    places: Sequence[PlannedHost], request: Request, notes: list[Note], warnings: list[str]
+) -> list[tuple[PlannedHost, int | None]]:
+    """Return each place that has some its number of workers. Raises ConfigError."""
+    counts = count_workers(places, request)
+    if 0 in counts:
+        idle = explain_idle(places, counts, request)
+        if idle.by_mistake:
+            warnings.append(idle.text)
+        else:
+            notes.append(Note(text=idle.text))
+    return [(place, count) for place, count in zip(places, counts, strict=True) if count != 0]
 
 
 class _Builder:
@@ -336,14 +475,14 @@ class _Builder:
         request: Request,
         known: Mapping[int, Facts],
         hostname: str,
-        planned: Sequence[tuple[Place, int | None]],
+        planned: Sequence[tuple[PlannedHost, int | None]],
         *,
         surveyed: bool,
     ) -> None:
         self._surveyed = surveyed
         self._request, self._hostname, self._planned = request, hostname, planned
         self._allocation, self._options = request.allocation, request.options
-        self._picked = picked_gpus(request.options)
+        self._picked = _picked_gpus(request.options)
         self._several = len(planned) > 1
         self._by_task = request.allocation.part == "worker" and any(
             count != 1 for _, count in planned
@@ -367,7 +506,7 @@ class _Builder:
             p.host.unit == "gpus" and p.host.slots for p, _ in self._planned
         )
         device = "cpu" if on_cpus(options) else "cuda" if on_gpus else "auto"
-        finder = KnownHosts(
+        finder = _WorkersOfHosts(
             self._request, self._known, surveyed=self._surveyed, several=self._several
         )
         here: int | None = None
@@ -436,7 +575,7 @@ class _Builder:
                     hint=f"choose by place among them: --include {printable(place.host.name)}:0",
                 )
 
-    def _elsewhere(self, place: Place, count: int | None) -> Node:
+    def _elsewhere(self, place: PlannedHost, count: int | None) -> Node:
         """Make a node of which we see nothing: it finds its devices itself, unless they are named
         or not wanted."""
         host, chosen = place.host, place.chosen
@@ -461,7 +600,7 @@ class _Builder:
             or (self._options.isolate_gpus and not self._by_task and not on_cpu),
         )
 
-    def _master(self, first: Place, notes: list[Note]) -> MasterAddress:
+    def _master(self, first: PlannedHost, notes: list[Note]) -> MasterAddress:
         """Return where rank 0's node can be reached by the others, and add a note on it.
 
         Raises ConfigError for a node whose name means this machine on every machine, and that is
@@ -485,150 +624,8 @@ class _Builder:
         return master
 
 
-_NAMED = ("GPU-", "MIG-")
-_MOST_KINDS = 3
-
-
-class KnownHosts:
-    """Gives hosts of which there are facts their workers.
-
-    ``surveyed``: these are the facts that the nodes told; ``several``: the job has several nodes.
-    """
-
-    def __init__(
-        self, request: Request, known: Mapping[int, Facts], *, surveyed: bool, several: bool
-    ) -> None:
-        self._request, self._known, self._surveyed, self._several = (
-            request,
-            known,
-            surveyed,
-            several,
-        )
-        self._options = request.options
-        self._by_likeness: dict[object, tuple[Topology, Facts]] = {}
-        self._failed: dict[tuple[str, str | None], list[Place]] = {}
-        self._notes: dict[str, list[Place]] = {}
-        self._devices: dict[str, list[Place]] = {}
-
-    def node(self, place: Place, count: int | None) -> Node | None:
-        """Give a host its workers; None if it cannot have them: ``check`` raises for all of
-        these."""
-        host = place.host
-        try:
-            found = self._found(place, count)
-        except ConfigError as exc:
-            if not self._surveyed:
-                raise
-            self._failed.setdefault((exc.message, exc.hint), []).append(place)
-            return None
-        self._devices.setdefault(found.device, []).append(place)
-        for note in found.notes:
-            self._notes.setdefault(note.text, []).append(place)
-        changes: dict[str, object] = {
-            "host": host.name,
-            "known": host.known,
-            "user": host.user,
-            "port": host.port,
-        }
-        return replace(found.nodes[0], **changes)
-
-    def check(self) -> None:
-        """Raise ConfigError for all hosts that cannot have what they are to have, and for a mixture
-        of devices."""
-        if self._failed:
-            kinds = list(self._failed.items())
-            said = [f"{_names(places)}: {message}" for (message, _), places in kinds[:_MOST_KINDS]]
-            if (rest := sum(len(places) for _, places in kinds[_MOST_KINDS:])) > 0:
-                said.append(f"{counted(rest, 'more host')} likewise")
-            raise ConfigError("; ".join(said), hint=kinds[0][0][1])
-        if len(self._devices) > 1 and self._surveyed:
-            without, having = self._devices["cpu"], self._devices["cuda"]
-            raise ConfigError(
-                f"{_names(without)} {'has' if len(without) == 1 else 'have'} no GPU that can be "
-                "used, and"
-                f" {_names(having)} {'has' if len(having) == 1 else 'have'} some",
-                hint="--exclude leaves hosts out; --procs-per-node N starts N workers without GPUs "
-                "on each",
-            )
-
-    @property
-    def device(self) -> str | None:
-        """What all of these compute on; None if that differs, or is not known."""
-        return next(iter(self._devices)) if len(self._devices) == 1 else None
-
-    def notes(self) -> list[str]:
-        """Give what the user should hear, each once."""
-        if not self._surveyed:
-            return list(self._notes)
-        if self.device == "cpu" and not on_cpus(self._options):
-            return [f"no GPU was found: workers run on the CPU; {use_cpus(several=self._several)}"]
-        return [f"{_names(places)}: {note}" for note, places in self._notes.items()]
-
-    def _found(self, place: Place, count: int | None) -> Topology:
-        facts, chosen = self._known[place.chosen.place], place.chosen
-        granted, only, without = place.host.devices or (), chosen.slots, chosen.without
-        key = likeness(facts), granted, only, without, count, place.host.unit, place.host.slots
-        if key in self._by_likeness:
-            found, model = self._by_likeness[key]
-            return _with_gpus_of(found, model.gpus.gpus, facts.gpus.gpus)
-        self._check_there(place, count, facts)
-        found = workers_here(
-            self._options,
-            facts,
-            count=count,
-            only=only,
-            without=without,
-            granted=granted,
-            several=self._several,
-        )
-        self._by_likeness[key] = found, facts
-        return found
-
-    def _check_there(self, place: Place, count: int | None, facts: Facts) -> None:
-        """Refuse workers for GPUs that others say are there, and that are not to be found. Raises
-        ConfigError."""
-        request, host = self._request, place.host
-        asked = request.total is not None or request.per_node is not None
-        if (
-            count is None
-            or asked
-            or request.by_user
-            or on_cpus(self._options)
-            or shares_gpus(self._options)
-        ):
-            return
-        selection = selection_here(self._options, facts, granted=host.devices or ())
-        have, unit = len(selection.ids), "GPU" if host.unit == "gpus" else "worker"
-        if count <= have or (unit == "worker" and not have):
-            return
-        why = "; ".join([selection.source, *selection.notes])
-        raise NotTheseGpusError(
-            f"{printable(request.allocation.source)} gives {printable(host.name)} "
-            f"{counted(host.slots or count, unit)},"
-            f" but {f'only {have}' if have else 'no GPU'} can be used here ({why})",
-            hint=(f"--gpus-per-node {have} takes what is here; " if have else "")
-            + use_cpus(several=self._several),
-        )
-
-
-def likeness(facts: Facts) -> object:
-    """Give what decides about devices of a host: equal for hosts that differ in their names and
-    their GPUs' UUIDs."""
-    inventory, environ = (
-        facts.gpus,
-        tuple(sorted(facts.environ.items())) if len(facts.environ) < _FEW else None,
-    )
-    named = environ is None or any(word in value for _, value in environ for word in _NAMED)
-    if named or any(gpu.mig for gpu in inventory.gpus):
-        return id(facts)
-    gpus = tuple(
-        (gpu.index, gpu.name, gpu.vendor, gpu.numa_node, gpu.uuid is None) for gpu in inventory.gpus
-    )
-    return gpus, inventory.source, inventory.problem, environ
-
-
-_FEW = 32
-"""A node tells a few variables; this machine's whole environment is not worth comparing."""
+def _names(places: Sequence[PlannedHost]) -> str:
+    return names_of([place.host for place in places])
 
 
 def _with_gpus_of(found: Topology, model: Sequence[Gpu], own: Sequence[Gpu]) -> Topology:
@@ -639,7 +636,3 @@ def _with_gpus_of(found: Topology, model: Sequence[Gpu], own: Sequence[Gpu]) -> 
     places = {id(gpu): place for place, gpu in enumerate(model)}
     gpus = tuple(None if gpu is None else own[places[id(gpu)]] for gpu in node.gpus)
     return replace(found, nodes=(replace(node, gpus=gpus),))
-
-
-def _names(places: Sequence[Place]) -> str:
-    return names_of([place.host for place in places])

@@ -18,7 +18,7 @@ _FOR_EACH = 1 + 8
 
 
 def base_environment(facts: Facts) -> dict[str, str]:
-    """Give what workers inherit: the launcher's environment without what another launcher set for
+    """Return what workers inherit: the launcher's environment without what another launcher set for
     it."""
     return without_outer_launchers(facts.environ)
 
@@ -49,7 +49,7 @@ def who_gives(name: str, options: TrainOptions) -> str:
 
 
 def byte_length(text: str) -> int:
-    """Give how long a text is for the system."""
+    """Return how long a text is for the system."""
     return len(text.encode(errors="replace"))  # of a byte that is no text: one, too
 
 

@@ -222,7 +222,7 @@ def _master(options: TrainOptions, topology: Topology, allocation: Allocation | 
     """Return where workers meet, and why there."""
     master = planned_master(options, topology, allocation)
     address = "not known yet" if master.address is None else master.address
-    system = _told(allocation, "master address")
+    system = _from_system(allocation, "master address")
     match master.address_origin:
         case MasterOrigin.OPTION:
             by = options.named("master_addr")
@@ -236,7 +236,7 @@ def _master(options: TrainOptions, topology: Topology, allocation: Allocation | 
 
 
 def _port(options: TrainOptions, topology: Topology, allocation: Allocation | None) -> Origin:
-    master, system = planned_master(options, topology), _told(allocation, "master port")
+    master, system = planned_master(options, topology), _from_system(allocation, "master port")
     if (by := options.who_set("master_port")) is not None:
         return _value("master port", str(options.master_port), by, *_lost(system, by))
     if master.port is None:
@@ -253,7 +253,7 @@ def _port(options: TrainOptions, topology: Topology, allocation: Allocation | No
     )
 
 
-def _told(allocation: Allocation | None, value: ValueName) -> Origin | None:
+def _from_system(allocation: Allocation | None, value: ValueName) -> Origin | None:
     """Find what the source says of a value."""
     return next(
         (

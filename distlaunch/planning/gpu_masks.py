@@ -134,7 +134,7 @@ def kind_of(entry: str) -> str:
 
 
 def is_amd(inventory: GpuInventory) -> bool:
-    """Tell whether the GPUs are AMD's."""
+    """Return whether the GPUs are AMD's."""
     return any(gpu.vendor == "amd" for gpu in inventory.gpus)
 
 

@@ -1,8 +1,7 @@
-"""A job whose nodes have a launcher each (or whose workers have): what each of these plans; pure.
+"""The plans of a job that has a launcher on each node, or for each worker; pure.
 
-Every launcher has a command line of its own, and knows of its own node what there is. The
-coordinator deals out ranks and hears how many workers each node runs; what these are is never told
-by one launcher to another.
+Every launcher has its own command line and knows the devices of its own node only. The coordinator
+assigns ranks and learns how many workers each node runs. No launcher tells another what to run.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ from distlaunch.planning.rendezvous import Rendezvous, check_place, settle
 from distlaunch.planning.train_options import TrainOptions, counts_processes
 from distlaunch.planning.worker_addresses import with_cluster
 
-CLOCKS_S = 300.0
+_CLOCKS_S = 300.0
 """Clocks that are further apart than this are told of: certificates, and files' times, go by
 them."""
 _THREADS = "OMP_NUM_THREADS"
@@ -49,14 +48,14 @@ _TELL_ALL = ("mpi", "batch", "slurm")
 """The modules of sources whose systems signal all launchers of a job."""
 
 
-class Member(Record):
+class LauncherRecord(Record):
     """A launcher that takes part, as the coordinator knows it."""
 
     host: str
     apply: p.LauncherInfo
 
 
-class Joiner:
+class JoinedPlanner:
     """Plans for one launcher of several. Members are launchers, numbered by rank; number 0 is the
     coordinator."""
 
@@ -90,7 +89,7 @@ class Joiner:
         self._job_id = self._run_dir = ""
         self._of_members: tuple[str, ...] = ()
 
-    # --- who there is
+    # --- the launchers of the job
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -134,12 +133,12 @@ class Joiner:
 
     @property
     def flexible(self) -> bool:
-        """Tell whether the job goes on without a member that is lost, and takes it in again."""
+        """Return whether the job goes on without a member that is lost, and takes it in again."""
         return self.bounds[0] < self.bounds[1]
 
     @property
     def leaves(self) -> bool:
-        """Tell whether TERM at this launcher is for it alone: a pod of a drained node, or one
+        """Return whether TERM at this launcher is for it alone: a pod of a drained node, or one
         started by hand.
 
         Slurm and other batch systems, and mpirun, tell all launchers, as they want the job to end.
@@ -157,12 +156,12 @@ class Joiner:
 
     @property
     def by_worker(self) -> bool:
-        """Tell whether there is a launcher for each worker."""
+        """Return whether there is a launcher for each worker."""
         return self._by_worker
 
     @property
     def speaks(self) -> bool:
-        """Tell whether this launcher says what the coordinator has to say: of several on a node,
+        """Return whether this launcher says what the coordinator has to say: of several on a node,
         one does."""
         return not self._by_worker or not self._location.allocation.local_rank
 
@@ -178,16 +177,16 @@ class Joiner:
         world = self._topology.world_size
         return max(2, len(self._topology.nodes) * 64 if world is None else world)
 
-    def named(self, job_id: str, run_dir: str) -> None:
+    def set_job(self, job_id: str, run_dir: str) -> None:
         """Take note of what the job is called, and of its folder here."""
         self._job_id, self._run_dir = job_id, run_dir
 
-    def renamed(self, job_id: str) -> None:
+    def set_job_id(self, job_id: str) -> None:
         """Take note of what a coordinator that came back calls the job: all ranks are to hear the
         same."""
         self._job_id = job_id
 
-    # --- what is told
+    # --- requests to take part
 
     def apply(self, *, clock: float, wall: float, attempt: int, restarts: int) -> p.LauncherInfo:
         """Say what this launcher is to do."""
@@ -229,7 +228,7 @@ class Joiner:
     ) -> str | None:
         """Say that a node's clock is far off; None if it is not."""
         apart = told.wall - wall
-        if abs(apart) < CLOCKS_S:
+        if abs(apart) < _CLOCKS_S:
             return None
         off = f"{abs(apart) / 60:.0f} min" if abs(apart) < 99 * 3600 else "more than 99 h"
         off += " ahead of" if apart > 0 else " behind"
@@ -240,7 +239,7 @@ class Joiner:
 
     @property
     def _is_total(self) -> bool:
-        """Tell whether the number of all workers was asked for, which then cannot be otherwise on
+        """Return whether the number of all workers was asked for, which then cannot be otherwise on
         one node."""
         options = self._options
         total = options.num_procs if counts_processes(options) else options.num_gpus
@@ -265,7 +264,7 @@ class Joiner:
         )
 
     def compose(
-        self, surveys: Mapping[int, Surveyed], known: Mapping[int, Member]
+        self, surveys: Mapping[int, Surveyed], known: Mapping[int, LauncherRecord]
     ) -> tuple[tuple[int, ...], LaunchPlan]:
         """Choose among the launchers that are there, and plan; give their numbers in the order of
         ranks, and the plan.
@@ -273,7 +272,7 @@ class Joiner:
         Raises NodesError if there are too few, NodesDiffer for other scripts.
         """
         fewest, most = self.bounds
-        mine = Member(
+        mine = LauncherRecord(
             host=self.hostname, apply=self.apply(clock=0.0, wall=0.0, attempt=-1, restarts=0)
         )
         known = {**known, 0: mine}
@@ -300,7 +299,9 @@ class Joiner:
         self._of_members = tuple(hosts[number] for number in members)
         return members, self._with_own_cpus(plan)
 
-    def _nodes(self, members: Sequence[int], known: Mapping[int, Member]) -> tuple[Node, ...]:
+    def _nodes(
+        self, members: Sequence[int], known: Mapping[int, LauncherRecord]
+    ) -> tuple[Node, ...]:
         if self._by_worker:
             nodes = []
             first = 0
@@ -341,7 +342,7 @@ class Joiner:
         return replace(plan, workers=workers)
 
     def places(self, plan: LaunchPlan) -> tuple[tuple[str, int], ...]:
-        """Give for each member of a plan its host and its lowest rank."""
+        """Return for each member of a plan its host and its lowest rank."""
         if not self._by_worker:
             return tuple(zip((node.host for node in plan.nodes), plan.first_ranks, strict=True))
         return tuple((plan.nodes[worker.node_rank].host, worker.rank) for worker in plan.workers)
@@ -382,9 +383,9 @@ class Joiner:
             found, env=of_node, addresses=tuple(found.addresses[place] for place in places)
         )
 
-    # --- a peer's plan
+    # --- a joined launcher's plan
 
-    def commenced(self, told: p.StartWorkers, interfaces: Iterable[str]) -> LaunchPlan:
+    def plan_start(self, told: p.StartWorkers, interfaces: Iterable[str]) -> LaunchPlan:
         """Plan this launcher's own workers of an attempt, by its own command line. Raises
         ProtocolError for nonsense.
 
@@ -449,7 +450,7 @@ class Joiner:
             )
 
     def _is_own(self, told: p.StartWorkers) -> bool:
-        """Tell whether these are the workers that are this launcher's on its node."""
+        """Return whether these are the workers that are this launcher's on its node."""
         if not self._by_worker:
             return set(told.local_ranks) == set(range(self._own.slots or 0))
         local_rank = self._location.allocation.local_rank

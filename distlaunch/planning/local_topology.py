@@ -1,10 +1,9 @@
-"""This one machine: its workers from the sizes asked for and the devices it has.
+"""The workers of this machine, from the sizes asked for and the devices it has; pure.
 
-A topology as ``distlaunch torchrun`` asks for it: a number of workers on this machine.
-
-As under torchrun, a device mask is left as it is and every worker sees what the launcher sees.
-Where a worker can use one device only (MIG), or is to see only one (--virtual-local-rank), each
-gets its own.
+``local_topology`` serves ``train``, ``torchrun_topology`` serves ``distlaunch torchrun``. As under
+torchrun, the latter leaves a device mask as it is and lets every worker see what the launcher sees.
+A worker that can use one device only (MIG), or is to see only one (--virtual-local-rank), gets its
+own.
 """
 
 from __future__ import annotations
@@ -40,6 +39,8 @@ from distlaunch.planning.train_options import (
 
 if TYPE_CHECKING:
     from distlaunch.planning.allocation import Allocation
+
+_FLAG = "--nproc-per-node"
 
 
 def local_topology(options: TrainOptions, facts: Facts) -> Topology:
@@ -83,7 +84,7 @@ def workers_here(
     granted: Sequence[str] = (),
     several: bool = False,
 ) -> Topology:
-    """Give this machine ``count`` workers (None: as many as it has GPUs; one, if it has none).
+    """Return this machine ``count`` workers (None: as many as it has GPUs; one, if it has none).
 
     ``only`` and ``without`` choose among the GPUs that can be seen, by place; ``granted`` by id,
     where no mask does. ``several``: it is one of several nodes, for hints. Raises ConfigError if
@@ -128,6 +129,49 @@ def selection_here(
     return selection
 
 
+def torchrun_topology(options: TorchrunOptions, facts: Facts) -> Topology:
+    """Count the workers, and share the devices where that is asked for. Raises ConfigError; nothing
+    is guessed."""
+    picked = options.gpus is not None
+    selection = select_devices(facts.gpus, facts.environ, requested=options.gpus)
+    count, notes = _count(options, facts, selection)
+    isolated = options.isolate_gpus or (selection.mig and options.needs_gpus)
+    shares = (isolated or picked) and bool(selection.ids)
+    if isolated and selection.ids:
+        selection = first_devices(selection, count)
+    near = selection.gpus[:count]
+    node = Node(
+        host=facts.hostname,
+        slots=count,
+        mask_variable=selection.mask_variable if shares else None,
+        masks=split_devices(selection, count, isolate=isolated) if shares else (),
+        devices=selection.ids if facts.gpus.gpus else (),
+        isolated=isolated,
+        numa=tuple(gpu.numa_node if gpu else None for gpu in near),
+    )
+    return Topology(
+        nodes=(node,),
+        device="cuda" if node.devices else "cpu",
+        notes=plain_notes((*selection.notes, *notes)),
+    )
+
+
+def add_other_nodes(topology: Topology, allocation: Allocation, *, here: int) -> Topology:
+    """Place this machine among the nodes of a job, of which the others tell at the start how many
+    workers they run."""
+    nodes = [
+        Node(host=host.name, known=host.known, slots=None, devices=None)
+        for host in allocation.hosts
+    ]
+    nodes[here] = replace(topology.nodes[0], host=nodes[here].host, known=nodes[here].known)
+    bounds = (
+        allocation.nodes
+        if allocation.nodes is not None and allocation.nodes[0] < allocation.nodes[1]
+        else None
+    )
+    return replace(topology, nodes=tuple(nodes), here=here, bounds=bounds, source=allocation.source)
+
+
 def _one_of(
     total: int | str | None, per_node: int | None, name: str, per_node_name: str
 ) -> int | str | None:
@@ -136,6 +180,56 @@ def _one_of(
             f"{name} {total} and {per_node_name} {per_node} contradict each other on one node"
         )
     return per_node if total is None else total
+
+
+def _cpu_workers(count: int, facts: Facts, source: str, notes: tuple[str, ...]) -> Topology:
+    if not count:
+        raise _none_left(facts)
+    hidden = tuple(name for name in (HIP, ROCR) if name in facts.environ)
+    masks = ((),) * count
+    node = Node(
+        host=facts.hostname,
+        slots=count,
+        mask_variable=CUDA,
+        masks=masks,
+        hidden=hidden,
+        devices_from=source,
+    )
+    return Topology(nodes=(node,), device="cpu", notes=plain_notes(notes))
+
+
+def _none_left(facts: Facts) -> ConfigError:
+    return ConfigError(
+        f"--exclude leaves no slot of {printable(facts.hostname)}",
+        hint="leave the host out as a whole",
+    )
+
+
+def _counted(count: int | None, without: Sequence[int]) -> int:
+    """Return the number of CPU workers, where nothing else says it: one, unless a filter takes that
+    away."""
+    return count if count is not None else 0 if 0 in without else 1
+
+
+def _without_gpus(
+    asked: bool,  # noqa: FBT001 - private
+    count: int | None,
+    without: Sequence[int],
+    facts: Facts,
+    selection: DeviceSelection,
+    *,
+    several: bool,
+) -> Topology:
+    hint = use_cpus(several=several)
+    if facts.gpus.problem is not None:
+        raise NotTheseGpusError(f"the GPUs here cannot be used: {facts.gpus.problem}", hint=hint)
+    if asked:
+        first_devices(selection, count or 1, several=several)
+    number = _counted(count, without)
+    workers = "one CPU worker" if number == 1 else counted(number, "CPU worker")
+    return _cpu_workers(
+        number, facts, selection.source, (f"{selection.source}: {workers}; {hint}",)
+    )
 
 
 def _chosen(
@@ -174,60 +268,10 @@ def _at(selection: DeviceSelection, places: Sequence[int], source: str) -> Devic
     return replace(selection, ids=ids, gpus=gpus, source=source)
 
 
-def _none_left(facts: Facts) -> ConfigError:
-    return ConfigError(
-        f"--exclude leaves no slot of {printable(facts.hostname)}",
-        hint="leave the host out as a whole",
-    )
-
-
-def _counted(count: int | None, without: Sequence[int]) -> int:
-    """Give the number of CPU workers, where nothing else says it: one, unless a filter takes that
-    away."""
-    return count if count is not None else 0 if 0 in without else 1
-
-
-def _without_gpus(
-    asked: bool,  # noqa: FBT001 - private
-    count: int | None,
-    without: Sequence[int],
-    facts: Facts,
-    selection: DeviceSelection,
-    *,
-    several: bool,
-) -> Topology:
-    hint = use_cpus(several=several)
-    if facts.gpus.problem is not None:
-        raise NotTheseGpusError(f"the GPUs here cannot be used: {facts.gpus.problem}", hint=hint)
-    if asked:
-        first_devices(selection, count or 1, several=several)
-    number = _counted(count, without)
-    workers = "one CPU worker" if number == 1 else counted(number, "CPU worker")
-    return _cpu_workers(
-        number, facts, selection.source, (f"{selection.source}: {workers}; {hint}",)
-    )
-
-
-def _cpu_workers(count: int, facts: Facts, source: str, notes: tuple[str, ...]) -> Topology:
-    if not count:
-        raise _none_left(facts)
-    hidden = tuple(name for name in (HIP, ROCR) if name in facts.environ)
-    masks = ((),) * count
-    node = Node(
-        host=facts.hostname,
-        slots=count,
-        mask_variable=CUDA,
-        masks=masks,
-        hidden=hidden,
-        devices_from=source,
-    )
-    return Topology(nodes=(node,), device="cpu", notes=plain_notes(notes))
-
-
 def _gpu_workers(
     count: int, selection: DeviceSelection, facts: Facts, options: TrainOptions, *, shared: bool
 ) -> Topology:
-    """Give each worker a device of its own, or with ``shared`` (more CPU-sized workers than GPUs)
+    """Return each worker a device of its own, or with ``shared`` (more CPU-sized workers than GPUs)
     one in turn."""
     isolate = options.isolate_gpus or selection.mig
     whole = options.whole_nodes and not isolate
@@ -250,52 +294,6 @@ def _gpu_workers(
         else tuple(gpu.numa_node if (gpu := selection.gpus[place]) else None for place in places),
     )
     return Topology(nodes=(node,), device="cuda", notes=plain_notes(selection.notes))
-
-
-_FLAG = "--nproc-per-node"
-
-
-def torchrun_topology(options: TorchrunOptions, facts: Facts) -> Topology:
-    """Count the workers, and share the devices where that is asked for. Raises ConfigError; nothing
-    is guessed."""
-    picked = options.gpus is not None
-    selection = select_devices(facts.gpus, facts.environ, requested=options.gpus)
-    count, notes = _count(options, facts, selection)
-    isolated = options.isolate_gpus or (selection.mig and options.needs_gpus)
-    shares = (isolated or picked) and bool(selection.ids)
-    if isolated and selection.ids:
-        selection = first_devices(selection, count)
-    near = selection.gpus[:count]
-    node = Node(
-        host=facts.hostname,
-        slots=count,
-        mask_variable=selection.mask_variable if shares else None,
-        masks=split_devices(selection, count, isolate=isolated) if shares else (),
-        devices=selection.ids if facts.gpus.gpus else (),
-        isolated=isolated,
-        numa=tuple(gpu.numa_node if gpu else None for gpu in near),
-    )
-    return Topology(
-        nodes=(node,),
-        device="cuda" if node.devices else "cpu",
-        notes=plain_notes((*selection.notes, *notes)),
-    )
-
-
-def among_others(topology: Topology, allocation: Allocation, *, here: int) -> Topology:
-    """Place this machine among the nodes of a job, of which the others tell at the start how many
-    workers they run."""
-    nodes = [
-        Node(host=host.name, known=host.known, slots=None, devices=None)
-        for host in allocation.hosts
-    ]
-    nodes[here] = replace(topology.nodes[0], host=nodes[here].host, known=nodes[here].known)
-    bounds = (
-        allocation.nodes
-        if allocation.nodes is not None and allocation.nodes[0] < allocation.nodes[1]
-        else None
-    )
-    return replace(topology, nodes=tuple(nodes), here=here, bounds=bounds, source=allocation.source)
 
 
 def _count(

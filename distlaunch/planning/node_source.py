@@ -179,7 +179,7 @@ def _by_hand(options: TrainOptions) -> Allocation | None:
 
 
 def _this_machine(options: TrainOptions, facts: Facts, identity: Identity) -> Allocation:
-    """Give the filters this machine alone to choose from, under the name by which they call it."""
+    """Return the filters this machine alone to choose from, under the name by which they call it."""
     words = f"{options.include or ''}@{options.exclude or ''}".split("@")
     called = [
         word[1:].partition("]")[0] if word[:1] == "[" else word.partition(":")[0].strip()

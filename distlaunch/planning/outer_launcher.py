@@ -220,7 +220,7 @@ def _written(value: object) -> str:
 
 
 def one_worker(options: TrainOptions, facts: Facts, outer: Outer) -> Topology:
-    """Give this machine with one worker, which sees the devices that we see."""
+    """Return this machine with one worker, which sees the devices that we see."""
     node = Node(host=facts.hostname, slots=1)
     if on_cpus(options):
         hidden = tuple(name for name in (HIP, ROCR) if name in facts.environ)
@@ -246,7 +246,7 @@ def one_worker(options: TrainOptions, facts: Facts, outer: Outer) -> Topology:
 
 
 def as_worker(plan: LaunchPlan, options: TrainOptions, facts: Facts, outer: Outer) -> LaunchPlan:
-    """Give the worker the outer launcher's variables unchanged, in place of those that we set for a
+    """Return the worker the outer launcher's variables unchanged, in place of those that we set for a
     job of our own."""
     ours = {*_OWN}
     if outer.launcher != OURS:

@@ -111,7 +111,7 @@ def settle_unplanned(options: TrainOptions, location: Location) -> Rendezvous:
 
 
 def _own_number(location: Location, topology: Topology) -> int | None:
-    """Give this launcher's number: its node's rank, or of several launchers on a node that of its
+    """Return this launcher's number: its node's rank, or of several launchers on a node that of its
     worker."""
     if not location.ranked:
         return None

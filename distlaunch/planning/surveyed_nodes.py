@@ -36,9 +36,9 @@ from distlaunch.planning.build_plan import (
 from distlaunch.planning.build_topology import (
     bounds_of,
     build_topology,
-    left_by_filters,
+    filtered_hosts,
     settled_topology,
-    standing_by,
+    spare_node,
 )
 from distlaunch.planning.cpu_binding import pinned_note
 from distlaunch.planning.environment import base_environment, given_environment
@@ -79,7 +79,7 @@ class Composer:
         self._here = self._find_here()
         self._training, self._spares = len(topology.nodes), len(topology.spares)
         self._hosts_of_ranks: tuple[str, ...] = ()
-        self._told: dict[str, set[str]] = {}
+        self._shown_notes: dict[str, set[str]] = {}
         self._base = base_environment(facts) if options.forward_env else {}
         self._given = given_environment(options, facts)
         self._notes = tuple(
@@ -106,7 +106,7 @@ class Composer:
         return self._here
 
     def is_here(self, host: str) -> bool:
-        """Tell whether a host is this machine, also one that was discovered later."""
+        """Return whether a host is this machine, also one that was discovered later."""
         if self._here_name is not None or self._facts.surroundings is None:
             return host == self._here_name
         return is_this_machine(host, self._facts.surroundings.identity)
@@ -124,7 +124,7 @@ class Composer:
             return self._training, self._training
         return bounds
 
-    def located(self, run_dir: str, job_id: str) -> Composer:
+    def set_job(self, job_id: str, run_dir: str) -> Composer:
         """Take note of where the job's folder is in the end, and of what the job is called."""
         self._run_dir, self._job_id = run_dir, job_id
         return self
@@ -153,13 +153,13 @@ class Composer:
         here = next((place for place, host in enumerate(present) if self.is_here(host.name)), None)
         left = [
             place
-            for place in left_by_filters(allocation, options, self._facts, here=here)
+            for place in filtered_hosts(allocation, options, self._facts, here=here)
             if place < len(present)
         ]
         if (
             len(left) < self.bounds[0] + options.spares
         ):  # too few to train, but they are to be reached all the same
-            nodes = tuple(standing_by(present[place]) for place in left)
+            nodes = tuple(spare_node(present[place]) for place in left)
         else:
             topology = build_topology(
                 allocation, options, self._facts, here=here, present=len(present)
@@ -334,7 +334,7 @@ class Composer:
         return tuple(there[:wanted])
 
     def _granted(self, number: int, surveyed: Surveyed) -> int | None:
-        """Give the CPUs that a scheduler grants on a node; of this machine, its variables have told
+        """Return the CPUs that a scheduler grants on a node; of this machine, its variables have told
         it to us."""
         return (
             self._allocation.cpus
@@ -364,8 +364,8 @@ class Composer:
         return [f"workers run {how}{', '.join(kinds)}: {why}"] if kinds else []
 
     def _news(self, note: str, hosts: Sequence[str]) -> list[str]:
-        """Give of these hosts those of which the user has not heard this yet."""
-        known = self._told.setdefault(note, set())
+        """Return of these hosts those of which the user has not heard this yet."""
+        known = self._shown_notes.setdefault(note, set())
         new = [host for host in hosts if host not in known]
         known.update(new)
         return new

@@ -1,12 +1,8 @@
 """How many workers each host of a job runs, from what was asked for and what the hosts take; pure.
 
-Sizes are exact: what is asked for is planned, or it is an error that says what there is. None
-stands for a number that only the node knows.
-
-How workers are dealt out to nodes, and Horovod's cross ranks; pure arithmetic.
-
-Nodes are given as numbers of slots, in topology order. Ranks are contiguous per node, whatever the
-placement.
+Sizes are exact: distlaunch plans what was asked for, or raises an error that says what there is.
+None stands for a number that only the node knows. Nodes are given in topology order, and ranks are
+contiguous on each node.
 """
 
 from __future__ import annotations
@@ -31,7 +27,7 @@ Bounds = tuple[int, int] | None
 Counts = Sequence[int | None]
 
 
-class Place(Record):
+class PlannedHost(Record):
     """A host that takes part."""
 
     chosen: Chosen
@@ -52,7 +48,7 @@ class Place(Record):
 
     @property
     def whole(self) -> bool:
-        """Tell whether filters left all of its slots."""
+        """Return whether filters left all of its slots."""
         slots = self.chosen.slots
         return not self.chosen.without and (slots is None or len(slots) == self.host.slots)
 
@@ -66,7 +62,7 @@ class Request(Record):
 
     @property
     def by_user(self) -> bool:
-        """Tell whether the user named the hosts."""
+        """Return whether the user named the hosts."""
         return self.allocation.by_user
 
     @property
@@ -92,7 +88,7 @@ class Request(Record):
         return "--procs-per-node" if counts_processes(self.options) else "--gpus-per-node"
 
 
-def workers_of(places: Sequence[Place], request: Request) -> Counts:
+def count_workers(places: Sequence[PlannedHost], request: Request) -> Counts:
     """Return the workers of each host, 0 for one that is not needed. Raises ConfigError if there is
     not enough."""
     total, per_node = request.total, request.per_node
@@ -109,7 +105,7 @@ def workers_of(places: Sequence[Place], request: Request) -> Counts:
     elif request.bounds is not None or len(places) == 1:
         counts = _shares(total, places, request)
     else:
-        counts = _dealt(total, places, request)
+        counts = _spread_or_pack(total, places, request)
     if request.allocation.part == "worker":
         _check_tasks(places, counts, request)
     return counts
@@ -120,7 +116,7 @@ def names_of(hosts: Sequence[Host]) -> str:
     return name_hosts(host.name for host in hosts)
 
 
-class Idle(Record):
+class IdleHosts(Record):
     """What to say of hosts that get no worker."""
 
     text: str
@@ -128,7 +124,7 @@ class Idle(Record):
     """The user probably wanted workers on them."""
 
 
-def about_idle(places: Sequence[Place], counts: Counts, request: Request) -> Idle:
+def explain_idle(places: Sequence[PlannedHost], counts: Counts, request: Request) -> IdleHosts:
     """Word that hosts get no worker. Raises ConfigError if a scheduler granted them and nobody gave
     them up."""
     total = request.total or 0
@@ -150,19 +146,81 @@ def about_idle(places: Sequence[Place], counts: Counts, request: Request) -> Idl
         or isinstance(request.options, DropInOptions)
     )
     if meant:
-        return Idle(text=f"not needed for {size}: {names_of(idle)}", by_mistake=False)
+        return IdleHosts(text=f"not needed for {size}: {names_of(idle)}", by_mistake=False)
     verb = "gets" if len(idle) == 1 else "get"
     if all(place.room is None or place.room >= total for place in places):
         instead = f"{request.each_name} {total} starts {total} on each host"
     else:
         instead = f"without {request.total_name} all slots are used"
-    return Idle(
+    return IdleHosts(
         text=f"{size} is for the whole job, so {names_of(idle)} {verb} no worker; {instead}",
         by_mistake=True,
     )
 
 
-def _exactly(count: int, place: Place, said: str, request: Request) -> int:
+def pack(total: int, slots: Sequence[int]) -> list[int]:
+    """Fill each node before the next one; gives the workers of each node. There must be slots
+    enough."""
+    left = total
+    counts: list[int] = []
+    for own in slots:
+        counts.append(min(own, left))
+        left -= counts[-1]
+    return counts
+
+
+def spread(total: int, slots: Sequence[int]) -> list[int]:
+    """Return one worker to each node in turn, as long as it has room; gives the workers of each node.
+
+    There must be slots enough.
+    """
+    counts = [0] * len(slots)
+    left, level = total, 0
+    while left > 0:
+        room = [place for place, own in enumerate(slots) if own > level]
+        # As many whole rounds as all that have room can take, else one that ends in the middle.
+        rounds = max(1, min(min(slots[place] for place in room) - level, left // len(room)))
+        for place in room[:left]:
+            counts[place] += rounds
+        left -= rounds * min(len(room), left)
+        level += rounds
+    return counts
+
+
+def cross_sizes(slots: Sequence[int]) -> tuple[int, ...]:
+    """Return for each local rank how many nodes have a worker of it: Horovod's CROSS_SIZE.
+
+    Slots 3, 1, 2 give 3, 2, 1.
+    """
+    most = max(slots, default=0)
+    ending = [0] * (most + 1)
+    for own in slots:
+        ending[own] += 1
+    sizes: list[int] = []
+    nodes = len(slots) - ending[0]
+    for local_rank in range(most):
+        sizes.append(nodes)
+        nodes -= ending[local_rank + 1]
+    return tuple(sizes)
+
+
+def cross_ranks(slots: Sequence[int]) -> list[tuple[int, ...]]:
+    """Return for each node its workers' places among those of the same local rank: Horovod's
+    CROSS_RANK.
+
+    Slots 3, 1, 2 give (0, 0, 0), (1,), (2, 1): of the two workers with local rank 1, the third
+    node's is the second.
+    """
+    before = [0] * max(slots, default=0)
+    ranks: list[tuple[int, ...]] = []
+    for own in slots:
+        ranks.append(tuple(before[:own]))
+        for local_rank in range(own):
+            before[local_rank] += 1
+    return ranks
+
+
+def _exactly(count: int, place: PlannedHost, said: str, request: Request) -> int:
     """Return the number, if the host takes so many. Raises ConfigError."""
     room = place.room
     # What a scheduler counts limits no workers on CPUs; what the user took away by a filter does.
@@ -181,7 +239,9 @@ def _exactly(count: int, place: Place, said: str, request: Request) -> int:
     )
 
 
-def _total_and_each(total: int, per_node: int, places: Sequence[Place], request: Request) -> Counts:
+def _total_and_each(
+    total: int, per_node: int, places: Sequence[PlannedHost], request: Request
+) -> Counts:
     """Take total and size per node together: they say the number of nodes."""
     names = f"{request.total_name} {total} and {request.each_name} {per_node}"
     nodes, rest = divmod(total, per_node)
@@ -196,7 +256,7 @@ def _total_and_each(total: int, per_node: int, places: Sequence[Place], request:
     return [*each, *[0] * (len(places) - nodes)]
 
 
-def _shares(total: int, places: Sequence[Place], request: Request) -> Counts:
+def _shares(total: int, places: Sequence[PlannedHost], request: Request) -> Counts:
     """Divide the total evenly among a number of nodes that is fixed."""
     name, each_name, bounds = request.total_name, request.each_name, request.bounds
     if bounds is not None and bounds[0] < bounds[1]:
@@ -214,7 +274,7 @@ def _shares(total: int, places: Sequence[Place], request: Request) -> Counts:
     return [_exactly(each, place, said, request) for place in places]
 
 
-def _dealt(total: int, places: Sequence[Place], request: Request) -> Counts:
+def _spread_or_pack(total: int, places: Sequence[PlannedHost], request: Request) -> Counts:
     """Pack the total onto the hosts, or spread it over them."""
     name, each_name = request.total_name, request.each_name
     rooms = [place.room for place in places]
@@ -240,7 +300,7 @@ def _dealt(total: int, places: Sequence[Place], request: Request) -> Counts:
 
 
 def _enough(rooms: Counts, total: int) -> bool:
-    """Tell whether there is room for the total before the first host of which that is not known."""
+    """Return whether there is room for the total before the first host of which that is not known."""
     left = total
     for room in rooms:
         if left <= 0 or room is None:
@@ -249,7 +309,7 @@ def _enough(rooms: Counts, total: int) -> bool:
     return left <= 0
 
 
-def _check_tasks(places: Sequence[Place], counts: Counts, request: Request) -> None:
+def _check_tasks(places: Sequence[PlannedHost], counts: Counts, request: Request) -> None:
     """Hold the request against the tasks that a scheduler has started already. Raises
     ConfigError."""
     for place, count in zip(places, counts, strict=True):
@@ -263,65 +323,3 @@ def _check_tasks(places: Sequence[Place], counts: Counts, request: Request) -> N
                 hint="leave the size out, or start one launcher a node (srun --ntasks-per-node=1, "
                 "mpirun -N 1)",
             )
-
-
-def pack(total: int, slots: Sequence[int]) -> list[int]:
-    """Fill each node before the next one; gives the workers of each node. There must be slots
-    enough."""
-    left = total
-    counts: list[int] = []
-    for own in slots:
-        counts.append(min(own, left))
-        left -= counts[-1]
-    return counts
-
-
-def spread(total: int, slots: Sequence[int]) -> list[int]:
-    """Give one worker to each node in turn, as long as it has room; gives the workers of each node.
-
-    There must be slots enough.
-    """
-    counts = [0] * len(slots)
-    left, level = total, 0
-    while left > 0:
-        room = [place for place, own in enumerate(slots) if own > level]
-        # As many whole rounds as all that have room can take, else one that ends in the middle.
-        rounds = max(1, min(min(slots[place] for place in room) - level, left // len(room)))
-        for place in room[:left]:
-            counts[place] += rounds
-        left -= rounds * min(len(room), left)
-        level += rounds
-    return counts
-
-
-def cross_sizes(slots: Sequence[int]) -> tuple[int, ...]:
-    """Give for each local rank how many nodes have a worker of it: Horovod's CROSS_SIZE.
-
-    Slots 3, 1, 2 give 3, 2, 1.
-    """
-    most = max(slots, default=0)
-    ending = [0] * (most + 1)
-    for own in slots:
-        ending[own] += 1
-    sizes: list[int] = []
-    nodes = len(slots) - ending[0]
-    for local_rank in range(most):
-        sizes.append(nodes)
-        nodes -= ending[local_rank + 1]
-    return tuple(sizes)
-
-
-def cross_ranks(slots: Sequence[int]) -> list[tuple[int, ...]]:
-    """Give for each node its workers' places among those of the same local rank: Horovod's
-    CROSS_RANK.
-
-    Slots 3, 1, 2 give (0, 0, 0), (1,), (2, 1): of the two workers with local rank 1, the third
-    node's is the second.
-    """
-    before = [0] * max(slots, default=0)
-    ranks: list[tuple[int, ...]] = []
-    for own in slots:
-        ranks.append(tuple(before[:own]))
-        for local_rank in range(own):
-            before[local_rank] += 1
-    return ranks

@@ -15,7 +15,7 @@ from distlaunch.core.errors import LaunchError
 from distlaunch.core.model.text import printable
 from distlaunch.core.protocol import launcher_messages as p
 from distlaunch.core.protocol.handshake import JobIdentity
-from distlaunch.planning.joined_plan import Joiner
+from distlaunch.planning.joined_plan import JoinedPlanner
 from distlaunch.planning.rendezvous import Rendezvous
 from distlaunch.transport.tcp_connection import TcpLink
 from distlaunch.transport.tcp_listener import Listener
@@ -91,7 +91,7 @@ class Caller:
 
     def __init__(
         self,
-        joiner: Joiner,
+        joiner: JoinedPlanner,
         job_identity: JobIdentity,
         *,
         join_timeout_s: float,

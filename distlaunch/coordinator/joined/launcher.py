@@ -99,10 +99,10 @@ class Planner(Protocol):
     def apply(self, *, clock: float, wall: float, attempt: int, restarts: int) -> p.LauncherInfo:
         """Return what it is to do."""
 
-    def renamed(self, job_id: str) -> None:
+    def set_job_id(self, job_id: str) -> None:
         """Take note of what the job is called from now on."""
 
-    def commenced(self, told: p.StartWorkers, interfaces: list[str]) -> LaunchPlan:
+    def plan_start(self, told: p.StartWorkers, interfaces: list[str]) -> LaunchPlan:
         """Plan its own workers of an attempt. Raises LaunchError; ProtocolError for a start that
         makes no sense."""
 
@@ -259,7 +259,7 @@ class PeerRunner:
         self._events.write("rejoined", {"job_id": welcome.job_id})
         if welcome.job_id != self._job_id:
             self._job_id = welcome.job_id
-            self._planner.renamed(welcome.job_id)
+            self._planner.set_job_id(welcome.job_id)
             self._sink.say(
                 f"the job is called {welcome.job_id} now; this node's logs stay where they are"
             )
@@ -367,7 +367,7 @@ class PeerRunner:
             self._why = f"it starts attempt {told.attempt}, which this launcher has had"
             return
         try:
-            plan = self._planner.commenced(told, [name for _, name in socket.if_nameindex()])
+            plan = self._planner.plan_start(told, [name for _, name in socket.if_nameindex()])
         except ProtocolError:
             raise
         except LaunchError as exc:

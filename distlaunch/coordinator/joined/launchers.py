@@ -25,7 +25,7 @@ from distlaunch.core.model.text import printable
 from distlaunch.core.probe.process_limits import explain_refusal
 from distlaunch.core.protocol import agent_messages as m
 from distlaunch.core.protocol import launcher_messages as p
-from distlaunch.planning.joined_plan import Member
+from distlaunch.planning.joined_plan import LauncherRecord
 from distlaunch.transport.connect_errors import ConnectFailure
 from distlaunch.transport.connection import ConnectionEnd, Link, describe_end
 from distlaunch.transport.tcp_listener import Troubles
@@ -215,10 +215,10 @@ class Assembly(Links[p.FromLauncher]):
         self._callers = callers
 
     @property
-    def members(self) -> dict[int, Member]:
+    def members(self) -> dict[int, LauncherRecord]:
         """Return those that have come, by number."""
         return {
-            number: Member(host=seat.host, apply=seat.apply)
+            number: LauncherRecord(host=seat.host, apply=seat.apply)
             for number, seat in enumerate(self._seats)
             if seat.apply is not None
         }

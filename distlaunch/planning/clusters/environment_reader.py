@@ -47,7 +47,7 @@ class IncompleteError(ConfigError):
 
 
 def text(environ: Environ, name: str) -> str | None:
-    """Give a variable's value without the blanks around it; None if it is unset or blank."""
+    """Return a variable's value without the blanks around it; None if it is unset or blank."""
     value = environ.get(name)
     return (value.strip() or None) if value is not None else None
 
@@ -92,7 +92,7 @@ def needed(
 
 
 def says_several(environ: Environ, *names: str) -> bool:
-    """Tell whether one of these variables is a number above one."""
+    """Return whether one of these variables is a number above one."""
     values = (text(environ, name) or "" for name in names)
     return any(
         value.isascii() and value.isdecimal() and value.lstrip("0") not in {"", "1"}
@@ -213,7 +213,7 @@ def job_id(value: str | None) -> str | None:
 
 
 def lines_of(texts: Texts, path: str, variable: str) -> list[tuple[str, str]]:
-    """Give the lines of a system's own file that hold anything, each with ``path:line``; raises
+    """Return the lines of a system's own file that hold anything, each with ``path:line``; raises
     ConfigError if none."""
     content = texts.get(path)
     if content is None:
@@ -283,5 +283,5 @@ class Origins:
             )
 
     def all(self) -> tuple[Origin, ...]:
-        """Give all that was noted."""
+        """Return all that was noted."""
         return tuple(self._found)

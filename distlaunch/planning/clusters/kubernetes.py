@@ -1,21 +1,10 @@
 """Which pod of a job this is, by the controller that made it; pure.
 
-Each controller is a reader below; the first that knows its own variables decides. RANK means the
-pod's index for all of them, never a process. Sources: Kubernetes' documentation of Indexed Jobs and
-StatefulSets, and the sources of Kubeflow Trainer 2.3 and 1.9 (PyTorchJob), mpi-operator (v2beta1),
+Each controller has a reader; the first that finds its own variables decides. RANK means the pod's
+index for all of them, never a process. Pods of an Indexed Job, a JobSet or a StatefulSet are
+numbered by their names only, and --num-nodes says how many there are. Sources: Kubernetes'
+documentation, and the sources of Kubeflow Trainer 2.3 and 1.9 (PyTorchJob), mpi-operator (v2beta1),
 JobSet, LeaderWorkerSet and Volcano's plugins.
-
-Pods that are numbered only by their names: Indexed Job, JobSet, StatefulSet; pure.
-
-None of them tells its pods how many there are: --num-nodes does. The pod's full name stands in
-/etc/hosts, which kubelet writes: address, name with subdomain, name. JobSet's pods are an Indexed
-Job's, named JOBSET-REPLICATEDJOB-JOB-POD.
-
-Pods of a Volcano job; pure.
-
-Its plugin ``env`` numbers a task's pods, ``svc`` lists each task's hosts (VC_<TASK>_HOSTS,
-VC_<TASK>_NUM), and ``pytorch`` sets RANK and WORLD_SIZE, which count pods, over its tasks master
-and worker.
 """
 
 from __future__ import annotations
@@ -50,12 +39,22 @@ from distlaunch.planning.clusters.environment_reader import (
 from distlaunch.planning.clusters.table import slots_of
 
 name = "kubernetes"
-
 _MPI_HOSTFILE = "/etc/mpi/hostfile"
 _HOSTFILE_VARIABLES = ("OMPI_MCA_orte_default_hostfile", "I_MPI_HYDRA_HOST_FILE", "HYDRA_HOST_FILE")
 _OF_TORCHRUN = ("PET_NNODES", "PET_NODE_RANK", "PET_RDZV_ENDPOINT")
 _OTHER_READERS = ("LWS_GROUP_SIZE", "LWS_WORKER_INDEX", "VC_TASK_INDEX", "VK_TASK_INDEX")
 _OF_TORCHRUN_WORKERS = ("TORCHELASTIC_RUN_ID", "LOCAL_RANK")
+_HOSTS_FILE = "/etc/hosts"
+_OF_WORKERS = ("LOCAL_RANK", "TORCHELASTIC_RUN_ID", "PMIX_RANK", "PMI_RANK")
+"""With one of these, RANK is a process's, and not the pod's."""
+_Naming = Callable[[int], str]
+_COUNT_HINT = (
+    "give --num-nodes N (or DISTLAUNCH_NUM_NODES in the pod's env); --num-nodes 1 if "
+    "each pod trains alone"
+)
+_LEADING = ("MASTER", "CHIEF")
+_TRAINING = (*_LEADING, "WORKER")
+_HINT = "list the hosts with --hosts, or use the plugin pytorch"
 
 
 def files(environ: Environ, system: str = name) -> tuple[str, ...]:  # noqa: ARG001 - all sources share the signature
@@ -63,7 +62,7 @@ def files(environ: Environ, system: str = name) -> tuple[str, ...]:  # noqa: ARG
     name."""
     if text(environ, "K_MPI_JOB_ROLE") is not None:
         return (_hostfile(environ)[1],)
-    return (HOSTS_FILE,) if numbered_by_name(environ) else ()
+    return (_HOSTS_FILE,) if _is_numbered_by_name(environ) else ()
 
 
 def find(environ: Environ, texts: Texts, system: str = name) -> Allocation | None:  # noqa: ARG001 - all sources share the signature
@@ -79,6 +78,44 @@ def find(environ: Environ, texts: Texts, system: str = name) -> Allocation | Non
     if "VC_TASK_INDEX" in environ or "VK_TASK_INDEX" in environ:
         return _find_volcano(environ)
     return _find_pods(environ, texts)
+
+
+def _is_numbered_by_name(environ: Environ) -> bool:
+    """Return whether this pod has a number: an index of its own, or one at the end of its name."""
+    if text(environ, "JOB_COMPLETION_INDEX") is not None:
+        return True
+    return "KUBERNETES_SERVICE_HOST" in environ and _ordinal(text(environ, "HOSTNAME")) is not None
+
+
+def _hostfile(environ: Environ) -> tuple[str, str]:
+    for variable in _HOSTFILE_VARIABLES:
+        if (path := text(environ, variable)) is not None:
+            return variable, path
+    return "K_MPI_JOB_ROLE", _MPI_HOSTFILE
+
+
+def _mpi_job(environ: Environ, texts: Texts, role: str) -> Allocation | None:
+    """Read the launcher's host file; a worker only runs sshd, and is started from the launcher."""
+    if role == "worker":
+        raise IncompleteError(
+            "K_MPI_JOB_ROLE='worker': an MPIJob starts everything from its launcher"
+        )
+    if role != "launcher":
+        raise ConfigError(
+            f"{shown(environ, 'K_MPI_JOB_ROLE')}: expected launcher or worker", hint=IGNORE_HINT
+        )
+    from distlaunch.planning.hosts.hostfile import read_hostfile
+
+    variable, path = _hostfile(environ)
+    content = texts.get(path)
+    if content is None:
+        raise ConfigError(
+            f"{path} ({variable}), the MPIJob's host file, cannot be read", hint=IGNORE_HINT
+        )
+    found = Origins(environ)
+    hosts = read_hostfile(content, path)
+    found.add("hosts", ",".join(host.name for host in hosts), path)
+    return Allocation(source=name, hosts=hosts, part="all", origins=found.all())
 
 
 def _torch_job(environ: Environ) -> Allocation:
@@ -137,7 +174,7 @@ def _torch_job(environ: Environ) -> Allocation:
         _check_torch_variables(environ, rank, nodes=nodes, slots=slots, elastic=bool(colon))
     return Allocation(
         source=name,
-        hosts=numbered_hosts(master, nodes, name=_peer_of(master), slots=slots),
+        hosts=numbered_hosts(master, nodes, name=_naming_of_master(master), slots=slots),
         part="node",
         node_rank=rank,
         nodes=(fewest, nodes) if colon else None,
@@ -199,7 +236,7 @@ def _check_torch_variables(
     )
 
 
-def _peer_of(master: str | None) -> Naming | None:
+def _naming_of_master(master: str | None) -> _Naming | None:
     """Make the rule by which a controller names its pods, from the first one's name; None if it is
     no such name."""
     if master is None:
@@ -243,208 +280,6 @@ def _leader_worker_set(environ: Environ) -> Allocation:
     )
 
 
-def _hostfile(environ: Environ) -> tuple[str, str]:
-    for variable in _HOSTFILE_VARIABLES:
-        if (path := text(environ, variable)) is not None:
-            return variable, path
-    return "K_MPI_JOB_ROLE", _MPI_HOSTFILE
-
-
-def _mpi_job(environ: Environ, texts: Texts, role: str) -> Allocation | None:
-    """Read the launcher's host file; a worker only runs sshd, and is started from the launcher."""
-    if role == "worker":
-        raise IncompleteError(
-            "K_MPI_JOB_ROLE='worker': an MPIJob starts everything from its launcher"
-        )
-    if role != "launcher":
-        raise ConfigError(
-            f"{shown(environ, 'K_MPI_JOB_ROLE')}: expected launcher or worker", hint=IGNORE_HINT
-        )
-    from distlaunch.planning.hosts.hostfile import read_hostfile
-
-    variable, path = _hostfile(environ)
-    content = texts.get(path)
-    if content is None:
-        raise ConfigError(
-            f"{path} ({variable}), the MPIJob's host file, cannot be read", hint=IGNORE_HINT
-        )
-    found = Origins(environ)
-    hosts = read_hostfile(content, path)
-    found.add("hosts", ",".join(host.name for host in hosts), path)
-    return Allocation(source=name, hosts=hosts, part="all", origins=found.all())
-
-
-HOSTS_FILE = "/etc/hosts"
-_OF_WORKERS = ("LOCAL_RANK", "TORCHELASTIC_RUN_ID", "PMIX_RANK", "PMI_RANK")
-"""With one of these, RANK is a process's, and not the pod's."""
-Naming = Callable[[int], str]
-_COUNT_HINT = (
-    "give --num-nodes N (or DISTLAUNCH_NUM_NODES in the pod's env); --num-nodes 1 if "
-    "each pod trains alone"
-)
-
-
-def numbered_by_name(environ: Environ) -> bool:
-    """Tell whether this pod has a number: an index of its own, or one at the end of its name."""
-    if text(environ, "JOB_COMPLETION_INDEX") is not None:
-        return True
-    return "KUBERNETES_SERVICE_HOST" in environ and _ordinal(text(environ, "HOSTNAME")) is not None
-
-
-def _find_pods(environ: Environ, texts: Texts) -> Allocation | None:
-    """Say which pod this is; None if it has no number, or if each is to train alone. Raises
-    ConfigError."""
-    size = _size(environ)
-    if not numbered_by_name(environ):
-        _check_alone(environ, size)
-        return None
-    indexed = text(environ, "JOB_COMPLETION_INDEX") is not None
-    if size == 1 or (size is None and not indexed):
-        _check_alone(environ, size)
-        return None
-    if size is None:
-        which = shown(environ, "JOB_COMPLETION_INDEX")
-        raise ConfigError(
-            f"{which}: this is one pod of an Indexed Job, which does not say of how many",
-            hint=_COUNT_HINT,
-        )
-    found = Origins(environ)
-    pod = text(environ, "HOSTNAME")
-    full = _full_name(pod, texts.get(HOSTS_FILE))
-    rank = _rank(environ, pod, full, indexed=indexed)
-    if rank is None:
-        return None
-    source = (
-        NODE_RANK if NODE_RANK in environ else "JOB_COMPLETION_INDEX" if indexed else "HOSTNAME"
-    )
-    if rank >= size:
-        raise contradiction(
-            environ, source, NUM_NODES, f"ranks of {counted(size, 'node')} go to {size - 1}"
-        )
-    found.add("nodes", size, "--num-nodes")
-    found.add("node rank", rank, source)
-    naming = _naming(pod, full, rank)
-    hosts = numbered_hosts(naming(0) if naming else None, size, name=naming)
-    if full is None:  # without a subdomain a pod's name leads nowhere
-        hosts = tuple(replace(host, known=False) for host in hosts)
-    address, port = host_and_port(environ, "MASTER_ADDR")
-    port = number(environ, "MASTER_PORT", least=1, most=65535) or port
-    found.add_port(port, "MASTER_PORT", "MASTER_ADDR")
-    notes: tuple[str, ...] = ()
-    if address is not None:
-        if address in (host.name for host in hosts[1:]):
-            raise contradiction(environ, "MASTER_ADDR", source, f"rank 0 is {hosts[0].name}")
-        found.add("master address", address, "MASTER_ADDR")
-    elif naming is not None and full is not None:
-        address = hosts[0].name
-        found.add("master address", address, f"HOSTNAME and {HOSTS_FILE}")
-    else:
-        notes = (
-            (
-                "the pod template has no subdomain (a headless Service), so pods cannot find each "
-                "other by their names"
-            ),
-        )
-    return Allocation(
-        source="kubernetes",
-        hosts=hosts,
-        part="node",
-        node_rank=rank,
-        master_addr=address,
-        master_port=port,
-        origins=found.all(),
-        notes=notes,
-    )
-
-
-def _check_alone(environ: Environ, size: int | None) -> None:
-    """Hear what a controller sets that numbers pods by RANK alone (PyTorchJob before 1.6). Raises
-    IncompleteError.
-
-    WORLD_SIZE may count pods or processes there, so it is not built upon.
-    """
-    if "KUBERNETES_SERVICE_HOST" not in environ or any(each in environ for each in _OF_WORKERS):
-        return
-    if size is None and text(environ, "RANK") is not None and says_several(environ, "WORLD_SIZE"):
-        raise IncompleteError(
-            f"{shown(environ, 'RANK')} and {shown(environ, 'WORLD_SIZE')} in a pod, but PET_NNODES "
-            "is not set",
-            hint="give --num-nodes N --node-rank K --master-addr HOST; --num-nodes 1 if each pod "
-            "trains alone",
-            of_several=True,
-        )
-
-
-def _size(environ: Environ) -> int | None:
-    """Read --num-nodes; of an elastic MIN:MAX the larger number."""
-    value = text(environ, NUM_NODES)
-    if value is None:
-        return None
-    return number({NUM_NODES: value.rpartition(":")[2]}, NUM_NODES, least=1)
-
-
-def _ordinal(pod: str | None) -> int | None:
-    digits = (pod or "").rpartition("-")[2]
-    return (
-        int(digits)
-        if pod and "-" in pod and digits.isascii() and digits.isdecimal() and len(digits) < 7
-        else None
-    )
-
-
-def _full_name(pod: str | None, hosts_file: str | None) -> str | None:
-    """Find the pod's name with its subdomain in /etc/hosts; None without a subdomain."""
-    if pod is None or hosts_file is None:
-        return None
-    for line in hosts_file.split("\n"):
-        words = line.partition("#")[0].split()
-        for word in words[1:]:
-            if word.startswith(f"{pod}.") and pod in words[2:]:
-                return host_name(word, HOSTS_FILE)
-    return None
-
-
-def _rank(environ: Environ, pod: str | None, full: str | None, *, indexed: bool) -> int | None:
-    told = number(environ, NODE_RANK)
-    if told is not None:
-        index = number(environ, "JOB_COMPLETION_INDEX")
-        if index is not None and index > told:
-            raise contradiction(
-                environ, NODE_RANK, "JOB_COMPLETION_INDEX", "two pods would have the same rank"
-            )
-        return told
-    if not indexed:
-        # A Deployment's pod may end in digits by chance; a StatefulSet's has a Service behind it.
-        return _ordinal(pod) if full is not None else None
-    index = number(environ, "JOB_COMPLETION_INDEX")
-    ordinal = _ordinal(pod)
-    if pod is not None and full is not None and ordinal is not None and ordinal == index:
-        jobset = full.removeprefix(f"{pod}.").partition(".")[0]
-        job = _ordinal(pod.rpartition("-")[0])
-        if pod.startswith(f"{jobset}-") and job:
-            raise ConfigError(
-                f"{shown(environ, 'HOSTNAME')}: replica {job} of a JobSet's job; "
-                "JOB_COMPLETION_INDEX counts within it",
-                hint="use one replica with all pods, or give --node-rank and --master-addr",
-            )
-    return index
-
-
-def _naming(pod: str | None, full: str | None, rank: int) -> Naming | None:
-    """Make the rule for the pods' names from this one's, which ends in its number; None if it does
-    not."""
-    if pod is None or _ordinal(pod) != rank:
-        return None
-    stem, domain = pod.rpartition("-")[0], (full or pod).removeprefix(pod)
-    host_name(f"{stem}{domain}", "HOSTNAME")
-    return lambda index: f"{stem}-{index}{domain}"
-
-
-_LEADING = ("MASTER", "CHIEF")
-_TRAINING = (*_LEADING, "WORKER")
-_HINT = "list the hosts with --hosts, or use the plugin pytorch"
-
-
 def _find_volcano(environ: Environ) -> Allocation:
     """Say which pod this is. Raises IncompleteError and ConfigError."""
     found = Origins(environ)
@@ -484,11 +319,6 @@ def _tasks(environ: Environ) -> dict[str, tuple[str, ...]]:
     return tasks
 
 
-def _in_order(tasks: dict[str, tuple[str, ...]]) -> tuple[str, ...]:
-    ordered = sorted(tasks, key=lambda task: task not in _LEADING)
-    return tuple(host for task in ordered for host in tasks[task])
-
-
 def _by_rank(environ: Environ, tasks: dict[str, tuple[str, ...]], found: Origins) -> Allocation:
     """Follow the plugin pytorch: RANK and WORLD_SIZE count pods."""
     size = number(environ, "WORLD_SIZE", least=1) or 1
@@ -511,6 +341,25 @@ def _by_rank(environ: Environ, tasks: dict[str, tuple[str, ...]], found: Origins
         found.add("master address", address, "MASTER_ADDR")
     return _allocation(
         hosts, rank, address or (listed[0] if len(listed) == size else None), port, found
+    )
+
+
+def _in_order(tasks: dict[str, tuple[str, ...]]) -> tuple[str, ...]:
+    ordered = sorted(tasks, key=lambda task: task not in _LEADING)
+    return tuple(host for task in ordered for host in tasks[task])
+
+
+def _allocation(
+    hosts: tuple[Host, ...], rank: int, address: str | None, port: int | None, found: Origins
+) -> Allocation:
+    return Allocation(
+        source="kubernetes",
+        hosts=hosts,
+        part="node",
+        node_rank=rank,
+        master_addr=address,
+        master_port=port,
+        origins=found.all(),
     )
 
 
@@ -539,9 +388,60 @@ def _own_place(
     return index
 
 
-def _allocation(
-    hosts: tuple[Host, ...], rank: int, address: str | None, port: int | None, found: Origins
-) -> Allocation:
+def _find_pods(environ: Environ, texts: Texts) -> Allocation | None:
+    """Say which pod this is; None if it has no number, or if each is to train alone. Raises
+    ConfigError."""
+    size = _size(environ)
+    if not _is_numbered_by_name(environ):
+        _check_alone(environ, size)
+        return None
+    indexed = text(environ, "JOB_COMPLETION_INDEX") is not None
+    if size == 1 or (size is None and not indexed):
+        _check_alone(environ, size)
+        return None
+    if size is None:
+        which = shown(environ, "JOB_COMPLETION_INDEX")
+        raise ConfigError(
+            f"{which}: this is one pod of an Indexed Job, which does not say of how many",
+            hint=_COUNT_HINT,
+        )
+    found = Origins(environ)
+    pod = text(environ, "HOSTNAME")
+    full = _full_name(pod, texts.get(_HOSTS_FILE))
+    rank = _rank(environ, pod, full, indexed=indexed)
+    if rank is None:
+        return None
+    source = (
+        NODE_RANK if NODE_RANK in environ else "JOB_COMPLETION_INDEX" if indexed else "HOSTNAME"
+    )
+    if rank >= size:
+        raise contradiction(
+            environ, source, NUM_NODES, f"ranks of {counted(size, 'node')} go to {size - 1}"
+        )
+    found.add("nodes", size, "--num-nodes")
+    found.add("node rank", rank, source)
+    naming = _naming(pod, full, rank)
+    hosts = numbered_hosts(naming(0) if naming else None, size, name=naming)
+    if full is None:  # without a subdomain a pod's name leads nowhere
+        hosts = tuple(replace(host, known=False) for host in hosts)
+    address, port = host_and_port(environ, "MASTER_ADDR")
+    port = number(environ, "MASTER_PORT", least=1, most=65535) or port
+    found.add_port(port, "MASTER_PORT", "MASTER_ADDR")
+    notes: tuple[str, ...] = ()
+    if address is not None:
+        if address in (host.name for host in hosts[1:]):
+            raise contradiction(environ, "MASTER_ADDR", source, f"rank 0 is {hosts[0].name}")
+        found.add("master address", address, "MASTER_ADDR")
+    elif naming is not None and full is not None:
+        address = hosts[0].name
+        found.add("master address", address, f"HOSTNAME and {_HOSTS_FILE}")
+    else:
+        notes = (
+            (
+                "the pod template has no subdomain (a headless Service), so pods cannot find each "
+                "other by their names"
+            ),
+        )
     return Allocation(
         source="kubernetes",
         hosts=hosts,
@@ -550,4 +450,88 @@ def _allocation(
         master_addr=address,
         master_port=port,
         origins=found.all(),
+        notes=notes,
     )
+
+
+def _size(environ: Environ) -> int | None:
+    """Read --num-nodes; of an elastic MIN:MAX the larger number."""
+    value = text(environ, NUM_NODES)
+    if value is None:
+        return None
+    return number({NUM_NODES: value.rpartition(":")[2]}, NUM_NODES, least=1)
+
+
+def _check_alone(environ: Environ, size: int | None) -> None:
+    """Hear what a controller sets that numbers pods by RANK alone (PyTorchJob before 1.6). Raises
+    IncompleteError.
+
+    WORLD_SIZE may count pods or processes there, so it is not built upon.
+    """
+    if "KUBERNETES_SERVICE_HOST" not in environ or any(each in environ for each in _OF_WORKERS):
+        return
+    if size is None and text(environ, "RANK") is not None and says_several(environ, "WORLD_SIZE"):
+        raise IncompleteError(
+            f"{shown(environ, 'RANK')} and {shown(environ, 'WORLD_SIZE')} in a pod, but PET_NNODES "
+            "is not set",
+            hint="give --num-nodes N --node-rank K --master-addr HOST; --num-nodes 1 if each pod "
+            "trains alone",
+            of_several=True,
+        )
+
+
+def _full_name(pod: str | None, hosts_file: str | None) -> str | None:
+    """Find the pod's name with its subdomain in /etc/hosts; None without a subdomain."""
+    if pod is None or hosts_file is None:
+        return None
+    for line in hosts_file.split("\n"):
+        words = line.partition("#")[0].split()
+        for word in words[1:]:
+            if word.startswith(f"{pod}.") and pod in words[2:]:
+                return host_name(word, _HOSTS_FILE)
+    return None
+
+
+def _rank(environ: Environ, pod: str | None, full: str | None, *, indexed: bool) -> int | None:
+    told = number(environ, NODE_RANK)
+    if told is not None:
+        index = number(environ, "JOB_COMPLETION_INDEX")
+        if index is not None and index > told:
+            raise contradiction(
+                environ, NODE_RANK, "JOB_COMPLETION_INDEX", "two pods would have the same rank"
+            )
+        return told
+    if not indexed:
+        # A Deployment's pod may end in digits by chance; a StatefulSet's has a Service behind it.
+        return _ordinal(pod) if full is not None else None
+    index = number(environ, "JOB_COMPLETION_INDEX")
+    ordinal = _ordinal(pod)
+    if pod is not None and full is not None and ordinal is not None and ordinal == index:
+        jobset = full.removeprefix(f"{pod}.").partition(".")[0]
+        job = _ordinal(pod.rpartition("-")[0])
+        if pod.startswith(f"{jobset}-") and job:
+            raise ConfigError(
+                f"{shown(environ, 'HOSTNAME')}: replica {job} of a JobSet's job; "
+                "JOB_COMPLETION_INDEX counts within it",
+                hint="use one replica with all pods, or give --node-rank and --master-addr",
+            )
+    return index
+
+
+def _ordinal(pod: str | None) -> int | None:
+    digits = (pod or "").rpartition("-")[2]
+    return (
+        int(digits)
+        if pod and "-" in pod and digits.isascii() and digits.isdecimal() and len(digits) < 7
+        else None
+    )
+
+
+def _naming(pod: str | None, full: str | None, rank: int) -> _Naming | None:
+    """Make the rule for the pods' names from this one's, which ends in its number; None if it does
+    not."""
+    if pod is None or _ordinal(pod) != rank:
+        return None
+    stem, domain = pod.rpartition("-")[0], (full or pod).removeprefix(pod)
+    host_name(f"{stem}{domain}", "HOSTNAME")
+    return lambda index: f"{stem}-{index}{domain}"

@@ -1,11 +1,9 @@
-"""What a Slurm job or step was given; pure.
+"""The nodes, workers and GPUs that Slurm gave a job or a step; pure.
 
 A batch script and the shell of ``salloc`` stand for the whole job (part ``all``). In a step only
 ``SLURM_STEP_*``, ``PROCID``, ``NODEID`` and ``LOCALID`` are its own; the job's variables are still
 there, and wrong for a smaller step. Sources: captures from Slurm 22.05.8, and the manuals of
 sbatch, salloc and srun (the variables that they set).
-
-GPUs that Slurm granted: to this node (what is there), to the others (what was asked for); pure.
 """
 
 from __future__ import annotations
@@ -32,7 +30,6 @@ from distlaunch.planning.clusters.environment_reader import (
 from distlaunch.planning.gpu_masks import HIDES_ALL
 
 name = "slurm"
-
 _STEPS_THAT_ARE_NONE = 4294967290
 """From this id on (``SLURM_INTERACTIVE_STEP``, batch, extern, ...) a step is only the job's own
 shell."""
@@ -45,6 +42,12 @@ _SAME_IN_A_STEP = (
 are its job's."""
 _MOST_TASKS = 1 << 22
 _MOST_COMPONENTS = 1024
+_MASKS = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
+_MOST_GPUS = 4096
+_REQUESTS = (
+    *("SLURM_GPUS", "SLURM_GPUS_PER_NODE", "SLURM_GPUS_PER_TASK", "SLURM_GPUS_PER_SOCKET"),
+    "SLURM_NTASKS_PER_GPU",
+)
 
 
 def files(environ: Environ, system: str = name) -> tuple[str, ...]:  # noqa: ARG001 - all sources share the signature
@@ -79,6 +82,260 @@ def find(environ: Environ, texts: Texts, system: str = name) -> Allocation | Non
                 "in a step they are equal; in a batch script, unset SLURM_STEP_NODELIST",
             )
     return _step(environ, nodes)
+
+
+class _Granted(Record):
+    """This node's GPUs; None where nothing tells."""
+
+    count: int | None = None
+    devices: tuple[str, ...] | None = None
+    """The mask, where Slurm's own word has as many GPUs; None for one that somebody else has
+    set."""
+
+    def on(self, host: Host) -> Host:
+        """Say of the host what is granted there; it stays as it is if no GPU of it is known."""
+        if not self.count:
+            return replace(host, devices=self.devices)
+        return replace(host, slots=self.count, unit="gpus", devices=self.devices)
+
+
+def _granted_here(environ: Environ, found: Origins, *, in_step: bool) -> _Granted:
+    """Read what this node has: the mask (narrowed for this task, or by the user), else the list,
+    else the number.
+
+    ``SLURM_JOB_GPUS`` counts only outside of a step: in one it is the job's, of another node even.
+    """
+    own_list = "SLURM_STEP_GPUS" if in_step else "SLURM_JOB_GPUS"
+    told = any(
+        name in environ
+        for name in (own_list, "SLURM_GPUS_ON_NODE", "SLURM_STEP_GPUS", "SLURM_JOB_GPUS")
+    )
+    mask = next((name for name in _MASKS if name in environ), None) if told else None
+    ids = _ids(environ[own_list]) if text(environ, own_list) is not None else ()
+    count = number(environ, "SLURM_GPUS_ON_NODE", most=_MOST_GPUS)
+    if mask is not None:
+        value = environ[mask].strip()
+        devices = () if value in HIDES_ALL else _ids(value)
+        lost = tuple(_other(environ, own_list, len(ids), len(devices)))
+        if count is not None and count != len(devices):
+            lost += found.lost("SLURM_GPUS_ON_NODE", "the mask decides")
+        found.add("slots of this node", len(devices), mask, *lost)
+        own_word = len(ids) or count
+        return _Granted(
+            count=len(devices), devices=devices if own_word in {None, len(devices)} else None
+        )
+    if ids:
+        # Physical numbers: behind device cgroups these are not what a mask would hold.
+        found.add("slots of this node", len(ids), own_list)
+        return _Granted(count=len(ids))
+    if count is not None:
+        found.add("slots of this node", count, "SLURM_GPUS_ON_NODE")
+        return _Granted(count=count)
+    return _Granted()
+
+
+def _asks_for_gpus(environ: Environ, suffix: str) -> bool:
+    """Return whether a job or component has GPUs, even if not how many a node: its tasks then say
+    nothing of workers."""
+    of_node = suffix in {"", "_HET_GROUP_0"} and (
+        "SLURM_GPUS_ON_NODE" in environ or "SLURM_JOB_GPUS" in environ
+    )
+    return of_node or any(f"{request}{suffix}" in environ for request in _REQUESTS)
+
+
+def _gpus_of_hosts(
+    environ: Environ, suffix: str, tasks: list[int] | None, nodes: int, found: Origins
+) -> list[int | None]:
+    """Say how many GPUs each host of a job or component was given, as far as the request tells.
+    Raises ConfigError."""
+    name = f"SLURM_GPUS_PER_NODE{suffix}"
+    if (per_node := _typed_count(environ, name)) is not None:
+        return _noted(found, name, [per_node] * nodes)
+    name = f"SLURM_GPUS_PER_TASK{suffix}"
+    per_task = _typed_count(environ, name)
+    if per_task is None:
+        name = f"SLURM_TRES_PER_TASK{suffix}"
+        per_task = _of_tres(environ, name)
+    if per_task is not None and tasks is not None:
+        return _noted(found, name, [per_task * count for count in tasks])
+    name = f"SLURM_NTASKS_PER_GPU{suffix}"
+    tasks_per_gpu = number(environ, name, least=1, most=_MOST_GPUS)
+    if (
+        tasks_per_gpu is not None
+        and tasks is not None
+        and not any(count % tasks_per_gpu for count in tasks)
+    ):
+        return _noted(found, name, [count // tasks_per_gpu for count in tasks])
+    name = f"SLURM_GPUS{suffix}"
+    total = _typed_count(environ, name)
+    if total is not None and nodes == 1:
+        return _noted(found, name, [total])
+    return [None] * nodes
+
+
+def _whole_job(environ: Environ) -> Allocation:
+    found = Origins(environ)
+    components = _components(environ)
+    nodes = [each for component in components for each in component.nodes]
+    lists = [f"SLURM_JOB_NODELIST{component.suffix}" for component in components]
+    # sbatch within a step hands the step's variables on to the script of a job on other nodes.
+    lost = found.lost(
+        "SLURM_STEP_NODELIST", "the shell's own, or left over from the step that submitted this job"
+    )
+    found.add("hosts", ",".join(environ[each].strip() for each in lists), ", ".join(lists), *lost)
+    here = text(environ, "SLURMD_NODENAME")
+    node = nodes.index(here) if here in nodes and nodes.count(here) == 1 else None
+    if node is not None:
+        found.add(
+            "node rank",
+            node,
+            "SLURMD_NODENAME",
+            *found.lost("SLURM_NODEID", "0 in every batch script"),
+        )
+    hosts: list[Host] = []
+    notes: list[str] = []
+    for component in components:
+        gpus = _gpus_of_hosts(
+            environ, component.suffix, component.tasks, len(component.nodes), found
+        )
+        slots, unit = _with_tasks(environ, component, gpus, found, notes)
+        tasks: list[int] | list[None] = [None] * len(component.nodes)
+        if component.tasks is not None and _asked_for_tasks(environ, component):
+            tasks = component.tasks
+        hosts += [
+            Host(name=n, slots=s, unit=unit, tasks=t)
+            for n, s, t in zip(component.nodes, slots, tasks, strict=True)
+        ]
+    if node is not None:
+        hosts[node] = _granted_here(environ, found, in_step=False).on(hosts[node])
+    return Allocation(
+        source=name,
+        hosts=tuple(hosts),
+        part="all",
+        node_rank=node,
+        cpus=number(environ, "SLURM_CPUS_ON_NODE", least=1),
+        job_id=_job_name(environ),
+        origins=found.all(),
+        notes=tuple(notes),
+    )
+
+
+def _components(environ: Environ) -> list[_Component]:
+    size = number(environ, "SLURM_HET_SIZE", least=1, most=_MOST_COMPONENTS)
+    if size is None:
+        if text(environ, "SLURM_JOB_NODELIST") is None:
+            several = says_several(environ, "SLURM_JOB_NUM_NODES", "SLURM_NNODES")
+            why = f"{shown(environ, 'SLURM_JOB_ID')}, but SLURM_JOB_NODELIST is not set"
+            raise IncompleteError(why, of_several=several)
+        return [_component(environ, "", "SLURM_JOB_NUM_NODES")]
+    suffixes = [f"_HET_GROUP_{group}" for group in range(size)]
+    for suffix in suffixes:
+        if text(environ, f"SLURM_JOB_NODELIST{suffix}") is None:
+            why = f"{shown(environ, 'SLURM_HET_SIZE')}, but SLURM_JOB_NODELIST{suffix} is not set"
+            raise IncompleteError(why, of_several=size > 1)
+    return [_component(environ, suffix, f"SLURM_JOB_NUM_NODES{suffix}") for suffix in suffixes]
+
+
+class _Component(Record):
+    """A job, or one component of a heterogeneous one."""
+
+    suffix: str
+    nodes: list[str]
+    tasks: list[int] | None
+
+
+def _component(environ: Environ, suffix: str, size_name: str) -> _Component:
+    list_name, tasks_name = f"SLURM_JOB_NODELIST{suffix}", f"SLURM_TASKS_PER_NODE{suffix}"
+    nodes = _nodes_of(environ, list_name)
+    declared = number(environ, size_name, least=1)
+    if declared is not None and declared != len(nodes):
+        raise contradiction(environ, list_name, size_name, f"the list has {len(nodes)}")
+    tasks = _counts_of(environ, tasks_name)
+    if tasks is not None and len(tasks) != len(nodes):
+        raise contradiction(
+            environ, tasks_name, list_name, f"{len(tasks)} counts for {counted(len(nodes), 'node')}"
+        )
+    return _Component(suffix=suffix, nodes=nodes, tasks=tasks)
+
+
+def _nodes_of(environ: Environ, variable: str) -> list[str]:
+    """Expand a node list that is set. Raises ConfigError that names the variable."""
+    return expand_nodelist(environ[variable], where=variable)
+
+
+def _counts_of(environ: Environ, variable: str) -> list[int] | None:
+    """Read ``2(x3),1`` as 2, 2, 2, 1; None if unset. Raises ConfigError that names the variable."""
+    value = text(environ, variable)
+    return None if value is None else list(parse_counts(value, where=variable))
+
+
+def _with_tasks(
+    environ: Environ,
+    component: _Component,
+    gpus: list[int | None],
+    found: Origins,
+    notes: list[str],
+) -> tuple[list[int | None], Unit]:
+    """Give hosts without known GPUs the tasks that were asked for; say it where GPUs decide against
+    these."""
+    by = _asked_for_tasks(environ, component)
+    if by is None or component.tasks is None or max(component.tasks) == 1:
+        return gpus, "gpus"
+    if all(each is None for each in gpus):
+        if _asks_for_gpus(environ, component.suffix):
+            return gpus, "gpus"
+        counts = f"SLURM_TASKS_PER_NODE{component.suffix}"
+        found.add("slots", environ[counts].strip(), counts)
+        return list(component.tasks), "workers"
+    if gpus != component.tasks:
+        notes.append(
+            f"a worker for each GPU, though {shown(environ, by)}: --procs-per-node N --device cuda "
+            "starts N a node"
+        )
+    return gpus, "gpus"
+
+
+def _asked_for_tasks(environ: Environ, component: _Component) -> str | None:
+    """Name the variable by which a number of tasks was asked for.
+
+    Without one SLURM_TASKS_PER_NODE counts how many would have room: 64 on an exclusive node of 64
+    CPUs.
+    """
+    asked = [
+        f"{each}{component.suffix}"
+        for each in ("SLURM_NTASKS_PER_NODE", "SLURM_NTASKS", "SLURM_NPROCS")
+    ]
+    return next((each for each in asked if text(environ, each) is not None), None)
+
+
+def _job_name(environ: Environ, step: str | None = None) -> str | None:
+    """Name a job or a step as squeue does: ``123``, ``123_4`` of an array, ``123.0``; in its second
+    turn ``123-r1``.
+
+    All launchers of a step get the same; the components of a heterogeneous one have job ids of
+    their own.
+    """
+    name = text(environ, _first_id(environ))
+    array, task = text(environ, "SLURM_ARRAY_JOB_ID"), text(environ, "SLURM_ARRAY_TASK_ID")
+    if array is not None and task is not None:
+        name = f"{array}_{task}"
+    if name is None:
+        return None
+    if step is not None:
+        name += f".{step}"
+    turn = text(environ, "SLURM_RESTART_COUNT")
+    if turn is not None and turn.isdecimal() and turn.strip("0"):
+        name += f"-r{turn}"
+    return job_id(name)
+
+
+def _first_id(environ: Environ) -> str:
+    """Name the variable with the id that all components of a heterogeneous job know."""
+    return (
+        "SLURM_JOB_ID_HET_GROUP_0"
+        if text(environ, "SLURM_JOB_ID_HET_GROUP_0") is not None
+        else "SLURM_JOB_ID"
+    )
 
 
 def _step(environ: Environ, nodes: list[str]) -> Allocation:
@@ -132,7 +389,7 @@ def _step(environ: Environ, nodes: list[str]) -> Allocation:
     job_tasks = found.lost("SLURM_NTASKS_PER_NODE", "the job's request, not the step's")
     if a_task_each:
         found.add("part", "one launcher a node: a task each", counts, *job_tasks)
-        own = granted_here(environ, found, in_step=True)
+        own = _granted_here(environ, found, in_step=True)
         hosts = tuple(
             own.on(Host(name=each)) if i == node else Host(name=each)
             for i, each in enumerate(nodes)
@@ -161,6 +418,26 @@ def _step(environ: Environ, nodes: list[str]) -> Allocation:
     )
 
 
+def _by_component(
+    environ: Environ, nodes: list[str], tasks: list[int]
+) -> tuple[list[str], list[int]]:
+    """Put the nodes of a heterogeneous step in the order of its components: so NODEID and PROCID
+    count.
+
+    Its lists are sorted by name, over all components; a component's own list tells which nodes it
+    has.
+    """
+    size = number(environ, "SLURM_HET_SIZE", least=1, most=_MOST_COMPONENTS) or 0
+    lists = [f"SLURM_JOB_NODELIST_HET_GROUP_{group}" for group in range(size)]
+    if not all(text(environ, each) is not None for each in lists):
+        return nodes, tasks
+    in_step = dict(zip(nodes, tasks, strict=True))
+    ordered = [node for each in lists for node in _nodes_of(environ, each) if node in in_step]
+    if len(in_step) != len(nodes) or sorted(ordered) != sorted(nodes):
+        return nodes, tasks
+    return ordered, [in_step[node] for node in ordered]
+
+
 def _step_tasks(environ: Environ, nodes: int) -> list[int]:
     total = number(environ, "SLURM_STEP_NUM_TASKS", least=1, most=_MOST_TASKS)
     tasks = _counts_of(environ, "SLURM_STEP_TASKS_PER_NODE")
@@ -184,59 +461,9 @@ def _step_tasks(environ: Environ, nodes: int) -> list[int]:
     return tasks
 
 
-def _by_component(
-    environ: Environ, nodes: list[str], tasks: list[int]
-) -> tuple[list[str], list[int]]:
-    """Put the nodes of a heterogeneous step in the order of its components: so NODEID and PROCID
-    count.
-
-    Its lists are sorted by name, over all components; a component's own list tells which nodes it
-    has.
-    """
-    size = number(environ, "SLURM_HET_SIZE", least=1, most=_MOST_COMPONENTS) or 0
-    lists = [f"SLURM_JOB_NODELIST_HET_GROUP_{group}" for group in range(size)]
-    if not all(text(environ, each) is not None for each in lists):
-        return nodes, tasks
-    in_step = dict(zip(nodes, tasks, strict=True))
-    ordered = [node for each in lists for node in _nodes_of(environ, each) if node in in_step]
-    if len(in_step) != len(nodes) or sorted(ordered) != sorted(nodes):
-        return nodes, tasks
-    return ordered, [in_step[node] for node in ordered]
-
-
-def _job_name(environ: Environ, step: str | None = None) -> str | None:
-    """Name a job or a step as squeue does: ``123``, ``123_4`` of an array, ``123.0``; in its second
-    turn ``123-r1``.
-
-    All launchers of a step get the same; the components of a heterogeneous one have job ids of
-    their own.
-    """
-    name = text(environ, _first_id(environ))
-    array, task = text(environ, "SLURM_ARRAY_JOB_ID"), text(environ, "SLURM_ARRAY_TASK_ID")
-    if array is not None and task is not None:
-        name = f"{array}_{task}"
-    if name is None:
-        return None
-    if step is not None:
-        name += f".{step}"
-    turn = text(environ, "SLURM_RESTART_COUNT")
-    if turn is not None and turn.isdecimal() and turn.strip("0"):
-        name += f"-r{turn}"
-    return job_id(name)
-
-
 def _job_number(environ: Environ) -> int | None:
     found = text(environ, _first_id(environ)) or ""
     return int(found) if found.isascii() and found.isdecimal() and len(found) < 19 else None
-
-
-def _first_id(environ: Environ) -> str:
-    """Name the variable with the id that all components of a heterogeneous job know."""
-    return (
-        "SLURM_JOB_ID_HET_GROUP_0"
-        if text(environ, "SLURM_JOB_ID_HET_GROUP_0") is not None
-        else "SLURM_JOB_ID"
-    )
 
 
 def _smaller_step(environ: Environ, nodes: list[str]) -> tuple[str, ...]:
@@ -284,199 +511,6 @@ def _renumbered(rank: int, tasks: list[int], node: int, local: int) -> tuple[str
     )
 
 
-class _Component(Record):
-    """A job, or one component of a heterogeneous one."""
-
-    suffix: str
-    nodes: list[str]
-    tasks: list[int] | None
-
-
-def _whole_job(environ: Environ) -> Allocation:
-    found = Origins(environ)
-    components = _components(environ)
-    nodes = [each for component in components for each in component.nodes]
-    lists = [f"SLURM_JOB_NODELIST{component.suffix}" for component in components]
-    # sbatch within a step hands the step's variables on to the script of a job on other nodes.
-    lost = found.lost(
-        "SLURM_STEP_NODELIST", "the shell's own, or left over from the step that submitted this job"
-    )
-    found.add("hosts", ",".join(environ[each].strip() for each in lists), ", ".join(lists), *lost)
-    here = text(environ, "SLURMD_NODENAME")
-    node = nodes.index(here) if here in nodes and nodes.count(here) == 1 else None
-    if node is not None:
-        found.add(
-            "node rank",
-            node,
-            "SLURMD_NODENAME",
-            *found.lost("SLURM_NODEID", "0 in every batch script"),
-        )
-    hosts: list[Host] = []
-    notes: list[str] = []
-    for component in components:
-        gpus = gpus_of_hosts(
-            environ, component.suffix, component.tasks, len(component.nodes), found
-        )
-        slots, unit = _with_tasks(environ, component, gpus, found, notes)
-        tasks: list[int] | list[None] = [None] * len(component.nodes)
-        if component.tasks is not None and _asked_for_tasks(environ, component):
-            tasks = component.tasks
-        hosts += [
-            Host(name=n, slots=s, unit=unit, tasks=t)
-            for n, s, t in zip(component.nodes, slots, tasks, strict=True)
-        ]
-    if node is not None:
-        hosts[node] = granted_here(environ, found, in_step=False).on(hosts[node])
-    return Allocation(
-        source=name,
-        hosts=tuple(hosts),
-        part="all",
-        node_rank=node,
-        cpus=number(environ, "SLURM_CPUS_ON_NODE", least=1),
-        job_id=_job_name(environ),
-        origins=found.all(),
-        notes=tuple(notes),
-    )
-
-
-def _components(environ: Environ) -> list[_Component]:
-    size = number(environ, "SLURM_HET_SIZE", least=1, most=_MOST_COMPONENTS)
-    if size is None:
-        if text(environ, "SLURM_JOB_NODELIST") is None:
-            several = says_several(environ, "SLURM_JOB_NUM_NODES", "SLURM_NNODES")
-            why = f"{shown(environ, 'SLURM_JOB_ID')}, but SLURM_JOB_NODELIST is not set"
-            raise IncompleteError(why, of_several=several)
-        return [_component(environ, "", "SLURM_JOB_NUM_NODES")]
-    suffixes = [f"_HET_GROUP_{group}" for group in range(size)]
-    for suffix in suffixes:
-        if text(environ, f"SLURM_JOB_NODELIST{suffix}") is None:
-            why = f"{shown(environ, 'SLURM_HET_SIZE')}, but SLURM_JOB_NODELIST{suffix} is not set"
-            raise IncompleteError(why, of_several=size > 1)
-    return [_component(environ, suffix, f"SLURM_JOB_NUM_NODES{suffix}") for suffix in suffixes]
-
-
-def _component(environ: Environ, suffix: str, size_name: str) -> _Component:
-    list_name, tasks_name = f"SLURM_JOB_NODELIST{suffix}", f"SLURM_TASKS_PER_NODE{suffix}"
-    nodes = _nodes_of(environ, list_name)
-    declared = number(environ, size_name, least=1)
-    if declared is not None and declared != len(nodes):
-        raise contradiction(environ, list_name, size_name, f"the list has {len(nodes)}")
-    tasks = _counts_of(environ, tasks_name)
-    if tasks is not None and len(tasks) != len(nodes):
-        raise contradiction(
-            environ, tasks_name, list_name, f"{len(tasks)} counts for {counted(len(nodes), 'node')}"
-        )
-    return _Component(suffix=suffix, nodes=nodes, tasks=tasks)
-
-
-def _with_tasks(
-    environ: Environ,
-    component: _Component,
-    gpus: list[int | None],
-    found: Origins,
-    notes: list[str],
-) -> tuple[list[int | None], Unit]:
-    """Give hosts without known GPUs the tasks that were asked for; say it where GPUs decide against
-    these."""
-    by = _asked_for_tasks(environ, component)
-    if by is None or component.tasks is None or max(component.tasks) == 1:
-        return gpus, "gpus"
-    if all(each is None for each in gpus):
-        if asked_for_gpus(environ, component.suffix):
-            return gpus, "gpus"
-        counts = f"SLURM_TASKS_PER_NODE{component.suffix}"
-        found.add("slots", environ[counts].strip(), counts)
-        return list(component.tasks), "workers"
-    if gpus != component.tasks:
-        notes.append(
-            f"a worker for each GPU, though {shown(environ, by)}: --procs-per-node N --device cuda "
-            "starts N a node"
-        )
-    return gpus, "gpus"
-
-
-def _asked_for_tasks(environ: Environ, component: _Component) -> str | None:
-    """Name the variable by which a number of tasks was asked for.
-
-    Without one SLURM_TASKS_PER_NODE counts how many would have room: 64 on an exclusive node of 64
-    CPUs.
-    """
-    asked = [
-        f"{each}{component.suffix}"
-        for each in ("SLURM_NTASKS_PER_NODE", "SLURM_NTASKS", "SLURM_NPROCS")
-    ]
-    return next((each for each in asked if text(environ, each) is not None), None)
-
-
-def _nodes_of(environ: Environ, variable: str) -> list[str]:
-    """Expand a node list that is set. Raises ConfigError that names the variable."""
-    return expand_nodelist(environ[variable], where=variable)
-
-
-def _counts_of(environ: Environ, variable: str) -> list[int] | None:
-    """Read ``2(x3),1`` as 2, 2, 2, 1; None if unset. Raises ConfigError that names the variable."""
-    value = text(environ, variable)
-    return None if value is None else list(parse_counts(value, where=variable))
-
-
-_MASKS = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
-_MOST_GPUS = 4096
-_REQUESTS = (
-    *("SLURM_GPUS", "SLURM_GPUS_PER_NODE", "SLURM_GPUS_PER_TASK", "SLURM_GPUS_PER_SOCKET"),
-    "SLURM_NTASKS_PER_GPU",
-)
-
-
-class Granted(Record):
-    """This node's GPUs; None where nothing tells."""
-
-    count: int | None = None
-    devices: tuple[str, ...] | None = None
-    """The mask, where Slurm's own word has as many GPUs; None for one that somebody else has
-    set."""
-
-    def on(self, host: Host) -> Host:
-        """Say of the host what is granted there; it stays as it is if no GPU of it is known."""
-        if not self.count:
-            return replace(host, devices=self.devices)
-        return replace(host, slots=self.count, unit="gpus", devices=self.devices)
-
-
-def granted_here(environ: Environ, found: Origins, *, in_step: bool) -> Granted:
-    """Read what this node has: the mask (narrowed for this task, or by the user), else the list,
-    else the number.
-
-    ``SLURM_JOB_GPUS`` counts only outside of a step: in one it is the job's, of another node even.
-    """
-    own_list = "SLURM_STEP_GPUS" if in_step else "SLURM_JOB_GPUS"
-    told = any(
-        name in environ
-        for name in (own_list, "SLURM_GPUS_ON_NODE", "SLURM_STEP_GPUS", "SLURM_JOB_GPUS")
-    )
-    mask = next((name for name in _MASKS if name in environ), None) if told else None
-    ids = _ids(environ[own_list]) if text(environ, own_list) is not None else ()
-    count = number(environ, "SLURM_GPUS_ON_NODE", most=_MOST_GPUS)
-    if mask is not None:
-        value = environ[mask].strip()
-        devices = () if value in HIDES_ALL else _ids(value)
-        lost = tuple(_other(environ, own_list, len(ids), len(devices)))
-        if count is not None and count != len(devices):
-            lost += found.lost("SLURM_GPUS_ON_NODE", "the mask decides")
-        found.add("slots of this node", len(devices), mask, *lost)
-        own_word = len(ids) or count
-        return Granted(
-            count=len(devices), devices=devices if own_word in {None, len(devices)} else None
-        )
-    if ids:
-        # Physical numbers: behind device cgroups these are not what a mask would hold.
-        found.add("slots of this node", len(ids), own_list)
-        return Granted(count=len(ids))
-    if count is not None:
-        found.add("slots of this node", count, "SLURM_GPUS_ON_NODE")
-        return Granted(count=count)
-    return Granted()
-
-
 def _ids(value: str) -> tuple[str, ...]:
     return tuple(entry.strip() for entry in value.split(",") if entry.strip())
 
@@ -487,50 +521,6 @@ def _other(environ: Environ, name: str, number_of_ids: int, number_in_mask: int)
         if number_of_ids not in {0, number_in_mask}
         else []
     )
-
-
-def asked_for_gpus(environ: Environ, suffix: str) -> bool:
-    """Tell whether a job or component has GPUs, even if not how many a node: its tasks then say
-    nothing of workers."""
-    of_node = suffix in {"", "_HET_GROUP_0"} and (
-        "SLURM_GPUS_ON_NODE" in environ or "SLURM_JOB_GPUS" in environ
-    )
-    return of_node or any(f"{request}{suffix}" in environ for request in _REQUESTS)
-
-
-def gpus_of_hosts(
-    environ: Environ, suffix: str, tasks: list[int] | None, nodes: int, found: Origins
-) -> list[int | None]:
-    """Say how many GPUs each host of a job or component was given, as far as the request tells.
-    Raises ConfigError."""
-    name = f"SLURM_GPUS_PER_NODE{suffix}"
-    if (per_node := _typed_count(environ, name)) is not None:
-        return _noted(found, name, [per_node] * nodes)
-    name = f"SLURM_GPUS_PER_TASK{suffix}"
-    per_task = _typed_count(environ, name)
-    if per_task is None:
-        name = f"SLURM_TRES_PER_TASK{suffix}"
-        per_task = _of_tres(environ, name)
-    if per_task is not None and tasks is not None:
-        return _noted(found, name, [per_task * count for count in tasks])
-    name = f"SLURM_NTASKS_PER_GPU{suffix}"
-    tasks_per_gpu = number(environ, name, least=1, most=_MOST_GPUS)
-    if (
-        tasks_per_gpu is not None
-        and tasks is not None
-        and not any(count % tasks_per_gpu for count in tasks)
-    ):
-        return _noted(found, name, [count // tasks_per_gpu for count in tasks])
-    name = f"SLURM_GPUS{suffix}"
-    total = _typed_count(environ, name)
-    if total is not None and nodes == 1:
-        return _noted(found, name, [total])
-    return [None] * nodes
-
-
-def _noted(found: Origins, name: str, counts: list[int]) -> list[int | None]:
-    found.add("slots", ",".join(str(count) for count in dict.fromkeys(counts)), name)
-    return [count or None for count in counts]
 
 
 def _typed_count(environ: Environ, name: str) -> int | None:
@@ -553,6 +543,11 @@ def _typed_count(environ: Environ, name: str) -> int | None:
             f"{shown(environ, name)}: no node has more than {_MOST_GPUS} GPUs", hint=IGNORE_HINT
         )
     return total
+
+
+def _noted(found: Origins, name: str, counts: list[int]) -> list[int | None]:
+    found.add("slots", ",".join(str(count) for count in dict.fromkeys(counts)), name)
+    return [count or None for count in counts]
 
 
 def _of_tres(environ: Environ, name: str) -> int | None:

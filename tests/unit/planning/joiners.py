@@ -13,7 +13,7 @@ from distlaunch.planning.allocation import Allocation, Host
 from distlaunch.planning.build_topology import build_topology
 from distlaunch.planning.facts import Surroundings
 from distlaunch.planning.hosts.this_host import Identity
-from distlaunch.planning.joined_plan import Joiner
+from distlaunch.planning.joined_plan import JoinedPlanner
 from distlaunch.planning.node_source import Location, locate
 from distlaunch.planning.train_options import TrainOptions
 
@@ -28,7 +28,7 @@ class Plain(Backend):
 def by_hand(make_facts):
     """Make a launcher that the user has started with these options."""
 
-    def make(hostname: str = "n0", **options) -> Joiner:
+    def make(hostname: str = "n0", **options) -> JoinedPlanner:
         identity = Identity(hostname=hostname, addresses=("10.0.0.7",))
         facts = replace(
             make_facts(surroundings=Surroundings(texts={}, discovered=None, identity=identity)), hostname=hostname
@@ -37,8 +37,8 @@ def by_hand(make_facts):
         location, _ = locate(wanted, facts)
         assert location is not None
         topology = build_topology(location.allocation, wanted, facts, here=location.here)
-        joiner = Joiner(wanted, facts, topology, location, Plain({}, {}))
-        joiner.named("j", "/jobs/j")
+        joiner = JoinedPlanner(wanted, facts, topology, location, Plain({}, {}))
+        joiner.set_job("j", "/jobs/j")
         return joiner
 
     return make
@@ -48,15 +48,15 @@ def by_hand(make_facts):
 def from_source(make_facts):
     """Make a launcher that a system has started as one of several."""
 
-    def make(allocation: Allocation, **options) -> Joiner:
+    def make(allocation: Allocation, **options) -> JoinedPlanner:
         facts = make_facts()
         wanted = TrainOptions(**{"module": True, "script": "t", "device": "cpu", **options})
         location = Location(
             allocation=allocation, who=allocation.source, here=allocation.node_rank, by="", name="x"
         )  # fmt: skip
         topology = build_topology(allocation, wanted, facts, here=location.here)
-        joiner = Joiner(wanted, facts, topology, location, Plain({}, {}))
-        joiner.named("j", "/jobs/j")
+        joiner = JoinedPlanner(wanted, facts, topology, location, Plain({}, {}))
+        joiner.set_job("j", "/jobs/j")
         return joiner
 
     return make
@@ -83,5 +83,5 @@ def surveyed(name: str, **more) -> Surveyed:
     return Surveyed(**{**values, **more})
 
 
-def told(joiner: Joiner, **more) -> p.LauncherInfo:
+def told(joiner: JoinedPlanner, **more) -> p.LauncherInfo:
     return replace(joiner.apply(clock=0.0, wall=0.0, attempt=-1, restarts=0), **more)

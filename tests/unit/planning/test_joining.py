@@ -9,7 +9,7 @@ from distlaunch.core.model.record import replace
 from distlaunch.core.protocol.agent_messages import Reached, Route
 from distlaunch.planning.allocation import Allocation, Host
 from distlaunch.planning.agreement import NodesDiffer
-from distlaunch.planning.joined_plan import Member
+from distlaunch.planning.joined_plan import LauncherRecord
 from distlaunch.planning.rendezvous import settle_unplanned
 from tests.unit.planning.joiners import slurm, surveyed, tasks, told
 
@@ -59,7 +59,7 @@ def test_a_slurm_jobs_number_gives_a_series_of_ports(from_source):
 def test_a_port_that_the_source_names_is_the_launchers_and_rank_0_gets_another(from_source):
     joiner = from_source(slurm(source="kubernetes", master_addr="m", master_port=23456))
     assert (joiner.rendezvous.host, joiner.rendezvous.ports) == ("m", (23456,))
-    _, plan = joiner.compose({0: surveyed("a"), 1: surveyed("b")}, {1: Member(host="b", apply=told(joiner))})
+    _, plan = joiner.compose({0: surveyed("a"), 1: surveyed("b")}, {1: LauncherRecord(host="b", apply=told(joiner))})
     assert plan.wanted_port == 0
 
 
@@ -184,7 +184,7 @@ def test_a_clock_that_is_far_off_is_told_of(by_hand):
 
 def test_ranks_follow_the_numbers_and_unequal_slots_are_ordinary(by_hand):
     joiner = by_hand(rendezvous="h:5", node_rank=0)
-    known = {number: Member(host=f"n{number}", apply=told(joiner, slots=number)) for number in (2, 1)}
+    known = {number: LauncherRecord(host=f"n{number}", apply=told(joiner, slots=number)) for number in (2, 1)}
     members, plan = joiner.compose({number: surveyed(f"n{number}") for number in (2, 0, 1)}, known)
     assert members == (0, 1, 2)
     assert [(worker.rank, worker.node_rank, worker.local_rank) for worker in plan.workers] == [
@@ -195,7 +195,7 @@ def test_ranks_follow_the_numbers_and_unequal_slots_are_ordinary(by_hand):
 
 def test_an_elastic_job_takes_those_that_are_there_and_never_goes_without_the_coordinator(by_hand):
     joiner = by_hand(rendezvous="h:5", node_rank=0, num_nodes=(2, 3))
-    known = {number: Member(host=f"n{number}", apply=told(joiner)) for number in (1, 2)}
+    known = {number: LauncherRecord(host=f"n{number}", apply=told(joiner)) for number in (1, 2)}
     members, plan = joiner.compose({0: surveyed("n0"), 2: surveyed("n2")}, known)
     assert (members, plan.world_size, [node.host for node in plan.nodes]) == ((0, 2), 4, ["n0", "n2"])
     with pytest.raises(NodesError):
@@ -204,7 +204,7 @@ def test_an_elastic_job_takes_those_that_are_there_and_never_goes_without_the_co
 
 def test_scripts_that_differ_are_told_by_the_names_of_their_hosts(by_hand):
     joiner = by_hand(rendezvous="h:5", node_rank=0, num_nodes=2, module=False, script="train.py")
-    known = {1: Member(host="other", apply=told(joiner))}
+    known = {1: LauncherRecord(host="other", apply=told(joiner))}
     with pytest.raises(NodesDiffer, match="on other, but") as caught:
         joiner.compose({0: surveyed("n0", script_sha256="a" * 64), 1: surveyed("n1", script_sha256="b" * 64)}, known)
     assert caught.value.nodes == (1,)
@@ -240,7 +240,7 @@ def test_no_worker_gets_the_unspecified_address_if_another_was_reached(by_hand):
 
 def test_launchers_of_workers_make_the_plan_of_their_nodes(from_source):
     joiner = from_source(tasks(0, 0))
-    known = {n: Member(host="a" if n < 2 else "b", apply=told(joiner)) for n in range(1, 5)}
+    known = {n: LauncherRecord(host="a" if n < 2 else "b", apply=told(joiner)) for n in range(1, 5)}
     surveys = {number: surveyed("x") for number in range(5)}
     members, plan = joiner.compose(surveys, known)
     assert members == (0, 1, 2, 3, 4)

@@ -346,7 +346,7 @@ def test_what_is_no_list_of_hosts_is_refused_and_changes_nothing(make_composer):
 
 def test_the_folder_that_the_job_got_in_the_end_is_in_each_plan(make_composer, make_surveys):
     made = make_composer(hosts="a,b")
-    assert made.located("/r/job-1-2", "job-1-2") is made
+    assert made.set_job("job-1-2", "/r/job-1-2") is made
     _, plan = made.compose(make_surveys(made))
     assert (plan.run_dir, plan.env["DISTLAUNCH_RUN_DIR"]) == ("/r/job-1-2", "/r/job-1-2")
     assert plan.workers[1].env["TORCHELASTIC_ERROR_FILE"] == "/r/job-1-2/attempt-0/rank-1.error.json"

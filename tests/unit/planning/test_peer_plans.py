@@ -20,7 +20,7 @@ def commence(**more) -> p.StartWorkers:
 
 
 def test_a_peer_plans_its_own_workers_only(by_hand):
-    plan = by_hand("n1", rendezvous="h:5", node_rank=1).commenced(commence(), ["lo", "eth0"])
+    plan = by_hand("n1", rendezvous="h:5", node_rank=1).plan_start(commence(), ["lo", "eth0"])
     assert [(worker.rank, worker.local_rank, worker.node_rank) for worker in plan.workers] == [(1, 0, 1), (2, 1, 1)]
     assert {name: plan.env[name] for name in ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")} == {
         "WORLD_SIZE": "7", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "5555", "TORCHELASTIC_RESTART_COUNT": "1",
@@ -32,7 +32,7 @@ def test_a_peer_plans_its_own_workers_only(by_hand):
 def test_a_peer_takes_no_interface_that_it_has_not(by_hand):
     joiner = by_hand("n1", rendezvous="h:5", node_rank=1)
     told_of = commence(interface="eth0; rm", nccl_interface="eth9")
-    assert interfaces_of(joiner.commenced(told_of, ["lo", "eth0"]), 1) == ("", "")
+    assert interfaces_of(joiner.plan_start(told_of, ["lo", "eth0"]), 1) == ("", "")
 
 
 @pytest.mark.parametrize(
@@ -49,12 +49,12 @@ def test_a_peer_takes_no_interface_that_it_has_not(by_hand):
 )  # fmt: skip
 def test_a_peer_refuses_a_start_that_makes_no_sense(by_hand, more):
     with pytest.raises(ProtocolError):
-        by_hand("n1", rendezvous="h:5", node_rank=1).commenced(commence(**more), ["eth0"])
+        by_hand("n1", rendezvous="h:5", node_rank=1).plan_start(commence(**more), ["eth0"])
 
 
 def test_a_launcher_of_one_worker_starts_that_one(from_source):
     told_of = commence(hosts=("a", "b"), slots=(2, 3), node_rank=1, local_ranks=(2,))
-    plan = from_source(tasks(1, 2)).commenced(told_of, ["eth0"])
+    plan = from_source(tasks(1, 2)).plan_start(told_of, ["eth0"])
     assert [(worker.rank, worker.env["LOCAL_RANK"]) for worker in plan.workers] == [(4, "2")]
 
 
@@ -62,13 +62,13 @@ def test_a_launcher_of_one_worker_starts_that_one(from_source):
 def test_a_launcher_of_one_worker_starts_no_other(from_source, local_ranks):
     told_of = commence(hosts=("a", "b"), slots=(2, 3), node_rank=1, local_ranks=local_ranks)
     with pytest.raises(ProtocolError):
-        from_source(tasks(1, 2)).commenced(told_of, ["eth0"])
+        from_source(tasks(1, 2)).plan_start(told_of, ["eth0"])
 
 
 def test_what_a_coordinator_that_came_back_calls_the_job_is_what_new_workers_hear(by_hand):
     joiner = by_hand("n1", rendezvous="h:5", node_rank=1)
-    joiner.renamed("j-2")
-    plan = joiner.commenced(commence(), [])
+    joiner.set_job_id("j-2")
+    plan = joiner.plan_start(commence(), [])
     assert (plan.env["DISTLAUNCH_JOB_ID"], plan.env["TORCHELASTIC_RUN_ID"]) == ("j-2", "j-2")
     assert plan.env["DISTLAUNCH_RUN_DIR"] == "/jobs/j"
 
@@ -94,7 +94,7 @@ CLUSTER = (*(f"10.0.0.{rank}:{rank + 1}" for rank in range(6)), "[fd00::1]:65535
 def test_a_peers_workers_are_told_where_all_listen(by_hand):
     joiner = by_hand("n1", rendezvous="h:5", node_rank=1)
     joiner._backend = Listening({}, {})
-    plan = joiner.commenced(commence(cluster=CLUSTER), ["eth0"])
+    plan = joiner.plan_start(commence(cluster=CLUSTER), ["eth0"])
     assert plan.env_starts == {"CLUSTER": " ".join(CLUSTER)}
     assert [worker.env["CLUSTER"] for worker in plan.workers] == [" 1 of 7", " 2 of 7"]
 
@@ -106,9 +106,9 @@ def test_a_cluster_that_makes_no_sense_is_refused(by_hand, cluster):
     joiner = by_hand("n1", rendezvous="h:5", node_rank=1)
     joiner._backend = Listening({}, {})
     with pytest.raises(ProtocolError):
-        joiner.commenced(commence(cluster=cluster), ["eth0"])
+        joiner.plan_start(commence(cluster=cluster), ["eth0"])
 
 
 def test_a_peer_whose_backend_knows_of_no_ports_refuses_them(by_hand):
     with pytest.raises(ProtocolError, match="7 ports of workers, which --backend plain has no use for"):
-        by_hand("n1", rendezvous="h:5", node_rank=1).commenced(commence(cluster=CLUSTER), ["eth0"])
+        by_hand("n1", rendezvous="h:5", node_rank=1).plan_start(commence(cluster=CLUSTER), ["eth0"])

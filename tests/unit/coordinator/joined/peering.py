@@ -234,7 +234,7 @@ def planner(tmp_path):
         script="train", module=True, procs_per_node=2, num_nodes=3, rendezvous="127.0.0.1:5", node_rank=1
     )
     joiner = make_plan(options, {"PATH": os.defpath, "HOME": str(tmp_path)}).join()
-    joiner.named("j", str(tmp_path))
+    joiner.set_job("j", str(tmp_path))
     return joiner
 
 

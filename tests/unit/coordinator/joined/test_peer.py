@@ -120,7 +120,7 @@ def test_a_start_that_cannot_be_planned_is_told_to_the_coordinator(peering, tmp_
     def refuse(told, interfaces):
         raise ConfigError("no such thing here")
 
-    monkeypatch.setattr(peer.runner._planner, "commenced", refuse)
+    monkeypatch.setattr(peer.runner._planner, "plan_start", refuse)
     assert peer.run() == 2
     assert [ending.why for ending in peer.said(m.AgentEnding)] == ["no such thing here"]
 
