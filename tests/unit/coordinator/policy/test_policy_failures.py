@@ -443,7 +443,7 @@ def test_a_signal_during_the_delay_ends_the_job_at_once(make_job, signum):
 def test_a_warning_signal_during_the_delay_reaches_nobody_and_prevents_nothing(make_job):
     job = make_job(**DELAY).run()
     job.fail()
-    assert not job.sent(m.Forward, job.signal(signal.SIGUSR1))
+    assert not job.sent(m.ForwardSignal, job.signal(signal.SIGUSR1))
     job.now += 8.0
     assert job.sent(m.Prepare, job.tick())
 
