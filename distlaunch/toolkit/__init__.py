@@ -29,14 +29,14 @@ __all__ = [
 ]
 
 _MODULES = {
-    "Checkpoint": "checkpoint",
-    "CheckpointError": "checkpoint_store",
+    "Checkpoint": "checkpoint.checkpoint",
+    "CheckpointError": "checkpoint.storage",
     "Context": "context",
     "StatefulBatchSampler": "batches",
-    "Stopped": "checkpoint",
-    "ToolkitError": "errors",
+    "Stopped": "checkpoint.checkpoint",
+    "ToolkitError": "toolkit_error",
     "init": "context",
-    "wrap": "wrapping",
+    "wrap": "wrap_model",
 }
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import pickle
 from typing import NamedTuple
 
 import pytest
@@ -13,6 +12,8 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.distributed.checkpoint.metadata import Metadata  # noqa: E402
 
+from distlaunch.toolkit.checkpoint.allowed_types import state_names  # noqa: E402
+from distlaunch.toolkit.checkpoint.unpickler import Unpickler  # noqa: E402
 from distlaunch.toolkit.checkpoint.parts import Elsewhere, changed, split  # noqa: E402
 from distlaunch.toolkit.checkpoint.state import Trained  # noqa: E402
 from tests.unit.toolkit.hostile import loaded_bytes  # noqa: E402
@@ -127,4 +128,4 @@ def test_a_sharded_tensors_mark_in_checkpoints_that_there_are_is_read():
     written = (
         b"\x80\x02cdistlaunch.toolkit.checkpoint_parts\nElsewhere\nq\x00)\x81q\x01]q\x02X\x06\x00\x00\x00('a',)q\x03ab."
     )
-    assert pickle.loads(written) == Elsewhere(place="('a',)")
+    assert Unpickler(written, state_names()).load() == Elsewhere(place="('a',)")
