@@ -15,7 +15,7 @@ from distlaunch.core.model.topology import Node
 from distlaunch.launch.discovery import run_discover
 from distlaunch.launch.process import way_out
 from distlaunch.planning.train_options import TrainOptions
-from distlaunch.transport.child_process import Leash
+from distlaunch.transport.child_process import KillSwitch
 from distlaunch.transport.connection import Target
 from distlaunch.transport.open_files import allow_files
 from distlaunch.transport.route import opener
@@ -149,7 +149,7 @@ class Nodes:
             self._places.note = in_ray.note
             in_ray.silence_s = options.lost_after
             return in_ray
-        leash = Leash()
+        kill_switch = KillSwitch()
 
         def note(text: str) -> None:
             fleet.note(text)
@@ -159,8 +159,8 @@ class Nodes:
 
         fleet = Fleet(
             targets,
-            open_link=opener(options, self._environ, leash, note=note, logged_in=logged_in),
-            end_opening=leash.close,
+            open_link=opener(options, self._environ, kill_switch, note=note, logged_in=logged_in),
+            end_opening=kill_switch.close,
             fanout=options.ssh_fanout,
             connect_s=connect_s,
             intake=intake,

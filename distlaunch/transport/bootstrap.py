@@ -1,10 +1,8 @@
-"""From a login shell to a greeting agent, over whatever carries bytes.
+"""Start an agent on a node through a login shell, and pack the agent's code as a zip.
 
-The node needs ``/bin/sh`` and a Python >= 3.10. The command finds one and gives it ``STUB``, which
-reads the counted zip that is sent at once, and runs the agent from it. Nothing of that is secret:
-it can be read in the node's /proc.
-
-The agent's code as a zip, made from whatever distlaunch itself was imported from.
+The node needs ``/bin/sh`` and a Python >= 3.10. ``remote_command`` is a shell command that finds a
+Python and runs ``STUB`` in it. The stub reads the zip, whose length it knows, from its stdin and
+runs the agent from it. Nothing of that is secret: others on the node can read it in /proc.
 """
 
 from __future__ import annotations
@@ -26,11 +24,11 @@ from typing import Any, Protocol
 from distlaunch.core.model.record import replace
 from distlaunch.core.model.text import printable
 from distlaunch.core.protocol.agent_messages import GREETING
-from distlaunch.transport.connect_errors import STARTUP_HINT, Trouble
+from distlaunch.transport.connect_errors import STARTUP_HINT, ConnectStepError
 from distlaunch.transport.connection import (
+    Connection,
     ConnectionEnd,
     EndKind,
-    Link,
     behind_shell,
     describe_end,
 )
@@ -45,10 +43,8 @@ PYTHONS = (
 FLAGS = ("-I", "-S", "-X", "utf8")
 """Of the agent's interpreter: nothing of the user's or the site's is imported; text is UTF-8
 whatever the locale."""
-
 _TOO_OLD, _CUT = 97, 98
 _OLD, _TRIED, _NONE = "distlaunch-old", "distlaunch-tried", "distlaunch-none"
-
 # Lines are joined by "|", as no newline survives csh; double quotes only, no backslash and no
 # exclamation mark. zipimport would read each module twice, once for its file's name alone;
 # collecting garbage while modules are loaded finds none. Together that is a seventh of an agent's
@@ -73,6 +69,29 @@ _STUB_LINES = (
     "from distlaunch.core.agent.MODULE import main",
     "main(WORDS,f)",
 )
+_MOST_NOISE = 64 << 10
+"""So much of what came before the greeting is kept, the last of it."""
+_ENDLESS = 16 << 20
+"""Who prints more than this before the greeting will not stop."""
+_JOIN_S = 5.0
+_LAST_LINES = 3
+_LONGEST_LINE = 200
+_TRIED_LINE = re.compile(rf"^{_TRIED} (\d+) (.*)$")
+_OLD_LINE = re.compile(rf"^{_OLD} ([\d.]+)$")
+_LEVEL = 1
+"""Of deflate. Level 6 makes the zip 6 % smaller and takes half as long again, which only 50 nodes
+would pay back."""
+_LOCAL = struct.Struct("<4s5H3I2H")
+_CENTRAL = struct.Struct("<4s6H3I5H2I")
+_END = struct.Struct("<4s4H2IH")
+_NEEDS = 20
+"""The version of PKZIP that knows deflate and folders."""
+_DEFLATED = 8
+_DATE = 1 << 5 | 1
+"""The first of January 1980: zips have no time of zero."""
+_UNCHECKED = struct.pack("<I8x", 1)
+"""Behind the magic number of a .pyc: valid by its hash (PEP 552), which nobody is to compare."""
+_PYC_HEADER = 16
 
 
 def stub(module: str, words: str) -> str:
@@ -88,6 +107,7 @@ def stub(module: str, words: str) -> str:
 STUB = stub("main", "sys.argv[2]")
 """For COUNT and WORD: of an agent that speaks over its stdin and stdout."""
 
+
 # $1 word, $2 count, $3 stub, then interpreters. The shell itself is mute: it would say what it was
 # that was killed. 2: a Python that does not know our flags; 126, 127: it cannot be run.
 _SCRIPT = (
@@ -101,19 +121,8 @@ _SCRIPT = (
     f"done; echo {_NONE}; exit {_TOO_OLD}"
 )
 
-_MOST_NOISE = 64 << 10
-"""So much of what came before the greeting is kept, the last of it."""
-_ENDLESS = 16 << 20
-"""Who prints more than this before the greeting will not stop."""
-_JOIN_S = 5.0
-_LAST_LINES = 3
-_LONGEST_LINE = 200
 
-_TRIED_LINE = re.compile(rf"^{_TRIED} (\d+) (.*)$")
-_OLD_LINE = re.compile(rf"^{_OLD} ([\d.]+)$")
-
-
-class Stream(Link, Protocol):
+class BootstrapConnection(Connection, Protocol):
     """A link that has not greeted yet."""
 
     def unread(self, data: bytes) -> None:
@@ -149,11 +158,13 @@ def is_plain(path: str) -> bool:
     return path.startswith("/") and path.isprintable() and not any(char in path for char in "'\\!")
 
 
-def start_agent(stream: Stream, code: bytes, word: str, *, until: float, where: str) -> None:
+def start_agent(
+    stream: BootstrapConnection, code: bytes, word: str, *, until: float, where: str
+) -> None:
     """Send the agent's code and skip what comes before its greeting; what follows that is left for
     ``receive``.
 
-    ``until`` is a time of ``time.monotonic``, ``where`` names the node in messages. Raises Trouble,
+    ``until`` is a time of ``time.monotonic``, ``where`` names the node in messages. Raises ConnectStepError,
     and the stream is closed then. The code is sent in a thread, as a shell that prints much may not
     read before it is read from.
     """
@@ -168,14 +179,14 @@ def start_agent(stream: Stream, code: bytes, word: str, *, until: float, where: 
         sender.join(_JOIN_S)
 
 
-def _sent(stream: Stream, code: bytes) -> None:
+def _sent(stream: BootstrapConnection, code: bytes) -> None:
     try:
         stream.send(code)
     except OSError:
         pass  # the reader sees the end as well, and says what is known of it
 
 
-def _skip_to_greeting(stream: Stream, word: str, until: float, where: str) -> None:
+def _skip_to_greeting(stream: BootstrapConnection, word: str, until: float, where: str) -> None:
     # The greeting begins with a newline of its own, for noise that has not ended its line.
     mark = GREETING + word.encode() + b"\n"
     noise = b""
@@ -196,7 +207,7 @@ def _skip_to_greeting(stream: Stream, word: str, until: float, where: str) -> No
         passed += len(data)
         noise = searched[-_MOST_NOISE:]
         if passed > _ENDLESS:
-            raise Trouble(
+            raise ConnectStepError(
                 "agent",
                 f"{where} prints without end before the agent starts{quoted_lines(noise)}",
                 passing=False,
@@ -204,7 +215,7 @@ def _skip_to_greeting(stream: Stream, word: str, until: float, where: str) -> No
         left_s = until - time.monotonic()
         if left_s <= 0:
             said = quoted_lines(stream.last_words() or noise)
-            raise Trouble(
+            raise ConnectStepError(
                 "agent",
                 f"the agent has not started in time{said}",
                 hint=None if said else STARTUP_HINT,
@@ -213,7 +224,7 @@ def _skip_to_greeting(stream: Stream, word: str, until: float, where: str) -> No
             poll.poll(left_s * 1000 + 1)
 
 
-def _ended(stream: Stream, noise: bytes, where: str) -> Trouble:
+def _ended(stream: BootstrapConnection, noise: bytes, where: str) -> ConnectStepError:
     """Say why a login shell or an agent has ended without a greeting."""
     words = stream.last_words()
     lines = noise.decode(errors="replace").splitlines()
@@ -223,10 +234,10 @@ def _ended(stream: Stream, noise: bytes, where: str) -> Trouble:
     end = replace(stream.end(), last_words="")
     how = describe_end(end)
     if b"Traceback (most recent call last)" in words:
-        return Trouble(
+        return ConnectStepError(
             "agent", f"the agent has failed to start: {how}{quoted_lines(last)}", passing=False
         )
-    return Trouble(
+    return ConnectStepError(
         "agent",
         f"the login ended before the agent could start: {how}{quoted_lines(last)}",
         passing=_was_cut(end),
@@ -239,7 +250,7 @@ def _was_cut(end: ConnectionEnd) -> bool:
     return behind_shell(end).kind is not EndKind.EXITED
 
 
-def _no_python(lines: list[str], where: str) -> Trouble:
+def _no_python(lines: list[str], where: str) -> ConnectStepError:
     floor = ".".join(map(str, OLDEST))
     found: list[str] = []
     version = None
@@ -256,7 +267,7 @@ def _no_python(lines: list[str], where: str) -> Trouble:
                 found.append(f"{path}, which cannot be run")
             version = None
     has = f"{where} has {_listed(found)}" if found else f"{where} has no Python on its PATH"
-    return Trouble(
+    return ConnectStepError(
         "python",
         f"{has}; the agent needs {floor} or newer",
         hint="--python PATH names one that a PATH without login files misses; "
@@ -279,22 +290,6 @@ def quoted_lines(said: bytes, most: int = _LAST_LINES) -> str:
         if line and not line.startswith("distlaunch-")
     ]
     return ": " + " / ".join(shown[-most:]) if shown else ""
-
-
-_LEVEL = 1
-"""Of deflate. Level 6 makes the zip 6 % smaller and takes half as long again, which only 50 nodes
-would pay back."""
-_LOCAL = struct.Struct("<4s5H3I2H")
-_CENTRAL = struct.Struct("<4s6H3I5H2I")
-_END = struct.Struct("<4s4H2IH")
-_NEEDS = 20
-"""The version of PKZIP that knows deflate and folders."""
-_DEFLATED = 8
-_DATE = 1 << 5 | 1
-"""The first of January 1980: zips have no time of zero."""
-_UNCHECKED = struct.pack("<I8x", 1)
-"""Behind the magic number of a .pyc: valid by its hash (PEP 552), which nobody is to compare."""
-_PYC_HEADER = 16
 
 
 def agent_zip() -> bytes:

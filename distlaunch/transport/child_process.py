@@ -1,8 +1,6 @@
-"""Child processes with a stream: the user's ssh, a ProxyCommand, the agent of this machine.
+"""Child processes whose stdin and stdout are a stream: ssh, a ProxyCommand, a local agent.
 
-A link to a child process: its stdin and stdout are the stream, its stderr is kept aside.
-
-The agent of this machine, where it is one node of several: a child process, same bytes.
+``open_beside`` starts the agent of this machine if it is one node of several.
 """
 
 from __future__ import annotations
@@ -21,22 +19,34 @@ from contextlib import suppress
 
 from distlaunch.core.model.text import printable
 from distlaunch.transport.bootstrap import FLAGS, STUB, quoted_lines, start_agent
-from distlaunch.transport.cleanup import bury, patience
-from distlaunch.transport.connect_errors import Trouble
+from distlaunch.transport.cleanup import run_in_background, wait_budget
+from distlaunch.transport.connect_errors import ConnectStepError
 from distlaunch.transport.connection import (
+    ConnectError,
+    Connection,
     ConnectionEnd,
     EndKind,
-    Link,
     Target,
-    Unconnected,
     end_of_program,
 )
 from distlaunch.transport.open_files import as_found
 
+_CHUNK = 1 << 16
+_MOST_WORDS = 16 << 10
+_REAP_S = 0.5
+"""What KILL takes on a busy machine, and the next in line may wait."""
+_GUARD = '; ({ read -r _ <&3; kill -9 0; } </dev/null >/dev/null 2>&1 &); exec 3<&- "$@"'
+"""A process of the program's own group waits for the kill switch's end, and kills the group."""
+_SWITCH_IS_STDIN = "exec 3<&0 <&1"
+_unreaped: list[subprocess.Popen[bytes]] = []
+_reaping = threading.Lock()
+_READ_BYTES = 1 << 18
+_END_S = 2.0
+
 
 def open_beside(
     target: Target, within_s: float, *, code: bytes, environ: Mapping[str, str]
-) -> Link:
+) -> Connection:
     """Start an agent on this machine; see ``Open``. It ends, after its workers, when the link is
     closed."""
     until = time.monotonic() + within_s
@@ -45,32 +55,136 @@ def open_beside(
     try:
         link = _start_beside([python, *FLAGS, "-c", STUB, str(len(code)), word], environ)
         start_agent(link, code, word, until=until, where=target.host)
-    except Trouble as trouble:
-        raise Unconnected(trouble.failure(target.host)) from trouble
-    link.is_polled = True
+    except ConnectStepError as trouble:
+        raise ConnectError(trouble.failure(target.host)) from trouble
+    link.limit_waits()
     return link
 
 
-def _start_beside(argv: list[str], environ: Mapping[str, str]) -> ProcessLink:
+def _start_beside(argv: list[str], environ: Mapping[str, str]) -> ProcessConnection:
     try:
-        return ProcessLink(as_found(argv), environ=environ, leash=None)
+        return ProcessConnection(as_found(argv), environ=environ, kill_switch=None)
     except OSError as exc:
-        raise Trouble("python", f"{printable(argv[0])} cannot be run: {exc.strerror}") from exc
+        raise ConnectStepError(
+            "python", f"{printable(argv[0])} cannot be run: {exc.strerror}"
+        ) from exc
 
 
-_CHUNK = 1 << 16
-_MOST_WORDS = 16 << 10
-_REAP_S = 0.5
-"""What KILL takes on a busy machine, and the next in line may wait."""
-_GUARD = '; ({ read -r _ <&3; kill -9 0; } </dev/null >/dev/null 2>&1 &); exec 3<&- "$@"'
-"""A process of the program's own group waits for the leash's end, and kills the group."""
-_LEASH_IS_STDIN = "exec 3<&0 <&1"
+class ProcessConnection:
+    """Starts a program, whose stdin and stdout are the stream.
 
-_unreaped: list[subprocess.Popen[bytes]] = []
-_reaping = threading.Lock()
+    ``close`` kills a mere carrier of bytes (``ssh``), which hangs on a kill switch; an agent ends by the
+    closed stream.
+    """
+
+    def __init__(
+        self, argv: Sequence[str], *, environ: Mapping[str, str], kill_switch: KillSwitch | None
+    ) -> None:
+        self._child = Child(argv, environ=environ, kill_switch=kill_switch)
+        self._socket = self._child.stream
+        self._is_polled = False
+        """A main loop has it, which is not to be held up by asking how the program has ended."""
+        self._pending = b""
+        self._always = -1
+        self._ended = False
+        self._closed = False
+        self._closed_here = False
+        self._lock = threading.Lock()
+        self._epoll = select.epoll()
+        self._epoll.register(self._socket, select.EPOLLIN)
+        self._epoll.register(self._child.words_end, select.EPOLLIN)  # until it is closed
+
+    def limit_waits(self) -> None:
+        """Bound all further waits by the main loop's budget: a main loop polls this from now on."""
+        self._is_polled = True
+
+    def fileno(self) -> int:
+        """Give a descriptor that is ready for stream and stderr alike, so that neither fills up."""
+        return self._epoll.fileno()
+
+    def receive(self) -> bytes | None:
+        """Give what has come; see ``Connection``."""
+        with self._lock:
+            return None if self._closed else self._received()
+
+    def _received(self) -> bytes | None:
+        self._child.said()
+        if self._pending:
+            data, self._pending = self._pending, b""
+            self._epoll.unregister(self._always)
+            os.close(self._always)
+            self._always = -1
+            return data
+        if self._ended:
+            return None
+        try:
+            data = self._socket.recv(_READ_BYTES, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return b""
+        except OSError:
+            data = b""
+        if not data:
+            self._ended = True
+            return None
+        return data
+
+    def unread(self, data: bytes) -> None:
+        """Have ``receive`` give this first, and ``fileno`` be ready for it."""
+        self._pending = data
+        self._always = os.eventfd(1, os.EFD_CLOEXEC)
+        self._epoll.register(self._always, select.EPOLLIN)
+
+    def send(self, data: bytes) -> None:
+        """Send all of it; see ``Connection``."""
+        self._socket.sendall(data)
+
+    def last_words(self) -> bytes:
+        """Give the last of what it wrote to stderr."""
+        with self._lock:
+            return self._child.said()
+
+    def returncode(self, within_s: float = 0.0) -> int | None:
+        """Give how the program ended, waiting so long for that; None if it has not."""
+        return self._child.returncode(within_s)
+
+    def close(self) -> None:
+        """Close the stream; see ``Connection``."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            self._child.close()
+        self._closed_here = not self._ended
+        try:
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes a sender
+        except OSError:
+            pass  # it had ended
+        self._epoll.close()
+        self._socket.close()
+        if self._always >= 0:
+            os.close(self._always)
+
+    def forget_words(self) -> None:
+        """Have no last words but those that come from now on."""
+        with self._lock:
+            self._child.forget()
+
+    def end(self) -> ConnectionEnd:
+        """Return how the program ended, and what it said last; see ``Connection``."""
+        if self._closed_here:
+            return ConnectionEnd(kind=EndKind.CLOSED_HERE, last_words=self._last_line())
+        code = self.returncode()
+        if code is None and self._ended:
+            code = (
+                wait_budget.spend(self.returncode) if self._is_polled else self.returncode(_END_S)
+            )
+        return end_of_program(code, self._last_line())
+
+    def _last_line(self) -> str:
+        return quoted_lines(self.last_words(), 1)
 
 
-class Leash:
+class KillSwitch:
     """What carriers hang on: they are killed, with their process groups, when it is closed or we
     have gone in any way.
 
@@ -87,7 +201,7 @@ class Leash:
 
     def hold(self) -> int:
         """Give a descriptor for a guard to read, for the caller to close. Raises OSError once the
-        leash is closed."""
+        kill switch is closed."""
         with self._lock:
             if self.is_closed:
                 raise OSError("the job is over")
@@ -99,7 +213,7 @@ class Leash:
     def kill(self, group: int) -> None:
         """Kill a process group that hangs on it. It may have ended."""
         with self._lock:
-            # As long as the leash is there, so is the guard, and the group's number nobody else's.
+            # As long as the kill switch is there, so is the guard, and the group's number nobody else's.
             if not self.is_closed:
                 with suppress(
                     ProcessLookupError, PermissionError
@@ -129,28 +243,28 @@ class Child:
     """A program in a session of its own, where a terminal's Ctrl-C does not reach it. Nothing here
     waits.
 
-    ``leash`` is for a mere carrier of bytes; without one only ``stop`` kills it, and it has to end
+    ``kill_switch`` is for a mere carrier of bytes; without one only ``stop`` kills it, and it has to end
     with its stream.
     """
 
     def __init__(
-        self, argv: Sequence[str], *, environ: Mapping[str, str], leash: Leash | None
+        self, argv: Sequence[str], *, environ: Mapping[str, str], kill_switch: KillSwitch | None
     ) -> None:
         """Start it. Raises OSError."""
         reap()
-        self._leash = leash
+        self._kill_switch = kill_switch
         self._said = bytearray()
         self._closed = False
         words = list(argv)
-        if leash is not None:
+        if kill_switch is not None:
             _check(words[0], environ)
-            words = guarded(words, _LEASH_IS_STDIN)
-        held = None if leash is None else leash.hold()
+            words = guarded(words, _SWITCH_IS_STDIN)
+        held = None if kill_switch is None else kill_switch.hold()
         try:
             self.stream, self._words, self._process = _started(words, environ, held)
         except BaseException:
-            if leash is not None:
-                leash.let_go()
+            if kill_switch is not None:
+                kill_switch.let_go()
             raise
         finally:
             if held is not None:
@@ -194,22 +308,22 @@ class Child:
             self._process.kill()
 
     def close(self) -> None:
-        """Kill it if it hangs on a leash, with all of its group; keep what it has said. May be
+        """Kill it if it hangs on a kill switch, with all of its group; keep what it has said. May be
         called again."""
         if self._closed:
             return
         self._closed = True
         self.said()
-        if self._leash is not None:
-            self._leash.kill(self._process.pid)
-            self._leash.let_go()
+        if self._kill_switch is not None:
+            self._kill_switch.kill(self._process.pid)
+            self._kill_switch.let_go()
         self._close_words()
         if self._process.poll() is not None:
             return
-        if self._leash is None:
+        if self._kill_switch is None:
             self._leave()
         else:
-            bury(self._collect)
+            run_in_background(self._collect)
 
     def _collect(self) -> None:
         if self.returncode(_REAP_S) is None:
@@ -258,7 +372,7 @@ class Question:
 
     def __init__(self, argv: Sequence[str], environ: Mapping[str, str]) -> None:
         """Start it. Raises OSError."""
-        self._child = Child(argv, environ=environ, leash=Leash())
+        self._child = Child(argv, environ=environ, kill_switch=KillSwitch())
         self._child.stream.shutdown(socket.SHUT_WR)
 
     def answer(self, *, within_s: float) -> tuple[int, bytes, bytes]:
@@ -298,7 +412,7 @@ def ask(
 
 
 def guarded(argv: Sequence[str], to_three: str) -> list[str]:
-    """Write the command of a program that hangs on a leash; ``to_three``: shell that makes
+    """Write the command of a program that hangs on a kill switch; ``to_three``: shell that makes
     descriptor 3 of it."""
     return ["/bin/sh", "-c", to_three + _GUARD, "sh", *argv]
 
@@ -315,115 +429,3 @@ def _check(program: str, environ: Mapping[str, str]) -> None:
         if os.path.exists(program) and "/" in program:
             raise PermissionError(13, os.strerror(13), program)
         raise FileNotFoundError(2, os.strerror(2), program)
-
-
-_LINK_CHUNK = 1 << 18
-_END_S = 2.0
-
-
-class ProcessLink:
-    """Starts a program, whose stdin and stdout are the stream.
-
-    ``close`` kills a mere carrier of bytes (``ssh``), which hangs on a leash; an agent ends by the
-    closed stream.
-    """
-
-    def __init__(
-        self, argv: Sequence[str], *, environ: Mapping[str, str], leash: Leash | None
-    ) -> None:
-        self._child = Child(argv, environ=environ, leash=leash)
-        self._socket = self._child.stream
-        self.is_polled = False
-        """A main loop has it, which is not to be held up by asking how the program has ended."""
-        self._pending = b""
-        self._always = -1
-        self._ended = False
-        self._closed = False
-        self._closed_here = False
-        self._lock = threading.Lock()
-        self._epoll = select.epoll()
-        self._epoll.register(self._socket, select.EPOLLIN)
-        self._epoll.register(self._child.words_end, select.EPOLLIN)  # until it is closed
-
-    def fileno(self) -> int:
-        """Give a descriptor that is ready for stream and stderr alike, so that neither fills up."""
-        return self._epoll.fileno()
-
-    def receive(self) -> bytes | None:
-        """Give what has come; see ``Link``."""
-        with self._lock:
-            return None if self._closed else self._received()
-
-    def _received(self) -> bytes | None:
-        self._child.said()
-        if self._pending:
-            data, self._pending = self._pending, b""
-            self._epoll.unregister(self._always)
-            os.close(self._always)
-            self._always = -1
-            return data
-        if self._ended:
-            return None
-        try:
-            data = self._socket.recv(_LINK_CHUNK, socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return b""
-        except OSError:
-            data = b""
-        if not data:
-            self._ended = True
-            return None
-        return data
-
-    def unread(self, data: bytes) -> None:
-        """Have ``receive`` give this first, and ``fileno`` be ready for it."""
-        self._pending = data
-        self._always = os.eventfd(1, os.EFD_CLOEXEC)
-        self._epoll.register(self._always, select.EPOLLIN)
-
-    def send(self, data: bytes) -> None:
-        """Send all of it; see ``Link``."""
-        self._socket.sendall(data)
-
-    def last_words(self) -> bytes:
-        """Give the last of what it wrote to stderr."""
-        with self._lock:
-            return self._child.said()
-
-    def returncode(self, within_s: float = 0.0) -> int | None:
-        """Give how the program ended, waiting so long for that; None if it has not."""
-        return self._child.returncode(within_s)
-
-    def close(self) -> None:
-        """Close the stream; see ``Link``."""
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
-            self._child.close()
-        self._closed_here = not self._ended
-        try:
-            self._socket.shutdown(socket.SHUT_RDWR)  # wakes a sender
-        except OSError:
-            pass  # it had ended
-        self._epoll.close()
-        self._socket.close()
-        if self._always >= 0:
-            os.close(self._always)
-
-    def forget_words(self) -> None:
-        """Have no last words but those that come from now on."""
-        with self._lock:
-            self._child.forget()
-
-    def end(self) -> ConnectionEnd:
-        """Return how the program ended, and what it said last; see ``Link``."""
-        if self._closed_here:
-            return ConnectionEnd(kind=EndKind.CLOSED_HERE, last_words=self._last_line())
-        code = self.returncode()
-        if code is None and self._ended:
-            code = patience.spend(self.returncode) if self.is_polled else self.returncode(_END_S)
-        return end_of_program(code, self._last_line())
-
-    def _last_line(self) -> str:
-        return quoted_lines(self.last_words(), 1)

@@ -18,7 +18,7 @@ _RATE = 0.02
 T = TypeVar("T")
 
 
-def bury(job: Callable[[], None]) -> None:
+def run_in_background(job: Callable[[], None]) -> None:
     """Have this done soon, after what was asked for before. Where no thread can be started it is
     done at once."""
     global _thread  # noqa: PLW0603 - one for all connections of the process
@@ -26,7 +26,7 @@ def bury(job: Callable[[], None]) -> None:
         _jobs.append(job)
         if _thread is not None:
             return
-        _thread = threading.Thread(target=_work, name="dl-bury", daemon=True)
+        _thread = threading.Thread(target=_work, name="dl-cleanup", daemon=True)
         try:
             _thread.start()
         except RuntimeError:
@@ -51,7 +51,7 @@ def _work() -> None:
             job()
 
 
-class Patience:
+class WaitBudget:
     """What there is for all links of a process together; the main loop's."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -69,4 +69,4 @@ class Patience:
         return result
 
 
-patience = Patience()
+wait_budget = WaitBudget()

@@ -1,6 +1,6 @@
 """Why a node could not be reached: the failed step, the reason, and a hint.
 
-Every transport raises ``Trouble`` and reports ``ConnectFailure``.
+Every transport raises ``ConnectStepError`` and reports ``ConnectFailure``.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class KeyScan(Record):
         return f"ssh-keyscan {at}-H {names} >> {printable(self.file)}"
 
 
-class Trouble(Exception):  # noqa: N818 - it is an outcome: an opener turns it into Unconnected
+class ConnectStepError(Exception):
     """A step did not succeed; the words are those of ``ConnectFailure``, and printable."""
 
     def __init__(

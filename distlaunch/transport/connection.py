@@ -122,7 +122,7 @@ def describe_end(end: ConnectionEnd, who: str = "it") -> str:
     return text + end.last_words
 
 
-class Link(Protocol):
+class Connection(Protocol):
     """An open stream to an agent that has greeted; ``send`` and ``close`` may be called from any
     thread.
 
@@ -159,7 +159,7 @@ class Target(Record):
     """It is this very machine: no network is needed."""
 
 
-class Unconnected(Exception):  # noqa: N818 - it is an outcome, and travels as a value
+class ConnectError(Exception):
     """``Connect`` did not succeed."""
 
     def __init__(self, failure: ConnectFailure) -> None:
@@ -167,7 +167,7 @@ class Unconnected(Exception):  # noqa: N818 - it is an outcome, and travels as a
         self.failure = failure
 
 
-Open = Callable[[Target, float], Link]
+Open = Callable[[Target, float], Connection]
 """Connects, starts the agent and reads its greeting, within so many seconds. Called from a thread
-of its own, several at once for different nodes. Raises Unconnected; nothing of it is left running
+of its own, several at once for different nodes. Raises ConnectError; nothing of it is left running
 then."""

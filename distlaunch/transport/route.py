@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 
 from distlaunch.planning.train_options import TrainOptions
 from distlaunch.transport.bootstrap import agent_zip
-from distlaunch.transport.child_process import Leash, open_beside
-from distlaunch.transport.connection import Link, Open, Target
+from distlaunch.transport.child_process import KillSwitch, open_beside
+from distlaunch.transport.connection import Connection, Open, Target
 from distlaunch.transport.ssh.config import Asked
 from distlaunch.transport.ssh.host_keys import HostKeyCheck, Unchecked
 from distlaunch.transport.ssh.nodes import Ssh
@@ -19,7 +19,7 @@ from distlaunch.transport.ssh.openssh import OpenSsh
 def opener(
     options: TrainOptions,
     environ: Mapping[str, str],
-    leash: Leash,
+    kill_switch: KillSwitch,
     *,
     note: Callable[[str], None] = lambda _: None,
     logged_in: Callable[[Target], None] = lambda _: None,
@@ -29,7 +29,7 @@ def opener(
     ``note`` gets what the user should hear, from any thread: that host keys are not checked.
     ``logged_in`` gets a node whose agent is being started.
 
-    What it starts of programs that carry bytes hangs on the leash.
+    What it starts of programs that carry bytes is killed by the kill switch.
     Raises ConfigError where ``--ssh-command`` is no command.
     """
     code = agent_zip()
@@ -51,7 +51,7 @@ def opener(
             code=code,
             pythons=pythons,
             environ=environ,
-            leash=leash,
+            kill_switch=kill_switch,
         ).open
     else:
         check = HostKeyCheck(host_keys, unchecked)
@@ -61,11 +61,11 @@ def opener(
             code=code,
             pythons=pythons,
             environ=environ,
-            leash=leash,
+            kill_switch=kill_switch,
             logged_in=logged_in,
         ).open
 
-    def open_link(target: Target, within_s: float) -> Link:
+    def open_link(target: Target, within_s: float) -> Connection:
         if target.here:
             return open_beside(target, within_s, code=code, environ=environ)
         if host_keys == "off" and options.ssh_command is not None:

@@ -13,7 +13,7 @@ _CHUNK = 1 << 18
 _MOST_DRAINED = 1 << 20
 
 
-class TcpLink:
+class TcpConnection:
     """Takes over a connected socket. ``address`` is the peer's, as messages have it."""
 
     def __init__(self, connection: socket.socket, address: str) -> None:
@@ -30,11 +30,11 @@ class TcpLink:
         self._lock = threading.Lock()
 
     def fileno(self) -> int:
-        """Give the descriptor to poll; see ``Link``."""
+        """Give the descriptor to poll; see ``Connection``."""
         return self._socket.fileno()
 
     def receive(self) -> bytes | None:
-        """Give what has come; see ``Link``."""
+        """Give what has come; see ``Connection``."""
         if self._closed or self._ended:
             return None
         try:
@@ -51,11 +51,11 @@ class TcpLink:
         return data
 
     def send(self, data: bytes) -> None:
-        """Send all of it; see ``Link``."""
+        """Send all of it; see ``Connection``."""
         self._socket.sendall(data, socket.MSG_NOSIGNAL)
 
     def close(self) -> None:
-        """Close the connection; see ``Link``. What has been sent still goes out, unless the peer
+        """Close the connection; see ``Connection``. What has been sent still goes out, unless the peer
         goes on sending."""
         with self._lock:
             if self._closed:
@@ -73,5 +73,5 @@ class TcpLink:
         self._socket.close()
 
     def end(self) -> ConnectionEnd:
-        """Return how it ended; see ``Link``."""
+        """Return how it ended; see ``Connection``."""
         return self._ended or ConnectionEnd(kind=EndKind.CLOSED)

@@ -30,7 +30,7 @@ from distlaunch.core.protocol.handshake import (
 from distlaunch.core.protocol.launcher_messages import Call, Rejected, Welcome
 from distlaunch.core.protocol.token_keys import TOKEN_HINT, ListenerSecret
 from distlaunch.transport import open_files
-from distlaunch.transport.tcp_connection import TcpLink
+from distlaunch.transport.tcp_connection import TcpConnection
 
 MOST_PENDING = 512
 """Connections at once whose callers are not known yet."""
@@ -52,7 +52,7 @@ _WILDCARD = ("::", "0.0.0.0")  # noqa: S104 - other nodes call, by addresses tha
 _LOOPBACK = ("127.0.0.1", "::1")
 _TRIES = 8
 _NO_SUCH_FAMILY = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.EPROTONOSUPPORT)
-EVERY_S = 60.0
+NOTICE_PERIOD_S = 60.0
 
 
 class Listener:
@@ -86,13 +86,13 @@ class Listener:
         self._job_identity = job_identity
         self._admit = admit
         self._clock = clock
-        self._troubles = Troubles(log, clock)
+        self._notices = RepeatedNotices(log, clock)
         self._epoll = select.epoll()
         self._pending: dict[int, _Pending] = {}
         """By descriptor, the oldest first."""
         self._stages: tuple[dict[int, _Pending], ...] = ({}, {}, {})
         """The same by how far they are, each with the one first that was idle for longest."""
-        self._admitted: list[tuple[Call, TcpLink]] = []
+        self._admitted: list[tuple[Call, TcpConnection]] = []
         self._most = _room(members)
         self._allowed = float(_BURST)
         self._allowed_at = clock()
@@ -112,10 +112,10 @@ class Listener:
     def deadline(self) -> float | None:
         """Give when ``ready`` is due even if nothing is ready."""
         first = next(iter(self._pending.values()), None)
-        times = (None if first is None else first.until, self._resume_at, self._troubles.deadline())
+        times = (None if first is None else first.until, self._resume_at, self._notices.deadline())
         return min((one for one in times if one is not None), default=None)
 
-    def ready(self) -> list[tuple[Call, TcpLink]]:
+    def ready(self) -> list[tuple[Call, TcpConnection]]:
         """Do what can be done now; give the callers that have been sent their ``Welcome`` since."""
         if self._resume_at is not None and self._clock() >= self._resume_at:
             self._resume()
@@ -135,7 +135,7 @@ class Listener:
                 else (RefusalReason.SLOW, "it did not finish its call")
             )
             self._refuse(oldest, reason, f"{text} within {HANDSHAKE_S:.0f} s")
-        self._troubles.tick()
+        self._notices.tick()
         admitted, self._admitted = self._admitted, []
         return admitted
 
@@ -248,7 +248,9 @@ class Listener:
             case Welcome() if side.call is not None:
                 # Even if it has just left: it was admitted, and its link will tell.
                 self._forget(pending)
-                self._admitted.append((side.call, TcpLink(pending.connection, pending.address)))
+                self._admitted.append(
+                    (side.call, TcpConnection(pending.connection, pending.address))
+                )
             case Rejected():
                 if side.rejected_for is not None:
                     host = f" ({printable(side.call.host[:80])})" if side.call is not None else ""
@@ -271,7 +273,7 @@ class Listener:
         self._note(reason, pending.address, text)
 
     def _note(self, reason: RefusalReason, address: str, text: str) -> None:
-        self._troubles.note(
+        self._notices.note(
             reason, f"a connection from {address} to port {self.port} was closed: {text}"
         )
 
@@ -422,20 +424,20 @@ def _refused(port: int, exc: OSError, owner: str) -> ConfigError:
     )
 
 
-class Troubles:
+class RepeatedNotices:
     """``log`` gets a line for the first of each kind, then one a minute with how many more there
     were."""
 
     def __init__(self, log: Callable[[str], None], clock: Callable[[], float]) -> None:
         self._log = log
         self._clock = clock
-        self._kinds: dict[Enum, _Kind] = {}
+        self._kinds: dict[Enum, _NoticeKind] = {}
 
     def note(self, kind: Enum, line: str) -> None:
-        """Log the line, or count it if one of its kind was logged less than ``EVERY_S`` ago."""
+        """Log the line, or count it if one of its kind was logged less than ``NOTICE_PERIOD_S`` ago."""
         known = self._kinds.get(kind)
         if known is None:
-            self._kinds[kind] = _Kind(self._clock())
+            self._kinds[kind] = _NoticeKind(self._clock())
             self._log(line)
         else:
             known.more += 1
@@ -444,14 +446,15 @@ class Troubles:
     def deadline(self) -> float | None:
         """Give when ``tick`` has something to say."""
         return min(
-            (kind.since + EVERY_S for kind in self._kinds.values() if kind.more), default=None
+            (kind.since + NOTICE_PERIOD_S for kind in self._kinds.values() if kind.more),
+            default=None,
         )
 
     def tick(self) -> None:
         """Say what has been counted for long enough."""
         now = self._clock()
         for kind in self._kinds.values():
-            if kind.more and now >= kind.since + EVERY_S:
+            if kind.more and now >= kind.since + NOTICE_PERIOD_S:
                 self._log(
                     kind.last
                     if kind.more == 1
@@ -460,7 +463,7 @@ class Troubles:
                 kind.since, kind.more = now, 0
 
 
-class _Kind:
+class _NoticeKind:
     """One kind of trouble: how many since it was last said."""
 
     def __init__(self, since: float) -> None:

@@ -115,7 +115,7 @@ def nothing_left(before: set[int]) -> bool:
 
 
 def buried() -> bool:
-    return any(thread.name == "dl-bury" for thread in threading.enumerate())
+    return any(thread.name == "dl-cleanup" for thread in threading.enumerate())
 
 
 def until(condition, within_s: float = BOUND_S) -> None:

@@ -11,7 +11,7 @@ import threading
 import pytest
 
 from distlaunch.transport.connection import describe_end
-from distlaunch.transport.tcp_connection import TcpLink
+from distlaunch.transport.tcp_connection import TcpConnection
 from tests.contract.test_links import (  # noqa: F401 - pytest collects them here, with the fixtures below
     End,
     test_bytes_go_both_ways,
@@ -49,14 +49,14 @@ class Others:
         self.processes = []
         self.links = []
 
-    def open(self) -> TcpLink:
+    def open(self) -> TcpConnection:
         port = str(self.listening.getsockname()[1])
         self.processes.append(subprocess.Popen([sys.executable, "-I", "-S", "-c", STAND_IN + CALLER, port]))
         connection, address = self.listening.accept()
         connection.settimeout(BOUND_S)
         greeting = b"\ndistlaunch-agent word\n"
         assert connection.recv(len(greeting), socket.MSG_WAITALL) == greeting
-        link = TcpLink(connection, f"{address[0]}:{address[1]}")
+        link = TcpConnection(connection, f"{address[0]}:{address[1]}")
         self.links.append(link)
         return link
 
@@ -103,7 +103,7 @@ def test_a_killed_peer_is_noticed(end):
 def test_a_connection_that_was_reset_is_said_to_be_lost():
     with socket.create_server(("127.0.0.1", 0)) as listening:
         caller = socket.create_connection(listening.getsockname())
-        link = TcpLink(listening.accept()[0], "here")
+        link = TcpConnection(listening.accept()[0], "here")
     caller.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
     caller.close()
     end = End(link)
@@ -137,7 +137,7 @@ def test_a_link_leaves_no_thread_and_no_descriptor(opened):
 def test_what_was_sent_before_closing_arrives_though_the_peers_words_were_not_read():
     with socket.create_server(("127.0.0.1", 0)) as listening:
         caller = socket.create_connection(listening.getsockname())
-        link = TcpLink(listening.accept()[0], "here")
+        link = TcpConnection(listening.accept()[0], "here")
     with caller:
         caller.send(b"what nobody reads")
         until(lambda: End(link).poll.poll(1000))

@@ -17,7 +17,7 @@ from distlaunch.core.protocol import launcher_messages as p
 from distlaunch.core.protocol.handshake import JobIdentity
 from distlaunch.planning.joined_plan import JoinedPlanner
 from distlaunch.planning.rendezvous import Rendezvous
-from distlaunch.transport.tcp_connection import TcpLink
+from distlaunch.transport.tcp_connection import TcpConnection
 from distlaunch.transport.tcp_listener import Listener
 
 _TELL_S = 5.0
@@ -129,7 +129,7 @@ class Caller:
         host = printable(self._joiner.rendezvous.host)
         return f"node 0 ({f'[{host}]' if ':' in host else host}:{self._port})"
 
-    def __call__(self) -> tuple[TcpLink, p.Welcome]:
+    def __call__(self) -> tuple[TcpConnection, p.Welcome]:
         """Call until we are let in, or the time is up. Raises LaunchError, and
         ``connect.ConnectInterrupted``."""
         self._tell_at = _TELL_S
@@ -151,7 +151,7 @@ class Caller:
         self._rank = welcome.rank
         with suppress(OSError):  # it has been reset already
             self._port = connection.getpeername()[1]
-        return TcpLink(connection, self.where), welcome
+        return TcpConnection(connection, self.where), welcome
 
     def _is_told(self) -> bool:
         """Take the signals that have come; return whether one of them ends us."""

@@ -50,8 +50,8 @@ from distlaunch.core.protocol import launcher_messages as p
 from distlaunch.core.protocol.codec import encode
 from distlaunch.core.protocol.handshake import JobIdentity
 from distlaunch.planning.rendezvous import Rendezvous
-from distlaunch.transport.connection import Link, describe_end
-from distlaunch.transport.tcp_connection import TcpLink
+from distlaunch.transport.connection import Connection, describe_end
+from distlaunch.transport.tcp_connection import TcpConnection
 
 _LONGEST_TEXT = 1 << 18
 END_S = 10.0
@@ -107,7 +107,7 @@ class Planner(Protocol):
         makes no sense."""
 
 
-Call = Callable[[], tuple[Link, p.Welcome]]
+Call = Callable[[], tuple[Connection, p.Welcome]]
 """Call the coordinator (again), and wait until it lets us in. Raises LaunchError, and Stopped."""
 
 
@@ -168,7 +168,7 @@ class PeerRunner:
         self._requests = StopRequests()
         self._noted: set[str] = set()
 
-    def run(self, link: Link) -> int:
+    def run(self, link: Connection) -> int:
         """Serve until the verdict is there, or the coordinator is lost for good; give the exit
         code.
 
@@ -236,7 +236,7 @@ class PeerRunner:
 
     # --- the coordinator
 
-    def _open(self, link: Link) -> None:
+    def _open(self, link: Connection) -> None:
         """Use the connection. Raises ConfigError if no thread can be started for it."""
         self._why = ""
         self._is_coordinator_silent = False
@@ -557,11 +557,11 @@ class Coordinator:
         """More may have arrived than was read; no descriptor tells."""
 
     @property
-    def link(self) -> Link | None:
+    def link(self) -> Connection | None:
         """Return what to poll and to receive from, if there is one."""
         return None if self._peer is None else self._peer.link
 
-    def open(self, link: Link) -> None:
+    def open(self, link: Connection) -> None:
         """Use a connection. Raises ConfigError if no thread can be started for it."""
         budget = CoordinatorBudget(time.monotonic())
         self._peer = peer = Peer[p.ToLauncher](0, p.TO_LAUNCHER, m.REMOTE_PARTS, budget)
@@ -632,10 +632,10 @@ def decline(
         )
     except LaunchError:
         return
-    leave(TcpLink(connection, "node 0"), why)
+    leave(TcpConnection(connection, "node 0"), why)
 
 
-def leave(link: Link, why: str) -> None:
+def leave(link: Connection, why: str) -> None:
     """Tell node 0, which has let this launcher in, why it ends; close the link once it has heard,
     or after 2 s."""
     until = time.monotonic() + BOUND_S

@@ -27,8 +27,8 @@ from distlaunch.core.protocol import agent_messages as m
 from distlaunch.core.protocol import launcher_messages as p
 from distlaunch.planning.joined_plan import LauncherRecord
 from distlaunch.transport.connect_errors import ConnectFailure
-from distlaunch.transport.connection import ConnectionEnd, Link, describe_end
-from distlaunch.transport.tcp_listener import Troubles
+from distlaunch.transport.connection import Connection, ConnectionEnd, describe_end
+from distlaunch.transport.tcp_listener import RepeatedNotices
 
 HURRIED_LEAVE_S = 0.5
 """How long the other launchers may take to hear how the job has ended once somebody wants the rest
@@ -60,7 +60,7 @@ class Callers(Protocol):
     def deadline(self) -> float | None:
         """Return when ``ready`` is due even if nothing is ready."""
 
-    def ready(self) -> Sequence[tuple[p.Call, Link]]:
+    def ready(self) -> Sequence[tuple[p.Call, Connection]]:
         """Return those who have been let in."""
 
     def close(self) -> None:
@@ -200,7 +200,7 @@ class Assembly(Links[p.FromLauncher]):
         self._job_id, self._folder = job_id, folder
         self._rules = rules
         self._say = say
-        self._troubles = Troubles(say, clock)
+        self._troubles = RepeatedNotices(say, clock)
         self._seats = [Seat() for _ in range(size)]
         self._let_in: dict[str, int] = {}  # by instance, whose link is yet to come
         self._wanted: set[int] = set()  # seats of which the policy waits to hear

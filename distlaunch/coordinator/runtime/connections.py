@@ -30,7 +30,7 @@ from distlaunch.core.model.record import Record
 from distlaunch.core.protocol import agent_messages as m
 from distlaunch.core.protocol.agent_messages import LATE_S
 from distlaunch.core.protocol.codec import Decoder, encode
-from distlaunch.transport.connection import ConnectionEnd, EndKind, Link
+from distlaunch.transport.connection import Connection, ConnectionEnd, EndKind
 
 START_S = 60.0
 """How long a node may take to start its workers, or to say what takes longer (an import, for
@@ -188,7 +188,7 @@ class Links(ABC, Generic[M]):
         """When to call ``_read_all`` even if no descriptor is ready, on the job's clock."""
         return self._clock() if self._unread else None
 
-    def _have(self, peer: Peer[M], link: Link) -> None:
+    def _have(self, peer: Peer[M], link: Connection) -> None:
         """Have a peer's link, and read what came with it in the next turn."""
         peer.open(link, now=self._clock())
         self._by_descriptor[link.fileno()] = self._unread[link.fileno()] = peer
@@ -305,7 +305,7 @@ class Peer(Generic[M]):
         self.node = node
         self.budget = budget
         self.gone = threading.Event()
-        self.link: Link | None = None
+        self.link: Connection | None = None
         self._decoder: Decoder[M] = Decoder(types, parts, size_of=budget.size_of)
         self._turn_left = 0
         self._turn_at = self._turn_until = 0.0
@@ -319,7 +319,7 @@ class Peer(Generic[M]):
         self._pings: dict[int, float] = {}
         self._sample = (float("inf"), 0.0)  # round trip and time of the best answer
 
-    def open(self, link: Link, *, now: float) -> None:
+    def open(self, link: Connection, *, now: float) -> None:
         """Have the link."""
         self.link = link
         self.heard = now
@@ -398,7 +398,9 @@ class Peer(Generic[M]):
 class Writer(threading.Thread, Generic[M]):
     """Opens a peer's link, then sends what is queued for it, until its end."""
 
-    def __init__(self, peer: Peer[M], open_link: Callable[[], Link | None], *, name: str) -> None:
+    def __init__(
+        self, peer: Peer[M], open_link: Callable[[], Connection | None], *, name: str
+    ) -> None:
         super().__init__(name=name, daemon=True)
         self._peer = peer
         self._open = open_link

@@ -31,11 +31,11 @@ from distlaunch.core.protocol import agent_messages as m
 from distlaunch.core.protocol import launcher_messages as p
 from distlaunch.transport.connect_errors import ConnectFailure
 from distlaunch.transport.connection import (
+    ConnectError,
+    Connection,
     ConnectionEnd,
-    Link,
     Open,
     Target,
-    Unconnected,
     behind_shell,
     describe_end,
 )
@@ -85,7 +85,7 @@ class Fleet(Links[m.FromRemote]):
         self._open = open_link
         self._connect_s = connect_s
         self._gate = threading.BoundedSemaphore(fanout)
-        self._opened: deque[tuple[Peer[m.FromRemote], Link | ConnectFailure]] = deque()
+        self._opened: deque[tuple[Peer[m.FromRemote], Connection | ConnectFailure]] = deque()
         self._intake = intake(self._grant)
         self._feeder = feeder
         self._find = find
@@ -235,19 +235,19 @@ class Fleet(Links[m.FromRemote]):
 
     # --- opening
 
-    def _opener(self, peer: Peer[m.FromRemote], delay_s: float) -> Callable[[], Link | None]:
+    def _opener(self, peer: Peer[m.FromRemote], delay_s: float) -> Callable[[], Connection | None]:
         target = self.targets[peer.node]
 
-        def open_link() -> Link | None:
+        def open_link() -> Connection | None:
             if peer.gone.wait(delay_s):
                 return None
             with self._gate:
                 if peer.gone.is_set():
                     return None
-                found: Link | ConnectFailure
+                found: Connection | ConnectFailure
                 try:
                     found = self._open(target, self._connect_s)
-                except Unconnected as exc:
+                except ConnectError as exc:
                     found = exc.failure
                 except Exception as exc:  # noqa: BLE001 - one node's trouble, and nobody above this thread would tell
                     text = f"{type(exc).__name__}: {exc}"
@@ -265,7 +265,7 @@ class Fleet(Links[m.FromRemote]):
 
         return open_link
 
-    def _take_opened(self, peer: Peer[m.FromRemote], found: Link | ConnectFailure) -> None:
+    def _take_opened(self, peer: Peer[m.FromRemote], found: Connection | ConnectFailure) -> None:
         if peer.gone.is_set():
             if not isinstance(found, ConnectFailure):
                 peer.open(found, now=self._clock())

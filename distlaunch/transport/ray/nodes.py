@@ -21,19 +21,19 @@ from distlaunch.core.model.text import ended_how, printable
 from distlaunch.core.protocol.agent_messages import GREETING
 from distlaunch.transport.bootstrap import FLAGS, STUB, agent_zip, quoted_lines
 from distlaunch.transport.child_process import Child
-from distlaunch.transport.connect_errors import ConnectFailure, Trouble
+from distlaunch.transport.connect_errors import ConnectFailure, ConnectStepError
 from distlaunch.transport.connection import (
+    ConnectError,
+    Connection,
     ConnectionEnd,
     EndKind,
-    Link,
     Target,
-    Unconnected,
     describe_end,
     end_from_json,
 )
 from distlaunch.transport.ray import local_cluster
 from distlaunch.transport.ray.capacity import without_stamps
-from distlaunch.transport.tcp_connection import TcpLink
+from distlaunch.transport.tcp_connection import TcpConnection
 
 _DRIVER = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from "
@@ -93,7 +93,7 @@ class RayPlaces:
             json.dumps(_path()),
         ]  # nothing of the user's folder is imported
         try:
-            self._child = Child(words, environ=environ, leash=None)
+            self._child = Child(words, environ=environ, kill_switch=None)
         except OSError as exc:
             raise ConfigError(
                 f"--backend ray: {printable(sys.executable)} cannot be run: {exc.strerror}"
@@ -162,7 +162,7 @@ class RayPlaces:
         self._nodes = {place.host: place.node for place in places}
         return places
 
-    def open(self, target: Target, within_s: float) -> Link:
+    def open(self, target: Target, within_s: float) -> Connection:
         """Start the agent of a place, and give the link to it; see ``Open``."""
         word = os.urandom(16).hex()
         ours, theirs = socket.socketpair()
@@ -193,7 +193,7 @@ class RayPlaces:
                 "hint": None,
                 "passing": True,
             }
-        raise Unconnected(_failure(told, target.host))
+        raise ConnectError(_failure(told, target.host))
 
     def cut_off(self) -> ConnectionEnd | None:
         """Return how the driver has ended, and with it the job's share of the cluster; None: it is
@@ -312,7 +312,7 @@ class RayPlaces:
 
 
 def _failure(told: Mapping[str, Any], host: str) -> ConnectFailure:
-    return Trouble(
+    return ConnectStepError(
         "ray", printable(told["problem"]), hint=told["hint"], passing=told["passing"]
     ).failure(host)
 
@@ -367,7 +367,7 @@ class _Answer:
                 self._link = None
 
 
-class _RayLink(TcpLink):
+class _RayLink(TcpConnection):
     """A link whose other end is the driver."""
 
     def __init__(self, connection: socket.socket, host: str, answer: _Answer) -> None:
@@ -375,7 +375,7 @@ class _RayLink(TcpLink):
         self._answer = answer
 
     def end(self) -> ConnectionEnd:
-        """Return how it ended; see ``Link``."""
+        """Return how it ended; see ``Connection``."""
         return self._answer.end or super().end()
 
 

@@ -19,9 +19,9 @@ from distlaunch.core.protocol.handshake import JobIdentity
 from distlaunch.core.protocol.launcher_messages import Call, Rejected, Welcome
 from distlaunch.core.protocol.token_keys import TOKEN
 from distlaunch.transport.bootstrap import OLDEST
-from distlaunch.transport.child_process import Leash
-from distlaunch.transport.connect_errors import ConnectFailure, Trouble
-from distlaunch.transport.connection import Link, Target, Unconnected
+from distlaunch.transport.child_process import KillSwitch
+from distlaunch.transport.connect_errors import ConnectFailure, ConnectStepError
+from distlaunch.transport.connection import ConnectError, Connection, Target
 from distlaunch.transport.slurm.step import (
     NO_PYTHON,
     Step,
@@ -58,7 +58,7 @@ class _Awaited:
         self.host = host
         self.until = until
         self.step: Step | None = None
-        self.link: Link | None = None
+        self.link: Connection | None = None
         self.failure: ConnectFailure | None = None
         self.settled = threading.Event()
 
@@ -106,7 +106,7 @@ class Srun:
             log=self._log,
             members=len(self._hosts),
         )
-        self._leash = Leash()
+        self._kill_switch = KillSwitch()
         self._lock = threading.Lock()
         self._awaited: dict[str, _Awaited] = {}
         self._steps: list[Step] = []
@@ -122,29 +122,30 @@ class Srun:
 
     # --- for the fleet's threads
 
-    def open(self, target: Target, within_s: float) -> Link:
+    def open(self, target: Target, within_s: float) -> Connection:
         """Wait for the call of a node's agent, which srun starts; see ``Open``."""
         awaited = _Awaited(target.host, time.monotonic() + within_s)
         with self._lock:
             if self._closing:
-                raise Unconnected(
-                    Trouble("srun", "the job is over", passing=False).failure(target.host)
+                raise ConnectError(
+                    ConnectStepError("srun", "the job is over", passing=False).failure(target.host)
                 )
             if not self._thread.ident:
                 self._thread.start()
             before = self._awaited.pop(target.host, None)
             self._awaited[target.host] = awaited
         if before is not None:
-            self._fail(before, Trouble("srun", "it is started anew"))
+            self._fail(before, ConnectStepError("srun", "it is started anew"))
         self._nudge()
         if not awaited.settled.wait(within_s + _LOOK_S):
-            self._fail(awaited, Trouble("srun", "it has not called in time"))
+            self._fail(awaited, ConnectStepError("srun", "it has not called in time"))
         with self._lock:
             if self._awaited.get(target.host) is awaited:
                 del self._awaited[target.host]
         if awaited.link is None:
-            raise Unconnected(
-                awaited.failure or Trouble("srun", "it has not called").failure(target.host)
+            raise ConnectError(
+                awaited.failure
+                or ConnectStepError("srun", "it has not called").failure(target.host)
             )
         return awaited.link
 
@@ -163,7 +164,7 @@ class Srun:
         with self._lock:
             self._closing = True
         for awaited in self._waiting():
-            self._fail(awaited, Trouble("srun", "the job is over", passing=False))
+            self._fail(awaited, ConnectStepError("srun", "the job is over", passing=False))
         self._nudge()
 
     def close(self) -> None:
@@ -172,7 +173,7 @@ class Srun:
         if self._thread.ident:
             self._thread.join()
         end_steps(self._steps)
-        self._leash.close()
+        self._kill_switch.close()
         self._listener.close()
         os.close(self._wake)
         os.close(self._wake_end)
@@ -193,7 +194,8 @@ class Srun:
             except Exception as exc:  # noqa: BLE001 - whoever waits has to know, and the next turn may go better
                 for awaited in self._waiting():
                     self._fail(
-                        awaited, Trouble("srun", f"{type(exc).__name__}: {exc}", passing=False)
+                        awaited,
+                        ConnectStepError("srun", f"{type(exc).__name__}: {exc}", passing=False),
                     )
                 time.sleep(_LOOK_S)
 
@@ -239,7 +241,7 @@ class Srun:
             rank=self._hosts.index(call.host) if call.host in self._hosts else 0,
         )
 
-    def _take(self, call: Call, link: Link) -> None:
+    def _take(self, call: Call, link: Connection) -> None:
         with self._lock:
             awaited = self._awaited.get(call.host)
             if awaited is None or awaited.settled.is_set():
@@ -292,11 +294,14 @@ class Srun:
         argv = step_argv(self._wanted, hosts, again=again)
         argv += agent_argv(words, count=len(self._code), pythons=self._pythons)
         try:
-            step = self._start_step(argv, hosts, self._code, self._environ, leash=self._leash)
+            step = self._start_step(
+                argv, hosts, self._code, self._environ, kill_switch=self._kill_switch
+            )
         except OSError as exc:
             for awaited in group:
                 self._fail(
-                    awaited, Trouble("srun", f"srun cannot be run: {exc.strerror}", passing=False)
+                    awaited,
+                    ConnectStepError("srun", f"srun cannot be run: {exc.strerror}", passing=False),
                 )
             return
         self._steps.append(step)
@@ -323,14 +328,15 @@ class Srun:
                 last = _last(step, awaited.host)
                 hint = None if last else _BUSY_HINT
                 self._fail(
-                    awaited, Trouble("srun", f"the agent has not called in time{last}", hint=hint)
+                    awaited,
+                    ConnectStepError("srun", f"the agent has not called in time{last}", hint=hint),
                 )
         for step in ended:
             if step.is_over:  # it has nobody who waits for it now
                 step.close()
                 self._steps.remove(step)
 
-    def _fail(self, awaited: _Awaited, trouble: Trouble) -> None:
+    def _fail(self, awaited: _Awaited, trouble: ConnectStepError) -> None:
         with self._lock:
             if not awaited.settled.is_set():
                 awaited.failure = trouble.failure(awaited.host)
@@ -341,11 +347,11 @@ def _nothing(_: str) -> None:
     """Be nobody to tell."""
 
 
-def _why(step: Step, host: str) -> Trouble:
+def _why(step: Step, host: str) -> ConnectStepError:
     """Say why the srun of a node has ended before its agent called."""
     if f"{NO_PYTHON} {host}" in step.lines:
         floor = ".".join(map(str, OLDEST))
-        return Trouble(
+        return ConnectStepError(
             "python",
             f"{host} has no Python of {floor} or newer on its PATH",
             hint="--python names one that all nodes have",
@@ -353,7 +359,7 @@ def _why(step: Step, host: str) -> Trouble:
         )
     text = "\n".join(step.lines)
     passing = step.returncode is not None and (step.returncode < 0 or bool(_PASSING.search(text)))
-    return Trouble("srun", f"{step.how_ended()}{_last(step, host)}", passing=passing)
+    return ConnectStepError("srun", f"{step.how_ended()}{_last(step, host)}", passing=passing)
 
 
 def _last(step: Step, host: str) -> str:

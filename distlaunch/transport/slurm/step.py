@@ -23,7 +23,7 @@ from distlaunch.core.model.host_list import fold_hosts
 from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import printable
 from distlaunch.transport.bootstrap import FLAGS, OLDEST, PYTHONS, stub
-from distlaunch.transport.child_process import Leash, guarded
+from distlaunch.transport.child_process import KillSwitch, guarded
 from distlaunch.transport.open_files import as_found
 
 _OF_THE_JOB = re.compile(
@@ -47,7 +47,7 @@ _SCRIPT = (
 _STUB = stub("main_connecting_back", "sys.argv[2:]")
 _OF_OUR_OWN = "configuration lacks support for cpu binding"
 """What srun says of --cpu-bind=none, where there is nothing to bind by."""
-_LEASH_IS_STDERR = "exec 3<&2 2>&1"
+_SWITCH_IS_STDERR = "exec 3<&2 2>&1"
 """All output is one. Unlike in ``child``, stdin has to be a pipe: of a socket that nobody writes to
 any more srun leaves what it has not read."""
 _END_S, _LOST_END_S, _TERM_S = 3.0, 0.5, 2.0
@@ -141,7 +141,7 @@ class Step:
         code: bytes,
         environ: Mapping[str, str],
         *,
-        leash: Leash,
+        kill_switch: KillSwitch,
     ) -> None:
         """Start it. Raises OSError."""
         self.hosts = tuple(hosts)
@@ -153,10 +153,10 @@ class Step:
         """An agent of it that had called is lost: srun may end the others, or wait for ever."""
         self._unsent = memoryview(code)
         self._half = b""
-        self._leash = leash
+        self._kill_switch = kill_switch
         self._closed = False
         self._reading = self._writing = -1
-        held = leash.hold()
+        held = kill_switch.hold()
         theirs = [held]
         try:
             self._reading, its_output = os.pipe2(os.O_CLOEXEC)
@@ -165,7 +165,7 @@ class Step:
             theirs.append(its_input)
             self._process = subprocess.Popen(
                 guarded(
-                    as_found(argv), _LEASH_IS_STDERR
+                    as_found(argv), _SWITCH_IS_STDERR
                 ),  # srun has the tasks start with its own limits
                 stdin=its_input,
                 stdout=its_output,
@@ -174,7 +174,7 @@ class Step:
                 start_new_session=True,
             )
         except BaseException:
-            leash.let_go()
+            kill_switch.let_go()
             self._close_pipes()
             raise
         finally:
@@ -271,8 +271,8 @@ class Step:
         if self._closed:
             return
         self._closed = True
-        self._leash.kill(self._process.pid)
-        self._leash.let_go()
+        self._kill_switch.kill(self._process.pid)
+        self._kill_switch.let_go()
         self._close_pipes()
 
     def _close_pipes(self) -> None:

@@ -9,10 +9,10 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from distlaunch.core.model.text import printable
-from distlaunch.transport.cleanup import bury
-from distlaunch.transport.connect_errors import Trouble
+from distlaunch.transport.cleanup import run_in_background
+from distlaunch.transport.connect_errors import ConnectStepError
 from distlaunch.transport.ssh.config import HostSettings
-from distlaunch.transport.ssh.exec_channel import PACKET, WINDOW, Wire
+from distlaunch.transport.ssh.exec_channel import PACKET, WINDOW, ByteStream
 from distlaunch.transport.ssh.host_keys import HostKeyCheck, scan_of
 from distlaunch.transport.ssh.login import LOGIN_S, KeyRing, log_in
 
@@ -57,10 +57,10 @@ _RSA = ("rsa-sha2-512", "rsa-sha2-256")
 _ALIASES = {"curve25519-sha256@libssh.org": "curve25519-sha256"}
 
 
-class Connection:
+class SshConnection:
     """A transport and what it runs over."""
 
-    def __init__(self, transport: paramiko.Transport, wire: Wire) -> None:
+    def __init__(self, transport: paramiko.Transport, wire: ByteStream) -> None:
         self.transport = transport
         self.wire = wire
 
@@ -72,7 +72,7 @@ class Connection:
     def close_soon(self) -> None:
         """End it without waiting: what is left of it is freed by another thread."""
         self.wire.close()
-        bury(self._free)
+        run_in_background(self._free)
 
     def _free(self) -> None:
         if self.transport.is_alive():
@@ -82,9 +82,9 @@ class Connection:
 
 
 def connect(
-    wire: Wire, settings: HostSettings, *, check: HostKeyCheck, ring: KeyRing, until: float
-) -> Connection:
-    """Speak SSH over a wire: keys agreed, the host's own checked, logged in. Raises Trouble, with
+    wire: ByteStream, settings: HostSettings, *, check: HostKeyCheck, ring: KeyRing, until: float
+) -> SshConnection:
+    """Speak SSH over a wire: keys agreed, the host's own checked, logged in. Raises ConnectStepError, with
     the wire closed."""
     try:
         transport = _transport(wire, settings, check)
@@ -92,7 +92,7 @@ def connect(
         wire.close()
         wire.free()
         raise
-    connection = Connection(transport, wire)
+    connection = SshConnection(transport, wire)
     try:
         _negotiate(connection, min(until, time.monotonic() + VERSION_S), settings)
         key = transport.get_remote_server_key()
@@ -104,7 +104,7 @@ def connect(
     return connection
 
 
-def _transport(wire: Wire, settings: HostSettings, check: HostKeyCheck) -> paramiko.Transport:
+def _transport(wire: ByteStream, settings: HostSettings, check: HostKeyCheck) -> paramiko.Transport:
     from paramiko import Transport
 
     from distlaunch.transport.ssh.exec_channel import Packets
@@ -176,7 +176,7 @@ def load_paramiko(*, whole: bool) -> None:
             logger.setLevel(logging.CRITICAL + 1)
 
 
-def _negotiate(connection: Connection, until: float, settings: HostSettings) -> None:
+def _negotiate(connection: SshConnection, until: float, settings: HostSettings) -> None:
     import paramiko
 
     transport = connection.transport
@@ -188,16 +188,16 @@ def _negotiate(connection: Connection, until: float, settings: HostSettings) -> 
     said = connection.wire.why_closed()
     if not done.is_set():
         what = "agreed on keys" if transport.remote_version else "said that it is an SSH server"
-        raise Trouble("connect", said or f"connected, but it has not {what} in time")
+        raise ConnectStepError("connect", said or f"connected, but it has not {what} in time")
     error = transport.get_exception()
     if not transport.remote_version:
         if "Indecipherable" in str(error):
-            raise Trouble(
+            raise ConnectStepError(
                 "connect",
                 f"what answers there is no SSH server: {printable(str(error))[-80:]}",
                 passing=False,
             )
-        raise Trouble(
+        raise ConnectStepError(
             "connect",
             said or "the server closed the connection at once",
             hint=None
@@ -206,7 +206,7 @@ def _negotiate(connection: Connection, until: float, settings: HostSettings) -> 
         )
     if isinstance(error, paramiko.SSHException) and "no acceptable" in str(error):
         what = str(error).partition("(")[2].rstrip(")")
-        raise Trouble(
+        raise ConnectStepError(
             "connect",
             f"{printable(what)} in common with the server",
             hint="--ssh-command ssh connects by OpenSSH, which knows more algorithms",
@@ -219,4 +219,4 @@ def _negotiate(connection: Connection, until: float, settings: HostSettings) -> 
     )
     scan = scan_of(settings) if "Signature verification" in text else None
     hint = None if scan is None else scan.command()
-    raise Trouble("connect", f"{text} while keys were agreed on", hint=hint, scan=scan)
+    raise ConnectStepError("connect", f"{text} while keys were agreed on", hint=hint, scan=scan)

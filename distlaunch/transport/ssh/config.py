@@ -17,7 +17,7 @@ from typing import Any
 from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import printable
 from distlaunch.transport.child_process import ask
-from distlaunch.transport.connect_errors import Trouble
+from distlaunch.transport.connect_errors import ConnectStepError
 
 _ASK_S = 10.0
 _KEY_NAMES = ("id_rsa", "id_ecdsa", "id_ecdsa_sk", "id_ed25519", "id_ed25519_sk")
@@ -73,13 +73,13 @@ def read_settings(
     host: str, *, user: str | None, port: int | None, asked: Asked, environ: Mapping[str, str]
 ) -> HostSettings:
     """Ask for the settings of one host. ``user`` and ``port`` are its own, and beat all else.
-    Raises Trouble."""
+    Raises ConnectStepError."""
     user, port = user or asked.user, port or asked.port
     if host.startswith("-"):
-        raise Trouble("resolve", "no host's name begins with a dash", passing=False)
+        raise ConnectStepError("resolve", "no host's name begins with a dash", passing=False)
     home = home_of(environ)
     if asked.config is not None and not os.access(asked.config, os.R_OK):
-        raise Trouble(
+        raise ConnectStepError(
             "resolve", f"{printable(asked.config)} (--ssh-config) cannot be read", passing=False
         )
     ssh = shutil.which("ssh", path=environ.get("PATH"))
@@ -124,15 +124,15 @@ def _by_openssh(
     try:
         code, printed, said = ask([*argv, "--", host], environ, within_s=_ASK_S)
     except TimeoutError as exc:
-        raise Trouble("resolve", f"ssh -G has not answered within {_ASK_S:.0f} s") from exc
+        raise ConnectStepError("resolve", f"ssh -G has not answered within {_ASK_S:.0f} s") from exc
     except OSError as exc:
-        raise Trouble(
+        raise ConnectStepError(
             "resolve", f"{printable(ssh)} cannot be run: {exc.strerror}", passing=False
         ) from exc
     if code != 0:
         lines = said.decode(errors="replace").split("\n")
         last = next((line for line in reversed(lines) if line.strip()), f"it ended with {code}")
-        raise Trouble(
+        raise ConnectStepError(
             "resolve",
             f"ssh does not take its configuration: {printable(last.strip())}",
             passing=False,
@@ -177,7 +177,7 @@ def _by_paramiko(host: str, config: str | None, home: str) -> dict[str, list[str
         except FileNotFoundError:
             continue
         except (OSError, ValueError, paramiko.ConfigParseError) as exc:
-            raise Trouble(
+            raise ConnectStepError(
                 "resolve", f"{printable(path)}: {printable(str(exc))}", passing=False
             ) from exc
         values: dict[str, Any] = dict(found)
@@ -199,7 +199,7 @@ def settings_of(
     home: str,
     environ: Mapping[str, str],
 ) -> HostSettings:
-    """Make the settings of what a configuration says. Raises Trouble."""
+    """Make the settings of what a configuration says. Raises ConnectStepError."""
 
     def one(keyword: str) -> str | None:
         value = next(iter(said.get(keyword, ())), "")
@@ -271,7 +271,7 @@ def _number(text: str | None, keyword: str) -> int | None:
     if text is None:
         return None
     if not (text.isascii() and text.isdigit()):
-        raise Trouble(
+        raise ConnectStepError(
             "resolve",
             f"{keyword} {printable(text)} in the ssh configuration is no number",
             passing=False,

@@ -1,12 +1,9 @@
-"""A link through one channel of a paramiko connection.
+"""An agent's byte stream through one channel of a paramiko connection.
 
-paramiko's own buffers are replaced: its ``fileno`` can miss data where stdout and stderr come at
-once (two locks, one pipe), and its ``recv`` sends window adjustments, which may wait for the
-network; the main loop must not.
-
-Paramiko's packets, read in large pieces, and written by the main loop only if that cannot wait.
-
-Imported where paramiko is, not before.
+paramiko's own buffers are replaced: its ``fileno`` can miss data if stdout and stderr come at once
+(two locks, one pipe), and its ``recv`` sends window adjustments, which may wait for the network;
+the main loop must not wait. ``Packets`` reads in large pieces. Only modules that have imported
+paramiko may import this one.
 """
 
 from __future__ import annotations
@@ -23,7 +20,7 @@ from paramiko.packet import Packetizer
 from distlaunch.core.model.record import replace
 from distlaunch.core.model.text import printable
 from distlaunch.transport.bootstrap import quoted_lines
-from distlaunch.transport.cleanup import patience
+from distlaunch.transport.cleanup import wait_budget
 from distlaunch.transport.connection import ConnectionEnd, EndKind
 
 if TYPE_CHECKING:
@@ -38,9 +35,155 @@ _MOST_TAKEN = 1 << 19
 _MOST_WORDS = 16 << 10
 # Messages of channels (RFC 4254).
 _ADJUST, _EOF, _CLOSE, _REQUEST = 93, 96, 97, 98
+_READ = 1 << 18
+_LONGEST_LINE = 8 << 10
 
 
-class Wire(Protocol):
+class ChannelConnection:
+    """The stream of an agent at the other end of a session's channel."""
+
+    def __init__(
+        self, channel: paramiko.Channel, wire: ByteStream, close_connection: Callable[[], None]
+    ) -> None:
+        self._channel: Any = channel
+        channel.settimeout(_LOOK_AGAIN_S)
+        self._transport: Any = channel.get_transport()
+        self._wire = wire
+        self._close_connection = close_connection
+        self._inbox = ReceiveBuffer()
+        channel.in_buffer = self._inbox  # type: ignore[assignment]  # the part of BufferedPipe that paramiko uses
+        channel.in_stderr_buffer = StderrBuffer(self._inbox)  # type: ignore[assignment]  # same
+        self._sending = threading.Lock()
+        self._closing = threading.Lock()
+        self._closed = False
+        self._end: ConnectionEnd | None = None
+
+    def fileno(self) -> int:
+        """Give the descriptor to poll; see ``Connection``."""
+        return self._inbox.fileno()
+
+    def receive(self) -> bytes | None:
+        """Give what has come; see ``Connection``."""
+        if self._closed:
+            return None
+        data = self._inbox.take()
+        self._grant()
+        return data
+
+    def _grant(self) -> None:
+        """Let the peer send as much again as was taken, unless that would have to wait: a later
+        call does it then.
+
+        That comes with the next bytes in either direction; who waits to send looks again once a
+        second.
+        """
+        if self._inbox.owes():
+            size = self._inbox.claim()
+            if not self._say_now(self._message(_ADJUST, size)):
+                self._inbox.claim(back=size)
+
+    def _message(self, kind: int, *numbers: int) -> Any:
+        message = Message()
+        message.add_byte(bytes((kind,)))
+        for number in (self._channel.remote_chanid, *numbers):
+            message.add_int(number)
+        return message
+
+    def _say_now(self, *messages: Any) -> bool:
+        packets: Packets = self._transport.packetizer
+        try:
+            return packets.send_now(list(messages), may=self._can_say)
+        except (EOFError, OSError):
+            return False  # it is closed: the next ``receive`` gives the end
+
+    def _can_say(self) -> bool:
+        # While keys are exchanged anew nothing else may be sent; the exchange begins with a packet,
+        # so not now.
+        return (
+            self._transport.is_active()
+            and self._transport.clear_to_send.is_set()
+            and self._wire.can_write()
+        )
+
+    def unread(self, data: bytes) -> None:
+        """Have ``receive`` give this first; see ``Stream``."""
+        self._inbox.unread(data)
+
+    def execute(self, command: str) -> None:
+        """Ask for a command to be run, and do not wait for the answer: a refusal closes the
+        channel."""
+        message = self._message(_REQUEST)
+        message.add_string("exec")
+        message.add_boolean(True)  # noqa: FBT003 - paramiko's
+        message.add_string(command)
+        try:
+            self._transport._send_user_message(message)  # noqa: SLF001 - what Channel itself calls
+        except (
+            Exception
+        ) as exc:  # paramiko raises EOFError, SSHException and OSError for one and the same
+            raise OSError(f"the connection is closed: {exc}") from exc
+
+    def send(self, data: bytes) -> None:
+        """Send all of it; see ``Connection``."""
+        with self._sending:
+            at = 0
+            while at < len(data):
+                try:
+                    sent = self._channel.send(data[at : at + PACKET])
+                except TimeoutError:
+                    sent = 0  # the peer takes no more for now
+                except Exception as exc:  # as above
+                    raise OSError(f"the connection is closed: {exc}") from exc
+                if not sent and (self._channel.closed or not self._transport.is_active()):
+                    raise OSError("the connection is closed")
+                at += sent
+                self._grant()
+
+    def last_words(self) -> bytes:
+        """Give the last of stderr."""
+        return bytes(self._inbox.words)
+
+    def close(self) -> None:
+        """Close channel and connection; see ``Connection``."""
+        with self._closing:
+            if self._closed:
+                return
+            self._closed = True
+        self._end = self._end or self._known(lambda _: None)
+        if not self._channel.closed:
+            self._say_now(self._message(_EOF), self._message(_CLOSE))
+        self._close_connection()
+        self._inbox.release()
+
+    def forget_words(self) -> None:
+        """Have no last words but those that come from now on."""
+        self._inbox.words.clear()
+
+    def end(self) -> ConnectionEnd:
+        """Return what is known of the end, and what the agent said last; see ``Connection``."""
+        self._end = self._end or self._known(self._channel.status_event.wait)
+        return replace(self._end, last_words=quoted_lines(self.last_words(), 1))
+
+    def _known(self, wait: Callable[[float], object]) -> ConnectionEnd:
+        if not self._inbox.ended:
+            return ConnectionEnd(kind=EndKind.CLOSED_HERE)
+        if self._transport.is_active():
+            wait_budget.spend(wait)  # the status comes right after the end of stdout
+        status = self._channel.exit_status
+        if status >= 0:
+            return ConnectionEnd(kind=EndKind.EXITED, number=status)
+        if self._transport.is_active() and not self._channel.event_ready:
+            return ConnectionEnd(kind=EndKind.COMMAND_REFUSED)
+        error = self._transport.get_exception()
+        if said := self._wire.why_closed():
+            return ConnectionEnd(kind=EndKind.TOLD, text=said)
+        if error is None or isinstance(error, EOFError):
+            return ConnectionEnd(kind=EndKind.CLOSED_BY_PEER)
+        text = printable(str(error) or type(error).__name__)
+        return ConnectionEnd(kind=EndKind.FAILED, text=text)
+
+
+class ByteStream(Protocol):
     """What a connection runs over."""
 
     sock: Any
@@ -59,7 +202,7 @@ class Wire(Protocol):
         """Say what is known of its end; empty if nothing is."""
 
 
-class Inbox:
+class ReceiveBuffer:
     """What has come on a channel, in place of paramiko's ``BufferedPipe``: level-readable by an
     eventfd."""
 
@@ -87,8 +230,6 @@ class Inbox:
             self._wake()
             excess = self._size > _MOST_KEPT
         if excess:
-            from paramiko import SSHException
-
             raise SSHException("the peer sends more than it was granted")
 
     def feed_words(self, data: bytes) -> None:
@@ -162,10 +303,10 @@ class Inbox:
         return self._size
 
 
-class Words:
+class StderrBuffer:
     """The stderr of a channel, in place of paramiko's buffer."""
 
-    def __init__(self, inbox: Inbox) -> None:
+    def __init__(self, inbox: ReceiveBuffer) -> None:
         self._inbox = inbox
 
     def feed(self, data: bytes) -> None:
@@ -177,156 +318,6 @@ class Words:
 
     def __len__(self) -> int:
         return 0
-
-
-class ChannelLink:
-    """The stream of an agent at the other end of a session's channel."""
-
-    def __init__(
-        self, channel: paramiko.Channel, wire: Wire, close_connection: Callable[[], None]
-    ) -> None:
-        self._channel: Any = channel
-        channel.settimeout(_LOOK_AGAIN_S)
-        self._transport: Any = channel.get_transport()
-        self._wire = wire
-        self._close_connection = close_connection
-        self._inbox = Inbox()
-        channel.in_buffer = self._inbox  # type: ignore[assignment]  # the part of BufferedPipe that paramiko uses
-        channel.in_stderr_buffer = Words(self._inbox)  # type: ignore[assignment]  # same
-        self._sending = threading.Lock()
-        self._closing = threading.Lock()
-        self._closed = False
-        self._end: ConnectionEnd | None = None
-
-    def fileno(self) -> int:
-        """Give the descriptor to poll; see ``Link``."""
-        return self._inbox.fileno()
-
-    def receive(self) -> bytes | None:
-        """Give what has come; see ``Link``."""
-        if self._closed:
-            return None
-        data = self._inbox.take()
-        self._grant()
-        return data
-
-    def _grant(self) -> None:
-        """Let the peer send as much again as was taken, unless that would have to wait: a later
-        call does it then.
-
-        That comes with the next bytes in either direction; who waits to send looks again once a
-        second.
-        """
-        if self._inbox.owes():
-            size = self._inbox.claim()
-            if not self._say_now(self._message(_ADJUST, size)):
-                self._inbox.claim(back=size)
-
-    def _message(self, kind: int, *numbers: int) -> Any:
-        from paramiko.message import Message
-
-        message = Message()
-        message.add_byte(bytes((kind,)))
-        for number in (self._channel.remote_chanid, *numbers):
-            message.add_int(number)
-        return message
-
-    def _say_now(self, *messages: Any) -> bool:
-        packets: Packets = self._transport.packetizer
-        try:
-            return packets.send_now(list(messages), may=self._can_say)
-        except (EOFError, OSError):
-            return False  # it is closed: the next ``receive`` gives the end
-
-    def _can_say(self) -> bool:
-        # While keys are exchanged anew nothing else may be sent; the exchange begins with a packet,
-        # so not now.
-        return (
-            self._transport.is_active()
-            and self._transport.clear_to_send.is_set()
-            and self._wire.can_write()
-        )
-
-    def unread(self, data: bytes) -> None:
-        """Have ``receive`` give this first; see ``Stream``."""
-        self._inbox.unread(data)
-
-    def execute(self, command: str) -> None:
-        """Ask for a command to be run, and do not wait for the answer: a refusal closes the
-        channel."""
-        message = self._message(_REQUEST)
-        message.add_string("exec")
-        message.add_boolean(True)  # noqa: FBT003 - paramiko's
-        message.add_string(command)
-        try:
-            self._transport._send_user_message(message)  # noqa: SLF001 - what Channel itself calls
-        except (
-            Exception
-        ) as exc:  # paramiko raises EOFError, SSHException and OSError for one and the same
-            raise OSError(f"the connection is closed: {exc}") from exc
-
-    def send(self, data: bytes) -> None:
-        """Send all of it; see ``Link``."""
-        with self._sending:
-            at = 0
-            while at < len(data):
-                try:
-                    sent = self._channel.send(data[at : at + PACKET])
-                except TimeoutError:
-                    sent = 0  # the peer takes no more for now
-                except Exception as exc:  # as above
-                    raise OSError(f"the connection is closed: {exc}") from exc
-                if not sent and (self._channel.closed or not self._transport.is_active()):
-                    raise OSError("the connection is closed")
-                at += sent
-                self._grant()
-
-    def last_words(self) -> bytes:
-        """Give the last of stderr."""
-        return bytes(self._inbox.words)
-
-    def close(self) -> None:
-        """Close channel and connection; see ``Link``."""
-        with self._closing:
-            if self._closed:
-                return
-            self._closed = True
-        self._end = self._end or self._known(lambda _: None)
-        if not self._channel.closed:
-            self._say_now(self._message(_EOF), self._message(_CLOSE))
-        self._close_connection()
-        self._inbox.release()
-
-    def forget_words(self) -> None:
-        """Have no last words but those that come from now on."""
-        self._inbox.words.clear()
-
-    def end(self) -> ConnectionEnd:
-        """Return what is known of the end, and what the agent said last; see ``Link``."""
-        self._end = self._end or self._known(self._channel.status_event.wait)
-        return replace(self._end, last_words=quoted_lines(self.last_words(), 1))
-
-    def _known(self, wait: Callable[[float], object]) -> ConnectionEnd:
-        if not self._inbox.ended:
-            return ConnectionEnd(kind=EndKind.CLOSED_HERE)
-        if self._transport.is_active():
-            patience.spend(wait)  # the status comes right after the end of stdout
-        status = self._channel.exit_status
-        if status >= 0:
-            return ConnectionEnd(kind=EndKind.EXITED, number=status)
-        if self._transport.is_active() and not self._channel.event_ready:
-            return ConnectionEnd(kind=EndKind.COMMAND_REFUSED)
-        error = self._transport.get_exception()
-        if said := self._wire.why_closed():
-            return ConnectionEnd(kind=EndKind.TOLD, text=said)
-        if error is None or isinstance(error, EOFError):
-            return ConnectionEnd(kind=EndKind.CLOSED_BY_PEER)
-        text = printable(str(error) or type(error).__name__)
-        return ConnectionEnd(kind=EndKind.FAILED, text=text)
-
-
-_READ = 1 << 18
-_LONGEST_LINE = 8 << 10
 
 
 class Packets(Packetizer):

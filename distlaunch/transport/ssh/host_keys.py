@@ -22,7 +22,7 @@ from typing import Literal
 from distlaunch.core.model.record import Record, replace
 from distlaunch.core.model.text import printable, quoted
 from distlaunch.planning.train_options import HostKeys
-from distlaunch.transport.connect_errors import SSH_PORT, KeyScan, Trouble
+from distlaunch.transport.connect_errors import SSH_PORT, ConnectStepError, KeyScan
 from distlaunch.transport.ssh.config import HostSettings
 
 _SALT_BYTES = 20
@@ -81,7 +81,7 @@ class HostKeyCheck:
             return self._read[files]
 
     def check(self, settings: HostSettings, kind: str, blob: bytes) -> None:
-        """Take a key or not; a new one may be added to the user's known_hosts. Raises Trouble."""
+        """Take a key or not; a new one may be added to the user's known_hosts. Raises ConnectStepError."""
         mode = self.mode(settings)
         if mode == "off":
             if self._unchecked is not None:
@@ -122,7 +122,7 @@ class HostKeyCheck:
                 try:
                     _append(file, f"{shown} {kind} {key}\n")
                 except OSError as exc:
-                    raise Trouble(
+                    raise ConnectStepError(
                         "host key",
                         f"its new key cannot be added to {printable(file)}: {exc.strerror}",
                         passing=False,
@@ -156,7 +156,7 @@ def fingerprint(blob: bytes) -> str:
 
 def _refusal(
     settings: HostSettings, verdict: str, line: KnownKey | None, kind: str, blob: bytes
-) -> Trouble:
+) -> ConnectStepError:
     place = printable(line.place) if line is not None else ""
     shown = f"{printable(kind)} {fingerprint(blob)}"
     match verdict:
@@ -332,7 +332,7 @@ def judge(known: Sequence[KnownKey], kind: str, key: str) -> tuple[Verdict, Know
     return ("other types", plain[0]) if plain else ("unknown", None)
 
 
-def changed(what: str, name: str, scan: KeyScan) -> Trouble:
+def changed(what: str, name: str, scan: KeyScan) -> ConnectStepError:
     """Say that a host has another key than the one that is known; ``name`` is what known_hosts has
     of it."""
     return refused(
@@ -342,7 +342,7 @@ def changed(what: str, name: str, scan: KeyScan) -> Trouble:
     )
 
 
-def unknown(what: str, scan: KeyScan) -> Trouble:
+def unknown(what: str, scan: KeyScan) -> ConnectStepError:
     """Say that a host's key is not known."""
     return refused(
         what,
@@ -352,6 +352,6 @@ def unknown(what: str, scan: KeyScan) -> Trouble:
     )
 
 
-def refused(text: str, *, hint: str | None = None, scan: KeyScan | None = None) -> Trouble:
+def refused(text: str, *, hint: str | None = None, scan: KeyScan | None = None) -> ConnectStepError:
     """Say that a host's key is not taken."""
-    return Trouble("host key", text, hint=hint, passing=False, scan=scan)
+    return ConnectStepError("host key", text, hint=hint, passing=False, scan=scan)

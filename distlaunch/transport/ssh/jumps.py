@@ -13,15 +13,15 @@ from typing import Any
 
 from distlaunch.core.model.record import replace
 from distlaunch.core.model.text import printable, quoted
-from distlaunch.transport.connect_errors import Trouble
-from distlaunch.transport.ssh.client import Connection
+from distlaunch.transport.connect_errors import ConnectStepError
+from distlaunch.transport.ssh.client import SshConnection
 from distlaunch.transport.ssh.config import Asked, HostSettings, read_settings
-from distlaunch.transport.ssh.stream import JumpWire
+from distlaunch.transport.ssh.stream import JumpStream
 
 _MOST_HOPS = 8
 _FORWARD_S = 15.0
 
-Reach = Callable[[HostSettings, tuple[str, ...], float], Connection]
+Reach = Callable[[HostSettings, tuple[str, ...], float], SshConnection]
 """Connects to a host; the strings are the jump hosts that this is for already."""
 
 
@@ -32,9 +32,9 @@ class _Gateway:
         self.connecting = threading.Lock()
         """Held, as long as the network takes, by whoever connects to it for all; what is below is
         ``Jumps``' lock's."""
-        self.connection: Connection | None = None
+        self.connection: SshConnection | None = None
         self.users = 0
-        self.failed: tuple[float, Trouble] | None = None
+        self.failed: tuple[float, ConnectStepError] | None = None
 
     def can_write(self) -> bool:
         connection = self.connection
@@ -60,11 +60,11 @@ class Jumps:
         *,
         asked: Asked,
         environ: Mapping[str, str],
-    ) -> JumpWire:
-        """Open a way to a host through the jump hosts that its settings name. Raises Trouble."""
+    ) -> JumpStream:
+        """Open a way to a host through the jump hosts that its settings name. Raises ConnectStepError."""
         hops = (settings.jumps or "").replace(" ", "")
         if hops in before or len(before) >= _MOST_HOPS:
-            raise Trouble(
+            raise ConnectStepError(
                 "connect", f"ProxyJump {quoted(hops)} leads round in a circle", passing=False
             )
         with self._lock:
@@ -78,9 +78,9 @@ class Jumps:
                 ),
                 until=until,
             )
-        except Trouble as trouble:
+        except ConnectStepError as trouble:
             text = f"jump host {printable(last)}: {trouble.text}"
-            raise Trouble(
+            raise ConnectStepError(
                 trouble.step, text, hint=trouble.hint, passing=trouble.passing
             ) from trouble
         try:
@@ -88,14 +88,14 @@ class Jumps:
         except BaseException:
             self._leave(gateway)
             raise
-        return JumpWire(channel, gateway.can_write, lambda: self._leave(gateway))
+        return JumpStream(channel, gateway.can_write, lambda: self._leave(gateway))
 
     def _joined(
-        self, gateway: _Gateway, connect: Callable[[], Connection], *, until: float
-    ) -> Connection:
+        self, gateway: _Gateway, connect: Callable[[], SshConnection], *, until: float
+    ) -> SshConnection:
         came = time.monotonic()
         if not gateway.connecting.acquire(timeout=max(0.0, until - came)):
-            raise Trouble("connect", "it has not been reached in time")
+            raise ConnectStepError("connect", "it has not been reached in time")
         try:
             if gateway.failed is not None and gateway.failed[0] >= came:
                 raise gateway.failed[1]  # while we waited: it would be the same for us
@@ -124,7 +124,7 @@ class Jumps:
         until: float,
         asked: Asked,
         environ: Mapping[str, str],
-    ) -> Connection:
+    ) -> SshConnection:
         try:
             user, host, port = hop_of(last)
             # As with OpenSSH, what the command line says of user, port and key is meant for the
@@ -135,7 +135,7 @@ class Jumps:
             if first:
                 settings = replace(settings, jumps=first, command=None)
             return self._reach(settings, before, until)
-        except Trouble as trouble:
+        except ConnectStepError as trouble:
             gateway.failed = (time.monotonic(), trouble)
             raise
 
@@ -150,7 +150,7 @@ class Jumps:
             left.close_soon()
 
 
-def _channel(connection: Connection, settings: HostSettings, last: str, until: float) -> Any:
+def _channel(connection: SshConnection, settings: HostSettings, last: str, until: float) -> Any:
     import paramiko
 
     try:
@@ -162,17 +162,17 @@ def _channel(connection: Connection, settings: HostSettings, last: str, until: f
         )
     except paramiko.ChannelException as exc:
         said = printable(exc.text or "").lower()
-        raise Trouble(
+        raise ConnectStepError(
             "connect", f"jump host {printable(last)} does not connect to it: {said}"
         ) from exc
     except (paramiko.SSHException, EOFError, OSError) as exc:
-        raise Trouble(
+        raise ConnectStepError(
             "connect", f"jump host {printable(last)} does not connect to it: {exc}"
         ) from exc
 
 
 def hop_of(text: str) -> tuple[str | None, str, int | None]:
-    """Read ``user@host:port``, also as ``ssh://…`` and with ``[address]``. Raises Trouble."""
+    """Read ``user@host:port``, also as ``ssh://…`` and with ``[address]``. Raises ConnectStepError."""
     user, _, place = text.removeprefix("ssh://").rstrip("/").rpartition("@")
     host, port = place, ""
     if place.startswith("["):
@@ -181,7 +181,7 @@ def hop_of(text: str) -> tuple[str | None, str, int | None]:
     elif place.count(":") == 1:
         host, _, port = place.partition(":")
     if not host or (port and not (port.isascii() and port.isdigit())):
-        raise Trouble(
+        raise ConnectStepError(
             "resolve", f"ProxyJump {quoted(text)} is not [user@]host[:port]", passing=False
         )
     return user or None, host, int(port) if port else None

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from distlaunch.core.model.text import printable
-from distlaunch.transport.connect_errors import SSH_PORT, Trouble
+from distlaunch.transport.connect_errors import SSH_PORT, ConnectStepError
 from distlaunch.transport.ssh.config import HostSettings
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def log_in(
     transport: paramiko.Transport, settings: HostSettings, ring: KeyRing, *, until: float
 ) -> None:
     """Try the keys as OpenSSH does: those of the agent that the settings name, its others, files.
-    Raises Trouble."""
+    Raises ConnectStepError."""
     import paramiko
 
     files = ring.files(settings.key_files)
@@ -52,7 +52,7 @@ def log_in(
                 if not transport.is_active():
                     raise _cut(tried) from exc
                 if time.monotonic() > until:
-                    raise Trouble("login", "the server has not answered in time") from exc
+                    raise ConnectStepError("login", "the server has not answered in time") from exc
                 continue
             if further:
                 raise _wants_more(further)
@@ -67,7 +67,7 @@ def _insist(named: KeyFile, agent: _Agent) -> None:
     if named.problem is None or named.public in agent.held:
         return
     locked = named.is_locked
-    raise Trouble(
+    raise ConnectStepError(
         "login",
         f"{printable(named.path)} (--ssh-key) {named.problem}",
         hint=_unlock(named, agent) if locked else None,
@@ -104,16 +104,16 @@ def _ways(transport: paramiko.Transport, user: str, until: float) -> list[str]:
     return []
 
 
-def _cut(tried: int) -> Trouble:
-    return Trouble(
+def _cut(tried: int) -> ConnectStepError:
+    return ConnectStepError(
         "login",
         f"the server closed the connection after {tried} key{'s' if tried > 1 else ''}",
         hint=_TOO_MANY if tried > 1 else None,
     )
 
 
-def _wants_more(further: list[str]) -> Trouble:
-    return Trouble(
+def _wants_more(further: list[str]) -> ConnectStepError:
+    return ConnectStepError(
         "login",
         f"the key is taken, but the server wants more: {printable(', '.join(further))}",
         hint="nobody is asked for a password here; a login by key alone has to be allowed for this",
@@ -123,7 +123,7 @@ def _wants_more(further: list[str]) -> Trouble:
 
 def _refused(
     settings: HostSettings, files: list[KeyFile], agent: _Agent, tried: int, ways: list[str]
-) -> Trouble:
+) -> ConnectStepError:
     text = f"no key was taken ({tried} tried)" if tried else "there is no key to log in with"
     if ways and "publickey" not in ways:
         text = f"the server takes no keys, only {printable(', '.join(ways))}"
@@ -142,7 +142,7 @@ def _refused(
         text += f"; {printable(files[0].path)} {files[0].problem}"
     if agent.problem:
         text += f"; {agent.problem}"
-    return Trouble("login", text, hint=hint, passing=False)
+    return ConnectStepError("login", text, hint=hint, passing=False)
 
 
 class _Agent:

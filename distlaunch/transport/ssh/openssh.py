@@ -15,9 +15,9 @@ from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.text import printable, quoted
 from distlaunch.planning.train_options import HostKeys
 from distlaunch.transport.bootstrap import remote_command, start_agent
-from distlaunch.transport.child_process import Leash, ProcessLink
-from distlaunch.transport.connect_errors import SSH_PORT, KeyScan, Step, Trouble
-from distlaunch.transport.connection import Link, Target, Unconnected
+from distlaunch.transport.child_process import KillSwitch, ProcessConnection
+from distlaunch.transport.connect_errors import SSH_PORT, ConnectStepError, KeyScan, Step
+from distlaunch.transport.connection import ConnectError, Connection, Target
 from distlaunch.transport.ssh.config import Asked
 from distlaunch.transport.ssh.host_keys import changed, unknown
 
@@ -63,10 +63,10 @@ class OpenSsh:
         code: bytes,
         pythons: Sequence[str],
         environ: Mapping[str, str],
-        leash: Leash | None = None,
+        kill_switch: KillSwitch | None = None,
     ) -> None:
         """Raise ConfigError where the command cannot be split into words. What is started hangs on
-        the leash."""
+        the kill switch."""
         try:
             self._words = shlex.split(command)
         except ValueError as exc:
@@ -78,9 +78,9 @@ class OpenSsh:
         self._code = code
         self._pythons = tuple(pythons)
         self._environ = environ
-        self._leash = leash or Leash()
+        self._kill_switch = kill_switch or KillSwitch()
 
-    def open(self, target: Target, within_s: float) -> Link:
+    def open(self, target: Target, within_s: float) -> Connection:
         """Start the command, and the agent through it; see ``Open``."""
         until = time.monotonic() + within_s
         word = os.urandom(16).hex()
@@ -89,26 +89,26 @@ class OpenSsh:
         user = target.user or self._asked.user or ""
         try:
             try:
-                link = ProcessLink(
+                link = ProcessConnection(
                     argv,
                     environ={**self._environ, "SSH_ASKPASS_REQUIRE": "never"},
-                    leash=self._leash,
+                    kill_switch=self._kill_switch,
                 )
             except OSError as exc:
-                raise Trouble(
+                raise ConnectStepError(
                     "connect",
                     f"{printable(argv[0])} cannot be run: {exc.strerror or exc}",
                     passing=False,
                 ) from exc
             try:
                 start_agent(link, self._code, word, until=until, where=target.host)
-            except Trouble as trouble:
+            except ConnectStepError as trouble:
                 if link.returncode() != _OWN_FAILURE:
                     raise
                 raise understood(link.last_words(), host=target.host) from trouble
-        except Trouble as trouble:
-            raise Unconnected(trouble.failure(target.host, user=user)) from trouble
-        link.is_polled = True
+        except ConnectStepError as trouble:
+            raise ConnectError(trouble.failure(target.host, user=user)) from trouble
+        link.limit_waits()
         return link
 
     def options(self, target: Target) -> list[str]:
@@ -136,7 +136,7 @@ class OpenSsh:
         return words
 
 
-def understood(said: bytes, *, host: str) -> Trouble:
+def understood(said: bytes, *, host: str) -> ConnectStepError:
     """Find the step that failed in what ssh wrote about a host; pure."""
     text = said.decode(errors="replace")
     lines = [
@@ -159,7 +159,7 @@ def understood(said: bytes, *, host: str) -> Trouble:
             return changed(f"{printable(offending[1])} has another one", name, _scan(name))
         shown = next((printable(line)[:_LONGEST] for line in lines if _NAMED.search(line)), shown)
         return unknown(shown, _scan(name))
-    return Trouble(step, shown, hint=hint, passing=passing)
+    return ConnectStepError(step, shown, hint=hint, passing=passing)
 
 
 def _scan(name: str) -> KeyScan:

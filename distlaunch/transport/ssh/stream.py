@@ -20,8 +20,8 @@ from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import errno_clause, host_and_port, printable
 from distlaunch.core.probe.network import addresses, look_up
 from distlaunch.core.probe.process_limits import explain_refusal
-from distlaunch.transport.child_process import Child, Leash
-from distlaunch.transport.connect_errors import Trouble
+from distlaunch.transport.child_process import Child, KillSwitch
+from distlaunch.transport.connect_errors import ConnectStepError
 
 RESOLVE_S = 10.0
 CONNECT_S = 10.0
@@ -31,7 +31,7 @@ _MOST_WORDS = 4 << 10
 
 
 def resolve(name: str, port: int, *, family: int, until: float) -> list[Address]:
-    """Look a name up, bounded. Raises Trouble."""
+    """Look a name up, bounded. Raises ConnectStepError."""
     try:
         return _known(addresses(name, port, family=family, numeric=True))
     except (OSError, UnicodeError):
@@ -40,25 +40,25 @@ def resolve(name: str, port: int, *, family: int, until: float) -> list[Address]
     try:
         look_up(name, port, found.put, family=family)
     except RuntimeError as exc:
-        raise Trouble(
+        raise ConnectStepError(
             "resolve", f"no thread can be started for it here: {explain_refusal()}"
         ) from exc
     within_s = max(0.0, min(RESOLVE_S, until - time.monotonic()))
     try:
         result = found.get(timeout=within_s)
     except queue.Empty:
-        raise Trouble(
+        raise ConnectStepError(
             "resolve", f"the name has not been resolved within {within_s:.0f} s"
         ) from None
     if isinstance(result, socket.gaierror):
-        raise Trouble(
+        raise ConnectStepError(
             "resolve",
             f"the name cannot be resolved: {result.strerror}",
             hint="HostName in ~/.ssh/config, or a line in /etc/hosts, gives a host its address",
             passing=result.errno == socket.EAI_AGAIN,
         )
     if isinstance(result, Exception):
-        raise Trouble(
+        raise ConnectStepError(
             "resolve", f"the name cannot be resolved: {printable(str(result))}", passing=False
         )
     return _known(result)
@@ -72,7 +72,7 @@ def dial(
     addresses: list[Address], *, until: float, within_s: float | None, bind: str | None
 ) -> tuple[socket.socket, Address]:
     """Connect to the first of the addresses that answers; a slow one does not hold up the others.
-    Raises Trouble."""
+    Raises ConnectStepError."""
     attempts = _Attempts(bind)
     each_s = CONNECT_S if within_s is None else within_s
     until = min(until, time.monotonic() + each_s + _STAGGER_S * (len(addresses) - 1))
@@ -90,7 +90,7 @@ def dial(
         if attempts.is_refused
         else None
     )
-    raise Trouble("connect", attempts.why_not(), hint=hint)
+    raise ConnectStepError("connect", attempts.why_not(), hint=hint)
 
 
 class _Attempts:
@@ -170,7 +170,7 @@ class Address(Record):
         return host_and_port(host, port)
 
 
-class SocketWire:
+class SocketStream:
     """A connected socket."""
 
     def __init__(self, sock: socket.socket) -> None:
@@ -179,7 +179,7 @@ class SocketWire:
         self._poll.register(sock, select.POLLOUT)
 
     def can_write(self) -> bool:
-        """Tell whether the socket has room; see ``Wire``."""
+        """Tell whether the socket has room; see ``ByteStream``."""
         try:
             return any(events & select.POLLOUT for _, events in self._poll.poll(0))
         except OSError:
@@ -193,26 +193,26 @@ class SocketWire:
             pass  # the other end was first
 
     def free(self) -> None:
-        """Give its descriptor back; see ``Wire``."""
+        """Give its descriptor back; see ``ByteStream``."""
         self.sock.close()
 
     def why_closed(self) -> str:
-        """Know nothing; see ``Wire``."""
+        """Know nothing; see ``ByteStream``."""
         return ""
 
 
-class CommandWire(SocketWire):
+class ProxyCommandStream(SocketStream):
     """A ProxyCommand: a process in a session of its own, never on the terminal, which ends with the
     connection."""
 
-    def __init__(self, command: str, environ: Mapping[str, str], leash: Leash) -> None:
+    def __init__(self, command: str, environ: Mapping[str, str], kill_switch: KillSwitch) -> None:
         argv = [environ.get("SHELL") or "/bin/sh", "-c", f"exec {command}"]
         try:
             self._child = Child(
-                argv, environ={**environ, "SSH_ASKPASS_REQUIRE": "never"}, leash=leash
+                argv, environ={**environ, "SSH_ASKPASS_REQUIRE": "never"}, kill_switch=kill_switch
             )
         except OSError as exc:
-            raise Trouble(
+            raise ConnectStepError(
                 "connect", f"ProxyCommand cannot be run: {exc.strerror or exc}", passing=False
             ) from exc
         super().__init__(self._child.stream)
@@ -221,7 +221,7 @@ class CommandWire(SocketWire):
         self._asking = threading.Lock()
 
     def close(self) -> None:
-        """End the process too; see ``Wire``."""
+        """End the process too; see ``ByteStream``."""
         self.why_closed()  # what it says once it is killed does not count
         super().close()
         with self._asking:
@@ -229,7 +229,7 @@ class CommandWire(SocketWire):
             self._child.close()
 
     def why_closed(self) -> str:
-        """Say what the command said last; see ``Wire``."""
+        """Say what the command said last; see ``ByteStream``."""
         with self._asking:
             if not self._closed:
                 said = self._child.said()[-_MOST_WORDS:].decode(errors="replace")
@@ -242,7 +242,7 @@ class CommandWire(SocketWire):
             return self._why
 
 
-class JumpWire:
+class JumpStream:
     """A channel through the connection to a jump host."""
 
     def __init__(
@@ -254,11 +254,11 @@ class JumpWire:
         self._closed = False
 
     def can_write(self) -> bool:
-        """Tell whether the channel has room, and what it runs over; see ``Wire``."""
+        """Tell whether the channel has room, and what it runs over; see ``ByteStream``."""
         return self.sock.out_window_size > _MOST_WORDS and self._below()
 
     def close(self) -> None:
-        """Give the channel up; see ``Wire``."""
+        """Give the channel up; see ``ByteStream``."""
         if self._closed:
             return
         self._closed = True
@@ -270,12 +270,12 @@ class JumpWire:
         self.sock._unlink()  # noqa: SLF001 - wakes whoever waits, without a word to a jump host that does not listen
 
     def free(self) -> None:
-        """Give up the way through the jump host; see ``Wire``."""
+        """Give up the way through the jump host; see ``ByteStream``."""
         release, self._release = self._release, _nothing
         release()
 
     def why_closed(self) -> str:
-        """Know nothing; see ``Wire``."""
+        """Know nothing; see ``ByteStream``."""
         return ""
 
 

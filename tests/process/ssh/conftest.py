@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from distlaunch.transport.connection import Target, Unconnected
+from distlaunch.transport.connection import Target, ConnectError
 from distlaunch.transport.ssh.config import Asked
 from distlaunch.transport.ssh.host_keys import HostKeyCheck
 from distlaunch.transport.ssh.nodes import Ssh
@@ -59,7 +59,7 @@ def reach(
 
 
 def failure(config, **more):
-    with pytest.raises(Unconnected) as caught:
+    with pytest.raises(ConnectError) as caught:
         reach(config, **more).close()
     return caught.value.failure
 

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from distlaunch.transport.connection import Unconnected
+from distlaunch.transport.connection import ConnectError
 from distlaunch.transport.ssh.config import Asked
 from tests.process.ssh.conftest import failure, program, reach, works
 from tests.sshd import make_key
@@ -128,7 +128,7 @@ def test_nobody_is_asked_for_a_password(serve, way):
         failed = None
         try:
             reach(config, way=way)
-        except Unconnected as exc:
+        except ConnectError as exc:
             failed = exc.failure
         os._exit(0 if failed is not None and failed.step == "login" else 1)
     said = b""

@@ -17,7 +17,7 @@ from distlaunch.coordinator.runtime.remote_output import Intake
 from distlaunch.core.protocol import agent_messages as m
 from distlaunch.core.protocol.codec import Decoder, encode
 from distlaunch.transport.connect_errors import ConnectFailure
-from distlaunch.transport.connection import ConnectionEnd, EndKind, Target, Unconnected
+from distlaunch.transport.connection import ConnectionEnd, EndKind, Target, ConnectError
 
 WITHIN_S = 20.0
 REMARK = m.AgentNotice(text="", warning=False)
@@ -114,7 +114,7 @@ class Nodes:
         try:
             self.opening.acquire()
             if target.host in self.refused:
-                raise Unconnected(self.refused[target.host])
+                raise ConnectError(self.refused[target.host])
             link = self.links[target.host] = PairLink()
             self._decoders[target.host] = Decoder(m.TO_REMOTE, m.REMOTE_PARTS)
             self._heard[target.host] = []

@@ -11,7 +11,7 @@ import pytest
 
 from distlaunch.core.protocol.agent_messages import GREETING
 from distlaunch.transport.bootstrap import FLAGS, STUB, is_plain, remote_command, start_agent
-from distlaunch.transport.connect_errors import Trouble
+from distlaunch.transport.connect_errors import ConnectStepError
 from distlaunch.transport.connection import ConnectionEnd, EndKind
 from tests.sshd import stand_in
 
@@ -76,8 +76,8 @@ def start(stream, within_s: float = 10.0) -> None:
     start_agent(stream, b"code", WORD, until=time.monotonic() + within_s, where="n3")
 
 
-def trouble(stream, within_s: float = 10.0) -> Trouble:
-    with pytest.raises(Trouble) as caught:
+def trouble(stream, within_s: float = 10.0) -> ConnectStepError:
+    with pytest.raises(ConnectStepError) as caught:
         start(stream, within_s)
     assert stream.closed
     assert caught.value.text.isprintable()

@@ -8,12 +8,12 @@ import threading
 import pytest
 from paramiko import SSHException
 
-from distlaunch.transport.ssh.exec_channel import WINDOW, Inbox, Words
+from distlaunch.transport.ssh.exec_channel import WINDOW, ReceiveBuffer, StderrBuffer
 
 
 @pytest.fixture
 def inbox():
-    made = Inbox()
+    made = ReceiveBuffer()
     yield made
     made.release()
 
@@ -62,7 +62,7 @@ def test_what_is_put_back_comes_first(inbox):
 
 
 def test_stderr_wakes_and_is_kept_apart_and_capped(inbox):
-    words = Words(inbox)
+    words = StderrBuffer(inbox)
     words.feed(b"x" * 100_000 + b"end")
     assert ready(inbox)
     assert inbox.take() == b""
@@ -75,7 +75,7 @@ def test_what_was_taken_is_owed_once_stderr_too(inbox):
     inbox.feed(b"x" * (WINDOW // 4))
     assert not inbox.owes()
     inbox.take()
-    Words(inbox).feed(b"y" * 1000)
+    StderrBuffer(inbox).feed(b"y" * 1000)
     assert inbox.claim() <= WINDOW // 4 + 1000
     while inbox.take():
         pass

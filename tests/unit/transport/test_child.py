@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from distlaunch.transport.child_process import Child, Leash, reap
-from distlaunch.transport.connect_errors import Trouble
-from distlaunch.transport.ssh.stream import CommandWire
+from distlaunch.transport.child_process import Child, KillSwitch, reap
+from distlaunch.transport.connect_errors import ConnectStepError
+from distlaunch.transport.ssh.stream import ProxyCommandStream
 
 BOUND_S = 30.0
 FAMILY = "echo $$; sleep 3600 & echo $!; wait"
@@ -59,18 +59,18 @@ def lines(stream, count: int) -> list[str]:
 
 
 @pytest.fixture
-def leash():
-    made = Leash()
+def kill_switch():
+    made = KillSwitch()
     yield made
     made.close()
 
 
 @pytest.fixture
-def start(leash):
+def start(kill_switch):
     started = []
 
     def start(*argv, environ=None):
-        child = Child(argv, environ=os.environ if environ is None else environ, leash=leash)
+        child = Child(argv, environ=os.environ if environ is None else environ, kill_switch=kill_switch)
         started.append(child)
         return child
 
@@ -112,17 +112,17 @@ def test_closing_it_ends_what_it_has_left_behind(start):
     until(lambda: not group(pids[0]))
 
 
-def test_closing_the_leash_ends_all_and_lets_nobody_start(start, leash):
+def test_closing_the_kill_switch_ends_all_and_lets_nobody_start(start, kill_switch):
     pids = [[int(line) for line in lines(start("/bin/sh", "-c", FAMILY).stream, 2)] for _ in range(3)]
-    leash.close()
+    kill_switch.close()
     until(lambda: not any(group(leader) for leader, _ in pids))
     with pytest.raises(OSError, match="the job is over"):
         start("true")
 
 
-def test_the_leash_costs_no_descriptor_when_nobody_hangs_on_it(leash):
+def test_the_kill_switch_costs_no_descriptor_when_nobody_hangs_on_it(kill_switch):
     before = len(os.listdir("/proc/self/fd"))
-    child = Child(["true"], environ=os.environ, leash=leash)
+    child = Child(["true"], environ=os.environ, kill_switch=kill_switch)
     child.returncode(BOUND_S)
     child.close()
     child.stream.close()
@@ -132,8 +132,8 @@ def test_the_leash_costs_no_descriptor_when_nobody_hangs_on_it(leash):
 @pytest.mark.parametrize(
     ("handling", "ended_by"), [("", signal.SIGTERM), ("trap '' TERM;", signal.SIGKILL)], ids=["asked", "killed"]
 )
-def test_one_without_a_leash_that_outlives_its_stream_is_stopped(handling, ended_by):
-    child = Child(["/bin/sh", "-c", f"{handling} echo here; while :; do read x; done"], environ=os.environ, leash=None)
+def test_one_without_a_kill_switch_that_outlives_its_stream_is_stopped(handling, ended_by):
+    child = Child(["/bin/sh", "-c", f"{handling} echo here; while :; do read x; done"], environ=os.environ, kill_switch=None)
     try:
         assert lines(child.stream, 1) == ["here"]
         child.stream.shutdown(socket.SHUT_WR)
@@ -151,10 +151,10 @@ def test_it_ends_with_whoever_started_it_however_that_ends(tmp_path, number):
     """From a thread that has ended long before, as from one that opens links."""
     program = f"""
         import os, signal, threading
-        from distlaunch.transport.child_process import Child, Leash
+        from distlaunch.transport.child_process import Child, KillSwitch
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-        leash, made = Leash(), []
-        start = lambda: made.append(Child(["/bin/sh", "-c", {FAMILY!r}], environ=os.environ, leash=leash))
+        switch, made = KillSwitch(), []
+        start = lambda: made.append(Child(["/bin/sh", "-c", {FAMILY!r}], environ=os.environ, kill_switch=switch))
         thread = threading.Thread(target=start)
         thread.start()
         thread.join()
@@ -181,9 +181,9 @@ def test_a_program_that_cannot_be_run_is_an_os_error(start, tmp_path):
         start(str(file))
 
 
-def test_a_proxy_command_of_another_user_does_not_hold_up_its_wire(leash, monkeypatch):
+def test_a_proxy_command_of_another_user_does_not_hold_up_its_wire(kill_switch, monkeypatch):
     """Nobody but root may kill what ``sudo`` runs: its stream's end has to do."""
-    wire = CommandWire("sleep 3600", os.environ, leash)
+    wire = ProxyCommandStream("sleep 3600", os.environ, kill_switch)
 
     def refuse(*_):
         raise PermissionError(1, "Operation not permitted")
@@ -193,10 +193,10 @@ def test_a_proxy_command_of_another_user_does_not_hold_up_its_wire(leash, monkey
         wire.close()
         wire.close()
         wire.free()
-    leash.close()  # here it is ours, so that the guard may
+    kill_switch.close()  # here it is ours, so that the guard may
     until(lambda: (reap(), wire._child.returncode() is not None)[1])
 
 
-def test_a_proxy_command_that_is_no_program_says_so(leash):
-    with pytest.raises(Trouble, match="ProxyCommand cannot be run: No such file"):
-        CommandWire("x", {"SHELL": "/no/shell"}, leash)
+def test_a_proxy_command_that_is_no_program_says_so(kill_switch):
+    with pytest.raises(ConnectStepError, match="ProxyCommand cannot be run: No such file"):
+        ProxyCommandStream("x", {"SHELL": "/no/shell"}, kill_switch)

@@ -7,8 +7,8 @@ import threading
 import pytest
 
 from distlaunch.transport import cleanup
-from distlaunch.transport.cleanup import bury
-from distlaunch.transport.ssh.client import Connection
+from distlaunch.transport.cleanup import run_in_background
+from distlaunch.transport.ssh.client import SshConnection
 
 BOUND_S = 30.0
 
@@ -38,7 +38,7 @@ class Stuck:
 
 def gone() -> None:
     for thread in threading.enumerate():
-        if thread.name == "dl-bury":
+        if thread.name == "dl-cleanup":
             thread.join(BOUND_S)
 
 
@@ -50,7 +50,7 @@ def _nothing_left():
 
 def test_closing_soon_waits_for_no_thread():
     stuck = Stuck()
-    Connection(stuck, stuck).close_soon()
+    SshConnection(stuck, stuck).close_soon()
     assert stuck.done == ["close"]
     stuck.may.set()
     assert stuck.freed.wait(BOUND_S)
@@ -59,20 +59,20 @@ def test_closing_soon_waits_for_no_thread():
 
 def test_what_is_buried_is_done_in_order_by_one_thread_that_ends():
     may, done = threading.Event(), []
-    bury(lambda: may.wait(BOUND_S))
+    run_in_background(lambda: may.wait(BOUND_S))
     for number in range(100):
-        bury(lambda number=number: done.append((number, threading.current_thread().name)))
+        run_in_background(lambda number=number: done.append((number, threading.current_thread().name)))
     assert not done
     may.set()
     gone()
-    assert done == [(number, "dl-bury") for number in range(100)]
+    assert done == [(number, "dl-cleanup") for number in range(100)]
     assert cleanup._thread is None
 
 
 def test_what_fails_harms_nothing_after_it():
     done = threading.Event()
-    bury(lambda: 1 // 0)
-    bury(done.set)
+    run_in_background(lambda: 1 // 0)
+    run_in_background(done.set)
     assert done.wait(BOUND_S)
 
 
@@ -82,5 +82,5 @@ def test_without_a_thread_it_is_done_at_once(monkeypatch):
 
     done = []
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    bury(lambda: done.append(threading.current_thread().name))
+    run_in_background(lambda: done.append(threading.current_thread().name))
     assert done == ["MainThread"]

@@ -9,7 +9,7 @@ from contextlib import ExitStack, closing
 
 import pytest
 
-from distlaunch.transport.connect_errors import Trouble
+from distlaunch.transport.connect_errors import ConnectStepError
 from distlaunch.transport.ssh import stream
 from distlaunch.transport.ssh.stream import Address, dial, resolve
 
@@ -67,7 +67,7 @@ def test_a_name_is_looked_up():
 
 @pytest.mark.parametrize("name", ["no-such-host.invalid", "", "a..b", "x" * 300, "\u00fc" * 300])
 def test_what_cannot_be_resolved_is_said(name):
-    with pytest.raises(Trouble) as caught:
+    with pytest.raises(ConnectStepError) as caught:
         resolve(name, 22, family=socket.AF_INET, until=soon())
     assert caught.value.step == "resolve"
 
@@ -84,7 +84,7 @@ def test_a_resolver_that_hangs_is_left(monkeypatch):
 
     monkeypatch.setattr(socket, "getaddrinfo", slow)
     started = time.monotonic()
-    with pytest.raises(Trouble, match="has not been resolved within"):
+    with pytest.raises(ConnectStepError, match="has not been resolved within"):
         resolve("slow", 22, family=socket.AF_INET, until=soon(0.2))
     hangs.set()
     assert time.monotonic() - started < 10
@@ -95,21 +95,21 @@ def test_a_listener_is_reached(listening):
 
 
 def test_a_refusal_is_said_in_few_words(refusing):
-    with pytest.raises(Trouble) as caught:
+    with pytest.raises(ConnectStepError) as caught:
         dialled(address(refusing))
     assert (caught.value.step, caught.value.text, caught.value.passing) == ("connect", "connection refused", True)
 
 
 def test_silence_ends_by_the_hosts_own_setting(black_hole):
     started = time.monotonic()
-    with pytest.raises(Trouble, match=r"^no answer$"):
+    with pytest.raises(ConnectStepError, match=r"^no answer$"):
         dialled(address(black_hole), within_s=0.5)
     assert time.monotonic() - started < 10
 
 
 def test_silence_ends_by_the_deadline(black_hole):
     started = time.monotonic()
-    with pytest.raises(Trouble, match=r"^no answer$"):
+    with pytest.raises(ConnectStepError, match=r"^no answer$"):
         dialled(address(black_hole), until=soon(0.3))
     assert time.monotonic() - started < 5
 
@@ -125,11 +125,11 @@ def test_a_silent_address_holds_up_no_other(black_hole, listening):
 
 
 def test_different_failures_are_told_apart(black_hole, refusing):
-    with pytest.raises(Trouble) as caught:
+    with pytest.raises(ConnectStepError) as caught:
         dialled(address(black_hole), address(refusing), within_s=0.5)
     assert caught.value.text == f"{address(refusing).text}: connection refused; {address(black_hole).text}: no answer"
 
 
 def test_an_address_that_is_not_ours_cannot_be_bound(listening):
-    with pytest.raises(Trouble, match="cannot assign"):
+    with pytest.raises(ConnectStepError, match="cannot assign"):
         dial([address(listening)], until=soon(), within_s=None, bind="192.0.2.1")

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from distlaunch.transport.connect_errors import Trouble
+from distlaunch.transport.connect_errors import ConnectStepError
 from distlaunch.transport.ssh.config import HostSettings
 from distlaunch.transport.ssh.host_keys import HostKeyCheck, Unchecked
 from distlaunch.transport.ssh.jumps import hop_of
@@ -30,7 +30,7 @@ def test_a_new_key_is_remembered_in_a_private_file_of_a_private_folder(tmp_path)
     assert file.stat().st_mode & 0o777 == 0o600
     assert file.parent.stat().st_mode & 0o777 == 0o700
     HostKeyCheck("strict").check(host, KIND, BLOB)
-    with pytest.raises(Trouble, match="KEY HAS CHANGED"):
+    with pytest.raises(ConnectStepError, match="KEY HAS CHANGED"):
         HostKeyCheck("accept-new").check(host, KIND, OTHER)
 
 
@@ -67,13 +67,13 @@ def test_the_same_new_host_twice_is_remembered_once_in_one_launcher(tmp_path):
     check.check(settings(tmp_path), KIND, BLOB)
     check.check(settings(tmp_path), KIND, BLOB)
     assert (tmp_path / "ssh" / "known_hosts").read_text().count("\n") == 1
-    with pytest.raises(Trouble, match="KEY HAS CHANGED"):
+    with pytest.raises(ConnectStepError, match="KEY HAS CHANGED"):
         check.check(settings(tmp_path), KIND, OTHER)
 
 
 def test_a_file_that_cannot_be_written_is_said(tmp_path):
     (tmp_path / "ssh").write_text("no folder")
-    with pytest.raises(Trouble, match="cannot be added"):
+    with pytest.raises(ConnectStepError, match="cannot be added"):
         HostKeyCheck("accept-new").check(settings(tmp_path), KIND, BLOB)
 
 
@@ -81,12 +81,12 @@ def test_a_key_known_without_the_port_will_do_and_another_there_proves_nothing(t
     HostKeyCheck("accept-new").check(settings(tmp_path), KIND, BLOB)
     at_port = settings(tmp_path, port=2222)
     HostKeyCheck("strict").check(at_port, KIND, BLOB)
-    with pytest.raises(Trouble, match="its key is not known"):
+    with pytest.raises(ConnectStepError, match="its key is not known"):
         HostKeyCheck("strict").check(at_port, KIND, OTHER)
 
 
 def test_the_hint_is_the_command_for_this_host_and_port(tmp_path):
-    with pytest.raises(Trouble) as caught:
+    with pytest.raises(ConnectStepError) as caught:
         HostKeyCheck("strict").check(settings(tmp_path, port=2222), KIND, BLOB)
     assert f"ssh-keyscan -p 2222 -H n1 >> {tmp_path}/ssh/known_hosts" in caught.value.hint
 
@@ -125,7 +125,7 @@ def test_a_jump_host_is_read(text, hop):
 
 @pytest.mark.parametrize("text", ["", "me@", "bastion:port"])
 def test_what_is_no_jump_host_is_refused(text):
-    with pytest.raises(Trouble, match="ProxyJump"):
+    with pytest.raises(ConnectStepError, match="ProxyJump"):
         hop_of(text)
 
 

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from distlaunch.transport.connect_errors import Trouble
+from distlaunch.transport.connect_errors import ConnectStepError
 from distlaunch.transport.ssh import jumps
 from distlaunch.transport.ssh.config import Asked, HostSettings
 
@@ -53,7 +53,7 @@ class Hosts:
         self.asked.release()
         assert self.may.acquire(timeout=BOUND_S)
         if not self.answers:
-            raise Trouble("connect", "no answer")
+            raise ConnectStepError("connect", "no answer")
         self.made.append(Connected())
         return self.made[-1]
 
@@ -90,7 +90,7 @@ def test_nobody_who_leaves_waits_for_one_who_connects_anew(hosts, answers):
     def again() -> None:
         try:
             ended.append(hosts.wire())
-        except Trouble as trouble:
+        except ConnectStepError as trouble:
             ended.append(trouble)
 
     first.free()

@@ -9,7 +9,7 @@ import pytest
 from distlaunch.core.errors import ConfigError
 from distlaunch.planning.train_options import TrainOptions
 from distlaunch.transport import route
-from distlaunch.transport.child_process import Leash
+from distlaunch.transport.child_process import KillSwitch
 from distlaunch.transport.connection import Target
 
 
@@ -36,7 +36,7 @@ def ways(monkeypatch):
 
 
 def opened(target: Target, **options):
-    return route.opener(TrainOptions(**options), {}, Leash())(target, 5.0)
+    return route.opener(TrainOptions(**options), {}, KillSwitch())(target, 5.0)
 
 
 def test_this_machine_needs_no_network(ways):
@@ -78,13 +78,13 @@ def test_the_launchers_interpreter_is_tried_first_and_the_workers_next(ways):
 
 def test_what_is_no_command_is_refused_at_once():
     with pytest.raises(ConfigError):
-        route.opener(TrainOptions(ssh_command="ssh 'x"), {}, Leash())
+        route.opener(TrainOptions(ssh_command="ssh 'x"), {}, KillSwitch())
 
 
 def test_a_command_that_checks_no_host_keys_is_told_of_once(ways):
     told: list[str] = []
     options = TrainOptions(ssh_host_keys="off", ssh_command="ssh")
-    open_link = route.opener(options, {}, Leash(), note=told.append)
+    open_link = route.opener(options, {}, KillSwitch(), note=told.append)
     open_link(Target(host="n0", here=True), 5.0)
     assert not told
     open_link(Target(host="n1"), 5.0)

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from distlaunch.core.errors import ConfigError, NodesError
-from distlaunch.transport.connection import Target, Unconnected, describe_end
+from distlaunch.transport.connection import Target, ConnectError, describe_end
 from distlaunch.transport.ray import nodes
 from distlaunch.transport.ray.nodes import RayPlaces
 
@@ -89,7 +89,7 @@ def test_a_driver_that_never_reached_a_cluster_is_a_matter_of_what_was_asked(dri
 def test_a_driver_that_has_ended_tells_its_last_words_to_whoever_asks_then(driver):
     places = driver("tell(call=call, places=hosts('a')); raise SystemExit('it is gone')")
     place(places)
-    with pytest.raises(Unconnected, match="Ray's driver ended with 1: it is gone"):
+    with pytest.raises(ConnectError, match="Ray's driver ended with 1: it is gone"):
         places.open(Target(host="a"), 20.0)
 
 

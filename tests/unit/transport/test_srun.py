@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from distlaunch.transport.connection import Target, Unconnected
+from distlaunch.transport.connection import Target, ConnectError
 from distlaunch.transport.slurm.nodes import Srun
 from distlaunch.transport.slurm.step import Wanted
 
@@ -57,7 +57,7 @@ def make():
     made: list[Srun] = []
 
     def making(at: int) -> Srun:
-        def start(argv, hosts, code, environ, *, leash):
+        def start(argv, hosts, code, environ, *, kill_switch):
             return Ending(hosts, at=at)
 
         wanted = Wanted(nodes=2, all_or_none=True, grace_s=5.0, inside=False)
@@ -81,7 +81,7 @@ def test_the_end_of_srun_is_told_to_all_who_wait_whenever_it_comes(make, at):
     def wait(host: str) -> None:
         try:
             srun.open(Target(host=host), 3600.0)
-        except Unconnected as exc:
+        except ConnectError as exc:
             failures[host] = exc.failure.text
 
     waiting = [threading.Thread(target=wait, args=(host,), daemon=True) for host in ("n1", "n2")]

@@ -9,7 +9,7 @@ import pytest
 
 from distlaunch.core.model.host_list import expand_nodelist
 from distlaunch.core.model.record import replace
-from distlaunch.transport.child_process import Leash
+from distlaunch.transport.child_process import KillSwitch
 from distlaunch.transport.slurm.step import Step, Wanted, agent_argv, end_steps, node_list, step_argv, step_environ
 
 FIXED = Wanted(nodes=2, all_or_none=True, grace_s=25.0, inside=False)
@@ -76,12 +76,12 @@ def test_what_was_asked_for_the_jobs_own_tasks_is_left_out():
 @pytest.fixture
 def start():
     """Start a shell script in the place of srun, with something on its stdin."""
-    leash = Leash()
+    kill_switch = KillSwitch()
     steps: list[Step] = []
 
     def starting(script: str, code: bytes = b"") -> Step:
-        steps.append(Step(["/bin/sh", "-c", script], ["n1"], code, {"PATH": os.environ["PATH"]}, leash=leash))
-        steps[-1].leash = leash
+        steps.append(Step(["/bin/sh", "-c", script], ["n1"], code, {"PATH": os.environ["PATH"]}, kill_switch=kill_switch))
+        steps[-1].kill_switch = kill_switch
         return steps[-1]
 
     yield starting
@@ -161,10 +161,10 @@ def test_one_that_ends_when_it_is_asked_to_is_not_killed(start):
     assert step.returncode == 3
 
 
-def test_it_ends_with_its_leash_while_it_waits_for_resources(start):
+def test_it_ends_with_its_kill_switch_while_it_waits_for_resources(start):
     step = start("trap '' TERM; echo 'srun: retrying'; while :; do sleep 0.1; done")
     heard_its_first_line(step)
-    step.leash.close()
+    step.kill_switch.close()
     assert step.wait(until=float("inf"))
     assert step.returncode == -9
 

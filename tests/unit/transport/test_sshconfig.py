@@ -8,7 +8,7 @@ import socket
 
 import pytest
 
-from distlaunch.transport.connect_errors import Trouble
+from distlaunch.transport.connect_errors import ConnectStepError
 from distlaunch.transport.ssh import config as sshconfig
 from distlaunch.transport.ssh.config import Asked, home_of, parse, read_settings, settings_of, with_tokens
 
@@ -101,7 +101,7 @@ def test_what_else_is_read():
 
 @pytest.mark.parametrize("text", ["port x\n", "connecttimeout 1e3\n"])
 def test_a_number_that_is_none_is_said(text):
-    with pytest.raises(Trouble, match="is no number"):
+    with pytest.raises(ConnectStepError, match="is no number"):
         made(text)
 
 
@@ -163,13 +163,13 @@ def test_paramiko_reads_where_openssh_is_not(home):
 
 @pytest.mark.parametrize("host", ["-oProxyCommand=id", "-G"])
 def test_a_host_is_never_an_option(home, host):
-    with pytest.raises(Trouble, match="dash"):
+    with pytest.raises(ConnectStepError, match="dash"):
         read_settings(host, user=None, port=None, asked=Asked(), environ=environ(home))
 
 
 def test_a_broken_file_is_said_with_its_line(home):
     (home / ".ssh" / "config").write_text("Nonsense yes\n")
-    with pytest.raises(Trouble, match=r"config.*line 1|bad configuration"):
+    with pytest.raises(ConnectStepError, match=r"config.*line 1|bad configuration"):
         read_settings("n1", user=None, port=None, asked=Asked(), environ=environ(home))
 
 
@@ -179,7 +179,7 @@ def test_an_ssh_that_hangs_is_not_waited_for(home, tmp_path, monkeypatch):
     slow.write_text("#!/bin/sh\nexec sleep 60\n")
     slow.chmod(0o755)
     monkeypatch.setattr(sshconfig, "_ASK_S", 0.2)
-    with pytest.raises(Trouble, match="has not answered"):
+    with pytest.raises(ConnectStepError, match="has not answered"):
         read_settings(
             "n1", user=None, port=None, asked=Asked(), environ=environ(home, PATH=f"{slow.parent}:/usr/bin:/bin")
         )

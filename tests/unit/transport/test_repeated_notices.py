@@ -1,18 +1,18 @@
-"""Troubles on an open port are said once a kind, then counted."""
+"""Notices about an open port are given once a kind, then counted."""
 
 from __future__ import annotations
 
 import pytest
 
 from distlaunch.core.protocol.handshake import RefusalReason
-from distlaunch.transport.tcp_listener import Troubles
+from distlaunch.transport.tcp_listener import RepeatedNotices
 
 
 class World:
     def __init__(self) -> None:
         self.now = 100.0
         self.lines = []
-        self.troubles = Troubles(self.lines.append, lambda: self.now)
+        self.troubles = RepeatedNotices(self.lines.append, lambda: self.now)
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from distlaunch.transport.cleanup import Patience
+from distlaunch.transport.cleanup import WaitBudget
 
 
 @pytest.fixture
@@ -14,7 +14,7 @@ def clock():
 
 @pytest.fixture
 def patience(clock):
-    return Patience(lambda: clock[0])
+    return WaitBudget(lambda: clock[0])
 
 
 def waits(clock, asked):
