@@ -1,15 +1,14 @@
 """The same line from several ranks becomes one, and no rank's own order ever changes.
 
-Pending lines form one sequence of groups. A rank's next line joins the first group of that text
-that stands after the rank's previous line, else it opens a new group at the end; groups leave from
-the front. So each rank's lines leave in the order in which they came. A group that every live rank
-has joined takes all groups before it along: nobody could join those any more.
+``Folder`` compares line by line while little is pending. Pending lines form one sequence of groups.
+A rank's next line joins the first group of that text that stands after the rank's previous line, else
+it opens a new group at the end; groups leave from the front. So each rank's lines leave in the order
+in which they came. A group that every live rank has joined takes all groups before it along: nobody
+could join those any more.
 
-Folding when a lot is pending: whole blocks of lines, no Python work for each line.
-
-Splitting, comparing and joining run in C over lists of lines; Python is run per stretch of equal or
-of different lines. Lines are paired by position; where the ranks are out of step, their first lines
-are looked for in each other.
+``BlockFolder`` takes over while a lot is pending. Splitting, comparing and joining run in C over lists
+of lines; Python runs once for each stretch of equal or of different lines. Lines are paired by
+position; where the ranks are out of step, their first lines are looked for in each other.
 """
 
 from __future__ import annotations
@@ -21,6 +20,12 @@ from operator import eq
 
 from distlaunch.console.repeated_blocks import alike, without_rank
 
+HOLD_S = 0.1
+"""How long a line may wait for the same line from other ranks (design: 0.1 s at most)."""
+
+Emit = Callable[["int | frozenset[int]", "list[bytes]"], None]
+"""Takes a rank, or the ranks that share the lines, and lines without their newline."""
+
 LINE_COST = 48
 """What a pending line costs beside its bytes: object header and list slot, roughly."""
 _BULK_CHUNK = 16 << 10
@@ -29,6 +34,7 @@ _BULK_PENDING = 64 << 10
 _CAPACITY_PER_RANK = 512 << 10
 """What may wait for other ranks: a chunk of the pump's from each, and some."""
 _CAPACITY = (1 << 20, 8 << 20)
+_ALIGN_TRIES = 8
 
 
 class _Group:
@@ -166,15 +172,6 @@ class Folder:
             self._blocks.add(
                 rank, texts, sum(map(len, texts)) + LINE_COST * len(texts), groups[0].born
             )
-
-
-HOLD_S = 0.1
-"""How long a line may wait for the same line from other ranks (design: 0.1 s at most)."""
-
-Emit = Callable[["int | frozenset[int]", "list[bytes]"], None]
-"""Takes a rank, or the ranks that share the lines, and lines without their newline."""
-
-_ALIGN_TRIES = 8
 
 
 class _Queue:
