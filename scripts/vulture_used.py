@@ -1,4 +1,5 @@
-"""Names that vulture cannot see in use: called by a framework, part of the protocol, or for users of the package."""
+"""Names that vulture cannot see in use: called by a framework, part of the protocol, or for users
+of the package."""
 
 import sys
 from multiprocessing.process import BaseProcess

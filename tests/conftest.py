@@ -1,4 +1,5 @@
-"""Shared by all tests: no silent skips in CI, leak checks, a minimal environment and the launcher in it."""
+"""Shared by all tests: no silent skips in CI, leak checks, a minimal environment and the launcher
+in it."""
 
 from __future__ import annotations
 
@@ -56,7 +57,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling:
-    """Keep a file's tests together, with what they share, and the files in their order: frameworks come last."""
+    """Keep a file's tests together, with what they share, and the files in their order: frameworks
+    come last."""
     config.option.loadscopereorder = False
     return LoadFileScheduling(config, log)
 
@@ -87,30 +89,48 @@ def _children() -> dict[str, str]:
             continue
         for pid in children:
             try:
-                found[f"child {pid}"] = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[0].partition("(")[2]
+                found[f"child {pid}"] = (
+                    Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[0].partition("(")[2]
+                )
             except (FileNotFoundError, ProcessLookupError):
                 continue
     return found
 
 
 def _environment() -> dict[str, str]:
-    return {f"${name}": value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+    return {
+        f"${name}": value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"
+    }
 
 
 def _snapshot() -> dict[str, str]:
-    return _descriptors() | _threads() | _children() | _environment() | {"working directory": os.getcwd()}
+    return (
+        _descriptors()
+        | _threads()
+        | _children()
+        | _environment()
+        | {"working directory": os.getcwd()}
+    )
 
 
 def _difference(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
-    lines = [f"left behind: {name} = {value}" for name, value in after.items() if before.get(name) != value]
-    # Descriptors, threads and children that ended were not the test's to end, but only a variable can be missed by others.
-    lines += [f"taken away: {name}" for name in before if name.startswith("$") and name not in after]
+    lines = [
+        f"left behind: {name} = {value}"
+        for name, value in after.items()
+        if before.get(name) != value
+    ]
+    # Descriptors, threads and children that ended were not the test's to end, but only a variable
+    # can be missed by others.
+    lines += [
+        f"taken away: {name}" for name in before if name.startswith("$") and name not in after
+    ]
     return lines
 
 
 @pytest.fixture(autouse=True)
 def leaks_nothing() -> Iterator[None]:
-    """Fail a test that leaves descriptors, threads, child processes or environment variables behind, by name."""
+    """Fail a test that leaves descriptors, threads, child processes or environment variables
+    behind, by name."""
     before = _snapshot()
     yield
     deadline = time.monotonic() + 2.0
@@ -126,7 +146,8 @@ def leaks_nothing() -> Iterator[None]:
 
 @pytest.fixture
 def clean_env(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """Replace the environment by PATH, HOME (a private one) and LANG, for the test itself too; return a copy."""
+    """Replace the environment by PATH, HOME (a private one) and LANG, for the test itself too;
+    return a copy."""
     home = tmp_path / "home"
     home.mkdir()
     env = {"PATH": os.environ.get("PATH", os.defpath), "HOME": str(home), "LANG": "C.UTF-8"}
@@ -140,7 +161,8 @@ def clean_env(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]
 
 @pytest.fixture
 def distlaunch(tmp_path: Path, clean_env: dict[str, str]) -> Iterator[Launcher]:
-    """Give the launcher as a user would run it, in a minimal environment with state directories of its own."""
+    """Give the launcher as a user would run it, in a minimal environment with state directories of
+    its own."""
     launcher = Launcher(tmp_path, clean_env)
     yield launcher
     launcher.close()

@@ -1,4 +1,5 @@
-"""A client of the debug adapter protocol, as an editor has one: it follows child processes and collects stops."""
+"""A client of the debug adapter protocol, as an editor has one: it follows child processes and
+collects stops."""
 
 from __future__ import annotations
 
@@ -24,7 +25,13 @@ class Session:
         self._sending = threading.Lock()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
-        self.ask("initialize", adapterID="test", clientID="test", linesStartAt1=True, supportsStartDebuggingRequest=False)  # fmt: skip
+        self.ask(
+            "initialize",
+            adapterID="test",
+            clientID="test",
+            linesStartAt1=True,
+            supportsStartDebuggingRequest=False,
+        )
         self.tell("attach", **attach)
 
     @staticmethod
@@ -52,7 +59,9 @@ class Session:
         with self._sending:
             number = next(self._numbers)
             self._answers[number] = queue.Queue()
-            text = json.dumps({"seq": number, "type": "request", "command": command, "arguments": arguments}).encode()
+            text = json.dumps(
+                {"seq": number, "type": "request", "command": command, "arguments": arguments}
+            ).encode()
             self._socket.sendall(b"Content-Length: %d\r\n\r\n%s" % (len(text), text))
         return number
 
@@ -64,7 +73,10 @@ class Session:
         self._socket.close()
 
     def _read(self) -> None:
-        with suppress(OSError), self._socket.makefile("rb") as file:  # a process that ends may reset it
+        with (
+            suppress(OSError),
+            self._socket.makefile("rb") as file,
+        ):  # a process that ends may reset it
             while header := file.readline():
                 length = int(header.split(b":")[1])
                 while file.readline().strip():
@@ -73,11 +85,14 @@ class Session:
                 if message["type"] == "response":
                     self._answers[message["request_seq"]].put(message)
                 elif message["type"] == "event":
-                    threading.Thread(target=self._client.on_event, args=(self, message), daemon=True).start()
+                    threading.Thread(
+                        target=self._client.on_event, args=(self, message), daemon=True
+                    ).start()
 
 
 class Client:
-    """Attaches to a port, sets one breakpoint in each process, and lets whoever stops there go on."""
+    """Attaches to a port, sets one breakpoint in each process, and lets whoever stops there go
+    on."""
 
     def __init__(self, port: int, *, source: str, line: int) -> None:
         self._breakpoint = {"source": {"path": source}, "breakpoints": [{"line": line}]}
@@ -99,12 +114,16 @@ class Client:
         match message["event"]:
             case "debugpyAttach":
                 self.announced.append(body["subProcessId"])
-                self._sessions.append(Session(self, (body["connect"]["host"], body["connect"]["port"]), body))
+                self._sessions.append(
+                    Session(self, (body["connect"]["host"], body["connect"]["port"]), body)
+                )
             case "initialized":
                 session.ask("setBreakpoints", **self._breakpoint)
                 session.ask("configurationDone")
             case "stopped":
                 top = session.ask("stackTrace", threadId=body["threadId"])["stackFrames"][0]
-                rank = session.ask("evaluate", expression="rank", frameId=top["id"], context="watch")["result"]
+                rank = session.ask(
+                    "evaluate", expression="rank", frameId=top["id"], context="watch"
+                )["result"]
                 self.stops.put((top["source"]["path"], top["line"], rank))
                 session.tell("continue", threadId=body["threadId"])

@@ -1,10 +1,11 @@
 """Environments for frameworks that the tests' own interpreter does not have: made once, and kept.
 
-One is a virtual environment that sees all packages of the interpreter that runs the tests, so that torch is there and
-not installed twice; only what is missing comes into it. It lies in ``$XDG_CACHE_HOME`` (or ``~/.cache``), under a name
-that changes with the requirements, the interpreter and its torch. Two test sessions make it one after the other.
-As a program (``python -m tests.environments PID NAME...``) it makes those that are named, with the CPU time that no
-other process uses, and ends when the process PID ends.
+One is a virtual environment that sees all packages of the interpreter that runs the tests, so that
+torch is there and not installed twice; only what is missing comes into it. It lies in
+``$XDG_CACHE_HOME`` (or ``~/.cache``), under a name that changes with the requirements, the
+interpreter and its torch. Two test sessions make it one after the other. As a program (``python -m
+tests.environments PID NAME...``) it makes those that are named, with the CPU time that no other
+process uses, and ends when the process PID ends.
 """
 
 from __future__ import annotations
@@ -37,15 +38,27 @@ def _folder() -> Path:
 
 
 def environment(
-    name: str, requirements: Sequence[str], *, pip: Sequence[str] = (), variables: Mapping[str, str] | None = None
+    name: str,
+    requirements: Sequence[str],
+    *,
+    pip: Sequence[str] = (),
+    variables: Mapping[str, str] | None = None,
 ) -> Path:
     """Give the Python of an environment with these requirements; make it if it is not there.
 
-    ``pip``: further words for ``pip install``; ``variables``: set while packages are built. Call it from a fixture of
-    module or session scope: the tests' own environment variables do not lead to pip's index.
+    ``pip``: further words for ``pip install``; ``variables``: set while packages are built. Call it
+    from a fixture of module or session scope: the tests' own environment variables do not lead to
+    pip's index.
     """
     variables = variables or {}
-    of = [sys.version, sys.prefix, version("torch"), *requirements, *pip, *map("=".join, sorted(variables.items()))]
+    of = [
+        sys.version,
+        sys.prefix,
+        version("torch"),
+        *requirements,
+        *pip,
+        *map("=".join, sorted(variables.items())),
+    ]
     digest = hashlib.sha256("\0".join(of).encode()).hexdigest()[:12]
     root = _folder() / f"{name}-{digest}"
     whole, python = root / "whole", root / "bin" / "python"
@@ -63,7 +76,11 @@ def environment(
 def deepspeed() -> Path:
     """Give the Python of an environment with DeepSpeed."""
     # The one extension that it would else compile in each home at the first collective.
-    return environment("deepspeed", ["deepspeed==0.19.8"], variables={"DS_BUILD_OPS": "0", "DS_BUILD_SHM_COMM": "1"})
+    return environment(
+        "deepspeed",
+        ["deepspeed==0.19.8"],
+        variables={"DS_BUILD_OPS": "0", "DS_BUILD_SHM_COMM": "1"},
+    )
 
 
 def ray() -> Path:
@@ -107,21 +124,30 @@ exec g++ "${args[@]}"
 
 
 def horovod() -> Path:
-    """Give the Python of an environment with Horovod, which is compiled against the tests' torch if need be."""
-    # What it imports beside torch; as named in its package, since the wheel itself comes without these.
+    """Give the Python of an environment with Horovod, which is compiled against the tests' torch if
+    need be."""
+    # What it imports beside torch; as named in its package, since the wheel itself comes without
+    # these.
     needed = ["cloudpickle", "psutil", "pyyaml", "packaging", "cffi>=1.4.0"]
     return environment("horovod", [str(horovod_wheel()), *needed])
 
 
 def horovod_wheel() -> Path:
-    """Return Horovod's wheel. Builds it if it is not there, which needs torch and none of the tests' other packages."""
+    """Return Horovod's wheel. Builds it if it is not there, which needs torch and none of the
+    tests' other packages."""
     tag = f"cp{sys.version_info.major}{sys.version_info.minor}-torch{version('torch').replace('+', '.')}"
     folder = _folder() / f"horovod-wheel-{HOROVOD}-{tag}"
     with (_folder() / "horovod-wheel.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (wheels := list(folder.glob("*.whl"))):
-            print(f"building Horovod {HOROVOD} for the tests, once: some minutes", file=sys.__stderr__, flush=True)
-            tools = environment("horovod-build", ["setuptools<70", "wheel", "cmake", "packaging", "cffi>=1.4.0"])
+            print(
+                f"building Horovod {HOROVOD} for the tests, once: some minutes",
+                file=sys.__stderr__,
+                flush=True,
+            )
+            tools = environment(
+                "horovod-build", ["setuptools<70", "wheel", "cmake", "packaging", "cffi>=1.4.0"]
+            )
             scratch = folder.with_name(f"{folder.name}.part")
             shutil.rmtree(scratch, ignore_errors=True)
             scratch.mkdir()
@@ -129,9 +155,28 @@ def horovod_wheel() -> Path:
             compiler.write_text(COMPILER)
             compiler.chmod(0o755)
             path = f"{tools.parent}{os.pathsep}{os.environ['PATH']}"
-            words = ["wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-cache-dir", f"horovod=={HOROVOD}"]
-            pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", str(tools)]
-            _run([*pip, *words, "--wheel-dir", str(scratch)], **HOROVOD_BUILT_WITH, CXX=str(compiler), PATH=path)
+            words = [
+                "wheel",
+                "--quiet",
+                "--no-deps",
+                "--no-build-isolation",
+                "--no-cache-dir",
+                f"horovod=={HOROVOD}",
+            ]
+            pip = [
+                sys.executable,
+                "-m",
+                "pip",
+                "--disable-pip-version-check",
+                "--python",
+                str(tools),
+            ]
+            _run(
+                [*pip, *words, "--wheel-dir", str(scratch)],
+                **HOROVOD_BUILT_WITH,
+                CXX=str(compiler),
+                PATH=path,
+            )
             scratch.rename(folder)
             wheels = list(folder.glob("*.whl"))
     return wheels[0]
@@ -175,7 +220,9 @@ def _run(argv: Sequence[str], **variables: str) -> None:
 def start_in_idle_time(names: Sequence[str], *, until_end_of: int) -> subprocess.Popen[bytes]:
     """Start this module as a program, in a session of its own."""
     words = [sys.executable, "-m", "tests.environments", str(until_end_of), *names]
-    return subprocess.Popen(words, cwd=Path(__file__).parents[1], stdin=subprocess.DEVNULL, start_new_session=True)
+    return subprocess.Popen(
+        words, cwd=Path(__file__).parents[1], stdin=subprocess.DEVNULL, start_new_session=True
+    )
 
 
 def _kill_with(pid: int) -> None:

@@ -1,4 +1,5 @@
-"""How many examples a property test tries: few; ``FUZZ_EXAMPLES=2000 scripts/test tests/unit`` is the long form."""
+"""How many examples a property test tries: few; ``FUZZ_EXAMPLES=2000 scripts/test tests/unit`` is
+the long form."""
 
 from __future__ import annotations
 

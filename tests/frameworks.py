@@ -1,7 +1,9 @@
-"""Frameworks that the tests' own interpreter does not have: a Python for each, made beside the other tests.
+"""Frameworks that the tests' own interpreter does not have: a Python for each, made beside the
+other tests.
 
-A process that runs only when a CPU is idle makes what is not there yet, while the tests that need none of it run. Files
-with tests that need a framework come late. A fixture waits for its own framework, or makes it if that process could not.
+A process that runs only when a CPU is idle makes what is not there yet, while the tests that need
+none of it run. Files with tests that need a framework come late. A fixture waits for its own
+framework, or makes it if that process could not.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ from tests.environments import FRAMEWORKS, start_in_idle_time
 
 _STARTED: list[subprocess.Popen[bytes]] = []
 _FILLS = Path(__file__).parent / "unit"
-"""Many short files. A third of them comes last, so that all processes of a session end at about the same time."""
+"""Many short files. A third of them comes last, so that all processes of a session end at about the
+same time."""
 
 
 def _needed(item: pytest.Item) -> list[str]:
@@ -43,9 +46,14 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         return
     needed = {name for item in session.items for name in _needed(item)}
     if needed:
-        # Not until the end of a worker of xdist: the first of them ends while others may still wait for a framework.
+        # Not until the end of a worker of xdist: the first of them ends while others may still wait
+        # for a framework.
         session_pid = os.getpid() if worker is None else os.getppid()
-        _STARTED.append(start_in_idle_time([name for name in FRAMEWORKS if name in needed], until_end_of=session_pid))
+        _STARTED.append(
+            start_in_idle_time(
+                [name for name in FRAMEWORKS if name in needed], until_end_of=session_pid
+            )
+        )
 
 
 def _python(name: str, config: pytest.Config) -> str:

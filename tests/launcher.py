@@ -1,4 +1,5 @@
-"""The launcher as a user runs it: started as a process of its own, awaited by what it has told, and ended."""
+"""The launcher as a user runs it: started as a process of its own, awaited by what it has told, and
+ended."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ class Result:
         return [event for event in self.events if event.get("type") == kind]
 
     def lines_of(self, rank: int) -> list[str]:
-        """Give what a rank has written in attempt 0: on the console equal lines of several ranks may be folded."""
+        """Give what a rank has written in attempt 0: on the console equal lines of several ranks
+        may be folded."""
         assert self.run_dir is not None
         return (self.run_dir / "attempt-0" / f"rank-{rank}.log").read_text().splitlines()
 
@@ -49,7 +51,9 @@ class Result:
 class Running:
     """A launcher that has been started; the fixture ends it, whatever the test does."""
 
-    def __init__(self, process: subprocess.Popen[bytes], out: Path, err: Path, jobs: Path, known: set[str]) -> None:
+    def __init__(
+        self, process: subprocess.Popen[bytes], out: Path, err: Path, jobs: Path, known: set[str]
+    ) -> None:
         self.process = process
         self.pid = process.pid
         self._out, self._err, self._jobs, self._known = out, err, jobs, known
@@ -100,14 +104,18 @@ class Running:
 
         def found() -> list[int] | None:
             pids = [
-                pid for event in self.events if event.get("type") == "workers_started" for pid in event["pids"].values()
+                pid
+                for event in self.events
+                if event.get("type") == "workers_started"
+                for pid in event["pids"].values()
             ]
             return pids if len(pids) >= count else None
 
         return self.wait_for(found, f"{count} workers", timeout=timeout)
 
     def wait_said(self, text: str, ranks: int, *, timeout: float = 30.0) -> None:
-        """Wait until so many ranks have said it, by their files: the console may fold equal lines of several."""
+        """Wait until so many ranks have said it, by their files: the console may fold equal lines
+        of several."""
 
         def said() -> bool:
             logs = [] if self.run_dir is None else self.run_dir.glob("attempt-0/rank-*.log")
@@ -122,24 +130,34 @@ class Running:
         self.wait_for(lambda: text in self.stderr, f"{text!r} on stderr", timeout=timeout)
 
     def wait_for(self, condition: Callable[[], Any], what: str, *, timeout: float = 30.0) -> Any:
-        """Return ``condition()`` once it is true; fail if that takes too long or the launcher ends before."""
+        """Return ``condition()`` once it is true; fail if that takes too long or the launcher ends
+        before."""
         deadline = time.monotonic() + timeout
         while True:
             ended = self.process.poll() is not None
             if value := condition():
                 return value
             if ended or time.monotonic() > deadline:
-                why = f"the launcher ended with {self.process.returncode}" if ended else f"{timeout} s passed"
+                why = (
+                    f"the launcher ended with {self.process.returncode}"
+                    if ended
+                    else f"{timeout} s passed"
+                )
                 pytest.fail(f"no {what}: {why}\n{self._screen()}")
             time.sleep(0.01)
 
     def signal_to_the_end(self, number: int) -> int:
-        """Send a signal again and again from when the verdict is filed until the launcher's end; return how often."""
+        """Send a signal again and again from when the verdict is filed until the launcher's end;
+        return how often."""
         deadline = time.monotonic() + 60
         sent = 0
         events: Path | None = None
         while events is None or b'"job_ended"' not in events.read_bytes():
-            if events is None and (run_dir := self.run_dir) is not None and (run_dir / "events.jsonl").exists():
+            if (
+                events is None
+                and (run_dir := self.run_dir) is not None
+                and (run_dir / "events.jsonl").exists()
+            ):
                 events = run_dir / "events.jsonl"
             assert time.monotonic() < deadline, self._screen()
         while self.process.poll() is None:
@@ -179,17 +197,19 @@ def job_names(jobs: Path) -> list[str]:
 
 
 def default_signals() -> None:
-    """Undo what pytest was started with: under nohup or as a script's background job, HUP and INT are ignored."""
+    """Undo what pytest was started with: under nohup or as a script's background job, HUP and INT
+    are ignored."""
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)
 
 
 class Launcher:
-    """Runs ``python -m distlaunch …`` with private state directories, and finds what its jobs leave running.
+    """Runs ``python -m distlaunch …`` with private state directories, and finds what its jobs leave
+    running.
 
-    Programs in ``tests/programs`` call ``survivor.hold()``: they open a FIFO for writing and hand it down to all their
-    descendants. Its reader, here, sees the end of file when the last of them is gone: no cookie, name or process group
-    has part in it.
+    Programs in ``tests/programs`` call ``survivor.hold()``: they open a FIFO for writing and hand
+    it down to all their descendants. Its reader, here, sees the end of file when the last of them
+    is gone: no cookie, name or process group has part in it.
     """
 
     def __init__(self, tmp_path: Path, env: Mapping[str, str]) -> None:
@@ -211,7 +231,8 @@ class Launcher:
         self._started: list[Running] = []
 
     def pretend(self, *modules: str) -> None:
-        """Have an empty module of each of these names where workers look, as if a framework were installed."""
+        """Have an empty module of each of these names where workers look, as if a framework were
+        installed."""
         folder = self.tmp_path / "pretended"
         folder.mkdir(exist_ok=True)
         for module in modules:
@@ -226,7 +247,8 @@ class Launcher:
         cwd: Path | None = None,
         **popen: Any,
     ) -> Running:
-        """Start the launcher; ``env`` is added to the minimal one, stdin is /dev/null, output goes to files."""
+        """Start the launcher; ``env`` is added to the minimal one, stdin is /dev/null, output goes
+        to files."""
         words = [os.fspath(arg) for arg in args]
         jobs = self.jobs
         for word, following in zip(words, [*words[1:], ""], strict=True):
@@ -271,7 +293,8 @@ class Launcher:
         return self.run(["train", *args], timeout, **kwargs)
 
     def assert_no_survivors(self, within_s: float = 10.0) -> None:
-        """Fail unless every program that held the FIFO, and every helper of the launcher, is gone in time.
+        """Fail unless every program that held the FIFO, and every helper of the launcher, is gone
+        in time.
 
         Also fails when no program ever opened it: then the test would prove nothing.
         """
@@ -290,8 +313,12 @@ class Launcher:
             elif chunk == b"" and opened:
                 break
             if time.monotonic() >= deadline:
-                assert opened, "no test program opened the survivors' FIFO: call survivor.hold() in it"
-                pytest.fail(f"{within_s} s after the launcher's end these still run:\n" + self._describe())
+                assert opened, (
+                    "no test program opened the survivors' FIFO: call survivor.hold() in it"
+                )
+                pytest.fail(
+                    f"{within_s} s after the launcher's end these still run:\n" + self._describe()
+                )
             if chunk == b"":  # nobody has it open, nobody had
                 time.sleep(0.01)
         while (left := self._related()) and time.monotonic() < deadline:
@@ -299,8 +326,11 @@ class Launcher:
         assert not left, f"helpers of the launcher still run:\n{self._describe()}"
 
     def survivors(self) -> list[int]:
-        """Return the pids that hold the FIFO open or have its path in their environment, launchers left out."""
-        return [pid for pid in self._related() if pid not in {running.pid for running in self._started}]
+        """Return the pids that hold the FIFO open or have its path in their environment, launchers
+        left out."""
+        return [
+            pid for pid in self._related() if pid not in {running.pid for running in self._started}
+        ]
 
     def holding(self) -> list[int]:
         """Return the pids that hold the FIFO open at this moment."""
@@ -308,7 +338,9 @@ class Launcher:
 
     def _related(self) -> list[int]:
         found = []
-        ours = {os.getpid()} | {running.pid for running in self._started if running.process.poll() is None}
+        ours = {os.getpid()} | {
+            running.pid for running in self._started if running.process.poll() is None
+        }
         needle = str(self._fifo).encode()
         for name in os.listdir("/proc"):
             if not name.isdigit() or int(name) in ours:
@@ -323,7 +355,9 @@ class Launcher:
     def _has_open(self, pid: str) -> bool:
         directory = f"/proc/{pid}/fd"
         try:
-            return any(os.readlink(f"{directory}/{fd}") == str(self._fifo) for fd in os.listdir(directory))
+            return any(
+                os.readlink(f"{directory}/{fd}") == str(self._fifo) for fd in os.listdir(directory)
+            )
         except OSError:  # it ended, or closed something, meanwhile
             return False
 
@@ -331,7 +365,12 @@ class Launcher:
         lines = []
         for pid in self._related():
             try:
-                command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                command = (
+                    Path(f"/proc/{pid}/cmdline")
+                    .read_bytes()
+                    .replace(b"\0", b" ")
+                    .decode(errors="replace")
+                )
                 state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
             except OSError:
                 continue
@@ -339,7 +378,8 @@ class Launcher:
         return "\n".join(lines)
 
     def close(self) -> None:
-        """End every launcher and everything that its jobs left, so that a failing test harms no other."""
+        """End every launcher and everything that its jobs left, so that a failing test harms no
+        other."""
         for running in self._started:
             if running.process.poll() is None:
                 running.process.kill()

@@ -54,7 +54,11 @@ class S3:
     def fault_of(self, method: str, path: str, headers: http.client.HTTPMessage) -> Fault | None:
         """Take the fault of a request, if it is to have one."""
         for fault in self.faults:
-            fits = method == fault.method and fault.part in path and (not fault.header or fault.header in headers)
+            fits = (
+                method == fault.method
+                and fault.part in path
+                and (not fault.header or fault.header in headers)
+            )
             if fits and fault.times > 0:
                 fault.times -= 1
                 return fault
@@ -65,7 +69,10 @@ class S3:
 def s3_server() -> Iterator[S3]:
     """Run both; they end with the block."""
     process = subprocess.Popen(
-        [sys.executable, "-c", _SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        [sys.executable, "-c", _SERVER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
     )
     assert process.stdin is not None
     assert process.stdout is not None
@@ -102,12 +109,16 @@ def _handler(served: S3, port: int) -> type[BaseHTTPRequestHandler]:
             served.requests.append(f"{self.command} {self.path}")
             fault = served.fault_of(self.command, self.path, self.headers)
             if fault is not None:
-                self._send(fault.status, [("Content-Type", "application/xml")], _error(fault.status))
+                self._send(
+                    fault.status, [("Content-Type", "application/xml")], _error(fault.status)
+                )
                 return
             server = http.client.HTTPConnection("127.0.0.1", port, timeout=_LIMIT_S)
             try:
                 headers = {k: v for k, v in self.headers.items() if k.lower() not in _HOP_BY_HOP}
-                server.request(self.command, self.path, body, {**headers, "Content-Length": str(len(body))})
+                server.request(
+                    self.command, self.path, body, {**headers, "Content-Length": str(len(body))}
+                )
                 found = server.getresponse()
                 data = found.read()
                 kept = [(k, v) for k, v in found.getheaders() if k.lower() not in _HOP_BY_HOP]
@@ -127,12 +138,20 @@ def _handler(served: S3, port: int) -> type[BaseHTTPRequestHandler]:
                 return body
             return self.rfile.read(int(self.headers.get("Content-Length") or 0))
 
-        def _send(self, status: int, headers: list[tuple[str, str]], data: bytes, length: str | None = None) -> None:
+        def _send(
+            self,
+            status: int,
+            headers: list[tuple[str, str]],
+            data: bytes,
+            length: str | None = None,
+        ) -> None:
             self.send_response(status)
             for name, value in headers:
                 self.send_header(name, value)
             self.send_header("Connection", "close")  # a test leaves no connection behind
-            self.send_header("Content-Length", length if self.command == "HEAD" and length else str(len(data)))
+            self.send_header(
+                "Content-Length", length if self.command == "HEAD" and length else str(len(data))
+            )
             self.end_headers()
             if self.command != "HEAD":
                 self.wfile.write(data)

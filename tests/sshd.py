@@ -1,4 +1,5 @@
-"""A real sshd on loopback for tests, with keys of its own, and an agent that only does as it is told."""
+"""A real sshd on loopback for tests, with keys of its own, and an agent that only does as it is
+told."""
 
 from __future__ import annotations
 
@@ -70,9 +71,12 @@ def stand_in(source: str = STAND_IN) -> bytes:
 
 
 class Sshd:
-    """One server in a directory of its own; ``settings`` are lines of sshd_config that come before ours."""
+    """One server in a directory of its own; ``settings`` are lines of sshd_config that come before
+    ours."""
 
-    def __init__(self, directory: Path, *settings: str, key_kinds: tuple[str, ...] = ("ed25519",)) -> None:
+    def __init__(
+        self, directory: Path, *settings: str, key_kinds: tuple[str, ...] = ("ed25519",)
+    ) -> None:
         assert SSHD is not None, "the tests of SSH need openssh-server"
         if os.getuid() == 0:
             Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
@@ -111,7 +115,10 @@ class Sshd:
         config.write_text("\n".join(lines) + "\n")
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                [str(SSHD), "-D", "-e", "-f", str(config)], stdin=subprocess.DEVNULL, stdout=log, stderr=log
+                [str(SSHD), "-D", "-e", "-f", str(config)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
             )
         deadline = time.monotonic() + 20
         while self.process.poll() is None and time.monotonic() < deadline:
@@ -132,9 +139,14 @@ class Sshd:
         """Write an ssh_config in which ``node`` is this server."""
         path = self.directory / "config"
         own = [
-            "HostName 127.0.0.1", f"Port {self.port}", f"IdentityFile {self.key}", "IdentitiesOnly yes",
-            "IdentityAgent none", f"UserKnownHostsFile {self.known_hosts}", "GlobalKnownHostsFile none",
-        ]  # fmt: skip
+            "HostName 127.0.0.1",
+            f"Port {self.port}",
+            f"IdentityFile {self.key}",
+            "IdentitiesOnly yes",
+            "IdentityAgent none",
+            f"UserKnownHostsFile {self.known_hosts}",
+            "GlobalKnownHostsFile none",
+        ]
         path.write_text(f"Host {host}\n" + "".join(f"  {line}\n" for line in (*lines, *own)))
         return path
 
@@ -158,9 +170,10 @@ def make_key(path: Path, kind: str = "ed25519", passphrase: str = "") -> Path:
     """Make a key pair."""
     size = {"rsa": ["-b", "2048"]}.get(kind, [])
     subprocess.run(
-        ["ssh-keygen", "-q", "-t", kind, *size, "-N", passphrase, "-C", "test", "-f", str(path)], check=True,
+        ["ssh-keygen", "-q", "-t", kind, *size, "-N", passphrase, "-C", "test", "-f", str(path)],
+        check=True,
         stdin=subprocess.DEVNULL,
-    )  # fmt: skip
+    )
     return path
 
 

@@ -130,7 +130,8 @@ class PytorchDdp(TorchBackend):
         if self.chosen.get("static-graph") and self.chosen.get("find-unused-parameters"):
             return (
                 (
-                    "-o find-unused-parameters does nothing beside static-graph, which finds them by "
+                    "-o find-unused-parameters does nothing beside static-graph, which finds them "
+                    "by "
                     "itself"
                 ),
             )

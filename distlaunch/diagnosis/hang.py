@@ -270,7 +270,8 @@ def _judge(
         waits = " and ".join(dict.fromkeys(group.wait.name for group in surely if group.wait))
         them = "it" if len(ended) == 1 else "them"
         words = (
-            f"{_short_ranks(ended)} {_has_or_have(ended)} ended with exit code 0, and the others wait for "
+            f"{_short_ranks(ended)} {_has_or_have(ended)} ended with exit code 0, and the others "
+            "wait for "
             f"{them}, in {waits}"
         )
         hint = "do all ranks run the same number of steps, and the same code after the last one?"
@@ -383,7 +384,10 @@ def _judge_one_place(group: _Group, steps: Mapping[int, float], world_size: int)
     if len(group.ranks) > 1:
         words = f"all {len(group.ranks)} stand at the same place{where}"
         return _Verdict(groups=(), ranks=(), words=words, hint=hint)
-    words = f"{'it' if world_size == 1 else _short_ranks(group.ranks)} stands{where.replace(',', '', 1)}"
+    words = (
+        f"{'it' if world_size == 1 else _short_ranks(group.ranks)} "
+        f"stands{where.replace(',', '', 1)}"
+    )
     return (
         _blame([group], words, hint)
         if world_size == 1

@@ -50,7 +50,8 @@ _BY_TEXT: tuple[tuple[tuple[str, ...], str], ...] = (
             "can't start new thread",
         ),
         (
-            "a limit of threads or memory is reached: see `ulimit -u`, `ulimit -v`, pids.max of the "
+            "a limit of threads or memory is reached: see `ulimit -u`, `ulimit -v`, pids.max of "
+            "the "
             "cgroup, and `free -h`"
         ),
     ),
@@ -69,7 +70,8 @@ _BY_TEXT: tuple[tuple[tuple[str, ...], str], ...] = (
             "hip out of memory",
         ),
         (
-            "GPU memory is full: try a smaller batch; `nvidia-smi` shows whether another process holds "
+            "GPU memory is full: try a smaller batch; `nvidia-smi` shows whether another process "
+            "holds "
             "some"
         ),
     ),
@@ -85,7 +87,8 @@ _BY_TEXT: tuple[tuple[tuple[str, ...], str], ...] = (
     (
         ("no kernel image",),
         (
-            "this torch build has no kernels for this GPU: compare torch.cuda.get_arch_list() with the "
+            "this torch build has no kernels for this GPU: compare torch.cuda.get_arch_list() with "
+            "the "
             "card"
         ),
     ),
@@ -96,14 +99,16 @@ _BY_TEXT: tuple[tuple[tuple[str, ...], str], ...] = (
     (
         ("invalid device ordinal",),
         (
-            "a rank asks for a GPU that it does not see: torch.cuda.set_device(LOCAL_RANK), no more "
+            "a rank asks for a GPU that it does not see: torch.cuda.set_device(LOCAL_RANK), no "
+            "more "
             "workers than GPUs"
         ),
     ),
     (
         ("duplicate gpu",),
         (
-            "two ranks use the same GPU: call torch.cuda.set_device(LOCAL_RANK) before the group is "
+            "two ranks use the same GPU: call torch.cuda.set_device(LOCAL_RANK) before the group "
+            "is "
             "made"
         ),
     ),
@@ -136,7 +141,8 @@ _BY_TEXT: tuple[tuple[tuple[str, ...], str], ...] = (
     (
         ("cannot open shared object file",),
         (
-            "a shared library is not found: is the environment loaded (--setup), LD_LIBRARY_PATH set "
+            "a shared library is not found: is the environment loaded (--setup), LD_LIBRARY_PATH "
+            "set "
             "for workers?"
         ),
     ),
@@ -159,14 +165,16 @@ _BY_TEXT: tuple[tuple[tuple[str, ...], str], ...] = (
     (
         ("deepspeed requires --deepspeed_config",),
         (
-            "-o config=FILE -o pass-config=deepspeed passes one; -o zero and -o config alone are for "
+            "-o config=FILE -o pass-config=deepspeed passes one; -o zero and -o config alone are "
+            "for "
             "Accelerate's scripts"
         ),
     ),
     (
         ("train_batch_size is not equal to micro_batch_per_gpu * gradient_acc_step * world_size",),
         (
-            "are the sizes for so many workers? On CPUs Accelerate comes to DeepSpeed with one worker "
+            "are the sizes for so many workers? On CPUs Accelerate comes to DeepSpeed with one "
+            "worker "
             "alone: --num-procs 1"
         ),
     ),

@@ -181,7 +181,8 @@ _HINTS: tuple[tuple[str, frozenset[str] | None, str], ...] = (
             part,
             None,
             (
-                "it waits for a server on the network: set a timeout there, or fetch the data before "
+                "it waits for a server on the network: set a timeout there, or fetch the data "
+                "before "
                 "the job"
             ),
         )
@@ -208,7 +209,8 @@ _HINTS: tuple[tuple[str, frozenset[str] | None, str], ...] = (
         "/multiprocessing/",
         None,
         (
-            "it waits for a process that it has started (`ps --ppid` with its pid shows them), or for "
+            "it waits for a process that it has started (`ps --ppid` with its pid shows them), or "
+            "for "
             "a lock of theirs"
         ),
     ),

@@ -268,7 +268,8 @@ def head(request: Request, name: str, kind: str, shape: Shape, *more: str, label
     lines = [
         f"{name}: {kind} with a launcher in each of {size} pods, {each} each.",
         (
-            "Start it: kubectl apply -f FILE; end it, or make room for the next of its name: kubectl "
+            "Start it: kubectl apply -f FILE; end it, or make room for the next of its name: "
+            "kubectl "
             "delete -f FILE."
         ),
         "What all pods write:",

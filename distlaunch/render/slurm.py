@@ -49,7 +49,8 @@ def _head(shape: Shape) -> list[str]:
         f"A job on {size} node{'' if size == '1' else 's'}, {each} each.",
         "Submit it: sbatch FILE. Options of sbatch before FILE override those below.",
         (
-            "It runs in the folder and with the PATH of the shell that submits it: have distlaunch's "
+            "It runs in the folder and with the PATH of the shell that submits it: have "
+            "distlaunch's "
             "environment active."
         ),
     ]
@@ -124,7 +125,8 @@ def _endings(request: Request, shape: Shape) -> list[_Line]:
         (
             f"--signal=B:USR1@{warning_s}",
             (
-                f"{warning_s} s before the time limit workers that handle USR1 get it, to save (B: by "
+                f"{warning_s} s before the time limit workers that handle USR1 get it, to save (B: "
+                "by "
                 "way of this script)."
             ),
         ),

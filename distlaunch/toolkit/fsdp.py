@@ -11,10 +11,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from distlaunch.toolkit.toolkit_error import ToolkitError
 from distlaunch.toolkit.optimizer_state import load_optimizer_state
-from distlaunch.toolkit.wrap_options import WrapOptions
 from distlaunch.toolkit.sharded_tensors import sharded_like
+from distlaunch.toolkit.toolkit_error import ToolkitError
+from distlaunch.toolkit.wrap_options import WrapOptions
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -32,16 +32,28 @@ _FOUND_RIGHT: WeakSet[torch.optim.Optimizer] = WeakSet()
 _watching = False
 
 
-def shard(model: nn.Module, optimizer: torch.optim.Optimizer | None, options: WrapOptions, context: Context) -> None:
+def shard(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    options: WrapOptions,
+    context: Context,
+) -> None:
     """Shard a model in place, and have the optimizer train the shards.
 
-    A part is gathered when its forward or backward begins, and freed after it: the whole model is one, and each of its
-    ``units``. One part at a time is on the device whole. Raises ToolkitError.
+    A part is gathered when its forward or backward begins, and freed after it: the whole model is
+    one, and each of its ``units``. One part at a time is on the device whole. Raises ToolkitError.
     """
     try:
-        from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+        from torch.distributed.fsdp import (
+            CPUOffloadPolicy,
+            MixedPrecisionPolicy,
+            OffloadPolicy,
+            fully_shard,
+        )
     except ImportError as exc:
-        raise ToolkitError(f"torch {torch.__version__} has no FSDP2", hint="pip install 'torch>=2.6'") from exc
+        raise ToolkitError(
+            f"torch {torch.__version__} has no FSDP2", hint="pip install 'torch>=2.6'"
+        ) from exc
     _check(model, optimizer, options, context)
     parts = units(model, classes=options.wrap_classes, min_params=options.wrap_min_params)
     mesh = _mesh(options.sharding, context)
@@ -57,14 +69,18 @@ def shard(model: nn.Module, optimizer: torch.optim.Optimizer | None, options: Wr
     on_cpu = context.device.type == "cpu"  # where all is offloaded anyway
     how: dict[str, Any] = {
         "mesh": mesh,
-        "offload_policy": CPUOffloadPolicy() if options.cpu_offload and not on_cpu else OffloadPolicy(),
+        "offload_policy": CPUOffloadPolicy()
+        if options.cpu_offload and not on_cpu
+        else OffloadPolicy(),
     }
     if options.sharding == "grad":
         how["reshard_after_forward"] = False
     name = type(model).__name__
     before = dict(model.named_parameters(remove_duplicate=False))
     for part in reversed(parts):  # the inner ones first
-        fully_shard(part, mp_policy=MixedPrecisionPolicy(param_dtype=precision, reduce_dtype=reduced), **how)
+        fully_shard(
+            part, mp_policy=MixedPrecisionPolicy(param_dtype=precision, reduce_dtype=reduced), **how
+        )
     policy = MixedPrecisionPolicy(param_dtype=precision, reduce_dtype=reduced, output_dtype=reduced)
     fully_shard(model, mp_policy=policy, **how)
     after = dict(model.named_parameters(remove_duplicate=False))
@@ -77,12 +93,23 @@ def shard(model: nn.Module, optimizer: torch.optim.Optimizer | None, options: Wr
     _watch_optimizers()
 
 
-def _check(model: nn.Module, optimizer: torch.optim.Optimizer | None, options: WrapOptions, context: Context) -> None:
+def _check(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    options: WrapOptions,
+    context: Context,
+) -> None:
     """Raise ToolkitError for what FSDP2 or the device cannot have."""
     if options.precision == "fp16" and context.device.type == "cpu":
-        raise ToolkitError("precision fp16 needs a GPU: on CPUs its gradients vanish", hint="-o precision=bf16")
+        raise ToolkitError(
+            "precision fp16 needs a GPU: on CPUs its gradients vanish", hint="-o precision=bf16"
+        )
     on_cuda = context.device.type == "cuda"
-    if options.precision == "bf16" and on_cuda and not torch.cuda.is_bf16_supported(including_emulation=False):
+    if (
+        options.precision == "bf16"
+        and on_cuda
+        and not torch.cuda.is_bf16_supported(including_emulation=False)
+    ):
         device = torch.cuda.get_device_name(context.device)
         raise ToolkitError(f"{device} does not compute in bf16", hint="-o precision=fp16")
     for name, parameter in model.named_parameters():
@@ -92,7 +119,11 @@ def _check(model: nn.Module, optimizer: torch.optim.Optimizer | None, options: W
                 hint="make it a vector of one, torch.ones(1), or train with --backend pytorch-ddp",
             )
     for name, module in model.named_modules():
-        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse and module.weight.requires_grad:
+        if (
+            isinstance(module, nn.Embedding | nn.EmbeddingBag)
+            and module.sparse
+            and module.weight.requires_grad
+        ):
             raise ToolkitError(
                 f"{name or type(module).__name__} has sparse gradients, which FSDP2 cannot sum up",
                 hint="make it without sparse=True, or train with --backend pytorch-ddp",
@@ -112,12 +143,14 @@ def _check(model: nn.Module, optimizer: torch.optim.Optimizer | None, options: W
         )
     if kind in _FUSED_NOT_ON_SHARDS and any(group.get("fused") for group in optimizer.param_groups):
         raise ToolkitError(
-            f"torch's fused {kind} cannot step parameters that FSDP2 shards", hint="leave out fused=True"
+            f"torch's fused {kind} cannot step parameters that FSDP2 shards",
+            hint="leave out fused=True",
         )
 
 
 def _watch_optimizers() -> None:
-    """Have an optimizer refused that was made before ``wrap`` and not given to it: it would train nothing."""
+    """Have an optimizer refused that was made before ``wrap`` and not given to it: it would train
+    nothing."""
     global _watching  # noqa: PLW0603 - torch has one list of such hooks for the process
     if not _watching:
         from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -134,7 +167,8 @@ def _refuse_old(optimizer: torch.optim.Optimizer, args: object, kwargs: object) 
         for parameter in group["params"]:
             if (of := getattr(parameter, _REPLACED, None)) is not None:
                 raise ToolkitError(
-                    f"this {type(optimizer).__name__} trains parameters of {of} that FSDP2 has replaced by shards",
+                    f"this {type(optimizer).__name__} trains parameters of {of} that FSDP2 has "
+                    "replaced by shards",
                     hint="model, optimizer = wrap(model, optimizer), or make it after wrap()",
                 )
     _FOUND_RIGHT.add(optimizer)
@@ -143,10 +177,11 @@ def _refuse_old(optimizer: torch.optim.Optimizer, args: object, kwargs: object) 
 def units(model: nn.Module, *, classes: str = "", min_params: int | None = None) -> list[nn.Module]:
     """Give the parts of a model to shard for themselves, each before those within it.
 
-    Those of ``classes`` (names with commas between); or from below all of ``min_params`` parameters and more that are
-    not in another; or else the classes that a Transformers model names (``_no_split_modules``), else what its module
-    lists hold. What shares a parameter with the rest of the model stays with that. The model itself is no part: it is
-    sharded anyway, and its class may be among ``classes``. Raises ToolkitError for a class that is not there.
+    Those of ``classes`` (names with commas between); or from below all of ``min_params`` parameters
+    and more that are not in another; or else the classes that a Transformers model names
+    (``_no_split_modules``), else what its module lists hold. What shares a parameter with the rest
+    of the model stays with that. The model itself is no part: it is sharded anyway, and its class
+    may be among ``classes``. Raises ToolkitError for a class that is not there.
     """
     modules = [module for module in model.modules() if module is not model]
     wanted = {name.strip() for name in classes.split(",")} - {""}
@@ -169,11 +204,16 @@ def units(model: nn.Module, *, classes: str = "", min_params: int | None = None)
     if not named and not classes:
         named = [block for each in _outer_lists(model) for block in each]
     with_parameters = [module for module in named if next(module.parameters(), None) is not None]
-    return _apart(model, [module for module in with_parameters if not isinstance(module, _WITHOUT_FORWARD)])
+    return _apart(
+        model, [module for module in with_parameters if not isinstance(module, _WITHOUT_FORWARD)]
+    )
 
 
-def follow(optimizer: torch.optim.Optimizer, replaced: Sequence[tuple[nn.Parameter, nn.Parameter]]) -> None:
-    """Put new parameters in the place of the ones that an optimizer trains, and shard what it keeps beside them."""
+def follow(
+    optimizer: torch.optim.Optimizer, replaced: Sequence[tuple[nn.Parameter, nn.Parameter]]
+) -> None:
+    """Put new parameters in the place of the ones that an optimizer trains, and shard what it keeps
+    beside them."""
     new_by_old = {id(old): new for old, new in replaced}
     for group in optimizer.param_groups:
         group["params"] = [new_by_old.get(id(each), each) for each in group["params"]]
@@ -193,12 +233,17 @@ def _outer_lists(module: nn.Module) -> list[nn.ModuleList]:
 
 
 def _by_size(module: nn.Module, least: int, found: list[nn.Module]) -> int:
-    """Collect modules of at least so many parameters, those in collected ones not counted; return the rest's number."""
+    """Collect modules of at least so many parameters, those in collected ones not counted; return
+    the rest's number."""
     rest = sum(parameter.numel() for parameter in module.parameters(recurse=False))
-    if not isinstance(module, nn.MultiheadAttention):  # it uses the weights of a part without calling it
+    if not isinstance(
+        module, nn.MultiheadAttention
+    ):  # it uses the weights of a part without calling it
         rest += sum(_by_size(child, least, found) for child in module.children())
     else:
-        rest += sum(parameter.numel() for child in module.children() for parameter in child.parameters())
+        rest += sum(
+            parameter.numel() for child in module.children() for parameter in child.parameters()
+        )
     if rest < least or isinstance(module, _WITHOUT_FORWARD):
         return rest
     found.append(module)
@@ -206,7 +251,8 @@ def _by_size(module: nn.Module, least: int, found: list[nn.Module]) -> int:
 
 
 def _apart(model: nn.Module, parts: list[nn.Module]) -> list[nn.Module]:
-    """Leave out what holds a parameter that stands outside of it, too: two parts cannot both shard it."""
+    """Leave out what holds a parameter that stands outside of it, too: two parts cannot both shard
+    it."""
     places = Counter(id(each) for _, each in model.named_parameters(remove_duplicate=False))
 
     def alone(part: nn.Module) -> bool:
@@ -237,7 +283,8 @@ def _mesh(sharding: str, context: Context) -> DeviceMesh:
 
 
 def _recompute(model: nn.Module, parts: list[nn.Module]) -> list[nn.Module]:
-    """Have the parts' activations computed again in backward; return the parts as they are to be sharded."""
+    """Have the parts' activations computed again in backward; return the parts as they are to be
+    sharded."""
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
         CheckpointWrapper,
         apply_activation_checkpointing,
@@ -247,7 +294,8 @@ def _recompute(model: nn.Module, parts: list[nn.Module]) -> list[nn.Module]:
     outer = {id(part) for part in parts} - inner
     if not outer:
         raise ToolkitError(
-            f"activation-checkpointing: which parts of {type(model).__name__} are to be computed again is not known",
+            f"activation-checkpointing: which parts of {type(model).__name__} are to be computed "
+            "again is not known",
             hint="name their classes: -o wrap-classes=Block",
         )
     apply_activation_checkpointing(model, check_fn=lambda module: id(module) in outer)

@@ -13,7 +13,8 @@ from distlaunch.core.model.variables import PROGRESS_FD
 EVERY_S = 0.5
 """The least time between two lines; calls in between cost next to nothing."""
 LINE_BYTES = 4096
-"""What the kernel writes to a pipe in one piece (PIPE_BUF), and the longest line that the launcher reads."""
+"""What the kernel writes to a pipe in one piece (PIPE_BUF), and the longest line that the launcher
+reads."""
 
 _next = 0.0
 _descriptor = -1
@@ -27,12 +28,14 @@ _step: object = None
 
 
 def heartbeat(**values: object) -> None:
-    """Report numbers: ``heartbeat(step=step, loss=loss, samples=seen)``. Cheap enough to call at every step.
+    """Report numbers: ``heartbeat(step=step, loss=loss, samples=seen)``. Cheap enough to call at
+    every step.
 
-    At most two calls a second send anything, and only these turn values into numbers, so that a tensor on a GPU is not
-    waited for at the others. ``step`` tells the launcher how far the job is; every call that is sent says that it is
-    alive, even with no values. A newest ``step`` that has not been sent is when Python ends. Whatever the values, it
-    never raises, never waits, and does nothing where no launcher listens.
+    At most two calls a second send anything, and only these turn values into numbers, so that a
+    tensor on a GPU is not waited for at the others. ``step`` tells the launcher how far the job is;
+    every call that is sent says that it is alive, even with no values. A newest ``step`` that has
+    not been sent is when Python ends. Whatever the values, it never raises, never waits, and does
+    nothing where no launcher listens.
     """
     global _step  # noqa: PLW0603 - one pipe a process
     if monotonic() >= _next:
@@ -61,7 +64,8 @@ def _send(values: dict[str, object]) -> None:
 
 
 def _send_last() -> None:
-    """Send the newest step when Python ends, for it tells how far this attempt came. A tensor is not waited for."""
+    """Send the newest step when Python ends, for it tells how far this attempt came. A tensor is
+    not waited for."""
     if _owner == os.getpid() and type(_step) in (int, float):
         with suppress(Exception):
             if _is_ours():
@@ -69,7 +73,8 @@ def _send_last() -> None:
 
 
 def _is_ours() -> bool:
-    """Tell whether the descriptor is the launcher's pipe: the script may have closed it and opened its own files."""
+    """Tell whether the descriptor is the launcher's pipe: the script may have closed it and opened
+    its own files."""
     global _descriptor, _pipe  # noqa: PLW0603 - one pipe a process
     if _pipe is None:
         import fcntl
@@ -93,7 +98,9 @@ def _numbers(values: Mapping[str, object]) -> dict[str, float]:
         if type(value) is bool:
             continue
         try:
-            if (detach := getattr(value, "detach", None)) is not None:  # torch warns where a gradient is wanted
+            if (
+                detach := getattr(value, "detach", None)
+            ) is not None:  # torch warns where a gradient is wanted
                 value = detach()  # noqa: PLW2901 - the same number
             number = value if type(value) is int else float(value)  # type: ignore[arg-type]
             if number - number == 0:  # JSON has neither NaN nor infinity

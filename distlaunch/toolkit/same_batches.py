@@ -1,7 +1,8 @@
 """Warn if all workers train on the same batches, because nobody splits the data between them.
 
-Each worker counts a digest of its first two batches in the store by which the workers have found each other. The one
-that brings the count of a digest to the number of workers warns. Nobody waits for anybody.
+Each worker counts a digest of its first two batches in the store by which the workers have found
+each other. The one that brings the count of a digest to the number of workers warns. Nobody waits
+for anybody.
 """
 
 from __future__ import annotations
@@ -60,8 +61,10 @@ class FirstBatches:
         key = f"first batches/{self._attempt}/{self._digest.hexdigest()}"
         if self._store.add(key, 1) == self._world_size:
             log.warning(
-                "distlaunch: warning: all %d workers train on the same batches: nobody splits the data. Give the "
-                "DataLoader batch_sampler=distlaunch.toolkit.StatefulBatchSampler(dataset, batch_size=...), or "
+                "distlaunch: warning: all %d workers train on the same batches: nobody splits the "
+                "data. Give the "
+                "DataLoader batch_sampler=distlaunch.toolkit.StatefulBatchSampler(dataset, "
+                "batch_size=...), or "
                 "sampler=torch.utils.data.distributed.DistributedSampler(dataset)",
                 self._world_size,
             )
@@ -72,9 +75,12 @@ def _no_hook(*_: object) -> None:
 
 
 def _is_compiling() -> bool:
-    """Return whether torch.compile reads this function: then the hook does nothing, and breaks no graph."""
+    """Return whether torch.compile reads this function: then the hook does nothing, and breaks no
+    graph."""
     compiler = getattr(torch, "compiler", None)
-    return bool(compiler is not None and hasattr(compiler, "is_compiling") and compiler.is_compiling())
+    return bool(
+        compiler is not None and hasattr(compiler, "is_compiling") and compiler.is_compiling()
+    )
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:

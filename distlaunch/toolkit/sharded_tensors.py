@@ -1,4 +1,5 @@
-"""Torch's DTensor, of which each worker has a shard, wherever torch has it: 2.2 to 2.4 elsewhere."""
+"""Torch's DTensor, of which each worker has a shard, wherever torch has it: 2.2 to 2.4
+elsewhere."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ def is_sharded(value: object) -> bool:
 
 
 def sharded_like(value: Any, like: torch.Tensor) -> Any:
-    """Give a worker's shard of a whole tensor, if ``like`` is sharded and of its shape; anything else as it is."""
+    """Give a worker's shard of a whole tensor, if ``like`` is sharded and of its shape; anything
+    else as it is."""
     whole = isinstance(value, torch.Tensor) and not is_sharded(value)
     if not (whole and is_sharded(like) and value.shape == like.shape and value.dim()):
         return value

@@ -1,8 +1,8 @@
 """How workers wait for each other before they end, for a bounded time and beside all collectives.
 
-They meet at the process group's store. A barrier of the group will not do: gloo's has a limit on rank 0 alone, any
-other collective pairs with what a worker that is not about to end has begun, and one that was given up holds up the
-group's end.
+They meet at the process group's store. A barrier of the group will not do: gloo's has a limit on
+rank 0 alone, any other collective pairs with what a worker that is not about to end has begun, and
+one that was given up holds up the group's end.
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ def meet(name: str) -> bool:
         return False
     with suppress(RuntimeError):
         store.add(left, 1)
-        if met and rank == 0:  # which keeps the store as a rule: the others have to read there that all have come
+        if (
+            met and rank == 0
+        ):  # which keeps the store as a rule: the others have to read there that all have come
             _reaches(store, left, size, until)
     return met
 
@@ -65,10 +67,11 @@ def end_without(finish: Callable[[], None]) -> None:
 
 
 def end_process_group() -> None:
-    """End torch's groups when all workers have come so far, or leave them as they are where some do not come.
+    """End torch's groups when all workers have come so far, or leave them as they are where some do
+    not come.
 
-    Ending a group waits for what is under way in it; and gloo's threads, which DDP keeps, abort a Python that ends
-    while they hold a tensor.
+    Ending a group waits for what is under way in it; and gloo's threads, which DDP keeps, abort a
+    Python that ends while they hold a tensor.
     """
     global _late  # noqa: PLW0603 - one group a process, as in torch
     while _first:
@@ -82,7 +85,8 @@ def end_process_group() -> None:
 
 
 def _reaches(store: Any, key: str, count: int, until: float) -> bool:
-    """Ask for a number again and again: a wait in the store keeps signals waiting, and older ones fail after it."""
+    """Ask for a number again and again: a wait in the store keeps signals waiting, and older ones
+    fail after it."""
     pause = _FIRST_S
     while store.add(key, 0) < count:
         rest = until - time.monotonic()

@@ -9,10 +9,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from distlaunch.toolkit.context import Context, current, group_store
-from distlaunch.toolkit.toolkit_error import ToolkitError
 from distlaunch.toolkit.optimizer_state import load_optimizer_state
-from distlaunch.toolkit.wrap_options import refuse_other_wrappers, wrap_options
 from distlaunch.toolkit.same_batches import FirstBatches
+from distlaunch.toolkit.toolkit_error import ToolkitError
+from distlaunch.toolkit.wrap_options import refuse_other_wrappers, wrap_options
 
 _watches = False
 """The data of a model has been watched."""
@@ -22,23 +22,27 @@ Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
 @overload
 def wrap(model: nn.Module, optimizer: None = None, **options: object) -> nn.Module: ...
 @overload
-def wrap(model: nn.Module, optimizer: Optimizer, **options: object) -> tuple[nn.Module, Optimizer]: ...
+def wrap(
+    model: nn.Module, optimizer: Optimizer, **options: object
+) -> tuple[nn.Module, Optimizer]: ...
 def wrap(
     model: nn.Module, optimizer: torch.optim.Optimizer | None = None, **options: object
 ) -> nn.Module | tuple[nn.Module, torch.optim.Optimizer]:
     """Move a model to the device, and have its gradients averaged over all workers.
 
-    Give the optimizer, too: FSDP2 puts other parameters in the place of the model's, and the optimizer is made to train
-    those (the same object, with what it has learnt); Horovod gives all workers what rank 0's has learnt. One may as
-    well be made of the wrapped model's parameters. All workers start with the parameters and buffers of rank 0.
+    Give the optimizer, too: FSDP2 puts other parameters in the place of the model's, and the
+    optimizer is made to train those (the same object, with what it has learnt); Horovod gives all
+    workers what rank 0's has learnt. One may as well be made of the wrapped model's parameters. All
+    workers start with the parameters and buffers of rank 0.
 
-    The data is the script's to split: ``StatefulBatchSampler``, or torch's ``DistributedSampler``, gives each worker
-    its part. A warning says so, once, if all workers train on the same first two batches.
+    The data is the script's to split: ``StatefulBatchSampler``, or torch's ``DistributedSampler``,
+    gives each worker its part. A warning says so, once, if all workers train on the same first two
+    batches.
 
-    ``options`` are the launcher's ``-o``, with underscores (``wrap_classes="Block"``); those that concern another
-    strategy do nothing, and the launcher's own win. Raises ToolkitError before ``init``, for options that are not
-    known, a model without parameters to train, one on the meta device, an optimizer of another model, and what the
-    strategy or the device cannot have.
+    ``options`` are the launcher's ``-o``, with underscores (``wrap_classes="Block"``); those that
+    concern another strategy do nothing, and the launcher's own win. Raises ToolkitError before
+    ``init``, for options that are not known, a model without parameters to train, one on the meta
+    device, an optimizer of another model, and what the strategy or the device cannot have.
     """
     context = current("wrap")
     refuse_other_wrappers()
@@ -47,7 +51,9 @@ def wrap(
     if context.strategy == "fsdp":
         from distlaunch.toolkit.fsdp import shard
 
-        shard(model, optimizer, chosen, context)  # moves it part by part: it may be too large to be on a device whole
+        shard(
+            model, optimizer, chosen, context
+        )  # moves it part by part: it may be too large to be on a device whole
     elif context.strategy == "horovod":
         from distlaunch.toolkit.horovod import average_by_horovod
 
@@ -75,7 +81,9 @@ def _watch_data(model: nn.Module, context: Context) -> None:
 
 
 def _check(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
-    if isinstance(model, DistributedDataParallel) or "FSDPModule" in {base.__name__ for base in type(model).__mro__}:
+    if isinstance(model, DistributedDataParallel) or "FSDPModule" in {
+        base.__name__ for base in type(model).__mro__
+    }:
         raise ToolkitError(f"{type(model).__name__} is wrapped already")
     parameters = list(model.parameters())
     if not any(parameter.requires_grad for parameter in parameters):
@@ -86,7 +94,8 @@ def _check(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
         )
     if any(tensor.is_meta for tensor in [*parameters, *model.buffers()]):
         raise ToolkitError(
-            f"{type(model).__name__} is on the meta device: it has no values that all workers could start with",
+            f"{type(model).__name__} is on the meta device: it has no values that all workers "
+            "could start with",
             hint="make the model on the CPU; wrap() moves it",
         )
     if optimizer is not None:

@@ -74,9 +74,11 @@ def refuse_other_wrappers(environ: Mapping[str, str] = os.environ) -> None:
 
 
 def launched_options(environ: Mapping[str, str] = os.environ) -> dict[str, object]:
-    """Read those of the launcher's options that concern us. Raises ToolkitError for what we do not understand.
+    """Read those of the launcher's options that concern us. Raises ToolkitError for what we do not
+    understand.
 
-    The launcher has checked the names; what is not ours is its own. Without it they were set by hand.
+    The launcher has checked the names; what is not ours is its own. Without it they were set by
+    hand.
     """
     text = environ.get(BACKEND_OPTIONS)
     if not text:
@@ -86,22 +88,30 @@ def launched_options(environ: Mapping[str, str] = os.environ) -> dict[str, objec
     except (ValueError, RecursionError) as exc:
         raise ToolkitError(f"{BACKEND_OPTIONS} is no JSON: {exc}") from exc
     if not isinstance(given, dict):
-        raise ToolkitError(f"{BACKEND_OPTIONS} is no JSON object: {quoted(text)}", hint='{"sharding": "full"}')
+        raise ToolkitError(
+            f"{BACKEND_OPTIONS} is no JSON object: {quoted(text)}", hint='{"sharding": "full"}'
+        )
     if "DISTLAUNCH_JOB_ID" in environ:
         given = {name: value for name, value in given.items() if name in _KINDS}
-    return {name: _checked(name, value, f"{BACKEND_OPTIONS}: {name}") for name, value in given.items()}
+    return {
+        name: _checked(name, value, f"{BACKEND_OPTIONS}: {name}") for name, value in given.items()
+    }
 
 
 def collective_timeout_s(given: object, environ: Mapping[str, str] = os.environ) -> float | None:
-    """Join what ``init`` was given with what the launcher was told, which wins. Raises ToolkitError."""
+    """Join what ``init`` was given with what the launcher was told, which wins. Raises
+    ToolkitError."""
     if given is not None:
         given = _checked("collective-timeout", given, "init(collective_timeout=...)")
     seconds = launched_options(environ).get("collective-timeout", given)
     return None if seconds is None else float(seconds)  # type: ignore[arg-type]
 
 
-def wrap_options(given: Mapping[str, object], environ: Mapping[str, str] = os.environ) -> WrapOptions:
-    """Join what the script gives with what the launcher was told, which wins. Raises ToolkitError."""
+def wrap_options(
+    given: Mapping[str, object], environ: Mapping[str, str] = os.environ
+) -> WrapOptions:
+    """Join what the script gives with what the launcher was told, which wins. Raises
+    ToolkitError."""
     chosen: dict[str, object] = {}
     for word, value in given.items():
         name = word.replace("_", "-")
@@ -126,7 +136,12 @@ def _checked(name: str, value: object, where: str) -> object:
     fits = type(value) is kind or (kind is float and type(value) is int)
     if fits and (kind in {bool, str} or (isinstance(value, (int, float)) and 0 < value < _MOST)):
         return value
-    takes = {bool: "true or false", int: "a whole number above 0", float: "seconds, above 0", str: "text"}[kind]
+    takes = {
+        bool: "true or false",
+        int: "a whole number above 0",
+        float: "seconds, above 0",
+        str: "text",
+    }[kind]
     raise ToolkitError(f"{where} is {quoted(str(value))}", hint=f"it takes {takes}")
 
 

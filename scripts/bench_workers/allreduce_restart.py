@@ -1,4 +1,5 @@
-"""Every attempt adds up a tensor over a gloo group; in the first one rank 1 then exits with 3, later ones end well."""
+"""Every attempt adds up a tensor over a gloo group; in the first one rank 1 then exits with 3,
+later ones end well."""
 
 import os
 import signal

@@ -1,4 +1,5 @@
-"""Like allreduce.py; when all have got there, weigh this process (PSS: shared pages count once, divided)."""
+"""Like allreduce.py; when all have got there, weigh this process (PSS: shared pages count once,
+divided)."""
 
 import common
 import torch

@@ -1,10 +1,12 @@
-"""What the workers of the benchmark share: when they started, who they are, and a place to write it down."""
+"""What the workers of the benchmark share: when they started, who they are, and a place to write it
+down."""
 
 import os
 import time
 
 STARTED_NS = time.monotonic_ns()
-"""As near to the worker's first instruction as a program can say; CLOCK_MONOTONIC is one clock for all processes."""
+"""As near to the worker's first instruction as a program can say; CLOCK_MONOTONIC is one clock for
+all processes."""
 
 BENCH_DIR = os.environ["BENCH_DIR"]
 
@@ -20,7 +22,8 @@ ATTEMPT = _number("TORCHELASTIC_RESTART_COUNT")
 
 
 def stamp(name: str, value: int) -> None:
-    """Write a time (or a pid) under a name that tells attempt and rank; it appears whole or not at all."""
+    """Write a time (or a pid) under a name that tells attempt and rank; it appears whole or not at
+    all."""
     path = f"{BENCH_DIR}/{name}-{ATTEMPT}-{RANK}"
     with open(f"{path}.tmp", "w", encoding="ascii") as file:
         file.write(str(value))
@@ -29,5 +32,7 @@ def stamp(name: str, value: int) -> None:
 
 def wait_for_all() -> None:
     """Return when every worker of this attempt has said that it started."""
-    while not all(os.path.exists(f"{BENCH_DIR}/start-{ATTEMPT}-{rank}") for rank in range(WORLD_SIZE)):
+    while not all(
+        os.path.exists(f"{BENCH_DIR}/start-{ATTEMPT}-{rank}") for rank in range(WORLD_SIZE)
+    ):
         time.sleep(0.005)

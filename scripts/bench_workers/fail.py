@@ -1,4 +1,5 @@
-"""In the first attempt rank 1 exits with 3 once all are up, the others wait to be stopped; later attempts end well."""
+"""In the first attempt rank 1 exits with 3 once all are up, the others wait to be stopped; later
+attempts end well."""
 
 import os
 import signal

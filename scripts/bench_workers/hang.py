@@ -1,4 +1,5 @@
-"""Report heartbeats for a second, then rank 2 gets stuck in a function of its own and the others wait for ever.
+"""Report heartbeats for a second, then rank 2 gets stuck in a function of its own and the others
+wait for ever.
 
 With ``busy SECONDS``: compute that long without output, but with heartbeats, and end well.
 """

@@ -1,4 +1,5 @@
-"""Say when the first instruction ran, and sleep until told to stop (by the default action of SIGTERM)."""
+"""Say when the first instruction ran, and sleep until told to stop (by the default action of
+SIGTERM)."""
 
 import os
 import signal

@@ -1,7 +1,8 @@
 """Write COUNT lines of 130 bytes to stdout; EQUAL makes them the same on all ranks.
 
-HOW is ``print`` (as scripts do: the launcher's environment decides what Python buffers) or ``block`` (500 lines a
-write: the worker costs next to nothing, what is left is the launcher's own speed).
+HOW is ``print`` (as scripts do: the launcher's environment decides what Python buffers) or
+``block`` (500 lines a write: the worker costs next to nothing, what is left is the launcher's own
+speed).
 """
 
 import os

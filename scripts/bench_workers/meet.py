@@ -1,4 +1,5 @@
-"""Meet all others at the master's port and say so; the first attempt then stays (deaf to SIGTERM, if told ``deaf``).
+"""Meet all others at the master's port and say so; the first attempt then stays (deaf to SIGTERM,
+if told ``deaf``).
 
 Meeting is what a training does first, and what a node that is half gone cannot take part in.
 """

@@ -1,6 +1,8 @@
-"""Replay a job of many nodes to its policy alone: start, one failure, stop, restart, end. Prints figures as JSON.
+"""Replay a job of many nodes to its policy alone: start, one failure, stop, restart, end. Prints
+figures as JSON.
 
-Usage: replay.py NODES WORKERS_PER_NODE. What agents would say is made up here, what is planned from it is real.
+Usage: replay.py NODES WORKERS_PER_NODE. What agents would say is made up here, what is planned from
+it is real.
 """
 
 from __future__ import annotations
@@ -33,18 +35,25 @@ _CHUNK = 1024
 
 
 class Replay:
-    """Plays the nodes of one job; times the policy with what it calls, and counts what comes of it."""
+    """Plays the nodes of one job; times the policy with what it calls, and counts what comes of
+    it."""
 
     def __init__(self, nodes: int, per_node: int) -> None:
         options = TrainOptions(
-            script="train.py", hosts=f"n[00001-{nodes:05}]", procs_per_node=per_node, max_restarts=1, join_timeout=600.0
+            script="train.py",
+            hosts=f"n[00001-{nodes:05}]",
+            procs_per_node=per_node,
+            max_restarts=1,
+            join_timeout=600.0,
         )
         planned = make_plan(options, {"PATH": "/usr/bin", "HOME": "/nowhere"})
         gathering = remote.Nodes(planned.composer, options, {}).gathering()
         self.composing_s = 0.0
         self.seconds = 0.0
         self.policy = JobPolicy(
-            PolicySettings(gathering=replace(gathering, compose=self.timed(gathering.compose)), max_restarts=1)
+            PolicySettings(
+                gathering=replace(gathering, compose=self.timed(gathering.compose)), max_restarts=1
+            )
         )
         self.nodes = nodes
         self.per_node = per_node
@@ -107,10 +116,20 @@ class Replay:
         def answer(node: int) -> m.Surveyed:
             address = f"10.{node >> 16}.{node >> 8 & 255}.{node & 255}"
             return m.Surveyed(
-                serial=self.serial, hostname=f"n{node + 1:05}", environ={}, named=(address,), gpus=gpus, cpus=cpus,
-                interfaces=(m.Interface(name="eth0", address=address, prefix=8),), granted_cpus=None,
-                python="/usr/bin/python3", script_sha256="5c" * 32, problem=None, hint=None, shares_run_dir=True,
-            )  # fmt: skip
+                serial=self.serial,
+                hostname=f"n{node + 1:05}",
+                environ={},
+                named=(address,),
+                gpus=gpus,
+                cpus=cpus,
+                interfaces=(m.Interface(name="eth0", address=address, prefix=8),),
+                granted_cpus=None,
+                python="/usr/bin/python3",
+                script_sha256="5c" * 32,
+                problem=None,
+                hint=None,
+                shares_run_dir=True,
+            )
 
         self.say((node, answer(node)) for node in range(self.nodes))
 
@@ -118,10 +137,17 @@ class Replay:
         """Let an attempt come up, from its preparation to the last worker's start."""
         at, per_node = self.policy.attempt, self.per_node
         prepared = m.Prepared(attempt=at, port=29500, problem=None, hint=None, warning=None)
-        self.say((node, replace(prepared, port=None) if node else prepared) for node in range(self.nodes))
+        self.say(
+            (node, replace(prepared, port=None) if node else prepared) for node in range(self.nodes)
+        )
         route = m.Route(address="10.0.0.0", local="10.0.0.1", interface="eth0")
         self.say(
-            (node, m.Reached(attempt=at, routes=(replace(route, local=f"10.0.0.{node}"),), problem=None))
+            (
+                node,
+                m.Reached(
+                    attempt=at, routes=(replace(route, local=f"10.0.0.{node}"),), problem=None
+                ),
+            )
             for node in range(1, self.nodes)
         )
         firsts = range(0, self.nodes * per_node, per_node)
@@ -130,19 +156,29 @@ class Replay:
             for node, first in enumerate(firsts)
         )
 
-    def exit(self, ranks: Iterable[int], returncode: int, *, told: bool = False, tail: bytes = b"") -> None:
+    def exit(
+        self, ranks: Iterable[int], returncode: int, *, told: bool = False, tail: bytes = b""
+    ) -> None:
         """Let workers end."""
         at = self.policy.attempt
         self.say(
             (
                 rank // self.per_node,
                 m.WorkerExited(
-                    attempt=at, rank=rank, pid=9, returncode=returncode, uptime_s=60.0, ended=self.now,
-                    told_to_stop=told, oom_kills=0, error_file=None, tail=tail,
+                    attempt=at,
+                    rank=rank,
+                    pid=9,
+                    returncode=returncode,
+                    uptime_s=60.0,
+                    ended=self.now,
+                    told_to_stop=told,
+                    oom_kills=0,
+                    error_file=None,
+                    tail=tail,
                 ),
             )
             for rank in ranks
-        )  # fmt: skip
+        )
 
     def all_gone(self) -> None:
         """Let all nodes have nothing left of the attempt."""

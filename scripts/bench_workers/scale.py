@@ -1,4 +1,5 @@
-"""Train for so many steps with a batch that does not depend on the number of workers, then wait to be looked at."""
+"""Train for so many steps with a batch that does not depend on the number of workers, then wait to
+be looked at."""
 
 import os
 import sys
@@ -13,7 +14,9 @@ from distlaunch.toolkit import heartbeat, init, wrap
 steps = int(sys.argv[1])
 context = init()
 images, labels = torch.randn(128, 64), torch.randint(10, (128,))
-network = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10))
+network = nn.Sequential(
+    nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10)
+)
 model, optimizer = wrap(network, torch.optim.AdamW(network.parameters()))
 common.stamp("pid", os.getpid())
 for step in range(-20, steps):

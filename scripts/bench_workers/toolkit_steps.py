@@ -1,7 +1,8 @@
-"""Train one network with DDP written by hand and one with the toolkit, step by step in turns: what does one cost more?
+"""Train one network with DDP written by hand and one with the toolkit, step by step in turns: what
+does one cost more?
 
-The medians of both kinds of step are compared, as whatever else the machine does falls on single ones; so does what a
-heartbeat sends twice a second, which is why its mean counts.
+The medians of both kinds of step are compared, as whatever else the machine does falls on single
+ones; so does what a heartbeat sends twice a second, which is why its mean counts.
 """
 
 import statistics

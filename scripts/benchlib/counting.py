@@ -9,7 +9,8 @@ import re
 def count_lines(output: bytes) -> tuple[int, int]:
     """Return how many of the workers' lines arrived, and how many of those in one piece.
 
-    A line that the launcher folded for both ranks counts twice. Torn lines are those with something written into them.
+    A line that the launcher folded for both ranks counts twice. Torn lines are those with something
+    written into them.
     """
     whole = re.compile(rb"(\[0[-,]1\])?[^<\n]*(?:<stdout>:?)?[^<\n]*<r(?:r|\d+)> \d{8} x{115}\r?")
     intact = folded = 0
@@ -22,7 +23,8 @@ def count_lines(output: bytes) -> tuple[int, int]:
 
 
 def log_bytes(directory: str) -> int:
-    """Return how much the launcher's log files hold (as much as wanted where it was asked for none)."""
+    """Return how much the launcher's log files hold (as much as wanted where it was asked for
+    none)."""
     logs = f"{directory}/logs"
     if not os.path.isdir(logs):
         return 1 << 62

@@ -1,8 +1,10 @@
-"""The launchers that are compared, all with the same interpreter, in an environment made for this run.
+"""The launchers that are compared, all with the same interpreter, in an environment made for this
+run.
 
-distlaunch is measured as a user has it: built as a wheel from this checkout and installed. An editable installation
-would add the cost of its import hook; a venv of its own without packages could not run torch. So the environment is a
-fresh venv whose path names the packages of the current one: a path entry runs no .pth file of that place.
+distlaunch is measured as a user has it: built as a wheel from this checkout and installed. An
+editable installation would add the cost of its import hook; a venv of its own without packages
+could not run torch. So the environment is a fresh venv whose path names the packages of the current
+one: a path entry runs no .pth file of that place.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ if __name__ == "__main__":
 
 
 def _run(argv: Sequence[str], **kwargs: str) -> None:
-    done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, **kwargs)  # type: ignore[call-overload]
+    done = subprocess.run(
+        argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, **kwargs
+    )  # type: ignore[call-overload]
     if done.returncode:
         raise SystemExit(f"bench: error: {' '.join(argv)} failed\n{done.stdout}{done.stderr}")
 
@@ -37,19 +41,36 @@ def prepare(directory: str) -> str:
     """Make the environment under ``directory`` and return its ``bin``."""
     source, wheels, venv = (os.path.join(directory, name) for name in ("source", "wheels", "venv"))
     os.mkdir(source)
-    shutil.copytree(f"{ROOT}/distlaunch", f"{source}/distlaunch", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        f"{ROOT}/distlaunch", f"{source}/distlaunch", ignore=shutil.ignore_patterns("__pycache__")
+    )
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(f"{ROOT}/{name}", source)
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
     isolation = ["--no-build-isolation"] if _has_setuptools() else []
-    _run([*pip, "wheel", "--quiet", "--no-deps", *isolation, "--wheel-dir", wheels, "."], cwd=source)
+    _run(
+        [*pip, "wheel", "--quiet", "--no-deps", *isolation, "--wheel-dir", wheels, "."], cwd=source
+    )
     _run([sys.executable, "-m", "venv", "--without-pip", venv])
     python = f"{venv}/bin/python"
     (wheel,) = os.listdir(wheels)
-    _run([*pip, "--python", python, "install", "--quiet", "--no-deps", "--no-index", f"{wheels}/{wheel}"])
+    _run(
+        [
+            *pip,
+            "--python",
+            python,
+            "install",
+            "--quiet",
+            "--no-deps",
+            "--no-index",
+            f"{wheels}/{wheel}",
+        ]
+    )
     major, minor = sys.version_info[:2]
     packages = dict.fromkeys([sysconfig.get_path("purelib"), sysconfig.get_path("platlib")])
-    with open(f"{venv}/lib/python{major}.{minor}/site-packages/bench.pth", "w", encoding="utf-8") as file:
+    with open(
+        f"{venv}/lib/python{major}.{minor}/site-packages/bench.pth", "w", encoding="utf-8"
+    ) as file:
         file.writelines(f"{path}\n" for path in packages)
     torchrun = f"{venv}/bin/torchrun"
     with open(torchrun, "w", encoding="utf-8") as file:
@@ -73,10 +94,17 @@ class Launcher:
     bin: str
 
     def command(
-        self, workers: int, worker: Sequence[str], directory: str, *, restarts: int = 0, lines: bool = False,
+        self,
+        workers: int,
+        worker: Sequence[str],
+        directory: str,
+        *,
+        restarts: int = 0,
+        lines: bool = False,
         options: Sequence[str] = (),
-    ) -> tuple[list[str], dict[str, str]]:  # fmt: skip
-        """Return argv and environment; ``worker`` is a script of bench_workers with its arguments, or a program.
+    ) -> tuple[list[str], dict[str, str]]:
+        """Return argv and environment; ``worker`` is a script of bench_workers with its arguments,
+        or a program.
 
         ``options`` are distlaunch's own; the others do without.
         """
@@ -86,21 +114,33 @@ class Launcher:
             "PATH": f"{self.bin}:{os.environ.get('PATH', os.defpath)}",
             "HOME": directory,
             "LANG": "C.UTF-8",
-            "OMP_NUM_THREADS": "1",  # the same for all three: torch workers otherwise differ by who sets it
+            # the same for all three: torch workers otherwise differ by who sets it
+            "OMP_NUM_THREADS": "1",
             "PYTHONDONTWRITEBYTECODE": "1",
         }
-        head = {"distlaunch": self._distlaunch, "torchrun": self._torchrun, "mpirun": self._mpirun}[self.name](
-            workers, directory, program=program, restarts=restarts, lines=lines
-        )
+        head = {"distlaunch": self._distlaunch, "torchrun": self._torchrun, "mpirun": self._mpirun}[
+            self.name
+        ](workers, directory, program=program, restarts=restarts, lines=lines)
         return [*head, *(options if self.name == "distlaunch" else ()), *words], env
 
-    def _distlaunch(self, workers: int, directory: str, *, program: bool, restarts: int, lines: bool) -> list[str]:
-        head = [f"{self.bin}/distlaunch", "train", "--num-procs", str(workers), "--log-dir", f"{directory}/logs"]
+    def _distlaunch(
+        self, workers: int, directory: str, *, program: bool, restarts: int, lines: bool
+    ) -> list[str]:
+        head = [
+            f"{self.bin}/distlaunch",
+            "train",
+            "--num-procs",
+            str(workers),
+            "--log-dir",
+            f"{directory}/logs",
+        ]
         if restarts:
             head += ["--max-restarts", str(restarts), "--min-uptime", "0"]
         return [*head, "--no-python"] if program else head
 
-    def _torchrun(self, workers: int, directory: str, *, program: bool, restarts: int, lines: bool) -> list[str]:
+    def _torchrun(
+        self, workers: int, directory: str, *, program: bool, restarts: int, lines: bool
+    ) -> list[str]:
         head = [f"{self.bin}/torchrun", "--nproc-per-node", str(workers)]
         if restarts:
             head += ["--max-restarts", str(restarts)]
@@ -108,7 +148,9 @@ class Launcher:
             head += ["--tee", "3", "--log-dir", f"{directory}/logs"]
         return [*head, "--no-python"] if program else head
 
-    def _mpirun(self, workers: int, directory: str, *, program: bool, restarts: int, lines: bool) -> list[str]:
+    def _mpirun(
+        self, workers: int, directory: str, *, program: bool, restarts: int, lines: bool
+    ) -> list[str]:
         head = ["mpirun", "--oversubscribe", "--bind-to", "none", "-np", str(workers)]
         if os.geteuid() == 0:
             head.insert(1, "--allow-run-as-root")

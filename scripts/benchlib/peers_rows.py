@@ -1,4 +1,5 @@
-"""What is measured of jobs with a launcher on each node: `scripts/bench peers`; four nodes are the test bed's hosts."""
+"""What is measured of jobs with a launcher on each node: `scripts/bench peers`; four nodes are the
+test bed's hosts."""
 
 from __future__ import annotations
 
@@ -32,9 +33,12 @@ Start = Callable[[int, Sequence[str], dict[str, str]], "subprocess.Popen[bytes]"
 
 
 class Team:
-    """Launchers of one job, by node rank; ``directory`` is the same for all, and is where workers write stamps."""
+    """Launchers of one job, by node rank; ``directory`` is the same for all, and is where workers
+    write stamps."""
 
-    def __init__(self, launcher: Launcher, directory: str, start: Start, place: tuple[str, int]) -> None:
+    def __init__(
+        self, launcher: Launcher, directory: str, start: Start, place: tuple[str, int]
+    ) -> None:
         self.directory = directory
         self._launcher, self._start = launcher, start
         self._host, self._port = place
@@ -56,7 +60,16 @@ class Team:
                     str(rank),
                 ]
                 logs = ["--log-dir", f"{self.directory}/logs"]
-                words = [f"{tools}/distlaunch", "train", *place, "--procs-per-node", "1", "--device", "cpu", *logs]
+                words = [
+                    f"{tools}/distlaunch",
+                    "train",
+                    *place,
+                    "--procs-per-node",
+                    "1",
+                    "--device",
+                    "cpu",
+                    *logs,
+                ]
                 words += ["--join-timeout", str(LONG_S), "--grace", "5"]
             case "torchrun":
                 place = [
@@ -67,11 +80,36 @@ class Team:
                     "--rdzv-id",
                     "bench",
                 ]
-                words = [f"{tools}/torchrun", *place, "--nnodes", str(size), "--nproc-per-node", "1"]
+                words = [
+                    f"{tools}/torchrun",
+                    *place,
+                    "--nnodes",
+                    str(size),
+                    "--nproc-per-node",
+                    "1",
+                ]
             case _:
-                place = ["--master-addr", self._host, "--master-port", str(self._port), "--node-rank", str(rank)]
-                words = [f"{tools}/torchrun", *place, "--nnodes", str(size), "--nproc-per-node", "1"]
-        env = {"OMP_NUM_THREADS": "1", "BENCH_DIR": self.directory, "XDG_STATE_HOME": f"{self.directory}/state"}
+                place = [
+                    "--master-addr",
+                    self._host,
+                    "--master-port",
+                    str(self._port),
+                    "--node-rank",
+                    str(rank),
+                ]
+                words = [
+                    f"{tools}/torchrun",
+                    *place,
+                    "--nnodes",
+                    str(size),
+                    "--nproc-per-node",
+                    "1",
+                ]
+        env = {
+            "OMP_NUM_THREADS": "1",
+            "BENCH_DIR": self.directory,
+            "XDG_STATE_HOME": f"{self.directory}/state",
+        }
         self.started_ns = now_ns()
         self.launchers[rank] = self._start(rank, [*words, f"{WORKERS}/{worker}"], env)
 
@@ -79,7 +117,9 @@ class Team:
         """Give the last that each launcher wrote to stderr, those of some."""
         said = []
         for rank in sorted(self.launchers)[:NODES]:
-            with open(f"{self.directory}/stderr-{rank}", encoding="utf-8", errors="replace") as file:
+            with open(
+                f"{self.directory}/stderr-{rank}", encoding="utf-8", errors="replace"
+            ) as file:
                 said.append(f"launcher {rank}: {file.read()[-800:]}")
         return "\n".join(said)
 
@@ -94,7 +134,9 @@ class Team:
     def stamps(self, name: str, ranks: Sequence[int], *, attempt: int = 0) -> list[int]:
         """Wait until these ranks of an attempt have written this stamp; give the times."""
         paths = [f"{self.directory}/{name}-{attempt}-{rank}" for rank in ranks]
-        self.until(lambda: all(map(os.path.exists, paths)), f"stamps {name!r} of {len(paths)} workers")
+        self.until(
+            lambda: all(map(os.path.exists, paths)), f"stamps {name!r} of {len(paths)} workers"
+        )
         times = []
         for path in paths:
             with open(path, encoding="ascii") as file:
@@ -102,9 +144,13 @@ class Team:
         return times
 
     def codes(self, within_s: float) -> tuple[list[int | None], int]:
-        """Wait for the end of all launchers; give their exit codes (None: it runs on), and when the last one ended."""
+        """Wait for the end of all launchers; give their exit codes (None: it runs on), and when the
+        last one ended."""
         deadline = time.monotonic() + within_s
-        while any(each.poll() is None for each in self.launchers.values()) and time.monotonic() < deadline:
+        while (
+            any(each.poll() is None for each in self.launchers.values())
+            and time.monotonic() < deadline
+        ):
             time.sleep(0.002)
         return [self.launchers[rank].poll() for rank in sorted(self.launchers)], now_ns()
 
@@ -129,12 +175,19 @@ def on_hosts(launcher: Launcher) -> Iterator[tuple[Team, Hosts]]:
     try:
         with Hosts.started(NODES) as hosts:
 
-            def start(rank: int, argv: Sequence[str], env: dict[str, str]) -> subprocess.Popen[bytes]:
+            def start(
+                rank: int, argv: Sequence[str], env: dict[str, str]
+            ) -> subprocess.Popen[bytes]:
                 with open(f"{directory}/stderr-{rank}", "wb") as errors:
                     return hosts.popen(
-                        f"n{rank + 1}", argv, env=env, cwd=directory,
-                        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors,
-                    ).process  # fmt: skip
+                        f"n{rank + 1}",
+                        argv,
+                        env=env,
+                        cwd=directory,
+                        stdin=subprocess.DEVNULL,
+                        stdout=subprocess.DEVNULL,
+                        stderr=errors,
+                    ).process
 
             team = Team(launcher, directory, start, ("n1", PORT))
             try:
@@ -157,9 +210,13 @@ def here(launcher: Launcher) -> Iterator[Team]:
         base = {"PATH": os.environ.get("PATH", os.defpath), "HOME": directory, "LANG": "C.UTF-8"}
         with open(f"{directory}/stderr-{rank}", "wb") as errors:
             return subprocess.Popen(
-                argv, env={**base, **env}, cwd=directory,
-                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors,
-            )  # fmt: skip
+                argv,
+                env={**base, **env},
+                cwd=directory,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+            )
 
     team = Team(launcher, directory, start, ("127.0.0.1", port))
     try:
@@ -178,7 +235,9 @@ def callers(pid: int, port: int) -> int:
                 _, local, remote, state, *_ = line.split()
                 address, _, number = local.rpartition(":")
                 other = remote.rpartition(":")[0]
-                count += state == _ESTABLISHED and int(number, 16) == port and other[-8:] != address[-8:]
+                count += (
+                    state == _ESTABLISHED and int(number, 16) == port and other[-8:] != address[-8:]
+                )
     return count
 
 
@@ -192,7 +251,8 @@ def cpu_ms(pid: int) -> float:
 
 
 def begun(team: Team, hosts: Hosts, worker: str) -> None:
-    """Start all launchers but the last, wait until they have called, let them come to rest, and start the last."""
+    """Start all launchers but the last, wait until they have called, let them come to rest, and
+    start the last."""
     for rank in range(NODES - 1):
         team.start(rank, NODES, worker)
     [inside] = hosts.processes("n1")[:1]
@@ -247,7 +307,8 @@ def lost(launcher: Launcher, scale: Scale) -> Sample:
 
 
 def joining(launcher: Launcher, scale: Scale) -> Sample:
-    """Have many launchers join one coordinator, in any order: what does each cost it? One more then starts the job."""
+    """Have many launchers join one coordinator, in any order: what does each cost it? One more then
+    starts the job."""
     size = MANY + 2
     with here(launcher) as team:
         team.start(0, size, "start.py")
@@ -262,10 +323,14 @@ def joining(launcher: Launcher, scale: Scale) -> Sample:
             team.start(rank, size, "start.py")
 
         def joined(rank: int) -> bool:
-            with open(f"{team.directory}/stderr-{rank}", encoding="utf-8", errors="replace") as file:
+            with open(
+                f"{team.directory}/stderr-{rank}", encoding="utf-8", errors="replace"
+            ) as file:
                 return "joined" in file.read()
 
-        team.until(lambda: all(map(joined, ranks)), f"{MANY} launchers that have joined", within_s=LONG_S)
+        team.until(
+            lambda: all(map(joined, ranks)), f"{MANY} launchers that have joined", within_s=LONG_S
+        )
         in_s = time.monotonic() - began
         time.sleep(1.0)
         used = cpu_ms(coordinator) - before
@@ -308,7 +373,8 @@ PEERS = (
         rows=(
             Row(
                 key="peers_failure",
-                title="4 nodes: a worker's failure on node 1 to the end of all launchers (given up after 60 s)",
+                title="4 nodes: a worker's failure on node 1 to the end of all launchers (given up "
+                "after 60 s)",
                 unit="s",
                 goal="<= 2 s",
                 reached=lambda row: row["distlaunch"] <= 2 and ratio(row, "torchrun") >= 1,
@@ -323,7 +389,8 @@ PEERS = (
         rows=(
             Row(
                 key="peers_lost",
-                title="link of one of 4 nodes down (`--num-nodes 3:4`) to the others' workers having met again",
+                title="link of one of 4 nodes down (`--num-nodes 3:4`) to the others' workers "
+                "having met again",
                 unit="s",
                 goal="<= 20 s",
                 reached=lambda row: row["distlaunch"] <= 20,

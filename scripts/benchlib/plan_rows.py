@@ -34,7 +34,11 @@ def _plan(launcher: Launcher, key: str, *words: str) -> Sample:
         if process.returncode:
             with open(errors, encoding="utf-8") as said_text:
                 raise BenchError(said_text.read()[-1500:])
-    return {key: seconds, f"{key}_memory": usage.ru_maxrss * 1024 / 1e6, f"{key}_cpu": usage.ru_utime + usage.ru_stime}
+    return {
+        key: seconds,
+        f"{key}_memory": usage.ru_maxrss * 1024 / 1e6,
+        f"{key}_cpu": usage.ru_utime + usage.ru_stime,
+    }
 
 
 def as_json(launcher: Launcher, scale: Scale) -> Sample:
@@ -58,7 +62,8 @@ def host_file(launcher: Launcher, scale: Scale) -> Sample:
     program = (
         "import time\n"
         "from distlaunch.planning.hosts.hostfile import read_hostfile\n"
-        f"text = ''.join(f'node{{number:06d}} slots=8  # rack {{number % 40}}\\n' for number in range({LINES}))\n"
+        "text = ''.join(f'node{number:06d} slots=8  # rack {number % 40}\\n' for number in "
+        f"range({LINES}))\n"
         "began = time.perf_counter()\n"
         f"assert len(read_hostfile(text, 'hosts')) == {LINES}\n"
         "print(time.perf_counter() - began)\n"
@@ -79,7 +84,9 @@ def node_list(launcher: Launcher, scale: Scale) -> Sample:
 
 def _plan_rows(key: str, title: str) -> tuple[Row, ...]:
     return (
-        Row(key=key, title=title, unit="s", goal="< 3 s", reached=lambda row: row["distlaunch"] < 3),
+        Row(
+            key=key, title=title, unit="s", goal="< 3 s", reached=lambda row: row["distlaunch"] < 3
+        ),
         Row(
             key=f"{key}_memory",
             title=f"{title}: largest memory",

@@ -1,4 +1,5 @@
-"""Run one command of a benchmark: started, watched through /proc, ended by pid, and nothing left behind."""
+"""Run one command of a benchmark: started, watched through /proc, ended by pid, and nothing left
+behind."""
 
 from __future__ import annotations
 
@@ -40,11 +41,14 @@ def status_kib(pid: int, field: str) -> int:
 
 
 def context_switches(pids: Sequence[int]) -> int:
-    """Return how often the threads of these processes have been scheduled: each wake-up of an idle one is one."""
+    """Return how often the threads of these processes have been scheduled: each wake-up of an idle
+    one is one."""
     total = 0
     for pid in pids:
         for task in os.listdir(f"/proc/{pid}/task"):
-            with open(f"/proc/{pid}/task/{task}/status", encoding="ascii", errors="replace") as file:
+            with open(
+                f"/proc/{pid}/task/{task}/status", encoding="ascii", errors="replace"
+            ) as file:
                 total += sum(int(line.split()[1]) for line in file if "ctxt_switches" in line)
     return total
 
@@ -67,9 +71,12 @@ def start_here(argv: Sequence[str], **popen: Any) -> tuple[subprocess.Popen[byte
 
 
 class Command:
-    """One started launcher. All its processes carry BENCH_DIR in their environment, which is how they are found."""
+    """One started launcher. All its processes carry BENCH_DIR in their environment, which is how
+    they are found."""
 
-    def __init__(self, argv: Sequence[str], env: dict[str, str], directory: str, *, start: Start = start_here) -> None:
+    def __init__(
+        self, argv: Sequence[str], env: dict[str, str], directory: str, *, start: Start = start_here
+    ) -> None:
         self.directory = directory
         self._errors_path = f"{directory}/stderr"
         self._marker = f"BENCH_DIR={directory}".encode()
@@ -78,7 +85,12 @@ class Command:
         with open(self._errors_path, "wb") as errors:
             self.started_ns = now_ns()
             self.process, self.pid = start(
-                argv, env=env, cwd=directory, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors
+                argv,
+                env=env,
+                cwd=directory,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=errors,
             )
         self.ended_ns = 0
         self.peaks = {"VmHWM": 0, "VmRSS": 0, "Threads": 0, "fds": 0}
@@ -120,11 +132,22 @@ class Command:
             self._chunks.append(chunk)
 
     def stamps(
-        self, name: str, attempt: int, count: int, *, within_s: float, ranks: Sequence[int] | None = None
+        self,
+        name: str,
+        attempt: int,
+        count: int,
+        *,
+        within_s: float,
+        ranks: Sequence[int] | None = None,
     ) -> list[int]:
-        """Wait until ``count`` ranks (or these ``ranks``) have written this stamp; return the times."""
+        """Wait until ``count`` ranks (or these ``ranks``) have written this stamp; return the
+        times."""
         paths = [f"{self.directory}/{name}-{attempt}-{rank}" for rank in ranks or range(count)]
-        self.until(lambda: all(os.path.exists(path) for path in paths), f"{count} stamps {name!r}", within_s=within_s)
+        self.until(
+            lambda: all(os.path.exists(path) for path in paths),
+            f"{count} stamps {name!r}",
+            within_s=within_s,
+        )
         times = []
         for path in paths:
             with open(path, encoding="ascii") as file:
@@ -137,7 +160,9 @@ class Command:
         while not condition():
             ended = self.process.poll() is not None and not condition()
             if ended or now_ns() > deadline:
-                raise BenchError(f"no {what}; {'it ended' if ended else 'too late'}\n{self.errors()[-1500:]}")
+                raise BenchError(
+                    f"no {what}; {'it ended' if ended else 'too late'}\n{self.errors()[-1500:]}"
+                )
             time.sleep(0.01)
 
     def wait(self, *, within_s: float) -> int:
@@ -171,7 +196,9 @@ class Command:
                     if self._marker not in file.read().split(b"\0"):
                         continue
                 with open(f"/proc/{name}/cmdline", "rb") as file:
-                    found[int(name)] = file.read().replace(b"\0", b" ").decode(errors="replace").strip()
+                    found[int(name)] = (
+                        file.read().replace(b"\0", b" ").decode(errors="replace").strip()
+                    )
             except OSError:
                 continue
         return {pid: command for pid, command in found.items() if command}
@@ -205,7 +232,8 @@ class Command:
 def running(
     make: Callable[[str], tuple[Sequence[str], dict[str, str]]], *, start: Start = start_here
 ) -> Iterator[Command]:
-    """Start the command that ``make`` builds for a fresh directory, and clean up after it in every case."""
+    """Start the command that ``make`` builds for a fresh directory, and clean up after it in every
+    case."""
     directory = tempfile.mkdtemp(prefix="distlaunch-bench-")
     try:
         argv, env = make(directory)

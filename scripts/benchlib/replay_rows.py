@@ -20,8 +20,15 @@ def _replayed(launcher: Launcher, nodes: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory(prefix="distlaunch-bench-") as directory:
         with open(os.path.join(directory, "train.py"), "w", encoding="utf-8"):
             pass
-        argv = [f"{launcher.bin}/python", os.path.join(WORKERS, "replay.py"), str(nodes), str(WORKERS_EACH)]
-        done = subprocess.run(argv, cwd=directory, capture_output=True, text=True, check=False, timeout=300)
+        argv = [
+            f"{launcher.bin}/python",
+            os.path.join(WORKERS, "replay.py"),
+            str(nodes),
+            str(WORKERS_EACH),
+        ]
+        done = subprocess.run(
+            argv, cwd=directory, capture_output=True, text=True, check=False, timeout=300
+        )
     if done.returncode:
         raise BenchError(done.stderr[-1500:])
     figures: dict[str, float] = json.loads(done.stdout)
@@ -41,7 +48,8 @@ REPLAY = (
         rows=(
             Row(
                 key="replay",
-                title="16,384 nodes x 8 workers: start, one failure, stop, restart, end: the policy with its plans",
+                title="16,384 nodes x 8 workers: start, one failure, stop, restart, end: the "
+                "policy with its plans",
                 unit="s",
                 goal="< 5 s",
                 reached=lambda row: row["distlaunch"] < 5,

@@ -18,18 +18,33 @@ from .rows import Measurement, Row, Sample
 Samples = dict[str, dict[str, list[Sample]]]
 """By measurement, then by launcher."""
 
-LAUNCHERS = ("distlaunch", "torchrun", "torchrun static", "mpirun", "clush", "pdsh", "ssh", "one machine")
+LAUNCHERS = (
+    "distlaunch",
+    "torchrun",
+    "torchrun static",
+    "mpirun",
+    "clush",
+    "pdsh",
+    "ssh",
+    "one machine",
+)
 """All that are compared anywhere, in the order of columns."""
 
 
 def launchers_of(measurements: Sequence[Measurement]) -> list[str]:
     """Return which take part, in the order of columns."""
-    return [name for name in LAUNCHERS if any(name in measurement.launchers for measurement in measurements)]
+    return [
+        name
+        for name in LAUNCHERS
+        if any(name in measurement.launchers for measurement in measurements)
+    ]
 
 
 def _first_line(*argv: str) -> str:
     try:
-        done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=30)
+        done = subprocess.run(
+            argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=30
+        )
     except OSError:
         return "not installed"
     return (done.stdout or done.stderr).strip().split("\n")[0]
@@ -43,7 +58,9 @@ def machine(programs: Mapping[str, Sequence[str]]) -> dict[str, str]:
         torch = version("torch")
     except PackageNotFoundError:
         torch = "not installed"
-    changed = bool(_first_line("git", "status", "--porcelain", "--untracked-files=no", "distlaunch"))
+    changed = bool(
+        _first_line("git", "status", "--porcelain", "--untracked-files=no", "distlaunch")
+    )
     return {
         "cpu": models[0] if models else platform.machine(),
         "cores": str(len(os.sched_getaffinity(0))),
@@ -53,7 +70,8 @@ def machine(programs: Mapping[str, Sequence[str]]) -> dict[str, str]:
         "torch": torch,
         **{name: _first_line(*words) for name, words in programs.items()},
         "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
-        "revision": _first_line("git", "rev-parse", "--short=12", "HEAD") + (" (changed)" if changed else ""),
+        "revision": _first_line("git", "rev-parse", "--short=12", "HEAD")
+        + (" (changed)" if changed else ""),
         "load at the start": f"{os.getloadavg()[0]:.2f}",
     }
 
@@ -73,7 +91,13 @@ def figure(value: float, unit: str) -> str:
         return f"{value:,.0f}"
     if unit == "%":
         return f"{value:.2f}"
-    return f"{value:.3f}" if unit == "s" and value < 1 else f"{value:.2f}" if unit == "s" else f"{value:.1f}"
+    return (
+        f"{value:.3f}"
+        if unit == "s" and value < 1
+        else f"{value:.2f}"
+        if unit == "s"
+        else f"{value:.1f}"
+    )
 
 
 def _verdict(row: Row, found: Mapping[str, float]) -> str:
@@ -85,10 +109,19 @@ def _verdict(row: Row, found: Mapping[str, float]) -> str:
         return "?"
 
 
-def table(measurements: Sequence[Measurement], samples: Samples, predicted: Mapping[str, float]) -> list[str]:
+def table(
+    measurements: Sequence[Measurement], samples: Samples, predicted: Mapping[str, float]
+) -> list[str]:
     """Return the lines of a Markdown table."""
     names = launchers_of(measurements)
-    heads = ["measure", "predicted", *names, *(f"vs {name}" for name in names[1:]), "to reach", "reached"]
+    heads = [
+        "measure",
+        "predicted",
+        *names,
+        *(f"vs {name}" for name in names[1:]),
+        "to reach",
+        "reached",
+    ]
     lines = [f"| {' | '.join(heads)} |", f"| --- |{' --: |' * (len(heads) - 3)} --- | --- |"]
     for measurement in measurements:
         for row in measurement.rows:
@@ -97,9 +130,15 @@ def table(measurements: Sequence[Measurement], samples: Samples, predicted: Mapp
             cells.append(figure(predicted[row.key], row.unit) if row.key in predicted else "")
             cells += [figure(found[name], row.unit) if name in found else "-" for name in names]
             for other in names[1:]:
-                if "distlaunch" in found and other in found and min(found["distlaunch"], found[other]) > 0:
+                if (
+                    "distlaunch" in found
+                    and other in found
+                    and min(found["distlaunch"], found[other]) > 0
+                ):
                     times = (
-                        found["distlaunch"] / found[other] if row.more_is_better else found[other] / found["distlaunch"]
+                        found["distlaunch"] / found[other]
+                        if row.more_is_better
+                        else found[other] / found["distlaunch"]
                     )
                     cells.append(f"{times:.1f}x")
                 else:
@@ -110,13 +149,16 @@ def table(measurements: Sequence[Measurement], samples: Samples, predicted: Mapp
 
 
 def side_figures(measurements: Sequence[Measurement], samples: Samples) -> list[str]:
-    """Return what was recorded beside the rows: exit codes, lost lines, memory, the curve of growing numbers."""
+    """Return what was recorded beside the rows: exit codes, lost lines, memory, the curve of
+    growing numbers."""
     lines = []
     for measurement in measurements:
         keys = {key for runs in samples[measurement.name].values() for run in runs for key in run}
         for key in sorted(keys - {row.key for row in measurement.rows}):
             found = medians(samples[measurement.name], key)
-            lines.append(f"* {key}: " + ", ".join(f"{name} {value:.6g}" for name, value in found.items()))
+            lines.append(
+                f"* {key}: " + ", ".join(f"{name} {value:.6g}" for name, value in found.items())
+            )
     return lines
 
 
@@ -131,7 +173,9 @@ def write(
 ) -> str:
     """Write SUBJECT.json and SUBJECT.md; return the latter's text."""
     os.makedirs(directory, exist_ok=True)
-    runs = {name: max((len(each) for each in by.values()), default=0) for name, by in samples.items()}
+    runs = {
+        name: max((len(each) for each in by.values()), default=0) for name, by in samples.items()
+    }
     text = "\n".join(
         [
             f"# `scripts/bench {subject}`",

@@ -1,4 +1,5 @@
-"""What is measured: one function per measurement, each for any launcher; a measurement may feed several rows."""
+"""What is measured: one function per measurement, each for any launcher; a measurement may feed
+several rows."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from .launchers import Launcher
 from .process import BenchError, Command, HangError, context_switches, running, status_kib
 
 Sample = dict[str, float]
-"""Figures of one run, by name; those that are row keys go into the table, the others into the JSON beside them."""
+"""Figures of one run, by name; those that are row keys go into the table, the others into the JSON
+beside them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +39,9 @@ def expect(command: Command, code: int, *wanted: int) -> None:
 def first_worker(launcher: Launcher, scale: Scale) -> Sample:
     with running(lambda directory: launcher.command(2, ["start.py"], directory)) as command:
         expect(command, command.wait(within_s=60), 0)
-        return {"first": (min(command.stamps("start", 0, 2, within_s=1)) - command.started_ns) / 1e9}
+        return {
+            "first": (min(command.stamps("start", 0, 2, within_s=1)) - command.started_ns) / 1e9
+        }
 
 
 def idle(launcher: Launcher, scale: Scale) -> Sample:
@@ -60,13 +64,17 @@ def idle(launcher: Launcher, scale: Scale) -> Sample:
 
 
 def idle_tee(launcher: Launcher, scale: Scale) -> Sample:
-    with running(lambda directory: launcher.command(8, ["idle.py"], directory, lines=True)) as command:
+    with running(
+        lambda directory: launcher.command(8, ["idle.py"], directory, lines=True)
+    ) as command:
         command.stamps("start", 0, 8, within_s=60)
         time.sleep(1.0)
         before = context_switches([command.pid])
         began = time.monotonic()
         time.sleep(scale.idle_s)
-        return {"wakeups_tee": (context_switches([command.pid]) - before) / (time.monotonic() - began)}
+        return {
+            "wakeups_tee": (context_switches([command.pid]) - before) / (time.monotonic() - began)
+        }
 
 
 def allreduce(launcher: Launcher, scale: Scale) -> Sample:
@@ -80,7 +88,10 @@ def allreduce(launcher: Launcher, scale: Scale) -> Sample:
 
     with running(make) as command:
         expect(command, command.wait(within_s=120), 0)
-        return {"allreduce": (max(command.stamps("reduced", 0, 8, within_s=1)) - command.started_ns) / 1e9}
+        return {
+            "allreduce": (max(command.stamps("reduced", 0, 8, within_s=1)) - command.started_ns)
+            / 1e9
+        }
 
 
 def failure(launcher: Launcher, scale: Scale) -> Sample:
@@ -92,14 +103,17 @@ def failure(launcher: Launcher, scale: Scale) -> Sample:
 
 
 def restart(launcher: Launcher, scale: Scale) -> Sample:
-    with running(lambda directory: launcher.command(4, ["fail.py"], directory, restarts=1)) as command:
+    with running(
+        lambda directory: launcher.command(4, ["fail.py"], directory, restarts=1)
+    ) as command:
         expect(command, command.wait(within_s=60), 0)
         failed = int(_read(f"{command.directory}/fail-0-1"))
         return {"restart": (max(command.stamps("start", 1, 4, within_s=1)) - failed) / 1e9}
 
 
 def _lines(launcher: Launcher, scale: Scale, key: str, how: str, *equal: str) -> Sample:
-    """Lines a second over the whole command, as a user would time it; the rate without its start is noted beside it."""
+    """Lines a second over the whole command, as a user would time it; the rate without its start is
+    noted beside it."""
     worker = ["lines.py", how, str(scale.lines_per_worker), *equal]
     with running(lambda directory: launcher.command(2, worker, directory, lines=True)) as command:
         command.sample(0.1)
@@ -138,7 +152,11 @@ def sigterm(launcher: Launcher, scale: Scale) -> Sample:
         os.kill(command.pid, signal.SIGTERM)
         code = command.wait(within_s=60)
         left = len(command.related())
-        return {"sigterm": (command.ended_ns - told) / 1e9, "sigterm_code": code, "sigterm_left": left}
+        return {
+            "sigterm": (command.ended_ns - told) / 1e9,
+            "sigterm_code": code,
+            "sigterm_left": left,
+        }
 
 
 def help_text(launcher: Launcher, scale: Scale) -> Sample:
@@ -152,8 +170,8 @@ def help_text(launcher: Launcher, scale: Scale) -> Sample:
 def many(launcher: Launcher, scale: Scale) -> Sample:
     """/bin/true in growing numbers, for the shape of the curve; the largest is the row's figure.
 
-    mpirun 4.1 sometimes misses the end of workers that live so shortly and waits for ever: such a run is ended,
-    counted as a hang, and tried again.
+    mpirun 4.1 sometimes misses the end of workers that live so shortly and waits for ever: such a
+    run is ended, counted as a hang, and tried again.
     """
     sample: Sample = {"many_hangs": 0}
     for count in scale.many:
@@ -212,7 +230,11 @@ class Measurement:
     name: str
     run: Callable[[Launcher, Scale], Sample]
     rows: tuple[Row, ...]
-    launchers: tuple[Literal["distlaunch", "torchrun", "mpirun"], ...] = ("distlaunch", "torchrun", "mpirun")
+    launchers: tuple[Literal["distlaunch", "torchrun", "mpirun"], ...] = (
+        "distlaunch",
+        "torchrun",
+        "mpirun",
+    )
     share: float = 1.0
     """Part of the rounds that it gets: long ones get fewer."""
 
@@ -319,7 +341,10 @@ MEASUREMENTS = (
                 unit="lines/s",
                 goal="3.5x torchrun's, 2.5x mpirun's rate; 0 lost, memory flat",
                 more_is_better=True,
-                reached=lambda row: ratio(row, "torchrun", more=True) >= 3.5 and ratio(row, "mpirun", more=True) >= 2.5,
+                reached=lambda row: (
+                    ratio(row, "torchrun", more=True) >= 3.5
+                    and ratio(row, "mpirun", more=True) >= 2.5
+                ),
             ),
         ),
     ),
@@ -345,7 +370,8 @@ MEASUREMENTS = (
         rows=(
             Row(
                 key="lines_block",
-                title="the same, workers that write 500 lines at a time (no worker holds the launcher up)",
+                title="the same, workers that write 500 lines at a time (no worker holds the "
+                "launcher up)",
                 unit="lines/s",
                 goal="0 lost",
                 more_is_better=True,

@@ -1,4 +1,5 @@
-"""What is measured of jobs over several hosts: `scripts/bench ssh`, on the test bed (network namespaces, real sshd)."""
+"""What is measured of jobs over several hosts: `scripts/bench ssh`, on the test bed (network
+namespaces, real sshd)."""
 
 from __future__ import annotations
 
@@ -41,7 +42,9 @@ class Bed:
         self.hosts = hosts
         self._launcher = launcher
 
-    def start(self, argv: Sequence[str], *, env: dict[str, str], **popen: Any) -> tuple[subprocess.Popen[bytes], int]:
+    def start(
+        self, argv: Sequence[str], *, env: dict[str, str], **popen: Any
+    ) -> tuple[subprocess.Popen[bytes], int]:
         """Start a command on the head; see ``process.Start``."""
         started = self.hosts.popen(HEAD, argv, env=env, **popen)
         return started.process, started.pid
@@ -108,7 +111,8 @@ class Bed:
         return ["sh", "-c", each]
 
     def workers(self, script: str, hosts: Sequence[str]) -> list[int]:
-        """Give the pids of the workers that run a script of bench_workers, as this machine counts."""
+        """Give the pids of the workers that run a script of bench_workers, as this machine
+        counts."""
         found = []
         for host in hosts:
             for process in self.hosts.processes(host):
@@ -151,7 +155,8 @@ class Ends:
 
 
 def cpu_per_node(launcher: Launcher, scale: Scale) -> Sample:
-    """Compare the processor time of a job on 32 hosts, and of its children here, with that on one."""
+    """Compare the processor time of a job on 32 hosts, and of its children here, with that on
+    one."""
 
     def used_s(on: Bed, count: int) -> float:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -170,7 +175,8 @@ def cpu_per_node(launcher: Launcher, scale: Scale) -> Sample:
 
 
 def first(launcher: Launcher, scale: Scale, count: int, key: str) -> Sample:
-    """Command to every worker's first instruction; tools that run commands: to their end, of ``python3 -c pass``."""
+    """Command to every worker's first instruction; tools that run commands: to their end, of
+    ``python3 -c pass``."""
     with bed(launcher, count) as on:
         if launcher.name in {"distlaunch", "mpirun"}:
             with on.running(lambda directory: on.job(count, ["start.py"], directory)) as command:
@@ -186,8 +192,13 @@ def first(launcher: Launcher, scale: Scale, count: int, key: str) -> Sample:
         sample = {key: (command.ended_ns - command.started_ns) / 1e9}
 
         def same(directory: str) -> list[str]:
-            worker = f"RANK=$(hostname | tr -d n) BENCH_DIR={directory} {launcher.bin}/python {WORKERS}/start.py"
-            return on.everywhere(count, worker if launcher.name != "ssh" else worker.replace("'", ""))
+            worker = (
+                f"RANK=$(hostname | tr -d n) BENCH_DIR={directory} {launcher.bin}/python "
+                f"{WORKERS}/start.py"
+            )
+            return on.everywhere(
+                count, worker if launcher.name != "ssh" else worker.replace("'", "")
+            )
 
         with on.running(same) as command:
             expect(command, command.wait(within_s=120), 0)
@@ -217,14 +228,20 @@ def failure8(launcher: Launcher, scale: Scale) -> Sample:
         gone = ends.last_ns(within_s=60)
         expect(command, command.wait(within_s=60), 1, 3)
         failed = command.stamps("fail", 0, 1, within_s=1, ranks=(1,))[0]
-        return {"failure8": (gone - failed) / 1e9, "failure8_to_the_end": (command.ended_ns - failed) / 1e9}
+        return {
+            "failure8": (gone - failed) / 1e9,
+            "failure8_to_the_end": (command.ended_ns - failed) / 1e9,
+        }
 
 
 def lost(launcher: Launcher, key: str, fault: Callable[[Hosts, str], None], *worker: str) -> Sample:
-    """Lose one of four nodes, three being enough: when have the others met again, and when are its workers gone?"""
+    """Lose one of four nodes, three being enough: when have the others met again, and when are its
+    workers gone?"""
     with (
         bed(launcher, 4) as on,
-        on.running(lambda directory: on.job(4, ["meet.py", *worker], directory, "--num-nodes", "3:4")) as command,
+        on.running(
+            lambda directory: on.job(4, ["meet.py", *worker], directory, "--num-nodes", "3:4")
+        ) as command,
     ):
         command.stamps("met", 0, 4, within_s=60)
         time.sleep(1.0)  # let it come to rest
@@ -262,7 +279,9 @@ def lines8(launcher: Launcher, scale: Scale) -> Sample:
     total = min(LINES, FEW * scale.lines_per_worker)
     with (
         bed(launcher, FEW) as on,
-        on.running(lambda directory: on.job(FEW, ["lines.py", "print", str(total // FEW)], directory)) as command,
+        on.running(
+            lambda directory: on.job(FEW, ["lines.py", "print", str(total // FEW)], directory)
+        ) as command,
     ):
         command.sample(SAMPLE_S)
         expect(command, command.wait(within_s=300), 0)
@@ -291,7 +310,8 @@ def flat(launcher: Launcher, scale: Scale) -> Sample:
         sizes = [size for size in command.sizes_kib if size]
         third = len(sizes) // 3
         return {
-            "flat": (statistics.median(sizes[-third:]) - statistics.median(sizes[third:-third])) / 1024,
+            "flat": (statistics.median(sizes[-third:]) - statistics.median(sizes[third:-third]))
+            / 1024,
             "flat_peak_mib": command.peaks["VmHWM"] / 1024,
             "flat_lost_in_files": max(0, total * 130 - log_bytes(command.directory)) // 130,
         }
@@ -301,20 +321,30 @@ def flat(launcher: Launcher, scale: Scale) -> Sample:
 
 
 def idle32(launcher: Launcher, scale: Scale) -> Sample:
-    """Weigh the launcher of 32 sleeping workers on 32 hosts, and count what wakes it; compare with one host."""
+    """Weigh the launcher of 32 sleeping workers on 32 hosts, and count what wakes it; compare with
+    one host."""
 
     def rest(on: Bed, count: int, seconds: float) -> tuple[float, float, int, list[int]]:
         with on.running(lambda directory: on.job(count, ["idle.py"], directory)) as command:
             command.stamps("start", 0, count, within_s=60)
             time.sleep(3.0)  # whatever follows the start
-            used, woken, began = cpu_s(command.pid), context_switches([command.pid]), time.monotonic()
+            used, woken, began = (
+                cpu_s(command.pid),
+                context_switches([command.pid]),
+                time.monotonic(),
+            )
             time.sleep(seconds)
             passed = time.monotonic() - began
             used, woken = cpu_s(command.pid) - used, context_switches([command.pid]) - woken
             workers = on.workers("idle.py", names(1))
             helpers = [each.pid for each in on.hosts.processes("n1") if each.pid not in workers]
             weight = status_kib(command.pid, "VmRSS")
-            return used / passed * 60, woken / passed, weight, [status_kib(pid, "VmRSS") for pid in helpers]
+            return (
+                used / passed * 60,
+                woken / passed,
+                weight,
+                [status_kib(pid, "VmRSS") for pid in helpers],
+            )
 
     with bed(launcher, MANY) as on:
         _, _, one, _ = rest(on, 1, 0.1)

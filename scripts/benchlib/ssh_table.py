@@ -25,7 +25,8 @@ SSH = (
         rows=(
             Row(
                 key="cpu_per_node",
-                title="launcher's processor time per node, its children's with it: a whole job, 32 hosts less one",
+                title="launcher's processor time per node, its children's with it: a whole job, 32 "
+                "hosts less one",
                 unit="ms",
                 goal="<= 25 ms",
                 reached=lambda row: row["distlaunch"] <= 25,
@@ -39,7 +40,8 @@ SSH = (
         rows=(
             Row(
                 key="first32",
-                title="32 hosts: command to all workers' first instruction (clush, pdsh, ssh: `python3 -c pass` there)",
+                title="32 hosts: command to all workers' first instruction (clush, pdsh, ssh: "
+                "`python3 -c pass` there)",
                 unit="s",
                 goal="<= 1.2x clush",
                 reached=lambda row: row["distlaunch"] <= 1.2 * row["clush"],
@@ -82,7 +84,8 @@ SSH = (
         rows=(
             Row(
                 key="silent",
-                title="link of one of 4 nodes down (`--num-nodes 3:4`) to the others' workers having met again",
+                title="link of one of 4 nodes down (`--num-nodes 3:4`) to the others' workers "
+                "having met again",
                 unit="s",
                 goal="<= 20 s",
                 reached=lambda row: row["distlaunch"] <= 20,
@@ -97,7 +100,8 @@ SSH = (
         rows=(
             Row(
                 key="closed_deaf",
-                title="channel of one of 4 nodes closed to workers having met again, those before deaf to SIGTERM",
+                title="channel of one of 4 nodes closed to workers having met again, those before "
+                "deaf to SIGTERM",
                 unit="s",
                 goal="<= 7 s",
                 reached=lambda row: row["distlaunch"] <= 7,
@@ -127,7 +131,8 @@ SSH = (
         rows=(
             Row(
                 key="lines8",
-                title="600,000 lines of 8 workers, on 8 hosts and on one machine: lines a second after the first start",
+                title="600,000 lines of 8 workers, on 8 hosts and on one machine: lines a second "
+                "after the first start",
                 unit="lines/s",
                 goal="",
                 reached=lambda _: True,

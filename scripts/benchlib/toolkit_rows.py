@@ -1,4 +1,5 @@
-"""What is measured of the toolkit and of whole trainings: `scripts/bench toolkit`, `scripts/bench scaling`."""
+"""What is measured of the toolkit and of whole trainings: `scripts/bench toolkit`, `scripts/bench
+scaling`."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from .rows import Measurement, Row, Sample, Scale, expect
 
 
 def overhead(launcher: Launcher, scale: Scale) -> Sample:
-    """Compare steps within one job, in turns: between two jobs the machine changes more than is to be seen."""
+    """Compare steps within one job, in turns: between two jobs the machine changes more than is to
+    be seen."""
     worker = ["toolkit_steps.py", str(2 * scale.steps)]
     with running(lambda directory: launcher.command(2, worker, directory)) as command:
         expect(command, command.wait(within_s=300), 0)
@@ -35,13 +37,19 @@ def scaling(launcher: Launcher, scale: Scale) -> Sample:
 
 
 def _train(launcher: Launcher, scale: Scale, workers: int) -> tuple[float, float, float]:
-    """Return how long the steps took, and the launcher's part of all processor time: in them, and from its start."""
-    with running(lambda directory: launcher.command(workers, ["scale.py", str(scale.steps)], directory)) as command:
+    """Return how long the steps took, and the launcher's part of all processor time: in them, and
+    from its start."""
+    with running(
+        lambda directory: launcher.command(workers, ["scale.py", str(scale.steps)], directory)
+    ) as command:
         began = command.stamps("began", 0, workers, within_s=120)
         before = _launcher_s(command, workers)
         done = command.stamps("done", 0, workers, within_s=600)
         after = _launcher_s(command, workers)
-        cpu = [sum(command.stamps(name, 0, workers, within_s=1)) / 1e9 for name in ("cpu_before", "cpu_after")]
+        cpu = [
+            sum(command.stamps(name, 0, workers, within_s=1)) / 1e9
+            for name in ("cpu_before", "cpu_after")
+        ]
         Path(command.directory, "looked").touch()
         expect(command, command.wait(within_s=60), 0)
     in_steps = after - before
@@ -55,7 +63,10 @@ def _train(launcher: Launcher, scale: Scale, workers: int) -> tuple[float, float
 def _launcher_s(command: Command, workers: int) -> float:
     """Return the processor time of the launcher and its helpers."""
     pids = command.stamps("pid", 0, workers, within_s=1)
-    return sum(cpu_s(pid) for pid in [command.pid, *(each for each in command.related() if each not in pids)])
+    return sum(
+        cpu_s(pid)
+        for pid in [command.pid, *(each for each in command.related() if each not in pids)]
+    )
 
 
 TOOLKIT = (
@@ -66,7 +77,8 @@ TOOLKIT = (
         rows=(
             Row(
                 key="toolkit_overhead",
-                title="a step with `wrap` and `heartbeat` over one with DDP by hand, 2 workers, 64-128-10",
+                title="a step with `wrap` and `heartbeat` over one with DDP by hand, 2 workers, "
+                "64-128-10",
                 unit="%",
                 goal="< 1 %",
                 reached=lambda row: row["distlaunch"] < 1,

@@ -32,13 +32,20 @@ def allreduce(launcher: Launcher, scale: Scale) -> Sample:
 
     with running(make) as command:
         expect(command, command.wait(within_s=120), 0)
-        return {"warm_allreduce": (max(command.stamps("reduced", 0, 8, within_s=1)) - command.started_ns) / 1e9}
+        return {
+            "warm_allreduce": (
+                max(command.stamps("reduced", 0, 8, within_s=1)) - command.started_ns
+            )
+            / 1e9
+        }
 
 
 def torch_restart(launcher: Launcher, scale: Scale) -> Sample:
-    """Restart a gloo job. torchrun gets 2 workers: with 4 and 8 its restarted groups seldom come up.
+    """Restart a gloo job. torchrun gets 2 workers: with 4 and 8 its restarted groups seldom come
+    up.
 
-    Even with 2 its second attempt may fail; that is counted beside the row, not held against the run.
+    Even with 2 its second attempt may fail; that is counted beside the row, not held against the
+    run.
     """
     workers = 8 if launcher.name == "distlaunch" else 2
 
@@ -55,7 +62,8 @@ def torch_restart(launcher: Launcher, scale: Scale) -> Sample:
         failed = command.stamps("fail", 0, 2, within_s=1, ranks=(1,))[0]
         return {
             "torch_restart_failed": 0,
-            "torch_restart": (max(command.stamps("reduced", 1, workers, within_s=1)) - failed) / 1e9,
+            "torch_restart": (max(command.stamps("reduced", 1, workers, within_s=1)) - failed)
+            / 1e9,
             "torch_restart_pss_mb": max(command.stamps("pss", 1, workers, within_s=1)) * 1024 / 1e6,
         }
 
@@ -64,7 +72,9 @@ def memory(launcher: Launcher, scale: Scale) -> Sample:
     """Weigh 8 torch workers that stand after an all-reduce."""
 
     def make(directory: str) -> tuple[list[str], dict[str, str]]:
-        argv, env = launcher.command(8, ["allreduce_weigh.py"], directory, options=("--preload", "torch"))
+        argv, env = launcher.command(
+            8, ["allreduce_weigh.py"], directory, options=("--preload", "torch")
+        )
         return argv, env
 
     with running(make) as command:
@@ -75,7 +85,9 @@ def memory(launcher: Launcher, scale: Scale) -> Sample:
 
 def plain_restart(launcher: Launcher, scale: Scale) -> Sample:
     def make(directory: str) -> tuple[list[str], dict[str, str]]:
-        return launcher.command(4, ["fail.py"], directory, restarts=1, options=("--preload", "json"))
+        return launcher.command(
+            4, ["fail.py"], directory, restarts=1, options=("--preload", "json")
+        )
 
     with running(make) as command:
         expect(command, command.wait(within_s=60), 0)
@@ -84,11 +96,14 @@ def plain_restart(launcher: Launcher, scale: Scale) -> Sample:
 
 
 def hundred_restarts(launcher: Launcher, scale: Scale) -> Sample:
-    """Restart again and again; weigh the launcher and count its descriptors and helpers early and late."""
+    """Restart again and again; weigh the launcher and count its descriptors and helpers early and
+    late."""
 
     def make(directory: str) -> tuple[list[str], dict[str, str]]:
         worker = ["fail_often.py", str(RESTARTS)]
-        return launcher.command(2, worker, directory, restarts=RESTARTS, options=("--preload", "torch"))
+        return launcher.command(
+            2, worker, directory, restarts=RESTARTS, options=("--preload", "torch")
+        )
 
     def weigh() -> tuple[int, int, int]:
         # What an attempt leaves would be seen in the launcher, its helpers, or as one more process.
@@ -110,7 +125,9 @@ def hundred_restarts(launcher: Launcher, scale: Scale) -> Sample:
             "restarts_helpers_more": late[2] - early[2],
             "restarts_left": len(command.related()),
         }
-        leaks = [key for key, figure in more.items() if figure >= (MEMORY_MIB if "memory" in key else 1)]
+        leaks = [
+            key for key, figure in more.items() if figure >= (MEMORY_MIB if "memory" in key else 1)
+        ]
         return {
             "restarts_each": (max(times) - min(began)) / 1e9 / RESTARTS,
             "restarts_leaks": len(leaks),
@@ -122,11 +139,15 @@ def hang(launcher: Launcher, scale: Scale) -> Sample:
     """Time from the timeout's end to the report that names the stuck rank and its function."""
 
     def make(directory: str) -> tuple[list[str], dict[str, str]]:
-        return launcher.command(4, ["hang.py"], directory, options=("--hang-timeout", str(HANG_TIMEOUT_S)))
+        return launcher.command(
+            4, ["hang.py"], directory, options=("--hang-timeout", str(HANG_TIMEOUT_S))
+        )
 
     with running(make) as command:
         last = max(command.stamps("last", 0, 4, within_s=60))
-        command.until(lambda: " in stuck" in command.errors(), "report that names stuck()", within_s=30)
+        command.until(
+            lambda: " in stuck" in command.errors(), "report that names stuck()", within_s=30
+        )
         named = time.monotonic_ns()
         code = command.wait(within_s=60)
         expect(command, code, 124)
@@ -142,7 +163,9 @@ def no_alarm(launcher: Launcher, scale: Scale) -> Sample:
     seconds = 60 if scale.idle_s >= 10 else 6
 
     def make(directory: str) -> tuple[list[str], dict[str, str]]:
-        return launcher.command(2, ["hang.py", "busy", str(seconds)], directory, options=("--hang-timeout", "2"))
+        return launcher.command(
+            2, ["hang.py", "busy", str(seconds)], directory, options=("--hang-timeout", "2")
+        )
 
     with running(make) as command:
         expect(command, command.wait(within_s=seconds * 2 + 60), 0)
@@ -150,17 +173,23 @@ def no_alarm(launcher: Launcher, scale: Scale) -> Sample:
 
 
 def heartbeat(launcher: Launcher, scale: Scale) -> Sample:
-    """Time one rate-limited call of the helper, in a worker's situation: a pipe that somebody else reads."""
+    """Time one rate-limited call of the helper, in a worker's situation: a pipe that somebody else
+    reads."""
     program = (
         "import os, time, timeit\n"
         "read, write = os.pipe(); os.set_blocking(write, False)\n"
         "os.environ['DISTLAUNCH_PROGRESS_FD'] = str(write)\n"
         "from distlaunch.toolkit import heartbeat\n"
         "heartbeat(step=0, loss=0.5)\n"
-        "print(min(timeit.repeat(lambda: heartbeat(step=1, loss=0.5), number=200000, repeat=5)) / 200000 * 1e6)\n"
+        "print(min(timeit.repeat(lambda: heartbeat(step=1, loss=0.5), number=200000, repeat=5)) / "
+        "200000 * 1e6)\n"
     )
     done = subprocess.run(
-        [f"{launcher.bin}/python", "-c", program], capture_output=True, text=True, check=False, timeout=60
+        [f"{launcher.bin}/python", "-c", program],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
     )
     if done.returncode:
         raise BenchError(done.stderr)
@@ -206,7 +235,8 @@ WARM = (
         rows=(
             Row(
                 key="torch_restart",
-                title="failure to 8 restarted torch workers through an all-reduce, `--preload torch` (torchrun: 2)",
+                title="failure to 8 restarted torch workers through an all-reduce, `--preload "
+                "torch` (torchrun: 2)",
                 unit="s",
                 goal="<= 1 s",
                 reached=lambda row: row["distlaunch"] <= 1,
@@ -220,7 +250,8 @@ WARM = (
         rows=(
             Row(
                 key="plain_restart",
-                title="failure to 4 restarted plain Python workers' first instruction, `--preload json`",
+                title="failure to 4 restarted plain Python workers' first instruction, `--preload "
+                "json`",
                 unit="s",
                 goal="8x faster than torchrun",
                 reached=lambda row: ratio(row, "torchrun") >= 8,
@@ -242,7 +273,8 @@ WARM = (
             ),
             Row(
                 key="restarts_leaks",
-                title="kinds of leak over these: descriptors, helpers, processes left, 2 MiB of memory",
+                title="kinds of leak over these: descriptors, helpers, processes left, 2 MiB of "
+                "memory",
                 unit="",
                 goal="0",
                 reached=lambda row: row["distlaunch"] == 0,
@@ -272,7 +304,8 @@ WARM = (
         rows=(
             Row(
                 key="no_alarm",
-                title="false alarms while workers compute 60 s without output, but with heartbeats (timeout 2 s)",
+                title="false alarms while workers compute 60 s without output, but with heartbeats "
+                "(timeout 2 s)",
                 unit="",
                 goal="0",
                 reached=lambda row: row["distlaunch"] == 0,

@@ -1,1 +1,2 @@
-"""What ``scripts/chaos`` is made of: ``processes`` harms jobs of one machine, ``several`` those of several hosts."""
+"""What ``scripts/chaos`` is made of: ``processes`` harms jobs of one machine, ``several`` those of
+several hosts."""

@@ -1,8 +1,10 @@
-"""Kill -9 the launcher, its spawner or a worker at random instants, again and again: nothing of the job may stay.
+"""Kill -9 the launcher, its spawner or a worker at random instants, again and again: nothing of the
+job may stay.
 
-Proof is a FIFO that every worker opens and all its descendants inherit: its reader sees the end when the last of them
-is gone. Processes that have not come so far as to open it are found by its path in their environment. Neither the
-launcher's cookie nor a name has part in it. On a failure the seed, the round and what still runs are printed.
+Proof is a FIFO that every worker opens and all its descendants inherit: its reader sees the end
+when the last of them is gone. Processes that have not come so far as to open it are found by its
+path in their environment. Neither the launcher's cookie nor a name has part in it. On a failure the
+seed, the round and what still runs are printed.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ GRACE_S = 0.5
 BOUND_S = GRACE_S + 5.0
 SPAWNER, WATCHER = "dl-spawner", "dl-watcher"
 PAIRS = tuple(
-    f"{first} and {second}" for first, second in itertools.permutations(("launcher", "spawner", "watcher"), 2)
+    f"{first} and {second}"
+    for first, second in itertools.permutations(("launcher", "spawner", "watcher"), 2)
 )
 VICTIMS = ("launcher", "launcher's group", "spawner", "worker", "watcher", *PAIRS)
 WORKER = f"""
@@ -93,7 +96,8 @@ def has_in_environment(pid: int | str, text: str) -> bool:
 
 
 def workers_of(spawner: int, fifo: str) -> list[int]:
-    """List the workers: what daemons have left to the spawner has lost its environment, the warm server has no rank."""
+    """List the workers: what daemons have left to the spawner has lost its environment, the warm
+    server has no rank."""
     found = []
     for pid in children_of(spawner):
         with suppress(OSError):
@@ -102,7 +106,9 @@ def workers_of(spawner: int, fifo: str) -> list[int]:
     return found
 
 
-def find_victim(kind: str, launcher: subprocess.Popen[bytes], fifo: str, dice: random.Random) -> int | None:
+def find_victim(
+    kind: str, launcher: subprocess.Popen[bytes], fifo: str, dice: random.Random
+) -> int | None:
     """Give the pid to kill once it exists; None if the launcher ends before."""
     while launcher.poll() is None:
         if kind.startswith("launcher"):
@@ -122,7 +128,8 @@ def find_victim(kind: str, launcher: subprocess.Popen[bytes], fifo: str, dice: r
 
 
 def related_to(fifo: str) -> dict[int, str]:
-    """Find what has the FIFO open or its path in its environment; give pids with state and command line."""
+    """Find what has the FIFO open or its path in its environment; give pids with state and command
+    line."""
     found = {}
     for name in filter(str.isdigit, os.listdir("/proc")):
         if int(name) == os.getpid():
@@ -142,7 +149,8 @@ def related_to(fifo: str) -> dict[int, str]:
 
 
 def await_end(reader: int, fifo: str) -> bool:
-    """Wait until nothing of the job is left; tell whether a worker had come so far as to open the FIFO."""
+    """Wait until nothing of the job is left; tell whether a worker had come so far as to open the
+    FIFO."""
     deadline = time.monotonic() + BOUND_S
     opened = False
     quiet = 0
@@ -168,7 +176,8 @@ def await_end(reader: int, fifo: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """Who is killed when: ``delay_s`` after its own start, or (not in the phase "starting") the first worker's."""
+    """Who is killed when: ``delay_s`` after its own start, or (not in the phase "starting") the
+    first worker's."""
 
     kind: str
     phase: str
@@ -178,25 +187,36 @@ class Round:
     def draw(dice: random.Random, max_delay_s: float, victim: str | None) -> Round:
         """Throw the dice."""
         kind = victim or dice.choice(VICTIMS)
-        phase = dice.choice(("starting", "running") if kind == "worker" else ("starting", "running", "restarting"))
+        phase = dice.choice(
+            ("starting", "running") if kind == "worker" else ("starting", "running", "restarting")
+        )
         share = {"starting": 1.0, "running": 0.2, "restarting": 4.0}[phase]
         return Round(kind=kind, phase=phase, delay_s=dice.uniform(0, max_delay_s * share))
 
     def __str__(self) -> str:
         since = "its" if self.phase == "starting" else "the first worker's"
-        return f"kill -9 of the {self.kind} while {self.phase}, {self.delay_s * 1000:.1f} ms after {since} start"
+        return (
+            f"kill -9 of the {self.kind} while {self.phase}, {self.delay_s * 1000:.1f} ms after "
+            f"{since} start"
+        )
 
 
-def kill_once(chosen: Round, folder: str, dice: random.Random, workers: int, preload: str | None) -> str:
+def kill_once(
+    chosen: Round, folder: str, dice: random.Random, workers: int, preload: str | None
+) -> str:
     """Start a job, kill, and check; give what was seen, in words. Raises ChaosError."""
     kind = chosen.kind
     fifo = os.path.join(folder, "fifo")
     os.mkfifo(fifo)
     reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
     environment = {
-        "PATH": os.environ.get("PATH", os.defpath), "HOME": folder, "LANG": "C.UTF-8", VARIABLE: fifo,
-        "XDG_STATE_HOME": folder, "XDG_RUNTIME_DIR": folder,
-    }  # fmt: skip
+        "PATH": os.environ.get("PATH", os.defpath),
+        "HOME": folder,
+        "LANG": "C.UTF-8",
+        VARIABLE: fifo,
+        "XDG_STATE_HOME": folder,
+        "XDG_RUNTIME_DIR": folder,
+    }
     options = [
         "--num-procs",
         str(workers),
@@ -218,8 +238,13 @@ def kill_once(chosen: Round, folder: str, dice: random.Random, workers: int, pre
     with open(os.path.join(folder, "screen"), "w+b") as screen:
         launcher = subprocess.Popen(
             [sys.executable, "-m", "distlaunch", "train", *options, *program],
-            env=environment, cwd=folder, stdin=subprocess.DEVNULL, stdout=screen, stderr=screen, start_new_session=True,
-        )  # fmt: skip
+            env=environment,
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=screen,
+            stderr=screen,
+            start_new_session=True,
+        )
         try:
             first, _, second = kind.partition(" and ")
             if second:  # both are there, whoever is killed first
@@ -238,7 +263,9 @@ def kill_once(chosen: Round, folder: str, dice: random.Random, workers: int, pre
                     victim = None
             if second and other is not None:
                 time.sleep(dice.choice((0.0, dice.uniform(0, GRACE_S))))
-                with suppress(ProcessLookupError):  # the first took it along; the launcher is not reaped yet
+                with suppress(
+                    ProcessLookupError
+                ):  # the first took it along; the launcher is not reaped yet
                     os.kill(other, signal.SIGKILL)
             if kind == "watcher" and launcher.poll() is None:  # the job goes on
                 launcher.terminate()
@@ -255,7 +282,10 @@ def kill_once(chosen: Round, folder: str, dice: random.Random, workers: int, pre
             screen.seek(0)
             if victim is None or code not in expected:
                 text = screen.read().decode(errors="replace")
-                raise ChaosError(f"the launcher ended with {code}, not {expected[0]}; its last words:\n{text[-3000:]}")
+                raise ChaosError(
+                    f"the launcher ended with {code}, not {expected[0]}; its last "
+                    f"words:\n{text[-3000:]}"
+                )
         finally:
             if launcher.poll() is None:
                 launcher.kill()
@@ -274,7 +304,9 @@ def play(options: argparse.Namespace, seed: int) -> int:
     for number in range(options.kills):
         chosen = Round.draw(dice, options.max_delay / 1000, options.victim)
         try:
-            with tempfile.TemporaryDirectory(prefix="distlaunch-chaos-", ignore_cleanup_errors=True) as folder:
+            with tempfile.TemporaryDirectory(
+                prefix="distlaunch-chaos-", ignore_cleanup_errors=True
+            ) as folder:
                 outcome = kill_once(chosen, folder, dice, options.workers, options.preload)
         except ChaosError as failure:
             print(f"chaos: round {number}: {chosen}: {failure}")

@@ -1,4 +1,5 @@
-"""A round of chaos on hosts, as it is drawn: which job, what goes wrong with what and when, and what may come of it."""
+"""A round of chaos on hosts, as it is drawn: which job, what goes wrong with what and when, and
+what may come of it."""
 
 from __future__ import annotations
 
@@ -23,7 +24,9 @@ JOIN_S = 20.0
 LAUNCHER = "head"
 """Where it is if it is not on a host that trains."""
 
-Place = Literal["launcher", "agent", "spawner", "worker", "sessions", "sshd", "host", "network", "disk"]
+Place = Literal[
+    "launcher", "agent", "spawner", "worker", "sessions", "sshd", "host", "network", "disk"
+]
 Moment = Literal["connecting", "running", "restarting", "ending"]
 
 
@@ -53,7 +56,9 @@ def _passing(name: str, what: Place, least_s: float, most_s: float) -> Fault:
 
 
 def _silent(name: str, what: Place, *, wipes: bool = False) -> Fault:
-    return Fault(name=name, what=what, noticed_s=SILENCE_S, lasts_s=(16.0, 22.0), loses=True, wipes=wipes)
+    return Fault(
+        name=name, what=what, noticed_s=SILENCE_S, lasts_s=(16.0, 22.0), loses=True, wipes=wipes
+    )
 
 
 FAULTS: Sequence[Fault] = (
@@ -135,14 +140,22 @@ class Round:
                 elastic=True,
                 restarts=3,
             ),
-            Shape(name="spare", options=("--spares", "1", "--max-restarts", "3"), elastic=True, restarts=3, spares=1),
+            Shape(
+                name="spare",
+                options=("--spares", "1", "--max-restarts", "3"),
+                elastic=True,
+                restarts=3,
+                spares=1,
+            ),
         )
         shape = dice.choice(shapes)
         launcher_on = dice.choice((LAUNCHER, LAUNCHER, hosts[0]))
         fault = dice.choice([fault for fault in FAULTS if only is None or only in fault.name])
         moments: tuple[Moment, ...] = ("connecting", "running", "running", "ending")
         moment = dice.choice((*moments, "restarting") if shape.restarts else moments)
-        host = dice.choice(hosts[1:] if launcher_on != LAUNCHER and fault.hits_whole_host else hosts)
+        host = dice.choice(
+            hosts[1:] if launcher_on != LAUNCHER and fault.hits_whole_host else hosts
+        )
         second = None
         if shape.name == "elastic" and fault.loses and not fault.noticed_s and dice.random() < 0.5:
             others = [name for name in hosts if name != host]
@@ -157,7 +170,9 @@ class Round:
             launcher_on=launcher_on,
             standing_by=tuple(hosts[count - shape.spares :]),
             moment=moment,
-            delay_s=dice.uniform(0.0, {"connecting": 1.5, "running": 1.0, "restarting": 1.5, "ending": 0.3}[moment]),
+            delay_s=dice.uniform(
+                0.0, {"connecting": 1.5, "running": 1.0, "restarting": 1.5, "ending": 0.3}[moment]
+            ),
             lasts_s=dice.uniform(*fault.lasts_s),
             checks_before_healing=fault.noticed_s > 0 and dice.random() < 0.5,
             fails_after=shape.restarts > 0 and dice.random() < 0.3,
@@ -172,9 +187,16 @@ class Round:
             if self.fault.name in ("kill -9 launcher", "STOP launcher", "launcher's disk full")
             else f" on {self.host}"
         )
-        second = f", and of the agent on {self.second[0]} {self.second[1]:.2f} s later" if self.second else ""
+        second = (
+            f", and of the agent on {self.second[0]} {self.second[1]:.2f} s later"
+            if self.second
+            else ""
+        )
         job = f"{self.shape.name}{'' if self.launcher_on == LAUNCHER else ' from ' + self.launcher_on}, {how}{words}"
-        return f"{job}: {self.fault.name}{where}{lasts} {self.delay_s:.3f} s into {self.moment}{second}"
+        return (
+            f"{job}: {self.fault.name}{where}{lasts} {self.delay_s:.3f} s into "
+            f"{self.moment}{second}"
+        )
 
     # --- what may come of it
 
@@ -185,7 +207,8 @@ class Round:
 
     @property
     def is_certain(self) -> bool:
-        """Tell whether the fault hits a job that runs, and so shows: else it may have come too early or too late."""
+        """Tell whether the fault hits a job that runs, and so shows: else it may have come too
+        early or too late."""
         return self.moment == "running"
 
     def may_go_on(self) -> bool:
@@ -195,7 +218,11 @@ class Round:
             return False
         if not self.is_certain or not self.hits_trainer:
             return True
-        ends = fault.loses or (fault.what == "worker" and not fault.lasts_s[1]) or self.has_launcher_asleep
+        ends = (
+            fault.loses
+            or (fault.what == "worker" and not fault.lasts_s[1])
+            or self.has_launcher_asleep
+        )
         return not ends or shape.restarts > 0 or (shape.elastic and fault.what != "worker")
 
     def may_end_with(self) -> set[int]:
@@ -232,6 +259,8 @@ class Round:
             bound_s += self.second[1] + GRACE_S + END_S
         if not self.is_certain:
             bound_s += WAIT_S
-        if self.fault.lasts_s[1] and (not self.fault.loses or not self.shape.elastic or self.has_launcher_asleep):
+        if self.fault.lasts_s[1] and (
+            not self.fault.loses or not self.shape.elastic or self.has_launcher_asleep
+        ):
             bound_s = max(bound_s, self.lasts_s + END_S + RETRY_S)
         return bound_s

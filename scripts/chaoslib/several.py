@@ -1,4 +1,5 @@
-"""Chaos on several hosts: rounds on test beds beside each other, the jobs that must not notice, and the sums."""
+"""Chaos on several hosts: rounds on test beds beside each other, the jobs that must not notice, and
+the sums."""
 
 from __future__ import annotations
 
@@ -51,7 +52,11 @@ class Neighbour:
         )
         neighbour = Neighbour(host, launcher, place)
         deadline = time.monotonic() + UP_S
-        while neighbour.step < 1 or not {"1000", "1001", "1002"} <= {  # the last that a worker has started
+        while neighbour.step < 1 or not {
+            "1000",
+            "1001",
+            "1002",
+        } <= {  # the last that a worker has started
             process.argv[-1] for process in hosts.processes(host) if process.pid not in before
         }:
             if time.monotonic() > deadline:
@@ -96,7 +101,12 @@ class Bed:
         place = f"{self.hosts.shared}/round-{number}"
         job = start(self.hosts, chosen, place, self.innocent)
         trial = Trial(job, chosen, dice)
-        told: dict[str, Any] = {"round": number, "what": str(chosen), "fault": chosen.fault.name, "miss": None}
+        told: dict[str, Any] = {
+            "round": number,
+            "what": str(chosen),
+            "fault": chosen.fault.name,
+            "miss": None,
+        }
         told["kind"] = _kind(chosen)
         try:
             told["outcome"] = trial.run()
@@ -117,11 +127,34 @@ class Bed:
     def _transcript(trial: Trial) -> str:
         job = trial.job
         trial.note("missed")
-        events = "".join(f"  {event}\n" for kind in ("node_joined", "node_lost", "node_unreachable", "composed",
-                         "attempt_started", "workers_started", "failure", "restarting", "fault", "job_ended")
-                         for event in job.events(kind))  # fmt: skip
+        events = "".join(
+            f"  {event}\n"
+            for kind in (
+                "node_joined",
+                "node_lost",
+                "node_unreachable",
+                "composed",
+                "attempt_started",
+                "workers_started",
+                "failure",
+                "restarting",
+                "fault",
+                "job_ended",
+            )
+            for event in job.events(kind)
+        )
         left = "\n".join(job.left())
-        return "\n".join([*trial.story, "--- screen", job.screen()[-6000:], "--- events", events, "--- left", left])
+        return "\n".join(
+            [
+                *trial.story,
+                "--- screen",
+                job.screen()[-6000:],
+                "--- events",
+                events,
+                "--- left",
+                left,
+            ]
+        )
 
 
 def _play_all(options: argparse.Namespace, seed: int, numbers: Sequence[int], told: Any) -> None:
@@ -151,7 +184,9 @@ def play(options: argparse.Namespace, seed: int) -> int:
     context = multiprocessing.get_context("fork")
     told: Any = context.Queue()
     beds = [
-        context.Process(target=_play_all, args=(options, seed, numbers[index :: options.beds], told))
+        context.Process(
+            target=_play_all, args=(options, seed, numbers[index :: options.beds], told)
+        )
         for index in range(min(options.beds, len(numbers)))
     ]
     for bed in beds:
@@ -172,12 +207,18 @@ def play(options: argparse.Namespace, seed: int) -> int:
 
 
 def _show(result: dict[str, Any], seed: int, options: argparse.Namespace) -> None:
-    print(f"{result['round']:4} {result['what']}: {result['outcome']} after {result['settled_s']:.1f} s", flush=True)
+    print(
+        f"{result['round']:4} {result['what']}: {result['outcome']} after "
+        f"{result['settled_s']:.1f} s",
+        flush=True,
+    )
     if result["miss"] is not None:
         print(f"chaos: MISSED: {result['miss']}\n{result['transcript']}")
         only = f" --only '{options.only}'" if options.only else ""
         print(
-            f"chaos: repeat it with --hosts {options.hosts} --seed {seed} --round {result['round']}{only}", flush=True
+            f"chaos: repeat it with --hosts {options.hosts} --seed {seed} --round "
+            f"{result['round']}{only}",
+            flush=True,
         )
 
 
@@ -187,20 +228,32 @@ def _sum_up(results: Sequence[dict[str, Any]], wanted: int, seed: int) -> int:
         seen[result["fault"], result["outcome"]].append(result["settled_s"])
     print("\ncount  fault, outcome, seconds from the fault to it (median, most)")
     for (fault, outcome), times in sorted(seen.items()):
-        print(f"{len(times):5}  {fault}: {outcome}, {sorted(times)[len(times) // 2]:.1f}, {max(times):.1f}")
+        print(
+            f"{len(times):5}  {fault}: {outcome}, {sorted(times)[len(times) // 2]:.1f}, "
+            f"{max(times):.1f}"
+        )
     for kind in sorted({result["kind"] for result in results} - {""}):
-        times = sorted(result["settled_s"] for result in results if result["kind"] == kind and result["miss"] is None)
+        times = sorted(
+            result["settled_s"]
+            for result in results
+            if result["kind"] == kind and result["miss"] is None
+        )
         if times:
             middle, most = times[len(times) // 2], times[-1]
-            print(f"{kind}: re-formed after {middle:.1f} s, at most {most:.1f} s ({len(times)} times)")
+            print(
+                f"{kind}: re-formed after {middle:.1f} s, at most {most:.1f} s ({len(times)} times)"
+            )
     missed = sum(result["miss"] is not None for result in results)
     kinds = len({fault.name for fault in FAULTS})
-    print(f"chaos: {len(results)} of {wanted} faults of {kinds} kinds, {missed} missed (seed {seed})")
+    print(
+        f"chaos: {len(results)} of {wanted} faults of {kinds} kinds, {missed} missed (seed {seed})"
+    )
     return 1 if missed or len(results) < wanted else 0
 
 
 def _kind(chosen: Round) -> str:
-    """Name the row of the table of what is to be reached to which a re-forming belongs, if to any."""
+    """Name the row of the table of what is to be reached to which a re-forming belongs, if to
+    any."""
     fault = chosen.fault
     if not (fault.loses and chosen.shape.elastic and chosen.is_certain and chosen.hits_trainer):
         return ""

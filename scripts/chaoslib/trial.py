@@ -1,4 +1,5 @@
-"""One round of chaos on a test bed: a job is started, harmed, mended and looked at; ``Miss`` says what was not kept."""
+"""One round of chaos on a test bed: a job is started, harmed, mended and looked at; ``Miss`` says
+what was not kept."""
 
 from __future__ import annotations
 
@@ -84,7 +85,9 @@ class Job:
     def events(self, kind: str) -> list[dict[str, object]]:
         """Give what ``events.jsonl`` has of one kind."""
         logs = f"{self.place}/logs"
-        names = [name for name in (os.listdir(logs) if os.path.isdir(logs) else ()) if name != "latest"]
+        names = [
+            name for name in (os.listdir(logs) if os.path.isdir(logs) else ()) if name != "latest"
+        ]
         found = []
         for name in names:
             with suppress(OSError), open(f"{logs}/{name}/events.jsonl", "rb") as file:
@@ -102,14 +105,20 @@ class Job:
 
     def processes(self, host: str) -> list[Process]:
         """List the job's processes on a host."""
-        return [process for process in self.hosts.processes(host) if process.pid not in self.innocent]
+        return [
+            process for process in self.hosts.processes(host) if process.pid not in self.innocent
+        ]
 
     def find(self, host: str, what: str) -> list[int]:
         """Find the agent, spawner or workers of a host."""
         if what == "worker":
             found = [process.pid for process in self.processes(host) if PROGRAM in process.argv]
             return [pid for pid in found if pid != self.launcher.pid and name_of(pid) != "dl-warm"]
-        return [process.pid for process in self.processes(host) if process.argv[0].startswith(f"dl-{what}")]
+        return [
+            process.pid
+            for process in self.processes(host)
+            if process.argv[0].startswith(f"dl-{what}")
+        ]
 
     def left(self) -> list[str]:
         """Name what runs on any host."""
@@ -277,9 +286,16 @@ class Trial:
                 self.note(f"ended with {code}")
                 self._judge_code(code)
                 return f"ended with {code}"
-            over = self._mended is not None and time.monotonic() > self._harmed + fault.noticed_s + NOTED_S
+            over = (
+                self._mended is not None
+                and time.monotonic() > self._harmed + fault.noticed_s + NOTED_S
+            )
             losses = 2 if chosen.second is not None else 1
-            if shows and len(job.events("node_lost")) >= losses and (not chosen.hits_trainer or job.attempt() > before):
+            if (
+                shows
+                and len(job.events("node_lost")) >= losses
+                and (not chosen.hits_trainer or job.attempt() > before)
+            ):
                 over = True
             elif shows:
                 over = False
@@ -289,7 +305,8 @@ class Trial:
                 break
             if time.monotonic() > deadline:
                 raise Miss(
-                    f"{chosen.bound_s:.0f} s + {SLACK_S:.0f} s after the fault the job neither goes on nor has ended"
+                    f"{chosen.bound_s:.0f} s + {SLACK_S:.0f} s after the fault the job neither "
+                    "goes on nor has ended"
                 )
             time.sleep(0.02)
         self.settled_s = time.monotonic() - self._harmed
@@ -301,11 +318,15 @@ class Trial:
     def _judge_code(self, code: int) -> None:
         chosen, screen = self.chosen, self.job.screen()
         told_enough = chosen.moment == "ending"
-        allowed = chosen.may_end_with() | ({0} if told_enough and not chosen.kills_launcher else set())
+        allowed = chosen.may_end_with() | (
+            {0} if told_enough and not chosen.kills_launcher else set()
+        )
         if told_enough and chosen.kills_launcher:
             allowed |= {0}
         if code not in allowed:
-            raise Miss(f"the launcher ended with {code}, not with one of {sorted(allowed) or 'none'}")
+            raise Miss(
+                f"the launcher ended with {code}, not with one of {sorted(allowed) or 'none'}"
+            )
         if "Traceback" in screen:
             raise Miss("the launcher shows a traceback")
 
@@ -344,11 +365,15 @@ class Trial:
             before = job.attempt()
             job.say("fail")
             self._wait(lambda: job.attempt() > before, "another attempt after a failure", UP_S)
-            self.note(f"failed, attempt {job.attempt()} is up on {len(job.told(job.attempt()))} hosts")
+            self.note(
+                f"failed, attempt {job.attempt()} is up on {len(job.told(job.attempt()))} hosts"
+            )
         step = job.step
         self._wait(lambda: job.step > step + 3, "steps after all is mended", UP_S)
         job.say("enough")
-        self._wait(lambda: job.launcher.poll() is not None, "the end of a job that has enough", UP_S)
+        self._wait(
+            lambda: job.launcher.poll() is not None, "the end of a job that has enough", UP_S
+        )
         self.note(f"ended with {job.launcher.poll()}")
         if job.launcher.poll() != 0:
             raise Miss(f"the launcher ended with {job.launcher.poll()} though all is mended")
@@ -359,7 +384,9 @@ class Trial:
         deadline = time.monotonic() + within_s
         while not condition():
             if self.job.launcher.poll() is not None and "end of" not in what:
-                raise Miss(f"waiting for {what}: the launcher ended with {self.job.launcher.poll()}")
+                raise Miss(
+                    f"waiting for {what}: the launcher ended with {self.job.launcher.poll()}"
+                )
             if time.monotonic() > deadline:
                 raise Miss(f"waited {within_s} s in vain for {what}")
             time.sleep(0.02)
@@ -374,7 +401,9 @@ class Trial:
         self.note("nothing runs any more")
         for host in job.hosts.layout:
             files = folders_of_ours(job.hosts, host)
-            if files and self.chosen.fault.wipes and host == self.chosen.host:  # nobody was left to remove them
+            if (
+                files and self.chosen.fault.wipes and host == self.chosen.host
+            ):  # nobody was left to remove them
                 job.hosts.run(host, "rm", "-rf", *files)
             elif files:
                 raise Miss(f"{host} keeps {files}")

@@ -1,7 +1,8 @@
-"""Find the differences between two observations, and judge them by a table: what is not in it is a failure.
+"""Find the differences between two observations, and judge them by a table: what is not in it is a
+failure.
 
-A rule is about the whole text of a difference, and about the command lines that may show it: the same text in another
-case is not known.
+A rule is about the whole text of a difference, and about the command lines that may show it: the
+same text in another case is not known.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ Verdict = Literal["better", "different"]
 
 
 class Rule(NamedTuple):
-    """A known difference: a pattern of its whole text, what it is called in the report, the verdict, and why.
+    """A known difference: a pattern of its whole text, what it is called in the report, the
+    verdict, and why.
 
     A pattern by case holds for these alone, one pattern for all.
     """
@@ -38,19 +40,28 @@ class Rule(NamedTuple):
 
 
 _ONE_WORKER = (
-    "script alone", "PET variable and option", "the script's short options", "dashes after the script",
+    "script alone",
+    "PET variable and option",
+    "the script's short options",
+    "dashes after the script",
     "two pairs of dashes after the script",
-    "spaces and letters", "dollars", "stdin, one worker",
-)  # fmt: skip
+    "spaces and letters",
+    "dollars",
+    "stdin, one worker",
+)
 _PET = {
     case.name: "|".join(f"-{name}" for name in case.env if name.startswith("PET_"))
     for case in CASES
     if any(name.startswith("PET_") for name in case.env)
 }
 _OUR_VARIABLES = (
-    r"ATTEMPT: [01]", r"BACKEND: pytorch-ddp", r"COOKIE: [0-9a-f]{16}", r"JOB_ID: (\(a unique id\)|[\w-]+_[0-9a-f]{8})",
-    r"PROGRESS_FD: 100", r"RUN_DIR: \{here\}/[\w/.-]+",
-)  # fmt: skip
+    r"ATTEMPT: [01]",
+    r"BACKEND: pytorch-ddp",
+    r"COOKIE: [0-9a-f]{16}",
+    r"JOB_ID: (\(a unique id\)|[\w-]+_[0-9a-f]{8})",
+    r"PROGRESS_FD: 100",
+    r"RUN_DIR: \{here\}/[\w/.-]+",
+)
 _BESIDE = r"\.distlaunch-run|events\.jsonl|plan-0\.json|latest"
 _LOGS = r"files: \+attempt_0/{0}/std{1}\.log"
 
@@ -63,7 +74,8 @@ RULES: tuple[Rule, ...] = (
         },
         "exit code of a failed job",
         "better",
-        "The worker's own code (128 + N for signal N), where torchrun exits with 1 whatever happened.",
+        "The worker's own code (128 + N for signal N), where torchrun exits with 1 whatever "
+        "happened.",
     ),
     Rule(
         dict.fromkeys(("no such script", "no such number", "no GPU"), r"exit code 1 -> 2"),
@@ -72,14 +84,21 @@ RULES: tuple[Rule, ...] = (
         "2 with one line that says what is wrong, before anything is started.",
     ),
     Rule(
-        {"beginnings of our names": r"exit code 2 -> 0", "rank maps of two digits": r"exit code 1 -> 0"},
+        {
+            "beginnings of our names": r"exit code 2 -> 0",
+            "rank maps of two digits": r"exit code 1 -> 0",
+        },
         "a command line that torchrun refuses",
         "better",
-        "Options of the script that look like the beginning of torchrun's, local ranks of two digits, values that PET_ "
+        "Options of the script that look like the beginning of torchrun's, local ranks of two "
+        "digits, values that PET_ "
         "variables may have, and beginnings of names that only differ in dash and underscore.",
     ),
     Rule(
-        {"beginnings of our names": r"worker 0-0 only here", "rank maps of two digits": r"worker 0-[01] only here"},
+        {
+            "beginnings of our names": r"worker 0-0 only here",
+            "rank maps of two digits": r"worker 0-[01] only here",
+        },
         "workers that torchrun does not start",
         "better",
         "Follows from the lines that torchrun refuses.",
@@ -87,29 +106,37 @@ RULES: tuple[Rule, ...] = (
     Rule(
         {
             "beginnings of our names": r"std(out|err): \['\1 0'\] only here \(refused there\)",
-            "rank maps of two digits": r"std(out|err): \['\1 0', '\1 1'\] only here \(refused there\)",
+            "rank maps of two digits": r"std(out|err): \['\1 0', '\1 1'\] only here \(refused "
+            r"there\)",
         },
         "output of those",
         "better",
         "As above.",
     ),
     Rule(
-        {"dollars": re.escape("argv: ['probe.py', '$x', '0'] -> ['probe.py', '$$x', '$local_rank']")},
+        {
+            "dollars": re.escape(
+                "argv: ['probe.py', '$x', '0'] -> ['probe.py', '$$x', '$local_rank']"
+            )
+        },
         "dollars in the script's arguments",
         "better",
-        "`$$` and `$local_rank` reach the script as they are; `${local_rank}` is the local rank, as under torchrun.",
+        "`$$` and `$local_rank` reach the script as they are; `${local_rank}` is the local rank, "
+        "as under torchrun.",
     ),
     Rule(
         rf"\+NODE_RANK: 0|\+DISTLAUNCH_({'|'.join(_OUR_VARIABLES)})",
         "variables that torchrun does not set",
         "better",
-        "NODE_RANK, which scripts written for other launchers read, and what a worker may know of its job.",
+        "NODE_RANK, which scripts written for other launchers read, and what a worker may know of "
+        "its job.",
     ),
     Rule(
         r"\+PYTHONUNBUFFERED: 1",
         "PYTHONUNBUFFERED=1 in place of `python -u`",
         "better",
-        "The same for the worker; processes that it starts do not keep lines back either. A value of yours is kept.",
+        "The same for the worker; processes that it starts do not keep lines back either. A value "
+        "of yours is kept.",
     ),
     Rule(
         r"\+CUDA_DEVICE_ORDER: PCI_BUS_ID",
@@ -122,7 +149,8 @@ RULES: tuple[Rule, ...] = (
         | dict.fromkeys(_ONE_WORKER, r"\+OMP_NUM_THREADS: [1-9]\d*"),
         "OMP_NUM_THREADS",
         "better",
-        "The worker's share of the CPUs that it may really use, also for a single worker; torchrun sets 1, or leaves "
+        "The worker's share of the CPUs that it may really use, also for a single worker; torchrun "
+        "sets 1, or leaves "
         "the threads of a single worker to what the whole machine has. A value of yours is kept.",
     ),
     Rule(
@@ -135,7 +163,8 @@ RULES: tuple[Rule, ...] = (
         _PET,
         "PET_ variables",
         "better",
-        "They are the launcher's options, and do not reach workers: a torchrun within a worker would take them.",
+        "They are the launcher's options, and do not reach workers: a torchrun within a worker "
+        "would take them.",
     ),
     Rule(
         r"~MASTER_ADDR: localhost -> 127\.0\.0\.1",
@@ -147,9 +176,12 @@ RULES: tuple[Rule, ...] = (
         r"~TORCHELASTIC_USE_AGENT_STORE: True -> False",
         "TORCHELASTIC_USE_AGENT_STORE",
         "different",
-        "Rank 0 is the store's server, on a port that is held for it; under torchrun the launcher serves it, "
-        "and has torch loaded for that. `env://` and `tcp://` work alike; but the store ends with rank 0, as under "
-        "mpirun and srun: workers that still need it then should meet in a barrier before rank 0 ends.",
+        "Rank 0 is the store's server, on a port that is held for it; under torchrun the launcher "
+        "serves it, "
+        "and has torch loaded for that. `env://` and `tcp://` work alike; but the store ends with "
+        "rank 0, as under "
+        "mpirun and srun: workers that still need it then should meet in a barrier before rank 0 "
+        "ends.",
     ),
     Rule(
         {case.name: r"~TORCHELASTIC_RUN_ID: none -> \(a unique id\)" for case in CASES}
@@ -193,10 +225,13 @@ RULES: tuple[Rule, ...] = (
         "It begins with --rdzv-id where there is one, also with --standalone.",
     ),
     Rule(
-        dict.fromkeys(("no python, local rank in the arguments", "run path"), r"unbuffered: False -> True"),
+        dict.fromkeys(
+            ("no python, local rank in the arguments", "run path"), r"unbuffered: False -> True"
+        ),
         "output of programs and of --run-path",
         "better",
-        "Python that a program starts, and a script under --run-path, keep no lines back, like any other script.",
+        "Python that a program starts, and a script under --run-path, keep no lines back, like any "
+        "other script.",
     ),
     Rule(
         r"~TORCHELASTIC_ERROR_FILE: (logs/.*/error\.json) -> \{here\}/\1",
@@ -208,7 +243,8 @@ RULES: tuple[Rule, ...] = (
         r"std(out|err): \[.*\] torn there",
         "lines of two workers in one",
         "better",
-        "Lines without a prefix are not torn by another worker's either. (Seen now and then, with any command line.)",
+        "Lines without a prefix are not torn by another worker's either. (Seen now and then, with "
+        "any command line.)",
         by_chance=True,
     ),
 )
@@ -226,14 +262,21 @@ def differences(there: Seen, here: Seen) -> Iterator[str]:
             yield f"worker {name} only here"
         else:
             yield from _of_worker(there.workers[name], here.workers[name])
-    for stream, before, after in (("stdout", there.stdout, here.stdout), ("stderr", there.stderr, here.stderr)):
+    for stream, before, after in (
+        ("stdout", there.stdout, here.stdout),
+        ("stderr", there.stderr, here.stderr),
+    ):
         if before != after:
             if refused and not before:
                 yield f"{stream}: {_few(after)} only here (refused there)"
-            elif Counter("".join((before - after).elements())) == Counter("".join((after - before).elements())):
+            elif Counter("".join((before - after).elements())) == Counter(
+                "".join((after - before).elements())
+            ):
                 yield f"{stream}: {_few(before - after)} torn there"
             else:
-                yield f"{stream}: only there {_few(before - after)}, only here {_few(after - before)}"
+                yield (
+                    f"{stream}: only there {_few(before - after)}, only here {_few(after - before)}"
+                )
     for name in sorted(there.files.keys() | here.files.keys()):
         if name not in there.files:
             yield f"files: +{name}"

@@ -1,4 +1,5 @@
-"""Run one command line under one launcher and put down what it did, without what differs by chance."""
+"""Run one command line under one launcher and put down what it did, without what differs by
+chance."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ _OURS = re.compile(r"^(?:\[\w+\]:|<[^>]*> )?(?:out|err) \d")
 
 
 class Seen(NamedTuple):
-    """What one command did: ``workers`` by ``attempt-rank``, ``files`` by place in the job's folder."""
+    """What one command did: ``workers`` by ``attempt-rank``, ``files`` by place in the job's
+    folder."""
 
     exit_code: int
     workers: dict[str, dict[str, Any]]
@@ -44,8 +46,16 @@ def observe(case: Case, launcher: list[str]) -> Seen:
         def put_in(text: str) -> str:
             return text.replace("{port}", port).replace("{here}", scratch)
 
-        env = {"PATH": os.path.dirname(sys.executable) + ":" + os.environ.get("PATH", os.defpath), "HOME": scratch}
-        env |= {"LANG": "C.UTF-8", "TMPDIR": f"{scratch}/temporary", "PROBE_OUT": f"{scratch}/out", "PROBE_DO": case.do}
+        env = {
+            "PATH": os.path.dirname(sys.executable) + ":" + os.environ.get("PATH", os.defpath),
+            "HOME": scratch,
+        }
+        env |= {
+            "LANG": "C.UTF-8",
+            "TMPDIR": f"{scratch}/temporary",
+            "PROBE_OUT": f"{scratch}/out",
+            "PROBE_DO": case.do,
+        }
         env |= {"XDG_STATE_HOME": f"{scratch}/state", "XDG_RUNTIME_DIR": scratch}
         env |= {name: put_in(value) for name, value in case.env.items()}
         done = subprocess.run(
@@ -63,7 +73,9 @@ def observe(case: Case, launcher: list[str]) -> Seen:
         }
         stdout, own_out = _lines(done.stdout)
         stderr, own_err = _lines(done.stderr)
-        return Seen(done.returncode, workers, stdout, stderr, own_out + own_err, _files(here / "logs"))
+        return Seen(
+            done.returncode, workers, stdout, stderr, own_out + own_err, _files(here / "logs")
+        )
 
 
 def _furnish(here: Path) -> None:
@@ -116,13 +128,17 @@ def _worker(seen: dict[str, Any], scratch: str, port: str) -> dict[str, Any]:
 
 
 def _lines(output: bytes) -> tuple[Counter[str], str]:
-    """Part what workers wrote from what the launcher said: the probe's lines are known by their beginning."""
+    """Part what workers wrote from what the launcher said: the probe's lines are known by their
+    beginning."""
     lines = output.decode(errors="replace").splitlines()
-    return Counter(line for line in lines if _OURS.match(line)), "\n".join(x for x in lines if not _OURS.match(x))
+    return Counter(line for line in lines if _OURS.match(line)), "\n".join(
+        x for x in lines if not _OURS.match(x)
+    )
 
 
 def _files(logs: Path) -> dict[str, str]:
-    """Give the contents of the files in the job's folder, which is named by its id and something random."""
+    """Give the contents of the files in the job's folder, which is named by its id and something
+    random."""
     found = {}
     for path in sorted(logs.glob("*/**/*")) if logs.is_dir() else ():
         if path.is_file():
@@ -136,5 +152,7 @@ def _files(logs: Path) -> dict[str, str]:
             found[run.name] = ""
             continue
         stem = run.name[: -len("_01234567")]  # the random part of torchrun may have a _ too
-        found[f"{stem if not _RANDOM.match(stem + '_00000000') and not _RANDOM.match(stem) else '(id)'}_(random)/"] = ""
+        found[
+            f"{stem if not _RANDOM.match(stem + '_00000000') and not _RANDOM.match(stem) else '(id)'}_(random)/"
+        ] = ""
     return found

@@ -24,8 +24,12 @@ with open(place.format(f"{rank}.new"), "w", encoding="utf-8") as file:
     json.dump(seen, file)
 os.rename(file.name, place.format(rank))
 deadline = time.monotonic() + 30
-while do and not all(os.path.exists(place.format(other)) for other in range(int(os.environ["WORLD_SIZE"]))):
-    if time.monotonic() > deadline:  # who fails waits for the others' words, which a stop would cut off
+while do and not all(
+    os.path.exists(place.format(other)) for other in range(int(os.environ["WORLD_SIZE"]))
+):
+    if (
+        time.monotonic() > deadline
+    ):  # who fails waits for the others' words, which a stop would cut off
         sys.exit("the other workers have not come")
     time.sleep(0.005)
 if do == "exit" and rank == 0:

@@ -1,4 +1,5 @@
-"""Train a small network on scikit-learn's digits with DistributedDataParallel, and survive a restart.
+"""Train a small network on scikit-learn's digits with DistributedDataParallel, and survive a
+restart.
 
 Run it any of these ways; one file, no change:
 
@@ -6,9 +7,9 @@ Run it any of these ways; one file, no change:
     distlaunch train --num-procs 2 digits_ddp.py
     distlaunch train --num-procs 2 --max-restarts 1 --min-uptime 0 digits_ddp.py --fail-at-epoch 4
 
-It shows what a training script needs so that a launcher can restart it: a checkpoint that is never half-written, and
-everything that decides the next step (weights, optimizer, epoch, random state) in it. A run that was interrupted and
-resumed ends with exactly the accuracy of one that was not.
+It shows what a training script needs so that a launcher can restart it: a checkpoint that is never
+half-written, and everything that decides the next step (weights, optimizer, epoch, random state) in
+it. A run that was interrupted and resumed ends with exactly the accuracy of one that was not.
 """
 
 from __future__ import annotations
@@ -31,25 +32,35 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--batch-size", type=int, default=32, help="per worker")
     parser.add_argument("--lr", type=float, default=4e-3)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--checkpoint", help="file to save to after every epoch, and to resume from if it is there")
     parser.add_argument(
-        "--fail-at-epoch", type=int, help="raise in rank 1 before this epoch, in the first attempt only"
+        "--checkpoint", help="file to save to after every epoch, and to resume from if it is there"
+    )
+    parser.add_argument(
+        "--fail-at-epoch",
+        type=int,
+        help="raise in rank 1 before this epoch, in the first attempt only",
     )
     return parser.parse_args()
 
 
 def load_data() -> tuple[TensorDataset, TensorDataset]:
-    """Split the 1797 images of 8 x 8 pixels (inside the scikit-learn package) into training and test set."""
+    """Split the 1797 images of 8 x 8 pixels (inside the scikit-learn package) into training and
+    test set."""
     digits = load_digits()
     images = torch.tensor(digits.data, dtype=torch.float32) / 16.0
     labels = torch.tensor(digits.target, dtype=torch.int64)
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
     held_out, rest = order[:360], order[360:]
-    return TensorDataset(images[rest], labels[rest]), TensorDataset(images[held_out], labels[held_out])
+    return TensorDataset(images[rest], labels[rest]), TensorDataset(
+        images[held_out], labels[held_out]
+    )
 
 
-def save_checkpoint(path: str, model: nn.Module, optimizer: torch.optim.Optimizer, epoch: int) -> None:
-    """Write beside the target, flush to disk, then rename: whoever kills us at any instant, one whole file is there."""
+def save_checkpoint(
+    path: str, model: nn.Module, optimizer: torch.optim.Optimizer, epoch: int
+) -> None:
+    """Write beside the target, flush to disk, then rename: whoever kills us at any instant, one
+    whole file is there."""
     state = {
         "model": model.state_dict(),
         "optimizer": optimizer.state_dict(),
@@ -92,9 +103,12 @@ def train_one_epoch(
 
 @torch.no_grad()
 def accuracy(model: nn.Module, test_set: TensorDataset) -> float:
-    """Share of the test set that is classified right: every worker judges its slice, the counts are added up."""
+    """Share of the test set that is classified right: every worker judges its slice, the counts are
+    added up."""
     model.eval()
-    images, labels = (tensor[dist.get_rank() :: dist.get_world_size()] for tensor in test_set.tensors)
+    images, labels = (
+        tensor[dist.get_rank() :: dist.get_world_size()] for tensor in test_set.tensors
+    )
     counts = torch.stack([(model(images).argmax(dim=1) == labels).sum(), torch.tensor(len(labels))])
     dist.all_reduce(counts)
     return float(counts[0]) / float(counts[1])
@@ -111,7 +125,9 @@ def main() -> None:
     torch.use_deterministic_algorithms(mode=True)
 
     train_set, test_set = load_data()
-    sampler: DistributedSampler[tuple[torch.Tensor, ...]] = DistributedSampler(train_set, seed=args.seed)
+    sampler: DistributedSampler[tuple[torch.Tensor, ...]] = DistributedSampler(
+        train_set, seed=args.seed
+    )
     loader = DataLoader(train_set, batch_size=args.batch_size, sampler=sampler)
     network = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Dropout(0.1), nn.Linear(128, 10))
     optimizer = torch.optim.AdamW(network.parameters(), lr=args.lr)
@@ -135,8 +151,9 @@ def main() -> None:
     result = accuracy(model, test_set)
     if rank == 0:
         print(f"accuracy {result:.4f}")
-    # DDP keeps gloo's threads alive to the end of the process; one that still holds a tensor of ours when Python shuts
-    # down aborts it ("terminate called without an active exception"). This waits without using those threads.
+    # DDP keeps gloo's threads alive to the end of the process; one that still holds a tensor of
+    # ours when Python shuts down aborts it ("terminate called without an active exception"). This
+    # waits without using those threads.
     dist.monitored_barrier()
     dist.destroy_process_group()
 

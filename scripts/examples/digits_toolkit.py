@@ -1,4 +1,5 @@
-"""Train a small network on scikit-learn's digits with the toolkit: DDP, FSDP or Horovod by the launcher's flag alone.
+"""Train a small network on scikit-learn's digits with the toolkit: DDP, FSDP or Horovod by the
+launcher's flag alone.
 
 Run it any of these ways; one file, no change:
 
@@ -7,7 +8,8 @@ Run it any of these ways; one file, no change:
     distlaunch train --num-procs 2 --backend fsdp -o wrap-classes=Block digits_toolkit.py --batch-size 32
     torchrun --nproc-per-node 2 digits_toolkit.py --batch-size 32
 
-The global batch is the workers' number times ``--batch-size``; where that is the same, the losses are the same.
+The global batch is the workers' number times ``--batch-size``; where that is the same, the losses
+are the same.
 """
 
 from __future__ import annotations
@@ -45,13 +47,16 @@ def parse_args() -> argparse.Namespace:
 
 
 def load_data() -> tuple[TensorDataset, TensorDataset]:
-    """Split the 1797 images of 8 x 8 pixels (inside the scikit-learn package) into training and test set."""
+    """Split the 1797 images of 8 x 8 pixels (inside the scikit-learn package) into training and
+    test set."""
     digits = load_digits()
     images = torch.tensor(digits.data, dtype=torch.float32) / 16.0
     labels = torch.tensor(digits.target, dtype=torch.int64)
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
     held_out, rest = order[:360], order[360:]
-    return TensorDataset(images[rest], labels[rest]), TensorDataset(images[held_out], labels[held_out])
+    return TensorDataset(images[rest], labels[rest]), TensorDataset(
+        images[held_out], labels[held_out]
+    )
 
 
 def main() -> None:
@@ -68,7 +73,9 @@ def main() -> None:
         sampler.set_epoch(epoch)
         for images, labels in loader:
             optimizer.zero_grad()
-            loss = nn.functional.cross_entropy(model(images.to(context.device)), labels.to(context.device))
+            loss = nn.functional.cross_entropy(
+                model(images.to(context.device)), labels.to(context.device)
+            )
             loss.backward()
             optimizer.step()
             step += 1

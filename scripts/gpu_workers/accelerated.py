@@ -12,7 +12,9 @@ EPOCHS = 4
 accelerator = Accelerator()
 bare = network()
 loader = DataLoader(TensorDataset(*samples()), batch_size=64)
-model, optimizer, loader = accelerator.prepare(bare, torch.optim.SGD(bare.parameters(), lr=0.05), loader)
+model, optimizer, loader = accelerator.prepare(
+    bare, torch.optim.SGD(bare.parameters(), lr=0.05), loader
+)
 losses = []
 for _ in range(EPOCHS):
     for images, labels in loader:
@@ -30,7 +32,12 @@ tell(
     stage=stage() if stage else None,
     losses=losses,
     computed_in=sorted(
-        {str(dtype) for each in model.modules() if isinstance(each, Block) for dtype in each.computed_in}
+        {
+            str(dtype)
+            for each in model.modules()
+            if isinstance(each, Block)
+            for dtype in each.computed_in
+        }
     ),
 )
 accelerator.end_training()

@@ -1,4 +1,5 @@
-"""Fail on the GPU: ``memory`` asks for more than it has, ``assert`` has a kernel find an index out of range."""
+"""Fail on the GPU: ``memory`` asks for more than it has, ``assert`` has a kernel find an index out
+of range."""
 
 import sys
 

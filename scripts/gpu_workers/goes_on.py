@@ -1,14 +1,17 @@
-"""Train with dropout on the device and checkpoints; with --fail-at, fail once and go on from the last one.
+"""Train with dropout on the device and checkpoints; with --fail-at, fail once and go on from the
+last one.
 
-Whatever decides the next step has to come back for both ways to end with the same bits: weights, optimizer, and the
-device's own random numbers.
+Whatever decides the next step has to come back for both ways to end with the same bits: weights,
+optimizer, and the device's own random numbers.
 """
 
 import argparse
 import hashlib
 import os
 
-os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # before CUDA starts: cuBLAS is deterministic with it
+os.environ.setdefault(
+    "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
+)  # before CUDA starts: cuBLAS is deterministic with it
 
 import torch
 from learning import CLASSES, PIXELS, samples
@@ -21,7 +24,9 @@ STEPS, EVERY = 12, 5
 
 parser = argparse.ArgumentParser()
 parser.add_argument("folder")
-parser.add_argument("--fail-at", type=int, default=-1, metavar="STEP", help="raise before it, in the first attempt")
+parser.add_argument(
+    "--fail-at", type=int, default=-1, metavar="STEP", help="raise before it, in the first attempt"
+)
 args = parser.parse_args()
 context = init(seed=3)
 torch.use_deterministic_algorithms(mode=True)

@@ -1,4 +1,5 @@
-"""What the programs of the GPU check train: a small network, and data like the digits that need no package."""
+"""What the programs of the GPU check train: a small network, and data like the digits that need no
+package."""
 
 import torch
 from torch import nn
@@ -47,7 +48,8 @@ def network() -> Network:
 
 
 def samples(seed: int = 0, count: int = SAMPLES) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw images, each of the ten classes around one of its own, and their labels; on the CPU, so always the same."""
+    """Draw images, each of the ten classes around one of its own, and their labels; on the CPU, so
+    always the same."""
     centres = torch.randn(CLASSES, PIXELS, generator=torch.Generator().manual_seed(99))
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(CLASSES, (count,), generator=generator)

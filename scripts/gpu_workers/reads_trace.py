@@ -7,4 +7,8 @@ from torch.distributed.flight_recorder.components.loader import read_dump
 
 dump = read_dump(*sys.argv[1:3])
 entries = dump["entries"]
-tell(version=dump["version"], rank=dump["rank"], entries=[entry["profiling_name"] for entry in entries])
+tell(
+    version=dump["version"],
+    rank=dump["rank"],
+    entries=[entry["profiling_name"] for entry in entries],
+)

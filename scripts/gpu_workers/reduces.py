@@ -1,4 +1,5 @@
-"""Form the group as ``init`` does and reduce a tensor on each device; with --wait, stay until a file says to go on."""
+"""Form the group as ``init`` does and reduce a tensor on each device; with --wait, stay until a
+file says to go on."""
 
 import argparse
 import os

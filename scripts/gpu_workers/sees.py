@@ -11,7 +11,10 @@ tell(
     local_rank=int(os.environ["LOCAL_RANK"]),
     available=there,
     count=torch.cuda.device_count() if there else 0,
-    uuids=[str(torch.cuda.get_device_properties(number).uuid) for number in range(torch.cuda.device_count())]
+    uuids=[
+        str(torch.cuda.get_device_properties(number).uuid)
+        for number in range(torch.cuda.device_count())
+    ]
     if there
     else [],
 )

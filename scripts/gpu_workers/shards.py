@@ -1,4 +1,5 @@
-"""Train with what ``wrap`` makes of the launcher's -o, and tell what was computed in which precision, and where."""
+"""Train with what ``wrap`` makes of the launcher's -o, and tell what was computed in which
+precision, and where."""
 
 import argparse
 
@@ -31,7 +32,10 @@ for _ in range(STEPS):
     losses.append(loss.detach())
 blocks = [module for module in model.modules() if isinstance(module, Block)]
 states = [
-    value for state in optimizer.state.values() for value in state.values() if torch.is_tensor(value) and value.dim()
+    value
+    for state in optimizer.state.values()
+    for value in state.values()
+    if torch.is_tensor(value) and value.dim()
 ]
 tell(
     device=context.device,

@@ -1,4 +1,5 @@
-"""Train with ``wrap`` and, beside it, by a plain loop over the whole batch: the losses are to be the same."""
+"""Train with ``wrap`` and, beside it, by a plain loop over the whole batch: the losses are to be
+the same."""
 
 import argparse
 

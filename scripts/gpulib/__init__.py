@@ -1,1 +1,2 @@
-"""What ``scripts/gpu-check`` is made of: which GPU there is, jobs with time limits, the checks, the table."""
+"""What ``scripts/gpu-check`` is made of: which GPU there is, jobs with time limits, the checks, the
+table."""

@@ -14,7 +14,8 @@ from .ground import CheckError, Ground, NotHereError
 from .machine import Gpu
 
 TOTAL_S = 225.0
-"""What all of them together may take, and some seconds to end the last; a check for which nothing is left fails."""
+"""What all of them together may take, and some seconds to end the last; a check for which nothing
+is left fails."""
 
 
 class Check(NamedTuple):
@@ -44,12 +45,22 @@ CHECKS = (
     Check("fp16", "--backend fsdp -o precision=fp16, with a gradient scaler", training.fp16),
     Check("offload", "--backend fsdp -o cpu-offload", training.offload),
     Check("recompute", "--backend fsdp -o activation-checkpointing", training.recompute),
-    Check("checkpoint", "resumed = uninterrupted, bit for bit, CUDA's random numbers too", training.checkpoint),
     Check(
-        "masks", "--gpus, --isolate-gpus, CUDA_VISIBLE_DEVICES, --num-procs, more GPUs than there are", launching.masks
+        "checkpoint",
+        "resumed = uninterrupted, bit for bit, CUDA's random numbers too",
+        training.checkpoint,
+    ),
+    Check(
+        "masks",
+        "--gpus, --isolate-gpus, CUDA_VISIBLE_DEVICES, --num-procs, more GPUs than there are",
+        launching.masks,
     ),
     Check("preload", "--preload torch: CUDA in forked workers, restart too", launching.preload),
-    Check("preload-cuda", "a preloaded module that starts CUDA: cold start, said once", launching.preload_cuda),
+    Check(
+        "preload-cuda",
+        "a preloaded module that starts CUDA: cold start, said once",
+        launching.preload_cuda,
+    ),
     Check("recorder", "-o dump-pipe: NCCL's flight recorder, read by torch", failing.recorder),
     Check("memory", "torch.OutOfMemoryError is the cause that is reported", failing.memory),
     Check("assert", "a device-side assert is the cause that is reported", failing.assertion),
@@ -62,7 +73,8 @@ CHECKS = (
 
 
 def make(check: Check, gpu: Gpu, *, until: float, environ: Mapping[str, str] = os.environ) -> Row:
-    """Make a check, within its limit and before ``until`` (monotonic); what it started has ended then."""
+    """Make a check, within its limit and before ``until`` (monotonic); what it started has ended
+    then."""
     began = time.monotonic()
     limit_s = min(check.limit_s, until - began)
     if limit_s < 1:

@@ -15,13 +15,17 @@ from .ground import WORKERS, CheckError, Ground, Job, expect_that
 def memory(ground: Ground) -> str:
     """Ask for too much GPU memory: that is the cause that is named."""
     job = ground.train("breaks.py", "--num-gpus", "1", args=["memory"])
-    return judge_report(_diagnosis(job.end(1)), "OutOfMemoryError", "out of memory", hint="GPU memory is full")
+    return judge_report(
+        _diagnosis(job.end(1)), "OutOfMemoryError", "out of memory", hint="GPU memory is full"
+    )
 
 
 def assertion(ground: Ground) -> str:
     """Fail by an assertion within a kernel: that is the cause that is named."""
     job = ground.train("breaks.py", "--num-gpus", "1", args=["assert"])
-    diagnosis = _diagnosis(job.end(1, 134))  # CUDA may abort a process that ends with a broken context
+    diagnosis = _diagnosis(
+        job.end(1, 134)
+    )  # CUDA may abort a process that ends with a broken context
     return judge_report(diagnosis, "Error", "device-side assert", hint="CUDA_LAUNCH_BLOCKING=1")
 
 
@@ -31,14 +35,21 @@ def _diagnosis(job: Job) -> dict[str, Any]:
         raise CheckError(f"no event with a diagnosis: {job.said()}")
     diagnosis: dict[str, Any] = found[-1]
     report = job.stderr.partition("failed:")[2]
-    expect_that(str(diagnosis["exception_type"]) in report, f"the screen does not name it: {job.said()}")
+    expect_that(
+        str(diagnosis["exception_type"]) in report, f"the screen does not name it: {job.said()}"
+    )
     return diagnosis
 
 
 def judge_report(diagnosis: Mapping[str, Any], kind: str, message: str, *, hint: str) -> str:
     """Hold a diagnosis against the cause; return a line about it. Raises CheckError."""
-    said = {name: str(diagnosis.get(name)) for name in ("exception_type", "message", "hint", "frame")}
-    expect_that(said["exception_type"].endswith(kind), f"the cause is {said['exception_type']}: {said['message']}")
+    said = {
+        name: str(diagnosis.get(name)) for name in ("exception_type", "message", "hint", "frame")
+    }
+    expect_that(
+        said["exception_type"].endswith(kind),
+        f"the cause is {said['exception_type']}: {said['message']}",
+    )
     expect_that(message in said["message"].lower(), f"its message is {said['message']!r}")
     expect_that(hint in said["hint"], f"the hint is {said['hint']!r}")
     expect_that("breaks.py" in said["frame"], f"its place is {said['frame']!r}")
@@ -50,10 +61,14 @@ def recorder(ground: Ground) -> str:
     go_on = f"{ground.folder()}/go-on"
     job = ground.train("reduces.py", "--num-gpus", "1", "-o", "dump-pipe", args=["--wait", go_on])
     job.until(job.has_told, "worker that has reduced")
-    pipe, dump = (f"{job.folder}/attempt-0/nccl_{name}" for name in ("dump_rank_0.pipe", "trace_rank_0"))
+    pipe, dump = (
+        f"{job.folder}/attempt-0/nccl_{name}" for name in ("dump_rank_0.pipe", "trace_rank_0")
+    )
     job.until(lambda: os.path.exists(pipe), f"pipe {pipe}")
     began = time.monotonic()
-    with open(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK), "wb", buffering=0) as file:  # ENXIO: torch does not read it
+    with open(
+        os.open(pipe, os.O_WRONLY | os.O_NONBLOCK), "wb", buffering=0
+    ) as file:  # ENXIO: torch does not read it
         file.write(b"1")
         job.until(lambda: _is_whole(dump), f"dump {dump}")
     took = time.monotonic() - began
@@ -62,9 +77,14 @@ def recorder(ground: Ground) -> str:
     read = ground.python(f"{WORKERS}/reads_trace.py", "nccl_trace_rank_", dump)
     told = json.loads(read.splitlines()[-1].removeprefix("told "))
     names = told["entries"]
-    expect_that(any("all_reduce" in name for name in names), f"no all-reduce is among the entries: {names}")
+    expect_that(
+        any("all_reduce" in name for name in names), f"no all-reduce is among the entries: {names}"
+    )
     job.end()
-    return f"dumped {took:.1f} s after a byte in the pipe; torch's reader finds {', '.join(dict.fromkeys(names))}"
+    return (
+        f"dumped {took:.1f} s after a byte in the pipe; torch's reader finds "
+        f"{', '.join(dict.fromkeys(names))}"
+    )
 
 
 def _is_whole(path: str) -> bool:

@@ -22,7 +22,9 @@ def accelerate(ground: Ground) -> str:
     words = ("--num-gpus", "1", "--backend", "accelerate", "-o", "mixed-precision=bf16")
     told = ground.train("accelerated.py", *words).end().told()
     expect(told, device="cuda:0", processes=1, precision="bf16")
-    expect_that("torch.bfloat16" in told["computed_in"], f"blocks computed in {told['computed_in']}")
+    expect_that(
+        "torch.bfloat16" in told["computed_in"], f"blocks computed in {told['computed_in']}"
+    )
     return judge_learnt(told)
 
 
@@ -41,12 +43,19 @@ def judge_learnt(told: Mapping[str, Any]) -> str:
     if not losses[-1] < losses[0] / 2:  # also where one is no number
         raise CheckError(f"the loss goes from {losses[0]} to {losses[-1]}")
     stage = "" if told["stage"] is None else f", ZeRO {told['stage']}"
-    return f"{told['kind']}{stage}, precision {told['precision']}; loss {losses[0]:.3f} to {losses[-1]:.3f}"
+    return (
+        f"{told['kind']}{stage}, precision {told['precision']}; loss {losses[0]:.3f} to "
+        f"{losses[-1]:.3f}"
+    )
 
 
 def ray(ground: Ground) -> str:
     """Have a Ray that is started here place a worker with the GPU."""
     _need("ray")
-    told = ground.train("reduces.py", "--backend", "ray", "-o", "address=local", "--num-gpus", "1").end().told()
+    told = (
+        ground.train("reduces.py", "--backend", "ray", "-o", "address=local", "--num-gpus", "1")
+        .end()
+        .told()
+    )
     check_group(told)
     return f"Ray places a worker on {told['device']}, {told['backend']}"

@@ -49,7 +49,8 @@ class Job:
         return self.command.output.decode(errors="replace")
 
     def end(self, *codes: int) -> Job:
-        """Wait for the end within the check's limit. Raises CheckError unless it has one of these exit codes (0)."""
+        """Wait for the end within the check's limit. Raises CheckError unless it has one of these
+        exit codes (0)."""
         try:
             self.command.process.wait(self._ground.left_s())
         except subprocess.TimeoutExpired:
@@ -59,7 +60,9 @@ class Job:
         except HangError as exc:
             raise CheckError(str(exc)) from exc
         if code not in (codes or (0,)):
-            raise CheckError(f"exit code {code}, not {' or '.join(map(str, codes or (0,)))}: {self.said()}")
+            raise CheckError(
+                f"exit code {code}, not {' or '.join(map(str, codes or (0,)))}: {self.said()}"
+            )
         return self
 
     def until(self, condition: Callable[[], bool], what: str) -> None:
@@ -69,7 +72,11 @@ class Job:
     def log(self, rank: int = 0, attempt: int = 0) -> list[str]:
         """Return the lines that a worker has written; none if it has not begun."""
         try:
-            with open(f"{self.folder}/attempt-{attempt}/rank-{rank}.log", encoding="utf-8", errors="replace") as file:
+            with open(
+                f"{self.folder}/attempt-{attempt}/rank-{rank}.log",
+                encoding="utf-8",
+                errors="replace",
+            ) as file:
                 return file.read().splitlines()
         except FileNotFoundError:
             return []
@@ -123,12 +130,27 @@ class Ground:
             raise CheckError(f"not through within {self.limit_s:g} s")
         return left
 
-    def train(self, program: str, *options: str, args: Sequence[str] = (), env: Mapping[str, str] | None = None) -> Job:
+    def train(
+        self,
+        program: str,
+        *options: str,
+        args: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+    ) -> Job:
         """Start a job of a program of gpu_workers."""
         return self.distlaunch(
-            "train", "--format", "plain", "--log-dir", "jobs", "--job-id", "job", *options, f"{WORKERS}/{program}",
-            *args, env=env,
-        )  # fmt: skip
+            "train",
+            "--format",
+            "plain",
+            "--log-dir",
+            "jobs",
+            "--job-id",
+            "job",
+            *options,
+            f"{WORKERS}/{program}",
+            *args,
+            env=env,
+        )
 
     def distlaunch(self, *words: str, env: Mapping[str, str] | None = None) -> Job:
         """Start a command of distlaunch, the one of this checkout, in a folder of its own."""
@@ -136,21 +158,33 @@ class Ground:
 
         def make(directory: str) -> tuple[list[str], dict[str, str]]:
             places = {"HOME": directory, "XDG_STATE_HOME": directory, "XDG_RUNTIME_DIR": directory}
-            return [sys.executable, "-m", "distlaunch", *words], {**self._of_jobs(), **places, **(env or {})}
+            return [sys.executable, "-m", "distlaunch", *words], {
+                **self._of_jobs(),
+                **places,
+                **(env or {}),
+            }
 
         return Job(self._stack.enter_context(running(make)), self)
 
     def python(self, *words: str) -> str:
-        """Run this interpreter, with this checkout on its path; return what it prints. Raises CheckError."""
+        """Run this interpreter, with this checkout on its path; return what it prints. Raises
+        CheckError."""
         try:
             done = subprocess.run(
-                [sys.executable, *words], env=self._of_jobs(), stdin=subprocess.DEVNULL, capture_output=True, text=True,
-                timeout=self.left_s(), check=False,
-            )  # fmt: skip
+                [sys.executable, *words],
+                env=self._of_jobs(),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=self.left_s(),
+                check=False,
+            )
         except subprocess.TimeoutExpired:
             raise CheckError(f"{words[0]} did not end within {self.limit_s:g} s") from None
         if done.returncode != 0:
-            raise CheckError(f"{words[0]} ended with {done.returncode}: {done.stderr.strip()[-_SHOWN:]}")
+            raise CheckError(
+                f"{words[0]} ended with {done.returncode}: {done.stderr.strip()[-_SHOWN:]}"
+            )
         return done.stdout
 
     def folder(self) -> str:
@@ -165,7 +199,8 @@ class Ground:
         return int(line) if line.isdigit() else None
 
     def holders(self) -> int:
-        """Return how many processes nvidia-smi sees on the GPU: in a container mostly none, or only their number."""
+        """Return how many processes nvidia-smi sees on the GPU: in a container mostly none, or only
+        their number."""
         return len(self._smi(f"--id={self.gpu.uuid}", "--query-compute-apps=pid"))
 
     def _smi(self, *words: str) -> list[str]:
@@ -186,7 +221,9 @@ class Ground:
 def expect(told: Mapping[str, Any], **wanted: Any) -> None:
     """Raise CheckError for all that was told otherwise."""
     wrong = [
-        f"{name} is {told.get(name)!r}, not {value!r}" for name, value in wanted.items() if told.get(name) != value
+        f"{name} is {told.get(name)!r}, not {value!r}"
+        for name, value in wanted.items()
+        if told.get(name) != value
     ]
     if wrong:
         raise CheckError("; ".join(wrong))

@@ -11,7 +11,8 @@ from .ground import WORKERS, CheckError, Ground, Job, NotHereError, expect, expe
 
 _GIB_MIB = 1024
 _RELEASE_S = 10.0
-"""When the launcher is gone, workers have the failure grace (5 s), and the driver some time of its own."""
+"""When the launcher is gone, workers have the failure grace (5 s), and the driver some time of its
+own."""
 _PROBE = """
 import json
 from distlaunch.core.probe.gpus import probe_gpus
@@ -30,15 +31,25 @@ def masks(ground: Ground) -> str:
         "--gpus UUID": ground.train("sees.py", "--gpus", gpu.uuid),
         "--isolate-gpus": ground.train("sees.py", "--num-gpus", "1", "--isolate-gpus"),
         f"CUDA_VISIBLE_DEVICES={gpu.index}": ground.train("sees.py", env=index),
-        "CUDA_VISIBLE_DEVICES=UUID": ground.train("sees.py", env={"CUDA_VISIBLE_DEVICES": gpu.uuid}),
+        "CUDA_VISIBLE_DEVICES=UUID": ground.train(
+            "sees.py", env={"CUDA_VISIBLE_DEVICES": gpu.uuid}
+        ),
     }
     hidden = ground.train("sees.py", "--num-procs", "1")
     refused = {
-        f"--num-gpus {gpu.visible + 1}": ground.train("sees.py", "--num-gpus", str(gpu.visible + 1)),
+        f"--num-gpus {gpu.visible + 1}": ground.train(
+            "sees.py", "--num-gpus", str(gpu.visible + 1)
+        ),
         "--num-gpus 2 of one": ground.train("sees.py", "--num-gpus", "2", env=index),
-        "--num-gpus 1 of none": ground.train("sees.py", "--num-gpus", "1", env={"CUDA_VISIBLE_DEVICES": ""}),
+        "--num-gpus 1 of none": ground.train(
+            "sees.py", "--num-gpus", "1", env={"CUDA_VISIBLE_DEVICES": ""}
+        ),
     }
-    problems = [f"{name}: {problem}" for name, job in jobs.items() if (problem := _problem_of_one(job, gpu.uuid))]
+    problems = [
+        f"{name}: {problem}"
+        for name, job in jobs.items()
+        if (problem := _problem_of_one(job, gpu.uuid))
+    ]
     try:
         expect(hidden.end().told(), available=False, count=0)
     except CheckError as exc:
@@ -46,19 +57,26 @@ def masks(ground: Ground) -> str:
     for name, job in refused.items():
         try:
             job.end(2)
-            expect_that("asked for" in job.stderr and "Traceback" not in job.stderr, f"it says {job.said()}")
+            expect_that(
+                "asked for" in job.stderr and "Traceback" not in job.stderr, f"it says {job.said()}"
+            )
         except CheckError as exc:
             problems.append(f"{name}: {exc}")
     if problems:
         raise CheckError("; ".join(problems))
-    return f"{', '.join(jobs)}: this GPU alone; --num-procs 1: none; {', '.join(refused)}: exit code 2"
+    return (
+        f"{', '.join(jobs)}: this GPU alone; --num-procs 1: none; {', '.join(refused)}: exit code 2"
+    )
 
 
 def _problem_of_one(job: Job, uuid: str) -> str | None:
     try:
         told = job.end().told()
         expect(told, available=True, count=1, local_rank=0)
-        expect_that(uuid.lower().endswith(told["uuids"][0].lower()), f"the worker sees {told['uuids']}, not {uuid}")
+        expect_that(
+            uuid.lower().endswith(told["uuids"][0].lower()),
+            f"the worker sees {told['uuids']}, not {uuid}",
+        )
     except CheckError as exc:
         return str(exc)
     return None
@@ -75,7 +93,8 @@ def preload(ground: Ground) -> str:
     (preloaded,) = job.events("preload")
     expect(preloaded, problem=None)
     return (
-        f"torch imported in {preloaded['elapsed_s']:.1f} s; CUDA works in the forked worker, and in that of a restart"
+        f"torch imported in {preloaded['elapsed_s']:.1f} s; CUDA works in the forked worker, "
+        "and in that of a restart"
     )
 
 
@@ -118,10 +137,16 @@ def kill(ground: Ground) -> str:
             break
         if time.monotonic() - began > _RELEASE_S:
             running = ", ".join(left.values()) or "none"
-            raise CheckError(f"after {_RELEASE_S:g} s: processes {running}; MiB used: {memory} before, {used} now")
+            raise CheckError(
+                f"after {_RELEASE_S:g} s: processes {running}; MiB used: {memory} before, {used} "
+                "now"
+            )
         time.sleep(0.1)
     seen = " and ".join(["its memory"] * by_memory + ["its process"] * by_process)
-    return f"kill -9 of the launcher: {time.monotonic() - began:.1f} s later nothing is held (seen by {seen})"
+    return (
+        f"kill -9 of the launcher: {time.monotonic() - began:.1f} s later nothing is held (seen "
+        f"by {seen})"
+    )
 
 
 def facts(ground: Ground) -> str:
@@ -137,4 +162,7 @@ def facts(ground: Ground) -> str:
         near = memory is not None and abs(memory - gpu.memory_mib) <= 2
         expect_that(near, f"the probe finds {memory} MiB, nvidia-smi {gpu.memory_mib}")
     expect(probed, problem=None)
-    return f"index, UUID and name in the plan, memory of the probe ({probed['source']}): as nvidia-smi has them"
+    return (
+        f"index, UUID and name in the plan, memory of the probe ({probed['source']}): as "
+        "nvidia-smi has them"
+    )

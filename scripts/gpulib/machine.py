@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 ASK_S = 60.0
-"""A driver without persistence takes seconds to answer, and so does the first import of torch on a cold disk."""
+"""A driver without persistence takes seconds to answer, and so does the first import of torch on a
+cold disk."""
 
 _FIELDS = ("index", "uuid", "name", "memory.total", "driver_version")
 _TORCH = """
@@ -46,7 +47,10 @@ class Gpu:
 
     def __str__(self) -> str:
         memory = "" if self.memory_mib is None else f", {self.memory_mib:,} MiB"
-        return f"GPU {self.index}: {self.name}{memory}, {self.uuid}, driver {self.driver}; torch {self.torch}"
+        return (
+            f"GPU {self.index}: {self.name}{memory}, {self.uuid}, driver {self.driver}; torch "
+            f"{self.torch}"
+        )
 
 
 class NoGpuError(Exception):
@@ -54,9 +58,12 @@ class NoGpuError(Exception):
 
 
 def forwarded(environ: Mapping[str, str]) -> dict[str, str]:
-    """Keep of the environment what programs, libraries and the driver need: no scheduler's, no launcher's variables."""
+    """Keep of the environment what programs, libraries and the driver need: no scheduler's, no
+    launcher's variables."""
     kept = {
-        name: value for name, value in environ.items() if name in _FORWARDED or name.startswith(_FORWARDED_PREFIXES)
+        name: value
+        for name, value in environ.items()
+        if name in _FORWARDED or name.startswith(_FORWARDED_PREFIXES)
     }
     return {"PATH": os.defpath, "LANG": "C.UTF-8", **kept}
 
@@ -67,7 +74,11 @@ def find_gpu(environ: Mapping[str, str]) -> Gpu:
     try:
         done = subprocess.run(
             [sys.executable, "-c", _TORCH],
-            env={**forwarded(environ), "CUDA_DEVICE_ORDER": "PCI_BUS_ID", "PYTHONPATH": environ.get("PYTHONPATH", "")},
+            env={
+                **forwarded(environ),
+                "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+                "PYTHONPATH": environ.get("PYTHONPATH", ""),
+            },
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -77,14 +88,18 @@ def find_gpu(environ: Mapping[str, str]) -> Gpu:
     except subprocess.TimeoutExpired as exc:
         raise NoGpuError(f"torch did not answer within {ASK_S:g} s") from exc
     if done.returncode != 0:
-        raise NoGpuError(f"torch does not work here: {_last_line(done.stderr) or f'exit code {done.returncode}'}")
+        raise NoGpuError(
+            f"torch does not work here: {_last_line(done.stderr) or f'exit code {done.returncode}'}"
+        )
     found = json.loads(done.stdout.splitlines()[-1])
     if found["cuda"] is None:
         raise NoGpuError(f"torch {found['torch']} is built without CUDA")
     if not found["count"]:
         mask = environ.get("CUDA_VISIBLE_DEVICES")
         within = "" if mask is None else f" (CUDA_VISIBLE_DEVICES={mask})"
-        raise NoGpuError(f"torch {found['torch']} sees no GPU{within}; nvidia-smi lists {len(listed)}")
+        raise NoGpuError(
+            f"torch {found['torch']} sees no GPU{within}; nvidia-smi lists {len(listed)}"
+        )
     for row in listed:
         if row["uuid"].lower().endswith(found["uuid"].lower()):
             memory = row["memory.total"]
@@ -98,11 +113,14 @@ def find_gpu(environ: Mapping[str, str]) -> Gpu:
                 torch=found["torch"],
                 cuda=found["cuda"],
             )
-    raise NoGpuError(f"torch's first GPU ({found['uuid']}) is none that nvidia-smi lists: a MIG slice?")
+    raise NoGpuError(
+        f"torch's first GPU ({found['uuid']}) is none that nvidia-smi lists: a MIG slice?"
+    )
 
 
 def ask_smi(environ: Mapping[str, str], *words: str) -> list[str]:
-    """Return the lines of a query, fields with commas between and no units. Raises NoGpuError if it gives none."""
+    """Return the lines of a query, fields with commas between and no units. Raises NoGpuError if it
+    gives none."""
     path = shutil.which("nvidia-smi", path=environ.get("PATH", os.defpath))
     if path is None:
         raise NoGpuError("no nvidia-smi on the PATH")
@@ -110,7 +128,13 @@ def ask_smi(environ: Mapping[str, str], *words: str) -> list[str]:
     env = {**forwarded(environ), "LC_ALL": "C"}
     try:
         done = subprocess.run(
-            argv, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=ASK_S, check=False
+            argv,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=ASK_S,
+            check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as exc:
         raise NoGpuError(f"nvidia-smi does not work: {exc}") from exc

@@ -16,7 +16,9 @@ RESULTS = ("ok", "FAILED", "skipped")
 
 def head(gpu: Gpu | None, missing: str | None) -> str:
     """Return the lines above the rows; ``missing``: why there is no GPU."""
-    return f"gpu-check: {gpu or f'no GPU: {missing}'}\n" + _WIDTHS.format("check", "result", "seconds", "detail")
+    return f"gpu-check: {gpu or f'no GPU: {missing}'}\n" + _WIDTHS.format(
+        "check", "result", "seconds", "detail"
+    )
 
 
 def line(row: Row) -> str:
@@ -29,7 +31,9 @@ def line(row: Row) -> str:
 def foot(rows: Sequence[Row], seconds: float) -> str:
     """Return what failed, in full, and how many rows there are of each kind."""
     failed = [f"\n{row.check}: {row.detail}" for row in rows if row.result == "FAILED"]
-    counts = ", ".join(f"{sum(row.result == result for row in rows)} {result}" for result in RESULTS)
+    counts = ", ".join(
+        f"{sum(row.result == result for row in rows)} {result}" for result in RESULTS
+    )
     return "\n".join([*failed, f"{len(rows)} checks in {seconds:.0f} s: {counts}"])
 
 

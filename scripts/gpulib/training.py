@@ -9,7 +9,8 @@ from typing import Any
 from .ground import CheckError, Ground, expect, expect_that
 
 _NEAR = 1e-3
-"""How far losses may differ that are added up in another order: TF32 is off, so they agree to some 1e-5."""
+"""How far losses may differ that are added up in another order: TF32 is off, so they agree to some
+1e-5."""
 
 
 def nccl(ground: Ground) -> str:
@@ -19,14 +20,23 @@ def nccl(ground: Ground) -> str:
     check_group(told)
     if more := [line for line in job.log() if not line.startswith("told ")]:
         raise CheckError(f"the worker wrote more than its line: {' / '.join(more)[:500]}")
-    complaints = [line for line in job.stderr.splitlines() if "warning" in line.lower() or "error" in line.lower()]
+    complaints = [
+        line
+        for line in job.stderr.splitlines()
+        if "warning" in line.lower() or "error" in line.lower()
+    ]
     expect_that(not complaints, f"the launcher complained: {' / '.join(complaints)[:500]}")
     return f"{told['backend']}, NCCL {told['nccl']}: both reduce, no message at the end"
 
 
 def check_group(told: Mapping[str, Any]) -> None:
     """Hold what reduces.py tells of one worker against what a GPU has it tell."""
-    expect(told, device="cuda:0", backend="cpu:gloo,cuda:nccl", backends={"cpu": "gloo", "cuda": "nccl"})
+    expect(
+        told,
+        device="cuda:0",
+        backend="cpu:gloo,cuda:nccl",
+        backends={"cpu": "gloo", "cuda": "nccl"},
+    )
     numbers = [0.0, 1.0, 2.0, 3.0]
     expect(told, reduced={"cpu": numbers, "cuda": numbers})
 
@@ -40,21 +50,34 @@ def ddp(ground: Ground) -> str:
 
 def shared(ground: Ground) -> str:
     """Train two workers on one GPU, by gloo."""
-    job = ground.train("trains.py", "--num-procs", "2", "--device", "cuda", args=["--group", "gloo"]).end()
+    job = ground.train(
+        "trains.py", "--num-procs", "2", "--device", "cuda", args=["--group", "gloo"]
+    ).end()
     for rank in (0, 1):
         expect(job.told(rank), backend="gloo", wrapper="DistributedDataParallel", world=2)
-        expect_that(str(job.told(rank)["device"]).startswith("cuda:"), f"rank {rank} is on {job.told(rank)['device']}")
+        expect_that(
+            str(job.told(rank)["device"]).startswith("cuda:"),
+            f"rank {rank} is on {job.told(rank)['device']}",
+        )
     if ground.gpu.visible == 1:
         expect(job.told(1), device="cuda:0")
-    return f"two workers by gloo, losses as one's at the same batch, to {same_losses(job.told()):.1g}"
+    return (
+        f"two workers by gloo, losses as one's at the same batch, to {same_losses(job.told()):.1g}"
+    )
 
 
 def same_losses(told: Mapping[str, Any]) -> float:
     """Compare what trains.py tells; return by how much losses differ at most. Raises CheckError."""
     plain, wrapped = told["plain"], told["wrapped"]
     pairs = list(zip(plain, wrapped, strict=True))
-    expect_that(all(math.isfinite(loss) for pair in pairs for loss in pair), f"a loss is no number: {wrapped}")
-    expect_that(plain[-1] < plain[0] / 2, f"the plain loop learnt nothing: {plain[0]:.4f} to {plain[-1]:.4f}")
+    expect_that(
+        all(math.isfinite(loss) for pair in pairs for loss in pair),
+        f"a loss is no number: {wrapped}",
+    )
+    expect_that(
+        plain[-1] < plain[0] / 2,
+        f"the plain loop learnt nothing: {plain[0]:.4f} to {plain[-1]:.4f}",
+    )
     most = max(abs(one - other) for one, other in pairs)
     expect_that(most <= _NEAR, f"losses differ by {most:.2g}: plain {plain}, wrapped {wrapped}")
     return most
@@ -81,20 +104,40 @@ def recompute(ground: Ground) -> str:
 
 
 def _sharded(
-    ground: Ground, computed_in: str, *options: str, args: tuple[str, ...] = (), kept_on: str = "cuda", times: int = 1
+    ground: Ground,
+    computed_in: str,
+    *options: str,
+    args: tuple[str, ...] = (),
+    kept_on: str = "cuda",
+    times: int = 1,
 ) -> str:
-    told = ground.train("shards.py", "--num-gpus", "1", "--backend", "fsdp", *options, args=args).end().told()
+    told = (
+        ground.train("shards.py", "--num-gpus", "1", "--backend", "fsdp", *options, args=args)
+        .end()
+        .told()
+    )
     expect(told, device="cuda:0")
     return judge_sharded(told, computed_in, kept_on=kept_on, times=times)
 
 
-def judge_sharded(told: Mapping[str, Any], computed_in: str, *, kept_on: str, times: int = 1) -> str:
-    """Hold what shards.py tells against what was asked for; return a line about it. Raises CheckError."""
+def judge_sharded(
+    told: Mapping[str, Any], computed_in: str, *, kept_on: str, times: int = 1
+) -> str:
+    """Hold what shards.py tells against what was asked for; return a line about it. Raises
+    CheckError."""
     losses = told["losses"]
-    expect(told, strategy="fsdp", computed_in=[computed_in], outputs=["torch.float32"], parameters=["torch.float32"])
+    expect(
+        told,
+        strategy="fsdp",
+        computed_in=[computed_in],
+        outputs=["torch.float32"],
+        parameters=["torch.float32"],
+    )
     expect(told, kept_on=[kept_on], calls=[times * told["steps"]])
     expect_that(all(math.isfinite(loss) for loss in losses), f"a loss is no number: {losses}")
-    expect_that(losses[-1] < losses[0] / 2, f"the loss falls from {losses[0]:.4f} to {losses[-1]:.4f} only")
+    expect_that(
+        losses[-1] < losses[0] / 2, f"the loss falls from {losses[0]:.4f} to {losses[-1]:.4f} only"
+    )
     scaled = "" if told["scale"] is None else f", scale {told['scale']:g}"
     often = "" if times == 1 else f", blocks computed {times} times a step"
     return (
@@ -115,7 +158,14 @@ def checkpoint(ground: Ground) -> str:
 
 
 def judge_resumed(straight: Mapping[str, Any], resumed: Mapping[str, Any]) -> str:
-    """Hold two endings of goes_on.py against each other; return a line about it. Raises CheckError."""
+    """Hold two endings of goes_on.py against each other; return a line about it. Raises
+    CheckError."""
     expect(resumed, attempt=1, first=5)
-    expect_that(straight["digest"] == resumed["digest"], "weights or random numbers differ from an uninterrupted run's")
-    return f"resumed at step {resumed['first']}: the same bits as uninterrupted, dropout's random numbers too"
+    expect_that(
+        straight["digest"] == resumed["digest"],
+        "weights or random numbers differ from an uninterrupted run's",
+    )
+    return (
+        f"resumed at step {resumed['first']}: the same bits as uninterrupted, dropout's random "
+        "numbers too"
+    )

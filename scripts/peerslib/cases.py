@@ -1,6 +1,7 @@
 """The questions that both sides answer: inputs of the kinds that the peers' own test suites use.
 
-An input is a fact about a peer's interface (a host file, a filter, an option). No code of a peer is here.
+An input is a fact about a peer's interface (a host file, a filter, an option). No code of a peer is
+here.
 """
 
 from __future__ import annotations
@@ -292,7 +293,8 @@ CASES: tuple[Case, ...] = (
         "--multi-gpu --num-processes 2 --enable_cpu_affinity",
         "--use_fsdp --num_processes 2",
         "--use_fsdp --num_processes 2 --fsdp_version 2 --fsdp_reshard_after_forward true",
-        "--use_fsdp --num_processes 2 --fsdp_auto_wrap_policy SIZE_BASED_WRAP --fsdp_min_num_params 100",
+        "--use_fsdp --num_processes 2 --fsdp_auto_wrap_policy SIZE_BASED_WRAP "
+        "--fsdp_min_num_params 100",
         "--use_deepspeed --num_processes 2 --zero_stage 2",
         "--use_deepspeed --num_processes 2 --zero_stage 3 --offload_param_device cpu",
         "--mixed_precision fp15 --num_processes 1 --cpu",

@@ -22,8 +22,10 @@ def _rule(area: str, reason: str, *inputs: str | tuple[str, ...]) -> Rule:
 RULES: tuple[Rule, ...] = (
     _rule(
         "deepspeed_hostfile",
-        "One reader takes the host files of all launchers: a host may have no slots (its GPUs count) or `HOST:N`, "
-        "blanks around `=` do no harm, and a host that is named again gets the slots of both lines, as under Open MPI.",
+        "One reader takes the host files of all launchers: a host may have no slots (its GPUs "
+        "count) or `HOST:N`, "
+        "blanks around `=` do no harm, and a host that is named again gets the slots of both "
+        "lines, as under Open MPI.",
         "worker-1 slots=2\nworker-2 slots=1\nworker-1 slots=1\n",
         "missingslots\n",
         "worker-1 slots = 2\n",
@@ -47,13 +49,15 @@ RULES: tuple[Rule, ...] = (
     ),
     _rule(
         "deepspeed_filter",
-        "`train` takes `--include` and `--exclude` together: the second takes away from what the first has chosen. "
+        "`train` takes `--include` and `--exclude` together: the second takes away from what the "
+        "first has chosen. "
         "`distlaunch deepspeed` refuses both together, as DeepSpeed does.",
         (POOL, "worker-0", "worker-1"),
     ),
     _rule(
         "deepspeed_filter",
-        "Parts of a filter add up: a node that is named whole is whole, whatever else names some of its slots.",
+        "Parts of a filter add up: a node that is named whole is whole, whatever else names some "
+        "of its slots.",
         (POOL, "worker-0@worker-0:1", ""),
     ),
     _rule(
@@ -79,13 +83,15 @@ RULES: tuple[Rule, ...] = (
     ),
     _rule(
         "horovod_hosts",
-        "A host that is named again gets the slots of both, in one node; Horovod counts two nodes of one name.",
+        "A host that is named again gets the slots of both, in one node; Horovod counts two nodes "
+        "of one name.",
         "a:1,a:1",
     ),
     _rule("horovod_hosts", "A host with no slot could run nothing; leave it out.", "a:0,b:2"),
     _rule(
         "horovod_hostfile",
-        "Empty lines, comments and hosts without slots are taken; horovodrun ends with an IndexError.",
+        "Empty lines, comments and hosts without slots are taken; horovodrun ends with an "
+        "IndexError.",
         "h1 slots=2\n\nh2 slots=2\n",
         "# hosts\nh1 slots=2\n",
         "h1\n",
@@ -119,4 +125,6 @@ RULES: tuple[Rule, ...] = (
 
 def judge(case: Case) -> Rule | None:
     """Return the rule that explains why the answers to a case differ; None if there is none."""
-    return next((rule for rule in RULES if rule.area == case.area and case.input in rule.inputs), None)
+    return next(
+        (rule for rule in RULES if rule.area == case.area and case.input in rule.inputs), None
+    )

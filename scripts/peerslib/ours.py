@@ -32,12 +32,21 @@ class FailedError(Exception):
 
 
 def _run(words: Sequence[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    env = {"PATH": f"{os.path.dirname(sys.executable)}:{os.environ.get('PATH', os.defpath)}", "HOME": str(folder)}
+    env = {
+        "PATH": f"{os.path.dirname(sys.executable)}:{os.environ.get('PATH', os.defpath)}",
+        "HOME": str(folder),
+    }
     env |= {"LANG": "C.UTF-8", "XDG_STATE_HOME": str(folder / "state"), "TMPDIR": str(folder)}
     return subprocess.run(
         [sys.executable, "-m", "distlaunch", *words],
-        cwd=folder, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIMIT_S, check=False,
-    )  # fmt: skip
+        cwd=folder,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
 
 
 def _answer(words: Sequence[str], read: Callable[[str], Any], **files: str) -> Any:
@@ -56,7 +65,9 @@ def _answer(words: Sequence[str], read: Callable[[str], Any], **files: str) -> A
 
 def _plan(*words: str, read: Callable[[dict[str, Any]], Any], **files: str) -> Any:
     # Host files and filters are about machines that are not this one: their GPUs are not looked at.
-    return _answer(["plan", "--format", "json", *words, "train.py"], lambda out: read(json.loads(out)), **files)
+    return _answer(
+        ["plan", "--format", "json", *words, "train.py"], lambda out: read(json.loads(out)), **files
+    )
 
 
 def _slots(plan: dict[str, Any]) -> list[list[Any]]:
@@ -71,16 +82,23 @@ def _environment(out: str) -> dict[str, str]:
 
 def deepspeed_hostfile(text: str) -> Any:
     """Return the slots by host."""
-    return _plan("--hostfile", "hostfile", read=lambda plan: dict(map(tuple, _slots(plan))), hostfile=text)
+    return _plan(
+        "--hostfile", "hostfile", read=lambda plan: dict(map(tuple, _slots(plan))), hostfile=text
+    )
 
 
 def deepspeed_filter(pool: str, include: str, exclude: str) -> Any:
     """Return the chosen slots by host."""
 
     def read(plan: dict[str, Any]) -> dict[str, list[int]]:
-        return {node["host"]: node.get("chosen") or list(range(node["slots"])) for node in plan["nodes"]}
+        return {
+            node["host"]: node.get("chosen") or list(range(node["slots"])) for node in plan["nodes"]
+        }
 
-    chosen = [*(("--include", include) if include else ()), *(("--exclude", exclude) if exclude else ())]
+    chosen = [
+        *(("--include", include) if include else ()),
+        *(("--exclude", exclude) if exclude else ()),
+    ]
     return _plan("--hosts", pool, *chosen, read=read)
 
 
@@ -108,7 +126,9 @@ def horovod_assignments(hosts: str, number: str) -> Any:
             for worker in node["workers"]:
                 env = {**plan["env"], **worker["env"]}
                 names = ("LOCAL_RANK", "SIZE", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
-                found.append([node["host"], worker["rank"], *(int(env[f"HOROVOD_{name}"]) for name in names)])
+                found.append(
+                    [node["host"], worker["rank"], *(int(env[f"HOROVOD_{name}"]) for name in names)]
+                )
         return found
 
     return _plan("--backend", "horovod", "--hosts", hosts, "--num-procs", number, read=read)
@@ -119,13 +139,19 @@ def horovod_settings(words: str) -> Any:
 
     def read(out: str) -> dict[str, str]:
         env = _environment(out)
-        return {name: value for name, value in env.items() if name.startswith("HOROVOD_") and name not in _PLACE}
+        return {
+            name: value
+            for name, value in env.items()
+            if name.startswith("HOROVOD_") and name not in _PLACE
+        }
 
     from peerslib.cases import FILES
 
     files = {name: text for name, text in FILES.items() if f"{{{name}}}" in words}
     words = words.format(**{name: name for name in FILES})
-    return _answer(["horovodrun", "-np", "1", *words.split(), PYTHONS["horovod"], "train.py"], read, **files)
+    return _answer(
+        ["horovodrun", "-np", "1", *words.split(), PYTHONS["horovod"], "train.py"], read, **files
+    )
 
 
 def _torchrun(*words: str) -> Any:
@@ -163,7 +189,9 @@ def accelerate_settings(words: str) -> Any:
     def read(out: str) -> dict[str, str]:
         env = {n: v for n, v in _environment(out).items() if n.startswith(("ACCELERATE_", "FSDP_"))}
         if "--cpu" not in words:
-            env.pop("ACCELERATE_USE_CPU", None)  # set where no GPU is found, whatever the command line says
+            env.pop(
+                "ACCELERATE_USE_CPU", None
+            )  # set where no GPU is found, whatever the command line says
         return env
 
     python = PYTHONS["deepspeed"] if "deepspeed" in words else sys.executable

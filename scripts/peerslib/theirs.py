@@ -1,4 +1,5 @@
-"""What a peer itself answers. Runs in the interpreter that has the peer: cases as JSON on stdin, answers on stdout.
+"""What a peer itself answers. Runs in the interpreter that has the peer: cases as JSON on stdin,
+answers on stdout.
 
 Calls the peer's own functions, each of which decides what its command does with that input.
 """
@@ -72,7 +73,15 @@ def horovod_assignments(hosts: str, number: str) -> Any:
 
     found = get_host_assignments(parse_hosts(hosts), int(number), int(number))
     return [
-        [each.hostname, each.rank, each.local_rank, each.size, each.local_size, each.cross_rank, each.cross_size]
+        [
+            each.hostname,
+            each.rank,
+            each.local_rank,
+            each.size,
+            each.local_size,
+            each.cross_rank,
+            each.cross_size,
+        ]
         for each in found
     ]
 
@@ -82,11 +91,15 @@ def horovod_settings(words: str) -> Any:
     from horovod.runner.common.util import config_parser
     from horovod.runner.launch import parse_args
 
-    with patch.object(sys, "argv", ["horovodrun", "-np", "1", *words.split(), "python", "train.py"]):
+    with patch.object(
+        sys, "argv", ["horovodrun", "-np", "1", *words.split(), "python", "train.py"]
+    ):
         args = parse_args()
     env: dict[str, str] = {}
     config_parser.set_env_from_args(env, args)
-    return {name: value for name, value in env.items() if name not in _HOROVODS_OWN or name in words}
+    return {
+        name: value for name, value in env.items() if name not in _HOROVODS_OWN or name in words
+    }
 
 
 def torchrun_nnodes(text: str) -> Any:
@@ -133,7 +146,9 @@ def accelerate_settings(words: str) -> Any:
         args, defaults, _ = launch._validate_launch_command(args)  # noqa: SLF001 - it has no public name
         args.main_process_port = 0
         if args.use_deepspeed and not args.cpu:
-            args.deepspeed_fields_from_accelerate_config = ",".join(defaults.deepspeed_config) if defaults else ""
+            args.deepspeed_fields_from_accelerate_config = (
+                ",".join(defaults.deepspeed_config) if defaults else ""
+            )
             env = prepare.prepare_deepspeed_cmd_env(args)[1]
         elif (args.use_fsdp or args.multi_gpu) and not args.cpu:
             env = prepare.prepare_multi_gpu_env(args)
@@ -141,7 +156,9 @@ def accelerate_settings(words: str) -> Any:
             env = prepare.prepare_simple_launcher_cmd_env(args)[1]
     env = {name: value for name, value in env.items() if name.startswith(("ACCELERATE_", "FSDP_"))}
     if "ACCELERATE_USE_CPU" in env:
-        env["ACCELERATE_USE_CPU"] = env["ACCELERATE_USE_CPU"].lower()  # both spellings are read alike
+        env["ACCELERATE_USE_CPU"] = env[
+            "ACCELERATE_USE_CPU"
+        ].lower()  # both spellings are read alike
     return env
 
 

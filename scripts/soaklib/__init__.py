@@ -1,1 +1,2 @@
-"""Where checkpoint-soak has its checkpoints: a directory, or a bucket of an S3 server with faults."""
+"""Where checkpoint-soak has its checkpoints: a directory, or a bucket of an S3 server with
+faults."""

@@ -1,4 +1,5 @@
-"""What a save in the background costs rank 0: the time until it returns, and the memory until it is done."""
+"""What a save in the background costs rank 0: the time until it returns, and the memory until it is
+done."""
 
 from __future__ import annotations
 
@@ -38,7 +39,9 @@ def measure(scratch: str, gib: float, saves: int) -> int:
 
 def _work(rank: int, scratch: str, gib: float, saves: int) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=dist.FileStore(f"{scratch}/meet", WORKERS), rank=rank, world_size=WORKERS)
+    dist.init_process_group(
+        "gloo", store=dist.FileStore(f"{scratch}/meet", WORKERS), rank=rank, world_size=WORKERS
+    )
     width = _TENSOR_BYTES // 4
     layers = [nn.Linear(1, width, bias=False) for _ in range(int(gib * (1 << 30)) // _TENSOR_BYTES)]
     model = DistributedDataParallel(nn.ModuleList(layers))
@@ -57,10 +60,21 @@ def _work(rank: int, scratch: str, gib: float, saves: int) -> None:
         peaks.append((_memory("VmHWM") - before) / size)
     checkpoint.close()
     if rank == 0:
-        rows = {"returns after s": returned, "CPU s of that": computed, "is written after s": written}
+        rows = {
+            "returns after s": returned,
+            "CPU s of that": computed,
+            "is written after s": written,
+        }
         for name, found in {**rows, "peak / model": peaks}.items():
-            print(f"{name}: median {statistics.median(found):.2f} of {[round(each, 2) for each in found]}")
-        print(f"model {size / (1 << 30):.2f} GiB, load {os.getloadavg()[0]:.1f}, {os.cpu_count()} CPUs", flush=True)
+            print(
+                f"{name}: median {statistics.median(found):.2f} of "
+                f"{[round(each, 2) for each in found]}"
+            )
+        print(
+            f"model {size / (1 << 30):.2f} GiB, load {os.getloadavg()[0]:.1f}, {os.cpu_count()} "
+            "CPUs",
+            flush=True,
+        )
         shutil.rmtree(f"{scratch}/checkpoints")
     dist.barrier()
 

@@ -1,4 +1,5 @@
-"""A place for checkpoints that holds what other tools have written, too: none of that may ever change."""
+"""A place for checkpoints that holds what other tools have written, too: none of that may ever
+change."""
 
 from __future__ import annotations
 
@@ -94,8 +95,21 @@ class Bucket(Place):
     where = "s3://bucket/run"
     window_s = 4.0
     _FAULTS = (
-        *(("GET", MANIFEST), ("GET", ".distcp"), ("GET", ".metadata"), ("GET", "list-type"), ("GET", "owner.json")),
-        *(("PUT", MANIFEST), ("PUT", ".distcp"), ("PUT", ".metadata"), ("HEAD", ""), ("DELETE", ""), ("POST", "")),
+        *(
+            ("GET", MANIFEST),
+            ("GET", ".distcp"),
+            ("GET", ".metadata"),
+            ("GET", "list-type"),
+            ("GET", "owner.json"),
+        ),
+        *(
+            ("PUT", MANIFEST),
+            ("PUT", ".distcp"),
+            ("PUT", ".metadata"),
+            ("HEAD", ""),
+            ("DELETE", ""),
+            ("POST", ""),
+        ),
     )
     """Methods of requests, and parts of their paths."""
 
@@ -106,7 +120,9 @@ class Bucket(Place):
     def files(self) -> dict[str, bytes]:
         """Read all of them."""
         found = {}
-        for page in self._client.get_paginator("list_objects_v2").paginate(Bucket="bucket", Prefix="run/"):
+        for page in self._client.get_paginator("list_objects_v2").paginate(
+            Bucket="bucket", Prefix="run/"
+        ):
             for each in page.get("Contents", ()):
                 body = self._client.get_object(Bucket="bucket", Key=each["Key"])["Body"].read()
                 found[each["Key"].removeprefix("run/")] = body
@@ -117,7 +133,8 @@ class Bucket(Place):
         self._client.put_object(Bucket="bucket", Key=f"run/{path}", Body=data)
 
     def begin_round(self, choose: random.Random) -> bool:
-        """Have one to three kinds of requests fail: a few times, which clients try again, or many times."""
+        """Have one to three kinds of requests fail: a few times, which clients try again, or many
+        times."""
         lasting = False
         for method, part in choose.sample(self._FAULTS, choose.randint(1, 3)):
             times = choose.choice([1, 2, 3, 200])
@@ -136,6 +153,7 @@ class Bucket(Place):
 def bucket() -> Iterator[Bucket]:
     """Start a server, and have the workers, which are forked, find it by the environment."""
     import boto3
+
     from tests.s3 import Fault, s3_server
 
     with s3_server() as served:

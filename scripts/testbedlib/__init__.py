@@ -1,1 +1,2 @@
-"""What scripts/testbed is made of: real systems on one machine, in namespaces of their own, gone without a trace."""
+"""What scripts/testbed is made of: real systems on one machine, in namespaces of their own, gone
+without a trace."""

@@ -1,4 +1,5 @@
-"""How a host of a test bed is wired to the switch: as it should be, cut off, kept from some others, or slow and lossy.
+"""How a host of a test bed is wired to the switch: as it should be, cut off, kept from some others,
+or slow and lossy.
 
 A file of the host's says what is wanted, so that whoever changes one thing keeps the others.
 """
@@ -65,7 +66,15 @@ def _wire(hosts: Hosts, host: str, link: Link, before: Cable, after: Cable) -> N
             commands.append(f"link delete {between}")
         if after.needs_relay:
             numbers = (str(after.delay_ms / 1000), str(after.loss_percent / 100))
-            hosts.run(bed.SWITCH, sys.executable, _RELAY, near, far, *numbers, _pid_file(hosts, host, link))
+            hosts.run(
+                bed.SWITCH,
+                sys.executable,
+                _RELAY,
+                near,
+                far,
+                *numbers,
+                _pid_file(hosts, host, link),
+            )
             commands += [
                 f"link add name {between} type bridge mcast_snooping 0",
                 f"link set {between} up",

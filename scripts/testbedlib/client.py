@@ -1,6 +1,8 @@
-"""A test bed of hosts as its user has it: commands on the hosts, the processes of each, certain ends.
+"""A test bed of hosts as its user has it: commands on the hosts, the processes of each, certain
+ends.
 
-For tests, benchmarks and fault injection: ``with Hosts.started(4) as hosts: hosts.run("n1", "hostname")``.
+For tests, benchmarks and fault injection: ``with Hosts.started(4) as hosts: hosts.run("n1",
+"hostname")``.
 """
 
 from __future__ import annotations
@@ -42,12 +44,14 @@ class Process:
 
     @property
     def is_sshd(self) -> bool:
-        """Whether it is sshd's own, not what that has started; since OpenSSH 9.8 sessions have their own program."""
+        """Whether it is sshd's own, not what that has started; since OpenSSH 9.8 sessions have
+        their own program."""
         return os.path.basename(self.executable) in {"sshd", "sshd-session", "sshd-auth"}
 
 
 class Hosts:
-    """A running test bed. Every command runs in a minimal environment, and ends with the test bed at the latest."""
+    """A running test bed. Every command runs in a minimal environment, and ends with the test bed
+    at the latest."""
 
     def __init__(self, directory: str, keeper: subprocess.Popen[bytes] | None = None) -> None:
         """Use a test bed that is up; ``keeper``, if given, is ended by ``close``."""
@@ -83,7 +87,8 @@ class Hosts:
 
     @classmethod
     def started(cls, count: int, *options: str, errors: IO[bytes] | None = None) -> Self:
-        """Bring up a test bed of our own; it ends with ``close``, or with this process. Raises TestbedError."""
+        """Bring up a test bed of our own; it ends with ``close``, or with this process. Raises
+        TestbedError."""
         keeper = subprocess.Popen(
             [sys.executable, TESTBED, "hosts", "hold", str(count), *options],
             stdin=subprocess.PIPE,
@@ -105,13 +110,16 @@ class Hosts:
         self.close()
 
     def close(self) -> None:
-        """End the test bed if we started it, and wait until nothing of it is left. Raises TestbedError if it failed."""
+        """End the test bed if we started it, and wait until nothing of it is left. Raises
+        TestbedError if it failed."""
         if self._keeper is None:
             return
         keeper, self._keeper = self._keeper, None
         said, _ = keeper.communicate(timeout=_STOP_S)
         if keeper.returncode:
-            raise TestbedError(f"the keeper ended with {keeper.returncode}: {said.decode(errors='replace')}")
+            raise TestbedError(
+                f"the keeper ended with {keeper.returncode}: {said.decode(errors='replace')}"
+            )
 
     # --- addresses ---------------------------------------------------------------------------------------------------
 
@@ -152,7 +160,9 @@ class Hosts:
             preexec_fn=entering.preparation(self._namespaces[host], os.fspath(cwd)),
         )
         if check and done.returncode:
-            raise AssertionError(f"{argv} on {host} ended with {done.returncode}\n{done.stdout}{done.stderr}")
+            raise AssertionError(
+                f"{argv} on {host} ended with {done.returncode}\n{done.stdout}{done.stderr}"
+            )
         return done
 
     def popen(
@@ -188,9 +198,11 @@ class Hosts:
         return self.popen(host, [python, "-m", "distlaunch", *args], cwd=cwd, env=env, **popen)
 
     def socket(self, host: str, family: socket.AddressFamily = socket.AF_INET) -> socket.socket:
-        """Make a socket in a host's network, for code that runs in this process; it wants addresses, not names."""
+        """Make a socket in a host's network, for code that runs in this process; it wants
+        addresses, not names."""
         back, there = (
-            os.open(path, os.O_RDONLY) for path in ("/proc/thread-self/ns/net", self._namespaces[host]["net"])
+            os.open(path, os.O_RDONLY)
+            for path in ("/proc/thread-self/ns/net", self._namespaces[host]["net"])
         )
         try:
             kernel.setns(there)
@@ -213,7 +225,8 @@ class Hosts:
         return [process for process in self.everything(host) if not process.is_sshd]
 
     def sessions(self, host: str) -> list[Process]:
-        """List the processes of a host's sshd: the listener first, then two or so for each connection."""
+        """List the processes of a host's sshd: the listener first, then two or so for each
+        connection."""
         found = [process for process in self.everything(host) if process.is_sshd]
         return sorted(found, key=lambda process: "[listener]" not in process.argv[0])
 
@@ -233,16 +246,22 @@ class Hosts:
         return found
 
     def assert_clean(self, within_s: float = 10.0, *, but: Sequence[int] = ()) -> None:
-        """Fail unless every process on every host is gone in time, the pids in ``but`` and sshd left out."""
+        """Fail unless every process on every host is gone in time, the pids in ``but`` and sshd
+        left out."""
         deadline = time.monotonic() + within_s
         while left := {
-            name: [process for process in self.processes(name) if process.pid not in but] for name in self.layout
+            name: [process for process in self.processes(name) if process.pid not in but]
+            for name in self.layout
         }:
             left = {name: processes for name, processes in left.items() if processes}
             if not left:
                 return
             if time.monotonic() > deadline:
-                lines = [f"{name}: {process.pid} {process.argv}" for name in left for process in left[name]]
+                lines = [
+                    f"{name}: {process.pid} {process.argv}"
+                    for name in left
+                    for process in left[name]
+                ]
                 raise AssertionError(f"still there after {within_s} s:\n" + "\n".join(lines))
             time.sleep(0.02)
 
@@ -271,7 +290,8 @@ class _Identity:
 
 
 class Started:
-    """A command on a host: ``process`` stands for it outside and takes signals for it; ``pid`` is the command's own."""
+    """A command on a host: ``process`` stands for it outside and takes signals for it; ``pid`` is
+    the command's own."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self.process = process
@@ -298,7 +318,9 @@ class Started:
         """Wait for the end and give the exit code."""
         return self.process.wait(timeout)
 
-    def communicate(self, text: bytes | None = None, timeout: float | None = None) -> tuple[bytes, bytes]:
+    def communicate(
+        self, text: bytes | None = None, timeout: float | None = None
+    ) -> tuple[bytes, bytes]:
         """Read all it writes, and wait for its end."""
         return self.process.communicate(text, timeout)
 
@@ -316,7 +338,9 @@ def _look_at(name: str, host: _Identity) -> Process | None:
         executable = os.readlink(f"/proc/{name}/exe")
     except OSError:
         return None
-    if not among_its_pids and os.path.basename(executable) == "nsenter":  # it waits outside for one that is inside
+    if (
+        not among_its_pids and os.path.basename(executable) == "nsenter"
+    ):  # it waits outside for one that is inside
         return None
     return Process(pid=int(name), argv=tuple(argv), state=state, executable=executable)
 

@@ -1,8 +1,10 @@
-"""Going into a host between fork and exec, so that the command is as near to its parent as pids of its own allow.
+"""Going into a host between fork and exec, so that the command is as near to its parent as pids of
+its own allow.
 
-Pids are chosen at birth: a second process has to be forked for the command. The first one stays outside and stands
-for the command: it hands signals on, ends as the command does, and the command is killed when it is. Unlike nsenter(1)
-it does not stop with the command, for a stopped parent that reaps nobody keeps a whole host from ending.
+Pids are chosen at birth: a second process has to be forked for the command. The first one stays
+outside and stands for the command: it hands signals on, ends as the command does, and the command
+is killed when it is. Unlike nsenter(1) it does not stop with the command, for a stopped parent that
+reaps nobody keeps a whole host from ending.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ _SENT_BY_THE_TERMINAL = 0x80
 def preparation(
     namespaces: Mapping[str, str], cwd: str, before: Callable[[], object] | None = None
 ) -> Callable[[], None]:
-    """Give Popen's ``preexec_fn`` for a command on a host, given the files of its namespaces, by their names in /proc.
+    """Give Popen's ``preexec_fn`` for a command on a host, given the files of its namespaces, by
+    their names in /proc.
 
     ``before`` is run first, outside.
     """

@@ -1,4 +1,5 @@
-"""What can go wrong with a host of a test bed: ``cut(hosts, "n2")``. All of it is undone by ``mend``."""
+"""What can go wrong with a host of a test bed: ``cut(hosts, "n2")``. All of it is undone by
+``mend``."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ _LEAST_BURST_BYTES = 16384
 
 
 def cut(hosts: Hosts, host: str, *, on: bool = True) -> None:
-    """Have the switch drop all that comes from and goes to a host; its carrier stays, so nobody is told."""
+    """Have the switch drop all that comes from and goes to a host; its carrier stays, so nobody is
+    told."""
     cable.change(hosts, host, cut=on)
 
 
@@ -32,12 +34,14 @@ def link(hosts: Hosts, host: str, *, up: bool) -> None:
 
 
 def isolate(hosts: Hosts, host: str, *, on: bool = True) -> None:
-    """Keep a host from all others that are isolated, too; the rest it still reaches: a firewall between nodes."""
+    """Keep a host from all others that are isolated, too; the rest it still reaches: a firewall
+    between nodes."""
     cable.change(hosts, host, isolated=on)
 
 
 def delay(hosts: Hosts, host: str, delay_ms: float, loss_percent: float = 0.0) -> None:
-    """Delay, each way, all that a host sends and gets, and lose a part of it; nought and nought end that."""
+    """Delay, each way, all that a host sends and gets, and lose a part of it; nought and nought end
+    that."""
     cable.change(hosts, host, delay_ms=delay_ms, loss_percent=loss_percent)
 
 
@@ -51,7 +55,8 @@ def rate(hosts: Hosts, host: str, mbit_per_s: float | None) -> None:
             burst = max(_LEAST_BURST_BYTES, int(mbit_per_s * 1e6 / 8 / 100))
             hosts.run(
                 where,
-                f"tc qdisc replace dev {device} root tbf rate {mbit_per_s}mbit burst {burst}b latency 100ms",
+                f"tc qdisc replace dev {device} root tbf rate {mbit_per_s}mbit burst {burst}b "
+                "latency 100ms",
             )
 
 
@@ -103,7 +108,8 @@ def _kill(processes: Sequence[Process]) -> None:
 
 
 def pause(hosts: Hosts, host: str) -> None:
-    """Stop all processes of a host, as a machine that swaps or a hypervisor that is busy; its network goes on."""
+    """Stop all processes of a host, as a machine that swaps or a hypervisor that is busy; its
+    network goes on."""
     hosts.run(host, "kill -STOP -1", check=False)
 
 

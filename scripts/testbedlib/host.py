@@ -1,7 +1,9 @@
-"""The first process of a host: it makes the host's namespaces, starts its sshd, and then reaps orphans like any init.
+"""The first process of a host: it makes the host's namespaces, starts its sshd, and then reaps
+orphans like any init.
 
-What a host shares with the others is the file system, as over NFS. Its own are processes, network, name, /proc, /sys,
-/run, /dev/shm, /var/log, /etc/hosts, the small disk DIR/local and, if wanted, /tmp.
+What a host shares with the others is the file system, as over NFS. Its own are processes, network,
+name, /proc, /sys, /run, /dev/shm, /var/log, /etc/hosts, the small disk DIR/local and, if wanted,
+/tmp.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ _TMPFS = kernel.MS_NOSUID | kernel.MS_NODEV
 
 
 def be(host: Host, wanted: Wanted, directory: str, control: socket.socket) -> None:
-    """Be the first process of a host: tell the switch by ``control`` how far we are, then never return."""
+    """Be the first process of a host: tell the switch by ``control`` how far we are, then never
+    return."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     kernel.unshare(kernel.CLONE_NEWNET | kernel.CLONE_NEWUTS | kernel.CLONE_NEWIPC)
@@ -40,7 +43,20 @@ def be(host: Host, wanted: Wanted, directory: str, control: socket.socket) -> No
     own = f"{directory}/hosts/{host.name}"
     _mounts(own, directory, wanted)
     control.sendall(_READY_FOR_LINKS)
-    run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", host.name, "-f", f"{own}/ssh_host_ed25519_key"])
+    run(
+        [
+            "ssh-keygen",
+            "-q",
+            "-t",
+            "ed25519",
+            "-N",
+            "",
+            "-C",
+            host.name,
+            "-f",
+            f"{own}/ssh_host_ed25519_key",
+        ]
+    )
     if control.recv(1) != _LINKED:
         raise TestbedError(f"{host.name}: no links came")
     ip(_addresses(host, wanted))
@@ -60,7 +76,8 @@ def be(host: Host, wanted: Wanted, directory: str, control: socket.socket) -> No
 
 
 def await_links_wanted(control: socket.socket) -> bool:
-    """On the switch's side: wait until a host's network is there; False if the host ended instead."""
+    """On the switch's side: wait until a host's network is there; False if the host ended
+    instead."""
     return control.recv(1) == _READY_FOR_LINKS
 
 
@@ -75,18 +92,27 @@ def await_up(control: socket.socket) -> bool:
 
 
 def run(argv: Sequence[str], text: str = "") -> str:
-    """Run a command of the system and return its stdout; TestbedError with its words if it fails."""
+    """Run a command of the system and return its stdout; TestbedError with its words if it
+    fails."""
     path = os.environ.get("PATH", os.defpath) + ":/usr/sbin:/sbin"
     try:
         done = subprocess.run(
-            argv, input=text, capture_output=True, text=True, check=False, env={"PATH": path, "LANG": "C.UTF-8"}
+            argv,
+            input=text,
+            capture_output=True,
+            text=True,
+            check=False,
+            env={"PATH": path, "LANG": "C.UTF-8"},
         )
     except FileNotFoundError:
         raise TestbedError(
-            f"{argv[0]} is not installed; Debian: apt-get install iproute2 openssh-server openssh-client"
+            f"{argv[0]} is not installed; Debian: apt-get install iproute2 openssh-server "
+            "openssh-client"
         ) from None
     if done.returncode:
-        raise TestbedError(f"{' '.join(argv)} ended with {done.returncode}: {done.stderr.strip()}\n{text}")
+        raise TestbedError(
+            f"{' '.join(argv)} ended with {done.returncode}: {done.stderr.strip()}\n{text}"
+        )
     return done.stdout
 
 
@@ -96,7 +122,8 @@ def ip(commands: Sequence[str]) -> None:
 
 
 def start_sshd(own: str) -> None:
-    """Start a host's sshd, from within the host, and wait until it listens: it writes its pid file after that."""
+    """Start a host's sshd, from within the host, and wait until it listens: it writes its pid file
+    after that."""
     pid_file = f"{own}/sshd.pid"
     if os.path.exists(pid_file):
         os.unlink(pid_file)
@@ -114,7 +141,10 @@ def _addresses(host: Host, wanted: Wanted) -> list[str]:
     for link in host.links:
         if link.ipv4:
             commands.append(f"address add {link.ipv4}/16 broadcast + dev {link.interface}")
-        commands += [f"address add {link.ipv6}/64 nodad dev {link.interface}", f"link set {link.interface} up"]
+        commands += [
+            f"address add {link.ipv6}/64 nodad dev {link.interface}",
+            f"link set {link.interface} up",
+        ]
     if wanted.docker:
         commands += [
             f"link add name {layout.DOCKER} type bridge",
@@ -142,7 +172,9 @@ def _mounts(own: str, directory: str, wanted: Wanted) -> None:
     kernel.mount("tmpfs", "/var/log", "tmpfs", _TMPFS, "mode=755")
     if wanted.own_tmp:
         _own_tmp(own, directory)
-    kernel.mount("tmpfs", f"{directory}/local", "tmpfs", _TMPFS, f"mode=1777,size={wanted.disk_mb}m")
+    kernel.mount(
+        "tmpfs", f"{directory}/local", "tmpfs", _TMPFS, f"mode=1777,size={wanted.disk_mb}m"
+    )
     kernel.bind(f"{own}/etc_hosts", "/etc/hosts")
     for path, text in (("/etc/resolv.conf", ""), ("/etc/machine-id", f"{uuid.uuid4().hex}\n")):
         if os.path.isfile(path):

@@ -1,8 +1,10 @@
-"""Several hosts on one machine: bridges, a veth pair for each of a host's links, and a real sshd in each host.
+"""Several hosts on one machine: bridges, a veth pair for each of a host's links, and a real sshd in
+each host.
 
-The switch and every host live in network namespaces of their own: nothing of them is ever seen in the machine's
-network, and the kernel removes all of it with the last process of the sandbox. Every host has pids of its own, too,
-so that its processes neither see nor reach those of another, and orphans find an init.
+The switch and every host live in network namespaces of their own: nothing of them is ever seen in
+the machine's network, and the kernel removes all of it with the last process of the sandbox. Every
+host has pids of its own, too, so that its processes neither see nor reach those of another, and
+orphans find an init.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ _UP_S = 60.0
 
 
 def bring_up(directory: str, wanted: Wanted) -> dict[str, str]:
-    """Start the switch and all hosts, as children of the sandbox's first process; return the environment of users."""
+    """Start the switch and all hosts, as children of the sandbox's first process; return the
+    environment of users."""
     kernel.unshare(kernel.CLONE_NEWNET | kernel.CLONE_NEWUTS)
     socket.sethostname(SWITCH)
     all_hosts = layout.hosts(wanted)
@@ -47,7 +50,9 @@ def bring_up(directory: str, wanted: Wanted) -> dict[str, str]:
         if not one_host.await_up(control):
             raise TestbedError(_why(directory, host))
         control.close()
-        with open(f"{directory}/hosts/{host.name}/ssh_host_ed25519_key.pub", encoding="ascii") as file:
+        with open(
+            f"{directory}/hosts/{host.name}/ssh_host_ed25519_key.pub", encoding="ascii"
+        ) as file:
             keys[host.name] = file.read()
     with open(f"{directory}/ssh/known_hosts", "w", encoding="ascii") as file:
         file.write(layout.known_hosts(all_hosts, keys))
@@ -60,19 +65,28 @@ def bring_up(directory: str, wanted: Wanted) -> dict[str, str]:
 
 
 def enter_words(directory: str, init: int, host: str = HEAD) -> list[str]:
-    """Give the command that runs another one on a host, in the directory /; it ends with the host at the latest."""
+    """Give the command that runs another one on a host, in the directory /; it ends with the host
+    at the latest."""
     options = {"mnt": "mount"}
     files = namespaces(directory, init, host)
-    return ["nsenter", *(f"--{options.get(name, name)}={file}" for name, file in files.items()), "--"]
+    return [
+        "nsenter",
+        *(f"--{options.get(name, name)}={file}" for name, file in files.items()),
+        "--",
+    ]
 
 
 def namespaces(directory: str, init: int, host: str) -> dict[str, str]:
-    """Give the files that stand for a host's namespaces, given the pid of the sandbox's first process."""
+    """Give the files that stand for a host's namespaces, given the pid of the sandbox's first
+    process."""
     pid = "1"
     if host != SWITCH:
         with open(f"{directory}/hosts/{host}/{_PID}", encoding="ascii") as file:
             pid = file.read()
-    files = {name: f"/proc/{init}/root/proc/{pid}/ns/{name}" for name in ("mnt", "pid", "net", "uts", "ipc")}
+    files = {
+        name: f"/proc/{init}/root/proc/{pid}/ns/{name}"
+        for name in ("mnt", "pid", "net", "uts", "ipc")
+    }
     time = f"/proc/{init}/root/proc/{pid}/ns/time_for_children"
     if os.path.exists(time) and os.readlink(time) != os.readlink("/proc/self/ns/time_for_children"):
         files["time"] = time
@@ -92,8 +106,24 @@ def _write_files(directory: str, all_hosts: list[Host], wanted: Wanted) -> None:
     for name in ("hosts", "ssh", "local", "shared"):
         os.mkdir(f"{directory}/{name}", 0o755)
     os.chmod(f"{directory}/shared", 0o1777)
-    one_host.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "testbed", "-f", f"{directory}/ssh/id_ed25519"])
-    texts = {"hosts.json": layout.to_json(all_hosts), "ssh/config": layout.ssh_config(all_hosts, wanted, directory)}
+    one_host.run(
+        [
+            "ssh-keygen",
+            "-q",
+            "-t",
+            "ed25519",
+            "-N",
+            "",
+            "-C",
+            "testbed",
+            "-f",
+            f"{directory}/ssh/id_ed25519",
+        ]
+    )
+    texts = {
+        "hosts.json": layout.to_json(all_hosts),
+        "ssh/config": layout.ssh_config(all_hosts, wanted, directory),
+    }
     for host in all_hosts:
         os.mkdir(f"{directory}/hosts/{host.name}")
         texts[f"hosts/{host.name}/etc_hosts"] = layout.etc_hosts(host, all_hosts, wanted)
@@ -108,7 +138,10 @@ def _make_switch(all_hosts: list[Host]) -> None:
     commands = ["link set lo up"]
     for network in range(layout.network_count(all_hosts)):
         name = layout.bridge(network)
-        commands += [f"link add name {name} type bridge forward_delay 0 mcast_snooping 0", f"link set {name} up"]
+        commands += [
+            f"link add name {name} type bridge forward_delay 0 mcast_snooping 0",
+            f"link set {name} up",
+        ]
     one_host.ip(commands)
 
 

@@ -1,4 +1,5 @@
-"""The few calls that a sandbox needs and Python (3.10) has no function for: namespaces, mounts, death signals."""
+"""The few calls that a sandbox needs and Python (3.10) has no function for: namespaces, mounts,
+death signals."""
 
 from __future__ import annotations
 
@@ -33,17 +34,20 @@ def _checked(result: int, what: str) -> None:
 
 
 def unshare(flags: int) -> None:
-    """Leave the namespaces that we share with others; a new pid namespace begins with the next child."""
+    """Leave the namespaces that we share with others; a new pid namespace begins with the next
+    child."""
     _checked(_libc.unshare(flags), "unshare")
 
 
 def setns(fd: int) -> None:
-    """Go into the namespace that a descriptor stands for; for one of pids, only children born from now on do."""
+    """Go into the namespace that a descriptor stands for; for one of pids, only children born from
+    now on do."""
     _checked(_libc.setns(fd, 0), "setns")
 
 
 def children_into_own_pids() -> None:
-    """Have this process's next children begin in its own pid namespace again, after an ``unshare`` of pids."""
+    """Have this process's next children begin in its own pid namespace again, after an ``unshare``
+    of pids."""
     fd = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
     try:
         setns(fd)
@@ -53,7 +57,9 @@ def children_into_own_pids() -> None:
 
 def mount(source: str, target: str, kind: str, flags: int = 0, data: str = "") -> None:
     """Mount a file system in this process's mount namespace."""
-    result = _libc.mount(source.encode(), target.encode(), kind.encode(), ctypes.c_ulong(flags), data.encode())
+    result = _libc.mount(
+        source.encode(), target.encode(), kind.encode(), ctypes.c_ulong(flags), data.encode()
+    )
     _checked(result, f"mount {source} {target} {kind} {data}".rstrip())
 
 
@@ -68,7 +74,8 @@ def move(source: str, target: str) -> None:
 
 
 def private_mounts() -> None:
-    """Give this process mounts of its own: only its children see what it mounts, and it goes with the last of them."""
+    """Give this process mounts of its own: only its children see what it mounts, and it goes with
+    the last of them."""
     unshare(CLONE_NEWNS)
     mount("none", "/", "none", MS_REC | MS_PRIVATE)
 
@@ -84,7 +91,8 @@ def die_with_parent() -> None:
 
 
 def started_at(pid: int) -> int | None:
-    """Return when a process started, in clock ticks: with its pid that names it for good. None when it is gone."""
+    """Return when a process started, in clock ticks: with its pid that names it for good. None when
+    it is gone."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()

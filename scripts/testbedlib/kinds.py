@@ -1,4 +1,5 @@
-"""The kinds of system that scripts/testbed brings up: what each is called, what it can be told, how it starts."""
+"""The kinds of system that scripts/testbed brings up: what each is called, what it can be told, how
+it starts."""
 
 from __future__ import annotations
 
@@ -36,7 +37,10 @@ class Kind:
 
 def _slurm_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--tracker", choices=slurm.TRACKERS, default=slurm.TRACKERS[0], help="how Slurm finds a step's processes"
+        "--tracker",
+        choices=slurm.TRACKERS,
+        default=slurm.TRACKERS[0],
+        help="how Slurm finds a step's processes",
     )
 
 
@@ -73,9 +77,15 @@ _LISTS = {
 
 
 def _hosts_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("count", nargs="?", type=int, default=4, metavar="N", help="hosts beside the head (4)")
-    parser.add_argument("--networks", type=int, default=1, metavar="K", help="networks that every host is in (1)")
-    parser.add_argument("--disk-mb", type=int, default=16, metavar="MB", help="size of each host's DIR/local (16)")
+    parser.add_argument(
+        "count", nargs="?", type=int, default=4, metavar="N", help="hosts beside the head (4)"
+    )
+    parser.add_argument(
+        "--networks", type=int, default=1, metavar="K", help="networks that every host is in (1)"
+    )
+    parser.add_argument(
+        "--disk-mb", type=int, default=16, metavar="MB", help="size of each host's DIR/local (16)"
+    )
     for name, what in _FLAGS.items():
         parser.add_argument(_word(name), action="store_true", help=what)
     for name, what in _LISTS.items():
@@ -89,7 +99,11 @@ def _word(name: str) -> str:
 def _hosts_words(options: Options) -> list[str]:
     words = [str(options.count), f"--networks={options.networks}", f"--disk-mb={options.disk_mb}"]
     words += [_word(name) for name in _FLAGS if getattr(options, name)]
-    return words + [f"{_word(name)}={','.join(getattr(options, name))}" for name in _LISTS if getattr(options, name)]
+    return words + [
+        f"{_word(name)}={','.join(getattr(options, name))}"
+        for name in _LISTS
+        if getattr(options, name)
+    ]
 
 
 def _wanted(options: Options) -> Wanted:

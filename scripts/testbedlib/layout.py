@@ -1,4 +1,5 @@
-"""What the hosts of a test bed are: their names, networks and addresses, and the texts of the files that say so."""
+"""What the hosts of a test bed are: their names, networks and addresses, and the texts of the files
+that say so."""
 
 from __future__ import annotations
 
@@ -70,7 +71,9 @@ class Wanted:
             raise TestbedError(f"{self.networks} networks: 1 to {MOST_NETWORKS} are possible")
         names = self.all_names()
         if len(names) != self.count + 1 or len(set(names)) != len(names):
-            raise TestbedError(f"{self.count} hosts need as many different names, none of them {HEAD}")
+            raise TestbedError(
+                f"{self.count} hosts need as many different names, none of them {HEAD}"
+            )
         for name in names:
             if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9.-]{0,62}", name):
                 raise TestbedError(f"{name!r} cannot be the name of a host")
@@ -82,9 +85,14 @@ class Wanted:
     def ahead_s(self) -> dict[str, float]:
         """Give the seconds by which hosts' time of day is ahead."""
         try:
-            return {name: float(seconds) for name, _, seconds in (item.partition("=") for item in self.clocks)}
+            return {
+                name: float(seconds)
+                for name, _, seconds in (item.partition("=") for item in self.clocks)
+            }
         except ValueError:
-            raise TestbedError(f"{','.join(self.clocks)}: clocks are written NAME=SECONDS") from None
+            raise TestbedError(
+                f"{','.join(self.clocks)}: clocks are written NAME=SECONDS"
+            ) from None
 
     def all_names(self) -> list[str]:
         """Name the head, then the others."""
@@ -124,7 +132,11 @@ class Host:
         """Give the environment that makes programs believe this host's time of day."""
         if not self.ahead_s:
             return {}
-        return {"LD_PRELOAD": _library(), "FAKETIME": f"{self.ahead_s:+}", "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
+        return {
+            "LD_PRELOAD": _library(),
+            "FAKETIME": f"{self.ahead_s:+}",
+            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+        }
 
 
 def _library() -> str:
@@ -135,7 +147,8 @@ def _library() -> str:
 
 
 def hosts(wanted: Wanted) -> list[Host]:
-    """Give each host its networks and addresses: 10.10.1.7 and fd10::1:7 is n7 in the first network."""
+    """Give each host its networks and addresses: 10.10.1.7 and fd10::1:7 is n7 in the first
+    network."""
     found = []
     for number, name in enumerate(wanted.all_names()):
         links = []
@@ -185,14 +198,18 @@ def to_json(all_hosts: Sequence[Host]) -> str:
 
 def from_json(text: str) -> list[Host]:
     """Read what ``to_json`` wrote."""
-    return [Host(**{**item, "links": tuple(Link(**link) for link in item["links"])}) for item in json.loads(text)]
+    return [
+        Host(**{**item, "links": tuple(Link(**link) for link in item["links"])})
+        for item in json.loads(text)
+    ]
 
 
 # --- files -----------------------------------------------------------------------------------------------------------
 
 
 def _known_as(seen_by: Host, other: Host) -> dict[str, str]:
-    """Give the names and addresses by which a host knows another: the plain name is in the first network they share."""
+    """Give the names and addresses by which a host knows another: the plain name is in the first
+    network they share."""
     shared = {link.network for link in seen_by.links}
     found: dict[str, str] = {}
     for link in other.links:
@@ -216,7 +233,9 @@ def etc_hosts(host: Host, all_hosts: Sequence[Host], wanted: Wanted) -> str:
 def sshd_config(host: Host, directory: str) -> str:
     """Write the configuration of a host's sshd."""
     variables = " ".join(f"{name}={value}" for name, value in host.clock_variables().items())
-    return _SSHD.format(directory=directory, name=host.name) + (f"SetEnv {variables}\n" if variables else "")
+    return _SSHD.format(directory=directory, name=host.name) + (
+        f"SetEnv {variables}\n" if variables else ""
+    )
 
 
 def ssh_config(all_hosts: Sequence[Host], wanted: Wanted, directory: str) -> str:
@@ -245,7 +264,9 @@ def known_hosts(all_hosts: Sequence[Host], keys: Mapping[str, str]) -> str:
     """Write the host keys, given the public one of each host as ssh-keygen wrote it."""
     lines = []
     for host in all_hosts:
-        addresses = [address for link in host.links for address in (link.ipv4, link.ipv6) if address]
+        addresses = [
+            address for link in host.links for address in (link.ipv4, link.ipv6) if address
+        ]
         others = [f"{host.name}-{bridge(link.network)}" for link in host.links]
         kind, key = keys[host.name].split()[:2]
         lines.append(f"{','.join([host.name, *others, *addresses])} {kind} {key}")

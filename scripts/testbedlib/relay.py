@@ -1,8 +1,8 @@
 """A slow and lossy cable: carries frames between two TAP devices, each delayed, some dropped.
 
-Run as ``relay.py NEAR FAR DELAY_S LOSS PID_FILE`` in the network namespace of the switch; it makes the devices, goes
-into the background, and the devices vanish with it. The kernel has made whole frames, with checksums, of whatever a
-TAP device is given, so frames can be carried as they are.
+Run as ``relay.py NEAR FAR DELAY_S LOSS PID_FILE`` in the network namespace of the switch; it makes
+the devices, goes into the background, and the devices vanish with it. The kernel has made whole
+frames, with checksums, of whatever a TAP device is given, so frames can be carried as they are.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ def _tap(name: str) -> int:
 
 
 def carry(near: int, far: int, delay_s: float, loss: float) -> None:
-    """Carry frames both ways until killed; ``loss`` is a part of 1. With the same delay for all, order stays."""
+    """Carry frames both ways until killed; ``loss`` is a part of 1. With the same delay for all,
+    order stays."""
     other = {near: far, far: near}
     waiting: deque[tuple[float, int, bytes]] = deque()
     poll = select.poll()

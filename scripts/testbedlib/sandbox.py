@@ -1,12 +1,14 @@
-"""A place on this machine for a real system: a directory, pids, mounts and cgroups of its own; it goes without a trace.
+"""A place on this machine for a real system: a directory, pids, mounts and cgroups of its own; it
+goes without a trace.
 
-Three processes have part in it. The *user* (a test, `up`, `run`) starts the *keeper* (`scripts/testbed KIND hold`) with
-a pipe as its stdin. The keeper makes the directory and forks the *init* of a new pid namespace, which starts the
-system. When the pipe closes before the word ``keep`` came through it, however the user ended, the keeper takes
-everything down; so it does on TERM. The kernel kills a pid namespace whole when its init is killed, and the init when
-the keeper is: no process of the system can escape that. Mounts go with the namespaces. If the keeper was killed, its
-directory and cgroups stay until ``take_down`` finds them (a lock tells whether a keeper lives: no recycled pid can
-hold it).
+Three processes have part in it. The *user* (a test, `up`, `run`) starts the *keeper*
+(`scripts/testbed KIND hold`) with a pipe as its stdin. The keeper makes the directory and forks the
+*init* of a new pid namespace, which starts the system. When the pipe closes before the word
+``keep`` came through it, however the user ended, the keeper takes everything down; so it does on
+TERM. The kernel kills a pid namespace whole when its init is killed, and the init when the keeper
+is: no process of the system can escape that. Mounts go with the namespaces. If the keeper was
+killed, its directory and cgroups stay until ``take_down`` finds them (a lock tells whether a keeper
+lives: no recycled pid can hold it).
 """
 
 from __future__ import annotations
@@ -43,27 +45,36 @@ class TestbedError(Exception):
 
 
 BringUp = Callable[[str], Mapping[str, str]]
-"""Starts a system as pid 1 of its namespace, given the directory; returns the environment for its users."""
+"""Starts a system as pid 1 of its namespace, given the directory; returns the environment for its
+users."""
 Enter = Callable[[str, int], Sequence[str]]
-"""Gives the command that runs another one inside, given the directory and the pid of the system's first process."""
+"""Gives the command that runs another one inside, given the directory and the pid of the system's
+first process."""
 
 
 # --- the keeper ------------------------------------------------------------------------------------------------------
 
 
 def enter_words(directory: str, init: int) -> list[str]:
-    """Give the command that runs another one beside the first process; it ends with the sandbox at the latest."""
+    """Give the command that runs another one beside the first process; it ends with the sandbox at
+    the latest."""
     return ["nsenter", f"--target={init}", "--pid", "--mount", "--"]
 
 
-def keep(kind: str, bring_up: BringUp, hierarchies: Sequence[str] = (), enter: Enter = enter_words) -> int:
-    """Be the keeper: bring a system up, say so in one line of JSON on stdout, and take it down when told to.
+def keep(
+    kind: str, bring_up: BringUp, hierarchies: Sequence[str] = (), enter: Enter = enter_words
+) -> int:
+    """Be the keeper: bring a system up, say so in one line of JSON on stdout, and take it down when
+    told to.
 
-    ``hierarchies`` are cgroup v1 hierarchies to be mounted as ``DIR/cgroup/NAME``, with a group of the sandbox's own as
-    their root. Returns an exit code. Raises TestbedError when the system does not come up; nothing is left then.
+    ``hierarchies`` are cgroup v1 hierarchies to be mounted as ``DIR/cgroup/NAME``, with a group of
+    the sandbox's own as their root. Returns an exit code. Raises TestbedError when the system does
+    not come up; nothing is left then.
     """
     if os.geteuid() != 0:
-        raise TestbedError("needs root: for namespaces, device nodes, and daemons that start other users' programs")
+        raise TestbedError(
+            "needs root: for namespaces, device nodes, and daemons that start other users' programs"
+        )
     wake, asleep = os.pipe()
     os.set_blocking(asleep, False)
     signal.set_wakeup_fd(asleep)
@@ -86,7 +97,10 @@ def keep(kind: str, bring_up: BringUp, hierarchies: Sequence[str] = (), enter: E
         if "environment" not in answer:
             raise TestbedError(str(answer["error"]))
         _write_record(directory, init, answer["environment"])
-        print(json.dumps({"directory": directory, "enter": list(enter(directory, init)), **answer}), flush=True)
+        print(
+            json.dumps({"directory": directory, "enter": list(enter(directory, init)), **answer}),
+            flush=True,
+        )
         return _until_told(directory, wake, init)
     except OSError as error:
         raise TestbedError(f"this machine does not allow a sandbox: {error}") from error
@@ -96,7 +110,8 @@ def keep(kind: str, bring_up: BringUp, hierarchies: Sequence[str] = (), enter: E
 
 
 def _lock(directory: str) -> None:
-    """Hold the lock as long as this process lives: it is close-on-exec, and the init closes its copy."""
+    """Hold the lock as long as this process lives: it is close-on-exec, and the init closes its
+    copy."""
     fd = os.open(f"{directory}/{_LOCK}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
@@ -119,7 +134,10 @@ def _fork_init(directory: str, bring_up: BringUp, hierarchies: Sequence[str]) ->
     if pid:
         os.close(tell)
         os.close(life)
-        return pid, answers  # `held` stays open in the keeper: its end is how the init can tell that we are gone
+        return (
+            pid,
+            answers,
+        )  # `held` stays open in the keeper: its end is how the init can tell that we are gone
     status = 1
     try:
         kernel.die_with_parent()
@@ -266,7 +284,8 @@ def _remove_group(path: str) -> None:
             os.rmdir(path)
         except FileNotFoundError:
             return
-        except OSError as error:  # the kernel lets go of a dead process a moment after its parent has heard of it
+        # the kernel lets go of a dead process a moment after its parent has heard of it
+        except OSError as error:
             if error.errno != errno.EBUSY or time.monotonic() > deadline:
                 raise
             time.sleep(0.01)
@@ -283,7 +302,8 @@ def _mount_cgroup(target: str, hierarchy: str) -> None:
         kernel.mount("cgroup", target, "cgroup", 0, hierarchy)
     except OSError as error:
         raise TestbedError(
-            f"no cgroup v1 hierarchy {hierarchy!r} here ({error}): the kernel lacks it, or cgroup v2 holds it"
+            f"no cgroup v1 hierarchy {hierarchy!r} here ({error}): the kernel lacks it, or cgroup "
+            "v2 holds it"
         ) from error
 
 
@@ -293,7 +313,9 @@ def _mount_cgroup(target: str, hierarchy: str) -> None:
 def instances(kind: str) -> list[str]:
     """List the directories of all sandboxes of a kind, whether their keepers live or not."""
     root = tempfile.gettempdir()
-    return sorted(f"{root}/{name}" for name in os.listdir(root) if name.startswith(f"distlaunch-{kind}-"))
+    return sorted(
+        f"{root}/{name}" for name in os.listdir(root) if name.startswith(f"distlaunch-{kind}-")
+    )
 
 
 def is_kept(directory: str) -> bool:
@@ -312,7 +334,8 @@ def is_kept(directory: str) -> bool:
 
 
 def state(directory: str) -> str:
-    """Say how a sandbox is: ``dead`` (its keeper was killed), ``up`` (it stays), ``held`` (it ends with its user)."""
+    """Say how a sandbox is: ``dead`` (its keeper was killed), ``up`` (it stays), ``held`` (it ends
+    with its user)."""
     if not is_kept(directory):
         return "dead"
     return "up" if os.path.exists(f"{directory}/{_STAYS}") else "held"
@@ -333,7 +356,8 @@ def init_of(directory: str) -> int:
 
 
 def take_down(directory: str) -> None:
-    """End a sandbox, whether its keeper lives or was killed, and wait until nothing of it is left."""
+    """End a sandbox, whether its keeper lives or was killed, and wait until nothing of it is
+    left."""
     record = _record(directory)
     if not _end(record.get("keeper"), signal.SIGTERM):
         _end(record.get("keeper"), signal.SIGKILL)

@@ -1,7 +1,8 @@
 """Slurm on one machine: one slurmctld, several slurmd with fake GPUs, a munged of their own.
 
-Nothing of the system's own Slurm is used: configuration, key, sockets, state and logs lie in the sandbox's directory,
-ports are free ones. Slurm's manuals describe the settings: slurm.conf(5), gres.conf(5), cgroup.conf(5), munged(8).
+Nothing of the system's own Slurm is used: configuration, key, sockets, state and logs lie in the
+sandbox's directory, ports are free ones. Slurm's manuals describe the settings: slurm.conf(5),
+gres.conf(5), cgroup.conf(5), munged(8).
 """
 
 from __future__ import annotations
@@ -36,11 +37,14 @@ def hierarchies(tracker: str) -> tuple[str, ...]:
 
 
 def bring_up(directory: str, tracker: str) -> dict[str, str]:
-    """Start Slurm as children of this process, wait until all nodes are idle, return the environment of its clients."""
+    """Start Slurm as children of this process, wait until all nodes are idle, return the
+    environment of its clients."""
     for name in ("etc", "dev", "log", "run", "state", *(f"spool-{node}" for node in NODES)):
         os.mkdir(f"{directory}/{name}", 0o755)
     for index in range(max(len(_gpus(types)) for types in NODES.values())):
-        os.mknod(f"{directory}/dev/nvidia{index}", stat.S_IFCHR | 0o666, os.makedev(1, 3))  # each a /dev/null
+        os.mknod(
+            f"{directory}/dev/nvidia{index}", stat.S_IFCHR | 0o666, os.makedev(1, 3)
+        )  # each a /dev/null
     _start_munge(directory)
     for _ in range(_TRIES):
         try:
@@ -57,7 +61,12 @@ def _start_munge(directory: str) -> None:
     files |= {"log-file": "log/munged.log", "seed-file": "run/munge.seed"}
     options = [f"--{name}={directory}/{path}" for name, path in files.items()]
     daemon = _start(directory, "munged", [_program("munged"), "--foreground", *options])
-    _wait_for(directory, lambda: os.path.exists(f"{directory}/run/munge.socket"), [daemon], "munged's socket")
+    _wait_for(
+        directory,
+        lambda: os.path.exists(f"{directory}/run/munge.socket"),
+        [daemon],
+        "munged's socket",
+    )
 
 
 def _secret(path: str, flags: int) -> int:
@@ -72,7 +81,10 @@ def _start_slurm(directory: str, tracker: str) -> dict[str, str]:
     environment = {"SLURM_CONF": f"{directory}/etc/slurm.conf"}
     env = {"PATH": os.environ.get("PATH", os.defpath), **environment}
     daemons = [_start(directory, "slurmctld", [_program("slurmctld"), "-D", "-i", "-c"], env)]
-    daemons += [_start(directory, f"slurmd-{node}", [_program("slurmd"), "-D", "-N", node], env) for node in NODES]
+    daemons += [
+        _start(directory, f"slurmd-{node}", [_program("slurmd"), "-D", "-N", node], env)
+        for node in NODES
+    ]
 
     def all_idle() -> bool:
         sinfo = subprocess.run(
@@ -98,11 +110,16 @@ def _start(
     directory: str, name: str, argv: Sequence[str], env: Mapping[str, str] | None = None
 ) -> subprocess.Popen[bytes]:
     with open(f"{directory}/log/{name}.stderr", "ab") as log:
-        return subprocess.Popen(argv, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=env, cwd=directory)
+        return subprocess.Popen(
+            argv, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=env, cwd=directory
+        )
 
 
 def _wait_for(
-    directory: str, condition: Callable[[], bool], daemons: Sequence[subprocess.Popen[bytes]], what: str
+    directory: str,
+    condition: Callable[[], bool],
+    daemons: Sequence[subprocess.Popen[bytes]],
+    what: str,
 ) -> None:
     deadline = time.monotonic() + _UP_S
     while not condition():
@@ -190,7 +207,9 @@ def configuration(directory: str, tracker: str, ports: Sequence[int]) -> dict[st
         "SlurmdParameters": "config_overrides",
         "GresTypes": "gpu",
         "ReturnToService": 2,
-        "FirstJobId": random.randrange(1000, 1 << 25),  # what is named after it is another's in another test bed
+        "FirstJobId": random.randrange(
+            1000, 1 << 25
+        ),  # what is named after it is another's in another test bed
         "MinJobAge": 86400,
         "MpiDefault": "none",
         "SwitchType": "switch/none",
@@ -201,20 +220,33 @@ def configuration(directory: str, tracker: str, ports: Sequence[int]) -> dict[st
     for (node, types), port in zip(NODES.items(), ports[1:], strict=True):
         wanted = ",".join(f"gpu:{item}" for item in types.split("+"))
         address = f"NodeHostname={host} NodeAddr=127.0.0.1 Port={port}"
-        lines.append(f"NodeName={node} {address} CPUs={CPUS} RealMemory=4000 Gres={wanted} State=UNKNOWN")
+        lines.append(
+            f"NodeName={node} {address} CPUs={CPUS} RealMemory=4000 Gres={wanted} State=UNKNOWN"
+        )
         gres += [
-            f"NodeName={node} Name=gpu Type={name} File={directory}/dev/nvidia{index} Flags=nvidia_gpu_env"
+            f"NodeName={node} Name=gpu Type={name} File={directory}/dev/nvidia{index} "
+            "Flags=nvidia_gpu_env"
             for index, name in enumerate(_gpus(types))
         ]
     partition = f"Nodes={','.join(NODES)} MaxTime=INFINITE State=UP OverSubscribe=NO"
     lines.append(f"PartitionName=all {partition} Default=YES PreemptMode=OFF")
     # Jobs of the first take the nodes of this one's.
     lines.append(f"PartitionName=cheap {partition} PriorityTier=0 PreemptMode=REQUEUE")
-    # salloc reads this where it runs: without a command it then starts a step, and the shell in that.
+    # salloc reads this where it runs: without a command it then starts a step, and the shell in
+    # that.
     interactive = [
         "LaunchParameters=use_interactive_step",
         'InteractiveStepOptions="--interactive --preserve-env $SHELL"',
     ]
-    cgroup = ["CgroupPlugin=cgroup/v1", f"CgroupMountpoint={directory}/cgroup", "CgroupAutomount=no"]
-    texts = {"slurm.conf": lines, "interactive.conf": [*lines, *interactive], "gres.conf": gres, "cgroup.conf": cgroup}
+    cgroup = [
+        "CgroupPlugin=cgroup/v1",
+        f"CgroupMountpoint={directory}/cgroup",
+        "CgroupAutomount=no",
+    ]
+    texts = {
+        "slurm.conf": lines,
+        "interactive.conf": [*lines, *interactive],
+        "gres.conf": gres,
+        "cgroup.conf": cgroup,
+    }
     return {name: "\n".join(text) + "\n" for name, text in texts.items()}

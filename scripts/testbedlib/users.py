@@ -1,6 +1,8 @@
-"""The users that all hosts of a test bed know: root, with a home of the test bed's own, and some who are odd.
+"""The users that all hosts of a test bed know: root, with a home of the test bed's own, and some
+who are odd.
 
-Nothing of the machine's own homes is used: keys, configuration and history of whoever runs the test stay out of sight.
+Nothing of the machine's own homes is used: keys, configuration and history of whoever runs the test
+stay out of sight.
 """
 
 from __future__ import annotations
@@ -47,7 +49,8 @@ def present() -> dict[str, str]:
 
 
 def install(directory: str) -> None:
-    """Show the users to all processes that have this process's mounts, with homes in ``DIR/home``."""
+    """Show the users to all processes that have this process's mounts, with homes in
+    ``DIR/home``."""
     os.mkdir(f"{directory}/home", 0o755)
     os.makedirs(f"{directory}/home/root/.ssh", 0o755)
     ours = present()
@@ -70,7 +73,8 @@ def install(directory: str) -> None:
 
 
 def _databases(directory: str, ours: dict[str, str]) -> dict[str, tuple[str, int]]:
-    """Give the texts and modes of passwd, group and shadow: the machine's users, too, but root has another home."""
+    """Give the texts and modes of passwd, group and shadow: the machine's users, too, but root has
+    another home."""
     with open("/etc/passwd", encoding="utf-8") as file:
         users = [line.rstrip("\n").split(":") for line in file if line.count(":") == 6]
     users = [user for user in users if user[0] not in ours]
@@ -91,7 +95,8 @@ def _databases(directory: str, ours: dict[str, str]) -> dict[str, tuple[str, int
 
 
 def _open_the_way_to(path: str, directory: str) -> None:
-    """Have directories on the way that are closed to others, as /root is, seem open; what is in them keeps its mode."""
+    """Have directories on the way that are closed to others, as /root is, seem open; what is in
+    them keeps its mode."""
     parent = os.path.dirname(os.path.realpath(path))
     while parent != "/":
         if not os.stat(parent).st_mode & stat.S_IXOTH:
@@ -116,4 +121,6 @@ def _open(closed: str, stand_in: str) -> None:
                 with open(target, "w", encoding="ascii"):
                     pass
                 kernel.bind(entry.path, target)
-    kernel.move(stand_in, closed)  # nothing below the test bed's directory may lead to what is not the test bed's
+    kernel.move(
+        stand_in, closed
+    )  # nothing below the test bed's directory may lead to what is not the test bed's

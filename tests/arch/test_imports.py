@@ -1,4 +1,5 @@
-"""Start-up time is a promise: each command loads only what it needs, and nothing heavy before the first worker."""
+"""Start-up time is a promise: each command loads only what it needs, and nothing heavy before the
+first worker."""
 
 from __future__ import annotations
 
@@ -18,13 +19,21 @@ def top_level(modules: set[str]) -> set[str]:
 
 def loaded(importtime: str) -> set[str]:
     """Return the modules that ``python -X importtime`` reported."""
-    return set(re.findall(r"^import time:\s+\d+ \|\s+\d+ \|\s+([\w.]+)$", importtime, flags=re.MULTILINE))
+    return set(
+        re.findall(r"^import time:\s+\d+ \|\s+\d+ \|\s+([\w.]+)$", importtime, flags=re.MULTILINE)
+    )
 
 
 def modules_of(distlaunch, *args: str) -> set[str]:
     command = [sys.executable, "-X", "importtime", "-m", "distlaunch", *args]
     result = subprocess.run(
-        command, env=distlaunch.env, cwd=distlaunch.work, capture_output=True, text=True, timeout=60, check=False
+        command,
+        env=distlaunch.env,
+        cwd=distlaunch.work,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert result.returncode == 0, result.stderr[-4000:]
     modules = loaded(result.stderr)
@@ -34,7 +43,9 @@ def modules_of(distlaunch, *args: str) -> set[str]:
 
 @pytest.mark.parametrize("args", [["--help"], ["train", "--help"]])
 def test_help_loads_no_heavy_module(distlaunch, args):
-    assert not top_level(modules_of(distlaunch, *args)) & (HEAVY - {"pydantic"})  # typer 0.29 itself loads pydantic
+    assert not top_level(modules_of(distlaunch, *args)) & (
+        HEAVY - {"pydantic"}
+    )  # typer 0.29 itself loads pydantic
 
 
 def test_version_of_typer_apart_a_plan_loads_no_heavy_module(distlaunch):
@@ -48,7 +59,8 @@ def test_a_local_train_loads_neither_the_command_line_framework_nor_anything_hea
 
 
 def test_a_local_train_stays_within_its_budget_of_modules(distlaunch):
-    """What a bare interpreter loads (about 40, with its site directory) is not ours to save, so it is subtracted."""
+    """What a bare interpreter loads (about 40, with its site directory) is not ours to save, so it
+    is subtracted."""
     bare = subprocess.run(
         [sys.executable, "-X", "importtime", "-m", "this"],
         env=distlaunch.env,
@@ -57,7 +69,9 @@ def test_a_local_train_stays_within_its_budget_of_modules(distlaunch):
         timeout=60,
         check=True,
     )
-    modules = modules_of(distlaunch, "train", "--num-procs", "2", "--no-python", "/bin/true") - loaded(bare.stderr)
+    modules = modules_of(
+        distlaunch, "train", "--num-procs", "2", "--no-python", "/bin/true"
+    ) - loaded(bare.stderr)
     ours = {module for module in modules if module.startswith("distlaunch")}
     assert len(modules - ours) <= STANDARD_LIBRARY_BUDGET, sorted(modules - ours)
     assert not modules & FORBIDDEN_IN_TRAIN

@@ -15,14 +15,23 @@ LINT = "import sys; from importlinter.cli import lint_imports_command; sys.argv 
 
 
 def lint_imports(directory: Path) -> subprocess.CompletedProcess[str]:
-    env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(directory), "LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1"}
+    env = {
+        "PATH": os.environ["PATH"],
+        "PYTHONPATH": str(directory),
+        "LANG": "C.UTF-8",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
     command = [sys.executable, "-c", LINT]
-    return subprocess.run(command, cwd=directory, env=env, capture_output=True, text=True, timeout=100, check=False)
+    return subprocess.run(
+        command, cwd=directory, env=env, capture_output=True, text=True, timeout=100, check=False
+    )
 
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    shutil.copytree(ROOT / "distlaunch", tmp_path / "distlaunch", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        ROOT / "distlaunch", tmp_path / "distlaunch", ignore=shutil.ignore_patterns("__pycache__")
+    )
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     return tmp_path
 

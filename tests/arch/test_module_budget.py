@@ -1,4 +1,5 @@
-"""What each command may load: the start-up promise as sets of modules, read from ``sys.modules`` at the end."""
+"""What each command may load: the start-up promise as sets of modules, read from ``sys.modules`` at
+the end."""
 
 from __future__ import annotations
 
@@ -23,9 +24,27 @@ finally:
 """
 HEAVY = {"torch", "numpy", "paramiko", "asyncio", "psutil", "multiprocessing", "concurrent"}
 NOT_ON_THE_START_PATH = HEAVY | {
-    "typer", "click", "rich", "pydantic", "argparse", "dataclasses", "inspect", "logging", "pathlib", "subprocess",
-    "shutil", "tempfile", "traceback", "importlib.metadata", "email", "http", "ssl", "urllib", "datetime", "random",
-}  # fmt: skip
+    "typer",
+    "click",
+    "rich",
+    "pydantic",
+    "argparse",
+    "dataclasses",
+    "inspect",
+    "logging",
+    "pathlib",
+    "subprocess",
+    "shutil",
+    "tempfile",
+    "traceback",
+    "importlib.metadata",
+    "email",
+    "http",
+    "ssl",
+    "urllib",
+    "datetime",
+    "random",
+}
 TRAIN_MAY_LOAD = {
     "__future__", "_abc", "_ctypes", "_json", "_operator", "_socket", "_sre", "_struct", "_typing", "_collections",
     "_functools", "_opcode", "array", "collections", "contextlib", "copyreg", "ctypes", "enum", "errno", "fcntl",
@@ -33,18 +52,25 @@ TRAIN_MAY_LOAD = {
     "selectors", "signal", "socket", "struct", "termios", "threading", "_thread", "types", "typing", "warnings",
     "_weakrefset", "weakref", "_signal", "_string", "string", "gc",
 }  # fmt: skip
-"""Top-level modules of the standard library, beyond what an interpreter has with ``os`` alone (3.10 to 3.13)."""
+"""Top-level modules of the standard library, beyond what an interpreter has with ``os`` alone (3.10
+to 3.13)."""
 
 
 def modules_of(distlaunch, *words: str, code: int = 0, site: bool = False) -> set[str]:
-    """Run a command in an interpreter without site packages (unless ``site``); return what was loaded at its end."""
+    """Run a command in an interpreter without site packages (unless ``site``); return what was
+    loaded at its end."""
     out = distlaunch.tmp_path / "modules"
     paths = [str(ROOT), *(path for path in sys.path if site and path.endswith("-packages"))]
     source = RUN.format(paths=paths, out=str(out))
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", source, *words],
-        env=distlaunch.env, cwd=distlaunch.work, capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+        env=distlaunch.env,
+        cwd=distlaunch.work,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert done.returncode == code, done.stderr
     return set(out.read_text().split())
 
@@ -52,13 +78,22 @@ def modules_of(distlaunch, *words: str, code: int = 0, site: bool = False) -> se
 def bare() -> set[str]:
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", "import os, sys; print(*sys.modules)"],
-        env={"PATH": os.defpath}, capture_output=True, text=True, timeout=60, check=True,
-    )  # fmt: skip
+        env={"PATH": os.defpath},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
     return set(done.stdout.split())
 
 
 def unwanted(modules: set[str], names: set[str]) -> set[str]:
-    return {module for module in modules for name in names if module == name or module.startswith(name + ".")}
+    return {
+        module
+        for module in modules
+        for name in names
+        if module == name or module.startswith(name + ".")
+    }
 
 
 TRAINS = {
@@ -77,13 +112,32 @@ def test_a_local_train_loads_the_standard_library_alone_and_little_of_it(distlau
 
 
 def test_a_local_train_that_goes_well_loads_no_diagnosis_and_no_typer(distlaunch):
-    ours = {name for name in modules_of(distlaunch, "train", *TRAINS["workers"]) if name.startswith("distlaunch.")}
-    assert unwanted(ours, {"distlaunch.cli.app", "distlaunch.cli.commands.plan_tables", "distlaunch.core.probe.gpus", "distlaunch.core.probe.nvidia"}) == set()  # fmt: skip
-    assert not {name for name in ours if name.startswith("distlaunch.diagnosis.")} - {"distlaunch.diagnosis.model"}
+    ours = {
+        name
+        for name in modules_of(distlaunch, "train", *TRAINS["workers"])
+        if name.startswith("distlaunch.")
+    }
+    assert (
+        unwanted(
+            ours,
+            {
+                "distlaunch.cli.app",
+                "distlaunch.cli.commands.plan_tables",
+                "distlaunch.core.probe.gpus",
+                "distlaunch.core.probe.nvidia",
+            },
+        )
+        == set()
+    )
+    assert not {name for name in ours if name.startswith("distlaunch.diagnosis.")} - {
+        "distlaunch.diagnosis.model"
+    }
 
 
 def test_a_local_train_looks_for_no_other_node(distlaunch):
-    modules = modules_of(distlaunch, "train", "--num-procs", "2", "--num-nodes", "1", "--no-python", "/bin/true")
+    modules = modules_of(
+        distlaunch, "train", "--num-procs", "2", "--num-nodes", "1", "--no-python", "/bin/true"
+    )
     around = {
         *("launch.surroundings", "core.probe.network", "core.model.host_list"),
         *("planning.node_source", "planning.allocation", "planning.explain", "planning.hosts"),
@@ -94,7 +148,9 @@ def test_a_local_train_looks_for_no_other_node(distlaunch):
 
 
 def test_a_failing_train_loads_nothing_heavy_to_explain_it(distlaunch):
-    modules = modules_of(distlaunch, "train", "--num-procs", "2", "--no-python", "/bin/false", code=1)
+    modules = modules_of(
+        distlaunch, "train", "--num-procs", "2", "--no-python", "/bin/false", code=1
+    )
     assert unwanted(modules, NOT_ON_THE_START_PATH) == set()
 
 
@@ -110,7 +166,9 @@ def test_a_wrong_option_is_told_without_the_command_line_framework(distlaunch):
     assert unwanted(modules, HEAVY | {"typer", "click", "rich", "pydantic", "argparse"}) == set()
 
 
-@pytest.mark.parametrize("words", [["--help"], ["train", "--help"], ["plan", "--help"], ["--version"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "words", [["--help"], ["train", "--help"], ["plan", "--help"], ["--version"]], ids=" ".join
+)
 def test_help_loads_the_command_line_framework_and_no_part_of_a_job(distlaunch, words):
     modules = modules_of(distlaunch, *words, site=True)
     assert "typer" in modules
@@ -119,7 +177,12 @@ def test_help_loads_the_command_line_framework_and_no_part_of_a_job(distlaunch, 
     assert (
         unwanted(
             modules,
-            {"distlaunch.core.agent", "distlaunch.coordinator", "distlaunch.launch.run", "distlaunch.launch.make_plan"},
+            {
+                "distlaunch.core.agent",
+                "distlaunch.coordinator",
+                "distlaunch.launch.run",
+                "distlaunch.launch.make_plan",
+            },
         )
         == set()
     )

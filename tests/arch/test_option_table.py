@@ -1,4 +1,5 @@
-"""The start path: the quick parser loads nothing beyond what typing needs, and our own few modules."""
+"""The start path: the quick parser loads nothing beyond what typing needs, and our own few
+modules."""
 
 from __future__ import annotations
 
@@ -42,7 +43,11 @@ def loaded(source: str) -> set[str]:
     # -S: the site packages' own start-up files load modules of their own.
     code = f"import sys; sys.path.insert(0, {root!r})\n{source}\nprint(*sys.modules)"
     done = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-I", "-S", "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
     )
     return set(done.stdout.split())
 
@@ -64,7 +69,16 @@ def test_an_error_of_the_command_line_is_told_without_typer_and_rich():
         "from distlaunch.cli.error_output import guarded\n"
         "assert guarded(lambda: command.run(['train', '--num-gpu', '2', 'train.py'], {})) == 2"
     )
-    assert not after & {"typer", "click", "rich", "torch", "paramiko", "psutil", "asyncio", "argparse"}
+    assert not after & {
+        "typer",
+        "click",
+        "rich",
+        "torch",
+        "paramiko",
+        "psutil",
+        "asyncio",
+        "argparse",
+    }
 
 
 def test_help_loads_nothing_that_only_a_job_needs():
@@ -74,7 +88,12 @@ def test_help_loads_nothing_that_only_a_job_needs():
         "print('MODULES', *sys.modules)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], env={"PATH": os.defpath}, capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", code],
+        env={"PATH": os.defpath},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
     )
     modules = set(done.stdout.partition("MODULES")[2].split())
     assert "typer" in modules

@@ -1,9 +1,9 @@
 """Code decides by values: it never compares text that is written for people.
 
 Two things count as such a comparison outside of the modules that read other programs' texts: a
-literal of several words in ``==``, ``in``, ``startswith``, a pattern and the like, and any comparison
-of a name that holds words for people (``why``, ``hint``, ``problem``, ...). Members of a ``Literal``
-are values.
+literal of several words in ``==``, ``in``, ``startswith``, a pattern and the like, and any
+comparison of a name that holds words for people (``why``, ``hint``, ``problem``, ...). Members of a
+``Literal`` are values.
 """
 
 from __future__ import annotations
@@ -29,21 +29,48 @@ READS_FOREIGN_TEXT = {
     "planning/hosts/hostfile.py": "host files",
 }
 ALLOWED = {
-    ("cli/compat/horovodrun/command.py", "\"No module named 'horovod'\" in done.stderr"): "Python's words",
+    (
+        "cli/compat/horovodrun/command.py",
+        "\"No module named 'horovod'\" in done.stderr",
+    ): "Python's words",
     ("transport/ssh/client.py", "'Indecipherable' in str(error)"): "paramiko's words",
     ("transport/ssh/client.py", "'no acceptable' in str(error)"): "paramiko's words",
     ("transport/ssh/client.py", "'Signature verification' in text"): "paramiko's words",
     ("coordinator/joined/launcher.py", "note not in self._noted"): "each line is said once",
     ("coordinator/runtime/runner.py", "note not in self._noted"): "each line is said once",
     ("coordinator/policy/node_setup.py", "told == event.problem"): "each line is said once",
-    ("coordinator/policy/losses.py", "loss.why == first.why"): "a line names a reason once that all nodes share",
+    (
+        "coordinator/policy/losses.py",
+        "loss.why == first.why",
+    ): "a line names a reason once that all nodes share",
 }
-"""Module and comparison, each with its reason. An entry that nothing needs any more is a failure."""
+"""Module and comparison, each with its reason. An entry that nothing needs any more is a
+failure."""
 
-TESTS = {"startswith", "endswith", "removeprefix", "removesuffix", "partition", "rpartition", "find", "index"}
+TESTS = {
+    "startswith",
+    "endswith",
+    "removeprefix",
+    "removesuffix",
+    "partition",
+    "rpartition",
+    "find",
+    "index",
+}
 PATTERNS = {"match", "search", "fullmatch", "findall", "finditer"}
 FOR_PEOPLE = {
-    *("why", "why_lost", "why_closed", "why_final", "hint", "problem", "summary", "notice", "note", "explanation"),
+    *(
+        "why",
+        "why_lost",
+        "why_closed",
+        "why_final",
+        "hint",
+        "problem",
+        "summary",
+        "notice",
+        "note",
+        "explanation",
+    ),
 }
 """Names that hold words for people, whatever they are compared with."""
 FOR_PEOPLE_OR_NOT = {"message", "reason"}
@@ -68,7 +95,9 @@ class Module:
                     if isinstance(target, ast.Name):
                         keys = isinstance(node.value, ast.Dict)
                         parts = [key for key in node.value.keys if key] if keys else [node.value]
-                        self.constants[target.id] = [text for part in parts for text in literals(part)]
+                        self.constants[target.id] = [
+                            text for part in parts for text in literals(part)
+                        ]
             elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("distlaunch."):
                 for alias in node.names:
                     self.imported[alias.asname or alias.name] = (str(node.module), alias.name)
@@ -76,7 +105,9 @@ class Module:
 
 def literals(node: ast.AST) -> list[str]:
     return [
-        each.value for each in ast.walk(node) if isinstance(each, ast.Constant) and isinstance(each.value, str)
+        each.value
+        for each in ast.walk(node)
+        if isinstance(each, ast.Constant) and isinstance(each.value, str)
     ]
 
 
@@ -90,7 +121,10 @@ class Package:
     def comparisons(self) -> Iterator[tuple[str, str]]:
         """Yield module and expression of each comparison of text for people."""
         for module in self.modules.values():
-            if any(module.name == part or module.name.startswith(f"{part}/") for part in READS_FOREIGN_TEXT):
+            if any(
+                module.name == part or module.name.startswith(f"{part}/")
+                for part in READS_FOREIGN_TEXT
+            ):
                 continue
             for node in ast.walk(module.tree):
                 if (found := self._compared(module, node)) is not None:
@@ -98,17 +132,30 @@ class Package:
 
     def _compared(self, module: Module, node: ast.AST) -> str | None:
         if isinstance(node, ast.Compare):
-            if not all(isinstance(each, ast.Eq | ast.NotEq | ast.In | ast.NotIn) for each in node.ops):
+            if not all(
+                isinstance(each, ast.Eq | ast.NotEq | ast.In | ast.NotIn) for each in node.ops
+            ):
                 return None
             parts = [node.left, *node.comparators]
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and self._asks(node.func):
+        elif (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and self._asks(node.func)
+        ):
             parts = [node.func.value, *node.args]
         elif isinstance(node, ast.MatchValue):
             parts = [node.value]
         else:
             return None
-        texts = [text for part in parts for text in self._texts(module, part) if text not in self.values]
-        names = {name for part in parts for each in elements(part) if (name := last_name(each)) is not None}
+        texts = [
+            text for part in parts for text in self._texts(module, part) if text not in self.values
+        ]
+        names = {
+            name
+            for part in parts
+            for each in elements(part)
+            if (name := last_name(each)) is not None
+        }
         if (
             any(SEVERAL_WORDS.search(text) for text in texts)
             or (names & FOR_PEOPLE and not is_emptiness(parts, texts))
@@ -140,7 +187,11 @@ class Package:
 
 def members_of_literals(tree: ast.AST) -> Iterator[str]:
     for node in ast.walk(tree):
-        if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name) and node.value.id == "Literal":
+        if (
+            isinstance(node, ast.Subscript)
+            and isinstance(node.value, ast.Name)
+            and node.value.id == "Literal"
+        ):
             yield from literals(node.slice)
 
 
@@ -152,7 +203,13 @@ def last_name(node: ast.expr) -> str | None:
     """Return how the value is called; ``str(exc)`` is called a message."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "str":
         return "message" if node.args and last_name(node.args[0]) in ERRORS else None
-    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else None
+    return (
+        node.attr
+        if isinstance(node, ast.Attribute)
+        else node.id
+        if isinstance(node, ast.Name)
+        else None
+    )
 
 
 def is_emptiness(parts: list[ast.expr], texts: list[str]) -> bool:
@@ -169,10 +226,14 @@ def comparisons_of(source: str) -> set[tuple[str, str]]:
 
 
 def test_no_module_decides_by_words_for_people():
-    sources = {str(path.relative_to(PACKAGE)): path.read_text() for path in sorted(PACKAGE.rglob("*.py"))}
+    sources = {
+        str(path.relative_to(PACKAGE)): path.read_text() for path in sorted(PACKAGE.rglob("*.py"))
+    }
     found = list(Package(sources).comparisons())
     new = [each for each in found if each not in ALLOWED]
-    assert not new, "give the kind a field or an enum, and let one function word it:\n" + "\n".join(map(str, new))
+    assert not new, "give the kind a field or an enum, and let one function word it:\n" + "\n".join(
+        map(str, new)
+    )
     assert not ALLOWED.keys() - set(found), "these are not there any more"
 
 

@@ -1,7 +1,8 @@
-"""Real clusters for tests, brought up by ``scripts/testbed``: ``slurm`` is Slurm of this machine's packages, under each
-process tracker; ``hosts`` are machines with a network and a real sshd each.
+"""Real clusters for tests, brought up by ``scripts/testbed``: ``slurm`` is Slurm of this machine's
+packages, under each process tracker; ``hosts`` are machines with a network and a real sshd each.
 
-The keeper of the test bed takes it down when its stdin closes, so even a killed pytest leaves nothing behind.
+The keeper of the test bed takes it down when its stdin closes, so even a killed pytest leaves
+nothing behind.
 """
 
 from __future__ import annotations
@@ -46,10 +47,17 @@ class Finished:
 
 
 class Slurm:
-    """The commands of a running Slurm, in a minimal environment; each is killed when it takes too long."""
+    """The commands of a running Slurm, in a minimal environment; each is killed when it takes too
+    long."""
 
     def __init__(
-        self, work: Path, *, tracker: str, directory: str, enter: Sequence[str], environment: Mapping[str, str]
+        self,
+        work: Path,
+        *,
+        tracker: str,
+        directory: str,
+        enter: Sequence[str],
+        environment: Mapping[str, str],
     ) -> None:
         self.directory = Path(directory)
         self.enter = enter
@@ -65,9 +73,11 @@ class Slurm:
         }
 
     def run(self, *words: str, stdin: str = "", timeout_s: float = 30.0, **variables: str) -> str:
-        """Run a command as a user of this Slurm would, and return its stdout; fail the test if it fails."""
+        """Run a command as a user of this Slurm would, and return its stdout; fail the test if it
+        fails."""
         done = subprocess.run(
-            # Inside the sandbox: outside, what srun forked would wait for ever for a controller that is gone.
+            # Inside the sandbox: outside, what srun forked would wait for ever for a controller
+            # that is gone.
             [*self.enter, "env", "--chdir", self.work, *words],
             input=stdin,
             capture_output=True,
@@ -76,7 +86,9 @@ class Slurm:
             env={**self.environment, **variables},
             check=False,
         )
-        assert done.returncode == 0, f"{words} ended with {done.returncode}\n{done.stdout}{done.stderr}"
+        assert done.returncode == 0, (
+            f"{words} ended with {done.returncode}\n{done.stdout}{done.stderr}"
+        )
         return done.stdout
 
     def submit(self, script: str, *options: str, **variables: str) -> int:
@@ -90,7 +102,8 @@ class Slurm:
         while True:
             lines = self.run("scontrol", "--oneliner", "show", "job").splitlines()
             jobs = {
-                int(fields["JobId"]): fields for fields in (dict(re.findall(r"(\w+)=(\S*)", line)) for line in lines)
+                int(fields["JobId"]): fields
+                for fields in (dict(re.findall(r"(\w+)=(\S*)", line)) for line in lines)
             }
             waiting = [job_id for job_id in job_ids if jobs[job_id]["JobState"] not in ENDED]
             if not waiting:
@@ -101,17 +114,24 @@ class Slurm:
 
     def _finished(self, job_id: int, fields: Mapping[str, str]) -> Finished:
         output = (self.work / f"{job_id}.out").read_text(errors="replace")
-        return Finished(job_id=job_id, state=fields["JobState"], exit_code=fields["ExitCode"], output=output)
+        return Finished(
+            job_id=job_id, state=fields["JobState"], exit_code=fields["ExitCode"], output=output
+        )
 
-    def sbatch(self, script: str, *options: str, timeout_s: float = 60.0, **variables: str) -> Finished:
+    def sbatch(
+        self, script: str, *options: str, timeout_s: float = 60.0, **variables: str
+    ) -> Finished:
         """Run a batch script to its end."""
         return self.wait(self.submit(script, *options, **variables), timeout_s=timeout_s)[0]
 
     def srun(self, *words: str, **variables: str) -> str:
         return self.run("srun", *words, **variables)
 
-    def salloc(self, script: str, *options: str, interactive: bool = False, **variables: str) -> str:
-        """Type a script into the shell of ``salloc``: on this machine, or (``interactive``) in a step on the first node."""
+    def salloc(
+        self, script: str, *options: str, interactive: bool = False, **variables: str
+    ) -> str:
+        """Type a script into the shell of ``salloc``: on this machine, or (``interactive``) in a
+        step on the first node."""
         if interactive:
             variables["SLURM_CONF"] = str(self.directory / "etc" / "interactive.conf")
             return self.run("salloc", *options, stdin=script, **variables)
@@ -125,7 +145,9 @@ class Slurm:
 
 
 @pytest.fixture(scope="session", params=["linuxproc", "cgroup"])
-def slurm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
+def slurm(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Slurm]:
     """Give a Slurm of four nodes (n1 to n4), 64 CPUs and fake GPUs on each."""
     work = tmp_path_factory.mktemp("slurm")
     with (work / "testbed.err").open("wb") as errors:
@@ -141,7 +163,9 @@ def slurm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         if "environment" in answer:
             yield Slurm(work, tracker=request.param, **answer)
         else:
-            pytest.skip(f"Slurm cannot run here: {answer['error']}\n{(work / 'testbed.err').read_text()}")
+            pytest.skip(
+                f"Slurm cannot run here: {answer['error']}\n{(work / 'testbed.err').read_text()}"
+            )
     finally:
         keeper.communicate(timeout=60)
     assert keeper.returncode == 0, (work / "testbed.err").read_text()
@@ -150,14 +174,17 @@ def slurm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture
 def make_hosts(tmp_path: Path) -> Iterator[Callable[..., Cluster]]:
-    """Give a function that brings up a test bed: ``make_hosts(2, "--networks=2")``; after the test nothing may run there."""
+    """Give a function that brings up a test bed: ``make_hosts(2, "--networks=2")``; after the test
+    nothing may run there."""
     made: list[Cluster] = []
 
     def make(count: int = 4, *options: str) -> Cluster:
         try:
             cluster = Cluster.started(count, *options)
         except TestbedError as error:
-            if not any(reason in str(error) for reason in ("needs root", "does not allow", "not installed")):
+            if not any(
+                reason in str(error) for reason in ("needs root", "does not allow", "not installed")
+            ):
                 raise
             pytest.skip(f"hosts cannot run here: {error}")
         made.append(cluster)
@@ -175,5 +202,6 @@ def make_hosts(tmp_path: Path) -> Iterator[Callable[..., Cluster]]:
 
 @pytest.fixture
 def hosts(make_hosts: Callable[..., Cluster]) -> Cluster:
-    """Give four hosts (n1 to n4) and the head, fresh for each test: they are up in a quarter of a second."""
+    """Give four hosts (n1 to n4) and the head, fresh for each test: they are up in a quarter of a
+    second."""
     return make_hosts()

@@ -1,4 +1,5 @@
-"""The launcher on a test bed of hosts: ``Cluster`` is ``testbedlib.client.Hosts`` with jobs that tests can ask."""
+"""The launcher on a test bed of hosts: ``Cluster`` is ``testbedlib.client.Hosts`` with jobs that
+tests can ask."""
 
 from __future__ import annotations
 
@@ -13,12 +14,12 @@ SCRIPTS = str(Path(__file__).parents[2] / "scripts")
 if SCRIPTS not in sys.path:
     sys.path.append(SCRIPTS)
 
-from testbedlib import faults, sandbox  # noqa: E402 - scripts are no package
-from testbedlib.client import Hosts, Process, Started, until  # noqa: E402
-from testbedlib.layout import HEAD  # noqa: E402
-from testbedlib.sandbox import TestbedError  # noqa: E402
+from testbedlib import faults, sandbox
+from testbedlib.client import Hosts, Process, Started, until
+from testbedlib.layout import HEAD
+from testbedlib.sandbox import TestbedError
 
-from tests.launcher import Result, Running, default_signals, job_names  # noqa: E402
+from tests.launcher import Result, Running, default_signals, job_names
 
 __all__ = [
     "HEAD",
@@ -47,7 +48,8 @@ class RunningOnHost(Running):
 
 
 class Cluster(Hosts):
-    """Hosts, and jobs that are started from one of them; ``tmp_path`` is the same directory on all."""
+    """Hosts, and jobs that are started from one of them; ``tmp_path`` is the same directory on
+    all."""
 
     work: Path
     jobs: Path
@@ -61,7 +63,11 @@ class Cluster(Hosts):
         runtime = tmp_path / "run"
         for directory in (self.work, tmp_path / "state", runtime):
             directory.mkdir(mode=0o700, exist_ok=True)
-        self.env = {**self.env, "XDG_STATE_HOME": str(tmp_path / "state"), "XDG_RUNTIME_DIR": str(runtime)}
+        self.env = {
+            **self.env,
+            "XDG_STATE_HOME": str(tmp_path / "state"),
+            "XDG_RUNTIME_DIR": str(runtime),
+        }
 
     def start(
         self,
@@ -72,14 +78,20 @@ class Cluster(Hosts):
         host: str = HEAD,
         **popen: Any,
     ) -> RunningOnHost:
-        """Start the launcher; ``env`` is added to the minimal one, stdin is /dev/null, output goes to files."""
+        """Start the launcher; ``env`` is added to the minimal one, stdin is /dev/null, output goes
+        to files."""
         number = len(self._running)
         out, err = self._tmp_path / f"stdout-{number}", self._tmp_path / f"stderr-{number}"
         known = set(job_names(self.jobs))
         with out.open("wb") as out_file, err.open("wb") as err_file:
             defaults = {"stdin": subprocess.DEVNULL, "stdout": out_file, "stderr": err_file}
             started = self.launch(
-                args, host=host, cwd=cwd or self.work, env=env, preexec_fn=default_signals, **{**defaults, **popen}
+                args,
+                host=host,
+                cwd=cwd or self.work,
+                env=env,
+                preexec_fn=default_signals,
+                **{**defaults, **popen},
             )
         running = RunningOnHost(started, out, err, self.jobs, known)
         self._running.append(running)

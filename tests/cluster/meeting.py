@@ -1,4 +1,5 @@
-"""Launchers on the test bed's hosts that meet without SSH: one on each, of a job of ``programs/nodes/crew.py``."""
+"""Launchers on the test bed's hosts that meet without SSH: one on each, of a job of
+``programs/nodes/crew.py``."""
 
 from __future__ import annotations
 
@@ -44,20 +45,35 @@ class Meeting:
         env: Mapping[str, str] | None = None,
         **popen: Any,
     ) -> RunningOnHost:
-        place = ["--rendezvous", at, "--num-nodes", str(size), "--node-rank", str(rank), "--procs-per-node", str(slots)]
+        place = [
+            "--rendezvous",
+            at,
+            "--num-nodes",
+            str(size),
+            "--node-rank",
+            str(rank),
+            "--procs-per-node",
+            str(slots),
+        ]
         args = ["train", *place, "--device", "cpu", "--format", "plain", *options, program, *words]
         running = self.hosts.start(
-            args, host=host or f"n{rank + 1}", env={"PLACE": str(self.hosts.work), **(env or {})}, **popen
+            args,
+            host=host or f"n{rank + 1}",
+            env={"PLACE": str(self.hosts.work), **(env or {})},
+            **popen,
         )
         self.launchers[rank] = running
         return running
 
-    def start_all(self, *options: str | os.PathLike[str], order: Sequence[int] = (2, 0, 1), **more: Any) -> None:
+    def start_all(
+        self, *options: str | os.PathLike[str], order: Sequence[int] = (2, 0, 1), **more: Any
+    ) -> None:
         for rank in order:
             self.start(rank, *options, **more)
 
     def wait_for_calls(self, count: int) -> None:
-        """Wait until launchers on so many hosts call node 0, which has not been started, and hang up."""
+        """Wait until launchers on so many hosts call node 0, which has not been started, and hang
+        up."""
         listening = self.hosts.popen("n1", [sys.executable, "-c", LISTENS, str(PORT), str(count)])
         assert listening.wait(LONG_S) == 0
 
@@ -66,7 +82,11 @@ class Meeting:
         paths = [self.hosts.work / f"ready-{attempt}-{rank}" for rank in ranks]
 
         def there() -> bool:
-            ended = {rank: each.stderr for rank, each in self.launchers.items() if (each.process.poll() or 0) > 0}
+            ended = {
+                rank: each.stderr
+                for rank, each in self.launchers.items()
+                if (each.process.poll() or 0) > 0
+            }
             assert not ended, ended
             return all(path.exists() for path in paths)
 

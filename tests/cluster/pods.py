@@ -1,7 +1,9 @@
-"""Pods of a rendered Indexed Job on the test bed's hosts: each launcher is the first process of namespaces of its own.
+"""Pods of a rendered Indexed Job on the test bed's hosts: each launcher is the first process of
+namespaces of its own.
 
-A pod has the hostname, the variables, the command and the /etc/hosts that kubelet gives it. The names of the headless
-Service are no more than lines that ``name`` adds to these files, when the test thinks that DNS has them.
+A pod has the hostname, the variables, the command and the /etc/hosts that kubelet gives it. The
+names of the headless Service are no more than lines that ``name`` adds to these files, when the
+test thinks that DNS has them.
 """
 
 from __future__ import annotations
@@ -46,7 +48,18 @@ class Pods(Meeting):
         with out.open("wb") as out_file, err.open("wb") as err_file:
             started = self.hosts.popen(
                 place,
-                ["unshare", "--mount", "--uts", "sh", "-c", CONTAINER, "sh", os.fspath(file), hostname, *argv],
+                [
+                    "unshare",
+                    "--mount",
+                    "--uts",
+                    "sh",
+                    "-c",
+                    CONTAINER,
+                    "sh",
+                    os.fspath(file),
+                    hostname,
+                    *argv,
+                ],
                 cwd=self.hosts.work,
                 env=environ,
                 preexec_fn=default_signals,
@@ -63,10 +76,17 @@ class Pods(Meeting):
     def name(self, *indices: int) -> None:
         """Have DNS know the present addresses of these pods, in all pods."""
         known = {index: "\t".join(self._names(index)) for index in indices}
-        lines = [f"{self.hosts.address(self._places[index])}\t{names}\n" for index, names in known.items()]
+        lines = [
+            f"{self.hosts.address(self._places[index])}\t{names}\n"
+            for index, names in known.items()
+        ]
         for file in self._files.values():
             before = file.read_text().splitlines(keepends=True)
-            kept = [line for line in before if not line.endswith(tuple(f"\t{names}\n" for names in known.values()))]
+            kept = [
+                line
+                for line in before
+                if not line.endswith(tuple(f"\t{names}\n" for names in known.values()))
+            ]
             file.write_text("".join(kept + lines))
 
     def _names(self, index: int) -> tuple[str, str]:
@@ -76,7 +96,8 @@ class Pods(Meeting):
 
 
 class InPod(RunningOnHost):
-    """A launcher that is process 1 of its pod: signals reach it as kubelet sends them, from outside."""
+    """A launcher that is process 1 of its pod: signals reach it as kubelet sends them, from
+    outside."""
 
     def __init__(self, started: Started, launcher: int, out: Path, err: Path, jobs: Path) -> None:
         super().__init__(started, out, err, jobs, set())
@@ -94,7 +115,9 @@ def _child_in_namespace(started: Started) -> int:
         for child in children:
             status = Path(f"/proc/{child}/status").read_text()
             [pids] = [line.split()[1:] for line in status.splitlines() if line.startswith("NSpid:")]
-            if pids[-1] == "1" and Path(f"/proc/{child}/cmdline").read_bytes().startswith(sys.executable.encode()):
+            if pids[-1] == "1" and Path(f"/proc/{child}/cmdline").read_bytes().startswith(
+                sys.executable.encode()
+            ):
                 return int(child)
     except (FileNotFoundError, ProcessLookupError):
         pass

@@ -1,4 +1,5 @@
-"""A job of ``programs/nodes/hears.py`` in a batch script of the test bed's Slurm, as tests look at it."""
+"""A job of ``programs/nodes/hears.py`` in a batch script of the test bed's Slurm, as tests look at
+it."""
 
 from __future__ import annotations
 
@@ -38,7 +39,9 @@ def processes(slurm) -> list[Process]:
     for pid in filter(str.isdecimal, os.listdir("/proc")):
         with contextlib.suppress(OSError):
             environ = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
-            words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
+            words = (
+                Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
+            )
             stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
             if mine in environ and words and stat[0] != "Z":
                 told = dict(entry.partition("=")[::2] for entry in environ)
@@ -59,7 +62,8 @@ def until(condition: Callable[[], Any], what: str, within_s: float = 60.0) -> An
 class Job:
     """A batch job; ``options`` are sbatch's, ``train`` those of distlaunch.
 
-    ``size`` says how many workers there are; by default one a node, or with GPUs in ``options`` one a GPU.
+    ``size`` says how many workers there are; by default one a node, or with GPUs in ``options`` one
+    a GPU.
     """
 
     def __init__(
@@ -78,8 +82,9 @@ class Job:
         command = f"{shlex.quote(sys.executable)} -m distlaunch train --device cuda {SHORT} {train} {HEARS} {words}"
         if size is not None or ("--gpu" not in options and "--gres" not in options):
             command = command.replace("--device cuda", size or "--procs-per-node 1")
-        text = f"export PLACE={self.place} XDG_STATE_HOME={slurm.work}/state PYTHONPATH={ROOT}\n" + script.format(
-            command
+        text = (
+            f"export PLACE={self.place} XDG_STATE_HOME={slurm.work}/state PYTHONPATH={ROOT}\n"
+            + script.format(command)
         )
         self.id = slurm.submit(text, "--open-mode=append", *options.split())
 
@@ -94,12 +99,16 @@ class Job:
         files.sort(key=lambda path: int(path.name.partition("-")[2]))
         return [json.loads(path.read_text().splitlines()[0]) for path in files]
 
-    def up(self, count: int, attempt: int = 0, within_s: float = 60.0) -> list[dict[str, str | None]]:
+    def up(
+        self, count: int, attempt: int = 0, within_s: float = 60.0
+    ) -> list[dict[str, str | None]]:
         """Wait until so many workers are up."""
 
         def found() -> list[dict[str, str | None]] | None:
             told = self.told(attempt)
-            assert len(told) == count or self.fields()["JobState"] not in ENDED, f"{self.fields()}\n{self.output}"
+            assert len(told) == count or self.fields()["JobState"] not in ENDED, (
+                f"{self.fields()}\n{self.output}"
+            )
             return told if len(told) == count else None
 
         try:
@@ -126,7 +135,8 @@ class Job:
         (self.place / f"fail-{attempt}-{rank}").touch()
 
     def next_turn(self, count: int) -> None:
-        """Have Slurm begin the next turn of a job that was requeued now, not in two minutes; see that it counts on."""
+        """Have Slurm begin the next turn of a job that was requeued now, not in two minutes; see
+        that it counts on."""
         # In the second in which a job was ended, its nodes refuse it.
         self.slurm.run("scontrol", "update", f"JobId={self.id}", "StartTime=now+2")
         assert {each["TORCHELASTIC_RESTART_COUNT"] for each in self.up(count, attempt=1)} == {"1"}
@@ -143,29 +153,42 @@ class Job:
         return done
 
     def wait_launcher(self) -> None:
-        """Wait until the launcher has ended, and srun with it; Slurm may wait for a node that is dead."""
+        """Wait until the launcher has ended, and srun with it; Slurm may wait for a node that is
+        dead."""
 
         def there() -> list[Process]:
             return [
-                each for each in processes(self.slurm) if each.job == self.id and not each.words[0].startswith("slurm")
+                each
+                for each in processes(self.slurm)
+                if each.job == self.id and not each.words[0].startswith("slurm")
             ]
 
         until(lambda: not there(), f"the end of {there()}", 30)
 
     def agent(self, node: str) -> Process:
-        [found] = [each for each in processes(self.slurm) if self._is_agent(each) and each.node == node]
+        [found] = [
+            each for each in processes(self.slurm) if self._is_agent(each) and each.node == node
+        ]
         return found
 
     def launcher(self, node: str | None = None) -> Process:
         """Find its one launcher, or that on a node."""
-        found = [each for each in processes(self.slurm) if self._is_launcher(each) and node in (None, each.node)]
+        found = [
+            each
+            for each in processes(self.slurm)
+            if self._is_launcher(each) and node in (None, each.node)
+        ]
         assert len(found) == 1, found
         return found[0]
 
     def processes(self, *names: str) -> list[Process]:
         """Give its processes whose program has one of these names, or begins."""
         mine = [each for each in processes(self.slurm) if each.job == self.id]
-        return [each for each in mine if each.words[0].rpartition("/")[2].startswith(names) or each.words[0] in names]
+        return [
+            each
+            for each in mine
+            if each.words[0].rpartition("/")[2].startswith(names) or each.words[0] in names
+        ]
 
     def _is_launcher(self, process: Process) -> bool:
         return process.job == self.id and process.words[1:4] == ["-m", "distlaunch", "train"]
@@ -174,7 +197,8 @@ class Job:
         return process.job == self.id and process.words[0].startswith("dl-agent")
 
     def assert_clean(self, within_s: float = 30.0) -> None:
-        """Nothing is left of it, but a daemon that cut its ties on a system that Slurm cannot look into: it is ours."""
+        """Nothing is left of it, but a daemon that cut its ties on a system that Slurm cannot look
+        into: it is ours."""
 
         def left() -> list[Process]:
             return [each for each in processes(self.slurm) if each.job == self.id]
@@ -184,15 +208,23 @@ class Job:
 
 @contextlib.contextmanager
 def node_killed(slurm, node: str) -> Iterator[None]:
-    """Kill all of a node at once: its slurmd, its steps' slurmstepd, and what these have started; then have it back."""
+    """Kill all of a node at once: its slurmd, its steps' slurmstepd, and what these have started;
+    then have it back."""
     there = processes(slurm)
     by_pid = {each.pid: each for each in there}
     doomed = {each.pid for each in there if each.node == node}
     doomed |= {each.parent for each in there if each.pid in doomed and each.parent in by_pid}
-    doomed = {pid for pid in doomed if by_pid[pid].node == node or by_pid[pid].words[0].startswith("slurmstepd")}
-    doomed |= {each.pid for each in there if each.words[0].endswith("slurmd") and each.words[-1] == node}
+    doomed = {
+        pid
+        for pid in doomed
+        if by_pid[pid].node == node or by_pid[pid].words[0].startswith("slurmstepd")
+    }
+    doomed |= {
+        each.pid for each in there if each.words[0].endswith("slurmd") and each.words[-1] == node
+    }
     assert len(doomed) >= 3, there
-    # Children first: where a parent dies before them, the kernel sends HUP to a stopped group that is orphaned.
+    # Children first: where a parent dies before them, the kernel sends HUP to a stopped group that
+    # is orphaned.
     for signum in (signal.SIGSTOP, signal.SIGKILL):
         for pid in sorted(doomed, reverse=True):
             with contextlib.suppress(ProcessLookupError):
@@ -202,5 +234,9 @@ def node_killed(slurm, node: str) -> Iterator[None]:
     finally:
         slurmd = shutil.which("slurmd", path=os.environ["PATH"] + ":/usr/sbin")
         slurm.run(slurmd, "-N", node)
-        # sinfo may go on to call the node "mixed" when nothing is allocated there any more (Slurm 22.05).
-        until(lambda: "State=IDLE " in slurm.run("scontrol", "show", "node", node), f"{node} to be back")
+        # sinfo may go on to call the node "mixed" when nothing is allocated there any more (Slurm
+        # 22.05).
+        until(
+            lambda: "State=IDLE " in slurm.run("scontrol", "show", "node", node),
+            f"{node} to be back",
+        )

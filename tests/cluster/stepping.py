@@ -37,8 +37,19 @@ class Stepping:
         self.hosts = hosts
         self.place = hosts.work / name
         self.place.mkdir()
-        args = ["train", *(("--hosts", nodes) if nodes else ()), "--device", "cpu", *SHORT, *options, STEPS, *words]
-        self.running = hosts.start(args, host=host, env={"PLACE": str(self.place), **(env or {})}, **popen)
+        args = [
+            "train",
+            *(("--hosts", nodes) if nodes else ()),
+            "--device",
+            "cpu",
+            *SHORT,
+            *options,
+            STEPS,
+            *words,
+        ]
+        self.running = hosts.start(
+            args, host=host, env={"PLACE": str(self.place), **(env or {})}, **popen
+        )
 
     # --- how it goes
 
@@ -54,8 +65,11 @@ class Stepping:
 
         return self.running.wait_for(found, f"all of attempt {attempt}", timeout=timeout)
 
-    def wait_attempt(self, composition: Sequence[str], *, after: int = 0, timeout: float = 60.0) -> int:
-        """Wait until workers are up on just these hosts (one each), in an attempt after this one; give its number."""
+    def wait_attempt(
+        self, composition: Sequence[str], *, after: int = 0, timeout: float = 60.0
+    ) -> int:
+        """Wait until workers are up on just these hosts (one each), in an attempt after this one;
+        give its number."""
 
         def found() -> int:
             numbers = sorted(int(path.name[8:]) for path in self.place.glob("attempt-*"))
@@ -64,7 +78,9 @@ class Stepping:
                 files = [path for path in folder.glob("*") if path.suffix != ".new"]
                 told = {int(path.name): json.loads(path.read_text()) for path in files}
                 on = [told[rank]["host"] for rank in sorted(told)]
-                if on == list(composition) and {each["WORLD_SIZE"] for each in told.values()} == {str(len(on))}:
+                if on == list(composition) and {each["WORLD_SIZE"] for each in told.values()} == {
+                    str(len(on))
+                }:
                     return number
             return 0
 
@@ -78,7 +94,9 @@ class Stepping:
     def goes_on(self, *, by: int = 5, timeout: float = 30.0) -> None:
         """Wait until it has gone some steps further."""
         before = self.step
-        self.running.wait_for(lambda: self.step >= before + by, f"steps beyond {before}", timeout=timeout)
+        self.running.wait_for(
+            lambda: self.step >= before + by, f"steps beyond {before}", timeout=timeout
+        )
 
     # --- what it is told
 
@@ -105,7 +123,9 @@ class Stepping:
 
     def find(self, host: str, what: str) -> Process:
         """Find the agent or the spawner on a host."""
-        found = [process for process in self.hosts.processes(host) if process.argv[0].startswith(what)]
+        found = [
+            process for process in self.hosts.processes(host) if process.argv[0].startswith(what)
+        ]
         assert len(found) == 1, found
         return found[0]
 
@@ -119,18 +139,24 @@ def is_empty(hosts: Cluster, *names: str, but: Sequence[int] = ()) -> bool:
     return not [each for name in names for each in hosts.processes(name) if each.pid not in but]
 
 
-def wait_empty(hosts: Cluster, *names: str, within_s: float = 30.0, but: Sequence[int] = ()) -> None:
+def wait_empty(
+    hosts: Cluster, *names: str, within_s: float = 30.0, but: Sequence[int] = ()
+) -> None:
     """Wait until nothing runs on these hosts."""
     until(lambda: is_empty(hosts, *names, but=but), f"the end of all on {names}", within_s)
 
 
 @contextlib.contextmanager
 def beside(hosts: Cluster, nodes: str) -> Iterator[set[int]]:
-    """Have another job on these hosts, of which every process is still there in the end; give their pids."""
+    """Have another job on these hosts, of which every process is still there in the end; give their
+    pids."""
     other = Stepping(hosts, nodes, name="beside")
     workers = len(other.up())
     other.goes_on()
-    until(lambda: sum(each.argv[-1] in SLEEPS for each in other.processes()) == 3 * workers, "all that workers start")
+    until(
+        lambda: sum(each.argv[-1] in SLEEPS for each in other.processes()) == 3 * workers,
+        "all that workers start",
+    )
     pids = other.pids()
     yield pids
     assert pids <= other.pids()

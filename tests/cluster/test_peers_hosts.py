@@ -1,4 +1,5 @@
-"""One launcher on each host, without SSH and scheduler: they meet at the rendezvous, and are one job to its end."""
+"""One launcher on each host, without SSH and scheduler: they meet at the rendezvous, and are one
+job to its end."""
 
 from __future__ import annotations
 

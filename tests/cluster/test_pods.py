@@ -1,4 +1,5 @@
-"""Launchers in pods, as a rendered Indexed Job has them: process 1, found by names that come late, and replaced."""
+"""Launchers in pods, as a rendered Indexed Job has them: process 1, found by names that come late,
+and replaced."""
 
 from __future__ import annotations
 
@@ -28,8 +29,16 @@ def job(hosts):
     """Give a function that makes the pods of a job of three pods with two workers each."""
 
     def make(*options: str, words: tuple[str, ...] = ()) -> Pods:
-        size = ("--num-nodes=3", "--procs-per-node=2", "--image=x", "--token-secret=t", "--join-timeout=60")
-        text = text_of("kubernetes", *size, "--grace=5", "--failure-grace=2", *options, str(CREW), *words)
+        size = (
+            "--num-nodes=3",
+            "--procs-per-node=2",
+            "--image=x",
+            "--token-secret=t",
+            "--join-timeout=60",
+        )
+        text = text_of(
+            "kubernetes", *size, "--grace=5", "--failure-grace=2", *options, str(CREW), *words
+        )
         return Pods(hosts, pods_of(list(yaml.safe_load_all(text))))
 
     return make
@@ -85,7 +94,9 @@ def test_process_1_reaps_orphans_that_it_did_not_start(job, index):
 
     def orphans() -> list[str]:
         children = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
-        return [child for child in children if (lines := _command(child)) is None or b"0.2" in lines]
+        return [
+            child for child in children if (lines := _command(child)) is None or b"0.2" in lines
+        ]
 
     until(lambda: not orphans(), "no orphan is left")
     pods.put("end-0")
@@ -134,7 +145,9 @@ def test_every_line_of_a_pods_log_is_json(job):
     pods.put("fail-1-1")
     assert pods.codes() == dict.fromkeys(ALL, 7)
     for index in ALL:
-        lines = pods.launchers[index].stdout.splitlines() + pods.launchers[index].stderr.splitlines()
+        lines = (
+            pods.launchers[index].stdout.splitlines() + pods.launchers[index].stderr.splitlines()
+        )
         assert all(isinstance(json.loads(line), dict) for line in lines)
         for rank in (2 * index, 2 * index + 1):
             assert any(f"rank {rank} is here" in line for line in lines)

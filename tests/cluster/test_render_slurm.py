@@ -28,7 +28,15 @@ def render(slurm):
 
     def write(name: str, *words: object) -> Path:
         path = slurm.work / name
-        command = [sys.executable, "-m", "distlaunch", "render", "slurm", f"--out={path}", *map(str, words)]
+        command = [
+            sys.executable,
+            "-m",
+            "distlaunch",
+            "render",
+            "slurm",
+            f"--out={path}",
+            *map(str, words),
+        ]
         env = {"PATH": os.defpath, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
         subprocess.run(command, env=env, check=True, capture_output=True, timeout=60)
         return path
@@ -37,7 +45,8 @@ def render(slurm):
 
 
 def program(slurm, folder: str, body: str) -> str:
-    """Put a program named distlaunch into a folder of its own; give the PATH that begins with it."""
+    """Put a program named distlaunch into a folder of its own; give the PATH that begins with
+    it."""
     where = slurm.work / folder
     where.mkdir(exist_ok=True)
     (where / "distlaunch").write_text(f"#!/bin/sh\n{body}\n")
@@ -60,9 +69,20 @@ def submitted(slurm, script: Path, **variables: str):
 
 def test_slurm_grants_what_a_script_asks_for(slurm, render):
     script = render(
-        "asks", "--num-nodes=2", "--gpus-per-node=2", "--cpus=8", "--memory=64Mi", "--time=90m", "--max-restarts=2",
-        "--name=asks", "train.py", "a b", "$HOME", "it's", "a\nb",
-    )  # fmt: skip
+        "asks",
+        "--num-nodes=2",
+        "--gpus-per-node=2",
+        "--cpus=8",
+        "--memory=64Mi",
+        "--time=90m",
+        "--max-restarts=2",
+        "--name=asks",
+        "train.py",
+        "a b",
+        "$HOME",
+        "it's",
+        "a\nb",
+    )
     done = submitted(slurm, script, PATH=program(slurm, "shows", SHOWS))
     assert done.state == "COMPLETED", done
     told = dict(re.findall(r"(\w+)=(\S*)", done.output))
@@ -78,8 +98,14 @@ def test_slurm_grants_what_a_script_asks_for(slurm, render):
     assert {name: told[name] for name in wanted} == wanted
     assert told["MinMemoryNode"] == "64M"
     granted = dict(re.findall(r"\bNodes=(\S+) CPU_IDs=\S+ Mem=\d+ GRES=(\S*)", done.output))
-    gpus = {node: sum(map(int, re.findall(r"gpu(?::\w+)?:(\d+)", each))) for node, each in granted.items()}
-    assert {node: gpus[nodes] for nodes in gpus for node in slurm.hostnames(nodes)} == {"n1": 2, "n2": 2}
+    gpus = {
+        node: sum(map(int, re.findall(r"gpu(?::\w+)?:(\d+)", each)))
+        for node, each in granted.items()
+    }
+    assert {node: gpus[nodes] for nodes in gpus for node in slurm.hostnames(nodes)} == {
+        "n1": 2,
+        "n2": 2,
+    }
     words = [
         "train",
         "--gpus-per-node=2",
@@ -113,7 +139,9 @@ def test_a_script_goes_on_in_another_turn_when_its_time_is_nearly_up(slurm, rend
     )
     script = render("turns", "--procs-per-node=1", "turns.py")
     path = program(slurm, "real", real(slurm))
-    job_id = int(slurm.run("sbatch", "--parsable", f"--output={slurm.work}/%j.out", str(script), PATH=path))
+    job_id = int(
+        slurm.run("sbatch", "--parsable", f"--output={slurm.work}/%j.out", str(script), PATH=path)
+    )
     output = slurm.work / f"{job_id}.out"
 
     def fields() -> dict[str, str]:
@@ -121,7 +149,9 @@ def test_a_script_goes_on_in_another_turn_when_its_time_is_nearly_up(slurm, rend
         return dict(word.partition("=")[::2] for word in line.split())
 
     until(lambda: output.exists() and f"turn 0 {job_id}\n" in output.read_text(), "the first turn")
-    slurm.run("scancel", "--batch", "--signal=USR1", str(job_id))  # as Slurm does before the time limit
+    slurm.run(
+        "scancel", "--batch", "--signal=USR1", str(job_id)
+    )  # as Slurm does before the time limit
     until(lambda: fields()["Restarts"] == "1" and fields()["JobState"] == "PENDING", "another turn")
     slurm.run("scontrol", "update", f"JobId={job_id}", "StartTime=now+2")
     done = slurm.wait(job_id, timeout_s=120.0)[0]
@@ -131,7 +161,11 @@ def test_a_script_goes_on_in_another_turn_when_its_time_is_nearly_up(slurm, rend
 
 @pytest.mark.parametrize(
     ("words", "nodes"),
-    [(["--num-nodes=2:8"], 4), (["--num-nodes=1:2", "--spares=1"], 3), (["--num-nodes=2:4", "--cpus=4"], 4)],
+    [
+        (["--num-nodes=2:8"], 4),
+        (["--num-nodes=1:2", "--spares=1"], 3),
+        (["--num-nodes=2:4", "--cpus=4"], 4),
+    ],
 )
 def test_an_elastic_script_gets_as_many_nodes_as_there_are(slurm, render, words, nodes):
     script = render("elastic", *words, "--gpus-per-node=1", "train.py")
@@ -142,7 +176,14 @@ def test_an_elastic_script_gets_as_many_nodes_as_there_are(slurm, render, words,
 
 @pytest.mark.parametrize("nodes", [1, 4])
 def test_a_script_trains(slurm, render, nodes):
-    script = render(f"trains-{nodes}", f"--num-nodes={nodes}", "--procs-per-node=2", "--time=10m", DIGITS, "--epochs=3")
+    script = render(
+        f"trains-{nodes}",
+        f"--num-nodes={nodes}",
+        "--procs-per-node=2",
+        "--time=10m",
+        DIGITS,
+        "--epochs=3",
+    )
     done = submitted(slurm, script, PATH=program(slurm, "real", real(slurm)))
     assert (done.state, done.exit_code) == ("COMPLETED", "0:0"), done
     assert [int(number) for number in re.findall(r"epoch +(\d+)  loss", done.output)] == [0, 1, 2]

@@ -1,4 +1,5 @@
-"""distlaunch's reading of Slurm's environments against a running Slurm: every process of every kind of job is captured.
+"""distlaunch's reading of Slurm's environments against a running Slurm: every process of every kind
+of job is captured.
 
 RECORD=1 writes the captures to tests/data/slurm, for tests that have no Slurm.
 """
@@ -21,7 +22,8 @@ pytestmark = pytest.mark.parametrize("slurm", ["linuxproc"], indirect=True, scop
 
 DATA = Path(__file__).parents[1] / "data" / "slurm"
 
-# Every process writes its environment to CAPTURES/JOB/LABEL/PROCID, and every job what Slurm itself says of it.
+# Every process writes its environment to CAPTURES/JOB/LABEL/PROCID, and every job what Slurm itself
+# says of it.
 TASK = 'env -0 >"$CAPTURES/$1/$SLURM_PROCID"'
 PRELUDE = """
 cd "$CAPTURES"
@@ -32,7 +34,10 @@ step() { label=$1; shift; mkdir "$label"; srun "$@" sh "$CAPTURES/../task" "$lab
 BATCH: dict[str, tuple[str, dict[str, str]]] = {
     "nodes-only": ("-N2 -w n1,n2", {"step": ""}),
     "node-list": ("-w n4,n1", {"step": ""}),
-    "tasks-per-node": ("-N2 -w n1,n2 --ntasks-per-node=3", {"step": "", "cyclic": "-m cyclic", "one-task": "-N1 -n1"}),
+    "tasks-per-node": (
+        "-N2 -w n1,n2 --ntasks-per-node=3",
+        {"step": "", "cyclic": "-m cyclic", "one-task": "-N1 -n1"},
+    ),
     "uneven-tasks": ("-n4 -w n1,n2,n3", {"step": ""}),
     "uneven-gpus": ("-N2 -w n1,n2 -n5 --gpus=4", {}),
     "gpus-per-node": (
@@ -44,7 +49,10 @@ BATCH: dict[str, tuple[str, dict[str, str]]] = {
             "single": "--gpu-bind=single:1",
         },
     ),
-    "gpus-per-task": ("-w n2,n3 -n4 --ntasks-per-node=2 --gpus-per-task=1", {"step": "", "one-task": "-N1 -n1"}),
+    "gpus-per-task": (
+        "-w n2,n3 -n4 --ntasks-per-node=2 --gpus-per-task=1",
+        {"step": "", "one-task": "-N1 -n1"},
+    ),
     "tasks-per-gpu": ("-w n1,n4 --gpus=4 --ntasks-per-gpu=1", {"step": ""}),
     "gres": ("-w n2,n3 --gres=gpu:2", {"step": "", "second-node": "-N1 -n1 -w n2"}),
     "types": ("-w n3 --gpus-per-node=volta:3,kepler:1", {"step": ""}),
@@ -82,12 +90,26 @@ GPUS_KNOWN = {
 
 SHELLS = [*BATCH, "salloc", "salloc-per-node", "salloc-interactive"]
 STEPS = [(job, label) for job, (_, steps) in BATCH.items() for label in steps]
-STEPS += [(job, "step") for job in SRUN] + [("terminal", "step"), ("salloc", "step"), ("salloc", "one-task")]
+STEPS += [(job, "step") for job in SRUN] + [
+    ("terminal", "step"),
+    ("salloc", "step"),
+    ("salloc", "one-task"),
+]
 
 
 ALL_OF_A_NODE = [
-    *(("nodes-only", "step"), ("node-list", "step"), ("gpus-per-node", "one-task"), ("gpus-per-node", "task-per-node")),
-    *(("gres", "step"), ("gres", "second-node"), ("types", "step"), ("heterogeneous", "first-group")),
+    *(
+        ("nodes-only", "step"),
+        ("node-list", "step"),
+        ("gpus-per-node", "one-task"),
+        ("gpus-per-node", "task-per-node"),
+    ),
+    *(
+        ("gres", "step"),
+        ("gres", "second-node"),
+        ("types", "step"),
+        ("heterogeneous", "first-group"),
+    ),
     *(("three-components", "outer-two"),),
 ]
 """Steps with one task a node, which has all that the job has there."""
@@ -115,13 +137,16 @@ def job_of(slurm, folder: Path, command: str) -> Job:
     for directory in (entry for entry in folder.iterdir() if entry.is_dir()):
         tasks = sorted(directory.iterdir(), key=lambda path: int(path.name))
         environs[directory.name] = [
-            dict(entry.split("=", 1) for entry in path.read_text().split("\0") if "=" in entry) for path in tasks
+            dict(entry.split("=", 1) for entry in path.read_text().split("\0") if "=" in entry)
+            for path in tasks
         ]
     told = (folder / "job").read_text() if (folder / "job").exists() else ""
     gpus: dict[str, list[str]] = {}
     for nodes, gres in re.findall(r"\bNodes=(\S+) CPU_IDs=\S+ Mem=\d+ GRES=(\S*)", told):
         for host in slurm.hostnames(nodes):
-            gpus[host] = [number for part in re.findall(r"IDX:([-\d,]*)", gres) for number in _numbers(part)]
+            gpus[host] = [
+                number for part in re.findall(r"IDX:([-\d,]*)", gres) for number in _numbers(part)
+            ]
     lists = re.findall(r"\bNodeList=(\S+)", told)
     hosts = [host for each in lists if each != "(null)" for host in slurm.hostnames(each)]
     return Job(name=folder.name, command=command, environs=environs, hosts=hosts, gpus=gpus)
@@ -157,11 +182,18 @@ def jobs(slurm) -> dict[str, Job]:
     slurm.salloc(script, "-N2", "-n3", "--gpus=3", **folder("salloc", "salloc -N2 -n3 --gpus=3"))
     variables = folder("salloc-per-node", "salloc -N2 --gpus-per-node=2")
     slurm.salloc(f"{PRELUDE} shell shell", "-N2", "--gpus-per-node=2", **variables)
-    variables = folder("salloc-interactive", "salloc -N2 -n3 --gres=gpu:2 (with LaunchParameters=use_interactive_step)")
-    slurm.salloc(f"{PRELUDE} shell shell", "-N2", "-n3", "--gres=gpu:2", interactive=True, **variables)
+    variables = folder(
+        "salloc-interactive",
+        "salloc -N2 -n3 --gres=gpu:2 (with LaunchParameters=use_interactive_step)",
+    )
+    slurm.salloc(
+        f"{PRELUDE} shell shell", "-N2", "-n3", "--gres=gpu:2", interactive=True, **variables
+    )
     queued = {}
     for name, (options, steps) in BATCH.items():
-        script = f"set -e\n{PRELUDE}\nshell shell\n" + "\n".join(f"step {label} {steps[label]}" for label in steps)
+        script = f"set -e\n{PRELUDE}\nshell shell\n" + "\n".join(
+            f"step {label} {steps[label]}" for label in steps
+        )
         queued[name] = slurm.submit(script, *options.split(), **folder(name, f"sbatch {options}"))
     for name, done in zip(queued, slurm.wait(*queued.values()), strict=True):
         assert done.state == "COMPLETED", (name, done)
@@ -221,7 +253,9 @@ def test_a_task_knows_its_place(jobs, name, label):
         assert allocation.part == ("node" if one_each else "worker")
         if not one_each:
             assert allocation.local_rank == nodes[:rank].count(node)
-            assert [host.slots for host in allocation.hosts] == [nodes.count(host) for host in hosts]
+            assert [host.slots for host in allocation.hosts] == [
+                nodes.count(host) for host in hosts
+            ]
 
 
 @pytest.mark.parametrize(("name", "label"), ALL_OF_A_NODE)
@@ -246,7 +280,10 @@ def test_a_task_with_one_of_its_nodes_gpus_has_that_one(jobs):
 def test_all_launchers_of_a_step_agree_on_its_id(jobs):
     for job in jobs.values():
         for label, environs in job.environs.items():
-            assert len({source.find(environ, {}).job_id for environ in environs}) == 1, (job.name, label)
+            assert len({source.find(environ, {}).job_id for environ in environs}) == 1, (
+                job.name,
+                label,
+            )
 
 
 # --- all of them -----------------------------------------------------------------------------------------------------
@@ -261,7 +298,11 @@ def test_node_lists_expand_as_scontrol_expands_them(slurm, jobs):
         for name in environ
         if name.startswith("SLURM") and "NODELIST" in name
     }
-    assert {name for name, _ in lists} >= {"SLURM_JOB_NODELIST", "SLURM_STEP_NODELIST", "SLURM_NODELIST"}
+    assert {name for name, _ in lists} >= {
+        "SLURM_JOB_NODELIST",
+        "SLURM_STEP_NODELIST",
+        "SLURM_NODELIST",
+    }
     for name, text in lists:
         assert expand_nodelist(text, where=name) == slurm.hostnames(text)
 
@@ -281,13 +322,17 @@ def test_the_nodes_of_a_step_are_written_as_scontrol_reads_them(slurm, hosts):
 
 def test_a_request_for_uneven_gpus_is_granted_unevenly(jobs):
     assert [len(numbers) for numbers in jobs["uneven-gpus"].gpus.values()] == [3, 1]
-    masks = [environ["CUDA_VISIBLE_DEVICES"] for environ in jobs["srun-uneven-gpus"].environs["step"]]
+    masks = [
+        environ["CUDA_VISIBLE_DEVICES"] for environ in jobs["srun-uneven-gpus"].environs["step"]
+    ]
     assert masks == ["0,1,2"] * 4 + ["0"]
 
 
 # --- recording -------------------------------------------------------------------------------------------------------
 
-LEFT_OUT = re.compile(r"SLURM_(CONF|WORKING_CLUSTER|TASK_PID|.*COMM_PORT|.*LAUNCHER_PORT|TOPOLOGY_.*|UMASK)$")
+LEFT_OUT = re.compile(
+    r"SLURM_(CONF|WORKING_CLUSTER|TASK_PID|.*COMM_PORT|.*LAUNCHER_PORT|TOPOLOGY_.*|UMASK)$"
+)
 REPLACED = {
     "SLURM_SUBMIT_DIR": "/home/user",
     "SLURM_SUBMIT_HOST": "login",
@@ -296,7 +341,8 @@ REPLACED = {
 
 
 def record(slurm, jobs: dict[str, Job]) -> None:
-    """Write what shells and the first and last tasks of steps saw to tests/data/slurm, without what belongs to this machine."""
+    """Write what shells and the first and last tasks of steps saw to tests/data/slurm, without what
+    belongs to this machine."""
     version = slurm.run("sinfo", "--version").strip()
     for job in jobs.values():
         for label, environs in job.environs.items():
@@ -304,7 +350,9 @@ def record(slurm, jobs: dict[str, Job]) -> None:
                 environ = environs[task]
                 where = environ.get("SLURMD_NODENAME", "the submit host")
                 what = "the shell" if label == "shell" else f"task {task} of step '{label}'"
-                lines = [f"# {job.command}: {what}, on {where}. Captured from {version} by tests/cluster, RECORD=1."]
+                lines = [
+                    f"# {job.command}: {what}, on {where}. Captured from {version} by tests/cluster, RECORD=1."
+                ]
                 lines += [
                     f"{name}={REPLACED.get(name, value)}"
                     for name, value in sorted(environ.items())

@@ -1,4 +1,5 @@
-"""``distlaunch train`` in batch scripts of a running Slurm: on all of the job's nodes, and whatever Slurm does to it."""
+"""``distlaunch train`` in batch scripts of a running Slurm: on all of the job's nodes, and whatever
+Slurm does to it."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ pytestmark = pytest.mark.timeout(240)
 
 @pytest.fixture(scope="module", autouse=True)
 def limited(slurm) -> list[Job]:
-    """Give jobs that come to their time limit while others are tested: Slurm looks for these twice a minute."""
+    """Give jobs that come to their time limit while others are tested: Slurm looks for these twice
+    a minute."""
     jobs = [Job(slurm, "-N2 -w n3,n4 --time=9", train=train) for train in ("--requeue", "")]
     for job in jobs:
         job.up(2)
@@ -27,30 +29,46 @@ def limited(slurm) -> list[Job]:
 
 
 def placed(told) -> list[tuple[str, str, str]]:
-    return [(each["SLURMD_NODENAME"], each["LOCAL_RANK"], each["CUDA_VISIBLE_DEVICES"]) for each in told]
+    return [
+        (each["SLURMD_NODENAME"], each["LOCAL_RANK"], each["CUDA_VISIBLE_DEVICES"]) for each in told
+    ]
 
 
 def test_a_task_is_tracked_as_the_test_bed_was_asked_to(slurm):
     groups = slurm.srun("-n1", "cat", "/proc/self/cgroup").splitlines()
     (freezer,) = [line.split(":")[2] for line in groups if ":freezer:" in line] or ["/"]
-    assert bool(re.fullmatch(r"/slurm_n1/uid_0/job_\d+/step_0", freezer)) == (slurm.tracker == "cgroup")
+    assert bool(re.fullmatch(r"/slurm_n1/uid_0/job_\d+/step_0", freezer)) == (
+        slurm.tracker == "cgroup"
+    )
 
 
 def test_a_batch_script_has_workers_on_all_nodes_whatever_was_asked_for_its_tasks(slurm):
     jobs = {
         "four": (Job(slurm, "-N4 --gpus-per-node=2"), 8),
         "gres": (Job(slurm, "-N2 -w n1,n4 --gres=gpu:2"), 4),
-        "tasks": (Job(slurm, "-N2 -w n1,n2 --ntasks-per-node=2 --cpus-per-task=2 --gpus-per-node=1"), 2),
+        "tasks": (
+            Job(slurm, "-N2 -w n1,n2 --ntasks-per-node=2 --cpus-per-task=2 --gpus-per-node=1"),
+            2,
+        ),
         "per-gpu": (Job(slurm, "-N2 -w n1,n2 --ntasks-per-gpu=1 --gpus=2"), 2),
         "per-task": (Job(slurm, "-N2 -w n2,n4 -n3 --gpus-per-task=1"), 3),
-        "cpu": (Job(slurm, "-N2 -w n1,n2 --ntasks-per-node=2 --gpus-per-node=1", size="--device cpu"), 4),
-        "heterogeneous": (Job(slurm, "-w n4 --gpus-per-node=a100:2 : -w n1,n2 --gpus-per-node=1"), 4),
+        "cpu": (
+            Job(slurm, "-N2 -w n1,n2 --ntasks-per-node=2 --gpus-per-node=1", size="--device cpu"),
+            4,
+        ),
+        "heterogeneous": (
+            Job(slurm, "-w n4 --gpus-per-node=a100:2 : -w n1,n2 --gpus-per-node=1"),
+            4,
+        ),
     }
     told = {name: job.up(count) for name, (job, count) in jobs.items()}
     nodes = [f"n{number}" for number in (1, 2, 3, 4)]
     assert placed(told["four"]) == [(node, rank, "0,1") for node in nodes for rank in "01"]
     assert [each["LOCAL_RANK"] for each in told["gres"]] == ["0", "1", "0", "1"]
-    assert sorted(each["SLURMD_NODENAME"] for each in told["per-task"]) in (["n2", "n2", "n4"], ["n2", "n4", "n4"])
+    assert sorted(each["SLURMD_NODENAME"] for each in told["per-task"]) in (
+        ["n2", "n2", "n4"],
+        ["n2", "n4", "n4"],
+    )
     assert placed(told["cpu"]) == [(node, rank, "") for node in ("n1", "n2") for rank in "01"]
     mixed = [(node, local) for node, local, _ in placed(told["heterogeneous"])]
     assert mixed == [("n4", "0"), ("n4", "1"), ("n1", "0"), ("n2", "0")]
@@ -67,7 +85,10 @@ def test_a_batch_script_has_workers_on_all_nodes_whatever_was_asked_for_its_task
 
 
 def test_a_failure_ends_the_job_with_the_workers_own_exit_code(slurm):
-    one, two = Job(slurm, "-N2 -w n1,n2"), Job(slurm, "-N2 -w n3,n4", train="--max-restarts 1 --min-uptime 0")
+    one, two = (
+        Job(slurm, "-N2 -w n1,n2"),
+        Job(slurm, "-N2 -w n3,n4", train="--max-restarts 1 --min-uptime 0"),
+    )
     one.up(2)
     one.fail(1)
     two.up(2)
@@ -97,15 +118,24 @@ def test_signals_after_the_verdict_do_not_change_the_exit_code(slurm):
 
 def test_salloc_reaches_nodes_from_a_machine_that_is_none_of_them(slurm):
     script = slurm.work / "names.py"
-    script.write_text("import os; print('rank', os.environ['RANK'], 'on', os.environ['SLURMD_NODENAME'])")
+    script.write_text(
+        "import os; print('rank', os.environ['RANK'], 'on', os.environ['SLURMD_NODENAME'])"
+    )
     words = f"{shlex.quote(sys.executable)} -m distlaunch train --procs-per-node 1 {SHORT} {script}"
-    told = slurm.salloc(f"exec 2>&1; XDG_STATE_HOME={slurm.work}/state PYTHONPATH={ROOT} {words}", "-N2", "-w", "n2,n3")
+    told = slurm.salloc(
+        f"exec 2>&1; XDG_STATE_HOME={slurm.work}/state PYTHONPATH={ROOT} {words}",
+        "-N2",
+        "-w",
+        "n2,n3",
+    )
     assert "rank 0 on n2\n" in told
     assert "rank 1 on n3\n" in told
 
 
 def test_what_workers_leave_on_slurms_nodes_is_waited_for_and_then_ended(slurm):
-    words = f"{shlex.quote(sys.executable)} -m distlaunch train --procs-per-node 1 --linger 0.1 {SHORT}"
+    words = (
+        f"{shlex.quote(sys.executable)} -m distlaunch train --procs-per-node 1 --linger 0.1 {SHORT}"
+    )
     program = f"{PROGRAMS / 'uploads.py'} --ranks 0,1"
     told = slurm.salloc(
         f"exec 2>&1; cd {slurm.work}; XDG_STATE_HOME={slurm.work}/state PYTHONPATH={ROOT} {words} {program}",
@@ -118,7 +148,9 @@ def test_what_workers_leave_on_slurms_nodes_is_waited_for_and_then_ended(slurm):
 def test_the_programs_of_wrappers_save_on_slurms_nodes(slurm):
     place = slurm.work / "wrapped"
     place.mkdir()
-    words = f"{shlex.quote(sys.executable)} -m distlaunch train --procs-per-node 1 --grace 60 {SHORT}"
+    words = (
+        f"{shlex.quote(sys.executable)} -m distlaunch train --procs-per-node 1 --grace 60 {SHORT}"
+    )
     script = f"""
 exec 2>&1
 cd {place}
@@ -226,7 +258,11 @@ def test_a_node_that_dies_ends_a_job_of_fixed_size_and_not_an_elastic_one(slurm)
 
 def test_the_time_limit_leaves_workers_time_to_save(slurm, limited):
     again, ended = limited
-    until(lambda: again.fields()["JobState"] == "PENDING", "the time limit, and the job to be pending again", 90)
+    until(
+        lambda: again.fields()["JobState"] == "PENDING",
+        "the time limit, and the job to be pending again",
+        90,
+    )
     assert again.heard() == [["SIGTERM", "saved"]] * 2
     assert "asking Slurm for another turn" in again.output
     slurm.run("scancel", str(again.id))
@@ -261,7 +297,10 @@ def test_a_launcher_that_is_killed_leaves_workers_time_to_save(slurm):
     job.up(2)
     os.kill(job.launcher().pid, signal.SIGKILL)
     until(lambda: job.heard() == [["SIGTERM", "saved"]] * 2, "all workers to have saved")
-    until(lambda: not job.processes("srun", "dl-", sys.executable), "the end of all that it has started")
+    until(
+        lambda: not job.processes("srun", "dl-", sys.executable),
+        "the end of all that it has started",
+    )
     slurm.run("scancel", str(job.id))
     job.wait()
 

@@ -1,4 +1,5 @@
-"""``distlaunch plan`` and ``train`` inside jobs of a running Slurm: hosts and slots are those that Slurm itself granted."""
+"""``distlaunch plan`` and ``train`` inside jobs of a running Slurm: hosts and slots are those that
+Slurm itself granted."""
 
 from __future__ import annotations
 
@@ -13,9 +14,7 @@ import pytest
 # A plan is the same under every tracker.
 pytestmark = pytest.mark.parametrize("slurm", ["cgroup"], indirect=True, scope="session")
 COMMAND = f"{shlex.quote(sys.executable)} -m distlaunch"
-SCRIPT = (
-    "import os; print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'], os.environ['CUDA_VISIBLE_DEVICES'])"
-)
+SCRIPT = "import os; print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'], os.environ['CUDA_VISIBLE_DEVICES'])"
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +61,9 @@ def nodes_of(record: dict) -> dict[str, int | None]:
     ids=["even", "uneven", "types", "heterogeneous"],
 )
 def test_a_batch_script_plans_the_hosts_and_gpus_that_slurm_granted(slurm, launch, options, known):
-    script = f"scontrol show job --details --oneliner $SLURM_JOB_ID; {launch} plan --format json t.py"
+    script = (
+        f"scontrol show job --details --oneliner $SLURM_JOB_ID; {launch} plan --format json t.py"
+    )
     done = slurm.sbatch(script, *options.split())
     assert done.state == "COMPLETED", done
     told, _, _ = done.output.partition("{\n")
@@ -85,7 +86,12 @@ def test_each_launcher_of_a_step_makes_the_same_plan_and_knows_its_node(slurm, l
         assert nodes_of(record) == {"n1": 2, "n2": 2}
         assert record["nodes"][task]["devices"] == ["0", "1"]
         assert record["nodes"][1 - task]["devices"] is None
-        assert [worker["rank"] for node in record["nodes"] for worker in node["workers"]] == [0, 1, 2, 3]
+        assert [worker["rank"] for node in record["nodes"] for worker in node["workers"]] == [
+            0,
+            1,
+            2,
+            3,
+        ]
 
 
 def test_a_smaller_step_is_not_taken_for_the_whole_job(slurm, launch):
@@ -105,7 +111,9 @@ def test_a_batch_script_on_one_node_runs_a_job_with_the_gpus_of_its_grant(slurm,
 
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_jobs_of_a_batch_script_are_called_as_slurm_calls_it(slurm, launch, nodes):
-    (slurm.work / "id.py").write_text("import os; print('is', os.environ['DISTLAUNCH_JOB_ID'], os.environ['RANK'])")
+    (slurm.work / "id.py").write_text(
+        "import os; print('is', os.environ['DISTLAUNCH_JOB_ID'], os.environ['RANK'])"
+    )
     train = f"{launch} train --procs-per-node 1 --log-dir {slurm.work}/logs-{nodes} id.py"
     script = f"{train}\n{train} &\n{train} &\nwait\n{train.replace('id.py', '--job-id mine id.py')}"
     done = slurm.sbatch(script, f"-N{nodes}", "--array=7", timeout_s=120.0)
@@ -113,7 +121,9 @@ def test_jobs_of_a_batch_script_are_called_as_slurm_calls_it(slurm, launch, node
     (array,) = re.findall(r"distlaunch: job (\d+)_7:", done.output)
     jobs = [f"{array}_7", f"{array}_7-2", f"{array}_7-3", "mine"]
     ranks = [str(rank) for rank in range(nodes)]
-    assert sorted(re.findall(r"is (\S+) (\d)", done.output)) == [(job, rank) for job in jobs for rank in ranks]
+    assert sorted(re.findall(r"is (\S+) (\d)", done.output)) == [
+        (job, rank) for job in jobs for rank in ranks
+    ]
     folders = {path.name for path in (slurm.work / f"logs-{nodes}").iterdir()}
     assert folders == {*jobs, "latest"}
 
@@ -137,11 +147,24 @@ def test_some_of_a_jobs_nodes_can_be_used(slurm, launch):
     assert sorted(re.findall(r"rank (\d) of 4 0,1\b", second)) == ["0", "1", "2", "3"]
 
 
-def test_a_batch_script_that_was_submitted_in_a_step_says_which_of_its_variables_to_unset(slurm, launch):
-    commands = [f"{launch} train t.py", "echo ended with $?", "unset SLURM_STEP_NODELIST", f"{launch} plan t.py"]
+def test_a_batch_script_that_was_submitted_in_a_step_says_which_of_its_variables_to_unset(
+    slurm, launch
+):
+    commands = [
+        f"{launch} train t.py",
+        "echo ended with $?",
+        "unset SLURM_STEP_NODELIST",
+        f"{launch} plan t.py",
+    ]
     (slurm.work / "inner").write_text("\n".join(["#!/bin/sh", *commands]))
     told = slurm.srun(
-        "-N1", "-n1", "-w", "n1", "sh", "-c", "sbatch --wait -N2 -w n1,n2 -o inner.out inner; cat inner.out"
+        "-N1",
+        "-n1",
+        "-w",
+        "n1",
+        "sh",
+        "-c",
+        "sbatch --wait -N2 -w n1,n2 -o inner.out inner; cat inner.out",
     )
     assert "SLURM_STEP_NUM_NODES='1' and SLURM_NNODES='2' contradict each other" in told
     assert "unset SLURM_STEP_NODELIST" in told

@@ -1,4 +1,5 @@
-"""A launcher in each task of a step of a running Slurm: each becomes its node, or its rank, and all end alike."""
+"""A launcher in each task of a step of a running Slurm: each becomes its node, or its rank, and all
+end alike."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ pytestmark = pytest.mark.timeout(240)
 
 
 class Job(slurm_jobs.Job):
-    """A job of a step of launchers. Nothing resolves the names of the test bed's nodes: Slurm gives the addresses."""
+    """A job of a step of launchers. Nothing resolves the names of the test bed's nodes: Slurm gives
+    the addresses."""
 
     def __init__(self, slurm, options: str, **more: str) -> None:
         for node in ("n1", "n2", "n3", "n4"):
@@ -37,8 +39,16 @@ def step(options: str, after: str = "") -> str:
 def test_a_task_a_node_is_a_launcher_with_all_that_the_job_has_there(slurm):
     job = Job(slurm, "-N2 -w n1,n4 --gpus-per-node=2", script=step("--ntasks-per-node=1"))
     told = job.up(4)
-    placed = [(each["RANK"], each["SLURMD_NODENAME"], each["LOCAL_RANK"], each["LOCAL_WORLD_SIZE"]) for each in told]
-    assert placed == [("0", "n1", "0", "2"), ("1", "n1", "1", "2"), ("2", "n4", "0", "2"), ("3", "n4", "1", "2")]
+    placed = [
+        (each["RANK"], each["SLURMD_NODENAME"], each["LOCAL_RANK"], each["LOCAL_WORLD_SIZE"])
+        for each in told
+    ]
+    assert placed == [
+        ("0", "n1", "0", "2"),
+        ("1", "n1", "1", "2"),
+        ("2", "n4", "0", "2"),
+        ("3", "n4", "1", "2"),
+    ]
     job.enough()
     done = job.wait()
     assert (done.state, done.exit_code) == ("COMPLETED", "0:0"), done.output
@@ -58,7 +68,9 @@ def test_a_task_a_gpu_is_a_launcher_that_is_its_rank(slurm, request_, bound, loc
     assert [each["RANK"] for each in told] == ["0", "1", "2", "3"]
     assert [each["SLURMD_NODENAME"] for each in told] == ["n1", "n1", "n4", "n4"]
     assert {each["WORLD_SIZE"] for each in told} == {"4"}
-    assert [each["LOCAL_RANK"] for each in told] == [*local, *local], "a worker that has one device has the index 0"
+    assert [each["LOCAL_RANK"] for each in told] == [*local, *local], (
+        "a worker that has one device has the index 0"
+    )
     job.enough()
     done = job.wait()
     assert (done.state, done.exit_code) == ("COMPLETED", "0:0"), done.output
@@ -76,12 +88,17 @@ def test_a_failure_ends_every_launcher_with_its_exit_code(slurm, tasks):
     job.fail(count - 1)
     done = job.wait()
     assert (done.state, done.exit_code) == ("FAILED", "7:0"), done.output
-    assert {int(path.name): path.read_text() for path in ends.iterdir()} == dict.fromkeys(range(count), "7\n")
+    assert {int(path.name): path.read_text() for path in ends.iterdir()} == dict.fromkeys(
+        range(count), "7\n"
+    )
     assert re.search(rf"rank {count - 1} of {count} on \S+ failed: exit code 7", done.output)
 
 
 def test_a_launcher_that_is_killed_ends_the_others_and_its_workers(slurm):
-    first, last = (Job(slurm, f"-N2 -w {nodes}", script=step("--ntasks-per-node=1")) for nodes in ("n1,n2", "n3,n4"))
+    first, last = (
+        Job(slurm, f"-N2 -w {nodes}", script=step("--ntasks-per-node=1"))
+        for nodes in ("n1,n2", "n3,n4")
+    )
     first.up(2)
     last.up(2)
     os.kill(first.launcher("n1").pid, signal.SIGKILL)
@@ -89,7 +106,10 @@ def test_a_launcher_that_is_killed_ends_the_others_and_its_workers(slurm):
     for job, other in ((first, 1), (last, 0)):
         done = job.wait()
         assert done.state == "FAILED", done.output
-        assert job.heard()[other] == ["SIGTERM", "saved"]  # by proctrack/cgroup Slurm kills at once what a task leaves
+        assert job.heard()[other] == [
+            "SIGTERM",
+            "saved",
+        ]  # by proctrack/cgroup Slurm kills at once what a task leaves
 
 
 def test_each_worker_of_a_step_gets_each_signal_of_slurm_once(slurm):
@@ -126,7 +146,9 @@ def test_the_launchers_of_a_step_know_each_other_by_munge(slurm):
     job = Job(slurm, "-N2 -w n1,n2", script=step("--ntasks-per-node=1"))
     job.up(2)
     environ = {"PYTHONPATH": str(slurm_jobs.ROOT)}
-    with pytest.raises(AssertionError, match="it asks for a proof by munge, which cannot be used here"):
+    with pytest.raises(
+        AssertionError, match="it asks for a proof by munge, which cannot be used here"
+    ):
         slurm.run(sys.executable, "-c", STRANGER, str(job.id), **environ)
     job.enough()
     done = job.wait()

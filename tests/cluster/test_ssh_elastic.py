@@ -1,4 +1,5 @@
-"""Jobs over several hosts that go on without some of them: elastic ones, spares, hosts that come back, --discover."""
+"""Jobs over several hosts that go on without some of them: elastic ones, spares, hosts that come
+back, --discover."""
 
 from __future__ import annotations
 
@@ -92,7 +93,9 @@ def test_a_lost_host_joins_at_the_next_attempt(hosts):
     job = begun(hosts, *ELASTIC, *RESTARTS)
     faults.kill_sessions(hosts, "n4")
     assert_places(job.up(1), "n1", "n2", "n3")
-    job.running.wait_stderr("node n4 is back, and may take part from the next attempt on", timeout=60)
+    job.running.wait_stderr(
+        "node n4 is back, and may take part from the next attempt on", timeout=60
+    )
     job.goes_on()
     job.fail()
     assert_places(job.up(2), "n1", "n2", "n3", "n4")
@@ -173,7 +176,9 @@ def test_a_host_that_was_only_slow_is_not_split_off_for_ever(hosts):
     faults.pause(hosts, "n4")
     assert_places(job.up(1), "n1", "n2", "n3")
     faults.resume(hosts, "n4")
-    job.running.wait_stderr("node n4 is back, and may take part from the next attempt on", timeout=60)
+    job.running.wait_stderr(
+        "node n4 is back, and may take part from the next attempt on", timeout=60
+    )
     job.fail()
     assert_places(job.up(2), "n1", "n2", "n3", "n4")
     job.enough()
@@ -202,7 +207,9 @@ def test_losses_are_recorded_once_with_ranks_and_reason(hosts):
     [lost] = job.enough().of_type("node_lost")
     assert (lost["host"], lost["ranks"], lost["attempt"]) == ("n4", [3], 0)
     assert lost["why"] == "the connection was closed by the peer"
-    plans = [json.loads((job.running.run_dir / f"plan-{attempt}.json").read_text()) for attempt in (0, 1)]
+    plans = [
+        json.loads((job.running.run_dir / f"plan-{attempt}.json").read_text()) for attempt in (0, 1)
+    ]
     assert [plan["world_size"] for plan in plans] == [4, 3]
 
 

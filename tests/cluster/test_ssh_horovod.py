@@ -1,4 +1,5 @@
-"""The real Horovod over hosts with unequal slots: its places, its store, and what horovodrun's words do there."""
+"""The real Horovod over hosts with unequal slots: its places, its store, and what horovodrun's
+words do there."""
 
 from __future__ import annotations
 
@@ -32,8 +33,19 @@ def told(result, workers: int) -> list[dict]:
 
 
 def test_unequal_hosts(hosts, python):
-    """n1 has one worker, n2 three, n3 two: of local rank 1 there are two, of local rank 2 there is one."""
-    words = ("--hosts", "n1:1,n2:3,n3:2", "--device", "cpu", "--backend", "horovod", "--python", python, *PATIENT)
+    """n1 has one worker, n2 three, n3 two: of local rank 1 there are two, of local rank 2 there is
+    one."""
+    words = (
+        "--hosts",
+        "n1:1,n2:3,n3:2",
+        "--device",
+        "cpu",
+        "--backend",
+        "horovod",
+        "--python",
+        python,
+        *PATIENT,
+    )
     found = told(hosts.train(*words, OPS, timeout=PATIENCE_S), 6)
     assert [each["place"] for each in found] == [
         [0, 6, 0, 1, 0, 3],
@@ -62,12 +74,25 @@ def test_networks_that_are_not_plain(make_hosts, python, network):
     [
         # Horovod's client takes an address to end at the first colon.
         ("--ipv6-only", "Horovod's workers find each other by IPv4 alone, and of n1 there is fd"),
-        # Its process sets, the one of all workers too, listen where the own name leads, whatever the interface is.
-        ("--own-name-is-loopback=n2", "n2: the machine's own name leads to 127.0.1.1, and Horovod's workers"),
+        # Its process sets, the one of all workers too, listen where the own name leads, whatever
+        # the interface is.
+        (
+            "--own-name-is-loopback=n2",
+            "n2: the machine's own name leads to 127.0.1.1, and Horovod's workers",
+        ),
     ],
 )
 def test_what_horovod_cannot_do_is_said_before_anything_runs(make_hosts, network, says):
-    words = ("--hosts", "n1:1,n2:1", "--device", "cpu", "--backend", "horovod", "--no-python", "true")
+    words = (
+        "--hosts",
+        "n1:1,n2:1",
+        "--device",
+        "cpu",
+        "--backend",
+        "horovod",
+        "--no-python",
+        "true",
+    )
     result = make_hosts(2, network).train(*words)
     assert result.returncode == 2
     assert says in result.stderr
@@ -78,18 +103,39 @@ def test_a_command_line_of_horovodrun_fills_one_host_after_the_other(hosts, pyth
     words = ["-np", "3", "-H", "n1:2,n2:2", "--device", "cpu", "--start-timeout", "60", *PATIENT]
     running = hosts.start(["horovodrun", *words, python, OPS])
     found = told(running.wait(PATIENCE_S), 3)
-    assert [each["place"] for each in found] == [[0, 3, 0, 2, 0, 2], [1, 3, 1, 2, 0, 1], [2, 3, 0, 1, 1, 2]]
+    assert [each["place"] for each in found] == [
+        [0, 3, 0, 2, 0, 2],
+        [1, 3, 1, 2, 0, 1],
+        [2, 3, 0, 1, 1, 2],
+    ]
 
 
 def losses(lines: list[str]) -> dict[str, float]:
-    return {step: float(loss) for step, loss in re.findall(r"^loss (\S+) (\S+)$", "\n".join(lines), re.MULTILINE)}
+    return {
+        step: float(loss)
+        for step, loss in re.findall(r"^loss (\S+) (\S+)$", "\n".join(lines), re.MULTILINE)
+    }
 
 
 def test_a_training_goes_on_after_a_failure_on_another_host(hosts, python):
     alone = subprocess.run(
-        [python, DIGITS, str(BATCH), "-", "-1"], capture_output=True, text=True, timeout=PATIENCE_S, check=True
+        [python, DIGITS, str(BATCH), "-", "-1"],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=True,
     )
-    words = ("--hosts", "n1:2,n2:1", "--device", "cpu", "--backend", "horovod", "--python", python, *PATIENT)
+    words = (
+        "--hosts",
+        "n1:2,n2:1",
+        "--device",
+        "cpu",
+        "--backend",
+        "horovod",
+        "--python",
+        python,
+        *PATIENT,
+    )
     again = ("--max-restarts", "1", "--min-uptime", "0")
     script = (DIGITS, str(BATCH // 3), hosts.work / "checkpoint", "3")
     result = hosts.train(*words, *again, *script, timeout=PATIENCE_S)
@@ -100,7 +146,9 @@ def test_a_training_goes_on_after_a_failure_on_another_host(hosts, python):
         lines = (result.run_dir / f"attempt-{attempt}" / "rank-0.log").read_text().splitlines()
         epochs = [epoch for epoch in range(8) if (epoch < 3) == (attempt == 0)]
         assert losses(lines) == pytest.approx(
-            {step: loss for step, loss in wanted.items() if int(step[0]) in epochs}, rel=1e-2, abs=2e-3
+            {step: loss for step, loss in wanted.items() if int(step[0]) in epochs},
+            rel=1e-2,
+            abs=2e-3,
         )
         if attempt:
             assert lines[-1].startswith("accuracy 0.9")

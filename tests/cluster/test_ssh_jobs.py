@@ -21,7 +21,9 @@ SHORT = ("--failure-grace", "2", "--grace", "2")
 def told(result) -> list[dict]:
     """Give what each rank has said, by rank."""
     assert result.returncode == 0, result.stderr
-    files = sorted((result.run_dir / "attempt-0").glob("rank-*.log"), key=lambda path: int(path.stem[5:]))
+    files = sorted(
+        (result.run_dir / "attempt-0").glob("rank-*.log"), key=lambda path: int(path.stem[5:])
+    )
     return [json.loads(path.read_text()) for path in files]
 
 
@@ -60,14 +62,35 @@ def test_slots_that_nobody_names_are_one_worker_on_hosts_without_gpus(hosts):
 
 
 def test_arguments_and_environment_arrive_byte_for_byte(hosts):
-    words = ["a b", "'", '"', "$HOME", "`id`", "%h %%", "new\nline", "🤗 é", "\\", "!!", "*", "", "--"]
+    words = [
+        "a b",
+        "'",
+        '"',
+        "$HOME",
+        "`id`",
+        "%h %%",
+        "new\nline",
+        "🤗 é",
+        "\\",
+        "!!",
+        "*",
+        "",
+        "--",
+    ]
     big = "x" * 120_000
     env = {f"WORD_{index}": word for index, word in enumerate(words)}
-    env |= {"BIG_1": big, "BIG_2": big[::-1], "BIG_3": big, "ASK": " ".join([*env, "BIG_1", "BIG_2", "BIG_3"])}
+    env |= {
+        "BIG_1": big,
+        "BIG_2": big[::-1],
+        "BIG_3": big,
+        "ASK": " ".join([*env, "BIG_1", "BIG_2", "BIG_3"]),
+    }
     result = hosts.train("--hosts", "n1:1,n2:1", "--device", "cpu", SAID, *words, env=env)
     for each in told(result):
         assert each["argv"] == words
-        assert {name: each[name] for name in env if name != "ASK"} == {n: v for n, v in env.items() if n != "ASK"}
+        assert {name: each[name] for name in env if name != "ASK"} == {
+            n: v for n, v in env.items() if n != "ASK"
+        }
 
 
 def test_what_belongs_to_a_host_is_the_hosts_own(hosts):
@@ -100,7 +123,14 @@ def test_what_belongs_to_a_host_is_the_hosts_own(hosts):
 
 def test_the_first_failure_ends_the_job_on_all_hosts_with_its_exit_code(hosts):
     result = hosts.train(
-        "--hosts", "n1:2,n2:2,n3:1", "--device", "cpu", *SHORT, STAYS, "3=exit:7", env={"PLACE": str(hosts.work)}
+        "--hosts",
+        "n1:2,n2:2,n3:1",
+        "--device",
+        "cpu",
+        *SHORT,
+        STAYS,
+        "3=exit:7",
+        env={"PLACE": str(hosts.work)},
     )
     assert result.returncode == 7
     assert "rank 3 of 5 on n2 failed: exit code 7" in result.stderr
@@ -109,9 +139,17 @@ def test_the_first_failure_ends_the_job_on_all_hosts_with_its_exit_code(hosts):
 
 def test_workers_that_do_not_obey_are_killed_after_the_grace_on_all_hosts(hosts):
     result = hosts.train(
-        "--hosts", "n1:2,n2:2", "--device", "cpu", "--failure-grace", "0.5", STAYS, "deaf", "0=raise:it broke",
+        "--hosts",
+        "n1:2,n2:2",
+        "--device",
+        "cpu",
+        "--failure-grace",
+        "0.5",
+        STAYS,
+        "deaf",
+        "0=raise:it broke",
         env={"PLACE": str(hosts.work)},
-    )  # fmt: skip
+    )
     assert result.returncode == 1
     assert "RuntimeError: it broke" in result.stderr
     hosts.assert_clean()
@@ -124,7 +162,16 @@ def test_a_restart_is_the_whole_jobs(hosts):
         "sys.exit(5 if os.environ['RANK'] == '1' and os.environ['DISTLAUNCH_ATTEMPT'] == '0' else 0)\n"
     )
     result = hosts.train(
-        "--hosts", "n1:1,n2:1,n3:1", "--device", "cpu", *SHORT, "--max-restarts", "2", "--min-uptime", "0", script
+        "--hosts",
+        "n1:1,n2:1,n3:1",
+        "--device",
+        "cpu",
+        *SHORT,
+        "--max-restarts",
+        "2",
+        "--min-uptime",
+        "0",
+        script,
     )
     assert result.returncode == 0, result.stderr
     assert "restart 1 of 2" in result.stderr
@@ -133,10 +180,13 @@ def test_a_restart_is_the_whole_jobs(hosts):
     hosts.assert_clean()
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
 def test_a_signal_ends_the_job_everywhere(hosts, number, code):
     running = hosts.start(
-        ["train", "--hosts", "n1:1,n2:2", "--device", "cpu", *SHORT, STAYS], env={"PLACE": str(hosts.work)}
+        ["train", "--hosts", "n1:1,n2:2", "--device", "cpu", *SHORT, STAYS],
+        env={"PLACE": str(hosts.work)},
     )
     running.wait_stdout("all are here")
     running.send_signal(number)
@@ -174,7 +224,9 @@ def test_usr1_reaches_workers_that_catch_it_on_all_hosts(hosts):
     script.write_text(
         "import signal, sys\nsignal.signal(signal.SIGUSR1, lambda *_: sys.exit(0))\nprint('ready', flush=True)\nsignal.pause()\n"
     )
-    running = hosts.start(["train", "--hosts", "n1:1,n2:1", "--device", "cpu", "--format", "jsonl", script])
+    running = hosts.start(
+        ["train", "--hosts", "n1:1,n2:1", "--device", "cpu", "--format", "jsonl", script]
+    )
     running.wait_said("ready", 2)
     running.send_signal(signal.SIGUSR1)
     assert running.wait().returncode == 0
@@ -186,12 +238,18 @@ def test_every_byte_of_output_is_filed_and_shown(hosts):
         "import os, sys\nrank = os.environ['RANK']\n"
         "for number in range(50000):\n    sys.stdout.write(f'{rank} line {number}\\n')\nsys.stdout.write('the end')\n"
     )
-    result = hosts.train("--hosts", "n1:1,n2:1,n3:1", "--device", "cpu", script, env={"PYTHONUNBUFFERED": ""})
+    result = hosts.train(
+        "--hosts", "n1:1,n2:1,n3:1", "--device", "cpu", script, env={"PYTHONUNBUFFERED": ""}
+    )
     assert result.returncode == 0, result.stderr
     for rank in range(3):
         whole = "".join(f"{rank} line {number}\n" for number in range(50000)) + "the end"
         assert (result.run_dir / "attempt-0" / f"rank-{rank}.log").read_text() == whole
-        shown = [line.partition("] ")[2] for line in result.stdout.splitlines() if line.startswith(f"[{rank}]")]
+        shown = [
+            line.partition("] ")[2]
+            for line in result.stdout.splitlines()
+            if line.startswith(f"[{rank}]")
+        ]
         assert [line for line in shown if "line" in line] == whole.splitlines()[:-1]
 
 
@@ -200,12 +258,18 @@ def test_stdin_goes_to_rank_0_wherever_that_is(hosts):
     source = hosts.work / "data"
     source.write_bytes(data)
     with source.open("rb") as file:
-        result = hosts.train("--hosts", "n1:1,n2:1", "--device", "cpu", "--no-python", "sha256sum", stdin=file)
+        result = hosts.train(
+            "--hosts", "n1:1,n2:1", "--device", "cpu", "--no-python", "sha256sum", stdin=file
+        )
     import hashlib
 
     assert result.returncode == 0, result.stderr
-    assert (result.run_dir / "attempt-0" / "rank-0.log").read_text().split()[0] == hashlib.sha256(data).hexdigest()
-    assert (result.run_dir / "attempt-0" / "rank-1.log").read_text().split()[0] == hashlib.sha256(b"").hexdigest()
+    assert (result.run_dir / "attempt-0" / "rank-0.log").read_text().split()[0] == hashlib.sha256(
+        data
+    ).hexdigest()
+    assert (result.run_dir / "attempt-0" / "rank-1.log").read_text().split()[0] == hashlib.sha256(
+        b""
+    ).hexdigest()
 
 
 def test_output_is_filed_on_the_nodes_as_well(hosts):
@@ -219,7 +283,9 @@ def test_output_is_filed_on_the_nodes_as_well(hosts):
 
 def test_a_script_that_is_missing_on_a_host_is_told_by_name(hosts):
     hosts.run("n1", f"cp {SAID} {hosts.local}/train.py")
-    result = hosts.train("--hosts", "n1:1,n2:1", "--device", "cpu", "--workdir", hosts.local, "train.py")
+    result = hosts.train(
+        "--hosts", "n1:1,n2:1", "--device", "cpu", "--workdir", hosts.local, "train.py"
+    )
     assert result.returncode == 69, result.stderr
     [row] = [line.split() for line in result.stderr.splitlines() if "there is no train.py" in line]
     assert row[:2] == ["n2", "script"]
@@ -239,20 +305,32 @@ def test_scripts_that_differ_between_hosts_are_refused(hosts):
 
 def test_two_jobs_on_the_same_hosts_do_not_touch_each_other(hosts):
     other = hosts.start(
-        ["train", "--hosts", "n1:1,n2:1", "--device", "cpu", STAYS], env={"PLACE": str(hosts.work / "other")}
+        ["train", "--hosts", "n1:1,n2:1", "--device", "cpu", STAYS],
+        env={"PLACE": str(hosts.work / "other")},
     )
     other.wait_stdout("all are here")
     sleeps = {("sleep", seconds) for seconds in ("1000", "1001", "1002")}
     until(
-        lambda: all(sleeps <= {process.argv for process in hosts.processes(name)} for name in ("n1", "n2")),
+        lambda: all(
+            sleeps <= {process.argv for process in hosts.processes(name)} for name in ("n1", "n2")
+        ),
         "all that the workers start",
     )
     before = {name: {process.pid for process in hosts.processes(name)} for name in ("n1", "n2")}
     result = hosts.train(
-        "--hosts", "n1:1,n2:1", "--device", "cpu", *SHORT, STAYS, "0=exit:3", env={"PLACE": str(hosts.work)}
+        "--hosts",
+        "n1:1,n2:1",
+        "--device",
+        "cpu",
+        *SHORT,
+        STAYS,
+        "0=exit:3",
+        env={"PLACE": str(hosts.work)},
     )
     assert result.returncode == 3
-    assert {name: {process.pid for process in hosts.processes(name)} for name in ("n1", "n2")} == before
+    assert {
+        name: {process.pid for process in hosts.processes(name)} for name in ("n1", "n2")
+    } == before
     other.send_signal(signal.SIGTERM)
     assert other.wait().returncode == 143
     hosts.assert_clean()
@@ -278,7 +356,9 @@ def test_a_hang_on_one_host_is_found(hosts):
         "import os, sys, time\nprint('started', flush=True)\n"
         "def the_place():\n    time.sleep(1000)\nif os.environ['RANK'] != '1':\n    the_place()\ntime.sleep(1001)\n"
     )
-    result = hosts.train("--hosts", "n1:1,n2:1,n3:1", "--device", "cpu", *SHORT, "--hang-timeout", "2", script)
+    result = hosts.train(
+        "--hosts", "n1:1,n2:1,n3:1", "--device", "cpu", *SHORT, "--hang-timeout", "2", script
+    )
     assert result.returncode == 124, result.stderr
     assert "the_place" in result.stderr
     hosts.assert_clean()
@@ -291,7 +371,9 @@ def test_each_kind_of_hang_on_a_host_is_told_from_work(hosts, how):
     assert result.returncode == 124, result.stderr
     [hang] = result.of_type("hang")
     assert hang["behind"] == [1]
-    seen = [event for event in result.of_type("hang_postponed") if "in stuck" in (event["frame"] or "")]
+    seen = [
+        event for event in result.of_type("hang_postponed") if "in stuck" in (event["frame"] or "")
+    ]
     assert bool(seen) is (how == "loop")
     hosts.assert_clean()
 
@@ -301,7 +383,9 @@ def test_a_host_whose_worker_computes_in_silence_is_no_hang(hosts):
     running = hosts.start(["train", *options, PROGRAMS.parent / "hangs.py", "work"])
     running.wait_for(
         lambda: any(
-            "in stuck" in (event["frame"] or "") for event in running.events if event["type"] == "hang_postponed"
+            "in stuck" in (event["frame"] or "")
+            for event in running.events
+            if event["type"] == "hang_postponed"
         ),
         "verdict that was postponed for rank 1",
     )
@@ -328,7 +412,9 @@ def test_a_silent_job_on_hosts_is_told_of_once_and_ctrl_c_says_where_each_rank_s
 
 
 def test_warm_workers_on_hosts(hosts):
-    result = hosts.train("--hosts", "n1:2,n2:2", "--device", "cpu", "--preload", "json,decimal", SAID)
+    result = hosts.train(
+        "--hosts", "n1:2,n2:2", "--device", "cpu", "--preload", "json,decimal", SAID
+    )
     assert [each["host"] for each in told(result)] == ["n1", "n1", "n2", "n2"]
     [*ended] = result.of_type("preload")
     assert [event["problem"] for event in ended] == [None, None]
@@ -340,7 +426,12 @@ def test_warm_workers_on_hosts(hosts):
 
 @pytest.mark.parametrize(
     "options",
-    [("--own-name-is-loopback=n1,n2,n3",), ("--networks=2", "--docker"), ("--ipv6-only",), ("--no-names",)],
+    [
+        ("--own-name-is-loopback=n1,n2,n3",),
+        ("--networks=2", "--docker"),
+        ("--ipv6-only",),
+        ("--no-names",),
+    ],
     ids=["127.0.1.1", "two networks", "IPv6 only", "no names"],
 )
 def test_gloo_meets_on_any_network(make_hosts, options):
@@ -351,7 +442,9 @@ def test_gloo_meets_on_any_network(make_hosts, options):
         "dist.all_reduce(tensor)\nprint('sum', int(tensor.item()), flush=True)\ndist.destroy_process_group()\n"
     )
     names = ",".join(f"{name}:1" for name in ("n1", "n2", "n3"))
-    result = hosts.train("--hosts", names, "--device", "cpu", script, timeout=120, env={"OMP_NUM_THREADS": "1"})
+    result = hosts.train(
+        "--hosts", names, "--device", "cpu", script, timeout=120, env={"OMP_NUM_THREADS": "1"}
+    )
     assert result.returncode == 0, result.stderr
     assert [result.lines_of(rank)[-1] for rank in range(3)] == ["sum 3"] * 3
 
@@ -382,7 +475,9 @@ def test_the_launchers_machine_needs_no_script(hosts):
     for name in ("n1", "n2"):
         hosts.run(name, f"mkdir {hosts.local}/project && cp {SAID} {hosts.local}/project/train.py")
     workdir = f"{hosts.local}/project"
-    result = hosts.train("--hosts", "n1:1,n2:1", "--device", "cpu", "--workdir", workdir, "train.py")
+    result = hosts.train(
+        "--hosts", "n1:1,n2:1", "--device", "cpu", "--workdir", workdir, "train.py"
+    )
     assert {each["cwd"] for each in told(result)} == {workdir}
     assert hosts.run(HEAD, f"ls {workdir}", check=False).returncode
 
@@ -392,7 +487,17 @@ def test_a_low_limit_of_open_files_is_the_workers_and_costs_no_log(hosts):
     resource.setrlimit(resource.RLIMIT_NOFILE, (128, hard))
     try:
         job = hosts.start(
-            ["train", "--hosts", "n1:1,n2:12", "--device", "cpu", "--no-python", "sh", "-c", "ulimit -Sn; sleep 1"],
+            [
+                "train",
+                "--hosts",
+                "n1:1,n2:12",
+                "--device",
+                "cpu",
+                "--no-python",
+                "sh",
+                "-c",
+                "ulimit -Sn; sleep 1",
+            ],
             host="n2",
         )
     finally:
@@ -405,10 +510,24 @@ def test_a_low_limit_of_open_files_is_the_workers_and_costs_no_log(hosts):
 
 
 def test_a_command_line_of_accelerate_launch_starts_all_hosts_of_a_list(hosts):
-    (hosts.work / "a.yaml").write_text("distributed_type: MULTI_CPU\nmixed_precision: bf16\nuse_cpu: true\n")
+    (hosts.work / "a.yaml").write_text(
+        "distributed_type: MULTI_CPU\nmixed_precision: bf16\nuse_cpu: true\n"
+    )
     script = hosts.work / "tells.py"
-    script.write_text("import os; print('told', os.environ['WORLD_SIZE'], os.environ['ACCELERATE_MIXED_PRECISION'])")
-    words = ["accelerate", "launch", "--config_file", str(hosts.work / "a.yaml"), "--hosts", "n1:1,n2:1", *SHORT]
+    script.write_text(
+        "import os; print('told', os.environ['WORLD_SIZE'], os.environ['ACCELERATE_MIXED_PRECISION'])"
+    )
+    words = [
+        "accelerate",
+        "launch",
+        "--config_file",
+        str(hosts.work / "a.yaml"),
+        "--hosts",
+        "n1:1,n2:1",
+        *SHORT,
+    ]
     result = hosts.start([*words, str(script)]).wait()
     assert result.returncode == 0, result.stderr
-    assert [(result.run_dir / "attempt-0" / f"rank-{rank}.log").read_text() for rank in (0, 1)] == ["told 2 bf16\n"] * 2
+    assert [(result.run_dir / "attempt-0" / f"rank-{rank}.log").read_text() for rank in (0, 1)] == [
+        "told 2 bf16\n"
+    ] * 2

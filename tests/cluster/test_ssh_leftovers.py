@@ -25,7 +25,9 @@ def has(hosts, *signs: str) -> bool:
 
 
 def test_an_upload_on_another_host_may_end_after_the_training(hosts):
-    running = hosts.start(["train", *TWO, "--linger", "100", PROGRAMS / "uploads.py", "--ranks", "1"])
+    running = hosts.start(
+        ["train", *TWO, "--linger", "100", PROGRAMS / "uploads.py", "--ranks", "1"]
+    )
     running.wait_stderr("waiting up to 100 s (--linger) for 1 process left by rank 1 on n2: python")
     put(hosts, "go")
     result = running.wait()
@@ -37,7 +39,9 @@ def test_an_upload_on_another_host_may_end_after_the_training(hosts):
 
 
 def test_an_upload_that_takes_longer_is_ended_and_named_with_its_host(hosts):
-    running = hosts.start(["train", *TWO, "--linger", "0.1", PROGRAMS / "uploads.py", "--ranks", "0,1"])
+    running = hosts.start(
+        ["train", *TWO, "--linger", "0.1", PROGRAMS / "uploads.py", "--ranks", "0,1"]
+    )
     result = running.wait()
     assert result.returncode == 0, result.stderr
     assert "distlaunch: ended 2 processes left by ranks 0-1 on n[1-2]: python" in result.stderr
@@ -45,10 +49,14 @@ def test_an_upload_that_takes_longer_is_ended_and_named_with_its_host(hosts):
     wait_empty(hosts, HEAD, "n1", "n2")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["told to stop", "launcher killed"])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, signal.SIGKILL], ids=["told to stop", "launcher killed"]
+)
 def test_the_programs_of_wrappers_save_on_their_hosts(hosts, number):
     options = ("--grace", "60", "--failure-grace", "60")
-    running = hosts.start(["train", *TWO, *options, *SHELL, PROGRAMS / "waits.py", "--save", "TERM"])
+    running = hosts.start(
+        ["train", *TWO, *options, *SHELL, PROGRAMS / "waits.py", "--save", "TERM"]
+    )
     running.wait_for(lambda: has(hosts, "ready-0", "ready-1"), "the programs")
     running.send_signal(number)
     until(lambda: has(hosts, "got-TERM-0", "got-TERM-1"), "they were asked to end")

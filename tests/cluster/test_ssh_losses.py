@@ -1,4 +1,5 @@
-"""Jobs of fixed size over several hosts that lose something: the job ends as promised, and nothing of it is left."""
+"""Jobs of fixed size over several hosts that lose something: the job ends as promised, and nothing
+of it is left."""
 
 from __future__ import annotations
 
@@ -13,7 +14,17 @@ import time
 import pytest
 
 from tests.cluster.hosts import HEAD, faults, until
-from tests.cluster.stepping import AGENT, SHORT, SPAWNER, STEPS, WATCHER, Stepping, beside, is_empty, wait_empty
+from tests.cluster.stepping import (
+    AGENT,
+    SHORT,
+    SPAWNER,
+    STEPS,
+    WATCHER,
+    Stepping,
+    beside,
+    is_empty,
+    wait_empty,
+)
 from tests.launcher import PROGRAMS
 
 THREE = "n1:1,n2:1,n3:1"
@@ -66,12 +77,20 @@ def test_workers_of_a_killed_launcher_print_and_save_on_their_node(hosts, agent,
     wait_empty(hosts, HEAD, "n1")
     log = (running.run_dir / "attempt-0" / "rank-0.log").read_text()
     assert (hosts.work / "saved-0").exists(), log
-    assert (log.count("saving 0".ljust(63, ".")), log.count("saved 0"), log.count("done 0")) == (size // 64, 1, 1)
+    assert (log.count("saving 0".ljust(63, ".")), log.count("saved 0"), log.count("done 0")) == (
+        size // 64,
+        1,
+        1,
+    )
 
 
 @pytest.mark.parametrize(
     ("what", "why"),
-    [(AGENT, "its agent was killed by signal 9"), ("sessions", "connection"), ("sshd", "connection")],
+    [
+        (AGENT, "its agent was killed by signal 9"),
+        ("sessions", "connection"),
+        ("sshd", "connection"),
+    ],
 )
 def test_a_closed_channel_ends_the_job(hosts, what, why):
     job = begun(hosts)
@@ -90,7 +109,11 @@ def test_another_job_does_not_feel_kill_9_of_an_agent(hosts):
     with beside(hosts, "n1:1,n2:1") as others:
         job = Stepping(hosts, THREE)
         job.up()
-        [agent] = [each for each in hosts.processes("n2") if each.argv[0].startswith(AGENT) and each.pid not in others]
+        [agent] = [
+            each
+            for each in hosts.processes("n2")
+            if each.argv[0].startswith(AGENT) and each.pid not in others
+        ]
         os.kill(agent.pid, signal.SIGKILL)
         assert job.running.wait().returncode == UNAVAILABLE
         wait_empty(hosts, "n1", "n2", "n3", but=others)
@@ -129,7 +152,10 @@ def test_term_at_a_spawner_ends_the_job_as_a_signal(hosts):
 def test_kill_9_of_any_two_of_ours(hosts, launcher, order):
     """Each node has another pair."""
     job = begun(hosts, words=("deaf",))
-    n1, n2, n3 = ({what: job.find(host, what).pid for what in (AGENT, SPAWNER, WATCHER)} for host in ("n1", "n2", "n3"))
+    n1, n2, n3 = (
+        {what: job.find(host, what).pid for what in (AGENT, SPAWNER, WATCHER)}
+        for host in ("n1", "n2", "n3")
+    )
     if launcher == "two on each node":
         pairs = [(n1[AGENT], n1[SPAWNER]), (n2[SPAWNER], n2[WATCHER]), (n3[WATCHER], n3[AGENT])]
     else:
@@ -168,7 +194,9 @@ def test_kill_9_of_the_agent_beside_the_launcher(hosts):
 
 def test_a_connection_by_openssh_that_is_killed_ends_the_job(hosts):
     job = begun(hosts, "--ssh-command", "ssh")
-    [client] = [each for each in hosts.processes(HEAD) if each.argv[0] == "ssh" and "n2" in each.argv]
+    [client] = [
+        each for each in hosts.processes(HEAD) if each.argv[0] == "ssh" and "n2" in each.argv
+    ]
     os.kill(client.pid, signal.SIGKILL)
     assert_lost(job.running.wait(), "n2", "killed by signal 9")
     hosts.assert_clean()
@@ -212,9 +240,13 @@ def test_a_host_that_falls_silent_ends_the_job_and_its_workers_end_by_themselves
 
 
 def three_jobs(make_hosts):
-    """Begin three jobs on two hosts each: they are harmed at the same time, as silence takes long."""
+    """Begin three jobs on two hosts each: they are harmed at the same time, as silence takes
+    long."""
     hosts = make_hosts(6)
-    return hosts, [begun(hosts, nodes=f"n{number}:1,n{number + 1}:1", name=f"on-n{number}") for number in (1, 3, 5)]
+    return hosts, [
+        begun(hosts, nodes=f"n{number}:1,n{number + 1}:1", name=f"on-n{number}")
+        for number in (1, 3, 5)
+    ]
 
 
 def test_silence_is_a_loss_whatever_its_reason(make_hosts):
@@ -351,9 +383,13 @@ def test_a_full_disk_for_temporary_files_on_a_node(hosts):
 
 def test_a_stopped_spawner_is_woken_by_its_agent(hosts):
     source = f"echo here; until [ -e {hosts.work}/go ]; do sleep 0.1; done"
-    running = hosts.start(["train", "--hosts", "n1:1,n2:1", "--device", "cpu", "--no-python", "sh", "-c", source])
+    running = hosts.start(
+        ["train", "--hosts", "n1:1,n2:1", "--device", "cpu", "--no-python", "sh", "-c", source]
+    )
     running.wait_said("here", 2)
-    [spawner] = [process for process in hosts.processes("n2") if process.argv[0].startswith("dl-spawner")]
+    [spawner] = [
+        process for process in hosts.processes("n2") if process.argv[0].startswith("dl-spawner")
+    ]
     os.kill(spawner.pid, signal.SIGSTOP)
     (hosts.work / "go").touch()
     assert running.wait(timeout=60).returncode == 0

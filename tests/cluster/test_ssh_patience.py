@@ -11,7 +11,17 @@ from tests.cluster.test_ssh_jobs import SHORT, STAYS
 
 
 def test_a_network_that_is_away_for_longer_than_the_usual_ten_seconds_does_no_harm_if_told(hosts):
-    args = ["train", "--hosts", "n1:1,n2:1", "--device", "cpu", *SHORT, "--lost-after", "120", STAYS]
+    args = [
+        "train",
+        "--hosts",
+        "n1:1,n2:1",
+        "--device",
+        "cpu",
+        *SHORT,
+        "--lost-after",
+        "120",
+        STAYS,
+    ]
     running = hosts.start(args, env={"PLACE": str(hosts.work)})
     running.wait_stdout("all are here")
     time.sleep(1.5 * PING_S)  # for a ping that says so
@@ -20,7 +30,9 @@ def test_a_network_that_is_away_for_longer_than_the_usual_ten_seconds_does_no_ha
     time.sleep(SILENCE_S + 2)  # the silence is what is tested
     faults.cut(hosts, "n2", on=False)
     assert running.process.poll() is None
-    assert {name: {process.pid for process in hosts.processes(name)} for name in ("n1", "n2")} == workers
+    assert {
+        name: {process.pid for process in hosts.processes(name)} for name in ("n1", "n2")
+    } == workers
     running.send_signal(signal.SIGTERM)
     assert running.wait(timeout=60).returncode == 143
     hosts.assert_clean(within_s=30)

@@ -1,4 +1,5 @@
-"""Workers on several hosts that are told of each other's ports: their nodes hold them, and all reach all."""
+"""Workers on several hosts that are told of each other's ports: their nodes hold them, and all
+reach all."""
 
 from __future__ import annotations
 
@@ -27,7 +28,16 @@ def said(text: str) -> list[dict]:
 def test_workers_on_all_hosts_reach_each_other_where_they_are_told(hosts, tmp_path):
     for module in ("tensorflow", "tf_keras"):
         (tmp_path / f"{module}.py").touch()
-    words = ("--backend", "tensorflow", "--python", sys.executable, "--hosts", "n1:1,n2:2,n3:1", "--device", "cpu")
+    words = (
+        "--backend",
+        "tensorflow",
+        "--python",
+        sys.executable,
+        "--hosts",
+        "n1:1,n2:2,n3:1",
+        "--device",
+        "cpu",
+    )
     result = hosts.train(*words, MEETS, env={"PYTHONPATH": str(tmp_path)})
     assert result.returncode == 0, result.stderr
     told = sorted(said(result.stdout), key=lambda each: each["rank"])
@@ -41,7 +51,18 @@ def test_workers_on_all_hosts_reach_each_other_where_they_are_told(hosts, tmp_pa
 
 
 def test_a_training_over_two_hosts_is_one_training(hosts, python):
-    words = ("--backend", "tensorflow", "-o", "per=node", "--hosts", "n1,n2", "--format", "plain", "--python", python)
+    words = (
+        "--backend",
+        "tensorflow",
+        "-o",
+        "per=node",
+        "--hosts",
+        "n1,n2",
+        "--format",
+        "plain",
+        "--python",
+        python,
+    )
     result = hosts.train(*words, TRAINS, timeout=PATIENCE_S)
     assert result.returncode == 0, result.stderr
     trained = said(result.stdout)

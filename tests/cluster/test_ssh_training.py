@@ -1,4 +1,5 @@
-"""A real training over hosts with unequal slots: as good as on one machine, also where a host is lost on the way."""
+"""A real training over hosts with unequal slots: as good as on one machine, also where a host is
+lost on the way."""
 
 from __future__ import annotations
 
@@ -55,7 +56,16 @@ def test_a_training_over_unequal_hosts_is_as_good_as_on_one_machine(hosts, on_on
 
 
 def test_a_training_that_loses_a_host_goes_on_from_its_checkpoint(hosts, on_one_machine):
-    elastic = ("--hosts", UNEQUAL, "--num-nodes", "3:4", "--device", "cpu", "--preload", "torch,sklearn.datasets")
+    elastic = (
+        "--hosts",
+        UNEQUAL,
+        "--num-nodes",
+        "3:4",
+        "--device",
+        "cpu",
+        "--preload",
+        "torch,sklearn.datasets",
+    )
     words = (*elastic, DIGITS, *ON_SIX, "--checkpoint", hosts.work / "checkpoint")
     running = hosts.start(["train", *words], env={"OMP_NUM_THREADS": "1"})
     running.wait_stdout("epoch  4", timeout=100)
@@ -65,11 +75,16 @@ def test_a_training_that_loses_a_host_goes_on_from_its_checkpoint(hosts, on_one_
     assert "node n4 (ranks 4-5) left: " in result.stderr
     assert "going on with 3 of 4 nodes" in result.stderr
     assert [event["world_size"] for event in result.of_type("composed")] == [6, 4]
-    logs = [(result.run_dir / f"attempt-{attempt}" / "rank-0.log").read_text() for attempt in (0, 1)]
+    logs = [
+        (result.run_dir / f"attempt-{attempt}" / "rank-0.log").read_text() for attempt in (0, 1)
+    ]
     first, second = map(epochs, logs)
     assert 4 <= first[-1] < EPOCHS - 1
     assert f"resuming at epoch {second[0]} (attempt " in logs[1]
-    assert second[0] - first[-1] in (0, 1)  # what was said to be done was kept, but for one that was being saved
+    assert second[0] - first[-1] in (
+        0,
+        1,
+    )  # what was said to be done was kept, but for one that was being saved
     assert second == list(range(second[0], EPOCHS))
     assert accuracy(logs[1]) >= on_one_machine - CHANCE
     hosts.assert_clean()

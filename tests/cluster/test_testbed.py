@@ -1,4 +1,5 @@
-"""The test bed itself: it leaves nothing behind, whoever is killed, and two of them do not disturb each other."""
+"""The test bed itself: it leaves nothing behind, whoever is killed, and two of them do not disturb
+each other."""
 
 from __future__ import annotations
 
@@ -31,13 +32,17 @@ class Held:
             self.keeper.communicate(timeout=60)
             pytest.skip(f"Slurm cannot run here: {answer['error']}")
         self.directory, self.enter = answer["directory"], answer["enter"]
-        # Held open, as a namespace that is gone leaves its number to the next one, which may be another test's.
-        self.held = os.open(f"/proc/{self.enter[1].removeprefix('--target=')}/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+        # Held open, as a namespace that is gone leaves its number to the next one, which may be
+        # another test's.
+        self.held = os.open(
+            f"/proc/{self.enter[1].removeprefix('--target=')}/ns/pid", os.O_RDONLY | os.O_CLOEXEC
+        )
         self.namespace = os.readlink(f"/proc/self/fd/{self.held}")
         self.env = {"PATH": os.environ["PATH"], "HOME": "/", **answer["environment"]}
 
     def leave_a_daemon(self) -> int:
-        """Have a job leave a process that no signal but KILL ends, in a session of its own; return its pid here."""
+        """Have a job leave a process that no signal but KILL ends, in a session of its own; return
+        its pid here."""
         daemon = Path(self.directory, "daemon.sh")
         daemon.write_text("trap '' TERM HUP INT; echo >$0.ready; while :; do sleep 60; done")
         job = "trap '' TERM HUP INT; setsid sh $0 & sleep 60"
@@ -57,11 +62,16 @@ class Held:
         return pid
 
     def processes(self) -> list[int]:
-        """Find every process in the test bed's namespace; one that only waits to be reaped is no more."""
+        """Find every process in the test bed's namespace; one that only waits to be reaped is no
+        more."""
         found = []
         for name in os.listdir("/proc"):
             try:
-                if name.isdigit() and os.readlink(f"/proc/{name}/ns/pid") == self.namespace and command(int(name)):
+                if (
+                    name.isdigit()
+                    and os.readlink(f"/proc/{name}/ns/pid") == self.namespace
+                    and command(int(name))
+                ):
                     found.append(int(name))
             except OSError:
                 continue
@@ -73,7 +83,9 @@ class Held:
         left = [f"process {pid}: {command(pid)}" for pid in self.processes()]
         left += [path for path in (self.directory,) if os.path.exists(path)]
         left += [line for line in Path("/proc/mounts").read_text().splitlines() if name in line]
-        groups = subprocess.run(["find", "/sys/fs/cgroup", "-name", name], capture_output=True, text=True)
+        groups = subprocess.run(
+            ["find", "/sys/fs/cgroup", "-name", name], capture_output=True, text=True
+        )
         return left + groups.stdout.split()
 
     def close(self) -> None:
@@ -94,7 +106,9 @@ def command(pid: int) -> str:
 
 
 def down(*words: str) -> str:
-    return subprocess.run([*TESTBED, "down", *words], capture_output=True, text=True, timeout=60, check=True).stderr
+    return subprocess.run(
+        [*TESTBED, "down", *words], capture_output=True, text=True, timeout=60, check=True
+    ).stderr
 
 
 def wait_for(condition, what: str, within_s: float = 20.0) -> None:
@@ -133,7 +147,10 @@ def test_down_finds_what_a_killed_keeper_left(held):
 def test_down_leaves_what_others_hold(held):
     assert f"{held.directory} is held" in down()
     assert held.keeper.poll() is None
-    assert subprocess.run([*held.enter, "srun", "-n1", "true"], env=held.env, timeout=30).returncode == 0
+    assert (
+        subprocess.run([*held.enter, "srun", "-n1", "true"], env=held.env, timeout=30).returncode
+        == 0
+    )
 
 
 @pytest.mark.parametrize("held", ["cgroup"], indirect=True)
@@ -148,9 +165,13 @@ def test_a_frozen_job_cannot_hold_it_up():
     try:
         daemon = testbed.leave_a_daemon()
         (group,) = [
-            line.split(":")[2] for line in Path(f"/proc/{daemon}/cgroup").read_text().split() if ":freezer:" in line
+            line.split(":")[2]
+            for line in Path(f"/proc/{daemon}/cgroup").read_text().split()
+            if ":freezer:" in line
         ]
-        state = Path(f"/proc/{testbed.keeper.pid}/root{testbed.directory}/cgroup/freezer{group}/freezer.state")
+        state = Path(
+            f"/proc/{testbed.keeper.pid}/root{testbed.directory}/cgroup/freezer{group}/freezer.state"
+        )
         state.write_text("FROZEN")
         testbed.keeper.terminate()
         assert testbed.keeper.wait(timeout=30) == 0
@@ -166,7 +187,9 @@ def test_a_group_that_vanishes_meanwhile_needs_no_thaw(tmp_path):
     (tmp_path / "b" / "freezer.state").unlink()
     (tmp_path / "b" / "freezer.state").symlink_to(tmp_path / "gone" / "freezer.state")
     sandbox._thaw(str(tmp_path))
-    assert [(tmp_path / name / "freezer.state").read_text() for name in ("a", "c")] == ["THAWED"] * 2
+    assert [(tmp_path / name / "freezer.state").read_text() for name in ("a", "c")] == [
+        "THAWED"
+    ] * 2
 
 
 @pytest.mark.parametrize("held", ["cgroup"], indirect=True)
@@ -186,7 +209,9 @@ def test_two_at_once_know_nothing_of_each_other(held):
                 "--format=%j",
             ]
             names.append(
-                subprocess.run(words, env=testbed.env, capture_output=True, text=True, timeout=30).stdout.strip()
+                subprocess.run(
+                    words, env=testbed.env, capture_output=True, text=True, timeout=30
+                ).stdout.strip()
             )
         assert names == [held.directory, other.directory]
     finally:
@@ -199,9 +224,13 @@ def test_up_stays_until_down():
         pytest.skip(f"Slurm cannot run here: {done.stderr}")
     directory = done.stdout.splitlines()[0].removeprefix("# ")
     try:
-        listed = subprocess.run([*TESTBED, "list"], capture_output=True, text=True, timeout=30).stdout
+        listed = subprocess.run(
+            [*TESTBED, "list"], capture_output=True, text=True, timeout=30
+        ).stdout
         assert f"{directory}  up" in listed
-        exported = subprocess.run([*TESTBED, "env", directory], capture_output=True, text=True, timeout=30).stdout
+        exported = subprocess.run(
+            [*TESTBED, "env", directory], capture_output=True, text=True, timeout=30
+        ).stdout
         assert exported == done.stdout
     finally:
         down(directory)
@@ -209,7 +238,11 @@ def test_up_stays_until_down():
 
 
 def test_run_gives_the_commands_exit_code():
-    done = subprocess.run([*TESTBED, "run", "--", "srun", "-n1", "sh", "-c", "exit 7"], capture_output=True, timeout=60)
+    done = subprocess.run(
+        [*TESTBED, "run", "--", "srun", "-n1", "sh", "-c", "exit 7"],
+        capture_output=True,
+        timeout=60,
+    )
     if b"error: needs root" in done.stderr or b"not installed" in done.stderr:
         pytest.skip(done.stderr.decode())
     assert done.returncode == 7

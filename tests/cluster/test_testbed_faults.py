@@ -1,4 +1,5 @@
-"""What goes wrong on the test bed of hosts does so where and when it is told to, and is over when it is mended."""
+"""What goes wrong on the test bed of hosts does so where and when it is told to, and is over when
+it is mended."""
 
 from __future__ import annotations
 
@@ -31,11 +32,14 @@ def pair(make_hosts):
 
 
 def connect(hosts, host, to, within_s=PATIENTLY_S):
-    return hosts.run(host, sys.executable, "-c", CONNECT, hosts.address(to), within_s).stdout.strip()
+    return hosts.run(
+        host, sys.executable, "-c", CONNECT, hosts.address(to), within_s
+    ).stdout.strip()
 
 
 def reaches(hosts, host, to):
-    """Connect, again if need be: a host that was silent may count as unreachable until its address is asked for anew."""
+    """Connect, again if need be: a host that was silent may count as unreachable until its address
+    is asked for anew."""
 
     def connected():
         return connect(hosts, host, to)[0].isdigit()
@@ -46,7 +50,11 @@ def reaches(hosts, host, to):
 def a_session(hosts):
     """Open a connection from the head to n1 that stays, and wait until its command runs."""
     client = hosts.popen(
-        HEAD, ["ssh", "n1", "cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        HEAD,
+        ["ssh", "n1", "cat"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
     )
     client.process.stdin.write(b"there\n")
     client.process.stdin.flush()
@@ -55,7 +63,8 @@ def a_session(hosts):
 
 
 @pytest.mark.parametrize(
-    ("fault", "undone"), [("cut", "uncut"), ("link down", "link up"), ("off", "on"), ("delay 0 loss 100%", "delay off")]
+    ("fault", "undone"),
+    [("cut", "uncut"), ("link down", "link up"), ("off", "on"), ("delay 0 loss 100%", "delay off")],
 )
 def test_a_host_that_is_silent(pair, fault, undone):
     assert reaches(pair, HEAD, "n1")
@@ -197,7 +206,16 @@ def test_a_full_disk_is_one_host_s_own(pair):
 
 
 def test_mend_undoes_all(pair):
-    for words in ("cut", "link down", "isolate", "rate 1", "delay 50", "fill", "sshd kill", "pause"):
+    for words in (
+        "cut",
+        "link down",
+        "isolate",
+        "rate 1",
+        "delay 50",
+        "fill",
+        "sshd kill",
+        "pause",
+    ):
         faults.apply(pair, "n1", words.split())
     faults.mend(pair, "n1")
     assert pair.run(HEAD, "ssh", "n1", f"echo x >{pair.local}/x; hostname").stdout == "n1\n"
@@ -205,10 +223,17 @@ def test_mend_undoes_all(pair):
 
 
 def test_faults_by_command(pair):
-    done = subprocess.run([*TESTBED, "fault", pair.directory, "n1", "cut"], timeout=60, capture_output=True, text=True)
+    done = subprocess.run(
+        [*TESTBED, "fault", pair.directory, "n1", "cut"], timeout=60, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     assert connect(pair, HEAD, "n1", SOON_S) == "TimeoutError"
-    for words, said in ((["n1", "melt"], "no fault is called 'melt'"), (["n9", "cut"], "there is no host n9")):
-        done = subprocess.run([*TESTBED, "fault", pair.directory, *words], timeout=60, capture_output=True, text=True)
+    for words, said in (
+        (["n1", "melt"], "no fault is called 'melt'"),
+        (["n9", "cut"], "there is no host n9"),
+    ):
+        done = subprocess.run(
+            [*TESTBED, "fault", pair.directory, *words], timeout=60, capture_output=True, text=True
+        )
         assert done.returncode == 1
         assert said in done.stderr

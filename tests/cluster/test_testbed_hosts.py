@@ -1,4 +1,5 @@
-"""The test bed of hosts: what it promises to tests of the launcher, and that it leaves nothing behind."""
+"""The test bed of hosts: what it promises to tests of the launcher, and that it leaves nothing
+behind."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ WAITS = "trap '' TERM HUP INT; setsid env -i sleep 1000 >/dev/null 2>&1 </dev/nu
 class Namespaces:
     """The namespaces of some processes that this process is not in.
 
-    They are held open: a namespace that is gone leaves its number to the next one, which may be another test's.
+    They are held open: a namespace that is gone leaves its number to the next one, which may be
+    another test's.
     """
 
     KINDS = ("net", "pid", "mnt", "uts", "ipc")
@@ -83,7 +85,9 @@ def test_each_host_sees_only_its_own_processes_and_addresses(hosts):
 
 def test_processes_that_hide_are_found(hosts):
     hosts.run(HEAD, "ssh", "n2", WAITS)
-    (process,) = until(lambda: [p for p in hosts.processes("n2") if p.argv[0] == "sleep"], "the daemon")
+    (process,) = until(
+        lambda: [p for p in hosts.processes("n2") if p.argv[0] == "sleep"], "the daemon"
+    )
     assert process.argv == ("sleep", "1000")
     assert hosts.processes("n1") == []
     with pytest.raises(AssertionError, match="sleep"):
@@ -96,7 +100,10 @@ def test_a_started_command_is_signalled_itself(hosts):
     command = hosts.popen("n1", ["sh", "-c", "trap 'exit 7' USR1; while :; do sleep 0.01; done"])
     until(lambda: any(p.argv[0] == "sleep" for p in hosts.processes("n1")), "the loop")
     command.send_signal(signal.SIGSTOP)
-    until(lambda: [p.state for p in hosts.processes("n1") if p.pid == command.pid] == ["T"], "the stop")
+    until(
+        lambda: [p.state for p in hosts.processes("n1") if p.pid == command.pid] == ["T"],
+        "the stop",
+    )
     command.send_signal(signal.SIGCONT)
     command.send_signal(signal.SIGUSR1)
     assert command.wait(timeout=30) == 7
@@ -111,7 +118,11 @@ def test_an_own_name_that_is_loopback(make_hosts):
 def test_two_networks(make_hosts):
     hosts = make_hosts(2, "--networks=2")
     for network in (0, 1):
-        for address in (f"n1-net{network}", hosts.address("n1", network), hosts.address6("n1", network)):
+        for address in (
+            f"n1-net{network}",
+            hosts.address("n1", network),
+            hosts.address6("n1", network),
+        ):
             reached = hosts.run(HEAD, "ssh", address, "echo $SSH_CONNECTION").stdout.split()[2]
             assert reached in {hosts.address("n1", network), hosts.address6("n1", network)}
     assert {link.interface for link in hosts.layout["n2"].links} == {"eth0", "eth1"}
@@ -119,7 +130,9 @@ def test_two_networks(make_hosts):
 
 def test_without_ipv4(make_hosts):
     hosts = make_hosts(2, "--ipv6-only")
-    assert hosts.run(HEAD, "ssh", "n1", "echo $SSH_CONNECTION").stdout.split()[2] == hosts.address6("n1")
+    assert hosts.run(HEAD, "ssh", "n1", "echo $SSH_CONNECTION").stdout.split()[2] == hosts.address6(
+        "n1"
+    )
     assert hosts.address("n1") == hosts.address6("n1")
     assert ":" in hosts.address("n1")
 
@@ -127,14 +140,19 @@ def test_without_ipv4(make_hosts):
 def test_hosts_behind_the_first(make_hosts):
     hosts = make_hosts(3, "--jump")
     assert hosts.run(HEAD, "ssh", "n3", "hostname").stdout == "n3\n"
-    direct = hosts.run(HEAD, "ssh", "-o", "ProxyJump=none", hosts.address("n3", 1), "true", check=False)
+    direct = hosts.run(
+        HEAD, "ssh", "-o", "ProxyJump=none", hosts.address("n3", 1), "true", check=False
+    )
     assert direct.returncode == 255
 
 
 def test_hosts_without_names(make_hosts):
     hosts = make_hosts(2, "--no-names")
     assert hosts.run(HEAD, "getent hosts n1", check=False).returncode == 2
-    assert hosts.run(HEAD, "ssh", "n1", "getent hosts n1").stdout.split() == [hosts.address("n1"), "n1"]
+    assert hosts.run(HEAD, "ssh", "n1", "getent hosts n1").stdout.split() == [
+        hosts.address("n1"),
+        "n1",
+    ]
 
 
 def test_an_address_that_all_hosts_have(make_hosts):
@@ -184,7 +202,11 @@ def test_it_leaves_nothing_whoever_is_killed(make_hosts, end):
             keeper_lived = end == "down"
             if end != "init":
                 done = subprocess.run(
-                    [*TESTBED, "down", directory], capture_output=True, text=True, timeout=60, check=True
+                    [*TESTBED, "down", directory],
+                    capture_output=True,
+                    text=True,
+                    timeout=60,
+                    check=True,
                 )
                 assert f"{directory} is gone" in done.stderr
             if keeper_lived:
@@ -209,23 +231,42 @@ def test_several_at_once_know_nothing_of_each_other(make_hosts):
 
 def test_run_and_on_and_env():
     done = subprocess.run(
-        [*TESTBED, "2", "run", "--", "sh", "-c", "ssh -F $TESTBED_SSH_CONFIG n2 hostname; echo $HOME; exit 7"],
-        capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
+        [
+            *TESTBED,
+            "2",
+            "run",
+            "--",
+            "sh",
+            "-c",
+            "ssh -F $TESTBED_SSH_CONFIG n2 hostname; echo $HOME; exit 7",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     if b"needs root" in done.stderr.encode():
         pytest.skip(done.stderr)
     assert done.returncode == 7, done.stderr
     assert re.fullmatch(r"n2\n/tmp/distlaunch-hosts-\w+/home/root\n", done.stdout)
-    up = subprocess.run([*TESTBED, "up", "1"], capture_output=True, text=True, timeout=60, check=True)
+    up = subprocess.run(
+        [*TESTBED, "up", "1"], capture_output=True, text=True, timeout=60, check=True
+    )
     directory = up.stdout.splitlines()[0].removeprefix("# ")
     try:
         on = subprocess.run(
-            [*TESTBED, "on", directory, "n1", "--", "hostname"], capture_output=True, text=True, timeout=60
+            [*TESTBED, "on", directory, "n1", "--", "hostname"],
+            capture_output=True,
+            text=True,
+            timeout=60,
         )
         assert on.stdout == "n1\n"
-        env = subprocess.run([*TESTBED, "env", directory], capture_output=True, text=True, timeout=60)
+        env = subprocess.run(
+            [*TESTBED, "env", directory], capture_output=True, text=True, timeout=60
+        )
         assert env.stdout == up.stdout
-        listed = subprocess.run([*TESTBED, "list"], capture_output=True, text=True, timeout=60).stdout
+        listed = subprocess.run(
+            [*TESTBED, "list"], capture_output=True, text=True, timeout=60
+        ).stdout
         assert f"{directory}  up" in listed
     finally:
         subprocess.run([*TESTBED, "down", directory], capture_output=True, timeout=60, check=True)
@@ -268,7 +309,9 @@ def test_users_have_the_shell_of_their_name(make_hosts, user):
     hosts = make_hosts(1)
     assert user in hosts.users, f"the shell of {user} is not installed"
     script = Path(hosts.shared, "who.py")
-    script.write_text("import os, pwd; print(pwd.getpwuid(os.getuid()).pw_name, os.path.basename(os.environ['SHELL']))")
+    script.write_text(
+        "import os, pwd; print(pwd.getpwuid(os.getuid()).pw_name, os.path.basename(os.environ['SHELL']))"
+    )
     done = hosts.run(HEAD, "ssh", "-l", user, "n1", f"{sys.executable} {script}")
     said = done.stdout.splitlines()
     assert said[-1] == f"{user} {SHELLS[user]}"
@@ -285,7 +328,9 @@ def test_a_user_who_may_not_log_in(make_hosts):
 
 def test_the_keys_of_the_machine_are_out_of_sight(make_hosts):
     hosts = make_hosts(1)
-    assert hosts.run("n1", "ls -d ~root/.ssh /root/.ssh", check=False).stdout.split() == [f"{hosts.home}/.ssh"]
+    assert hosts.run("n1", "ls -d ~root/.ssh /root/.ssh", check=False).stdout.split() == [
+        f"{hosts.home}/.ssh"
+    ]
 
 
 def test_nothing_below_its_directory_leads_to_the_machine_s_own_files(make_hosts):
@@ -293,7 +338,9 @@ def test_nothing_below_its_directory_leads_to_the_machine_s_own_files(make_hosts
     for where in ("n1", "switch"):
         lines = hosts.run(where, "cat /proc/self/mountinfo").stdout.splitlines()
         below = {
-            fields[4]: fields[fields.index("-") + 1] for fields in map(str.split, lines) if hosts.directory in fields[4]
+            fields[4]: fields[fields.index("-") + 1]
+            for fields in map(str.split, lines)
+            if hosts.directory in fields[4]
         }
         assert set(below) <= {hosts.directory, hosts.local}
         assert below.get(hosts.local, "tmpfs") == "tmpfs"
@@ -312,7 +359,11 @@ def test_the_launcher_itself_is_signalled(hosts):
     script.write_text("import time; time.sleep(1000)")
     running = hosts.start(["train", "--num-procs", "1", "--grace", "1", script])
     running.wait_workers(1)
-    assert Path(f"/proc/{running.pid}/cmdline").read_bytes().split(b"\0")[1:4] == [b"-m", b"distlaunch", b"train"]
+    assert Path(f"/proc/{running.pid}/cmdline").read_bytes().split(b"\0")[1:4] == [
+        b"-m",
+        b"distlaunch",
+        b"train",
+    ]
     running.send_signal(signal.SIGTERM)
     assert running.wait().returncode == 143
     running = hosts.start(["train", "--num-procs", "1", script])
@@ -324,7 +375,9 @@ def test_the_launcher_itself_is_signalled(hosts):
 
 def test_a_time_of_day_that_is_ahead(make_hosts):
     hosts = make_hosts(2, "--clocks=n1=1000.5,n2=-1000.5")
-    seen = [float(hosts.run(HEAD, "ssh", name, "date +%s.%N").stdout) for name in ("n2", HEAD, "n1")]
+    seen = [
+        float(hosts.run(HEAD, "ssh", name, "date +%s.%N").stdout) for name in ("n2", HEAD, "n1")
+    ]
     assert seen[1] - seen[0] >= 1000.5
     assert seen[2] - seen[1] >= 1000.5
     assert float(hosts.run("n1", "date +%s.%N").stdout) > seen[2]
@@ -365,8 +418,13 @@ time.sleep(1000)
 
 def test_a_killed_user_leaves_nothing():
     scripts = str(Path(TESTBED[1]).parent)
-    with subprocess.Popen([sys.executable, "-c", USER, scripts], stdout=subprocess.PIPE, text=True) as user:
+    with subprocess.Popen(
+        [sys.executable, "-c", USER, scripts], stdout=subprocess.PIPE, text=True
+    ) as user:
         directory, *pids = user.stdout.readline().split()
         user.kill()
     until(lambda: not os.path.exists(directory), "the end of the test bed")
-    until(lambda: [pid for pid in pids if os.path.exists(f"/proc/{pid}")] == [], "the end of all processes")
+    until(
+        lambda: [pid for pid in pids if os.path.exists(f"/proc/{pid}")] == [],
+        "the end of all processes",
+    )

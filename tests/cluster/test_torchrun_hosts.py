@@ -1,4 +1,5 @@
-"""torchrun's words on two hosts: how they meet, and what is said where nobody tells which node is which."""
+"""torchrun's words on two hosts: how they meet, and what is said where nobody tells which node is
+which."""
 
 from __future__ import annotations
 
@@ -15,9 +16,21 @@ def meeting(hosts):
 
 
 def start(meeting: Meeting, node: int, *words: str) -> None:
-    args = ["torchrun", "--nnodes", "2", *words, "--rdzv-endpoint", f"n1:{PORT}", "--rdzv-id", "7", CREW]
+    args = [
+        "torchrun",
+        "--nnodes",
+        "2",
+        *words,
+        "--rdzv-endpoint",
+        f"n1:{PORT}",
+        "--rdzv-id",
+        "7",
+        CREW,
+    ]
     meeting.launchers[node] = meeting.hosts.start(
-        args, host=f"n{node + 1}", env={"PLACE": str(meeting.hosts.work), "CUDA_VISIBLE_DEVICES": ""}
+        args,
+        host=f"n{node + 1}",
+        env={"PLACE": str(meeting.hosts.work), "CUDA_VISIBLE_DEVICES": ""},
     )
 
 
@@ -33,7 +46,10 @@ def test_the_same_words_on_all_nodes_are_one_job_by_c10d(meeting):
 def test_a_static_launcher_on_another_host_than_the_endpoints_is_not_taken_for_node_0(meeting):
     start(meeting, 1)
     assert meeting.codes() == {1: 2}
-    assert "--rdzv-endpoint: n1 is another machine, but without --node-rank this launcher is node 0" in meeting.said(1)
+    assert (
+        "--rdzv-endpoint: n1 is another machine, but without --node-rank this launcher is node 0"
+        in meeting.said(1)
+    )
     start(meeting, 0)
     start(meeting, 1, "--node-rank", "1")
     meeting.ready(0, 1)

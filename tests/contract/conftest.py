@@ -29,7 +29,8 @@ _SET_CHILD_SUBREAPER = 36
 
 
 class Taken:
-    """Files and console in one: keeps what workers write, by rank and stream; called by the output thread."""
+    """Files and console in one: keeps what workers write, by rank and stream; called by the output
+    thread."""
 
     def __init__(self) -> None:
         self.written: dict[tuple[int, int], bytes] = {}
@@ -66,7 +67,8 @@ def open_local(taken: Taken) -> LocalTransport:
 
 
 class OneAgent:
-    """A fleet of one agent, a child process beside us: the transport of a node on another machine, without the network."""
+    """A fleet of one agent, a child process beside us: the transport of a node on another machine,
+    without the network."""
 
     def __init__(self, taken: Taken) -> None:
         code, environ = agent_zip(), dict(os.environ)
@@ -78,7 +80,9 @@ class OneAgent:
 
         self._fleet = Fleet(
             [Target(host="here", here=True)],
-            open_link=lambda target, within_s: open_beside(target, within_s, code=code, environ=environ),
+            open_link=lambda target, within_s: open_beside(
+                target, within_s, code=code, environ=environ
+            ),
             fanout=1,
             connect_s=20.0,
             intake=intake,
@@ -105,7 +109,9 @@ class OneAgent:
     def receive(self) -> list:
         events = self._fleet.receive()
         if any(isinstance(event.message, (m.WorkerExited, m.AttemptEnded)) for event in events):
-            taken = threading.Event()  # the coordinator's own thread takes output, and these tests look at once
+            taken = (
+                threading.Event()
+            )  # the coordinator's own thread takes output, and these tests look at once
             self.intakes[0]._add(lambda _: taken.set())
             assert taken.wait(20)
         return events
@@ -127,7 +133,11 @@ class OneNode:
             gpus=GpuInventory(),
             cpus=CpuInventory(allowed=(0,), online=1),
         )
-        self.start, self.descriptors, self.deadline = self._own.start, self._own.descriptors, self._own.deadline
+        self.start, self.descriptors, self.deadline = (
+            self._own.start,
+            self._own.descriptors,
+            self._own.deadline,
+        )
         self.close = self._own.close
 
     def send(self, node: int, message: m.ToAgent) -> None:
@@ -141,7 +151,8 @@ TRANSPORTS = {"local": open_local, "an agent of its own": OneAgent, "own node": 
 
 
 class Coordinator:
-    """The coordinator's side: waits as the runner does, by poll on ``descriptors`` until ``deadline``, and no other way."""
+    """The coordinator's side: waits as the runner does, by poll on ``descriptors`` until
+    ``deadline``, and no other way."""
 
     def __init__(self, open_transport) -> None:
         self.taken = Taken()

@@ -35,9 +35,15 @@ TOPOLOGIES = {
         ),
         device="cuda",
     ),
-    "unequal nodes": Topology(nodes=(Node(host="a", slots=1), Node(host="b", slots=3)), device="cpu"),
-    "a node that has yet to tell": Topology(nodes=(Node(host="a", slots=2), Node(host="b", slots=None)), device="auto"),
-    "nobody has told": Topology(nodes=(Node(host="a", slots=None), Node(host="b", slots=None)), device="auto"),
+    "unequal nodes": Topology(
+        nodes=(Node(host="a", slots=1), Node(host="b", slots=3)), device="cpu"
+    ),
+    "a node that has yet to tell": Topology(
+        nodes=(Node(host="a", slots=2), Node(host="b", slots=None)), device="auto"
+    ),
+    "nobody has told": Topology(
+        nodes=(Node(host="a", slots=None), Node(host="b", slots=None)), device="auto"
+    ),
 }
 ROWS = {
     "pytorch-ddp": "nccl-debug=info collective-timeout=5m flight-recorder=5 dump-pipe find-unused-parameters bucket-mb=3",
@@ -58,7 +64,8 @@ NAMES = (*backend_names(), "gossip")
 
 
 def kind_of(name: str) -> type[Backend]:
-    """Load a backend; the example of another package's as the registry gives it, but without being installed."""
+    """Load a backend; the example of another package's as the registry gives it, but without being
+    installed."""
     if name in backend_names():
         return find_backend(name)
     path = PROGRAMS / "third_party" / "src" / "gossip_backend" / "__init__.py"
@@ -68,11 +75,15 @@ def kind_of(name: str) -> type[Backend]:
     return guarded(module.Gossip, "gossip", "gossip-backend")
 
 
-@pytest.fixture(params=[(name, words) for name in NAMES for words in ("", ROWS[name])], ids=" ".join)
+@pytest.fixture(
+    params=[(name, words) for name in NAMES for words in ("", ROWS[name])], ids=" ".join
+)
 def backend(request):
     name, words = request.param
     kind = kind_of(name)
-    return kind(chosen_options(words.split(), kind.options(), name), {"config": TEXTS.get(name, "")})
+    return kind(
+        chosen_options(words.split(), kind.options(), name), {"config": TEXTS.get(name, "")}
+    )
 
 
 @pytest.fixture(params=TOPOLOGIES)
@@ -81,20 +92,27 @@ def topology(request) -> Topology:
 
 
 def asked(backend: Backend, topology: Topology) -> dict[str, list[dict[str, str]]]:
-    """Ask for all variables, as planning does: for nodes and workers up to the first that has yet to tell."""
+    """Ask for all variables, as planning does: for nodes and workers up to the first that has yet
+    to tell."""
     methods = ("job_variables", "default_variables", "attempt_files")
     found = {method: [getattr(backend, method)(topology)] for method in methods}
     found["repeated"] = [backend.repeated()]
-    found["node_variables"] = [backend.node_variables(topology, rank) for rank in range(len(topology.nodes))]
+    found["node_variables"] = [
+        backend.node_variables(topology, rank) for rank in range(len(topology.nodes))
+    ]
     found["worker_variables"] = workers = []
     for node_rank, node in enumerate(topology.nodes):
         if node.slots is None:
             break
         for local_rank in range(node.slots):
             workers.append(backend.worker_variables(topology, node_rank, local_rank, len(workers)))
-    cluster = tuple(f"10.0.0.1:{port}" for port in range(1, 1 + backend.worker_ports * len(workers)))
+    cluster = tuple(
+        f"10.0.0.1:{port}" for port in range(1, 1 + backend.worker_ports * len(workers))
+    )
     found["cluster_variables"] = [backend.cluster_variables(cluster)] if cluster else []
-    found["task_variables"] = [backend.task_variables(len(workers), rank) for rank in range(len(workers)) if cluster]
+    found["task_variables"] = [
+        backend.task_variables(len(workers), rank) for rank in range(len(workers)) if cluster
+    ]
     return found
 
 
@@ -114,7 +132,9 @@ def test_variables_are_text_and_the_same_for_the_same_topology(backend, topology
     assert asked(backend, topology) == found
     for values in found.values():
         for value in values:
-            assert all(type(text) is str and "\0" not in text for pair in value.items() for text in pair)
+            assert all(
+                type(text) is str and "\0" not in text for pair in value.items() for text in pair
+            )
             assert all(name and "=" not in name for name in value)
             assert "None" not in value.values(), "what is not known is left out"
 
@@ -123,7 +143,11 @@ def test_all_nodes_and_all_workers_get_variables_of_the_same_names(backend, topo
     found = asked(backend, topology)
     assert len({frozenset(each) for each in found["worker_variables"]}) <= 1
     assert len({frozenset(each) for each in found["task_variables"]}) <= 1
-    known = [each for each, node in zip(found["node_variables"], topology.nodes, strict=True) if node.slots is not None]
+    known = [
+        each
+        for each, node in zip(found["node_variables"], topology.nodes, strict=True)
+        if node.slots is not None
+    ]
     assert len({frozenset(each) for each in known}) <= 1
 
 
@@ -135,12 +159,16 @@ def test_what_is_of_each_worker_is_not_set_for_all_as_well(backend, topology):
         for name in found[part][:1]
     ]
     names = {name for each in own for name in each}
-    shared = {name for part in ("job_variables", "attempt_files", "repeated") for name in found[part][0]}
+    shared = {
+        name for part in ("job_variables", "attempt_files", "repeated") for name in found[part][0]
+    }
     assert not names & shared
 
 
 def test_a_backend_leaves_alone_what_all_workers_get(backend, topology):
-    names = {name for values in asked(backend, topology).values() for each in values for name in each}
+    names = {
+        name for values in asked(backend, topology).values() for each in values for name in each
+    }
     assert not names & SET_FOR_WORKERS
 
 
@@ -149,7 +177,9 @@ def test_what_is_repeated_is_one_of_those_that_are_settled_at_the_start(backend)
 
 
 def test_who_is_told_of_ports_has_some(backend):
-    assert (type(backend).cluster_variables is not Backend.cluster_variables) >= (backend.worker_ports > 0)
+    assert (type(backend).cluster_variables is not Backend.cluster_variables) >= (
+        backend.worker_ports > 0
+    )
 
 
 @pytest.mark.parametrize("method", ["notes_on", "worker_words"])
@@ -177,7 +207,9 @@ def test_sizes_are_taken_once(backend):
 
 def test_a_location_names_hosts(backend):
     found = backend.location(TrainOptions(num_procs=2), "here")
-    assert found is None or (isinstance(found, Location) and found.allocation.hosts and found.here is None)
+    assert found is None or (
+        isinstance(found, Location) and found.allocation.hosts and found.here is None
+    )
 
 
 def test_files_of_variables_are_those_that_are_there(backend, tmp_path):
@@ -190,10 +222,15 @@ def test_all_launchers_of_a_job_have_to_agree_on_options_wherever_files_are(back
     assert all("/" not in str(value) for value in agreed.values())
 
 
-@pytest.mark.parametrize("variables", [{}, {"TF_USE_LEGACY_KERAS": "1"}], ids=["nothing set", "as by default"])
+@pytest.mark.parametrize(
+    "variables", [{}, {"TF_USE_LEGACY_KERAS": "1"}], ids=["nothing set", "as by default"]
+)
 def test_what_is_needed_can_be_looked_for_and_installed(backend, variables):
     needed = backend.needed(variables)
-    assert all(type(each) is Requirement and each.module.isidentifier() for each in (*needed, *backend.requires))
+    assert all(
+        type(each) is Requirement and each.module.isidentifier()
+        for each in (*needed, *backend.requires)
+    )
     for found in look_for(needed):
         assert re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?", found.package), (
             "a distribution, no extra of it"
@@ -202,7 +239,8 @@ def test_what_is_needed_can_be_looked_for_and_installed(backend, variables):
 
 def test_files_of_an_attempt_are_names_within_its_folder(backend, topology):
     assert all(
-        file and "/" not in file and file not in (".", "..") for file in backend.attempt_files(topology).values()
+        file and "/" not in file and file not in (".", "..")
+        for file in backend.attempt_files(topology).values()
     )
 
 
@@ -232,9 +270,14 @@ def test_options_are_described_and_take_what_they_say(name):
 
 
 VALUES = {
-    "text": {"x": "x"}, "choice": {}, "flag": {"on": True, "no": False}, "count": {"3": 3},
-    "number": {"0.5": 0.5}, "seconds": {"1.5m": 90.0}, "file": {"a.json": "a.json"},
-}  # fmt: skip
+    "text": {"x": "x"},
+    "choice": {},
+    "flag": {"on": True, "no": False},
+    "count": {"3": 3},
+    "number": {"0.5": 0.5},
+    "seconds": {"1.5m": 90.0},
+    "file": {"a.json": "a.json"},
+}
 
 
 def test_an_unknown_backend_is_refused_with_what_there_is():

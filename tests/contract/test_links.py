@@ -38,7 +38,9 @@ class End:
         deadline = time.monotonic() + BOUND_S
         parts, have = [self.rest], len(self.rest)
         while have < size:
-            assert self.poll.poll((deadline - time.monotonic()) * 1000), f"{have} of {size} bytes came"
+            assert self.poll.poll((deadline - time.monotonic()) * 1000), (
+                f"{have} of {size} bytes came"
+            )
             data = self.link.receive()
             assert data is not None, f"ended after {have} bytes: {describe_end(self.link.end())}"
             parts.append(data)
@@ -143,9 +145,20 @@ def make_opener(kind: str, sshd: Sshd, jump: Sshd):
     asked = Asked(config=str(path))
     if kind == "openssh":
         return OpenSsh(
-            "ssh", asked=asked, host_keys="strict", code=code, pythons=[sys.executable], environ=environ
+            "ssh",
+            asked=asked,
+            host_keys="strict",
+            code=code,
+            pythons=[sys.executable],
+            environ=environ,
         ).open
-    return Ssh(asked=asked, check=HostKeyCheck("strict"), code=code, pythons=[sys.executable], environ=environ).open
+    return Ssh(
+        asked=asked,
+        check=HostKeyCheck("strict"),
+        code=code,
+        pythons=[sys.executable],
+        environ=environ,
+    ).open
 
 
 @pytest.fixture
@@ -181,7 +194,10 @@ def test_the_agent_runs_isolated_in_utf_8_and_gets_the_word_alone(end):
 def test_many_bytes_come_whole(end):
     end.say(f"send {MANY}")
     block = bytes(range(256)) * 256
-    assert hashlib.sha256(end.read(MANY)).digest() == hashlib.sha256(block * (MANY // len(block))).digest()
+    assert (
+        hashlib.sha256(end.read(MANY)).digest()
+        == hashlib.sha256(block * (MANY // len(block))).digest()
+    )
 
 
 def test_many_bytes_go_whole(end):

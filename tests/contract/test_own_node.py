@@ -1,4 +1,5 @@
-"""What a coordinator's own node does beside what every transport's agent does: it looks around, and tries addresses."""
+"""What a coordinator's own node does beside what every transport's agent does: it looks around, and
+tries addresses."""
 
 from __future__ import annotations
 
@@ -21,8 +22,15 @@ from tests.contract.conftest import OneNode
 
 CPUS = CpuInventory(allowed=(0,), online=1)
 SURVEY = m.Survey(
-    serial=7, workdir="/", pythons=(sys.executable,), script="", program="", run_dir="", gpus=True, topology=True
-)  # fmt: skip
+    serial=7,
+    workdir="/",
+    pythons=(sys.executable,),
+    script="",
+    program="",
+    run_dir="",
+    gpus=True,
+    topology=True,
+)
 BOUND_S = 60.0
 ROOT = Path(__file__).parents[2]
 
@@ -43,7 +51,9 @@ def test_a_survey_is_answered_with_the_devices_that_planning_has_found(own):
 
 def test_of_two_surveys_the_later_one_is_answered(own):
     own.send(SURVEY)
-    own.send(m.Survey(**{**{field: getattr(SURVEY, field) for field in SURVEY.__slots__}, "serial": 8}))
+    own.send(
+        m.Survey(**{**{field: getattr(SURVEY, field) for field in SURVEY.__slots__}, "serial": 8})
+    )
     own.until(m.Surveyed)
     assert own.prepare().problem is None
     assert [found.serial for found in own.of(m.Surveyed)] == [8]
@@ -67,7 +77,9 @@ def test_addresses_are_tried_and_the_one_that_has_the_token_is_the_way(own):
         speaker = threading.Thread(target=say)
         speaker.start()
         port = right.getsockname()[1]
-        own.send(m.Reach(attempt=0, addresses=("127.0.0.1",), port=port, token="secret", bound_s=10.0))
+        own.send(
+            m.Reach(attempt=0, addresses=("127.0.0.1",), port=port, token="secret", bound_s=10.0)
+        )
         [reached] = own.until(m.Reached)
         speaker.join(BOUND_S)
     assert [route.address for route in reached.routes] == ["127.0.0.1"]
@@ -92,7 +104,9 @@ class Looks:
     def __init__(self, look) -> None:
         self.heard = []
         self.nudged = threading.Event()
-        self.looking = _Looking(self.heard.append, self.nudged.set, gpus=GpuInventory(), cpus=CPUS, look=look)
+        self.looking = _Looking(
+            self.heard.append, self.nudged.set, gpus=GpuInventory(), cpus=CPUS, look=look
+        )
 
 
 def test_what_hangs_is_told_of_and_left_behind():
@@ -188,10 +202,14 @@ print(ours, node.taken.written[0, 1].decode().strip())
 """
 
 
-def test_workers_of_our_own_node_have_the_users_limit_of_files_though_we_listen(clean_env, tmp_path):
+def test_workers_of_our_own_node_have_the_users_limit_of_files_though_we_listen(
+    clean_env, tmp_path
+):
     environ = {**clean_env, "XDG_RUNTIME_DIR": str(tmp_path)}
     words = [sys.executable, "-c", LIMITED]
-    done = subprocess.run(words, env=environ, cwd=ROOT, capture_output=True, text=True, timeout=BOUND_S, check=False)
+    done = subprocess.run(
+        words, env=environ, cwd=ROOT, capture_output=True, text=True, timeout=BOUND_S, check=False
+    )
     assert done.returncode == 0, done.stderr
     ours, workers = map(int, done.stdout.split())
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]

@@ -34,7 +34,9 @@ class Files:
 
     @property
     def there(self) -> list[str]:
-        return sorted(path.name[len(self.mark) + 1 :] for path in SHARED_MEMORY.glob(f"{self.mark}*"))
+        return sorted(
+            path.name[len(self.mark) + 1 :] for path in SHARED_MEMORY.glob(f"{self.mark}*")
+        )
 
 
 @pytest.fixture
@@ -49,9 +51,17 @@ def test_it_is_gone_when_the_attempt_is_and_that_of_others_is_not(coordinator, f
     others = ["127.0.0.1_29500_2", "127.0.0.1_29501_0", "127.0.0.2_29500_0"]
     for name in others:
         files.make(name)
-    coordinator.start(files.makes, files.makes + "os.kill(os.getpid(), 9)\n", env=MASTER, shared_memory=files.names)
+    coordinator.start(
+        files.makes,
+        files.makes + "os.kill(os.getpid(), 9)\n",
+        env=MASTER,
+        shared_memory=files.names,
+    )
     coordinator.until(m.AttemptEnded)
-    assert {one.rank: one.returncode for one in coordinator.of(m.WorkerExited)} == {0: 0, 1: -signal.SIGKILL}
+    assert {one.rank: one.returncode for one in coordinator.of(m.WorkerExited)} == {
+        0: 0,
+        1: -signal.SIGKILL,
+    }
     assert files.there == others
 
 
@@ -71,7 +81,9 @@ def test_after_its_attempt_a_name_is_somebody_elses(coordinator, files):
     assert files.there == ["127.0.0.1_29500_0"]
 
 
-def test_after_its_attempt_a_name_is_somebody_elses_also_when_the_spawner_is_killed(coordinator, files):
+def test_after_its_attempt_a_name_is_somebody_elses_also_when_the_spawner_is_killed(
+    coordinator, files
+):
     coordinator.start(files.makes + "print(os.getppid())\n", env=MASTER, shared_memory=files.names)
     coordinator.until(m.AttemptEnded)
     files.make("127.0.0.1_29500_0")
@@ -89,7 +101,9 @@ def test_close_leaves_nothing_of_workers_that_still_run(coordinator, files):
 
 
 def test_a_spawner_that_is_killed_leaves_nothing(coordinator, files):
-    coordinator.start(files.makes + "os.kill(os.getppid(), 9)\n" + WAITS, env=MASTER, shared_memory=files.names)
+    coordinator.start(
+        files.makes + "os.kill(os.getppid(), 9)\n" + WAITS, env=MASTER, shared_memory=files.names
+    )
     coordinator.until(m.AgentFailed)
     assert coordinator.taken.written[0, 1] == b"up\n"
     assert files.there == []

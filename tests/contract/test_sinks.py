@@ -47,9 +47,9 @@ def torchrun_tee(*, quiet: bool) -> Sink:
     return open_torchrun_console(modes=modes, prefixes=prefixes, environ={}, quiet=quiet)
 
 
-SINKS = {each.__name__: each for each in (plain, jsonl, rich_in_a_pipe, torchrun_raw, torchrun_tee)} | {
-    "passthrough": Passthrough
-}
+SINKS = {
+    each.__name__: each for each in (plain, jsonl, rich_in_a_pipe, torchrun_raw, torchrun_tee)
+} | {"passthrough": Passthrough}
 
 
 class Place:
@@ -127,8 +127,12 @@ def test_every_line_of_both_streams_is_shown_once_and_in_its_ranks_order(place):
         sink.output(0, STDERR, f"err {number}\n".encode(), float(number))
         sink.tick(float(number))
     shown = texts(place.seen())
-    assert [line for line in shown if line.startswith("out")] == [f"out {number}" for number in range(50)]
-    assert [line for line in shown if line.startswith("err")] == [f"err {number}" for number in range(50)]
+    assert [line for line in shown if line.startswith("out")] == [
+        f"out {number}" for number in range(50)
+    ]
+    assert [line for line in shown if line.startswith("err")] == [
+        f"err {number}" for number in range(50)
+    ]
 
 
 def test_a_line_may_come_in_pieces(place):
@@ -197,7 +201,10 @@ def test_names_in_our_own_lines_move_no_cursor_and_show_their_bytes(place):
     assert b"\x1b" not in seen
     assert b"\x07" not in seen
     (line,) = texts(seen)
-    assert line.endswith(r"log: \x1b]0;t\x07l\xff\r") or json.loads(seen)["text"] == "log: \x1b]0;t\x07l\udcff\r"
+    assert (
+        line.endswith(r"log: \x1b]0;t\x07l\xff\r")
+        or json.loads(seen)["text"] == "log: \x1b]0;t\x07l\udcff\r"
+    )
 
 
 def test_words_that_are_no_unicode_are_shown_somehow(place):

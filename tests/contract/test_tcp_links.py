@@ -51,7 +51,9 @@ class Others:
 
     def open(self) -> TcpConnection:
         port = str(self.listening.getsockname()[1])
-        self.processes.append(subprocess.Popen([sys.executable, "-I", "-S", "-c", STAND_IN + CALLER, port]))
+        self.processes.append(
+            subprocess.Popen([sys.executable, "-I", "-S", "-c", STAND_IN + CALLER, port])
+        )
         connection, address = self.listening.accept()
         connection.settimeout(BOUND_S)
         greeting = b"\ndistlaunch-agent word\n"

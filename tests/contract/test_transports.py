@@ -88,9 +88,11 @@ def test_workers_start_end_and_are_gone_in_this_order(coordinator):
     assert exits(coordinator) == {0: (0, False), 1: (7, False)}
     for rank in (0, 1):
         of_rank = [
-            type(one) for one in coordinator.heard
-            if (isinstance(one, m.Started) and rank in one.pids) or (isinstance(one, m.WorkerExited) and one.rank == rank)
-        ]  # fmt: skip
+            type(one)
+            for one in coordinator.heard
+            if (isinstance(one, m.Started) and rank in one.pids)
+            or (isinstance(one, m.WorkerExited) and one.rank == rank)
+        ]
         assert of_rank == [m.Started, m.WorkerExited]
     assert coordinator.of(m.AttemptEnded) == [m.AttemptEnded(attempt=0, left=(), port_used=False)]
     started = {rank: pid for one in coordinator.of(m.Started) for rank, pid in one.pids.items()}
@@ -107,16 +109,22 @@ def test_all_output_has_been_taken_when_a_workers_end_is_told(coordinator):
 def test_the_environment_and_the_words_of_a_worker_arrive_byte_for_byte(coordinator):
     value = os.fsdecode(b"caf\xe9 \xff\n'\"$")
     spec = m.WorkerSpec(
-        rank=0, local_rank=0, argv=("sh", "-c", 'printf %s "$ODD$1"; pwd', "sh", value), env={"ODD": value}, cpus=None,
+        rank=0,
+        local_rank=0,
+        argv=("sh", "-c", 'printf %s "$ODD$1"; pwd', "sh", value),
+        env={"ODD": value},
+        cpus=None,
         error_file=None,
-    )  # fmt: skip
+    )
     coordinator.start(specs=(spec,), cwd="/usr")
     coordinator.until(m.AttemptEnded)
     assert coordinator.taken.written[0, 1] == os.fsencode(value) * 2 + b"/usr\n"
 
 
 def test_a_workers_own_variables_win_over_the_common_ones(coordinator):
-    coordinator.start("import os; print(os.environ['RANK'], os.environ['A'])", env={"RANK": "9", "A": "a"})
+    coordinator.start(
+        "import os; print(os.environ['RANK'], os.environ['A'])", env={"RANK": "9", "A": "a"}
+    )
     coordinator.until(m.AttemptEnded)
     assert coordinator.taken.written[0, 1] == b"0 a\n"
 
@@ -126,7 +134,12 @@ def test_a_workers_own_variables_win_over_the_common_ones(coordinator):
     [
         (("/nowhere/prog",), "/", 127, b"cannot run /nowhere/prog: No such file or directory"),
         (("/etc/passwd",), "/", 126, b"cannot run /etc/passwd: Permission denied"),
-        (("true",), "/nowhere", 127, b"cannot enter the working directory: No such file or directory"),
+        (
+            ("true",),
+            "/nowhere",
+            127,
+            b"cannot enter the working directory: No such file or directory",
+        ),
     ],
 )
 def test_what_cannot_be_started_ends_with_the_reason(coordinator, argv, cwd, returncode, words):
@@ -238,7 +251,11 @@ def test_the_next_attempt_starts_afresh_with_a_port_of_its_own(coordinator):
     assert (prepared.attempt, prepared.problem) == (1, None)
     coordinator.start("print('second')", attempt=1)
     coordinator.until(m.AttemptEnded)
-    assert [one.attempt for one in coordinator.heard if not isinstance(one, m.Prepared)] == [1, 1, 1]
+    assert [one.attempt for one in coordinator.heard if not isinstance(one, m.Prepared)] == [
+        1,
+        1,
+        1,
+    ]
     assert coordinator.taken.written[0, 1] == b"second\n"
 
 

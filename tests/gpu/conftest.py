@@ -1,4 +1,5 @@
-"""Tests of scripts/gpu-check; those marked ``gpu`` are not there where there is no GPU, and that is said."""
+"""Tests of scripts/gpu-check; those marked ``gpu`` are not there where there is no GPU, and that is
+said."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ _said = pytest.StashKey[str]()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect them, rather than skip: CI takes a skip as a failure, and nobody there can put it right."""
+    """Deselect them, rather than skip: CI takes a skip as a failure, and nobody there can put it
+    right."""
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if not marked:
         return
@@ -46,6 +48,8 @@ def lib():
 @pytest.fixture
 def on_cpu(lib, clean_env):
     """Give the ground of a check where there is no GPU: its jobs are started on the CPU."""
-    nothing = machine.Gpu(index=0, uuid="", name="no GPU", memory_mib=None, driver="", visible=0, torch="", cuda="")
+    nothing = machine.Gpu(
+        index=0, uuid="", name="no GPU", memory_mib=None, driver="", visible=0, torch="", cuda=""
+    )
     with lib.ground.Ground(nothing, clean_env, limit_s=100) as it:
         yield it

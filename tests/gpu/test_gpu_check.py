@@ -36,7 +36,9 @@ def gpu_check(*words: str, path: str | None = None, **env: str) -> subprocess.Co
 def test_on_a_gpu_every_check_passes_within_four_minutes():
     done = gpu_check("--format", "json", "--require-gpu")
     found = json.loads(done.stdout)
-    failed = [f"{row['check']}: {row['detail']}" for row in found["checks"] if row["result"] == "FAILED"]
+    failed = [
+        f"{row['check']}: {row['detail']}" for row in found["checks"] if row["result"] == "FAILED"
+    ]
     assert not failed, "\n\n".join(failed)
     assert done.returncode == 0
     skipped = {row["check"] for row in found["checks"] if row["result"] == "skipped"}
@@ -70,7 +72,9 @@ def test_without_a_gpu_every_check_is_skipped_with_the_reason(no_smi, lib):
     assert heads.split() == ["check", "result", "seconds", "detail"]
     names = [check.name for check in lib.checks.CHECKS]
     assert [row.split()[0] for row in rows] == names
-    assert all(row.split(maxsplit=3)[1:] == ["skipped", "0.0", "no nvidia-smi on the PATH"] for row in rows)
+    assert all(
+        row.split(maxsplit=3)[1:] == ["skipped", "0.0", "no nvidia-smi on the PATH"] for row in rows
+    )
     assert last == f"{len(names)} checks in 0 s: 0 ok, 0 FAILED, {len(names)} skipped"
 
 
@@ -81,7 +85,12 @@ def test_a_gpu_that_is_required_and_not_there_is_a_failure(no_smi):
     assert found["gpu"] is None
     assert found["missing"] == "no nvidia-smi on the PATH"
     assert found["checks"] == [
-        {"check": "nccl", "result": "skipped", "seconds": 0.0, "detail": "no nvidia-smi on the PATH"}
+        {
+            "check": "nccl",
+            "result": "skipped",
+            "seconds": 0.0,
+            "detail": "no nvidia-smi on the PATH",
+        }
     ]
 
 
@@ -90,7 +99,11 @@ def test_a_gpu_that_is_required_and_not_there_is_a_failure(no_smi):
     [
         ("No devices were found", 6, "nvidia-smi ended with 6: No devices were found"),
         ("", 0, "nvidia-smi lists no GPU"),
-        ("Failed to initialize NVML: Driver/library version mismatch", 18, "nvidia-smi ended with 18: Failed to init"),
+        (
+            "Failed to initialize NVML: Driver/library version mismatch",
+            18,
+            "nvidia-smi ended with 18: Failed to init",
+        ),
     ],
 )
 def test_what_nvidia_smi_says_is_the_reason(no_smi, said, code, reason):
@@ -103,7 +116,10 @@ def test_a_gpu_that_torch_does_not_see_is_none(no_smi):
     done = gpu_check("--only", "facts", path=with_smi(no_smi, LISTED), CUDA_VISIBLE_DEVICES="")
     assert done.returncode == 0
     first = done.stdout.splitlines()[0]
-    assert "is built without CUDA" in first or "sees no GPU (CUDA_VISIBLE_DEVICES=); nvidia-smi lists 1" in first
+    assert (
+        "is built without CUDA" in first
+        or "sees no GPU (CUDA_VISIBLE_DEVICES=); nvidia-smi lists 1" in first
+    )
 
 
 def test_a_wrong_name_is_a_usage_error_and_the_list_needs_no_gpu(no_smi, lib):
@@ -111,7 +127,9 @@ def test_a_wrong_name_is_a_usage_error_and_the_list_needs_no_gpu(no_smi, lib):
     assert wrong.returncode == 2
     assert "invalid choice: 'nclc'" in wrong.stderr
     listed = gpu_check("--list", path=str(no_smi))
-    assert [line.split()[0] for line in listed.stdout.splitlines()] == [check.name for check in lib.checks.CHECKS]
+    assert [line.split()[0] for line in listed.stdout.splitlines()] == [
+        check.name for check in lib.checks.CHECKS
+    ]
 
 
 # --- how one check is made
@@ -146,7 +164,9 @@ def test_a_job_that_does_not_end_is_ended_at_the_limit(make, tmp_path):
     pids = []
 
     def run(ground):
-        job = ground.distlaunch("train", "--num-procs", "1", "--log-dir", "jobs", "--job-id", "job", str(script))
+        job = ground.distlaunch(
+            "train", "--num-procs", "1", "--log-dir", "jobs", "--job-id", "job", str(script)
+        )
         job.until(lambda: job.log() != [], "worker")
         pids.append(int(job.log()[0]))
         return job.end()
@@ -163,7 +183,11 @@ def test_a_job_that_does_not_end_is_ended_at_the_limit(make, tmp_path):
 
 
 def test_a_job_with_another_exit_code_is_a_failure_that_shows_what_was_said(make, tmp_path):
-    row = make(lambda ground: ground.distlaunch("train", "--num-procs", "1", str(tmp_path / "missing.py")).end())
+    row = make(
+        lambda ground: ground.distlaunch(
+            "train", "--num-procs", "1", str(tmp_path / "missing.py")
+        ).end()
+    )
     assert row.result == "FAILED"
     assert row.detail.startswith("exit code 2, not 0: ")
     assert "missing.py" in row.detail

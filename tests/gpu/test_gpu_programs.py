@@ -1,4 +1,5 @@
-"""The programs of scripts/gpu-check where there is no GPU, and how what they tell is judged: all but the GPU itself."""
+"""The programs of scripts/gpu-check where there is no GPU, and how what they tell is judged: all
+but the GPU itself."""
 
 from __future__ import annotations
 
@@ -18,7 +19,9 @@ def test_reduces_tells_of_the_group(on_cpu, lib):
     found = told(on_cpu, "reduces.py")
     assert found["reduced"] == {"cpu": [0.0, 1.0, 2.0, 3.0]}
     assert found["backends"] == {"cpu": "gloo"}
-    with pytest.raises(lib.ground.CheckError, match=r"device is 'cpu', not 'cuda:0'; backend is 'gloo'"):
+    with pytest.raises(
+        lib.ground.CheckError, match=r"device is 'cpu', not 'cuda:0'; backend is 'gloo'"
+    ):
         lib.training.check_group(found)
 
 
@@ -48,9 +51,13 @@ def test_losses_are_compared_alone_and_shared(on_cpu, lib):
 def test_precision_place_and_recomputing_are_seen(on_cpu, lib):
     judge = lib.training.judge_sharded
     fsdp = ("--backend", "fsdp")
-    scaled = on_cpu.train("shards.py", *CPU, *fsdp, "-o", "activation-checkpointing", args=["--scaler"])
+    scaled = on_cpu.train(
+        "shards.py", *CPU, *fsdp, "-o", "activation-checkpointing", args=["--scaler"]
+    )
     half = told(on_cpu, "shards.py", *fsdp, "-o", "precision=bf16")
-    assert judge(half, "torch.bfloat16", kept_on="cpu").startswith("computes in bfloat16, keeps float32 on cpu; loss")
+    assert judge(half, "torch.bfloat16", kept_on="cpu").startswith(
+        "computes in bfloat16, keeps float32 on cpu; loss"
+    )
     for wrong in ({"computed_in": "torch.float32"}, {"kept_on": "cuda"}, {"times": 2}):
         with pytest.raises(lib.ground.CheckError):
             judge(half, **{"computed_in": "torch.bfloat16", "kept_on": "cpu", **wrong})
@@ -98,13 +105,21 @@ def test_accelerate_tells_precision_and_losses(on_cpu, lib):
 def test_torch_reads_a_dump_of_the_recorder(on_cpu, lib, tmp_path):
     dump = tmp_path / "nccl_trace_rank_0"
     assert not lib.failing._is_whole(str(dump))
-    data = pickle.dumps({"version": "2.10", "pg_config": {}, "entries": [{"profiling_name": "nccl:all_reduce"}]})
+    data = pickle.dumps(
+        {"version": "2.10", "pg_config": {}, "entries": [{"profiling_name": "nccl:all_reduce"}]}
+    )
     dump.write_bytes(data[:20])
     assert not lib.failing._is_whole(str(dump))
     dump.write_bytes(data)
     assert lib.failing._is_whole(str(dump))
-    line = on_cpu.python(f"{lib.ground.WORKERS}/reads_trace.py", "nccl_trace_rank_", str(dump)).splitlines()[-1]
-    assert json.loads(line.removeprefix("told ")) == {"version": "2.10", "rank": 0, "entries": ["nccl:all_reduce"]}
+    line = on_cpu.python(
+        f"{lib.ground.WORKERS}/reads_trace.py", "nccl_trace_rank_", str(dump)
+    ).splitlines()[-1]
+    assert json.loads(line.removeprefix("told ")) == {
+        "version": "2.10",
+        "rank": 0,
+        "entries": ["nccl:all_reduce"],
+    }
 
 
 def test_a_report_that_names_another_cause_is_refused(lib):
@@ -116,8 +131,16 @@ def test_a_report_that_names_another_cause_is_refused(lib):
     }
     judge = lib.failing.judge_report
     wanted = ("OutOfMemoryError", "out of memory")
-    assert judge(diagnosis, *wanted, hint="GPU memory is full") == "torch.OutOfMemoryError at breaks.py:11 in <module>"
-    for other in ({"exception_type": "RuntimeError"}, {"message": "no"}, {"hint": None}, {"frame": None}):
+    assert (
+        judge(diagnosis, *wanted, hint="GPU memory is full")
+        == "torch.OutOfMemoryError at breaks.py:11 in <module>"
+    )
+    for other in (
+        {"exception_type": "RuntimeError"},
+        {"message": "no"},
+        {"hint": None},
+        {"frame": None},
+    ):
         with pytest.raises(lib.ground.CheckError):
             judge({**diagnosis, **other}, *wanted, hint="GPU memory is full")
 
@@ -125,8 +148,12 @@ def test_a_report_that_names_another_cause_is_refused(lib):
 def test_the_diagnosis_of_a_job_is_found_where_it_is_written(on_cpu, lib):
     diagnosis = lib.failing._diagnosis(on_cpu.train("breaks.py", *CPU, args=["memory"]).end(1))
     assert diagnosis["frame"].startswith("breaks.py:")
-    with pytest.raises(lib.ground.CheckError, match="the cause is "):  # there is no GPU whose memory could be full
-        lib.failing.judge_report(diagnosis, "OutOfMemoryError", "out of memory", hint="GPU memory is full")
+    with pytest.raises(
+        lib.ground.CheckError, match="the cause is "
+    ):  # there is no GPU whose memory could be full
+        lib.failing.judge_report(
+            diagnosis, "OutOfMemoryError", "out of memory", hint="GPU memory is full"
+        )
 
 
 def test_the_plan_has_its_node_where_the_check_looks_for_gpus(on_cpu):

@@ -1,4 +1,5 @@
-"""A real script of Accelerate under the backend: processes, precision and losses are what was asked for."""
+"""A real script of Accelerate under the backend: processes, precision and losses are what was asked
+for."""
 
 from __future__ import annotations
 
@@ -23,13 +24,26 @@ use_cpu: true
 def told(result) -> list[dict]:
     """Give what each worker has told, and see that all has gone well."""
     assert result.returncode == 0, result.stdout + result.stderr
-    lines = [line for rank in (0, 1) if (result.run_dir / "attempt-0" / f"rank-{rank}.log").exists()
-             for line in result.lines_of(rank)]  # fmt: skip
+    lines = [
+        line
+        for rank in (0, 1)
+        if (result.run_dir / "attempt-0" / f"rank-{rank}.log").exists()
+        for line in result.lines_of(rank)
+    ]
     return [json.loads(line.removeprefix("told ")) for line in lines if line.startswith("told ")]
 
 
 def train(distlaunch, *words: str, workers: int = 2):
-    command = ["train", "--num-procs", str(workers), "--format", "plain", "--backend", "accelerate", *words]
+    command = [
+        "train",
+        "--num-procs",
+        str(workers),
+        "--format",
+        "plain",
+        "--backend",
+        "accelerate",
+        *words,
+    ]
     return distlaunch.run([*command, PROGRAMS / "accelerate_digits.py"], timeout=110)
 
 
@@ -40,7 +54,9 @@ def test_two_workers_have_the_losses_of_one_at_the_same_global_batch(distlaunch)
     assert alone["processes"] == 1
     assert [worker["processes"] for worker in both] == [2, 2]
     assert [worker["precision"] for worker in both] == ["no", "no"]
-    assert both[0]["losses"] == both[1]["losses"] == pytest.approx(alone["losses"], rel=1e-4, abs=1e-6)
+    assert (
+        both[0]["losses"] == both[1]["losses"] == pytest.approx(alone["losses"], rel=1e-4, abs=1e-6)
+    )
     assert alone["losses"][-1] < alone["losses"][0] / 2
 
 
@@ -48,7 +64,9 @@ def test_two_workers_have_the_losses_of_one_at_the_same_global_batch(distlaunch)
 def test_a_configuration_decides_precision_and_the_launcher_how_many(distlaunch, form):
     text = CONFIG.format(precision="bf16", processes=8)
     if form == "json":
-        text = json.dumps({"distributed_type": "MULTI_CPU", "mixed_precision": "bf16", "num_processes": 8})
+        text = json.dumps(
+            {"distributed_type": "MULTI_CPU", "mixed_precision": "bf16", "num_processes": 8}
+        )
     (distlaunch.work / f"conf.{form}").write_text(text)
     result = train(distlaunch, "-o", f"config=conf.{form}")
     workers = told(result)
@@ -69,7 +87,10 @@ def test_an_option_wins_over_the_configuration(distlaunch):
     ("text", "why"),
     [
         (CONFIG.format(precision="bf61", processes=2), "conf.yaml:5: mixed_precision 'bf61'"),
-        ("distributed_type: MULTI_CPU\n  use_cpu: true\n", "conf.yaml:2: more indented than what it follows"),
+        (
+            "distributed_type: MULTI_CPU\n  use_cpu: true\n",
+            "conf.yaml:2: more indented than what it follows",
+        ),
         (None, "-o config=conf.yaml: No such file or directory"),
     ],
 )

@@ -1,4 +1,5 @@
-"""What a configuration sets, compared with what Accelerate's own launcher sets for the same file."""
+"""What a configuration sets, compared with what Accelerate's own launcher sets for the same
+file."""
 
 from __future__ import annotations
 
@@ -12,7 +13,14 @@ import yaml
 from distlaunch.backends.accelerate import Accelerate
 from distlaunch.core.model.topology import Node, Topology
 
-OURS = {"MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "KMP_AFFINITY", "KMP_BLOCKTIME"}
+OURS = {
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "OMP_NUM_THREADS",
+    "CUDA_VISIBLE_DEVICES",
+    "KMP_AFFINITY",
+    "KMP_BLOCKTIME",
+}
 """What is the launcher's own affair."""
 BASE = {
     "compute_environment": "LOCAL_MACHINE",
@@ -70,8 +78,15 @@ DYNAMO = {
     "dynamo_use_fullgraph": True,
     "dynamo_use_regional_compilation": False,
 }
-FP8 = {"backend": "TE", "fp8_format": "E4M3", "interval": 2, "margin": 1, "use_autocast_during_eval": True,
-       "override_linear_precision": [False, True, False], "amax_compute_algorithm": "max"}  # fmt: skip
+FP8 = {
+    "backend": "TE",
+    "fp8_format": "E4M3",
+    "interval": 2,
+    "margin": 1,
+    "use_autocast_during_eval": True,
+    "override_linear_precision": [False, True, False],
+    "amax_compute_algorithm": "max",
+}
 CONFIGS = {
     "one process": {"distributed_type": "NO"},
     "least": {"compute_environment": "LOCAL_MACHINE", "distributed_type": "MULTI_GPU", "num_processes": 2, "_bare": True},
@@ -131,12 +146,20 @@ def by_accelerate(path, *words: str) -> dict[str, str]:
     from accelerate.commands import launch
     from accelerate.utils import launch as prepare
 
-    args = launch.launch_command_parser().parse_args(["--config_file", str(path), *words, "train.py"])
-    with patch.dict(os.environ, {}, clear=True), patch.object(prepare, "is_fp8_available", lambda: True):
+    args = launch.launch_command_parser().parse_args(
+        ["--config_file", str(path), *words, "train.py"]
+    )
+    with (
+        patch.dict(os.environ, {}, clear=True),
+        patch.object(prepare, "is_fp8_available", lambda: True),
+    ):
         args, defaults, precision_of_file = launch._validate_launch_command(args)
         args.main_process_port = 0  # else it is tried
         if args.use_deepspeed:
-            fields = [*defaults.deepspeed_config, *(["mixed_precision"] if precision_of_file else [])]
+            fields = [
+                *defaults.deepspeed_config,
+                *(["mixed_precision"] if precision_of_file else []),
+            ]
             args.deepspeed_fields_from_accelerate_config = ",".join(fields)
             env = prepare.prepare_deepspeed_cmd_env(args)[1]
             del env["PYTHONPATH"]
@@ -160,14 +183,18 @@ def same(value: str) -> str:
 
 def assert_equal(ours, theirs):
     switches = ("ACCELERATE_USE_CPU",)
-    assert ours == {name: same(value) if name in switches else value for name, value in theirs.items()}
+    assert ours == {
+        name: same(value) if name in switches else value for name, value in theirs.items()
+    }
 
 
 @pytest.mark.parametrize("form", ["yaml", "json"])
 @pytest.mark.parametrize("changed", CONFIGS.values(), ids=CONFIGS)
 def test_a_configuration_sets_what_accelerate_launch_sets(changed, form, tmp_path):
     path = tmp_path / f"config.{form}"
-    path.write_text(yaml.safe_dump(whole(changed)) if form == "yaml" else json.dumps(whole(changed)))
+    path.write_text(
+        yaml.safe_dump(whole(changed)) if form == "yaml" else json.dumps(whole(changed))
+    )
     assert_equal(by_us(path), by_accelerate(path))
 
 

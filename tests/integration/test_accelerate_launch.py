@@ -1,4 +1,5 @@
-"""Command lines of Accelerate's own launcher, under that and under ours: what workers get, and how many they are."""
+"""Command lines of Accelerate's own launcher, under that and under ours: what workers get, and how
+many they are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Checkpoints of real jobs: kills, signals, other numbers of workers, FSDP in DDP's place, two jobs in one directory."""
+"""Checkpoints of real jobs: kills, signals, other numbers of workers, FSDP in DDP's place, two jobs
+in one directory."""
 
 from __future__ import annotations
 
@@ -52,8 +53,21 @@ def uninterrupted(tmp_path_factory) -> set[str]:
     """Train 40 steps of two workers in one go, and without any checkpoint."""
     where = tmp_path_factory.mktemp("uninterrupted")
     env = {"PATH": os.environ["PATH"], "HOME": str(where), "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "distlaunch", "train", "--num-procs", "2", PROGRAM, where / "c", "--steps", "40"]
-    return ends(subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=False))
+    command = [
+        sys.executable,
+        "-m",
+        "distlaunch",
+        "train",
+        "--num-procs",
+        "2",
+        PROGRAM,
+        where / "c",
+        "--steps",
+        "40",
+    ]
+    return ends(
+        subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=False)
+    )
 
 
 def test_a_job_whose_worker_is_killed_goes_on_and_is_the_uninterrupted_one_bit_for_bit(
@@ -74,7 +88,9 @@ def test_a_job_whose_worker_is_killed_goes_on_and_is_the_uninterrupted_one_bit_f
 
 
 def test_a_signal_to_one_worker_saves_all_of_them_together(distlaunch, tmp_path, uninterrupted):
-    first = distlaunch.train("--num-procs", "2", PROGRAM, tmp_path / "c", "--at", "3", "--signal", "TERM", timeout=180)
+    first = distlaunch.train(
+        "--num-procs", "2", PROGRAM, tmp_path / "c", "--at", "3", "--signal", "TERM", timeout=180
+    )
     assert first.returncode == 143
     stops = found(r"rank (\d) stopped in step (\d+) with 143", first.stdout)
     assert sorted(rank for rank, _ in stops) == ["0", "1"]
@@ -97,7 +113,9 @@ def test_a_signal_to_one_worker_saves_all_of_them_together(distlaunch, tmp_path,
 
 
 def test_term_at_the_launcher_saves_within_the_grace(distlaunch, tmp_path):
-    running = distlaunch.start(["train", "--num-procs", "2", PROGRAM, tmp_path / "c", "--steps", "1000000"])
+    running = distlaunch.start(
+        ["train", "--num-procs", "2", PROGRAM, tmp_path / "c", "--steps", "1000000"]
+    )
     while "state after 0 steps" not in running.stdout:
         assert running.process.poll() is None, running.stderr
         select_briefly()
@@ -113,7 +131,8 @@ def select_briefly() -> None:
 
 
 def test_other_numbers_of_workers_and_fsdp_read_each_others_checkpoints(distlaunch, tmp_path):
-    """A chain: DDP 2, FSDP 4, FSDP 2, DDP 1; each has exactly the state that the one before it left."""
+    """A chain: DDP 2, FSDP 4, FSDP 2, DDP 1; each has exactly the state that the one before it
+    left."""
     steps, left = 0, None
     for wrap, workers in (("ddp", 2), ("fsdp", 4), ("fsdp", 2), ("ddp", 1)):
         steps += 4
@@ -138,15 +157,24 @@ def steps_of_a_whole_and_a_resumed_job(distlaunch, where: Path, *words: object) 
     return told
 
 
-@pytest.mark.parametrize(("backend", "more"), [("pytorch-ddp", ()), ("pytorch-ddp", ("apart",)), ("fsdp", ())])
-def test_each_worker_gets_its_own_buffers_and_extra_states_back(distlaunch, tmp_path, backend, more):
-    whole, resumed = steps_of_a_whole_and_a_resumed_job(distlaunch, tmp_path / "c", "--backend", backend, more)
+@pytest.mark.parametrize(
+    ("backend", "more"), [("pytorch-ddp", ()), ("pytorch-ddp", ("apart",)), ("fsdp", ())]
+)
+def test_each_worker_gets_its_own_buffers_and_extra_states_back(
+    distlaunch, tmp_path, backend, more
+):
+    whole, resumed = steps_of_a_whole_and_a_resumed_job(
+        distlaunch, tmp_path / "c", "--backend", backend, more
+    )
     assert len(whole) == 6
     assert resumed == whole
 
 
-def test_averages_of_sharded_weights_and_masters_in_fp32_are_read_by_any_number_of_workers(distlaunch, tmp_path):
-    """One that copies, one that keeps what it is given, and one that has nothing yet; whole ones are sharded again."""
+def test_averages_of_sharded_weights_and_masters_in_fp32_are_read_by_any_number_of_workers(
+    distlaunch, tmp_path
+):
+    """One that copies, one that keeps what it is given, and one that has nothing yet; whole ones
+    are sharded again."""
     left = None
     for backend, workers, kinds in (
         ("fsdp", 2, ["copied", "assigned", "late"]),
@@ -154,12 +182,25 @@ def test_averages_of_sharded_weights_and_masters_in_fp32_are_read_by_any_number_
         ("pytorch-ddp", 1, ["copied", "assigned"]),
         ("fsdp", 2, ["copied", "assigned"]),
     ):
-        job = ("--num-procs", str(workers), "--backend", backend, SHARDED_PARTS, tmp_path / "c", *kinds)
+        job = (
+            "--num-procs",
+            str(workers),
+            "--backend",
+            backend,
+            SHARDED_PARTS,
+            tmp_path / "c",
+            *kinds,
+        )
         result = distlaunch.train(*job, timeout=200)
         assert result.returncode == 0, result.stderr
-        told = [dict(found(r"(\w+): (masters .*)", "\n".join(result.lines_of(rank)))) for rank in range(workers)]
+        told = [
+            dict(found(r"(\w+): (masters .*)", "\n".join(result.lines_of(rank))))
+            for rank in range(workers)
+        ]
         assert all(each == told[0] for each in told)
-        assert told[0]["wrapped"].startswith(told[0]["learnt"]), "what it had learnt is sharded in fp32"
+        assert told[0]["wrapped"].startswith(told[0]["learnt"]), (
+            "what it had learnt is sharded in fp32"
+        )
         if left is not None:
             assert left.startswith(told[0]["begins"]), f"{backend} with {workers} workers"
         left = told[0]["ends"]
@@ -187,9 +228,7 @@ def test_workers_that_make_different_calls_all_get_an_error_with_both_and_nothin
         ("resumes", "rank 0: resume(3); rank 1: resume()"),
         ("left", "rank 0: save(30); rank 1: close()"),
     ):
-        error = (
-            f"ConfigError: Checkpoint: the workers have made different calls: {calls}; all have to make the same ones"
-        )
+        error = f"ConfigError: Checkpoint: the workers have made different calls: {calls}; all have to make the same ones"
         assert f"rank 0 {what}: {error}" in result.stdout
         assert f"rank 1 {what}: {'no error' if what == 'left' else error}" in result.stdout
     lost = f"checkpoints in {tmp_path}/c: rank 0: save(40): another worker has ended, or does not answer ("
@@ -207,8 +246,13 @@ def test_parameters_that_ddp_leaves_to_each_worker_are_refused_at_the_first_save
     told = dict(found(r"rank (\d): (.*)", result.stdout))
     assert sorted(told) == ["0", "1"]
     for text in told.values():
-        assert text.startswith(f"checkpoint {tmp_path}/c/step-000000001 not written: rank 0: DDP ignores")
-        assert ": 1.weight; shard them (FSDP), or take them out of DDP's parameters_to_ignore; " in text
+        assert text.startswith(
+            f"checkpoint {tmp_path}/c/step-000000001 not written: rank 0: DDP ignores"
+        )
+        assert (
+            ": 1.weight; shard them (FSDP), or take them out of DDP's parameters_to_ignore; "
+            in text
+        )
     assert not names(tmp_path / "c")
     result = distlaunch.train("--num-procs", "2", OWNED, tmp_path / "c", "frozen", timeout=120)
     assert sorted(found(r"rank (\d): \[\[(\d)", result.stdout)) == [("0", "5"), ("1", "6")]
@@ -216,14 +260,23 @@ def test_parameters_that_ddp_leaves_to_each_worker_are_refused_at_the_first_save
 
 @pytest.mark.parametrize("backend", ["pytorch-ddp", "fsdp"])
 def test_the_end_of_inits_block_waits_for_what_is_being_written(distlaunch, tmp_path, backend):
-    result = distlaunch.train("--num-procs", "2", "--backend", backend, BLOCK, tmp_path / "c", timeout=120)
+    result = distlaunch.train(
+        "--num-procs", "2", "--backend", backend, BLOCK, tmp_path / "c", timeout=120
+    )
     assert result.returncode == 0, result.stderr
     assert names(tmp_path / "c") == ["step-000000002", "step-000000004"]
 
 
 def test_another_model_ends_the_job_with_the_names_that_differ(distlaunch, tmp_path):
-    assert distlaunch.train("--num-procs", "2", PROGRAM, tmp_path / "c", "--steps", "1", "--every", "1").returncode == 0
-    other = distlaunch.train("--num-procs", "2", PROGRAM, tmp_path / "c", "--hidden", "32", "--steps", "2", timeout=120)
+    assert (
+        distlaunch.train(
+            "--num-procs", "2", PROGRAM, tmp_path / "c", "--steps", "1", "--every", "1"
+        ).returncode
+        == 0
+    )
+    other = distlaunch.train(
+        "--num-procs", "2", PROGRAM, tmp_path / "c", "--hidden", "32", "--steps", "2", timeout=120
+    )
     assert other.returncode != 0
     assert (
         "step-000000001 is of another model: 7 parameters differ: 0.weight is [32, 64] here and [64, 64]"
@@ -232,7 +285,9 @@ def test_another_model_ends_the_job_with_the_names_that_differ(distlaunch, tmp_p
 
 
 def test_a_second_job_in_the_directory_is_refused_while_the_first_one_runs(distlaunch, tmp_path):
-    first = distlaunch.start(["train", "--num-procs", "1", PROGRAM, tmp_path / "c", "--steps", "1000000"])
+    first = distlaunch.start(
+        ["train", "--num-procs", "1", PROGRAM, tmp_path / "c", "--steps", "1000000"]
+    )
     while "state after 0 steps" not in first.stdout:
         assert first.process.poll() is None, first.stderr
         select_briefly()
@@ -244,12 +299,15 @@ def test_a_second_job_in_the_directory_is_refused_while_the_first_one_runs(distl
 
 
 def test_through_fsspec_two_workers_save_and_go_on(distlaunch, tmp_path):
-    """``local://`` has fsspec write files, in the way of an object store: the manifest last, no rename."""
+    """``local://`` has fsspec write files, in the way of an object store: the manifest last, no
+    rename."""
     pytest.importorskip("fsspec")
     url = f"local://{tmp_path}/c"
     left = None
     for steps in (4, 8):
-        result = distlaunch.train("--num-procs", "2", PROGRAM, url, "--steps", str(steps), "--every", "2", timeout=120)
+        result = distlaunch.train(
+            "--num-procs", "2", PROGRAM, url, "--steps", str(steps), "--every", "2", timeout=120
+        )
         assert result.returncode == 0, result.stderr
         states = dict(found(r"state after (\d+) steps: (\w+)", result.stdout))
         assert left is None or states["4"] == left
@@ -272,12 +330,24 @@ def test_kills_at_any_instant_of_a_save_leave_the_last_whole_one(tmp_path):
 
 
 @pytest.mark.timeout(2400)
-def test_with_the_real_horovod_a_training_goes_on_with_the_same_losses(distlaunch, tmp_path, horovod_python):
-    """Its optimizer takes no ``set_to_none``, and its step talks to the others: torch's own way to a state fails."""
+def test_with_the_real_horovod_a_training_goes_on_with_the_same_losses(
+    distlaunch, tmp_path, horovod_python
+):
+    """Its optimizer takes no ``set_to_none``, and its step talks to the others: torch's own way to
+    a state fails."""
     program = PROGRAM.parent / "horovod_checkpoint.py"
 
     def losses(where: str, steps: int, saved: object) -> list[str]:
-        words = ("--num-procs", "2", "--python", horovod_python, "--backend", "horovod", program, tmp_path / where)
+        words = (
+            "--num-procs",
+            "2",
+            "--python",
+            horovod_python,
+            "--backend",
+            "horovod",
+            program,
+            tmp_path / where,
+        )
         result = distlaunch.train(*words, str(steps), str(saved), timeout=200)
         assert result.returncode == 0, result.stderr
         return sorted(found(r"rank \d step \d loss \S+", result.stdout))
@@ -296,8 +366,12 @@ def test_with_horovod_each_worker_gets_its_own_buffers_back(distlaunch, tmp_path
     assert resumed == whole
 
 
-@pytest.mark.parametrize(("whose", "entry"), [("0", "worker-0"), ("1", "worker-1"), ("model", "model._extra_state")])
-def test_what_one_rank_refuses_to_load_or_to_save_is_an_error_on_all_ranks(distlaunch, tmp_path, whose, entry):
+@pytest.mark.parametrize(
+    ("whose", "entry"), [("0", "worker-0"), ("1", "worker-1"), ("model", "model._extra_state")]
+)
+def test_what_one_rank_refuses_to_load_or_to_save_is_an_error_on_all_ranks(
+    distlaunch, tmp_path, whose, entry
+):
     result = distlaunch.train("--num-procs", "2", HOSTILE, tmp_path / "run", whose, timeout=180)
     assert result.returncode == 0, result.stderr
     rank, file = (whose, f"__{whose}_0") if whose != "model" else ("0", "__0_0")
@@ -306,9 +380,7 @@ def test_what_one_rank_refuses_to_load_or_to_save_is_an_error_on_all_ranks(distl
         r"loaded, as it could execute code\. Checkpoint\(…, trust=True\) loads all classes: only for checkpoints"
     )
     assert len(found(refused, result.stdout)) == 2, result.stdout
-    at_the_save = (
-        r"rank \d: checkpoint .*/d/step-000000001 not written: rank \d: .* is of the class __main__\.Evil, which"
-    )
+    at_the_save = r"rank \d: checkpoint .*/d/step-000000001 not written: rank \d: .* is of the class __main__\.Evil, which"
     assert len(found(at_the_save, result.stdout)) == 2, result.stdout
     assert "has loaded" not in result.stdout
     assert sorted(os.listdir(tmp_path / "run")) == ["c", "d"]

@@ -1,4 +1,5 @@
-"""Checkpoints on S3: a real server of its own process, and a proxy that injects faults into what it answers."""
+"""Checkpoints on S3: a real server of its own process, and a proxy that injects faults into what it
+answers."""
 
 from __future__ import annotations
 
@@ -9,15 +10,15 @@ import sys
 import pytest
 
 torch = pytest.importorskip("torch")
-import fsspec  # noqa: E402
-import s3fs  # noqa: E402
-from torch import nn  # noqa: E402
+import fsspec
+import s3fs
+from torch import nn
 
-from distlaunch.toolkit.checkpoint import storage  # noqa: E402
-from distlaunch.toolkit.checkpoint.checkpoint import Checkpoint  # noqa: E402
-from distlaunch.toolkit.checkpoint.storage import CheckpointError  # noqa: E402
-from tests.launcher import PROGRAMS  # noqa: E402
-from tests.s3 import Fault, s3_server  # noqa: E402
+from distlaunch.toolkit.checkpoint import storage
+from distlaunch.toolkit.checkpoint.checkpoint import Checkpoint
+from distlaunch.toolkit.checkpoint.storage import CheckpointError
+from tests.launcher import PROGRAMS
+from tests.s3 import Fault, s3_server
 
 ROOT = "s3://bucket/run"
 PROGRAM = PROGRAMS / "toolkit" / "s3.py"
@@ -41,7 +42,8 @@ def server():
 
 @pytest.fixture
 def s3(server, monkeypatch):
-    """Return the server with an empty bucket; clients of this process and of its children find it by the environment."""
+    """Return the server with an empty bucket; clients of this process and of its children find it
+    by the environment."""
     monkeypatch.setattr(storage, "_RETRIES_S", (0.0,))
     server.faults.clear()
     files = filesystem()
@@ -89,11 +91,15 @@ def train(steps: int, **options) -> int:
 
 def folders() -> list[str]:
     """List the folders below the place, without the marks of those that made them."""
-    return sorted({path.split("/")[2].partition(".")[0] for path in objects("bucket/run")} - {"owner"})
+    return sorted(
+        {path.split("/")[2].partition(".")[0] for path in objects("bucket/run")} - {"owner"}
+    )
 
 
 def folder_of(steps: int) -> str:
-    (name,) = {path.split("/")[2] for path in objects("bucket/run") if f"/step-{steps:09d}." in path}
+    (name,) = {
+        path.split("/")[2] for path in objects("bucket/run") if f"/step-{steps:09d}." in path
+    }
     return name
 
 
@@ -137,9 +143,18 @@ def test_a_damaged_newest_one_is_resumed_past_and_set_aside_once(s3, caplog):
     assert train(3) == 2
     assert "step-000000003" in caplog.text
     assert "is damaged: __0_0.distcp has 7 bytes" in caplog.text
-    assert folders() == ["aside-step-000000003", "step-000000001", "step-000000002", "step-000000003"]
+    assert folders() == [
+        "aside-step-000000003",
+        "step-000000001",
+        "step-000000002",
+        "step-000000003",
+    ]
     aside = [path for path in objects() if "/aside-" in path]
-    assert sorted(path.rpartition("/")[2] for path in aside) == [".metadata", "__0_0.distcp", "manifest.json"]
+    assert sorted(path.rpartition("/")[2] for path in aside) == [
+        ".metadata",
+        "__0_0.distcp",
+        "manifest.json",
+    ]
     assert train(3) == 3
 
 
@@ -158,7 +173,9 @@ def test_a_copy_that_fails_leaves_no_copy_and_the_next_start_goes_past(s3):
     before = objects()
     s3.faults.append(Fault("PUT", "aside-", 403, header="x-amz-copy-source"))
     for _ in range(2):
-        with pytest.raises(CheckpointError, match=r"newer than what was resumed, and cannot be set aside"):
+        with pytest.raises(
+            CheckpointError, match=r"newer than what was resumed, and cannot be set aside"
+        ):
             train(3)
         after = objects()
         assert {path: text for path, text in after.items() if "owner" not in path} == {
@@ -173,8 +190,14 @@ def test_the_manifest_is_copied_last_and_removed_first(s3):
     damage(2)
     s3.requests.clear()
     assert train(2) == 1
-    copies = [request for request in s3.requests if request.startswith("PUT ") and "/aside-" in request]
-    removals = [request for request in s3.requests if request.startswith("DELETE ") and "/step-000000002." in request]
+    copies = [
+        request for request in s3.requests if request.startswith("PUT ") and "/aside-" in request
+    ]
+    removals = [
+        request
+        for request in s3.requests
+        if request.startswith("DELETE ") and "/step-000000002." in request
+    ]
     assert "manifest.json" in copies[-1]
     assert "manifest.json" in removals[0]
     assert s3.requests.index(copies[-1]) < s3.requests.index(removals[0])
@@ -187,10 +210,14 @@ def test_an_error_of_reading_sets_nothing_aside(s3, status, file):
     name, before = folder_of(2), objects()
     s3.faults.append(Fault("GET", f"{name}/{file}", status))
     s3.faults.append(Fault("HEAD", f"{name}/{file}", status))
-    with pytest.raises(CheckpointError, match=rf"{name}/{file} cannot be read on .*nothing has been set aside"):
+    with pytest.raises(
+        CheckpointError, match=rf"{name}/{file} cannot be read on .*nothing has been set aside"
+    ):
         train(2)
     s3.faults.clear()
-    assert {path for path in objects() if "owner" not in path} == {path for path in before if "owner" not in path}
+    assert {path for path in objects() if "owner" not in path} == {
+        path for path in before if "owner" not in path
+    }
     assert train(2) == 2
 
 
@@ -212,7 +239,11 @@ def test_two_workers_agree_when_a_damaged_one_cannot_be_set_aside(s3):
     damage(2)
     s3.faults.append(Fault("PUT", "aside-", 403, header="x-amz-copy-source"))
     done = subprocess.run(
-        [sys.executable, str(PROGRAM), ROOT], capture_output=True, text=True, timeout=110, check=False
+        [sys.executable, str(PROGRAM), ROOT],
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     told = [json.loads(line) for line in done.stdout.splitlines()]

@@ -1,4 +1,5 @@
-"""The real DeepSpeed, on CPUs: it trains under the backend, and its launcher's words mean what they mean there."""
+"""The real DeepSpeed, on CPUs: it trains under the backend, and its launcher's words mean what they
+mean there."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ def python(deepspeed_python) -> str:
 
 @pytest.fixture(autouse=True)
 def nothing_is_left():
-    """Hold every job to leave none of the buffers, 69 MB for each worker, of DeepSpeed's collectives on CPUs."""
+    """Hold every job to leave none of the buffers, 69 MB for each worker, of DeepSpeed's
+    collectives on CPUs."""
     before = {*BUFFERS.glob("deepspeed_*")}
     yield
     left = {*BUFFERS.glob("deepspeed_*")} - before
@@ -60,7 +62,13 @@ def configuration(folder, stage: int):
     path = folder / "ds.json"
     zero = {"stage": stage}
     path.write_text(
-        json.dumps({"train_batch_size": 64, "zero_optimization": zero, "zero_allow_untested_optimizer": True})
+        json.dumps(
+            {
+                "train_batch_size": 64,
+                "zero_optimization": zero,
+                "zero_allow_untested_optimizer": True,
+            }
+        )
     )
     return path
 
@@ -72,7 +80,17 @@ def configuration(folder, stage: int):
 def test_two_workers_under_zero_have_the_losses_of_one_process(distlaunch, python, alone, stage):
     configuration(distlaunch.work, stage)
     chosen = ["-o", "config=ds.json", "-o", "pass-config=deepspeed", "-o", "local-rank=on"]
-    words = ["--backend", "deepspeed", "--num-procs", "2", "--format", "plain", "--python", python, *chosen]
+    words = [
+        "--backend",
+        "deepspeed",
+        "--num-procs",
+        "2",
+        "--format",
+        "plain",
+        "--python",
+        python,
+        *chosen,
+    ]
     result = distlaunch.train(*words, PROGRAM, timeout=PATIENCE_S)
     assert result.returncode == 0, result.stderr
     assert f"stage {stage} of 2" in "\n".join(result.lines_of(1))
@@ -81,7 +99,16 @@ def test_two_workers_under_zero_have_the_losses_of_one_process(distlaunch, pytho
 
 def test_a_command_line_of_its_launcher_trains_as_well(distlaunch, python, alone):
     configuration(distlaunch.work, 0)
-    words = ["deepspeed", "--num_gpus", "2", "--python", python, PROGRAM, "--deepspeed_config", "ds.json"]
+    words = [
+        "deepspeed",
+        "--num_gpus",
+        "2",
+        "--python",
+        python,
+        PROGRAM,
+        "--deepspeed_config",
+        "ds.json",
+    ]
     result = distlaunch.run(words, timeout=PATIENCE_S)
     assert result.returncode == 0, result.stderr
     assert losses_in("\n".join(result.lines_of(0))) == pytest.approx(alone, rel=1e-4)
@@ -89,14 +116,30 @@ def test_a_command_line_of_its_launcher_trains_as_well(distlaunch, python, alone
 
 def test_an_accelerate_script_comes_to_zero_by_the_options_alone(distlaunch, python):
     program = PROGRAMS / "frameworks" / "deepspeed_accelerate.py"
-    words = ["--backend", "deepspeed", "-o", "zero=2", "--num-procs", "1", "--python", python, program]
+    words = [
+        "--backend",
+        "deepspeed",
+        "-o",
+        "zero=2",
+        "--num-procs",
+        "1",
+        "--python",
+        python,
+        program,
+    ]
     result = distlaunch.train(*words, timeout=PATIENCE_S)
     assert result.returncode == 0, result.stderr
     assert "ran DEEPSPEED 1 2" in result.stdout
 
 
 def test_accelerates_own_launcher_sets_the_same_variables(python):
-    chosen = {"zero": "3", "offload-param": "cpu", "gradient-accumulation": 4, "precision": "bf16", "config": "ds.json"}
+    chosen = {
+        "zero": "3",
+        "offload-param": "cpu",
+        "gradient-accumulation": 4,
+        "precision": "bf16",
+        "config": "ds.json",
+    }
     flags = (
         "--use_deepspeed --zero_stage 3 --offload_param_device cpu --gradient_accumulation_steps 4 "
         "--mixed_precision bf16 --deepspeed_config_file ds.json s.py"
@@ -124,7 +167,15 @@ def test_accelerates_own_launcher_sets_the_same_variables(python):
 
 def test_workers_get_what_its_launcher_gives_them(distlaunch, python, tmp_path):
     script = tmp_path / "show.py"
-    names = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE", "MASTER_ADDR"]
+    names = [
+        "RANK",
+        "LOCAL_RANK",
+        "WORLD_SIZE",
+        "LOCAL_SIZE",
+        "CROSS_RANK",
+        "CROSS_SIZE",
+        "MASTER_ADDR",
+    ]
     script.write_text(
         "import json, os, sys\n"
         f"got = {{name: os.environ.get(name) for name in {names}}}\n"
@@ -190,7 +241,9 @@ def test_its_host_files_and_filters_choose_the_same_slots(python):
         "    except ValueError: found.append('refused')\n"
         "print('found', json.dumps(found))"
     )
-    theirs = json.loads(told(python, "-c", code, HOSTFILE, json.dumps(FILTERS)).partition("found ")[2])
+    theirs = json.loads(
+        told(python, "-c", code, HOSTFILE, json.dumps(FILTERS)).partition("found ")[2]
+    )
     hosts = read_hostfile(HOSTFILE, "hostfile")
 
     def ours(include: str, exclude: str) -> object:

@@ -1,4 +1,5 @@
-"""The example of the README trains, is restarted after a failure, and ends as if nothing had happened."""
+"""The example of the README trains, is restarted after a failure, and ends as if nothing had
+happened."""
 
 from __future__ import annotations
 
@@ -14,8 +15,12 @@ def accuracy(output: str) -> str:
     return found[0]
 
 
-def test_training_that_fails_and_is_restarted_ends_with_the_accuracy_of_the_uninterrupted_one(distlaunch, tmp_path):
-    plain = distlaunch.train("--num-procs", "2", EXAMPLE, "--checkpoint", tmp_path / "plain.pt", timeout=90)
+def test_training_that_fails_and_is_restarted_ends_with_the_accuracy_of_the_uninterrupted_one(
+    distlaunch, tmp_path
+):
+    plain = distlaunch.train(
+        "--num-procs", "2", EXAMPLE, "--checkpoint", tmp_path / "plain.pt", timeout=90
+    )
     assert plain.returncode == 0, plain.stderr
     assert float(accuracy(plain.stdout)) >= 0.95
 

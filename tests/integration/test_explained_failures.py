@@ -1,4 +1,5 @@
-"""Every program of tests/programs/failures through the real launcher: the report names the right rank and the right cause."""
+"""Every program of tests/programs/failures through the real launcher: the report names the right
+rank and the right cause."""
 
 from __future__ import annotations
 
@@ -16,7 +17,9 @@ KNOWN_MISSES: frozenset[str] = frozenset()
 def test_there_are_enough_ways_to_fail():
     programs = SCORES["programs"]()
     sources = [(SCORES["PROGRAMS"] / f"{name}.py").read_text(encoding="utf-8") for name in programs]
-    with_gloo = [text for text in sources if re.search(r"^from _group import .*\bjoin\b", text, re.MULTILINE)]
+    with_gloo = [
+        text for text in sources if re.search(r"^from _group import .*\bjoin\b", text, re.MULTILINE)
+    ]
     assert len(programs) >= 32
     assert len(with_gloo) >= 15
     assert set(programs) >= KNOWN_MISSES

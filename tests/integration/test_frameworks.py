@@ -1,4 +1,5 @@
-"""Scripts written for torchrun run unchanged: torch's own interfaces, Lightning, the Hugging Face Trainer, Accelerate."""
+"""Scripts written for torchrun run unchanged: torch's own interfaces, Lightning, the Hugging Face
+Trainer, Accelerate."""
 
 from __future__ import annotations
 
@@ -17,30 +18,38 @@ DONE = re.compile(r"^(?:\[\d\] )?done (\d) (\d+) (\S+)$", re.MULTILINE)
 
 
 def ended_well(result) -> bool:
-    """Tell whether the launcher saw all go well; torch's gloo threads abort at a worker's end now and then.
+    """Tell whether the launcher saw all go well; torch's gloo threads abort at a worker's end now
+    and then.
 
     (Under torchrun too, in 1 of 12 runs here.)
     """
-    aborted = result.returncode == 134 and "terminate called without an active exception" in result.stderr
+    aborted = (
+        result.returncode == 134 and "terminate called without an active exception" in result.stderr
+    )
     return result.returncode == 0 or aborted
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize(
-    "program", ["elastic_api env", "elastic_api tcp", "lightning_fit", "hf_trainer", "accelerate_loop"]
+    "program",
+    ["elastic_api env", "elastic_api tcp", "lightning_fit", "hf_trainer", "accelerate_loop"],
 )
 def test_a_script_of_the_framework_runs_unchanged(distlaunch, program, command):
     name, *words = program.split()
     result = distlaunch.run([*COMMANDS[command], PROGRAMS / f"{name}.py", *words], timeout=100)
     done = DONE.findall(result.stdout)
     assert sorted(rank for rank, _, _ in done) == ["0", "1"], result.stdout + result.stderr
-    assert len({(steps, total) for _, steps, total in done}) == 1, "both ranks have taken the same steps"
+    assert len({(steps, total) for _, steps, total in done}) == 1, (
+        "both ranks have taken the same steps"
+    )
     assert ended_well(result), result.stderr
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_recorded_error_is_in_the_workers_error_file_and_in_the_report(distlaunch, command):
-    result = distlaunch.run([*COMMANDS[command], PROGRAMS / "elastic_api.py", "env"], env={"FAIL": "1"}, timeout=100)
+    result = distlaunch.run(
+        [*COMMANDS[command], PROGRAMS / "elastic_api.py", "env"], env={"FAIL": "1"}, timeout=100
+    )
     assert result.returncode in (1, 134)
     assert "KeyError: 'recorded'" in result.stderr
     place = {"train": "attempt-0/rank-1.error.json", "torchrun": "attempt_0/1/error.json"}[command]

@@ -34,10 +34,25 @@ def train(distlaunch, *words: str, options=()):
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ([], {"version": 2, "reshard": True, "offload": "OffloadPolicy", "precision": "no", "sharded": 1}),
+        (
+            [],
+            {
+                "version": 2,
+                "reshard": True,
+                "offload": "OffloadPolicy",
+                "precision": "no",
+                "sharded": 1,
+            },
+        ),
         (
             ["sharding=grad", "wrap-classes=Block", "precision=bf16"],
-            {"reshard": False, "classes": ["Block"], "precision": "bf16", "compute": "torch.bfloat16", "sharded": 4},
+            {
+                "reshard": False,
+                "classes": ["Block"],
+                "precision": "bf16",
+                "compute": "torch.bfloat16",
+                "sharded": 4,
+            },
         ),
         (
             ["sharding=full", "wrap-min-params=100", "activation-checkpointing"],
@@ -72,7 +87,9 @@ def test_accelerate_understands_how_gpus_are_to_shard(sharding, clean_env, monke
     assert plugin.activation_checkpointing
     assert plugin.min_num_params == 7
     mesh = accelerate.ParallelismConfig()
-    assert (mesh.dp_replicate_size, mesh.dp_shard_size) == ((2, 4) if sharding == "hybrid" else (1, 1))
+    assert (mesh.dp_replicate_size, mesh.dp_shard_size) == (
+        (2, 4) if sharding == "hybrid" else (1, 1)
+    )
     monkeypatch.setenv("FSDP_VERSION", "1")
     strategy = {"full": "FULL_SHARD", "grad": "SHARD_GRAD_OP", "hybrid": "HYBRID_SHARD"}[sharding]
     assert accelerate.FullyShardedDataParallelPlugin().sharding_strategy.name == strategy

@@ -1,4 +1,5 @@
-"""The launcher fixture itself: it must notice what survives, or every test of "nothing is left" proves nothing."""
+"""The launcher fixture itself: it must notice what survives, or every test of "nothing is left"
+proves nothing."""
 
 from __future__ import annotations
 

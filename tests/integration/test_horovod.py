@@ -1,4 +1,5 @@
-"""The real Horovod, on CPUs: its operations, initialising again, training, failing; and horovodrun's words."""
+"""The real Horovod, on CPUs: its operations, initialising again, training, failing; and
+horovodrun's words."""
 
 from __future__ import annotations
 
@@ -86,17 +87,39 @@ def test_workers_that_are_forked_from_a_preloaded_horovod_do_the_same(distlaunch
 def test_where_a_launcher_is_started_on_each_node_that_of_node_0_has_the_store(distlaunch, python):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         place = f"127.0.0.1:{listener.getsockname()[1]}"
-    words = ["--num-nodes", "2", "--procs-per-node", "2", "--rendezvous", place, "--backend", "horovod", *PATIENT]
+    words = [
+        "--num-nodes",
+        "2",
+        "--procs-per-node",
+        "2",
+        "--rendezvous",
+        place,
+        "--backend",
+        "horovod",
+        *PATIENT,
+    ]
     launchers = [
         distlaunch.start(
-            ["train", *words, "--node-rank", str(rank), "--log-dir", f"of-{rank}", "--python", python, OPS]
+            [
+                "train",
+                *words,
+                "--node-rank",
+                str(rank),
+                "--log-dir",
+                f"of-{rank}",
+                "--python",
+                python,
+                OPS,
+            ]
         )
         for rank in (0, 1)
     ]
     results = [each.wait(PATIENCE_S) for each in launchers]
     assert [each.returncode for each in results] == [0, 0], results[0].stderr
     found = [json.loads(results[rank // 2].lines_of(rank)[-1]) for rank in range(4)]
-    assert [each["place"] for each in found] == [[rank, 4, rank % 2, 2, rank // 2, 2] for rank in range(4)]
+    assert [each["place"] for each in found] == [
+        [rank, 4, rank % 2, 2, rank // 2, 2] for rank in range(4)
+    ]
     assert [each["large"] for each in found] == [4] * 4
 
 
@@ -148,15 +171,22 @@ def test_after_a_failure_all_meet_anew_at_the_same_port_and_go_on(train, tmp_pat
     assert result.returncode == 0, result.stderr
     assert "attempt 0 failed: rank 1: RuntimeError: as it was told to" in result.stderr
     steps = len(losses(alone)) // 8
-    logs = [(result.run_dir / f"attempt-{attempt}" / "rank-0.log").read_text().splitlines() for attempt in (0, 1)]
-    assert losses(logs[0])[: 4 * steps] == pytest.approx(losses(alone)[: 4 * steps], rel=1e-3, abs=1e-4)
+    logs = [
+        (result.run_dir / f"attempt-{attempt}" / "rank-0.log").read_text().splitlines()
+        for attempt in (0, 1)
+    ]
+    assert losses(logs[0])[: 4 * steps] == pytest.approx(
+        losses(alone)[: 4 * steps], rel=1e-3, abs=1e-4
+    )
     assert losses(logs[1]) == pytest.approx(losses(alone)[4 * steps :], rel=1e-2, abs=2e-3)
     assert accuracy(logs[1]) == pytest.approx(accuracy(alone), abs=0.01)
 
 
 def test_the_toolkit_trains_by_horovod_as_without(train, python):
     words = ("--epochs", "3", "--batch-size")
-    done = subprocess.run([python, TOOLKIT, *words, str(BATCH)], capture_output=True, text=True, timeout=PATIENCE_S)
+    done = subprocess.run(
+        [python, TOOLKIT, *words, str(BATCH)], capture_output=True, text=True, timeout=PATIENCE_S
+    )
     assert done.returncode == 0, done.stderr
     result = train(2, TOOLKIT, *words, str(BATCH // 2))
     assert result.returncode == 0, result.stderr
@@ -229,4 +259,6 @@ def test_a_machine_whose_name_has_no_address_is_told_of(distlaunch, python):
     if "unshare failed" in done.stderr:
         pytest.skip(f"no name of its own can be had here: {done.stderr}")
     assert done.returncode == 128 + 11, done.stderr
-    assert "own name has no address: see `getent hosts $(hostname)` there" in " ".join(done.stderr.split())
+    assert "own name has no address: see `getent hosts $(hostname)` there" in " ".join(
+        done.stderr.split()
+    )

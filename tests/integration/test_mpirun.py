@@ -1,4 +1,5 @@
-"""What Open MPI's own mpirun tells its processes, on one host and on several; Debian's ``openmpi-bin`` has it."""
+"""What Open MPI's own mpirun tells its processes, on one host and on several; Debian's
+``openmpi-bin`` has it."""
 
 from __future__ import annotations
 
@@ -28,27 +29,50 @@ def mpirun(tmp_path):
     agent = tmp_path / "agent"
     agent.write_text(AGENT)
     agent.chmod(0o755)
-    environ = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "TMPDIR": "/tmp", "OMPI_ALLOW_RUN_AS_ROOT": "1",
-               "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1",
-               "OMPI_MCA_plm_rsh_agent": str(agent), "OMPI_MCA_plm_rsh_no_tree_spawn": "1"}  # fmt: skip
+    environ = {
+        "PATH": "/usr/bin:/bin",
+        "HOME": str(tmp_path),
+        "TMPDIR": "/tmp",
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "OMPI_MCA_rmaps_base_oversubscribe": "1",
+        "OMPI_MCA_plm_rsh_agent": str(agent),
+        "OMPI_MCA_plm_rsh_no_tree_spawn": "1",
+    }
 
     def run(*options):
         for attempt in range(TRIES):
             folder = tmp_path / f"processes-{attempt}"
             folder.mkdir()
-            argv = ["mpirun.openmpi", "--wdir", str(folder), *options, sys.executable, "-I", "-S", "-c", SHOW]
-            # mpirun 4.1 now and then misses the end of processes that live so shortly, and waits for ever.
+            argv = [
+                "mpirun.openmpi",
+                "--wdir",
+                str(folder),
+                *options,
+                sys.executable,
+                "-I",
+                "-S",
+                "-c",
+                SHOW,
+            ]
+            # mpirun 4.1 now and then misses the end of processes that live so shortly, and waits
+            # for ever.
             if _runs_to_its_end(argv, environ, within_s=20 if attempt < TRIES - 1 else 40):
                 break
         else:
             pytest.fail("mpirun came to no end in any try")
-        return [json.loads(path.read_text()) for path in sorted(folder.iterdir(), key=lambda path: int(path.name))]
+        return [
+            json.loads(path.read_text())
+            for path in sorted(folder.iterdir(), key=lambda path: int(path.name))
+        ]
 
     return run
 
 
 def _runs_to_its_end(argv, environ, *, within_s: float) -> bool:
-    mpirun = subprocess.Popen(argv, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    mpirun = subprocess.Popen(
+        argv, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+    )
     try:
         assert mpirun.wait(within_s) == 0
     except subprocess.TimeoutExpired:
@@ -61,7 +85,10 @@ def _runs_to_its_end(argv, environ, *, within_s: float) -> bool:
 def places(environs):
     found = [select(environ, {})[0] for environ in environs]
     assert {each.source for each in found} == {"openmpi"}
-    return [(each.part, each.node_rank, each.local_rank, [host.slots for host in each.hosts]) for each in found]
+    return [
+        (each.part, each.node_rank, each.local_rank, [host.slots for host in each.hosts])
+        for each in found
+    ]
 
 
 def test_processes_of_one_host(mpirun):
@@ -70,12 +97,20 @@ def test_processes_of_one_host(mpirun):
 
 def test_processes_of_two_hosts(mpirun):
     two = [2, 2]
-    expected = [("worker", 0, 0, two), ("worker", 0, 1, two), ("worker", 1, 0, two), ("worker", 1, 1, two)]
+    expected = [
+        ("worker", 0, 0, two),
+        ("worker", 0, 1, two),
+        ("worker", 1, 0, two),
+        ("worker", 1, 1, two),
+    ]
     assert places(mpirun(*TWO_HOSTS, "-n", "4")) == expected
 
 
 def test_one_process_on_each_host(mpirun):
-    assert places(mpirun(*TWO_HOSTS, "-N", "1")) == [("node", 0, None, [None] * 2), ("node", 1, None, [None] * 2)]
+    assert places(mpirun(*TWO_HOSTS, "-N", "1")) == [
+        ("node", 0, None, [None] * 2),
+        ("node", 1, None, [None] * 2),
+    ]
 
 
 def test_uneven_hosts_are_refused(mpirun):

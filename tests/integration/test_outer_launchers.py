@@ -1,4 +1,5 @@
-"""A launcher that each worker of another launcher starts: under the real torchrun, horovodrun, accelerate and deepspeed."""
+"""A launcher that each worker of another launcher starts: under the real torchrun, horovodrun,
+accelerate and deepspeed."""
 
 from __future__ import annotations
 
@@ -56,11 +57,21 @@ def told(work: Path, name: str, size: int) -> list[dict[str, str | None]]:
 
 
 def torchrun(*words: str) -> list[str]:
-    return [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--no-python", *words]
+    return [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "2",
+        "--no-python",
+        *words,
+    ]
 
 
 @pytest.mark.parametrize("shell", [False, True], ids=["directly", "by a shell"])
-def test_under_torchrun_each_launcher_runs_one_worker_with_torchruns_variables(outer_run, distlaunch, shell):
+def test_under_torchrun_each_launcher_runs_one_worker_with_torchruns_variables(
+    outer_run, distlaunch, shell
+):
     plain = outer_run(*torchrun("--", sys.executable, "tell.py", "plain"))
     assert plain.returncode == 0, plain.stderr
     words = [*INNER, "train", "tell.py", "inner"]
@@ -74,23 +85,40 @@ def test_under_torchrun_each_launcher_runs_one_worker_with_torchruns_variables(o
         assert record.pop("TORCHELASTIC_RUN_ID")
         del record["DISTLAUNCH_ATTEMPT"], record["DISTLAUNCH_JOB_ID"]
     assert found == expected
-    assert sorted(done.stdout.splitlines()) == ["told by 0", "told by 1"], "torchrun shows whose line it is, or nobody"
-    assert done.stderr.count("torchrun started this launcher as rank 0 of 2: each launcher runs one worker") == 1
+    assert sorted(done.stdout.splitlines()) == ["told by 0", "told by 1"], (
+        "torchrun shows whose line it is, or nobody"
+    )
+    assert (
+        done.stderr.count(
+            "torchrun started this launcher as rank 0 of 2: each launcher runs one worker"
+        )
+        == 1
+    )
 
 
-def test_a_failure_is_explained_with_the_outer_rank_and_the_exit_code_is_passed_on(outer_run, distlaunch):
+def test_a_failure_is_explained_with_the_outer_rank_and_the_exit_code_is_passed_on(
+    outer_run, distlaunch
+):
     done = outer_run(*torchrun(*INNER, "train", "tell.py", "inner", "1"))
     assert "distlaunch: rank 1 of 2 failed: exit code 37" in done.stderr
     assert "exitcode  : 37" in done.stderr, "torchrun's own summary has the worker's code"
     assert "/attempt-0/rank-1.log" in done.stderr
-    (failed,) = [each for each in distlaunch.jobs.iterdir() if (each / "report.txt").exists() and not each.is_symlink()]
+    (failed,) = [
+        each
+        for each in distlaunch.jobs.iterdir()
+        if (each / "report.txt").exists() and not each.is_symlink()
+    ]
     events = [json.loads(line) for line in (failed / "events.jsonl").read_text().splitlines()]
     assert [event["rank"] for event in events if "rank" in event] == [1]
-    assert [list(event["pids"]) for event in events if event["type"] == "workers_started"] == [["1"]]
+    assert [list(event["pids"]) for event in events if event["type"] == "workers_started"] == [
+        ["1"]
+    ]
 
 
 def test_torchrun_restarts_the_job_and_the_launchers_follow(outer_run, distlaunch):
-    (distlaunch.work / "again.py").write_text("import os\nassert os.environ['TORCHELASTIC_RESTART_COUNT'] != '0'\n")
+    (distlaunch.work / "again.py").write_text(
+        "import os\nassert os.environ['TORCHELASTIC_RESTART_COUNT'] != '0'\n"
+    )
     words = torchrun(*INNER, "train", "again.py")
     words.insert(3, "--max-restarts=1")
     assert outer_run(*words).returncode == 0
@@ -100,14 +128,31 @@ def test_torchrun_restarts_the_job_and_the_launchers_follow(outer_run, distlaunc
     ("words", "told_of"),
     [
         (["train", "--num-gpus", "4"], "--num-gpus 4: torchrun started this launcher as rank"),
-        (["train", "--max-restarts", "2"], "--max-restarts 2: torchrun started this launcher as rank"),
-        (["torchrun", "--nproc-per-node", "2"], "--nproc-per-node 2: torchrun started this launcher as rank"),
-        (["accelerate", "launch", "--num_processes", "2"], "2 workers: torchrun started this launcher as rank"),
-        (["train", "--backend", "tensorflow"], "--backend tensorflow: torchrun started this launcher as rank"),
-        (["train", "--backend", "horovod"], "--backend horovod: torchrun started this launcher as rank"),
+        (
+            ["train", "--max-restarts", "2"],
+            "--max-restarts 2: torchrun started this launcher as rank",
+        ),
+        (
+            ["torchrun", "--nproc-per-node", "2"],
+            "--nproc-per-node 2: torchrun started this launcher as rank",
+        ),
+        (
+            ["accelerate", "launch", "--num_processes", "2"],
+            "2 workers: torchrun started this launcher as rank",
+        ),
+        (
+            ["train", "--backend", "tensorflow"],
+            "--backend tensorflow: torchrun started this launcher as rank",
+        ),
+        (
+            ["train", "--backend", "horovod"],
+            "--backend horovod: torchrun started this launcher as rank",
+        ),
     ],
 )
-def test_options_that_contradict_the_outer_launcher_are_an_error(outer_run, distlaunch, words, told_of):
+def test_options_that_contradict_the_outer_launcher_are_an_error(
+    outer_run, distlaunch, words, told_of
+):
     distlaunch.pretend("horovod", "tensorflow", "accelerate")
     done = outer_run(*torchrun(*INNER, *words, "tell.py", "inner"))
     assert done.returncode == 1
@@ -135,7 +180,16 @@ def test_a_launcher_that_the_script_of_a_rank_starts_has_a_job_of_its_own(outer_
 
 def test_torchruns_words_in_a_worker_show_the_outer_ranks_in_a_prefix(outer_run, distlaunch):
     template = "<${rank}/${local_rank}> "
-    words = [*INNER, "torchrun", "--tee", "3", "--log-line-prefix-template", template, "tell.py", "inner"]
+    words = [
+        *INNER,
+        "torchrun",
+        "--tee",
+        "3",
+        "--log-line-prefix-template",
+        template,
+        "tell.py",
+        "inner",
+    ]
     done = outer_run(*torchrun(*words))
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == ["<0/0> told by 0", "<1/1> told by 1"]
@@ -150,7 +204,8 @@ def test_a_format_has_our_console_with_the_outer_ranks(outer_run, distlaunch):
 def test_the_outer_launcher_gets_the_failure_in_its_own_error_file(outer_run, distlaunch):
     file = distlaunch.work / "error.json"
     done = outer_run(
-        *torchrun(*INNER, "train", "tell.py", "inner", "1", "raise"), env={"TORCHELASTIC_ERROR_FILE": str(file)}
+        *torchrun(*INNER, "train", "tell.py", "inner", "1", "raise"),
+        env={"TORCHELASTIC_ERROR_FILE": str(file)},
     )
     assert "ValueError: boom" in done.stderr.partition("Root Cause")[2]
     assert json.loads(file.read_text())["message"]["message"] == "ValueError: boom"
@@ -176,23 +231,39 @@ def test_explain_says_what_the_outer_launcher_has_decided(outer_run):
 
 
 def test_source_flags_runs_a_job_of_its_own_in_a_worker(outer_run, distlaunch):
-    done = outer_run(*torchrun(*INNER, "train", "--source", "flags", "--num-procs", "3", "tell.py", "own"))
+    done = outer_run(
+        *torchrun(*INNER, "train", "--source", "flags", "--num-procs", "3", "tell.py", "own")
+    )
     assert done.returncode == 0, done.stderr
     assert [record["WORLD_SIZE"] for record in told(distlaunch.work, "own", 3)] == ["3"] * 3
 
 
 def test_our_own_workers_start_launchers_that_run_one_worker_each(outer_run, distlaunch):
     inner = f"{' '.join(INNER)} train tell.py inner 1; exit $?"
-    done = outer_run(*INNER, "train", "--num-procs", "2", "--backend", "fsdp", "--no-python", "sh", "-c", inner)
+    done = outer_run(
+        *INNER, "train", "--num-procs", "2", "--backend", "fsdp", "--no-python", "sh", "-c", inner
+    )
     assert done.returncode == 37
     records = told(distlaunch.work, "inner", 2)
-    assert [(record["RANK"], record["WORLD_SIZE"]) for record in records] == [("0", "2"), ("1", "2")]
+    assert [(record["RANK"], record["WORLD_SIZE"]) for record in records] == [
+        ("0", "2"),
+        ("1", "2"),
+    ]
     assert len({(record["MASTER_PORT"], record["DISTLAUNCH_JOB_ID"]) for record in records}) == 1
     assert "another distlaunch started this launcher as rank 0 of 2" in done.stderr
 
 
 def test_under_accelerate_launch_each_launcher_runs_one_worker(outer_run, distlaunch):
-    words = ["--multi_gpu", "--num_machines", "1", "--num_processes", "2", "--mixed_precision", "no", "--no_python"]
+    words = [
+        "--multi_gpu",
+        "--num_machines",
+        "1",
+        "--num_processes",
+        "2",
+        "--mixed_precision",
+        "no",
+        "--no_python",
+    ]
     launch = [sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch", *words]
     done = outer_run(*launch, *INNER, "train", "tell.py", "inner")
     assert done.returncode == 0, done.stderr
@@ -201,9 +272,19 @@ def test_under_accelerate_launch_each_launcher_runs_one_worker(outer_run, distla
 
 
 def test_under_deepspeed_each_launcher_runs_one_worker(outer_run, distlaunch, deepspeed_python):
-    runner = [deepspeed_python, "-m", "deepspeed.launcher.runner", "--num_gpus", "2", "--no_local_rank", "--no_python"]
+    runner = [
+        deepspeed_python,
+        "-m",
+        "deepspeed.launcher.runner",
+        "--num_gpus",
+        "2",
+        "--no_local_rank",
+        "--no_python",
+    ]
     path = f"{Path(deepspeed_python).parent}{os.pathsep}{distlaunch.env['PATH']}"
-    done = outer_run(*runner, *INNER, "train", "tell.py", "inner", env={"PATH": path, "DS_ACCELERATOR": "cpu"})
+    done = outer_run(
+        *runner, *INNER, "train", "tell.py", "inner", env={"PATH": path, "DS_ACCELERATOR": "cpu"}
+    )
     assert done.returncode == 0, done.stderr
     assert [record["RANK"] for record in told(distlaunch.work, "inner", 2)] == ["0", "1"]
     assert "deepspeed started this launcher as rank 0 of 2" in done.stderr
@@ -223,12 +304,25 @@ if sys.argv[1:] == [str(hvd.rank())]:
 @pytest.mark.parametrize("shell", [False, True], ids=["directly", "by a shell"])
 def test_under_horovodrun_the_workers_are_one_job(outer_run, distlaunch, horovod_python, shell):
     (distlaunch.work / "train.py").write_text(HOROVOD)
-    words = [horovod_python, "-m", "distlaunch", "train", "--script", "train.py", "--backend", "horovod", "--", "1"]
+    words = [
+        horovod_python,
+        "-m",
+        "distlaunch",
+        "train",
+        "--script",
+        "train.py",
+        "--backend",
+        "horovod",
+        "--",
+        "1",
+    ]
     if shell:
         words = ["sh", "-c", f"{' '.join(words)}; exit $?"]
     horovodrun = str(Path(horovod_python).with_name("horovodrun"))
     done = outer_run(horovodrun, "-np", "2", *words)
-    assert [f"rank {rank} of 2 sum 2.0" in done.stdout for rank in (0, 1)] == [True, True], done.stderr
+    assert [f"rank {rank} of 2 sum 2.0" in done.stdout for rank in (0, 1)] == [True, True], (
+        done.stderr
+    )
     assert "horovodrun started this launcher as rank 0 of 2" in done.stderr
     assert "distlaunch: rank 1 of 2 failed: exit code 37" in done.stderr
     assert "Exit code: 37" in done.stderr

@@ -1,4 +1,5 @@
-"""Questions asked of peers and of distlaunch: no answer differs but those that PEERS.md explains."""
+"""Questions asked of peers and of distlaunch: no answer differs but those that PEERS.md
+explains."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ pytestmark = pytest.mark.timeout(2400)
 
 @pytest.fixture(scope="module")
 def script():
-    """Return what scripts/compare-peers defines; it puts its folder on the path for its own modules."""
+    """Return what scripts/compare-peers defines; it puts its folder on the path for its own
+    modules."""
     before = list(sys.path)
     names = runpy.run_path(str(SCRIPTS / "compare-peers"))
     sys.path[:] = before
@@ -31,10 +33,16 @@ def unexplained(script, area: str, **pythons: str) -> list[tuple]:
     found = script["compare"](cases, pythons)
     explained = [rule for verdict, _, _, rule in found.values() if verdict == "deliberate"]
     assert all(rule.reason in PAGE for rule in explained)
-    return [(case.name, there, here) for case, (verdict, there, here, _) in found.items() if verdict == "different"]
+    return [
+        (case.name, there, here)
+        for case, (verdict, there, here, _) in found.items()
+        if verdict == "different"
+    ]
 
 
-@pytest.mark.parametrize("area", ["torchrun_nnodes", "torchrun_rdzv_conf", "torchrun_rdzv_endpoint", "torchrun_std"])
+@pytest.mark.parametrize(
+    "area", ["torchrun_nnodes", "torchrun_rdzv_conf", "torchrun_rdzv_endpoint", "torchrun_std"]
+)
 def test_torchrun_and_its_drop_in_take_and_refuse_the_same_values(script, area):
     assert unexplained(script, area) == []
 
@@ -48,7 +56,9 @@ def test_deepspeed_and_distlaunch_choose_the_same_slots(script, area, deepspeed_
     assert unexplained(script, area, deepspeed=deepspeed_python) == []
 
 
-@pytest.mark.parametrize("area", ["horovod_hosts", "horovod_hostfile", "horovod_assignments", "horovod_settings"])
+@pytest.mark.parametrize(
+    "area", ["horovod_hosts", "horovod_hostfile", "horovod_assignments", "horovod_settings"]
+)
 def test_horovodrun_and_distlaunch_place_and_set_the_same(script, area, horovod_python):
     assert unexplained(script, area, horovod=horovod_python) == []
 
@@ -61,4 +71,6 @@ def test_a_difference_that_nobody_has_explained_is_told(script):
     case = script["CASES"][0]
     assert script["judge"](case) is None
     answers = {case: ("different", "refused", {"worker-1": 2}, None)}
-    assert script["table"](answers).count("\n") == 2  # the head alone: only deliberate differences are listed
+    assert (
+        script["table"](answers).count("\n") == 2
+    )  # the head alone: only deliberate differences are listed

@@ -1,4 +1,5 @@
-"""The port that other nodes have tried is one that torch's store can then have, attempt after attempt."""
+"""The port that other nodes have tried is one that torch's store can then have, attempt after
+attempt."""
 
 from __future__ import annotations
 
@@ -124,7 +125,9 @@ time.sleep(1.5)
 ALONE = "MASTER_PORT was never used: the 2 workers did not communicate, so each may have trained on its own"
 
 
-@pytest.mark.parametrize("way", [["--num-procs", "2"], ["--discover", "echo localhost:2", "--num-nodes", "1:2"]])
+@pytest.mark.parametrize(
+    "way", [["--num-procs", "2"], ["--discover", "echo localhost:2", "--num-nodes", "1:2"]]
+)
 @pytest.mark.parametrize("meet", [True, False])
 def test_workers_that_never_communicate_cause_one_warning(distlaunch, way, meet):
     (distlaunch.work / "t.py").write_text(MEETS.replace("MEET", str(meet)))

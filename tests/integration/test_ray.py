@@ -18,7 +18,8 @@ import pytest
 
 from tests.launcher import PROGRAMS
 
-# A cluster takes ten seconds to start on two cores, and each job's actors a few; a busy machine takes much more.
+# A cluster takes ten seconds to start on two cores, and each job's actors a few; a busy machine
+# takes much more.
 pytestmark = pytest.mark.timeout(600)
 
 PROGRAM = PROGRAMS / "frameworks" / "in_ray.py"
@@ -29,10 +30,12 @@ KILLED = {
     "agent": (69, "its agent was killed by signal 9"),
     "actor": (69, "Ray has lost the actor there"),
 }
-"""Processes above a worker whose end costs an attempt: the job's exit code if it is killed, and what is said."""
+"""Processes above a worker whose end costs an attempt: the job's exit code if it is killed, and
+what is said."""
 SOON = ["--failure-grace", "1"]
 """So long are workers waited for where their agent is lost, before their node is used again."""
-# Places bundles with GPUs and asks each node's agent; there are no such devices here, so that no job can use them.
+# Places bundles with GPUs and asks each node's agent; there are no such devices here, so that no
+# job can use them.
 MASKS = """
 import json, os, select, sys
 from distlaunch.core.protocol import agent_messages as r
@@ -65,9 +68,15 @@ def python(ray_python) -> str:
 
 class Cluster:
     def __init__(self, python: str, port: int, env: dict[str, str]) -> None:
-        words = [python, Path(__file__).parents[1] / "ray_cluster.py", *map(str, (port, NODES, CPUS, GPUS))]
+        words = [
+            python,
+            Path(__file__).parents[1] / "ray_cluster.py",
+            *map(str, (port, NODES, CPUS, GPUS)),
+        ]
         pipe = subprocess.PIPE
-        self.process = subprocess.Popen(words, env=env, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True)
+        self.process = subprocess.Popen(
+            words, env=env, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True
+        )
         self.address = self._answer().removeprefix("cluster ")
         self.client = f"ray://127.0.0.1:{port}"
 
@@ -99,8 +108,12 @@ def folder():
 def cluster(python):
     made = tempfile.mkdtemp(prefix="dlr", dir="/tmp")
     env = {
-        "PATH": os.defpath, "HOME": made, "RAY_TMPDIR": made, "LANG": "C.UTF-8", "RAY_USAGE_STATS_ENABLED": "0"
-    }  # fmt: skip
+        "PATH": os.defpath,
+        "HOME": made,
+        "RAY_TMPDIR": made,
+        "LANG": "C.UTF-8",
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -124,12 +137,15 @@ def in_ray(distlaunch, python, monkeypatch):
 def driver_of(job) -> int:
     children = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
     return next(
-        int(pid) for pid in children if b"distlaunch.transport.ray.driver" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        int(pid)
+        for pid in children
+        if b"distlaunch.transport.ray.driver" in Path(f"/proc/{pid}/cmdline").read_bytes()
     )
 
 
 def above(worker: int, what: str) -> int:
-    """Return the pid of a worker's ancestor: of a process of ours by its name, of the actor as the agent's parent."""
+    """Return the pid of a worker's ancestor: of a process of ours by its name, of the actor as the
+    agent's parent."""
     if what == "actor":
         return parent_of(above(worker, "agent"))
     pid = parent_of(worker)
@@ -149,25 +165,38 @@ def words_of(cmdline: Path) -> bytes:
 
 
 def told(output: str) -> list[list[str]]:
-    """Give what the workers have told, by rank: rank, attempt, sum of ranks if they reduce, sizes and ranks, mask."""
-    return sorted(line.partition("told ")[2].split() for line in output.splitlines() if "told " in line)
+    """Give what the workers have told, by rank: rank, attempt, sum of ranks if they reduce, sizes
+    and ranks, mask."""
+    return sorted(
+        line.partition("told ")[2].split() for line in output.splitlines() if "told " in line
+    )
 
 
 def test_workers_of_each_node_are_together_and_reduce_over_all_nodes(in_ray, cluster):
-    result = in_ray(cluster.address, "--num-nodes", "2", "--procs-per-node", "2", PROGRAM, "reduce").wait(PATIENCE_S)
+    result = in_ray(
+        cluster.address, "--num-nodes", "2", "--procs-per-node", "2", PROGRAM, "reduce"
+    ).wait(PATIENCE_S)
     assert result.returncode == 0, result.stderr
-    assert told(result.stdout) == [[str(r), "0", "6", "4", str(r // 2), str(r % 2), "2", "-"] for r in range(4)]
+    assert told(result.stdout) == [
+        [str(r), "0", "6", "4", str(r // 2), str(r % 2), "2", "-"] for r in range(4)
+    ]
 
 
 def test_a_launcher_outside_of_the_cluster_needs_no_way_but_rays_client(in_ray, cluster):
     result = in_ray(cluster.client, "--num-procs", "4", PROGRAM).wait(PATIENCE_S)
     assert result.returncode == 0, result.stderr
-    assert told(result.stdout) == [[str(r), "0", "-", "4", str(r // 2), str(r % 2), "2", "-"] for r in range(4)]
+    assert told(result.stdout) == [
+        [str(r), "0", "-", "4", str(r // 2), str(r % 2), "2", "-"] for r in range(4)
+    ]
 
 
 def test_an_agent_sees_the_gpus_of_all_bundles_on_its_node(distlaunch, python, cluster):
     done = subprocess.run(
-        [python, "-c", MASKS, cluster.address], capture_output=True, text=True, timeout=PATIENCE_S, env=distlaunch.env
+        [python, "-c", MASKS, cluster.address],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        env=distlaunch.env,
     )
     assert done.returncode == 0, done.stderr
     both, one = json.loads(done.stdout.partition("masks ")[2])
@@ -184,7 +213,9 @@ def test_bundles_without_a_place_are_named(in_ray, cluster):
 
 
 def test_a_failed_attempt_is_run_again_in_the_same_places(in_ray, cluster):
-    result = in_ray(cluster.address, "--num-procs", "3", "--max-restarts", "1", PROGRAM, "fail").wait(PATIENCE_S)
+    result = in_ray(
+        cluster.address, "--num-procs", "3", "--max-restarts", "1", PROGRAM, "fail"
+    ).wait(PATIENCE_S)
     assert result.returncode == 0, result.stderr
     where = {(rank, attempt): place for rank, attempt, *place in told(result.stdout)}
     assert {rank for rank, attempt in where if attempt == "1"} == {"0", "1", "2"}
@@ -202,13 +233,32 @@ def test_a_lost_node_is_replaced_by_another_of_the_cluster(in_ray, cluster):
     cluster.do("add")  # for the other tests
     result = job.wait(PATIENCE_S)
     assert result.returncode == 0, result.stderr
-    assert [line[:3] for line in told(result.stdout)] == [[str(r), a, "1"] for r in range(2) for a in "01"]
+    assert [line[:3] for line in told(result.stdout)] == [
+        [str(r), a, "1"] for r in range(2) for a in "01"
+    ]
     assert "Ray has another node for" in result.stderr
 
 
 def test_an_actor_that_hangs_is_replaced_by_one_in_the_same_place(in_ray, cluster):
-    placing = ["--num-procs", "2", "-o", "strategy=strict-pack", "--join-timeout", "48"]  # a quarter of it may it hang
-    job = in_ray(cluster.address, *placing, "--lost-after", "5", "--max-restarts", "1", *SOON, PROGRAM, "wait")
+    placing = [
+        "--num-procs",
+        "2",
+        "-o",
+        "strategy=strict-pack",
+        "--join-timeout",
+        "48",
+    ]  # a quarter of it may it hang
+    job = in_ray(
+        cluster.address,
+        *placing,
+        "--lost-after",
+        "5",
+        "--max-restarts",
+        "1",
+        *SOON,
+        PROGRAM,
+        "wait",
+    )
     job.wait_said("waits", 2, timeout=PATIENCE_S)
     worker = job.wait_workers(2)[0]
     actor, agent = above(worker, "actor"), above(worker, "agent")
@@ -221,7 +271,9 @@ def test_an_actor_that_hangs_is_replaced_by_one_in_the_same_place(in_ray, cluste
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
     assert result.returncode == 0, result.stderr
-    assert [line[:2] for line in told(result.stdout)] == [[str(r), a] for r in range(2) for a in "01"]
+    assert [line[:2] for line in told(result.stdout)] == [
+        [str(r), a] for r in range(2) for a in "01"
+    ]
 
 
 @pytest.mark.parametrize("restarts", [0, 1])
@@ -261,16 +313,23 @@ def test_a_signal_while_ray_places_is_told_and_ends_the_job(in_ray, cluster):
     for number, job in jobs.items():
         result = job.wait(PATIENCE_S)
         assert result.returncode == 128 + number
-        assert f"ended by {number.name} while Ray placed the workers: none has been started" in result.stderr
+        assert (
+            f"ended by {number.name} while Ray placed the workers: none has been started"
+            in result.stderr
+        )
 
 
 def test_a_ray_that_was_interrupted_while_it_started_here_leaves_nothing(in_ray, folder):
     job = in_ray("local", "--num-procs", "2", PROGRAM, env={"RAY_TMPDIR": folder})
-    job.wait_for(lambda: list(Path(folder).glob("dl-ray-*/session_*")), "Ray's folder", timeout=PATIENCE_S)
+    job.wait_for(
+        lambda: list(Path(folder).glob("dl-ray-*/session_*")), "Ray's folder", timeout=PATIENCE_S
+    )
     job.send_signal(signal.SIGTERM)
     result = job.wait(PATIENCE_S)
     assert result.returncode == 143, result.stderr
-    of_it = [each for each in Path("/proc").glob("[0-9]*/cmdline") if folder.encode() in words_of(each)]
+    of_it = [
+        each for each in Path("/proc").glob("[0-9]*/cmdline") if folder.encode() in words_of(each)
+    ]
     assert not of_it
     assert not list(Path(folder).glob("dl-ray-*"))
 
@@ -312,14 +371,18 @@ def test_what_local_ray_cannot_place_is_told_soon_and_leaves_nothing(in_ray, fol
     words = ["--num-nodes", "2", "--procs-per-node", "1", PROGRAM]
     result = in_ray("local", *words, env={"RAY_TMPDIR": folder}).wait(PATIENCE_S)
     assert result.returncode == 69
-    assert "error: --backend ray: Ray has no place for 1 of 2 bundles (1)" in result.stderr, "nobody waits for nodes"
+    assert "error: --backend ray: Ray has no place for 1 of 2 bundles (1)" in result.stderr, (
+        "nobody waits for nodes"
+    )
     assert not list(Path(folder).glob("dl-ray-*"))
 
 
 def test_a_cluster_that_is_not_there_is_an_error_with_the_way_out(in_ray):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))  # and does not listen
-        result = in_ray(f"127.0.0.1:{free.getsockname()[1]}", "--num-procs", "1", PROGRAM).wait(PATIENCE_S)
+        result = in_ray(f"127.0.0.1:{free.getsockname()[1]}", "--num-procs", "1", PROGRAM).wait(
+            PATIENCE_S
+        )
     assert result.returncode == 2
     assert "nothing is reached at 127.0.0.1" in result.stderr
     assert "--address local starts Ray here" in result.stderr

@@ -1,6 +1,8 @@
-"""Our grammar of node lists against Slurm's own: ``scontrol show hostnames``, which needs no running Slurm.
+"""Our grammar of node lists against Slurm's own: ``scontrol show hostnames``, which needs no
+running Slurm.
 
-Debian's package ``slurm-client`` has it (``scripts/test`` installs it). LISTS=10000 makes the comparison a long one.
+Debian's package ``slurm-client`` has it (``scripts/test`` installs it). LISTS=10000 makes the
+comparison a long one.
 """
 
 from __future__ import annotations
@@ -55,7 +57,11 @@ REFUSED_BY_BOTH = [
     "n[1]]",
     "n[0-65536]",
 ]
-ONLY_OURS = {"rack[1-2]-ib": ["rack1-ib", "rack2-ib"], "c[3,5]x": ["c3x", "c5x"], "n[1]m[2]x": ["n1m2x"]}
+ONLY_OURS = {
+    "rack[1-2]-ib": ["rack1-ib", "rack2-ib"],
+    "c[3,5]x": ["c3x", "c5x"],
+    "n[1]m[2]x": ["n1m2x"],
+}
 ONLY_SCONTROLS = ["n[1", "n[1-]", "n[+1-3]", "(n1)", "n{1-2}"]
 
 
@@ -69,7 +75,8 @@ def some_list(rng: random.Random) -> str:
 def some_item(rng: random.Random) -> str:
     groups = rng.choice([0, 1, 1, 1, 2, 2, 3, 4])
     return rng.choice(NAMES) + "".join(
-        some_group(rng) + (rng.choice(["", "-", "n", ".b", "5"]) if n < groups - 1 else "") for n in range(groups)
+        some_group(rng) + (rng.choice(["", "-", "n", ".b", "5"]) if n < groups - 1 else "")
+        for n in range(groups)
     )
 
 
@@ -88,25 +95,42 @@ def some_range(rng: random.Random) -> str:
 
 @pytest.fixture
 def scontrol(tmp_path):
-    """Give a function that has one scontrol expand many lists; nothing comes of a list that it refuses."""
+    """Give a function that has one scontrol expand many lists; nothing comes of a list that it
+    refuses."""
     program = shutil.which("scontrol")
     assert program, "Debian's slurm-client is needed, scripts/test installs it"
     configuration = tmp_path / "slurm.conf"
     configuration.write_text("ClusterName=none\nSlurmctldHost=localhost\n")
 
-    environment = {"SLURM_CONF": str(configuration), "PATH": os.environ["PATH"], "TERM": "dumb", "COLUMNS": "32000"}
+    environment = {
+        "SLURM_CONF": str(configuration),
+        "PATH": os.environ["PATH"],
+        "TERM": "dumb",
+        "COLUMNS": "32000",
+    }
 
     def output_of(*words, commands=""):
         ended = subprocess.run(
-            [program, *words], input=commands, capture_output=True, text=True, env=environment, check=False, timeout=100
+            [program, *words],
+            input=commands,
+            capture_output=True,
+            text=True,
+            env=environment,
+            check=False,
+            timeout=100,
         )
         return ended.stdout.splitlines()
 
     def expand(lists):
         if any(" " in text for text in lists):  # which would be several words of a command
             return [output_of("show", "hostnames", text) for text in lists]
-        lines = output_of(commands="".join(f"show hostnames {text}\nshow hostnames end\n" for text in lists) + "quit\n")
-        answers = iter(line for line in lines if not line.startswith("scontrol: "))  # its prompt, with the command
+        lines = output_of(
+            commands="".join(f"show hostnames {text}\nshow hostnames end\n" for text in lists)
+            + "quit\n"
+        )
+        answers = iter(
+            line for line in lines if not line.startswith("scontrol: ")
+        )  # its prompt, with the command
         return [list(iter(lambda: next(answers), "end")) for _ in lists]
 
     return expand
@@ -129,7 +153,11 @@ def test_random_lists_expand_as_scontrol_has_them(scontrol):
     lists = [some_list(rng) for _ in range(LISTS)]
     theirs = scontrol(lists)
     assert all(theirs)
-    different = [(text, ours(text), names) for text, names in zip(lists, theirs, strict=True) if ours(text) != names]
+    different = [
+        (text, ours(text), names)
+        for text, names in zip(lists, theirs, strict=True)
+        if ours(text) != names
+    ]
     assert different == []
 
 
@@ -139,7 +167,9 @@ def test_what_scontrol_refuses_is_refused(scontrol):
 
 
 def test_backward_range_is_refused_also_where_scontrol_drops_its_item(scontrol):
-    assert scontrol(["a1,n[1]m[4-3]x[2]y[3]"]) == [["a1"]]  # with an error on stderr, and exit code 0
+    assert scontrol(["a1,n[1]m[4-3]x[2]y[3]"]) == [
+        ["a1"]
+    ]  # with an error on stderr, and exit code 0
     assert ours("a1,n[1]m[4-3]x[2]y[3]") == []
 
 

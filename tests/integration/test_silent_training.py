@@ -1,4 +1,5 @@
-"""Trainings that print nothing and send no heartbeats, under --hang-timeout: those that work, and those that hang."""
+"""Trainings that print nothing and send no heartbeats, under --hang-timeout: those that work, and
+those that hang."""
 
 from __future__ import annotations
 
@@ -10,7 +11,16 @@ BOUND_S = 120.0
 
 
 def start(distlaunch, program: str, *words: str):
-    options = ["--num-procs", "2", "--format", "plain", "--hang-timeout", str(TIMEOUT_S), "--failure-grace", "2"]
+    options = [
+        "--num-procs",
+        "2",
+        "--format",
+        "plain",
+        "--hang-timeout",
+        str(TIMEOUT_S),
+        "--failure-grace",
+        "2",
+    ]
     return distlaunch.start(["train", *options, PROGRAMS / program, *words])
 
 
@@ -27,12 +37,19 @@ def wait_for_sign(running, distlaunch, name: str) -> None:
 def test_a_long_step_of_ddp_on_gloo_is_no_hang(distlaunch):
     running = start(distlaunch, "silent_ddp.py", "long")
     wait_for_sign(running, distlaunch, "third-step")
-    running.wait_for(lambda: postponed_in(running, "in hold_up"), "postponed verdict on the long step", timeout=BOUND_S)
+    running.wait_for(
+        lambda: postponed_in(running, "in hold_up"),
+        "postponed verdict on the long step",
+        timeout=BOUND_S,
+    )
     (distlaunch.work / "enough").touch()
     result = running.wait(BOUND_S)
     assert result.stdout.count("done") == 2, result.stderr
     assert result.of_type("hang") == []
-    assert result.stderr.count("the job goes on; after 40 s without one it is ended (--hang-timeout)") == 1
+    assert (
+        result.stderr.count("the job goes on; after 40 s without one it is ended (--hang-timeout)")
+        == 1
+    )
 
 
 def test_ranks_that_wait_in_backward_for_one_that_is_stuck_hang(distlaunch):
@@ -41,7 +58,9 @@ def test_ranks_that_wait_in_backward_for_one_that_is_stuck_hang(distlaunch):
     [hang] = result.of_type("hang")
     assert hang["behind"] == [1]
     assert "in hold_up" in hang["frame"]
-    assert not [event for event in result.of_type("hang_postponed") if "hold_up" in (event["frame"] or "")]
+    assert not [
+        event for event in result.of_type("hang_postponed") if "hold_up" in (event["frame"] or "")
+    ]
 
 
 def test_an_epoch_of_lightning_that_prints_nothing_is_no_hang(distlaunch):

@@ -1,4 +1,5 @@
-"""The real TensorFlow: MultiWorkerMirroredStrategy trains a tf_keras model, and finds its workers by TF_CONFIG."""
+"""The real TensorFlow: MultiWorkerMirroredStrategy trains a tf_keras model, and finds its workers
+by TF_CONFIG."""
 
 from __future__ import annotations
 
@@ -36,13 +37,28 @@ def alone(python) -> dict:
 
 @pytest.mark.parametrize("chosen", [(), ("-o", "chief")], ids=["workers", "chief"])
 def test_two_workers_have_the_losses_of_one_process(distlaunch, python, alone, chosen):
-    words = ("--backend", "tensorflow", "--num-procs", "2", "--format", "plain", "--python", python, *chosen)
-    result = distlaunch.train(*words, PROGRAM, timeout=PATIENCE_S, env={"TF_CONFIG": '{"cluster": "stale"}'})
+    words = (
+        "--backend",
+        "tensorflow",
+        "--num-procs",
+        "2",
+        "--format",
+        "plain",
+        "--python",
+        python,
+        *chosen,
+    )
+    result = distlaunch.train(
+        *words, PROGRAM, timeout=PATIENCE_S, env={"TF_CONFIG": '{"cluster": "stale"}'}
+    )
     assert result.returncode == 0, result.stderr
     first, second = (trained("\n".join(result.lines_of(rank))) for rank in (0, 1))
     of_first = ("chief", 0) if chosen else ("worker", 0)
     of_second = ("worker", 0) if chosen else ("worker", 1)
-    assert [(each["task"]["type"], each["task"]["index"]) for each in (first, second)] == [of_first, of_second]
+    assert [(each["task"]["type"], each["task"]["index"]) for each in (first, second)] == [
+        of_first,
+        of_second,
+    ]
     assert [each["replicas"] for each in (alone, first, second)] == [1, 2, 2]
     assert first["keras"].startswith("tf_keras."), "Keras 3 does not train under this strategy"
     assert first["loss"] == second["loss"]

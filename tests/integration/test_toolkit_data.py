@@ -1,4 +1,5 @@
-"""The data of a training: the snippets of the documentation split it, and who does not is warned."""
+"""The data of a training: the snippets of the documentation split it, and who does not is
+warned."""
 
 from __future__ import annotations
 
@@ -33,14 +34,20 @@ print("trained", context.strategy)
 
 def snippet(page: str) -> str:
     """Give the first Python block of a page that imports the toolkit's init."""
-    blocks = re.findall(r"^```python\n(.*?)^```$", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
-    return next(block for block in blocks if re.search(r"from distlaunch.toolkit import .*\binit\b", block))
+    blocks = re.findall(
+        r"^```python\n(.*?)^```$", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL
+    )
+    return next(
+        block for block in blocks if re.search(r"from distlaunch.toolkit import .*\binit\b", block)
+    )
 
 
 @pytest.mark.parametrize("page", ["README.md", "distlaunch/TOOLKIT.md"])
 def test_the_first_snippet_of_a_page_runs_as_printed_and_splits_the_data(distlaunch, page):
     script = distlaunch.work / "train.py"
-    script.write_text(snippet(page) + "\nprint('last loss', loss.item() if 'loss' in globals() else None)\n")
+    script.write_text(
+        snippet(page) + "\nprint('last loss', loss.item() if 'loss' in globals() else None)\n"
+    )
     result = distlaunch.train("--num-procs", "2", "train.py", timeout=100)
     assert result.returncode == 0, result.stderr
     losses = [result.lines_of(rank)[-1] for rank in (0, 1)]
@@ -51,7 +58,8 @@ def test_the_first_snippet_of_a_page_runs_as_printed_and_splits_the_data(distlau
         again = distlaunch.train("--num-procs", "2", "train.py", timeout=100)
         assert again.returncode == 0, again.stderr
         assert (
-            f"distlaunch: resumed from {distlaunch.work}/runs/a/step-000000300, after 300 steps, saved " in again.stderr
+            f"distlaunch: resumed from {distlaunch.work}/runs/a/step-000000300, after 300 steps, saved "
+            in again.stderr
         )
         assert "the training had already ended after 300 steps" in again.stderr
         assert again.stderr.count("had already ended") == 1, "rank 0 says it"
@@ -69,7 +77,10 @@ def test_a_training_that_goes_on_says_from_where_and_not_that_it_had_ended(distl
     assert "resumed" not in first.stderr
     second = distlaunch.train("--num-procs", "2", "train.py", "130", timeout=100)
     assert second.returncode == 0, second.stderr
-    assert f"distlaunch: resumed from {distlaunch.work}/runs/a/step-000000100, after 100 steps, saved " in second.stderr
+    assert (
+        f"distlaunch: resumed from {distlaunch.work}/runs/a/step-000000100, after 100 steps, saved "
+        in second.stderr
+    )
     assert "already ended" not in second.stderr
 
 
@@ -86,7 +97,9 @@ def test_workers_that_train_on_the_same_batches_are_warned_once(distlaunch, data
 
 def test_a_sharded_model_is_watched_too(distlaunch):
     (distlaunch.work / "train.py").write_text(TRAINS)
-    result = distlaunch.train("--num-procs", "2", "--backend", "fsdp", "train.py", "same", timeout=100)
+    result = distlaunch.train(
+        "--num-procs", "2", "--backend", "fsdp", "train.py", "same", timeout=100
+    )
     assert result.returncode == 0, result.stderr
     assert result.stderr.count(SAME) == 1
     assert "trained fsdp" in result.stdout
@@ -94,7 +107,16 @@ def test_a_sharded_model_is_watched_too(distlaunch):
 
 def test_under_torchrun_the_warning_comes_too(clean_env, tmp_path):
     (tmp_path / "train.py").write_text(TRAINS)
-    argv = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py", "same"]
+    argv = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "train.py",
+        "same",
+    ]
     env = {**clean_env, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(argv, capture_output=True, text=True, env=env, cwd=tmp_path, timeout=110)
     assert done.returncode == 0, done.stderr
@@ -104,6 +126,8 @@ def test_under_torchrun_the_warning_comes_too(clean_env, tmp_path):
 def test_a_worker_that_is_alone_is_not_warned(clean_env, tmp_path):
     (tmp_path / "train.py").write_text(TRAINS)
     argv = [sys.executable, "train.py", "same"]
-    done = subprocess.run(argv, capture_output=True, text=True, env=clean_env, cwd=tmp_path, timeout=100)
+    done = subprocess.run(
+        argv, capture_output=True, text=True, env=clean_env, cwd=tmp_path, timeout=100
+    )
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""

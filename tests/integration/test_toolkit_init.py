@@ -1,4 +1,5 @@
-"""What `init` finds under launchers and without one, and how the group ends: together, alone, or not at all."""
+"""What `init` finds under launchers and without one, and how the group ends: together, alone, or
+not at all."""
 
 from __future__ import annotations
 
@@ -11,7 +12,9 @@ import pytest
 
 PROGRAM = Path(__file__).parents[1] / "programs" / "toolkit" / "place.py"
 AGAIN = PROGRAM.with_name("again.py")
-TURNS = [f"turn {turn} had step {turn} and sum 3, and leaves 0 threads of gloo's" for turn in range(3)]
+TURNS = [
+    f"turn {turn} had step {turn} and sum 3, and leaves 0 threads of gloo's" for turn in range(3)
+]
 
 
 def drawn(text: str) -> list[tuple[str, ...]]:
@@ -20,16 +23,22 @@ def drawn(text: str) -> list[tuple[str, ...]]:
 
 def test_a_plain_script_is_a_world_of_one_whose_collectives_work(clean_env, tmp_path):
     argv = [sys.executable, PROGRAM, "end"]
-    done = subprocess.run(argv, capture_output=True, text=True, env=clean_env, cwd=tmp_path, timeout=100)
+    done = subprocess.run(
+        argv, capture_output=True, text=True, env=clean_env, cwd=tmp_path, timeout=100
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[0] == "rank 0 of 1, local 0 of 1, cpu gloo ddp attempt 0, sum 1"
     assert drawn(done.stdout)[0][0] == "7", "a single worker has the seed as it was given"
 
 
 def test_the_module_can_be_loaded_again_as_notebooks_do(clean_env, tmp_path):
-    again = "import importlib; from distlaunch.toolkit import context; importlib.reload(context).init()"
+    again = (
+        "import importlib; from distlaunch.toolkit import context; importlib.reload(context).init()"
+    )
     argv = [sys.executable, "-c", again]
-    done = subprocess.run(argv, capture_output=True, text=True, env=clean_env, cwd=tmp_path, timeout=100)
+    done = subprocess.run(
+        argv, capture_output=True, text=True, env=clean_env, cwd=tmp_path, timeout=100
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -43,17 +52,34 @@ def test_workers_of_a_job_share_sums_and_no_random_numbers(distlaunch):
     assert zero[0] == "7"
     assert all(a != b for a, b in zip(zero, one, strict=True)), (zero, one)
     again = distlaunch.train("--num-procs", "2", PROGRAM, "end", timeout=100)
-    assert [again.lines_of(rank)[1] for rank in (0, 1)] == [first[1], second[1]], "the same seeds each time"
+    assert [again.lines_of(rank)[1] for rank in (0, 1)] == [first[1], second[1]], (
+        "the same seeds each time"
+    )
 
 
 def test_torchrun_is_as_good_a_launcher(clean_env, tmp_path):
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    torchrun = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+    ]
     env = {**clean_env, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [*torchrun, PROGRAM, "end"], capture_output=True, text=True, env=env, cwd=tmp_path, timeout=110
+        [*torchrun, PROGRAM, "end"],
+        capture_output=True,
+        text=True,
+        env=env,
+        cwd=tmp_path,
+        timeout=110,
     )
     assert done.returncode == 0, done.stderr
-    assert len(re.findall(r"rank \d of 2, local \d of 2, cpu gloo ddp attempt 0, sum 3", done.stdout)) == 2
+    assert (
+        len(re.findall(r"rank \d of 2, local \d of 2, cpu gloo ddp attempt 0, sum 3", done.stdout))
+        == 2
+    )
 
 
 def test_groups_that_follow_each_other_have_nothing_of_each_other_though_a_checkpoint_is_left_open(
@@ -61,13 +87,25 @@ def test_groups_that_follow_each_other_have_nothing_of_each_other_though_a_check
 ):
     done = distlaunch.train("--num-procs", "2", AGAIN, tmp_path / "c", timeout=100)
     assert done.returncode == 0, done.stderr
-    turns = [[line for line in done.lines_of(rank) if not line.startswith("distlaunch: ")] for rank in (0, 1)]
+    turns = [
+        [line for line in done.lines_of(rank) if not line.startswith("distlaunch: ")]
+        for rank in (0, 1)
+    ]
     assert turns == [TURNS, TURNS]
     assert "after 2 steps" in done.lines_of(0)[-2]
 
 
-def test_they_have_nothing_of_each_other_under_torchrun_whose_store_outlives_them(clean_env, tmp_path):
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+def test_they_have_nothing_of_each_other_under_torchrun_whose_store_outlives_them(
+    clean_env, tmp_path
+):
+    torchrun = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+    ]
     env = {**clean_env, "OMP_NUM_THREADS": "1"}
     argv = [*torchrun, AGAIN, tmp_path / "c"]
     done = subprocess.run(argv, capture_output=True, text=True, env=env, cwd=tmp_path, timeout=110)
@@ -103,12 +141,16 @@ def test_a_worker_that_leaves_fails_the_others_collective_and_joins_none(distlau
 
 
 def test_a_collective_is_given_up_after_the_launchers_timeout(distlaunch):
-    done = distlaunch.train("--num-procs", "2", "-o", "collective-timeout=2", PROGRAM, "hang", timeout=100)
+    done = distlaunch.train(
+        "--num-procs", "2", "-o", "collective-timeout=2", PROGRAM, "hang", timeout=100
+    )
     assert done.returncode == 1, done.stderr
     assert "rank 0 of 2 failed" in done.stderr
 
 
-def test_the_toolkits_errors_end_a_job_with_1_and_are_named_once_at_the_scripts_own_line(distlaunch):
+def test_the_toolkits_errors_end_a_job_with_1_and_are_named_once_at_the_scripts_own_line(
+    distlaunch,
+):
     early = PROGRAM.with_name("early.py")
     done = distlaunch.train("--num-procs", "2", early, timeout=100)
     assert done.returncode == 1, done.stderr

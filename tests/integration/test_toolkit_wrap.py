@@ -1,4 +1,5 @@
-"""`wrap` under each backend: the losses of one process at the same global batch, whatever the model's shape."""
+"""`wrap` under each backend: the losses of one process at the same global batch, whatever the
+model's shape."""
 
 from __future__ import annotations
 
@@ -15,7 +16,9 @@ from tests.launcher import Launcher
 
 EXAMPLE = Path(__file__).parents[2] / "scripts" / "examples" / "digits_toolkit.py"
 PROGRAMS = Path(__file__).parents[1] / "programs" / "toolkit"
-SHARDED, HOROVOD_STATE, AVERAGES = (PROGRAMS / f"{name}.py" for name in ("sharded", "horovod_state", "averages"))
+SHARDED, HOROVOD_STATE, AVERAGES = (
+    PROGRAMS / f"{name}.py" for name in ("sharded", "horovod_state", "averages")
+)
 GLOBAL_BATCH, EPOCHS = 64, 3
 STEPS_PER_EPOCH = 22
 
@@ -52,7 +55,9 @@ def alone(tmp_path_factory) -> list[float]:
     ],
     ids=lambda value: str(value) if isinstance(value, int) else " ".join(value[1::2]) or "ddp",
 )
-def test_the_loss_curve_is_that_of_one_process_at_the_same_global_batch(distlaunch, alone, words, workers):
+def test_the_loss_curve_is_that_of_one_process_at_the_same_global_batch(
+    distlaunch, alone, words, workers
+):
     size = ("--batch-size", str(GLOBAL_BATCH // workers), "--epochs", str(EPOCHS))
     done = distlaunch.train("--num-procs", str(workers), *words, EXAMPLE, *size, timeout=110)
     assert done.returncode == 0, done.stderr
@@ -74,7 +79,9 @@ def test_the_loss_curve_under_horovod_is_that_of_one_process_too(distlaunch, alo
 
 
 @pytest.mark.timeout(1800)
-def test_an_optimizer_that_has_learnt_goes_on_under_horovod_from_what_rank_0_has(distlaunch, horovod_python):
+def test_an_optimizer_that_has_learnt_goes_on_under_horovod_from_what_rank_0_has(
+    distlaunch, horovod_python
+):
     words = ("--num-procs", "2", "--backend", "horovod", "--python", horovod_python)
     done = distlaunch.train(*words, HOROVOD_STATE, timeout=110)
     assert done.returncode == 0, done.stderr
@@ -111,10 +118,14 @@ def learnt(tmp_path_factory, horovod_python) -> dict[str, list[dict]]:
 @pytest.mark.parametrize("case", CASES_OF_AVERAGES)
 def test_under_horovod_a_script_learns_what_it_learns_under_ddp(learnt, case):
     expected = learnt["pytorch-ddp"][0][case]
-    tolerance = {"sixteen_bits": 0.02, "tied_sixteen_bits": 0.004}.get(case, 1e-6)  # two ways to round a sum
+    tolerance = {"sixteen_bits": 0.02, "tied_sixteen_bits": 0.004}.get(
+        case, 1e-6
+    )  # two ways to round a sum
     for rank in (0, 1):
         torch.testing.assert_close(learnt["horovod"][rank][case], expected, rtol=0, atol=tolerance)
-    torch.testing.assert_close(learnt["horovod"][0][case], learnt["horovod"][1][case], rtol=0, atol=0)
+    torch.testing.assert_close(
+        learnt["horovod"][0][case], learnt["horovod"][1][case], rtol=0, atol=0
+    )
 
 
 @pytest.mark.timeout(1800)

@@ -1,4 +1,5 @@
-"""Command lines under torchrun and under distlaunch torchrun: no difference that TORCHRUN.md does not judge."""
+"""Command lines under torchrun and under distlaunch torchrun: no difference that TORCHRUN.md does
+not judge."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ PAGE = (Path(__file__).parents[2] / "distlaunch" / "TORCHRUN.md").read_text("utf
 
 @pytest.fixture(scope="module")
 def script():
-    """Give what scripts/compare-torchrun defines; it puts its folder on the path for its own modules."""
+    """Give what scripts/compare-torchrun defines; it puts its folder on the path for its own
+    modules."""
     before = list(sys.path)
     names = runpy.run_path(str(SCRIPTS / "compare-torchrun"))
     sys.path[:] = before
@@ -24,7 +26,15 @@ def script():
 
 @pytest.mark.parametrize(
     "name",
-    ["standalone", "PET variables", "maps", "lines copied", "a restart", "one worker fails", "beginnings of our names"],
+    [
+        "standalone",
+        "PET variables",
+        "maps",
+        "lines copied",
+        "a restart",
+        "one worker fails",
+        "beginnings of our names",
+    ],
 )
 def test_no_difference_is_unknown(script, name):
     (case,) = [case for case in script["CASES"] if case.name == name]
@@ -44,15 +54,31 @@ def test_the_page_has_every_command_line_and_every_option_as_the_tables_have_the
 
 
 def judged(script, case: str, **here: object) -> list[str]:
-    """Give what nobody has judged if torchrun did the usual and distlaunch did that too, but for ``here``."""
+    """Give what nobody has judged if torchrun did the usual and distlaunch did that too, but for
+    ``here``."""
     seen = sys.modules["comparelib.observe"].Seen
-    worker = {"argv": ["probe.py", "--lr", "0.1"], "name": "__main__", "cwd": "{here}", "stdin": None,
-              "unbuffered": True, "affinity": 2, "env": {"RANK": "0", "CUDA_VISIBLE_DEVICES": "0,1"}}  # fmt: skip
-    usual = {"exit_code": 0, "workers": {"0-0": worker}, "stdout": Counter(["out 0", "out 1"]), "stderr": Counter(),
-             "own_words": "", "files": {}}  # fmt: skip
+    worker = {
+        "argv": ["probe.py", "--lr", "0.1"],
+        "name": "__main__",
+        "cwd": "{here}",
+        "stdin": None,
+        "unbuffered": True,
+        "affinity": 2,
+        "env": {"RANK": "0", "CUDA_VISIBLE_DEVICES": "0,1"},
+    }
+    usual = {
+        "exit_code": 0,
+        "workers": {"0-0": worker},
+        "stdout": Counter(["out 0", "out 1"]),
+        "stderr": Counter(),
+        "own_words": "",
+        "files": {},
+    }
     there = seen(**{**usual, **here.pop("there", {})})
     env = here.pop("env", None)
-    changed = here.pop("worker", {}) | ({"env": {**worker["env"], **env}} if env is not None else {})
+    changed = here.pop("worker", {}) | (
+        {"env": {**worker["env"], **env}} if env is not None else {}
+    )
     workers = {"0-0": {**worker, **changed}, **here.pop("more", {})}
     for name in [name for name, value in workers["0-0"]["env"].items() if value is None]:
         del workers["0-0"]["env"][name]

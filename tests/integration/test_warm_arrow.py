@@ -1,4 +1,5 @@
-"""Warm start with pandas and pyarrow, whose allocator starts a thread as it is imported unless it is told not to."""
+"""Warm start with pandas and pyarrow, whose allocator starts a thread as it is imported unless it
+is told not to."""
 
 from __future__ import annotations
 
@@ -19,13 +20,32 @@ THREADS = (
 
 
 def test_workers_are_forked_with_pandas_and_pyarrow_imported(pyarrow_python, distlaunch):
-    alone = subprocess.run([pyarrow_python, "-c", THREADS], capture_output=True, text=True, timeout=60, check=True)
-    assert alone.stdout == "True\n", "pyarrow still starts its thread: else this test proves nothing"
+    alone = subprocess.run(
+        [pyarrow_python, "-c", THREADS], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert alone.stdout == "True\n", (
+        "pyarrow still starts its thread: else this test proves nothing"
+    )
     (distlaunch.work / "train.py").write_text(SEES)
-    words = [pyarrow_python, "-m", "distlaunch", "train", "--num-procs", "2", "--preload", "pandas,pyarrow", "train.py"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=100, env=distlaunch.env, cwd=distlaunch.work)
+    words = [
+        pyarrow_python,
+        "-m",
+        "distlaunch",
+        "train",
+        "--num-procs",
+        "2",
+        "--preload",
+        "pandas,pyarrow",
+        "train.py",
+    ]
+    done = subprocess.run(
+        words, capture_output=True, text=True, timeout=100, env=distlaunch.env, cwd=distlaunch.work
+    )
     assert done.returncode == 0, done.stderr
     assert "preload: " not in done.stderr
     [logs] = (distlaunch.jobs).glob("[0-9]*/attempt-0")
     for rank in (0, 1):
-        assert (logs / f"rank-{rank}.log").read_text().splitlines() == ["True True 1", "4999950000 True None"]
+        assert (logs / f"rank-{rank}.log").read_text().splitlines() == [
+            "True True 1",
+            "4999950000 True None",
+        ]

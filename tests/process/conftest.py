@@ -1,4 +1,5 @@
-"""Jobs of the programs in ``tests/programs``, which talk to the test by signs: files in their working directory."""
+"""Jobs of the programs in ``tests/programs``, which talk to the test by signs: files in their
+working directory."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ while "stay" in sys.argv:
 
 
 def as_in_a_fresh_shell() -> None:
-    """Undo what the test run inherited: a background job of a script ignores INT, one under nohup HUP."""
+    """Undo what the test run inherited: a background job of a script ignores INT, one under nohup
+    HUP."""
     for name in _DEFAULTS:
         signal.signal(getattr(signal, f"SIG{name}"), signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
@@ -51,7 +53,8 @@ def until(condition: Callable[[], Any], what: str, *, within_s: float = 30.0) ->
 
 
 def later_than_a_double() -> None:
-    """Let so much time pass that a signal counts as a second one after another that has taken effect."""
+    """Let so much time pass that a signal counts as a second one after another that has taken
+    effect."""
     began = time.monotonic()
     until(lambda: time.monotonic() > began + 1.1 * SECOND_S, "nobody takes both for one")
 
@@ -91,7 +94,8 @@ def child_named(pid: int, name: str) -> int | None:
 
 
 def spawner_below(pid: int) -> int | None:
-    """Find the spawner of a launcher or an agent: a child of the watcher, or its own if the watcher was killed."""
+    """Find the spawner of a launcher or an agent: a child of the watcher, or its own if the watcher
+    was killed."""
     watcher = child_named(pid, WATCHER)
     return child_named(pid if watcher is None else watcher, SPAWNER)
 
@@ -122,10 +126,25 @@ class Job:
             if preexec is not None:
                 preexec()
 
-        words = ["train", "--num-procs", str(procs), "--format", "plain", *options, self.program(program), *args]
+        words = [
+            "train",
+            "--num-procs",
+            str(procs),
+            "--format",
+            "plain",
+            *options,
+            self.program(program),
+            *args,
+        ]
         return self.launcher.start(words, preexec_fn=prepare, **popen)
 
-    def run(self, program: str | Path, *args: str | os.PathLike[str], timeout: float = 60.0, **kwargs: Any):
+    def run(
+        self,
+        program: str | Path,
+        *args: str | os.PathLike[str],
+        timeout: float = 60.0,
+        **kwargs: Any,
+    ):
         return self.start(program, *args, **kwargs).wait(timeout)
 
     @staticmethod
@@ -134,7 +153,9 @@ class Job:
 
     def await_signs(self, running, *names: str) -> None:
         """Wait until the programs have put up all of these; the launcher must not end before."""
-        running.wait_for(lambda: all(map(self.has_sign, names)), f"signs {names}, only {self.signs()}")
+        running.wait_for(
+            lambda: all(map(self.has_sign, names)), f"signs {names}, only {self.signs()}"
+        )
 
     def await_ready(self, running, procs: int = 2) -> list[int]:
         """Wait for all workers' ``ready-<rank>``; give their pids."""
@@ -143,7 +164,8 @@ class Job:
         return [int(self.sign(name)) for name in names]
 
     def sign(self, name: str) -> str:
-        """Return what a sign says, as soon as it is up: another process puts it up, when it comes to that."""
+        """Return what a sign says, as soon as it is up: another process puts it up, when it comes
+        to that."""
         until(lambda: self.has_sign(name), f"sign {name}; there are {self.signs()}")
         return (self.work / name).read_text()
 
@@ -192,7 +214,9 @@ def warm(job):
 
     def start(program, *args, modules="json", options: Sequence[str] = (), env=None, **kwargs: Any):
         env = {"PYTHONPATH": str(job.work), **(env or {})}
-        return job.start(program, *args, options=["--preload", modules, *options], env=env, **kwargs)
+        return job.start(
+            program, *args, options=["--preload", modules, *options], env=env, **kwargs
+        )
 
     return start
 
@@ -210,7 +234,8 @@ def module(job):
 
 @pytest.fixture
 def shell_job(distlaunch):
-    """Run the launcher as the foreground job of an interactive shell; give (shell's process, terminal's other side)."""
+    """Run the launcher as the foreground job of an interactive shell; give (shell's process,
+    terminal's other side)."""
     import fcntl
     import pty
     import sys
@@ -231,9 +256,14 @@ def shell_job(distlaunch):
 
         shell = subprocess.Popen(
             [sys.executable, PROGRAMS / "shell.py", sys.executable, "-m", "distlaunch", *words],
-            stdin=slave, stdout=slave, stderr=slave, cwd=distlaunch.work, env={**distlaunch.env, "TERM": "xterm"},
-            start_new_session=True, preexec_fn=own_the_terminal,
-        )  # fmt: skip
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            cwd=distlaunch.work,
+            env={**distlaunch.env, "TERM": "xterm"},
+            start_new_session=True,
+            preexec_fn=own_the_terminal,
+        )
         os.close(slave)
         shells.append(shell)
         reader = threading.Thread(target=_read_all, args=(master,))
@@ -266,7 +296,8 @@ def _read_all(descriptor: int) -> None:
 
 @pytest.fixture
 def batch(distlaunch, tmp_path):
-    """Give the environment of a batch script on two nodes, with an srun that plays them on this machine."""
+    """Give the environment of a batch script on two nodes, with an srun that plays them on this
+    machine."""
     programs = tmp_path / "programs"
     programs.mkdir()
     shutil.copy(SRUN, programs / "srun")

@@ -31,14 +31,23 @@ def own_locks(tmp_path, monkeypatch):
 class Reception:
     """A listener with a main loop, in a thread."""
 
-    def __init__(self, host="127.0.0.1", ports=(0,), *, job_identity=PARTY, admit=None, greet=b"", gate=None) -> None:
+    def __init__(
+        self, host="127.0.0.1", ports=(0,), *, job_identity=PARTY, admit=None, greet=b"", gate=None
+    ) -> None:
         self.lines = []
         self.calls = []
         self.links = []
         self._greet = greet
         self._gate = gate
         self._admit = admit or (lambda call: Welcome(job_id="job", rank=call.rank))
-        self._listener = Listener(host, ports, job_identity=job_identity, owner="ours", admit=self._asked, log=self.lines.append)
+        self._listener = Listener(
+            host,
+            ports,
+            job_identity=job_identity,
+            owner="ours",
+            admit=self._asked,
+            log=self.lines.append,
+        )
         self.port = self._listener.port
         self._end, self._ending = os.pipe()
         self._thread = threading.Thread(target=self._run)
@@ -75,11 +84,29 @@ class Reception:
             link.close()
 
 
-def call(host, ports, *, job_identity=PARTY, rank=3, within_s=BOUND_S, progress=None, watched=None, otherwise=None):
+def call(
+    host,
+    ports,
+    *,
+    job_identity=PARTY,
+    rank=3,
+    within_s=BOUND_S,
+    progress=None,
+    watched=None,
+    otherwise=None,
+):
     return connect.connect_to_listener(
-        host, ports, job_identity=job_identity, rank=rank, own_host="n3", instance="i", until=time.monotonic() + within_s,
-        progress=progress, watched=watched, otherwise=otherwise,
-    )  # fmt: skip
+        host,
+        ports,
+        job_identity=job_identity,
+        rank=rank,
+        own_host="n3",
+        instance="i",
+        until=time.monotonic() + within_s,
+        progress=progress,
+        watched=watched,
+        otherwise=otherwise,
+    )
 
 
 @contextmanager
@@ -122,7 +149,8 @@ def names(monkeypatch, find):
 
 @contextmanager
 def stopping_at(words):
-    """Give a way to call that is stopped once ``words`` are why it still waits; what was told is kept."""
+    """Give a way to call that is stopped once ``words`` are why it still waits; what was told is
+    kept."""
     reading, writing = os.pipe()
     told = []
 

@@ -1,4 +1,5 @@
-"""Launchers of one job on this machine, which meet on loopback: what tests of several launchers start and ask."""
+"""Launchers of one job on this machine, which meet on loopback: what tests of several launchers
+start and ask."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ def free_port() -> int:
 
 
 class Team:
-    """Launchers of one job. Their workers are ``member.py``, which go by signs in the common directory."""
+    """Launchers of one job. Their workers are ``member.py``, which go by signs in the common
+    directory."""
 
     def __init__(self, launcher) -> None:
         self.launcher = launcher
@@ -38,7 +40,16 @@ class Team:
     ):
         named = [] if rank is None else ["--node-rank", str(rank)]
         place = ["--rendezvous", f"127.0.0.1:{self.port}", "--num-nodes", str(size), *named]
-        args = ["train", *place, "--procs-per-node", str(slots), "--format", "plain", *words, str(PROGRAMS / program)]
+        args = [
+            "train",
+            *place,
+            "--procs-per-node",
+            str(slots),
+            "--format",
+            "plain",
+            *words,
+            str(PROGRAMS / program),
+        ]
         running = self.launcher.start([*args, *(job or ())], env=env)
         self.launchers[rank] = running
         return running

@@ -24,7 +24,9 @@ def gossip(tmp_path_factory):
     """Install the example package as a user would, into a folder of its own."""
     folder = tmp_path_factory.mktemp("site")
     source = tmp_path_factory.mktemp("source") / "third_party"
-    subprocess.run(["cp", "-r", PROGRAMS / "third_party", source], check=True)  # setuptools writes beside its sources
+    subprocess.run(
+        ["cp", "-r", PROGRAMS / "third_party", source], check=True
+    )  # setuptools writes beside its sources
     words = ["install", "--quiet", "--no-deps", "--target", str(folder), str(source)]
     subprocess.run([sys.executable, "-m", "pip", "--disable-pip-version-check", *words], check=True)
     return str(folder)
@@ -57,7 +59,10 @@ def test_on_a_terminal_lines_are_folded_and_commands_are_whole(distlaunch):
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
     argv = [sys.executable, "-m", "distlaunch", "backends"]
-    with open(ours, "rb", buffering=0) as screen, subprocess.Popen(argv, stdout=theirs, env=distlaunch.env) as shower:
+    with (
+        open(ours, "rb", buffering=0) as screen,
+        subprocess.Popen(argv, stdout=theirs, env=distlaunch.env) as shower,
+    ):
         os.close(theirs)
         text = ""
         with suppress(OSError):  # EIO: all has been read
@@ -66,7 +71,9 @@ def test_on_a_terminal_lines_are_folded_and_commands_are_whole(distlaunch):
         assert shower.wait(60) == 0
     lines = text.replace("\r", "").splitlines()
     assert [line for line in lines if len(line) > 80 and " -m pip install " not in line] == []
-    assert any(line.startswith(" " * 14) and "installed" not in line for line in lines), "something is folded"
+    assert any(line.startswith(" " * 14) and "installed" not in line for line in lines), (
+        "something is folded"
+    )
     whole = shown(distlaunch)
     assert max(map(len, whole.splitlines())) > 80, "what a program reads is not"
     assert " ".join(text.split()) == " ".join(whole.split())
@@ -91,7 +98,9 @@ def test_what_is_installed_is_told_by_the_package_that_has_brought_it(
         records = tmp_path / f"{package}-{version}.dist-info"
         records.mkdir()
         named = package.replace("_", "-")
-        (records / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {named}\nVersion: {version}\n")
+        (records / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {named}\nVersion: {version}\n"
+        )
         (records / "top_level.txt").write_text(f"{module}\n")
         (records / "RECORD").write_text(f"{module}/__init__.py,,\n")
     assert said in shown(distlaunch, module, PYTHONPATH=str(tmp_path))
@@ -108,10 +117,14 @@ def test_another_interpreter_is_asked_what_it_has(distlaunch, tmp_path):
     python.chmod(0o755)
     assert "installed: ray 2.48.0" in shown(distlaunch, "ray", "--python", python)
     assert "installed: ray 2.48.0" in shown(distlaunch, DISTLAUNCH_PYTHON=str(python))
-    assert f"{python} -m pip install 'accelerate" in shown(distlaunch, "accelerate", "--python", python)
+    assert f"{python} -m pip install 'accelerate" in shown(
+        distlaunch, "accelerate", "--python", python
+    )
 
 
-@pytest.mark.parametrize(("python", "why"), [("nopython", "no such executable"), ("true", "it did not answer")])
+@pytest.mark.parametrize(
+    ("python", "why"), [("nopython", "no such executable"), ("true", "it did not answer")]
+)
 def test_what_is_no_interpreter_is_refused(distlaunch, python, why):
     result = distlaunch.run(["backends", "--python", python])
     assert (result.returncode, result.stdout) == (USAGE, "")
@@ -120,8 +133,12 @@ def test_what_is_no_interpreter_is_refused(distlaunch, python, why):
 
 def test_the_variable_that_names_what_is_no_interpreter_is_named_and_the_option_wins(distlaunch):
     result = distlaunch.run(["backends"], env={"DISTLAUNCH_PYTHON": "nopython"})
-    assert result.stderr.startswith("distlaunch: error: DISTLAUNCH_PYTHON nopython: no such executable")
-    result = distlaunch.run(["backends", "--python", "noother"], env={"DISTLAUNCH_PYTHON": "nopython"})
+    assert result.stderr.startswith(
+        "distlaunch: error: DISTLAUNCH_PYTHON nopython: no such executable"
+    )
+    result = distlaunch.run(
+        ["backends", "--python", "noother"], env={"DISTLAUNCH_PYTHON": "nopython"}
+    )
     assert result.stderr.startswith("distlaunch: error: --python noother: no such executable")
 
 
@@ -136,7 +153,9 @@ def test_an_interpreter_is_asked_once_for_all_backends(distlaunch, tmp_path):
 
 def test_a_package_without_a_name_is_said_to_be_unknown(distlaunch, tmp_path):
     install(tmp_path, "nameless", {"ray": "nameless:Ray"})
-    (tmp_path / "nameless-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nVersion: 1.0\n")
+    (tmp_path / "nameless-1.0.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nVersion: 1.0\n"
+    )
     records = json.loads(shown(distlaunch, "--format", "json", PYTHONPATH=str(tmp_path)))
     [problem] = [each["problem"] for each in records if each["problem"]]
     assert problem == "not used: an unknown package has one of this name, which is ours"
@@ -152,7 +171,9 @@ def test_one_backend_is_shown_with_its_options(distlaunch, gossip):
     ]
 
 
-def test_backends_of_other_packages_are_listed_and_those_that_cannot_be_used_say_why(distlaunch, gossip):
+def test_backends_of_other_packages_are_listed_and_those_that_cannot_be_used_say_why(
+    distlaunch, gossip
+):
     records = json.loads(shown(distlaunch, "--format", "json", PYTHONPATH=gossip))
     problems = {each["name"]: each["problem"] for each in records if each["problem"]}
     assert problems.keys() == {"pytorch-ddp", "broken", "nothing"}
@@ -167,7 +188,18 @@ def test_another_packages_backend_sets_what_its_workers_need(distlaunch, gossip)
         "import os\nnames = ['RANK', 'GOSSIP_NEIGHBOUR', 'GOSSIP_ROUNDS', 'DISTLAUNCH_BACKEND', 'DISTLAUNCH_BACKEND_OPTIONS']\n"
         "print(*(os.environ[name] for name in names))\n"
     )
-    words = ["--backend", "gossip", "-o", "rounds=3", "--opt", "topology=ring", "--num-procs", "2", "--device", "cpu"]
+    words = [
+        "--backend",
+        "gossip",
+        "-o",
+        "rounds=3",
+        "--opt",
+        "topology=ring",
+        "--num-procs",
+        "2",
+        "--device",
+        "cpu",
+    ]
     result = distlaunch.train(*words, script, env={"PYTHONPATH": gossip})
     assert result.returncode == 0, result.stderr
     told = 'gossip {"rounds":3,"topology":"ring"}'
@@ -200,11 +232,16 @@ def test_what_is_wrong_is_named_with_what_there_is(distlaunch, gossip, words, sa
     ("required", "said"),
     [
         ('module="gossipd", package="gossip-daemon"', "-m pip install 'gossip-daemon'"),
-        ('module="gossip_backend", package="gossip-backend", at_least="1.10"', "gossip-backend 1.2 is older than 1.10"),
+        (
+            'module="gossip_backend", package="gossip-backend", at_least="1.10"',
+            "gossip-backend 1.2 is older than 1.10",
+        ),
     ],
     ids=["missing", "too old"],
 )
-def test_what_is_missing_is_named_with_the_command_that_installs_it(distlaunch, gossip, tmp_path, required, said):
+def test_what_is_missing_is_named_with_the_command_that_installs_it(
+    distlaunch, gossip, tmp_path, required, said
+):
     changed = tmp_path / "changed"
     subprocess.run(["cp", "-r", gossip, changed], check=True)
     source = changed / "gossip_backend" / "__init__.py"
@@ -219,7 +256,9 @@ def test_what_is_missing_is_named_with_the_command_that_installs_it(distlaunch, 
     assert "pip install" in shown(distlaunch, "gossip", PYTHONPATH=str(changed))
 
 
-def test_a_faulty_backend_of_another_package_does_not_keep_the_others_from_being_listed(distlaunch, tmp_path):
+def test_a_faulty_backend_of_another_package_does_not_keep_the_others_from_being_listed(
+    distlaunch, tmp_path
+):
     (tmp_path / "faulty.py").write_text(
         "from distlaunch.backends.base import Backend\n"
         "class Silent(Backend):\n    name = 'silent'\n"
@@ -236,10 +275,14 @@ def test_a_faulty_backend_of_another_package_does_not_keep_the_others_from_being
     assert all("faulty is at fault" in said for said in problems.values())
     (distlaunch.work / "x.py").touch()
     for name in names:
-        result = distlaunch.train("--backend", name, "-o", "a", "x.py", env={"PYTHONPATH": str(tmp_path)})
+        result = distlaunch.train(
+            "--backend", name, "-o", "a", "x.py", env={"PYTHONPATH": str(tmp_path)}
+        )
         assert result.returncode == USAGE
         result = distlaunch.train("--backend", name, "x.py", env={"PYTHONPATH": str(tmp_path)})
-        assert result.returncode == (0 if name == "options" else USAGE), "no option, nobody asks for them"
+        assert result.returncode == (0 if name == "options" else USAGE), (
+            "no option, nobody asks for them"
+        )
     assert (
         "the value of N is '3'"
         in distlaunch.train("--backend", "number", "x.py", env={"PYTHONPATH": str(tmp_path)}).stderr
@@ -260,7 +303,9 @@ def test_a_package_that_ends_python_on_import_ends_nothing(distlaunch, tmp_path,
     install(tmp_path, "leaver", {"leaves": "leaver:Leaves"})
     env = {"PYTHONPATH": str(tmp_path)}
     problem = f"leaver could not be loaded: {said}"
-    records = {each["name"]: each for each in json.loads(shown(distlaunch, "--format", "json", **env))}
+    records = {
+        each["name"]: each for each in json.loads(shown(distlaunch, "--format", "json", **env))
+    }
     assert records["leaves"]["problem"] == problem
     assert records["pytorch-ddp"]["installed"]
     result = distlaunch.train("--backend", "leaves", "x.py", env=env)
@@ -268,7 +313,9 @@ def test_a_package_that_ends_python_on_import_ends_nothing(distlaunch, tmp_path,
     assert f"error: --backend 'leaves': {problem}\n" in result.stderr
 
 
-@pytest.mark.parametrize("then", ["pass", "raise", "sys.exit(0)"], ids=["forgotten", "passed on", "sys.exit(0)"])
+@pytest.mark.parametrize(
+    "then", ["pass", "raise", "sys.exit(0)"], ids=["forgotten", "passed on", "sys.exit(0)"]
+)
 def test_a_ctrl_c_while_a_package_is_imported_ends_the_launcher(distlaunch, tmp_path, then):
     pressed = "import signal, sys\ntry:\n    signal.raise_signal(signal.SIGINT)\nexcept KeyboardInterrupt:\n"
     (tmp_path / "slow.py").write_text(f"{pressed}    {then}")
@@ -287,7 +334,18 @@ def test_what_another_package_prints_is_kept_out_of_a_plan(distlaunch, tmp_path)
     )
     install(tmp_path, "loud", {"loud": "loud:Loud"})
     (distlaunch.work / "x.py").touch()
-    words = ["plan", "--backend", "loud", "--num-procs", "1", "--device", "cpu", "--format", "json", "x.py"]
+    words = [
+        "plan",
+        "--backend",
+        "loud",
+        "--num-procs",
+        "1",
+        "--device",
+        "cpu",
+        "--format",
+        "json",
+        "x.py",
+    ]
     result = distlaunch.run(words, env={"PYTHONPATH": str(tmp_path)})
     assert result.returncode == 0, result.stderr
     assert json.loads(result.stdout)["backend"] == "loud"
@@ -295,10 +353,14 @@ def test_what_another_package_prints_is_kept_out_of_a_plan(distlaunch, tmp_path)
     assert sorted(said) == ["by a child", "by a library", "by a method", "by python"]
 
 
-@pytest.mark.parametrize("spoilt", [b"no word of it\n", b"\xff = a:B\n"], ids=["no entry", "no text"])
+@pytest.mark.parametrize(
+    "spoilt", [b"no word of it\n", b"\xff = a:B\n"], ids=["no entry", "no text"]
+)
 def test_a_package_with_spoilt_records_takes_no_others_away(distlaunch, gossip, tmp_path, spoilt):
     install(tmp_path, "spoilt", {})
-    (tmp_path / "spoilt-1.0.dist-info" / "entry_points.txt").write_bytes(b"[distlaunch.backends]\n" + spoilt)
+    (tmp_path / "spoilt-1.0.dist-info" / "entry_points.txt").write_bytes(
+        b"[distlaunch.backends]\n" + spoilt
+    )
     env = {"PYTHONPATH": f"{tmp_path}:{gossip}"}
     assert "installed: gossip-backend 1.2" in shown(distlaunch, **env)
     result = distlaunch.train("--backend", "gosip", "x.py", env=env)

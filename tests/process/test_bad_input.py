@@ -1,4 +1,5 @@
-"""What cannot be done as asked: one or two lines, the design's exit code, nothing started, nothing left."""
+"""What cannot be done as asked: one or two lines, the design's exit code, nothing started, nothing
+left."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ GOOD = "open('started', 'w').close()\n"
 
 
 def refused(distlaunch, *words: object, says: tuple[str, ...], env=None, code: int = 2) -> str:
-    """Check that a command is refused with these words before anything happens, and return what it says."""
+    """Check that a command is refused with these words before anything happens, and return what it
+    says."""
     (distlaunch.work / "good.py").write_text(GOOD)
     log_dir = distlaunch.tmp_path / "logs"
     before = set(distlaunch.survivors())
@@ -51,13 +53,25 @@ def refused(distlaunch, *words: object, says: tuple[str, ...], env=None, code: i
         (["--no-python", "no-such-program"], ("no-such-program: no such command on PATH",)),
         (["--no-python", "./good.py"], ("./good.py: is not executable", "chmod +x")),
         (["--no-python", "./missing"], ("./missing: there is no such file",)),
-        (["ds.json"], ("ds.json is no Python script, by its name", "hint: the script's own files go after SCRIPT")),
-        (["--backend", "accelerate", "c/acc.YAML", "good.py"], ("-o config=c/acc.YAML has accelerate read it",)),
+        (
+            ["ds.json"],
+            (
+                "ds.json is no Python script, by its name",
+                "hint: the script's own files go after SCRIPT",
+            ),
+        ),
+        (
+            ["--backend", "accelerate", "c/acc.YAML", "good.py"],
+            ("-o config=c/acc.YAML has accelerate read it",),
+        ),
         (["-m", "--no-python", "good.py"], ("-m and --no-python exclude each other",)),
         (["--python", "nopython", "good.py"], ("--python nopython: no such executable",)),
         (["--python", "./good.py", "good.py"], ("--python ./good.py: no such executable",)),
         (["--workdir", "missing", "good.py"], ("--workdir missing: there is no such directory",)),
-        (["--workdir", "good.py", "good.py"], ("--workdir good.py: is a file, a directory is needed",)),
+        (
+            ["--workdir", "good.py", "good.py"],
+            ("--workdir good.py: is a file, a directory is needed",),
+        ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -68,17 +82,39 @@ def test_a_program_that_cannot_run_is_refused(distlaunch, words, says):
 
 
 def unprivileged(*capabilities: str) -> list[str]:
-    """Give the words before a command that take these capabilities from root; other users lack them anyway."""
+    """Give the words before a command that take these capabilities from root; other users lack them
+    anyway."""
     if os.geteuid() != 0:
         return []
-    return ["setpriv", "--bounding-set=" + ",".join(f"-{name}" for name in capabilities), "--inh-caps=-all"]
+    return [
+        "setpriv",
+        "--bounding-set=" + ",".join(f"-{name}" for name in capabilities),
+        "--inh-caps=-all",
+    ]
 
 
-def train_without(distlaunch, capabilities: tuple[str, ...], *words: str) -> subprocess.CompletedProcess[str]:
+def train_without(
+    distlaunch, capabilities: tuple[str, ...], *words: str
+) -> subprocess.CompletedProcess[str]:
     (distlaunch.work / "good.py").write_text(GOOD)
-    command = [*unprivileged(*capabilities), sys.executable, "-m", "distlaunch", "train", "--num-procs", "1", *words]
+    command = [
+        *unprivileged(*capabilities),
+        sys.executable,
+        "-m",
+        "distlaunch",
+        "train",
+        "--num-procs",
+        "1",
+        *words,
+    ]
     return subprocess.run(
-        command, env=distlaunch.env, cwd=distlaunch.work, capture_output=True, text=True, timeout=60, check=False
+        command,
+        env=distlaunch.env,
+        cwd=distlaunch.work,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
 
 
@@ -102,22 +138,32 @@ def test_a_script_that_this_user_cannot_read_is_refused(distlaunch):
 
 def test_a_log_directory_that_this_user_cannot_write_is_refused(distlaunch):
     (distlaunch.work / "closed").mkdir(mode=0o500)
-    result = train_without(distlaunch, ("dac_override", "dac_read_search"), "--log-dir", "closed", "good.py")
+    result = train_without(
+        distlaunch, ("dac_override", "dac_read_search"), "--log-dir", "closed", "good.py"
+    )
     assert result.returncode == 2
-    assert result.stderr.startswith("distlaunch: error: --log-dir closed: Permission denied\n  hint: ")
+    assert result.stderr.startswith(
+        "distlaunch: error: --log-dir closed: Permission denied\n  hint: "
+    )
     assert not (distlaunch.work / "started").exists()
 
 
 def test_a_privileged_port_is_refused(distlaunch):
-    result = train_without(distlaunch, ("net_bind_service",), "--log-dir", "logs", "--master-port", "79", "good.py")
+    result = train_without(
+        distlaunch, ("net_bind_service",), "--log-dir", "logs", "--master-port", "79", "good.py"
+    )
     assert result.returncode == 2
-    assert result.stderr.startswith("distlaunch: error: port 79 needs privileges that this user lacks\n  hint: ")
+    assert result.stderr.startswith(
+        "distlaunch: error: port 79 needs privileges that this user lacks\n  hint: "
+    )
     assert not (distlaunch.work / "started").exists()
     assert not list(distlaunch.work.glob("logs/*"))
 
 
 def test_a_module_that_is_not_there_starts_once_and_is_explained(distlaunch):
-    result = distlaunch.train("--num-procs", "2", "--max-restarts", "3", "-m", "nosuchmodule_at_all")
+    result = distlaunch.train(
+        "--num-procs", "2", "--max-restarts", "3", "-m", "nosuchmodule_at_all"
+    )
     assert result.returncode == 1
     assert "nosuchmodule_at_all" in result.stderr
     assert len(result.of_type("attempt_started")) == 1, "it would fail again"
@@ -136,8 +182,14 @@ def test_a_directory_with_a_main_module_runs(distlaunch):
 @pytest.mark.parametrize(
     ("option", "size"),
     [
-        *(("--num-procs", size) for size in ("0", "-1", "two", "1.5", "", "٣", "99999999999999999999")),
-        *((option, "0") for option in ("--procs-per-node", "--num-gpus", "--gpus-per-node", "--num-nodes")),
+        *(
+            ("--num-procs", size)
+            for size in ("0", "-1", "two", "1.5", "", "٣", "99999999999999999999")
+        ),
+        *(
+            (option, "0")
+            for option in ("--procs-per-node", "--num-gpus", "--gpus-per-node", "--num-nodes")
+        ),
     ],
 )
 def test_a_size_that_is_no_positive_number_is_refused(distlaunch, option, size):
@@ -155,10 +207,16 @@ def test_gpus_that_are_not_there_are_refused_naming_num_procs(distlaunch, mask):
         (["--gpus", "0,0", "good.py"], ("--gpus 0,0",)),
         (["--gpus", "GPU-no-such-uuid", "good.py"], ("--gpus GPU-no-such-uuid",)),
         (["--gpus", "x", "good.py"], ("--gpus x",)),
-        (["--num-procs", "2", "--num-gpus", "2", "good.py"], ("--num-gpus and --num-procs exclude each other",)),
+        (
+            ["--num-procs", "2", "--num-gpus", "2", "good.py"],
+            ("--num-gpus and --num-procs exclude each other",),
+        ),
         (["--device", "cpu", "--num-gpus", "1", "good.py"], ("--device cpu",)),
         (["--num-procs", "2", "--num-nodes", "2", "good.py"], ("--num-nodes 2",)),
-        (["--num-procs", "2", "--procs-per-node", "3", "good.py"], ("--num-procs 2", "--procs-per-node 3")),
+        (
+            ["--num-procs", "2", "--procs-per-node", "3", "good.py"],
+            ("--num-procs 2", "--procs-per-node 3"),
+        ),
         (["--num-procs", "900000", "good.py"], ("900,000 workers", "ulimit")),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -173,9 +231,15 @@ def test_a_choice_of_workers_that_cannot_be_is_refused(distlaunch, words, says):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--num-proc", "2", "good.py"], ("'--num-proc'", "did you mean --num-procs?", "after SCRIPT")),
+        (
+            ["--num-proc", "2", "good.py"],
+            ("'--num-proc'", "did you mean --num-procs?", "after SCRIPT"),
+        ),
         (["--max_restart", "2", "good.py"], ("did you mean --max-restarts?",)),
-        (["--learning-rate", "0.1", "good.py"], ("'--learning-rate'", "Options of the script go after SCRIPT")),
+        (
+            ["--learning-rate", "0.1", "good.py"],
+            ("'--learning-rate'", "Options of the script go after SCRIPT"),
+        ),
         (["--log-dir"], ("--log-dir needs a value",)),
         (["--log-dir", "--quiet", "good.py"], ("--log-dir needs a value",)),
         (["--grace", "soon", "good.py"], ("--grace",)),
@@ -199,7 +263,9 @@ def test_a_wrong_option_is_refused(distlaunch, words, says):
     refused(distlaunch, "--num-procs", "1", *words, says=says)
 
 
-@pytest.mark.parametrize(("name", "value"), [("DISTLAUNCH_GRACE", "soon"), ("DISTLAUNCH_NUM_PROCS", "0")])
+@pytest.mark.parametrize(
+    ("name", "value"), [("DISTLAUNCH_GRACE", "soon"), ("DISTLAUNCH_NUM_PROCS", "0")]
+)
 def test_a_wrong_default_from_the_environment_is_refused_by_its_name(distlaunch, name, value):
     refused(distlaunch, "good.py", says=(name,), env={name: value})
 
@@ -215,10 +281,13 @@ def test_a_wrong_default_from_the_environment_is_refused_by_its_name(distlaunch,
         ("=x", ("--env", "not a variable name")),
         ("Ä=x", ("not a variable name",)),
         ("UNSET_HERE", ("--env UNSET_HERE", "not set", "--env UNSET_HERE=VALUE")),
-        *((f"{name}=1", (name, "set by distlaunch")) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT", "DISTLAUNCH_JOB_ID")),
+        *(
+            (f"{name}=1", (name, "set by distlaunch"))
+            for name in ("RANK", "WORLD_SIZE", "MASTER_PORT", "DISTLAUNCH_JOB_ID")
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
-)  # fmt: skip
+)
 def test_a_variable_that_cannot_be_given_is_refused(distlaunch, given, says):
     refused(distlaunch, "--num-procs", "1", "--env", given, "good.py", says=says)
 
@@ -239,7 +308,9 @@ def test_a_bad_line_of_a_variable_file_is_named_by_file_and_number(distlaunch, t
 
 
 def test_a_variable_file_that_is_not_there_is_refused(distlaunch):
-    refused(distlaunch, "--num-procs", "1", "--env-file", "none", "good.py", says=("--env-file none",))
+    refused(
+        distlaunch, "--num-procs", "1", "--env-file", "none", "good.py", says=("--env-file none",)
+    )
 
 
 @pytest.mark.parametrize("bad", [b"A=x\0y\n"], ids=["NUL"])
@@ -251,14 +322,22 @@ def test_a_value_that_no_environment_can_hold_is_refused(distlaunch, bad):
 # --- the master port
 
 
-@pytest.mark.parametrize(("family", "address"), [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")])
+@pytest.mark.parametrize(
+    ("family", "address"), [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")]
+)
 def test_a_port_in_use_is_refused_naming_who_listens(distlaunch, family, address):
     with socket.socket(family) as listener:
         listener.bind((address, 0))
         listener.listen()
         port = listener.getsockname()[1]
         said = refused(
-            distlaunch, "--num-procs", "1", "--master-port", port, "good.py", says=(f"port {port} is in use",)
+            distlaunch,
+            "--num-procs",
+            "1",
+            "--master-port",
+            port,
+            "good.py",
+            says=(f"port {port} is in use",),
         )
         assert re.search(rf"\bpid {os.getpid()}\b", said)
 
@@ -267,12 +346,22 @@ def test_a_port_of_another_running_job_of_ours_is_refused_naming_that_job(distla
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
-    (distlaunch.work / "wait.py").write_text("import signal\nprint('up', flush=True)\nsignal.pause()\n")
+    (distlaunch.work / "wait.py").write_text(
+        "import signal\nprint('up', flush=True)\nsignal.pause()\n"
+    )
     first = distlaunch.start(
         ["train", "--num-procs", "1", "--master-port", port, "--job-id", "the-first-job", "wait.py"]
     )
     first.wait_stdout("up")
-    refused(distlaunch, "--num-procs", "1", "--master-port", port, "good.py", says=(port, "job the-first-job"))
+    refused(
+        distlaunch,
+        "--num-procs",
+        "1",
+        "--master-port",
+        port,
+        "good.py",
+        says=(port, "job the-first-job"),
+    )
     first.send_signal(signal.SIGTERM)
     assert first.wait().returncode == 143
     (distlaunch.work / "good.py").write_text("")
@@ -280,11 +369,22 @@ def test_a_port_of_another_running_job_of_ours_is_refused_naming_that_job(distla
 
 
 @pytest.mark.parametrize("command", ["train", "plan"])
-def test_a_framework_that_another_interpreter_does_not_have_is_said_before_anything_starts(distlaunch, command):
+def test_a_framework_that_another_interpreter_does_not_have_is_said_before_anything_starts(
+    distlaunch, command
+):
     python = distlaunch.work / "bare" / "bin" / "python"
     venv.create(python.parents[1], with_pip=False)
     (distlaunch.work / "good.py").touch()
-    words = [command, "--num-procs", "1", "--backend", "deepspeed", "--python", str(python), "good.py"]
+    words = [
+        command,
+        "--num-procs",
+        "1",
+        "--backend",
+        "deepspeed",
+        "--python",
+        str(python),
+        "good.py",
+    ]
     result = distlaunch.run(words)
     assert result.returncode == 2
     assert f"{python} has no module torch" in result.stderr

@@ -75,7 +75,9 @@ def test_a_name_that_is_known_late_is_looked_up_until_it_is(monkeypatch):
     names(monkeypatch, find)
     told = []
     with closing(Reception()) as reception:
-        connection, _ = call("train-0.train", [reception.port], progress=lambda _, why: told.append(why))
+        connection, _ = call(
+            "train-0.train", [reception.port], progress=lambda _, why: told.append(why)
+        )
         connection.close()
     assert set(told) == {"its name cannot be resolved: Name or service not known"}
 
@@ -160,13 +162,18 @@ def test_nobody_there_until_the_deadline_is_said_with_the_reason():
     port = free_port()
     with pytest.raises(NodesError) as error:
         call("127.0.0.1", [port], within_s=0.3)
-    assert error.value.message == f"node 0 has not answered at 127.0.0.1:{port} within 0 s: connection refused"
+    assert (
+        error.value.message
+        == f"node 0 has not answered at 127.0.0.1:{port} within 0 s: connection refused"
+    )
     assert error.value.exit_code == 69
     assert "--rendezvous" in error.value.hint
 
 
 def test_a_name_that_is_no_name_is_said_not_to_be_known(monkeypatch):
-    with pytest.raises(NodesError, match=r"at a\.\.b:29400 within 0 s: its name cannot be resolved"):
+    with pytest.raises(
+        NodesError, match=r"at a\.\.b:29400 within 0 s: its name cannot be resolved"
+    ):
         call("a..b", [29400], within_s=0.3)
 
 
@@ -180,7 +187,9 @@ def test_a_web_server_is_named():
     thread = threading.Thread(target=web.serve_forever)
     thread.start()
     try:
-        with stopping_at("what listens there is no launcher of distlaunch: it speaks HTTP") as call_until:
+        with stopping_at(
+            "what listens there is no launcher of distlaunch: it speaks HTTP"
+        ) as call_until:
             call_until("127.0.0.1", [web.server_address[1]])
     finally:
         web.shutdown()
@@ -193,7 +202,10 @@ def test_a_web_server_is_named():
     [
         (lambda one: one.sendall(b"HTTP/1.1 503 Service Unavailable\r\n\r\n"), "it speaks HTTP"),
         (lambda one: one.sendall(b"SSH-2.0-OpenSSH_9.2\r\n"), "it speaks SSH"),
-        (lambda one: one.sendall(b"220 mail ready\r\n"), "it sends what is no message of distlaunch"),
+        (
+            lambda one: one.sendall(b"220 mail ready\r\n"),
+            "it sends what is no message of distlaunch",
+        ),
         (lambda one: None, "it says nothing"),
         (lambda one: one.close(), "(it closed the connection|connection reset by peer)"),
     ],
@@ -207,10 +219,15 @@ def test_whoever_is_no_listener_of_ours_is_named(answer, words, monkeypatch):
 
 
 def test_one_who_is_told_to_come_again_does():
-    answers = [Rejected(text="not yet", hint=None, exit_code=2, again=True), Welcome(job_id="job", rank=0)]
+    answers = [
+        Rejected(text="not yet", hint=None, exit_code=2, again=True),
+        Welcome(job_id="job", rank=0),
+    ]
     told = []
     with closing(Reception(admit=lambda _: answers.pop(0))) as reception:
-        connection, _ = call("127.0.0.1", [reception.port], progress=lambda _, why: told.append(why))
+        connection, _ = call(
+            "127.0.0.1", [reception.port], progress=lambda _, why: told.append(why)
+        )
         connection.close()
         assert len({one.nonce for one in reception.calls}) == 2
         assert {one.instance for one in reception.calls} == {"i"}
@@ -218,13 +235,20 @@ def test_one_who_is_told_to_come_again_does():
 
 
 def test_one_who_is_turned_away_for_good_does_not_call_again():
-    turned = Rejected(text="node rank 3 is taken by n7", hint="give each its own --node-rank", exit_code=2, again=False)
+    turned = Rejected(
+        text="node rank 3 is taken by n7",
+        hint="give each its own --node-rank",
+        exit_code=2,
+        again=False,
+    )
     with closing(Reception(admit=lambda _: turned)) as reception:
         with pytest.raises(RejectedError) as error:
             call("127.0.0.1", [reception.port])
         assert len(reception.calls) == 1
         assert reception.lines == []
-    assert error.value.message == f"node 0 at 127.0.0.1:{reception.port}: node rank 3 is taken by n7"
+    assert (
+        error.value.message == f"node 0 at 127.0.0.1:{reception.port}: node rank 3 is taken by n7"
+    )
     assert (error.value.hint, error.value.exit_code) == (turned.hint, 2)
 
 
@@ -266,12 +290,22 @@ def test_a_wrong_token_is_said_at_both_ends():
 def test_another_release_is_said_at_both_ends():
     with closing(Reception()) as reception:
         with pytest.raises(NodesError, match=r"distlaunch 1\.2\.3, n3 is distlaunch 2\.0"):
-            call("127.0.0.1", [reception.port], job_identity=replace(PARTY, release="2.0"), within_s=1.0)
+            call(
+                "127.0.0.1",
+                [reception.port],
+                job_identity=replace(PARTY, release="2.0"),
+                within_s=1.0,
+            )
         until(lambda: reception.lines, "a line of the listener")
-        assert "the launcher that was called is distlaunch 1.2.3, n3 is distlaunch 2.0" in reception.lines[0]
+        assert (
+            "the launcher that was called is distlaunch 1.2.3, n3 is distlaunch 2.0"
+            in reception.lines[0]
+        )
 
 
-@pytest.mark.parametrize("silent", [False, True], ids=["while nobody listens", "while nobody answers"])
+@pytest.mark.parametrize(
+    "silent", [False, True], ids=["while nobody listens", "while nobody answers"]
+)
 def test_whoever_watches_something_else_is_stopped_by_it(silent):
     reading, writing = os.pipe()
     told = []
@@ -313,7 +347,11 @@ def test_two_addresses_of_one_listener_that_is_slow_are_let_in_once(monkeypatch)
 
     def admit(call):
         pending = reception._listener._pending.values()
-        others = [one.connection for one in pending if not (one.side.call and one.side.call.nonce == call.nonce)]
+        others = [
+            one.connection
+            for one in pending
+            if not (one.side.call and one.side.call.nonce == call.nonce)
+        ]
         proofs.append((len(others), select.select(others, [], [], 0.5)[0]))
         return Welcome(job_id="job", rank=3)
 

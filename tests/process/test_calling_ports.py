@@ -1,4 +1,5 @@
-"""Calling a series of ports, of which some are of other jobs or releases, or of nobody who answers."""
+"""Calling a series of ports, of which some are of other jobs or releases, or of nobody who
+answers."""
 
 from __future__ import annotations
 
@@ -24,7 +25,10 @@ from tests.process.team import free_port
 
 
 def test_of_a_series_of_ports_the_one_of_our_job_is_found():
-    with closing(Reception(job_identity=replace(PARTY, job_key="76"))) as other, closing(Reception()) as ours:
+    with (
+        closing(Reception(job_identity=replace(PARTY, job_key="76"))) as other,
+        closing(Reception()) as ours,
+    ):
         connection, _ = call("127.0.0.1", [other.port, free_port(), ours.port])
         connection.close()
         assert len(ours.calls) == 1
@@ -32,7 +36,10 @@ def test_of_a_series_of_ports_the_one_of_our_job_is_found():
 
 
 def test_of_a_series_of_ports_that_others_have_each_is_told_of():
-    with closing(Reception(job_identity=replace(PARTY, job_key="76"))) as other, stopping_at("another job") as call_until:
+    with (
+        closing(Reception(job_identity=replace(PARTY, job_key="76"))) as other,
+        stopping_at("another job") as call_until,
+    ):
         ports = [other.port, free_port()]
         why = call_until("127.0.0.1", ports)[-1]
     assert f"127.0.0.1:{ports[0]}: the port belongs to another job: it is of job '76'" in why
@@ -41,7 +48,10 @@ def test_of_a_series_of_ports_that_others_have_each_is_told_of():
 
 def test_of_a_series_of_ports_all_are_named_at_the_deadline():
     ports = [free_port(), free_port()]
-    with pytest.raises(NodesError, match=f"at 127.0.0.1, ports {ports[0]}, {ports[1]} within 0 s: connection refused"):
+    with pytest.raises(
+        NodesError,
+        match=f"at 127.0.0.1, ports {ports[0]}, {ports[1]} within 0 s: connection refused",
+    ):
         call("127.0.0.1", ports, within_s=0.3)
 
 
@@ -49,7 +59,8 @@ def test_another_job_on_the_one_port_that_was_named_may_go_away_until_the_deadli
     with (
         closing(Reception(job_identity=replace(PARTY, job_key="76"))) as other,
         pytest.raises(
-            NodesError, match="the port belongs to another job: it is of job '76', and n3 called for job '77'"
+            NodesError,
+            match="the port belongs to another job: it is of job '76', and n3 called for job '77'",
         ),
     ):
         call("127.0.0.1", [other.port], within_s=1.0)
@@ -101,7 +112,10 @@ def test_listeners_that_say_nothing_are_named_at_the_deadline():
         call("127.0.0.1", [free, *ports], within_s=3.0)
     assert f"127.0.0.1:{free}: connection refused" in error.value.message
     places = ", ".join(f"127.0.0.1:{port}" for port in ports)
-    assert f"{places}: what listens there is no launcher of distlaunch, or it hangs" in error.value.message
+    assert (
+        f"{places}: what listens there is no launcher of distlaunch, or it hangs"
+        in error.value.message
+    )
 
 
 # --- other releases
@@ -131,7 +145,10 @@ def test_of_a_series_of_ports_one_of_another_release_is_not_ours():
 
 
 def test_another_release_on_the_one_port_that_was_named_may_go_away_until_the_deadline():
-    with server(old_listener) as port, pytest.raises(NodesError, match="another release of distlaunch"):
+    with (
+        server(old_listener) as port,
+        pytest.raises(NodesError, match="another release of distlaunch"),
+    ):
         call("127.0.0.1", [port], within_s=1.0)
 
 

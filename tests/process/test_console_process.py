@@ -14,7 +14,8 @@ import pytest
 
 @pytest.fixture
 def start():
-    """Start a small program that has ``console``, opened for two ranks, on descriptors of the test's choice."""
+    """Start a small program that has ``console``, opened for two ranks, on descriptors of the
+    test's choice."""
     started: list[subprocess.Popen[bytes]] = []
 
     def run(body: str, **streams) -> subprocess.Popen[bytes]:
@@ -25,7 +26,9 @@ def start():
         )
         env = {"PATH": os.environ.get("PATH", os.defpath)}
         process = subprocess.Popen(
-            [sys.executable, "-c", code + textwrap.dedent(body)], env=env, **{"stdin": subprocess.DEVNULL, **streams}
+            [sys.executable, "-c", code + textwrap.dedent(body)],
+            env=env,
+            **{"stdin": subprocess.DEVNULL, **streams},
         )
         started.append(process)
         return process
@@ -168,7 +171,14 @@ def test_opening_the_console_loads_nothing_heavy(start):
     _, err = process.communicate(timeout=20)
     loaded = set(err.decode().split())
     assert "distlaunch.console.console" in loaded
-    assert not {name.partition(".")[0] for name in loaded} & {"rich", "re", "json", "logging", "pathlib", "subprocess"}
+    assert not {name.partition(".")[0] for name in loaded} & {
+        "rich",
+        "re",
+        "json",
+        "logging",
+        "pathlib",
+        "subprocess",
+    }
 
 
 def test_jsonl_puts_everything_on_stdout(start):
@@ -185,7 +195,9 @@ def test_jsonl_puts_everything_on_stdout(start):
     )
     out, err = process.communicate(timeout=20)
     assert err == b""
-    kinds = [(record.get("type"), record.get("text")) for record in map(json.loads, out.splitlines())]
+    kinds = [
+        (record.get("type"), record.get("text")) for record in map(json.loads, out.splitlines())
+    ]
     assert kinds == [("output", "err"), ("message", "ours"), (None, None)]
 
 
@@ -217,11 +229,15 @@ except ValueError:
 def test_tracebacks_of_ranks_that_lost_a_peer_become_one_line_with_a_count(distlaunch, format_):
     script = distlaunch.work / "lost.py"
     script.write_text(LOST)
-    result = distlaunch.train("--num-procs", "8", "--failure-grace", "20", "--format", format_, script)
+    result = distlaunch.train(
+        "--num-procs", "8", "--failure-grace", "20", "--format", format_, script
+    )
     assert result.returncode == 1
     told = r"^\[([\d,-]+)\] \.\.\. (?:(\d+) ranks )?repeated (\d+) lines of rank (\d) above \(numbers differ\)$"
     found = re.findall(told, result.stderr, re.MULTILINE)
-    shown = (result.stdout if format_ == "jsonl" else result.stderr).count("Connection closed by peer [127.0.0.1]:4100")
+    shown = (result.stdout if format_ == "jsonl" else result.stderr).count(
+        "Connection closed by peer [127.0.0.1]:4100"
+    )
     if format_ == "jsonl":
         assert not found
         assert shown >= 7

@@ -33,9 +33,20 @@ def test_a_breakpoint_stops_in_both_workers_and_each_is_announced_once(distlaunc
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     debugger = ["-m", "debugpy", "--listen", f"127.0.0.1:{port}", "--wait-for-client"]
-    output = (distlaunch.work / "output").open("w+")  # the adapter would keep a pipe open until the client has left
+    output = (distlaunch.work / "output").open(
+        "w+"
+    )  # the adapter would keep a pipe open until the client has left
     process = subprocess.Popen(
-        [sys.executable, "-X", "frozen_modules=off", *debugger, "-m", "distlaunch", *words, "train.py"],
+        [
+            sys.executable,
+            "-X",
+            "frozen_modules=off",
+            *debugger,
+            "-m",
+            "distlaunch",
+            *words,
+            "train.py",
+        ],
         env=distlaunch.env,
         cwd=distlaunch.work,
         stdin=subprocess.DEVNULL,

@@ -1,4 +1,5 @@
-"""The launcher ends while it connects, and what it has started for that waits for a network that does not answer."""
+"""The launcher ends while it connects, and what it has started for that waits for a network that
+does not answer."""
 
 from __future__ import annotations
 
@@ -40,7 +41,9 @@ def connecting(request, distlaunch, tmp_path):
         words += ["--ssh-command", str(hangs)]
     running = distlaunch.start([*words, "no-script.py"])
     started = distlaunch.work / "hangs"
-    running.wait_for(lambda: started.exists() and len(started.read_text()) == 2, "both connects to be under way")
+    running.wait_for(
+        lambda: started.exists() and len(started.read_text()) == 2, "both connects to be under way"
+    )
     return running
 
 

@@ -1,4 +1,5 @@
-"""The first failure, for whoever started the launcher: in torch's format, where TORCHELASTIC_ERROR_FILE says."""
+"""The first failure, for whoever started the launcher: in torch's format, where
+TORCHELASTIC_ERROR_FILE says."""
 
 from __future__ import annotations
 
@@ -42,7 +43,9 @@ def failure_in(path) -> dict:
 
 
 @pytest.mark.parametrize(
-    "command", [["train", "--num-procs", "2"], ["torchrun", "--nproc-per-node=2"]], ids=["train", "torchrun"]
+    "command",
+    [["train", "--num-procs", "2"], ["torchrun", "--nproc-per-node=2"]],
+    ids=["train", "torchrun"],
 )
 def test_the_recorded_error_of_the_first_worker_is_copied_with_its_exit_code(distlaunch, command):
     (distlaunch.work / "train.py").write_text(RECORDS)
@@ -58,7 +61,11 @@ def test_the_recorded_error_of_the_first_worker_is_copied_with_its_exit_code(dis
 def test_a_failure_that_nobody_recorded_is_written_in_the_same_format(distlaunch, by):
     (distlaunch.work / "train.py").write_text(RAISES)
     words = ["--error-file", "error.json"] if by == "option" else []
-    env = {"option": {}, "variable": {VARIABLE: "error.json"}, "our variable": {"DISTLAUNCH_ERROR_FILE": "error.json"}}
+    env = {
+        "option": {},
+        "variable": {VARIABLE: "error.json"},
+        "our variable": {"DISTLAUNCH_ERROR_FILE": "error.json"},
+    }
     (distlaunch.work / "error.json").write_text("of an earlier job " * 1000)
     assert distlaunch.train("--num-procs", "1", *words, "train.py", env=env[by]).returncode == 1
     found = failure_in(distlaunch.work / "error.json")
@@ -73,15 +80,21 @@ def test_the_option_wins_over_the_variable_and_workers_have_files_of_their_own(d
         "while not os.path.exists(f'ready-{1 - rank}'):\n    time.sleep(0.01)\nraise SystemExit(3)\n"
     )
     env = {VARIABLE: str(distlaunch.work / "variable.json")}
-    result = distlaunch.train("--num-procs", "2", "--error-file", "option.json", "train.py", env=env)
+    result = distlaunch.train(
+        "--num-procs", "2", "--error-file", "option.json", "train.py", env=env
+    )
     assert failure_in(distlaunch.work / "option.json")["errorCode"] == 3
     assert not (distlaunch.work / "variable.json").exists()
     attempt = result.run_dir / "attempt-0"
-    assert [result.lines_of(rank) for rank in (0, 1)] == [[f"{attempt}/rank-{rank}.error.json"] for rank in (0, 1)]
+    assert [result.lines_of(rank) for rank in (0, 1)] == [
+        [f"{attempt}/rank-{rank}.error.json"] for rank in (0, 1)
+    ]
 
 
 def test_only_the_last_attempt_of_a_job_is_written_and_a_success_is_not(distlaunch):
-    source = "import os\nraise SystemExit(5 if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0' else 0)\n"
+    source = (
+        "import os\nraise SystemExit(5 if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0' else 0)\n"
+    )
     (distlaunch.work / "train.py").write_text(source)
     words = ["--num-procs", "1", "--max-restarts", "1", "--error-file", "error.json", "train.py"]
     assert distlaunch.train(*words).returncode == 0
@@ -94,7 +107,9 @@ def test_a_job_that_cannot_start_and_one_that_hangs_are_failures_too(distlaunch)
     found = failure_in(distlaunch.work / "error.json")
     assert (found["message"], found["errorCode"]) == ("missing.py: there is no such file", 2)
     (distlaunch.work / "train.py").write_text("import time\ntime.sleep(600)\n")
-    result = distlaunch.train("--num-procs", "1", "--hang-timeout", "2", "--error-file", "error.json", "train.py")
+    result = distlaunch.train(
+        "--num-procs", "1", "--hang-timeout", "2", "--error-file", "error.json", "train.py"
+    )
     assert result.returncode == 124
     found = failure_in(distlaunch.work / "error.json")
     assert found["errorCode"] == 124
@@ -105,7 +120,10 @@ def test_a_file_that_cannot_be_written_is_said_and_changes_nothing_else(distlaun
     (distlaunch.work / "train.py").write_text("raise SystemExit(7)\n")
     result = distlaunch.train("train.py", env={"TORCHELASTIC_ERROR_FILE": "nowhere/error.json"})
     assert result.returncode == 7
-    assert f"the first failure could not be written to {distlaunch.work}/nowhere/error.json" in result.stderr
+    assert (
+        f"the first failure could not be written to {distlaunch.work}/nowhere/error.json"
+        in result.stderr
+    )
 
 
 def test_a_rank_that_no_launcher_has_given_as_in_a_pod_of_an_operator_changes_nothing(distlaunch):
@@ -126,15 +144,32 @@ def test_a_launcher_that_the_script_of_a_rank_starts_leaves_the_ranks_file_alone
 
 
 @pytest.mark.parametrize("in_kubernetes", [True, False])
-def test_in_kubernetes_the_first_failure_is_the_termination_message_and_fits_it(distlaunch, tmp_path, in_kubernetes):
+def test_in_kubernetes_the_first_failure_is_the_termination_message_and_fits_it(
+    distlaunch, tmp_path, in_kubernetes
+):
     (distlaunch.work / "train.py").write_text("raise ValueError('x' * 9000)\n")
     disk = tmp_path / "dev"
     disk.mkdir()
-    unshare = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--mount", "--map-root-user"]
-    command = [sys.executable, "-m", "distlaunch", "train", "--num-procs", "1", "--output", "none", "train.py"]
+    unshare = (
+        ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--mount", "--map-root-user"]
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "distlaunch",
+        "train",
+        "--num-procs",
+        "1",
+        "--output",
+        "none",
+        "train.py",
+    ]
     done = subprocess.run(
         [*unshare, "sh", "-c", TERMINATION, disk, *command],
-        env={**distlaunch.env, **({"KUBERNETES_SERVICE_HOST": "10.0.0.1"} if in_kubernetes else {})},
+        env={
+            **distlaunch.env,
+            **({"KUBERNETES_SERVICE_HOST": "10.0.0.1"} if in_kubernetes else {}),
+        },
         cwd=distlaunch.work,
         capture_output=True,
         timeout=60,
@@ -152,7 +187,10 @@ def test_in_kubernetes_the_first_failure_is_the_termination_message_and_fits_it(
 
 def test_an_error_file_that_cannot_be_made_is_refused_before_anything_is_started(distlaunch):
     (distlaunch.work / "train.py").write_text("print('started')\n")
-    for name, why in (("nodir/err.json", "its directory does not exist"), (".", "it is a directory")):
+    for name, why in (
+        ("nodir/err.json", "its directory does not exist"),
+        (".", "it is a directory"),
+    ):
         result = distlaunch.train("--num-procs", "1", "--error-file", name, "train.py")
         assert result.returncode == 2
         assert f"--error-file {name}: {why}" in result.stderr

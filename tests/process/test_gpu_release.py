@@ -1,4 +1,5 @@
-"""Before a restart the driver must have given back the old workers' GPU memory; nvidia-smi is a script here (no GPU)."""
+"""Before a restart the driver must have given back the old workers' GPU memory; nvidia-smi is a
+script here (no GPU)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""``train`` where a system is around us that says too little: it never trains alone without a word."""
+"""``train`` where a system is around us that says too little: it never trains alone without a
+word."""
 
 from __future__ import annotations
 
@@ -10,7 +11,12 @@ import pytest
     [
         {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4"},
         {"SLURM_JOB_ID": "1", "SLURM_JOB_NUM_NODES": "4", "SLURM_NODEID": "2"},
-        {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "job-master-0"},
+        {
+            "KUBERNETES_SERVICE_HOST": "10.0.0.1",
+            "RANK": "1",
+            "WORLD_SIZE": "2",
+            "MASTER_ADDR": "job-master-0",
+        },
     ],
     ids=["mpirun", "slurm", "pod"],
 )

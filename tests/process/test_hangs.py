@@ -22,10 +22,18 @@ def hang_of(result) -> dict:
 
 @pytest.mark.parametrize(
     ("how", "line"),
-    [("sleep", "time.sleep(600)"), ("lock", "lock.acquire()"), ("loop", "pass"), ("poll", "time.sleep(0.02)"),
-     ("child", "subprocess.run"), ("deaf", "time.sleep(600)")],
-)  # fmt: skip
-def test_the_stuck_rank_and_its_function_are_named_and_the_job_ends_with_124(job, distlaunch, how, line):
+    [
+        ("sleep", "time.sleep(600)"),
+        ("lock", "lock.acquire()"),
+        ("loop", "pass"),
+        ("poll", "time.sleep(0.02)"),
+        ("child", "subprocess.run"),
+        ("deaf", "time.sleep(600)"),
+    ],
+)
+def test_the_stuck_rank_and_its_function_are_named_and_the_job_ends_with_124(
+    job, distlaunch, how, line
+):
     result = job.run("hangs.py", how, procs=3, options=QUICK)
     assert result.returncode == 124, result.stderr
     assert hang_of(result)["behind"] == [1]
@@ -37,7 +45,11 @@ def test_the_stuck_rank_and_its_function_are_named_and_the_job_ends_with_124(job
     stacks = result.run_dir / "attempt-0" / "rank-1.stacks.txt"
     assert "in stuck" in stacks.read_text()
     assert oct(stacks.stat().st_mode & 0o777) == "0o600"
-    seen = [event["frame"] for event in result.of_type("hang_postponed") if "in stuck" in (event["frame"] or "")]
+    seen = [
+        event["frame"]
+        for event in result.of_type("hang_postponed")
+        if "in stuck" in (event["frame"] or "")
+    ]
     if how == "loop":  # it computes: that is ended for its silence alone
         assert seen
         assert hang_of(result)["silent_s"] >= 10 * 1.5
@@ -54,7 +66,9 @@ def test_a_rank_that_computes_in_silence_while_others_wait_is_no_hang(job, distl
     job.await_signs(running, "stuck")
     running.wait_for(
         lambda: any(
-            "in stuck" in (event["frame"] or "") for event in running.events if event["type"] == "hang_postponed"
+            "in stuck" in (event["frame"] or "")
+            for event in running.events
+            if event["type"] == "hang_postponed"
         ),
         "verdict that was postponed for rank 1",
     )
@@ -74,7 +88,9 @@ def test_a_rank_that_somebody_has_stopped_is_named_as_such_and_ended(job, distla
 
 def test_a_program_without_python_is_ended_as_well_and_not_killed_by_our_question(job, distlaunch):
     script = distlaunch.work / "train.sh"
-    script.write_text("#!/bin/sh\ntrap 'echo ended >&2; exit 9' TERM\nwhile :; do sleep 0.1; done\n")
+    script.write_text(
+        "#!/bin/sh\ntrap 'echo ended >&2; exit 9' TERM\nwhile :; do sleep 0.1; done\n"
+    )
     script.chmod(0o755)
     result = job.run(script, options=[*QUICK, "--no-python"])
     assert result.returncode == 124, result.stderr
@@ -144,13 +160,19 @@ NOTICE = ("--hang-notice", str(NOTICE_S), "--grace", "1")
 
 
 @pytest.mark.parametrize(("how", "state"), [("lock", ""), ("loop", "; it works"), ("stop", "")])
-def test_without_the_option_one_notice_says_who_is_behind_and_ctrl_c_where_each_rank_stood(job, distlaunch, how, state):
+def test_without_the_option_one_notice_says_who_is_behind_and_ctrl_c_where_each_rank_stood(
+    job, distlaunch, how, state
+):
     running = job.start("hangs.py", how, procs=3, options=NOTICE)
     job.await_signs(running, "stuck")
     event = running.wait_event("silence")
     assert event["behind"] == [1]
     running.wait_stderr("The job goes on. --hang-timeout ends jobs that hang\n")
-    [notice] = [line for line in running.stderr.splitlines() if "no worker has written or reported anything" in line]
+    [notice] = [
+        line
+        for line in running.stderr.splitlines()
+        if "no worker has written or reported anything" in line
+    ]
     assert ": rank 1 is " in notice
     assert f"{state}. The job goes on." in notice
     assert running.process.poll() is None
@@ -163,7 +185,9 @@ def test_without_the_option_one_notice_says_who_is_behind_and_ctrl_c_where_each_
     assert "in others_wait" in told
     assert "in stuck" in told or how == "stop"
     assert result.stderr.count("no worker has written or reported anything") == 1
-    assert (result.run_dir / "attempt-0" / "rank-0.stacks.txt").read_text().count("in others_wait") == 2
+    assert (result.run_dir / "attempt-0" / "rank-0.stacks.txt").read_text().count(
+        "in others_wait"
+    ) == 2
     distlaunch.assert_no_survivors()
 
 
@@ -200,7 +224,8 @@ def test_torchruns_command_gives_the_notice_too(distlaunch):
 
 
 def test_workers_that_wait_for_whoever_reads_our_output_do_not_hang(job, distlaunch):
-    """Nobody reads the launcher's output for longer than the timeout; then all of it comes, and the job goes well."""
+    """Nobody reads the launcher's output for longer than the timeout; then all of it comes, and the
+    job goes well."""
     script = distlaunch.work / "train.py"
     script.write_text("for _ in range(40):\n    print('x' * 99_999)\nprint('done')\n" * 5)
     reader, writer = os.pipe()
@@ -218,17 +243,23 @@ def test_workers_that_wait_for_whoever_reads_our_output_do_not_hang(job, distlau
     assert result.of_type("hang") == []
 
 
-def test_a_worker_that_fails_meanwhile_is_the_cause_and_one_that_never_exits_is_ended_by_the_grace(job, distlaunch):
+def test_a_worker_that_fails_meanwhile_is_the_cause_and_one_that_never_exits_is_ended_by_the_grace(
+    job, distlaunch
+):
     options = ["--hang-timeout", "60", "--failure-grace", "1"]
     result = job.run("ends.py", "--ignore", "3", options=options)
     assert result.returncode == 3
     assert result.of_type("hang") == []
-    assert {event["rank"]: event["returncode"] for event in result.of_type("worker_exited")}[1] == -signal.SIGKILL
+    assert {event["rank"]: event["returncode"] for event in result.of_type("worker_exited")}[
+        1
+    ] == -signal.SIGKILL
     distlaunch.assert_no_survivors()
 
 
 def test_ctrl_c_during_a_hang_ends_the_job_as_ever(job, distlaunch):
-    running = job.start("hangs.py", "stop", procs=3, options=["--hang-timeout", "1.5", "--grace", "1"])
+    running = job.start(
+        "hangs.py", "stop", procs=3, options=["--hang-timeout", "1.5", "--grace", "1"]
+    )
     job.await_signs(running, "stuck")
     running.send_signal(signal.SIGINT)
     running.send_signal(signal.SIGTERM)

@@ -25,7 +25,9 @@ def show(distlaunch):
     distlaunch.pretend("horovod")
 
     def run(*words, env=None, command=(sys.executable, "show.py")):
-        result = distlaunch.run(["horovodrun", "--python", sys.executable, *words, *command], env=env)
+        result = distlaunch.run(
+            ["horovodrun", "--python", sys.executable, *words, *command], env=env
+        )
         assert result.returncode == 0, result.stderr
         logs = sorted((result.run_dir / "attempt-0").glob("rank-*.log"))
         return [json.loads(log.read_text()) for log in logs], result
@@ -49,7 +51,9 @@ def test_workers_have_the_variables_of_horovods_own_launcher(show):
         "HOROVOD_LOCAL_SIZE": "2",
         "HOROVOD_SIZE": "2",
     }
-    assert [found for _, found in got] == [{**of_all, "HOROVOD_RANK": n, "HOROVOD_LOCAL_RANK": n} for n in "01"]
+    assert [found for _, found in got] == [
+        {**of_all, "HOROVOD_RANK": n, "HOROVOD_LOCAL_RANK": n} for n in "01"
+    ]
 
 
 def test_the_slots_of_a_host_list_or_file_are_filled_up_to_np(show, distlaunch):
@@ -66,7 +70,12 @@ def test_a_host_file_and_a_configuration_may_be_pipes(distlaunch):
         " sh -c 'echo $HOROVOD_LOG_LEVEL $HOROVOD_SIZE'"
     )
     done = subprocess.run(
-        ["bash", "-c", command], env=distlaunch.env, cwd=distlaunch.work, capture_output=True, text=True, timeout=60
+        ["bash", "-c", command],
+        env=distlaunch.env,
+        cwd=distlaunch.work,
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert done.returncode == 0, done.stderr
     assert "INFO 2" in done.stdout
@@ -76,7 +85,16 @@ def test_settings_of_a_file_and_of_the_command_line(show, distlaunch):
     (distlaunch.work / "conf.yaml").write_text(
         "params:\n  cache_capacity: 5\n  cycle_time_ms: 2\nlogging:\n  level: INFO\n"
     )
-    got, _ = show("-np", "1", "--config-file", "conf.yaml", "--cycle-time-ms", "4", "-x", "HOROVOD_CACHE_CAPACITY=6")
+    got, _ = show(
+        "-np",
+        "1",
+        "--config-file",
+        "conf.yaml",
+        "--cycle-time-ms",
+        "4",
+        "-x",
+        "HOROVOD_CACHE_CAPACITY=6",
+    )
     found = got[0][1]
     assert (found["HOROVOD_CYCLE_TIME"], found["HOROVOD_LOG_LEVEL"]) == ("4", "INFO")
     assert found["HOROVOD_CACHE_CAPACITY"] == "6"
@@ -116,7 +134,10 @@ def test_its_build_is_that_of_the_python_which_the_command_would_find(distlaunch
     python.write_text("#!/bin/sh\necho built with gloo\n")
     python.chmod(0o755)
     path = f"{python.parent}:/usr/bin:/bin"
-    assert distlaunch.run(["horovodrun", "--check-build"], env={"PATH": path}).stdout == "built with gloo\n"
+    assert (
+        distlaunch.run(["horovodrun", "--check-build"], env={"PATH": path}).stdout
+        == "built with gloo\n"
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
-"""Workers and bystanders that put things in the launcher's way: pipes for files, a stopped guard, patterns for pkill."""
+"""Workers and bystanders that put things in the launcher's way: pipes for files, a stopped guard,
+patterns for pkill."""
 
 from __future__ import annotations
 
@@ -52,7 +53,9 @@ def test_a_pipe_in_place_of_one_of_our_files_keeps_nobody(distlaunch, program, n
     result = distlaunch.train(
         "--num-procs",
         "2",
-        program(f"if RANK == 0:\n    os.mkfifo({name})\n    print('x')\n    sys.exit(3)\ntime.sleep(600)"),
+        program(
+            f"if RANK == 0:\n    os.mkfifo({name})\n    print('x')\n    sys.exit(3)\ntime.sleep(600)"
+        ),
     )
     assert result.returncode == code
     assert "rank 0 of 2 failed: exit code 3" in result.stderr
@@ -70,7 +73,14 @@ def test_a_link_in_place_of_the_report_is_not_followed(distlaunch, program):
 @pytest.fixture
 def waiting(distlaunch, program):
     running = distlaunch.start(
-        ["train", "--num-procs", "2", "--failure-grace", "1", program("print('up', flush=True)\ntime.sleep(600)")]
+        [
+            "train",
+            "--num-procs",
+            "2",
+            "--failure-grace",
+            "1",
+            program("print('up', flush=True)\ntime.sleep(600)"),
+        ]
     )
     running.wait_said("up", 2)
     return running

@@ -17,7 +17,11 @@ MOMENTS = 25
 
 def interrupted(words: list[str], after_s: float) -> tuple[int, str]:
     running = subprocess.Popen(
-        words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, preexec_fn=default_signals
+        words,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=default_signals,
     )
     time.sleep(after_s)  # any moment will do
     running.send_signal(2)
@@ -26,10 +30,13 @@ def interrupted(words: list[str], after_s: float) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize(
-    "words", [["plan", "--num-procs", "2", "--no-python", "/bin/true"], ["train", "--help"]], ids=["plan", "help"]
+    "words",
+    [["plan", "--num-procs", "2", "--no-python", "/bin/true"], ["train", "--help"]],
+    ids=["plan", "help"],
 )
 def test_ctrl_c_at_any_moment_shows_no_traceback_of_ours(clean_env, words):
-    """Python itself shows one as long as it sets itself up; from our first statement on there is none."""
+    """Python itself shows one as long as it sets itself up; from our first statement on there is
+    none."""
     command = [sys.executable, "-m", "distlaunch", *words]
     began = time.monotonic()
     subprocess.run(command, capture_output=True, check=True)

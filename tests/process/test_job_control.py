@@ -1,4 +1,5 @@
-"""Ctrl-Z and ``fg``, in a real session with a controlling terminal and a parent that acts as a shell."""
+"""Ctrl-Z and ``fg``, in a real session with a controlling terminal and a parent that acts as a
+shell."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ CTRL_Z, CTRL_C = b"\x1a", b"\x03"
 
 @pytest.fixture
 def paused(job, shell_job):
-    """Start a job in the foreground of a terminal; the test types Ctrl-Z and waits until the launcher is stopped."""
+    """Start a job in the foreground of a terminal; the test types Ctrl-Z and waits until the
+    launcher is stopped."""
 
     class Paused:
         def __init__(self) -> None:
@@ -32,7 +34,10 @@ def paused(job, shell_job):
         def type_ctrl_z(self) -> None:
             self.stops += 1
             os.write(self.terminal, CTRL_Z)
-            job.until(lambda: job.has_sign(f"stopped-{self.stops}"), "the shell has seen the launcher stop")
+            job.until(
+                lambda: job.has_sign(f"stopped-{self.stops}"),
+                "the shell has seen the launcher stop",
+            )
 
         def fg(self) -> None:
             job.put_sign(f"fg-{self.stops}")
@@ -44,9 +49,14 @@ def test_ctrl_z_stops_the_warm_server_too_and_fg_lets_it_go_on(job, distlaunch, 
     paused.start("--note", "CONT", options=["--preload", "json"])
     server = job.server_of(SimpleNamespace(pid=paused.launcher))
     paused.type_ctrl_z()
-    job.until(lambda: all(job.state_of(pid) == "T" for pid in (server, *paused.workers)), "all are stopped")
+    job.until(
+        lambda: all(job.state_of(pid) == "T" for pid in (server, *paused.workers)),
+        "all are stopped",
+    )
     paused.fg()
-    job.until(lambda: all(job.state_of(pid) in "SR" for pid in (server, *paused.workers)), "all go on")
+    job.until(
+        lambda: all(job.state_of(pid) in "SR" for pid in (server, *paused.workers)), "all go on"
+    )
     os.write(paused.terminal, CTRL_C)
     job.until(lambda: paused.shell.poll() is not None, "the end of the job")
     distlaunch.assert_no_survivors()
@@ -58,10 +68,15 @@ def test_ctrl_z_stops_the_workers_trees_and_the_launcher_and_fg_goes_on(job, dis
     paused.type_ctrl_z()
     assert int(job.sign("stopped-1")) == signal.SIGTSTP
     assert job.state_of(paused.launcher) == "T"
-    job.until(lambda: all(job.state_of(pid) == "T" for pid in trees), "all of both trees are stopped")
+    job.until(
+        lambda: all(job.state_of(pid) == "T" for pid in trees), "all of both trees are stopped"
+    )
 
     paused.fg()
-    job.until(lambda: job.has_sign("got-CONT-0") and job.has_sign("got-CONT-1"), "the workers are continued")
+    job.until(
+        lambda: job.has_sign("got-CONT-0") and job.has_sign("got-CONT-1"),
+        "the workers are continued",
+    )
     job.until(lambda: all(job.state_of(pid) != "T" for pid in trees), "their children as well")
 
     (job.work / "got-CONT-0").unlink()
@@ -86,11 +101,14 @@ def test_ctrl_c_on_the_terminal_ends_the_job_with_130(job, distlaunch, paused):
 
 
 def test_the_grace_does_not_run_on_while_the_job_is_paused(job, distlaunch, paused):
-    """Paused for longer than the grace, workers still have the rest of it: they live on, and are killed after it."""
+    """Paused for longer than the grace, workers still have the rest of it: they live on, and are
+    killed after it."""
     grace_s = 1.5
     paused.start("--note", "TERM,CONT", options=["--grace", str(grace_s)])
     os.kill(paused.launcher, signal.SIGTERM)
-    job.until(lambda: job.has_sign("got-TERM-0") and job.has_sign("got-TERM-1"), "both were asked to end")
+    job.until(
+        lambda: job.has_sign("got-TERM-0") and job.has_sign("got-TERM-1"), "both were asked to end"
+    )
     for rank in (0, 1):
         (job.work / f"got-CONT-{rank}").unlink(missing_ok=True)  # TERM comes with CONT
     paused.type_ctrl_z()
@@ -119,7 +137,8 @@ def test_kill_9_of_a_paused_launcher_leaves_nothing_behind(job, distlaunch, paus
 
 
 def test_the_terminal_going_away_ends_the_job(job, distlaunch, paused):
-    """As when the window is closed: the kernel sends HUP to the session leader, whose death hangs up the foreground."""
+    """As when the window is closed: the kernel sends HUP to the session leader, whose death hangs
+    up the foreground."""
     paused.start(options=["--grace", "5"])
     paused.shell.kill()
     paused.shell.wait()

@@ -1,4 +1,5 @@
-"""Signals that come when the job's exit code stands: they change nothing, and cut short what is still waited for."""
+"""Signals that come when the job's exit code stands: they change nothing, and cut short what is
+still waited for."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ import pytest
 from tests.launcher import default_signals
 from tests.process.team import Team
 
-# The very end of ``launch.run_job``, with a console that tells how long it would have waited for its reader.
+# The very end of ``launch.run_job``, with a console that tells how long it would have waited for
+# its reader.
 SOURCE = """
 import os, signal
 from distlaunch.coordinator.runtime.signal_pipe import SignalPipe
@@ -28,7 +30,14 @@ with process.closed_console(Console(), SignalPipe()) as ended:
     SEND
 print("went on", flush=True)
 """
-SIGNALS = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2]
+SIGNALS = [
+    signal.SIGTERM,
+    signal.SIGINT,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+]
 """All that would end a process by default and that somebody may send."""
 
 
@@ -61,8 +70,14 @@ def test_without_one_only_a_failed_job_bounds_the_wait(code, wait):
 
 @pytest.mark.parametrize(("command", "code"), [("train", 0), ("train", 7), ("torchrun", 7)])
 def test_signals_after_the_verdict_change_neither_exit_code_nor_report(distlaunch, command, code):
-    words = ["train", "--num-procs", "2"] if command == "train" else ["torchrun", "--log-dir", "logs", "--nproc-per-node", "2"]  # fmt: skip
-    (distlaunch.work / "ends.py").write_text(f"import sys; print('here', flush=True); sys.exit({code})")
+    words = (
+        ["train", "--num-procs", "2"]
+        if command == "train"
+        else ["torchrun", "--log-dir", "logs", "--nproc-per-node", "2"]
+    )
+    (distlaunch.work / "ends.py").write_text(
+        f"import sys; print('here', flush=True); sys.exit({code})"
+    )
     for number in SIGNALS:
         running = distlaunch.start([*words, "ends.py"])
         sent = running.signal_to_the_end(number)
@@ -76,7 +91,9 @@ def test_signals_after_the_verdict_change_neither_exit_code_nor_report(distlaunc
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
 @pytest.mark.parametrize("signalled", [0, 1])
-def test_signals_after_the_verdict_change_nothing_at_any_of_several_launchers(distlaunch, number, signalled):
+def test_signals_after_the_verdict_change_nothing_at_any_of_several_launchers(
+    distlaunch, number, signalled
+):
     team = Team(distlaunch)
     team.start_all()
     team.ready(0, 1)
@@ -88,9 +105,12 @@ def test_signals_after_the_verdict_change_nothing_at_any_of_several_launchers(di
 
 @pytest.mark.parametrize("code", [0, 7])
 def test_a_signal_while_a_reader_is_awaited_ends_the_wait_with_the_verdict(distlaunch, code):
-    """Nobody reads: after 0 the launcher waits for ever, after 7 for 10 s, and one signal ends either within seconds."""
+    """Nobody reads: after 0 the launcher waits for ever, after 7 for 10 s, and one signal ends
+    either within seconds."""
     reading, writing = os.pipe()
-    source = f"import os, sys\nfor _ in range(4000): os.write(1, b'x' * 99 + b'\\n')\nsys.exit({code})"
+    source = (
+        f"import os, sys\nfor _ in range(4000): os.write(1, b'x' * 99 + b'\\n')\nsys.exit({code})"
+    )
     (distlaunch.work / "fills.py").write_text(source)
     try:
         running = distlaunch.start(["train", "--num-procs", "2", "fills.py"], stdout=writing)

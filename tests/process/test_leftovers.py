@@ -1,4 +1,5 @@
-"""Processes below a worker that has ended: a program whose wrapper is gone, and an upload after the training."""
+"""Processes below a worker that has ended: a program whose wrapper is gone, and an upload after the
+training."""
 
 from __future__ import annotations
 
@@ -36,9 +37,14 @@ GRACE = ("--grace", "60", "--failure-grace", "60")
 
 def let_save(job, running, *ranks: int) -> None:
     """Let programs save that have got TERM, after their wrappers have ended."""
-    job.until(lambda: all(job.has_sign(f"got-TERM-{rank}") for rank in ranks), "the programs were asked to end")
+    job.until(
+        lambda: all(job.has_sign(f"got-TERM-{rank}") for rank in ranks),
+        "the programs were asked to end",
+    )
     job.put_sign("go")
-    job.until(lambda: all(job.has_sign(f"saved-{rank}") for rank in ranks), "the programs have saved")
+    job.until(
+        lambda: all(job.has_sign(f"saved-{rank}") for rank in ranks), "the programs have saved"
+    )
 
 
 # --- the grace is for all processes of a worker
@@ -67,7 +73,8 @@ def test_after_ctrl_c_a_program_whose_wrapper_has_ended_is_asked_by_term(job, di
 
 
 def test_a_program_saves_when_another_worker_has_failed(job, distlaunch, wrapped):
-    """The wrapper of rank 1 is killed: what it ran is asked to end as well, before the job starts again."""
+    """The wrapper of rank 1 is killed: what it ran is asked to end as well, before the job starts
+    again."""
     running = wrapped(*SAVING, options=["--max-restarts", "1", "--min-uptime", "0", *GRACE])
     job.await_ready(running)
     pids = running.wait_workers(2)
@@ -97,7 +104,9 @@ def test_a_program_saves_when_the_launcher_was_killed(job, distlaunch, wrapped):
     distlaunch.assert_no_survivors()
 
 
-def test_a_program_that_takes_no_term_is_killed_after_the_grace_and_counted(job, distlaunch, wrapped):
+def test_a_program_that_takes_no_term_is_killed_after_the_grace_and_counted(
+    job, distlaunch, wrapped
+):
     running = wrapped("--ignore", "TERM", options=["--grace", "0.5"])
     job.await_ready(running)
     running.send_signal(signal.SIGTERM)
@@ -118,7 +127,10 @@ def test_the_report_of_a_failure_names_what_had_to_be_killed(job, distlaunch):
     job.await_signs(running, "uploading-1")
     result = running.wait()
     assert result.returncode == 3
-    assert "1 process left by rank 1 had to be killed after the 0.5 s of --failure-grace: python" in result.stderr
+    assert (
+        "1 process left by rank 1 had to be killed after the 0.5 s of --failure-grace: python"
+        in result.stderr
+    )
     distlaunch.assert_no_survivors()
 
 
@@ -138,7 +150,9 @@ def test_each_process_gets_term_once(job, wrapped):
 
 
 def test_the_data_loader_lives_while_the_program_of_a_wrapper_saves(job, distlaunch):
-    running = job.start(job.program("wraps.py"), job.program("waits.py"), *SAVING, "--child", options=GRACE)
+    running = job.start(
+        job.program("wraps.py"), job.program("waits.py"), *SAVING, "--child", options=GRACE
+    )
     job.await_ready(running)
     running.send_signal(signal.SIGTERM)
     let_save(job, running, 0, 1)
@@ -149,7 +163,16 @@ def test_the_data_loader_lives_while_the_program_of_a_wrapper_saves(job, distlau
 
 def test_a_forgotten_process_does_not_cost_the_grace_at_a_restart(job, distlaunch):
     script = "sleep 1000 & exit $((DISTLAUNCH_ATTEMPT ? 0 : 3))"
-    options = ["--max-restarts", "1", "--min-uptime", "0", "--failure-grace", "1000", "--linger", "0"]
+    options = [
+        "--max-restarts",
+        "1",
+        "--min-uptime",
+        "0",
+        "--failure-grace",
+        "1000",
+        "--linger",
+        "0",
+    ]
     result = job.run("--no-python", "/bin/bash", "-c", script, options=options)
     assert result.returncode == 0, result.stderr
 
@@ -177,14 +200,20 @@ def test_after_the_last_worker_what_is_left_may_end_by_itself(job, distlaunch):
     assert f"(pid {pid})" in running.stderr
     job.put_sign("go")
     result = running.wait()
-    assert (result.returncode, job.has_sign("uploaded-0"), job.has_sign("terms-0")) == (0, True, False)
+    assert (result.returncode, job.has_sign("uploaded-0"), job.has_sign("terms-0")) == (
+        0,
+        True,
+        False,
+    )
     assert result.stdout.splitlines()[-1].endswith("rank 0 has uploaded")
     assert "ended 1 process" not in result.stderr
     distlaunch.assert_no_survivors()
 
 
 def test_after_the_time_for_it_what_is_left_gets_term_and_is_named(job, distlaunch):
-    result = job.run("uploads.py", "--ranks", "0,1", options=["--linger", "0.2", "--failure-grace", "60"])
+    result = job.run(
+        "uploads.py", "--ranks", "0,1", options=["--linger", "0.2", "--failure-grace", "60"]
+    )
     assert result.returncode == 0
     assert job.has_sign("got-TERM-0")
     assert job.has_sign("got-TERM-1")
@@ -221,7 +250,9 @@ def test_a_signal_cuts_the_wait_short_and_leaves_the_success(job, distlaunch, na
 
 
 def test_a_second_signal_kills_what_workers_have_left(job, distlaunch):
-    running = job.start("uploads.py", "--ignore", options=["--linger", "1000", "--failure-grace", "1000"])
+    running = job.start(
+        "uploads.py", "--ignore", options=["--linger", "1000", "--failure-grace", "1000"]
+    )
     running.wait_stderr("waiting up to 1,000 s")
     running.send_signal(signal.SIGINT)
     job.until(lambda: job.has_sign("terms-0"), "it was asked")

@@ -25,7 +25,9 @@ def test_ten_jobs_at_once_all_succeed_with_different_ports(job):
     os.write(gate_end, b"\n" * (2 * JOBS))  # a line for each: all go
     results = [one.wait() for one in running]
     os.close(gate_end)
-    assert [result.returncode for result in results] == [0] * JOBS, [result.stderr for result in results]
+    assert [result.returncode for result in results] == [0] * JOBS, [
+        result.stderr for result in results
+    ]
 
 
 @pytest.mark.timeout(180)

@@ -10,7 +10,8 @@ NOTICE = "behind SCRIPT went to the script, and the text of train.py has no such
 
 @pytest.fixture
 def said(distlaunch):
-    """Run a command line with a script of this text; give the lines that tell of misplaced options."""
+    """Run a command line with a script of this text; give the lines that tell of misplaced
+    options."""
 
     def run(*words: str, source: str = SWALLOWS, env: dict[str, str] | None = None) -> list[str]:
         (distlaunch.work / "train.py").write_text(source)
@@ -26,7 +27,10 @@ def said(distlaunch):
     ("words", "named"),
     [
         (["train", "train.py", "--num-procs", "4"], "--num-procs"),
-        (["train", "train.py", "--lr", "1", "--max_restarts=3", "--num-procs", "2"], "--max_restarts and --num-procs"),
+        (
+            ["train", "train.py", "--lr", "1", "--max_restarts=3", "--num-procs", "2"],
+            "--max_restarts and --num-procs",
+        ),
         (["train", "-m", "train", "--num-procs", "4"], "--num-procs"),
         (["torchrun", "train.py", "--nproc_per_node", "4"], "--nproc_per_node"),
         (["deepspeed", "--no_local_rank", "train.py", "--num_gpus", "4"], "--num_gpus"),
@@ -34,7 +38,9 @@ def said(distlaunch):
     ],
     ids=lambda value: value if isinstance(value, str) else value[0],
 )
-def test_options_of_ours_that_the_scripts_text_does_not_have_are_named_in_one_notice(said, words, named):
+def test_options_of_ours_that_the_scripts_text_does_not_have_are_named_in_one_notice(
+    said, words, named
+):
     (line,) = said(*words)
     text = NOTICE if "-m" not in words else NOTICE.replace("train.py", "train")
     assert line == f"distlaunch: warning: {named} {text}: options of distlaunch go before SCRIPT"
@@ -44,7 +50,10 @@ def test_options_of_ours_that_the_scripts_text_does_not_have_are_named_in_one_no
     ("words", "source"),
     [
         (["train", "train.py", "--lr", "1", "-x", "--"], SWALLOWS),
-        (["train", "train.py", "--num-procs", "4"], SWALLOWS + "parser.add_argument('--num-procs')\n"),
+        (
+            ["train", "train.py", "--num-procs", "4"],
+            SWALLOWS + "parser.add_argument('--num-procs')\n",
+        ),
         (["train", "train.py", "--num-procs", "4"], SWALLOWS + "num_procs: int = 1\n"),
         (["train", "--quiet", "train.py", "--num-procs", "4"], SWALLOWS),
         (["train", "--no-python", "true", "--num-procs", "4"], SWALLOWS),

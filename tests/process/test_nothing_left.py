@@ -1,4 +1,5 @@
-"""Whatever a worker leaves behind, and however the job ends: nothing of it stays. Proven by a FIFO that all inherit."""
+"""Whatever a worker leaves behind, and however the job ends: nothing of it stays. Proven by a FIFO
+that all inherit."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ KINDS = [
     "swarm",
 ]
 SOME_KINDS = ["clean_daemon", "deaf", "swarm"]
-"""One found by its cookie alone, one that has to be killed, and one that grows. Ends that share a sweep need no more."""
+"""One found by its cookie alone, one that has to be killed, and one that grows. Ends that share a
+sweep need no more."""
 GRACE_S = 0.5
 CHAOS = Path(__file__).parents[2] / "scripts" / "chaos"
 
@@ -42,11 +44,17 @@ def kind(request) -> str:
 
 @pytest.fixture
 def leaving(job, kind):
-    """Start two workers that have both left something of this kind running, and wait to be stopped."""
+    """Start two workers that have both left something of this kind running, and wait to be
+    stopped."""
 
     def start(*options: str):
         running = job.start(
-            "leaves.py", "--ranks", "0,1", kind, "wait", options=["--failure-grace", str(GRACE_S), *options]
+            "leaves.py",
+            "--ranks",
+            "0,1",
+            kind,
+            "wait",
+            options=["--failure-grace", str(GRACE_S), *options],
         )
         job.await_ready(running)
         return running
@@ -67,7 +75,9 @@ def test_after_a_job_that_went_well(job, distlaunch, kind):
 
 @pytest.mark.parametrize("kind", SOME_KINDS, indirect=True)
 def test_after_a_failure(job, distlaunch, kind):
-    result = job.run("leaves.py", "--ranks", "0,1", kind, "3", options=["--failure-grace", str(GRACE_S)])
+    result = job.run(
+        "leaves.py", "--ranks", "0,1", kind, "3", options=["--failure-grace", str(GRACE_S)]
+    )
     assert result.returncode == 3, result.stderr
     distlaunch.assert_no_survivors(within_s=5)
 
@@ -82,7 +92,9 @@ def test_after_term(distlaunch, leaving):
 
 
 @pytest.mark.parametrize("lonely", ["session", "stopped", "bomb", "clean_daemon"])
-def test_what_an_ended_worker_has_left_runs_on_with_the_others_and_ends_with_them(job, distlaunch, lonely):
+def test_what_an_ended_worker_has_left_runs_on_with_the_others_and_ends_with_them(
+    job, distlaunch, lonely
+):
     running = job.start("leaves.py", "--ranks", "0", lonely, "0", options=["--grace", str(GRACE_S)])
     job.await_ready(running)
     running.wait_event("worker_exited")
@@ -117,7 +129,9 @@ def test_after_kill_9_of_the_launcher(distlaunch, leaving):
 @pytest.mark.parametrize("kind", SOME_KINDS, indirect=True)
 def test_after_kill_9_of_the_launchers_process_group(distlaunch, job, kind):
     options = ["--failure-grace", str(GRACE_S)]
-    running = job.start("leaves.py", "--ranks", "0,1", kind, "wait", options=options, start_new_session=True)
+    running = job.start(
+        "leaves.py", "--ranks", "0,1", kind, "wait", options=options, start_new_session=True
+    )
     job.await_ready(running)
     os.killpg(running.pid, signal.SIGKILL)
     assert running.wait().returncode == -signal.SIGKILL
@@ -149,7 +163,9 @@ OURS = ("launcher", "spawner", "watcher")
 
 def kill_9(job, running, what: str) -> int:
     """Kill one of our processes, and return its pid."""
-    pid = {"launcher": lambda _: running.pid, "spawner": job.spawner_of, "watcher": job.watcher_of}[what](running)
+    pid = {"launcher": lambda _: running.pid, "spawner": job.spawner_of, "watcher": job.watcher_of}[
+        what
+    ](running)
     os.kill(pid, signal.SIGKILL)
     return pid
 
@@ -168,9 +184,15 @@ def test_a_job_goes_on_after_kill_9_of_the_watcher(job, distlaunch):
 @pytest.mark.parametrize(("first", "second"), list(itertools.permutations(OURS, 2)))
 def test_after_kill_9_of_two_of_ours_at_once(job, distlaunch, first, second):
     options = ["--failure-grace", str(GRACE_S)]
-    running = job.start("leaves.py", "--ranks", "0,1", "--deaf", "clean_daemon", "wait", options=options)
+    running = job.start(
+        "leaves.py", "--ranks", "0,1", "--deaf", "clean_daemon", "wait", options=options
+    )
     job.await_ready(running)
-    victims = {"spawner": job.spawner_of(running), "watcher": job.watcher_of(running), "launcher": running.pid}
+    victims = {
+        "spawner": job.spawner_of(running),
+        "watcher": job.watcher_of(running),
+        "launcher": running.pid,
+    }
     for victim in (first, second):
         with suppress(ProcessLookupError):  # the first took it along
             os.kill(victims[victim], signal.SIGKILL)
@@ -182,12 +204,17 @@ def test_after_kill_9_of_two_of_ours_at_once(job, distlaunch, first, second):
 def test_after_kill_9_of_the_launcher_and_of_another_within_the_grace(job, distlaunch, second):
     grace_s = "60" if second == "spawner" else str(GRACE_S)
     options = ["--failure-grace", grace_s]
-    running = job.start("leaves.py", "--ranks", "0,1", "--deaf", "clean_daemon", "wait", options=options)
+    running = job.start(
+        "leaves.py", "--ranks", "0,1", "--deaf", "clean_daemon", "wait", options=options
+    )
     job.await_ready(running)
     victims = {"spawner": job.spawner_of(running), "watcher": job.watcher_of(running)}
     running.process.kill()
     running.wait()
-    job.until(lambda: job.has_sign("asked-0") and job.has_sign("asked-1"), "both workers were asked to end")
+    job.until(
+        lambda: job.has_sign("asked-0") and job.has_sign("asked-1"),
+        "both workers were asked to end",
+    )
     os.kill(victims[second], signal.SIGKILL)
     distlaunch.assert_no_survivors(within_s=GRACE_S + 5)
 
@@ -195,7 +222,9 @@ def test_after_kill_9_of_the_launcher_and_of_another_within_the_grace(job, distl
 @pytest.mark.parametrize("second", ["launcher", "spawner"])
 def test_after_kill_9_of_the_watcher_and_then_of_another(job, distlaunch, second):
     options = ["--failure-grace", str(GRACE_S)]
-    running = job.start("leaves.py", "--ranks", "0,1", "--deaf", "clean_daemon", "wait", options=options)
+    running = job.start(
+        "leaves.py", "--ranks", "0,1", "--deaf", "clean_daemon", "wait", options=options
+    )
     job.await_ready(running)
     watcher = kill_9(job, running, "watcher")
     job.until(lambda: not job.is_alive(watcher), "the end of the watcher")
@@ -219,14 +248,21 @@ def test_workers_of_a_killed_launcher_may_save_within_the_failure_grace(job, dis
     job.await_ready(running)
     running.process.kill()
     running.process.wait()
-    job.until(lambda: job.has_sign("got-TERM-0") and job.has_sign("got-TERM-1"), "both workers were asked to end")
+    job.until(
+        lambda: job.has_sign("got-TERM-0") and job.has_sign("got-TERM-1"),
+        "both workers were asked to end",
+    )
     job.put_sign("go")
-    job.until(lambda: job.has_sign("saved-0") and job.has_sign("saved-1"), "both workers have saved")
+    job.until(
+        lambda: job.has_sign("saved-0") and job.has_sign("saved-1"), "both workers have saved"
+    )
     distlaunch.assert_no_survivors()
 
 
 def test_workers_of_a_killed_launcher_that_take_no_notice_are_killed(job, distlaunch):
-    running = job.start("waits.py", "--ignore", "TERM,HUP,INT", options=["--failure-grace", str(GRACE_S)])
+    running = job.start(
+        "waits.py", "--ignore", "TERM,HUP,INT", options=["--failure-grace", str(GRACE_S)]
+    )
     job.await_ready(running)
     running.process.kill()
     running.process.wait()
@@ -240,7 +276,10 @@ def test_stopped_workers_of_a_killed_launcher_are_continued_to_obey(job, distlau
         os.kill(pid, signal.SIGSTOP)
     running.process.kill()
     running.process.wait()
-    job.until(lambda: job.has_sign("got-TERM-0") and job.has_sign("got-TERM-1"), "both workers were asked to end")
+    job.until(
+        lambda: job.has_sign("got-TERM-0") and job.has_sign("got-TERM-1"),
+        "both workers were asked to end",
+    )
     job.put_sign("go")
     distlaunch.assert_no_survivors()
     assert job.has_sign("saved-0")
@@ -257,7 +296,9 @@ def test_a_spawner_that_is_killed_during_the_stop_ends_the_job_as_a_fault(job, d
     distlaunch.assert_no_survivors(within_s=5)
 
 
-def test_the_launchers_own_siblings_and_children_from_before_are_left_alone(job, distlaunch, tmp_path):
+def test_the_launchers_own_siblings_and_children_from_before_are_left_alone(
+    job, distlaunch, tmp_path
+):
     """As in a script that has a helper in the background and ends in ``exec distlaunch``."""
     helper = tmp_path / "helper"
     script = f"""
@@ -277,7 +318,9 @@ os.execv(sys.executable, [sys.executable, "-m", "distlaunch", *sys.argv[1:]])
     )  # fmt: skip
     assert process.returncode == 0, process.stderr
     # The helper may run later than the whole job.
-    job.until(lambda: helper.exists() and helper.read_text().endswith("\n"), "the helper has told its pid")
+    job.until(
+        lambda: helper.exists() and helper.read_text().endswith("\n"), "the helper has told its pid"
+    )
     pid = int(helper.read_text())
     try:
         assert job.is_alive(pid)
@@ -296,7 +339,9 @@ def test_another_job_of_the_same_user_is_left_alone(job, distlaunch):
     workers = job.await_ready(other)
     other.process.kill()
     other.process.wait()
-    job.until(lambda: not any(map(job.is_alive, workers)), "the workers of the killed launcher are gone")
+    job.until(
+        lambda: not any(map(job.is_alive, workers)), "the workers of the killed launcher are gone"
+    )
     assert all(map(job.is_alive, left))
     mine.send_signal(signal.SIGTERM)
     assert exits(mine.wait()) == {0: -signal.SIGTERM, 1: -signal.SIGTERM}
@@ -315,7 +360,10 @@ def test_a_launcher_within_a_worker_goes_with_it(job, distlaunch, victim):
         outer.send_signal(signal.SIGTERM)
     else:
         os.kill(outer.pid if victim == "outer launcher" else pid, signal.SIGKILL)
-    assert outer.wait().returncode == {"outer launcher": -9, "inner launcher": 137, "nobody": 143}[victim]
+    assert (
+        outer.wait().returncode
+        == {"outer launcher": -9, "inner launcher": 137, "nobody": 143}[victim]
+    )
     distlaunch.assert_no_survivors(within_s=2 * GRACE_S + 5)
 
 
@@ -325,7 +373,11 @@ def test_a_launcher_within_a_worker_goes_with_it(job, distlaunch, victim):
 def test_kill_9_at_random_instants(clean_env):
     """A short form of what ``scripts/chaos --kills 200`` does; the seed is in the output."""
     done = subprocess.run(
-        [sys.executable, CHAOS, "--kills", "10"], env=clean_env, capture_output=True, text=True, timeout=110
+        [sys.executable, CHAOS, "--kills", "10"],
+        env=clean_env,
+        capture_output=True,
+        text=True,
+        timeout=110,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "10 kills" in done.stdout

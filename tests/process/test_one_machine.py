@@ -1,4 +1,5 @@
-"""Hosts that are one machine under two names: such a job is refused, or goes on with each machine once."""
+"""Hosts that are one machine under two names: such a job is refused, or goes on with each machine
+once."""
 
 from __future__ import annotations
 
@@ -64,7 +65,9 @@ def test_two_containers_on_one_machine_are_two_nodes(train, tmp_path):
     apart = Sshd(tmp_path / "apart", f'ForceCommand {APART} /bin/sh -c "$SSH_ORIGINAL_COMMAND"')
     try:
         names = ("here", "there")
-        result = train(("here",), *hosts(names, tmp_path, "--hosts"), more=apart.config(host="there"))
+        result = train(
+            ("here",), *hosts(names, tmp_path, "--hosts"), more=apart.config(host="there")
+        )
     finally:
         apart.close()
     assert result.returncode == 0, result.stderr

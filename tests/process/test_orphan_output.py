@@ -1,4 +1,5 @@
-"""Workers of a killed launcher print while they save: they do not fail by it, and their logs go on."""
+"""Workers of a killed launcher print while they save: they do not fail by it, and their logs go
+on."""
 
 from __future__ import annotations
 
@@ -49,7 +50,15 @@ def test_a_warm_worker_that_prints_after_kill_9_of_the_launcher_saves(warm, job,
 
 
 def test_both_streams_go_on_where_the_layout_has_a_file_for_each(job, distlaunch):
-    words = ["torchrun", "--nproc-per-node", "2", "--log-dir", "logs", job.program("prints_at_the_end.py"), "64"]
+    words = [
+        "torchrun",
+        "--nproc-per-node",
+        "2",
+        "--log-dir",
+        "logs",
+        job.program("prints_at_the_end.py"),
+        "64",
+    ]
     running = distlaunch.start(words)
     job.await_ready(running)
     running.process.kill()
@@ -58,10 +67,15 @@ def test_both_streams_go_on_where_the_layout_has_a_file_for_each(job, distlaunch
     assert job.has_sign("saved-0")
     out = distlaunch.work / "logs" / "latest" / "attempt_0" / "0" / "stdout.log"
     until(lambda: out.read_text().splitlines()[-1] == "saved 0", "all that rank 0 printed")
-    until(lambda: (out.parent / "stderr.log").read_text() == "done 0\n", "all that rank 0 wrote to stderr")
+    until(
+        lambda: (out.parent / "stderr.log").read_text() == "done 0\n",
+        "all that rank 0 wrote to stderr",
+    )
 
 
-def test_a_worker_that_saves_at_ctrl_c_is_not_ended_by_term_when_the_launcher_is_killed(job, distlaunch):
+def test_a_worker_that_saves_at_ctrl_c_is_not_ended_by_term_when_the_launcher_is_killed(
+    job, distlaunch
+):
     """As ``subprocess.run`` of Python does it: KILL comes a quarter of a second after Ctrl-C."""
     running = job.start("waits.py", "--save", "INT", options=["--failure-grace", "60"])
     job.await_ready(running)
@@ -70,7 +84,10 @@ def test_a_worker_that_saves_at_ctrl_c_is_not_ended_by_term_when_the_launcher_is
     spawner = job.spawner_of(running)
     running.process.kill()
     running.wait()
-    until(lambda: len(os.listdir(f"/proc/{spawner}/task")) == 2, "the spawner, that it acts in the launcher's place")
+    until(
+        lambda: len(os.listdir(f"/proc/{spawner}/task")) == 2,
+        "the spawner, that it acts in the launcher's place",
+    )
     job.put_sign("go")
     until(lambda: job.has_sign("saved-0") and job.has_sign("saved-1"), "both workers have saved")
     distlaunch.assert_no_survivors()

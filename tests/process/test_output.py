@@ -16,8 +16,13 @@ def test_every_byte_of_both_streams_is_in_the_ranks_file(distlaunch):
     assert result.returncode == 0
     for rank in (0, 1):
         filed = log_of(result, rank)
-        out = [b"<out %d.%d>" % (rank, count) + bytes(range(256)) + b"\0" * 100 for count in range(64)]
-        err = [b"<err %d.%d>" % (rank, count) + bytes(reversed(range(256))) + b"\xff\xfe\n" for count in range(64)]
+        out = [
+            b"<out %d.%d>" % (rank, count) + bytes(range(256)) + b"\0" * 100 for count in range(64)
+        ]
+        err = [
+            b"<err %d.%d>" % (rank, count) + bytes(reversed(range(256))) + b"\xff\xfe\n"
+            for count in range(64)
+        ]
         end = b"the end without a newline"
         assert len(filed) == len(b"".join(out + err)) + len(end)
         for stream in (out, err):
@@ -36,14 +41,17 @@ def test_worker_stdout_goes_to_stdout_and_stderr_to_stderr_each_with_its_rank(di
     path = script(distlaunch, "os.write(1, b'out %d\\n' % RANK); os.write(2, b'err %d\\n' % RANK)")
     result = distlaunch.train("--num-procs", "3", path)
     assert sorted(result.stdout.splitlines()) == [f"[{rank}] out {rank}" for rank in range(3)]
-    from_workers = [line for line in result.stderr.splitlines() if not line.startswith("distlaunch: ")]
+    from_workers = [
+        line for line in result.stderr.splitlines() if not line.startswith("distlaunch: ")
+    ]
     assert sorted(from_workers) == [f"[{rank}] err {rank}" for rank in range(3)]
 
 
 def test_the_same_line_of_all_ranks_is_shown_once(distlaunch):
     path = script(
         distlaunch,
-        # The ranks meet at a barrier of files, so that all print within the folding time however loaded the machine is.
+        # The ranks meet at a barrier of files, so that all print within the folding time however
+        # loaded the machine is.
         "open(f'ready-{RANK}', 'w').close()\n"
         "while not all(os.path.exists(f'ready-{rank}') for rank in range(4)): time.sleep(0.001)\n"
         "os.write(1, b'loaded 60000 samples\\n')\n",
@@ -54,7 +62,9 @@ def test_the_same_line_of_all_ranks_is_shown_once(distlaunch):
 
 
 def test_a_last_line_without_newline_is_shown_whole_and_filed_as_it_was(distlaunch):
-    result = distlaunch.train("--num-procs", "2", script(distlaunch, "os.write(1, b'half of %d' % RANK)"))
+    result = distlaunch.train(
+        "--num-procs", "2", script(distlaunch, "os.write(1, b'half of %d' % RANK)")
+    )
     assert sorted(result.stdout.splitlines(keepends=True)) == ["[0] half of 0\n", "[1] half of 1\n"]
     assert [log_of(result, rank) for rank in (0, 1)] == [b"half of 0", b"half of 1"]
 
@@ -70,14 +80,17 @@ def test_a_partial_line_is_shown_before_its_worker_ends(distlaunch):
     assert running.wait().stdout == "[0] progress: 10% done\n"
 
 
-@pytest.mark.parametrize("words", [[], ["--format", "jsonl"], ["--output", "none"]], ids=["plain", "jsonl", "none"])
+@pytest.mark.parametrize(
+    "words", [[], ["--format", "jsonl"], ["--output", "none"]], ids=["plain", "jsonl", "none"]
+)
 def test_a_line_of_32_mib_is_filed_whole_while_memory_stays_bounded(distlaunch, words):
     result = distlaunch.train("--num-procs", "1", *words, LONG_LINE, "32", "peak")
     assert result.returncode == 0
     filed = log_of(result, 0)
     assert len(filed) == (32 << 20) + 1
     assert all(
-        set(filed[start : start + (1 << 20)]) == {97 + start // (1 << 20) % 26} for start in range(0, 32 << 20, 1 << 20)
+        set(filed[start : start + (1 << 20)]) == {97 + start // (1 << 20) % 26}
+        for start in range(0, 32 << 20, 1 << 20)
     )
     assert int((distlaunch.work / "peak").read_text()) < PEAK_KB
 
@@ -94,14 +107,17 @@ def test_a_worker_that_closes_its_streams_runs_on(distlaunch):
 
 
 @pytest.mark.parametrize(
-    ("chosen", "shown"), [("none", set()), ("0,2", {0, 2}), ("1-3", {1, 2, 3}), ("all", {0, 1, 2, 3})]
+    ("chosen", "shown"),
+    [("none", set()), ("0,2", {0, 2}), ("1-3", {1, 2, 3}), ("all", {0, 1, 2, 3})],
 )
 def test_output_chooses_the_ranks_shown_and_files_have_all(distlaunch, chosen, shown):
     path = script(distlaunch, "print('line of', RANK)")
     result = distlaunch.train("--num-procs", "4", "--output", chosen, path)
     assert result.returncode == 0
     assert set(unfolded(result.stdout_bytes)) == shown
-    assert [log_of(result, rank) for rank in range(4)] == [b"line of %d\n" % rank for rank in range(4)]
+    assert [log_of(result, rank) for rank in range(4)] == [
+        b"line of %d\n" % rank for rank in range(4)
+    ]
 
 
 def test_escape_sequences_stay_as_they_are_in_files_and_pipes(distlaunch):
@@ -135,13 +151,21 @@ def test_jsonl_is_valid_json_on_stdout_with_events_and_output_and_nothing_on_std
     assert result.stderr == ""
     assert result.stdout_bytes.endswith(b"\n")
     records = [json.loads(line) for line in result.stdout_bytes.splitlines()]
-    assert all(isinstance(record["time"], float) and isinstance(record["type"], str) for record in records)
+    assert all(
+        isinstance(record["time"], float) and isinstance(record["type"], str) for record in records
+    )
     output = [record for record in records if record["type"] == "output"]
     of_1 = [(record["stream"], record["text"]) for record in output if record["rank"] == 1]
-    assert [text for stream, text in of_1 if stream == "stdout"] == ["text 1 €", "\ufffd\0binary", "no newline"]
+    assert [text for stream, text in of_1 if stream == "stdout"] == [
+        "text 1 €",
+        "\ufffd\0binary",
+        "no newline",
+    ]
     assert [text for stream, text in of_1 if stream == "stderr"] == ['"quoted"\\']
     kinds = [record["type"] for record in records]
-    assert {"job_started", "attempt_started", "workers_started", "worker_exited", "failure"} <= set(kinds)
+    assert {"job_started", "attempt_started", "workers_started", "worker_exited", "failure"} <= set(
+        kinds
+    )
     [ended] = [record for record in records if record["type"] == "job_ended"]
     assert ended["exit_code"] == 3
     events = [record for record in records if record["type"] not in ("output", "message")]

@@ -22,8 +22,11 @@ exec "$@"
 
 
 def in_a_small_disk(distlaunch, disk: Path, *command: str | Path):
-    """Run a command in a mount namespace of its own, with ``disk`` a file system of 512 kB, gone with its last process."""
-    unshare = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--mount", "--map-root-user"]
+    """Run a command in a mount namespace of its own, with ``disk`` a file system of 512 kB, gone
+    with its last process."""
+    unshare = (
+        ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--mount", "--map-root-user"]
+    )
     return subprocess.run(
         [*unshare, "sh", "-c", IN_A_SMALL_DISK, "sh", disk, *command],
         env=distlaunch.env,
@@ -43,13 +46,19 @@ def test_a_full_disk_stops_the_files_once_said_and_not_the_workers(distlaunch, t
     assert result.stderr.count("log files have stopped") == 1
     assert "the disk is full" in result.stderr
     shown = unfolded(result.stdout.encode())
-    assert all(shown[rank][-1] == b"the last line of %d" % rank and len(shown[rank]) == 3001 for rank in (0, 1))
+    assert all(
+        shown[rank][-1] == b"the last line of %d" % rank and len(shown[rank]) == 3001
+        for rank in (0, 1)
+    )
     assert not list(disk.iterdir()), "nothing is left of the file system"
 
 
 def test_files_go_on_behind_a_gap_marker_when_the_disk_has_room_again(distlaunch, tmp_path):
     disk = tmp_path / "disk"
-    keep = script(distlaunch, f"import runpy\nsys.path.insert(0, {str(PROGRAMS)!r})\nsys.argv = ['x', {str(disk / 'filler')!r}, 'free']\nrunpy.run_path({str(DISK)!r}, run_name='__main__')")  # fmt: skip
+    keep = script(
+        distlaunch,
+        f"import runpy\nsys.path.insert(0, {str(PROGRAMS)!r})\nsys.argv = ['x', {str(disk / 'filler')!r}, 'free']\nrunpy.run_path({str(DISK)!r}, run_name='__main__')",
+    )
     keeper = distlaunch.work / "keep.py"
     keeper.write_text(
         "import os, shutil, subprocess, sys\n"
@@ -73,9 +82,13 @@ def test_files_go_on_behind_a_gap_marker_when_the_disk_has_room_again(distlaunch
 
 
 @pytest.mark.parametrize("below_a_file", ["file", "file/below"])
-def test_a_log_directory_that_cannot_be_made_is_refused_before_anything_starts(distlaunch, below_a_file):
+def test_a_log_directory_that_cannot_be_made_is_refused_before_anything_starts(
+    distlaunch, below_a_file
+):
     (distlaunch.work / "file").touch()
-    result = distlaunch.train("--log-dir", below_a_file, "--num-procs", "1", script(distlaunch, "open('ran', 'w')"))
+    result = distlaunch.train(
+        "--log-dir", below_a_file, "--num-procs", "1", script(distlaunch, "open('ran', 'w')")
+    )
     assert result.returncode == 2
     assert result.stderr.startswith(f"distlaunch: error: --log-dir {below_a_file}: ")
     assert len(result.stderr.splitlines()) <= 2
@@ -84,13 +97,21 @@ def test_a_log_directory_that_cannot_be_made_is_refused_before_anything_starts(d
 
 def test_a_read_only_log_directory_is_refused_before_anything_starts(distlaunch, tmp_path):
     disk = tmp_path / "disk"
-    unshare = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--mount", "--map-root-user"]
+    unshare = (
+        ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--mount", "--map-root-user"]
+    )
     mount = 'mkdir "$1" && mount -t tmpfs -o ro tmpfs "$1" || exit 99; shift; exec "$@"'
     job = [sys.executable, "-m", "distlaunch", "train", "--num-procs", "1", "--log-dir", str(disk)]
     path = script(distlaunch, "open('ran', 'w')")
     command = [*unshare, "sh", "-c", mount, "sh", str(disk), *job, str(path)]
     result = subprocess.run(
-        command, env=distlaunch.env, cwd=distlaunch.work, capture_output=True, text=True, timeout=60, check=False
+        command,
+        env=distlaunch.env,
+        cwd=distlaunch.work,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert result.returncode == 2
     assert result.stderr.startswith(f"distlaunch: error: --log-dir {disk}: Read-only file system\n")
@@ -98,9 +119,22 @@ def test_a_read_only_log_directory_is_refused_before_anything_starts(distlaunch,
 
 
 def apart(distlaunch, setup: str, *words: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    """Run a job in a mount namespace of its own, once ``setup``, a shell's text, has changed what is there."""
-    unshare = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--mount", "--map-root-user"]
-    command = [*unshare, "sh", "-c", f'{setup}; exec "$@"', "sh", *TRAIN, "--num-procs", "1", *words]
+    """Run a job in a mount namespace of its own, once ``setup``, a shell's text, has changed what
+    is there."""
+    unshare = (
+        ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--mount", "--map-root-user"]
+    )
+    command = [
+        *unshare,
+        "sh",
+        "-c",
+        f'{setup}; exec "$@"',
+        "sh",
+        *TRAIN,
+        "--num-procs",
+        "1",
+        *words,
+    ]
     return subprocess.run(
         command,
         env={**distlaunch.env, **environ},
@@ -130,7 +164,9 @@ def test_where_no_log_file_can_be_made_each_place_is_named_with_the_reason(distl
     result = apart(distlaunch, setup, str(path), XDG_STATE_HOME=str(state), TMPDIR=str(temporary))
     assert result.returncode == 2, result.stderr
     first, hint = result.stderr.splitlines()
-    assert first.startswith(f"distlaunch: error: there is no place for log files: {state}/distlaunch/jobs: {why}; ")
+    assert first.startswith(
+        f"distlaunch: error: there is no place for log files: {state}/distlaunch/jobs: {why}; "
+    )
     for place in (temporary, "/tmp", "/var/tmp", distlaunch.work):
         assert f"; {place}: {why}" in first
     assert hint == "  hint: name one with --log-dir"
@@ -148,7 +184,9 @@ def test_a_machine_without_dev_null_is_told_of_it(distlaunch):
     assert not (distlaunch.work / "ran").exists()
 
 
-def test_where_the_default_directory_cannot_be_written_a_temporary_one_is_used_and_said_once(distlaunch, tmp_path):
+def test_where_the_default_directory_cannot_be_written_a_temporary_one_is_used_and_said_once(
+    distlaunch, tmp_path
+):
     blocked, temporary = tmp_path / "blocked", tmp_path / "tmp"
     blocked.touch()
     temporary.mkdir()
@@ -157,7 +195,11 @@ def test_where_the_default_directory_cannot_be_written_a_temporary_one_is_used_a
     assert result.returncode == 0
     [line] = [line for line in result.stderr.splitlines() if "cannot be used" in line]
     assert f"({blocked}/distlaunch/jobs: Not a directory)" in line
-    [log] = [path for path in temporary.glob("*/*/attempt-0/rank-1.log") if not path.parents[1].is_symlink()]
+    [log] = [
+        path
+        for path in temporary.glob("*/*/attempt-0/rank-1.log")
+        if not path.parents[1].is_symlink()
+    ]
     assert str(log.parents[1]) in line
     assert log.parents[1].stat().st_mode & 0o777 == 0o700
     assert log.read_bytes().splitlines() == numbered(1, 10, 10)

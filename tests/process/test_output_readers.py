@@ -36,7 +36,8 @@ def read_all(descriptor: int) -> bytes:
 
 
 def assert_ends_unread(distlaunch, running, pipe, code: int) -> None:
-    """Assert that the job has an end while nobody reads, and the launcher when its output has been read."""
+    """Assert that the job has an end while nobody reads, and the launcher when its output has been
+    read."""
     running.wait_event("job_ended")
     assert distlaunch.holding() == []
     os.close(pipe[1])
@@ -54,10 +55,14 @@ def test_a_failure_ends_the_job_though_nobody_reads_the_pipe(distlaunch, pipe, s
     assert "exit code 9" in (running.run_dir / "report.txt").read_text()
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)]
+)
 def test_a_signal_ends_the_job_though_nobody_reads_the_pipe(distlaunch, pipe, number, code):
     running = distlaunch.start(
-        ["train", "--num-procs", "2", "--grace", "0.1", FLOOD, "wait"], stdout=pipe[1], stderr=pipe[1]
+        ["train", "--num-procs", "2", "--grace", "0.1", FLOOD, "wait"],
+        stdout=pipe[1],
+        stderr=pipe[1],
     )
     running.wait_for(lambda: running.run_dir and (running.run_dir / "full").exists(), "full pipe")
     running.send_signal(number)
@@ -72,7 +77,8 @@ def test_the_launcher_of_a_job_that_failed_ends_though_nobody_ever_reads_the_pip
 
 @pytest.mark.parametrize("words", [[], ["--format", "jsonl"]], ids=["plain", "jsonl"])
 def test_the_report_comes_through_a_pipe_whose_reader_is_slow(distlaunch, pipe, words):
-    """3 MB are queued for a reader of some kB/s when the job fails: all that the launcher itself says still comes."""
+    """3 MB are queued for a reader of some kB/s when the job fails: all that the launcher itself
+    says still comes."""
     count = 30_000
     fcntl.fcntl(pipe[1], fcntl.F_SETPIPE_SZ, 4096)  # what the pipe holds is read first
     args = ["--num-procs", "1", *words, LINES, str(count), "80", "7"]
@@ -88,7 +94,12 @@ def test_the_report_comes_through_a_pipe_whose_reader_is_slow(distlaunch, pipe, 
     if words:
         records = [json.loads(line) for line in lines]
         shown = sum(record["type"] == "output" for record in records)
-        lines = [line for record in records if record["type"] == "message" for line in record["text"].splitlines()]
+        lines = [
+            line
+            for record in records
+            if record["type"] == "message"
+            for line in record["text"].splitlines()
+        ]
         assert records[-1]["type"] == "job_ended"
         assert any(record["type"] == "failure" for record in records)
     else:
@@ -97,7 +108,11 @@ def test_the_report_comes_through_a_pipe_whose_reader_is_slow(distlaunch, pipe, 
     assert {line.removeprefix("distlaunch: ") for line in report} <= {
         line.removeprefix("distlaunch: ") for line in lines
     }
-    [dropped] = [re.search(r"([\d,]+) lines of workers not shown", line) for line in lines if "not shown" in line]
+    [dropped] = [
+        re.search(r"([\d,]+) lines of workers not shown", line)
+        for line in lines
+        if "not shown" in line
+    ]
     assert shown + int(dropped[1].replace(",", "")) == count
     assert len(log_of(result, 0).splitlines()) == count
 
@@ -116,10 +131,19 @@ def test_kill_9_leaves_nothing_though_nobody_reads_the_pipe(distlaunch, pipe):
 
 def test_a_pipe_that_is_read_late_slows_the_workers_and_loses_nothing(distlaunch, pipe):
     count, width = 40_000, 300  # 12 MB for each of two ranks: more than all buffers together
-    running = distlaunch.start(["train", "--num-procs", "2", LINES, str(count), str(width)], stdout=pipe[1])
+    running = distlaunch.start(
+        ["train", "--num-procs", "2", LINES, str(count), str(width)], stdout=pipe[1]
+    )
     os.close(pipe[1])
-    logs = lambda: [path.stat().st_size for path in running.run_dir.glob("attempt-0/*.log")] if running.run_dir else []  # noqa: E731
-    running.wait_for(lambda: sum(logs()) > 3 << 20, "filled buffers")  # a little less than they hold
+
+    def logs() -> list[int]:
+        if not running.run_dir:
+            return []
+        return [path.stat().st_size for path in running.run_dir.glob("attempt-0/*.log")]
+
+    running.wait_for(
+        lambda: sum(logs()) > 3 << 20, "filled buffers"
+    )  # a little less than they hold
     assert running.process.poll() is None
     assert sum(logs()) < count * width * 2, "the workers wait for the reader"
     lines = unfolded(read_all(pipe[0]))
@@ -140,7 +164,9 @@ def test_a_launcher_that_waits_for_its_reader_alone_can_be_ended(distlaunch, pip
 
 def test_200_000_lines_through_a_slow_reader_are_all_there_and_memory_stays_flat(distlaunch, pipe):
     count, width = 100_000, 20
-    running = distlaunch.start(["train", "--num-procs", "2", LINES, str(count), str(width)], stdout=pipe[1])
+    running = distlaunch.start(
+        ["train", "--num-procs", "2", LINES, str(count), str(width)], stdout=pipe[1]
+    )
     os.close(pipe[1])
     parts, peak_kb = [], 0
     while part := os.read(pipe[0], 2048):  # a reader with small bites
@@ -150,7 +176,10 @@ def test_200_000_lines_through_a_slow_reader_are_all_there_and_memory_stays_flat
             peak_kb = max([peak_kb, *(int(kb) for kb in re.findall(r"VmHWM:\s+(\d+)", status))])
     assert running.wait().returncode == 0
     lines = unfolded(b"".join(parts))
-    assert {rank: lines[rank] == numbered(rank, count, width) for rank in lines} == {0: True, 1: True}
+    assert {rank: lines[rank] == numbered(rank, count, width) for rank in lines} == {
+        0: True,
+        1: True,
+    }
     assert 0 < peak_kb < PEAK_KB
 
 
@@ -175,7 +204,9 @@ def test_a_job_runs_with_all_its_own_streams_closed(distlaunch):
     assert result.returncode == 0
     for rank in (0, 1):
         assert log_of(result, rank).splitlines() == numbered(rank, 1000, 100)
-    assert all(json.loads(line) for line in (result.run_dir / "events.jsonl").read_text().splitlines())
+    assert all(
+        json.loads(line) for line in (result.run_dir / "events.jsonl").read_text().splitlines()
+    )
 
 
 def test_a_failing_job_keeps_its_exit_code_with_streams_closed(distlaunch):
@@ -189,8 +220,12 @@ def test_a_failing_job_keeps_its_exit_code_with_streams_closed(distlaunch):
 
 
 def test_our_descriptors_are_never_made_non_blocking(distlaunch, pipe):
-    watcher = script(distlaunch, "print(RANK, flush=True)\nwhile not os.path.exists('go'): time.sleep(0.01)")
-    running = distlaunch.start(["train", "--num-procs", "2", watcher], stdout=pipe[1], stderr=pipe[1], stdin=pipe[0])
+    watcher = script(
+        distlaunch, "print(RANK, flush=True)\nwhile not os.path.exists('go'): time.sleep(0.01)"
+    )
+    running = distlaunch.start(
+        ["train", "--num-procs", "2", watcher], stdout=pipe[1], stderr=pipe[1], stdin=pipe[0]
+    )
     running.wait_workers(2)
     select.select([pipe[0]], [], [], 20)
     assert [os.get_blocking(end) for end in pipe] == [True, True]

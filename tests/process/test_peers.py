@@ -1,4 +1,5 @@
-"""One launcher per node: several of them on this machine, which meet on loopback and are one job."""
+"""One launcher per node: several of them on this machine, which meet on loopback and are one
+job."""
 
 from __future__ import annotations
 
@@ -29,10 +30,27 @@ def test_launchers_that_start_in_any_order_are_one_job(team, size):
     team.put("end-0")
     assert team.codes() == dict.fromkeys(range(size), 0)
     for rank, each in enumerate(told):
-        expected = {"RANK": rank, "LOCAL_RANK": rank % 2, "NODE_RANK": rank // 2, "WORLD_SIZE": 2 * size}
-        expected |= {"LOCAL_WORLD_SIZE": 2, "GROUP_WORLD_SIZE": size, "TORCHELASTIC_RESTART_COUNT": 0}
-        assert {name: each[name] for name in expected} == {name: str(value) for name, value in expected.items()}
-    for name in ("MASTER_ADDR", "MASTER_PORT", "DISTLAUNCH_JOB_ID", "TORCHELASTIC_RUN_ID", "DISTLAUNCH_RUN_DIR"):
+        expected = {
+            "RANK": rank,
+            "LOCAL_RANK": rank % 2,
+            "NODE_RANK": rank // 2,
+            "WORLD_SIZE": 2 * size,
+        }
+        expected |= {
+            "LOCAL_WORLD_SIZE": 2,
+            "GROUP_WORLD_SIZE": size,
+            "TORCHELASTIC_RESTART_COUNT": 0,
+        }
+        assert {name: each[name] for name in expected} == {
+            name: str(value) for name, value in expected.items()
+        }
+    for name in (
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "DISTLAUNCH_JOB_ID",
+        "TORCHELASTIC_RUN_ID",
+        "DISTLAUNCH_RUN_DIR",
+    ):
         assert len({each[name] for each in told}) == 1
     assert told[0]["MASTER_ADDR"] == "127.0.0.1"
     for node in range(size):
@@ -47,7 +65,13 @@ def test_each_launcher_files_the_output_of_its_own_ranks_only(team):
     team.codes()
     names = {str(path.relative_to(run_dir)) for path in Path(run_dir).rglob("*") if path.is_file()}
     assert names - {".distlaunch-run"} == {
-        *("events.jsonl", "events-1.jsonl", "plan-0.json", "attempt-0/rank-0.log", "attempt-0/rank-1.log")
+        *(
+            "events.jsonl",
+            "events-1.jsonl",
+            "plan-0.json",
+            "attempt-0/rank-0.log",
+            "attempt-0/rank-1.log",
+        )
     }
     assert Path(run_dir, "attempt-0", "rank-1.log").read_text() == "rank 1 is here\n"
 
@@ -58,7 +82,11 @@ def test_launchers_without_a_common_directory_have_each_their_own(team, tmp_path
     first, second = (Path(each["DISTLAUNCH_RUN_DIR"]) for each in team.ready(0, 1))
     team.put("end-0")
     assert team.codes() == {0: 0, 1: 0}
-    assert (first.parent, second.parent, first.name) == (tmp_path / "a", tmp_path / "b", second.name)
+    assert (first.parent, second.parent, first.name) == (
+        tmp_path / "a",
+        tmp_path / "b",
+        second.name,
+    )
     assert (first / "attempt-0" / "rank-0.log").exists()
     assert not (first / "attempt-0" / "rank-1.log").exists()
     assert (second / "attempt-0" / "rank-1.log").exists()
@@ -96,7 +124,9 @@ def test_a_restart_is_one_of_the_whole_job_and_counted_the_same_everywhere(team)
     team.put("end-1")
     assert team.codes() == dict.fromkeys(range(3), 0)
     assert {each["TORCHELASTIC_RESTART_COUNT"] for each in after} == {"1"}
-    assert {each["MASTER_PORT"] for each in after}.isdisjoint({each["MASTER_PORT"] for each in before})
+    assert {each["MASTER_PORT"] for each in after}.isdisjoint(
+        {each["MASTER_PORT"] for each in before}
+    )
     for node in range(3):
         assert "restart 1 of 2" in team.said(node)
 
@@ -137,7 +167,10 @@ def test_a_signal_that_all_launchers_get_counts_once(team):
     team.ready(0, 1, 2)
     for running in team.launchers.values():
         running.send_signal(signal.SIGUSR1)
-    until(lambda: all((team.launcher.work / f"usr1-{rank}").exists() for rank in range(3)), "USR1 came everywhere")
+    until(
+        lambda: all((team.launcher.work / f"usr1-{rank}").exists() for rank in range(3)),
+        "USR1 came everywhere",
+    )
     for running in team.launchers.values():
         running.send_signal(signal.SIGINT)
     assert team.codes() == dict.fromkeys(range(3), 130)
@@ -248,7 +281,10 @@ def test_a_coordinator_that_comes_back_goes_on_where_the_first_was(team):
     team.put("end-1")
     assert team.codes() == dict.fromkeys(range(3), 0)
     assert {each["TORCHELASTIC_RESTART_COUNT"] for each in told} == {"1"}
-    for name in ("DISTLAUNCH_JOB_ID", "TORCHELASTIC_RUN_ID"):  # though the second coordinator has made up its own
+    for name in (
+        "DISTLAUNCH_JOB_ID",
+        "TORCHELASTIC_RUN_ID",
+    ):  # though the second coordinator has made up its own
         assert len({each[name] for each in told}) == 1
     assert told[1]["DISTLAUNCH_RUN_DIR"] == before[1]["DISTLAUNCH_RUN_DIR"]
     assert told[1]["DISTLAUNCH_JOB_ID"] != before[1]["DISTLAUNCH_JOB_ID"]
@@ -258,7 +294,9 @@ def test_a_coordinator_that_comes_back_goes_on_where_the_first_was(team):
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_stop_that_was_asked_for_is_not_forgotten_when_the_coordinator_is_lost(team, number, code):
+def test_a_stop_that_was_asked_for_is_not_forgotten_when_the_coordinator_is_lost(
+    team, number, code
+):
     team.start_all("--max-restarts", "3")
     pids = [each["pid"] for each in team.ready(0, 1)]
     coordinator, peer = team.launchers[0], team.launchers[1]
@@ -342,7 +380,14 @@ def test_launchers_without_ranks_are_numbered_as_they_come(team):
 def test_where_each_node_has_a_launcher_each_of_them_has_the_first_failure_in_its_own_file(team):
     for rank in (1, 0):
         env = {"TORCHELASTIC_ERROR_FILE": str(team.launcher.work / f"error-{rank}.json")}
-        place = ["--num-nodes", "2", "--node-rank", str(rank), "--rendezvous", f"127.0.0.1:{team.port}"]
+        place = [
+            "--num-nodes",
+            "2",
+            "--node-rank",
+            str(rank),
+            "--rendezvous",
+            f"127.0.0.1:{team.port}",
+        ]
         args = ["train", *place, "--procs-per-node", "1", str(PROGRAMS / "member.py")]
         team.launchers[rank] = team.launcher.start(args, env=env)
     team.ready(0, 1)
@@ -371,7 +416,11 @@ def test_torchruns_words_join_too(team, words, template):
         place = [word.format(rank=rank, port=team.port) for word in words]
         args = ["torchrun", "--nnodes", "2", "--nproc-per-node", "2", "--tee", "3", *place]
         args += ["--duplicate-stdout-filters", "is here", str(PROGRAMS / "member.py")]
-        env = {"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "<${rank}/${local_rank}>:"} if template else {}
+        env = (
+            {"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "<${rank}/${local_rank}>:"}
+            if template
+            else {}
+        )
         team.launchers[rank] = team.launcher.start(args, env=env)
     told = team.ready(0, 1, 2, 3)
     team.put("end-0")
@@ -382,9 +431,14 @@ def test_torchruns_words_join_too(team, words, template):
         ("1", "0"),
         ("1", "1"),
     ]
-    by_node = [["<0/0>", "<1/1>"], ["<2/0>", "<3/1>"]] if template else [["[default0]", "[default1]"]] * 2
+    by_node = (
+        [["<0/0>", "<1/1>"], ["<2/0>", "<3/1>"]] if template else [["[default0]", "[default1]"]] * 2
+    )
     shown = [running.stdout for running in team.launchers.values()]
-    copied = [path.read_text() for path in team.launchers[0].run_dir.glob("attempt_0/filtered_stdout*.log")]
+    copied = [
+        path.read_text()
+        for path in team.launchers[0].run_dir.glob("attempt_0/filtered_stdout*.log")
+    ]
     for texts in (shown, copied):
         found = [sorted(line.partition(":")[0] for line in text.splitlines()) for text in texts]
         assert sorted(found) == by_node
@@ -395,7 +449,14 @@ def test_a_launcher_for_each_worker_becomes_its_rank(team, failing):
     for rank in (2, 0, 3, 1):
         env = {"RANK": rank, "SIZE": 4, "LOCAL_RANK": rank % 2, "LOCAL_SIZE": 2}
         env = {f"OMPI_COMM_WORLD_{name}": str(value) for name, value in env.items()}
-        args = ["train", "--rendezvous", f"127.0.0.1:{team.port}", "--device", "cpu", str(PROGRAMS / "member.py")]
+        args = [
+            "train",
+            "--rendezvous",
+            f"127.0.0.1:{team.port}",
+            "--device",
+            "cpu",
+            str(PROGRAMS / "member.py"),
+        ]
         team.launchers[rank] = team.launcher.start(args, env=env)
     told = team.ready(0, 1, 2, 3)
     team.put("end-0" if failing is None else f"fail-0-{failing}")
@@ -408,7 +469,9 @@ def test_a_launcher_for_each_worker_becomes_its_rank(team, failing):
             "WORLD_SIZE": 4,
             "LOCAL_WORLD_SIZE": 2,
         }
-        assert {name: each[name] for name in expected} == {name: str(value) for name, value in expected.items()}
+        assert {name: each[name] for name in expected} == {
+            name: str(value) for name, value in expected.items()
+        }
         assert f"rank {rank} is here" in team.launchers[rank].stdout
 
 
@@ -425,4 +488,6 @@ def test_workers_of_all_launchers_reduce_together(team):
     for rank in (2, 1, 0):
         team.start(rank, size=3, program=str(team.launcher.work / "reduce.py"))
     assert team.codes(120.0) == dict.fromkeys(range(3), 0), team.said(0)
-    assert [team.launchers[rank].stdout for rank in range(3)] == [f"[{rank}] sum 6\n" for rank in range(3)]
+    assert [team.launchers[rank].stdout for rank in range(3)] == [
+        f"[{rank}] sum 6\n" for rank in range(3)
+    ]

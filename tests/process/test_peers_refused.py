@@ -1,4 +1,5 @@
-"""Launchers that cannot be one job: what is wrong is named on all of them, with the right exit code and no long wait."""
+"""Launchers that cannot be one job: what is wrong is named on all of them, with the right exit code
+and no long wait."""
 
 from __future__ import annotations
 
@@ -160,7 +161,9 @@ def test_a_token_is_needed_where_there_is_one(team):
     assert "the token is not the same" in team.said(0)
 
 
-@pytest.mark.parametrize("token", [RIGHT, "8f14e45fceea167a5a36dedd4bea2543"], ids=["a phrase", "128 bits"])
+@pytest.mark.parametrize(
+    "token", [RIGHT, "8f14e45fceea167a5a36dedd4bea2543"], ids=["a phrase", "128 bits"]
+)
 def test_a_token_from_a_file_lets_in_who_has_it_from_the_environment(team, tmp_path, token):
     team.start(0, "--token-file", token_file(tmp_path, token))
     team.start(1, env={"DISTLAUNCH_TOKEN": token})
@@ -245,15 +248,28 @@ def test_in_a_pod_a_token_file_that_others_can_read_is_only_mentioned(team, tmp_
 
 
 @pytest.mark.parametrize(
-    ("host", "token", "count"), [("node0.invalid", None, 1), ("node0.invalid", RIGHT, 0), ("127.0.0.1", None, 0)]
+    ("host", "token", "count"),
+    [("node0.invalid", None, 1), ("node0.invalid", RIGHT, 0), ("127.0.0.1", None, 0)],
 )
 def test_a_port_that_others_reach_without_a_token_is_mentioned_once(distlaunch, host, token, count):
     port = free_port()
-    words = ["--rendezvous", f"{host}:{port}", "--num-nodes", "2", "--node-rank", "0", "--procs-per-node", "1"]
+    words = [
+        "--rendezvous",
+        f"{host}:{port}",
+        "--num-nodes",
+        "2",
+        "--node-rank",
+        "0",
+        "--procs-per-node",
+        "1",
+    ]
     env = {} if token is None else {"DISTLAUNCH_TOKEN": token}
     result = distlaunch.train(*words, "--join-timeout", "0.5", "--no-python", "true", env=env)
     assert result.returncode == 69
-    assert result.stderr.count(f"whoever reaches port {port} of this machine can take part in the job") == count
+    assert (
+        result.stderr.count(f"whoever reaches port {port} of this machine can take part in the job")
+        == count
+    )
 
 
 # --- launchers that stand still

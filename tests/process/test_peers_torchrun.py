@@ -1,4 +1,5 @@
-"""Several launchers in other launchers' words: what they say where the nodes do not become one job."""
+"""Several launchers in other launchers' words: what they say where the nodes do not become one
+job."""
 
 from __future__ import annotations
 
@@ -28,19 +29,44 @@ def by_torchrun(port: int, rank: int, job: str) -> list[str]:
 
 
 def by_deepspeed(port: int, rank: int, job: str) -> list[str]:
-    place = ["--hosts", "n0:1,n1:1", "--no_ssh", "--master_addr", "127.0.0.1", "--master_port", str(port)]
-    return ["deepspeed", *place, "--node_rank", str(rank), "--job-id", job, "--python", sys.executable]
+    place = [
+        "--hosts",
+        "n0:1,n1:1",
+        "--no_ssh",
+        "--master_addr",
+        "127.0.0.1",
+        "--master_port",
+        str(port),
+    ]
+    return [
+        "deepspeed",
+        *place,
+        "--node_rank",
+        str(rank),
+        "--job-id",
+        job,
+        "--python",
+        sys.executable,
+    ]
 
 
 @pytest.mark.parametrize(
     ("words", "hint"),
     [
-        (by_torchrun, "all launchers of a job have the same --rdzv-id, --rdzv-endpoint names its own port"),
-        (by_deepspeed, "all launchers of a job have the same --job-id, --master_port names its own port"),
+        (
+            by_torchrun,
+            "all launchers of a job have the same --rdzv-id, --rdzv-endpoint names its own port",
+        ),
+        (
+            by_deepspeed,
+            "all launchers of a job have the same --job-id, --master_port names its own port",
+        ),
     ],
     ids=["torchrun", "deepspeed"],
 )
-def test_a_launcher_of_another_job_is_told_so_in_the_words_that_it_has(distlaunch, port, words, hint):
+def test_a_launcher_of_another_job_is_told_so_in_the_words_that_it_has(
+    distlaunch, port, words, hint
+):
     distlaunch.pretend("deepspeed")
     program = str(PROGRAMS / "member.py")
     distlaunch.start([*words(port, 0, "7"), program])
@@ -48,13 +74,22 @@ def test_a_launcher_of_another_job_is_told_so_in_the_words_that_it_has(distlaunc
     first, *others = words(port, 1, "8")
     soon = ["--rdzv-conf", "join_timeout=3"] if first == "torchrun" else ["--join-timeout", "3"]
     ended = distlaunch.run([first, *soon, *others, program])
-    assert ended.returncode == 69  # whoever has the port has proved nothing: it is called until the time is over
+    assert (
+        ended.returncode == 69
+    )  # whoever has the port has proved nothing: it is called until the time is over
     assert "the port belongs to another job: it is of job '7'" in ended.stderr
     assert hint in ended.stderr
 
 
 def test_a_second_node_0_of_a_static_rendezvous_hears_how_to_be_another(distlaunch, port):
-    words = ["torchrun", "--nnodes", "2", "--rdzv-endpoint", f"127.0.0.1:{port}", str(PROGRAMS / "member.py")]
+    words = [
+        "torchrun",
+        "--nnodes",
+        "2",
+        "--rdzv-endpoint",
+        f"127.0.0.1:{port}",
+        str(PROGRAMS / "member.py"),
+    ]
     distlaunch.start(words)
     until(lambda: is_open(port), "the first launcher has the port")
     ended = distlaunch.run(words)
@@ -78,6 +113,8 @@ def test_a_static_launcher_that_cannot_be_node_0_ends_at_once(distlaunch, port, 
     place = [word.format(port=port) for word in words]
     ended = distlaunch.run(["torchrun", "--nnodes", "2", *place, str(PROGRAMS / "member.py")])
     assert ended.returncode == 2
-    said = f"{option}: 192.0.2.1 is another machine, but without --node-rank this launcher is node 0"
+    said = (
+        f"{option}: 192.0.2.1 is another machine, but without --node-rank this launcher is node 0"
+    )
     assert said in ended.stderr
     assert "hint: --node-rank N says" in ended.stderr

@@ -1,4 +1,5 @@
-"""``plan`` and ``--dry-run``: the same facts give the same plan; nobody is contacted, nothing is written, nothing told."""
+"""``plan`` and ``--dry-run``: the same facts give the same plan; nobody is contacted, nothing is
+written, nothing told."""
 
 from __future__ import annotations
 
@@ -27,11 +28,26 @@ def plan(distlaunch, *words: str, env=None) -> dict:
 
 def files_below(path: Path) -> list[str]:
     # What the test harness itself writes (the launcher's streams) is not counted.
-    return sorted(str(entry) for entry in path.rglob("*") if not entry.name.startswith(("stdout-", "stderr-")))
+    return sorted(
+        str(entry) for entry in path.rglob("*") if not entry.name.startswith(("stdout-", "stderr-"))
+    )
 
 
 def test_the_same_facts_give_the_same_plan(distlaunch):
-    words = ["--num-procs", "4", "--bind", "cores", "--job-id", "j", "-x", "B=1", "-x", "A=2", script(distlaunch), "x"]
+    words = [
+        "--num-procs",
+        "4",
+        "--bind",
+        "cores",
+        "--job-id",
+        "j",
+        "-x",
+        "B=1",
+        "-x",
+        "A=2",
+        script(distlaunch),
+        "x",
+    ]
     texts = {distlaunch.run(["plan", "--format", "json", *words]).stdout for _ in range(3)}
     assert len(texts) == 1
 
@@ -45,8 +61,13 @@ def test_only_the_job_id_differs_where_none_is_given(distlaunch):
 
 def test_hash_seeds_and_the_order_of_the_environment_do_not_matter(distlaunch):
     words = ["--num-procs", "3", "--job-id", "j", script(distlaunch)]
-    several = [{"A": "1", "B": "2", "PYTHONHASHSEED": "1"}, {"B": "2", "A": "1", "PYTHONHASHSEED": "1234"}]
-    one, other = (distlaunch.run(["plan", "--format", "json", *words], env=env).stdout for env in several)
+    several = [
+        {"A": "1", "B": "2", "PYTHONHASHSEED": "1"},
+        {"B": "2", "A": "1", "PYTHONHASHSEED": "1234"},
+    ]
+    one, other = (
+        distlaunch.run(["plan", "--format", "json", *words], env=env).stdout for env in several
+    )
     assert one == other
 
 
@@ -84,7 +105,9 @@ def test_what_all_workers_share_is_repeated_only_with_expand(distlaunch):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_a_plan_for_a_machine_with_other_gpus_is_shown_with_a_note(distlaunch, words, world_size, devices):
+def test_a_plan_for_a_machine_with_other_gpus_is_shown_with_a_note(
+    distlaunch, words, world_size, devices
+):
     name = script(distlaunch)
     record = plan(distlaunch, *words, "--explain", name)
     assert (record["world_size"], record["device"]) == (world_size, "cuda")
@@ -103,7 +126,10 @@ def test_a_plan_for_a_machine_with_other_gpus_is_shown_with_a_note(distlaunch, w
 
 def test_a_plan_that_fails_for_another_reason_is_refused(distlaunch):
     name = script(distlaunch)
-    for words in (["--num-gpus", "4", "--num-procs", "2"], ["--hosts", "localhost,far", "--gpus-per-node", "2"]):
+    for words in (
+        ["--num-gpus", "4", "--num-procs", "2"],
+        ["--hosts", "localhost,far", "--gpus-per-node", "2"],
+    ):
         result = distlaunch.run(["plan", *words, name])
         assert (result.returncode, result.stdout) == (2, "")
 
@@ -115,11 +141,23 @@ def test_an_explicit_port_is_in_the_plan_though_it_is_taken(distlaunch):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         assert (
-            plan(distlaunch, "--num-procs", "1", "--master-port", str(port), script(distlaunch))["master_port"] == port
+            plan(distlaunch, "--num-procs", "1", "--master-port", str(port), script(distlaunch))[
+                "master_port"
+            ]
+            == port
         )
 
 
-@pytest.mark.parametrize("words", [["plan"], ["plan", "--format", "json"], ["plan", "--hosts", "localhost:2,a:2"], ["train", "--dry-run"], ["train", "--dry-run", "--format", "jsonl"]])  # fmt: skip
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["plan"],
+        ["plan", "--format", "json"],
+        ["plan", "--hosts", "localhost:2,a:2"],
+        ["train", "--dry-run"],
+        ["train", "--dry-run", "--format", "jsonl"],
+    ],
+)
 def test_nothing_is_written_and_nothing_started(distlaunch, words):
     name = script(distlaunch, "open('started', 'w')")
     before = files_below(distlaunch.tmp_path)
@@ -131,7 +169,17 @@ def test_nothing_is_written_and_nothing_started(distlaunch, words):
 def test_a_plan_opens_no_socket_and_starts_no_process(distlaunch):
     strace = shutil.which("strace")
     trace = distlaunch.tmp_path / "trace"
-    command = [sys.executable, "-m", "distlaunch", "plan", "--format", "json", "--num-procs", "2", script(distlaunch)]
+    command = [
+        sys.executable,
+        "-m",
+        "distlaunch",
+        "plan",
+        "--format",
+        "json",
+        "--num-procs",
+        "2",
+        script(distlaunch),
+    ]
     if strace is None:  # an audit hook sees what Python itself does: the next best
         hook = (
             "import sys, runpy\n"
@@ -158,12 +206,20 @@ def test_a_plan_opens_no_socket_and_starts_no_process(distlaunch):
             *command,
         ]
     done = subprocess.run(
-        command, env=distlaunch.env, cwd=distlaunch.work, capture_output=True, text=True, timeout=60, check=False
+        command,
+        env=distlaunch.env,
+        cwd=distlaunch.work,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["world_size"] == 2
     if strace is not None:
-        calls = [line for line in trace.read_text().splitlines() if "(" in line and "execve" not in line]
+        calls = [
+            line for line in trace.read_text().splitlines() if "(" in line and "execve" not in line
+        ]
         assert calls == []
 
 
@@ -219,13 +275,24 @@ def test_secrets_are_in_no_plan_no_event_no_table_and_no_argument_list(distlaunc
 
 
 def test_a_value_on_our_own_command_line_goes_no_further(distlaunch):
-    """What a user types there is in the launcher's own argument list; no worker's has it, no file, no event."""
-    source = "import os, time\nprint('up', flush=True)\nwhile not os.path.exists('go'): time.sleep(0.01)"
-    running = distlaunch.start(["train", "--num-procs", "2", "--env", f"TOKEN={SECRET}", script(distlaunch, source)])
-    running.wait_for(
-        lambda: sum(len(e["pids"]) for e in running.events if e["type"] == "workers_started") == 2, "start"
+    """What a user types there is in the launcher's own argument list; no worker's has it, no file,
+    no event."""
+    source = (
+        "import os, time\nprint('up', flush=True)\nwhile not os.path.exists('go'): time.sleep(0.01)"
     )
-    workers = [pid for event in running.events if event["type"] == "workers_started" for pid in event["pids"].values()]
+    running = distlaunch.start(
+        ["train", "--num-procs", "2", "--env", f"TOKEN={SECRET}", script(distlaunch, source)]
+    )
+    running.wait_for(
+        lambda: sum(len(e["pids"]) for e in running.events if e["type"] == "workers_started") == 2,
+        "start",
+    )
+    workers = [
+        pid
+        for event in running.events
+        if event["type"] == "workers_started"
+        for pid in event["pids"].values()
+    ]
     running.wait_stdout("up")
     for pid in workers:
         assert SECRET.encode() not in Path(f"/proc/{pid}/cmdline").read_bytes()

@@ -1,4 +1,5 @@
-"""Progress from real workers: by the helper, by hand, from a shell, and from those who only write rubbish."""
+"""Progress from real workers: by the helper, by hand, from a shell, and from those who only write
+rubbish."""
 
 from __future__ import annotations
 
@@ -45,14 +46,20 @@ def test_the_helper_reports_and_the_last_state_is_recorded(job, distlaunch):
     assert (event["attempt"], event["ranks"], event["rank"]) == (0, 2, 0)
     assert event["values"].keys() == {"step", "loss"}
     assert event["step_min"] == event["step_max"] == 100, "the last one is sent when Python ends"
-    assert result.stdout.count("said nothing else") == 1, "reports are no output, and the ranks' lines fold"
+    assert result.stdout.count("said nothing else") == 1, (
+        "reports are no output, and the ranks' lines fold"
+    )
 
 
 def test_the_last_step_before_a_failure_counts(job):
     result = job.run("reports.py", "--upto", "7", "--then", "fail")
     assert result.returncode == 1
     event = result.of_type("progress")[-1]
-    assert (event["step_min"], event["step_max"], event["values"]["loss"]) == (7, 7, pytest.approx(1 / 7, abs=1e-6))
+    assert (event["step_min"], event["step_max"], event["values"]["loss"]) == (
+        7,
+        7,
+        pytest.approx(1 / 7, abs=1e-6),
+    )
 
 
 def test_a_failure_at_the_same_step_is_no_progress_however_fast_the_steps_are(job, distlaunch):
@@ -62,14 +69,21 @@ for step in range(400):
     heartbeat(step=step)
 raise RuntimeError("always here")
 """
-    result = job.run(script(distlaunch, source), options=["--max-restarts", "5", "--min-uptime", "0"])
-    assert [event["step_max"] for event in result.of_type("progress") if event["step_max"] > 1] == [399, 399]
+    result = job.run(
+        script(distlaunch, source), options=["--max-restarts", "5", "--min-uptime", "0"]
+    )
+    assert [event["step_max"] for event in result.of_type("progress") if event["step_max"] > 1] == [
+        399,
+        399,
+    ]
     assert len(result.of_type("attempt_started")) == 2
     assert "progress is a higher step (heartbeat)" in result.stderr
 
 
 def test_a_shell_script_can_report(distlaunch):
-    result = distlaunch.train("--num-procs", "2", "--no-python", script(distlaunch, SHELL, "train.sh"))
+    result = distlaunch.train(
+        "--num-procs", "2", "--no-python", script(distlaunch, SHELL, "train.sh")
+    )
     assert result.returncode == 0, result.stderr
     assert result.of_type("progress")[-1]["values"] == {"step": 4, "loss": 0.5}
 
@@ -77,7 +91,11 @@ def test_a_shell_script_can_report(distlaunch):
 def test_jsonl_shows_progress_as_it_is_recorded(distlaunch):
     result = distlaunch.train("--num-procs", "1", "--format", "jsonl", script(distlaunch, HELPER))
     shown = [json.loads(line) for line in result.stdout.splitlines()]
-    assert [event for event in shown if event["type"] == "progress"] == result.of_type("progress") != []
+    assert (
+        [event for event in shown if event["type"] == "progress"]
+        == result.of_type("progress")
+        != []
+    )
 
 
 def test_a_job_without_reports_has_no_progress(job):
@@ -87,8 +105,13 @@ def test_a_job_without_reports_has_no_progress(job):
 def test_floods_and_rubbish_do_not_harm_the_job(job, distlaunch):
     result = job.run(script(distlaunch, FLOOD), procs=4)
     assert result.returncode == 0, result.stderr
-    assert [event["values"] for event in result.of_type("progress")] in ([{"step": 1}], [{"step": 1}] * 2)
-    assert result.of_type("progress")[-1]["ranks"] in (1, 2), "an infinite step is no number, but a heartbeat"
+    assert [event["values"] for event in result.of_type("progress")] in (
+        [{"step": 1}],
+        [{"step": 1}] * 2,
+    )
+    assert result.of_type("progress")[-1]["ranks"] in (1, 2), (
+        "an infinite step is no number, but a heartbeat"
+    )
 
 
 @pytest.mark.parametrize(("upto", "attempts"), [("5,5", 2), ("5,6,6", 3)])
@@ -108,7 +131,9 @@ def test_pipes_of_many_attempts_are_all_closed(job, distlaunch):
         running.wait_event("attempt_started", count=attempt + 1)
         counts.append(len(os.listdir(f"/proc/{running.pid}/fd")))
     assert running.wait().returncode == 0
-    assert max(counts[25:]) <= max(counts[:5]) + 15, counts  # streams of the moment; one kept by each would make 25
+    assert max(counts[25:]) <= max(counts[:5]) + 15, (
+        counts
+    )  # streams of the moment; one kept by each would make 25
 
 
 def test_the_helper_works_in_children_of_every_kind(job, distlaunch):
@@ -132,7 +157,11 @@ def test_the_protocol_is_documented_beside_the_code():
 
     text = Path(distlaunch.__file__).with_name("PROGRESS.md").read_text("utf-8")
     assert "DISTLAUNCH_PROGRESS_FD" in text
-    [snippet] = [block for block in text.split("```python\n")[1:] if "def heartbeat" in block.partition("```")[0]]
+    [snippet] = [
+        block
+        for block in text.split("```python\n")[1:]
+        if "def heartbeat" in block.partition("```")[0]
+    ]
     source = snippet.partition("```")[0]
     assert len(source.split("\n\n")) <= 3
     assert len(list(filter(None, source.splitlines()))) < 12

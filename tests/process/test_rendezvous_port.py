@@ -29,7 +29,15 @@ TOKEN = "8f14e45fceea167a5a36dedd4bea2543"
 PARTY = JobIdentity(release="1.2.3", job_key="77", token=TOKEN.encode())
 BOUND_S = 100.0
 CALLERS = 64
-CALL = Call(version=PROTOCOL_VERSION, release="1.2.3", job_key="77", rank=3, host="n3", instance="i", nonce="ab" * 32)
+CALL = Call(
+    version=PROTOCOL_VERSION,
+    release="1.2.3",
+    job_key="77",
+    rank=3,
+    host="n3",
+    instance="i",
+    nonce="ab" * 32,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -49,9 +57,15 @@ class Loop:
         self.calls = []
         self.links = []
         self.listener = Listener(
-            "127.0.0.1", [0], job_identity=job_identity, owner="ours", admit=self._admit, log=self.lines.append, clock=clock,
+            "127.0.0.1",
+            [0],
+            job_identity=job_identity,
+            owner="ours",
+            admit=self._admit,
+            log=self.lines.append,
+            clock=clock,
             members=CALLERS,
-        )  # fmt: skip
+        )
         self.port = self.listener.port
         self.poll = select.poll()
         for number, events in self.listener.descriptors().items():
@@ -93,7 +107,9 @@ def run():
 
         def start(program, *words):
             process = subprocess.Popen(
-                [sys.executable, PROGRAMS / program, *map(str, words)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+                [sys.executable, PROGRAMS / program, *map(str, words)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
             )
             stack.callback(end, process)
             return process
@@ -114,7 +130,11 @@ def end(process) -> None:
 def says(process) -> str:
     """Give what it has said, if it has said something."""
     assert process.poll() is None
-    return process.stdout.readline().decode().strip() if select.select([process.stdout], [], [], 0)[0] else ""
+    return (
+        process.stdout.readline().decode().strip()
+        if select.select([process.stdout], [], [], 0)[0]
+        else ""
+    )
 
 
 def resident() -> int:
@@ -145,7 +165,9 @@ def test_all_launchers_of_a_job_get_in_in_any_order(run, token):
 def test_all_launchers_get_in_whatever_a_crowd_does(loop, run, kind, words):
     crowds = [run("crowd.py", kind, "127.0.0.1", loop.port, 300) for _ in range(2)]
     up = set()
-    loop.until(lambda: up.update(one for one in crowds if says(one) == "up") or len(up) == len(crowds))
+    loop.until(
+        lambda: up.update(one for one in crowds if says(one) == "up") or len(up) == len(crowds)
+    )
     callers = run("callers.py", "127.0.0.1", loop.port, CALLERS, TOKEN)
     loop.until(lambda: says(callers) == str(CALLERS))
     assert len(loop.calls) == CALLERS
@@ -159,13 +181,24 @@ def test_ten_thousand_half_open_connections_cost_a_bounded_amount(loop, run):
     before = resident()
     crowds = [run("crowd.py", "silent", "127.0.0.1", loop.port, 2500) for _ in range(4)]
     up = set()
-    loop.until(lambda: up.update(one for one in crowds if says(one) == "up") or len(up) == len(crowds))
+    loop.until(
+        lambda: up.update(one for one in crowds if says(one) == "up") or len(up) == len(crowds)
+    )
     callers = run("callers.py", "127.0.0.1", loop.port, CALLERS, TOKEN)
     loop.until(lambda: says(callers) == str(CALLERS))
     assert loop.most_pending <= MOST_PENDING
     assert len(os.listdir("/proc/self/fd")) < MOST_PENDING + CALLERS + 100
     assert resident() - before < 32 << 20
-    assert len([line for line in loop.lines if "too many are open" in line and line.startswith("a connection")]) == 1
+    assert (
+        len(
+            [
+                line
+                for line in loop.lines
+                if "too many are open" in line and line.startswith("a connection")
+            ]
+        )
+        == 1
+    )
     for _, link in loop.links:
         assert link.receive() in (b"", None)
 
@@ -174,20 +207,37 @@ PIECES = st.one_of(
     st.binary(max_size=40),
     st.sampled_from(
         [
-            b"GET / HTTP/1.1\r\n\r\n", b"SSH-2.0-x\r\n", b"\x16\x03\x01", b"\x01", b"\x02x", b"\x01\0\0\x02\0\0\0\0\0{",
-            encode(CALL), encode(CALL)[:50], encode(replace(CALL, job_key="x")), encode(replace(CALL, version=9)),
-            encode(Proof(proof="")), encode(Proof(proof="0" * 64)), b"{" * 9000,
+            b"GET / HTTP/1.1\r\n\r\n",
+            b"SSH-2.0-x\r\n",
+            b"\x16\x03\x01",
+            b"\x01",
+            b"\x02x",
+            b"\x01\0\0\x02\0\0\0\0\0{",
+            encode(CALL),
+            encode(CALL)[:50],
+            encode(replace(CALL, job_key="x")),
+            encode(replace(CALL, version=9)),
+            encode(Proof(proof="")),
+            encode(Proof(proof="0" * 64)),
+            b"{" * 9000,
         ]
     ),
-)  # fmt: skip
+)
 
 
-@settings(max_examples=examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(
+    max_examples=examples(40),
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    deadline=None,
+)
 @given(st.lists(st.tuples(st.integers(0, 5), PIECES), max_size=15))
 def test_whatever_bytes_come_to_the_port_nobody_is_let_in_and_every_kind_is_said_once(parts):
     clock = Clock()
     with closing(Loop(clock=clock)) as loop, ExitStack() as stack:
-        callers = [stack.enter_context(socket.create_connection(("127.0.0.1", loop.port))) for _ in range(6)]
+        callers = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", loop.port)))
+            for _ in range(6)
+        ]
         for number, data in parts:
             with suppress(OSError):  # it has been closed for what came before
                 callers[number].sendall(data)
@@ -212,7 +262,10 @@ class Clock:
 def test_a_call_that_takes_too_long_is_closed_and_said_once_a_kind():
     clock = Clock()
     with closing(Loop(clock=clock)) as loop, ExitStack() as stack:
-        callers = [stack.enter_context(socket.create_connection(("127.0.0.1", loop.port))) for _ in range(6)]
+        callers = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", loop.port)))
+            for _ in range(6)
+        ]
         for one in callers[:3]:
             one.send(b"\x01")
         loop.until(lambda: len(loop.listener._stages[1]) == 3 and len(loop.listener._pending) == 6)
@@ -226,7 +279,10 @@ def test_a_call_that_takes_too_long_is_closed_and_said_once_a_kind():
         ]
         clock.now += 60
         loop.until(lambda: len(loop.lines) == 4)
-        assert all(line.startswith("2 more like it, the last: a connection from") for line in loop.lines[2:])
+        assert all(
+            line.startswith("2 more like it, the last: a connection from")
+            for line in loop.lines[2:]
+        )
 
 
 def test_whoever_only_looks_whether_the_port_is_open_is_not_mentioned(loop):
@@ -240,8 +296,13 @@ def test_without_a_descriptor_left_those_that_are_not_known_make_room(run, monke
     monkeypatch.setattr(open_files, "allow", lambda needed: False)
     with closing(Loop()) as loop, ExitStack() as stack:
         used = len(os.listdir("/proc/self/fd"))
-        callers = [stack.enter_context(socket.create_connection(("127.0.0.1", loop.port))) for _ in range(10)]
-        resource.setrlimit(resource.RLIMIT_NOFILE, (used + 10 + 5, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+        callers = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", loop.port)))
+            for _ in range(10)
+        ]
+        resource.setrlimit(
+            resource.RLIMIT_NOFILE, (used + 10 + 5, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+        )
         loop.until(lambda: any("no more files can be open here" in line for line in loop.lines))
         loop.until(lambda: not loop.poll.poll(50))
         assert 1 <= len(loop.listener._pending) <= 6

@@ -1,4 +1,5 @@
-"""A node that repeats valid messages without end is dropped by name, and nobody else is kept waiting."""
+"""A node that repeats valid messages without end is dropped by name, and nobody else is kept
+waiting."""
 
 from __future__ import annotations
 
@@ -35,7 +36,9 @@ class Nodes:
         self._servers = []
 
     def start(self, kind, *options, words=("stay",)):
-        bad = self._serve("bad", f"ForceCommand {APART} {sys.executable} {REPEATS} session {kind} {self.sign}")
+        bad = self._serve(
+            "bad", f"ForceCommand {APART} {sys.executable} {REPEATS} session {kind} {self.sign}"
+        )
         config = self._serve("good").config(host="good")
         config.write_text(config.read_text() + bad.config(host="bad").read_text())
         (self.launcher.work / "t.py").write_text(WORKER)
@@ -70,10 +73,14 @@ def nodes(distlaunch, tmp_path):
 
 @pytest.mark.parametrize("kind", ["Hello", "Reached", "Started", "RankEnded"])
 def test_a_node_reached_by_ssh_that_repeats_a_message_is_dropped_by_name(nodes, kind):
-    running = nodes.start(kind, "--join-timeout", "3", words=() if kind == "RankEnded" else ("stay",))
+    running = nodes.start(
+        kind, "--join-timeout", "3", words=() if kind == "RankEnded" else ("stay",)
+    )
     result = running.wait(90)
     assert nodes.sign.exists()
-    if kind == "RankEnded" and result.returncode == 0:  # all workers had ended with 0 before it was dropped
+    if (
+        kind == "RankEnded" and result.returncode == 0
+    ):  # all workers had ended with 0 before it was dropped
         assert all(DROPPED in event["why"] for event in result.of_type("node_lost"))
         assert {event["host"] for event in result.of_type("node_lost")} <= {"bad"}
         return
@@ -97,11 +104,15 @@ def test_a_signal_ends_a_job_whose_node_repeats_output(nodes):
 
 
 @pytest.mark.parametrize("kind", ["Hello", "Surveyed", "Pong"])
-def test_a_node_of_slurm_that_repeats_a_message_is_dropped_by_name(distlaunch, batch, tmp_path, kind):
+def test_a_node_of_slurm_that_repeats_a_message_is_dropped_by_name(
+    distlaunch, batch, tmp_path, kind
+):
     sign = tmp_path / "repeats"
     relay = f"{sys.executable} {REPEATS} step {kind} {sign}"
     options = ("--procs-per-node", "1", "--join-timeout", "5", "--failure-grace", "1")
-    result = distlaunch.train(*options, "t.py", "stay", env={**batch, "RELAYED": "n2", "RELAY": relay}, timeout=90)
+    result = distlaunch.train(
+        *options, "t.py", "stay", env={**batch, "RELAYED": "n2", "RELAY": relay}, timeout=90
+    )
     assert sign.exists()
     assert result.returncode == 69, result.stderr
     lost = result.of_type("node_lost")
@@ -120,7 +131,8 @@ def team(distlaunch):
 
 @pytest.fixture
 def relayed(team, tmp_path):
-    """Have what calls the returned port reach the team's, by a relay that repeats messages of a type."""
+    """Have what calls the returned port reach the team's, by a relay that repeats messages of a
+    type."""
     with ExitStack() as stack:
 
         def start(kind):

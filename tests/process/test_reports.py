@@ -5,15 +5,22 @@ from __future__ import annotations
 
 def test_no_log_is_named_that_is_not_there(job, distlaunch):
     script = distlaunch.work / "train.py"
-    script.write_text("import os, time\nif os.environ['RANK'] == '1':\n    os._exit(7)\ntime.sleep(600)\n")
+    script.write_text(
+        "import os, time\nif os.environ['RANK'] == '1':\n    os._exit(7)\ntime.sleep(600)\n"
+    )
     result = job.run(script)
     assert result.returncode == 7
     assert not (result.run_dir / "attempt-0" / "rank-1.log").exists()
     assert f"  logs: {result.run_dir}/attempt-0 (rank 1 wrote none)" in result.stderr
 
 
-def test_a_worker_that_was_killed_while_it_saved_is_said_to_be_and_how_to_leave_it_more_time(job, distlaunch):
+def test_a_worker_that_was_killed_while_it_saved_is_said_to_be_and_how_to_leave_it_more_time(
+    job, distlaunch
+):
     result = job.run("ends.py", "--ignore", "3", options=["--failure-grace", "1"])
     assert result.returncode == 3
     assert "rank 1: stopped by us, by KILL after the 1 s of --failure-grace" in result.stderr
-    assert "hint: if one that was killed was saving its state, a longer --failure-grace lets it end" in result.stderr
+    assert (
+        "hint: if one that was killed was saving its state, a longer --failure-grace lets it end"
+        in result.stderr
+    )

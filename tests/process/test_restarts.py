@@ -1,4 +1,5 @@
-"""Restarts: how often, when not, and that of an old attempt nothing is left when the next begins."""
+"""Restarts: how often, when not, and that of an old attempt nothing is left when the next
+begins."""
 
 from __future__ import annotations
 
@@ -14,7 +15,11 @@ AGAIN = ("--min-uptime", "0")
 
 
 def exits(result, attempt: int) -> dict[int, int]:
-    return {e["rank"]: e["returncode"] for e in result.of_type("worker_exited") if e["attempt"] == attempt}
+    return {
+        e["rank"]: e["returncode"]
+        for e in result.of_type("worker_exited")
+        if e["attempt"] == attempt
+    }
 
 
 def attempts(result) -> list[int]:
@@ -33,7 +38,9 @@ def test_a_restart_that_goes_well_gives_0(job, distlaunch):
     assert exits(result, 1) == {0: 0, 1: 0}
     assert "restart 1 of 1" in result.stderr
     assert "rank 1" in result.stderr
-    assert result.stderr.splitlines()[-1] == ("distlaunch: the job succeeded in attempt 1, after 1 restart")
+    assert result.stderr.splitlines()[-1] == (
+        "distlaunch: the job succeeded in attempt 1, after 1 restart"
+    )
     distlaunch.assert_no_survivors()
 
 
@@ -44,8 +51,12 @@ def test_a_first_attempt_that_succeeds_is_silent(job):
 
 
 @pytest.mark.parametrize("restarts", [0, 1, 3])
-def test_a_job_that_always_fails_is_restarted_so_often_and_ends_with_the_last_code(job, distlaunch, restarts):
-    result = job.run("ends.py", "3", "4", "5", "6", "7", options=["--max-restarts", str(restarts), *AGAIN])
+def test_a_job_that_always_fails_is_restarted_so_often_and_ends_with_the_last_code(
+    job, distlaunch, restarts
+):
+    result = job.run(
+        "ends.py", "3", "4", "5", "6", "7", options=["--max-restarts", str(restarts), *AGAIN]
+    )
     assert result.returncode == 3 + restarts, result.stderr
     assert attempts(result) == list(range(restarts + 1))
     assert ("used up" in result.stderr) is (restarts > 0)
@@ -67,7 +78,9 @@ def test_workers_are_told_which_attempt_this_is(job):
             assert env["TORCHELASTIC_RUN_ID"] == told(job, 0, 0)["env"]["TORCHELASTIC_RUN_ID"]
 
 
-def test_every_attempt_has_a_port_of_its_own_which_all_ranks_share_and_which_is_free_afterwards(job):
+def test_every_attempt_has_a_port_of_its_own_which_all_ranks_share_and_which_is_free_afterwards(
+    job,
+):
     result = job.run("ends.py", "3", "3", "ok", options=["--max-restarts", "2", *AGAIN])
     assert result.returncode == 0
     ports = [int(told(job, attempt, 0)["env"]["MASTER_PORT"]) for attempt in range(3)]
@@ -83,7 +96,9 @@ def test_a_port_that_the_user_chose_stays_in_all_attempts(job):
     with socket.socket(socket.AF_INET6) as chooser:
         chooser.bind(("::", 0))
         port = chooser.getsockname()[1]
-    result = job.run("ends.py", "3", "ok", options=["--max-restarts", "1", "--master-port", str(port), *AGAIN])
+    result = job.run(
+        "ends.py", "3", "ok", options=["--max-restarts", "1", "--master-port", str(port), *AGAIN]
+    )
     assert result.returncode == 0, result.stderr
     assert [told(job, attempt, 1)["env"]["MASTER_PORT"] for attempt in (0, 1)] == [str(port)] * 2
 
@@ -109,7 +124,9 @@ def test_a_restart_waits_until_old_workers_that_ignore_term_have_been_killed(job
 
 @pytest.mark.parametrize("kind", ["clean_daemon", "bomb", "hopping", "stopped"])
 def test_a_restart_waits_until_what_old_workers_left_behind_is_gone(job, distlaunch, kind):
-    running = job.start("leaves.py", "--ranks", "0,1", kind, "once", options=["--max-restarts", "1", *AGAIN])
+    running = job.start(
+        "leaves.py", "--ranks", "0,1", kind, "once", options=["--max-restarts", "1", *AGAIN]
+    )
     job.await_signs(running, "ready-0-1", "ready-1-1")
     workers = [int(job.sign(f"ready-{rank}-1")) for rank in (0, 1)]
     assert not job.has_sign("overlap")
@@ -122,12 +139,16 @@ def test_a_restart_waits_until_what_old_workers_left_behind_is_gone(job, distlau
 # --- failures that would repeat
 
 
-@pytest.mark.parametrize(("how", "code", "said"), [("import", 1, "import error"), ("usage", 2, "usage error")])
+@pytest.mark.parametrize(
+    ("how", "code", "said"), [("import", 1, "import error"), ("usage", 2, "usage error")]
+)
 def test_a_failure_that_would_repeat_is_not_retried_and_this_is_said(job, how, code, said):
     result = job.run("ends.py", how, "ok", options=["--max-restarts", "3"])
     assert result.returncode == code
     assert attempts(result) == [0]
-    assert f"not restarted: a{'n' if said[0] in 'aeio' else ''} {said} would repeat" in result.stderr
+    assert (
+        f"not restarted: a{'n' if said[0] in 'aeio' else ''} {said} would repeat" in result.stderr
+    )
 
 
 @pytest.mark.parametrize(
@@ -175,7 +196,9 @@ def test_the_same_exception_from_the_same_line_twice_ends_the_job(job):
 
 
 def test_the_same_exception_from_another_line_is_another_failure(job):
-    result = job.run("ends.py", "raise-a", "raise-b", "raise-a", "ok", options=["--max-restarts", "5"])
+    result = job.run(
+        "ends.py", "raise-a", "raise-b", "raise-a", "ok", options=["--max-restarts", "5"]
+    )
     assert result.returncode == 0, result.stderr
     assert attempts(result) == [0, 1, 2, 3]
 
@@ -240,7 +263,9 @@ def test_a_signal_while_a_failed_attempt_is_being_stopped_prevents_the_restart(j
 
 
 def test_a_second_attempt_can_be_told_to_stop_as_well(job, distlaunch):
-    running = job.start("ends.py", "--rank", "1", "3", "consequence", options=["--max-restarts", "1", *AGAIN])
+    running = job.start(
+        "ends.py", "--rank", "1", "3", "consequence", options=["--max-restarts", "1", *AGAIN]
+    )
     job.await_signs(running, "attempt-1-rank-0")
     running.wait_event("worker_exited", count=3)
     running.send_signal(signal.SIGTERM)
@@ -250,7 +275,9 @@ def test_a_second_attempt_can_be_told_to_stop_as_well(job, distlaunch):
 
 
 def test_a_launcher_that_is_killed_in_its_second_attempt_leaves_nothing(job, distlaunch):
-    running = job.start("leaves.py", "--ranks", "0,1", "daemon", "once", options=["--max-restarts", "1", *AGAIN])
+    running = job.start(
+        "leaves.py", "--ranks", "0,1", "daemon", "once", options=["--max-restarts", "1", *AGAIN]
+    )
     job.await_signs(running, "ready-0-1", "ready-1-1")
     running.process.kill()
     running.process.wait()
@@ -265,7 +292,11 @@ def test_a_signal_at_any_moment_of_endless_restarts_ends_the_job(job, distlaunch
     running.send_signal(signal.SIGTERM)
     result = running.wait()
     assert result.returncode == 143, result.stderr
-    after = [event["type"] for event in result.events if event["time"] > result.of_type("signal")[0]["time"]]
+    after = [
+        event["type"]
+        for event in result.events
+        if event["time"] > result.of_type("signal")[0]["time"]
+    ]
     assert "attempt_started" not in after
     distlaunch.assert_no_survivors()
 
@@ -286,13 +317,17 @@ def test_a_restart_waits_for_its_delay_and_the_delay_doubles(job):
         "distlaunch: restarting in 0.5 s ...",
         "distlaunch: restarting in 1 s ...",
     ]
-    for delay_s, said, begun in zip((0.5, 1.0), times(result, "restarting"), times(result, "attempt_started")[1:], strict=True):
+    for delay_s, said, begun in zip(
+        (0.5, 1.0), times(result, "restarting"), times(result, "attempt_started")[1:], strict=True
+    ):
         assert begun - said >= delay_s - 0.05
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_while_a_restart_is_delayed_ends_the_job_at_once(job, distlaunch, number):
-    running = job.start("ends.py", "3", "ok", options=["--max-restarts", "1", "--restart-delay", "1h"])
+    running = job.start(
+        "ends.py", "3", "ok", options=["--max-restarts", "1", "--restart-delay", "1h"]
+    )
     running.wait_event("restarting")
     running.send_signal(number)
     result = running.wait()

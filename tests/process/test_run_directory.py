@@ -29,11 +29,23 @@ if attempt == "0" and rank == "1":
 
 
 def test_the_layout_of_a_job_with_a_restart(distlaunch):
-    words = ["--num-procs", "2", "--max-restarts", "1", "--job-id", "the-job", script(distlaunch, FAILS_ONCE)]
+    words = [
+        "--num-procs",
+        "2",
+        "--max-restarts",
+        "1",
+        "--job-id",
+        "the-job",
+        script(distlaunch, FAILS_ONCE),
+    ]
     result = distlaunch.train(*words)
     assert result.returncode == 0, result.stderr
     assert result.run_dir == distlaunch.jobs / "the-job"
-    files = {str(path.relative_to(result.run_dir)) for path in result.run_dir.rglob("*") if path.is_file()}
+    files = {
+        str(path.relative_to(result.run_dir))
+        for path in result.run_dir.rglob("*")
+        if path.is_file()
+    }
     assert files == {
         ".distlaunch-run",
         "events.jsonl",
@@ -55,9 +67,16 @@ def test_the_layout_of_a_job_with_a_restart(distlaunch):
 
 
 def test_everything_is_the_users_own(distlaunch):
-    result = distlaunch.train("--num-procs", "2", script(distlaunch, "import os; os.umask(0); raise SystemExit(1)"))
+    result = distlaunch.train(
+        "--num-procs", "2", script(distlaunch, "import os; os.umask(0); raise SystemExit(1)")
+    )
     paths = [result.run_dir, *result.run_dir.rglob("*")]
-    assert {path.name for path in paths} >= {"attempt-0", "report.txt", "events.jsonl", "plan-0.json"}
+    assert {path.name for path in paths} >= {
+        "attempt-0",
+        "report.txt",
+        "events.jsonl",
+        "plan-0.json",
+    }
     assert result.run_dir.stat().st_mode & 0o777 == 0o700
     for path in paths:
         assert path.stat().st_uid == os.getuid()
@@ -79,11 +98,17 @@ raise SystemExit(1)
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o177], ids=["000", "177"])
-@pytest.mark.parametrize("words", [["--preload", "json"], ["--hosts", "localhost:2"]], ids=["warm", "as a node"])
-def test_whatever_the_umask_only_the_user_can_enter_and_read_what_the_launcher_makes(distlaunch, umask, words):
+@pytest.mark.parametrize(
+    "words", [["--preload", "json"], ["--hosts", "localhost:2"]], ids=["warm", "as a node"]
+)
+def test_whatever_the_umask_only_the_user_can_enter_and_read_what_the_launcher_makes(
+    distlaunch, umask, words
+):
     shutil.rmtree(distlaunch.tmp_path / "state")
     name = script(distlaunch, UMASK)
-    running = distlaunch.start(["train", "--num-procs", "2", *words, name], preexec_fn=lambda: os.umask(umask))
+    running = distlaunch.start(
+        ["train", "--num-procs", "2", *words, name], preexec_fn=lambda: os.umask(umask)
+    )
     result = running.wait()
     assert result.returncode == 1, result.stderr
     state = distlaunch.tmp_path / "state"
@@ -92,7 +117,9 @@ def test_whatever_the_umask_only_the_user_can_enter_and_read_what_the_launcher_m
     modes = {path: path.stat().st_mode & 0o777 for path in made - theirs}
     assert modes == {path: 0o700 if path.is_dir() else 0o600 for path in modes}
     assert len(theirs) == 2
-    assert {path.stat().st_mode & 0o777 for path in (*theirs, distlaunch.work / "checkpoint")} == {0o666 & ~umask}
+    assert {path.stat().st_mode & 0o777 for path in (*theirs, distlaunch.work / "checkpoint")} == {
+        0o666 & ~umask
+    }
     runtime = distlaunch.tmp_path / "run"
     assert all(path.stat().st_mode & 0o077 == 0 for path in runtime.rglob("*"))
 
@@ -118,7 +145,9 @@ def test_a_temporary_directory_that_another_user_has_taken_is_left_to_them(distl
 def test_each_event_is_a_line_of_json_with_time_and_type_in_order(distlaunch):
     before = time.time()
     result = distlaunch.train(
-        "--num-procs", "2", script(distlaunch, "import os; raise SystemExit(int(os.environ['RANK']))")
+        "--num-procs",
+        "2",
+        script(distlaunch, "import os; raise SystemExit(int(os.environ['RANK']))"),
     )
     lines = (result.run_dir / "events.jsonl").read_text().splitlines()
     events = [json.loads(line) for line in lines]
@@ -137,7 +166,9 @@ def test_each_event_is_a_line_of_json_with_time_and_type_in_order(distlaunch):
 
 
 def test_the_report_is_what_was_last_on_screen(distlaunch):
-    result = distlaunch.train("--num-procs", "2", script(distlaunch, "import os\nif os.environ['RANK'] == '1': 1 / 0"))
+    result = distlaunch.train(
+        "--num-procs", "2", script(distlaunch, "import os\nif os.environ['RANK'] == '1': 1 / 0")
+    )
     assert result.returncode == 1
     report = (result.run_dir / "report.txt").read_text()
     assert "ZeroDivisionError" in report
@@ -155,7 +186,9 @@ def test_a_job_that_ends_well_has_no_report(distlaunch):
 
 
 @pytest.mark.parametrize(
-    "content", ["{", "[]", "null", '{"message": 7}', "\\ud800", "\0" * 100, "[" * 100_000], ids=lambda text: text[:20]
+    "content",
+    ["{", "[]", "null", '{"message": 7}', "\\ud800", "\0" * 100, "[" * 100_000],
+    ids=lambda text: text[:20],
 )
 def test_a_malformed_error_file_hurts_nobody(distlaunch, content):
     (distlaunch.work / "content").write_text(content)
@@ -172,7 +205,11 @@ def test_latest_links_the_last_job(distlaunch):
     for job in ("one", "two"):
         assert distlaunch.train("--num-procs", "1", "--job-id", job, name).returncode == 0
         assert os.readlink(distlaunch.jobs / "latest") == job
-    assert [path.name for path in distlaunch.jobs.iterdir() if not path.name.startswith(("one", "two", "latest"))] == []
+    assert [
+        path.name
+        for path in distlaunch.jobs.iterdir()
+        if not path.name.startswith(("one", "two", "latest"))
+    ] == []
 
 
 def test_a_file_called_latest_is_left_alone(distlaunch):
@@ -188,11 +225,16 @@ def test_the_same_job_id_again_overwrites_nothing(distlaunch):
         name = script(distlaunch, f"print({word!r})")
         result = distlaunch.train("--num-procs", "1", "--job-id", "same", name)
         assert result.returncode == 0
-    logs = [(distlaunch.jobs / name / "attempt-0" / "rank-0.log").read_text() for name in ("same", "same-2", "same-3")]
+    logs = [
+        (distlaunch.jobs / name / "attempt-0" / "rank-0.log").read_text()
+        for name in ("same", "same-2", "same-3")
+    ]
     assert logs == ["first\n", "second\n", "third\n"]
     plan = json.loads((distlaunch.jobs / "same-2" / "plan-0.json").read_text())
     assert plan["run_dir"] == str(distlaunch.jobs / "same-2")
-    assert plan["nodes"][0]["workers"][0]["env"]["TORCHELASTIC_ERROR_FILE"].startswith(plan["run_dir"] + "/")
+    assert plan["nodes"][0]["workers"][0]["env"]["TORCHELASTIC_ERROR_FILE"].startswith(
+        plan["run_dir"] + "/"
+    )
     assert plan["env"]["DISTLAUNCH_RUN_DIR"] == plan["run_dir"]
 
 
@@ -202,7 +244,9 @@ def old_runs(jobs, count: int) -> None:
         (directory / "attempt-0").mkdir(parents=True)
         for name in (".distlaunch-run", "plan-0.json", "attempt-0/rank-0.log"):
             (directory / name).touch()
-        (directory / "events.jsonl").write_text('{"time": 1.0, "type": "job_ended", "exit_code": 0}\n')
+        (directory / "events.jsonl").write_text(
+            '{"time": 1.0, "type": "job_ended", "exit_code": 0}\n'
+        )
         last_event(directory, 1_000_000 + number)
 
 
@@ -221,8 +265,12 @@ def test_runs_are_kept_by_the_time_of_their_last_event(distlaunch):
     assert left == {"old-00", *(f"old-{number:02}" for number in range(12, 60))}
 
 
-@pytest.mark.parametrize("event", [{"host": "elsewhere"}, {}], ids=["another host", "a host that is not told"])
-def test_a_job_of_another_host_that_has_filed_no_end_is_not_pruned_while_it_writes(distlaunch, event):
+@pytest.mark.parametrize(
+    "event", [{"host": "elsewhere"}, {}], ids=["another host", "a host that is not told"]
+)
+def test_a_job_of_another_host_that_has_filed_no_end_is_not_pruned_while_it_writes(
+    distlaunch, event
+):
     """With a shared home, the locks of other hosts may not be seen."""
     old_runs(distlaunch.jobs, 60)
     for name in ("old-00", "old-01", "old-02"):
@@ -236,7 +284,11 @@ def test_a_job_of_another_host_that_has_filed_no_end_is_not_pruned_while_it_writ
     (distlaunch.jobs / "old-02" / "events.jsonl").write_text(json.dumps(ours) + "\n")
     last_event(distlaunch.jobs / "old-02", 1_000_000)
     assert distlaunch.train("--num-procs", "1", script(distlaunch, "pass")).returncode == 0
-    assert [(distlaunch.jobs / name).exists() for name in ("old-00", "old-01", "old-02")] == [True, False, False]
+    assert [(distlaunch.jobs / name).exists() for name in ("old-00", "old-01", "old-02")] == [
+        True,
+        False,
+        False,
+    ]
 
 
 def test_the_newest_50_runs_are_kept_and_what_is_no_run_stays(distlaunch):
@@ -244,8 +296,12 @@ def test_the_newest_50_runs_are_kept_and_what_is_no_run_stays(distlaunch):
     (distlaunch.jobs / "notes").mkdir()
     (distlaunch.jobs / "notes" / "mine.txt").touch()
     os.utime(distlaunch.jobs / "notes", (1, 1))
-    (distlaunch.jobs / "old-00" / ".distlaunch-run").unlink()  # another tool's folder that has an events.jsonl
-    (distlaunch.jobs / "old-01" / "attempt-0" / "model.pt").touch()  # what a worker keeps in its run directory
+    (
+        distlaunch.jobs / "old-00" / ".distlaunch-run"
+    ).unlink()  # another tool's folder that has an events.jsonl
+    (
+        distlaunch.jobs / "old-01" / "attempt-0" / "model.pt"
+    ).touch()  # what a worker keeps in its run directory
     last_event(distlaunch.jobs / "old-01", 1_000_001)
     result = distlaunch.train("--num-procs", "1", script(distlaunch, "pass"))
     assert result.returncode == 0
@@ -258,13 +314,21 @@ def test_the_newest_50_runs_are_kept_and_what_is_no_run_stays(distlaunch):
 
 def test_a_log_directory_of_ones_own_is_never_pruned(distlaunch):
     old_runs(distlaunch.work / "mine", 60)
-    assert distlaunch.train("--num-procs", "1", "--log-dir", "mine", script(distlaunch, "pass")).returncode == 0
-    assert len([path for path in (distlaunch.work / "mine").iterdir() if not path.is_symlink()]) == 61
+    assert (
+        distlaunch.train(
+            "--num-procs", "1", "--log-dir", "mine", script(distlaunch, "pass")
+        ).returncode
+        == 0
+    )
+    assert (
+        len([path for path in (distlaunch.work / "mine").iterdir() if not path.is_symlink()]) == 61
+    )
 
 
 def test_a_job_that_still_runs_is_never_pruned(distlaunch):
     name = script(
-        distlaunch, "import os, time\nprint('up', flush=True)\nwhile not os.path.exists('go'): time.sleep(0.01)"
+        distlaunch,
+        "import os, time\nprint('up', flush=True)\nwhile not os.path.exists('go'): time.sleep(0.01)",
     )
     first = distlaunch.start(["train", "--num-procs", "1", "--job-id", "running", name])
     first.wait_stdout("up")
@@ -281,7 +345,9 @@ def test_a_job_that_still_runs_is_never_pruned(distlaunch):
 
 def test_a_launcher_that_was_killed_leaves_a_directory_that_can_be_pruned(distlaunch):
     name = script(distlaunch, "import time\nprint('up', flush=True)\ntime.sleep(600)")
-    killed = distlaunch.start(["train", "--num-procs", "1", "--failure-grace", "1", "--job-id", "killed", name])
+    killed = distlaunch.start(
+        ["train", "--num-procs", "1", "--failure-grace", "1", "--job-id", "killed", name]
+    )
     killed.wait_stdout("up")
     killed.send_signal(signal.SIGKILL)
     killed.wait()
@@ -306,7 +372,9 @@ def test_a_log_directory_of_ones_own_holds_the_runs(distlaunch):
 
 def test_jobs_that_start_at_the_same_moment_have_directories_of_their_own(distlaunch):
     name = script(distlaunch, "import os\nprint(os.environ['DISTLAUNCH_RUN_DIR'])")
-    jobs = [distlaunch.start(["train", "--num-procs", "1", "--job-id", "same", name]) for _ in range(6)]
+    jobs = [
+        distlaunch.start(["train", "--num-procs", "1", "--job-id", "same", name]) for _ in range(6)
+    ]
     assert [job.wait().returncode for job in jobs] == [0] * 6
     runs = [path for path in distlaunch.jobs.iterdir() if not path.is_symlink()]
     assert len(runs) == 6

@@ -17,7 +17,9 @@ SOURCE = "import os, sys\nprint(os.path.basename(__file__), os.environ['RANK'], 
 def said(result, name: str, *words: str) -> None:
     """Assert that both ranks ran the whole script, which the job keeps beside its logs."""
     assert result.returncode == 0, result.stderr
-    assert [result.lines_of(rank) for rank in (0, 1)] == [[f"{name} {rank} {list(words)} ''"] for rank in (0, 1)]
+    assert [result.lines_of(rank) for rank in (0, 1)] == [
+        [f"{name} {rank} {list(words)} ''"] for rank in (0, 1)
+    ]
     assert (result.run_dir / name).read_text() == SOURCE
     assert (result.run_dir / name).stat().st_mode & 0o777 == 0o600
 
@@ -49,7 +51,10 @@ def test_a_script_of_a_process_substitution_runs_on_all_ranks(distlaunch):
     said(result, f"fd-{reader}.py")
 
 
-@pytest.mark.parametrize("words", [("train", "--num-procs", "2"), ("accelerate", "launch", "--num_processes", "2", "--cpu")])  # fmt: skip
+@pytest.mark.parametrize(
+    "words",
+    [("train", "--num-procs", "2"), ("accelerate", "launch", "--num_processes", "2", "--cpu")],
+)
 def test_a_script_that_is_a_fifo_runs_on_all_ranks(distlaunch, words):
     fifo = distlaunch.work / "lines"
     os.mkfifo(fifo)
@@ -69,7 +74,9 @@ def test_a_fifo_that_no_program_writes_to_is_refused(distlaunch):
 
 
 def test_torchrun_takes_a_script_from_stdin(distlaunch):
-    (distlaunch.work / "given.py").write_text("import os\nprint('rank', os.environ['RANK'], __file__)\n")
+    (distlaunch.work / "given.py").write_text(
+        "import os\nprint('rank', os.environ['RANK'], __file__)\n"
+    )
     with (distlaunch.work / "given.py").open() as stdin:
         result = distlaunch.run(["torchrun", "--nproc-per-node", "2", "/dev/stdin"], stdin=stdin)
     assert result.returncode == 0, result.stderr
@@ -79,7 +86,9 @@ def test_torchrun_takes_a_script_from_stdin(distlaunch):
 
 def test_a_script_that_is_typed_runs_when_it_ends(distlaunch):
     ours, theirs = pty.openpty()
-    running = distlaunch.start(["train", "--num-procs", "2", "-"], stdin=theirs, preexec_fn=default_signals)
+    running = distlaunch.start(
+        ["train", "--num-procs", "2", "-"], stdin=theirs, preexec_fn=default_signals
+    )
     os.write(ours, b"import os\nprint('typed', os.environ['RANK'])\n\x04")
     result = running.wait()
     assert [result.lines_of(rank) for rank in (0, 1)] == [["typed 0"], ["typed 1"]]
@@ -101,7 +110,9 @@ def test_a_second_job_of_the_same_id_runs_its_own_script(distlaunch):
     for text in ("one", "two"):
         (distlaunch.work / "given.py").write_text(f"print({text!r})\n")
         with (distlaunch.work / "given.py").open() as stdin:
-            result = distlaunch.run(["train", "--num-procs", "2", "--job-id", "same", "-"], stdin=stdin)
+            result = distlaunch.run(
+                ["train", "--num-procs", "2", "--job-id", "same", "-"], stdin=stdin
+            )
         assert result.returncode == 0, result.stderr
         assert text in result.stdout
 
@@ -109,15 +120,44 @@ def test_a_second_job_of_the_same_id_runs_its_own_script(distlaunch):
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (("train", "--num-procs", "2", "/dev/zero"), "/dev/zero: a script that is read from there may have 16 MiB"),
-        (("train", "--num-procs", "2", "--no-python", "/dev/stdin"), "/dev/stdin: a program that is to be executed must be a file"),
-        (("train", "--hosts", "a:1,b:1", "--device", "cpu", "-"), "-: only this launcher can read it, and the job has other nodes"),
-        (("torchrun", "--nnodes", "2", "--node-rank", "0", "--rdzv-endpoint", "127.0.0.1:29871", "/dev/stdin"), "/dev/stdin: only this launcher can read it"),
-        (("horovodrun", "-np", "2", "python", "-u", "-"), "python -: only one of the workers could read the script"),
-        (("train", "--num-procs", "2", "--no-python", "python3", "/dev/stdin"), "python3 /dev/stdin: only one of the workers could read"),
+        (
+            ("train", "--num-procs", "2", "/dev/zero"),
+            "/dev/zero: a script that is read from there may have 16 MiB",
+        ),
+        (
+            ("train", "--num-procs", "2", "--no-python", "/dev/stdin"),
+            "/dev/stdin: a program that is to be executed must be a file",
+        ),
+        (
+            ("train", "--hosts", "a:1,b:1", "--device", "cpu", "-"),
+            "-: only this launcher can read it, and the job has other nodes",
+        ),
+        (
+            (
+                "torchrun",
+                "--nnodes",
+                "2",
+                "--node-rank",
+                "0",
+                "--rdzv-endpoint",
+                "127.0.0.1:29871",
+                "/dev/stdin",
+            ),
+            "/dev/stdin: only this launcher can read it",
+        ),
+        (
+            ("horovodrun", "-np", "2", "python", "-u", "-"),
+            "python -: only one of the workers could read the script",
+        ),
+        (
+            ("train", "--num-procs", "2", "--no-python", "python3", "/dev/stdin"),
+            "python3 /dev/stdin: only one of the workers could read",
+        ),
     ],
-)  # fmt: skip
-def test_a_script_that_not_all_workers_could_run_is_refused_before_anything_is_made(distlaunch, words, why):
+)
+def test_a_script_that_not_all_workers_could_run_is_refused_before_anything_is_made(
+    distlaunch, words, why
+):
     with (distlaunch.work / "given.py").open("w+") as stdin:
         stdin.write("print('ran')\n")
         stdin.seek(0)

@@ -20,7 +20,8 @@ def exits(result) -> dict[int, int]:
 
 @pytest.fixture
 def saving(job):
-    """Start two workers that save when they are told to; they wait for the sign ``go`` while they save."""
+    """Start two workers that save when they are told to; they wait for the sign ``go`` while they
+    save."""
 
     def start(name: str, *args: str, **kwargs):
         names = name if name == "TERM" else f"{name},TERM"  # TERM comes as well where saving lasts
@@ -32,7 +33,9 @@ def saving(job):
 
 
 @pytest.mark.parametrize(("name", "asked"), [("TERM", "TERM"), ("INT", "INT"), ("HUP", "TERM")])
-def test_workers_that_save_and_exit_0_when_told_do_not_hide_that_we_were_told(job, distlaunch, saving, name, asked):
+def test_workers_that_save_and_exit_0_when_told_do_not_hide_that_we_were_told(
+    job, distlaunch, saving, name, asked
+):
     running = saving(asked)
     number = getattr(signal, f"SIG{name}")
     running.send_signal(number)
@@ -100,7 +103,9 @@ while True:
     signal.pause()
 """
     (job.work / "full.py").write_text(script)
-    running = job.start(Path("full.py"), env={"PYTHONPATH": str(Path(__file__).parents[1] / "programs")})
+    running = job.start(
+        Path("full.py"), env={"PYTHONPATH": str(Path(__file__).parents[1] / "programs")}
+    )
     job.await_signs(running, "ready-0", "ready-1")
     running.send_signal(signal.SIGTERM)
     result = running.wait()
@@ -146,7 +151,8 @@ def test_int_ends_a_background_job_of_a_script_too(job):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGQUIT])
 def test_under_nohup_in_the_background_of_a_script_only_term_ends_the_job(job, number):
-    """``nohup distlaunch ... &`` in a script: a Ctrl-C for something else reaches the whole process group."""
+    """``nohup distlaunch ... &`` in a script: a Ctrl-C for something else reaches the whole process
+    group."""
 
     def as_a_script_starts_it() -> None:
         for ignored in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
@@ -186,7 +192,10 @@ def test_a_second_int_within_a_second_does_not_take_the_time_to_save(job, saving
     running.wait_stderr("press Ctrl-C again after 1 s to kill all workers now")
     time.sleep(2 * MERGE_S)  # nearer ones are one signal
     running.send_signal(signal.SIGINT)
-    early = running.wait_event("signal", count=2)["time"] - running.wait_event("signal")["time"] < SECOND_S
+    early = (
+        running.wait_event("signal", count=2)["time"] - running.wait_event("signal")["time"]
+        < SECOND_S
+    )
     job.put_sign("go")
     result = running.wait()
     assert result.returncode == 130
@@ -196,7 +205,10 @@ def test_a_second_int_within_a_second_does_not_take_the_time_to_save(job, saving
 def test_two_signals_at_once_are_one(job, saving):
     running = saving("INT", options=["--grace", "100"])
     running.send_signal(signal.SIGSTOP)
-    for number in (signal.SIGINT, signal.SIGTERM):  # two of one kind would already be one to the kernel
+    for number in (
+        signal.SIGINT,
+        signal.SIGTERM,
+    ):  # two of one kind would already be one to the kernel
         running.send_signal(number)
     running.send_signal(signal.SIGCONT)
     running.wait_event("signal")
@@ -244,7 +256,9 @@ def test_int_after_term_kills_even_under_a_scheduler(job, saving):
 
 
 def test_a_signal_during_the_stop_after_a_failure_hurries_it_and_keeps_the_cause(job, distlaunch):
-    running = job.start("ends.py", "--ignore", "--rank", "1", "3", options=["--failure-grace", "100"])
+    running = job.start(
+        "ends.py", "--ignore", "--rank", "1", "3", options=["--failure-grace", "100"]
+    )
     running.wait_event("worker_exited")
     later_than_a_double()
     running.send_signal(signal.SIGINT)
@@ -344,7 +358,9 @@ def test_a_stopped_spawner_is_woken_and_a_workers_end_is_seen(job, distlaunch):
     distlaunch.assert_no_survivors()
 
 
-@pytest.mark.parametrize("gap_ms", [5, 20, 60])  # at 0 CONT may come between our last look and our stop
+@pytest.mark.parametrize(
+    "gap_ms", [5, 20, 60]
+)  # at 0 CONT may come between our last look and our stop
 def test_cont_soon_after_tstp_leaves_nobody_stopped(job, distlaunch, gap_ms):
     running = job.start("waits.py", "--note", "CONT")
     workers = job.await_ready(running)
@@ -374,9 +390,15 @@ def test_term_at_any_moment_of_the_start_ends_the_job_as_told(job, distlaunch, d
 
 
 @pytest.mark.parametrize("delay_ms", range(0, 60, 6))
-def test_int_at_any_moment_of_a_jobs_start_ends_it_with_130_and_no_traceback(job, distlaunch, delay_ms):
-    running = job.start("waits.py", options=["--grace", "1"])  # Python itself loses an INT now and then while it begins
-    job.until(lambda: running.run_dir, "the run directory")  # before that, Python itself may not be up yet
+def test_int_at_any_moment_of_a_jobs_start_ends_it_with_130_and_no_traceback(
+    job, distlaunch, delay_ms
+):
+    running = job.start(
+        "waits.py", options=["--grace", "1"]
+    )  # Python itself loses an INT now and then while it begins
+    job.until(
+        lambda: running.run_dir, "the run directory"
+    )  # before that, Python itself may not be up yet
     time.sleep(delay_ms / 1000)
     running.send_signal(signal.SIGINT)
     result = running.wait()
@@ -413,7 +435,9 @@ def test_usr1_and_usr2_of_a_worker_at_its_parent_reach_all_workers(job, distlaun
 
 
 def test_hup_at_the_workers_parent_is_ignored_under_nohup(job, distlaunch):
-    running = job.start("tells_parent.py", "HUP", "1", preexec=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+    running = job.start(
+        "tells_parent.py", "HUP", "1", preexec=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    )
     job.await_ready(running)
     job.put_sign("tell")
     spawner = job.spawner_of(running)
@@ -434,8 +458,12 @@ def test_term_at_all_processes_of_a_job_at_once_is_one_signal(job, distlaunch, s
         os.kill(pid, signal.SIGTERM)
     job.await_signs(running, "got-TERM-0", "got-TERM-1")
     running.wait_event("signal")
-    os.kill(job.spawner_of(running), signal.SIGUSR1)  # comes later, so TERM has been dealt with when it shows
-    running.wait_for(lambda: any(event.get("signal") == "SIGUSR1" for event in running.events), "USR1")
+    os.kill(
+        job.spawner_of(running), signal.SIGUSR1
+    )  # comes later, so TERM has been dealt with when it shows
+    running.wait_for(
+        lambda: any(event.get("signal") == "SIGUSR1" for event in running.events), "USR1"
+    )
     job.put_sign("go")
     result = running.wait()
     assert result.returncode == 143

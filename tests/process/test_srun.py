@@ -1,4 +1,5 @@
-"""``train`` in a batch script of Slurm, with a stand-in for srun: what the real one does is in tests/cluster."""
+"""``train`` in a batch script of Slurm, with a stand-in for srun: what the real one does is in
+tests/cluster."""
 
 from __future__ import annotations
 
@@ -10,7 +11,9 @@ from pathlib import Path
 
 
 def test_srun_starts_an_agent_on_each_node_and_the_launcher_decides_how_it_ends(distlaunch, batch):
-    result = distlaunch.train("--procs-per-node", "1", "--srun-args=--container-image 'a b'", "t.py", env=batch)
+    result = distlaunch.train(
+        "--procs-per-node", "1", "--srun-args=--container-image 'a b'", "t.py", env=batch
+    )
     assert result.returncode == 0, result.stderr
     for rank, node in enumerate(("n1", "n2")):
         assert f"rank {rank} of 2 on {node}\n" in result.stdout
@@ -22,7 +25,8 @@ def test_srun_starts_an_agent_on_each_node_and_the_launcher_decides_how_it_ends(
 
 def test_the_token_is_in_no_argument(distlaunch, batch):
     running = distlaunch.start(
-        ["train", "--procs-per-node", "1", "t.py", "stay"], env=batch | {"DISTLAUNCH_TOKEN": "s3cret"}
+        ["train", "--procs-per-node", "1", "t.py", "stay"],
+        env=batch | {"DISTLAUNCH_TOKEN": "s3cret"},
     )
     running.wait_event("workers_started", count=2)
     arguments = []
@@ -96,14 +100,18 @@ def test_the_end_of_srun_alone_harms_nobody(distlaunch, batch):
 
 def test_what_srun_waits_for_is_told_when_the_time_is_over(distlaunch, batch):
     options = ("--procs-per-node", "1", "--join-timeout", "2")
-    result = distlaunch.train(*options, "t.py", env=batch | {"WAITS": "srun: retrying (Requested nodes are busy)"})
+    result = distlaunch.train(
+        *options, "t.py", env=batch | {"WAITS": "srun: retrying (Requested nodes are busy)"}
+    )
     assert result.returncode == 69
     assert "distlaunch: srun: retrying (Requested nodes are busy)" in result.stderr
     assert "the agent has not called in time: srun: retrying" in result.stderr
 
 
 def test_agents_and_workers_end_with_a_launcher_that_is_killed(distlaunch, batch):
-    running = distlaunch.start(["train", "--procs-per-node", "1", "--failure-grace", "1", "t.py", "stay"], env=batch)
+    running = distlaunch.start(
+        ["train", "--procs-per-node", "1", "--failure-grace", "1", "t.py", "stay"], env=batch
+    )
     running.wait_event("workers_started", count=2)
     started = [event for event in running.events if event["type"] == "workers_started"]
     workers = [pid for event in started for pid in event["pids"].values()]
@@ -120,11 +128,17 @@ def until_gone(pids) -> None:
 
 
 def test_a_pending_srun_ends_with_a_launcher_that_is_killed(distlaunch, batch):
-    running = distlaunch.start(["train", "--procs-per-node", "1", "t.py"], env=batch | {"WAITS": "srun: retrying"})
+    running = distlaunch.start(
+        ["train", "--procs-per-node", "1", "t.py"], env=batch | {"WAITS": "srun: retrying"}
+    )
     running.wait_stderr("srun: retrying")
     # It says so before it becomes the program that waits.
     [srun] = running.wait_for(
-        lambda: [pid for pid in filter(str.isdecimal, os.listdir("/proc")) if is_waiting(pid, batch["CALLS"])],
+        lambda: [
+            pid
+            for pid in filter(str.isdecimal, os.listdir("/proc"))
+            if is_waiting(pid, batch["CALLS"])
+        ],
         "the srun that waits",
     )
     running.process.kill()
@@ -136,13 +150,25 @@ def is_waiting(pid: str, calls: str) -> bool:
     """Tell whether this is the srun of this test that waits for resources."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes()
-        return words == b"sleep\0001000\0" and f"CALLS={calls}".encode() in Path(f"/proc/{pid}/environ").read_bytes()
+        return (
+            words == b"sleep\0001000\0"
+            and f"CALLS={calls}".encode() in Path(f"/proc/{pid}/environ").read_bytes()
+        )
     except OSError:
         return False
 
 
 def test_after_a_restart_a_signal_to_an_agent_is_the_jobs_again(distlaunch, batch):
-    options = ("--procs-per-node", "1", "--max-restarts", "1", "--min-uptime", "0", "--failure-grace", "1")
+    options = (
+        "--procs-per-node",
+        "1",
+        "--max-restarts",
+        "1",
+        "--min-uptime",
+        "0",
+        "--failure-grace",
+        "1",
+    )
     running = distlaunch.start(["train", *options, "t.py", "stay"], env=batch)
     running.wait_event("workers_started", count=2)
     first = agents(batch["CALLS"])

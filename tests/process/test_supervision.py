@@ -37,7 +37,10 @@ def test_a_worker_ended_by_signal_n_gives_128_plus_n(job, distlaunch, name):
 
 def test_a_worker_that_fails_while_another_has_long_ended_well_fails_the_job(job):
     running = job.start(
-        "--no-python", "/bin/sh", "-c", 'if [ "$RANK" = 1 ]; then until [ -e go ]; do sleep 0.01; done; exit 5; fi'
+        "--no-python",
+        "/bin/sh",
+        "-c",
+        'if [ "$RANK" = 1 ]; then until [ -e go ]; do sleep 0.01; done; exit 5; fi',
     )
     running.wait_event("worker_exited")
     job.put_sign("go")
@@ -48,7 +51,13 @@ def test_a_worker_that_fails_while_another_has_long_ended_well_fails_the_job(job
 
 def test_siblings_that_ignore_term_are_killed_after_the_failure_grace(job, distlaunch):
     result = job.run(
-        "ends.py", "--ignore", "--rank", "1", "3", procs=3, options=["--failure-grace", "0.3", "--grace", "50"]
+        "ends.py",
+        "--ignore",
+        "--rank",
+        "1",
+        "3",
+        procs=3,
+        options=["--failure-grace", "0.3", "--grace", "50"],
     )
     assert result.returncode == 3, result.stderr
     assert exits(result) == {0: -signal.SIGKILL, 1: 3, 2: -signal.SIGKILL}
@@ -59,11 +68,13 @@ def test_siblings_that_ignore_term_are_killed_after_the_failure_grace(job, distl
 
 def test_siblings_that_save_are_given_the_failure_grace(job):
     running = job.start(
-        "--no-python", "/bin/sh", "-c",
+        "--no-python",
+        "/bin/sh",
+        "-c",
         'trap "touch got; until [ -e go ]; do sleep 0.01; done; touch saved; exit 0" TERM; touch up-$RANK;'
         'until [ -e up-0 ] && [ -e up-1 ]; do sleep 0.01; done; [ "$RANK" = 1 ] && exit 4; while :; do sleep 0.01; done',
         options=["--failure-grace", "60"],
-    )  # fmt: skip
+    )
     job.await_signs(running, "got")
     job.put_sign("go")
     result = running.wait()
@@ -98,10 +109,12 @@ def test_a_consequence_whose_cause_never_shows_ends_the_job_all_the_same(job, di
 
 def test_a_stopped_sibling_does_not_hold_up_the_end_of_a_failed_job(job, distlaunch):
     running = job.start(
-        "--no-python", "/bin/sh", "-c",
+        "--no-python",
+        "/bin/sh",
+        "-c",
         'touch up-$RANK; if [ "$RANK" = 0 ]; then kill -STOP $$; fi; until [ -e go ]; do sleep 0.01; done; exit 6',
         options=["--failure-grace", "60"],
-    )  # fmt: skip
+    )
     job.await_signs(running, "up-0", "up-1")
     job.put_sign("go")
     assert running.wait().returncode == 6

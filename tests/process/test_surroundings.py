@@ -1,4 +1,5 @@
-"""What a worker finds when it begins: signals, descriptors, session, limits, words, variables, processors."""
+"""What a worker finds when it begins: signals, descriptors, session, limits, words, variables,
+processors."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ def told(job, rank: int = 0) -> dict:
 
 
 def status_of_worker(result, rank: int = 0) -> dict[str, str]:
-    """Read the /proc/self/status that a ``cat`` as worker has printed: not even Python has changed it."""
+    """Read the /proc/self/status that a ``cat`` as worker has printed: not even Python has changed
+    it."""
     lines = (result.run_dir / "attempt-0" / f"rank-{rank}.log").read_text().splitlines()
     return dict(line.split(":\t", 1) for line in lines if ":\t" in line)
 
@@ -24,7 +26,9 @@ def test_no_signal_is_blocked_or_ignored_in_a_worker(job):
     result = job.run("--no-python", "/bin/cat", "/proc/self/status")
     for rank in (0, 1):
         status = status_of_worker(result, rank)
-        assert {status[name].strip("0") for name in ("SigBlk", "SigIgn", "SigCgt", "SigPnd", "ShdPnd")} == {""}
+        assert {
+            status[name].strip("0") for name in ("SigBlk", "SigIgn", "SigCgt", "SigPnd", "ShdPnd")
+        } == {""}
 
 
 @pytest.mark.parametrize("how", [signal.SIG_BLOCK, "ignored"], ids=["blocked", "ignored"])
@@ -43,7 +47,9 @@ def test_a_launcher_whose_parent_has_shut_out_child_signals_works_all_the_same(j
 
 
 def test_a_launcher_started_with_term_blocked_can_be_told_to_stop(job, distlaunch):
-    running = job.start("waits.py", preexec=lambda: signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM}))
+    running = job.start(
+        "waits.py", preexec=lambda: signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    )
     job.await_ready(running)
     running.send_signal(signal.SIGTERM)
     assert running.wait(10).returncode == 143
@@ -58,7 +64,9 @@ def test_workers_go_on_ignoring_what_the_launcher_was_started_with_ignored(job):
     assert int(status_of_worker(result)["SigIgn"], 16) == 1 << (signal.SIGHUP - 1)
 
 
-def test_a_worker_has_the_descriptors_0_to_2_and_those_for_progress_and_its_stacks_and_no_other(job):
+def test_a_worker_has_the_descriptors_0_to_2_and_those_for_progress_and_its_stacks_and_no_other(
+    job,
+):
     end, other = os.pipe()
     try:
         job.run("tells.py", procs=3, pass_fds=[other])
@@ -92,9 +100,13 @@ def test_every_worker_leads_a_session_and_a_group_of_its_own(job):
 def test_64_workers_run_under_a_soft_limit_of_256_open_files_and_have_that_limit_themselves(job):
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     result = job.run(
-        "--no-python", "/bin/sh", "-c", "ulimit -Sn; ulimit -Hn", procs=64,
+        "--no-python",
+        "/bin/sh",
+        "-c",
+        "ulimit -Sn; ulimit -Hn",
+        procs=64,
         preexec=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard)),
-    )  # fmt: skip
+    )
     assert result.returncode == 0, result.stderr
     for rank in range(64):
         log = (result.run_dir / "attempt-0" / f"rank-{rank}.log").read_text()
@@ -103,7 +115,10 @@ def test_64_workers_run_under_a_soft_limit_of_256_open_files_and_have_that_limit
 
 def test_a_hard_limit_that_is_too_low_is_said_before_anything_starts(job):
     result = job.run(
-        "--no-python", "/bin/true", procs=64, preexec=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))
+        "--no-python",
+        "/bin/true",
+        procs=64,
+        preexec=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100)),
     )
     assert result.returncode == 2, result.stderr
     assert "open files" in result.stderr
@@ -154,7 +169,11 @@ def test_a_worker_starts_in_the_launchers_directory_or_in_the_one_given(job, tmp
 
 def test_variables_of_any_bytes_reach_the_workers(job):
     value = os.fsdecode(b"\xff\n=\x01 ")
-    job.run("tells.py", env={"GIVEN": value, "EMPTY": ""}, options=["--env", "MORE=" + value, "-x", "RANKS=none"])
+    job.run(
+        "tells.py",
+        env={"GIVEN": value, "EMPTY": ""},
+        options=["--env", "MORE=" + value, "-x", "RANKS=none"],
+    )
     env = told(job, 1)["env"]
     assert bytes.fromhex(env["GIVEN"]) == bytes.fromhex(env["MORE"]) == b"\xff\n=\x01 "
     assert env["EMPTY"] == ""
@@ -163,13 +182,18 @@ def test_variables_of_any_bytes_reach_the_workers(job):
 
 def test_setup_runs_before_the_worker_which_keeps_its_words_and_is_its_process(job):
     words = [b"", b"a\nb", b"\xff", b"$HOME"]
-    options = ["--setup", "set -euo pipefail; export FROM_SETUP='set up'"]  # as careful scripts begin
+    options = [
+        "--setup",
+        "set -euo pipefail; export FROM_SETUP='set up'",
+    ]  # as careful scripts begin
     result = job.run("tells.py", *map(os.fsdecode, words), options=options)
     assert result.returncode == 0, result.stderr
     assert bytes.fromhex(told(job, 1)["env"]["FROM_SETUP"]) == b"set up"
     assert [bytes.fromhex(word) for word in told(job, 1)["argv"]] == words
     pids = result.of_type("worker_exited")
-    assert {event["rank"]: event["pid"] for event in pids} == {rank: told(job, rank)["pid"] for rank in (0, 1)}
+    assert {event["rank"]: event["pid"] for event in pids} == {
+        rank: told(job, rank)["pid"] for rank in (0, 1)
+    }
 
 
 def test_a_setup_that_ends_the_shell_ends_the_job_with_its_code(job):

@@ -1,4 +1,5 @@
-"""``distlaunch torchrun`` as a user runs it: torchrun's output and files, our exit codes and reports."""
+"""``distlaunch torchrun`` as a user runs it: torchrun's output and files, our exit codes and
+reports."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ print(f"err {rank}.{attempt}", file=sys.stderr)
 
 @pytest.fixture
 def torchrun(distlaunch):
-    """Run ``distlaunch torchrun`` with these words, after a script of this source where ``source`` is given."""
+    """Run ``distlaunch torchrun`` with these words, after a script of this source where ``source``
+    is given."""
 
     def run(*words: str, source: str = TELLS, script_args: tuple[str, ...] = (), **kwargs):
         (distlaunch.work / "train.py").write_text(source)
@@ -33,7 +35,11 @@ def torchrun(distlaunch):
 
 
 def files_of(run_dir) -> dict[str, str]:
-    return {str(path.relative_to(run_dir)): path.read_text() for path in run_dir.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(run_dir)): path.read_text()
+        for path in run_dir.rglob("*")
+        if path.is_file()
+    }
 
 
 def test_output_has_no_prefix_and_nothing_of_ours(torchrun):
@@ -55,13 +61,17 @@ def test_every_byte_is_filed_in_torchruns_layout_with_the_run_id_in_front(torchr
     assert (name, len(token)) == ("run-7-é", 8)
     files = files_of(result.run_dir)
     assert {name: text for name, text in files.items() if name.startswith("attempt")} == {
-        f"attempt_0/{rank}/std{stream}.log": f"{stream} {rank}.0\n" for rank in (0, 1) for stream in ("out", "err")
+        f"attempt_0/{rank}/std{stream}.log": f"{stream} {rank}.0\n"
+        for rank in (0, 1)
+        for stream in ("out", "err")
     }
     assert files.keys() >= {"events.jsonl", "plan-0.json", ".distlaunch-run"}
     plan = json.loads(files["plan-0.json"])
     assert plan["env"]["TORCHELASTIC_RUN_ID"] == "run/7 é"
     worker = plan["nodes"][0]["workers"][1]["env"]
-    assert worker["TORCHELASTIC_ERROR_FILE"] == str(result.run_dir / "attempt_0" / "1" / "error.json")
+    assert worker["TORCHELASTIC_ERROR_FILE"] == str(
+        result.run_dir / "attempt_0" / "1" / "error.json"
+    )
 
 
 def test_two_runs_of_one_id_have_a_folder_each(torchrun, distlaunch):
@@ -85,9 +95,13 @@ def test_ranks_that_are_filtered_out_are_filed_only(torchrun):
 
 def test_lines_that_match_are_copied_with_their_prefix(torchrun):
     source = "print('a, b'); print('other'); print('a, b again', end='')"
-    result = torchrun("--nproc-per-node=2", "-t", "3", "--duplicate-stdout-filters", "a,, b,zzz", source=source)
+    result = torchrun(
+        "--nproc-per-node=2", "-t", "3", "--duplicate-stdout-filters", "a,, b,zzz", source=source
+    )
     lines = files_of(result.run_dir)["attempt_0/filtered_stdout.log"].splitlines()
-    assert sorted(lines) == [f"[default{rank}]:a, b{more}" for rank in (0, 1) for more in ("", " again")]
+    assert sorted(lines) == [
+        f"[default{rank}]:a, b{more}" for rank in (0, 1) for more in ("", " again")
+    ]
 
 
 def test_a_failed_job_exits_with_the_workers_code_and_a_report(torchrun):
@@ -95,7 +109,9 @@ def test_a_failed_job_exits_with_the_workers_code_and_a_report(torchrun):
     result = torchrun("--nproc-per-node=2", source=source)
     assert result.returncode == 37
     assert "rank 1 of 2 failed: exit code 37" in result.stderr
-    assert str(result.run_dir / "attempt_0" / "1" / "stderr.log") in result.stderr.replace("\n    ", "")
+    assert str(result.run_dir / "attempt_0" / "1" / "stderr.log") in result.stderr.replace(
+        "\n    ", ""
+    )
     assert (result.run_dir / "report.txt").exists()
 
 
@@ -109,7 +125,9 @@ def test_a_restart_has_a_folder_of_its_own(torchrun):
 def test_a_failure_is_retried_as_often_as_torchrun_does_where_that_is_wanted(torchrun):
     source = TELLS + "raise ValueError('again')"
     words = ["--nproc-per-node=1", "--max-restarts=2"]
-    assert len(torchrun(*words, source=source).of_type("attempt_started")) == 2, "the same failure twice is enough"
+    assert len(torchrun(*words, source=source).of_type("attempt_started")) == 2, (
+        "the same failure twice is enough"
+    )
     result = torchrun(*words, source=source, env={"DISTLAUNCH_MIN_UPTIME": "0"})
     assert len(result.of_type("attempt_started")) >= 3
 
@@ -126,16 +144,25 @@ ARGUMENTS = "import sys; print(sys.argv[1:])"
 def test_one_pair_of_dashes_directly_behind_the_script_is_dropped_as_torchrun_does(torchrun):
     assert torchrun(source=ARGUMENTS, script_args=("--", "--lr", "1")).stdout == "['--lr', '1']\n"
     assert torchrun(source=ARGUMENTS, script_args=("--", "--", "x")).stdout == "['--', 'x']\n"
-    assert torchrun(source=ARGUMENTS, script_args=("--a", "--", "--b")).stdout == "['--a', '--', '--b']\n"
+    assert (
+        torchrun(source=ARGUMENTS, script_args=("--a", "--", "--b")).stdout
+        == "['--a', '--', '--b']\n"
+    )
 
 
 @pytest.mark.parametrize(
-    "words", [("accelerate", "launch", "--cpu", "--quiet"), ("deepspeed", "--no_local_rank", "--quiet")], ids=" ".join
+    "words",
+    [("accelerate", "launch", "--cpu", "--quiet"), ("deepspeed", "--no_local_rank", "--quiet")],
+    ids=" ".join,
 )
 def test_so_do_the_commands_for_accelerate_and_deepspeed(distlaunch, words):
     distlaunch.pretend("deepspeed", "accelerate")
     (distlaunch.work / "a.py").write_text(ARGUMENTS)
-    for given, got in ((["--", "--lr"], ["--lr"]), (["--", "--", "x"], ["--", "x"]), (["-a", "--", "b"], None)):
+    for given, got in (
+        (["--", "--lr"], ["--lr"]),
+        (["--", "--", "x"], ["--", "x"]),
+        (["-a", "--", "b"], None),
+    ):
         result = distlaunch.run([*words, "a.py", *given])
         assert result.returncode == 0, result.stderr
         assert result.lines_of(0) == [str(given if got is None else got)]
@@ -155,7 +182,9 @@ def test_train_passes_dashes_on_and_a_script_that_refuses_them_gets_a_hint(distl
 LOCAL_RANKS = "import os, sys; print(os.environ['LOCAL_RANK'], sys.argv[1:])"
 
 
-def test_under_torch_distributed_launch_scripts_get_their_local_rank_unless_use_env_is_given(distlaunch):
+def test_under_torch_distributed_launch_scripts_get_their_local_rank_unless_use_env_is_given(
+    distlaunch,
+):
     (distlaunch.work / "a.py").write_text(LOCAL_RANKS)
     launch = ["torch.distributed.launch", "--nproc_per_node=2"]
     result = distlaunch.run([*launch, "a.py", "--lr", "1"])
@@ -168,10 +197,15 @@ def test_under_torch_distributed_launch_scripts_get_their_local_rank_unless_use_
 
 
 def test_a_script_without_local_rank_is_told_how_torch_distributed_launch_leaves_it_out(distlaunch):
-    (distlaunch.work / "a.py").write_text("import argparse\nargparse.ArgumentParser().parse_args()\n")
+    (distlaunch.work / "a.py").write_text(
+        "import argparse\nargparse.ArgumentParser().parse_args()\n"
+    )
     result = distlaunch.run(["torch.distributed.launch", "a.py"])
     assert result.returncode == 2
-    assert "hint: --use-env leaves it out: LOCAL_RANK in the environment says the same" in result.stderr
+    assert (
+        "hint: --use-env leaves it out: LOCAL_RANK in the environment says the same"
+        in result.stderr
+    )
 
 
 def test_torch_distributed_launch_gives_scripts_the_arguments_that_torchs_own_gives(distlaunch):
@@ -179,8 +213,12 @@ def test_torch_distributed_launch_gives_scripts_the_arguments_that_torchs_own_gi
     words = ["--nproc_per_node=2", "a.py", "--lr", "1"]
     own = subprocess.run(
         [sys.executable, "-W", "ignore", "-m", "torch.distributed.launch", *words],
-        env=distlaunch.env, cwd=distlaunch.work, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+        env=distlaunch.env,
+        cwd=distlaunch.work,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     ours = distlaunch.run(["torch.distributed.launch", *words])
     assert sorted(own.stdout.splitlines()) == sorted(ours.stdout.splitlines()) != []
 
@@ -194,13 +232,17 @@ def test_torch_distributed_launch_gives_scripts_the_arguments_that_torchs_own_gi
         ("torch.distributed.launch", ["--help"], "Usage: distlaunch torch.distributed.launch"),
     ],
 )
-def test_a_link_with_another_launchers_name_stands_for_its_command(distlaunch, tmp_path, name, words, page):
+def test_a_link_with_another_launchers_name_stands_for_its_command(
+    distlaunch, tmp_path, name, words, page
+):
     link = tmp_path / name
     link.write_text(
         f"#!{sys.executable}\nimport sys\nfrom distlaunch.__main__ import main\nsys.argv[0] = {str(link)!r}\nmain()\n"
     )
     link.chmod(0o755)
-    done = subprocess.run([link, *words], env=distlaunch.env, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [link, *words], env=distlaunch.env, capture_output=True, text=True, timeout=60
+    )
     assert done.stdout.startswith(page), done.stderr
 
 
@@ -215,7 +257,9 @@ def other_environment(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("command", "option"), [(["torchrun"], "PYTHON_EXEC="), (["train", "--num-procs", "1"], "--python=")], ids=str
+    ("command", "option"),
+    [(["torchrun"], "PYTHON_EXEC="), (["train", "--num-procs", "1"], "--python=")],
+    ids=str,
 )
 def test_another_active_environment_is_named_and_whether_it_has_the_missing_module(
     distlaunch, other_environment, command, option
@@ -229,7 +273,10 @@ def test_another_active_environment_is_named_and_whether_it_has_the_missing_modu
         result = distlaunch.run([*command, "train.py"], env={"VIRTUAL_ENV": str(other_environment)})
         words = "".join(result.stderr.split())
         assert (
-            f"workers run {sys.executable}, not the active environment's; for that: {python}".replace(" ", "") in words
+            f"workers run {sys.executable}, not the active environment's; for that: {python}".replace(
+                " ", ""
+            )
+            in words
         )
         assert said.replace(" ", "") in words
     quiet = {"VIRTUAL_ENV": str(other_environment), "DISTLAUNCH_QUIET": "1"}
@@ -237,7 +284,11 @@ def test_another_active_environment_is_named_and_whether_it_has_the_missing_modu
 
 
 def test_the_local_rank_in_the_arguments_is_each_workers(torchrun):
-    result = torchrun("--nproc-per-node=2", source="import sys; print(sys.argv[1])", script_args=("gpu-${local_rank}",))
+    result = torchrun(
+        "--nproc-per-node=2",
+        source="import sys; print(sys.argv[1])",
+        script_args=("gpu-${local_rank}",),
+    )
     assert sorted(result.stdout.split()) == ["gpu-0", "gpu-1"]
 
 
@@ -271,11 +322,16 @@ def test_a_port_that_is_given_is_rank_0s_and_one_in_use_is_refused(torchrun):
         result = torchrun("--master-addr", "localhost", "--master-port", port, source=source)
     assert result.returncode == 2
     assert f"port {port} is in use" in result.stderr
-    assert torchrun("--master-addr", "localhost", "--master-port", port, source=source).stdout == f"localhost {port}\n"
+    assert (
+        torchrun("--master-addr", "localhost", "--master-port", port, source=source).stdout
+        == f"localhost {port}\n"
+    )
 
 
 def test_what_has_no_effect_is_said_once_and_what_variables_hold_is_not(torchrun):
-    result = torchrun("--nproc-per-node=2", "--monitor-interval=5", "--rdzv-conf", "timeout=9", "-t", "5:3")
+    result = torchrun(
+        "--nproc-per-node=2", "--monitor-interval=5", "--rdzv-conf", "timeout=9", "-t", "5:3"
+    )
     said = [line for line in result.stderr.splitlines() if line.startswith("distlaunch:")]
     assert len(said) == 2
     assert "without effect here: --rdzv-conf, --monitor-interval" in said[0]
@@ -286,11 +342,15 @@ def test_what_has_no_effect_is_said_once_and_what_variables_hold_is_not(torchrun
 
 
 def test_our_own_variables_work(torchrun):
-    plain = torchrun("--nproc-per-node=2", source="print('same')", env={"DISTLAUNCH_FORMAT": "plain"})
+    plain = torchrun(
+        "--nproc-per-node=2", source="print('same')", env={"DISTLAUNCH_FORMAT": "plain"}
+    )
     assert plain.stdout in {"[0-1] same\n", "[0] same\n[1] same\n", "[1] same\n[0] same\n"}
     assert "distlaunch: job " in torchrun(env={"DISTLAUNCH_QUIET": "0"}).stderr
     warm = torchrun(
-        "--nproc-per-node=2", env={"DISTLAUNCH_PRELOAD": "json"}, source="import sys; print('json' in sys.modules)"
+        "--nproc-per-node=2",
+        env={"DISTLAUNCH_PRELOAD": "json"},
+        source="import sys; print('json' in sys.modules)",
     )
     assert warm.stdout == "True\n" * 2, warm.stderr
 
@@ -299,7 +359,10 @@ def test_our_own_variables_work(torchrun):
     ("words", "message"),
     [
         (["--nnodes=2", "x.py"], "error: --nnodes 2: nothing says where the nodes meet"),
-        (["--nproc-per-node=gpu", "train.py"], "error: --nproc-per-node gpu: there is no GPU to use here"),
+        (
+            ["--nproc-per-node=gpu", "train.py"],
+            "error: --nproc-per-node gpu: there is no GPU to use here",
+        ),
         (["nothing.py"], "error: nothing.py: there is no such file"),
         (["--nproc-per-nod", "2"], "error: SCRIPT is missing"),
         (["--tee=9", "train.py"], "error: --tee takes 0 (neither)"),
@@ -318,7 +381,9 @@ def test_what_cannot_be_done_is_one_line_and_exit_code_2(distlaunch, words, mess
 def test_help_lists_the_options_without_the_command_line_framework(distlaunch):
     code = "import sys\nsys.argv = ['distlaunch', 'torchrun', '--help']\nimport distlaunch.__main__ as command\n"
     code += "try:\n    command.main()\nfinally:\n    print('MODULES', *sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], env=distlaunch.env, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=distlaunch.env, capture_output=True, text=True, timeout=60
+    )
     text, _, modules = done.stdout.partition("MODULES")
     assert done.returncode == 0
     assert "--duplicate-stdout-filters TEXT,..." in text
@@ -327,24 +392,42 @@ def test_help_lists_the_options_without_the_command_line_framework(distlaunch):
 
 def test_a_job_loads_neither_typer_nor_torch(distlaunch):
     code = "import sys\nsys.argv = ['distlaunch', 'torchrun', '--nproc-per-node=2', '--no-python', '/bin/true']\n"
-    code += (
-        "import distlaunch.__main__ as command\ntry:\n    command.main()\nfinally:\n    print('MODULES', *sys.modules)"
-    )
+    code += "import distlaunch.__main__ as command\ntry:\n    command.main()\nfinally:\n    print('MODULES', *sys.modules)"
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", f"import sys; sys.path[:0] = {sys.path!r}\n{code}"],
-        env=distlaunch.env, cwd=distlaunch.work, capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
+        env=distlaunch.env,
+        cwd=distlaunch.work,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     assert done.returncode == 0, done.stderr
     modules = set(done.stdout.partition("MODULES")[2].split())
     assert "distlaunch.cli.compat.torchrun.command" in modules
-    assert not {"typer", "click", "rich", "torch", "argparse", "asyncio", "string", "difflib", "textwrap"} & modules
+    assert (
+        not {
+            "typer",
+            "click",
+            "rich",
+            "torch",
+            "argparse",
+            "asyncio",
+            "string",
+            "difflib",
+            "textwrap",
+        }
+        & modules
+    )
     assert "distlaunch.core.probe.gpus" not in modules, "nobody asked which GPUs there are"
 
 
 @pytest.mark.parametrize(
-    ("signum", "said"), [(signal.SIGTERM, ""), (signal.SIGINT, "SIGINT: asking 2 workers to end, within 30 s")]
+    ("signum", "said"),
+    [(signal.SIGTERM, ""), (signal.SIGINT, "SIGINT: asking 2 workers to end, within 30 s")],
 )
-def test_a_signal_stops_the_job_in_order_and_who_presses_ctrl_c_hears_that_it_is_under_way(distlaunch, signum, said):
+def test_a_signal_stops_the_job_in_order_and_who_presses_ctrl_c_hears_that_it_is_under_way(
+    distlaunch, signum, said
+):
     (distlaunch.work / "train.py").write_text(
         f"import signal, sys\nsignal.signal({signum:d}, lambda *_: sys.exit(print('saved', file=sys.stderr)))\nprint('up')\nsignal.pause()\n"
     )
@@ -355,14 +438,24 @@ def test_a_signal_stops_the_job_in_order_and_who_presses_ctrl_c_hears_that_it_is
     assert result.returncode == 128 + signum
     assert result.stderr.count("saved") == 2
     ours = [line for line in result.stderr.splitlines() if line.startswith("distlaunch: ")]
-    assert [line.removeprefix("distlaunch: ").startswith(said) for line in ours] == [True] * bool(said)
+    assert [line.removeprefix("distlaunch: ").startswith(said) for line in ours] == [True] * bool(
+        said
+    )
 
 
 def test_one_worker_has_the_terminal(distlaunch):
-    (distlaunch.work / "train.py").write_text("import sys; print(input('name? '), sys.stdout.isatty())")
+    (distlaunch.work / "train.py").write_text(
+        "import sys; print(input('name? '), sys.stdout.isatty())"
+    )
     master, slave = pty.openpty()
-    running = distlaunch.start(["torchrun", "train.py"], stdin=slave, stdout=slave, stderr=slave, start_new_session=True,
-                               preexec_fn=_own_the_terminal)  # fmt: skip
+    running = distlaunch.start(
+        ["torchrun", "train.py"],
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
+        start_new_session=True,
+        preexec_fn=_own_the_terminal,
+    )
     os.close(slave)
     seen = b""
     while b"name? " not in seen:
@@ -417,8 +510,15 @@ def test_a_link_that_is_named_torchrun_is_this_command(distlaunch):
     program.chmod(0o700)
     (distlaunch.tmp_path / "torchrun").symlink_to(program)
     env = {**distlaunch.env, "PYTHONPATH": os.pathsep.join(sys.path)}
-    words = [str(distlaunch.tmp_path / "torchrun"), "--standalone", "--nproc_per_node=2", "train.py"]
-    done = subprocess.run(words, cwd=distlaunch.work, env=env, capture_output=True, text=True, timeout=60, check=False)
+    words = [
+        str(distlaunch.tmp_path / "torchrun"),
+        "--standalone",
+        "--nproc_per_node=2",
+        "train.py",
+    ]
+    done = subprocess.run(
+        words, cwd=distlaunch.work, env=env, capture_output=True, text=True, timeout=60, check=False
+    )
     assert (done.returncode, done.stdout) == (0, "2\n" * 2), done.stderr
 
 

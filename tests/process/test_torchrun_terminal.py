@@ -1,4 +1,5 @@
-"""``distlaunch torchrun`` with several workers on a terminal: rank 0 reads what is typed, as torchrun's workers can."""
+"""``distlaunch torchrun`` with several workers on a terminal: rank 0 reads what is typed, as
+torchrun's workers can."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ else:
 
 @pytest.fixture
 def debugging(job, shell_job, distlaunch):
-    """Start two workers in the foreground of a terminal, of which rank 0 stops in pdb; the test types."""
+    """Start two workers in the foreground of a terminal, of which rank 0 stops in pdb; the test
+    types."""
 
     class Debugging:
         def start(self, *words: str, source: str = DEBUGS) -> None:
@@ -43,7 +45,10 @@ def debugging(job, shell_job, distlaunch):
             self.sees("(Pdb) ")
 
         def shown(self, rank: int = 0) -> str:
-            return "".join(path.read_text() for path in distlaunch.work.glob(f"logs/*/attempt_0/{rank}/stdout.log"))
+            return "".join(
+                path.read_text()
+                for path in distlaunch.work.glob(f"logs/*/attempt_0/{rank}/stdout.log")
+            )
 
         def sees(self, text: str, rank: int = 0) -> None:
             job.until(lambda: text in self.shown(rank), f"rank {rank} writes {text!r}")
@@ -102,7 +107,9 @@ def test_ctrl_z_stops_the_job_while_pdb_waits_and_after_fg_it_still_has_the_keys
 
 
 def test_in_the_background_nobody_takes_what_the_shell_is_typed(distlaunch):
-    (distlaunch.work / "train.py").write_text("import os, sys; print(os.isatty(0), repr(sys.stdin.read()))")
+    (distlaunch.work / "train.py").write_text(
+        "import os, sys; print(os.isatty(0), repr(sys.stdin.read()))"
+    )
     master, slave = os.openpty()
     shell = (
         "import os, subprocess, sys, fcntl, termios\n"
@@ -114,9 +121,14 @@ def test_in_the_background_nobody_takes_what_the_shell_is_typed(distlaunch):
         "sys.exit(job.returncode)\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", shell], stdin=slave, capture_output=True, cwd=distlaunch.work, env=distlaunch.env,
-        start_new_session=True, timeout=60,
-    )  # fmt: skip
+        [sys.executable, "-c", shell],
+        stdin=slave,
+        capture_output=True,
+        cwd=distlaunch.work,
+        env=distlaunch.env,
+        start_new_session=True,
+        timeout=60,
+    )
     os.close(slave)
     os.close(master)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,5 @@
-"""The spawner's orders to the warm server at awkward moments, given one by one: a driver speaks for the agent."""
+"""The spawner's orders to the warm server at awkward moments, given one by one: a driver speaks for
+the agent."""
 
 from __future__ import annotations
 
@@ -7,7 +8,8 @@ import sys
 
 import pytest
 
-# What each test adds speaks with a real spawner. ``worker.py`` signs ``ran-<rank>`` and ends with ``END``.
+# What each test adds speaks with a real spawner. ``worker.py`` signs ``ran-<rank>`` and ends with
+# ``END``.
 DRIVER = """
 import os, select, signal, sys, time
 from distlaunch.core.agent.workers import process_tree as tree

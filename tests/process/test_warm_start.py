@@ -1,4 +1,5 @@
-"""Warm start: whatever the preloaded modules do and whatever happens to the server, the job goes on."""
+"""Warm start: whatever the preloaded modules do and whatever happens to the server, the job goes
+on."""
 
 from __future__ import annotations
 
@@ -19,11 +20,15 @@ AGAIN = ("--min-uptime", "0")
 
 
 def cold_start(warm, job, modules: str, *, because: str, options: Sequence[str] = ()) -> str:
-    result = warm("ends.py", "3", "ok", modules=modules, options=["--max-restarts", "1", *AGAIN, *options]).wait()
+    result = warm(
+        "ends.py", "3", "ok", modules=modules, options=["--max-restarts", "1", *AGAIN, *options]
+    ).wait()
     assert result.returncode == 0, result.stderr
     assert result.stderr.count(COLD) == 1, result.stderr
     assert because in result.stderr
-    assert because in [event["problem"] for event in result.of_type("preload")][-1] or because == COLD
+    assert (
+        because in [event["problem"] for event in result.of_type("preload")][-1] or because == COLD
+    )
     assert job.has_sign("attempt-1-rank-1")
     job.launcher.assert_no_survivors()
     return result.stderr
@@ -37,7 +42,10 @@ def test_a_preload_that_raises_is_named_with_the_last_line(warm, module, job):
 def test_a_module_missing_inside_is_named(warm, module, job):
     module("lacks", "import not_there_at_all")
     cold_start(
-        warm, job, "lacks", because="importing lacks failed: ModuleNotFoundError: No module named 'not_there_at_all'"
+        warm,
+        job,
+        "lacks",
+        because="importing lacks failed: ModuleNotFoundError: No module named 'not_there_at_all'",
     )
 
 
@@ -49,7 +57,9 @@ def test_a_preload_that_wants_to_end_does_not_end_the_job(warm, module, job, tex
 
 def test_a_preload_that_ends_the_process_is_named(warm, module, job):
     module("vanishes", "import os; os._exit(0)")
-    cold_start(warm, job, "vanishes", because="the process that was importing vanishes ended with 0")
+    cold_start(
+        warm, job, "vanishes", because="the process that was importing vanishes ended with 0"
+    )
 
 
 def test_a_preload_that_leaves_a_thread_is_named(warm, module, job):
@@ -68,17 +78,27 @@ def test_a_preload_that_closes_all_descriptors_leads_to_a_cold_start(warm, modul
 @pytest.mark.parametrize(
     ("text", "because"),
     [
-        ("import sys, types\nsys.modules['torch'] = types.ModuleType('torch')", "could not be set up (AttributeError: "),
-        ("import os\nfor number in range(20, 110):\n    try: os.write(number, b'forked x:y')\n    except OSError: pass", "'forked x:y'"),
         (
-            ("import os, sys\nif not os.environ.get('AGAIN'):\n    os.environ['AGAIN'] = '1'\n"
-            "    os.execv(sys.executable, [sys.executable] + sys.argv)"),
+            "import sys, types\nsys.modules['torch'] = types.ModuleType('torch')",
+            "could not be set up (AttributeError: ",
+        ),
+        (
+            "import os\nfor number in range(20, 110):\n    try: os.write(number, b'forked x:y')\n    except OSError: pass",
+            "'forked x:y'",
+        ),
+        (
+            (
+                "import os, sys\nif not os.environ.get('AGAIN'):\n    os.environ['AGAIN'] = '1'\n"
+                "    os.execv(sys.executable, [sys.executable] + sys.argv)"
+            ),
             "or become another program",
         ),
     ],
     ids=["a stub of torch", "it writes to our socket", "it executes itself anew"],
-)  # fmt: skip
-def test_what_modules_do_to_the_process_leads_to_a_cold_start_where_it_must(warm, module, job, text, because):
+)
+def test_what_modules_do_to_the_process_leads_to_a_cold_start_where_it_must(
+    warm, module, job, text, because
+):
     module("does", text)
     cold_start(warm, job, "does", because=because)
 
@@ -93,7 +113,9 @@ def test_what_modules_do_to_the_process_leads_to_a_cold_start_where_it_must(warm
     ],
     ids=["detaches stdout", "replaces os.environ", "has many files", "closes stdin"],
 )
-def test_and_to_a_warm_one_with_the_workers_own_environment_and_streams_where_it_can(warm, module, job, text):
+def test_and_to_a_warm_one_with_the_workers_own_environment_and_streams_where_it_can(
+    warm, module, job, text
+):
     module("does", text)
     (job.work / "see.py").write_text(
         "import os, sys\nimport does\nprint(os.environ['RANK'], 'json' in sys.modules, flush=True)\n"
@@ -106,7 +128,9 @@ def test_and_to_a_warm_one_with_the_workers_own_environment_and_streams_where_it
 
 
 def test_a_limit_of_open_files_that_a_setup_command_lowers_leads_to_a_cold_start(warm, job):
-    cold_start(warm, job, "json", because="could not be set up", options=["--setup", "ulimit -n 20"])
+    cold_start(
+        warm, job, "json", because="could not be set up", options=["--setup", "ulimit -n 20"]
+    )
 
 
 THREADED = "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True, name='late').start()"
@@ -118,13 +142,23 @@ THREADED = "import threading\nthreading.Thread(target=threading.Event().wait, da
         (THREADED, "importing spoils left a thread running (late)", ()),
         ("import decimal\nraise ValueError('no')", "importing spoils failed: ValueError: no", ()),
         ("import os; os._exit(3)", "the process that was importing spoils ended with 3", ()),
-        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "the process that was importing spoils", ()),
-        ("import signal\nwhile True: signal.pause()", "importing spoils did not end within", ("--hang-timeout", "3")),
+        (
+            "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)",
+            "the process that was importing spoils",
+            (),
+        ),
+        (
+            "import signal\nwhile True: signal.pause()",
+            "importing spoils did not end within",
+            ("--hang-timeout", "3"),
+        ),
         ("import os; os.closerange(3, 1024)", "the process that was importing spoils", ()),
     ],
     ids=["a thread", "an exception", "an exit", "a crash", "a hang", "closed files"],
 )
-def test_a_module_that_spoils_the_preload_is_named_and_the_others_are_kept(warm, module, job, text, because, options):
+def test_a_module_that_spoils_the_preload_is_named_and_the_others_are_kept(
+    warm, module, job, text, because, options
+):
     module("spoils", text)
     module("late", "")
     (job.work / "see.py").write_text(
@@ -133,49 +167,82 @@ def test_a_module_that_spoils_the_preload_is_named_and_the_others_are_kept(warm,
     result = warm(job.work / "see.py", modules="json,spoils,late", options=options).wait()
     assert result.returncode == 0, result.stderr
     assert COLD not in result.stderr
-    [said] = [line for line in result.stderr.splitlines() if "spoils is left out, and workers import it" in line]
+    [said] = [
+        line
+        for line in result.stderr.splitlines()
+        if "spoils is left out, and workers import it" in line
+    ]
     assert because in said
     for rank in (0, 1):
         assert result.lines_of(rank) == ["True False True"]
     [event] = result.of_type("preload")
-    assert (event["modules"], event["left_out"], event["problem"]) == (["json", "late"], ["spoils"], None)
+    assert (event["modules"], event["left_out"], event["problem"]) == (
+        ["json", "late"],
+        ["spoils"],
+        None,
+    )
 
 
-def test_each_module_that_spoils_the_preload_is_left_out_and_where_none_is_left_workers_start_cold(warm, module, job):
+def test_each_module_that_spoils_the_preload_is_left_out_and_where_none_is_left_workers_start_cold(
+    warm, module, job
+):
     module("threaded", THREADED)
     module("raises", "raise ValueError('no')")
     result = warm("tells.py", modules="raises,json,threaded").wait()
     assert result.returncode == 0, result.stderr
     [event] = result.of_type("preload")
     assert (event["modules"], event["left_out"]) == (["json"], ["raises", "threaded"])
-    said = cold_start(warm, job, "threaded,raises", because="importing threaded left a thread running (late)")
+    said = cold_start(
+        warm, job, "threaded,raises", because="importing threaded left a thread running (late)"
+    )
     assert "raises is left out" in said
 
 
-def test_the_preload_process_lets_pyarrow_start_no_thread_and_workers_do_not_see_how(warm, module, job):
+def test_the_preload_process_lets_pyarrow_start_no_thread_and_workers_do_not_see_how(
+    warm, module, job
+):
     module("asks", "import os\nconf = os.environ['JE_ARROW_MALLOC_CONF']")
     (job.work / "see.py").write_text(
         "import os\nimport asks\nprint(asks.conf, os.environ.get('JE_ARROW_MALLOC_CONF'), flush=True)\n"
     )
-    assert warm(job.work / "see.py", modules="asks").wait().lines_of(1) == ["background_thread:false None"]
-    given = warm(job.work / "see.py", modules="asks", options=["-x", "JE_ARROW_MALLOC_CONF=narenas:2"]).wait()
+    assert warm(job.work / "see.py", modules="asks").wait().lines_of(1) == [
+        "background_thread:false None"
+    ]
+    given = warm(
+        job.work / "see.py", modules="asks", options=["-x", "JE_ARROW_MALLOC_CONF=narenas:2"]
+    ).wait()
     assert given.lines_of(1) == ["narenas:2,background_thread:false narenas:2"]
-    wanted = warm(job.work / "see.py", modules="asks", options=["-x", "JE_ARROW_MALLOC_CONF=background_thread:true"])
+    wanted = warm(
+        job.work / "see.py",
+        modules="asks",
+        options=["-x", "JE_ARROW_MALLOC_CONF=background_thread:true"],
+    )
     assert wanted.wait().lines_of(1) == ["background_thread:true background_thread:true"]
 
 
 def test_an_import_that_never_ends_is_given_up_under_a_hang_timeout(warm, module, job):
     module("stuck", "import signal\nwhile True: signal.pause()")
-    cold_start(warm, job, "stuck", because="importing stuck did not end within", options=["--hang-timeout", "2"])
+    cold_start(
+        warm,
+        job,
+        "stuck",
+        because="importing stuck did not end within",
+        options=["--hang-timeout", "2"],
+    )
 
 
 def test_what_preloads_print_is_shown_once_and_filed(warm, module):
-    module("prints", "import os\nprint('on stdout')\nos.system('echo by a child >&2')\nprint('unfinished', end='')")
+    module(
+        "prints",
+        "import os\nprint('on stdout')\nos.system('echo by a child >&2')\nprint('unfinished', end='')",
+    )
     result = warm("tells.py", modules="prints").wait()
     assert result.returncode == 0, result.stderr
     for text in ("on stdout", "by a child", "unfinished"):
         assert (result.stdout + result.stderr).count(text) == 1
-    assert (result.run_dir / "attempt-0" / "preload.log").read_text() == "on stdout\nby a child\nunfinished"
+    assert (
+        result.run_dir / "attempt-0" / "preload.log"
+    ).read_text() == "on stdout\nby a child\nunfinished"
     assert COLD not in result.stderr
 
 
@@ -191,7 +258,8 @@ def test_of_much_output_the_beginning_is_shown_and_all_is_filed(warm, module):
 
 
 @pytest.mark.parametrize(
-    ("text", "shown"), [("import warnings\nwarnings.warn('an old way')", True), ("print('x')", False)]
+    ("text", "shown"),
+    [("import warnings\nwarnings.warn('an old way')", True), ("print('x')", False)],
 )
 def test_a_warning_among_it_is_shown_to_who_wants_to_see_little(warm, module, text, shown):
     module("prints", text)
@@ -203,12 +271,18 @@ def test_a_warning_among_it_is_shown_to_who_wants_to_see_little(warm, module, te
 def test_where_nothing_is_printed_no_file_is_left(warm):
     result = warm("tells.py").wait()
     assert not (result.run_dir / "attempt-0" / "preload.log").exists()
-    assert [(event["modules"], event["problem"]) for event in result.of_type("preload")] == [(["json"], None)]
+    assert [(event["modules"], event["problem"]) for event in result.of_type("preload")] == [
+        (["json"], None)
+    ]
 
 
 def test_variables_that_are_read_at_load_time_may_be_set_for_all_workers(warm, job):
-    (job.work / "see.py").write_text("import os, sys\nprint('json' in sys.modules, os.environ['PYTHONHASHSEED'])\n")
-    result = warm(job.work / "see.py", options=["-x", "OMP_NUM_THREADS=1", "-x", "PYTHONHASHSEED=3"]).wait()
+    (job.work / "see.py").write_text(
+        "import os, sys\nprint('json' in sys.modules, os.environ['PYTHONHASHSEED'])\n"
+    )
+    result = warm(
+        job.work / "see.py", options=["-x", "OMP_NUM_THREADS=1", "-x", "PYTHONHASHSEED=3"]
+    ).wait()
     assert result.returncode == 0, result.stderr
     for rank in (0, 1):
         assert result.lines_of(rank) == ["True 3"]
@@ -243,7 +317,9 @@ sign("json-" + os.environ["RANK"], str("json" in sys.modules))
 
 
 @pytest.mark.parametrize("number", [None, signal.SIGKILL, signal.SIGTERM])
-def test_a_server_killed_while_workers_run_harms_none_of_them_and_the_restart_is_cold(job, warm, number):
+def test_a_server_killed_while_workers_run_harms_none_of_them_and_the_restart_is_cold(
+    job, warm, number
+):
     (job.work / "fails.py").write_text(FAILS_ONCE)
     running = warm(job.work / "fails.py", options=["--max-restarts", "1", *AGAIN])
     job.await_ready(running)
@@ -350,7 +426,9 @@ def test_what_a_preload_has_started_goes_with_the_job(job, warm, module):
         ("json,", "'' is no name of a module", None),
     ],
 )
-def test_a_module_that_is_not_there_is_refused_before_anything_starts(distlaunch, modules, message, hint):
+def test_a_module_that_is_not_there_is_refused_before_anything_starts(
+    distlaunch, modules, message, hint
+):
     result = distlaunch.train("--num-procs", "1", "--preload", modules, PROGRAMS / "tells.py")
     assert result.returncode == 2
     assert message in result.stderr
@@ -358,7 +436,9 @@ def test_a_module_that_is_not_there_is_refused_before_anything_starts(distlaunch
     assert result.run_dir is None
 
 
-@pytest.mark.parametrize(("option", "why"), [(["--no-python"], "--no-python"), (["--python", "python3"], "--python")])
+@pytest.mark.parametrize(
+    ("option", "why"), [(["--no-python"], "--no-python"), (["--python", "python3"], "--python")]
+)
 def test_preload_is_refused_where_workers_are_not_our_python(distlaunch, option, why):
     result = distlaunch.train("--num-procs", "1", "--preload", "json", *option, "/bin/true")
     assert result.returncode == 2

@@ -1,4 +1,5 @@
-"""Warm start: workers forked from a server are as executed ones, at the start and at every restart."""
+"""Warm start: workers forked from a server are as executed ones, at the start and at every
+restart."""
 
 from __future__ import annotations
 
@@ -26,7 +27,10 @@ AGAIN = ("--min-uptime", "0")
 
 
 def exits(result) -> list[tuple[int, int, int]]:
-    return [(event["attempt"], event["rank"], event["returncode"]) for event in result.of_type("worker_exited")]
+    return [
+        (event["attempt"], event["rank"], event["returncode"])
+        for event in result.of_type("worker_exited")
+    ]
 
 
 # --- warm workers are as cold ones
@@ -65,7 +69,12 @@ def same(job, tmp_path):
             )
             assert result.returncode == 0, result.stderr
             assert COLD not in result.stderr
-            seen.append([json.loads(plain((work / f"same-{rank}.json").read_text(), len(preload))) for rank in (0, 1)])
+            seen.append(
+                [
+                    json.loads(plain((work / f"same-{rank}.json").read_text(), len(preload)))
+                    for rank in (0, 1)
+                ]
+            )
         return seen
 
     def plain(text: str, number: int) -> str:
@@ -84,14 +93,22 @@ def differences(cold: Any, warm: Any, at: str = "") -> list[str]:
             line
             for key in sorted({*cold, *warm})
             if key not in OWN
-            for line in differences(cold.get(key, "nothing"), warm.get(key, "nothing"), f"{at}/{key}")
+            for line in differences(
+                cold.get(key, "nothing"), warm.get(key, "nothing"), f"{at}/{key}"
+            )
         ]
     return [] if cold == warm else [f"{at}: cold {cold!r}, warm {warm!r}"]
 
 
 def loaded_by(module: str) -> set[str]:
-    code = f"import sys\nbefore = set(sys.modules)\nimport {module}\nprint(*set(sys.modules) - before)"
-    return set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split())
+    code = (
+        f"import sys\nbefore = set(sys.modules)\nimport {module}\nprint(*set(sys.modules) - before)"
+    )
+    return set(
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout.split()
+    )
 
 
 @pytest.mark.parametrize("kind", ["script", "link", "module", "folder", "zip"])
@@ -113,11 +130,21 @@ def test_a_warm_worker_sees_what_a_cold_one_sees(same, kind):
         (["--hang-timeout", "60"], {}),
         (["--bind", "cores"], {}),
         ([], {"PYTHONUNBUFFERED": "", "LANG": "C", "LC_ALL": ""}),
-        ([], {"PYTHONSAFEPATH": "1", "PYTHONWARNINGS": "error", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": "7"}),
+        (
+            [],
+            {
+                "PYTHONSAFEPATH": "1",
+                "PYTHONWARNINGS": "error",
+                "PYTHONDONTWRITEBYTECODE": "1",
+                "PYTHONHASHSEED": "7",
+            },
+        ),
         (["-x", "PYTHONFAULTHANDLER=1", "-x", "MANY=" + "x" * 20000], {}),
     ],
 )
-def test_so_it_does_with_options_and_variables_that_change_the_start(same, monkeypatch, job, options, env):
+def test_so_it_does_with_options_and_variables_that_change_the_start(
+    same, monkeypatch, job, options, env
+):
     job.launcher.env.update(env)
     cold, warm = same("script", options)
     for rank in (0, 1):
@@ -131,7 +158,9 @@ def test_so_it_does_with_options_and_variables_that_change_the_start(same, monke
 
 def test_what_is_random_differs_between_the_ranks(same):
     for seen in same("script"):
-        assert all(seen[0]["differs"][name] != seen[1]["differs"][name] for name in seen[0]["differs"])
+        assert all(
+            seen[0]["differs"][name] != seen[1]["differs"][name] for name in seen[0]["differs"]
+        )
 
 
 def test_processes_threads_subprocesses_and_pickles_at_exit_work(warm):
@@ -161,14 +190,19 @@ def test_a_warm_worker_ends_as_a_cold_one_with_the_same_words(job, distlaunch, t
     for preload in ([], ["--preload", "json"]):
         result = distlaunch.train("--num-procs", "1", "--format", "plain", *preload, "end.py")
         assert COLD not in result.stderr
-        said = b"".join(path.read_bytes() for path in sorted((result.run_dir / "attempt-0").iterdir()))
+        said = b"".join(
+            path.read_bytes() for path in sorted((result.run_dir / "attempt-0").iterdir())
+        )
         seen.append((exits(result)[0][2], said, result.returncode))
     assert seen[0] == seen[1]
     assert seen[0][0] == ENDS[text]
 
 
 def test_the_users_own_sitecustomize_runs_in_each_worker(job, warm, module):
-    module("sitecustomize", "import os, sys\nprint('site of', os.environ['RANK'], __file__[-21:], flush=True)")
+    module(
+        "sitecustomize",
+        "import os, sys\nprint('site of', os.environ['RANK'], __file__[-21:], flush=True)",
+    )
     (job.work / "see.py").write_text("import sys\nprint('sitecustomize' in sys.modules)\n")
     result = warm(job.work / "see.py").wait()
     assert result.returncode == 0, result.stderr
@@ -230,7 +264,10 @@ def test_every_restart_is_forked_from_the_one_server(job, warm):
     for attempt in range(4):
         for rank in (0, 1):
             told = json.loads(job.sign(f"attempt-{attempt}-rank-{rank}"))
-            assert (told["env"]["DISTLAUNCH_ATTEMPT"], told["env"]["RANK"]) == (str(attempt), str(rank))
+            assert (told["env"]["DISTLAUNCH_ATTEMPT"], told["env"]["RANK"]) == (
+                str(attempt),
+                str(rank),
+            )
             assert told["older"] == []
     assert COLD not in result.stderr
     job.launcher.assert_no_survivors()
@@ -266,8 +303,12 @@ def test_a_hundred_restarts_leak_nothing(job, warm):
     result = warm(job.work / "repeats.py", options=["--max-restarts", str(last), *AGAIN]).wait(110)
     assert result.returncode == 0, result.stderr
     early, late = (json.loads(job.sign(f"kept-{attempt}")) for attempt in (10, last))
-    for (descriptors, pages), (descriptors_late, pages_late) in zip(early[:3], late[:3], strict=True):
-        assert descriptors_late <= descriptors + 20  # streams of the moment; one kept by each attempt would make 90
+    for (descriptors, pages), (descriptors_late, pages_late) in zip(
+        early[:3], late[:3], strict=True
+    ):
+        assert (
+            descriptors_late <= descriptors + 20
+        )  # streams of the moment; one kept by each attempt would make 90
         assert pages_late <= pages + 512  # 2 MiB
     assert late[3] <= 2
     assert late[4] == 1
@@ -304,9 +345,13 @@ def test_one_worker_has_the_terminal_with_a_debugger(job, distlaunch, preload):
     try:
         running = distlaunch.start(
             ["train", "--num-procs", "1", *preload, "-x", "PYTHONUNBUFFERED=", "debug.py"],
-            env={"TERM": "xterm"}, stdin=slave, stdout=slave, stderr=slave, start_new_session=True,
+            env={"TERM": "xterm"},
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            start_new_session=True,
             preexec_fn=own_the_terminal,
-        )  # fmt: skip
+        )
         wait_for("[True, True, True]")
         wait_for("leads True True /dev/tty")
         wait_for("by name")
@@ -339,7 +384,9 @@ def test_a_small_limit_of_open_files_is_enough(job, warm):
     import resource
 
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    running = warm("tells.py", procs=12, preexec=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (24, hard)))
+    running = warm(
+        "tells.py", procs=12, preexec=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (24, hard))
+    )
     result = running.wait()
     assert result.returncode == 0, result.stderr
     assert COLD not in result.stderr
@@ -347,7 +394,9 @@ def test_a_small_limit_of_open_files_is_enough(job, warm):
 
 
 def test_the_launchers_stdin_is_rank_0s(job, warm):
-    (job.work / "echo.py").write_text("import os, sys\nprint(os.environ['RANK'], repr(sys.stdin.read()))\n")
+    (job.work / "echo.py").write_text(
+        "import os, sys\nprint(os.environ['RANK'], repr(sys.stdin.read()))\n"
+    )
     read, write = os.pipe()
     os.write(write, b"some\nlines")
     os.close(write)
@@ -372,7 +421,9 @@ def test_a_module_beside_the_script_can_be_preloaded(job, distlaunch):
     (job.work / "app" / "main.py").write_text(
         "import os, sys\nprint('beside' in sys.modules)\nimport beside\nprint(beside.WHO != os.getpid())\n"
     )
-    result = distlaunch.train("--num-procs", "2", "--format", "plain", "--preload", "beside", "app/main.py")
+    result = distlaunch.train(
+        "--num-procs", "2", "--format", "plain", "--preload", "beside", "app/main.py"
+    )
     assert result.returncode == 0, result.stderr
     for rank in (0, 1):
         assert result.lines_of(rank) == ["True", "True"]
@@ -383,7 +434,8 @@ def test_a_setup_command_runs_once_for_the_server(job, warm):
         "import os, sys\nprint(os.environ['FROM_SETUP'], 'json' in sys.modules, os.environ['RANK'])\n"
     )
     result = warm(
-        job.work / "see.py", options=["--setup", "export FROM_SETUP=yes; echo setting up; echo >> set-up"]
+        job.work / "see.py",
+        options=["--setup", "export FROM_SETUP=yes; echo setting up; echo >> set-up"],
     ).wait()
     assert result.returncode == 0, result.stderr
     for rank in (0, 1):

@@ -1,4 +1,5 @@
-"""Supervision where the kernel refuses pidfds: the same tests again, under a seccomp filter that all launchers inherit."""
+"""Supervision where the kernel refuses pidfds: the same tests again, under a seccomp filter that
+all launchers inherit."""
 
 from __future__ import annotations
 
@@ -16,7 +17,12 @@ FILTER = HERE.parent / "programs" / "without_pidfd.py"
 def under_the_filter(*words: str | os.PathLike[str], **kwargs) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, FILTER, sys.executable, *words]
     return subprocess.run(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **kwargs
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        **kwargs,
     )
 
 
@@ -37,7 +43,19 @@ def test_the_filter_does_refuse_them():
 )
 def test_the_tests_pass_where_pidfds_are_refused(module, chosen, tmp_path):
     done = under_the_filter(
-        *("-m", "pytest", "-q", "-p", "no:cacheprovider", "--basetemp", tmp_path / "inner", "-k", chosen, HERE / module),
-        cwd=HERE.parents[1], timeout=230,
-    )  # fmt: skip
+        *(
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "--basetemp",
+            tmp_path / "inner",
+            "-k",
+            chosen,
+            HERE / module,
+        ),
+        cwd=HERE.parents[1],
+        timeout=230,
+    )
     assert done.returncode == 0, done.stdout[-8000:]

@@ -15,7 +15,9 @@ PROGRAMS = Path(__file__).parents[1] / "programs"
 DUMP = PROGRAMS / "output_environment.py"
 
 
-def environments(distlaunch, *words: str, env=None, procs: int = 2, **kwargs) -> list[dict[str, str]]:
+def environments(
+    distlaunch, *words: str, env=None, procs: int = 2, **kwargs
+) -> list[dict[str, str]]:
     """Run ``procs`` workers and return each one's environment."""
     result = distlaunch.train("--num-procs", str(procs), *words, DUMP, env=env, **kwargs)
     assert result.returncode == 0, result.stderr
@@ -49,7 +51,9 @@ def test_each_variable_of_the_design_has_its_value(distlaunch):
             "TORCHELASTIC_RESTART_COUNT": "0",
             "TORCHELASTIC_MAX_RESTARTS": "3",
             "TORCHELASTIC_USE_AGENT_STORE": "False",
-            "TORCHELASTIC_ERROR_FILE": str(result.run_dir / "attempt-0" / f"rank-{rank}.error.json"),
+            "TORCHELASTIC_ERROR_FILE": str(
+                result.run_dir / "attempt-0" / f"rank-{rank}.error.json"
+            ),
             "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
             "PYTHONUNBUFFERED": "1",
             "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
@@ -100,7 +104,9 @@ print(*(os.environ[name] for name in names))
 raise SystemExit(3 if os.environ["DISTLAUNCH_ATTEMPT"] != "2" else 0)
 """
     (distlaunch.work / "again.py").write_text(source)
-    result = distlaunch.train("--num-procs", "1", "--max-restarts", "2", "--min-uptime", "0", "again.py")
+    result = distlaunch.train(
+        "--num-procs", "1", "--max-restarts", "2", "--min-uptime", "0", "again.py"
+    )
     assert result.returncode == 0, result.stderr
     ports = [event["master_port"] for event in result.of_type("attempt_started")]
     assert len(ports) == 3
@@ -136,7 +142,9 @@ def test_what_an_outer_launcher_set_does_not_leak(distlaunch):
     for env in environments(distlaunch, "--source", "flags", env=OUTER):
         for name, value in OUTER.items():
             assert env.get(name) != value, name
-        assert not [name for name in env if name.startswith(("PET_", "OMPI_", "PMI", "HOROVOD_", "TF_"))]
+        assert not [
+            name for name in env if name.startswith(("PET_", "OMPI_", "PMI", "HOROVOD_", "TF_"))
+        ]
         ours = {name for name in env if name.startswith("DISTLAUNCH_")}
         names = ("JOB_ID", "ATTEMPT", "BACKEND", "RUN_DIR", "COOKIE", "PROGRESS_FD")
     assert ours == {f"DISTLAUNCH_{name}" for name in names}
@@ -158,7 +166,17 @@ def test_what_the_user_chose_in_his_environment_stays(distlaunch):
 def test_env_and_env_file_win_over_what_is_inherited_and_over_our_defaults(distlaunch):
     text = "\ufeff# comment\r\nFROM_FILE=\"two words\"\r\nexport EXPORTED='x=y'\r\n\r\nBOTH=file\r\nEMPTY=\r\n"
     (distlaunch.work / "vars").write_bytes(text.encode())
-    words = ["--env-file", "vars", "-x", "BOTH=option", "--env", "PASSED_ON", "-xOMP_NUM_THREADS=5", "-x", "EQUALS=a=b"]
+    words = [
+        "--env-file",
+        "vars",
+        "-x",
+        "BOTH=option",
+        "--env",
+        "PASSED_ON",
+        "-xOMP_NUM_THREADS=5",
+        "-x",
+        "EQUALS=a=b",
+    ]
     for env in environments(distlaunch, *words, env={"PASSED_ON": "here", "BOTH": "inherited"}):
         expected = {
             "FROM_FILE": "two words",
@@ -176,7 +194,9 @@ def test_values_that_are_no_text_pass_byte_for_byte(distlaunch):
     source = "import os\nopen('raw', 'wb').write(b'|'.join(os.environb[name] for name in (b'LATIN', b'GIVEN')))"
     (distlaunch.work / "raw.py").write_text(source)
     odd = os.fsdecode(b"caf\xe9 \x01")
-    result = distlaunch.train("--num-procs", "1", "--env", f"GIVEN={odd}", "raw.py", env={"LATIN": odd})
+    result = distlaunch.train(
+        "--num-procs", "1", "--env", f"GIVEN={odd}", "raw.py", env={"LATIN": odd}
+    )
     assert result.returncode == 0
     assert (distlaunch.work / "raw").read_bytes() == b"caf\xe9 \x01|caf\xe9 \x01"
 
@@ -185,16 +205,34 @@ def test_values_that_are_no_text_pass_byte_for_byte(distlaunch):
 def test_arguments_reach_the_script_byte_for_byte(distlaunch, separator):
     source = "import json, os, sys\nopen('argv', 'wb').write(b'\\0'.join(map(os.fsencode, sys.argv[1:])))"
     (distlaunch.work / "argv.py").write_text(source)
-    arguments = ["--num-procs", "7", "", "a b", "$HOME", "*", "'q'", '"', "\\", "--", "-x", os.fsdecode(b"\xff"), "ä\n"]
+    arguments = [
+        "--num-procs",
+        "7",
+        "",
+        "a b",
+        "$HOME",
+        "*",
+        "'q'",
+        '"',
+        "\\",
+        "--",
+        "-x",
+        os.fsdecode(b"\xff"),
+        "ä\n",
+    ]
     result = distlaunch.train("--num-procs", "1", *separator, "argv.py", *arguments)
     assert result.returncode == 0
-    assert (distlaunch.work / "argv").read_bytes().split(b"\0") == [os.fsencode(word) for word in arguments]
+    assert (distlaunch.work / "argv").read_bytes().split(b"\0") == [
+        os.fsencode(word) for word in arguments
+    ]
 
 
 def test_workdir_and_python_are_the_workers(distlaunch, tmp_path):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    (elsewhere / "where.py").write_text("import os, sys\nprint(os.getcwd(), sys.executable, os.environ.get('MARK'))")
+    (elsewhere / "where.py").write_text(
+        "import os, sys\nprint(os.getcwd(), sys.executable, os.environ.get('MARK'))"
+    )
     python = tmp_path / "my-python"
     python.write_text(f'#!/bin/sh\nexport MARK=mine\nexec {sys.executable} "$@"\n')
     python.chmod(0o755)
@@ -237,7 +275,9 @@ sys.exit(subprocess.run([sys.executable, "-m", "distlaunch", *words], cwd=f"inne
     ports, ids = set(), set()
     for outer in (0, 1):
         for inner in range(3):
-            env = json.loads((distlaunch.work / f"inner-{outer}" / f"env-{inner}.json").read_text())["env"]
+            env = json.loads(
+                (distlaunch.work / f"inner-{outer}" / f"env-{inner}.json").read_text()
+            )["env"]
             assert (env["RANK"], env["WORLD_SIZE"]) == (str(inner), "3")
             ports.add(env["MASTER_PORT"])
             ids.add(env["DISTLAUNCH_JOB_ID"])
@@ -261,8 +301,13 @@ def test_twenty_jobs_at_once_have_twenty_ports(distlaunch):
         "open('up-' + os.environ['MASTER_PORT'], 'w').close()\n"
         "while not os.path.exists('go'): time.sleep(0.02)\n"
     )
-    jobs = [distlaunch.start(["train", "--num-procs", "1", "--job-id", f"job-{n}", "meet.py"]) for n in range(20)]
-    jobs[0].wait_for(lambda: len(list(distlaunch.work.glob("up-*"))) == 20, "twenty listening workers")
+    jobs = [
+        distlaunch.start(["train", "--num-procs", "1", "--job-id", f"job-{n}", "meet.py"])
+        for n in range(20)
+    ]
+    jobs[0].wait_for(
+        lambda: len(list(distlaunch.work.glob("up-*"))) == 20, "twenty listening workers"
+    )
     (distlaunch.work / "go").touch()
     assert [job.wait().returncode for job in jobs] == [0] * 20
 
@@ -274,7 +319,20 @@ def test_a_host_name_that_resolves_to_nothing_does_not_matter(distlaunch):
     program = "import socket, sys, runpy; socket.sethostname('no-such-host.invalid'); sys.argv[0] = 'distlaunch'; runpy.run_module('distlaunch', run_name='__main__')"
     import subprocess
 
-    command = ["unshare", "--uts", *user, sys.executable, "-c", program, "train", "--num-procs", "1", "host.py"]
-    done = subprocess.run(command, env=distlaunch.env, cwd=distlaunch.work, capture_output=True, text=True, timeout=60)
+    command = [
+        "unshare",
+        "--uts",
+        *user,
+        sys.executable,
+        "-c",
+        program,
+        "train",
+        "--num-procs",
+        "1",
+        "host.py",
+    ]
+    done = subprocess.run(
+        command, env=distlaunch.env, cwd=distlaunch.work, capture_output=True, text=True, timeout=60
+    )
     assert (done.returncode, done.stdout) == (0, "[0] 127.0.0.1\n")
     assert socket.gethostname() != "no-such-host.invalid"

@@ -1,4 +1,5 @@
-"""Ports that are held for every worker, and told to all: by TF_CONFIG, whose framework these tests do without."""
+"""Ports that are held for every worker, and told to all: by TF_CONFIG, whose framework these tests
+do without."""
 
 from __future__ import annotations
 
@@ -26,16 +27,24 @@ def told(text: str) -> list[dict]:
 
 
 def ports_of(said: dict) -> list[int]:
-    return [int(place.rpartition(":")[2]) for part in said["config"]["cluster"].values() for place in part]
+    return [
+        int(place.rpartition(":")[2])
+        for part in said["config"]["cluster"].values()
+        for place in part
+    ]
 
 
 def test_every_worker_has_a_port_that_is_held_for_it(distlaunch):
-    result = distlaunch.train(*TENSORFLOW, "--num-procs", "3", MEETS, "local", env={"TF_CONFIG": "stale"})
+    result = distlaunch.train(
+        *TENSORFLOW, "--num-procs", "3", MEETS, "local", env={"TF_CONFIG": "stale"}
+    )
     assert result.returncode == 0, result.stderr
     said = told(result.stdout)
     [cluster] = {json.dumps(each["config"]["cluster"]) for each in said}
     assert list(json.loads(cluster)) == ["worker"]
-    assert [each["config"]["task"] for each in said] == [{"type": "worker", "index": index} for index in range(3)]
+    assert [each["config"]["task"] for each in said] == [
+        {"type": "worker", "index": index} for index in range(3)
+    ]
     [started] = result.of_type("attempt_started")
     assert len({*ports_of(said[0]), started["master_port"]}) == 4
     assert [each["free"] for each in said] == [[]] * 3, "a stranger could have had them"
@@ -45,16 +54,31 @@ def test_every_worker_has_a_port_that_is_held_for_it(distlaunch):
 @pytest.mark.parametrize("fmt", ["table", "json"])
 def test_a_plan_says_when_the_ports_are_settled_and_which_variable_has_them(distlaunch, fmt):
     result = distlaunch.run(["plan", "--format", fmt, *TENSORFLOW, "--num-procs", "2", MEETS])
-    assert "settled at the start: the ports that workers listen on, and so TF_CONFIG" in " ".join(result.stdout.split())
+    assert "settled at the start: the ports that workers listen on, and so TF_CONFIG" in " ".join(
+        result.stdout.split()
+    )
 
 
 def test_a_restart_has_new_ports(distlaunch):
-    words = (*TENSORFLOW, "--num-procs", "2", "--max-restarts", "1", "--min-uptime", "0", MEETS, "fail")
+    words = (
+        *TENSORFLOW,
+        "--num-procs",
+        "2",
+        "--max-restarts",
+        "1",
+        "--min-uptime",
+        "0",
+        MEETS,
+        "fail",
+    )
     result = distlaunch.train(*words)
     assert result.returncode == 0, result.stderr
     said = told(result.stdout)
     assert [(each["attempt"], each["rank"]) for each in said[-2:]] == [(1, 0), (1, 1)]
-    first, second = ports_of(said[0]), ports_of(said[-1])  # of the first attempt, one may have been stopped early
+    first, second = (
+        ports_of(said[0]),
+        ports_of(said[-1]),
+    )  # of the first attempt, one may have been stopped early
     assert said[0]["attempt"] == 0
     assert second == ports_of(said[-2])
     assert not {*first} & {*second}
@@ -73,7 +97,9 @@ def test_chief_and_evaluator_are_ranks_of_their_own(distlaunch):
     assert tasks == [("chief", 0), ("worker", 0), ("worker", 1), ("evaluator", 0)]
     cluster = said[0]["config"]["cluster"]
     assert [len(part) for part in cluster.values()] == [1, 2]
-    assert [each.get("met") for each in said] == [[*cluster["chief"], *cluster["worker"]]] * 3 + [None]
+    assert [each.get("met") for each in said] == [[*cluster["chief"], *cluster["worker"]]] * 3 + [
+        None
+    ]
 
 
 @pytest.mark.parametrize("slots", [1, 2])
@@ -82,12 +108,22 @@ def test_launchers_of_one_job_tell_all_workers_the_same(distlaunch, slots):
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     launchers = [
-        distlaunch.start([
-            *("train", "--rendezvous", f"127.0.0.1:{port}", "--num-nodes", "2", "--node-rank", str(rank)),
-            *("--procs-per-node", str(slots), *TENSORFLOW, MEETS, "local"),
-        ])
+        distlaunch.start(
+            [
+                *(
+                    "train",
+                    "--rendezvous",
+                    f"127.0.0.1:{port}",
+                    "--num-nodes",
+                    "2",
+                    "--node-rank",
+                    str(rank),
+                ),
+                *("--procs-per-node", str(slots), *TENSORFLOW, MEETS, "local"),
+            ]
+        )
         for rank in (1, 0)
-    ]  # fmt: skip
+    ]
     results = [each.wait() for each in launchers]
     assert [each.returncode for each in results] == [0, 0], [each.stderr for each in results]
     said = told("\n".join(each.stdout for each in results))
@@ -118,7 +154,8 @@ COUNTS = "import os, sys; sys.stdout.write(f'{len(os.environ[\"PEERS\"])}\\n')"
 
 @pytest.fixture
 def wordy(distlaunch, tmp_path):
-    """Have a backend of another package's whose variable is as long as WORDY says, but only once ports are settled."""
+    """Have a backend of another package's whose variable is as long as WORDY says, but only once
+    ports are settled."""
     folder = tmp_path / "wordy"
     about = folder / "wordy-1.dist-info"
     about.mkdir(parents=True)
@@ -150,10 +187,20 @@ def test_launchers_of_one_job_all_say_so(distlaunch, wordy):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    words = ("train", "--rendezvous", f"127.0.0.1:{port}", "--num-nodes", "2", "--procs-per-node", "1")
+    words = (
+        "train",
+        "--rendezvous",
+        f"127.0.0.1:{port}",
+        "--num-nodes",
+        "2",
+        "--procs-per-node",
+        "1",
+    )
     env = {"WORDY": str(MOST + 1)}
     launchers = [
-        distlaunch.start([*words, "--node-rank", str(rank), "--backend", "wordy", "counts.py"], env=env)
+        distlaunch.start(
+            [*words, "--node-rank", str(rank), "--backend", "wordy", "counts.py"], env=env
+        )
         for rank in (1, 0)
     ]
     results = [each.wait() for each in launchers]
@@ -167,5 +214,8 @@ def test_a_plan_says_that_no_address_is_short_enough(distlaunch, command):
     words = ("--backend", "tensorflow", "--hosts", "n[1-2000]:6", "--python", "python3", MEETS)
     result = distlaunch.run([*command, *words])
     assert (result.returncode, result.stdout) == (2, "")
-    assert "TF_CONFIG of 12,000 workers, were their addresses as short as can be: with 156," in result.stderr
+    assert (
+        "TF_CONFIG of 12,000 workers, were their addresses as short as can be: with 156,"
+        in result.stderr
+    )
     assert "-o per=node" in result.stderr

@@ -324,7 +324,8 @@ class _Connector:
                 "every node"
             )
         return NodesError(
-            f"{self._who} has not answered at {self._address_text()} within {given_s:.0f} s: {self._why}",
+            f"{self._who} has not answered at {self._address_text()} within {given_s:.0f} s: "
+            f"{self._why}",
             hint=hint,
         )
 

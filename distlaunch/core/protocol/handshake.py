@@ -198,7 +198,10 @@ class ListenerHandshake:
     def _other_release(self, release: str, host: str = "") -> str:
         theirs = f"distlaunch {_word(release)}" if release else "another release of distlaunch"
         who = _host(host) if host else "the caller"
-        return f"the launcher that was called is distlaunch {self._job_identity.release}, {who} is {theirs}"
+        return (
+            f"the launcher that was called is distlaunch {self._job_identity.release}, {who} is "
+            f"{theirs}"
+        )
 
     def _turn(self, why: RefusalReason, text: str, hint: str, *, told: str = "") -> bytes:
         self.rejected_for, self.rejection = why, text

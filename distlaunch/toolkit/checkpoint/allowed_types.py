@@ -1,4 +1,5 @@
-"""Layer toolkit: which types a checkpoint holds, for the save, which refuses all others, and for the unpickler."""
+"""Layer toolkit: which types a checkpoint holds, for the save, which refuses all others, and for
+the unpickler."""
 
 from __future__ import annotations
 
@@ -15,7 +16,10 @@ from distlaunch.toolkit.checkpoint.parts import Elsewhere, Whole
 from distlaunch.toolkit.checkpoint.unpickler import MalformedError, Name, Pending, Unpickler
 from distlaunch.toolkit.sharded_tensors import is_sharded
 
-WAY_OUT = "Checkpoint(…, trust=True) loads all classes: only for checkpoints that you have written yourself"
+WAY_OUT = (
+    "Checkpoint(…, trust=True) loads all classes: only for checkpoints that you have written "
+    "yourself"
+)
 _DEPTH = 100
 _EXPANDED_BYTES = 16 << 20
 """How large a tensor may be of which several numbers are one in the memory."""
@@ -40,13 +44,15 @@ class _NotInertError(Exception):
 
 
 def check_saved(value: Any, name: str) -> None:
-    """Raise ConfigError, which names key and class, for a value that a resume would refuse to load."""
+    """Raise ConfigError, which names key and class, for a value that a resume would refuse to
+    load."""
     try:
         _Check(None).value(value, (), frozenset())
     except _NotInertError as error:
         place = "".join(f".{key}" for key in error.path)
         raise ConfigError(
-            f"{name}{place} {error.why}, which resume() would refuse: keep numbers, texts, lists, dictionaries or "
+            f"{name}{place} {error.why}, which resume() would refuse: keep numbers, texts, lists, "
+            "dictionaries or "
             f"tensors there instead. {WAY_OUT}"
         ) from None
 
@@ -63,7 +69,8 @@ def check_loaded(value: Any, size: int) -> None:
 
 
 class _Check:
-    """Walks through a value. What is in it several times is looked at as often, as long as ``left`` lasts."""
+    """Walks through a value. What is in it several times is looked at as often, as long as ``left``
+    lasts."""
 
     def __init__(self, left: int | None) -> None:
         self._left = left
@@ -105,7 +112,12 @@ class _Check:
                 value = cast("Any", value).to_local()
         if type(value) not in _TENSORS:
             raise _NotInertError(path, f"is of the class {_name(type(value))}")
-        if value.layout != torch.strided or value.dtype in _QUANTIZED or value.is_nested or value.is_meta:
+        if (
+            value.layout != torch.strided
+            or value.dtype in _QUANTIZED
+            or value.is_nested
+            or value.is_meta
+        ):
             kind = (
                 "quantized"
                 if value.dtype in _QUANTIZED
@@ -164,7 +176,9 @@ def _sized(kind: Any) -> Any:
         unpickler.spend(len(items))
         if kind in {set, frozenset, OrderedDict, Counter}:
             for each in items:
-                unpickler.check_key(each[0] if kind is OrderedDict and type(items) is not dict else each)
+                unpickler.check_key(
+                    each[0] if kind is OrderedDict and type(items) is not dict else each
+                )
         return kind(items)
 
     return construct
@@ -214,7 +228,9 @@ def _deque(unpickler: Unpickler, items: Any = (), most: Any = None) -> deque[Any
 
 def construct_size(unpickler: Unpickler, sizes: Any = ()) -> torch.Size:
     """Construct a torch.Size of whole numbers from 0."""
-    if type(sizes) not in {tuple, list, torch.Size} or any(type(each) is not int or each < 0 for each in sizes):
+    if type(sizes) not in {tuple, list, torch.Size} or any(
+        type(each) is not int or each < 0 for each in sizes
+    ):
         raise MalformedError("a pickle has a size of no numbers")
     unpickler.spend(len(sizes))
     return torch.Size(sizes)
@@ -252,8 +268,15 @@ def _numpy() -> Any:
 
 
 def _numpy_dtype(_: Unpickler, code: Any, *flags: Any) -> Pending:
-    if type(code) is not str or code[:1] not in _NUMPY_KINDS + "b" or not code[1:].isdecimal() or len(code) > 12:
-        raise MalformedError("a pickle has a type of numpy's that holds more than numbers and texts")
+    if (
+        type(code) is not str
+        or code[:1] not in _NUMPY_KINDS + "b"
+        or not code[1:].isdecimal()
+        or len(code) > 12
+    ):
+        raise MalformedError(
+            "a pickle has a type of numpy's that holds more than numbers and texts"
+        )
     del flags
 
     def build(state: Any) -> Any:
@@ -279,7 +302,9 @@ def _build_array(unpickler: Unpickler, state: Any) -> Any:
     numpy = _numpy()
     _, shape, dtype, by_columns, data = state
     if not isinstance(dtype, numpy.dtype) or not _is_plain(dtype) or type(data) is not bytes:
-        raise MalformedError("a pickle has an array of numpy's that holds more than numbers and texts")
+        raise MalformedError(
+            "a pickle has an array of numpy's that holds more than numbers and texts"
+        )
     if type(shape) is not tuple or any(type(each) is not int or each < 0 for each in shape):
         raise MalformedError("a pickle has an array of numpy's without a shape")
     order = "F" if by_columns else "C"
@@ -313,7 +338,9 @@ _NUMPY = {
 # --- names -----------------------------------------------------------------------------------------------------------
 
 TORCH: dict[str, Any] = {
-    **{f"torch.{name}": each for name, each in vars(torch).items() if isinstance(each, torch.dtype)},
+    **{
+        f"torch.{name}": each for name, each in vars(torch).items() if isinstance(each, torch.dtype)
+    },
     "torch.Size": Name(construct_size),
     "torch.serialization._get_layout": Name(construct_layout),
 }
@@ -335,13 +362,18 @@ def state_names() -> Mapping[str, Any]:
         "builtins.set": Name(_sized(set), factory=set),
         "builtins.frozenset": Name(_sized(frozenset)),
         **{
-            f"builtins.{kind.__name__}": Name(None, factory=kind) for kind in (bool, int, float, str, list, dict, tuple)
+            f"builtins.{kind.__name__}": Name(None, factory=kind)
+            for kind in (bool, int, float, str, list, dict, tuple)
         },
         "collections.OrderedDict": Name(_sized(OrderedDict), factory=OrderedDict),
         "collections.Counter": Name(_sized(Counter)),
         "collections.defaultdict": Name(_defaultdict),
         "collections.deque": Name(_deque),
-        **{f"{module}.{name}": _record(kind) for name, kind in ours for module in (OLD_MODULE, kind.__module__)},
+        **{
+            f"{module}.{name}": _record(kind)
+            for name, kind in ours
+            for module in (OLD_MODULE, kind.__module__)
+        },
     }
 
 

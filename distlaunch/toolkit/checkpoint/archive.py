@@ -1,8 +1,8 @@
 """Layer toolkit: what torch.save has written, read without executing anything in it.
 
-It is a zip archive: ``data.pkl``, which is a pickle, and a file for each storage. All sizes are checked against what
-is there before memory is taken. torch.load(weights_only=True) is not used: its table of classes is the process's, and
-until torch 2.6 it could be made to execute code.
+It is a zip archive: ``data.pkl``, which is a pickle, and a file for each storage. All sizes are
+checked against what is there before memory is taken. torch.load(weights_only=True) is not used: its
+table of classes is the process's, and until torch 2.6 it could be made to execute code.
 """
 
 from __future__ import annotations
@@ -95,7 +95,8 @@ class Part(io.RawIOBase):
 def loaded(part: Part) -> Any:
     """Return what torch.save has written there, on the CPU.
 
-    Raises RefusedClassError for a class that a checkpoint does not need, and MalformedError for what is damaged.
+    Raises RefusedClassError for a class that a checkpoint does not need, and MalformedError for
+    what is damaged.
     """
     archive = _Archive(part)
     data = archive.pickle()
@@ -110,9 +111,17 @@ class _Archive:
         try:
             with zipfile.ZipFile(cast("Any", part)) as archive:
                 self._files = {each.filename: each for each in archive.infolist()}
-        except (zipfile.BadZipFile, ValueError, NotImplementedError, EOFError, struct.error) as error:
+        except (
+            zipfile.BadZipFile,
+            ValueError,
+            NotImplementedError,
+            EOFError,
+            struct.error,
+        ) as error:
             raise MalformedError(f"is no archive of torch.save ({error})") from error
-        pickles = [name for name in self._files if name.endswith("/data.pkl") and name.count("/") == 1]
+        pickles = [
+            name for name in self._files if name.endswith("/data.pkl") and name.count("/") == 1
+        ]
         if len(pickles) != 1:
             raise MalformedError("is no archive of torch.save with one data.pkl")
         self._prefix = pickles[0].removesuffix("data.pkl")
@@ -127,7 +136,12 @@ class _Archive:
 
     def storage(self, pid: Any) -> _Storage:
         """Return the storage of a persistent id: ``("storage", type, key, device, count)``."""
-        if type(pid) is not tuple or len(pid) != 5 or pid[0] != "storage" or type(pid[1]) is not _StorageType:
+        if (
+            type(pid) is not tuple
+            or len(pid) != 5
+            or pid[0] != "storage"
+            or type(pid[1]) is not _StorageType
+        ):
             raise MalformedError("a pickle has a storage that is none")
         _, kind, key, _, count = pid
         if type(key) is not str or type(count) is not int or count < 0:
@@ -144,7 +158,9 @@ class _Archive:
         at, size = self._place(name)
         data = torch.empty(size, dtype=torch.uint8)
         if size:
-            self._part.read_into(memoryview((ctypes.c_char * size).from_address(data.data_ptr())).cast("B"), at)
+            self._part.read_into(
+                memoryview((ctypes.c_char * size).from_address(data.data_ptr())).cast("B"), at
+            )
         return data
 
     def _content(self, name: str) -> memoryview:
@@ -154,7 +170,8 @@ class _Archive:
         return data
 
     def _place(self, name: str) -> tuple[int, int]:
-        """Return where in the part a file begins, and its size; all of them together are no larger than the part."""
+        """Return where in the part a file begins, and its size; all of them together are no larger
+        than the part."""
         found = self._files.get(name)
         if found is None:
             raise MalformedError(f"has no {name[:100]}")
@@ -165,7 +182,11 @@ class _Archive:
         at = found.header_offset + _LOCAL_HEADER_BYTES
         at += int.from_bytes(header[26:28], "little") + int.from_bytes(header[28:30], "little")
         self._left -= found.file_size
-        if bytes(header[:4]) != b"PK\x03\x04" or at + found.file_size > self._part.size or self._left < 0:
+        if (
+            bytes(header[:4]) != b"PK\x03\x04"
+            or at + found.file_size > self._part.size
+            or self._left < 0
+        ):
             raise MalformedError(f"has {name[:100]} where it cannot be")
         return at, found.file_size
 
@@ -185,7 +206,8 @@ class _Storage:
 def _construct_tensor(
     dtype: Any, storage: Any, offset: Any, size: Any, stride: Any, requires_grad: Any, metadata: Any
 ) -> torch.Tensor:
-    """Construct a tensor of a part of a storage. Raises MalformedError if it is larger than that."""
+    """Construct a tensor of a part of a storage. Raises MalformedError if it is larger than
+    that."""
     if type(storage) is not _Storage or not isinstance(dtype, torch.dtype):
         raise MalformedError("a pickle has a tensor without a storage")
     numbers = (offset, *size, *stride)
@@ -219,7 +241,13 @@ def _tensor_v2(
 ) -> torch.Tensor:
     _refuse_hooks(hooks)
     return _construct_tensor(
-        getattr(storage, "dtype", None), storage, offset, size, stride, requires_grad, _flags(metadata)
+        getattr(storage, "dtype", None),
+        storage,
+        offset,
+        size,
+        stride,
+        requires_grad,
+        _flags(metadata),
     )
 
 
@@ -256,7 +284,11 @@ def _parameter_with_state(
 def _from_type(unpickler: Unpickler, construct: Any, kind: Any, arguments: Any, state: Any) -> Any:
     """Construct a tensor that has attributes."""
     makes = {_TENSOR_V2: _TENSOR, _TENSOR_V3: _TENSOR, _PARAMETER: _PARAMETER_CLASS}
-    if type(construct) is not Name or makes.get(construct) is not kind or type(arguments) is not tuple:
+    if (
+        type(construct) is not Name
+        or makes.get(construct) is not kind
+        or type(arguments) is not tuple
+    ):
         raise MalformedError("a pickle has a tensor of another class")
     tensor = cast("Any", construct.construct)(unpickler, *arguments)
     _set_attributes(tensor, state)

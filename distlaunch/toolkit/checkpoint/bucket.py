@@ -34,19 +34,26 @@ log = logging.getLogger("distlaunch.checkpoint")
 
 
 class Bucket(Store):
-    """An object store has no locks: the job that came last owns the place, and one before it fails at its next save."""
+    """An object store has no locks: the job that came last owns the place, and one before it fails
+    at its next save."""
 
     def __init__(self, root: str) -> None:
         self.root = root
         scheme = root.partition("://")[0]
         if not scheme:
-            raise ConfigError(f"checkpoints in {root}: no scheme before ://: give a URL, as s3://bucket/run")
+            raise ConfigError(
+                f"checkpoints in {root}: no scheme before ://: give a URL, as s3://bucket/run"
+            )
         try:
             from fsspec.core import url_to_fs  # type: ignore[import-untyped]
 
             self._fs, self._path = url_to_fs(root)
         except ImportError as error:
-            package = "fsspec" if error.name == "fsspec" else {"s3": "s3fs", "gs": "gcsfs", "az": "adlfs"}.get(scheme)
+            package = (
+                "fsspec"
+                if error.name == "fsspec"
+                else {"s3": "s3fs", "gs": "gcsfs", "az": "adlfs"}.get(scheme)
+            )
             hint = f"pip install {package}" if package else str(error)
             raise ConfigError(f"checkpoints in {root}: {hint}") from error
         except Exception as error:
@@ -56,9 +63,14 @@ class Bucket(Store):
 
     def claim(self) -> None:
         """Own the place, and remove checkpoints that have no manifest."""
-        if self.root.startswith("memory://") and dist.is_initialized() and (size := dist.get_world_size()) > 1:
+        if (
+            self.root.startswith("memory://")
+            and dist.is_initialized()
+            and (size := dist.get_world_size()) > 1
+        ):
             raise ConfigError(
-                f"checkpoints in {self.root}: memory:// is of one process, and the job has {size} workers"
+                f"checkpoints in {self.root}: memory:// is of one process, and the job has {size} "
+                "workers"
             )
         self._mark = os.urandom(8).hex()
         owner = {"mark": self._mark, "job": os.environ.get("DISTLAUNCH_JOB_ID"), "pid": os.getpid()}
@@ -69,11 +81,16 @@ class Bucket(Store):
                 if self._is_half_written(name):
                     self.remove(name)
         except Exception as error:
-            raise ConfigError(f"checkpoints in {self.root}: {describe(error)}: not a place to write to") from error
+            raise ConfigError(
+                f"checkpoints in {self.root}: {describe(error)}: not a place to write to"
+            ) from error
 
     def _is_half_written(self, name: str) -> bool:
-        """Return whether a job of ours began this checkpoint and did not complete it. Raises ReadError."""
-        if steps_of(name) < 0 or "." not in name:  # a job's mark is in the names of all that it begins
+        """Return whether a job of ours began this checkpoint and did not complete it. Raises
+        ReadError."""
+        if (
+            steps_of(name) < 0 or "." not in name
+        ):  # a job's mark is in the names of all that it begins
             return False
         try:
             files = retried(lambda: self.files(name), self.where(name))
@@ -86,9 +103,13 @@ class Bucket(Store):
         try:
             found = self._owner()
         except FileNotFoundError as error:
-            raise PlaceLostError(f"checkpoints in {self.root}: the place has been emptied meanwhile") from error
+            raise PlaceLostError(
+                f"checkpoints in {self.root}: the place has been emptied meanwhile"
+            ) from error
         if found != self._mark:
-            raise CheckpointError(f"checkpoints in {self.root}: another job has begun to save there")
+            raise CheckpointError(
+                f"checkpoints in {self.root}: another job has begun to save there"
+            )
 
     def mark(self) -> str:
         """Give the owner's mark."""
@@ -130,7 +151,10 @@ class Bucket(Store):
         return [file for file in self._names_in(path) if file]
 
     def _names_in(self, path: str) -> list[str]:
-        return [str(each).rstrip("/").removeprefix(f"{path}").strip("/") for each in self._fs.ls(path, detail=False)]
+        return [
+            str(each).rstrip("/").removeprefix(f"{path}").strip("/")
+            for each in self._fs.ls(path, detail=False)
+        ]
 
     def is_complete(self, files: Collection[str]) -> bool:
         """Return whether the manifest is there, which is written last."""
@@ -147,7 +171,8 @@ class Bucket(Store):
             file.write(data)
 
     def name(self, steps: int) -> str:
-        """Add the mark, so that no two jobs write to one name, and a failing one removes nothing but its own."""
+        """Add the mark, so that no two jobs write to one name, and a failing one removes nothing
+        but its own."""
         return f"{name_of(steps)}.{self._mark}"
 
     def commit(self, temporary: str, name: str, manifest: bytes) -> None:
@@ -159,7 +184,10 @@ class Bucket(Store):
         with suppress(Exception):  # an object store's package raises whatever it likes
             self._fs.invalidate_cache()
             if not only_ours(files := self.files(name)):
-                log.warning("distlaunch: %s stays: it holds files that are no checkpoint's", self.where(name))
+                log.warning(
+                    "distlaunch: %s stays: it holds files that are no checkpoint's",
+                    self.where(name),
+                )
                 return
             self._remove_files(name, files)
             log.info("distlaunch: removed %s", self.where(name))
@@ -168,15 +196,18 @@ class Bucket(Store):
         for file in sorted(files, key=lambda file: file != MANIFEST):
             self._fs.rm_file(f"{self._path}/{name}/{file}")
         self._fs.invalidate_cache()
-        with suppress(FileNotFoundError):  # of an object store, where a folder is nothing but the names of objects
+        with suppress(
+            FileNotFoundError
+        ):  # of an object store, where a folder is nothing but the names of objects
             if not self.files(name):
                 self._fs.rm(f"{self._path}/{name}", recursive=True)
 
     def set_aside(self, name: str) -> None:
-        """Copy all objects under another name, the manifest last, and remove them, the manifest first.
+        """Copy all objects under another name, the manifest last, and remove them, the manifest
+        first.
 
-        An object store cannot rename. A copy that was not completed is removed, or completed by the next try: it has
-        the same name.
+        An object store cannot rename. A copy that was not completed is removed, or completed by the
+        next try: it has the same name.
         """
         aside = f"aside-{name}"
         self._fs.invalidate_cache()
@@ -192,7 +223,9 @@ class Bucket(Store):
         except Exception as error:
             with suppress(Exception):
                 self._remove_files(aside, self.files(aside))
-            raise OSError(f"{self.where(name)} could not be copied to {aside}: {describe(error)}") from error
+            raise OSError(
+                f"{self.where(name)} could not be copied to {aside}: {describe(error)}"
+            ) from error
         try:
             self._remove_files(name, files)
         except Exception as error:
@@ -228,7 +261,9 @@ class _Objects(FileSystemBase):
             with self._fs.open(path, mode) as stream:
                 yield stream
             return
-        with Summed(self._fs.open(path, mode), self.sums, os.path.basename(path), sync=False) as summed:
+        with Summed(
+            self._fs.open(path, mode), self.sums, os.path.basename(path), sync=False
+        ) as summed:
             yield summed
 
     def concat_path(self, path: str | os.PathLike[str], suffix: str) -> str:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import atexit
 import logging
+import math
+import operator
 import os
 import signal
 import sys
@@ -16,25 +18,37 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from numbers import Integral, Real
 from typing import Any, NoReturn
+
 import torch
 from torch import nn
 from torch.distributed.checkpoint.state_dict_loader import load
+from torch.optim import Optimizer
+
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.text import counted
-from distlaunch.toolkit.checkpoint.write import Call, LostError, end_groups, new_groups, text_of
+from distlaunch.toolkit.checkpoint.choose_storage import store_for
 from distlaunch.toolkit.checkpoint.reader import Planner, Reader
 from distlaunch.toolkit.checkpoint.signals import Requests
 from distlaunch.toolkit.checkpoint.state import Nested, Stateful, Trained, stateful_part
-from distlaunch.toolkit.checkpoint.choose_storage import store_for
-from distlaunch.toolkit.checkpoint.storage import CheckpointError, Store, describe, some, steps_of
-from distlaunch.toolkit.checkpoint.write import Writing
+from distlaunch.toolkit.checkpoint.storage import (
+    MOST_STEPS,
+    CheckpointError,
+    Store,
+    describe,
+    some,
+    steps_of,
+)
+from distlaunch.toolkit.checkpoint.write import (
+    Call,
+    LostError,
+    Writing,
+    end_groups,
+    new_groups,
+    text_of,
+)
 from distlaunch.toolkit.wait_at_end import end_after, end_process_group, end_without
-import math
-import operator
-from numbers import Integral, Real
-from torch.optim import Optimizer
-from distlaunch.toolkit.checkpoint.storage import MOST_STEPS
 
 log = logging.getLogger("distlaunch.checkpoint")
 _NOTHING_ASKED = 0, 0, 0, 0
@@ -42,11 +56,13 @@ _TOO_LATE = "it came after the last step, and nothing has been saved for it"
 
 
 class Stopped(SystemExit):
-    """The job was told to stop (TERM), and all workers have saved. Uncaught, Python ends with 143, and no traceback."""
+    """The job was told to stop (TERM), and all workers have saved. Uncaught, Python ends with 143,
+    and no traceback."""
 
 
 class Checkpoint:
-    """Checkpoints of a training, in a directory that all nodes share or at a URL of fsspec's (``s3://…``).
+    """Checkpoints of a training, in a directory that all nodes share or at a URL of fsspec's
+    (``s3://…``).
 
     ::
 
@@ -56,10 +72,11 @@ class Checkpoint:
             checkpoint.step(step)
         checkpoint.close()
 
-    All workers make one and call its methods alike. ``every`` and ``every_s`` say after how many steps, or seconds, one
-    is saved; ``keep`` how many stay. ``sampler`` and further keywords are whatever has state_dict and load_state_dict.
-    TERM has all save at the next step and end (``Stopped``); USR1 has them save and go on.
-    Raises ConfigError for a place that cannot be used, is not the same for all workers, or is another job's.
+    All workers make one and call its methods alike. ``every`` and ``every_s`` say after how many
+    steps, or seconds, one is saved; ``keep`` how many stay. ``sampler`` and further keywords are
+    whatever has state_dict and load_state_dict. TERM has all save at the next step and end
+    (``Stopped``); USR1 has them save and go on. Raises ConfigError for a place that cannot be used,
+    is not the same for all workers, or is another job's.
     """
 
     def __init__(
@@ -80,9 +97,10 @@ class Checkpoint:
     ) -> None:
         """``background``: write in a thread, from a copy on the CPU, while the training goes on.
 
-        ``trust``: save and load objects of any class. Loading them can execute code: only for checkpoints that you have
-        written yourself. Without it, a checkpoint holds tensors, numbers, texts, numpy's arrays, and Python's lists,
-        dictionaries and the like; a save refuses anything else, and a resume executes nothing that a checkpoint names.
+        ``trust``: save and load objects of any class. Loading them can execute code: only for
+        checkpoints that you have written yourself. Without it, a checkpoint holds tensors, numbers,
+        texts, numpy's arrays, and Python's lists, dictionaries and the like; a save refuses
+        anything else, and a resume executes nothing that a checkpoint names.
         """
         above_0("keep", keep, whole=True)
         if every is not None:
@@ -90,14 +108,18 @@ class Checkpoint:
         if every_s is not None:
             above_0("every_s", every_s, whole=False)
         named = {"scheduler": scheduler, "scaler": scaler, "sampler": sampler, **parts}
-        stateful = {name: stateful_part(name, part) for name, part in named.items() if part is not None}
+        stateful = {
+            name: stateful_part(name, part) for name, part in named.items() if part is not None
+        }
         self._trained = Trained(model, several(optimizer), stateful, trust=trust)
         self._trust = trust
         self._sampler = sampler
         self._every, self._every_s, self._background = every, every_s, background
         self._group, writing = new_groups()
         self._store = store_for(where)
-        self._writing = Writing(writing, self._store, self._claim(), keep=keep, kinds=self._trained.kinds, trust=trust)
+        self._writing = Writing(
+            writing, self._store, self._claim(), keep=keep, kinds=self._trained.kinds, trust=trust
+        )
         self._requests = Requests()
         self._asking = Asking(time.monotonic())
         self._resumed = self._closed = False
@@ -113,13 +135,15 @@ class Checkpoint:
     # --- going on --------------------------------------------------------------------------------------------------
 
     def resume(self, steps: int | None = None) -> int:
-        """Load the newest whole checkpoint, or the one after so many steps; return the next step, 0 if there is none.
+        """Load the newest whole checkpoint, or the one after so many steps; return the next step, 0
+        if there is none.
 
-        The one that is loaded is logged; ``close`` logs it if no step came after it. A damaged one is skipped, and that
-        is logged. One is damaged if a file is missing or is not what was written, not if it cannot be read. What is
-        newer than the one loaded is set aside: renamed, and not touched again.
-        Raises ConfigError if the checkpoint is of another model or optimizer, and CheckpointError if one cannot be
-        read, or if there are some and none is whole.
+        The one that is loaded is logged; ``close`` logs it if no step came after it. A damaged one
+        is skipped, and that is logged. One is damaged if a file is missing or is not what was
+        written, not if it cannot be read. What is newer than the one loaded is set aside: renamed,
+        and not touched again. Raises ConfigError if the checkpoint is of another model or
+        optimizer, and CheckpointError if one cannot be read, or if there are some and none is
+        whole.
         """
         self._see_that_it_is_open("resume")
         with self._naming_loss(call := ("resume", -1 if steps is None else steps)):
@@ -132,7 +156,9 @@ class Checkpoint:
         names = [name for name in all_names if steps is None or steps_of(name) == steps]
         if steps is not None and not names:
             there = ", ".join(str(steps_of(name)) for name in all_names) or "none"
-            raise ConfigError(f"checkpoints in {self._store.root}: none after {steps} steps; there are: {there}")
+            raise ConfigError(
+                f"checkpoints in {self._store.root}: none after {steps} steps; there are: {there}"
+            )
         self._asking.restart(time.monotonic())
         damaged: list[str] = []
         for name in names:
@@ -151,17 +177,21 @@ class Checkpoint:
             self._say(f"resumed from {self._store.where(name)}, {done}{_age(manifest.get('time'))}")
             return self._reached
         if damaged and steps is not None:
-            others = ", ".join(str(steps_of(name)) for name in all_names if name not in names) or "none"
+            others = (
+                ", ".join(str(steps_of(name)) for name in all_names if name not in names) or "none"
+            )
             raise CheckpointError(f"{'; '.join(damaged)}; others that are there: {others}")
         if damaged:
             raise CheckpointError(
-                "no checkpoint is whole; choose another directory to begin anew. " + "; ".join(damaged)
+                "no checkpoint is whole; choose another directory to begin anew. "
+                + "; ".join(damaged)
             )
         self._resumed, self._reached = True, 0
         return 0
 
     def _verified(self, name: str) -> tuple[Nested, str | None]:
-        """Have each worker read a share of the files; return the manifest and the damage, the same on all workers.
+        """Have each worker read a share of the files; return the manifest and the damage, the same
+        on all workers.
 
         Raises CheckpointError on all workers if one of them cannot read its share.
         """
@@ -170,13 +200,24 @@ class Checkpoint:
         )
         if damage is None and unread is None:
             files = sorted(manifest["files"].items())
-            found = self._group.all(self._damage(name, dict(files[self._group.rank :: self._group.size])))
+            found = self._group.all(
+                self._damage(name, dict(files[self._group.rank :: self._group.size]))
+            )
             damage = next((text for text, _ in found if text is not None), None)
-            unread = next((f"rank {rank}: {text}" for rank, (_, text) in enumerate(found) if text is not None), None)
+            unread = next(
+                (
+                    f"rank {rank}: {text}"
+                    for rank, (_, text) in enumerate(found)
+                    if text is not None
+                ),
+                None,
+            )
         if unread is not None:
             others = ", ".join(str(steps_of(each)) for each in self._writing.names if each != name)
             hint = f"; resume(steps=N) takes an older one: N is one of {others}" if others else ""
-            raise CheckpointError(f"{self._store.where(name)}: {unread}; nothing has been set aside or removed{hint}")
+            raise CheckpointError(
+                f"{self._store.where(name)}: {unread}; nothing has been set aside or removed{hint}"
+            )
         return manifest, damage
 
     def _read_manifest(self, name: str) -> tuple[Nested, str | None, str | None]:
@@ -186,7 +227,11 @@ class Checkpoint:
         except (OSError, ValueError) as error:
             return {}, f"its manifest is not what was written: {describe(error)}", None
         except Exception as error:  # noqa: BLE001 - the others wait for an answer
-            return {}, None, f"rank 0: {error.message if isinstance(error, CheckpointError) else describe(error)}"
+            return (
+                {},
+                None,
+                f"rank 0: {error.message if isinstance(error, CheckpointError) else describe(error)}",
+            )
 
     def _damage(self, name: str, files: Nested) -> tuple[str | None, str | None]:
         """Return the damage of some files, or why one cannot be read."""
@@ -196,16 +241,26 @@ class Checkpoint:
             return None, error.message if isinstance(error, CheckpointError) else describe(error)
 
     def _load(self, name: str, manifest: Nested) -> None:
-        """Have the parts that can refuse come first: nothing of model and optimizer has been changed by then."""
-        where, trained, rank, world_size = self._store.where(name), self._trained, self._group.rank, self._group.size
+        """Have the parts that can refuse come first: nothing of model and optimizer has been
+        changed by then."""
+        where, trained, rank, world_size = (
+            self._store.where(name),
+            self._trained,
+            self._group.rank,
+            self._group.size,
+        )
         was = int(manifest["world_size"])
-        reader = self._group.agree(where, lambda: Reader(self._store, name, manifest["files"], trust=self._trust))
+        reader = self._group.agree(
+            where, lambda: Reader(self._store, name, manifest["files"], trust=self._trust)
+        )
         metadata = reader.metadata
         groups = self._group.agree(where, lambda: trained.groups_template(metadata))
         if groups:
             self._group.agree(where, lambda: self._read(reader, groups))
         said = self._group.agree(where, lambda: trained.check_model(groups, metadata))
-        said += self._group.agree(where, lambda: trained.match_groups(groups, metadata, manifest.get("optimizers")))
+        said += self._group.agree(
+            where, lambda: trained.match_groups(groups, metadata, manifest.get("optimizers"))
+        )
         state = self._group.agree(where, lambda: trained.template(metadata))
         tensors = {key: value for key, value in state.items() if value is not None}
         values: Nested = {key: None for key in state if key not in tensors}
@@ -216,7 +271,9 @@ class Checkpoint:
         self._group.agree(where, lambda: trained.unpickle_own(own, reader.unpickled))
         said += self._group.agree(where, lambda: trained.take_own(own, rank, was, world_size))
         self._group.agree(where, lambda: self._read(reader, tensors))
-        read = {key: tensors[key] if key in tensors else values[key] for key in state}  # in the order of the save
+        read = {
+            key: tensors[key] if key in tensors else values[key] for key in state
+        }  # in the order of the save
         self._group.agree(where, lambda: trained.take(read, metadata))
         if was != world_size:
             said.append(f"was made by {counted(was, 'worker')}, and is read by {world_size:,}")
@@ -225,11 +282,14 @@ class Checkpoint:
         for text in said:
             self._say(f"{where} {text}")
         self._group.agree(where, trained.restore_random)
-        if hasattr(self._sampler, "before_first"):  # a DataLoader draws a number when an iteration begins
+        if hasattr(
+            self._sampler, "before_first"
+        ):  # a DataLoader draws a number when an iteration begins
             self._sampler.before_first = trained.restore_random
 
     def _read(self, reader: Reader, state: Nested) -> None:
-        """Read into ``state``, all workers together: nothing that may fail on one alone goes before it unagreed."""
+        """Read into ``state``, all workers together: nothing that may fail on one alone goes before
+        it unagreed."""
         load(
             state,
             storage_reader=reader,
@@ -241,17 +301,23 @@ class Checkpoint:
     def _set_aside(self, names: Sequence[str]) -> None:
         """Have rank 0 set them aside. Raises CheckpointError on all workers if it cannot."""
         for name in names:
-            where = f"{self._store.where(name)} is newer than what was resumed, and cannot be set aside"
-            self._group.agree(where, partial(self._store.set_aside, name) if self._group.rank == 0 else _nothing)
+            where = (
+                f"{self._store.where(name)} is newer than what was resumed, and cannot be set aside"
+            )
+            self._group.agree(
+                where, partial(self._store.set_aside, name) if self._group.rank == 0 else _nothing
+            )
         self._writing.names = [name for name in self._writing.names if name not in names]
 
     # --- saving ----------------------------------------------------------------------------------------------------
 
     def step(self, step: int, *, batches: int = 1) -> bool:
-        """Tell that a step is done, on all workers; save if it is time, or a signal has asked for it.
+        """Tell that a step is done, on all workers; save if it is time, or a signal has asked for
+        it.
 
-        ``batches``: how many of the sampler's this step took. Returns whether a checkpoint has been begun. Raises
-        Stopped after a TERM, and CheckpointError if one could not be written: at once, or when it is noticed.
+        ``batches``: how many of the sampler's this step took. Returns whether a checkpoint has been
+        begun. Raises Stopped after a TERM, and CheckpointError if one could not be written: at
+        once, or when it is noticed.
         """
         self._see_that_it_is_open("step")
         steps, before = steps_after(step, self._reached), self._reached
@@ -270,7 +336,8 @@ class Checkpoint:
         return due
 
     def save(self, step: int, *, background: bool = False) -> None:
-        """Save the state after this step, on all workers, once. In the background: what goes wrong is raised later.
+        """Save the state after this step, on all workers, once. In the background: what goes wrong
+        is raised later.
 
         Raises Stopped after a TERM, as ``step`` does.
         """
@@ -279,17 +346,25 @@ class Checkpoint:
         with self._naming_loss(call := ("save", self._reached - 1)):
             self._group.compare(call, _NOTHING_ASKED)
             if self._reached == self._writing.saved_steps and self._resumed:
-                self._say(f"step {self._reached - 1} is saved already, in {self._store.where(self._writing.names[0])}")
+                self._say(
+                    f"step {self._reached - 1} is saved already, in "
+                    f"{self._store.where(self._writing.names[0])}"
+                )
             self._save(self._reached, background=background, stop=False)
 
     def wait(self) -> None:
-        """Wait until what has been begun is whole. Raises CheckpointError if it could not be written."""
+        """Wait until what has been begun is whole. Raises CheckpointError if it could not be
+        written."""
         self._writing.wait()
 
     def _ask(self, steps: int) -> tuple[bool, bool]:
         """Agree with all workers on whether to save now, and whether to stop then."""
         now = time.monotonic()
-        due = self._every_s is not None and self._group.rank == 0 and now - self._saved_at >= self._every_s
+        due = (
+            self._every_s is not None
+            and self._group.rank == 0
+            and now - self._saved_at >= self._every_s
+        )
         mine = [
             int(self._requests.save or due),
             int(self._requests.stop),
@@ -311,14 +386,20 @@ class Checkpoint:
 
     @contextmanager
     def _naming_loss(self, call: Call) -> Iterator[None]:
-        """Raise CheckpointError where another worker is lost: it names this rank and the checkpoint that is kept."""
+        """Raise CheckpointError where another worker is lost: it names this rank and the checkpoint
+        that is kept."""
         try:
             yield
         except LostError as error:
             method, step = call
-            told = f"{method}({step if step >= 0 else ''}): another worker has ended, or does not answer ({error})"
+            told = (
+                f"{method}({step if step >= 0 else ''}): another worker has ended, or does not "
+                f"answer ({error})"
+            )
             kept = self._writing.told(told, self._writing.names)
-            raise CheckpointError(f"checkpoints in {self._store.root}: rank {self._group.rank}: {kept}") from error
+            raise CheckpointError(
+                f"checkpoints in {self._store.root}: rank {self._group.rank}: {kept}"
+            ) from error
 
     def _save(self, steps: int, *, background: bool, stop: bool) -> None:
         names = self._writing.names
@@ -355,7 +436,11 @@ class Checkpoint:
             error = self._writing.told(failure, names)
         answers = self._group.all((name, folder, error, self._requests.stop))
         name, folder, _, _ = answers[0]
-        if errors := [f"rank {rank}: {error}" for rank, (_, _, error, _) in enumerate(answers) if error is not None]:
+        if errors := [
+            f"rank {rank}: {error}"
+            for rank, (_, _, error, _) in enumerate(answers)
+            if error is not None
+        ]:
             raise self._writing.not_written(name, errors[0])
         self._writing.begin(name, folder, state)
         return any(stop for _, _, _, stop in answers)
@@ -371,7 +456,8 @@ class Checkpoint:
                 names, mark = self._store.names(), self._store.mark()
                 if foreign := self._store.foreign():
                     self._say(
-                        f"checkpoints in {self._store.root}: left alone, as they are none of ours: {some(foreign)}"
+                        f"checkpoints in {self._store.root}: left alone, as they are none of ours: "
+                        f"{some(foreign)}"
                     )
             except (ConfigError, CheckpointError) as error:
                 refused = error.message
@@ -388,16 +474,21 @@ class Checkpoint:
         return names
 
     def close(self) -> None:
-        """Wait for what is being written, and give up the place, the signals and the groups. Call it on all workers.
+        """Wait for what is being written, and give up the place, the signals and the groups. Call
+        it on all workers.
 
-        Raises CheckpointError if the last checkpoint could not be written, and Stopped after a TERM that came behind
-        the last step; in an ``except`` or ``finally`` of an error that TERM is only logged: the error goes before it.
+        Raises CheckpointError if the last checkpoint could not be written, and Stopped after a TERM
+        that came behind the last step; in an ``except`` or ``finally`` of an error that TERM is
+        only logged: the error goes before it.
         """
         if self._closed:
             return
         self._closed, stop = True, False
         if self._only_resumed and sys.exc_info()[0] is None:
-            self._say(f"no step came after that: the training had already ended after {counted(self._reached, 'step')}")
+            self._say(
+                "no step came after that: the training had already ended after "
+                f"{counted(self._reached, 'step')}"
+            )
         atexit.unregister(self._finish)
         end_without(self._leave)
         try:
@@ -416,7 +507,8 @@ class Checkpoint:
             self._stop(_TOO_LATE)
 
     def _finish(self) -> bool:
-        """Let a checkpoint that is being written become whole when Python ends without ``close``."""
+        """Let a checkpoint that is being written become whole when Python ends without
+        ``close``."""
         if self._closed or os.getpid() != self._owner:  # a forked child has no thread that writes
             return False
         self._closed = True
@@ -425,13 +517,16 @@ class Checkpoint:
         except Exception as error:  # noqa: BLE001 - Python is ending, maybe since another worker has
             log.warning("distlaunch: warning: %s", error)
         stop = self._end()
-        self._group.handle = self._writing.group.handle = None  # a group lives as long as somebody has it
+        self._group.handle = self._writing.group.handle = (
+            None  # a group lives as long as somebody has it
+        )
         return stop
 
     def _end(self) -> bool:
         """Give all up; tell whether TERM has come that nothing has answered.
 
-        An error goes first. Nothing tells one that is under way from one that the script is just handling.
+        An error goes first. Nothing tells one that is under way from one that the script is just
+        handling.
         """
         stop = self._requests.end()
         self._store.release()
@@ -453,7 +548,9 @@ class Checkpoint:
         if self._closed:
             raise ConfigError(f"Checkpoint: {method}() after close(): make another one")
         if os.getpid() != self._owner:
-            raise ConfigError(f"Checkpoint: {method}() in a forked process: it is of the process that has made it")
+            raise ConfigError(
+                f"Checkpoint: {method}() in a forked process: it is of the process that has made it"
+            )
 
     def _say(self, text: str) -> None:
         if self._group.rank == 0:
@@ -461,7 +558,8 @@ class Checkpoint:
 
 
 def _age(saved_s: object) -> str:
-    """Return how long ago a time of the clock was, as ``, saved 5 min ago``; nothing if that is not known."""
+    """Return how long ago a time of the clock was, as ``, saved 5 min ago``; nothing if that is not
+    known."""
     if not isinstance(saved_s, int | float) or not 0 <= saved_s < 1 << 40:
         return ""
     ago_s = max(0, int(time.time() - saved_s))
@@ -484,7 +582,8 @@ def _sees(store: Store, mark: str) -> bool | str:
 
 
 def above_0(name: str, number: Any, *, whole: bool) -> None:
-    """Raise ConfigError for anything but a number above 0; True is none, though Python has it be 1."""
+    """Raise ConfigError for anything but a number above 0; True is none, though Python has it be
+    1."""
     is_one = isinstance(number, Integral if whole else Real) and not isinstance(number, bool)
     if not (is_one and 0 < float(number) < math.inf):
         expected = "a whole number above 0" if whole else "a number of seconds above 0"
@@ -492,12 +591,15 @@ def above_0(name: str, number: Any, *, whole: bool) -> None:
 
 
 def several(optimizer: Any) -> Sequence[Optimizer]:
-    """Give the optimizers: one, several or none. Raises ConfigError for what has no order, and for one given twice."""
+    """Give the optimizers: one, several or none. Raises ConfigError for what has no order, and for
+    one given twice."""
     if optimizer is None or isinstance(optimizer, Optimizer):
         return () if optimizer is None else (optimizer,)
     if isinstance(optimizer, str) or not isinstance(optimizer, Sequence):
         kind = type(optimizer).__name__
-        raise ConfigError(f"Checkpoint: optimizer is a {kind}, and has to be torch's, or a list of several")
+        raise ConfigError(
+            f"Checkpoint: optimizer is a {kind}, and has to be torch's, or a list of several"
+        )
     if len({id(each) for each in optimizer}) < len(optimizer):
         raise ConfigError("Checkpoint: optimizer has one of them twice: give each once")
     return optimizer
@@ -506,17 +608,21 @@ def several(optimizer: Any) -> Sequence[Optimizer]:
 def steps_after(step: Any, reached: int) -> int:
     """Give how many steps are done then; numpy's and torch's whole numbers are taken as well.
 
-    Raises ConfigError for no number, and where they go back: the newest checkpoint is the one after the most steps.
+    Raises ConfigError for no number, and where they go back: the newest checkpoint is the one after
+    the most steps.
     """
     try:
         number = operator.index(step)
     except TypeError:
         number = -1
     if not 0 <= number < MOST_STEPS:
-        raise ConfigError(f"Checkpoint: the step is {step!r}; a whole number is expected, from 0 to 10**18 - 2")
+        raise ConfigError(
+            f"Checkpoint: the step is {step!r}; a whole number is expected, from 0 to 10**18 - 2"
+        )
     if number + 1 < reached:
         raise ConfigError(
-            f"Checkpoint: step {number} after step {reached - 1}: only steps that follow can be saved: count them over "
+            f"Checkpoint: step {number} after step {reached - 1}: only steps that follow can be "
+            "saved: count them over "
             "all epochs, from what resume() gives; resume(steps=...) goes back"
         )
     return number + 1
@@ -525,16 +631,22 @@ def steps_after(step: Any, reached: int) -> int:
 def not_shared(places: Sequence[tuple[str, str, bool | str]]) -> str:
     """Say which workers do not see what rank 0 has written.
 
-    ``places``: of each worker by rank its host, its place, and whether it sees that; a text says why it cannot tell.
+    ``places``: of each worker by rank its host, its place, and whether it sees that; a text says
+    why it cannot tell.
     """
     host, root, _ = places[0]
     blind = [(rank, *place) for rank, place in enumerate(places) if place[2] is not True]
-    if unread := [(rank, why) for rank, _, other, why in blind if other == root and isinstance(why, str)]:
+    if unread := [
+        (rank, why) for rank, _, other, why in blind if other == root and isinstance(why, str)
+    ]:
         rank, why = unread[0]
         return f"checkpoints in {root}: rank {rank}: {why}"
     if others := [(rank, other) for rank, _, other, _ in blind if other != root]:
         rank, other = others[0]
-        return f"checkpoints in {root}: rank {rank} was given another place, {other}: all workers have to give the same"
+        return (
+            f"checkpoints in {root}: rank {rank} was given another place, {other}: all workers "
+            "have to give the same"
+        )
     hosts = ", ".join(sorted({each for _, each, _, _ in blind}))
     seen = f"{hosts} and {host} do not see the same directory"
     return f"checkpoints in {root}: {seen}: it has to be one that all nodes share"
@@ -547,7 +659,8 @@ MOST_STEPS_BETWEEN = 1000
 
 
 class Asking:
-    """All workers call it with the same steps and answers, so that all come to the same next question."""
+    """All workers call it with the same steps and answers, so that all come to the same next
+    question."""
 
     def __init__(self, now_s: float) -> None:
         self.restart(now_s)
@@ -563,14 +676,19 @@ class Asking:
         return steps >= self._next or (self._asked is not None and steps < self._asked)
 
     def step_us(self, steps: int, now_s: float) -> int:
-        """Give how long a step takes here, which goes into the question; the slowest worker's is the answer."""
+        """Give how long a step takes here, which goes into the question; the slowest worker's is
+        the answer."""
         return int((now_s - self._at_s) / self._since(steps) * 1e6)
 
     def answered(self, steps: int, now_s: float, step_us: int) -> None:
-        """Choose the next question by the slowest worker's step, at most twice as far off as the last one was."""
-        self._next = steps + max(1, min(MOST_STEPS_BETWEEN, 2 * self._since(steps), int(ASK_S * 1e6 / max(1, step_us))))
+        """Choose the next question by the slowest worker's step, at most twice as far off as the
+        last one was."""
+        self._next = steps + max(
+            1, min(MOST_STEPS_BETWEEN, 2 * self._since(steps), int(ASK_S * 1e6 / max(1, step_us)))
+        )
         self._asked, self._at_s = steps, now_s
 
     def _since(self, steps: int) -> int:
-        """Give the steps since the last question; before the first one lies a start, which tells nothing."""
+        """Give the steps since the last question; before the first one lies a start, which tells
+        nothing."""
         return steps - self._asked if self._asked is not None and self._asked < steps else 1

@@ -19,19 +19,24 @@ def store_for(where: str | os.PathLike[str]) -> Store:
     given: object = where  # whatever a script has read from its options
     path = os.fspath(given) if isinstance(given, str | os.PathLike) else None
     if not isinstance(path, str) or not path or "\0" in path:
-        raise ConfigError(f"checkpoints in {where!r}: not a path or a URL: give a directory, as 'runs/a'")
+        raise ConfigError(
+            f"checkpoints in {where!r}: not a path or a URL: give a directory, as 'runs/a'"
+        )
     scheme, slashes, rest = path.partition("://")
     if slashes and scheme != "file":
         return Bucket(path)
     if slashes:
         host, _, rest = rest.partition("/")
         if host not in ("", "localhost"):
-            raise ConfigError(f"checkpoints in {path}: file:// has three slashes before a path: file:///{host}/{rest}")
+            raise ConfigError(
+                f"checkpoints in {path}: file:// has three slashes before a path: file:///{host}/{rest}"
+            )
         path = f"/{unquote(rest)}"
     elif (first := path.partition("/")[0]).endswith(":"):  # pathlib.Path makes one slash of two
         raise ConfigError(
             f"checkpoints in {path}: a directory named {first}, or a URL that has lost a slash? "
-            f"Give a URL as a str ('{first}//{path.removeprefix(first).lstrip('/')}'), and a directory as './{path}'"
+            f"Give a URL as a str ('{first}//{path.removeprefix(first).lstrip('/')}'), and a "
+            f"directory as './{path}'"
         )
     else:
         path = os.path.expanduser(path)

@@ -39,12 +39,15 @@ _SAVING, _REMOVING, _ASIDE = ".saving-", ".removing-", "aside-"
 _HALF = re.compile(rf"(?:{re.escape(_SAVING)}|{re.escape(_REMOVING)})(.+)-[0-9a-f]{{8}}")
 """What a save, or a removal, leaves that did not come to its end."""
 _held: set[str] = set()
-"""What this process has, without symbolic links: where the lock is POSIX's it keeps only other processes out."""
+"""What this process has, without symbolic links: where the lock is POSIX's it keeps only other
+processes out."""
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EINVAL}
 _WAIT_S = 5.0
-"""For the lock of a job that is just ending, and for network file systems that show new files late."""
+"""For the lock of a job that is just ending, and for network file systems that show new files
+late."""
 _LEASE_S = 100.0
-"""For the lock of this very job on a node that has died: an NFSv4 server keeps it for its lease, 90 s as a rule."""
+"""For the lock of this very job on a node that has died: an NFSv4 server keeps it for its lease, 90
+s as a rule."""
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _READ_ONLY = {errno.EROFS, errno.EACCES, errno.EPERM, *_FULL}
 _FLOCK = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
@@ -53,10 +56,11 @@ log = logging.getLogger("distlaunch.checkpoint")
 
 
 class Folder(Store):
-    """A directory. The lock is one of the open file, since POSIX's goes when its process reads the file and closes it.
+    """A directory. The lock is one of the open file, since POSIX's goes when its process reads the
+    file and closes it.
 
-    It ends with the process; a forked child gives up its part of it. A directory that is there and cannot be written to
-    can be read: ``check_claim`` refuses to save then.
+    It ends with the process; a forked child gives up its part of it. A directory that is there and
+    cannot be written to can be read: ``check_claim`` refuses to save then.
     """
 
     def __init__(self, root: str) -> None:
@@ -72,10 +76,13 @@ class Folder(Store):
         """Make the directory, lock it, and sweep it."""
         real = os.path.realpath(self.root)
         if real in _held:
-            raise ConfigError(f"checkpoints in {self.root}: this process has another Checkpoint there already")
+            raise ConfigError(
+                f"checkpoints in {self.root}: this process has another Checkpoint there already"
+            )
         if os.path.islink(self.root) and not os.path.exists(self.root):
             raise ConfigError(
-                f"checkpoints in {self.root}: a symbolic link to {os.readlink(self.root)}, which does not exist: "
+                f"checkpoints in {self.root}: a symbolic link to {os.readlink(self.root)}, which "
+                "does not exist: "
                 "make that directory, or choose another"
             )
         try:
@@ -89,23 +96,34 @@ class Folder(Store):
         except OSError as error:
             self.release()
             if error.errno not in _READ_ONLY or not os.path.isdir(self.root):
-                what = f"{_LOCK} is a symbolic link" if error.errno == errno.ELOOP else describe(error)
+                what = (
+                    f"{_LOCK} is a symbolic link" if error.errno == errno.ELOOP else describe(error)
+                )
                 if error.errno != errno.ELOOP and os.path.isdir(self.root):
                     what = f"{_LOCK}: {what}"
-                raise ConfigError(f"checkpoints in {self.root}: {what}: not a directory to write to") from error
+                raise ConfigError(
+                    f"checkpoints in {self.root}: {what}: not a directory to write to"
+                ) from error
             self._unwritable = describe(error)
             self._mark = self._all_names()
-            log.warning("distlaunch: checkpoints in %s can be read, but not saved: %s", self.root, describe(error))
+            log.warning(
+                "distlaunch: checkpoints in %s can be read, but not saved: %s",
+                self.root,
+                describe(error),
+            )
 
     def _open_lock(self) -> None:
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW  # what it points to would be emptied
+        flags = (
+            os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        )  # what it points to would be emptied
         path = f"{self.root}/{_LOCK}"
         try:
             self._lock = os.open(path, flags, 0o666)
         except OSError as error:
             if error.errno not in _FULL:
                 raise
-            self._sweep()  # a disk that is full of a half-written save; without a lock file nobody is saving here
+            # a disk that is full of a half-written save; without a lock file nobody is saving here
+            self._sweep()
             self._lock = os.open(path, flags, 0o666)
 
     def _sweep(self) -> None:
@@ -117,10 +135,16 @@ class Folder(Store):
 
     def _write_mark(self) -> None:
         self._mark = os.urandom(8).hex()
-        holder = {"host": socket.gethostname(), "pid": os.getpid(), "job": os.environ.get("DISTLAUNCH_JOB_ID")}
+        holder = {
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "job": os.environ.get("DISTLAUNCH_JOB_ID"),
+        }
         os.ftruncate(self._lock, 0)
         os.pwrite(self._lock, json.dumps({**holder, "mark": self._mark}).encode(), 0)
-        os.fsync(self._lock)  # without it other nodes see an empty file on NFS, which writes it when it is closed
+        os.fsync(
+            self._lock
+        )  # without it other nodes see an empty file on NFS, which writes it when it is closed
 
     def _all_names(self) -> str:
         return json.dumps(self.names())
@@ -141,7 +165,8 @@ class Folder(Store):
                 os.close(self._lock)
                 self._lock = -1
                 raise ConfigError(
-                    f"checkpoints in {self.root}: in use by job {holder.get('job')}, process {holder.get('pid')} on "
+                    f"checkpoints in {self.root}: in use by job {holder.get('job')}, process "
+                    f"{holder.get('pid')} on "
                     f"{holder.get('host')}: a directory is for one job at a time"
                 ) from error
             return
@@ -165,7 +190,10 @@ class Folder(Store):
             return self._holder().get("mark") == mark
         deadline = time.monotonic() + _WAIT_S
         while True:
-            with suppress(OSError, ValueError, KeyError), open(f"{self.root}/{_LOCK}", "rb") as file:
+            with (
+                suppress(OSError, ValueError, KeyError),
+                open(f"{self.root}/{_LOCK}", "rb") as file,
+            ):
                 if json.loads(file.read())["mark"] == mark:
                     return True
             if mark == self._all_names():  # rank 0 cannot write here
@@ -178,14 +206,17 @@ class Folder(Store):
         """See that it can be written to, and is the directory that was claimed."""
         where = f"checkpoints in {self.root}"
         if self._unwritable is not None:
-            raise CheckpointError(f"{where}: {self._unwritable}: choose a directory to write to, or free some room")
+            raise CheckpointError(
+                f"{where}: {self._unwritable}: choose a directory to write to, or free some room"
+            )
         try:
             own = os.fstat(self._lock)
             there = retried(lambda: os.stat(f"{self.root}/{_LOCK}"), self.where(_LOCK))
         except (FileNotFoundError, NotADirectoryError) as error:
             if _identity(self.root) == self._directory:
                 raise PlaceLostError(
-                    f"{where}: its lock file {_LOCK} has been removed meanwhile, and nothing keeps other jobs out: "
+                    f"{where}: its lock file {_LOCK} has been removed meanwhile, and nothing keeps "
+                    "other jobs out: "
                     "start the job again"
                 ) from error
             raise PlaceLostError(f"{where}: the directory has been removed meanwhile") from error
@@ -213,7 +244,8 @@ class Folder(Store):
         return os.listdir(f"{self.root}/{name}")
 
     def is_complete(self, files: Collection[str]) -> bool:
-        """Return True: a directory gets its name when it is complete, and may have lost any of its files since."""
+        """Return True: a directory gets its name when it is complete, and may have lost any of its
+        files since."""
         return True
 
     def open(self, path: str) -> BinaryIO:
@@ -230,10 +262,13 @@ class Folder(Store):
         return f"{_SAVING}{name}-{os.urandom(4).hex()}"
 
     def commit(self, temporary: str, name: str, manifest: bytes) -> None:
-        """Write the manifest, and give all of it its name by one rename. Raises FileExistsError if that is taken."""
+        """Write the manifest, and give all of it its name by one rename. Raises FileExistsError if
+        that is taken."""
         self.write(f"{temporary}/{MANIFEST}", sealed(manifest))
         _sync(f"{self.root}/{temporary}")
-        os.rename(f"{self.root}/{temporary}", f"{self.root}/{name}")  # fails on a folder that is there and not empty
+        os.rename(
+            f"{self.root}/{temporary}", f"{self.root}/{name}"
+        )  # fails on a folder that is there and not empty
         try:
             _sync(self.root)
         except OSError as error:
@@ -251,7 +286,10 @@ class Folder(Store):
                 log.warning("distlaunch: %s stays: it is a symbolic link", self.where(name))
                 return
             if not only_ours(self.files(name)):
-                log.warning("distlaunch: %s stays: it holds files that are no checkpoint's", self.where(name))
+                log.warning(
+                    "distlaunch: %s stays: it holds files that are no checkpoint's",
+                    self.where(name),
+                )
                 return
             hidden = name
             if not name.startswith(_SAVING):
@@ -280,7 +318,8 @@ class Folder(Store):
             os.rename(f"{self.root}/{name}", f"{self.root}/{_ASIDE}{name}-{os.urandom(4).hex()}")
 
     def writer(self, folder: str) -> FileSystemWriter:
-        """Have each file on the disk when it is closed; torch's own flag syncs before it flushes."""
+        """Have each file on the disk when it is closed; torch's own flag syncs before it
+        flushes."""
         writer = FileSystemWriter(f"{self.root}/{folder}", sync_files=False)
         writer.fs = _Files()
         return writer
@@ -290,7 +329,8 @@ _folders: weakref.WeakSet[Folder] = weakref.WeakSet()
 
 
 def _give_up_in_child() -> None:
-    """Close what a forked child has of locks: as long as it lived, its dead parent's job would have the directory."""
+    """Close what a forked child has of locks: as long as it lived, its dead parent's job would have
+    the directory."""
     for folder in list(_folders):
         folder.release()
 
@@ -313,7 +353,9 @@ def _lock(descriptor: int) -> None:
 
 def _is_of_a_lost_node(holder: dict[str, Any]) -> bool:
     job = os.environ.get("DISTLAUNCH_JOB_ID")
-    return job is not None and holder.get("job") == job and holder.get("host") != socket.gethostname()
+    return (
+        job is not None and holder.get("job") == job and holder.get("host") != socket.gethostname()
+    )
 
 
 class _Files(FileSystem):
@@ -341,7 +383,8 @@ def _identity(path: str) -> tuple[int, int] | None:
 
 
 def _open_regular(path: str, flags: int) -> int:
-    """Open a file. Raises NotAFileError for anything else: a FIFO would wait, and a link leads out of the folder."""
+    """Open a file. Raises NotAFileError for anything else: a FIFO would wait, and a link leads out
+    of the folder."""
     try:
         descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW)
     except OSError as error:
@@ -359,7 +402,10 @@ def _sync(directory: str) -> None:
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some file systems have nothing to flush of a directory
+        if error.errno not in (
+            errno.EINVAL,
+            errno.ENOTSUP,
+        ):  # some file systems have nothing to flush of a directory
             raise
     finally:
         os.close(descriptor)

@@ -1,7 +1,7 @@
 """What is sharded in the states of parts, as the average of an FSDP model's weights is.
 
-A sharded tensor belongs to the workers that there are. It is therefore no part of a
-worker's own bytes, but an entry of the checkpoint, as the model's are, which any number of workers reads.
+A sharded tensor belongs to the workers that there are. It is therefore no part of a worker's own
+bytes, but an entry of the checkpoint, as the model's are, which any number of workers reads.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ Path = tuple[Any, ...]
 class Elsewhere:
     """Stands in a part's state for a tensor that has an entry of its own.
 
-    It is pickled by the names of module, class and field: checkpoints that there are do not outlive another name.
+    It is pickled by the names of module, class and field: checkpoints that there are do not outlive
+    another name.
     """
 
     place: str
@@ -33,8 +34,8 @@ class Elsewhere:
 class Whole:
     """Holds a structure without tensors, so that torch writes it as one entry, exactly as it is.
 
-    Of dictionaries torch would make an entry of each value, with ``str`` of its key, and none of an empty one. It is
-    pickled by the names of module, class and field.
+    Of dictionaries torch would make an entry of each value, with ``str`` of its key, and none of an
+    empty one. It is pickled by the names of module, class and field.
     """
 
     value: Any
@@ -68,11 +69,16 @@ def _has_mapping(value: Any) -> bool:
 def _refuse_changed(value: Any, name: str) -> None:
     if isinstance(value, Mapping):
         if not value:
-            raise ConfigError(f"{name} is an empty dictionary among tensors: it would be lost: leave it out")
+            raise ConfigError(
+                f"{name} is an empty dictionary among tensors: it would be lost: leave it out"
+            )
         for key, each in value.items():
             if not isinstance(key, str):
                 kind = type(key).__name__
-                raise ConfigError(f"{name} has the key {key!r} ({kind}) among tensors: it would be a str: make it one")
+                raise ConfigError(
+                    f"{name} has the key {key!r} ({kind}) among tensors: it would be a str: make "
+                    "it one"
+                )
             _refuse_changed(each, f"{name}.{key}")
     elif isinstance(value, list):
         for number, each in enumerate(value):
@@ -104,9 +110,11 @@ def joined(
     here: Callable[[], dict[str, torch.Tensor]],
     shapes: Container[torch.Size],
 ) -> Any:
-    """Put what was ``read`` of each place into a part's state; shard what was whole and is sharded ``here``.
+    """Put what was ``read`` of each place into a part's state; shard what was whole and is sharded
+    ``here``.
 
-    ``shapes``: of what is sharded in the model. Only for a tensor of one of them is the part asked what it has.
+    ``shapes``: of what is sharded in the model. Only for a tensor of one of them is the part asked
+    what it has.
     """
 
     def put(path: Path, value: Any) -> Any:
@@ -121,11 +129,16 @@ def joined(
 
 
 def changed(
-    value: Any, change: Callable[[Path, Any], Any], path: Path = (), above: frozenset[int] = frozenset()
+    value: Any,
+    change: Callable[[Path, Any], Any],
+    path: Path = (),
+    above: frozenset[int] = frozenset(),
 ) -> Any:
-    """Change what a state of dictionaries, lists and tuples holds; what stays the same is not copied.
+    """Change what a state of dictionaries, lists and tuples holds; what stays the same is not
+    copied.
 
-    ``above``: the ids of those that it is in. One that holds itself is not entered again, but left as it is there.
+    ``above``: the ids of those that it is in. One that holds itself is not entered again, but left
+    as it is there.
     """
     if id(value) in above:
         return value
@@ -140,7 +153,9 @@ def changed(
     if all(new[key] is each for key, each in old.items()):
         return value
     if isinstance(value, tuple):
-        return type(value)(*new.values()) if hasattr(value, "_fields") else type(value)(new.values())
+        return (
+            type(value)(*new.values()) if hasattr(value, "_fields") else type(value)(new.values())
+        )
     copied = copy.copy(value)  # a module's state is more than a dictionary
     for key, each in new.items():
         copied[key] = each

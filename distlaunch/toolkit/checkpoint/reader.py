@@ -1,8 +1,10 @@
-"""Layer toolkit: a checkpoint is read, and nothing in it is executed or believed that its files do not bear out.
+"""Layer toolkit: a checkpoint is read, and nothing in it is executed or believed that its files do
+not bear out.
 
-``.metadata`` says which entries there are, their sizes, and where in which file each is. All of that is checked
-against the manifest, which names the files with their sizes, before memory is taken or a file is opened. With
-``trust``, pickles are loaded as Python and torch do, with any class that they name.
+``.metadata`` says which entries there are, their sizes, and where in which file each is. All of
+that is checked against the manifest, which names the files with their sizes, before memory is taken
+or a file is opened. With ``trust``, pickles are loaded as Python and torch do, with any class that
+they name.
 """
 
 from __future__ import annotations
@@ -30,31 +32,49 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
+from distlaunch.toolkit.checkpoint.allowed_types import OLD_NAMES, TORCH, WAY_OUT
 from distlaunch.toolkit.checkpoint.archive import Part, loaded
 from distlaunch.toolkit.checkpoint.storage import OUR_FILE, CheckpointError, Store, retried
-from distlaunch.toolkit.checkpoint.allowed_types import OLD_NAMES, TORCH, WAY_OUT
-from distlaunch.toolkit.checkpoint.unpickler import MalformedError, Name, RefusedClassError, Unpickler, register
+from distlaunch.toolkit.checkpoint.unpickler import (
+    MalformedError,
+    Name,
+    RefusedClassError,
+    Unpickler,
+    register,
+)
 
 METADATA = ".metadata"
 _SHOWN = 200
 _LIST_GAPS = 10
 _OF_HOSTILE_ARGUMENTS = (
-    *(ValueError, TypeError, RuntimeError, AttributeError, LookupError, ArithmeticError, MemoryError, AssertionError),
+    *(
+        ValueError,
+        TypeError,
+        RuntimeError,
+        AttributeError,
+        LookupError,
+        ArithmeticError,
+        MemoryError,
+        AssertionError,
+    ),
 )
 """What constructors raise; an error of reading is none of these, or at least an OSError."""
 
 
 class RefusedError(CheckpointError):
-    """A checkpoint holds what is not loaded: it could execute code, or is not what a save writes."""
+    """A checkpoint holds what is not loaded: it could execute code, or is not what a save
+    writes."""
 
 
 def shown(text: object) -> str:
-    """Return a text of a checkpoint as it can be printed: without control characters, and not endless."""
+    """Return a text of a checkpoint as it can be printed: without control characters, and not
+    endless."""
     return "".join(each if each.isprintable() else "?" for each in str(text)[:_SHOWN])
 
 
 class Reader(StorageReader):
-    """Reads one checkpoint, for torch's ``load``. Reads and checks ``.metadata`` when it is made."""
+    """Reads one checkpoint, for torch's ``load``. Reads and checks ``.metadata`` when it is
+    made."""
 
     def __init__(self, store: Store, name: str, files: Mapping[str, Any], *, trust: bool) -> None:
         """``files``: the manifest's sizes and sums. Raises RefusedError."""
@@ -68,14 +88,20 @@ class Reader(StorageReader):
 
     def unpickled(self, key: str, data: bytes | memoryview) -> Any:
         """Return what torch.save had written into the bytes of an entry. Raises RefusedError."""
-        found = (info.relative_path for index, info in self.metadata.storage_data.items() if index.fqn == key)
+        found = (
+            info.relative_path
+            for index, info in self.metadata.storage_data.items()
+            if index.fqn == key
+        )
         part = Part(io.BytesIO(data), 0, len(data))
         return self._refusing(f"{next(found, '')}: {shown(key)}", lambda: self._load(part))
 
     def _load(self, part: Part) -> Any:
         if not self._trust:
             return loaded(part)
-        return torch.load(cast("Any", part), map_location="cpu", weights_only=False, pickle_module=_TRUSTING)
+        return torch.load(
+            cast("Any", part), map_location="cpu", weights_only=False, pickle_module=_TRUSTING
+        )
 
     def _refusing(self, what: str, load: Callable[[], Any]) -> Any:
         """Return what ``load`` gives. Raises RefusedError, which names what was to be loaded."""
@@ -83,7 +109,8 @@ class Reader(StorageReader):
             return load()
         except RefusedClassError as error:
             raise RefusedError(
-                f"{what} needs {shown(error.name)}, which is not loaded, as it could execute code. {WAY_OUT}"
+                f"{what} needs {shown(error.name)}, which is not loaded, as it could execute code. "
+                f"{WAY_OUT}"
             ) from None
         except _OF_HOSTILE_ARGUMENTS as error:
             why = error if isinstance(error, MalformedError) else f"{type(error).__name__}: {error}"
@@ -120,7 +147,9 @@ class Reader(StorageReader):
         """Read what the plan has, one file after the other."""
         of_files: dict[str, list[ReadItem]] = {}
         for item in plan.items:
-            of_files.setdefault(self.metadata.storage_data[item.storage_index].relative_path, []).append(item)
+            of_files.setdefault(
+                self.metadata.storage_data[item.storage_index].relative_path, []
+            ).append(item)
         for file, items in of_files.items():
             with self._opened(f"{self._name}/{file}") as stream:
                 for item in items:
@@ -144,16 +173,23 @@ class Reader(StorageReader):
         return retried(lambda: self._store.open(path), self._store.where(path))
 
     def _put(self, item: ReadItem, value: Any, planner: LoadPlanner, what: str) -> None:
-        """Copy a part of a tensor to where it belongs. Raises RefusedError if it is not what the metadata says."""
+        """Copy a part of a tensor to where it belongs. Raises RefusedError if it is not what the
+        metadata says."""
         entry: Any = self.metadata.state_dict_metadata[item.storage_index.fqn]
         if not self._trust:
             chunk = next(each for each in entry.chunks if each.offsets == item.storage_index.offset)
             is_as_said = (
-                type(value) is torch.Tensor and value.size() == chunk.sizes and value.dtype == entry.properties.dtype
+                type(value) is torch.Tensor
+                and value.size() == chunk.sizes
+                and value.dtype == entry.properties.dtype
             )
             if not is_as_said:
-                raise RefusedError(f"{what} is not loaded: it is not the tensor that {METADATA} describes")
-        for place, (start, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
+                raise RefusedError(
+                    f"{what} is not loaded: it is not the tensor that {METADATA} describes"
+                )
+        for place, (start, length) in enumerate(
+            zip(item.storage_offsets, item.lengths, strict=True)
+        ):
             value = value.narrow(place, start, length)
         target = planner.resolve_tensor(item).detach()
         target.copy_(value.detach())
@@ -161,19 +197,25 @@ class Reader(StorageReader):
 
 
 class Planner(DefaultLoadPlanner):
-    """Loads into a flat dictionary: tensors where it has tensors, and anything else where it has none."""
+    """Loads into a flat dictionary: tensors where it has tensors, and anything else where it has
+    none."""
 
     def __init__(self) -> None:
         super().__init__(flatten_state_dict=False)
 
     def create_local_plan(self) -> LoadPlan:
-        """Return the plan. Raises RefusedError where the checkpoint has bytes instead of a tensor, or vice versa."""
+        """Return the plan. Raises RefusedError where the checkpoint has bytes instead of a tensor,
+        or vice versa."""
         entries: Any = self.metadata.state_dict_metadata if self.metadata is not None else {}
         for key, value in self.state_dict.items():
-            if key in entries and isinstance(entries[key], BytesStorageMetadata) == isinstance(value, torch.Tensor):
+            if key in entries and isinstance(entries[key], BytesStorageMetadata) == isinstance(
+                value, torch.Tensor
+            ):
                 is_bytes = isinstance(entries[key], BytesStorageMetadata)
                 found, expected = ("bytes", "a tensor") if is_bytes else ("a tensor", "bytes")
-                raise RefusedError(f"{METADATA}: {shown(key)} is {found} there, and has to be {expected}")
+                raise RefusedError(
+                    f"{METADATA}: {shown(key)} is {found} there, and has to be {expected}"
+                )
         return super().create_local_plan()
 
     def load_bytes(self, read_item: ReadItem, value: Any) -> None:
@@ -193,14 +235,17 @@ class _TrustingUnpickler(pickle.Unpickler):
 
 
 _TRUSTING: Any = SimpleNamespace(
-    __name__="pickle", Unpickler=_TrustingUnpickler, load=lambda file, **_: _TrustingUnpickler(file).load()
+    __name__="pickle",
+    Unpickler=_TrustingUnpickler,
+    load=lambda file, **_: _TrustingUnpickler(file).load(),
 )
 
 # --- the metadata ----------------------------------------------------------------------------------------------------
 
 
 def _metadata(data: bytes, files: Mapping[str, Any]) -> Metadata:
-    """Return what a pickle holds, checked against the files that the manifest names. Raises MalformedError."""
+    """Return what a pickle holds, checked against the files that the manifest names. Raises
+    MalformedError."""
     found = Unpickler(data, _names()).load()
     if type(found) is not Metadata:
         raise MalformedError("it is not the record that torch writes")
@@ -215,7 +260,9 @@ def _check_metadata(metadata: Metadata, files: Mapping[str, Any]) -> None:
             raise MalformedError("it has a place that is none")
         size = files.get(info.relative_path, [0])[0]
         if info.relative_path not in files or not OUR_FILE.fullmatch(info.relative_path):
-            raise MalformedError(f"it names the file {info.relative_path!r}, which is none of this checkpoint")
+            raise MalformedError(
+                f"it names the file {info.relative_path!r}, which is none of this checkpoint"
+            )
         if info.offset + info.length > size:
             raise MalformedError(f"it has {index.fqn} behind the end of {info.relative_path}")
     if sum(info.length for info in places.values()) > sum(each[0] for each in files.values()):
@@ -240,13 +287,17 @@ def _check_metadata(metadata: Metadata, files: Mapping[str, Any]) -> None:
         raise MalformedError("it has entries in lists that are longer than there are entries")
 
 
-def _check_tensor(key: str, entry: TensorStorageMetadata, places: Mapping[MetadataIndex, Any]) -> None:
+def _check_tensor(
+    key: str, entry: TensorStorageMetadata, places: Mapping[MetadataIndex, Any]
+) -> None:
     """See that each part of a tensor is in the files: it is as large as they bear out."""
     held = 0
     for chunk in entry.chunks:
         ends = [start + length for start, length in zip(chunk.offsets, chunk.sizes, strict=True)]
         count, info = math.prod(chunk.sizes), places.get(MetadataIndex(key, chunk.offsets))
-        if len(ends) != len(entry.size) or any(end > most for end, most in zip(ends, entry.size, strict=True)):
+        if len(ends) != len(entry.size) or any(
+            end > most for end, most in zip(ends, entry.size, strict=True)
+        ):
             raise MalformedError(f"it has a part of {key} outside of it")
         if info is None or count * entry.properties.dtype.itemsize > info.length:
             raise MalformedError(f"it has a part of {key} that is in no file")
@@ -256,7 +307,8 @@ def _check_tensor(key: str, entry: TensorStorageMetadata, places: Mapping[Metada
 
 
 def _fields(kind: type, **checks: Callable[[Any], bool]) -> tuple[type, Callable[[Any, Any], Any]]:
-    """Return a class and what builds its objects from a dictionary of fields, each of which is checked."""
+    """Return a class and what builds its objects from a dictionary of fields, each of which is
+    checked."""
 
     def build(value: Any, state: Any) -> Any:
         if type(state) is not dict or not state.keys() <= checks.keys():
@@ -307,11 +359,19 @@ _RECORDS = (
         storage_meta=_is(StorageMeta, _NONE),
         version=_is(str, _NONE),
     ),
-    _fields(TensorStorageMetadata, properties=_is(TensorProperties), size=_is(torch.Size), chunks=_is(list)),
+    _fields(
+        TensorStorageMetadata,
+        properties=_is(TensorProperties),
+        size=_is(torch.Size),
+        chunks=_is(list),
+    ),
     _fields(BytesStorageMetadata),
     _fields(ChunkStorageMetadata, offsets=_is(torch.Size), sizes=_is(torch.Size)),
     _fields(MetadataIndex, fqn=_is(str), offset=_is(torch.Size, _NONE), index=_is(int, _NONE)),
-    _fields(StorageMeta, **dict.fromkeys(("checkpoint_id", "save_id", "load_id", "modules"), lambda _: True)),
+    _fields(
+        StorageMeta,
+        **dict.fromkeys(("checkpoint_id", "save_id", "load_id", "modules"), lambda _: True),
+    ),
     _fields(
         torch_filesystem._StorageInfo,  # noqa: SLF001 - torch pickles it
         relative_path=_is(str),
@@ -333,8 +393,13 @@ def _names() -> Mapping[str, Any]:
     """Return what ``.metadata`` may name."""
     if not _all_names:
         _all_names.update(TORCH)
-        _all_names.update({f"{kind.__module__}.{kind.__qualname__}": _record(kind) for kind, _ in _RECORDS})
-        for module, encoding in ((_NOW, "_MEM_FORMAT_ENCODING"), (_TORCH_2_2, "MEM_FORMAT_ENCODING")):
+        _all_names.update(
+            {f"{kind.__module__}.{kind.__qualname__}": _record(kind) for kind, _ in _RECORDS}
+        )
+        for module, encoding in (
+            (_NOW, "_MEM_FORMAT_ENCODING"),
+            (_TORCH_2_2, "MEM_FORMAT_ENCODING"),
+        ):
             _all_names[f"{module}.{encoding}"] = Name(_memory_format)
             _all_names[f"{module}.TensorProperties"] = _record(TensorProperties)
         for module in ("pathlib", "pathlib._local"):

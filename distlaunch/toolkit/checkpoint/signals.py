@@ -13,7 +13,8 @@ Handler = Callable[[int, FrameType | None], Any] | int | None
 
 
 class _Heard:
-    """What this process has been asked. A handler of the script's own, set before, is called as well."""
+    """What this process has been asked. A handler of the script's own, set before, is called as
+    well."""
 
     def __init__(self) -> None:
         self.saves = 0
@@ -24,9 +25,12 @@ class _Heard:
         self._owner = os.getpid()
 
     def begin(self) -> None:
-        """Set the handlers. Those of an earlier Checkpoint may still be called by a script's own."""
+        """Set the handlers. Those of an earlier Checkpoint may still be called by a script's
+        own."""
         self._owner, self.stop, self.answered = os.getpid(), False, False
-        if threading.current_thread() is threading.main_thread():  # Python lets only that one set handlers
+        if (
+            threading.current_thread() is threading.main_thread()
+        ):  # Python lets only that one set handlers
             for number in (signal.SIGTERM, signal.SIGUSR1):
                 if (before := signal.signal(number, self.hear)) != self.hear:
                     self._before[number] = before
@@ -89,7 +93,8 @@ class Requests:
         self._served = _heard.saves
 
     def may_stop(self) -> bool:
-        """Tell, after a save for TERM, whether to end now: others that take steps get to their next one first."""
+        """Tell, after a save for TERM, whether to end now: others that take steps get to their next
+        one first."""
         waits = any(each.stepped and not each._stopping for each in _heard.open if each is not self)  # noqa: SLF001
         again, self._stopping = self._stopping, True
         return again or not waits
@@ -99,7 +104,8 @@ class Requests:
         _heard.answered = True
 
     def end(self) -> bool:
-        """Hear no more; the last one gives the signals back, and tells whether TERM has come and is not answered."""
+        """Hear no more; the last one gives the signals back, and tells whether TERM has come and is
+        not answered."""
         if self not in _heard.open:
             return False
         _heard.open.remove(self)

@@ -1,9 +1,10 @@
 """What is in a checkpoint, and how it gets back into model, optimizer, scheduler and random states.
 
-Names are canonical (torch.distributed.checkpoint.state_dict), so that DDP, FSDP and a plain model read each other's.
-What a worker has for itself is its own entry, ``worker-<rank>``: the bytes of ``torch.save``; buffers, too, where they
-are not rank 0's, but for those that DDP makes rank 0's before they are used. Read is what the checkpoint has, not what
-is here: an optimizer that has not stepped has no state, and torch would step it to get one.
+Names are canonical (torch.distributed.checkpoint.state_dict), so that DDP, FSDP and a plain model
+read each other's. What a worker has for itself is its own entry, ``worker-<rank>``: the bytes of
+``torch.save``; buffers, too, where they are not rank 0's, but for those that DDP makes rank 0's
+before they are used. Read is what the checkpoint has, not what is here: an optimizer that has not
+stepped has no state, and torch would step it to get one.
 
 What a worker adds to a checkpoint: of what it has for itself only what differs from rank 0's.
 
@@ -12,30 +13,30 @@ The random generators that a script is likely to use.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import io
+import pickle
+import random
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
+from hashlib import blake2b
 from typing import Any, Protocol
+
 import torch
 from torch import nn
 from torch.distributed.checkpoint._nested_dict import unflatten_state_dict
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_model_state_dict
+from torch.distributed.checkpoint.state_dict import _get_fqns, get_state_dict, set_model_state_dict
 from torch.nn.parallel import DistributedDataParallel
+
 from distlaunch.core.errors import ConfigError
+from distlaunch.toolkit.checkpoint.allowed_types import check_saved
 from distlaunch.toolkit.checkpoint.parts import joined, kept, split, unwrapped
 from distlaunch.toolkit.checkpoint.storage import some
-from distlaunch.toolkit.checkpoint.allowed_types import check_saved
 from distlaunch.toolkit.optimizer_state import differing_classes, load_optimizer_state, match_groups
 from distlaunch.toolkit.sharded_tensors import is_sharded
-import io
-import pickle
-from collections.abc import Iterable
-from dataclasses import dataclass
-from hashlib import blake2b
-from torch.distributed.checkpoint.state_dict import _get_fqns
-import random
-import sys
 
 Nested = dict[str, Any]
 SHOWN = 5
@@ -64,12 +65,14 @@ class Trained:
         *,
         trust: bool = False,
     ) -> None:
-        """Raise ConfigError for what could be saved, but not be loaded again. ``trust``: objects of any class can."""
+        """Raise ConfigError for what could be saved, but not be loaded again. ``trust``: objects of
+        any class can."""
         self._trust = trust
         self.model = model
         self.optimizers = list(optimizers)
         self.parts = dict(parts)
-        """Scheduler, scaler, sampler and whatever else the script has; small, and each worker's own."""
+        """Scheduler, scaler, sampler and whatever else the script has; small, and each worker's
+        own."""
         self._random: Nested | None = None
         self._own_entries: Nested = {}
         """Of the model, as this worker had them."""
@@ -83,21 +86,29 @@ class Trained:
         return [type(optimizer).__name__ for optimizer in self.optimizers]
 
     def taken(self, *, alone: bool) -> Taken:
-        """Read what this worker adds to a checkpoint, but for its random states; tensors are the live ones."""
+        """Read what this worker adds to a checkpoint, but for its random states; tensors are the
+        live ones."""
         model, optimizer = self._canonical()
         if not alone:
             _refuse_owned(self.model)
         own = {} if alone else unshared(self.model, model)
         for group in optimizer["param_groups"]:
-            group.update({key: self._kept(value, f"the optimizer's {key}") for key, value in group.items()})
+            group.update(
+                {key: self._kept(value, f"the optimizer's {key}") for key, value in group.items()}
+            )
         for name, state in optimizer["state"].items():
-            optimizer["state"][name] = {key: self._kept(value, f"{name}.{key}") for key, value in state.items()}
+            optimizer["state"][name] = {
+                key: self._kept(value, f"{name}.{key}") for key, value in state.items()
+            }
         return Taken(
             model={name: self._kept(value, name) for name, value in model.items()},
             optimizer=optimizer if self.optimizers else None,
             classes=self._classes(),
             tied=tied(self.model),
-            parts={name: split(self._checked(part.state_dict(), name)) for name, part in self.parts.items()},
+            parts={
+                name: split(self._checked(part.state_dict(), name))
+                for name, part in self.parts.items()
+            },
             own=own,
             digests=digests(own),
             for_all=isinstance(self.model, DistributedDataParallel),
@@ -132,7 +143,10 @@ class Trained:
         found: Nested = {own: torch.empty(getattr(there[own], "size", ()), dtype=torch.uint8)}
         places = {key: path for key, path in metadata.planner_data.items() if path[0] == "parts"}
         names = {name for _, name, _ in places.values()} & self.parts.keys()
-        here, shapes = {name: split(self.parts[name].state_dict())[1] for name in names}, self._sharded()
+        here, shapes = (
+            {name: split(self.parts[name].state_dict())[1] for name in names},
+            self._sharded(),
+        )
         for key, (_, name, place) in places.items():
             if name in names:
                 found[key] = _empty(there[key], here[name].get(place, shapes.get(there[key].size)))
@@ -140,10 +154,15 @@ class Trained:
 
     def _sharded(self) -> dict[torch.Size, nn.Parameter]:
         """Give the model's sharded parameters, one of each shape."""
-        return {parameter.shape: parameter for parameter in self.model.parameters() if is_sharded(parameter)}
+        return {
+            parameter.shape: parameter
+            for parameter in self.model.parameters()
+            if is_sharded(parameter)
+        }
 
     def groups_template(self, metadata: Metadata) -> Nested:
-        """Return the entries that tell which parameter groups there are: they are read before all others.
+        """Return the entries that tell which parameter groups there are: they are read before all
+        others.
 
         Raises ConfigError if the checkpoint is of another model.
         """
@@ -152,46 +171,73 @@ class Trained:
         found: Nested = {
             key: None
             for key, path in metadata.planner_data.items()
-            if path in (("classes",), ("tied",)) or (path[:2] == ("optimizer", "param_groups") and path[3] == "params")
+            if path in (("classes",), ("tied",))
+            or (path[:2] == ("optimizer", "param_groups") and path[3] == "params")
         }
         for each, buffer in self.model.named_buffers(remove_duplicate=False):
             for key in (f"model.{name}" for name in canonical(self.model, [each])):
                 entry = metadata.state_dict_metadata.get(key)
-                if isinstance(entry, TensorStorageMetadata) and entry.properties.dtype != buffer.dtype:
+                if (
+                    isinstance(entry, TensorStorageMetadata)
+                    and entry.properties.dtype != buffer.dtype
+                ):
                     found[key] = torch.empty(entry.size, dtype=entry.properties.dtype)
         return found
 
     def check_model(self, read: Nested, metadata: Metadata) -> list[str]:
-        """Compare what ``groups_template`` has read with the model; return what cannot be compared, in words.
+        """Compare what ``groups_template`` has read with the model; return what cannot be compared,
+        in words.
 
-        Raises ConfigError if a value does not fit the type of its buffer, and if parameters are one here that were
-        several.
+        Raises ConfigError if a value does not fit the type of its buffer, and if parameters are one
+        here that were several.
         """
         for each, buffer in self.model.named_buffers(remove_duplicate=False):
             for name in canonical(self.model, [each]):
                 value = read.get(f"model.{name}")
                 if isinstance(value, torch.Tensor) and not _fits(value, buffer.dtype):
-                    here, was = (str(dtype).removeprefix("torch.") for dtype in (buffer.dtype, value.dtype))
-                    raise ConfigError(f"has values in the buffer {name} ({was}) that do not fit its type here, {here}")
+                    here, was = (
+                        str(dtype).removeprefix("torch.") for dtype in (buffer.dtype, value.dtype)
+                    )
+                    raise ConfigError(
+                        f"has values in the buffer {name} ({was}) that do not fit its type here, "
+                        f"{here}"
+                    )
         here_tied = tied(self.model)
         if ("tied",) not in metadata.planner_data.values():
-            known = {name for names in here_tied for name in names if f"model.{name}" in metadata.state_dict_metadata}
+            known = {
+                name
+                for names in here_tied
+                for name in names
+                if f"model.{name}" in metadata.state_dict_metadata
+            }
             few = ", ".join(sorted(known)[:SHOWN])
-            return [f"does not say whether these were one parameter, as they are here: {few}"] if known else []
+            return (
+                [f"does not say whether these were one parameter, as they are here: {few}"]
+                if known
+                else []
+            )
         there = [set(names) for names in read["tied"]]
         if new := [names for names in here_tied if not any(set(names) <= those for those in there)]:
-            differing = [f"{' and '.join(names)} are one here, and were not in the checkpoint" for names in new]
+            differing = [
+                f"{' and '.join(names)} are one here, and were not in the checkpoint"
+                for names in new
+            ]
             raise ConfigError(f"is of another model: {listing(differing, 'parameter')}")
         return []
 
-    def match_groups(self, read: Nested, metadata: Metadata, kinds: Sequence[str] | None) -> list[str]:
+    def match_groups(
+        self, read: Nested, metadata: Metadata, kinds: Sequence[str] | None
+    ) -> list[str]:
         """Find the parameter groups of the checkpoint by the names of their parameters.
 
-        ``read``: by ``groups_template``. ``kinds``: the classes of the checkpoint's optimizers. Returns what cannot be
-        compared, in words. Raises ConfigError where the groups, or the classes of their optimizers, are others.
+        ``read``: by ``groups_template``. ``kinds``: the classes of the checkpoint's optimizers.
+        Returns what cannot be compared, in words. Raises ConfigError where the groups, or the
+        classes of their optimizers, are others.
         """
         paths: Mapping[str, tuple[Any, ...]] = metadata.planner_data
-        there = {paths[key][2]: names for key, names in read.items() if paths[key][0] == "optimizer"}
+        there = {
+            paths[key][2]: names for key, names in read.items() if paths[key][0] == "optimizer"
+        }
         self._groups = {}
         if not there:  # of a training without an optimizer
             return []
@@ -207,19 +253,25 @@ class Trained:
         if differing:
             raise ConfigError(f"is of another optimizer: {listing(differing, 'entry')}")
         self._groups = {number: numbers[other] for number, other in found.items()}
-        return ["does not say which optimizer had which parameter group: not compared"] if unknown else []
+        return (
+            ["does not say which optimizer had which parameter group: not compared"]
+            if unknown
+            else []
+        )
 
     def _classes(self) -> list[str]:
         """Name the class of each parameter group's optimizer."""
         return [type(each).__name__ for each in self.optimizers for _ in each.param_groups]
 
     def template(self, metadata: Metadata) -> Nested:
-        """Give the entries of model and optimizer to be read, by flat names; tensors of the model are the live ones.
+        """Give the entries of model and optimizer to be read, by flat names; tensors of the model
+        are the live ones.
 
-        What an optimizer had in its parameter's shape and type of numbers is read in the type of the parameter here. A
-        count of steps is none of that, whatever its shape: bf16 has no 301.
+        What an optimizer had in its parameter's shape and type of numbers is read in the type of
+        the parameter here. A count of steps is none of that, whatever its shape: bf16 has no 301.
 
-        ``match_groups`` comes before it. Raises ConfigError if the checkpoint is of another optimizer.
+        ``match_groups`` comes before it. Raises ConfigError if the checkpoint is of another
+        optimizer.
         """
         model, optimizer = self._canonical()
         there = metadata.state_dict_metadata
@@ -231,16 +283,25 @@ class Trained:
             if path[:2] == ("optimizer", "state") and path[2] not in parameters
         ]:
             raise ConfigError(f"is of another optimizer: {listing(differing, 'entry')}")
-        here = {other: optimizer["param_groups"][number].keys() - _NAMES for number, other in self._groups.items()}
+        here = {
+            other: optimizer["param_groups"][number].keys() - _NAMES
+            for number, other in self._groups.items()
+        }
         flat: Nested = {}
         for key, path in paths.items():
             entry = there[key]
             if path[0] == "model":
                 live = model[path[1]]
-                flat[key] = live if len(path) == 2 and isinstance(live, torch.Tensor) else _empty(entry, None)
+                flat[key] = (
+                    live
+                    if len(path) == 2 and isinstance(live, torch.Tensor)
+                    else _empty(entry, None)
+                )
             elif path[:2] == ("optimizer", "state"):
                 parameter, was = parameters[path[2]], _type(there.get(f"model.{path[2]}"))
-                converted = path[3] != "step" and _size(entry) == parameter.size() and _type(entry) == was
+                converted = (
+                    path[3] != "step" and _size(entry) == parameter.size() and _type(entry) == was
+                )
                 flat[key] = _empty(entry, parameter, parameter.dtype if converted else None)
             elif path[0] == "optimizer" and path[3] in here[path[2]]:
                 flat[key] = _empty(entry, None)
@@ -252,7 +313,10 @@ class Trained:
         for name, value in model.items():
             entry = metadata.state_dict_metadata.get(f"model.{name}")
             if isinstance(entry, TensorStorageMetadata) and isinstance(value, torch.Tensor):
-                here, was = (str(dtype).removeprefix("torch.") for dtype in (value.dtype, entry.properties.dtype))
+                here, was = (
+                    str(dtype).removeprefix("torch.")
+                    for dtype in (value.dtype, entry.properties.dtype)
+                )
                 if here != was:
                     return f"{name} is {here} here and was {was}: it is converted"
         return None
@@ -268,7 +332,8 @@ class Trained:
 
     @staticmethod
     def unpickle_own(read: Nested, unpickled: Callable[[str, memoryview], Any]) -> None:
-        """Replace the bytes of this worker's own parts by what ``unpickled`` makes of an entry and its bytes.
+        """Replace the bytes of this worker's own parts by what ``unpickled`` makes of an entry and
+        its bytes.
 
         Raises CheckpointError for what is not loaded.
         """
@@ -277,11 +342,12 @@ class Trained:
         check_random_states(own["random"])
 
     def take_own(self, read: Nested, rank: int, was: int, world_size: int) -> list[str]:
-        """Put this worker's own parts where they belong, but for random states; say what only one side has.
+        """Put this worker's own parts where they belong, but for random states; say what only one
+        side has.
 
-        ``was``: how many workers there were; where it is as many, each has its own buffers, else all have rank 0's.
-        ``unpickle_own`` comes before it. Raises ConfigError if a part does not take what was its own; the sampler,
-        which looks at it, comes first.
+        ``was``: how many workers there were; where it is as many, each has its own buffers, else
+        all have rank 0's. ``unpickle_own`` comes before it. Raises ConfigError if a part does not
+        take what was its own; the sampler, which looks at it, comes first.
         """
         (own,) = (value for key, value in read.items() if key.startswith("worker-"))
         self._random = own["random"] if rank < was else None
@@ -289,7 +355,9 @@ class Trained:
         said, states, shapes = [], own["parts"], set(self._sharded())
         for name in sorted(self.parts, key=lambda name: name != "sampler"):
             part = self.parts[name]
-            if name not in states or (states[name] == {} and part.state_dict() != {}):  # a GradScaler may be off
+            if name not in states or (
+                states[name] == {} and part.state_dict() != {}
+            ):  # a GradScaler may be off
                 said.append(f"has nothing for {name}, which stays as it is")
                 continue
             try:
@@ -298,19 +366,27 @@ class Trained:
                 raise
             except Exception as error:
                 kind = type(part).__name__
-                raise ConfigError(f"has a {name} that {kind} does not take: {type(error).__name__}: {error}") from error
+                raise ConfigError(
+                    f"has a {name} that {kind} does not take: {type(error).__name__}: {error}"
+                ) from error
         return said + [
-            f"has a {name}, which Checkpoint was not given here" for name in sorted(states.keys() - self.parts)
+            f"has a {name}, which Checkpoint was not given here"
+            for name in sorted(states.keys() - self.parts)
         ]
 
     def _load_part(self, name: str, state: Any, read: Nested, shapes: set[torch.Size]) -> None:
         part = self.parts[name]
         here = cache(lambda: split(part.state_dict())[1])
-        part.load_state_dict(joined(state, lambda place: read[f"parts.{name}.{place}"], here, shapes))
+        part.load_state_dict(
+            joined(state, lambda place: read[f"parts.{name}.{place}"], here, shapes)
+        )
 
     def take(self, read: Nested, metadata: Metadata) -> None:
-        """Put what was read by ``template`` where it belongs; tensors of the model are there already."""
-        nested = unwrapped(unflatten_state_dict(read, {key: metadata.planner_data[key] for key in read}))
+        """Put what was read by ``template`` where it belongs; tensors of the model are there
+        already."""
+        nested = unwrapped(
+            unflatten_state_dict(read, {key: metadata.planner_data[key] for key in read})
+        )
         model, optimizer = self._canonical()
         entries, self._own_entries = self._own_entries, {}
         own = {
@@ -323,11 +399,16 @@ class Trained:
             return
         names = {id(parameter): name for name, parameter in self._parameters(optimizer).items()}
         settings_there = found.get("param_groups", [])
-        groups = (dict(enumerate(settings_there)).get(self._groups[number]) or {} for number in sorted(self._groups))
+        groups = (
+            dict(enumerate(settings_there)).get(self._groups[number]) or {}
+            for number in sorted(self._groups)
+        )
         for each in self.optimizers:
             whole = each.state_dict()
             numbers = [number for group in whole["param_groups"] for number in group["params"]]
-            of_each = [names[id(parameter)] for group in each.param_groups for parameter in group["params"]]
+            of_each = [
+                names[id(parameter)] for group in each.param_groups for parameter in group["params"]
+            ]
             states = {
                 n: found["state"][name]
                 for n, name in zip(numbers, of_each, strict=True)
@@ -337,19 +418,26 @@ class Trained:
             load_optimizer_state(each, {**whole, "state": states, "param_groups": settings})
 
     def restore_random(self) -> None:
-        """Set the random states as they were; a worker that was not there keeps the seeds that the script has set."""
+        """Set the random states as they were; a worker that was not there keeps the seeds that the
+        script has set."""
         if self._random is not None:
             set_random_states(self._random)
 
 
 @contextmanager
 def _unstepped(optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[None]:
-    """Keep torch from stepping optimizers that have no state yet, which changes them (and rank 0's alone under DDP)."""
+    """Keep torch from stepping optimizers that have no state yet, which changes them (and rank 0's
+    alone under DDP)."""
     fresh = [
         (optimizer.state, first)
         for optimizer in optimizers
         if not optimizer.state
-        and (first := next((each for group in optimizer.param_groups for each in group["params"]), None)) is not None
+        and (
+            first := next(
+                (each for group in optimizer.param_groups for each in group["params"]), None
+            )
+        )
+        is not None
     ]
     for state, parameter in fresh:
         state[parameter] = {}
@@ -362,42 +450,59 @@ def _unstepped(optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[None]:
 
 def _check(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
     if not isinstance(model, nn.Module):
-        raise ConfigError(f"Checkpoint: model is a {type(model).__name__}, and has to be a torch.nn.Module")
+        raise ConfigError(
+            f"Checkpoint: model is a {type(model).__name__}, and has to be a torch.nn.Module"
+        )
     for optimizer in optimizers:
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise ConfigError(
-                f"Checkpoint: optimizer is a {type(optimizer).__name__}, and has to be torch's, or several"
+                f"Checkpoint: optimizer is a {type(optimizer).__name__}, and has to be torch's, or "
+                "several"
             )
     if not any(True for _ in model.parameters()) and not model.state_dict():
-        raise ConfigError(f"Checkpoint: the model ({type(model).__name__}) has no parameters: there is nothing to save")
+        raise ConfigError(
+            f"Checkpoint: the model ({type(model).__name__}) has no parameters: there is nothing "
+            "to save"
+        )
     for name, buffer in model.named_buffers():
         if (buffer.layout != torch.strided or buffer.is_quantized) and name in model.state_dict():
             kind = "quantized" if buffer.is_quantized else str(buffer.layout).removeprefix("torch.")
             raise ConfigError(
-                f"Checkpoint: the buffer {name} is {kind}, and can be neither saved nor loaded: keep it dense, or "
+                f"Checkpoint: the buffer {name} is {kind}, and can be neither saved nor loaded: "
+                "keep it dense, or "
                 "register it with persistent=False"
             )
     known = {id(parameter) for parameter in model.parameters()}
     for optimizer in optimizers:
-        if any(id(parameter) not in known for group in optimizer.param_groups for parameter in group["params"]):
+        if any(
+            id(parameter) not in known
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        ):
             raise ConfigError(
-                f"Checkpoint: the optimizer ({type(optimizer).__name__}) has parameters that the model does not have: "
+                f"Checkpoint: the optimizer ({type(optimizer).__name__}) has parameters that the "
+                "model does not have: "
                 "make it of model.parameters(), when the model is wrapped"
             )
     overlapping = [
         name
         for name, buffer in model.named_buffers()
         if buffer.layout == torch.strided
-        and any(stride == 0 and size > 1 for stride, size in zip(buffer.stride(), buffer.shape, strict=True))
+        and any(
+            stride == 0 and size > 1
+            for stride, size in zip(buffer.stride(), buffer.shape, strict=True)
+        )
     ]
     if overlapping and (saved := [name for name in overlapping if name in model.state_dict()]):
         raise ConfigError(
-            f"Checkpoint: the buffer {saved[0]} is an expanded view, into which nothing can be loaded: .clone() it"
+            f"Checkpoint: the buffer {saved[0]} is an expanded view, into which nothing can be "
+            "loaded: .clone() it"
         )
 
 
 def _classes_of(kinds: Sequence[str] | None, groups: int) -> Sequence[str] | None:
-    """Derive the class of each group's optimizer, as older checkpoints do not say it; None where it is not certain."""
+    """Derive the class of each group's optimizer, as older checkpoints do not say it; None where it
+    is not certain."""
     if kinds is None:
         return None
     if len(set(kinds)) == 1:
@@ -406,14 +511,20 @@ def _classes_of(kinds: Sequence[str] | None, groups: int) -> Sequence[str] | Non
 
 
 def _refuse_owned(model: nn.Module) -> None:
-    """Raise ConfigError for trained parameters that DDP leaves to each worker: only rank 0's would be saved."""
-    ignored = getattr(model, "parameters_to_ignore", ()) if isinstance(model, DistributedDataParallel) else ()
+    """Raise ConfigError for trained parameters that DDP leaves to each worker: only rank 0's would
+    be saved."""
+    ignored = (
+        getattr(model, "parameters_to_ignore", ())
+        if isinstance(model, DistributedDataParallel)
+        else ()
+    )
     if not ignored:
         return
     parameters = ((name.removeprefix("module."), each) for name, each in model.named_parameters())
     if names := [name for name, each in parameters if name in ignored and each.requires_grad]:
         raise ConfigError(
-            f"DDP ignores these parameters, so that each worker may train its own, and a checkpoint has one for all: "
+            "DDP ignores these parameters, so that each worker may train its own, and a "
+            "checkpoint has one for all: "
             f"{some(names)}; shard them (FSDP), or take them out of DDP's parameters_to_ignore"
         )
 
@@ -427,15 +538,19 @@ def tied(model: nn.Module) -> list[list[str]]:
 
 
 def _fits(value: torch.Tensor, dtype: torch.dtype) -> bool:
-    """Return whether values are in the range of a type; rounding is no matter, unless it is to whole numbers."""
+    """Return whether values are in the range of a type; rounding is no matter, unless it is to
+    whole numbers."""
     new = value.to(dtype)
     if dtype.is_floating_point or dtype.is_complex:
         return bool((torch.isfinite(new) | ~torch.isfinite(value)).all())
     return torch.equal(new.to(value.dtype), value)
 
 
-def _empty(entry: object, parameter: torch.Tensor | None, dtype: torch.dtype | None = None) -> torch.Tensor | None:
-    """Give room for what the checkpoint has: what is shaped like its parameter is sharded like it."""
+def _empty(
+    entry: object, parameter: torch.Tensor | None, dtype: torch.dtype | None = None
+) -> torch.Tensor | None:
+    """Give room for what the checkpoint has: what is shaped like its parameter is sharded like
+    it."""
     if not isinstance(entry, TensorStorageMetadata):
         return None
     dtype = entry.properties.dtype if dtype is None else dtype
@@ -455,27 +570,38 @@ def _size(entry: object) -> torch.Size | None:
 def differing_parameters(model: Mapping[str, Any], metadata: Metadata) -> list[str]:
     """List parameters and buffers whose names or shapes differ."""
     saved = {
-        path[1]: metadata.state_dict_metadata[key] for key, path in metadata.planner_data.items() if path[0] == "model"
+        path[1]: metadata.state_dict_metadata[key]
+        for key, path in metadata.planner_data.items()
+        if path[0] == "model"
     }
     differing = []
     for name, value in model.items():
         if name not in saved:
-            if isinstance(value, torch.Tensor) or value != {}:  # nothing is written of an empty mapping
+            if (
+                isinstance(value, torch.Tensor) or value != {}
+            ):  # nothing is written of an empty mapping
                 differing.append(f"{name} {_shape(value)} is only here".replace("  ", " "))
         elif (
             isinstance(entry := saved[name], TensorStorageMetadata)
             and isinstance(value, torch.Tensor)
             and value.size() != entry.size
         ):
-            differing.append(f"{name} is {_shape(value)} here and {list(entry.size)} in the checkpoint")
+            differing.append(
+                f"{name} is {_shape(value)} here and {list(entry.size)} in the checkpoint"
+            )
     for name in saved.keys() - model.keys():
-        size = f" {list(entry.size)}" if isinstance(entry := saved[name], TensorStorageMetadata) else ""
+        size = (
+            f" {list(entry.size)}"
+            if isinstance(entry := saved[name], TensorStorageMetadata)
+            else ""
+        )
         differing.append(f"{name}{size} is only in the checkpoint")
     return differing
 
 
 def listing(differing: Sequence[str], noun: str) -> str:
-    """Name the first differences and how many there are: ``3 parameters differ: a [2] is only here; …``."""
+    """Name the first differences and how many there are: ``3 parameters differ: a [2] is only here;
+    …``."""
     plural = {"entry": "entries"}.get(noun, f"{noun}s")
     count = f"1 {noun} differs" if len(differing) == 1 else f"{len(differing):,} {plural} differ"
     more = f"; and {len(differing) - SHOWN:,} more" if len(differing) > SHOWN else ""
@@ -487,13 +613,18 @@ def _shape(value: object) -> str:
 
 
 def stateful_part(name: str, part: Any) -> Stateful:
-    """Take what has a state, or torch's DistributedSampler, whose epoch is all. Raises ConfigError for all else."""
-    if callable(getattr(part, "state_dict", None)) and callable(getattr(part, "load_state_dict", None)):
+    """Take what has a state, or torch's DistributedSampler, whose epoch is all. Raises ConfigError
+    for all else."""
+    if callable(getattr(part, "state_dict", None)) and callable(
+        getattr(part, "load_state_dict", None)
+    ):
         stateful: Stateful = part
         return stateful
     if callable(getattr(part, "set_epoch", None)) and hasattr(part, "epoch"):
         return _Epoch(part)
-    raise ConfigError(f"Checkpoint: {name} ({type(part).__name__}) has no state_dict() and load_state_dict()")
+    raise ConfigError(
+        f"Checkpoint: {name} ({type(part).__name__}) has no state_dict() and load_state_dict()"
+    )
 
 
 class _Epoch:
@@ -532,7 +663,8 @@ class Taken:
     """Whether rank 0's model is everyone's, as DDP has it."""
 
     def state(self, rank: int, rank_0s: Digests) -> dict[str, Any]:
-        """Give what this worker adds to the checkpoint; of what is its own only what differs from rank 0's."""
+        """Give what this worker adds to the checkpoint; of what is its own only what differs from
+        rank 0's."""
         own: dict[str, Any] = {
             "random": random_states(),
             "parts": {name: unsharded for name, (unsharded, _) in self.parts.items()},
@@ -540,7 +672,9 @@ class Taken:
         }
         stream = io.BytesIO()
         torch.save(own, stream)
-        state: dict[str, Any] = {f"worker-{rank}": torch.frombuffer(stream.getbuffer(), dtype=torch.uint8)}
+        state: dict[str, Any] = {
+            f"worker-{rank}": torch.frombuffer(stream.getbuffer(), dtype=torch.uint8)
+        }
         if sharded := {name: tensors for name, (_, tensors) in self.parts.items() if tensors}:
             state["parts"] = sharded
         if rank == 0:
@@ -555,8 +689,13 @@ class Taken:
 
 
 def unshared(model: nn.Module, entries: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what may differ between workers: extra states, buffers that DDP does not broadcast, ignored parameters."""
-    ignored = getattr(model, "parameters_to_ignore", ()) if isinstance(model, DistributedDataParallel) else ()
+    """Return what may differ between workers: extra states, buffers that DDP does not broadcast,
+    ignored parameters."""
+    ignored = (
+        getattr(model, "parameters_to_ignore", ())
+        if isinstance(model, DistributedDataParallel)
+        else ()
+    )
     shared = [
         name
         for name, parameter in model.named_parameters(remove_duplicate=False)
@@ -564,7 +703,9 @@ def unshared(model: nn.Module, entries: Mapping[str, Any]) -> dict[str, Any]:
     ]
     if isinstance(model, DistributedDataParallel) and model.broadcast_buffers:
         buffers = model.module.named_buffers(remove_duplicate=False)
-        shared += [f"module.{name}" for name, _ in buffers if name not in model.parameters_to_ignore]
+        shared += [
+            f"module.{name}" for name, _ in buffers if name not in model.parameters_to_ignore
+        ]
     of_all = canonical(model, shared)
     return {name: value for name, value in entries.items() if name not in of_all}
 
@@ -575,7 +716,8 @@ def canonical(model: nn.Module, names: Iterable[str]) -> set[str]:
 
 
 def digests(entries: Mapping[str, Any]) -> Digests:
-    """Digest each of them, so that another worker can tell whether it has the same, on whatever device."""
+    """Digest each of them, so that another worker can tell whether it has the same, on whatever
+    device."""
     return {name: _digest(value) for name, value in entries.items()}
 
 
@@ -589,7 +731,8 @@ def differing(entries: Mapping[str, Any], mine: Digests, theirs: Digests) -> dic
 
 
 def _digest(value: Any) -> bytes:
-    """Take a tensor's type, shape and numbers; of anything else its pickle: that may differ where nothing else does."""
+    """Take a tensor's type, shape and numbers; of anything else its pickle: that may differ where
+    nothing else does."""
     value = value.to_local() if is_sharded(value) else value
     hashed = blake2b(digest_size=16)
     if type(value) is torch.Tensor and value.layout == torch.strided and not value.is_quantized:

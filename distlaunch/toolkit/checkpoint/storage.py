@@ -1,12 +1,14 @@
 """Where checkpoints lie. ``Folder`` is a directory that all nodes share, ``Bucket`` an fsspec URL.
 
-A checkpoint is a folder ``step-<steps done>`` with torch.distributed.checkpoint's files and ``manifest.json``, which
-names each with its size and CRC-32. In a directory it gets its name by one rename when all of it is on the disk. An
-object store cannot rename, but writes each object whole or not at all: there the manifest comes last and is the mark,
-and the name ends in the mark of the job that has made it, since nothing keeps two jobs apart.
+A checkpoint is a folder ``step-<steps done>`` with torch.distributed.checkpoint's files and
+``manifest.json``, which names each with its size and CRC-32. In a directory it gets its name by one
+rename when all of it is on the disk. An object store cannot rename, but writes each object whole or
+not at all: there the manifest comes last and is the mark, and the name ends in the mark of the job
+that has made it, since nothing keeps two jobs apart.
 
-A place may hold what others have written. Only what is certainly a checkpoint of this format is ever removed or
-renamed: its name is exactly one that ``name`` gives, and all files in it are of the kinds that a save writes.
+A place may hold what others have written. Only what is certainly a checkpoint of this format is
+ever removed or renamed: its name is exactly one that ``name`` gives, and all files in it are of the
+kinds that a save writes.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ _MANIFEST_BYTES = 64 << 20
 """The largest manifest: enough for half a million workers."""
 _MOST_WORKERS = 1 << 24
 _RETRIES_S = 0.2, 1.0
-"""How long to wait before each further try of a read that failed: network file systems recover from most errors."""
+"""How long to wait before each further try of a read that failed: network file systems recover from
+most errors."""
 _SHOWN = 5
 
 log = logging.getLogger("distlaunch.checkpoint")
@@ -56,7 +59,8 @@ class PlaceLostError(CheckpointError):
 
 
 class ReadError(CheckpointError):
-    """Something could not be read (no permission, a timeout, an error of I/O): it may be damaged or whole."""
+    """Something could not be read (no permission, a timeout, an error of I/O): it may be damaged or
+    whole."""
 
 
 class NotAFileError(OSError):
@@ -73,8 +77,8 @@ def describe(error: BaseException) -> str:
 def retried(action: Callable[[], T], what: str) -> T:
     """Return what ``action`` gives; try again after errors that may pass.
 
-    Raises FileNotFoundError, NotADirectoryError and NotAFileError as they come, and ReadError for any other error that
-    stays: its text names ``what``, the error and this host.
+    Raises FileNotFoundError, NotADirectoryError and NotAFileError as they come, and ReadError for
+    any other error that stays: its text names ``what``, the error and this host.
     """
     for pause_s in (*_RETRIES_S, None):
         try:
@@ -83,13 +87,16 @@ def retried(action: Callable[[], T], what: str) -> T:
             raise
         except Exception as error:  # an object store's package raises whatever it likes
             if pause_s is None:
-                raise ReadError(f"{what} cannot be read on {socket.gethostname()}: {describe(error)}") from error
+                raise ReadError(
+                    f"{what} cannot be read on {socket.gethostname()}: {describe(error)}"
+                ) from error
         time.sleep(pause_s)
     raise AssertionError("the last try returns or raises")
 
 
 class Summed(io.RawIOBase):
-    """A file being written: counts and sums its bytes, and has them on the disk when it is closed."""
+    """A file being written: counts and sums its bytes, and has them on the disk when it is
+    closed."""
 
     def __init__(self, raw: BinaryIO, sums: dict[str, list[int]], name: str, *, sync: bool) -> None:
         self._raw, self._sums, self._name, self._sync = raw, sums, name, sync
@@ -120,11 +127,14 @@ class Summed(io.RawIOBase):
         try:
             self.close()
         finally:
-            if self._error is not None:  # torch's writer makes a RuntimeError without the cause of it
+            if (
+                self._error is not None
+            ):  # torch's writer makes a RuntimeError without the cause of it
                 raise self._error from None
 
     def close(self) -> None:
-        """Flush, have it on the disk, close: an error of any of these is raised, and nothing is recorded."""
+        """Flush, have it on the disk, close: an error of any of these is raised, and nothing is
+        recorded."""
         if self.closed:
             return
         try:
@@ -144,7 +154,8 @@ class Store(ABC):
 
     @abstractmethod
     def claim(self) -> None:
-        """Take the place for this job and remove what a killed one left half-written. Rank 0 calls it.
+        """Take the place for this job and remove what a killed one left half-written. Rank 0 calls
+        it.
 
         Raises ConfigError if the place cannot be used, or another job has it.
         """
@@ -171,11 +182,13 @@ class Store(ABC):
 
     @abstractmethod
     def files(self, name: str) -> list[str]:
-        """Return the names of all files in a folder. Raises FileNotFoundError or NotADirectoryError if it is none."""
+        """Return the names of all files in a folder. Raises FileNotFoundError or NotADirectoryError
+        if it is none."""
 
     @abstractmethod
     def is_complete(self, files: Collection[str]) -> bool:
-        """Return whether a folder with these files was completed once, as far as their names tell."""
+        """Return whether a folder with these files was completed once, as far as their names
+        tell."""
 
     @abstractmethod
     def open(self, path: str) -> BinaryIO:
@@ -186,7 +199,8 @@ class Store(ABC):
         """Write a file, and have it on the disk."""
 
     def name(self, steps: int) -> str:
-        """Name the checkpoint that is to be made after so many steps. Rank 0's, once it has claimed the place."""
+        """Name the checkpoint that is to be made after so many steps. Rank 0's, once it has claimed
+        the place."""
         return name_of(steps)
 
     def folder(self, name: str) -> str:
@@ -199,26 +213,31 @@ class Store(ABC):
 
     @abstractmethod
     def remove(self, name: str) -> None:
-        """Remove a folder that holds nothing but files of ours; at no instant does a part of it look whole.
+        """Remove a folder that holds nothing but files of ours; at no instant does a part of it
+        look whole.
 
         Never raises.
         """
 
     @abstractmethod
     def set_aside(self, name: str) -> None:
-        """Rename a checkpoint so that it is not one any more, and its name is free. Raises OSError if that fails."""
+        """Rename a checkpoint so that it is not one any more, and its name is free. Raises OSError
+        if that fails."""
 
     @abstractmethod
     def writer(self, folder: str) -> Any:
         """Give torch's writer; what it writes is summed in its ``fs.sums``."""
 
     def names(self) -> list[str]:
-        """Return the names of checkpoints that were completed, damaged ones too, the newest first."""
+        """Return the names of checkpoints that were completed, damaged ones too, the newest
+        first."""
         return sorted(filter(self.is_ours, self.listed()), key=steps_of, reverse=True)
 
     def foreign(self) -> list[str]:
         """Return names that begin like a checkpoint's and are not: somebody else's, left alone."""
-        return sorted(name for name in self.listed() if name.startswith("step-") and not self.is_ours(name))
+        return sorted(
+            name for name in self.listed() if name.startswith("step-") and not self.is_ours(name)
+        )
 
     def is_ours(self, name: str) -> bool:
         """Return whether a folder is a checkpoint of this format, be it a damaged one.
@@ -257,7 +276,8 @@ class Store(ABC):
     def manifest(self, name: str) -> dict[str, Any]:
         """Return what the manifest of a checkpoint says.
 
-        Raises ValueError or OSError if it is damaged or missing, and ReadError if that cannot be told.
+        Raises ValueError or OSError if it is damaged or missing, and ReadError if that cannot be
+        told.
         """
         data = self.read(f"{name}/{MANIFEST}", _MANIFEST_BYTES)
         try:
@@ -300,7 +320,8 @@ def name_of(steps: int) -> str:
 
 
 def steps_of(name: str) -> int:
-    """Return after how many steps a checkpoint was made; -1 if the name is not one of a checkpoint."""
+    """Return after how many steps a checkpoint was made; -1 if the name is not one of a
+    checkpoint."""
     found = _NAME.fullmatch(name)
     if found is None or not name.startswith(name_of(int(found[1]))):
         return -1
@@ -336,11 +357,16 @@ def _manifest(data: bytes, steps: int) -> dict[str, Any]:
     files, world_size, kinds = found.get("files"), found.get("world_size"), found.get("optimizers")
     if (
         not isinstance(files, dict)
-        or not all(OUR_FILE.fullmatch(name) and _is_size_and_sum(each) for name, each in files.items())
+        or not all(
+            OUR_FILE.fullmatch(name) and _is_size_and_sum(each) for name, each in files.items()
+        )
         or ".metadata" not in files
         or not isinstance(world_size, int)
         or not 1 <= world_size <= _MOST_WORKERS
-        or not (kinds is None or (isinstance(kinds, list) and all(isinstance(each, str) for each in kinds)))
+        or not (
+            kinds is None
+            or (isinstance(kinds, list) and all(isinstance(each, str) for each in kinds))
+        )
     ):
         raise ValueError(f"{MANIFEST} has other contents than one of format {FORMAT}")
     return found
@@ -353,7 +379,8 @@ def _is_size_and_sum(value: object) -> bool:
 
 
 def _is_a_manifest(data: bytes) -> bool | None:
-    """Return whether it is one of this format, perhaps a changed one; None if nothing can be told from it."""
+    """Return whether it is one of this format, perhaps a changed one; None if nothing can be told
+    from it."""
     try:
         found = json.loads(data)
     except (ValueError, RecursionError):

@@ -1,8 +1,9 @@
 """Layer toolkit: an unpickler that executes nothing that the pickle names.
 
-It knows the operations that torch.save and pickle.dump write, and a fixed table of names. A name is never imported:
-it stands for a constructor of ours, which checks its arguments. No class or function is ever on the stack, so a pickle
-can neither call nor change one. Memory and time are bounded by the size of the pickle.
+It knows the operations that torch.save and pickle.dump write, and a fixed table of names. A name is
+never imported: it stands for a constructor of ours, which checks its arguments. No class or
+function is ever on the stack, so a pickle can neither call nor change one. Memory and time are
+bounded by the size of the pickle.
 """
 
 # ruff: noqa: SLF001 - a table at the end has the methods of the class above
@@ -22,7 +23,8 @@ from distlaunch.toolkit.checkpoint.parts import Elsewhere, Whole
 Construct = Callable[..., Any]
 _SPARE = 1 << 20
 _PER_BYTE = 16
-"""What a pickle may have constructed beyond its own size: copies of a long string could otherwise fill the memory."""
+"""What a pickle may have constructed beyond its own size: copies of a long string could otherwise
+fill the memory."""
 _KEY_DEPTH = 20
 _LARGEST = (1 << 63) - 1
 
@@ -40,7 +42,8 @@ class MalformedError(ValueError):
 
 
 class Name:
-    """What a name of the table stands for; it has no other use than REDUCE, NEWOBJ and as a default factory."""
+    """What a name of the table stands for; it has no other use than REDUCE, NEWOBJ and as a default
+    factory."""
 
     def __init__(self, construct: Construct | None, *, factory: Any = None) -> None:
         self.construct = construct
@@ -50,12 +53,15 @@ class Name:
 class Unpickler:
     """Reads one pickle.
 
-    ``names``: what a name stands for: a ``Name``, or the value itself. ``persistent``: returns what a persistent id
-    stands for.
+    ``names``: what a name stands for: a ``Name``, or the value itself. ``persistent``: returns what
+    a persistent id stands for.
     """
 
     def __init__(
-        self, data: bytes | memoryview, names: Mapping[str, Any], persistent: Callable[[Any], Any] | None = None
+        self,
+        data: bytes | memoryview,
+        names: Mapping[str, Any],
+        persistent: Callable[[Any], Any] | None = None,
     ) -> None:
         self._data = memoryview(data)
         self._at = 0
@@ -67,7 +73,8 @@ class Unpickler:
         self._memo: dict[int, Any] = {}
 
     def load(self) -> Any:
-        """Return what was pickled. Raises RefusedClassError, MalformedError, or what a constructor raises."""
+        """Return what was pickled. Raises RefusedClassError, MalformedError, or what a constructor
+        raises."""
         operations, data = _OPERATIONS, self._data
         try:
             while True:
@@ -77,13 +84,19 @@ class Unpickler:
                     return self._stack.pop()
                 operation = operations.get(code)
                 if operation is None:
-                    raise MalformedError(f"the operation {bytes([code])!r} of a pickle is none that a checkpoint needs")
+                    raise MalformedError(
+                        f"the operation {bytes([code])!r} of a pickle is none that a checkpoint "
+                        "needs"
+                    )
                 operation(self)
         except (IndexError, struct.error, KeyError, UnicodeDecodeError) as error:
-            raise MalformedError(f"a pickle is damaged at byte {self._at:,} ({type(error).__name__})") from error
+            raise MalformedError(
+                f"a pickle is damaged at byte {self._at:,} ({type(error).__name__})"
+            ) from error
 
     def spend(self, size: int) -> None:
-        """Count what a constructor makes. Raises MalformedError if a pickle of this size makes too much."""
+        """Count what a constructor makes. Raises MalformedError if a pickle of this size makes too
+        much."""
         self._budget -= size
         if self._budget < 0:
             raise MalformedError("a pickle constructs far more than it holds")
@@ -164,7 +177,8 @@ class Unpickler:
             self._replace(value, built)
 
     def _replace(self, value: Any, built: Any) -> None:
-        """Put what a builder has made in the place of what stood for it, which nothing but stack and memo has."""
+        """Put what a builder has made in the place of what stood for it, which nothing but stack
+        and memo has."""
         self._stack[-1] = built
         for place in value.places:
             self._memo[place] = built
@@ -209,7 +223,8 @@ class Unpickler:
         target.update(items)
 
     def check_key(self, key: Any, depth: int = _KEY_DEPTH) -> None:
-        """Raise MalformedError for a key whose hash could take long, or crash Python: deeply nested tuples."""
+        """Raise MalformedError for a key whose hash could take long, or crash Python: deeply nested
+        tuples."""
         kind = type(key)
         if kind is int:
             self.spend(key.bit_length() >> 6)
@@ -251,7 +266,8 @@ class Unpickler:
 
 
 class Pending:
-    """Stands for a value whose BUILD has not come: numpy's arrays and types, which cannot be changed afterwards."""
+    """Stands for a value whose BUILD has not come: numpy's arrays and types, which cannot be
+    changed afterwards."""
 
     def __init__(self, build: Callable[[Any], Any]) -> None:
         self.build = build
@@ -270,7 +286,8 @@ def _build_ordered(value: OrderedDict[Any, Any], state: Any) -> Any:
 
 
 def _set_fields(*names: str) -> Callable[[Any, Any], Any]:
-    """Return what sets the fields of a frozen record of ours, from a list of values or a dictionary."""
+    """Return what sets the fields of a frozen record of ours, from a list of values or a
+    dictionary."""
 
     def build(value: Any, state: Any) -> Any:
         fields = dict(zip(names, state, strict=True)) if type(state) is list else state
@@ -294,7 +311,8 @@ _KEYS = {str, int, float, bool, bytes, complex, type(None), torch.Size, torch.dt
 
 
 def register(kind: type, build: Callable[[Any, Any], Any], *, key: bool = False) -> None:
-    """Have a class of a checkpoint's records built by ``build(value, state)``, and be a key if ``key`` is set."""
+    """Have a class of a checkpoint's records built by ``build(value, state)``, and be a key if
+    ``key`` is set."""
     _BUILDERS[kind] = build
     if key:
         _KEYS.add(kind)
@@ -350,4 +368,5 @@ _OPERATIONS: dict[int, _Operation] = {
     ord("b"): Unpickler._build,
     ord("Q"): Unpickler._persist,
 }
-"""Those of the protocols 2 to 5 that torch.save and pickle.dump write for what a checkpoint holds."""
+"""Those of the protocols 2 to 5 that torch.save and pickle.dump write for what a checkpoint
+holds."""

@@ -6,36 +6,51 @@ What all workers of a job settle together for their checkpoints, over groups of 
 from __future__ import annotations
 
 import json
+import logging
 import os
+import threading
 import time
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
-from typing import Any
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import Any, TypeVar, cast
+
 import torch
+import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.state_dict_saver import save
+
 from distlaunch.core.errors import ConfigError
 from distlaunch.toolkit.checkpoint.reader import Reader
 from distlaunch.toolkit.checkpoint.state import Nested
-from distlaunch.toolkit.checkpoint.storage import FORMAT, CheckpointError, PlaceLostError, Store, steps_of
-import logging
-import threading
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from datetime import timedelta
-from typing import TypeVar, cast
-import torch.distributed as dist
-from distlaunch.toolkit.checkpoint.storage import describe, some
+from distlaunch.toolkit.checkpoint.storage import (
+    FORMAT,
+    CheckpointError,
+    PlaceLostError,
+    Store,
+    describe,
+    some,
+    steps_of,
+)
 from distlaunch.toolkit.wait_at_end import END_S, meet
 
+
 class Writing:
-    """One checkpoint at a time. The thread has what it needs from ``begin``; what it gives is taken by ``wait``."""
+    """One checkpoint at a time. The thread has what it needs from ``begin``; what it gives is taken
+    by ``wait``."""
 
     def __init__(
-        self, group: Group, store: Store, names: list[str], *, keep: int, kinds: Sequence[str], trust: bool
+        self,
+        group: Group,
+        store: Store,
+        names: list[str],
+        *,
+        keep: int,
+        kinds: Sequence[str],
+        trust: bool,
     ) -> None:
         self.group = group
         self.names = names
@@ -49,7 +64,11 @@ class Writing:
     @property
     def has_failed(self) -> bool:
         """Whether ``wait`` would raise at once."""
-        return self._pending is not None and self._pending.done() and self._pending.exception() is not None
+        return (
+            self._pending is not None
+            and self._pending.done()
+            and self._pending.exception() is not None
+        )
 
     def begin(self, name: str, folder: str, state: Nested) -> None:
         """Copy what is to be written, and have it written; wait for the one before by then."""
@@ -57,10 +76,13 @@ class Writing:
         staged = writer.stage(state)
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-        self._pending = self._thread.submit(self._write, staged, writer, folder, name, list(self.names))
+        self._pending = self._thread.submit(
+            self._write, staged, writer, folder, name, list(self.names)
+        )
 
     def wait(self) -> None:
-        """Wait until what has been begun is whole. Raises CheckpointError if it could not be written."""
+        """Wait until what has been begun is whole. Raises CheckpointError if it could not be
+        written."""
         if (pending := self._pending) is None:
             return
         self._pending = None
@@ -74,7 +96,8 @@ class Writing:
             self._thread = None
 
     def told(self, failure: Exception | str, names: Sequence[str]) -> str:
-        """Say what went wrong, and what there is: nothing where the place is lost, which then is what went wrong."""
+        """Say what went wrong, and what there is: nothing where the place is lost, which then is
+        what went wrong."""
         with suppress(Exception):  # of a place that is there: the failure tells more
             try:
                 if self.group.rank == 0:
@@ -82,8 +105,14 @@ class Writing:
             except PlaceLostError as lost:
                 return lost.message
         if isinstance(failure, Exception):
-            failure = failure.message if isinstance(failure, CheckpointError | ConfigError) else text_of(failure)
-        return f"{failure}; {f'{names[0]} is whole and kept' if names else 'there is none before it'}"
+            failure = (
+                failure.message
+                if isinstance(failure, CheckpointError | ConfigError)
+                else text_of(failure)
+            )
+        return (
+            f"{failure}; {f'{names[0]} is whole and kept' if names else 'there is none before it'}"
+        )
 
     def not_written(self, name: str, told: str) -> CheckpointError:
         """Make the error of what ``told`` has said."""
@@ -91,17 +120,23 @@ class Writing:
 
     # --- in the thread ---------------------------------------------------------------------------------------------
 
-    def _write(self, state: Nested, writer: Any, folder: str, name: str, names: list[str]) -> list[str]:
+    def _write(
+        self, state: Nested, writer: Any, folder: str, name: str, names: list[str]
+    ) -> list[str]:
         try:
             error = self._committed(self._saved(state, writer), writer, folder, name, names)
-        except RuntimeError as failure:  # of gloo's: the last checkpoint is whole, and this one is nobody's
+        except (
+            RuntimeError
+        ) as failure:  # of gloo's: the last checkpoint is whole, and this one is nobody's
             error = self.told(f"another worker has ended ({str(failure)[:200]})", names)
         if error is not None:
             raise self.not_written(name, error)
         names = [name, *names]
         old, names = names[self._keep :], names[: self._keep]
         if self.group.rank == 0:
-            with suppress(Exception):  # another job has come meanwhile: all that is there is its own now
+            with suppress(
+                Exception
+            ):  # another job has come meanwhile: all that is there is its own now
                 self._store.check_claim()
                 for each in old:
                     self._store.remove(each)
@@ -113,7 +148,9 @@ class Writing:
             save(
                 state,
                 storage_writer=writer,
-                planner=DefaultSavePlanner(dedup_save_to_lowest_rank=True),  # others' buffers differ under DDP
+                planner=DefaultSavePlanner(
+                    dedup_save_to_lowest_rank=True
+                ),  # others' buffers differ under DDP
                 process_group=self.group.handle,
                 no_dist=self.group.handle is None,
             )
@@ -126,7 +163,9 @@ class Writing:
             return text_of(failure)
         return None
 
-    def _committed(self, error: str | None, writer: Any, folder: str, name: str, names: Sequence[str]) -> str | None:
+    def _committed(
+        self, error: str | None, writer: Any, folder: str, name: str, names: Sequence[str]
+    ) -> str | None:
         """Have rank 0 complete it, or remove what was written; all get the same answer."""
         parts = self.group.all((error, writer.fs.sums))
         error = next((each for each, _ in parts if each is not None), None)
@@ -134,7 +173,11 @@ class Writing:
             failed: Exception | str | None = error
             try:
                 if error is None:
-                    self._commit(folder, name, {file: sum_ for _, sums in parts for file, sum_ in sums.items()})
+                    self._commit(
+                        folder,
+                        name,
+                        {file: sum_ for _, sums in parts for file, sum_ in sums.items()},
+                    )
             except Exception as failure:  # noqa: BLE001 - the others wait for an answer
                 failed = failure
             if failed is not None:
@@ -169,13 +212,15 @@ _METHODS = "", "step", "save", "resume", "close"
 
 
 class LostError(RuntimeError):
-    """Gloo has failed: another worker has ended or cannot be reached, or does not answer in time."""
+    """Gloo has failed: another worker has ended or cannot be reached, or does not answer in
+    time."""
 
 
 class Group:
     """All workers; the group is gloo's, on CPUs, whatever the training uses.
 
-    Two of them let a thread write a checkpoint while the training goes on: collectives of one group keep an order.
+    Two of them let a thread write a checkpoint while the training goes on: collectives of one group
+    keep an order.
     """
 
     warn_after_s = 60.0
@@ -192,10 +237,12 @@ class Group:
         """The collective that ``close`` has begun."""
 
     def compare(self, call: Call, numbers: Sequence[int]) -> list[int]:
-        """Return the largest of all workers' numbers, place by place, if all of them have made the same call.
+        """Return the largest of all workers' numbers, place by place, if all of them have made the
+        same call.
 
-        It is the first collective of each call, and the same one for all of them, so that different calls meet here.
-        ``numbers`` are four. Raises ConfigError on all workers if they have made different calls.
+        It is the first collective of each call, and the same one for all of them, so that different
+        calls meet here. ``numbers`` are four. Raises ConfigError on all workers if they have made
+        different calls.
         """
         if self.handle is None:
             return list(numbers)
@@ -211,11 +258,14 @@ class Group:
 
     @contextmanager
     def _warning_of_a_wait(self, call: Call) -> Iterator[None]:
-        """Log a warning if the others do not make their calls: they may be in a collective of the training for ever."""
+        """Log a warning if the others do not make their calls: they may be in a collective of the
+        training for ever."""
         method, step = call
         text = (
-            f"distlaunch: Checkpoint: rank {self.rank} has called {method}({step if step >= 0 else ''}) and has waited "
-            f"{self.warn_after_s:g} s for the other workers: each of them has to make this call, not rank 0 alone"
+            f"distlaunch: Checkpoint: rank {self.rank} has called "
+            f"{method}({step if step >= 0 else ''}) and has waited "
+            f"{self.warn_after_s:g} s for the other workers: each of them has to make this call, "
+            "not rank 0 alone"
         )
         timer = threading.Timer(self.warn_after_s, log.warning, (text,))
         timer.daemon = True
@@ -226,17 +276,21 @@ class Group:
             timer.cancel()
 
     def close(self) -> None:
-        """Answer the first collective of a worker that makes another call after this one has closed. Returns at once.
+        """Answer the first collective of a worker that makes another call after this one has
+        closed. Returns at once.
 
         A worker whose call has met another's ``close`` does not do so: its own would meet nothing.
         """
         if self.handle is not None and not self._has_answer:
             tensor = self._request(("close", -1), (0, 0, 0, 0))
             with suppress(RuntimeError):
-                self.closing = dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self.handle, async_op=True)
+                self.closing = dist.all_reduce(
+                    tensor, dist.ReduceOp.MAX, group=self.handle, async_op=True
+                )
 
     def _request(self, call: Call, numbers: Sequence[int]) -> torch.Tensor:
-        """Return two numbers for each worker, of which only this one's are set, and then ``numbers``."""
+        """Return two numbers for each worker, of which only this one's are set, and then
+        ``numbers``."""
         tensor = torch.zeros(2 * self.size + len(numbers), dtype=torch.int64)
         method, step = call
         mine = [_METHODS.index(method), step + 1]
@@ -297,13 +351,17 @@ def _lost() -> Iterator[None]:
 
 
 def _different(calls: Sequence[Call]) -> str:
-    """Describe the calls of all workers if they are not the same: ``rank 0: save(5); rank 1: step(9)``."""
+    """Describe the calls of all workers if they are not the same: ``rank 0: save(5); rank 1:
+    step(9)``."""
     ranks: dict[str, list[str]] = {}
     for rank, (method, step) in enumerate(calls):
         ranks.setdefault(f"{method}({step if step >= 0 else ''})", []).append(str(rank))
     if len(ranks) == 1:
         return ""
-    told = [f"{'rank' if len(those) == 1 else 'ranks'} {some(those)}: {call}" for call, those in ranks.items()]
+    told = [
+        f"{'rank' if len(those) == 1 else 'ranks'} {some(those)}: {call}"
+        for call, those in ranks.items()
+    ]
     return "the workers have made different calls: " + "; ".join(told)
 
 
@@ -330,13 +388,17 @@ def end_groups(*groups: Group) -> None:
 
 
 def new_groups() -> tuple[Group, Group]:
-    """Form the two groups; every worker has to call this. Raises ConfigError if the job has no group of its own yet."""
+    """Form the two groups; every worker has to call this. Raises ConfigError if the job has no
+    group of its own yet."""
     if not dist.is_initialized():
         if int(os.environ.get("WORLD_SIZE", "1")) <= 1:
-            warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable")  # it is meant so
+            warnings.filterwarnings(
+                "ignore", message="torch.distributed is disabled, unavailable"
+            )  # it is meant so
             return Group(None), Group(None)
         raise ConfigError(
-            f"Checkpoint: WORLD_SIZE is {os.environ['WORLD_SIZE']}, and there is no process group yet: "
+            f"Checkpoint: WORLD_SIZE is {os.environ['WORLD_SIZE']}, and there is no process group "
+            "yet: "
             "call distlaunch.toolkit.init(), or torch.distributed.init_process_group(), before"
         )
     return Group(dist.new_group(backend="gloo")), Group(dist.new_group(backend="gloo"))

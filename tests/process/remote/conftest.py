@@ -1,4 +1,5 @@
-"""A real agent as a child process, and a small coordinator that speaks to it over its stdin and stdout."""
+"""A real agent as a child process, and a small coordinator that speaks to it over its stdin and
+stdout."""
 
 from __future__ import annotations
 
@@ -41,8 +42,21 @@ def code() -> bytes:
 class Coordinator:
     """The other side of an agent's channel."""
 
-    def __init__(self, code: bytes, env: dict[str, str], *, silence_s: float, python: str, pipes: bool) -> None:
-        argv = [python, "-I", "-S", "-X", "utf8", "-c", STUB, str(len(code)), "w0rd", str(silence_s)]
+    def __init__(
+        self, code: bytes, env: dict[str, str], *, silence_s: float, python: str, pipes: bool
+    ) -> None:
+        argv = [
+            python,
+            "-I",
+            "-S",
+            "-X",
+            "utf8",
+            "-c",
+            STUB,
+            str(len(code)),
+            "w0rd",
+            str(silence_s),
+        ]
         self.env = env
         if pipes:
             self.process = subprocess.Popen(
@@ -55,13 +69,21 @@ class Coordinator:
             )
             assert self.process.stdin
             assert self.process.stdout
-            self.writing, self.reading = os.dup(self.process.stdin.fileno()), os.dup(self.process.stdout.fileno())
+            self.writing, self.reading = (
+                os.dup(self.process.stdin.fileno()),
+                os.dup(self.process.stdout.fileno()),
+            )
             self.process.stdin.close()
             self.process.stdout.close()
         else:
             ours, theirs = socket.socketpair()
             self.process = subprocess.Popen(
-                argv, stdin=theirs, stdout=theirs, stderr=subprocess.PIPE, env=env, start_new_session=True
+                argv,
+                stdin=theirs,
+                stdout=theirs,
+                stderr=subprocess.PIPE,
+                env=env,
+                start_new_session=True,
             )
             theirs.close()
             self.reading = ours.detach()
@@ -104,14 +126,18 @@ class Coordinator:
         for message in self._decoder.feed(data):
             self.heard.append(message)
             if isinstance(message, m.Output):
-                self.taken.setdefault((message.rank, message.stream), bytearray()).extend(message.data)
+                self.taken.setdefault((message.rank, message.stream), bytearray()).extend(
+                    message.data
+                )
         return True
 
     def until(self, kind: type | Any, count: int = 1, *, where: Any = None) -> list[Any]:
         """Read until so many messages of a kind have come; give all of these."""
         deadline = time.monotonic() + PATIENCE_S
         while True:
-            found = [one for one in self.heard if isinstance(one, kind) and (where is None or where(one))]
+            found = [
+                one for one in self.heard if isinstance(one, kind) and (where is None or where(one))
+            ]
             if len(found) >= count:
                 return found
             assert time.monotonic() < deadline, self.heard[-5:]
@@ -159,9 +185,16 @@ class Coordinator:
     def survey(self, **fields: Any) -> m.Surveyed:
         serial = len(self.of(m.Surveyed)) + 1
         order = {
-            "serial": serial, "workdir": "/", "pythons": (sys.executable,), "script": "", "program": "", "run_dir": "",
-            "gpus": True, "topology": False, **fields,
-        }  # fmt: skip
+            "serial": serial,
+            "workdir": "/",
+            "pythons": (sys.executable,),
+            "script": "",
+            "program": "",
+            "run_dir": "",
+            "gpus": True,
+            "topology": False,
+            **fields,
+        }
         self.send(m.Survey(**order))
         return self.until(m.Surveyed, where=lambda one: one.serial == serial)[0]
 
@@ -172,7 +205,9 @@ class Coordinator:
 
     def start(self, *programs: Any, attempt: int = 0, credit: int = PLENTY, **fields: Any) -> None:
         workers = tuple(
-            program if isinstance(program, m.WorkerSpec) else spec(rank, [sys.executable, "-c", program])
+            program
+            if isinstance(program, m.WorkerSpec)
+            else spec(rank, [sys.executable, "-c", program])
             for rank, program in enumerate(programs)
         )
         start = {
@@ -208,12 +243,20 @@ class Coordinator:
 
 
 def spec(
-    rank: int, argv: list[str] | None, *, env: dict[str, str] | None = None, error_file: str | None = None
+    rank: int,
+    argv: list[str] | None,
+    *,
+    env: dict[str, str] | None = None,
+    error_file: str | None = None,
 ) -> m.WorkerSpec:
     return m.WorkerSpec(
-        rank=rank, local_rank=rank, argv=None if argv is None else tuple(argv), env={"RANK": str(rank), **(env or {})},
-        cpus=None, error_file=error_file,
-    )  # fmt: skip
+        rank=rank,
+        local_rank=rank,
+        argv=None if argv is None else tuple(argv),
+        env={"RANK": str(rank), **(env or {})},
+        cpus=None,
+        error_file=error_file,
+    )
 
 
 @pytest.fixture
@@ -226,7 +269,10 @@ def processes_with(word: str) -> list[int]:
     found = []
     for name in filter(str.isdigit, os.listdir("/proc")):
         try:
-            words = Path(f"/proc/{name}/environ").read_bytes() + Path(f"/proc/{name}/cmdline").read_bytes()
+            words = (
+                Path(f"/proc/{name}/environ").read_bytes()
+                + Path(f"/proc/{name}/cmdline").read_bytes()
+            )
         except OSError:
             continue
         if word.encode() in words and int(name) != os.getpid():
@@ -242,7 +288,9 @@ def make_agent(code: bytes, clean_env: dict[str, str], tmp_path: Path):
     node_tmp = tmp_path / "node-tmp"
     node_tmp.mkdir()
 
-    def make(*, silence_s: float = 60.0, python: str = sys.executable, pipes: bool = True, **env: str) -> Coordinator:
+    def make(
+        *, silence_s: float = 60.0, python: str = sys.executable, pipes: bool = True, **env: str
+    ) -> Coordinator:
         own = {**clean_env, "MARK": mark, "TMPDIR": str(node_tmp), **env}
         agent = Coordinator(code, own, silence_s=silence_s, python=python, pipes=pipes)
         agents.append(agent)

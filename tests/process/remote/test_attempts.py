@@ -38,7 +38,8 @@ def test_what_is_told_of_a_worker_comes_in_order(agent):
         of_rank = [
             type(one)
             for one in agent.heard
-            if getattr(one, "rank", None) == rank or (isinstance(one, m.Started) and rank in one.pids)
+            if getattr(one, "rank", None) == rank
+            or (isinstance(one, m.Started) and rank in one.pids)
         ]
         outputs = of_rank.count(m.Output)
         assert of_rank == [m.Started, *([m.Output] * outputs), m.RankEnded, m.WorkerExited]
@@ -122,18 +123,31 @@ def test_words_and_environment_arrive_byte_for_byte(agent, worker_spec):
 
 def test_the_environment_of_a_travelled_start_lies_above_the_nodes_own(make_agent, tmp_path):
     agent = make_agent(
-        SSH_CONNECTION="1 2 3 4", SSH_CLIENT="1", RANK="9", OMPI_COMM_WORLD_RANK="1", SLURM_JOB_ID="7", OWN="node", BOTH="node",
+        SSH_CONNECTION="1 2 3 4",
+        SSH_CLIENT="1",
+        RANK="9",
+        OMPI_COMM_WORLD_RANK="1",
+        SLURM_JOB_ID="7",
+        OWN="node",
+        BOTH="node",
         PWD="/nowhere",
-    )  # fmt: skip
+    )
     agent.start(
-        "import json, os; print(json.dumps(dict(os.environ)))", is_remote=True, env={"BOTH": "launcher", "SENT": "1"},
+        "import json, os; print(json.dumps(dict(os.environ)))",
+        is_remote=True,
+        env={"BOTH": "launcher", "SENT": "1"},
         cwd=str(tmp_path),
-    )  # fmt: skip
+    )
     agent.until(m.AttemptEnded)
     import json
 
     env = json.loads(bytes(agent.taken[0, 1]))
-    assert (env["OWN"], env["BOTH"], env["SENT"], env["SLURM_JOB_ID"]) == ("node", "launcher", "1", "7")
+    assert (env["OWN"], env["BOTH"], env["SENT"], env["SLURM_JOB_ID"]) == (
+        "node",
+        "launcher",
+        "1",
+        "7",
+    )
     assert env["HOME"] == agent.env["HOME"]
     assert env["PWD"] == str(tmp_path)
     assert env["RANK"] == "0"
@@ -153,7 +167,9 @@ def test_error_files_travel_where_the_run_directory_is_not(make_agent, worker_sp
     run_dir = str(tmp_path / "not there" / "job-1")
     agent.survey(run_dir=run_dir)
     path = f"{run_dir}/attempt-0/rank-0.error.json"
-    worker = worker_spec(0, [sys.executable, "-c", REPORTS], env={"TORCHELASTIC_ERROR_FILE": path}, error_file=path)
+    worker = worker_spec(
+        0, [sys.executable, "-c", REPORTS], env={"TORCHELASTIC_ERROR_FILE": path}, error_file=path
+    )
     agent.start(worker, is_remote=True, env={**agent.env, "DISTLAUNCH_RUN_DIR": run_dir})
     [exited] = agent.until(m.WorkerExited)
     assert (exited.returncode, exited.error_file) == (0, '{"message": 1}')
@@ -172,7 +188,9 @@ def test_a_run_directory_that_is_shared_is_used_as_it_is(agent, worker_spec, tmp
     (run_dir / MARKER).touch()
     assert agent.survey(run_dir=str(run_dir)).shares_run_dir
     path = f"{run_dir}/attempt-0/rank-0.error.json"
-    worker = worker_spec(0, [sys.executable, "-c", REPORTS], env={"TORCHELASTIC_ERROR_FILE": path}, error_file=path)
+    worker = worker_spec(
+        0, [sys.executable, "-c", REPORTS], env={"TORCHELASTIC_ERROR_FILE": path}, error_file=path
+    )
     agent.start(worker, is_remote=True, env={**agent.env, "DISTLAUNCH_RUN_DIR": str(run_dir)})
     [exited] = agent.until(m.WorkerExited)
     assert exited.error_file == '{"message": 1}'

@@ -141,7 +141,12 @@ def test_an_agent_that_is_killed_leaves_nothing(make_agent, count_marked):
     agent = make_agent()
     run_dir = "/not there/job"
     started(
-        agent, DISOBEYS, DAEMON + DISOBEYS, is_remote=True, env={**agent.env, "DISTLAUNCH_RUN_DIR": run_dir}, **AT_ONCE
+        agent,
+        DISOBEYS,
+        DAEMON + DISOBEYS,
+        is_remote=True,
+        env={**agent.env, "DISTLAUNCH_RUN_DIR": run_dir},
+        **AT_ONCE,
     )
     [temporary_dir] = make_agent.tmp.iterdir()
     agent.process.kill()
@@ -311,7 +316,15 @@ def test_an_agent_that_was_stopped_for_long_gives_the_coordinator_time(make_agen
         b"\x01\x00\x01\x00\x00\x00\x00\x00\x00" + b"[" * 65536,
         bytes(range(256)) * 16,
     ],
-    ids=["another protocol", "huge sizes", "no object", "unknown message", "a field missing", "deep", "bytes"],
+    ids=[
+        "another protocol",
+        "huge sizes",
+        "no object",
+        "unknown message",
+        "a field missing",
+        "deep",
+        "bytes",
+    ],
 )
 def test_a_coordinator_that_sends_garbage_is_no_coordinator(agent, count_marked, garbage):
     started(agent, OBEYS, DISOBEYS, **AT_ONCE)
@@ -362,10 +375,21 @@ def test_what_processes_are_called_tells_the_job_and_not_the_launcher(agent):
 
 
 def test_a_wedged_start_does_not_keep_the_agent(agent, count_marked):
-    agent.send(m.Start(
-        attempt=0, argv=(), env=dict(agent.env), cwd="/", workers=(), uses_gpus=False, signal_group=False, terminal=False,
-        rows=0, columns=0, stdin_rank=None,
-    ))  # fmt: skip
+    agent.send(
+        m.Start(
+            attempt=0,
+            argv=(),
+            env=dict(agent.env),
+            cwd="/",
+            workers=(),
+            uses_gpus=False,
+            signal_group=False,
+            terminal=False,
+            rows=0,
+            columns=0,
+            stdin_rank=None,
+        )
+    )
     agent.until(m.AttemptEnded)
     agent.close()
     assert agent.process.wait(30) == 1

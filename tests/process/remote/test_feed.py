@@ -49,7 +49,9 @@ def test_a_worker_that_reads_no_more_is_told_of(agent):
     assert agent.until(m.StdinConsumed, where=lambda one: one.closed)
     count = len(agent.of(m.StdinConsumed))
     agent.send(m.StdinData(data=b"more"))
-    assert agent.until(m.StdinConsumed, count + 1)[-1] == m.StdinConsumed(size=0, closed=True, unread=4)
+    assert agent.until(m.StdinConsumed, count + 1)[-1] == m.StdinConsumed(
+        size=0, closed=True, unread=4
+    )
 
 
 @pytest.mark.parametrize(
@@ -70,7 +72,9 @@ def test_what_the_worker_never_reads_is_counted(agent, source, data, ends, unrea
 
 
 def test_a_worker_that_closes_its_stdin_and_goes_on_is_told_of_at_once(agent):
-    agent.start("import os, time\nos.close(0)\ntime.sleep(1000)\n", stdin_rank=0, stdin_from_launcher=True)
+    agent.start(
+        "import os, time\nos.close(0)\ntime.sleep(1000)\n", stdin_rank=0, stdin_from_launcher=True
+    )
     [told] = agent.until(m.StdinConsumed)
     assert told == m.StdinConsumed(size=0, closed=True)
     assert not agent.of(m.WorkerExited)
@@ -90,7 +94,9 @@ def test_the_next_attempt_is_fed_anew(agent):
 
 
 def test_a_coordinator_that_floods_stdin_is_refused(agent, count_marked):
-    agent.start("import time; time.sleep(1000)", stdin_rank=0, stdin_from_launcher=True, orphan_grace_s=0.3)
+    agent.start(
+        "import time; time.sleep(1000)", stdin_rank=0, stdin_from_launcher=True, orphan_grace_s=0.3
+    )
     try:
         for _ in range(16):
             agent.send(m.StdinData(data=b"x" * (1 << 20)))

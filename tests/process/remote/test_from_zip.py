@@ -37,9 +37,15 @@ def test_modules_are_preloaded_and_workers_forked(make_agent, worker_spec, pytho
         agent.prepare(0, attempt=attempt)
         workers = [worker_spec(rank, None) for rank in range(3)]
         agent.start(
-            *workers, argv=argv, attempt=attempt, preload=("decimal",), preload_log="/not there/attempt-0/preload.log",
-            bootstrap="direct", is_remote=True, env={**agent.env, "DISTLAUNCH_RUN_DIR": "/not there"},
-        )  # fmt: skip
+            *workers,
+            argv=argv,
+            attempt=attempt,
+            preload=("decimal",),
+            preload_log="/not there/attempt-0/preload.log",
+            bootstrap="direct",
+            is_remote=True,
+            env={**agent.env, "DISTLAUNCH_RUN_DIR": "/not there"},
+        )
         agent.until(m.AttemptEnded, attempt + 1)
     [ended] = agent.of(m.PreloadEnded)
     assert ended.problem is None
@@ -67,9 +73,14 @@ def test_what_imports_print_has_a_place_on_the_node(make_agent, worker_spec, tmp
     agent = make_agent()
     env = {**agent.env, "DISTLAUNCH_RUN_DIR": "/not there", "PYTHONPATH": str(tmp_path)}
     agent.start(
-        worker_spec(0, None), argv=(sys.executable, "-c", "pass"), preload=("loud",), preload_log="/not there/attempt-0/preload.log",
-        bootstrap="direct", is_remote=True, env=env,
-    )  # fmt: skip
+        worker_spec(0, None),
+        argv=(sys.executable, "-c", "pass"),
+        preload=("loud",),
+        preload_log="/not there/attempt-0/preload.log",
+        bootstrap="direct",
+        is_remote=True,
+        env=env,
+    )
     agent.until(m.AttemptEnded)
     assert agent.of(m.PreloadEnded)[0].problem is None
     assert [one.text for one in agent.of(m.AgentNotice)] == ["while preloading: loud words"]
@@ -77,11 +88,15 @@ def test_what_imports_print_has_a_place_on_the_node(make_agent, worker_spec, tmp
     assert log.read_text() == "loud words\n"
 
 
-def test_where_the_usual_place_is_not_writable_another_is_found_and_left_clean(make_agent, worker_spec):
+def test_where_the_usual_place_is_not_writable_another_is_found_and_left_clean(
+    make_agent, worker_spec
+):
     agent = make_agent(TMPDIR="/proc")
     argv = (sys.executable, "-c", "import os; print(os.environ['DISTLAUNCH_RUN_DIR'])")
     env = {**agent.env, "DISTLAUNCH_RUN_DIR": "/not there"}
-    agent.start(worker_spec(0, None), argv=argv, bootstrap="direct", is_remote=True, watch=True, env=env)
+    agent.start(
+        worker_spec(0, None), argv=argv, bootstrap="direct", is_remote=True, watch=True, env=env
+    )
     agent.until(m.AttemptEnded)
     folder = Path(bytes(agent.taken[0, 1]).decode().strip())
     assert folder.is_dir()

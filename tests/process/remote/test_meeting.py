@@ -109,28 +109,40 @@ def test_all_addresses_with_the_right_listener_are_found_in_the_order_given(make
 def test_a_listener_with_another_word_is_not_taken_for_the_master(make_agent):
     with closing(socket.create_server(("127.0.0.1", 0))) as impostor:
         agent = make_agent()
-        agent.send(m.Reach(
-            attempt=0, addresses=("127.0.0.1",), port=impostor.getsockname()[1], token="right", bound_s=30.0
-        ))  # fmt: skip
+        agent.send(
+            m.Reach(
+                attempt=0,
+                addresses=("127.0.0.1",),
+                port=impostor.getsockname()[1],
+                token="right",
+                bound_s=30.0,
+            )
+        )
         connection, _ = impostor.accept()
         with connection:
             connection.sendall(b"rinse\n")
             [reached] = agent.until(m.Reached)
-    assert (reached.routes, reached.problem) == ((), "127.0.0.1: whoever listens there is somebody else")
+    assert (reached.routes, reached.problem) == (
+        (),
+        "127.0.0.1: whoever listens there is somebody else",
+    )
 
 
 def test_what_leads_nowhere_is_said_and_does_not_hold_up_the_rest(make_agent):
     master, other = make_agent(), make_agent()
     port = master.prepare(0, token="t").port
-    with closing(socket.create_server(("127.0.0.1", 0), backlog=1)) as silent:  # takes connections and says nothing
+    with closing(
+        socket.create_server(("127.0.0.1", 0), backlog=1)
+    ) as silent:  # takes connections and says nothing
         unanswered = silent.getsockname()[1]
         reached = reach(other, "no-such-host.invalid", "127.0.0.1", port=unanswered, bound_s=0.5)
     assert reached.routes == ()
     assert "no-such-host.invalid: the name is not known here" in reached.problem
     assert "127.0.0.1: no answer" in reached.problem
-    assert [route.address for route in reach(other, "no-such-host.invalid", "127.0.0.1", port=port).routes] == [
-        "127.0.0.1"
-    ]
+    assert [
+        route.address
+        for route in reach(other, "no-such-host.invalid", "127.0.0.1", port=port).routes
+    ] == ["127.0.0.1"]
     with closing(socket.create_server(("127.0.0.1", 0))) as closed:
         nobody = closed.getsockname()[1]
     assert reach(other, "127.0.0.1", port=nobody).problem == "127.0.0.1: Connection refused"
@@ -141,6 +153,16 @@ def test_a_new_order_replaces_one_that_is_under_way(make_agent):
     master, other = make_agent(), make_agent()
     port = master.prepare(0, token="t").port
     with closing(socket.create_server(("127.0.0.1", 0))) as silent:
-        other.send(m.Reach(attempt=0, addresses=("127.0.0.1",), port=silent.getsockname()[1], token="t", bound_s=60.0))
-        assert [route.address for route in reach(other, "127.0.0.1", port=port).routes] == ["127.0.0.1"]
+        other.send(
+            m.Reach(
+                attempt=0,
+                addresses=("127.0.0.1",),
+                port=silent.getsockname()[1],
+                token="t",
+                bound_s=60.0,
+            )
+        )
+        assert [route.address for route in reach(other, "127.0.0.1", port=port).routes] == [
+            "127.0.0.1"
+        ]
     assert len(other.of(m.Reached)) == 1

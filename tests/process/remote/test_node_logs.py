@@ -13,8 +13,12 @@ def test_every_byte_of_each_rank_is_filed_on_the_node_too(agent, tmp_path):
     logs = tmp_path / "logs"
     for attempt in (0, 1):
         agent.start(
-            WRITES, "print('two')", node_logs=str(logs), attempt=attempt, env={**agent.env, "DISTLAUNCH_JOB_ID": "my-job"}
-        )  # fmt: skip
+            WRITES,
+            "print('two')",
+            node_logs=str(logs),
+            attempt=attempt,
+            env={**agent.env, "DISTLAUNCH_JOB_ID": "my-job"},
+        )
         agent.until(m.AttemptEnded, attempt + 1)
         folder = logs / "my-job" / f"attempt-{attempt}"
         assert sorted(os.listdir(folder)) == ["rank-0.log", "rank-1.log"]

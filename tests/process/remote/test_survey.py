@@ -21,7 +21,10 @@ def place(tmp_path):
 
 def test_a_node_that_has_all_tells_what_it_is(make_agent, place):
     agent = make_agent(
-        CUDA_VISIBLE_DEVICES="0,1", NVIDIA_VISIBLE_DEVICES="all", GLOO_SOCKET_IFNAME="eth7", UNRELATED="x"
+        CUDA_VISIBLE_DEVICES="0,1",
+        NVIDIA_VISIBLE_DEVICES="all",
+        GLOO_SOCKET_IFNAME="eth7",
+        UNRELATED="x",
     )
     found = agent.survey(workdir=str(place), script="train.py", topology=True)
     assert found.hostname == socket.gethostname()
@@ -57,12 +60,20 @@ def test_it_may_be_asked_again_and_sees_what_has_changed(agent, place, tmp_path)
         ({"workdir": "/not there"}, "there is no directory /not there", True),
         ({"workdir": "/etc/passwd"}, "/etc/passwd is no directory", True),
         ({"workdir": "/etc/passwd/x"}, "there is no directory /etc/passwd/x", True),
-        ({"pythons": ("/no/python", "no-such-python")}, "there is no Python for the workers: no /no/python and no no-such-python", True),
-        ({"pythons": (), "program": "no-such-program"}, "there is no program no-such-program", False),
+        (
+            {"pythons": ("/no/python", "no-such-python")},
+            "there is no Python for the workers: no /no/python and no no-such-python",
+            True,
+        ),
+        (
+            {"pythons": (), "program": "no-such-program"},
+            "there is no program no-such-program",
+            False,
+        ),
         ({"pythons": (), "program": "./here"}, "there is no program ./here", False),
         ({"script": "/dev/null"}, "/dev/null is no plain file", False),
     ],
-)  # fmt: skip
+)
 def test_what_stands_in_the_way_is_said_as_a_clause(agent, order, problem, hinted):
     found = agent.survey(**order)
     assert found.problem == problem
@@ -94,15 +105,27 @@ def test_a_folder_is_known_by_its_main_file(agent, tmp_path):
     (tmp_path / "package").mkdir()
     assert agent.survey(script=str(tmp_path / "package")).script_sha256 is None
     (tmp_path / "package" / "__main__.py").write_text("pass")
-    assert agent.survey(script=str(tmp_path / "package")).script_sha256 == hashlib.sha256(b"pass").hexdigest()
+    assert (
+        agent.survey(script=str(tmp_path / "package")).script_sha256
+        == hashlib.sha256(b"pass").hexdigest()
+    )
 
 
 def test_pings_are_answered_and_the_agent_ends_while_something_hangs(agent, tmp_path, count_marked):
     from contextlib import suppress
 
-    agent.send(m.Survey(
-        serial=1, workdir="/", pythons=(), script="", program="", run_dir="", gpus=True, topology=True,
-    ))  # fmt: skip
+    agent.send(
+        m.Survey(
+            serial=1,
+            workdir="/",
+            pythons=(),
+            script="",
+            program="",
+            run_dir="",
+            gpus=True,
+            topology=True,
+        )
+    )
     stopped = False
     while not stopped and not agent.of(m.Surveyed):  # as if a file server kept it
         for pid in count_marked():

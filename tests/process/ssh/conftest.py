@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from distlaunch.transport.connection import Target, ConnectError
+from distlaunch.transport.connection import ConnectError, Target
 from distlaunch.transport.ssh.config import Asked
 from distlaunch.transport.ssh.host_keys import HostKeyCheck
 from distlaunch.transport.ssh.nodes import Ssh
@@ -45,16 +45,29 @@ def sshd(serve):
 
 
 def reach(
-    config, *, way="paramiko", mode="strict", host="node", code=None, pythons=(sys.executable,), within_s=BOUND_S,
-    environ=None, asked=None, user=None,
-):  # fmt: skip
+    config,
+    *,
+    way="paramiko",
+    mode="strict",
+    host="node",
+    code=None,
+    pythons=(sys.executable,),
+    within_s=BOUND_S,
+    environ=None,
+    asked=None,
+    user=None,
+):
     asked = asked or Asked(config=str(config))
     environ = dict(os.environ) if environ is None else environ
     code = code or stand_in()
     if way == "openssh":
-        opener = OpenSsh("ssh", asked=asked, host_keys=mode, code=code, pythons=pythons, environ=environ)
+        opener = OpenSsh(
+            "ssh", asked=asked, host_keys=mode, code=code, pythons=pythons, environ=environ
+        )
     else:
-        opener = Ssh(asked=asked, check=HostKeyCheck(mode), code=code, pythons=pythons, environ=environ)
+        opener = Ssh(
+            asked=asked, check=HostKeyCheck(mode), code=code, pythons=pythons, environ=environ
+        )
     return opener.open(Target(host=host, user=user), within_s)
 
 

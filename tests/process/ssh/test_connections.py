@@ -41,7 +41,8 @@ def test_a_server_that_never_says_a_word_ends_at_the_deadline(sshd, way):
 
 
 @pytest.mark.parametrize(
-    "said", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\x1b[2J" * 1000, b"x" * 100_000, b"", b"SSH-2.0-x\r\n"]
+    "said",
+    [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\x1b[2J" * 1000, b"x" * 100_000, b"", b"SSH-2.0-x\r\n"],
 )
 def test_what_is_no_ssh_server_is_said(sshd, said):
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -67,7 +68,9 @@ def test_what_is_no_ssh_server_is_said(sshd, said):
 
 def test_a_name_that_cannot_be_resolved_is_said(sshd, way):
     config = sshd.config()
-    config.write_text(config.read_text().replace("HostName 127.0.0.1", "HostName no-such-host.invalid"))
+    config.write_text(
+        config.read_text().replace("HostName 127.0.0.1", "HostName no-such-host.invalid")
+    )
     failed = failure(config, way=way)
     assert failed.step == "resolve"
 
@@ -82,7 +85,8 @@ def test_a_server_that_drops_what_is_too_much_at_once_is_said_to(serve):
 
 
 def test_a_connection_that_is_cut_in_the_middle_of_the_code_is_said(serve, tmp_path, way):
-    # The code is larger than what pipe and window hold, and nobody reads it before the server is killed.
+    # The code is larger than what pipe and window hold, and nobody reads it before the server is
+    # killed.
     server = serve(f"ForceCommand touch {tmp_path}/here; sleep 20")
     cut = threading.Thread(target=lambda: (wait_for(tmp_path / "here"), server.close()))
     cut.start()
@@ -127,7 +131,9 @@ def test_a_chain_of_jump_hosts_is_followed(sshd, serve):
     first, second = serve(name="first"), serve(name="second")
     config = sshd.config("ProxyJump first,second")
     config.write_text(
-        config.read_text() + first.config(host="first").read_text() + second.config(host="second").read_text()
+        config.read_text()
+        + first.config(host="first").read_text()
+        + second.config(host="second").read_text()
     )
     works(config)
     assert b"Accepted publickey" in first.log.read_bytes()
@@ -156,12 +162,16 @@ def test_one_login_at_a_jump_host_serves_all_nodes_behind_it(sshd, serve):
     config = sshd.config("ProxyJump jump")
     config.write_text(config.read_text() + jump.config(host="jump").read_text())
     opener = Ssh(
-        asked=Asked(config=str(config)), check=HostKeyCheck("strict"), code=stand_in(), pythons=[sys.executable],
+        asked=Asked(config=str(config)),
+        check=HostKeyCheck("strict"),
+        code=stand_in(),
+        pythons=[sys.executable],
         environ=dict(os.environ),
-    )  # fmt: skip
+    )
     links = []
     threads = [
-        threading.Thread(target=lambda: links.append(opener.open(Target(host="node"), BOUND_S))) for _ in range(4)
+        threading.Thread(target=lambda: links.append(opener.open(Target(host="node"), BOUND_S)))
+        for _ in range(4)
     ]
     for thread in threads:
         thread.start()

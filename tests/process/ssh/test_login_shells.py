@@ -1,4 +1,5 @@
-"""Login shells of every kind and the Pythons that they find, and what goes wrong between the login and the agent."""
+"""Login shells of every kind and the Pythons that they find, and what goes wrong between the login
+and the agent."""
 
 from __future__ import annotations
 
@@ -34,9 +35,13 @@ def test_noise_of_start_up_files_is_passed_over(serve, tmp_path, shell, way):
     home = tmp_path / "home"
     (home / ".config" / "fish").mkdir(parents=True)
     for name in (".bashrc", ".tcshrc", ".zshenv", ".config/fish/config.fish"):
-        (home / name).write_text('echo "welcome; distlaunch-agent is not here"\necho no newline | tr -d "\\n"\n')
+        (home / name).write_text(
+            'echo "welcome; distlaunch-agent is not here"\necho no newline | tr -d "\\n"\n'
+        )
     rc = f"BASH_ENV={home}/.bashrc"
-    server = serve(f'ForceCommand exec env HOME={home} {rc} {shutil.which(shell)} -c "$SSH_ORIGINAL_COMMAND"')
+    server = serve(
+        f'ForceCommand exec env HOME={home} {rc} {shutil.which(shell)} -c "$SSH_ORIGINAL_COMMAND"'
+    )
     works(server.config(), way=way)
 
 
@@ -53,7 +58,9 @@ def test_a_banner_before_the_login_is_passed_over(serve, tmp_path, way):
     works(serve(f"Banner {banner}").config(), way=way)
 
 
-@pytest.mark.parametrize("name", ["with space", "dollar$HOME", "back`tick`", "tilde~", "uml\u00e4ut"])
+@pytest.mark.parametrize(
+    "name", ["with space", "dollar$HOME", "back`tick`", "tilde~", "uml\u00e4ut"]
+)
 def test_an_interpreter_with_an_odd_path_is_used(sshd, tmp_path, name, way):
     odd = tmp_path / name / "python"
     odd.parent.mkdir()
@@ -77,11 +84,14 @@ def test_an_interpreter_whose_path_no_shell_would_survive_is_passed_over(sshd, t
 def test_the_next_interpreter_is_tried_where_one_cannot_be_run(sshd, tmp_path, way):
     broken = program(tmp_path / "broken", "#!/no/such/interpreter\n")
     crash = program(
-        tmp_path / "missing-library", "#!/bin/sh\necho error while loading shared libraries >&2\nexit 127\n"
+        tmp_path / "missing-library",
+        "#!/bin/sh\necho error while loading shared libraries >&2\nexit 127\n",
     )
     old = program(tmp_path / "old", f"#!/bin/sh\n{fake_python('3.8.10')}\n")
     ancient = program(tmp_path / "python2", "#!/bin/sh\necho Unknown option: -I >&2\nexit 2\n")
-    pythons = [str(path) for path in (broken, crash, old, ancient, tmp_path / "absent", sys.executable)]
+    pythons = [
+        str(path) for path in (broken, crash, old, ancient, tmp_path / "absent", sys.executable)
+    ]
     works(sshd.config(), way=way, pythons=pythons)
 
 
@@ -131,7 +141,10 @@ def test_a_forced_command_is_shown_by_what_it_said(serve, way):
     server = serve("ForceCommand echo only backups here; exit 3")
     failed = failure(server.config(), way=way)
     assert (failed.step, failed.passing) == ("agent", False)
-    assert failed.text == "the login ended before the agent could start: it ended with status 3: only backups here"
+    assert (
+        failed.text
+        == "the login ended before the agent could start: it ended with status 3: only backups here"
+    )
 
 
 def test_a_login_shell_that_refuses_is_named_by_its_status(serve, way):
@@ -141,7 +154,9 @@ def test_a_login_shell_that_refuses_is_named_by_its_status(serve, way):
 
 def test_an_agent_that_breaks_while_it_starts_shows_its_last_lines(sshd, way):
     failed = failure(
-        sshd.config(), way=way, code=stand_in("def main(word, code_fd):\n    raise RuntimeError('no way')\n")
+        sshd.config(),
+        way=way,
+        code=stand_in("def main(word, code_fd):\n    raise RuntimeError('no way')\n"),
     )
     assert failed.step == "agent"
     assert failed.text.startswith("the agent has failed to start: it ended with status 1: ")
@@ -169,7 +184,9 @@ def test_a_shell_that_prints_without_end_is_left(serve, way):
 
 
 def test_a_greeting_with_another_word_is_noise(serve, way):
-    failed = failure(serve("ForceCommand echo; echo distlaunch-agent 0123; exit 4").config(), way=way)
+    failed = failure(
+        serve("ForceCommand echo; echo distlaunch-agent 0123; exit 4").config(), way=way
+    )
     assert failed.step == "agent"
 
 

@@ -69,7 +69,9 @@ class ssh_agent:  # noqa: N801 - used as a function
         self.sock = tmp_path / "agent.sock"
 
     def __enter__(self):
-        self.process = subprocess.Popen(["ssh-agent", "-D", "-a", str(self.sock)], stdout=subprocess.DEVNULL)
+        self.process = subprocess.Popen(
+            ["ssh-agent", "-D", "-a", str(self.sock)], stdout=subprocess.DEVNULL
+        )
         deadline = time.monotonic() + 10
         while not self.sock.exists():
             assert time.monotonic() < deadline
@@ -84,7 +86,9 @@ class ssh_agent:  # noqa: N801 - used as a function
             "SSH_ASKPASS": str(asks),
             "SSH_ASKPASS_REQUIRE": "force",
         }
-        subprocess.run(["ssh-add", "-q", str(key)], env=environ, check=True, stdin=subprocess.DEVNULL)
+        subprocess.run(
+            ["ssh-add", "-q", str(key)], env=environ, check=True, stdin=subprocess.DEVNULL
+        )
 
     def __exit__(self, *_):
         self.process.terminate()
@@ -96,7 +100,9 @@ def test_an_agent_that_does_not_answer_holds_up_nobody(sshd, tmp_path):
         silent.bind(str(tmp_path / "silent"))
         silent.listen()
         path = sshd.config()
-        path.write_text(path.read_text().replace("IdentityAgent none", f"IdentityAgent {tmp_path}/silent"))
+        path.write_text(
+            path.read_text().replace("IdentityAgent none", f"IdentityAgent {tmp_path}/silent")
+        )
         works(path)
 
 
@@ -114,9 +120,16 @@ def test_a_server_that_wants_a_password_beside_the_key_is_said(serve):
 
 def test_the_user_and_key_of_the_command_line_beat_the_file(sshd, way):
     config = sshd.config("User nobody-of-this-name")
-    config.write_text("\n".join(line for line in config.read_text().splitlines() if "IdentityFile" not in line))
+    config.write_text(
+        "\n".join(line for line in config.read_text().splitlines() if "IdentityFile" not in line)
+    )
     works(config, way=way, asked=Asked(config=str(config), user=sshd.user, key=str(sshd.key)))
-    works(config, way=way, asked=Asked(config=str(config), user="other", key=str(sshd.key)), user=sshd.user)
+    works(
+        config,
+        way=way,
+        asked=Asked(config=str(config), user="other", key=str(sshd.key)),
+        user=sshd.user,
+    )
 
 
 def test_nobody_is_asked_for_a_password(serve, way):

@@ -6,7 +6,16 @@ from __future__ import annotations
 def test_a_node_whose_login_shell_waits_is_said_to_be_logged_in(serve, distlaunch):
     server = serve("ForceCommand sleep 1000")
     (distlaunch.work / "t.py").write_text("")
-    words = ["--hosts", "node:1", "--ssh-config", str(server.config()), "--device", "cpu", "--join-timeout", "3"]
+    words = [
+        "--hosts",
+        "node:1",
+        "--ssh-config",
+        str(server.config()),
+        "--device",
+        "cpu",
+        "--join-timeout",
+        "3",
+    ]
     result = distlaunch.train(*words, "t.py")
     assert result.returncode == 69
     assert "logged in, but the agent has not started within 3 s" in result.stderr

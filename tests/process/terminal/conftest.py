@@ -47,7 +47,8 @@ class Screen:
         return modes
 
     def streams(self) -> dict[str, object]:
-        """Make this the controlling terminal and the three streams of a process of its own session."""
+        """Make this the controlling terminal and the three streams of a process of its own
+        session."""
         return {
             "stdin": self.slave,
             "stdout": self.slave,
@@ -70,12 +71,18 @@ class Screen:
         """Read until ``text`` has come, and return the place behind it."""
         deadline = time.monotonic() + timeout_s
         while (at := self.seen.find(text.encode(), after)) < 0:
-            if not self.look(max(0.0, deadline - time.monotonic())) and time.monotonic() >= deadline:
-                pytest.fail(f"no {text!r} on the terminal:\n{self.seen[-3000:].decode(errors='replace')}")
+            if (
+                not self.look(max(0.0, deadline - time.monotonic()))
+                and time.monotonic() >= deadline
+            ):
+                pytest.fail(
+                    f"no {text!r} on the terminal:\n{self.seen[-3000:].decode(errors='replace')}"
+                )
         return at + len(text.encode())
 
     def read_until_end(self, running, timeout_s: float = 40.0):
-        """Read on until the launcher has ended, so that it never waits for us; return how it ended."""
+        """Read on until the launcher has ended, so that it never waits for us; return how it
+        ended."""
         deadline = time.monotonic() + timeout_s
         while running.process.poll() is None and time.monotonic() < deadline:
             self.look(0.02)
@@ -84,7 +91,8 @@ class Screen:
         return running.wait(1)
 
     def rendered(self) -> list[str]:
-        """Draw what has come: text, carriage returns, newlines, erasing and colours are all that may be there."""
+        """Draw what has come: text, carriage returns, newlines, erasing and colours are all that
+        may be there."""
         lines, column = [""], 0
         for token in re.findall(
             r"\x1b\[[0-9;:?]*[A-Za-z]|[\r\n]|[^\x1b\r\n]+|\x1b", self.seen.decode(errors="replace")
@@ -106,7 +114,9 @@ class Screen:
         """Draw what has come as a terminal of this size does; give its rows."""
         import pyte
 
-        rows, columns, *_ = struct.unpack("HHHH", fcntl.ioctl(self.slave, termios.TIOCGWINSZ, bytes(8)))
+        rows, columns, *_ = struct.unpack(
+            "HHHH", fcntl.ioctl(self.slave, termios.TIOCGWINSZ, bytes(8))
+        )
         emulator = pyte.Screen(columns, rows)
         pyte.ByteStream(emulator).feed(self.seen)
         return [row.rstrip() for row in emulator.display]
@@ -144,7 +154,16 @@ class Shell:
         self.mine, theirs = socket.socketpair()
         self.mine.settimeout(40)
         self._text = b""
-        command = [sys.executable, str(SHELL), str(theirs.fileno()), sys.executable, "-m", "distlaunch", "train", *args]
+        command = [
+            sys.executable,
+            str(SHELL),
+            str(theirs.fileno()),
+            sys.executable,
+            "-m",
+            "distlaunch",
+            "train",
+            *args,
+        ]
         self.process = subprocess.Popen(
             command,
             env={**distlaunch.env, "TERM": "xterm"},

@@ -1,4 +1,5 @@
-"""Who has the terminal: one worker alone, with its keys and signals, stopped and continued with it."""
+"""Who has the terminal: one worker alone, with its keys and signals, stopped and continued with
+it."""
 
 from __future__ import annotations
 
@@ -17,7 +18,9 @@ from tests.process.terminal.conftest import COLUMNS, ROWS, script
 # --- one worker has the terminal
 
 
-def test_one_worker_has_a_terminal_of_the_users_size_and_what_it_shows_is_filed(distlaunch, screen, on_screen):
+def test_one_worker_has_a_terminal_of_the_users_size_and_what_it_shows_is_filed(
+    distlaunch, screen, on_screen
+):
     source = "size = os.get_terminal_size(0)\nprint([os.isatty(fd) for fd in range(3)], size.lines, size.columns, file=sys.stderr)"
     running = on_screen("--num-procs", "1", script(distlaunch, source))
     result = screen.read_until_end(running)
@@ -44,7 +47,9 @@ print("now", *os.get_terminal_size(0), flush=True)
 
 
 def test_a_debugger_session_works(distlaunch, screen, on_screen):
-    running = on_screen("--num-procs", "1", script(distlaunch, "secret = 6 * 7\nbreakpoint()\nprint('went on')\n"))
+    running = on_screen(
+        "--num-procs", "1", script(distlaunch, "secret = 6 * 7\nbreakpoint()\nprint('went on')\n")
+    )
     at = screen.wait_text("(Pdb) ")
     screen.type("p secret + 1\r")
     at = screen.wait_text("43", after=screen.wait_text("p secret + 1", after=at))
@@ -69,7 +74,9 @@ def test_typed_lines_reach_the_worker_and_control_d_ends_them(distlaunch, screen
 
 
 def test_control_c_interrupts_the_worker_and_the_job_ends_with_130(distlaunch, screen, on_screen):
-    running = on_screen("--num-procs", "1", script(distlaunch, "print('ready', flush=True)\ntime.sleep(600)\n"))
+    running = on_screen(
+        "--num-procs", "1", script(distlaunch, "print('ready', flush=True)\ntime.sleep(600)\n")
+    )
     screen.wait_text("ready")
     screen.type("\x03")
     result = screen.read_until_end(running)
@@ -136,7 +143,9 @@ def test_the_terminals_modes_are_restored_after(distlaunch, screen, on_screen, e
 
 
 @pytest.mark.parametrize("procs", ["1", "2"])
-def test_control_z_stops_workers_and_launcher_and_fg_continues_both(distlaunch, screen, shell, procs):
+def test_control_z_stops_workers_and_launcher_and_fg_continues_both(
+    distlaunch, screen, shell, procs
+):
     source = """
 import subprocess
 child = subprocess.Popen(["sleep", "600"], close_fds=False)
@@ -167,7 +176,9 @@ print("went on", flush=True)
 
 def test_control_z_again_and_again(distlaunch, screen, shell):
     job = shell(
-        "--num-procs", "1", script(distlaunch, "print('ready', flush=True)\nprint('read', sys.stdin.readline())\n")
+        "--num-procs",
+        "1",
+        script(distlaunch, "print('ready', flush=True)\nprint('read', sys.stdin.readline())\n"),
     )
     screen.wait_text("ready")
     for _ in range(3):
@@ -184,9 +195,13 @@ def test_control_z_again_and_again(distlaunch, screen, shell):
     assert job.told() == "ended 0"
 
 
-def test_a_failing_worker_on_a_terminal_is_explained_below_its_output(distlaunch, screen, on_screen):
+def test_a_failing_worker_on_a_terminal_is_explained_below_its_output(
+    distlaunch, screen, on_screen
+):
     running = on_screen(
-        "--num-procs", "1", script(distlaunch, "def inner():\n    raise ValueError('seven is odd')\ninner()\n")
+        "--num-procs",
+        "1",
+        script(distlaunch, "def inner():\n    raise ValueError('seven is odd')\ninner()\n"),
     )
     result = screen.read_until_end(running)
     assert result.returncode == 1
@@ -228,7 +243,11 @@ print("all of it", flush=True)
 
 
 def test_what_is_typed_before_the_worker_is_there_waits_for_it(distlaunch, screen, on_screen):
-    on_screen("--num-procs", "1", script(distlaunch, "print('got', repr(sys.stdin.readline()), flush=True)"))
+    on_screen(
+        "--num-procs",
+        "1",
+        script(distlaunch, "print('got', repr(sys.stdin.readline()), flush=True)"),
+    )
     screen.type("early\n")
     screen.wait_text("got 'early\\n'")
 
@@ -241,18 +260,23 @@ def test_two_workers_get_no_terminal_and_no_input_of_it(distlaunch, screen, on_s
     result = screen.read_until_end(on_screen("--num-procs", "2", script(distlaunch, source)))
     assert result.returncode == 0
     for rank in (0, 1):
-        assert (result.run_dir / "attempt-0" / f"rank-{rank}.log").read_text() == "[False, False, False] ''\n"
+        assert (
+            result.run_dir / "attempt-0" / f"rank-{rank}.log"
+        ).read_text() == "[False, False, False] ''\n"
 
 
 @pytest.mark.parametrize("procs", [1, 3])
 def test_input_that_is_no_terminal_reaches_rank_0_and_the_others_meet_its_end(distlaunch, procs):
     running = distlaunch.start(
-        ["train", "--num-procs", str(procs), script(distlaunch, "print(repr(sys.stdin.read()))")], stdin=subprocess.PIPE
+        ["train", "--num-procs", str(procs), script(distlaunch, "print(repr(sys.stdin.read()))")],
+        stdin=subprocess.PIPE,
     )
     running.stdin.write(b"piped text\n")
     running.stdin.close()
     result = running.wait()
-    logs = [(result.run_dir / "attempt-0" / f"rank-{rank}.log").read_text() for rank in range(procs)]
+    logs = [
+        (result.run_dir / "attempt-0" / f"rank-{rank}.log").read_text() for rank in range(procs)
+    ]
     assert logs == ["'piped text\\n'\n"] + ["''\n"] * (procs - 1)
 
 
@@ -268,9 +292,12 @@ def test_a_terminal_behind_a_pipe_is_not_handed_over(distlaunch, screen, on_scre
 def test_the_worker_with_the_terminal_prints_and_saves_after_kill_9_of_the_launcher(
     distlaunch, screen, on_screen, size
 ):
-    """Its terminal stays until it has ended: else it would get HUP as well, and an error as it prints."""
+    """Its terminal stays until it has ended: else it would get HUP as well, and an error as it
+    prints."""
     program = PROGRAMS / "prints_at_the_end.py"
-    running = on_screen("--num-procs", "1", "--failure-grace", "60", program, str(size), cwd=distlaunch.work)
+    running = on_screen(
+        "--num-procs", "1", "--failure-grace", "60", program, str(size), cwd=distlaunch.work
+    )
     until((distlaunch.work / "ready-0").exists, "the worker")
     running.process.kill()
     distlaunch.assert_no_survivors(within_s=60)
@@ -281,9 +308,20 @@ def test_the_worker_with_the_terminal_prints_and_saves_after_kill_9_of_the_launc
 
 
 def test_after_kill_9_of_the_launcher_the_shell_has_its_terminal_as_it_was(distlaunch, screen):
-    """The launcher passes each key on meanwhile; what it was started from goes on with the terminal."""
+    """The launcher passes each key on meanwhile; what it was started from goes on with the
+    terminal."""
     program = script(distlaunch, "print('ready', flush=True)\nsignal.pause()\n")
-    train = [sys.executable, "-m", "distlaunch", "train", "--num-procs", "1", "--failure-grace", "1", program]
+    train = [
+        sys.executable,
+        "-m",
+        "distlaunch",
+        "train",
+        "--num-procs",
+        "1",
+        "--failure-grace",
+        "1",
+        program,
+    ]
     words = ["sh", "-c", '"$@"; read line; echo "read $line"', "sh", *map(str, train)]
     shell = subprocess.Popen(words, env=distlaunch.env, cwd=distlaunch.work, **screen.streams())
     try:

@@ -1,7 +1,7 @@
 """Progress bars of the libraries that people use, on a terminal that pyte draws.
 
-What the terminal shows half way and at the end is kept in ``tests/data/screens``. With ``WRITE_SCREENS=1`` these tests
-write the files instead of comparing them: look at what has changed.
+What the terminal shows half way and at the end is kept in ``tests/data/screens``. With
+``WRITE_SCREENS=1`` these tests write the files instead of comparing them: look at what has changed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ SCREENS = Path(__file__).parents[2] / "data" / "screens"
 WRITE = os.environ.get("WRITE_SCREENS") == "1"
 OTHER = "[1] a line of rank 1"
 ABOVE = {"tqdm_kept": 1, "tqdm_position": 1}
-"""Rows of rank 0 that have become lines, or soon will: the line of rank 1 may come before or after them."""
+"""Rows of rank 0 that have become lines, or soon will: the line of rank 1 may come before or after
+them."""
 QUICK = ["tqdm_single", "tqdm_nested", "tqdm_kept", "tqdm_position", "rich_track", "rich_live"]
 
 
@@ -43,11 +44,18 @@ def ordered(rows: list[str], kind: str) -> str:
 
 def normal_of_lightning(rows: list[str]) -> list[str]:
     """Leave out rates, and how long a bar beside them is."""
-    return [re.sub(r"[━╸╺█▏▎▍▌▋▊▉]+", "━", re.sub(r" *[\d.]+ ?(it/s|s/it)", " RATE", row)) for row in normal(rows)]
+    return [
+        re.sub(r"[━╸╺█▏▎▍▌▋▊▉]+", "━", re.sub(r" *[\d.]+ ?(it/s|s/it)", " RATE", row))
+        for row in normal(rows)
+    ]
 
 
 def normal_of_keras(rows: list[str]) -> list[str]:
-    kept = [row for row in normal(rows) if not row.startswith("[0]") or "━" in row or row == "[0] trained"]
+    kept = [
+        row
+        for row in normal(rows)
+        if not row.startswith("[0]") or "━" in row or row == "[0] trained"
+    ]
     return [re.sub(r"━ .*", "━ NUMBERS", re.sub(r"\] \d/", "] N/", row)) for row in kept]
 
 
@@ -56,7 +64,9 @@ def watch(distlaunch, screen, on_screen, kind: str, columns: int, *, clean, word
     running = on_screen("--num-procs", "2", *words, str(BARS), kind)
     for rank in (0, 1):
         reached = distlaunch.work / f"half-{rank}"
-        running.wait_for(lambda reached=reached: (screen.look(), reached.exists())[1], reached.name, timeout=100)
+        running.wait_for(
+            lambda reached=reached: (screen.look(), reached.exists())[1], reached.name, timeout=100
+        )
     file = SCREENS / f"{kind}-{columns}.txt"
     half, _, end = ("-", "", "-") if WRITE else file.read_text().partition("\n-----\n")
     deadline = time.monotonic() + (3 if WRITE else 40)
@@ -76,7 +86,9 @@ def watch(distlaunch, screen, on_screen, kind: str, columns: int, *, clean, word
 
 @pytest.mark.parametrize("columns", [80, 200])
 @pytest.mark.parametrize("kind", QUICK)
-def test_bars_move_in_place_below_the_lines_of_other_ranks(distlaunch, screen, on_screen, kind, columns):
+def test_bars_move_in_place_below_the_lines_of_other_ranks(
+    distlaunch, screen, on_screen, kind, columns
+):
     watch(distlaunch, screen, on_screen, kind, columns, clean=normal)
 
 
@@ -89,7 +101,9 @@ def test_both_bars_of_lightning_move_in_place(distlaunch, screen, on_screen, kin
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("columns", [80, 200])
-def test_the_bar_of_keras_moves_in_place(distlaunch, screen, on_screen, columns, tensorflow_python, monkeypatch):
+def test_the_bar_of_keras_moves_in_place(
+    distlaunch, screen, on_screen, columns, tensorflow_python, monkeypatch
+):
     monkeypatch.setitem(distlaunch.env, "KERAS_BACKEND", "tensorflow")
     words = ("--python", tensorflow_python)
     watch(distlaunch, screen, on_screen, "keras", columns, clean=normal_of_keras, words=words)
@@ -113,7 +127,9 @@ def test_the_file_of_rank_0_keeps_every_byte_of_its_bars(distlaunch, screen, on_
     assert (result.run_dir / "attempt-0" / "rank-0.log").read_bytes() == alone.stdout
 
 
-def test_cursor_codes_of_one_rank_leave_lines_of_others_and_the_status_line_alone(distlaunch, screen, on_screen):
+def test_cursor_codes_of_one_rank_leave_lines_of_others_and_the_status_line_alone(
+    distlaunch, screen, on_screen
+):
     screen.resize(30, 80)
     running = on_screen("--num-procs", "2", str(BARS), "hostile")
     deadline = time.monotonic() + 40
@@ -130,14 +146,18 @@ def test_cursor_codes_of_one_rank_leave_lines_of_others_and_the_status_line_alon
     assert b"[1] before" in allowed
 
 
-def test_only_rank_0_is_told_of_a_terminal_and_only_where_one_shows_it(distlaunch, screen, on_screen):
+def test_only_rank_0_is_told_of_a_terminal_and_only_where_one_shows_it(
+    distlaunch, screen, on_screen
+):
     names = ["TTY_COMPATIBLE", "TTY_INTERACTIVE", "TQDM_NCOLS"]
     script = distlaunch.work / "names.py"
-    script.write_text(f"import os\nprint('variables', [os.environ.get(name) for name in {names}])\n")
+    script.write_text(
+        f"import os\nprint('variables', [os.environ.get(name) for name in {names}])\n"
+    )
     told, nothing = "variables ['1', '1', '195']", "variables [None, None, None]"
 
     def seen(*words: str, **env: str) -> list[list[str]]:
-        result = screen.read_until_end(on_screen("--num-procs", "2", *words, str(script), env=env))  # fmt: skip
+        result = screen.read_until_end(on_screen("--num-procs", "2", *words, str(script), env=env))
         assert result.returncode == 0
         return [result.lines_of(rank) for rank in (0, 1)]
 
@@ -146,6 +166,14 @@ def test_only_rank_0_is_told_of_a_terminal_and_only_where_one_shows_it(distlaunc
         ["variables ['0', '1', '50']"],
         ["variables ['0', None, '50']"],
     ]
-    assert seen("--env", "TTY_INTERACTIVE=0") == [["variables ['1', '0', '195']"], ["variables [None, '0', None]"]]
-    assert seen("--format", "jsonl") == seen("--output", "1") == seen(TERM="dumb") == [[nothing], [nothing]]
+    assert seen("--env", "TTY_INTERACTIVE=0") == [
+        ["variables ['1', '0', '195']"],
+        ["variables [None, '0', None]"],
+    ]
+    assert (
+        seen("--format", "jsonl")
+        == seen("--output", "1")
+        == seen(TERM="dumb")
+        == [[nothing], [nothing]]
+    )
     assert distlaunch.train("--num-procs", "2", script).lines_of(0) == [nothing]

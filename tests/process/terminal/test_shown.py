@@ -30,9 +30,13 @@ def test_escape_sequences_cannot_touch_the_terminal_and_are_filed(distlaunch, sc
     assert (result.run_dir / "attempt-0" / "rank-1.log").read_bytes() == hostile
 
 
-@pytest.mark.parametrize(("env", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)])
+@pytest.mark.parametrize(
+    ("env", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)]
+)
 def test_colour_is_for_terminals_that_want_it(distlaunch, screen, on_screen, env, coloured):
-    running = on_screen("--num-procs", "2", script(distlaunch, "print('line of', os.environ['RANK'])"), env=env)
+    running = on_screen(
+        "--num-procs", "2", script(distlaunch, "print('line of', os.environ['RANK'])"), env=env
+    )
     assert screen.read_until_end(running).returncode == 0
     assert bool(re.search(rb"\x1b\[[0-9;]+m", screen.seen)) == coloured
     assert any(line.endswith("[1] line of 1") for line in screen.rendered())
@@ -48,7 +52,11 @@ def test_the_status_line_tells_of_the_job_and_leaves_no_trace(distlaunch, screen
     lines = screen.rendered()
     assert not any("workers up" in line for line in lines)
     assert lines[-1] == ""
-    assert {line for line in lines if line.startswith("[")} <= {"[0-1] begun", "[0-1] done", *(f"[{r}] {w}" for r in (0, 1) for w in ("begun", "done"))}  # fmt: skip
+    assert {line for line in lines if line.startswith("[")} <= {
+        "[0-1] begun",
+        "[0-1] done",
+        *(f"[{r}] {w}" for r in (0, 1) for w in ("begun", "done")),
+    }
 
 
 # --- terminals that stop or go away
@@ -64,22 +72,33 @@ while not os.path.exists("go"):
 """
     running = on_screen("--num-procs", "2", script(distlaunch, source))
     written = [distlaunch.work / f"written-{rank}" for rank in (0, 1)]
-    running.wait_for(lambda: all(path.exists() for path in written), "workers that go on though nobody reads")
+    running.wait_for(
+        lambda: all(path.exists() for path in written), "workers that go on though nobody reads"
+    )
     screen.wait_text("lines not shown")
     (distlaunch.work / "go").touch()
     result = screen.read_until_end(running)
     assert result.returncode == 0
     text = screen.seen.decode(errors="replace")
     shown = set(re.findall(r"\[([01])\] \1 (\d+) s{80}", re.sub(r"\x1b\[[0-9;]*m", "", text)))
-    skipped = sum(int(count.replace(",", "")) for count in re.findall(r"… ([\d,]+) lines? not shown", text))
+    skipped = sum(
+        int(count.replace(",", "")) for count in re.findall(r"… ([\d,]+) lines? not shown", text)
+    )
     assert len(shown) + skipped == 120_000
     for rank in (0, 1):
-        assert len((result.run_dir / "attempt-0" / f"rank-{rank}.log").read_bytes().splitlines()) == 60_000
+        assert (
+            len((result.run_dir / "attempt-0" / f"rank-{rank}.log").read_bytes().splitlines())
+            == 60_000
+        )
 
 
 @pytest.mark.parametrize("code", [0, 5])
-def test_a_job_on_a_terminal_that_nobody_reads_ends_with_its_code(distlaunch, screen, on_screen, code):
-    running = on_screen("--num-procs", "2", "--failure-grace", "1", str(LINES), "40000", "80", str(code))
+def test_a_job_on_a_terminal_that_nobody_reads_ends_with_its_code(
+    distlaunch, screen, on_screen, code
+):
+    running = on_screen(
+        "--num-procs", "2", "--failure-grace", "1", str(LINES), "40000", "80", str(code)
+    )
     result = running.wait(30)
     assert result.returncode == code
     assert [event["exit_code"] for event in result.of_type("job_ended")] == [code]
@@ -88,7 +107,9 @@ def test_a_job_on_a_terminal_that_nobody_reads_ends_with_its_code(distlaunch, sc
 
 @pytest.mark.parametrize("procs", ["1", "2"])
 def test_a_terminal_that_goes_away_ends_the_job_with_129(distlaunch, screen, on_screen, procs):
-    running = on_screen("--num-procs", procs, script(distlaunch, "print('ready', flush=True)\ntime.sleep(600)\n"))
+    running = on_screen(
+        "--num-procs", procs, script(distlaunch, "print('ready', flush=True)\ntime.sleep(600)\n")
+    )
     screen.wait_text("ready")
     screen.close()
     result = running.wait(30)

@@ -10,10 +10,19 @@ import pytest
 CAPTURES = Path(__file__).parents[2] / "data" / "slurm"
 
 
-TRAINER = {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "job-node-0-0.job", "PET_MASTER_PORT": "29500"}
+TRAINER = {
+    "PET_NNODES": "2",
+    "PET_NODE_RANK": "1",
+    "PET_MASTER_ADDR": "job-node-0-0.job",
+    "PET_MASTER_PORT": "29500",
+}
 """What Kubeflow Trainer v2 sets (its documentation)."""
-MPIRUN = {f"OMPI_COMM_WORLD_{name}": value for name, value in {"RANK": "1", "SIZE": "2", "LOCAL_RANK": "1", "LOCAL_SIZE": "2"}.items()}  # fmt: skip
-"""What Open MPI's mpirun sets for the second of two processes on a host (captured, see test_mpi)."""
+MPIRUN = {
+    f"OMPI_COMM_WORLD_{name}": value
+    for name, value in {"RANK": "1", "SIZE": "2", "LOCAL_RANK": "1", "LOCAL_SIZE": "2"}.items()
+}
+"""What Open MPI's mpirun sets for the second of two processes on a host (captured, see
+test_mpi)."""
 SKYPILOT = {
     "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2\n10.0.0.3",
     "SKYPILOT_NODE_RANK": "0",
@@ -66,6 +75,8 @@ def train(distlaunch):
     def run(*words: str, env=None) -> tuple[list[str], str]:
         result = distlaunch.train("--format", "plain", *words, "t.py", env=env)
         assert result.returncode == 0, result.stderr
-        return sorted(line.partition(" is ")[2] for line in result.stdout.splitlines()), result.stderr
+        return sorted(
+            line.partition(" is ")[2] for line in result.stdout.splitlines()
+        ), result.stderr
 
     return run

@@ -15,7 +15,10 @@ def placed(record: dict) -> list[tuple[str, int | None, list[int]]]:
     assert [node["node_rank"] for node in nodes] == list(range(len(nodes)))
     workers = [worker for node in nodes for worker in node["workers"] or ()]
     assert [worker["rank"] for worker in workers] == list(range(len(workers)))
-    return [(node["host"], node["slots"], [worker["local_rank"] for worker in node["workers"] or ()]) for node in nodes]
+    return [
+        (node["host"], node["slots"], [worker["local_rank"] for worker in node["workers"] or ()])
+        for node in nodes
+    ]
 
 
 @pytest.mark.parametrize(
@@ -27,28 +30,61 @@ def placed(record: dict) -> list[tuple[str, int | None, list[int]]]:
         (["--hosts", "a:4", "--num-procs", "2"], [("a", 2, [0, 1])]),
         (["--hosts", "a:4,b:4", "--num-procs", "2"], [("a", 2, [0, 1])]),
         (["--hosts", "a:4,b:4", "--num-procs", "2", "--spread"], [("a", 1, [0]), ("b", 1, [0])]),
-        (["--hosts", "a:4,b:4,c:4", "--num-procs", "5", "--spread"], [("a", 2, [0, 1]), ("b", 2, [0, 1]), ("c", 1, [0])]),
-        (["--hosts", "rack[0-1]node[0-1]:1"], [(f"rack{i}node{j}", 1, [0]) for i in (0, 1) for j in (0, 1)]),
+        (
+            ["--hosts", "a:4,b:4,c:4", "--num-procs", "5", "--spread"],
+            [("a", 2, [0, 1]), ("b", 2, [0, 1]), ("c", 1, [0])],
+        ),
+        (
+            ["--hosts", "rack[0-1]node[0-1]:1"],
+            [(f"rack{i}node{j}", 1, [0]) for i in (0, 1) for j in (0, 1)],
+        ),
         (["--hosts", "user@h:2,[fd00::7]:1"], [("h", 2, [0, 1]), ("fd00::7", 1, [0])]),
         (["--hosts", "a,b", "--gpus-per-node", "2"], [("a", 2, [0, 1]), ("b", 2, [0, 1])]),
-        (["--hosts", "a:8,b:8", "--num-gpus", "8", "--num-nodes", "2"], [("a", 4, [0, 1, 2, 3]), ("b", 4, [0, 1, 2, 3])]),
+        (
+            ["--hosts", "a:8,b:8", "--num-gpus", "8", "--num-nodes", "2"],
+            [("a", 4, [0, 1, 2, 3]), ("b", 4, [0, 1, 2, 3])],
+        ),
         (["--hosts", "a,b"], [("a", None, []), ("b", None, [])]),
-        (["--hosts", "a:4,b:4", "--include", "b@a:1,3"], [("a", 2, [0, 1]), ("b", 4, [0, 1, 2, 3])]),
+        (
+            ["--hosts", "a:4,b:4", "--include", "b@a:1,3"],
+            [("a", 2, [0, 1]), ("b", 4, [0, 1, 2, 3])],
+        ),
         (["--hosts", "n[1-4]:1", "--exclude", "n2@n3"], [("n1", 1, [0]), ("n4", 1, [0])]),
         (["--hosts", "a:1,b:1,c:1", "--exclude", "a", "--num-nodes", "1"], [("b", 1, [0])]),
-        (["--discover", "echo a:2; echo b; true", "--procs-per-node", "1"], [("a", 1, [0]), ("b", 1, [0])]),
-        (["--num-nodes", "2", "--node-rank", "1", "--master-addr", "h0", "--procs-per-node", "1"], [("h0", 1, [0]), (None, 1, [0])]),
+        (
+            ["--discover", "echo a:2; echo b; true", "--procs-per-node", "1"],
+            [("a", 1, [0]), ("b", 1, [0])],
+        ),
+        (
+            [
+                "--num-nodes",
+                "2",
+                "--node-rank",
+                "1",
+                "--master-addr",
+                "h0",
+                "--procs-per-node",
+                "1",
+            ],
+            [("h0", 1, [0]), (None, 1, [0])],
+        ),
     ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) and isinstance(value[0], str) else "",
-)  # fmt: skip
+    ids=lambda value: (
+        " ".join(value) if isinstance(value, list) and isinstance(value[0], str) else ""
+    ),
+)
 def test_ranks_go_node_by_node_over_the_hosts_that_were_named(plan, words, nodes):
     record = plan(*words)
     assert placed(record) == nodes
-    assert record["world_size"] == (None if None in [slots for _, slots, _ in nodes] else sum(n[1] for n in nodes))
+    assert record["world_size"] == (
+        None if None in [slots for _, slots, _ in nodes] else sum(n[1] for n in nodes)
+    )
     assert record["master_addr"] == nodes[0][0] or len(nodes) == 1
 
 
-def test_a_job_that_leaves_a_named_host_idle_warns_and_names_the_number_for_each_host(distlaunch, plan, train):
+def test_a_job_that_leaves_a_named_host_idle_warns_and_names_the_number_for_each_host(
+    distlaunch, plan, train
+):
     words = ["--hosts", "localhost:2,far:2", "--num-procs", "2"]
     warning = "--num-procs 2 is for the whole job, so far gets no worker; --procs-per-node 2 starts 2 on each host"
     assert plan(*words)["notes"] == [warning]
@@ -56,7 +92,11 @@ def test_a_job_that_leaves_a_named_host_idle_warns_and_names_the_number_for_each
     assert [worker.split()[:2] for worker in workers] == [["0", "2"], ["1", "2"]]
     assert f"distlaunch: {warning}\n" in said
     result = distlaunch.train("--format", "jsonl", *words, "t.py")
-    (event,) = [record for record in map(json.loads, result.stdout.splitlines()) if record.get("text") == warning]
+    (event,) = [
+        record
+        for record in map(json.loads, result.stdout.splitlines())
+        if record.get("text") == warning
+    ]
     assert event["level"] == "warning"
     assert "is for the whole job" not in train(*words, "--procs-per-node", "2")[1]
 
@@ -81,7 +121,12 @@ def test_host_files_of_every_dialect_are_read(plan, distlaunch, text, nodes):
 
 @pytest.mark.parametrize(
     ("text", "line"),
-    [("w slots=2abc\n", 1), ("a\nw slots=0\n", 2), ("\n\nw slots=-1\n", 3), ("a:1\nb port=22\na:1 port=23\n", 3)],
+    [
+        ("w slots=2abc\n", 1),
+        ("a\nw slots=0\n", 2),
+        ("\n\nw slots=-1\n", 3),
+        ("a:1\nb port=22\na:1 port=23\n", 3),
+    ],
 )
 def test_an_error_in_a_host_file_names_file_and_line(refused, distlaunch, text, line):
     (distlaunch.work / "hosts").write_text(text)
@@ -98,15 +143,27 @@ def test_an_error_in_a_host_file_names_file_and_line(refused, distlaunch, text, 
         (["--hosts", "a:1,a:1:port=22"], ["twice with a different port"]),
         (["--hosts", "a:2", "--exclude", "a"], ["--exclude 'a': no host is left"]),
         (["--hosts", "a:2", "--include", "b"], ["there is no host 'b'", "there is a\n"]),
-        (["--hosts", "a:8,b:8", "--num-gpus", "9", "--num-nodes", "2"], ["--num-gpus 9", "2 nodes"]),
+        (
+            ["--hosts", "a:8,b:8", "--num-gpus", "9", "--num-nodes", "2"],
+            ["--num-gpus 9", "2 nodes"],
+        ),
         (["--hosts", "a", "--num-nodes", "2"], ["--num-nodes 2", "1 host"]),
-        (["--hosts", "a", "--hostfile", "f"], ["--hosts 'a' and --hostfile 'f' each say which nodes there are"]),
+        (
+            ["--hosts", "a", "--hostfile", "f"],
+            ["--hosts 'a' and --hostfile 'f' each say which nodes there are"],
+        ),
         (["--hostfile", "-"], ["--hostfile '-': No such file", "/dev/stdin"]),
-        (["--hosts", "a", "--discover", "touch ran"], ["--hosts 'a' and --discover 'touch ran' each"]),
+        (
+            ["--hosts", "a", "--discover", "touch ran"],
+            ["--hosts 'a' and --discover 'touch ran' each"],
+        ),
         (["--hosts", "a", "--source", "slurm"], ["--hosts 'a' and --source 'slurm' each"]),
         (["--hosts", "localhost,127.0.0.1"], ["'localhost' and '127.0.0.1' are both this machine"]),
         (["--hosts", "a,b", "--node-rank", "2"], ["--node-rank 2: ranks of 2 nodes go to 1"]),
-        (["--hosts", "a,localhost", "--node-rank", "0"], ["--node-rank 0 is a, but this machine is localhost"]),
+        (
+            ["--hosts", "a,localhost", "--node-rank", "0"],
+            ["--node-rank 0 is a, but this machine is localhost"],
+        ),
         (["--hostfile", "missing"], ["--hostfile 'missing': No such file or directory"]),
         (["--hostfile", "."], ["--hostfile '.': Is a directory"]),
         (["--hostfile", "empty"], ["empty: the file names no host"]),
@@ -116,15 +173,26 @@ def test_an_error_in_a_host_file_names_file_and_line(refused, distlaunch, text, 
         (["--discover", "kill -9 $$"], ["ended with signal SIGKILL"]),
         (["--discover", "echo 'a:x'"], ["line 1"]),
         (["--node-rank", "1"], ["--node-rank 1: ranks of 1 node go to 0", "--num-nodes"]),
-        (["--node-rank", "0", "--rendezvous", "h:1"], ["nothing says how many nodes there are", "--num-nodes N"]),
-        (["--node-rank", "1", "--num-nodes", "2"], ["nothing says where they meet", "--rendezvous"]),
-        (["--node-rank", "1", "--num-nodes", "999999", "--master-addr", "m"], ["--num-nodes 999,999", "at most"]),
+        (
+            ["--node-rank", "0", "--rendezvous", "h:1"],
+            ["nothing says how many nodes there are", "--num-nodes N"],
+        ),
+        (
+            ["--node-rank", "1", "--num-nodes", "2"],
+            ["nothing says where they meet", "--rendezvous"],
+        ),
+        (
+            ["--node-rank", "1", "--num-nodes", "999999", "--master-addr", "m"],
+            ["--num-nodes 999,999", "at most"],
+        ),
         (["--master-addr=-oX"], ["--master-addr: '-oX' is no host name"]),
         (["--num-nodes", "2"], ["--num-nodes 2: only this machine is known"]),
         (["--source", "slurm"], ["--source slurm does not apply", "SLURM_JOB_ID"]),
         (["--source", "slrm"], ["--source 'slrm': no such source"]),
     ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) and value[0].startswith("--") else "",
+    ids=lambda value: (
+        " ".join(value) if isinstance(value, list) and value[0].startswith("--") else ""
+    ),
 )
 def test_what_cannot_be_meant_is_refused_with_the_reason(refused, distlaunch, words, said):
     (distlaunch.work / "empty").touch()

@@ -9,19 +9,26 @@ from distlaunch.core.model.topology import Node, Topology
 
 CPUS = Topology(nodes=(Node(host="a", slots=2),), device="cpu")
 GPUS = Topology(nodes=(Node(host="a", slots=2, devices=("0", "1")),), device="cuda")
-ELASTIC = Topology(nodes=(Node(host="a", slots=None), Node(host="b", slots=2)), device="auto", bounds=(1, 4))
+ELASTIC = Topology(
+    nodes=(Node(host="a", slots=None), Node(host="b", slots=2)), device="auto", bounds=(1, 4)
+)
 
 
 def made(text: str | None, *words: str) -> Accelerate:
     files = [] if text is None else ["config=conf/a.yaml"]
-    return Accelerate(chosen_options([*files, *words], Accelerate.options(), Accelerate.name), {"config": text or ""})
+    return Accelerate(
+        chosen_options([*files, *words], Accelerate.options(), Accelerate.name),
+        {"config": text or ""},
+    )
 
 
 def test_without_a_file_only_what_is_asked_for_is_set():
     assert made(None).job_variables(GPUS) == {}
     assert made(None).job_variables(CPUS) == {"ACCELERATE_USE_CPU": "true"}
     words = ["mixed-precision=bf16", "dynamo-backend=inductor", "dynamo-mode=max-autotune", "debug"]
-    assert made(None, *words, "gradient-accumulation-steps=4", "nccl-debug=warn").job_variables(GPUS) == {
+    assert made(None, *words, "gradient-accumulation-steps=4", "nccl-debug=warn").job_variables(
+        GPUS
+    ) == {
         "ACCELERATE_MIXED_PRECISION": "bf16",
         "ACCELERATE_DYNAMO_BACKEND": "INDUCTOR",
         "ACCELERATE_DYNAMO_MODE": "max-autotune",
@@ -34,14 +41,18 @@ def test_without_a_file_only_what_is_asked_for_is_set():
 def test_options_win_over_the_file():
     text = "distributed_type: MULTI_GPU\nmixed_precision: fp16\ndebug: true\ndynamo_config:\n  dynamo_backend: TVM\n"
     assert made(text).job_variables(GPUS)["ACCELERATE_DYNAMO_BACKEND"] == "TVM"
-    variables = made(text, "mixed-precision=no", "dynamo-backend=no", "debug=off").job_variables(GPUS)
+    variables = made(text, "mixed-precision=no", "dynamo-backend=no", "debug=off").job_variables(
+        GPUS
+    )
     assert variables["ACCELERATE_MIXED_PRECISION"] == "no"
     assert variables["ACCELERATE_DYNAMO_BACKEND"] == "NO"
     assert variables["ACCELERATE_DEBUG_MODE"] == "false"
 
 
 def test_words_without_quotes_that_yaml_takes_for_false_are_what_they_look_like():
-    variables = made("distributed_type: NO\nmixed_precision: no\ndynamo_config: {}\n").job_variables(GPUS)
+    variables = made(
+        "distributed_type: NO\nmixed_precision: no\ndynamo_config: {}\n"
+    ).job_variables(GPUS)
     assert variables["ACCELERATE_MIXED_PRECISION"] == "no"
 
 
@@ -69,7 +80,10 @@ def test_a_file_that_fits_is_not_talked_about():
     ("line", "note"),
     [
         ("num_processes: 8", "conf/a.yaml says num_processes: 8; here it is 2 workers on 1 node"),
-        ("num_processes: 16\nnum_machines: 2", "says num_processes: 16 and num_machines: 2; here it is 2 workers"),
+        (
+            "num_processes: 16\nnum_machines: 2",
+            "says num_processes: 16 and num_machines: 2; here it is 2 workers",
+        ),
         ("gpu_ids: 0,3", "conf/a.yaml:2: gpu_ids: 0,3 is not used: --gpus"),
         (
             "num_machines: 2\nmain_process_ip: 10.0.0.1",
@@ -77,8 +91,14 @@ def test_a_file_that_fits_is_not_talked_about():
         ),
         ("main_process_port: 29500", "conf/a.yaml:2: main_process_port: 29500 is not used"),
         ("use_cpu: true", "is for CPUs: these workers' GPUs are idle"),
-        ("mpirun_config:\n  mpirun_hostfile: hosts", "conf/a.yaml:3: mpirun_hostfile is not used: --hostfile"),
-        ("deepspeed_config:\n  deepspeed_inclusion_filter: a", "conf/a.yaml:3: deepspeed_inclusion_filter is not used"),
+        (
+            "mpirun_config:\n  mpirun_hostfile: hosts",
+            "conf/a.yaml:3: mpirun_hostfile is not used: --hostfile",
+        ),
+        (
+            "deepspeed_config:\n  deepspeed_inclusion_filter: a",
+            "conf/a.yaml:3: deepspeed_inclusion_filter is not used",
+        ),
         ("enable_cpu_affinity: true", "--bind numa"),
     ],
 )
@@ -92,7 +112,8 @@ def test_sizes_are_not_compared_where_they_may_change():
 
 
 @pytest.mark.parametrize(
-    ("kind", "note"), [("MULTI_GPU", "these workers run on CPUs"), ("FSDP", "does FSDP on GPUs alone")]
+    ("kind", "note"),
+    [("MULTI_GPU", "these workers run on CPUs"), ("FSDP", "does FSDP on GPUs alone")],
 )
 def test_a_file_for_gpus_is_told_of_where_workers_run_on_cpus(kind, note):
     (told,) = made(f"distributed_type: {kind}\n").notes_on(CPUS)
@@ -103,13 +124,37 @@ def test_a_file_for_gpus_is_told_of_where_workers_run_on_cpus(kind, note):
     ("text", "why", "hint"),
     [
         ("num_processes: 2\n", "conf/a.yaml: distributed_type is missing", "MULTI_GPU"),
-        ("distributed_type: MULTI_GPUS\n", "conf/a.yaml:1: 'MULTI_GPUS'", "did you mean MULTI_GPU?"),
+        (
+            "distributed_type: MULTI_GPUS\n",
+            "conf/a.yaml:1: 'MULTI_GPUS'",
+            "did you mean MULTI_GPU?",
+        ),
         ("distributed_type: XLA\n", "TPUs are not started", None),
-        ("compute_environment: AMAZON_SAGEMAKER\ndistributed_type: NO\n", "accelerate launch alone", "LOCAL_MACHINE"),
-        ("distributed_type: NO\nmixed_precision: bf-16\n", "conf/a.yaml:2: mixed_precision 'bf-16'", "bf16"),
-        ("distributed_type: NO\nnum_proceses: 2\n", "conf/a.yaml:2: 'num_proceses' is not known", "num_processes?"),
-        ("distributed_type: FSDP\nfsdp_config:\n  fsdp_versoin: 2\n", "conf/a.yaml:3: 'fsdp_versoin'", "fsdp_version?"),
-        ("distributed_type: FSDP\nfsdp_config: on\n", "conf/a.yaml:2: fsdp_config takes names and values", None),
+        (
+            "compute_environment: AMAZON_SAGEMAKER\ndistributed_type: NO\n",
+            "accelerate launch alone",
+            "LOCAL_MACHINE",
+        ),
+        (
+            "distributed_type: NO\nmixed_precision: bf-16\n",
+            "conf/a.yaml:2: mixed_precision 'bf-16'",
+            "bf16",
+        ),
+        (
+            "distributed_type: NO\nnum_proceses: 2\n",
+            "conf/a.yaml:2: 'num_proceses' is not known",
+            "num_processes?",
+        ),
+        (
+            "distributed_type: FSDP\nfsdp_config:\n  fsdp_versoin: 2\n",
+            "conf/a.yaml:3: 'fsdp_versoin'",
+            "fsdp_version?",
+        ),
+        (
+            "distributed_type: FSDP\nfsdp_config: on\n",
+            "conf/a.yaml:2: fsdp_config takes names and values",
+            None,
+        ),
         (
             "distributed_type: NO\ndynamo_config:\n  dynamo_backend: inductr\n",
             "conf/a.yaml:3: dynamo_backend",
@@ -125,7 +170,11 @@ def test_a_file_for_gpus_is_told_of_where_workers_run_on_cpus(kind, note):
             "conf/a.yaml:4: override_linear_precision takes three",
             None,
         ),
-        ("distributed_type: NO\nfoo\n", "conf/a.yaml:2: not YAML: could not find expected ':'", None),
+        (
+            "distributed_type: NO\nfoo\n",
+            "conf/a.yaml:2: not YAML: could not find expected ':'",
+            None,
+        ),
         ("", "conf/a.yaml: distributed_type is missing", None),
         (
             'distributed_type: FSDP\nfsdp_config:\n  fsdp_ignored_modules: "a\\0"\n',
@@ -147,7 +196,9 @@ def test_a_file_that_is_not_right_is_refused_with_its_line(text, why, hint):
 
 
 def test_a_number_that_is_none_is_refused_when_it_is_compared():
-    with pytest.raises(ConfigError, match=r"conf/a\.yaml:2: num_processes takes a whole number, not 'two'"):
+    with pytest.raises(
+        ConfigError, match=r"conf/a\.yaml:2: num_processes takes a whole number, not 'two'"
+    ):
         made("distributed_type: NO\nnum_processes: two\n").notes_on(GPUS)
 
 
@@ -163,9 +214,14 @@ def test_a_key_that_accelerate_launch_has_only_as_an_option_is_told_with_that_op
 
 
 def test_only_the_first_of_many_unknown_keys_are_told_of():
-    notes = made("distributed_type: NO\n" + "".join(f"zz_{number}: 1\n" for number in range(15_000))).notes
+    notes = made(
+        "distributed_type: NO\n" + "".join(f"zz_{number}: 1\n" for number in range(15_000))
+    ).notes
     assert len(notes) == 11
-    assert notes[-1] == "conf/a.yaml: 14,990 more keys are not known: is it a configuration of Accelerate?"
+    assert (
+        notes[-1]
+        == "conf/a.yaml: 14,990 more keys are not known: is it a configuration of Accelerate?"
+    )
 
 
 FSDP = "distributed_type: FSDP\nfsdp_config:\n  "
@@ -177,22 +233,62 @@ ZERO = "distributed_type: DEEPSPEED\ndeepspeed_config:\n  "
     [
         (FSDP + "fsdp_sharding_strategy: 12\n", "not '12'", None),
         (FSDP + "fsdp_version: 7\n", "a.yaml:3: fsdp_version takes 1 or 2, not '7'", None),
-        (FSDP + "fsdp_version:\n    a: 1\n", "a.yaml:3: fsdp_version takes one value, not names and values", None),
-        (FSDP + "fsdp_sharding_strategy: FULL_SHRAD\n", "a.yaml:3: fsdp_sharding_strategy takes", "FULL_SHARD?"),
+        (
+            FSDP + "fsdp_version:\n    a: 1\n",
+            "a.yaml:3: fsdp_version takes one value, not names and values",
+            None,
+        ),
+        (
+            FSDP + "fsdp_sharding_strategy: FULL_SHRAD\n",
+            "a.yaml:3: fsdp_sharding_strategy takes",
+            "FULL_SHARD?",
+        ),
         (
             FSDP + "fsdp_auto_wrap_policy: TRANSFORMER\n",
             "takes TRANSFORMER_BASED_WRAP, SIZE_BASED_WRAP or NO_WRAP",
             None,
         ),
-        (FSDP + "fsdp_offload_params: banana\n", "fsdp_offload_params takes true or false, not 'banana'", None),
-        (FSDP + "fsdp_min_num_params: 1e8\n", "fsdp_min_num_params takes a whole number, not '1e8'", None),
-        (FSDP + "fsdp_transformer_layer_cls_to_wrap: [A, B]\n", "takes one value, not a list", "A,B"),
+        (
+            FSDP + "fsdp_offload_params: banana\n",
+            "fsdp_offload_params takes true or false, not 'banana'",
+            None,
+        ),
+        (
+            FSDP + "fsdp_min_num_params: 1e8\n",
+            "fsdp_min_num_params takes a whole number, not '1e8'",
+            None,
+        ),
+        (
+            FSDP + "fsdp_transformer_layer_cls_to_wrap: [A, B]\n",
+            "takes one value, not a list",
+            "A,B",
+        ),
         (ZERO + "zero_stage: 9\n", "a.yaml:3: zero_stage takes 0, 1, 2 or 3, not '9'", None),
-        (ZERO + "gradient_clipping: banana\n", "gradient_clipping takes a number or auto, not 'banana'", None),
-        (ZERO + "gradient_accumulation_steps: -1\n", "gradient_accumulation_steps takes a whole number or auto", None),
-        (ZERO + "offload_param_device: gpu\n", "offload_param_device takes none, cpu or nvme, not 'gpu'", None),
-        ("distributed_type: NO\ndynamo_config:\n  dynamo_use_dynamic: maybe\n", "takes true or false", None),
-        ("distributed_type: MULTI_GPU\nparallelism_config:\n  parallelism_config_tp_size: two\n", "a whole", None),
+        (
+            ZERO + "gradient_clipping: banana\n",
+            "gradient_clipping takes a number or auto, not 'banana'",
+            None,
+        ),
+        (
+            ZERO + "gradient_accumulation_steps: -1\n",
+            "gradient_accumulation_steps takes a whole number or auto",
+            None,
+        ),
+        (
+            ZERO + "offload_param_device: gpu\n",
+            "offload_param_device takes none, cpu or nvme, not 'gpu'",
+            None,
+        ),
+        (
+            "distributed_type: NO\ndynamo_config:\n  dynamo_use_dynamic: maybe\n",
+            "takes true or false",
+            None,
+        ),
+        (
+            "distributed_type: MULTI_GPU\nparallelism_config:\n  parallelism_config_tp_size: two\n",
+            "a whole",
+            None,
+        ),
     ],
 )
 def test_values_that_accelerate_does_not_have_are_refused(text, why, hint):
@@ -205,11 +301,14 @@ def test_values_that_accelerate_does_not_have_are_refused(text, why, hint):
 @pytest.mark.parametrize(
     "text",
     [
-        FSDP + "fsdp_version: '2'\n  fsdp_reshard_after_forward: true\n  fsdp_sharding_strategy: 1\n",
+        FSDP
+        + "fsdp_version: '2'\n  fsdp_reshard_after_forward: true\n  fsdp_sharding_strategy: 1\n",
         FSDP + "fsdp_reshard_after_forward: 1\n",
         FSDP + "fsdp_reshard_after_forward: full_shard\n  fsdp_backward_prefetch: NO_PREFETCH\n",
-        FSDP + "fsdp_state_dict_type: SHARDED_STATE_DICT\n  fsdp_offload_params: yes\n  fsdp_min_num_params: 0\n",
-        ZERO + "gradient_clipping: 1.0\n  gradient_accumulation_steps: auto\n  zero3_init_flag: false\n",
+        FSDP
+        + "fsdp_state_dict_type: SHARDED_STATE_DICT\n  fsdp_offload_params: yes\n  fsdp_min_num_params: 0\n",
+        ZERO
+        + "gradient_clipping: 1.0\n  gradient_accumulation_steps: auto\n  zero3_init_flag: false\n",
         ZERO + "gradient_clipping: auto\n  offload_optimizer_device: none\n  zero_stage: 3\n",
         ZERO + "gradient_clipping: 1e-2\n  gradient_accumulation_steps:\n",
     ],
@@ -220,10 +319,25 @@ def test_values_that_accelerate_has_are_taken(text):
 
 def test_a_file_leaves_no_room_for_what_another_launch_has_said():
     unwanted = set(made(FSDP + "fsdp_version: 2\n").unwanted())
-    assert {"ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_MEGATRON_LM", "ACCELERATE_USE_PARALLELISM_CONFIG"} <= unwanted
-    assert {"FSDP_TRANSFORMER_CLS_TO_WRAP", "FSDP_STATE_DICT_TYPE", "PARALLELISM_CONFIG_TP_SIZE"} <= unwanted
+    assert {
+        "ACCELERATE_USE_DEEPSPEED",
+        "ACCELERATE_USE_MEGATRON_LM",
+        "ACCELERATE_USE_PARALLELISM_CONFIG",
+    } <= unwanted
+    assert {
+        "FSDP_TRANSFORMER_CLS_TO_WRAP",
+        "FSDP_STATE_DICT_TYPE",
+        "PARALLELISM_CONFIG_TP_SIZE",
+    } <= unwanted
     assert {"ACCELERATE_DEEPSPEED_CONFIG_FILE", "ACCELERATE_CONFIG_DS_FIELDS"} <= unwanted
-    assert not {"ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "ACCELERATE_LOG_LEVEL", "ACCELERATE_DEBUG_MODE"} & unwanted
+    assert (
+        not {
+            "ACCELERATE_GRADIENT_ACCUMULATION_STEPS",
+            "ACCELERATE_LOG_LEVEL",
+            "ACCELERATE_DEBUG_MODE",
+        }
+        & unwanted
+    )
 
 
 def test_without_a_file_the_environment_is_the_configuration():
@@ -240,13 +354,16 @@ def looked_for(file: str, **variables: str) -> list[tuple[str, str]]:
     backend = made(WITH_FILE.format(file=file))
     wanted: list[tuple[str, str]] = []
     backend.check_files(
-        {**backend.job_variables(GPUS), **variables}, lambda path, named: wanted.append((path, named)) or "{}"
+        {**backend.job_variables(GPUS), **variables},
+        lambda path, named: wanted.append((path, named)) or "{}",
     )
     return wanted
 
 
 def test_deepspeeds_own_configuration_is_looked_for_and_named_with_where_it_is_said():
-    assert looked_for("conf/ds.json") == [("conf/ds.json", "conf/a.yaml:3: deepspeed_config_file: conf/ds.json")]
+    assert looked_for("conf/ds.json") == [
+        ("conf/ds.json", "conf/a.yaml:3: deepspeed_config_file: conf/ds.json")
+    ]
 
 
 @pytest.mark.parametrize(
@@ -258,7 +375,13 @@ def test_deepspeeds_own_configuration_is_looked_for_and_named_with_where_it_is_s
         ("eyJ6ZXJvX29wdGltaXphdGlvbiI6IHsic3RhZ2UiOiAzfX0=", {}),
         ("ds.json", {"ACCELERATE_DEEPSPEED_CONFIG_FILE": "other.json"}),
     ],
-    ids=["as accelerate config has it for none", "nothing", "JSON", "base64", "another by the user's variable"],
+    ids=[
+        "as accelerate config has it for none",
+        "nothing",
+        "JSON",
+        "base64",
+        "another by the user's variable",
+    ],
 )
 def test_where_accelerate_reads_no_file_none_is_looked_for(file, variables):
     assert looked_for(file, **variables) == []
@@ -281,7 +404,9 @@ def test_a_section_for_another_way_of_training_is_not_looked_at():
 )
 def test_deepspeeds_own_configuration_has_to_be_json(text, why, hint):
     backend = made(WITH_FILE.format(file="ds.json"))
-    with pytest.raises(ConfigError, match=r"^conf/a\.yaml:3: deepspeed_config_file: ds\.json: ") as caught:
+    with pytest.raises(
+        ConfigError, match=r"^conf/a\.yaml:3: deepspeed_config_file: ds\.json: "
+    ) as caught:
         backend.check_files(backend.job_variables(GPUS), lambda *_: text)
     assert why in caught.value.message
     assert hint is None or hint in str(caught.value.hint)
@@ -331,8 +456,14 @@ def test_settings_are_all_there_is_without_a_file():
         ("fsdp", "-o settings takes JSON, not 'fsdp'"),
         ('{"distributed_type": ', "-o settings:1: no JSON: "),
         ('{"debug": true}', "-o settings: distributed_type is missing"),
-        ('{"distributed_type": "FSDP", "fsdp_config": {"fsdp_versions": 2}}', "-o settings: 'fsdp_versions' is not"),
-        ('{"distributed_type": "FSDP", "fsdp_config": 2}', "-o settings: fsdp_config takes names and values"),
+        (
+            '{"distributed_type": "FSDP", "fsdp_config": {"fsdp_versions": 2}}',
+            "-o settings: 'fsdp_versions' is not",
+        ),
+        (
+            '{"distributed_type": "FSDP", "fsdp_config": 2}',
+            "-o settings: fsdp_config takes names and values",
+        ),
     ],
 )
 def test_settings_that_are_wrong_are_named_as_such(above, message):

@@ -40,19 +40,27 @@ def test_an_address_is_the_backends_option_and_the_command_line_wins(words, envi
     assert parse_plan(["--address", "h:1", "t.py"], {})[0].address == "h:1"
 
 
-@pytest.mark.parametrize(("text", "value"), [("0.5", 0.5), ("2", 2.0), (".25", 0.25), ("3.", 3.0), ("0", 0.0)])
+@pytest.mark.parametrize(
+    ("text", "value"), [("0.5", 0.5), ("2", 2.0), (".25", 0.25), ("3.", 3.0), ("0", 0.0)]
+)
 def test_a_number_may_have_a_decimal_point(text, value):
-    assert chosen_options([f"cycle-time-ms={text}"], Horovod.options(), "horovod") == {"cycle-time-ms": value}
+    assert chosen_options([f"cycle-time-ms={text}"], Horovod.options(), "horovod") == {
+        "cycle-time-ms": value
+    }
 
 
-@pytest.mark.parametrize("text", ["", ".", "-1", "1e3", "0.5.1", "nan", "0.1234567890123", "1,5", "\u0663"])
+@pytest.mark.parametrize(
+    "text", ["", ".", "-1", "1e3", "0.5.1", "nan", "0.1234567890123", "1,5", "\u0663"]
+)
 def test_what_is_no_such_number_is_refused(text):
     with pytest.raises(ConfigError, match="cycle-time-ms takes MS"):
         chosen_options([f"cycle-time-ms={text}"], Horovod.options(), "horovod")
 
 
 def test_the_other_options_stay():
-    options = parse_train(["--address", "h:1", "t.py"], {"DISTLAUNCH_OPT": "strategy=spread address=other:1"})
+    options = parse_train(
+        ["--address", "h:1", "t.py"], {"DISTLAUNCH_OPT": "strategy=spread address=other:1"}
+    )
     words = given_words(options, Ray.options(), "ray")
     assert chosen_options(words, Ray.options(), "ray") == {"strategy": "spread", "address": "h:1"}
 
@@ -60,7 +68,11 @@ def test_the_other_options_stay():
 @pytest.mark.parametrize(
     ("words", "environ", "said"),
     [
-        (["--address", "a:1", "-o", "address=b:1"], {}, "--address 'a:1' and -o 'address=b:1' contradict each other"),
+        (
+            ["--address", "a:1", "-o", "address=b:1"],
+            {},
+            "--address 'a:1' and -o 'address=b:1' contradict each other",
+        ),
         (
             [],
             {"DISTLAUNCH_ADDRESS": "a:1", "DISTLAUNCH_OPT": "address=b:1"},
@@ -75,24 +87,34 @@ def test_two_addresses_or_none_are_refused(words, environ, said):
     assert said in caught.value.message
 
 
-@pytest.mark.parametrize(("words", "environ"), [(["--address", "a:1"], {}), ([], {"DISTLAUNCH_ADDRESS": "a:1"})])
+@pytest.mark.parametrize(
+    ("words", "environ"), [(["--address", "a:1"], {}), ([], {"DISTLAUNCH_ADDRESS": "a:1"})]
+)
 def test_a_backend_that_has_no_cluster_of_its_own_refuses_an_address(words, environ):
     options = parse_train([*words, "t.py"], environ)
     with pytest.raises(ConfigError) as caught:
         given_words(options, PytorchDdp.options(), PytorchDdp.name)
-    assert caught.value.message == f"{options.named('address')} 'a:1': --backend pytorch-ddp connects to no cluster"
+    assert (
+        caught.value.message
+        == f"{options.named('address')} 'a:1': --backend pytorch-ddp connects to no cluster"
+    )
     assert "--backend ray" in caught.value.hint
 
 
 def test_a_choice_is_understood_however_its_letters_are_written():
-    assert chosen_options(["nccl-debug=INFO"], PytorchDdp.options(), "pytorch-ddp") == {"nccl-debug": "info"}
+    assert chosen_options(["nccl-debug=INFO"], PytorchDdp.options(), "pytorch-ddp") == {
+        "nccl-debug": "info"
+    }
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (["bucket-mb=-1"], "bucket-mb takes N, a whole number from 0 to 1099511627776"),
-        (["bucket-mb=99999999999999999"], "bucket-mb takes N, a whole number from 0 to 1099511627776"),
+        (
+            ["bucket-mb=99999999999999999"],
+            "bucket-mb takes N, a whole number from 0 to 1099511627776",
+        ),
         (["static-graph", "static-graph=off"], "-o static-graph is given twice: on and off"),
         (["bucket-mb=1", "bucket_mb=2"], "-o bucket-mb is given twice: 1 and 2"),
     ],
@@ -108,7 +130,11 @@ def test_what_is_wrong_is_said_in_the_words_that_were_given(words, said):
     [
         (Accelerate, "zero=3", "it is an option of --backend deepspeed"),
         (PytorchDdp, "sharding=full", "it is an option of --backend fsdp"),
-        (DeepSpeed, "gradient-accumulation-steps=2", "of --backend accelerate; here there is gradient-accumulation"),
+        (
+            DeepSpeed,
+            "gradient-accumulation-steps=2",
+            "of --backend accelerate; here there is gradient-accumulation",
+        ),
         (PytorchDdp, "bucket-mbs=3", "did you mean bucket-mb?"),
     ],
 )
@@ -118,7 +144,9 @@ def test_an_option_of_another_backend_is_known_as_that(backend, word, hint):
     assert hint in str(caught.value.hint)
 
 
-@pytest.mark.parametrize(("name", "meant"), [("FSDP", "fsdp"), ("tf", "tensorflow"), ("DDP", "pytorch-ddp")])
+@pytest.mark.parametrize(
+    ("name", "meant"), [("FSDP", "fsdp"), ("tf", "tensorflow"), ("DDP", "pytorch-ddp")]
+)
 def test_other_spellings_of_a_backend_are_answered_with_its_name(name, meant):
     with pytest.raises(ConfigError) as caught:
         find_backend(name)

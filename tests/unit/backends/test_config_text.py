@@ -22,15 +22,35 @@ KEYS = st.text(string.ascii_letters + "_", min_size=1, max_size=12).filter(
 TEXTS = st.one_of(
     st.text(st.characters(codec="utf-8", categories=("L", "N", "P", "S", "Zs")), max_size=200),
     st.lists(
-        st.sampled_from(["Block", "a.b", "it's", '"x"', "#", "-", ":", "é", "\\", "C:", "{", "no"]), max_size=60
+        st.sampled_from(["Block", "a.b", "it's", '"x"', "#", "-", ":", "é", "\\", "C:", "{", "no"]),
+        max_size=60,
     ).map(" ".join),
     st.sampled_from(
-        ["no", "NO", "0", "1e8", "0.5", "null", "~", "", "all", "0,1", "10.0.0.1", "a\nb", "a\n\n b\n", " x "]
+        [
+            "no",
+            "NO",
+            "0",
+            "1e8",
+            "0.5",
+            "null",
+            "~",
+            "",
+            "all",
+            "0,1",
+            "10.0.0.1",
+            "a\nb",
+            "a\n\n b\n",
+            " x ",
+        ]
     ),
 )
-SCALARS = st.one_of(TEXTS, st.integers(-(2**40), 2**40), st.booleans(), st.none(), st.floats(allow_nan=False))
+SCALARS = st.one_of(
+    TEXTS, st.integers(-(2**40), 2**40), st.booleans(), st.none(), st.floats(allow_nan=False)
+)
 TREES = st.dictionaries(
-    KEYS, st.one_of(SCALARS, st.dictionaries(KEYS, SCALARS, max_size=4), st.lists(SCALARS, max_size=4)), max_size=6
+    KEYS,
+    st.one_of(SCALARS, st.dictionaries(KEYS, SCALARS, max_size=4), st.lists(SCALARS, max_size=4)),
+    max_size=6,
 )
 
 
@@ -173,7 +193,9 @@ def test_a_tab_is_named_in_the_hint():
 
 
 def test_aliases_that_multiply_are_refused_in_bounded_memory():
-    levels = "".join(f"b{level}: &b{level} [{', '.join([f'*b{level - 1}'] * 9)}]\n" for level in range(1, 15))
+    levels = "".join(
+        f"b{level}: &b{level} [{', '.join([f'*b{level - 1}'] * 9)}]\n" for level in range(1, 15)
+    )
     tracemalloc.start()
     try:
         with pytest.raises(ConfigError, match=r"^c\.yaml:\d+: more than 100,000 values"):
@@ -184,7 +206,11 @@ def test_aliases_that_multiply_are_refused_in_bounded_memory():
 
 
 def test_nothing_at_all_is_an_empty_document():
-    assert read_document("", "c.yaml").values == read_document("# only this\n\n", "c.yaml").values == {}
+    assert (
+        read_document("", "c.yaml").values
+        == read_document("# only this\n\n", "c.yaml").values
+        == {}
+    )
 
 
 @pytest.mark.parametrize(
@@ -197,7 +223,11 @@ def test_nothing_at_all_is_an_empty_document():
         ("  a: 1\nb: 2\n", 2, "but found '<block mapping start>'"),
         ("a:\n\tb: 1\n", 2, "found character '\\t' that cannot start any token"),
         ("a: !mine 1\n", 1, "the tag '!mine' is not read here"),
-        ("a: !!python/object/apply:os.system [true]\n", 1, "the tag 'tag:yaml.org,2002:python/object/apply:os.system'"),
+        (
+            "a: !!python/object/apply:os.system [true]\n",
+            1,
+            "the tag 'tag:yaml.org,2002:python/object/apply:os.system'",
+        ),
         ("b: 1\na: !!set {x: null}\n", 2, "the tag 'tag:yaml.org,2002:set' is not read here"),
         ("a: !!binary aGVsbG8=\n", 1, "the tag 'tag:yaml.org,2002:binary' is not read here"),
         ("a: !!int abc\n", 1, "'abc' is not a number"),
@@ -217,7 +247,11 @@ def test_nothing_at_all_is_an_empty_document():
         ('x: 1\na: "\\q"\n', 2, "found unknown escape character 'q'"),
         ('a: "\\UFFFFFFFF"\n', 1, "not YAML: "),
         ("- a\n- b\n", 1, "expected 'name: value'"),
-        ("a: 1\n---\nb: 2\n", 2, "but found another document (expected a single document in the stream from line 1 on)"),
+        (
+            "a: 1\n---\nb: 2\n",
+            2,
+            "but found another document (expected a single document in the stream from line 1 on)",
+        ),
         ("a: 'x\n" + "y\n" * 5000, 1, "found unexpected end of stream"),
         ("".join(" " * level + "a:\n" for level in range(300)), 22, "nested too deeply"),
         ("x: 1\na: " + "[" * 100_000, 2, "nested too deeply"),
@@ -326,7 +360,8 @@ def test_large_files_are_read_or_refused_in_time(text):
 
 
 @pytest.mark.parametrize(
-    "data", ["a: 1\n".encode("utf-16"), "a: 1\n".encode("utf-16-le"), b"\x7fELF\xff\x00", b"a: \xff"]
+    "data",
+    ["a: 1\n".encode("utf-16"), "a: 1\n".encode("utf-16-le"), b"\x7fELF\xff\x00", b"a: \xff"],
 )
 def test_what_is_no_text_is_called_so(data):
     with pytest.raises(ConfigError, match=r"^c\.yaml:1: not UTF-8 text"):
@@ -335,7 +370,14 @@ def test_what_is_no_text_is_called_so(data):
 
 @pytest.mark.parametrize(
     "value",
-    ["'a\n  b'", '"a\\\n   b \\\n  c"', "'it''s\n\n  ''x''y'", '"a\\\\\n  \\" b"', "a \n  \n  b", '" a\n  \n b "'],
+    [
+        "'a\n  b'",
+        '"a\\\n   b \\\n  c"',
+        "'it''s\n\n  ''x''y'",
+        '"a\\\\\n  \\" b"',
+        "a \n  \n  b",
+        '" a\n  \n b "',
+    ],
 )
 def test_quotes_over_several_lines_mean_what_pyyaml_makes_of_them(value):
     text = f"key: {value}\nlast: 1\n"

@@ -13,7 +13,11 @@ from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.topology import Node, Topology
 
 TWO_NODES = Topology(nodes=(Node(host="a", slots=1), Node(host="b", slots=2)), device="cuda")
-CONFIG = {"train_batch_size": 8, "gradient_accumulation_steps": "auto", "zero_optimization": {"stage": 2}}
+CONFIG = {
+    "train_batch_size": 8,
+    "gradient_accumulation_steps": "auto",
+    "zero_optimization": {"stage": 2},
+}
 
 
 def configured(*words: str, config: object = CONFIG) -> DeepSpeed:
@@ -47,17 +51,24 @@ def test_what_is_chosen_of_zero_reaches_accelerate_and_transformers():
     }
 
 
-@pytest.mark.parametrize(("to", "word"), [("deepspeed", "--deepspeed_config"), ("transformers", "--deepspeed")])
+@pytest.mark.parametrize(
+    ("to", "word"), [("deepspeed", "--deepspeed_config"), ("transformers", "--deepspeed")]
+)
 def test_the_configuration_reaches_the_arguments_of_a_script_where_that_is_asked_for(to, word):
     assert configured("config=/c/ds.json", "local-rank").script_words() == ()
     backend = configured("config=/c/ds.json", f"pass-config={to}", "local-rank=on")
-    assert (backend.worker_words(2), backend.script_words()) == (("--local_rank=2",), (f"{word}=/c/ds.json",))
+    assert (backend.worker_words(2), backend.script_words()) == (
+        ("--local_rank=2",),
+        (f"{word}=/c/ds.json",),
+    )
 
 
 def test_an_option_fills_in_what_the_configuration_calls_auto_and_contradicts_all_else():
     configured("config=ds.json", "gradient-accumulation=4", "zero=2")
     assert "where zero_optimization.stage is 2" in refused("config=ds.json", "zero=3")
-    assert "does not have zero_optimization.offload_param.device" in refused("config=ds.json", "offload-param=cpu")
+    assert "does not have zero_optimization.offload_param.device" in refused(
+        "config=ds.json", "offload-param=cpu"
+    )
     assert "does not have zero_optimization.stage" in refused(
         "config=ds.json", "zero=3", config={"zero_optimization": 3}
     )
@@ -65,7 +76,11 @@ def test_an_option_fills_in_what_the_configuration_calls_auto_and_contradicts_al
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [("{'a': 1}", "ds.json: no JSON: Expecting"), ("[1]", "no configuration"), ("[" * 100_000, "nested too deeply")],
+    [
+        ("{'a': 1}", "ds.json: no JSON: Expecting"),
+        ("[1]", "no configuration"),
+        ("[" * 100_000, "nested too deeply"),
+    ],
     ids=["single quotes", "a list", "deep"],
 )
 def test_a_configuration_that_is_none_is_refused(text, said):
@@ -79,8 +94,14 @@ def test_hjson_is_left_to_deepspeed():
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["zero=0", "offload-optimizer=cpu"], "-o offload-optimizer=cpu and -o zero=0 contradict each other"),
-        (["zero=2", "offload-param=cpu"], "-o offload-param=cpu and -o zero=2 contradict each other"),
+        (
+            ["zero=0", "offload-optimizer=cpu"],
+            "-o offload-optimizer=cpu and -o zero=0 contradict each other",
+        ),
+        (
+            ["zero=2", "offload-param=cpu"],
+            "-o offload-param=cpu and -o zero=2 contradict each other",
+        ),
         (["gradient-accumulation=0"], "-o gradient-accumulation=0"),
         (["pass-config=deepspeed"], "there is no configuration to pass"),
         (["zero=4"], "zero takes 0|1|2|3"),
@@ -98,7 +119,10 @@ def test_that_accelerate_leaves_deepspeed_alone_on_cpus_is_said_where_it_matters
     assert "use DeepSpeed with one worker only" in said
     assert "fail" not in said, "it depends on the script, which nobody has read"
     assert configured("local-rank").notes_on(cpus) == ()
-    assert configured("zero=2").notes_on(Topology(nodes=(Node(host="a", slots=1),), device="cpu")) == ()
+    assert (
+        configured("zero=2").notes_on(Topology(nodes=(Node(host="a", slots=1),), device="cpu"))
+        == ()
+    )
     assert configured("config=d", "pass-config=deepspeed").notes_on(cpus) == ()
 
 
@@ -111,7 +135,10 @@ def test_the_file_at_home_comes_before_the_one_here_which_so_has_the_last_word(t
         folder.mkdir()
         (folder / ".deepspeed_env").write_text("A=1\n")
     environ = {"HOME": str(home)}
-    assert DeepSpeed.env_files(environ, str(here)) == [f"{home}/.deepspeed_env", f"{here}/.deepspeed_env"]
+    assert DeepSpeed.env_files(environ, str(here)) == [
+        f"{home}/.deepspeed_env",
+        f"{here}/.deepspeed_env",
+    ]
     assert DeepSpeed.env_files(environ, str(home)) == [f"{home}/.deepspeed_env"]
     assert DeepSpeed.env_files(environ, str(tmp_path)) == [f"{home}/.deepspeed_env"]
     assert DeepSpeed.env_files({"HOME": "/nowhere"}, str(tmp_path)) == []
@@ -140,5 +167,7 @@ def test_what_ds_env_file_names_is_a_plain_file(tmp_path):
 
 def test_what_is_left_of_another_launch_is_not_wanted():
     assert {"ACCELERATE_USE_FSDP", "ACCELERATE_CONFIG_DS_FIELDS"} <= set(configured().unwanted())
-    assert "ACCELERATE_DEEPSPEED_CONFIG_FILE" not in configured("precision=bf16").unwanted(), "it may be the user's"
+    assert "ACCELERATE_DEEPSPEED_CONFIG_FILE" not in configured("precision=bf16").unwanted(), (
+        "it may be the user's"
+    )
     assert "ACCELERATE_DEEPSPEED_CONFIG_FILE" in configured("zero=2").unwanted()

@@ -39,16 +39,28 @@ def test_workers_on_cpus_are_several_for_accelerate_too():
 @pytest.mark.parametrize(
     ("word", "variables"),
     [
-        ("sharding=full", {"FSDP_SHARDING_STRATEGY": "FULL_SHARD", "FSDP_RESHARD_AFTER_FORWARD": "true"}),
-        ("sharding=grad", {"FSDP_SHARDING_STRATEGY": "SHARD_GRAD_OP", "FSDP_RESHARD_AFTER_FORWARD": "false"}),
+        (
+            "sharding=full",
+            {"FSDP_SHARDING_STRATEGY": "FULL_SHARD", "FSDP_RESHARD_AFTER_FORWARD": "true"},
+        ),
+        (
+            "sharding=grad",
+            {"FSDP_SHARDING_STRATEGY": "SHARD_GRAD_OP", "FSDP_RESHARD_AFTER_FORWARD": "false"},
+        ),
         ("precision=bf16", {"ACCELERATE_MIXED_PRECISION": "bf16"}),
         ("precision=fp32", {"ACCELERATE_MIXED_PRECISION": "no"}),
         ("cpu-offload", {"FSDP_OFFLOAD_PARAMS": "true"}),
         ("activation-checkpointing=off", {"FSDP_ACTIVATION_CHECKPOINTING": "false"}),
-        ("wrap-min-params=1000", {"FSDP_AUTO_WRAP_POLICY": "SIZE_BASED_WRAP", "FSDP_MIN_NUM_PARAMS": "1000"}),
+        (
+            "wrap-min-params=1000",
+            {"FSDP_AUTO_WRAP_POLICY": "SIZE_BASED_WRAP", "FSDP_MIN_NUM_PARAMS": "1000"},
+        ),
         (
             "wrap-classes=Block, Head",
-            {"FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP", "FSDP_TRANSFORMER_CLS_TO_WRAP": "Block,Head"},
+            {
+                "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
+                "FSDP_TRANSFORMER_CLS_TO_WRAP": "Block,Head",
+            },
         ),
     ],
 )
@@ -61,7 +73,9 @@ def test_hybrid_sharding_is_full_within_a_node_with_copies_between_nodes():
     assert variables["FSDP_SHARDING_STRATEGY"] == "HYBRID_SHARD"
     assert variables["PARALLELISM_CONFIG_DP_REPLICATE_SIZE"] == "2"
     assert variables["PARALLELISM_CONFIG_DP_SHARD_SIZE"] == "4"
-    assert not any(name.startswith("PARALLELISM") for name in chosen("sharding=hybrid").job_variables(UNKNOWN))
+    assert not any(
+        name.startswith("PARALLELISM") for name in chosen("sharding=hybrid").job_variables(UNKNOWN)
+    )
 
 
 def test_hybrid_sharding_over_unequal_nodes_is_refused():
@@ -89,7 +103,11 @@ def test_what_cannot_be_meant_is_refused(words, why):
 
 
 def test_chosen_sharding_leaves_no_room_for_another_mesh():
-    mesh = {"PARALLELISM_CONFIG_TP_SIZE", "PARALLELISM_CONFIG_CP_SIZE", "PARALLELISM_CONFIG_SP_SIZE"}
+    mesh = {
+        "PARALLELISM_CONFIG_TP_SIZE",
+        "PARALLELISM_CONFIG_CP_SIZE",
+        "PARALLELISM_CONFIG_SP_SIZE",
+    }
     assert mesh <= set(chosen("sharding=hybrid").unwanted())
     assert "ACCELERATE_USE_PARALLELISM_CONFIG" in chosen("sharding=full").unwanted()
     assert not any("PARALLELISM" in name for name in chosen("precision=bf16").unwanted())
@@ -99,7 +117,10 @@ def test_chosen_sharding_leaves_no_room_for_another_mesh():
     ("text", "told"),
     [
         ("model = DistributedDataParallel(model)\n", True),
-        ("from torch.nn.parallel import DistributedDataParallel as DDP\nmodel = DDP(model)\n", True),
+        (
+            "from torch.nn.parallel import DistributedDataParallel as DDP\nmodel = DDP(model)\n",
+            True,
+        ),
         ("model = torch.nn.parallel.DistributedDataParallel(\n    model)\n", True),
         ("# DDP(model)\n", False),
         ("print('no model')\n", False),
@@ -111,5 +132,6 @@ def test_chosen_sharding_leaves_no_room_for_another_mesh():
 def test_a_script_that_calls_ddp_itself_is_told_that_it_trains_with_ddp(text, told):
     notes = Fsdp({}, {}).notes_on_script("train.py", text)
     assert [
-        note.startswith("train.py calls DistributedDataParallel itself, so it trains with DDP") for note in notes
+        note.startswith("train.py calls DistributedDataParallel itself, so it trains with DDP")
+        for note in notes
     ] == [True] * told

@@ -40,14 +40,24 @@ def test_even_nodes():
 def test_a_cross_rank_counts_only_nodes_that_have_the_local_rank():
     assert places(topology(a=1, b=3, c=2)) == [
         (0, 0, 0, 3),
-        (1, 0, 1, 3), (2, 1, 0, 2), (3, 2, 0, 1),
-        (4, 0, 2, 3), (5, 1, 1, 2),
-    ]  # fmt: skip
+        (1, 0, 1, 3),
+        (2, 1, 0, 2),
+        (3, 2, 0, 1),
+        (4, 0, 2, 3),
+        (5, 1, 1, 2),
+    ]
 
 
 @pytest.mark.parametrize(
     "hosts",
-    [("a", "a", "b"), ("node-2", "a", "a", "node-1"), ("node-1", "::1"), ("a_b", "c"), ("", "node-0"), ("a", "b")],
+    [
+        ("a", "a", "b"),
+        ("node-2", "a", "a", "node-1"),
+        ("node-1", "::1"),
+        ("a_b", "c"),
+        ("", "node-0"),
+        ("a", "b"),
+    ],
 )
 def test_nodes_are_named_so_that_no_two_are_alike_and_the_name_fits_into_a_url(hosts):
     nodes = tuple(Node(host=host, slots=rank + 1) for rank, host in enumerate(hosts))
@@ -56,16 +66,24 @@ def test_nodes_are_named_so_that_no_two_are_alike_and_the_name_fits_into_a_url(h
     names = [each["HOROVOD_HOSTNAME"] for each in variables]
     assert len(set(names)) == len(hosts)
     assert all(re.fullmatch(r"[\w.\-]+", name) for name in names)
-    assert [each["HOROVOD_LOCAL_SIZE"] for each in variables] == [str(rank + 1) for rank in range(len(hosts))]
+    assert [each["HOROVOD_LOCAL_SIZE"] for each in variables] == [
+        str(rank + 1) for rank in range(len(hosts))
+    ]
 
 
 def test_nodes_keep_names_that_will_do():
     found = topology(a=1, b=1)
-    assert [backend().node_variables(found, rank)["HOROVOD_HOSTNAME"] for rank in range(2)] == ["a", "b"]
+    assert [backend().node_variables(found, rank)["HOROVOD_HOSTNAME"] for rank in range(2)] == [
+        "a",
+        "b",
+    ]
 
 
 def test_one_machine_stays_on_its_loopback_and_several_use_what_the_nodes_have_found():
-    assert backend().default_variables(topology(a=2)) == {"HOROVOD_GLOO_IFACE": "lo", "PYTHONFAULTHANDLER": "1"}
+    assert backend().default_variables(topology(a=2)) == {
+        "HOROVOD_GLOO_IFACE": "lo",
+        "PYTHONFAULTHANDLER": "1",
+    }
     assert backend().default_variables(topology(a=2, b=1)) == {"PYTHONFAULTHANDLER": "1"}
     assert backend().repeated()["HOROVOD_GLOO_IFACE"] == "GLOO_SOCKET_IFNAME"
 
@@ -112,7 +130,9 @@ def test_what_means_nothing_without_another_is_said_and_not_set():
 
 
 def test_a_wrong_option_is_named():
-    with pytest.raises(ConfigError, match=r"-o autotune-gaussian-process-noise=2\.0: it is 1 at most"):
+    with pytest.raises(
+        ConfigError, match=r"-o autotune-gaussian-process-noise=2\.0: it is 1 at most"
+    ):
         backend("autotune-gaussian-process-noise=2")
     with pytest.raises(ConfigError, match=r"compression takes none\|fp16"):
         backend("compression=zip")

@@ -1,4 +1,5 @@
-"""Files that workers read, named by a configuration: they are looked for where workers will look."""
+"""Files that workers read, named by a configuration: they are looked for where workers will
+look."""
 
 from __future__ import annotations
 
@@ -48,7 +49,9 @@ def test_a_file_that_is_not_there_is_told_of_with_where_it_was_looked_for(tmp_pa
 def test_where_a_file_that_nobody_asked_for_names_it_how_to_do_without_is_told(tmp_path):
     with pytest.raises(ConfigError) as caught:
         found("ds.json", tmp_path, unasked=("a.yaml is read (-o config=none does without)",))
-    assert str(caught.value.hint).endswith("put the file there; a.yaml is read (-o config=none does without)")
+    assert str(caught.value.hint).endswith(
+        "put the file there; a.yaml is read (-o config=none does without)"
+    )
 
 
 def test_a_machine_that_is_none_of_the_nodes_need_not_have_it(tmp_path):

@@ -45,7 +45,12 @@ def asked(kind: type[Backend], method: str):
 
 
 def test_all_methods_are_held():
-    public = {name for kind in (Backend, PlannedBackend) for name, found in vars(kind).items() if callable(found)}
+    public = {
+        name
+        for kind in (Backend, PlannedBackend)
+        for name, found in vars(kind).items()
+        if callable(found)
+    }
     public |= {"options", "env_files", "notes"}
     assert {name for name in public if not name.startswith("_")} | {"__init__"} == ARGUMENTS.keys()
 
@@ -58,7 +63,9 @@ def test_whatever_a_method_raises_is_named_with_its_package(method):
     kind = made(**{method: property(fail) if method == "notes" else of_class(method, fail)})
     with pytest.raises(ConfigError) as caught:
         asked(kind, method)
-    assert caught.value.message == (f"--backend good: their-package is at fault: Theirs.{method}: KeyError: 'x\\n'")
+    assert caught.value.message == (
+        f"--backend good: their-package is at fault: Theirs.{method}: KeyError: 'x\\n'"
+    )
     assert "their-package" in str(caught.value.hint)
 
 
@@ -69,7 +76,11 @@ class Strange(BaseException):
 
 @pytest.mark.parametrize(
     ("end", "said"),
-    [(SystemExit(0), "SystemExit: 0"), (KeyboardInterrupt(), "KeyboardInterrupt"), (Strange(), "Strange")],
+    [
+        (SystemExit(0), "SystemExit: 0"),
+        (KeyboardInterrupt(), "KeyboardInterrupt"),
+        (Strange(), "Strange"),
+    ],
     ids=["sys.exit", "a Ctrl-C that is none", "no text"],
 )
 @pytest.mark.parametrize("method", ["options", "job_variables"])
@@ -108,7 +119,9 @@ def pressed_and_left():
         sys.exit(0)
 
 
-@pytest.mark.parametrize("answer", [pressed, pressed_and_forgotten, pressed_and_refused, pressed_and_left])
+@pytest.mark.parametrize(
+    "answer", [pressed, pressed_and_forgotten, pressed_and_refused, pressed_and_left]
+)
 def test_a_ctrl_c_ends_the_launcher_whatever_a_method_makes_of_it(answer):
     kind = made(agreed=lambda self: answer(), job_variables=lambda self, topology: self.agreed())
     with pytest.raises(KeyboardInterrupt):
@@ -136,7 +149,9 @@ def test_a_class_that_cannot_be_held_is_named_with_its_package():
         def __init_subclass__(cls):
             raise TypeError("no more")
 
-    with pytest.raises(ConfigError, match="--backend 'good': their-package is at fault: Final: TypeError: no more"):
+    with pytest.raises(
+        ConfigError, match="--backend 'good': their-package is at fault: Final: TypeError: no more"
+    ):
         guarded(Final, "good", "their-package")
 
 
@@ -160,12 +175,32 @@ def test_what_it_refuses_itself_stays_as_it_is():
         ("script_words", "--all", "a list of texts is needed"),
         ("notes", iter("ab"), "a list of texts is needed"),
         ("worker_words", (1,), "'1' is no text"),
-        ("worker_words", ("--all", "x" * 131_072), "xxx'... is 131,072 bytes, Linux takes 131,071 of one argument"),
-        ("script_words", ("x" * 3_000_000,), "xxx'... is 3,000,000 bytes, Linux takes 131,071 of one argument"),
-        ("worker_variables", {"N": "x" * 131_070}, "N is 131,072 bytes, Linux takes 131,071 of one"),
-        ("node_variables", {"A": "b", "N": "x" * 131_070}, "N is 131,072 bytes, Linux takes 131,071 of one"),
+        (
+            "worker_words",
+            ("--all", "x" * 131_072),
+            "xxx'... is 131,072 bytes, Linux takes 131,071 of one argument",
+        ),
+        (
+            "script_words",
+            ("x" * 3_000_000,),
+            "xxx'... is 3,000,000 bytes, Linux takes 131,071 of one argument",
+        ),
+        (
+            "worker_variables",
+            {"N": "x" * 131_070},
+            "N is 131,072 bytes, Linux takes 131,071 of one",
+        ),
+        (
+            "node_variables",
+            {"A": "b", "N": "x" * 131_070},
+            "N is 131,072 bytes, Linux takes 131,071 of one",
+        ),
         ("task_variables", {"N": "x" * 131_070}, "N is 131,072 bytes, Linux takes 131,071 of one"),
-        ("options", [BackendOption(name="a", about="b", kind="choice")], "choices are for kind='choice'"),
+        (
+            "options",
+            [BackendOption(name="a", about="b", kind="choice")],
+            "choices are for kind='choice'",
+        ),
         ("options", [BackendOption(name="a", about="b", kind="integer")], "is no option"),
         ("options", None, "'None' is no option"),
         ("options", [BackendOption(name="UPPER", about="b")], "'UPPER' can never be given"),
@@ -177,14 +212,26 @@ def test_what_it_refuses_itself_stays_as_it_is():
             [BackendOption(name="a", about="b"), BackendOption(name="a", about="c")],
             "two options are called a",
         ),
-        ("options", [BackendOption(name="a", about="b", metavar=3)], "a line of text is needed, not '3'"),
-        ("options", [BackendOption(name="a", about="b", kind="choice", choices=(1, 2))], "'1' is no text"),
+        (
+            "options",
+            [BackendOption(name="a", about="b", metavar=3)],
+            "a line of text is needed, not '3'",
+        ),
+        (
+            "options",
+            [BackendOption(name="a", about="b", kind="choice", choices=(1, 2))],
+            "'1' is no text",
+        ),
         (
             "options",
             [BackendOption(name="a", about="b", kind="choice", choices=("x", "X"))],
             "a: two choices differ in",
         ),
-        ("needed", (Requirement(module="m", package=None),), "a line of text is needed, not 'None'"),
+        (
+            "needed",
+            (Requirement(module="m", package=None),),
+            "a line of text is needed, not 'None'",
+        ),
         ("sized", None, "TrainOptions are needed"),
         ("needed", ("torch",), "is no Requirement"),
     ],
@@ -206,17 +253,31 @@ def test_what_a_method_gives_is_looked_at(method, value, said):
         ({"usual": ("file",)}, "Theirs.usual: a mapping is needed"),
         ({"usual": {"config": ("$HOME/file", "")}}, "Theirs.usual: a list of files is needed"),
         ({"worker_ports": -1}, "Theirs.worker_ports: "),
-        ({"shared_memory": "a_{address}_{port}"}, "Theirs.shared_memory: a tuple of texts is needed"),
+        (
+            {"shared_memory": "a_{address}_{port}"},
+            "Theirs.shared_memory: a tuple of texts is needed",
+        ),
         ({"shared_memory": ("a_{port}_{rank}",)}, "is no name with {address} and {port} in it"),
         ({"shared_memory": ("a_{address}_{uid}",)}, "is no name with {address} and {port} in it"),
         ({"shared_memory": ("a/{address}_{port}",)}, "is no name with {address} and {port} in it"),
-        ({"shared_memory": ("a_{address}_{port}_{pid}",)}, "is no name with {address} and {port} in it"),
-        ({"shared_memory": ("a_{address}_{port}_{",)}, "is no name with {address} and {port} in it"),
-        ({"shared_memory": ("a_{address}_{port!r}_{port}",)}, "is no name with {address} and {port} in it"),
+        (
+            {"shared_memory": ("a_{address}_{port}_{pid}",)},
+            "is no name with {address} and {port} in it",
+        ),
+        (
+            {"shared_memory": ("a_{address}_{port}_{",)},
+            "is no name with {address} and {port} in it",
+        ),
+        (
+            {"shared_memory": ("a_{address}_{port!r}_{port}",)},
+            "is no name with {address} and {port} in it",
+        ),
     ],
 )
 def test_a_class_that_is_no_whole_backend_is_refused(body, said):
-    with pytest.raises(ConfigError, match="--backend 'good': their-package is at fault: ") as caught:
+    with pytest.raises(
+        ConfigError, match="--backend 'good': their-package is at fault: "
+    ) as caught:
         made(**body)
     assert said in caught.value.message
 

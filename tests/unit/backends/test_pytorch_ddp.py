@@ -15,7 +15,10 @@ from distlaunch.planning.build_plan import job_variables
 CPUS = Topology(nodes=(Node(host="a", slots=2),), device="cpu")
 GPUS = Topology(nodes=(Node(host="a", slots=2),), device="cuda")
 UNKNOWN = Topology(nodes=(Node(host="a", slots=None),), device="auto")
-FILES = {"TORCH_FR_DUMP_TEMP_FILE": "nccl_trace_rank_", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "nccl_trace_rank_"}
+FILES = {
+    "TORCH_FR_DUMP_TEMP_FILE": "nccl_trace_rank_",
+    "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "nccl_trace_rank_",
+}
 
 
 def chosen(*words: str, kind=PytorchDdp):
@@ -24,7 +27,12 @@ def chosen(*words: str, kind=PytorchDdp):
 
 def test_on_cpus_nothing_is_set():
     backend = chosen()
-    assert backend.job_variables(CPUS) == backend.default_variables(CPUS) == backend.attempt_files(CPUS) == {}
+    assert (
+        backend.job_variables(CPUS)
+        == backend.default_variables(CPUS)
+        == backend.attempt_files(CPUS)
+        == {}
+    )
 
 
 @pytest.mark.parametrize("topology", [GPUS, UNKNOWN])
@@ -49,14 +57,23 @@ def test_options_become_variables_of_nccl_and_the_recorder():
         "NCCL_DEBUG": "INFO",
         "TORCH_FR_BUFFER_SIZE": "500",
     }, "the old name would make torch print a warning"
-    assert backend.attempt_files(GPUS) == {**FILES, "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": "nccl_dump_rank_"}
+    assert backend.attempt_files(GPUS) == {
+        **FILES,
+        "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": "nccl_dump_rank_",
+    }
     assert chosen("dump-pipe=off").attempt_files(GPUS) == FILES
 
 
 def test_what_the_toolkit_is_to_do_reaches_it():
     words = ["collective-timeout=5m", "find-unused-parameters", "bucket-mb=50", "static-graph=no"]
     variables = job_variables(
-        CPUS, job_id="j", run_id="j", role="default", max_restarts=0, run_dir="", backend=chosen(*words)
+        CPUS,
+        job_id="j",
+        run_id="j",
+        role="default",
+        max_restarts=0,
+        run_dir="",
+        backend=chosen(*words),
     )
     assert json.loads(variables[BACKEND_OPTIONS]) == {
         "collective-timeout": 300.0,
@@ -74,4 +91,7 @@ def test_zero_is_refused_where_it_means_nothing(name):
 
 def test_a_static_graph_makes_looking_for_unused_parameters_idle():
     assert chosen("static-graph").notes == chosen("find-unused-parameters").notes == ()
-    assert "find-unused-parameters does nothing" in chosen("static-graph", "find-unused-parameters").notes[0]
+    assert (
+        "find-unused-parameters does nothing"
+        in chosen("static-graph", "find-unused-parameters").notes[0]
+    )

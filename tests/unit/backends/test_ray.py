@@ -48,7 +48,11 @@ def test_without_a_size_there_is_a_worker_for_each_gpu_of_the_cluster():
     [
         ((), {"hosts": "a,b"}, "--hosts and --backend ray exclude each other"),
         ((), {"spares": 1}, "--spares and --backend ray exclude each other"),
-        ((), {"num_nodes": (2, 4)}, "--num-nodes 2:4: with --backend ray the number of nodes is fixed"),
+        (
+            (),
+            {"num_nodes": (2, 4)},
+            "--num-nodes 2:4: with --backend ray the number of nodes is fixed",
+        ),
         ((), {"num_nodes": 2}, "--num-nodes 2 alone does not say"),
         ((), {"gpus_per_node": 2}, "--gpus-per-node 2 alone does not say"),
         ((), {"num_nodes": 2, "num_procs": 3}, "3 workers cannot be divided evenly among 2 nodes"),
@@ -57,10 +61,22 @@ def test_without_a_size_there_is_a_worker_for_each_gpu_of_the_cluster():
         ((), {"gpus": "0"}, "--gpus and --backend ray exclude each other"),
         ((), {"num_procs": 2, "device": "cuda"}, "a worker has a GPU of its own"),
         ((), {"num_procs": 1 << 20}, "more than 131,072 bundles"),
-        (("cpus-per-worker=0",), {"num_procs": 2}, "a worker for which Ray keeps nothing has no place"),
+        (
+            ("cpus-per-worker=0",),
+            {"num_procs": 2},
+            "a worker for which Ray keeps nothing has no place",
+        ),
         (("resources=disk=1.5",), {"num_procs": 2}, "'disk' would be 1.5 of a bundle"),
-        (("resources=disk=0.5",), {"num_nodes": 2, "procs_per_node": 3}, "'disk' would be 1.5 of a bundle"),
-        (("strategy=spread",), {"num_nodes": 2, "procs_per_node": 1}, "-o strategy is for a number of workers alone"),
+        (
+            ("resources=disk=0.5",),
+            {"num_nodes": 2, "procs_per_node": 3},
+            "'disk' would be 1.5 of a bundle",
+        ),
+        (
+            ("strategy=spread",),
+            {"num_nodes": 2, "procs_per_node": 1},
+            "-o strategy is for a number of workers alone",
+        ),
     ],
 )
 def test_what_ray_cannot_be_asked_for_is_refused(words, options, said):
@@ -70,7 +86,17 @@ def test_what_ray_cannot_be_asked_for_is_refused(words, options, said):
 
 @pytest.mark.parametrize(
     "text",
-    ["memory", "memory=", "=1", "memory=-1", "memory=much", "GPU=1", "CPU=2", "memory=0.5", "object_store_memory=9"],
+    [
+        "memory",
+        "memory=",
+        "=1",
+        "memory=-1",
+        "memory=much",
+        "GPU=1",
+        "CPU=2",
+        "memory=0.5",
+        "object_store_memory=9",
+    ],
 )
 def test_resources_that_are_none_are_refused(text):
     with pytest.raises(ConfigError, match="-o resources"):

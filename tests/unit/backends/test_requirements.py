@@ -28,14 +28,18 @@ def install(tmp_path, monkeypatch):
         records = tmp_path / f"{module}-{version}.dist-info"
         records.mkdir()
         named = module.replace("_", "-")
-        (records / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {named}\nVersion: {version}\n")
+        (records / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {named}\nVersion: {version}\n"
+        )
 
     return put
 
 
 def missing(requirements) -> list[str]:
     return [
-        install_words("py", found.requirement, found.release) for found in look_for(requirements) if not found.is_met
+        install_words("py", found.requirement, found.release)
+        for found in look_for(requirements)
+        if not found.is_met
     ]
 
 
@@ -94,7 +98,10 @@ def test_the_recipe_for_horovod_on_its_page_is_the_one_that_the_tests_build_with
 def test_an_interpreter_that_is_not_ours_is_asked_what_it_has(tmp_path):
     python = str(tmp_path / "bare" / "bin" / "python")
     venv.create(tmp_path / "bare", with_pip=False)
-    wanted = (Requirement(module="gossipd", package="gossip-daemon[all]", at_least="2.0"), *TensorFlow.requires)
+    wanted = (
+        Requirement(module="gossipd", package="gossip-daemon[all]", at_least="2.0"),
+        *TensorFlow.requires,
+    )
 
     def ask(*path: str):
         return installed_for(python, wanted, path, environ={}, cwd=str(tmp_path))
@@ -105,7 +112,10 @@ def test_an_interpreter_that_is_not_ours_is_asked_what_it_has(tmp_path):
     (tmp_path / "gossipd.py").touch()
     check_installed("gossip", wanted[:1], python, [], installed=ask(str(tmp_path)))
     site = next((tmp_path / "bare").glob("lib/python*/site-packages"))
-    for module, package, version in (("gossipd", "gossip_daemon", "1.9"), ("tensorflow", "tensorflow", "2.21.0")):
+    for module, package, version in (
+        ("gossipd", "gossip_daemon", "1.9"),
+        ("tensorflow", "tensorflow", "2.21.0"),
+    ):
         (site / f"{module}.py").touch()
         (site / f"{package}-{version}.dist-info").mkdir()
         metadata = f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n"

@@ -9,7 +9,14 @@ import pytest
 from distlaunch.backends.backend_options import chosen_options
 from distlaunch.backends.tensorflow import TensorFlow
 from distlaunch.core.errors import ConfigError
-from distlaunch.core.model.topology import CpuInventory, Gpu, GpuInventory, MigDevice, Node, Topology
+from distlaunch.core.model.topology import (
+    CpuInventory,
+    Gpu,
+    GpuInventory,
+    MigDevice,
+    Node,
+    Topology,
+)
 from distlaunch.planning.facts import Facts
 from distlaunch.planning.local_topology import local_topology
 from distlaunch.planning.train_options import TrainOptions
@@ -36,12 +43,20 @@ def tasks(found: list[dict]) -> list[tuple[str, int]]:
 
 def topology_of(there: int, *words: str, mig: tuple[MigDevice, ...] = (), **options) -> Topology:
     each = tuple(
-        Gpu(index=index, uuid=f"GPU-{index}", name="H100", numa_node=index // 2, mig=mig) for index in range(there)
+        Gpu(index=index, uuid=f"GPU-{index}", name="H100", numa_node=index // 2, mig=mig)
+        for index in range(there)
     )
     facts = Facts(
-        environ={}, cwd="/w", hostname="a", python="/python", cpus=CpuInventory(allowed=(0,), online=1),
-        gpus=GpuInventory(gpus=each, source="nvml"), paths={}, texts={}, programs={},
-    )  # fmt: skip
+        environ={},
+        cwd="/w",
+        hostname="a",
+        python="/python",
+        cpus=CpuInventory(allowed=(0,), online=1),
+        gpus=GpuInventory(gpus=each, source="nvml"),
+        paths={},
+        texts={},
+        programs={},
+    )
     return local_topology(backend(*words).sized(TrainOptions(**options)), facts)
 
 
@@ -50,13 +65,17 @@ def topology_of(there: int, *words: str, mig: tuple[MigDevice, ...] = (), **opti
 
 def test_all_are_workers_and_the_cluster_is_the_same_for_all():
     found = configs()
-    assert {json.dumps(each["cluster"]) for each in found} == {json.dumps({"worker": list(CLUSTER)})}
+    assert {json.dumps(each["cluster"]) for each in found} == {
+        json.dumps({"worker": list(CLUSTER)})
+    }
     assert tasks(found) == [("worker", rank) for rank in range(4)]
 
 
 def test_a_chief_is_rank_0_and_workers_are_counted_after_it():
     found = configs("chief=on")
-    assert [each["cluster"] for each in found] == [{"chief": [CLUSTER[0]], "worker": list(CLUSTER[1:])}] * 4
+    assert [each["cluster"] for each in found] == [
+        {"chief": [CLUSTER[0]], "worker": list(CLUSTER[1:])}
+    ] * 4
     assert tasks(found) == [("chief", 0), ("worker", 0), ("worker", 1), ("worker", 2)]
 
 
@@ -92,7 +111,12 @@ def test_each_worker_sees_its_own_gpu_alone(words):
 def test_one_worker_a_node_has_all_gpus():
     found = topology_of(3, "per=node")
     [node] = found.nodes
-    assert (found.device, node.slots, node.masks, node.isolated) == ("cuda", 1, (("0", "1", "2"),), False)
+    assert (found.device, node.slots, node.masks, node.isolated) == (
+        "cuda",
+        1,
+        (("0", "1", "2"),),
+        False,
+    )
     assert (node.devices, len(node.gpus), node.numa) == (("0", "1", "2"), 3, ())
 
 
@@ -104,7 +128,12 @@ def test_one_worker_a_node_has_the_gpus_that_are_chosen():
 def test_one_worker_a_node_has_as_many_gpus_as_are_asked_for():
     found = topology_of(3, "per=node", gpus_per_node=2)
     [node] = found.nodes
-    assert (found.device, node.slots, node.masks, node.devices) == ("cuda", 1, (("0", "1"),), ("0", "1"))
+    assert (found.device, node.slots, node.masks, node.devices) == (
+        "cuda",
+        1,
+        (("0", "1"),),
+        ("0", "1"),
+    )
     for there, said in ((1, "2 GPUs asked for, but only 1"), (0, "2 GPUs asked for, but no GPU")):
         with pytest.raises(ConfigError, match=said):
             topology_of(there, "per=node", gpus_per_node=2)
@@ -120,10 +149,16 @@ def test_one_worker_is_not_given_several_slices_of_a_gpu_of_which_it_would_use_o
         topology_of(1, "per=node", mig=slices, gpus_per_node=2)
 
 
-@pytest.mark.parametrize(("gpus", "options"), [(0, {}), (3, {"device": "cpu"}), (0, {"procs_per_node": 1})], ids=str)
+@pytest.mark.parametrize(
+    ("gpus", "options"), [(0, {}), (3, {"device": "cpu"}), (0, {"procs_per_node": 1})], ids=str
+)
 def test_one_worker_a_node_does_without_gpus(gpus, options):
     found = topology_of(gpus, "per=node", **options)
-    assert (found.device, [node.slots for node in found.nodes], found.nodes[0].masks) == ("cpu", [1], ((),))
+    assert (found.device, [node.slots for node in found.nodes], found.nodes[0].masks) == (
+        "cpu",
+        [1],
+        ((),),
+    )
 
 
 def test_gpus_that_are_asked_for_have_to_be_there():
@@ -133,12 +168,20 @@ def test_gpus_that_are_asked_for_have_to_be_there():
 
 @pytest.mark.parametrize(
     "options",
-    [{"num_gpus": 2}, {"num_gpus": "auto"}, {"num_procs": 1}, {"procs_per_node": 2}, {"isolate_gpus": True}],
+    [
+        {"num_gpus": 2},
+        {"num_gpus": "auto"},
+        {"num_procs": 1},
+        {"procs_per_node": 2},
+        {"isolate_gpus": True},
+    ],
     ids=str,
-)  # fmt: skip
+)
 def test_one_worker_a_node_contradicts_other_sizes(options):
     (field,) = options
-    with pytest.raises(ConfigError, match=f"-o per=node and --{field.replace('_', '-')} contradict"):
+    with pytest.raises(
+        ConfigError, match=f"-o per=node and --{field.replace('_', '-')} contradict"
+    ):
         backend("per=node").sized(TrainOptions(**options))
 
 
@@ -146,4 +189,6 @@ def test_one_worker_a_node_contradicts_other_sizes(options):
 
 
 def test_keras_2_is_used_unless_somebody_says_otherwise():
-    assert backend().default_variables(Topology(nodes=(), device="cpu")) == {"TF_USE_LEGACY_KERAS": "1"}
+    assert backend().default_variables(Topology(nodes=(), device="cpu")) == {
+        "TF_USE_LEGACY_KERAS": "1"
+    }

@@ -1,4 +1,5 @@
-"""A file that a backend reads where the user names none, as accelerate launch reads its default configuration."""
+"""A file that a backend reads where the user names none, as accelerate launch reads its default
+configuration."""
 
 from __future__ import annotations
 

@@ -30,7 +30,12 @@ TWO_MACHINES = {
 
 def meaning(*words: str, file: dict | None = None, **environ: str) -> Translation:
     given, rest = scan([*words, "s.py", "a"], OPTIONS)
-    return translate(given, rest, environ, None if file is None else read_config(read_document(json.dumps(file), "f")))
+    return translate(
+        given,
+        rest,
+        environ,
+        None if file is None else read_config(read_document(json.dumps(file), "f")),
+    )
 
 
 def options(*words: str, file: dict | None = None, **environ: str):
@@ -38,7 +43,9 @@ def options(*words: str, file: dict | None = None, **environ: str):
 
 
 def settings(*words: str, file: dict | None = None) -> dict:
-    return json.loads(dict(word.split("=", 1) for word in options(*words, file=file).opt)["settings"])
+    return json.loads(
+        dict(word.split("=", 1) for word in options(*words, file=file).opt)["settings"]
+    )
 
 
 def refused(*words: str, file: dict | None = None) -> ConfigError:
@@ -50,9 +57,20 @@ def refused(*words: str, file: dict | None = None) -> ConfigError:
 def test_a_plain_command_has_all_gpus_of_this_machine():
     found = meaning()
     assert found.notices == ()
-    assert (found.options.backend, found.options.script, found.options.script_args) == ("accelerate", "s.py", ("a",))
-    assert (found.options.source, found.options.hosts, found.options.device) == ("flags", None, "auto")
-    assert found.options.opt == ("config=none", 'settings={"distributed_type": "NO", "use_cpu": false}')
+    assert (found.options.backend, found.options.script, found.options.script_args) == (
+        "accelerate",
+        "s.py",
+        ("a",),
+    )
+    assert (found.options.source, found.options.hosts, found.options.device) == (
+        "flags",
+        None,
+        "auto",
+    )
+    assert found.options.opt == (
+        "config=none",
+        'settings={"distributed_type": "NO", "use_cpu": false}',
+    )
 
 
 @pytest.mark.parametrize(
@@ -93,9 +111,16 @@ def test_what_an_option_becomes(words, field, value):
 def test_one_process_sees_all_gpus_that_there_are_or_those_chosen():
     gpus = tuple(Gpu(index=index, uuid=f"GPU-{index}", name="H100") for index in range(3))
     facts = Facts(
-        environ={}, cwd="/w", hostname="a", python="/python", cpus=CpuInventory(allowed=(0,), online=1),
-        gpus=GpuInventory(gpus=gpus, source="nvml"), paths={}, texts={}, programs={},
-    )  # fmt: skip
+        environ={},
+        cwd="/w",
+        hostname="a",
+        python="/python",
+        cpus=CpuInventory(allowed=(0,), online=1),
+        gpus=GpuInventory(gpus=gpus, source="nvml"),
+        paths={},
+        texts={},
+        programs={},
+    )
 
     def masks(*words):
         (node,) = local_topology(options(*words), facts).nodes
@@ -109,7 +134,16 @@ def test_one_process_sees_all_gpus_that_there_are_or_those_chosen():
 
 
 def test_machines_that_each_have_a_launcher_meet_at_the_first():
-    found = options("--num_machines", "2", "--num_processes", "8", "--machine_rank", "1", "--main_process_ip", "h")
+    found = options(
+        "--num_machines",
+        "2",
+        "--num_processes",
+        "8",
+        "--machine_rank",
+        "1",
+        "--main_process_ip",
+        "h",
+    )
     assert (found.num_nodes, found.node_rank, found.gpus_per_node) == (2, 1, 4)
     assert (found.rendezvous, found.join_timeout) == ("h:29500", 600.0)
     found = options(file=TWO_MACHINES)
@@ -127,7 +161,12 @@ def test_c10d_machines_are_numbered_as_they_come_unless_one_says_which_it_is():
 
 def test_a_typed_list_of_hosts_has_the_sizes_and_not_the_file():
     found = options("--hosts", "a:4,b:4", file=TWO_MACHINES)
-    assert (found.num_gpus, found.num_nodes, found.rendezvous, found.node_rank) == (None, None, None, None)
+    assert (found.num_gpus, found.num_nodes, found.rendezvous, found.node_rank) == (
+        None,
+        None,
+        None,
+        None,
+    )
     assert meaning("--hosts", "a", "--machine_rank", "0").notices == (
         "--machine_rank has no effect here: the list of hosts says which of the machines this is",
     )
@@ -144,7 +183,12 @@ def test_deepspeeds_own_list_in_the_file_is_read_where_its_launcher_would_read_i
 
 
 def test_the_file_says_what_the_command_line_does_not():
-    file = {"distributed_type": "MULTI_GPU", "num_processes": 2, "gpu_ids": "1,3", "main_process_port": 29500}
+    file = {
+        "distributed_type": "MULTI_GPU",
+        "num_processes": 2,
+        "gpu_ids": "1,3",
+        "main_process_port": 29500,
+    }
     found = options(file=file)
     assert (found.gpus, found.num_gpus, found.master_port) == ("1,3", 2, None)
     assert options("--cpu", file=file).num_procs == 1  # it counts GPUs
@@ -152,7 +196,12 @@ def test_the_file_says_what_the_command_line_does_not():
     assert options("--num_processes", "4", "--gpu_ids", "all", file=file).hosts == "localhost:4"
     assert settings("--num_processes", "4", file=file)["num_processes"] is None
     assert options(file={"distributed_type": "NO"}).procs_per_node == 1
-    assert options(file={"distributed_type": "MULTI_CPU", "use_cpu": True, "num_processes": 3}).num_procs == 3
+    assert (
+        options(
+            file={"distributed_type": "MULTI_CPU", "use_cpu": True, "num_processes": 3}
+        ).num_procs
+        == 3
+    )
 
 
 def test_one_way_is_the_command_lines_or_the_files():
@@ -164,30 +213,51 @@ def test_one_way_is_the_command_lines_or_the_files():
     assert "parallelism_config" not in settings(file=fsdp)
     assert settings("--use_fsdp", file=fsdp)["parallelism_config"] is None
     assert "parallelism_config" not in settings("--use_fsdp", "--use_parallelism_config", file=fsdp)
-    assert settings("--use_fsdp", "--use_parallelism_config")["parallelism_config"] == {"dp_replicate_size": 1}
+    assert settings("--use_fsdp", "--use_parallelism_config")["parallelism_config"] == {
+        "dp_replicate_size": 1
+    }
 
 
 def test_options_of_a_section_are_set_in_it():
-    assert settings("--use_fsdp", "--fsdp_version", "2", "--dynamo_use_dynamic") | {"use_cpu": ...} == {
+    assert settings("--use_fsdp", "--fsdp_version", "2", "--dynamo_use_dynamic") | {
+        "use_cpu": ...
+    } == {
         "distributed_type": "FSDP",
         "use_cpu": ...,
         "fsdp_config": {"version": "2"},
         "dynamo_config": {"use_dynamic": True},
     }
-    assert settings("--use_deepspeed", "--gradient_clipping", "1")["deepspeed_config"] == {"gradient_clipping": 1.0}
+    assert settings("--use_deepspeed", "--gradient_clipping", "1")["deepspeed_config"] == {
+        "gradient_clipping": 1.0
+    }
 
 
 @pytest.mark.parametrize(
     ("words", "notice"),
     [
-        (["-t", "3", "--same_network"], "without effect here: --tee, --same_network (see distlaunch accelerate launch"),
+        (
+            ["-t", "3", "--same_network"],
+            "without effect here: --tee, --same_network (see distlaunch accelerate launch",
+        ),
         (["--rdzv_backend", "etcd"], "without effect here: --rdzv_backend 'etcd' (see"),
         (["--fsdp_version", "2"], "without effect: --fsdp_version (of --use_fsdp)"),
-        (["--gradient_accumulation_steps", "2"], "without effect: --gradient_accumulation_steps (of --use_deepspeed)"),
-        (["--use_deepspeed", "--dynamo_mode", "default"], "without effect: --dynamo_mode (of jobs without DeepSpeed)"),
+        (
+            ["--gradient_accumulation_steps", "2"],
+            "without effect: --gradient_accumulation_steps (of --use_deepspeed)",
+        ),
+        (
+            ["--use_deepspeed", "--dynamo_mode", "default"],
+            "without effect: --dynamo_mode (of jobs without DeepSpeed)",
+        ),
         (["--fp8_margin", "2"], "without effect: --fp8_margin (of --mixed_precision fp8)"),
-        (["--main_process_ip", "h"], "--main_process_ip has no effect: there is one machine, this one"),
-        (["--cpu", "--num_processes", "2"], "2 workers are started; accelerate launch would start one, and leave"),
+        (
+            ["--main_process_ip", "h"],
+            "--main_process_ip has no effect: there is one machine, this one",
+        ),
+        (
+            ["--cpu", "--num_processes", "2"],
+            "2 workers are started; accelerate launch would start one, and leave",
+        ),
     ],
 )
 def test_what_changes_nothing_or_is_otherwise_is_told_once(words, notice):
@@ -200,13 +270,19 @@ def test_what_changes_nothing_or_is_otherwise_is_told_once(words, notice):
     [
         (["--tpu"], "--tpu: TPUs are started by accelerate launch itself"),
         (["--vm", "a"], "--vm: TPUs are started by accelerate launch itself"),
-        (["--aws_access_key_id", "a"], "--aws_access_key_id: SageMaker is asked by accelerate launch itself"),
+        (
+            ["--aws_access_key_id", "a"],
+            "--aws_access_key_id: SageMaker is asked by accelerate launch itself",
+        ),
         (["--mpirun_hostfile", "a"], "--mpirun_hostfile: no MPI is needed here"),
         (["--cpu", "--use_fsdp"], "--cpu and --use_fsdp exclude each other"),
         (["--use_parallelism_config"], "--use_parallelism_config needs --use_fsdp"),
         (["--machine_rank", "1"], "--machine_rank 1: there is one machine"),
         (["--num_machines", "2"], "--num_machines 2: where they meet is not said"),
-        (["--num_machines", "2", "--main_process_ip", "h"], "--num_machines 2: --num_processes is missing"),
+        (
+            ["--num_machines", "2", "--main_process_ip", "h"],
+            "--num_machines 2: --num_processes is missing",
+        ),
         (
             ["--num_machines", "2", "--main_process_ip", "h", "--num_processes", "3"],
             "--num_machines 2: --num_processes 3 is not the same number on each machine",
@@ -216,7 +292,10 @@ def test_what_changes_nothing_or_is_otherwise_is_told_once(words, notice):
             "--num_machines 2: which of them this is is not said",
         ),
         (["--zero_stage", "7"], "--zero_stage takes 0, 1, 2 or 3, not '7'"),
-        (["--megatron_lm_hidden_dropout", "x"], "--megatron_lm_hidden_dropout takes a number, not 'x'"),
+        (
+            ["--megatron_lm_hidden_dropout", "x"],
+            "--megatron_lm_hidden_dropout takes a number, not 'x'",
+        ),
     ],
 )
 def test_what_is_not_done_here_or_contradicts_itself_is_refused_by_name(words, message):
@@ -258,11 +337,18 @@ def test_the_backends_own_words_for_it_are_refused(word, tmp_path):
     assert caught.value.hint == "--config_file FILE"
 
 
-@pytest.mark.parametrize("word", ["config", "env", "test", "estimate-memory", "merge-weights", "tpu-config", "lunch"])
+@pytest.mark.parametrize(
+    "word", ["config", "env", "test", "estimate-memory", "merge-weights", "tpu-config", "lunch"]
+)
 def test_other_words_of_accelerate_are_answered_with_its_own_command(word):
-    with pytest.raises(UsageError, match=f"accelerate {word}: there is launch alone here") as caught:
+    with pytest.raises(
+        UsageError, match=f"accelerate {word}: there is launch alone here"
+    ) as caught:
         accelerate([word], {})
-    assert caught.value.hint == f"python -m accelerate.commands.accelerate_cli {word} ... is Accelerate's own"
+    assert (
+        caught.value.hint
+        == f"python -m accelerate.commands.accelerate_cli {word} ... is Accelerate's own"
+    )
 
 
 def test_no_word_is_an_error_and_help_is_asked_for_by_either_word():

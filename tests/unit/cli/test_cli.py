@@ -1,4 +1,5 @@
-"""The typer application: beside the quick parser, its help, and what it answers to words that it does not know."""
+"""The typer application: beside the quick parser, its help, and what it answers to words that it
+does not know."""
 
 from __future__ import annotations
 
@@ -9,12 +10,14 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+
 import distlaunch
 from distlaunch.cli import parser
 from distlaunch.cli.app import run_app
 from distlaunch.cli.option_table import GROUP_TITLES, TRAIN_OPTIONS
 from distlaunch.cli.pages import PAGES
 from distlaunch.core.errors import UsageError
+
 
 def through_app(command: str, words: list[str], environ: dict[str, str]):
     """Return what the application's command is called with."""
@@ -28,7 +31,21 @@ def through_app(command: str, words: list[str], environ: dict[str, str]):
     return seen[0]
 
 
-WORDS = ["-mxA=1", "--num_procs=2", "-o", "a=b", "--log-dir=", "--no-quiet", "--grace", "5m", "pkg.mod", "--", "-h", "", "\udcff"]
+WORDS = [
+    "-mxA=1",
+    "--num_procs=2",
+    "-o",
+    "a=b",
+    "--log-dir=",
+    "--no-quiet",
+    "--grace",
+    "5m",
+    "pkg.mod",
+    "--",
+    "-h",
+    "",
+    "\udcff",
+]
 
 
 def test_the_application_parses_train_and_plan_as_the_start_path_does():
@@ -41,7 +58,10 @@ def test_the_application_parses_train_and_plan_as_the_start_path_does():
             parse(WORDS, environ)
         with pytest.raises(UsageError) as caught:
             through_app(command, WORDS, environ)
-        assert (caught.value.message, caught.value.hint) == (expected.value.message, expected.value.hint)
+        assert (caught.value.message, caught.value.hint) == (
+            expected.value.message,
+            expected.value.hint,
+        )
 
 
 def test_the_help_of_train_names_every_option_and_group(capsys, monkeypatch):
@@ -67,8 +87,18 @@ def test_the_help_names_the_options_without_a_variable(capsys, monkeypatch):
     ("command", "shown"),
     [
         ("deepspeed", ["--num-gpus ", "SCRIPT [ARGS]..."]),
-        ("horovodrun", ["-np, --num-proc N ", "COMMAND [ARGS]...", "--no-hierarchical-allgather\n"]),
-        ("accelerate launch", ["Usage: distlaunch accelerate launch [OPTIONS]", "--num-processes ", "--fsdp-version "]),
+        (
+            "horovodrun",
+            ["-np, --num-proc N ", "COMMAND [ARGS]...", "--no-hierarchical-allgather\n"],
+        ),
+        (
+            "accelerate launch",
+            [
+                "Usage: distlaunch accelerate launch [OPTIONS]",
+                "--num-processes ",
+                "--fsdp-version ",
+            ],
+        ),
     ],
 )
 def test_the_help_of_other_launchers_words_is_of_their_options(command, shown, capsys, monkeypatch):
@@ -94,7 +124,9 @@ def test_no_word_at_all_is_a_wish_for_help(words, capsys):
     assert "--install-completion" in text
 
 
-@pytest.mark.parametrize("command", ["train", "render slurm", "accelerate launch", "torchrun", "backends"])
+@pytest.mark.parametrize(
+    "command", ["train", "render slurm", "accelerate launch", "torchrun", "backends"]
+)
 def test_help_and_a_command_show_what_the_command_shows_with_help(command, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     assert run_app(["help", *command.split()], {}) == 0
@@ -105,7 +137,17 @@ def test_help_and_a_command_show_what_the_command_shows_with_help(command, capsy
 
 
 COMMANDS = (
-    *("", "train", "plan", "torchrun", "torch.distributed.launch", "deepspeed", "horovodrun", "backends", "help"),
+    *(
+        "",
+        "train",
+        "plan",
+        "torchrun",
+        "torch.distributed.launch",
+        "deepspeed",
+        "horovodrun",
+        "backends",
+        "help",
+    ),
     *("accelerate", "accelerate launch", "render", "render slurm", "render kubernetes"),
 )
 
@@ -192,9 +234,19 @@ def test_a_hint_leads_to_the_page_of_its_command(words, page):
 
 
 def complete(words: str, cword: int) -> list[str]:
-    env = {"PATH": os.defpath, "_DISTLAUNCH_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(cword)}
+    env = {
+        "PATH": os.defpath,
+        "_DISTLAUNCH_COMPLETE": "complete_bash",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(cword),
+    }
     done = subprocess.run(
-        [sys.executable, "-m", "distlaunch"], env=env, capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-m", "distlaunch"],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
     )
     return done.stdout.split()
 
@@ -209,7 +261,10 @@ def test_the_shell_completes_commands_options_and_choices():
 @pytest.mark.parametrize(
     ("words", "hint"),
     [
-        (["--standalone", "s.py"], "distlaunch train [OPTIONS] SCRIPT; not needed here: one machine"),
+        (
+            ["--standalone", "s.py"],
+            "distlaunch train [OPTIONS] SCRIPT; not needed here: one machine",
+        ),
         (["--nproc_per_node=2", "s.py"], "distlaunch train [OPTIONS] SCRIPT; --num-gpus N"),
         (["s.py"], "distlaunch train s.py"),
     ],
@@ -224,7 +279,10 @@ def test_a_command_line_of_torchrun_is_led_to_train(words, hint):
     ("words", "hint"),
     [
         (["python", "-m", "torch.distributed.run", "x.py"], "distlaunch torchrun"),
-        (["/usr/bin/python3", "-u", "-m", "torch.distributed.launch", "x.py"], "distlaunch torch.distributed.launch"),
+        (
+            ["/usr/bin/python3", "-u", "-m", "torch.distributed.launch", "x.py"],
+            "distlaunch torch.distributed.launch",
+        ),
         (["/venv/bin/torchrun", "x.py"], "distlaunch torchrun"),
         (["python3", "x.py"], "distlaunch train"),
         (["run", "x.py"], "distlaunch train"),

@@ -28,7 +28,10 @@ def test_the_file_of_a_process_that_was_killed_is_taken_over(tmp_path):
     path = tmp_path / f"{os.getpid()}.deepspeed"
     killed = subprocess.Popen(["true"])
     killed.wait()
-    for number in (os.getpid(), killed.pid):  # ours, which was its own; or what DeepSpeed's launcher had started
+    for number in (
+        os.getpid(),
+        killed.pid,
+    ):  # ours, which was its own; or what DeepSpeed's launcher had started
         path.write_text(str(number))
         with pid_file(str(tmp_path)):
             assert path.read_text() == str(os.getpid())
@@ -59,7 +62,10 @@ def test_what_is_no_plain_file_is_left_alone(tmp_path):
 def test_the_file_of_another_is_left_alone(tmp_path):
     path = tmp_path / f"{os.getpid()}.deepspeed"
     path.write_text("theirs")
-    with pytest.raises(ConfigError, match=f"--save_pid: {path}: File exists"), pid_file(str(tmp_path)):
+    with (
+        pytest.raises(ConfigError, match=f"--save_pid: {path}: File exists"),
+        pid_file(str(tmp_path)),
+    ):
         pass
     assert path.read_text() == "theirs"
 
@@ -68,10 +74,16 @@ def test_a_file_that_cannot_be_written_is_said_and_does_not_stay(tmp_path):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
     try:
-        with pytest.raises(ConfigError, match=r"\.deepspeed: File too large"), pid_file(str(tmp_path)):
+        with (
+            pytest.raises(ConfigError, match=r"\.deepspeed: File too large"),
+            pid_file(str(tmp_path)),
+        ):
             pass
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert list(tmp_path.iterdir()) == []
-    with pytest.raises(ConfigError, match="No such file or directory"), pid_file(str(tmp_path / "none")):
+    with (
+        pytest.raises(ConfigError, match="No such file or directory"),
+        pid_file(str(tmp_path / "none")),
+    ):
         pass

@@ -123,7 +123,9 @@ def test_errors_name_options_as_deepspeed_writes_them(words, message):
     with pytest.raises(UsageError) as caught:
         deepspeed(words, {})
     assert caught.value.message == message
-    assert options("-H", "f").dialect.spelt("--num-nodes, --node-rank") == "--num_nodes, --node_rank"
+    assert (
+        options("-H", "f").dialect.spelt("--num-nodes, --node-rank") == "--num_nodes, --node_rank"
+    )
 
 
 def test_ds_accelerator_says_what_workers_compute_on_unless_gpus_are_asked_for():
@@ -139,7 +141,9 @@ def test_workers_without_gpus_are_told_of_as_its_own_launcher_starts_them():
     assert spelt(f"no GPU found: one CPU worker; {USE_CPUS}") == (
         "no GPU found: one CPU worker; --num_gpus N starts N of them"
     )
-    assert spelt(USE_CPUS) == ("with DS_ACCELERATOR=cpu in the environment --num_gpus N starts N workers without GPUs")
+    assert spelt(USE_CPUS) == (
+        "with DS_ACCELERATOR=cpu in the environment --num_gpus N starts N workers without GPUs"
+    )
 
 
 def test_a_script_that_does_not_take_local_rank_is_told_how_deepspeed_leaves_it_out():
@@ -161,7 +165,9 @@ def test_a_script_that_does_not_take_local_rank_is_told_how_deepspeed_leaves_it_
     ],
     ids=str,
 )
-def test_without_ssh_a_launcher_on_each_node_meets_the_others_at_the_masters_address(words, expected):
+def test_without_ssh_a_launcher_on_each_node_meets_the_others_at_the_masters_address(
+    words, expected
+):
     found = options("-H", "f", "--no_ssh", "--node_rank", "1", *words)
     assert (found.node_rank, found.rendezvous, found.master_addr, found.master_port) == expected
 
@@ -169,8 +175,14 @@ def test_without_ssh_a_launcher_on_each_node_meets_the_others_at_the_masters_add
 def test_a_node_rank_is_of_use_without_ssh_alone():
     assert meaning("-H", "f", "--node_rank", "1").options.node_rank is None
     assert "no effect without --no_ssh" in meaning("--node_rank", "0").notices[0]
-    assert refused("-H", "f", "--no_ssh").message == "--no_ssh: nothing says which of the nodes this is"
-    assert refused("--no_ssh", "--node_rank", "1").message == "--no_ssh --node_rank 1: nothing names the nodes"
+    assert (
+        refused("-H", "f", "--no_ssh").message
+        == "--no_ssh: nothing says which of the nodes this is"
+    )
+    assert (
+        refused("--no_ssh", "--node_rank", "1").message
+        == "--no_ssh --node_rank 1: nothing names the nodes"
+    )
     assert options("--no_ssh", "--node_rank", "0").node_rank is None
 
 
@@ -195,18 +207,33 @@ def test_where_launchers_meet_without_its_words_a_node_rank_is_of_use_too():
     words = ["--rendezvous", "h:4000", "--num_nodes", "2"]
     found = meaning(*words, "--node_rank", "1")
     assert (found.options.node_rank, found.options.rendezvous, found.notices) == (1, "h:4000", ())
-    assert options("--num_nodes", "2", DISTLAUNCH_NODE_RANK="1", DISTLAUNCH_RENDEZVOUS="h:4000").node_rank == 1
+    assert (
+        options(
+            "--num_nodes", "2", DISTLAUNCH_NODE_RANK="1", DISTLAUNCH_RENDEZVOUS="h:4000"
+        ).node_rank
+        == 1
+    )
     assert options(*words, "--no_ssh").node_rank is None  # it is dealt at the start
-    assert (options(*words, "--num_gpus", "2").gpus_per_node, options(*words, "--num_gpus", "2").hosts) == (2, None)
+    assert (
+        options(*words, "--num_gpus", "2").gpus_per_node,
+        options(*words, "--num_gpus", "2").hosts,
+    ) == (2, None)
 
 
 def test_the_nodes_are_those_of_the_slurm_job_or_anothers():
     said = "--launcher slurm: the nodes are those of the Slurm job, not "
-    assert refused("--launcher", "slurm", "--source", "kubernetes").message == f"{said}--source kubernetes's"
+    assert (
+        refused("--launcher", "slurm", "--source", "kubernetes").message
+        == f"{said}--source kubernetes's"
+    )
     assert options("--launcher", "slurm", DISTLAUNCH_SOURCE="kubernetes").source == "slurm"
     assert refused("--launcher", "slurm", "--source", "auto").message == f"{said}--source auto's"
-    assert options("--launcher", "slurm", DISTLAUNCH_HOSTS="a:1").hosts is None  # the command line wins
-    assert options("--launcher", "slurm").dialect.spelt("--source slurm: no") == "--launcher slurm: no"
+    assert (
+        options("--launcher", "slurm", DISTLAUNCH_HOSTS="a:1").hosts is None
+    )  # the command line wins
+    assert (
+        options("--launcher", "slurm").dialect.spelt("--source slurm: no") == "--launcher slurm: no"
+    )
 
 
 def test_what_is_said_of_the_place_to_meet_is_said_of_its_words():
@@ -214,7 +241,10 @@ def test_what_is_said_of_the_place_to_meet_is_said_of_its_words():
     assert spelt("name another port: --rendezvous HOST:PORT, on all nodes") == (
         "name another port: --master_port PORT, on all nodes"
     )
-    assert spelt("does every node have the same --rendezvous?") == "does every node have the same --master_addr?"
+    assert (
+        spelt("does every node have the same --rendezvous?")
+        == "does every node have the same --master_addr?"
+    )
     typed = ["-H", "f", "--no_ssh", "--node_rank", "0", "--master_addr", "h", "--rendezvous", "h:1"]
     assert options(*typed).dialect.spelt("--rendezvous HOST:PORT") == "--rendezvous HOST:PORT"
 
@@ -223,7 +253,9 @@ def test_launchers_that_are_not_ours_are_named_and_ssh_stands_for_them():
     assert meaning("--source", "slurm", "--launcher", "OpenMPI").notices == (
         "--launcher openmpi: nodes are reached by srun here",
     )
-    assert meaning("-H", "f", "--launcher", "OpenMPI").notices == ("--launcher openmpi: nodes are reached by SSH here",)
+    assert meaning("-H", "f", "--launcher", "OpenMPI").notices == (
+        "--launcher openmpi: nodes are reached by SSH here",
+    )
     assert meaning("-H", "f", "--launcher", "pdsh", "--force_multi", "--no_ssh_check").notices == ()
     assert "there is: pdsh, openmpi" in refused("--launcher", "ssh").hint
     assert "not --hostfile's" in refused("-H", "f", "--launcher", "slurm").message
@@ -234,7 +266,9 @@ def test_launchers_that_are_not_ours_are_named_and_ssh_stands_for_them():
 
 
 @pytest.mark.parametrize("text", ["-x -y", "--x -y"])
-def test_arguments_of_a_launcher_are_one_word_also_with_dashes_and_change_nothing_on_one_machine(text):
+def test_arguments_of_a_launcher_are_one_word_also_with_dashes_and_change_nothing_on_one_machine(
+    text,
+):
     assert meaning("--launcher_args", text).notices == (
         "--launcher_args has no effect: there is one machine, this one",
     )
@@ -242,7 +276,10 @@ def test_arguments_of_a_launcher_are_one_word_also_with_dashes_and_change_nothin
 
 
 def test_include_and_exclude_exclude_each_other():
-    assert refused("-H", "f", "-i", "a", "-e", "b").message == "--include and --exclude exclude each other"
+    assert (
+        refused("-H", "f", "-i", "a", "-e", "b").message
+        == "--include and --exclude exclude each other"
+    )
 
 
 def test_elastic_training_is_a_range_of_nodes_and_restarts():
@@ -260,16 +297,36 @@ def test_elastic_training_is_a_range_of_nodes_and_restarts():
     ("words", "said", "hint"),
     [
         (["--autotuning", "tune"], "--autotuning", "deepspeed --autotuning tune"),
-        (["--bind_core_list", "0-3"], "--bind_core_list '0-3'", "taskset -c 0-3 distlaunch deepspeed"),
-        (["--num_gpus", "2", "-i", "a:0"], "--num_gpus and --include exclude each other", "--include says"),
-        (["--num_nodes", "2", "-e", "a"], "--num_nodes and --exclude exclude each other", "--exclude says"),
-        (["--num_gpus", "2", "--num-procs", "2"], "--num-gpus and --num-procs exclude each other", "per GPU"),
+        (
+            ["--bind_core_list", "0-3"],
+            "--bind_core_list '0-3'",
+            "taskset -c 0-3 distlaunch deepspeed",
+        ),
+        (
+            ["--num_gpus", "2", "-i", "a:0"],
+            "--num_gpus and --include exclude each other",
+            "--include says",
+        ),
+        (
+            ["--num_nodes", "2", "-e", "a"],
+            "--num_nodes and --exclude exclude each other",
+            "--exclude says",
+        ),
+        (
+            ["--num_gpus", "2", "--num-procs", "2"],
+            "--num-gpus and --num-procs exclude each other",
+            "per GPU",
+        ),
         (
             ["--num_gpus", "2", "--gpus-per-node", "2"],
             "--num_gpus and --gpus-per-node exclude each other",
             "one of them",
         ),
-        (["--venv_script", "a", "--setup", "b"], "--venv_script and --setup exclude each other", "does both"),
+        (
+            ["--venv_script", "a", "--setup", "b"],
+            "--venv_script and --setup exclude each other",
+            "does both",
+        ),
         (["--num_gps", "2"], "unknown option '--num-gps'", "did you mean --num-gpus?"),
         (["--module", "--no_python"], "-m and --no-python exclude each other", "needs Python"),
     ],
@@ -283,5 +340,7 @@ def test_what_cannot_be_done_is_refused_with_what_stands_for_it(words, said, hin
 
 def test_errors_about_sizes_speak_of_the_word_that_was_typed():
     dialect = options("--num_gpus", "2", "-H", "f").dialect
-    assert dialect.spelt("--gpus-per-node 2: a has only 1 slot") == "--num_gpus 2: a has only 1 slot"
+    assert (
+        dialect.spelt("--gpus-per-node 2: a has only 1 slot") == "--num_gpus 2: a has only 1 slot"
+    )
     assert options("-H", "f").dialect.spelt("--gpus-per-node 2") == "--gpus-per-node 2"

@@ -20,7 +20,9 @@ DIALECT = Dialect(spelling=(("--job-id", "--rdzv-id"), ("--num-procs", "-np")))
 @pytest.mark.parametrize(
     "error",
     [
-        RejectedError("no --job-id", Rejected(text="", hint="by --num-procs", exit_code=69, again=False)),
+        RejectedError(
+            "no --job-id", Rejected(text="", hint="by --num-procs", exit_code=69, again=False)
+        ),
         ConfigError("no --job-id", hint="by --num-procs"),
     ],
     ids=lambda error: type(error).__name__,
@@ -30,7 +32,12 @@ def test_an_error_is_put_into_other_words_and_stays_what_it_is(error):
     with pytest.raises(LaunchError) as caught, in_words_of(DIALECT):
         raise error
     assert caught.value is error
-    assert (error.message, str(error), error.hint, error.exit_code) == ("no --rdzv-id", "no --rdzv-id", "by -np", code)
+    assert (error.message, str(error), error.hint, error.exit_code) == (
+        "no --rdzv-id",
+        "no --rdzv-id",
+        "by -np",
+        code,
+    )
 
 
 def test_other_errors_pass_as_they_are():
@@ -57,18 +64,28 @@ def test_beginnings_are_spelt_out_up_to_the_script():
         ([], []),
     ],
 )
-def test_one_pair_of_dashes_directly_behind_the_script_is_dropped_where_the_other_launcher_does(words, without):
+def test_one_pair_of_dashes_directly_behind_the_script_is_dropped_where_the_other_launcher_does(
+    words, without
+):
     assert scan(words, TRAIN_OPTIONS, drops_dashes=True)[1] == tuple(without)
     kept = words[1:] if words[:1] in (["--"], ["--quiet"]) else words
     assert scan(words, TRAIN_OPTIONS)[1] == tuple(kept)
 
 
 def test_a_beginning_of_several_names_is_refused_unless_they_are_one_options():
-    fields = {"--num-gpus": "num_gpus", "--num-gpu-cards": "num_gpus", "--num-nodes": "num_nodes", "--home": "home"}
+    fields = {
+        "--num-gpus": "num_gpus",
+        "--num-gpu-cards": "num_gpus",
+        "--num-nodes": "num_nodes",
+        "--home": "home",
+    }
     assert whole_name("--num_g", fields) == "--num-gpus"
     assert whole_name("--nim", fields) == "--nim"
     assert whole_name("--hel", fields) == "--help"
-    with pytest.raises(UsageError, match="'--n' is the beginning of several options: --num-gpus, --num-gpu-cards, --n"):
+    with pytest.raises(
+        UsageError,
+        match="'--n' is the beginning of several options: --num-gpus, --num-gpu-cards, --n",
+    ):
         whole_name("--n", fields)
     with pytest.raises(UsageError, match="--home, --help"):
         whole_name("--h", fields)
@@ -89,7 +106,9 @@ def test_a_value_behind_a_switch_of_one_letter_is_refused_and_not_taken_for_the_
 
 @pytest.mark.parametrize("name", ["deepspeed", "horovodrun"])
 def test_options_of_other_backends_are_not_those_of_a_launcher_with_its_own(name):
-    fields = [option.field for option in import_module(f"distlaunch.cli.compat.{name}.options").OPTIONS]
+    fields = [
+        option.field for option in import_module(f"distlaunch.cli.compat.{name}.options").OPTIONS
+    ]
     assert not {"backend", "address"} & set(fields)
     assert len(fields) == len(set(fields))
 

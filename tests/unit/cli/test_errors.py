@@ -15,7 +15,9 @@ from distlaunch.cli.error_output import guarded, print_warnings
 from distlaunch.core.errors import LaunchError
 
 
-def run_guarded(code: str, tmp_path: Path, *, unbuffered: str = "", **popen) -> subprocess.CompletedProcess[str]:
+def run_guarded(
+    code: str, tmp_path: Path, *, unbuffered: str = "", **popen
+) -> subprocess.CompletedProcess[str]:
     """Run ``guarded(work)`` in a process of its own, where ``code`` defines ``work``."""
     source = f"import sys\nfrom distlaunch.cli.error_output import guarded\n{code}\nsys.exit(guarded(work))\n"
     return subprocess.run(
@@ -88,7 +90,12 @@ def test_a_reader_that_has_gone_away_is_no_error_to_talk_about(lines, tmp_path):
     )
     try:
         done = subprocess.run(
-            [sys.executable, "-c", source], env={}, stdout=writer, stderr=subprocess.PIPE, timeout=60, check=False
+            [sys.executable, "-c", source],
+            env={},
+            stdout=writer,
+            stderr=subprocess.PIPE,
+            timeout=60,
+            check=False,
         )
     finally:
         os.close(writer)
@@ -103,7 +110,9 @@ def test_a_broken_pipe_that_is_not_stdouts_is_a_fault_of_ours(tmp_path):
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize("lines", [1, 100_000])
-def test_a_full_standard_output_is_told_in_one_line_and_is_no_fault_of_ours(lines, unbuffered, tmp_path):
+def test_a_full_standard_output_is_told_in_one_line_and_is_no_fault_of_ours(
+    lines, unbuffered, tmp_path
+):
     code = "import os\nos.dup2(os.open('/dev/full', os.O_WRONLY), 1)\n"
     code += f"def work():\n    for _ in range({lines}): print('line')\n    return 0"
     done = run_guarded(code, tmp_path, unbuffered=unbuffered)
@@ -116,8 +125,11 @@ def test_an_error_that_standard_error_cannot_take_keeps_its_exit_code():
     with open("/dev/full", "w") as full:
         done = subprocess.run(
             [sys.executable, "-m", "distlaunch", "train", "--bogus"],
-            stdout=subprocess.PIPE, stderr=full, timeout=60, check=False,
-        )  # fmt: skip
+            stdout=subprocess.PIPE,
+            stderr=full,
+            timeout=60,
+            check=False,
+        )
     assert (done.returncode, done.stdout) == (2, b"")
 
 
@@ -147,7 +159,9 @@ def test_missing_standard_streams_are_replaced_before_anything_is_opened(tmp_pat
     assert report.read_text() == "['/dev/null', '/dev/null', '/dev/null'] True"
 
 
-@pytest.mark.parametrize("words", [["train", "--bogus"], ["train"], ["nothing"], ["--help"], ["train", "--help"]])
+@pytest.mark.parametrize(
+    "words", [["train", "--bogus"], ["train"], ["nothing"], ["--help"], ["train", "--help"]]
+)
 def test_the_command_works_without_any_standard_stream(words):
     shell = 'exec "$@" <&- >&- 2>&-'
     done = subprocess.run(
@@ -166,7 +180,12 @@ def unread(words: list[str], tmp_path: Path) -> tuple[int, bytes]:
     env = {"PATH": os.defpath, "HOME": str(tmp_path), "TMPDIR": str(tmp_path)}
     try:
         done = subprocess.run(
-            [sys.executable, *words], env=env, stdout=writer, stderr=subprocess.PIPE, timeout=60, check=False
+            [sys.executable, *words],
+            env=env,
+            stdout=writer,
+            stderr=subprocess.PIPE,
+            timeout=60,
+            check=False,
         )
     finally:
         os.close(writer)
@@ -218,4 +237,7 @@ def test_the_command_prints_an_error_and_exits_with_its_code():
     )
     assert done.returncode == 2
     assert done.stdout == ""
-    assert done.stderr == "distlaunch: error: --num-gpus takes a whole number >= 1 or 'auto', not 'four'\n"
+    assert (
+        done.stderr
+        == "distlaunch: error: --num-gpus takes a whole number >= 1 or 'auto', not 'four'\n"
+    )

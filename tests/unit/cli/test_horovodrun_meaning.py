@@ -7,10 +7,10 @@ import sys
 
 import pytest
 
+from distlaunch.cli.compat.drop_in import Translation
 from distlaunch.cli.compat.horovodrun.command import horovodrun
 from distlaunch.cli.compat.horovodrun.options import OPTIONS, THEIRS
 from distlaunch.cli.compat.horovodrun.translate import translate
-from distlaunch.cli.compat.drop_in import Translation
 from distlaunch.cli.parser import scan
 from distlaunch.core.errors import ConfigError, LaunchError, UsageError
 from distlaunch.planning.build_plan import preloaded_modules
@@ -33,7 +33,9 @@ def refused(*words: str, **more) -> LaunchError:
     return caught.value
 
 
-@pytest.mark.parametrize("words", [["-np", "3"], ["-np=3"], ["-np3"], ["-n", "3"], ["-n=3"], ["--num-p", "3"]], ids=str)
+@pytest.mark.parametrize(
+    "words", [["-np", "3"], ["-np=3"], ["-np3"], ["-n", "3"], ["-n=3"], ["--num-p", "3"]], ids=str
+)
 def test_np_is_taken_however_it_is_written(words):
     assert options(*words).hosts == "localhost:3"
 
@@ -41,9 +43,21 @@ def test_np_is_taken_however_it_is_written(words):
 @pytest.mark.parametrize(
     ("words", "says", "hint"),
     [
-        (["-np", "2"], "COMMAND is missing", "it comes after our options: [OPTIONS] COMMAND [ARGS]..."),
-        (["--np", "2", "a"], "unknown option '--np'", "did you mean -np? Options of the command go after it."),
-        (["--nproc", "2", "a"], "unknown option '--nproc'", "-np N; or distlaunch torchrun, which takes it as it is"),
+        (
+            ["-np", "2"],
+            "COMMAND is missing",
+            "it comes after our options: [OPTIONS] COMMAND [ARGS]...",
+        ),
+        (
+            ["--np", "2", "a"],
+            "unknown option '--np'",
+            "did you mean -np? Options of the command go after it.",
+        ),
+        (
+            ["--nproc", "2", "a"],
+            "unknown option '--nproc'",
+            "-np N; or distlaunch torchrun, which takes it as it is",
+        ),
         (["-n2", "a"], "unknown option '-n'", "-np N"),
         (["-np", "x", "a"], "-np takes a whole number >= 1, not 'x'", None),
     ],
@@ -57,7 +71,10 @@ def test_a_command_line_that_cannot_be_taken_apart_is_spoken_of_in_its_words(wor
 
 def test_a_script_without_a_python_is_led_to_one(tmp_path):
     error = refused("-np", "2", command=("hvd.py", "--lr=1"), PATH=str(tmp_path))
-    assert (error.message, error.hint) == ("hvd.py: no such command on PATH", "python hvd.py [ARGS]... runs a script")
+    assert (error.message, error.hint) == (
+        "hvd.py: no such command on PATH",
+        "python hvd.py [ARGS]... runs a script",
+    )
     assert options("-np", "2", command=("./hvd.py",), PATH=str(tmp_path)).script == "./hvd.py"
     (tmp_path / "hvd.py").touch(0o755)
     assert options("-np", "2", command=("hvd.py",), PATH=str(tmp_path)).script == "hvd.py"
@@ -65,8 +82,17 @@ def test_a_script_without_a_python_is_led_to_one(tmp_path):
 
 def test_np_alone_is_this_machine():
     found = options("-np", "4")
-    assert (found.backend, found.hosts, found.env, found.no_python) == ("horovod", "localhost:4", (), False)
-    assert (found.script, found.script_args, found.python) == ("train.py", ("-np", "--lr=1"), "python3.99")
+    assert (found.backend, found.hosts, found.env, found.no_python) == (
+        "horovod",
+        "localhost:4",
+        (),
+        False,
+    )
+    assert (found.script, found.script_args, found.python) == (
+        "train.py",
+        ("-np", "--lr=1"),
+        "python3.99",
+    )
 
 
 @pytest.mark.parametrize(
@@ -95,7 +121,9 @@ def test_our_own_interpreter_needs_no_word():
     assert options("-np", "1", command=(sys.executable, "a.py")).python is None
     assert options("-np", "1", command=(name, "a.py"), PATH=folder).python is None
     assert options("-np", "1", command=(name, "a.py"), PATH="/nowhere").python == name
-    assert options("-np", "1", "--python", "other", command=(sys.executable, "a.py")).python == "other"
+    assert (
+        options("-np", "1", "--python", "other", command=(sys.executable, "a.py")).python == "other"
+    )
 
 
 @pytest.mark.parametrize(
@@ -118,7 +146,10 @@ def test_a_host_file_is_read_for_how_many_slots_it_has(tmp_path):
     file = tmp_path / "hosts"
     file.write_text("# ours\na slots=2\nb slots=2\n")
     for flag in ("-hostfile", "--hostfile"):
-        assert (options("-np", "4", flag, str(file)).hosts, options(flag, str(file)).hosts) == ("a:2,b:2", "a:2,b:2")
+        assert (options("-np", "4", flag, str(file)).hosts, options(flag, str(file)).hosts) == (
+            "a:2,b:2",
+            "a:2,b:2",
+        )
         some = options("-np", "3", flag, str(file))
         assert (some.hostfile, some.hosts, some.named("hosts")) == (None, "a:2,b:1", "--hostfile")
     assert "only 4 slots" in refused("-np", "5", "--hostfile", str(file)).message
@@ -159,7 +190,11 @@ def test_hosts_are_listed_once(tmp_path):
         (["--autotune-log-file", "f", "--autotune"], "opt", ("autotune=1", "autotune-log-file=f")),
         (["--timeline-filename", "t.json"], "opt", ("timeline-filename=t.json",)),
         (["--no-stall-check"], "opt", ("stall-check=off",)),
-        (["--stall-check-shutdown-time-seconds", "9"], "opt", ("stall-check-shutdown-time-seconds=9",)),
+        (
+            ["--stall-check-shutdown-time-seconds", "9"],
+            "opt",
+            ("stall-check-shutdown-time-seconds=9",),
+        ),
         (["--log-level", "DEBUG"], "opt", ("log-level=debug",)),
         (["--log-hide-timestamp"], "opt", ("log-with-timestamp=off",)),
         (["--log-with-timestamp"], "opt", ("log-with-timestamp=1",)),
@@ -178,9 +213,15 @@ def test_a_word_becomes_an_option_of_train(words, field, value):
 
 def test_messages_speak_of_what_was_typed():
     spelt = options("-np", "2", PATH="/nowhere").dialect.spelt
-    assert spelt("--preload and --python exclude each other") == "--preload and python3.99 exclude each other"
+    assert (
+        spelt("--preload and --python exclude each other")
+        == "--preload and python3.99 exclude each other"
+    )
     assert spelt("--python python3.99: no such executable") == "python3.99: no such executable"
-    assert options("-np", "2", "--python", "x").dialect.spelt("--preload and --python") == "--preload and --python"
+    assert (
+        options("-np", "2", "--python", "x").dialect.spelt("--preload and --python")
+        == "--preload and --python"
+    )
     assert spelt(f"no GPU found: 2 CPU workers; {USE_CPUS}") == "no GPU found: 2 CPU workers"
     assert spelt(f"no GPU found: one CPU worker; {USE_CPUS}") == "no GPU found: one CPU worker"
     assert spelt(USE_CPUS) == "--device cpu asks for workers without GPUs"
@@ -192,7 +233,9 @@ def test_messages_speak_of_what_was_typed():
     with pytest.raises(ConfigError) as caught:
         preloaded_modules(options("-np", "2", "--preload", "json", command=("./run.sh",)))
     spelt = options("-np", "2", command=("./run.sh",)).dialect.spelt
-    assert spelt(caught.value.message) == "--preload: the command is no Python with script or module"
+    assert (
+        spelt(caught.value.message) == "--preload: the command is no Python with script or module"
+    )
 
 
 def test_files_are_named_as_horovodruns():
@@ -210,8 +253,16 @@ def test_files_are_named_as_horovodruns():
         (["-np", "0"], "takes a whole number >= 1", ""),
         (["-np", "5", "-H", "a:2,b:2"], "the hosts have only 4 slots", "a:4,b:4"),
         (["-np", "5", "-H", "a:2,b"], "how many slots b has", "b:4"),
-        (["--min-np", "2", "-np", "2"], "--min-np: elastic Horovod is not offered", "--discover CMD"),
-        (["--host-discovery-script", "./d", "-np", "2"], "elastic Horovod", "resumes from its checkpoint"),
+        (
+            ["--min-np", "2", "-np", "2"],
+            "--min-np: elastic Horovod is not offered",
+            "--discover CMD",
+        ),
+        (
+            ["--host-discovery-script", "./d", "-np", "2"],
+            "elastic Horovod",
+            "resumes from its checkpoint",
+        ),
         (["--blacklist-cooldown-range", "1", "2"], "elastic Horovod", "--max-restarts"),
         (["-np", "2", "--mpi"], "not by MPI", "mpirun -np N"),
         (["-np", "2", "--mpi-args=--map-by node"], "--mpi-args: ", "mpirun"),
@@ -282,7 +333,9 @@ logging:
 def test_a_configuration_file_sets_what_the_command_line_does_not(tmp_path):
     file = tmp_path / "conf.yaml"
     file.write_text(CONFIG)
-    found = meaning("-np", "2", "--config-file", str(file), "--fusion-threshold-mb", "8", "--stall-check")
+    found = meaning(
+        "-np", "2", "--config-file", str(file), "--fusion-threshold-mb", "8", "--stall-check"
+    )
     assert found.options.opt == (
         "fusion-threshold-mb=8",
         "cycle-time-ms=0.5",
@@ -300,23 +353,34 @@ def test_a_configuration_file_sets_what_the_command_line_does_not(tmp_path):
 
 def test_a_section_of_the_configuration_may_stand_in_one_line(tmp_path):
     file = tmp_path / "conf.yaml"
-    file.write_text("params: {fusion_threshold_mb: 32, cycle_time_ms: 0.5}  # ours\ntimeline: {filename: 'a, b'}\n")
+    file.write_text(
+        "params: {fusion_threshold_mb: 32, cycle_time_ms: 0.5}  # ours\ntimeline: {filename: 'a, b'}\n"
+    )
     found = meaning("-np", "2", "--config-file", str(file))
-    assert found.options.opt == ("fusion-threshold-mb=32", "cycle-time-ms=0.5", "timeline-filename=a, b")
+    assert found.options.opt == (
+        "fusion-threshold-mb=32",
+        "cycle-time-ms=0.5",
+        "timeline-filename=a, b",
+    )
 
 
 def test_the_command_line_has_the_last_word_on_settings(tmp_path):
     (tmp_path / "c").write_text("params:\n  cycle_time_ms: 2\n  cache_capacity: 3\n")
     found = options("-np", "2", "--config-file", str(tmp_path / "c"), "-o", "CYCLE_TIME_MS=5")
     assert found.opt == ("cache-capacity=3", "CYCLE_TIME_MS=5")
-    found = options("-np", "2", "--cycle-time-ms", "4", DISTLAUNCH_OPT="cycle-time-ms=5 compression=fp16")
+    found = options(
+        "-np", "2", "--cycle-time-ms", "4", DISTLAUNCH_OPT="cycle-time-ms=5 compression=fp16"
+    )
     assert found.opt == ("cycle-time-ms=4", "compression=fp16")
 
 
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("params:\n  fusion_threshold_mb: much\n", ":2: fusion_threshold_mb takes a whole number >= 0, not 'much'"),
+        (
+            "params:\n  fusion_threshold_mb: much\n",
+            ":2: fusion_threshold_mb takes a whole number >= 0, not 'much'",
+        ),
         ("stall_check:\n  enabled: 7\n", ":2: enabled takes true or false, not '7'"),
         ("controller: mpi\n", ":1: workers are controlled by gloo here, not by 'mpi'"),
         ("params: 7\n", ":1: params takes a mapping"),
@@ -333,9 +397,18 @@ def test_a_configuration_that_is_not_right_is_named_by_its_line(tmp_path, text, 
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("params:\n  fusion_treshold_mb: 1\n", ":2: horovodrun has no 'fusion_treshold_mb', and it changes nothing"),
-        ("parms:\n  cycle_time_ms: 1\n", ":1: horovodrun has no 'parms', and it changes nothing: did you mean params?"),
-        ("# ours\nparams: {cycle_tme_ms: 1}\n", ":2: horovodrun has no 'cycle_tme_ms', and it changes nothing"),
+        (
+            "params:\n  fusion_treshold_mb: 1\n",
+            ":2: horovodrun has no 'fusion_treshold_mb', and it changes nothing",
+        ),
+        (
+            "parms:\n  cycle_time_ms: 1\n",
+            ":1: horovodrun has no 'parms', and it changes nothing: did you mean params?",
+        ),
+        (
+            "# ours\nparams: {cycle_tme_ms: 1}\n",
+            ":2: horovodrun has no 'cycle_tme_ms', and it changes nothing",
+        ),
     ],
 )
 def test_keys_of_a_configuration_that_horovodrun_passes_over_are_a_warning(tmp_path, text, says):

@@ -35,7 +35,9 @@ def test_no_flag_and_no_variable_is_used_twice():
 
 
 def test_plan_has_the_options_of_train_and_a_format_of_its_own():
-    assert {option.field for option in PLAN_OPTIONS} ^ {option.field for option in TRAIN_OPTIONS} == {
+    assert {option.field for option in PLAN_OPTIONS} ^ {
+        option.field for option in TRAIN_OPTIONS
+    } == {
         "format",
         "plan_format",
         "expand",
@@ -59,7 +61,9 @@ def test_every_option_but_what_runs_and_dry_run_has_a_variable_named_after_it():
     odd = {"job_id": "DISTLAUNCH_TRAIN_JOB_ID", "backend": "DISTLAUNCH_TRAIN_BACKEND"}
     for option in TRAIN_OPTIONS:
         if option.variable is not None:
-            assert option.variable == odd.get(option.field, "DISTLAUNCH_" + option.name[2:].replace("-", "_").upper())
+            assert option.variable == odd.get(
+                option.field, "DISTLAUNCH_" + option.name[2:].replace("-", "_").upper()
+            )
 
 
 def test_every_switch_that_a_variable_can_set_has_a_flag_that_undoes_it():
@@ -73,7 +77,9 @@ def test_every_switch_that_a_variable_can_set_has_a_flag_that_undoes_it():
         "--no-requeue",
         "--no-weak-token-ok",
     }
-    assert all(option.kind == "flag" and option.variable for option in TRAIN_OPTIONS if option.negation)
+    assert all(
+        option.kind == "flag" and option.variable for option in TRAIN_OPTIONS if option.negation
+    )
 
 
 def test_choices_are_those_of_the_field_type():
@@ -132,29 +138,57 @@ def test_values_are_read(name: str, text: str, value: object):
         ("--num-gpus", "four", "--num-gpus takes a whole number >= 1 or 'auto', not 'four'"),
         ("--num-gpus", "0", "--num-gpus takes a whole number >= 1 or 'auto', not '0'"),
         ("--num-procs", "-1", "--num-procs takes a whole number >= 1, not '-1'"),
-        ("--restart-delay", "x", "--restart-delay takes a time >= 0 like 30, 2.5, 30s, 5m or 2h or S:MAX, not 'x'"),
-        ("--restart-delay", "8:", "--restart-delay takes a time >= 0 like 30, 2.5, 30s, 5m or 2h on both sides of S:MAX, not ''"),
+        (
+            "--restart-delay",
+            "x",
+            "--restart-delay takes a time >= 0 like 30, 2.5, 30s, 5m or 2h or S:MAX, not 'x'",
+        ),
+        (
+            "--restart-delay",
+            "8:",
+            "--restart-delay takes a time >= 0 like 30, 2.5, 30s, 5m or 2h on both sides of S:MAX, not ''",
+        ),
         ("--restart-delay", "60:8", "--restart-delay takes S:MAX with 0 < S <= MAX, not '60:8'"),
         ("--restart-delay", "0:8", "--restart-delay takes S:MAX with 0 < S <= MAX, not '0:8'"),
         ("--num-procs", "1_0", "--num-procs takes a whole number >= 1, not '1_0'"),
         ("--num-procs", "٤", "--num-procs takes a whole number >= 1, not '٤'"),
         ("--num-procs", "auto", "--num-procs takes a whole number >= 1, not 'auto'"),
-        ("--num-procs", "1000001", "--num-procs takes a whole number of at most 1000000, not '1000001'"),
+        (
+            "--num-procs",
+            "1000001",
+            "--num-procs takes a whole number of at most 1000000, not '1000001'",
+        ),
         ("--max-restarts", "1.5", "--max-restarts takes a whole number >= 0, not '1.5'"),
-        ("--master-port", "65536", "--master-port takes a whole number of at most 65535, not '65536'"),
+        (
+            "--master-port",
+            "65536",
+            "--master-port takes a whole number of at most 65535, not '65536'",
+        ),
         ("--grace", "nan", "--grace takes a time >= 0 like 30, 2.5, 30s, 5m or 2h, not 'nan'"),
         ("--grace", "inf", "--grace takes a time >= 0 like 30, 2.5, 30s, 5m or 2h, not 'inf'"),
         ("--grace", "-1s", "--grace takes a time >= 0 like 30, 2.5, 30s, 5m or 2h, not '-1s'"),
         ("--grace", "s", "--grace takes a time >= 0 like 30, 2.5, 30s, 5m or 2h, not 's'"),
-        ("--grace", "9" * 60, "--grace takes a time of at most 1000000000 seconds, not '" + "9" * 60 + "'"),
+        (
+            "--grace",
+            "9" * 60,
+            "--grace takes a time of at most 1000000000 seconds, not '" + "9" * 60 + "'",
+        ),
         ("--hang-timeout", "0", "--hang-timeout takes a time of at least 1.5 seconds, not '0'"),
         ("--hang-timeout", "1s", "--hang-timeout takes a time of at least 1.5 seconds, not '1s'"),
         ("--lost-after", "0", "--lost-after takes a time of at least 5 seconds, not '0'"),
         ("--join-timeout", "0", "--join-timeout takes a time of at least 0.1 seconds, not '0'"),
         ("--device", "gpu", "--device takes auto, cuda or cpu, not 'gpu'"),
         ("--num-nodes", "0", "--num-nodes takes a whole number >= 1 or MIN:MAX, not '0'"),
-        ("--num-nodes", "2:", "--num-nodes takes a whole number >= 1 on both sides of MIN:MAX, not ''"),
-        ("--num-nodes", "2:3:4", "--num-nodes takes a whole number >= 1 on both sides of MIN:MAX, not '3:4'"),
+        (
+            "--num-nodes",
+            "2:",
+            "--num-nodes takes a whole number >= 1 on both sides of MIN:MAX, not ''",
+        ),
+        (
+            "--num-nodes",
+            "2:3:4",
+            "--num-nodes takes a whole number >= 1 on both sides of MIN:MAX, not '3:4'",
+        ),
         ("--num-nodes", "4:2", "--num-nodes takes MIN:MAX, and in '4:2' the first is the larger"),
         ("--workdir", "", "--workdir needs a value (DIR), and got an empty one"),
     ],
@@ -167,7 +201,8 @@ def test_wrong_values_are_refused_with_what_would_be_right(name: str, text: str,
 
 
 @pytest.mark.parametrize(
-    ("name", "default"), [("--hang-timeout", "off"), ("--lost-after", "10 s"), ("--join-timeout", "60 s")]
+    ("name", "default"),
+    [("--hang-timeout", "off"), ("--lost-after", "10 s"), ("--join-timeout", "60 s")],
 )
 def test_who_wants_no_such_time_is_told_what_there_is_without_the_option(name: str, default: str):
     with pytest.raises(UsageError) as caught:

@@ -1,4 +1,5 @@
-"""The quick parser: what reaches the script, which setting wins, and what is said about a wrong command line."""
+"""The quick parser: what reaches the script, which setting wins, and what is said about a wrong
+command line."""
 
 from __future__ import annotations
 
@@ -31,7 +32,9 @@ def parse(*words: str, **environ: str) -> TrainOptions:
     ],
 )
 def test_who_set_an_option_is_kept(words, environ, given_by):
-    options = parse_train([*words, "s"], {f"DISTLAUNCH_{name}": value for name, value in environ.items()})
+    options = parse_train(
+        [*words, "s"], {f"DISTLAUNCH_{name}": value for name, value in environ.items()}
+    )
     assert options.given == given_by
     assert options.who_set("script", "grace", "spread") == "--script"
     assert all(options.named(field) == by for field, by in given_by.items())
@@ -82,7 +85,9 @@ def test_with_script_given_the_first_other_word_is_an_argument():
 
 
 def test_a_double_dash_before_the_script_is_ours_and_the_next_one_is_not():
-    assert parse("--", "-odd.py", "--", "x") == TrainOptions(script="-odd.py", script_args=("--", "x"))
+    assert parse("--", "-odd.py", "--", "x") == TrainOptions(
+        script="-odd.py", script_args=("--", "x")
+    )
 
 
 def test_long_options_take_underscores_and_values_either_way():
@@ -107,7 +112,11 @@ def test_a_value_may_look_like_an_option_when_it_is_attached():
 
 
 def test_the_environment_gives_defaults_and_the_command_line_wins():
-    environ = {"DISTLAUNCH_GRACE": "3", "DISTLAUNCH_QUIET": "yes", "DISTLAUNCH_TRAIN_JOB_ID": "mine"}
+    environ = {
+        "DISTLAUNCH_GRACE": "3",
+        "DISTLAUNCH_QUIET": "yes",
+        "DISTLAUNCH_TRAIN_JOB_ID": "mine",
+    }
     options = parse("--grace", "4", "s", **environ)
     assert (options.grace, options.quiet, options.job_id) == (4.0, True, "mine")
 
@@ -121,16 +130,18 @@ def test_an_empty_variable_is_no_setting():
     assert parse("s", DISTLAUNCH_GRACE="", DISTLAUNCH_LOG_DIR="") == TrainOptions(script="s")
 
 
-@pytest.mark.parametrize(("text", "value"), [("1", True), ("ON", True), ("0", False), ("No", False), ("false", False)])
+@pytest.mark.parametrize(
+    ("text", "value"), [("1", True), ("ON", True), ("0", False), ("No", False), ("false", False)]
+)
 def test_switches_are_read_from_the_environment(text: str, value: bool):
     assert parse("s", DISTLAUNCH_QUIET=text).quiet is value
 
 
 def test_the_command_line_undoes_a_switch_of_the_environment():
     assert parse("--no-quiet", "s", DISTLAUNCH_QUIET="1").quiet is False
-    assert parse("--no_isolate_gpus", "s", DISTLAUNCH_ISOLATE_GPUS="on", DISTLAUNCH_QUIET="1") == TrainOptions(
-        script="s", quiet=True
-    )
+    assert parse(
+        "--no_isolate_gpus", "s", DISTLAUNCH_ISOLATE_GPUS="on", DISTLAUNCH_QUIET="1"
+    ) == TrainOptions(script="s", quiet=True)
 
 
 def test_the_last_of_a_switch_and_its_negation_wins():
@@ -155,17 +166,26 @@ def test_an_option_of_another_program_that_is_like_one_of_ours_is_not_taken_for_
 def test_a_negation_takes_no_value_and_only_switches_with_a_variable_have_one():
     assert refused("--no-quiet=1", "s")[0] == "--no-quiet takes no value, and got '1'"
     assert refused("--no-dry-run", "s")[0] == "unknown option '--no-dry-run'"
-    assert refused("--no-quite", "s")[1] == "did you mean --no-quiet? Options of the script go after SCRIPT."
+    assert (
+        refused("--no-quite", "s")[1]
+        == "did you mean --no-quiet? Options of the script go after SCRIPT."
+    )
 
 
 def test_a_switch_that_is_neither_is_refused_by_its_variable():
     message, _ = refused("s", DISTLAUNCH_ISOLATE_GPUS="maybe")
-    assert message == "DISTLAUNCH_ISOLATE_GPUS takes 1, true, yes, on or 0, false, no, off, not 'maybe'"
+    assert (
+        message
+        == "DISTLAUNCH_ISOLATE_GPUS takes 1, true, yes, on or 0, false, no, off, not 'maybe'"
+    )
 
 
 def test_repeatable_variables_are_split_with_a_shells_quotes():
     assert parse("s", DISTLAUNCH_ENV="A=1 'B=two words'").env == ("A=1", "B=two words")
-    assert refused("s", DISTLAUNCH_ENV="A='")[0] == """DISTLAUNCH_ENV has an unfinished quote: "A='\""""
+    assert (
+        refused("s", DISTLAUNCH_ENV="A='")[0]
+        == """DISTLAUNCH_ENV has an unfinished quote: "A='\""""
+    )
 
 
 def test_a_size_on_the_command_line_drops_the_sizes_of_the_environment():
@@ -207,8 +227,16 @@ def test_help_before_the_script_is_handed_on(asker: str):
             "unknown option '--zero'",
             "--backend deepspeed takes it as -o zero=0|1|2|3. Options of the script go after SCRIPT.",
         ),
-        (("--zero=3", "s", "--backend", "nccl"), "unknown option '--zero'", "Options of the script go after SCRIPT."),
-        (("--backend", "nosuch", "--lr=1", "s"), "unknown option '--lr'", "Options of the script go after SCRIPT."),
+        (
+            ("--zero=3", "s", "--backend", "nccl"),
+            "unknown option '--zero'",
+            "Options of the script go after SCRIPT.",
+        ),
+        (
+            ("--backend", "nosuch", "--lr=1", "s"),
+            "unknown option '--lr'",
+            "Options of the script go after SCRIPT.",
+        ),
         (("-q", "s"), "unknown option '-q'", "Options of the script go after SCRIPT."),
         (("-mq", "s"), "unknown option '-q'", "Options of the script go after SCRIPT."),
         (("--grace",), "--grace needs a value: --grace SECONDS", None),
@@ -220,10 +248,16 @@ def test_help_before_the_script_is_handed_on(asker: str):
         ),
         (("--quiet=1", "s"), "--quiet takes no value, and got '1'", None),
         (("--log-dir=", "s"), "--log-dir needs a value (DIR), and got an empty one", None),
-        (("-m", "--no-python", "s"), "-m and --no-python exclude each other", "a module needs Python to run it"),
+        (
+            ("-m", "--no-python", "s"),
+            "-m and --no-python exclude each other",
+            "a module needs Python to run it",
+        ),
     ],
 )
-def test_a_wrong_command_line_is_answered_with_one_line_and_a_way_out(words, message: str, hint: str | None):
+def test_a_wrong_command_line_is_answered_with_one_line_and_a_way_out(
+    words, message: str, hint: str | None
+):
     with pytest.raises(UsageError) as caught:
         parse_train(words, {})
     assert (caught.value.message, caught.value.hint) == (message, hint)
@@ -323,7 +357,9 @@ def test_a_variable_that_only_workers_get_is_told_with_the_options_own():
         "the variable 'DISTLAUNCH_BACKEND' is what workers get, and no option: did you mean DISTLAUNCH_TRAIN_BACKEND?",
         "the variable 'DISTLAUNCH_JOB_ID' is what workers get, and no option: did you mean DISTLAUNCH_TRAIN_JOB_ID?",
     ]
-    assert unknown_variables({**environ, "DISTLAUNCH_ATTEMPT": "0"}) == [], "a launcher inside a worker"
+    assert unknown_variables({**environ, "DISTLAUNCH_ATTEMPT": "0"}) == [], (
+        "a launcher inside a worker"
+    )
 
 
 def test_options_are_not_abbreviated():
@@ -331,7 +367,10 @@ def test_options_are_not_abbreviated():
 
 
 def test_gpus_and_processes_are_not_counted_together():
-    assert refused("--num-gpus", "2", "--num-procs", "2", "s")[0] == "--num-gpus and --num-procs exclude each other"
+    assert (
+        refused("--num-gpus", "2", "--num-procs", "2", "s")[0]
+        == "--num-gpus and --num-procs exclude each other"
+    )
     assert (
         refused("s", DISTLAUNCH_GPUS_PER_NODE="2", DISTLAUNCH_NUM_PROCS="2")[0]
         == "DISTLAUNCH_GPUS_PER_NODE and DISTLAUNCH_NUM_PROCS exclude each other"
@@ -348,7 +387,11 @@ def test_messages_stay_one_printable_line(word: str):
 
 
 def test_plan_takes_its_own_format_and_ignores_that_of_train():
-    assert parse_plan(["s"], {"DISTLAUNCH_FORMAT": "jsonl"}) == (TrainOptions(script="s"), "table", False)
+    assert parse_plan(["s"], {"DISTLAUNCH_FORMAT": "jsonl"}) == (
+        TrainOptions(script="s"),
+        "table",
+        False,
+    )
     assert parse_plan(["--format", "json", "--expand", "s"], {})[1:] == ("json", True)
     with pytest.raises(UsageError, match=r"^--format takes table or json, not 'rich'$"):
         parse_plan(["--format", "rich", "s"], {})
@@ -358,13 +401,19 @@ def test_plan_takes_its_own_format_and_ignores_that_of_train():
     ("words", "environ", "values"),
     [
         ((), {"HOSTS": "a,b", "SOURCE": "flags"}, {"hosts": "a,b", "source": "flags"}),
-        (("--hosts", "c"), {"HOSTFILE": "f", "SOURCE": "slurm", "NODE_RANK": "1"}, {"hosts": "c", "node_rank": 1}),
+        (
+            ("--hosts", "c"),
+            {"HOSTFILE": "f", "SOURCE": "slurm", "NODE_RANK": "1"},
+            {"hosts": "c", "node_rank": 1},
+        ),
         (("--discover", "./d"), {"HOSTS": "a"}, {"discover": "./d"}),
         (("--source", "slurm"), {"HOSTS": "a"}, {"source": "slurm"}),
         (("--source", "flags"), {"HOSTS": "a"}, {"hosts": "a", "source": "flags"}),
         (("--hosts", "c", "--source", "slurm"), {}, {"hosts": "c", "source": "slurm"}),
     ],
 )
-def test_a_list_of_hosts_on_the_command_line_drops_every_other_one_of_the_environment(words, environ, values):
+def test_a_list_of_hosts_on_the_command_line_drops_every_other_one_of_the_environment(
+    words, environ, values
+):
     named = {f"DISTLAUNCH_{name}": value for name, value in environ.items()}
     assert parse(*words, "s", **named) == TrainOptions(script="s", **values)

@@ -1,4 +1,5 @@
-"""The command ``render``: its table of options, its words spelled again, and where the file goes."""
+"""The command ``render``: its table of options, its words spelled again, and where the file
+goes."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ VALUES = {
     "port": NUMBERS,
     "delay": st.sampled_from(["0", "0.25", "8", "8:60", "1.5:5m", "2h:2h"]),
     "seconds": st.one_of(
-        NUMBERS.map(lambda number: f"{int(number) + 1}m"), st.floats(5, 1e9).map(lambda value: f"{value:.6f}")
+        NUMBERS.map(lambda number: f"{int(number) + 1}m"),
+        st.floats(5, 1e9).map(lambda value: f"{value:.6f}"),
     ),
 }
 
@@ -51,7 +53,9 @@ def spellings():
         max_size=8,
         unique_by=lambda word: word.partition("=")[0],
     )
-    script = st.one_of(st.just(["t.py"]), st.lists(TEXTS, min_size=1, max_size=3).map(lambda words: ["--", *words]))
+    script = st.one_of(
+        st.just(["t.py"]), st.lists(TEXTS, min_size=1, max_size=3).map(lambda words: ["--", *words])
+    )
     return st.tuples(words, script).map(lambda parts: [*parts[0], *parts[1]])
 
 
@@ -66,9 +70,13 @@ def test_options_that_are_spelled_again_are_the_same(words):
 
 def test_what_a_variable_set_is_spelled_too_and_the_negation_that_undoes_it():
     options = parser.parse_train(
-        ["--no-forward-env", "--no-quiet", "t.py"], {"DISTLAUNCH_QUIET": "1", "DISTLAUNCH_NUM_NODES": "2:4"}
+        ["--no-forward-env", "--no-quiet", "t.py"],
+        {"DISTLAUNCH_QUIET": "1", "DISTLAUNCH_NUM_NODES": "2:4"},
     )
-    assert spell(options) == (("num_nodes", ("--num-nodes=2:4",)), ("forward_env", ("--no-forward-env",)))
+    assert spell(options) == (
+        ("num_nodes", ("--num-nodes=2:4",)),
+        ("forward_env", ("--no-forward-env",)),
+    )
 
 
 def test_every_field_has_one_row_and_no_flag_is_used_twice():
@@ -85,7 +93,9 @@ def test_every_row_can_be_explained():
         assert option.help.endswith(".")
         assert option.group in GROUP_TITLES
         assert option.metavar or option.kind == "flag"
-        assert option.variable == (None if option.field == "out" else f"DISTLAUNCH_RENDER_{option.field.upper()}")
+        assert option.variable == (
+            None if option.field == "out" else f"DISTLAUNCH_RENDER_{option.field.upper()}"
+        )
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -95,7 +105,9 @@ def test_an_option_of_another_kind_of_file_is_refused_by_name(target):
         if option in options_of(target):
             parse_render(target, words, {})
             continue
-        with pytest.raises(UsageError, match=f"{option.name} has no meaning in render {target}") as caught:
+        with pytest.raises(
+            UsageError, match=f"{option.name} has no meaning in render {target}"
+        ) as caught:
             parse_render(target, words, {})
         assert "it is for render " in caught.value.hint
 
@@ -106,7 +118,9 @@ def test_a_variable_gives_a_default_only_where_it_means_something():
         "DISTLAUNCH_RENDER_PVC": "a:/a b:/b",
         "DISTLAUNCH_RENDER_PARTITION": "p",
     }
-    assert parse_render("kubernetes", ["t.py"], environ)[1] == RenderOptions(image="x:1", pvc=("a:/a", "b:/b"))
+    assert parse_render("kubernetes", ["t.py"], environ)[1] == RenderOptions(
+        image="x:1", pvc=("a:/a", "b:/b")
+    )
     assert parse_render("slurm", ["t.py"], environ)[1] == RenderOptions(partition="p")
     assert parser.unknown_variables(environ) == []
 
@@ -137,7 +151,10 @@ def test_help_of_render_is_of_its_target(capsys):
     ("words", "said"),
     [
         (["render"], "render what?"),
-        (["render", "helm"], "render prints slurm, kubernetes, pytorchjob, trainjob, and no 'helm'"),
+        (
+            ["render", "helm"],
+            "render prints slurm, kubernetes, pytorchjob, trainjob, and no 'helm'",
+        ),
         (["render", "slurm"], "SCRIPT is missing"),
     ],
 )
@@ -150,13 +167,19 @@ def test_wrong_words_are_told(words, said):
 def command(tmp_path, *words: str, **environ: str) -> subprocess.CompletedProcess[bytes]:
     env = {"PATH": os.defpath, "HOME": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1", **environ}
     words = (sys.executable, "-m", "distlaunch", "render", *words)
-    env["PYTHONPATH"] = os.path.dirname(os.path.dirname(os.path.abspath(parser.__file__))).removesuffix("/distlaunch")
-    return subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, timeout=60, check=False)
+    env["PYTHONPATH"] = os.path.dirname(
+        os.path.dirname(os.path.abspath(parser.__file__))
+    ).removesuffix("/distlaunch")
+    return subprocess.run(
+        words, cwd=tmp_path, env=env, capture_output=True, timeout=60, check=False
+    )
 
 
 def test_the_file_goes_to_stdout_or_where_it_is_wanted_as_utf_8_in_any_locale(tmp_path):
     words = ["kubernetes", "--image=x", "--gpus-per-node=2", "--name=a"]
-    shown = command(tmp_path, *words, "t.py", "😀", LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
+    shown = command(
+        tmp_path, *words, "t.py", "😀", LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0"
+    )
     assert (shown.returncode, shown.stderr) == (0, b"")
     assert '- "😀"\n'.encode() in shown.stdout
     written = command(tmp_path, *words, "--out", "job.yaml", "t.py", "😀", LC_ALL="C.UTF-8")
@@ -178,7 +201,10 @@ def test_an_error_is_two_lines_and_leaves_the_file_alone(tmp_path):
 def test_a_file_that_cannot_be_written_is_told(tmp_path):
     failed = command(tmp_path, "slurm", "--gpus-per-node=2", "--out=no/such/folder", "t.py")
     assert failed.returncode == 2
-    assert failed.stderr.decode() == "distlaunch: error: --out 'no/such/folder': No such file or directory\n"
+    assert (
+        failed.stderr.decode()
+        == "distlaunch: error: --out 'no/such/folder': No such file or directory\n"
+    )
 
 
 def test_nothing_heavy_is_loaded_to_print_a_file(tmp_path):
@@ -187,13 +213,17 @@ def test_nothing_heavy_is_loaded_to_print_a_file(tmp_path):
         "command.run(['render', 'kubernetes', '--image=x', '--gpus-per-node=2', 't.py'], {})\n"
         "print('MODULES', *sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
     modules = set(done.stdout.partition("MODULES")[2].split())
     assert not modules & {"typer", "click", "rich", "pydantic", "yaml", "torch", "paramiko"}
     assert not {
         name
         for name in modules
-        if name.startswith(("distlaunch.coordinator", "distlaunch.launch.run", "distlaunch.core.agent"))
+        if name.startswith(
+            ("distlaunch.coordinator", "distlaunch.launch.run", "distlaunch.core.agent")
+        )
     }
 
 
@@ -221,11 +251,23 @@ def test_two_files_are_refused(words):
 
 
 def test_a_script_that_is_not_here_is_a_note(tmp_path):
-    command = [sys.executable, "-m", "distlaunch", "render", "slurm", "--gpus-per-node=2", "-o", "job", "t.py"]
+    command = [
+        sys.executable,
+        "-m",
+        "distlaunch",
+        "render",
+        "slurm",
+        "--gpus-per-node=2",
+        "-o",
+        "job",
+        "t.py",
+    ]
     environ = {**os.environ, "PYTHONPATH": os.getcwd()}
 
     def render() -> tuple[int, str]:
-        done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=60
+        )
         return done.returncode, done.stderr
 
     written = f"distlaunch: {tmp_path}/job is written\n"

@@ -91,7 +91,9 @@ def test_a_plan_names_job_size_nodes_command_and_notes(printed):
 def test_restarts_preload_and_hang_timeout_have_a_line_if_they_are_set(printed):
     names = ("Restarts", "Preload", "Hangs")
     assert not any(line.startswith(names) for line in printed(record()).splitlines())
-    text = printed({**record(), "max_restarts": 3, "preload": ["torch", "json"], "hang_timeout_s": 30.0})
+    text = printed(
+        {**record(), "max_restarts": 3, "preload": ["torch", "json"], "hang_timeout_s": 30.0}
+    )
     lines = [line.split(maxsplit=1)[1] for line in text.splitlines() if line.startswith(names)]
     assert lines == ["3", "torch, json", "stopped after 30 s of silence"]
 
@@ -192,7 +194,13 @@ def test_workers_that_share_a_gpu_stand_beside_it(printed):
     ],
 )
 def test_gpus_of_a_node_are_named_or_counted(printed, node, device, shown):
-    text = printed({**record(), "device": device, "nodes": [{"host": "a", "node_rank": 0, "workers": None, **node}]})
+    text = printed(
+        {
+            **record(),
+            "device": device,
+            "nodes": [{"host": "a", "node_rank": 0, "workers": None, **node}],
+        }
+    )
     assert shown in text
 
 
@@ -208,7 +216,9 @@ def test_what_the_nodes_have_to_tell_is_open(printed):
 
 
 def test_an_elastic_job_shows_its_bounds(printed):
-    assert "on 2 nodes (elastic: 1 to 4)" in printed({**record(nodes=2), "min_nodes": 1, "max_nodes": 4})
+    assert "on 2 nodes (elastic: 1 to 4)" in printed(
+        {**record(nodes=2), "min_nodes": 1, "max_nodes": 4}
+    )
 
 
 def test_a_value_that_follows_no_pattern_is_given_with_its_ranks(printed):

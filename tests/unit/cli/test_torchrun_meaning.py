@@ -6,7 +6,12 @@ import pytest
 
 from distlaunch.cli.compat.torchrun.command_line import parse
 from distlaunch.cli.compat.torchrun.options import BY_VARIABLE, PREFIX
-from distlaunch.cli.compat.torchrun.translate import Display, TorchrunTranslation, translate, unread_variables
+from distlaunch.cli.compat.torchrun.translate import (
+    Display,
+    TorchrunTranslation,
+    translate,
+    unread_variables,
+)
 from distlaunch.cli.option_table import TRAIN_OPTIONS
 from distlaunch.core.errors import ConfigError, UsageError
 from distlaunch.core.model.run_files import TORCHRUN
@@ -55,7 +60,10 @@ def test_a_plain_command_is_one_quiet_worker_with_torchruns_files():
         (["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"], (None, None)),
         (["--rdzv-backend", "etcd", "--rdzv-endpoint", "etcd.example.org:2379"], (None, None)),
         (["--local-addr", "10.0.0.7"], ("10.0.0.7", None)),
-        (["--rdzv-backend=c10d", "--rdzv-endpoint=h:1", "--local-addr", "10.0.0.7"], ("10.0.0.7", None)),
+        (
+            ["--rdzv-backend=c10d", "--rdzv-endpoint=h:1", "--local-addr", "10.0.0.7"],
+            ("10.0.0.7", None),
+        ),
     ],
     ids=str,
 )
@@ -73,14 +81,24 @@ def test_a_static_endpoint_needs_a_port(endpoint, nnodes):
     assert meaning("--standalone", "--rdzv-endpoint", endpoint)
 
 
-@pytest.mark.parametrize("conf", ["a=", "a,b=1", ",,", "a=1,", "=1", "join_timeout=''", "timeout=x"])
-@pytest.mark.parametrize("words", [[], ["--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=h:5"]], ids=["1", "2"])
+@pytest.mark.parametrize(
+    "conf", ["a=", "a,b=1", ",,", "a=1,", "=1", "join_timeout=''", "timeout=x"]
+)
+@pytest.mark.parametrize(
+    "words", [[], ["--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=h:5"]], ids=["1", "2"]
+)
 def test_a_malformed_rdzv_conf_is_refused_whatever_the_number_of_nodes(conf, words):
     assert refused(*words, "--rdzv-conf", conf).startswith("--rdzv-conf takes ")
 
 
 def test_quotes_around_a_value_of_rdzv_conf_are_no_part_of_it():
-    words = ["--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=h:5", "--rdzv-conf", "x=' ',join_timeout='7'"]
+    words = [
+        "--nnodes=2",
+        "--rdzv-backend=c10d",
+        "--rdzv-endpoint=h:5",
+        "--rdzv-conf",
+        "x=' ',join_timeout='7'",
+    ]
     with pytest.raises(ConfigError):
         meaning(*words)
     assert meaning(*words[:-1], "x=\"a b\", join_timeout='7'").options.join_timeout == 7.0
@@ -92,7 +110,9 @@ def legacy(*words: str) -> TorchrunTranslation:
 
 def test_under_torch_distributed_launch_the_script_gets_its_local_rank_unless_it_uses_the_environment():
     assert legacy().options.script_args == ("--local-rank=${local_rank}", "a")
-    assert legacy("--use_env").options.script_args == legacy("--use-env").options.script_args == ("a",)
+    assert (
+        legacy("--use_env").options.script_args == legacy("--use-env").options.script_args == ("a",)
+    )
     assert meaning("--use_env").options.script_args == ("a",)
     assert meaning("--use_env").notices == ()
 
@@ -103,7 +123,9 @@ def test_under_torch_distributed_launch_a_program_that_is_no_script_has_to_use_t
     assert legacy("--no-python", "--use-env").options.no_python
 
 
-@pytest.mark.parametrize("endpoint", ["h:x", "h:70000", ":29500", "a b:1", "h:", "[::1", "[::1:5", "::1]:5"])
+@pytest.mark.parametrize(
+    "endpoint", ["h:x", "h:70000", ":29500", "a b:1", "h:", "[::1", "[::1:5", "::1]:5"]
+)
 def test_a_bad_endpoint_is_refused_where_it_was_written(endpoint):
     assert refused("--rdzv-endpoint", endpoint).startswith("--rdzv-endpoint takes HOST:PORT")
     assert refused(PET_RDZV_ENDPOINT=endpoint).startswith("PET_RDZV_ENDPOINT takes HOST:PORT")
@@ -115,20 +137,47 @@ def test_a_bad_endpoint_is_refused_where_it_was_written(endpoint):
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=h:5"], (2, None, "h:5", None, 600.0)),
-        (["--nnodes=2:4", "--rdzv-backend=c10d", "--rdzv-endpoint=h"], ((2, 4), None, "h:29400", None, 600.0)),
-        (["--nnodes=1:4", "--rdzv-backend=c10d", "--rdzv-endpoint=[fd00::1]:5"], ((1, 4), None, "[fd00::1]:5", None, 600.0)),
-        (["--nnodes=2", "--node-rank=1", "--rdzv-backend=c10d", "--rdzv-endpoint=h:5"], (2, 1, "h:5", None, 600.0)),
-        (["--nnodes=2", "--node-rank=1", "--master-addr=h", "--master-port=7"], (2, 1, "h:7", "h", 600.0)),
+        (
+            ["--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=h:5"],
+            (2, None, "h:5", None, 600.0),
+        ),
+        (
+            ["--nnodes=2:4", "--rdzv-backend=c10d", "--rdzv-endpoint=h"],
+            ((2, 4), None, "h:29400", None, 600.0),
+        ),
+        (
+            ["--nnodes=1:4", "--rdzv-backend=c10d", "--rdzv-endpoint=[fd00::1]:5"],
+            ((1, 4), None, "[fd00::1]:5", None, 600.0),
+        ),
+        (
+            ["--nnodes=2", "--node-rank=1", "--rdzv-backend=c10d", "--rdzv-endpoint=h:5"],
+            (2, 1, "h:5", None, 600.0),
+        ),
+        (
+            ["--nnodes=2", "--node-rank=1", "--master-addr=h", "--master-port=7"],
+            (2, 1, "h:7", "h", 600.0),
+        ),
         (["--nnodes=2", "--rdzv-endpoint=h:7"], (2, 0, "h:7", "h", 600.0)),
-        (["--nnodes=2", "--rdzv-endpoint=h:7", "--rdzv-conf=timeout=30,join_timeout=9"], (2, 0, "h:7", "h", 9.0)),
-        (["--nnodes=2", "--rdzv-endpoint=h:7", "--rdzv-conf", "timeout=30"], (2, 0, "h:7", "h", 30.0)),
+        (
+            ["--nnodes=2", "--rdzv-endpoint=h:7", "--rdzv-conf=timeout=30,join_timeout=9"],
+            (2, 0, "h:7", "h", 9.0),
+        ),
+        (
+            ["--nnodes=2", "--rdzv-endpoint=h:7", "--rdzv-conf", "timeout=30"],
+            (2, 0, "h:7", "h", 30.0),
+        ),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_several_nodes_meet_where_torchruns_would(words, expected):
     options = meaning(*words).options
-    found = (options.num_nodes, options.node_rank, options.rendezvous, options.master_addr, options.join_timeout)
+    found = (
+        options.num_nodes,
+        options.node_rank,
+        options.rendezvous,
+        options.master_addr,
+        options.join_timeout,
+    )
     assert found == expected
     assert (options.master_port, options.source) == (None, "flags")
 
@@ -136,7 +185,13 @@ def test_several_nodes_meet_where_torchruns_would(words, expected):
 @pytest.mark.parametrize(
     "conf",
     [
-        *("join_timeout=nan", "join_timeout=-1", "join_timeout=0", "join_timeout=1e400", "join_timeout=1,timeout=2.5"),
+        *(
+            "join_timeout=nan",
+            "join_timeout=-1",
+            "join_timeout=0",
+            "join_timeout=1e400",
+            "join_timeout=1,timeout=2.5",
+        ),
         *("timeout=", "=,=", "timeout", "timeout=5,", ",", "join_timeout=1234567890"),
     ],
 )
@@ -144,7 +199,9 @@ def test_a_bad_rdzv_conf_is_refused_as_torchrun_refuses_it(conf):
     words = ["--nnodes=2", "--rdzv-endpoint=h:7"]
     assert refused(*words, "--rdzv-conf", conf).startswith("--rdzv-conf takes ")
     assert refused(*words, PET_RDZV_CONF=conf).startswith("PET_RDZV_CONF takes ")
-    assert meaning(*words, "--rdzv-conf", " read_timeout=x , timeout = 5").options.join_timeout == 5.0
+    assert (
+        meaning(*words, "--rdzv-conf", " read_timeout=x , timeout = 5").options.join_timeout == 5.0
+    )
 
 
 def test_what_is_called_where_is_named_by_the_option_that_said_it():
@@ -195,14 +252,28 @@ def test_what_excludes_a_preload_is_named_as_the_user_wrote_it(words, env, other
     options = meaning(*words, DISTLAUNCH_PRELOAD="torch", **env).options
     with pytest.raises(ConfigError) as caught:
         preloaded_modules(options)
-    assert options.dialect.spelt(caught.value.message) == f"DISTLAUNCH_PRELOAD and {other} exclude each other"
+    assert (
+        options.dialect.spelt(caught.value.message)
+        == f"DISTLAUNCH_PRELOAD and {other} exclude each other"
+    )
 
 
 def test_an_option_that_came_from_a_variable_is_named_by_that():
-    assert meaning(PET_LOG_DIR="/x").options.dialect.spelt("--log-dir /x: no") == "PET_LOG_DIR /x: no"
-    assert meaning(DISTLAUNCH_LOG_DIR="/x").options.dialect.spelt("--log-dir /x: no") == "DISTLAUNCH_LOG_DIR /x: no"
-    assert meaning("--log-dir", "/x", PET_LOG_DIR="/y").options.dialect.spelt("--log-dir /x") == "--log-dir /x"
-    assert meaning(PET_NPROC_PER_NODE="2").options.dialect.spelt("--num-procs 4") == "PET_NPROC_PER_NODE 4"
+    assert (
+        meaning(PET_LOG_DIR="/x").options.dialect.spelt("--log-dir /x: no") == "PET_LOG_DIR /x: no"
+    )
+    assert (
+        meaning(DISTLAUNCH_LOG_DIR="/x").options.dialect.spelt("--log-dir /x: no")
+        == "DISTLAUNCH_LOG_DIR /x: no"
+    )
+    assert (
+        meaning("--log-dir", "/x", PET_LOG_DIR="/y").options.dialect.spelt("--log-dir /x")
+        == "--log-dir /x"
+    )
+    assert (
+        meaning(PET_NPROC_PER_NODE="2").options.dialect.spelt("--num-procs 4")
+        == "PET_NPROC_PER_NODE 4"
+    )
 
 
 # --- failure
@@ -229,7 +300,9 @@ def test_our_own_variable_may_shorten_the_stop_after_a_failure():
 
 
 def test_a_bad_shutdown_timeout_is_named():
-    assert refused(TORCH_ELASTIC_SHUTDOWN_TIMEOUT="soon").startswith("TORCH_ELASTIC_SHUTDOWN_TIMEOUT takes")
+    assert refused(TORCH_ELASTIC_SHUTDOWN_TIMEOUT="soon").startswith(
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT takes"
+    )
 
 
 # --- ours by variable
@@ -256,7 +329,8 @@ def test_our_own_lines_are_shown_only_where_that_is_asked_for():
 
 
 @pytest.mark.parametrize(
-    ("mode", "bind"), [("node", "numa"), ("socket", "numa"), ("exclusive", "cores"), ("core-complex", "cores")]
+    ("mode", "bind"),
+    [("node", "numa"), ("socket", "numa"), ("exclusive", "cores"), ("core-complex", "cores")],
 )
 def test_numa_binding_is_ours(mode, bind):
     assert meaning("--numa-binding", mode).options.bind == bind
@@ -292,9 +366,13 @@ def test_the_prefix_is_torchruns_or_the_templates():
     assert meaning("--role", "trainer").display.prefix(1, "host", rank=3) == b"[trainer1]:"
     template = "<${role_name} $rank/${local_rank}@${hostname} ${other} $$>"
     assert (
-        meaning("--log-line-prefix-template", template).display.prefix(1, "h", rank=3) == b"<default 3/1@h ${other} $>"
+        meaning("--log-line-prefix-template", template).display.prefix(1, "h", rank=3)
+        == b"<default 3/1@h ${other} $>"
     )
-    assert meaning(TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE="${rank}|").display.prefix(1, "h", rank=3) == b"3|"
+    assert (
+        meaning(TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE="${rank}|").display.prefix(1, "h", rank=3)
+        == b"3|"
+    )
     assert meaning().display.template == PREFIX
 
 
@@ -308,7 +386,14 @@ def test_ranks_that_the_job_does_not_have_are_told():
 
 
 def test_what_changes_nothing_is_said_in_one_line_if_it_was_written_on_the_command_line():
-    words = ["--monitor-interval=1", "--start-method", "fork", "--rdzv-conf", "timeout=3", "--rdzv-backend=etcd-v2"]
+    words = [
+        "--monitor-interval=1",
+        "--start-method",
+        "fork",
+        "--rdzv-conf",
+        "timeout=3",
+        "--rdzv-backend=etcd-v2",
+    ]
     (notice,) = meaning(*words).notices
     assert notice.startswith(
         "without effect here: --rdzv-conf, --monitor-interval, --start-method, --rdzv-backend 'etcd-v2'"
@@ -331,7 +416,9 @@ def test_ordinary_command_lines_are_not_remarked_upon(words):
 
 
 def test_what_torchruns_agent_would_serve_is_remarked_upon():
-    (notice,) = meaning(TORCHELASTIC_ENABLE_FILE_TIMER="1", TORCHELASTIC_HEALTH_CHECK_PORT="8080").notices
+    (notice,) = meaning(
+        TORCHELASTIC_ENABLE_FILE_TIMER="1", TORCHELASTIC_HEALTH_CHECK_PORT="8080"
+    ).notices
     assert "TORCHELASTIC_ENABLE_FILE_TIMER, TORCHELASTIC_HEALTH_CHECK_PORT" in notice
     assert meaning(TORCHELASTIC_ENABLE_FILE_TIMER="0").notices == ()
 
@@ -339,7 +426,9 @@ def test_what_torchruns_agent_would_serve_is_remarked_upon():
 def test_lines_get_narrower_by_the_prefix_of_tee():
     assert meaning("-t", "3").options.dialect.prefix_columns == len("[default00]:")
     assert meaning("-t", "1", "--role", "x").options.dialect.prefix_columns == len("[x00]:")
-    assert meaning("-t", "1", "--role", "Übung").options.dialect.prefix_columns == len("[Übung00]:"), "not its bytes"
+    assert meaning("-t", "1", "--role", "Übung").options.dialect.prefix_columns == len(
+        "[Übung00]:"
+    ), "not its bytes"
 
 
 def test_signals_that_would_end_the_job_under_torchrun_are_remarked_upon():
@@ -356,11 +445,18 @@ def test_a_name_in_a_remark_cannot_touch_the_terminal():
 
 
 def test_variables_of_train_that_are_not_read_are_named_with_what_does_the_same():
-    (warning,) = unread_variables({"DISTLAUNCH_MAX_RESTARTS": "3", "DISTLAUNCH_GRACE": "3", "DISTLAUNCH_PYTHON": "p"})
+    (warning,) = unread_variables(
+        {"DISTLAUNCH_MAX_RESTARTS": "3", "DISTLAUNCH_GRACE": "3", "DISTLAUNCH_PYTHON": "p"}
+    )
     assert "DISTLAUNCH_MAX_RESTARTS (here: --max-restarts or PET_MAX_RESTARTS)" in warning
     assert "DISTLAUNCH_GRACE (here: --shutdown-timeout or PET_SHUTDOWN_TIMEOUT)" in warning
     assert "DISTLAUNCH_PYTHON (here: PYTHON_EXEC)" in warning
-    assert unread_variables({"DISTLAUNCH_PRELOAD": "torch", "DISTLAUNCH_QUIET": "1", "DISTLAUNCH_GRACE": ""}) == []
+    assert (
+        unread_variables(
+            {"DISTLAUNCH_PRELOAD": "torch", "DISTLAUNCH_QUIET": "1", "DISTLAUNCH_GRACE": ""}
+        )
+        == []
+    )
 
 
 def test_every_variable_of_train_is_either_read_or_warned_of():
@@ -373,11 +469,20 @@ def test_every_variable_of_train_is_either_read_or_warned_of():
     ("text", "here"),
     [
         ("choose another with --python", "choose another with PYTHON_EXEC"),
-        ("one worker alone: --num-procs 1 (or --num-gpus 1)", "one worker alone: --nproc-per-node 1"),
-        ("--preload and --python exclude each other", "DISTLAUNCH_PRELOAD and PYTHON_EXEC exclude each other"),
+        (
+            "one worker alone: --num-procs 1 (or --num-gpus 1)",
+            "one worker alone: --nproc-per-node 1",
+        ),
+        (
+            "--preload and --python exclude each other",
+            "DISTLAUNCH_PRELOAD and PYTHON_EXEC exclude each other",
+        ),
         ("run with -x PYTHONFAULTHANDLER=1 to see", "run with PYTHONFAULTHANDLER=1 to see"),
         ("is a longer --failure-grace needed?", "is a longer --shutdown-timeout needed?"),
-        ("--log-dir l and x--python and --pythonic stay", "--log-dir l and x--python and --pythonic stay"),
+        (
+            "--log-dir l and x--python and --pythonic stay",
+            "--log-dir l and x--python and --pythonic stay",
+        ),
     ],
 )
 def test_hints_that_speak_of_train_are_put_into_torchruns_words(text, here):

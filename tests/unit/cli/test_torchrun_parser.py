@@ -1,4 +1,5 @@
-"""``distlaunch torchrun``'s words: taken apart as torchrun 2.13 does, and better where it refuses what is clear."""
+"""``distlaunch torchrun``'s words: taken apart as torchrun 2.13 does, and better where it refuses
+what is clear."""
 
 from __future__ import annotations
 
@@ -22,7 +23,9 @@ OF_TORCHRUN_2_13 = """
 """
 
 
-def values(*words: str, environ: dict[str, str] | None = None, **wanted: object) -> dict[str, object]:
+def values(
+    *words: str, environ: dict[str, str] | None = None, **wanted: object
+) -> dict[str, object]:
     parsed = parse([*words, "s.py"], environ or {})
     assert (parsed.script, parsed.script_args) == ("s.py", ())
     return {name: parsed.values[name] for name in wanted} if wanted else dict(parsed.values)
@@ -47,7 +50,9 @@ def test_the_names_are_those_that_the_installed_torchrun_takes():
     from torch.distributed.run import get_args_parser
 
     theirs = {flag for action in get_args_parser()._actions for flag in action.option_strings}
-    assert {flag.replace("_", "-") for flag in theirs} - {"-h", "--help"} <= {f for o in OPTIONS for f in o.flags}
+    assert {flag.replace("_", "-") for flag in theirs} - {"-h", "--help"} <= {
+        f for o in OPTIONS for f in o.flags
+    }
 
 
 def test_defaults_are_torchruns():
@@ -58,7 +63,13 @@ def test_defaults_are_torchruns():
     assert found["max_restarts"] == 0
     assert found["redirects"] == found["tee"] == 0
     assert found["role"] == "default"
-    assert found["master_port"] is found["rdzv_id"] is found["log_dir"] is found["shutdown_timeout"] is None
+    assert (
+        found["master_port"]
+        is found["rdzv_id"]
+        is found["log_dir"]
+        is found["shutdown_timeout"]
+        is None
+    )
     assert found["module"] is found["standalone"] is False
 
 
@@ -103,7 +114,11 @@ def test_short_flags_may_be_joined_and_carry_their_value(words, module, redirect
     ("words", "script", "rest"),
     [
         (["main.py", "--r=16"], "main.py", ["--r=16"]),
-        (["main.py", "--nnodes", "9", "-m", "-h", "--help"], "main.py", ["--nnodes", "9", "-m", "-h", "--help"]),
+        (
+            ["main.py", "--nnodes", "9", "-m", "-h", "--help"],
+            "main.py",
+            ["--nnodes", "9", "-m", "-h", "--help"],
+        ),
         (["--", "main.py", "--", "a"], "main.py", ["--", "a"]),
         (["--nnodes=1", "--", "--odd-name.py"], "--odd-name.py", []),
         (["main.py", "--", "--x"], "main.py", ["--x"]),
@@ -112,7 +127,11 @@ def test_short_flags_may_be_joined_and_carry_their_value(words, module, redirect
         (["main.py", "--a", "--", "--b"], "main.py", ["--a", "--", "--b"]),
         (["-m", "pkg.mod", "--", "x"], "pkg.mod", ["x"]),
         (["-m", "pkg.mod", "-t", "9", ""], "pkg.mod", ["-t", "9", ""]),
-        (["main.py", "two words", "Ü", "\udcff", "$$"], "main.py", ["two words", "Ü", "\udcff", "$$"]),
+        (
+            ["main.py", "two words", "Ü", "\udcff", "$$"],
+            "main.py",
+            ["two words", "Ü", "\udcff", "$$"],
+        ),
     ],
     ids=str,
 )
@@ -164,11 +183,27 @@ def test_any_words_at_all_are_parsed_or_refused_in_one_line(words: list[str]):
         (["--log-dir"], "--log-dir needs a value", ""),
         (["--log-dir", "--tee", "3", "s"], "--log-dir needs a value", "write --log-dir=--tee"),
         (["--no", "s"], "'--no' is the beginning of several options: --no-python, --node-rank", ""),
-        (["--nprocs-per-node=2", "s"], "unknown option '--nprocs-per-node'", "did you mean --nproc-per-node?"),
-        (["-nproc_per_node=2", "s"], "unknown option '-nproc_per_node=2'", "did you mean --nproc-per-node?"),
-        (["--preload", "torch", "s"], "unknown option '--preload'", "the variable DISTLAUNCH_PRELOAD"),
+        (
+            ["--nprocs-per-node=2", "s"],
+            "unknown option '--nprocs-per-node'",
+            "did you mean --nproc-per-node?",
+        ),
+        (
+            ["-nproc_per_node=2", "s"],
+            "unknown option '-nproc_per_node=2'",
+            "did you mean --nproc-per-node?",
+        ),
+        (
+            ["--preload", "torch", "s"],
+            "unknown option '--preload'",
+            "the variable DISTLAUNCH_PRELOAD",
+        ),
         (["--num-gpus", "2", "s"], "unknown option '--num-gpus'", "here it is --nproc-per-node"),
-        (["--backend", "fsdp", "s"], "unknown option '--backend'", "distlaunch train --backend NAME"),
+        (
+            ["--backend", "fsdp", "s"],
+            "unknown option '--backend'",
+            "distlaunch train --backend NAME",
+        ),
         (["--dry-run", "s"], "unknown option '--dry-run'", "distlaunch train"),
         (["-x", "s"], "unknown option '-x'", "options of the script go after SCRIPT"),
     ],
@@ -180,7 +215,9 @@ def test_bad_words_are_answered_with_one_line_and_what_to_do(words, message, hin
     assert hint in advice
 
 
-@pytest.mark.parametrize("words", [["--help"], ["-h"], ["-mh", "s"], ["--nnodes=1", "--he", "s.py"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "words", [["--help"], ["-h"], ["-mh", "s"], ["--nnodes=1", "--he", "s.py"]], ids=" ".join
+)
 def test_help_is_asked_for_before_the_script_only(words):
     with pytest.raises(HelpRequested):
         parse(words, {})
@@ -190,7 +227,12 @@ def test_help_is_asked_for_before_the_script_only(words):
 
 
 def test_defaults_come_from_pet_variables_and_the_command_line_wins():
-    environ = {"PET_NPROC_PER_NODE": "3", "PET_STANDALONE": "true", "PET_RDZV_ID": "x", "PET_TEE": ""}
+    environ = {
+        "PET_NPROC_PER_NODE": "3",
+        "PET_STANDALONE": "true",
+        "PET_RDZV_ID": "x",
+        "PET_TEE": "",
+    }
     found = parse(["--nproc-per-node=2", "s.py"], environ)
     assert found.values["nproc_per_node"] == 2
     assert found.values["standalone"] is True
@@ -217,8 +259,12 @@ def test_a_switch_takes_the_words_that_people_write(text, value):
 
 
 def test_a_bad_variable_is_named():
-    assert refused("s.py", environ={"PET_STANDALONE": "maybe"})[0].startswith("PET_STANDALONE takes 1, true")
-    assert refused("s.py", environ={"PET_NNODES": "a"})[0].startswith("PET_NNODES takes N or MIN:MAX")
+    assert refused("s.py", environ={"PET_STANDALONE": "maybe"})[0].startswith(
+        "PET_STANDALONE takes 1, true"
+    )
+    assert refused("s.py", environ={"PET_NNODES": "a"})[0].startswith(
+        "PET_NNODES takes N or MIN:MAX"
+    )
     assert not isinstance(_error({"PET_NNODES": "a"}), UsageError)
 
 
@@ -230,11 +276,16 @@ def _error(environ: dict[str, str]) -> ConfigError:
 
 def test_a_misspelt_variable_is_told_and_a_strange_one_is_not():
     told = misspelt_variables({"PET_NPROC_PERNODE": "2", "PET_NAME": "Rex", "PET_NNODES": "1"})
-    assert told == ["the variable 'PET_NPROC_PERNODE' changes nothing: did you mean PET_NPROC_PER_NODE?"]
+    assert told == [
+        "the variable 'PET_NPROC_PERNODE' changes nothing: did you mean PET_NPROC_PER_NODE?"
+    ]
 
 
 def test_filters_split_at_commas_and_a_double_comma_is_one():
-    assert values("--duplicate-stdout-filters=apple,a,,b,")["duplicate_stdout_filters"] == ("apple", "a,b")
+    assert values("--duplicate-stdout-filters=apple,a,,b,")["duplicate_stdout_filters"] == (
+        "apple",
+        "a,b",
+    )
 
 
 # --- help
@@ -255,14 +306,20 @@ def test_options_of_train_that_work_by_a_variable_have_one():
     assert all(option.variable for option in BY_VARIABLE)
 
 
-@pytest.mark.parametrize("option", ["--local-ranks-filter", "--nnodes", "--nproc-per-node", "--max-restarts"])
+@pytest.mark.parametrize(
+    "option", ["--local-ranks-filter", "--nnodes", "--nproc-per-node", "--max-restarts"]
+)
 def test_a_number_of_any_length_is_refused_in_one_line(option):
     with pytest.raises(UsageError, match="takes "):
         parse([option, "9" * 5000, "s.py"], {})
 
 
 def test_no_digit_of_a_number_is_cut_off():
-    for words in (["--tee", "1000000000001:3"], ["--nnodes", "1:1000000000001"], ["--nnodes", f"{10**12}1"]):
+    for words in (
+        ["--tee", "1000000000001:3"],
+        ["--nnodes", "1:1000000000001"],
+        ["--nnodes", f"{10**12}1"],
+    ):
         with pytest.raises(UsageError, match="takes "):
             parse([*words, "s.py"], {})
     assert parse(["--tee", "000000000000012:3", "s.py"], {}).values["tee"] == {12: 3}

@@ -38,7 +38,8 @@ def test_hostile_sequences_are_made_visible(line, shown):
 
 
 @pytest.mark.parametrize(
-    "line", [b"\x1b[31mred\x1b[0m", b"\x1b[1;32mok\x1b[m done", b"x\x1b[K", b"\x1b[38:5:3mx\x1b[00m"]
+    "line",
+    [b"\x1b[31mred\x1b[0m", b"\x1b[1;32mok\x1b[m done", b"x\x1b[K", b"\x1b[38:5:3mx\x1b[00m"],
 )
 def test_colours_that_end_and_erase_in_line_pass(line):
     assert clean(line) == line
@@ -57,7 +58,9 @@ def test_no_raw_escape_but_colours_and_erase_survives(data):
         head = piece[1:].lstrip("0123456789:;")
         assert piece[0] == "["
         assert head[0] in "mK"
-    assert not any((char < " " and char not in "\t\n\x1b") or "\x7f" <= char <= "\x9f" for char in text)
+    assert not any(
+        (char < " " and char not in "\t\n\x1b") or "\x7f" <= char <= "\x9f" for char in text
+    )
 
 
 @pytest.mark.parametrize(

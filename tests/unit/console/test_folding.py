@@ -6,7 +6,9 @@ from hypothesis import strategies as st
 from distlaunch.console.folding import Folder
 from tests.examples import examples
 
-LINES = st.lists(st.sampled_from([b"", b"a", b"b", b"epoch 1", b"x" * 300]), min_size=1, max_size=30)
+LINES = st.lists(
+    st.sampled_from([b"", b"a", b"b", b"epoch 1", b"x" * 300]), min_size=1, max_size=30
+)
 
 
 class Shown:

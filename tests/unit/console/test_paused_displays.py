@@ -1,4 +1,5 @@
-"""Programs that stand still in the middle of drawing: their rows end as on a terminal of their own."""
+"""Programs that stand still in the middle of drawing: their rows end as on a terminal of their
+own."""
 
 from __future__ import annotations
 
@@ -178,7 +179,9 @@ def shown(writes: list[bytes], pause: int) -> list[str]:
             lines += display.finish()
             display = Display()
     lines += display.finish()
-    return [text for line in lines if (text := re.sub(r"\x1b\[[\d;]*m", "", line.decode()).rstrip())]
+    return [
+        text for line in lines if (text := re.sub(r"\x1b\[[\d;]*m", "", line.decode()).rstrip())
+    ]
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
@@ -186,7 +189,9 @@ def test_a_pause_anywhere_makes_no_line_of_a_row_that_is_drawn_again(program):
     writes = written(program)
     wanted = on_a_terminal(writes)
     wrong = [pause for pause in range(len(writes) + 1) if shown(writes, pause) != wanted]
-    assert wrong == [], [(pause, writes[max(0, pause - 4) : pause], writes[pause : pause + 4]) for pause in wrong[:3]]
+    assert wrong == [], [
+        (pause, writes[max(0, pause - 4) : pause], writes[pause : pause + 4]) for pause in wrong[:3]
+    ]
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)

@@ -54,7 +54,9 @@ def test_lines_of_other_ranks_go_above_a_bar(screen):
     two.read()
 
 
-def test_rank_0_draws_in_place_and_bars_of_others_are_lines_every_ten_seconds_and_at_their_end(screen):
+def test_rank_0_draws_in_place_and_bars_of_others_are_lines_every_ten_seconds_and_at_their_end(
+    screen,
+):
     four = screen(world_size=4)
     for tenth in range(301):
         now = tenth / 10
@@ -68,7 +70,9 @@ def test_rank_0_draws_in_place_and_bars_of_others_are_lines_every_ten_seconds_an
     lines = drawn(four.read())
     assert [line for line in lines if line.startswith("[0]")] == ["[0] 0: end"]
     for rank in (2, 3):
-        assert [line for line in lines if line.startswith(f"[{rank}]")] == [f"[{rank}] {rank}: {state}" for state in (5, 105, 205, "end")]  # fmt: skip
+        assert [line for line in lines if line.startswith(f"[{rank}]")] == [
+            f"[{rank}] {rank}: {state}" for state in (5, 105, 205, "end")
+        ]
     assert "[1] 1: end" in lines
 
 
@@ -260,13 +264,31 @@ def test_sequences_split_at_any_place_draw_the_same():
         display = Display()
         display.feed(data[:cut], 0.0)
         display.feed(data[cut:], 0.0)
-        assert display.rows() == whole.rows() == [b"10% z", "\x1b[1;31mé█\x1b[0m\x1b[38;2;255;255;255;48;2;100;100;100mx\x1b[0m漢".encode()]  # fmt: skip
+        assert (
+            display.rows()
+            == whole.rows()
+            == [
+                b"10% z",
+                "\x1b[1;31mé█\x1b[0m\x1b[38;2;255;255;255;48;2;100;100;100mx\x1b[0m漢".encode(),
+            ]
+        )
 
 
 @pytest.mark.parametrize(
     "hostile",
-    [b"\x1b[2J\x1b[H", b"\x1b]0;title\x07", b"\x1b[?1049h", b"\x1b[9999A\x1b[9999B", b"\x1b[6n", b"\x1bc", b"\x1b[1;1r", b"\x9b2J", b"\x1b[99999999999C", b"\x1bPq"],
-)  # fmt: skip
+    [
+        b"\x1b[2J\x1b[H",
+        b"\x1b]0;title\x07",
+        b"\x1b[?1049h",
+        b"\x1b[9999A\x1b[9999B",
+        b"\x1b[6n",
+        b"\x1bc",
+        b"\x1b[1;1r",
+        b"\x9b2J",
+        b"\x1b[99999999999C",
+        b"\x1bPq",
+    ],
+)
 def test_what_a_display_shows_holds_nothing_but_text_and_colours(hostile):
     display = Display()
     display.feed(b"one\n\x1b[A" + hostile * 50 + b"end", 0.0)
@@ -286,12 +308,15 @@ def test_a_row_is_cut_at_the_width_of_the_screen_and_kept_whole_as_a_line():
 def test_a_bar_with_a_hundred_thousand_states_takes_little_time():
     display = Display()
     for chunk in range(10):
-        display.feed(b"".join(b"\r%d" % state for state in range(chunk * 10_000, (chunk + 1) * 10_000)), 0.0)
+        display.feed(
+            b"".join(b"\r%d" % state for state in range(chunk * 10_000, (chunk + 1) * 10_000)), 0.0
+        )
     assert display.rows() == [b"99999"]
 
 
 def drawn_by(piece, count, now=0.0):
-    """Return the bytes of what is final, and of what is on display, after a program wrote these bytes."""
+    """Return the bytes of what is final, and of what is on display, after a program wrote these
+    bytes."""
     display = Display()
     final = 0
     data = piece * (65_536 // len(piece))

@@ -22,7 +22,9 @@ def test_output_option_names_ranks(text, ranks):
     assert parse_output_ranks(text, 8) == ranks
 
 
-@pytest.mark.parametrize("text", ["", ",", "0,", "a", "1-", "-1", "1-2-3", "some", "1.5", "²", "0x1"])
+@pytest.mark.parametrize(
+    "text", ["", ",", "0,", "a", "1-", "-1", "1-2-3", "some", "1.5", "²", "0x1"]
+)
 def test_what_is_no_rank_is_refused_and_named(text):
     with pytest.raises(ConfigError) as raised:
         parse_output_ranks(text, 8)

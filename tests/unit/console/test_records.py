@@ -79,7 +79,9 @@ def test_a_long_line_is_split_into_pieces_that_do_not_cut_a_character(memory):
         assert "".join(record["text"] for record in found) == line
         assert all(len(record["text"].encode()) <= 64 << 10 for record in found)
         assert not any("base64" in record for record in found)
-        assert [record.get("partial", False) for record in found] == [True] * (len(found) - 1) + [False]
+        assert [record.get("partial", False) for record in found] == [True] * (len(found) - 1) + [
+            False
+        ]
 
 
 def test_a_bar_is_its_states_marked_as_progress_and_its_last_one_as_a_line(memory):
@@ -88,7 +90,10 @@ def test_a_bar_is_its_states_marked_as_progress_and_its_last_one_as_a_line(memor
         one.console.output(0, 2, b"\r%d" % second, float(second))
         one.console.tick(float(second))
     one.console.output(0, 2, b"\ra\r\nb\rc\nd\r\n", 25.0)
-    found = [(record["text"], record.get("progress"), record.get("partial")) for record in records(one.stdout())]
+    found = [
+        (record["text"], record.get("progress"), record.get("partial"))
+        for record in records(one.stdout())
+    ]
     assert found == [
         ("10", True, None),
         ("20", True, None),
@@ -109,7 +114,10 @@ def test_a_bar_after_a_partial_record_ends_that_record(memory):
 
 @settings(max_examples=examples(30), deadline=None)
 @given(
-    st.lists(st.tuples(st.integers(0, 1), st.integers(1, 2), st.binary(max_size=40), st.floats(0, 0.6)), max_size=20)
+    st.lists(
+        st.tuples(st.integers(0, 1), st.integers(1, 2), st.binary(max_size=40), st.floats(0, 0.6)),
+        max_size=20,
+    )
 )
 def test_every_stream_can_be_put_together_again(memory, chunks):
     some = memory(world_size=2, format="jsonl")
@@ -117,7 +125,9 @@ def test_every_stream_can_be_put_together_again(memory, chunks):
     now = 0.0
     for rank, stream, raw, wait in chunks:
         now += wait
-        data = raw.replace(b"\r", b"").replace(b"\x1b", b"")  # of what is drawn over only the end is shown
+        data = raw.replace(b"\r", b"").replace(
+            b"\x1b", b""
+        )  # of what is drawn over only the end is shown
         some.console.output(rank, stream, data, now)
         some.console.tick(now)
         key = (rank, {1: "stdout", 2: "stderr"}[stream])
@@ -125,6 +135,10 @@ def test_every_stream_can_be_put_together_again(memory, chunks):
     found: dict[tuple[int, str], bytes] = {}
     for record in records(some.stdout()):
         key = (record["rank"], record["stream"])
-        found[key] = found.get(key, b"") + content(record) + (b"" if record.get("partial") else b"\n")
-    expected = {key: text if text.endswith(b"\n") else text + b"\n" for key, text in written.items() if text}
+        found[key] = (
+            found.get(key, b"") + content(record) + (b"" if record.get("partial") else b"\n")
+        )
+    expected = {
+        key: text if text.endswith(b"\n") else text + b"\n" for key, text in written.items() if text
+    }
     assert found == expected

@@ -11,7 +11,11 @@ PEER = "[rank{0}]: RuntimeError: [../gloo/transport/tcp/pair.cc:547] Connection 
 
 
 def traceback(rank: int, port: int) -> list[bytes]:
-    lines = ["Traceback (most recent call last):", '  File "train.py", line 9, in <module>', "    dist.all_reduce(x)"]
+    lines = [
+        "Traceback (most recent call last):",
+        '  File "train.py", line 9, in <module>',
+        "    dist.all_reduce(x)",
+    ]
     return [*(f"[rank{rank}]: {line}".encode() for line in lines), PEER.format(rank, port).encode()]
 
 
@@ -52,8 +56,12 @@ def test_blocks_that_come_line_by_line_from_all_ranks_are_folded_too(shown):
 
 
 def test_a_traceback_that_ends_differently_is_shown_in_full(shown):
-    shown.repeats.add(0, [b"Traceback (most recent call last):", b"  File x", b"ValueError: bad sample 17"], 0.0)
-    shown.repeats.add(1, [b"Traceback (most recent call last):", b"  File x", b"ValueError: bad sample 23"], 0.5)
+    shown.repeats.add(
+        0, [b"Traceback (most recent call last):", b"  File x", b"ValueError: bad sample 17"], 0.0
+    )
+    shown.repeats.add(
+        1, [b"Traceback (most recent call last):", b"  File x", b"ValueError: bad sample 23"], 0.5
+    )
     shown.repeats.flush(1.0)
     assert [who for who, _ in shown.lines] == [0, 0, 0, 1, 1, 1]
     assert shown.lines[-1] == (1, b"ValueError: bad sample 23")
@@ -63,7 +71,11 @@ def test_what_a_rank_writes_after_a_repetition_stands_below_it(shown):
     shown.repeats.add(0, [b"block one", b"block two"], 0.0)
     shown.repeats.add(1, [b"block one", b"block two", b"mine", b"more"], 0.5)
     shown.repeats.flush_due(0.9)
-    assert shown.lines[2:] == [(1, b"... repeated 2 lines of rank 0 above"), (1, b"mine"), (1, b"more")]
+    assert shown.lines[2:] == [
+        (1, b"... repeated 2 lines of rank 0 above"),
+        (1, b"mine"),
+        (1, b"more"),
+    ]
 
 
 def test_a_single_equal_line_is_shown_soon(shown):
@@ -145,7 +157,11 @@ def test_a_repetition_without_end_is_told_of_now_and_then(shown, length, apart):
     ("one", "other", "equal"),
     [
         (b"[rank1]: Traceback (most", b"[rank12]: Traceback (most", True),
-        (b"frame #3: f + 0x88 (0x7f12 in libtorch.so)", b"frame #3: f + 0x88 (0x7fab in libtorch.so)", True),
+        (
+            b"frame #3: f + 0x88 (0x7f12 in libtorch.so)",
+            b"frame #3: f + 0x88 (0x7fab in libtorch.so)",
+            True,
+        ),
         (PEER.format(1, 5).encode(), PEER.format(2, 6).encode(), True),
         (b"step 1 loss 0.5", b"step 1 loss 0.6", False),
         (b"ValueError: bad sample 1", b"ValueError: bad sample 2", False),
@@ -166,7 +182,16 @@ LINES = st.sampled_from([b"alpha", b"beta line", b"gamma", b"delta", b"epsilon"]
 
 
 @settings(max_examples=examples(60), deadline=None)
-@given(st.lists(st.tuples(st.sampled_from([0, 1, 2, frozenset({0, 1}), frozenset({1, 2})]), st.lists(LINES, max_size=6), st.floats(0, 0.6)), max_size=30))  # fmt: skip
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([0, 1, 2, frozenset({0, 1}), frozenset({1, 2})]),
+            st.lists(LINES, max_size=6),
+            st.floats(0, 0.6),
+        ),
+        max_size=30,
+    )
+)
 def test_each_ranks_own_order_never_changes(calls):
     shown = Shown()
     written: dict[int, list[bytes]] = {0: [], 1: [], 2: []}
@@ -179,7 +204,11 @@ def test_each_ranks_own_order_never_changes(calls):
             written[rank] += lines
     shown.repeats.flush(now)
     for rank, lines in written.items():
-        own = [line for who, line in shown.lines if who == rank or (isinstance(who, frozenset) and rank in who)]
+        own = [
+            line
+            for who, line in shown.lines
+            if who == rank or (isinstance(who, frozenset) and rank in who)
+        ]
         at = 0
         for line in own:
             if line.startswith(b"..."):

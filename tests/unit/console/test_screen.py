@@ -28,13 +28,16 @@ def lines_of(shown: bytes, ranks: int) -> list[list[bytes]]:
 
 
 def in_a_file(written: bytes) -> list[bytes]:
-    """Give the lines that a file shall have: as written, but only the end of a line that was drawn over."""
+    """Give the lines that a file shall have: as written, but only the end of a line that was drawn
+    over."""
     lines = written.split(b"\n")
     last = lines.pop()
     if not is_blank(last) or (last and b"\r" not in last):
         lines.append(last)
     return [
-        ([b""] + [state for state in line.split(b"\r") if not is_blank(state)])[-1] if b"\r" in line[:-1] else line
+        ([b""] + [state for state in line.split(b"\r") if not is_blank(state)])[-1]
+        if b"\r" in line[:-1]
+        else line
         for line in lines
     ]
 
@@ -71,7 +74,9 @@ CONTENT = st.one_of(
 @given(st.lists(st.tuples(st.integers(0, 2), CONTENT, st.floats(0, 0.2)), max_size=40))
 def test_unprefixed_output_is_what_each_rank_wrote_but_for_lines_drawn_over(memory, chunks):
     patched = pytest.MonkeyPatch()
-    patched.setattr(repeated_blocks, "_LEAST_LINES", 10**9)  # no block becomes a line that only counts it
+    patched.setattr(
+        repeated_blocks, "_LEAST_LINES", 10**9
+    )  # no block becomes a line that only counts it
     written = [b""] * 3
     some = memory(world_size=3)
     now = 0.0
@@ -89,7 +94,11 @@ def test_unprefixed_output_is_what_each_rank_wrote_but_for_lines_drawn_over(memo
 @settings(max_examples=examples(40), deadline=None)
 @given(
     st.lists(
-        st.tuples(st.integers(0, 2), st.sampled_from([b"a", b"bc", b"\n", b"d\n", b"e\nf"]), st.floats(0, 1)),
+        st.tuples(
+            st.integers(0, 2),
+            st.sampled_from([b"a", b"bc", b"\n", b"d\n", b"e\nf"]),
+            st.floats(0, 1),
+        ),
         max_size=30,
     )
 )

@@ -1,4 +1,5 @@
-"""While a slow reader keeps us from reading workers, time stands still for the lines that are held for their ends."""
+"""While a slow reader keeps us from reading workers, time stands still for the lines that are held
+for their ends."""
 
 from __future__ import annotations
 
@@ -34,7 +35,9 @@ def test_a_line_whose_rest_nobody_reads_yet_is_not_shown_in_parts(form):
     assert due is not None
     assert due >= 61.0
     console.output(0, 1, b"second half\n", 61.0 + PARTIAL_S / 2)
-    reader = threading.Thread(target=lambda: seen.extend(b"".join(iter(lambda: os.read(end, 1 << 16), b""))))
+    reader = threading.Thread(
+        target=lambda: seen.extend(b"".join(iter(lambda: os.read(end, 1 << 16), b"")))
+    )
     reader.start()
     console.close(timeout_s=None)
     os.close(other)

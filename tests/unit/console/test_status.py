@@ -21,7 +21,9 @@ def view(phase="running", max_restarts=0) -> StatusView:
     )
 
 
-@pytest.mark.parametrize(("now", "clock"), [(99.0, "00:00"), (112.9, "00:12"), (3699.9, "59:59"), (3700.0, "1:00:00")])
+@pytest.mark.parametrize(
+    ("now", "clock"), [(99.0, "00:00"), (112.9, "00:12"), (3699.9, "59:59"), (3700.0, "1:00:00")]
+)
 def test_elapsed_time_is_short(now, clock):
     assert status_text(view(), now) == f"distlaunch: 3/4 workers up · attempt 1 · {clock} · /l"
 
@@ -44,14 +46,22 @@ def test_the_text_changes_on_whole_seconds_of_the_job():
 
 def reporting(heard_s=110.0, **changes) -> StatusView:
     values = {
-        "ranks": 4, "step_min": 1200, "step_max": 1200, "steps_per_s": 3.25, "rank": 0,
+        "ranks": 4,
+        "step_min": 1200,
+        "step_max": 1200,
+        "steps_per_s": 3.25,
+        "rank": 0,
         "values": {"step": 1200, "loss": 0.314159, "samples": 40960},
-    }  # fmt: skip
+    }
     return replace(view(), progress=Summary(**{**values, **changes}), heard_s=heard_s)
 
 
 def shown(view: StatusView, now: float = 111.0) -> str:
-    return (status_text(view, now) or "").removeprefix("distlaunch: 3/4 workers up · ").partition(" · attempt")[0]
+    return (
+        (status_text(view, now) or "")
+        .removeprefix("distlaunch: 3/4 workers up · ")
+        .partition(" · attempt")[0]
+    )
 
 
 def test_the_step_the_speed_and_some_numbers_of_the_lowest_rank_are_shown():
@@ -68,7 +78,10 @@ def test_without_steps_there_are_only_the_numbers():
 
 
 def test_a_speed_that_is_old_gives_way_to_how_old_it_is():
-    assert shown(reporting(), 175.0) == "step 1,200 · no heartbeat for 01:05 · loss 0.3142 · samples 40,960"
+    assert (
+        shown(reporting(), 175.0)
+        == "step 1,200 · no heartbeat for 01:05 · loss 0.3142 · samples 40,960"
+    )
 
 
 def test_many_numbers_and_long_names_are_cut_short():

@@ -36,7 +36,14 @@ def test_a_crlf_is_a_line_end(screen):
 
 @pytest.mark.parametrize(
     "hostile",
-    [b"\x1b]0;owned\x07", b"\x1b[2J\x1b[H", b"\x1b[6n", b"\x1bPq\x1b\\", "\x9b2J".encode(), b"\x1b[31mred \x1b[8;9;9t"],
+    [
+        b"\x1b]0;owned\x07",
+        b"\x1b[2J\x1b[H",
+        b"\x1b[6n",
+        b"\x1bPq\x1b\\",
+        "\x9b2J".encode(),
+        b"\x1b[31mred \x1b[8;9;9t",
+    ],
 )
 def test_escapes_split_at_any_place_do_not_get_through(screen, hostile):
     for cut in range(len(hostile) + 1):
@@ -92,14 +99,19 @@ def test_a_line_of_32_megabytes_is_cut_and_takes_little_memory(screen):
     one.console.output(0, 1, b"\nnext\n", 0.0)
     shown = one.read()
     assert peak < 4 << 20
-    assert shown == b"[0] " + b"y" * (64 << 10) + "… line continues, see the log\n[0] next\n".encode()
+    assert (
+        shown == b"[0] " + b"y" * (64 << 10) + "… line continues, see the log\n[0] next\n".encode()
+    )
 
 
 def test_a_long_line_in_one_chunk_is_cut_too(screen):
     one = screen(world_size=1)
     one.console.output(0, 1, b"a\n" + b"y" * 100_000 + b"\nb\n", 0.0)
     shown = one.read()
-    assert shown == b"[0] a\n[0] " + b"y" * (64 << 10) + "… line continues, see the log\n[0] b\n".encode()
+    assert (
+        shown
+        == b"[0] a\n[0] " + b"y" * (64 << 10) + "… line continues, see the log\n[0] b\n".encode()
+    )
 
 
 # --- colour
@@ -112,7 +124,9 @@ def test_prefixes_and_our_own_lines_are_coloured_on_a_terminal(screen):
     assert one.read() == b"\x1b[36m[0]\x1b[0m x\n\x1b[31mdistlaunch: a\x1b[0m\n\nb\n"
 
 
-@pytest.mark.parametrize("options", [{"environ": {"NO_COLOR": "0"}}, {"format": "plain", "environ": {}}])
+@pytest.mark.parametrize(
+    "options", [{"environ": {"NO_COLOR": "0"}}, {"format": "plain", "environ": {}}]
+)
 def test_no_colour_when_not_wanted(screen, options):
     one = screen(world_size=1, **options)
     one.console.output(0, 1, b"x\n", 0.0)
@@ -178,7 +192,9 @@ def test_the_status_line_ticks_once_a_second_while_it_is_shown(screen):
         (20, "distlaunch: 4/4 wo…"),
     ],
 )
-def test_of_a_status_line_wider_than_the_terminal_the_path_goes_first_and_parts_go_whole(screen, columns, shown):
+def test_of_a_status_line_wider_than_the_terminal_the_path_goes_first_and_parts_go_whole(
+    screen, columns, shown
+):
     one = screen(world_size=1, columns=columns)
     one.console.status(view())
     assert one.terminal.wait_for(shown.encode()).decode() == shown
@@ -291,7 +307,9 @@ def test_a_big_block_to_an_idle_terminal_is_shown_as_far_as_there_is_room(screen
 
 def test_the_note_about_skipped_lines_has_a_line_of_its_own(screen):
     terminal = screen(world_size=1).terminal
-    writer = TerminalWriter(terminal.fd, skipped=lambda lines: b"%d skipped\n" % lines, colour=False, high_water=100)
+    writer = TerminalWriter(
+        terminal.fd, skipped=lambda lines: b"%d skipped\n" % lines, colour=False, high_water=100
+    )
     terminal.stop()
     assert writer.put(b"x" * 90)
     assert not writer.put(b"y" * 20 + b"\n")

@@ -1,4 +1,5 @@
-"""What ``distlaunch torchrun`` shows, stream by stream; its promises as a sink are in tests/contract/test_sinks.py."""
+"""What ``distlaunch torchrun`` shows, stream by stream; its promises as a sink are in
+tests/contract/test_sinks.py."""
 
 from __future__ import annotations
 
@@ -212,7 +213,9 @@ CHUNKS = st.lists(
     st.tuples(
         st.integers(0, 2),
         st.sampled_from([OUT, ERR]),
-        st.sampled_from([b"a", b"\n", b"line\n", b"\r5%", b"x\ny", b"\xff\x00", Long(b"q" * 70_000)]),
+        st.sampled_from(
+            [b"a", b"\n", b"line\n", b"\r5%", b"x\ny", b"\xff\x00", Long(b"q" * 70_000)]
+        ),
         st.sampled_from([0.0, 0.01, 0.2]),
     ),
     max_size=30,

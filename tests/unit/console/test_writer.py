@@ -172,7 +172,8 @@ def test_nothing_written_starts_no_thread(pipe):
 
 
 def test_without_a_thread_to_be_had_the_descriptor_counts_as_failed_and_nobody_waits():
-    # A stack that does not fit into the address space: the same error as at the limit of processes, for root too.
+    # A stack that does not fit into the address space: the same error as at the limit of processes,
+    # for root too.
     source = (
         "import os, resource, threading\n"
         "from distlaunch.console.terminal_writer import TerminalWriter\n"
@@ -190,5 +191,7 @@ def test_without_a_thread_to_be_had_the_descriptor_counts_as_failed_and_nobody_w
         "writer.begin_close()\n"
         "assert writer.finish_close(None) == 0\n"
     )
-    done = subprocess.run([sys.executable, "-c", source], env={}, capture_output=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", source], env={}, capture_output=True, timeout=60, check=False
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")

@@ -39,7 +39,8 @@ ModuleNotFoundError: No module named 'nothing_of_the_kind'
 
 
 class Job:
-    """One policy with ``nodes`` times ``per_node`` workers; ``now`` is its clock, ``actions`` all that it has wanted."""
+    """One policy with ``nodes`` times ``per_node`` workers; ``now`` is its clock, ``actions`` all
+    that it has wanted."""
 
     RAISED, LOST, IMPORT = RAISED, LOST, IMPORT
 
@@ -81,10 +82,22 @@ class Job:
     def say(self, node: int, message: m.FromAgent) -> list[p.Action]:
         return self.step(p.FromNode(node=node, message=message))
 
-    def prepared(self, node: int = 0, *, port=None, problem=None, hint=None, warning=None, attempt=None, ports=()):
+    def prepared(
+        self,
+        node: int = 0,
+        *,
+        port=None,
+        problem=None,
+        hint=None,
+        warning=None,
+        attempt=None,
+        ports=(),
+    ):
         at = self.attempt if attempt is None else attempt
         port = 5000 + at if port is None and node == 0 and problem is None else port
-        answer = m.Prepared(attempt=at, port=port, problem=problem, hint=hint, warning=warning, ports=ports)
+        answer = m.Prepared(
+            attempt=at, port=port, problem=problem, hint=hint, warning=warning, ports=ports
+        )
         return self.say(node, answer)
 
     def started(self, rank: int, *, attempt=None) -> list[p.Action]:
@@ -118,7 +131,9 @@ class Job:
         return self.say(self.member_of(rank), exited)
 
     def gone(self, node: int = 0, *, left=(), attempt=None) -> list[p.Action]:
-        return self.say(node, m.AttemptEnded(attempt=self.attempt if attempt is None else attempt, left=left))
+        return self.say(
+            node, m.AttemptEnded(attempt=self.attempt if attempt is None else attempt, left=left)
+        )
 
     def fault(self, node: int = 0, text: str = "it broke") -> list[p.Action]:
         return self.say(node, m.AgentFailed(text=text))
@@ -148,7 +163,9 @@ class Job:
         attempt = self.attempt
         return [action for node in range(self.nodes) for action in self.gone(node, attempt=attempt)]
 
-    def fail(self, *, tail: bytes = RAISED, returncode: int = 1, uptime_s: float = 1.0) -> list[p.Action]:
+    def fail(
+        self, *, tail: bytes = RAISED, returncode: int = 1, uptime_s: float = 1.0
+    ) -> list[p.Action]:
         """Let rank 0 fail and the others obey."""
         self.exited(0, returncode, tail=tail, uptime_s=uptime_s)
         for rank in self.ranks[1:]:
@@ -158,10 +175,18 @@ class Job:
     # --- reading what came of it
 
     def of(self, kind: type, actions=None) -> list:
-        return [action for action in (self.actions if actions is None else actions) if isinstance(action, kind)]
+        return [
+            action
+            for action in (self.actions if actions is None else actions)
+            if isinstance(action, kind)
+        ]
 
     def sent(self, kind: type, actions=None) -> list[tuple[int, object]]:
-        return [(to.node, to.message) for to in self.of(p.ToNode, actions) if isinstance(to.message, kind)]
+        return [
+            (to.node, to.message)
+            for to in self.of(p.ToNode, actions)
+            if isinstance(to.message, kind)
+        ]
 
     def entries(self, kind: str) -> list[dict]:
         return [dict(entry.fields) for entry in self.of(p.Entry) if entry.type == kind]
@@ -195,7 +220,8 @@ SURVEYED = m.Surveyed(
 
 
 class NodesJob(Job):
-    """A job whose policy gathers its nodes: ``hosts`` of them, of which between ``bounds`` train, on equal slots."""
+    """A job whose policy gathers its nodes: ``hosts`` of them, of which between ``bounds`` train,
+    on equal slots."""
 
     def __init__(
         self,
@@ -249,7 +275,9 @@ class NodesJob(Job):
         per_node = self.per_node
         nodes = tuple(Node(host=self.names[member], slots=per_node) for member in members)
         workers = tuple(
-            WorkerPlan(rank=rank, local_rank=rank % per_node, node_rank=rank // per_node, env={}, cpus=None)
+            WorkerPlan(
+                rank=rank, local_rank=rank % per_node, node_rank=rank // per_node, env={}, cpus=None
+            )
             for rank in range(per_node * len(members))
         )
         plan = LaunchPlan(
@@ -291,8 +319,12 @@ class NodesJob(Job):
     def joined(self, *nodes: int) -> list[p.Action]:
         return [action for node in nodes for action in self.step(p.Joined(node=node))]
 
-    def unreachable(self, node: int, *, step="connect", text="refused", hint=None, passing=True) -> list[p.Action]:
-        failure = ConnectFailure(host=self.names[node], step=step, text=text, hint=hint, passing=passing)
+    def unreachable(
+        self, node: int, *, step="connect", text="refused", hint=None, passing=True
+    ) -> list[p.Action]:
+        failure = ConnectFailure(
+            host=self.names[node], step=step, text=text, hint=hint, passing=passing
+        )
         return self.step(p.Unreachable(node=node, failure=failure))
 
     def lost(self, node: int, why="silent for 10 s") -> list[p.Action]:
@@ -300,14 +332,19 @@ class NodesJob(Job):
 
     def asked(self, node: int) -> int:
         """Give the serial of the newest survey that a node was asked for."""
-        return max((question.serial for to, question in self.sent(m.Survey) if to == node), default=0)
+        return max(
+            (question.serial for to, question in self.sent(m.Survey) if to == node), default=0
+        )
 
     def surveyed(self, *nodes: int, **flaws) -> list[p.Action]:
         return [action for node in nodes for action in self.say(node, self.answer(node, **flaws))]
 
     def answer(self, node: int, *, serial=None, **flaws) -> m.Surveyed:
         return replace(
-            SURVEYED, serial=self.asked(node) if serial is None else serial, hostname=self.names[node], **flaws
+            SURVEYED,
+            serial=self.asked(node) if serial is None else serial,
+            hostname=self.names[node],
+            **flaws,
         )
 
     def reached(self, *nodes: int, routes=None, problem=None, attempt=None) -> list[p.Action]:
@@ -335,7 +372,9 @@ class NodesJob(Job):
         """Let time go by, with every deadline kept."""
         actions: list[p.Action] = []
         until = self.now + seconds
-        while (due := self.policy.deadline()) is not None and due <= until and self.exit_code is None:
+        while (
+            (due := self.policy.deadline()) is not None and due <= until and self.exit_code is None
+        ):
             self.now = max(self.now, due)
             before = self.policy.deadline(), self.phase
             actions += self.tick()
@@ -370,7 +409,9 @@ class NodesJob(Job):
 
     def all_gone(self, *but: int) -> list[p.Action]:
         attempt = self.attempt
-        return [a for node in self.members if node not in but for a in self.gone(node, attempt=attempt)]
+        return [
+            a for node in self.members if node not in but for a in self.gone(node, attempt=attempt)
+        ]
 
     def stop_others(self, *lost: int) -> list[p.Action]:
         """Let the workers obey that are not on lost nodes."""

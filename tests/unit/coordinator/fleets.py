@@ -17,7 +17,7 @@ from distlaunch.coordinator.runtime.remote_output import Intake
 from distlaunch.core.protocol import agent_messages as m
 from distlaunch.core.protocol.codec import Decoder, encode
 from distlaunch.transport.connect_errors import ConnectFailure
-from distlaunch.transport.connection import ConnectionEnd, EndKind, Target, ConnectError
+from distlaunch.transport.connection import ConnectError, ConnectionEnd, EndKind, Target
 
 WITHIN_S = 20.0
 REMARK = m.AgentNotice(text="", warning=False)
@@ -84,7 +84,9 @@ class Kept:
 class Nodes:
     """A fleet, and the nodes' ends of its links."""
 
-    def __init__(self, count: int, *, fanout: int = 64, kept: Kept | None = None, make=Fleet, **more) -> None:
+    def __init__(
+        self, count: int, *, fanout: int = 64, kept: Kept | None = None, make=Fleet, **more
+    ) -> None:
         self.now = 100.0
         self.kept = kept or Kept()
         self.links: dict[str, PairLink] = {}
@@ -141,7 +143,8 @@ class Nodes:
             self.links[host].theirs.sendall(encode(message))
 
     def say_much(self, host: str, *messages) -> None:
-        """Say more than fits in the socket, while the fleet is pumped, and has not closed the link."""
+        """Say more than fits in the socket, while the fleet is pumped, and has not closed the
+        link."""
 
         def say() -> None:
             with suppress(OSError):
@@ -170,12 +173,22 @@ class Nodes:
     def give(self, node: int, *ranks: int, attempt: int = 0) -> None:
         """Start an attempt on a node, with these ranks."""
         workers = tuple(
-            m.WorkerSpec(rank=rank, local_rank=0, argv=None, env={}, cpus=None, error_file=None) for rank in ranks
+            m.WorkerSpec(rank=rank, local_rank=0, argv=None, env={}, cpus=None, error_file=None)
+            for rank in ranks
         )
         start = m.Start(
-            attempt=attempt, argv=("true",), env={}, cwd="/", workers=workers, uses_gpus=False, signal_group=False,
-            terminal=False, rows=0, columns=0, stdin_rank=None,
-        )  # fmt: skip
+            attempt=attempt,
+            argv=("true",),
+            env={},
+            cwd="/",
+            workers=workers,
+            uses_gpus=False,
+            signal_group=False,
+            terminal=False,
+            rows=0,
+            columns=0,
+            stdin_rank=None,
+        )
         self.fleet.send(node, start)
 
     def close(self) -> None:
@@ -200,6 +213,14 @@ def fleets():
 
 def exited(ended: float, *, rank: int = 0, attempt: int = 0, returncode: int = 1) -> m.WorkerExited:
     return m.WorkerExited(
-        attempt=attempt, rank=rank, pid=5, returncode=returncode, uptime_s=1.0, ended=ended, told_to_stop=False, oom_kills=0,
-        error_file=None, tail=b"",
-    )  # fmt: skip
+        attempt=attempt,
+        rank=rank,
+        pid=5,
+        returncode=returncode,
+        uptime_s=1.0,
+        ended=ended,
+        told_to_stop=False,
+        oom_kills=0,
+        error_file=None,
+        tail=b"",
+    )

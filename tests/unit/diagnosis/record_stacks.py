@@ -1,8 +1,10 @@
-"""Record the stacks of workers that hang, for the unit tests to judge without torch and other Pythons.
+"""Record the stacks of workers that hang, for the unit tests to judge without torch and other
+Pythons.
 
-Run by hand: ``python tests/unit/diagnosis/record_stacks.py [KIND…]``, with ``PYTHONS`` naming further interpreters
-and ``PY_SPY`` the profiler, if there is one. It writes ``recorded_stacks/<kind>.<maker>.json`` with one entry per worker
-(rank, pid, state, text). Paths and pids of the machine are replaced.
+Run by hand: ``python tests/unit/diagnosis/record_stacks.py [KIND…]``, with ``PYTHONS`` naming
+further interpreters and ``PY_SPY`` the profiler, if there is one. It writes
+``recorded_stacks/<kind>.<maker>.json`` with one entry per worker (rank, pid, state, text). Paths
+and pids of the machine are replaced.
 """
 
 from __future__ import annotations
@@ -19,20 +21,31 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
-from record_tails import free_port  # noqa: E402 - a neighbour, run as a script
+from record_tails import free_port
 
 ALONE = (
     "lock", "event", "sleep", "loop", "c_loop", "queue", "join", "child", "download", "recursion", "many_threads",
     "slow_import", "import_lock", "coroutine", "debugger", "blocked_signal",
 )  # fmt: skip
 WITH_TORCH = ("dataloader",)
-GROUPS = ("late_in_all_reduce", "late_in_backward", "other_collective", "late_in_barrier", "rendezvous", "stopped")
+GROUPS = (
+    "late_in_all_reduce",
+    "late_in_backward",
+    "other_collective",
+    "late_in_barrier",
+    "rendezvous",
+    "stopped",
+)
 
 
 def neutral(text: str) -> str:
     """Replace this machine's paths by a user's."""
     text = text.replace(str(HERE), "/home/user/project").replace("hanging.py", "train.py")
-    text = re.sub(r"/[\w./-]*?/lib/(python3\.\d+)/site-packages", r"/home/user/venv/lib/\1/site-packages", text)
+    text = re.sub(
+        r"/[\w./-]*?/lib/(python3\.\d+)/site-packages",
+        r"/home/user/venv/lib/\1/site-packages",
+        text,
+    )
     text = re.sub(r"/[\w./-]*?/lib/(python3\.\d+)/(?!site-packages)", r"/usr/lib/\1/", text)
     text = re.sub(r"Process (\d+): .*", r"Process \1: /home/user/venv/bin/python train.py", text)
     return re.sub(r"Python v(\S+) \(.*\)", r"Python v\1 (/home/user/venv/bin/python)", text)
@@ -42,8 +55,11 @@ def state_of(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
 
 
-def record(kind: str, world_size: int, python: str, py_spy: str | None) -> dict[str, list[dict[str, object]]]:
-    """Run one kind and return what faulthandler, and py-spy if there is one, tell of each of its workers."""
+def record(
+    kind: str, world_size: int, python: str, py_spy: str | None
+) -> dict[str, list[dict[str, object]]]:
+    """Run one kind and return what faulthandler, and py-spy if there is one, tell of each of its
+    workers."""
     base = {"PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1"}
     base |= {"MASTER_PORT": str(free_port()), "WORLD_SIZE": str(world_size)}
     workers, dumps = [], []
@@ -52,10 +68,14 @@ def record(kind: str, world_size: int, python: str, py_spy: str | None) -> dict[
         env = base | {"RANK": str(rank), "DUMP_FD": str(dump.fileno())}
         workers.append(
             subprocess.Popen(
-                [python, str(HERE / "hanging.py"), kind], env=env, pass_fds=[dump.fileno()],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                [python, str(HERE / "hanging.py"), kind],
+                env=env,
+                pass_fds=[dump.fileno()],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
             )
-        )  # fmt: skip
+        )
         dumps.append(dump)
     found: dict[str, list[dict[str, object]]] = {"faulthandler": [], "py-spy": []}
     try:
@@ -87,8 +107,12 @@ def main() -> None:
     """Record the named kinds, or all."""
     pythons = {f"python{sys.version_info.major}{sys.version_info.minor}": sys.executable}
     for path in filter(None, os.environ.get("PYTHONS", "").split(":")):
-        version = subprocess.run([path, "-c", "import sys;print(*sys.version_info[:2],sep='')"],
-                                 capture_output=True, text=True, check=True).stdout.strip()  # fmt: skip
+        version = subprocess.run(
+            [path, "-c", "import sys;print(*sys.version_info[:2],sep='')"],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.strip()
         pythons.setdefault(f"python{version}", path)
     out = HERE / "recorded_stacks"
     out.mkdir(exist_ok=True)
@@ -97,13 +121,25 @@ def main() -> None:
         for name, python in pythons.items():
             if name != own and kind not in ("lock", "queue", "recursion", "slow_import"):
                 continue
-            found = record(kind, 4 if kind in GROUPS else 1, python, os.environ.get("PY_SPY") if name == own else None)
+            found = record(
+                kind,
+                4 if kind in GROUPS else 1,
+                python,
+                os.environ.get("PY_SPY") if name == own else None,
+            )
             for maker, entries in found.items():
-                if entries and (maker == "faulthandler" or kind in ("lock", "queue", "stopped", "late_in_all_reduce")):
+                if entries and (
+                    maker == "faulthandler"
+                    or kind in ("lock", "queue", "stopped", "late_in_all_reduce")
+                ):
                     label = name if maker == "faulthandler" else maker
                     path = out / f"{kind}.{label}.json"
                     path.write_text(json.dumps(entries, indent=1) + "\n", encoding="utf-8")
-                    print(path.name, [(one["state"], len(str(one["text"]))) for one in entries], flush=True)
+                    print(
+                        path.name,
+                        [(one["state"], len(str(one["text"]))) for one in entries],
+                        flush=True,
+                    )
 
 
 if __name__ == "__main__":

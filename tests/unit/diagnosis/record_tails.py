@@ -1,8 +1,10 @@
-"""Record what the programs in tests/programs/failures leave behind, for the unit tests to judge without torch.
+"""Record what the programs in tests/programs/failures leave behind, for the unit tests to judge
+without torch.
 
-Run by hand: ``python tests/unit/diagnosis/record_tails.py [PROGRAM…]``. It starts four workers per program itself, lets
-failures spread for a second, stops the rest and writes ``recorded/<program>.json`` with every worker's end. Paths of the machine
-are replaced, bytes are kept as latin-1 text.
+Run by hand: ``python tests/unit/diagnosis/record_tails.py [PROGRAM…]``. It starts four workers per
+program itself, lets failures spread for a second, stops the rest and writes
+``recorded/<program>.json`` with every worker's end. Paths of the machine are replaced, bytes are
+kept as latin-1 text.
 """
 
 from __future__ import annotations
@@ -46,7 +48,12 @@ def neutral(data: bytes) -> str:
 def run(program: Path, scratch: Path) -> list[dict[str, object]]:
     """Run one program with four workers and return their ends, first to end first."""
     port = free_port()
-    base = {"PATH": os.environ["PATH"], "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1", "HOME": str(scratch)}
+    base = {
+        "PATH": os.environ["PATH"],
+        "PYTHONUNBUFFERED": "1",
+        "OMP_NUM_THREADS": "1",
+        "HOME": str(scratch),
+    }
     workers: dict[int, subprocess.Popen[bytes]] = {}
     for rank in range(WORLD_SIZE):
         env = base | {
@@ -59,7 +66,11 @@ def run(program: Path, scratch: Path) -> list[dict[str, object]]:
         }
         with (scratch / f"{program.stem}-{rank}.err").open("wb") as err:
             workers[rank] = subprocess.Popen(
-                [sys.executable, str(program)], env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=err
+                [sys.executable, str(program)],
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=err,
             )
     began = time.monotonic()
     ended: dict[int, tuple[float, bool]] = {}
@@ -102,8 +113,14 @@ def main() -> None:
     for name in wanted:
         with tempfile.TemporaryDirectory() as scratch:
             ends = run(PROGRAMS / f"{name}.py", Path(scratch))
-        (HERE / "recorded" / f"{name}.json").write_text(json.dumps(ends, indent=1) + "\n", encoding="utf-8")
-        print(name, [(end["rank"], end["returncode"], end["told_to_stop"]) for end in ends], flush=True)
+        (HERE / "recorded" / f"{name}.json").write_text(
+            json.dumps(ends, indent=1) + "\n", encoding="utf-8"
+        )
+        print(
+            name,
+            [(end["rank"], end["returncode"], end["told_to_stop"]) for end in ends],
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

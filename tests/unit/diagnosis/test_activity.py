@@ -30,21 +30,34 @@ def at(frame, line):
 
 def dump(*frames, name="Current thread 0x00007f00") -> str:
     """Print a stack as faulthandler does; the frames come outermost first."""
-    lines = [f'  File "{file}", line {line} in {function}' for file, line, function in reversed(frames)]
+    lines = [
+        f'  File "{file}", line {line} in {function}' for file, line, function in reversed(frames)
+    ]
     return "\n".join([f"{name} (most recent call first):", *lines, ""])
 
 
-def sample(text, *, at_s=0.0, state="S", cpu_s=0.0, children_cpu_s=0.0, gpu=False, rank=1, pid=7) -> m.Stack:
+def sample(
+    text, *, at_s=0.0, state="S", cpu_s=0.0, children_cpu_s=0.0, gpu=False, rank=1, pid=7
+) -> m.Stack:
     return m.Stack(
-        rank=rank, pid=pid, state=state, text=text, taken_s=at_s, cpu_s=cpu_s, children_cpu_s=children_cpu_s,
+        rank=rank,
+        pid=pid,
+        state=state,
+        text=text,
+        taken_s=at_s,
+        cpu_s=cpu_s,
+        children_cpu_s=children_cpu_s,
         holds_gpu=gpu,
-    )  # fmt: skip
+    )
 
 
 def why(first: str, second: str, *, state="S", share=0.0, children=0.0, gpu=False) -> str | None:
-    """Tell what two samples of one worker show that are 2 s apart; ``share``: of a processor that it used."""
+    """Tell what two samples of one worker show that are 2 s apart; ``share``: of a processor that
+    it used."""
     before = sample(first, state=state, gpu=gpu)
-    after = sample(second, at_s=2.0, state=state, cpu_s=2 * share, children_cpu_s=2 * children, gpu=gpu)
+    after = sample(
+        second, at_s=2.0, state=state, cpu_s=2 * share, children_cpu_s=2 * children, gpu=gpu
+    )
     found = find_activity([before], [after], "/home/u")
     return found.why if found else None
 
@@ -71,7 +84,10 @@ def test_two_lines_of_a_loop_that_polls_are_no_change(second):
 
 @pytest.mark.parametrize("call", [ALL_REDUCE, LOADER, QUEUE, JOIN])
 def test_what_happens_within_a_call_that_waits_is_no_change(call):
-    inner = (f"{LIB}/selectors.py", 415, "select"), (f"{LIB}/multiprocessing/connection.py", 900, "wait")
+    inner = (
+        (f"{LIB}/selectors.py", 415, "select"),
+        (f"{LIB}/multiprocessing/connection.py", 900, "wait"),
+    )
     assert why(dump(MAIN, STEP, call, inner[0]), dump(MAIN, STEP, at(call, 9), inner[1])) is None
 
 
@@ -94,12 +110,16 @@ def test_a_worker_of_a_loaded_machine_computes_though_it_is_given_little_time():
 @pytest.mark.parametrize("call", [ALL_REDUCE, BARRIER, SYNCHRONIZE])
 @pytest.mark.parametrize("gpu", [False, True])
 def test_processor_time_in_a_collective_or_a_synchronise_proves_nothing(call, gpu):
-    assert why(dump(MAIN, STEP, call), dump(MAIN, STEP, call), share=1.0, state="R", gpu=gpu) is None
+    assert (
+        why(dump(MAIN, STEP, call), dump(MAIN, STEP, call), share=1.0, state="R", gpu=gpu) is None
+    )
 
 
 def test_processor_time_of_a_worker_with_a_gpu_proves_nothing_alone_for_a_wait_may_spin():
     assert why(dump(MAIN, STEP), dump(MAIN, STEP), share=1.0, state="R", gpu=True) is None
-    assert why(dump(MAIN, STEP), dump(MAIN, at(STEP, 43)), share=1.0, state="R", gpu=True) == "moved"
+    assert (
+        why(dump(MAIN, STEP), dump(MAIN, at(STEP, 43)), share=1.0, state="R", gpu=True) == "moved"
+    )
 
 
 @pytest.mark.parametrize("call", [LOADER, (f"{LIB}/subprocess.py", 1200, "wait")])

@@ -1,4 +1,5 @@
-"""Ends without a Python exception: signals, native messages, usage errors, last words, error files."""
+"""Ends without a Python exception: signals, native messages, usage errors, last words, error
+files."""
 
 from __future__ import annotations
 
@@ -56,15 +57,21 @@ def test_cpp_exception_gives_type_and_what(end_of):
 
 
 def test_handled_python_exception_before_a_native_crash_is_not_the_cause(end_of):
-    tail = 'Traceback (most recent call last):\n  File "/p/t.py", line 1, in f\n    g()\nKeyError: 1\n'
+    tail = (
+        'Traceback (most recent call last):\n  File "/p/t.py", line 1, in f\n    g()\nKeyError: 1\n'
+    )
     cause = one(
-        end_of, tail + "".join(f"step {n}\n" for n in range(40)) + "free(): invalid pointer\n", returncode=-6
+        end_of,
+        tail + "".join(f"step {n}\n" for n in range(40)) + "free(): invalid pointer\n",
+        returncode=-6,
     ).cause
     assert (cause.exception_type, cause.message) == (None, "free(): invalid pointer")
 
 
 def test_python_exception_followed_by_a_crash_at_exit_is_the_cause(end_of):
-    tail = 'Traceback (most recent call last):\n  File "/p/t.py", line 1, in f\n    g()\nKeyError: 1\n'
+    tail = (
+        'Traceback (most recent call last):\n  File "/p/t.py", line 1, in f\n    g()\nKeyError: 1\n'
+    )
     cause = one(end_of, tail, returncode=-11).cause
     assert (cause.exception_type, cause.frame) == ("KeyError", "t.py:1 in f")
     assert "SIGSEGV" in cause.summary
@@ -78,7 +85,9 @@ def test_python_exception_followed_by_a_crash_at_exit_is_the_cause(end_of):
     ],
 )
 def test_abort_of_torchs_threads_at_exit_does_not_hide_the_exception(end_of, crash):
-    tail = 'Traceback (most recent call last):\n  File "/p/t.py", line 1, in f\n    g()\nKeyError: 1\n'
+    tail = (
+        'Traceback (most recent call last):\n  File "/p/t.py", line 1, in f\n    g()\nKeyError: 1\n'
+    )
     diagnosis = one(end_of, tail + crash, returncode=-6)
     assert (diagnosis.cause.exception_type, diagnosis.cause.frame) == ("KeyError", "t.py:1 in f")
     assert diagnosis.cause.summary == "killed by SIGABRT (abort) while it ended with an exception"
@@ -117,20 +126,59 @@ def test_faulthandler_gives_the_current_threads_innermost_user_frame(end_of):
 @pytest.mark.parametrize(
     ("tail", "code", "message", "repeats"),
     [
-        ("usage: t.py [-h] --data DATA\nt.py: error: unrecognized arguments: --lrr\n", 2, "unrecognized arguments: --lrr", "usage error"),
-        ("Usage: t.py [OPTIONS]\nTry 't.py --help' for help.\n\nError: No such option: --lrr\n", 2, "No such option: --lrr", "usage error"),
-        ("FATAL Flags parsing error: Unknown command line flag 'lrr'\n", 1, "Unknown command line flag 'lrr'", "usage error"),
-        ("/usr/bin/python3: can't open file '/p/x.py': [Errno 2] No such file or directory\n", 2, "cannot open /p/x.py: No such file or directory", "missing script"),
-        ("/usr/bin/python3: No module named trainer\n", 1, "No module named trainer", "import error"),
-        ("/usr/bin/python3.11: Error while finding module specification for 'a.b' (ModuleNotFoundError: No module named 'a')\n", 1, "No module named 'a'", "import error"),
+        (
+            "usage: t.py [-h] --data DATA\nt.py: error: unrecognized arguments: --lrr\n",
+            2,
+            "unrecognized arguments: --lrr",
+            "usage error",
+        ),
+        (
+            "Usage: t.py [OPTIONS]\nTry 't.py --help' for help.\n\nError: No such option: --lrr\n",
+            2,
+            "No such option: --lrr",
+            "usage error",
+        ),
+        (
+            "FATAL Flags parsing error: Unknown command line flag 'lrr'\n",
+            1,
+            "Unknown command line flag 'lrr'",
+            "usage error",
+        ),
+        (
+            "/usr/bin/python3: can't open file '/p/x.py': [Errno 2] No such file or directory\n",
+            2,
+            "cannot open /p/x.py: No such file or directory",
+            "missing script",
+        ),
+        (
+            "/usr/bin/python3: No module named trainer\n",
+            1,
+            "No module named trainer",
+            "import error",
+        ),
+        (
+            "/usr/bin/python3.11: Error while finding module specification for 'a.b' (ModuleNotFoundError: No module named 'a')\n",
+            1,
+            "No module named 'a'",
+            "import error",
+        ),
         ("warming up\nno data in /data\n", 1, "no data in /data", None),
-        ("bash: line 1: trainn: command not found\n", 127, "bash: line 1: trainn: command not found", None),
+        (
+            "bash: line 1: trainn: command not found\n",
+            127,
+            "bash: line 1: trainn: command not found",
+            None,
+        ),
         ("sh: 1: ./run: Permission denied\n", 126, "sh: 1: ./run: Permission denied", None),
     ],
-)  # fmt: skip
+)
 def test_ends_without_an_exception(end_of, tail, code, message, repeats):
     diagnosis = one(end_of, tail, returncode=code)
-    assert (diagnosis.cause.message, diagnosis.repeats, diagnosis.exit_code) == (message, repeats, code)
+    assert (diagnosis.cause.message, diagnosis.repeats, diagnosis.exit_code) == (
+        message,
+        repeats,
+        code,
+    )
 
 
 def test_text_of_sys_exit_is_found_before_warnings(end_of):
@@ -145,21 +193,39 @@ def test_silent_end_says_so(end_of):
 @pytest.mark.parametrize(
     ("text", "hint"),
     [
-        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has", "GPU memory is full"),
+        (
+            "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has",
+            "GPU memory is full",
+        ),
         ("RuntimeError: CUDA error: out of memory", "GPU memory is full"),
         ("MemoryError", "host memory (not GPU memory)"),
-        ("RuntimeError: [enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory", "host memory"),
+        (
+            "RuntimeError: [enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory",
+            "host memory",
+        ),
         ("RuntimeError: CUDA error: device-side assert triggered", "CUDA_LAUNCH_BLOCKING"),
-        ("RuntimeError: CUDA error: no kernel image is available for execution on the device", "get_arch_list"),
-        ("torch.distributed.DistBackendError: NCCL error in: x.cpp:1, unhandled system error", "NCCL_DEBUG"),
+        (
+            "RuntimeError: CUDA error: no kernel image is available for execution on the device",
+            "get_arch_list",
+        ),
+        (
+            "torch.distributed.DistBackendError: NCCL error in: x.cpp:1, unhandled system error",
+            "NCCL_DEBUG",
+        ),
         ("OSError: [Errno 28] No space left on device", "df -h"),
         (
             "torch.distributed.DistNetworkError: The server socket has failed to listen. port: 29500, EADDRINUSE",
             "ss -ltnp",
         ),
-        ("RuntimeError: DataLoader worker (pid 5) is killed by signal: Bus error. It is possible that", "/dev/shm"),
+        (
+            "RuntimeError: DataLoader worker (pid 5) is killed by signal: Bus error. It is possible that",
+            "/dev/shm",
+        ),
         ("OSError: [Errno 24] Too many open files", "ulimit -n"),
-        ("ImportError: libcudart.so.12: cannot open shared object file: No such file or directory", "LD_LIBRARY_PATH"),
+        (
+            "ImportError: libcudart.so.12: cannot open shared object file: No such file or directory",
+            "LD_LIBRARY_PATH",
+        ),
         (
             "AssertionError: DeepSpeed requires --deepspeed_config to specify configuration file",
             "pass-config=deepspeed",
@@ -192,11 +258,20 @@ OURS = "distlaunch has an option --num-procs, which goes before SCRIPT: what fol
     ("said", "hint"),
     [
         ("usage: t.py [-h]\nt.py: error: unrecognized arguments: --num-procs 2\n", OURS),
-        ("usage: t.py [-h]\nt.py: error: unrecognized arguments: 7 --steps=3 --num_procs=2\n", OURS),
-        ("Usage: t.py [OPTIONS]\nTry 't.py --help' for help.\n\nError: No such option: --num-procs\n", OURS),
+        (
+            "usage: t.py [-h]\nt.py: error: unrecognized arguments: 7 --steps=3 --num_procs=2\n",
+            OURS,
+        ),
+        (
+            "Usage: t.py [OPTIONS]\nTry 't.py --help' for help.\n\nError: No such option: --num-procs\n",
+            OURS,
+        ),
         ("FATAL Flags parsing error: Unknown command line flag 'num-procs'\n", OURS),
         (NOT_USED, OURS),
-        ("usage: t.py [-h]\nt.py: error: unrecognized arguments: --stepz 2 --given num-procs\n", None),
+        (
+            "usage: t.py [-h]\nt.py: error: unrecognized arguments: --stepz 2 --given num-procs\n",
+            None,
+        ),
         ("usage: t.py [-h]\nt.py: error: argument --num-procs: expected one argument\n", None),
     ],
 )
@@ -206,7 +281,9 @@ def test_an_option_that_the_script_does_not_have_is_led_to_where_it_belongs(end_
 
 @pytest.mark.parametrize("said", ["--local_rank=0", "--local_rank=0 --num-procs 2"])
 def test_the_local_rank_can_be_left_out_where_the_launcher_has_added_it(end_of, said):
-    end = end_of(0, f"usage: t.py [-h]\nt.py: error: unrecognized arguments: {said}\n", returncode=2)
+    end = end_of(
+        0, f"usage: t.py [-h]\nt.py: error: unrecognized arguments: {said}\n", returncode=2
+    )
     off = "-o local-rank=off leaves it out: LOCAL_RANK in the environment says the same"
     assert diagnose([end], world_size=2, adds_local_rank=True).hint == off
     assert diagnose([end], world_size=2).hint == (OURS if "num-procs" in said else None)
@@ -216,13 +293,20 @@ def test_the_local_rank_can_be_left_out_where_the_launcher_has_added_it(end_of, 
     ("said", "code"),
     [
         ("usage: t.py [-h]\nt.py: error: unrecognized arguments: -- --lr 1\n", 2),
-        ("Usage: t.py [OPTIONS]\nTry 't.py --help' for help.\n\nError: Got unexpected extra argument (1)\n", 2),
+        (
+            "Usage: t.py [OPTIONS]\nTry 't.py --help' for help.\n\nError: Got unexpected extra argument (1)\n",
+            2,
+        ),
         (NOT_USED, 1),
     ],
 )
-def test_dashes_behind_the_script_are_named_where_the_scripts_own_parser_refused_its_arguments(end_of, said, code):
+def test_dashes_behind_the_script_are_named_where_the_scripts_own_parser_refused_its_arguments(
+    end_of, said, code
+):
     end = end_of(0, said, returncode=code)
-    assert "leave out the `--` behind SCRIPT" in (diagnose([end], world_size=1, dashes_first=True).hint or "")
+    assert "leave out the `--` behind SCRIPT" in (
+        diagnose([end], world_size=1, dashes_first=True).hint or ""
+    )
     assert "behind SCRIPT" not in (diagnose([end], world_size=1).hint or "")
     other = end_of(0, "Traceback (most recent call last):\nValueError: no\n", returncode=1)
     assert diagnose([other], world_size=1, dashes_first=True).hint is None
@@ -250,8 +334,14 @@ def test_missing_module_names_the_interpreter(end_of):
             "Error while finding module specification for 'no.such' (ModuleNotFoundError: No module named 'no')",
             "/usr/bin/python3 has no module no.such, nor has the working directory",
         ),
-        ("No module named nosuch", "/usr/bin/python3 has no module nosuch, nor has the working directory"),
-        ("No module named p.__main__; 'p' is a package and cannot be directly executed", "p has no module __main__"),
+        (
+            "No module named nosuch",
+            "/usr/bin/python3 has no module nosuch, nor has the working directory",
+        ),
+        (
+            "No module named p.__main__; 'p' is a package and cannot be directly executed",
+            "p has no module __main__",
+        ),
     ],
 )
 def test_a_mistyped_module_is_told_with_where_it_was_looked_for(end_of, said, hint):
@@ -261,7 +351,9 @@ def test_a_mistyped_module_is_told_with_where_it_was_looked_for(end_of, said, hi
 
 PDB_QUIT = 'Traceback (most recent call last):\n  File "/p/t.py", line 3, in <module>\n    breakpoint()\nbdb.BdbQuit\n'
 SHELL = '  File "/p/run.sh", line 3\n    echo hello world\n         ^^^^^\nSyntaxError: invalid syntax\n'
-SHEBANG = '  File "/p/run", line 1\n    #!/bin/sh é\n              ^\nSyntaxError: (unicode error)\n'
+SHEBANG = (
+    '  File "/p/run", line 1\n    #!/bin/sh é\n              ^\nSyntaxError: (unicode error)\n'
+)
 SET_E = "Traceback (most recent call last):\n  File \"/p/run.bash\", line 2, in <module>\n    set -e\nNameError: name 'e' is not defined\n"
 
 
@@ -274,13 +366,19 @@ SET_E = "Traceback (most recent call last):\n  File \"/p/run.bash\", line 2, in 
         (SHELL, 1, "--no-python"),
         (SHEBANG, 1, "--no-python"),
         (SET_E, 1, "--no-python"),
-        ('  File "/bin/true", line 1\nSyntaxError: source code cannot contain null bytes\n', 1, "--no-python"),
+        (
+            '  File "/bin/true", line 1\nSyntaxError: source code cannot contain null bytes\n',
+            1,
+            "--no-python",
+        ),
         ("cannot start the worker (fork): Resource temporarily unavailable\n", 126, "ulimit -u"),
         ("cannot start the worker (pipe): Too many open files\n", 126, "ulimit -n"),
         ("sh: 1: ./run: Permission denied\n", 126, "is it executable"),
     ],
 )
-def test_what_was_started_or_asked_in_a_wrong_way_is_put_right_by_the_hint(end_of, tail, code, hint):
+def test_what_was_started_or_asked_in_a_wrong_way_is_put_right_by_the_hint(
+    end_of, tail, code, hint
+):
     assert hint in (diagnose([end_of(0, tail, returncode=code)], world_size=2).hint or "")
 
 
@@ -293,8 +391,18 @@ IN_USE = (
 @pytest.mark.parametrize(
     ("rank", "world_size", "port", "words"),
     [
-        (1, 2, 57337, "port 57337 is this job's own (MASTER_PORT), and rank 0 listens on it: rank 1 tried to"),
-        (0, 2, 57337, "does the script give another worker rank 0, or does rank 0 open the port twice?"),
+        (
+            1,
+            2,
+            57337,
+            "port 57337 is this job's own (MASTER_PORT), and rank 0 listens on it: rank 1 tried to",
+        ),
+        (
+            0,
+            2,
+            57337,
+            "does the script give another worker rank 0, or does rank 0 open the port twice?",
+        ),
         (0, 1, 57337, "does the script open it twice?"),
         (1, 2, 5733, "`ss -ltnp` names the process"),
         (1, 2, None, "`ss -ltnp` names the process"),
@@ -324,7 +432,9 @@ def test_hints_for_a_wrong_start_stay_away_from_other_failures(end_of, tail):
     assert "--num-procs" not in hint
 
 
-def test_an_abort_while_it_ended_with_an_exception_leaves_the_exception_the_cause_and_gives_no_hint(end_of):
+def test_an_abort_while_it_ended_with_an_exception_leaves_the_exception_the_cause_and_gives_no_hint(
+    end_of,
+):
     tail = 'Traceback (most recent call last):\n  File "/p/t.py", line 3, in f\n    g()\nValueError: bad\n'
     diagnosis = one(end_of, f"{tail}terminate called without an active exception\n", returncode=-6)
     assert (diagnosis.cause.exception_type, diagnosis.cause.message) == ("ValueError", "bad")
@@ -337,7 +447,9 @@ def test_a_crash_while_horovod_starts_has_a_hint_of_its_own(end_of):
         '  File "/v/lib/python3.11/site-packages/horovod/common/basics.py", line 105 in init\n'
     )
     assert "Horovod crashes where" in str(one(end_of, tail, returncode=-11).hint)
-    assert "Horovod" not in str(one(end_of, tail.replace("in init", "in rank"), returncode=-11).hint)
+    assert "Horovod" not in str(
+        one(end_of, tail.replace("in init", "in rank"), returncode=-11).hint
+    )
 
 
 def test_last_words_are_kept_apart_from_an_exceptions_own_lines(end_of):
@@ -346,7 +458,9 @@ def test_last_words_are_kept_apart_from_an_exceptions_own_lines(end_of):
     assert one(end_of, PDB_QUIT).cause.last_words is False
 
 
-@pytest.mark.parametrize(("before", "shown"), [("loading\nready\n", False), ("loading\nERROR: disk gone\n", True)])
+@pytest.mark.parametrize(
+    ("before", "shown"), [("loading\nready\n", False), ("loading\nERROR: disk gone\n", True)]
+)
 def test_before_the_text_of_sys_exit_only_lines_of_trouble_are_worth_showing(end_of, before, shown):
     cause = one(end_of, f"{before}no data\n").cause
     assert cause.message == "no data"
@@ -355,13 +469,19 @@ def test_before_the_text_of_sys_exit_only_lines_of_trouble_are_worth_showing(end
 
 def error_file(message, stack=None):
     extra = {"timestamp": "1795826773"} | ({"py_callstack": stack} if stack else {})
-    return json.dumps({"message": {"message": message, "extraInfo": extra, "errorCode": 1}}).encode()
+    return json.dumps(
+        {"message": {"message": message, "extraInfo": extra, "errorCode": 1}}
+    ).encode()
 
 
 def test_error_file_speaks_where_stderr_is_silent(end_of):
     stack = "Traceback (most recent call last):\n  File \"/p/t.py\", line 8, in main\n    f()\nKeyError: 'x'\n"
     cause = one(end_of, error_file=error_file("KeyError: 'x'", stack)).cause
-    assert (cause.exception_type, cause.message, cause.frame) == ("KeyError", "'x'", "t.py:8 in main")
+    assert (cause.exception_type, cause.message, cause.frame) == (
+        "KeyError",
+        "'x'",
+        "t.py:8 in main",
+    )
 
 
 @pytest.mark.parametrize("message", ["KeyError: 'x'", {"message": "KeyError: 'x'"}])
@@ -372,13 +492,18 @@ def test_error_file_without_a_stack(message):
 
 def test_error_file_wins_over_an_unrelated_traceback_on_stderr(end_of):
     tail = 'Traceback (most recent call last):\n  File "/p/t.py", line 1, in f\n    g()\nOSError: handled\n'
-    assert one(end_of, tail, error_file=error_file("KeyError: 'x'")).cause.exception_type == "KeyError"
+    assert (
+        one(end_of, tail, error_file=error_file("KeyError: 'x'")).cause.exception_type == "KeyError"
+    )
 
 
 def test_chain_on_stderr_tells_more_than_the_error_file_of_the_same_exception(end_of):
     frame = 'Traceback (most recent call last):\n  File "/p/t.py", line 1, in f\n    g()\n'
     tail = f"{frame}OSError: first\n\nThe above exception was the direct cause of the following exception:\n\n{frame}KeyError: 'x'\n"
-    assert one(end_of, tail, error_file=error_file("KeyError: 'x'")).cause.original == "OSError: first (t.py:1 in f)"
+    assert (
+        one(end_of, tail, error_file=error_file("KeyError: 'x'")).cause.original
+        == "OSError: first (t.py:1 in f)"
+    )
 
 
 @pytest.mark.parametrize(

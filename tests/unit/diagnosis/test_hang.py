@@ -39,9 +39,17 @@ def recorded(name: str) -> list[m.Stack]:
 
 
 def stack(
-    rank: int, *frames: tuple[str, int, str], line: int = 90, function: str = "main", state: str = "S"
+    rank: int,
+    *frames: tuple[str, int, str],
+    line: int = 90,
+    function: str = "main",
+    state: str = "S",
 ) -> m.Stack:
-    whole = (*frames, (f"{PROJECT}/train.py", line, function), (f"{PROJECT}/train.py", 99, "<module>"))
+    whole = (
+        *frames,
+        (f"{PROJECT}/train.py", line, function),
+        (f"{PROJECT}/train.py", 99, "<module>"),
+    )
     lines = [f'  File "{file}", line {number} in {name}\n' for file, number, name in whole]
     text = "Current thread 0x00007f0 (most recent call first):\n" + "".join(lines)
     return m.Stack(rank=rank, pid=4000 + rank, state=state, text=text)
@@ -120,13 +128,16 @@ def test_other_odd_states_are_named(state, words):
 
 
 def test_who_waits_is_not_behind_whatever_the_steps_say():
-    """Heartbeats are sent now and then: the last ones of two ranks may differ though the ranks do not."""
+    """Heartbeats are sent now and then: the last ones of two ranks may differ though the ranks do
+    not."""
     stacks = [stack(0, ALL_REDUCE), stack(1, line=57, function="load_batch"), stack(2, ALL_REDUCE)]
     assert explain(stacks, heartbeats=steps(117, 118, 118)).behind == (1,)
 
 
 def test_who_computes_is_behind_who_may_wait_in_backward():
-    assert explain([stack(0, BACKWARD), stack(1, line=57), stack(2, BACKWARD), stack(3, BACKWARD)]).behind == (1,)
+    assert explain(
+        [stack(0, BACKWARD), stack(1, line=57), stack(2, BACKWARD), stack(3, BACKWARD)]
+    ).behind == (1,)
 
 
 def test_who_may_wait_in_backward_is_behind_who_surely_waits():
@@ -153,7 +164,9 @@ def test_where_nobody_stands_out_nobody_is_blamed_but_all_places_are_shown():
     assert "train.py:20 in two" in told.text
 
 
-@pytest.mark.parametrize(("frames", "words"), [((ALL_REDUCE,), "in torch.distributed all_reduce"), ((), "")])
+@pytest.mark.parametrize(
+    ("frames", "words"), [((ALL_REDUCE,), "in torch.distributed all_reduce"), ((), "")]
+)
 def test_where_all_stand_at_the_same_place_nobody_is_blamed(frames, words):
     told = explain([stack(rank, *frames) for rank in range(4)], heartbeats=steps(8, 8, 9, 8))
     assert told.behind == ()
@@ -173,7 +186,10 @@ def test_the_only_worker_is_the_one_that_hangs():
 def test_workers_that_compute_are_doubted_to_hang():
     stacks = [stack(rank, line=40 + rank, state="R") for rank in range(3)]
     assert "they compute (state R): is --hang-timeout too short" in explain(stacks).text
-    assert "it computes (state R)" in explain([stack(0, ALL_REDUCE), stack(1, line=57, state="R")]).text
+    assert (
+        "it computes (state R)"
+        in explain([stack(0, ALL_REDUCE), stack(1, line=57, state="R")]).text
+    )
 
 
 @pytest.mark.parametrize("state", ["R", "S"])
@@ -185,7 +201,9 @@ def test_who_waits_or_sleeps_is_not_said_to_compute(state):
 
 def test_output_that_did_not_count_is_told_with_what_to_do_beside_the_hint_of_the_place():
     told = explain([stack(0, LOADER)], output_came=True)
-    assert told.text.startswith("hang: no heartbeat from the only worker for 30 s (output still came)\n")
+    assert told.text.startswith(
+        "hang: no heartbeat from the only worker for 30 s (output still came)\n"
+    )
     flat = told.text.replace("\n    ", " ")
     assert "hint: output does not count once a worker has sent a heartbeat" in flat
     assert "hint: it waits for its DataLoader's workers" in flat
@@ -196,16 +214,27 @@ def test_ranks_that_wait_in_different_collectives_are_said_to():
     told = explain([stack(0, ALL_REDUCE), stack(1, ALL_REDUCE), stack(2, BARRIER, line=80)])
     assert told.behind == (2,)
     first = " ".join(line.strip() for line in told.text.splitlines()[1:3])
-    assert first.startswith("rank 2 waits in torch.distributed barrier, at train.py:80 in main; the others in")
+    assert first.startswith(
+        "rank 2 waits in torch.distributed barrier, at train.py:80 in main; the others in"
+    )
     assert "same order" in told.text
 
 
 def test_ranks_that_look_for_each_other_without_torchs_own_call_are_said_to_form_a_group():
     looking = (f"{LIB}/torch/distributed/rendezvous.py", 190, "_create_c10d_store")
     toolkit = f"{LIB}/distlaunch/toolkit/context.py"
-    forming = (f"{LIB}/torch/distributed/distributed_c10d.py", 1899, "init_process_group")  # only rank 0 waits before
+    forming = (
+        f"{LIB}/torch/distributed/distributed_c10d.py",
+        1899,
+        "init_process_group",
+    )  # only rank 0 waits before
     init = (toolkit, 147, "init")
-    told = explain([stack(0, looking, (toolkit, 280, "_meet"), init), *(stack(rank, forming, init) for rank in (1, 2))])
+    told = explain(
+        [
+            stack(0, looking, (toolkit, 280, "_meet"), init),
+            *(stack(rank, forming, init) for rank in (1, 2)),
+        ]
+    )
     assert told.behind == ()
     flat = " ".join(told.text.split())
     assert "all 3 stand at the same place in torch.distributed init_process_group" in flat
@@ -366,17 +395,29 @@ STACKS = st.builds(
     pid=st.integers(1, 9),
     state=st.sampled_from(["R", "S", "D", "T", "t", "Z", "X", "", "?"]),
     text=st.sampled_from(
-        ["", "x", stack(0).text, stack(0, ALL_REDUCE).text, stack(0, BARRIER).text, stack(0, BACKWARD).text]
+        [
+            "",
+            "x",
+            stack(0).text,
+            stack(0, ALL_REDUCE).text,
+            stack(0, BARRIER).text,
+            stack(0, BACKWARD).text,
+        ]
     ),
 )
 
 
 @given(
     st.lists(STACKS, unique_by=lambda one: one.rank),
-    st.dictionaries(st.integers(0, 9), st.dictionaries(st.sampled_from(["step", "loss"]), st.floats(allow_nan=False))),
+    st.dictionaries(
+        st.integers(0, 9),
+        st.dictionaries(st.sampled_from(["step", "loss"]), st.floats(allow_nan=False)),
+    ),
     st.sets(st.integers(0, 7)),
 )
-def test_whatever_comes_the_report_accounts_for_every_rank_and_fits_the_screen(stacks, heartbeats, ended):
+def test_whatever_comes_the_report_accounts_for_every_rank_and_fits_the_screen(
+    stacks, heartbeats, ended
+):
     ended -= {one.rank for one in stacks}
     told = explain(stacks, world_size=8, heartbeats=heartbeats, ended=sorted(ended))
     assert told.text.endswith("\n")

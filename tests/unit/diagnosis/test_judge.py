@@ -96,7 +96,11 @@ def test_silent_ends_are_causes(end_of, code):
 def test_consequence_never_wins_even_if_it_ended_first(end_of):
     ends = [end_of(0, LOST, ended_s=1.0), end_of(1, LATE, ended_s=1.1), end_of(2, OWN, ended_s=2.5)]
     diagnosis = diagnose(ends, world_size=4, running=[3])
-    assert (diagnosis.cause.ranks, diagnosis.cause.message, diagnosis.cause_seen) == ((2,), "bad", True)
+    assert (diagnosis.cause.ranks, diagnosis.cause.message, diagnosis.cause_seen) == (
+        (2,),
+        "bad",
+        True,
+    )
     assert diagnosis.others == (
         "rank 0: lost its peers (Connection closed by peer)",
         "rank 1: timed out waiting for another rank",
@@ -108,12 +112,17 @@ def test_first_of_two_causes_wins_and_the_other_is_told(end_of):
     ends = [end_of(3, raised("KeyError: 'a'"), ended_s=2.0), end_of(1, OWN, ended_s=1.0)]
     diagnosis = diagnose(ends, world_size=4)
     assert diagnosis.cause.ranks == (1,)
-    assert diagnosis.others == ("rank 3: failed too, exit code 1: KeyError: 'a' (train.py:7 in step)",)
+    assert diagnosis.others == (
+        "rank 3: failed too, exit code 1: KeyError: 'a' (train.py:7 in step)",
+    )
 
 
 @pytest.mark.parametrize("code", [-15, -9, 143, 137])
 def test_worker_that_we_stopped_is_never_a_cause(end_of, code):
-    ends = [end_of(0, returncode=code, told_to_stop=True, ended_s=1.0), end_of(1, LOST, ended_s=2.0)]
+    ends = [
+        end_of(0, returncode=code, told_to_stop=True, ended_s=1.0),
+        end_of(1, LOST, ended_s=2.0),
+    ]
     diagnosis = diagnose(ends, world_size=2)
     assert diagnosis.cause.ranks == (1,)
     assert not diagnosis.cause_seen
@@ -122,16 +131,29 @@ def test_worker_that_we_stopped_is_never_a_cause(end_of, code):
 
 def test_a_worker_that_had_lost_its_peers_before_our_order_is_not_only_stopped(end_of):
     stopped = {"returncode": -15, "told_to_stop": True, "ended_s": 1.5}
-    ends = [end_of(0, LOST, **stopped), end_of(2, LOST, **stopped), end_of(3, **stopped), end_of(1, OWN, ended_s=1.0)]
+    ends = [
+        end_of(0, LOST, **stopped),
+        end_of(2, LOST, **stopped),
+        end_of(3, **stopped),
+        end_of(1, OWN, ended_s=1.0),
+    ]
     diagnosis = diagnose(ends, world_size=4)
     assert diagnosis.cause.ranks == (1,)
-    assert diagnosis.others == ("ranks 0,2: lost their peers (Connection closed by peer)", "rank 3: stopped by us")
+    assert diagnosis.others == (
+        "ranks 0,2: lost their peers (Connection closed by peer)",
+        "rank 3: stopped by us",
+    )
 
 
 @pytest.mark.parametrize("told", [False, True])
 def test_a_worker_that_aborted_by_itself_was_not_stopped_by_us(end_of, told):
-    ends = [end_of(0, LOST, returncode=-6, told_to_stop=told, ended_s=1.5), end_of(1, OWN, ended_s=1.0)]
-    assert diagnose(ends, world_size=2).others == ("rank 0: lost its peers (Connection closed by peer)",)
+    ends = [
+        end_of(0, LOST, returncode=-6, told_to_stop=told, ended_s=1.5),
+        end_of(1, OWN, ended_s=1.0),
+    ]
+    assert diagnose(ends, world_size=2).others == (
+        "rank 0: lost its peers (Connection closed by peer)",
+    )
 
 
 def test_only_ranks_that_showed_nothing_are_said_to_have_hung(end_of):
@@ -141,7 +163,10 @@ def test_only_ranks_that_showed_nothing_are_said_to_have_hung(end_of):
 
 
 def test_keyboard_interrupt_after_our_order_is_never_a_cause(end_of):
-    ends = [end_of(0, raised("KeyboardInterrupt"), told_to_stop=True, ended_s=1.1), end_of(1, LOST, ended_s=1.0)]
+    ends = [
+        end_of(0, raised("KeyboardInterrupt"), told_to_stop=True, ended_s=1.1),
+        end_of(1, LOST, ended_s=1.0),
+    ]
     assert diagnose(ends, world_size=2).cause.ranks == (1,)
 
 
@@ -152,7 +177,10 @@ def test_own_exception_soon_after_the_order_is_eligible(end_of, ended_s, winner)
 
 
 def test_exception_already_printed_by_a_worker_that_we_then_killed_is_used_as_last_resort(end_of):
-    ends = [end_of(1, LOST, ended_s=1.0), end_of(0, OWN, returncode=-15, told_to_stop=True, ended_s=9.0)]
+    ends = [
+        end_of(1, LOST, ended_s=1.0),
+        end_of(0, OWN, returncode=-15, told_to_stop=True, ended_s=9.0),
+    ]
     diagnosis = diagnose(ends, world_size=2)
     assert (diagnosis.cause.ranks, diagnosis.cause.message, diagnosis.exit_code) == ((0,), "bad", 1)
 
@@ -165,23 +193,37 @@ def test_all_consequences_are_said_honestly(end_of):
 
 
 def test_rank_that_left_early_is_pointed_at(end_of):
-    ends = [end_of(2, returncode=0, ended_s=1.0), end_of(0, LOST, ended_s=1.2), end_of(1, LOST, ended_s=1.3)]
+    ends = [
+        end_of(2, returncode=0, ended_s=1.0),
+        end_of(0, LOST, ended_s=1.2),
+        end_of(1, LOST, ended_s=1.3),
+    ]
     assert "rank 2 had already ended with exit code 0" in (diagnose(ends, world_size=3).hint or "")
 
 
 def test_rank_that_nothing_is_known_of_is_pointed_at(end_of):
-    assert "rank 2 did not fail" in (diagnose([end_of(0, LOST), end_of(1, LOST)], world_size=3).hint or "")
+    assert "rank 2 did not fail" in (
+        diagnose([end_of(0, LOST), end_of(1, LOST)], world_size=3).hint or ""
+    )
 
 
 def test_same_failure_is_one_cause_first_to_end_first_and_messages_may_differ(end_of):
-    ends = [end_of(rank, raised(f"ValueError: bad on rank {rank}"), ended_s=5.0 - rank) for rank in range(4)]
+    ends = [
+        end_of(rank, raised(f"ValueError: bad on rank {rank}"), ended_s=5.0 - rank)
+        for rank in range(4)
+    ]
     assert diagnose(ends, world_size=4).cause.ranks == (3, 2, 1, 0)
 
 
 def test_who_had_said_the_same_when_our_order_came_failed_alike(end_of):
     stopped = {"returncode": -15, "told_to_stop": True, "ended_s": 1.2}
     other = raised("ValueError: bad", line=9)
-    ends = [end_of(0, OWN, **stopped), end_of(1, OWN, ended_s=1.0), end_of(2, other, **stopped), end_of(3, **stopped)]
+    ends = [
+        end_of(0, OWN, **stopped),
+        end_of(1, OWN, ended_s=1.0),
+        end_of(2, other, **stopped),
+        end_of(3, **stopped),
+    ]
     diagnosis = diagnose(ends, world_size=4)
     assert diagnosis.cause.ranks == (1, 0)
     assert diagnosis.others == ("ranks 2-3: stopped by us",)
@@ -193,7 +235,9 @@ def test_same_exception_elsewhere_is_another_failure(end_of):
 
 
 def test_weak_reason_wins_over_consequences_only(end_of):
-    weak = end_of(1, raised("ConnectionResetError: [Errno 104] Connection reset by peer"), ended_s=2.0)
+    weak = end_of(
+        1, raised("ConnectionResetError: [Errno 104] Connection reset by peer"), ended_s=2.0
+    )
     assert diagnose([end_of(0, LOST, ended_s=1.0), weak], world_size=3).cause.ranks == (1,)
     assert diagnose([weak, end_of(2, OWN, ended_s=3.0)], world_size=3).cause.ranks == (2,)
 
@@ -205,12 +249,17 @@ def test_timeout_is_named_before_a_lost_connection(end_of):
 
 def test_cleanup_that_breaks_does_not_hide_the_first_exception(end_of):
     tail = OWN + "\nDuring handling of the above exception, another exception occurred:\n\n" + LOST
-    cause = diagnose([end_of(0, LOST, ended_s=1.0), end_of(1, tail, ended_s=2.0)], world_size=2).cause
+    cause = diagnose(
+        [end_of(0, LOST, ended_s=1.0), end_of(1, tail, ended_s=2.0)], world_size=2
+    ).cause
     assert (cause.ranks, cause.exception_type, cause.original) == ((1,), "ValueError", None)
 
 
 def test_signature_is_type_and_frame(end_of):
-    assert diagnose([end_of(0, OWN)], world_size=1).signature == ("ValueError", "train.py:7 in step")
+    assert diagnose([end_of(0, OWN)], world_size=1).signature == (
+        "ValueError",
+        "train.py:7 in step",
+    )
     assert diagnose([end_of(0, returncode=3)], world_size=1).signature is None
 
 

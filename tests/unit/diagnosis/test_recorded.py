@@ -1,4 +1,5 @@
-"""Ends recorded from the programs in tests/programs/failures (CPython 3.11, torch 2.13, four workers)."""
+"""Ends recorded from the programs in tests/programs/failures (CPython 3.11, torch 2.13, four
+workers)."""
 
 from __future__ import annotations
 
@@ -9,7 +10,9 @@ import pytest
 from distlaunch.diagnosis.first_cause import diagnose, looks_like_consequence
 from distlaunch.diagnosis.report import diagnosis_record, render_report
 
-PROGRAMS = sorted(path.stem for path in (Path(__file__).parents[2] / "programs" / "failures").glob("[!_]*.py"))
+PROGRAMS = sorted(
+    path.stem for path in (Path(__file__).parents[2] / "programs" / "failures").glob("[!_]*.py")
+)
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
@@ -20,7 +23,9 @@ def test_recorded_failure_is_explained_as_its_program_expects(program, recorded,
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_recorded_failure_is_explained_whatever_the_order_of_the_ends(program, recorded, judge_score):
+def test_recorded_failure_is_explained_whatever_the_order_of_the_ends(
+    program, recorded, judge_score
+):
     diagnosis = diagnose(recorded(program)[::-1], world_size=4)
     assert judge_score(program, diagnosis_record(diagnosis), diagnosis.exit_code).right
 
@@ -60,4 +65,9 @@ def test_only_the_failing_rank_is_no_consequence(recorded):
 
 
 def test_same_assertion_on_all_ranks_is_one_cause(recorded):
-    assert sorted(diagnose(recorded("assertion_on_all_ranks"), world_size=4).cause.ranks) == [0, 1, 2, 3]
+    assert sorted(diagnose(recorded("assertion_on_all_ranks"), world_size=4).cause.ranks) == [
+        0,
+        1,
+        2,
+        3,
+    ]

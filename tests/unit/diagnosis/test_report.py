@@ -84,9 +84,13 @@ def test_host_and_attempt_are_said_where_there_are_several(end_of):
 
 def test_a_log_that_another_nodes_launcher_files_is_not_said_to_be_missing(end_of):
     text = shown(
-        diagnose([end_of(2, TAIL)], world_size=4), filed="ab12/attempt-0/rank-2.log in the log directory of n2"
+        diagnose([end_of(2, TAIL)], world_size=4),
+        filed="ab12/attempt-0/rank-2.log in the log directory of n2",
     )
-    assert "\n  log: ab12/attempt-0/rank-2.log in the log directory of n2, if rank 2 wrote any\n" in text
+    assert (
+        "\n  log: ab12/attempt-0/rank-2.log in the log directory of n2, if rank 2 wrote any\n"
+        in text
+    )
     assert "wrote none" not in text
 
 
@@ -117,11 +121,16 @@ def test_last_words_are_shown_as_such(end_of):
 
 def test_some_ranks_name_the_first(end_of):
     ends = [end_of(rank, TAIL, ended_s=9.0 - rank) for rank in (0, 1)]
-    assert shown(diagnose(ends, world_size=4)).startswith("ranks 0-1 of 4 failed (rank 1 first): exit code 1\n")
+    assert shown(diagnose(ends, world_size=4)).startswith(
+        "ranks 0-1 of 4 failed (rank 1 first): exit code 1\n"
+    )
 
 
 def test_missing_cause_is_the_first_thing_said(end_of):
-    lost = TAIL.replace("ValueError: bad batch", "RuntimeError: [/x/gloo/pair.cc:1] Connection closed by peer [::1]:3")
+    lost = TAIL.replace(
+        "ValueError: bad batch",
+        "RuntimeError: [/x/gloo/pair.cc:1] Connection closed by peer [::1]:3",
+    )
     text = shown(diagnose([end_of(0, lost)], world_size=2), world_size=2)
     assert text.startswith("rank 0 of 2 failed: exit code 1; no rank shows the original cause\n")
 
@@ -134,9 +143,7 @@ def test_record_is_json_and_names_the_cause(end_of):
 
 def test_bytes_of_a_path_that_are_not_utf8_are_shown_and_stay_in_their_line(end_of):
     # As Python writes it to a worker's stderr.
-    tail = (
-        'Traceback (most recent call last):\n  File "/d/f\\udcff.py", line 1, in <module>\nOSError: it has a \\udcff\n'
-    )
+    tail = 'Traceback (most recent call last):\n  File "/d/f\\udcff.py", line 1, in <module>\nOSError: it has a \\udcff\n'
     log = os.fsdecode(b"/tmp/l\xff\n/rank-0.log")
     diagnosis = diagnose([end_of(0, tail, log_path=log)], world_size=1)
     lines = shown(diagnosis, world_size=1).splitlines()
@@ -147,22 +154,32 @@ def test_bytes_of_a_path_that_are_not_utf8_are_shown_and_stay_in_their_line(end_
 
 
 def test_a_script_that_cannot_be_opened_is_named_with_its_odd_bytes(end_of):
-    tail = "/usr/bin/python3: can't open file '/d/f\\udcff.py': [Errno 2] No such file or directory\n"
+    tail = (
+        "/usr/bin/python3: can't open file '/d/f\\udcff.py': [Errno 2] No such file or directory\n"
+    )
     cause = diagnose([end_of(0, tail, returncode=2)], world_size=1).cause
     assert cause.message == "cannot open /d/f\\xff.py: No such file or directory"
 
 
 def test_a_cause_fits_in_one_line(end_of):
-    assert one_line(diagnose([end_of(2, TAIL)], world_size=4)) == "rank 2: ValueError: bad batch (train.py:42 in step)"
+    assert (
+        one_line(diagnose([end_of(2, TAIL)], world_size=4))
+        == "rank 2: ValueError: bad batch (train.py:42 in step)"
+    )
     both = [end_of(rank, TAIL.replace("bad", "b" * 300), ended_s=rank) for rank in (0, 1)]
     text = one_line(diagnose(both, world_size=4))
     assert text.startswith("ranks 0-1: ValueError: bbb")
     assert len(text) < 220
-    assert one_line(diagnose([end_of(1, returncode=-9)], world_size=4)).startswith("rank 1: killed by SIGKILL")
+    assert one_line(diagnose([end_of(1, returncode=-9)], world_size=4)).startswith(
+        "rank 1: killed by SIGKILL"
+    )
 
 
 def test_escape_sequences_are_taken_out_whole():
-    assert without_escapes("a\x1b]0;title\x07b\x1b[2Jc\x9b31md\u202ee\x1bPq\x1b\\f\tg\x00") == "abcdef    g"
+    assert (
+        without_escapes("a\x1b]0;title\x07b\x1b[2Jc\x9b31md\u202ee\x1bPq\x1b\\f\tg\x00")
+        == "abcdef    g"
+    )
 
 
 @given(st.text())
@@ -263,7 +280,11 @@ JSON = st.recursive(
     st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=True), st.text()),
     lambda inner: st.one_of(
         st.lists(inner, max_size=3),
-        st.dictionaries(st.sampled_from(["message", "extraInfo", "py_callstack", "timestamp", "x"]), inner, max_size=4),
+        st.dictionaries(
+            st.sampled_from(["message", "extraInfo", "py_callstack", "timestamp", "x"]),
+            inner,
+            max_size=4,
+        ),
     ),
     max_leaves=8,
 )

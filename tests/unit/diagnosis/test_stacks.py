@@ -1,4 +1,5 @@
-"""Stacks in every form. Those of Python 3.8 to 3.13 and of py-spy were recorded, those of 3.14 made by hand after it."""
+"""Stacks in every form. Those of Python 3.8 to 3.13 and of py-spy were recorded, those of 3.14 made
+by hand after it."""
 
 from __future__ import annotations
 
@@ -16,12 +17,15 @@ HERE = Path(__file__).parent
 PROJECT = "/home/user/project"
 PYTHONS = ("python38", "python39", "python310", "python311", "python312", "python313")
 ALONE = sorted(
-    path.name.removesuffix(".python311.json") for path in (HERE / "recorded_stacks").glob("*.python311.json")
+    path.name.removesuffix(".python311.json")
+    for path in (HERE / "recorded_stacks").glob("*.python311.json")
 )
 
 
 def recorded(name: str, rank: int = 0) -> str:
-    text: str = json.loads((HERE / "recorded_stacks" / f"{name}.json").read_text(encoding="utf-8"))[rank]["text"]
+    text: str = json.loads((HERE / "recorded_stacks" / f"{name}.json").read_text(encoding="utf-8"))[
+        rank
+    ]["text"]
     return text
 
 
@@ -125,12 +129,16 @@ def test_a_free_threaded_python_shows_the_current_thread_only():
 
 
 def test_of_two_dumps_the_later_counts():
-    assert place_of(recorded("sleep.python311") + "\n" + recorded("lock.python311")).endswith(" in lock")
+    assert place_of(recorded("sleep.python311") + "\n" + recorded("lock.python311")).endswith(
+        " in lock"
+    )
 
 
 def test_a_thread_without_a_python_frame_has_no_place():
     main = main_thread(
-        parse_stacks("Current thread 0x00007f05197cdb80 (most recent call first):\n  <no Python frame>\n")
+        parse_stacks(
+            "Current thread 0x00007f05197cdb80 (most recent call first):\n  <no Python frame>\n"
+        )
     )
     assert main is not None
     assert View(main, PROJECT).place is None
@@ -168,7 +176,8 @@ def test_a_beginning_that_was_torn_does_not_hurt():
 
 
 @pytest.mark.parametrize(
-    "text", ["", "\n", "\x00\xff", "Thread", 'File "a", line 1 in b', "Thread 0x0 (most", "(" * 9999]
+    "text",
+    ["", "\n", "\x00\xff", "Thread", 'File "a", line 1 in b', "Thread 0x0 (most", "(" * 9999],
 )
 def test_what_is_no_stack_gives_none(text):
     assert parse_stacks(text) == []
@@ -176,7 +185,9 @@ def test_what_is_no_stack_gives_none(text):
 
 @given(
     st.text(
-        alphabet=st.sampled_from('Thread 0x1f()[]"\\:\n  File, line 12 in (most recent call first):Current\x1b\x00')
+        alphabet=st.sampled_from(
+            'Thread 0x1f()[]"\\:\n  File, line 12 in (most recent call first):Current\x1b\x00'
+        )
     )
 )
 def test_no_text_hurts(text):
@@ -188,7 +199,8 @@ def test_no_text_hurts(text):
 
 def test_a_flood_of_threads_and_frames_is_bounded():
     text = "".join(
-        f'Thread 0x{number:x} (most recent call first):\n  File "{"x" * 3000}", line 1 in f\n' for number in range(1000)
+        f'Thread 0x{number:x} (most recent call first):\n  File "{"x" * 3000}", line 1 in f\n'
+        for number in range(1000)
     )
     threads = parse_stacks(text * 3)
     assert 0 < len(threads) <= 256
@@ -239,15 +251,27 @@ def test_polling_loops_are_one_place_wherever_they_were_caught():
 def test_an_import_is_one_place_however_far_it_has_come():
     find = ("<frozen importlib._bootstrap>", 1176, "_find_and_load")
     one = dump(
-        (f"{TORCH}/nn/functional.py", 70, "<module>"), find, (f"{TORCH}/__init__.py", 9, "<module>"), find, SCRIPT
+        (f"{TORCH}/nn/functional.py", 70, "<module>"),
+        find,
+        (f"{TORCH}/__init__.py", 9, "<module>"),
+        find,
+        SCRIPT,
     )
-    two = dump((f"{LIB}/sympy/core.py", 1, "<module>"), find, (f"{TORCH}/__init__.py", 70, "<module>"), find, SCRIPT)
+    two = dump(
+        (f"{LIB}/sympy/core.py", 1, "<module>"),
+        find,
+        (f"{TORCH}/__init__.py", 70, "<module>"),
+        find,
+        SCRIPT,
+    )
     assert view_of(one).key(None) == view_of(two).key(None) == view_of(dump(find, SCRIPT)).key(None)
 
 
 def test_different_calls_of_one_trainer_are_different_places():
     fit = (TRAINER, 300, "fit")
-    loading = dump((f"{TORCH}/utils/data/dataloader.py", 70, "__next__"), (TRAINER, 500, "fetch"), fit, SCRIPT)
+    loading = dump(
+        (f"{TORCH}/utils/data/dataloader.py", 70, "__next__"), (TRAINER, 500, "fetch"), fit, SCRIPT
+    )
     stepping = dump((f"{TORCH}/optim/adam.py", 70, "step"), (TRAINER, 510, "optimise"), fit, SCRIPT)
     assert view_of(loading).key(None) != view_of(stepping).key(None)
 

@@ -1,4 +1,5 @@
-"""Tracebacks whose end is missing: cut at every line, and within lines, as a handler that raises meanwhile leaves them."""
+"""Tracebacks whose end is missing: cut at every line, and within lines, as a handler that raises
+meanwhile leaves them."""
 
 from __future__ import annotations
 
@@ -87,7 +88,10 @@ GROUP = """\
 POOL = f'multiprocessing.pool.RemoteTraceback: \n"""\n{PLAIN}"""\n\nThe above exception was the direct cause of the following exception:\n\n{PLAIN}'
 SYNTAX = '  File "/p/t.py", line 3\n    def f(:\n          ^\nSyntaxError: invalid syntax\n'
 IN_WORKER = (
-    WAITING.replace("EOFError", "ValueError: Caught ValueError in DataLoader worker process 0.\nOriginal ")[:-1] + PLAIN
+    WAITING.replace(
+        "EOFError", "ValueError: Caught ValueError in DataLoader worker process 0.\nOriginal "
+    )[:-1]
+    + PLAIN
 )
 DUMP = """\
 object address  : 0x7f44d590dbc0
@@ -175,7 +179,11 @@ def test_cut_traceback_is_said_to_be_one_and_its_innermost_frame_is_named(end_of
 
 def test_whole_traceback_is_not_called_cut_off(end_of):
     cause = explained(end_of, PLAIN).cause
-    assert (cause.summary, cause.exception_type, cause.frame) == ("exit code 1", "ValueError", "train.py:42 in step")
+    assert (cause.summary, cause.exception_type, cause.frame) == (
+        "exit code 1",
+        "ValueError",
+        "train.py:42 in step",
+    )
 
 
 def test_line_that_breaks_off_belongs_to_the_traceback(end_of):
@@ -194,7 +202,8 @@ def test_report_of_a_cut_traceback_shows_its_frames(end_of):
 
 @pytest.mark.parametrize("lines", range(1, 15))
 def test_exception_that_the_interpreter_dumped_before_the_frames_is_named(end_of, lines):
-    """Under torch its excepthook prints into a buffer, which it writes after the interpreter's own words."""
+    """Under torch its excepthook prints into a buffer, which it writes after the interpreter's own
+    words."""
     shown = "".join(f"[rank2]: {line}\n" for line in WAITING.splitlines()[:lines])
     diagnosis = explained(end_of, f"step 1 done\n{DUMP}{shown}")
     cause = diagnosis.cause
@@ -213,7 +222,10 @@ def test_exception_that_was_dumped_in_the_middle_of_a_line_is_named(end_of):
 
 def test_exception_dumped_without_any_frame_is_named(end_of):
     cause = explained(end_of, f"step 1 done\n{DUMP}").cause
-    assert (cause.summary, cause.exception_type) == (f"exit code 1; {CUT_OFF}", "ConnectionResetError")
+    assert (cause.summary, cause.exception_type) == (
+        f"exit code 1; {CUT_OFF}",
+        "ConnectionResetError",
+    )
 
 
 def test_dump_with_other_words_after_it_is_history(end_of):
@@ -240,8 +252,12 @@ def test_cut_traceback_with_other_words_after_it_is_history(end_of):
 
 
 def test_exception_ignored_after_a_cut_traceback_does_not_hide_it(end_of):
-    ignored = "Exception ignored in: <function Pool.__del__ at 0x7f>\n" + PLAIN.replace("bad batch", "at exit")
-    cause = explained(end_of, WAITING.partition("  File")[0] + '  File "/p/t.py", line 3, in f\n' + ignored).cause
+    ignored = "Exception ignored in: <function Pool.__del__ at 0x7f>\n" + PLAIN.replace(
+        "bad batch", "at exit"
+    )
+    cause = explained(
+        end_of, WAITING.partition("  File")[0] + '  File "/p/t.py", line 3, in f\n' + ignored
+    ).cause
     assert (cause.exception_type, cause.frame) == (None, "t.py:3 in f")
     assert CUT_OFF in cause.summary
 
@@ -259,25 +275,38 @@ def test_cut_traceback_hides_a_handled_one_before_it(end_of):
     assert CUT_OFF in cause.summary
 
 
-@pytest.mark.parametrize("rest", ["", "Traceback (most recent call last):\n", "".join(WAITING.splitlines(True)[:6])])
+@pytest.mark.parametrize(
+    "rest", ["", "Traceback (most recent call last):\n", "".join(WAITING.splitlines(True)[:6])]
+)
 def test_exception_before_a_cut_one_in_the_chain_is_the_original(end_of, rest):
     cause = explained(
-        end_of, f"{PLAIN}\nDuring handling of the above exception, another exception occurred:\n\n{rest}"
+        end_of,
+        f"{PLAIN}\nDuring handling of the above exception, another exception occurred:\n\n{rest}",
     ).cause
     assert CUT_OFF in cause.summary
-    assert (cause.exception_type, cause.original) == (None, "ValueError: bad batch (train.py:42 in step)")
+    assert (cause.exception_type, cause.original) == (
+        None,
+        "ValueError: bad batch (train.py:42 in step)",
+    )
     assert cause.frame == ("train.py:8 in <module>" if "File" in rest else "train.py:42 in step")
 
 
 def test_error_file_names_the_exception_of_a_cut_traceback(end_of):
     told = b'{"message": {"message": "ValueError: bad batch", "extraInfo": {}}}'
     cause = explained(end_of, PLAIN.partition("ValueError")[0], error_file=told).cause
-    assert (cause.summary, cause.exception_type, cause.message) == ("exit code 1", "ValueError", "bad batch")
+    assert (cause.summary, cause.exception_type, cause.message) == (
+        "exit code 1",
+        "ValueError",
+        "bad batch",
+    )
 
 
 def test_kill_while_a_traceback_was_printed_is_both_said(end_of):
     diagnosis = explained(end_of, PLAIN.partition("ValueError")[0], returncode=-9)
-    assert diagnosis.cause.summary == f"killed by SIGKILL (from outside: no out-of-memory kill was counted); {CUT_OFF}"
+    assert (
+        diagnosis.cause.summary
+        == f"killed by SIGKILL (from outside: no out-of-memory kill was counted); {CUT_OFF}"
+    )
     assert diagnosis.cause.frame == "train.py:42 in step"
     assert diagnosis.exit_code == 137
 
@@ -308,7 +337,8 @@ def test_killed_loader_worker_is_possible_where_the_hand_over_broke(end_of):
     [
         "".join(PLAIN.splitlines(keepends=True)[:9]),
         "".join(WAITING.splitlines(keepends=True)[:3]),
-        "".join(WAITING.splitlines(keepends=True)[:6]) + '  File "/home/user/data.py", line 4, in __getitem__\n',
+        "".join(WAITING.splitlines(keepends=True)[:6])
+        + '  File "/home/user/data.py", line 4, in __getitem__\n',
         "".join(WAITING.splitlines(keepends=True)[:6])
         + f'  File "{LOADER}", line 789, in _next_data\n    data = self._dataset_fetcher.fetch(index)\n',
     ],
@@ -319,7 +349,9 @@ def test_loader_is_not_blamed_for_what_is_elsewhere(end_of, tail):
 
 
 def test_loader_is_not_blamed_after_another_exit_code(end_of):
-    assert explained(end_of, "".join(WAITING.splitlines(keepends=True)[:6]), returncode=3).hint is None
+    assert (
+        explained(end_of, "".join(WAITING.splitlines(keepends=True)[:6]), returncode=3).hint is None
+    )
 
 
 def test_named_exception_of_another_rank_wins_over_a_cut_traceback(end_of):
@@ -331,13 +363,18 @@ def test_named_exception_of_another_rank_wins_over_a_cut_traceback(end_of):
 
 
 def test_cut_traceback_wins_over_a_lost_peer(end_of):
-    lost = PLAIN.replace("ValueError: bad batch", "RuntimeError: [/g/gloo/pair.cc:5] Connection closed by peer [::1]:4")
+    lost = PLAIN.replace(
+        "ValueError: bad batch",
+        "RuntimeError: [/g/gloo/pair.cc:5] Connection closed by peer [::1]:4",
+    )
     torn = end_of(1, "".join(PLAIN.splitlines(keepends=True)[:5]), ended_s=5.0)
     assert diagnose([end_of(2, lost, ended_s=4.0), torn], world_size=4).cause.ranks == (1,)
 
 
 def test_markers_under_the_last_words_are_no_message(end_of):
-    cause = explained(end_of, "k.cu:3:5: error: x is undeclared\n    3 |   y = x;\n      |       ^\n").cause
+    cause = explained(
+        end_of, "k.cu:3:5: error: x is undeclared\n    3 |   y = x;\n      |       ^\n"
+    ).cause
     assert cause.message is None
     assert cause.excerpt[0] == "k.cu:3:5: error: x is undeclared"
 
@@ -376,7 +413,9 @@ def test_what_an_interpreter_leaves_whose_printing_breaks_off(end_of, tmp_path):
         diagnosis = explained(end_of, done.stderr, returncode=done.returncode)
         assert_no_markers_are_the_cause(diagnosis)
         cause = diagnosis.cause
-        assert not done.stderr or cause.exception_type == "AttributeError" or CUT_OFF in cause.summary
+        assert (
+            not done.stderr or cause.exception_type == "AttributeError" or CUT_OFF in cause.summary
+        )
         assert "lost sys.stderr" not in said(diagnosis)
         if sys.version_info >= (3, 11):
             assert cause.message == "'int' object has no attribute 'size'"

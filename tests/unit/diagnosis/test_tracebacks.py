@@ -1,4 +1,5 @@
-"""Tracebacks in every form. Samples of Python 3.10, 3.13 and 3.14 are made by hand after their documentation; 3.11 was run."""
+"""Tracebacks in every form. Samples of Python 3.10, 3.13 and 3.14 are made by hand after their
+documentation; 3.11 was run."""
 
 from __future__ import annotations
 
@@ -29,7 +30,11 @@ PLAIN = """\
 
 def test_innermost_frame_is_the_users_not_the_librarys(end_of):
     cause = explained(end_of, PLAIN)
-    assert (cause.exception_type, cause.message, cause.frame) == ("ValueError", "bad batch", "train.py:42 in step")
+    assert (cause.exception_type, cause.message, cause.frame) == (
+        "ValueError",
+        "bad batch",
+        "train.py:42 in step",
+    )
 
 
 def test_python_310_without_markers(end_of):
@@ -75,7 +80,10 @@ def test_torn_head_is_enough(end_of):
 
 
 def test_traceback_after_an_unfinished_progress_bar(end_of):
-    cause = explained(end_of, " 10%|#   | 1/10 [00:01<00:09]\r 20%|##  | 2/10 [00:02<00:08]" + textwrap.dedent(PLAIN))
+    cause = explained(
+        end_of,
+        " 10%|#   | 1/10 [00:01<00:09]\r 20%|##  | 2/10 [00:02<00:08]" + textwrap.dedent(PLAIN),
+    )
     assert (cause.message, cause.frame) == ("bad batch", "train.py:42 in step")
 
 
@@ -86,11 +94,17 @@ def test_foreign_lines_in_between_do_no_harm(end_of):
     lines.insert(8, " 40%|####      | 4/10 [00:01<00:02, 2.1it/s]")
     lines.insert(-1, "epoch: 3")
     cause = explained(end_of, "\n".join(lines))
-    assert (cause.exception_type, cause.message, cause.frame) == ("ValueError", "bad batch", "train.py:42 in step")
+    assert (cause.exception_type, cause.message, cause.frame) == (
+        "ValueError",
+        "bad batch",
+        "train.py:42 in step",
+    )
 
 
 def test_bytes_that_are_no_text_do_no_harm(end_of):
-    cause = explained(end_of, b"\xff\xfe\x00\x80" + textwrap.dedent(PLAIN).encode().replace(b"bad", b"b\xc3d\x00"))
+    cause = explained(
+        end_of, b"\xff\xfe\x00\x80" + textwrap.dedent(PLAIN).encode().replace(b"bad", b"b\xc3d\x00")
+    )
     assert cause.exception_type == "ValueError"
     assert "\x00" not in str(cause)
 
@@ -103,12 +117,17 @@ def test_rank_prefix_of_torch_is_taken_off(end_of):
 def test_last_traceback_wins_over_a_handled_one(end_of):
     handled = textwrap.dedent(PLAIN).replace("bad batch", "first try")
     assert (
-        explained(end_of, f"ERROR:root:will retry\n{handled}retrying\n" + textwrap.dedent(PLAIN)).message == "bad batch"
+        explained(
+            end_of, f"ERROR:root:will retry\n{handled}retrying\n" + textwrap.dedent(PLAIN)
+        ).message
+        == "bad batch"
     )
 
 
 def test_handled_traceback_followed_by_much_output_is_history(end_of):
-    tail = textwrap.dedent(PLAIN) + "".join(f"step {n} done\n" for n in range(60)) + "loss diverged\n"
+    tail = (
+        textwrap.dedent(PLAIN) + "".join(f"step {n} done\n" for n in range(60)) + "loss diverged\n"
+    )
     cause = explained(end_of, tail)
     assert (cause.exception_type, cause.message) == (None, "loss diverged")
 
@@ -121,9 +140,17 @@ def test_handled_traceback_followed_by_much_output_is_history(end_of):
     ],
 )
 def test_chain_names_outermost_and_original(end_of, sentence):
-    second = textwrap.dedent(PLAIN).replace("ValueError: bad batch", "KeyError: 'first'").replace("42", "12")
-    third = textwrap.dedent(PLAIN).replace("ValueError: bad batch", "project.errors.StepError: step 7 failed")
-    cause = explained(end_of, f"{second}\n{sentence}\n\n{textwrap.dedent(PLAIN)}\n{sentence}\n\n{third}")
+    second = (
+        textwrap.dedent(PLAIN)
+        .replace("ValueError: bad batch", "KeyError: 'first'")
+        .replace("42", "12")
+    )
+    third = textwrap.dedent(PLAIN).replace(
+        "ValueError: bad batch", "project.errors.StepError: step 7 failed"
+    )
+    cause = explained(
+        end_of, f"{second}\n{sentence}\n\n{textwrap.dedent(PLAIN)}\n{sentence}\n\n{third}"
+    )
     assert (cause.exception_type, cause.message) == ("project.errors.StepError", "step 7 failed")
     assert cause.original == "KeyError: 'first' (train.py:12 in step)"
 
@@ -207,15 +234,20 @@ def test_indentation_error_repeats(end_of):
 
 
 def test_thread_traceback_gives_way_to_the_main_one(end_of):
-    thread = "Exception in thread Thread-3 (work):\n" + textwrap.dedent(PLAIN).replace("bad batch", "of a thread")
+    thread = "Exception in thread Thread-3 (work):\n" + textwrap.dedent(PLAIN).replace(
+        "bad batch", "of a thread"
+    )
     assert explained(end_of, textwrap.dedent(PLAIN) + thread).message == "bad batch"
     assert explained(end_of, thread + textwrap.dedent(PLAIN)).message == "bad batch"
 
 
 def test_thread_traceback_wins_over_a_consequence_in_the_main_thread(end_of):
-    thread = "Exception in thread Thread-3 (work):\n" + textwrap.dedent(PLAIN).replace("bad batch", "of a thread")
+    thread = "Exception in thread Thread-3 (work):\n" + textwrap.dedent(PLAIN).replace(
+        "bad batch", "of a thread"
+    )
     lost = textwrap.dedent(PLAIN).replace(
-        "ValueError: bad batch", "RuntimeError: [/g/gloo/pair.cc:5] Connection closed by peer [::1]:4"
+        "ValueError: bad batch",
+        "RuntimeError: [/g/gloo/pair.cc:5] Connection closed by peer [::1]:4",
     )
     assert explained(end_of, thread + lost).message == "of a thread"
 
@@ -237,13 +269,20 @@ def test_ignored_exception_is_never_the_cause_beside_another(end_of, head):
 
 
 def test_ignored_exception_is_named_where_there_is_nothing_else(end_of):
-    cause = explained(end_of, "Exception ignored in: <function f at 0x7f>\n" + textwrap.dedent(PLAIN), returncode=120)
+    cause = explained(
+        end_of,
+        "Exception ignored in: <function f at 0x7f>\n" + textwrap.dedent(PLAIN),
+        returncode=120,
+    )
     assert cause.message == "bad batch"
 
 
 def test_child_process_of_multiprocessing_is_named_where_the_parent_says_nothing(end_of):
     cause = explained(end_of, "Process SpawnProcess-2:\n" + textwrap.dedent(PLAIN), returncode=4)
-    assert (cause.message, cause.summary) == ("bad batch", "exit code 4 (exception in a child process)")
+    assert (cause.message, cause.summary) == (
+        "bad batch",
+        "exit code 4 (exception in a child process)",
+    )
 
 
 def test_exception_of_a_pool_worker_keeps_the_workers_frame(end_of):
@@ -255,7 +294,11 @@ def test_exception_of_a_pool_worker_keeps_the_workers_frame(end_of):
         + '  File "/home/user/project/train.py", line 99, in <module>\n    pool.map(step, range(3))\nValueError: bad batch\n'
     )
     cause = explained(end_of, tail)
-    assert (cause.message, cause.frame, cause.original) == ("bad batch", "train.py:42 in step", None)
+    assert (cause.message, cause.frame, cause.original) == (
+        "bad batch",
+        "train.py:42 in step",
+        None,
+    )
 
 
 def test_package_file_names_keep_their_directory(end_of):
@@ -268,7 +311,8 @@ def test_package_file_names_keep_their_directory(end_of):
 
 def test_local_exception_class_and_empty_message(end_of):
     cause = explained(
-        end_of, 'Traceback (most recent call last):\n  File "/p/t.py", line 3, in f\n    raise E\nmain.<locals>.E\n'
+        end_of,
+        'Traceback (most recent call last):\n  File "/p/t.py", line 3, in f\n    raise E\nmain.<locals>.E\n',
     )
     assert (cause.exception_type, cause.message) == ("main.<locals>.E", None)
 
@@ -283,6 +327,8 @@ def test_exception_line_alone_is_not_repeated_in_the_message_and_long_text_is_cu
 
 def test_traceback_cut_off_before_its_exception_is_no_exception(end_of):
     cause = explained(
-        end_of, 'Traceback (most recent call last):\n  File "/p/t.py", line 3, in f\n    g()\n', returncode=9
+        end_of,
+        'Traceback (most recent call last):\n  File "/p/t.py", line 3, in f\n    g()\n',
+        returncode=9,
     )
     assert cause.exception_type is None

@@ -59,7 +59,9 @@ def test_one_that_closes_its_output_and_runs_on_is_waited_for():
     assert run_discover("exec 2>&-; echo a; exec >&-; sleep 0.2", PATH) == "a\n"
 
 
-@pytest.mark.parametrize("leaving", ["sleep 600", "setsid sleep 600", "setsid sh -c 'sleep 600 & sleep 600 & wait'"])
+@pytest.mark.parametrize(
+    "leaving", ["sleep 600", "setsid sleep 600", "setsid sh -c 'sleep 600 & sleep 600 & wait'"]
+)
 def test_what_it_leaves_in_the_background_is_killed(tmp_path, leaving):
     os.mkfifo(tmp_path / "held")
     end = os.open(tmp_path / "held", os.O_RDONLY | os.O_NONBLOCK)

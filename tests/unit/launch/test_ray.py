@@ -14,18 +14,22 @@ BOUND_S = 60.0
 
 
 @pytest.mark.parametrize("python", [None, "/opt/ray/bin/python"])
-def test_without_ray_it_is_said_that_distlaunch_itself_needs_it_and_how_to_start_it_where_ray_is(monkeypatch, python):
-    monkeypatch.setattr(Ray, "requires", (Requirement(module="gossipd", package="gossip", at_least="2.9"),))
+def test_without_ray_it_is_said_that_distlaunch_itself_needs_it_and_how_to_start_it_where_ray_is(
+    monkeypatch, python
+):
+    monkeypatch.setattr(
+        Ray, "requires", (Requirement(module="gossipd", package="gossip", at_least="2.9"),)
+    )
     with pytest.raises(ConfigError) as caught:
         check_own_python(python)
-    ours = (
-        f"--backend ray: {sys.executable} has no module gossipd: distlaunch itself, which runs there, asks the cluster"
-    )
+    ours = f"--backend ray: {sys.executable} has no module gossipd: distlaunch itself, which runs there, asks the cluster"
     assert caught.value.message.startswith(ours)
     assert "whatever --python says" in caught.value.message
     pip = f"{sys.executable} -m pip install 'gossip>=2.9'"
     there = (
-        "" if python is None else "/opt/ray/bin/python -m distlaunch train ..., if distlaunch is installed there, or "
+        ""
+        if python is None
+        else "/opt/ray/bin/python -m distlaunch train ..., if distlaunch is installed there, or "
     )
     assert caught.value.hint == there + pip
 
@@ -54,7 +58,9 @@ def test_what_is_done_in_time_is_not_told_of_and_leaves_no_thread():
 def test_what_is_done_before_the_rest_is_not_told_of_while_that_lasts():
     said = []
     with told_if_slow(said.append, "connecting to Ray", after_s=BOUND_S) as done:
-        [timer] = [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)]
+        [timer] = [
+            thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)
+        ]
         done()
         timer.join(BOUND_S / 2)
         assert not timer.is_alive()
@@ -70,7 +76,9 @@ def test_a_reader_who_has_stopped_holds_nothing_up():
 
     with told_if_slow(say, "starting Ray here", after_s=0.0):
         assert begun.wait(BOUND_S)
-        [timer] = [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)]
+        [timer] = [
+            thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)
+        ]
     is_held = timer.is_alive()
     read_on.set()
     timer.join(BOUND_S)

@@ -47,15 +47,20 @@ def test_a_job_that_somebody_has_cancelled_is_known_by_its_times(told, why_not):
 
 @pytest.fixture
 def conclude(tmp_path):
-    """Conclude a job that asked for ``--requeue``, with a script as scontrol; give its exit code and what was said."""
+    """Conclude a job that asked for ``--requeue``, with a script as scontrol; give its exit code
+    and what was said."""
 
-    def concluding(code: int, *, told=None, warned=None, since_s=1.0, scontrol="exit 1", requeue=True):
+    def concluding(
+        code: int, *, told=None, warned=None, since_s=1.0, scontrol="exit 1", requeue=True
+    ):
         if scontrol is not None:
             program = tmp_path / "scontrol"
             program.write_text(f'#!/bin/sh\necho "$*" >>{tmp_path}/calls\n{scontrol}\n')
             program.chmod(0o755)
         environ = {"PATH": f"{tmp_path}:/bin:/usr/bin", "SLURM_JOB_ID": "7"}
-        site = Site(environ, TrainOptions(requeue=requeue), part="all", several=False, flexible=False)
+        site = Site(
+            environ, TrainOptions(requeue=requeue), part="all", several=False, flexible=False
+        )
         policy = SimpleNamespace(told=told, warned=warned, since_warned_s=since_s)
         said: list[str] = []
         sink = SimpleNamespace(say=lambda text, level="info": said.append(f"{level}: {text}"))
@@ -94,7 +99,10 @@ def test_a_job_at_its_time_limit_gets_another_turn_and_a_cancelled_one_does_not(
 def test_without_an_answer_a_stopped_job_is_not_asked_for_again_and_what_to_do_is_said(conclude):
     code, [said], calls = conclude(143, told=TERM, scontrol="echo down >&2; exit 1")
     assert code == 143
-    assert said == f"warning: {UNKNOWN} (scontrol ended with 1: down); to have another turn: scontrol requeue 7"
+    assert (
+        said
+        == f"warning: {UNKNOWN} (scontrol ended with 1: down); to have another turn: scontrol requeue 7"
+    )
     assert calls == ["--oneliner show job 7"]
 
 
@@ -112,7 +120,9 @@ def test_of_launchers_in_a_step_only_the_one_that_decides_asks_whom_slurms_signa
     tmp_path, tracker, signals_all
 ):
     program = tmp_path / "scontrol"
-    program.write_text(f"#!/bin/sh\necho >>{tmp_path}/calls\necho ProctrackType = proctrack/{tracker}\n")
+    program.write_text(
+        f"#!/bin/sh\necho >>{tmp_path}/calls\necho ProctrackType = proctrack/{tracker}\n"
+    )
     program.chmod(0o755)
     environ = {"PATH": f"{tmp_path}:/bin:/usr/bin", "SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "2"}
     options = TrainOptions(grace=100.0)
@@ -142,7 +152,9 @@ def test_of_launchers_in_a_step_only_the_one_that_decides_asks_whom_slurms_signa
 def test_an_elastic_job_whose_script_has_no_word_of_no_kill_is_warned(tmp_path, line, is_warned):
     for name in ("scontrol", "srun"):
         program = tmp_path / name
-        program.write_text(f"#!/bin/sh\ncat <<'END'\n#!/bin/bash\n{line}\ndistlaunch train t.py\nEND\n")
+        program.write_text(
+            f"#!/bin/sh\ncat <<'END'\n#!/bin/bash\n{line}\ndistlaunch train t.py\nEND\n"
+        )
         program.chmod(0o755)
     environ = {"PATH": f"{tmp_path}:/bin:/usr/bin", "SLURM_JOB_ID": "7"}
     site = Site(environ, TrainOptions(), part="all", several=True, flexible=True)
@@ -164,7 +176,9 @@ def test_scontrol_is_asked_once_for_the_addresses_of_all_nodes(tmp_path):
     program = tmp_path / "scontrol"
     program.write_text(f"#!/bin/sh\necho \"$*\" >>{tmp_path}/asked\ncat <<'END'\n{NODES}END\n")
     program.chmod(0o755)
-    addresses = NodeAddresses({"PATH": f"{tmp_path}:/bin:/usr/bin"}, [f"n{number}" for number in range(1, 7)])
+    addresses = NodeAddresses(
+        {"PATH": f"{tmp_path}:/bin:/usr/bin"}, [f"n{number}" for number in range(1, 7)]
+    )
     addresses.ask()
     found = [addresses.of(f"n{number}") for number in range(1, 7)]
     assert found == [("10.1.0.1",), ("n2-ib",), (), (), (), ()]
@@ -209,5 +223,8 @@ def test_the_steps_gpus_are_those_of_its_nodes_as_far_as_that_is_known():
     assert _gpus(["b"], two, {"SLURM_GPUS": "5"}) == 3
     unknown = allocation(Host(name="a", slots=3, unit="gpus"), Host(name="b", unit="gpus"))
     assert _gpus(["a", "b"], unknown, {"SLURM_GPUS": "a100:4"}) == 4
-    assert _gpus(["a"], allocation(Host(name="a", unit="gpus"), Host(name="b")), {"SLURM_GPUS": "4"}) is None
+    assert (
+        _gpus(["a"], allocation(Host(name="a", unit="gpus"), Host(name="b")), {"SLURM_GPUS": "4"})
+        is None
+    )
     assert _gpus(["a"], allocation(Host(name="a", slots=2)), {}) is None

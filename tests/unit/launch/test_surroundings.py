@@ -18,7 +18,17 @@ HOSTS = "127.0.0.1 localhost\n127.0.1.1 n1.example.org n1\n10.0.0.7 n1-ib storag
 def test_this_machine_is_known_by_kernel_hosts_file_and_addresses():
     identity = own_identity("n1", HOSTS, ("10.0.0.7",))
     assert identity.fqdn == "n1.example.org"
-    names = ["n1", "n1.example.org", "n1-ib", "storage", "10.0.0.7", "localhost", "n2", "other", "10.0.0.8"]
+    names = [
+        "n1",
+        "n1.example.org",
+        "n1-ib",
+        "storage",
+        "10.0.0.7",
+        "localhost",
+        "n2",
+        "other",
+        "10.0.0.8",
+    ]
     assert [name for name in names if is_this_machine(name, identity)] == names[:6]
 
 
@@ -47,7 +57,9 @@ def test_a_systems_file_that_has_nothing_to_read_or_too_much_is_none(tmp_path):
     (tmp_path / "huge").touch()
     os.truncate(tmp_path / "huge", (64 << 20) + 1)
     path = str(tmp_path / "huge")
-    assert read_surroundings(TrainOptions(), {"PBS_JOBID": "1.s", "PBS_NODEFILE": path}).texts == {path: None}
+    assert read_surroundings(TrainOptions(), {"PBS_JOBID": "1.s", "PBS_NODEFILE": path}).texts == {
+        path: None
+    }
 
 
 def test_a_host_file_may_be_a_pipe_but_has_to_end(tmp_path, monkeypatch):

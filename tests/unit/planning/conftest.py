@@ -19,8 +19,11 @@ from tests.unit.planning.joiners import by_hand, from_source  # noqa: F401 - fix
 
 
 def facts(*, environ=None, gpus=None, paths=None, texts=None, programs=None, **changed) -> Facts:
-    """Give a machine of 16 CPUs; ``/w/train.py`` is there, and nothing else unless ``paths`` says so."""
-    known = defaultdict(lambda: "missing", {"/w": "directory", "/w/train.py": "file", **(paths or {})})
+    """Give a machine of 16 CPUs; ``/w/train.py`` is there, and nothing else unless ``paths`` says
+    so."""
+    known = defaultdict(
+        lambda: "missing", {"/w": "directory", "/w/train.py": "file", **(paths or {})}
+    )
     values = {
         "environ": environ or {},
         "cwd": "/w",
@@ -45,7 +48,10 @@ def make_facts():
 
 def gpus(count: int, *, node: object = "", **changed) -> GpuInventory:
     """Give ``count`` GPUs whose UUIDs are their node's own."""
-    each = (Gpu(index=index, uuid=f"GPU-{node}-{index}", name="H100", numa_node=index // 4) for index in range(count))
+    each = (
+        Gpu(index=index, uuid=f"GPU-{node}-{index}", name="H100", numa_node=index // 4)
+        for index in range(count)
+    )
     return GpuInventory(gpus=tuple(each), source="nvml", **changed)
 
 
@@ -73,8 +79,11 @@ def surveyed(host: str, **changed) -> Surveyed:
     return Surveyed(**{**values, **changed})
 
 
-def composer(*, environ=None, identity="laptop", facts_=None, discovered=None, texts=None, **options) -> Composer:
-    """Give the composer of a job whose launcher is on ``identity``; a host of this name is this machine."""
+def composer(
+    *, environ=None, identity="laptop", facts_=None, discovered=None, texts=None, **options
+) -> Composer:
+    """Give the composer of a job whose launcher is on ``identity``; a host of this name is this
+    machine."""
     chosen = TrainOptions(**{"script": "train.py", **options})
     own = Identity(hostname=identity, fqdn=None, addresses=(), aliases=())
     around = Surroundings(texts=texts or {}, discovered=discovered, identity=own)

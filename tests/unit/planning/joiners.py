@@ -1,4 +1,5 @@
-"""Launchers that are one job, each as its user or a system has started it, and what they tell each other."""
+"""Launchers that are one job, each as its user or a system has started it, and what they tell each
+other."""
 
 from __future__ import annotations
 
@@ -31,9 +32,12 @@ def by_hand(make_facts):
     def make(hostname: str = "n0", **options) -> JoinedPlanner:
         identity = Identity(hostname=hostname, addresses=("10.0.0.7",))
         facts = replace(
-            make_facts(surroundings=Surroundings(texts={}, discovered=None, identity=identity)), hostname=hostname
+            make_facts(surroundings=Surroundings(texts={}, discovered=None, identity=identity)),
+            hostname=hostname,
         )
-        wanted = TrainOptions(**{"module": True, "script": "t", "procs_per_node": 2, "num_nodes": 3, **options})
+        wanted = TrainOptions(
+            **{"module": True, "script": "t", "procs_per_node": 2, "num_nodes": 3, **options}
+        )
         location, _ = locate(wanted, facts)
         assert location is not None
         topology = build_topology(location.allocation, wanted, facts, here=location.here)
@@ -53,7 +57,7 @@ def from_source(make_facts):
         wanted = TrainOptions(**{"module": True, "script": "t", "device": "cpu", **options})
         location = Location(
             allocation=allocation, who=allocation.source, here=allocation.node_rank, by="", name="x"
-        )  # fmt: skip
+        )
         topology = build_topology(allocation, wanted, facts, here=location.here)
         joiner = JoinedPlanner(wanted, facts, topology, location, Plain({}, {}))
         joiner.set_job("j", "/jobs/j")
@@ -64,13 +68,22 @@ def from_source(make_facts):
 
 def slurm(**more) -> Allocation:
     hosts = tuple(Host(name=name, slots=more.pop("slots", None)) for name in ("a", "b"))
-    values = {"source": "slurm", "hosts": hosts, "part": "node", "node_rank": 0, "job_id": "1234", "number": 1234}
+    values = {
+        "source": "slurm",
+        "hosts": hosts,
+        "part": "node",
+        "node_rank": 0,
+        "job_id": "1234",
+        "number": 1234,
+    }
     return Allocation(**{**values, **more})
 
 
 def tasks(node_rank: int, local_rank: int) -> Allocation:
     hosts = (Host(name="a", slots=2), Host(name="b", slots=3))
-    return Allocation(source="slurm", hosts=hosts, part="worker", node_rank=node_rank, local_rank=local_rank)
+    return Allocation(
+        source="slurm", hosts=hosts, part="worker", node_rank=node_rank, local_rank=local_rank
+    )
 
 
 def surveyed(name: str, **more) -> Surveyed:

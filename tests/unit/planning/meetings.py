@@ -1,4 +1,5 @@
-"""Nodes with interfaces written as ``eth0 10.0.0.1/24``, and the ways that they found to each other."""
+"""Nodes with interfaces written as ``eth0 10.0.0.1/24``, and the ways that they found to each
+other."""
 
 from __future__ import annotations
 
@@ -20,7 +21,9 @@ def interfaces(*written: str) -> tuple[Interface, ...]:
 
 def node(make_surveyed, host, *written, named=None, **changed):
     own = interfaces(*written)
-    return make_surveyed(host, interfaces=own, named=(own[0].address,) if named is None else named, **changed)
+    return make_surveyed(
+        host, interfaces=own, named=(own[0].address,) if named is None else named, **changed
+    )
 
 
 def way(address: str, local: str, interface: str = "") -> Route:

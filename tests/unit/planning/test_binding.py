@@ -8,13 +8,20 @@ from distlaunch.core.model.topology import CpuInventory
 from distlaunch.planning.cpu_binding import bind_cpus, pinned_note, threads_per_worker
 
 
-def machine(cores: int, *, threads: int = 1, nodes: int = 1, allowed: set[int] | None = None, **more) -> CpuInventory:
-    """Build a machine as Linux numbers it: first thread of every core, then the second; nodes in blocks."""
+def machine(
+    cores: int, *, threads: int = 1, nodes: int = 1, allowed: set[int] | None = None, **more
+) -> CpuInventory:
+    """Build a machine as Linux numbers it: first thread of every core, then the second; nodes in
+    blocks."""
     total = cores * threads
-    siblings = tuple(tuple(core + cores * thread for thread in range(threads)) for core in range(cores))
+    siblings = tuple(
+        tuple(core + cores * thread for thread in range(threads)) for core in range(cores)
+    )
     size = cores // nodes
     numa = tuple(
-        tuple(sorted(cpu for core in range(node * size, (node + 1) * size) for cpu in siblings[core]))
+        tuple(
+            sorted(cpu for core in range(node * size, (node + 1) * size) for cpu in siblings[core])
+        )
         for node in range(nodes)
     )
     cpus = tuple(sorted(range(total) if allowed is None else allowed))
@@ -93,7 +100,9 @@ def machines(draw: st.DrawFn) -> CpuInventory:
     cpus = machine(cores, threads=threads, nodes=nodes, allowed=allowed)
     if draw(st.booleans()):
         return cpus
-    return CpuInventory(allowed=cpus.allowed, online=cpus.online, numa=cpus.numa if draw(st.booleans()) else ())
+    return CpuInventory(
+        allowed=cpus.allowed, online=cpus.online, numa=cpus.numa if draw(st.booleans()) else ()
+    )
 
 
 GPU_NUMA = st.lists(st.none() | st.integers(0, 5), max_size=12)
@@ -110,7 +119,10 @@ def test_every_share_is_there_and_allowed(cpus, workers, gpu_numa, mode):
 
 
 def allowed_cores(cpus: CpuInventory) -> list[set[int]]:
-    groups = [set(group) & set(cpus.allowed) for group in cpus.siblings or ((cpu,) for cpu in cpus.allowed)]
+    groups = [
+        set(group) & set(cpus.allowed)
+        for group in cpus.siblings or ((cpu,) for cpu in cpus.allowed)
+    ]
     return [group for group in groups if group]
 
 

@@ -1,4 +1,5 @@
-"""Workers that are told where all listen: what is the same for all is put together, kept and sent once."""
+"""Workers that are told where all listen: what is the same for all is put together, kept and sent
+once."""
 
 from __future__ import annotations
 
@@ -16,7 +17,12 @@ from distlaunch.core.model.topology import Node, Topology
 from distlaunch.core.protocol.codec import encode
 from distlaunch.planning.backend import PlannedBackend
 from distlaunch.planning.master_address import Meeting
-from distlaunch.planning.worker_addresses import check_cluster, cluster_names, cluster_of, with_cluster
+from distlaunch.planning.worker_addresses import (
+    check_cluster,
+    cluster_names,
+    cluster_of,
+    with_cluster,
+)
 from tests.unit.planning.plans import plan as planned_by
 from tests.unit.planning.plans import refused
 
@@ -28,16 +34,29 @@ CLUSTER = tuple(f"host-{rank // PER_NODE}.example:{4000 + rank}" for rank in ran
 def plan_of(backend: PlannedBackend) -> LaunchPlan:
     workers = tuple(
         WorkerPlan(
-            rank=rank, local_rank=rank % PER_NODE, node_rank=rank // PER_NODE, cpus=None,
+            rank=rank,
+            local_rank=rank % PER_NODE,
+            node_rank=rank // PER_NODE,
+            cpus=None,
             env={"RANK": str(rank), "TORCHELASTIC_ERROR_FILE": f"/r/{rank}"},
         )
         for rank in range(WORKERS)
-    )  # fmt: skip
+    )
     return LaunchPlan(
-        job_id="j", backend=backend.name, nodes=(Node(host="a", slots=PER_NODE),) * NODES, workers=workers,
-        argv=("python", "train.py"), workdir="/w", env={}, base_env={}, given_env={}, run_dir="/r",
-        master_addr="10.0.0.1", wanted_port=0, worker_ports=backend.worker_ports,
-    )  # fmt: skip
+        job_id="j",
+        backend=backend.name,
+        nodes=(Node(host="a", slots=PER_NODE),) * NODES,
+        workers=workers,
+        argv=("python", "train.py"),
+        workdir="/w",
+        env={},
+        base_env={},
+        given_env={},
+        run_dir="/r",
+        master_addr="10.0.0.1",
+        wanted_port=0,
+        worker_ports=backend.worker_ports,
+    )
 
 
 class Counting(TensorFlow):
@@ -56,7 +75,12 @@ def test_the_cluster_is_put_into_words_once_for_all_workers():
     backend = Counting()
     plan = with_cluster(plan_of(backend), CLUSTER, backend)
     assert backend.worded == 1
-    assert not any(place in value for worker in plan.workers for value in worker.env.values() for place in CLUSTER)
+    assert not any(
+        place in value
+        for worker in plan.workers
+        for value in worker.env.values()
+        for place in CLUSTER
+    )
 
 
 def test_a_node_is_sent_the_cluster_once_and_gives_each_worker_all_of_it():
@@ -68,9 +92,12 @@ def test_a_node_is_sent_the_cluster_once_and_gives_each_worker_all_of_it():
     for start in sent.values():
         assert encode(start).count(CLUSTER[3].encode()) == 1
         told += [json.loads(start.env_of(spec)["TF_CONFIG"]) for spec in start.workers]
-        assert [start.env_of(spec)["RANK"] for spec in start.workers] == [spec.env["RANK"] for spec in start.workers]
+        assert [start.env_of(spec)["RANK"] for spec in start.workers] == [
+            spec.env["RANK"] for spec in start.workers
+        ]
     assert told == [
-        {"cluster": {"worker": list(CLUSTER)}, "task": {"type": "worker", "index": rank}} for rank in range(WORKERS)
+        {"cluster": {"worker": list(CLUSTER)}, "task": {"type": "worker", "index": rank}}
+        for rank in range(WORKERS)
     ]
 
 
@@ -98,7 +125,9 @@ class Shared(PlannedBackend):
 
 def test_what_does_not_go_on_is_the_same_for_all():
     plan = with_cluster(plan_of(Shared()), CLUSTER * 2, Shared())
-    start = next(start for _, start in starts(plan, Streams(terminal=None, stdin=False, is_remote=True)))
+    start = next(
+        start for _, start in starts(plan, Streams(terminal=None, stdin=False, is_remote=True))
+    )
     assert {start.env_of(spec)["PEERS"] for spec in start.workers} == {",".join(CLUSTER * 2)}
 
 
@@ -173,14 +202,21 @@ def test_what_only_one_of_the_workers_has_is_measured_too():
 
 @pytest.mark.parametrize(
     ("options", "hint"),
-    [({}, "-o per=node has one for each node"), ({"per": "gpu"}, "-o per=node"), ({"per": "node"}, "fewer nodes")],
+    [
+        ({}, "-o per=node has one for each node"),
+        ({"per": "gpu"}, "-o per=node"),
+        ({"per": "node"}, "fewer nodes"),
+    ],
 )
 def test_tensorflows_workers_are_fewer_with_one_a_node(options, hint):
     assert hint in TensorFlow(options, {}).fewer_workers()
 
 
 def over(workers: int) -> Topology:
-    return Topology(nodes=tuple(Node(host=f"n{number}", slots=8) for number in range(workers // 8)), device="cpu")
+    return Topology(
+        nodes=tuple(Node(host=f"n{number}", slots=8) for number in range(workers // 8)),
+        device="cpu",
+    )
 
 
 def test_so_many_workers_that_no_address_is_short_enough_are_refused_when_planned(make_facts):
@@ -207,7 +243,11 @@ def test_what_is_refused_when_planned_would_have_been_refused_at_the_start(addre
             return super().cluster_variables(cluster)
 
     kept: list[tuple[str, ...]] = []
-    plan = replace(plan_of(Keeping()), master_addr=address, nodes=(Node(host="a", slots=2), Node(host="b", slots=1)))
+    plan = replace(
+        plan_of(Keeping()),
+        master_addr=address,
+        nodes=(Node(host="a", slots=2), Node(host="b", slots=1)),
+    )
     check_cluster(plan, Keeping())
     meeting = Meeting(address="", env={}, addresses=(address or "::1", "::1"))
     places = cluster_of(plan, range(1024, 1030), meeting)

@@ -6,21 +6,35 @@ from hypothesis import strategies as st
 
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.topology import Gpu, GpuInventory, MigDevice
-from distlaunch.planning.devices import DeviceSelection, describe_gpus, first_devices, select_devices, split_devices
+from distlaunch.planning.devices import (
+    DeviceSelection,
+    describe_gpus,
+    first_devices,
+    select_devices,
+    split_devices,
+)
 
 UUIDS = [f"GPU-{letter * 8}-0000-4000-8000-{letter * 12}" for letter in "abcdef01"]
 EIGHT = GpuInventory(
-    gpus=tuple(Gpu(index=i, uuid=UUIDS[i], name="NVIDIA H100", numa_node=i // 4) for i in range(8)), source="nvml"
+    gpus=tuple(Gpu(index=i, uuid=UUIDS[i], name="NVIDIA H100", numa_node=i // 4) for i in range(8)),
+    source="nvml",
 )
 SLICES = ("MIG-11111111-aaaa", "MIG-12222222-bbbb")
 MIG = GpuInventory(
     gpus=(
-        Gpu(index=0, uuid=UUIDS[0], name="A100", mig=tuple(MigDevice(uuid=u, profile="3g.20gb") for u in SLICES)),
+        Gpu(
+            index=0,
+            uuid=UUIDS[0],
+            name="A100",
+            mig=tuple(MigDevice(uuid=u, profile="3g.20gb") for u in SLICES),
+        ),
         Gpu(index=1, uuid=UUIDS[1], name="A100"),
     ),
     source="nvml",
 )
-AMD = GpuInventory(gpus=tuple(Gpu(index=i, uuid=f"GPU-{i:016x}", vendor="amd") for i in range(4)), source="kfd")
+AMD = GpuInventory(
+    gpus=tuple(Gpu(index=i, uuid=f"GPU-{i:016x}", vendor="amd") for i in range(4)), source="kfd"
+)
 COUNTED = GpuInventory(gpus=(Gpu(index=0), Gpu(index=1)), source="device files")
 NOTHING = GpuInventory()
 
@@ -109,7 +123,10 @@ def test_wish_within_a_mask_is_physical_and_keeps_the_masks_own_words():
 
 def test_wish_outside_the_mask_names_the_mask_and_what_places_would_mean():
     error = refused(requested="0,1", CUDA_VISIBLE_DEVICES="4,5")
-    assert error.message == "--gpus 0,1: GPU 0 is not among the GPUs that CUDA_VISIBLE_DEVICES=4,5 allows"
+    assert (
+        error.message
+        == "--gpus 0,1: GPU 0 is not among the GPUs that CUDA_VISIBLE_DEVICES=4,5 allows"
+    )
     assert error.hint is not None
     assert error.hint.endswith("you may mean --gpus 4,5")
 
@@ -161,10 +178,14 @@ def test_wish_on_a_machine_without_gpus_says_so():
 
 
 def test_broken_driver_is_named_by_the_refusal_and_by_the_notes():
-    broken = GpuInventory(source="nvml", problem="the NVIDIA driver does not answer: driver not loaded (NVML error 9)")
+    broken = GpuInventory(
+        source="nvml", problem="the NVIDIA driver does not answer: driver not loaded (NVML error 9)"
+    )
     assert "driver not loaded" in refused(broken, "0").message
     assert select(broken).notes == (broken.problem,)
-    with pytest.raises(ConfigError, match=r"2 GPUs asked for, but no GPU can be used here .* driver not loaded"):
+    with pytest.raises(
+        ConfigError, match=r"2 GPUs asked for, but no GPU can be used here .* driver not loaded"
+    ):
         first_devices(select(broken), 2)
 
 
@@ -201,7 +222,9 @@ def test_slice_named_beside_its_gpu_is_named_twice():
 
 def test_mask_of_a_slice_limits_the_wish():
     assert select(MIG, CUDA_VISIBLE_DEVICES=SLICES[1]).ids == (SLICES[1],)
-    assert refused(MIG, SLICES[0], CUDA_VISIBLE_DEVICES=SLICES[1]).hint == f"choose among {SLICES[1]}"
+    assert (
+        refused(MIG, SLICES[0], CUDA_VISIBLE_DEVICES=SLICES[1]).hint == f"choose among {SLICES[1]}"
+    )
 
 
 def test_mask_that_names_a_cut_gpu_is_subdivided_into_slices():
@@ -217,7 +240,10 @@ def test_old_form_of_a_slice_is_passed_through_with_its_gpu():
 
 def test_slices_are_listed_when_a_gpu_is_not_found():
     hint = str(refused(MIG, "7").hint)
-    assert hint == f"it has GPU 1 (A100); GPU 0 as MIG slices {SLICES[0]} (3g.20gb), {SLICES[1]} (3g.20gb)"
+    assert (
+        hint
+        == f"it has GPU 1 (A100); GPU 0 as MIG slices {SLICES[0]} (3g.20gb), {SLICES[1]} (3g.20gb)"
+    )
 
 
 # --- other orders, vendors and containers ---------------------------------------------------------------------------
@@ -226,7 +252,10 @@ def test_slices_are_listed_when_a_gpu_is_not_found():
 def test_container_that_asked_for_no_gpu_gets_none():
     selection = select(NVIDIA_VISIBLE_DEVICES="none")
     assert (selection.ids, selection.source) == ((), "NVIDIA_VISIBLE_DEVICES=none")
-    assert "NVIDIA_VISIBLE_DEVICES=none allows" in refused(requested="0", NVIDIA_VISIBLE_DEVICES="none").message
+    assert (
+        "NVIDIA_VISIBLE_DEVICES=none allows"
+        in refused(requested="0", NVIDIA_VISIBLE_DEVICES="none").message
+    )
 
 
 def test_void_beside_injected_gpus_does_not_hide_them():
@@ -243,7 +272,10 @@ def test_in_cudas_own_order_an_index_says_nothing_about_the_gpu():
     assert (selection.ids, selection.gpus) == (("1", "0"), (None, None))
     by_uuid = select(CUDA_VISIBLE_DEVICES=UUIDS[1], CUDA_DEVICE_ORDER="FASTEST_FIRST")
     assert indices(by_uuid) == [1]
-    assert select(requested=f"{UUIDS[1]},GPU-a", CUDA_DEVICE_ORDER="FASTEST_FIRST").ids == (UUIDS[1], UUIDS[0])
+    assert select(requested=f"{UUIDS[1]},GPU-a", CUDA_DEVICE_ORDER="FASTEST_FIRST").ids == (
+        UUIDS[1],
+        UUIDS[0],
+    )
     assert select(requested="1,0", CUDA_DEVICE_ORDER="FASTEST_FIRST").ids == ("1", "0")
     mixed = refused(requested=f"0,{UUIDS[1]}", CUDA_DEVICE_ORDER="FASTEST_FIRST")
     assert "mixes indices and UUIDs" in mixed.message
@@ -269,8 +301,18 @@ def test_amd_gpus_go_into_hips_mask():
         ({"HIP_VISIBLE_DEVICES": "2,3"}, "HIP_VISIBLE_DEVICES", ("2", "3"), [2, 3]),
         ({"ROCR_VISIBLE_DEVICES": "2,3"}, "ROCR_VISIBLE_DEVICES", ("2", "3"), [2, 3]),
         ({"CUDA_VISIBLE_DEVICES": "1"}, "CUDA_VISIBLE_DEVICES", ("1",), [1]),
-        ({"CUDA_VISIBLE_DEVICES": "1", "HIP_VISIBLE_DEVICES": "2"}, "HIP_VISIBLE_DEVICES", ("2",), [2]),
-        ({"ROCR_VISIBLE_DEVICES": "2,3", "HIP_VISIBLE_DEVICES": "1"}, "HIP_VISIBLE_DEVICES", ("1",), [3]),
+        (
+            {"CUDA_VISIBLE_DEVICES": "1", "HIP_VISIBLE_DEVICES": "2"},
+            "HIP_VISIBLE_DEVICES",
+            ("2",),
+            [2],
+        ),
+        (
+            {"ROCR_VISIBLE_DEVICES": "2,3", "HIP_VISIBLE_DEVICES": "1"},
+            "HIP_VISIBLE_DEVICES",
+            ("1",),
+            [3],
+        ),
         ({"HIP_VISIBLE_DEVICES": ""}, "HIP_VISIBLE_DEVICES", (), []),
     ],
 )
@@ -316,7 +358,9 @@ def test_first_devices_narrow_ids_and_gpus_together():
 
 
 def test_more_gpus_than_there_are_is_refused_with_what_there_is():
-    with pytest.raises(ConfigError, match=r"^9 GPUs asked for, but only 8 can be used here \(all GPUs of") as caught:
+    with pytest.raises(
+        ConfigError, match=r"^9 GPUs asked for, but only 8 can be used here \(all GPUs of"
+    ) as caught:
         first_devices(select(), 9)
     assert "--num-procs" in str(caught.value.hint)
 
@@ -326,12 +370,20 @@ def test_description_names_kinds_and_nothing():
     assert describe_gpus(NOTHING) == "no GPU"
 
 
-ENTRIES = st.sampled_from([*map(str, range(9)), *UUIDS, "GPU-a", "GPU-", "-1", "x", "", *SLICES, "MIG-GPU-1/1/0"])
+ENTRIES = st.sampled_from(
+    [*map(str, range(9)), *UUIDS, "GPU-a", "GPU-", "-1", "x", "", *SLICES, "MIG-GPU-1/1/0"]
+)
 MASKS = st.lists(ENTRIES, min_size=1, max_size=6).map(",".join)
 MACHINES = st.sampled_from([EIGHT, MIG, AMD, COUNTED, NOTHING])
 ENVIRONMENTS = st.dictionaries(
     st.sampled_from(
-        ["CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK", "CUDA_DEVICE_ORDER"]
+        [
+            "CUDA_VISIBLE_DEVICES",
+            "HIP_VISIBLE_DEVICES",
+            "ROCR_VISIBLE_DEVICES",
+            "ZE_AFFINITY_MASK",
+            "CUDA_DEVICE_ORDER",
+        ]
     ),
     MASKS,
 )

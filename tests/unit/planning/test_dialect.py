@@ -19,7 +19,10 @@ DIALECT = Dialect(
 @pytest.mark.parametrize(
     ("text", "spelt"),
     [
-        ("--num-procs 2, and not --num-procs-per or my--num-procs", "-np 2, and not --num-procs-per or my--num-procs"),
+        (
+            "--num-procs 2, and not --num-procs-per or my--num-procs",
+            "-np 2, and not --num-procs-per or my--num-procs",
+        ),
         ("give --num-procs N or more", "give -np N"),
         ("--per-node 12 there, --num-nodes 1 here", "-H a:12,b:12"),
         ("--per-node 1 there, --num-nodes 2 here", "--per-node 1 there, --num-nodes 2 here"),

@@ -6,7 +6,12 @@ from hypothesis import strategies as st
 
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.variables import DEVICE_MASKS, SET_FOR_WORKERS, without_outer_launchers
-from distlaunch.planning.environment import base_environment, check_total, given_environment, unless_set
+from distlaunch.planning.environment import (
+    base_environment,
+    check_total,
+    given_environment,
+    unless_set,
+)
 from distlaunch.planning.train_options import TrainOptions
 
 OUTER = [
@@ -54,7 +59,12 @@ def refused(make_facts, *env, files=None, environ=None) -> ConfigError:
 
 
 def test_values_are_taken_as_they_are(make_facts):
-    assert given_by(make_facts, "A=1", "B=", "C=x=y z", "_D1='q'") == {"A": "1", "B": "", "C": "x=y z", "_D1": "'q'"}
+    assert given_by(make_facts, "A=1", "B=", "C=x=y z", "_D1='q'") == {
+        "A": "1",
+        "B": "",
+        "C": "x=y z",
+        "_D1": "'q'",
+    }
 
 
 def test_a_bare_name_takes_the_value_from_here(make_facts):
@@ -80,13 +90,24 @@ def test_a_file_may_have_comments_exports_quotes_and_blank_lines(make_facts):
         "G=a=b\r\nH=\"'in'\"\nI='\n"
     )
     assert given_by(make_facts, files={"e": text}) == {
-        "A": "1", "B": "two words", "C": "x # y", "D": "it''s", "E": '"half', "F": "", "G": "a=b", "H": "'in'", "I": "'",
-    }  # fmt: skip
+        "A": "1",
+        "B": "two words",
+        "C": "x # y",
+        "D": "it''s",
+        "E": '"half',
+        "F": "",
+        "G": "a=b",
+        "H": "'in'",
+        "I": "'",
+    }
 
 
 @pytest.mark.parametrize("separator", ["\x0b", "\x0c", "\x1c", "\x85", "\u2028"])
 def test_only_newlines_end_a_line_of_a_file(make_facts, separator):
-    assert given_by(make_facts, files={"e": f"A=x{separator}y\nB=1\n"}) == {"A": f"x{separator}y", "B": "1"}
+    assert given_by(make_facts, files={"e": f"A=x{separator}y\nB=1\n"}) == {
+        "A": f"x{separator}y",
+        "B": "1",
+    }
 
 
 def test_a_line_of_a_file_that_is_no_assignment_is_named(make_facts):
@@ -107,13 +128,18 @@ def test_a_value_that_no_variable_can_hold_is_refused(make_facts):
 
 @pytest.mark.parametrize("name", ["1A", "A-B", "A B", "", "É", "A.B", "\uff41"])
 def test_what_is_no_variable_name_is_refused(make_facts, name):
-    for error in (refused(make_facts, f"{name}=1"), refused(make_facts, files={"e": f"{name}=1\n"})):
+    for error in (
+        refused(make_facts, f"{name}=1"),
+        refused(make_facts, files={"e": f"{name}=1\n"}),
+    ):
         assert "is not a variable name" in error.message
         assert "letters, digits and _" in error.hint
     assert refused(make_facts, files={"e": f"OK=1\n{name}=1\n"}).message.startswith("e:2: ")
 
 
-@pytest.mark.parametrize("name", ["RANK", "MASTER_PORT", "DISTLAUNCH_COOKIE", "TORCHELASTIC_ERROR_FILE"])
+@pytest.mark.parametrize(
+    "name", ["RANK", "MASTER_PORT", "DISTLAUNCH_COOKIE", "TORCHELASTIC_ERROR_FILE"]
+)
 def test_what_we_set_ourselves_cannot_be_given(make_facts, name):
     assert refused(make_facts, f"{name}=1").message == (
         f"--env {name}: {name} is set by distlaunch for each worker and cannot be given"
@@ -136,7 +162,9 @@ def test_a_default_gives_way_to_every_layer():
 def test_all_variables_and_arguments_together_have_a_limit():
     environment = {"SHORT": "1", "LONG": "x" * 5_000}
     check_total(environment, ["python", "t.py"], 10_000)
-    with pytest.raises(ConfigError, match=r"variables and arguments are 5,058 bytes, the limit is 5,056") as caught:
+    with pytest.raises(
+        ConfigError, match=r"variables and arguments are 5,058 bytes, the limit is 5,056"
+    ) as caught:
         check_total(environment, ["python", "t.py"], 5_056)
     assert str(caught.value.hint).startswith("the longest are LONG, ")
 

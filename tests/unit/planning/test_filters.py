@@ -1,4 +1,5 @@
-"""The language of --include and --exclude. DeepSpeed's own examples, and what its issues 6671 and 8304 complain of."""
+"""The language of --include and --exclude. DeepSpeed's own examples, and what its issues 6671 and
+8304 complain of."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ def choose(include: str | None = None, exclude: str | None = None, hosts: str = 
     return brief(apply_filters(parse_hosts(hosts), include, exclude))
 
 
-def refused(include: str | None = None, exclude: str | None = None, hosts: str = FOUR) -> ConfigError:
+def refused(
+    include: str | None = None, exclude: str | None = None, hosts: str = FOUR
+) -> ConfigError:
     with pytest.raises(ConfigError) as caught:
         choose(include, exclude, hosts)
     assert caught.value.message.startswith(("--include", "--exclude"))
@@ -42,13 +45,23 @@ def test_no_filter_leaves_everything():
     ("include", "left"),
     [
         pytest.param("worker-1", "worker-1:0,1,2,3", id="whole host"),
-        pytest.param("worker-0@worker-1:0,2", "worker-0:0,1,2,3@worker-1:0,2", id="DeepSpeed's own example"),
-        pytest.param("worker-1:2,0@worker-0:1", "worker-0:1@worker-1:0,2", id="order is that of the hosts"),
-        pytest.param("worker-0,worker-2", "worker-0:0,1,2,3@worker-2:0,1", id="commas between whole hosts"),
-        pytest.param("worker-[0-1]:0-1,3", "worker-0:0,1,3@worker-1:0,1,3", id="ranges of hosts and slots"),
+        pytest.param(
+            "worker-0@worker-1:0,2", "worker-0:0,1,2,3@worker-1:0,2", id="DeepSpeed's own example"
+        ),
+        pytest.param(
+            "worker-1:2,0@worker-0:1", "worker-0:1@worker-1:0,2", id="order is that of the hosts"
+        ),
+        pytest.param(
+            "worker-0,worker-2", "worker-0:0,1,2,3@worker-2:0,1", id="commas between whole hosts"
+        ),
+        pytest.param(
+            "worker-[0-1]:0-1,3", "worker-0:0,1,3@worker-1:0,1,3", id="ranges of hosts and slots"
+        ),
         pytest.param("worker-?:1", "worker-0:1@worker-1:1@worker-2:1", id="question mark"),
         pytest.param("*1*", "worker-1:0,1,2,3@worker-10:0,1,2,3", id="star"),
-        pytest.param("*", "worker-0:0,1,2,3@worker-1:0,1,2,3@worker-2:0,1@worker-10:0,1,2,3", id="all"),
+        pytest.param(
+            "*", "worker-0:0,1,2,3@worker-1:0,1,2,3@worker-2:0,1@worker-10:0,1,2,3", id="all"
+        ),
         pytest.param("worker-0:0@worker-0:2", "worker-0:0,2", id="a host twice"),
         pytest.param("worker-0@worker-0:2", "worker-0:0,1,2,3", id="a host whole and in part"),
         pytest.param("WORKER-2", "worker-2:0,1", id="no case"),
@@ -109,7 +122,12 @@ def test_name_that_matches_nothing_names_the_nearest():
 
 @pytest.mark.parametrize(
     ("include", "exclude"),
-    [(None, "*"), ("worker-0", "worker-0"), ("worker-0:1", "worker-0:0-3"), (None, "worker-[0-2,10]")],
+    [
+        (None, "*"),
+        ("worker-0", "worker-0"),
+        ("worker-0:1", "worker-0:0-3"),
+        (None, "worker-[0-2,10]"),
+    ],
 )
 def test_leaving_nothing_is_refused(include, exclude):
     error = refused(include, exclude)
@@ -152,7 +170,10 @@ def test_more_patterns_than_anyone_means_are_refused():
 
 def test_hosts_of_unknown_size_keep_what_the_filters_say():
     def of(include, exclude):
-        return [(c.host.name, c.slots, c.without) for c in apply_filters(parse_hosts("a,b"), include, exclude)]
+        return [
+            (c.host.name, c.slots, c.without)
+            for c in apply_filters(parse_hosts("a,b"), include, exclude)
+        ]
 
     assert of(None, None) == [("a", None, ()), ("b", None, ())]
     assert of("a:2,0", None) == [("a", (0, 2), ())]
@@ -162,7 +183,18 @@ def test_hosts_of_unknown_size_keep_what_the_filters_say():
 
 
 PIECES = st.sampled_from(
-    [*"ab01:,@[]*?- .\n\x00", "a", "b", "a:0", "@b", "[0-1]", "[::1]", "a[0-65535]", "\u0661", "99999"]
+    [
+        *"ab01:,@[]*?- .\n\x00",
+        "a",
+        "b",
+        "a:0",
+        "@b",
+        "[0-1]",
+        "[::1]",
+        "a[0-65535]",
+        "\u0661",
+        "99999",
+    ]
 )
 TEXTS = st.one_of(st.none(), st.text(max_size=40), st.lists(PIECES, max_size=12).map("".join))
 
@@ -179,7 +211,9 @@ def test_nothing_but_a_config_error_comes_of_any_filter(include, exclude):
     if chosen:
         places = [hosts.index(each.host) for each in chosen]
         assert places == sorted(set(places))
-        assert all(each.slots is None or each.slots == tuple(sorted(set(each.slots))) for each in chosen)
+        assert all(
+            each.slots is None or each.slots == tuple(sorted(set(each.slots))) for each in chosen
+        )
     else:
         assert said.message.startswith(("--include", "--exclude"))
         assert said.message.isprintable()

@@ -27,7 +27,12 @@ def test_hosts_of_the_command_line():
     found = find(hosts="n[01-03]:4,big:8")
     assert found.source == "flags"
     assert found.part == "all"
-    assert [(host.name, host.slots) for host in found.hosts] == [("n01", 4), ("n02", 4), ("n03", 4), ("big", 8)]
+    assert [(host.name, host.slots) for host in found.hosts] == [
+        ("n01", 4),
+        ("n02", 4),
+        ("n03", 4),
+        ("big", 8),
+    ]
     assert found.origins == (
         Origin(value="hosts", shown="n[01-03],big", source="--hosts"),
         Origin(value="slots", shown="4(x3),8", source="--hosts"),
@@ -58,13 +63,17 @@ def test_discovered_hosts():
 
 @pytest.mark.parametrize("output", [None, "", "\n"])
 def test_discovering_nobody_is_an_error_at_the_start_and_none_later(output):
-    assert refused(discover="./who.sh", discovered=output).message.endswith("the command names no host")
+    assert refused(discover="./who.sh", discovered=output).message.endswith(
+        "the command names no host"
+    )
     assert discovered_hosts(output or "", "./who.sh") == ()
 
 
 def test_error_in_discovered_hosts_names_command_and_line():
     error = refused(discover="./who.sh", discovered="a:2\nTraceback (most recent call last):\n")
-    assert error.message.startswith("--discover './who.sh', line 2: 'Traceback (most recent call last):'")
+    assert error.message.startswith(
+        "--discover './who.sh', line 2: 'Traceback (most recent call last):'"
+    )
 
 
 @given(st.text(max_size=40), st.text(max_size=20))
@@ -79,4 +88,6 @@ def test_nothing_but_a_config_error_comes_of_any_output(output, command):
         assert said.message.isprintable()
         assert said.hint
     else:
-        assert all(origin.source.isprintable() and origin.shown.isprintable() for origin in found.origins)
+        assert all(
+            origin.source.isprintable() and origin.shown.isprintable() for origin in found.origins
+        )

@@ -1,4 +1,5 @@
-"""Host files of every dialect. The lines are as the documentation of Open MPI, Horovod, DeepSpeed and Hydra has them."""
+"""Host files of every dialect. The lines are as the documentation of Open MPI, Horovod, DeepSpeed
+and Hydra has them."""
 
 from __future__ import annotations
 
@@ -16,7 +17,10 @@ EXAMPLES = examples(60)
 
 def brief(hosts: tuple[Host, ...]) -> list[tuple]:
     """Give what is set of each host."""
-    return [tuple(v for v in (host.name, host.slots, host.user, host.port) if v is not None) for host in hosts]
+    return [
+        tuple(v for v in (host.name, host.slots, host.user, host.port) if v is not None)
+        for host in hosts
+    ]
 
 
 def read(text: str) -> list[tuple]:
@@ -64,7 +68,9 @@ def refusal(call, *args) -> ConfigError:
         pytest.param("u@[fe80::1%eth0]:4", ("fe80::1%eth0", 4, "u"), id="IPv6 with zone"),
         pytest.param("10.0.0.1 slots=8", ("10.0.0.1", 8), id="IPv4"),
         pytest.param(
-            "job-worker-0.job-worker.default.svc slots=8", ("job-worker-0.job-worker.default.svc", 8), id="MPIJob"
+            "job-worker-0.job-worker.default.svc slots=8",
+            ("job-worker-0.job-worker.default.svc", 8),
+            id="MPIJob",
         ),
     ],
 )
@@ -73,7 +79,11 @@ def test_line_of_every_dialect_is_understood(line, host):
 
 
 def test_dialects_may_be_mixed_and_order_is_the_files():
-    assert read("# c\r\nz:4\r\n\r\na slots=2\r\n  m slots=1 # x\r\n") == [("z", 4), ("a", 2), ("m", 1)]
+    assert read("# c\r\nz:4\r\n\r\na slots=2\r\n  m slots=1 # x\r\n") == [
+        ("z", 4),
+        ("a", 2),
+        ("m", 1),
+    ]
 
 
 def test_range_of_hosts_shares_its_line():
@@ -81,13 +91,19 @@ def test_range_of_hosts_shares_its_line():
 
 
 def test_blanks_in_the_brackets_of_a_range_are_passed_over():
-    assert read("n[01, 03] slots=2\nm[ 3-4 ]:1\nh0-h2\n") == read("n[01,03] slots=2\nm[3-4]:1\nh0-h2\n")
+    assert read("n[01, 03] slots=2\nm[ 3-4 ]:1\nh0-h2\n") == read(
+        "n[01,03] slots=2\nm[3-4]:1\nh0-h2\n"
+    )
     assert "a bracket has no partner" in refusal(read, "n[1 2]\n").message
     assert brief(parse_hosts("n[01, 03]:2,h0-h2:1")) == [("n01", 2), ("n03", 2), ("h0-h2", 1)]
 
 
 def test_host_listed_again_adds_its_slots_where_it_was_first():
-    assert read("b slots=2\na slots=1\nB slots=3\n[::1]:1\n[0:0::1]:1") == [("b", 5), ("a", 1), ("::1", 2)]
+    assert read("b slots=2\na slots=1\nB slots=3\n[::1]:1\n[0:0::1]:1") == [
+        ("b", 5),
+        ("a", 1),
+        ("::1", 2),
+    ]
 
 
 def test_a_host_per_slot_is_counted_once_any_host_repeats():
@@ -133,7 +149,11 @@ def test_a_host_per_slot_is_counted_once_any_host_repeats():
         ("[::1%$(x)]", 1, "is no IPv6 address"),
         ("n[3-1] slots=2", 1, "runs backwards"),
         ("a\x00b", 1, "has '\\x00'"),
-        ("a slots=1\na", 2, "'a' is named with a number of slots and without (the first is hosts.txt:1)"),
+        (
+            "a slots=1\na",
+            2,
+            "'a' is named with a number of slots and without (the first is hosts.txt:1)",
+        ),
         ("a port=1\nb\na port=2", 3, "different port of SSH, 1 and 2 (the first is hosts.txt:1)"),
         ("a slots=2\na slots=2 port=2", 2, "different port of SSH, none and 2"),
         ("a:1\nbob@a:1", 2, "different user, none and 'bob'"),
@@ -227,7 +247,9 @@ def test_what_no_host_can_be_is_refused_by_name(text, said):
 
 
 def test_caller_names_the_place():
-    assert refusal(parse_hosts, "a:0", "DISTLAUNCH_HOSTS").message.startswith("DISTLAUNCH_HOSTS: 'a:0'")
+    assert refusal(parse_hosts, "a:0", "DISTLAUNCH_HOSTS").message.startswith(
+        "DISTLAUNCH_HOSTS: 'a:0'"
+    )
 
 
 # --- anything else ------------------------------------------------------------------------------------------------
@@ -277,7 +299,10 @@ def test_nothing_but_a_config_error_comes_of_any_flag(text):
 NAMES = st.from_regex(r"[a-z][a-z0-9]{0,6}(\.[a-z]{1,3}){0,2}", fullmatch=True)
 
 
-@given(st.dictionaries(NAMES, st.integers(1, 64), min_size=1, max_size=8), st.randoms(use_true_random=False))
+@given(
+    st.dictionaries(NAMES, st.integers(1, 64), min_size=1, max_size=8),
+    st.randoms(use_true_random=False),
+)
 @settings(max_examples=EXAMPLES, deadline=None)
 def test_every_dialect_says_the_same(slots, rng):
     forms = ["{}:{}", "{} slots={}", "{}  slots = {} # c", "\t{}\tslots={} max_slots=99\r"]

@@ -1,4 +1,5 @@
-"""Slurm's node lists. Expectations are what ``scontrol show hostnames`` 22.05 prints; tests/integration asks it again."""
+"""Slurm's node lists. Expectations are what ``scontrol show hostnames`` 22.05 prints;
+tests/integration asks it again."""
 
 from __future__ import annotations
 
@@ -7,7 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distlaunch.core.errors import ConfigError
-from distlaunch.core.model.host_list import MOST_HOSTS, expand_nodelist, fold_counts, fold_hosts, parse_counts
+from distlaunch.core.model.host_list import (
+    MOST_HOSTS,
+    expand_nodelist,
+    fold_counts,
+    fold_hosts,
+    parse_counts,
+)
 from tests.examples import examples
 
 EXAMPLES = examples(60)
@@ -39,7 +46,10 @@ def refused(text: str) -> ConfigError:
         ("n[1-2][3-4]", "n13 n14 n23 n24"),
         ("rack[0-1]node[0-1]", "rack0node0 rack0node1 rack1node0 rack1node1"),
         ("x[1-2]y[1-2]z[1-2]", "x1y1z1 x1y1z2 x2y1z1 x2y1z2 x1y2z1 x1y2z2 x2y2z1 x2y2z2"),
-        ("a[1-2]b[1-2]c[1-2]d[1]", "a1b1c1d1 a2b1c1d1 a1b2c1d1 a2b2c1d1 a1b1c2d1 a2b1c2d1 a1b2c2d1 a2b2c2d1"),
+        (
+            "a[1-2]b[1-2]c[1-2]d[1]",
+            "a1b1c1d1 a2b1c1d1 a1b2c1d1 a2b2c1d1 a1b1c2d1 a2b1c2d1 a1b2c2d1 a2b2c2d1",
+        ),
         ("cpu1,gpu-a[08,10]", "cpu1 gpu-a08 gpu-a10"),
         ("a1,a1,a2", "a1 a1 a2"),
         ("n[1-2],n[1-2]", "n1 n2 n1 n2"),
@@ -55,7 +65,12 @@ def test_list_expands_as_scontrol_has_it(text, names):
 
 @pytest.mark.parametrize(
     ("text", "names"),
-    [("n[01, 03]", "n01 n03"), ("n[ 1-2 ,4 ],m", "n1 n2 n4 m"), ("h0-h2", "h0-h2"), ("h0-2,x", "h0-2 x")],
+    [
+        ("n[01, 03]", "n01 n03"),
+        ("n[ 1-2 ,4 ],m", "n1 n2 n4 m"),
+        ("h0-h2", "h0-h2"),
+        ("h0-2,x", "h0-2 x"),
+    ],
 )
 def test_blanks_in_brackets_are_passed_over_and_a_hyphen_outside_is_part_of_a_name(text, names):
     assert expand(text) == names.split()
@@ -63,7 +78,11 @@ def test_blanks_in_brackets_are_passed_over_and_a_hyphen_outside_is_part_of_a_na
 
 @pytest.mark.parametrize(
     ("text", "names"),
-    [("rack[1-2]-ib", "rack1-ib rack2-ib"), ("c[3,5]x", "c3x c5x"), ("a[1-2]b[1-2]c", "a1b1c a1b2c a2b1c a2b2c")],
+    [
+        ("rack[1-2]-ib", "rack1-ib rack2-ib"),
+        ("c[3,5]x", "c3x c5x"),
+        ("a[1-2]b[1-2]c", "a1b1c a1b2c a2b1c a2b2c"),
+    ],
 )
 def test_suffix_after_the_last_bracket_is_taken(text, names):
     assert expand(text) == names.split()
@@ -133,7 +152,13 @@ def test_names_fold_for_people(names, folded):
     assert fold_hosts(names.split()) == folded
 
 
-@given(st.lists(st.from_regex(r"[a-c]{0,1}[0-9]{1,3}([.x-][0-9]{0,2}){0,2}", fullmatch=True), min_size=1, max_size=30))
+@given(
+    st.lists(
+        st.from_regex(r"[a-c]{0,1}[0-9]{1,3}([.x-][0-9]{0,2}){0,2}", fullmatch=True),
+        min_size=1,
+        max_size=30,
+    )
+)
 @settings(max_examples=EXAMPLES, deadline=None)
 def test_folded_names_expand_to_the_same_names(names):
     assert expand(fold_hosts(names)) == names
@@ -147,7 +172,13 @@ def test_folding_keeps_within_what_can_be_expanded():
 
 @pytest.mark.parametrize(
     ("text", "counts"),
-    [("2(x3),1", [2, 2, 2, 1]), ("4", [4]), ("4,1", [4, 1]), ("1(x2)", [1, 1]), ("16(x2),8(x1)", [16, 16, 8])],
+    [
+        ("2(x3),1", [2, 2, 2, 1]),
+        ("4", [4]),
+        ("4,1", [4, 1]),
+        ("1(x2)", [1, 1]),
+        ("16(x2),8(x1)", [16, 16, 8]),
+    ],
 )
 def test_counts_per_node_are_read_and_written(text, counts):
     assert parse_counts(text, where="SLURM_TASKS_PER_NODE") == counts
@@ -168,7 +199,16 @@ def test_unknown_counts_are_shown_as_such():
 
 
 PIECES = st.sampled_from(
-    [*"n,[]-0189:. ()\n\x00@/", "[1-3]", "[0", "65536", "n[1-", "\u0661", "é", "99999999999999999999"]
+    [
+        *"n,[]-0189:. ()\n\x00@/",
+        "[1-3]",
+        "[0",
+        "65536",
+        "n[1-",
+        "\u0661",
+        "é",
+        "99999999999999999999",
+    ]
 )
 TEXTS = st.one_of(st.text(max_size=60), st.lists(PIECES, max_size=15).map("".join))
 
@@ -197,7 +237,9 @@ def test_nothing_but_a_config_error_comes_of_any_list(text):
         assert all(name.isascii() and (name[0].isalnum() or name[0] == "_") for name in names)
 
 
-COUNTS = st.lists(st.sampled_from([*"0129(x),x ", "(x3)", "(x2),", "\u0662"]), max_size=10).map("".join)
+COUNTS = st.lists(st.sampled_from([*"0129(x),x ", "(x3)", "(x2),", "\u0662"]), max_size=10).map(
+    "".join
+)
 
 
 @given(st.one_of(st.text(max_size=30), COUNTS))

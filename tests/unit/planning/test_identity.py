@@ -21,7 +21,15 @@ BY_FQDN = Identity(hostname="node1.a.example")
 @pytest.mark.parametrize(
     "name",
     [
-        *("node1", "NODE1", "node1.a.example", "Node1.A.Example.", "node1.a", "node1-ib", "node1-ib.a.example"),
+        *(
+            "node1",
+            "NODE1",
+            "node1.a.example",
+            "Node1.A.Example.",
+            "node1.a",
+            "node1-ib",
+            "node1-ib.a.example",
+        ),
         *(
             "store.b.example",
             "store",
@@ -31,8 +39,25 @@ BY_FQDN = Identity(hostname="node1.a.example")
             "x.localhost",
             "ip6-localhost",
         ),
-        *("127.0.0.1", "127.0.1.1", "127.3.2.1", "::1", "0:0:0:0:0:0:0:1", "::ffff:127.0.0.1", "0.0.0.0", "::"),
-        *("10.0.0.1", "::ffff:10.0.0.1", "2001:db8::1", "2001:DB8:0:0::1", "fe80::5", "fe80::5%eth0", "fe80::5%ib0"),
+        *(
+            "127.0.0.1",
+            "127.0.1.1",
+            "127.3.2.1",
+            "::1",
+            "0:0:0:0:0:0:0:1",
+            "::ffff:127.0.0.1",
+            "0.0.0.0",
+            "::",
+        ),
+        *(
+            "10.0.0.1",
+            "::ffff:10.0.0.1",
+            "2001:db8::1",
+            "2001:DB8:0:0::1",
+            "fe80::5",
+            "fe80::5%eth0",
+            "fe80::5%ib0",
+        ),
     ],
 )
 def test_our_names_and_addresses_are_ours(name):
@@ -42,9 +67,29 @@ def test_our_names_and_addresses_are_ours(name):
 @pytest.mark.parametrize(
     "name",
     [
-        *("node2", "node", "node11", "node1.b.example", "node1.aa.example", "node1.a.exam", "node1-ib.b.example"),
+        *(
+            "node2",
+            "node",
+            "node11",
+            "node1.b.example",
+            "node1.aa.example",
+            "node1.a.exam",
+            "node1-ib.b.example",
+        ),
         *("store.a.example", "a.example", "notlocalhost", "localhost.other"),
-        *("10.0.0.2", "10.0.0.11", "2001:db8::2", "::2", "fe80::6%eth0", "128.0.0.1", "", ".", "1", "10.0.0", "::x"),
+        *(
+            "10.0.0.2",
+            "10.0.0.11",
+            "2001:db8::2",
+            "::2",
+            "fe80::6%eth0",
+            "128.0.0.1",
+            "",
+            ".",
+            "1",
+            "10.0.0",
+            "::x",
+        ),
     ],
 )
 def test_others_are_not(name):
@@ -68,7 +113,9 @@ def test_a_hostname_with_domain_tells_it():
     assert not is_this_machine("node1.b.example", BY_FQDN)
 
 
-@pytest.mark.parametrize("fqdn", ["localhost", "localhost.localdomain", "10.0.0.1", "1.0.0.10.in-addr.arpa", "", None])
+@pytest.mark.parametrize(
+    "fqdn", ["localhost", "localhost.localdomain", "10.0.0.1", "1.0.0.10.in-addr.arpa", "", None]
+)
 def test_a_resolvers_useless_answer_tells_no_domain(fqdn):
     identity = Identity(hostname="node1", fqdn=fqdn)
     assert is_this_machine("node1.a.example", identity)
@@ -85,7 +132,8 @@ def test_a_pod_is_known_by_its_service_and_not_by_anothers():
 
 
 def test_a_single_foreign_host_is_foreign():
-    """DeepSpeed#713: ``--include worker-1`` typed on worker-0 ran there, since it was only one host."""
+    """DeepSpeed#713: ``--include worker-1`` typed on worker-0 ran there, since it was only one
+    host."""
     assert not is_this_machine("worker-1", Identity(hostname="worker-0"))
 
 
@@ -119,12 +167,15 @@ def test_etc_hosts_tells_our_further_names():
 
 
 TEXTS = st.one_of(
-    st.text(max_size=40), st.lists(st.sampled_from([*"a1.:%[]- \n#", "127.", "::1", "node1"]), max_size=12).map("".join)
+    st.text(max_size=40),
+    st.lists(st.sampled_from([*"a1.:%[]- \n#", "127.", "::1", "node1"]), max_size=12).map("".join),
 )
 
 
 @given(TEXTS, TEXTS, st.none() | TEXTS, st.lists(TEXTS, max_size=3).map(tuple), TEXTS)
 @settings(max_examples=EXAMPLES, deadline=None)
 def test_any_name_gets_an_answer(name, hostname, fqdn, others, hosts_file):
-    identity = Identity(hostname=hostname, fqdn=fqdn, addresses=others, aliases=names_in(hosts_file, others))
+    identity = Identity(
+        hostname=hostname, fqdn=fqdn, addresses=others, aliases=names_in(hosts_file, others)
+    )
     assert is_this_machine(name, identity) in {True, False}

@@ -1,4 +1,5 @@
-"""Launchers that are one job: where they meet, in what they agree, and what their coordinator plans."""
+"""Launchers that are one job: where they meet, in what they agree, and what their coordinator
+plans."""
 
 from __future__ import annotations
 
@@ -7,8 +8,8 @@ import pytest
 from distlaunch.core.errors import ConfigError, NodesError
 from distlaunch.core.model.record import replace
 from distlaunch.core.protocol.agent_messages import Reached, Route
-from distlaunch.planning.allocation import Allocation, Host
 from distlaunch.planning.agreement import NodesDiffer
+from distlaunch.planning.allocation import Allocation, Host
 from distlaunch.planning.joined_plan import LauncherRecord
 from distlaunch.planning.rendezvous import settle_unplanned
 from tests.unit.planning.joiners import slurm, surveyed, tasks, told
@@ -37,7 +38,9 @@ def test_the_user_says_where_launchers_meet(by_hand, options, expected):
     assert (found.host, found.ports, found.rank, found.leads) == expected
 
 
-@pytest.mark.parametrize("text", ["h:", "h:x", "h:0", "h:70000", "[::1", "[::1]5", ":5", "-h:5", "a b:5"])
+@pytest.mark.parametrize(
+    "text", ["h:", "h:x", "h:0", "h:70000", "[::1", "[::1]5", ":5", "-h:5", "a b:5"]
+)
 def test_a_bad_rendezvous_is_refused(by_hand, text):
     with pytest.raises(ConfigError, match="--rendezvous"):
         by_hand(rendezvous=text, node_rank=0)
@@ -59,16 +62,26 @@ def test_a_slurm_jobs_number_gives_a_series_of_ports(from_source):
 def test_a_port_that_the_source_names_is_the_launchers_and_rank_0_gets_another(from_source):
     joiner = from_source(slurm(source="kubernetes", master_addr="m", master_port=23456))
     assert (joiner.rendezvous.host, joiner.rendezvous.ports) == ("m", (23456,))
-    _, plan = joiner.compose({0: surveyed("a"), 1: surveyed("b")}, {1: LauncherRecord(host="b", apply=told(joiner))})
+    _, plan = joiner.compose(
+        {0: surveyed("a"), 1: surveyed("b")}, {1: LauncherRecord(host="b", apply=told(joiner))}
+    )
     assert plan.wanted_port == 0
 
 
 def test_launchers_of_workers_are_numbered_node_by_node(from_source):
     ranks = [
-        from_source(tasks(node, local)).rendezvous.rank for node, slots in ((0, 2), (1, 3)) for local in range(slots)
+        from_source(tasks(node, local)).rendezvous.rank
+        for node, slots in ((0, 2), (1, 3))
+        for local in range(slots)
     ]
     assert ranks == [0, 1, 2, 3, 4]
-    assert from_source(tasks(1, 2)).hosts == ("rank 0 on a", "rank 1 on a", "rank 2 on b", "rank 3 on b", "rank 4 on b")
+    assert from_source(tasks(1, 2)).hosts == (
+        "rank 0 on a",
+        "rank 1 on a",
+        "rank 2 on b",
+        "rank 3 on b",
+        "rank 4 on b",
+    )
 
 
 @pytest.mark.parametrize(
@@ -93,8 +106,13 @@ def test_a_launcher_without_a_plan_knows_where_to_call(by_hand, options):
         slurm(source="kubernetes", master_addr="m", master_port=23456),
         tasks(1, 2),
         Allocation(
-            source="slurm", hosts=(Host(name="a", slots=2),), part="worker", node_rank=0, local_rank=1,
-            master_addr="m", master_port=23456,
+            source="slurm",
+            hosts=(Host(name="a", slots=2),),
+            part="worker",
+            node_rank=0,
+            local_rank=1,
+            master_addr="m",
+            master_port=23456,
         ),
     ],
     ids=str,
@@ -117,12 +135,21 @@ def test_members_that_nobody_has_named_are_called_by_their_rank(by_hand):
         ({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, {"num_nodes": (2, 3)}, True),
         *(
             ({name: "1"}, {"num_nodes": (2, 3)}, False)
-            for name in ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "PE_HOSTFILE", "FLUX_JOB_SIZE", "PMI_RANK")
+            for name in (
+                "SLURM_JOB_ID",
+                "PBS_JOBID",
+                "LSB_JOBID",
+                "PE_HOSTFILE",
+                "FLUX_JOB_SIZE",
+                "PMI_RANK",
+            )
         ),
     ],
     ids=str,
 )
-def test_term_is_for_a_launcher_alone_where_nothing_around_it_tells_all(by_hand, environ, options, leaves):
+def test_term_is_for_a_launcher_alone_where_nothing_around_it_tells_all(
+    by_hand, environ, options, leaves
+):
     joiner = by_hand(rendezvous="h:5", node_rank=1, **options)
     joiner._facts = replace(joiner._facts, environ={**joiner._facts.environ, **environ})
     assert joiner.leaves is leaves
@@ -139,8 +166,14 @@ def test_term_is_for_a_launcher_alone_where_nothing_around_it_tells_all(by_hand,
         ({"num_nodes": (2, 2)}, "node 1 (n1) was told of 2 nodes, n0 (rank 0) of 3"),
         ({"num_nodes": (2, 3)}, "was told of 2:3 nodes"),
         ({"command": "other"}, "something else"),
-        ({"backend": "horovod"}, "node 1 (n1) has --backend 'horovod', n0 (rank 0) --backend 'plain'"),
-        ({"choices": "other"}, "node 1 (n1) has other options of --backend plain (-o) than n0 (rank 0)"),
+        (
+            {"backend": "horovod"},
+            "node 1 (n1) has --backend 'horovod', n0 (rank 0) --backend 'plain'",
+        ),
+        (
+            {"choices": "other"},
+            "node 1 (n1) has other options of --backend plain (-o) than n0 (rank 0)",
+        ),
         ({"slots": 0}, "0 workers"),
         ({"slots": 1 << 30}, "workers"),
         ({"attempt": 3, "restarts": 3}, None),
@@ -156,12 +189,18 @@ def test_contradictions_are_named(by_hand, more, said):
 def test_a_total_of_workers_leaves_no_node_a_choice(by_hand):
     joiner = by_hand(rendezvous="h:5", node_rank=0, procs_per_node=None, num_procs=6)
     assert joiner.conflict(1, "n1", told(joiner, slots=2)) is None
-    assert "3 workers, by what n0 (rank 0) was told 2" in joiner.conflict(1, "n1", told(joiner, slots=3))
+    assert "3 workers, by what n0 (rank 0) was told 2" in joiner.conflict(
+        1, "n1", told(joiner, slots=3)
+    )
 
 
 def test_commands_are_the_same_wherever_the_script_lies(by_hand):
     def digest(script, *args, **more):
-        return told(by_hand(script=script, script_args=args, **{"rendezvous": "h:6", "node_rank": 0, **more})).command
+        return told(
+            by_hand(
+                script=script, script_args=args, **{"rendezvous": "h:6", "node_rank": 0, **more}
+            )
+        ).command
 
     assert digest("/a/t.py", "1") == digest("/b/t.py", "1")
     assert digest("t.py", "1") == digest("t.py", "1", master_port=5, node_rank=1)
@@ -175,8 +214,12 @@ def test_a_clock_that_is_far_off_is_told_of(by_hand):
         joiner.clock_note(1, "n1", told(joiner, wall=1600.0), wall=1000.0)
         == "the clock of node 1 (n1) is 10 min ahead of ours"
     )
-    assert joiner.clock_note(1, "n1", told(joiner, wall=400.0), wall=1000.0).endswith("is 10 min behind ours")
-    assert joiner.clock_note(1, "n1", told(joiner, wall=1e308), wall=0.0).endswith("is more than 99 h ahead of ours")
+    assert joiner.clock_note(1, "n1", told(joiner, wall=400.0), wall=1000.0).endswith(
+        "is 10 min behind ours"
+    )
+    assert joiner.clock_note(1, "n1", told(joiner, wall=1e308), wall=0.0).endswith(
+        "is more than 99 h ahead of ours"
+    )
 
 
 # --- the coordinator's plan
@@ -184,12 +227,19 @@ def test_a_clock_that_is_far_off_is_told_of(by_hand):
 
 def test_ranks_follow_the_numbers_and_unequal_slots_are_ordinary(by_hand):
     joiner = by_hand(rendezvous="h:5", node_rank=0)
-    known = {number: LauncherRecord(host=f"n{number}", apply=told(joiner, slots=number)) for number in (2, 1)}
+    known = {
+        number: LauncherRecord(host=f"n{number}", apply=told(joiner, slots=number))
+        for number in (2, 1)
+    }
     members, plan = joiner.compose({number: surveyed(f"n{number}") for number in (2, 0, 1)}, known)
     assert members == (0, 1, 2)
     assert [(worker.rank, worker.node_rank, worker.local_rank) for worker in plan.workers] == [
-        (0, 0, 0), (1, 0, 1), (2, 1, 0), (3, 2, 0), (4, 2, 1),
-    ]  # fmt: skip
+        (0, 0, 0),
+        (1, 0, 1),
+        (2, 1, 0),
+        (3, 2, 0),
+        (4, 2, 1),
+    ]
     assert joiner.places(plan) == (("n0", 0), ("n1", 2), ("n2", 3))
 
 
@@ -197,7 +247,11 @@ def test_an_elastic_job_takes_those_that_are_there_and_never_goes_without_the_co
     joiner = by_hand(rendezvous="h:5", node_rank=0, num_nodes=(2, 3))
     known = {number: LauncherRecord(host=f"n{number}", apply=told(joiner)) for number in (1, 2)}
     members, plan = joiner.compose({0: surveyed("n0"), 2: surveyed("n2")}, known)
-    assert (members, plan.world_size, [node.host for node in plan.nodes]) == ((0, 2), 4, ["n0", "n2"])
+    assert (members, plan.world_size, [node.host for node in plan.nodes]) == (
+        (0, 2),
+        4,
+        ["n0", "n2"],
+    )
     with pytest.raises(NodesError):
         joiner.compose({1: surveyed("n1"), 2: surveyed("n2")}, known)
 
@@ -206,14 +260,20 @@ def test_scripts_that_differ_are_told_by_the_names_of_their_hosts(by_hand):
     joiner = by_hand(rendezvous="h:5", node_rank=0, num_nodes=2, module=False, script="train.py")
     known = {1: LauncherRecord(host="other", apply=told(joiner))}
     with pytest.raises(NodesDiffer, match="on other, but") as caught:
-        joiner.compose({0: surveyed("n0", script_sha256="a" * 64), 1: surveyed("n1", script_sha256="b" * 64)}, known)
+        joiner.compose(
+            {0: surveyed("n0", script_sha256="a" * 64), 1: surveyed("n1", script_sha256="b" * 64)},
+            known,
+        )
     assert caught.value.nodes == (1,)
 
 
 def test_where_launchers_meet_is_tried_too(by_hand):
     node = surveyed("n0")
     assert by_hand(rendezvous="h:5", node_rank=0).addresses(node, "n0") == ("10.0.0.1", "h")
-    assert by_hand(rendezvous="10.9.9.9:5", node_rank=0).addresses(node, "n0") == ("10.9.9.9", "10.0.0.1")
+    assert by_hand(rendezvous="10.9.9.9:5", node_rank=0).addresses(node, "n0") == (
+        "10.9.9.9",
+        "10.0.0.1",
+    )
     lonely = surveyed("n0", interfaces=())
     assert by_hand(rendezvous="127.0.0.1:5", node_rank=0).addresses(lonely, "n0") == ("127.0.0.1",)
     assert by_hand(rendezvous="h:5", node_rank=0, master_addr="m").addresses(node, "n0") == ("m",)
@@ -235,7 +295,10 @@ def test_workers_of_launchers_that_meet_on_loopback_get_that_address(by_hand, ho
 
 
 def test_no_worker_gets_the_unspecified_address_if_another_was_reached(by_hand):
-    assert by_hand(rendezvous="0.0.0.0:5", node_rank=0).addresses(surveyed("n0"), "n0") == ("10.0.0.1", "0.0.0.0")
+    assert by_hand(rendezvous="0.0.0.0:5", node_rank=0).addresses(surveyed("n0"), "n0") == (
+        "10.0.0.1",
+        "0.0.0.0",
+    )
 
 
 def test_launchers_of_workers_make_the_plan_of_their_nodes(from_source):
@@ -255,7 +318,9 @@ def test_launchers_of_workers_tell_one_address_for_each_node(from_source):
     joiner = from_source(tasks(0, 0))
     ways = {
         place: Reached(
-            attempt=0, problem=None, routes=(Route(address="10.0.0.1", local=f"10.0.0.{place}", interface=""),)
+            attempt=0,
+            problem=None,
+            routes=(Route(address="10.0.0.1", local=f"10.0.0.{place}", interface=""),),
         )
         for place in range(1, 5)
     }

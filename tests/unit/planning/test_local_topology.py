@@ -8,20 +8,32 @@ from distlaunch.planning.local_topology import local_topology
 from distlaunch.planning.train_options import TrainOptions
 
 FOUR = GpuInventory(
-    gpus=tuple(Gpu(index=i, uuid=f"GPU-{i}0000000-0000", name="H100", numa_node=i // 2) for i in range(4)),
+    gpus=tuple(
+        Gpu(index=i, uuid=f"GPU-{i}0000000-0000", name="H100", numa_node=i // 2) for i in range(4)
+    ),
     source="nvml",
 )
 SLICED = GpuInventory(
-    gpus=(Gpu(index=0, uuid="GPU-a", mig=tuple(MigDevice(uuid=f"MIG-{x}", profile="1g.10gb") for x in "xyz")),),
+    gpus=(
+        Gpu(
+            index=0,
+            uuid="GPU-a",
+            mig=tuple(MigDevice(uuid=f"MIG-{x}", profile="1g.10gb") for x in "xyz"),
+        ),
+    ),
     source="nvml",
 )
-AMD = GpuInventory(gpus=tuple(Gpu(index=i, uuid=f"GPU-{i:016x}", vendor="amd") for i in range(2)), source="kfd")
+AMD = GpuInventory(
+    gpus=tuple(Gpu(index=i, uuid=f"GPU-{i:016x}", vendor="amd") for i in range(2)), source="kfd"
+)
 BROKEN = GpuInventory(source="device files", problem="nvidia-smi does not answer")
 CUDA = "CUDA_VISIBLE_DEVICES"
 
 
 def resolve(make_facts, found=None, environ=None, **options) -> Topology:
-    return local_topology(TrainOptions(script="train.py", **options), make_facts(gpus=found, environ=environ or {}))
+    return local_topology(
+        TrainOptions(script="train.py", **options), make_facts(gpus=found, environ=environ or {})
+    )
 
 
 def refused(make_facts, found=None, environ=None, **options) -> ConfigError:
@@ -42,17 +54,25 @@ def node_of(topology: Topology):
 # --- GPUs
 
 
-@pytest.mark.parametrize("options", [{}, {"num_gpus": "auto"}, {"device": "cuda"}, {"num_nodes": 1}, {"num_gpus": 4}])
+@pytest.mark.parametrize(
+    "options", [{}, {"num_gpus": "auto"}, {"device": "cuda"}, {"num_nodes": 1}, {"num_gpus": 4}]
+)
 def test_all_gpus_are_used_one_worker_each_and_every_worker_sees_all(make_facts, options):
     topology = resolve(make_facts, FOUR, **options)
     node = node_of(topology)
     assert (topology.device, topology.world_size, topology.notes) == ("cuda", 4, ())
-    assert (node.mask_variable, node.masks, node.isolated) == (CUDA, (("0", "1", "2", "3"),) * 4, False)
+    assert (node.mask_variable, node.masks, node.isolated) == (
+        CUDA,
+        (("0", "1", "2", "3"),) * 4,
+        False,
+    )
     assert node.devices == ("0", "1", "2", "3")
     assert node.numa == (0, 0, 1, 1)
 
 
-@pytest.mark.parametrize("options", [{"num_gpus": 2}, {"gpus_per_node": 2}, {"num_gpus": 2, "gpus_per_node": 2}])
+@pytest.mark.parametrize(
+    "options", [{"num_gpus": 2}, {"gpus_per_node": 2}, {"num_gpus": 2, "gpus_per_node": 2}]
+)
 def test_fewer_gpus_are_the_first_ones(make_facts, options):
     node = node_of(resolve(make_facts, FOUR, **options))
     assert (node.slots, node.masks, node.devices) == (2, (("0", "1"),) * 2, ("0", "1"))
@@ -118,7 +138,9 @@ def test_hidden_gpus_are_none(make_facts):
     assert CUDA in topology.notes[0].text
 
 
-@pytest.mark.parametrize("asked", [{"num_gpus": 2}, {"num_gpus": "auto"}, {"gpus_per_node": 1}, {"device": "cuda"}])
+@pytest.mark.parametrize(
+    "asked", [{"num_gpus": 2}, {"num_gpus": "auto"}, {"gpus_per_node": 1}, {"device": "cuda"}]
+)
 def test_gpus_asked_for_and_not_there_are_an_error(make_facts, asked):
     error = refused(make_facts, **asked)
     assert "GPU" in error.message
@@ -139,13 +161,20 @@ def test_a_driver_that_does_not_answer_is_an_error_and_no_silent_cpu_run(make_fa
 # --- CPU workers
 
 
-@pytest.mark.parametrize("options", [{"num_procs": 3}, {"procs_per_node": 3}, {"num_procs": 3, "device": "cpu"}])
+@pytest.mark.parametrize(
+    "options", [{"num_procs": 3}, {"procs_per_node": 3}, {"num_procs": 3, "device": "cpu"}]
+)
 @pytest.mark.parametrize("gpus", [None, FOUR, BROKEN])
 def test_cpu_workers_see_no_gpu(make_facts, options, gpus):
     topology = resolve(make_facts, gpus, **options)
     node = node_of(topology)
     assert (topology.device, node.slots, topology.notes) == ("cpu", 3, ())
-    assert (node.mask_variable, node.masks, node.devices, node.isolated) == (CUDA, ((), (), ()), (), False)
+    assert (node.mask_variable, node.masks, node.devices, node.isolated) == (
+        CUDA,
+        ((), (), ()),
+        (),
+        False,
+    )
 
 
 def test_device_cpu_alone_is_one_worker(make_facts):
@@ -163,7 +192,9 @@ def test_processes_share_gpus_with_device_cuda(make_facts):
 
 
 def test_isolated_processes_take_gpus_in_turn(make_facts):
-    node = node_of(resolve(make_facts, FOUR, device="cuda", num_procs=3, gpus="2,0", isolate_gpus=True))
+    node = node_of(
+        resolve(make_facts, FOUR, device="cuda", num_procs=3, gpus="2,0", isolate_gpus=True)
+    )
     assert node.masks == (("2",), ("0",), ("2",))
 
 

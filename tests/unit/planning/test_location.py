@@ -1,4 +1,5 @@
-"""Who names the nodes, which of them is this machine, and what is explained; whatever is around, only our errors come."""
+"""Who names the nodes, which of them is this machine, and what is explained; whatever is around,
+only our errors come."""
 
 from __future__ import annotations
 
@@ -32,7 +33,9 @@ class Plain(Backend):
     name = "plain"
 
 
-def located(make_facts, environ=None, *, texts=None, discovered=None, identity=None, **options) -> Location | None:
+def located(
+    make_facts, environ=None, *, texts=None, discovered=None, identity=None, **options
+) -> Location | None:
     identity = identity or Identity(hostname="nodeA", addresses=("10.0.0.7",))
     around = Surroundings(texts=texts or {}, discovered=discovered, identity=identity)
     return locate(TrainOptions(**options), make_facts(environ=environ, surroundings=around))[0]
@@ -82,13 +85,27 @@ def test_without_surroundings_nothing_is_looked_for(make_facts):
 
 
 def test_a_rank_that_a_system_told_may_not_be_another(make_facts):
-    environ = {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "m", "PET_MASTER_PORT": "1"}
+    environ = {
+        "PET_NNODES": "2",
+        "PET_NODE_RANK": "1",
+        "PET_MASTER_ADDR": "m",
+        "PET_MASTER_PORT": "1",
+    }
     assert located(make_facts, environ, node_rank=1).here == 1
-    with pytest.raises(ConfigError, match="--node-rank 0 and PET_NODE_RANK contradict each other: that says 1"):
+    with pytest.raises(
+        ConfigError, match="--node-rank 0 and PET_NODE_RANK contradict each other: that says 1"
+    ):
         located(make_facts, environ, node_rank=0)
 
 
-@pytest.mark.parametrize("pair", [{"hosts": "a", "hostfile": "f"}, {"hosts": "a", "source": "pbs"}, {"discover": "c", "hostfile": "f"}])  # fmt: skip
+@pytest.mark.parametrize(
+    "pair",
+    [
+        {"hosts": "a", "hostfile": "f"},
+        {"hosts": "a", "source": "pbs"},
+        {"discover": "c", "hostfile": "f"},
+    ],
+)
 def test_two_lists_contradict_each_other(pair):
     with pytest.raises(ConfigError, match="each say which nodes there are"):
         check_lists(TrainOptions(**pair))
@@ -118,7 +135,9 @@ def test_the_cpus_that_slurm_grants_are_known_on_its_node(make_facts):
         ("4,5", "nodeA:2", GpuInventory(gpus=(Gpu(index=4), Gpu(index=5)), source="nvml"), False),
     ],
 )
-def test_a_mask_counts_without_gpus_only_where_the_hosts_say_the_same(make_facts, mask, hosts, gpus, trusted):
+def test_a_mask_counts_without_gpus_only_where_the_hosts_say_the_same(
+    make_facts, mask, hosts, gpus, trusted
+):
     facts = make_facts(environ={} if mask is None else {CUDA: mask}, gpus=gpus)
     location = located(make_facts, hosts=hosts)
     changed, note = trusting(facts, location.allocation, here=location.here, who=location.who)
@@ -132,9 +151,13 @@ def test_a_mask_counts_without_gpus_only_where_the_hosts_say_the_same(make_facts
 
 
 def test_where_devices_come_from_is_told_by_who_chose_them(make_facts):
-    facts = make_facts(gpus=GpuInventory(gpus=tuple(Gpu(index=index) for index in range(4)), source="nvml"))
+    facts = make_facts(
+        gpus=GpuInventory(gpus=tuple(Gpu(index=index) for index in range(4)), source="nvml")
+    )
     host = Host(name="nodeA", slots=2, unit="gpus", devices=("2", "3"))
-    topology = build_topology(Allocation(source="pbs", hosts=(host,)), TrainOptions(), facts, here=0)
+    topology = build_topology(
+        Allocation(source="pbs", hosts=(host,)), TrainOptions(), facts, here=0
+    )
     assert topology.nodes[0].devices == ("2", "3")
     assert topology.nodes[0].devices_from.endswith("2,3 granted")
 
@@ -158,12 +181,19 @@ def test_one_of_several_launchers_is_not_alone(make_facts):
 
 # --- whatever is around
 
-MARKERS = sorted({marker for _, _, markers in SYSTEMS for marker in markers} | {"RANK", "WORLD_SIZE", "HOSTNAME", CUDA})
-VALUES = st.sampled_from(["", "0", "1", "2", "4", "2:4", "n[1-2]", "a,b", "2(x2)", "nodeA", "x", "é\n", "-1", '["a"]'])
+MARKERS = sorted(
+    {marker for _, _, markers in SYSTEMS for marker in markers}
+    | {"RANK", "WORLD_SIZE", "HOSTNAME", CUDA}
+)
+VALUES = st.sampled_from(
+    ["", "0", "1", "2", "4", "2:4", "n[1-2]", "a,b", "2(x2)", "nodeA", "x", "é\n", "-1", '["a"]']
+)
 SIZES = st.one_of(st.none(), st.integers(1, 9))
 OPTIONS = st.fixed_dictionaries(
     {
-        "hosts": st.sampled_from([None, None, None, "a:2,nodeA:2", "n[1-3]", "nodeA", "[::1]:3", "a@", "\x1b"]),
+        "hosts": st.sampled_from(
+            [None, None, None, "a:2,nodeA:2", "n[1-3]", "nodeA", "[::1]:3", "a@", "\x1b"]
+        ),
         "source": st.sampled_from(["auto", "auto", "auto", *NAMES, "?"]),
         "num_gpus": st.one_of(st.just("auto"), SIZES),
         "num_procs": SIZES,
@@ -180,7 +210,9 @@ OPTIONS = st.fixed_dictionaries(
 
 @settings(deadline=None, max_examples=examples(60), database=None)
 @given(environ=st.dictionaries(st.sampled_from(MARKERS), VALUES, max_size=6), values=OPTIONS)
-def test_any_surroundings_give_a_plan_that_can_be_explained_or_an_error_of_one_line(make_facts, environ, values):
+def test_any_surroundings_give_a_plan_that_can_be_explained_or_an_error_of_one_line(
+    make_facts, environ, values
+):
     identity = Identity(hostname="nodeA", addresses=("::1",))
     around = Surroundings(texts={}, discovered=None, identity=identity)
     facts = make_facts(environ=environ, surroundings=around)

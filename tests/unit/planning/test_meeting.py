@@ -43,7 +43,10 @@ def two(make_surveyed, first, second, answer, **more):
 def test_hosts_with_one_interface_and_good_names_need_nothing(make_surveyed):
     met = two(
         make_surveyed,
-        {"written": ["lo 127.0.0.1/8", "eth0 10.0.0.1/24", "eth0 fe80::1/64"], "named": ("10.0.0.1",)},
+        {
+            "written": ["lo 127.0.0.1/8", "eth0 10.0.0.1/24", "eth0 fe80::1/64"],
+            "named": ("10.0.0.1",),
+        },
         {"written": ["eth0 10.0.0.2/24"]},
         [way("10.0.0.1", "10.0.0.2", "eth0")],
     )
@@ -89,7 +92,10 @@ def test_nccl_is_told_of_several_interfaces_although_names_are_good(make_surveye
     first = {"written": ["eth0 10.0.0.1/24", "ib0 10.9.0.1/24"]}
     second = {"written": ["eth0 10.0.0.2/24", "veth1 fe80::2/64"]}
     route = [way("10.0.0.1", "10.0.0.2", "eth0")]
-    assert two(make_surveyed, dict(first), dict(second), route).env == {0: {NCCL: "=eth0"}, 1: {NCCL: "=eth0"}}
+    assert two(make_surveyed, dict(first), dict(second), route).env == {
+        0: {NCCL: "=eth0"},
+        1: {NCCL: "=eth0"},
+    }
     assert two(make_surveyed, first, second, route, nccl=False).env == {}
 
 
@@ -115,8 +121,18 @@ def test_ipv6_alone_works(make_surveyed):
 
 def test_what_the_user_or_the_node_has_set_stays(make_surveyed):
     first = {"written": ["eth0 10.0.0.1/24", "eth1 10.1.0.1/24"], "named": ()}
-    second = {"written": ["eth0 10.0.0.2/24", "eth1 10.1.0.2/24"], "named": (), "environ": {NCCL: "ib0"}}
-    met = two(make_surveyed, first, second, [way("10.0.0.1", "10.0.0.2", "eth0")], set_by_user={GLOO: "eth1"})
+    second = {
+        "written": ["eth0 10.0.0.2/24", "eth1 10.1.0.2/24"],
+        "named": (),
+        "environ": {NCCL: "ib0"},
+    }
+    met = two(
+        make_surveyed,
+        first,
+        second,
+        [way("10.0.0.1", "10.0.0.2", "eth0")],
+        set_by_user={GLOO: "eth1"},
+    )
     assert met.env == {0: {TENSORPIPE: "eth0", NCCL: "=eth0"}, 1: {TENSORPIPE: "eth0"}}
 
 
@@ -171,9 +187,12 @@ def test_a_node_that_cannot_reach_the_master_is_named_with_the_reason(make_surve
     with pytest.raises(NodesError) as caught:
         meet(four(make_surveyed), answers, tried=("10.0.0.1",), hosts=NAMES)
     assert caught.value.exit_code == 69
-    assert caught.value.message == ("n3 cannot connect to n1, where rank 0 is to be, at 10.0.0.1: no route to host")
+    assert caught.value.message == (
+        "n3 cannot connect to n1, where rank 0 is to be, at 10.0.0.1: no route to host"
+    )
     assert all(
-        word in caught.value.hint for word in ("--interface", "--master-addr", "--master-port", "eth0 10.0.0.1/24")
+        word in caught.value.hint
+        for word in ("--interface", "--master-addr", "--master-port", "eth0 10.0.0.1/24")
     )
 
 
@@ -193,7 +212,10 @@ def test_nodes_in_two_networks_are_told_apart(make_surveyed):
 
 
 def test_texts_stay_short_however_many_nodes_there_are(make_surveyed):
-    surveys = [node(make_surveyed, f"n{rank}", f"eth0 10.0.{rank // 250}.{rank % 250}/16") for rank in range(2000)]
+    surveys = [
+        node(make_surveyed, f"n{rank}", f"eth0 10.0.{rank // 250}.{rank % 250}/16")
+        for rank in range(2000)
+    ]
     hosts = [f"n{rank:05d}x{rank * 7919 % 10007}" for rank in range(2000)]
     with pytest.raises(NodesError) as caught:
         meet(surveys, {}, tried=("10.0.0.0",), hosts=hosts)
@@ -211,17 +233,23 @@ def test_addresses_that_nobody_was_told_to_try_do_not_count(make_surveyed):
         2: reached(way("8.8.8.8\nerror", "10.0.0.3")),
         3: reached(way("10.9.0.1", "10.0.0.4")),
     }
-    with pytest.raises(NodesError, match=r"^n3 cannot connect to n1, where rank 0 is to be, at 10.0.0.1, 10.9.0.1$"):
+    with pytest.raises(
+        NodesError, match=r"^n3 cannot connect to n1, where rank 0 is to be, at 10.0.0.1, 10.9.0.1$"
+    ):
         meet(four(make_surveyed), answers, tried=("10.0.0.1", "10.9.0.1"), hosts=NAMES)
     answers[2] = answers[1]
-    with pytest.raises(NodesError, match=r"all nodes: n\[2-3\] by 10.0.0.1 only, n4 by 10.9.0.1 only$"):
+    with pytest.raises(
+        NodesError, match=r"all nodes: n\[2-3\] by 10.0.0.1 only, n4 by 10.9.0.1 only$"
+    ):
         meet(four(make_surveyed), answers, tried=("10.0.0.1", "10.9.0.1"), hosts=NAMES)
 
 
 @given(data=st.data(), nodes=st.integers(2, 5))
 def test_an_address_is_taken_only_if_all_others_reached_it(make_surveyed, data, nodes):
     tried = ("10.0.0.1", "10.1.0.1", "fd00::1")
-    surveys = [node(make_surveyed, f"n{rank}", f"eth0 10.0.0.{rank + 1}/24") for rank in range(nodes)]
+    surveys = [
+        node(make_surveyed, f"n{rank}", f"eth0 10.0.0.{rank + 1}/24") for rank in range(nodes)
+    ]
     sets = [data.draw(st.sets(st.sampled_from(tried))) for _ in range(nodes - 1)]
     answers = {
         rank: reached(*(way(each, f"10.0.0.{rank + 1}", "eth0") for each in those))
@@ -245,25 +273,40 @@ def test_the_meeting_point_is_bound_into_the_plan_of_the_attempt(make_composer, 
     surveys[1] = make_surveys(made, named=("127.0.1.1",), python="/opt/python3")[1]
     members, plan = made.compose(surveys)
     assert made.addresses(surveys[0], "a") == ("10.0.0.1",)
-    met = made.meet([surveys[number] for number in members], {1: reached(way("10.0.0.1", "10.0.0.2", "eth0"))})
+    met = made.meet(
+        [surveys[number] for number in members], {1: reached(way("10.0.0.1", "10.0.0.2", "eth0"))}
+    )
     bound = bind(plan, attempt=2, master_port=4711, meeting=met)
-    assert (bound.env["MASTER_ADDR"], bound.env["MASTER_PORT"], bound.attempt) == ("10.0.0.1", "4711", 2)
+    assert (bound.env["MASTER_ADDR"], bound.env["MASTER_PORT"], bound.attempt) == (
+        "10.0.0.1",
+        "4711",
+        2,
+    )
     assert bound.nodes[0].env == {"PATH": "/p"}
     assert bound.nodes[1].env == {GLOO: "eth0", TENSORPIPE: "eth0"}
     nodes = bound.record()["nodes"]
     assert ("env" in nodes[0], nodes[1]["env"]) == (False, {GLOO: "eth0", TENSORPIPE: "eth0"})
 
 
-def test_workers_are_found_where_their_nodes_were_when_they_reached_the_first(make_composer, make_surveys):
+def test_workers_are_found_where_their_nodes_were_when_they_reached_the_first(
+    make_composer, make_surveys
+):
     made = make_composer(hosts="a:1,b:2")
     surveys = make_surveys(made)
     members, plan = made.compose(surveys)
-    met = made.meet([surveys[number] for number in members], {1: reached(way("10.0.0.1", "fd00::2", "eth0"))})
+    met = made.meet(
+        [surveys[number] for number in members], {1: reached(way("10.0.0.1", "fd00::2", "eth0"))}
+    )
     assert met.addresses == ("10.0.0.1", "fd00::2")
     plan = replace(plan, worker_ports=2)
     assert cluster_of(plan, range(1, 7), met) == (
-        "10.0.0.1:1", "10.0.0.1:2", "[fd00::2]:3", "[fd00::2]:4", "[fd00::2]:5", "[fd00::2]:6",
-    )  # fmt: skip
+        "10.0.0.1:1",
+        "10.0.0.1:2",
+        "[fd00::2]:3",
+        "[fd00::2]:4",
+        "[fd00::2]:5",
+        "[fd00::2]:6",
+    )
 
 
 def test_the_composer_takes_the_users_settings_for_the_meeting(make_composer, make_surveys):
@@ -275,9 +318,13 @@ def test_the_composer_takes_the_users_settings_for_the_meeting(make_composer, ma
     assert (met.address, met.env[1]) == ("m.example", {TENSORPIPE: "eth0"})
 
 
-def test_an_interface_that_a_node_lacks_is_told_before_anything_is_prepared(make_composer, make_surveys):
+def test_an_interface_that_a_node_lacks_is_told_before_anything_is_prepared(
+    make_composer, make_surveys
+):
     made = make_composer(hosts="a,b", interface="eth0")
     surveys = make_surveys(made)
-    surveys[1] = make_surveys(made, interfaces=(Interface(name="ens1", address="10.0.0.2", prefix=24),))[1]
+    surveys[1] = make_surveys(
+        made, interfaces=(Interface(name="ens1", address="10.0.0.2", prefix=24),)
+    )[1]
     with pytest.raises(ConfigError, match="--interface: b has no interface 'eth0'"):
         made.compose(surveys)

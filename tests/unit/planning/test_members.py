@@ -16,7 +16,11 @@ def names(made) -> list[str]:
 def composed(make_composer, make_surveys, *, away=(), changed=None, **options):
     """Compose with all hosts but those away; ``changed`` has by host what one tells otherwise."""
     made = make_composer(**options)
-    surveys = {number: told for number, told in make_surveys(made).items() if made.hosts[number].host not in away}
+    surveys = {
+        number: told
+        for number, told in make_surveys(made).items()
+        if made.hosts[number].host not in away
+    }
     for number in surveys:
         if (other := (changed or {}).get(made.hosts[number].host)) is not None:
             surveys[number] = make_surveys(made, **other)[number]
@@ -36,8 +40,13 @@ def test_hosts_train_in_the_order_of_the_list_and_ranks_are_contiguous(make_comp
     assert hosts == ["b", "a", "c"]
     assert sizes(plan) == [2, 1, 3]
     assert [(w.rank, w.node_rank, w.local_rank) for w in plan.workers] == [
-        (0, 0, 0), (1, 0, 1), (2, 1, 0), (3, 2, 0), (4, 2, 1), (5, 2, 2),
-    ]  # fmt: skip
+        (0, 0, 0),
+        (1, 0, 1),
+        (2, 1, 0),
+        (3, 2, 0),
+        (4, 2, 1),
+        (5, 2, 2),
+    ]
     assert (plan.world_size, plan.env["WORLD_SIZE"], plan.env["GROUP_WORLD_SIZE"]) == (6, "6", "3")
     assert (plan.master_addr, plan.master_port, plan.env.get("MASTER_PORT")) == ("b", None, None)
 
@@ -56,7 +65,9 @@ def test_hosts_train_in_the_order_of_the_list_and_ranks_are_contiguous(make_comp
         ({"hosts": "a"}, 1, 0, (1, 1)),
     ],
 )
-def test_spares_are_the_hosts_after_those_that_train(make_composer, options, training, spares, bounds):
+def test_spares_are_the_hosts_after_those_that_train(
+    make_composer, options, training, spares, bounds
+):
     made = make_composer(**options)
     assert (len(made.hosts), made.spares, made.bounds) == (training + spares, spares, bounds)
     assert names(made) == list("abcdef")[: training + spares]
@@ -66,8 +77,14 @@ def test_spares_are_the_hosts_after_those_that_train(make_composer, options, tra
     ("options", "words"),
     [
         ({"hosts": "a,b", "spares": 2}, ("--spares 2", "2 hosts, a,b")),
-        ({"hosts": "a,b,c", "spares": 2, "num_nodes": 2}, ("--num-nodes 2 and --spares 2", "3 hosts")),
-        ({"hosts": "a,b,c", "spares": 2, "num_nodes": (2, 4)}, ("--num-nodes 2:4 and --spares 2", "3 hosts")),
+        (
+            {"hosts": "a,b,c", "spares": 2, "num_nodes": 2},
+            ("--num-nodes 2 and --spares 2", "3 hosts"),
+        ),
+        (
+            {"hosts": "a,b,c", "spares": 2, "num_nodes": (2, 4)},
+            ("--num-nodes 2:4 and --spares 2", "3 hosts"),
+        ),
     ],
 )
 def test_too_few_hosts_for_the_spares_are_refused(make_composer, options, words):
@@ -81,23 +98,35 @@ def test_too_few_hosts_for_the_spares_are_refused(make_composer, options, words)
     ("away", "expected"),
     [("", ["a", "b"]), ("a", ["b", "c"]), ("b", ["a", "c"]), ("c", ["a", "b"]), ("ab", ["c", "d"])],
 )
-def test_a_spare_takes_the_place_of_a_host_that_is_not_there(make_composer, make_surveys, away, expected):
-    hosts, plan = composed(make_composer, make_surveys, hosts="a:2,b:2,c:2,d:2", num_nodes=2, spares=2, away=away)
+def test_a_spare_takes_the_place_of_a_host_that_is_not_there(
+    make_composer, make_surveys, away, expected
+):
+    hosts, plan = composed(
+        make_composer, make_surveys, hosts="a:2,b:2,c:2,d:2", num_nodes=2, spares=2, away=away
+    )
     assert hosts == expected
     assert [worker.rank for worker in plan.workers] == [0, 1, 2, 3]
-    assert [node.host for node in plan.spares] == [each for each in "abcd" if each not in away and each not in expected]
+    assert [node.host for node in plan.spares] == [
+        each for each in "abcd" if each not in away and each not in expected
+    ]
 
 
-@pytest.mark.parametrize(("away", "expected"), [("", ["a", "b", "c"]), ("a", ["b", "c"]), ("ac", ["b"])])
+@pytest.mark.parametrize(
+    ("away", "expected"), [("", ["a", "b", "c"]), ("a", ["b", "c"]), ("ac", ["b"])]
+)
 def test_an_elastic_job_takes_who_is_there(make_composer, make_surveys, away, expected):
-    hosts, plan = composed(make_composer, make_surveys, hosts="a:1,b:2,c:1", num_nodes=(1, 3), away=away)
+    hosts, plan = composed(
+        make_composer, make_surveys, hosts="a:1,b:2,c:1", num_nodes=(1, 3), away=away
+    )
     assert hosts == expected
     assert plan.env["WORLD_SIZE"] == str(sum(sizes(plan)))
     assert (plan.bounds, plan.workers[-1].rank) == ((1, 3), sum(sizes(plan)) - 1)
 
 
 def test_too_few_that_are_there_are_no_configuration_error(make_composer, make_surveys):
-    with pytest.raises(NodesError, match=r"1 node of the 2 that are needed: a,c are not there") as caught:
+    with pytest.raises(
+        NodesError, match=r"1 node of the 2 that are needed: a,c are not there"
+    ) as caught:
         composed(make_composer, make_surveys, hosts="a,b,c", num_nodes=(2, 3), away="ac")
     assert caught.value.exit_code == 69
 
@@ -144,13 +173,22 @@ def test_cpu_workers_are_as_many_as_asked(make_composer, make_surveys, options, 
 
 def test_threads_and_cpus_are_of_each_node(make_composer, make_surveys):
     small = CpuInventory(allowed=(4, 5), online=2)
-    _, plan = composed(make_composer, make_surveys, hosts="a:2,b:2", bind="cores", changed={"b": {"cpus": small}})
-    assert [worker.cpus for worker in plan.workers] == [tuple(range(8)), tuple(range(8, 16)), (4,), (5,)]
+    _, plan = composed(
+        make_composer, make_surveys, hosts="a:2,b:2", bind="cores", changed={"b": {"cpus": small}}
+    )
+    assert [worker.cpus for worker in plan.workers] == [
+        tuple(range(8)),
+        tuple(range(8, 16)),
+        (4,),
+        (5,),
+    ]
     assert [worker.env["OMP_NUM_THREADS"] for worker in plan.workers] == ["8", "8", "1", "1"]
 
 
 def test_a_grant_of_cpus_on_a_node_limits_its_threads(make_composer, make_surveys):
-    _, plan = composed(make_composer, make_surveys, hosts="a:2,b:2", changed={"b": {"granted_cpus": 4}})
+    _, plan = composed(
+        make_composer, make_surveys, hosts="a:2,b:2", changed={"b": {"granted_cpus": 4}}
+    )
     assert [worker.env["OMP_NUM_THREADS"] for worker in plan.workers] == ["8", "8", "2", "2"]
 
 
@@ -163,7 +201,10 @@ def test_threads_that_the_user_set_stay(make_composer, make_surveys):
 def test_an_agent_that_is_pinned_is_said_of_its_node(make_composer, make_surveys):
     pinned = CpuInventory(allowed=(3,), online=64)
     _, plan = composed(
-        make_composer, make_surveys, hosts="a,b,c", changed={"b": {"cpus": pinned}, "c": {"cpus": pinned}}
+        make_composer,
+        make_surveys,
+        hosts="a,b,c",
+        changed={"b": {"cpus": pinned}, "c": {"cpus": pinned}},
     )
     assert [note for note in plan.notes if "pinned" in note] == [
         "b,c: the agent is pinned to 1 of 64 CPUs, and all its workers share it"
@@ -192,7 +233,11 @@ def test_our_interpreter_is_the_workers_where_it_is(make_composer, make_surveys)
 def test_another_interpreter_on_some_nodes_is_said_once(make_composer, make_surveys):
     elsewhere = {"python": "/opt/bin/python3"}
     _, plan = composed(
-        make_composer, make_surveys, hosts="a,b,c", script_args=("--x", "1"), changed={"b": elsewhere, "c": elsewhere}
+        make_composer,
+        make_surveys,
+        hosts="a,b,c",
+        script_args=("--x", "1"),
+        changed={"b": elsewhere, "c": elsewhere},
     )
     assert plan.argv == ("/usr/bin/python3", "train.py", "--x", "1")
     other = ("/opt/bin/python3", "train.py", "--x", "1")
@@ -206,9 +251,14 @@ def test_another_interpreter_on_some_nodes_is_said_once(make_composer, make_surv
     assert record["argv"] == list(other)
 
 
-def test_with_setup_the_interpreter_that_it_brings_runs_where_ours_is_not(make_composer, make_surveys):
+def test_with_setup_the_interpreter_that_it_brings_runs_where_ours_is_not(
+    make_composer, make_surveys
+):
     made = make_composer(hosts="a,b", setup="source env/bin/activate")
-    assert (made.survey(0).program, made.survey(0).pythons) == ("bash", ("/usr/bin/python3", "python3"))
+    assert (made.survey(0).program, made.survey(0).pythons) == (
+        "bash",
+        ("/usr/bin/python3", "python3"),
+    )
     surveys = make_surveys(made)
     surveys[1] = make_surveys(made, python=None)[1]
     _, plan = made.compose(surveys)
@@ -269,24 +319,41 @@ def test_on_one_of_the_nodes_the_script_is_looked_for_here(make_composer):
 
 def test_scripts_that_differ_name_the_nodes_of_the_minority(make_composer, make_surveys):
     with pytest.raises(NodesDiffer) as caught:
-        composed(make_composer, make_surveys, hosts="a,b,c,d", changed={"b": {"script_sha256": "cd" * 32}})
+        composed(
+            make_composer,
+            make_surveys,
+            hosts="a,b,c,d",
+            changed={"b": {"script_sha256": "cd" * 32}},
+        )
     assert caught.value.nodes == (1,)
     assert (
         caught.value.message
-        == "train.py is not the same on all nodes: cdcdcdcd on b, but abababab on a,c-d".replace("a,c-d", "a,c,d")
+        == "train.py is not the same on all nodes: cdcdcdcd on b, but abababab on a,c-d".replace(
+            "a,c-d", "a,c,d"
+        )
     )
     assert caught.value.exit_code == 2
     assert "--workdir" in caught.value.hint
 
 
-def test_scripts_that_differ_are_compared_with_ours_where_we_are_a_node(make_composer, make_surveys):
+def test_scripts_that_differ_are_compared_with_ours_where_we_are_a_node(
+    make_composer, make_surveys
+):
     with pytest.raises(NodesDiffer, match=r"abababab on b,c, but cdcdcdcd on a") as caught:
-        composed(make_composer, make_surveys, hosts="a,b,c", identity="a", changed={"a": {"script_sha256": "cd" * 32}})
+        composed(
+            make_composer,
+            make_surveys,
+            hosts="a,b,c",
+            identity="a",
+            changed={"a": {"script_sha256": "cd" * 32}},
+        )
     assert caught.value.nodes == (1, 2)
 
 
 def test_a_script_that_is_missing_somewhere_names_where(make_composer, make_surveys):
-    with pytest.raises(NodesDiffer, match=r"train\.py is not there on b \(directory: /w\)") as caught:
+    with pytest.raises(
+        NodesDiffer, match=r"train\.py is not there on b \(directory: /w\)"
+    ) as caught:
         composed(make_composer, make_surveys, hosts="a,b", changed={"b": {"script_sha256": None}})
     assert caught.value.nodes == (1,)
 
@@ -298,7 +365,9 @@ def test_modules_and_programs_are_not_compared(make_composer, make_surveys):
 
 
 def test_spares_need_not_have_the_same_script(make_composer, make_surveys):
-    hosts, _ = composed(make_composer, make_surveys, hosts="a,b,c", spares=1, changed={"c": {"script_sha256": None}})
+    hosts, _ = composed(
+        make_composer, make_surveys, hosts="a,b,c", spares=1, changed={"c": {"script_sha256": None}}
+    )
     assert hosts == ["a", "b"]
 
 
@@ -349,7 +418,9 @@ def test_the_folder_that_the_job_got_in_the_end_is_in_each_plan(make_composer, m
     assert made.set_job("job-1-2", "/r/job-1-2") is made
     _, plan = made.compose(make_surveys(made))
     assert (plan.run_dir, plan.env["DISTLAUNCH_RUN_DIR"]) == ("/r/job-1-2", "/r/job-1-2")
-    assert plan.workers[1].env["TORCHELASTIC_ERROR_FILE"] == "/r/job-1-2/attempt-0/rank-1.error.json"
+    assert (
+        plan.workers[1].env["TORCHELASTIC_ERROR_FILE"] == "/r/job-1-2/attempt-0/rank-1.error.json"
+    )
     assert made.survey(0).run_dir == "/r/job-1-2"
 
 
@@ -395,4 +466,6 @@ def test_of_interpreters_and_pinned_agents_the_user_hears_once(make_composer, ma
     assert not [note for note in again.notes if "pinned" in note or "ours" in note]
     _, third = made.compose({1: other[1], 2: other[2]})
     assert [note.partition(":")[0] for note in third.notes if "pinned" in note] == ["c"]
-    assert [note.partition(":")[0] for note in third.notes if "ours" in note] == ["workers run /opt/python3 on c"]
+    assert [note.partition(":")[0] for note in third.notes if "ours" in note] == [
+        "workers run /opt/python3 on c"
+    ]

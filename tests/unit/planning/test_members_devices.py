@@ -1,4 +1,5 @@
-"""The GPUs of each node of an attempt, from what the node has told: its inventory, its masks, the filters."""
+"""The GPUs of each node of an attempt, from what the node has told: its inventory, its masks, the
+filters."""
 
 from __future__ import annotations
 
@@ -46,7 +47,9 @@ def sizes(plan) -> list[int]:
         ({"hosts": "a,b", "procs_per_node": 16, "device": "cuda"}, [16, 16]),
     ],
 )
-def test_nodes_run_a_worker_on_each_gpu_that_was_asked_for(make_composer, make_surveys, options, expected):
+def test_nodes_run_a_worker_on_each_gpu_that_was_asked_for(
+    make_composer, make_surveys, options, expected
+):
     plan = composed(make_composer, make_surveys, **options)
     assert (sizes(plan), plan.device) == (expected, "cuda")
 
@@ -69,7 +72,9 @@ def test_one_worker_a_node_has_all_of_its_gpus(make_composer, make_surveys, opti
 
 def test_one_worker_a_node_does_without_gpus_where_no_node_has_any(make_composer, make_surveys):
     nothing = {"a": {"seen": 0}, "b": {"seen": 0}}
-    plan = composed(make_composer, make_surveys, nothing, hosts="a:1,b:4", procs_per_node=1, whole_nodes=True)
+    plan = composed(
+        make_composer, make_surveys, nothing, hosts="a:1,b:4", procs_per_node=1, whole_nodes=True
+    )
     assert (sizes(plan), masks(plan), plan.device) == ([1, 1], ["", ""], "cpu")
 
 
@@ -106,9 +111,15 @@ def test_a_mask_of_ours_says_nothing_of_other_machines(make_composer, make_surve
 
 def test_mig_slices_of_one_node_are_isolated_there_alone(make_composer, make_surveys):
     mig = GpuInventory(
-        gpus=(Gpu(index=0, uuid="GPU-x", mig=(MigDevice(uuid="MIG-1", profile="3g"), MigDevice(uuid="MIG-2", profile="3g"))),),
+        gpus=(
+            Gpu(
+                index=0,
+                uuid="GPU-x",
+                mig=(MigDevice(uuid="MIG-1", profile="3g"), MigDevice(uuid="MIG-2", profile="3g")),
+            ),
+        ),
         source="nvml",
-    )  # fmt: skip
+    )
     plan = composed(make_composer, make_surveys, {"b": {"gpus": mig}}, hosts="a:2,b")
     assert [worker.env[CUDA] for worker in plan.workers] == ["0,1", "0,1", "MIG-1", "MIG-2"]
     assert [worker.env["LOCAL_RANK"] for worker in plan.workers] == ["0", "1", "0", "0"]
@@ -125,11 +136,27 @@ def test_each_nodes_gpus_are_its_own_although_nodes_are_alike(make_composer, mak
 @pytest.mark.parametrize(
     ("options", "changed", "words"),
     [
-        ({"hosts": "a,b", "gpus_per_node": 8}, {"b": {"seen": 4}}, ("b: 8 GPUs asked for, but only 4 can be used",)),
+        (
+            {"hosts": "a,b", "gpus_per_node": 8},
+            {"b": {"seen": 4}},
+            ("b: 8 GPUs asked for, but only 4 can be used",),
+        ),
         ({"hosts": "a:8,b:8"}, {"b": {"seen": 4}}, ("b: 8 GPUs asked for, but only 4",)),
-        ({"hosts": "a,b", "gpus_per_node": 8}, {"b": {"seen": 0}}, ("b: 8 GPUs asked for, but no GPU can be used",)),
-        ({"hosts": "a,b", "num_nodes": 2, "num_gpus": 16}, {"b": {"seen": 4}}, ("b: 8 GPUs asked for, but only 4",)),
-        ({"hosts": "a,b,c", "gpus_per_node": 8}, {"b": {"seen": 4}, "c": {"seen": 4}}, ("b,c: 8 GPUs asked",)),
+        (
+            {"hosts": "a,b", "gpus_per_node": 8},
+            {"b": {"seen": 0}},
+            ("b: 8 GPUs asked for, but no GPU can be used",),
+        ),
+        (
+            {"hosts": "a,b", "num_nodes": 2, "num_gpus": 16},
+            {"b": {"seen": 4}},
+            ("b: 8 GPUs asked for, but only 4",),
+        ),
+        (
+            {"hosts": "a,b,c", "gpus_per_node": 8},
+            {"b": {"seen": 4}, "c": {"seen": 4}},
+            ("b,c: 8 GPUs asked",),
+        ),
         (
             {"hosts": "a,b,c", "gpus_per_node": 8},
             {"b": {"seen": 4}, "c": {"seen": 2}},
@@ -138,16 +165,30 @@ def test_each_nodes_gpus_are_its_own_although_nodes_are_alike(make_composer, mak
         ({"hosts": "a,b", "gpus": "1,9"}, {}, ("a,b: --gpus 1,9: there is no GPU 9",)),
         ({"hosts": "a,b", "device": "cuda"}, {"b": {"seen": 0}}, ("b:", "no GPU")),
         ({"hosts": "a,b"}, {"a": {"seen": 0}}, ("a has no GPU that can be used, and b has some",)),
-        ({"hosts": "a,b,c"}, {"b": {"seen": 0}}, ("b has no GPU that can be used, and a,c have some",)),
+        (
+            {"hosts": "a,b,c"},
+            {"b": {"seen": 0}},
+            ("b has no GPU that can be used, and a,c have some",),
+        ),
         (
             {"hosts": "a,b"},
-            {"b": {"gpus": GpuInventory(source="nvml", problem="the NVIDIA driver does not answer")}},
+            {
+                "b": {
+                    "gpus": GpuInventory(source="nvml", problem="the NVIDIA driver does not answer")
+                }
+            },
             ("b: the GPUs here cannot be used: the NVIDIA driver does not answer",),
         ),
-        ({"hosts": "a"}, {"a": {"gpus": GpuInventory(source="nvml", problem="broken")}}, ("a: the GPUs", "broken")),
+        (
+            {"hosts": "a"},
+            {"a": {"gpus": GpuInventory(source="nvml", problem="broken")}},
+            ("a: the GPUs", "broken"),
+        ),
     ],
 )
-def test_a_node_that_has_less_than_it_is_to_give_is_named(make_composer, make_surveys, options, changed, words):
+def test_a_node_that_has_less_than_it_is_to_give_is_named(
+    make_composer, make_surveys, options, changed, words
+):
     with pytest.raises(ConfigError) as caught:
         composed(make_composer, make_surveys, changed, **options)
     assert all(word in caught.value.message for word in words), caught.value.message
@@ -155,7 +196,9 @@ def test_a_node_that_has_less_than_it_is_to_give_is_named(make_composer, make_su
     assert "\n" not in caught.value.message
 
 
-def test_the_hint_for_workers_without_gpus_is_the_one_for_several_nodes(make_composer, make_surveys):
+def test_the_hint_for_workers_without_gpus_is_the_one_for_several_nodes(
+    make_composer, make_surveys
+):
     with pytest.raises(ConfigError) as caught:
         composed(make_composer, make_surveys, {"b": {"seen": 4}}, hosts="a,b", gpus_per_node=8)
     assert caught.value.hint == "--procs-per-node N starts N workers without GPUs on each node"
@@ -175,7 +218,9 @@ def test_a_spare_that_has_less_is_too_little_when_it_is_needed(make_composer, ma
         made.compose({0: surveys[0], 2: surveys[2]})
 
 
-def test_a_mask_without_a_driver_counts_if_the_hosts_slots_say_the_same(make_composer, make_surveys):
+def test_a_mask_without_a_driver_counts_if_the_hosts_slots_say_the_same(
+    make_composer, make_surveys
+):
     changed = {"b": {"seen": 0, "environ": {CUDA: "4,5"}}}
     plan = composed(make_composer, make_surveys, changed, hosts="a:2,b:2")
     assert (masks(plan)[1], plan.device) == ("4,5", "cuda")

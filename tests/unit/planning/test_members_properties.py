@@ -13,7 +13,9 @@ SLOTS = st.lists(st.integers(1, 5), min_size=1, max_size=7)
 
 
 @given(slots=SLOTS, data=st.data())
-def test_ranks_are_contiguous_every_member_is_there_once_and_sizes_agree(make_composer, make_surveys, slots, data):
+def test_ranks_are_contiguous_every_member_is_there_once_and_sizes_agree(
+    make_composer, make_surveys, slots, data
+):
     spares = data.draw(st.integers(0, len(slots) - 1), label="spares")
     training = len(slots) - spares
     elastic = data.draw(st.booleans(), label="elastic")
@@ -51,7 +53,9 @@ def test_ranks_are_contiguous_every_member_is_there_once_and_sizes_agree(make_co
 
 @given(slots=SLOTS, seen=st.lists(st.integers(0, 4), min_size=7, max_size=7), whole=st.booleans())
 def test_composing_the_same_again_gives_the_same(make_composer, make_surveys, slots, seen, whole):
-    made = make_composer(hosts=",".join(f"h{place}{'' if whole else f':{n}'}" for place, n in enumerate(slots)))
+    made = make_composer(
+        hosts=",".join(f"h{place}{'' if whole else f':{n}'}" for place, n in enumerate(slots))
+    )
     gpus = max(slots) if any(seen) else 0
     surveys = make_surveys(made, seen=gpus)
     assert made.compose(surveys) == made.compose(dict(reversed(surveys.items())))

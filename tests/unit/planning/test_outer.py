@@ -23,10 +23,18 @@ def chain(*lines: str) -> list[Ancestor]:
     [
         (TORCH, ["/v/bin/python3.11 /v/bin/torchrun --no-python x"], "torchrun"),
         (TORCH, ["sh -c x", "python -u -X dev -m torch.distributed.run x"], "torchrun"),
-        (TORCH, ["numactl -N 0 x", "python -m coverage run -m torch.distributed.run x"], "torchrun"),
+        (
+            TORCH,
+            ["numactl -N 0 x", "python -m coverage run -m torch.distributed.run x"],
+            "torchrun",
+        ),
         (TORCH, ["uv run x", "python -m torch.distributed.launch x"], "torchrun"),
         (TORCH, ["python /v/bin/accelerate launch x"], "accelerate"),
-        (TORCH, ["bash wrap.sh", "python -u -m deepspeed.launcher.launch --world_info=x x"], "deepspeed"),
+        (
+            TORCH,
+            ["bash wrap.sh", "python -u -m deepspeed.launcher.launch --world_info=x x"],
+            "deepspeed",
+        ),
         (HOROVOD, ["/bin/sh -c env", SPAWNED, "python /v/bin/horovodrun -np 8 x"], "horovodrun"),
         (HOROVOD, ["bash -c cd", "sshd: user@notty"], "horovodrun"),
         (OURS, ["timeout 60 x", SPAWNER], "distlaunch"),
@@ -54,7 +62,9 @@ def test_only_shells_and_programs_that_run_a_command_may_stand_between(environ, 
         (TORCH, []),
     ],
 )
-def test_a_process_in_between_that_is_a_program_of_its_own_makes_the_launcher_a_job_of_its_own(environ, lines):
+def test_a_process_in_between_that_is_a_program_of_its_own_makes_the_launcher_a_job_of_its_own(
+    environ, lines
+):
     assert outer_launcher(environ, chain(*lines)) is None
 
 

@@ -21,10 +21,19 @@ def commence(**more) -> p.StartWorkers:
 
 def test_a_peer_plans_its_own_workers_only(by_hand):
     plan = by_hand("n1", rendezvous="h:5", node_rank=1).plan_start(commence(), ["lo", "eth0"])
-    assert [(worker.rank, worker.local_rank, worker.node_rank) for worker in plan.workers] == [(1, 0, 1), (2, 1, 1)]
-    assert {name: plan.env[name] for name in ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")} == {
-        "WORLD_SIZE": "7", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "5555", "TORCHELASTIC_RESTART_COUNT": "1",
-    }  # fmt: skip
+    assert [(worker.rank, worker.local_rank, worker.node_rank) for worker in plan.workers] == [
+        (1, 0, 1),
+        (2, 1, 1),
+    ]
+    assert {
+        name: plan.env[name]
+        for name in ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")
+    } == {
+        "WORLD_SIZE": "7",
+        "MASTER_ADDR": "10.0.0.1",
+        "MASTER_PORT": "5555",
+        "TORCHELASTIC_RESTART_COUNT": "1",
+    }
     assert plan.workers[0].env["TORCHELASTIC_ERROR_FILE"] == "/jobs/j/attempt-1/rank-1.error.json"
     assert interfaces_of(plan, 1) == ("eth0", "")
 
@@ -38,15 +47,35 @@ def test_a_peer_takes_no_interface_that_it_has_not(by_hand):
 @pytest.mark.parametrize(
     "more",
     [
-        {"node_rank": 3}, {"node_rank": -1}, {"hosts": ()}, {"slots": (1, 2)}, {"slots": (1, 3, 4)}, {"slots": (0, 2, 4)},
-        {"local_ranks": (0,)}, {"local_ranks": (0, 1, 2)}, {"master_port": 0}, {"master_port": 70000}, {"attempt": -1},
-        {"master_addr": "a b"}, {"master_addr": "x" * 300}, {"master_addr": "$(id)"}, {"slots": (1, 2, 1 << 40)},
-        {"master_addr": ""}, {"master_addr": "-h"}, {"attempt": 1 << 40}, {"attempt": 1 << 40, "restarts": 1 << 40},
-        {"restarts": -1}, {"restarts": 2}, {"hosts": ("n0", "n1"), "slots": (1, 2)}, {"hosts": ("n0", "n1", "n\x1b2")},
-        {"hosts": ("n0", "n1", "n" * 300)}, {"local_ranks": ()}, {"local_ranks": (-1, 0)},
+        {"node_rank": 3},
+        {"node_rank": -1},
+        {"hosts": ()},
+        {"slots": (1, 2)},
+        {"slots": (1, 3, 4)},
+        {"slots": (0, 2, 4)},
+        {"local_ranks": (0,)},
+        {"local_ranks": (0, 1, 2)},
+        {"master_port": 0},
+        {"master_port": 70000},
+        {"attempt": -1},
+        {"master_addr": "a b"},
+        {"master_addr": "x" * 300},
+        {"master_addr": "$(id)"},
+        {"slots": (1, 2, 1 << 40)},
+        {"master_addr": ""},
+        {"master_addr": "-h"},
+        {"attempt": 1 << 40},
+        {"attempt": 1 << 40, "restarts": 1 << 40},
+        {"restarts": -1},
+        {"restarts": 2},
+        {"hosts": ("n0", "n1"), "slots": (1, 2)},
+        {"hosts": ("n0", "n1", "n\x1b2")},
+        {"hosts": ("n0", "n1", "n" * 300)},
+        {"local_ranks": ()},
+        {"local_ranks": (-1, 0)},
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_a_peer_refuses_a_start_that_makes_no_sense(by_hand, more):
     with pytest.raises(ProtocolError):
         by_hand("n1", rendezvous="h:5", node_rank=1).plan_start(commence(**more), ["eth0"])
@@ -99,9 +128,16 @@ def test_a_peers_workers_are_told_where_all_listen(by_hand):
     assert [worker.env["CLUSTER"] for worker in plan.workers] == [" 1 of 7", " 2 of 7"]
 
 
-@pytest.mark.parametrize("cluster", [
-    CLUSTER[1:], (*CLUSTER, "a:1"), (), *((*CLUSTER[1:], odd) for odd in ("a", ":1", "a:0", "a:65536", "a b:1", "[a:1")),
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "cluster",
+    [
+        CLUSTER[1:],
+        (*CLUSTER, "a:1"),
+        (),
+        *((*CLUSTER[1:], odd) for odd in ("a", ":1", "a:0", "a:65536", "a b:1", "[a:1")),
+    ],
+    ids=str,
+)
 def test_a_cluster_that_makes_no_sense_is_refused(by_hand, cluster):
     joiner = by_hand("n1", rendezvous="h:5", node_rank=1)
     joiner._backend = Listening({}, {})
@@ -110,5 +146,7 @@ def test_a_cluster_that_makes_no_sense_is_refused(by_hand, cluster):
 
 
 def test_a_peer_whose_backend_knows_of_no_ports_refuses_them(by_hand):
-    with pytest.raises(ProtocolError, match="7 ports of workers, which --backend plain has no use for"):
+    with pytest.raises(
+        ProtocolError, match="7 ports of workers, which --backend plain has no use for"
+    ):
         by_hand("n1", rendezvous="h:5", node_rank=1).plan_start(commence(cluster=CLUSTER), ["eth0"])

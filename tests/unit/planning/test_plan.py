@@ -1,4 +1,5 @@
-"""A plan as a whole: what is open in it until an attempt, what it notes, and that the same facts give the same one."""
+"""A plan as a whole: what is open in it until an attempt, what it notes, and that the same facts
+give the same one."""
 
 from __future__ import annotations
 
@@ -18,7 +19,11 @@ from tests.unit.planning.plans import plan
 
 def test_the_port_is_open_until_it_is_bound(make_facts):
     planned = plan(make_facts)
-    assert (planned.master_port, planned.wanted_port, "MASTER_PORT" in planned.env) == (None, 0, False)
+    assert (planned.master_port, planned.wanted_port, "MASTER_PORT" in planned.env) == (
+        None,
+        0,
+        False,
+    )
     assert bind(planned, attempt=0, master_port=4711).env["MASTER_PORT"] == "4711"
 
 
@@ -37,7 +42,12 @@ def test_every_attempt_has_its_own_number_port_and_error_files(make_facts):
         for folder in ("/r", "/r{0}%s"):
             assert layout.error_files(folder, 3)(5).startswith(layout.attempt_dir(folder, 3) + "/")
     moved = replace(planned, run_dir="/elsewhere")
-    assert bind(moved, attempt=0, master_port=1).workers[0].env["TORCHELASTIC_ERROR_FILE"].startswith("/elsewhere/")
+    assert (
+        bind(moved, attempt=0, master_port=1)
+        .workers[0]
+        .env["TORCHELASTIC_ERROR_FILE"]
+        .startswith("/elsewhere/")
+    )
 
 
 def test_each_attempt_has_the_backends_files_in_its_own_folder(make_facts):
@@ -49,10 +59,19 @@ def test_each_attempt_has_the_backends_files_in_its_own_folder(make_facts):
         assert {env[name] for name in names} == {f"/r/job-1/attempt-{attempt}/nccl_trace_rank_"}
 
 
-@pytest.mark.parametrize("options", [{"facts": {"environ": {"TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "/mine"}}},
-                                     {"env": ("TORCH_NCCL_DEBUG_INFO_TEMP_FILE=/mine",)}])  # fmt: skip
-def test_a_file_that_has_an_old_name_and_a_new_one_is_left_alone_if_either_is_set(make_facts, options):
-    planned = plan(make_facts, topology=Topology(nodes=(Node(host="a", slots=1),), device="cuda"), **options)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"facts": {"environ": {"TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "/mine"}}},
+        {"env": ("TORCH_NCCL_DEBUG_INFO_TEMP_FILE=/mine",)},
+    ],
+)
+def test_a_file_that_has_an_old_name_and_a_new_one_is_left_alone_if_either_is_set(
+    make_facts, options
+):
+    planned = plan(
+        make_facts, topology=Topology(nodes=(Node(host="a", slots=1),), device="cuda"), **options
+    )
     bound = bind(planned, attempt=0, master_port=1)
     assert "TORCH_FR_DUMP_TEMP_FILE" not in bound.env
     assert {**bound.base_env, **bound.given_env}["TORCH_NCCL_DEBUG_INFO_TEMP_FILE"] == "/mine"
@@ -84,7 +103,9 @@ def test_a_pinned_launcher_is_said(make_facts):
         ({}, {}, False),
     ],
 )
-def test_an_active_environment_that_workers_do_not_run_in_is_said(make_facts, environ, options, said):
+def test_an_active_environment_that_workers_do_not_run_in_is_said(
+    make_facts, environ, options, said
+):
     planned = plan(make_facts, facts={"environ": environ, "programs": {"py": "/bin/py"}}, **options)
     notes = [note for note in planned.notes if "not the active environment's" in note]
     assert bool(notes) == said
@@ -98,7 +119,9 @@ def test_an_active_environment_that_workers_do_not_run_in_is_said(make_facts, en
 @given(
     procs=st.integers(1, 9),
     bound=st.sampled_from(["none", "cores", "numa"]),
-    environ=st.dictionaries(st.sampled_from(["A", "RANK", "OMP_NUM_THREADS", "PYTHONUNBUFFERED"]), st.text(max_size=3)),
+    environ=st.dictionaries(
+        st.sampled_from(["A", "RANK", "OMP_NUM_THREADS", "PYTHONUNBUFFERED"]), st.text(max_size=3)
+    ),
     port=st.none() | st.integers(1, 65535),
 )
 @settings(deadline=None)

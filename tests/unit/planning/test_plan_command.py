@@ -14,7 +14,13 @@ from tests.unit.planning.plans import plan, refused
 
 
 def test_a_script_runs_under_our_interpreter(make_facts):
-    assert plan(make_facts, script_args=("--lr", "1 2", "")).argv == ("/usr/bin/python3", "train.py", "--lr", "1 2", "")
+    assert plan(make_facts, script_args=("--lr", "1 2", "")).argv == (
+        "/usr/bin/python3",
+        "train.py",
+        "--lr",
+        "1 2",
+        "",
+    )
 
 
 def test_a_module_is_not_looked_for(make_facts):
@@ -32,7 +38,11 @@ def test_another_interpreter(make_facts):
 
 def test_without_python_the_program_itself_runs_and_its_group_is_signalled(make_facts):
     planned = plan(
-        make_facts, facts={"programs": {"prog": "/bin/prog"}}, script="prog", no_python=True, script_args=("-x",)
+        make_facts,
+        facts={"programs": {"prog": "/bin/prog"}},
+        script="prog",
+        no_python=True,
+        script_args=("-x",),
     )
     assert planned.argv == ("prog", "-x")
     assert planned.signal_group
@@ -59,9 +69,17 @@ def test_programs_that_cannot_run(make_facts, name, kind, message, hint):
 
 
 def test_setup_runs_in_a_login_shell_before_the_unchanged_command(make_facts):
-    planned = plan(make_facts, setup="module load cuda; export X='1 2'", script_args=("a b", "$HOME"))
+    planned = plan(
+        make_facts, setup="module load cuda; export X='1 2'", script_args=("a b", "$HOME")
+    )
     assert planned.argv[:3] == ("bash", "-l", "-c")
-    assert planned.argv[-5:] == ("module load cuda; export X='1 2'", "/usr/bin/python3", "train.py", "a b", "$HOME")
+    assert planned.argv[-5:] == (
+        "module load cuda; export X='1 2'",
+        "/usr/bin/python3",
+        "train.py",
+        "a b",
+        "$HOME",
+    )
 
 
 def test_no_script_is_a_usage_error(make_facts):
@@ -112,7 +130,9 @@ def test_a_script_that_is_only_where_the_command_was_typed_is_named_in_full(make
 
 
 def test_a_missing_script_says_where_it_was_looked_for(make_facts):
-    error = refused(make_facts, facts={"paths": {"/data": "directory"}}, workdir="/data", script="gone.py")
+    error = refused(
+        make_facts, facts={"paths": {"/data": "directory"}}, workdir="/data", script="gone.py"
+    )
     assert error.hint == "looked in /data and /w"
 
 
@@ -149,7 +169,9 @@ class AllWorded(Backend):
 
 def worded(make_facts, topology: Topology, backend: type[Backend] = Worded, **more) -> LaunchPlan:
     options = TrainOptions(script="train.py", script_args=("sub", "--lr=1"), num_procs=3, **more)
-    return build_plan(options, make_facts(), topology, backend({}, {}), job_id="job-1", run_dir="/r/job-1")
+    return build_plan(
+        options, make_facts(), topology, backend({}, {}), job_id="job-1", run_dir="/r/job-1"
+    )
 
 
 def test_a_backends_words_for_all_workers_are_in_their_command_and_they_can_be_forked(make_facts):
@@ -157,11 +179,15 @@ def test_a_backends_words_for_all_workers_are_in_their_command_and_they_can_be_f
     planned = worded(make_facts, topology, AllWorded, preload="json")
     assert planned.argv == (make_facts().python, "train.py", "--config=c", "sub", "--lr=1")
     assert [worker.argv for worker in planned.workers] == [None, None]
-    with pytest.raises(ConfigError, match="--preload and --local_rank for each worker exclude each other"):
+    with pytest.raises(
+        ConfigError, match="--preload and --local_rank for each worker exclude each other"
+    ):
         worded(make_facts, topology, preload="json")
 
 
-def test_a_backends_words_stand_before_the_scripts_own_and_after_each_nodes_own_interpreter(make_facts):
+def test_a_backends_words_stand_before_the_scripts_own_and_after_each_nodes_own_interpreter(
+    make_facts,
+):
     elsewhere = Node(host="b", slots=1, argv=("/opt/python", "train.py", "sub", "--lr=1"))
     topology = Topology(nodes=(Node(host="a", slots=2), elsewhere), device="cpu")
     python = make_facts().python
@@ -172,8 +198,17 @@ def test_a_backends_words_stand_before_the_scripts_own_and_after_each_nodes_own_
     ]
 
 
-def test_a_backends_words_say_the_same_as_local_rank_where_each_worker_sees_its_own_gpu_alone(make_facts):
+def test_a_backends_words_say_the_same_as_local_rank_where_each_worker_sees_its_own_gpu_alone(
+    make_facts,
+):
     masks = (("0",), ("1",))
-    node = Node(host="a", slots=2, isolated=True, mask_variable="CUDA_VISIBLE_DEVICES", masks=masks, devices=("0", "1"))
+    node = Node(
+        host="a",
+        slots=2,
+        isolated=True,
+        mask_variable="CUDA_VISIBLE_DEVICES",
+        masks=masks,
+        devices=("0", "1"),
+    )
     planned = worded(make_facts, Topology(nodes=(node,), device="cuda"))
     assert [worker.argv[2] for worker in planned.workers] == ["--local_rank=0", "--local_rank=0"]

@@ -21,7 +21,12 @@ def plan(make_facts, *, topology=None, facts=None, job="job-1", **options) -> La
     facts = make_facts(**(facts or {}))
     topology = topology or local_topology(chosen, facts)
     return build_plan(
-        chosen, facts, topology, find_backend("pytorch-ddp")({}, {}), job_id=job, run_dir=job and f"/r/{job}"
+        chosen,
+        facts,
+        topology,
+        find_backend("pytorch-ddp")({}, {}),
+        job_id=job,
+        run_dir=job and f"/r/{job}",
     )
 
 
@@ -43,7 +48,11 @@ def test_the_record_holds_what_we_set_for_each_worker(make_facts):
     (node,) = record["nodes"]
     assert (node["host"], node["node_rank"], node["slots"], node["devices"]) == ("nodeA", 0, 2, [])
     second = node["workers"][1]
-    assert (second["rank"], second["local_rank"], second["argv"]) == (1, 1, ["/usr/bin/python3", "train.py"])
+    assert (second["rank"], second["local_rank"], second["argv"]) == (
+        1,
+        1,
+        ["/usr/bin/python3", "train.py"],
+    )
     assert (second["env"]["RANK"], record["env"]["WORLD_SIZE"]) == ("1", "2")
     assert "A" not in {**record["env"], **second["env"]}
     assert not record["env"].keys() & second["env"].keys(), "a worker's holds what differs"
@@ -63,7 +72,9 @@ def test_values_are_masked_by_their_names(make_facts, name):
     planned = plan(make_facts)
     first, *others = planned.workers
     planned = replace(
-        planned, env={**planned.env, name: "sesame"}, workers=(replace(first, env={name: "sesame"}), *others)
+        planned,
+        env={**planned.env, name: "sesame"},
+        workers=(replace(first, env={name: "sesame"}), *others),
     )
     for record in (planned.record(), planned.record(expand=True)):
         assert record["env"][name] == record["nodes"][0]["workers"][0]["env"][name] == "***"
@@ -86,15 +97,33 @@ def test_the_record_is_written_piece_by_piece_as_it_is(make_facts, slots, expand
 
 def test_on_many_nodes_each_worker_has_its_nodes_numbers(make_facts):
     nodes = (Node(host="a", slots=3), Node(host="b", slots=1), Node(host="c", slots=2))
-    planned = plan(make_facts, topology=Topology(nodes=nodes, device="cpu", source="flags", master_addr="a"))
+    planned = plan(
+        make_facts, topology=Topology(nodes=nodes, device="cpu", source="flags", master_addr="a")
+    )
     seen = [
-        [variables(planned, rank)[name] for name in ("NODE_RANK", "GROUP_RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")]
+        [
+            variables(planned, rank)[name]
+            for name in ("NODE_RANK", "GROUP_RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+        ]
         for rank in range(6)
     ]
-    assert seen == [[node, node, local, size] for node, local, size in (
-        ("0", "0", "3"), ("0", "1", "3"), ("0", "2", "3"), ("1", "0", "1"), ("2", "0", "2"), ("2", "1", "2"),
-    )]  # fmt: skip
-    shared = {"WORLD_SIZE": "6", "ROLE_WORLD_SIZE": "6", "GROUP_WORLD_SIZE": "3", "MASTER_ADDR": "a"}
+    assert seen == [
+        [node, node, local, size]
+        for node, local, size in (
+            ("0", "0", "3"),
+            ("0", "1", "3"),
+            ("0", "2", "3"),
+            ("1", "0", "1"),
+            ("2", "0", "2"),
+            ("2", "1", "2"),
+        )
+    ]
+    shared = {
+        "WORLD_SIZE": "6",
+        "ROLE_WORLD_SIZE": "6",
+        "GROUP_WORLD_SIZE": "3",
+        "MASTER_ADDR": "a",
+    }
     assert planned.env.items() >= shared.items()
     assert (planned.first_ranks, planned.record()["source"]) == ((0, 3, 4), "flags")
 
@@ -102,7 +131,11 @@ def test_on_many_nodes_each_worker_has_its_nodes_numbers(make_facts):
 def test_from_a_node_that_has_to_tell_its_size_no_rank_is_known(make_facts):
     nodes = (Node(host="a", slots=2), Node(host="b", slots=None), Node(host="c", slots=4))
     planned = plan(make_facts, topology=Topology(nodes=nodes, device="auto", master_addr="a"))
-    assert (planned.world_size, [worker.rank for worker in planned.workers], planned.first_ranks) == (
+    assert (
+        planned.world_size,
+        [worker.rank for worker in planned.workers],
+        planned.first_ranks,
+    ) == (
         None,
         [0, 1],
         (0, 2),
@@ -118,7 +151,12 @@ def test_only_this_machines_cpus_are_shared_out(make_facts):
     nodes = (Node(host="a", slots=2), Node(host="b", slots=2))
     planned = plan(make_facts, topology=Topology(nodes=nodes, device="cpu", here=1), bind="cores")
     assert [worker.cpus and len(worker.cpus) for worker in planned.workers] == [None, None, 8, 8]
-    assert ["OMP_NUM_THREADS" in worker.env for worker in planned.workers] == [False, False, True, True]
+    assert ["OMP_NUM_THREADS" in worker.env for worker in planned.workers] == [
+        False,
+        False,
+        True,
+        True,
+    ]
 
 
 def test_threads_are_a_share_of_what_the_scheduler_grants(make_facts):
@@ -130,7 +168,12 @@ def test_an_id_that_launchers_have_yet_to_agree_on_is_null(make_facts):
     planned = plan(make_facts, job="")
     assert planned.record()["job_id"] is None
     assert planned.record()["run_dir"] is None
-    ids = {"TORCHELASTIC_RUN_ID", "DISTLAUNCH_JOB_ID", "DISTLAUNCH_RUN_DIR", "TORCHELASTIC_ERROR_FILE"}
+    ids = {
+        "TORCHELASTIC_RUN_ID",
+        "DISTLAUNCH_JOB_ID",
+        "DISTLAUNCH_RUN_DIR",
+        "TORCHELASTIC_ERROR_FILE",
+    }
     assert not ids & variables(planned).keys()
 
 
@@ -140,12 +183,18 @@ def test_an_id_that_launchers_have_yet_to_agree_on_is_null(make_facts):
         ({}, {}, ("127.0.0.1", None)),
         ({"several": True}, {}, (None, None)),
         ({"several": True, "master_addr": "a", "master_port": 7}, {}, ("a", 7)),
-        ({"several": True, "master_addr": "a", "master_port": 7}, {"master_addr": "m", "master_port": 9}, ("m", 9)),
+        (
+            {"several": True, "master_addr": "a", "master_port": 7},
+            {"master_addr": "m", "master_port": 9},
+            ("m", 9),
+        ),
         ({"several": True}, {"master_addr": "m"}, ("m", None)),
     ],
 )
 def test_the_master_is_who_the_user_says_then_the_source(make_facts, topology, options, expected):
-    nodes = (Node(host="a", slots=1), Node(host="b", slots=1))[: 2 if topology.pop("several", False) else 1]
+    nodes = (Node(host="a", slots=1), Node(host="b", slots=1))[
+        : 2 if topology.pop("several", False) else 1
+    ]
     planned = plan(make_facts, topology=Topology(nodes=nodes, device="cpu", **topology), **options)
     assert (planned.master_addr, planned.master_port) == expected
     assert planned.env.get("MASTER_ADDR") == expected[0]
@@ -167,14 +216,20 @@ def test_the_record_tells_who_logs_in_where_and_which_gpu_is_which(make_facts):
     )
     one, other = plan(make_facts, topology=Topology(nodes=nodes, device="cuda")).record()["nodes"]
     assert one["gpus"] == [{"device": "0", "index": 4, "uuid": "GPU-4", "name": "H100"}, None]
-    assert (other["user"], other["port"], other["chosen"], other["devices"]) == ("me", 2222, [2], None)
+    assert (other["user"], other["port"], other["chosen"], other["devices"]) == (
+        "me",
+        2222,
+        [2],
+        None,
+    )
     assert not one.keys() & {"user", "port", "chosen", "without"}
 
 
 def test_a_nodes_variables_that_repeat_one_of_ours_are_shown_and_none_that_it_inherits(make_facts):
     nodes = (Node(host="a", slots=1), Node(host="b", slots=1, env={"PATH": "/opt/bin"}))
     planned = replace(
-        plan(make_facts, topology=Topology(nodes=nodes, device="cpu")), repeated={"GOSSIP_IFACE": "GLOO_SOCKET_IFNAME"}
+        plan(make_facts, topology=Topology(nodes=nodes, device="cpu")),
+        repeated={"GOSSIP_IFACE": "GLOO_SOCKET_IFNAME"},
     )
     met = Meeting(address="10.0.0.1", env={1: {"GLOO_SOCKET_IFNAME": "eth1"}})
     one, other = bind(planned, attempt=0, master_port=7, meeting=met).record()["nodes"]

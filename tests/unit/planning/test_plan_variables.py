@@ -1,4 +1,5 @@
-"""What variables workers get: the launcher's own, the backend's, the user's, and which of them wins."""
+"""What variables workers get: the launcher's own, the backend's, the user's, and which of them
+wins."""
 
 from __future__ import annotations
 
@@ -18,7 +19,10 @@ def test_a_variable_longer_than_linux_takes_is_refused_by_its_name(make_facts):
     most = 131_071 - len("LONG=")
     assert plan(make_facts, env=("LONG=" + "é" * (most // 2),))
     why = refused(make_facts, env=("LONG=" + "x" * (most + 1),)).message
-    assert why == "--env LONG: with 131,072 bytes it is too long, Linux takes 131,071 of one variable (NAME=VALUE)"
+    assert (
+        why
+        == "--env LONG: with 131,072 bytes it is too long, Linux takes 131,071 of one variable (NAME=VALUE)"
+    )
     texts = {"f.env": "LONG=" + "x" * 200_000}
     assert refused(make_facts, env_file=("f.env",), facts={"texts": texts}).message.startswith(
         "LONG in f.env: with 200,005"
@@ -33,8 +37,12 @@ def test_a_variable_of_a_backend_may_not_be_too_long_either(make_facts):
             return {"CLASSES": "Block," * 50_000}
 
     chosen, facts = TrainOptions(script="train.py", num_procs=1), make_facts()
-    with pytest.raises(ConfigError, match=r"^CLASSES, which --backend long sets: with 300,008 bytes it is too long"):
-        build_plan(chosen, facts, local_topology(chosen, facts), Long({}, {}), job_id="j", run_dir="/r")
+    with pytest.raises(
+        ConfigError, match=r"^CLASSES, which --backend long sets: with 300,008 bytes it is too long"
+    ):
+        build_plan(
+            chosen, facts, local_topology(chosen, facts), Long({}, {}), job_id="j", run_dir="/r"
+        )
 
 
 # --- what contradicts a backend
@@ -42,25 +50,40 @@ def test_a_variable_of_a_backend_may_not_be_too_long_either(make_facts):
 
 @pytest.mark.parametrize("name", ["ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_MEGATRON_LM"])
 def test_what_is_inherited_against_a_backend_is_left_out_and_told_of(make_facts, name):
-    environ = {name: "true", "ACCELERATE_MIXED_PRECISION": "bf16", "FSDP_STATE_DICT_TYPE": "FULL_STATE_DICT"}
+    environ = {
+        name: "true",
+        "ACCELERATE_MIXED_PRECISION": "bf16",
+        "FSDP_STATE_DICT_TYPE": "FULL_STATE_DICT",
+    }
     planned = plan(make_facts, backend="fsdp", facts={"environ": environ})
     assert name not in variables(planned)
     assert variables(planned)["ACCELERATE_MIXED_PRECISION"] == "bf16"
-    assert variables(planned)["FSDP_STATE_DICT_TYPE"] == "FULL_STATE_DICT", "the user's, as no option says otherwise"
+    assert variables(planned)["FSDP_STATE_DICT_TYPE"] == "FULL_STATE_DICT", (
+        "the user's, as no option says otherwise"
+    )
     (note,) = (note for note in planned.notes if name in note)
-    assert note == f"{name} is set here and contradicts --backend fsdp: workers do not get it (--env NAME passes it on)"
+    assert (
+        note
+        == f"{name} is set here and contradicts --backend fsdp: workers do not get it (--env NAME passes it on)"
+    )
 
 
 def test_what_contradicts_a_backend_can_be_given_all_the_same(make_facts):
     environ = {"ACCELERATE_USE_DEEPSPEED": "true"}
-    planned = plan(make_facts, backend="fsdp", facts={"environ": environ}, env=("ACCELERATE_USE_DEEPSPEED",))
+    planned = plan(
+        make_facts, backend="fsdp", facts={"environ": environ}, env=("ACCELERATE_USE_DEEPSPEED",)
+    )
     assert variables(planned)["ACCELERATE_USE_DEEPSPEED"] == "true"
     assert not any("ACCELERATE" in note for note in planned.notes)
 
 
 @pytest.mark.parametrize("backend", ["pytorch-ddp", "accelerate"])
 def test_what_the_user_exports_for_accelerate_reaches_it(make_facts, backend):
-    environ = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "ACCELERATE_MIXED_PRECISION": "bf16"}
+    environ = {
+        "ACCELERATE_USE_FSDP": "true",
+        "FSDP_VERSION": "2",
+        "ACCELERATE_MIXED_PRECISION": "bf16",
+    }
     planned = plan(make_facts, backend=backend, facts={"environ": environ})
     assert environ.items() <= variables(planned).items()
     assert not any("ACCELERATE" in note for note in planned.notes)
@@ -81,13 +104,22 @@ def test_what_the_user_exports_for_accelerate_reaches_it(make_facts, backend):
 def test_what_a_backend_sets_for_each_worker_cannot_be_given(make_facts, backend, name):
     said = f"--env {name}: --backend {backend} sets {name} for each worker"
     assert refused(make_facts, backend=backend, env=("A=1", f"{name}=7")).message == said
-    file = refused(make_facts, backend=backend, env_file=("/w/f",), facts={"texts": {"/w/f": f"{name}=7\n"}})
+    file = refused(
+        make_facts, backend=backend, env_file=("/w/f",), facts={"texts": {"/w/f": f"{name}=7\n"}}
+    )
     assert file.message == said.replace(f"--env {name}", f"{name} in /w/f")
-    assert plan(make_facts, env=(f"{name}=7",)).given_env == {name: "7"}, "another backend has no use for it"
+    assert plan(make_facts, env=(f"{name}=7",)).given_env == {name: "7"}, (
+        "another backend has no use for it"
+    )
 
 
 def test_what_a_backend_sets_for_all_can_be_given(make_facts):
-    assert variables(plan(make_facts, backend="horovod", env=("HOROVOD_CONTROLLER=x",)))["HOROVOD_CONTROLLER"] == "x"
+    assert (
+        variables(plan(make_facts, backend="horovod", env=("HOROVOD_CONTROLLER=x",)))[
+            "HOROVOD_CONTROLLER"
+        ]
+        == "x"
+    )
 
 
 # --- what workers get
@@ -129,7 +161,10 @@ def test_everything_that_cannot_be_given_is_set_but_for_what_the_agent_adds(make
     bound = bind(plan(make_facts), attempt=0, master_port=1)
     descriptors = {"DISTLAUNCH_PROGRESS_FD", "DISTLAUNCH_STACKS_FD", "DISTLAUNCH_WARM_FD"}
     chosen = {"DISTLAUNCH_BACKEND_OPTIONS"}  # with options alone
-    assert variables(bound).keys() >= SET_FOR_WORKERS - descriptors - chosen - {"DISTLAUNCH_COOKIE", "DISTLAUNCH_BOOT"}
+    assert variables(bound).keys() >= SET_FOR_WORKERS - descriptors - chosen - {
+        "DISTLAUNCH_COOKIE",
+        "DISTLAUNCH_BOOT",
+    }
 
 
 def test_ranks_are_contiguous_over_unequal_nodes_in_topology_order(make_facts):
@@ -137,35 +172,59 @@ def test_ranks_are_contiguous_over_unequal_nodes_in_topology_order(make_facts):
     planned = plan(make_facts, topology=Topology(nodes=nodes, device="cpu"))
     assert planned.world_size == 6
     assert [(w.rank, w.node_rank, w.local_rank) for w in planned.workers] == [
-        (0, 0, 0), (1, 1, 0), (2, 1, 1), (3, 1, 2), (4, 2, 0), (5, 2, 1),
-    ]  # fmt: skip
+        (0, 0, 0),
+        (1, 1, 0),
+        (2, 1, 1),
+        (3, 1, 2),
+        (4, 2, 0),
+        (5, 2, 1),
+    ]
     fifth = variables(planned, 4)
-    assert {name: fifth[name] for name in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_WORLD_SIZE")} == {
-        "RANK": "4", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "NODE_RANK": "2", "GROUP_WORLD_SIZE": "3",
-    }  # fmt: skip
+    assert {
+        name: fifth[name]
+        for name in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_WORLD_SIZE")
+    } == {
+        "RANK": "4",
+        "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": "2",
+        "NODE_RANK": "2",
+        "GROUP_WORLD_SIZE": "3",
+    }
     assert "CUDA_VISIBLE_DEVICES" not in fifth
 
 
 def test_isolated_workers_have_local_rank_0_and_their_own_gpu(make_facts):
     planned = plan(make_facts, facts={"gpus": TWO}, num_procs=None, isolate_gpus=True)
-    seen = [(variables(planned, r)["LOCAL_RANK"], variables(planned, r)["CUDA_VISIBLE_DEVICES"]) for r in (0, 1)]
+    seen = [
+        (variables(planned, r)["LOCAL_RANK"], variables(planned, r)["CUDA_VISIBLE_DEVICES"])
+        for r in (0, 1)
+    ]
     assert seen == [("0", "0"), ("0", "1")]
     assert [worker.local_rank for worker in planned.workers] == [0, 1]
 
 
 def test_workers_share_the_mask_otherwise(make_facts):
     planned = plan(make_facts, facts={"gpus": TWO}, num_procs=None)
-    seen = [(variables(planned, r)["LOCAL_RANK"], variables(planned, r)["CUDA_VISIBLE_DEVICES"]) for r in (0, 1)]
+    seen = [
+        (variables(planned, r)["LOCAL_RANK"], variables(planned, r)["CUDA_VISIBLE_DEVICES"])
+        for r in (0, 1)
+    ]
     assert seen == [("0", "0,1"), ("1", "0,1")]
 
 
 @pytest.mark.parametrize(
-    "name", ["TORCH_NCCL_ASYNC_ERROR_HANDLING", "PYTHONUNBUFFERED", "CUDA_DEVICE_ORDER", "OMP_NUM_THREADS"]
+    "name",
+    ["TORCH_NCCL_ASYNC_ERROR_HANDLING", "PYTHONUNBUFFERED", "CUDA_DEVICE_ORDER", "OMP_NUM_THREADS"],
 )
 def test_a_default_gives_way_to_the_environment_and_to_the_user(make_facts, name):
     assert variables(plan(make_facts, facts={"environ": {name: "theirs"}}))[name] == "theirs"
     assert variables(plan(make_facts, env=(f"{name}=given",)))[name] == "given"
-    assert variables(plan(make_facts, facts={"environ": {name: "theirs"}}, env=(f"{name}=given",)))[name] == "given"
+    assert (
+        variables(plan(make_facts, facts={"environ": {name: "theirs"}}, env=(f"{name}=given",)))[
+            name
+        ]
+        == "given"
+    )
 
 
 @pytest.mark.parametrize("name", ["HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"])

@@ -49,7 +49,8 @@ def test_dealing_in_turn_is_what_one_worker_at_a_time_gives(slots, share):
     assert spread(total, slots) == counts
 
 
-# Expected values: Horovod's documentation of cross_rank and cross_size (one communicator for each local rank).
+# Expected values: Horovod's documentation of cross_rank and cross_size (one communicator for each
+# local rank).
 @pytest.mark.parametrize(
     ("slots", "sizes", "ranks"),
     [

@@ -11,7 +11,15 @@ from distlaunch.planning.train_options import TrainOptions
 
 @pytest.mark.parametrize(
     "text",
-    ["127.0.0.1:5:5", "[fe80::1%%eth0]", "[fe80::1%]:5", "[10.0.0.1:5]:6", "256.1.1.1", "10.0.0.1%eth0:5", "1.2.3:5"],
+    [
+        "127.0.0.1:5:5",
+        "[fe80::1%%eth0]",
+        "[fe80::1%]:5",
+        "[10.0.0.1:5]:6",
+        "256.1.1.1",
+        "10.0.0.1%eth0:5",
+        "1.2.3:5",
+    ],
 )
 def test_what_is_written_like_an_address_has_to_be_one(text):
     with pytest.raises(ConfigError, match=r"^--rendezvous: .* is no IP address") as error:
@@ -22,7 +30,12 @@ def test_what_is_written_like_an_address_has_to_be_one(text):
 
 @pytest.mark.parametrize(
     ("text", "host"),
-    [("10.0.0.1:5", "10.0.0.1"), ("[fe80::1%eth0]:5", "fe80::1%eth0"), ("n1.x2:5", "n1.x2"), ("7:5", "7")],
+    [
+        ("10.0.0.1:5", "10.0.0.1"),
+        ("[fe80::1%eth0]:5", "fe80::1%eth0"),
+        ("n1.x2:5", "n1.x2"),
+        ("7:5", "7"),
+    ],
 )
 def test_addresses_and_names_are_places(text, host):
     assert rendezvous_endpoint(TrainOptions(rendezvous=text)) == (host, 5)

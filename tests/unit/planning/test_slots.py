@@ -12,10 +12,19 @@ from distlaunch.planning.hosts.hostfile import parse_hosts
 from distlaunch.planning.train_options import TrainOptions
 
 
-def plan(make_facts, text, *, source="flags", here=None, seen=0, allocation=None, **options) -> Topology:
+def plan(
+    make_facts, text, *, source="flags", here=None, seen=0, allocation=None, **options
+) -> Topology:
     """Plan over hosts, written as for --hosts; ``seen`` GPUs are on the one that is ``here``."""
-    given = {"source": source, "by_user": source == "flags", "hosts": parse_hosts(text), **(allocation or {})}
-    gpus = GpuInventory(gpus=tuple(Gpu(index=i, uuid=f"GPU-{i}") for i in range(seen)), source="nvml")
+    given = {
+        "source": source,
+        "by_user": source == "flags",
+        "hosts": parse_hosts(text),
+        **(allocation or {}),
+    }
+    gpus = GpuInventory(
+        gpus=tuple(Gpu(index=i, uuid=f"GPU-{i}") for i in range(seen)), source="nvml"
+    )
     asked = TrainOptions(script="train.py", **options)
     return build_topology(Allocation(**given), asked, make_facts(gpus=gpus), here=here)
 
@@ -35,7 +44,9 @@ def sizes(topology: Topology) -> dict[str, int | None]:
 
 def slotted(unit: str, *counts: int | None, **more) -> dict[str, object]:
     """Give hosts a, b, ... of a scheduler that counts ``unit``."""
-    hosts = tuple(Host(name="abc"[at], slots=count, unit=unit, **more) for at, count in enumerate(counts))
+    hosts = tuple(
+        Host(name="abc"[at], slots=count, unit=unit, **more) for at, count in enumerate(counts)
+    )
     return {"hosts": hosts}
 
 
@@ -46,12 +57,16 @@ def test_gpus_that_were_granted_and_are_not_here_are_refused(make_facts, counts,
     error = refused(make_facts, "x", source="slurm", here=0, seen=seen, allocation=granted)
     assert "slurm gives a 3 GPUs" in error.message
     assert ("--procs-per-node" if len(counts) > 1 else "--num-procs") in error.hint
-    topology = plan(make_facts, "x", source="slurm", here=0, seen=seen, allocation=granted, procs_per_node=5)
+    topology = plan(
+        make_facts, "x", source="slurm", here=0, seen=seen, allocation=granted, procs_per_node=5
+    )
     assert set(sizes(topology).values()) == {5}
 
 
 def test_granted_gpus_say_nothing_of_workers_on_cpus_nor_cores_of_workers_on_gpus(make_facts):
-    assert sizes(plan(make_facts, "x", source="slurm", allocation=slotted("gpus", 4, 4), device="cpu")) == {
+    assert sizes(
+        plan(make_facts, "x", source="slurm", allocation=slotted("gpus", 4, 4), device="cpu")
+    ) == {
         "a": 1,
         "b": 1,
     }
@@ -64,12 +79,16 @@ def test_granted_gpus_say_nothing_of_workers_on_cpus_nor_cores_of_workers_on_gpu
 
 
 def test_gpus_of_which_nobody_told_the_number_may_be_none(make_facts):
-    topology = plan(make_facts, "x", source="skypilot", here=1, allocation=slotted("gpus", None, None))
+    topology = plan(
+        make_facts, "x", source="skypilot", here=1, allocation=slotted("gpus", None, None)
+    )
     assert (sizes(topology), topology.device) == ({"a": None, "b": 1}, "auto")
 
 
 def test_more_tasks_than_gpus_are_refused_with_what_helps(make_facts):
-    error = refused(make_facts, "x", source="kubernetes", here=0, seen=2, allocation=slotted("workers", 4))
+    error = refused(
+        make_facts, "x", source="kubernetes", here=0, seen=2, allocation=slotted("workers", 4)
+    )
     assert "--gpus-per-node 2" in error.hint
 
 
@@ -83,9 +102,16 @@ def test_more_tasks_than_gpus_are_refused_with_what_helps(make_facts):
         ("gpus", 2, {"device": "cuda"}, {"a": 2, "b": 2}),
     ],
 )
-def test_workers_without_gpus_go_by_the_tasks_that_were_asked_for(make_facts, unit, slots, options, expected):
-    granted = tuple(Host(name=name, slots=slots, unit=unit, tasks=n) for name, n in (("a", 4), ("b", 3)))
-    assert sizes(plan(make_facts, "x", source="slurm", allocation={"hosts": granted}, **options)) == expected
+def test_workers_without_gpus_go_by_the_tasks_that_were_asked_for(
+    make_facts, unit, slots, options, expected
+):
+    granted = tuple(
+        Host(name=name, slots=slots, unit=unit, tasks=n) for name, n in (("a", 4), ("b", 3))
+    )
+    assert (
+        sizes(plan(make_facts, "x", source="slurm", allocation={"hosts": granted}, **options))
+        == expected
+    )
 
 
 # --- filters and --gpus
@@ -102,7 +128,9 @@ def test_workers_without_gpus_go_by_the_tasks_that_were_asked_for(make_facts, un
     ],
 )
 @pytest.mark.parametrize("here", [None, 0])
-def test_a_slot_that_gpus_does_not_pick_is_refused_here_and_elsewhere(make_facts, text, options, here):
+def test_a_slot_that_gpus_does_not_pick_is_refused_here_and_elsewhere(
+    make_facts, text, options, here
+):
     assert "has no slot" in refused(make_facts, text, here=here, seen=8, **options).message
 
 
@@ -117,7 +145,9 @@ def test_workers_share_the_gpus_that_filters_left(make_facts):
     for text in ("localhost:4", "localhost"):
         (node,) = plan(make_facts, text, here=0, seen=4, exclude="localhost:0,1", **shared).nodes
         assert node.masks == (("2", "3"),) * 2
-    (node,) = plan(make_facts, "a:8", here=0, seen=4, include="a:0", procs_per_node=8, device="cuda").nodes
+    (node,) = plan(
+        make_facts, "a:8", here=0, seen=4, include="a:0", procs_per_node=8, device="cuda"
+    ).nodes
     assert node.masks == (("0",),) * 8
     (node,) = plan(make_facts, "a:4", exclude="a:0,1", **shared).nodes
     assert (node.slots, node.chosen, node.without) == (2, None, (0, 1))
@@ -127,7 +157,12 @@ def test_workers_share_the_gpus_that_filters_left(make_facts):
 
 def test_gpus_that_were_not_granted_are_not_picked(make_facts):
     granted = {"hosts": (Host(name="a", slots=2, unit="gpus", devices=("2", "3")),)}
-    assert "2,3" in refused(make_facts, "x", source="pbs", here=0, seen=4, allocation=granted, gpus="0").message
+    assert (
+        "2,3"
+        in refused(
+            make_facts, "x", source="pbs", here=0, seen=4, allocation=granted, gpus="0"
+        ).message
+    )
 
 
 @pytest.mark.parametrize(

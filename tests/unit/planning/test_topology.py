@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from distlaunch.core.model.topology import Note
-
 from tests.unit.planning.topologies import plan, refused, sizes
 
 # --- sizes
@@ -120,7 +119,10 @@ def test_a_total_that_leaves_named_hosts_idle_is_a_warning(make_facts, options, 
 def test_a_total_beside_the_number_for_each_host_leaves_hosts_idle_on_purpose(make_facts):
     topology = plan(make_facts, "n[1-4]:4", num_procs=4, procs_per_node=4)
     assert sizes(topology) == {"n1": 4}
-    assert (topology.warnings, topology.notes) == ((), (Note(text="not needed for --num-procs 4: n[2-4]"),))
+    assert (topology.warnings, topology.notes) == (
+        (),
+        (Note(text="not needed for --num-procs 4: n[2-4]"),),
+    )
 
 
 def test_a_million_hosts_do_not_make_a_long_message(make_facts):
@@ -216,7 +218,11 @@ def test_filters_leave_hosts_and_slots(make_facts, text, options, expected):
 
 def test_slots_that_were_chosen_elsewhere_are_handed_on(make_facts):
     topology = plan(make_facts, "a:4,b:4,c", include="a@b:0,2@c", exclude="c:1")
-    assert [(node.chosen, node.without) for node in topology.nodes] == [(None, ()), ((0, 2), ()), (None, (1,))]
+    assert [(node.chosen, node.without) for node in topology.nodes] == [
+        (None, ()),
+        ((0, 2), ()),
+        (None, (1,)),
+    ]
 
 
 @pytest.mark.parametrize(

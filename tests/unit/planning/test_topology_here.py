@@ -1,11 +1,11 @@
-"""This machine in a topology: its GPUs, a launcher for each worker, and the name by which others reach rank 0."""
+"""This machine in a topology: its GPUs, a launcher for each worker, and the name by which others
+reach rank 0."""
 
 from __future__ import annotations
 
 import pytest
 
 from distlaunch.core.model.topology import Note, NoteKind
-
 from distlaunch.planning.allocation import Host
 from tests.unit.planning.topologies import plan, refused, sizes
 
@@ -54,8 +54,13 @@ def test_slots_of_this_machine_are_its_visible_gpus(make_facts, text, options, m
 def test_gpus_that_are_not_here_are_refused(make_facts):
     assert "only 4" in refused(make_facts, "localhost:8", here=0, seen=4).message
     assert "9" in refused(make_facts, "localhost", here=0, seen=4, include="localhost:9").message
-    assert "--exclude" in refused(make_facts, "localhost", here=0, seen=1, exclude="localhost:0").message
-    assert "localhost" not in sizes(plan(make_facts, "a:1,localhost:8", here=1, seen=4, num_procs=1))
+    assert (
+        "--exclude"
+        in refused(make_facts, "localhost", here=0, seen=1, exclude="localhost:0").message
+    )
+    assert "localhost" not in sizes(
+        plan(make_facts, "a:1,localhost:8", here=1, seen=4, num_procs=1)
+    )
 
 
 def test_without_gpus_slots_are_cpu_workers_and_that_is_said(make_facts):
@@ -81,11 +86,18 @@ def test_this_machine_may_be_any_of_them_or_none(make_facts):
 
 
 def test_devices_that_a_scheduler_names_are_used(make_facts):
-    granted = {"hosts": (Host(name="a", slots=2, devices=("2", "3")), Host(name="b", slots=2, devices=("0", "1")))}
+    granted = {
+        "hosts": (
+            Host(name="a", slots=2, devices=("2", "3")),
+            Host(name="b", slots=2, devices=("0", "1")),
+        )
+    }
     topology = plan(make_facts, "x", source="pbs", here=0, seen=4, allocation=granted)
     assert [node.devices for node in topology.nodes] == [("2", "3"), ("0", "1")]
     assert topology.nodes[0].masks == (("2", "3"),) * 2
-    narrowed = plan(make_facts, "x", source="pbs", here=0, seen=4, allocation=granted, exclude="a:0@b:1")
+    narrowed = plan(
+        make_facts, "x", source="pbs", here=0, seen=4, allocation=granted, exclude="a:0@b:1"
+    )
     assert [node.devices for node in narrowed.nodes] == [("3",), ("0",)]
 
 
@@ -123,13 +135,20 @@ def test_a_task_plans_the_whole_job_and_sees_only_its_own_gpu(make_facts):
 def test_gpus_that_a_task_asks_for_have_to_be_there(make_facts, options):
     error = refused(make_facts, "a:2,b:2", source="openmpi", here=0, allocation=TASKS, **options)
     assert "no GPU" in error.message
-    assert plan(make_facts, "a:2,b:2", source="openmpi", here=0, seen=2, allocation=TASKS, **options).device == "cuda"
+    assert (
+        plan(
+            make_facts, "a:2,b:2", source="openmpi", here=0, seen=2, allocation=TASKS, **options
+        ).device
+        == "cuda"
+    )
 
 
 def test_the_first_task_of_a_node_says_that_workers_run_on_the_cpu(make_facts):
     def said(local_rank: int, **options) -> tuple[str, ...]:
         allocation = {**TASKS, "local_rank": local_rank}
-        topology = plan(make_facts, "a:2,b:2", source="openmpi", here=0, allocation=allocation, **options)
+        topology = plan(
+            make_facts, "a:2,b:2", source="openmpi", here=0, allocation=allocation, **options
+        )
         return tuple(note.text for note in topology.notes if note.kind is NoteKind.KNOWN_NODES)
 
     (note,) = said(0)
@@ -143,7 +162,9 @@ def test_the_only_task_of_each_node_is_a_launcher_like_any_other(make_facts):
 
 @pytest.mark.parametrize("options", [{"num_procs": 2}, {"procs_per_node": 4}, {"gpus_per_node": 1}])
 def test_a_size_that_is_not_the_tasks_is_refused(make_facts, options):
-    error = refused(make_facts, "a:2,b:2", source="slurm", here=0, seen=2, allocation=TASKS, **options)
+    error = refused(
+        make_facts, "a:2,b:2", source="slurm", here=0, seen=2, allocation=TASKS, **options
+    )
     assert "2 tasks" in error.message or "idle" in error.message
 
 
@@ -161,22 +182,38 @@ UNKNOWN = (Host(name="node-1", known=False, slots=1), Host(name="node-2", known=
         ("a:1", None, {}, {}, (None, None)),
         ("a:1,b:1", None, {"master_addr": "m", "master_port": 7}, {}, ("m", 7)),
         ("a:1", None, {"master_addr": "m", "master_port": 7}, {}, (None, None)),
-        ("a:1,b:1,c:1", None, {"master_addr": "m", "master_port": 7}, {"exclude": "a"}, ("b", None)),
+        (
+            "a:1,b:1,c:1",
+            None,
+            {"master_addr": "m", "master_port": 7},
+            {"exclude": "a"},
+            ("b", None),
+        ),
         ("localhost:1,b:1", 0, {}, {}, ("nodeA", None)),
         ("127.0.0.1:1,b:1", 0, {}, {}, ("nodeA", None)),
         ("x", None, {"hosts": UNKNOWN}, {}, (None, None)),
         ("x", None, {"hosts": UNKNOWN}, {"master_addr": "m"}, ("m", None)),
-        ("x", None, {"hosts": (Host(name="10.0.0.4", slots=1), *UNKNOWN)}, {"exclude": "10.0.0.4"}, (None, None)),
+        (
+            "x",
+            None,
+            {"hosts": (Host(name="10.0.0.4", slots=1), *UNKNOWN)},
+            {"exclude": "10.0.0.4"},
+            (None, None),
+        ),
         ("node-0:1,b:1", None, {}, {}, ("node-0", None)),
     ],
 )
-def test_the_others_reach_rank_0_by_a_name_that_they_can_resolve(make_facts, text, here, allocation, options, expected):
+def test_the_others_reach_rank_0_by_a_name_that_they_can_resolve(
+    make_facts, text, here, allocation, options, expected
+):
     topology = plan(make_facts, text, here=here, allocation=allocation, device="cpu", **options)
     assert (topology.master_addr, topology.master_port) == expected
 
 
 def test_notes_of_the_source_are_passed_on(make_facts):
-    assert plan(make_facts, "a:1,b:1", allocation={"notes": ("listen",)}).notes == (Note(text="listen"),)
+    assert plan(make_facts, "a:1,b:1", allocation={"notes": ("listen",)}).notes == (
+        Note(text="listen"),
+    )
 
 
 def test_a_name_that_nobody_told_is_none(make_facts):
@@ -184,10 +221,19 @@ def test_a_name_that_nobody_told_is_none(make_facts):
     topology = plan(make_facts, "x", source="azureml", allocation=unknown, device="cpu")
     assert [node.known for node in topology.nodes] == [False, False]
     assert "--master-addr" in topology.notes[0].text
-    assert "node-1" in refused(make_facts, "x", source="azureml", allocation=unknown, exclude="node-1").message
-    assert sizes(plan(make_facts, "x", allocation=unknown, device="cpu", include="*")) == {"node-1": 1, "node-2": 1}
+    assert (
+        "node-1"
+        in refused(make_facts, "x", source="azureml", allocation=unknown, exclude="node-1").message
+    )
+    assert sizes(plan(make_facts, "x", allocation=unknown, device="cpu", include="*")) == {
+        "node-1": 1,
+        "node-2": 1,
+    }
 
 
 def test_a_loopback_name_of_another_node_is_refused(make_facts):
     assert "localhost" in refused(make_facts, "localhost:2,vm:2", here=1, device="cpu").message
-    assert any("localhost" in note.text for note in plan(make_facts, "a:1,b:1", master_addr="localhost").notes)
+    assert any(
+        "localhost" in note.text
+        for note in plan(make_facts, "a:1,b:1", master_addr="localhost").notes
+    )

@@ -1,4 +1,5 @@
-"""Plans of random hosts, filters and sizes against a model of its own: sets of GPUs, one host after the other."""
+"""Plans of random hosts, filters and sizes against a model of its own: sets of GPUs, one host after
+the other."""
 
 from __future__ import annotations
 
@@ -62,9 +63,15 @@ def written(chosen) -> str | None:
 def test_what_is_planned_is_what_was_asked_for(
     make_facts, slots, size, options, include, exclude, here, seen, by_user, part, unit
 ):
-    named = tuple(Host(name=f"h{place}", slots=count, unit=unit) for place, count in enumerate(slots))
-    allocation = Allocation(source="flags" if by_user else "slurm", by_user=by_user, hosts=named, part=part)
-    asked = TrainOptions(script="train.py", include=written(include), exclude=written(exclude), **size, **options)
+    named = tuple(
+        Host(name=f"h{place}", slots=count, unit=unit) for place, count in enumerate(slots)
+    )
+    allocation = Allocation(
+        source="flags" if by_user else "slurm", by_user=by_user, hosts=named, part=part
+    )
+    asked = TrainOptions(
+        script="train.py", include=written(include), exclude=written(exclude), **size, **options
+    )
     here = here if here is not None and here < len(named) else None
     try:
         topology = build_topology(allocation, asked, make_facts(gpus=gpus(seen)), here=here)
@@ -74,7 +81,10 @@ def test_what_is_planned_is_what_was_asked_for(
     planned = [int(node.host[1:]) for node in topology.nodes]
     assert planned == sorted(planned), "the source's order"
     assert all(node.slots is None or node.slots > 0 for node in topology.nodes)
-    total, each = size.get("num_procs", size.get("num_gpus")), size.get("procs_per_node", size.get("gpus_per_node"))
+    total, each = (
+        size.get("num_procs", size.get("num_gpus")),
+        size.get("procs_per_node", size.get("gpus_per_node")),
+    )
     assert total is None or topology.world_size == total
     assert each is None or all(node.slots == each for node in topology.nodes)
     assert "num_nodes" not in size or len(planned) == size["num_nodes"]
@@ -85,7 +95,11 @@ def test_what_is_planned_is_what_was_asked_for(
         assert left is None or left, "a host that filters took away"
         if node.devices:
             there = picked or [str(index) for index in range(seen)]
-            may = {device for at, device in enumerate(there) if at not in gone and (left is None or at in left)}
+            may = {
+                device
+                for at, device in enumerate(there)
+                if at not in gone and (left is None or at in left)
+            }
             assert set(node.devices) <= may
             assert shares or len(node.devices) == node.slots
         elif left is not None and node.slots is not None and not shares:
@@ -97,16 +111,23 @@ def test_what_is_planned_is_what_was_asked_for(
         assert len(node.masks) == node.slots
         left, gone = _left(planned[topology.here], include, exclude)
         there = picked or [str(index) for index in range(seen)]
-        may = {device for at, device in enumerate(there) if at not in gone and (left is None or at in left)}
+        may = {
+            device
+            for at, device in enumerate(there)
+            if at not in gone and (left is None or at in left)
+        }
         assert all(set(mask) <= may for mask in node.masks)
     if not size and len(planned) < len(named):
         kept = {place for place in range(len(named)) if _left(place, include, exclude)[0] != set()}
         gone_whole = kept - set(planned)
-        assert all(_left(place, include, exclude)[1] for place in gone_whole), "a host that nobody took away"
+        assert all(_left(place, include, exclude)[1] for place in gone_whole), (
+            "a host that nobody took away"
+        )
 
 
 def _left(place, include, exclude):
-    """Give the slots that the filters name on a host (None: all but those that are gone), and those that are gone."""
+    """Give the slots that the filters name on a host (None: all but those that are gone), and those
+    that are gone."""
     picked = None if include is None else include.get(place, frozenset())
     gone = (exclude or {}).get(place, frozenset())
     if gone is None:

@@ -13,9 +13,17 @@ from distlaunch.planning.build_plan import build_plan
 from distlaunch.planning.local_topology import torchrun_topology
 from distlaunch.planning.train_options import TorchrunOptions
 
-FOUR = GpuInventory(gpus=tuple(Gpu(index=index, uuid=f"GPU-{index}", name="A") for index in range(4)), source="nvml")
+FOUR = GpuInventory(
+    gpus=tuple(Gpu(index=index, uuid=f"GPU-{index}", name="A") for index in range(4)), source="nvml"
+)
 SLICED = GpuInventory(
-    gpus=(Gpu(index=0, uuid="GPU-a", mig=tuple(MigDevice(uuid=f"MIG-{x}", profile="1g.10gb") for x in "xy")),),
+    gpus=(
+        Gpu(
+            index=0,
+            uuid="GPU-a",
+            mig=tuple(MigDevice(uuid=f"MIG-{x}", profile="1g.10gb") for x in "xy"),
+        ),
+    ),
     source="nvml",
 )
 CUDA = "CUDA_VISIBLE_DEVICES"
@@ -81,7 +89,9 @@ def test_a_virtual_local_rank_gives_each_worker_its_own_device_of_the_mask(make_
     assert (node.isolated, node.mask_variable, node.masks) == (True, CUDA, (("2",), ("3",)))
     assert "only 4" in refused(make_facts, FOUR, workers=5, isolate_gpus=True).message
     (node,) = resolve(make_facts, None, workers=2, isolate_gpus=True).nodes
-    assert (node.isolated, node.mask_variable) == (True, None), "no GPUs: nothing to point a worker at"
+    assert (node.isolated, node.mask_variable) == (True, None), (
+        "no GPUs: nothing to point a worker at"
+    )
 
 
 def test_mig_slices_go_to_one_worker_each_since_a_process_can_use_one(make_facts):
@@ -98,7 +108,9 @@ def planned(make_facts, *, facts=None, **options):
     asked = TorchrunOptions(**{"script": "train.py", "workers": 2, **options})
     known = make_facts(**(facts or {}))
     topology = torchrun_topology(asked, known)
-    return build_plan(asked, known, topology, find_backend("pytorch-ddp")({}, {}), job_id="a_1", run_dir="/r/a_1")
+    return build_plan(
+        asked, known, topology, find_backend("pytorch-ddp")({}, {}), job_id="a_1", run_dir="/r/a_1"
+    )
 
 
 def test_the_plan_has_torchruns_files_run_id_and_role(make_facts):
@@ -125,5 +137,8 @@ def test_the_local_rank_is_put_into_the_scripts_arguments_and_nothing_else_is(ma
 def test_lines_without_a_prefix_have_the_terminals_whole_width(make_facts):
     assert planned(make_facts, facts={"columns": 80}).env["COLUMNS"] == "80"
     assert (
-        planned(make_facts, facts={"columns": 80}, dialect=replace(DIALECT, prefix_columns=12)).env["COLUMNS"] == "68"
+        planned(make_facts, facts={"columns": 80}, dialect=replace(DIALECT, prefix_columns=12)).env[
+            "COLUMNS"
+        ]
+        == "68"
     )

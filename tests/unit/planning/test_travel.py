@@ -10,21 +10,104 @@ from distlaunch.planning.build_plan import bind
 from distlaunch.planning.remote_environment import travelling
 
 STAY = (
-    *("HOME", "USER", "LOGNAME", "SHELL", "PWD", "OLDPWD", "MAIL", "HOSTNAME", "DISPLAY", "XAUTHORITY", "TMPDIR"),
-    *("SSH_AUTH_SOCK", "SSH_CONNECTION", "SSH_TTY", "XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS", "TMUX", "TMUX_PANE"),
-    *("TERM_PROGRAM", "TERM_PROGRAM_VERSION", "VSCODE_IPC_HOOK_CLI", "BASH_FUNC_module%%", "BASH_FUNC_ml()", "SHLVL"),
-    *("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK", "GPU_DEVICE_ORDINAL"),
-    *("NVIDIA_VISIBLE_DEVICES", "SLURM_PROCID", "SLURM_STEP_ID", "SLURM_STEP_NODELIST", "SLURMD_NODENAME", "PMI_RANK"),
+    *(
+        "HOME",
+        "USER",
+        "LOGNAME",
+        "SHELL",
+        "PWD",
+        "OLDPWD",
+        "MAIL",
+        "HOSTNAME",
+        "DISPLAY",
+        "XAUTHORITY",
+        "TMPDIR",
+    ),
+    *(
+        "SSH_AUTH_SOCK",
+        "SSH_CONNECTION",
+        "SSH_TTY",
+        "XDG_RUNTIME_DIR",
+        "DBUS_SESSION_BUS_ADDRESS",
+        "TMUX",
+        "TMUX_PANE",
+    ),
+    *(
+        "TERM_PROGRAM",
+        "TERM_PROGRAM_VERSION",
+        "VSCODE_IPC_HOOK_CLI",
+        "BASH_FUNC_module%%",
+        "BASH_FUNC_ml()",
+        "SHLVL",
+    ),
+    *(
+        "CUDA_VISIBLE_DEVICES",
+        "HIP_VISIBLE_DEVICES",
+        "ROCR_VISIBLE_DEVICES",
+        "ZE_AFFINITY_MASK",
+        "GPU_DEVICE_ORDINAL",
+    ),
+    *(
+        "NVIDIA_VISIBLE_DEVICES",
+        "SLURM_PROCID",
+        "SLURM_STEP_ID",
+        "SLURM_STEP_NODELIST",
+        "SLURMD_NODENAME",
+        "PMI_RANK",
+    ),
     *("PMIX_RANK", "NOTIFY_SOCKET", "LISTEN_FDS", "JOURNAL_STREAM", "KRB5CCNAME"),
 )
 GO = (
-    *("LANG", "LC_ALL", "TERM", "TZ", "EDITOR", "http_proxy", "HF_HOME", "HF_TOKEN", "WANDB_API_KEY", "PYTHONPATH"),
-    *("NCCL_DEBUG", "NCCL_SOCKET_IFNAME", "OMP_NUM_THREADS", "CUDA_HOME", "SLURM_JOB_ID", "SLURM_JOB_NODELIST", "DATA"),
-    *("PYTHONUNBUFFERED", "PYTORCH_CUDA_ALLOC_CONF", "MY_SSH_KEY", "HOMEPAGE", "XDGX", "TMPDIRS", "PATHS"),
+    *(
+        "LANG",
+        "LC_ALL",
+        "TERM",
+        "TZ",
+        "EDITOR",
+        "http_proxy",
+        "HF_HOME",
+        "HF_TOKEN",
+        "WANDB_API_KEY",
+        "PYTHONPATH",
+    ),
+    *(
+        "NCCL_DEBUG",
+        "NCCL_SOCKET_IFNAME",
+        "OMP_NUM_THREADS",
+        "CUDA_HOME",
+        "SLURM_JOB_ID",
+        "SLURM_JOB_NODELIST",
+        "DATA",
+    ),
+    *(
+        "PYTHONUNBUFFERED",
+        "PYTORCH_CUDA_ALLOC_CONF",
+        "MY_SSH_KEY",
+        "HOMEPAGE",
+        "XDGX",
+        "TMPDIRS",
+        "PATHS",
+    ),
 )
 OURS = (
-    *("PATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "VIRTUAL_ENV", "CONDA_PREFIX", "CONDA_DEFAULT_ENV", "CONDA_PREFIX_1"),
-    *("PYTHONHOME", "PYTHONUSERBASE", "LOADEDMODULES", "_LMFILES_", "LMOD_CMD", "_ModuleTable001_", "PYENV_ROOT"),
+    *(
+        "PATH",
+        "LD_LIBRARY_PATH",
+        "LD_PRELOAD",
+        "VIRTUAL_ENV",
+        "CONDA_PREFIX",
+        "CONDA_DEFAULT_ENV",
+        "CONDA_PREFIX_1",
+    ),
+    *(
+        "PYTHONHOME",
+        "PYTHONUSERBASE",
+        "LOADEDMODULES",
+        "_LMFILES_",
+        "LMOD_CMD",
+        "_ModuleTable001_",
+        "PYENV_ROOT",
+    ),
 )
 
 
@@ -96,7 +179,9 @@ def test_without_forwarding_only_what_is_given_is_sent(make_composer, make_surve
     assert plan.base_env == {}
 
 
-def test_a_users_interpreter_brings_the_environment_where_folders_are_shared(make_composer, make_surveys):
+def test_a_users_interpreter_brings_the_environment_where_folders_are_shared(
+    make_composer, make_surveys
+):
     made = make_composer(hosts="a,b", environ={"PATH": "/p"}, python="/env/bin/python")
     surveys = make_surveys(made, python="/env/bin/python")
     surveys[1] = make_surveys(made, python="/env/bin/python", shares_run_dir=True)[1]

@@ -1,4 +1,5 @@
-"""Topologies of hosts that are written as ``--hosts`` takes them, or granted by a source written by hand."""
+"""Topologies of hosts that are written as ``--hosts`` takes them, or granted by a source written by
+hand."""
 
 from __future__ import annotations
 
@@ -13,18 +14,29 @@ from distlaunch.planning.train_options import TrainOptions
 
 
 def gpus(count: int) -> GpuInventory:
-    return GpuInventory(gpus=tuple(Gpu(index=i, uuid=f"GPU-{i}") for i in range(count)), source="nvml")
+    return GpuInventory(
+        gpus=tuple(Gpu(index=i, uuid=f"GPU-{i}") for i in range(count)), source="nvml"
+    )
 
 
 def hosts(text: str) -> tuple[Host, ...]:
     return parse_hosts(text)
 
 
-def plan(make_facts, text, *, source="flags", here=None, seen=0, environ=None, allocation=None, **options) -> Topology:
+def plan(
+    make_facts, text, *, source="flags", here=None, seen=0, environ=None, allocation=None, **options
+) -> Topology:
     """Plan over hosts, written as for --hosts; ``seen`` GPUs are on the one that is ``here``."""
-    given_ = {"source": source, "by_user": source == "flags", "hosts": hosts(text), **(allocation or {})}
+    given_ = {
+        "source": source,
+        "by_user": source == "flags",
+        "hosts": hosts(text),
+        **(allocation or {}),
+    }
     facts = make_facts(gpus=gpus(seen), environ=environ or {})
-    return build_topology(Allocation(**given_), TrainOptions(script="train.py", **options), facts, here=here)
+    return build_topology(
+        Allocation(**given_), TrainOptions(script="train.py", **options), facts, here=here
+    )
 
 
 def refused(make_facts, text, **changed) -> ConfigError:

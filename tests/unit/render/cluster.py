@@ -1,7 +1,9 @@
-"""What Kubernetes and Kubeflow's controllers make of a manifest: each pod's hostname, variables, files and command.
+"""What Kubernetes and Kubeflow's controllers make of a manifest: each pod's hostname, variables,
+files and command.
 
-By the documentation of Indexed Jobs, and the sources of Training Operator 1.9 and Trainer 2.3 (see shared notes in
-``tests/unit/planning/clusters/test_kubernetes.py``). A Service gives pods names only through their subdomain.
+By the documentation of Indexed Jobs, and the sources of Training Operator 1.9 and Trainer 2.3 (see
+shared notes in ``tests/unit/planning/clusters/test_kubernetes.py``). A Service gives pods names
+only through their subdomain.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ class Pod:
 
 
 def expanded(word: str, environ: dict[str, str]) -> str:
-    """Expand ``$(NAME)`` as kubelet does in commands and variables: ``$$`` is a dollar, byte for byte."""
+    """Expand ``$(NAME)`` as kubelet does in commands and variables: ``$$`` is a dollar, byte for
+    byte."""
     data, out, at = word.encode(), [], 0
     while at < len(data):
         if data[at : at + 1] != b"$" or at + 1 == len(data):
@@ -50,7 +53,9 @@ def expanded(word: str, environ: dict[str, str]) -> str:
     return "".join(out).encode("utf-8", "surrogateescape").decode()
 
 
-def started(template: dict, container: dict, hostname: str, number: int, set_by_controller: dict[str, str]) -> Pod:
+def started(
+    template: dict, container: dict, hostname: str, number: int, set_by_controller: dict[str, str]
+) -> Pod:
     """Do what kubelet does for a pod's one container."""
     labels = template.get("metadata", {}).get("labels", {})
     environ = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "HOSTNAME": hostname}
@@ -70,13 +75,20 @@ def started(template: dict, container: dict, hostname: str, number: int, set_by_
         "metadata": {"name": hostname, "labels": labels},
         "spec": template["spec"],
     }
-    return Pod(environ=environ, argv=argv, files={"/etc/hosts": HOSTS.format(ip=number + 7, names=names)}, spec=spec)
+    return Pod(
+        environ=environ,
+        argv=argv,
+        files={"/etc/hosts": HOSTS.format(ip=number + 7, names=names)},
+        spec=spec,
+    )
 
 
 def pods_of(documents: list[dict]) -> list[Pod]:
     """Give the pods of a manifest, in the order of their numbers."""
     job = documents[-1]
-    return {"Job": _indexed, "PyTorchJob": _pytorchjob, "TrainJob": _trainjob}[job["kind"]](documents)
+    return {"Job": _indexed, "PyTorchJob": _pytorchjob, "TrainJob": _trainjob}[job["kind"]](
+        documents
+    )
 
 
 def _indexed(documents: list[dict]) -> list[Pod]:
@@ -102,7 +114,12 @@ def _pytorchjob(documents: list[dict]) -> list[Pod]:
     total = sum(each["replicas"] for each in replicas.values())
     shared = {"PET_NPROC_PER_NODE": slots, "PYTHONUNBUFFERED": "1"}
     master = f"{name}-master-0"
-    shared |= {"MASTER_ADDR": master, "PET_MASTER_ADDR": master, "MASTER_PORT": "23456", "PET_MASTER_PORT": "23456"}
+    shared |= {
+        "MASTER_ADDR": master,
+        "PET_MASTER_ADDR": master,
+        "MASTER_PORT": "23456",
+        "PET_MASTER_PORT": "23456",
+    }
     shared |= {"PET_NNODES": str(total), "WORLD_SIZE": str(total * int(slots))}
     if elastic:
         assert elastic["maxReplicas"] == total
@@ -113,12 +130,17 @@ def _pytorchjob(documents: list[dict]) -> list[Pod]:
     for kind in ("Master", "Worker"):
         for index in range(replicas.get(kind, {}).get("replicas", 0)):
             template = replicas[kind]["template"]
-            labels = {"training.kubeflow.org/replica-index": str(index), **template["metadata"]["labels"]}
+            labels = {
+                "training.kubeflow.org/replica-index": str(index),
+                **template["metadata"]["labels"],
+            }
             (container,) = template["spec"]["containers"]
             assert container["name"] == "pytorch"
             rank = {"RANK": str(len(pods)), "PET_NODE_RANK": str(len(pods))}
             made = {**template, "metadata": {"labels": labels}}
-            pods.append(started(made, container, f"{name}-{kind.lower()}-{index}", len(pods), shared | rank))
+            pods.append(
+                started(made, container, f"{name}-{kind.lower()}-{index}", len(pods), shared | rank)
+            )
     return pods
 
 
@@ -141,8 +163,17 @@ def _trainjob(documents: list[dict]) -> list[Pod]:
     }
     pods = []
     for index in range(trainer["numNodes"]):
-        own = {**template["spec"], "subdomain": name, "restartPolicy": "Never", "containers": [container]}
+        own = {
+            **template["spec"],
+            "subdomain": name,
+            "restartPolicy": "Never",
+            "containers": [container],
+        }
         numbers = {"PET_NODE_RANK": str(index), "JOB_COMPLETION_INDEX": str(index)}
         run = {**container, "env": trainer.get("env", [])}
-        pods.append(started({**template, "spec": own}, run, f"{name}-node-0-{index}", index, shared | numbers))
+        pods.append(
+            started(
+                {**template, "spec": own}, run, f"{name}-node-0-{index}", index, shared | numbers
+            )
+        )
     return pods

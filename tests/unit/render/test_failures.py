@@ -1,4 +1,5 @@
-"""What becomes of a rendered job when pods end: by the rules of Kubernetes' Job controller and of Training Operator 1.9."""
+"""What becomes of a rendered job when pods end: by the rules of Kubernetes' Job controller and of
+Training Operator 1.9."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ OFTEN = 50
 
 @dataclass
 class IndexedJob:
-    """A Job, as its controller sees it: the first rule that fits a failed pod counts; else it counts as a failure."""
+    """A Job, as its controller sees it: the first rule that fits a failed pod counts; else it
+    counts as a failure."""
 
     spec: dict
     counted: int = 0
@@ -26,7 +28,10 @@ class IndexedJob:
     def ended(self, *codes: int, disrupted: bool = False) -> bool:
         """Take in how pods ended; tell whether they are replaced, and the job goes on."""
         for code in codes:
-            action = next((rule["action"] for rule in self.rules if _fits(rule, code, disrupted=disrupted)), "Count")
+            action = next(
+                (rule["action"] for rule in self.rules if _fits(rule, code, disrupted=disrupted)),
+                "Count",
+            )
             self.failed |= action == "FailJob"
             self.counted += action == "Count"
         self.failed |= self.counted > self.spec["backoffLimit"]
@@ -39,7 +44,9 @@ class IndexedJob:
 
 def _fits(rule: dict, code: int, *, disrupted: bool) -> bool:
     if "onPodConditions" in rule:
-        return disrupted and {"type": "DisruptionTarget", "status": "True"} in rule["onPodConditions"]
+        return (
+            disrupted and {"type": "DisruptionTarget", "status": "True"} in rule["onPodConditions"]
+        )
     on = rule["onExitCodes"]
     assert on["containerName"] == "trainer"
     assert on["values"] == sorted(set(on["values"]))
@@ -48,11 +55,14 @@ def _fits(rule: dict, code: int, *, disrupted: bool) -> bool:
 
 @pytest.fixture
 def job(manifests):
-    """Give a function that makes a Job of a size with so many restarts, and says how many pods it has."""
+    """Give a function that makes a Job of a size with so many restarts, and says how many pods it
+    has."""
 
     def make(size: str, restarts: int) -> tuple[IndexedJob, int]:
         pods, words = SIZES[size]
-        spec = manifests("kubernetes", *LITTLE, *words, f"--max-restarts={restarts}", "t.py")[-1]["spec"]
+        spec = manifests("kubernetes", *LITTLE, *words, f"--max-restarts={restarts}", "t.py")[-1][
+            "spec"
+        ]
         assert spec["template"]["spec"]["restartPolicy"] == "Never"  # else there may be no rules
         assert spec["podReplacementPolicy"] == "Failed"
         return IndexedJob(spec), pods
@@ -118,7 +128,9 @@ def test_a_pod_may_be_lost_for_each_restart(job, size):
 
 
 def test_restarts_without_end_are_as_many_as_kubernetes_can_count(manifests):
-    made = manifests("kubernetes", *LITTLE, "--num-nodes=4096", "--max-restarts=1000000", "t.py")[-1]
+    made = manifests("kubernetes", *LITTLE, "--num-nodes=4096", "--max-restarts=1000000", "t.py")[
+        -1
+    ]
     assert made["spec"]["backoffLimit"] == 2**31 - 1
 
 
@@ -136,7 +148,9 @@ def test_a_pytorchjob_replaces_pods_where_the_job_can_go_on(manifests):
     assert policies(manifests, "--num-nodes=2:4", "--max-restarts=2") == (11, {"ExitCode"})
 
 
-@pytest.mark.parametrize(("words", "said"), [([], "for ever, unless --time limits it"), (["--time=1h"], "time limit")])
+@pytest.mark.parametrize(
+    ("words", "said"), [([], "for ever, unless --time limits it"), (["--time=1h"], "time limit")]
+)
 def test_a_pytorchjob_says_that_its_replacements_are_not_counted(words, said):
     head = " ".join(
         line.removeprefix("# ")
@@ -152,7 +166,9 @@ def test_a_pytorchjob_says_that_its_replacements_are_not_counted(words, said):
 def test_a_pytorchjob_has_a_master_by_whose_end_it_ends(manifests, size):
     pods, words = SIZES[size]
     (made,) = manifests("pytorchjob", *LITTLE, *words, "--name=big", "t.py")
-    replicas = {kind: each["replicas"] for kind, each in made["spec"]["pytorchReplicaSpecs"].items()}
+    replicas = {
+        kind: each["replicas"] for kind, each in made["spec"]["pytorchReplicaSpecs"].items()
+    }
     assert replicas == {"Master": 1} | ({"Worker": pods - 1} if pods > 1 else {})
     elastic = made["spec"].get("elasticPolicy")
     assert (elastic is None) == (size != "elastic")

@@ -1,4 +1,5 @@
-"""Manifests: valid for every release of Kubernetes that is about, for Kubeflow's own models, and the same every time."""
+"""Manifests: valid for every release of Kubernetes that is about, for Kubeflow's own models, and
+the same every time."""
 
 from __future__ import annotations
 
@@ -59,7 +60,9 @@ def valid(document: dict, release: str) -> None:
 
 
 @pytest.mark.parametrize("release", RELEASES)
-@pytest.mark.parametrize("words", [LITTLE, [*LITTLE, "--num-nodes=4"], MUCH], ids=["one", "four", "much"])
+@pytest.mark.parametrize(
+    "words", [LITTLE, [*LITTLE, "--num-nodes=4"], MUCH], ids=["one", "four", "much"]
+)
 def test_jobs_are_valid_in_every_release(manifests, release, words):
     for document in manifests("kubernetes", *words, *ODD):
         valid(document, release)
@@ -71,7 +74,9 @@ def test_elastic_jobs_are_valid_where_a_job_has_a_success_policy(manifests, rele
         valid(document, release)
 
 
-@pytest.mark.parametrize("words", [LITTLE, [*LITTLE, "--num-nodes=4"], MUCH], ids=["one", "four", "much"])
+@pytest.mark.parametrize(
+    "words", [LITTLE, [*LITTLE, "--num-nodes=4"], MUCH], ids=["one", "four", "much"]
+)
 @pytest.mark.parametrize("target", KINDS)
 def test_every_pod_is_valid_by_itself(manifests, target, words):
     for pod in pods_of(manifests(target, *words, *ODD)):
@@ -80,7 +85,8 @@ def test_every_pod_is_valid_by_itself(manifests, target, words):
 
 
 def closed(kind: str, value: object) -> None:
-    """Hold a value against a model of kubeflow-training or the client that it uses; a field that it lacks is an error."""
+    """Hold a value against a model of kubeflow-training or the client that it uses; a field that it
+    lacks is an error."""
     if kind.startswith("list["):
         for each in value:
             closed(kind[5:-1], each)
@@ -101,7 +107,9 @@ def closed(kind: str, value: object) -> None:
         closed(fields[name], each)
 
 
-@pytest.mark.parametrize("words", [LITTLE, [*LITTLE, "--num-nodes=2:4"], MUCH], ids=["one", "elastic", "much"])
+@pytest.mark.parametrize(
+    "words", [LITTLE, [*LITTLE, "--num-nodes=2:4"], MUCH], ids=["one", "elastic", "much"]
+)
 def test_pytorchjobs_have_no_field_that_kubeflows_model_lacks(manifests, words):
     (job,) = manifests("pytorchjob", *words, *ODD)
     closed("KubeflowOrgV1PyTorchJob", job)
@@ -123,12 +131,19 @@ def test_trainjobs_have_no_field_that_kubeflows_model_lacks(manifests, words):
 def test_the_kind_and_the_name_are_as_asked(manifests, target, size):
     *others, job = manifests(target, *LITTLE, *SIZES[size], "--name=my-job", "t.py")
     assert (job["kind"], job["metadata"]) == (KINDS[target], {"name": "my-job"})
-    assert [each["kind"] for each in others] == (["Service"] if target == "kubernetes" and size == "four" else [])
+    assert [each["kind"] for each in others] == (
+        ["Service"] if target == "kubernetes" and size == "four" else []
+    )
 
 
 @pytest.mark.parametrize("target", [*KINDS, "slurm"])
 def test_the_same_words_give_the_same_bytes(text, target):
-    words = ["--num-nodes=4", "--procs-per-node=2", *([] if target == "slurm" else ["--image=x", "--pvc=a:/a"]), *ODD]
+    words = [
+        "--num-nodes=4",
+        "--procs-per-node=2",
+        *([] if target == "slurm" else ["--image=x", "--pvc=a:/a"]),
+        *ODD,
+    ]
     assert text(target, *words) == text(target, *words)
 
 
@@ -159,7 +174,10 @@ def test_the_file_says_how_its_output_is_read(text, target):
 def test_pods_find_each_other_before_they_are_ready(manifests):
     service, job = manifests("kubernetes", *LITTLE, "--num-nodes=2", "--namespace=team", "t.py")
     assert service["metadata"] == {"name": "t", "namespace": "team"}
-    assert (service["spec"]["clusterIP"], service["spec"]["publishNotReadyAddresses"]) == ("None", True)
+    assert (service["spec"]["clusterIP"], service["spec"]["publishNotReadyAddresses"]) == (
+        "None",
+        True,
+    )
     assert job["spec"]["template"]["spec"]["subdomain"] == "t"
 
 
@@ -178,7 +196,9 @@ def test_volumes_are_where_they_are_mounted(manifests, target):
 
 
 def test_an_elastic_jobs_success_is_its_coordinators(manifests):
-    assert job_of(manifests, "--num-nodes=2:4")["successPolicy"] == {"rules": [{"succeededIndexes": "0"}]}
+    assert job_of(manifests, "--num-nodes=2:4")["successPolicy"] == {
+        "rules": [{"succeededIndexes": "0"}]
+    }
     assert job_of(manifests, "--num-nodes=2:4")["completions"] == 4
     assert "successPolicy" not in job_of(manifests, "--num-nodes=4")
 
@@ -200,7 +220,9 @@ def test_pods_have_time_to_come_unless_told_otherwise(manifests):
 
 
 def test_resources_are_those_asked_for(manifests):
-    (container,) = manifests("kubernetes", *MUCH, "t.py")[-1]["spec"]["template"]["spec"]["containers"]
+    (container,) = manifests("kubernetes", *MUCH, "t.py")[-1]["spec"]["template"]["spec"][
+        "containers"
+    ]
     assert container["resources"] == {
         "limits": {
             "cpu": "48",
@@ -211,11 +233,17 @@ def test_resources_are_those_asked_for(manifests):
         }
     }
     assert container["securityContext"] == {"capabilities": {"add": ["IPC_LOCK"]}}
-    assert [each["mountPath"] for each in container["volumeMounts"]] == ["/dev/shm", "/data", "/ckpt"]
+    assert [each["mountPath"] for each in container["volumeMounts"]] == [
+        "/dev/shm",
+        "/data",
+        "/ckpt",
+    ]
 
 
 def test_other_gpus_have_another_name(manifests):
-    spec = manifests("kubernetes", "--gpus-per-node=2", "--image=x", "--gpus-resource=amd.com/gpu", "t.py")[-1]["spec"]
+    spec = manifests(
+        "kubernetes", "--gpus-per-node=2", "--image=x", "--gpus-resource=amd.com/gpu", "t.py"
+    )[-1]["spec"]
     pod = spec["template"]["spec"]
     assert pod["containers"][0]["resources"]["limits"] == {"amd.com/gpu": "2"}
     assert pod["tolerations"][0]["key"] == "amd.com/gpu"
@@ -223,7 +251,9 @@ def test_other_gpus_have_another_name(manifests):
 
 def test_nodes_with_parts_of_gpus_have_the_taint_of_whole_ones(manifests):
     part = "nvidia.com/mig-1g.10gb"
-    (job,) = manifests("kubernetes", "--gpus-per-node=2", "--image=x", f"--gpus-resource={part}", "t.py")
+    (job,) = manifests(
+        "kubernetes", "--gpus-per-node=2", "--image=x", f"--gpus-resource={part}", "t.py"
+    )
     pod = job["spec"]["template"]["spec"]
     assert pod["containers"][0]["resources"]["limits"] == {part: "2"}
     assert pod["tolerations"][0]["key"] == "nvidia.com/gpu"
@@ -235,4 +265,6 @@ def test_the_token_is_named_and_never_written(manifests, text, target):
     body = text(target, *words, DISTLAUNCH_TOKEN="hunter2")
     assert "hunter2" not in body
     assert "kubectl create secret generic tok" in body
-    assert all(pod.environ["DISTLAUNCH_TOKEN"] == SECRET for pod in pods_of(manifests(target, *words)))
+    assert all(
+        pod.environ["DISTLAUNCH_TOKEN"] == SECRET for pod in pods_of(manifests(target, *words))
+    )

@@ -1,4 +1,5 @@
-"""Every pod of a rendered manifest, as its controller starts it, is planned as the same job, each as its own node."""
+"""Every pod of a rendered manifest, as its controller starts it, is planned as the same job, each
+as its own node."""
 
 from __future__ import annotations
 
@@ -28,7 +29,9 @@ def planned(pod, gpus: int):
     options = configured_backend(find_backend(options.backend), options, {}, "/")[0].sized(options)
     hostname = pod.environ["HOSTNAME"]
     around = Surroundings(texts=pod.files, discovered=None, identity=Identity(hostname=hostname))
-    devices = tuple(Gpu(index=index, uuid=f"GPU-{hostname}-{index}", name="H100") for index in range(gpus))
+    devices = tuple(
+        Gpu(index=index, uuid=f"GPU-{hostname}-{index}", name="H100") for index in range(gpus)
+    )
     facts = Facts(
         environ=pod.environ,
         cwd="/w",
@@ -44,7 +47,11 @@ def planned(pod, gpus: int):
     location, _ = locate(options, facts)
     if location is None:
         return None, None, options
-    return location, build_topology(location.allocation, options, facts, here=location.here), options
+    return (
+        location,
+        build_topology(location.allocation, options, facts, here=location.here),
+        options,
+    )
 
 
 @pytest.mark.parametrize(
@@ -61,7 +68,9 @@ def planned(pod, gpus: int):
 @pytest.mark.parametrize("target", TARGETS)
 def test_all_pods_plan_the_same_job(manifests, target, size, nodes, workers):
     gpus = workers if "gpus" in " ".join(size) else 0
-    pods = pods_of(manifests(target, *size, "--image=x", "--token-secret=t", "train.py", "--lr", "$(HOME)"))
+    pods = pods_of(
+        manifests(target, *size, "--image=x", "--token-secret=t", "train.py", "--lr", "$(HOME)")
+    )
     assert len(pods) == nodes
     seen = set()
     for number, pod in enumerate(pods):
@@ -78,7 +87,15 @@ def test_all_pods_plan_the_same_job(manifests, target, size, nodes, workers):
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_one_worker_of_tensorflow_has_all_gpus_of_its_pod(manifests, target):
-    words = ["--num-nodes=2", "--gpus-per-node=4", "--backend=tensorflow", "-o", "per=node", "--image=x", "train.py"]
+    words = [
+        "--num-nodes=2",
+        "--gpus-per-node=4",
+        "--backend=tensorflow",
+        "-o",
+        "per=node",
+        "--image=x",
+        "train.py",
+    ]
     pods = pods_of(manifests(target, *words))
     assert len(pods) == 2
     for number, pod in enumerate(pods):
@@ -90,7 +107,9 @@ def test_one_worker_of_tensorflow_has_all_gpus_of_its_pod(manifests, target):
 
 @pytest.mark.parametrize("target", ["kubernetes", "pytorchjob"])
 def test_all_pods_of_an_elastic_job_know_its_bounds_and_who_coordinates(manifests, target):
-    pods = pods_of(manifests(target, "--num-nodes=2:5", "--gpus-per-node=4", "--image=x", "train.py"))
+    pods = pods_of(
+        manifests(target, "--num-nodes=2:5", "--gpus-per-node=4", "--image=x", "train.py")
+    )
     assert len(pods) == 5
     for number, pod in enumerate(pods):
         location, topology, options = planned(pod, 4)
@@ -100,7 +119,9 @@ def test_all_pods_of_an_elastic_job_know_its_bounds_and_who_coordinates(manifest
         assert location.allocation.hosts[0].name == location.allocation.master_addr
 
 
-@pytest.mark.parametrize("size", [["--gpus-per-node=4"], ["--num-gpus=4"], ["--num-procs=4"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "size", [["--gpus-per-node=4"], ["--num-gpus=4"], ["--num-procs=4"]], ids=" ".join
+)
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_single_pod_trains_alone(manifests, target, size):
     (pod,) = pods_of(manifests(target, *size, "--image=x", "train.py"))
@@ -115,8 +136,20 @@ def test_a_single_pod_trains_alone(manifests, target, size):
 def test_every_option_means_to_the_pod_what_was_meant(manifests, target):
     size = ["--num-nodes=2", "--procs-per-node=2", "--image=x", "--join-timeout=1h"]
     variables = [f"--env=V{number}={value}" for number, value in enumerate(ODD)]
-    odd = ["--setup=module load 'a b' && export X=$Y", "--job-id=a b$c", "--workdir=/w $$ é$é", "--log-dir=/d/$(X)"]
-    others = ["--output=0,1", "--hang-timeout=1.5h", "--grace=0.001", "--quiet", "--no-forward-env", "--bind=numa"]
+    odd = [
+        "--setup=module load 'a b' && export X=$Y",
+        "--job-id=a b$c",
+        "--workdir=/w $$ é$é",
+        "--log-dir=/d/$(X)",
+    ]
+    others = [
+        "--output=0,1",
+        "--hang-timeout=1.5h",
+        "--grace=0.001",
+        "--quiet",
+        "--no-forward-env",
+        "--bind=numa",
+    ]
     words = [*size, *variables, *odd, *others, "--max-restarts=3", "-m", "pkg.train", *ODD]
     meant, _ = parse_render(target, words, {})
     for pod in pods_of(manifests(target, *words)):

@@ -51,15 +51,28 @@ def test_more_gpus_than_a_machine_has_are_asked_about_unless_the_nodes_are_said(
     assert "is one node with 32 GPUs meant?" in said
     assert "--num-nodes 1" in said
     assert "--gpus-per-node N" in said
-    for words in (["--num-gpus=16"], ["--num-gpus=32", "--num-nodes=1"], ["--num-gpus=32", "--gpus-per-node=8"]):
+    for words in (
+        ["--num-gpus=16"],
+        ["--num-gpus=32", "--num-nodes=1"],
+        ["--num-gpus=32", "--gpus-per-node=8"],
+    ):
         assert text(target, *image, *words, "t.py")
 
 
 @pytest.mark.parametrize(
     "words",
-    ["--hosts=a,b", "--hostfile=h", "--discover=d", "--node-rank=1", "--gpus=0,1", "--ssh-user=me", "--ssh-port=2222",
-     "--source=flags", "--dry-run"],
-)  # fmt: skip
+    [
+        "--hosts=a,b",
+        "--hostfile=h",
+        "--discover=d",
+        "--node-rank=1",
+        "--gpus=0,1",
+        "--ssh-user=me",
+        "--ssh-port=2222",
+        "--source=flags",
+        "--dry-run",
+    ],
+)
 @pytest.mark.parametrize("target", EVERYWHERE)
 def test_what_the_scheduler_decides_is_not_said_to_it(text, target, words):
     name = words.partition("=")[0]
@@ -67,7 +80,9 @@ def test_what_the_scheduler_decides_is_not_said_to_it(text, target, words):
     assert refused(text, target, *image, "--gpus-per-node=2", words, "t.py").startswith(name)
 
 
-@pytest.mark.parametrize("words", ["--include=a", "--exclude=a", "--spares=1", "--master-addr=h", "--env=HF_TOKEN"])
+@pytest.mark.parametrize(
+    "words", ["--include=a", "--exclude=a", "--spares=1", "--master-addr=h", "--env=HF_TOKEN"]
+)
 def test_what_has_no_meaning_in_pods_is_refused_there_alone(text, words):
     for target in PODS:
         assert refused(text, target, *POD, words, "t.py").startswith(words.partition("=")[0])
@@ -80,7 +95,10 @@ def test_what_has_no_meaning_in_pods_is_refused_there_alone(text, words):
         (["--num-nodes=3", "--num-gpus=8"], "cannot be divided evenly among 3 nodes"),
         (["--num-nodes=2:4", "--num-gpus=8"], "is a total, but there may be 2 to 4 nodes"),
         (["--num-gpus=9", "--gpus-per-node=2"], "9 is no multiple of 2"),
-        (["--num-gpus=8", "--gpus-per-node=2", "--num-nodes=3"], "make 4 nodes, but --num-nodes says otherwise"),
+        (
+            ["--num-gpus=8", "--gpus-per-node=2", "--num-nodes=3"],
+            "make 4 nodes, but --num-nodes says otherwise",
+        ),
         (["--num-procs=2", "--device=cuda"], "how many to ask for is not said"),
         (["--gpus-per-node=2", "--device=cpu"], "contradict each other"),
     ],
@@ -116,7 +134,10 @@ def test_sizes_that_do_not_fit_are_refused(text, target, words, said):
         (["--gpus-resource=gpu"], "--gpus-resource takes a name like nvidia.com/gpu"),
         (["--token-secret=a b"], "--token-secret 'a b' is no name"),
         (["--queue=Q"], "--queue 'Q' is no name"),
-        *((["--image=" + image], "--image takes the name of a container image") for image in NO_IMAGES),
+        *(
+            (["--image=" + image], "--image takes the name of a container image")
+            for image in NO_IMAGES
+        ),
         (["--env=A=\udcff"], "is not UTF-8"),
     ],
 )
@@ -146,7 +167,9 @@ def test_a_trainjob_has_a_fixed_size(text):
 
 
 def test_a_variable_that_set_what_is_refused_is_named(text):
-    assert refused(text, "slurm", "--gpus-per-node=2", "t.py", DISTLAUNCH_HOSTS="a").startswith("DISTLAUNCH_HOSTS ")
+    assert refused(text, "slurm", "--gpus-per-node=2", "t.py", DISTLAUNCH_HOSTS="a").startswith(
+        "DISTLAUNCH_HOSTS "
+    )
 
 
 @pytest.mark.parametrize(
@@ -168,14 +191,26 @@ def test_a_name_is_made_of_the_scripts(manifests, script, name):
 @pytest.mark.parametrize("target", PODS)
 def test_names_leave_room_for_what_controllers_add(manifests, text, target):
     size = ["--num-nodes=11", "--procs-per-node=1", "--image=x"]
-    longest = 63 - len({"kubernetes": "-10", "pytorchjob": "-worker-10", "trainjob": "-node-0-10-abcde"}[target])
+    longest = 63 - len(
+        {"kubernetes": "-10", "pytorchjob": "-worker-10", "trainjob": "-node-0-10-abcde"}[target]
+    )
     assert manifests(target, *size, "--name=" + "a" * longest, "t.py")
-    assert f"at most {longest} characters" in refused(text, target, *size, "--name=" + "a" * (longest + 1), "t.py")
+    assert f"at most {longest} characters" in refused(
+        text, target, *size, "--name=" + "a" * (longest + 1), "t.py"
+    )
 
 
 @pytest.mark.parametrize(
     "image",
-    ["a", "a:Tag_1", "me/train", "reg.example:5000/me/a__b-c.d:1", "Reg/a", "a@sha256:" + "0a" * 32, "localhost/a"],
+    [
+        "a",
+        "a:Tag_1",
+        "me/train",
+        "reg.example:5000/me/a__b-c.d:1",
+        "Reg/a",
+        "a@sha256:" + "0a" * 32,
+        "localhost/a",
+    ],
 )
 def test_images_are_taken_as_they_are_named(manifests, image):
     (job,) = manifests("kubernetes", "--gpus-per-node=2", f"--image={image}", "t.py")
@@ -189,7 +224,10 @@ def test_images_are_taken_as_they_are_named(manifests, image):
         (["--backend=ray", "--address=h:1"], "--backend ray cannot be rendered"),
         (["--address=h:1"], "--address 'h:1': --backend pytorch-ddp connects to no cluster"),
         (["--backend=fsdp", "-o", "shading=full"], "did you mean sharding?"),
-        (["--backend=tensorflow", "-o", "per=node", "--isolate-gpus"], "-o per=node and --isolate-gpus contradict"),
+        (
+            ["--backend=tensorflow", "-o", "per=node", "--isolate-gpus"],
+            "-o per=node and --isolate-gpus contradict",
+        ),
     ],
     ids=str,
 )

@@ -19,7 +19,8 @@ SIZE = ["--gpus-per-node=2"]
 
 
 def options_in(body: str) -> dict[str, str]:
-    """Read the #SBATCH lines as sbatch does: up to the first line that is neither a comment nor empty."""
+    """Read the #SBATCH lines as sbatch does: up to the first line that is neither a comment nor
+    empty."""
     found = {}
     for line in body.splitlines():
         if line.startswith("#SBATCH "):
@@ -57,7 +58,9 @@ def test_a_small_job_asks_for_little(text):
         "requeue": "",
     }
     assert body.startswith("#!/bin/bash\n")
-    assert body.endswith("exec distlaunch train \\\n    --gpus-per-node=2 \\\n    --requeue \\\n    train.py\n")
+    assert body.endswith(
+        "exec distlaunch train \\\n    --gpus-per-node=2 \\\n    --requeue \\\n    train.py\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -128,7 +131,11 @@ def test_a_grace_of_a_day_gives_no_signal_that_sbatch_refuses(text):
 
 @pytest.mark.parametrize(
     ("words", "nodes"),
-    [(["--num-nodes=2:4"], "2-4"), (["--num-nodes=4", "--spares=1"], "5"), (["--num-nodes=2:4", "--spares=1"], "3-5")],
+    [
+        (["--num-nodes=2:4"], "2-4"),
+        (["--num-nodes=4", "--spares=1"], "5"),
+        (["--num-nodes=2:4", "--spares=1"], "3-5"),
+    ],
 )
 def test_a_job_that_can_do_with_fewer_nodes_is_not_ended_with_one(text, words, nodes):
     found = options_in(text("slurm", *words, *SIZE, "t.py"))
@@ -141,16 +148,27 @@ def test_workers_on_cpus_ask_for_no_gpus(text):
 
 @pytest.mark.parametrize(
     ("time", "limit", "signal"),
-    [("30s", "00:00:30", 15), ("90m", "01:30:00", 60), ("26h", "1-02:00:00", 60), ("2d", "2-00:00:00", 60),
-     ("100:00:00", "4-04:00:00", 60), ("1-12:30:05", "1-12:30:05", 60)],
-)  # fmt: skip
+    [
+        ("30s", "00:00:30", 15),
+        ("90m", "01:30:00", 60),
+        ("26h", "1-02:00:00", 60),
+        ("2d", "2-00:00:00", 60),
+        ("100:00:00", "4-04:00:00", 60),
+        ("1-12:30:05", "1-12:30:05", 60),
+    ],
+)
 def test_times_are_slurms(text, time, limit, signal):
     found = options_in(text("slurm", f"--time={time}", *SIZE, "t.py"))
     assert (found["time"], found["signal"]) == (limit, f"B:USR1@{signal}")
 
 
 @settings(max_examples=examples(15), deadline=None)
-@given(st.lists(st.text(st.characters(exclude_characters="\0")).filter(lambda word: "\r\n" not in word), max_size=5))
+@given(
+    st.lists(
+        st.text(st.characters(exclude_characters="\0")).filter(lambda word: "\r\n" not in word),
+        max_size=5,
+    )
+)
 def test_the_shell_passes_every_word_on(tmp_path_factory, arguments):
     try:
         [word.encode(errors="surrogateescape") for word in arguments]
@@ -158,7 +176,9 @@ def test_the_shell_passes_every_word_on(tmp_path_factory, arguments):
         return
     body = text_of("slurm", "-x", "A=b c", *SIZE, "train.py", *arguments)
     expected = ["train", "--gpus-per-node=2", "--env=A=b c", "--requeue", "train.py", *arguments]
-    decoded = [word.encode(errors="surrogateescape").decode(errors="surrogateescape") for word in expected]
+    decoded = [
+        word.encode(errors="surrogateescape").decode(errors="surrogateescape") for word in expected
+    ]
     assert words_of(body, tmp_path_factory.mktemp("words")) == decoded
 
 

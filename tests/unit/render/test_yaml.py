@@ -1,4 +1,5 @@
-"""YAML of our own: what is written is read back as it was, by a reader of YAML 1.1, which is the stricter case."""
+"""YAML of our own: what is written is read back as it was, by a reader of YAML 1.1, which is the
+stricter case."""
 
 from __future__ import annotations
 
@@ -45,11 +46,61 @@ def test_comments_change_nothing(document, why):
 
 @pytest.mark.parametrize(
     "text",
-    ["no", "On", "y", "NULL", "~", "", "012", "1e3", "0x1f", "1_000", "12:30:45", ".5", ".inf", "2026-01-01", "=", "<<",
-     "-", "- a", "a: b", "a #b", "#a", "[a]", "{a}", "!tag", "&a", "*a", "%a", "@a", "`a", "|", ">", "?", "'", '"', "\\",
-     " a ", "a\nb\n", "\t", "\r\n", "\x00", "\x1b[0m", "\x85", "\u2028", "\ufeff", "\ue000", "\uffff", "😀", "👩\u200d🚀",
-     "\U000e0001", "None", "true", "a" * 500],
-)  # fmt: skip
+    [
+        "no",
+        "On",
+        "y",
+        "NULL",
+        "~",
+        "",
+        "012",
+        "1e3",
+        "0x1f",
+        "1_000",
+        "12:30:45",
+        ".5",
+        ".inf",
+        "2026-01-01",
+        "=",
+        "<<",
+        "-",
+        "- a",
+        "a: b",
+        "a #b",
+        "#a",
+        "[a]",
+        "{a}",
+        "!tag",
+        "&a",
+        "*a",
+        "%a",
+        "@a",
+        "`a",
+        "|",
+        ">",
+        "?",
+        "'",
+        '"',
+        "\\",
+        " a ",
+        "a\nb\n",
+        "\t",
+        "\r\n",
+        "\x00",
+        "\x1b[0m",
+        "\x85",
+        "\u2028",
+        "\ufeff",
+        "\ue000",
+        "\uffff",
+        "😀",
+        "👩\u200d🚀",
+        "\U000e0001",
+        "None",
+        "true",
+        "a" * 500,
+    ],
+)
 def test_texts_that_look_like_something_else_stay_texts(text):
     body = written([], [{text: text, "list": [text, [text]]}])
     assert yaml.safe_load(body) == {text: text, "list": [text, [text]]}

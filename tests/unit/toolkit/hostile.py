@@ -12,9 +12,9 @@ from contextlib import contextmanager
 import torch
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, MetadataIndex
 
-from distlaunch.toolkit.checkpoint.checkpoint import Checkpoint
 from distlaunch.toolkit.checkpoint.archive import Part as FilePart
 from distlaunch.toolkit.checkpoint.archive import loaded
+from distlaunch.toolkit.checkpoint.checkpoint import Checkpoint
 from distlaunch.toolkit.checkpoint.storage import sealed
 
 
@@ -81,7 +81,9 @@ def loaded_bytes(data):
 def put_entry(folder, key: str, data: bytes, *, as_bytes: bool = False) -> None:
     """Have an entry be other data, at the end of the file that it was in."""
     with changed_metadata(folder) as metadata:
-        index, info = next((index, info) for index, info in metadata.storage_data.items() if index.fqn == key)
+        index, info = next(
+            (index, info) for index, info in metadata.storage_data.items() if index.fqn == key
+        )
         file = folder / info.relative_path
         info.offset, info.length = file.stat().st_size, len(data)
         with file.open("ab") as stream:
@@ -94,7 +96,9 @@ def put_entry(folder, key: str, data: bytes, *, as_bytes: bool = False) -> None:
 def put_worker(folder, own) -> None:
     """Have rank 0's own entry be another one."""
     entry = torch_saved(own)
-    put_entry(folder, "worker-0", torch_saved(torch.frombuffer(bytearray(entry), dtype=torch.uint8)))
+    put_entry(
+        folder, "worker-0", torch_saved(torch.frombuffer(bytearray(entry), dtype=torch.uint8))
+    )
     with changed_metadata(folder) as metadata:
         described = metadata.state_dict_metadata["worker-0"]
         described.size = described.chunks[0].sizes = torch.Size([len(entry)])

@@ -1,4 +1,5 @@
-"""The batches of an epoch: each sample once, whatever the number of workers, and on from where the training stopped."""
+"""The batches of an epoch: each sample once, whatever the number of workers, and on from where the
+training stopped."""
 
 from __future__ import annotations
 
@@ -11,13 +12,13 @@ from tests.examples import examples
 
 torch = pytest.importorskip("torch")
 
-from hypothesis import given, settings  # noqa: E402
-from hypothesis import strategies as st  # noqa: E402
-from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader, TensorDataset
 
-from distlaunch.core.errors import ConfigError  # noqa: E402
-from distlaunch.toolkit.batches import StatefulBatchSampler  # noqa: E402
-from distlaunch.toolkit.toolkit_error import ToolkitError  # noqa: E402
+from distlaunch.core.errors import ConfigError
+from distlaunch.toolkit.batches import StatefulBatchSampler
+from distlaunch.toolkit.toolkit_error import ToolkitError
 
 
 def sampler(rank, workers, samples, batch_size, **options):
@@ -36,7 +37,9 @@ def taken(workers, samples, batch_size, batches, state=None):
         for _, samples_of_batch in zip(range(batches), one, strict=False):
             found += samples_of_batch
             one.advance()
-    assert len({str(one.state_dict()) for one in everyone}) == 1, "the state is the same on all workers"
+    assert len({str(one.state_dict()) for one in everyone}) == 1, (
+        "the state is the same on all workers"
+    )
     return found, everyone[0].state_dict()
 
 
@@ -48,7 +51,9 @@ def taken(workers, samples, batch_size, batches, state=None):
     samples=st.integers(1, 60),
     cut=st.data(),
 )
-def test_a_change_of_workers_within_an_epoch_loses_and_repeats_no_sample(before, after, batch, samples, cut):
+def test_a_change_of_workers_within_an_epoch_loses_and_repeats_no_sample(
+    before, after, batch, samples, cut
+):
     number = -(-samples // (before * batch))
     stop = cut.draw(st.integers(0, number - 1))
     first, state = taken(before, samples, batch, stop)
@@ -77,11 +82,15 @@ def test_batches_fetched_ahead_do_not_count():
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("after_the_step", [False, True])
-def test_the_last_batch_of_an_iteration_is_told_by_the_length_after_a_resume_too(workers, after_the_step):
+def test_the_last_batch_of_an_iteration_is_told_by_the_length_after_a_resume_too(
+    workers, after_the_step
+):
     batches = StatefulBatchSampler(range(10), 2)
     batches.load_state_dict({**batches.state_dict(), "position": 4})
     loader = DataLoader(range(10), batch_sampler=batches, num_workers=workers)
-    assert len(loader) == 5, "what is made of it now is of an epoch, as what was made before the resume"
+    assert len(loader) == 5, (
+        "what is made of it now is of an epoch, as what was made before the resume"
+    )
     for expected in (3, 5):
         lasts = []
         for number, _ in enumerate(loader, 1):
@@ -155,7 +164,9 @@ def test_other_data_or_another_seed_is_refused():
         StatefulBatchSampler(range(8), 2, seed=2).load_state_dict(state)
 
 
-@pytest.mark.parametrize(("samples", "batch", "drop_last"), [(0, 1, False), (3, 4, True), (3, 0, False)])
+@pytest.mark.parametrize(
+    ("samples", "batch", "drop_last"), [(0, 1, False), (3, 4, True), (3, 0, False)]
+)
 def test_too_few_samples_are_refused(samples, batch, drop_last):
     with pytest.raises(ConfigError, match=f"{samples} samples are too few"):
         StatefulBatchSampler(range(samples), batch, drop_last=drop_last)
@@ -184,5 +195,7 @@ def test_the_largest_seed_has_a_second_epoch_and_numpys_numbers_are_numbers():
 def test_several_workers_need_a_process_group_first(monkeypatch):
     """Without one each of them would train on all samples, and nothing would tell."""
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ConfigError, match=r"WORLD_SIZE is 2, and there is no process group yet.*call .*init\(\)"):
+    with pytest.raises(
+        ConfigError, match=r"WORLD_SIZE is 2, and there is no process group yet.*call .*init\(\)"
+    ):
         StatefulBatchSampler(range(8), 2)

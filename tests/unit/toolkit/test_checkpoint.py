@@ -1,4 +1,5 @@
-"""Checkpoints of one worker: what is whole, what is damaged, what stays, what is refused, and signals."""
+"""Checkpoints of one worker: what is whole, what is damaged, what stays, what is refused, and
+signals."""
 
 # ruff: noqa: NPY002 - numpy's global generator is what is saved
 
@@ -19,13 +20,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch import nn  # noqa: E402
+from torch import nn
 
-from distlaunch.core.errors import ConfigError  # noqa: E402
-from distlaunch.toolkit.batches import StatefulBatchSampler  # noqa: E402
-from distlaunch.toolkit.checkpoint.checkpoint import Checkpoint, Stopped  # noqa: E402
-from distlaunch.toolkit.checkpoint.storage import CheckpointError  # noqa: E402
-from tests.unit.toolkit.training import Training, checkpoints, names, train  # noqa: E402
+from distlaunch.core.errors import ConfigError
+from distlaunch.toolkit.batches import StatefulBatchSampler
+from distlaunch.toolkit.checkpoint.checkpoint import Checkpoint, Stopped
+from distlaunch.toolkit.checkpoint.storage import CheckpointError
+from tests.unit.toolkit.training import Training, checkpoints, names, train
 
 OPTIMIZER = torch.optim.SGD(nn.Linear(1, 1).parameters())
 
@@ -63,7 +64,12 @@ def test_saving_changes_nothing_of_a_training(tmp_path):
     training.step()
 
     def everything():
-        return training.values(), random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+        return (
+            training.values(),
+            random.getstate(),
+            np.random.get_state()[1].tolist(),
+            torch.get_rng_state().tolist(),
+        )
 
     before = everything()
     with checkpoints(tmp_path, training) as checkpoint:
@@ -77,7 +83,9 @@ def test_older_ones_go_when_the_new_one_is_whole_and_not_before(tmp_path, monkey
     assert names(tmp_path) == ["step-000000004", "step-000000005"]
     real = os.fsync
     monkeypatch.setattr(
-        os, "fsync", lambda fd: _no_space() if "/.saving-" in os.readlink(f"/proc/self/fd/{fd}") else real(fd)
+        os,
+        "fsync",
+        lambda fd: _no_space() if "/.saving-" in os.readlink(f"/proc/self/fd/{fd}") else real(fd),
     )
     with pytest.raises(CheckpointError):
         train(tmp_path, 6, keep=1)
@@ -98,18 +106,27 @@ def _no_space():
     ids=["cut", "changed", "missing"],
 )
 @pytest.mark.parametrize("file", ["__0_0.distcp", ".metadata", "manifest.json"])
-def test_a_damaged_newest_one_is_skipped_with_a_warning_that_names_it(tmp_path, caplog, file, harm, text):
+def test_a_damaged_newest_one_is_skipped_with_a_warning_that_names_it(
+    tmp_path, caplog, file, harm, text
+):
     values = train(tmp_path, 2)[0].values()
     train(tmp_path, 3)
     harm(tmp_path / "step-000000003" / file)
     resumed, start = train(tmp_path, 2)
     assert start == 2
     assert resumed.values() == values
-    logged = [record.getMessage() for record in caplog.records if record.name == "distlaunch.checkpoint"]
+    logged = [
+        record.getMessage() for record in caplog.records if record.name == "distlaunch.checkpoint"
+    ]
     warned = [line for line in logged if " is damaged: " in line]
     assert len(warned) == 1
-    assert logged[-2].startswith(f"distlaunch: resumed from {tmp_path}/step-000000002, after 2 steps, saved ")
-    assert logged[-1] == "distlaunch: no step came after that: the training had already ended after 2 steps"
+    assert logged[-2].startswith(
+        f"distlaunch: resumed from {tmp_path}/step-000000002, after 2 steps, saved "
+    )
+    assert (
+        logged[-1]
+        == "distlaunch: no step came after that: the training had already ended after 2 steps"
+    )
     assert f"{tmp_path}/step-000000003 is damaged: " in warned[0]
     assert file in warned[0] or "manifest" in warned[0]
     assert (text in warned[0]) or file == "manifest.json"
@@ -123,7 +140,9 @@ def test_where_none_is_whole_the_training_does_not_begin_anew_by_itself(tmp_path
     train(tmp_path, 2)
     for name in names(tmp_path):
         (tmp_path / name / ".metadata").write_bytes(b"")
-    with pytest.raises(CheckpointError, match=r"no checkpoint is whole.*step-000000002 is damaged.*step-000000001"):
+    with pytest.raises(
+        CheckpointError, match=r"no checkpoint is whole.*step-000000002 is damaged.*step-000000001"
+    ):
         train(tmp_path, 3)
     assert names(tmp_path) == ["step-000000001", "step-000000002"]
 
@@ -144,13 +163,17 @@ def test_an_older_one_can_be_resumed_and_the_newer_ones_are_set_aside(tmp_path):
         training.step()
         checkpoint.step(1)
     assert names(tmp_path) == ["step-000000001", "step-000000002"]
-    with checkpoints(tmp_path, training) as checkpoint, pytest.raises(ConfigError, match=r"none after 9 steps.*2, 1"):
+    with (
+        checkpoints(tmp_path, training) as checkpoint,
+        pytest.raises(ConfigError, match=r"none after 9 steps.*2, 1"),
+    ):
         checkpoint.resume(steps=9)
 
 
 @pytest.mark.parametrize("background", [True, False])
 def test_a_full_disk_keeps_the_last_whole_one_and_says_so(tmp_path, background):
-    """A limit on the size of files stands in for the disk: the write itself fails, within torch's writer."""
+    """A limit on the size of files stands in for the disk: the write itself fails, within torch's
+    writer."""
     train(tmp_path, 1)
     program = f"""
 import resource, sys
@@ -172,7 +195,10 @@ with checkpoints({str(tmp_path)!r}, training, every=1, background={background}) 
     )
     assert ended.returncode == 1, ended.stderr
     last = ended.stderr.strip().splitlines()[-1]
-    assert f"checkpoint {tmp_path}/step-000000002 not written: rank 0: [Errno 27] File too large" in last
+    assert (
+        f"checkpoint {tmp_path}/step-000000002 not written: rank 0: [Errno 27] File too large"
+        in last
+    )
     assert "step-000000001 is whole and kept" in last
     assert sorted(os.listdir(tmp_path)) == [".lock", "step-000000001"], "and the room is given back"
     assert train(tmp_path, 3)[1] == 1
@@ -183,9 +209,13 @@ def test_a_disk_that_fills_up_in_any_file_is_told_alike(tmp_path, monkeypatch, w
     train(tmp_path, 1)
     real = os.fsync
     monkeypatch.setattr(
-        os, "fsync", lambda fd: _no_space() if os.readlink(f"/proc/self/fd/{fd}").endswith(where) else real(fd)
+        os,
+        "fsync",
+        lambda fd: _no_space() if os.readlink(f"/proc/self/fd/{fd}").endswith(where) else real(fd),
     )
-    with pytest.raises(CheckpointError, match=r"No space left on device.*step-000000001 is whole and kept"):
+    with pytest.raises(
+        CheckpointError, match=r"No space left on device.*step-000000001 is whole and kept"
+    ):
         train(tmp_path, 2)
     monkeypatch.undo()
     assert train(tmp_path, 2)[1] == 1
@@ -199,18 +229,30 @@ def test_another_model_is_refused_and_the_error_names_what_differs(tmp_path):
     assert f"{tmp_path}/step-000000001 is of another model: 7 parameters differ: " in text
     assert "0.weight is [6, 3] here and [4, 3] in the checkpoint" in text
     assert text.endswith("; and 2 more")
-    with pytest.raises(ConfigError, match=r"2 parameters differ: unused.weight \[2, 2\] is only here; unused.bias"):
+    with pytest.raises(
+        ConfigError, match=r"2 parameters differ: unused.weight \[2, 2\] is only here; unused.bias"
+    ):
         train(tmp_path, 2, training=Training(unused=True))
     train(tmp_path / "more", 1, training=Training(unused=True))
-    with pytest.raises(ConfigError, match=r"unused.(weight|bias) \[2(, 2)?\] is only in the checkpoint"):
+    with pytest.raises(
+        ConfigError, match=r"unused.(weight|bias) \[2(, 2)?\] is only in the checkpoint"
+    ):
         train(tmp_path / "more", 2)
 
 
 @pytest.mark.parametrize(
     ("saved", "read", "text"),
     [
-        (torch.optim.AdamW, torch.optim.SGD, "2.bias|0.weight.* and 3 more: the optimizer was AdamW, and is SGD here"),
-        (torch.optim.Adam, torch.optim.Adamax, "0.weight, 0.bias, 1.weight and 3 more: the optimizer was Adam, and is"),
+        (
+            torch.optim.AdamW,
+            torch.optim.SGD,
+            "2.bias|0.weight.* and 3 more: the optimizer was AdamW, and is SGD here",
+        ),
+        (
+            torch.optim.Adam,
+            torch.optim.Adamax,
+            "0.weight, 0.bias, 1.weight and 3 more: the optimizer was Adam, and is",
+        ),
         (torch.optim.AdamW, torch.optim.Adam, "the optimizer was AdamW, and is Adam here"),
     ],
 )
@@ -233,7 +275,10 @@ def test_parameters_without_a_gradient_have_no_state_before_or_after(tmp_path):
 def test_a_directory_with_checkpoints_is_not_trained_over_without_resume(tmp_path):
     train(tmp_path, 2)
     training = Training()
-    with checkpoints(tmp_path, training, every=1) as checkpoint, pytest.raises(ConfigError, match="call resume"):
+    with (
+        checkpoints(tmp_path, training, every=1) as checkpoint,
+        pytest.raises(ConfigError, match="call resume"),
+    ):
         checkpoint.step(0)
     assert names(tmp_path) == ["step-000000001", "step-000000002"]
 
@@ -241,7 +286,10 @@ def test_a_directory_with_checkpoints_is_not_trained_over_without_resume(tmp_pat
 def test_two_in_one_directory_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("distlaunch.toolkit.checkpoint.directory._WAIT_S", 0.0)
     training = Training()
-    with checkpoints(tmp_path, training), pytest.raises(ConfigError, match="has another Checkpoint there"):
+    with (
+        checkpoints(tmp_path, training),
+        pytest.raises(ConfigError, match="has another Checkpoint there"),
+    ):
         Checkpoint(tmp_path, model=training.model)
     holder = (
         "import sys; from distlaunch.toolkit import Checkpoint; from torch import nn; "
@@ -251,10 +299,16 @@ def test_two_in_one_directory_are_refused(tmp_path, monkeypatch):
         [sys.executable, "-c", holder, str(tmp_path)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "DISTLAUNCH_JOB_ID": "the-other"},
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(sys.path),
+            "DISTLAUNCH_JOB_ID": "the-other",
+        },
     ) as process:
         assert process.stdout.readline() == b"held\n"
-        with pytest.raises(ConfigError, match=f"in use by job the-other, process {process.pid} on "):
+        with pytest.raises(
+            ConfigError, match=f"in use by job the-other, process {process.pid} on "
+        ):
             Checkpoint(tmp_path, model=training.model)
         process.kill()
     with checkpoints(tmp_path, training) as checkpoint:
@@ -296,7 +350,9 @@ def test_a_place_that_cannot_be_written_is_refused(tmp_path):
 
 def test_several_workers_need_a_process_group_first(tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ConfigError, match=r"WORLD_SIZE is 2, and there is no process group yet: call .*init\(\)"):
+    with pytest.raises(
+        ConfigError, match=r"WORLD_SIZE is 2, and there is no process group yet: call .*init\(\)"
+    ):
         Checkpoint(tmp_path, model=nn.Linear(1, 1))
 
 
@@ -348,7 +404,9 @@ def test_the_same_step_is_saved_once_and_an_earlier_one_not_again(tmp_path):
         assert checkpoint.step(0)
         checkpoint.save(0)
         checkpoint.step(1)
-        with pytest.raises(ConfigError, match="step 0 after step 1: only steps that follow can be saved"):
+        with pytest.raises(
+            ConfigError, match="step 0 after step 1: only steps that follow can be saved"
+        ):
             checkpoint.save(0)
     assert names(tmp_path) == ["step-000000001", "step-000000002"]
 

@@ -9,14 +9,14 @@ import pytest
 torch = pytest.importorskip("torch")
 fsspec = pytest.importorskip("fsspec")
 
-from torch import nn  # noqa: E402
+from torch import nn
 
-from distlaunch.core.errors import ConfigError  # noqa: E402
-from distlaunch.toolkit.checkpoint.checkpoint import Checkpoint  # noqa: E402
-from distlaunch.toolkit.checkpoint.bucket import Bucket  # noqa: E402
-from distlaunch.toolkit.checkpoint.directory import Folder  # noqa: E402
-from distlaunch.toolkit.checkpoint.choose_storage import store_for  # noqa: E402
-from distlaunch.toolkit.checkpoint.storage import CheckpointError  # noqa: E402
+from distlaunch.core.errors import ConfigError
+from distlaunch.toolkit.checkpoint.bucket import Bucket
+from distlaunch.toolkit.checkpoint.checkpoint import Checkpoint
+from distlaunch.toolkit.checkpoint.choose_storage import store_for
+from distlaunch.toolkit.checkpoint.directory import Folder
+from distlaunch.toolkit.checkpoint.storage import CheckpointError
 
 ROOT = "memory://bucket/run"
 
@@ -48,7 +48,9 @@ def train(steps, **options):
 
 def names(memory):
     """List what is there, without the marks of those that have made it."""
-    return sorted(path.rpartition("/")[2].partition(".")[0] for path in memory.ls("/bucket/run", detail=False))
+    return sorted(
+        path.rpartition("/")[2].partition(".")[0] for path in memory.ls("/bucket/run", detail=False)
+    )
 
 
 def folder(memory, name):
@@ -75,7 +77,9 @@ def test_a_damaged_one_is_skipped_and_set_aside(empty, caplog):
     with empty.open(f"{folder(empty, 'step-000000003')}/__0_0.distcp", "wb") as file:
         file.write(b"nothing")
     assert train(3) == 2
-    assert re.search(rf"{ROOT}/step-000000003\.\w{{16}} is damaged: __0_0.distcp has 7 bytes", caplog.text)
+    assert re.search(
+        rf"{ROOT}/step-000000003\.\w{{16}} is damaged: __0_0.distcp has 7 bytes", caplog.text
+    )
     assert empty.exists(f"{folder(empty, 'aside-step-000000003')}/__0_0.distcp")
 
 
@@ -85,7 +89,8 @@ def test_the_job_that_came_first_cannot_complete_another_one(empty):
     first.wait()
     second = Checkpoint(ROOT, model=nn.Linear(2, 1), every=1)
     with pytest.raises(
-        CheckpointError, match=r"another job has begun to save there; step-000000001\..* is whole and kept"
+        CheckpointError,
+        match=r"another job has begun to save there; step-000000001\..* is whole and kept",
     ):
         first.save(1)
     assert second.resume() == 1
@@ -154,7 +159,9 @@ def test_a_file_url_is_a_directory(tmp_path):
     assert isinstance(store_for(f"file://{tmp_path}/a"), Folder)
 
 
-@pytest.mark.parametrize(("url", "text"), [("nowhere://x", "nowhere"), ("gs://bucket/x", "pip install gcsfs")])
+@pytest.mark.parametrize(
+    ("url", "text"), [("nowhere://x", "nowhere"), ("gs://bucket/x", "pip install gcsfs")]
+)
 def test_a_url_that_nothing_here_reads_is_refused(url, text):
     with pytest.raises(ConfigError, match=text):
         store_for(url)
@@ -178,11 +185,15 @@ def test_what_a_store_cannot_do_is_said_even_where_the_error_has_no_words(empty,
         raise NotImplementedError
 
     monkeypatch.setattr(type(empty), "makedirs", cannot)  # as http:// does
-    with pytest.raises(ConfigError, match=f"checkpoints in {ROOT}: NotImplementedError: not a place to write to"):
+    with pytest.raises(
+        ConfigError, match=f"checkpoints in {ROOT}: NotImplementedError: not a place to write to"
+    ):
         store_for(ROOT).claim()
 
 
-def test_an_error_while_one_is_set_aside_harms_no_copy_that_was_set_aside_before(empty, monkeypatch):
+def test_an_error_while_one_is_set_aside_harms_no_copy_that_was_set_aside_before(
+    empty, monkeypatch
+):
     monkeypatch.setattr("distlaunch.toolkit.checkpoint.storage._RETRIES_S", ())
     train(2)
     store = store_for(ROOT)
@@ -202,4 +213,6 @@ def test_an_error_while_one_is_set_aside_harms_no_copy_that_was_set_aside_before
     monkeypatch.undo()
     assert {file: empty.cat(f"/bucket/run/aside-{name}/{file}") for file in content} == content
     store.set_aside(name)
-    assert {file: empty.cat(f"/bucket/run/aside-{name}-again/{file}") for file in content} == content
+    assert {
+        file: empty.cat(f"/bucket/run/aside-{name}-again/{file}") for file in content
+    } == content

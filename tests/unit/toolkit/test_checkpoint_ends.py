@@ -1,4 +1,5 @@
-"""How checkpoints end: signals with several of them, after close, in forked processes, numbers of other kinds."""
+"""How checkpoints end: signals with several of them, after close, in forked processes, numbers of
+other kinds."""
 
 from __future__ import annotations
 
@@ -14,12 +15,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch import nn  # noqa: E402
+from torch import nn
 
-from distlaunch.core.errors import ConfigError  # noqa: E402
-from distlaunch.toolkit.checkpoint.checkpoint import Checkpoint, Stopped  # noqa: E402
-from distlaunch.toolkit.checkpoint.storage import CheckpointError  # noqa: E402
-from distlaunch.toolkit.checkpoint.write import Writing  # noqa: E402
+from distlaunch.core.errors import ConfigError
+from distlaunch.toolkit.checkpoint.checkpoint import Checkpoint, Stopped
+from distlaunch.toolkit.checkpoint.storage import CheckpointError
+from distlaunch.toolkit.checkpoint.write import Writing
 
 
 def made(where, **options):
@@ -196,7 +197,9 @@ def test_an_error_of_any_kind_is_told_and_nothing_stays(tmp_path, monkeypatch):
         raise Exception("no credentials")
 
     monkeypatch.setattr(type(checkpoint._store), "commit", failing)
-    with pytest.raises(CheckpointError, match="not written: Exception: no credentials; there is none before it"):
+    with pytest.raises(
+        CheckpointError, match="not written: Exception: no credentials; there is none before it"
+    ):
         checkpoint.save(0)
     monkeypatch.undo()
     checkpoint.close()
@@ -204,7 +207,9 @@ def test_an_error_of_any_kind_is_told_and_nothing_stays(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("when", ["before", "while it is written"])
-def test_a_directory_that_is_removed_is_told_and_nothing_is_said_to_be_kept(tmp_path, monkeypatch, when):
+def test_a_directory_that_is_removed_is_told_and_nothing_is_said_to_be_kept(
+    tmp_path, monkeypatch, when
+):
     where = tmp_path / "c"
     checkpoint = made(where)
     checkpoint.save(0)

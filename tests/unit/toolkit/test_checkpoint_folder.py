@@ -13,14 +13,16 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch import nn  # noqa: E402
+from torch import nn
 
-from distlaunch.core.errors import ConfigError  # noqa: E402
-from distlaunch.toolkit.checkpoint import directory  # noqa: E402
-from distlaunch.toolkit.checkpoint.checkpoint import Checkpoint  # noqa: E402
-from distlaunch.toolkit.checkpoint.checkpoint import not_shared  # noqa: E402
-from distlaunch.toolkit.checkpoint.directory import Folder  # noqa: E402
-from distlaunch.toolkit.checkpoint.storage import CheckpointError  # noqa: E402
+from distlaunch.core.errors import ConfigError
+from distlaunch.toolkit.checkpoint import directory
+from distlaunch.toolkit.checkpoint.checkpoint import (
+    Checkpoint,
+    not_shared,
+)
+from distlaunch.toolkit.checkpoint.directory import Folder
+from distlaunch.toolkit.checkpoint.storage import CheckpointError
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +47,11 @@ def another_process_gets(where):
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     ended = subprocess.run(
-        [sys.executable, "-c", program, str(where)], env=environment, capture_output=True, text=True, check=True
+        [sys.executable, "-c", program, str(where)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     return "in use by" not in ended.stdout
 
@@ -175,7 +181,9 @@ def test_the_mark_is_on_the_disk_when_other_nodes_look_for_it(tmp_path, monkeypa
     """An NFS client writes at the latest when a file is closed, and the lock file stays open."""
     synced = []
     monkeypatch.setattr(
-        os, "fsync", lambda fd: synced.append((os.readlink(f"/proc/self/fd/{fd}"), os.fstat(fd).st_size))
+        os,
+        "fsync",
+        lambda fd: synced.append((os.readlink(f"/proc/self/fd/{fd}"), os.fstat(fd).st_size)),
     )
     folder = Folder(str(tmp_path))
     folder.claim()

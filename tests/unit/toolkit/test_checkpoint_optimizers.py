@@ -9,12 +9,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch import nn  # noqa: E402
+from torch import nn
 
-from distlaunch.core.errors import ConfigError  # noqa: E402
-from distlaunch.toolkit.batches import StatefulBatchSampler  # noqa: E402
-from distlaunch.toolkit.checkpoint.checkpoint import Checkpoint  # noqa: E402
-from distlaunch.toolkit.checkpoint.state import Trained  # noqa: E402
+from distlaunch.core.errors import ConfigError
+from distlaunch.toolkit.batches import StatefulBatchSampler
+from distlaunch.toolkit.checkpoint.checkpoint import Checkpoint
+from distlaunch.toolkit.checkpoint.state import Trained
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -69,7 +69,9 @@ def resumed(where, model, optimizer, **parts):
         checkpoint.close()
 
 
-@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.SGD, torch.optim.RMSprop, torch.optim.Adagrad])
+@pytest.mark.parametrize(
+    "kind", [torch.optim.Adam, torch.optim.SGD, torch.optim.RMSprop, torch.optim.Adagrad]
+)
 def test_a_save_before_the_first_step_changes_nothing(tmp_path, kind):
     model, optimizer = made(kind)
     before = everything(model, optimizer)
@@ -91,7 +93,9 @@ def test_of_two_optimizers_one_may_start_later(tmp_path):
     again = [torch.optim.Adam(part.parameters(), lr=0.5) for part in others]
     step(others[1], again[1])
     resumed(tmp_path, others, again)
-    assert same(everything(others, *again), before), "and the one that had not started has not started here either"
+    assert same(everything(others, *again), before), (
+        "and the one that had not started has not started here either"
+    )
 
 
 def test_gradients_without_a_state_are_those_of_the_same_optimizer(tmp_path):
@@ -106,7 +110,9 @@ def test_gradients_without_a_state_are_those_of_the_same_optimizer(tmp_path):
     assert same(other.state_dict(), model.state_dict())
 
 
-@pytest.mark.parametrize("kind", [torch.optim.LBFGS, torch.optim.Adam, torch.optim.Adagrad, torch.optim.Rprop])
+@pytest.mark.parametrize(
+    "kind", [torch.optim.LBFGS, torch.optim.Adam, torch.optim.Adagrad, torch.optim.Rprop]
+)
 def test_a_training_goes_on_as_if_it_had_not_stopped(tmp_path, kind):
     model, optimizer = made(kind)
     for _ in range(3):
@@ -147,7 +153,9 @@ def test_what_an_optimizer_keeps_in_a_type_of_its_own_keeps_it(tmp_path, here):
     for old, new in zip(model.parameters(), other.parameters(), strict=True):
         state = optimizer.state[old]
         assert same(again.state[new], {**state, "like": state["like"].to(here)})
-        types = [value.dtype for value in (again.state[new]["master"], *again.state[new]["more"]["both"])]
+        types = [
+            value.dtype for value in (again.state[new]["master"], *again.state[new]["more"]["both"])
+        ]
         assert types == [torch.float32, torch.bool, torch.float64]
         assert again.state[new]["like"].dtype == here, "it had the parameter's type, and has it"
 
@@ -157,7 +165,9 @@ class Scaled(nn.Module):
 
     def __init__(self, dtype):
         super().__init__()
-        self.weight, self.scale = (nn.Parameter(torch.ones(shape, dtype=dtype)) for shape in ((2, 3), ()))
+        self.weight, self.scale = (
+            nn.Parameter(torch.ones(shape, dtype=dtype)) for shape in ((2, 3), ())
+        )
 
     def forward(self, x):
         return self.scale * x.to(self.scale.dtype) @ self.weight.T
@@ -193,17 +203,27 @@ def test_a_fused_optimizer_has_its_counts_of_steps_as_it_needs_them(tmp_path):
 def groups_of(model, numbers, rates):
     """Give a group for each tuple of numbers of parameters."""
     parameters = list(model.parameters())
-    return [{"params": [parameters[n] for n in each], "lr": lr} for each, lr in zip(numbers, rates, strict=True)]
+    return [
+        {"params": [parameters[n] for n in each], "lr": lr}
+        for each, lr in zip(numbers, rates, strict=True)
+    ]
 
 
 def rates(model, optimizers):
     """Give the learning rate of each parameter by its name."""
-    of = {id(each): group["lr"] for one in optimizers for group in one.param_groups for each in group["params"]}
+    of = {
+        id(each): group["lr"]
+        for one in optimizers
+        for group in one.param_groups
+        for each in group["params"]
+    }
     return {name: of[id(parameter)] for name, parameter in model.named_parameters()}
 
 
 @pytest.mark.parametrize("older", [False, True])
-def test_groups_in_another_order_keep_the_settings_and_states_of_their_parameters(tmp_path, older, monkeypatch):
+def test_groups_in_another_order_keep_the_settings_and_states_of_their_parameters(
+    tmp_path, older, monkeypatch
+):
     if older:  # a checkpoint that does not say the class of each group's optimizer
         monkeypatch.setattr(Trained, "_classes", lambda self: [])
     model, _ = made()
@@ -214,7 +234,11 @@ def test_groups_in_another_order_keep_the_settings_and_states_of_their_parameter
     other, _ = made()
     again = torch.optim.Adam(groups_of(other, [(3, 1), (2, 0)], [0.5, 0.6]))
     assert resumed(tmp_path, other, again) == 1
-    assert rates(other, [again]) == rates(model, [optimizer]) == dict(zip(NAMES, (0.1, 0.2, 0.1, 0.2), strict=True))
+    assert (
+        rates(other, [again])
+        == rates(model, [optimizer])
+        == dict(zip(NAMES, (0.1, 0.2, 0.1, 0.2), strict=True))
+    )
     for old, new in zip(model.parameters(), other.parameters(), strict=True):
         assert same(again.state[new], optimizer.state[old])
 
@@ -223,18 +247,26 @@ NAMES = ["0.weight", "0.bias", "1.weight", "1.bias"]
 
 
 @pytest.mark.parametrize("older", [False, True])
-def test_optimizers_in_another_order_keep_the_settings_and_states_of_their_parameters(tmp_path, older, monkeypatch):
+def test_optimizers_in_another_order_keep_the_settings_and_states_of_their_parameters(
+    tmp_path, older, monkeypatch
+):
     if older:
         monkeypatch.setattr(Trained, "_classes", lambda self: [])
     model, _ = made()
-    optimizers = [torch.optim.Adam(model[0].parameters(), lr=0.1), torch.optim.SGD(model[1].parameters(), lr=0.2)]
+    optimizers = [
+        torch.optim.Adam(model[0].parameters(), lr=0.1),
+        torch.optim.SGD(model[1].parameters(), lr=0.2),
+    ]
     model(torch.ones(2, 3)).sum().backward()
     for each in optimizers:
         each.step()
     saved(tmp_path, model, optimizers)
     monkeypatch.undo()
     other, _ = made()
-    again = [torch.optim.SGD(other[1].parameters(), lr=0.5), torch.optim.Adam(other[0].parameters(), lr=0.6)]
+    again = [
+        torch.optim.SGD(other[1].parameters(), lr=0.5),
+        torch.optim.Adam(other[0].parameters(), lr=0.6),
+    ]
     assert resumed(tmp_path, other, again) == 1
     assert rates(other, again) == dict(zip(NAMES, (0.1, 0.1, 0.2, 0.2), strict=True))
     assert same(again[1].state_dict(), optimizers[0].state_dict())
@@ -245,13 +277,21 @@ def test_optimizers_in_another_order_keep_the_settings_and_states_of_their_param
     [
         ([(0, 1, 2), (3,)], r"1 entry differs: 1\.weight is in another parameter group here"),
         ([(0,), (1, 2, 3)], r"1 entry differs: 0\.bias is in another parameter group here"),
-        ([(0, 1, 2, 3)], r"1\.bias is in another parameter group here; 1\.weight is in another parameter group here"),
-        ([(0,), (1,), (2, 3)], r"0\.bias is in another parameter group here|0\.weight is in another"),
+        (
+            [(0, 1, 2, 3)],
+            r"1\.bias is in another parameter group here; 1\.weight is in another parameter group here",
+        ),
+        (
+            [(0,), (1,), (2, 3)],
+            r"0\.bias is in another parameter group here|0\.weight is in another",
+        ),
         ([(0, 1), (2,)], r"1\.bias is only in the checkpoint"),
         ([(0, 1), (2, 3), ()], r"there are 3 parameter groups here and 2 in the checkpoint"),
     ],
 )
-def test_other_sets_of_parameters_are_refused_by_name_and_nothing_is_changed(tmp_path, numbers, text):
+def test_other_sets_of_parameters_are_refused_by_name_and_nothing_is_changed(
+    tmp_path, numbers, text
+):
     model, _ = made()
     optimizer = torch.optim.Adam(groups_of(model, [(0, 1), (2, 3)], [0.1, 0.2]))
     step(model, optimizer)
@@ -267,7 +307,9 @@ def test_other_sets_of_parameters_are_refused_by_name_and_nothing_is_changed(tmp
 def test_a_parameter_whose_optimizer_is_of_another_class_is_named(tmp_path):
     model, _ = made()
     kinds = torch.optim.Adam, torch.optim.AdamW
-    saved(tmp_path, model, [kind(part.parameters()) for kind, part in zip(kinds, model, strict=True)])
+    saved(
+        tmp_path, model, [kind(part.parameters()) for kind, part in zip(kinds, model, strict=True)]
+    )
     other, _ = made()
     swapped = [kind(part.parameters()) for kind, part in zip(kinds[::-1], other, strict=True)]
     text = r"2 entries differ: 0\.weight, 0\.bias: the optimizer was Adam, and is AdamW here; 1\.weight, 1\.bias"
@@ -339,7 +381,9 @@ def test_a_sampler_that_refuses_does_so_before_anything_is_loaded(tmp_path):
     saved(tmp_path, model, optimizer, sampler=StatefulBatchSampler(range(8), 2))
     other, again = made()
     before = everything(other, again)
-    with pytest.raises(ConfigError, match=f"{tmp_path}/step-000000001 the checkpoint's sampler had 8 samples"):
+    with pytest.raises(
+        ConfigError, match=f"{tmp_path}/step-000000001 the checkpoint's sampler had 8 samples"
+    ):
         resumed(tmp_path, other, again, sampler=StatefulBatchSampler(range(9), 2))
     assert same(everything(other, again), before)
 

@@ -9,14 +9,14 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch import nn  # noqa: E402
-from torch.distributed.checkpoint.metadata import Metadata  # noqa: E402
+from torch import nn
+from torch.distributed.checkpoint.metadata import Metadata
 
-from distlaunch.toolkit.checkpoint.allowed_types import state_names  # noqa: E402
-from distlaunch.toolkit.checkpoint.unpickler import Unpickler  # noqa: E402
-from distlaunch.toolkit.checkpoint.parts import Elsewhere, changed, split  # noqa: E402
-from distlaunch.toolkit.checkpoint.state import Trained  # noqa: E402
-from tests.unit.toolkit.hostile import loaded_bytes  # noqa: E402
+from distlaunch.toolkit.checkpoint.allowed_types import state_names
+from distlaunch.toolkit.checkpoint.parts import Elsewhere, changed, split
+from distlaunch.toolkit.checkpoint.state import Trained
+from distlaunch.toolkit.checkpoint.unpickler import Unpickler
+from tests.unit.toolkit.hostile import loaded_bytes
 
 
 def statistics(value: float) -> nn.Module:
@@ -30,7 +30,9 @@ def statistics(value: float) -> nn.Module:
 
 
 @pytest.mark.parametrize(("workers", "expected"), [(2, 5.0), (3, 1.0), (1, 1.0)])
-def test_a_worker_gets_its_own_buffers_where_there_are_as_many_workers_and_else_rank_0s(workers, expected):
+def test_a_worker_gets_its_own_buffers_where_there_are_as_many_workers_and_else_rank_0s(
+    workers, expected
+):
     """Rank 0's are the model's, which are read before; parameters are nobody's own."""
     own = Trained(statistics(5.0), (), {}).taken(alone=False).state(1, {})["worker-1"]
     here = Trained(statistics(1.0), (), {})
@@ -83,7 +85,10 @@ def test_what_a_worker_has_not_written_it_gets_of_rank_0_and_nothing_is_kept():
     own = Trained(model, (), {}).taken(alone=False).state(1, rank_0s.digests)["worker-1"]
     here = Trained(statistics(1.0), (), {})
     here.take_own({"worker-1": loaded_bytes(own.numpy().data)}, 1, 2, 2)
-    for entry in ("running_var", "num_batches_tracked"):  # as they are when rank 0's model has been read
+    for entry in (
+        "running_var",
+        "num_batches_tracked",
+    ):  # as they are when rank 0's model has been read
         getattr(here.model, entry).fill_(5)
     here.take({}, Metadata({}, planner_data={}))
     assert here.model.running_mean.tolist() == [7.0] * 2
@@ -125,7 +130,5 @@ def test_a_state_that_holds_itself_is_gone_through_once():
 
 
 def test_a_sharded_tensors_mark_in_checkpoints_that_there_are_is_read():
-    written = (
-        b"\x80\x02cdistlaunch.toolkit.checkpoint_parts\nElsewhere\nq\x00)\x81q\x01]q\x02X\x06\x00\x00\x00('a',)q\x03ab."
-    )
+    written = b"\x80\x02cdistlaunch.toolkit.checkpoint_parts\nElsewhere\nq\x00)\x81q\x01]q\x02X\x06\x00\x00\x00('a',)q\x03ab."
     assert Unpickler(written, state_names()).load() == Elsewhere(place="('a',)")

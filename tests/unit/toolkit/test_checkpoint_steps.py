@@ -6,11 +6,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch import nn  # noqa: E402
+from torch import nn
 
-from distlaunch.core.errors import ConfigError  # noqa: E402
-from distlaunch.toolkit.checkpoint.checkpoint import Checkpoint  # noqa: E402
-from tests.unit.toolkit.training import names  # noqa: E402
+from distlaunch.core.errors import ConfigError
+from distlaunch.toolkit.checkpoint.checkpoint import Checkpoint
+from tests.unit.toolkit.training import names
 
 
 @pytest.fixture
@@ -52,7 +52,9 @@ def test_steps_that_go_back_are_refused(made, tmp_path, method):
     """As where they are counted anew in each epoch: what is resumed is what has the most steps."""
     checkpoint = made(every=100)
     checkpoint.save(9)
-    with pytest.raises(ConfigError, match=r"step 4 after step 9: only steps that follow .* over all epochs"):
+    with pytest.raises(
+        ConfigError, match=r"step 4 after step 9: only steps that follow .* over all epochs"
+    ):
         getattr(checkpoint, method)(4)
     assert names(tmp_path) == ["step-000000010"]
     checkpoint = made()

@@ -13,12 +13,18 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch import nn  # noqa: E402
+from torch import nn
 
-from distlaunch.core.errors import ConfigError  # noqa: E402
-from distlaunch.toolkit.checkpoint.checkpoint import Checkpoint  # noqa: E402
-from distlaunch.toolkit.checkpoint.choose_storage import store_for  # noqa: E402
-from distlaunch.toolkit.checkpoint.storage import CheckpointError, ReadError, Store, sealed, steps_of  # noqa: E402
+from distlaunch.core.errors import ConfigError
+from distlaunch.toolkit.checkpoint.checkpoint import Checkpoint
+from distlaunch.toolkit.checkpoint.choose_storage import store_for
+from distlaunch.toolkit.checkpoint.storage import (
+    CheckpointError,
+    ReadError,
+    Store,
+    sealed,
+    steps_of,
+)
 
 
 @pytest.fixture
@@ -74,11 +80,15 @@ def test_a_manifest_that_is_not_what_was_written_counts_as_damaged(saved, caplog
     manifest = saved / "step-000000002" / "manifest.json"
     manifest.write_bytes(harm(manifest.read_bytes()))
     assert resume(saved) == 1
-    assert f"{saved}/step-000000002 is damaged: its manifest is not what was written: " in caplog.text
+    assert (
+        f"{saved}/step-000000002 is damaged: its manifest is not what was written: " in caplog.text
+    )
 
 
 def test_a_manifest_of_another_checkpoint_is_not_this_one_s(saved):
-    (saved / "step-000000002" / "manifest.json").write_bytes((saved / "step-000000001" / "manifest.json").read_bytes())
+    (saved / "step-000000002" / "manifest.json").write_bytes(
+        (saved / "step-000000001" / "manifest.json").read_bytes()
+    )
     with pytest.raises(ValueError, match="is of the checkpoint after 1 steps"):
         store_for(saved).manifest("step-000000002")
 
@@ -107,7 +117,10 @@ def test_what_an_object_store_raises_is_an_error_of_reading_and_no_damage(saved,
 
     store = Odd(str(saved))
     assert isinstance(store, Store)
-    with pytest.raises(ReadError, match=rf"{saved}/step-000000002/a cannot be read on .*: LookupError: no such bucket"):
+    with pytest.raises(
+        ReadError,
+        match=rf"{saved}/step-000000002/a cannot be read on .*: LookupError: no such bucket",
+    ):
         store.damage("step-000000002", {"a": [1, 2]})
     with pytest.raises(ReadError, match="LookupError: no such bucket"):
         store.manifest("step-000000002")
@@ -133,7 +146,10 @@ def test_a_directory_is_where_it_is_said_to_be(where, root, tmp_path, monkeypatc
 @pytest.mark.parametrize(
     ("where", "text"),
     [
-        (pathlib.Path("s3://bucket/x"), r"s3:/bucket/x: a directory named s3:, or a URL.*as a str \('s3://bucket/x'\)"),
+        (
+            pathlib.Path("s3://bucket/x"),
+            r"s3:/bucket/x: a directory named s3:, or a URL.*as a str \('s3://bucket/x'\)",
+        ),
         ("s3:/b", "directory named s3:, or a URL that has lost a slash"),
         ("file://host/a", "three slashes before a path: file:///host/a"),
         ("", "not a path or a URL"),
@@ -199,7 +215,9 @@ def test_what_others_wrote_is_left_alone_and_named_once(tmp_path, caplog):
     assert sorted(path.name for path in tmp_path.glob("step-00000000*")) == ["step-000000006"]
     told = [record.message for record in caplog.records if "left alone" in record.message]
     assert len(told) == 2  # once for each Checkpoint
-    assert "step-000000500, step-000000900, step-1, step-5, step-by-step-guide and 1 more" in told[0]
+    assert (
+        "step-000000500, step-000000900, step-1, step-5, step-by-step-guide and 1 more" in told[0]
+    )
 
 
 def test_a_checkpoint_with_somebody_s_file_in_it_is_resumed_and_never_removed(saved, caplog):
@@ -226,9 +244,13 @@ def test_half_written_saves_are_swept_and_that_is_logged(saved, caplog):
 # --- what cannot be read is not damaged
 
 
-@pytest.mark.parametrize("number", [errno.EMFILE, errno.ESTALE, errno.EACCES, errno.EIO, errno.ENOMEM, errno.ETIMEDOUT])
+@pytest.mark.parametrize(
+    "number", [errno.EMFILE, errno.ESTALE, errno.EACCES, errno.EIO, errno.ENOMEM, errno.ETIMEDOUT]
+)
 @pytest.mark.parametrize("file", ["manifest.json", "__0_0.distcp"])
-def test_an_error_of_reading_sets_nothing_aside_and_names_file_host_and_way_out(saved, monkeypatch, number, file):
+def test_an_error_of_reading_sets_nothing_aside_and_names_file_host_and_way_out(
+    saved, monkeypatch, number, file
+):
     store = type(store_for(saved))
     real, tries = store.open, []
 
@@ -243,8 +265,14 @@ def test_an_error_of_reading_sets_nothing_aside_and_names_file_host_and_way_out(
     with pytest.raises(CheckpointError) as raised:
         resume(saved)
     text = raised.value.message
-    assert f"{saved}/step-000000002/{file} cannot be read on {socket.gethostname()}: {os.strerror(number)}" in text
-    assert "nothing has been set aside or removed; resume(steps=N) takes an older one: N is one of 1" in text
+    assert (
+        f"{saved}/step-000000002/{file} cannot be read on {socket.gethostname()}: {os.strerror(number)}"
+        in text
+    )
+    assert (
+        "nothing has been set aside or removed; resume(steps=N) takes an older one: N is one of 1"
+        in text
+    )
     assert len(tries) >= 3
     monkeypatch.undo()
     assert resume(saved) == 2
@@ -265,7 +293,9 @@ def test_an_error_of_reading_that_passes_is_not_noticed(saved, monkeypatch):
     assert errors == []
 
 
-@pytest.mark.parametrize("content", [{"steps": 2}, {"steps": 2, "files": {}, "world_size": 0}, {"steps": "2"}])
+@pytest.mark.parametrize(
+    "content", [{"steps": 2}, {"steps": 2, "files": {}, "world_size": 0}, {"steps": "2"}]
+)
 def test_a_manifest_with_a_right_seal_and_other_content_is_damaged(saved, caplog, content):
     manifest = saved / "step-000000002" / "manifest.json"
     manifest.write_bytes(sealed(json.dumps({"format": 1, "files": None, **content}).encode()))
@@ -307,7 +337,10 @@ def test_a_directory_that_cannot_be_flushed_after_the_rename_has_the_checkpoint_
     checkpoint.save(2)
     checkpoint.close()
     monkeypatch.undo()
-    assert "step-000000003 is there, but the directory could not be flushed (Input/output error)" in caplog.text
+    assert (
+        "step-000000003 is there, but the directory could not be flushed (Input/output error)"
+        in caplog.text
+    )
     assert resume(saved) == 3
 
 
@@ -318,7 +351,8 @@ def test_a_newer_one_that_cannot_be_set_aside_is_told(saved, monkeypatch):
     monkeypatch.setattr(type(store_for(saved)), "set_aside", failing)
     checkpoint = Checkpoint(saved, model=nn.Linear(2, 1))
     with pytest.raises(
-        CheckpointError, match=r"step-000000002 is newer than what was resumed, and cannot be set aside"
+        CheckpointError,
+        match=r"step-000000002 is newer than what was resumed, and cannot be set aside",
     ):
         checkpoint.resume(steps=1)
     checkpoint.close()
@@ -327,11 +361,16 @@ def test_a_newer_one_that_cannot_be_set_aside_is_told(saved, monkeypatch):
 def test_a_dangling_link_and_a_removed_lock_are_told_in_words(tmp_path):
     link = tmp_path / "link"
     link.symlink_to(tmp_path / "gone")
-    with pytest.raises(ConfigError, match=f"a symbolic link to {tmp_path}/gone, which does not exist"):
+    with pytest.raises(
+        ConfigError, match=f"a symbolic link to {tmp_path}/gone, which does not exist"
+    ):
         Checkpoint(link, model=nn.Linear(2, 1))
     checkpoint = Checkpoint(tmp_path / "runs", model=nn.Linear(2, 1))
     (tmp_path / "runs" / ".lock").unlink()
-    with pytest.raises(CheckpointError, match=r"its lock file \.lock has been removed meanwhile.*start the job again"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"its lock file \.lock has been removed meanwhile.*start the job again",
+    ):
         checkpoint.save(0)
     checkpoint.close()
 

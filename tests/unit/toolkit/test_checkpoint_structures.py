@@ -1,4 +1,5 @@
-"""Structures in a state come back as they were, and a model that cannot be saved or loaded is refused in words."""
+"""Structures in a state come back as they were, and a model that cannot be saved or loaded is
+refused in words."""
 
 from __future__ import annotations
 
@@ -8,13 +9,16 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch import nn  # noqa: E402
+from torch import nn
 
-from distlaunch.core.errors import ConfigError  # noqa: E402
-from distlaunch.toolkit.checkpoint.checkpoint import Checkpoint  # noqa: E402
-from distlaunch.toolkit.checkpoint.state import Trained  # noqa: E402
-from distlaunch.toolkit.checkpoint.storage import CheckpointError  # noqa: E402
-from tests.unit.toolkit.test_checkpoint_optimizers import resumed, saved, torch_has_set_its_variables  # noqa: E402, F401
+from distlaunch.core.errors import ConfigError
+from distlaunch.toolkit.checkpoint.checkpoint import Checkpoint
+from distlaunch.toolkit.checkpoint.state import Trained
+from distlaunch.toolkit.checkpoint.storage import CheckpointError
+from tests.unit.toolkit.test_checkpoint_optimizers import (
+    resumed,
+    saved,
+)
 
 
 class Extra(nn.Linear):
@@ -67,8 +71,14 @@ def test_what_changes_after_the_save_is_not_in_the_checkpoint(tmp_path):
 @pytest.mark.parametrize(
     ("state", "text"),
     [
-        ({1: torch.ones(2)}, r"_extra_state has the key 1 \(int\) among tensors: it would be a str: make it one"),
-        ({"a": torch.ones(2), "b": {}}, r"_extra_state.b is an empty dictionary among tensors: it would be lost"),
+        (
+            {1: torch.ones(2)},
+            r"_extra_state has the key 1 \(int\) among tensors: it would be a str: make it one",
+        ),
+        (
+            {"a": torch.ones(2), "b": {}},
+            r"_extra_state.b is an empty dictionary among tensors: it would be lost",
+        ),
         ({"a": [torch.ones(2), {2: 3}]}, r"_extra_state.a.1 has the key 2 \(int\)"),
     ],
 )
@@ -110,7 +120,9 @@ def with_buffer(buffer):
 
 def test_a_buffer_that_is_not_dense_is_refused_when_the_checkpoint_is_made(tmp_path):
     for buffer in (torch.eye(3).to_sparse(), torch.eye(3).to_sparse().coalesce()):
-        with pytest.raises(ConfigError, match="the buffer seen is sparse_coo, and can be neither saved nor loaded"):
+        with pytest.raises(
+            ConfigError, match="the buffer seen is sparse_coo, and can be neither saved nor loaded"
+        ):
             Checkpoint(tmp_path, model=with_buffer(buffer))
     with pytest.raises(ConfigError, match=r"the model \(ReLU\) has no parameters"):
         Checkpoint(tmp_path, model=nn.ReLU())
@@ -129,11 +141,21 @@ def test_a_buffer_of_float8_is_saved_as_it_is(tmp_path, type_):
     ("was", "here", "text"),
     [
         (torch.tensor([300, 1]), torch.uint8, "seen .int64. that do not fit its type here, uint8"),
-        (torch.tensor([0.5, 1.0]), torch.int64, "seen .float32. that do not fit its type here, int64"),
-        (torch.tensor([1e6, 1.0]), torch.float16, "seen .float32. that do not fit its type here, float16"),
+        (
+            torch.tensor([0.5, 1.0]),
+            torch.int64,
+            "seen .float32. that do not fit its type here, int64",
+        ),
+        (
+            torch.tensor([1e6, 1.0]),
+            torch.float16,
+            "seen .float32. that do not fit its type here, float16",
+        ),
     ],
 )
-def test_a_value_that_does_not_fit_its_buffers_type_is_refused_and_nothing_is_changed(tmp_path, was, here, text):
+def test_a_value_that_does_not_fit_its_buffers_type_is_refused_and_nothing_is_changed(
+    tmp_path, was, here, text
+):
     saved(tmp_path, with_buffer(was), None)
     other = with_buffer(torch.zeros(2, dtype=here))
     weight = other.weight.detach().clone()
@@ -162,7 +184,9 @@ def test_weights_that_are_tied_only_now_are_refused(tmp_path, caplog):
         assert resumed(tmp_path / "tied", pair(tied=now), None) == 1
 
 
-def test_an_older_checkpoint_does_not_say_whether_weights_were_tied_and_that_is_said(tmp_path, caplog, monkeypatch):
+def test_an_older_checkpoint_does_not_say_whether_weights_were_tied_and_that_is_said(
+    tmp_path, caplog, monkeypatch
+):
     saved(tmp_path, pair(tied=False), None)
     monkeypatch.setattr(Trained, "groups_template", lambda self, metadata: {})
     from distlaunch.toolkit.checkpoint import state as checkpoint_state
@@ -170,9 +194,14 @@ def test_an_older_checkpoint_does_not_say_whether_weights_were_tied_and_that_is_
     kept = checkpoint_state.Trained.check_model
 
     def older(self, read, metadata):
-        metadata.planner_data = {key: path for key, path in metadata.planner_data.items() if path != ("tied",)}
+        metadata.planner_data = {
+            key: path for key, path in metadata.planner_data.items() if path != ("tied",)
+        }
         return kept(self, read, metadata)
 
     monkeypatch.setattr(Trained, "check_model", older)
     assert resumed(tmp_path, pair(tied=True), None) == 1
-    assert "does not say whether these were one parameter, as they are here: 0.weight, 1.weight" in caplog.text
+    assert (
+        "does not say whether these were one parameter, as they are here: 0.weight, 1.weight"
+        in caplog.text
+    )

@@ -1,4 +1,5 @@
-"""A checkpoint from elsewhere executes nothing, fills no memory and leaves its folder alone; errors say what it is."""
+"""A checkpoint from elsewhere executes nothing, fills no memory and leaves its folder alone; errors
+say what it is."""
 
 from __future__ import annotations
 
@@ -21,16 +22,21 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
-from torch import nn  # noqa: E402
-from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex  # noqa: E402
+from torch import nn
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 
-from distlaunch.core.errors import ConfigError  # noqa: E402
-from distlaunch.toolkit.checkpoint.checkpoint import Checkpoint  # noqa: E402
-from distlaunch.toolkit.checkpoint.state import random_states  # noqa: E402
-from distlaunch.toolkit.checkpoint.storage import CheckpointError  # noqa: E402
-from distlaunch.toolkit.checkpoint.allowed_types import OLD_NAMES, check_loaded, check_saved, state_names  # noqa: E402
-from distlaunch.toolkit.checkpoint.unpickler import MalformedError, RefusedClassError, Unpickler  # noqa: E402
-from tests.unit.toolkit.hostile import (  # noqa: E402
+from distlaunch.core.errors import ConfigError
+from distlaunch.toolkit.checkpoint.allowed_types import (
+    OLD_NAMES,
+    check_loaded,
+    check_saved,
+    state_names,
+)
+from distlaunch.toolkit.checkpoint.checkpoint import Checkpoint
+from distlaunch.toolkit.checkpoint.state import random_states
+from distlaunch.toolkit.checkpoint.storage import CheckpointError
+from distlaunch.toolkit.checkpoint.unpickler import MalformedError, RefusedClassError, Unpickler
+from tests.unit.toolkit.hostile import (
     Evil,
     Part,
     change_manifest,
@@ -43,8 +49,8 @@ from tests.unit.toolkit.hostile import (  # noqa: E402
     seal,
     torch_saved,
 )
-from tests.unit.toolkit.test_checkpoint_optimizers import torch_has_set_its_variables  # noqa: E402, F401
-from tests.unit.toolkit.test_checkpoint_structures import Extra  # noqa: E402
+from tests.unit.toolkit.test_checkpoint_optimizers import torch_has_set_its_variables  # noqa: F401
+from tests.unit.toolkit.test_checkpoint_structures import Extra
 
 WAY_OUT = r"trust=True\) loads all classes: only for checkpoints that you have written yourself"
 
@@ -79,7 +85,9 @@ def evil_tensor(folder, marker):
 
 
 def evil_tensor_of_old(folder, marker):
-    put_entry(folder, "model.weight", torch_saved(Evil(marker), _use_new_zipfile_serialization=False))
+    put_entry(
+        folder, "model.weight", torch_saved(Evil(marker), _use_new_zipfile_serialization=False)
+    )
 
 
 def evil_tensor_as_bytes(folder, marker):
@@ -93,9 +101,18 @@ def evil_tensor_as_bytes(folder, marker):
         (evil_in_metadata, r"rank 0: \.metadata needs posix\.mkdir, which is not loaded"),
         (evil_bytes, r"rank 0: __0_0\.distcp: tied needs posix\.mkdir, which is not loaded"),
         (evil_worker, r"rank 0: __0_0\.distcp: worker-0 needs posix\.mkdir, which is not loaded"),
-        (evil_tensor, r"rank 0: __0_0\.distcp: model\.weight needs posix\.mkdir, which is not loaded"),
-        (evil_tensor_of_old, r"rank 0: __0_0\.distcp: model\.weight is not loaded: is no archive of torch\.save"),
-        (evil_tensor_as_bytes, r"rank 0: \.metadata: model\.weight is bytes there, and has to be a tensor"),
+        (
+            evil_tensor,
+            r"rank 0: __0_0\.distcp: model\.weight needs posix\.mkdir, which is not loaded",
+        ),
+        (
+            evil_tensor_of_old,
+            r"rank 0: __0_0\.distcp: model\.weight is not loaded: is no archive of torch\.save",
+        ),
+        (
+            evil_tensor_as_bytes,
+            r"rank 0: \.metadata: model\.weight is bytes there, and has to be a tensor",
+        ),
     ],
 )
 def test_nothing_that_a_checkpoint_names_is_executed(tmp_path, attack, text):
@@ -107,7 +124,9 @@ def test_nothing_that_a_checkpoint_names_is_executed(tmp_path, attack, text):
         resume(tmp_path / "c", model=nn.Linear(2, 1), part=Part())
     assert str(folder) in str(caught.value)
     assert not marker.exists()
-    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before, "it is neither removed nor set aside"
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before, (
+        "it is neither removed nor set aside"
+    )
 
 
 def test_the_attack_works_with_trust(tmp_path):
@@ -183,7 +202,9 @@ def test_our_records_are_found_under_the_names_that_older_versions_had():
 )
 def test_a_save_refuses_what_a_resume_would_refuse_and_writes_nothing(tmp_path, state, text):
     checkpoint = Checkpoint(tmp_path, model=nn.Linear(2, 1), part=Part(state))
-    with pytest.raises(CheckpointError, match=rf"{text}, which resume\(\) would refuse: .*{WAY_OUT}"):
+    with pytest.raises(
+        CheckpointError, match=rf"{text}, which resume\(\) would refuse: .*{WAY_OUT}"
+    ):
         checkpoint.save(0)
     checkpoint.close()
     assert os.listdir(tmp_path) == [".lock"]
@@ -209,13 +230,34 @@ def test_trust_saves_and_loads_any_class(tmp_path):
 
 
 INERT = [
-    {"a": [1, -(1 << 70), 1 << 3000, True, None, 1.5, 2j, "ü\udc80", b"\x00\xff", b"", bytearray(b"x"), ()]},
+    {
+        "a": [
+            1,
+            -(1 << 70),
+            1 << 3000,
+            True,
+            None,
+            1.5,
+            2j,
+            "ü\udc80",
+            b"\x00\xff",
+            b"",
+            bytearray(b"x"),
+            (),
+        ]
+    },
     {1: {(2, (3.0, "x")): frozenset({1})}, "s": {1, "a"}, None: set()},
     OrderedDict([("b", 1), ("a", [])]),
     defaultdict(dict, {"a": {"b": 1}}),
     Counter({3: 2, "x": 1}),
     deque([1, 2], maxlen=3),
-    [torch.Size([1, 2]), torch.float8_e4m3fn, torch.device("cuda", 1), torch.device("cpu"), torch.strided],
+    [
+        torch.Size([1, 2]),
+        torch.float8_e4m3fn,
+        torch.device("cuda", 1),
+        torch.device("cpu"),
+        torch.strided,
+    ],
     [np.float32(1.5), np.int64(3), np.bool_(1), np.str_("abc"), np.complex128(2j), np.dtype("f4")],
     [
         np.arange(6).reshape(2, 3),
@@ -225,7 +267,10 @@ INERT = [
         np.array(1),
     ],
     [np.array([1, 2], dtype=">i4")],
-    {"numpy": np.random.RandomState(3).get_state(), "generator": np.random.default_rng(1).bit_generator.state},
+    {
+        "numpy": np.random.RandomState(3).get_state(),
+        "generator": np.random.default_rng(1).bit_generator.state,
+    },
     {"torch": torch.get_rng_state()},
 ]
 
@@ -258,7 +303,14 @@ def test_tensors_keep_strides_gradients_attributes_and_views():
     parameter = nn.Parameter(torch.ones(3), requires_grad=False)
     parameter.tensor_parallel = True
     plain = torch.arange(6.0).reshape(2, 3)
-    state = [plain.t(), plain[:, 1:], torch.ones(2, requires_grad=True), parameter, torch.tensor(3), torch.ones(0, 4)]
+    state = [
+        plain.t(),
+        plain[:, 1:],
+        torch.ones(2, requires_grad=True),
+        parameter,
+        torch.tensor(3),
+        torch.ones(0, 4),
+    ]
     state += [torch.tensor([1j]).conj(), torch.ones(1).expand(5)]
     for each in state:
         check_saved(each, "a")
@@ -276,7 +328,9 @@ def trained(scheduler=None, optimizer=torch.optim.AdamW, **options):
     for _ in range(2):
         optimizer.zero_grad()
         model(torch.ones(4, 3)).sum().backward()
-        optimizer.step(lambda: torch.tensor(0.0)) if isinstance(optimizer, torch.optim.LBFGS) else optimizer.step()
+        optimizer.step(lambda: torch.tensor(0.0)) if isinstance(
+            optimizer, torch.optim.LBFGS
+        ) else optimizer.step()
     return {"model": model, "optimizer": optimizer, **parts}
 
 
@@ -310,7 +364,9 @@ schedulers = torch.optim.lr_scheduler
         lambda o: schedulers.CyclicLR(o, 0.1, 0.2, cycle_momentum=False),
         lambda o: schedulers.OneCycleLR(o, 0.2, total_steps=10),
         schedulers.ReduceLROnPlateau,
-        lambda o: schedulers.SequentialLR(o, [schedulers.LinearLR(o), schedulers.StepLR(o, 2)], [3]),
+        lambda o: schedulers.SequentialLR(
+            o, [schedulers.LinearLR(o), schedulers.StepLR(o, 2)], [3]
+        ),
         lambda o: schedulers.ChainedScheduler([schedulers.LinearLR(o), schedulers.StepLR(o, 2)]),
         lambda o: torch.optim.swa_utils.SWALR(o, 0.1),
     ],
@@ -323,8 +379,14 @@ def test_states_of_torchs_schedulers_are_saved_and_loaded(tmp_path, scheduler):
 @pytest.mark.parametrize(
     ("optimizer", "options"),
     [
-        *((getattr(torch.optim, name), {}) for name in ("Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax")),
-        *((getattr(torch.optim, name), {}) for name in ("ASGD", "LBFGS", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD")),
+        *(
+            (getattr(torch.optim, name), {})
+            for name in ("Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax")
+        ),
+        *(
+            (getattr(torch.optim, name), {})
+            for name in ("ASGD", "LBFGS", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD")
+        ),
         (torch.optim.Adam, {"amsgrad": True, "betas": (np.float64(0.9), 0.99)}),
         (torch.optim.Adam, {"foreach": True, "capturable": False}),
     ],
@@ -405,10 +467,15 @@ def unpickled(data: bytes):
         b"\x80\x02.",
         b"",
         nested(1_000_000),
-        b"\x80\x02}\x8b" + struct.pack("<I", 1 << 20) + b"\x01" * (1 << 20) + b"q\x00Ns" + b"h\x00Ns" * 10_000 + b".",
+        b"\x80\x02}\x8b"
+        + struct.pack("<I", 1 << 20)
+        + b"\x01" * (1 << 20)
+        + b"q\x00Ns"
+        + b"h\x00Ns" * 10_000
+        + b".",
         doubled(60),
         b"\x80\x02(" + b"K\x01\x85" + b"\x85" * 1_000_000 + b"K\x01d.",
-        b"\x80\x02}" + b"K\x01\x85" + b"\x85" * 1_000_000 + b"K\x01s.",  # a key that is nested deeply
+        b"\x80\x02}K\x01\x85" + b"\x85" * 1_000_000 + b"K\x01s.",  # a key that is nested deeply
         b"\x80\x02}K\x01" + b"q\x00h\x00\x86" * 60 + b"K\x01s.",  # a key of doubled tuples
         b"\x80\x02c_codecs\nencode\nq\x00X\x00\x00\x10\x00"
         + b"a" * (1 << 20)
@@ -436,11 +503,23 @@ def test_copies_of_a_long_text_do_not_fill_the_memory():
 
 
 @settings(deadline=None, max_examples=300)
-@given(st.lists(st.sampled_from([bytes([code]) for code in range(256)]) | st.binary(max_size=3), max_size=60))
+@given(
+    st.lists(
+        st.sampled_from([bytes([code]) for code in range(256)]) | st.binary(max_size=3), max_size=60
+    )
+)
 def test_no_pickle_crashes_the_unpickler(pieces):
     try:
         Unpickler(b"\x80\x02" + b"".join(pieces) + b".", state_names()).load()
-    except (RefusedClassError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RuntimeError):
+    except (
+        RefusedClassError,
+        ValueError,
+        TypeError,
+        AttributeError,
+        LookupError,
+        ArithmeticError,
+        RuntimeError,
+    ):
         pass
 
 
@@ -453,7 +532,9 @@ def rewritten(data: bytes, change) -> bytes:
     with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(stream, "w") as new:
         for each in old.infolist():
             content = old.read(each)
-            new.writestr(each.filename, change(content) if each.filename.endswith("data.pkl") else content)
+            new.writestr(
+                each.filename, change(content) if each.filename.endswith("data.pkl") else content
+            )
     return stream.getvalue()
 
 
@@ -549,7 +630,10 @@ def end_behind(metadata):
 
 def repeat(metadata):
     for info in metadata.storage_data.values():
-        info.offset, info.length = 0, max(each.length + each.offset for each in metadata.storage_data.values())
+        info.offset, info.length = (
+            0,
+            max(each.length + each.offset for each in metadata.storage_data.values()),
+        )
 
 
 def be_huge(metadata):
@@ -574,7 +658,9 @@ def be_before(metadata):
 
 
 def be_nowhere(metadata):
-    metadata.storage_data = {key: value for key, value in metadata.storage_data.items() if key.fqn != "tied"}
+    metadata.storage_data = {
+        key: value for key, value in metadata.storage_data.items() if key.fqn != "tied"
+    }
 
 
 def be_a_class(metadata):
@@ -622,14 +708,18 @@ def test_text_of_a_checkpoint_is_printed_without_control_characters(tmp_path):
 def test_a_tensor_that_is_not_what_the_metadata_describes_is_refused(tmp_path):
     folder = save(tmp_path, model=nn.Linear(2, 1))
     put_entry(folder, "model.weight", torch_saved(torch.ones(1, 2, dtype=torch.complex64)))
-    with pytest.raises(CheckpointError, match=r"model\.weight is not loaded: it is not the tensor that \.metadata"):
+    with pytest.raises(
+        CheckpointError, match=r"model\.weight is not loaded: it is not the tensor that \.metadata"
+    ):
         resume(tmp_path, model=nn.Linear(2, 1))
 
 
 def test_bytes_that_are_a_tensor_are_refused(tmp_path):
     folder = save(tmp_path, model=nn.Linear(2, 1))
     put_entry(folder, "tied", torch_saved(torch.ones(2)))
-    with pytest.raises(CheckpointError, match=r"tied is not loaded: it is a tensor, and has to be bytes"):
+    with pytest.raises(
+        CheckpointError, match=r"tied is not loaded: it is a tensor, and has to be bytes"
+    ):
         resume(tmp_path, model=nn.Linear(2, 1))
 
 
@@ -638,8 +728,12 @@ def test_a_tensor_in_the_place_of_bytes_is_refused(tmp_path):
     with changed_metadata(folder) as metadata:
         metadata.state_dict_metadata["tied"] = metadata.state_dict_metadata["model.bias"]
         index = next(index for index in metadata.storage_data if index.fqn == "model.bias")
-        metadata.storage_data[MetadataIndex("tied", index.offset)] = metadata.storage_data[MetadataIndex("tied")]
-    with pytest.raises(CheckpointError, match=r"\.metadata: tied is a tensor there, and has to be bytes"):
+        metadata.storage_data[MetadataIndex("tied", index.offset)] = metadata.storage_data[
+            MetadataIndex("tied")
+        ]
+    with pytest.raises(
+        CheckpointError, match=r"\.metadata: tied is a tensor there, and has to be bytes"
+    ):
         resume(tmp_path, model=nn.Linear(2, 1))
 
 

@@ -36,14 +36,18 @@ def test_more_workers_than_gpus_share_them_only_when_that_is_asked_for(gpus):
 
 def test_a_worker_that_sees_its_own_gpu_alone_has_local_rank_0(gpus):
     gpus(1)
-    with pytest.raises(ToolkitError, match="local rank 3 has no device: torch sees one of cuda here"):
+    with pytest.raises(
+        ToolkitError, match="local rank 3 has no device: torch sees one of cuda here"
+    ):
         choose_device(None, 3, shared=False, environ={})
     assert choose_device(None, 3, shared=True, environ={}) == torch.device("cuda", 0)
 
 
 def test_the_kind_of_a_device_is_asked_for_and_the_local_rank_chooses_among_them(gpus):
     gpus(2)
-    assert choose_device(torch.device("cuda"), 1, shared=False, environ={}) == torch.device("cuda", 1)
+    assert choose_device(torch.device("cuda"), 1, shared=False, environ={}) == torch.device(
+        "cuda", 1
+    )
     assert choose_device(torch.device("cpu", 0), 1, shared=False, environ={}) == torch.device("cpu")
     with pytest.raises(ToolkitError, match="the local rank chooses which one"):
         choose_device("cuda:0", 1, shared=False, environ={})
@@ -52,8 +56,14 @@ def test_the_kind_of_a_device_is_asked_for_and_the_local_rank_chooses_among_them
 def test_without_gpus_it_is_the_cpu_unless_the_launcher_gave_some(gpus):
     gpus(0)
     job = {"DISTLAUNCH_JOB_ID": "j"}
-    assert choose_device(None, 3, shared=False, environ=job | {"CUDA_VISIBLE_DEVICES": "-1"}) == torch.device("cpu")
-    assert choose_device(None, 3, shared=False, environ={"CUDA_VISIBLE_DEVICES": "0"}) == torch.device("cpu")
+    assert choose_device(
+        None, 3, shared=False, environ=job | {"CUDA_VISIBLE_DEVICES": "-1"}
+    ) == torch.device("cpu")
+    assert choose_device(
+        None, 3, shared=False, environ={"CUDA_VISIBLE_DEVICES": "0"}
+    ) == torch.device("cpu")
     with pytest.raises(ToolkitError, match="CUDA_VISIBLE_DEVICES=0, but torch"):
         choose_device(None, 3, shared=False, environ=job | {"CUDA_VISIBLE_DEVICES": "0"})
-    assert choose_device("cpu", 3, shared=False, environ=job | {"CUDA_VISIBLE_DEVICES": "0"}) == torch.device("cpu")
+    assert choose_device(
+        "cpu", 3, shared=False, environ=job | {"CUDA_VISIBLE_DEVICES": "0"}
+    ) == torch.device("cpu")

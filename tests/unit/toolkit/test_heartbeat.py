@@ -1,4 +1,5 @@
-"""The worker side of progress: what a script may do with ``heartbeat`` and what can never come of it."""
+"""The worker side of progress: what a script may do with ``heartbeat`` and what can never come of
+it."""
 
 from __future__ import annotations
 
@@ -17,8 +18,13 @@ from distlaunch.toolkit import progress as toolkit
 @pytest.fixture
 def clean(monkeypatch):
     for name, value in (
-        ("_next", 0.0), ("_descriptor", -1), ("_pipe", None), ("_owner", 0), ("_sent", {}), ("_step", None),
-    ):  # fmt: skip
+        ("_next", 0.0),
+        ("_descriptor", -1),
+        ("_pipe", None),
+        ("_owner", 0),
+        ("_sent", {}),
+        ("_step", None),
+    ):
         monkeypatch.setattr(toolkit, name, value)
 
 
@@ -118,7 +124,13 @@ for step in range(1, 9):
     heartbeat(step=step, loss=step / 4)
 {end}
 """
-    subprocess.run([sys.executable, "-c", code], pass_fds=launcher[1:], capture_output=True, timeout=60, check=False)
+    subprocess.run(
+        [sys.executable, "-c", code],
+        pass_fds=launcher[1:],
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
     assert sent(launcher[0]) == [{"step": 1, "loss": 0.25}, {"step": 8, "loss": 0.25}]
 
 
@@ -135,7 +147,11 @@ for step in range(1, 9):
 def test_nothing_is_sent_again_at_the_end_nor_by_a_forked_child(launcher, calls):
     code = f"import os\nfrom distlaunch.toolkit import heartbeat\n{calls}"
     done = subprocess.run(
-        [sys.executable, "-c", code], pass_fds=launcher[1:], capture_output=True, timeout=60, check=True
+        [sys.executable, "-c", code],
+        pass_fds=launcher[1:],
+        capture_output=True,
+        timeout=60,
+        check=True,
     )
     assert done.stderr == b""
     assert sent(launcher[0]) == [{"step": 1}]
@@ -218,7 +234,10 @@ def test_a_launcher_that_is_gone_is_no_error(launcher):
 
 
 def test_threads_and_forked_children_may_report(launcher):
-    threads = [threading.Thread(target=lambda: [(again(), heartbeat(step=1)) for _ in range(50)]) for _ in range(8)]
+    threads = [
+        threading.Thread(target=lambda: [(again(), heartbeat(step=1)) for _ in range(50)])
+        for _ in range(8)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -237,10 +256,16 @@ def test_threads_and_forked_children_may_report(launcher):
 
 def test_importing_it_loads_no_part_of_the_launcher_and_nothing_heavy():
     code = "import sys; before = set(sys.modules); import distlaunch.toolkit; print(*set(sys.modules) - before)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
     loaded = set(done.stdout.split())
     assert {name for name in loaded if name.startswith("distlaunch")} <= {
-        "distlaunch", "distlaunch.toolkit", "distlaunch.toolkit.progress", "distlaunch.core", "distlaunch.core.model",
+        "distlaunch",
+        "distlaunch.toolkit",
+        "distlaunch.toolkit.progress",
+        "distlaunch.core",
+        "distlaunch.core.model",
         "distlaunch.core.model.variables",
-    }  # fmt: skip
+    }
     assert len(loaded) < 12

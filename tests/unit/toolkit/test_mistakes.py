@@ -1,4 +1,5 @@
-"""What a script, or its environment, asks in vain: each is told in one line what, and what to do."""
+"""What a script, or its environment, asks in vain: each is told in one line what, and what to
+do."""
 
 from __future__ import annotations
 
@@ -71,7 +72,9 @@ SAID = [
 
 
 def test_each_mistake_is_told_in_a_line(clean_env):
-    done = subprocess.run([sys.executable, PROGRAM], capture_output=True, text=True, env=clean_env, timeout=100)
+    done = subprocess.run(
+        [sys.executable, PROGRAM], capture_output=True, text=True, env=clean_env, timeout=100
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines() == SAID
 
@@ -83,11 +86,15 @@ def test_heartbeat_alone_does_not_import_torch(clean_env):
         "heartbeat(step=1)\n"
         "print(sorted({'torch', 'numpy'} & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=clean_env, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=clean_env, timeout=60
+    )
     assert done.stdout == "[]\n", done.stderr
 
 
 def test_a_name_that_the_toolkit_has_not_is_an_attribute_error(clean_env):
     program = "import distlaunch.toolkit as t\nprint(all(hasattr(t, name) for name in t.__all__), hasattr(t, 'rank'))"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=clean_env, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=clean_env, timeout=60
+    )
     assert done.stdout == "True False\n", done.stderr

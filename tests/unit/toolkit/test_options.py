@@ -1,4 +1,5 @@
-"""What the launcher's options and the script's own make of `wrap`, and that the two know the same names."""
+"""What the launcher's options and the script's own make of `wrap`, and that the two know the same
+names."""
 
 from __future__ import annotations
 
@@ -9,7 +10,12 @@ import pytest
 from distlaunch.backends.registry import find_backend
 from distlaunch.core.model.variables import BACKEND_OPTIONS
 from distlaunch.toolkit.toolkit_error import ToolkitError
-from distlaunch.toolkit.wrap_options import WrapOptions, launched_options, launched_strategy, wrap_options
+from distlaunch.toolkit.wrap_options import (
+    WrapOptions,
+    launched_options,
+    launched_strategy,
+    wrap_options,
+)
 
 OF_THE_LAUNCHER_ALONE = {"nccl-debug", "flight-recorder", "dump-pipe"}
 JOB = {"DISTLAUNCH_JOB_ID": "j"}
@@ -17,7 +23,14 @@ JOB = {"DISTLAUNCH_JOB_ID": "j"}
 
 @pytest.mark.parametrize(
     ("backend", "strategy"),
-    [(None, "ddp"), ("pytorch-ddp", "ddp"), ("ray", "ddp"), ("third", "ddp"), ("fsdp", "fsdp"), ("horovod", "horovod")],
+    [
+        (None, "ddp"),
+        ("pytorch-ddp", "ddp"),
+        ("ray", "ddp"),
+        ("third", "ddp"),
+        ("fsdp", "fsdp"),
+        ("horovod", "horovod"),
+    ],
 )
 def test_the_backend_says_how_models_are_wrapped(backend, strategy):
     assert launched_strategy({} if backend is None else {"DISTLAUNCH_BACKEND": backend}) == strategy
@@ -25,7 +38,9 @@ def test_the_backend_says_how_models_are_wrapped(backend, strategy):
 
 @pytest.mark.parametrize("backend", ["pytorch-ddp", "fsdp"])
 def test_each_option_of_our_torch_backends_is_understood_as_they_pass_it_on(backend):
-    ours = [each for each in find_backend(backend).options() if each.name not in OF_THE_LAUNCHER_ALONE]
+    ours = [
+        each for each in find_backend(backend).options() if each.name not in OF_THE_LAUNCHER_ALONE
+    ]
     values = {"flag": True, "count": 3, "seconds": 4.0, "text": "A,B"}
     for option in ours:
         for value in option.choices or (values[option.kind],):

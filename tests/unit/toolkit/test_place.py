@@ -1,4 +1,5 @@
-"""Where a worker has its place on its node from, under launchers that do not set torchrun's variables."""
+"""Where a worker has its place on its node from, under launchers that do not set torchrun's
+variables."""
 
 from __future__ import annotations
 

@@ -18,9 +18,13 @@ from distlaunch.toolkit.checkpoint.checkpoint import Checkpoint
 class Training:
     """A model of few parameters that trains on random numbers."""
 
-    def __init__(self, *, hidden: int = 4, optimizer=torch.optim.AdamW, unused: bool = False) -> None:
+    def __init__(
+        self, *, hidden: int = 4, optimizer=torch.optim.AdamW, unused: bool = False
+    ) -> None:
         torch.manual_seed(0)
-        self.model = nn.Sequential(nn.Linear(3, hidden), nn.BatchNorm1d(hidden), nn.Linear(hidden, 2))
+        self.model = nn.Sequential(
+            nn.Linear(3, hidden), nn.BatchNorm1d(hidden), nn.Linear(hidden, 2)
+        )
         if unused:
             self.model.register_module("unused", nn.Linear(2, 2))
         self.optimizer = optimizer(self.model.parameters(), lr=0.01)
@@ -34,14 +38,24 @@ class Training:
         self.scheduler.step()
 
     def values(self) -> list[float]:
-        states = [entry.tolist() for state in self.optimizer.state.values() for entry in state.values()]
-        return [*(value.tolist() for value in self.model.state_dict().values()), *states, self.scheduler.last_epoch]
+        states = [
+            entry.tolist() for state in self.optimizer.state.values() for entry in state.values()
+        ]
+        return [
+            *(value.tolist() for value in self.model.state_dict().values()),
+            *states,
+            self.scheduler.last_epoch,
+        ]
 
 
 @contextmanager
 def checkpoints(where, training, **options):
     checkpoint = Checkpoint(
-        where, model=training.model, optimizer=training.optimizer, scheduler=training.scheduler, **options
+        where,
+        model=training.model,
+        optimizer=training.optimizer,
+        scheduler=training.scheduler,
+        **options,
     )
     try:
         yield checkpoint
@@ -50,7 +64,8 @@ def checkpoints(where, training, **options):
 
 
 def train(where, steps, *, training=None, **options):
-    """Train up to so many steps, with a checkpoint after each; return the training and where it began."""
+    """Train up to so many steps, with a checkpoint after each; return the training and where it
+    began."""
     training = Training() if training is None else training
     with checkpoints(where, training, **{"every": 1, **options}) as checkpoint:
         start = checkpoint.resume()

@@ -63,7 +63,9 @@ def test_the_same_python_compiles_nothing(packed, tmp_path):
 
 def imported(python: str, path: Path) -> str:
     command = [python, "-I", "-S", "-c", IMPORTS, str(path)]
-    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout.split()[0]
+    return subprocess.run(
+        command, check=True, capture_output=True, text=True, timeout=60
+    ).stdout.split()[0]
 
 
 def test_code_of_another_version_is_passed_over(packed, tmp_path):
@@ -71,7 +73,12 @@ def test_code_of_another_version_is_passed_over(packed, tmp_path):
     changed = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(packed)) as old, zipfile.ZipFile(changed, "w") as new:
         for name in old.namelist():
-            new.writestr(name, old.read(name).replace(magic, other, 1) if name.endswith(".pyc") else old.read(name))
+            new.writestr(
+                name,
+                old.read(name).replace(magic, other, 1)
+                if name.endswith(".pyc")
+                else old.read(name),
+            )
     (tmp_path / "agent.zip").write_bytes(changed.getvalue())
     assert imported(sys.executable, tmp_path / "agent.zip").endswith("spawner.py")
 

@@ -95,12 +95,16 @@ def test_the_command_has_no_character_that_some_shell_takes_for_its_own(char):
 
 
 def test_the_command_names_word_count_and_interpreters_and_nothing_else():
-    command = remote_command(count=123, word=WORD, pythons=["/opt/a b/python", "python", "/it's/python", "/x\n/python"])
+    command = remote_command(
+        count=123, word=WORD, pythons=["/opt/a b/python", "python", "/it's/python", "/x\n/python"]
+    )
     assert command.endswith(f"' 'distlaunch' '{WORD}' '123' '{STUB}' '/opt/a b/python'")
 
 
 def test_words_stay_short_enough_for_an_old_csh():
-    assert max(len(word) for word in remote_command(count=9_999_999, word=WORD * 2).split("'")) < 1024
+    assert (
+        max(len(word) for word in remote_command(count=9_999_999, word=WORD * 2).split("'")) < 1024
+    )
 
 
 @pytest.mark.parametrize(
@@ -129,7 +133,9 @@ def test_the_stub_reads_its_count_and_no_byte_more():
 
 
 def test_the_stub_does_without_memfd():
-    code = stand_in("import os\ndef main(word, code_fd):\n    print(os.readlink('/proc/self/fd/%d' % code_fd))\n")
+    code = stand_in(
+        "import os\ndef main(word, code_fd):\n    print(os.readlink('/proc/self/fd/%d' % code_fd))\n"
+    )
     without = f"import os; del os.memfd_create; {STUB}"
     command = [sys.executable, *FLAGS, "-c", without, str(len(code)), WORD]
     done = subprocess.run(command, input=code, capture_output=True, timeout=60, text=False)
@@ -198,7 +204,9 @@ def test_stderr_is_shown_rather_than_stdout(fake):
 def test_a_cut_connection_may_mend_and_a_shell_that_ended_does_not(fake):
     assert trouble(fake(end=ConnectionEnd(kind=EndKind.CLOSED_BY_PEER))).passing
     assert not trouble(fake(end=ConnectionEnd(kind=EndKind.EXITED, number=127))).passing
-    assert trouble(fake(end=ConnectionEnd(kind=EndKind.EXITED, number=137))).passing  # it was killed
+    assert trouble(
+        fake(end=ConnectionEnd(kind=EndKind.EXITED, number=137))
+    ).passing  # it was killed
 
 
 def test_a_hostile_node_cannot_write_escapes(fake):
@@ -220,9 +228,14 @@ def test_pythons_are_listed_with_what_is_wrong_with_them(fake):
 
 
 def test_a_node_without_any_python_is_said_to_have_none(fake):
-    assert trouble(fake(b"distlaunch-none\n")).text == "n3 has no Python on its PATH; the agent needs 3.10 or newer"
+    assert (
+        trouble(fake(b"distlaunch-none\n")).text
+        == "n3 has no Python on its PATH; the agent needs 3.10 or newer"
+    )
 
 
 def test_a_traceback_is_told_from_a_shell_that_ended(fake):
     words = b'Traceback (most recent call last):\n  File "x", line 1\nValueError: no\n'
-    assert trouble(fake(words=words)).text.startswith("the agent has failed to start: it ended with status 1: ")
+    assert trouble(fake(words=words)).text.startswith(
+        "the agent has failed to start: it ended with status 1: "
+    )

@@ -70,7 +70,9 @@ def start(kill_switch):
     started = []
 
     def start(*argv, environ=None):
-        child = Child(argv, environ=os.environ if environ is None else environ, kill_switch=kill_switch)
+        child = Child(
+            argv, environ=os.environ if environ is None else environ, kill_switch=kill_switch
+        )
         started.append(child)
         return child
 
@@ -82,7 +84,9 @@ def start(kill_switch):
 
 
 def test_its_arguments_stream_and_words_are_its_own(start):
-    program = "import sys; print(sys.argv[1:], sys.stdin.readline(), file=sys.stderr); print('done')"
+    program = (
+        "import sys; print(sys.argv[1:], sys.stdin.readline(), file=sys.stderr); print('done')"
+    )
     child = start(sys.executable, "-c", program, "", "a b", "$HOME", "'", "\n")
     child.stream.sendall(b"said\n")
     assert lines(child.stream, 1) == ["done"]
@@ -113,7 +117,9 @@ def test_closing_it_ends_what_it_has_left_behind(start):
 
 
 def test_closing_the_kill_switch_ends_all_and_lets_nobody_start(start, kill_switch):
-    pids = [[int(line) for line in lines(start("/bin/sh", "-c", FAMILY).stream, 2)] for _ in range(3)]
+    pids = [
+        [int(line) for line in lines(start("/bin/sh", "-c", FAMILY).stream, 2)] for _ in range(3)
+    ]
     kill_switch.close()
     until(lambda: not any(group(leader) for leader, _ in pids))
     with pytest.raises(OSError, match="the job is over"):
@@ -130,10 +136,16 @@ def test_the_kill_switch_costs_no_descriptor_when_nobody_hangs_on_it(kill_switch
 
 
 @pytest.mark.parametrize(
-    ("handling", "ended_by"), [("", signal.SIGTERM), ("trap '' TERM;", signal.SIGKILL)], ids=["asked", "killed"]
+    ("handling", "ended_by"),
+    [("", signal.SIGTERM), ("trap '' TERM;", signal.SIGKILL)],
+    ids=["asked", "killed"],
 )
 def test_one_without_a_kill_switch_that_outlives_its_stream_is_stopped(handling, ended_by):
-    child = Child(["/bin/sh", "-c", f"{handling} echo here; while :; do read x; done"], environ=os.environ, kill_switch=None)
+    child = Child(
+        ["/bin/sh", "-c", f"{handling} echo here; while :; do read x; done"],
+        environ=os.environ,
+        kill_switch=None,
+    )
     try:
         assert lines(child.stream, 1) == ["here"]
         child.stream.shutdown(socket.SHUT_WR)
@@ -164,7 +176,9 @@ def test_it_ends_with_whoever_started_it_however_that_ends(tmp_path, number):
         print(data.decode(), end="", flush=True)
         signal.pause()
     """
-    launcher = subprocess.Popen([sys.executable, "-c", textwrap.dedent(program)], stdout=subprocess.PIPE, text=True)
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(program)], stdout=subprocess.PIPE, text=True
+    )
     with launcher:
         pids = [int(launcher.stdout.readline()) for _ in range(2)]
         assert all(map(is_alive, pids))

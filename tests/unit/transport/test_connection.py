@@ -61,7 +61,9 @@ def test_what_is_buried_is_done_in_order_by_one_thread_that_ends():
     may, done = threading.Event(), []
     run_in_background(lambda: may.wait(BOUND_S))
     for number in range(100):
-        run_in_background(lambda number=number: done.append((number, threading.current_thread().name)))
+        run_in_background(
+            lambda number=number: done.append((number, threading.current_thread().name))
+        )
     assert not done
     may.set()
     gone()

@@ -1,4 +1,5 @@
-"""From a name to a socket: names that do not resolve, hosts that do not answer, several addresses."""
+"""From a name to a socket: names that do not resolve, hosts that do not answer, several
+addresses."""
 
 from __future__ import annotations
 
@@ -97,7 +98,11 @@ def test_a_listener_is_reached(listening):
 def test_a_refusal_is_said_in_few_words(refusing):
     with pytest.raises(ConnectStepError) as caught:
         dialled(address(refusing))
-    assert (caught.value.step, caught.value.text, caught.value.passing) == ("connect", "connection refused", True)
+    assert (caught.value.step, caught.value.text, caught.value.passing) == (
+        "connect",
+        "connection refused",
+        True,
+    )
 
 
 def test_silence_ends_by_the_hosts_own_setting(black_hole):
@@ -127,7 +132,10 @@ def test_a_silent_address_holds_up_no_other(black_hole, listening):
 def test_different_failures_are_told_apart(black_hole, refusing):
     with pytest.raises(ConnectStepError) as caught:
         dialled(address(black_hole), address(refusing), within_s=0.5)
-    assert caught.value.text == f"{address(refusing).text}: connection refused; {address(black_hole).text}: no answer"
+    assert (
+        caught.value.text
+        == f"{address(refusing).text}: connection refused; {address(black_hole).text}: no answer"
+    )
 
 
 def test_an_address_that_is_not_ours_cannot_be_bound(listening):

@@ -16,9 +16,15 @@ KIND, BLOB, OTHER = "ssh-ed25519", b"key", b"other"
 
 def settings(tmp_path, **more) -> HostSettings:
     values = {
-        "host": "n1", "hostname": "n1", "port": 22, "user": "me", "key_files": (), "agent": None,
-        "user_known_hosts": (str(tmp_path / "ssh" / "known_hosts"),), **more,
-    }  # fmt: skip
+        "host": "n1",
+        "hostname": "n1",
+        "port": 22,
+        "user": "me",
+        "key_files": (),
+        "agent": None,
+        "user_known_hosts": (str(tmp_path / "ssh" / "known_hosts"),),
+        **more,
+    }
     return HostSettings(**values)
 
 
@@ -45,13 +51,17 @@ def test_a_file_without_a_last_newline_is_not_spoiled(tmp_path):
     (tmp_path / "ssh").mkdir()
     (tmp_path / "ssh" / "known_hosts").write_text("n0 ssh-ed25519 AAAA")
     HostKeyCheck("accept-new").check(settings(tmp_path), KIND, BLOB)
-    assert (tmp_path / "ssh" / "known_hosts").read_text() == "n0 ssh-ed25519 AAAA\nn1 ssh-ed25519 a2V5\n"
+    assert (
+        tmp_path / "ssh" / "known_hosts"
+    ).read_text() == "n0 ssh-ed25519 AAAA\nn1 ssh-ed25519 a2V5\n"
 
 
 def test_many_new_hosts_at_once_are_all_remembered(tmp_path):
     check = HostKeyCheck("accept-new")
     threads = [
-        threading.Thread(target=check.check, args=(settings(tmp_path, hostname=f"n{number}"), KIND, BLOB))
+        threading.Thread(
+            target=check.check, args=(settings(tmp_path, hostname=f"n{number}"), KIND, BLOB)
+        )
         for number in range(32)
     ]
     for thread in threads:
@@ -131,7 +141,11 @@ def test_what_is_no_jump_host_is_refused(text):
 
 @pytest.mark.parametrize(
     ("mode", "setting", "why"),
-    [("off", None, "--ssh-host-keys off"), (None, "no", "StrictHostKeyChecking no"), (None, "off", "StrictHostKey")],
+    [
+        ("off", None, "--ssh-host-keys off"),
+        (None, "no", "StrictHostKeyChecking no"),
+        (None, "off", "StrictHostKey"),
+    ],
 )
 def test_keys_that_are_not_checked_are_told_of_once(tmp_path, mode, setting, why):
     told: list[str] = []

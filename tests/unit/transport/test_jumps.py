@@ -1,4 +1,5 @@
-"""Connections to jump hosts, made up: who shares them, and that nobody who leaves waits for one who connects."""
+"""Connections to jump hosts, made up: who shares them, and that nobody who leaves waits for one who
+connects."""
 
 from __future__ import annotations
 
@@ -13,7 +14,9 @@ from distlaunch.transport.ssh import jumps
 from distlaunch.transport.ssh.config import Asked, HostSettings
 
 BOUND_S = 30.0
-NODE = HostSettings(host="n", hostname="n", port=22, user="u", key_files=(), agent=None, jumps="jump")
+NODE = HostSettings(
+    host="n", hostname="n", port=22, user="u", key_files=(), agent=None, jumps="jump"
+)
 
 
 class Transport:
@@ -80,7 +83,8 @@ def test_a_jump_host_is_connected_to_once_and_left_by_the_last(hosts):
 
 @pytest.mark.parametrize("answers", [True, False])
 def test_nobody_who_leaves_waits_for_one_who_connects_anew(hosts, answers):
-    """The links of a lost jump host are closed by the main loop, one by one, while the first node is tried again."""
+    """The links of a lost jump host are closed by the main loop, one by one, while the first node
+    is tried again."""
     hosts.may.release()
     first, second = hosts.wire(), hosts.wire()
     hosts.made[0].transport.works = False

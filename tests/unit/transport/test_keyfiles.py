@@ -24,7 +24,19 @@ def test_a_key_is_read_with_its_public_half(tmp_path, kind):
 def test_a_passphrase_is_noticed_in_every_format(tmp_path, kind, form):
     path = make_key(tmp_path / "k", kind, "secret")
     if form != "RFC4716" and kind == "rsa":
-        command = ["ssh-keygen", "-q", "-p", "-m", form, "-P", "secret", "-N", "secret", "-f", str(path)]
+        command = [
+            "ssh-keygen",
+            "-q",
+            "-p",
+            "-m",
+            form,
+            "-P",
+            "secret",
+            "-N",
+            "secret",
+            "-f",
+            str(path),
+        ]
         subprocess.run(command, check=True)
     file = KeyFile(str(path))
     assert file.is_locked

@@ -6,7 +6,14 @@ import subprocess
 
 import pytest
 
-from distlaunch.transport.ssh.host_keys import KnownHosts, hashed_name, judge, lookup_name, names_match, parse
+from distlaunch.transport.ssh.host_keys import (
+    KnownHosts,
+    hashed_name,
+    judge,
+    lookup_name,
+    names_match,
+    parse,
+)
 
 ED, RSA = "ssh-ed25519", "ssh-rsa"
 
@@ -22,7 +29,9 @@ def verdict(text: str, kind: str = ED, key: str = "AAAA", name: str = "n1") -> s
 
 
 def test_lines_are_read_with_their_numbers_and_the_rest_is_passed_over():
-    read = lines("# comment\n\nn1,10.0.0.1 ssh-ed25519 AAAA me@here\nbroken line\n@revoked * ssh-rsa BBBB\n")
+    read = lines(
+        "# comment\n\nn1,10.0.0.1 ssh-ed25519 AAAA me@here\nbroken line\n@revoked * ssh-rsa BBBB\n"
+    )
     assert [(one.line, one.names, one.marker, one.kind, one.key) for one in read] == [
         (3, "n1,10.0.0.1", "", ED, "AAAA"),
         (5, "*", "@revoked", RSA, "BBBB"),
@@ -31,7 +40,8 @@ def test_lines_are_read_with_their_numbers_and_the_rest_is_passed_over():
 
 
 @pytest.mark.parametrize(
-    ("host", "port", "name"), [("N1", 22, "n1"), ("n1", 2222, "[n1]:2222"), ("fd00::1", 22, "fd00::1")]
+    ("host", "port", "name"),
+    [("N1", 22, "n1"), ("n1", 2222, "[n1]:2222"), ("fd00::1", 22, "fd00::1")],
 )
 def test_a_port_other_than_22_is_part_of_the_name(host, port, name):
     assert lookup_name(host, port) == name
@@ -76,11 +86,15 @@ def test_a_hash_that_we_made_is_found_by_ssh_keygen(tmp_path):
     file = tmp_path / "known_hosts"
     key = "AAAAC3NzaC1lZDI1NTE5AAAAIJXVfmKVYtLqBSFkgP8dZSSuxkVbFTBfMhNlTaFvtTWl"
     file.write_text(f"{hashed_name('[n1]:22022', bytes(20))} {ED} {key}\n")
-    found = subprocess.run(["ssh-keygen", "-F", "[n1]:22022", "-f", file], check=True, capture_output=True, text=True)
+    found = subprocess.run(
+        ["ssh-keygen", "-F", "[n1]:22022", "-f", file], check=True, capture_output=True, text=True
+    )
     assert "line 1" in found.stdout
 
 
-@pytest.mark.parametrize("names", ["|1|", "|1|x|y", "|1|AAAA", "|2|AAAA|AAAA", "|1|====|====", "||||||"])
+@pytest.mark.parametrize(
+    "names", ["|1|", "|1|x|y", "|1|AAAA", "|2|AAAA|AAAA", "|1|====|====", "||||||"]
+)
 def test_broken_hashes_match_nothing(names):
     hosts = KnownHosts([])
     hosts.add(lines(f"{names} {ED} AAAA"))

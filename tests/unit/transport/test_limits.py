@@ -28,7 +28,9 @@ subprocess.run(as_found(words), check=True)
 )
 def test_the_limit_is_raised_as_far_as_needed_for_us_alone(soft, hard, links, logs, ours):
     source = SOURCE.format(soft=soft, hard=hard, links=links, logs=logs)
-    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", source], capture_output=True, text=True, timeout=60, check=True
+    )
     assert done.stdout.split("\n") == [str(ours), str(soft), str(hard), "a b $x", ""]
 
 
@@ -41,5 +43,7 @@ print(found(100), allow(50), allow(200), allow(1000), allow(1000), found(300), r
 
 
 def test_what_was_found_first_is_kept_however_often_the_limit_is_raised():
-    done = subprocess.run([sys.executable, "-c", TWICE], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", TWICE], capture_output=True, text=True, timeout=60, check=True
+    )
     assert done.stdout == "100 False True True False 100 (300, 300)\n"

@@ -91,7 +91,10 @@ def test_a_port_that_a_job_of_ours_holds_for_its_rank_0_is_refused(opened):
         port = free.getsockname()[1]
     held = hold_port(port, owner="another")
     try:
-        with pytest.raises(ConfigError, match=rf"port {port} is held by distlaunch job another \(pid {os.getpid()}\)"):
+        with pytest.raises(
+            ConfigError,
+            match=rf"port {port} is held by distlaunch job another \(pid {os.getpid()}\)",
+        ):
             opened("", [port])
     finally:
         held.release()
@@ -118,7 +121,10 @@ def test_a_series_that_others_have_is_refused_with_each_named(opened, taken):
 def test_after_a_crash_what_its_connections_have_left_does_not_matter(opened):
     [first] = opened("", [0])
     port = first.getsockname()[1]
-    with socket.create_connection(("127.0.0.1", port)) as caller, closing(first.accept()[0]) as accepted:
+    with (
+        socket.create_connection(("127.0.0.1", port)) as caller,
+        closing(first.accept()[0]) as accepted,
+    ):
         first.close()
         accepted.shutdown(socket.SHUT_WR)  # FIN-WAIT, as the caller does not notice
         [again] = opened("", [port])

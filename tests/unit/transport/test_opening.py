@@ -31,7 +31,9 @@ def ways(monkeypatch):
     monkeypatch.setattr(route, "agent_zip", lambda: b"code")
     monkeypatch.setattr(route, "Ssh", way("paramiko"))
     monkeypatch.setattr(route, "OpenSsh", way("openssh"))
-    monkeypatch.setattr(route, "open_beside", lambda target, within_s, **_: ("beside", target.host, within_s))
+    monkeypatch.setattr(
+        route, "open_beside", lambda target, within_s, **_: ("beside", target.host, within_s)
+    )
     return noted
 
 

@@ -13,7 +13,9 @@ from distlaunch.transport.ssh.openssh import OpenSsh, understood
 
 
 def made(command="ssh", *, host_keys="strict", **asked):
-    return OpenSsh(command, asked=Asked(**asked), host_keys=host_keys, code=b"", pythons=(), environ={})
+    return OpenSsh(
+        command, asked=Asked(**asked), host_keys=host_keys, code=b"", pythons=(), environ={}
+    )
 
 
 def test_nobody_is_asked_and_nothing_is_forwarded():
@@ -40,7 +42,11 @@ def test_what_is_asked_for_is_passed_on_and_the_hosts_own_beats_it():
 
 
 def test_without_a_choice_the_users_settings_decide():
-    assert not [word for word in made(host_keys=None).options(Target(host="n1")) if "StrictHostKeyChecking" in word]
+    assert not [
+        word
+        for word in made(host_keys=None).options(Target(host="n1"))
+        if "StrictHostKeyChecking" in word
+    ]
 
 
 @pytest.mark.parametrize("command", ["ssh 'x", "", "  "])
@@ -58,7 +64,11 @@ def test_what_is_no_command_is_refused(command):
         ("kex_exchange_identification: Connection closed by remote host", "connect", True),
         ("Unable to negotiate with 10.0.0.1 port 22: no matching cipher found", "connect", False),
         ("me@n1: Permission denied (publickey,password).", "login", False),
-        ("Received disconnect from 10.0.0.1 port 22:2: Too many authentication failures", "login", False),
+        (
+            "Received disconnect from 10.0.0.1 port 22:2: Too many authentication failures",
+            "login",
+            False,
+        ),
         ("Host key verification failed.", "host key", False),
         ("/home/me/.ssh/config: line 3: Bad configuration option: nonsense", "connect", False),
         ("Bad owner or permissions on /home/me/.ssh/config", "connect", False),
@@ -78,16 +88,22 @@ def test_a_changed_key_is_said_loudly_with_its_line():
         "Host key for [n1]:2222 has changed and you have requested strict checking.\nHost key verification failed.\n"
     )
     trouble = understood(said.encode(), host="alias")
-    assert trouble.text.startswith("ITS KEY HAS CHANGED: /home/me/.ssh/known_hosts:7 has another one.")
-    assert "ssh-keygen -R '[n1]:2222', then ssh-keyscan -p 2222 -H n1 >> ~/.ssh/known_hosts" in trouble.hint
+    assert trouble.text.startswith(
+        "ITS KEY HAS CHANGED: /home/me/.ssh/known_hosts:7 has another one."
+    )
+    assert (
+        "ssh-keygen -R '[n1]:2222', then ssh-keyscan -p 2222 -H n1 >> ~/.ssh/known_hosts"
+        in trouble.hint
+    )
 
 
 def test_an_unknown_key_has_the_command_that_adds_it():
-    said = (
-        "No ED25519 host key is known for n1 and you have requested strict checking.\nHost key verification failed.\n"
-    )
+    said = "No ED25519 host key is known for n1 and you have requested strict checking.\nHost key verification failed.\n"
     trouble = understood(said.encode(), host="alias")
-    assert trouble.text == "No ED25519 host key is known for n1 and you have requested strict checking."
+    assert (
+        trouble.text
+        == "No ED25519 host key is known for n1 and you have requested strict checking."
+    )
     assert trouble.hint.startswith("to trust it: ssh-keyscan -H n1 >> ~/.ssh/known_hosts;")
 
 

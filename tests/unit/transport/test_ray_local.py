@@ -31,7 +31,9 @@ def test_what_is_left_of_the_group_is_killed_before_the_folder_is_removed(tmp_pa
     folder, held = local_cluster.make_folder(str(tmp_path))
     os.close(held)
     makes_it_anew = "import os, sys, time\nwhile True: os.makedirs(sys.argv[1], exist_ok=True); time.sleep(0.01)"
-    with subprocess.Popen([sys.executable, "-c", makes_it_anew, folder], start_new_session=True) as child:
+    with subprocess.Popen(
+        [sys.executable, "-c", makes_it_anew, folder], start_new_session=True
+    ) as child:
         local_cluster.remove(folder, child.pid)
     assert child.returncode == -9
     assert not list(tmp_path.iterdir())

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from distlaunch.core.errors import ConfigError, NodesError
-from distlaunch.transport.connection import Target, ConnectError, describe_end
+from distlaunch.transport.connection import ConnectError, Target, describe_end
 from distlaunch.transport.ray import nodes
 from distlaunch.transport.ray.nodes import RayPlaces
 
@@ -61,7 +61,9 @@ def place(places, say=print, **more):
 
 
 def test_nodes_of_one_name_are_told_apart_by_their_ids(driver):
-    places = driver("tell(call=call, connected=True); tell(call=call, places=hosts('a', 'b', 'a')); ask()")
+    places = driver(
+        "tell(call=call, connected=True); tell(call=call, places=hosts('a', 'b', 'a')); ask()"
+    )
     assert [each.host for each in place(places)] == ["a-0bcdef", "b", "a-2bcdef"]
 
 
@@ -75,7 +77,9 @@ def test_it_is_told_when_the_cluster_is_reached_and_before_anything_is_placed(dr
 
 
 def test_a_cluster_that_is_lost_while_it_places_is_a_matter_of_nodes(driver):
-    places = driver("import sys; tell(call=call, connected=True); sys.exit('[2026-01-31 1 E 1 2] a.cc:1: it is gone')")
+    places = driver(
+        "import sys; tell(call=call, connected=True); sys.exit('[2026-01-31 1 E 1 2] a.cc:1: it is gone')"
+    )
     with pytest.raises(NodesError, match=r"Ray's driver ended with 1: it is gone"):
         place(places)
 

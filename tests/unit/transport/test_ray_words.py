@@ -2,18 +2,31 @@ from __future__ import annotations
 
 import pytest
 
-from distlaunch.transport.ray.capacity import Problem, lacking, one_for_each_gpu, said, without_room, without_stamps
+from distlaunch.transport.ray.capacity import (
+    Problem,
+    lacking,
+    one_for_each_gpu,
+    said,
+    without_room,
+    without_stamps,
+)
 
 
 def node(name: str, **resources: float):
-    return {"NodeManagerHostname": name, "NodeManagerAddress": f"10.0.0.{len(name)}", "Resources": resources}
+    return {
+        "NodeManagerHostname": name,
+        "NodeManagerAddress": f"10.0.0.{len(name)}",
+        "Resources": resources,
+    }
 
 
 ONE = {"CPU": 1.0, "GPU": 1.0}
 
 
 def test_bundles_for_which_no_node_has_room_are_numbered():
-    text = lacking([ONE] * 4, "PACK", [node("a", CPU=8, GPU=2), node("bb", CPU=0, GPU=2)], {"CPU": 8, "GPU": 3})
+    text = lacking(
+        [ONE] * 4, "PACK", [node("a", CPU=8, GPU=2), node("bb", CPU=0, GPU=2)], {"CPU": 8, "GPU": 3}
+    )
     assert text == (
         "Ray has no place for 2 of 4 bundles (2, 3) of CPU 1, GPU 1, for which there is no node with room:"
         " a (10.0.0.1) has CPU 8, GPU 2; bb (10.0.0.2) has CPU 0, GPU 2; free: CPU 8, GPU 3"
@@ -49,7 +62,9 @@ def test_a_cluster_without_nodes_says_so():
 
 
 def test_there_is_a_bundle_for_each_gpu_or_an_error_with_the_way_out():
-    assert one_for_each_gpu([node("a", GPU=2), node("b", CPU=1), node("c", GPU=1)], ONE) == [ONE] * 3
+    assert (
+        one_for_each_gpu([node("a", GPU=2), node("b", CPU=1), node("c", GPU=1)], ONE) == [ONE] * 3
+    )
     with pytest.raises(Problem, match="no node of the Ray cluster has a GPU"):
         one_for_each_gpu([node("b", CPU=1)], ONE)
 

@@ -1,4 +1,5 @@
-"""What starts the agents of a Slurm job, with a made-up srun: whoever waits for one that has ended is told so."""
+"""What starts the agents of a Slurm job, with a made-up srun: whoever waits for one that has ended
+is told so."""
 
 from __future__ import annotations
 
@@ -6,13 +7,14 @@ import threading
 
 import pytest
 
-from distlaunch.transport.connection import Target, ConnectError
+from distlaunch.transport.connection import ConnectError, Target
 from distlaunch.transport.slurm.nodes import Srun
 from distlaunch.transport.slurm.step import Wanted
 
 
 class Ending:
-    """A step that has said all, and is seen to have ended when that is asked for the ``at``th time."""
+    """A step that has said all, and is seen to have ended when that is asked for the ``at``th
+    time."""
 
     def __init__(self, hosts, *, at: int) -> None:
         self.hosts = hosts
@@ -62,9 +64,17 @@ def make():
 
         wanted = Wanted(nodes=2, all_or_none=True, grace_s=5.0, inside=False)
         srun = Srun(
-            ["n1", "n2"], wanted=wanted, code=b"", pythons=[], environ={}, addresses=["127.0.0.1"], ports=[0],
-            release="1", job_id="j", start_step=start,
-        )  # fmt: skip
+            ["n1", "n2"],
+            wanted=wanted,
+            code=b"",
+            pythons=[],
+            environ={},
+            addresses=["127.0.0.1"],
+            ports=[0],
+            release="1",
+            job_id="j",
+            start_step=start,
+        )
         made.append(srun)
         return srun
 
@@ -89,4 +99,6 @@ def test_the_end_of_srun_is_told_to_all_who_wait_whenever_it_comes(make, at):
         thread.start()
     for thread in waiting:
         thread.join(30.0)
-    assert failures == dict.fromkeys(("n1", "n2"), "srun ended with status 3: srun: error: no such step")
+    assert failures == dict.fromkeys(
+        ("n1", "n2"), "srun ended with status 3: srun: error: no such step"
+    )

@@ -10,7 +10,15 @@ import pytest
 from distlaunch.core.model.host_list import expand_nodelist
 from distlaunch.core.model.record import replace
 from distlaunch.transport.child_process import KillSwitch
-from distlaunch.transport.slurm.step import Step, Wanted, agent_argv, end_steps, node_list, step_argv, step_environ
+from distlaunch.transport.slurm.step import (
+    Step,
+    Wanted,
+    agent_argv,
+    end_steps,
+    node_list,
+    step_argv,
+    step_environ,
+)
 
 FIXED = Wanted(nodes=2, all_or_none=True, grace_s=25.0, inside=False)
 
@@ -18,7 +26,13 @@ FIXED = Wanted(nodes=2, all_or_none=True, grace_s=25.0, inside=False)
 def test_a_job_of_fixed_size_ends_with_any_of_its_agents():
     argv = step_argv(replace(FIXED, gpus=4), ["n1", "n2"], again=False)
     assert argv[0] == "srun"
-    assert {"--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--nodelist=n[1-2]", "--gpus=4"} <= set(argv)
+    assert {
+        "--nodes=2",
+        "--ntasks=2",
+        "--ntasks-per-node=1",
+        "--nodelist=n[1-2]",
+        "--gpus=4",
+    } <= set(argv)
     assert {"--mpi=none", "--export=ALL", "--kill-on-bad-exit=1", "--wait=55"} <= set(argv)
     assert not {"--overlap", "--no-kill"} & set(argv)
 
@@ -69,7 +83,14 @@ def test_what_was_asked_for_the_jobs_own_tasks_is_left_out():
         "SRUN_": "CPUS_PER_TASK DEBUG",
     }
     dropped = [prefix + name for prefix, names in words.items() for name in names.split()]
-    kept = ("SLURM_JOB_ID", "SLURM_CONF", "SLURM_JOB_NODELIST", "SLURM_CPUS_ON_NODE", "PATH", "MY_SLURM_NTASKS")
+    kept = (
+        "SLURM_JOB_ID",
+        "SLURM_CONF",
+        "SLURM_JOB_NODELIST",
+        "SLURM_CPUS_ON_NODE",
+        "PATH",
+        "MY_SLURM_NTASKS",
+    )
     assert set(step_environ(dict.fromkeys((*dropped, *kept), "1"))) == set(kept)
 
 
@@ -80,7 +101,15 @@ def start():
     steps: list[Step] = []
 
     def starting(script: str, code: bytes = b"") -> Step:
-        steps.append(Step(["/bin/sh", "-c", script], ["n1"], code, {"PATH": os.environ["PATH"]}, kill_switch=kill_switch))
+        steps.append(
+            Step(
+                ["/bin/sh", "-c", script],
+                ["n1"],
+                code,
+                {"PATH": os.environ["PATH"]},
+                kill_switch=kill_switch,
+            )
+        )
         steps[-1].kill_switch = kill_switch
         return steps[-1]
 
@@ -120,7 +149,9 @@ def test_one_that_takes_none_of_the_code_is_heard_to_its_end(run):
 
 
 def test_what_it_says_is_kept_printable_and_bounded(run):
-    step = run(r"printf 'srun: \033[31merror\n\n  two  \n' >&2; for i in $(seq 100); do echo line $i; done; echo end")
+    step = run(
+        r"printf 'srun: \033[31merror\n\n  two  \n' >&2; for i in $(seq 100); do echo line $i; done; echo end"
+    )
     assert len(step.lines) <= 50
     assert list(step.lines)[-1] == "end"
     step = run(r"printf '\033[31mred\n'; head -c 5000 /dev/zero | tr '\0' x")
@@ -136,7 +167,8 @@ def test_what_one_has_said_last_is_read_when_it_has_ended_even_without_a_line_en
 
 
 @pytest.mark.parametrize(
-    ("script", "how"), [("exit 3", "srun ended with status 3"), ("kill -9 $$", "srun was killed by signal 9")]
+    ("script", "how"),
+    [("exit 3", "srun ended with status 3"), ("kill -9 $$", "srun was killed by signal 9")],
 )
 def test_it_is_told_how_it_ended(run, script, how):
     step = run(script)
@@ -182,7 +214,9 @@ def heard_its_first_line(step: Step) -> None:
 class Silent:
     """A step that never ends, and what is done to it."""
 
-    def __init__(self, done: list[tuple[str, float]], *, has_called: bool = True, has_lost: bool = False) -> None:
+    def __init__(
+        self, done: list[tuple[str, float]], *, has_called: bool = True, has_lost: bool = False
+    ) -> None:
         self.done, self.has_called, self.has_lost = done, has_called, has_lost
 
     def wait(self, until: float) -> bool:
@@ -199,12 +233,17 @@ class Silent:
 def test_silent_steps_are_waited_for_at_once():
     done: list[tuple[str, float]] = []
     end_steps([Silent(done), Silent(done, has_lost=True), Silent(done)])
-    turns = [(what, [until for _, until in each]) for what, each in groupby(done, key=lambda entry: entry[0])]
+    turns = [
+        (what, [until for _, until in each])
+        for what, each in groupby(done, key=lambda entry: entry[0])
+    ]
     assert [(what, len(each)) for what, each in turns] == [
         *(("wait", 3), ("TERM", 3), ("wait", 3), ("close", 3), ("wait", 3))
     ]
     first, asked = turns[0][1], turns[2][1]
-    assert first[0] == first[2] > first[1], "for the end of a step that has lost an agent less is waited"
+    assert first[0] == first[2] > first[1], (
+        "for the end of a step that has lost an agent less is waited"
+    )
     assert len(set(asked)) == 1
 
 

@@ -10,17 +10,29 @@ import pytest
 
 from distlaunch.transport.connect_errors import ConnectStepError
 from distlaunch.transport.ssh import config as sshconfig
-from distlaunch.transport.ssh.config import Asked, home_of, parse, read_settings, settings_of, with_tokens
+from distlaunch.transport.ssh.config import (
+    Asked,
+    home_of,
+    parse,
+    read_settings,
+    settings_of,
+    with_tokens,
+)
 
 HOME = "/home/me"
 
 
 def made(text: str, *, host: str = "n1", user=None, port=None, key=None, environ=None):
-    return settings_of(host, parse(text), user=user, port=port, key=key, home=HOME, environ=environ or {})
+    return settings_of(
+        host, parse(text), user=user, port=port, key=key, home=HOME, environ=environ or {}
+    )
 
 
 def test_a_keyword_may_come_several_times_and_in_any_case():
-    assert parse("host n1\nIdentityFile a\nidentityfile b c\n") == {"host": ["n1"], "identityfile": ["a", "b c"]}
+    assert parse("host n1\nIdentityFile a\nidentityfile b c\n") == {
+        "host": ["n1"],
+        "identityfile": ["a", "b c"],
+    }
 
 
 def test_without_a_word_the_defaults_are_openssh_s():
@@ -29,7 +41,12 @@ def test_without_a_word_the_defaults_are_openssh_s():
     assert f"{HOME}/.ssh/id_ed25519" in settings.key_files
     assert settings.user_known_hosts == (f"{HOME}/.ssh/known_hosts", f"{HOME}/.ssh/known_hosts2")
     assert settings.agent == "/run/agent"
-    assert (settings.jumps, settings.command, settings.key_alias, settings.check) == (None, None, None, None)
+    assert (settings.jumps, settings.command, settings.key_alias, settings.check) == (
+        None,
+        None,
+        None,
+        None,
+    )
 
 
 def test_the_hosts_own_user_and_port_beat_the_files():
@@ -133,13 +150,19 @@ def test_home_counts_only_where_it_has_a_folder_of_ssh(home, tmp_path):
 
 def test_openssh_is_asked_where_it_is_there(home):
     config = home / ".ssh" / "config"
-    (home / ".ssh" / "more").write_text("Host n*\n  Port 2200\n  UserKnownHostsFile ~/.ssh/cluster\n")
+    (home / ".ssh" / "more").write_text(
+        "Host n*\n  Port 2200\n  UserKnownHostsFile ~/.ssh/cluster\n"
+    )
     config.write_text(f"Include {home}/.ssh/more\nMatch host n1 user bob\n  HostName 10.9.9.9\n")
     settings = read_settings("n1", user="bob", port=None, asked=Asked(), environ=environ(home))
     assert (settings.hostname, settings.port, settings.user) == ("10.9.9.9", 2200, "bob")
-    settings = read_settings("n1", user=None, port=None, asked=Asked(user="alice", port=1), environ=environ(home))
+    settings = read_settings(
+        "n1", user=None, port=None, asked=Asked(user="alice", port=1), environ=environ(home)
+    )
     assert (settings.hostname, settings.port, settings.user) == ("n1", 1, "alice")
-    settings = read_settings("n1", user="bob", port=5, asked=Asked(user="alice", port=1), environ=environ(home))
+    settings = read_settings(
+        "n1", user="bob", port=5, asked=Asked(user="alice", port=1), environ=environ(home)
+    )
     assert (settings.port, settings.user) == (5, "bob")
 
 
@@ -155,7 +178,9 @@ def test_paramiko_reads_where_openssh_is_not(home):
     (home / ".ssh" / "config").write_text(
         "Host n*\n  HostName %h.lan\n  Port 2200\n  IdentityFile ~/.ssh/a\n  IdentityFile ~/.ssh/b\n  ProxyJump bastion\n"
     )
-    settings = read_settings("n1", user="bob", port=None, asked=Asked(), environ=environ(home, PATH="/nowhere"))
+    settings = read_settings(
+        "n1", user="bob", port=None, asked=Asked(), environ=environ(home, PATH="/nowhere")
+    )
     assert (settings.hostname, settings.port, settings.user) == ("n1.lan", 2200, "bob")
     assert [os.path.basename(path) for path in settings.key_files] == ["a", "b"]
     assert settings.jumps == "bastion"
@@ -181,5 +206,9 @@ def test_an_ssh_that_hangs_is_not_waited_for(home, tmp_path, monkeypatch):
     monkeypatch.setattr(sshconfig, "_ASK_S", 0.2)
     with pytest.raises(ConnectStepError, match="has not answered"):
         read_settings(
-            "n1", user=None, port=None, asked=Asked(), environ=environ(home, PATH=f"{slow.parent}:/usr/bin:/bin")
+            "n1",
+            user=None,
+            port=None,
+            asked=Asked(),
+            environ=environ(home, PATH=f"{slow.parent}:/usr/bin:/bin"),
         )

@@ -54,7 +54,8 @@ _SPELLING = (
     (
         USE_CPUS_OF_EACH,
         (
-            "with DS_ACCELERATOR=cpu in the environment --num_gpus N starts N workers without GPUs on "
+            "with DS_ACCELERATOR=cpu in the environment --num_gpus N starts N workers without GPUs "
+            "on "
             "each node"
         ),
     ),

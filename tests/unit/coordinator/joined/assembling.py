@@ -1,4 +1,5 @@
-"""An assembly of launchers with everything around it made up: who calls, what they are told, what the policy hears."""
+"""An assembly of launchers with everything around it made up: who calls, what they are told, what
+the policy hears."""
 
 from __future__ import annotations
 
@@ -117,17 +118,31 @@ class Meeting:
         self.now = 100.0
         self.own, self.port, self.said, self.events, self.links = Own(), Port(), [], [], []
         self.assembly = Assembly(
-            own=self.own, host="n0", size=size, what="node rank", job_id="j", folder="j-2", rules=Rules(),
-            say=self.said.append, clock=lambda: self.now,
-        )  # fmt: skip
+            own=self.own,
+            host="n0",
+            size=size,
+            what="node rank",
+            job_id="j",
+            folder="j-2",
+            rules=Rules(),
+            say=self.said.append,
+            clock=lambda: self.now,
+        )
         self.assembly.listen(self.port)
         self.assembly.start()
 
     def calls(self, rank, host, *, instance=None, ending=None, first=b"", **told):
-        """Call, and say what it was ``told``, that it is ``ending``, or the bytes of ``first``; give the launcher's end if it is let in, else the answer."""
+        """Call, and say what it was ``told``, that it is ``ending``, or the bytes of ``first``;
+        give the launcher's end if it is let in, else the answer."""
         call = p.Call(
-            version=1, release="1", job_key="", rank=rank, host=host, instance=instance or host, nonce="ab" * 16
-        )  # fmt: skip
+            version=1,
+            release="1",
+            job_key="",
+            rank=rank,
+            host=host,
+            instance=instance or host,
+            nonce="ab" * 16,
+        )
         answer = self.assembly.admit(call)
         if isinstance(answer, p.Rejected):
             return answer
@@ -145,7 +160,11 @@ class Meeting:
             link.theirs.sendall(first)
             return peer
         peer.say(p.LauncherInfo(**{**APPLY, **told}))
-        self.pump(lambda: answer.rank in self.assembly._peers and self.assembly._peers[answer.rank].greeted)
+        self.pump(
+            lambda: (
+                answer.rank in self.assembly._peers and self.assembly._peers[answer.rank].greeted
+            )
+        )
         return peer
 
     def pump(self, condition) -> None:

@@ -29,9 +29,16 @@ VERDICT = p.ExitLauncher(exit_code=7, text="")
 def commence(attempt: int = 0, **more) -> p.StartWorkers:
     """Start an attempt of three nodes, of which ours is the second, with two workers each."""
     values = {
-        "attempt": attempt, "restarts": 0, "node_rank": 1, "local_ranks": (0, 1), "hosts": ("n0", "n1", "n2"),
-        "slots": (2, 2, 2), "master_addr": "10.0.0.1", "master_port": 5555, "interface": "",
-    }  # fmt: skip
+        "attempt": attempt,
+        "restarts": 0,
+        "node_rank": 1,
+        "local_ranks": (0, 1),
+        "hosts": ("n0", "n1", "n2"),
+        "slots": (2, 2, 2),
+        "master_addr": "10.0.0.1",
+        "master_port": 5555,
+        "interface": "",
+    }
     return p.StartWorkers(**{**values, **more})
 
 
@@ -44,7 +51,16 @@ def stop(attempt: int = 0, **more) -> m.Stop:
 
 
 def reach(attempt: int = 0, **more) -> m.Reach:
-    return m.Reach(**{"attempt": attempt, "addresses": ("10.0.0.1",), "port": 5, "token": "ab", "bound_s": 5.0, **more})
+    return m.Reach(
+        **{
+            "attempt": attempt,
+            "addresses": ("10.0.0.1",),
+            "port": 5,
+            "token": "ab",
+            "bound_s": 5.0,
+            **more,
+        }
+    )
 
 
 class Flag:
@@ -67,7 +83,8 @@ class Flag:
 
 
 class ScriptedLink:
-    """A coordinator's link. Steps are messages, bytes, ``CLOSED``, or what is called; after the last it is silent."""
+    """A coordinator's link. Steps are messages, bytes, ``CLOSED``, or what is called; after the
+    last it is silent."""
 
     def __init__(self, *steps) -> None:
         self._steps = deque(steps)
@@ -231,7 +248,12 @@ class Told:
 def planner(tmp_path):
     """Plan as the second of three launchers, with a command line of its own."""
     options = TrainOptions(
-        script="train", module=True, procs_per_node=2, num_nodes=3, rendezvous="127.0.0.1:5", node_rank=1
+        script="train",
+        module=True,
+        procs_per_node=2,
+        num_nodes=3,
+        rendezvous="127.0.0.1:5",
+        node_rank=1,
     )
     joiner = make_plan(options, {"PATH": os.defpath, "HOME": str(tmp_path)}).join()
     joiner.set_job("j", str(tmp_path))
@@ -239,7 +261,8 @@ def planner(tmp_path):
 
 
 class Peering:
-    """One launcher, from when it was let in; ``again`` are the links of the coordinators that it calls later."""
+    """One launcher, from when it was let in; ``again`` are the links of the coordinators that it
+    calls later."""
 
     def __init__(self, joiner, *steps, again=(), names=(), **settings) -> None:
         self.link = ScriptedLink(*steps)
@@ -250,9 +273,13 @@ class Peering:
         self.own, self.signals, self.files, self.told = Own(self.clock), Signals(), Filed(), Told()
         self.first_rank = -1
         values = {
-            "coordinator": "node 0 (h:5)", "job_id": "j", "max_restarts": 0, "failure_grace_s": 5.0,
-            "lost_after_s": 60.0, "flexible": False,
-        }  # fmt: skip
+            "coordinator": "node 0 (h:5)",
+            "job_id": "j",
+            "max_restarts": 0,
+            "failure_grace_s": 5.0,
+            "lost_after_s": 60.0,
+            "flexible": False,
+        }
         self.runner = PeerRunner(
             settings=PeerSettings(**{**values, **settings}),
             planner=joiner,

@@ -64,7 +64,8 @@ def test_the_second_with_a_rank_is_turned_away_once_the_first_has_answered(meeti
 
 
 def test_an_answer_does_not_count_for_whoever_calls_later(meeting):
-    """A pod is replaced some seconds after its launcher was asked, and had answered, for another's sake."""
+    """A pod is replaced some seconds after its launcher was asked, and had answered, for another's
+    sake."""
     meet = meeting()
     meet.assembly.connect(1, 0.0)
     first = meet.calls(1, "n1")
@@ -109,7 +110,9 @@ def test_the_second_with_a_rank_takes_the_place_of_one_that_does_not_answer(meet
     assert meet.calls(1, "n1", instance="a new pod").again
     meet.now += PROBE_S / 2
     second = meet.calls(1, "n1", instance="a new pod")
-    assert [(event.node, event.why) for event in meet.of(a.Lost)] == [(1, "a launcher on n1 has taken its place")]
+    assert [(event.node, event.why) for event in meet.of(a.Lost)] == [
+        (1, "a launcher on n1 has taken its place")
+    ]
     meet.assembly.connect(1, 0.0)
     meet.pump(lambda: len(meet.of(a.Joined)) == 2)
     assert second.rank == 1
@@ -130,7 +133,9 @@ def test_launchers_without_a_rank_get_the_next_and_keep_it(meeting):
     assert [meet.calls(None, host).rank for host in ("x", "y")] == [1, 2]
     meet.links[0].theirs.close()
     meet.pump(lambda: 1 not in meet.assembly._peers)
-    assert meet.calls(None, "z").rank == 3  # one that is new, before the place of one that may come back
+    assert (
+        meet.calls(None, "z").rank == 3
+    )  # one that is new, before the place of one that may come back
     assert meet.calls(None, "x", instance="a new one").rank == 1
     full = meet.calls(None, "w")
     assert (full.again, full.exit_code) == (True, EXIT_UNAVAILABLE)
@@ -139,7 +144,9 @@ def test_launchers_without_a_rank_get_the_next_and_keep_it(meeting):
 # --- what they say
 
 
-def test_what_launchers_were_told_otherwise_ends_the_job_before_it_has_begun_and_later_only_theirs(meeting):
+def test_what_launchers_were_told_otherwise_ends_the_job_before_it_has_begun_and_later_only_theirs(
+    meeting,
+):
     meet = meeting()
     meet.calls(1, "n1", command="other")
     assert meet.of(a.Refused)[0].text == "n1 differs"
@@ -151,7 +158,9 @@ def test_what_launchers_were_told_otherwise_ends_the_job_before_it_has_begun_and
 
 
 @pytest.mark.parametrize("has_begun", [False, True])
-def test_a_launcher_that_was_refused_has_nothing_more_to_say_and_leaves_its_place(meeting, has_begun):
+def test_a_launcher_that_was_refused_has_nothing_more_to_say_and_leaves_its_place(
+    meeting, has_begun
+):
     meet = meeting()
     if has_begun:
         meet.assembly.send(0, m.Prepare(attempt=0, port=0))
@@ -167,7 +176,9 @@ def test_a_launcher_that_was_refused_has_nothing_more_to_say_and_leaves_its_plac
     meet.pump(lambda: meet.of(a.Joined))
 
 
-def test_a_launcher_that_cannot_take_part_ends_the_job_before_it_has_begun_and_later_is_told_of(meeting):
+def test_a_launcher_that_cannot_take_part_ends_the_job_before_it_has_begun_and_later_is_told_of(
+    meeting,
+):
     meet = meeting()
     meet.calls(1, "n1", ending="script train.py\n not found")
     text = r"node rank 1 (n1) cannot take part: script train.py\n not found"

@@ -23,9 +23,16 @@ def commenced(meet, workers: int = 2) -> Peer:
     peer = meet.calls(1, "n1")
     meet.pump(lambda: meet.of(a.Joined))
     start = p.StartWorkers(
-        attempt=0, restarts=0, node_rank=0, local_ranks=tuple(range(workers)), hosts=("n1",), slots=(workers,),
-        master_addr="n0", master_port=5, interface="",
-    )  # fmt: skip
+        attempt=0,
+        restarts=0,
+        node_rank=0,
+        local_ranks=tuple(range(workers)),
+        hosts=("n1",),
+        slots=(workers,),
+        master_addr="n0",
+        master_port=5,
+        interface="",
+    )
     meet.assembly.send(1, start)
     meet.hears(peer, p.StartWorkers)
     return peer
@@ -54,7 +61,11 @@ def test_a_launcher_whose_workers_never_start_is_lost_though_it_answers(meeting)
 
 @pytest.mark.parametrize(
     "last",
-    [[m.Started(attempt=0, pids={0: 5}), m.Started(attempt=0, pids={1: 6})], [exited(6.0, rank=1)], [GONE]],
+    [
+        [m.Started(attempt=0, pids={0: 5}), m.Started(attempt=0, pids={1: 6})],
+        [exited(6.0, rank=1)],
+        [GONE],
+    ],
     ids=["all have started", "one has ended", "all are gone"],
 )
 def test_a_launcher_whose_workers_have_started_or_ended_is_not_late(meeting, last):
@@ -95,7 +106,10 @@ def test_attempts_that_a_launcher_knows_of_are_told_before_it_has_joined(meeting
     meet.assembly.connect(1, 0.0)
     meet.calls(1, "n1", attempt=4, restarts=2, wall=-1.0)
     meet.pump(lambda: meet.of(a.Joined))
-    assert [type(event) for event in meet.events if isinstance(event, (a.Known, a.Joined))] == [a.Known, a.Joined]
+    assert [type(event) for event in meet.events if isinstance(event, (a.Known, a.Joined))] == [
+        a.Known,
+        a.Joined,
+    ]
     assert meet.of(a.Known) == [a.Known(attempt=4, restarts=2)]
     assert meet.said == ["the clock of n1 is off"]
 
@@ -105,11 +119,20 @@ def test_only_those_that_take_part_are_heard_and_times_are_in_our_clock(meeting)
     meet.assembly.connect(1, 0.0)
     first, second = meet.calls(1, "n1"), meet.calls(2, "n2")
     start = p.StartWorkers(
-        attempt=0, restarts=0, node_rank=1, local_ranks=(0,), hosts=("n0", "n1"), slots=(1, 1), master_addr="n0",
-        master_port=5, interface="",
-    )  # fmt: skip
+        attempt=0,
+        restarts=0,
+        node_rank=1,
+        local_ranks=(0,),
+        hosts=("n0", "n1"),
+        slots=(1, 1),
+        master_addr="n0",
+        master_port=5,
+        interface="",
+    )
     meet.assembly.send(1, start)
-    second.say(GONE, p.LauncherSignalled(signum=signal.SIGTERM), p.LauncherSignalled(signum=signal.SIGKILL))
+    second.say(
+        GONE, p.LauncherSignalled(signum=signal.SIGTERM), p.LauncherSignalled(signum=signal.SIGKILL)
+    )
     first.say(exited(6.0, rank=1))
     meet.pump(lambda: meet.of(a.FromNode) and meet.of(a.Signalled))
     [event] = meet.of(a.FromNode)
@@ -136,7 +159,9 @@ def test_a_launcher_that_says_of_the_attempt_what_cannot_be_is_lost(meeting, mes
 @pytest.mark.parametrize("attempt", [-2, 3, 5])
 def test_words_of_another_coordinators_attempt_do_no_harm(meeting, attempt):
     meet = meeting()
-    commenced(meet, 1).say(exited(2.0, rank=7, attempt=attempt), m.AttemptEnded(attempt=attempt, left=()), GONE)
+    commenced(meet, 1).say(
+        exited(2.0, rank=7, attempt=attempt), m.AttemptEnded(attempt=attempt, left=()), GONE
+    )
     meet.pump(lambda: meet.of(a.FromNode))
     assert [event.message for event in meet.of(a.FromNode)] == [GONE]
     assert not meet.of(a.Lost)
@@ -147,8 +172,15 @@ def test_commands_never_leave_the_coordinator(meeting):
     meet.assembly.connect(1, 0.0)
     peer = meet.calls(1, "n1")
     survey = m.Survey(
-        serial=5, workdir="/", pythons=("p",), script="s", program="", run_dir="/r", gpus=False, topology=False
-    )  # fmt: skip
+        serial=5,
+        workdir="/",
+        pythons=("p",),
+        script="s",
+        program="",
+        run_dir="/r",
+        gpus=False,
+        topology=False,
+    )
     for node in (0, 1):
         meet.assembly.send(node, survey)
     assert meet.own.handled == [survey]
@@ -170,11 +202,18 @@ def test_a_launcher_that_is_gone_is_lost_and_one_that_talks_nonsense_too(meeting
 def test_why_a_launcher_that_has_called_was_dropped_is_told_to_whoever_waits_for_it(meeting):
     meet = meeting()
     meet.assembly.connect(1, 0.0)
-    meet.calls(1, "n1", first=encode(p.LauncherInfo(**APPLY)).replace(b'"attempt":-1', b'"attempt":-7'))
+    meet.calls(
+        1, "n1", first=encode(p.LauncherInfo(**APPLY)).replace(b'"attempt":-1', b'"attempt":-7')
+    )
     meet.pump(lambda: meet.of(a.Unreachable))
     [unreachable] = meet.of(a.Unreachable)
     failure = unreachable.failure
-    assert (unreachable.node, failure.host, failure.step, failure.passing) == (1, "node rank 1 (n1)", "call", True)
+    assert (unreachable.node, failure.host, failure.step, failure.passing) == (
+        1,
+        "node rank 1 (n1)",
+        "call",
+        True,
+    )
     assert failure.text.startswith("it sends what no agent of ours does: it tells of ")
     meet.assembly.connect(1, 0.0)
     meet.calls(1, "n1")
@@ -200,6 +239,8 @@ def test_at_the_end_all_hear_the_verdict_and_are_waited_for(meeting):
     for thread in leaving:
         thread.join(WITHIN_S)
     assert meet.own.closed
-    assert sorted(heard, key=str) == [(rank, [p.ExitLauncher(exit_code=7, text="why")]) for rank in (1, 2)]
+    assert sorted(heard, key=str) == [
+        (rank, [p.ExitLauncher(exit_code=7, text="why")]) for rank in (1, 2)
+    ]
     assert not meet.assembly._peers
     meet.assembly.close = lambda: None

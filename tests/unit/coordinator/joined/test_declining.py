@@ -25,7 +25,12 @@ PLACE = Rendezvous(host="127.0.0.1", ports=(0,), of_source=False, job_key="j", r
 @pytest.fixture
 def listener():
     made = Listener(
-        "127.0.0.1", (0,), job_identity=PARTY, owner="j", admit=lambda call: p.Welcome(job_id="j", rank=call.rank), log=print
+        "127.0.0.1",
+        (0,),
+        job_identity=PARTY,
+        owner="j",
+        admit=lambda call: p.Welcome(job_id="j", rank=call.rank),
+        log=print,
     )
     yield made
     made.close()

@@ -18,14 +18,25 @@ def test_of_several_ports_the_one_that_has_answered_is_named(tmp_path):
     joiner = planner(tmp_path)
     job_identity = JobIdentity(release="1", job_key="")
     welcome = p.Welcome(job_id="j", rank=1)
-    listener = Listener("127.0.0.1", (0,), job_identity=job_identity, owner="j", admit=lambda call: welcome, log=print)
+    listener = Listener(
+        "127.0.0.1",
+        (0,),
+        job_identity=job_identity,
+        owner="j",
+        admit=lambda call: welcome,
+        log=print,
+    )
     with socket.socket() as taken:  # bound, and deaf
         taken.bind(("127.0.0.1", 0))
         deaf = taken.getsockname()[1]
         joiner.rendezvous = replace(joiner.rendezvous, ports=(deaf, listener.port))
         signals = Signals()
         caller = Caller(
-            joiner, job_identity, join_timeout_s=WITHIN_S, say=lambda text, *, level: print(level, text), signals=signals
+            joiner,
+            job_identity,
+            join_timeout_s=WITHIN_S,
+            say=lambda text, *, level: print(level, text),
+            signals=signals,
         )
         assert caller.where == f"node 0 (127.0.0.1:{deaf})"
         links = []

@@ -24,11 +24,18 @@ class Shown:
         return call
 
 
-METHODS = [name for name, value in inspect.getmembers(Sink, inspect.isfunction) if not name.startswith("_")]
+METHODS = [
+    name for name, value in inspect.getmembers(Sink, inspect.isfunction) if not name.startswith("_")
+]
 ARGUMENTS = {
-    "output": (3, 1, b"x", 1.0), "rank_ended": (3, 1.0), "tick": (1.0,), "on_room": (print,), "event": ({"type": "x"},),
-    "status": (None,), "say": ("text",),
-}  # fmt: skip
+    "output": (3, 1, b"x", 1.0),
+    "rank_ended": (3, 1.0),
+    "tick": (1.0,),
+    "on_room": (print,),
+    "event": ({"type": "x"},),
+    "status": (None,),
+    "say": ("text",),
+}
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -52,7 +59,10 @@ def test_ranks_are_counted_from_this_nodes_first():
     sink.first_rank = 8
     sink.output(9, 1, b"x", 2.0)
     sink.rank_ended(8, 3.0)
-    assert [call[:2] for call in shown.calls] == [("output", (1, 1, b"x", 2.0)), ("rank_ended", (0, 3.0))]
+    assert [call[:2] for call in shown.calls] == [
+        ("output", (1, 1, b"x", 2.0)),
+        ("rank_ended", (0, 3.0)),
+    ]
 
 
 def heralded():

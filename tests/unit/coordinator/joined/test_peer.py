@@ -31,13 +31,22 @@ def test_a_peer_does_its_part_of_an_attempt_and_leaves_with_the_verdict(peering)
     )
     assert peer.run() == 7
     assert [type(each) for each in peer.own.handled] == [
-        m.Survey, m.Prepare, m.Reach, m.Start, m.ForwardSignal, m.CollectStacks,
-    ]  # fmt: skip
+        m.Survey,
+        m.Prepare,
+        m.Reach,
+        m.Start,
+        m.ForwardSignal,
+        m.CollectStacks,
+    ]
     said = [type(each) for each in peer.link.said]
     assert said == [p.LauncherInfo, m.Pong, m.Started, m.WorkerExited, m.AttemptEnded]
     assert (peer.said(p.LauncherInfo)[0].attempt, peer.said(p.LauncherInfo)[0].slots) == (-1, 2)
     assert (peer.files.attempts, peer.first_rank) == ([(0, [2, 3])], 2)
-    assert [kind for kind, _ in peer.told.events] == ["attempt_started", "worker_exited", "job_ended"]
+    assert [kind for kind, _ in peer.told.events] == [
+        "attempt_started",
+        "worker_exited",
+        "job_ended",
+    ]
     assert ("warning", "a warning") in peer.told.lines
     assert ("error", "rank 2 failed\nat last") in peer.told.lines
     assert peer.own.closed
@@ -53,7 +62,9 @@ def test_what_is_started_comes_of_the_launchers_own_command_line(peering):
     assert (start.env["WORLD_SIZE"], start.env["MASTER_PORT"]) == ("6", "5555")
 
 
-@pytest.mark.parametrize(("told", "code"), [(0, 0), (143, 143), (255, 255), (256, 69), (-5, 69), (1 << 40, 69)])
+@pytest.mark.parametrize(
+    ("told", "code"), [(0, 0), (143, 143), (255, 255), (256, 69), (-5, 69), (1 << 40, 69)]
+)
 def test_a_verdict_is_an_exit_code_whatever_it_says(peering, told, code):
     peer = peering(p.ExitLauncher(exit_code=told, text=""))
     assert peer.run() == code
@@ -65,7 +76,10 @@ def test_the_job_has_not_ended_well_while_workers_run_here(peering):
     peer = peering(commence(), p.ExitLauncher(exit_code=0, text="all is well"))
     assert peer.run() == 69
     assert [stop.attempt for stop in peer.handled(m.Stop)] == [0]
-    assert "it ends the job with 0 while workers run here; stopping the workers of this node" in peer.told.text
+    assert (
+        "it ends the job with 0 while workers run here; stopping the workers of this node"
+        in peer.told.text
+    )
     assert "all is well" not in peer.told.text
 
 
@@ -97,7 +111,10 @@ def test_an_attempt_that_is_started_while_one_runs_is_no_word_of_a_coordinator(p
     assert peer.run() == 69
     assert [start.attempt for start in peer.handled(m.Start)] == [0]
     assert [each.attempt for each in peer.handled(m.Stop)] == [0]
-    assert "node 0 (h:5) does not speak as it should: it starts attempt 1 while 0 runs" in peer.told.text
+    assert (
+        "node 0 (h:5) does not speak as it should: it starts attempt 1 while 0 runs"
+        in peer.told.text
+    )
     assert "makes no sense" in peer.said(m.AgentEnding)[0].why
 
 
@@ -105,13 +122,20 @@ def test_an_attempt_that_is_started_while_one_runs_is_no_word_of_a_coordinator(p
 def test_an_attempt_that_a_launcher_has_had_is_not_begun_again(peering, attempt):
     again = [VERDICT]
     peer = peering(
-        commence(1, restarts=1), lambda: peer.own.say(m.AttemptEnded(attempt=1, left=())), commence(attempt), VERDICT,
-        again=[again], max_restarts=2,
-    )  # fmt: skip
+        commence(1, restarts=1),
+        lambda: peer.own.say(m.AttemptEnded(attempt=1, left=())),
+        commence(attempt),
+        VERDICT,
+        again=[again],
+        max_restarts=2,
+    )
     assert peer.run() == 7
     assert [start.attempt for start in peer.handled(m.Start)] == [1]
     assert f"is lost: it starts attempt {attempt}, which this launcher has had" in peer.told.text
-    assert (peer.said(p.LauncherInfo, 1)[0].attempt, peer.said(p.LauncherInfo, 1)[0].restarts) == (1, 1)
+    assert (peer.said(p.LauncherInfo, 1)[0].attempt, peer.said(p.LauncherInfo, 1)[0].restarts) == (
+        1,
+        1,
+    )
 
 
 def test_a_start_that_cannot_be_planned_is_told_to_the_coordinator(peering, tmp_path, monkeypatch):
@@ -204,7 +228,11 @@ def test_bytes_that_are_no_message_end_the_launcher(peering):
 @pytest.mark.parametrize("lost_after_s", [60.0, 3.6e6, 1e9])
 def test_no_time_is_too_long_to_wait_for(peering, lost_after_s):
     peer = peering(
-        m.Ping(serial=1, silence_s=lost_after_s), commence(), stop(grace_s=1e9), VERDICT, lost_after_s=lost_after_s
+        m.Ping(serial=1, silence_s=lost_after_s),
+        commence(),
+        stop(grace_s=1e9),
+        VERDICT,
+        lost_after_s=lost_after_s,
     )
     peer.own.due_s = 1e9
     assert peer.run() == 7
@@ -217,14 +245,24 @@ def test_a_coordinator_that_leaves_ends_the_job_where_no_restart_is_left(peering
     peer = peering(commence(), CLOSED)
     assert peer.run() == 69
     assert [(each.signum, each.grace_s) for each in peer.handled(m.Stop)] == [(signal.SIGTERM, 5.0)]
-    assert "is lost: the connection was closed by the peer; stopping the workers of this node" in peer.told.text
+    assert (
+        "is lost: the connection was closed by the peer; stopping the workers of this node"
+        in peer.told.text
+    )
     assert ("error", "the job has failed: there is no restart left") in peer.told.lines
-    assert [kind for kind, _ in peer.told.events] == ["attempt_started", "coordinator_lost", "job_ended"]
+    assert [kind for kind, _ in peer.told.events] == [
+        "attempt_started",
+        "coordinator_lost",
+        "job_ended",
+    ]
 
 
 def test_a_coordinator_that_comes_back_hears_how_far_the_job_was(peering):
     peer = peering(
-        commence(2, restarts=1), CLOSED, max_restarts=2, again=[[prepare(3), commence(3, restarts=2), VERDICT]]
+        commence(2, restarts=1),
+        CLOSED,
+        max_restarts=2,
+        again=[[prepare(3), commence(3, restarts=2), VERDICT]],
     )
     assert peer.run() == 7
     assert [(each.attempt, each.restarts) for each in peer.said(p.LauncherInfo, 1)] == [(2, 1)]
@@ -232,7 +270,9 @@ def test_a_coordinator_that_comes_back_hears_how_far_the_job_was(peering):
 
 
 def test_the_name_of_a_job_that_goes_on_under_another_is_its_new_workers_and_noted(peering):
-    peer = peering(commence(), CLOSED, max_restarts=1, again=[[commence(1), VERDICT]], names=["j-2"])
+    peer = peering(
+        commence(), CLOSED, max_restarts=1, again=[[commence(1), VERDICT]], names=["j-2"]
+    )
     assert peer.run() == 7
     before, after = peer.handled(m.Start)
     names = ("DISTLAUNCH_JOB_ID", "TORCHELASTIC_RUN_ID")
@@ -262,7 +302,9 @@ def test_a_silent_coordinator_is_lost(peering):
 
 
 def test_a_coordinator_says_itself_how_long_it_may_be_silent(peering):
-    peer = peering(m.Ping(serial=1, silence_s=2.0), lambda: None, lost_after_s=60.0, again=[[VERDICT]])
+    peer = peering(
+        m.Ping(serial=1, silence_s=2.0), lambda: None, lost_after_s=60.0, again=[[VERDICT]]
+    )
     assert peer.run() == 7
     assert "no word from it for 2 s" in peer.told.text
 

@@ -1,4 +1,5 @@
-"""A launcher and coordinators that say anything: it ends with an exit code, and runs its own command or nothing."""
+"""A launcher and coordinators that say anything: it ends with an exit code, and runs its own
+command or nothing."""
 
 from __future__ import annotations
 
@@ -32,11 +33,28 @@ GRACES = st.floats(0, 30) | st.floats(allow_nan=False, allow_infinity=False)
 LIKELY = st.one_of(
     st.builds(prepare, ATTEMPTS, port=st.none() | NUMBERS, token=TEXTS),
     st.builds(prepare, st.integers(0, 3), ports=st.integers(0, 9) | NUMBERS),
-    st.builds(reach, ATTEMPTS, port=st.integers(1, 9) | NUMBERS, token=st.just("ab") | TEXTS, bound_s=GRACES),
+    st.builds(
+        reach,
+        ATTEMPTS,
+        port=st.integers(1, 9) | NUMBERS,
+        token=st.just("ab") | TEXTS,
+        bound_s=GRACES,
+    ),
     st.builds(commence, ATTEMPTS, restarts=st.integers(0, 3) | NUMBERS),
     st.builds(commence, st.integers(0, 3)),
-    st.builds(commence, st.integers(0, 3), node_rank=NUMBERS, master_addr=TEXTS, master_port=NUMBERS, interface=TEXTS),
-    st.builds(commence, hosts=st.lists(TEXTS, max_size=4).map(tuple), slots=st.lists(NUMBERS, max_size=4).map(tuple)),
+    st.builds(
+        commence,
+        st.integers(0, 3),
+        node_rank=NUMBERS,
+        master_addr=TEXTS,
+        master_port=NUMBERS,
+        interface=TEXTS,
+    ),
+    st.builds(
+        commence,
+        hosts=st.lists(TEXTS, max_size=4).map(tuple),
+        slots=st.lists(NUMBERS, max_size=4).map(tuple),
+    ),
     st.builds(stop, ATTEMPTS, signum=st.sampled_from([2, 9, 15]) | NUMBERS, grace_s=GRACES),
     st.builds(m.WaitForLeftovers, attempt=ATTEMPTS, linger_s=GRACES, grace_s=GRACES),
     st.builds(m.Ping, serial=NUMBERS, silence_s=st.none() | GRACES),
@@ -47,7 +65,9 @@ LIKELY = st.one_of(
     st.builds(p.Notice, text=TEXTS, level=TEXTS),
 )
 ANYTHING = st.sampled_from(p.TO_LAUNCHER).flatmap(messages_of)
-COMMANDS = st.sampled_from([cls for cls in m.TO_REMOTE if cls not in p.TO_LAUNCHER]).flatmap(messages_of)
+COMMANDS = st.sampled_from([cls for cls in m.TO_REMOTE if cls not in p.TO_LAUNCHER]).flatmap(
+    messages_of
+)
 RIGHT = st.one_of(
     st.builds(commence, st.integers(0, 4)),
     st.just(GONE),
@@ -56,12 +76,21 @@ RIGHT = st.one_of(
 )
 """What may well come, if not in this order."""
 STEPS = st.lists(
-    st.sampled_from([RIGHT] * 9 + [LIKELY, ANYTHING, COMMANDS.map(encode), st.binary(max_size=40)]).flatmap(
-        lambda s: s
-    ),
+    st.sampled_from(
+        [RIGHT] * 9 + [LIKELY, ANYTHING, COMMANDS.map(encode), st.binary(max_size=40)]
+    ).flatmap(lambda s: s),
     max_size=12,
 )
-HARMLESS = (m.Prepare, m.Stop, m.WaitForLeftovers, m.ForwardSignal, m.Pause, m.CollectStacks, m.Reach, m.Survey)
+HARMLESS = (
+    m.Prepare,
+    m.Stop,
+    m.WaitForLeftovers,
+    m.ForwardSignal,
+    m.Pause,
+    m.CollectStacks,
+    m.Reach,
+    m.Survey,
+)
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +99,8 @@ def joiner(tmp_path_factory):
 
 
 def check(peer: Peering) -> None:
-    """See that nothing but the launcher's own command was started, and no attempt over another, or again."""
+    """See that nothing but the launcher's own command was started, and no attempt over another, or
+    again."""
     code = peer.run()
     assert 0 <= code <= 255
     runs: int | None = None
@@ -78,7 +108,10 @@ def check(peer: Peering) -> None:
     for message in peer.own.handled:
         if isinstance(message, m.Start):
             assert message.argv == (sys.executable, "-m", "train")
-            assert [(spec.local_rank, spec.argv) for spec in message.workers] == [(0, None), (1, None)]
+            assert [(spec.local_rank, spec.argv) for spec in message.workers] == [
+                (0, None),
+                (1, None),
+            ]
             assert (message.stdin_rank, message.terminal, message.node_logs) == (None, False, "")
             assert runs is None
             assert message.attempt > newest
@@ -92,7 +125,11 @@ def check(peer: Peering) -> None:
                 assert message.pythons == (sys.executable,)
 
 
-@settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=examples(40),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(steps=STEPS, end=st.sampled_from([VERDICT, VERDICT, CLOSED]))
 def test_whatever_a_coordinator_says_a_launcher_runs_its_own_command_and_ends(joiner, steps, end):
     def gone() -> None:
@@ -101,7 +138,8 @@ def test_whatever_a_coordinator_says_a_launcher_runs_its_own_command_and_ends(jo
             peer.own.handled.append(GONE)
             peer.own.say(m.AttemptEnded(attempt=started[-1].attempt, left=()))
 
-    # What starts nothing first would be called again after the end, as long as that is to be hoped for.
+    # What starts nothing first would be called again after the end, as long as that is to be hoped
+    # for.
     begun = [] if end is VERDICT else [commence(), gone]
     peer = Peering(joiner, *begun, *(gone if step == GONE else step for step in steps), end)
     try:
@@ -110,7 +148,11 @@ def test_whatever_a_coordinator_says_a_launcher_runs_its_own_command_and_ends(jo
         peer.free()
 
 
-@settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=examples(25),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(message=LIKELY, at=st.integers(0, 200), byte=st.integers(0, 255))
 def test_a_message_with_a_byte_changed_does_no_harm(joiner, message, at, byte):
     data = bytearray(encode(message))
@@ -125,13 +167,21 @@ def test_a_message_with_a_byte_changed_does_no_harm(joiner, message, at, byte):
 def test_a_coordinator_that_never_stops_sending_is_left(peering):
     peer = peering(*[encode(m.Ping(serial=1)) * 1000] * 100, VERDICT)
     assert peer.run() == 69
-    assert "does not speak as it should: more messages than were asked for, the last of them Ping" in peer.told.text
+    assert (
+        "does not speak as it should: more messages than were asked for, the last of them Ping"
+        in peer.told.text
+    )
 
 
 def test_a_frame_of_many_megabytes_is_refused_by_its_beginning(peering):
-    peer = peering(struct.pack(">BII", VERSION, 32 << 20, 0) + b'{"t":"Ping","serial":1'.ljust(200), VERDICT)
+    peer = peering(
+        struct.pack(">BII", VERSION, 32 << 20, 0) + b'{"t":"Ping","serial":1'.ljust(200), VERDICT
+    )
     assert peer.run() == 69
-    assert "does not speak as it should: Ping of 33554432+0 bytes is over the size allowed now" in peer.told.text
+    assert (
+        "does not speak as it should: Ping of 33554432+0 bytes is over the size allowed now"
+        in peer.told.text
+    )
 
 
 def test_a_message_that_carries_a_command_is_none(peering):

@@ -23,7 +23,9 @@ def test_nodes_that_tell_the_same_again_get_the_same_plan(make_nodes):
     assert job.policy._run.cast.composition is job.composed[0]
 
 
-@pytest.mark.parametrize("flaws", [{"environ": {"CUDA_VISIBLE_DEVICES": "1"}}, {"script_sha256": "77"}])
+@pytest.mark.parametrize(
+    "flaws", [{"environ": {"CUDA_VISIBLE_DEVICES": "1"}}, {"script_sha256": "77"}]
+)
 def test_where_a_node_tells_anything_else_the_plan_is_made_anew(make_nodes, flaws):
     job = make_nodes(2, max_restarts=1).run()
     restart(job, **flaws)

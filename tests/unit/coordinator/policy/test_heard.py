@@ -35,7 +35,9 @@ def test_one_that_comes_again_to_the_same_or_much_later_counts_again():
 def test_one_that_comes_to_all_within_half_a_minute_counts_once_and_a_second_round_as_the_second():
     signals = Signals(holds=False)
     for round_, begin in ((0, 100.0), (1, 110.0)):
-        acted = [signals.take(Signalled(signum=TERM, node=node), begin + 1.0 * node) for node in range(6)]
+        acted = [
+            signals.take(Signalled(signum=TERM, node=node), begin + 1.0 * node) for node in range(6)
+        ]
         assert [event is not None for event in acted] == [True] + [False] * 5, round_
 
 
@@ -78,7 +80,9 @@ def test_where_workers_are_signalled_as_well_a_second_launcher_shows_that_they_w
     signals = Signals(holds=True)
     assert signals.take(Signalled(signum=TERM, node=1), 1.0) is None
     assert signals.take(Signalled(signum=TERM, node=1), 1.01) is None
-    assert signals.take(Signalled(signum=TERM), 1.05) == Signalled(signum=TERM, reached=True, came=1.0)
+    assert signals.take(Signalled(signum=TERM), 1.05) == Signalled(
+        signum=TERM, reached=True, came=1.0
+    )
     assert signals.take(Signalled(signum=TERM, node=2), 1.06) is None
     assert signals.due(2.0) == []
 
@@ -90,7 +94,9 @@ def test_a_signal_to_one_launcher_alone_is_passed_on_to_workers():
     assert signals.due(1.0 + HOLD_S) == [replace(event, came=1.0)]
 
 
-@pytest.mark.parametrize("event", [Signalled(signum=signal.SIGINT), Signalled(signum=TERM, kill=True)])
+@pytest.mark.parametrize(
+    "event", [Signalled(signum=signal.SIGINT), Signalled(signum=TERM, kill=True)]
+)
 def test_what_a_person_sends_never_waits(event):
     assert Signals(holds=True).take(event, 1.0) == event
 
@@ -108,9 +114,12 @@ def stop_of(job) -> m.Stop:
 
 
 @pytest.mark.parametrize(
-    ("signum", "grace_s", "left_s"), [(TERM, 60.0, 25.0), (TERM, 10.0, 10.0), (signal.SIGINT, 60.0, 60.0)]
+    ("signum", "grace_s", "left_s"),
+    [(TERM, 60.0, 25.0), (TERM, 10.0, 10.0), (signal.SIGINT, 60.0, 60.0)],
 )
-def test_under_a_scheduler_workers_are_killed_by_us_before_they_would_be_by_it(make_job, signum, grace_s, left_s):
+def test_under_a_scheduler_workers_are_killed_by_us_before_they_would_be_by_it(
+    make_job, signum, grace_s, left_s
+):
     job = make_job(per_node=1, grace_s=grace_s, scheduler=Scheduler(kill_after_s=30.0))
     job.begin()
     job.prepared(0)
@@ -128,7 +137,10 @@ def test_a_job_that_the_scheduler_has_begun_anew_counts_on(make_job):
 
 def test_a_signal_to_a_spawner_is_one_with_that_to_its_launcher_or_agent():
     signals = Signals(holds=False)
-    at_spawner, at_agent = Signalled(signum=TERM, node=0, spawner=True), Signalled(signum=TERM, node=0)
+    at_spawner, at_agent = (
+        Signalled(signum=TERM, node=0, spawner=True),
+        Signalled(signum=TERM, node=0),
+    )
     assert signals.take(at_spawner, 1.0) == at_spawner
     assert signals.take(Signalled(signum=TERM), 1.01) is None
     assert signals.take(at_agent, 1.02) is None

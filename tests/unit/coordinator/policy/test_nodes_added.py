@@ -1,4 +1,5 @@
-"""Nodes that stand in or are added while a job runs: spares, and hosts that ``--discover`` finds."""
+"""Nodes that stand in or are added while a job runs: spares, and hosts that ``--discover``
+finds."""
 
 from __future__ import annotations
 
@@ -38,7 +39,9 @@ def test_a_spare_takes_the_place_of_a_lost_node_at_once_without_a_restart(make_n
     job.stop_others(0)
     job.survey_all()
     assert job.members == (1, 2)
-    assert "node n0 (ranks 0-1) left: silent for 10 s; going on with 2 of 2 nodes; new: n2" in job.said
+    assert (
+        "node n0 (ranks 0-1) left: silent for 10 s; going on with 2 of 2 nodes; new: n2" in job.said
+    )
     job.come_up()
     assert job.policy.restarts == 0
     assert job.sent(m.Prepare)[-2:] == [

@@ -152,7 +152,9 @@ def test_below_the_least_number_the_job_waits_for_nodes_and_says_for_whom(make_n
     assert [node for node, _ in job.connects(actions)] == [1], "sooner than in the background"
     job.survey_all()
     job.pass_time(6.0)
-    assert "node n1 (ranks 2-3) left: silent for 10 s; 1 of 2 nodes is here; waiting up to" in job.said
+    assert (
+        "node n1 (ranks 2-3) left: silent for 10 s; 1 of 2 nodes is here; waiting up to" in job.said
+    )
     job.gather(1)
     job.pass_time(ELASTIC_WAIT_S)
     assert job.phase == "preparing"

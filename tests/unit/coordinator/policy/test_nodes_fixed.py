@@ -1,4 +1,5 @@
-"""A job of a fixed number of nodes, from the list of hosts to its start, and what nodes say on the way."""
+"""A job of a fixed number of nodes, from the list of hosts to its start, and what nodes say on the
+way."""
 
 from __future__ import annotations
 
@@ -30,7 +31,9 @@ def test_the_way_from_hosts_to_running_workers(make_nodes):
     job.prepared(2)
     assert job.sent(m.Reach) == []
     job.prepared(1)
-    question = m.Reach(attempt=0, addresses=("10.0.0.1", "n0"), port=29500, token="word0", bound_s=5.0)
+    question = m.Reach(
+        attempt=0, addresses=("10.0.0.1", "n0"), port=29500, token="word0", bound_s=5.0
+    )
     assert job.sent(m.Reach) == [(1, question), (2, question)]
     job.reached(2)
     [start] = job.of(p.StartAttempt, job.reached(1))
@@ -51,8 +54,12 @@ def test_what_is_recorded_on_the_way(make_nodes):
         {"node": 0, "host": "n0", "again": False},
         {"node": 1, "host": "n1", "again": False},
     ]
-    assert job.entries("composed") == [{"attempt": 0, "nodes": 2, "world_size": 4, "hosts": "n[0-1]"}]
-    assert job.entries("attempt_started") == [{"attempt": 0, "master_port": 5000, "master_addr": "10.0.0.1"}]
+    assert job.entries("composed") == [
+        {"attempt": 0, "nodes": 2, "world_size": 4, "hosts": "n[0-1]"}
+    ]
+    assert job.entries("attempt_started") == [
+        {"attempt": 0, "master_port": 5000, "master_addr": "10.0.0.1"}
+    ]
 
 
 def test_a_single_node_is_not_asked_to_reach_itself(make_nodes):
@@ -158,7 +165,9 @@ def test_a_node_that_is_lost_before_anything_runs_is_waited_for_again(make_nodes
     assert job.of(p.Failed) == []
 
 
-def test_nodes_that_are_lost_again_and_again_before_the_start_do_not_hold_the_job_for_ever(make_nodes):
+def test_nodes_that_are_lost_again_and_again_before_the_start_do_not_hold_the_job_for_ever(
+    make_nodes,
+):
     job = make_nodes(2, join_timeout_s=60.0)
     job.begin()
     job.gather()

@@ -1,4 +1,5 @@
-"""Nodes that a job of fixed size waits for: those that are not reached, and what surveys of the others find."""
+"""Nodes that a job of fixed size waits for: those that are not reached, and what surveys of the
+others find."""
 
 from __future__ import annotations
 
@@ -18,7 +19,9 @@ from distlaunch.planning.surveyed_nodes import NodesDiffer
 def test_all_hosts_that_fail_come_in_one_report_when_the_last_has_answered(make_nodes):
     job = make_nodes(4)
     job.begin()
-    job.unreachable(1, step="host key", text="it is not known", hint="ssh-keyscan n1", passing=False)
+    job.unreachable(
+        1, step="host key", text="it is not known", hint="ssh-keyscan n1", passing=False
+    )
     job.gather(0)
     job.unreachable(3, step="login", text="no key was accepted", passing=False)
     assert job.exit_code is None
@@ -26,7 +29,15 @@ def test_all_hosts_that_fail_come_in_one_report_when_the_last_has_answered(make_
     assert job.exit_code == 69
     [said] = [say.text for say in job.of(p.Say) if say.level == "error"]
     assert said.startswith("error: 2 of 4 nodes cannot be used\n")
-    for words in ("n1", "host key", "it is not known", "ssh-keyscan n1", "n3", "login", "no key was accepted"):
+    for words in (
+        "n1",
+        "host key",
+        "it is not known",
+        "ssh-keyscan n1",
+        "n3",
+        "login",
+        "no key was accepted",
+    ):
         assert words in said
     assert "n0" not in said
 
@@ -109,7 +120,9 @@ def test_nodes_that_never_answer_are_named_at_the_join_timeout(make_nodes):
     assert "not reached within 30 s" in job.said
 
 
-def test_launchers_that_are_here_hear_who_is_waited_for_and_several_of_one_host_are_told_apart(make_nodes):
+def test_launchers_that_are_here_hear_who_is_waited_for_and_several_of_one_host_are_told_apart(
+    make_nodes,
+):
     job = make_nodes(3, join_timeout_s=30.0, launchers=True)
     job.begin()
     for node in (0, 2):
@@ -192,7 +205,10 @@ FLAWS = {
         "python": None,
         "script_sha256": None,
     },
-    "python": {"problem": "there is no Python for the workers: no /usr/bin/python3", "python": None},
+    "python": {
+        "problem": "there is no Python for the workers: no /usr/bin/python3",
+        "python": None,
+    },
     "script": {"script_sha256": None},
 }
 
@@ -243,7 +259,9 @@ def test_an_answer_to_an_earlier_survey_does_not_count(make_nodes):
 
 def test_differing_scripts_are_looked_at_again_and_then_end_the_job(make_nodes):
     job = make_nodes(3)
-    job.refuses = NodesDiffer("train.py is not the same: 5c on n[0-1], 77 on n2", nodes=(2,), hint="copy it")
+    job.refuses = NodesDiffer(
+        "train.py is not the same: 5c on n[0-1], 77 on n2", nodes=(2,), hint="copy it"
+    )
     job.begin()
     job.gather()
     assert job.phase == "gathering"
@@ -268,7 +286,9 @@ def test_scripts_that_become_the_same_in_time_are_no_error(make_nodes):
     assert job.phase == "preparing"
 
 
-@pytest.mark.parametrize(("error", "code"), [(ConfigError("no", hint="yes"), 2), (NodesError("no", hint="yes"), 69)])
+@pytest.mark.parametrize(
+    ("error", "code"), [(ConfigError("no", hint="yes"), 2), (NodesError("no", hint="yes"), 69)]
+)
 def test_what_cannot_be_planned_ends_the_job_with_its_words(make_nodes, error, code):
     job = make_nodes(2)
     job.refuses = error

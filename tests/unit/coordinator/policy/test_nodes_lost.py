@@ -158,7 +158,9 @@ def test_a_loss_is_a_restart_which_waits_for_the_node(make_nodes):
     assert job.connects(job.lost(1)) == [], "the job may end"
     job.now = 102.0
     actions = job.stop_others(1)
-    assert job.connects(actions) == [(1, 5.0 + AFTER_S - 2.0)], "what ran there may take the failure grace"
+    assert job.connects(actions) == [(1, 5.0 + AFTER_S - 2.0)], (
+        "what ran there may take the failure grace"
+    )
     [failed] = job.of(p.Failed, actions)
     assert (failed.final, failed.restarts) == (False, 0)
     assert [node for node, _ in job.sent(m.Survey, actions)] == [0]
@@ -211,7 +213,9 @@ def test_what_a_lost_node_still_sends_is_not_taken(make_nodes):
     assert job.policy.restarts == 1
 
 
-def test_a_node_that_is_back_while_the_others_still_stop_is_not_mixed_into_the_old_attempt(make_nodes):
+def test_a_node_that_is_back_while_the_others_still_stop_is_not_mixed_into_the_old_attempt(
+    make_nodes,
+):
     job = make_nodes(2, max_restarts=1).run()
     job.lost(1)
     job.joined(1)
@@ -349,7 +353,9 @@ def test_a_fault_on_a_node_is_the_loss_of_it_and_ends_a_job_of_fixed_size_with_7
 
 def test_a_fault_of_the_launcher_itself_stops_all_and_ends_the_job_with_70(make_nodes):
     job = make_nodes(2, max_restarts=3).run()
-    assert [node for node, _, _ in stops(job, job.step(p.Broken(text="the output thread failed")))] == [0, 1]
+    assert [
+        node for node, _, _ in stops(job, job.step(p.Broken(text="the output thread failed")))
+    ] == [0, 1]
     job.stop_others()
     assert job.exit_code == 70
 

@@ -134,7 +134,11 @@ class World:
             can += [("fails", number) for number in sorted(self.pending)]
             can += [("lost", number) for number in sorted(self.up)]
             can += [("flawed", number) for number, node in sorted(self.up.items()) if node.serial]
-            can += [("no way", number) for number, node in sorted(self.up.items()) if node.reaches is not None]
+            can += [
+                ("no way", number)
+                for number, node in sorted(self.up.items())
+                if node.reaches is not None
+            ]
             can += [("late", 0)] if self.said else []
             can += [("signal", 0)] if self.signals < self.most_signals else []
         return can
@@ -148,8 +152,12 @@ class World:
         choices, mischief = self.choices(), self.mischief()
         if mischief and (draw(st.integers(0, 99)) >= 90 or not choices):
             choices = mischief
-        if not choices or (self.wild and job.policy.deadline() is not None and draw(st.integers(0, 99)) >= 95):
-            assert job.policy.deadline() is not None, f"stuck in phase {job.phase}: nobody owes anything"
+        if not choices or (
+            self.wild and job.policy.deadline() is not None and draw(st.integers(0, 99)) >= 95
+        ):
+            assert job.policy.deadline() is not None, (
+                f"stuck in phase {job.phase}: nobody owes anything"
+            )
             choices = [("tick", 0)]
         what, number = draw(st.sampled_from(choices)) if self.wild else choices[0]
         if self.wild:
@@ -175,15 +183,26 @@ class World:
                 attempt, node.prepares = node.prepares, None
                 if attempt == job.attempt:
                     self.prepared.add(number)
-                self.say(number, m.Prepared(attempt=attempt, port=7, problem=None, hint=None, warning=None))
+                self.say(
+                    number,
+                    m.Prepared(attempt=attempt, port=7, problem=None, hint=None, warning=None),
+                )
             case "reached" | "no way":
                 attempt, node.reaches = node.reaches, None
                 route = m.Route(address="10.0.0.1", local="10.0.0.2", interface="eth0")
-                self.say(number, m.Reached(attempt=attempt, routes=(route,) if what == "reached" else (), problem=None))
+                self.say(
+                    number,
+                    m.Reached(
+                        attempt=attempt, routes=(route,) if what == "reached" else (), problem=None
+                    ),
+                )
             case "started":
                 ranks, node.to_start = node.to_start, []
                 node.running = list(ranks)
-                self.say(number, m.Started(attempt=node.attempt, pids={rank: 100 + rank for rank in ranks}))
+                self.say(
+                    number,
+                    m.Started(attempt=node.attempt, pids={rank: 100 + rank for rank in ranks}),
+                )
             case "exited":
                 self.exit(number, node)
             case "gone":
@@ -230,7 +249,9 @@ class World:
         if node.told:
             code = -15
         elif self.wild and self.data.draw(st.integers(0, 9)) >= 7:
-            code, tail = self.data.draw(st.sampled_from([(1, job.RAISED), (7, job.LOST), (-9, b"")]))
+            code, tail = self.data.draw(
+                st.sampled_from([(1, job.RAISED), (7, job.LOST), (-9, b"")])
+            )
         self.codes[rank] = code
         if code and not node.told:
             self.failed.add(code if code > 0 else 128 - code)
@@ -264,7 +285,9 @@ def run(job, data) -> World:
 def check_end(world: World) -> None:
     job = world.job
     assert isinstance(job.actions[-1], p.End)
-    left = {number: node.running for number, node in world.up.items() if node.running or node.to_start}
+    left = {
+        number: node.running for number, node in world.up.items() if node.running or node.to_start
+    }
     assert not left, "workers were left running"
     counted = [failed for failed in job.of(p.Failed) if not failed.final]
     assert job.policy.restarts == len(counted) == len(job.entries("restarting"))
@@ -281,7 +304,9 @@ def check_end(world: World) -> None:
     elif job.exit_code == 0:
         assert world.codes
         assert not any(world.codes.values())
-        assert len(world.codes) == len(job.members) * job.per_node, "0 only if every worker has ended with 0"
+        assert len(world.codes) == len(job.members) * job.per_node, (
+            "0 only if every worker has ended with 0"
+        )
     elif job.exit_code != 69:
         assert job.exit_code in world.failed
         assert job.of(p.Failed)[-1].final
@@ -311,7 +336,9 @@ def test_a_job_of_fixed_size_ends_once_and_as_promised(make_nodes, data, hosts, 
     max_restarts=st.integers(0, 1),
 )
 @settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_an_elastic_job_ends_once_and_as_promised(make_nodes, data, hosts, least, most, discover, max_restarts):
+def test_an_elastic_job_ends_once_and_as_promised(
+    make_nodes, data, hosts, least, most, discover, max_restarts
+):
     bounds = (min(least, hosts), max(least, min(most, hosts)))
     job = make_nodes(hosts, per_node=1, bounds=bounds, discover=discover, max_restarts=max_restarts)
     check_end(run(job, data))
@@ -328,7 +355,8 @@ def test_a_job_with_spares_ends_once_and_as_promised(make_nodes, data, hosts, sp
 
 
 def work_of_a_job(make_nodes, nodes: int) -> tuple[int, int, int]:
-    """Gather, start, fail, restart, lose a node, end: count actions, looks at lists of all nodes, the longest text."""
+    """Gather, start, fail, restart, lose a node, end: count actions, looks at lists of all nodes,
+    the longest text."""
     job = make_nodes(nodes, per_node=1, bounds=(1, nodes), max_restarts=1)
     touched = 0
 
@@ -383,7 +411,13 @@ def test_thousands_of_hosts_that_fail_are_told_in_a_screenful(make_nodes):
     job = make_nodes(4096)
     job.begin()
     for node in range(4096):
-        job.unreachable(node, step="login", text=f"n{node} knows none of our keys", hint="ssh-copy-id", passing=False)
+        job.unreachable(
+            node,
+            step="login",
+            text=f"n{node} knows none of our keys",
+            hint="ssh-copy-id",
+            passing=False,
+        )
     assert job.exit_code == 69
     assert len(job.said.splitlines()) < 30
     assert len(job.said) < 4000

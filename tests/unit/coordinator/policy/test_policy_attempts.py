@@ -6,9 +6,9 @@ import pytest
 
 from distlaunch.coordinator.policy import events_and_actions as p
 from distlaunch.coordinator.policy.job import NOTICE_S
-from distlaunch.core.protocol import agent_messages as m
-from distlaunch.core.protocol.spawner_messages import Leftovers, LeftoverProcess
 from distlaunch.coordinator.policy.restarts import Final, FinalReason
+from distlaunch.core.protocol import agent_messages as m
+from distlaunch.core.protocol.spawner_messages import LeftoverProcess, Leftovers
 
 
 def test_begin_asks_every_node_to_prepare_and_only_the_master_for_a_port(make_job):
@@ -43,7 +43,9 @@ def test_a_problem_in_preparing_ends_the_job_with_its_words_and_hint(make_job):
     job.begin()
     job.prepared(1, problem="port 80 needs privileges", hint="take one above 1023")
     assert job.exit_code == 2
-    assert job.of(p.Say) == [p.Say(text="error: port 80 needs privileges\n  hint: take one above 1023", level="error")]
+    assert job.of(p.Say) == [
+        p.Say(text="error: port 80 needs privileges\n  hint: take one above 1023", level="error")
+    ]
     assert job.prepared(0) == []
 
 
@@ -92,7 +94,14 @@ def test_what_is_recorded_of_a_worker_that_ended(make_job):
     job = make_job().run()
     job.exited(1, 0, uptime_s=1.23456)
     assert job.entries("worker_exited") == [
-        {"attempt": 0, "rank": 1, "pid": 1001, "returncode": 0, "uptime_s": 1.235, "told_to_stop": False}
+        {
+            "attempt": 0,
+            "rank": 1,
+            "pid": 1001,
+            "returncode": 0,
+            "uptime_s": 1.235,
+            "told_to_stop": False,
+        }
     ]
 
 
@@ -102,7 +111,9 @@ def test_processes_that_kill_did_not_end_are_named_once_over_all_nodes(make_job)
         job.exited(rank)
     job.gone(0, left=(7, 8))
     job.gone(1, left=(9,))
-    assert [say.text for say in job.of(p.Say)] == ["not even KILL ended these processes: pid 7, 8, 9"]
+    assert [say.text for say in job.of(p.Say)] == [
+        "not even KILL ended these processes: pid 7, 8, 9"
+    ]
     assert job.exit_code == 0
 
 
@@ -123,7 +134,14 @@ def test_nothing_happens_after_the_end(make_job):
         job.exited(rank)
     job.all_gone()
     assert job.phase == "ended"
-    for late in (job.gone, job.tick, job.fault, job.begin, lambda: job.exited(0, 1), lambda: job.signal(signal.SIGINT)):
+    for late in (
+        job.gone,
+        job.tick,
+        job.fault,
+        job.begin,
+        lambda: job.exited(0, 1),
+        lambda: job.signal(signal.SIGINT),
+    ):
         assert late() == []
 
 
@@ -176,7 +194,9 @@ def test_the_worker_stopped_from_its_terminal_suspends_the_launcher(make_job):
 def test_a_fault_ends_the_job_with_70_when_the_other_nodes_are_gone(make_job, nodes):
     job = make_job(nodes=nodes, per_node=1).run()
     job.fault(0, "the spawner was killed")
-    assert "internal error on node0: the spawner was killed; all workers have been killed" in job.said
+    assert (
+        "internal error on node0: the spawner was killed; all workers have been killed" in job.said
+    )
     assert job.entries("fault") == [{"text": "the spawner was killed"}]
     for rank in range(1, nodes):
         assert job.exit_code is None

@@ -6,7 +6,14 @@ import pytest
 
 from distlaunch.coordinator.policy import events_and_actions as p
 from distlaunch.coordinator.policy.attempt import CAUSE_S, SAME_S, TAILS_KEPT
-from distlaunch.coordinator.policy.restarts import Final, FinalReason, Outcome, Restart, RestartRule, text_of
+from distlaunch.coordinator.policy.restarts import (
+    Final,
+    FinalReason,
+    Outcome,
+    Restart,
+    RestartRule,
+    text_of,
+)
 from distlaunch.core.protocol import agent_messages as m
 
 
@@ -47,7 +54,9 @@ def test_workers_that_fail_while_all_are_stopped_bring_no_second_stop(make_job):
     assert len(stops(job, job.exited(3, -9, told=True))) == 1, "for what the workers have left"
 
 
-@pytest.mark.parametrize(("returncode", "code"), [(1, 1), (77, 77), (255, 255), (-9, 137), (-11, 139), (-6, 134)])
+@pytest.mark.parametrize(
+    ("returncode", "code"), [(1, 1), (77, 77), (255, 255), (-9, 137), (-11, 139), (-6, 134)]
+)
 def test_a_failed_job_exits_as_the_worker_that_is_named(make_job, returncode, code):
     job = make_job(per_node=3).run()
     job.exited(1, returncode, tail=job.RAISED if returncode > 0 else b"")
@@ -149,7 +158,9 @@ def test_all_ending_within_the_wait_ends_what_they_have_left(make_job):
     job.exited(0, 1, tail=job.LOST)
     assert stops(job, job.exited(1, 0)) == [(0, signal.SIGTERM, 5.0)]
     job.all_gone()
-    assert (job.attempt, job.policy.deadline()) == (1, None), "the old wait does not reach into the next attempt"
+    assert (job.attempt, job.policy.deadline()) == (1, None), (
+        "the old wait does not reach into the next attempt"
+    )
 
 
 def test_a_cause_after_many_consequences_is_named(make_job):
@@ -181,7 +192,10 @@ def test_a_restart_prepares_all_nodes_again_with_a_fresh_port(make_job):
     actions = job.fail()
     [failed] = job.of(p.Failed, actions)
     assert (failed.decision, job.exit_code) == (Restart(), None)
-    assert job.sent(m.Prepare, actions) == [(0, m.Prepare(attempt=1, port=0)), (1, m.Prepare(attempt=1, port=None))]
+    assert job.sent(m.Prepare, actions) == [
+        (0, m.Prepare(attempt=1, port=0)),
+        (1, m.Prepare(attempt=1, port=None)),
+    ]
     assert job.entries("restarting") == [{"attempt": 1, "of": 2}]
     assert (job.policy.up, job.policy.ended) == (0, 0)
     job.prepared(0, port=6001)
@@ -254,7 +268,9 @@ def test_the_same_failure_twice_without_progress_ends_the_job(make_job):
     job.fail(uptime_s=2.0)
     assert job.exit_code == 1
     why = why_final(job)
-    assert why.startswith("not restarted: the same failure twice without progress\n  hint: without heartbeats")
+    assert why.startswith(
+        "not restarted: the same failure twice without progress\n  hint: without heartbeats"
+    )
     assert "--min-uptime 0 has every failure tried again" in why
 
 
@@ -286,15 +302,23 @@ def test_why_the_same_failure_was_retried_is_said_where_uptime_was_all_that_told
     why = failed_thrice(make_job(max_restarts=2))
     first, _, hint = why.partition("\n  hint: ")
     assert first == "all 2 restarts are used up"
-    assert hint.startswith("the same failure was tried again: without heartbeats (`distlaunch help progress`),")
+    assert hint.startswith(
+        "the same failure was tried again: without heartbeats (`distlaunch help progress`),"
+    )
     assert "12.0 s of uptime" in hint
     assert "a longer --min-uptime" in hint
 
 
 def test_why_another_attempt_was_made_is_not_said_where_that_needs_no_words(make_job):
-    assert "hint" not in failed_thrice(make_job(max_restarts=2, min_uptime_s=0.0)), "the user wants it so"
-    assert "hint" not in failed_thrice(make_job(max_restarts=2), last=OTHER), "another failure than before"
-    assert "hint" not in failed_thrice(make_job(max_restarts=2), steps=(1, 2, 3)), "steps told of progress"
+    assert "hint" not in failed_thrice(make_job(max_restarts=2, min_uptime_s=0.0)), (
+        "the user wants it so"
+    )
+    assert "hint" not in failed_thrice(make_job(max_restarts=2), last=OTHER), (
+        "another failure than before"
+    )
+    assert "hint" not in failed_thrice(make_job(max_restarts=2), steps=(1, 2, 3)), (
+        "steps told of progress"
+    )
     once = make_job(max_restarts=1).run()
     once.fail(uptime_s=12.0)
     once.come_up()
@@ -328,7 +352,12 @@ def rule(allowed: int, *before: Outcome) -> RestartRule:
         (outcome(), [], 0, Final(reason=FinalReason.NOT_WANTED)),
         (outcome(), [], 1, Restart()),
         (outcome(), [outcome()], 1, Final(reason=FinalReason.USED_UP, allowed=1)),
-        (outcome(repeats="syntax error"), [], 3, Final(reason=FinalReason.WOULD_REPEAT, repeats="syntax error")),
+        (
+            outcome(repeats="syntax error"),
+            [],
+            3,
+            Final(reason=FinalReason.WOULD_REPEAT, repeats="syntax error"),
+        ),
         (outcome(repeats="usage error", progressed=True), [], 3, Restart()),
         (outcome(), [outcome()], 3, Final(reason=FinalReason.NO_PROGRESS)),
         (outcome(progressed=True), [outcome()], 3, Restart()),
@@ -341,7 +370,8 @@ def test_when_another_attempt_is_worth_it(now, before, allowed, decision):
 
 
 @pytest.mark.parametrize(
-    ("allowed", "reason"), [(0, FinalReason.NOT_WANTED), (1, FinalReason.NO_NODE), (2, FinalReason.NO_NODE)]
+    ("allowed", "reason"),
+    [(0, FinalReason.NOT_WANTED), (1, FinalReason.NO_NODE), (2, FinalReason.NO_NODE)],
 )
 def test_no_attempt_is_worth_it_where_no_node_can_be_reached(allowed, reason):
     decision = rule(allowed).after_failure(outcome(), 0.0, cut_off=True, processes_left=True)
@@ -350,10 +380,19 @@ def test_no_attempt_is_worth_it_where_no_node_can_be_reached(allowed, reason):
 
 @pytest.mark.parametrize(
     ("restarts", "has_begun", "flexible", "again"),
-    [(0, True, False, True), (1, True, False, False), (1, False, False, True), (1, True, True, True)],
+    [
+        (0, True, False, True),
+        (1, True, False, False),
+        (1, False, False, True),
+        (1, True, True, True),
+    ],
 )
-def test_a_lost_coordinator_is_called_again_as_long_as_there_are_restarts(restarts, has_begun, flexible, again):
-    decision = rule(1, *[outcome()] * restarts).after_coordinator_loss(has_begun=has_begun, flexible=flexible)
+def test_a_lost_coordinator_is_called_again_as_long_as_there_are_restarts(
+    restarts, has_begun, flexible, again
+):
+    decision = rule(1, *[outcome()] * restarts).after_coordinator_loss(
+        has_begun=has_begun, flexible=flexible
+    )
     assert decision == (Restart() if again else Final(reason=FinalReason.COORDINATOR_LOST))
 
 

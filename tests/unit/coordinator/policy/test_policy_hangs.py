@@ -30,7 +30,9 @@ class Watched:
     def alive(self, *beats: int, wrote=(), held=False, attempt=None, step=1) -> list:
         at = self.job.attempt if attempt is None else attempt
         heartbeats = tuple(m.Heartbeat(rank=rank, values={"step": step}) for rank in beats)
-        return self.job.say(0, m.Alive(attempt=at, heartbeats=heartbeats, wrote=tuple(wrote), held=held))
+        return self.job.say(
+            0, m.Alive(attempt=at, heartbeats=heartbeats, wrote=tuple(wrote), held=held)
+        )
 
     def pass_time(self, seconds: float) -> list:
         """Let time go by, with every deadline kept."""
@@ -48,12 +50,18 @@ class Watched:
     def stacks(self, node=0, *, line=5, odd=None, attempt=None, serial=None) -> list:
         ranks = range(node * self.job.per_node, (node + 1) * self.job.per_node)
         stacks = tuple(
-            m.Stack(rank=rank, pid=1000 + rank, state="S", text=DUMP.format(line=7 if rank == odd else line))
+            m.Stack(
+                rank=rank,
+                pid=1000 + rank,
+                state="S",
+                text=DUMP.format(line=7 if rank == odd else line),
+            )
             for rank in ranks
         )
         at = self.job.attempt if attempt is None else attempt
         return self.job.say(
-            node, m.Stacks(attempt=at, serial=self.asked() if serial is None else serial, stacks=stacks)
+            node,
+            m.Stacks(attempt=at, serial=self.asked() if serial is None else serial, stacks=stacks),
         )
 
     def stand_still(self, *, odd=None) -> list:
@@ -82,7 +90,11 @@ class Watched:
 @pytest.fixture
 def watched(make_job):
     def start(nodes=1, per_node=3, **settings) -> Watched:
-        return Watched(make_job(nodes, per_node, hang_timeout_s=TIMEOUT_S, script_dir="/home/u", **settings).run())
+        return Watched(
+            make_job(
+                nodes, per_node, hang_timeout_s=TIMEOUT_S, script_dir="/home/u", **settings
+            ).run()
+        )
 
     return start
 
@@ -117,7 +129,14 @@ def at_work(number: int, *, busy: bool = True) -> m.Stack:
     """Give the sample of a worker that is in another function each time, or computes."""
     function = "load" if number % 2 else "step"
     text = DUMP.format(line=5).replace("in step", f"in {function}")
-    return m.Stack(rank=0, pid=1000, state="R", text=text, taken_s=float(number), cpu_s=float(number if busy else 0))
+    return m.Stack(
+        rank=0,
+        pid=1000,
+        state="R",
+        text=text,
+        taken_s=float(number),
+        cpu_s=float(number if busy else 0),
+    )
 
 
 def test_a_silent_job_whose_workers_go_on_is_left_alone_until_ten_times_the_timeout(watched):
@@ -127,10 +146,14 @@ def test_a_silent_job_whose_workers_go_on_is_left_alone_until_ten_times_the_time
         assert job.sent(m.Stop) == []
         job.now = job.policy.deadline()
         for _, question in job.sent(m.CollectStacks, job.tick()):
-            job.say(0, m.Stacks(attempt=0, serial=question.serial, stacks=(at_work(question.serial),)))
+            job.say(
+                0, m.Stacks(attempt=0, serial=question.serial, stacks=(at_work(question.serial),))
+            )
     [hang] = job.entries("hang")
     assert 10 * TIMEOUT_S <= hang["silent_s"] <= 10 * TIMEOUT_S + 2 * GAP_S
-    assert job.said.count("the job goes on; after 300 s without one it is ended (--hang-timeout)") == 1
+    assert (
+        job.said.count("the job goes on; after 300 s without one it is ended (--hang-timeout)") == 1
+    )
     assert len(job.entries("hang_postponed")) >= 8
     assert job.entries("hang_postponed")[0]["why"] == "moved"
     for rank in job.ranks:
@@ -164,7 +187,11 @@ NOTICE_S = 300.0
 @pytest.fixture
 def unwatched(make_job):
     def start(nodes=1, per_node=3, **settings) -> Watched:
-        return Watched(make_job(nodes, per_node, hang_notice_s=NOTICE_S, script_dir="/home/u", **settings).run())
+        return Watched(
+            make_job(
+                nodes, per_node, hang_notice_s=NOTICE_S, script_dir="/home/u", **settings
+            ).run()
+        )
 
     return start
 
@@ -175,7 +202,10 @@ def test_a_silent_job_is_told_of_once_and_goes_on(unwatched):
     assert watch.pass_time(NOTICE_S - 1) == []
     watch.pass_time(1)
     watch.stand_still(odd=1)
-    assert "for 310 s: rank 1 is behind, at train.py:7 in step. The job goes on. --hang-timeout ends" in job.said
+    assert (
+        "for 310 s: rank 1 is behind, at train.py:7 in step. The job goes on. --hang-timeout ends"
+        in job.said
+    )
     [event] = job.entries("silence")
     assert (event["when"], event["behind"], event["frame"]) == ("notice", [1], "train.py:7 in step")
     [keep] = job.of(a.KeepStacks)
@@ -207,7 +237,9 @@ def test_whatever_a_worker_writes_or_reports_puts_the_notice_off(unwatched, sign
     watch.alive(0, 1, 2)
     for _ in range(10):
         assert watch.pass_time(NOTICE_S - 1) == []
-        watch.alive(*sign.get("beats", ()), wrote=sign.get("wrote", ()), held=sign.get("held", False))
+        watch.alive(
+            *sign.get("beats", ()), wrote=sign.get("wrote", ()), held=sign.get("held", False)
+        )
 
 
 def test_a_worker_that_is_alone_is_not_told_of(unwatched):
@@ -551,7 +583,9 @@ def test_a_message_of_a_huge_job_costs_what_its_own_ranks_cost(make_job):
     watch = Watched(make_job(nodes, per_node, hang_timeout_s=TIMEOUT_S).run())
     for node in range(nodes):
         first = node * per_node
-        beats = tuple(m.Heartbeat(rank=rank, values={"step": 1}) for rank in range(first, first + per_node))
+        beats = tuple(
+            m.Heartbeat(rank=rank, values={"step": 1}) for rank in range(first, first + per_node)
+        )
         watch.job.now += 0.00001
         watch.job.say(node, m.Alive(attempt=0, heartbeats=beats, wrote=()))
     assert len(watch.job.entries("progress")) == 1

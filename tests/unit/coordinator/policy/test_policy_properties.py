@@ -7,16 +7,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distlaunch.coordinator.policy import events_and_actions as p
+from distlaunch.coordinator.policy.restarts import Final, FinalReason
 from distlaunch.core.model.record import replace
 from distlaunch.core.protocol import agent_messages as m
-from distlaunch.coordinator.policy.restarts import Final, FinalReason
 from tests.examples import examples
 
 TOLD = (-15, 143, 0, 1, -9)
 
 
 class World:
-    """Agents and a user as they may be: they obey the protocol, but choose what happens next, and when."""
+    """Agents and a user as they may be: they obey the protocol, but choose what happens next, and
+    when."""
 
     def __init__(self, job, data) -> None:
         self.job = job
@@ -97,7 +98,9 @@ class World:
                 self.act(job.tick())
             case "signal":
                 self.signals += 1
-                signum = self.data.draw(st.sampled_from([signal.SIGTERM, signal.SIGINT, signal.SIGUSR1]))
+                signum = self.data.draw(
+                    st.sampled_from([signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+                )
                 all_ended = bool(self.owes_gone) and not (self.running or self.to_start)
                 if signum != signal.SIGUSR1 and self.signum is None and all_ended:
                     self.late = self.late or signum
@@ -118,7 +121,13 @@ class World:
             self.failed.append(returncode if returncode > 0 else 128 - returncode)
         self.running.remove(rank)
         self.act(
-            job.exited(rank, returncode, tail=tail, told=told, uptime_s=self.data.draw(st.sampled_from([1.0, 60.0])))
+            job.exited(
+                rank,
+                returncode,
+                tail=tail,
+                told=told,
+                uptime_s=self.data.draw(st.sampled_from([1.0, 60.0])),
+            )
         )
 
 
@@ -130,14 +139,18 @@ class World:
     scheduler=st.booleans(),
 )
 @settings(max_examples=examples(40), deadline=None)
-def test_whatever_happens_the_job_ends_once_and_as_promised(make_job, data, nodes, per_node, max_restarts, scheduler):
+def test_whatever_happens_the_job_ends_once_and_as_promised(
+    make_job, data, nodes, per_node, max_restarts, scheduler
+):
     job = make_job(nodes, per_node, max_restarts=max_restarts, repeated_term_kills=not scheduler)
     world = World(job, data)
     world.act(job.begin())
     for _ in range(60 * (max_restarts + 1)):
         if job.exit_code is not None:
             break
-        assert world.choices(), f"stuck in phase {job.phase}: nobody owes anything and no deadline is set"
+        assert world.choices(), (
+            f"stuck in phase {job.phase}: nobody owes anything and no deadline is set"
+        )
         world.go_on()
     assert job.exit_code is not None
 
@@ -146,7 +159,9 @@ def test_whatever_happens_the_job_ends_once_and_as_promised(make_job, data, node
     starts = [start.attempt for start in job.of(p.StartAttempt)]
     assert starts == list(range(len(starts)))
     assert len(starts) <= max_restarts + 1
-    assert [failed.final for failed in job.of(p.Failed)[:-1]] == [False] * max(0, len(job.of(p.Failed)) - 1)
+    assert [failed.final for failed in job.of(p.Failed)[:-1]] == [False] * max(
+        0, len(job.of(p.Failed)) - 1
+    )
     if world.signum is not None:
         assert job.exit_code == 128 + world.signum
     elif world.late is not None and job.exit_code == 128 + world.late:
@@ -156,7 +171,9 @@ def test_whatever_happens_the_job_ends_once_and_as_promised(make_job, data, node
         assert job.exit_code in world.failed
         assert job.of(p.Failed)[-1].final
     else:
-        assert len(job.of(p.Failed)) == job.attempt, "0 only after an attempt in which nobody failed"
+        assert len(job.of(p.Failed)) == job.attempt, (
+            "0 only after an attempt in which nobody failed"
+        )
 
 
 @given(
@@ -164,7 +181,9 @@ def test_whatever_happens_the_job_ends_once_and_as_promised(make_job, data, node
     returncodes=st.lists(st.sampled_from([0, 0, 1, 3, -9]), min_size=6, max_size=6),
 )
 @settings(max_examples=examples(30), deadline=None)
-def test_all_are_told_to_stop_exactly_once_and_only_if_somebody_failed(make_job, order, returncodes):
+def test_all_are_told_to_stop_exactly_once_and_only_if_somebody_failed(
+    make_job, order, returncodes
+):
     job = make_job(nodes=3, per_node=2).run()
     for rank in order:
         job.exited(rank, returncodes[rank])
@@ -178,7 +197,8 @@ def test_all_are_told_to_stop_exactly_once_and_only_if_somebody_failed(make_job,
 
 
 def work_of_a_restart(make_job, nodes: int, per_node: int) -> tuple[int, int]:
-    """Start, fail once, stop, restart: count what came out, and the steps of the interpreter's own loops it took."""
+    """Start, fail once, stop, restart: count what came out, and the steps of the interpreter's own
+    loops it took."""
     job = make_job(nodes, per_node, max_restarts=1)
     touched = 0
 
@@ -219,7 +239,9 @@ def test_a_job_of_131072_workers_starts_fails_and_restarts(make_job):
         job.prepared(node)
     for node in range(nodes):
         first = node * per_node
-        job.say(node, m.Started(attempt=0, pids={rank: rank for rank in range(first, first + per_node)}))
+        job.say(
+            node, m.Started(attempt=0, pids={rank: rank for rank in range(first, first + per_node)})
+        )
     assert (job.phase, job.policy.up) == ("running", nodes * per_node)
     job.actions.clear()
     assert len(job.sent(m.Stop, job.exited(77_777, 1))) == nodes

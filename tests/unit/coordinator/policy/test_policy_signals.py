@@ -5,9 +5,9 @@ import signal
 import pytest
 
 from distlaunch.coordinator.policy import events_and_actions as p
+from distlaunch.coordinator.policy.restarts import Final, FinalReason
 from distlaunch.coordinator.policy.signals import MERGE_S, SECOND_S
 from distlaunch.core.protocol import agent_messages as m
-from distlaunch.coordinator.policy.restarts import Final, FinalReason
 
 ENDING = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT]
 ASKING = ENDING[:3]
@@ -18,7 +18,9 @@ def stops(job, actions) -> list[tuple[int, int, float]]:
 
 
 def kills(job, actions) -> bool:
-    return [(signum, grace) for _, signum, grace in stops(job, actions)] == [(signal.SIGKILL, 0)] * job.nodes
+    return [(signum, grace) for _, signum, grace in stops(job, actions)] == [
+        (signal.SIGKILL, 0)
+    ] * job.nodes
 
 
 def test_a_signal_before_the_beginning_ends_the_job(make_job):
@@ -40,7 +42,11 @@ def test_while_nodes_prepare_a_signal_ends_the_job_at_once(make_job, signum):
 @pytest.mark.parametrize("started", [0, 1, 2])
 @pytest.mark.parametrize(
     ("signum", "asked"),
-    [(signal.SIGINT, signal.SIGINT), (signal.SIGTERM, signal.SIGTERM), (signal.SIGHUP, signal.SIGTERM)],
+    [
+        (signal.SIGINT, signal.SIGINT),
+        (signal.SIGTERM, signal.SIGTERM),
+        (signal.SIGHUP, signal.SIGTERM),
+    ],
 )
 def test_a_signal_asks_every_worker_and_gives_the_grace(make_job, started, signum, asked):
     job = make_job(nodes=2, per_node=1, grace_s=30.0)
@@ -55,7 +61,9 @@ def test_a_signal_asks_every_worker_and_gives_the_grace(make_job, started, signu
 
 @pytest.mark.parametrize("signum", ASKING)
 @pytest.mark.parametrize("returncode", [0, 1, -15, -9])
-def test_a_job_that_was_told_to_stop_exits_with_the_signal_however_its_workers_end(make_job, signum, returncode):
+def test_a_job_that_was_told_to_stop_exits_with_the_signal_however_its_workers_end(
+    make_job, signum, returncode
+):
     job = make_job(max_restarts=3).run()
     job.signal(signum)
     for rank in job.ranks:
@@ -163,7 +171,9 @@ def test_a_third_signal_kills_however_soon_it_comes(make_job):
 
 @pytest.mark.parametrize("signum", ENDING)
 @pytest.mark.parametrize("returncode", [0, 7])
-def test_a_signal_when_all_workers_have_ended_changes_neither_exit_code_nor_report(make_job, signum, returncode):
+def test_a_signal_when_all_workers_have_ended_changes_neither_exit_code_nor_report(
+    make_job, signum, returncode
+):
     job = make_job(nodes=2).run()
     for rank in job.ranks:
         job.exited(rank, returncode)
@@ -218,7 +228,9 @@ def test_without_a_scheduler_a_repeated_term_kills(make_job):
 def test_user_signals_are_passed_on_and_change_nothing(make_job, signum):
     job = make_job(nodes=2).run()
     actions = job.signal(signum)
-    assert job.sent(m.ForwardSignal, actions) == [(node, m.ForwardSignal(signum=signum)) for node in range(2)]
+    assert job.sent(m.ForwardSignal, actions) == [
+        (node, m.ForwardSignal(signum=signum)) for node in range(2)
+    ]
     assert job.phase == "running"
     for rank in job.ranks:
         job.exited(rank)

@@ -10,7 +10,9 @@ from distlaunch.core.protocol import agent_messages as m
 
 def beat(progress: Progress, now: float, **steps) -> list[dict]:
     """``r3=7``: rank 3 is at step 7."""
-    heartbeats = [m.Heartbeat(rank=int(name[1:]), values={"step": step}) for name, step in steps.items()]
+    heartbeats = [
+        m.Heartbeat(rank=int(name[1:]), values={"step": step}) for name, step in steps.items()
+    ]
     return [dict(entry.fields) for entry in progress.take(heartbeats, attempt=0, now=now)]
 
 
@@ -55,7 +57,11 @@ def test_a_heartbeat_without_a_step_keeps_the_one_before(progress):
 
 def test_heartbeats_without_any_step_have_no_range(progress):
     progress.take([m.Heartbeat(rank=2, values={"loss": 0.5})], attempt=0, now=1.0)
-    assert (progress.summary.step_min, progress.summary.step_max, progress.summary.rank) == (None, None, 2)
+    assert (progress.summary.step_min, progress.summary.step_max, progress.summary.rank) == (
+        None,
+        None,
+        2,
+    )
     assert progress.went_on() is None
 
 
@@ -64,9 +70,14 @@ def test_progress_is_recorded_at_once_then_every_ten_seconds_and_at_the_end(prog
     assert recorded == [0, 10, 20, 30]
     [last] = progress.end(attempt=0, now=35.5)
     assert last.fields == {
-        "attempt": 0, "ranks": 1, "step_min": 35, "step_max": 35, "steps_per_s": pytest.approx(1.0, rel=0.1), "rank": 0,
+        "attempt": 0,
+        "ranks": 1,
+        "step_min": 35,
+        "step_max": 35,
+        "steps_per_s": pytest.approx(1.0, rel=0.1),
+        "rank": 0,
         "values": {"step": 35},
-    }  # fmt: skip
+    }
 
 
 def test_there_is_no_last_record_if_nothing_came_since_the_one_before(progress):

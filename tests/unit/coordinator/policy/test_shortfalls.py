@@ -38,5 +38,8 @@ def test_a_node_that_was_logged_in_to_is_not_called_unreachable():
     assert why_not(member, waited_s=12.0).text == "not reached within 12 s"
     member.logged_in = True
     found = why_not(member, waited_s=12.0)
-    assert (found.step, found.text) == ("agent", "logged in, but the agent has not started within 12 s")
+    assert (found.step, found.text) == (
+        "agent",
+        "logged in, but the agent has not started within 12 s",
+    )
     assert "start-up file of the login shell" in found.hint

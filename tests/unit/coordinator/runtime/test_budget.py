@@ -1,10 +1,16 @@
-"""How much a connection may send: messages by time and by what was asked, frames by phase and type."""
+"""How much a connection may send: messages by time and by what was asked, frames by phase and
+type."""
 
 from __future__ import annotations
 
 import pytest
 
-from distlaunch.coordinator.runtime.message_budget import COORDINATOR_SIZES, NODE_SIZES, CoordinatorBudget, NodeBudget
+from distlaunch.coordinator.runtime.message_budget import (
+    COORDINATOR_SIZES,
+    NODE_SIZES,
+    CoordinatorBudget,
+    NodeBudget,
+)
 from distlaunch.core.errors import ProtocolError
 from distlaunch.core.protocol import agent_messages as m
 from distlaunch.core.protocol import launcher_messages as p
@@ -35,7 +41,9 @@ def take(budget, message, count, now=100.0) -> int:
 
 def test_messages_that_nobody_asked_for_are_refused_at_some_point(budget):
     assert take(budget, PONG, 1000) < 100
-    with pytest.raises(ProtocolError, match="more messages than were asked for, the last of them Pong"):
+    with pytest.raises(
+        ProtocolError, match="more messages than were asked for, the last of them Pong"
+    ):
         budget.take(PONG, 100.0)
 
 
@@ -73,7 +81,13 @@ def test_no_more_of_stdin_is_taken_than_was_sent(budget):
 
 @pytest.mark.parametrize(
     ("name", "least", "most"),
-    [("Hello", 1 << 10, 1 << 16), ("LauncherInfo", 1 << 10, 1 << 16), ("Surveyed", 0, 0), ("Output", 0, 0), ("Stacks", 0, 0)],
+    [
+        ("Hello", 1 << 10, 1 << 16),
+        ("LauncherInfo", 1 << 10, 1 << 16),
+        ("Surveyed", 0, 0),
+        ("Output", 0, 0),
+        ("Stacks", 0, 0),
+    ],
 )
 def test_before_its_introduction_a_node_may_send_little(name, least, most):
     assert least <= NodeBudget(0.0).size_of(name).object_bytes <= most
@@ -108,7 +122,9 @@ def frame(body: bytes, raw: int = 0) -> bytes:
     return b"\x01" + (32 << 20).to_bytes(4, "big") + raw.to_bytes(4, "big") + body
 
 
-@pytest.mark.parametrize("body", [b'{"t":"Surveyed","serial":1', b'{"t":"Hello"', b'{"serial":1,"t":"Surveyed"'])
+@pytest.mark.parametrize(
+    "body", [b'{"t":"Surveyed","serial":1', b'{"t":"Hello"', b'{"serial":1,"t":"Surveyed"']
+)
 def test_a_frame_of_many_megabytes_is_refused_by_its_beginning(body):
     decoder = Decoder(m.FROM_REMOTE, m.REMOTE_PARTS, size_of=NodeBudget(0.0).size_of)
     decoder.add(frame(body.ljust(100)))

@@ -85,7 +85,11 @@ def test_a_run_id_makes_a_folders_name_that_stays_in_its_place(run_id, folder):
 @pytest.mark.parametrize("layout", [TRAIN, TORCHRUN])
 def test_all_that_a_layout_names_is_known_as_ours(layout):
     files = {layout.log_path("/r", 3, 12, stream) for stream in (1, 2)}
-    files |= {layout.error_files("/r", 3)(12), layout.stacks_path("/r", 3, 12), layout.filtered_path("/r", 3, 1)}
+    files |= {
+        layout.error_files("/r", 3)(12),
+        layout.stacks_path("/r", 3, 12),
+        layout.filtered_path("/r", 3, 1),
+    }
     for path in files:
         *folders, name = path.removeprefix("/r/").split("/")
         assert is_ours(name)

@@ -220,8 +220,12 @@ def test_output_is_taken_in_order_and_paid_back_in_credit(nodes):
     fleet.fleet.begin_attempt(0)
     fleet.give(0, 1)
     chunk = b"x" * (window // 8)
-    fleet.say_much("n0", *[m.Output(rank=1, stream=2, data=chunk) for _ in range(8)], m.RankEnded(rank=1))
-    fleet.pump(lambda: sum(each.size for each in fleet.heard("n0", m.Credit)) >= 2 * window - window // 4)
+    fleet.say_much(
+        "n0", *[m.Output(rank=1, stream=2, data=chunk) for _ in range(8)], m.RankEnded(rank=1)
+    )
+    fleet.pump(
+        lambda: sum(each.size for each in fleet.heard("n0", m.Credit)) >= 2 * window - window // 4
+    )
     fleet.pump(lambda: (1, "ended") in fleet.kept.said)
     assert fleet.kept.said == [("attempt", 0), *[(1, 2, chunk)] * 8, (1, "ended")]
 
@@ -315,7 +319,9 @@ def test_at_the_end_all_agents_are_told_to_leave_and_waited_for(nodes):
     assert not done.is_alive()
     assert all(link.closed for link in fleet.links.values())
     fleet.fleet.close = lambda: None
-    left = [thread for thread in threading.enumerate() if thread.name.startswith(("to n", "output"))]
+    left = [
+        thread for thread in threading.enumerate() if thread.name.startswith(("to n", "output"))
+    ]
     for thread in left:
         thread.join(WITHIN_S)
     assert not [thread for thread in left if thread.is_alive()]

@@ -1,4 +1,5 @@
-"""The fleet, and nodes that say what no agent of ours says: they are lost, and nothing of it counts."""
+"""The fleet, and nodes that say what no agent of ours says: they are lost, and nothing of it
+counts."""
 
 from __future__ import annotations
 
@@ -20,12 +21,16 @@ ELSEWHERE = {
     "an exit before the first": exited(1.0, rank=1, attempt=-1),
     "a status of no process": exited(1.0, rank=1, returncode=-(10**15)),
     "a start": m.Started(attempt=0, pids={1: 5, 0: 6}),
-    "a sign of life": m.Alive(attempt=0, heartbeats=(m.Heartbeat(rank=0, values={"step": 5}),), wrote=()),
+    "a sign of life": m.Alive(
+        attempt=0, heartbeats=(m.Heartbeat(rank=0, values={"step": 5}),), wrote=()
+    ),
     "signs of output": m.Alive(attempt=0, heartbeats=(), wrote=(0,)),
     "stacks": m.Stacks(attempt=0, serial=1, stacks=(m.Stack(rank=0, pid=1, state="R", text=""),)),
     "a halt": m.WorkerHalted(rank=0),
     "the end of an attempt to come": m.AttemptEnded(attempt=1, left=()),
-    "a port for an attempt to come": m.Prepared(attempt=2, port=80, problem=None, hint=None, warning=None),
+    "a port for an attempt to come": m.Prepared(
+        attempt=2, port=80, problem=None, hint=None, warning=None
+    ),
     "a way for an attempt to come": m.Reached(attempt=2, routes=(), problem=None),
     "a signal, which is its own": m.AgentSignalled(signum=15),
     "no signal": m.AgentSignalled(signum=9999),
@@ -78,13 +83,21 @@ def test_what_is_read_of_workers_that_have_ended_may_go_beyond_the_credit(nodes)
     fleet.pump(lambda: fleet.heard("n0", m.Credit))
     fleet.kept.full = True
     window = fleet.heard("n0", m.Credit)[0].size
-    full = [m.Output(rank=rank, stream=stream, data=b"x" * (1 << 20)) for rank in (0, 1) for stream in (1, 2)]
-    fleet.say_much("n0", *[m.Output(rank=0, stream=1, data=b"x" * (1 << 18))] * (window >> 18), *full, REMARK)
+    full = [
+        m.Output(rank=rank, stream=stream, data=b"x" * (1 << 20))
+        for rank in (0, 1)
+        for stream in (1, 2)
+    ]
+    fleet.say_much(
+        "n0", *[m.Output(rank=0, stream=1, data=b"x" * (1 << 18))] * (window >> 18), *full, REMARK
+    )
     fleet.pump(lambda: fleet.of(a.FromNode))
     assert not fleet.of(a.Lost)
     fleet.kept.full = False
     fleet.kept.wake()
-    fleet.pump(lambda: sum(each.size for each in fleet.heard("n0", m.Credit)) == 2 * window + (4 << 20))
+    fleet.pump(
+        lambda: sum(each.size for each in fleet.heard("n0", m.Credit)) == 2 * window + (4 << 20)
+    )
 
 
 def test_nothing_is_taken_of_a_node_after_it_has_said_that_it_ends(nodes):
@@ -105,7 +118,9 @@ def test_output_of_an_attempt_that_comes_when_another_has_begun_is_paid_back_and
     fleet.pump(lambda: fleet.heard("n0", m.Credit))
     window = fleet.heard("n0", m.Credit)[0].size
     fleet.fleet.begin_attempt(1)  # in which the node has no part
-    fleet.say_much("n0", m.Output(rank=0, stream=1, data=b"x" * (window // 2)), m.RankEnded(rank=0), REMARK)
+    fleet.say_much(
+        "n0", m.Output(rank=0, stream=1, data=b"x" * (window // 2)), m.RankEnded(rank=0), REMARK
+    )
     fleet.pump(lambda: fleet.of(a.FromNode) and len(fleet.heard("n0", m.Credit)) == 2)
     assert fleet.kept.said == [("attempt", 1)]
     assert not fleet.of(a.Lost)

@@ -70,10 +70,14 @@ def reporter(run_dir, desk: Desk, sink: Shown) -> Reporter:
     Plan.run_dir = run_dir.path
     os.mkdir(os.path.join(run_dir.path, "attempt-0"))
     events = EventLog(run_dir.events, sink, desk=desk)
-    return Reporter(Plan, max_restarts=0, run_dir=run_dir, sink=sink, events=events, desk=desk, started_s=0.0)  # type: ignore[arg-type]
+    return Reporter(
+        Plan, max_restarts=0, run_dir=run_dir, sink=sink, events=events, desk=desk, started_s=0.0
+    )  # type: ignore[arg-type]
 
 
-def test_a_disk_that_stands_still_does_not_hold_up_whoever_writes_events_and_reports(stuck, run_dir):
+def test_a_disk_that_stands_still_does_not_hold_up_whoever_writes_events_and_reports(
+    stuck, run_dir
+):
     files, intake = stuck
     shown = Shown()
     told = reporter(run_dir, intake, shown)
@@ -83,9 +87,17 @@ def test_a_disk_that_stands_still_does_not_hold_up_whoever_writes_events_and_rep
     stack = m.Stack(rank=0, pid=1, state="S", text="here")
     told.keep(a.KeepStacks(attempt=0, stacks=(stack,)))
     exited = m.WorkerExited(
-        attempt=0, rank=0, pid=5, returncode=1, uptime_s=1.0, ended=1.0, told_to_stop=False, oom_kills=0,
-        error_file="{}", tail=b"",
-    )  # fmt: skip
+        attempt=0,
+        rank=0,
+        pid=5,
+        returncode=1,
+        uptime_s=1.0,
+        ended=1.0,
+        told_to_stop=False,
+        oom_kills=0,
+        error_file="{}",
+        tail=b"",
+    )
     told.keep_error(exited)
     assert intake.ask(lambda: True) is None
     assert sorted(os.listdir(run_dir.path)) == [MARKER, "attempt-0", "events.jsonl"]

@@ -1,4 +1,5 @@
-"""The main loop's turns: a connection that sends without end gets its turn, and so does everybody else."""
+"""The main loop's turns: a connection that sends without end gets its turn, and so does everybody
+else."""
 
 from __future__ import annotations
 

@@ -21,7 +21,11 @@ def commence(**fields) -> p.StartWorkers:
 
 @pytest.mark.parametrize(
     ("fields", "ranks"),
-    [({}, {3, 4}), ({"node_rank": 0, "local_ranks": (0, 1, 2)}, {0, 1, 2}), ({"local_ranks": (1,)}, {4})],
+    [
+        ({}, {3, 4}),
+        ({"node_rank": 0, "local_ranks": (0, 1, 2)}, {0, 1, 2}),
+        ({"local_ranks": (1,)}, {4}),
+    ],
 )
 def test_another_launcher_tells_of_its_own_ranks_only(fields, ranks):
     part = Part(0)
@@ -51,10 +55,14 @@ def test_a_node_that_was_told_nothing_has_nothing_to_tell():
 
 
 def prepared(*ports: int, attempt: int = 0, problem: str | None = None) -> m.Prepared:
-    return m.Prepared(attempt=attempt, port=None, problem=problem, hint=None, warning=None, ports=ports)
+    return m.Prepared(
+        attempt=attempt, port=None, problem=problem, hint=None, warning=None, ports=ports
+    )
 
 
-@pytest.mark.parametrize("ports", [(), (5,), (5, 5), (5, 6, 7), (0, 5), (5, 70000), (-1, 5)], ids=str)
+@pytest.mark.parametrize(
+    "ports", [(), (5,), (5, 5), (5, 6, 7), (0, 5), (5, 70000), (-1, 5)], ids=str
+)
 def test_a_node_holds_as_many_ports_as_it_was_to_hold(ports):
     part = Part(0)
     part.told(m.Prepare(attempt=0, port=None, ports=2))

@@ -24,7 +24,11 @@ def joined(tmp_path):
 def test_a_launcher_has_the_folder_of_its_job_and_again_when_it_is_replaced(tmp_path, joined):
     make_run_dir(str(tmp_path), "j-2", {}, job_id="j").close()
     assert [joined("j-2"), joined("j-2")] == ["j-2", "j-2"]
-    assert sorted(os.listdir(tmp_path / "j-2")) == [".distlaunch-run", "events-1.jsonl", "events.jsonl"]
+    assert sorted(os.listdir(tmp_path / "j-2")) == [
+        ".distlaunch-run",
+        "events-1.jsonl",
+        "events.jsonl",
+    ]
 
 
 def test_where_the_coordinators_folder_is_not_to_be_seen_launchers_share_their_own(joined):

@@ -105,8 +105,12 @@ def test_an_agent_that_slurm_ends_is_lost_once_its_workers_have_ended(steps):
         fleet.give(node, node)
     fleet.links["n0"].theirs.close()
     fleet.pump(lambda: lost(fleet) == [0])
-    fleet.say("n1", m.AgentSignalled(signum=TERM), m.Started(attempt=0, pids={1: 9}), exited(8.0, rank=1))
-    fleet.pump(lambda: any(isinstance(event.message, m.WorkerExited) for event in fleet.of(a.FromNode)))
+    fleet.say(
+        "n1", m.AgentSignalled(signum=TERM), m.Started(attempt=0, pids={1: 9}), exited(8.0, rank=1)
+    )
+    fleet.pump(
+        lambda: any(isinstance(event.message, m.WorkerExited) for event in fleet.of(a.FromNode))
+    )
     assert lost(fleet) == [0]
     fleet.say("n1", m.RankEnded(rank=1), m.AttemptEnded(attempt=0, left=()))
     fleet.pump(lambda: lost(fleet) == [0, 1])
@@ -138,7 +142,11 @@ def test_what_an_agent_tells_of_signals_before_it_has_said_hello_is_nobodys(step
     fleet.links.pop("n1").theirs.close()
     fleet.fleet.connect(1, 0.0)
     fleet.pump(lambda: "n1" in fleet.links)
-    fleet.say("n1", m.AgentSignalled(signum=TERM), m.Hello(hostname="n1", python="3.11.4", pid=1, clock=7.0))
+    fleet.say(
+        "n1",
+        m.AgentSignalled(signum=TERM),
+        m.Hello(hostname="n1", python="3.11.4", pid=1, clock=7.0),
+    )
     fleet.pump(lambda: [event.node for event in fleet.of(a.Joined)].count(1) == 2)
     assert not told(fleet)
 

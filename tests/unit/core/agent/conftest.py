@@ -11,7 +11,15 @@ from distlaunch.core.protocol import spawner_messages as w
 
 
 def spec(rank: int, **changed) -> m.WorkerSpec:
-    values = {"rank": rank, "local_rank": rank, "argv": None, "env": {}, "cpus": None, "error_file": None, **changed}
+    values = {
+        "rank": rank,
+        "local_rank": rank,
+        "argv": None,
+        "env": {},
+        "cpus": None,
+        "error_file": None,
+        **changed,
+    }
     return m.WorkerSpec(**values)
 
 
@@ -85,7 +93,11 @@ class Node:
         return [*self.swept(), *self.closed()]
 
     def of(self, kind: type, actions=None) -> list:
-        return [action for action in (self.actions if actions is None else actions) if isinstance(action, kind)]
+        return [
+            action
+            for action in (self.actions if actions is None else actions)
+            if isinstance(action, kind)
+        ]
 
 
 @pytest.fixture(scope="session")

@@ -68,7 +68,9 @@ def test_a_store_on_the_masters_port_leaves_the_further_ones_to_the_workers(node
 
 
 def test_each_attempt_has_as_many_as_it_asks_for(node):
-    assert [len(node.prepare(attempt, ports=ports).ports) for attempt, ports in enumerate((2, 0, 4, 1))] == [2, 0, 4, 1]
+    assert [
+        len(node.prepare(attempt, ports=ports).ports) for attempt, ports in enumerate((2, 0, 4, 1))
+    ] == [2, 0, 4, 1]
 
 
 def test_what_cannot_be_held_is_told_and_nothing_is_named(node, monkeypatch):
@@ -83,4 +85,8 @@ def test_what_cannot_be_held_is_told_and_nothing_is_named(node, monkeypatch):
     module_hold = module.hold_port
     monkeypatch.setattr(module, "hold_port", hold)
     answer = node.prepare(port=0, ports=3)
-    assert (answer.port, answer.ports, answer.problem) == (None, (), "port 0 cannot be held: Too many open files")
+    assert (answer.port, answer.ports, answer.problem) == (
+        None,
+        (),
+        "port 0 cannot be held: Too many open files",
+    )

@@ -34,12 +34,34 @@ def stands_still():
 
 
 def start(path: str, **more) -> m.Start:
-    spec = m.WorkerSpec(rank=0, local_rank=0, argv=None, env={}, cpus=None, error_file=f"{path}/attempt-0/rank-0.json")
-    values = {"is_remote": True, "preload_log": f"{path}/attempt-0/preload.log", "preload": ("json",), **more}
+    spec = m.WorkerSpec(
+        rank=0,
+        local_rank=0,
+        argv=None,
+        env={},
+        cpus=None,
+        error_file=f"{path}/attempt-0/rank-0.json",
+    )
+    values = {
+        "is_remote": True,
+        "preload_log": f"{path}/attempt-0/preload.log",
+        "preload": ("json",),
+        **more,
+    }
     return m.Start(
-        attempt=0, argv=("true",), env={}, cwd="/", workers=(spec,), uses_gpus=False, signal_group=False,
-        terminal=False, rows=0, columns=0, stdin_rank=None, **values,
-    )  # fmt: skip
+        attempt=0,
+        argv=("true",),
+        env={},
+        cwd="/",
+        workers=(spec,),
+        uses_gpus=False,
+        signal_group=False,
+        terminal=False,
+        rows=0,
+        columns=0,
+        stdin_rank=None,
+        **values,
+    )
 
 
 def test_what_is_done_in_time_is_given_and_what_fails_is_raised():
@@ -48,18 +70,24 @@ def test_what_is_done_in_time_is_given_and_what_fails_is_raised():
         within(60, lambda: os.stat("/nothing/here"))
 
 
-def test_folders_that_cannot_be_made_now_do_not_hold_up_the_start(tmp_path, monkeypatch, stands_still):
+def test_folders_that_cannot_be_made_now_do_not_hold_up_the_start(
+    tmp_path, monkeypatch, stands_still
+):
     monkeypatch.setattr(remote_agent, "FILES_S", 0.05)
     monkeypatch.setattr(os, "makedirs", stands_still)
     said: list[object] = []
-    resources = RemoteNodeResources(send=said.append, stdin_pipe=StdinPipe(said.append), nudge=lambda: None, keep=())
+    resources = RemoteNodeResources(
+        send=said.append, stdin_pipe=StdinPipe(said.append), nudge=lambda: None, keep=()
+    )
     resources.survey.shares_run_dir = True
     assert resources.adapt_start(start(str(tmp_path))).attempt == 0
     resources.close()
     assert not said
 
 
-def test_a_preload_log_that_cannot_be_opened_now_does_not_hold_up_the_start(tmp_path, monkeypatch, stands_still):
+def test_a_preload_log_that_cannot_be_opened_now_does_not_hold_up_the_start(
+    tmp_path, monkeypatch, stands_still
+):
     monkeypatch.setattr("distlaunch.core.agent.workers.preload_log.FILES_S", 0.05)
     monkeypatch.setattr("distlaunch.core.agent.workers.preload_log.os.open", stands_still)
     report = PreloadReport(lambda _: None, lambda: 0.0)

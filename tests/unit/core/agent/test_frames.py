@@ -21,7 +21,9 @@ class Ends:
         self.peer = theirs
         self.wakes = 0
         descriptor = ours.detach()
-        self.stream = FrameStream(descriptor, descriptor, Decoder(m.TO_REMOTE, m.REMOTE_PARTS), self._wake)
+        self.stream = FrameStream(
+            descriptor, descriptor, Decoder(m.TO_REMOTE, m.REMOTE_PARTS), self._wake
+        )
         self.decoder: Decoder = Decoder(m.FROM_REMOTE, m.REMOTE_PARTS)
 
     def _wake(self) -> None:

@@ -10,7 +10,7 @@ from distlaunch.core.protocol import agent_messages as m
 
 ORDER = m.Survey(
     serial=1, workdir="/", pythons=(), script="", program="", run_dir="", gpus=False, topology=False
-)  # fmt: skip
+)
 
 
 def answer(survey: NodeSurvey, heard: list) -> m.Surveyed | m.AgentFailed:
@@ -86,10 +86,14 @@ def test_a_child_that_dies_is_a_problem():
 def test_a_new_order_replaces_one_that_is_under_way():
     heard: list = []
     survey = NodeSurvey(
-        heard.append, (), lambda order, turn_to: signal.pause() if order.serial == 1 else look_around(order, turn_to)
+        heard.append,
+        (),
+        lambda order, turn_to: signal.pause() if order.serial == 1 else look_around(order, turn_to),
     )
     survey.begin(ORDER)
-    survey.begin(m.Survey(**{**{name: getattr(ORDER, name) for name in ORDER._fields}, "serial": 2}))
+    survey.begin(
+        m.Survey(**{**{name: getattr(ORDER, name) for name in ORDER._fields}, "serial": 2})
+    )
     assert answer(survey, heard).serial == 2
 
 

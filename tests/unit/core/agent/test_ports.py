@@ -81,7 +81,10 @@ def test_a_held_port_is_refused_to_everyone(held, family, address, reuse):
 @pytest.mark.parametrize(("family", "address"), ADDRESSES, ids=IDS)
 def test_nobody_answers_on_a_held_port(held, family, address):
     with closing(socket.socket(family)) as client:
-        assert client.connect_ex(("::1" if family == socket.AF_INET6 else "127.0.0.1", held.number)) != 0
+        assert (
+            client.connect_ex(("::1" if family == socket.AF_INET6 else "127.0.0.1", held.number))
+            != 0
+        )
 
 
 @pytest.mark.parametrize(("family", "address"), ADDRESSES, ids=IDS)
@@ -115,8 +118,9 @@ def test_another_job_of_ours_is_named():
     with pytest.raises(ConfigError) as caught:
         hold_port(port.number, owner="other")
     port.release()
-    assert f"port {port.number} is held by distlaunch job 20261128-101010-abcdef (pid {os.getpid()})" in str(
-        caught.value
+    assert (
+        f"port {port.number} is held by distlaunch job 20261128-101010-abcdef (pid {os.getpid()})"
+        in str(caught.value)
     )
     assert "--master-port" in caught.value.hint
 
@@ -133,10 +137,14 @@ def test_the_name_is_that_of_the_present_owner():
 
 @contextmanager
 def taking(number, tmp_path):
-    """Be a job that has locked a port and not yet written its name: gives the lock, and what others wait for."""
+    """Be a job that has locked a port and not yet written its name: gives the lock, and what others
+    wait for."""
     hold_port(number, owner="one-before").release()
     [folder] = tmp_path.iterdir()
-    turn, lock = os.open(folder, os.O_RDONLY), os.open(folder / f"port-{number}", os.O_RDWR | os.O_CREAT)
+    turn, lock = (
+        os.open(folder, os.O_RDONLY),
+        os.open(folder / f"port-{number}", os.O_RDWR | os.O_CREAT),
+    )
     try:
         for descriptor in (turn, lock):
             fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -168,7 +176,10 @@ def test_a_job_that_was_stopped_while_it_took_the_port_is_not_waited_for_any_lon
 
 
 def test_nothing_keeps_two_jobs_from_two_ports():
-    first, second = hold_port(free_port(), owner="a"), hold_port(free_port(), owner="b", pause=pytest.fail)
+    first, second = (
+        hold_port(free_port(), owner="a"),
+        hold_port(free_port(), owner="b", pause=pytest.fail),
+    )
     first.release()
     second.release()
 
@@ -200,7 +211,9 @@ def test_who_listens_already_is_named_with_its_pid(family, address):
             hold_port(number, owner="job")
     said = str(caught.value)
     assert f"port {number} is in use by pid {os.getpid()} (" in said
-    title = Path("/proc/self/cmdline").read_text().partition("\0")[0]  # the program, or what pytest-xdist makes of it
+    title = (
+        Path("/proc/self/cmdline").read_text().partition("\0")[0]
+    )  # the program, or what pytest-xdist makes of it
     assert (title if title[0] == "[" else os.path.basename(title))[:6] in said
     assert "--master-port" in caught.value.hint
 
@@ -289,11 +302,17 @@ def test_where_no_port_is_free_none_is_named(monkeypatch):
 def test_a_port_that_is_given_back_or_refused_leaves_no_file(tmp_path):
     first, second = hold_port(free_port(), owner="a"), hold_port(free_port(), owner="b")
     [folder] = tmp_path.iterdir()
-    assert {path.name for path in folder.iterdir()} == {f"port-{first.number}", f"port-{second.number}"}
+    assert {path.name for path in folder.iterdir()} == {
+        f"port-{first.number}",
+        f"port-{second.number}",
+    }
     first.release()
     assert [path.name for path in folder.iterdir()] == [f"port-{second.number}"]
     second.release()
-    with server(socket.AF_INET6, "::", free_port(), reuse=False) as foreign, pytest.raises(ConfigError):
+    with (
+        server(socket.AF_INET6, "::", free_port(), reuse=False) as foreign,
+        pytest.raises(ConfigError),
+    ):
         hold_port(foreign.getsockname()[1], owner="c")
     assert list(folder.iterdir()) == []
 

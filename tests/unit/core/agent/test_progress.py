@@ -1,4 +1,5 @@
-"""Signs of life of a node: what counts as a heartbeat, how seldom they are told, and what cannot hurt."""
+"""Signs of life of a node: what counts as a heartbeat, how seldom they are told, and what cannot
+hurt."""
 
 from __future__ import annotations
 
@@ -21,10 +22,16 @@ from distlaunch.core.protocol import agent_messages as m
 @pytest.mark.parametrize(
     ("line", "values"),
     [
-        (b'{"step": 120, "loss": 0.31, "samples": 4096}', {"step": 120, "loss": 0.31, "samples": 4096}),
+        (
+            b'{"step": 120, "loss": 0.31, "samples": 4096}',
+            {"step": 120, "loss": 0.31, "samples": 4096},
+        ),
         (b"{}", {}),
         (b' {"step":1}\r', {"step": 1}),
-        (b'{"step": 1, "phase": "train", "done": true, "x": null, "y": [1], "z": {"a": 1}}', {"step": 1}),
+        (
+            b'{"step": 1, "phase": "train", "done": true, "x": null, "y": [1], "z": {"a": 1}}',
+            {"step": 1},
+        ),
         (b'{"step": 1, "loss": NaN, "a": Infinity, "b": -Infinity}', {"step": 1}),
         (b'{"step": 1, "huge": 1' + b"0" * 3000 + b"}", {"step": 1}),
         (b'{"big": 9007199254740993}', {"big": 9007199254740992.0}),
@@ -37,9 +44,23 @@ def test_finite_numbers_of_an_object_are_kept_and_nothing_else(line, values):
 
 @pytest.mark.parametrize(
     "line",
-    [b"", b"step 5", b"5", b"[1]", b'"x"', b'{"step": ', b"\0" * 100, bytes(range(256)), b'{"step": \xff}', b"null",
-     b"[" * 4000, b'{"a":' * 800, b'{"step": 1' + b"0" * 5000 + b"}", b'{"a": "' + b"x" * LINE_BYTES + b'"}'],
-)  # fmt: skip
+    [
+        b"",
+        b"step 5",
+        b"5",
+        b"[1]",
+        b'"x"',
+        b'{"step": ',
+        b"\0" * 100,
+        bytes(range(256)),
+        b'{"step": \xff}',
+        b"null",
+        b"[" * 4000,
+        b'{"a":' * 800,
+        b'{"step": 1' + b"0" * 5000 + b"}",
+        b'{"a": "' + b"x" * LINE_BYTES + b'"}',
+    ],
+)
 def test_anything_else_is_no_heartbeat(line):
     assert last_heartbeat([line]) is None
 
@@ -138,7 +159,9 @@ def test_a_flood_is_read_once_a_second_and_wakes_nobody_in_between(node):
     assert all(beats(alive) == {0: {"step": 7}} for alive in node.posted)
 
 
-@pytest.mark.parametrize("junk", [b"x" * 60_000, b"[" * 60_000, b"\0" * 60_000, b"\n" * 60_000, os.urandom(60_000)])
+@pytest.mark.parametrize(
+    "junk", [b"x" * 60_000, b"[" * 60_000, b"\0" * 60_000, b"\n" * 60_000, os.urandom(60_000)]
+)
 def test_garbage_tells_nothing_and_what_is_good_after_it_counts(node, junk):
     node.add(0)
     node.write(0, junk)
@@ -190,7 +213,10 @@ def test_finishing_closes_the_pipes_and_the_next_attempt_begins_anew(node):
     node.write(0, b'{"step": 2}\n')
     node.turn()
     node.turn(GATHER_S)
-    assert [(alive.attempt, beats(alive)) for alive in node.posted] == [(0, {0: {"step": 1}}), (1, {0: {"step": 2}})]
+    assert [(alive.attempt, beats(alive)) for alive in node.posted] == [
+        (0, {0: {"step": 1}}),
+        (1, {0: {"step": 2}}),
+    ]
 
 
 def test_a_closed_pipe_does_not_keep_the_loop_awake(node):

@@ -14,14 +14,27 @@ def removed(folder, *names: str, owner: int | None = None) -> None:
     files.remove()
 
 
-def names(*ranks: int, env: dict[str, str] | None = None, shared_memory: tuple[str, ...]) -> tuple[str, ...]:
+def names(
+    *ranks: int, env: dict[str, str] | None = None, shared_memory: tuple[str, ...]
+) -> tuple[str, ...]:
     workers = tuple(
-        m.WorkerSpec(rank=rank, local_rank=0, argv=None, env={}, cpus=None, error_file=None) for rank in ranks
+        m.WorkerSpec(rank=rank, local_rank=0, argv=None, env={}, cpus=None, error_file=None)
+        for rank in ranks
     )
     start = m.Start(
-        attempt=0, argv=("a",), env=env or {}, cwd="/", workers=workers, uses_gpus=False, signal_group=False,
-        terminal=False, rows=0, columns=0, stdin_rank=None, shared_memory=shared_memory,
-    )  # fmt: skip
+        attempt=0,
+        argv=("a",),
+        env=env or {},
+        cwd="/",
+        workers=workers,
+        uses_gpus=False,
+        signal_group=False,
+        terminal=False,
+        rows=0,
+        columns=0,
+        stdin_rank=None,
+        shared_memory=shared_memory,
+    )
     return shared_memory_names(start, owner=1000)
 
 
@@ -81,7 +94,9 @@ def test_another_users_file_stays(tmp_path):
     assert (tmp_path / "name").exists()
 
 
-@pytest.mark.parametrize("name", ["../target", "shm/../../target", "{}/target", "inner/file", "./file", "."])
+@pytest.mark.parametrize(
+    "name", ["../target", "shm/../../target", "{}/target", "inner/file", "./file", "."]
+)
 def test_a_name_that_leads_elsewhere_is_not_followed(tmp_path, name):
     inside = tmp_path / "shm"
     (inside / "inner").mkdir(parents=True)

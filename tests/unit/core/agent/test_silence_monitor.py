@@ -58,7 +58,8 @@ def test_no_silence_is_taken_that_no_ping_comes_in_time_for(told_s):
 
 
 @pytest.mark.parametrize(
-    ("waits_s", "expected_s"), [([], 3600.0), ([1e9], 3600.0), ([1e300], 3600.0), ([5.0, 0.5], 0.5), ([-3.0], 0.0)]
+    ("waits_s", "expected_s"),
+    [([], 3600.0), ([1e9], 3600.0), ([1e300], 3600.0), ([5.0, 0.5], 0.5), ([-3.0], 0.0)],
 )
 def test_no_poll_is_longer_than_the_kernel_takes(waits_s, expected_s):
     poll_ms = Hearer(10.0).monitor.poll_ms(waits_s)

@@ -1,4 +1,5 @@
-"""Taking the stacks of real processes: armed ones, ones that would die of the signal, stopped ones."""
+"""Taking the stacks of real processes: armed ones, ones that would die of the signal, stopped
+ones."""
 
 from __future__ import annotations
 
@@ -60,10 +61,13 @@ class Node:
         self.processes: list[subprocess.Popen[bytes]] = []
 
     def start(self, source: str, *args: str) -> int:
-        """Start a worker and wait until it is ready; give its pid. Its rank is how many there were before."""
+        """Start a worker and wait until it is ready; give its pid. Its rank is how many there were
+        before."""
         memory = os.memfd_create("stacks")
         process = subprocess.Popen(
-            [sys.executable, "-c", source, str(memory), *args], stdout=subprocess.PIPE, pass_fds=(memory,)
+            [sys.executable, "-c", source, str(memory), *args],
+            stdout=subprocess.PIPE,
+            pass_fds=(memory,),
         )
         self.collector.add(len(self.processes), memory, memory)
         self.processes.append(process)
@@ -73,7 +77,9 @@ class Node:
 
     def collect(self) -> dict[int, m.Stack]:
         question = m.CollectStacks(attempt=4, serial=7)
-        self.collector.collect(question, {rank: process.pid for rank, process in enumerate(self.processes)})
+        self.collector.collect(
+            question, {rank: process.pid for rank, process in enumerate(self.processes)}
+        )
         answer = self.answers.get(timeout=20)
         assert (answer.attempt, answer.serial) == (4, 7)
         return {stack.rank: stack for stack in answer.stacks}
@@ -115,7 +121,9 @@ def test_a_worker_without_the_handler_is_not_sent_what_would_kill_it(node, no_sp
 
 
 @pytest.mark.parametrize("name", ["checkpoint.bin", ""])
-def test_a_file_that_a_worker_has_of_its_own_in_the_place_of_ours_is_never_written_to(node, no_spy, tmp_path, name):
+def test_a_file_that_a_worker_has_of_its_own_in_the_place_of_ours_is_never_written_to(
+    node, no_spy, tmp_path, name
+):
     node.start(TAKES_OUR_NUMBER, str(tmp_path / name) if name else "")
     assert node.collect()[0].text == ""
     assert node.processes[0].poll() is None
@@ -213,10 +221,16 @@ def test_processor_time_of_a_worker_and_of_its_children_is_told_apart(node):
 
     def used(name: str) -> list[bool]:
         latest = node.collect()
-        return [getattr(latest[rank], name) >= getattr(first[rank], name) + 0.1 for rank in range(3)]
+        return [
+            getattr(latest[rank], name) >= getattr(first[rank], name) + 0.1 for rank in range(3)
+        ]
 
     while not (used("cpu_s")[0] and used("children_cpu_s")[1]):
         assert time.monotonic() < deadline
-    assert (used("cpu_s")[1:], used("children_cpu_s")[0], used("children_cpu_s")[2]) == ([False, False], False, False)
+    assert (used("cpu_s")[1:], used("children_cpu_s")[0], used("children_cpu_s")[2]) == (
+        [False, False],
+        False,
+        False,
+    )
     assert first[0].taken_s < node.collect()[0].taken_s
     assert not any(stack.holds_gpu for stack in first.values())

@@ -23,7 +23,8 @@ BOUND_S = 60.0
 
 @pytest.fixture
 def port(request):
-    """Give the port of a store; its parameter is for how long that holds a question for what is not there."""
+    """Give the port of a store; its parameter is for how long that holds a question for what is not
+    there."""
     listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
     listener.setblocking(False)
     number = listener.getsockname()[1]
@@ -72,7 +73,10 @@ def test_what_is_not_there_in_time_is_not_found(port):
 
 def test_a_question_is_held_until_somebody_puts_the_answer(port):
     got = []
-    asking = [threading.Thread(target=lambda: got.append(until_there(port, "/global/1"))) for _ in range(20)]
+    asking = [
+        threading.Thread(target=lambda: got.append(until_there(port, "/global/1")))
+        for _ in range(20)
+    ]
     for each in asking:
         each.start()
     ask(port, "PUT", "/global/1", b"x")
@@ -101,18 +105,25 @@ def test_what_a_rank_stored_before_is_not_given_to_those_that_initialise_again(p
 
 
 def test_many_ranks_that_all_wait_for_all(port):
-    """Sixteen ranks store theirs and get everybody's, in any order; when all have met each says so and begins anew."""
+    """Sixteen ranks store theirs and get everybody's, in any order; when all have met each says so
+    and begins anew."""
     ranks, failed = 16, []
     all_have_met = threading.Barrier(ranks)
 
     def run(rank):
         for turn in range(3):
             ask(port, "PUT", f"/global/rank_{rank}", b"%d" % turn)
-            failed.extend(other for other in range(rank) if until_there(port, f"/global/rank_{other}") != b"%d" % turn)
+            failed.extend(
+                other
+                for other in range(rank)
+                if until_there(port, f"/global/rank_{other}") != b"%d" % turn
+            )
             ask(port, "PUT", f"/global/{rank}", b"%d.%d" % (turn, rank))
             others = random.Random(rank).sample(range(ranks), ranks)
             got = {other: until_there(port, f"/global/{other}") for other in others}
-            failed.extend(other for other, value in got.items() if value != b"%d.%d" % (turn, other))
+            failed.extend(
+                other for other, value in got.items() if value != b"%d.%d" % (turn, other)
+            )
             all_have_met.wait(BOUND_S)
             ask(port, "DELETE", f"/global/{rank}")
 
@@ -153,7 +164,10 @@ def answer(connection):
 
 def test_questions_in_one_piece_and_in_single_bytes_are_answered_alike(port):
     answers = []
-    for words in (b"PUT /s/0 HTTP/1.1\r\nContent-Length: 3\r\n\r\nabc", b"GET /s/0 HTTP/1.1\r\n\r\n"):
+    for words in (
+        b"PUT /s/0 HTTP/1.1\r\nContent-Length: 3\r\n\r\nabc",
+        b"GET /s/0 HTTP/1.1\r\n\r\n",
+    ):
         with socket.create_connection(("127.0.0.1", port), timeout=BOUND_S) as connection:
             for place in range(len(words)):
                 connection.sendall(words[place : place + 1])
@@ -177,7 +191,8 @@ def test_a_value_larger_than_the_sockets_hold_comes_whole(port):
 @settings(max_examples=examples(25), deadline=None)
 @given(
     pieces=st.lists(
-        st.binary(max_size=200) | st.sampled_from([b"GET /a/b HTTP/1.1\r\n\r\n", b"\r\n\r\n", b"PUT /a/b "])
+        st.binary(max_size=200)
+        | st.sampled_from([b"GET /a/b HTTP/1.1\r\n\r\n", b"\r\n\r\n", b"PUT /a/b "])
     )
 )
 def test_no_bytes_end_it(pieces):
@@ -267,7 +282,9 @@ def connect(port):
 
 
 def test_no_more_connections_are_had_than_open_files_leave(make_store, monkeypatch):
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (len(os.listdir("/proc/self/fd")) + 64, 4096))
+    monkeypatch.setattr(
+        resource, "getrlimit", lambda _: (len(os.listdir("/proc/self/fd")) + 64, 4096)
+    )
     store, port = make_store()
     store.start()
     idle = [connect(port) for _ in range(32)]
@@ -384,14 +401,22 @@ def test_a_store_for_this_machine_alone_turns_others_away(make_store, monkeypatc
     store, port = make_store(only_here=True)
     store.start()
     assert ask(port, "PUT", "/s/0", b"x") == (200, b"")
-    monkeypatch.setattr("distlaunch.core.agent.node.horovod_store.is_here", lambda address: address != "127.0.0.1")
+    monkeypatch.setattr(
+        "distlaunch.core.agent.node.horovod_store.is_here", lambda address: address != "127.0.0.1"
+    )
     with connect(port) as connection:
         assert connection.recv(1) == b""
 
 
 @pytest.mark.parametrize(
     ("address", "here"),
-    [("127.0.0.1", True), ("::ffff:127.0.1.1", True), ("::1", True), ("10.0.0.127", False), ("::ffff:10.0.0.1", False)],
+    [
+        ("127.0.0.1", True),
+        ("::ffff:127.0.1.1", True),
+        ("::1", True),
+        ("10.0.0.127", False),
+        ("::ffff:10.0.0.1", False),
+    ],
 )
 def test_the_loopback_is_known_in_both_families(address, here):
     assert is_here(address) == here

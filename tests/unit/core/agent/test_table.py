@@ -35,7 +35,13 @@ def test_node_without_workers_is_gone_at_once(make_node):
 
 @pytest.mark.parametrize(
     ("number", "returncode"),
-    [(errno.ENOENT, 127), (errno.ENOTDIR, 127), (errno.EACCES, 126), (errno.ENOEXEC, 126), (errno.EAGAIN, 126)],
+    [
+        (errno.ENOENT, 127),
+        (errno.ENOTDIR, 127),
+        (errno.EACCES, 126),
+        (errno.ENOEXEC, 126),
+        (errno.EAGAIN, 126),
+    ],
 )
 def test_a_worker_that_cannot_be_started_ends_as_in_a_shell(make_node, number, returncode):
     node = make_node()
@@ -49,12 +55,26 @@ def test_a_worker_that_cannot_be_started_ends_as_in_a_shell(make_node, number, r
     ("step", "number", "text"),
     [
         ("exec", errno.ENOENT, b"distlaunch: cannot run python: No such file or directory\n"),
-        ("chdir", errno.EACCES, b"distlaunch: cannot enter the working directory: Permission denied\n"),
-        ("fork", errno.EAGAIN, b"distlaunch: cannot start the worker (fork): Resource temporarily unavailable\n"),
-        ("pipe", errno.EMFILE, b"distlaunch: cannot start the worker (pipe): Too many open files\n"),
+        (
+            "chdir",
+            errno.EACCES,
+            b"distlaunch: cannot enter the working directory: Permission denied\n",
+        ),
+        (
+            "fork",
+            errno.EAGAIN,
+            b"distlaunch: cannot start the worker (fork): Resource temporarily unavailable\n",
+        ),
+        (
+            "pipe",
+            errno.EMFILE,
+            b"distlaunch: cannot start the worker (pipe): Too many open files\n",
+        ),
     ],
 )
-def test_why_a_worker_could_not_be_started_stands_after_its_last_words(make_node, step, number, text):
+def test_why_a_worker_could_not_be_started_stands_after_its_last_words(
+    make_node, step, number, text
+):
     node = make_node()
     node.start(1)
     node.not_spawned(0, step, number)
@@ -231,7 +251,9 @@ def test_who_was_told_to_stop_is_reported_so(make_node):
     node.stop()
     node.ended(1, -15)
     told = {
-        exited.rank: exited.told_to_stop for rank in (0, 1) for exited in node.of(m.WorkerExited, node.drained(rank))
+        exited.rank: exited.told_to_stop
+        for rank in (0, 1)
+        for exited in node.of(m.WorkerExited, node.drained(rank))
     }
     assert told == {0: False, 1: True}
 
@@ -312,7 +334,9 @@ def test_what_is_left_by_a_failed_worker_is_asked_when_all_are_stopped(make_node
     node.ended(1, -15)
     assert node.of(w.Sweep, node.drained(1)) == [w.Sweep()]
     assert remain(node, 77) == []
-    assert node.table.deadline() == 10.0, "the rest of the grace is for all processes of the workers"
+    assert node.table.deadline() == 10.0, (
+        "the rest of the grace is for all processes of the workers"
+    )
     node.now = 10.0
     assert node.tick() == [w.Sweep(kill=True)]
 
@@ -351,7 +375,9 @@ def test_output_that_cannot_be_filed_is_given_up_after_a_while_or_on_the_users_w
         assert node.step(w.Swept(left=())) == [t.CloseOutputs()]
         if not impatient:
             node.now += t.CLOSE_S
-        assert (node.stop(grace_s=0) if impatient else node.tick()) == [m.AttemptEnded(attempt=0, left=())]
+        assert (node.stop(grace_s=0) if impatient else node.tick()) == [
+            m.AttemptEnded(attempt=0, left=())
+        ]
 
 
 def test_the_late_end_of_a_worker_of_an_earlier_attempt_is_not_the_new_ones(make_node):
@@ -393,7 +419,9 @@ def test_user_signals_go_only_to_those_that_run_and_catch_them(make_node):
     node = make_node().up(2)
     node.ended(0)
     forwarded = node.step(m.ForwardSignal(signum=signal.SIGUSR1))
-    assert forwarded == [w.Signal(ranks=(1,), signum=signal.SIGUSR1, scope=w.SCOPE_PROCESS, caught_only=True)]
+    assert forwarded == [
+        w.Signal(ranks=(1,), signum=signal.SIGUSR1, scope=w.SCOPE_PROCESS, caught_only=True)
+    ]
 
 
 @pytest.mark.parametrize(("paused", "signum"), [(True, signal.SIGSTOP), (False, signal.SIGCONT)])
@@ -415,7 +443,9 @@ def test_a_worker_stopped_from_its_terminal_is_told(make_node):
     assert node.step(w.Halted(rank=0, signum=signal.SIGTSTP)) == [m.WorkerHalted(rank=0)]
 
 
-@pytest.mark.parametrize("message", [m.Prepare(attempt=0, port=0), m.Input(data=b"x"), m.Resize(rows=1, columns=1)])
+@pytest.mark.parametrize(
+    "message", [m.Prepare(attempt=0, port=0), m.Input(data=b"x"), m.Resize(rows=1, columns=1)]
+)
 def test_what_is_the_edges_own_is_left_to_it(make_node, message):
     assert make_node().up(1).step(message) == []
 

@@ -13,7 +13,9 @@ from tests.examples import examples
 
 @given(data=st.data(), ranks=st.integers(0, 4), attempts=st.integers(1, 2))
 @settings(max_examples=examples(50), deadline=None)
-def test_every_worker_is_reported_once_and_gone_comes_once_and_last(make_node, data, ranks, attempts):
+def test_every_worker_is_reported_once_and_gone_comes_once_and_last(
+    make_node, data, ranks, attempts
+):
     node = make_node()
     for attempt in range(attempts):
         run_one_attempt(node, data, ranks, attempt)
@@ -57,18 +59,24 @@ def run_one_attempt(node, data, ranks: int, attempt: int) -> None:
             actions = node.tick()
         elif choice == "stop":
             stops += 1
-            actions = node.stop(attempt=attempt, grace_s=data.draw(st.sampled_from([0.0, 1.0, 5.0])))
+            actions = node.stop(
+                attempt=attempt, grace_s=data.draw(st.sampled_from([0.0, 1.0, 5.0]))
+            )
         elif choice == "swept":
             actions = node.swept()
         elif choice == "closed":
             actions = node.closed()
         undrained += [action.rank for action in node.of(t.Drain, actions)]
-        sweeping = (sweeping or bool(node.of(w.Sweep, actions))) and not node.of(t.CloseOutputs, actions)
+        sweeping = (sweeping or bool(node.of(w.Sweep, actions))) and not node.of(
+            t.CloseOutputs, actions
+        )
         closing = closing or bool(node.of(t.CloseOutputs, actions))
         done = bool(node.of(m.AttemptEnded, actions))
         for sent in node.of(w.Signal, actions):
             assert sent.ranks, "a signal to nobody"
-        heard += [action for action in actions if isinstance(action, (m.WorkerExited, m.AttemptEnded))]
+        heard += [
+            action for action in actions if isinstance(action, (m.WorkerExited, m.AttemptEnded))
+        ]
     assert sorted(one.rank for one in heard[:-1]) == list(range(ranks))
     assert heard[-1] == m.AttemptEnded(attempt=attempt, left=())
     assert node.table.deadline() is None

@@ -4,7 +4,12 @@ import os
 
 import pytest
 
-from distlaunch.core.agent.workers.temporary_directory import TemporaryDirectory, has_run_dir, remove_tree, adapt_start
+from distlaunch.core.agent.workers.temporary_directory import (
+    TemporaryDirectory,
+    adapt_start,
+    has_run_dir,
+    remove_tree,
+)
 from distlaunch.core.model.run_files import MARKER
 from distlaunch.core.protocol import agent_messages as m
 
@@ -15,10 +20,14 @@ def start(**fields) -> m.Start:
     path = f"{RUN_DIR}/attempt-0/rank-0.error.json"
     workers = (
         m.WorkerSpec(
-            rank=0, local_rank=0, argv=None, env={"TORCHELASTIC_ERROR_FILE": path, "RANK": "0", "OWN": path}, cpus=None,
+            rank=0,
+            local_rank=0,
+            argv=None,
+            env={"TORCHELASTIC_ERROR_FILE": path, "RANK": "0", "OWN": path},
+            cpus=None,
             error_file=path,
         ),
-    )  # fmt: skip
+    )
     values = {
         "attempt": 0, "argv": ("a",), "env": {"DISTLAUNCH_RUN_DIR": RUN_DIR, "A": "sent"}, "cwd": "/work", "workers": workers,
         "uses_gpus": False, "signal_group": False, "terminal": False, "rows": 0, "columns": 0, "stdin_rank": None,
@@ -34,8 +43,12 @@ def test_the_nodes_environment_lies_below_without_what_others_set_for_themselves
     }  # fmt: skip
     there = adapt_start(start(), own, moved_to=None)
     assert there.env == {
-        "A": "sent", "B": "own", "PWD": "/work", "DISTLAUNCH_RUN_DIR": RUN_DIR, "XDG_RUNTIME_DIR": "/run/user/1"
-    }  # fmt: skip
+        "A": "sent",
+        "B": "own",
+        "PWD": "/work",
+        "DISTLAUNCH_RUN_DIR": RUN_DIR,
+        "XDG_RUNTIME_DIR": "/run/user/1",
+    }
     assert (there.workers, there.preload_log) == (start().workers, start().preload_log)
 
 

@@ -13,7 +13,8 @@ import pytest
 
 from distlaunch.core.agent.workers import process_tree
 
-# A parent with two children, one of which has a child; all wait for their stdin to close. It prints all pids.
+# A parent with two children, one of which has a child; all wait for their stdin to close. It prints
+# all pids.
 FAMILY = textwrap.dedent("""
     import os, subprocess, sys
     child = "import subprocess, sys; p = subprocess.Popen(['cat']); print(p.pid, flush=True); p.wait()"
@@ -29,7 +30,10 @@ class Family:
 
     def __init__(self) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", FAMILY], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-I", "-S", "-c", FAMILY],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
         self.parent = self.process.pid
         self.child, self.grandchild, self.sibling = map(int, self.process.stdout.readline().split())
@@ -71,7 +75,11 @@ def stopped(family: Family) -> None:
 
 def ended(pids: list[int]) -> None:
     """Wait until processes are gone or zombies."""
-    soon(lambda: all((facts := process_tree.stat_of(pid)) is None or facts[0] in "ZX" for pid in pids))
+    soon(
+        lambda: all(
+            (facts := process_tree.stat_of(pid)) is None or facts[0] in "ZX" for pid in pids
+        )
+    )
 
 
 def test_children_are_the_direct_ones(family):
@@ -87,7 +95,9 @@ def test_children_are_found_whichever_thread_started_them():
         "t = threading.Thread(target=lambda: (ps.append(subprocess.Popen(['cat'])), print(ps[0].pid, flush=True), ps[0].wait()))\n"
         "t.start(); t.join()\n"
     )
-    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     child = int(process.stdout.readline())
     found = process_tree.children_of(process.pid)
     process.stdin.close()
@@ -143,17 +153,21 @@ def test_send_signals_one_process_only(family):
 
 
 def test_send_refuses_a_process_that_is_not_below_the_ancestor(family):
-    assert process_tree.send(family.child, signal.SIGKILL, parent_or_ancestor=family.sibling) is False
-    assert process_tree.send(family.parent, signal.SIGKILL, parent_or_ancestor=family.parent) is False, (
-        "itself is not below"
+    assert (
+        process_tree.send(family.child, signal.SIGKILL, parent_or_ancestor=family.sibling) is False
     )
+    assert (
+        process_tree.send(family.parent, signal.SIGKILL, parent_or_ancestor=family.parent) is False
+    ), "itself is not below"
     assert process_tree.send(os.getpid(), signal.SIGKILL, parent_or_ancestor=family.parent) is False
     assert set(family.states()) <= {"R", "S", "D"}
 
 
 @pytest.mark.parametrize("ancestor", ["child", "parent"])
 def test_send_takes_a_parent_or_a_farther_ancestor(family, ancestor):
-    assert process_tree.send(family.grandchild, signal.SIGKILL, parent_or_ancestor=getattr(family, ancestor))
+    assert process_tree.send(
+        family.grandchild, signal.SIGKILL, parent_or_ancestor=getattr(family, ancestor)
+    )
     ended([family.grandchild])
 
 
@@ -204,8 +218,8 @@ def test_a_cleaner_is_known_from_its_first_moment_on():
         tracker._stop()
 
 
-# Tells the kernel, by prctl(PR_SET_MM, PR_SET_MM_MAP), that its arguments end where they begin: /proc/PID/cmdline is
-# empty from then on. The numbers of fields are those of proc(5), less one.
+# Tells the kernel, by prctl(PR_SET_MM, PR_SET_MM_MAP), that its arguments end where they begin:
+# /proc/PID/cmdline is empty from then on. The numbers of fields are those of proc(5), less one.
 NAMELESS = textwrap.dedent("""
     import ctypes, signal
     with open("/proc/self/stat") as file:
@@ -224,7 +238,9 @@ NAMELESS = textwrap.dedent("""
 
 def test_a_live_process_without_a_command_line_costs_its_wait_once(monkeypatch):
     pauses = []
-    process = subprocess.Popen([sys.executable, "-I", "-S", "-c", NAMELESS], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", NAMELESS], stdout=subprocess.PIPE, text=True
+    )
     assert process.stdout.readline() == "0\n"
     real = time.sleep
     monkeypatch.setattr(time, "sleep", lambda seconds: pauses.append(seconds) or real(seconds))
@@ -248,9 +264,14 @@ def test_who_catches_a_signal_is_known():
         "print(flush=True)\n"
         "sys.stdin.read()\n"
     )
-    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     process.stdout.readline()
-    caught = [process_tree.catches(process.pid, signum) for signum in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)]
+    caught = [
+        process_tree.catches(process.pid, signum)
+        for signum in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)
+    ]
     process.stdin.close()
     process.stdout.close()
     process.wait()
@@ -270,7 +291,11 @@ def test_who_catches_a_signal_is_known():
 )
 def test_a_cookie_tells_which_worker_a_process_stems_from(env, rank):
     process = subprocess.Popen(
-        ["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={"PATH": os.defpath, **env}, bufsize=0
+        ["cat"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={"PATH": os.defpath, **env},
+        bufsize=0,
     )
     process.stdin.write(b"up\n")  # exec may not have set up the environment yet when Popen returns
     process.stdout.readline()

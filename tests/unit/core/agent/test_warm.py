@@ -1,4 +1,5 @@
-"""What the spawner decides about warm start by itself; the server behind it is real in tests/process/test_warm_*.py."""
+"""What the spawner decides about warm start by itself; the server behind it is real in
+tests/process/test_warm_*.py."""
 
 from __future__ import annotations
 
@@ -8,11 +9,19 @@ import sys
 
 import pytest
 
-from distlaunch.core.agent.workers.warm_start import ANSWER_S, FIRST_WORD_S, NOTE_S, WarmStart, changed_variables
+from distlaunch.core.agent.workers.warm_start import (
+    ANSWER_S,
+    FIRST_WORD_S,
+    NOTE_S,
+    WarmStart,
+    changed_variables,
+)
 from distlaunch.core.probe.python_modules import is_importable, nearest_module
 from distlaunch.core.protocol import spawner_messages as w
 
-SETUP = w.Setup(env={"A": "1", "PYTHONPATH": "/x"}, cwd="/", cookie="c", nofile=256, signal_group=False)
+SETUP = w.Setup(
+    env={"A": "1", "PYTHONPATH": "/x"}, cwd="/", cookie="c", nofile=256, signal_group=False
+)
 ARGV = ("python", "train.py")
 GONE = 1 << 30
 """A pid that no process has."""
@@ -51,7 +60,9 @@ class Hands:
         self.up.append((spawn.rank, pid))
 
     def start(self, bound_s: float | None = None) -> WarmStart:
-        self.warm.preload(w.Preload(modules=("json",), argv=ARGV, env={}, bound_s=bound_s), SETUP, 2)
+        self.warm.preload(
+            w.Preload(modules=("json",), argv=ARGV, env={}, bound_s=bound_s), SETUP, 2
+        )
         return self.warm
 
     def ready(self, *ranks: int) -> WarmStart:
@@ -74,7 +85,11 @@ class Hands:
 
     @property
     def notes(self) -> list[tuple[str, float]]:
-        return [(note.module, note.elapsed_s) for note in self.reported if isinstance(note, w.StillPreloading)]
+        return [
+            (note.module, note.elapsed_s)
+            for note in self.reported
+            if isinstance(note, w.StillPreloading)
+        ]
 
     def wait(self, seconds: float) -> None:
         self.now += seconds
@@ -108,7 +123,9 @@ def test_before_a_server_was_asked_for_every_worker_starts_cold(hands):
         (order(argv=("python", "other.py")), False),
     ],
 )
-def test_workers_are_forked_unless_command_or_load_time_variables_are_their_own(hands, spawn, taken):
+def test_workers_are_forked_unless_command_or_load_time_variables_are_their_own(
+    hands, spawn, taken
+):
     assert hands.start().can_fork(spawn) is taken
 
 
@@ -136,7 +153,9 @@ def test_a_server_that_cannot_be_started_is_said_and_what_follows_is_cold():
 # --- words of the server and of forked processes
 
 
-def test_a_worker_counts_once_the_server_has_told_its_pid_and_it_has_set_itself_up_in_either_order(hands):
+def test_a_worker_counts_once_the_server_has_told_its_pid_and_it_has_set_itself_up_in_either_order(
+    hands,
+):
     hands.ready(0, 1)
     hands.say("up 0")
     assert hands.up == []
@@ -191,7 +210,9 @@ def test_a_stranger_that_ended_earlier_with_the_pid_of_a_worker_is_not_taken_for
     assert hands.cold == []
 
 
-@pytest.mark.parametrize("line", ["forked x:y", "forked 1", "up", "up x", "broken", "hello", "\xff", "ready?"])
+@pytest.mark.parametrize(
+    "line", ["forked x:y", "forked 1", "up", "up x", "broken", "hello", "\xff", "ready?"]
+)
 def test_a_line_that_is_not_the_servers_leads_to_a_cold_start(hands, line):
     hands.ready(0)
     hands.say(line)

@@ -42,7 +42,9 @@ def test_fields_are_given_by_name_and_defaults_fill_in():
     assert (Point(x=1).x, Point(x=1).y, Point(y=5, x=1).y, Point(x=1).total) == (1, 2, 5, 3)
 
 
-@pytest.mark.parametrize("arguments", [{}, {"y": 1}, {"x": 1, "z": 2}, {"x": 1, "y": 2, "z": 3}, {"y": 1, "z": 2}])
+@pytest.mark.parametrize(
+    "arguments", [{}, {"y": 1}, {"x": 1, "z": 2}, {"x": 1, "y": 2, "z": 3}, {"y": 1, "z": 2}]
+)
 def test_missing_and_unknown_fields_are_named(arguments):
     with pytest.raises(TypeError) as caught:
         Point(**arguments)
@@ -137,7 +139,9 @@ def test_replace_gives_a_changed_copy():
         replace(point, z=1)
 
 
-@pytest.mark.parametrize("copied", [lambda one: pickle.loads(pickle.dumps(one)), copy.copy, copy.deepcopy])
+@pytest.mark.parametrize(
+    "copied", [lambda one: pickle.loads(pickle.dumps(one)), copy.copy, copy.deepcopy]
+)
 def test_copies_and_pickles_are_equal(copied):
     assert copied(Point(x=1, y=3)) == Point(x=1, y=3)
 

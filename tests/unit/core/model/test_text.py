@@ -39,14 +39,16 @@ def test_any_text_becomes_one_line_that_can_be_encoded(text):
 
 
 @pytest.mark.parametrize(
-    ("text", "shown"), [("", "''"), ("a b", "'a b'"), ("it's", '"it\'s"'), ("x" * 99, "'" + "x" * 77 + "'...")]
+    ("text", "shown"),
+    [("", "''"), ("a b", "'a b'"), ("it's", '"it\'s"'), ("x" * 99, "'" + "x" * 77 + "'...")],
 )
 def test_a_word_is_quoted_and_of_bounded_length(text, shown):
     assert quoted(text) == shown
 
 
 @pytest.mark.parametrize(
-    ("ranks", "text"), [([0], "rank 0"), ((3, 2, 0), "ranks 0,2-3"), (range(4), "ranks 0-3"), ([10, 10], "rank 10")]
+    ("ranks", "text"),
+    [([0], "rank 0"), ((3, 2, 0), "ranks 0,2-3"), (range(4), "ranks 0-3"), ([10, 10], "rank 10")],
 )
 def test_ranks_are_named_as_a_sentence_has_them(ranks, text):
     assert name_ranks(ranks) == text

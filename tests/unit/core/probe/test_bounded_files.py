@@ -49,7 +49,9 @@ def test_a_fifo_whose_writer_takes_its_time_is_read_to_the_end(fifo, monkeypatch
 
 
 def test_a_writer_that_never_ends_is_bounded_in_size_and_in_time(fifo):
-    with subprocess.Popen(["/bin/sh", "-c", f"exec yes >{fifo}"], stderr=subprocess.DEVNULL) as writer:
+    with subprocess.Popen(
+        ["/bin/sh", "-c", f"exec yes >{fifo}"], stderr=subprocess.DEVNULL
+    ) as writer:
         with pytest.raises(OSError, match="it has more than 1 MiB"):
             read_bounded(fifo, most=1 << 20, patience_s=60.0)
         assert writer.wait(20) != 0

@@ -96,7 +96,9 @@ def test_numa_nodes_are_indexed_by_number_even_with_gaps(machine):
 
 def test_siblings_group_hyperthreads_and_unknown_cpus_stand_alone(machine):
     for cpu, group in {0: "0,2", 2: "0,2", 1: "1,3"}.items():
-        machine.write(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list", group + "\n")
+        machine.write(
+            f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list", group + "\n"
+        )
     assert machine.probe(affinity=(0, 1, 2, 4)).siblings == ((0, 2), (1, 3), (4,))
 
 
@@ -107,7 +109,9 @@ def test_topology_is_not_read_when_it_is_not_wanted(machine):
 
 
 def test_machine_that_tells_nothing_still_has_its_affinity(machine):
-    assert machine.probe(affinity=(3, 1)) == CpuInventory(allowed=(1, 3), online=2, siblings=((1,), (3,)))
+    assert machine.probe(affinity=(3, 1)) == CpuInventory(
+        allowed=(1, 3), online=2, siblings=((1,), (3,))
+    )
 
 
 def test_real_machine_agrees_with_the_kernel():
@@ -119,7 +123,9 @@ def test_real_machine_agrees_with_the_kernel():
 
 def test_oom_kills_come_from_the_own_version_two_cgroup(machine):
     machine.cgroup("0::/job\n", V2_MOUNT)
-    machine.write("/sys/fs/cgroup/job/memory.events", "low 0\noom 9\noom_kill 2\noom_group_kill 7\n")
+    machine.write(
+        "/sys/fs/cgroup/job/memory.events", "low 0\noom 9\noom_kill 2\noom_group_kill 7\n"
+    )
     machine.write("/proc/vmstat", "oom_kill 40\n")
     assert count_oom_kills(machine.root) == 2
 
@@ -132,7 +138,10 @@ def test_oom_kills_of_a_cgroup_without_memory_accounting_are_its_parents(machine
 
 def test_oom_kills_come_from_version_one(machine):
     machine.cgroup("4:memory:/job\n0::/\n", V1_MEMORY)
-    machine.write("/sys/fs/cgroup/memory/job/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 5\n")
+    machine.write(
+        "/sys/fs/cgroup/memory/job/memory.oom_control",
+        "oom_kill_disable 0\nunder_oom 0\noom_kill 5\n",
+    )
     assert count_oom_kills(machine.root) == 5
 
 

@@ -17,7 +17,13 @@ import pytest
 from distlaunch.core.model.topology import Gpu, GpuInventory
 from distlaunch.core.probe.bounded import in_child
 from distlaunch.core.probe.gpus import probe_gpus
-from distlaunch.core.probe.nvidia import NVML_NAME, NvmlError, await_release, memory_holders, read_gpus
+from distlaunch.core.probe.nvidia import (
+    NVML_NAME,
+    NvmlError,
+    await_release,
+    memory_holders,
+    read_gpus,
+)
 
 DATA = Path(__file__).parents[3] / "data" / "gpus"
 PROBE = """
@@ -80,7 +86,9 @@ def test_one_gpu_is_listed_with_memory_and_numa_node(machine):
     machine.write("sys/bus/pci/devices/0000:01:00.0/numa_node", "1\n")
     (gpu,) = machine.probe().gpus
     uuid = "GPU-7f2d1c3a-9e4b-4a5d-8c6f-1a2b3c4d5e6f"
-    assert gpu == Gpu(index=0, uuid=uuid, name="NVIDIA GeForce RTX 4090", memory_mib=24564, numa_node=1)
+    assert gpu == Gpu(
+        index=0, uuid=uuid, name="NVIDIA GeForce RTX 4090", memory_mib=24564, numa_node=1
+    )
 
 
 def test_eight_gpus_keep_order_and_nodes_and_an_unknown_node_is_none(machine):
@@ -93,7 +101,9 @@ def test_eight_gpus_keep_order_and_nodes_and_an_unknown_node_is_none(machine):
     assert (inventory.source, inventory.problem) == ("nvidia-smi", None)
     assert [gpu.index for gpu in inventory.gpus] == list(range(8))
     assert [gpu.numa_node for gpu in inventory.gpus] == [0, 0, 0, 0, 1, 1, 1, None]
-    assert {(gpu.name, gpu.memory_mib) for gpu in inventory.gpus} == {("NVIDIA H100 80GB HBM3", 81559)}
+    assert {(gpu.name, gpu.memory_mib) for gpu in inventory.gpus} == {
+        ("NVIDIA H100 80GB HBM3", 81559)
+    }
     assert len({gpu.uuid for gpu in inventory.gpus}) == 8
 
 
@@ -202,14 +212,23 @@ def test_amd_gpus_are_read_from_the_kernel(machine):
             f"drm_render_minor {minor}\nunique_id {0xABC0 + node}\n",
         )
         machine.write(f"{nodes}/{node}/name", "aldebaran\n")
-        machine.write(f"{nodes}/{node}/mem_banks/0/properties", f"heap_type 1\nsize_in_bytes {64 << 30}\n")
+        machine.write(
+            f"{nodes}/{node}/mem_banks/0/properties", f"heap_type 1\nsize_in_bytes {64 << 30}\n"
+        )
     machine.devices("dri/renderD128", "dri/renderD130")  # the container has no second GPU
     machine.write("sys/bus/pci/devices/0000:26:00.0/numa_node", "1\n")
     inventory = machine.probe()
     assert inventory.source == "kfd"
     assert inventory.gpus == (
         Gpu(index=0, uuid="GPU-000000000000abc1", name="aldebaran", memory_mib=65536, vendor="amd"),
-        Gpu(index=1, uuid="GPU-000000000000abca", name="aldebaran", memory_mib=65536, vendor="amd", numa_node=1),
+        Gpu(
+            index=1,
+            uuid="GPU-000000000000abca",
+            name="aldebaran",
+            memory_mib=65536,
+            vendor="amd",
+            numa_node=1,
+        ),
     )
 
 
@@ -219,7 +238,10 @@ def test_amd_gpus_are_read_from_the_kernel(machine):
 @pytest.fixture(scope="module")
 def nvml_library(tmp_path_factory):
     library = tmp_path_factory.mktemp("nvml") / NVML_NAME
-    subprocess.run(["gcc", "-shared", "-fPIC", "-Wall", "-Werror", "-o", library, DATA / "fake_nvml.c"], check=True)
+    subprocess.run(
+        ["gcc", "-shared", "-fPIC", "-Wall", "-Werror", "-o", library, DATA / "fake_nvml.c"],
+        check=True,
+    )
     return library
 
 
@@ -247,7 +269,11 @@ def test_library_is_loaded_and_read(probe_with_library):
     inventory = probe_with_library()
     assert (inventory["source"], inventory["problem"]) == ("nvml", None)
     first, second = inventory["gpus"]
-    assert (first["uuid"], first["name"], first["memory_mib"]) == ("GPU-00000000-fake", "NVIDIA Fake", 40960)
+    assert (first["uuid"], first["name"], first["memory_mib"]) == (
+        "GPU-00000000-fake",
+        "NVIDIA Fake",
+        40960,
+    )
     assert (first["mig"], first["numa_node"], second["numa_node"]) == ([], None, 1)
     assert second["mig"] == [
         {"uuid": "MIG-10000000-fake", "profile": "1g.5gb"},
@@ -255,7 +281,9 @@ def test_library_is_loaded_and_read(probe_with_library):
     ]
 
 
-@pytest.mark.parametrize(("code", "said"), [("9", "driver not loaded"), ("18", "driver/library version mismatch")])
+@pytest.mark.parametrize(
+    ("code", "said"), [("9", "driver not loaded"), ("18", "driver/library version mismatch")]
+)
 def test_library_that_finds_no_driver_is_a_problem(probe_with_library, code, said):
     inventory = probe_with_library(FAKE_NVML_INIT=code)
     assert inventory["gpus"] == []
@@ -311,7 +339,9 @@ def test_more_processes_than_expected_are_all_named(holders_with_library):
 
 
 @pytest.mark.parametrize("environ", [{"FAKE_NVML_INIT": "9"}, {"FAKE_NVML_CRASH": "1"}])
-def test_holders_are_unknown_where_the_library_fails_and_there_is_no_tool(holders_with_library, environ):
+def test_holders_are_unknown_where_the_library_fails_and_there_is_no_tool(
+    holders_with_library, environ
+):
     assert holders_with_library(**environ) == "None"
 
 
@@ -334,7 +364,8 @@ def test_the_wait_ends_at_once_where_nothing_is_known(machine):
 
 
 class FakeNvml:
-    """NVML's functions over a list of handle codes: 0 is a GPU, another number is what asking for it returns."""
+    """NVML's functions over a list of handle codes: 0 is a GPU, another number is what asking for
+    it returns."""
 
     def __init__(self, *handles: int, mig: bool = False) -> None:
         self.handles = handles
@@ -429,8 +460,14 @@ def test_process_with_threads_asks_nvidia_smi_and_does_not_fork(machine):
 def test_child_that_raises_is_told_from_one_that_answers():
     until = time.monotonic() + 60
     assert in_child(lambda: (1, "a", [None]), deadline_s=until) == ((1, "a", [None]), None)
-    assert in_child(lambda: (_ for _ in ()).throw(KeyError("x")), deadline_s=until) == (None, "died")
+    assert in_child(lambda: (_ for _ in ()).throw(KeyError("x")), deadline_s=until) == (
+        None,
+        "died",
+    )
 
 
 def test_large_answer_of_a_child_arrives_whole():
-    assert in_child(lambda: ("x" * 1_000_000,), deadline_s=time.monotonic() + 60) == (("x" * 1_000_000,), None)
+    assert in_child(lambda: ("x" * 1_000_000,), deadline_s=time.monotonic() + 60) == (
+        ("x" * 1_000_000,),
+        None,
+    )

@@ -1,4 +1,5 @@
-"""The kernel's list of addresses: read as it is written, compared with what /proc says, and harmless where it is odd."""
+"""The kernel's list of addresses: read as it is written, compared with what /proc says, and
+harmless where it is odd."""
 
 from __future__ import annotations
 
@@ -55,10 +56,28 @@ DONE = struct.pack("=IHHII", 20, 3, 2, 1, 99) + struct.pack("=i", 0)
 @pytest.mark.parametrize(
     ("datagram", "addresses", "done"),
     [
-        (message(socket.AF_INET, v4(ADDRESS, "10.0.0.7"), v4(LOCAL, "10.0.0.7"), attribute(LABEL, b"eth0\0")), ["10.0.0.7"], False),
-        (message(socket.AF_INET, v4(ADDRESS, "10.9.9.9"), v4(LOCAL, "10.0.0.8")), ["10.0.0.8"], False),
+        (
+            message(
+                socket.AF_INET,
+                v4(ADDRESS, "10.0.0.7"),
+                v4(LOCAL, "10.0.0.7"),
+                attribute(LABEL, b"eth0\0"),
+            ),
+            ["10.0.0.7"],
+            False,
+        ),
+        (
+            message(socket.AF_INET, v4(ADDRESS, "10.9.9.9"), v4(LOCAL, "10.0.0.8")),
+            ["10.0.0.8"],
+            False,
+        ),
         (message(socket.AF_INET6, v6(ADDRESS, "fd00::7")), ["fd00::7"], False),
-        (message(socket.AF_INET6, v6(ADDRESS, "fd00::7")) + message(socket.AF_INET, v4(LOCAL, "10.0.0.7")), ["fd00::7", "10.0.0.7"], False),
+        (
+            message(socket.AF_INET6, v6(ADDRESS, "fd00::7"))
+            + message(socket.AF_INET, v4(LOCAL, "10.0.0.7")),
+            ["fd00::7", "10.0.0.7"],
+            False,
+        ),
         (message(socket.AF_INET, v4(LOCAL, "10.0.0.7")) + DONE, ["10.0.0.7"], True),
         (message(socket.AF_INET, v4(LOCAL, "10.0.0.7"), kind=16), [], False),
         (message(17, v4(LOCAL, "10.0.0.7")), [], False),
@@ -66,8 +85,19 @@ DONE = struct.pack("=IHHII", 20, 3, 2, 1, 99) + struct.pack("=i", 0)
         (message(socket.AF_INET), [], False),
         (b"", [], False),
     ],
-    ids=["v4", "our end of a link", "v6", "several", "the last", "another message", "another family", "wrong size", "none", "empty"],
-)  # fmt: skip
+    ids=[
+        "v4",
+        "our end of a link",
+        "v6",
+        "several",
+        "the last",
+        "another message",
+        "another family",
+        "wrong size",
+        "none",
+        "empty",
+    ],
+)
 def test_an_answer_is_read(datagram, addresses, done):
     assert parse_addresses(datagram) == (addresses, done)
 
@@ -75,7 +105,10 @@ def test_an_answer_is_read(datagram, addresses, done):
 @pytest.mark.parametrize(
     ("datagram", "networks"),
     [
-        (message(socket.AF_INET, v4(ADDRESS, "10.0.0.7"), v4(LOCAL, "10.0.0.7")), [(2, "10.0.0.7", 24)]),
+        (
+            message(socket.AF_INET, v4(ADDRESS, "10.0.0.7"), v4(LOCAL, "10.0.0.7")),
+            [(2, "10.0.0.7", 24)],
+        ),
         (message(socket.AF_INET6, v6(ADDRESS, "fd00::7"), flags=0x80), [(2, "fd00::7", 24)]),
         (message(socket.AF_INET, v4(LOCAL, "127.0.0.1")), []),
         (message(socket.AF_INET6, v6(ADDRESS, "::1")), []),
@@ -84,7 +117,16 @@ def test_an_answer_is_read(datagram, addresses, done):
         (message(socket.AF_INET6, v6(ADDRESS, "fd00::7"), flags=0x08), []),
         (message(socket.AF_INET6, v6(ADDRESS, "fd00::7"), flags=0x40), []),
     ],
-    ids=["v4", "v6", "loopback", "loopback v6", "link-local", "link-local end", "a duplicate", "tentative"],
+    ids=[
+        "v4",
+        "v6",
+        "loopback",
+        "loopback v6",
+        "link-local",
+        "link-local end",
+        "a duplicate",
+        "tentative",
+    ],
 )
 def test_an_address_that_others_cannot_use_is_left_out(datagram, networks):
     assert parse_networks(datagram + DONE) == (networks, True)
@@ -106,7 +148,9 @@ def test_the_interfaces_of_this_machine_are_those_that_python_knows():
     found = probe_interfaces()
     assert {name for name, _, _ in found} <= names
     assert {address for _, address, _ in found} <= set(probe_addresses())
-    assert all(0 < bits <= ipaddress.ip_address(address).max_prefixlen for _, address, bits in found)
+    assert all(
+        0 < bits <= ipaddress.ip_address(address).max_prefixlen for _, address, bits in found
+    )
 
 
 @given(st.binary(max_size=200))
@@ -121,10 +165,14 @@ def test_any_bytes_end_somewhere(datagram):
 def test_the_addresses_of_this_machine_are_those_in_proc():
     found = probe_addresses()
     rows = [line.split()[0] for line in Path("/proc/net/if_inet6").read_text().splitlines()]
-    assert {str(ipaddress.IPv6Address(bytes.fromhex(row))) for row in rows} == {each for each in found if ":" in each}
+    assert {str(ipaddress.IPv6Address(bytes.fromhex(row))) for row in rows} == {
+        each for each in found if ":" in each
+    }
     lines = Path("/proc/net/fib_trie").read_text().splitlines()
     before = itertools.pairwise(lines)
-    local = {line.split()[-1] for line, following in before if following.strip() == "/32 host LOCAL"}
+    local = {
+        line.split()[-1] for line, following in before if following.strip() == "/32 host LOCAL"
+    }
     assert local == {each for each in found if ":" not in each}
 
 

@@ -55,7 +55,10 @@ def test_too_little_address_space_is_named(in_child):
     def lower():
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
-    assert in_child(lower) == "the limit of 64 MiB of address space leaves no room for a stack (ulimit -v)"
+    assert (
+        in_child(lower)
+        == "the limit of 64 MiB of address space leaves no room for a stack (ulimit -v)"
+    )
 
 
 def test_a_full_limit_of_processes_is_named(in_child):

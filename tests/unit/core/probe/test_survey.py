@@ -43,7 +43,10 @@ def test_a_folder_without_permission_is_told_from_one_that_is_not_there(tmp_path
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(paths.os, "chdir", refuse)
-    assert paths.problem_of_folder(str(tmp_path)) == f"the directory {tmp_path} cannot be entered: Permission denied"
+    assert (
+        paths.problem_of_folder(str(tmp_path))
+        == f"the directory {tmp_path} cannot be entered: Permission denied"
+    )
     assert paths.problem_of_folder("a\0b") == "'a\\x00b' is no path"
 
 
@@ -87,6 +90,6 @@ def test_the_resolvers_order_is_kept(monkeypatch):
 
 
 def test_what_a_plan_must_know_of_the_environment_is_kept():
-    assert paths.telling({"CUDA_VISIBLE_DEVICES": "0", "HOME": "/", "NCCL_SOCKET_IFNAME": "ib0"}) == {
-        "CUDA_VISIBLE_DEVICES": "0", "NCCL_SOCKET_IFNAME": "ib0"
-    }  # fmt: skip
+    assert paths.telling(
+        {"CUDA_VISIBLE_DEVICES": "0", "HOME": "/", "NCCL_SOCKET_IFNAME": "ib0"}
+    ) == {"CUDA_VISIBLE_DEVICES": "0", "NCCL_SOCKET_IFNAME": "ib0"}

@@ -22,7 +22,9 @@ TYPES = {
     "spawner": (*spawner_messages.TO_SPAWNER, *spawner_messages.FROM_SPAWNER),
 }
 NUMBERS = st.integers(-(2**63), 2**63 - 1)
-TEXTS = st.text(st.characters(exclude_categories=[]), max_size=20)  # with lone surrogates: bytes that are no UTF-8
+TEXTS = st.text(
+    st.characters(exclude_categories=[]), max_size=20
+)  # with lone surrogates: bytes that are no UTF-8
 BY_KIND = {
     "int": NUMBERS,
     "float": st.floats(allow_nan=False, allow_infinity=False) | st.integers(-(2**53), 2**53),
@@ -30,7 +32,9 @@ BY_KIND = {
     "bool": st.booleans(),
     "bytes": st.binary(max_size=100),
     "Mapping[str, str]": st.dictionaries(TEXTS, TEXTS, max_size=4),
-    "Mapping[str, float]": st.dictionaries(TEXTS, st.floats(allow_nan=False, allow_infinity=False), max_size=4),
+    "Mapping[str, float]": st.dictionaries(
+        TEXTS, st.floats(allow_nan=False, allow_infinity=False), max_size=4
+    ),
     "Mapping[int, int]": st.dictionaries(NUMBERS, NUMBERS, max_size=4),
 }
 
@@ -39,7 +43,9 @@ def values_of(kind: str) -> st.SearchStrategy:
     if kind.endswith(" | None"):
         return st.none() | values_of(kind.removesuffix(" | None"))
     if kind.startswith("tuple["):
-        return st.lists(values_of(kind.removeprefix("tuple[").removesuffix(", ...]")), max_size=3).map(tuple)
+        return st.lists(
+            values_of(kind.removeprefix("tuple[").removesuffix(", ...]")), max_size=3
+        ).map(tuple)
     if kind in PARTS:
         return messages_of(PARTS[kind])
     if kind.startswith("Literal["):
@@ -48,9 +54,9 @@ def values_of(kind: str) -> st.SearchStrategy:
 
 
 def messages_of(cls: type[Record]) -> st.SearchStrategy[Record]:
-    return st.fixed_dictionaries({field: values_of(kind) for field, kind in fields_of(cls).items()}).map(
-        lambda values: cls(**values)
-    )
+    return st.fixed_dictionaries(
+        {field: values_of(kind) for field, kind in fields_of(cls).items()}
+    ).map(lambda values: cls(**values))
 
 
 ANY_MESSAGE = st.sampled_from(TYPES["agent"]).flatmap(messages_of)
@@ -78,7 +84,9 @@ def refused(data: bytes) -> str:
 # --- round trips
 
 
-@pytest.mark.parametrize(("side", "cls"), [(side, cls) for side, types in TYPES.items() for cls in types])
+@pytest.mark.parametrize(
+    ("side", "cls"), [(side, cls) for side, types in TYPES.items() for cls in types]
+)
 @given(data=st.data())
 @settings(max_examples=examples(15), deadline=None)
 def test_every_message_arrives_as_it_was_sent(side, cls, data):
@@ -115,7 +123,9 @@ def test_environments_that_are_no_utf8_survive():
     [received] = Decoder(spawner_messages.TO_SPAWNER, spawner_messages.PARTS).feed(
         encode(spawner_messages.Setup(env=env, cwd="/", cookie="", nofile=1, signal_group=False))
     )
-    assert {os.fsencode(key): os.fsencode(item) for key, item in received.env.items()} == {name: value}
+    assert {os.fsencode(key): os.fsencode(item) for key, item in received.env.items()} == {
+        name: value
+    }
 
 
 def test_a_message_of_the_largest_size_is_taken():
@@ -142,21 +152,41 @@ def test_the_message_that_the_others_are_made_from_is_fine():
 @pytest.mark.parametrize(
     "wrong",
     [
-        stop(attempt="1"), stop(attempt=1.0), stop(attempt=True), stop(attempt=None), stop(attempt=[1]), stop(attempt={}),
-        stop(grace_s="2"), stop(grace_s=True), stop(grace_s=None),
-        stop(grace_s=float("nan")), stop(grace_s=float("inf")), stop(grace_s=float("-inf")),
-        stop(grace_s=10**400), stop(grace_s=-(10**400)), stop(attempt=10**400), stop(signum=-(2**63) - 1),
-        {"t": "Started", "attempt": 0, "pids": {"1": 2**63}}, {"t": "Started", "attempt": 0, "pids": {str(2**63): 1}},
-        {"t": "Pause", "paused": 1}, {"t": "Pause", "paused": "yes"},
-        {"t": "AgentFailed", "text": 5}, {"t": "AgentFailed", "text": None}, {"t": "AgentFailed", "text": ["x"]},
-        {"t": "AttemptEnded", "attempt": 0, "left": 7}, {"t": "AttemptEnded", "attempt": 0, "left": "12"},
-        {"t": "AttemptEnded", "attempt": 0, "left": [1, "2"]}, {"t": "AttemptEnded", "attempt": 0, "left": {"1": 2}},
-        {"t": "Started", "attempt": 0, "pids": [1]}, {"t": "Started", "attempt": 0, "pids": {"x": 1}},
-        {"t": "Started", "attempt": 0, "pids": {"1": "2"}}, {"t": "Started", "attempt": 0, "pids": {"1": True}},
+        stop(attempt="1"),
+        stop(attempt=1.0),
+        stop(attempt=True),
+        stop(attempt=None),
+        stop(attempt=[1]),
+        stop(attempt={}),
+        stop(grace_s="2"),
+        stop(grace_s=True),
+        stop(grace_s=None),
+        stop(grace_s=float("nan")),
+        stop(grace_s=float("inf")),
+        stop(grace_s=float("-inf")),
+        stop(grace_s=10**400),
+        stop(grace_s=-(10**400)),
+        stop(attempt=10**400),
+        stop(signum=-(2**63) - 1),
+        {"t": "Started", "attempt": 0, "pids": {"1": 2**63}},
+        {"t": "Started", "attempt": 0, "pids": {str(2**63): 1}},
+        {"t": "Pause", "paused": 1},
+        {"t": "Pause", "paused": "yes"},
+        {"t": "AgentFailed", "text": 5},
+        {"t": "AgentFailed", "text": None},
+        {"t": "AgentFailed", "text": ["x"]},
+        {"t": "AttemptEnded", "attempt": 0, "left": 7},
+        {"t": "AttemptEnded", "attempt": 0, "left": "12"},
+        {"t": "AttemptEnded", "attempt": 0, "left": [1, "2"]},
+        {"t": "AttemptEnded", "attempt": 0, "left": {"1": 2}},
+        {"t": "Started", "attempt": 0, "pids": [1]},
+        {"t": "Started", "attempt": 0, "pids": {"x": 1}},
+        {"t": "Started", "attempt": 0, "pids": {"1": "2"}},
+        {"t": "Started", "attempt": 0, "pids": {"1": True}},
         {"t": "Started", "attempt": 0, "pids": {"9" * 5000: 1}},
     ],
     ids=repr,
-)  # fmt: skip
+)
 def test_values_of_a_wrong_type_are_refused(wrong):
     message = refused(frame(wrong))
     assert " is not " in message
@@ -193,29 +223,71 @@ SPEC = {"rank": 0, "local_rank": 0, "argv": None, "env": {}, "cpus": None, "erro
 @pytest.mark.parametrize(
     "worker",
     [
-        7, None, "rank local_rank argv env cpus error_file", list(SPEC), [], {}, {**SPEC, "more": 1},
-        {**SPEC, "argv": "sh -c"}, {**SPEC, "argv": [1]}, {**SPEC, "env": {"A": 1}}, {**SPEC, "env": []},
-        {**SPEC, "cpus": [0.5]}, {**SPEC, "error_file": 3},
+        7,
+        None,
+        "rank local_rank argv env cpus error_file",
+        list(SPEC),
+        [],
+        {},
+        {**SPEC, "more": 1},
+        {**SPEC, "argv": "sh -c"},
+        {**SPEC, "argv": [1]},
+        {**SPEC, "env": {"A": 1}},
+        {**SPEC, "env": []},
+        {**SPEC, "cpus": [0.5]},
+        {**SPEC, "error_file": 3},
     ],
     ids=repr,
-)  # fmt: skip
+)
 def test_a_part_that_is_not_one_is_refused(worker):
     start = m.Start(
-        attempt=0, argv=("x",), env={}, cwd="/", workers=(), uses_gpus=False, signal_group=False, terminal=False,
-        rows=1, columns=1, stdin_rank=None,
-    )  # fmt: skip
+        attempt=0,
+        argv=("x",),
+        env={},
+        cwd="/",
+        workers=(),
+        uses_gpus=False,
+        signal_group=False,
+        terminal=False,
+        rows=1,
+        columns=1,
+        stdin_rank=None,
+    )
     body = json.loads(encode(start)[9:])
-    assert read(frame({**body, "workers": [SPEC]})) == [replace(start, workers=(m.WorkerSpec(**SPEC),))]
+    assert read(frame({**body, "workers": [SPEC]})) == [
+        replace(start, workers=(m.WorkerSpec(**SPEC),))
+    ]
     refused(frame({**body, "workers": [SPEC, worker]}))
 
 
 @pytest.mark.parametrize(
     "body",
-    [b"", b"{", b"nonsense", b"\xff\xfe\xfd", b"\x80", b"null", b"7", b'"Stop"', b"[]", b"{}", b'{"t":7}', b'{"t":null}',
-     b'{"t":["Stop"]}', b'{"t":{}}', b'{"t":"Record"}', b'{"t":"WorkerSpec"}', b'{"t":"__class__"}', b'{"t":"Spawn"}',
-     b"[" * 100_000, b'{"a":' * 100_000, b'{"t":"AttemptEnded","attempt":0,"left":' + b"[" * 100_000, b"1" * 10_000],
+    [
+        b"",
+        b"{",
+        b"nonsense",
+        b"\xff\xfe\xfd",
+        b"\x80",
+        b"null",
+        b"7",
+        b'"Stop"',
+        b"[]",
+        b"{}",
+        b'{"t":7}',
+        b'{"t":null}',
+        b'{"t":["Stop"]}',
+        b'{"t":{}}',
+        b'{"t":"Record"}',
+        b'{"t":"WorkerSpec"}',
+        b'{"t":"__class__"}',
+        b'{"t":"Spawn"}',
+        b"[" * 100_000,
+        b'{"a":' * 100_000,
+        b'{"t":"AttemptEnded","attempt":0,"left":' + b"[" * 100_000,
+        b"1" * 10_000,
+    ],
     ids=lambda body: repr(body[:30]),
-)  # fmt: skip
+)
 def test_what_is_no_message_is_refused(body):
     assert len(refused(frame(body))) < 200
 
@@ -244,7 +316,9 @@ def test_garbage_gives_messages_or_a_protocol_error_and_nothing_else(data):
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
     max_leaves=5,
 )
 
@@ -253,7 +327,10 @@ JSON = st.recursive(
 @settings(max_examples=examples(60), deadline=None)
 def test_any_json_in_any_field_is_a_message_or_a_protocol_error(data, raw):
     cls = data.draw(st.sampled_from(TYPES["agent"]))
-    body = {"t": cls.__name__, **{field: data.draw(JSON) for field, kind in fields_of(cls).items() if kind != "bytes"}}
+    body = {
+        "t": cls.__name__,
+        **{field: data.draw(JSON) for field, kind in fields_of(cls).items() if kind != "bytes"},
+    }
     try:
         [message] = read(frame(body, raw))
     except ProtocolError:

@@ -10,7 +10,7 @@ import pytest
 from distlaunch.core.model.record import plain, replace
 from distlaunch.core.protocol import launcher_messages as p
 from distlaunch.core.protocol.codec import encode
-from distlaunch.core.protocol.handshake import RefusalReason, HandshakeError
+from distlaunch.core.protocol.handshake import HandshakeError, RefusalReason
 from tests.unit.core.protocol.handshaking import (
     CALL,
     OPEN,
@@ -26,7 +26,9 @@ from tests.unit.core.protocol.handshaking import (
 )
 
 
-@pytest.mark.parametrize("job_identity", [OPEN, SECRET, WEAK], ids=["without a token", "128 bits", "a phrase"])
+@pytest.mark.parametrize(
+    "job_identity", [OPEN, SECRET, WEAK], ids=["without a token", "128 bits", "a phrase"]
+)
 @pytest.mark.parametrize("size", [1, 2, 7, 9, 100, 1 << 20])
 def test_both_sides_of_one_job_come_together_however_the_bytes_arrive(job_identity, size):
     meeting = Meeting(job_identity, job_identity).run(size)
@@ -45,7 +47,9 @@ def test_the_token_itself_is_never_sent(job_identity):
 def test_the_caller_reads_no_byte_that_follows_its_welcome():
     meeting = Meeting(OPEN, OPEN)
     challenge = meeting.listener.feed(meeting.caller.begin())
-    stream = bytearray(meeting.listener.feed(answered(meeting.caller, challenge)) + b"what comes next")
+    stream = bytearray(
+        meeting.listener.feed(answered(meeting.caller, challenge)) + b"what comes next"
+    )
     while meeting.caller.outcome is None:
         taken = meeting.caller.missing
         assert taken > 0
@@ -64,7 +68,14 @@ def test_the_caller_reads_no_byte_that_follows_its_welcome():
         (SECRET, OPEN),
         (OPEN, SECRET),
     ],
-    ids=["another token", "another phrase", "a phrase", "no phrase", "only the caller", "only the listener"],
+    ids=[
+        "another token",
+        "another phrase",
+        "a phrase",
+        "no phrase",
+        "only the caller",
+        "only the listener",
+    ],
 )
 def test_a_wrong_token_is_told_to_both_and_nothing_more(caller, listener):
     meeting = Meeting(caller, listener).run()
@@ -110,33 +121,48 @@ def test_with_a_secret_the_job_is_named_to_its_own_user_alone():
 
 def test_both_releases_are_named():
     meeting = Meeting(replace(OPEN, release="1.2.4"), OPEN).run()
-    assert meeting.caller.outcome.text == "the launcher that was called is distlaunch 1.2.3, n3 is distlaunch 1.2.4"
+    assert (
+        meeting.caller.outcome.text
+        == "the launcher that was called is distlaunch 1.2.3, n3 is distlaunch 1.2.4"
+    )
 
 
 def test_another_version_of_the_words_is_another_release():
     side = listener()
     side.feed(encode(replace(CALL, version=9, release="9.0")))
-    assert side.outcome.text == "the launcher that was called is distlaunch 1.2.3, n3 is distlaunch 9.0"
+    assert (
+        side.outcome.text
+        == "the launcher that was called is distlaunch 1.2.3, n3 is distlaunch 9.0"
+    )
 
 
 def test_a_call_with_fields_that_we_do_not_know_is_another_release():
     body = json.dumps({"t": "Call", "release": "9.0\x1b[2J", "colour": "green"}).encode()
     side = listener()
     [turned] = messages(side.feed(struct.pack(">BII", 1, len(body), 0) + body))
-    assert turned.text == r"the launcher that was called is distlaunch 1.2.3, the caller is distlaunch 9.0\x1b[2J"
+    assert (
+        turned.text
+        == r"the launcher that was called is distlaunch 1.2.3, the caller is distlaunch 9.0\x1b[2J"
+    )
 
 
-@pytest.mark.parametrize("known", [True, False], ids=["in our words", "in words that we do not know"])
+@pytest.mark.parametrize(
+    "known", [True, False], ids=["in our words", "in words that we do not know"]
+)
 def test_another_release_of_another_job_is_another_job_first(known):
     other = replace(CALL, version=9, release="9.0", job_key="78")
-    body = json.dumps({"t": "Call", **plain(other), **({} if known else {"colour": "green"})}).encode()
+    body = json.dumps(
+        {"t": "Call", **plain(other), **({} if known else {"colour": "green"})}
+    ).encode()
     side = listener()
     [turned] = messages(side.feed(struct.pack(">BII", 1, len(body), 0) + body))
     assert turned.text.startswith("the port belongs to another job: it is of job '77', and ")
     assert side.rejected_for is RefusalReason.JOB
 
 
-@pytest.mark.parametrize("key", ["k" * 300, "k" * 100_000, "é" * 300, "\udc80" * 5000, "7" * 128, ""])
+@pytest.mark.parametrize(
+    "key", ["k" * 300, "k" * 100_000, "é" * 300, "\udc80" * 5000, "7" * 128, ""]
+)
 def test_a_job_of_any_key_comes_together_and_another_that_begins_alike_does_not(key):
     ours = replace(OPEN, job_key=key)
     assert Meeting(ours, ours).run().caller.outcome == WELCOME
@@ -177,12 +203,28 @@ def test_a_token_is_never_shown_and_never_empty():
 @pytest.mark.parametrize(
     "welcome",
     [
-        {"folder": "../../evil"}, {"folder": "/tmp/evil"}, {"folder": ".."}, {"folder": "a\0b"}, {"folder": "x" * 300},
-        {"folder": "a\ud800"}, {"folder": "a\x1b[2J"}, {"job_id": "a\ud800", "folder": "y"}, {"job_id": "a\x9b", "folder": "y"},
-        {"job_id": "../evil"}, {"job_id": "."}, {"job_id": "x" * 5000, "folder": "y"}, {"rank": -1}, {"rank": 1 << 40},
-        {"job_id": ""}, {"job_id": "latest"}, {"folder": "latest"}, {"folder": ".ssh"}, {"folder": "-x"}, {"job_id": "-x"},
+        {"folder": "../../evil"},
+        {"folder": "/tmp/evil"},
+        {"folder": ".."},
+        {"folder": "a\0b"},
+        {"folder": "x" * 300},
+        {"folder": "a\ud800"},
+        {"folder": "a\x1b[2J"},
+        {"job_id": "a\ud800", "folder": "y"},
+        {"job_id": "a\x9b", "folder": "y"},
+        {"job_id": "../evil"},
+        {"job_id": "."},
+        {"job_id": "x" * 5000, "folder": "y"},
+        {"rank": -1},
+        {"rank": 1 << 40},
+        {"job_id": ""},
+        {"job_id": "latest"},
+        {"folder": "latest"},
+        {"folder": ".ssh"},
+        {"folder": "-x"},
+        {"job_id": "-x"},
     ],
-)  # fmt: skip
+)
 def test_a_listener_cannot_name_a_path_or_a_rank_that_cannot_be(welcome):
     with pytest.raises(HandshakeError):
         Meeting(OPEN, OPEN, answer=replace(WELCOME, **welcome)).run()

@@ -1,4 +1,5 @@
-"""Who cannot get in on the rendezvous port, nor be taken for its listener: attackers, strangers, whatever they send."""
+"""Who cannot get in on the rendezvous port, nor be taken for its listener: attackers, strangers,
+whatever they send."""
 
 from __future__ import annotations
 
@@ -60,7 +61,9 @@ def answered_until_outcome(side, data: bytes) -> bytes:
 def test_a_listener_is_no_oracle_for_another_one():
     first = listener(SECRET, nonce="1" * 64)
     [asked] = messages(first.feed(encode(CALL)))
-    second = listener(SECRET, nonce=CALL.nonce)  # as bad as it can get: even its nonce is what the attacker wants
+    second = listener(
+        SECRET, nonce=CALL.nonce
+    )  # as bad as it can get: even its nonce is what the attacker wants
     second.feed(encode(replace(CALL, nonce=asked.nonce)))
     [turned] = messages(second.feed(encode(p.Proof(proof="0" * 64))))
     first.feed(encode(p.Proof(proof=turned.proof)))
@@ -153,7 +156,11 @@ def test_what_is_no_call_is_recognised_and_gets_no_answer(data, kind):
 
 @pytest.mark.parametrize(
     ("data", "words"),
-    [(b"HTTP/1.1 400 Bad Request\r\n", "it speaks HTTP"), (b"SSH-2.0-x", "it speaks SSH"), (b"\x15\x03\x01", "TLS")],
+    [
+        (b"HTTP/1.1 400 Bad Request\r\n", "it speaks HTTP"),
+        (b"SSH-2.0-x", "it speaks SSH"),
+        (b"\x15\x03\x01", "TLS"),
+    ],
 )
 def test_a_caller_names_what_listens_instead(data, words):
     side = caller()

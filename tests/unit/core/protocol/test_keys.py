@@ -20,15 +20,24 @@ def derived(monkeypatch):
     done = []
     token_keys.has_scrypt()  # computes scrypt once per process
     real = hashlib.scrypt
-    monkeypatch.setattr(hashlib, "scrypt", lambda *args, **kwargs: done.append(kwargs) or real(*args, **kwargs))
+    monkeypatch.setattr(
+        hashlib, "scrypt", lambda *args, **kwargs: done.append(kwargs) or real(*args, **kwargs)
+    )
     return done
 
 
 @pytest.mark.parametrize(
     ("token", "strong"),
-    [(RANDOM, True), (RANDOM.upper(), True), (RANDOM * 2, True), (RANDOM[:-1], False), (PHRASE, False),
-     (b"0" * 32, False), (b"x" * 64, False)],
-)  # fmt: skip
+    [
+        (RANDOM, True),
+        (RANDOM.upper(), True),
+        (RANDOM * 2, True),
+        (RANDOM[:-1], False),
+        (PHRASE, False),
+        (b"0" * 32, False),
+        (b"x" * 64, False),
+    ],
+)
 def test_a_token_of_128_bits_is_known_by_its_digits(token, strong):
     assert is_strong(token) is strong
 
@@ -96,9 +105,19 @@ def test_a_caller_that_cannot_compute_its_key_says_which_function_is_missing(fip
 
 @pytest.mark.parametrize(
     ("token", "way", "salt"),
-    [(PHRASE, "key", ""), (PHRASE, "none", ""), (PHRASE, "scrypt", ""), (PHRASE, "scrypt", "xyz"), (PHRASE, "munge", "m"),
-     (RANDOM, "scrypt", "ab" * 16), (RANDOM, "none", ""), (None, "key", ""), (None, "munge", "x"), (None, "other", "")],
-)  # fmt: skip
+    [
+        (PHRASE, "key", ""),
+        (PHRASE, "none", ""),
+        (PHRASE, "scrypt", ""),
+        (PHRASE, "scrypt", "xyz"),
+        (PHRASE, "munge", "m"),
+        (RANDOM, "scrypt", "ab" * 16),
+        (RANDOM, "none", ""),
+        (None, "key", ""),
+        (None, "munge", "x"),
+        (None, "other", ""),
+    ],
+)
 def test_a_listener_cannot_talk_a_caller_out_of_its_own_way(token, way, salt):
     with pytest.raises(NoKeyError):
         CallerSecret(token, None).key(way, salt)

@@ -13,29 +13,51 @@ from distlaunch.core.protocol import launcher_messages as p
 from distlaunch.core.protocol.codec import VERSION, Decoder
 
 APPLY = {
-    "num_nodes": [2, 4], "slots": 8, "command": "", "backend": "ray", "choices": "", "clock": 7.0, "wall": 8.0, "attempt": -1, "restarts": 0
-}  # fmt: skip
+    "num_nodes": [2, 4],
+    "slots": 8,
+    "command": "",
+    "backend": "ray",
+    "choices": "",
+    "clock": 7.0,
+    "wall": 8.0,
+    "attempt": -1,
+    "restarts": 0,
+}
 
 
 def read(**changed) -> p.LauncherInfo:
     body = json.dumps({"t": "LauncherInfo", **APPLY, **changed}).encode()
-    [message] = Decoder(p.FROM_LAUNCHER, m.REMOTE_PARTS).feed(struct.pack(">BII", VERSION, len(body), 0) + body)
+    [message] = Decoder(p.FROM_LAUNCHER, m.REMOTE_PARTS).feed(
+        struct.pack(">BII", VERSION, len(body), 0) + body
+    )
     return message
 
 
-@pytest.mark.parametrize(("attempt", "restarts"), [(-1, 0), (0, 0), (7, 3), (p.MOST_ATTEMPTS - 1,) * 2])
+@pytest.mark.parametrize(
+    ("attempt", "restarts"), [(-1, 0), (0, 0), (7, 3), (p.MOST_ATTEMPTS - 1,) * 2]
+)
 def test_what_a_launcher_has_had_of_attempts_is_taken(attempt, restarts):
-    assert (read(attempt=attempt, restarts=restarts).attempt, read(num_nodes=[2, 4]).num_nodes) == (attempt, (2, 4))
+    assert (read(attempt=attempt, restarts=restarts).attempt, read(num_nodes=[2, 4]).num_nodes) == (
+        attempt,
+        (2, 4),
+    )
 
 
 @pytest.mark.parametrize(
     "changed",
     [
-        {"attempt": -2}, {"attempt": p.MOST_ATTEMPTS}, {"attempt": 1 << 62}, {"attempt": 1, "restarts": -1},
-        {"attempt": 3, "restarts": 4}, {"restarts": 1 << 62}, {"num_nodes": []}, {"num_nodes": [2]},
-        {"num_nodes": [1, 2, 3]}, {"num_nodes": None},
+        {"attempt": -2},
+        {"attempt": p.MOST_ATTEMPTS},
+        {"attempt": 1 << 62},
+        {"attempt": 1, "restarts": -1},
+        {"attempt": 3, "restarts": 4},
+        {"restarts": 1 << 62},
+        {"num_nodes": []},
+        {"num_nodes": [2]},
+        {"num_nodes": [1, 2, 3]},
+        {"num_nodes": None},
     ],
-)  # fmt: skip
+)
 def test_what_no_launcher_can_have_had_is_no_message(changed):
     with pytest.raises(ProtocolError):
         read(**changed)
@@ -44,4 +66,6 @@ def test_what_no_launcher_can_have_had_is_no_message(changed):
 def test_what_a_launcher_may_have_had_another_attempt_may_follow():
     assert p.may_start(0)
     assert p.may_start(p.MOST_ATTEMPTS, p.MOST_ATTEMPTS)
-    assert not any((p.may_start(-1), p.may_start(p.MOST_ATTEMPTS + 1), p.may_start(1, 2), p.may_start(1, -1)))
+    assert not any(
+        (p.may_start(-1), p.may_start(p.MOST_ATTEMPTS + 1), p.may_start(1, 2), p.may_start(1, -1))
+    )

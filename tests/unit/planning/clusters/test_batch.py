@@ -49,7 +49,12 @@ def test_a_plain_shell_is_no_batch_job(system):
 
 def test_a_pbs_host_has_a_slot_for_each_of_its_lines_in_their_order():
     found = pbs("n2\r\nn2\nn1\nn2\n\n")
-    assert (found.source, found.part, found.node_rank, found.job_id) == ("pbs", "all", None, "12-3-.server")
+    assert (found.source, found.part, found.node_rank, found.job_id) == (
+        "pbs",
+        "all",
+        None,
+        "12-3-.server",
+    )
     assert hosts(found) == [("n2", 3), ("n1", 1)]
     assert "may be cores" in found.notes[0]
 
@@ -65,7 +70,9 @@ def test_torques_gpus_win_over_its_cores():
     assert found.hosts[0].devices == ("0", "2")
 
 
-@pytest.mark.parametrize(("gpufile", "said"), [("n1\n", "/g:1: 'n1': expected HOST-gpuN"), ("n9-gpu0\n", "n9-gpu0")])
+@pytest.mark.parametrize(
+    ("gpufile", "said"), [("n1\n", "/g:1: 'n1': expected HOST-gpuN"), ("n9-gpu0\n", "n9-gpu0")]
+)
 def test_an_odd_gpu_file_is_an_error_with_its_line(gpufile, said):
     with pytest.raises(ConfigError) as caught:
         pbs("n1\n", gpufile)
@@ -88,7 +95,9 @@ def test_a_line_that_is_no_host_is_named_by_file_and_line():
         pbs("n1\na b\n")
 
 
-@pytest.mark.parametrize("gone", [(), ("LSB_DJOB_HOSTFILE",), ("LSB_DJOB_HOSTFILE", "LSB_MCPU_HOSTS")])
+@pytest.mark.parametrize(
+    "gone", [(), ("LSB_DJOB_HOSTFILE",), ("LSB_DJOB_HOSTFILE", "LSB_MCPU_HOSTS")]
+)
 def test_lsf_says_the_same_in_three_places(gone):
     environ = {name: value for name, value in LSF.items() if name not in gone}
     found = batch.find(environ, {"/l/hosts": "h1\n" * 4 + "h2\n" * 2}, "lsf")
@@ -187,13 +196,19 @@ def test_half_of_flux_is_not_used():
 def aws(**more):
     """Read the variables of a node of AWS Batch; None leaves one out."""
     environ = AWS | {f"AWS_BATCH_JOB_{name}": value for name, value in more.items()}
-    return batch.find({name: value for name, value in environ.items() if value is not None}, {}, "aws-batch")
+    return batch.find(
+        {name: value for name, value in environ.items() if value is not None}, {}, "aws-batch"
+    )
 
 
 def test_a_node_of_aws_batch_is_told_where_the_main_node_is():
     found = aws()
     assert (found.source, found.part, found.node_rank) == ("aws-batch", "node", 1)
-    assert [(host.name, host.known) for host in found.hosts] == [("10.0.0.5", True), ("node-1", False), ("node-2", False)]
+    assert [(host.name, host.known) for host in found.hosts] == [
+        ("10.0.0.5", True),
+        ("node-1", False),
+        ("node-2", False),
+    ]
     assert (found.master_addr, found.master_port) == ("10.0.0.5", None)
     assert all(origin.source for origin in found.origins)
 
@@ -222,7 +237,9 @@ def test_all_nodes_of_aws_batch_have_one_id_for_their_job():
     assert ids == {"ad4a2e73"}
 
 
-@pytest.mark.parametrize("gone", ["NODE_INDEX", "MAIN_NODE_INDEX", "MAIN_NODE_PRIVATE_IPV4_ADDRESS"])
+@pytest.mark.parametrize(
+    "gone", ["NODE_INDEX", "MAIN_NODE_INDEX", "MAIN_NODE_PRIVATE_IPV4_ADDRESS"]
+)
 def test_a_node_of_aws_batch_that_is_told_too_little_is_known_to_be_one_of_several(gone):
     with pytest.raises(IncompleteError, match=f"AWS_BATCH_JOB_{gone} is not set") as caught:
         aws(**{gone: None})
@@ -232,8 +249,14 @@ def test_a_node_of_aws_batch_that_is_told_too_little_is_known_to_be_one_of_sever
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ({"NODE_INDEX": "3"}, "AWS_BATCH_JOB_NODE_INDEX='3' and AWS_BATCH_JOB_NUM_NODES='3' contradict"),
-        ({"MAIN_NODE_INDEX": "3"}, "AWS_BATCH_JOB_MAIN_NODE_INDEX='3' and AWS_BATCH_JOB_NUM_NODES='3' contradict"),
+        (
+            {"NODE_INDEX": "3"},
+            "AWS_BATCH_JOB_NODE_INDEX='3' and AWS_BATCH_JOB_NUM_NODES='3' contradict",
+        ),
+        (
+            {"MAIN_NODE_INDEX": "3"},
+            "AWS_BATCH_JOB_MAIN_NODE_INDEX='3' and AWS_BATCH_JOB_NUM_NODES='3' contradict",
+        ),
         ({"NUM_NODES": "x"}, "AWS_BATCH_JOB_NUM_NODES='x': expected a number from 1"),
         ({"MAIN_NODE_PRIVATE_IPV4_ADDRESS": "a b"}, "'a b' is no host name or address"),
     ],
@@ -246,5 +269,9 @@ def test_variables_of_aws_batch_that_cannot_be_right_are_quoted(more, said):
 
 
 def test_an_array_job_of_aws_batch_is_no_job_of_several_nodes():
-    environ = {"AWS_BATCH_JOB_ID": "a:3", "AWS_BATCH_JOB_ARRAY_INDEX": "3", "AWS_BATCH_JOB_ARRAY_SIZE": "10"}
+    environ = {
+        "AWS_BATCH_JOB_ID": "a:3",
+        "AWS_BATCH_JOB_ARRAY_INDEX": "3",
+        "AWS_BATCH_JOB_ARRAY_SIZE": "10",
+    }
     assert batch.find(environ, {}, "aws-batch") is None

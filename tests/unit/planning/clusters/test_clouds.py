@@ -57,19 +57,28 @@ AIHC = {
     "NPROC_PER_NODE": "8",
 }
 VERTEX = {
-    "CLUSTER_SPEC": json.dumps({
-        "cluster": {
-            "workerpool0": ["cmle-training-workerpool0-ab-0:2222"],
-            "workerpool1": ["cmle-training-workerpool1-ab-0:2222", "cmle-training-workerpool1-ab-1:2222"],
-            "workerpool2": ["cmle-training-workerpool2-ab-0:2222"],
-        },
-        "environment": "cloud",
-        "task": {"type": "workerpool1", "index": 0},
-    }),
+    "CLUSTER_SPEC": json.dumps(
+        {
+            "cluster": {
+                "workerpool0": ["cmle-training-workerpool0-ab-0:2222"],
+                "workerpool1": [
+                    "cmle-training-workerpool1-ab-0:2222",
+                    "cmle-training-workerpool1-ab-1:2222",
+                ],
+                "workerpool2": ["cmle-training-workerpool2-ab-0:2222"],
+            },
+            "environment": "cloud",
+            "task": {"type": "workerpool1", "index": 0},
+        }
+    ),
     "CLOUD_ML_JOB_ID": "123",
-}  # fmt: skip
+}
 DETERMINED = {"DET_ALLOCATION_ID": "12.1", "DET_SLOT_IDS": "[0,1]", "DET_CONTAINER_ID": "x"}
-RENDEZVOUS = {"container_addrs": ["10.0.0.1", "10.0.0.2"], "container_rank": 1, "container_slot_counts": [8, 2]}
+RENDEZVOUS = {
+    "container_addrs": ["10.0.0.1", "10.0.0.2"],
+    "container_rank": 1,
+    "container_slot_counts": [8, 2],
+}
 
 
 def find(system, environ, **more):
@@ -88,7 +97,11 @@ def find(system, environ, **more):
         (
             "vertex",
             VERTEX,
-            ["cmle-training-workerpool0-ab-0", "cmle-training-workerpool1-ab-0", "cmle-training-workerpool1-ab-1"],
+            [
+                "cmle-training-workerpool0-ab-0",
+                "cmle-training-workerpool1-ab-0",
+                "cmle-training-workerpool1-ab-1",
+            ],
             None,
             ("cmle-training-workerpool0-ab-0", 2222),
         ),
@@ -113,7 +126,9 @@ def test_a_platform_tells_its_nodes_which_they_are(system, environ, hosts, slots
         ("pai-dlc", PAI, "workers", [True, False]),
     ],
 )
-def test_a_platforms_gpus_are_gpus_and_hosts_that_it_does_not_name_are_unknown(system, environ, unit, known):
+def test_a_platforms_gpus_are_gpus_and_hosts_that_it_does_not_name_are_unknown(
+    system, environ, unit, known
+):
     found = find(system, environ)
     assert {host.unit for host in found.hosts} == {unit}
     assert [host.known for host in found.hosts] == known
@@ -129,13 +144,17 @@ def test_a_job_that_is_called_like_the_link_to_the_last_job_gets_another_folder(
 
 
 def test_a_master_that_is_not_the_first_host_is_an_error_that_quotes_both():
-    with pytest.raises(ConfigError, match=r"DSTACK_MASTER_NODE_IP='10\.0\.0\.2' and DSTACK_NODES_IPS"):
+    with pytest.raises(
+        ConfigError, match=r"DSTACK_MASTER_NODE_IP='10\.0\.0\.2' and DSTACK_NODES_IPS"
+    ):
         find("dstack", DSTACK, DSTACK_MASTER_NODE_IP="10.0.0.2")
 
 
 @pytest.mark.parametrize("system", [*clouds.SYSTEMS, "vertex", "determined"])
 def test_a_shell_elsewhere_is_no_platform(system):
-    assert find(system, {"RANK": "3", "WORLD_SIZE": "8", "MASTER_ADDR": "a", "PATH": "/bin"}) is None
+    assert (
+        find(system, {"RANK": "3", "WORLD_SIZE": "8", "MASTER_ADDR": "a", "PATH": "/bin"}) is None
+    )
 
 
 def test_a_mixed_cluster_tells_each_node_its_own_gpus_only():
@@ -144,7 +163,9 @@ def test_a_mixed_cluster_tells_each_node_its_own_gpus_only():
 
 
 def test_no_gpus_leave_the_slots_open():
-    assert {host.slots for host in find("skypilot", SKYPILOT, SKYPILOT_NUM_GPUS_PER_NODE="0").hosts} == {None}
+    assert {
+        host.slots for host in find("skypilot", SKYPILOT, SKYPILOT_NUM_GPUS_PER_NODE="0").hosts
+    } == {None}
 
 
 def test_addresses_may_be_separated_by_spaces_or_commas():
@@ -160,18 +181,35 @@ def test_a_torch_worker_in_a_platforms_pod_is_not_taken_for_a_node():
 def test_azures_processes_are_workers_if_there_are_several_a_node():
     several = AZURE | {"WORLD_SIZE": "8", "RANK": "6", "LOCAL_RANK": "2"}
     found = find("azureml", several)
-    assert (found.part, found.node_rank, found.local_rank, found.hosts[0].slots) == ("worker", 1, 2, 4)
+    assert (found.part, found.node_rank, found.local_rank, found.hosts[0].slots) == (
+        "worker",
+        1,
+        2,
+        4,
+    )
 
 
 @pytest.mark.parametrize(
     ("system", "environ", "both"),
     [
-        ("sagemaker", SAGEMAKER | {"SM_CURRENT_HOST": "algo-3"}, ("SM_CURRENT_HOST='algo-3'", "SM_HOSTS=")),
+        (
+            "sagemaker",
+            SAGEMAKER | {"SM_CURRENT_HOST": "algo-3"},
+            ("SM_CURRENT_HOST='algo-3'", "SM_HOSTS="),
+        ),
         ("azureml", AZURE | {"NODE_RANK": "2"}, ("NODE_RANK='2'", "AZUREML_NODE_COUNT='2'")),
         ("azureml", AZURE | {"WORLD_SIZE": "3"}, ("WORLD_SIZE='3'", "AZUREML_NODE_COUNT='2'")),
         ("azureml", AZURE | {"WORLD_SIZE": "8", "RANK": "1"}, ("RANK='1'", "NODE_RANK='1'")),
-        ("skypilot", SKYPILOT | {"SKYPILOT_NUM_NODES": "3"}, ("SKYPILOT_NUM_NODES='3'", "SKYPILOT_NODE_IPS=")),
-        ("dstack", DSTACK | {"DSTACK_NODE_RANK": "2"}, ("DSTACK_NODE_RANK='2'", "DSTACK_NODES_NUM='2'")),
+        (
+            "skypilot",
+            SKYPILOT | {"SKYPILOT_NUM_NODES": "3"},
+            ("SKYPILOT_NUM_NODES='3'", "SKYPILOT_NODE_IPS="),
+        ),
+        (
+            "dstack",
+            DSTACK | {"DSTACK_NODE_RANK": "2"},
+            ("DSTACK_NODE_RANK='2'", "DSTACK_NODES_NUM='2'"),
+        ),
         ("pai-dlc", PAI | {"RANK": "2"}, ("RANK='2'", "WORLD_SIZE='2'")),
     ],
 )

@@ -1,4 +1,5 @@
-"""Environments put together at random: nothing but ConfigError comes out, and what is found holds together."""
+"""Environments put together at random: nothing but ConfigError comes out, and what is found holds
+together."""
 
 from __future__ import annotations
 
@@ -45,7 +46,10 @@ FAMILIES = [
 ]  # fmt: skip
 
 SPEC = json.dumps(
-    {"cluster": {"workerpool0": ["a:1"], "workerpool1": ["b:1"]}, "task": {"type": "workerpool1", "index": 0}}
+    {
+        "cluster": {"workerpool0": ["a:1"], "workerpool1": ["b:1"]},
+        "task": {"type": "workerpool1", "index": 0},
+    }
 )
 SMALL = st.integers(min_value=0, max_value=5).map(str)
 PLAUSIBLE = st.sampled_from([
@@ -75,7 +79,17 @@ JSONISH = st.recursive(
     lambda inner: (
         st.lists(inner, max_size=3)
         | st.dictionaries(
-            st.sampled_from(["cluster", "task", "type", "index", "workerpool0", "container_addrs", "container_rank"]),
+            st.sampled_from(
+                [
+                    "cluster",
+                    "task",
+                    "type",
+                    "index",
+                    "workerpool0",
+                    "container_addrs",
+                    "container_rank",
+                ]
+            ),
             inner,
             max_size=4,
         )
@@ -113,7 +127,10 @@ def test_whatever_the_environment_only_config_errors_come_out(environ, content, 
     if found is None:
         return
     assert found.hosts
-    assert all(host.name and not host.name.startswith("-") and host.name.isprintable() for host in found.hosts)
+    assert all(
+        host.name and not host.name.startswith("-") and host.name.isprintable()
+        for host in found.hosts
+    )
     assert all(host.slots is None or host.slots > 0 for host in found.hosts)
     assert found.node_rank is None or 0 <= found.node_rank < len(found.hosts)
     assert found.part != "node" or found.local_rank is None
@@ -121,7 +138,9 @@ def test_whatever_the_environment_only_config_errors_come_out(environ, content, 
         assert 0 <= found.local_rank < found.hosts[found.node_rank].slots
     assert all(text.isprintable() for text in found.notes)
     assert all(
-        text.isprintable() for origin in found.origins for text in (origin.shown, origin.source, *origin.instead_of)
+        text.isprintable()
+        for origin in found.origins
+        for text in (origin.shown, origin.source, *origin.instead_of)
     )
     assert found.job_id is None or (
         found.job_id.isascii() and "/" not in found.job_id and not found.job_id.startswith(".")

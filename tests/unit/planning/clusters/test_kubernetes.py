@@ -7,7 +7,11 @@ from distlaunch.planning.clusters import kubernetes
 from distlaunch.planning.clusters.environment_reader import IncompleteError
 from distlaunch.planning.clusters.select import select
 
-POD = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "KUBERNETES_SERVICE_PORT": "443", "HOSTNAME": "web-6d4cf56db6-x2x9k"}
+POD = {
+    "KUBERNETES_SERVICE_HOST": "10.96.0.1",
+    "KUBERNETES_SERVICE_PORT": "443",
+    "HOSTNAME": "web-6d4cf56db6-x2x9k",
+}
 # Kubeflow Trainer 2.3: what its torch plugin sets, and nothing else.
 TRAINER_V2 = POD | {
     "HOSTNAME": "demo-node-0-1",
@@ -71,7 +75,9 @@ def find(environ, texts=None, **more):
 
 
 def indexed(pod, service, **more):
-    return find(INDEXED, {"/etc/hosts": HOSTS.format(pod=pod, service=service)}, HOSTNAME=pod, **more)
+    return find(
+        INDEXED, {"/etc/hosts": HOSTS.format(pod=pod, service=service)}, HOSTNAME=pod, **more
+    )
 
 
 def names(found):
@@ -97,7 +103,10 @@ def test_pytorchjobs_rank_is_the_pods():
     assert names(found) == ["demo-master-0", "demo-worker-0", "demo-worker-1"]
     assert {host.slots for host in found.hosts} == {8}
     rank = next(origin for origin in found.origins if origin.value == "node rank")
-    assert (rank.source, rank.instead_of) == ("PET_NODE_RANK", ("RANK='1': here it is the pod's index too",))
+    assert (rank.source, rank.instead_of) == (
+        "PET_NODE_RANK",
+        ("RANK='1': here it is the pod's index too",),
+    )
 
 
 @pytest.mark.parametrize("world", ["3", "24"])
@@ -118,7 +127,14 @@ def test_an_elastic_job_needs_no_rank():
 
 
 def test_pet_variables_count_without_kubernetes():
-    found = find({"PET_NNODES": "2", "PET_NODE_RANK": "0", "PET_MASTER_ADDR": "10.0.0.1", "PET_NPROC_PER_NODE": "gpu"})
+    found = find(
+        {
+            "PET_NNODES": "2",
+            "PET_NODE_RANK": "0",
+            "PET_MASTER_ADDR": "10.0.0.1",
+            "PET_NPROC_PER_NODE": "gpu",
+        }
+    )
     assert (names(found), found.node_rank) == (["10.0.0.1", "node-1"], 0)
 
 
@@ -168,7 +184,8 @@ def test_a_master_address_in_the_pod_template_is_taken():
 
 
 def test_a_jobsets_pods_are_those_of_an_indexed_job():
-    """Names and subdomain as JobSet makes them: JOBSET-REPLICATEDJOB-JOB-POD in the subdomain JOBSET."""
+    """Names and subdomain as JobSet makes them: JOBSET-REPLICATEDJOB-JOB-POD in the subdomain
+    JOBSET."""
     found = indexed("demo-workers-0-2", "demo")
     assert names(found)[3] == "demo-workers-0-3.demo.default.svc.cluster.local"
     assert found.node_rank == 2
@@ -194,7 +211,9 @@ def test_a_leader_worker_sets_group_is_named_after_its_leader():
 
 
 def test_volcanos_pytorch_plugin_ranks_pods():
-    found = find(VOLCANO, RANK="2", WORLD_SIZE="3", MASTER_ADDR="demo-master-0.demo", MASTER_PORT="23456")
+    found = find(
+        VOLCANO, RANK="2", WORLD_SIZE="3", MASTER_ADDR="demo-master-0.demo", MASTER_PORT="23456"
+    )
     assert (found.node_rank, found.master_port) == (2, 23456)
     assert names(found) == ["demo-master-0.demo", "demo-worker-0.demo", "demo-worker-1.demo"]
 
@@ -218,11 +237,18 @@ def test_volcano_tasks_that_may_not_train_are_not_guessed_at():
 
 def test_an_mpijobs_launcher_has_all_hosts_in_a_file():
     """mpi-operator v2beta1: the host file of Open MPI."""
-    environ = POD | {"K_MPI_JOB_ROLE": "launcher", "OMPI_MCA_orte_default_hostfile": "/etc/mpi/hostfile"}
+    environ = POD | {
+        "K_MPI_JOB_ROLE": "launcher",
+        "OMPI_MCA_orte_default_hostfile": "/etc/mpi/hostfile",
+    }
     assert kubernetes.files(environ) == ("/etc/mpi/hostfile",)
     hostfile = "demo-worker-0.demo.default.svc slots=2\ndemo-worker-1.demo.default.svc slots=2\n"
     found = find(environ, {"/etc/mpi/hostfile": hostfile})
-    assert (found.part, [host.slots for host in found.hosts], found.node_rank) == ("all", [2, 2], None)
+    assert (found.part, [host.slots for host in found.hosts], found.node_rank) == (
+        "all",
+        [2, 2],
+        None,
+    )
     with pytest.raises(ConfigError, match="/etc/mpi/hostfile"):
         find(environ, {"/etc/mpi/hostfile": None})
 
@@ -271,11 +297,21 @@ def test_other_controllers_are_named_as_losers_and_a_larger_group_is_a_contradic
 
 
 def test_a_master_that_is_another_pod_than_rank_0_is_an_error():
-    ranks = {"RANK": "1", "WORLD_SIZE": "2", "VC_TASK_INDEX": "0", "VC_MASTER_HOSTS": "a.j", "VC_WORKER_HOSTS": "b.j"}
+    ranks = {
+        "RANK": "1",
+        "WORLD_SIZE": "2",
+        "VC_TASK_INDEX": "0",
+        "VC_MASTER_HOSTS": "a.j",
+        "VC_WORKER_HOSTS": "b.j",
+    }
     assert kubernetes.find(POD | ranks | {"MASTER_ADDR": "a.j"}, {}).master_addr == "a.j"
-    with pytest.raises(ConfigError, match=r"MASTER_ADDR='b\.j' and VC_WORKER_HOSTS='b\.j' contradict"):
+    with pytest.raises(
+        ConfigError, match=r"MASTER_ADDR='b\.j' and VC_WORKER_HOSTS='b\.j' contradict"
+    ):
         kubernetes.find(POD | ranks | {"MASTER_ADDR": "b.j"}, {})
-    with pytest.raises(ConfigError, match="MASTER_ADDR='train-2' and JOB_COMPLETION_INDEX='2' contradict"):
+    with pytest.raises(
+        ConfigError, match="MASTER_ADDR='train-2' and JOB_COMPLETION_INDEX='2' contradict"
+    ):
         kubernetes.find(INDEXED | {"MASTER_ADDR": "train-2"}, {})
 
 

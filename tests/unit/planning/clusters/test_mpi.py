@@ -23,7 +23,8 @@ def openmpi(rank, size, local_rank, local_size, nodes, **more):
 
 
 def hydra(rank, size, local_rank, local_size, host="a"):
-    """Make the variables of a process as ``mpiexec.hydra -hosts a,b env`` of MPICH 4.0.2 prints them."""
+    """Make the variables of a process as ``mpiexec.hydra -hosts a,b env`` of MPICH 4.0.2 prints
+    them."""
     return {
         "HYDI_CONTROL_FD": "7",
         "MPIR_CVAR_CH3_INTERFACE_HOSTNAME": host,
@@ -37,7 +38,12 @@ def hydra(rank, size, local_rank, local_size, host="a"):
 
 def test_processes_of_one_node_are_its_workers():
     found = mpi.find(openmpi(1, 2, 1, 2, 1), {}, "openmpi")
-    assert (found.source, found.part, found.node_rank, found.local_rank) == ("openmpi", "worker", 0, 1)
+    assert (found.source, found.part, found.node_rank, found.local_rank) == (
+        "openmpi",
+        "worker",
+        0,
+        1,
+    )
     assert [(host.name, host.slots) for host in found.hosts] == [("vm", 2)]
     assert (found.master_addr, found.notes) == (None, ())
 
@@ -46,18 +52,31 @@ def test_one_process_a_node_is_a_launcher_of_the_node():
     found = mpi.find(openmpi(2, 4, 0, 1, 4), {}, "openmpi")
     assert (found.part, found.node_rank, found.local_rank, len(found.hosts)) == ("node", 2, None, 4)
     assert {host.slots for host in found.hosts} == {None}
-    assert [(host.name, host.known) for host in found.hosts[2:]] == [("vm", True), ("node-3", False)]
+    assert [(host.name, host.known) for host in found.hosts[2:]] == [
+        ("vm", True),
+        ("node-3", False),
+    ]
 
 
 def test_the_rank_within_the_node_is_not_taken_for_the_nodes():
     """Open MPI's NODE_RANK counts processes on the node, which its name does not say."""
     found = mpi.find(openmpi(5, 8, 1, 4, 2), {}, "openmpi")
-    assert (found.node_rank, found.local_rank, len(found.hosts), found.hosts[0].slots) == (1, 1, 2, 4)
+    assert (found.node_rank, found.local_rank, len(found.hosts), found.hosts[0].slots) == (
+        1,
+        1,
+        2,
+        4,
+    )
 
 
 def test_hydras_processes_are_known_by_pmi_and_local_ids():
     found = mpi.find(hydra(3, 4, 1, 2, host="b"), {}, "mpich")
-    assert (found.source, found.part, found.node_rank, found.local_rank) == ("mpich", "worker", 1, 1)
+    assert (found.source, found.part, found.node_rank, found.local_rank) == (
+        "mpich",
+        "worker",
+        1,
+        1,
+    )
     assert [host.name for host in found.hosts] == ["node-0", "b"]
 
 
@@ -65,16 +84,41 @@ def test_hydras_processes_are_known_by_pmi_and_local_ids():
     ("system", "environ"),
     [
         # MVAPICH2's user guide
-        ("mvapich", {"MV2_COMM_WORLD_RANK": "3", "MV2_COMM_WORLD_SIZE": "4", "MV2_COMM_WORLD_LOCAL_RANK": "1",
-                     "MV2_COMM_WORLD_LOCAL_SIZE": "2"}),
+        (
+            "mvapich",
+            {
+                "MV2_COMM_WORLD_RANK": "3",
+                "MV2_COMM_WORLD_SIZE": "4",
+                "MV2_COMM_WORLD_LOCAL_RANK": "1",
+                "MV2_COMM_WORLD_LOCAL_SIZE": "2",
+            },
+        ),
         # jsrun, as PyTorch Lightning's LSFEnvironment documents it
-        ("jsm", {"JSM_NAMESPACE_RANK": "3", "JSM_NAMESPACE_SIZE": "4", "JSM_NAMESPACE_LOCAL_RANK": "1",
-                 "JSM_NAMESPACE_LOCAL_SIZE": "2", "LSB_JOBID": "7"}),
+        (
+            "jsm",
+            {
+                "JSM_NAMESPACE_RANK": "3",
+                "JSM_NAMESPACE_SIZE": "4",
+                "JSM_NAMESPACE_LOCAL_RANK": "1",
+                "JSM_NAMESPACE_LOCAL_SIZE": "2",
+                "LSB_JOBID": "7",
+            },
+        ),
         # mpiexec of HPE's PALS, as job scripts for Aurora use it: the size comes from PMI
-        ("pals", {"PALS_RANKID": "3", "PALS_LOCAL_RANKID": "1", "PALS_LOCAL_SIZE": "2", "PALS_NODEID": "1",
-                  "PALS_APID": "ab-12", "PMI_RANK": "3", "PMI_SIZE": "4"}),
+        (
+            "pals",
+            {
+                "PALS_RANKID": "3",
+                "PALS_LOCAL_RANKID": "1",
+                "PALS_LOCAL_SIZE": "2",
+                "PALS_NODEID": "1",
+                "PALS_APID": "ab-12",
+                "PMI_RANK": "3",
+                "PMI_SIZE": "4",
+            },
+        ),
     ],
-)  # fmt: skip
+)
 def test_others_are_rows_of_the_same_table(system, environ):
     found = mpi.find(environ, {}, system)
     assert (found.source, found.part, found.node_rank, found.local_rank) == (system, "worker", 1, 1)
@@ -82,12 +126,19 @@ def test_others_are_rows_of_the_same_table(system, environ):
 
 
 def test_a_node_number_that_is_told_is_taken_in_any_order_of_ranks():
-    cyclic = {"PALS_RANKID": "2", "PALS_LOCAL_RANKID": "1", "PALS_LOCAL_SIZE": "2", "PALS_NODEID": "0", "PMI_SIZE": "4"}
+    cyclic = {
+        "PALS_RANKID": "2",
+        "PALS_LOCAL_RANKID": "1",
+        "PALS_LOCAL_SIZE": "2",
+        "PALS_NODEID": "0",
+        "PMI_SIZE": "4",
+    }
     assert mpi.find(cyclic, {}, "pals").node_rank == 0
 
 
 def test_the_master_address_is_the_one_that_all_processes_were_handed():
-    """``mpirun -x MASTER_ADDR``; Azure ML's batch nodes have a variable of their own (its documentation)."""
+    """``mpirun -x MASTER_ADDR``; Azure ML's batch nodes have a variable of their own (its
+    documentation)."""
     handed = openmpi(5, 8, 1, 4, 2, MASTER_ADDR="gpu-1", MASTER_PORT="29501")
     found = mpi.find(handed, {}, "openmpi")
     assert (found.master_addr, found.master_port, found.notes) == ("gpu-1", 29501, ())
@@ -104,7 +155,9 @@ def test_a_host_name_that_is_none_is_an_error_that_names_the_variable(name):
         mpi.find(openmpi(0, 2, 0, 1, 2, PMIX_HOSTNAME=name), {}, "openmpi")
 
 
-@pytest.mark.parametrize("gone", ["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_SIZE"])
+@pytest.mark.parametrize(
+    "gone", ["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_SIZE"]
+)
 def test_half_a_set_of_variables_is_no_process_of_mpirun(gone):
     environ = openmpi(0, 2, 0, 2, 1)
     del environ[gone]
@@ -121,7 +174,10 @@ def test_pmi_alone_is_srun_or_flux_and_not_hydra():
     ("environ", "both"),
     [
         (openmpi(4, 4, 0, 2, 2), ("OMPI_COMM_WORLD_RANK='4'", "OMPI_COMM_WORLD_SIZE='4'")),
-        (openmpi(0, 4, 2, 2, 2), ("OMPI_COMM_WORLD_LOCAL_RANK='2'", "OMPI_COMM_WORLD_LOCAL_SIZE='2'")),
+        (
+            openmpi(0, 4, 2, 2, 2),
+            ("OMPI_COMM_WORLD_LOCAL_RANK='2'", "OMPI_COMM_WORLD_LOCAL_SIZE='2'"),
+        ),
         (openmpi(0, 2, 0, 4, 1), ("OMPI_COMM_WORLD_LOCAL_SIZE='4'", "OMPI_COMM_WORLD_SIZE='2'")),
         (openmpi(1, 2, 1, 2, 1, PMIX_RANK="0"), ("OMPI_COMM_WORLD_RANK='1'", "PMIX_RANK='0'")),
     ],
@@ -143,7 +199,11 @@ def refusal(environ):
 
 @pytest.mark.parametrize("layout", [[3, 1], [2, 1, 1], [1, 2, 1], [3, 2, 1]])
 def test_uneven_nodes_are_refused_by_at_least_one_process(layout):
-    places = [(node, local_rank) for node, local_size in enumerate(layout) for local_rank in range(local_size)]
+    places = [
+        (node, local_rank)
+        for node, local_size in enumerate(layout)
+        for local_rank in range(local_size)
+    ]
     hints = [
         refusal(openmpi(rank, sum(layout), local_rank, layout[node], len(layout)))
         for rank, (node, local_rank) in enumerate(places)

@@ -44,8 +44,12 @@ def test_a_plain_shell_imports_no_source():
         "files({'PATH': '/bin'}); select({'PATH': '/bin', 'RANK': '3', 'TF_CONFIG': '{}'}, {})\n"
         "print(*(n for n in sys.modules if n.startswith('distlaunch.planning.clusters.') and not n.endswith('.select') or n in {'json', 'distlaunch.planning.allocation'}))"
     )
-    run = subprocess.run([sys.executable, "-I", "-S", "-c", f"import sys; sys.path.insert(0, {_root()!r})\n{code}"],
-                         capture_output=True, text=True, check=True)  # fmt: skip
+    run = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", f"import sys; sys.path.insert(0, {_root()!r})\n{code}"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert run.stdout.split() == []
 
 
@@ -57,7 +61,9 @@ def _root():
     "stale",
     [
         {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "3"},
-        {"TF_CONFIG": '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 1}}'},
+        {
+            "TF_CONFIG": '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 1}}'
+        },
         {"OMPI_COMM_WORLD_SIZE": "4"},
         {"PMI_RANK": "0", "PMI_SIZE": "1"},
         {"SLURM_JOB_ID": "42"},
@@ -92,13 +98,16 @@ HALVES = [
     {"VC_TASK_INDEX": "1", "VC_WORKER_HOSTS": "a,b", "VC_PS_HOSTS": "c"},
     {"PET_NODE_RANK": "1"},
     {"PBS_JOBID": "1", "PBS_NUM_NODES": "4"},
-    POD | {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "job-master-0"},  # PyTorchJob before PET_*
+    POD
+    | {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "job-master-0"},  # PyTorchJob before PET_*
 ]
 
 
 @pytest.mark.parametrize("environ", HALVES)
 def test_one_launcher_of_several_that_does_not_know_which_is_an_error(environ):
-    with pytest.raises(ConfigError, match="has started several launchers, but not said which") as caught:
+    with pytest.raises(
+        ConfigError, match="has started several launchers, but not said which"
+    ) as caught:
         select(environ, {})
     assert caught.value.hint
     assert select(environ, {}, num_nodes="1")[0] is None
@@ -163,7 +172,10 @@ def test_mpirun_within_a_slurm_job_decides():
     [
         (STEP | {"PMI_RANK": "0", "PMI_SIZE": "2"}, "slurm"),  # srun --mpi=pmi2
         (SLURM | POD, "slurm"),  # Slurm in Kubernetes
-        (SLURM | {"PBS_JOBID": "1", "PBS_NODEFILE": "/n"}, "slurm"),  # slurm-wlm-torque's generate_pbs_nodefile
+        (
+            SLURM | {"PBS_JOBID": "1", "PBS_NODEFILE": "/n"},
+            "slurm",
+        ),  # slurm-wlm-torque's generate_pbs_nodefile
         (SLURM | {"PET_NNODES": "2", "PET_NODE_RANK": "0"}, "slurm"),
         (POD | {"SKYPILOT_NODE_IPS": "10.0.0.1", "SKYPILOT_NODE_RANK": "0"}, "skypilot"),
         (POD, None),
@@ -184,7 +196,10 @@ def test_two_mpis_that_agree_are_fine_and_two_that_do_not_are_an_error_that_quot
         select(OPENMPI | HYDRA | {"PMI_RANK": "0", "MPI_LOCALRANKID": "0"}, {})
     assert "OMPI_COMM_WORLD_RANK='1'" in caught.value.message
     assert "PMI_RANK='0'" in caught.value.message
-    assert source_of(OPENMPI | HYDRA | {"PMI_RANK": "0", "MPI_LOCALRANKID": "0"}, wanted="mpich") == "mpich"
+    assert (
+        source_of(OPENMPI | HYDRA | {"PMI_RANK": "0", "MPI_LOCALRANKID": "0"}, wanted="mpich")
+        == "mpich"
+    )
 
 
 def test_variables_that_mean_anything_are_named_where_the_source_does_not_read_them():
@@ -195,7 +210,9 @@ def test_variables_that_mean_anything_are_named_where_the_source_does_not_read_t
 
 
 def test_a_port_that_is_used_is_not_called_unused():
-    found, lost, _ = select(OPENMPI | {"OMPI_COMM_WORLD_SIZE": "4", "MASTER_ADDR": "n1", "MASTER_PORT": "29501"}, {})
+    found, lost, _ = select(
+        OPENMPI | {"OMPI_COMM_WORLD_SIZE": "4", "MASTER_ADDR": "n1", "MASTER_PORT": "29501"}, {}
+    )
     assert (found.master_addr, found.master_port, lost) == ("n1", 29501, ())
 
 
@@ -213,9 +230,13 @@ def test_a_forced_source_that_does_not_apply_says_why(name):
 
 
 def test_a_forced_source_with_half_its_variables_says_which_are_missing():
-    with pytest.raises(ConfigError, match="--source openmpi does not apply: OMPI_COMM_WORLD_SIZE='4', but not"):
+    with pytest.raises(
+        ConfigError, match="--source openmpi does not apply: OMPI_COMM_WORLD_SIZE='4', but not"
+    ):
         select({"OMPI_COMM_WORLD_SIZE": "4"}, {}, wanted="openmpi")
-    with pytest.raises(ConfigError, match="--source kubernetes does not apply: KUBERNETES_SERVICE_HOST"):
+    with pytest.raises(
+        ConfigError, match="--source kubernetes does not apply: KUBERNETES_SERVICE_HOST"
+    ):
         select(POD, {}, wanted="kubernetes")
 
 
@@ -234,8 +255,12 @@ def test_options_fill_in_what_an_indexed_job_does_not_tell():
     assert (found.node_rank, len(found.hosts)) == (3, 4)
     assert select(INDEXED, {}, num_nodes="1")[0] is None
     with pytest.raises(ConfigError, match="does not say of how many"):
-        select(INDEXED | {"DISTLAUNCH_NUM_NODES": "4"}, {})  # of an option, and the options are handed over
-    with pytest.raises(ConfigError, match="--node-rank='0' and JOB_COMPLETION_INDEX='1' contradict each other"):
+        select(
+            INDEXED | {"DISTLAUNCH_NUM_NODES": "4"}, {}
+        )  # of an option, and the options are handed over
+    with pytest.raises(
+        ConfigError, match="--node-rank='0' and JOB_COMPLETION_INDEX='1' contradict each other"
+    ):
         select(INDEXED, {}, num_nodes="4", node_rank=0)
 
 

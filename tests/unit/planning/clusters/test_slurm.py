@@ -1,4 +1,5 @@
-"""Values as seen in Slurm 22.05.8 with four virtual nodes and fake GPUs, unless a test says otherwise."""
+"""Values as seen in Slurm 22.05.8 with four virtual nodes and fake GPUs, unless a test says
+otherwise."""
 
 from __future__ import annotations
 
@@ -24,8 +25,13 @@ BATCH = {
     "SLURM_GTIDS": "0",
 }
 SALLOC = {name: BATCH[name] for name in list(BATCH)[:7]} | {"SLURM_JOB_NAME": "interactive"}
-# A real step has SLURM_NNODES, NTASKS and TASKS_PER_NODE too, equal to its own: the captures have them.
-STEP = {name: value for name, value in BATCH.items() if name not in {"SLURM_NNODES", "SLURM_TASKS_PER_NODE"}} | {
+# A real step has SLURM_NNODES, NTASKS and TASKS_PER_NODE too, equal to its own: the captures have
+# them.
+STEP = {
+    name: value
+    for name, value in BATCH.items()
+    if name not in {"SLURM_NNODES", "SLURM_TASKS_PER_NODE"}
+} | {
     "SLURM_STEP_ID": "0",
     "SLURM_STEP_NODELIST": "n[1-2]",
     "SLURM_STEP_NUM_NODES": "2",
@@ -91,7 +97,9 @@ def test_a_job_is_called_as_squeue_calls_it(told, of_job, of_step):
     assert find(BATCH, **told).job_id == of_job
     step = find(STEP, SLURMD_NODENAME="n2", SLURM_NODEID="1", SLURM_PROCID="1", **told)
     assert step.job_id == of_step
-    assert step.number == int(told.get("SLURM_JOB_ID_HET_GROUP_0", "42")), "tasks of an array have a port each"
+    assert step.number == int(told.get("SLURM_JOB_ID_HET_GROUP_0", "42")), (
+        "tasks of an array have a port each"
+    )
 
 
 def test_a_salloc_shell_stands_for_all_nodes_and_is_none_of_them():
@@ -101,7 +109,8 @@ def test_a_salloc_shell_stands_for_all_nodes_and_is_none_of_them():
 
 @pytest.mark.parametrize("step", ["4294967290", "4294967291", "4294967292"])
 def test_an_interactive_step_is_the_shell_of_salloc(step):
-    """``LaunchParameters=use_interactive_step`` (slurm.conf): the shell is a step of one node with a reserved id."""
+    """``LaunchParameters=use_interactive_step`` (slurm.conf): the shell is a step of one node with
+    a reserved id."""
     inside = {
         "SLURM_STEP_ID": step,
         "SLURM_STEP_NODELIST": "n1",
@@ -114,7 +123,12 @@ def test_an_interactive_step_is_the_shell_of_salloc(step):
 
 def test_a_step_with_a_task_on_each_node_has_one_launcher_a_node():
     found = find(STEP, SLURMD_NODENAME="n2", SLURM_NODEID="1", SLURM_PROCID="1")
-    assert (found.part, found.node_rank, found.local_rank, found.job_id) == ("node", 1, None, "42.0")
+    assert (found.part, found.node_rank, found.local_rank, found.job_id) == (
+        "node",
+        1,
+        None,
+        "42.0",
+    )
     assert (names(found), slots(found)) == (["n1", "n2"], [None, None])
 
 
@@ -136,23 +150,43 @@ def test_a_step_with_a_task_for_each_gpu_has_one_launcher_a_worker():
 
 
 def test_uneven_tasks_of_a_step_become_uneven_slots():
-    found = find(STEP, SLURM_STEP_NUM_TASKS="5", SLURM_STEP_TASKS_PER_NODE="4,1", SLURM_LOCALID="3", SLURM_PROCID="3")
+    found = find(
+        STEP,
+        SLURM_STEP_NUM_TASKS="5",
+        SLURM_STEP_TASKS_PER_NODE="4,1",
+        SLURM_LOCALID="3",
+        SLURM_PROCID="3",
+    )
     assert (found.part, slots(found)) == ("worker", [4, 1])
 
 
 def test_ranks_of_a_cyclic_step_are_numbered_node_by_node_and_that_is_said():
-    found = find(STEP, SLURM_STEP_NUM_TASKS="4", SLURM_STEP_TASKS_PER_NODE="2(x2)", SLURM_PROCID="2", SLURM_LOCALID="1")
+    found = find(
+        STEP,
+        SLURM_STEP_NUM_TASKS="4",
+        SLURM_STEP_TASKS_PER_NODE="2(x2)",
+        SLURM_PROCID="2",
+        SLURM_LOCALID="1",
+    )
     assert (found.node_rank, found.local_rank) == (0, 1)
     assert "SLURM_PROCID 2 is rank 1" in found.notes[0]
 
 
 def test_a_smaller_step_counts_for_itself_and_names_the_jobs_size():
-    """``srun -N1 -n1`` in a job of two nodes with two tasks each: the job's variables stay, and are stale."""
+    """``srun -N1 -n1`` in a job of two nodes with two tasks each: the job's variables stay, and are
+    stale."""
     inside = {"SLURM_STEP_NODELIST": "n2", "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "1"}
-    stale = {"SLURM_NTASKS_PER_NODE": "2", "SLURM_NNODES": "1", "SLURMD_NODENAME": "n2", "SLURM_TASKS_PER_NODE": "1"}
+    stale = {
+        "SLURM_NTASKS_PER_NODE": "2",
+        "SLURM_NNODES": "1",
+        "SLURMD_NODENAME": "n2",
+        "SLURM_TASKS_PER_NODE": "1",
+    }
     found = find(STEP, **inside, **stale, SLURM_STEP_TASKS_PER_NODE="1")
     assert (found.part, names(found), found.node_rank) == ("node", ["n2"], 0)
-    assert found.notes == ("this step has 1 of the job's 2 nodes (n2); srun -N 2 would give it all",)
+    assert found.notes == (
+        "this step has 1 of the job's 2 nodes (n2); srun -N 2 would give it all",
+    )
     lost = origins(found)["hosts"].instead_of
     assert lost[0] == "SLURM_JOB_NODELIST='n[1-2]': the whole job's"
     assert "SLURM_NTASKS_PER_NODE='2'" in origins(found)["part"].instead_of[0]
@@ -160,8 +194,17 @@ def test_a_smaller_step_counts_for_itself_and_names_the_jobs_size():
 
 def test_variables_of_the_step_that_submitted_a_job_are_not_its_own():
     """``srun -w n1 sbatch -N2 -w n2,n3``: sbatch hands the step's variables on."""
-    step = {"SLURM_STEP_NODELIST": "n1", "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_ID": "0"}
-    job = {"SLURM_JOB_NODELIST": "n[2-3]", "SLURMD_NODENAME": "n2", "SLURM_STEP_TASKS_PER_NODE": "1"}
+    step = {
+        "SLURM_STEP_NODELIST": "n1",
+        "SLURM_STEP_NUM_NODES": "1",
+        "SLURM_STEP_NUM_TASKS": "1",
+        "SLURM_STEP_ID": "0",
+    }
+    job = {
+        "SLURM_JOB_NODELIST": "n[2-3]",
+        "SLURMD_NODENAME": "n2",
+        "SLURM_STEP_TASKS_PER_NODE": "1",
+    }
     found = find(BATCH, **step, **job)
     assert (found.part, names(found), found.node_rank) == ("all", ["n2", "n3"], 0)
     assert "left over" in origins(found)["hosts"].instead_of[0]
@@ -171,12 +214,23 @@ def test_variables_of_the_step_that_submitted_a_job_are_not_its_own():
     ("job", "both"),
     [
         ({"SLURM_NNODES": "2"}, ("SLURM_STEP_NUM_NODES='1'", "SLURM_NNODES='2'")),
-        ({"SLURM_NNODES": "1", "SLURM_NTASKS": "4"}, ("SLURM_STEP_NUM_TASKS='1'", "SLURM_NTASKS='4'")),
-        ({"SLURM_NNODES": "1", "SLURM_TASKS_PER_NODE": "4"}, ("SLURM_STEP_TASKS_PER_NODE='1'", "PER_NODE='4'")),
+        (
+            {"SLURM_NNODES": "1", "SLURM_NTASKS": "4"},
+            ("SLURM_STEP_NUM_TASKS='1'", "SLURM_NTASKS='4'"),
+        ),
+        (
+            {"SLURM_NNODES": "1", "SLURM_TASKS_PER_NODE": "4"},
+            ("SLURM_STEP_TASKS_PER_NODE='1'", "PER_NODE='4'"),
+        ),
     ],
 )
 def test_a_leftover_step_on_a_node_of_the_job_is_an_error_that_says_what_to_unset(job, both):
-    step = {"SLURM_STEP_NODELIST": "n1", "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_ID": "0"}
+    step = {
+        "SLURM_STEP_NODELIST": "n1",
+        "SLURM_STEP_NUM_NODES": "1",
+        "SLURM_STEP_NUM_TASKS": "1",
+        "SLURM_STEP_ID": "0",
+    }
     with pytest.raises(ConfigError) as raised:
         find(BATCH, **step, SLURM_STEP_TASKS_PER_NODE="1", **job)
     assert all(name in raised.value.message for name in both)
@@ -185,8 +239,13 @@ def test_a_leftover_step_on_a_node_of_the_job_is_an_error_that_says_what_to_unse
 
 def test_the_shell_of_srun_pty_on_several_nodes_is_warned_of():
     assert "srun --pty" in find(STEP, SLURM_PTY_PORT="4711").notes[0]
-    alone = find(STEP | {"SLURM_STEP_NODELIST": "n1", "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "1"},
-                 SLURM_STEP_TASKS_PER_NODE="1", SLURM_PTY_PORT="4711", SLURM_JOB_NUM_NODES="1")  # fmt: skip
+    alone = find(
+        STEP
+        | {"SLURM_STEP_NODELIST": "n1", "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "1"},
+        SLURM_STEP_TASKS_PER_NODE="1",
+        SLURM_PTY_PORT="4711",
+        SLURM_JOB_NUM_NODES="1",
+    )
     assert alone.notes == ()
 
 
@@ -220,7 +279,8 @@ def test_the_total_of_gpus_tells_a_lone_nodes():
 
 
 def test_uneven_gpus_are_known_of_this_node_only():
-    """``-n5 --gpus=4 -N2``: tasks 4,1 and GPUs 3+1; the batch script sees the three of its own node."""
+    """``-n5 --gpus=4 -N2``: tasks 4,1 and GPUs 3+1; the batch script sees the three of its own
+    node."""
     own = {"SLURM_GPUS_ON_NODE": "3", "SLURM_JOB_GPUS": "0,1,2", "CUDA_VISIBLE_DEVICES": "0,1,2"}
     found = find(BATCH, SLURM_GPUS="4", SLURM_TASKS_PER_NODE="4,1", SLURM_NTASKS="5", **own)
     assert slots(found) == [3, None]
@@ -256,7 +316,11 @@ def test_a_step_without_gpus_leaves_the_slots_open():
 
 def test_the_mask_wins_over_the_list_and_the_number():
     found = find(
-        BATCH, SLURM_GPUS_PER_NODE="4", SLURM_GPUS_ON_NODE="4", SLURM_JOB_GPUS="4,5,6,7", CUDA_VISIBLE_DEVICES="0,1"
+        BATCH,
+        SLURM_GPUS_PER_NODE="4",
+        SLURM_GPUS_ON_NODE="4",
+        SLURM_JOB_GPUS="4,5,6,7",
+        CUDA_VISIBLE_DEVICES="0,1",
     )
     assert slots(found) == [2, 4]
     assert len(origins(found)["slots of this node"].instead_of) == 2
@@ -265,7 +329,10 @@ def test_the_mask_wins_over_the_list_and_the_number():
 @pytest.mark.parametrize(
     ("more", "devices"),
     [
-        ({"SLURM_JOB_GPUS": "0,1", "SLURM_GPUS_ON_NODE": "2"}, ("4", "5")),  # behind a device cgroup, ids differ
+        (
+            {"SLURM_JOB_GPUS": "0,1", "SLURM_GPUS_ON_NODE": "2"},
+            ("4", "5"),
+        ),  # behind a device cgroup, ids differ
         ({"SLURM_GPUS_ON_NODE": "2"}, ("4", "5")),
         ({"SLURM_JOB_GPUS": "0,1,2,3", "SLURM_GPUS_ON_NODE": "4"}, None),
         ({"SLURM_GPUS_ON_NODE": "1"}, None),
@@ -321,7 +388,9 @@ def test_a_heterogeneous_job_has_the_nodes_of_all_components():
 
 
 def test_a_component_without_nodes_makes_the_job_unusable():
-    with pytest.raises(IncompleteError, match="SLURM_HET_SIZE='2', but SLURM_JOB_NODELIST_HET_GROUP_1 is not set"):
+    with pytest.raises(
+        IncompleteError, match="SLURM_HET_SIZE='2', but SLURM_JOB_NODELIST_HET_GROUP_1 is not set"
+    ):
         find(BATCH, SLURM_HET_SIZE="2", SLURM_JOB_NODELIST_HET_GROUP_0="n1")
 
 
@@ -331,15 +400,30 @@ def test_a_component_without_nodes_makes_the_job_unusable():
 @pytest.mark.parametrize(
     ("environ", "both"),
     [
-        (STEP | {"SLURM_STEP_NUM_NODES": "3"}, ("SLURM_STEP_NODELIST='n[1-2]'", "SLURM_STEP_NUM_NODES='3'")),
-        (STEP | {"SLURM_STEP_TASKS_PER_NODE": "1"}, ("SLURM_STEP_TASKS_PER_NODE='1'", "SLURM_STEP_NODELIST='n[1-2]'")),
-        (STEP | {"SLURM_STEP_NUM_TASKS": "3"}, ("SLURM_STEP_TASKS_PER_NODE='1(x2)'", "SLURM_STEP_NUM_TASKS='3'")),
+        (
+            STEP | {"SLURM_STEP_NUM_NODES": "3"},
+            ("SLURM_STEP_NODELIST='n[1-2]'", "SLURM_STEP_NUM_NODES='3'"),
+        ),
+        (
+            STEP | {"SLURM_STEP_TASKS_PER_NODE": "1"},
+            ("SLURM_STEP_TASKS_PER_NODE='1'", "SLURM_STEP_NODELIST='n[1-2]'"),
+        ),
+        (
+            STEP | {"SLURM_STEP_NUM_TASKS": "3"},
+            ("SLURM_STEP_TASKS_PER_NODE='1(x2)'", "SLURM_STEP_NUM_TASKS='3'"),
+        ),
         (STEP | {"SLURM_NODEID": "2"}, ("SLURM_NODEID='2'", "SLURM_STEP_NODELIST='n[1-2]'")),
         (STEP | {"SLURM_LOCALID": "1"}, ("SLURM_LOCALID='1'", "SLURM_STEP_TASKS_PER_NODE='1(x2)'")),
         (STEP | {"SLURM_PROCID": "2"}, ("SLURM_PROCID='2'", "SLURM_STEP_NUM_TASKS='2'")),
         (STEP | {"SLURMD_NODENAME": "n2"}, ("SLURM_NODEID='0'", "SLURMD_NODENAME='n2'")),
-        (BATCH | {"SLURM_JOB_NUM_NODES": "3"}, ("SLURM_JOB_NODELIST='n[1-2]'", "SLURM_JOB_NUM_NODES='3'")),
-        (BATCH | {"SLURM_TASKS_PER_NODE": "1(x3)"}, ("SLURM_TASKS_PER_NODE='1(x3)'", "SLURM_JOB_NODELIST='n[1-2]'")),
+        (
+            BATCH | {"SLURM_JOB_NUM_NODES": "3"},
+            ("SLURM_JOB_NODELIST='n[1-2]'", "SLURM_JOB_NUM_NODES='3'"),
+        ),
+        (
+            BATCH | {"SLURM_TASKS_PER_NODE": "1(x3)"},
+            ("SLURM_TASKS_PER_NODE='1(x3)'", "SLURM_JOB_NODELIST='n[1-2]'"),
+        ),
     ],
 )
 def test_a_contradiction_quotes_both_variables(environ, both):

@@ -1,4 +1,5 @@
-"""What shells and tasks saw in the test bed's Slurm (tests/data/slurm; tests/cluster captures and checks them against Slurm)."""
+"""What shells and tasks saw in the test bed's Slurm (tests/data/slurm; tests/cluster captures and
+checks them against Slurm)."""
 
 from __future__ import annotations
 
@@ -76,7 +77,8 @@ EXPECTED = {
     "uneven-tasks-step-3": ("worker", "2.0", "n1:2 n2:1 n3:1"),
     "uneven-tasks": ("all", "0", "n1:2 n2:1 n3:1"),
 }
-"""Part; node rank, and local rank after a dot; hosts with the slots that are known. Read against each file's command."""
+"""Part; node rank, and local rank after a dot; hosts with the slots that are known. Read against
+each file's command."""
 
 
 def environ_of(name):
@@ -89,7 +91,9 @@ def test_a_captured_environment_gives_the_place_that_slurm_gave(name):
     part, place, hosts = EXPECTED[name]
     found = slurm.find(environ_of(name), {})
     ranks = [found.node_rank] if found.local_rank is None else [found.node_rank, found.local_rank]
-    shown = [host.name if host.slots is None else f"{host.name}:{host.slots}" for host in found.hosts]
+    shown = [
+        host.name if host.slots is None else f"{host.name}:{host.slots}" for host in found.hosts
+    ]
     assert (found.part, " ".join(shown)) == (part, hosts)
     assert ".".join("-" if rank is None else str(rank) for rank in ranks) == place
 
