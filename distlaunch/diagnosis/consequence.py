@@ -13,11 +13,11 @@ from distlaunch.diagnosis.tracebacks import Raised
 
 
 class Standing(IntEnum):
-    """How good a reason is: the smaller wins."""
+    """How good a reason is. A smaller value wins over every larger one."""
 
     CAUSE = 0
     WEAK = 1
-    """May be a cause of its own or come from outside: wins over consequences only."""
+    """May be a cause of its own or come from outside, as KeyboardInterrupt."""
     TIMED_OUT = 2
     """Waited for another rank until a timeout."""
     LOST_PEER = 3
@@ -143,6 +143,8 @@ def standing_of(raised: Raised) -> Standing:
 
 
 def standing_of_chain(chain: Sequence[Raised]) -> Standing:
-    """Judge a chain by its original exception: what was raised while a consequence was handled is
-    one too."""
+    """Return the standing of the exception that was raised first.
+
+    What was raised while a consequence was handled is a consequence too.
+    """
     return standing_of(chain[0])

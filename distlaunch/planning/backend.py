@@ -16,8 +16,10 @@ Value = str | int | float | bool
 
 
 class PlannedBackend:
-    """A backend with its options chosen; what it adds to what all workers get: nothing, where a
-    subclass is silent."""
+    """Base class of backends: the hooks that planning calls, each of which adds nothing by default.
+
+    ``backends.base.Backend`` extends it by what is needed before planning.
+    """
 
     name: ClassVar[str]
     """On the command line."""
@@ -68,8 +70,11 @@ class PlannedBackend:
         del surveys, hosts
 
     def job_variables(self, topology: Topology) -> Mapping[str, str]:
-        """Return the same values for all workers: they win over the environment, and ``--env`` over
-        them."""
+        """Return variables that are the same for all workers.
+
+        They win over the environment. ``--env`` wins over them, and may not name variables of
+        ``node_variables`` and ``worker_variables``.
+        """
         del topology
         return {}
 

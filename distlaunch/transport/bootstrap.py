@@ -69,10 +69,10 @@ _STUB_LINES = (
     "from distlaunch.core.agent.MODULE import main",
     "main(WORDS,f)",
 )
-_MOST_NOISE = 64 << 10
-"""So much of what came before the greeting is kept, the last of it."""
-_ENDLESS = 16 << 20
-"""Who prints more than this before the greeting will not stop."""
+_KEPT_BEFORE_GREETING = 64 << 10
+"""How many of the last bytes before the greeting are kept, for the search and for messages."""
+_MOST_BEFORE_GREETING = 16 << 20
+"""A node that prints more bytes than this before the greeting is given up."""
 _JOIN_S = 5.0
 _LAST_LINES = 3
 _LONGEST_LINE = 200
@@ -205,11 +205,12 @@ def _skip_to_greeting(stream: BootstrapConnection, word: str, until: float, wher
             stream.forget_words()  # a shell's
             return
         passed += len(data)
-        noise = searched[-_MOST_NOISE:]
-        if passed > _ENDLESS:
+        noise = searched[-_KEPT_BEFORE_GREETING:]
+        if passed > _MOST_BEFORE_GREETING:
             raise ConnectStepError(
                 "agent",
-                f"{where} prints without end before the agent starts{quoted_lines(noise)}",
+                f"{where} prints over {_MOST_BEFORE_GREETING >> 20} MiB before the agent starts"
+                f"{quoted_lines(noise)}",
                 passing=False,
             )
         left_s = until - time.monotonic()

@@ -180,7 +180,7 @@ def test_a_shell_that_says_nothing_ends_at_the_deadline(serve, way):
 
 def test_a_shell_that_prints_without_end_is_left(serve, way):
     failed = failure(serve("ForceCommand cat /dev/zero").config(), way=way)
-    assert failed.text.startswith("node prints without end before the agent starts")
+    assert failed.text.startswith("node prints over 16 MiB before the agent starts")
 
 
 def test_a_greeting_with_another_word_is_noise(serve, way):

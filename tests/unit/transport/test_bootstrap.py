@@ -185,7 +185,7 @@ def test_noise_larger_than_what_is_kept_is_passed_over(fake):
 
 def test_endless_noise_is_given_up(fake):
     said = trouble(fake(*[b"spam\n" * 50_000] * 100))
-    assert said.text == "n3 prints without end before the agent starts: spam / spam / spam"
+    assert said.text == "n3 prints over 16 MiB before the agent starts: spam / spam / spam"
     assert not said.passing
 
 
