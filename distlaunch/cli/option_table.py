@@ -372,7 +372,7 @@ TRAIN_OPTIONS: tuple[Option, ...] = (
         "--requeue",
         "flag",
         "slurm",
-        "Ask Slurm for another turn if it has interrupted the job.",
+        "Ask Slurm for another turn if it has interrupted the job, its time limit included.",
         absent=_BY_SRUN,
     ),
     _row(
@@ -549,7 +549,7 @@ TRAIN_OPTIONS: tuple[Option, ...] = (
         "--max-restarts",
         "whole",
         "failure",
-        "How often the job may be started again.",
+        "How often the job may be started again; see --min-uptime for failures that repeat.",
         metavar="N",
         absent=_of_torchrun("--max-restarts"),
     ),
@@ -571,7 +571,7 @@ TRAIN_OPTIONS: tuple[Option, ...] = (
         "--min-uptime",
         "seconds",
         "failure",
-        "A failure before this that would repeat is not retried.",
+        "The same failure twice, each earlier than this, ends the job; 0: it is restarted.",
         metavar="SECONDS",
     ),
     _row(
@@ -620,7 +620,13 @@ TRAIN_OPTIONS: tuple[Option, ...] = (
         metavar="SECONDS",
         least_s=LEAST_SILENCE_S,
     ),
-    _row("--log-dir", "text", "output", "Where the job's directory is made.", metavar="DIR"),
+    _row(
+        "--log-dir",
+        "text",
+        "output",
+        "Where the job's directory is made (~/.local/state/distlaunch/jobs).",
+        metavar="DIR",
+    ),
     _row(
         "--node-logs",
         "text",

@@ -27,7 +27,7 @@ from distlaunch.diagnosis.tracebacks import (
 _EXCERPT = 20
 _STALE = 20
 """A traceback with more lines of ordinary output after it than this was handled, and is history."""
-_MESSAGE_CHARS = 400
+_MESSAGE_CHARS = 600
 _CANNOT_OPEN = re.compile(r".*can't open file '(.+)': \[Errno \d+\] (.+)")
 _NO_MODULE = re.compile(
     r"\S*python[\d.]*: (?:Error while finding module specification for '(.+)' \((?:\w+: )?)?"

@@ -9,6 +9,7 @@ from distlaunch.diagnosis.clean_text import shorten
 from distlaunch.diagnosis.model import Cause, Diagnosis
 
 _WIDTH = 100
+_EXCEPTION_LINES = 7
 _EXCERPT = 12
 
 
@@ -53,11 +54,11 @@ def render_report(
         else cause.message
     )
     if exception:
-        lines += _wrapped(exception, "  ", limit=3)
+        lines += _wrapped(exception, "  ", limit=_EXCEPTION_LINES)
     if cause.frame:
         lines += [f"  at {cause.frame}"]
     if cause.original:
-        lines += _wrapped(f"original exception: {cause.original}", "  ", limit=3)
+        lines += _wrapped(f"original exception: {cause.original}", "  ", limit=_EXCEPTION_LINES)
     excerpt = [line for line in cause.excerpt if not _says_the_same(line, cause)]
     if excerpt:
         where = "the terminal, with what was typed" if terminal else "stderr"
@@ -208,7 +209,7 @@ def _wrapped(text: str, indent: str, *, limit: int = 0) -> list[str]:
     )
     if limit and len(lines) > limit:
         lines = lines[:limit]
-        lines[-1] = shorten(lines[-1], _WIDTH - 4) + " ..."
+        lines[-1] = lines[-1][: _WIDTH - 4].rstrip() + " ..."
     return lines
 
 

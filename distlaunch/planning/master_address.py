@@ -156,10 +156,10 @@ def rendezvous_endpoint(options: TrainOptions) -> tuple[str | None, int | None]:
         host, _, number = host.partition(":")
         if not number:
             raise _no_endpoint(text, who)
-    if number and not (
-        number.isascii() and number.isdecimal() and len(number) <= 5 and 0 < int(number) <= 65535
-    ):
+    if number and not (number.isascii() and number.isdecimal()):
         raise _no_endpoint(text, who)
+    if number and not (len(number) <= 5 and 0 < int(number) <= 65535):
+        raise _no_endpoint(text, who, problem=f"port {printable(number)} is not in 1..65535")
     host_or_address(host, who, hint="HOST:PORT, HOST being the node of rank 0")
     return host, int(number) if number else None
 
@@ -174,10 +174,10 @@ def first_host_of_options(options: TrainOptions) -> tuple[str | None, str]:
     return options.master_addr, "master_addr"
 
 
-def _no_endpoint(text: str, who: str) -> ConfigError:
+def _no_endpoint(text: str, who: str, *, problem: str = "expected HOST:PORT") -> ConfigError:
     kind = UsageError if who.startswith("-") else ConfigError
     return kind(
-        f"{who} {quoted(text)}: expected HOST:PORT",
+        f"{who} {quoted(text)}: {problem}",
         hint="an IPv6 address needs brackets: [fd00::1]:29400",
     )
 
