@@ -100,7 +100,7 @@ def describe_end(end: ConnectionEnd, who: str = "it") -> str:
         case EndKind.OUTPUT_CLOSED:
             text = f"{who} closed its output"
         case EndKind.CLOSED_HERE:
-            text = "the link was closed here"
+            text = "the connection was closed here"
         case EndKind.CLOSED_BY_PEER:
             text = "the connection was closed by the peer"
         case EndKind.CLOSED:

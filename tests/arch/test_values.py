@@ -62,8 +62,6 @@ FOR_PEOPLE = {
     *(
         "why",
         "why_lost",
-        "why_closed",
-        "why_final",
         "hint",
         "problem",
         "summary",

@@ -125,7 +125,7 @@ class Attempt:
         self.alive = set(cast.members)
         """Members that have not been lost."""
         self.owing = set(cast.members)
-        """Of those, who owe an answer: Prepared, then Reached, then Gone."""
+        """Of those, who owe an answer: Prepared, then Reached, then AttemptEnded."""
         self.ports: dict[int, tuple[int, ...]] = {}
         """By member: what it holds for its workers."""
         self.port_used: bool | None = None

@@ -288,7 +288,7 @@ class ReadEnd(Enum):
 
     EMPTY = "no more has arrived"
     TURN_OVER = "there may be more, in the next turn"
-    CLOSED = "the link has ended"
+    CLOSED = "the connection has ended"
 
 
 class Peer(Generic[M]):

@@ -5,10 +5,6 @@ read each other's. What a worker has for itself is its own entry, ``worker-<rank
 ``torch.save``; buffers, too, where they are not rank 0's, but for those that DDP makes rank 0's
 before they are used. Read is what the checkpoint has, not what is here: an optimizer that has not
 stepped has no state, and torch would step it to get one.
-
-What a worker adds to a checkpoint: of what it has for itself only what differs from rank 0's.
-
-The random generators that a script is likely to use.
 """
 
 from __future__ import annotations

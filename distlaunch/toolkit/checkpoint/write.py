@@ -1,6 +1,7 @@
-"""How all workers write a checkpoint in a thread: each its part, then rank 0 manifest and name.
+"""How all workers write a checkpoint, and what they agree on for it.
 
-What all workers of a job settle together for their checkpoints, over groups of their own.
+A thread writes: each worker its part, then rank 0 the manifest and the name. Workers agree over
+process groups of their own, so that no collective of the script is in the way.
 """
 
 from __future__ import annotations
@@ -36,6 +37,12 @@ from distlaunch.toolkit.checkpoint.storage import (
     steps_of,
 )
 from distlaunch.toolkit.wait_at_end import END_S, meet
+
+log = logging.getLogger("distlaunch.checkpoint")
+T = TypeVar("T")
+Call = tuple[str, int]
+"""The method of Checkpoint that a worker has called, and a step: ``("save", 5)``; -1 is none."""
+_METHODS = "", "step", "save", "resume", "close"
 
 
 class Writing:
@@ -202,13 +209,6 @@ class Writing:
             "files": files,
         }
         self._store.commit(folder, name, json.dumps(manifest).encode())
-
-
-log = logging.getLogger("distlaunch.checkpoint")
-T = TypeVar("T")
-Call = tuple[str, int]
-"""The method of Checkpoint that a worker has called, and a step: ``("save", 5)``; -1 is none."""
-_METHODS = "", "step", "save", "resume", "close"
 
 
 class LostError(RuntimeError):
