@@ -89,7 +89,7 @@ def test_an_option_wins_over_the_configuration(distlaunch):
         (CONFIG.format(precision="bf61", processes=2), "conf.yaml:5: mixed_precision 'bf61'"),
         (
             "distributed_type: MULTI_CPU\n  use_cpu: true\n",
-            "conf.yaml:2: more indented than what it follows",
+            "conf.yaml:2: not YAML: mapping values are not allowed here",
         ),
         (None, "-o config=conf.yaml: No such file or directory"),
     ],
