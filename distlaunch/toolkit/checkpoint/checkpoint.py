@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from difflib import get_close_matches
 from functools import partial
 from numbers import Integral, Real
 from typing import Any, NoReturn
@@ -31,8 +32,15 @@ from distlaunch.core.model.text import counted
 from distlaunch.toolkit.checkpoint.choose_storage import store_for
 from distlaunch.toolkit.checkpoint.reader import Planner, Reader
 from distlaunch.toolkit.checkpoint.signals import Requests
-from distlaunch.toolkit.checkpoint.state import Nested, Stateful, Trained, stateful_part
+from distlaunch.toolkit.checkpoint.state import (
+    Nested,
+    Stateful,
+    Trained,
+    is_part,
+    stateful_part,
+)
 from distlaunch.toolkit.checkpoint.storage import (
+    MANIFEST,
     MOST_STEPS,
     CheckpointError,
     Store,
@@ -108,6 +116,8 @@ class Checkpoint:
         if every_s is not None:
             above_0("every_s", every_s, whole=False)
         named = {"scheduler": scheduler, "scaler": scaler, "sampler": sampler, **parts}
+        for name, part in parts.items():
+            refuse_misspelt(name, part)
         stateful = {
             name: stateful_part(name, part) for name, part in named.items() if part is not None
         }
@@ -123,6 +133,7 @@ class Checkpoint:
         self._requests = Requests()
         self._asking = Asking(time.monotonic())
         self._resumed = self._closed = False
+        self._parts_checked = False
         self._only_resumed = False
         """There was a checkpoint, and no step since."""
         self._reached = 0
@@ -224,6 +235,8 @@ class Checkpoint:
         """Return the manifest, or its damage, or why it cannot be read."""
         try:
             return self._store.manifest(name), None, None
+        except FileNotFoundError:
+            return {}, f"{MANIFEST} is missing", None
         except (OSError, ValueError) as error:
             return {}, f"its manifest is not what was written: {describe(error)}", None
         except Exception as error:  # noqa: BLE001 - the others wait for an answer
@@ -331,9 +344,17 @@ class Checkpoint:
             if due or self._group.size == 1 or self._asking.is_due(steps):
                 asked, stop = self._ask(steps)
                 due = due or asked or stop
+                self._check_parts()
             if due:
                 self._save(steps, background=self._background, stop=stop)
         return due
+
+    def _check_parts(self) -> None:
+        """Refuse at the first step what the first save would refuse of the parts. At the first step
+        all workers are here."""
+        if not self._parts_checked:
+            self._parts_checked = True
+            self._group.agree("Checkpoint: the part", self._trained.check_parts)
 
     def save(self, step: int, *, background: bool = False) -> None:
         """Save the state after this step, on all workers, once. In the background: what goes wrong
@@ -493,6 +514,7 @@ class Checkpoint:
         end_without(self._leave)
         try:
             self.wait()
+            self._say_what_is_not_saved()
         finally:
             stop = self._end()
             if sys.exc_info()[0] is None:  # others may be in calls that wait for this worker
@@ -516,6 +538,9 @@ class Checkpoint:
             self.wait()
         except Exception as error:  # noqa: BLE001 - Python is ending, maybe since another worker has
             log.warning("distlaunch: warning: %s", error)
+        else:
+            if getattr(sys, "last_type", None) is None:  # no exception has ended the script
+                self._say_what_is_not_saved()
         stop = self._end()
         self._group.handle = self._writing.group.handle = (
             None  # a group lives as long as somebody has it
@@ -551,6 +576,26 @@ class Checkpoint:
             raise ConfigError(
                 f"Checkpoint: {method}() in a forked process: it is of the process that has made it"
             )
+
+    def _say_what_is_not_saved(self) -> None:
+        """Warn of the steps since the last checkpoint, where the training has ended by itself."""
+        saved = max(0, self._writing.saved_steps)
+        lost = self._reached - saved
+        if lost <= 0 or self._requests.stop or sys.exc_info()[0] is not None:
+            return
+        since = f" after step {saved}" if saved else ""
+        are = "is" if lost == 1 else "are"
+        change = (
+            "choose a smaller every"
+            if self._every is not None
+            else "choose a smaller every_s"
+            if self._every_s is not None
+            else "give every"
+        )
+        self._say(
+            f"warning: {counted(lost, 'step')}{since} {are} not saved: call checkpoint.save(step) "
+            f"at the end, or {change}"
+        )
 
     def _say(self, text: str) -> None:
         if self._group.rank == 0:
@@ -588,6 +633,25 @@ def above_0(name: str, number: Any, *, whole: bool) -> None:
     if not (is_one and 0 < float(number) < math.inf):
         expected = "a whole number above 0" if whole else "a number of seconds above 0"
         raise ConfigError(f"Checkpoint: {name} is {number!r}, and has to be {expected}")
+
+
+_PARAMETERS = (
+    *("where", "model", "optimizer", "scheduler", "scaler", "sampler"),
+    *("every", "every_s", "keep", "background", "trust"),
+)
+
+
+def refuse_misspelt(name: str, part: object) -> None:
+    """Raise ConfigError for a further keyword that is almost a parameter.
+
+    A part may have a parameter's name with something before or behind it: ``lr_scheduler``,
+    ``optimizers``.
+    """
+    if not (near := get_close_matches(name, _PARAMETERS, n=1, cutoff=0.8)):
+        return
+    extended = name.startswith(near[0]) or name.endswith(near[0])
+    if not (extended and (part is None or is_part(part))):
+        raise ConfigError(f"Checkpoint: {name}: did you mean {near[0]}?")
 
 
 def several(optimizer: Any) -> Sequence[Optimizer]:

@@ -110,6 +110,12 @@ class Trained:
             for_all=isinstance(self.model, DistributedDataParallel),
         )
 
+    def check_parts(self) -> None:
+        """Raise ConfigError if a resume would refuse to load what a part would have saved now."""
+        if not self._trust:
+            for name, part in self.parts.items():
+                check_saved(part.state_dict(), name)
+
     def _checked(self, value: Any, name: str) -> Any:
         """Return a value. Raises ConfigError if a resume would refuse to load it."""
         if not self._trust:
@@ -608,19 +614,31 @@ def _shape(value: object) -> str:
     return str(list(value.size())) if isinstance(value, torch.Tensor) else ""
 
 
+def is_part(part: object) -> bool:
+    """Return whether ``stateful_part`` takes an object."""
+    return _has_state(part) or _has_epoch(part)
+
+
 def stateful_part(name: str, part: Any) -> Stateful:
     """Take what has a state, or torch's DistributedSampler, whose epoch is all. Raises ConfigError
     for all else."""
-    if callable(getattr(part, "state_dict", None)) and callable(
-        getattr(part, "load_state_dict", None)
-    ):
+    if _has_state(part):
         stateful: Stateful = part
         return stateful
-    if callable(getattr(part, "set_epoch", None)) and hasattr(part, "epoch"):
+    if _has_epoch(part):
         return _Epoch(part)
     raise ConfigError(
-        f"Checkpoint: {name} ({type(part).__name__}) has no state_dict() and load_state_dict()"
+        f"Checkpoint: {name} ({type(part).__name__}) has no state_dict() and load_state_dict(): "
+        "give an object that has both, as in the example of CHECKPOINTS.md"
     )
+
+
+def _has_state(part: object) -> bool:
+    return all(callable(getattr(part, name, None)) for name in ("state_dict", "load_state_dict"))
+
+
+def _has_epoch(part: object) -> bool:
+    return callable(getattr(part, "set_epoch", None)) and hasattr(part, "epoch")
 
 
 class _Epoch:

@@ -327,6 +327,15 @@ def test_two_in_one_directory_are_refused(tmp_path, monkeypatch):
         ({"every": "5"}, "every is '5', and has to be a whole number"),
         ({"every_s": float("nan")}, "every_s is nan"),
         ({"scaler": 3}, r"scaler \(int\) has no state_dict"),
+        (
+            {"extra": {"n": 1}},
+            r"extra \(dict\) has no state_dict\(\) .*: give an object .* of CHECKPOINTS\.md",
+        ),
+        ({"evry": 2}, r"Checkpoint: evry: did you mean every\?"),
+        ({"every2": 2}, r"Checkpoint: every2: did you mean every\?"),
+        ({"every_sec": 2.0}, r"Checkpoint: every_sec: did you mean every_s\?"),
+        ({"optimiser": OPTIMIZER}, r"Checkpoint: optimiser: did you mean optimizer\?"),
+        ({"sheduler": None}, r"Checkpoint: sheduler: did you mean scheduler\?"),
         ({"optimizer": "adam"}, "optimizer is a str"),
         ({"optimizer": {}}, "optimizer is a dict"),
         ({"optimizer": [OPTIMIZER, OPTIMIZER]}, "optimizer has one of them twice"),
@@ -340,6 +349,17 @@ def test_two_in_one_directory_are_refused(tmp_path, monkeypatch):
 def test_bad_options_are_refused(tmp_path, options, text):
     with pytest.raises(ConfigError, match=text):
         Checkpoint(tmp_path, **{"model": nn.Linear(1, 1), **options})
+
+
+def test_a_part_may_be_named_by_a_parameter_and_more(tmp_path):
+    training = Training()
+    average = Training().model
+    epochs = torch.utils.data.DistributedSampler([0, 1], num_replicas=1, rank=0)
+    options = {"lr_scheduler": training.scheduler, "models": average, "my_sampler": epochs}
+    checkpoint = Checkpoint(tmp_path, model=training.model, optimizer_b=None, **options)
+    checkpoint.save(0)
+    checkpoint.close()
+    assert names(tmp_path) == ["step-000000001"]
 
 
 def test_a_place_that_cannot_be_written_is_refused(tmp_path):

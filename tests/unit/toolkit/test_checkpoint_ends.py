@@ -7,8 +7,10 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import time
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import numpy as np
 import pytest
@@ -235,3 +237,90 @@ def test_a_checkpoint_that_lacks_a_worker_is_not_completed(tmp_path, monkeypatch
         checkpoint.save(0)
     checkpoint.close()
     assert names(tmp_path) == []
+
+
+def unsaved(caplog):
+    """Return what has been said of steps that are not saved."""
+    return [each.getMessage() for each in caplog.records if "not saved" in each.getMessage()]
+
+
+def test_steps_behind_the_last_checkpoint_are_named_at_the_end(tmp_path, caplog):
+    checkpoint = made(tmp_path, every=20)
+    for step in range(checkpoint.resume(), 35):
+        checkpoint.step(step)
+    checkpoint.close()
+    checkpoint.close()
+    assert names(tmp_path) == ["step-000000020"]
+    (said,) = unsaved(caplog)
+    assert said == (
+        "distlaunch: warning: 15 steps after step 20 are not saved: call checkpoint.save(step) at "
+        "the end, or choose a smaller every"
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "change"),
+    [
+        ({"every": 9}, "choose a smaller every"),
+        ({"every_s": 900.0}, "choose a smaller every_s"),
+        ({}, "give every"),
+    ],
+)
+def test_a_training_that_has_saved_nothing_is_told_so(tmp_path, caplog, options, change):
+    checkpoint = made(tmp_path, **options)
+    checkpoint.step(0)
+    checkpoint.close()
+    (said,) = unsaved(caplog)
+    assert "warning: 1 step is not saved: call checkpoint.save(step)" in said
+    assert said.endswith(f" or {change}")
+
+
+def test_nothing_is_said_of_steps_where_all_are_saved_or_none_was_made(tmp_path, caplog):
+    made(tmp_path / "a", every=20).close()
+    checkpoint = made(tmp_path / "b", every=20)
+    for step in range(checkpoint.resume(), 35):
+        checkpoint.step(step)
+    checkpoint.save(34)
+    checkpoint.close()
+    checkpoint = made(tmp_path / "b", every=20)
+    assert checkpoint.resume() == 35
+    checkpoint.close()
+    checkpoint = made(tmp_path / "c", every=5)
+    for step in range(10):
+        checkpoint.step(step)
+    checkpoint.close()
+    assert unsaved(caplog) == []
+
+
+def test_nothing_is_said_of_steps_where_an_error_or_a_signal_ends_the_training(tmp_path, caplog):
+    checkpoint = made(tmp_path / "a", every=20)
+    checkpoint.step(0)
+    with pytest.raises(KeyError), closing(checkpoint):
+        raise KeyError
+    checkpoint = made(tmp_path / "b", every=20)
+    checkpoint.step(0)
+    os.kill(os.getpid(), signal.SIGTERM)
+    with pytest.raises(Stopped):
+        checkpoint.close()
+    assert unsaved(caplog) == []
+
+
+@pytest.mark.parametrize(("end", "count"), [("", 1), ("raise KeyError", 0)])
+def test_python_s_end_without_close_names_unsaved_steps_unless_an_error_ends_it(
+    tmp_path, end, count
+):
+    program = (
+        "import sys\n"
+        "from torch import nn\n"
+        "from distlaunch.toolkit import Checkpoint\n"
+        "checkpoint = Checkpoint(sys.argv[1], model=nn.Linear(1, 1), every=2)\n"
+        "for step in range(3):\n"
+        "    checkpoint.step(step)\n"
+        f"{end}\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, tmp_path], capture_output=True, text=True, timeout=100
+    )
+    assert done.stderr.count("1 step after step 2 is not saved") == count, done.stderr
+    assert done.returncode == (0 if count else 1)
+    assert names(tmp_path) == ["step-000000002"]

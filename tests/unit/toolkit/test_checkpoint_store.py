@@ -85,6 +85,12 @@ def test_a_manifest_that_is_not_what_was_written_counts_as_damaged(saved, caplog
     )
 
 
+def test_a_copy_without_its_manifest_is_said_to_miss_it(saved, caplog):
+    (saved / "step-000000002" / "manifest.json").unlink()
+    assert resume(saved) == 1
+    assert f"{saved}/step-000000002 is damaged: manifest.json is missing; it is" in caplog.text
+
+
 def test_a_manifest_of_another_checkpoint_is_not_this_one_s(saved):
     (saved / "step-000000002" / "manifest.json").write_bytes(
         (saved / "step-000000001" / "manifest.json").read_bytes()

@@ -210,6 +210,36 @@ def test_a_save_refuses_what_a_resume_would_refuse_and_writes_nothing(tmp_path, 
     assert os.listdir(tmp_path) == [".lock"]
 
 
+def test_the_first_step_refuses_what_the_first_save_would_refuse_of_a_part(tmp_path):
+    checkpoint = Checkpoint(
+        tmp_path, model=nn.Linear(2, 1), every=100, part=Part({"where": Path("a")})
+    )
+    assert checkpoint.resume() == 0
+    with pytest.raises(ConfigError, match=rf"the part part\.where is of the class .*{WAY_OUT}"):
+        checkpoint.step(0)
+    checkpoint.close()
+    assert os.listdir(tmp_path) == [".lock"]
+
+
+def test_the_first_step_takes_any_class_that_is_trusted_and_a_part_is_read_but_once(tmp_path):
+    class Counting(Part):
+        calls = 0
+
+        def state_dict(self):
+            self.calls += 1
+            return self.state
+
+    trusted, counting = Counting({"where": Path("a")}), Counting({"n": 1})
+    first = Checkpoint(tmp_path / "a", model=nn.Linear(2, 1), every=100, trust=True, part=trusted)
+    second = Checkpoint(tmp_path / "b", model=nn.Linear(2, 1), every=100, part=counting)
+    for step in range(5):
+        first.step(step)
+        second.step(step)
+    assert (trusted.calls, counting.calls) == (0, 1)
+    first.close()
+    second.close()
+
+
 def test_an_extra_state_and_a_setting_of_an_unknown_class_are_refused_at_the_save(tmp_path):
     model = Extra(Custom())
     with pytest.raises(CheckpointError, match=r"_extra_state is of the class .*Custom"):
