@@ -19,7 +19,7 @@ from datetime import timedelta
 from hashlib import blake2b
 from itertools import count
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -31,7 +31,12 @@ from distlaunch.core.model.text import quoted
 from distlaunch.core.model.variables import DEVICE_MASKS
 from distlaunch.toolkit.toolkit_error import ToolkitError
 from distlaunch.toolkit.wait_at_end import end_process_group
-from distlaunch.toolkit.wrap_options import Strategy, collective_timeout_s, launched_strategy
+from distlaunch.toolkit.wrap_options import (
+    Strategy,
+    collective_timeout_s,
+    launched_strategy,
+    near_name,
+)
 
 _NEEDED = ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _OTHER_LAUNCHERS = {
@@ -123,6 +128,7 @@ def init(
     device: str | torch.device | None = None,
     backend: str | None = None,
     collective_timeout: float | None = None,
+    **unknown: NoReturn,
 ) -> Context:
     """Choose and set the device, form the process group and seed the random generators. Again: the
     same context.
@@ -138,7 +144,7 @@ def init(
 
     At Python's end the group is ended when all workers have come so far, which each waits for at
     most 10 s, and after an exception not at all. Raises ToolkitError for an environment that is not
-    whole, a device that is not there, and other arguments than before.
+    whole, a device that is not there, and arguments that are unknown or others than before.
     """
     global _current, _owner, _asked  # noqa: PLW0603 - one group a process, as in torch
     asked: dict[str, object] = {
@@ -147,6 +153,8 @@ def init(
         "backend": backend,
         "collective_timeout": collective_timeout,
     }
+    for name in unknown:
+        raise ToolkitError(f"init() takes no {quoted(name)}", hint=near_name(name, list(asked)))
     if _current is not None and _owner == os.getpid():
         _check_again(asked)
         return _current

@@ -117,7 +117,7 @@ def wrap_options(
         name = word.replace("_", "-")
         if name not in _KINDS or name in _OF_INIT:
             names = [each.replace("-", "_") for each in _KINDS if each not in _OF_INIT]
-            raise ToolkitError(f"wrap() takes no {quoted(word)}", hint=_near(word, names))
+            raise ToolkitError(f"wrap() takes no {quoted(word)}", hint=near_name(word, names))
         chosen[name.replace("-", "_")] = _checked(name, value, f"wrap({word}=...)")
     for name, value in launched_options(environ).items():
         if name not in _OF_INIT:
@@ -128,7 +128,7 @@ def wrap_options(
 def _checked(name: str, value: object, where: str) -> object:
     kind = _KINDS.get(name)
     if kind is None:
-        raise ToolkitError(f"{where}: no such option", hint=_near(name, list(_KINDS)))
+        raise ToolkitError(f"{where}: no such option", hint=near_name(name, list(_KINDS)))
     if isinstance(kind, tuple):
         if value in kind:
             return value
@@ -145,6 +145,7 @@ def _checked(name: str, value: object, where: str) -> object:
     raise ToolkitError(f"{where} is {quoted(str(value))}", hint=f"it takes {takes}")
 
 
-def _near(name: str, names: Sequence[str]) -> str:
+def near_name(name: str, names: Sequence[str]) -> str:
+    """Return a hint: the known name that was meant, or all of them."""
     near = get_close_matches(name, names, n=1, cutoff=0.6)
     return f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"

@@ -40,7 +40,7 @@ def claimed(tmp_path):
 
 def another_process_gets(where):
     program = (
-        "import sys; from distlaunch.toolkit import checkpoint_folder as module; module._WAIT_S = 0.0\n"
+        "import sys; from distlaunch.toolkit.checkpoint import directory as module; module._WAIT_S = 0.0\n"
         "from distlaunch.core.errors import ConfigError\n"
         "try: module.Folder(sys.argv[1]).claim()\n"
         "except ConfigError as error: print(error)\n"

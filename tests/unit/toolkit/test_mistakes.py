@@ -28,6 +28,7 @@ SAID = [
     "init(device='gpu'): torch knows no such device (hint: 'cpu', 'cuda', or leave it out)",
     "init(seed=...) is '1180591620717411303424' (hint: it takes a whole number of 64 bits, or None)",
     "init(seed=...) is 'x' (hint: it takes a whole number of 64 bits, or None)",
+    "init() takes no 'seeed' (hint: did you mean seed?)",
     "init(backend=...) is 'bogus' (hint: torch knows fake, gloo, mpi, nccl, ucc, xccl)",
     "init(backend='nccl'): this worker has no GPU (hint: leave backend out)",
     "init(collective_timeout=...) is '-1' (hint: it takes seconds, above 0)",
