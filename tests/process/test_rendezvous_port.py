@@ -246,7 +246,7 @@ def test_whatever_bytes_come_to_the_port_nobody_is_let_in_and_every_kind_is_said
         loop.until(lambda: not loop.listener._pending)
         assert not loop.calls
         assert not loop.links
-        kinds = loop.listener._troubles._kinds
+        kinds = loop.listener._notices._kinds
         assert len(loop.lines) == len(kinds) <= 12
         assert all(line.isprintable() for line in loop.lines)
 
