@@ -80,19 +80,25 @@ class _Check:
         if kind in _LEAVES:
             return
         if isinstance(value, torch.Tensor):
-            self._tensor(value, path)
+            if id(value) in above:
+                raise _NotInertError(path, "is a tensor whose attributes lead back to it")
+            self._tensor(value, path, self._entered(value, path, above))
         elif kind in _CHILDREN:
             if id(value) in above:
                 return
-            if len(above) == _DEPTH:
-                raise _NotInertError(path, f"is nested more than {_DEPTH} levels deep")
-            above |= {id(value)}
+            above = self._entered(value, path, above)
             if kind is defaultdict and value.default_factory not in _FACTORIES:
                 raise _NotInertError(path, f"is a defaultdict of {_name(value.default_factory)}")
             for children in _CHILDREN[kind](value):
                 self._all(children, path, above)
         elif not _is_of_numpy(value):
             raise _NotInertError(path, f"is of the class {_name(kind)}")
+
+    @staticmethod
+    def _entered(value: Any, path: tuple[Any, ...], above: frozenset[int]) -> frozenset[int]:
+        if len(above) == _DEPTH:
+            raise _NotInertError(path, f"is nested more than {_DEPTH} levels deep")
+        return above | {id(value)}
 
     def _all(self, children: Any, path: tuple[Any, ...], above: frozenset[int]) -> None:
         values = children.values() if isinstance(children, dict) else children
@@ -105,8 +111,7 @@ class _Check:
         for key, each in children.items() if isinstance(children, dict) else enumerate(children):
             self.value(each, (*path, key), above)
 
-    @staticmethod
-    def _tensor(value: torch.Tensor, path: tuple[Any, ...]) -> None:
+    def _tensor(self, value: torch.Tensor, path: tuple[Any, ...], above: frozenset[int]) -> None:
         if is_sharded(value):
             with torch.no_grad():
                 value = cast("Any", value).to_local()
@@ -129,8 +134,8 @@ class _Check:
         size = value.numel() * value.element_size()
         if size > _EXPANDED_BYTES and size > value.untyped_storage().nbytes():
             raise _NotInertError(path, "is an expanded view (clone() makes a tensor of it)")
-        if vars(value):
-            _Check(None).value(dict(vars(value)), path, frozenset())
+        if attributes := vars(value):
+            self._all(attributes, path, above)
 
 
 _CHILDREN: dict[type, Any] = {
@@ -184,8 +189,13 @@ def _sized(kind: Any) -> Any:
     return construct
 
 
+def _is_one_of(value: Any, *texts: str) -> bool:
+    """Compare without a hash, which crashes Python for deeply nested tuples."""
+    return type(value) is str and value in texts
+
+
 def _encoded(unpickler: Unpickler, text: Any, encoding: Any) -> bytes:
-    if type(text) is not str or encoding not in {"latin1", "latin-1"}:
+    if type(text) is not str or not _is_one_of(encoding, "latin1", "latin-1"):
         raise MalformedError("a pickle encodes what is no bytes")
     unpickler.spend(len(text))
     return text.encode("latin-1")
@@ -211,10 +221,8 @@ def _complex(_: Unpickler, real: Any, imaginary: Any) -> complex:
 
 
 def _defaultdict(_: Unpickler, factory: Any = None) -> defaultdict[Any, Any]:
-    kind = factory.factory if type(factory) is Name else factory
-    if kind is None and factory is not None:
-        raise MalformedError("a pickle makes a defaultdict of what is no class")
-    if kind not in _FACTORIES:
+    kind = factory.factory if type(factory) is Name else None
+    if (kind is None and factory is not None) or kind not in _FACTORIES:
         raise MalformedError("a pickle makes a defaultdict of what is no class")
     return defaultdict(kind)
 
@@ -267,7 +275,7 @@ def _numpy() -> Any:
     return np
 
 
-def _numpy_dtype(_: Unpickler, code: Any, *flags: Any) -> Pending:
+def _numpy_dtype(unpickler: Unpickler, code: Any, *flags: Any) -> Pending:
     if (
         type(code) is not str
         or code[:1] not in _NUMPY_KINDS + "b"
@@ -277,12 +285,12 @@ def _numpy_dtype(_: Unpickler, code: Any, *flags: Any) -> Pending:
         raise MalformedError(
             "a pickle has a type of numpy's that holds more than numbers and texts"
         )
-    del flags
+    unpickler.spend(len(flags))
 
     def build(state: Any) -> Any:
         if type(state) is not tuple or len(state) != 8 or state[2:5] != (None, None, None):
             raise MalformedError("a pickle has a type of numpy's that has parts")
-        if state[1] not in {"<", ">", "|", "="}:
+        if not _is_one_of(state[1], "<", ">", "|", "="):
             raise MalformedError("a pickle has a type of numpy's without an order of bytes")
         plain = _numpy().dtype(code)
         ordered = plain.newbyteorder(state[1])
@@ -294,7 +302,7 @@ def _numpy_dtype(_: Unpickler, code: Any, *flags: Any) -> Pending:
 def _numpy_array(unpickler: Unpickler, kind: Any, *arguments: Any) -> Pending:
     if kind is not _ARRAY:
         raise MalformedError("a pickle has an array of another class than numpy's")
-    del arguments
+    unpickler.spend(len(arguments))
     return Pending(lambda state: _build_array(unpickler, state))
 
 
@@ -308,7 +316,7 @@ def _build_array(unpickler: Unpickler, state: Any) -> Any:
     if type(shape) is not tuple or any(type(each) is not int or each < 0 for each in shape):
         raise MalformedError("a pickle has an array of numpy's without a shape")
     order = "F" if by_columns else "C"
-    unpickler.spend(len(data))
+    unpickler.spend(len(data) + len(shape))
     if not dtype.itemsize:
         raise MalformedError("a pickle has an array of nothing")
     return numpy.frombuffer(bytearray(data), dtype).reshape(shape, order=order)

@@ -204,12 +204,22 @@ class _Storage:
 
 
 def _construct_tensor(
-    dtype: Any, storage: Any, offset: Any, size: Any, stride: Any, requires_grad: Any, metadata: Any
+    unpickler: Unpickler,
+    dtype: Any,
+    storage: Any,
+    offset: Any,
+    size: Any,
+    stride: Any,
+    requires_grad: Any,
+    metadata: Any,
 ) -> torch.Tensor:
     """Construct a tensor of a part of a storage. Raises MalformedError if it is larger than
     that."""
     if type(storage) is not _Storage or not isinstance(dtype, torch.dtype):
         raise MalformedError("a pickle has a tensor without a storage")
+    if not {type(size), type(stride)} <= {tuple, torch.Size}:
+        raise MalformedError("a pickle has a tensor without a size")
+    unpickler.spend(len(size) + len(stride))
     numbers = (offset, *size, *stride)
     if len(size) != len(stride) or any(type(each) is not int or each < 0 for each in numbers):
         raise MalformedError("a pickle has a tensor without a size")
@@ -230,7 +240,7 @@ def _construct_tensor(
 
 
 def _tensor_v2(
-    _: Unpickler,
+    unpickler: Unpickler,
     storage: Any,
     offset: Any,
     size: Any,
@@ -241,6 +251,7 @@ def _tensor_v2(
 ) -> torch.Tensor:
     _refuse_hooks(hooks)
     return _construct_tensor(
+        unpickler,
         getattr(storage, "dtype", None),
         storage,
         offset,
@@ -252,7 +263,7 @@ def _tensor_v2(
 
 
 def _tensor_v3(
-    _: Unpickler,
+    unpickler: Unpickler,
     storage: Any,
     offset: Any,
     size: Any,
@@ -263,7 +274,9 @@ def _tensor_v3(
     metadata: Any = None,
 ) -> torch.Tensor:
     _refuse_hooks(hooks)
-    return _construct_tensor(dtype, storage, offset, size, stride, requires_grad, _flags(metadata))
+    return _construct_tensor(
+        unpickler, dtype, storage, offset, size, stride, requires_grad, _flags(metadata)
+    )
 
 
 def _parameter(_: Unpickler, data: Any, requires_grad: Any, hooks: Any) -> torch.nn.Parameter:
@@ -277,7 +290,7 @@ def _parameter_with_state(
     unpickler: Unpickler, data: Any, requires_grad: Any, hooks: Any, state: Any
 ) -> torch.nn.Parameter:
     parameter = _parameter(unpickler, data, requires_grad, hooks)
-    _set_attributes(parameter, state)
+    _set_attributes(unpickler, parameter, state)
     return parameter
 
 
@@ -291,15 +304,16 @@ def _from_type(unpickler: Unpickler, construct: Any, kind: Any, arguments: Any, 
     ):
         raise MalformedError("a pickle has a tensor of another class")
     tensor = cast("Any", construct.construct)(unpickler, *arguments)
-    _set_attributes(tensor, state)
+    _set_attributes(unpickler, tensor, state)
     return tensor
 
 
-def _set_attributes(tensor: torch.Tensor, state: Any) -> None:
+def _set_attributes(unpickler: Unpickler, tensor: torch.Tensor, state: Any) -> None:
     if type(state) is tuple and len(state) == 2 and state[1] is None:
         state = state[0]
     if type(state) is not dict or any(type(key) is not str for key in state):
         raise MalformedError("a pickle has a tensor whose attributes are none")
+    unpickler.spend(len(state))
     vars(tensor).update(state)
 
 

@@ -46,6 +46,9 @@ from distlaunch.toolkit.checkpoint.unpickler import (
 METADATA = ".metadata"
 _SHOWN = 200
 _LIST_GAPS = 10
+_LONGEST_PATH = 110
+_MOST_DIMENSIONS = 64
+_LONG_LISTS = "it has entries in lists that are longer than there are entries"
 _OF_HOSTILE_ARGUMENTS = (
     *(
         ValueError,
@@ -249,11 +252,11 @@ def _metadata(data: bytes, files: Mapping[str, Any]) -> Metadata:
     found = Unpickler(data, _names()).load()
     if type(found) is not Metadata:
         raise MalformedError("it is not the record that torch writes")
-    _check_metadata(found, files)
+    _check_metadata(found, files, len(data))
     return found
 
 
-def _check_metadata(metadata: Metadata, files: Mapping[str, Any]) -> None:
+def _check_metadata(metadata: Metadata, files: Mapping[str, Any], size_of_all: int) -> None:
     places, entries = metadata.storage_data, metadata.state_dict_metadata
     for index, info in places.items():
         if type(index) is not MetadataIndex or type(info) is not torch_filesystem._StorageInfo:  # noqa: SLF001 - torch's
@@ -267,43 +270,57 @@ def _check_metadata(metadata: Metadata, files: Mapping[str, Any]) -> None:
             raise MalformedError(f"it has {index.fqn} behind the end of {info.relative_path}")
     if sum(info.length for info in places.values()) > sum(each[0] for each in files.values()):
         raise MalformedError("it has more entries than fit into the files")
+    chunks_left = size_of_all  # a list of chunks that several entries share counts for each of them
     for key, entry in entries.items():
         if type(key) is not str:
             raise MalformedError("it has an entry without a name")
         if type(entry) is TensorStorageMetadata:
+            chunks_left -= len(entry.chunks)
+            if chunks_left < 0:
+                raise MalformedError("it repeats parts of tensors")
             _check_tensor(key, entry, places)
         elif type(entry) is not BytesStorageMetadata or MetadataIndex(key) not in places:
             raise MalformedError(f"it does not tell where {key} is")
     lists: dict[Any, int] = {}
     for key, path in metadata.planner_data.items():
-        if key not in entries or type(path) is not tuple or not path:
+        if key not in entries or type(path) is not tuple or not 0 < len(path) <= _LONGEST_PATH:
             raise MalformedError(f"it has {key!r} in no place")
         for place, part in enumerate(path):
             if type(part) is int and part >= 0:
+                if part > _LIST_GAPS * len(entries):
+                    raise MalformedError(_LONG_LISTS)
                 lists[path[:place]] = max(part, lists.get(path[:place], 0))
             elif type(part) is not str:
                 raise MalformedError(f"it has {key} in no place")
     if sum(lists.values()) > _LIST_GAPS * len(entries):  # a list is filled up to its last place
-        raise MalformedError("it has entries in lists that are longer than there are entries")
+        raise MalformedError(_LONG_LISTS)
 
 
 def _check_tensor(
     key: str, entry: TensorStorageMetadata, places: Mapping[MetadataIndex, Any]
 ) -> None:
     """See that each part of a tensor is in the files: it is as large as they bear out."""
-    held = 0
+    held, seen = 0, set()
+    if len(entry.size) > _MOST_DIMENSIONS:
+        raise MalformedError(f"it has {key} with more than {_MOST_DIMENSIONS} dimensions")
     for chunk in entry.chunks:
+        if type(chunk) is not ChunkStorageMetadata or len(chunk.offsets) != len(entry.size):
+            raise MalformedError(f"it has a part of {key} outside of it")
         ends = [start + length for start, length in zip(chunk.offsets, chunk.sizes, strict=True)]
         count, info = math.prod(chunk.sizes), places.get(MetadataIndex(key, chunk.offsets))
-        if len(ends) != len(entry.size) or any(
-            end > most for end, most in zip(ends, entry.size, strict=True)
-        ):
+        if any(end > most for end, most in zip(ends, entry.size, strict=True)):
             raise MalformedError(f"it has a part of {key} outside of it")
         if info is None or count * entry.properties.dtype.itemsize > info.length:
             raise MalformedError(f"it has a part of {key} that is in no file")
+        if count and chunk.offsets in seen:
+            raise MalformedError(f"it has the same part of {key} twice")
+        if count:  # workers that have nothing of a tensor are all in the same place
+            seen.add(chunk.offsets)
         held += count
     if math.prod(entry.size) > held:
         raise MalformedError(f"it has {key} larger than its parts")
+    if math.prod(entry.size) < held:
+        raise MalformedError(f"it has parts of {key} that overlap")
 
 
 def _fields(kind: type, **checks: Callable[[Any], bool]) -> tuple[type, Callable[[Any, Any], Any]]:
@@ -338,9 +355,10 @@ def _is_count(value: Any) -> bool:
     return type(value) is int and value >= 0
 
 
-def _path(_: Unpickler, *parts: Any) -> str:
+def _path(unpickler: Unpickler, *parts: Any) -> str:
     """Construct a text: the path where it was written is not needed."""
-    return "/".join(part for part in parts if type(part) is str)
+    unpickler.spend(len(parts))
+    return ""
 
 
 def _memory_format(_: Unpickler, number: Any) -> Any:
@@ -377,7 +395,7 @@ _RECORDS = (
         relative_path=_is(str),
         offset=_is_count,
         length=_is_count,
-        transform_descriptors=lambda value: value in {None, ()},
+        transform_descriptors=lambda value: value is None or (type(value) is tuple and not value),
     ),
     (TensorProperties, _build_properties),
 )

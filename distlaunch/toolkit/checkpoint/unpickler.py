@@ -172,7 +172,7 @@ class Unpickler:
         build = _BUILDERS.get(type(value))
         if build is None:
             raise MalformedError(f"a pickle changes a {type(value).__name__}")
-        built = build(value, state)
+        built = build(self, value, state)
         if built is not value:
             self._replace(value, built)
 
@@ -265,6 +265,9 @@ class Unpickler:
         self._stack.append(value)
 
 
+Build = Callable[[Unpickler, Any, Any], Any]
+
+
 class Pending:
     """Stands for a value whose BUILD has not come: numpy's arrays and types, which cannot be
     changed afterwards."""
@@ -274,37 +277,41 @@ class Pending:
         self.places: list[int] = []
 
 
-def _build_pending(value: Pending, state: Any) -> Any:
+def _build_pending(_: Unpickler, value: Pending, state: Any) -> Any:
     return value.build(state)
 
 
-def _build_ordered(value: OrderedDict[Any, Any], state: Any) -> Any:
+def _build_ordered(unpickler: Unpickler, value: OrderedDict[Any, Any], state: Any) -> Any:
     if type(state) is not dict or any(type(key) is not str for key in state):
         raise MalformedError("a pickle gives an OrderedDict what are no attributes")
+    unpickler.spend(len(state))
     vars(value).update(state)
     return value
 
 
-def _set_fields(*names: str) -> Callable[[Any, Any], Any]:
-    """Return what sets the fields of a frozen record of ours, from a list of values or a
-    dictionary."""
+def _set_fields(**kinds: type) -> Build:
+    """Return what sets the fields of a frozen record of ours, each of its type, from a list of
+    values or a dictionary."""
+    names = tuple(kinds)
 
-    def build(value: Any, state: Any) -> Any:
+    def build(_: Unpickler, value: Any, state: Any) -> Any:
         fields = dict(zip(names, state, strict=True)) if type(state) is list else state
         if type(fields) is not dict or set(fields) != set(names):
             raise MalformedError(f"a pickle gives a {type(value).__name__} other fields")
         for name, each in fields.items():
+            if not isinstance(each, kinds[name]):
+                raise MalformedError(f"{name} of a {type(value).__name__} is another type")
             object.__setattr__(value, name, each)
         return value
 
     return build
 
 
-_BUILDERS: dict[type, Callable[[Any, Any], Any]] = {
+_BUILDERS: dict[type, Build] = {
     Pending: _build_pending,
     OrderedDict: _build_ordered,
-    Elsewhere: _set_fields("place"),
-    Whole: _set_fields("value"),
+    Elsewhere: _set_fields(place=str),
+    Whole: _set_fields(value=object),
 }
 _DICTS = {dict, OrderedDict, defaultdict, Counter}
 _KEYS = {str, int, float, bool, bytes, complex, type(None), torch.Size, torch.dtype, torch.device}
@@ -313,7 +320,7 @@ _KEYS = {str, int, float, bool, bytes, complex, type(None), torch.Size, torch.dt
 def register(kind: type, build: Callable[[Any, Any], Any], *, key: bool = False) -> None:
     """Have a class of a checkpoint's records built by ``build(value, state)``, and be a key if
     ``key`` is set."""
-    _BUILDERS[kind] = build
+    _BUILDERS[kind] = lambda _, value, state: build(value, state)
     if key:
         _KEYS.add(kind)
 

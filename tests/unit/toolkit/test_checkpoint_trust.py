@@ -3,6 +3,7 @@ say what it is."""
 
 from __future__ import annotations
 
+import copy
 import datetime as dt
 import io
 import json
@@ -23,7 +24,7 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch")
 
 from torch import nn
-from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, MetadataIndex
 
 from distlaunch.core.errors import ConfigError
 from distlaunch.toolkit.checkpoint.allowed_types import (
@@ -519,6 +520,38 @@ def test_a_hostile_pickle_is_refused_at_once(data):
         unpickled(data)
 
 
+def tuples(depth: int) -> bytes:
+    return b"K\x01" + b"\x85" * depth
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"c_codecs\nencode\nX\x01\x00\x00\x00a" + tuples(1_000_000) + b"\x86R.",
+        b"ccollections\ndefaultdict\n" + tuples(1_000_000) + b"\x85R.",
+    ],
+)
+def test_arguments_that_are_nested_deeply_do_not_crash_python(data):
+    with pytest.raises(MalformedError):
+        unpickled(b"\x80\x02" + data)
+
+
+@pytest.mark.parametrize("place", [b"K\x01", b"]", tuples(3), b"N"])
+@pytest.mark.parametrize("module", ["parts", "checkpoint_parts"])
+def test_a_record_of_ours_whose_place_is_no_text_is_refused(place, module):
+    module = b"distlaunch.toolkit.checkpoint" + {"parts": b".parts"}.get(module, b"_parts")
+    data = b"\x80\x02c" + module + b"\nElsewhere\n)\x81](" + place + b"eb."
+    with pytest.raises(MalformedError, match="place of a Elsewhere is another type"):
+        unpickled(data)
+
+
+def test_attributes_of_a_dictionary_that_are_set_often_are_refused():
+    names = b"".join(b"X\x04\x00\x00\x00%04dN" % number for number in range(5000))
+    data = b"\x80\x02}(" + names + b"uq\x00ccollections\nOrderedDict\n)R" + b"h\x00b" * 5000 + b"."
+    with pytest.raises(MalformedError, match="far more than it holds"):
+        unpickled(data)
+
+
 def test_copies_of_a_long_text_do_not_fill_the_memory():
     long = b"X\x00\x00\x10\x00" + b"a" * (1 << 20)
     data = (
@@ -568,6 +601,11 @@ def rewritten(data: bytes, change) -> bytes:
     return stream.getvalue()
 
 
+def pickle_of(data: bytes) -> bytes:
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        return archive.read(next(name for name in archive.namelist() if name.endswith("data.pkl")))
+
+
 @pytest.mark.parametrize(
     ("old", "new"),
     [
@@ -581,6 +619,43 @@ def test_a_tensor_larger_than_its_storage_is_refused(old, new):
     data = torch_saved(torch.ones(7))
     with pytest.raises(MalformedError):
         loaded_bytes(rewritten(data, lambda content: content.replace(old, new)))
+
+
+def test_a_tensor_whose_attributes_lead_back_to_it_is_refused_at_the_save_with_its_key():
+    tensor = torch.ones(2)
+    tensor.owner = {"of": [tensor]}
+    with pytest.raises(ConfigError, match=r"a\.owner\.of\.0 is a tensor whose attributes lead"):
+        check_saved(tensor, "a")
+
+
+def test_attributes_of_a_tensor_that_repeat_are_refused():
+    tensor = torch.ones(2)
+    tensor.doubled = []
+    for _ in range(40):
+        tensor.doubled = [tensor.doubled, tensor.doubled]
+    with pytest.raises(MalformedError, match="repeats values too often"):
+        loaded_bytes(torch_saved(tensor))
+
+
+def test_attributes_of_a_tensor_that_are_nested_deeply_are_refused():
+    tensor = inner = torch.ones(2)
+    for _ in range(60):
+        inner.more = [torch.ones(1)]
+        inner = inner.more[0]
+    with pytest.raises(ConfigError, match="nested more than 100 levels deep"):
+        check_saved(tensor, "a")
+
+
+def test_attributes_that_many_tensors_share_are_refused():
+    tensor = torch.ones(1)
+    vars(tensor).update({f"a{number}": None for number in range(3000)})
+    construct = pickle_of(torch_saved(tensor))[2:-1]
+    arguments_at = construct.rindex(b"t")  # of _rebuild_from_type_v2
+    data = construct[: arguments_at + 1] + b"r\x00\x00\x01\x00" + construct[arguments_at + 1 :]
+    again = b"ctorch._tensor\n_rebuild_from_type_v2\nj\x00\x00\x01\x00R"
+    many = b"\x80\x02(" + data + again * 3000 + b"t."
+    with pytest.raises(MalformedError, match="far more than it holds"):
+        loaded_bytes(rewritten(torch_saved(tensor), lambda _: many))
 
 
 def test_a_compressed_archive_is_refused():
@@ -675,6 +750,56 @@ def have_huge_parts(metadata):
     metadata.state_dict_metadata["model.weight"].chunks[0].sizes = torch.Size([1 << 20, 1 << 20])
 
 
+def have_the_same_part_often(metadata):
+    entry = metadata.state_dict_metadata["model.weight"]
+    entry.size = torch.Size([1, 200])
+    entry.chunks = entry.chunks * 100
+
+
+def have_parts_that_overlap(metadata):
+    entry = metadata.state_dict_metadata["model.weight"]
+    place = next(place for place in metadata.storage_data if place.fqn == "model.weight")
+    more = ChunkStorageMetadata(torch.Size([0, 1]), torch.Size([1, 1]))
+    entry.chunks = [*entry.chunks, more]
+    metadata.storage_data[MetadataIndex("model.weight", more.offsets)] = copy.copy(
+        metadata.storage_data[place]
+    )
+    metadata.storage_data[place].length -= 20
+    metadata.storage_data[MetadataIndex("model.weight", more.offsets)].length = 20
+
+
+def have_many_dimensions(metadata):
+    entry = metadata.state_dict_metadata["model.weight"]
+    entry.size = torch.Size([1] * 1000)
+
+
+def share_empty_parts(metadata):
+    nowhere, empty = torch.Size([0, 0]), torch.Size([0, 2])
+    entry = copy.copy(metadata.state_dict_metadata["model.weight"])
+    entry.size, entry.chunks = empty, [ChunkStorageMetadata(nowhere, empty)] * 3000
+    info = copy.copy(next(iter(metadata.storage_data.values())))
+    info.length = 0
+    for key in map(str, range(300)):
+        metadata.state_dict_metadata[key] = entry
+        metadata.storage_data[MetadataIndex(key, nowhere)] = info
+
+
+def have_a_long_path(metadata):
+    metadata.planner_data["tied"] = (0,) * 1000
+
+
+def have_a_path_of_huge_numbers(metadata):
+    metadata.planner_data["tied"] = (1 << 100_000,) * 50
+
+
+def transform_by_deep_tuples(metadata):
+    deep = ()
+    for _ in range(400):
+        deep = (deep,)
+    for info in metadata.storage_data.values():
+        info.transform_descriptors = deep
+
+
 def have_no_parts(metadata):
     metadata.state_dict_metadata["model.weight"].chunks = []
 
@@ -708,6 +833,13 @@ def be_a_class(metadata):
         (be_huge, "it has model.weight larger than its parts"),
         (have_huge_parts, "it has a part of model.weight that is in no file"),
         (have_no_parts, "it has model.weight larger than its parts"),
+        (have_the_same_part_often, "it has the same part of model.weight twice"),
+        (have_parts_that_overlap, "it has parts of model.weight that overlap"),
+        (have_many_dimensions, "it has model.weight with more than 64 dimensions"),
+        (share_empty_parts, "it repeats parts of tensors"),
+        (have_a_long_path, "it has 'tied' in no place"),
+        (have_a_path_of_huge_numbers, "lists that are longer than there are entries"),
+        (transform_by_deep_tuples, "transform_descriptors of a _StorageInfo is a tuple"),
         (be_far, "lists that are longer than there are entries"),
         (be_before, "it has tied in no place"),
         (be_nowhere, "it does not tell where tied is"),
