@@ -13,7 +13,13 @@ import torch
 
 from distlaunch.core.errors import ConfigError
 from distlaunch.toolkit.checkpoint.parts import Elsewhere, Whole
-from distlaunch.toolkit.checkpoint.unpickler import MalformedError, Name, Pending, Unpickler
+from distlaunch.toolkit.checkpoint.unpickler import (
+    MalformedError,
+    Name,
+    Pending,
+    Unpickler,
+    check_key,
+)
 from distlaunch.toolkit.sharded_tensors import is_sharded
 
 WAY_OUT = (
@@ -27,8 +33,11 @@ _SPARE_VALUES = 1_000_000
 _PER_OPERATION = 10
 _LEAVES = {
     *(type(None), bool, int, float, complex, str, bytes, bytearray),
-    *(torch.Size, torch.dtype, torch.device, torch.layout, Elsewhere),
+    *(torch.dtype, torch.device, torch.layout, Elsewhere),
 }
+_PLAIN_KEYS = {str, int, float, bool, bytes, type(None)}
+_KEY_SIZE = 10_000
+"""How many numbers and texts a key may have: the unpickler takes as many of each key."""
 _FACTORIES = {None, bool, int, float, complex, str, bytes, list, dict, set, tuple, OrderedDict}
 _NUMPY_KINDS = "?biufcSU"
 _QUANTIZED = {torch.qint8, torch.qint32, torch.quint8, torch.quint4x2, torch.quint2x4}
@@ -79,6 +88,10 @@ class _Check:
         kind = type(value)
         if kind in _LEAVES:
             return
+        if kind is torch.Size:
+            if any(each < 0 for each in value):
+                raise _NotInertError(path, "is a torch.Size of negative numbers")
+            return
         if isinstance(value, torch.Tensor):
             if id(value) in above:
                 raise _NotInertError(path, "is a tensor whose attributes lead back to it")
@@ -89,6 +102,8 @@ class _Check:
             above = self._entered(value, path, above)
             if kind is defaultdict and value.default_factory not in _FACTORIES:
                 raise _NotInertError(path, f"is a defaultdict of {_name(value.default_factory)}")
+            if self._left is None and kind in _HASHED:
+                self._keys(value, path)
             for children in _CHILDREN[kind](value):
                 self._all(children, path, above)
         elif not _is_of_numpy(value):
@@ -99,6 +114,27 @@ class _Check:
         if len(above) == _DEPTH:
             raise _NotInertError(path, f"is nested more than {_DEPTH} levels deep")
         return above | {id(value)}
+
+    def _keys(self, value: Any, path: tuple[Any, ...]) -> None:
+        """See that the unpickler takes the keys."""
+        if _PLAIN_KEYS.issuperset(map(type, value)):
+            return
+        for number, key in enumerate(value):
+            spent = 0
+
+            def spend(size: int) -> None:
+                nonlocal spent
+                spent += size
+                if spent > _KEY_SIZE:
+                    raise MalformedError("a key is too large")
+
+            try:
+                check_key(key, spend)
+            except MalformedError:
+                why = f"is of the class {_name(type(key))}"
+                if type(key) in _CHILDREN:
+                    why = "is a key that is too large, nested too deeply, or of another class"
+                raise _NotInertError((*path, number), why) from None
 
     def _all(self, children: Any, path: tuple[Any, ...], above: frozenset[int]) -> None:
         values = children.values() if isinstance(children, dict) else children
@@ -152,17 +188,26 @@ _CHILDREN: dict[type, Any] = {
 }
 
 
+_HASHED = {dict, Counter, defaultdict, OrderedDict, set, frozenset}
+
+
 def _is_of_numpy(value: Any) -> bool:
     numpy = sys.modules.get("numpy")
     if numpy is None:
         return False
     if type(value) is numpy.ndarray or isinstance(value, numpy.generic):
-        return _is_plain(value.dtype) and type(value).__module__ == "numpy"
+        empty = type(value) is numpy.ndarray and not value.dtype.itemsize
+        return _is_plain(value.dtype) and type(value).__module__ == "numpy" and not empty
     return isinstance(value, numpy.dtype) and _is_plain(value)
 
 
 def _is_plain(dtype: Any) -> bool:
-    return dtype.kind in _NUMPY_KINDS + "b" and dtype.names is None and dtype.subdtype is None
+    return (
+        dtype.kind in _NUMPY_KINDS + "b"
+        and dtype.names is None
+        and dtype.subdtype is None
+        and not dtype.metadata
+    )
 
 
 def _name(kind: Any) -> str:
@@ -180,10 +225,8 @@ def _sized(kind: Any) -> Any:
             raise MalformedError(f"a pickle makes a {kind.__name__} of a {type(items).__name__}")
         unpickler.spend(len(items))
         if kind in {set, frozenset, OrderedDict, Counter}:
-            for each in items:
-                unpickler.check_key(
-                    each[0] if kind is OrderedDict and type(items) is not dict else each
-                )
+            of_pairs = kind is OrderedDict and type(items) is not dict
+            unpickler.check_keys([each[0] for each in items] if of_pairs else items)
         return kind(items)
 
     return construct
@@ -326,9 +369,11 @@ def _numpy_scalar(unpickler: Unpickler, dtype: Any, data: Any) -> Any:
     numpy = _numpy()
     if not isinstance(dtype, numpy.dtype) or not _is_plain(dtype) or type(data) is not bytes:
         raise MalformedError("a pickle has a number of numpy's that is none")
-    if len(data) != dtype.itemsize or not data:
+    if len(data) != dtype.itemsize:
         raise MalformedError("a pickle has a number of numpy's of another size")
     unpickler.spend(len(data))
+    if not data:
+        return dtype.type()
     return numpy.frombuffer(data, dtype)[0]
 
 

@@ -3,7 +3,8 @@
 It knows the operations that torch.save and pickle.dump write, and a fixed table of names. A name is
 never imported: it stands for a constructor of ours, which checks its arguments. No class or
 function is ever on the stack, so a pickle can neither call nor change one. Memory and time are
-bounded by the size of the pickle.
+bounded by the size of the pickle; keys of one container that have the same hash count as often as
+they are compared.
 """
 
 # ruff: noqa: SLF001 - a table at the end has the methods of the class above
@@ -13,7 +14,7 @@ from __future__ import annotations
 import struct
 from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -71,6 +72,8 @@ class Unpickler:
         self._stack: list[Any] = []
         self._marks: list[list[Any]] = []
         self._memo: dict[int, Any] = {}
+        self._hashes: dict[int, tuple[Any, dict[int, int]]] = {}
+        """By the id of a container: how many of its keys have the same hash."""
 
     def load(self) -> Any:
         """Return what was pickled. Raises RefusedClassError, MalformedError, or what a constructor
@@ -211,7 +214,7 @@ class Unpickler:
         for place in range(0, len(items), 2):
             key = items[place]
             if type(key) is not str:
-                self.check_key(key)
+                self._check_key_of(target, key)
             target[key] = items[place + 1]
 
     def _add_items(self) -> None:
@@ -219,31 +222,46 @@ class Unpickler:
         if type(target) is not set:
             raise MalformedError(f"a pickle adds items to a {type(target).__name__}")
         for item in items:
-            self.check_key(item)
+            self._check_key_of(target, item)
         target.update(items)
 
-    def check_key(self, key: Any, depth: int = _KEY_DEPTH) -> None:
-        """Raise MalformedError for a key whose hash could take long, or crash Python: deeply nested
-        tuples."""
-        kind = type(key)
-        if kind is int:
-            self.spend(key.bit_length() >> 6)
-        elif kind in {tuple, frozenset} and depth:
-            self.spend(len(key))
-            for each in key:
-                self.check_key(each, depth - 1)
-        elif kind not in _KEYS and not getattr(kind, "__module__", "").startswith("numpy"):
-            raise MalformedError(f"a pickle has a key of the class {kind.__name__}")
+    def check_keys(self, keys: Iterable[Any]) -> None:
+        """Check all keys of a container that a constructor makes. Raises MalformedError."""
+        hashes: dict[int, int] = {}
+        for key in keys:
+            self._check_key(key, hashes)
+
+    def _check_key_of(self, target: Any, key: Any) -> None:
+        found = self._hashes.get(id(target))
+        if found is None:
+            found = self._hashes[id(target)] = (target, {})  # it stays, and so does its id
+        self._check_key(key, found[1])
+
+    def _check_key(self, key: Any, hashes: dict[int, int]) -> None:
+        """Check a key, and count it as often as its container has others of the same hash: it is
+        compared with all of them."""
+        before = self._budget
+        check_key(key, self.spend)
+        if type(key) in _SPREAD or (type(key) is int and abs(key) < _SMALL):
+            return
+        hashed = hash(key)
+        others = hashes[hashed] = hashes.get(hashed, -1) + 1
+        self.spend(others * (1 + before - self._budget))
 
     def _frozenset(self) -> None:
         items = self._above_mark()
-        for item in items:
-            self.check_key(item)
+        self.check_keys(items)
         self._stack.append(frozenset(items))
 
     def _mark(self) -> None:
         self._marks.append(self._stack)
         self._stack = []
+
+    def _pop(self) -> None:
+        self._stack.pop()
+
+    def _drop_above_mark(self) -> None:
+        self._above_mark()
 
     def _tuple(self, size: int) -> None:
         if len(self._stack) < size:
@@ -266,6 +284,30 @@ class Unpickler:
 
 
 Build = Callable[[Unpickler, Any, Any], Any]
+
+
+def check_key(key: Any, spend: Callable[[int], None], depth: int = _KEY_DEPTH) -> None:
+    """Raise MalformedError for a key that no checkpoint has, or whose hash could crash Python:
+    deeply nested tuples.
+
+    ``spend``: is called with what its hash costs.
+    """
+    kind = type(key)
+    if kind is int:
+        spend(key.bit_length() >> 6)
+    elif kind in {tuple, frozenset} and depth:
+        spend(len(key))
+        for each in key:
+            check_key(each, spend, depth - 1)
+    elif kind is torch.Size:
+        spend(len(key))
+    elif kind in _RECORD_KEYS:
+        spend(len(getattr(key, "offset", None) or ()))
+    elif getattr(kind, "__module__", "").startswith("numpy"):
+        spend(len(key) if isinstance(key, str | bytes) else 1)
+    elif kind not in _KEYS:
+        name = f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
+        raise MalformedError(f"a pickle has a key of the class {name}")
 
 
 class Pending:
@@ -314,7 +356,15 @@ _BUILDERS: dict[type, Build] = {
     Whole: _set_fields(value=object),
 }
 _DICTS = {dict, OrderedDict, defaultdict, Counter}
-_KEYS = {str, int, float, bool, bytes, complex, type(None), torch.Size, torch.dtype, torch.device}
+_KEYS = {
+    *(str, int, float, bool, bytes, complex, type(None)),
+    *(torch.Size, torch.dtype, torch.device, torch.layout),
+}
+_SPREAD = {str, bytes, bool, type(None), torch.dtype, torch.layout}
+"""No pickle can have many of them with the same hash: there are few, or Python's seed is in it."""
+_SMALL = 1 << 60
+"""Below it whole numbers have hashes of their own."""
+_RECORD_KEYS: set[type] = set()
 
 
 def register(kind: type, build: Callable[[Any, Any], Any], *, key: bool = False) -> None:
@@ -322,7 +372,7 @@ def register(kind: type, build: Callable[[Any, Any], Any], *, key: bool = False)
     ``key`` is set."""
     _BUILDERS[kind] = lambda _, value, state: build(value, state)
     if key:
-        _KEYS.add(kind)
+        _RECORD_KEYS.add(kind)
 
 
 # --- the operations --------------------------------------------------------------------------------------------------
@@ -333,6 +383,8 @@ _OPERATIONS: dict[int, _Operation] = {
     0x80: lambda self: self._ignore(1),  # PROTO
     0x95: lambda self: self._ignore(8),  # FRAME
     ord("("): Unpickler._mark,
+    ord("0"): Unpickler._pop,
+    ord("1"): Unpickler._drop_above_mark,
     ord("N"): lambda self: self._push(None),
     0x88: lambda self: self._push(True),  # noqa: FBT003 - it is a value
     0x89: lambda self: self._push(False),  # noqa: FBT003 - same

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import datetime as dt
+import functools
 import io
 import json
 import os
@@ -18,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
@@ -183,6 +184,13 @@ def test_our_records_are_found_under_the_names_that_older_versions_had():
         assert OLD_NAMES["distlaunch.toolkit.checkpoint_parts", name].__name__ == name
 
 
+def nested_tuple(depth):
+    value = ()
+    for _ in range(depth):
+        value = (value,)
+    return value
+
+
 # --- the save ----------------------------------------------------------------------------------------------------------
 
 
@@ -199,6 +207,16 @@ def test_our_records_are_found_under_the_names_that_older_versions_had():
         ({"a": torch.ones(2, device="meta")}, r"part\.a is a tensor that is on the meta device"),
         ({"a": torch.ones(2).to_sparse()}, r"part\.a is a tensor that is sparse_coo"),
         ({Custom(): 1}, r"part\.0 is of the class .*Custom"),
+        ({torch.ones(1): 1}, r"part\.0 is of the class torch\.Tensor"),
+        (
+            {"a": {nested_tuple(30): 1}},
+            r"part\.a\.0 is a key that is too large, nested too deeply.*",
+        ),
+        ({tuple(range(20_000))}, r"part\.0 is a key that is too large.*"),
+        (Counter([(1, (Custom,))]), r"part\.0 is a key that .* of another class"),
+        (np.dtype("f4", metadata={"a": 1}), r"part is of the class numpy\.dtype.*"),
+        (np.zeros(2, np.dtype("f4", metadata={"a": 1})), r"part is of the class numpy\.ndarray"),
+        ({"a": torch.Size([-1])}, r"part\.a is a torch\.Size of negative numbers"),
     ],
 )
 def test_a_save_refuses_what_a_resume_would_refuse_and_writes_nothing(tmp_path, state, text):
@@ -303,6 +321,9 @@ INERT = [
         "generator": np.random.default_rng(1).bit_generator.state,
     },
     {"torch": torch.get_rng_state()},
+    [np.str_(""), np.bytes_(b"")],
+    {torch.strided: 1, torch.Size([2, 1 << 59]): 2, nested_tuple(18): 3, -1: 4, -2: 5},
+    {np.str_("a" * 100): 1, np.int64(5): 2, 2.0**61: 3, 1: 4, 2j: 5},
 ]
 
 
@@ -328,6 +349,17 @@ def test_tensors_of_all_types_come_back_bit_for_bit(dtype):
     assert found["a"].dtype == dtype
     assert torch.equal(found["a"].view(torch.uint8), torch.arange(96, dtype=torch.uint8))
     assert found["a"].untyped_storage().data_ptr() == found["b"].untyped_storage().data_ptr()
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 5])
+def test_a_tuple_that_holds_itself_comes_back(length):
+    inner = []
+    value = (inner, *range(length - 1))
+    inner.append(value)
+    check_saved(value, "a")
+    found = loaded_bytes(torch_saved(value))
+    assert found[0][0] is found
+    assert found[1:] == value[1:]
 
 
 def test_tensors_keep_strides_gradients_attributes_and_views():
@@ -431,28 +463,59 @@ def test_states_of_torchs_optimizers_are_saved_and_loaded(tmp_path, optimizer, o
     assert repr(states[0]) == repr(states[1])
 
 
-values = st.recursive(
+scalars = (
     st.none()
     | st.booleans()
     | st.integers()
     | st.floats(allow_nan=False)
     | st.text()
     | st.binary()
-    | st.complex_numbers(allow_nan=False),
+    | st.complex_numbers(allow_nan=False)
+)
+types = (
+    st.sampled_from(
+        [np.str_(""), np.bytes_(b""), np.str_("ü"), np.float16(2), np.bool_(True), np.uint64(3)]
+    )
+    | st.sampled_from([torch.strided, torch.sparse_coo, torch.float16, torch.qint8])
+    | st.sampled_from([torch.device("cpu"), torch.device("cuda", 1)])
+    | st.sampled_from([np.dtype(">i4"), np.dtype("U0"), np.dtype("f4", metadata={"a": 1})])
+    | st.lists(st.integers(-1, 1 << 62), max_size=3).map(torch.Size)
+)
+nests = st.tuples(scalars | types, st.integers(0, 30)).map(
+    lambda each: functools.reduce(lambda inner, _: (inner,), range(each[1]), each[0])
+)
+plain_keys = st.recursive(
+    scalars | types | nests,
+    lambda inner: st.tuples(inner, inner) | st.frozensets(inner),
+    max_leaves=4,
+)
+keys = st.deferred(lambda: plain_keys)  # its representation is short
+values = st.recursive(
+    keys | st.binary().map(bytearray),
     lambda inner: (
         st.lists(inner)
         | st.tuples(inner, inner)
-        | st.dictionaries(st.text() | st.integers() | st.tuples(st.text()), inner)
+        | st.dictionaries(keys, inner)
+        | st.dictionaries(keys, inner).map(OrderedDict)
+        | st.dictionaries(keys, inner).map(lambda each: defaultdict(list, each))
+        | st.dictionaries(keys, st.integers()).map(Counter)
+        | st.sets(keys)
+        | st.lists(inner).map(deque)
     ),
     max_leaves=20,
 )
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=500)
 @given(values)
-def test_the_save_accepts_what_the_load_gives_back(value):
-    check_saved(value, "a")
-    assert loaded_bytes(torch_saved(value)) == value
+def test_what_the_save_accepts_the_load_gives_back(value):
+    try:
+        check_saved(value, "a")
+    except ConfigError:
+        reject()
+    found = loaded_bytes(torch_saved(value))
+    assert type(found) is type(value)
+    assert found == value
 
 
 # --- hostile pickles ---------------------------------------------------------------------------------------------------
@@ -517,6 +580,61 @@ def unpickled(data: bytes):
 )
 def test_a_hostile_pickle_is_refused_at_once(data):
     with pytest.raises((RefusedClassError, MalformedError, TypeError)):
+        unpickled(data)
+
+
+def with_keys(keys: list[bytes]) -> bytes:
+    return b"\x80\x02}(" + b"".join(key + b"N" for key in keys) + b"u."
+
+
+def number(value: int) -> bytes:
+    data = pickle.dumps(value, protocol=2)
+    return data[2:-1]
+
+
+PRIME = (1 << 61) - 1
+"""Numbers that differ by it have the same hash."""
+
+
+def imaginary(step: int) -> bytes:
+    return pickle.dumps(complex(-1_000_003 * step, step), protocol=2)[2:-1]
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        [number(PRIME * step) for step in range(1, 5000)],
+        [number(PRIME * step) + b"\x85" for step in range(1, 5000)],
+        [imaginary(step) for step in range(1, 5000)],
+        [b"ctorch\nSize\n" + number(PRIME * step) + b"\x85\x85R" for step in range(1, 4)] * 1500,
+        [
+            b"(" + b"".join(number(PRIME * (step >> place & 1)) for place in range(13)) + b"t"
+            for step in range(5000)
+        ],
+    ],
+)
+def test_keys_of_the_same_hash_are_refused(keys):
+    with pytest.raises(MalformedError, match="far more than it holds"):
+        unpickled(with_keys(keys))
+    with pytest.raises(MalformedError, match="far more than it holds"):
+        unpickled(b"\x80\x02c__builtin__\nset\n](" + b"".join(keys) + b"e\x85R.")
+
+
+def test_many_containers_may_have_keys_of_the_same_hash():
+    value = [{0.5: None, (1, 2): None, 3j: {4.5}} for _ in range(5000)]
+    assert loaded_bytes(torch_saved(value)) == value
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        b"ctorch\nSize\n(" + b"K\x01" * 5000 + b"t\x85R",
+        pickle.dumps(np.str_("a" * 5000), protocol=2)[2:-1],
+    ],
+)
+def test_a_long_key_that_is_set_often_is_refused(key):
+    data = b"\x80\x02}" + key + b"r\x00\x00\x01\x00Ns" + b"j\x00\x00\x01\x00Ns" * 5000 + b"."
+    with pytest.raises(MalformedError, match="far more than it holds"):
         unpickled(data)
 
 
