@@ -670,6 +670,22 @@ def test_attributes_of_a_dictionary_that_are_set_often_are_refused():
         unpickled(data)
 
 
+def test_long_arguments_that_are_used_often_are_refused(tmp_path):
+    """A path in the metadata, a type and an array of numpy: none of them keeps its arguments."""
+    arguments = b"X\x02\x00\x00\x00f4" + b"N" * 5000
+    often = b"".join((b"cnumpy\ndtype\nj\x00\x00\x01\x00R") for _ in range(5000))
+    data = b"\x80\x02(" + arguments + b"tr\x00\x00\x01\x00](" + often + b"e."
+    with pytest.raises(MalformedError, match="far more than it holds"):
+        unpickled(data)
+    folder = save(tmp_path, model=nn.Linear(2, 1))
+    often = b"".join(b"cpathlib\nPosixPath\nj\x00\x00\x01\x00R" for _ in range(5000))
+    data = b"\x80\x02(" + arguments + b"tr\x00\x00\x01\x00](" + often + b"e."
+    (folder / ".metadata").write_bytes(data)
+    seal(folder)
+    with pytest.raises(CheckpointError, match="far more than it holds"):
+        resume(tmp_path, model=nn.Linear(2, 1))
+
+
 def test_copies_of_a_long_text_do_not_fill_the_memory():
     long = b"X\x00\x00\x10\x00" + b"a" * (1 << 20)
     data = (
@@ -1023,6 +1039,15 @@ def test_a_symbolic_link_in_a_checkpoint_is_damage(tmp_path):
     os.symlink(tmp_path / "elsewhere", folder / "__0_0.distcp")
     with pytest.raises(CheckpointError, match=r"__0_0\.distcp: a symbolic link"):
         resume(tmp_path / "c", model=nn.Linear(2, 1))
+
+
+def test_a_checkpoint_that_is_a_link_is_read_where_it_leads(tmp_path):
+    folder = save(tmp_path / "c", model=nn.Linear(2, 1))
+    os.rename(folder, tmp_path / "elsewhere")
+    os.symlink(tmp_path / "elsewhere", folder)
+    assert resume(tmp_path / "c", model=nn.Linear(2, 1)) == 1
+    assert folder.is_symlink()
+    assert (tmp_path / "elsewhere" / "manifest.json").exists()
 
 
 def test_a_random_state_that_numpy_would_read_behind_its_end_is_refused(tmp_path):
