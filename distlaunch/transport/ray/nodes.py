@@ -42,8 +42,9 @@ _DRIVER = (
 _AGAIN = "start the job again: without it nothing of the cluster can be used"
 _QUIET_S = 5.0
 """So long may Ray place bundles before the user hears of it."""
-_CONNECT_S = 40.0
-"""What connecting may take: Ray's client gives up after 30 s, the others try for minutes."""
+_CONNECT_S = 90.0
+"""What importing Ray and connecting may take on a busy machine: Ray's client gives up 30 s after it
+has begun, the others try for minutes."""
 _START_S = 120.0
 """What starting Ray may take on a busy machine."""
 _LATER_S = 5.0
