@@ -82,7 +82,7 @@ def _leave(code: int) -> NoReturn:
 
 
 def _words(argv: list[str]) -> list[str]:
-    """Give the words of the command line; a link to us that has another launcher's name stands for
+    """Return the words of the command line; a link to us that has another launcher's name stands for
     that command."""
     name = os.path.basename(argv[0])
     return [*_LINKS.get(name, ()), *argv[1:]]

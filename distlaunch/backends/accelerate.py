@@ -134,7 +134,7 @@ class Accelerate(TorchBackend):
         return () if self._config is None else c.DECIDED
 
     def job_variables(self, topology: Topology) -> Mapping[str, str]:
-        """Give what ``Accelerator()`` reads. Raises ConfigError."""
+        """Return what ``Accelerator()`` reads. Raises ConfigError."""
         precision = self.chosen.get("mixed-precision")
         told = None if precision is None else str(precision)
         variables = {} if self._config is None else self._config.variables(told)
@@ -233,7 +233,7 @@ def _contradictions(config: c.Config, topology: Topology) -> Iterator[str]:
 
 
 def _shown_devices(topology: Topology) -> set[str]:
-    """Give the devices of all nodes, as their masks and people name them."""
+    """Return the devices of all nodes, as their masks and people name them."""
     return {
         device
         for node in topology.nodes

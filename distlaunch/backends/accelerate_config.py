@@ -47,7 +47,7 @@ class Config(Record):
     """Keys of the file's own ``deepspeed_config``, without what ranks above it."""
 
     def number(self, name: str) -> int | None:
-        """Give a whole number, or None where there is none (or -1). Raises ConfigError."""
+        """Return a whole number, or None where there is none (or -1). Raises ConfigError."""
         value = self.document.values.get(name)
         if value is None or value == -1:
             return None
@@ -59,25 +59,25 @@ class Config(Record):
         return value
 
     def text(self, name: str) -> str | None:
-        """Give what a key says as text; None where it says nothing."""
+        """Return what a key says as text; None where it says nothing."""
         value = self.document.values.get(name)
         return None if value is None else str(value)
 
     @property
     def uses_cpu(self) -> bool:
-        """Tell whether it is for CPUs."""
+        """Return whether it is for CPUs."""
         return bool(self.document.values.get("use_cpu")) or self.kind == "MULTI_CPU"
 
     @property
     def deepspeed_file(self) -> str | None:
-        """Give the file with DeepSpeed's own configuration; None without one, and where that itself
+        """Return the file with DeepSpeed's own configuration; None without one, and where that itself
         stands here."""
         value = self.section("deepspeed_config").get("deepspeed_config_file")
         has_one = self.kind == "DEEPSPEED" and value is not None and str(value) != "none"
         return str(value) if has_one and not _is_inline(str(value)) else None
 
     def variables(self, precision: str | None) -> dict[str, str]:
-        """Give what all workers get; ``precision`` instead of the file's. Raises ConfigError."""
+        """Return what all workers get; ``precision`` instead of the file's. Raises ConfigError."""
         found = precision or self.precision or "no"
         variables = {"ACCELERATE_MIXED_PRECISION": found}
         if found == "fp8":
@@ -113,7 +113,7 @@ class Config(Record):
         return variables
 
     def section(self, name: str) -> Mapping[str, Any]:
-        """Give the names and values of a section; none where it is missing. Raises ConfigError."""
+        """Return the names and values of a section; none where it is missing. Raises ConfigError."""
         return _mapping(self.document, name)
 
     def _of(self, section: str, rows: Mapping[str, Row], prefix: str) -> dict[str, str]:
@@ -236,7 +236,7 @@ def read_config(document: Document, above: Mapping[str, Any] | None = None) -> C
 
 
 def _overlaid(document: Document, above: Mapping[str, Any]) -> Document:
-    """Give the document with other values in it, of a section by its keys; None takes a key out."""
+    """Return the document with other values in it, of a section by its keys; None takes a key out."""
     values, lines = dict(document.values), dict(document.lines)
     for name, value in above.items():
         if name in SECTIONS and isinstance(value, Mapping):
@@ -255,7 +255,7 @@ def _overlaid(document: Document, above: Mapping[str, Any]) -> Document:
 
 
 def _is_inline(text: str) -> bool:
-    """Tell whether a text is JSON, or base64 of it: Accelerate takes that where there is no file of
+    """Return whether a text is JSON, or base64 of it: Accelerate takes that where there is no file of
     this name."""
     for decoded in (bytes, urlsafe_b64decode):
         with suppress(ValueError, RecursionError):

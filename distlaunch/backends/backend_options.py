@@ -31,7 +31,7 @@ _ADDRESS = "address"
 def given_words(
     options: TrainOptions, known: Sequence[BackendOption], backend: str
 ) -> tuple[str, ...]:
-    """Give the words of ``-o``, with ``--address`` as one of them.
+    """Return the words of ``-o``, with ``--address`` as one of them.
 
     Where the two differ, one on the command line wins over one from the environment. Raises
     ConfigError for two on the same side, and for an address where the backend has no option of this
@@ -138,7 +138,7 @@ def _there(name: str, by_name: Mapping[str, BackendOption]) -> str:
 
 
 def meant_option(flag: str, backend: str) -> str | None:
-    """Give the words of ``-o`` that an option of the launcher's, which it does not have, was most
+    """Return the words of ``-o`` that an option of the launcher's, which it does not have, was most
     likely meant as."""
     from distlaunch.backends.registry import backend_names, find_backend
 

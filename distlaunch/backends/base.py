@@ -103,7 +103,7 @@ class Backend(PlannedBackend):
         return ()
 
     def sized(self, options: TrainOptions) -> TrainOptions:
-        """Give the sizes and devices as this backend takes them. Raises ConfigError for those that
+        """Return the sizes and devices as this backend takes them. Raises ConfigError for those that
         it cannot have."""
         return options
 
@@ -130,7 +130,7 @@ class Backend(PlannedBackend):
         del variables, read
 
     def needed(self, variables: Mapping[str, str]) -> tuple[Requirement, ...]:
-        """Give of ``requires``, and beside it, what workers with these variables and options
+        """Return of ``requires``, and beside it, what workers with these variables and options
         import."""
         del variables
         return self.requires

@@ -188,7 +188,7 @@ class DeepSpeed(TorchBackend):
         return (f"{note}; a script that calls DeepSpeed itself has its own configuration",)
 
     def job_variables(self, topology: Topology) -> Mapping[str, str]:
-        """Give the number of nodes, and if anything of ZeRO is chosen what Accelerate and
+        """Return the number of nodes, and if anything of ZeRO is chosen what Accelerate and
         Transformers read of it."""
         told = self._told()
         used = {"ACCELERATE_USE_DEEPSPEED": "true"} if told else {}
@@ -215,7 +215,7 @@ class DeepSpeed(TorchBackend):
         )
 
     def node_variables(self, topology: Topology, node_rank: int) -> Mapping[str, str]:
-        """Give the node's place and size, under the names that DeepSpeed has for them."""
+        """Return the node's place and size, under the names that DeepSpeed has for them."""
         slots = topology.nodes[node_rank].slots
         return {
             "CROSS_RANK": str(node_rank),
@@ -223,7 +223,7 @@ class DeepSpeed(TorchBackend):
         }
 
     def script_words(self) -> tuple[str, ...]:
-        """Give the configuration, if that is asked for."""
+        """Return the configuration, if that is asked for."""
         if "pass-config" not in self.chosen:
             return ()
         return (f"{_CONFIG_WORDS[str(self.chosen['pass-config'])]}={self.chosen['config']}",)
@@ -233,7 +233,7 @@ class DeepSpeed(TorchBackend):
         return (f"--local_rank={local_rank}",) if self.chosen.get("local-rank") else ()
 
     def _told(self) -> dict[str, str]:
-        """Give what Accelerate and Transformers are told of the choices."""
+        """Return what Accelerate and Transformers are told of the choices."""
         told = {
             setting.variable: str(self.chosen[name])
             for name, setting in _SETTINGS.items()

@@ -122,7 +122,7 @@ class Fsdp(TorchBackend):
         )
 
     def job_variables(self, topology: Topology) -> Mapping[str, str]:
-        """Give what Accelerate and Transformers read. Raises ConfigError for hybrid sharding over
+        """Return what Accelerate and Transformers read. Raises ConfigError for hybrid sharding over
         unequal nodes."""
         variables = {**super().job_variables(topology), "ACCELERATE_USE_FSDP": "true"}
         sharding = self.chosen.get("sharding")
@@ -183,7 +183,7 @@ def _switch(on: bool) -> str:  # noqa: FBT001 - it is what the variable says
 
 
 def _mesh(topology: Topology) -> dict[str, str]:
-    """Give the two sides of hybrid sharding, as far as the nodes have told how many workers they
+    """Return the two sides of hybrid sharding, as far as the nodes have told how many workers they
     run."""
     slots = {node.slots for node in topology.nodes}
     if len(slots) > 1 and None not in slots:

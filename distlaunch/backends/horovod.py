@@ -110,7 +110,7 @@ class Horovod(Backend):
             )
 
     def repeated(self) -> Mapping[str, str]:
-        """Give where the store is, and the interface that the nodes have found for gloo."""
+        """Return where the store is, and the interface that the nodes have found for gloo."""
         return {
             "HOROVOD_GLOO_RENDEZVOUS_ADDR": "MASTER_ADDR",
             "HOROVOD_GLOO_RENDEZVOUS_PORT": "MASTER_PORT",
@@ -130,7 +130,7 @@ class Horovod(Backend):
     def worker_variables(
         self, topology: Topology, node_rank: int, local_rank: int, rank: int
     ) -> Mapping[str, str]:
-        """Give the worker's place, also among the workers of all nodes that have its local rank."""
+        """Return the worker's place, also among the workers of all nodes that have its local rank."""
         places = self._of(topology)
         return {
             "HOROVOD_RANK": str(rank),
@@ -187,11 +187,11 @@ class Setting(Record):
         return self.option.name
 
     def fits(self, value: Value) -> bool:
-        """Tell whether a value of the right kind is not too great."""
+        """Return whether a value of the right kind is not too great."""
         return isinstance(value, str) or value <= self.most
 
     def text(self, value: Value) -> str:
-        """Give what the variable says."""
+        """Return what the variable says."""
         if isinstance(value, bool):
             return str(int(value != self.opposite))
         if isinstance(value, float):
@@ -284,5 +284,5 @@ SETTINGS = (
 
 
 def is_idle(setting: Setting, chosen: Mapping[str, Value]) -> bool:
-    """Tell whether it means nothing, since another one is not chosen."""
+    """Return whether it means nothing, since another one is not chosen."""
     return bool(setting.of) and not chosen.get(setting.of)

@@ -39,7 +39,7 @@ def loaded(point: EntryPoint, fault: _Fault) -> object:
 
 
 def guarded(kind: type[Backend], name: str, package: str) -> type[Backend]:
-    """Give a backend as one whose methods raise nothing but our errors, and give what they promise
+    """Return a backend as one whose methods raise nothing but our errors, and give what they promise
     to.
 
     ``name``: by which it is found. Raises ConfigError for a class that lacks what every backend

@@ -62,7 +62,7 @@ class TorchBackend(Backend):
         )
 
     def job_variables(self, topology: Topology) -> Mapping[str, str]:
-        """Give what the options say."""
+        """Return what the options say."""
         variables = {}
         if "nccl-debug" in self.chosen:
             variables["NCCL_DEBUG"] = str(self.chosen["nccl-debug"]).upper()

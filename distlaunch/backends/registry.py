@@ -38,7 +38,7 @@ def backend_names() -> tuple[str, ...]:
 
 
 def backend_called(word: str) -> str | None:
-    """Give the backend that people call so, by its name or for short; None if there is none."""
+    """Return the backend that people call so, by its name or for short; None if there is none."""
     name = _SHORT.get(word.lower(), word.lower())
     return name if name in _CLASSES or name in other_backends() else None
 
@@ -57,7 +57,7 @@ def find_backend(name: str) -> type[Backend]:
 
 
 def other_backends() -> dict[str, list[EntryPoint]]:
-    """Give the backends of other packages by name; a name that several have cannot be used."""
+    """Return the backends of other packages by name; a name that several have cannot be used."""
     found: dict[str, list[EntryPoint]] = {}
     for point in _entry_points():
         known = found.setdefault(point.name, [])
@@ -68,7 +68,7 @@ def other_backends() -> dict[str, list[EntryPoint]]:
 
 
 def _entry_points() -> Iterable[EntryPoint]:
-    """Give those of our group; a package whose list of them cannot be read has none, and takes no
+    """Return those of our group; a package whose list of them cannot be read has none, and takes no
     other's away."""
     from importlib.metadata import distributions, entry_points
 

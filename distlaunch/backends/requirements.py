@@ -38,12 +38,12 @@ class Found(Record):
 
     @property
     def is_met(self) -> bool:
-        """Tell whether it is there and new enough."""
+        """Return whether it is there and new enough."""
         return self.version is not None and not self.is_too_old
 
     @property
     def is_too_old(self) -> bool:
-        """Tell whether it is there, and older than what works."""
+        """Return whether it is there, and older than what works."""
         oldest = self.requirement.at_least
         return bool(self.version and oldest) and _release(self.version or "") < _release(oldest)
 
@@ -90,7 +90,7 @@ def _plain(package: str) -> str:
 
 
 def install_words(python: str, requirement: Requirement, release: str = "") -> str:
-    """Give the command that installs what is missing, or too old."""
+    """Return the command that installs what is missing, or too old."""
     package, oldest = requirement.package, requirement.at_least
     wanted = f"{package}=={release}.*" if release else f"{package}>={oldest}" if oldest else package
     if requirement.variables:
@@ -122,7 +122,7 @@ def check_installed(
 
 
 def _release(text: str) -> tuple[int, ...]:
-    """Give the numbers of a version up to what is no plain number: ``2.13.0+cpu`` is (2, 13, 0)."""
+    """Return the numbers of a version up to what is no plain number: ``2.13.0+cpu`` is (2, 13, 0)."""
     numbers = []
     for part in text.partition("+")[0].split("."):
         digits = part[: len(part) - len(part.lstrip("0123456789"))]
@@ -200,5 +200,5 @@ def installed_for(
 
 
 def _named(requirement: Requirement) -> tuple[str, str]:
-    """Give the module and its package, that without extras."""
+    """Return the module and its package, that without extras."""
     return requirement.module, requirement.package.partition("[")[0]

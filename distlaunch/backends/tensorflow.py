@@ -130,7 +130,7 @@ class TensorFlow(Backend):
         return "ask for fewer workers; -o per=node has one for each node, with all of its GPUs"
 
     def _parts(self, workers: int) -> tuple[int, int]:
-        """Give the rank after the last chief's, and that after the last one's who trains."""
+        """Return the rank after the last chief's, and that after the last one's who trains."""
         return (1 if self.chosen.get("chief") else 0), workers - (
             1 if self.chosen.get("evaluator") else 0
         )

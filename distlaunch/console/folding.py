@@ -299,7 +299,7 @@ class BlockFolder:
             return
 
     def _mask(self, count: int) -> bytes:
-        """Give one byte per line position: 1 where all ranks have the same line."""
+        """Return one byte per line position: 1 where all ranks have the same line."""
         first, *others = [queue.lines for queue in self._queues.values()]
         masks = [bytes(map(eq, islice(first, count), other)) for other in others]
         if len(masks) == 1:

@@ -24,7 +24,7 @@ _KEYS = 4096
 
 
 def user_terminal() -> UserTerminal | None:
-    """Give the terminal if stdin, stdout and stderr all are it, and we are its foreground job; else
+    """Return the terminal if stdin, stdout and stderr all are it, and we are its foreground job; else
     None."""
     terminal = UserTerminal()
     whole = all(os.isatty(descriptor) for descriptor in (_STDIN, STDOUT, STDERR))
@@ -38,7 +38,7 @@ class UserTerminal:
         self._before: list[Any] | None = None
 
     def fileno(self) -> int:
-        """Give the descriptor to poll for keystrokes."""
+        """Return the descriptor to poll for keystrokes."""
         return _STDIN
 
     def keys(self) -> bytes:
@@ -57,7 +57,7 @@ class UserTerminal:
         return size.lines, size.columns
 
     def is_ours(self) -> bool:
-        """Tell whether we are its foreground job: to change its modes from the background would
+        """Return whether we are its foreground job: to change its modes from the background would
         stop us."""
         return in_foreground(_STDIN)
 
@@ -99,7 +99,7 @@ class Passthrough:
         return None
 
     def has_room(self) -> bool:
-        """Tell whether the terminal keeps up."""
+        """Return whether the terminal keeps up."""
         return self._writer.has_room()
 
     def on_room(self, wake: Callable[[], None]) -> None:

@@ -329,7 +329,7 @@ class Display:
             self._returned = False
 
     def _cells(self, text: str) -> list[str]:
-        """Give each character the columns that it takes; one that combines goes with the one
+        """Return each character the columns that it takes; one that combines goes with the one
         before."""
         cells: list[str] = []
         for char in text:

@@ -57,7 +57,7 @@ class Prefixes:
         self._made: dict[int | frozenset[int], bytes] = {}
 
     def __call__(self, who: int | frozenset[int]) -> bytes:
-        """Give the prefix of one rank or of a set of ranks, a stable colour for each rank."""
+        """Return the prefix of one rank or of a set of ranks, a stable colour for each rank."""
         prefix = self._made.get(who)
         if prefix is None:
             if len(self._made) >= _CACHED:

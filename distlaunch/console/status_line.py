@@ -61,7 +61,7 @@ def _number(value: float) -> str:
 
 
 def next_change(view: StatusView, now: float) -> float | None:
-    """Give the monotonic time at which the elapsed time shown changes; None when nothing is
+    """Return the monotonic time at which the elapsed time shown changes; None when nothing is
     shown."""
     if view.phase == "ended":
         return None

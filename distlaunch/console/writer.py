@@ -103,11 +103,11 @@ class Writer:
 
     @property
     def on_terminal(self) -> bool:
-        """Tell whether the descriptor is a terminal."""
+        """Return whether the descriptor is a terminal."""
         return os.isatty(self._fd)
 
     def has_room(self) -> bool:
-        """Tell whether more should be put; False from the high-water mark down to half of it."""
+        """Return whether more should be put; False from the high-water mark down to half of it."""
         return not self._full
 
     def put(self, data: bytes, *, must: bool = False) -> bool:
@@ -282,7 +282,7 @@ class Writer:
             return _Own(data) if is_own else data
 
     def _frame(self, batch: bytes) -> bytes:
-        """Give what is written for a batch (a terminal adds its status line)."""
+        """Return what is written for a batch (a terminal adds its status line)."""
         return batch
 
     def _write(self, data: bytes, share: int, *, may_drop: bool) -> bool:

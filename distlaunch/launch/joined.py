@@ -165,7 +165,7 @@ class Launchers:
         self._assembly: Assembly | None = None
 
     def gathering(self) -> Gathering:
-        """Give the policy its functions."""
+        """Return the policy its functions."""
         joiner = self._joiner
         tokens: dict[int, str] = {}
 
@@ -580,5 +580,5 @@ def _alone(mine: _Mine) -> str | None:
 
 
 def _told(call: Caller) -> int:
-    """Give the exit code of a launcher that was told to end while it called."""
+    """Return the exit code of a launcher that was told to end while it called."""
     return EXIT_SOFTWARE if call.told is None else 128 + call.told

@@ -160,7 +160,7 @@ def _cwd() -> str:
 
 
 def _columns() -> int | None:
-    """Give the width of the terminal that shows our output, if one does."""
+    """Return the width of the terminal that shows our output, if one does."""
     try:
         return os.get_terminal_size(STDOUT).columns or None
     except OSError:
@@ -449,7 +449,7 @@ def _check_command(options: TrainOptions, plan: LaunchPlan) -> None:
 
 
 def is_alone(location: Location, topology: Topology) -> bool:
-    """Tell whether all of the job is this launcher's: the only node is this machine, and every
+    """Return whether all of the job is this launcher's: the only node is this machine, and every
     worker on it its own."""
     if len(topology.nodes) != 1:
         return False
@@ -472,7 +472,7 @@ def _unsettled(options: TrainOptions, topology: Topology) -> Iterator[str]:
 
 
 def _is_all_here(options: TrainOptions, topology: Topology) -> bool:
-    """Tell whether the job is on this machine alone, now and later."""
+    """Return whether the job is on this machine alone, now and later."""
     may_grow = bool(topology.spares) or (
         topology.bounds is not None and options.discover is not None
     )
@@ -595,7 +595,7 @@ def _among_others(
 
 
 def needed_descriptors(workers: int) -> int:
-    """Give how many open files we need. Raises ConfigError if that is over the hard limit."""
+    """Return how many open files we need. Raises ConfigError if that is over the hard limit."""
     needed = workers * _DESCRIPTORS_PER_WORKER + _DESCRIPTORS_OF_OUR_OWN
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if hard != resource.RLIM_INFINITY and hard < needed:

@@ -153,7 +153,7 @@ def policy_settings(
     scheduler: Scheduler | None,
     terminal: bool,
 ) -> PolicySettings:
-    """Give what the policy goes by."""
+    """Return what the policy goes by."""
     return PolicySettings(
         hosts=tuple(node.host for node in plan.nodes),
         first_ranks=plan.first_ranks,

@@ -62,7 +62,7 @@ class Nodes:
 
     @property
     def most_workers(self) -> int:
-        """Give how many workers the console may have to show, at most: some nodes will tell only
+        """Return how many workers the console may have to show, at most: some nodes will tell only
         later."""
         return sum(
             _UNKNOWN_SLOTS if node.slots is None else node.slots for node in self._composer.hosts
@@ -76,7 +76,7 @@ class Nodes:
         return self._allocation is not None and self._allocation.by_user
 
     def gathering(self) -> Gathering:
-        """Give the policy its functions."""
+        """Return the policy its functions."""
         composer, options = self._composer, self._options
         tokens: dict[int, str] = {}
         if self._site is not None:

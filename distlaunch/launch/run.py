@@ -253,7 +253,7 @@ def _run(
 
 
 def _named(plan: LaunchPlan, job_id: str, options: TrainOptions) -> LaunchPlan:
-    """Give a job another id."""
+    """Return a job another id."""
     env = {**plan.env, "DISTLAUNCH_JOB_ID": job_id}
     if options.dialect.run_id is None:
         env["TORCHELASTIC_RUN_ID"] = job_id
@@ -283,7 +283,7 @@ def _with_script(
 
 
 def _site(planned: Planned, options: TrainOptions, environ: Mapping[str, str]) -> Site | None:
-    """Give the Slurm whose job this is, if it is one. Raises ConfigError."""
+    """Return the Slurm whose job this is, if it is one. Raises ConfigError."""
     location, composer = planned.location, planned.composer
     if location is None or location.allocation.source != "slurm":
         return None
@@ -311,7 +311,7 @@ def _other_nodes(
     site: Site | None,
     places: RayPlaces | None,
 ) -> Nodes | None:
-    """Give the nodes that are to be reached by links; None if this machine is all. Raises
+    """Return the nodes that are to be reached by links; None if this machine is all. Raises
     ConfigError."""
     if planned.location is None or planned.composer is None:
         return None

@@ -118,7 +118,7 @@ class Site:
 
     @property
     def config(self) -> Mapping[str, str]:
-        """Give what ``scontrol show config`` says; nothing if it cannot."""
+        """Return what ``scontrol show config`` says; nothing if it cannot."""
         if self._told is None:
             text = (self._config.answer() if self._config is not None else None) or ""
             pairs = (line.partition("=") for line in text.splitlines())
@@ -127,12 +127,12 @@ class Site:
 
     @property
     def signals_all(self) -> bool:
-        """Tell whether the signals of a step go to all of its processes, not only to those that
+        """Return whether the signals of a step go to all of its processes, not only to those that
         srun has started."""
         return self._steps and self.config.get("ProctrackType") == "proctrack/linuxproc"
 
     def scheduler(self) -> Scheduler:
-        """Give what the policy has to know. Of several launchers only the one that has the policy
+        """Return what the policy has to know. Of several launchers only the one that has the policy
         asks Slurm."""
         if self._config is None and self._steps:
             self._config = _Asked(("scontrol", "show", "config"), self._environ)
@@ -155,7 +155,7 @@ class Site:
     # --- what the user should know
 
     def notes(self) -> list[str]:
-        """Give what this job's script lacks, for what was asked of us."""
+        """Return what this job's script lacks, for what was asked of us."""
         found: list[str] = []
         if self._script is not None:
             text = self._script.answer()
@@ -328,7 +328,7 @@ class _Asked:
             self.problem = f"{self._name} cannot be run ({exc.strerror})"
 
     def answer(self, within_s: float = _ASK_S) -> str | None:
-        """Give what it prints; None if it fails, or takes too long."""
+        """Return what it prints; None if it fails, or takes too long."""
         if self._question is None:
             return None
         try:
@@ -383,7 +383,7 @@ def _seconds(clock: str) -> int | None:
 
 
 def _components(environ: Mapping[str, str]) -> dict[str, int]:
-    """Give for each node of a heterogeneous job which component it is of; nothing for another
+    """Return for each node of a heterogeneous job which component it is of; nothing for another
     job."""
     size = environ.get("SLURM_HET_SIZE", "")
     found: dict[str, int] = {}
@@ -399,7 +399,7 @@ def _components(environ: Mapping[str, str]) -> dict[str, int]:
 
 
 def _gpus(hosts: Sequence[str], allocation: Allocation, environ: Mapping[str, str]) -> int | None:
-    """Give how many GPUs these nodes have of the job, as far as its variables tell."""
+    """Return how many GPUs these nodes have of the job, as far as its variables tell."""
     counts = {host.name: host.slots for host in allocation.hosts if host.unit == "gpus"}
     mine = [counts.get(host) for host in hosts]
     if all(count is not None for count in mine):

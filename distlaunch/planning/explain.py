@@ -45,7 +45,7 @@ class Explanation(Record):
         return [*_lines(self.values), *(f"{'not used':<{_LABEL}} {each}" for each in self.lost)]
 
     def record(self) -> dict[str, object]:
-        """Give it as data."""
+        """Return it as data."""
         values = [
             {
                 "value": each.value,

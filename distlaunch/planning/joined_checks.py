@@ -13,13 +13,13 @@ _LONGEST_NAME = 255
 
 
 def is_address(text: str) -> bool:
-    """Tell whether a text can be a host's name, or its address."""
+    """Return whether a text can be a host's name, or its address."""
     plain = all(char.isascii() and (char.isalnum() or char in "._-:%") for char in text)
     return plain and 0 < len(text) <= _LONGEST_NAME and not text.startswith("-")
 
 
 def _is_place(text: str) -> bool:
-    """Tell whether a text can be ``HOST:PORT``, with brackets around an address that has colons."""
+    """Return whether a text can be ``HOST:PORT``, with brackets around an address that has colons."""
     host, _, port = text.rpartition(":")
     numeric = port.isascii() and port.isdecimal() and len(port) <= 5 and 0 < int(port) <= 65535
     return numeric and is_address(host[1:-1] if host[:1] == "[" and host[-1:] == "]" else host)

@@ -28,7 +28,7 @@ _PLAIN_AFTER_DOLLAR = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstu
 
 
 def command(request: Request, shape: Shape) -> list[Value]:
-    """Give the command line as a list of words, which no shell sees. Raises ConfigError."""
+    """Return the command line as a list of words, which no shell sees. Raises ConfigError."""
     added: list[str] = []
     if not request.has("num_nodes"):
         added.append(f"--num-nodes={shape.most}")
@@ -61,7 +61,7 @@ def _literal(word: str) -> str:
 
 
 def environment(request: Request) -> list[Value]:
-    """Give the container's variables."""
+    """Return the container's variables."""
     variables: list[Value] = []
     secret = request.more.token_secret
     if secret is not None:
@@ -84,7 +84,7 @@ def environment(request: Request) -> list[Value]:
 
 
 def resources(request: Request, shape: Shape) -> dict[str, Value]:
-    """Give what the container asks for; empty if nothing. Raises ConfigError."""
+    """Return what the container asks for; empty if nothing. Raises ConfigError."""
     more = request.more
     limits: dict[str, Value] = {}
     if more.cpus is not None:
@@ -119,7 +119,7 @@ def resources(request: Request, shape: Shape) -> dict[str, Value]:
 
 
 def security(request: Request) -> dict[str, Value]:
-    """Give the container's rights beyond the usual ones; empty if there are none."""
+    """Return the container's rights beyond the usual ones; empty if there are none."""
     if not request.more.efa:
         return {}
     return {
@@ -130,7 +130,7 @@ def security(request: Request) -> dict[str, Value]:
 
 
 def volumes(request: Request) -> list[Value]:
-    """Give the pod's volumes. Raises ConfigError."""
+    """Return the pod's volumes. Raises ConfigError."""
     shared: dict[str, Value] = {"medium": "Memory"}
     if request.more.shm is not None:
         size_bytes(request.more.shm, "--shm")
@@ -150,7 +150,7 @@ def volumes(request: Request) -> list[Value]:
 
 
 def mounts(request: Request) -> list[Value]:
-    """Give where the container sees them. Raises ConfigError."""
+    """Return where the container sees them. Raises ConfigError."""
     claims = enumerate(_claims(request))
     own = [{"name": f"claim-{number}", "mountPath": path} for number, (_, path) in claims]
     return [{"name": "shm", "mountPath": "/dev/shm"}, *own]  # noqa: S108 - no file of ours
@@ -168,7 +168,7 @@ def _claims(request: Request) -> list[tuple[str, str]]:
 
 
 def tolerations(request: Request, shape: Shape) -> dict[str, Value]:
-    """Give the part of a pod that lets it onto nodes that are kept for GPUs; empty if there is
+    """Return the part of a pod that lets it onto nodes that are kept for GPUs; empty if there is
     nothing to say."""
     if not shape.gpus:
         return {}
@@ -179,24 +179,24 @@ def tolerations(request: Request, shape: Shape) -> dict[str, Value]:
 
 
 def no_sidecar() -> dict[str, Value]:
-    """Give the label that keeps a service mesh out of the pods."""
+    """Return the label that keeps a service mesh out of the pods."""
     why = "A mesh's proxy would stand between the workers, and outlive them."
     return {"sidecar.istio.io/inject": Noted(value="false", why=why)}
 
 
 def kept() -> Value:
-    """Give how long what has ended is kept, in seconds."""
+    """Return how long what has ended is kept, in seconds."""
     return Noted(value=_KEPT_S, why="The pods' logs can be read for a week.")
 
 
 def grace_period(request: Request) -> Value:
-    """Give the kubelet's patience between TERM and KILL, in seconds."""
+    """Return the kubelet's patience between TERM and KILL, in seconds."""
     seconds = math.ceil(request.train.grace) + _LEAVING_S
     return Noted(value=seconds, why="--grace, in which workers save, and the launcher's own end.")
 
 
 def replacements(request: Request, shape: Shape) -> int:
-    """Give a backoffLimit: how many pods may be lost.
+    """Return a backoffLimit: how many pods may be lost.
 
     A restart may have lost all pods, so there are as many for each. An elastic job survives losses
     without a restart; one fewer than all pods, so that what ends them all at once is not repeated
@@ -243,7 +243,7 @@ def pod_spec(request: Request, shape: Shape, inside: dict[str, Value]) -> dict[s
 
 
 def metadata(request: Request, name: str) -> dict[str, Value]:
-    """Give an object's name, and where and in whose queue it is."""
+    """Return an object's name, and where and in whose queue it is."""
     found: dict[str, Value] = {"name": name}
     if request.more.namespace is not None:
         found["namespace"] = names.namespace(request.more.namespace)

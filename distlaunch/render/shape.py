@@ -32,7 +32,7 @@ class Shape(Record):
 
     @property
     def elastic(self) -> bool:
-        """Tell whether nodes may come and go."""
+        """Return whether nodes may come and go."""
         return self.least < self.most
 
 

@@ -51,7 +51,7 @@ def comment(texts: Iterable[str], pad: str = "") -> Iterator[str]:
 
 
 def plain(value: Value) -> Value:
-    """Give a value without its comments."""
+    """Return a value without its comments."""
     value = _bare(value)
     if isinstance(value, Mapping):
         return {key: plain(item) for key, item in value.items()}

@@ -212,7 +212,7 @@ def init(
 
 
 def current(caller: str) -> Context:
-    """Give what ``init`` gave. Raises ToolkitError if it was not called."""
+    """Return what ``init`` gave. Raises ToolkitError if it was not called."""
     if _current is None or _owner != os.getpid():
         raise ToolkitError(
             f"{caller}() needs a process group", hint="call distlaunch.toolkit.init() before it"

@@ -175,7 +175,7 @@ def _refuse_old(optimizer: torch.optim.Optimizer, args: object, kwargs: object) 
 
 
 def units(model: nn.Module, *, classes: str = "", min_params: int | None = None) -> list[nn.Module]:
-    """Give the parts of a model to shard for themselves, each before those within it.
+    """Return the parts of a model to shard for themselves, each before those within it.
 
     Those of ``classes`` (names with commas between); or from below all of ``min_params`` parameters
     and more that are not in another; or else the classes that a Transformers model names

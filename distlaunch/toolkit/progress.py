@@ -73,7 +73,7 @@ def _send_last() -> None:
 
 
 def _is_ours() -> bool:
-    """Tell whether the descriptor is the launcher's pipe: the script may have closed it and opened
+    """Return whether the descriptor is the launcher's pipe: the script may have closed it and opened
     its own files."""
     global _descriptor, _pipe  # noqa: PLW0603 - one pipe a process
     if _pipe is None:

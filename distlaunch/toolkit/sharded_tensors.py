@@ -14,7 +14,7 @@ def is_sharded(value: object) -> bool:
 
 
 def sharded_like(value: Any, like: torch.Tensor) -> Any:
-    """Give a worker's shard of a whole tensor, if ``like`` is sharded and of its shape; anything
+    """Return a worker's shard of a whole tensor, if ``like`` is sharded and of its shape; anything
     else as it is."""
     whole = isinstance(value, torch.Tensor) and not is_sharded(value)
     if not (whole and is_sharded(like) and value.shape == like.shape and value.dim()):

@@ -129,7 +129,7 @@ class BootstrapConnection(Connection, Protocol):
         """Have ``receive`` give this first, and ``fileno`` be ready for it."""
 
     def last_words(self) -> bytes:
-        """Give the last of what came on the side: stderr."""
+        """Return the last of what came on the side: stderr."""
 
     def forget_words(self) -> None:
         """Have no last words but those that come from now on."""
@@ -154,7 +154,7 @@ def remote_command(*, count: int, word: str, pythons: Sequence[str] = ()) -> str
 
 
 def is_plain(path: str) -> bool:
-    """Tell whether an absolute path can stand between single quotes in every shell."""
+    """Return whether an absolute path can stand between single quotes in every shell."""
     return path.startswith("/") and path.isprintable() and not any(char in path for char in "'\\!")
 
 
@@ -335,7 +335,7 @@ def _of_module(name: str, spec: Any, *, is_package: bool) -> Iterator[tuple[str,
 
 
 def _cached(spec: Any, size: int) -> bytes | None:
-    """Give the code that the import cache has, if it is of this very source: half the cost of
+    """Return the code that the import cache has, if it is of this very source: half the cost of
     loading it."""
     if not spec.cached:
         return None

@@ -99,11 +99,11 @@ class ProcessConnection:
         self._is_polled = True
 
     def fileno(self) -> int:
-        """Give a descriptor that is ready for stream and stderr alike, so that neither fills up."""
+        """Return a descriptor that is ready for stream and stderr alike, so that neither fills up."""
         return self._epoll.fileno()
 
     def receive(self) -> bytes | None:
-        """Give what has come; see ``Connection``."""
+        """Return what has come; see ``Connection``."""
         with self._lock:
             return None if self._closed else self._received()
 
@@ -139,12 +139,12 @@ class ProcessConnection:
         self._socket.sendall(data)
 
     def last_words(self) -> bytes:
-        """Give the last of what it wrote to stderr."""
+        """Return the last of what it wrote to stderr."""
         with self._lock:
             return self._child.said()
 
     def returncode(self, within_s: float = 0.0) -> int | None:
-        """Give how the program ended, waiting so long for that; None if it has not."""
+        """Return how the program ended, waiting so long for that; None if it has not."""
         return self._child.returncode(within_s)
 
     def close(self) -> None:
@@ -200,7 +200,7 @@ class KillSwitch:
         self.is_closed = False
 
     def hold(self) -> int:
-        """Give a descriptor for a guard to read, for the caller to close. Raises OSError once the
+        """Return a descriptor for a guard to read, for the caller to close. Raises OSError once the
         kill switch is closed."""
         with self._lock:
             if self.is_closed:
@@ -272,12 +272,12 @@ class Child:
 
     @property
     def words_end(self) -> int:
-        """Give the descriptor that is readable when there is more on stderr, or its end; -1 after
+        """Return the descriptor that is readable when there is more on stderr, or its end; -1 after
         that."""
         return self._words
 
     def said(self) -> bytes:
-        """Give the last of what it wrote to stderr."""
+        """Return the last of what it wrote to stderr."""
         while self._words >= 0:
             try:
                 words = os.read(self._words, _CHUNK)
@@ -295,7 +295,7 @@ class Child:
         self._said.clear()
 
     def returncode(self, within_s: float = 0.0) -> int | None:
-        """Give how it ended, waiting so long for that; None if it has not."""
+        """Return how it ended, waiting so long for that; None if it has not."""
         try:
             return self._process.wait(within_s)
         except subprocess.TimeoutExpired:
@@ -342,7 +342,7 @@ class Child:
 def _started(
     argv: Sequence[str], environ: Mapping[str, str], stdin: int | None
 ) -> tuple[socket.socket, int, subprocess.Popen[bytes]]:
-    """Give our end of the stream, our end of stderr, and the process; its stdin is the stream
+    """Return our end of the stream, our end of stderr, and the process; its stdin is the stream
     unless it is given."""
     ours, theirs = socket.socketpair()
     words, their_words = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -376,7 +376,7 @@ class Question:
         self._child.stream.shutdown(socket.SHUT_WR)
 
     def answer(self, *, within_s: float) -> tuple[int, bytes, bytes]:
-        """Give its exit code, stdout, and the last of stderr; nothing of it is left then. To be
+        """Return its exit code, stdout, and the last of stderr; nothing of it is left then. To be
         called once.
 
         Raises OSError, TimeoutError.

@@ -130,10 +130,10 @@ class Connection(Protocol):
     """
 
     def fileno(self) -> int:
-        """Give the descriptor to poll for reading: ready when ``receive`` has something."""
+        """Return the descriptor to poll for reading: ready when ``receive`` has something."""
 
     def receive(self) -> bytes | None:
-        """Give what has come, without waiting (empty: nothing now); None at the end, and for ever
+        """Return what has come, without waiting (empty: nothing now); None at the end, and for ever
         after."""
 
     def send(self, data: bytes) -> None:

@@ -43,7 +43,7 @@ def allow(needed: int) -> bool:
 
 
 def found(soft: int) -> int:
-    """Give the limit that we started with; ``soft`` if it has not been raised here."""
+    """Return the limit that we started with; ``soft`` if it has not been raised here."""
     return _found[0] if _found else soft
 
 

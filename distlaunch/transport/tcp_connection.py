@@ -30,11 +30,11 @@ class TcpConnection:
         self._lock = threading.Lock()
 
     def fileno(self) -> int:
-        """Give the descriptor to poll; see ``Connection``."""
+        """Return the descriptor to poll; see ``Connection``."""
         return self._socket.fileno()
 
     def receive(self) -> bytes | None:
-        """Give what has come; see ``Connection``."""
+        """Return what has come; see ``Connection``."""
         if self._closed or self._ended:
             return None
         try:

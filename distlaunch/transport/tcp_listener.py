@@ -106,11 +106,11 @@ class Listener:
         return not all(host == "::1" or host.startswith("127.") for host in hosts)
 
     def descriptors(self) -> dict[int, int]:
-        """Give what to poll."""
+        """Return what to poll."""
         return {self._epoll.fileno(): select.POLLIN}
 
     def deadline(self) -> float | None:
-        """Give when ``ready`` is due even if nothing is ready."""
+        """Return when ``ready`` is due even if nothing is ready."""
         first = next(iter(self._pending.values()), None)
         times = (None if first is None else first.until, self._resume_at, self._notices.deadline())
         return min((one for one in times if one is not None), default=None)
@@ -444,7 +444,7 @@ class RepeatedNotices:
             known.last = line
 
     def deadline(self) -> float | None:
-        """Give when ``tick`` has something to say."""
+        """Return when ``tick`` has something to say."""
         return min(
             (kind.since + NOTICE_PERIOD_S for kind in self._kinds.values() if kind.more),
             default=None,

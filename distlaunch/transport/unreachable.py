@@ -62,7 +62,7 @@ def _grouped(failures: Sequence[ConnectFailure]) -> list[_Group]:
 
 
 def _general(text: str, row: ConnectFailure) -> str:
-    """Give a text without what is this host's alone."""
+    """Return a text without what is this host's alone."""
     place = row.address.rpartition(":")[0].strip("[]")
     for own in (row.address, row.host, place):
         if own:
@@ -108,7 +108,7 @@ def _lines(rows: Sequence[ConnectFailure | str]) -> list[str]:
 
 
 def _hints(groups: Sequence[_Group]) -> list[str]:
-    """Give each hint once; those that say the same of different hosts as one, ssh-keyscan with all
+    """Return each hint once; those that say the same of different hosts as one, ssh-keyscan with all
     of them."""
     found: dict[str, list[ConnectFailure]] = {}
     for group in groups:

@@ -74,7 +74,7 @@ def backends(
 
 
 def _columns() -> int | None:
-    """Give the width to fold lines to; None where no terminal shows them: programs read whole
+    """Return the width to fold lines to; None where no terminal shows them: programs read whole
     ones."""
     try:
         return max(_LEAST_COLUMNS, os.get_terminal_size(sys.stdout.fileno()).columns)
@@ -111,7 +111,7 @@ def _all() -> Iterator[type[Backend] | _Broken]:
 def _any_record(
     found: type[Backend] | _Broken, python: str, installed: Installed | None
 ) -> dict[str, Any]:
-    """Give the record also of one whose own fault shows only now."""
+    """Return the record also of one whose own fault shows only now."""
     try:
         return _record(found, python, installed)
     except ConfigError as exc:

@@ -47,11 +47,11 @@ class Front:
         self._terminal: Terminal | None = None
 
     def wants_terminal(self) -> bool:
-        """Tell whether one worker may have the terminal: nothing was asked of a console."""
+        """Return whether one worker may have the terminal: nothing was asked of a console."""
         return self._options.format is None and self._options.output == "all"
 
     def open_terminal(self) -> Terminal | None:
-        """Give the terminal that one worker may have, if there is one."""
+        """Return the terminal that one worker may have, if there is one."""
         if self._terminal is None and self.wants_terminal():
             from distlaunch.console.handover import user_terminal
 

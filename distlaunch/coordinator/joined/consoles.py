@@ -32,7 +32,7 @@ class Passing(Sink):
         return self._sink.tick(now)
 
     def has_room(self) -> bool:
-        """Tell whether the pump may go on; see ``Sink``."""
+        """Return whether the pump may go on; see ``Sink``."""
         return self._sink.has_room()
 
     def on_room(self, wake: Callable[[], None]) -> None:
@@ -103,7 +103,7 @@ class Herald(Passing):
         self._last = ""
 
     def last_words(self, exit_code: int) -> str:
-        """Give what all launchers are to say at the end."""
+        """Return what all launchers are to say at the end."""
         if exit_code == 0:
             return ""
         return "\n".join(self._errors) or self._last

@@ -67,7 +67,7 @@ class Loss(Record):
 
 
 def explains(diagnosis: Diagnosis, failures: Iterable[WorkerEnd], losses: Sequence[Loss]) -> bool:
-    """Tell whether a worker's own failure, and no loss, is what an attempt ended by: it came
+    """Return whether a worker's own failure, and no loss, is what an attempt ended by: it came
     first."""
     first = diagnosis.cause.ranks[0] if diagnosis.cause_seen and diagnosis.cause.ranks else None
     end = next((end for end in failures if end.rank == first), None)

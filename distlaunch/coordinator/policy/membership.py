@@ -102,7 +102,7 @@ class Membership:
         return self.members[number]
 
     def present(self) -> list[Member]:
-        """Give those that the source of hosts names."""
+        """Return those that the source of hosts names."""
         return [member for member in self.members if member.present]
 
     # --- reaching them

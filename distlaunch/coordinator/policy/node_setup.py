@@ -188,7 +188,7 @@ class Gatherer:
         return self._compose(now)
 
     def _has_first(self, count: int) -> bool:
-        """Tell whether those that come first in the list of hosts are all there: the others are
+        """Return whether those that come first in the list of hosts are all there: the others are
         spares."""
         for member in self.nodes.members:
             if member.present:
@@ -232,7 +232,7 @@ class Gatherer:
         return composition
 
     def deadline(self) -> float:
-        """Give when ``tick`` is due."""
+        """Return when ``tick`` is due."""
         times = [self._until, self._discovery_until, self._discover_at, self._waiting_at]
         if self._retrying:
             times.append(self._hope_until)
@@ -289,7 +289,7 @@ class Gatherer:
         )
 
     def absent(self, count: int) -> list[Member]:
-        """Give those whose absence counts, where so many take part: spares may come later."""
+        """Return those whose absence counts, where so many take part: spares may come later."""
         late = self._unanswered if count < self._settings.bounds[1] else set()
         return [self.nodes[number] for number in sorted(late | self._retrying | self._failed)]
 
@@ -503,7 +503,7 @@ class Recomposer:
         return self._composition
 
     def _has_told(self, surveys: Mapping[int, Surveyed]) -> bool:
-        """Tell whether these are the nodes, and the words, of the last time."""
+        """Return whether these are the nodes, and the words, of the last time."""
         before = self._surveys
         return before.keys() == surveys.keys() and all(
             _told(before[number]) == _told(surveyed) for number, surveyed in surveys.items()

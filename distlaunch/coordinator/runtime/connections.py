@@ -152,7 +152,7 @@ class Links(ABC, Generic[M]):
 
     @property
     def has_unsent(self) -> bool:
-        """Tell whether something is still on its way out."""
+        """Return whether something is still on its way out."""
         return any(peer.has_unsent for peer in self._peers.values())
 
     # --- receiving
@@ -356,7 +356,7 @@ class Peer(Generic[M]):
 
     @property
     def has_unsent(self) -> bool:
-        """Tell whether something waits to be sent."""
+        """Return whether something waits to be sent."""
         return not self._out.empty()
 
     def next_out(self) -> bytes | None:

@@ -21,7 +21,7 @@ class Terminal(Protocol):
     """The user's terminal, while one worker has it through a pseudo-terminal."""
 
     def fileno(self) -> int:
-        """Give the descriptor to poll for keystrokes."""
+        """Return the descriptor to poll for keystrokes."""
 
     def keys(self) -> bytes:
         """Read what was typed."""
@@ -30,7 +30,7 @@ class Terminal(Protocol):
         """Give rows and columns."""
 
     def is_ours(self) -> bool:
-        """Tell whether we are its foreground job."""
+        """Return whether we are its foreground job."""
 
     def take(self) -> None:
         """Switch to passing every key on."""
@@ -52,7 +52,7 @@ class Keyboard:
 
     @property
     def is_there(self) -> bool:
-        """Tell whether a worker is to have a terminal."""
+        """Return whether a worker is to have a terminal."""
         return self._terminal is not None
 
     def size(self) -> tuple[int, int] | None:
@@ -60,7 +60,7 @@ class Keyboard:
         return None if self._terminal is None else self._terminal.size()
 
     def fileno(self) -> int:
-        """Give what to poll; -1 if nothing."""
+        """Return what to poll; -1 if nothing."""
         return self._terminal.fileno() if self._is_taken and self._terminal is not None else -1
 
     def take(self) -> None:

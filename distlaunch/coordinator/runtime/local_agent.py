@@ -70,18 +70,18 @@ class LocalTransport:
 
     @property
     def has_unsent(self) -> bool:
-        """Tell whether something is still on its way out."""
+        """Return whether something is still on its way out."""
         return any(wanted & select.POLLOUT for wanted in self.descriptors().values())
 
     def _from(self, message: m.FromAgent) -> None:
         self._received.extend(self._from_agent.feed(encode(message)))
 
     def descriptors(self) -> dict[int, int]:
-        """Give what to poll, with the poll events."""
+        """Return what to poll, with the poll events."""
         return self._agent.descriptors()
 
     def deadline(self) -> float | None:
-        """Give when ``receive`` is due even if nothing is ready."""
+        """Return when ``receive`` is due even if nothing is ready."""
         return self._agent.deadline()
 
     def receive(self) -> list[Event]:

@@ -6,6 +6,8 @@ No clock, no I/O. Output is not counted here: ``parts`` bounds it by credit.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 from distlaunch.core.errors import ProtocolError
 from distlaunch.core.model.record import Record
 from distlaunch.core.protocol import agent_messages as m
@@ -91,7 +93,7 @@ _COORDINATOR_SIZES = {kind.__name__: size for kind, size in COORDINATOR_SIZES.it
 _COORDINATOR_BURST, _COORDINATOR_PER_S = 4096, 64.0
 
 
-class Budget:
+class Budget(ABC):
     """The messages that a connection may send. It grows with time and with what was asked.
 
     Times are seconds of any clock that goes forward.
@@ -116,15 +118,15 @@ class Budget:
                 f"more messages than were asked for, the last of them {type(message).__name__}"
             )
 
-    def sent(self, message: Record) -> None:
-        """Take in what the other side is sent: it may answer."""
+    def sent(self, message: Record) -> None:  # noqa: B027 - most budgets do not depend on it
+        """Count a message to the other side, which may answer it."""
 
-    def greet(self) -> None:
-        """Take in that the other side has introduced itself."""
+    def greet(self) -> None:  # noqa: B027 - same
+        """Record that the other side has introduced itself."""
 
+    @abstractmethod
     def size_of(self, name: str) -> FrameSize:
         """Return how large a frame of this type may be now."""
-        raise NotImplementedError
 
 
 class NodeBudget(Budget):

@@ -90,7 +90,7 @@ class Part:
         self._granted += size
 
     def check(self, message: object) -> bool:
-        """Tell whether a message counts; what is late does not. Raises ProtocolError if our agent
+        """Return whether a message counts; what is late does not. Raises ProtocolError if our agent
         would not say it."""
         match message:
             case m.Output():

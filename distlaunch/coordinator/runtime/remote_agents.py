@@ -105,7 +105,7 @@ class Fleet(Links[m.FromRemote]):
 
     @property
     def desk(self) -> Desk:
-        """Give who does what may wait for a disk."""
+        """Return who does what may wait for a disk."""
         return self._intake
 
     def note(self, text: str) -> None:
@@ -181,7 +181,7 @@ class Fleet(Links[m.FromRemote]):
             self.send(node, message)
 
     def descriptors(self) -> dict[int, int]:
-        """Give what to poll: all links in one."""
+        """Return what to poll: all links in one."""
         wanted = {self._epoll.fileno(): select.POLLIN}
         if self._feeder is not None and self._feeder.wants_more:
             wanted[self._feeder.fileno()] = select.POLLIN
@@ -193,7 +193,7 @@ class Fleet(Links[m.FromRemote]):
         return min((due for due in dues if due is not None), default=None)
 
     def receive(self) -> list[a.Event]:
-        """Give what has happened, without waiting."""
+        """Return what has happened, without waiting."""
         self._read_all()
         while self._noted:
             self._events.append(a.Noted(text=self._noted.popleft()))
@@ -402,7 +402,7 @@ class Feeder:
 
     @staticmethod
     def is_worth_it(descriptor: int = 0) -> bool:
-        """Tell whether anything can come: not from a terminal, which is not passed on, nor from
+        """Return whether anything can come: not from a terminal, which is not passed on, nor from
         /dev/null."""
         try:
             mode = os.fstat(descriptor).st_mode
@@ -420,12 +420,12 @@ class Feeder:
             self._node = None
 
     def fileno(self) -> int:
-        """Give our stdin."""
+        """Return our stdin."""
         return self._descriptor
 
     @property
     def wants_more(self) -> bool:
-        """Tell whether more may be read."""
+        """Return whether more may be read."""
         return self._node is not None and not self._ended and self._under_way < _WINDOW_BYTES
 
     def taken(self, node: int, message: m.StdinConsumed) -> None:

@@ -371,7 +371,7 @@ def join_run_dir(
 
 
 def _is_of(path: str, job_id: str) -> bool:
-    """Tell whether a folder, and no link to one, is of our own making for this job. Raises OSError
+    """Return whether a folder, and no link to one, is of our own making for this job. Raises OSError
     if there is none."""
     found = os.stat(path, follow_symlinks=False)
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():

@@ -68,16 +68,16 @@ class Transport(Protocol):
 
     @property
     def has_unsent(self) -> bool:
-        """Tell whether something is still on its way out."""
+        """Return whether something is still on its way out."""
 
     def descriptors(self) -> Mapping[int, int]:
-        """Give what to poll, with the poll events."""
+        """Return what to poll, with the poll events."""
 
     def deadline(self) -> float | None:
-        """Give when ``receive`` is due even if nothing is ready."""
+        """Return when ``receive`` is due even if nothing is ready."""
 
     def receive(self) -> list[a.Event]:
-        """Give what has come, without waiting."""
+        """Return what has come, without waiting."""
 
     def close(self, hurried: Callable[[], bool] = lambda: False) -> None:
         """End all agents and what is left of their workers; wait no longer once ``hurried`` says
@@ -98,7 +98,7 @@ class Clock:
         self._paused_s = 0.0
 
     def __call__(self) -> float:
-        """Give the time."""
+        """Return the time."""
         return time.monotonic() - self._paused_s
 
     def skip(self, seconds: float) -> None:
@@ -250,7 +250,7 @@ class Runner:
             self._show_status()
 
     def _shown(self) -> tuple[object, ...]:
-        """Give what the status line depends on."""
+        """Return what the status line depends on."""
         policy = self._policy
         return policy.phase, policy.up, policy.ended, policy.progress.heard
 
@@ -374,7 +374,7 @@ class Runner:
                 self._sink.say(note, level="warning" if number < len(plan.warnings) else "info")
 
     def _passes_stdin(self) -> bool:
-        """Tell whether rank 0 gets our stdin. Where we are in the background it would take what the
+        """Return whether rank 0 gets our stdin. Where we are in the background it would take what the
         shell is typed."""
         return not os.isatty(0) or (self._takes_typed and in_foreground(0))
 

@@ -61,7 +61,7 @@ class SignalPipe:
         signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
 
     def fileno(self) -> int:
-        """Give the descriptor to poll for reading."""
+        """Return the descriptor to poll for reading."""
         return self._read
 
     def read(self) -> bytes:
@@ -93,7 +93,7 @@ class SignalPipe:
         return self._hurried
 
     def ignores(self, signum: int) -> bool:
-        """Tell whether we were started with a signal ignored, and leave it so."""
+        """Return whether we were started with a signal ignored, and leave it so."""
         return signum not in self._taken
 
 

@@ -49,7 +49,7 @@ class Sink(Protocol):
         None."""
 
     def has_room(self) -> bool:
-        """Tell whether the pump may go on reading; False while a pipe or file is slow (never for a
+        """Return whether the pump may go on reading; False while a pipe or file is slow (never for a
         terminal)."""
 
     def on_room(self, wake: Callable[[], None]) -> None:

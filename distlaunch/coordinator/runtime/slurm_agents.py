@@ -49,7 +49,7 @@ class StepFleet(Fleet):
         self._notify()
 
     def receive(self) -> list[a.Event]:
-        """Give what has happened; see ``Fleet``."""
+        """Return what has happened; see ``Fleet``."""
         while self._said:
             line = self._said.popleft()
             self._much += 1

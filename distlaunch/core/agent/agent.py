@@ -117,7 +117,7 @@ class Agent:
             raise ConfigError("no thread can be started", hint=explain_refusal()) from exc
 
     def descriptors(self) -> dict[int, int]:
-        """Give what to poll, with the events."""
+        """Return what to poll, with the events."""
         wanted = {self._wake: select.POLLIN, **self._attempt_setup.descriptors()}
         if self._terminal is not None and self._terminal.has_unsent:
             wanted[self._terminal.fileno()] = select.POLLOUT
@@ -128,7 +128,7 @@ class Agent:
         return wanted
 
     def deadline(self) -> float | None:
-        """Give when ``tick`` is due, on the agent's clock."""
+        """Return when ``tick`` is due, on the agent's clock."""
         times = [
             time
             for time in (self._table.deadline(), self._attempt_setup.deadline())
@@ -211,7 +211,7 @@ class Agent:
 
     @property
     def is_broken(self) -> bool:
-        """Tell whether the workers' parent has vanished: all were killed, and no ``AttemptEnded`` will
+        """Return whether the workers' parent has vanished: all were killed, and no ``AttemptEnded`` will
         come."""
         return self._lost
 

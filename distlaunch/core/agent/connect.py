@@ -87,7 +87,7 @@ def connect_to_listener(
     stops: Callable[[], bool] = lambda: True,
     otherwise: Callable[[], Sequence[str]] | None = None,
 ) -> tuple[socket.socket, Welcome]:
-    """Give the connection once we are welcome; not a byte that follows is read from it.
+    """Return the connection once we are welcome; not a byte that follows is read from it.
 
     ``until`` is monotonic time. ``progress`` gets the seconds since the beginning and why we still
     wait, as a clause, again and again. Of several ports, and hosts, each is tried: other jobs may
@@ -338,7 +338,7 @@ class _Connector:
         return poll
 
     def _wait(self, poll: select.poll, within_s: float) -> list[int]:
-        """Give what is ready; nothing when ``within_s`` is over, or sooner if that is long. Raises
+        """Return what is ready; nothing when ``within_s`` is over, or sooner if that is long. Raises
         Stopped."""
         ready = [number for number, _ in poll.poll(max(0.0, min(within_s, TICK_S)) * 1000 + 1)]
         if self._watched in ready:
@@ -383,7 +383,7 @@ class _Connector:
 
 
 def _pause_s(tries: int, waited_s: float) -> float:
-    """Give how long to wait after so many tries in vain; all nodes of a job call, and not at the
+    """Return how long to wait after so many tries in vain; all nodes of a job call, and not at the
     same moment."""
     most_s = _LATER_S if waited_s < _LONG_S else _MUCH_LATER_S
     return random.uniform(0.5, 1.0) * min(most_s, _SOON_S * 1.5 ** min(tries, 20))
@@ -424,17 +424,17 @@ class Endpoint:
 
     @property
     def poll_events(self) -> int:
-        """Give the events to poll for."""
+        """Return the events to poll for."""
         return select.POLLOUT if self._side is None else select.POLLIN
 
     @property
     def has_called(self) -> bool:
-        """Tell whether the connection stands, and we have called."""
+        """Return whether the connection stands, and we have called."""
         return self._side is not None
 
     @property
     def may_prove(self) -> bool:
-        """Tell whether the listener waits for our proof."""
+        """Return whether the listener waits for our proof."""
         return bool(self._proof)
 
     def begin(self, now: float) -> None:
@@ -484,7 +484,7 @@ class Endpoint:
         self.close()
 
     def detach(self) -> socket.socket | None:
-        """Give the connection away."""
+        """Return the connection away."""
         connection, self.connection = self.connection, None
         return connection
 

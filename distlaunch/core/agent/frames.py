@@ -43,7 +43,7 @@ class FrameStream(Generic[M]):
         """What is sent is dropped: nobody takes it any more."""
 
     def descriptors(self) -> dict[int, int]:
-        """Give what to poll, with the events."""
+        """Return what to poll, with the events."""
         wanted = {self._reading: select.POLLIN} if self.is_open else {}
         if self._out:
             wanted[self._writing] = wanted.get(self._writing, 0) | select.POLLOUT

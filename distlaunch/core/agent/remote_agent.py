@@ -423,7 +423,7 @@ class RemoteNodeResources(NodeResources):
         return bool(start.run_dir) and self.survey.shares_run_dir
 
     def logs(self, start: m.Start, job_id: str) -> LogFiles | None:
-        """Give the files for the workers' output on this node, if there are to be some."""
+        """Return the files for the workers' output on this node, if there are to be some."""
         if not start.node_logs:
             return None
         folder = _node_folder(start, job_id)
@@ -440,7 +440,7 @@ class RemoteNodeResources(NodeResources):
     # --- the loop's
 
     def descriptors(self) -> dict[int, int]:
-        """Give what to poll, with the events."""
+        """Return what to poll, with the events."""
         return {
             **self.survey.descriptors(),
             **self.reachability.descriptors(),
@@ -448,7 +448,7 @@ class RemoteNodeResources(NodeResources):
         }
 
     def deadline(self) -> float | None:
-        """Give when ``on_ready`` is due (monotonic seconds)."""
+        """Return when ``on_ready`` is due (monotonic seconds)."""
         dues = [
             due for due in (self.survey.deadline(), self.reachability.deadline()) if due is not None
         ]
@@ -484,12 +484,12 @@ class Clock:
         self._since: float | None = None
 
     def __call__(self) -> float:
-        """Give the time."""
+        """Return the time."""
         return (time.monotonic() if self._since is None else self._since) - self._paused_s
 
     @property
     def paused(self) -> bool:
-        """Tell whether it stands still."""
+        """Return whether it stands still."""
         return self._since is not None
 
     def pause(self, *, paused: bool) -> None:

@@ -40,7 +40,7 @@ _NAME_HINT = (
 
 
 def expand_nodelist(text: str, *, where: str) -> list[str]:
-    """Give the names that a list stands for, in scontrol's order, duplicates kept; at least one.
+    """Return the names that a list stands for, in scontrol's order, duplicates kept; at least one.
 
     With three or more groups the last one runs fastest, then the first, the second, and so on:
     ``x[1-2]y[1-2]z[1-2]`` begins x1y1z1, x1y1z2, x2y1z1. Items are divided by commas or blanks, and
@@ -79,7 +79,7 @@ def without_blanks_in_brackets(text: str) -> str:
 
 
 def expand_item(item: str, *, where: str, room: int = MOST_HOSTS, also: str = "") -> list[str]:
-    """Give the names that one item (``n[01-04]``) stands for; ``also`` lists characters to take
+    """Return the names that one item (``n[01-04]``) stands for; ``also`` lists characters to take
     beside those of names.
 
     ``room`` is how many names there may be.
@@ -160,7 +160,7 @@ def fold_hosts(names: Iterable[str]) -> str:
 
 
 def parse_counts(text: str, *, where: str = "counts") -> list[int]:
-    """Give the numbers that Slurm writes as ``2(x3),1``: ``[2, 2, 2, 1]``, one a node, each at
+    """Return the numbers that Slurm writes as ``2(x3),1``: ``[2, 2, 2, 1]``, one a node, each at
     least 1."""
     hint = "counts per node look like 4, or 2(x3),1"
     counts: list[int] = []
@@ -290,7 +290,7 @@ def _folded(run: list[list[str]], varies: int | None) -> str:
 
 
 def _follows(low: str, numbers: list[str], place: int) -> bool:
-    """Tell whether expanding from ``low`` gives this number after the one before it."""
+    """Return whether expanding from ``low`` gives this number after the one before it."""
     number = int(numbers[place - 1]) + 1
     return numbers[place] == (f"{number:0{len(low)}d}" if low[0] == "0" else str(number))
 

@@ -136,7 +136,7 @@ class LaunchPlan(Record, hide=("base_env", "given_env")):
         return {**self.base_env, **self.env, **self.given_env}
 
     def record(self, *, expand: bool = False) -> dict[str, object]:
-        """Give the plan as data for people and files: no inherited and no user-given values.
+        """Return the plan as data for people and files: no inherited and no user-given values.
 
         A worker's ``env`` holds what the others do not have, of a variable in ``env_starts`` how it
         goes on there; with ``expand`` also what all share. Secrets are masked.
@@ -146,7 +146,7 @@ class LaunchPlan(Record, hide=("base_env", "given_env")):
     def json_chunks(
         self, *, expand: bool = False, more: Mapping[str, object] | None = None
     ) -> Iterator[str]:
-        """Give the record, with ``more`` keys, as JSON, piece by piece: that of 131,072 workers
+        """Return the record, with ``more`` keys, as JSON, piece by piece: that of 131,072 workers
         need not fit in memory.
 
         A worker stands on a line of its own.
@@ -173,7 +173,7 @@ class LaunchPlan(Record, hide=("base_env", "given_env")):
         yield "\n ]\n}\n"
 
     def _head(self) -> dict[str, object]:
-        """Give what the record says of the job as a whole."""
+        """Return what the record says of the job as a whole."""
         fewest, most = self.bounds or (len(self.nodes), len(self.nodes))
         return {
             "job_id": self.job_id or None,

@@ -114,7 +114,7 @@ class Record(metaclass=_RecordType):
 
 
 def replace(record: R, **changes: object) -> R:
-    """Give a copy with some fields changed."""
+    """Return a copy with some fields changed."""
     cls = type(record)
     return cls(**{**{field: getattr(record, field) for field in cls._fields}, **changes})
 
@@ -125,7 +125,7 @@ def fields_of(cls: type[Record]) -> dict[str, str]:
 
 
 def defaults_of(cls: type[Record]) -> dict[str, object]:
-    """Give the defaults of the fields that have one."""
+    """Return the defaults of the fields that have one."""
     return dict(cls._defaults)
 
 

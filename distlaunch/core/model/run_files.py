@@ -38,7 +38,7 @@ class Layout(Record):
 
     @property
     def separate(self) -> bool:
-        """Tell whether stdout and stderr have a file each."""
+        """Return whether stdout and stderr have a file each."""
         return self.stdout != self.stderr
 
     def attempt_dir(self, run_dir: str, attempt: int) -> str:
@@ -129,7 +129,7 @@ def plan_path(run_dir: str, attempt: int) -> str:
 
 
 def is_ours(name: str) -> bool:
-    """Tell whether a file of a run directory, or of a folder in it, was made by distlaunch, by its
+    """Return whether a file of a run directory, or of a folder in it, was made by distlaunch, by its
     name."""
     of_node = name.startswith(("events-", "filtered_")) and name.endswith((".jsonl", ".log"))
     return (

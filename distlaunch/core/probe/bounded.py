@@ -25,7 +25,7 @@ may never come."""
 
 
 def single_threaded() -> bool:
-    """Tell whether forking without exec is safe here: with other threads a lock may stay held in
+    """Return whether forking without exec is safe here: with other threads a lock may stay held in
     the child."""
     try:
         return len(os.listdir("/proc/self/task")) == 1

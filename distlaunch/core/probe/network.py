@@ -119,7 +119,7 @@ def parse_links(datagram: bytes) -> tuple[dict[int, str], bool]:
 
 
 def _dump(kind: int, request: bytes) -> Iterator[bytes]:
-    """Give the datagrams with which the kernel answers; none (any more) where it does not."""
+    """Return the datagrams with which the kernel answers; none (any more) where it does not."""
     # Some sandboxes refuse this family of sockets: then hosts are known by name only.
     try:
         with socket.socket(
@@ -161,7 +161,7 @@ def _attributes(message: bytes, at: int) -> dict[int, bytes]:
 
 
 def _address(message: bytes) -> str | None:
-    """Give the one address of a message; on a point-to-point link that is our end, not the
+    """Return the one address of a message; on a point-to-point link that is our end, not the
     peer's."""
     if len(message) < _ADDRESS.size:
         return None
@@ -172,7 +172,7 @@ def _address(message: bytes) -> str | None:
 
 
 def _is_for_others(address: str) -> bool:
-    """Tell whether an address may mean this machine to another one as well: 127/8, ::1 and
+    """Return whether an address may mean this machine to another one as well: 127/8, ::1 and
     fe80::/10 do not."""
     return not (
         address.startswith("127.")
@@ -190,7 +190,7 @@ Address = tuple[int, tuple[object, ...]]
 
 
 def addresses(host: str, port: int, *, family: int = 0, numeric: bool = False) -> list[Address]:
-    """Give the addresses of a host, each once; ``numeric``: it is one already. Raises OSError,
+    """Return the addresses of a host, each once; ``numeric``: it is one already. Raises OSError,
     UnicodeError."""
     name: str | bytes = (
         host.encode() if host.isascii() else host

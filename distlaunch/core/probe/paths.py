@@ -83,7 +83,7 @@ def first_program(names: Iterable[str], workdir: str, path: str | None) -> str |
 
 
 def digest(path: str, beat: Callable[[], None]) -> tuple[str | None, str | None]:
-    """Give the SHA-256 of a script (of a folder's ``__main__.py``), or, if it is there, why it
+    """Return the SHA-256 of a script (of a folder's ``__main__.py``), or, if it is there, why it
     cannot be read.
 
     Neither if there is none. ``beat`` is called now and then.

@@ -13,7 +13,7 @@ _CUTOFF = 0.75
 
 
 def is_importable(name: str, path: Sequence[str], *, folders: bool = True) -> bool:
-    """Tell whether a top-level module is there: built in, on ``path`` or ours, or known to a finder
+    """Return whether a top-level module is there: built in, on ``path`` or ours, or known to a finder
     of its own.
 
     ``folders``: one without an ``__init__.py`` is one too, as it is for Python.
@@ -42,7 +42,7 @@ def environment_has(name: str, prefix: str) -> bool:
 
 
 def nearest_module(name: str, path: Sequence[str]) -> str | None:
-    """Give the module that was most likely meant, if one is like it."""
+    """Return the module that was most likely meant, if one is like it."""
     from difflib import get_close_matches
     from pkgutil import iter_modules
 

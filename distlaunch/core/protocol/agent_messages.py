@@ -167,7 +167,7 @@ class Start(Record):
     """How the logs are called there."""
 
     def env_of(self, spec: WorkerSpec) -> Mapping[str, str]:
-        """Give what one of the workers has beside ``env``."""
+        """Return what one of the workers has beside ``env``."""
         return {
             **spec.env,
             **{name: start + spec.env.get(name, "") for name, start in self.env_starts.items()},
@@ -380,7 +380,7 @@ class PreloadEnded(Record):
 
     @property
     def fields(self) -> dict[str, object]:
-        """Give what the job's record keeps of it."""
+        """Return what the job's record keeps of it."""
         return {
             "modules": list(self.modules),
             "left_out": list(self.left_out),

@@ -244,7 +244,7 @@ class CallerHandshake:
         self._reader = _Reader((p.Challenge, p.Welcome, p.Rejected), most=_MOST_FROM_LISTENER)
 
     def begin(self) -> bytes:
-        """Give the first thing to send. It ends with an empty line: a web server answers, and is
+        """Return the first thing to send. It ends with an empty line: a web server answers, and is
         known by that."""
         frame = encode(self._call)
         version, body, raw = _HEADER.unpack_from(frame)
@@ -411,7 +411,7 @@ _KNOWN = (
 
 
 def _other_in(body: bytes, names: set[str]) -> _OtherRelease | None:
-    """Give what a message of ours with other fields says of its release and job; None if it is no
+    """Return what a message of ours with other fields says of its release and job; None if it is no
     message."""
     try:
         record = json.loads(body)
@@ -442,7 +442,7 @@ def _check_call(call: p.Call) -> None:
 
 
 def _is_fit(welcome: p.Welcome) -> bool:
-    """Tell whether what names our folder is one name and no path, whoever the listener is."""
+    """Return whether what names our folder is one name and no path, whoever the listener is."""
     name = welcome.folder or welcome.job_id
     one_name = name not in _NO_NAMES and name[0] not in ".-" and "/" not in name
     one_name = one_name and len(name.encode("utf-8", "replace")) <= _LONGEST_NAME
@@ -464,7 +464,7 @@ def _tame(turned: p.Rejected) -> p.Rejected:
 
 
 def _short(job_key: str) -> str:
-    """Give what stands for a job on the wire: a key that is long, as --job-id may be, by its
+    """Return what stands for a job on the wire: a key that is long, as --job-id may be, by its
     beginning and its hash."""
     if len(job_key) <= _LONGEST_KEY:
         return job_key

@@ -21,13 +21,13 @@ MOST_ATTEMPTS = 1 << 20
 
 
 def may_have_had(attempt: int, restarts: int) -> bool:
-    """Tell whether a launcher can have come so far, and another attempt can follow; ``attempt`` -1:
+    """Return whether a launcher can have come so far, and another attempt can follow; ``attempt`` -1:
     it has had none."""
     return -1 <= attempt < MOST_ATTEMPTS and 0 <= restarts <= max(0, attempt)
 
 
 def may_start(attempt: int, restarts: int = 0) -> bool:
-    """Tell whether a coordinator can have come to this attempt."""
+    """Return whether a coordinator can have come to this attempt."""
     return attempt >= 0 and may_have_had(attempt - 1, 0) and 0 <= restarts <= attempt
 
 

@@ -70,7 +70,7 @@ def files(environ: Environ, system: str) -> tuple[str, ...]:
 
 
 def find(environ: Environ, texts: Texts, system: str) -> Allocation | None:
-    """Give the job's hosts; None if it is not this system. Raises IncompleteError and
+    """Return the job's hosts; None if it is not this system. Raises IncompleteError and
     ConfigError."""
     match system:
         case "flux":
@@ -137,7 +137,7 @@ def _cpus(environ: Environ, system: str, slots: Collection[int]) -> int | None:
 
 
 def _own_file(environ: Environ, system: str, variable: str) -> str | None:
-    """Give the file that a system's variable names; None outside of the system."""
+    """Return the file that a system's variable names; None outside of the system."""
     job, path = text(environ, _JOBS[system]), text(environ, variable)
     if job is None and path is None:
         return None

@@ -156,7 +156,7 @@ def select(
 
 
 def hints(environ: Mapping[str, str]) -> bool:
-    """Tell whether any variable makes a look at the systems around us worth while; cheap, and loads
+    """Return whether any variable makes a look at the systems around us worth while; cheap, and loads
     nothing."""
     return any(marker in environ for _, _, markers in SYSTEMS for marker in markers)
 

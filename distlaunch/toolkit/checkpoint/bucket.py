@@ -112,7 +112,7 @@ class Bucket(Store):
             )
 
     def mark(self) -> str:
-        """Give the owner's mark."""
+        """Return the owner's mark."""
         return self._mark
 
     def sees(self, mark: str) -> bool:

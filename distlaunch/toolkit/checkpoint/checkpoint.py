@@ -1,8 +1,7 @@
 """Checkpoints that a kill at any instant leaves whole, and a training that goes on from the newest.
 
-What a script gives a Checkpoint, and what of it is refused in words.
-
-When workers ask each other whether one of them has been told to save. Decides; asks nobody itself.
+``Checkpoint`` is the class that scripts use. This module checks its arguments and decides when
+workers ask each other whether one of them has been told to save.
 """
 
 from __future__ import annotations
@@ -548,7 +547,7 @@ class Checkpoint:
         return stop
 
     def _end(self) -> bool:
-        """Give all up; tell whether TERM has come that nothing has answered.
+        """Return all up; tell whether TERM has come that nothing has answered.
 
         An error goes first. Nothing tells one that is under way from one that the script is just
         handling.
@@ -655,7 +654,7 @@ def refuse_misspelt(name: str, part: object) -> None:
 
 
 def several(optimizer: Any) -> Sequence[Optimizer]:
-    """Give the optimizers: one, several or none. Raises ConfigError for what has no order, and for
+    """Return the optimizers: one, several or none. Raises ConfigError for what has no order, and for
     one given twice."""
     if optimizer is None or isinstance(optimizer, Optimizer):
         return () if optimizer is None else (optimizer,)
@@ -670,7 +669,7 @@ def several(optimizer: Any) -> Sequence[Optimizer]:
 
 
 def steps_after(step: Any, reached: int) -> int:
-    """Give how many steps are done then; numpy's and torch's whole numbers are taken as well.
+    """Return how many steps are done then; numpy's and torch's whole numbers are taken as well.
 
     Raises ConfigError for no number, and where they go back: the newest checkpoint is the one after
     the most steps.
@@ -736,11 +735,11 @@ class Asking:
         self._next = 0
 
     def is_due(self, steps: int) -> bool:
-        """Tell whether to ask after this step; also where the steps go back."""
+        """Return whether to ask after this step; also where the steps go back."""
         return steps >= self._next or (self._asked is not None and steps < self._asked)
 
     def step_us(self, steps: int, now_s: float) -> int:
-        """Give how long a step takes here, which goes into the question; the slowest worker's is
+        """Return how long a step takes here, which goes into the question; the slowest worker's is
         the answer."""
         return int((now_s - self._at_s) / self._since(steps) * 1e6)
 
@@ -753,6 +752,6 @@ class Asking:
         self._asked, self._at_s = steps, now_s
 
     def _since(self, steps: int) -> int:
-        """Give the steps since the last question; before the first one lies a start, which tells
+        """Return the steps since the last question; before the first one lies a start, which tells
         nothing."""
         return steps - self._asked if self._asked is not None and self._asked < steps else 1

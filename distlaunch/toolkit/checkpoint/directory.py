@@ -181,7 +181,7 @@ class Folder(Store):
         return found if isinstance(found, dict) else {}
 
     def mark(self) -> str:
-        """Give what has been written into the lock file."""
+        """Return what has been written into the lock file."""
         return self._mark
 
     def sees(self, mark: str) -> bool:

@@ -91,7 +91,7 @@ def unwrapped(state: Any) -> Any:
 
 
 def split(state: Any) -> tuple[Any, dict[str, torch.Tensor]]:
-    """Give the state without its sharded tensors, and these by their places."""
+    """Return the state without its sharded tensors, and these by their places."""
     sharded: dict[str, torch.Tensor] = {}
 
     def take(path: Path, value: Any) -> Any:

@@ -44,7 +44,7 @@ class Stateful(Protocol):
     """What a scheduler, a scaler and a sampler have."""
 
     def state_dict(self) -> Any:
-        """Give its state."""
+        """Return its state."""
 
     def load_state_dict(self, state: Any, /) -> Any:
         """Take its state."""
@@ -126,7 +126,7 @@ class Trained:
         return kept(self._checked(value, name), name)
 
     def _canonical(self) -> tuple[Nested, Nested]:
-        """Give both by canonical names, and change nothing."""
+        """Return both by canonical names, and change nothing."""
         with _unstepped(self.optimizers):
             model, found = get_state_dict(self.model, self.optimizers)
         optimizer: Nested = {"state": {}, "param_groups": [], **found}
@@ -136,7 +136,7 @@ class Trained:
     # --- reading ---------------------------------------------------------------------------------------------------
 
     def own_template(self, metadata: Metadata, rank: int, world_size: int) -> Nested:
-        """Give the entry of this worker's own to be read; rank 0's where this one was not there.
+        """Return the entry of this worker's own to be read; rank 0's where this one was not there.
 
         And what is sharded of the parts: as it is here, or else as a parameter of its shape is.
         """
@@ -155,7 +155,7 @@ class Trained:
         return found
 
     def _sharded(self) -> dict[torch.Size, nn.Parameter]:
-        """Give the model's sharded parameters, one of each shape."""
+        """Return the model's sharded parameters, one of each shape."""
         return {
             parameter.shape: parameter
             for parameter in self.model.parameters()
@@ -266,7 +266,7 @@ class Trained:
         return [type(each).__name__ for each in self.optimizers for _ in each.param_groups]
 
     def template(self, metadata: Metadata) -> Nested:
-        """Give the entries of model and optimizer to be read, by flat names; tensors of the model
+        """Return the entries of model and optimizer to be read, by flat names; tensors of the model
         are the live ones.
 
         What an optimizer had in its parameter's shape and type of numbers is read in the type of
@@ -324,7 +324,7 @@ class Trained:
         return None
 
     def _parameters(self, optimizer: Nested) -> dict[str, nn.Parameter]:
-        """Give the optimizers' parameters by canonical name."""
+        """Return the optimizers' parameters by canonical name."""
         groups = [group for each in self.optimizers for group in each.param_groups]
         return {
             name: parameter
@@ -677,7 +677,7 @@ class Taken:
     """Whether rank 0's model is everyone's, as DDP has it."""
 
     def state(self, rank: int, rank_0s: Digests) -> dict[str, Any]:
-        """Give what this worker adds to the checkpoint; of what is its own only what differs from
+        """Return what this worker adds to the checkpoint; of what is its own only what differs from
         rank 0's."""
         own: dict[str, Any] = {
             "random": random_states(),

@@ -166,11 +166,11 @@ class Store(ABC):
 
     @abstractmethod
     def sees(self, mark: str) -> bool:
-        """Tell whether this worker sees what rank 0 wrote when it claimed the place."""
+        """Return whether this worker sees what rank 0 wrote when it claimed the place."""
 
     @abstractmethod
     def mark(self) -> str:
-        """Give what ``sees`` takes; rank 0's."""
+        """Return what ``sees`` takes; rank 0's."""
 
     @abstractmethod
     def release(self) -> None:

@@ -299,7 +299,7 @@ class Group:
         return tensor
 
     def all(self, value: T) -> list[T]:
-        """Give each worker's value, by rank."""
+        """Return each worker's value, by rank."""
         if self.handle is None:
             return [value]
         values: list[T | None] = [None] * self.size

@@ -22,7 +22,7 @@ class Seat:
         self._rest = b""
 
     def devices(self) -> tuple[str, list[str]]:
-        """Give the id of the node, and the GPUs of this bundle, as a mask names them."""
+        """Return the id of the node, and the GPUs of this bundle, as a mask names them."""
         import ray
 
         context = ray.get_runtime_context()
@@ -79,7 +79,7 @@ class Seat:
         self._agent.wait()  # nothing of it stays then
 
     def read(self, most: int, within_s: float) -> bytes | None:
-        """Give what has come of the agent, nothing if that takes too long; None at the end."""
+        """Return what has come of the agent, nothing if that takes too long; None at the end."""
         if self._rest:
             rest, self._rest = self._rest, b""
             return rest

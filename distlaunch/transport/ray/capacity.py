@@ -76,7 +76,7 @@ def lacking(
 def without_room(
     bundles: Sequence[Bundle], strategy: str, nodes: Sequence[Mapping[str, Any]]
 ) -> list[int]:
-    """Give the numbers of bundles that would not fit into the nodes if nobody else had anything of
+    """Return the numbers of bundles that would not fit into the nodes if nobody else had anything of
     them."""
     left = [dict(node["Resources"]) for node in nodes]
     without = []
@@ -101,7 +101,7 @@ def _amounts(resources: Bundle, names: Mapping[str, float] | set[str]) -> str:
 
 
 def said(exc: BaseException) -> str:
-    """Give what an error says, in one line, without the numbers by which only Ray knows an
+    """Return what an error says, in one line, without the numbers by which only Ray knows an
     actor."""
     lines = [line.strip() for line in str(exc).splitlines()]
     text = " ".join(line for line in lines if line and not _OF_ACTOR.fullmatch(line))
@@ -111,5 +111,5 @@ def said(exc: BaseException) -> str:
 
 
 def without_stamps(words: bytes) -> bytes:
-    """Give the text of lines that may be Ray's logs."""
+    """Return the text of lines that may be Ray's logs."""
     return _STAMP.sub(b"", words)

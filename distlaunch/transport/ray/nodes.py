@@ -339,7 +339,7 @@ class _Answer:
 
     @property
     def is_given(self) -> bool:
-        """Tell whether there is an answer."""
+        """Return whether there is an answer."""
         return self._given.is_set()
 
     def wait(self, within_s: float) -> dict[str, Any] | None:
@@ -381,7 +381,7 @@ class _RayLink(TcpConnection):
 
 
 def _path() -> list[str]:
-    """Give where the driver finds modules: as we do, in the working folder last (``python -m`` has
+    """Return where the driver finds modules: as we do, in the working folder last (``python -m`` has
     it first)."""
     here = os.getcwd()
     return sorted(sys.path, key=lambda each: each in {"", here})

@@ -155,7 +155,7 @@ class Srun:
             step.has_lost = True
 
     def is_ending(self, host: str) -> bool:
-        """Tell whether Slurm ends the agent of a node since another of its step is lost."""
+        """Return whether Slurm ends the agent of a node since another of its step is lost."""
         step = self._step_of.get(host)
         return self._wanted.all_or_none and step is not None and step.has_lost
 

@@ -184,7 +184,7 @@ class Step:
             os.set_blocking(descriptor, False)
 
     def descriptors(self) -> dict[int, int]:
-        """Give what to poll."""
+        """Return what to poll."""
         wanted = {self._reading: select.POLLIN, self._writing: select.POLLOUT}
         return {descriptor: mask for descriptor, mask in wanted.items() if descriptor >= 0}
 
@@ -203,7 +203,7 @@ class Step:
         self._writing = -1
 
     def read(self) -> list[str]:
-        """Give the lines that have come; printable, and cut off."""
+        """Return the lines that have come; printable, and cut off."""
         return self._read() or []
 
     def _read(self) -> list[str] | None:
@@ -239,12 +239,12 @@ class Step:
 
     @property
     def returncode(self) -> int | None:
-        """Give how it has ended; None if it has not."""
+        """Return how it has ended; None if it has not."""
         return self._process.poll()
 
     @property
     def is_over(self) -> bool:
-        """Tell whether it has ended, and all that it has said is read."""
+        """Return whether it has ended, and all that it has said is read."""
         return self._reading < 0 and self.returncode is not None
 
     def how_ended(self) -> str:
@@ -298,7 +298,7 @@ def end_steps(steps: Sequence[Step]) -> None:
 
 
 def _patience_s(step: Step) -> float:
-    """Give how long the step may take to end unasked."""
+    """Return how long the step may take to end unasked."""
     if not step.has_called:
         return 0.0
     return _LOST_END_S if step.has_lost else _END_S

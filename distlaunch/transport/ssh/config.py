@@ -91,7 +91,7 @@ def read_settings(
 
 
 def home_of(environ: Mapping[str, str]) -> str:
-    """Give the directory whose ``.ssh`` counts: as OpenSSH, the account's, unless HOME names
+    """Return the directory whose ``.ssh`` counts: as OpenSSH, the account's, unless HOME names
     another that has one."""
     account = _account()[1]
     home = environ.get("HOME", "")
@@ -309,7 +309,7 @@ def with_tokens(text: str, tokens: Mapping[str, str]) -> str:
 
 
 def _path(text: str, tokens: Mapping[str, str], home: str, environ: Mapping[str, str]) -> str:
-    """Give a file's absolute path: ``~``, ``${VARIABLE}`` and tokens replaced."""
+    """Return a file's absolute path: ``~``, ``${VARIABLE}`` and tokens replaced."""
     path = with_tokens(text.strip('"'), tokens)
     path = re.sub(r"\$\{(\w+)\}", lambda found: environ.get(found[1], ""), path)
     if path == "~" or path.startswith("~/"):

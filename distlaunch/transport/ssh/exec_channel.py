@@ -59,11 +59,11 @@ class ChannelConnection:
         self._end: ConnectionEnd | None = None
 
     def fileno(self) -> int:
-        """Give the descriptor to poll; see ``Connection``."""
+        """Return the descriptor to poll; see ``Connection``."""
         return self._inbox.fileno()
 
     def receive(self) -> bytes | None:
-        """Give what has come; see ``Connection``."""
+        """Return what has come; see ``Connection``."""
         if self._closed:
             return None
         data = self._inbox.take()
@@ -140,7 +140,7 @@ class ChannelConnection:
                 self._grant()
 
     def last_words(self) -> bytes:
-        """Give the last of stderr."""
+        """Return the last of stderr."""
         return bytes(self._inbox.words)
 
     def close(self) -> None:
@@ -190,7 +190,7 @@ class ByteStream(Protocol):
     """For paramiko: a socket, or a channel of another connection."""
 
     def can_write(self) -> bool:
-        """Tell whether a short message can be sent without waiting for the network."""
+        """Return whether a short message can be sent without waiting for the network."""
 
     def close(self) -> None:
         """End it; whoever waits in it is woken. May be called again."""
@@ -219,7 +219,7 @@ class ReceiveBuffer:
         """Bytes that the peer has not been granted again."""
 
     def fileno(self) -> int:
-        """Give the descriptor that is readable while there is something to take."""
+        """Return the descriptor that is readable while there is something to take."""
         return self._descriptor
 
     def feed(self, data: bytes) -> None:
@@ -254,7 +254,7 @@ class ReceiveBuffer:
             os.eventfd_write(self._descriptor, 1)
 
     def take(self) -> bytes | None:
-        """Give what there is, without waiting; None at the end."""
+        """Return what there is, without waiting; None at the end."""
         with self._lock:
             count, size = 0, 0
             while count < len(self._chunks) and size < _MOST_TAKEN:
@@ -271,15 +271,15 @@ class ReceiveBuffer:
 
     @property
     def ended(self) -> bool:
-        """Tell whether nothing more will come."""
+        """Return whether nothing more will come."""
         return self._closed
 
     def owes(self) -> bool:
-        """Tell whether the peer is due to be granted more."""
+        """Return whether the peer is due to be granted more."""
         return self._taken >= _GRANT
 
     def claim(self, back: int = 0) -> int:
-        """Give how much it is to be granted, once; ``back`` is what could not be."""
+        """Return how much it is to be granted, once; ``back`` is what could not be."""
         with self._lock:
             size, self._taken = (self._taken, 0) if not back else (0, self._taken + back)
             return size

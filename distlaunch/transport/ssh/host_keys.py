@@ -56,7 +56,7 @@ class HostKeyCheck:
         self._read: dict[tuple[str, ...], KnownHosts] = {}
 
     def mode(self, settings: HostSettings) -> HostKeys:
-        """Give what holds for one host."""
+        """Return what holds for one host."""
         if self._mode is not None:
             return self._mode
         return {"no": "off", "off": "off", "accept-new": "accept-new"}.get(
@@ -64,7 +64,7 @@ class HostKeyCheck:
         )  # type: ignore[return-value]
 
     def known_kinds(self, settings: HostSettings) -> list[str]:
-        """Give the kinds of keys that a host is known by: it is to show one of these."""
+        """Return the kinds of keys that a host is known by: it is to show one of these."""
         return list(dict.fromkeys(line.kind for line in self._lines(settings) if not line.marker))
 
     def _lines(self, settings: HostSettings) -> list[KnownKey]:
@@ -150,7 +150,7 @@ def _name(settings: HostSettings) -> str:
 
 
 def fingerprint(blob: bytes) -> str:
-    """Give a key's fingerprint as ssh prints it."""
+    """Return a key's fingerprint as ssh prints it."""
     return "SHA256:" + base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
 
 
@@ -240,7 +240,7 @@ class KnownHosts:
                     self._plain.setdefault(name, []).append(key)
 
     def of(self, name: str) -> list[KnownKey]:
-        """Give the lines for a name, as ``lookup_name`` makes it."""
+        """Return the lines for a name, as ``lookup_name`` makes it."""
         if name not in self._found:
             told = name.encode()
             self._found[name] = [
@@ -269,12 +269,12 @@ def parse(lines: Iterable[str], file: str) -> Iterable[KnownKey]:
 
 
 def lookup_name(host: str, port: int) -> str:
-    """Give the name under which a host is known."""
+    """Return the name under which a host is known."""
     return host.lower() if port == SSH_PORT else f"[{host.lower()}]:{port}"
 
 
 def names_match(names: str, name: str) -> bool:
-    """Tell whether a line's names, patterns and hashes mean this name; ``!pattern`` excludes it."""
+    """Return whether a line's names, patterns and hashes mean this name; ``!pattern`` excludes it."""
     matched = False
     for pattern in names.split(","):
         if pattern.startswith("|1|"):

@@ -187,7 +187,7 @@ class KeyRing:
         self._files: dict[str, KeyFile] = {}
 
     def files(self, paths: tuple[str, ...]) -> list[KeyFile]:
-        """Give the files, in order."""
+        """Return the files, in order."""
         with self._lock:
             files = [self._files.get(path) or KeyFile(path) for path in paths]
             self._files.update({file.path: file for file in files if file.key is not None})
@@ -258,7 +258,7 @@ def _string(data: bytes) -> tuple[bytes, bytes]:
 
 
 def _beside(path: str) -> bytes | None:
-    """Give the public half that lies beside a key, or is the file itself."""
+    """Return the public half that lies beside a key, or is the file itself."""
     try:
         with open(path if path.endswith(".pub") else path + ".pub", encoding="ascii") as file:
             return base64.b64decode(file.read().split()[1])

@@ -112,7 +112,7 @@ class OpenSsh:
         return link
 
     def options(self, target: Target) -> list[str]:
-        """Give the options for one host: nobody is asked anything, nothing is forwarded, no
+        """Return the options for one host: nobody is asked anything, nothing is forwarded, no
         terminal, no master."""
         asked = self._asked
         words = ["-T", "-a", "-x"]

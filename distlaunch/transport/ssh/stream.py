@@ -125,7 +125,7 @@ class _Attempts:
         self._poll.register(sock, select.POLLOUT)
 
     def wait(self, until: float) -> tuple[socket.socket, Address] | None:
-        """Give the first that is connected; None if all have failed or it takes longer."""
+        """Return the first that is connected; None if all have failed or it takes longer."""
         while self._open and (left_s := until - time.monotonic()) > 0:
             for descriptor, _ in self._poll.poll(left_s * 1000 + 1):
                 self._poll.unregister(descriptor)
@@ -165,7 +165,7 @@ class Address(Record):
 
     @property
     def text(self) -> str:
-        """Give it as messages have it: ``10.0.0.7:22``, ``[fd00::7]:22``."""
+        """Return it as messages have it: ``10.0.0.7:22``, ``[fd00::7]:22``."""
         host, port = self.sockaddr[:2]
         return host_and_port(host, port)
 
@@ -179,7 +179,7 @@ class SocketStream:
         self._poll.register(sock, select.POLLOUT)
 
     def can_write(self) -> bool:
-        """Tell whether the socket has room; see ``ByteStream``."""
+        """Return whether the socket has room; see ``ByteStream``."""
         try:
             return any(events & select.POLLOUT for _, events in self._poll.poll(0))
         except OSError:
@@ -254,7 +254,7 @@ class JumpStream:
         self._closed = False
 
     def can_write(self) -> bool:
-        """Tell whether the channel has room, and what it runs over; see ``ByteStream``."""
+        """Return whether the channel has room, and what it runs over; see ``ByteStream``."""
         return self.sock.out_window_size > _MOST_WORDS and self._below()
 
     def close(self) -> None:

@@ -57,7 +57,7 @@ def pid_file(folder: str) -> Iterator[None]:
 
 
 def _is_left_over(path: str) -> bool:
-    """Tell whether a plain file of ours names a process that is no more, as after ``kill -9``: our
+    """Return whether a plain file of ours names a process that is no more, as after ``kill -9``: our
     id was its own."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)

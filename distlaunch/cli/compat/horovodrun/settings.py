@@ -44,7 +44,7 @@ SPELLING = tuple((f"-o {setting.name}", f"--{setting.name}") for setting in SETT
 
 
 def rows() -> Iterator[Option]:
-    """Give the rows of the options: one for each, and of a switch another that turns it off."""
+    """Return the rows of the options: one for each, and of a switch another that turns it off."""
     for setting in SETTINGS:
         name, about = setting.name, f"{setting.option.about[0].upper()}{setting.option.about[1:]}."
         if setting.option.kind == "flag":
@@ -81,7 +81,7 @@ def given_settings(given: Mapping[str, str]) -> dict[str, str]:
 def words(
     given: Mapping[str, str], document: Document | None, notices: list[str]
 ) -> dict[str, str]:
-    """Give by name ``-o``'s words for what was set: ``given`` has texts by name, and wins over the
+    """Return by name ``-o``'s words for what was set: ``given`` has texts by name, and wins over the
     file.
 
     Keys of the file that horovodrun does not know become ``notices``, as it passes over them.
@@ -147,7 +147,7 @@ def _unknown(document: Document, keys: tuple[str, ...], there: Sequence[str]) ->
 
 
 def _checked(setting: Setting, text: str, source: str) -> str:
-    """Give a text that ``-o`` takes. Raises ConfigError, or UsageError where an option gave it."""
+    """Return a text that ``-o`` takes. Raises ConfigError, or UsageError where an option gave it."""
     choices = [choice.upper() for choice in setting.option.choices]
     if choices and text in choices:
         return text.lower()

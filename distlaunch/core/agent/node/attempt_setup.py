@@ -136,7 +136,7 @@ class AttemptSetup:
             ) from exc
 
     def descriptors(self) -> dict[int, int]:
-        """Give what to poll, with the events."""
+        """Return what to poll, with the events."""
         return {} if self._listener is None else {self._listener.fileno(): select.POLLIN}
 
     def on_ready(self) -> None:

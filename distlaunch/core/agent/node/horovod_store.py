@@ -353,7 +353,7 @@ class Scopes:
         return True
 
     def get(self, scope: str, key: str) -> Value | None:
-        """Give a value; None if it is not there, or was stored before others have begun anew."""
+        """Return a value; None if it is not there, or was stored before others have begun anew."""
         found = self._scopes.get(scope)
         if found is None or found.turns.get(key.removeprefix(_NAME), 0) != found.turn:
             return None
@@ -394,7 +394,7 @@ class Value:
 
     @property
     def held_back(self) -> int:
-        """Give how much room there will be once it is replaced."""
+        """Return how much room there will be once it is replaced."""
         return len(self.data) if self._users == 1 else 0
 
     def use(self) -> None:
@@ -427,12 +427,12 @@ class Room:
 
 
 def is_here(address: str) -> bool:
-    """Tell whether an address is one of this machine's own ends of its loopback."""
+    """Return whether an address is one of this machine's own ends of its loopback."""
     return address == "::1" or address.removeprefix("::ffff:").startswith("127.")
 
 
 def _most_connections() -> int:
-    """Give how many the limit of open files leaves: half of what is free, as workers need
+    """Return how many the limit of open files leaves: half of what is free, as workers need
     theirs."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
@@ -442,7 +442,7 @@ def _most_connections() -> int:
 
 
 def _length(headers: list[str]) -> int | None:
-    """Give how many bytes follow the head; None for what is no number."""
+    """Return how many bytes follow the head; None for what is no number."""
     for line in headers:
         name, _, value = line.partition(":")
         if name.strip().lower() == "content-length":

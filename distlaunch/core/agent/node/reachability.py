@@ -41,7 +41,7 @@ class Attempt:
 
     @property
     def is_settled(self) -> bool:
-        """Tell whether nothing more will come."""
+        """Return whether nothing more will come."""
         return self.route is not None or not (self.open or self.resolving)
 
     def close(self) -> None:
@@ -116,12 +116,12 @@ class ReachabilityTest:
     # --- the loop's
 
     def descriptors(self) -> dict[int, int]:
-        """Give what to poll, with the events: the right listener speaks at once, so that reading is
+        """Return what to poll, with the events: the right listener speaks at once, so that reading is
         enough."""
         return {number: select.POLLIN for attempt in self._attempts for number in attempt.open}
 
     def deadline(self) -> float | None:
-        """Give when the answer is due (monotonic seconds)."""
+        """Return when the answer is due (monotonic seconds)."""
         return None if self._order is None else self._until
 
     def on_ready(self) -> None:

@@ -94,11 +94,11 @@ class NodeSurvey:
     # --- the loop's
 
     def descriptors(self) -> dict[int, int]:
-        """Give what to poll, with the events."""
+        """Return what to poll, with the events."""
         return {} if self._pipe < 0 else {self._pipe: select.POLLIN}
 
     def deadline(self) -> float | None:
-        """Give when the child must have said something (monotonic seconds)."""
+        """Return when the child must have said something (monotonic seconds)."""
         return None if self._pipe < 0 else self._until
 
     def on_ready(self) -> None:

@@ -30,12 +30,12 @@ class Channel(Generic[M]):
         """Descriptors that have come, in the order of the messages that they belong to."""
 
     def fileno(self) -> int:
-        """Give the descriptor to poll: for reading always, for writing while ``has_unsent``."""
+        """Return the descriptor to poll: for reading always, for writing while ``has_unsent``."""
         return self._socket.fileno()
 
     @property
     def has_unsent(self) -> bool:
-        """Tell whether messages wait for the peer to read."""
+        """Return whether messages wait for the peer to read."""
         return bool(self._out)
 
     def send(self, message: Any, descriptors: Sequence[int] = ()) -> None:

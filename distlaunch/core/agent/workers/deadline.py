@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 def within(bound_s: float, work: Callable[[], T]) -> T:
-    """Give what ``work`` gives, done in a thread; it goes on there if it takes longer. Raises
+    """Return what ``work`` gives, done in a thread; it goes on there if it takes longer. Raises
     TimeoutError, OSError."""
     found: list[T | OSError] = []
 

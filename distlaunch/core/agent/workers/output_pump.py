@@ -49,7 +49,7 @@ class OutputSink(Protocol):
         """Do what has come due; give the next deadline."""
 
     def has_room(self) -> bool:
-        """Tell whether more may be read."""
+        """Return whether more may be read."""
 
     def on_room(self, wake: Callable[[], None]) -> None:
         """Set what is to be called when there is room again."""

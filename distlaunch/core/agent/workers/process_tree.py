@@ -272,7 +272,7 @@ class ChildReaper:
 
 
 def is_cleaner(pid: int) -> bool:
-    """Tell whether a process is there to unlink a worker's shared memory once that has ended, and
+    """Return whether a process is there to unlink a worker's shared memory once that has ended, and
     then ends itself.
 
     These are Python's resource tracker (``-c "from multiprocessing.resource_tracker import
@@ -341,7 +341,7 @@ def _command(pid: int) -> bytes:
 
 
 def catches(pid: int, signum: int) -> bool:
-    """Tell whether a process has a handler for a signal."""
+    """Return whether a process has a handler for a signal."""
     with suppress(OSError), open(f"/proc/{pid}/status", "rb") as file:
         for line in file:
             if line.startswith(b"SigCgt:"):

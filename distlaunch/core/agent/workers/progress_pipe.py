@@ -124,7 +124,7 @@ class ActivityMonitor:
         self._listening = True
 
     def fileno(self) -> int:
-        """Give the descriptor that is readable when some worker has reported."""
+        """Return the descriptor that is readable when some worker has reported."""
         return self._poll.fileno()
 
     def begin(self, attempt: int, *, watching: bool, output_period_s: float = PERIOD_S) -> None:

@@ -19,7 +19,7 @@ _LOCAL, _SPECIAL = 3, 6  # places in termios attributes
 
 
 def in_foreground(terminal: int) -> bool:
-    """Tell whether we are the foreground job of a terminal, given by a descriptor: what is typed is
+    """Return whether we are the foreground job of a terminal, given by a descriptor: what is typed is
     then for us."""
     try:
         return os.tcgetpgrp(terminal) == os.getpgrp()
@@ -100,15 +100,15 @@ class PseudoTerminal:
 
     @property
     def has_unsent(self) -> bool:
-        """Tell whether keys wait."""
+        """Return whether keys wait."""
         return bool(self._typed)
 
     def fileno(self) -> int:
-        """Give the descriptor to poll for writing while keys wait."""
+        """Return the descriptor to poll for writing while keys wait."""
         return self._ours
 
     def halts(self, data: bytes, pids: Iterable[int]) -> bool:
-        """Tell whether these keys hold a Ctrl-Z that the kernel will not act on.
+        """Return whether these keys hold a Ctrl-Z that the kernel will not act on.
 
         The worker leads its session, so its process group is orphaned, where SIGTSTP stops nothing
         by default (POSIX). One that catches it is left to itself, as are programs that have

@@ -78,7 +78,7 @@ class RemoteOutput:
         return None
 
     def has_room(self) -> bool:
-        """Tell whether there is credit."""
+        """Return whether there is credit."""
         return self._credit > 0 or self._lost
 
     def on_room(self, wake: Callable[[], None]) -> None:

@@ -17,7 +17,7 @@ _SHARED_MEMORY = "/dev/shm"  # noqa: S108 - where shm_open makes its files; we m
 
 
 def shared_memory_names(start: m.Start, *, owner: int) -> tuple[str, ...]:
-    """Give the names of what the workers of this node may leave, whose user id is ``owner``."""
+    """Return the names of what the workers of this node may leave, whose user id is ``owner``."""
     address, port = start.env.get("MASTER_ADDR", ""), start.env.get("MASTER_PORT", "")
     every = (
         name.format(uid=owner, address=address, port=port, rank=spec.rank)

@@ -81,7 +81,7 @@ class _Worker:
             self.close()
 
     def _has_our_file(self) -> bool:
-        """Tell whether it would write into our file: it may have closed what it did not know, and
+        """Return whether it would write into our file: it may have closed what it did not know, and
         opened its own."""
         try:
             return os.path.samestat(
@@ -92,7 +92,7 @@ class _Worker:
 
     @property
     def asked(self) -> bool:
-        """Tell whether it may still answer."""
+        """Return whether it may still answer."""
         return self.descriptor >= 0
 
     def look(self, now: float) -> None:
@@ -143,7 +143,7 @@ class StackCollector:
             self._post(_answer(question, workers))
 
     def _file_of(self, rank: int) -> tuple[int, int]:
-        """Give a descriptor for the thread: ours may be closed while it works."""
+        """Return a descriptor for the thread: ours may be closed while it works."""
         with suppress(KeyError, OSError):
             descriptor, number = self._files[rank]
             return os.dup(descriptor), number

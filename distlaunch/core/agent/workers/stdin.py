@@ -48,7 +48,7 @@ class StdinPipe:
         self.on_ready()
 
     def descriptors(self) -> dict[int, int]:
-        """Give what to poll: for writing while something waits, and for the reader's end at all
+        """Return what to poll: for writing while something waits, and for the reader's end at all
         times."""
         return {} if self._pipe < 0 else {self._pipe: select.POLLOUT if self._waiting else 0}
 

@@ -22,7 +22,7 @@ only once."""
 
 
 def extra_numbers(nofile: int) -> tuple[int, int, int]:
-    """Give the numbers of our descriptors where this is the limit of open files.
+    """Return the numbers of our descriptors where this is the limit of open files.
 
     They are the worker's progress pipe and its stacks' file, and the warm server's socket.
     """
@@ -50,7 +50,7 @@ class NodeResources:
 
 
 def bootstrap_environment(start: m.Start, nofile: int, folder: str = BOOT) -> dict[str, str]:
-    """Give the variables that tell a worker of its descriptors, and that bring our code into its
+    """Return the variables that tell a worker of its descriptors, and that bring our code into its
     interpreter."""
     progress, stacks, _ = extra_numbers(nofile)
     env = {PROGRESS_FD: str(progress)}

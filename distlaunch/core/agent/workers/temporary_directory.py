@@ -32,7 +32,7 @@ class TemporaryDirectory:
         self._lock = -1
 
     def boot(self) -> str:
-        """Give the folder of our code for the workers' interpreters, made if needed. Raises
+        """Return the folder of our code for the workers' interpreters, made if needed. Raises
         OSError."""
         if os.path.isdir(BOOT):
             return BOOT
@@ -42,7 +42,7 @@ class TemporaryDirectory:
         return folder
 
     def run_dir(self) -> str:
-        """Give the folder that stands for the job's, made if needed. Raises OSError."""
+        """Return the folder that stands for the job's, made if needed. Raises OSError."""
         folder = os.path.join(self._made(), "job")
         make_private_dirs(folder)
         return folder
@@ -169,7 +169,7 @@ def remove_tree(path: str) -> None:
 
 
 def has_run_dir(path: str) -> bool:
-    """Tell whether a job's folder, with the launcher's marker, is here as well; this may wait for a
+    """Return whether a job's folder, with the launcher's marker, is here as well; this may wait for a
     file server."""
     return bool(path) and os.path.isfile(os.path.join(path, MARKER))
 

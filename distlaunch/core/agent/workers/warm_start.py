@@ -180,7 +180,7 @@ class WarmStart:
             self._output = -1
 
     def fileno(self) -> int:
-        """Give the descriptor to poll for reading, or -1."""
+        """Return the descriptor to poll for reading, or -1."""
         return self._socket.fileno() if self._socket is not None else -1
 
     @property
@@ -386,7 +386,7 @@ class WarmStart:
     # --- orders
 
     def can_fork(self, spawn: w.Spawn) -> bool:
-        """Tell whether this worker can be forked from the server (that may still be importing)."""
+        """Return whether this worker can be forked from the server (that may still be importing)."""
         if self._socket is None or spawn.argv != self._argv:
             return False
         return not any(
@@ -501,7 +501,7 @@ class Order:
 
 
 def changed_variables(old: Mapping[str, str], new: Mapping[str, str]) -> dict[str, str | None]:
-    """Give what turns one environment into the other; None where a variable goes."""
+    """Return what turns one environment into the other; None where a variable goes."""
     changes: dict[str, str | None] = {name: None for name in old if name not in new}
     changes.update((name, value) for name, value in new.items() if old.get(name) != value)
     return changes
@@ -524,7 +524,7 @@ class ServerPhase:
         self._heard = now
 
     def deadline(self, *, has_orders: bool) -> float | None:
-        """Give when ``late`` or ``note`` will have something to say."""
+        """Return when ``late`` or ``note`` will have something to say."""
         due = self._due(has_orders=has_orders)
         if self.name in ("checking", "ready"):
             return due

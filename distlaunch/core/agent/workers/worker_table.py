@@ -139,7 +139,7 @@ class WorkerTable:
         return [rank for rank, worker in self.workers.items() if worker.returncode is None]
 
     def deadline(self) -> float | None:
-        """Give the time at which ``Tick`` is due."""
+        """Return the time at which ``Tick`` is due."""
         times = [
             time
             for time in (
