@@ -22,7 +22,7 @@ from distlaunch.cli.commands.render import TARGETS, options_of, parse_render, re
 from distlaunch.cli.error_output import EXIT_INTERRUPTED
 from distlaunch.cli.option import Option
 from distlaunch.cli.option_table import GROUP_TITLES, HELP_FLAGS, PLAN_OPTIONS, TRAIN_OPTIONS
-from distlaunch.cli.pages import PAGES, show_page
+from distlaunch.cli.pages import show_page, topics
 from distlaunch.cli.suggestions import counterpart, instead_of, taken_as_it_is
 from distlaunch.core.errors import UsageError
 from distlaunch.core.model.text import quoted
@@ -64,7 +64,7 @@ def run_app(
     """
     command: Any = typer.main.get_command(build_app(environ, train=train, plan=plan, render=render))
     words = list(argv) or ["--help"]
-    if words[0] == "help" and len(words) > 1 and words[1] in PAGES:
+    if words[0] == "help" and len(words) > 1 and words[1] in topics():
         show_page(words[1])
         return 0
     if words[0] == "help":
@@ -100,10 +100,14 @@ def _known(command: Any, words: Sequence[str]) -> list[str]:
         if not there:
             break  # arguments of that command, as of one that somebody has begun to write
         if word not in there:
-            pages = [*PAGES] if not found else []
-            what = "command or page" if pages else "command"
+            if found:
+                raise UsageError(
+                    f"there is no command {quoted(word)}", hint=instead_of([word], [*there])
+                )
+            near = instead_of([word], [*there, *topics()])
             raise UsageError(
-                f"there is no {what} {quoted(word)}", hint=instead_of([word], [*there, *pages])
+                f"there is no command or page {quoted(word)}",
+                hint=f"{near}; pages: {', '.join(topics())}",
             )
         found.append(word)
         command = there[word]
@@ -360,7 +364,7 @@ def _add_help(app: typer.Typer) -> None:
 
     @app.command(
         "help",
-        help=f"Show the help of a command, or a page: {', '.join(PAGES)}.",
+        help="Show the help of a command, or a page of the documentation.",
         context_settings=_settings(),
     )
     def run_help(

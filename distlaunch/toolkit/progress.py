@@ -1,4 +1,7 @@
-"""Tell the launcher how far this worker is. The protocol is a line of JSON: ``PROGRESS.md``."""
+"""Tell the launcher how far this worker is.
+
+The protocol, a line of JSON, is in ``docs/progress.md``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Questions asked of peers and of distlaunch: no answer differs but those that PEERS.md
+"""Questions asked of peers and of distlaunch: no answer differs but those that docs/differences.md
 explains."""
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
-PAGE = (Path(__file__).parents[2] / "distlaunch" / "PEERS.md").read_text("utf-8")
+PAGE = (Path(__file__).parents[2] / "distlaunch" / "docs" / "differences.md").read_text("utf-8")
 # Building Horovod takes up to a quarter of an hour, once.
 pytestmark = pytest.mark.timeout(2400)
 

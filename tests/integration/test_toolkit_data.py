@@ -42,7 +42,7 @@ def snippet(page: str) -> str:
     )
 
 
-@pytest.mark.parametrize("page", ["README.md", "distlaunch/TOOLKIT.md"])
+@pytest.mark.parametrize("page", ["README.md", "distlaunch/docs/toolkit.md"])
 def test_the_first_snippet_of_a_page_runs_as_printed_and_splits_the_data(distlaunch, page):
     script = distlaunch.work / "train.py"
     script.write_text(

@@ -1,4 +1,4 @@
-"""Command lines under torchrun and under distlaunch torchrun: no difference that TORCHRUN.md does
+"""Command lines under torchrun and under distlaunch torchrun: no difference that docs/from-torchrun.md does
 not judge."""
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
-PAGE = (Path(__file__).parents[2] / "distlaunch" / "TORCHRUN.md").read_text("utf-8")
+PAGE = (Path(__file__).parents[2] / "distlaunch" / "docs" / "from-torchrun.md").read_text("utf-8")
 
 
 @pytest.fixture(scope="module")

@@ -155,7 +155,7 @@ if __name__ == "__main__":
 def test_the_protocol_is_documented_beside_the_code():
     import distlaunch
 
-    text = Path(distlaunch.__file__).with_name("PROGRESS.md").read_text("utf-8")
+    text = (Path(distlaunch.__file__).parent / "docs" / "progress.md").read_text("utf-8")
     assert "DISTLAUNCH_PROGRESS_FD" in text
     [snippet] = [
         block

@@ -629,7 +629,7 @@ def stateful_part(name: str, part: Any) -> Stateful:
         return _Epoch(part)
     raise ConfigError(
         f"Checkpoint: {name} ({type(part).__name__}) has no state_dict() and load_state_dict(): "
-        "give an object that has both, as in the example of CHECKPOINTS.md"
+        "give an object that has both; distlaunch help checkpoints shows one"
     )
 
 

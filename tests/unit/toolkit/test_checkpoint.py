@@ -329,7 +329,7 @@ def test_two_in_one_directory_are_refused(tmp_path, monkeypatch):
         ({"scaler": 3}, r"scaler \(int\) has no state_dict"),
         (
             {"extra": {"n": 1}},
-            r"extra \(dict\) has no state_dict\(\) .*: give an object .* of CHECKPOINTS\.md",
+            r"extra \(dict\) has no state_dict\(\) .*: give an object .* help checkpoints",
         ),
         ({"evry": 2}, r"Checkpoint: evry: did you mean every\?"),
         ({"every2": 2}, r"Checkpoint: every2: did you mean every\?"),

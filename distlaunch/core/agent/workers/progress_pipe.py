@@ -3,7 +3,7 @@
 A sample, never a parser of all that is written: when the first pipe can be read the others get a
 moment to follow, then each is read once and its last good line counts. That is at most one round
 and one message a second, whatever workers write; where none reports, nothing ever wakes up. Called
-by the output pump's thread only. The lines: ``PROGRESS.md``.
+by the output pump's thread only. ``docs/progress.md`` defines the lines.
 """
 
 from __future__ import annotations
