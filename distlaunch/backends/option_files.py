@@ -132,7 +132,7 @@ def read_users_text(path: str, named: str, *, hint: str | None = None) -> str:
     """Read a file that the user names, in bounds, since it may be a pipe. Raises ConfigError, begun
     by ``named``."""
     try:
-        data = read_bounded(path, most=_TEXT_BYTES, patience_s=_TEXT_S)
+        data = read_bounded(path, most=_TEXT_BYTES, timeout_s=_TEXT_S)
     except OSError as exc:
         raise ConfigError(f"{named}: {exc.strerror}", hint=hint) from exc
     except ValueError as exc:

@@ -1,9 +1,6 @@
-"""The one error tree. Every error has an exit code and may carry a hint.
+"""The error tree. Every error has an exit code and may carry a hint.
 
-A handled error prints as one or two lines: ``distlaunch: error: <message>`` and ``  hint: <hint>``.
-Exit codes are the design's: 2 usage or configuration, 70 a fault of ours, 69 nodes that are not to
-be reached or too few, 75 a job of Slurm that should get another turn and could not ask for it, 124
-a job that hangs.
+A handled error is printed as ``distlaunch: error: <message>`` and `` hint: <hint>``.
 """
 
 from __future__ import annotations
@@ -11,12 +8,14 @@ from __future__ import annotations
 EXIT_USAGE = 2
 EXIT_UNAVAILABLE = 69
 EXIT_SOFTWARE = 70
+"""A fault of distlaunch itself."""
 EXIT_REQUEUE = 75
+"""A Slurm job should be requeued, but distlaunch could not request it."""
 EXIT_HANG = 124
 
 
 class LaunchError(Exception):
-    """Base of everything that distlaunch reports to a user on purpose."""
+    """Base class of the errors that are reported to the user without a traceback."""
 
     exit_code = EXIT_SOFTWARE
 
@@ -27,20 +26,20 @@ class LaunchError(Exception):
 
 
 class ConfigError(LaunchError):
-    """What the user asked for cannot be done as asked: nothing has been started."""
+    """The request cannot be carried out as configured. Nothing has been started."""
 
     exit_code = EXIT_USAGE
 
 
 class NodesError(LaunchError):
-    """Nodes cannot be reached, or are too few."""
+    """Nodes cannot be reached, or too few nodes are available."""
 
     exit_code = EXIT_UNAVAILABLE
 
 
 class UsageError(ConfigError):
-    """The command line itself is off."""
+    """The command line is wrong."""
 
 
 class ProtocolError(LaunchError):
-    """A peer sent what the wire format does not allow."""
+    """The other side of a connection sent data that the protocol does not allow."""

@@ -1,7 +1,7 @@
-"""Directories with mode 0700 and files with mode 0600, whatever the umask.
+"""Create directories with mode 0700 and files with mode 0600, whatever the umask is.
 
-The umask may allow more than that (0, as in some containers) or less (0177, with which a new
-directory cannot be entered).
+A umask may be too permissive (0 in some containers) or too strict: with 0177, a new directory
+cannot be entered.
 """
 
 from __future__ import annotations
@@ -12,13 +12,16 @@ import stat
 
 
 def make_private_dir(path: str) -> None:
-    """Create a directory that only its owner can enter. Raises OSError, also if it is there."""
+    """Create a directory that only its owner can enter.
+
+    Raises OSError, also if the directory exists.
+    """
     os.mkdir(path, 0o700)
     _complete(path, 0o700)
 
 
 def make_private_dirs(path: str) -> None:
-    """Create a directory, and what is missing above it, unless it is there. Raises OSError."""
+    """Create a directory and its missing parents. Does nothing if it exists. Raises OSError."""
     above = os.path.dirname(path)
     if above not in ("", path) and not os.path.isdir(above):
         make_private_dirs(above)
@@ -30,8 +33,10 @@ def make_private_dirs(path: str) -> None:
 
 
 def open_private(path: str, flags: int) -> int:
-    """Open a file by these flags; if it is created, only its owner can read and write it. Raises
-    OSError."""
+    """Open a file with these flags. A new file can be read and written by its owner only.
+
+    Raises OSError.
+    """
     descriptor = os.open(path, flags, 0o600)
     try:
         _complete(descriptor, 0o600)
@@ -42,7 +47,7 @@ def open_private(path: str, flags: int) -> int:
 
 
 def _complete(what: str | int, wanted: int) -> None:
-    """Add the owner's permissions that the umask has taken away."""
+    """Add the owner's permissions that the umask has removed."""
     found = os.stat(what)
     mode = stat.S_IMODE(found.st_mode)
     is_plain = stat.S_ISDIR(found.st_mode) or stat.S_ISREG(found.st_mode)

@@ -23,8 +23,8 @@ from distlaunch.core.agent.workers.process_setup import (
 )
 from distlaunch.core.agent.workers.process_tree import ChildReaper
 from distlaunch.core.errors import ConfigError
+from distlaunch.core.model.fork import fork_from_helper, fork_helper
 from distlaunch.core.model.text import quoted
-from distlaunch.core.model.unfollowed import fork_from_helper, fork_helper
 from distlaunch.planning.hosts.from_options import command_of
 
 DISCOVER_S = 60.0

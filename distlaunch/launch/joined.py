@@ -87,7 +87,7 @@ def token_of(
     who = f"{options.named('token_file')} {quoted(path)}"
     try:
         _check_readers(path, who, environ, say)
-        token = read_bounded(path, most=_MOST_TOKEN_BYTES, patience_s=_PATIENCE_S).strip()
+        token = read_bounded(path, most=_MOST_TOKEN_BYTES, timeout_s=_PATIENCE_S).strip()
     except OSError as exc:
         raise ConfigError(f"{who}: {exc.strerror}") from exc
     except ValueError as exc:

@@ -15,7 +15,7 @@ from distlaunch.backends.option_files import check_files, configured_backend, re
 from distlaunch.backends.registry import find_backend
 from distlaunch.coordinator.runtime.run_directory import LATEST, folder_name, log_base, new_job_id
 from distlaunch.core.errors import ConfigError
-from distlaunch.core.model.plan import LaunchPlan, Outer
+from distlaunch.core.model.plan import LaunchPlan, OuterLauncher
 from distlaunch.core.model.record import Record, replace
 from distlaunch.core.model.run_files import STDOUT
 from distlaunch.core.model.text import counted, printable, quoted
@@ -95,7 +95,7 @@ def read_facts(
     )
 
 
-def find_outer(options: TrainOptions, environ: Mapping[str, str]) -> Outer | None:
+def find_outer(options: TrainOptions, environ: Mapping[str, str]) -> OuterLauncher | None:
     """Find the launcher that started us as its worker, unless --source says where the nodes are."""
     if options.who_set("source") is not None and (
         "source" in options.given or not options.dialect.spelling

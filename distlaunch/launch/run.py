@@ -19,7 +19,7 @@ from distlaunch.coordinator.runtime.signal_pipe import SignalPipe
 from distlaunch.coordinator.runtime.sink import Sink
 from distlaunch.core.agent.node.ports import hold_port
 from distlaunch.core.errors import ConfigError, LaunchError
-from distlaunch.core.model.plan import LaunchPlan, Outer
+from distlaunch.core.model.plan import LaunchPlan, OuterLauncher
 from distlaunch.core.model.record import Record, replace
 from distlaunch.launch.make_plan import Planned, is_of_a_script, make_plan
 from distlaunch.launch.process import (
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 OpenSink = Callable[[int], Sink]
 """Opens the console for a world size."""
-OpenWorkerSink = Callable[[Outer], Sink]
+OpenWorkerSink = Callable[[OuterLauncher], Sink]
 """Opens it for the one worker of a launcher that is itself a worker of this one."""
 OpenTerminal = Callable[[], Terminal | None]
 """Gives the user's terminal if the one worker can have it."""

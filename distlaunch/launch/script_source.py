@@ -46,7 +46,7 @@ class ScriptSource(Record):
         named = printable(self.path)
         try:
             if self.descriptor is None:
-                return read_bounded(self.path, most=MOST_BYTES, patience_s=math.inf)
+                return read_bounded(self.path, most=MOST_BYTES, timeout_s=math.inf)
             descriptor = os.dup(self.descriptor)
             try:
                 return _read_all(descriptor, named)

@@ -62,7 +62,7 @@ def own_identity(hostname: str, hosts_file: str, addresses: tuple[str, ...]) -> 
 def read_host_file(path: str, who: str) -> str:
     """Read it, in bounds, as it may be a pipe; ``who`` names it. Raises ConfigError."""
     try:
-        data = read_bounded(path, most=_MOST_BYTES, patience_s=PATIENCE_S)
+        data = read_bounded(path, most=_MOST_BYTES, timeout_s=PATIENCE_S)
     except OSError as exc:
         raise ConfigError(
             f"{who} {quoted(path)}: {exc.strerror}",
@@ -81,7 +81,7 @@ def _system_file(path: str) -> str | None:
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):
             return None
-        return read_bounded(path, most=_MOST_BYTES, patience_s=_SYSTEM_FILE_S).decode(
+        return read_bounded(path, most=_MOST_BYTES, timeout_s=_SYSTEM_FILE_S).decode(
             errors="surrogateescape"
         )
     except (OSError, ValueError):

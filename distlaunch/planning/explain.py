@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from distlaunch.core.model.host_list import fold_counts, fold_hosts
-from distlaunch.core.model.plan import LaunchPlan, Outer
+from distlaunch.core.model.plan import LaunchPlan, OuterLauncher
 from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import counted, printable
 from distlaunch.core.model.topology import Topology
@@ -116,7 +116,7 @@ def _values(
         )
 
 
-def _of_outer(outer: Outer, facts: Facts, plan: LaunchPlan) -> Iterator[Origin]:
+def _of_outer(outer: OuterLauncher, facts: Facts, plan: LaunchPlan) -> Iterator[Origin]:
     """Say what the launcher has decided that started this launcher as its worker."""
     started = f"it started this launcher as rank {outer.rank} of {outer.world_size}"
     yield _value("source", outer.launcher, started)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
 
-from distlaunch.core.model.plan import Outer
+from distlaunch.core.model.plan import OuterLauncher
 from distlaunch.core.model.record import Record
 from distlaunch.core.model.topology import CpuInventory, GpuInventory
 
@@ -48,5 +48,5 @@ class Facts(Record, hide=("environ", "texts")):
     script_file: str | None = None
     """The name in the run directory of a SCRIPT that only the launcher can read (a pipe, stdin);
     None: of another."""
-    outer: Outer | None = None
+    outer: OuterLauncher | None = None
     """The launcher whose worker we are; None: we are nobody's."""

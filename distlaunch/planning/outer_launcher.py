@@ -12,7 +12,7 @@ import os.path
 from collections.abc import Iterable, Mapping, Sequence
 
 from distlaunch.core.errors import UsageError
-from distlaunch.core.model.plan import LaunchPlan, Outer
+from distlaunch.core.model.plan import LaunchPlan, OuterLauncher
 from distlaunch.core.model.record import replace
 from distlaunch.core.model.run_files import Layout
 from distlaunch.core.model.text import counted, printable
@@ -97,7 +97,9 @@ _HARMLESS = {
 }
 
 
-def outer_launcher(environ: Mapping[str, str], ancestors: Iterable[Ancestor]) -> Outer | None:
+def outer_launcher(
+    environ: Mapping[str, str], ancestors: Iterable[Ancestor]
+) -> OuterLauncher | None:
     """Return the launcher whose worker we are, if between it and us only shells and the like run
     our command.
 
@@ -111,7 +113,7 @@ def outer_launcher(environ: Mapping[str, str], ancestors: Iterable[Ancestor]) ->
     if not all(number.isascii() and number.isdecimal() for number in numbers):
         return None
     rank, world_size, local_rank = map(int, numbers)
-    return Outer(launcher=launcher, rank=rank, world_size=world_size, local_rank=local_rank)
+    return OuterLauncher(launcher=launcher, rank=rank, world_size=world_size, local_rank=local_rank)
 
 
 def is_below_a_worker(ancestors: Iterable[Ancestor]) -> bool:
@@ -171,7 +173,7 @@ def _program_and_rest(argv: Sequence[str]) -> Sequence[str]:
 
 
 def check_options(
-    options: TrainOptions, backend: PlannedBackend, environ: Mapping[str, str], outer: Outer
+    options: TrainOptions, backend: PlannedBackend, environ: Mapping[str, str], outer: OuterLauncher
 ) -> None:
     """Refuse options that contradict the outer launcher, which decides about sizes, nodes and
     restarts.
@@ -211,7 +213,7 @@ def check_options(
         )
 
 
-def _called(outer: Outer) -> str:
+def _called(outer: OuterLauncher) -> str:
     return "another distlaunch" if outer.launcher == OURS else outer.launcher
 
 
@@ -219,7 +221,7 @@ def _written(value: object) -> str:
     return ":".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-def one_worker(options: TrainOptions, facts: Facts, outer: Outer) -> Topology:
+def one_worker(options: TrainOptions, facts: Facts, outer: OuterLauncher) -> Topology:
     """Return this machine with one worker, which sees the devices that we see."""
     node = Node(host=facts.hostname, slots=1)
     if on_cpus(options):
@@ -245,7 +247,9 @@ def one_worker(options: TrainOptions, facts: Facts, outer: Outer) -> Topology:
     )
 
 
-def as_worker(plan: LaunchPlan, options: TrainOptions, facts: Facts, outer: Outer) -> LaunchPlan:
+def as_worker(
+    plan: LaunchPlan, options: TrainOptions, facts: Facts, outer: OuterLauncher
+) -> LaunchPlan:
     """Return the worker the outer launcher's variables unchanged, in place of those that we set for a
     job of our own."""
     ours = {*_OWN}

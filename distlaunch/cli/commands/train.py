@@ -9,7 +9,7 @@ from typing import Literal
 
 from distlaunch.coordinator.runtime.keyboard import Terminal
 from distlaunch.coordinator.runtime.sink import Sink
-from distlaunch.core.model.plan import Outer
+from distlaunch.core.model.plan import OuterLauncher
 from distlaunch.core.model.record import replace
 from distlaunch.planning.train_options import TrainOptions
 
@@ -66,7 +66,7 @@ class Front:
             return Passthrough(quiet=self._options.quiet)
         return self.open_console(world_size)
 
-    def open_worker_sink(self, outer: Outer) -> Sink:
+    def open_worker_sink(self, outer: OuterLauncher) -> Sink:
         """Open the sink of a launcher that is itself a worker: its launcher shows whose output it
         is.
 

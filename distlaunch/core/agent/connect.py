@@ -19,7 +19,7 @@ from contextlib import suppress
 
 from distlaunch.core.errors import LaunchError, NodesError
 from distlaunch.core.model.text import errno_clause, host_and_port
-from distlaunch.core.probe.network import Address, addresses, look_up
+from distlaunch.core.probe.network import Address, resolve_host, resolve_in_thread
 from distlaunch.core.protocol.handshake import (
     NONCE_BYTES,
     CallerHandshake,
@@ -586,7 +586,7 @@ class HostAddresses:
         if self._numeric or not self.settled.is_set() or time.monotonic() < self._until:
             return
         try:
-            self.known = addresses(self._host, 0, numeric=True)
+            self.known = resolve_host(self._host, 0, numeric=True)
         except (OSError, UnicodeError):
             pass  # a name, as a rule
         else:
@@ -594,7 +594,7 @@ class HostAddresses:
             return
         self.settled.clear()
         try:
-            look_up(self._host, 0, self._take, otherwise=self._otherwise)
+            resolve_in_thread(self._host, 0, self._take, otherwise=self._otherwise)
         except RuntimeError:
             self.problem = "its name cannot be looked up: no thread can be started"
             self.settled.set()

@@ -1,1 +1,1 @@
-"""Frozen data that all rooms share: plan, topology, worker variables."""
+"""Immutable data that all rooms share: the plan, the topology, variables of workers."""

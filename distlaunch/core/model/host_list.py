@@ -1,9 +1,9 @@
-"""Lists of hosts as Slurm writes them (``n[01-04,07],login1``), expanded and folded; pure.
+"""Expand and fold lists of hosts in Slurm's notation (``n[01-04,07],login1``).
 
-The grammar is our own, since containers seldom have ``scontrol``. Its results are those of
-``scontrol show hostnames`` (22.05, compared in tests/integration), but for two things: a suffix
-after the last bracket is taken, ``rack[1-2]-ib``, and what scontrol turns into names that nobody
-meant (``n[1``, ``n[1-]``, ``n[ 1-2]``, ``(null)``) is refused.
+The parser does not call ``scontrol``, which containers seldom have. Its results are those of
+``scontrol show hostnames`` (22.05), with two differences: a suffix after the last bracket is
+accepted (``rack[1-2]-ib``), and input that scontrol turns into useless names is refused (``n[1``,
+``n[1-]``, ``n[ 1-2]``, ``(null)``).
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.text import printable, quoted
 
 MOST_IN_RANGE = 65_536
-"""As scontrol has it: ``n[0-65535]`` is taken, ``n[0-65536]`` is not."""
+"""Hosts in one range. scontrol has the same limit: it accepts ``n[0-65535]``, not ``n[0-65536]``.
+"""
 MOST_HOSTS = 262_144
-"""In one list; several groups multiply, so that a short text could fill the memory."""
+"""Hosts in one list. Several groups multiply, so a short text could otherwise fill the memory."""
 _LONGEST_SHOWN = 80
 _LONGEST_NAME = 253  # RFC 1035, written with dots
 _LONGEST_NUMBER = (
@@ -40,12 +41,12 @@ _NAME_HINT = (
 
 
 def expand_nodelist(text: str, *, where: str) -> list[str]:
-    """Return the names that a list stands for, in scontrol's order, duplicates kept; at least one.
+    """Return the host names that a list stands for, in scontrol's order, with duplicates.
 
-    With three or more groups the last one runs fastest, then the first, the second, and so on:
-    ``x[1-2]y[1-2]z[1-2]`` begins x1y1z1, x1y1z2, x2y1z1. Items are divided by commas or blanks, and
-    empty ones are passed over. Raises ConfigError, which begins with ``where`` (a variable, a file
-    and line).
+    With three or more groups the last one varies fastest, then the first, the second, and so on:
+    ``x[1-2]y[1-2]z[1-2]`` begins x1y1z1, x1y1z2, x2y1z1. Items are separated by commas or blanks;
+    empty items are ignored. Raises ConfigError if the list is malformed or names no host. The
+    message begins with ``where`` (a variable, or a file and line).
     """
     names: list[str] = []
     place = 0
@@ -79,10 +80,10 @@ def without_blanks_in_brackets(text: str) -> str:
 
 
 def expand_item(item: str, *, where: str, room: int = MOST_HOSTS, also: str = "") -> list[str]:
-    """Return the names that one item (``n[01-04]``) stands for; ``also`` lists characters to take
-    beside those of names.
+    """Return the host names that one item (``n[01-04]``) stands for.
 
-    ``room`` is how many names there may be.
+    ``room`` is the largest number of names allowed. ``also`` lists characters that are accepted in
+    addition to those of host names. Raises ConfigError.
     """
     if "[" not in item and "]" not in item:
         if not _NAME.fullmatch(item):
@@ -100,11 +101,11 @@ def expand_item(item: str, *, where: str, room: int = MOST_HOSTS, also: str = ""
     literals, groups = pieces[::2], pieces[1::2]
     if any("[" in literal or "]" in literal for literal in literals):
         raise _error(where, f"{quoted(item)}: a bracket has no partner", _LIST_HINT)
-    # A digit stands for the groups: what a group expands to is digits, too.
+    # Each group is replaced by a digit here: groups expand to digits.
     _check_characters("0".join(literals), item, where, also)
     if (
         sum(map(len, literals)) + len(groups) > _LONGEST_NAME
-    ):  # before a long text is repeated for each number
+    ):  # checked before a long text is repeated for each number
         raise _error(
             where,
             f"{quoted(item)} stands for names that are too long ({_LONGEST_NAME})",
@@ -113,7 +114,7 @@ def expand_item(item: str, *, where: str, room: int = MOST_HOSTS, also: str = ""
     count = 1
     values: list[list[str]] = []
     for group in groups:
-        if count * group.count(",") >= room:  # each part is a host at least
+        if count * group.count(",") >= room:  # each part is at least one host
             raise _too_many(where, item)
         ranges = [_parsed_range(part.strip(), item, where) for part in group.split(",")]
         count *= sum(last - first + 1 for first, last, _ in ranges)
@@ -134,17 +135,19 @@ def expand_item(item: str, *, where: str, room: int = MOST_HOSTS, also: str = ""
 
 
 def name_hosts(names: Iterable[str]) -> str:
-    """Write hosts for a message: folded, and short enough for one line."""
+    """Return hosts in folded form for a message, shortened to fit one line."""
     folded = fold_hosts(names)
     return folded if len(folded) <= _LONGEST_SHOWN else f"{folded[:_LONGEST_SHOWN]}..."
 
 
 def fold_hosts(names: Iterable[str]) -> str:
-    """Write names for people: ``n[01-04,07],login1``. Order and duplicates stay: expanding gives
-    the same names."""
+    """Return hosts in folded form: ``n[01-04,07],login1``.
+
+    Order and duplicates are kept: expanding the result gives the same names.
+    """
     parts: list[str] = []
-    run: list[list[str]] = []  # names of one shape, split into literals and numbers
-    varies: int | None = None  # which piece of them differs
+    run: list[list[str]] = []  # names with the same literals, split into literals and numbers
+    varies: int | None = None  # index of the piece that differs among them
     for name in names:
         pieces = [name] if ":" in name else _DIGITS.split(name)
         if run and (place := _difference(run, varies, pieces)) is not None:
@@ -160,8 +163,10 @@ def fold_hosts(names: Iterable[str]) -> str:
 
 
 def parse_counts(text: str, *, where: str = "counts") -> list[int]:
-    """Return the numbers that Slurm writes as ``2(x3),1``: ``[2, 2, 2, 1]``, one a node, each at
-    least 1."""
+    """Return one count per node from Slurm's notation: ``2(x3),1`` gives ``[2, 2, 2, 1]``.
+
+    Each count is at least 1. Raises ConfigError.
+    """
     hint = "counts per node look like 4, or 2(x3),1"
     counts: list[int] = []
     for part in text.split(","):
@@ -178,8 +183,7 @@ def parse_counts(text: str, *, where: str = "counts") -> list[int]:
 
 
 def fold_counts(counts: Iterable[int | None]) -> str:
-    """Write numbers the way Slurm does: ``2(x3),1``; ``?`` stands for one that only the node
-    knows."""
+    """Return counts in Slurm's notation: ``2(x3),1``. None is written ``?``."""
     runs: list[tuple[int | None, int]] = []
     for count in counts:
         if runs and runs[-1][0] == count:
@@ -191,7 +195,10 @@ def fold_counts(counts: Iterable[int | None]) -> str:
 
 
 def _check_characters(name: str, item: str, where: str, also: str) -> None:
-    """Refuse what no host name has: it may reach ``ssh``, where a leading hyphen is an option."""
+    """Raise ConfigError for a name that is no host name.
+
+    It may become an argument of ``ssh``, where a leading hyphen would begin an option.
+    """
     strange = next((char for char in _STRANGE.findall(name) if char not in also), None)
     if strange is not None:
         raise _error(
@@ -202,7 +209,7 @@ def _check_characters(name: str, item: str, where: str, also: str) -> None:
 
 
 def _parsed_range(part: str, item: str, where: str) -> tuple[int, int, int]:
-    """Return first, last, and the width of the first if that has leading zeros (else 0)."""
+    """Return first, last and width. The width is 0 if the first number has no leading zero."""
     match = _RANGE.fullmatch(part)
     if match is None:
         what = f"{quoted(part)} is no number or range" if part else "an entry in brackets is empty"
@@ -240,8 +247,7 @@ def _numbers(first: int, last: int, width: int) -> list[str]:
 
 
 def _combined(literals: Sequence[str], values: Sequence[Sequence[str]]) -> list[str]:
-    """Join the pieces in scontrol's order: the last group runs fastest, then the first, the second,
-    and so on."""
+    """Return all combinations in scontrol's order: see ``expand_nodelist``."""
     *slower, last = values
     *heads, before, after = literals
     if not slower:
@@ -254,7 +260,7 @@ def _combined(literals: Sequence[str], values: Sequence[Sequence[str]]) -> list[
 
 
 def _difference(run: list[list[str]], varies: int | None, pieces: list[str]) -> int | None:
-    """Return which piece a name may differ in to join the run; None if it does not fit."""
+    """Return the index of the piece in which a name differs from the run; None if it does not fit."""
     first = run[0]
     if len(first) != len(pieces):
         return None
@@ -264,7 +270,7 @@ def _difference(run: list[list[str]], varies: int | None, pieces: list[str]) -> 
     if len(places) != 1 or varies not in {None, places[0]}:
         return None
     (place,) = places
-    # Literals are at even places; what is too long for a number is a literal, too.
+    # Literals have even indexes. Numbers that are too long are treated as literals.
     fits = place % 2 == 1 and max(len(first[place]), len(pieces[place])) <= _LONGEST_NUMBER
     return place if fits else None
 
@@ -290,7 +296,7 @@ def _folded(run: list[list[str]], varies: int | None) -> str:
 
 
 def _follows(low: str, numbers: list[str], place: int) -> bool:
-    """Return whether expanding from ``low`` gives this number after the one before it."""
+    """Return whether expanding from ``low`` gives this number after the previous one."""
     number = int(numbers[place - 1]) + 1
     return numbers[place] == (f"{number:0{len(low)}d}" if low[0] == "0" else str(number))
 

@@ -1,5 +1,4 @@
-"""A launch plan, complete but for what only the nodes can settle (ports, slots of other
-machines)."""
+"""The launch plan. Only nodes can supply what it lacks: ports, and worker counts of other machines."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ _MASKED = "***"
 
 
 class WorkerPlan(Record):
-    """One worker: its place, the variables that only it has, its CPUs."""
+    """One worker of the plan. ``env`` holds the variables that only this worker gets."""
 
     rank: int
     local_rank: int
@@ -25,11 +24,11 @@ class WorkerPlan(Record):
     env: Mapping[str, str]
     cpus: tuple[int, ...] | None
     argv: tuple[str, ...] | None = None
-    """Its command line, where that is not the plan's for all."""
+    """Its command line if it differs from the plan's."""
 
 
-class Outer(Record):
-    """The launcher that started this launcher as one of its workers, and which one that is."""
+class OuterLauncher(Record):
+    """Identifies the worker of another launcher in which this launcher runs."""
 
     launcher: str
     """``torchrun``, ``horovodrun``, ``accelerate``, ``deepspeed`` or ``distlaunch``."""
@@ -39,22 +38,23 @@ class Outer(Record):
 
 
 class LaunchPlan(Record, hide=("base_env", "given_env")):
-    """What is to run where. ``master_port`` is None until ``bind``, ``master_addr`` until rank 0's
-    node is known.
+    """The workers to start, on which nodes, and with which command and variables.
 
-    ``env`` holds what we set for all workers; ``base_env`` is what they inherit, and ``given_env``
-    what the user gave by --env: of the last two, neither values nor events ever show.
+    ``master_addr`` is None until the node of rank 0 is known, ``master_port`` until that node has
+    reserved one. Variables: ``env`` is what distlaunch sets for all workers, ``base_env`` what they
+    inherit, ``given_env`` what the user set by --env. Values of the last two are never shown or
+    recorded.
     """
 
     job_id: str
     source: str = "local"
-    """Who said which nodes there are."""
+    """What named the nodes: see ``Topology.source``."""
     backend: str
     nodes: tuple[Node, ...]
     workers: tuple[WorkerPlan, ...]
-    """In rank order; none from the first node on whose slots are not known."""
+    """In rank order. Stops before the first node whose number of workers is not known."""
     device: str = "auto"
-    """What the workers compute on: ``cuda``, ``cpu``; ``auto`` where the nodes decide."""
+    """What the workers compute on: ``cuda``, ``cpu``, or ``auto`` if each node decides."""
     argv: tuple[str, ...]
     workdir: str
     env: Mapping[str, str]
@@ -63,63 +63,70 @@ class LaunchPlan(Record, hide=("base_env", "given_env")):
     run_dir: str
     master_addr: str | None
     wanted_port: int
-    """0: any that is free."""
+    """0 means any free port."""
     bounds: tuple[int, int] | None = None
-    """Smallest and largest number of nodes, if the job is elastic."""
+    """Smallest and largest number of nodes of an elastic job."""
     spares: tuple[Node, ...] = ()
-    """Hosts that stand by."""
+    """Hosts that replace lost nodes."""
     master_port: int | None = None
     attempt: int = 0
     signal_group: bool = False
     preload: tuple[str, ...] = ()
-    """Modules that each node imports once, to fork its workers from."""
+    """Modules that each node imports once. Its workers are forked from that process."""
     hang_timeout_s: float | None = None
-    """The job is watched for hangs: it may be silent for so long."""
+    """How long the job may be silent before it counts as hung; None: hangs are not detected."""
     hang_notice_s: float | None = None
-    """After so long a silence the user is told, once, where the workers stand."""
+    """After this much silence the user is shown once where the workers are."""
     max_restarts: int = 0
     restart_delay_s: tuple[float, float] | None = None
-    """Before the first restart in a row, and at most."""
+    """Delay before the first of several restarts in a row, and the largest delay."""
     bootstrap: Literal["", "direct", "setup"] = ""
-    """How our code comes into the workers' interpreter, if they need it there."""
+    """How distlaunch's code gets into the workers' interpreter; empty: not at all."""
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
-    """Like ``notes``, but the user has probably asked for something else. The record has them among
-    its notes."""
+    """Like ``notes``, for requests that are probably mistakes. ``record`` lists them among the
+    notes.
+    """
     layout: Layout = TRAIN
     repeated: Mapping[str, str] = {}
-    """By variable: which of ours has its value, once that is settled."""
+    """Variables that repeat the value of another one of ours: variable -> the other's name."""
     store: bool = False
-    """Workers find each other by a store of ours on the master's port."""
+    """The workers find each other through Horovod's store, which an agent serves on the master
+    port.
+    """
     worker_ports: int = 0
-    """How many ports its node holds for each worker."""
+    """Number of ports that a node reserves for each of its workers."""
     cluster: tuple[str, ...] = ()
-    """``HOST:PORT`` of each of them, by rank, once that is settled."""
+    """``HOST:PORT`` of each worker's reserved port, by rank; empty until the ports are known."""
     env_starts: Mapping[str, str] = {}
-    """How variables begin that tell of these, the same for all workers: a worker's own value goes
-    on there."""
+    """Beginnings of variables that describe the whole cluster (they grow with the job).
+
+    A worker's value is the beginning given here, followed by the value in its own ``env``.
+    """
     attempt_files: Mapping[str, str] = {}
-    """By variable: a file in the attempt's folder that it is to name."""
+    """Variables that name a file in the attempt's directory: variable -> file name."""
     shared_memory: tuple[str, ...] = ()
-    """Names of the files that each worker may leave in /dev/shm, with {uid}, {address}, {port} and
-    {rank} in them."""
-    outer: Outer | None = None
-    """The one worker has rank 0 in this plan, and in the job of this launcher the rank that is
-    given here."""
+    """Names of files that a worker may leave in /dev/shm, with the placeholders {uid}, {address},
+    {port} and {rank}.
+    """
+    outer: OuterLauncher | None = None
+    """Set if another launcher started this one. The plan then has one worker, which is rank 0 here
+    and has the rank given by ``outer`` in the job of the other launcher.
+    """
 
     @property
     def shown_size(self) -> int:
-        """The number of workers that ranks shown to people count among."""
+        """World size for messages: that of the outer launcher's job if there is one."""
         return len(self.workers) if self.outer is None else self.outer.world_size
 
     @property
     def first_shown(self) -> int:
-        """The rank that people know rank 0 of this plan by."""
+        """Rank that messages show for rank 0 of this plan."""
         return 0 if self.outer is None else self.outer.rank
 
     @property
     def world_size(self) -> int | None:
-        """Number of workers over all nodes; None while a node has yet to tell how many it runs."""
+        """Number of workers on all nodes; None while a node has not said how many it runs."""
         return total_slots(self.nodes)
 
     @property
@@ -132,24 +139,24 @@ class LaunchPlan(Record, hide=("base_env", "given_env")):
 
     @property
     def shared_env(self) -> dict[str, str]:
-        """Everything that all workers of this attempt have; a worker's own ``env`` comes on top."""
+        """The variables that all workers of this attempt have. A worker's ``env`` overrides them."""
         return {**self.base_env, **self.env, **self.given_env}
 
     def record(self, *, expand: bool = False) -> dict[str, object]:
-        """Return the plan as data for people and files: no inherited and no user-given values.
+        """Return the plan as data for people and files, without inherited and user-given values.
 
-        A worker's ``env`` holds what the others do not have, of a variable in ``env_starts`` how it
-        goes on there; with ``expand`` also what all share. Secrets are masked.
+        A worker's ``env`` holds only its own variables, or with ``expand`` the shared ones as well.
+        Of a variable in ``env_starts`` it holds the worker's part. Secrets are masked.
         """
         return {**self._head(), "nodes": list(self._node_records(expand=expand))}
 
     def json_chunks(
         self, *, expand: bool = False, more: Mapping[str, object] | None = None
     ) -> Iterator[str]:
-        """Return the record, with ``more`` keys, as JSON, piece by piece: that of 131,072 workers
-        need not fit in memory.
+        """Yield the record, with the keys of ``more``, as pieces of JSON text. Each worker is on
+        its own line.
 
-        A worker stands on a line of its own.
+        The whole text of a job with 131,072 workers need not fit in memory.
         """
         import json
 
@@ -173,7 +180,6 @@ class LaunchPlan(Record, hide=("base_env", "given_env")):
         yield "\n ]\n}\n"
 
     def _head(self) -> dict[str, object]:
-        """Return what the record says of the job as a whole."""
         fewest, most = self.bounds or (len(self.nodes), len(self.nodes))
         return {
             "job_id": self.job_id or None,
@@ -233,14 +239,14 @@ class LaunchPlan(Record, hide=("base_env", "given_env")):
 
 
 class _Mask:
-    """Puts stars for the values of variables that hold secrets, by their names."""
+    """Replaces values by stars where a variable's name suggests a secret."""
 
     def __init__(self) -> None:
         self._harmless: set[str] = set()
 
     def __call__(self, env: Mapping[str, str]) -> Mapping[str, str]:
         names = env.keys()
-        if names <= self._harmless:  # as with every worker after the first
+        if names <= self._harmless:  # true for every worker after the first
             return env
         self._harmless.update(
             name for name in names if not any(word in name.upper() for word in _SECRETS)
@@ -249,8 +255,11 @@ class _Mask:
 
 
 def _of_node(node_rank: int, node: Node, settled: Container[str]) -> dict[str, object]:
-    """Say what is known of a node; ``settled``: variables of its own that we set, beside those
-    which it inherits."""
+    """Return what the record says about a node.
+
+    ``settled`` lists the variables of a node that distlaunch sets; the others are inherited, and
+    left out.
+    """
     devices = None if node.devices is None else list(node.devices)
     host = node.host if node.known else None
     about: dict[str, object] = {
@@ -275,7 +284,7 @@ def _of_node(node_rank: int, node: Node, settled: Container[str]) -> dict[str, o
 
 
 def _of_gpu(device: str, gpu: Gpu | None) -> dict[str, object] | None:
-    """Say which GPU a device of the mask is; a slice of one has a UUID of its own."""
+    """Return which GPU a device of the mask is. A MIG slice has a UUID of its own."""
     if gpu is None:
         return None
     uuid = device if device.startswith("MIG-") else gpu.uuid

@@ -1,10 +1,9 @@
-"""Frozen, slotted, keyword-only data classes that cost less at start-up than ``@dataclass``.
+"""Base class for immutable data: frozen, slotted, keyword-only, and cheap at start-up.
 
-``dataclass`` compiles several functions for each class, 0.8 ms a class here, and importing it loads
-``inspect``: with the 60 classes on the way to the first worker that was over half of the launcher's
-own start-up. A ``Record`` shares one ``__init__`` and costs 0.02 ms. Type checkers see dataclasses
-(PEP 681). After 500 instances, a class gets a compiled ``__init__`` of its own, which takes a third
-of the time (messages and plans of thousands of nodes).
+``@dataclass`` compiles several functions for each class, about 0.8 ms a class, and imports
+``inspect``. A ``Record`` shares one ``__init__`` and costs 0.02 ms. Type checkers treat it as a
+dataclass (PEP 681). After 500 instances a class gets a compiled ``__init__`` of its own, which is
+three times as fast: jobs with thousands of nodes create many messages.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 else:
 
     def dataclass_transform(**_: object) -> Callable[[type], type]:
-        """Tell type checkers only."""
+        """Stand in at run time for the decorator that only type checkers need."""
         return lambda cls: cls
 
 
@@ -27,7 +26,7 @@ _MANY = 500
 
 @dataclass_transform(kw_only_default=True, frozen_default=True)
 class _RecordType(type):
-    """Turns the annotations of a class body into slots, its values into defaults."""
+    """Metaclass: turns the annotations of a class body into slots and its values into defaults."""
 
     _fields: dict[str, str]
     _defaults: dict[str, object]
@@ -63,7 +62,7 @@ class _RecordType(type):
 
 
 def _shared_init(self: Record, **values: Any) -> None:
-    """Be the ``__init__`` of all records, as long as not very many of one class are made."""
+    """Initialise any record, until its class has so many instances that a compiled one pays."""
     cls = type(self)
     if len(values) != len(cls._fields) or not values.keys() <= cls._fields.keys():
         values = _completed(cls, values)
@@ -78,13 +77,13 @@ def _shared_init(self: Record, **values: Any) -> None:
 
 
 class Record(metaclass=_RecordType):
-    """Base of immutable data. ``class A(Record, hide=("secret",))`` keeps a field out of ``repr``.
+    """Base of immutable data. ``class A(Record, hide=("secret",))`` leaves a field out of ``repr``.
 
-    A subclass may define ``__post_init__`` to refuse values.
+    A subclass may define ``__post_init__`` to check values.
     """
 
     def __post_init__(self) -> None:
-        """Refuse what is not valid."""
+        """Raise an error for invalid values."""
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"{type(self).__name__} is frozen")
@@ -114,13 +113,13 @@ class Record(metaclass=_RecordType):
 
 
 def replace(record: R, **changes: object) -> R:
-    """Return a copy with some fields changed."""
+    """Return a copy of the record with some fields changed."""
     cls = type(record)
     return cls(**{**{field: getattr(record, field) for field in cls._fields}, **changes})
 
 
 def fields_of(cls: type[Record]) -> dict[str, str]:
-    """Give field name -> annotation as written, in order."""
+    """Return the fields in order: name -> annotation, as it is written in the source."""
     return dict(cls._fields)
 
 
@@ -130,7 +129,10 @@ def defaults_of(cls: type[Record]) -> dict[str, object]:
 
 
 def plain(value: object) -> object:
-    """Turn records, mappings and tuples into what JSON has."""
+    """Return the value with records, mappings and tuples replaced by dicts and lists, for JSON.
+
+    Raises TypeError for other types.
+    """
     if isinstance(value, (str, int, float, type(None))):
         return value
     if isinstance(value, Record):
@@ -143,7 +145,7 @@ def plain(value: object) -> object:
 
 
 def assert_never(value: NoReturn) -> NoReturn:
-    """Mark what cannot be reached: type checkers refuse a ``match`` that forgets a case."""
+    """Mark code that cannot be reached: type checkers report a ``match`` that omits a case."""
     raise AssertionError(f"unexpected {value!r}")
 
 
@@ -157,7 +159,7 @@ def _completed(cls: type[Record], values: dict[str, object]) -> dict[str, object
 
 
 def _init_of(cls: type[Record]) -> Callable[..., None]:
-    """Compile what ``_shared_init`` does for one class."""
+    """Compile an ``__init__`` for one class that does what ``_shared_init`` does."""
     space: dict[str, Any] = {f"_default_{field}": value for field, value in cls._defaults.items()}
     space |= {f"_write_{field}": getattr(cls, field).__set__ for field in cls._fields}
     given = "".join(

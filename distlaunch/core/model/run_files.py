@@ -1,7 +1,7 @@
-"""The files of a run directory, by name. Pure.
+"""Names and paths of the files in a run directory.
 
-How the files of an attempt are called is a value, ``Layout``: ``train``'s, or torchrun's for those
-whose tools look for it. All else in a run directory has the same name everywhere.
+The names of an attempt's files depend on a ``Layout``: that of ``train``, or those of torchrun and
+horovodrun for tools that expect their names. All other files have the same name in every run.
 """
 
 from __future__ import annotations
@@ -14,62 +14,62 @@ from distlaunch.core.model.record import Record, replace
 EVENTS = "events.jsonl"
 REPORT = "report.txt"
 EVENTS_OF_NODE = "events-{node}.jsonl"
-"""What another launcher of the job tells, which may share the folder."""
+"""Events of a joined launcher, which may write to the same run directory."""
 PRELOAD = "preload.log"
 MARKER = ".distlaunch-run"
-"""Says that a folder is a run directory: without it none is ever removed."""
+"""Marks a directory as a run directory. distlaunch removes no directory without it."""
 STDOUT, STDERR = 1, 2
 
 
 class Layout(Record):
     """The names of an attempt's files. ``{attempt}`` and ``{rank}`` stand for the numbers.
 
-    ``stdout`` and ``stderr`` may be one file: it then has both, in the order of their coming.
+    If ``stdout`` and ``stderr`` are the same name, the file has the output of both in order.
     """
 
     attempt: str
     folder: str
-    """The folder of a rank's files in the attempt's; empty if they have none of their own."""
+    """Directory for a rank's files below the attempt's; empty if they are in the attempt's."""
     stdout: str
     stderr: str
     error: str
-    """What torch's ``@record`` writes a worker's exception to."""
+    """File to which torch's ``@record`` writes a worker's exception."""
     stacks: str
 
     @property
     def separate(self) -> bool:
-        """Return whether stdout and stderr have a file each."""
+        """Return whether stdout and stderr have different files."""
         return self.stdout != self.stderr
 
     def attempt_dir(self, run_dir: str, attempt: int) -> str:
-        """Name the folder of one attempt's files."""
+        """Return the directory of an attempt."""
         return os.path.join(run_dir, self.attempt.format(attempt=attempt))
 
     def rank_dir(self, run_dir: str, attempt: int, rank: int) -> str:
-        """Name the folder of a rank's files, which may be the attempt's."""
+        """Return the directory of a rank's files, which may be the attempt's."""
         return os.path.join(self.attempt_dir(run_dir, attempt), self.folder.format(rank=rank))
 
     def log_path(self, run_dir: str, attempt: int, rank: int, stream: int = STDERR) -> str:
-        """Name the file of a rank's output."""
+        """Return the file of a rank's output."""
         name = self.stdout if stream == STDOUT else self.stderr
         return os.path.join(self.rank_dir(run_dir, attempt, rank), name.format(rank=rank))
 
     def error_files(self, run_dir: str, attempt: int) -> Callable[[int], str]:
-        """Say by rank to what file torch's ``@record`` writes a worker's exception."""
+        """Return a function from rank to the file for its exception, see ``error``."""
         folder = self.attempt_dir(run_dir, attempt).replace("{", "{{").replace("}", "}}")
         path = os.path.join(folder, self.folder, self.error)
         return lambda rank: path.format(rank=rank)
 
     def stacks_path(self, run_dir: str, attempt: int, rank: int) -> str:
-        """Name the file of a rank's stacks, taken when the job hung."""
+        """Return the file for a rank's stacks, which are collected when the job hangs."""
         return os.path.join(self.rank_dir(run_dir, attempt, rank), self.stacks.format(rank=rank))
 
     def preload_path(self, run_dir: str, attempt: int) -> str:
-        """Name the file of what preloaded modules print as they are imported."""
+        """Return the file for what preloaded modules print while they are imported."""
         return os.path.join(self.attempt_dir(run_dir, attempt), PRELOAD)
 
     def filtered_path(self, run_dir: str, attempt: int, stream: int) -> str:
-        """Name the file of the lines of all ranks that a filter picked."""
+        """Return the file for the output lines, of all ranks, that a filter selects."""
         return os.path.join(self.attempt_dir(run_dir, attempt), FILTERED[stream])
 
 
@@ -90,8 +90,8 @@ TORCHRUN = Layout(
     error="error.json",
     stacks="stacks.txt",
 )
-"""As torchrun 2.13 has them, whose folders are named by local rank: on one machine that is the
-rank."""
+"""The names of torchrun 2.13. It names directories by local rank, which is the rank on one machine.
+"""
 _HOROVODRUN = Layout(
     attempt="attempt-{attempt}",
     folder="rank.{rank}",
@@ -102,9 +102,10 @@ _HOROVODRUN = Layout(
 )
 
 
-def horovodruns(workers: int) -> Layout:
-    """Name a rank's files as ``horovodrun --output-filename`` does: numbers have as many digits as
-    the last rank's."""
+def horovodrun_layout(workers: int) -> Layout:
+    """Return the layout of ``horovodrun --output-filename``: ranks are padded to the width of the
+    last.
+    """
     return replace(_HOROVODRUN, folder=f"rank.{{rank:0{len(str(max(workers - 1, 0)))}}}")
 
 
@@ -124,13 +125,12 @@ _OURS = {
 
 
 def plan_path(run_dir: str, attempt: int) -> str:
-    """Name the file of an attempt's plan."""
+    """Return the file of an attempt's plan."""
     return os.path.join(run_dir, f"plan-{attempt}.json")
 
 
 def is_ours(name: str) -> bool:
-    """Return whether a file of a run directory, or of a folder in it, was made by distlaunch, by its
-    name."""
+    """Return whether a file in a run directory has a name that distlaunch gives to its files."""
     of_node = name.startswith(("events-", "filtered_")) and name.endswith((".jsonl", ".log"))
     return (
         name in _OURS
@@ -140,6 +140,5 @@ def is_ours(name: str) -> bool:
 
 
 def is_our_folder(name: str) -> bool:
-    """Tell the same of a folder: an attempt's, or one that torchrun's or horovodrun's layout has
-    for a rank."""
+    """Return whether a directory in a run directory has a name that a layout gives."""
     return name.startswith(("attempt-", "attempt_", "rank.")) or (name.isascii() and name.isdigit())

@@ -1,8 +1,8 @@
 """Format text for messages: quoted user input, counts, exit statuses and lists of ranks.
 
-Text from outside may contain characters that end a line or move the cursor. ``quoted`` is for a
-user's word within a message, ``printable`` for a line of ours that contains names. The console
-cleans the output of workers by rules of its own.
+Text from outside may contain characters that end a line or move the cursor. ``quoted`` is for user
+input within a message, ``printable`` for a whole line that contains names. The console has its own
+rules for the output of workers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _LONGEST_RANKS = 160
 
 
 def quoted(text: str) -> str:
-    """Quote what the user wrote, printable and short enough for one line."""
+    """Return user input in quotes, with unprintable characters escaped, shortened to fit one line."""
     quote = '"' if "'" in text and '"' not in text else "'"
     if len(text) <= _LONGEST:
         return f"{quote}{printable(text)}{quote}"
@@ -25,11 +25,10 @@ def quoted(text: str) -> str:
 
 
 def printable(text: str, *, keep: str = "") -> str:
-    r"""Escape what would end the line, move the cursor or retitle the terminal: ``\n``, ``\x1b``,
-    and so on.
+    """Return the text with escapes for characters that end the line or control the terminal.
 
-    A byte of a path that is not UTF-8 is written ``\xff``. ``keep``: characters to leave alone
-    (newlines, mostly).
+    Newline and escape are written as in Python strings; a byte of a path that is not UTF-8 is
+    written in hexadecimal. ``keep`` lists characters that are not escaped (mostly newlines).
     """
     if text.isprintable():
         return text
@@ -55,18 +54,17 @@ def _escaped(char: str) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """Write a number of things: ``1 worker``, ``2 workers``."""
+    """Return a number with its noun: ``1 worker``, ``2 workers``."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def ended_how(returncode: int) -> str:
-    """Say how a process ended: ``ended with 1``, ``was killed by signal 9``."""
+    """Return how a process ended: ``ended with 1``, ``was killed by signal 9``."""
     return f"was killed by signal {-returncode}" if returncode < 0 else f"ended with {returncode}"
 
 
 def name_ranks(ranks: Iterable[int]) -> str:
-    """Write ranks as a sentence has them: ``rank 0``, ``ranks 0,2-5``; only the first of very many
-    that lie apart."""
+    """Return ranks with their noun: ``rank 0``, ``ranks 0,2-5``. A very long list is shortened."""
     those = set(ranks)
     text = format_ranks(those)
     if len(text) > _LONGEST_RANKS:
@@ -75,7 +73,7 @@ def name_ranks(ranks: Iterable[int]) -> str:
 
 
 def format_ranks(ranks: Iterable[int]) -> str:
-    """Write ranks the way people do: ``0,2-5``; the input may be in any order."""
+    """Return ranks in compact form: ``0,2-5``. The input may be in any order."""
     parts: list[str] = []
     ordered = sorted(set(ranks))
     start = 0

@@ -1,7 +1,6 @@
-"""The nodes of a job, and the CPUs and GPUs that a node has.
+"""Records for the nodes of a job, and for the CPUs and GPUs of a node.
 
-The records are pure data. ``planning`` fills in a ``Topology``; the probes of a node fill in the
-inventories.
+``planning`` makes the ``Topology``; ``core/probe`` makes the inventories.
 """
 
 from __future__ import annotations
@@ -14,12 +13,12 @@ from distlaunch.core.model.record import Record
 
 
 class NoteKind(Enum):
-    """What a note about the nodes is about."""
+    """When a note about the nodes applies."""
 
     PLAN = "how the nodes were chosen"
-    KNOWN_NODES = "what nodes have of which that is known"
-    """All nodes tell it at the start."""
-    SETTLED_LATER = "what is settled at the start"
+    KNOWN_NODES = "what is already known about the nodes"
+    """Left out once the nodes have reported at the start."""
+    SETTLED_LATER = "what the nodes decide at the start"
 
 
 class Note(Record):
@@ -35,77 +34,75 @@ def plain_notes(texts: Iterable[str]) -> tuple[Note, ...]:
 
 
 class Topology(Record):
-    """All nodes of a job, and what the user should know about how they were found."""
+    """All nodes of a job, with notes for the user about how they were found."""
 
     nodes: tuple[Node, ...]
     device: str
-    """``cuda`` or ``cpu``: what the workers compute on; ``auto`` where the nodes decide."""
+    """What the workers compute on: ``cuda``, ``cpu``, or ``auto`` if each node decides."""
     notes: tuple[Note, ...] = ()
     warnings: tuple[str, ...] = ()
-    """Like ``notes``, but the user has probably asked for something else."""
+    """Like ``notes``, for requests that are probably mistakes."""
     source: str = "local"
-    """Who said which nodes there are: ``flags``, ``slurm``, ...; ``local``: nobody, it is this
-    machine."""
+    """What named the nodes: ``flags``, ``slurm``, ...; ``local`` if nothing did, and the job runs
+    here.
+    """
     here: int | None = 0
-    """The node whose devices and CPUs the facts tell of; None if it is none of them."""
+    """Index of the node that this machine is; None if it is none of them."""
     cpus: int | None = None
-    """CPUs of this machine that a scheduler grants the job, where it may not enforce them."""
+    """CPUs of this machine that a scheduler has granted to the job. It may not enforce the number.
+    """
     bounds: tuple[int, int] | None = None
-    """Smallest and largest number of nodes, if the job is elastic."""
+    """Smallest and largest number of nodes of an elastic job."""
     spares: tuple[Node, ...] = ()
-    """Hosts that stand by, and take the place of nodes that are not there."""
+    """Hosts that replace nodes that are missing."""
     master_addr: str | None = None
-    """Where rank 0's node can be reached; None if that is not known yet, or needs nothing but
-    loopback."""
+    """Address of the node of rank 0; None if it is not known yet, or if loopback is enough."""
     master_port: int | None = None
-    """The port that the source names for it."""
+    """The port that the source of the nodes gives for rank 0."""
 
     @property
     def world_size(self) -> int | None:
-        """Number of workers over all nodes; None while one of the nodes has to say how many it
-        runs."""
+        """Number of workers on all nodes; None while a node has not said how many it runs."""
         return total_slots(self.nodes)
 
 
 class Node(Record, hide=("env",)):
-    """One node in topology order. ``masks`` has one entry per worker: what its device mask is to
-    say."""
+    """One node, in topology order. ``masks`` holds the value of the device mask for each worker."""
 
     host: str
-    """Its name or address; a label where that is not ``known``."""
+    """Name or address, or a mere label if ``known`` is false."""
     slots: int | None
-    """How many workers it runs; None where only the node knows, from its devices."""
+    """Number of workers; None if the node decides, by its devices."""
     known: bool = True
     user: str | None = None
     port: int | None = None
-    """Of SSH, as ``user``."""
+    """Port of SSH; ``user`` is the user for SSH."""
     mask_variable: str | None = None
     masks: tuple[tuple[str, ...], ...] = ()
     hidden: tuple[str, ...] = ()
-    """Further mask variables, set outside, that workers on CPUs must not follow."""
+    """Mask variables set outside, which are set to -1 for workers on CPUs."""
     devices: tuple[str, ...] | None = ()
-    """For people: the node's selected devices, in LOCAL_RANK order; None where only the node
-    knows."""
+    """The selected devices in LOCAL_RANK order, for display; None if only the node knows them."""
     devices_from: str = ""
-    """For people: who says which devices these are, where somebody does."""
+    """What selected the devices (such as a variable), for display; may be empty."""
     gpus: tuple[Gpu | None, ...] = ()
-    """The physical GPU behind each of ``devices``, where it is known."""
+    """The GPU behind each of ``devices``, as far as it is known."""
     numa: tuple[int | None, ...] = ()
-    """The NUMA node of each of ``devices``, where it is known."""
+    """The NUMA node of each of ``devices``, as far as it is known."""
     chosen: tuple[int, ...] | None = None
-    """Which of its slots a filter left, where the node itself is to find the devices for them."""
+    """Slots that a filter selected, on a node that finds the devices for them itself."""
     without: tuple[int, ...] = ()
-    """Which of its slots a filter took away, where the node itself is to count them."""
+    """Slots that a filter excluded, on a node that counts its slots itself."""
     isolated: bool = False
-    """Each worker sees one device, as LOCAL_RANK 0."""
+    """Each worker sees only its own device, as device 0."""
     env: Mapping[str, str] = {}
-    """Variables that only this node's workers get, or get with another value than the others."""
+    """Variables that only this node's workers get, or that have another value there."""
     argv: tuple[str, ...] | None = None
-    """Its workers' command line, where that is not the plan's."""
+    """Command line of its workers if it differs from the plan's."""
 
 
 def total_slots(nodes: tuple[Node, ...]) -> int | None:
-    """Count the workers of all nodes; None if one of the nodes has to say how many it runs."""
+    """Return the number of workers of all nodes; None if a node has not said how many it runs."""
     total = 0
     for node in nodes:
         if node.slots is None:
@@ -115,26 +112,24 @@ def total_slots(nodes: tuple[Node, ...]) -> int | None:
 
 
 class CpuInventory(Record):
-    """What may run where. CPU numbers are the kernel's, groups are ascending."""
+    """The CPUs that a process may use. CPUs have the kernel's numbers, in ascending order."""
 
     allowed: tuple[int, ...]
-    """CPUs in the launcher's own affinity mask, ascending; never empty."""
+    """CPUs in the affinity mask of this process; never empty."""
     online: int
-    """How many CPUs the machine runs, whoever may use them."""
+    """Number of CPUs that are online in the machine."""
     quota: float | None = None
-    """CPUs' worth of time that the cgroups grant (1.5: one and a half CPUs); None without a
-    limit."""
+    """CPU time that the cgroups grant, in CPUs (1.5: one and a half); None without a limit."""
     cpuset: int | None = None
-    """How many CPUs the own cgroup may use; None where no cgroup says so."""
+    """Number of CPUs in the cpuset of this process's cgroup; None if there is none."""
     numa: tuple[tuple[int, ...], ...] = ()
-    """CPUs of each NUMA node, indexed by node number; a node without CPUs is empty."""
+    """CPUs of each NUMA node, indexed by node number. May have empty entries."""
     siblings: tuple[tuple[int, ...], ...] = ()
-    """Groups of CPUs that share one physical core; empty where that was not read."""
+    """Groups of CPUs that share one physical core; empty if not probed."""
 
 
 class GpuInventory(Record):
-    """What was found and how; ``problem`` says why there may be more than could be listed (driver
-    broken)."""
+    """The GPUs found, and by what. ``problem`` says why GPUs may be missing (a broken driver)."""
 
     gpus: tuple[Gpu, ...] = ()
     source: Literal["nvml", "nvidia-smi", "device files", "kfd", "mask", "none"] = "none"
@@ -142,8 +137,7 @@ class GpuInventory(Record):
 
 
 class Gpu(Record):
-    """One physical GPU. ``index`` is the PCI-bus-order index that CUDA_DEVICE_ORDER=PCI_BUS_ID
-    gives."""
+    """One physical GPU. ``index`` follows the PCI bus, as with CUDA_DEVICE_ORDER=PCI_BUS_ID."""
 
     index: int
     uuid: str | None = None
@@ -155,7 +149,7 @@ class Gpu(Record):
 
 
 class MigDevice(Record):
-    """One MIG slice of an NVIDIA GPU; ``uuid`` is what CUDA_VISIBLE_DEVICES takes (``MIG-...``)."""
+    """One MIG slice of a GPU. ``uuid`` is its name for CUDA_VISIBLE_DEVICES (``MIG-...``)."""
 
     uuid: str
     profile: str

@@ -1,7 +1,7 @@
-"""Names of variables, once.
+"""Names of environment variables that several rooms use.
 
-Sources: what torchrun 2.13 sets and reads, Open MPI's, MPICH's and Horovod's worker variables,
-TF_CONFIG.
+Sources: torchrun 2.13 (variables that it sets and reads), the worker variables of Open MPI, MPICH
+and Horovod, and TF_CONFIG.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 PROGRESS_FD = "DISTLAUNCH_PROGRESS_FD"
-"""Names the descriptor on which a worker may report its progress, a line of JSON at a time."""
+"""Number of the descriptor on which a worker may report progress, as lines of JSON."""
 BACKEND_OPTIONS = "DISTLAUNCH_BACKEND_OPTIONS"
-"""The backend's options that were chosen, as JSON, for the toolkit."""
+"""The options chosen for the backend, as JSON. The toolkit reads it."""
 GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 TENSORPIPE_INTERFACE = "TP_SOCKET_IFNAME"
 NCCL_INTERFACE = "NCCL_SOCKET_IFNAME"
@@ -20,14 +20,15 @@ FLIGHT_RECORDER = (
     "TORCH_NCCL_DEBUG_INFO_TEMP_FILE",
     "TORCH_NCCL_DEBUG_INFO_PIPE_FILE",
 )
-"""Where NCCL's flight recorder writes, from torch 2.8 on and before, and pipes that have it write:
-how names begin."""
+"""Beginnings of the paths to which NCCL's flight recorder writes: since torch 2.8, before, and
+those of pipes that make it write.
+"""
 STACKS_FD = "DISTLAUNCH_STACKS_FD"
-"""Names the descriptor on which our bootstrap has a worker show its stacks; not left in its
-environment."""
+"""Number of the descriptor to which a worker writes its stacks. The bootstrap removes the variable.
+"""
 
 RANKS = ("RANK", "HOROVOD_RANK")
-"""One of these is set for every worker of a launcher around us."""
+"""Every worker of an outer launcher has one of these."""
 
 SET_FOR_WORKERS = frozenset({
     "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "GROUP_WORLD_SIZE",
@@ -36,16 +37,15 @@ SET_FOR_WORKERS = frozenset({
     "TORCHELASTIC_ERROR_FILE", "DISTLAUNCH_JOB_ID", "DISTLAUNCH_ATTEMPT", "DISTLAUNCH_BACKEND", "DISTLAUNCH_RUN_DIR",
     "DISTLAUNCH_COOKIE", BACKEND_OPTIONS, PROGRESS_FD, STACKS_FD, "DISTLAUNCH_BOOT", "DISTLAUNCH_WARM_FD",
 })  # fmt: skip
-"""Always ours: --env may not name them."""
+"""Set by distlaunch for every worker. --env may not set them."""
 
 DEVICE_MASKS = frozenset(
     {"CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"}
 )
-"""Which devices a process sees, by vendor."""
+"""Variables that restrict which devices a process sees, by vendor."""
 
 SET_FOR_NODES = ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-"""By which interface a node's workers reach the others: set where it is needed, and the user has
-not done it."""
+"""The network interface to other nodes. distlaunch sets them if needed, unless the user has."""
 
 OF_OUTER_LAUNCHERS = SET_FOR_WORKERS | {
     "TORCHELASTIC_SIGNALS_TO_HANDLE",
@@ -73,7 +73,7 @@ OF_OUTER_LAUNCHERS = SET_FOR_WORKERS | {
     "HOROVOD_GLOO_RENDEZVOUS_PORT",
     "HOROVOD_ELASTIC",
 }
-"""What launchers set for their workers, and the prefixes of further names."""
+"""Variables that launchers set for their workers. Further ones have the prefixes below."""
 _PREFIXES_OF_OUTER_LAUNCHERS = (
     "PET_",
     "OMPI_",
@@ -87,8 +87,10 @@ _PREFIXES_OF_OUTER_LAUNCHERS = (
 
 
 def without_outer_launchers(environ: Mapping[str, str]) -> dict[str, str]:
-    """Drop what a launcher around us set for its own worker, and our own options: none of it is
-    meant for ours."""
+    """Return the environment without variables of an outer launcher and without our own options.
+
+    They describe this process as a worker of that launcher, and do not apply to our workers.
+    """
     return {
         name: value
         for name, value in environ.items()

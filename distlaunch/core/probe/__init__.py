@@ -1,1 +1,1 @@
-"""What a node can find out about itself: GPUs, CPUs, limits, interfaces."""
+"""Read what a node can find out about itself: GPUs, CPUs, limits, interfaces."""

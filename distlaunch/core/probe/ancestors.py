@@ -1,4 +1,4 @@
-"""Which processes started this one, the nearest first."""
+"""The processes that started this one."""
 
 from __future__ import annotations
 
@@ -9,19 +9,18 @@ from distlaunch.core.model.record import Record
 
 _MOST_BYTES = 1 << 16
 _MOST = 64
-"""Processes from here to the first one; more means that /proc changes under us."""
+"""Most processes to read. A longer chain means that /proc changed while it was read."""
 
 
 class Ancestor(Record):
-    """One process. ``name`` is what ``ps`` shows as the command, ``argv`` its command line as far
-    as it can be read."""
+    """One process. ``name`` is its command name as in ``ps``, ``argv`` its command line."""
 
     name: str
     argv: tuple[str, ...]
 
 
 def ancestors() -> Iterator[Ancestor]:
-    """Return our parent, its parent, and so on, until one cannot be read."""
+    """Yield the parent process, its parent, and so on, until one cannot be read."""
     pid = os.getppid()
     for _ in range(_MOST):
         if pid <= 0:

@@ -1,10 +1,8 @@
-"""Which CPUs this node grants us, and whether the kernel ran out of memory.
+"""The CPUs that this process may use, and the kernel's out-of-memory kills.
 
-Where the own process sits in the cgroup trees, version 1, 2 or both.
-
-``/proc/self/cgroup`` names the own directory from the tree's root, ``/proc/self/mountinfo`` where a
-part of that tree is mounted: in a container the mounted part usually begins below the root
-(cgroups(7), "/proc files").
+Cgroups of version 1, version 2 or both are read. ``/proc/self/cgroup`` names this process's
+directory from the root of the tree. ``/proc/self/mountinfo`` says where a part of that tree is
+mounted: in a container, the mounted part usually begins below the root (cgroups(7), "/proc files").
 """
 
 from __future__ import annotations
@@ -19,10 +17,10 @@ from distlaunch.core.probe.files import parse_cpu_list, parse_int, read_int, rea
 def probe_cpus(
     root: str = "/", *, affinity: Iterable[int] | None = None, topology: bool = True
 ) -> CpuInventory:
-    """Read affinity, cgroup limits and, with ``topology``, NUMA nodes and physical cores.
+    """Return the CPUs by affinity and cgroup limits and, with ``topology``, NUMA nodes and cores.
 
-    The topology costs one small file for each core and each node, so a launch that binds nothing
-    leaves it out. ``affinity`` replaces what the kernel says about this process.
+    The topology takes one small file per core and node, so it is read only if workers are bound to
+    CPUs. ``affinity`` replaces the kernel's mask of this process.
     """
     allowed = tuple(sorted(os.sched_getaffinity(0) if affinity is None else affinity))
     cgroups = OwnCgroups(root)
@@ -38,10 +36,10 @@ def probe_cpus(
 
 
 def count_oom_kills(root: str = "/") -> int | None:
-    """Count the kernel's out-of-memory kills so far, of the own cgroup if it counts them, else of
-    the whole machine.
+    """Return the kernel's number of out-of-memory kills so far; None if it is not known.
 
-    Only the difference of two calls says something. None where the kernel does not tell.
+    It counts those of this process's cgroup, or of the whole machine if the cgroup has no counter.
+    Only the difference between two calls is meaningful.
     """
     cgroups = OwnCgroups(root)
     for text in (
@@ -63,8 +61,9 @@ def _field(text: str | None, name: str) -> int | None:
 
 
 def _quota(cgroups: OwnCgroups) -> float | None:
-    """Return the tightest CPU limit on the way to the root: a limit above binds all that is below
-    it."""
+    """Return the lowest CPU limit of the cgroup and its parents: a limit applies to everything
+    below.
+    """
     limits: list[float] = []
     for directory in cgroups.upwards(V2):
         quota, _, period = (read_text(f"{directory}/cpu.max") or "").strip().partition(" ")
@@ -77,8 +76,10 @@ def _quota(cgroups: OwnCgroups) -> float | None:
 
 
 def _limit(quota_us: int | None, period_us: int | None) -> list[float]:
-    """Return the limit in CPUs, if it is one: version 1 writes -1 and version 2 ``max`` for
-    "none"."""
+    """Return the limit in CPUs as a list of one, or an empty list if there is none.
+
+    Version 1 writes -1 for no limit, version 2 writes ``max``.
+    """
     return (
         [quota_us / period_us] if quota_us and period_us and quota_us > 0 and period_us > 0 else []
     )
@@ -125,11 +126,11 @@ def _siblings(root: str, allowed: tuple[int, ...]) -> tuple[tuple[int, ...], ...
 
 
 V2 = ""
-"""Name of the version 2 tree, as ``/proc/self/cgroup`` writes it."""
+"""Key of the version 2 tree: ``/proc/self/cgroup`` gives it an empty controller name."""
 
 
 class OwnCgroups:
-    """The directories that limit this process, read once."""
+    """The cgroup directories of this process."""
 
     def __init__(self, root: str = "/") -> None:
         self._root = root
@@ -137,8 +138,9 @@ class OwnCgroups:
         self._mounts = _mounts(read_text(under(root, "/proc/self/mountinfo")) or "")
 
     def upwards(self, controller: str) -> list[str]:
-        """List the own directory and those above it, nearest first, in the controller's tree
-        (``V2``: version 2)."""
+        """Return the directory of this process in a controller's tree and its parents, nearest
+        first.
+        """
         path, mount = self._paths.get(controller), self._mounts.get(controller)
         if path is None or mount is None:
             return []
@@ -151,7 +153,7 @@ class OwnCgroups:
         ]
 
     def nearest(self, controller: str, name: str) -> str | None:
-        """Return the content of the file ``name`` in the nearest directory that has it."""
+        """Return the content of the file ``name`` from the nearest directory that has it."""
         for directory in self.upwards(controller):
             text = read_text(f"{directory}/{name}")
             if text is not None:
@@ -170,8 +172,9 @@ def _own_paths(text: str) -> dict[str, str]:
 
 
 def _mounts(text: str) -> dict[str, tuple[str, str]]:
-    """Map each controller to (path of the tree that is mounted, where); the first mount of a tree
-    wins."""
+    """Return controller -> (mounted part of the tree, mount point). The first mount of a tree
+    counts.
+    """
     mounts: dict[str, tuple[str, str]] = {}
     for line in text.splitlines():
         before, found, after = line.partition(" - cgroup")
@@ -188,8 +191,7 @@ def _mounts(text: str) -> dict[str, tuple[str, str]]:
 
 
 def _relative(path: str, top: str) -> str:
-    """Return ``path`` below the mounted ``top``; the mount itself where the path lies elsewhere
-    (``/../x``)."""
+    """Return ``path`` relative to the mounted part ``top``; empty if it is outside (``/../x``)."""
     if top == "/":
         return "" if path.startswith("/..") else path
     if path == top or path.startswith(top + "/"):

@@ -1,5 +1,7 @@
-"""Read files: the kernel's small ones, below a root that tests can move, and a user's, in
-bounds."""
+"""Read small files of the kernel, and files of the user with bounds on time and size.
+
+Paths of the kernel's files are taken below a root directory that tests can replace.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +14,13 @@ from contextlib import suppress
 _LONGEST = 1 << 16
 _STEP_S = 0.01
 WRITER_S = 5.0
-"""How long a FIFO may be without a program that has it open for writing."""
+"""How long to wait until a program opens a FIFO for writing."""
 
 
 def read_text(path: str) -> str | None:
-    """Return what a small file says, or None where it is missing or may not be read."""
-    # os.read instead of open(): a machine with 256 CPUs means some hundred of these on the way to
-    # the first worker.
+    """Return the content of a small file; None if it is missing or cannot be read."""
+    # os.read is faster than open(): with 256 CPUs, some hundred files are read before the first
+    # worker starts.
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -34,19 +36,18 @@ def read_text(path: str) -> str | None:
     return b"".join(chunks).decode(errors="replace")
 
 
-def read_bounded(path: str, *, most: int, patience_s: float) -> bytes:
-    """Return what the user's file holds, which may also be a pipe (``<(command)``) that is still
-    being written.
+def read_bounded(path: str, *, most: int, timeout_s: float) -> bytes:
+    """Return the content of a user's file, which may be a pipe (``<(command)``).
 
-    Raises OSError: EFBIG for more than ``most`` bytes, ETIMEDOUT if no end has come within
-    ``patience_s`` seconds, or if no program has opened a FIFO for writing within ``WRITER_S``; and
-    ValueError for a NUL in the name.
+    Raises OSError: EFBIG for more than ``most`` bytes; ETIMEDOUT if the end is not reached within
+    ``timeout_s``, or if no program opens a FIFO for writing within ``WRITER_S``. Raises ValueError
+    for a NUL in the name.
     """
     began_s = time.monotonic()
-    until_s = began_s + patience_s
+    until_s = began_s + timeout_s
     fd = os.open(
         path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
-    )  # of a FIFO, the opening itself would wait
+    )  # opening a FIFO would block otherwise
     try:
         poll = select.poll()
         poll.register(fd, select.POLLIN)
@@ -54,14 +55,14 @@ def read_bounded(path: str, *, most: int, patience_s: float) -> bytes:
         while len(data) <= most:
             now_s = time.monotonic()
             if now_s >= until_s:
-                raise OSError(errno.ETIMEDOUT, f"no end of it came within {patience_s:g} s")
+                raise OSError(errno.ETIMEDOUT, f"no end of it came within {timeout_s:g} s")
             is_ready = bool(poll.poll(min(until_s - now_s, WRITER_S) * 1000))
             with suppress(BlockingIOError):
                 chunk = os.read(fd, _LONGEST)
                 data += chunk
                 if (
                     chunk or not is_ready
-                ):  # without an end that was seen: no program has a FIFO open for writing
+                ):  # an empty read before POLLIN: no program has the FIFO open for writing
                     if not data and time.monotonic() >= began_s + WRITER_S:
                         raise OSError(
                             errno.ETIMEDOUT, f"no program writes to it (waited {WRITER_S:g} s)"
@@ -75,12 +76,12 @@ def read_bounded(path: str, *, most: int, patience_s: float) -> bytes:
 
 
 def read_int(path: str) -> int | None:
-    """Return the one number that a file holds, or None."""
+    """Return the number that is the content of a file; None if there is none."""
     return parse_int(read_text(path))
 
 
 def parse_int(text: str | None) -> int | None:
-    """Return the number that ``text`` is, or None."""
+    """Return the text as a number; None if it is no number."""
     if text is None:
         return None
     try:
@@ -90,8 +91,10 @@ def parse_int(text: str | None) -> int | None:
 
 
 def parse_cpu_list(text: str) -> tuple[int, ...]:
-    """Read the kernel's list format (``0-3,8``; also empty), ascending; what is no range is
-    skipped."""
+    """Return the CPUs in the kernel's list format (``0-3,8``), in ascending order.
+
+    The list may be empty. Parts that are no ranges are ignored.
+    """
     cpus: set[int] = set()
     for part in text.strip().split(","):
         first, _, last = part.partition("-")
@@ -102,7 +105,7 @@ def parse_cpu_list(text: str) -> tuple[int, ...]:
 
 
 def under(root: str, path: str) -> str:
-    """Return the absolute ``path`` as seen below ``root``."""
+    """Return the absolute ``path`` below ``root``."""
     return path if root == "/" else root.rstrip("/") + path
 
 

@@ -1,6 +1,6 @@
-"""Which GPUs this node has, without torch and without trusting the driver to answer.
+"""The GPUs of this node, found without torch and without relying on the driver to answer.
 
-``nvidia`` asks NVIDIA's driver. AMD's GPUs are what the kernel's compute driver says in sysfs.
+NVIDIA's GPUs come from the driver (``nvidia``), AMD's from the kernel's compute driver in sysfs.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from distlaunch.core.model.topology import Gpu, GpuInventory
 from distlaunch.core.probe.files import parse_int, read_int, read_text, under
 
 DEADLINE_S = 8.0
-"""How long the driver may take: starting eight GPUs without the persistence daemon takes some
-seconds."""
+"""How long the driver may take: it needs seconds to start eight GPUs without the persistence
+daemon.
+"""
 
 
 def probe_gpus(
     root: str = "/", environ: Mapping[str, str] | None = None, *, deadline_s: float = DEADLINE_S
 ) -> GpuInventory:
-    """Find the GPUs: device files first, and where there are none nothing else is looked at.
+    """Return the GPUs. Never raises, and returns within ``deadline_s`` seconds.
 
-    Then NVML, nvidia-smi, and at last the number of device files; AMD's are read from sysfs.
-    ``environ`` is where PATH comes from; ``deadline_s`` is how many seconds all the asking may
-    take. Never raises, and never hangs.
+    If there are no device files, nothing else is tried. NVIDIA's GPUs are listed by NVML, else by
+    nvidia-smi, else by the number of device files. ``environ`` supplies PATH.
     """
     try:
         devices = os.listdir(under(root, "/dev"))
@@ -61,15 +61,15 @@ def _device_number(name: str) -> int | None:
 
 
 def _counted(files: list[int], *, problem: str | None) -> GpuInventory:
-    """Take the device files for GPUs; under WSL there is none for each GPU, so nothing is known."""
-    # CUDA numbers what it can open from 0, whatever the files are called: in a container nvidia4
-    # may be the only one.
+    """Return one GPU for each device file. Under WSL there are none, so no GPU is known."""
+    # CUDA numbers the devices that it can open from 0, whatever the files are called: a container
+    # may have only nvidia4.
     gpus = tuple(Gpu(index=index) for index in range(len(files)))
     return GpuInventory(gpus=gpus, source="device files" if files else "none", problem=problem)
 
 
 def _placed(root: str, found: Iterable[tuple[Gpu, str | None]]) -> tuple[Gpu, ...]:
-    """Add the NUMA node that each GPU's bus hangs on; the kernel says -1 where it does not know."""
+    """Return the GPUs with the NUMA node of their bus. The kernel writes -1 if it does not know it."""
     gpus: list[Gpu] = []
     for gpu, bus_id in found:
         node = (
@@ -82,20 +82,23 @@ def _placed(root: str, found: Iterable[tuple[Gpu, str | None]]) -> tuple[Gpu, ..
 
 
 def _sysfs_bus_id(bus_id: str) -> str:
-    """Turn NVIDIA's ``00000000:1B:00.0`` into the kernel's ``0000:1b:00.0``."""
+    """Return NVIDIA's ``00000000:1B:00.0`` in the kernel's form ``0000:1b:00.0``."""
     domain, _, rest = bus_id.lower().partition(":")
     return f"{domain[-4:] if domain.startswith('0000') else domain}:{rest}"
 
 
 _NODES = "/sys/class/kfd/kfd/topology/nodes"
 _DEVICE_MEMORY = {1, 2}
-"""Heap types of the GPU's own memory (HSA_MEM_HEAP_TYPE_FB_PUBLIC and _PRIVATE in the kernel's
-kfd_crat.h)."""
+"""Types of the GPU's own memory (HSA_MEM_HEAP_TYPE_FB_PUBLIC and _PRIVATE in the kernel's
+kfd_crat.h).
+"""
 
 
 def read_kfd(root: str = "/") -> list[tuple[Gpu, str | None]]:
-    """Return each AMD GPU with its PCI bus id, numbered as ROCm numbers them: nodes in order, CPUs
-    left out."""
+    """Return each AMD GPU with its PCI bus id.
+
+    They are numbered as ROCm does: in the order of the driver's nodes, without CPUs.
+    """
     base = under(root, _NODES)
     try:
         numbers = sorted(
@@ -105,7 +108,7 @@ def read_kfd(root: str = "/") -> list[tuple[Gpu, str | None]]:
         return []
     found: list[tuple[Gpu, str | None]] = []
     for number in numbers:
-        # A GPU that a container withholds has properties that may not be read (EPERM), or no render
+        # If a container withholds a GPU, its properties cannot be read (EPERM), or it has no render
         # device.
         properties = parse_properties(read_text(f"{base}/{number}/properties") or "")
         if properties.get("simd_count", 0) > 0 and _usable(root, properties):
@@ -114,7 +117,7 @@ def read_kfd(root: str = "/") -> list[tuple[Gpu, str | None]]:
 
 
 def parse_properties(text: str) -> dict[str, int]:
-    """Read a node's ``name number`` lines."""
+    """Return the properties of a file with ``name number`` lines."""
     properties: dict[str, int] = {}
     for line in text.splitlines():
         name, _, value = line.partition(" ")

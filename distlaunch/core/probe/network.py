@@ -1,9 +1,7 @@
-"""The network interfaces of this machine and their addresses, asked of the kernel by rtnetlink(7).
+"""Interfaces and addresses of this machine, by rtnetlink(7), and the resolver.
 
-No name is resolved and nothing leaves the machine. The kernel answers for the network namespace
-that we are in, so a container sees its own addresses.
-
-The addresses that a host's name stands for; by a thread, as no lookup can be interrupted.
+The kernel answers for the network namespace of this process, so a container gets its own addresses.
+Names are resolved in a thread, because a lookup cannot be interrupted.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ _ADDRESS = struct.Struct("=BBBBI")
 _LINK = struct.Struct("=BxHiII")
 """ifinfomsg: family, device type, interface index, flags, change mask."""
 _ATTRIBUTE = struct.Struct("=HH")
-"""rtattr: length with this head, type."""
+"""rtattr: length (including this header), type."""
 _NEWLINK, _GETLINK = 16, 18
 _NEWADDR, _GETADDR = 20, 22
 _ERROR, _DONE = 2, 3
@@ -30,18 +28,20 @@ _IFLA_IFNAME = 3
 _IFA_ADDRESS, _IFA_LOCAL = 1, 2
 _UP, _RUNNING = 0x1, 0x40
 _UNUSABLE = 0x08 | 0x40
-"""Flags of an address that is another machine's as well, or may be (IFA_F_DADFAILED,
-IFA_F_TENTATIVE)."""
+"""Flags of an address that another machine has too, or may have (IFA_F_DADFAILED, IFA_F_TENTATIVE).
+"""
 _SIZES: dict[int, int] = {socket.AF_INET: 4, socket.AF_INET6: 16}
 """Bytes of an address, by family."""
 _DATAGRAM = 1 << 16
 _MOST_DATAGRAMS = 1024
-_PATIENCE_S = 1.0
+_TIMEOUT_S = 1.0
 
 
 def probe_addresses() -> tuple[str, ...]:
-    """Return the IPv4 and IPv6 addresses of all interfaces, loopback too; none where the kernel
-    does not tell."""
+    """Return the IPv4 and IPv6 addresses of all interfaces, including loopback.
+
+    Empty if the kernel does not answer.
+    """
     found: dict[str, None] = {}
     for datagram in _dump(_GETADDR, _ADDRESS.pack(socket.AF_UNSPEC, 0, 0, 0, 0)):
         addresses, done = parse_addresses(datagram)
@@ -52,12 +52,10 @@ def probe_addresses() -> tuple[str, ...]:
 
 
 def probe_interfaces() -> tuple[tuple[str, str, int], ...]:
-    """Return (interface, address, bits of the network part) by which other machines may reach this
-    one.
+    """Return (interface, address, prefix length) of the addresses that other machines may reach.
 
-    Loopback addresses, interfaces that are down or have no carrier, and addresses that mean nothing
-    without an interface (link-local ones of IPv6) are left out. Nothing where the kernel does not
-    tell.
+    Omits loopback, interfaces that are down or have no carrier, and link-local IPv6 addresses,
+    which mean nothing without an interface. Empty if the kernel does not answer.
     """
     names: dict[int, str] = {}
     for datagram in _dump(_GETLINK, _LINK.pack(socket.AF_UNSPEC, 0, 0, 0, 0)):
@@ -79,8 +77,11 @@ def probe_interfaces() -> tuple[tuple[str, str, int], ...]:
 
 
 def parse_networks(datagram: bytes) -> tuple[list[tuple[int, str, int]], bool]:
-    """Read one datagram: (index of the interface, address, bits) of what others may use, and
-    whether it is the last."""
+    """Return the (interface index, address, prefix length) entries of a datagram, and whether it is
+    last.
+
+    Omits addresses that other machines cannot use.
+    """
     found: list[tuple[int, str, int]] = []
     for kind, message in _messages(datagram):
         if kind == _DONE:
@@ -93,7 +94,7 @@ def parse_networks(datagram: bytes) -> tuple[list[tuple[int, str, int]], bool]:
 
 
 def parse_addresses(datagram: bytes) -> tuple[list[str], bool]:
-    """Read one datagram of the kernel's answer: the addresses in it, and whether it is the last."""
+    """Return the addresses in a datagram of the kernel, and whether it is the last one."""
     found: list[str] = []
     for kind, message in _messages(datagram):
         if kind == _DONE:
@@ -104,8 +105,9 @@ def parse_addresses(datagram: bytes) -> tuple[list[str], bool]:
 
 
 def parse_links(datagram: bytes) -> tuple[dict[int, str], bool]:
-    """Read one datagram: the names of the interfaces that carry traffic, by index, and whether it
-    is the last."""
+    """Return the interfaces in a datagram that carry traffic, index -> name, and whether it is the
+    last.
+    """
     found: dict[int, str] = {}
     for kind, message in _messages(datagram):
         if kind == _DONE:
@@ -119,13 +121,13 @@ def parse_links(datagram: bytes) -> tuple[dict[int, str], bool]:
 
 
 def _dump(kind: int, request: bytes) -> Iterator[bytes]:
-    """Return the datagrams with which the kernel answers; none (any more) where it does not."""
-    # Some sandboxes refuse this family of sockets: then hosts are known by name only.
+    """Yield the datagrams of the kernel's answer. Stops if it does not answer."""
+    # Some sandboxes refuse this socket family. Hosts are then known by name only.
     try:
         with socket.socket(
             socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE
         ) as kernel:
-            kernel.settimeout(_PATIENCE_S)
+            kernel.settimeout(_TIMEOUT_S)
             kernel.sendto(
                 _HEADER.pack(_HEADER.size + len(request), kind, _DUMP_REQUEST, 1, 0) + request,
                 (0, 0),
@@ -137,8 +139,7 @@ def _dump(kind: int, request: bytes) -> Iterator[bytes]:
 
 
 def _messages(datagram: bytes) -> Iterator[tuple[int, bytes]]:
-    """Give (type, content) of each message; what ends the answer, or is none, is one of type
-    ``_DONE``."""
+    """Yield (type, content) of each message. The end, or an error, is yielded as ``_DONE``."""
     at = 0
     while at + _HEADER.size <= len(datagram):
         length, kind, _, _, _ = _HEADER.unpack_from(datagram, at)
@@ -161,8 +162,7 @@ def _attributes(message: bytes, at: int) -> dict[int, bytes]:
 
 
 def _address(message: bytes) -> str | None:
-    """Return the one address of a message; on a point-to-point link that is our end, not the
-    peer's."""
+    """Return the address of a message; on a point-to-point link the local end, not the remote one."""
     if len(message) < _ADDRESS.size:
         return None
     family: int = _ADDRESS.unpack_from(message)[0]
@@ -172,8 +172,7 @@ def _address(message: bytes) -> str | None:
 
 
 def _is_for_others(address: str) -> bool:
-    """Return whether an address may mean this machine to another one as well: 127/8, ::1 and
-    fe80::/10 do not."""
+    """Return whether an address could reach this machine from another: not 127/8, ::1 or fe80::/10."""
     return not (
         address.startswith("127.")
         or address == "::1"
@@ -189,18 +188,20 @@ Address = tuple[int, tuple[object, ...]]
 """Family and socket address."""
 
 
-def addresses(host: str, port: int, *, family: int = 0, numeric: bool = False) -> list[Address]:
-    """Return the addresses of a host, each once; ``numeric``: it is one already. Raises OSError,
-    UnicodeError."""
+def resolve_host(host: str, port: int, *, family: int = 0, numeric: bool = False) -> list[Address]:
+    """Return the addresses of a host without duplicates. Raises OSError or UnicodeError.
+
+    With ``numeric``, ``host`` is an address and no name is resolved.
+    """
     name: str | bytes = (
         host.encode() if host.isascii() else host
-    )  # str would load the codec for IDNA
+    )  # a str would load the codec for IDNA
     flags = socket.AI_NUMERICHOST if numeric else 0
     rows = socket.getaddrinfo(name, port, family=family, type=socket.SOCK_STREAM, flags=flags)
     return list(dict.fromkeys((int(family), tuple(to)) for family, _, _, _, to in rows))
 
 
-def look_up(
+def resolve_in_thread(
     host: str,
     port: int,
     done: Callable[[list[Address] | OSError | UnicodeError], None],
@@ -208,22 +209,23 @@ def look_up(
     family: int = 0,
     otherwise: Callable[[], Sequence[str]] | None = None,
 ) -> None:
-    """Have a thread look a name up and call ``done``; where the resolver hangs, it is left to it.
+    """Start a thread that resolves a name and calls ``done`` with the addresses or the error.
 
-    ``otherwise`` is called in that thread if nobody knows the name; it gives other names or
-    addresses of the host. Raises RuntimeError where no thread can be started.
+    The thread is abandoned if the resolver hangs. If the name is unknown, the thread calls
+    ``otherwise``, which returns other names or addresses of the host. Raises RuntimeError if no
+    thread can be started.
     """
 
     def work() -> None:
         found: list[Address] | OSError | UnicodeError
         try:
-            found = addresses(host, port, family=family)
+            found = resolve_host(host, port, family=family)
         except (OSError, UnicodeError) as exc:
             found = exc
             others: list[Address] = []
             for other in () if otherwise is None else otherwise():
                 with suppress(OSError, UnicodeError):
-                    others += addresses(other, port, family=family)
+                    others += resolve_host(other, port, family=family)
             if others:
                 found = list(dict.fromkeys(others))
         done(found)

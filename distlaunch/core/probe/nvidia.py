@@ -1,12 +1,11 @@
-"""What the NVIDIA driver says: which GPUs this node has, and which processes hold their memory.
+"""Ask the NVIDIA driver which GPUs this node has, and which processes hold their memory.
 
-``list_gpus`` returns the GPUs with their memory, ``memory_holders`` the processes, and
-``await_release`` waits until given processes hold no memory any more. All of them ask NVML, the
-library below nvidia-smi, and run nvidia-smi only where NVML is missing or fails.
+NVML, the library below nvidia-smi, is asked first; nvidia-smi is run only if NVML is missing or
+fails.
 
 A driver may hang or crash. NVML is therefore loaded in a child process: in a fork of this one, or
-in a Python of its own if this process has threads. Functions, structures and error numbers are
-those of NVML's API reference (nvml.h); no binding package is needed.
+in a new Python process if this one has threads. Functions, structures and error numbers are those
+of NVML's API reference (nvml.h); no binding package is needed.
 """
 
 from __future__ import annotations
@@ -29,17 +28,18 @@ _NVML_PATHS = (
     "/usr/lib/wsl/lib/libnvidia-ml.so.1",
     "/usr/local/nvidia/lib64/libnvidia-ml.so.1",
 )
-"""Where NVML is if the linker does not find it: WSL, device plugins of Kubernetes."""
+"""Where NVML is if the linker does not find it: WSL, Kubernetes device plugins."""
 NVML_NAME = "libnvidia-ml.so.1"
 _ASK_S = 5.0
 _STEP_S = 0.2
 _BROKEN_DRIVER = {9, 18}
-"""NVML's errors for no driver, and for one of another version: nvidia-smi meets the same."""
+"""NVML's errors for a missing driver and for a version mismatch. nvidia-smi would fail in the same
+way.
+"""
 
 Question = Literal["gpus", "holders"]
 _Answer = tuple[Literal["answered", "missing", "failed"], "list[Any]", "list[str]", int]
-"""Of a child, as marshal takes it: how it went, rows, lines about what cannot be used, NVML's error
-number."""
+"""Answer of the child, as marshal can write it: status, rows, problems, and NVML's error number."""
 
 
 # --- the questions
@@ -58,7 +58,7 @@ class GpuList(Record):
 
 
 def list_gpus(root: str, environ: Mapping[str, str], *, until_s: float) -> GpuList:
-    """Return the GPUs; ``until_s`` is monotonic time. Never raises."""
+    """Return the GPUs. ``until_s`` is monotonic time. Never raises."""
     answer, failure = _ask_nvml("gpus", root, until_s)
     if failure == "late":
         return GpuList(problem="the NVIDIA driver hangs: NVML did not answer in time")
@@ -83,7 +83,7 @@ def list_gpus(root: str, environ: Mapping[str, str], *, until_s: float) -> GpuLi
 
 
 def memory_holders(root: str, environ: Mapping[str, str], *, until_s: float) -> set[int] | None:
-    """Return the pids that hold memory of a GPU; None if the driver does not say.
+    """Return the pids that hold GPU memory; None if the driver does not say.
 
     ``until_s`` is monotonic time.
     """
@@ -99,10 +99,10 @@ def memory_holders(root: str, environ: Mapping[str, str], *, until_s: float) -> 
 def await_release(
     pids: Collection[int], *, bound_s: float, environ: Mapping[str, str], root: str = "/"
 ) -> tuple[int, ...]:
-    """Wait until the driver has taken back the memory of these ended processes.
+    """Wait until the driver has released the GPU memory of these ended processes.
 
-    Return the pids that still hold memory after ``bound_s``. Return at once if the driver does not
-    say: nothing can be known then.
+    Returns the pids that still hold memory after ``bound_s``. Returns an empty tuple at once if the
+    driver does not say who holds memory.
     """
     deadline = time.monotonic() + bound_s
     while True:
@@ -119,13 +119,15 @@ def await_release(
 def _ask_nvml(
     question: Question, root: str, until_s: float
 ) -> tuple[_Answer | None, Literal["late", "died"] | None]:
-    """Return what a child answered, or how it failed."""
-    from distlaunch.core.probe.bounded import in_child, single_threaded
+    """Return the answer of a child process, or how it failed."""
+    from distlaunch.core.probe.isolated_call import is_single_threaded, run_in_child
 
-    named = [NVML_NAME] if root == "/" else []  # the linker knows the real root's libraries only
+    named = [NVML_NAME] if root == "/" else []  # the linker finds libraries of the real root only
     libraries = [*named, *(under(root, path) for path in _NVML_PATHS)]
-    if single_threaded():
-        answer, failure = in_child(lambda: answer_by_nvml(question, libraries), deadline_s=until_s)
+    if is_single_threaded():
+        answer, failure = run_in_child(
+            lambda: answer_by_nvml(question, libraries), deadline_s=until_s
+        )
         return cast("_Answer | None", answer), failure
     return _ask_new_python(question, libraries, until_s)
 
@@ -147,7 +149,7 @@ def _ask_new_python(
     import marshal
     import subprocess
 
-    package = os.path.abspath(__file__)  # an agent's is /proc/self/fd/N/distlaunch/...
+    package = os.path.abspath(__file__)  # in an agent this is /proc/self/fd/N/distlaunch/...
     for _ in range(4):
         package = os.path.dirname(package)
     package = package.replace("/proc/self/", f"/proc/{os.getpid()}/")
@@ -174,7 +176,7 @@ def _ask_new_python(
 
 
 def answer_by_nvml(question: Question, libraries: Iterable[str]) -> _Answer:
-    """Answer a question as plain data, from the first of these libraries that is there."""
+    """Return the answer to a question as plain data, from the first library that can be loaded."""
     lib = load_nvml(libraries)
     if lib is None:
         return ("missing", [], [], 0)
@@ -225,7 +227,7 @@ class NvmlLibrary(Protocol):
     """NVML's C functions: each returns 0 or an error number."""
 
     def __getattr__(self, name: str, /) -> Callable[..., Any]:
-        """Return the function of that name, or raise AttributeError in an old library."""
+        """Return the function of that name. Raises AttributeError if the library is too old for it."""
 
 
 class NvmlError(Exception):
@@ -270,7 +272,7 @@ class _ProcessV2(ctypes.Structure):
 
 
 def load_nvml(names: Iterable[str]) -> NvmlLibrary | None:
-    """Load the first of these libraries that is there."""
+    """Return the first of these libraries that can be loaded; None if there is none."""
     return next(filter(None, map(_load, names)), None)
 
 
@@ -282,9 +284,9 @@ def _load(name: str) -> NvmlLibrary | None:
 
 
 def read_gpus(lib: NvmlLibrary) -> tuple[list[tuple[Gpu, str | None]], list[str]]:
-    """Return each GPU with its PCI bus id, and a line for each that is there but cannot be used.
+    """Return each GPU with its PCI bus id, and a line for each GPU that cannot be used.
 
-    Raises NvmlError if the driver does not answer, AttributeError if this is no usable NVML.
+    Raises NvmlError if the driver does not answer, AttributeError if the library lacks a function.
     """
     found: list[tuple[Gpu, str | None]] = []
     problems: list[str] = []
@@ -293,7 +295,7 @@ def read_gpus(lib: NvmlLibrary) -> tuple[list[tuple[Gpu, str | None]], list[str]
         for number in range(_count(lib)):
             device, code = _device(lib, number)
             if code == _NO_PERMISSION:
-                # Counted, but not ours (a cgroup withholds it): CUDA numbers only those that it may
+                # NVML counts it, but a cgroup withholds it: CUDA numbers only the GPUs that it may
                 # open.
                 hidden += 1
             elif code:
@@ -311,7 +313,7 @@ def read_gpus(lib: NvmlLibrary) -> tuple[list[tuple[Gpu, str | None]], list[str]
 
 
 def read_holders(lib: NvmlLibrary) -> set[int]:
-    """Return the pids that hold memory of a GPU for computing. Raises as ``read_gpus``."""
+    """Return the pids that hold GPU memory for computing. Raises like ``read_gpus``."""
     pids: set[int] = set()
     with _Session(lib):
         for number in range(_count(lib)):
@@ -320,7 +322,7 @@ def read_holders(lib: NvmlLibrary) -> set[int]:
                 continue  # withheld or lost
             enabled, slices = _mig_handles(lib, device)
             code = _add_processes(lib, device, pids)
-            if code and not enabled:  # a GPU in MIG mode may leave the answer to its slices
+            if code and not enabled:  # in MIG mode only the slices may answer
                 raise NvmlError(code)
             for each in slices:
                 _must(_add_processes(lib, each, pids))
@@ -328,7 +330,7 @@ def read_holders(lib: NvmlLibrary) -> set[int]:
 
 
 class _Session:
-    """NVML between nvmlInit and nvmlShutdown. Raises NvmlError if the driver does not answer."""
+    """Context manager: NVML between nvmlInit and nvmlShutdown. Raises NvmlError on entry."""
 
     def __init__(self, lib: NvmlLibrary) -> None:
         self._lib = lib
@@ -394,7 +396,7 @@ def _bus_id(lib: NvmlLibrary, device: ctypes.c_void_p) -> str | None:
 
 
 def _mig_handles(lib: NvmlLibrary, device: ctypes.c_void_p) -> tuple[bool, list[ctypes.c_void_p]]:
-    """Return whether the GPU is in MIG mode, and its slices; drivers before 450 know no MIG."""
+    """Return whether the GPU is in MIG mode, and its slices. Drivers before 450 do not know MIG."""
     current, pending, most = ctypes.c_uint(), ctypes.c_uint(), ctypes.c_uint()
     try:
         if (
@@ -409,17 +411,17 @@ def _mig_handles(lib: NvmlLibrary, device: ctypes.c_void_p) -> tuple[bool, list[
     handles: list[ctypes.c_void_p] = []
     for number in range(most.value):
         handle = ctypes.c_void_p()
-        place = ctypes.c_uint(number)  # places are numbered, and not every one is taken
+        place = ctypes.c_uint(number)  # not every index is in use
         if not lib.nvmlDeviceGetMigDeviceHandleByIndex(device, place, ctypes.pointer(handle)):
             handles.append(handle)
     return True, handles
 
 
 def _add_processes(lib: NvmlLibrary, device: ctypes.c_void_p, pids: set[int]) -> int:
-    """Add the pids that compute on a device; return NVML's error number.
+    """Add the pids that compute on a device to ``pids``. Returns NVML's error number.
 
-    Version 2 of the function is in all drivers since 450; the structure of version 3 had another
-    length in some releases of driver 535.
+    Version 2 of the function exists in all drivers since 450. The structure of version 3 had
+    another length in some releases of driver 535.
     """
     kind: type[_ProcessV1 | _ProcessV2] = _ProcessV2
     try:
@@ -432,7 +434,8 @@ def _add_processes(lib: NvmlLibrary, device: ctypes.c_void_p, pids: set[int]) ->
         code: int = function(device, ctypes.pointer(count), processes)
         if code != _INSUFFICIENT_SIZE or room >= _MOST_PROCESSES:
             break
-        room = min(_MOST_PROCESSES, max(room, count.value) * 2)  # more may start meanwhile
+        # more processes may start in the meantime
+        room = min(_MOST_PROCESSES, max(room, count.value) * 2)
     if not code:
         pids.update(each.pid for each in processes[: count.value])
     return code
@@ -446,22 +449,22 @@ _GPUS_QUERY = (
 )
 _HOLDERS_QUERY = ("--query-compute-apps=pid", "--format=csv,noheader,nounits")
 _SMI_PATHS = ("/usr/bin", "/usr/local/nvidia/bin", "/usr/lib/wsl/lib")
-"""Where the tool lies when PATH does not have it: Debian, device plugins of Kubernetes, WSL."""
+"""Where nvidia-smi is if not on PATH: Debian, Kubernetes device plugins, WSL."""
 
 
 class SmiError(Exception):
-    """nvidia-smi cannot list the GPUs; the message says what it said."""
+    """nvidia-smi cannot list the GPUs. The message quotes its output."""
 
 
 class _Ran(Record):
-    """What a finished command printed (both streams) and its exit code."""
+    """Output (both streams) and exit code of a finished command."""
 
     text: str
     code: int
 
 
 def find_smi(root: str, environ: Mapping[str, str]) -> str | None:
-    """Return the path of nvidia-smi: on PATH, or where distributions put it."""
+    """Return the path of nvidia-smi, on PATH or in ``_SMI_PATHS``; None if it is not installed."""
     places = [
         *environ.get("PATH", "").split(os.pathsep),
         *(under(root, place) for place in _SMI_PATHS),
@@ -476,9 +479,9 @@ def find_smi(root: str, environ: Mapping[str, str]) -> str | None:
 def read_smi(
     path: str, environ: Mapping[str, str], *, until_s: float
 ) -> tuple[list[tuple[Gpu, str | None]], list[str]]:
-    """Return each GPU with its PCI bus id, and a line for each that cannot be used.
+    """Return each GPU with its PCI bus id, and a line for each GPU that cannot be used.
 
-    ``until_s`` is monotonic time. Raises SmiError if the tool fails, TimeoutError if it does not
+    ``until_s`` is monotonic time. Raises SmiError if nvidia-smi fails, TimeoutError if it does not
     end in time.
     """
     listed, queried = _run_both(path, environ, until_s)
@@ -492,9 +495,10 @@ def read_smi(
 
 
 def _parse_list(ran: _Ran) -> tuple[list[Gpu], list[str]]:
-    """Read ``nvidia-smi -L``: a line for each GPU, below it one for each MIG slice.
+    """Return the GPUs in the output of ``nvidia-smi -L``, and its other lines.
 
-    Raises SmiError if there is no GPU among it and the tool complains about more than that.
+    The output has a line for each GPU, followed by a line for each MIG slice. Raises SmiError if it
+    lists no GPU and there is another error than that.
     """
     gpus: list[Gpu] = []
     others: list[str] = []
@@ -511,14 +515,16 @@ def _parse_list(ran: _Ran) -> tuple[list[Gpu], list[str]]:
             )
         elif line.strip() and not line.lower().startswith(("no devices", "nvml library version")):
             others.append(line.strip())
-    if not gpus and (others or ran.code not in {0, 6}):  # 6: the tool's own code for "no devices"
+    if not gpus and (others or ran.code not in {0, 6}):  # 6 is the exit code for "no devices"
         raise SmiError(f"{' '.join(others)[:300] or 'nothing'} (nvidia-smi, exit code {ran.code})")
     return gpus, others
 
 
 def _parse_query(text: str) -> dict[int, tuple[int | None, str | None]]:
-    """Read the ``--query-gpu`` rows: memory in MiB (None where the tool has ``[N/A]``) and bus id
-    by index."""
+    """Return index -> (memory in MiB, bus id) from ``--query-gpu`` rows.
+
+    The memory is None if the tool prints ``[N/A]``.
+    """
     rows: dict[int, tuple[int | None, str | None]] = {}
     for line in text.splitlines():
         fields = [field.strip() for field in line.split(",")]
@@ -529,7 +535,7 @@ def _parse_query(text: str) -> dict[int, tuple[int | None, str | None]]:
 
 
 def _run_both(path: str, environ: Mapping[str, str], until_s: float) -> tuple[_Ran, _Ran]:
-    """Run both commands at the same time: each spends its time on starting the driver."""
+    """Run both commands at the same time: each takes long to start the driver."""
     import subprocess
 
     processes: list[subprocess.Popen[bytes]] = []
@@ -561,7 +567,7 @@ def _run_both(path: str, environ: Mapping[str, str], until_s: float) -> tuple[_R
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill what still runs; in a wedged driver it stays, and is not waited for."""
+    """Kill the process if it still runs. A process stuck in the driver is abandoned."""
     import subprocess
 
     if process.poll() is None:
@@ -569,7 +575,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         try:
             process.wait(timeout=0.2)
         except subprocess.TimeoutExpired:
-            process.returncode = -9  # else Popen's destructor warns about it
+            process.returncode = -9  # prevents a warning by Popen's destructor
     if process.stdout is not None:
         process.stdout.close()
 

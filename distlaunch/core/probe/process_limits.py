@@ -1,4 +1,4 @@
-"""Why this process can start neither a thread nor a process."""
+"""Find out why the kernel refuses to start a thread or a process."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from distlaunch.core.probe.cpus import V2, OwnCgroups
 from distlaunch.core.probe.files import read_text
 
 _STACK_BYTES = 8 << 20
-"""Of a thread, where ``ulimit -s`` says nothing."""
+"""Size of a thread's stack if ``ulimit -s`` is unlimited."""
 _NEAR = 4
-"""A count that is so near to its limit is the reason: other processes may just have ended."""
+"""A limit counts as reached if so few remain: other processes may just have ended."""
 
 
 def explain_refusal(root: str = "/") -> str:
-    """Return a clause that names the limit which is reached, or else those that may be.
+    """Return a clause that names the limit that is reached, or else the limits to look at.
 
-    Called after the kernel has refused a thread or a process (EAGAIN, ENOMEM).
+    Call it after the kernel has refused a thread or a process (EAGAIN, ENOMEM).
     """
     import resource
 
@@ -59,7 +59,7 @@ def explain_refusal(root: str = "/") -> str:
 
 
 def _threads_of_user() -> int:
-    """Count the threads of all processes of our user that can be seen."""
+    """Return the number of threads of all visible processes of this user."""
     count = 0
     for pid in filter(str.isdecimal, os.listdir("/proc")):
         with suppress(OSError):
@@ -69,12 +69,12 @@ def _threads_of_user() -> int:
 
 
 def _own_memory() -> int:
-    """Return the size of our address space, in bytes."""
+    """Return the size of this process's address space in bytes."""
     return _field(read_text("/proc/self/status"), "VmSize") << 10
 
 
 def _field(status: str | None, name: str) -> int:
-    """Read a number in ``/proc/PID/status``."""
+    """Return a number from ``/proc/PID/status``."""
     for line in (status or "").splitlines():
         if line.startswith(f"{name}:"):
             return int(line.split()[1])

@@ -1,4 +1,4 @@
-"""Which modules a worker's interpreter would find, asked without importing any."""
+"""Find out which modules a worker's interpreter can import, without importing them."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from contextlib import suppress
 from importlib.machinery import ModuleSpec, PathFinder
 
 _CUTOFF = 0.75
-"""Of likeness: toch is torch, but rich is not."""
+"""Similarity for ``nearest_module``: accepts toch for torch, but not rich."""
 
 
 def is_importable(name: str, path: Sequence[str], *, folders: bool = True) -> bool:
-    """Return whether a top-level module is there: built in, on ``path`` or ours, or known to a finder
-    of its own.
+    """Return whether a top-level module exists: built in, on ``path``, on ours, or by an import
+    hook.
 
-    ``folders``: one without an ``__init__.py`` is one too, as it is for Python.
+    With ``folders``, a directory without ``__init__.py`` counts as well, as it does for Python.
     """
     if name in sys.builtin_module_names or name in sys.stdlib_module_names:
         return True
     if _counts(PathFinder.find_spec(name, [*path, *sys.path]), folders=folders):
         return True
-    for finder in sys.meta_path:  # editable installs have their own
+    for finder in sys.meta_path:  # editable installs use an import hook
         with suppress(Exception):
             if _counts(finder.find_spec(name, None), folders=folders):
                 return True
@@ -34,7 +34,7 @@ def _counts(spec: ModuleSpec | None, *, folders: bool) -> bool:
 
 
 def environment_has(name: str, prefix: str) -> bool:
-    """Return whether the environment in this folder has a top-level module among its packages."""
+    """Return whether the environment at ``prefix`` has the top-level module in its site-packages."""
     from glob import escape, glob
 
     path = glob(os.path.join(escape(prefix), "lib", "python3*", "site-packages"))
@@ -42,7 +42,7 @@ def environment_has(name: str, prefix: str) -> bool:
 
 
 def nearest_module(name: str, path: Sequence[str]) -> str | None:
-    """Return the module that was most likely meant, if one is like it."""
+    """Return the existing module whose name is most similar; None if none is similar enough."""
     from difflib import get_close_matches
     from pkgutil import iter_modules
 

@@ -18,7 +18,7 @@ from typing import Any
 from distlaunch.core.agent.connect import tune
 from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import errno_clause, host_and_port, printable
-from distlaunch.core.probe.network import addresses, look_up
+from distlaunch.core.probe.network import resolve_host, resolve_in_thread
 from distlaunch.core.probe.process_limits import explain_refusal
 from distlaunch.transport.child_process import Child, KillSwitch
 from distlaunch.transport.connect_errors import ConnectStepError
@@ -33,12 +33,12 @@ _MOST_WORDS = 4 << 10
 def resolve(name: str, port: int, *, family: int, until: float) -> list[Address]:
     """Look a name up, bounded. Raises ConnectStepError."""
     try:
-        return _known(addresses(name, port, family=family, numeric=True))
+        return _known(resolve_host(name, port, family=family, numeric=True))
     except (OSError, UnicodeError):
         pass  # a name, as a rule
     found: queue.SimpleQueue[Any] = queue.SimpleQueue()
     try:
-        look_up(name, port, found.put, family=family)
+        resolve_in_thread(name, port, found.put, family=family)
     except RuntimeError as exc:
         raise ConnectStepError(
             "resolve", f"no thread can be started for it here: {explain_refusal()}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from distlaunch.core.model.plan import Outer
+from distlaunch.core.model.plan import OuterLauncher
 from distlaunch.core.probe.ancestors import Ancestor, ancestors
 from distlaunch.planning.outer_launcher import SPAWNER, outer_launcher
 
@@ -42,7 +42,7 @@ def chain(*lines: str) -> list[Ancestor]:
 )
 def test_only_shells_and_programs_that_run_a_command_may_stand_between(environ, lines, launcher):
     found = outer_launcher(environ, chain(*lines))
-    assert found == Outer(launcher=launcher, rank=3, world_size=8, local_rank=1)
+    assert found == OuterLauncher(launcher=launcher, rank=3, world_size=8, local_rank=1)
 
 
 @pytest.mark.parametrize(

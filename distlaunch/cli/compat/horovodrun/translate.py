@@ -17,7 +17,7 @@ from distlaunch.cli.compat.horovodrun.settings import SPELLING, given_settings, 
 from distlaunch.cli.parser import Given, build
 from distlaunch.core.errors import ConfigError, UsageError
 from distlaunch.core.model.record import Record, replace
-from distlaunch.core.model.run_files import horovodruns
+from distlaunch.core.model.run_files import horovodrun_layout
 from distlaunch.core.model.text import counted, printable, quoted
 from distlaunch.launch.surroundings import read_host_file
 from distlaunch.planning.allocation import Host
@@ -112,7 +112,7 @@ def translate(given: Given, rest: Sequence[str], environ: Mapping[str, str]) -> 
     dialect = Dialect(spelling=(*_SPELLING, *SPELLING, *_spelling_of_python(command, values)))
     if own["output_filename"] is not None:
         values["log_dir"] = own["output_filename"]
-        dialect = replace(dialect, layout=horovodruns(workers))
+        dialect = replace(dialect, layout=horovodrun_layout(workers))
     options = DropInOptions(**values, backend="horovod", dialect=dialect)
     return Translation(options=options, notices=tuple(notices))
 

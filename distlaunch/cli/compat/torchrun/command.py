@@ -24,11 +24,11 @@ from distlaunch.cli.parser import HelpRequested, unknown_variables
 from distlaunch.coordinator.runtime.records import LineFilter
 from distlaunch.coordinator.runtime.sink import Sink
 from distlaunch.core.errors import ConfigError
-from distlaunch.core.model.plan import Outer
+from distlaunch.core.model.plan import OuterLauncher
 from distlaunch.core.model.record import replace
 from distlaunch.core.model.run_files import STDERR, STDOUT
 from distlaunch.core.model.text import printable
-from distlaunch.core.probe.network import Address, look_up
+from distlaunch.core.probe.network import Address, resolve_in_thread
 from distlaunch.launch.surroundings import read_surroundings
 from distlaunch.planning.build_plan import interpreter_note
 from distlaunch.planning.hosts.this_host import is_this_machine
@@ -104,7 +104,7 @@ def _addresses(host: str) -> list[str]:
         answered.set()
 
     try:
-        look_up(host, 0, done)
+        resolve_in_thread(host, 0, done)
     except RuntimeError:
         return []
     answered.wait(_LOOKUP_S)
@@ -171,7 +171,7 @@ class TorchrunFront(Front):
             quiet=self._options.quiet,
         )
 
-    def open_worker_sink(self, outer: Outer) -> Sink:
+    def open_worker_sink(self, outer: OuterLauncher) -> Sink:
         """Open the sink of a launcher that is itself a worker; see ``Front``."""
         self._first_rank, self._first_local_rank = outer.rank, outer.local_rank
         own = self._options.format is not None

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from distlaunch.core.model.text import printable
-from distlaunch.core.probe.network import Address, addresses, look_up
+from distlaunch.core.probe.network import Address, resolve_host, resolve_in_thread
 from distlaunch.core.protocol import agent_messages as m
 
 SETTLE_S = 1.0
@@ -71,7 +71,7 @@ class ReachabilityTest:
         self._attempts = [Attempt(address) for address in order.addresses[:_MOST_ADDRESSES]]
         for attempt in self._attempts:
             try:
-                targets = addresses(attempt.address, order.port, numeric=True)
+                targets = resolve_host(attempt.address, order.port, numeric=True)
             except (OSError, UnicodeError):
                 attempt.resolving = True
                 self._resolve(attempt, order.port)
@@ -93,7 +93,7 @@ class ReachabilityTest:
             self._wake()
 
         try:
-            look_up(attempt.address, port, take)
+            resolve_in_thread(attempt.address, port, take)
         except RuntimeError:
             attempt.resolving = False
             attempt.problem = "the name cannot be looked up: no thread can be started"

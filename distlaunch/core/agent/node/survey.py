@@ -17,9 +17,9 @@ from typing import NoReturn
 
 from distlaunch.core.agent.workers.process_setup import close_all_but, die_with_parent
 from distlaunch.core.errors import ProtocolError
+from distlaunch.core.model.fork import fork_helper
 from distlaunch.core.model.record import Record
 from distlaunch.core.model.topology import CpuInventory, GpuInventory
-from distlaunch.core.model.unfollowed import fork_helper
 from distlaunch.core.probe.process_limits import explain_refusal
 from distlaunch.core.protocol import agent_messages as m
 from distlaunch.core.protocol.codec import Decoder, encode
@@ -182,7 +182,7 @@ def answer_to(
     environ: dict[str, str] | None = None,
 ) -> m.Surveyed:
     """Make the answer to a survey of what was found, the rest being as of a node with nothing."""
-    from distlaunch.core.probe import paths
+    from distlaunch.core.probe import machine
 
     return m.Surveyed(
         serial=order.serial,
@@ -198,7 +198,7 @@ def answer_to(
         problem=problem,
         hint=hint,
         shares_run_dir=shares_run_dir,
-        machine=paths.machine_id(),
+        machine=machine.machine_id(),
     )
 
 
@@ -240,14 +240,14 @@ def look_around(order: m.Survey, turn_to: Callable[[str, float], None]) -> m.Sur
     """Find out what ``Surveyed`` says; ``turn_to`` is told what comes next, and how many seconds it
     may take."""
     from distlaunch.core.agent.workers.temporary_directory import has_run_dir
-    from distlaunch.core.probe import paths
+    from distlaunch.core.probe import machine
     from distlaunch.core.probe.cpus import probe_cpus
     from distlaunch.core.probe.gpus import probe_gpus
     from distlaunch.core.probe.network import probe_interfaces
 
     path = os.environ.get("PATH")
     turn_to(f"the directory {order.workdir}", FILES_S)
-    problem = paths.problem_of_folder(order.workdir)
+    problem = machine.directory_problem(order.workdir)
     hint = (
         None
         if problem is None
@@ -256,7 +256,7 @@ def look_around(order: m.Survey, turn_to: Callable[[str, float], None]) -> m.Sur
     python = script_sha256 = None
     if problem is None and order.pythons:
         turn_to(f"the workers' Python ({', '.join(order.pythons)})", FILES_S)
-        python = paths.first_program(order.pythons, order.workdir, path)
+        python = machine.find_program(order.pythons, order.workdir, path)
         if (
             python is None and not order.program
         ):  # behind a program (bash, with --setup) it may yet appear
@@ -264,17 +264,17 @@ def look_around(order: m.Survey, turn_to: Callable[[str, float], None]) -> m.Sur
             hint = "--python names the workers' interpreter on the nodes"
     if problem is None and order.program:
         turn_to(f"the program {order.program}", FILES_S)
-        if paths.first_program((order.program,), order.workdir, path) is None:
+        if machine.find_program((order.program,), order.workdir, path) is None:
             problem = f"there is no program {order.program}"
     if problem is None and order.script:
         script = os.path.join(order.workdir, order.script)
         turn_to(f"the script {script}", FILES_S)
-        script_sha256, problem = paths.digest(
+        script_sha256, problem = machine.script_digest(
             script, lambda: turn_to(f"the script {script}", FILES_S)
         )
     turn_to(f"the directory {order.run_dir}", FILES_S)
     shares_run_dir = has_run_dir(order.run_dir)
-    turn_to("a driver of the GPUs", GPUS_S + paths.NAME_S + _MORE_S)
+    turn_to("a driver of the GPUs", GPUS_S + machine.NAME_S + _MORE_S)
     gpus = probe_gpus(environ=os.environ, deadline_s=GPUS_S) if order.gpus else GpuInventory()
     return answer_to(
         order,
@@ -283,12 +283,12 @@ def look_around(order: m.Survey, turn_to: Callable[[str, float], None]) -> m.Sur
             m.Interface(name=name, address=address, prefix=prefix)
             for name, address, prefix in probe_interfaces()
         ],
-        named=paths.addresses_of_own_name(socket.gethostname()),
+        named=machine.resolve_own_name(socket.gethostname()),
         gpus=gpus,
         python=python,
         script_sha256=script_sha256,
         problem=problem,
         hint=hint,
         shares_run_dir=shares_run_dir,
-        environ=paths.telling(os.environ),
+        environ=machine.device_environ(os.environ),
     )

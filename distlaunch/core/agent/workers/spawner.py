@@ -34,8 +34,8 @@ from distlaunch.core.agent.workers.process_setup import (
 from distlaunch.core.agent.workers.warm_start import WarmStart
 from distlaunch.core.agent.workers.worker_trees import WorkerTrees
 from distlaunch.core.errors import EXIT_SOFTWARE
+from distlaunch.core.model.fork import fork_from_helper, fork_helper, is_debugged
 from distlaunch.core.model.record import assert_never
-from distlaunch.core.model.unfollowed import fork_from_helper, fork_helper, is_debugged
 from distlaunch.core.protocol import spawner_messages as w
 from distlaunch.core.protocol.codec import Decoder
 

@@ -23,7 +23,7 @@ def fifo(tmp_path):
 def test_a_fifo_that_no_program_opens_is_given_up(fifo, monkeypatch):
     monkeypatch.setattr(files, "WRITER_S", 0.2)
     with pytest.raises(OSError, match="no program writes to it") as caught:
-        read_bounded(fifo, most=100, patience_s=60.0)
+        read_bounded(fifo, most=100, timeout_s=60.0)
     assert caught.value.errno == errno.ETIMEDOUT
 
 
@@ -42,7 +42,7 @@ def test_a_fifo_whose_writer_takes_its_time_is_read_to_the_end(fifo, monkeypatch
     keeper = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)  # lets the writer open it before we look
     opened.wait(20)
     try:
-        assert read_bounded(fifo, most=100, patience_s=60.0) == b"n1\nn2\n"
+        assert read_bounded(fifo, most=100, timeout_s=60.0) == b"n1\nn2\n"
     finally:
         os.close(keeper)
         writer.join()
@@ -53,11 +53,11 @@ def test_a_writer_that_never_ends_is_bounded_in_size_and_in_time(fifo):
         ["/bin/sh", "-c", f"exec yes >{fifo}"], stderr=subprocess.DEVNULL
     ) as writer:
         with pytest.raises(OSError, match="it has more than 1 MiB"):
-            read_bounded(fifo, most=1 << 20, patience_s=60.0)
+            read_bounded(fifo, most=1 << 20, timeout_s=60.0)
         assert writer.wait(20) != 0
     with subprocess.Popen(["/bin/sh", "-c", f"exec sleep 600 >{fifo}"]) as writer:
         with pytest.raises(OSError, match=r"no end of it came within 0\.3 s"):
-            read_bounded(fifo, most=100, patience_s=0.3)
+            read_bounded(fifo, most=100, timeout_s=0.3)
         writer.kill()
 
 
@@ -66,6 +66,6 @@ def test_what_a_process_substitution_writes_is_read_whole():
     os.write(writing, b"n1\n")
     os.close(writing)
     try:
-        assert read_bounded(f"/dev/fd/{reading}", most=100, patience_s=60.0) == b"n1\n"
+        assert read_bounded(f"/dev/fd/{reading}", most=100, timeout_s=60.0) == b"n1\n"
     finally:
         os.close(reading)

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from distlaunch.core.model.topology import Gpu, GpuInventory
-from distlaunch.core.probe.bounded import in_child
 from distlaunch.core.probe.gpus import probe_gpus
+from distlaunch.core.probe.isolated_call import run_in_child
 from distlaunch.core.probe.nvidia import (
     NVML_NAME,
     NvmlError,
@@ -459,15 +459,15 @@ def test_process_with_threads_asks_nvidia_smi_and_does_not_fork(machine):
 
 def test_child_that_raises_is_told_from_one_that_answers():
     until = time.monotonic() + 60
-    assert in_child(lambda: (1, "a", [None]), deadline_s=until) == ((1, "a", [None]), None)
-    assert in_child(lambda: (_ for _ in ()).throw(KeyError("x")), deadline_s=until) == (
+    assert run_in_child(lambda: (1, "a", [None]), deadline_s=until) == ((1, "a", [None]), None)
+    assert run_in_child(lambda: (_ for _ in ()).throw(KeyError("x")), deadline_s=until) == (
         None,
         "died",
     )
 
 
 def test_large_answer_of_a_child_arrives_whole():
-    assert in_child(lambda: ("x" * 1_000_000,), deadline_s=time.monotonic() + 60) == (
+    assert run_in_child(lambda: ("x" * 1_000_000,), deadline_s=time.monotonic() + 60) == (
         ("x" * 1_000_000,),
         None,
     )

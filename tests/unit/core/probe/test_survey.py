@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from distlaunch.core.probe import paths
+from distlaunch.core.probe import machine
 
 
 @pytest.fixture
@@ -18,19 +18,19 @@ def test_a_big_script_is_read_in_pieces_with_a_sign_of_life_now_and_then(tmp_pat
     path = tmp_path / "big"
     with path.open("wb") as file:
         file.truncate(200 << 20)
-    found = paths.digest(str(path), lambda: beats.append(1))
+    found = machine.script_digest(str(path), lambda: beats.append(1))
     assert found == (hashlib.sha256(bytes(200 << 20)).hexdigest(), None)
     assert len(beats) == 3
 
 
 def test_a_script_that_is_not_there_is_no_problem_yet(tmp_path, beats):
     for path in ("none.py", "none/none.py", "nul\0.py"):
-        assert paths.digest(str(tmp_path / path), beats.clear) == (None, None)
+        assert machine.script_digest(str(tmp_path / path), beats.clear) == (None, None)
 
 
 def test_a_script_that_cannot_be_read_is_one(tmp_path, beats):
     os.symlink("loop", tmp_path / "loop")
-    assert paths.digest(str(tmp_path / "loop"), beats.clear) == (
+    assert machine.script_digest(str(tmp_path / "loop"), beats.clear) == (
         None,
         f"{tmp_path}/loop cannot be read: Too many levels of symbolic links",
     )
@@ -42,12 +42,12 @@ def test_a_folder_without_permission_is_told_from_one_that_is_not_there(tmp_path
     def refuse(_path):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(paths.os, "chdir", refuse)
+    monkeypatch.setattr(machine.os, "chdir", refuse)
     assert (
-        paths.problem_of_folder(str(tmp_path))
+        machine.directory_problem(str(tmp_path))
         == f"the directory {tmp_path} cannot be entered: Permission denied"
     )
-    assert paths.problem_of_folder("a\0b") == "'a\\x00b' is no path"
+    assert machine.directory_problem("a\0b") == "'a\\x00b' is no path"
 
 
 def test_programs_are_looked_for_as_exec_does(tmp_path):
@@ -55,7 +55,7 @@ def test_programs_are_looked_for_as_exec_does(tmp_path):
     for name in ("tool", "plain"):
         (tmp_path / "bin" / name).touch()
     (tmp_path / "bin" / "tool").chmod(0o755)
-    find = paths.first_program
+    find = machine.find_program
     assert find(("plain", "tool"), "/", str(tmp_path / "bin")) == str(tmp_path / "bin" / "tool")
     assert find(("bin/tool",), str(tmp_path), None) == "bin/tool"
     assert find(("bin/plain", "bin", "./tool", ""), str(tmp_path), "/nowhere") is None
@@ -73,8 +73,8 @@ def test_the_own_name_is_asked_for_as_long_as_it_is_bearable(monkeypatch):
         return []
 
     monkeypatch.setattr(socket, "getaddrinfo", hangs)
-    monkeypatch.setattr(paths, "NAME_S", 0.05)
-    assert paths.addresses_of_own_name("me") == ()
+    monkeypatch.setattr(machine, "NAME_S", 0.05)
+    assert machine.resolve_own_name("me") == ()
     assert asked.is_set()
     answered.set()
 
@@ -86,10 +86,10 @@ def test_the_resolvers_order_is_kept(monkeypatch):
         (socket.AF_INET, 1, 6, "", ("10.0.0.1", 0)),
     ]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_args, **_kwargs: found)
-    assert paths.addresses_of_own_name("me") == ("fe80::1", "10.0.0.1")
+    assert machine.resolve_own_name("me") == ("fe80::1", "10.0.0.1")
 
 
 def test_what_a_plan_must_know_of_the_environment_is_kept():
-    assert paths.telling(
+    assert machine.device_environ(
         {"CUDA_VISIBLE_DEVICES": "0", "HOME": "/", "NCCL_SOCKET_IFNAME": "ib0"}
     ) == {"CUDA_VISIBLE_DEVICES": "0", "NCCL_SOCKET_IFNAME": "ib0"}

@@ -1,8 +1,8 @@
-"""Ask a driver that may hang or crash, without hanging or crashing with it.
+"""Call a driver that may hang or crash, without hanging or crashing.
 
-A process stuck in a wedged driver cannot even be killed, and a thread stuck there keeps its process
-from ending. So the asking happens in a child that is left behind, killed, when the deadline has
-passed.
+A process stuck in a driver cannot be killed, and a thread stuck there keeps its process from
+exiting. So a child process makes the call. It is killed at the deadline, and abandoned if it does
+not end.
 """
 
 from __future__ import annotations
@@ -17,31 +17,32 @@ from typing import Any, Literal
 
 Failure = Literal["late", "died"]
 Plain = tuple[Any, ...]
-"""What travels from the child: tuples, lists, strings and numbers, as marshal takes them."""
+"""Result of the child: tuples, lists, strings and numbers, as marshal can write them."""
 
 _REAP_S = 0.2
-"""How long to wait for the end of a child that has answered or was killed: in a wedged driver, it
-may never come."""
+"""How long to wait for the child to end. A child stuck in a driver may never end."""
 
 
-def single_threaded() -> bool:
-    """Return whether forking without exec is safe here: with other threads a lock may stay held in
-    the child."""
+def is_single_threaded() -> bool:
+    """Return whether this process has one thread, so that it can fork without exec.
+
+    With other threads, the child might inherit a lock that is never released.
+    """
     try:
         return len(os.listdir("/proc/self/task")) == 1
     except OSError:
         return False
 
 
-def in_child(
+def run_in_child(
     work: Callable[[], Plain], *, deadline_s: float
 ) -> tuple[Plain, None] | tuple[None, Failure]:
     """Run ``work`` in a forked child and return its result, or how it failed.
 
-    Call it only where ``single_threaded()``. ``deadline_s`` is monotonic time.
+    Call it only if ``is_single_threaded()``. ``deadline_s`` is monotonic time.
     """
     reader, writer = os.pipe()
-    # Our signal handlers must not run in the child: they would act on the parent's pipes.
+    # The child must not run our signal handlers: they would write to the parent's pipes.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
         pid = os.fork()
@@ -88,7 +89,7 @@ def _read_all(reader: int, deadline_s: float) -> bytes | None:
 
 
 def _end(pid: int) -> None:
-    """Kill the child, if it is still there, and reap it, if it lets itself be reaped."""
+    """Kill and reap the child, waiting at most ``_REAP_S`` for it."""
     until = time.monotonic() + _REAP_S
     try:
         os.kill(pid, signal.SIGKILL)

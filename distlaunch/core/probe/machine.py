@@ -1,6 +1,6 @@
-"""What a node is asked before workers are sent to it: folders, programs, the script.
+"""Check on a node what its workers need: directory, programs, the script, names.
 
-Each of these may wait for a file server that does not answer; whoever calls does so in a child.
+Each call may block on a file server that does not answer, so it is made in a child process.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import stat
 from collections.abc import Callable, Iterable, Mapping
 
 from distlaunch.core.model.variables import DEVICE_MASKS
-from distlaunch.core.probe.network import Address, look_up
+from distlaunch.core.probe.network import Address, resolve_in_thread
 
 NAME_S = 1.0
-"""How long the resolver may take to say what the own host name stands for."""
+"""How long the resolver may take to resolve this machine's host name."""
 _PIECE_BYTES = 1 << 20
 _BEAT_PIECES = 64
 
-OF_THE_NODE = DEVICE_MASKS | {
+DEVICE_VARIABLES = DEVICE_MASKS | {
     "NVIDIA_VISIBLE_DEVICES",
     "CUDA_DEVICE_ORDER",
     "SLURM_STEP_GPUS",
@@ -27,20 +27,21 @@ OF_THE_NODE = DEVICE_MASKS | {
     "NCCL_SOCKET_IFNAME",
     "TP_SOCKET_IFNAME",
 }
-"""Variables of a node that decide which devices a worker there sees, in what order, and by which
-interface it talks."""
+"""Variables of a node that decide which devices its workers see, in which order, and which network
+interface they use.
+"""
 
 
-def telling(environ: Mapping[str, str]) -> dict[str, str]:
-    """Keep what a plan must know of a node's own environment."""
-    return {name: value for name, value in environ.items() if name in OF_THE_NODE}
+def device_environ(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of a node's environment that a plan depends on."""
+    return {name: value for name, value in environ.items() if name in DEVICE_VARIABLES}
 
 
 def machine_id() -> str:
-    """Return what tells this machine from others under any name; empty if the kernel does not tell.
+    """Return an id of this machine that does not depend on its name; empty if it is not known.
 
-    Of the system's start, and of the namespaces of processes, network and mounts: two containers
-    on one host are two machines.
+    It consists of the boot id and the PID, network and mount namespaces: two containers on one host
+    count as two machines.
     """
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
@@ -51,8 +52,11 @@ def machine_id() -> str:
     return " ".join((started, *spaces))
 
 
-def problem_of_folder(path: str) -> str | None:
-    """Say why workers cannot run in a folder, as a clause; enters it to see."""
+def directory_problem(path: str) -> str | None:
+    """Return a clause that says why workers cannot run in a directory; None if they can.
+
+    Changes to the directory in order to try it.
+    """
     try:
         if not stat.S_ISDIR(os.stat(path).st_mode):
             return f"{path} is no directory"
@@ -66,27 +70,28 @@ def problem_of_folder(path: str) -> str | None:
     return None
 
 
-def first_program(names: Iterable[str], workdir: str, path: str | None) -> str | None:
-    """Find the first of these programs that may be run: a path, from ``workdir`` on, or a word to
-    be found on PATH."""
+def find_program(names: Iterable[str], workdir: str, path: str | None) -> str | None:
+    """Return the first of these programs that can be executed; None if there is none.
+
+    A name with a slash is a path relative to ``workdir``; other names are searched on ``path``.
+    """
     for name in names:
         if "/" in name:
             place = os.path.join(workdir, name)
             if os.path.isfile(place) and os.access(place, os.X_OK):
                 return name
         elif name:
-            import shutil  # 2 ms: it loads every module of compression
+            import shutil  # 2 ms: it imports all compression modules
 
             if (found := shutil.which(name, path=path)) is not None:
                 return found
     return None
 
 
-def digest(path: str, beat: Callable[[], None]) -> tuple[str | None, str | None]:
-    """Return the SHA-256 of a script (of a folder's ``__main__.py``), or, if it is there, why it
-    cannot be read.
+def script_digest(path: str, beat: Callable[[], None]) -> tuple[str | None, str | None]:
+    """Return the SHA-256 of a script (of a directory's ``__main__.py``), and why it cannot be read.
 
-    Neither if there is none. ``beat`` is called now and then.
+    Both are None if the script does not exist. ``beat`` is called every 64 MiB.
     """
     if os.path.isdir(path):
         path = os.path.join(path, "__main__.py")
@@ -118,11 +123,13 @@ def digest(path: str, beat: Callable[[], None]) -> tuple[str | None, str | None]
         os.close(descriptor)
 
 
-def addresses_of_own_name(name: str) -> tuple[str, ...]:
-    """Ask the resolver, for a bounded time, what the own host name stands for; in its order."""
+def resolve_own_name(name: str) -> tuple[str, ...]:
+    """Return the addresses of a host name in the resolver's order; empty after ``NAME_S`` without
+    answer.
+    """
     answer: queue.SimpleQueue[list[Address] | OSError | UnicodeError] = queue.SimpleQueue()
     try:
-        look_up(name, 0, answer.put)
+        resolve_in_thread(name, 0, answer.put)
         found = answer.get(timeout=NAME_S)
     except (RuntimeError, queue.Empty):
         return ()
