@@ -40,7 +40,7 @@ def show_page(topic: str) -> None:
 
 def _files() -> dict[str, str]:
     docs = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "docs")
-    found = {}
+    found: dict[str, str] = {}
     for folder in _FOLDERS:
         path = os.path.join(docs, folder)
         names = sorted(os.listdir(path)) if os.path.isdir(path) else []
