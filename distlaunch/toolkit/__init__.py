@@ -1,6 +1,6 @@
-"""The worker side, for training scripts: ``from distlaunch.toolkit import init, wrap, heartbeat``.
+"""API for training scripts: ``from distlaunch.toolkit import init, wrap, heartbeat``.
 
-A name is imported when it is asked for, so that ``heartbeat`` alone does not import torch.
+Names are imported lazily, so that importing ``heartbeat`` alone does not import torch.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
-"""Who this worker is, and what it needs before it trains: a device, a process group, random seeds.
+"""``init``: set up a worker's device, process group and random seeds.
 
-Under a launcher that sets ``RANK`` and the other variables of torchrun the group is formed with the
-other workers; in a plain ``python train.py`` it is a group of one, so that the same script works.
-
-Which device a worker trains on.
+Under a launcher that sets ``RANK`` and torchrun's other variables, all workers form one process
+group. In a plain ``python train.py`` the group has one worker, so that the same script works.
 """
 
 from __future__ import annotations
@@ -34,21 +32,23 @@ from distlaunch.toolkit.wait_at_end import end_process_group
 from distlaunch.toolkit.wrap_options import (
     Strategy,
     collective_timeout_s,
-    launched_strategy,
-    near_name,
+    name_hint,
+    strategy_of_backend,
 )
 
-_NEEDED = ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_REQUIRED = ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _OTHER_LAUNCHERS = {
     "OMPI_COMM_WORLD_SIZE": "mpirun",
     "PMI_SIZE": "mpirun",
     "SLURM_STEP_NUM_TASKS": "srun",
     "HOROVOD_SIZE": "horovodrun",
 }
-"""Variables of launchers that start several workers without torchrun's variables: each would train
-for itself."""
+"""Variables by which other launchers are recognized, and the names of those launchers.
 
-_LOCAL = {
+Their workers have no ``RANK``, so each would train alone.
+"""
+
+_LOCAL_RANK_VARIABLES = {
     "LOCAL_RANK": (
         "SLURM_LOCALID",
         "OMPI_COMM_WORLD_LOCAL_RANK",
@@ -57,38 +57,40 @@ _LOCAL = {
     ),
     "LOCAL_WORLD_SIZE": ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"),
 }
-"""What those launchers set that say a worker's place on its node, for scripts that make RANK of
-their variables."""
+"""Variables of other launchers that stand in for LOCAL_RANK and LOCAL_WORLD_SIZE.
 
-_SETTLE_S = 0.1
-"""So long a group that is left as it is has to let go of its last tensor: its threads abort a
-Python that has ended."""
+Used by scripts that set RANK from such a launcher's variables.
+"""
+
+_EXIT_PAUSE_S = 0.1
+"""Pause before exit if the group is not destroyed.
+
+gloo's threads abort a Python that exits while they hold a tensor; this gives them time to release
+it.
+"""
 
 
-class _Default(int):
-    """A number that nobody gave: it is told by its identity from the same one that somebody
-    gives."""
+class _NotGiven(int):
+    """Marks an argument that was not given. Compared by identity, so that an explicit 0 differs."""
 
 
-_SEED = _Default(0)
+_DEFAULT_SEED = _NotGiven(0)
 _current: Context | None = None
-_asked: Mapping[str, object] = {}
-"""What ``init`` was called with."""
+_arguments: Mapping[str, object] = {}
+"""The arguments of the first ``init`` call."""
 _stores: dict[tuple[object, ...], tuple[Any, Iterator[int]]] = {}
-"""By process and environment: the store by which the workers find each other, and the numbers of
-its groups.
+"""The store of each process and environment, and the numbers of the groups made with it.
 
-One that has failed counts, too, as for torch, which numbers those itself: it is tried again by all
-workers or by none.
+A group whose creation failed is counted, too: either all workers try again or none does.
 """
 _store: Any = None
-"""That of the group."""
-_owner = 0
-"""The process that called ``init``; a forked one does not end its group."""
+"""The store of the current group."""
+_owner_pid = 0
+"""The process that called ``init``. A forked child does not destroy the group."""
 
 
 class Context(Record):
-    """What ``init`` found. As a context manager it ends the group where its block ends."""
+    """What ``init`` returns. Used as a context manager, it ends the process group on exit."""
 
     rank: int
     local_rank: int
@@ -96,19 +98,20 @@ class Context(Record):
     local_world_size: int
     device: torch.device
     backend: str
-    """What communicates: ``gloo``, or ``cpu:gloo,cuda:nccl``, each with the tensors of its
-    device."""
+    """The communication backend: ``gloo``, or one per device type as in ``cpu:gloo,cuda:nccl``."""
     strategy: Strategy
-    """What ``wrap`` does."""
+    """How ``wrap`` distributes the model."""
     attempt: int
     """How often the job has been restarted."""
     seed: int | None
-    """Of this rank; None if nothing was seeded."""
+    """The seed of this rank; None if nothing was seeded."""
 
     def close(self) -> None:
-        """Wait for the other workers, at most 10 s, and end the group if they come. Python's end
-        does so by itself."""
-        _end(clean=True)
+        """Wait up to 10 s for the other workers; destroy the process group if all have come.
+
+        Happens by itself when Python exits.
+        """
+        _end_group(clean=True)
 
     def __enter__(self) -> Context:  # noqa: PYI034 - Self is Python 3.11's
         return self
@@ -119,101 +122,104 @@ class Context(Record):
         error: BaseException | None,
         _trace: TracebackType | None,
     ) -> None:
-        _end(clean=error is None or (isinstance(error, SystemExit) and not error.code))
+        _end_group(clean=error is None or (isinstance(error, SystemExit) and not error.code))
 
 
 def init(
     *,
-    seed: int | None = _SEED,
+    seed: int | None = _DEFAULT_SEED,
     device: str | torch.device | None = None,
     backend: str | None = None,
     collective_timeout: float | None = None,
     **unknown: NoReturn,
 ) -> Context:
-    """Choose and set the device, form the process group and seed the random generators. Again: the
-    same context.
+    """Choose the device, form the process group and seed the random generators.
 
-    What is given again has to be what it was; all may be left out, or be None (``seed`` not: that
-    is a choice).
+    A second call returns the same context. Arguments given again must equal those of the first
+    call; they may be left out or None (except ``seed``, where None means no seeding).
 
-    ``device``: ``cpu``, ``cuda``, …; by default what is there, an accelerator before the CPU.
-    ``backend``: by default the device's own (nccl, gloo), with gloo for tensors on the CPU.
-    ``collective_timeout``: seconds after which a collective is given up; the launcher's ``-o
-    collective-timeout`` wins. ``seed`` (0): ``random``, numpy and torch get it on rank 0, and on
-    every other rank one made of it and the rank; None leaves them alone.
+    ``device``: ``cpu``, ``cuda``, …; by default an accelerator if there is one, else the CPU.
+    ``backend``: by default the one of the device (nccl, gloo), with gloo for CPU tensors.
+    ``collective_timeout``: seconds after which a collective fails; the launcher's ``-o
+    collective-timeout`` takes precedence. ``seed``: rank 0 seeds ``random``, numpy and torch with
+    it, every other rank with a number derived from it and the rank; None seeds nothing.
 
-    At Python's end the group is ended when all workers have come so far, which each waits for at
-    most 10 s, and after an exception not at all. Raises ToolkitError for an environment that is not
-    whole, a device that is not there, and arguments that are unknown or others than before.
+    When Python exits, each worker waits up to 10 s for the others and then destroys the group.
+    After an exception it does not wait. Raises ToolkitError for incomplete variables, a missing
+    device, unknown arguments, and arguments that differ from the first call's.
     """
-    global _current, _owner, _asked  # noqa: PLW0603 - one group a process, as in torch
-    asked: dict[str, object] = {
+    global _current, _owner_pid, _arguments  # noqa: PLW0603 - one group a process, as in torch
+    arguments: dict[str, object] = {
         "seed": seed,
         "device": None if device is None else str(device),
         "backend": backend,
         "collective_timeout": collective_timeout,
     }
     for name in unknown:
-        raise ToolkitError(f"init() takes no {quoted(name)}", hint=near_name(name, list(asked)))
-    if _current is not None and _owner == os.getpid():
-        _check_again(asked)
+        raise ToolkitError(f"init() takes no {quoted(name)}", hint=name_hint(name, list(arguments)))
+    if _current is not None and _owner_pid == os.getpid():
+        _check_repeated_call(arguments)
         return _current
     if _current is not None:
         raise ToolkitError(
-            "init() in a forked process: the process group is its parent's",
-            hint="call it in workers of the launcher",
+            "init() was called in a forked process, whose parent has the process group",
+            hint="call it only in the processes that the launcher starts",
         )
     if dist.is_initialized():
         raise ToolkitError(
-            "init() comes too late: there is a process group",
-            hint="init() makes it: drop the other one",
+            "init() was called after the process group had been formed",
+            hint="remove init_process_group(): init() forms the group",
         )
-    _check(seed, backend)
-    place = _place(os.environ)
+    _check_arguments(seed, backend)
+    ranks = _read_ranks(os.environ)
     chosen = choose_device(
-        device, place["LOCAL_RANK"], shared=backend == "gloo", environ=os.environ
+        device, ranks["LOCAL_RANK"], shared=backend == "gloo", environ=os.environ
     )
     if backend is None:
         backend = (
             "gloo"
             if chosen.type == "cpu"
-            else f"cpu:gloo,{chosen.type}:{_own_backend(chosen.type)}"
+            else f"cpu:gloo,{chosen.type}:{_default_backend(chosen.type)}"
         )
     elif chosen.type == "cpu" and "nccl" in backend:
         raise ToolkitError(
             f"init(backend={backend!r}): this worker has no GPU", hint="leave backend out"
         )
-    set_device = getattr(
-        getattr(torch, chosen.type), "set_device", None
-    )  # of a Mac there is only one
+    # torch.mps has no set_device
+    set_device = getattr(getattr(torch, chosen.type), "set_device", None)
     if chosen.type != "cpu" and set_device is not None:
         set_device(chosen)
     seconds = collective_timeout_s(collective_timeout)
-    strategy = launched_strategy()
-    _form(place, backend, None if seconds is None else timedelta(seconds=seconds), strategy)
-    seed = None if seed is None else _of_rank(int(seed), place["RANK"])
+    strategy = strategy_of_backend()
+    _init_process_group(
+        ranks, backend, None if seconds is None else timedelta(seconds=seconds), strategy
+    )
+    seed = None if seed is None else _rank_seed(int(seed), ranks["RANK"])
     if seed is not None:
-        _sow(seed)
-    if _owner != os.getpid():
+        _seed_generators(seed)
+    if _owner_pid != os.getpid():
         atexit.register(_at_exit)
-    _owner, _asked = os.getpid(), asked
+    _owner_pid, _arguments = os.getpid(), arguments
     _current = Context(
-        rank=place["RANK"],
-        local_rank=place["LOCAL_RANK"],
-        world_size=place["WORLD_SIZE"],
-        local_world_size=place["LOCAL_WORLD_SIZE"],
+        rank=ranks["RANK"],
+        local_rank=ranks["LOCAL_RANK"],
+        world_size=ranks["WORLD_SIZE"],
+        local_world_size=ranks["LOCAL_WORLD_SIZE"],
         device=chosen,
         backend=backend,
         strategy=strategy,
-        attempt=place["TORCHELASTIC_RESTART_COUNT"],
+        attempt=ranks["TORCHELASTIC_RESTART_COUNT"],
         seed=seed,
     )
     return _current
 
 
 def current(caller: str) -> Context:
-    """Return what ``init`` gave. Raises ToolkitError if it was not called."""
-    if _current is None or _owner != os.getpid():
+    """Return the context of ``init``. Raises ToolkitError if ``init`` was not called.
+
+    ``caller``: name of the calling function, for the message.
+    """
+    if _current is None or _owner_pid != os.getpid():
         raise ToolkitError(
             f"{caller}() needs a process group", hint="call distlaunch.toolkit.init() before it"
         )
@@ -221,21 +227,21 @@ def current(caller: str) -> Context:
 
 
 def group_store() -> Any:
-    """Return the store by which the workers of the group have found each other."""
+    """Return the rendezvous store of the process group."""
     return _store
 
 
-def _check_again(asked: Mapping[str, object]) -> None:
-    for name, value in asked.items():
-        is_given = value is not (_SEED if name == "seed" else None)
-        if is_given and value != _asked[name]:
+def _check_repeated_call(arguments: Mapping[str, object]) -> None:
+    for name, value in arguments.items():
+        is_given = value is not (_DEFAULT_SEED if name == "seed" else None)
+        if is_given and value != _arguments[name]:
             raise ToolkitError(
-                f"init({name}={value!r}): it was called before, with {name}={_asked[name]!r}",
-                hint="end that one first: close(), or a with block",
+                f"init({name}={value!r}): init() was called before with {name}={_arguments[name]!r}",
+                hint="close the first context before: close(), or a with block",
             )
 
 
-def _check(seed: object, backend: str | None) -> None:
+def _check_arguments(seed: object, backend: str | None) -> None:
     if seed is not None and (not isinstance(seed, int) or not -(1 << 63) <= seed < 1 << 64):
         raise ToolkitError(
             f"init(seed=...) is {quoted(str(seed))}",
@@ -252,29 +258,28 @@ def _check(seed: object, backend: str | None) -> None:
         )
 
 
-def _place(environ: Mapping[str, str]) -> dict[str, int]:
-    """Read the worker's place among the others; a world of one where no launcher tells."""
+def _read_ranks(environ: Mapping[str, str]) -> dict[str, int]:
+    """Return the validated rank variables; those of a single worker if no launcher set any."""
     if "RANK" not in environ:
         for name, launcher in _OTHER_LAUNCHERS.items():
             if environ.get(name, "").isdecimal() and int(environ[name]) > 1:
                 raise ToolkitError(
                     f"{launcher} has started {environ[name]} workers ({name}), and none has a RANK",
-                    hint="distlaunch train in its place, or have RANK, WORLD_SIZE, LOCAL_RANK, "
-                    "LOCAL_WORLD_SIZE, "
-                    "MASTER_ADDR and MASTER_PORT set",
+                    hint=f"use distlaunch train instead of {launcher}, or set RANK, WORLD_SIZE, "
+                    "LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT",
                 )
         environ = {}
     elif not environ["RANK"]:
         raise ToolkitError(
             "RANK is empty", hint="a launcher sets it to a number; without one, unset RANK"
         )
-    elif missing := [name for name in _NEEDED if not environ.get(name)]:
+    elif missing := [name for name in _REQUIRED if not environ.get(name)]:
         raise ToolkitError(
             f"RANK is set, but not {' and '.join(missing)}",
             hint="a launcher sets all of them; without it, unset RANK",
         )
-    environ = {**environ, **_on_its_node(environ)}
-    place = {
+    environ = {**environ, **_local_rank_variables(environ)}
+    ranks = {
         name: _number(environ, name, default)
         for name, default in (
             ("RANK", 0),
@@ -283,37 +288,36 @@ def _place(environ: Mapping[str, str]) -> dict[str, int]:
             ("TORCHELASTIC_RESTART_COUNT", 0),
         )
     }
-    if not place["RANK"] < place["WORLD_SIZE"]:
+    if not ranks["RANK"] < ranks["WORLD_SIZE"]:
         raise ToolkitError(
-            f"RANK is {place['RANK']}, but WORLD_SIZE {place['WORLD_SIZE']}",
+            f"RANK is {ranks['RANK']}, but WORLD_SIZE {ranks['WORLD_SIZE']}",
             hint="ranks count from 0",
         )
-    if not environ.get("LOCAL_RANK") and place["WORLD_SIZE"] > 1:
+    if not environ.get("LOCAL_RANK") and ranks["WORLD_SIZE"] > 1:
         raise ToolkitError(
             "RANK is set, but not LOCAL_RANK",
-            hint="a launcher sets it and LOCAL_WORLD_SIZE: the place on this node",
+            hint="a launcher sets it and LOCAL_WORLD_SIZE, which count the workers of this node",
         )
-    place["LOCAL_WORLD_SIZE"] = _number(environ, "LOCAL_WORLD_SIZE", 1)
+    ranks["LOCAL_WORLD_SIZE"] = _number(environ, "LOCAL_WORLD_SIZE", 1)
     if (
         environ.get("LOCAL_WORLD_SIZE")
-        and not place["LOCAL_RANK"] < place["LOCAL_WORLD_SIZE"] <= place["WORLD_SIZE"]
+        and not ranks["LOCAL_RANK"] < ranks["LOCAL_WORLD_SIZE"] <= ranks["WORLD_SIZE"]
     ):
         raise ToolkitError(
-            f"LOCAL_RANK is {place['LOCAL_RANK']}, LOCAL_WORLD_SIZE {place['LOCAL_WORLD_SIZE']} "
-            "and WORLD_SIZE "
-            f"{place['WORLD_SIZE']}",
+            f"LOCAL_RANK is {ranks['LOCAL_RANK']}, LOCAL_WORLD_SIZE {ranks['LOCAL_WORLD_SIZE']} "
+            f"and WORLD_SIZE {ranks['WORLD_SIZE']}",
             hint="local ranks count the workers of a node, from 0",
         )
     if environ and _number(environ, "MASTER_PORT", 0) >= 1 << 16:
         raise ToolkitError(f"MASTER_PORT is {environ['MASTER_PORT']}", hint="ports end at 65535")
-    return place
+    return ranks
 
 
-def _on_its_node(environ: Mapping[str, str]) -> dict[str, str]:
-    """Take from other launchers' variables what is not set of a worker's place on its node."""
+def _local_rank_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return LOCAL_RANK and LOCAL_WORLD_SIZE from another launcher's variables, where unset."""
     found = {
         name: [environ[other] for other in others if environ.get(other)]
-        for name, others in _LOCAL.items()
+        for name, others in _LOCAL_RANK_VARIABLES.items()
         if environ and not environ.get(name)
     }
     alike = re.fullmatch(
@@ -331,42 +335,41 @@ def _number(environ: Mapping[str, str], name: str, default: int) -> int:
     return int(text)
 
 
-def _own_backend(kind: str) -> str:
-    if kind == "cuda":  # also ROCm, whose RCCL goes by the same name
+def _default_backend(kind: str) -> str:
+    if kind == "cuda":  # also ROCm, where torch calls RCCL nccl
         return "nccl"
     if not hasattr(dist, "get_default_backend_for_device"):  # before torch 2.5
-        raise ToolkitError(f"which backend {kind} has is not known", hint="init(backend=...)")
+        raise ToolkitError(
+            f"the communication backend for {kind} is not known", hint="init(backend=...)"
+        )
     return str(dist.get_default_backend_for_device(kind))
 
 
-def _form(
-    place: Mapping[str, int], backend: str, timeout: timedelta | None, strategy: Strategy
+def _init_process_group(
+    ranks: Mapping[str, int], backend: str, timeout: timedelta | None, strategy: Strategy
 ) -> None:
-    """Form the group of all workers."""
     global _store  # noqa: PLW0603 - as in init
-    rank, world = place["RANK"], place["WORLD_SIZE"]
+    rank, world = ranks["RANK"], ranks["WORLD_SIZE"]
     store: Any
     if strategy == "horovod":
-        from distlaunch.toolkit.horovod import rendezvous
+        from distlaunch.toolkit.horovod import start_horovod
 
-        store = rendezvous(rank, world)
+        store = start_horovod(rank, world)
     elif "RANK" in os.environ:
-        store = _meet(rank, world, timeout or default_pg_timeout)
+        store = _rendezvous_store(rank, world, timeout or default_pg_timeout)
     else:
         store = dist.HashStore()  # type: ignore[attr-defined] # it is documented there
     _store = store
     dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timeout)
 
 
-def _meet(rank: int, world: int, timeout: timedelta) -> Any:
-    """Have the workers find each other as torch does; give what is then kept of it, with keys of
-    each group's own.
+def _rendezvous_store(rank: int, world: int, timeout: timedelta) -> Any:
+    """Rendezvous as torch does, and return a store with a key prefix for this group alone.
 
-    torch numbers its groups anew when all have ended, and takes what earlier ones have written for
-    the new ones' where the store is still there: it is torchrun's, somebody keeps a group, or rank
-    0 has not ended it yet.
+    torch numbers groups from 0 again when all have been destroyed. If the store outlives them
+    (torchrun's does), a new group would read the keys of an earlier one.
     """
-    where = (os.getpid(), *(os.environ[name] for name in ("RANK", *_NEEDED)))
+    where = (os.getpid(), *(os.environ[name] for name in ("RANK", *_REQUIRED)))
     if where not in _stores:
         store, _, _ = next(rendezvous("env://", rank, world, timeout=timeout))
         _stores[where] = store, count(1)
@@ -376,95 +379,103 @@ def _meet(rank: int, world: int, timeout: timedelta) -> Any:
     return own
 
 
-def _of_rank(seed: int, rank: int) -> int:
-    """Make a rank's seed: ``seed + rank`` would give rank 1 what rank 0 has in the run with the
-    next seed."""
+def _rank_seed(seed: int, rank: int) -> int:
+    """Derive a rank's seed by hashing.
+
+    With ``seed + rank``, rank 1 would repeat rank 0 of a run with the next seed.
+    """
     if rank == 0:
         return seed
     return int.from_bytes(blake2b(f"{seed} {rank}".encode(), digest_size=4).digest(), "big")
 
 
-def _sow(seed: int) -> None:
+def _seed_generators(seed: int) -> None:
     random.seed(seed)
     torch.manual_seed(seed)  # of all devices
-    if "numpy" in sys.modules:  # torch has loaded it if it is there
+    if "numpy" in sys.modules:  # torch imports numpy if it is installed
         import numpy as np
 
         np.random.seed(seed % (1 << 32))  # noqa: NPY002 - the generator that scripts share
 
 
 def _at_exit() -> None:
-    _end(clean=getattr(sys, "last_type", None) is None)
+    _end_group(clean=getattr(sys, "last_type", None) is None)
 
 
-def _end(*, clean: bool) -> None:
-    """End the group. After an exception the others are somewhere else: neither waiting nor ending
-    it would return."""
+def _end_group(*, clean: bool) -> None:
+    """End the group.
+
+    After an exception the group is not destroyed: the other workers are elsewhere, so waiting for
+    them or destroying it would hang.
+    """
     global _current, _store  # noqa: PLW0603 - as in init
-    if _current is None or _owner != os.getpid():
+    if _current is None or _owner_pid != os.getpid():
         return
     _current = _store = None
     if clean or (dist.is_initialized() and dist.get_world_size() == 1):
         end_process_group()
     else:
-        time.sleep(_SETTLE_S)
+        time.sleep(_EXIT_PAUSE_S)
 
 
 _NONE_VISIBLE = {"", "-1"}
 
 
 def choose_device(
-    asked: str | torch.device | None, local_rank: int, *, shared: bool, environ: Mapping[str, str]
+    requested: str | torch.device | None,
+    local_rank: int,
+    *,
+    shared: bool,
+    environ: Mapping[str, str],
 ) -> torch.device:
-    """Choose the device of this local rank. Raises ToolkitError where it is not there.
+    """Return the device of this local rank. Raises ToolkitError if it does not exist.
 
-    ``shared``: more workers than devices take them in turn.
+    ``shared``: if there are more workers than devices, several workers share one.
     """
-    there = _accelerator()
-    if asked is None:
-        if there is None and "DISTLAUNCH_JOB_ID" in environ:
+    accelerator = _accelerator()
+    if requested is None:
+        if accelerator is None and "DISTLAUNCH_JOB_ID" in environ:
             _refuse_idle_devices(environ)
-        kind = there or "cpu"
+        kind = accelerator or "cpu"
     else:
-        kind = _kind(asked, there)
+        kind = _device_type(requested, accelerator)
     if kind == "cpu":
         return torch.device("cpu")
     count = getattr(torch, kind).device_count()
     if count == 1 and local_rank and not shared:
         raise ToolkitError(
             f"local rank {local_rank} has no device: torch sees one of {kind} here",
-            hint="where each worker is given a device of its own (srun --gpus-per-task), have "
-            "LOCAL_RANK=0 set for "
-            "all; else start no more workers than devices, or have them share: "
+            hint="if each worker sees only its own device (srun --gpus-per-task), set LOCAL_RANK=0 "
+            "for all; otherwise start no more workers than devices, or share them: "
             'init(backend="gloo")',
         )
     if local_rank >= count and not shared:
         raise ToolkitError(
             f"local rank {local_rank} has no device: torch sees {count} of {kind} here",
-            hint='start no more workers than devices, or have them share: init(backend="gloo")',
+            hint='start no more workers than devices, or share them: init(backend="gloo")',
         )
     return torch.device(kind, local_rank % count)
 
 
-def _kind(asked: str | torch.device, there: str | None) -> str:
-    """Read which kind of device was asked for; the local rank chooses among those of a kind."""
-    written = f"init(device={str(asked)!r})"
+def _device_type(requested: str | torch.device, accelerator: str | None) -> str:
+    """Return the type of the requested device. Refuses an index, because LOCAL_RANK chooses it."""
+    written = f"init(device={str(requested)!r})"
     try:
-        device = torch.device(asked)
+        device = torch.device(requested)
     except (RuntimeError, TypeError) as exc:
         raise ToolkitError(
             f"{written}: torch knows no such device", hint="'cpu', 'cuda', or leave it out"
         ) from exc
-    if device.type not in {"cpu", there}:
-        seen = f"only {there}" if there else "no accelerator"
+    if device.type not in {"cpu", accelerator}:
+        seen = f"only {accelerator}" if accelerator else "no accelerator"
         raise ToolkitError(
             f"{written}: torch {torch.__version__} sees {seen} here",
-            hint="leave device out to take what is there",
+            hint="leave device out to use what there is",
         )
     if device.type != "cpu" and device.index is not None:
         raise ToolkitError(
-            f"{written}: the local rank chooses which one",
-            hint=f"init(device={device.type!r}), or distlaunch --gpus",
+            f"{written}: the number of the device comes from LOCAL_RANK",
+            hint=f"init(device={device.type!r}); distlaunch --gpus chooses among devices",
         )
     return device.type
 
@@ -479,12 +490,11 @@ def _accelerator() -> str | None:
 
 
 def _refuse_idle_devices(environ: Mapping[str, str]) -> None:
-    """Raise ToolkitError where the launcher gave devices to this worker: it is not meant to train
-    on the CPU."""
+    """Raise ToolkitError if the launcher assigned GPUs to this worker but torch sees none."""
     for name in sorted(DEVICE_MASKS):
         if environ.get(name, "") not in _NONE_VISIBLE:
             raise ToolkitError(
                 f"{name}={environ[name]}, but torch {torch.__version__} sees no accelerator",
-                hint="is that torch built for it, and is the driver new enough? init(device='cpu') "
-                "trains without",
+                hint="check that torch is built for it and that the driver is new enough; "
+                "init(device='cpu') trains without",
             )

@@ -1,7 +1,7 @@
-"""Which group of an optimizer is which one of a checkpoint, and optimizers' states as they were.
+"""Match an optimizer's parameter groups with a checkpoint's, and load optimizer state.
 
-Groups have no names. A group is the one of the checkpoint that has the same parameters, whatever
-the order of groups and of optimizers is.
+Parameter groups have no names. Two groups match if they have the same parameters, whatever their
+order.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from typing import Any
 
 import torch
 
-_SHOWN = 3
+_MAX_SHOWN = 3
 
 
 def match_groups(
     here: Sequence[Collection[str]], there: Sequence[Collection[str]]
 ) -> tuple[dict[int, int], list[str]]:
-    """Find for each group here the number of the group of the checkpoint that has the same
-    parameters.
+    """Match each parameter group here with the one in the checkpoint that has the same parameters.
 
-    Both list the names of each group's parameters. Returns the numbers there by the numbers here,
-    and the differences in words: the numbers are complete only if there are no differences.
+    Both arguments list the names of each group's parameters. Returns the checkpoint's group number
+    by the number here, and the differences as text. The numbers are complete only if there are no
+    differences.
     """
     free = dict(enumerate(map(frozenset, there)))
     found: dict[int, int] = {}
@@ -55,31 +55,30 @@ def differing_classes(
     names: Sequence[Collection[str]],
     found: dict[int, int],
 ) -> list[str]:
-    """Describe the groups whose optimizer is of another class than in the checkpoint.
+    """Describe the groups whose optimizer has another class than in the checkpoint.
 
-    ``here``, ``there``: the class of each group's optimizer. ``names``: of the parameters of each
-    group here. ``found``: what ``match_groups`` has returned.
+    ``here``, ``there``: the class of each group's optimizer. ``names``: the parameters of each
+    group here. ``found``: the result of ``match_groups``.
     """
     return [
-        f"{_some(names[number])}: the optimizer was {there[other]}, and is {here[number]} here"
+        f"{_shown_names(names[number])}: the optimizer was {there[other]}, and is {here[number]} here"
         for number, other in found.items()
         if here[number] != there[other]
     ]
 
 
-def _some(names: Collection[str]) -> str:
+def _shown_names(names: Collection[str]) -> str:
     if not names:
         return "a parameter group without parameters"
-    more = f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
-    return ", ".join(list(names)[:_SHOWN]) + more
+    more = f" and {len(names) - _MAX_SHOWN:,} more" if len(names) > _MAX_SHOWN else ""
+    return ", ".join(list(names)[:_MAX_SHOWN]) + more
 
 
 def load_optimizer_state(optimizer: torch.optim.Optimizer, whole: dict[str, Any]) -> None:
-    """Load what ``state_dict()`` has given, each tensor in its own type: a master copy in fp32 of a
-    weight in bf16.
+    """Load a ``state_dict`` without changing the types of its tensors.
 
-    Where it is, and the type of counts of steps, is torch's affair: a fused optimizer has them on
-    the device.
+    torch would cast the fp32 state of a bf16 weight to bf16. The device, and the type of step
+    counts, are left to torch, since a fused optimizer keeps the counts on the device.
     """
     optimizer.load_state_dict(whole)
     for group, saved in zip(optimizer.param_groups, whole["param_groups"], strict=True):
@@ -87,22 +86,21 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, whole: dict[str, Any]
             loaded = optimizer.state.get(parameter, {})
             for key, value in whole["state"].get(number, {}).items():
                 if key != "step" and key in loaded:
-                    loaded[key] = _typed(loaded[key], value)
+                    loaded[key] = _with_saved_types(loaded[key], value)
 
 
-def _typed(loaded: Any, saved: Any) -> Any:
-    """Return what torch has loaded, with the types of numbers, and all that is no tensor, as they
-    were saved."""
+def _with_saved_types(loaded: Any, saved: Any) -> Any:
+    """Return loaded state with the number types, and the values that are no tensors, of
+    ``saved``."""
     if isinstance(loaded, torch.Tensor) and isinstance(saved, torch.Tensor):
         return loaded if loaded.dtype == saved.dtype else saved.to(loaded.device)
     if isinstance(loaded, dict) and isinstance(saved, dict):
-        return {key: _typed(each, saved.get(key)) for key, each in loaded.items()}
+        return {key: _with_saved_types(each, saved.get(key)) for key, each in loaded.items()}
     if (
         type(loaded) in {list, tuple}
         and isinstance(saved, list | tuple)
         and len(loaded) == len(saved)
     ):
-        return type(loaded)(map(_typed, loaded, saved))
-    return (
-        loaded if isinstance(loaded, torch.Tensor) else saved
-    )  # torch makes a generator's text of a str
+        return type(loaded)(map(_with_saved_types, loaded, saved))
+    # load_state_dict turns any iterable, even a str, into a generator's text.
+    return loaded if isinstance(loaded, torch.Tensor) else saved

@@ -1,6 +1,6 @@
-"""Tell the launcher how far this worker is.
+"""``heartbeat``: report a worker's progress to the launcher.
 
-The protocol, a line of JSON, is in ``docs/progress.md``.
+The protocol is one line of JSON on a pipe; ``docs/progress.md`` describes it.
 """
 
 from __future__ import annotations
@@ -13,71 +13,71 @@ from time import monotonic
 
 from distlaunch.core.model.variables import PROGRESS_FD
 
-EVERY_S = 0.5
-"""The least time between two lines; calls in between cost next to nothing."""
-LINE_BYTES = 4096
-"""What the kernel writes to a pipe in one piece (PIPE_BUF), and the longest line that the launcher
-reads."""
+INTERVAL_S = 0.5
+"""Minimum time between two lines. Calls in between cost almost nothing."""
+MAX_LINE_BYTES = 4096
+"""Maximum length of a line: PIPE_BUF, which the kernel writes atomically, and the launcher's
+limit."""
 
-_next = 0.0
+_next_send_at = 0.0
 _descriptor = -1
 _pipe: tuple[int, int] | None = None
-"""Device and inode of the launcher's pipe, once it has been found."""
-_owner = 0
-"""The process that has sent something; a forked one is another."""
+"""Device and inode of the launcher's pipe; None until it has been checked."""
+_owner_pid = 0
+"""The process that registered the exit handler. A forked child registers its own."""
 _sent: dict[str, float] = {}
 _step: object = None
 """The newest step, if it has not been sent."""
 
 
 def heartbeat(**values: object) -> None:
-    """Report numbers: ``heartbeat(step=step, loss=loss, samples=seen)``. Cheap enough to call at
-    every step.
+    """Report numbers, as in ``heartbeat(step=step, loss=loss, samples=seen)``.
 
-    At most two calls a second send anything, and only these turn values into numbers, so that a
-    tensor on a GPU is not waited for at the others. ``step`` tells the launcher how far the job is;
-    every call that is sent says that it is alive, even with no values. A newest ``step`` that has
-    not been sent is when Python ends. Whatever the values, it never raises, never waits, and does
-    nothing where no launcher listens.
+    May be called at every step: at most two calls a second send something, and only these convert
+    their values, so that other calls do not wait for a tensor on a GPU. ``step`` is the job's
+    progress; any call, even without values, shows that the worker is alive. A newest ``step`` that
+    was not sent is sent when Python exits. It never raises and never blocks, and does nothing
+    without a launcher.
     """
     global _step  # noqa: PLW0603 - one pipe a process
-    if monotonic() >= _next:
+    if monotonic() >= _next_send_at:
         _send(values)
     elif "step" in values:
         _step = values["step"]
 
 
 def _send(values: dict[str, object]) -> None:
-    global _next, _step, _sent, _owner  # noqa: PLW0603 - one pipe a process
-    _next = monotonic() + EVERY_S
+    global _next_send_at, _step, _sent, _owner_pid  # noqa: PLW0603 - one pipe a process
+    _next_send_at = monotonic() + INTERVAL_S
     try:
-        if not _is_ours():
-            _next = float("inf")
+        if not _is_launcher_pipe():
+            _next_send_at = float("inf")
             return
-        if _owner != os.getpid():
+        if _owner_pid != os.getpid():
             atexit.register(_send_last)
-            _owner = os.getpid()
+            _owner_pid = os.getpid()
         _sent, _step = _numbers(values), values.get("step")
         os.write(_descriptor, _line(_sent))
         _step = None
     except BlockingIOError:
-        pass  # full: the launcher has not come to read it
-    except Exception:  # noqa: BLE001 - the launcher is gone, or the pipe was closed: never the script's trouble
-        _next = float("inf")
+        pass  # the pipe is full: the launcher has not read it yet
+    except Exception:  # noqa: BLE001 - the launcher is gone or the pipe was closed: no error of the script
+        _next_send_at = float("inf")
 
 
 def _send_last() -> None:
-    """Send the newest step when Python ends, for it tells how far this attempt came. A tensor is
-    not waited for."""
-    if _owner == os.getpid() and type(_step) in (int, float):
+    """Send the newest step when Python exits. Skips a tensor, because that could block."""
+    if _owner_pid == os.getpid() and type(_step) in (int, float):
         with suppress(Exception):
-            if _is_ours():
+            if _is_launcher_pipe():
                 os.write(_descriptor, _line(_numbers({**_sent, "step": _step})))
 
 
-def _is_ours() -> bool:
-    """Return whether the descriptor is the launcher's pipe: the script may have closed it and opened
-    its own files."""
+def _is_launcher_pipe() -> bool:
+    """Return whether the descriptor is still the launcher's pipe.
+
+    The script may have closed it and opened a file of its own with the same number.
+    """
     global _descriptor, _pipe  # noqa: PLW0603 - one pipe a process
     if _pipe is None:
         import fcntl
@@ -95,15 +95,14 @@ def _is_ours() -> bool:
 
 
 def _numbers(values: Mapping[str, object]) -> dict[str, float]:
-    """Keep what can be a number, but for truth values."""
+    """Return the values that convert to finite numbers, without booleans."""
     numbers: dict[str, float] = {}
     for name, value in values.items():
         if type(value) is bool:
             continue
         try:
-            if (
-                detach := getattr(value, "detach", None)
-            ) is not None:  # torch warns where a gradient is wanted
+            # torch warns if a tensor with a gradient is converted.
+            if (detach := getattr(value, "detach", None)) is not None:
                 value = detach()  # noqa: PLW2901 - the same number
             number = value if type(value) is int else float(value)  # type: ignore[arg-type]
             if number - number == 0:  # JSON has neither NaN nor infinity
@@ -114,7 +113,7 @@ def _numbers(values: Mapping[str, object]) -> dict[str, float]:
 
 
 def _line(numbers: Mapping[str, float]) -> bytes:
-    """Write a line of JSON; numbers too many for it are left out, the last ones first."""
+    """Encode numbers as one line of JSON, without the last ones if the line would be too long."""
     import json
 
     parts: list[str] = []
@@ -125,7 +124,7 @@ def _line(numbers: Mapping[str, float]) -> bytes:
         except ValueError:  # thousands of digits
             continue
         size += len(part) + 2
-        if size > LINE_BYTES:
+        if size > MAX_LINE_BYTES:
             break
         parts.append(part)
     return ("{" + ", ".join(parts) + "}\n").encode()

@@ -1,8 +1,7 @@
-"""Warn if all workers train on the same batches, because nobody splits the data between them.
+"""Warn if all workers train on the same batches because the data is not split between them.
 
-Each worker counts a digest of its first two batches in the store by which the workers have found
-each other. The one that brings the count of a digest to the number of workers warns. Nobody waits
-for anybody.
+Each worker hashes its first two batches and counts the digest in the store of the process group.
+The worker that raises a count to the number of workers logs the warning. No worker waits.
 """
 
 from __future__ import annotations
@@ -19,43 +18,43 @@ from torch import nn
 log = logging.getLogger("distlaunch.toolkit")
 
 BATCHES = 2
-_ELEMENTS = 4096
-"""So many elements of a tensor are compared, and its sum."""
+_HASHED_ELEMENTS = 4096
+"""How many elements of a tensor are hashed, beside its sum."""
 
 
-class FirstBatches:
-    """A hook of the model that takes the digests of its first batches, and then removes itself."""
+class SameBatchesCheck:
+    """Forward hook that hashes the model's first training batches and then removes itself."""
 
     def __init__(self, model: nn.Module, store: Any, *, world_size: int, attempt: int) -> None:
         self._store, self._world_size, self._attempt = store, world_size, attempt
         self._digest = hashlib.blake2b(digest_size=16)
-        self._taken = 0
+        self._batches = 0
         self._handle = model.register_forward_pre_hook(self, with_kwargs=True, prepend=True)
 
     def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Take the batch, if the model is being trained."""
+        """Hash the batch, if the model is in training."""
         if _is_compiling() or not (model.training and torch.is_grad_enabled()):
             return
         try:
-            self._take([*_tensors(args), *_tensors(kwargs)])
+            self._add_batch([*_tensors(args), *_tensors(kwargs)])
         except Exception:  # noqa: BLE001 - no training fails for a warning
             self._handle.remove()
 
     def __deepcopy__(self, _memo: dict[int, Any]) -> Callable[..., None]:
-        """Have a copy of the model do without: it is not the one that is trained."""
+        """Return a hook without effect: only the original model is trained."""
         return _no_hook
 
     def __reduce__(self) -> str:
-        """Do the same for one that is pickled."""
+        """Pickle as the hook without effect, for the same reason."""
         return "_no_hook"
 
-    def _take(self, tensors: list[torch.Tensor]) -> None:
+    def _add_batch(self, tensors: list[torch.Tensor]) -> None:
         if not tensors:
             return
         for tensor in tensors:
-            _add(self._digest, tensor)
-        self._taken += 1
-        if self._taken < BATCHES:
+            _add_tensor(self._digest, tensor)
+        self._batches += 1
+        if self._batches < BATCHES:
             return
         self._handle.remove()
         key = f"first batches/{self._attempt}/{self._digest.hexdigest()}"
@@ -71,12 +70,12 @@ class FirstBatches:
 
 
 def _no_hook(*_: object) -> None:
-    """Do nothing before a forward pass."""
+    """Do nothing."""
 
 
 def _is_compiling() -> bool:
-    """Return whether torch.compile reads this function: then the hook does nothing, and breaks no
-    graph."""
+    """Return whether torch.compile is tracing. The hook then does nothing, to avoid a graph
+    break."""
     compiler = getattr(torch, "compiler", None)
     return bool(
         compiler is not None and hasattr(compiler, "is_compiling") and compiler.is_compiling()
@@ -94,13 +93,13 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
             yield from _tensors(each)
 
 
-def _add(digest: Any, tensor: torch.Tensor) -> None:
+def _add_tensor(digest: Any, tensor: torch.Tensor) -> None:
     digest.update(f"{tuple(tensor.shape)} {tensor.dtype}".encode())
     flat = tensor.detach().reshape(-1)
     if flat.is_complex():
         flat = torch.view_as_real(flat).reshape(-1)
     if not flat.numel():
         return
-    values = flat[:: max(1, flat.numel() // _ELEMENTS)].to("cpu", torch.float64)
+    values = flat[:: max(1, flat.numel() // _HASHED_ELEMENTS)].to("cpu", torch.float64)
     digest.update(values.numpy().tobytes())
     digest.update(struct.pack("d", float(flat.sum(dtype=torch.float64))))

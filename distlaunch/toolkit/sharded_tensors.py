@@ -1,5 +1,7 @@
-"""Torch's DTensor, of which each worker has a shard, wherever torch has it: 2.2 to 2.4
-elsewhere."""
+"""DTensors, of which each worker holds a shard.
+
+They are not imported by name: torch 2.2 to 2.4 have them in another module.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +11,15 @@ import torch
 
 
 def is_sharded(value: object) -> bool:
-    """Tell a DTensor."""
+    """Return whether a value is a DTensor."""
     return isinstance(value, torch.Tensor) and hasattr(value, "full_tensor")
 
 
 def sharded_like(value: Any, like: torch.Tensor) -> Any:
-    """Return a worker's shard of a whole tensor, if ``like`` is sharded and of its shape; anything
-    else as it is."""
+    """Return this worker's shard of a full tensor if ``like`` is sharded and has the same shape.
+
+    Any other value is returned as it is.
+    """
     whole = isinstance(value, torch.Tensor) and not is_sharded(value)
     if not (whole and is_sharded(like) and value.shape == like.shape and value.dim()):
         return value

@@ -1,4 +1,4 @@
-"""The error for what a script, or its environment, asks of the toolkit and cannot have."""
+"""The error of the toolkit."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ from distlaunch.core.errors import ConfigError
 
 
 class ToolkitError(ConfigError):
-    """Ends a script with a traceback, whose last line has the hint, too."""
+    """Wrong use of the toolkit, or an environment that it cannot work with.
+
+    ``str`` includes the hint, so that it appears in the last line of a traceback.
+    """
 
     def __str__(self) -> str:
         return self.message if self.hint is None else f"{self.message} (hint: {self.hint})"

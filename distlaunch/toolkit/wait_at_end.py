@@ -1,8 +1,8 @@
-"""How workers wait for each other before they end, for a bounded time and beside all collectives.
+"""Wait for the other workers before the process group ends, for a bounded time.
 
-They meet at the process group's store. A barrier of the group will not do: gloo's has a limit on
-rank 0 alone, any other collective pairs with what a worker that is not about to end has begun, and
-one that was given up holds up the group's end.
+Workers count themselves in the group's store. A barrier would not do: gloo limits its time on rank
+0 only, it would pair with another collective of a worker that is not ending, and an abandoned one
+blocks the destruction of the group.
 """
 
 from __future__ import annotations
@@ -15,83 +15,80 @@ from typing import Any
 import torch.distributed as dist
 
 END_S = 10.0
-"""So long a worker that is about to end waits for the others, which may still need it."""
+"""How long a worker that is ending waits for the others, which may still need it."""
 
-_FIRST_S, _LAST_S = 0.001, 0.1
-"""How often the store is asked, at first and in the end."""
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.1
+"""Time between two reads of the store, first and longest."""
 
-_first: list[Callable[[], None]] = []
-"""What has to be done before the groups end."""
-_turns: dict[str, int] = {}
-_late: object = None
-"""The process group whose workers did not come to its end."""
+_calls_before_end: list[Callable[[], None]] = []
+"""Called before the groups are destroyed."""
+_uses: dict[str, int] = {}
+_incomplete_group: object = None
+"""A process group that some workers did not come to end."""
 
 
-def meet(name: str) -> bool:
-    """Wait for all workers to call this, at most ``END_S``; tell whether they have.
+def wait_for_all_workers(name: str) -> bool:
+    """Wait up to ``END_S`` until all workers have called this; return whether they have.
 
-    ``name``: what for. Each worker has to meet the others equally often for it.
+    ``name``: the purpose. All workers must call it equally often for each purpose.
     """
-    _turns[name] = turn = _turns.get(name, 0) + 1
-    came, left = (f"distlaunch/{name}/{turn}/{what}" for what in ("came", "left"))
+    _uses[name] = use = _uses.get(name, 0) + 1
+    came, left = (f"distlaunch/{name}/{use}/{what}" for what in ("came", "left"))
     until = time.monotonic() + END_S
     try:
         size, rank = dist.get_world_size(), dist.get_rank()
         store: Any = dist.distributed_c10d._get_default_store()  # noqa: SLF001 - a script's own group tells it nowhere else
         store.add(came, 1)
-        met = _reaches(store, came, size, until)
-    except (
-        RuntimeError,
-        ValueError,
-        AttributeError,
-    ):  # the store's keeper has ended; no group; a group without a store
+        all_came = _wait_for_count(store, came, size, until)
+    except (RuntimeError, ValueError, AttributeError):
+        # The worker that serves the store has ended; or there is no group; or it has no store.
         return False
     with suppress(RuntimeError):
         store.add(left, 1)
-        if (
-            met and rank == 0
-        ):  # which keeps the store as a rule: the others have to read there that all have come
-            _reaches(store, left, size, until)
-    return met
+        # Rank 0 usually serves the store, so it waits until the others have read the counter.
+        if all_came and rank == 0:
+            _wait_for_count(store, left, size, until)
+    return all_came
 
 
-def end_after(finish: Callable[[], None]) -> None:
-    """Have something done before the groups end: what is under way in them becomes whole."""
-    _first.append(finish)
+def call_before_end(finish: Callable[[], None]) -> None:
+    """Register a call that completes pending work before the groups are destroyed."""
+    _calls_before_end.append(finish)
 
 
-def end_without(finish: Callable[[], None]) -> None:
-    """Take back what ``end_after`` was given."""
-    if finish in _first:
-        _first.remove(finish)
+def cancel_call_before_end(finish: Callable[[], None]) -> None:
+    """Undo ``call_before_end``."""
+    if finish in _calls_before_end:
+        _calls_before_end.remove(finish)
 
 
 def end_process_group() -> None:
-    """End torch's groups when all workers have come so far, or leave them as they are where some do
-    not come.
+    """Destroy all process groups if all workers come; otherwise leave them as they are.
 
-    Ending a group waits for what is under way in it; and gloo's threads, which DDP keeps, abort a
-    Python that ends while they hold a tensor.
+    Destroying waits for pending collectives. Without it, gloo's threads (DDP keeps some) abort a
+    Python that exits while they hold a tensor.
     """
-    global _late  # noqa: PLW0603 - one group a process, as in torch
-    while _first:
-        _first.pop()()
-    if not dist.is_initialized() or dist.group.WORLD is _late:
+    global _incomplete_group  # noqa: PLW0603 - one group a process, as in torch
+    while _calls_before_end:
+        _calls_before_end.pop()()
+    if not dist.is_initialized() or dist.group.WORLD is _incomplete_group:
         return
-    if dist.get_world_size() == 1 or meet("end"):
+    if dist.get_world_size() == 1 or wait_for_all_workers("end"):
         dist.destroy_process_group()
     else:
-        _late = dist.group.WORLD
+        _incomplete_group = dist.group.WORLD
 
 
-def _reaches(store: Any, key: str, count: int, until: float) -> bool:
-    """Ask for a number again and again: a wait in the store keeps signals waiting, and older ones
-    fail after it."""
-    pause = _FIRST_S
+def _wait_for_count(store: Any, key: str, count: int, until: float) -> bool:
+    """Poll a counter of the store until it reaches ``count``; return False if time runs out.
+
+    A blocking wait in the store would delay signals, and old stores fail after one.
+    """
+    pause = _FIRST_PAUSE_S
     while store.add(key, 0) < count:
         rest = until - time.monotonic()
         if rest <= 0:
             return False
         time.sleep(min(pause, rest))
-        pause = min(pause * 2, _LAST_S)
+        pause = min(pause * 2, _LONGEST_PAUSE_S)
     return True

@@ -1,4 +1,4 @@
-"""Make a model train with all workers: DDP, FSDP2 or Horovod, as the launcher was told."""
+"""``wrap``: distribute a model with DDP, FSDP2 or Horovod, depending on the launcher's backend."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from distlaunch.toolkit.context import Context, current, group_store
 from distlaunch.toolkit.optimizer_state import load_optimizer_state
-from distlaunch.toolkit.same_batches import FirstBatches
+from distlaunch.toolkit.same_batches import SameBatchesCheck
 from distlaunch.toolkit.toolkit_error import ToolkitError
 from distlaunch.toolkit.wrap_options import refuse_other_wrappers, wrap_options
 
-_watches = False
-"""The data of a model has been watched."""
+_has_check = False
+"""Whether a model has the check for equal batches; only the first one gets it."""
 Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
 
 
@@ -28,21 +28,22 @@ def wrap(
 def wrap(
     model: nn.Module, optimizer: torch.optim.Optimizer | None = None, **options: object
 ) -> nn.Module | tuple[nn.Module, torch.optim.Optimizer]:
-    """Move a model to the device, and have its gradients averaged over all workers.
+    """Move a model to the device, and average its gradients over all workers.
 
-    Give the optimizer, too: FSDP2 puts other parameters in the place of the model's, and the
-    optimizer is made to train those (the same object, with what it has learnt); Horovod gives all
-    workers what rank 0's has learnt. One may as well be made of the wrapped model's parameters. All
-    workers start with the parameters and buffers of rank 0.
+    All workers start with the parameters and buffers of rank 0. Pass the optimizer, too, or make it
+    from the wrapped model's parameters: FSDP2 replaces the parameters, and ``wrap`` makes the
+    optimizer train the new ones (it stays the same object and keeps its state); with Horovod, all
+    workers get the optimizer state of rank 0.
 
-    The data is the script's to split: ``StatefulBatchSampler``, or torch's ``DistributedSampler``,
-    gives each worker its part. A warning says so, once, if all workers train on the same first two
-    batches.
+    The script has to split the data: ``StatefulBatchSampler`` or torch's ``DistributedSampler``
+    give each worker its part. If all workers train on the same first two batches, a warning is
+    logged once.
 
-    ``options`` are the launcher's ``-o``, with underscores (``wrap_classes="Block"``); those that
-    concern another strategy do nothing, and the launcher's own win. Raises ToolkitError before
-    ``init``, for options that are not known, a model without parameters to train, one on the meta
-    device, an optimizer of another model, and what the strategy or the device cannot have.
+    ``options`` are the launcher's ``-o`` options with underscores (``wrap_classes="Block"``).
+    Options of another strategy have no effect, and the launcher's take precedence. Raises
+    ToolkitError if ``init`` was not called, for unknown options, a model without trainable
+    parameters or on the meta device, an optimizer of another model, and anything that the strategy
+    or the device does not support.
     """
     context = current("wrap")
     refuse_other_wrappers()
@@ -51,16 +52,15 @@ def wrap(
     if context.strategy == "fsdp":
         from distlaunch.toolkit.fsdp import shard
 
-        shard(
-            model, optimizer, chosen, context
-        )  # moves it part by part: it may be too large to be on a device whole
+        # It moves the model part by part, because the whole may not fit on the device.
+        shard(model, optimizer, chosen, context)
     elif context.strategy == "horovod":
         from distlaunch.toolkit.horovod import average_by_horovod
 
-        _move(model, optimizer, context.device)
+        _move_to_device(model, optimizer, context.device)
         average_by_horovod(model, optimizer, chosen)
     else:
-        _move(model, optimizer, context.device)
+        _move_to_device(model, optimizer, context.device)
         model = DistributedDataParallel(
             model,
             device_ids=None if context.device.type == "cpu" else [context.device],
@@ -68,34 +68,35 @@ def wrap(
             find_unused_parameters=chosen.find_unused_parameters,
             static_graph=chosen.static_graph,
         )
-    _watch_data(model, context)
+    _check_data(model, context)
     return model if optimizer is None else (model, optimizer)
 
 
-def _watch_data(model: nn.Module, context: Context) -> None:
-    """Have the workers warn, once, if all of them train the first model on the same data."""
-    global _watches  # noqa: PLW0603 - once a process
-    if context.world_size > 1 and not _watches:
-        _watches = True
-        FirstBatches(model, group_store(), world_size=context.world_size, attempt=context.attempt)
+def _check_data(model: nn.Module, context: Context) -> None:
+    """Add the check for equal batches to the first model."""
+    global _has_check  # noqa: PLW0603 - once a process
+    if context.world_size > 1 and not _has_check:
+        _has_check = True
+        SameBatchesCheck(
+            model, group_store(), world_size=context.world_size, attempt=context.attempt
+        )
 
 
 def _check(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
     if isinstance(model, DistributedDataParallel) or "FSDPModule" in {
         base.__name__ for base in type(model).__mro__
     }:
-        raise ToolkitError(f"{type(model).__name__} is wrapped already")
+        raise ToolkitError(f"{type(model).__name__} is already wrapped")
     parameters = list(model.parameters())
     if not any(parameter.requires_grad for parameter in parameters):
         which = "parameters that require a gradient" if parameters else "parameters"
         raise ToolkitError(
             f"{type(model).__name__} has no {which}",
-            hint="wrap() takes the whole model, and only one that is trained",
+            hint="pass the whole model, and only one that is trained",
         )
     if any(tensor.is_meta for tensor in [*parameters, *model.buffers()]):
         raise ToolkitError(
-            f"{type(model).__name__} is on the meta device: it has no values that all workers "
-            "could start with",
+            f"{type(model).__name__} is on the meta device, so it has no values to start with",
             hint="make the model on the CPU; wrap() moves it",
         )
     if optimizer is not None:
@@ -103,12 +104,14 @@ def _check(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
         if trained.isdisjoint(map(id, parameters)):
             raise ToolkitError(
                 f"the {type(optimizer).__name__} trains no parameter of {type(model).__name__}",
-                hint="make the optimizer of model.parameters(), before wrap() or after it",
+                hint="make the optimizer from model.parameters(), before or after wrap()",
             )
 
 
-def _move(model: nn.Module, optimizer: torch.optim.Optimizer | None, device: torch.device) -> None:
-    """Move the model, and what the optimizer keeps beside each parameter."""
+def _move_to_device(
+    model: nn.Module, optimizer: torch.optim.Optimizer | None, device: torch.device
+) -> None:
+    """Move the model and its optimizer's state."""
     model.to(device)
     if optimizer is not None and optimizer.state and device.type != "cpu":
         load_optimizer_state(optimizer, optimizer.state_dict())

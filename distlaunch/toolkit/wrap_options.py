@@ -1,4 +1,4 @@
-"""What the launcher's ``-o NAME=VALUE`` and the script ask of ``wrap`` and ``init``."""
+"""Options of ``wrap`` and ``init``, from the launcher's ``-o NAME=VALUE`` and from the script."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ Strategy = Literal["ddp", "fsdp", "horovod"]
 
 BACKEND = "DISTLAUNCH_BACKEND"
 _STRATEGIES: Mapping[str, Strategy] = {"fsdp": "fsdp", "horovod": "horovod"}
-"""By the launcher's backend; with all others, and with other launchers, it is DDP."""
+"""Strategy by backend. All other backends, and other launchers, use DDP."""
 _OWN_WRAPPERS = {
     "accelerate": "Accelerator().prepare(model, optimizer)",
     "deepspeed": "deepspeed.initialize(model=model, optimizer=optimizer)",
     "tensorflow": "tf.distribute.MultiWorkerMirroredStrategy()",
 }
-"""Backends whose frameworks wrap models themselves, and how."""
+"""Backends whose frameworks wrap models themselves, and the call for that."""
 
-_KINDS: Mapping[str, type | tuple[str, ...]] = {
+_OPTION_TYPES: Mapping[str, type | tuple[str, ...]] = {
     "find-unused-parameters": bool,
     "bucket-mb": int,
     "static-graph": bool,
@@ -38,12 +38,12 @@ _KINDS: Mapping[str, type | tuple[str, ...]] = {
     "compression": ("none", "fp16"),
     "collective-timeout": float,
 }
-_OF_INIT = {"collective-timeout"}
-_MOST = 1 << 40
+_INIT_OPTIONS = {"collective-timeout"}
+_MAX_NUMBER = 1 << 40
 
 
 class WrapOptions(Record):
-    """How ``wrap`` does it; each strategy takes what concerns it."""
+    """Each strategy uses the options that concern it and ignores the others."""
 
     find_unused_parameters: bool = False
     bucket_mb: int | None = None
@@ -53,18 +53,18 @@ class WrapOptions(Record):
     cpu_offload: bool = False
     wrap_min_params: int | None = None
     wrap_classes: str = ""
-    """Names with commas between."""
+    """Class names, comma-separated."""
     activation_checkpointing: bool = False
     compression: str = "none"
 
 
-def launched_strategy(environ: Mapping[str, str] = os.environ) -> Strategy:
-    """Tell how models are to be wrapped."""
+def strategy_of_backend(environ: Mapping[str, str] = os.environ) -> Strategy:
+    """Return the strategy that belongs to the launcher's backend."""
     return _STRATEGIES.get(environ.get(BACKEND, ""), "ddp")
 
 
 def refuse_other_wrappers(environ: Mapping[str, str] = os.environ) -> None:
-    """Raise ToolkitError where a framework that the job was started for wraps models itself."""
+    """Raise ToolkitError if the job's backend wraps models itself."""
     backend = environ.get(BACKEND, "")
     if backend in _OWN_WRAPPERS:
         raise ToolkitError(
@@ -74,11 +74,10 @@ def refuse_other_wrappers(environ: Mapping[str, str] = os.environ) -> None:
 
 
 def launched_options(environ: Mapping[str, str] = os.environ) -> dict[str, object]:
-    """Read those of the launcher's options that concern us. Raises ToolkitError for what we do not
-    understand.
+    """Return the launcher's options that the toolkit uses.
 
-    The launcher has checked the names; what is not ours is its own. Without it they were set by
-    hand.
+    The launcher has validated the names, so unknown ones are ignored. Without a launcher the
+    variable was set by hand: raises ToolkitError for names and values that are unknown.
     """
     text = environ.get(BACKEND_OPTIONS)
     if not text:
@@ -86,23 +85,23 @@ def launched_options(environ: Mapping[str, str] = os.environ) -> dict[str, objec
     try:
         given = json.loads(text)
     except (ValueError, RecursionError) as exc:
-        raise ToolkitError(f"{BACKEND_OPTIONS} is no JSON: {exc}") from exc
+        raise ToolkitError(f"{BACKEND_OPTIONS} is not JSON: {exc}") from exc
     if not isinstance(given, dict):
         raise ToolkitError(
-            f"{BACKEND_OPTIONS} is no JSON object: {quoted(text)}", hint='{"sharding": "full"}'
+            f"{BACKEND_OPTIONS} is not a JSON object: {quoted(text)}", hint='{"sharding": "full"}'
         )
     if "DISTLAUNCH_JOB_ID" in environ:
-        given = {name: value for name, value in given.items() if name in _KINDS}
+        given = {name: value for name, value in given.items() if name in _OPTION_TYPES}
     return {
-        name: _checked(name, value, f"{BACKEND_OPTIONS}: {name}") for name, value in given.items()
+        name: _checked_value(name, value, f"{BACKEND_OPTIONS}: {name}")
+        for name, value in given.items()
     }
 
 
 def collective_timeout_s(given: object, environ: Mapping[str, str] = os.environ) -> float | None:
-    """Join what ``init`` was given with what the launcher was told, which wins. Raises
-    ToolkitError."""
+    """Return the timeout of collectives; the launcher's takes precedence. Raises ToolkitError."""
     if given is not None:
-        given = _checked("collective-timeout", given, "init(collective_timeout=...)")
+        given = _checked_value("collective-timeout", given, "init(collective_timeout=...)")
     seconds = launched_options(environ).get("collective-timeout", given)
     return None if seconds is None else float(seconds)  # type: ignore[arg-type]
 
@@ -110,31 +109,35 @@ def collective_timeout_s(given: object, environ: Mapping[str, str] = os.environ)
 def wrap_options(
     given: Mapping[str, object], environ: Mapping[str, str] = os.environ
 ) -> WrapOptions:
-    """Join what the script gives with what the launcher was told, which wins. Raises
+    """Merge the script's options with the launcher's, which take precedence. Raises
     ToolkitError."""
     chosen: dict[str, object] = {}
-    for word, value in given.items():
-        name = word.replace("_", "-")
-        if name not in _KINDS or name in _OF_INIT:
-            names = [each.replace("-", "_") for each in _KINDS if each not in _OF_INIT]
-            raise ToolkitError(f"wrap() takes no {quoted(word)}", hint=near_name(word, names))
-        chosen[name.replace("-", "_")] = _checked(name, value, f"wrap({word}=...)")
+    for argument, value in given.items():
+        name = argument.replace("_", "-")
+        if name not in _OPTION_TYPES or name in _INIT_OPTIONS:
+            names = [each.replace("-", "_") for each in _OPTION_TYPES if each not in _INIT_OPTIONS]
+            raise ToolkitError(
+                f"wrap() takes no {quoted(argument)}", hint=name_hint(argument, names)
+            )
+        chosen[name.replace("-", "_")] = _checked_value(name, value, f"wrap({argument}=...)")
     for name, value in launched_options(environ).items():
-        if name not in _OF_INIT:
+        if name not in _INIT_OPTIONS:
             chosen[name.replace("-", "_")] = value
     return WrapOptions(**chosen)  # type: ignore[arg-type]
 
 
-def _checked(name: str, value: object, where: str) -> object:
-    kind = _KINDS.get(name)
+def _checked_value(name: str, value: object, where: str) -> object:
+    kind = _OPTION_TYPES.get(name)
     if kind is None:
-        raise ToolkitError(f"{where}: no such option", hint=near_name(name, list(_KINDS)))
+        raise ToolkitError(f"{where}: no such option", hint=name_hint(name, list(_OPTION_TYPES)))
     if isinstance(kind, tuple):
         if value in kind:
             return value
         raise ToolkitError(f"{where} is {quoted(str(value))}", hint=f"it takes {', '.join(kind)}")
     fits = type(value) is kind or (kind is float and type(value) is int)
-    if fits and (kind in {bool, str} or (isinstance(value, (int, float)) and 0 < value < _MOST)):
+    if fits and (
+        kind in {bool, str} or (isinstance(value, (int, float)) and 0 < value < _MAX_NUMBER)
+    ):
         return value
     takes = {
         bool: "true or false",
@@ -145,7 +148,7 @@ def _checked(name: str, value: object, where: str) -> object:
     raise ToolkitError(f"{where} is {quoted(str(value))}", hint=f"it takes {takes}")
 
 
-def near_name(name: str, names: Sequence[str]) -> str:
-    """Return a hint: the known name that was meant, or all of them."""
+def name_hint(name: str, names: Sequence[str]) -> str:
+    """Return a hint: the closest known name, or all names."""
     near = get_close_matches(name, names, n=1, cutoff=0.6)
     return f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"

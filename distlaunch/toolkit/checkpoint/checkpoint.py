@@ -55,7 +55,11 @@ from distlaunch.toolkit.checkpoint.write import (
     new_groups,
     text_of,
 )
-from distlaunch.toolkit.wait_at_end import end_after, end_process_group, end_without
+from distlaunch.toolkit.wait_at_end import (
+    call_before_end,
+    cancel_call_before_end,
+    end_process_group,
+)
 
 log = logging.getLogger("distlaunch.checkpoint")
 _NOTHING_ASKED = 0, 0, 0, 0
@@ -140,7 +144,7 @@ class Checkpoint:
         self._saved_at = time.monotonic()
         self._owner = os.getpid()
         atexit.register(self._finish)
-        end_after(self._leave)
+        call_before_end(self._leave)
 
     # --- going on --------------------------------------------------------------------------------------------------
 
@@ -510,7 +514,7 @@ class Checkpoint:
                 f"{counted(self._reached, 'step')}"
             )
         atexit.unregister(self._finish)
-        end_without(self._leave)
+        cancel_call_before_end(self._leave)
         try:
             self.wait()
             self._say_what_is_not_saved()

@@ -36,7 +36,7 @@ from distlaunch.toolkit.checkpoint.storage import (
     some,
     steps_of,
 )
-from distlaunch.toolkit.wait_at_end import END_S, meet
+from distlaunch.toolkit.wait_at_end import END_S, wait_for_all_workers
 
 log = logging.getLogger("distlaunch.checkpoint")
 T = TypeVar("T")
@@ -378,7 +378,7 @@ def end_groups(*groups: Group) -> None:
     handles = [group.handle for group in groups if group.handle is not None]
     for group in groups:
         group.handle = None
-    if handles and meet("checkpoint"):
+    if handles and wait_for_all_workers("checkpoint"):
         with suppress(RuntimeError, ValueError):  # the whole process group is gone
             for group in groups:
                 if group.closing is not None:

@@ -196,6 +196,6 @@ def test_several_workers_need_a_process_group_first(monkeypatch):
     """Without one each of them would train on all samples, and nothing would tell."""
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(
-        ConfigError, match=r"WORLD_SIZE is 2, and there is no process group yet.*call .*init\(\)"
+        ConfigError, match=r"WORLD_SIZE is 2, but there is no process group yet.*call .*init\(\)"
     ):
         StatefulBatchSampler(range(8), 2)

@@ -49,7 +49,7 @@ def test_the_kind_of_a_device_is_asked_for_and_the_local_rank_chooses_among_them
         "cuda", 1
     )
     assert choose_device(torch.device("cpu", 0), 1, shared=False, environ={}) == torch.device("cpu")
-    with pytest.raises(ToolkitError, match="the local rank chooses which one"):
+    with pytest.raises(ToolkitError, match="the number of the device comes from LOCAL_RANK"):
         choose_device("cuda:0", 1, shared=False, environ={})
 
 

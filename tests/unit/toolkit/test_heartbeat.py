@@ -18,10 +18,10 @@ from distlaunch.toolkit import progress as toolkit
 @pytest.fixture
 def clean(monkeypatch):
     for name, value in (
-        ("_next", 0.0),
+        ("_next_send_at", 0.0),
         ("_descriptor", -1),
         ("_pipe", None),
-        ("_owner", 0),
+        ("_owner_pid", 0),
         ("_sent", {}),
         ("_step", None),
     ):
@@ -52,7 +52,7 @@ def sent(reader: int) -> list[dict]:
 
 def again() -> None:
     """Let the time between two lines pass."""
-    toolkit._next = 0.0
+    toolkit._next_send_at = 0.0
 
 
 class Tensor:
@@ -160,7 +160,7 @@ def test_nothing_is_sent_again_at_the_end_nor_by_a_forked_child(launcher, calls)
 def test_a_line_is_never_longer_than_the_kernel_writes_in_one_piece(launcher):
     heartbeat(step=1, **{f"name-{number}-" + "x" * 100: number for number in range(100)})
     data = os.read(launcher[0], 65536)
-    assert len(data) <= toolkit.LINE_BYTES
+    assert len(data) <= toolkit.MAX_LINE_BYTES
     assert json.loads(data)["step"] == 1
 
 
@@ -191,21 +191,21 @@ def sent_bytes(reader: int) -> bytes:
 def test_without_a_launcher_nothing_happens(clean, monkeypatch):
     monkeypatch.delenv("DISTLAUNCH_PROGRESS_FD", raising=False)
     heartbeat(step=1)
-    assert toolkit._next == float("inf")
+    assert toolkit._next_send_at == float("inf")
 
 
 @pytest.mark.parametrize("value", ["", "x", "-5", "99999999", "1" * 30])
 def test_a_variable_that_names_no_descriptor_is_harmless(clean, monkeypatch, value):
     monkeypatch.setenv("DISTLAUNCH_PROGRESS_FD", value)
     heartbeat(step=1)
-    assert toolkit._next == float("inf")
+    assert toolkit._next_send_at == float("inf")
 
 
 def test_a_file_or_another_pipe_under_the_number_is_never_written_to(clean, monkeypatch, tmp_path):
     reader, other = os.pipe()  # without O_NONBLOCK: not the launcher's
     with open(tmp_path / "data", "wb") as file:
         for descriptor in (file.fileno(), other, reader):
-            toolkit._next, toolkit._pipe = 0.0, None
+            toolkit._next_send_at, toolkit._pipe = 0.0, None
             monkeypatch.setenv("DISTLAUNCH_PROGRESS_FD", str(descriptor))
             heartbeat(step=1)
     os.close(other)
@@ -230,7 +230,7 @@ def test_a_launcher_that_is_gone_is_no_error(launcher):
     os.close(launcher[0])
     again()
     heartbeat(step=2)
-    assert toolkit._next == float("inf")
+    assert toolkit._next_send_at == float("inf")
 
 
 def test_threads_and_forked_children_may_report(launcher):

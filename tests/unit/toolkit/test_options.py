@@ -13,7 +13,7 @@ from distlaunch.toolkit.toolkit_error import ToolkitError
 from distlaunch.toolkit.wrap_options import (
     WrapOptions,
     launched_options,
-    launched_strategy,
+    strategy_of_backend,
     wrap_options,
 )
 
@@ -33,7 +33,9 @@ JOB = {"DISTLAUNCH_JOB_ID": "j"}
     ],
 )
 def test_the_backend_says_how_models_are_wrapped(backend, strategy):
-    assert launched_strategy({} if backend is None else {"DISTLAUNCH_BACKEND": backend}) == strategy
+    assert (
+        strategy_of_backend({} if backend is None else {"DISTLAUNCH_BACKEND": backend}) == strategy
+    )
 
 
 @pytest.mark.parametrize("backend", ["pytorch-ddp", "fsdp"])

@@ -1,11 +1,10 @@
-"""Where a worker has its place on its node from, under launchers that do not set torchrun's
-variables."""
+"""LOCAL_RANK and LOCAL_WORLD_SIZE under launchers that do not set them."""
 
 from __future__ import annotations
 
 import pytest
 
-from distlaunch.toolkit.context import _place
+from distlaunch.toolkit.context import _read_ranks
 
 OTHERS = {"RANK": "5", "WORLD_SIZE": "8", "MASTER_ADDR": "h", "MASTER_PORT": "1"}
 
@@ -21,6 +20,6 @@ OTHERS = {"RANK": "5", "WORLD_SIZE": "8", "MASTER_ADDR": "h", "MASTER_PORT": "1"
         ({"MPI_LOCALRANKID": "2", "MPI_LOCALNRANKS": "4"}, 2, 4),
     ],
 )
-def test_srun_and_mpirun_tell_it_too(variables, rank, size):
-    place = _place(OTHERS | variables)
-    assert (place["LOCAL_RANK"], place["LOCAL_WORLD_SIZE"]) == (rank, size)
+def test_local_rank_comes_from_variables_of_srun_and_mpirun(variables, rank, size):
+    ranks = _read_ranks(OTHERS | variables)
+    assert (ranks["LOCAL_RANK"], ranks["LOCAL_WORLD_SIZE"]) == (rank, size)
