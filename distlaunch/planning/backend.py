@@ -7,10 +7,12 @@ pure.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from distlaunch.core.model.topology import Topology
-from distlaunch.core.protocol.agent_messages import Surveyed
+
+if TYPE_CHECKING:
+    from distlaunch.core.protocol.agent_messages import Surveyed
 
 Value = str | int | float | bool
 

@@ -161,6 +161,19 @@ def test_a_plan_as_json_loads_nothing_heavy(distlaunch):
     assert {name.partition(".")[0] for name in modules} - {"distlaunch"} <= TRAIN_MAY_LOAD
 
 
+@pytest.mark.parametrize(
+    ("nodes", "parts"),
+    [
+        (["--num-procs", "2"], {"coordinator.policy", "diagnosis", "core.protocol", "core.agent"}),
+        (["--hosts", "a:2,b:2"], {"coordinator.policy", "diagnosis", "core.agent"}),
+    ],
+    ids=["one node", "hosts"],
+)
+def test_a_plan_loads_nothing_that_only_a_running_job_needs(distlaunch, nodes, parts):
+    modules = modules_of(distlaunch, "plan", "--format", "json", *nodes, "--no-python", "/bin/true")
+    assert unwanted(modules, {f"distlaunch.{part}" for part in parts} | {"threading"}) == set()
+
+
 def test_a_wrong_option_is_told_without_the_command_line_framework(distlaunch):
     modules = modules_of(distlaunch, "train", "--num-proc", "2", "x.py", code=2)
     assert unwanted(modules, HEAVY | {"typer", "click", "rich", "pydantic", "argparse"}) == set()

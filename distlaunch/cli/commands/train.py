@@ -5,13 +5,15 @@ from __future__ import annotations
 import io
 import os
 import sys
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from distlaunch.coordinator.runtime.keyboard import Terminal
-from distlaunch.coordinator.runtime.sink import Sink
-from distlaunch.core.model.plan import OuterLauncher
 from distlaunch.core.model.record import replace
 from distlaunch.planning.train_options import TrainOptions
+
+if TYPE_CHECKING:
+    from distlaunch.coordinator.runtime.keyboard import Terminal
+    from distlaunch.coordinator.runtime.sink import Sink
+    from distlaunch.core.model.plan import OuterLauncher
 
 
 def train(options: TrainOptions) -> int:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import socket
 import struct
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 
@@ -215,6 +214,7 @@ def resolve_in_thread(
     ``otherwise``, which returns other names or addresses of the host. Raises RuntimeError if no
     thread can be started.
     """
+    import threading
 
     def work() -> None:
         found: list[Address] | OSError | UnicodeError
