@@ -77,6 +77,17 @@ def test_a_local_train_stays_within_its_budget_of_modules(distlaunch):
     assert not modules & FORBIDDEN_IN_TRAIN
 
 
+def test_modules_that_reach_nodes_by_ssh_load_paramiko_only_when_they_connect():
+    """``load_paramiko`` must come first: it leaves out half of paramiko, and keeps its log and
+    tracebacks off the terminal."""
+    code = "import sys, distlaunch.launch.remote, distlaunch.transport.ssh.nodes; "
+    code += "print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert not top_level(set(done.stdout.split())) & HEAVY
+
+
 STANDARD_LIBRARY_BUDGET = 60
 FORBIDDEN_IN_TRAIN = {
     "inspect",

@@ -107,7 +107,7 @@ def connect(
 def _transport(wire: ByteStream, settings: HostSettings, check: HostKeyCheck) -> paramiko.Transport:
     from paramiko import Transport
 
-    from distlaunch.transport.ssh.exec_channel import Packets
+    from distlaunch.transport.ssh.packets import Packets
 
     transport = Transport(
         wire.sock,
@@ -159,6 +159,11 @@ def load_paramiko(*, whole: bool) -> None:
     alone.
     """
     with _loading:
+        logger = logging.getLogger("paramiko")
+        if not logger.handlers:  # else the program that imports us has set it up
+            logger.addHandler(logging.NullHandler())
+            logger.propagate = False
+            logger.setLevel(logging.CRITICAL + 1)
         if "paramiko" in sys.modules:
             return
         left_out = not whole and "invoke" not in sys.modules
@@ -169,11 +174,6 @@ def load_paramiko(*, whole: bool) -> None:
         finally:
             if left_out:
                 del sys.modules["invoke"]
-        logger = logging.getLogger("paramiko")
-        if not logger.handlers:
-            logger.addHandler(logging.NullHandler())
-            logger.propagate = False
-            logger.setLevel(logging.CRITICAL + 1)
 
 
 def _negotiate(connection: SshConnection, until: float, settings: HostSettings) -> None:

@@ -2,8 +2,7 @@
 
 paramiko's own buffers are replaced: its ``fileno`` can miss data if stdout and stderr come at once
 (two locks, one pipe), and its ``recv`` sends window adjustments, which may wait for the network;
-the main loop must not wait. ``Packets`` reads in large pieces. Only modules that have imported
-paramiko may import this one.
+the main loop must not wait.
 """
 
 from __future__ import annotations
@@ -12,10 +11,6 @@ import os
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
-
-from paramiko import SSHException
-from paramiko.message import Message
-from paramiko.packet import Packetizer
 
 from distlaunch.core.model.record import replace
 from distlaunch.core.model.text import printable
@@ -26,6 +21,8 @@ from distlaunch.transport.connection import ConnectionEnd, EndKind
 if TYPE_CHECKING:
     import paramiko
 
+    from distlaunch.transport.ssh.packets import Packets
+
 WINDOW = 4 << 20
 PACKET = 1 << 15
 _GRANT = WINDOW // 8
@@ -35,8 +32,6 @@ _MOST_TAKEN = 1 << 19
 _MOST_WORDS = 16 << 10
 # Messages of channels (RFC 4254).
 _ADJUST, _EOF, _CLOSE, _REQUEST = 93, 96, 97, 98
-_READ = 1 << 18
-_LONGEST_LINE = 8 << 10
 
 
 class ChannelConnection:
@@ -83,6 +78,8 @@ class ChannelConnection:
                 self._inbox.claim(back=size)
 
     def _message(self, kind: int, *numbers: int) -> Any:
+        from paramiko.message import Message
+
         message = Message()
         message.add_byte(bytes((kind,)))
         for number in (self._channel.remote_chanid, *numbers):
@@ -230,6 +227,8 @@ class ReceiveBuffer:
             self._wake()
             excess = self._size > _MOST_KEPT
         if excess:
+            from paramiko import SSHException
+
             raise SSHException("the peer sends more than it was granted")
 
     def feed_words(self, data: bytes) -> None:
@@ -318,85 +317,3 @@ class StderrBuffer:
 
     def __len__(self) -> int:
         return 0
-
-
-class Packets(Packetizer):
-    """A packetizer for a socket without a timeout: whoever closes the wire wakes who waits in
-    it."""
-
-    def __init__(self, sock: Any) -> None:
-        super().__init__(sock)
-        self._source = sock
-        self._ahead = b""
-        self._at = 0
-        self.writing = threading.Lock()
-        """Held while a packet is being written, which may wait for the network."""
-
-    def send_message(self, data: Message) -> None:
-        """Write a packet."""
-        with self.writing:
-            super().send_message(data)
-
-    def send_now(self, messages: list[Message], *, may: Callable[[], bool]) -> bool:
-        """Write packets if nobody else is writing and ``may`` allows it; never wait for another
-        writer."""
-        if not self.writing.acquire(blocking=False):
-            return False
-        try:
-            if not may():
-                return False
-            for message in messages:
-                super().send_message(message)
-            return True
-        finally:
-            self.writing.release()
-
-    def start_handshake(self, timeout: float) -> None:
-        """Start no thread for a deadline: the connection has one of its own."""
-
-    def readline(self, timeout: float) -> str:
-        """Read a line of what precedes the packets. Raises SSHException where it has no end."""
-        line = bytearray()
-        while not line.endswith(b"\n"):
-            if len(line) > _LONGEST_LINE:
-                raise SSHException(
-                    'Indecipherable protocol version "' + line[:80].decode(errors="replace") + '"'
-                )
-            line += self.read_all(1)
-        return line.decode(errors="replace").rstrip("\r\n")
-
-    def read_all(self, n: int, check_rekey: bool = False) -> bytes:  # noqa: FBT001, FBT002 - paramiko's
-        """Read just so many bytes. Raises EOFError."""
-        end = self._at + n
-        if end <= len(self._ahead):
-            data = self._ahead[self._at : end]
-            self._at = end
-            return data
-        parts = [self._ahead[self._at :]]
-        missing = n - len(parts[0])
-        self._ahead, self._at = b"", 0
-        while True:
-            data = self._received(missing)
-            if len(data) >= missing:
-                break
-            parts.append(data)
-            missing -= len(data)
-        parts.append(data[:missing])
-        self._ahead, self._at = data, missing
-        return b"".join(parts)
-
-    def _received(self, least: int) -> bytes:
-        while True:
-            try:
-                data: bytes = self._source.recv(max(_READ, least))
-            except TimeoutError:  # one that was set before the wire's was taken away
-                if self.closed:
-                    raise EOFError from None
-                continue
-            except OSError:
-                if self.closed:
-                    raise EOFError from None
-                raise
-            if not data:
-                raise EOFError
-            return data
