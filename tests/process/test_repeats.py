@@ -74,7 +74,7 @@ def nodes(distlaunch, tmp_path):
 @pytest.mark.parametrize("kind", ["Hello", "Reached", "Started", "RankEnded"])
 def test_a_node_reached_by_ssh_that_repeats_a_message_is_dropped_by_name(nodes, kind):
     running = nodes.start(
-        kind, "--join-timeout", "3", words=() if kind == "RankEnded" else ("stay",)
+        kind, "--join-timeout", "10", words=() if kind == "RankEnded" else ("stay",)
     )
     result = running.wait(90)
     assert nodes.sign.exists()
@@ -109,7 +109,7 @@ def test_a_node_of_slurm_that_repeats_a_message_is_dropped_by_name(
 ):
     sign = tmp_path / "repeats"
     relay = f"{sys.executable} {REPEATS} step {kind} {sign}"
-    options = ("--procs-per-node", "1", "--join-timeout", "5", "--failure-grace", "1")
+    options = ("--procs-per-node", "1", "--join-timeout", "10", "--failure-grace", "1")
     result = distlaunch.train(
         *options, "t.py", "stay", env={**batch, "RELAYED": "n2", "RELAY": relay}, timeout=90
     )
@@ -167,8 +167,8 @@ def start_through(team, port, rank, *words):
 def test_a_launcher_that_repeats_a_message_is_dropped_by_name(team, relayed, kind, tmp_path):
     port = relayed(kind)
     for rank in (0, 1):
-        team.start(rank, "--join-timeout", "5", size=3)
-    start_through(team, port, 2, "--join-timeout", "5")
+        team.start(rank, "--join-timeout", "10", size=3)
+    start_through(team, port, 2, "--join-timeout", "10")
     codes = team.codes()
     assert (tmp_path / "repeats").exists()
     assert codes[0] == codes[1] == 69, team.said(0)

@@ -72,10 +72,11 @@ class ssh_agent:  # noqa: N801 - used as a function
         self.process = subprocess.Popen(
             ["ssh-agent", "-D", "-a", str(self.sock)], stdout=subprocess.DEVNULL
         )
-        deadline = time.monotonic() + 10
-        while not self.sock.exists():
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        deadline = time.monotonic() + 30
+        with socket.socket(socket.AF_UNIX) as caller:
+            while caller.connect_ex(str(self.sock)):  # the file is there before it listens
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
         return self.sock, self._add
 
     def _add(self, key, passphrase):
