@@ -34,6 +34,8 @@ before."""
 PIECE = 64 << 10
 """A longer line is shown in pieces: memory stays bounded whatever a worker writes."""
 STREAMS = {1: "stdout", 2: "stderr"}
+_REDRAW_S = 0.05
+"""A program that has gone below its bars may be in the middle of drawing them for so long."""
 _SEQUENCE = 8
 """A sequence that moves the cursor is no longer than this."""
 
@@ -46,6 +48,7 @@ class Source:
         "buf",
         "cut",
         "display",
+        "drawn_s",
         "due",
         "length",
         "paced_s",
@@ -73,6 +76,8 @@ class Source:
         """When a state of a bar was last shown."""
         self.display: Display | None = None
         """The rows that the program draws over, while there are any."""
+        self.drawn_s = 0.0
+        """When the display last changed."""
 
 
 class View(Protocol):
@@ -123,24 +128,36 @@ class LineSplitter:
         self._bars_due = 0.0
         self._drawing: dict[Source, None] = {}
         """The sources that have a display."""
+        self._held: dict[Source, tuple[bytearray, float]] = {}
+        """What sources wrote while the rank may be drawing on its other stream, and until when it
+        is held."""
 
     def output(self, rank: int, stream: int, data: bytes, now: float) -> None:
         """Take a chunk; see ``coordinator.runtime.sink.Sink``."""
         source = self._sources.get((rank, stream))
         if source is None:
             source = self._sources[rank, stream] = Source(rank, stream)
-        self._take(source, data, now)
+        if source in self._held:
+            self._held[source][0].extend(data)
+        elif source.display is None and (until := self._redraw_end(source)) > now:
+            self._held[source] = bytearray(data), until
+        else:
+            self._take(source, data, now)
 
     def rank_ended(self, rank: int, now: float) -> None:
         """Finish the lines of this rank."""
         for stream in STREAMS:
             source = self._sources.pop((rank, stream), None)
             if source is not None:
+                self._take_held(source, now)
                 self._end(source, now)
 
     def flush_due(self, now: float) -> float | None:
         """Show unfinished lines that have been held long enough; return when the next is due."""
+        for source in [source for source, (_, until) in self._held.items() if until <= now]:
+            self._take_held(source, now)
         dues = [self._settle(now)] if self._drawing else []
+        dues += [until for _, until in self._held.values()]
         dues.append(self._flush_bars(now) if self._bars else None)
         while self._partial:
             source = next(iter(self._partial))
@@ -153,8 +170,25 @@ class LineSplitter:
     def finish(self, now: float) -> None:
         """Show everything that is held."""
         for source in self._sources.values():
+            self._take_held(source, now)
             self._end(source, now)
         self._sources.clear()
+
+    def _redraw_end(self, source: Source) -> float:
+        """Return until when a display on the rank's other stream may look complete by chance."""
+        return max(
+            (
+                other.drawn_s + _REDRAW_S
+                for other in self._drawing
+                if other.rank == source.rank and other.display and other.display.is_complete
+            ),
+            default=0.0,
+        )
+
+    def _take_held(self, source: Source, now: float) -> None:
+        if source in self._held:
+            data, _ = self._held.pop(source)
+            self._take(source, bytes(data), now)
 
     # --- lines
 
@@ -350,6 +384,7 @@ class LineSplitter:
             self._view.leave_line(source)
             display = source.display = Display()
             self._drawing[source] = None
+        source.drawn_s = now
         self._put_rows(source, display.feed(data, now), now)
         self._drawn(source, now)
 

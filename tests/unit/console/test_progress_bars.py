@@ -42,6 +42,34 @@ def test_a_bar_that_ends_with_its_carriage_return_is_redrawn_too(screen):
     assert drawn(one.read()) == ["[0] 30%"]
 
 
+BARS = b"\r row 0\n\r row 1\x1b[A"
+CLEARED = b"\r      \n\r      \x1b[A"
+
+
+def test_a_line_that_comes_in_the_middle_of_a_redraw_on_the_other_stream_goes_above_the_bars(
+    screen,
+):
+    """``tqdm.write`` clears two bars on stderr, writes to stdout, and draws the bars again."""
+    two = screen(world_size=2)
+    two.console.output(0, 2, BARS + b"\r" + CLEARED + b"\r row 0\n", 1.0)
+    two.console.output(0, 1, b"half way\n", 1.0)
+    two.console.output(0, 2, b"\r row 1\x1b[A", 1.01)
+    for now in (2.0, 3.0):
+        two.console.tick(now)
+    assert drawn(two.terminal.wait_for(b"half way")) == ["[0] half way", "[0]  row 0", "[0]  row 1"]
+    two.read()
+
+
+def test_a_line_after_bars_have_ended_comes_below_them(screen):
+    two = screen(world_size=2)
+    two.console.output(0, 2, BARS + b"\n\n", 1.0)
+    two.console.output(0, 1, b"trai", 1.0)
+    two.console.output(0, 1, b"ned\n", 1.01)
+    two.console.tick(1.06)
+    two.console.tick(2.0)
+    assert drawn(two.read()) == ["[0]  row 0", "[0]  row 1", "[0] trained"]
+
+
 def test_lines_of_other_ranks_go_above_a_bar(screen):
     two = screen(world_size=2)
     two.console.output(0, 2, b"\r 0%\r 1%", 0.0)
