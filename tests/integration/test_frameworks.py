@@ -29,10 +29,15 @@ def ended_well(result) -> bool:
     return result.returncode == 0 or aborted
 
 
-@pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize(
-    "program",
-    ["elastic_api env", "elastic_api tcp", "lightning_fit", "hf_trainer", "accelerate_loop"],
+    ("program", "command"),
+    [
+        ("elastic_api env", "train"),
+        ("elastic_api tcp", "torchrun"),
+        ("lightning_fit", "torchrun"),
+        ("hf_trainer", "torchrun"),
+        ("accelerate_loop", "train"),
+    ],
 )
 def test_a_script_of_the_framework_runs_unchanged(distlaunch, program, command):
     name, *words = program.split()

@@ -12,6 +12,7 @@ import pytest
 from distlaunch.backends.backend_options import chosen_options
 from distlaunch.backends.fsdp import Fsdp
 from distlaunch.core.model.topology import Node, Topology
+from tests.launcher import TRAINING
 
 PROGRAMS = Path(__file__).parents[1] / "programs" / "frameworks"
 DONE = re.compile(r"^(?:\[\d\] )?done (\d) (\d+) (\S+)$", re.MULTILINE)
@@ -21,8 +22,9 @@ TWO_NODES = Topology(nodes=(Node(host="a", slots=4), Node(host="b", slots=4)), d
 def train(distlaunch, *words: str, options=()):
     """Train with two workers; return what rank 0 has told."""
     given = [word for option in options for word in ("-o", option)]
-    command = ["train", "--num-procs", "2", "--format", "plain", "--backend", "fsdp", *given]
-    result = distlaunch.run([*command, PROGRAMS / words[0], *words[1:]], timeout=100)
+    command = ["--num-procs", "2", "--format", "plain", "--backend", "fsdp", *given]
+    script = [PROGRAMS / words[0], *words[1:]]
+    result = distlaunch.train_warm(*command, *script, preload=f"accelerate,{TRAINING}", timeout=100)
     assert result.returncode == 0, result.stdout + result.stderr
     done = DONE.findall(result.stdout)
     assert sorted(rank for rank, _, _ in done) == ["0", "1"]

@@ -30,6 +30,23 @@ print("told by", rank, flush=True)
 if sys.argv[2:3] == [rank]:
     raise SystemExit(37) if len(sys.argv) < 4 else ValueError("boom")
 """
+LIKE_TORCHRUN = """
+import os, socket, subprocess, sys
+with socket.socket() as free:
+    free.bind(("127.0.0.1", 0))
+    port = free.getsockname()[1]
+common = {"WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "GROUP_RANK": 0, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
+          "TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": 0, "TORCHELASTIC_MAX_RESTARTS": 0,
+          "OMP_NUM_THREADS": 1}
+workers = []
+for rank in (0, 1):
+    told = {**common, "RANK": rank, "LOCAL_RANK": rank, "ROLE_RANK": rank}
+    workers.append(subprocess.Popen(sys.argv[1:], env={**os.environ, **{name: str(value) for name, value in told.items()}}))
+codes = [worker.wait() for worker in workers]
+for code in filter(None, codes):
+    print("exitcode  :", code, file=sys.stderr)
+sys.exit(any(codes))
+"""
 INNER = (sys.executable, "-m", "distlaunch")
 
 
@@ -37,6 +54,7 @@ INNER = (sys.executable, "-m", "distlaunch")
 def outer_run(distlaunch):
     """Run an outer launcher's command line in the work directory; the scripts are there."""
     (distlaunch.work / "tell.py").write_text(TELL)
+    (distlaunch.work / "torchrun").write_text(LIKE_TORCHRUN)
 
     def run(*words: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -66,6 +84,14 @@ def torchrun(*words: str) -> list[str]:
         "--no-python",
         *words,
     ]
+
+
+def like_torchrun(*words: str) -> list[str]:
+    """Return the words that start two workers with torchrun's name and variables, without torch.
+
+    For tests whose subject is the inner launcher: the import of torch takes 2 s of CPU.
+    """
+    return [sys.executable, "torchrun", *words]
 
 
 @pytest.mark.parametrize("shell", [False, True], ids=["directly", "by a shell"])
@@ -154,7 +180,7 @@ def test_options_that_contradict_the_outer_launcher_are_an_error(
     outer_run, distlaunch, words, told_of
 ):
     distlaunch.pretend("horovod", "tensorflow", "accelerate")
-    done = outer_run(*torchrun(*INNER, *words, "tell.py", "inner"))
+    done = outer_run(*like_torchrun(*INNER, *words, "tell.py", "inner"))
     assert done.returncode == 1
     assert told_of in done.stderr
     assert "exitcode  : 2" in done.stderr
@@ -168,7 +194,7 @@ def test_a_launcher_that_the_script_of_a_rank_starts_has_a_job_of_its_own(outer_
         f"    subprocess.run([*{INNER!r}, 'train', '--num-procs', '3', 'tell.py', 'run'], check=True)\n"
         f"    sys.exit(os.system({' '.join(INNER)!r} + ' train --num-procs 1 tell.py system'))\n"
     )
-    command = torchrun("--", sys.executable, "sweep.py")
+    command = like_torchrun(sys.executable, "sweep.py")
     for words in (command, [*INNER, "train", "--num-procs", "2", "sweep.py"]):
         done = outer_run(*words)
         assert done.returncode == 0, done.stderr
@@ -190,14 +216,14 @@ def test_torchruns_words_in_a_worker_show_the_outer_ranks_in_a_prefix(outer_run,
         "tell.py",
         "inner",
     ]
-    done = outer_run(*torchrun(*words))
+    done = outer_run(*like_torchrun(*words))
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == ["<0/0> told by 0", "<1/1> told by 1"]
     assert done.stderr.count("torchrun started this launcher as rank 0 of 2") == 1
 
 
 def test_a_format_has_our_console_with_the_outer_ranks(outer_run, distlaunch):
-    done = outer_run(*torchrun(*INNER, "train", "--format", "plain", "tell.py", "inner"))
+    done = outer_run(*like_torchrun(*INNER, "train", "--format", "plain", "tell.py", "inner"))
     assert sorted(done.stdout.splitlines()) == ["[0] told by 0", "[1] told by 1"], done.stderr
 
 
@@ -213,7 +239,7 @@ def test_the_outer_launcher_gets_the_failure_in_its_own_error_file(outer_run, di
 
 def test_plan_shows_the_one_worker_by_its_outer_rank(outer_run, distlaunch):
     words = ["plan", "--format", "json", "tell.py"]
-    done = outer_run(*torchrun("sh", "-c", f"{' '.join([*INNER, *words])} > plan-$RANK.json"))
+    done = outer_run(*like_torchrun("sh", "-c", f"{' '.join([*INNER, *words])} > plan-$RANK.json"))
     assert done.returncode == 0, done.stderr
     for rank in (0, 1):
         (node,) = json.loads((distlaunch.work / f"plan-{rank}.json").read_text())["nodes"]
@@ -223,7 +249,7 @@ def test_plan_shows_the_one_worker_by_its_outer_rank(outer_run, distlaunch):
 
 
 def test_explain_says_what_the_outer_launcher_has_decided(outer_run):
-    done = outer_run(*torchrun(*INNER, "plan", "--explain", "tell.py"))
+    done = outer_run(*like_torchrun(*INNER, "plan", "--explain", "tell.py"))
     assert done.returncode == 0, done.stderr
     said = " ".join(done.stdout.split())
     assert "torchrun (it started this launcher as rank 1 of 2)" in said
@@ -232,7 +258,7 @@ def test_explain_says_what_the_outer_launcher_has_decided(outer_run):
 
 def test_source_flags_runs_a_job_of_its_own_in_a_worker(outer_run, distlaunch):
     done = outer_run(
-        *torchrun(*INNER, "train", "--source", "flags", "--num-procs", "3", "tell.py", "own")
+        *like_torchrun(*INNER, "train", "--source", "flags", "--num-procs", "3", "tell.py", "own")
     )
     assert done.returncode == 0, done.stderr
     assert [record["WORLD_SIZE"] for record in told(distlaunch.work, "own", 3)] == ["3"] * 3

@@ -48,14 +48,14 @@ def test_the_first_snippet_of_a_page_runs_as_printed_and_splits_the_data(distlau
     script.write_text(
         snippet(page) + "\nprint('last loss', loss.item() if 'loss' in globals() else None)\n"
     )
-    result = distlaunch.train("--num-procs", "2", "train.py", timeout=100)
+    result = distlaunch.train_warm("--num-procs", "2", "train.py", timeout=100)
     assert result.returncode == 0, result.stderr
     losses = [result.lines_of(rank)[-1] for rank in (0, 1)]
     assert losses[0] != losses[1], "each has data of its own"
     assert SAME not in result.stderr
     assert result.of_type("progress")[-1]["step_max"] in (299, 96)
     if page == "README.md":
-        again = distlaunch.train("--num-procs", "2", "train.py", timeout=100)
+        again = distlaunch.train_warm("--num-procs", "2", "train.py", timeout=100)
         assert again.returncode == 0, again.stderr
         assert (
             f"distlaunch: resumed from {distlaunch.work}/runs/a/step-000000300, after 300 steps, saved "
@@ -72,10 +72,10 @@ def test_a_training_that_goes_on_says_from_where_and_not_that_it_had_ended(distl
         .replace(", 300", ", int(sys.argv[1])")
         .replace("import torch\n", "import sys\nimport torch\n", 1)
     )
-    first = distlaunch.train("--num-procs", "2", "train.py", "120", timeout=100)
+    first = distlaunch.train_warm("--num-procs", "2", "train.py", "120", timeout=100)
     assert first.returncode == 0, first.stderr
     assert "resumed" not in first.stderr
-    second = distlaunch.train("--num-procs", "2", "train.py", "130", timeout=100)
+    second = distlaunch.train_warm("--num-procs", "2", "train.py", "130", timeout=100)
     assert second.returncode == 0, second.stderr
     assert (
         f"distlaunch: resumed from {distlaunch.work}/runs/a/step-000000100, after 100 steps, saved "
@@ -87,7 +87,7 @@ def test_a_training_that_goes_on_says_from_where_and_not_that_it_had_ended(distl
 @pytest.mark.parametrize(("data", "warned"), [("same", 1), ("apart", 0), ("apart later", 0)])
 def test_workers_that_train_on_the_same_batches_are_warned_once(distlaunch, data, warned):
     (distlaunch.work / "train.py").write_text(TRAINS)
-    result = distlaunch.train("--num-procs", "2", "train.py", data, timeout=100)
+    result = distlaunch.train_warm("--num-procs", "2", "train.py", data, timeout=100)
     assert result.returncode == 0, result.stderr
     assert result.stderr.count(SAME) == warned, result.stderr
     if warned:
@@ -97,7 +97,7 @@ def test_workers_that_train_on_the_same_batches_are_warned_once(distlaunch, data
 
 def test_a_sharded_model_is_watched_too(distlaunch):
     (distlaunch.work / "train.py").write_text(TRAINS)
-    result = distlaunch.train(
+    result = distlaunch.train_warm(
         "--num-procs", "2", "--backend", "fsdp", "train.py", "same", timeout=100
     )
     assert result.returncode == 0, result.stderr

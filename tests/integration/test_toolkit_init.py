@@ -51,7 +51,7 @@ def test_workers_of_a_job_share_sums_and_no_random_numbers(distlaunch):
     (zero,), (one,) = drawn(first[1]), drawn(second[1])
     assert zero[0] == "7"
     assert all(a != b for a, b in zip(zero, one, strict=True)), (zero, one)
-    again = distlaunch.train("--num-procs", "2", PROGRAM, "end", timeout=100)
+    again = distlaunch.train_warm("--num-procs", "2", PROGRAM, "end", timeout=100)
     assert [again.lines_of(rank)[1] for rank in (0, 1)] == [first[1], second[1]], (
         "the same seeds each time"
     )
@@ -85,7 +85,7 @@ def test_torchrun_is_as_good_a_launcher(clean_env, tmp_path):
 def test_groups_that_follow_each_other_have_nothing_of_each_other_though_a_checkpoint_is_left_open(
     distlaunch, tmp_path
 ):
-    done = distlaunch.train("--num-procs", "2", AGAIN, tmp_path / "c", timeout=100)
+    done = distlaunch.train_warm("--num-procs", "2", AGAIN, tmp_path / "c", timeout=100)
     assert done.returncode == 0, done.stderr
     turns = [
         [line for line in done.lines_of(rank) if not line.startswith("distlaunch: ")]
@@ -125,8 +125,7 @@ def test_a_block_that_ends_with_a_code_waits_for_nobody(distlaunch):
     assert done.returncode == 3, done.stderr
 
 
-@pytest.mark.parametrize("backend", ["gloo", "cpu:gloo"])
-@pytest.mark.parametrize("late", [1, 0])
+@pytest.mark.parametrize(("late", "backend"), [(1, "gloo"), (0, "cpu:gloo")])
 def test_a_worker_that_ends_before_a_late_one_does_not_wait_for_ever(distlaunch, late, backend):
     done = distlaunch.train("--num-procs", "2", PROGRAM, f"late{late}", backend, timeout=100)
     assert done.returncode == 0, done.stderr
@@ -141,7 +140,7 @@ def test_a_worker_that_leaves_fails_the_others_collective_and_joins_none(distlau
 
 
 def test_a_collective_is_given_up_after_the_launchers_timeout(distlaunch):
-    done = distlaunch.train(
+    done = distlaunch.train_warm(
         "--num-procs", "2", "-o", "collective-timeout=2", PROGRAM, "hang", timeout=100
     )
     assert done.returncode == 1, done.stderr
@@ -152,7 +151,7 @@ def test_the_toolkits_errors_end_a_job_with_1_and_are_named_once_at_the_scripts_
     distlaunch,
 ):
     early = PROGRAM.with_name("early.py")
-    done = distlaunch.train("--num-procs", "2", early, timeout=100)
+    done = distlaunch.train_warm("--num-procs", "2", early, timeout=100)
     assert done.returncode == 1, done.stderr
     report = (done.run_dir / "report.txt").read_text()
     said = "ToolkitError: wrap() needs a process group (hint: call distlaunch.toolkit.init() before it)"

@@ -3,6 +3,7 @@ model's shape."""
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import subprocess
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.launcher import Launcher
+from tests.launcher import TRAINING, Launcher
 
 EXAMPLE = Path(__file__).parents[2] / "scripts" / "examples" / "digits_toolkit.py"
 PROGRAMS = Path(__file__).parents[1] / "programs" / "toolkit"
@@ -46,8 +47,6 @@ def alone(tmp_path_factory) -> list[float]:
     ("workers", "words"),
     [
         (2, ()),
-        (4, ()),
-        (2, ("--backend", "fsdp")),
         (4, ("--backend", "fsdp")),
         (2, ("-o", "static-graph", "-o", "bucket-mb=1")),
         (2, ("--backend", "fsdp", "-o", "wrap-classes=Block", "-o", "sharding=grad")),
@@ -59,7 +58,9 @@ def test_the_loss_curve_is_that_of_one_process_at_the_same_global_batch(
     distlaunch, alone, words, workers
 ):
     size = ("--batch-size", str(GLOBAL_BATCH // workers), "--epochs", str(EPOCHS))
-    done = distlaunch.train("--num-procs", str(workers), *words, EXAMPLE, *size, timeout=110)
+    warm = functools.partial(distlaunch.train_warm, preload=f"{TRAINING},sklearn.datasets")
+    train = distlaunch.train if workers == 2 and not words else warm
+    done = train("--num-procs", str(workers), *words, EXAMPLE, *size, timeout=110)
     assert done.returncode == 0, done.stderr
     found = losses(done.lines_of(0))
     assert len(found) == len(alone) == EPOCHS * STEPS_PER_EPOCH
@@ -162,12 +163,12 @@ CASES = {
 
 
 def test_fsdp_trains_models_of_many_shapes_with_the_optimizer_that_was_made_before(distlaunch):
-    done = distlaunch.train("--num-procs", "2", "--backend", "fsdp", SHARDED, timeout=110)
+    done = distlaunch.train_warm("--num-procs", "2", "--backend", "fsdp", SHARDED, timeout=110)
     assert done.returncode == 0, done.stderr
     assert parts_by_case(done.lines_of(0)) == CASES
 
 
 def test_ddp_trains_the_same_models_and_ignores_what_concerns_sharding(distlaunch):
-    done = distlaunch.train("--num-procs", "2", SHARDED, timeout=110)
+    done = distlaunch.train_warm("--num-procs", "2", SHARDED, timeout=110)
     assert done.returncode == 0, done.stderr
     assert parts_by_case(done.lines_of(0)).keys() == CASES.keys() - {"bf16"} | {"unused", "static"}

@@ -93,20 +93,18 @@ def test_bars_move_in_place_below_the_lines_of_other_ranks(
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("columns", [80, 200])
-@pytest.mark.parametrize("kind", ["lightning_rich", "lightning_tqdm"])
+@pytest.mark.parametrize(("kind", "columns"), [("lightning_rich", 80), ("lightning_tqdm", 200)])
 def test_both_bars_of_lightning_move_in_place(distlaunch, screen, on_screen, kind, columns):
     watch(distlaunch, screen, on_screen, kind, columns, clean=normal_of_lightning)
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("columns", [80, 200])
 def test_the_bar_of_keras_moves_in_place(
-    distlaunch, screen, on_screen, columns, tensorflow_python, monkeypatch
+    distlaunch, screen, on_screen, tensorflow_python, monkeypatch
 ):
     monkeypatch.setitem(distlaunch.env, "KERAS_BACKEND", "tensorflow")
     words = ("--python", tensorflow_python)
-    watch(distlaunch, screen, on_screen, "keras", columns, clean=normal_of_keras, words=words)
+    watch(distlaunch, screen, on_screen, "keras", 80, clean=normal_of_keras, words=words)
 
 
 @pytest.mark.parametrize("kind", ["tqdm_nested", "rich_live"])

@@ -6,13 +6,13 @@ import torch
 import torch.distributed as dist
 from accelerate import Accelerator
 from accelerate.utils import DataLoaderConfiguration
-from sklearn.datasets import load_digits
 from torch.utils.data import DataLoader, TensorDataset
+from digits import load_digits
 
 accelerator = Accelerator(dataloader_config=DataLoaderConfiguration(split_batches=True))
-digits = load_digits()
-images = torch.tensor(digits.data[:1536], dtype=torch.float32) / 16
-labels = torch.tensor(digits.target[:1536])
+pixels, digits = load_digits()
+images = torch.tensor(pixels[:1536], dtype=torch.float32) / 16
+labels = torch.tensor(digits[:1536])
 torch.manual_seed(7)
 model = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 10))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9)

@@ -9,7 +9,6 @@ import signal
 import numpy as np
 import torch
 import torch.distributed as dist
-from sklearn.datasets import load_digits
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
 from torch.distributed.device_mesh import init_device_mesh
@@ -19,6 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from distlaunch.toolkit.batches import StatefulBatchSampler
 from distlaunch.toolkit.checkpoint.checkpoint import Checkpoint, Stopped
+from digits import load_digits
 
 parser = argparse.ArgumentParser()
 parser.add_argument("where")
@@ -32,8 +32,8 @@ args = parser.parse_args()
 
 dist.init_process_group("gloo")
 rank, attempt = dist.get_rank(), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
-digits = load_digits()
-data = TensorDataset(torch.tensor(digits.data, dtype=torch.float32) / 16.0, torch.tensor(digits.target))
+pixels, digits = load_digits()
+data = TensorDataset(torch.tensor(pixels, dtype=torch.float32) / 16.0, torch.tensor(digits))
 torch.manual_seed(0)
 network = nn.Sequential(
     nn.Linear(64, args.hidden), nn.BatchNorm1d(args.hidden), nn.ReLU(), nn.Dropout(0.1), nn.Linear(args.hidden, 10)

@@ -10,8 +10,8 @@ import os
 
 import torch
 import torch.distributed as dist
-from sklearn.datasets import load_digits
 from torch import nn
+from digits import load_digits
 
 BATCH, STEPS = 64, 24
 
@@ -20,9 +20,9 @@ parser.add_argument("--local_rank", type=int)
 parser.add_argument("--deepspeed_config")
 args = parser.parse_args()
 
-digits = load_digits()
-images = torch.tensor(digits.data, dtype=torch.float32) / 16.0
-labels = torch.tensor(digits.target)
+pixels, digits = load_digits()
+images = torch.tensor(pixels, dtype=torch.float32) / 16.0
+labels = torch.tensor(digits)
 torch.manual_seed(0)
 network = nn.Sequential(nn.Linear(64, 48), nn.ReLU(), nn.Linear(48, 10))
 optimizer = torch.optim.AdamW(network.parameters(), lr=4e-3)

@@ -9,19 +9,19 @@ import sys
 
 import horovod.torch as hvd
 import torch
-from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
+from digits import load_digits
 
 EPOCHS = 8
 batch, checkpoint, failing = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 hvd.init()
 torch.manual_seed(0)
 torch.set_num_threads(1)
-digits = load_digits()
-images = torch.tensor(digits.data, dtype=torch.float32) / 16
-labels = torch.tensor(digits.target)
+pixels, digits = load_digits()
+images = torch.tensor(pixels, dtype=torch.float32) / 16
+labels = torch.tensor(digits)
 order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
 held_out, rest = order[:360], order[360:]
 train_set = TensorDataset(images[rest], labels[rest])

@@ -6,13 +6,13 @@ import json
 import os
 
 import tensorflow as tf
-from sklearn.datasets import load_digits
+from digits import load_digits
 
 BATCH, EPOCHS = 96, 12  # of all workers together
 
 task = json.loads(os.environ.get("TF_CONFIG", "{}")).get("task", {})
 strategy = tf.distribute.MultiWorkerMirroredStrategy()
-images, labels = load_digits(return_X_y=True)
+images, labels = load_digits()
 images, labels = (images[:1728] / 16.0).astype("float32"), labels[:1728]
 data = tf.data.Dataset.from_tensor_slices((images, labels)).batch(BATCH)
 options = tf.data.Options()
