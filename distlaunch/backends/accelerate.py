@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from distlaunch.backends import accelerate_config as c
-from distlaunch.backends.base import BackendOption, Requirement, Value
+from distlaunch.backends.base import BackendOption, Requirement, Value, reading_file_of
 from distlaunch.backends.config_file import Document, read_document
 from distlaunch.backends.deepspeed import DeepSpeed, read_config
 from distlaunch.backends.pytorch_ddp import TorchBackend
@@ -46,13 +46,14 @@ class Accelerate(TorchBackend):
         above = _settings(str(chosen.get("settings", "{}")))
         if "config" in chosen or above:
             bare = Document(path=_SETTINGS, values={}, lines={})
-            document = (
-                read_document(texts["config"], str(chosen["config"]))
-                if "config" in chosen
-                else bare
-            )
-            self._config = c.read_config(document, above)
-            self._config.variables(None)  # raises what is wrong before anything else is done
+            with reading_file_of("config"):
+                document = (
+                    read_document(texts["config"], str(chosen["config"]))
+                    if "config" in chosen
+                    else bare
+                )
+                self._config = c.read_config(document, above)
+                self._config.variables(None)  # raises what is wrong before anything else is done
 
     @classmethod
     def options(cls) -> tuple[BackendOption, ...]:

@@ -7,13 +7,25 @@ is a class of its own; ``distlaunch.backends`` is the entry-point group for thos
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.record import Record
+from distlaunch.core.model.text import quoted
 from distlaunch.planning.backend import PlannedBackend, Value
 
-__all__ = ["Backend", "BackendOption", "Requirement", "Value", "option_name"]
+__all__ = [
+    "Backend",
+    "BackendError",
+    "BackendOption",
+    "OptionFileError",
+    "Requirement",
+    "Value",
+    "option_name",
+    "reading_file_of",
+]
 
 if TYPE_CHECKING:
     from distlaunch.planning.node_source import Location
@@ -25,6 +37,31 @@ Kind = Literal["text", "choice", "flag", "count", "number", "seconds", "file"]
 def option_name(word: str) -> str:
     """Return the name of the option that a word NAME=VALUE is about, however it is written."""
     return word.partition("=")[0].strip().replace("_", "-").lower()
+
+
+class BackendError(ConfigError):
+    """A backend cannot be used; ``problem`` says why, without the backend's name."""
+
+    def __init__(self, name: str, problem: str, *, hint: str | None = None) -> None:
+        super().__init__(f"--backend {quoted(name)}: {problem}", hint=hint)
+        self.problem = problem
+
+
+class OptionFileError(ConfigError):
+    """The file that an option names, or that is read for it unasked, is not right."""
+
+    def __init__(self, option: str, error: ConfigError) -> None:
+        super().__init__(error.message, hint=error.hint)
+        self.option = option
+
+
+@contextmanager
+def reading_file_of(option: str) -> Iterator[None]:
+    """Turn each ConfigError into an OptionFileError of this option."""
+    try:
+        yield
+    except ConfigError as error:
+        raise OptionFileError(option, error) from error
 
 
 class BackendOption(Record):
@@ -73,8 +110,8 @@ class Backend(PlannedBackend):
         """Take the options that the user gave, checked and converted, and the contents of the files
         that they name.
 
-        ``texts``: by option. Raises ConfigError for options that contradict each other, or a file
-        that is not right.
+        ``texts``: by option. Raises ConfigError for options that contradict each other, and
+        OptionFileError for a file that is not right (see ``reading_file_of``).
         """
         del texts
         self.chosen = chosen

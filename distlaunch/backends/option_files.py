@@ -6,7 +6,7 @@ import os.path
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from distlaunch.backends.base import Backend
+from distlaunch.backends.base import Backend, OptionFileError
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.text import printable
 from distlaunch.core.probe.files import read_bounded
@@ -62,9 +62,9 @@ def configured_backend(
             unasked.append(name)
     try:
         backend = kind(chosen, texts)
-    except ConfigError as error:
-        if any(printable(str(chosen[name])) in error.message for name in unasked):
-            error.hint = "; ".join(filter(None, (error.hint, *map(without, unasked))))
+    except OptionFileError as error:
+        if error.option in unasked:
+            error.hint = "; ".join(filter(None, (error.hint, without(error.option))))
         raise
     return backend, tuple(
         f"{printable(str(chosen[name]))} is read ({without(name)})" for name in unasked

@@ -16,15 +16,22 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from typing import TYPE_CHECKING, Any, get_args
 
-from distlaunch.backends.base import Backend, BackendOption, Kind, Requirement, option_name
-from distlaunch.core.errors import ConfigError, LaunchError
+from distlaunch.backends.base import (
+    Backend,
+    BackendError,
+    BackendOption,
+    Kind,
+    Requirement,
+    option_name,
+)
+from distlaunch.core.errors import LaunchError
 from distlaunch.core.model.text import printable, quoted
 from distlaunch.core.model.variables import SET_FOR_WORKERS
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-_Fault = Callable[[str], ConfigError]
+_Fault = Callable[[str], BackendError]
 """Makes the error that names a package, of what its code has done."""
 _Check = Callable[[Any], str | None]
 """Says what is wrong with a value; None if nothing."""
@@ -42,17 +49,17 @@ def guarded(kind: type[Backend], name: str, package: str) -> type[Backend]:
     """Return a backend as one whose methods raise nothing but our errors, and give what they promise
     to.
 
-    ``name``: by which it is found. Raises ConfigError for a class that lacks what every backend
-    has.
+    ``name``: by which it is found. Raises BackendError for a class that lacks what every
+    backend has.
     """
     hint = (
         f"tell the makers of {printable(package)}: distlaunch.backends.base.Backend says what "
         "each method gives"
     )
 
-    def fault(problem: str, *, name: str = name) -> ConfigError:
+    def fault(problem: str) -> BackendError:
         said = f"{printable(package)} is at fault: {kind.__name__}{printable(problem)}"
-        return ConfigError(f"--backend {name}: {said}", hint=hint)
+        return BackendError(name, said, hint=hint)
 
     def held(method: str, check: _Check, *, is_value: bool = False) -> Callable[..., Any]:
         def call(self: Any, *args: Any, **named: Any) -> Any:
@@ -69,13 +76,13 @@ def guarded(kind: type[Backend], name: str, package: str) -> type[Backend]:
     body: dict[str, Any] = {method: held(method, check) for method, check in _METHODS.items()}
     body["notes"] = property(held("notes", _texts, is_value=True))
     body.update({method: classmethod(held(method, check)) for method, check in _OF_CLASS.items()})
-    with _theirs(lambda problem: fault(f": {problem}", name=quoted(name))):
+    with _theirs(lambda problem: fault(f": {problem}")):
         for attribute, check in _ATTRIBUTES.items():
             problem = check(getattr(kind, attribute, None))
             if problem is not None:
-                raise fault(f".{attribute}: {problem}", name=quoted(name))
+                raise fault(f".{attribute}: {problem}")
         if kind.name != name:
-            raise fault(f" calls itself {quoted(kind.name)}", name=quoted(name))
+            raise fault(f" calls itself {quoted(kind.name)}")
         made = types.new_class(
             kind.__name__, (kind,), exec_body=lambda namespace: namespace.update(body)
         )

@@ -6,9 +6,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from distlaunch.backends.base import Backend
-from distlaunch.core.errors import ConfigError
-from distlaunch.core.model.text import quoted
+from distlaunch.backends.base import Backend, BackendError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -44,8 +42,7 @@ def backend_called(word: str) -> str | None:
 
 
 def find_backend(name: str) -> type[Backend]:
-    """Load a backend: ours, else that of another package. Raises ConfigError that names what there
-    is."""
+    """Load a backend: ours, else that of another package. Raises BackendError."""
     ours = _CLASSES.get(name)
     if ours is not None:
         module, attribute = ours
@@ -96,22 +93,19 @@ def _load(name: str) -> type[Backend]:
         named = [other for other in there if small in (other, *other.split("-"))]
         near = named or get_close_matches(small, there, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]}? " if near else ""
-        raise ConfigError(
-            f"--backend {quoted(name)}: no such backend", hint=f"{hint}there is: {', '.join(there)}"
-        )
+        raise BackendError(name, "no such backend", hint=f"{hint}there is: {', '.join(there)}")
     if len(points) > 1:
         packages = " and ".join(sorted(f"{point.value} ({package_of(point)})" for point in points))
-        raise ConfigError(
-            f"--backend {quoted(name)}: two packages have one of that name: {packages}"
-        )
+        raise BackendError(name, f"two packages have one of that name: {packages}")
     from distlaunch.backends.plugins import guarded, loaded
 
     point = points[0]
-    said = f"--backend {quoted(name)}: {package_of(point)} could not be loaded"
-    found = loaded(point, lambda why: ConfigError(f"{said}: {why}"))
+    failed = f"{package_of(point)} could not be loaded"
+    found = loaded(point, lambda why: BackendError(name, f"{failed}: {why}"))
     if not (isinstance(found, type) and issubclass(found, Backend)):
-        raise ConfigError(
-            f"--backend {quoted(name)}: {point.value} of {package_of(point)} is no backend",
+        raise BackendError(
+            name,
+            f"{point.value} of {package_of(point)} is no backend",
             hint="an entry point names a subclass of distlaunch.backends.base.Backend",
         )
     return guarded(found, name, package_of(point))

@@ -74,6 +74,8 @@ class HangDiagnosis(Record):
     frame: str | None
     """Innermost frame of the user's code, ``train.py:42 in step``: of who is behind, else of the
     first group."""
+    headline: str
+    """The first line of the report."""
     text: str
     """The report: several lines, no control character but newlines, ends with a newline."""
     places: str
@@ -150,6 +152,7 @@ def diagnose_hang(
     return HangDiagnosis(
         behind=verdict.ranks,
         frame=frame,
+        headline=shorten(printable(head), _WIDTH),
         text=_text([head, *lines]),
         places=_text(where),
         summary=printable(verdict.words),

@@ -485,10 +485,15 @@ def _coordinate(
         try:
             code = runner.run()
         except LaunchError as exc:
-            assembly.verdict = p.ExitLauncher(exit_code=exc.exit_code, text=f"error: {exc.message}")
+            assembly.verdict = p.ExitLauncher(
+                exit_code=exc.exit_code,
+                text=f"error: {exc.message}",
+                summary=exc.message,
+                is_error=True,
+            )
             door.refuse(exc)
             raise
-        assembly.verdict = p.ExitLauncher(exit_code=code, text=herald.last_words(code))
+        assembly.verdict = herald.verdict(code, runner.summary)
         ended.append(code)
     return ended[-1]
 

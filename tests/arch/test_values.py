@@ -1,9 +1,10 @@
 """Code decides by values: it never compares text that is written for people.
 
-Two things count as such a comparison outside of the modules that read other programs' texts: a
-literal of several words in ``==``, ``in``, ``startswith``, a pattern and the like, and any
-comparison of a name that holds words for people (``why``, ``hint``, ``problem``, ...). Members of a
-``Literal`` are values.
+These count as such a comparison outside of the modules that read other programs' texts: a literal
+of several words, or of a word and a colon, in ``==``, ``in``, ``startswith``, ``partition``, a
+pattern and the like; any comparison of a name that holds words for people (``why``, ``hint``,
+``problem``, the message of an error, ...); and the search for something in a name that holds a
+text. Members of a ``Literal`` are values.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ import pytest
 PACKAGE = Path(__file__).parents[2] / "distlaunch"
 READS_FOREIGN_TEXT = {
     "diagnosis": "what torch, NCCL, Python and the kernel print",
+    "console/repeated_blocks.py": "tracebacks of workers",
     "core/probe": "files of /proc and /sys, and what nvidia-smi prints",
-    "console": "what workers print, and sequences of terminals",
     "backends/config_file.py": "YAML",
     "transport/ssh/openssh.py": "what ssh prints",
     "transport/slurm": "what srun prints",
@@ -36,6 +37,10 @@ ALLOWED = {
     ("transport/ssh/client.py", "'Indecipherable' in str(error)"): "paramiko's words",
     ("transport/ssh/client.py", "'no acceptable' in str(error)"): "paramiko's words",
     ("transport/ssh/client.py", "'Signature verification' in text"): "paramiko's words",
+    ("cli/app.py", "field in said"): "a dictionary",
+    ("cli/misplaced_options.py", "name in text"): "the user's script",
+    ("console/terminal_writer.py", "SEPARATOR in text"): "a line that is too wide is cut there",
+    ("core/agent/workers/preload_log.py", "word in said"): "the words of modules",
     ("coordinator/joined/launcher.py", "note not in self._noted"): "each line is said once",
     ("coordinator/runtime/runner.py", "note not in self._noted"): "each line is said once",
     ("coordinator/policy/node_setup.py", "told == event.problem"): "each line is said once",
@@ -56,6 +61,8 @@ TESTS = {
     "rpartition",
     "find",
     "index",
+    "split",
+    "rsplit",
 }
 PATTERNS = {"match", "search", "fullmatch", "findall", "finditer"}
 FOR_PEOPLE = {
@@ -74,7 +81,10 @@ FOR_PEOPLE = {
 FOR_PEOPLE_OR_NOT = {"message", "reason"}
 """Names that may do so: a comparison with a word counts."""
 ERRORS = {"exc", "error", "err", "failure", "trouble", "problem"}
-SEVERAL_WORDS = re.compile(r"[A-Za-z']{2,}[,:;]? (?:a )?[A-Za-z']{2,}")
+TEXTS = {"text", "said", "summary", "details"}
+"""Names of texts: a search in one counts."""
+SEVERAL_WORDS = re.compile(r"[A-Za-z']{2,}[,:;]? (?:a )?[A-Za-z']{2,}|^[a-z]{2,}: ?$")
+"""Or a prefix of messages, as ``error: ``."""
 WORD = re.compile(r"[A-Za-z]{3,}|[a-z]+ ")
 
 
@@ -157,6 +167,7 @@ class Package:
         if (
             any(SEVERAL_WORDS.search(text) for text in texts)
             or (names & FOR_PEOPLE and not is_emptiness(parts, texts))
+            or (isinstance(node, ast.Compare) and searches_text(node))
             or (names & FOR_PEOPLE_OR_NOT and any(WORD.search(text) for text in texts))
         ):
             return ast.unparse(node)
@@ -198,15 +209,29 @@ def elements(node: ast.expr) -> list[ast.expr]:
 
 
 def last_name(node: ast.expr) -> str | None:
-    """Return how the value is called; ``str(exc)`` is called a message."""
+    """Return how the value is called; ``str(exc)`` is called a message, and the message of an error a summary."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "str":
         return "message" if node.args and last_name(node.args[0]) in ERRORS else None
+    if isinstance(node, ast.Attribute) and node.attr == "message":
+        return "summary" if last_name(node.value) in ERRORS else "message"
     return (
         node.attr
         if isinstance(node, ast.Attribute)
         else node.id
         if isinstance(node, ast.Name)
         else None
+    )
+
+
+def searches_text(node: ast.Compare) -> bool:
+    """Return whether a word is looked for in a text."""
+    return any(
+        isinstance(each, ast.In | ast.NotIn)
+        and last_name(right) in TEXTS
+        and not (isinstance(left, ast.Constant) and not WORD.search(str(left.value)))
+        for left, each, right in zip(
+            [node.left, *node.comparators], node.ops, node.comparators, strict=False
+        )
     )
 
 
@@ -247,13 +272,17 @@ def test_no_module_decides_by_words_for_people():
         "return failure.said.startswith(_BEGINS)",
         'return any(note.startswith("settled at the start: ") for note in failure.notes)',
         "return LOCKED in failure.said",
+        'return failure.message.partition(": ")[2]',
+        'return why_text.removeprefix("error: ")',
+        "return other in error.message",
+        'return "directory" in text',
     ],
 )
 def test_a_planted_comparison_is_found(planted):
     source = (
         "import re\nfrom distlaunch.core.errors import LOCKED\n"
         "_REASONS = ('silent',)\n_BEGINS = ('Ray has lost ', 'gone')\n\n"
-        f"def _planted(why, failure, other):\n    {planted}\n"
+        f"def _planted(why, failure, other, error, text, why_text):\n    {planted}\n"
     )
     assert len(comparisons_of(source)) == 1
 
@@ -267,6 +296,8 @@ def test_a_planted_comparison_is_found(planted):
         'return failure.path.startswith("/proc/self")',
         "return kind is LossKind.GONE",
         'return f"it ended with status {kind}"',
+        'return failure.message.split("\\n")',
+        "return kind in failure.texts",
     ],
 )
 def test_a_comparison_of_values_is_none(harmless):

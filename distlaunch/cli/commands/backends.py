@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 from distlaunch.backends.backend_options import shape
-from distlaunch.backends.base import Backend, Requirement
+from distlaunch.backends.base import Backend, BackendError, Requirement
 from distlaunch.backends.registry import backend_names, find_backend, other_backends, package_of
 from distlaunch.backends.requirements import (
     Found,
@@ -36,11 +36,6 @@ class _Broken(Record):
 
     name: str
     problem: str
-
-    @staticmethod
-    def by(name: str, error: ConfigError) -> _Broken:
-        """Make one of the error that says so, which begins with how it was asked for."""
-        return _Broken(name=name, problem=error.message.partition(": ")[2])
 
 
 def backends(
@@ -104,8 +99,8 @@ def _all() -> Iterator[type[Backend] | _Broken]:
             continue
         try:
             yield find_backend(name)
-        except ConfigError as exc:
-            yield _Broken.by(name, exc)
+        except BackendError as exc:
+            yield _Broken(name=name, problem=exc.problem)
 
 
 def _any_record(
@@ -115,7 +110,8 @@ def _any_record(
     try:
         return _record(found, python, installed)
     except ConfigError as exc:
-        return _record(_Broken.by(found.name, exc), python, installed)
+        problem = exc.problem if isinstance(exc, BackendError) else exc.message
+        return _record(_Broken(name=found.name, problem=problem), python, installed)
 
 
 def _record(

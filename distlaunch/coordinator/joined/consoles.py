@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Literal
 
 from distlaunch.coordinator.runtime.sink import Sink, StatusView
+from distlaunch.core.protocol import launcher_messages as p
 
 
 class Passing(Sink):
@@ -102,11 +103,15 @@ class Herald(Passing):
         self._errors: list[str] = []
         self._last = ""
 
-    def last_words(self, exit_code: int) -> str:
-        """Return what all launchers are to say at the end."""
-        if exit_code == 0:
-            return ""
-        return "\n".join(self._errors) or self._last
+    def verdict(self, exit_code: int, summary: str) -> p.ExitLauncher:
+        """Return the message with which all launchers end.
+
+        It carries the errors of a job that failed, or the last line of a job that was stopped.
+        """
+        text = ("\n".join(self._errors) or self._last) if exit_code else ""
+        return p.ExitLauncher(
+            exit_code=exit_code, text=text, summary=summary, is_error=bool(self._errors)
+        )
 
     def say(self, text: str, *, level: Literal["info", "warning", "error"] = "info") -> None:
         """Show lines of our own; see ``Sink``."""

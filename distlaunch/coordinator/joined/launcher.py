@@ -396,9 +396,9 @@ class PeerRunner:
     def _conclude(self, verdict: p.ExitLauncher) -> None:
         code, text = verdict.exit_code, verdict.text[:_LONGEST_TEXT]
         if text and self._settings.speaks:
-            self._sink.say(text, level="error" if 0 < code < 128 or "\n" in text else "info")
-        if text and code > 0:
-            self._error_file.write(text.partition("\n")[0].removeprefix("error: "), text, code)
+            self._sink.say(text, level="error" if verdict.is_error else "info")
+        if verdict.summary and code > 0:
+            self._error_file.write(verdict.summary[:_LONGEST_TEXT], text, code)
         self._exit_code = code
 
     def _refuse(self, exc: LaunchError) -> None:

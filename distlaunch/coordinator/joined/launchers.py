@@ -207,7 +207,12 @@ class Assembly(Links[p.FromLauncher]):
         self._starting: set[int] = set()  # seats whose workers are to start
         self._callers: Callers | None = None
         self._has_begun = False
-        self.verdict = p.ExitLauncher(exit_code=EXIT_SOFTWARE, text="the coordinator has failed")
+        self.verdict = p.ExitLauncher(
+            exit_code=EXIT_SOFTWARE,
+            text="the coordinator has failed",
+            summary="the coordinator has failed",
+            is_error=True,
+        )
         """What the others hear at the end."""
 
     def listen(self, callers: Callers) -> None:
@@ -483,7 +488,12 @@ class Assembly(Links[p.FromLauncher]):
             self._troubles.note(_NoteKind.CONFLICT, f"a launcher was turned away: {conflict}")
             self._tell(
                 peer.node,
-                p.ExitLauncher(exit_code=EXIT_USAGE, text=f"error: {conflict}\n  hint: {hint}"),
+                p.ExitLauncher(
+                    exit_code=EXIT_USAGE,
+                    text=f"error: {conflict}\n  hint: {hint}",
+                    summary=conflict,
+                    is_error=True,
+                ),
             )
             return
         if (note := self._rules.clock_note(peer.node, seat.host, told, wall=wall)) is not None:

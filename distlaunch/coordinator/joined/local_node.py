@@ -16,7 +16,7 @@ from contextlib import suppress
 
 from distlaunch.core.agent.agent import Agent
 from distlaunch.core.agent.node.reachability import ReachabilityTest
-from distlaunch.core.agent.node.survey import FILES_S, Look, answer_to, look_around
+from distlaunch.core.agent.node.survey import FILES_S, Look, SurveyStep, answer_to, look_around
 from distlaunch.core.agent.workers.channel import Channel
 from distlaunch.core.agent.workers.output_pump import OutputSink
 from distlaunch.core.model.record import replace
@@ -165,17 +165,18 @@ class _Looking:
         self._look = look
         self._threads: list[threading.Thread] = []
         self._order: m.Survey | None = None
-        self._doing = ("", 0.0, 0.0)
-        """To what it has turned, how long that may take, and until when."""
+        self._doing = SurveyStep(what="", bound_s=0.0)
+        self._until = 0.0
         self._found: deque[tuple[m.Survey, m.Surveyed | m.AgentFailed]] = deque()
 
     def begin(self, order: m.Survey) -> None:
         """Look around; an order that was under way is given up."""
         self._order = order
 
-        def turn_to(what: str, bound_s: float) -> None:
+        def turn_to(what: str, bound_s: float, part: m.SurveyPart = "agent") -> None:
             if self._order is order:
-                self._doing = (what, bound_s, time.monotonic() + bound_s)
+                self._doing = SurveyStep(what=what, bound_s=bound_s, part=part)
+                self._until = time.monotonic() + bound_s
 
         def look() -> None:
             found: m.Surveyed | m.AgentFailed
@@ -190,7 +191,7 @@ class _Looking:
             self._found.append((order, found))
             self._nudge()
 
-        turn_to(f"the directory {order.workdir}", FILES_S)
+        turn_to(f"the directory {order.workdir}", FILES_S, "directory")
         self._threads = [thread for thread in self._threads if thread.is_alive()]
         if len(self._threads) >= _MOST_THREADS:
             self._answer(
@@ -209,7 +210,7 @@ class _Looking:
 
     def deadline(self) -> float | None:
         """Return when it must have come further (monotonic seconds)."""
-        return None if self._order is None else self._doing[2]
+        return None if self._order is None else self._until
 
     def on_ready(self) -> None:
         """Take what was found; give up what takes too long."""
@@ -221,10 +222,15 @@ class _Looking:
             if isinstance(found, m.Surveyed):
                 found = replace(found, gpus=self._gpus, cpus=self._cpus)
             self._send(found)
-        order_now, (what, bound_s, until) = self._order, self._doing
-        if order_now is not None and time.monotonic() >= until:
-            self._answer(order_now, f"{what} does not answer within {bound_s:.0f} s", _HINT)
+        order_now, doing = self._order, self._doing
+        if order_now is not None and time.monotonic() >= self._until:
+            problem = f"{doing.what} does not answer within {doing.bound_s:.0f} s"
+            self._answer(order_now, problem, _HINT, doing.part)
 
-    def _answer(self, order: m.Survey, problem: str, hint: str) -> None:
+    def _answer(
+        self, order: m.Survey, problem: str, hint: str, part: m.SurveyPart = "agent"
+    ) -> None:
         self._order = None
-        self._send(answer_to(order, self._cpus, gpus=self._gpus, problem=problem, hint=hint))
+        self._send(
+            answer_to(order, self._cpus, gpus=self._gpus, problem=problem, part=part, hint=hint)
+        )

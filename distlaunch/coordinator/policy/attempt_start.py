@@ -16,6 +16,7 @@ from distlaunch.coordinator.policy.events_and_actions import (
     Disconnect,
     Discovered,
     Entry,
+    JobError,
     Joined,
     LossKind,
     Lost,
@@ -26,7 +27,7 @@ from distlaunch.coordinator.policy.events_and_actions import (
 from distlaunch.coordinator.policy.job_settings import Gathering, PolicySettings
 from distlaunch.coordinator.policy.losses import Loss, hint_of_transport, who_left
 from distlaunch.coordinator.policy.membership import shown
-from distlaunch.coordinator.policy.node_setup import Gatherer, Refusal
+from distlaunch.coordinator.policy.node_setup import Gatherer
 from distlaunch.core.errors import EXIT_UNAVAILABLE, LaunchError
 from distlaunch.core.model.host_list import fold_hosts, name_hosts
 from distlaunch.core.model.text import counted
@@ -78,10 +79,10 @@ class Convening:
         self._preparation = None
         return self._gatherer.begin(now, fresh=fresh)
 
-    def settle(self, attempt: int, now: float) -> tuple[Cast, list[Action]] | Refusal | None:
+    def settle(self, attempt: int, now: float) -> tuple[Cast, list[Action]] | JobError | None:
         """Return who takes part, or why there is no attempt; None if it is not known yet."""
         found = self._gatherer.settle(now)
-        if found is None or isinstance(found, Refusal):
+        if found is None or isinstance(found, JobError):
             return found
         cast, before = Cast.of(found), self._before
         self._before = cast
@@ -190,12 +191,13 @@ class Convening:
         return Disconnect(node=node)
 
     @staticmethod
-    def refuse(event: Lost) -> Refusal:
+    def refuse(event: Lost) -> JobError:
         """Say that there is no attempt as no node can be reached any more."""
         hint = hint_of_transport(event.kind)
-        return Refusal(
+        return JobError(
             exit_code=EXIT_UNAVAILABLE,
-            text=f"error: {shown(event.why)}" + (f"\n  hint: {hint}" if hint else ""),
+            message=shown(event.why),
+            hints=(hint,) if hint else (),
         )
 
     def host(self, node: int) -> str:
@@ -239,7 +241,7 @@ class Convening:
         """Return whether all have prepared, and try to reach the master's node."""
         return self._preparation is not None and self._preparation.reaches
 
-    def reach(self, port: int, now: float) -> list[Action] | Refusal:
+    def reach(self, port: int, now: float) -> list[Action] | JobError:
         """Ask the other nodes to connect to the master's node."""
         return [] if self._preparation is None else self._preparation.reach(port, now)
 
@@ -248,11 +250,11 @@ class Convening:
         if self._preparation is not None:
             self._preparation.reached(node, message)
 
-    def late(self, owing: set[int]) -> Refusal | None:
+    def late(self, owing: set[int]) -> JobError | None:
         """Record that nodes have not answered in time; return why that ends the job, if it does."""
         return None if self._preparation is None else self._preparation.late(owing)
 
-    def meet(self, now: float) -> Meeting | Refusal | list[Action]:
+    def meet(self, now: float) -> Meeting | JobError | list[Action]:
         """Settle where workers meet; actions instead if the job is to go on without nodes that
         found no way there."""
         preparation = self._preparation
@@ -304,7 +306,7 @@ class Preparation:
         """Return when those that owe an answer are late."""
         return self._until
 
-    def reach(self, port: int, now: float) -> list[Action] | Refusal:
+    def reach(self, port: int, now: float) -> list[Action] | JobError:
         """Ask the other nodes to connect to the master's node."""
         cast = self._cast
         self.reaches = True
@@ -312,7 +314,7 @@ class Preparation:
         try:
             addresses = self._gathering.addresses(self._surveys[0], cast.hosts[0])
         except LaunchError as exc:
-            return Refusal.of(exc)
+            return JobError.of(exc)
         question = Reach(
             attempt=self._attempt,
             addresses=addresses,
@@ -326,7 +328,7 @@ class Preparation:
         """Record the answer of a node."""
         self._reached[self._cast.node_ranks[member]] = message
 
-    def late(self, owing: Iterable[int]) -> Refusal | None:
+    def late(self, owing: Iterable[int]) -> JobError | None:
         """Record that nodes have not answered in time: where they were to reach the master, they
         have not."""
         if self.reaches:
@@ -335,9 +337,9 @@ class Preparation:
                 self.reached(member, Reached(attempt=self._attempt, routes=(), problem=problem))
             return None
         late = sorted(owing)
-        text = f"error: {counted(len(late), 'node')} did not prepare within {PREPARE_S:g} s: "
-        return Refusal(
-            exit_code=EXIT_UNAVAILABLE, text=text + name_hosts(map(self._cast.host, late))
+        text = f"{counted(len(late), 'node')} did not prepare within {PREPARE_S:g} s: "
+        return JobError(
+            exit_code=EXIT_UNAVAILABLE, message=text + name_hosts(map(self._cast.host, late))
         )
 
     def astray(self, may_leave: Callable[[int], bool]) -> list[tuple[int, str]]:
@@ -350,9 +352,9 @@ class Preparation:
         ]
         return lost if len(lost) < len(self._reached) and may_leave(len(lost)) else []
 
-    def meet(self) -> Meeting | Refusal:
+    def meet(self) -> Meeting | JobError:
         """Settle where workers meet, once all have tried."""
         try:
             return self._gathering.meet(self._surveys, self._reached)
         except LaunchError as exc:
-            return Refusal.of(exc)
+            return JobError.of(exc)

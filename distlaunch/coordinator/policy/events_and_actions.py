@@ -7,6 +7,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Literal
 
 from distlaunch.coordinator.policy.restarts import Final, RestartDecision
+from distlaunch.core.errors import LaunchError
 from distlaunch.core.model.plan import LaunchPlan
 from distlaunch.core.model.record import Record
 from distlaunch.core.protocol import agent_messages as m
@@ -225,7 +226,31 @@ class Say(Record):
     """Tell the user."""
 
     text: str
-    level: Literal["info", "warning", "error"] = "info"
+    level: Literal["info", "warning"] = "info"
+
+
+class JobError(Record):
+    """Report why the job ends, or cannot start, although no worker has failed."""
+
+    exit_code: int
+    message: str
+    """One sentence, without a prefix."""
+    table: str = ""
+    """Lines below the message: the nodes, each with its reason."""
+    hints: tuple[str, ...] = ()
+    prefix: str = "error: "
+
+    @staticmethod
+    def of(error: LaunchError) -> JobError:
+        """Return the report of an error in a job that has begun."""
+        hints = () if error.hint is None else (error.hint,)
+        return JobError(exit_code=error.exit_code, message=error.message, hints=hints)
+
+    @property
+    def text(self) -> str:
+        """Return the lines for the user."""
+        lines = [f"{self.prefix}{self.message}", self.table.rstrip()]
+        return "\n".join(filter(None, (*lines, *(f"  hint: {hint}" for hint in self.hints))))
 
 
 class Entry(Record):
@@ -297,6 +322,7 @@ Action = (
     | ToNode
     | StartAttempt
     | Say
+    | JobError
     | Entry
     | Failed
     | Hung

@@ -22,6 +22,7 @@ from distlaunch.coordinator.policy.events_and_actions import (
     Event,
     Failed,
     FromNode,
+    JobError,
     Joined,
     KeepStacks,
     Known,
@@ -56,7 +57,6 @@ from distlaunch.core.protocol import agent_messages as m
 
 if TYPE_CHECKING:
     from distlaunch.coordinator.policy.attempt_start import Convening
-    from distlaunch.coordinator.policy.node_setup import Refusal
     from distlaunch.planning.master_address import Meeting
 
 PRESS_AGAIN = "; press Ctrl-C again after 1 s to kill all workers now"
@@ -199,12 +199,8 @@ class JobPolicy:
             case Known():
                 return self._on_known(event, now)
             case Refused():
-                from distlaunch.coordinator.policy.node_setup import Refusal
-
-                hint = f"\n  hint: {event.hint}" if event.hint else ""
-                return self._refuse(
-                    Refusal(exit_code=EXIT_USAGE, text=f"error: {event.text}{hint}")
-                )
+                hints = (event.hint,) if event.hint else ()
+                return self._refuse(JobError(exit_code=EXIT_USAGE, message=event.text, hints=hints))
             case Joined() | Unreachable() | Lost() | Discovered():
                 return (
                     []
@@ -340,8 +336,8 @@ class JobPolicy:
         self.attempt += 1
         return self._begin_attempt(now, fresh=False)
 
-    def _refuse(self, refusal: Refusal) -> list[Action]:
-        return [Say(text=refusal.text, level="error"), *self._end(refusal.exit_code)]
+    def _refuse(self, error: JobError) -> list[Action]:
+        return [error, *self._end(error.exit_code)]
 
     # --- an attempt is prepared and started
 
@@ -375,8 +371,8 @@ class JobPolicy:
             problem = (
                 message.problem if convening is None else convening.quote(node, message.problem)
             )
-            text = f"error: {problem}" + (f"\n  hint: {message.hint}" if message.hint else "")
-            return [Say(text=text, level="error"), *self._end(EXIT_USAGE)]
+            hints = (message.hint,) if message.hint else ()
+            return self._refuse(JobError(exit_code=EXIT_USAGE, message=problem, hints=hints))
         if message.port is not None and node == run.cast.members[0]:
             self._port = message.port
         run.ports[node] = message.ports
@@ -610,7 +606,7 @@ class JobPolicy:
         self.phase = "stopping"
         self._run.owing.discard(-1 if without is None else without)
         actions: list[Action] = [
-            Say(text=say, level="error"),
+            JobError(exit_code=EXIT_SOFTWARE, message=say, prefix=""),
             Entry(type="fault", fields={"text": text}),
         ]
         if self._run.owing and not nothing_runs:

@@ -15,10 +15,12 @@ from distlaunch.coordinator.policy.events_and_actions import (
     Connect,
     Disconnect,
     Entry,
+    JobError,
     LossKind,
     Say,
 )
 from distlaunch.coordinator.policy.job_settings import Gathering
+from distlaunch.core.errors import EXIT_UNAVAILABLE
 from distlaunch.core.model.host_list import fold_hosts, name_hosts
 from distlaunch.core.model.text import counted, format_ranks, printable
 from distlaunch.core.protocol.agent_messages import Survey, Surveyed
@@ -222,35 +224,29 @@ def shown(text: str) -> str:
     return printable(text if len(text) <= _LONGEST else f"{text[:_LONGEST]}...", keep="\n")
 
 
-def flaw(host: str, question: Survey, answer: Surveyed) -> ConnectFailure | None:
-    """Find what keeps workers from running on a node that has been reached."""
+def obstacle(host: str, question: Survey, answer: Surveyed) -> ConnectFailure | None:
+    """Return why workers cannot run on a node that has been surveyed; None if they can."""
+    hint = None
     if not answer.cpus.allowed:
-        return ConnectFailure(
-            host=host, step="agent", text="it names no CPU that it may use", passing=False
-        )
-    no_python = bool(question.pythons) and not question.program and answer.python is None
-    no_script = bool(question.script) and answer.script_sha256 is None
-    if answer.problem is None and not no_python and not no_script:
-        return None
-    step: Step = "python" if no_python else "script" if no_script else "directory"
-    if answer.problem is not None:
-        text, hint = shown(answer.problem), answer.hint
-        if (
-            "directory" in text and question.workdir in text
-        ):  # it is looked for first, and nothing else then
-            step = "directory"
-    elif no_python:
+        step: Step = "agent"
+        text = "it names no CPU that it may use"
+    elif answer.problem is not None:
+        step, text, hint = answer.problem_part, shown(answer.problem), answer.hint
+    elif question.pythons and not question.program and answer.python is None:
+        step = "python"
         text = f"none of the workers' interpreters is there: {', '.join(question.pythons)}"
         hint = "--python names one"
-    else:
+    elif question.script and answer.script_sha256 is None:
+        step = "script"
         text = f"there is no {question.script} (working directory: {question.workdir})"
         hint = (
             "is the name right? copy it there, or keep it on a file system that all nodes "
-            "share; --workdir names the"
+            "share; --workdir names the directory"
         )
-        hint += " directory"
         if _LOOKS_LIKE_HOST.fullmatch(question.script):
             hint = f"if {question.script} is a host: commas, and no spaces, separate hosts"
+    else:
+        return None
     return ConnectFailure(host=host, step=step, text=text, hint=hint, passing=False)
 
 
@@ -295,8 +291,8 @@ def why_not(member: Member, *, waited_s: float, calls: bool = False) -> ConnectF
 
 def too_few(
     settings: Gathering, inside: Sequence[Member], missing: Sequence[Member], *, present: int
-) -> str:
-    """Say that there is no attempt for want of nodes: who is missing, and why, each in a row."""
+) -> JobError:
+    """Return the error that there are too few nodes, with a row for each that is missing."""
     if settings.flexible:
         there = "is" if len(inside) == 1 else "are"
         few = f"{len(inside)} of at least {counted(settings.bounds[0], 'node')} {there} there"
@@ -308,11 +304,16 @@ def too_few(
         why_not(member, waited_s=settings.join_timeout_s, calls=settings.launchers)
         for member in missing
     ]
-    alone = f"\n  hint: {settings.alone}" if settings.alone and not settings.flexible else ""
+    alone = "" if settings.flexible else settings.alone
     instead = (
         without(failures) if inside and not settings.flexible and not settings.launchers else ""
     )
-    return f"error: {few}\n{render(failures)}".rstrip() + instead + alone
+    return JobError(
+        exit_code=EXIT_UNAVAILABLE,
+        message=few,
+        table=render(failures),
+        hints=tuple(filter(None, (instead, alone))),
+    )
 
 
 def _launchers(members: Sequence[Member]) -> str:
@@ -330,7 +331,7 @@ def without(failures: Sequence[ConnectFailure]) -> str:
     hosts, more = _listed([*dict.fromkeys(failure.host for failure in failures)])
     others = f" and {more} more of them" if more else ""
     return (
-        f"\n  hint: --exclude {hosts}{others} goes on without;"
+        f"--exclude {hosts}{others} goes on without;"
         " with --num-nodes MIN:MAX a job takes those that are there"
     )
 

@@ -21,15 +21,16 @@ from distlaunch.coordinator.policy.events_and_actions import (
     Discover,
     Discovered,
     Entry,
+    JobError,
     LossKind,
     Say,
     ToNode,
 )
 from distlaunch.coordinator.policy.job_settings import Gathering
 from distlaunch.coordinator.policy.membership import Member, Membership
-from distlaunch.core.errors import EXIT_UNAVAILABLE, EXIT_USAGE, LaunchError, NodesError
+from distlaunch.core.errors import EXIT_USAGE, LaunchError, NodesError
 from distlaunch.core.model.host_list import name_hosts
-from distlaunch.core.model.record import Record, fields_of
+from distlaunch.core.model.record import fields_of
 from distlaunch.core.protocol.agent_messages import Survey, Surveyed
 from distlaunch.transport.connect_errors import ConnectFailure
 
@@ -45,19 +46,6 @@ WAITING_S = 5.0
 """After so long the user hears who is waited for."""
 _LATE_SHOWN = 8
 """So many nodes are named that come between two attempts."""
-
-
-class Refusal(Record):
-    """There is no attempt, and the job is over."""
-
-    exit_code: int
-    text: str
-
-    @staticmethod
-    def of(error: LaunchError) -> Refusal:
-        """Put an error into the words of a job that has begun."""
-        hint = f"\n  hint: {error.hint}" if error.hint else ""
-        return Refusal(exit_code=error.exit_code, text=f"error: {error.message}{hint}")
 
 
 class Gatherer:
@@ -92,7 +80,7 @@ class Gatherer:
         self._serial = 0
         self._question: Survey | None = None
         self._too_few = 0
-        self._why_few: Refusal | None = None
+        self._why_few: JobError | None = None
         """With so many nodes there is no plan, and why."""
         self._again: deque[tuple[float, int]] = deque()
         """When to look again at whom."""
@@ -165,7 +153,7 @@ class Gatherer:
             self._unanswered.add(member.number)
         return [self.nodes.connect(member, now)]
 
-    def settle(self, now: float) -> Composition | Refusal | None:
+    def settle(self, now: float) -> Composition | JobError | None:
         """Tell who takes part and what runs where, or why there is no attempt, once that is
         known."""
         if not self.active or (
@@ -199,13 +187,13 @@ class Gatherer:
                     return True
         return False
 
-    def _compose(self, now: float) -> Composition | Refusal | None:
+    def _compose(self, now: float) -> Composition | JobError | None:
         surveys: dict[int, Surveyed] = {}
         if (twice := self._twins()) is not None:
             first, second = twice
             text = f"{first.host} and {second.host} are one machine"
             hint = f"name it once, with as many workers as it is to run: {first.host}:N"
-            return Refusal(exit_code=EXIT_USAGE, text=f"error: {text}\n  hint: {hint}")
+            return JobError(exit_code=EXIT_USAGE, message=text, hints=(hint,))
         for number in sorted(self._in):
             surveyed = self.nodes[number].surveyed
             if surveyed is not None:
@@ -217,12 +205,12 @@ class Gatherer:
 
             differing = exc.nodes if isinstance(exc, NodesDiffer) else ()
             if isinstance(exc, NodesError) and now < self._until and len(surveys) < self._present:
-                self._too_few, self._why_few = len(surveys), Refusal.of(exc)
+                self._too_few, self._why_few = len(surveys), JobError.of(exc)
                 return self.settle(now)
             if self._differ_since is None:
                 self._differ_since = now
             if not differing or now >= self._differ_since + self._look_s:
-                return Refusal.of(exc)
+                return JobError.of(exc)
             self._enough_since = None
             self._until = max(self._until, self._differ_since + self._look_s)
             for number in differing:
@@ -423,12 +411,12 @@ class Gatherer:
         if not self.active or member.state != "joined" or answer.serial != member.serial:
             return []
         member.serial = 0
-        flaw = (
-            membership.flaw(member.host, self._question, answer)
+        obstacle = (
+            membership.obstacle(member.host, self._question, answer)
             if self._question is not None
             else None
         )
-        if flaw is None:
+        if obstacle is None:
             self._forget(number)
             self._odd_since.pop(number, None)
             member.surveyed, member.failure = answer, None
@@ -439,7 +427,7 @@ class Gatherer:
             return []
         self._forget(number)
         self._failed.add(number)
-        return self.nodes.unreachable(member, flaw)
+        return self.nodes.unreachable(member, obstacle)
 
     def _look_again(self, number: int, now: float) -> None:
         self._forget(number)
@@ -474,11 +462,10 @@ class Gatherer:
 
     # --- too few nodes
 
-    def _refuse(self) -> Refusal:
+    def _refuse(self) -> JobError:
         missing = [member for member in self.nodes.present() if member.number not in self._in]
         settings, inside = self._settings, [self.nodes[number] for number in sorted(self._in)]
-        text = membership.too_few(settings, inside, missing, present=self._present)
-        return Refusal(exit_code=EXIT_UNAVAILABLE, text=text)
+        return membership.too_few(settings, inside, missing, present=self._present)
 
 
 _told = attrgetter(*(field for field in fields_of(Surveyed) if field != "serial"))

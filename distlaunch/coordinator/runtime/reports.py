@@ -57,7 +57,9 @@ class Reporter:
         self._launchers = launchers
         self._dialect = dialect or Dialect()
         self._error_file = error_file or ErrorFile(None)
-        self._refusal = ""
+        self._error: a.JobError | None = None
+        self.summary = ""
+        """Why the job has failed, in one sentence; empty if it has not."""
 
     def failed(self, action: a.Failed, *, terminal: bool) -> None:
         """Tell of an attempt in which a worker failed; ``terminal``: its stderr is in its one
@@ -113,7 +115,8 @@ class Reporter:
             if cause.exception_type
             else cause.message or cause.summary
         )
-        self._last_words(text, action)
+        self.summary = what
+        self._show(text, action)
         self._desk.do(
             lambda: self._error_file.write(what, text, diagnosis.exit_code, recorded=recorded)
         )
@@ -179,12 +182,9 @@ class Reporter:
             ),
         ]
         text = "\n".join(lines)
-        self._last_words(text, action)
-        self._desk.do(
-            lambda: self._error_file.write(
-                action.diagnosis.text.partition("\n")[0], text, EXIT_HANG
-            )
-        )
+        self.summary = action.diagnosis.headline
+        self._show(text, action)
+        self._desk.do(lambda: self._error_file.write(self.summary, text, EXIT_HANG))
 
     def keep(self, action: a.KeepStacks) -> None:
         """File where each worker stood; a full disk only costs the files."""
@@ -207,19 +207,18 @@ class Reporter:
         )
         self._sink.say(text, level="warning")
 
-    def refused(self, text: str) -> None:
-        """Keep why there is no attempt, or no further one: too few nodes, a port that is taken."""
-        self._refusal = text.rstrip()
-        self._desk.do(lambda: self._run_dir.write_report(f"distlaunch: {text.rstrip()}\n"))
+    def keep_job_error(self, error: a.JobError) -> None:
+        """File why the job ends although no worker has failed."""
+        self._error, self.summary = error, error.message
+        self._desk.do(lambda: self._run_dir.write_report(f"distlaunch: {error.text}\n"))
 
     def ended(self, exit_code: int) -> None:
-        """Keep why a job has failed in which no worker did, for whoever started the launcher."""
-        text = self._refusal
-        if text and exit_code:
-            first = text.partition("\n")[0].removeprefix("error: ")
-            self._desk.do(lambda: self._error_file.write(first, text, exit_code))
+        """Write the error file of a job that failed although no worker did."""
+        error = self._error
+        if error is not None and exit_code:
+            self._desk.do(lambda: self._error_file.write(error.message, error.text, exit_code))
 
-    def _last_words(self, text: str, action: a.Failed | a.Hung) -> None:
+    def _show(self, text: str, action: a.Failed | a.Hung) -> None:
         of_stop = isinstance(action, a.Failed) and action.while_stopping
         if isinstance(action.decision, Final) and not of_stop:
             why = self._dialect.spelt(text_of(action.decision))

@@ -171,6 +171,11 @@ class Runner:
             error_file=error_file,
         )
 
+    @property
+    def summary(self) -> str:
+        """Return why the job has failed, in one sentence; empty if it has not."""
+        return self._reporter.summary
+
     def run(self) -> int:
         """Run the job; give the exit code."""
         plan = self._plan
@@ -268,8 +273,9 @@ class Runner:
                 self._start_attempt(action)
             case a.Say():
                 self._sink.say(action.text, level=action.level)
-                if action.level == "error":
-                    self._reporter.refused(action.text)
+            case a.JobError():
+                self._sink.say(action.text, level="error")
+                self._reporter.keep_job_error(action)
             case a.Entry():
                 self._events.write(action.type, action.fields)
             case a.Failed():

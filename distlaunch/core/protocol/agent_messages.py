@@ -9,6 +9,7 @@ messages of ``TO_AGENT``.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal
 
 from distlaunch.core.model.record import Record
 from distlaunch.core.model.run_files import TRAIN, Layout
@@ -29,6 +30,10 @@ both sides."""
 
 
 # --- what messages are made of
+
+
+SurveyPart = Literal["agent", "directory", "python", "script", "devices"]
+"""What a survey looks at; ``agent`` is the survey itself."""
 
 
 class WorkerSpec(Record):
@@ -458,6 +463,8 @@ class Surveyed(Record):
     """Why workers cannot run here, as a clause: ``there is no directory /work``."""
     hint: str | None
     shares_run_dir: bool
+    problem_part: SurveyPart = "agent"
+    """What the problem lies with: the directory is the working directory, or that of the job."""
     """The job's folder, with the launcher's marker in it, is there as well."""
     machine: str = ""
     """Tells this machine, or container, from all others, whatever it is called; empty if it cannot

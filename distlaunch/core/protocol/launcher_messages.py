@@ -163,6 +163,10 @@ class ExitLauncher(Record):
 
     exit_code: int
     text: str
+    summary: str = ""
+    """Why the job has failed, in one sentence, for the error file; empty if it has not."""
+    is_error: bool = False
+    """``text`` reports an error; else it is the last line of a job that was stopped."""
 
 
 class Notice(Record):

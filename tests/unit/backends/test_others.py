@@ -64,7 +64,7 @@ def test_whatever_a_method_raises_is_named_with_its_package(method):
     with pytest.raises(ConfigError) as caught:
         asked(kind, method)
     assert caught.value.message == (
-        f"--backend good: their-package is at fault: Theirs.{method}: KeyError: 'x\\n'"
+        f"--backend 'good': their-package is at fault: Theirs.{method}: KeyError: 'x\\n'"
     )
     assert "their-package" in str(caught.value.hint)
 

@@ -193,7 +193,8 @@ class Job:
 
     @property
     def said(self) -> str:
-        return "\n".join(say.text for say in self.of(p.Say))
+        lines = [each for each in self.actions if isinstance(each, p.Say | p.JobError)]
+        return "\n".join(each.text for each in lines)
 
     @property
     def exit_code(self) -> int | None:

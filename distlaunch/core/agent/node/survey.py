@@ -13,7 +13,7 @@ import socket
 import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
 from distlaunch.core.agent.workers.process_setup import close_all_but, die_with_parent
 from distlaunch.core.errors import ProtocolError
@@ -37,9 +37,18 @@ class SurveyStep(Record):
 
     what: str
     bound_s: float
+    part: m.SurveyPart = "agent"
 
 
-Look = Callable[[m.Survey, Callable[[str, float], None]], m.Surveyed]
+class TurnTo(Protocol):
+    """Is called with what a survey does next, how many seconds that may take, and the part of the
+    node that is looked at."""
+
+    def __call__(self, what: str, bound_s: float, part: m.SurveyPart = "agent") -> None:
+        """Take note of it."""
+
+
+Look = Callable[[m.Survey, TurnTo], m.Surveyed]
 
 
 class NodeSurvey:
@@ -117,7 +126,9 @@ class NodeSurvey:
         if self._pipe >= 0 and time.monotonic() >= self._until:
             hint = "a file server or a driver there does not answer"
             self._give_up(
-                f"{self._doing.what} does not answer within {self._doing.bound_s:.0f} s", hint
+                f"{self._doing.what} does not answer within {self._doing.bound_s:.0f} s",
+                hint,
+                self._doing.part,
             )
 
     def _hear(self, message: SurveyStep | m.Surveyed | m.AgentFailed) -> None:
@@ -129,7 +140,7 @@ class NodeSurvey:
         self.close()
         self._send(message)
 
-    def _give_up(self, problem: str, hint: str | None) -> None:
+    def _give_up(self, problem: str, hint: str | None, part: m.SurveyPart = "agent") -> None:
         order = self._order
         self.close()
         self.shares_run_dir = False
@@ -137,7 +148,7 @@ class NodeSurvey:
             cpus = CpuInventory(
                 allowed=tuple(sorted(os.sched_getaffinity(0))), online=os.cpu_count() or 1
             )
-            self._send(answer_to(order, cpus, problem=problem, hint=hint))
+            self._send(answer_to(order, cpus, problem=problem, part=part, hint=hint))
 
     def close(self) -> None:
         """Kill the child, if there is one, with all that it has started."""
@@ -177,6 +188,7 @@ def answer_to(
     python: str | None = None,
     script_sha256: str | None = None,
     problem: str | None = None,
+    part: m.SurveyPart = "agent",
     hint: str | None = None,
     shares_run_dir: bool = False,
     environ: dict[str, str] | None = None,
@@ -196,6 +208,7 @@ def answer_to(
         python=python,
         script_sha256=script_sha256,
         problem=problem,
+        problem_part=part,
         hint=hint,
         shares_run_dir=shares_run_dir,
         machine=machine.machine_id(),
@@ -222,8 +235,11 @@ def _run(look: Look, order: m.Survey, end: int, parent: int, keep: Collection[in
             while data:
                 data = data[os.write(end, data) :]
 
+        def turn_to(what: str, bound_s: float, part: m.SurveyPart = "agent") -> None:
+            tell(SurveyStep(what=what, bound_s=bound_s, part=part))
+
         try:
-            tell(look(order, lambda what, bound_s: tell(SurveyStep(what=what, bound_s=bound_s))))
+            tell(look(order, turn_to))
         except Exception:  # noqa: BLE001 - whatever it is, the coordinator has to know
             import traceback
 
@@ -236,9 +252,8 @@ def _run(look: Look, order: m.Survey, end: int, parent: int, keep: Collection[in
         os._exit(0)
 
 
-def look_around(order: m.Survey, turn_to: Callable[[str, float], None]) -> m.Surveyed:
-    """Find out what ``Surveyed`` says; ``turn_to`` is told what comes next, and how many seconds it
-    may take."""
+def look_around(order: m.Survey, turn_to: TurnTo) -> m.Surveyed:
+    """Return what can be found out about this node."""
     from distlaunch.core.agent.workers.temporary_directory import has_run_dir
     from distlaunch.core.probe import machine
     from distlaunch.core.probe.cpus import probe_cpus
@@ -246,7 +261,8 @@ def look_around(order: m.Survey, turn_to: Callable[[str, float], None]) -> m.Sur
     from distlaunch.core.probe.network import probe_interfaces
 
     path = os.environ.get("PATH")
-    turn_to(f"the directory {order.workdir}", FILES_S)
+    part: m.SurveyPart = "directory"
+    turn_to(f"the directory {order.workdir}", FILES_S, part)
     problem = machine.directory_problem(order.workdir)
     hint = (
         None
@@ -255,7 +271,8 @@ def look_around(order: m.Survey, turn_to: Callable[[str, float], None]) -> m.Sur
     )
     python = script_sha256 = None
     if problem is None and order.pythons:
-        turn_to(f"the workers' Python ({', '.join(order.pythons)})", FILES_S)
+        part = "python"
+        turn_to(f"the workers' Python ({', '.join(order.pythons)})", FILES_S, part)
         python = machine.find_program(order.pythons, order.workdir, path)
         if (
             python is None and not order.program
@@ -263,18 +280,20 @@ def look_around(order: m.Survey, turn_to: Callable[[str, float], None]) -> m.Sur
             problem = f"there is no Python for the workers: no {' and no '.join(order.pythons)}"
             hint = "--python names the workers' interpreter on the nodes"
     if problem is None and order.program:
-        turn_to(f"the program {order.program}", FILES_S)
+        part = "script"
+        turn_to(f"the program {order.program}", FILES_S, part)
         if machine.find_program((order.program,), order.workdir, path) is None:
             problem = f"there is no program {order.program}"
     if problem is None and order.script:
         script = os.path.join(order.workdir, order.script)
-        turn_to(f"the script {script}", FILES_S)
+        part = "script"
+        turn_to(f"the script {script}", FILES_S, part)
         script_sha256, problem = machine.script_digest(
-            script, lambda: turn_to(f"the script {script}", FILES_S)
+            script, lambda: turn_to(f"the script {script}", FILES_S, "script")
         )
-    turn_to(f"the directory {order.run_dir}", FILES_S)
+    turn_to(f"the directory {order.run_dir}", FILES_S, "directory")
     shares_run_dir = has_run_dir(order.run_dir)
-    turn_to("a driver of the GPUs", GPUS_S + machine.NAME_S + _MORE_S)
+    turn_to("a driver of the GPUs", GPUS_S + machine.NAME_S + _MORE_S, "devices")
     gpus = probe_gpus(environ=os.environ, deadline_s=GPUS_S) if order.gpus else GpuInventory()
     return answer_to(
         order,
@@ -288,6 +307,7 @@ def look_around(order: m.Survey, turn_to: Callable[[str, float], None]) -> m.Sur
         python=python,
         script_sha256=script_sha256,
         problem=problem,
+        part=part,
         hint=hint,
         shares_run_dir=shares_run_dir,
         environ=machine.device_environ(os.environ),

@@ -8,6 +8,7 @@ import pytest
 
 from distlaunch.coordinator.joined.consoles import Herald, LocalRanks, Passing
 from distlaunch.coordinator.runtime.sink import Sink
+from distlaunch.core.protocol import launcher_messages as p
 
 
 class Shown:
@@ -83,11 +84,15 @@ def test_the_last_words_of_a_job_that_failed_are_all_its_errors():
     herald.say("error: no", level="error")
     herald.say("error: never", level="error")
     herald.say("logs: /tmp")
-    assert herald.last_words(1) == "error: no\nerror: never"
-    assert herald.last_words(0) == ""
+    assert herald.verdict(1, "no") == p.ExitLauncher(
+        exit_code=1, text="error: no\nerror: never", summary="no", is_error=True
+    )
+    assert herald.verdict(0, "").text == ""
 
 
 def test_the_last_words_of_a_job_that_was_stopped_are_what_was_said_last():
     herald, _ = heralded()
     herald.say("SIGTERM: asking 4 workers to end")
-    assert herald.last_words(143) == "SIGTERM: asking 4 workers to end"
+    assert herald.verdict(143, "") == p.ExitLauncher(
+        exit_code=143, text="SIGTERM: asking 4 workers to end"
+    )

@@ -27,7 +27,7 @@ def test_a_peer_does_its_part_of_an_attempt_and_leaves_with_the_verdict(peering)
         lambda: peer.own.say(exited(1.0, rank=2)),
         lambda: peer.own.say(GONE),
         p.Notice(text="a warning", level="warning"),
-        p.ExitLauncher(exit_code=7, text="rank 2 failed\nat last"),
+        p.ExitLauncher(exit_code=7, text="rank 2 failed\nat last", is_error=True),
     )
     assert peer.run() == 7
     assert [type(each) for each in peer.own.handled] == [

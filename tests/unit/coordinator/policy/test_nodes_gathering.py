@@ -27,7 +27,7 @@ def test_all_hosts_that_fail_come_in_one_report_when_the_last_has_answered(make_
     assert job.exit_code is None
     job.gather(2)
     assert job.exit_code == 69
-    [said] = [say.text for say in job.of(p.Say) if say.level == "error"]
+    [said] = [error.text for error in job.of(p.JobError)]
     assert said.startswith("error: 2 of 4 nodes cannot be used\n")
     for words in (
         "n1",
@@ -201,12 +201,14 @@ def test_a_signal_to_the_workers_while_there_are_none_goes_nowhere(make_nodes):
 FLAWS = {
     "directory": {
         "problem": "there is no directory /work",
+        "problem_part": "directory",
         "hint": "--workdir",
         "python": None,
         "script_sha256": None,
     },
     "python": {
         "problem": "there is no Python for the workers: no /usr/bin/python3",
+        "problem_part": "python",
         "python": None,
     },
     "script": {"script_sha256": None},
@@ -295,4 +297,4 @@ def test_what_cannot_be_planned_ends_the_job_with_its_words(make_nodes, error, c
     job.begin()
     job.gather()
     assert job.exit_code == code
-    assert job.of(p.Say)[-1] == p.Say(text="error: no\n  hint: yes", level="error")
+    assert job.of(p.JobError)[-1].text == "error: no\n  hint: yes"

@@ -43,8 +43,8 @@ def test_a_problem_in_preparing_ends_the_job_with_its_words_and_hint(make_job):
     job.begin()
     job.prepared(1, problem="port 80 needs privileges", hint="take one above 1023")
     assert job.exit_code == 2
-    assert job.of(p.Say) == [
-        p.Say(text="error: port 80 needs privileges\n  hint: take one above 1023", level="error")
+    assert job.of(p.JobError) == [
+        p.JobError(exit_code=2, message="port 80 needs privileges", hints=("take one above 1023",))
     ]
     assert job.prepared(0) == []
 
