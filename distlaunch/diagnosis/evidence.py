@@ -12,10 +12,11 @@ import re
 from collections.abc import Sequence
 
 from distlaunch.core.model.record import Record, replace
+from distlaunch.core.model.worker_exit import WorkerExit
 from distlaunch.diagnosis import tracebacks as tb
 from distlaunch.diagnosis.clean_text import is_markers, is_noise, shorten, to_lines, without_escapes
 from distlaunch.diagnosis.consequence import Standing, standing_of_chain, standing_of_text
-from distlaunch.diagnosis.model import RepeatKind, WorkerEnd
+from distlaunch.diagnosis.model import RepeatKind
 from distlaunch.diagnosis.native import NativeEnd, describe_signal, find_native_end, signal_name
 from distlaunch.diagnosis.tracebacks import (
     Raised,
@@ -51,7 +52,7 @@ _LIMIT = 262144
 class FailureEvidence(Record):
     """What the end of one worker shows: the facts of a ``Cause``, and how much they weigh."""
 
-    end: WorkerEnd
+    end: WorkerExit
     summary: str
     standing: Standing = Standing.CAUSE
     exception_type: str | None = None
@@ -86,7 +87,7 @@ class FailureEvidence(Record):
         )
 
 
-def was_stopped(end: WorkerEnd) -> bool:
+def was_stopped(end: WorkerExit) -> bool:
     """Return whether a worker only died of our order to stop."""
     return end.told_to_stop and (
         end.returncode in _STOP_CODES
@@ -94,7 +95,7 @@ def was_stopped(end: WorkerEnd) -> bool:
     )
 
 
-def read(end: WorkerEnd) -> FailureEvidence:
+def read(end: WorkerExit) -> FailureEvidence:
     """Return what a worker's error file, its stderr and its exit code or signal show."""
     lines, found, torn = read_tracebacks(to_lines(end.stderr_tail[-65536:]))
     number = _signal_of(end)
@@ -126,7 +127,7 @@ def read(end: WorkerEnd) -> FailureEvidence:
     return replace(evidence, **changes)
 
 
-def read_error_file(data: bytes | None) -> list[Raised]:
+def read_error_file(data: str | None) -> list[Raised]:
     """Return the chain of exceptions that the file tells of, the outermost last; nothing if it
     cannot be read."""
     if not data or len(data) > _LIMIT:
@@ -134,7 +135,7 @@ def read_error_file(data: bytes | None) -> list[Raised]:
     import json
 
     try:
-        record = json.loads(data.decode("utf-8", "replace"))
+        record = json.loads(data)
     except (ValueError, RecursionError):
         return []
     message = record.get("message") if isinstance(record, dict) else None
@@ -159,7 +160,7 @@ def read_error_file(data: bytes | None) -> list[Raised]:
     return [raised]
 
 
-def _summary(end: WorkerEnd) -> str:
+def _summary(end: WorkerExit) -> str:
     if end.returncode < 0:
         return describe_signal(-end.returncode, oom_kills=end.oom_kills)
     if 128 < end.returncode < 128 + 32:
@@ -169,13 +170,13 @@ def _summary(end: WorkerEnd) -> str:
     return f"exit code {end.returncode}"
 
 
-def _signal_of(end: WorkerEnd) -> int | None:
+def _signal_of(end: WorkerExit) -> int | None:
     """Return the signal that ended the worker itself."""
     return -end.returncode if end.returncode < 0 else None
 
 
 def _exception(
-    end: WorkerEnd, lines: list[str], found: Sequence[tb.Traceback], torn: tb.Traceback | None
+    end: WorkerExit, lines: list[str], found: Sequence[tb.Traceback], torn: tb.Traceback | None
 ) -> tuple[list[tb.Raised], tb.Kind, list[str]]:
     """Choose the exception that ended the worker: its chain, who printed it, and what was printed
     after it.
@@ -241,7 +242,7 @@ def _last_words(lines: Sequence[str], count: int) -> tuple[str, ...]:
     return tuple(reversed(words))
 
 
-def _of_native_end(end: WorkerEnd, native: NativeEnd, lines: list[str]) -> FailureEvidence:
+def _of_native_end(end: WorkerExit, native: NativeEnd, lines: list[str]) -> FailureEvidence:
     summary, text = _summary(end), "\n".join(native.lines)
     standing = standing_of_text(text)
     bare_abort = native.type is None and native.frame is None and end.returncode == -6
@@ -260,7 +261,7 @@ def _of_native_end(end: WorkerEnd, native: NativeEnd, lines: list[str]) -> Failu
 
 
 def _of_chain(
-    end: WorkerEnd, chain: list[tb.Raised], trailing: list[str], standing: Standing
+    end: WorkerExit, chain: list[tb.Raised], trailing: list[str], standing: Standing
 ) -> FailureEvidence:
     """Return the evidence of an exception chain: its outermost and its original exception.
 
@@ -354,7 +355,7 @@ def _excerpt(raised: tb.Raised, trailing: Sequence[str]) -> tuple[str, ...]:
     return tuple(shorten(_LIBRARY_PATH.sub('File "', line), 200) for line in shown[-_EXCERPT:])
 
 
-def _of_torn_traceback(end: WorkerEnd, torn: tb.Traceback) -> FailureEvidence:
+def _of_torn_traceback(end: WorkerExit, torn: tb.Traceback) -> FailureEvidence:
     """Return the evidence of a traceback without its end: the frames that it has.
 
     Only the interpreter's dump names the exception. An exception that was raised before it in the
@@ -396,7 +397,7 @@ def _of_torn_traceback(end: WorkerEnd, torn: tb.Traceback) -> FailureEvidence:
     )
 
 
-def _of_last_words(end: WorkerEnd, lines: list[str]) -> FailureEvidence:
+def _of_last_words(end: WorkerExit, lines: list[str]) -> FailureEvidence:
     """Return the evidence of an end without an exception.
 
     That is a usage error, a missing script, the text of sys.exit, or just the last lines.

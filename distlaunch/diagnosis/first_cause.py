@@ -13,11 +13,12 @@ from itertools import islice
 
 from distlaunch.core.model.record import replace
 from distlaunch.core.model.text import name_ranks
+from distlaunch.core.model.worker_exit import WorkerExit
 from distlaunch.diagnosis.clean_text import shorten
 from distlaunch.diagnosis.consequence import Standing
 from distlaunch.diagnosis.evidence import FailureEvidence, read, was_stopped
 from distlaunch.diagnosis.hints import hint_for, missing_module
-from distlaunch.diagnosis.model import Cause, Diagnosis, WorkerEnd
+from distlaunch.diagnosis.model import Cause, Diagnosis
 from distlaunch.diagnosis.native import signal_name
 
 _OWN_FAILURE_S = 2.0
@@ -40,14 +41,14 @@ _OTHERS = 8
 GRACE_HINT = "if one that was killed was saving its state, a longer --failure-grace lets it end"
 
 
-def looks_like_consequence(end: WorkerEnd) -> bool:
+def looks_like_consequence(end: WorkerExit) -> bool:
     """Return whether another rank's failure is the likelier cause of this end, so that waiting a
     moment pays."""
     return read(end).standing is not Standing.CAUSE
 
 
 def diagnose(
-    ends: Sequence[WorkerEnd],
+    ends: Sequence[WorkerExit],
     *,
     world_size: int,
     running: Sequence[int] = (),
@@ -123,7 +124,7 @@ def diagnose(
 
 
 def diagnose_stop(
-    ends: Sequence[WorkerEnd], *, world_size: int, python: str | None = None
+    ends: Sequence[WorkerExit], *, world_size: int, python: str | None = None
 ) -> Diagnosis | None:
     """Explain how workers failed after the job was told to stop; None if they only obeyed, or lost
     their peers.
@@ -138,7 +139,7 @@ def diagnose_stop(
 
 
 def doing(
-    ends: Sequence[WorkerEnd], *, world_size: int, after_grace: str | None
+    ends: Sequence[WorkerExit], *, world_size: int, after_grace: str | None
 ) -> tuple[str, ...]:
     """Say what workers were doing when something else than one of them, such as a lost node, ended
     the attempt."""
@@ -153,7 +154,7 @@ def doing(
 
 
 def _cause_of_a_stopped_one(
-    bad: Sequence[WorkerEnd], seen: dict[int, FailureEvidence]
+    bad: Sequence[WorkerExit], seen: dict[int, FailureEvidence]
 ) -> FailureEvidence | None:
     """Find a worker that had already printed its own exception when our order to stop ended it."""
     for end in bad[:_READ_WHOLE]:
@@ -166,7 +167,7 @@ def _cause_of_a_stopped_one(
 
 
 def _same(
-    best: FailureEvidence, seen: dict[int, FailureEvidence], eligible: Sequence[WorkerEnd]
+    best: FailureEvidence, seen: dict[int, FailureEvidence], eligible: Sequence[WorkerExit]
 ) -> tuple[int, ...]:
     """Return the ranks that failed like ``best``, it first, the others as they ended."""
     ranks = [best.end.rank]
@@ -187,7 +188,7 @@ def _same(
     return tuple(ranks)
 
 
-def _stopped_alike(best: FailureEvidence, bad: Sequence[WorkerEnd]) -> Iterator[int]:
+def _stopped_alike(best: FailureEvidence, bad: Sequence[WorkerExit]) -> Iterator[int]:
     """Return the ranks that had said the same as ``best`` and were on their way out when our order to
     stop ended them."""
     if best.standing is not Standing.CAUSE or best.exception_type is None:
@@ -203,7 +204,7 @@ def _stopped_alike(best: FailureEvidence, bad: Sequence[WorkerEnd]) -> Iterator[
             yield end.rank
 
 
-def _hosts_of(best: FailureEvidence, ranks: tuple[int, ...], ends: Sequence[WorkerEnd]) -> str:
+def _hosts_of(best: FailureEvidence, ranks: tuple[int, ...], ends: Sequence[WorkerExit]) -> str:
     """Name the hosts of these ranks; most often that is one."""
     those = set(ranks)
     hosts = {
@@ -228,7 +229,6 @@ def _cause(best: FailureEvidence, ranks: tuple[int, ...], host: str, *, cause_se
         frame=best.frame,
         excerpt=best.excerpt,
         last_words=best.last_words,
-        log_path=best.end.log_path,
     )
 
 
@@ -243,7 +243,7 @@ def _signature(best: FailureEvidence) -> tuple[str, str] | None:
 
 def _hint_without_cause(
     best: FailureEvidence,
-    ends: Sequence[WorkerEnd],
+    ends: Sequence[WorkerExit],
     running: Sequence[int],
     world_size: int,
     lost: Collection[int],
@@ -284,7 +284,7 @@ def _hint_without_cause(
 
 
 def _others(
-    others: Sequence[WorkerEnd],
+    others: Sequence[WorkerExit],
     seen: dict[int, FailureEvidence],
     running: Sequence[int],
     lost: dict[int, FailureEvidence],
@@ -312,7 +312,7 @@ def _others(
     return tuple(lines)
 
 
-def _lost_before_the_stop(ends: Sequence[WorkerEnd]) -> dict[int, FailureEvidence]:
+def _lost_before_the_stop(ends: Sequence[WorkerExit]) -> dict[int, FailureEvidence]:
     """Find the workers that showed a consequence of another's end before we stopped them."""
     shown = (
         end
@@ -332,13 +332,13 @@ def _symptom(evidence: FailureEvidence) -> str:
     return f" ({match[0]})" if match else ""
 
 
-def was_killed_by_us(end: WorkerEnd) -> bool:
+def was_killed_by_us(end: WorkerExit) -> bool:
     """Return whether a worker was told to stop and had to be killed."""
     return end.told_to_stop and end.returncode == -signal.SIGKILL
 
 
 def _doing(
-    end: WorkerEnd,
+    end: WorkerExit,
     evidence: FailureEvidence | None,
     lost: FailureEvidence | None,
     after_grace: str | None,

@@ -9,33 +9,6 @@ from distlaunch.core.model.record import Record
 RepeatKind = Literal["syntax error", "import error", "missing script", "usage error"]
 
 
-class WorkerEnd(Record):
-    """How one worker ended, with the evidence its agent kept.
-
-    Not the message ``WorkerExited``: this record has the worker's place in the job, times on the
-    coordinator's clock, and a shorter end of stderr where thousands have failed.
-    """
-
-    rank: int
-    local_rank: int
-    host: str
-    pid: int
-    returncode: int
-    """Exit code, or -N for death by signal N (as subprocess has it)."""
-    ended_s: float
-    """Seconds since the attempt began, on the coordinator's clock."""
-    uptime_s: float
-    told_to_stop: bool
-    """We had sent it TERM/INT/KILL before it ended."""
-    stderr_tail: bytes = b""
-    """The last bytes it wrote to stderr (up to 64 KiB; with a pty: of its terminal)."""
-    error_file: bytes | None = None
-    """Content of its TORCHELASTIC_ERROR_FILE (capped at 256 KiB), if it wrote one."""
-    oom_kills: int = 0
-    """How many OOM kills the kernel counted for its cgroup (or the host) during the attempt."""
-    log_path: str | None = None
-
-
 class Cause(Record):
     """The first cause of a failed attempt."""
 

@@ -21,6 +21,7 @@ from distlaunch.coordinator.policy.job import JobPolicy
 from distlaunch.coordinator.policy.job_settings import PolicySettings
 from distlaunch.core.model.record import replace
 from distlaunch.core.model.topology import CpuInventory, GpuInventory
+from distlaunch.core.model.worker_exit import WorkerExit
 from distlaunch.core.protocol import agent_messages as m
 from distlaunch.launch import remote
 from distlaunch.launch.make_plan import make_plan
@@ -164,7 +165,7 @@ class Replay:
         self.say(
             (
                 rank // self.per_node,
-                m.WorkerExited(
+                WorkerExit(
                     attempt=at,
                     rank=rank,
                     pid=9,
@@ -174,7 +175,7 @@ class Replay:
                     told_to_stop=told,
                     oom_kills=0,
                     error_file=None,
-                    tail=tail,
+                    stderr_tail=tail,
                 ),
             )
             for rank in ranks

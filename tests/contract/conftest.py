@@ -20,6 +20,7 @@ from distlaunch.coordinator.runtime.remote_agents import Fleet
 from distlaunch.coordinator.runtime.remote_output import Intake
 from distlaunch.core.agent.workers.spawner import start_spawner
 from distlaunch.core.model.topology import CpuInventory, GpuInventory
+from distlaunch.core.model.worker_exit import WorkerExit
 from distlaunch.core.protocol import agent_messages as m
 from distlaunch.transport.bootstrap import agent_zip
 from distlaunch.transport.child_process import open_beside
@@ -108,7 +109,7 @@ class OneAgent:
 
     def receive(self) -> list:
         events = self._fleet.receive()
-        if any(isinstance(event.message, (m.WorkerExited, m.AttemptEnded)) for event in events):
+        if any(isinstance(event.message, (WorkerExit, m.AttemptEnded)) for event in events):
             taken = (
                 threading.Event()
             )  # the coordinator's own thread takes output, and these tests look at once

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from distlaunch.core.model.worker_exit import WorkerExit
 from distlaunch.core.protocol import agent_messages as m
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -58,7 +59,7 @@ def test_it_is_gone_when_the_attempt_is_and_that_of_others_is_not(coordinator, f
         shared_memory=files.names,
     )
     coordinator.until(m.AttemptEnded)
-    assert {one.rank: one.returncode for one in coordinator.of(m.WorkerExited)} == {
+    assert {one.rank: one.returncode for one in coordinator.of(WorkerExit)} == {
         0: 0,
         1: -signal.SIGKILL,
     }
@@ -70,7 +71,7 @@ def test_the_next_attempt_finds_and_leaves_nothing(coordinator, files):
         coordinator.start(files.makes, attempt=attempt, env=MASTER, shared_memory=files.names)
         coordinator.until(m.AttemptEnded, attempt + 1)
         assert files.there == []
-    assert [one.returncode for one in coordinator.of(m.WorkerExited)] == [0, 0]
+    assert [one.returncode for one in coordinator.of(WorkerExit)] == [0, 0]
 
 
 def test_after_its_attempt_a_name_is_somebody_elses(coordinator, files):

@@ -8,6 +8,7 @@ from contextlib import closing
 
 import pytest
 
+from distlaunch.core.model.worker_exit import WorkerExit
 from distlaunch.core.protocol import agent_messages as m
 
 # Workers that wait for signals without a gap in which one could come unnoticed.
@@ -41,7 +42,7 @@ def stop(grace_s: float, *, attempt: int = 0) -> m.Stop:
 
 
 def exits(coordinator) -> dict[int, tuple[int, bool]]:
-    return {one.rank: (one.returncode, one.told_to_stop) for one in coordinator.of(m.WorkerExited)}
+    return {one.rank: (one.returncode, one.told_to_stop) for one in coordinator.of(WorkerExit)}
 
 
 def test_nothing_has_come_before_something_was_sent(coordinator):
@@ -81,7 +82,7 @@ def test_workers_start_end_and_are_gone_in_this_order(coordinator):
     coordinator.start("print('hello')", "import sys; print('bad', file=sys.stderr); sys.exit(7)")
     coordinator.until(m.AttemptEnded)
     kinds = [type(message) for message in coordinator.heard]
-    assert kinds.count(m.WorkerExited) == 2
+    assert kinds.count(WorkerExit) == 2
     assert kinds.count(m.Started) in (1, 2), "workers that come up at once are told of at once"
     assert kinds[-1] is m.AttemptEnded
     assert kinds.count(m.AttemptEnded) == 1
@@ -91,19 +92,19 @@ def test_workers_start_end_and_are_gone_in_this_order(coordinator):
             type(one)
             for one in coordinator.heard
             if (isinstance(one, m.Started) and rank in one.pids)
-            or (isinstance(one, m.WorkerExited) and one.rank == rank)
+            or (isinstance(one, WorkerExit) and one.rank == rank)
         ]
-        assert of_rank == [m.Started, m.WorkerExited]
+        assert of_rank == [m.Started, WorkerExit]
     assert coordinator.of(m.AttemptEnded) == [m.AttemptEnded(attempt=0, left=(), port_used=False)]
     started = {rank: pid for one in coordinator.of(m.Started) for rank, pid in one.pids.items()}
-    assert started == {one.rank: one.pid for one in coordinator.of(m.WorkerExited)}
+    assert started == {one.rank: one.pid for one in coordinator.of(WorkerExit)}
 
 
 def test_all_output_has_been_taken_when_a_workers_end_is_told(coordinator):
     coordinator.start("import os; os.write(1, b'x' * 60000); os.write(2, b'last words')")
-    [exited] = coordinator.until(m.WorkerExited)
+    [exited] = coordinator.until(WorkerExit)
     assert coordinator.taken.written == {(0, 1): b"x" * 60000, (0, 2): b"last words"}
-    assert exited.tail == b"last words"
+    assert exited.stderr_tail == b"last words"
 
 
 def test_the_environment_and_the_words_of_a_worker_arrive_byte_for_byte(coordinator):
@@ -146,9 +147,9 @@ def test_what_cannot_be_started_ends_with_the_reason(coordinator, argv, cwd, ret
     spec = m.WorkerSpec(rank=0, local_rank=0, argv=argv, env={}, cpus=None, error_file=None)
     coordinator.start(specs=(spec,), cwd=cwd)
     coordinator.until(m.AttemptEnded)
-    [exited] = coordinator.of(m.WorkerExited)
+    [exited] = coordinator.of(WorkerExit)
     assert exited.returncode == returncode
-    assert words in exited.tail
+    assert words in exited.stderr_tail
 
 
 def test_a_node_without_workers_is_gone(coordinator):
@@ -231,7 +232,7 @@ def test_what_a_worker_leaves_behind_is_ended_before_gone(coordinator):
         "os.read(ready, 1)\n"
     )
     coordinator.start(daemon)
-    coordinator.until(m.WorkerExited)
+    coordinator.until(WorkerExit)
     coordinator.send(m.WaitForLeftovers(attempt=0, linger_s=0.0, grace_s=0.1))
     [gone] = coordinator.until(m.AttemptEnded)
     assert gone.killed.count == 2, "the shell and its child, which both ignore TERM"
@@ -264,7 +265,7 @@ def test_receive_never_waits(coordinator):
     coordinator.until_written(0, b"up")
     for _ in range(100):
         coordinator.transport.receive()
-    assert coordinator.of(m.WorkerExited) == []
+    assert coordinator.of(WorkerExit) == []
 
 
 def test_close_ends_workers_that_disobey_and_gives_everything_back(coordinator):

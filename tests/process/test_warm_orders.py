@@ -12,6 +12,7 @@ import pytest
 # ``END``.
 DRIVER = """
 import os, select, signal, sys, time
+from distlaunch.core.model.worker_exit import WorkerExit
 from distlaunch.core.agent.workers import process_tree as tree
 from distlaunch.core.agent.workers.spawner import start_spawner
 from distlaunch.core.agent.workers.streams import bootstrap_environment
@@ -103,7 +104,7 @@ assert not ran(0)
 open("go", "w").close()
 for rank in (0, 1):
     hear(w.Spawned, rank=rank)
-    hear(w.Exited, rank=rank, returncode=0)
+    hear(WorkerExit, rank=rank, returncode=0)
     assert ran(rank) == 1
 assert isinstance(next(x for x in heard if not isinstance(x, w.Running)), w.Preloaded)
 sweep(); dismiss()
@@ -112,11 +113,11 @@ sweep(); dismiss()
 setup(); preload("slow"); spawn(0); spawn(1)
 server()
 signal_to(0, signum=signal.SIGINT)
-assert hear(w.Exited, rank=0).returncode == -signal.SIGINT
+assert hear(WorkerExit, rank=0).returncode == -signal.SIGINT
 signal_to(1, signum=signal.SIGUSR1, caught_only=True)
 signal_to(1, signum=signal.SIGCONT)
 open("go", "w").close()
-hear(w.Exited, rank=1, returncode=0)
+hear(WorkerExit, rank=1, returncode=0)
 assert (ran(0), ran(1)) == (0, 1)
 sweep(); dismiss()
 """,
@@ -128,13 +129,13 @@ for rank in range(6):
     spawn(rank)
 signal_to(*range(6), signum=signal.SIGKILL, scope=w.SCOPE_TREE)
 for rank in range(6):
-    hear(w.Exited, rank=rank, returncode=-9)
+    hear(WorkerExit, rank=rank, returncode=-9)
 sweep()
 assert [ran(rank) for rank in range(6)] == [0] * 6
 assert tree.children_of(spawner) == [server()]
 assert pid == server()
 spawn(7)
-hear(w.Exited, rank=7, returncode=0)
+hear(WorkerExit, rank=7, returncode=0)
 assert ran(7) == 1
 dismiss()
 """,
@@ -146,7 +147,7 @@ for rank in range(6):
 os.kill(server(), signal.SIGKILL)
 hear(w.PreloadFailed)
 for rank in range(6):
-    hear(w.Exited, rank=rank, returncode=0)
+    hear(WorkerExit, rank=rank, returncode=0)
 assert [ran(rank) for rank in range(6)] == [1] * 6
 assert sum(isinstance(x, w.PreloadFailed) for x in heard) == 1
 sweep(); dismiss()
@@ -162,7 +163,7 @@ for number in range(12):
     os.kill(pid, signal.SIGKILL)
     hear(w.PreloadFailed, number + 1)
     for rank in ranks:
-        hear(w.Exited, rank=rank, returncode=0)
+        hear(WorkerExit, rank=rank, returncode=0)
         assert ran(rank) == 1
     sweep()
     assert tree.children_of(spawner) == []
@@ -173,7 +174,7 @@ setup(); preload("json"); hear(w.Preloaded)
 open("other.py", "w").write("import sys\\nsys.exit('json' in sys.modules)")
 open("worker.py", "w").write("import sys\\nsys.exit('json' in sys.modules)")
 spawn(0, argv=(sys.executable, "other.py")); spawn(1, PYTHONHASHSEED="5"); spawn(2, LD_LIBRARY_PATH="/x"); spawn(3)
-assert [hear(w.Exited, rank=rank).returncode for rank in range(4)] == [0, 0, 0, 1]
+assert [hear(WorkerExit, rank=rank).returncode for rank in range(4)] == [0, 0, 0, 1]
 dismiss()
 """,
     "variables_are_those_of_this_worker_and_attempt": """
@@ -183,9 +184,9 @@ with open(f"env-{os.environ['RANK']}", "w") as file:
     file.write(repr(dict(os.environ)))
 ''')
 setup(GOES="1", STAYS="2", CHANGES="3", EMPTY="x"); preload("json"); spawn(0)
-hear(w.Exited, rank=0, returncode=0)
+hear(WorkerExit, rank=0, returncode=0)
 setup(STAYS="2", CHANGES="4", EMPTY="", COMES="5"); spawn(1, OWN="6")
-hear(w.Exited, rank=1, returncode=0)
+hear(WorkerExit, rank=1, returncode=0)
 first, second = (eval(open(f"env-{rank}").read()) for rank in (0, 1))
 for env in (first, second):
     assert not any("WARM" in name or "BOOT" in name for name in env), env
@@ -199,7 +200,7 @@ open("gomp.py", "w").write("import ctypes\\nlibrary = ctypes.CDLL('libgomp.so.1'
 open("worker.py", "w").write("import gomp, sys\\nsys.exit(gomp.library.omp_get_max_threads())")
 setup(OMP_NUM_THREADS="5"); preload("gomp"); hear(w.Preloaded)
 spawn(0); spawn(1, OMP_NUM_THREADS="3")
-assert [hear(w.Exited, rank=rank).returncode for rank in range(2)] == [5, 3]
+assert [hear(WorkerExit, rank=rank).returncode for rank in range(2)] == [5, 3]
 dismiss()
 """,
     "cpus_that_do_not_exist_are_told_as_in_a_cold_start": """
@@ -221,7 +222,7 @@ dismiss()
 setup(); preload("json"); hear(w.Preloaded)
 spawn(0, **{f"LARGE_{number}": "x" * 100_000 for number in range(8)}); spawn(1)
 for rank in (0, 1):
-    hear(w.Exited, rank=rank, returncode=0)
+    hear(WorkerExit, rank=rank, returncode=0)
     assert ran(rank) == 1
 assert not any(isinstance(x, w.PreloadFailed) for x in heard)
 dismiss()
@@ -234,7 +235,7 @@ spawn(0, WAITS="1")
 channel.send(w.Signal(ranks=(), signum=signal.SIGCONT, scope=w.SCOPE_TREE, caught_only=False))
 worker = hear(w.Spawned, rank=0).pid
 os.kill(worker, signal.SIGKILL)
-assert hear(w.Exited, rank=0).returncode == -9
+assert hear(WorkerExit, rank=0).returncode == -9
 sweep(); dismiss()
 """,
     "a_server_stopped_with_the_job_carries_out_its_orders_afterwards": """
@@ -244,9 +245,9 @@ signal_to(0, signum=signal.SIGSTOP, scope=w.SCOPE_TREE)
 until(lambda: tree.stat_of(server())[0] == "T")
 spawn(1)
 signal_to(0, signum=signal.SIGCONT, scope=w.SCOPE_TREE)
-hear(w.Exited, rank=1, returncode=0)
+hear(WorkerExit, rank=1, returncode=0)
 assert not any(isinstance(x, w.PreloadFailed) for x in heard)
-signal_to(0); hear(w.Exited, rank=0, returncode=-15)
+signal_to(0); hear(WorkerExit, rank=0, returncode=-15)
 sweep(); dismiss()
 """,
 }

@@ -43,6 +43,7 @@ from distlaunch.core.errors import (
 from distlaunch.core.model.plan import LaunchPlan
 from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import printable
+from distlaunch.core.model.worker_exit import WorkerExit
 from distlaunch.core.private_files import make_private_dirs
 from distlaunch.core.probe.process_limits import explain_refusal
 from distlaunch.core.protocol import agent_messages as m
@@ -424,7 +425,7 @@ class PeerRunner:
         match message:
             case m.AttemptEnded():
                 self._running = None
-            case m.WorkerExited():
+            case WorkerExit():
                 fields = {"attempt": message.attempt, "rank": message.rank, "pid": message.pid}
                 self._events.write("worker_exited", {**fields, "returncode": message.returncode})
             case m.AgentFailed():

@@ -22,6 +22,7 @@ from distlaunch.coordinator.runtime.signal_pipe import FOR_THE_JOB, LOOK_S
 from distlaunch.core.errors import EXIT_SOFTWARE, EXIT_UNAVAILABLE, EXIT_USAGE, ProtocolError
 from distlaunch.core.model.record import replace
 from distlaunch.core.model.text import printable
+from distlaunch.core.model.worker_exit import WorkerExit
 from distlaunch.core.probe.process_limits import explain_refusal
 from distlaunch.core.protocol import agent_messages as m
 from distlaunch.core.protocol import launcher_messages as p
@@ -455,7 +456,7 @@ class Assembly(Links[p.FromLauncher]):
                 pass
             case _ if not seat.joined or not self._counts(peer, seat, message):
                 pass
-            case m.WorkerExited():
+            case WorkerExit():
                 ended = replace(message, ended=min(self._clock(), message.ended + peer.offset))
                 self._events.append(a.FromNode(node=peer.node, message=ended))
             case _:

@@ -15,8 +15,9 @@ from distlaunch.coordinator.policy.job_settings import PolicySettings
 from distlaunch.coordinator.policy.restarts import Outcome
 from distlaunch.core.errors import EXIT_HANG
 from distlaunch.core.model.record import Record, replace
+from distlaunch.core.model.worker_exit import WorkerExit
 from distlaunch.core.protocol import agent_messages as m
-from distlaunch.diagnosis.model import Diagnosis, WorkerEnd
+from distlaunch.diagnosis.model import Diagnosis
 
 if TYPE_CHECKING:
     from distlaunch.coordinator.policy.events_and_actions import Composition
@@ -30,6 +31,8 @@ show."""
 SAME_S = 0.15
 """How long the others run on after a failure with words on stderr, so that the same one on all
 ranks is seen as one."""
+SHORT_TAIL_BYTES = 2048
+"""Enough of the end of a worker's stderr to tell symptom from cause."""
 TAILS_KEPT = 256
 """Of so many failed workers all last words are kept, of the rest what tells symptom from cause."""
 
@@ -133,8 +136,8 @@ class Attempt:
         self.up = 0
         """Workers that have been started."""
         self.ended = 0
-        self.failures: list[WorkerEnd] = []
-        self.finished: list[WorkerEnd] = []
+        self.failures: list[WorkerExit] = []
+        self.finished: list[WorkerExit] = []
         """Workers that ended with 0, the first of them: a peer that waits for one of these failed
         by its absence."""
         self.losses: list[Loss] = []
@@ -201,29 +204,31 @@ class Attempt:
         """Return whether a member runs this worker and its end is not known yet."""
         return rank in self.cast.ranks(member) and rank not in self._ended[member]
 
-    def exited(self, member: int, message: m.WorkerExited) -> WorkerEnd | None:
-        """Record that a worker has ended; return its end if it failed."""
+    def exited(self, member: int, ended: WorkerExit) -> WorkerExit | None:
+        """Record that a worker has ended; return its exit, with the worker's place, if it failed."""
         self.ended += 1
-        self._ended[member].add(message.rank)
-        if message.returncode != 0:
-            self.failures.append(self._end(member, message))
+        self._ended[member].add(ended.rank)
+        if ended.returncode != 0:
+            self.failures.append(self._placed(member, ended))
             return self.failures[-1]
         self._done[member] = self._done.get(member, 0) + 1
         if len(self.finished) < TAILS_KEPT:
-            self.finished.append(self._end(member, message))
+            self.finished.append(self._placed(member, ended))
         return None
 
-    def _end(self, member: int, message: m.WorkerExited) -> WorkerEnd:
-        cast = self.cast
-        return failures.worker_end(
-            message,
-            host=cast.host(member),
-            first_rank=cast.first_rank(member),
-            ended_s=message.ended - self.began,
-            whole=len(self.failures) < TAILS_KEPT,
+    def _placed(self, member: int, ended: WorkerExit) -> WorkerExit:
+        """Return an exit with the worker's place; keep less of the worker's words if many failed."""
+        whole = len(self.failures) < TAILS_KEPT
+        return replace(
+            ended,
+            host=self.cast.host(member),
+            local_rank=ended.rank - self.cast.first_rank(member),
+            ended_s=ended.ended - self.began,
+            stderr_tail=ended.stderr_tail if whole else ended.stderr_tail[-SHORT_TAIL_BYTES:],
+            error_file=ended.error_file if whole else None,
         )
 
-    def first_reaction(self, end: WorkerEnd, now: float) -> Literal["stop", "wait", "go on"]:
+    def first_reaction(self, end: WorkerExit, now: float) -> Literal["stop", "wait", "go on"]:
         """Return what a failure means for the others, if nobody has been told to stop so far."""
         if self.first_failure is None:
             self.first_failure = now

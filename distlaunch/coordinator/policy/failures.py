@@ -9,11 +9,8 @@ from collections.abc import Sequence
 
 from distlaunch.coordinator.policy.job_settings import PolicySettings
 from distlaunch.core.model.record import replace
-from distlaunch.core.protocol import agent_messages as m
-from distlaunch.diagnosis.model import Diagnosis, WorkerEnd
-
-SHORT_TAIL_BYTES = 2048
-"""Enough of the end of a worker's stderr to tell symptom from cause."""
+from distlaunch.core.model.worker_exit import WorkerExit
+from distlaunch.diagnosis.model import Diagnosis
 
 
 def after_grace(settings: PolicySettings) -> str:
@@ -22,7 +19,7 @@ def after_grace(settings: PolicySettings) -> str:
 
 
 def diagnose(
-    ends: Sequence[WorkerEnd],
+    ends: Sequence[WorkerExit],
     settings: PolicySettings,
     *,
     world_size: int,
@@ -45,7 +42,7 @@ def diagnose(
 
 
 def diagnose_stop(
-    ends: Sequence[WorkerEnd], settings: PolicySettings, *, world_size: int
+    ends: Sequence[WorkerExit], settings: PolicySettings, *, world_size: int
 ) -> Diagnosis | None:
     """Return how workers failed after the job was told to stop; None if none did."""
     if all(end.returncode == 0 for end in ends):
@@ -59,7 +56,7 @@ def diagnose_stop(
 
 
 def doing(
-    ends: Sequence[WorkerEnd], *, world_size: int, after_grace: str | None
+    ends: Sequence[WorkerExit], *, world_size: int, after_grace: str | None
 ) -> tuple[str, ...]:
     """Return what all workers were doing, if the cause is not a worker."""
     from distlaunch.diagnosis.first_cause import doing as find
@@ -67,34 +64,13 @@ def doing(
     return find(ends, world_size=world_size, after_grace=after_grace)
 
 
-def looks_like_consequence(end: WorkerEnd) -> bool:
+def looks_like_consequence(end: WorkerExit) -> bool:
     """Return whether this failure is more likely a symptom of another worker's."""
     from distlaunch.diagnosis.first_cause import looks_like_consequence as looks
 
     return looks(end)
 
 
-def may_be_shared(end: WorkerEnd) -> bool:
+def may_be_shared(end: WorkerExit) -> bool:
     """Return whether other ranks may be about to end by the same exception."""
     return end.error_file is not None or (end.returncode > 0 and bool(end.stderr_tail.strip()))
-
-
-def worker_end(
-    message: m.WorkerExited, *, host: str, first_rank: int, ended_s: float, whole: bool
-) -> WorkerEnd:
-    """Return what diagnosis reads of a worker's exit; unless ``whole``, a shorter end of stderr."""
-    return WorkerEnd(
-        rank=message.rank,
-        local_rank=message.rank - first_rank,
-        host=host,
-        pid=message.pid,
-        returncode=message.returncode,
-        ended_s=ended_s,
-        uptime_s=message.uptime_s,
-        told_to_stop=message.told_to_stop,
-        stderr_tail=message.tail if whole else message.tail[-SHORT_TAIL_BYTES:],
-        error_file=message.error_file.encode()
-        if whole and message.error_file is not None
-        else None,
-        oom_kills=message.oom_kills,
-    )

@@ -53,6 +53,7 @@ from distlaunch.coordinator.policy.signals import Request, Signals, StopRequests
 from distlaunch.core.errors import EXIT_SOFTWARE, EXIT_UNAVAILABLE, EXIT_USAGE
 from distlaunch.core.model.record import assert_never
 from distlaunch.core.model.text import counted, name_ranks
+from distlaunch.core.model.worker_exit import WorkerExit
 from distlaunch.core.protocol import agent_messages as m
 
 if TYPE_CHECKING:
@@ -243,7 +244,7 @@ class JobPolicy:
                 return self._on_started(node, message, now)
             case m.Alive():
                 return self._on_alive(message, now)
-            case m.WorkerExited():
+            case WorkerExit():
                 return self._on_worker_exited(node, message, now)
             case m.LeftoversRunning():
                 return self._on_lingering(node, message, now)
@@ -437,7 +438,7 @@ class JobPolicy:
             )
         ]
 
-    def _on_worker_exited(self, node: int, message: m.WorkerExited, now: float) -> list[Action]:
+    def _on_worker_exited(self, node: int, message: WorkerExit, now: float) -> list[Action]:
         run = self._run
         if not run.is_news(node, message.rank):
             return []

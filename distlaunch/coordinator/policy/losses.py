@@ -12,7 +12,8 @@ from distlaunch.core.errors import EXIT_UNAVAILABLE
 from distlaunch.core.model.host_list import name_hosts
 from distlaunch.core.model.record import Record, replace
 from distlaunch.core.model.text import counted, name_ranks
-from distlaunch.diagnosis.model import Cause, Diagnosis, WorkerEnd
+from distlaunch.core.model.worker_exit import WorkerExit
+from distlaunch.diagnosis.model import Cause, Diagnosis
 
 _CRASHED = (
     "its system's log (dmesg, journalctl -k) may tell of a crash; --num-nodes MIN:MAX goes on "
@@ -66,7 +67,7 @@ class Loss(Record):
     kind: LossKind = LossKind.GONE
 
 
-def explains(diagnosis: Diagnosis, failures: Iterable[WorkerEnd], losses: Sequence[Loss]) -> bool:
+def explains(diagnosis: Diagnosis, failures: Iterable[WorkerExit], losses: Sequence[Loss]) -> bool:
     """Return whether a worker's own failure, and no loss, is what an attempt ended by: it came
     first."""
     first = diagnosis.cause.ranks[0] if diagnosis.cause_seen and diagnosis.cause.ranks else None

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from enum import Enum, auto
 
 from distlaunch.core.model.record import Record, assert_never, replace
-from distlaunch.diagnosis.model import Diagnosis, RepeatKind, WorkerEnd
+from distlaunch.core.model.worker_exit import WorkerExit
+from distlaunch.diagnosis.model import Diagnosis, RepeatKind
 
 
 class FinalReason(Enum):
@@ -77,7 +78,7 @@ class Outcome(Record):
     @staticmethod
     def of(
         diagnosis: Diagnosis,
-        failures: Sequence[WorkerEnd],
+        failures: Sequence[WorkerExit],
         *,
         min_uptime_s: float,
         went_on: bool | None,

@@ -27,6 +27,7 @@ from distlaunch.coordinator.policy import events_and_actions as a
 from distlaunch.coordinator.runtime.message_budget import Budget
 from distlaunch.core.errors import ProtocolError
 from distlaunch.core.model.record import Record
+from distlaunch.core.model.worker_exit import WorkerExit
 from distlaunch.core.protocol import agent_messages as m
 from distlaunch.core.protocol.agent_messages import LATE_S
 from distlaunch.core.protocol.codec import Decoder, encode
@@ -57,7 +58,7 @@ class StartBound:
         if self.until is None:
             return
         match message:
-            case m.WorkerExited() | m.AttemptEnded() | m.AgentFailed():
+            case WorkerExit() | m.AttemptEnded() | m.AgentFailed():
                 self._awaited = 0
             case m.Started():
                 self._awaited -= len(message.pids)

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 
 from distlaunch.core.errors import ProtocolError
 from distlaunch.core.model.record import Record
+from distlaunch.core.model.worker_exit import WorkerExit
 from distlaunch.core.protocol import agent_messages as m
 from distlaunch.core.protocol import launcher_messages as p
 from distlaunch.core.protocol.codec import MAX_RAW_BYTES, FrameSize
@@ -21,7 +22,7 @@ _PER_S = 4.0
 _MOST_SAVED = 1 << 16
 """A launcher that was stopped for hours finds so many messages at most."""
 _PER_WORKER = 4
-"""``Started``, ``WorkerExited`` and ``RankEnded`` come once for each worker of an attempt."""
+"""``Started``, ``WorkerExit`` and ``RankEnded`` come once for each worker of an attempt."""
 _PER_START = 16
 _FEW = FrameSize(object_bytes=16 << 10, raw_bytes=0)
 _NONE = FrameSize(object_bytes=0, raw_bytes=0)
@@ -44,7 +45,7 @@ _TEXT = FrameSize(object_bytes=_TEXT_BYTES, raw_bytes=0)
 NODE_SIZES: dict[type, FrameSize] = {
     m.Prepared: _USUAL,
     m.Started: _USUAL,
-    m.WorkerExited: FrameSize(object_bytes=_ERROR_FILE_BYTES + _USUAL_BYTES, raw_bytes=_TAIL_BYTES),
+    WorkerExit: FrameSize(object_bytes=_ERROR_FILE_BYTES + _USUAL_BYTES, raw_bytes=_TAIL_BYTES),
     m.WorkerHalted: _USUAL,
     m.Alive: _USUAL,
     m.Stacks: _USUAL,
@@ -207,7 +208,7 @@ class NodeBudget(Budget):
                 if not self._stacks:
                     return _NONE
                 size += min(_STACK_BYTES * self._workers, _STACKS_BYTES)
-            case m.WorkerExited.__name__ if not self._workers:
+            case WorkerExit.__name__ if not self._workers:
                 return _NONE
             case m.Output.__name__ if not self._workers:
                 return _USUAL

@@ -23,6 +23,7 @@ from distlaunch.coordinator.runtime.signal_pipe import FOR_THE_JOB
 from distlaunch.core.agent.liveness import LONGEST_S
 from distlaunch.core.errors import ProtocolError
 from distlaunch.core.model.run_files import STDERR, STDOUT
+from distlaunch.core.model.worker_exit import WorkerExit
 from distlaunch.core.protocol import agent_messages as m
 from distlaunch.core.protocol import launcher_messages as p
 from distlaunch.core.protocol.spawner_messages import Leftovers
@@ -113,7 +114,7 @@ class Part:
                 self._counts(
                     message.attempt, (*_ranks_of(message.ended), *_ranks_of(message.killed))
                 )
-            case m.WorkerExited():
+            case WorkerExit():
                 if (
                     self._counts(message.attempt, (message.rank,))
                     and message.returncode not in _STATUSES

@@ -26,6 +26,7 @@ from distlaunch.coordinator.runtime.remote_output import Intake
 from distlaunch.coordinator.runtime.signal_pipe import LOOK_S
 from distlaunch.core.errors import LaunchError
 from distlaunch.core.model.record import replace
+from distlaunch.core.model.worker_exit import WorkerExit
 from distlaunch.core.probe.process_limits import explain_refusal
 from distlaunch.core.protocol import agent_messages as m
 from distlaunch.core.protocol import launcher_messages as p
@@ -327,7 +328,7 @@ class Fleet(Links[m.FromRemote]):
                 )
             case m.Hello() | m.AgentSignalled():
                 pass
-            case m.WorkerExited():
+            case WorkerExit():
                 ended = replace(message, ended=min(self._clock(), message.ended + peer.offset))
                 self._events.append(a.FromNode(node=peer.node, message=ended))
             case _:

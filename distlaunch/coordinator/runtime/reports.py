@@ -19,9 +19,9 @@ from distlaunch.core.model.plan import LaunchPlan
 from distlaunch.core.model.record import replace
 from distlaunch.core.model.run_files import STDERR, STDOUT, Layout
 from distlaunch.core.model.text import printable
+from distlaunch.core.model.worker_exit import WorkerExit
 from distlaunch.core.private_files import open_private
 from distlaunch.core.probe.python_modules import environment_has
-from distlaunch.core.protocol import agent_messages as m
 from distlaunch.diagnosis.model import Diagnosis
 from distlaunch.planning.build_plan import other_environment
 from distlaunch.planning.train_options import Dialect
@@ -191,7 +191,7 @@ class Reporter:
         layout, run_dir = self.plan.layout, self.plan.run_dir
         self._desk.do(lambda: _keep(action, layout, run_dir))
 
-    def keep_error(self, message: m.WorkerExited) -> None:
+    def keep_error(self, message: WorkerExit) -> None:
         """File what a worker left in its error file, where that was on a machine with none of our
         folders."""
         if message.error_file is None:

@@ -27,6 +27,7 @@ from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.plan import LaunchPlan
 from distlaunch.core.model.run_files import plan_path
 from distlaunch.core.model.text import counted
+from distlaunch.core.model.worker_exit import WorkerExit
 from distlaunch.core.private_files import make_private_dir, open_private
 from distlaunch.core.protocol import agent_messages as m
 from distlaunch.planning.build_plan import bind
@@ -212,7 +213,7 @@ class Runner:
         until = time.monotonic() + _EVENTS_S
         while self._received and not self._is_over():
             event = self._received.popleft()
-            if isinstance(event, a.FromNode) and isinstance(event.message, m.WorkerExited):
+            if isinstance(event, a.FromNode) and isinstance(event.message, WorkerExit):
                 self._reporter.keep_error(event.message)
             self._feed(event)
             if time.monotonic() >= until:

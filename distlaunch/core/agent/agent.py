@@ -164,7 +164,7 @@ class Agent:
             elif isinstance(event, (m.Alive, m.Stacks, m.AgentFailed)):
                 self._send(event)
             else:
-                self._step(self._with_evidence(event) if isinstance(event, t.Drained) else event)
+                self._step(self._with_oom_kills(event) if isinstance(event, t.Drained) else event)
 
     def _wake_spawner(self) -> None:
         """Let watcher and spawner go on if somebody has stopped them. SIGCHLD wakes our host.
@@ -338,7 +338,7 @@ class Agent:
                 case t.Launch():
                     self._launch(action.spec)
                 case t.Drain():
-                    self._pump.drain(action.rank, action.error_file)
+                    self._pump.drain(action.exit, action.error_file)
                 case t.CloseOutputs():
                     self._pump.finish()
                 case t.GiveUpSpawner():
@@ -441,12 +441,11 @@ class Agent:
             if self._wake_end >= 0:
                 os.write(self._wake_end, b"\0")
 
-    def _with_evidence(self, drained: t.Drained) -> t.Evidence:
-        worker = self._table.workers.get(drained.rank)
-        killed = worker is not None and worker.returncode == -signal.SIGKILL
-        return t.Evidence(
-            drained=drained, oom_kills=max(0, oom_kills() - self._oom_before) if killed else 0
-        )
+    def _with_oom_kills(self, drained: t.Drained) -> t.Drained:
+        if drained.exit.returncode != -signal.SIGKILL:
+            return drained
+        count = max(0, oom_kills() - self._oom_before)
+        return t.Drained(exit=replace(drained.exit, oom_kills=count))
 
     def _collect_stacks(self, question: m.CollectStacks) -> None:
         if question.attempt == self._table.attempt:

@@ -14,6 +14,7 @@ from typing import Literal
 from distlaunch.core.model.record import Record
 from distlaunch.core.model.run_files import TRAIN, Layout
 from distlaunch.core.model.topology import CpuInventory, Gpu, GpuInventory, MigDevice
+from distlaunch.core.model.worker_exit import WorkerExit
 from distlaunch.core.protocol.spawner_messages import LeftoverProcess, Leftovers
 
 LATE_S = 2.0
@@ -321,24 +322,6 @@ class Started(Record):
     pids: Mapping[int, int]
 
 
-class WorkerExited(Record):
-    """A worker ended. ``told_to_stop``: a stop had been sent to it before. ``tail`` is its last
-    stderr."""
-
-    attempt: int
-    rank: int
-    pid: int
-    returncode: int
-    uptime_s: float
-    ended: float
-    """When, on the agent's clock."""
-    told_to_stop: bool
-    oom_kills: int
-    error_file: str | None
-    """What it left in its error file (text, capped)."""
-    tail: bytes
-
-
 class WorkerHalted(Record):
     """A worker with a pseudo-terminal was stopped from it (Ctrl-Z)."""
 
@@ -432,7 +415,7 @@ class AgentFailed(Record):
 
 class Hello(Record):
     """The first word of an agent. ``clock`` is its own (seconds), which ``Pong`` and
-    ``WorkerExited`` use."""
+    ``WorkerExit`` use."""
 
     hostname: str
     python: str
@@ -548,7 +531,7 @@ ToAgent = (
 FromAgent = (
     Prepared
     | Started
-    | WorkerExited
+    | WorkerExit
     | WorkerHalted
     | Alive
     | Stacks
@@ -594,7 +577,7 @@ TO_AGENT: tuple[type, ...] = (
 FROM_AGENT: tuple[type, ...] = (
     Prepared,
     Started,
-    WorkerExited,
+    WorkerExit,
     WorkerHalted,
     Alive,
     Stacks,

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from distlaunch.core.errors import ProtocolError
 from distlaunch.core.model.record import Record
+from distlaunch.core.model.worker_exit import WorkerExit
 from distlaunch.core.protocol import agent_messages as m
 
 PROTOCOL_VERSION = 2
@@ -107,7 +108,7 @@ class LauncherInfo(Record):
     choices: str
     """SHA-256 of the backend's options that were given, to compare only."""
     clock: float
-    """Its own (seconds), which ``Pong`` and ``WorkerExited`` use."""
+    """Its own (seconds), which ``Pong`` and ``WorkerExit`` use."""
     wall: float
     """Seconds since the epoch, to find clocks that are far off."""
     attempt: int
@@ -196,7 +197,7 @@ ToLauncher = (
 FromLauncher = (
     m.Prepared
     | m.Started
-    | m.WorkerExited
+    | WorkerExit
     | m.Alive
     | m.Stacks
     | m.AgentNotice
@@ -233,7 +234,7 @@ TO_LAUNCHER: tuple[type, ...] = (
 FROM_LAUNCHER: tuple[type, ...] = (
     m.Prepared,
     m.Started,
-    m.WorkerExited,
+    WorkerExit,
     m.Alive,
     m.Stacks,
     m.AgentNotice,

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from distlaunch.core.model.record import Record
 from distlaunch.core.model.run_files import TRAIN, Layout
+from distlaunch.core.model.worker_exit import WorkerExit
 
 SCOPE_PROCESS = "process"
 SCOPE_GROUP = "group"
@@ -148,20 +149,14 @@ class Spawned(Record):
 
 
 class SpawnFailed(Record):
-    """A worker could not be started: ``step`` (fork, chdir, exec, ...) failed with ``errno``. No
-    ``Exited`` follows."""
+    """A worker could not be started: ``step`` (fork, chdir, exec, ...) failed with ``errno``.
+
+    Not a ``WorkerExit``, as there was no process. The worker table makes one of it.
+    """
 
     rank: int
     step: str
     errno: int
-
-
-class Exited(Record):
-    """A worker ended; ``returncode`` is its exit code, or -N for signal N."""
-
-    rank: int
-    pid: int
-    returncode: int
 
 
 class Halted(Record):
@@ -232,7 +227,7 @@ FromSpawner = (
     Running
     | Spawned
     | SpawnFailed
-    | Exited
+    | WorkerExit
     | Halted
     | StillPreloading
     | ModuleLeftOut
@@ -257,7 +252,7 @@ FROM_SPAWNER: tuple[type, ...] = (
     Running,
     Spawned,
     SpawnFailed,
-    Exited,
+    WorkerExit,
     Halted,
     StillPreloading,
     ModuleLeftOut,

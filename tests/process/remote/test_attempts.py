@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from distlaunch.core.model.run_files import MARKER
+from distlaunch.core.model.worker_exit import WorkerExit
 from distlaunch.core.protocol import agent_messages as m
 
 CREDIT = 1 << 20
@@ -24,7 +25,7 @@ def test_two_workers_run_and_end_over_pipes_as_over_a_socket(either):
     either.prepare()
     either.start("print('hello')", "import sys; sys.stderr.write('bad'); sys.exit(7)")
     either.until(m.AttemptEnded)
-    exits = {one.rank: (one.returncode, one.tail) for one in either.of(m.WorkerExited)}
+    exits = {one.rank: (one.returncode, one.stderr_tail) for one in either.of(WorkerExit)}
     assert exits == {0: (0, b""), 1: (7, b"bad")}
     assert either.taken == {(0, 1): b"hello\n", (1, 2): b"bad"}
     assert either.leave() == 0
@@ -42,13 +43,13 @@ def test_what_is_told_of_a_worker_comes_in_order(agent):
             or (isinstance(one, m.Started) and rank in one.pids)
         ]
         outputs = of_rank.count(m.Output)
-        assert of_rank == [m.Started, *([m.Output] * outputs), m.RankEnded, m.WorkerExited]
+        assert of_rank == [m.Started, *([m.Output] * outputs), m.RankEnded, WorkerExit]
     assert isinstance(agent.heard[-1], m.AttemptEnded)
 
 
 def test_a_rank_whose_descendant_keeps_its_streams_ends_with_the_attempt(agent):
     agent.start("import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(1000)\n")
-    agent.until(m.WorkerExited)
+    agent.until(WorkerExit)
     agent.send(m.WaitForLeftovers(attempt=0, linger_s=0.0, grace_s=20.0))
     agent.until(m.AttemptEnded)
     kinds = [type(one) for one in agent.heard]
@@ -63,7 +64,7 @@ def test_without_credit_workers_wait_and_nothing_is_lost(agent):
     while agent.read(0.3):
         pass
     assert CREDIT <= agent.size_taken <= CREDIT + CHUNK
-    assert agent.of(m.WorkerExited) == [] or agent.of(m.WorkerExited)[0].rank == 1
+    assert agent.of(WorkerExit) == [] or agent.of(WorkerExit)[0].rank == 1
     agent.send(m.Ping(serial=5))
     agent.until(m.Pong)
     agent.give_credit_until(m.AttemptEnded)
@@ -86,7 +87,7 @@ def test_memory_stays_flat_while_the_credit_is_used_up(agent):
     assert _memory(agent.process.pid) - before < 4 << 20
     agent.send(m.Stop(attempt=0, signum=signal.SIGTERM, grace_s=20.0))
     agent.until(m.AttemptEnded)
-    assert {one.returncode for one in agent.of(m.WorkerExited)} == {-signal.SIGTERM}
+    assert {one.returncode for one in agent.of(WorkerExit)} == {-signal.SIGTERM}
 
 
 def _memory(pid: int) -> int:
@@ -98,7 +99,7 @@ def test_last_words_come_without_any_credit(agent):
     agent.start("import os; os.write(2, b'last words'); os._exit(9)", credit=0)
     agent.until(m.AttemptEnded)
     assert agent.taken == {(0, 2): b"last words"}
-    assert agent.of(m.WorkerExited)[0].tail == b"last words"
+    assert agent.of(WorkerExit)[0].stderr_tail == b"last words"
 
 
 def test_words_and_environment_arrive_byte_for_byte(agent, worker_spec):
@@ -171,7 +172,7 @@ def test_error_files_travel_where_the_run_directory_is_not(make_agent, worker_sp
         0, [sys.executable, "-c", REPORTS], env={"TORCHELASTIC_ERROR_FILE": path}, error_file=path
     )
     agent.start(worker, is_remote=True, env={**agent.env, "DISTLAUNCH_RUN_DIR": run_dir})
-    [exited] = agent.until(m.WorkerExited)
+    [exited] = agent.until(WorkerExit)
     assert (exited.returncode, exited.error_file) == (0, '{"message": 1}')
     folder = bytes(agent.taken[0, 1]).decode().strip()
     temporary_dir = os.path.dirname(folder)
@@ -192,7 +193,7 @@ def test_a_run_directory_that_is_shared_is_used_as_it_is(agent, worker_spec, tmp
         0, [sys.executable, "-c", REPORTS], env={"TORCHELASTIC_ERROR_FILE": path}, error_file=path
     )
     agent.start(worker, is_remote=True, env={**agent.env, "DISTLAUNCH_RUN_DIR": str(run_dir)})
-    [exited] = agent.until(m.WorkerExited)
+    [exited] = agent.until(WorkerExit)
     assert exited.error_file == '{"message": 1}'
     assert os.path.exists(path)
     assert (run_dir / "mine").exists()

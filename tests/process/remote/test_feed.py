@@ -4,6 +4,7 @@ import signal
 
 import pytest
 
+from distlaunch.core.model.worker_exit import WorkerExit
 from distlaunch.core.protocol import agent_messages as m
 
 READS_ALL = "import sys, hashlib\ndata = sys.stdin.buffer.read()\nprint(len(data), hashlib.sha256(data).hexdigest())\n"
@@ -77,7 +78,7 @@ def test_a_worker_that_closes_its_stdin_and_goes_on_is_told_of_at_once(agent):
     )
     [told] = agent.until(m.StdinConsumed)
     assert told == m.StdinConsumed(size=0, closed=True)
-    assert not agent.of(m.WorkerExited)
+    assert not agent.of(WorkerExit)
     agent.send(m.Stop(attempt=0, signum=signal.SIGTERM, grace_s=20.0))
     agent.until(m.AttemptEnded)
 

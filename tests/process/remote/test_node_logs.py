@@ -4,6 +4,7 @@ import os
 
 import pytest
 
+from distlaunch.core.model.worker_exit import WorkerExit
 from distlaunch.core.protocol import agent_messages as m
 
 WRITES = "import os, sys\nos.write(1, b'out' + b'x' * 100000)\nos.write(2, b'err')\n"
@@ -46,7 +47,7 @@ def test_logs_that_cannot_be_written_are_one_remark_and_no_end(agent, tmp_path, 
     [remark] = agent.of(m.AgentNotice)
     assert remark.warning
     assert remark.text == f"the node's log files have stopped: {why} ({place}/job)"
-    assert {one.returncode for one in agent.of(m.WorkerExited)} == {0}
+    assert {one.returncode for one in agent.of(WorkerExit)} == {0}
     assert len(agent.taken[1, 1]) == 100_003
 
 

@@ -12,6 +12,7 @@ from distlaunch.core.errors import NodesError
 from distlaunch.core.model.plan import LaunchPlan, WorkerPlan
 from distlaunch.core.model.record import replace
 from distlaunch.core.model.topology import CpuInventory, GpuInventory, Node
+from distlaunch.core.model.worker_exit import WorkerExit
 from distlaunch.core.protocol import agent_messages as m
 from distlaunch.planning.master_address import Meeting
 from distlaunch.transport.connect_errors import ConnectFailure
@@ -116,7 +117,7 @@ class Job:
         error_file=None,
         ended=None,
     ):
-        exited = m.WorkerExited(
+        exited = WorkerExit(
             attempt=self.attempt if attempt is None else attempt,
             rank=rank,
             pid=1000 + rank,
@@ -126,7 +127,7 @@ class Job:
             told_to_stop=told,
             oom_kills=0,
             error_file=error_file,
-            tail=tail,
+            stderr_tail=tail,
         )
         return self.say(self.member_of(rank), exited)
 

@@ -14,6 +14,7 @@ import pytest
 from distlaunch.coordinator.policy import events_and_actions as a
 from distlaunch.coordinator.runtime.remote_agents import Fleet
 from distlaunch.coordinator.runtime.remote_output import Intake
+from distlaunch.core.model.worker_exit import WorkerExit
 from distlaunch.core.protocol import agent_messages as m
 from distlaunch.core.protocol.codec import Decoder, encode
 from distlaunch.transport.connect_errors import ConnectFailure
@@ -211,8 +212,8 @@ def fleets():
         each.close()
 
 
-def exited(ended: float, *, rank: int = 0, attempt: int = 0, returncode: int = 1) -> m.WorkerExited:
-    return m.WorkerExited(
+def exited(ended: float, *, rank: int = 0, attempt: int = 0, returncode: int = 1) -> WorkerExit:
+    return WorkerExit(
         attempt=attempt,
         rank=rank,
         pid=5,
@@ -222,5 +223,5 @@ def exited(ended: float, *, rank: int = 0, attempt: int = 0, returncode: int = 1
         told_to_stop=False,
         oom_kills=0,
         error_file=None,
-        tail=b"",
+        stderr_tail=b"",
     )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from distlaunch.diagnosis.model import WorkerEnd
+from distlaunch.core.model.worker_exit import WorkerExit
 
 HERE = Path(__file__).parent
 
@@ -19,9 +19,9 @@ def judge_score():
 
 @pytest.fixture
 def end_of():
-    """Build a WorkerEnd: only what the test is about has to be said."""
+    """Build a WorkerExit: only what the test is about has to be said."""
 
-    def build(rank: int = 0, tail: str | bytes = b"", **fields) -> WorkerEnd:
+    def build(rank: int = 0, tail: str | bytes = b"", **fields) -> WorkerExit:
         data = tail.encode() if isinstance(tail, str) else tail
         defaults = {
             "local_rank": rank,
@@ -32,16 +32,20 @@ def end_of():
             "uptime_s": 5.0,
             "told_to_stop": False,
         }
-        return WorkerEnd(rank=rank, stderr_tail=data, **(defaults | fields))
+        return WorkerExit(rank=rank, stderr_tail=data, **(defaults | fields))
 
     return build
+
+
+def _text_of(recorded: str | None) -> str | None:
+    return recorded.encode("latin-1").decode("utf-8", "replace") if recorded else None
 
 
 @pytest.fixture
 def recorded(end_of):
     """Load the ends that a program of tests/programs/failures left when it was recorded."""
 
-    def load(program: str) -> list[WorkerEnd]:
+    def load(program: str) -> list[WorkerExit]:
         text = (HERE / "recorded" / f"{program}.json").read_text(encoding="utf-8")
         return [
             end_of(
@@ -51,7 +55,7 @@ def recorded(end_of):
                 ended_s=end["ended_s"],
                 uptime_s=end["ended_s"],
                 told_to_stop=end["told_to_stop"],
-                error_file=end["error_file"].encode("latin-1") if end["error_file"] else None,
+                error_file=_text_of(end["error_file"]),
             )
             for end in json.loads(text)
         ]

@@ -469,9 +469,7 @@ def test_before_the_text_of_sys_exit_only_lines_of_trouble_are_worth_showing(end
 
 def error_file(message, stack=None):
     extra = {"timestamp": "1795826773"} | ({"py_callstack": stack} if stack else {})
-    return json.dumps(
-        {"message": {"message": message, "extraInfo": extra, "errorCode": 1}}
-    ).encode()
+    return json.dumps({"message": {"message": message, "extraInfo": extra, "errorCode": 1}})
 
 
 def test_error_file_speaks_where_stderr_is_silent(end_of):
@@ -486,7 +484,7 @@ def test_error_file_speaks_where_stderr_is_silent(end_of):
 
 @pytest.mark.parametrize("message", ["KeyError: 'x'", {"message": "KeyError: 'x'"}])
 def test_error_file_without_a_stack(message):
-    (raised,) = read_error_file(json.dumps({"message": message}).encode())
+    (raised,) = read_error_file(json.dumps({"message": message}))
     assert (raised.type, raised.message) == ("KeyError", "'x'")
 
 
@@ -509,22 +507,22 @@ def test_chain_on_stderr_tells_more_than_the_error_file_of_the_same_exception(en
 @pytest.mark.parametrize(
     "data",
     [
-        b"",
-        b"{",
-        b"\x00\xff\xfe",
-        b"[" * 100_000,
-        b"null",
-        b"3",
-        b'"text"',
-        b"{}",
-        b'{"message": null}',
-        b'{"message": 3}',
-        b'{"message": []}',
-        b'{"message": {"message": {"message": 1}}}',
-        b'{"message": {"extraInfo": 5}}',
-        b'{"message": {"extraInfo": {"py_callstack": [1]}}}',
-        b'{"message": ""}',
-        b'{"message": "' + b"x" * 300_000 + b'"}',
+        "",
+        "{",
+        "\x00\ufffd\ufffd",
+        "[" * 100_000,
+        "null",
+        "3",
+        '"text"',
+        "{}",
+        '{"message": null}',
+        '{"message": 3}',
+        '{"message": []}',
+        '{"message": {"message": {"message": 1}}}',
+        '{"message": {"extraInfo": 5}}',
+        '{"message": {"extraInfo": {"py_callstack": [1]}}}',
+        '{"message": ""}',
+        '{"message": "' + "x" * 300_000 + '"}',
     ],
 )
 def test_malformed_error_file_is_as_good_as_none(end_of, data):
@@ -534,7 +532,7 @@ def test_malformed_error_file_is_as_good_as_none(end_of, data):
 
 
 def test_error_file_with_lone_surrogates_and_escapes_is_cleaned(end_of):
-    cause = one(end_of, error_file=b'{"message": "ValueError: a\\ud800\\u001b[2Jb"}').cause
+    cause = one(end_of, error_file='{"message": "ValueError: a\\ud800\\u001b[2Jb"}').cause
     assert cause.message == "ab"
 
 

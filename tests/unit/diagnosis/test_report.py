@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from distlaunch.core.model.record import replace
+from distlaunch.core.model.worker_exit import WorkerExit
 from distlaunch.diagnosis.clean_text import without_escapes
 from distlaunch.diagnosis.evidence import read_error_file
 from distlaunch.diagnosis.first_cause import diagnose, looks_like_consequence
-from distlaunch.diagnosis.model import WorkerEnd
 from distlaunch.diagnosis.report import diagnosis_record, one_line, render_report
 from tests.examples import examples
 
@@ -40,18 +41,23 @@ def shown(diagnosis, **fields):
     return render_report(diagnosis, **(defaults | fields))
 
 
+def with_log(diagnosis, path):
+    return replace(diagnosis, cause=replace(diagnosis.cause, log_path=path))
+
+
 def is_safe(text):
     return all(char == "\n" or char.isprintable() for char in text)
 
 
 def test_whole_report(end_of):
     ends = [
-        end_of(2, TAIL, log_path="/jobs/ab12/attempt-0/rank-2.log"),
+        end_of(2, TAIL),
         end_of(0, returncode=-15, told_to_stop=True, ended_s=5.2),
         end_of(1, returncode=-15, told_to_stop=True, ended_s=5.2),
         end_of(3, returncode=-15, told_to_stop=True, ended_s=5.2),
     ]
-    assert shown(diagnose(ends, world_size=4)) == (
+    path = "/jobs/ab12/attempt-0/rank-2.log"
+    assert shown(with_log(diagnose(ends, world_size=4), path)) == (
         "rank 2 of 4 failed: exit code 1\n"
         "  ValueError: bad batch\n"
         "  at train.py:42 in step\n"
@@ -107,9 +113,10 @@ def test_two_ranks_are_both(end_of):
 
 def test_where_all_ranks_failed_alike_all_logs_are_named(end_of):
     folder = "/jobs/ab12/attempt-0"
-    ends = [end_of(rank, TAIL, log_path=f"{folder}/rank-{rank}.log") for rank in range(4)]
-    assert f"  logs: {folder}/rank-*.log\n" in shown(diagnose(ends, world_size=4))
-    assert f"  log: {folder}/rank-0.log\n" in shown(diagnose(ends[:3], world_size=4))
+    ends, path = [end_of(rank, TAIL) for rank in range(4)], f"{folder}/rank-0.log"
+    all_alike, most = (with_log(diagnose(those, world_size=4), path) for those in (ends, ends[:3]))
+    assert f"  logs: {folder}/rank-*.log\n" in shown(all_alike)
+    assert f"  log: {folder}/rank-0.log\n" in shown(most)
 
 
 def test_last_words_are_shown_as_such(end_of):
@@ -145,7 +152,7 @@ def test_bytes_of_a_path_that_are_not_utf8_are_shown_and_stay_in_their_line(end_
     # As Python writes it to a worker's stderr.
     tail = 'Traceback (most recent call last):\n  File "/d/f\\udcff.py", line 1, in <module>\nOSError: it has a \\udcff\n'
     log = os.fsdecode(b"/tmp/l\xff\n/rank-0.log")
-    diagnosis = diagnose([end_of(0, tail, log_path=log)], world_size=1)
+    diagnosis = with_log(diagnose([end_of(0, tail)], world_size=1), log)
     lines = shown(diagnosis, world_size=1).splitlines()
     assert "  at f\\xff.py:1 in <module>" in lines
     assert '      File "/d/f\\xff.py", line 1, in <module>' in lines
@@ -230,12 +237,12 @@ PIECES = st.sampled_from(
 @given(
     st.lists(st.one_of(PIECES, st.binary(max_size=30)), max_size=30).map(b"".join),
     st.sampled_from([1, 2, 3, 127, 137, -6, -9, -11, -15]),
-    st.one_of(st.none(), st.binary(max_size=200)),
+    st.one_of(st.none(), st.text(max_size=200)),
     st.booleans(),
 )
 @settings(max_examples=examples(60), deadline=None)
 def test_whatever_a_worker_writes_the_report_is_short_and_safe(tail, returncode, error_file, told):
-    end = WorkerEnd(
+    end = WorkerExit(
         rank=0,
         local_rank=0,
         host="h",
@@ -293,7 +300,7 @@ JSON = st.recursive(
 @given(JSON)
 @settings(max_examples=examples(60), deadline=None)
 def test_error_file_of_any_shape_does_no_harm(value):
-    data = json.dumps(value).encode()
+    data = json.dumps(value)
     for raised in read_error_file(data):
         assert without_escapes(raised.text) == raised.text
     read_error_file(data[:-1])

@@ -292,7 +292,7 @@ def test_exception_before_a_cut_one_in_the_chain_is_the_original(end_of, rest):
 
 
 def test_error_file_names_the_exception_of_a_cut_traceback(end_of):
-    told = b'{"message": {"message": "ValueError: bad batch", "extraInfo": {}}}'
+    told = '{"message": {"message": "ValueError: bad batch", "extraInfo": {}}}'
     cause = explained(end_of, PLAIN.partition("ValueError")[0], error_file=told).cause
     assert (cause.summary, cause.exception_type, cause.message) == (
         "exit code 1",

@@ -21,7 +21,8 @@ from typing import Protocol
 from distlaunch.core.agent.workers.exit_evidence import read_error_file
 from distlaunch.core.agent.workers.progress_pipe import PERIOD_S, ActivityMonitor
 from distlaunch.core.agent.workers.worker_table import Drained, OutputsClosed
-from distlaunch.core.model.record import Record
+from distlaunch.core.model.record import Record, replace
+from distlaunch.core.model.worker_exit import WorkerExit
 from distlaunch.core.protocol import agent_messages as m
 from distlaunch.core.protocol.codec import MAX_RAW_BYTES
 
@@ -152,10 +153,10 @@ class Pump(threading.Thread):
             fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, _PROGRESS_PIPE_BYTES)
         self._order(lambda: self._activity.add(rank, descriptor))
 
-    def drain(self, rank: int, error_file: str | None = None) -> None:
+    def drain(self, ended: WorkerExit, error_file: str | None = None) -> None:
         """Take what an ended worker has written so far, room or not, and its error file; post
         Drained."""
-        self._order(lambda: self._drain(rank, error_file))
+        self._order(lambda: self._drain(ended, error_file))
 
     def finish(self) -> None:
         """Read what is left of all streams, close them, post OutputsClosed."""
@@ -284,14 +285,18 @@ class Pump(threading.Thread):
             del self._of_rank[stream.rank]
             self._sink.rank_ended(stream.rank, time.monotonic())
 
-    def _drain(self, rank: int, error_file: str | None) -> None:
-        now = time.monotonic()
+    def _drain(self, ended: WorkerExit, error_file: str | None) -> None:
+        rank, now = ended.rank, time.monotonic()
         for stream in list(self._of_rank.get(rank, ())):
             self._read_out(stream, now)
         self._activity.drain(rank)
         tail = self._tails.pop(rank, None)
-        left = read_error_file(error_file) if error_file else None
-        self._post(Drained(rank=rank, tail=tail.text() if tail else b"", error_file=left))
+        ended = replace(
+            ended,
+            stderr_tail=(tail.text() if tail else b"") + ended.stderr_tail,
+            error_file=read_error_file(error_file) if error_file else None,
+        )
+        self._post(Drained(exit=ended))
 
     def _read_out(self, stream: _Stream, now: float) -> None:
         """Read what a pipe can hold and no more: a descendant that goes on writing must not keep

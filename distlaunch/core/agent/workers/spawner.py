@@ -36,6 +36,7 @@ from distlaunch.core.agent.workers.worker_trees import WorkerTrees
 from distlaunch.core.errors import EXIT_SOFTWARE
 from distlaunch.core.model.fork import fork_from_helper, fork_helper, is_debugged
 from distlaunch.core.model.record import assert_never
+from distlaunch.core.model.worker_exit import WorkerExit
 from distlaunch.core.protocol import spawner_messages as w
 from distlaunch.core.protocol.codec import Decoder
 
@@ -498,7 +499,7 @@ class Spawner:
         if failed is not None:
             self._report(w.SpawnFailed(rank=rank, step=failed[0], errno=failed[1]))
         else:
-            self._report(w.Exited(rank=rank, pid=pid, returncode=returncode))
+            self._report(WorkerExit(rank=rank, pid=pid, returncode=returncode))
             self._output.on_exit(rank)
 
     # --- what ended workers have left

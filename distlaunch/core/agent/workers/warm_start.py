@@ -24,6 +24,7 @@ from distlaunch.core.agent.workers import process_tree
 from distlaunch.core.agent.workers.streams import extra_numbers
 from distlaunch.core.model.record import assert_never, replace
 from distlaunch.core.model.text import ended_how, printable, quoted
+from distlaunch.core.model.worker_exit import WorkerExit
 from distlaunch.core.protocol import spawner_messages as w
 
 _LINE_CHARS = 80
@@ -454,7 +455,7 @@ class WarmStart:
         )
         for each in ended:
             each.close()
-            self._report(w.Exited(rank=each.spawn.rank, pid=0, returncode=-order.signum))
+            self._report(WorkerExit(rank=each.spawn.rank, pid=0, returncode=-order.signum))
 
     def settle(self, *, bound_s: float) -> None:
         """Wait until every process that the server was told to fork is known, or has been called

@@ -12,7 +12,8 @@ import os
 import signal
 from collections.abc import Collection
 
-from distlaunch.core.model.record import Record, assert_never
+from distlaunch.core.model.record import Record, assert_never, replace
+from distlaunch.core.model.worker_exit import WorkerExit
 from distlaunch.core.protocol import agent_messages as m
 from distlaunch.core.protocol import spawner_messages as w
 
@@ -42,12 +43,9 @@ _EXEC_EXIT = {
 
 
 class Drained(Record):
-    """All that an ended worker had written has been taken; ``tail`` is the last of its stderr."""
+    """All that an ended worker had written has been read."""
 
-    rank: int
-    tail: bytes
-    error_file: str | None = None
-    """What it left in its error file (text, capped)."""
+    exit: WorkerExit
 
 
 class OutputsClosed(Record):
@@ -63,8 +61,9 @@ class Launch(Record):
 class Drain(Record):
     """Read an ended worker's output, and its error file; answered by Drained."""
 
-    rank: int
+    exit: WorkerExit
     error_file: str | None = None
+    """Its path."""
 
 
 class CloseOutputs(Record):
@@ -80,14 +79,7 @@ class Tick(Record):
     """The deadline has come."""
 
 
-class Evidence(Record):
-    """What an ended worker left, and what the edge adds to that."""
-
-    drained: Drained
-    oom_kills: int
-
-
-Event = m.ToAgent | w.FromSpawner | Evidence | OutputsClosed | Tick
+Event = m.ToAgent | w.FromSpawner | Drained | OutputsClosed | Tick
 Action = Launch | Drain | CloseOutputs | GiveUpSpawner | m.FromAgent | w.ToSpawner
 
 
@@ -96,12 +88,10 @@ class _Worker:
         self.spec = spec
         self.started = started
         self.pid = 0
-        self.returncode: int | None = None
-        self.ended = 0.0
+        self.exit: WorkerExit | None = None
+        """None while it runs."""
         self.told_to_stop = False
         self.reported = False
-        self.failure = b""
-        """Why it could not be started."""
 
 
 class WorkerTable:
@@ -136,7 +126,7 @@ class WorkerTable:
     @property
     def running(self) -> list[int]:
         """Ranks whose process has not ended, as far as is known."""
-        return [rank for rank, worker in self.workers.items() if worker.returncode is None]
+        return [rank for rank, worker in self.workers.items() if worker.exit is None]
 
     def deadline(self) -> float | None:
         """Return the time at which ``Tick`` is due."""
@@ -174,15 +164,15 @@ class WorkerTable:
                 return self._spawned(event, now)
             case w.SpawnFailed():
                 return self._failed_to_start(event, now)
-            case w.Exited():
+            case WorkerExit():
                 worker = self.workers.get(event.rank)
                 if worker is None or worker.pid != event.pid:
                     return []  # of an earlier attempt, wedged until now
-                return self._ended(event.rank, event.returncode, now)
+                return self._ended(event, now)
             case w.Halted():
                 return [m.WorkerHalted(rank=event.rank)]
-            case Evidence():
-                return self._report(event.drained.rank, event, now)
+            case Drained():
+                return self._report(event.exit, now)
             case w.LeftoversRemain():
                 return self._remain(event)
             case w.Swept():
@@ -240,39 +230,38 @@ class WorkerTable:
             "distlaunch: cannot "
             f"{what.get(event.step, 'start the worker (' + event.step + ')')}: {reason}\n"
         )
-        worker.failure = text.encode("utf-8", "surrogateescape")
-        return self._ended(event.rank, _EXEC_EXIT.get(event.errno, 126), now)
+        ended = WorkerExit(
+            rank=event.rank,
+            pid=worker.pid,
+            returncode=_EXEC_EXIT.get(event.errno, 126),
+            stderr_tail=text.encode("utf-8", "surrogateescape"),
+        )
+        return self._ended(ended, now)
 
-    def _ended(self, rank: int, returncode: int, now: float) -> list[Action]:
-        worker = self.workers[rank]
-        if worker.returncode is not None:
+    def _ended(self, ended: WorkerExit, now: float) -> list[Action]:
+        worker = self.workers[ended.rank]
+        if worker.exit is not None:
             return []
-        worker.returncode, worker.ended = returncode, now
-        self._draining[rank] = now
-        return [Drain(rank=rank, error_file=worker.spec.error_file)]
+        worker.exit = replace(
+            ended,
+            attempt=self.attempt,
+            uptime_s=now - worker.started,
+            ended=now,
+            told_to_stop=worker.told_to_stop,
+        )
+        self._draining[ended.rank] = now
+        return [Drain(exit=worker.exit, error_file=worker.spec.error_file)]
 
-    def _report(self, rank: int, evidence: Evidence | None, now: float) -> list[Action]:
-        worker = self.workers.get(rank)
-        if worker is None or worker.returncode is None or worker.reported:
+    def _report(self, ended: WorkerExit, now: float) -> list[Action]:
+        worker = self.workers.get(ended.rank)
+        if worker is None or worker.exit is None or worker.reported:
             return []
+        if ended.attempt != self.attempt:
+            return []  # of an attempt whose last output was read late
         worker.reported = True
         self._unreported -= 1
-        del self._draining[rank]
-        tail = evidence.drained.tail if evidence else b""
-        actions: list[Action] = [
-            m.WorkerExited(
-                attempt=self.attempt,
-                rank=rank,
-                pid=worker.pid,
-                returncode=worker.returncode,
-                uptime_s=worker.ended - worker.started,
-                ended=worker.ended,
-                told_to_stop=worker.told_to_stop,
-                oom_kills=evidence.oom_kills if evidence else 0,
-                error_file=evidence.drained.error_file if evidence else None,
-                tail=tail + worker.failure,
-            )
-        ]
+        del self._draining[ended.rank]
+        actions: list[Action] = [ended]
         if not self._unreported and not self.sweeping:
             self.sweeping = True
             self.wedged_at = self.again_at = None
@@ -409,9 +398,12 @@ class WorkerTable:
         if self.wedged_at is not None and now >= self.wedged_at:
             self.wedged_at = None
             for rank in self.running:
-                actions += self._ended(rank, -signal.SIGKILL, now)
-        for rank in self._overdue(now):
-            actions += self._report(rank, None, now)
+                wedged = WorkerExit(
+                    rank=rank, pid=self.workers[rank].pid, returncode=-signal.SIGKILL
+                )
+                actions += self._ended(wedged, now)
+        for ended in self._overdue(now):
+            actions += self._report(ended, now)
         if self.names_at is not None and now >= self.names_at:
             self.names_at = None
             actions.append(w.Sweep())  # answered with their names, unless they have ended
@@ -427,5 +419,9 @@ class WorkerTable:
             actions += self._finish()
         return actions
 
-    def _overdue(self, now: float) -> list[int]:
-        return [rank for rank, ended in self._draining.items() if now >= ended + DRAIN_S]
+    def _overdue(self, now: float) -> list[WorkerExit]:
+        return [
+            ended
+            for rank, since in self._draining.items()
+            if now >= since + DRAIN_S and (ended := self.workers[rank].exit) is not None
+        ]

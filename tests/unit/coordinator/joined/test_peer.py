@@ -8,6 +8,7 @@ import threading
 import pytest
 
 from distlaunch.core.errors import ConfigError, NodesError
+from distlaunch.core.model.worker_exit import WorkerExit
 from distlaunch.core.protocol import agent_messages as m
 from distlaunch.core.protocol import launcher_messages as p
 from tests.unit.coordinator.fleets import GONE, exited
@@ -39,7 +40,7 @@ def test_a_peer_does_its_part_of_an_attempt_and_leaves_with_the_verdict(peering)
         m.CollectStacks,
     ]
     said = [type(each) for each in peer.link.said]
-    assert said == [p.LauncherInfo, m.Pong, m.Started, m.WorkerExited, m.AttemptEnded]
+    assert said == [p.LauncherInfo, m.Pong, m.Started, WorkerExit, m.AttemptEnded]
     assert (peer.said(p.LauncherInfo)[0].attempt, peer.said(p.LauncherInfo)[0].slots) == (-1, 2)
     assert (peer.files.attempts, peer.first_rank) == ([(0, [2, 3])], 2)
     assert [kind for kind, _ in peer.told.events] == [

@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 
 from distlaunch.coordinator.policy import events_and_actions as p
+from distlaunch.core.model.worker_exit import WorkerExit
 from distlaunch.core.protocol import agent_messages as m
 
 
@@ -233,7 +234,7 @@ def test_remarks_of_thousands_of_nodes_are_not_all_shown(make_nodes):
 def test_workers_that_a_node_makes_up_do_no_harm(make_nodes):
     job = make_nodes(2, per_node=1).run()
     for rank in (7, -3, 10**9, 1):
-        exited = m.WorkerExited(
+        exited = WorkerExit(
             attempt=0,
             rank=rank,
             pid=0,
@@ -243,7 +244,7 @@ def test_workers_that_a_node_makes_up_do_no_harm(make_nodes):
             told_to_stop=False,
             oom_kills=-1,
             error_file="{",
-            tail=b"\xff\x1b[2J",
+            stderr_tail=b"\xff\x1b[2J",
         )
         job.say(1, exited)
     job.say(1, m.Started(attempt=0, pids=dict.fromkeys(range(1000), -1)))

@@ -11,6 +11,7 @@ from distlaunch.coordinator.policy.attempt import CAUSE_S
 from distlaunch.coordinator.policy.hang_detection import SAMPLES
 from distlaunch.coordinator.policy.membership import AFTER_S
 from distlaunch.coordinator.policy.node_setup import LOOK_AGAIN_S
+from distlaunch.core.model.worker_exit import WorkerExit
 from distlaunch.core.protocol import agent_messages as m
 from distlaunch.planning.surveyed_nodes import NodesDiffer
 from tests.unit.coordinator.fleets import exited
@@ -20,7 +21,7 @@ def stops(job, actions) -> list[tuple[int, int, float]]:
     return [(node, stop.signum, stop.grace_s) for node, stop in job.sent(m.Stop, actions)]
 
 
-def exit_of(rank: int) -> m.WorkerExited:
+def exit_of(rank: int) -> WorkerExit:
     return exited(1.0, rank=rank, returncode=0)
 
 

@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from distlaunch.coordinator.policy import events_and_actions as p
+from distlaunch.core.model.worker_exit import WorkerExit
 from distlaunch.core.protocol import agent_messages as m
 from tests.examples import examples
 
@@ -255,7 +256,7 @@ class World:
         self.codes[rank] = code
         if code and not node.told:
             self.failed.add(code if code > 0 else 128 - code)
-        exited = m.WorkerExited(
+        exited = WorkerExit(
             attempt=node.attempt,
             rank=rank,
             pid=100 + rank,
@@ -265,7 +266,7 @@ class World:
             told_to_stop=node.told,
             oom_kills=0,
             error_file=None,
-            tail=tail,
+            stderr_tail=tail,
         )
         self.say(number, exited)
 

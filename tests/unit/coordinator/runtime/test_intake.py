@@ -14,6 +14,7 @@ from distlaunch.coordinator.runtime.remote_output import Intake
 from distlaunch.coordinator.runtime.reports import Reporter
 from distlaunch.coordinator.runtime.run_directory import make_run_dir
 from distlaunch.core.model.run_files import MARKER, TRAIN
+from distlaunch.core.model.worker_exit import WorkerExit
 from distlaunch.core.protocol import agent_messages as m
 from tests.unit.coordinator.fleets import WITHIN_S, Kept
 
@@ -83,10 +84,10 @@ def test_a_disk_that_stands_still_does_not_hold_up_whoever_writes_events_and_rep
     told = reporter(run_dir, intake, shown)
     EventLog(run_dir.events, shown, desk=intake).write("first", {})
     EventLog(run_dir.events, shown, desk=intake).write("second", {})
-    told.refused("no node is there")
+    told.keep_job_error(a.JobError(exit_code=69, message="no node is there"))
     stack = m.Stack(rank=0, pid=1, state="S", text="here")
     told.keep(a.KeepStacks(attempt=0, stacks=(stack,)))
-    exited = m.WorkerExited(
+    exited = WorkerExit(
         attempt=0,
         rank=0,
         pid=5,
@@ -96,7 +97,7 @@ def test_a_disk_that_stands_still_does_not_hold_up_whoever_writes_events_and_rep
         told_to_stop=False,
         oom_kills=0,
         error_file="{}",
-        tail=b"",
+        stderr_tail=b"",
     )
     told.keep_error(exited)
     assert intake.ask(lambda: True) is None

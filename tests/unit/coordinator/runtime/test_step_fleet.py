@@ -8,6 +8,7 @@ import pytest
 
 from distlaunch.coordinator.policy import events_and_actions as a
 from distlaunch.coordinator.runtime.slurm_agents import StepFleet
+from distlaunch.core.model.worker_exit import WorkerExit
 from distlaunch.core.protocol import agent_messages as m
 from tests.unit.coordinator.fleets import exited
 
@@ -108,9 +109,7 @@ def test_an_agent_that_slurm_ends_is_lost_once_its_workers_have_ended(steps):
     fleet.say(
         "n1", m.AgentSignalled(signum=TERM), m.Started(attempt=0, pids={1: 9}), exited(8.0, rank=1)
     )
-    fleet.pump(
-        lambda: any(isinstance(event.message, m.WorkerExited) for event in fleet.of(a.FromNode))
-    )
+    fleet.pump(lambda: any(isinstance(event.message, WorkerExit) for event in fleet.of(a.FromNode)))
     assert lost(fleet) == [0]
     fleet.say("n1", m.RankEnded(rank=1), m.AttemptEnded(attempt=0, left=()))
     fleet.pump(lambda: lost(fleet) == [0, 1])

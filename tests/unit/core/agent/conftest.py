@@ -6,6 +6,8 @@ import pytest
 
 from distlaunch.core.agent.workers import worker_table as t
 from distlaunch.core.agent.workers.output_pump import Drained, OutputsClosed
+from distlaunch.core.model.record import replace
+from distlaunch.core.model.worker_exit import WorkerExit
 from distlaunch.core.protocol import agent_messages as m
 from distlaunch.core.protocol import spawner_messages as w
 
@@ -63,11 +65,18 @@ class Node:
         return self.step(w.SpawnFailed(rank=rank, step=step, errno=errno))
 
     def ended(self, rank: int, returncode: int = 0) -> list[t.Action]:
-        return self.step(w.Exited(rank=rank, pid=100 + rank, returncode=returncode))
+        return self.step(WorkerExit(rank=rank, pid=100 + rank, returncode=returncode))
 
     def drained(self, rank: int, *, tail=b"", error_file=None, oom_kills=0) -> list[t.Action]:
-        drained = Drained(rank=rank, tail=tail, error_file=error_file)
-        return self.step(t.Evidence(drained=drained, oom_kills=oom_kills))
+        worker = self.table.workers.get(rank)
+        ended = (worker and worker.exit) or WorkerExit(rank=rank, pid=100 + rank, returncode=0)
+        found = replace(
+            ended,
+            stderr_tail=tail + ended.stderr_tail,
+            error_file=error_file,
+            oom_kills=oom_kills,
+        )
+        return self.step(Drained(exit=found))
 
     def swept(self, *left: int) -> list[t.Action]:
         return self.step(w.Swept(left=left))

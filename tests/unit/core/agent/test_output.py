@@ -6,6 +6,8 @@ import threading
 
 from distlaunch.core.agent.workers.output_pump import Pump
 from distlaunch.core.agent.workers.worker_table import Drained, OutputsClosed
+from distlaunch.core.model.record import replace
+from distlaunch.core.model.worker_exit import WorkerExit
 
 SIZE = 60_000  # less than any pipe holds
 
@@ -74,13 +76,14 @@ def test_a_workers_error_file_is_read_with_its_last_output(tmp_path):
     came: queue.SimpleQueue = queue.SimpleQueue()
     pump = Pump(OneByOne(), came.put)
     pump.start()
-    pump.drain(0, str(path))
-    pump.drain(1, str(tmp_path / "none"))
-    pump.drain(2)
+    ends = [WorkerExit(rank=rank, pid=5, returncode=1) for rank in range(3)]
+    pump.drain(ends[0], str(path))
+    pump.drain(ends[1], str(tmp_path / "none"))
+    pump.drain(ends[2])
     found = [came.get(timeout=30) for _ in range(3)]
     pump.stop()
     pump.join()
     assert found == [
-        Drained(rank=0, tail=b"", error_file='{"message": "it failed"}'),
-        *(Drained(rank=rank, tail=b"") for rank in (1, 2)),
+        Drained(exit=replace(ends[0], error_file='{"message": "it failed"}')),
+        *(Drained(exit=each) for each in ends[1:]),
     ]

@@ -6,6 +6,7 @@ import signal
 import pytest
 
 from distlaunch.core.agent.workers import worker_table as t
+from distlaunch.core.model.worker_exit import WorkerExit
 from distlaunch.core.protocol import agent_messages as m
 from distlaunch.core.protocol import spawner_messages as w
 
@@ -14,6 +15,10 @@ CONT = (signal.SIGCONT, w.SCOPE_PROCESS)
 
 def signals(node, actions) -> list[tuple[tuple[int, ...], int, str]]:
     return [(sent.ranks, sent.signum, sent.scope) for sent in node.of(w.Signal, actions)]
+
+
+def exit_of(node, rank: int) -> WorkerExit:
+    return node.table.workers[rank].exit
 
 
 # --- starting
@@ -46,8 +51,8 @@ def test_node_without_workers_is_gone_at_once(make_node):
 def test_a_worker_that_cannot_be_started_ends_as_in_a_shell(make_node, number, returncode):
     node = make_node()
     node.start(1)
-    assert node.not_spawned(0, "exec", number) == [t.Drain(rank=0)]
-    [exited] = node.of(m.WorkerExited, node.drained(0))
+    assert node.not_spawned(0, "exec", number) == [t.Drain(exit=exit_of(node, 0))]
+    [exited] = node.of(WorkerExit, node.drained(0))
     assert (exited.returncode, exited.pid, exited.told_to_stop) == (returncode, 0, False)
 
 
@@ -78,16 +83,16 @@ def test_why_a_worker_could_not_be_started_stands_after_its_last_words(
     node = make_node()
     node.start(1)
     node.not_spawned(0, step, number)
-    [exited] = node.of(m.WorkerExited, node.drained(0, tail=b"said\n"))
-    assert exited.tail == b"said\n" + text
+    [exited] = node.of(WorkerExit, node.drained(0, tail=b"said\n"))
+    assert exited.stderr_tail == b"said\n" + text
 
 
 def test_the_program_that_could_not_be_run_is_the_workers_own(make_node, make_spec):
     node = make_node()
     node.start(specs=[make_spec(0, argv=("caf\udce9", "x"))])
     node.not_spawned(0, "exec", errno.ENOENT)
-    [exited] = node.of(m.WorkerExited, node.drained(0))
-    assert b"cannot run caf\xe9: " in exited.tail
+    [exited] = node.of(WorkerExit, node.drained(0))
+    assert b"cannot run caf\xe9: " in exited.stderr_tail
 
 
 def test_a_worker_that_existed_but_could_not_exec_is_reported_with_its_pid(make_node):
@@ -95,7 +100,7 @@ def test_a_worker_that_existed_but_could_not_exec_is_reported_with_its_pid(make_
     node.start(1)
     node.spawned(0)
     node.not_spawned(0, "exec", errno.EACCES)
-    [exited] = node.of(m.WorkerExited, node.drained(0))
+    [exited] = node.of(WorkerExit, node.drained(0))
     assert (exited.pid, exited.returncode) == (100, 126)
 
 
@@ -108,10 +113,10 @@ def test_a_worker_is_reported_when_its_last_words_are_read(make_node):
     node.now = 5.0
     node.spawned(0)
     node.now = 7.5
-    assert node.ended(0, 3) == [t.Drain(rank=0)]
+    assert node.ended(0, 3) == [t.Drain(exit=exit_of(node, 0))]
     node.now = 7.9
     [exited] = node.drained(0, tail=b"last words", error_file='{"message": 1}', oom_kills=2)
-    assert exited == m.WorkerExited(
+    assert exited == WorkerExit(
         attempt=0,
         rank=0,
         pid=100,
@@ -121,7 +126,7 @@ def test_a_worker_is_reported_when_its_last_words_are_read(make_node):
         told_to_stop=False,
         oom_kills=2,
         error_file='{"message": 1}',
-        tail=b"last words",
+        stderr_tail=b"last words",
     )
 
 
@@ -149,8 +154,8 @@ def test_an_end_is_reported_without_last_words_if_reading_takes_too_long(make_no
     node.now += t.DRAIN_S / 2
     assert node.tick() == []
     node.now += t.DRAIN_S / 2
-    [exited] = node.of(m.WorkerExited, node.tick())
-    assert (exited.rank, exited.returncode, exited.tail) == (0, 1, b"")
+    [exited] = node.of(WorkerExit, node.tick())
+    assert (exited.rank, exited.returncode, exited.stderr_tail) == (0, 1, b"")
     assert exited.uptime_s == 10.0
     assert node.drained(0, tail=b"too late") == [], "an end is reported once"
     assert node.table.deadline() is None
@@ -167,7 +172,7 @@ def test_a_second_end_of_the_same_worker_changes_nothing(make_node):
     node = make_node().up(2)
     node.ended(0, 5)
     assert node.ended(0, 6) == []
-    [exited] = node.of(m.WorkerExited, node.drained(0))
+    [exited] = node.of(WorkerExit, node.drained(0))
     assert exited.returncode == 5
 
 
@@ -253,7 +258,7 @@ def test_who_was_told_to_stop_is_reported_so(make_node):
     told = {
         exited.rank: exited.told_to_stop
         for rank in (0, 1)
-        for exited in node.of(m.WorkerExited, node.drained(rank))
+        for exited in node.of(WorkerExit, node.drained(rank))
     }
     assert told == {0: False, 1: True}
 
@@ -382,7 +387,7 @@ def test_output_that_cannot_be_filed_is_given_up_after_a_while_or_on_the_users_w
 
 def test_the_late_end_of_a_worker_of_an_earlier_attempt_is_not_the_new_ones(make_node):
     node = make_node().up(1)
-    assert node.step(w.Exited(rank=0, pid=7, returncode=-9)) == []
+    assert node.step(WorkerExit(rank=0, pid=7, returncode=-9)) == []
     assert node.table.running == [0]
 
 
@@ -403,7 +408,7 @@ def test_a_worker_that_not_even_kill_ends_is_reported_as_killed(make_node):
     node.ended(1, -9)
     node.drained(1)
     node.now = t.KILL_S
-    assert node.tick() == [t.Drain(rank=0)]
+    assert node.tick() == [t.Drain(exit=exit_of(node, 0))]
     [exited, sweep] = node.drained(0)
     assert (exited.rank, exited.returncode, exited.told_to_stop) == (0, -signal.SIGKILL, True)
     assert sweep == w.Sweep(kill=True)
@@ -466,4 +471,4 @@ def test_the_next_attempt_starts_afresh(make_node):
     assert node.table.deadline() is None
     assert [started.attempt for started in node.of(m.Started)] == [1, 1, 1]
     assert node.finish()[-1] == m.AttemptEnded(attempt=1, left=())
-    assert [exited.told_to_stop for exited in node.of(m.WorkerExited)] == [False] * 3
+    assert [exited.told_to_stop for exited in node.of(WorkerExit)] == [False] * 3

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distlaunch.core.agent.workers import worker_table as t
+from distlaunch.core.model.worker_exit import WorkerExit
 from distlaunch.core.protocol import agent_messages as m
 from distlaunch.core.protocol import spawner_messages as w
 from tests.examples import examples
@@ -66,7 +67,7 @@ def run_one_attempt(node, data, ranks: int, attempt: int) -> None:
             actions = node.swept()
         elif choice == "closed":
             actions = node.closed()
-        undrained += [action.rank for action in node.of(t.Drain, actions)]
+        undrained += [action.exit.rank for action in node.of(t.Drain, actions)]
         sweeping = (sweeping or bool(node.of(w.Sweep, actions))) and not node.of(
             t.CloseOutputs, actions
         )
@@ -74,9 +75,7 @@ def run_one_attempt(node, data, ranks: int, attempt: int) -> None:
         done = bool(node.of(m.AttemptEnded, actions))
         for sent in node.of(w.Signal, actions):
             assert sent.ranks, "a signal to nobody"
-        heard += [
-            action for action in actions if isinstance(action, (m.WorkerExited, m.AttemptEnded))
-        ]
+        heard += [action for action in actions if isinstance(action, (WorkerExit, m.AttemptEnded))]
     assert sorted(one.rank for one in heard[:-1]) == list(range(ranks))
     assert heard[-1] == m.AttemptEnded(attempt=attempt, left=())
     assert node.table.deadline() is None

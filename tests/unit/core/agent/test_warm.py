@@ -16,6 +16,7 @@ from distlaunch.core.agent.workers.warm_start import (
     WarmStart,
     changed_variables,
 )
+from distlaunch.core.model.worker_exit import WorkerExit
 from distlaunch.core.probe.python_modules import is_importable, nearest_module
 from distlaunch.core.protocol import spawner_messages as w
 
@@ -136,7 +137,7 @@ def test_a_deadly_signal_ends_an_order_that_waits_and_no_other(hands):
     warm.signal(w.Signal(ranks=(0,), signum=10, scope=w.SCOPE_PROCESS, caught_only=True))
     assert hands.reported == []
     warm.signal(w.Signal(ranks=(0, 2, 9), signum=15, scope=w.SCOPE_PROCESS, caught_only=False))
-    assert hands.reported == [w.Exited(rank=rank, pid=0, returncode=-15) for rank in (0, 2)]
+    assert hands.reported == [WorkerExit(rank=rank, pid=0, returncode=-15) for rank in (0, 2)]
     warm.signal(w.Signal(ranks=(0, 2), signum=9, scope=w.SCOPE_TREE, caught_only=False))
     assert len(hands.reported) == 2
 
