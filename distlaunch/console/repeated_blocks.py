@@ -1,6 +1,6 @@
 """Blocks of lines that one rank has shown and others write again become one line with a count.
 
-``folding`` joins equal lines that come within 0.1 s of each other. Here lines of other ranks are
+``equal_lines`` joins equal lines that come within 0.1 s of each other. Here lines of other ranks are
 compared with what was shown in the last WINDOW_S. A line that no rank has shown is emitted at once.
 Only a repetition is held: until it ends, until GAP_S after its last line that was found again, and
 for at most WINDOW_S. Repetitions of one block by several ranks are gathered for GATHER_S. Each

@@ -1,7 +1,7 @@
 r"""What the ranks wrote, as whole prefixed lines for one pipe, file or terminal.
 
 One screen serves every stream that ends in the same file, so that a rank's own order holds across
-stdout and stderr. Lines pass through it in this order: ``lines`` (whole lines and bars), ``folding``
+stdout and stderr. Lines pass through it in this order: ``lines`` (whole lines and bars), ``equal_lines``
 and ``repeated_blocks`` (the same lines of several ranks), prefixes, the writer.
 
 A pipe or file gets each line byte for byte, but for bars. A terminal gets lines that are harmless and
@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from distlaunch.console.equal_lines import Folder
 from distlaunch.console.escapes import clean, hold_back, is_clean
-from distlaunch.console.folding import Folder
 from distlaunch.console.lines import PIECE, LineSplitter, Source
 from distlaunch.console.live_rows import LiveRows
 from distlaunch.console.prefixes import RESET, Prefixes

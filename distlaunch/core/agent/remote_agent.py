@@ -25,8 +25,8 @@ from distlaunch.core.agent.node.survey import NodeSurvey
 from distlaunch.core.agent.workers.channel import Channel
 from distlaunch.core.agent.workers.deadline import FILES_S, within
 from distlaunch.core.agent.workers.log_files import LogFiles
+from distlaunch.core.agent.workers.output_sender import OutputSender
 from distlaunch.core.agent.workers.process_setup import rename_process
-from distlaunch.core.agent.workers.remote_output import RemoteOutput
 from distlaunch.core.agent.workers.stdin import StdinPipe
 from distlaunch.core.agent.workers.streams import NodeResources
 from distlaunch.core.agent.workers.temporary_directory import TemporaryDirectory, adapt_start
@@ -79,7 +79,7 @@ class RemoteAgent:
         decoder: Decoder[m.ToRemote] = Decoder(m.TO_REMOTE, m.REMOTE_PARTS)
         self._stream = FrameStream(reading, writing, decoder, self._nudge)
         send = self._stream.send
-        self._output = RemoteOutput(send)
+        self._output = OutputSender(send)
         self._stdin = StdinPipe(send)
         self._resources = RemoteNodeResources(
             send=send, stdin_pipe=self._stdin, nudge=self._nudge, keep=(code_fd,)

@@ -30,7 +30,7 @@ from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.text import counted
 from distlaunch.toolkit.checkpoint.choose_storage import store_for
 from distlaunch.toolkit.checkpoint.reader import Planner, Reader
-from distlaunch.toolkit.checkpoint.signals import Requests
+from distlaunch.toolkit.checkpoint.save_requests import Requests
 from distlaunch.toolkit.checkpoint.state import (
     Nested,
     Stateful,

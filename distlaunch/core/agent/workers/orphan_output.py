@@ -122,9 +122,9 @@ class OrphanOutput:
     def _serve(self, setup: w.Setup, has_pump: threading.Event) -> None:
         from distlaunch.core.agent.workers.log_files import LogFiles
         from distlaunch.core.agent.workers.output_pump import Pump
-        from distlaunch.core.agent.workers.remote_output import RemoteOutput
+        from distlaunch.core.agent.workers.output_sender import OutputSender
 
-        sink = RemoteOutput(_ignore)
+        sink = OutputSender(_ignore)
         if setup.log_dir:
             logs = LogFiles(
                 setup.log_dir, setup.attempt, _ignore, layout=setup.layout, make_folders=True

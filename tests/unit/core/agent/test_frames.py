@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from distlaunch.core.agent.frames import FrameStream
-from distlaunch.core.agent.workers.remote_output import RemoteOutput
+from distlaunch.core.agent.workers.output_sender import OutputSender
 from distlaunch.core.agent.workers.stdin import StdinPipe
 from distlaunch.core.errors import ProtocolError
 from distlaunch.core.protocol import agent_messages as m
@@ -106,7 +106,7 @@ def test_garbage_is_refused(ends):
 def test_output_is_sent_as_long_as_there_is_credit():
     sent: list = []
     wakes: list[int] = []
-    sink = RemoteOutput(sent.append)
+    sink = OutputSender(sent.append)
     sink.on_room(lambda: wakes.append(1))
     assert not sink.has_room()
     sink.grant(10)
@@ -126,7 +126,7 @@ def test_output_is_sent_as_long_as_there_is_credit():
 def test_a_lost_coordinator_is_no_reason_to_hold_workers_up():
     sent: list = []
     wakes: list[int] = []
-    sink = RemoteOutput(sent.append)
+    sink = OutputSender(sent.append)
     sink.on_room(lambda: wakes.append(1))
     sink.lose()
     assert (sink.has_room(), len(wakes)) == (True, 1)

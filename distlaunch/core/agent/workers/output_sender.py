@@ -9,7 +9,7 @@ from distlaunch.core.agent.workers.log_files import LogFiles
 from distlaunch.core.protocol import agent_messages as m
 
 
-class RemoteOutput:
+class OutputSender:
     """Sends chunks as they come while there is credit; files them on the node, too, if that is
     wanted.
 

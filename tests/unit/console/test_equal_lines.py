@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distlaunch.console.folding import Folder
+from distlaunch.console.equal_lines import Folder
 from tests.examples import examples
 
 LINES = st.lists(

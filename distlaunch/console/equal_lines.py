@@ -43,7 +43,7 @@ class _Group:
     def __init__(self, seq: int, key: bytes, text: bytes, rank: int, born: float) -> None:
         self.seq = seq
         self.key = key
-        """What the lines of all ranks have in common; see ``repeats.alike``."""
+        """What the lines of all ranks have in common; see ``repeated_blocks.alike``."""
         self.text = text
         self.ranks = {rank}
         self.born = born
