@@ -181,7 +181,8 @@ def _hosts(nodes: Sequence[_Data]) -> str:
     user, port = nodes[0].get("user"), nodes[0].get("port")
     before, after = f"{user}@" if user else "", f":port={port}" if port else ""
     known = fold_hosts(str(node["host"]) for node in nodes if node.get("host") is not None)
-    unknown = "(not known)" * any(node.get("host") is None for node in nodes)
+    labels = fold_hosts(str(node["label"]) for node in nodes if node.get("host") is None)
+    unknown = f"({labels} not known)" if labels else ""
     return f"{printable(before)}{known}{after}{' ' * bool(known and unknown)}{unknown}"
 
 

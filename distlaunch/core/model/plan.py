@@ -275,6 +275,7 @@ def _of_node(node_rank: int, node: Node, settled: Container[str]) -> dict[str, o
     told = {name: value for name, value in node.env.items() if name in settled}
     extras: dict[str, object] = {"env": told}
     extras |= {
+        "label": None if node.known else node.host,
         "user": node.user,
         "port": node.port,
         "chosen": list(node.chosen or ()),

@@ -29,7 +29,6 @@ from distlaunch.planning.clusters.environment_reader import (
     lines_of,
     needed,
     number,
-    numbered_hosts,
     says_several,
     shown,
     text,
@@ -249,12 +248,21 @@ def _aws_batch(environ: Environ) -> Allocation | None:
     job = text(environ, "AWS_BATCH_JOB_ID")
     return Allocation(
         source="aws-batch",
-        hosts=numbered_hosts(address or "localhost", count),
+        hosts=_nodes_of_aws_batch(main, count, address or "localhost"),
         part="node",
         node_rank=rank,
         master_addr=address,
         job_id=job_id(job and job.partition("#")[0]),  # each node has its index behind a #
         origins=found.all(),
+    )
+
+
+def _nodes_of_aws_batch(main: int, count: int, address: str) -> tuple[Host, ...]:
+    """Return the hosts by node rank; the index is all that a node knows of another but the main one."""
+    others = (index for index in range(count) if index != main)
+    return (
+        Host(name=address),
+        *(Host(name=f"index-{index}", known=False) for index in others),
     )
 
 

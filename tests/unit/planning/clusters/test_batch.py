@@ -206,9 +206,11 @@ def test_a_node_of_aws_batch_is_told_where_the_main_node_is():
     assert (found.source, found.part, found.node_rank) == ("aws-batch", "node", 1)
     assert [(host.name, host.known) for host in found.hosts] == [
         ("10.0.0.5", True),
-        ("node-1", False),
-        ("node-2", False),
+        ("index-1", False),
+        ("index-2", False),
     ]
+    hosts = aws(NODE_INDEX="0", MAIN_NODE_INDEX="1").hosts
+    assert [host.name for host in hosts] == ["10.0.0.5", "index-0", "index-2"]
     assert (found.master_addr, found.master_port) == ("10.0.0.5", None)
     assert all(origin.source for origin in found.origins)
 
