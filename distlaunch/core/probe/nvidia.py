@@ -101,14 +101,18 @@ def await_release(
 ) -> tuple[int, ...]:
     """Wait until the driver has released the GPU memory of these ended processes.
 
-    Returns the pids that still hold memory after ``bound_s``. Returns an empty tuple at once if the
-    driver does not say who holds memory.
+    Returns the pids that still hold memory after ``bound_s``, by the last answer within it. Returns
+    an empty tuple at once if the driver does not say who holds memory.
     """
     deadline = time.monotonic() + bound_s
+    left: tuple[int, ...] = ()
     while True:
-        holders = memory_holders(root, environ, until_s=time.monotonic() + _ASK_S)
-        left = tuple(sorted((holders or set()) & set(pids)))
-        if not left or time.monotonic() >= deadline:
+        until_s = min(time.monotonic() + _ASK_S, deadline)
+        holders = memory_holders(root, environ, until_s=until_s)
+        if holders is None:
+            return left if until_s == deadline else ()
+        left = tuple(sorted(holders & set(pids)))
+        if not left or time.monotonic() + _STEP_S >= deadline:
             return left
         time.sleep(_STEP_S)
 

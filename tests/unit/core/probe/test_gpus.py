@@ -353,8 +353,18 @@ def test_without_the_library_the_tool_names_the_holders(machine):
     machine.smi('[ "$1" = --query-compute-apps=pid ] && echo 41 && echo 42\n')
     until_s = time.monotonic() + 60
     assert memory_holders(str(machine.root), machine.environ, until_s=until_s) == {41, 42}
-    left = await_release([42, 43], bound_s=0.0, environ=machine.environ, root=str(machine.root))
+    left = await_release([42, 43], bound_s=3.0, environ=machine.environ, root=str(machine.root))
     assert left == (42,)
+
+
+def test_the_wait_keeps_its_bound_where_the_tool_hangs_and_what_was_known_before_counts(machine):
+    machine.smi(
+        f'[ -e "{machine.root}/asked" ] && exec /bin/sleep 60\n: > "{machine.root}/asked"; echo 42\n'
+    )
+    begun = time.monotonic()
+    left = await_release([42], bound_s=1.5, environ=machine.environ, root=str(machine.root))
+    assert left == (42,)
+    assert time.monotonic() - begun < 4
 
 
 def test_the_wait_ends_at_once_where_nothing_is_known(machine):
