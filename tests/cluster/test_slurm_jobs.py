@@ -8,6 +8,7 @@ import re
 import shlex
 import signal
 import sys
+import time
 
 import pytest
 
@@ -99,6 +100,26 @@ def test_a_failure_ends_the_job_with_the_workers_own_exit_code(slurm):
         done = job.wait()
         assert (done.state, done.exit_code) == ("FAILED", "7:0"), done.output
         assert re.search(rf"rank {rank} of 2 on n\d failed: exit code 7", done.output)
+
+
+def test_a_restart_waits_for_its_delay_and_a_signal_ends_the_wait(slurm):
+    options = "--max-restarts 1 --min-uptime 0 --restart-delay"
+    waits = Job(slurm, "-N2 -w n1,n2", train=f"{options} 2")
+    ended = Job(slurm, "-N2 -w n3,n4", train=f"{options} 1h")
+    for job in (waits, ended):
+        job.up(2)
+        job.fail(0)
+    until(lambda: "restarting in 2 s ..." in waits.output, "the notice of the delay")
+    begun = time.monotonic()
+    waits.up(2, attempt=1)
+    assert time.monotonic() - begun > 1.5
+    waits.enough()
+    until(lambda: "restarting in 3,600 s ..." in ended.output, "the notice of the delay")
+    slurm.run("scancel", "--signal=TERM", "--batch", str(ended.id))
+    done = ended.wait()
+    assert (done.state, done.exit_code) == ("FAILED", "143:0"), done.output
+    done = waits.wait()
+    assert (done.state, done.exit_code) == ("COMPLETED", "0:0"), done.output
 
 
 def test_signals_after_the_verdict_do_not_change_the_exit_code(slurm):

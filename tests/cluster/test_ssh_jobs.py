@@ -180,6 +180,38 @@ def test_a_restart_is_the_whole_jobs(hosts):
     hosts.assert_clean()
 
 
+def test_a_restart_waits_for_its_delay_with_all_nodes_connected(hosts):
+    script = hosts.work / "once.py"
+    script.write_text(
+        "import os, sys\n"
+        "sys.exit(5 if os.environ['RANK'] == '1' and os.environ['DISTLAUNCH_ATTEMPT'] < '2' else 0)\n"
+    )
+    options = ("--max-restarts", "2", "--min-uptime", "0", "--restart-delay", "0.5:60")
+    result = hosts.train("--hosts", "n1:1,n2:1", "--device", "cpu", *SHORT, *options, script)
+    assert result.returncode == 0, result.stderr
+    said, begun = (
+        [event["time"] for event in result.of_type(kind)]
+        for kind in ("restarting", "attempt_started")
+    )
+    waited_s = [after - before for before, after in zip(said, begun[1:], strict=True)]
+    assert waited_s[0] >= 0.45
+    assert waited_s[1] >= 0.95, "the delay doubles"
+    assert len(result.of_type("node_joined")) == 2, "no node is connected to again"
+    hosts.assert_clean()
+
+
+def test_a_signal_while_a_restart_is_delayed_ends_the_job_on_all_nodes(hosts):
+    script = hosts.work / "fails.py"
+    script.write_text("raise SystemExit(5)\n")
+    options = ("--max-restarts", "1", "--min-uptime", "0", "--restart-delay", "1h")
+    args = ["train", "--hosts", "n1:1,n2:1", "--device", "cpu", *SHORT, *options, script]
+    running = hosts.start(args)
+    running.wait_stderr("restarting in")
+    running.send_signal(signal.SIGTERM)
+    assert running.wait().returncode == 143
+    hosts.assert_clean()
+
+
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 )
