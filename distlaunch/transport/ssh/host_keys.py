@@ -1,10 +1,8 @@
-"""Whether a host's key is taken, by known_hosts and ``--ssh-host-keys``.
+"""Check the key of a host by known_hosts and ``--ssh-host-keys``, and word the errors.
 
-The lines of known_hosts, and what they say of a host's key. Pure but for reading the files.
-
-paramiko's own reading knows neither wildcards nor markers, and forgets which line said what.
-
-What users are told of host keys that are not taken, whoever checks them; pure.
+``HostKeyCheck`` accepts or refuses a key. It reads known_hosts with ``KnownHosts``, since paramiko's
+reader supports neither wildcards nor markers and does not keep the line of a key. ``changed``,
+``unknown`` and ``refused`` make the errors, for paramiko and OpenSSH alike.
 """
 
 from __future__ import annotations
