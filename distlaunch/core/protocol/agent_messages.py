@@ -446,7 +446,7 @@ class Surveyed(Record):
     """Why workers cannot run here, as a clause: ``there is no directory /work``."""
     hint: str | None
     shares_run_dir: bool
-    problem_part: SurveyPart = "agent"
+    problem_part: Literal["agent", "directory", "python", "script", "devices"] = "agent"
     """What the problem lies with: the directory is the working directory, or that of the job."""
     """The job's folder, with the launcher's marker in it, is there as well."""
     machine: str = ""

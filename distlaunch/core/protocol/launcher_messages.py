@@ -16,7 +16,7 @@ from distlaunch.core.model.record import Record
 from distlaunch.core.model.worker_exit import WorkerExit
 from distlaunch.core.protocol import agent_messages as m
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 MOST_ATTEMPTS = 1 << 20
 """With one a second, that is twelve days."""
 

@@ -13,7 +13,7 @@ import socket
 import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from typing import NoReturn, Protocol
+from typing import Literal, NoReturn, Protocol
 
 from distlaunch.core.agent.workers.process_setup import close_all_but, die_with_parent
 from distlaunch.core.errors import ProtocolError
@@ -37,7 +37,7 @@ class SurveyStep(Record):
 
     what: str
     bound_s: float
-    part: m.SurveyPart = "agent"
+    part: Literal["agent", "directory", "python", "script", "devices"] = "agent"
 
 
 class TurnTo(Protocol):
