@@ -210,7 +210,7 @@ class Reporter:
     def keep_job_error(self, error: a.JobError) -> None:
         """File why the job ends although no worker has failed."""
         self._error, self.summary = error, error.message
-        self._desk.do(lambda: self._run_dir.write_report(f"distlaunch: {error.text}\n"))
+        self._desk.do(lambda: self._run_dir.write_report(f"distlaunch: {error.text.rstrip()}\n"))
 
     def ended(self, exit_code: int) -> None:
         """Write the error file of a job that failed although no worker did."""

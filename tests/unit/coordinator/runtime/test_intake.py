@@ -109,7 +109,7 @@ def test_a_disk_that_stands_still_does_not_hold_up_whoever_writes_events_and_rep
     with open(os.path.join(run_dir.path, "events.jsonl")) as lines:
         assert [json.loads(line)["type"] for line in lines] == ["first", "second"]
     with open(os.path.join(run_dir.path, "report.txt")) as report:
-        assert report.read() == "distlaunch: no node is there\n"
+        assert report.read() == "distlaunch: error: no node is there\n"
     assert len(os.listdir(os.path.join(run_dir.path, "attempt-0"))) == 2
 
 
@@ -124,6 +124,8 @@ def test_what_is_to_be_done_after_the_end_is_done_at_once():
 
 
 def test_what_a_node_tells_is_no_escape_sequence_in_the_report(run_dir):
-    reporter(run_dir, Desk(), Shown()).refused("n1: \x1b[2Jhint\x07\n  caf\xe9: \u4e16\r")
+    told = "n1: \x1b[2Jhint\x07\n  caf\xe9: \u4e16\r"
+    error = a.JobError(exit_code=69, message=told, prefix="")
+    reporter(run_dir, Desk(), Shown()).keep_job_error(error)
     with open(os.path.join(run_dir.path, "report.txt"), "rb") as report:
         assert report.read().decode() == "distlaunch: n1: \\x1b[2Jhint\\x07\n  caf\xe9: \u4e16\n"
