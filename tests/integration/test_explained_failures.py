@@ -14,7 +14,7 @@ COLD = frozenset({"value_error_in_step", "ddp_rank_fails_in_backward", "store_ow
 """Programs with torch whose workers import it themselves. For the others it is preloaded: one
 import serves four workers."""
 KNOWN_MISSES: frozenset[str] = frozenset()
-"""Programs whose failure is not explained as it should be; README tells of each."""
+"""Programs whose failure is not explained as it should be; docs/limits.md names each."""
 
 
 def test_there_are_enough_ways_to_fail():

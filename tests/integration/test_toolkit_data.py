@@ -42,7 +42,7 @@ def snippet(page: str) -> str:
     )
 
 
-@pytest.mark.parametrize("page", ["README.md", "distlaunch/docs/toolkit.md"])
+@pytest.mark.parametrize("page", ["distlaunch/docs/checkpoints.md", "distlaunch/docs/toolkit.md"])
 def test_the_first_snippet_of_a_page_runs_as_printed_and_splits_the_data(distlaunch, page):
     script = distlaunch.work / "train.py"
     script.write_text(
@@ -54,7 +54,7 @@ def test_the_first_snippet_of_a_page_runs_as_printed_and_splits_the_data(distlau
     assert losses[0] != losses[1], "each has data of its own"
     assert SAME not in result.stderr
     assert result.of_type("progress")[-1]["step_max"] in (299, 96)
-    if page == "README.md":
+    if page.endswith("checkpoints.md"):
         again = distlaunch.train_warm("--num-procs", "2", "train.py", timeout=100)
         assert again.returncode == 0, again.stderr
         assert (
@@ -68,7 +68,7 @@ def test_the_first_snippet_of_a_page_runs_as_printed_and_splits_the_data(distlau
 def test_a_training_that_goes_on_says_from_where_and_not_that_it_had_ended(distlaunch):
     script = distlaunch.work / "train.py"
     script.write_text(
-        snippet("README.md")
+        snippet("distlaunch/docs/checkpoints.md")
         .replace(", 300", ", int(sys.argv[1])")
         .replace("import torch\n", "import sys\nimport torch\n", 1)
     )

@@ -96,9 +96,9 @@ def test_a_job_goes_on_in_another_turn_unless_it_is_not_to(text, words, environ,
 
 
 def test_the_script_in_the_documentation_is_the_one_that_is_rendered(text):
-    page = (Path(__file__).parents[3] / "README.md").read_text()
+    page = (Path(__file__).parents[3] / "distlaunch" / "docs" / "slurm.md").read_text("utf-8")
     command, script = re.search(
-        r"`distlaunch render slurm ([^`]*)` prints:\n\n```\n(.*?)```\n", page, re.DOTALL
+        r"`distlaunch render slurm ([^`]*)` prints:\n\n```bash\n(.*?)```\n", page, re.DOTALL
     ).groups()
     assert script == text("slurm", *shlex.split(command))
 

@@ -1,0 +1,1 @@
+"""What ``scripts/docs`` is made of."""

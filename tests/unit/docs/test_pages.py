@@ -1,0 +1,157 @@
+"""The pages of documentation: their commands, links, tables and generated parts are right."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from distlaunch.cli.app import run_app
+from distlaunch.cli.compat.drop_in import take_apart
+from distlaunch.cli.compat.torchrun import command_line
+from distlaunch.cli.pages import topics
+from tests.pages import DOCS, PAGES, README, ROOT, blocks, name
+
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+all_pages = pytest.mark.parametrize("page", PAGES, ids=name)
+
+
+def parse(words: list[str]) -> None:
+    """Parse a command line of distlaunch. Raises UsageError if it would be refused."""
+    command, rest = words[0], words[1:]
+    if command in ("torchrun", "torch.distributed.launch"):
+        command_line.parse(rest, {})
+    elif command in ("accelerate", "deepspeed", "horovodrun"):
+        rest = rest[1:] if command == "accelerate" else rest
+        compat = f"distlaunch.cli.compat.{command}"
+        options = importlib.import_module(f"{compat}.options").OPTIONS
+        dialect = importlib.import_module(f"{compat}.translate").PARSING
+        take_apart(rest, options, dialect)
+    elif command == "help":
+        assert set(rest) <= {*topics(), "TOPIC", "PAGE"}, rest
+    elif command != "backends":
+        run = {"train": lambda _: 0, "plan": lambda *_: 0, "render": lambda *_: 0}
+        assert run_app(words, {}, **run) == 0
+
+
+@all_pages
+def test_every_block_of_commands_says_how_it_is_tested(page):
+    for block in blocks(page):
+        assert block.language, f"a block without a language: {block.text[:60]}"
+        if block.language == "sh":
+            assert re.match(r"run$|run: |needs: .", block.mark), block.text
+        if block.mark.startswith("run: "):
+            test = ROOT / block.mark.removeprefix("run: ")
+            assert page.name in test.read_text("utf-8"), f"{test} does not read {page}"
+
+
+@all_pages
+def test_every_command_of_a_block_is_accepted(page):
+    for block in blocks(page):
+        if block.language == "sh":
+            for words in block.commands():
+                if words[1:2] != ["…"]:
+                    parse(words)
+
+
+@all_pages
+def test_every_command_in_the_text_names_a_command_and_options_that_exist(page):
+    text = re.sub(r"^```.*?^```$", "", page.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
+    for found in re.findall(r"`(distlaunch [^`]*)`", text):
+        words = found.replace("\\|", "|").split()
+        if words[1] == "help" or (words[-1].endswith(".py") and "…" not in found):
+            parse(words[1:])
+
+
+@all_pages
+def test_blocks_of_python_are_python(page):
+    for block in blocks(page):
+        if block.language == "python":
+            ast.parse(block.text)
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the anchors of the headings of a page, as mkdocs and GitHub make them."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
+    found = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in found}
+
+
+@all_pages
+def test_every_link_leads_somewhere(page):
+    text = re.sub(r"^```.*?^```$", "", page.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
+    for link in LINK.findall(re.sub(r"`[^`]*`", "", text)):
+        if link.startswith(("http:", "https:")):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.is_file(), link
+        if anchor:
+            assert anchor in anchors(target), link
+
+
+def test_the_site_lists_every_page():
+    nav = (ROOT / "scripts" / "docslib" / "mkdocs.yml").read_text("utf-8").partition("\nnav:\n")[2]
+    listed = set(re.findall(r"[\w/-]+\.md", nav))
+    assert listed == {str(page.relative_to(DOCS)) for page in DOCS.glob("**/*.md")} | {
+        "contributing/architecture.md"
+    }
+
+
+def test_every_page_is_a_topic_of_help_and_none_is_named_as_a_command():
+    names = [page.stem for page in DOCS.glob("**/*.md")]
+    assert sorted(names) == sorted(topics())
+    commands = {"train", "plan", "render", "backends", "help", "torchrun", "accelerate"}
+    assert not {*names} & {*commands, "deepspeed", "horovodrun"}
+
+
+def test_every_page_is_in_the_package():
+    found = re.search(
+        r"^distlaunch = \[(.*)\]$", (ROOT / "pyproject.toml").read_text("utf-8"), re.MULTILINE
+    )
+    assert found is not None
+    patterns = re.findall(r'"([^"]*)"', found[1])
+    packaged = {path for pattern in patterns for path in (ROOT / "distlaunch").glob(pattern)}
+    assert packaged >= {path for path in DOCS.glob("**/*") if path.is_file()}
+
+
+def test_generated_pages_are_current():
+    sys.path.insert(0, str(ROOT / "scripts"))
+    try:
+        pages = importlib.import_module("docslib.reference").pages()
+    finally:
+        sys.path.remove(str(ROOT / "scripts"))
+    assert pages
+    for path, text in pages.items():
+        assert path.read_text("utf-8") == text, "scripts/docs --write makes it anew"
+
+
+def test_every_event_is_documented():
+    page = (DOCS / "reference" / "events.md").read_text("utf-8")
+    types = set()
+    for source in (ROOT / "distlaunch" / "coordinator").glob("**/*.py"):
+        text = source.read_text("utf-8")
+        types |= set(re.findall(r'Entry\(\s*type="(\w+)"', text))
+        types |= set(re.findall(r'vents\.write\(\s*"(\w+)"', text))
+    types |= {"coordinator_lost", "left"}  # chosen by a condition
+    assert len(types) > 20
+    assert {kind for kind in types if f"| `{kind}` |" not in page} == set()
+
+
+def test_every_exit_code_is_documented():
+    from distlaunch.core import errors
+
+    page = (DOCS / "reference" / "exit-codes.md").read_text("utf-8")
+    codes = {value for key, value in vars(errors).items() if key.startswith("EXIT_")}
+    assert len(codes) >= 5
+    assert {code for code in codes if f"| {code} |" not in page} == set()
+
+
+def test_the_readme_is_short_and_the_glossary_too():
+    assert len(README.read_text("utf-8").splitlines()) <= 150
+    glossary = (DOCS / "glossary.md").read_text("utf-8")
+    assert len(re.findall(r"^\| (?!word|---)", glossary, re.MULTILINE)) <= 25
