@@ -172,15 +172,13 @@ def test_every_option_of_its_launcher_is_known_here_and_of_our_own_for_it_no_oth
 
 STARTED = [
     "--cpu {script} --cpu -x 'a b'",
-    "--num_processes 1 --mixed_precision fp16 {script}",
     "--cpu -m show 1",
     "--no_python --cpu {python} {script}",
-    "--multi_gpu --num_processes 2 --main_process_port 0 --role trainer --max_restarts 2 {script} --lr 1",
-    "--multi-gpu --num-processes=3 --main_process_port 0 --num_cpu_threads_per_process 3 --tee 0 {script}",
-    "--use_fsdp --num_processes 2 --main_process_port 0 --fsdp_version 2 --fsdp_offload_params true {script}",
+    (
+        "--multi_gpu --num-processes=2 --main_process_port 0 --role trainer --max_restarts 2"
+        " --num_cpu_threads_per_process 3 --tee 0 {script} --lr 1"
+    ),
     "--config_file fsdp.yaml {script}",
-    "--config_file fsdp.yaml --multi_gpu --num_processes 3 --gpu_ids all --debug {script}",
-    "--config_file fsdp.yaml --cpu {script}",
 ]
 SHOW = """\
 import json, os, sys

@@ -203,8 +203,9 @@ def test_the_manifest_is_copied_last_and_removed_first(s3):
     assert s3.requests.index(copies[-1]) < s3.requests.index(removals[0])
 
 
-@pytest.mark.parametrize("status", [403, 500, 503])
-@pytest.mark.parametrize("file", ["manifest.json", "__0_0.distcp"])
+@pytest.mark.parametrize(
+    ("status", "file"), [(403, "manifest.json"), (500, "__0_0.distcp"), (503, "manifest.json")]
+)
 def test_an_error_of_reading_sets_nothing_aside(s3, status, file):
     train(2)
     name, before = folder_of(2), objects()

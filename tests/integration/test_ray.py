@@ -276,8 +276,7 @@ def test_an_actor_that_hangs_is_replaced_by_one_in_the_same_place(in_ray, cluste
     ]
 
 
-@pytest.mark.parametrize("restarts", [0, 1])
-@pytest.mark.parametrize("what", KILLED)
+@pytest.mark.parametrize(("what", "restarts"), [*((what, 0) for what in KILLED), ("actor", 1)])
 def test_what_is_killed_on_a_node_costs_an_attempt(distlaunch, in_ray, cluster, what, restarts):
     code, why = KILLED[what]
     words = ["--num-nodes", "2", "--procs-per-node", "1", "--max-restarts", str(restarts), *SOON]

@@ -4,6 +4,7 @@ all launchers inherit."""
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -31,31 +32,23 @@ def test_the_filter_does_refuse_them():
     assert under_the_filter("-c", ask, timeout=30).stdout == "38\n38\n"
 
 
-@pytest.mark.timeout(240)
-@pytest.mark.parametrize(
-    ("module", "chosen"),
-    [
-        ("test_supervision.py", "failure_grace or killed or 0_give_0 or stopped"),
-        ("test_signals.py", "second or grace or data_loader or usr1 or continued or whole_group"),
-        ("test_nothing_left.py", "not random and (kill_9 or went_well or once or lives_on)"),
-        ("test_restarts.py", "waits_until or goes_well"),
-    ],
-)
-def test_the_tests_pass_where_pidfds_are_refused(module, chosen, tmp_path):
+CHOSEN = {
+    "test_supervision": "failure_grace or killed or 0_give_0 or stopped",
+    "test_signals": "second or grace or data_loader or usr1 or continued or whole_group",
+    "test_nothing_left": "not random and (clean_daemon or deaf or hopping)",
+    "test_restarts": "waits_until or goes_well",
+}
+"""Tests that wait for processes or signal them, by module: a selection for ``pytest -k``."""
+
+
+@pytest.mark.timeout(400)
+def test_the_tests_pass_where_pidfds_are_refused(tmp_path):
+    selection = " or ".join(f"({module} and ({chosen}))" for module, chosen in CHOSEN.items())
     done = under_the_filter(
-        *(
-            "-m",
-            "pytest",
-            "-q",
-            "-p",
-            "no:cacheprovider",
-            "--basetemp",
-            tmp_path / "inner",
-            "-k",
-            chosen,
-            HERE / module,
-        ),
+        *("-m", "pytest", "-q", "-p", "no:cacheprovider", "--basetemp", tmp_path / "inner"),
+        *("-k", selection, *(HERE / f"{module}.py" for module in CHOSEN)),
         cwd=HERE.parents[1],
-        timeout=230,
+        timeout=390,
     )
     assert done.returncode == 0, done.stdout[-8000:]
+    assert int(re.findall(r"(\d+) passed", done.stdout)[-1]) >= 40, "each selects some"

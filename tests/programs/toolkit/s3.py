@@ -30,7 +30,9 @@ def work(rank: int, url: str, meeting: str, out: str) -> None:
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
-        multiprocessing.spawn(work, (sys.argv[1], os.path.join(folder, "meeting"), folder), nprocs=2)
+        arguments = (sys.argv[1], os.path.join(folder, "meeting"), folder)
+        # Forked, so that torch is imported once.
+        multiprocessing.start_processes(work, arguments, nprocs=2, start_method="fork")
         for rank in range(2):
             with open(f"{folder}/{rank}", encoding="utf-8") as file:
                 print(file.read(), end="")
