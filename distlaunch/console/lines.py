@@ -206,6 +206,12 @@ class LineSplitter:
             self._complete_displays(source, now)
         cut = data.rfind(b"\n")
         if cut >= 0:
+            last = data.rfind(b"\n", 0, cut) + 1
+            if self._may_return(source, data[last:cut], now):
+                if last:
+                    self._take_lines(source, data[: last - 1], now)
+                self._draw(source, data[last:], now)
+                return
             self._take_lines(source, data[:cut], now)
             data = data[cut + 1 :]
         if not data:
@@ -214,6 +220,11 @@ class LineSplitter:
             self._move(source, data, now)
         else:
             self._extend(source, data, now)
+
+    def _may_return(self, source: Source, line: bytes, now: float) -> bool:
+        """Return whether a program may move up to this line of its own: the first of several bars."""
+        live = self._live
+        return is_redrawn(line) and live is not None and live.may_own(source.rank, now)
 
     def _take_lines(self, source: Source, block: bytes, now: float) -> None:
         if source.bar or (source.started and b"\r" in block):

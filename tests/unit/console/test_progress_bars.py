@@ -42,6 +42,18 @@ def test_a_bar_that_ends_with_its_carriage_return_is_redrawn_too(screen):
     assert drawn(one.read()) == ["[0] 30%"]
 
 
+def test_the_first_of_two_bars_stays_in_place_if_its_newline_comes_with_it(screen):
+    two = screen(world_size=2)
+    two.console.output(0, 2, b"a line\n\r row 0: 0\n", 1.0)
+    two.console.output(0, 2, b"\r row 1: 0\x1b[A", 1.01)
+    two.console.output(0, 2, b"\r row 0: 1\n\r row 1: 1\x1b[A", 1.02)
+    for now in (2.0, 3.0):
+        two.console.tick(now)
+    rows = ["[0] a line", "[0]  row 0: 1", "[0]  row 1: 1"]
+    assert drawn(two.terminal.wait_for(b"row 1: 1")) == rows
+    two.read()
+
+
 BARS = b"\r row 0\n\r row 1\x1b[A"
 CLEARED = b"\r      \n\r      \x1b[A"
 
@@ -215,11 +227,11 @@ def test_escapes_in_the_state_of_another_ranks_bar_do_not_get_through(screen):
     assert b"\x07" not in shown
 
 
-def test_a_finished_bar_shows_its_last_state_only_and_folds(screen):
+def test_a_finished_bar_shows_its_last_state_only(screen):
     two = screen(world_size=2)
     for rank in (0, 1):
         two.console.output(rank, 2, b"\r 0%\r50%\r100%\n", 0.0)
-    assert two.read() == b"[0-1] 100%\n"
+    assert drawn(two.read()) == ["[0] 100%", "[1] 100%"]
 
 
 @pytest.mark.parametrize("stdout", ["pipe", "jsonl"])
