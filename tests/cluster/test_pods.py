@@ -67,8 +67,11 @@ def test_pods_find_each_other_by_names_that_come_late(job):
     assert {each["DISTLAUNCH_TOKEN"] for each in told} == {None}
 
 
-@pytest.mark.parametrize("words", [(), ("deaf",)], ids=["obedient", "deaf"])
-@pytest.mark.parametrize("told", [ALL, (1,)], ids=["all pods", "one pod"])
+@pytest.mark.parametrize(
+    ("told", "words"),
+    [(ALL, ()), ((1,), ("deaf",))],
+    ids=["all pods, obedient workers", "one pod, deaf workers"],
+)
 def test_term_ends_all_pods_within_their_grace(job, words, told):
     pods = job(words=words)
     begun(pods)

@@ -13,7 +13,11 @@ import pytest
 
 from tests.cluster import slurm_jobs
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [
+    pytest.mark.timeout(240),
+    # test_slurm_jobs shows what depends on how Slurm tracks processes.
+    pytest.mark.parametrize("slurm", ["cgroup"], indirect=True, scope="session"),
+]
 
 
 class Job(slurm_jobs.Job):

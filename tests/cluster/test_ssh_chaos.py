@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 CHAOS = Path(__file__).parents[2] / "scripts" / "chaos"
-FAULTS = 12
+FAULTS = 8
 
 
 @pytest.mark.timeout(400)

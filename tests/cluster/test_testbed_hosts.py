@@ -68,10 +68,6 @@ def test_ssh_reaches_every_host_by_name_and_address(hosts):
             assert hosts.run(HEAD, "ssh", address, "hostname").stdout == f"{name}\n"
 
 
-def test_hosts_reach_each_other(hosts):
-    assert hosts.run("n1", "ssh", "n2", "ssh", "n3", "hostname").stdout == "n3\n"
-
-
 def test_each_host_sees_only_its_own_processes_and_addresses(hosts):
     daemon = hosts.popen("n1", ["sleep", "1000"])
     seen = {name: hosts.run(name, "ps -eo args; ip -brief address").stdout for name in ("n1", "n2")}
@@ -94,25 +90,6 @@ def test_processes_that_hide_are_found(hosts):
         hosts.assert_clean(within_s=0)
     os.kill(process.pid, signal.SIGKILL)
     hosts.assert_clean()
-
-
-def test_a_started_command_is_signalled_itself(hosts):
-    command = hosts.popen("n1", ["sh", "-c", "trap 'exit 7' USR1; while :; do sleep 0.01; done"])
-    until(lambda: any(p.argv[0] == "sleep" for p in hosts.processes("n1")), "the loop")
-    command.send_signal(signal.SIGSTOP)
-    until(
-        lambda: [p.state for p in hosts.processes("n1") if p.pid == command.pid] == ["T"],
-        "the stop",
-    )
-    command.send_signal(signal.SIGCONT)
-    command.send_signal(signal.SIGUSR1)
-    assert command.wait(timeout=30) == 7
-
-
-def test_an_own_name_that_is_loopback(make_hosts):
-    hosts = make_hosts(2, "--own-name-is-loopback=n1")
-    assert hosts.run("n1", "getent hosts n1").stdout.split()[0] == "127.0.1.1"
-    assert hosts.run("n2", "getent hosts n1").stdout.split()[0] == hosts.address("n1")
 
 
 def test_two_networks(make_hosts):
@@ -153,25 +130,6 @@ def test_hosts_without_names(make_hosts):
         hosts.address("n1"),
         "n1",
     ]
-
-
-def test_an_address_that_all_hosts_have(make_hosts):
-    hosts = make_hosts(2, "--docker")
-    for name in hosts.names:
-        assert "172.17.0.1/16" in hosts.run(name, "ip -brief address show docker0").stdout
-
-
-def test_a_tmp_of_each_host_s_own(make_hosts, tmp_path):
-    hosts = make_hosts(2, "--own-tmp")
-    hosts.run("n1", "echo here >/tmp/mark")
-    assert hosts.run("n2", "ls /tmp").stdout.split() == [os.path.basename(hosts.directory)]
-    assert not os.path.exists("/tmp/mark")
-
-
-def test_names_as_wanted(make_hosts):
-    hosts = make_hosts(2, "--names=gpu-a,gpu-b.example.org")
-    assert hosts.names == ["gpu-a", "gpu-b.example.org"]
-    assert hosts.run(HEAD, "ssh", "gpu-b.example.org", "hostname").stdout == "gpu-b.example.org\n"
 
 
 @pytest.mark.parametrize("end", ["close", "kill", "down", "init"])
@@ -222,77 +180,6 @@ def test_it_leaves_nothing_whoever_is_killed(make_hosts, end):
     assert directory not in Path("/proc/mounts").read_text()
 
 
-def test_several_at_once_know_nothing_of_each_other(make_hosts):
-    first, second = make_hosts(2), make_hosts(2)
-    assert first.directory != second.directory
-    first.close()
-    assert second.run(HEAD, "ssh", "n2", "hostname").stdout == "n2\n"
-
-
-def test_run_and_on_and_env():
-    done = subprocess.run(
-        [
-            *TESTBED,
-            "2",
-            "run",
-            "--",
-            "sh",
-            "-c",
-            "ssh -F $TESTBED_SSH_CONFIG n2 hostname; echo $HOME; exit 7",
-        ],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    if b"needs root" in done.stderr.encode():
-        pytest.skip(done.stderr)
-    assert done.returncode == 7, done.stderr
-    assert re.fullmatch(r"n2\n/tmp/distlaunch-hosts-\w+/home/root\n", done.stdout)
-    up = subprocess.run(
-        [*TESTBED, "up", "1"], capture_output=True, text=True, timeout=60, check=True
-    )
-    directory = up.stdout.splitlines()[0].removeprefix("# ")
-    try:
-        on = subprocess.run(
-            [*TESTBED, "on", directory, "n1", "--", "hostname"],
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
-        assert on.stdout == "n1\n"
-        env = subprocess.run(
-            [*TESTBED, "env", directory], capture_output=True, text=True, timeout=60
-        )
-        assert env.stdout == up.stdout
-        listed = subprocess.run(
-            [*TESTBED, "list"], capture_output=True, text=True, timeout=60
-        ).stdout
-        assert f"{directory}  up" in listed
-    finally:
-        subprocess.run([*TESTBED, "down", directory], capture_output=True, timeout=60, check=True)
-    assert not os.path.exists(directory)
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["up", "0"], "0 hosts: 1 to 250 are possible"),
-        (["up", "2", "--names=a"], "2 hosts need as many different names"),
-        (["up", "1", "--names=head"], "1 hosts need as many different names"),
-        (["up", "1", "--names=../x"], "'../x' cannot be the name of a host"),
-        (["up", "1", "--own-name-is-loopback=n9"], "there is no host n9"),
-        (["on", "/nonexistent", "n1", "--", "true"], "/nonexistent is not up"),
-        (["down", "/nonexistent"], "/nonexistent is no hosts test bed"),
-    ],
-)
-def test_a_mistake_is_one_line(words, said):
-    done = subprocess.run([*TESTBED, *words], capture_output=True, text=True, timeout=30)
-    assert done.returncode == 1
-    (line,) = done.stderr.splitlines()
-    assert line.startswith("testbed: error: ")
-    assert said in line
-
-
 SHELLS = {
     "plain": "bash",
     "noisy": "bash",
@@ -304,26 +191,20 @@ SHELLS = {
 }
 
 
-@pytest.mark.parametrize("user", SHELLS)
-def test_users_have_the_shell_of_their_name(make_hosts, user):
+def test_users_have_the_shell_of_their_name(make_hosts):
     hosts = make_hosts(1)
-    assert user in hosts.users, f"the shell of {user} is not installed"
     script = Path(hosts.shared, "who.py")
     script.write_text(
         "import os, pwd; print(pwd.getpwuid(os.getuid()).pw_name, os.path.basename(os.environ['SHELL']))"
     )
-    done = hosts.run(HEAD, "ssh", "-l", user, "n1", f"{sys.executable} {script}")
-    said = done.stdout.splitlines()
-    assert said[-1] == f"{user} {SHELLS[user]}"
-    assert (said[0] == "Welcome to the cluster! (.bashrc)") == (user == "noisy")
-    assert ("quota exceeded" in done.stderr) == (user == "noisy")
-    assert ("Could not chdir" in done.stderr) == (user == "nohome")
-
-
-def test_a_user_who_may_not_log_in(make_hosts):
-    hosts = make_hosts(1)
-    done = hosts.run(HEAD, "ssh", "-l", "nologin", "n1", "true", check=False)
-    assert (done.returncode, "not available" in done.stdout) == (1, True)
+    for user, shell in SHELLS.items():
+        assert user in hosts.users, f"the shell of {user} is not installed"
+        done = hosts.run(HEAD, "ssh", "-l", user, "n1", f"{sys.executable} {script}")
+        said = done.stdout.splitlines()
+        assert said[-1] == f"{user} {shell}"
+        assert (said[0] == "Welcome to the cluster! (.bashrc)") == (user == "noisy")
+        assert ("quota exceeded" in done.stderr) == (user == "noisy")
+        assert ("Could not chdir" in done.stderr) == (user == "nohome")
 
 
 def test_the_keys_of_the_machine_are_out_of_sight(make_hosts):
@@ -344,14 +225,6 @@ def test_nothing_below_its_directory_leads_to_the_machine_s_own_files(make_hosts
         }
         assert set(below) <= {hosts.directory, hosts.local}
         assert below.get(hosts.local, "tmpfs") == "tmpfs"
-
-
-def test_the_launcher_runs_on_the_head(hosts):
-    script = hosts.work / "where.py"
-    script.write_text("import socket; print(socket.gethostname())")
-    result = hosts.train("--num-procs", "2", script)
-    assert result.returncode == 0, result.stderr
-    assert result.lines_of(1) == [HEAD]
 
 
 def test_the_launcher_itself_is_signalled(hosts):
@@ -390,16 +263,6 @@ def test_monotonic_clocks_apart(make_hosts):
     assert seen[1] - seen[0] >= 100_000
     assert seen[2] - seen[1] >= 100_000
     assert float(hosts.run("n2", ask).stdout) > seen[2]
-
-
-def test_a_socket_in_a_host_s_network(make_hosts):
-    hosts = make_hosts(2)
-    with hosts.socket("n2") as client:
-        client.settimeout(30)
-        client.connect((hosts.address("n1"), 22))
-        assert client.getsockname()[0] == hosts.address("n2")
-        assert client.recv(8) == b"SSH-2.0-"
-    assert interfaces() != hosts.run("n2", "ls /sys/class/net").stdout.split()
 
 
 USER = """

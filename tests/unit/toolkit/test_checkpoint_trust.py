@@ -38,6 +38,7 @@ from distlaunch.toolkit.checkpoint.checkpoint import Checkpoint
 from distlaunch.toolkit.checkpoint.state import random_states
 from distlaunch.toolkit.checkpoint.storage import CheckpointError
 from distlaunch.toolkit.checkpoint.unpickler import MalformedError, RefusedClassError, Unpickler
+from tests.examples import examples
 from tests.unit.toolkit.hostile import (
     Evil,
     Part,
@@ -506,7 +507,7 @@ values = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=500)
+@settings(deadline=None, max_examples=examples(150))
 @given(values)
 def test_what_the_save_accepts_the_load_gives_back(value):
     try:
@@ -699,7 +700,7 @@ def test_copies_of_a_long_text_do_not_fill_the_memory():
         Unpickler(data, state_names()).load()
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(100))
 @given(
     st.lists(
         st.sampled_from([bytes([code]) for code in range(256)]) | st.binary(max_size=3), max_size=60
