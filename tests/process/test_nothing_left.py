@@ -371,9 +371,9 @@ def test_a_launcher_within_a_worker_goes_with_it(job, distlaunch, victim):
 
 
 def test_kill_9_at_random_instants(clean_env):
-    """A short form of what ``scripts/chaos --kills 200`` does; the seed is in the output."""
+    """A short form of what ``scripts/chaos --kills 200`` does, always with the same choices."""
     done = subprocess.run(
-        [sys.executable, CHAOS, "--kills", "10"],
+        [sys.executable, CHAOS, "--kills", "10", "--seed", "7"],
         env=clean_env,
         capture_output=True,
         text=True,
