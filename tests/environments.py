@@ -200,7 +200,8 @@ def _make(root: Path, python: Path, words: Sequence[str], variables: Mapping[str
     ours = f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n"
     (Path(site) / "packages_of_the_tests.pth").write_text(ours)
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", str(python)]
-    _run([*pip, "install", "--quiet", *words], **variables)
+    # Few of the modules are ever imported, and Python compiles those by itself.
+    _run([*pip, "install", "--quiet", "--no-compile", *words], **variables)
 
 
 def _run(argv: Sequence[str], **variables: str) -> None:

@@ -3,6 +3,7 @@ attempt."""
 
 from __future__ import annotations
 
+import functools
 import socket
 import subprocess
 import sys
@@ -40,8 +41,7 @@ def listens(port: int) -> bool:
     return True
 
 
-@pytest.mark.parametrize("kind", ["libuv", "classic"])
-@pytest.mark.parametrize("wanted", ["any", "one"])
+@pytest.mark.parametrize(("kind", "wanted"), [("libuv", "any"), ("classic", "one")])
 def test_torchs_store_gets_the_port_after_others_have_tried_it(clean_env, kind, wanted):
     addresses = ["127.0.0.1", *(address for _, address, _ in probe_interfaces())]
     answers: list[m.Prepared] = []
@@ -105,7 +105,8 @@ dist.init_process_group("gloo")
 
 def test_a_script_that_gives_every_worker_rank_0_is_told_so(distlaunch):
     (distlaunch.work / "t.py").write_text(EVERY_RANK_ZERO)
-    result = distlaunch.train("--num-procs", "2", "--failure-grace", "1", "t.py", timeout=120)
+    words = ("--num-procs", "2", "--failure-grace", "1", "t.py")
+    result = distlaunch.train_warm(*words, preload="torch", timeout=120)
     assert result.returncode == 1
     text = " ".join(result.stderr.split())
     assert "hint: port " in text
@@ -114,9 +115,10 @@ def test_a_script_that_gives_every_worker_rank_0_is_told_so(distlaunch):
 
 MEETS = """
 import os, time
-import torch.distributed as dist
 
 if MEET:
+    import torch.distributed as dist
+
     dist.init_process_group("gloo")
     dist.barrier()
     dist.destroy_process_group()
@@ -131,7 +133,8 @@ ALONE = "MASTER_PORT was never used: the 2 workers did not communicate, so each 
 @pytest.mark.parametrize("meet", [True, False])
 def test_workers_that_never_communicate_cause_one_warning(distlaunch, way, meet):
     (distlaunch.work / "t.py").write_text(MEETS.replace("MEET", str(meet)))
-    result = distlaunch.train(*way, "--min-uptime", "1", "t.py", timeout=120)
+    train = functools.partial(distlaunch.train_warm, preload="torch") if meet else distlaunch.train
+    result = train(*way, "--min-uptime", "1", "t.py", timeout=120)
     assert result.returncode == 0, result.stderr
     assert result.stderr.count(ALONE) == (0 if meet else 1)
 
