@@ -156,6 +156,7 @@ def test_each_event_is_a_line_of_json_with_time_and_type_in_order(distlaunch):
     assert before - 1 < times[0] <= times[-1] < time.time() + 1
     kinds = [event["type"] for event in events]
     assert kinds[0] == "job_started"
+    assert [event.get("schema") for event in result.events] == [1] + [None] * (len(kinds) - 1)
     assert kinds[-1] == "job_ended"
     for kind in ("attempt_started", "workers_started", "worker_exited", "failure"):
         assert kind in kinds

@@ -23,9 +23,15 @@ from distlaunch.core.agent.workers.log_files import LogFiles, open_to_append
 from distlaunch.core.model.run_files import STDERR, STDOUT, TRAIN, Layout
 from distlaunch.core.private_files import make_private_dir
 
+EVENTS_SCHEMA = 1
+"""Raised when a field of an event changes its meaning or goes away; new fields do not count."""
+
 
 class EventLog:
-    """Appends one JSON object a line: ``{"time": seconds since the epoch, "type": ..., ...}``."""
+    """Appends one JSON object a line: ``{"time": seconds since the epoch, "type": ..., ...}``.
+
+    The first one also has ``schema``.
+    """
 
     def __init__(
         self, descriptor: int, sink: Sink, *, desk: Desk | None = None, first_rank: int = 0
@@ -35,11 +41,14 @@ class EventLog:
         self._sink = sink
         self._desk = desk or Desk()
         self._first_rank = first_rank
+        self._schema = {"schema": EVENTS_SCHEMA}
+        """For the next event: empty after the first."""
 
     def write(self, kind: str, fields: Mapping[str, object]) -> None:
         """Add an event; what the disk does not take is lost here, never in the job."""
         shown = self._counted(fields) if self._first_rank else fields
-        record = {"time": round(time.time(), 6), "type": kind, **shown}
+        record = {"time": round(time.time(), 6), "type": kind, **self._schema, **shown}
+        self._schema = {}
         line = json.dumps(record).encode("ascii") + b"\n"
         self._desk.do(lambda: self._append(line))
         self._sink.event(record)

@@ -11,6 +11,9 @@ from distlaunch.core.model.run_files import TRAIN, Layout
 from distlaunch.core.model.topology import Gpu, Node, total_slots
 from distlaunch.core.model.variables import SET_FOR_NODES
 
+PLAN_SCHEMA = 1
+"""Raised when a field of a recorded plan changes its meaning or goes away; new fields do not
+count."""
 _SECRETS = ("TOKEN", "KEY", "SECRET", "PASSWORD")
 _MASKED = "***"
 
@@ -182,6 +185,7 @@ class LaunchPlan(Record, hide=("base_env", "given_env")):
     def _head(self) -> dict[str, object]:
         fewest, most = self.bounds or (len(self.nodes), len(self.nodes))
         return {
+            "schema": PLAN_SCHEMA,
             "job_id": self.job_id or None,
             "source": self.source,
             "backend": self.backend,
