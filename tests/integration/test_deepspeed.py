@@ -76,7 +76,7 @@ def configuration(folder, stage: int):
 # --- it trains
 
 
-@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize("stage", [1, 3])
 def test_two_workers_under_zero_have_the_losses_of_one_process(distlaunch, python, alone, stage):
     configuration(distlaunch.work, stage)
     chosen = ["-o", "config=ds.json", "-o", "pass-config=deepspeed", "-o", "local-rank=on"]

@@ -8,7 +8,6 @@ import re
 import socket
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -19,7 +18,6 @@ pytestmark = pytest.mark.timeout(2400)
 
 FRAMEWORKS = PROGRAMS / "frameworks"
 OPS = FRAMEWORKS / "horovod_ops.py"
-TOOLKIT = Path(__file__).parents[2] / "scripts" / "examples" / "digits_toolkit.py"
 PATIENCE_S = 200
 BATCH = 64
 """Of all workers together."""
@@ -61,10 +59,9 @@ def expected(rank: int, size: int) -> dict:
     }
 
 
-@pytest.mark.parametrize("workers", [2, 3])
-def test_its_operations_and_process_sets_work_also_after_initialising_again(train, workers):
-    found = told(train(workers, OPS), workers)
-    assert found == [expected(rank, workers) for rank in range(workers)]
+def test_its_operations_and_process_sets_work_also_after_initialising_again(train):
+    found = told(train(3, OPS), 3)
+    assert found == [expected(rank, 3) for rank in range(3)]
 
 
 def test_workers_that_are_forked_from_a_preloaded_horovod_do_the_same(distlaunch, python):
@@ -180,19 +177,6 @@ def test_after_a_failure_all_meet_anew_at_the_same_port_and_go_on(train, tmp_pat
     )
     assert losses(logs[1]) == pytest.approx(losses(alone)[4 * steps :], rel=1e-2, abs=2e-3)
     assert accuracy(logs[1]) == pytest.approx(accuracy(alone), abs=0.01)
-
-
-def test_the_toolkit_trains_by_horovod_as_without(train, python):
-    words = ("--epochs", "3", "--batch-size")
-    done = subprocess.run(
-        [python, TOOLKIT, *words, str(BATCH)], capture_output=True, text=True, timeout=PATIENCE_S
-    )
-    assert done.returncode == 0, done.stderr
-    result = train(2, TOOLKIT, *words, str(BATCH // 2))
-    assert result.returncode == 0, result.stderr
-    own = losses(done.stdout.splitlines(), "step")
-    assert len(own) > 60
-    assert losses(result.lines_of(0), "step") == pytest.approx(own, rel=1e-3, abs=1e-4)
 
 
 # --- horovodrun's words

@@ -5,16 +5,22 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.launcher import TRAINING
-
 PROGRAMS = Path(__file__).parents[1] / "programs" / "frameworks"
 TIMEOUT_S = 4.0
 BOUND_S = 120.0
 
 
 def start(distlaunch, program: str, *words: str):
-    options = ["--num-procs", "2", "--format", "plain", "--preload", TRAINING]
-    options += ["--hang-timeout", str(TIMEOUT_S), "--failure-grace", "2"]
+    options = [
+        "--num-procs",
+        "2",
+        "--format",
+        "plain",
+        "--hang-timeout",
+        str(TIMEOUT_S),
+        "--failure-grace",
+        "2",
+    ]
     return distlaunch.start(["train", *options, PROGRAMS / program, *words])
 
 
