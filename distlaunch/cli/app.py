@@ -92,6 +92,8 @@ def run_app(
 def _known(command: Any, words: Sequence[str]) -> list[str]:
     """Return the words of ``help COMMAND...`` that name a command. Raises UsageError for one that
     there is not."""
+    from difflib import get_close_matches
+
     found: list[str] = []
     for word in words:
         if word in HELP_FLAGS:
@@ -104,11 +106,10 @@ def _known(command: Any, words: Sequence[str]) -> list[str]:
                 raise UsageError(
                     f"there is no command {quoted(word)}", hint=instead_of([word], [*there])
                 )
-            near = instead_of([word], [*there, *topics()])
-            raise UsageError(
-                f"there is no command or page {quoted(word)}",
-                hint=f"{near}; pages: {', '.join(topics())}",
-            )
+            near = get_close_matches(word, [*there, *topics()], n=1, cutoff=0.5)
+            meant = f"did you mean {near[0]}? " if near else ""
+            listed = f"commands: {', '.join(there)}; pages: {', '.join(topics())}"
+            raise UsageError(f"there is no command or page {quoted(word)}", hint=f"{meant}{listed}")
         found.append(word)
         command = there[word]
     return found
@@ -365,6 +366,7 @@ def _add_help(app: typer.Typer) -> None:
     @app.command(
         "help",
         help="Show the help of a command, or a page of the documentation.",
+        epilog=f"Pages: {', '.join(topics())}.",
         context_settings=_settings(),
     )
     def run_help(

@@ -39,10 +39,11 @@ def show_page(topic: str) -> None:
 
 
 def _files() -> dict[str, str]:
-    docs = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "docs")
+    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     found: dict[str, str] = {}
     for folder in _FOLDERS:
-        path = os.path.join(docs, folder)
+        path = os.path.join(package, "docs", folder)
         names = sorted(os.listdir(path)) if os.path.isdir(path) else []
         found |= {name[:-3]: os.path.join(path, name) for name in names if name.endswith(".md")}
+    found["architecture"] = os.path.join(package, "ARCHITECTURE.md")
     return found
