@@ -71,5 +71,5 @@ def test_every_variable_of_a_worker_is_documented(distlaunch):
     names = {line.partition("=")[0] for line in result.lines_of(0)}
     page = (DOCS / "reference" / "environment.md").read_text("utf-8")
     known = set(re.findall(r"`([A-Z][A-Z_]+)`", page.partition("## Variables of options")[0]))
-    inherited = {*os.environ, "_", "PWD", "SHLVL", "OLDPWD", "PYTHONPATH"}
+    inherited = {*os.environ, *distlaunch.env, "_", "PWD", "SHLVL", "OLDPWD", "PYTHONPATH"}
     assert names - inherited - known == set()
