@@ -1,8 +1,7 @@
-"""Scripts of Hugging Face Accelerate, and its configuration files.
+"""The ``accelerate`` backend: scripts of Hugging Face Accelerate, and its configuration files.
 
-``accelerate launch`` says in variables what ``Accelerator()`` is to do; so does this. How many
-processes there are, on which machines and devices, is what distlaunch is told, whatever the file
-says of that.
+Sets the variables by which ``accelerate launch`` configures ``Accelerator()``. The number of
+processes, the nodes and the devices come from distlaunch's options, not from the file.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ from distlaunch.core.model.topology import Topology
 _SHARDED = ("FSDP", "MEGATRON_LM")
 _SETTINGS = "-o settings"
 _DEFAULT = "accelerate/default_config.yaml"
-"""Accelerate speaks of a JSON file, too, and calls that default_config.yaml as well."""
+"""The name that Accelerate uses by default, also if the content is JSON."""
 
 
 class Accelerate(TorchBackend):
-    """DDP's environment, and what a configuration and the options say."""
+    """DDP's variables, and those of a configuration file and the options."""
 
     name = "accelerate"
     about = "Hugging Face Accelerate: what accelerate launch sets, from its configuration file"
@@ -53,43 +52,45 @@ class Accelerate(TorchBackend):
                     else bare
                 )
                 self._config = c.read_config(document, above)
-                self._config.variables(None)  # raises what is wrong before anything else is done
+                self._config.variables(None)  # to raise errors now
 
     @classmethod
     def options(cls) -> tuple[BackendOption, ...]:
-        """List the configuration file, and what wins over it."""
+        """Return the configuration file, and options that override it."""
         return (
             BackendOption(
                 name="config",
-                about="a file of accelerate config, YAML or JSON, instead of its "
-                "default_config.yaml in "
-                "~/.cache/huggingface/accelerate (or $HF_HOME/accelerate); none: neither",
+                about="a configuration file (YAML or JSON) instead of "
+                "default_config.yaml in ~/.cache/huggingface/accelerate (or "
+                "$HF_HOME/accelerate); none: no file",
                 kind="file",
             ),
             BackendOption(
                 name="settings",
-                about="what ranks above that file, or is all there is without one: JSON of the "
-                "same names and values",
+                about="JSON with the same names and values; overrides the file",
                 metavar="JSON",
             ),
             BackendOption(
                 name="mixed-precision",
-                about="what forward computes in",
+                about="precision of the forward pass",
                 kind="choice",
                 choices=c.PRECISIONS,
             ),
             BackendOption(
                 name="dynamo-backend",
-                about="compile with this backend",
+                about="backend of torch.compile",
                 kind="choice",
                 choices=c.DYNAMO_BACKENDS,
             ),
             BackendOption(
-                name="dynamo-mode", about="how to compile", kind="choice", choices=c.DYNAMO_MODES
+                name="dynamo-mode",
+                about="mode of torch.compile",
+                kind="choice",
+                choices=c.DYNAMO_MODES,
             ),
             BackendOption(
                 name="gradient-accumulation-steps",
-                about="batches between two steps of the optimizer",
+                about="batches per step of the optimizer",
                 kind="count",
             ),
             BackendOption(
@@ -103,8 +104,10 @@ class Accelerate(TorchBackend):
     def check_files(
         self, variables: Mapping[str, str], read: Callable[[str, str], str | None]
     ) -> None:
-        """Look at the file of DeepSpeed that the configuration names, unless a user's variable
-        names another."""
+        """Check the DeepSpeed file that the configuration names.
+
+        Skipped if the workers' variables name another one.
+        """
         path = None if self._config is None else self._config.deepspeed_file
         if self._config is None or path is None or variables.get(c.DEEPSPEED_FILE) != path:
             return
@@ -112,36 +115,35 @@ class Accelerate(TorchBackend):
         named = f"{where}: deepspeed_config_file: {printable(path)}"
         text = read(path, named)
         if text is not None:
-            read_config(text, named, hint="Accelerate reads JSON alone, and no Hjson")
+            read_config(text, named, hint="Accelerate reads only JSON, not Hjson")
 
     def needed(self, variables: Mapping[str, str]) -> tuple[Requirement, ...]:
-        """Add DeepSpeed where the configuration has Accelerate use it."""
+        """Return Accelerate, and DeepSpeed if the configuration enables it."""
         used = self._config is not None and self._config.kind == "DEEPSPEED"
         return (*self.requires, *DeepSpeed.requires) if used else self.requires
 
     @property
     def notes(self) -> Sequence[str]:
-        """Tell of keys that are not known."""
+        """Return a notice for each unknown key."""
         return () if self._config is None else self._config.notes
 
     def notes_on(self, topology: Topology) -> Sequence[str]:
-        """Tell of what the configuration says of nodes, devices and addresses that is not so
-        here."""
-        return () if self._config is None else tuple(_contradictions(self._config, topology))
+        """Return a notice for each node, device or address in the file that the job does not
+        use."""
+        return () if self._config is None else tuple(_unused_settings(self._config, topology))
 
     def unwanted(self) -> Sequence[str]:
-        """Name what a configuration decides: it is all there is then, and the environment without
-        one."""
-        return () if self._config is None else c.DECIDED
+        """Return the variables that a configuration decides; none without a configuration."""
+        return () if self._config is None else c.DECIDED_VARIABLES
 
     def job_variables(self, topology: Topology) -> Mapping[str, str]:
-        """Return what ``Accelerator()`` reads. Raises ConfigError."""
+        """Return the variables that ``Accelerator()`` reads. Raises ConfigError."""
         precision = self.chosen.get("mixed-precision")
-        told = None if precision is None else str(precision)
-        variables = {} if self._config is None else self._config.variables(told)
+        chosen_precision = None if precision is None else str(precision)
+        variables = {} if self._config is None else self._config.variables(chosen_precision)
         kind = "NO" if self._config is None else self._config.kind
-        if told is not None:
-            variables["ACCELERATE_MIXED_PRECISION"] = told
+        if chosen_precision is not None:
+            variables["ACCELERATE_MIXED_PRECISION"] = chosen_precision
         if "dynamo-backend" in self.chosen:
             variables["ACCELERATE_DYNAMO_BACKEND"] = str(self.chosen["dynamo-backend"]).upper()
         if "dynamo-mode" in self.chosen:
@@ -153,13 +155,13 @@ class Accelerate(TorchBackend):
         if "debug" in self.chosen:
             variables["ACCELERATE_DEBUG_MODE"] = "true" if self.chosen["debug"] else "false"
         on_cpus = topology.device == "cpu" or (self._config is not None and self._config.uses_cpu)
-        if on_cpus and kind != "DEEPSPEED":  # which Accelerate leaves out then
+        if on_cpus and kind != "DEEPSPEED":  # with DeepSpeed accelerate launch does not set it
             variables["ACCELERATE_USE_CPU"] = "true"
         return {**super().job_variables(topology), **variables}
 
 
 def _settings(text: str) -> Mapping[str, Any]:
-    """Read ``-o settings``. Raises ConfigError."""
+    """Parse ``-o settings``. Raises ConfigError."""
     if not text.lstrip().startswith("{"):
         raise ConfigError(
             f"{_SETTINGS} takes JSON, not {quoted(text)}",
@@ -168,7 +170,7 @@ def _settings(text: str) -> Mapping[str, Any]:
     return read_document(text, _SETTINGS).values
 
 
-def _contradictions(config: c.Config, topology: Topology) -> Iterator[str]:
+def _unused_settings(config: c.Config, topology: Topology) -> Iterator[str]:
     path = printable(config.document.path)
     unused = []
     processes, machines = config.number("num_processes"), config.number("num_machines")
@@ -183,12 +185,12 @@ def _contradictions(config: c.Config, topology: Topology) -> Iterator[str]:
             f"{counted(world, 'worker') if world else 'the workers'} on "
             f"{counted(len(topology.nodes), 'node')}"
         )
-        yield f"{path} says {' and '.join(unused)}; here it is {what}, as the options and nodes say"
+        yield f"{path} says {' and '.join(unused)}, which is not used: the job has {what}"
     gpus = config.text("gpu_ids")
     if (
         gpus not in (None, "all")
         and topology.device != "cpu"
-        and _shown_devices(topology) != _listed(gpus)
+        and _visible_devices(topology) != _split_list(gpus)
     ):
         yield (
             f"{config.document.where('gpu_ids')}: gpu_ids: {printable(gpus)} is not used: --gpus "
@@ -198,14 +200,14 @@ def _contradictions(config: c.Config, topology: Topology) -> Iterator[str]:
     if address is not None and address != topology.master_addr and (machines or 1) > 1:
         where = config.document.where("main_process_ip")
         yield (
-            f"{where}: main_process_ip: {printable(address)} is not used: --master-addr says "
-            "where rank 0 is reached"
+            f"{where}: main_process_ip: {printable(address)} is not used: "
+            "--master-addr sets the address of rank 0"
         )
     if port and port != topology.master_port:
         where = config.document.where("main_process_port")
         yield (
-            f"{where}: main_process_port: {port} is not used: a free port is taken, or "
-            "--master-port"
+            f"{where}: main_process_port: {port} is not used: distlaunch uses a free "
+            "port, or --master-port"
         )
     for section, key in (
         ("mpirun_config", "mpirun_hostfile"),
@@ -217,24 +219,25 @@ def _contradictions(config: c.Config, topology: Topology) -> Iterator[str]:
     if config.document.values.get("enable_cpu_affinity"):
         where = config.document.where("enable_cpu_affinity")
         yield (
-            f"{where}: enable_cpu_affinity does nothing in a file, under accelerate launch too: "
-            "--bind numa does it"
+            f"{where}: enable_cpu_affinity has no effect in a file (nor with "
+            "accelerate launch): use --bind numa"
         )
     if config.uses_cpu and topology.device == "cuda":
         yield (
-            f"{path} is for CPUs: these workers' GPUs are idle (--num-procs starts workers on CPUs)"
+            f"{path} is for CPUs, so the GPUs of these workers stay idle: --num-procs "
+            "starts workers on CPUs"
         )
     if topology.device == "cpu" and config.kind in c.ON_GPUS:
         yield f"{path} is for GPUs (distributed_type: {config.kind}); these workers run on CPUs"
     if topology.device == "cpu" and config.kind in _SHARDED:
         yield (
-            f"{path}: Accelerate does {config.kind} on GPUs alone; these workers, on CPUs, train "
-            "with DDP"
+            f"{path}: Accelerate supports {config.kind} on GPUs only; these workers "
+            "run on CPUs and train with DDP"
         )
 
 
-def _shown_devices(topology: Topology) -> set[str]:
-    """Return the devices of all nodes, as their masks and people name them."""
+def _visible_devices(topology: Topology) -> set[str]:
+    """Return the names of all devices that the nodes' workers see."""
     return {
         device
         for node in topology.nodes
@@ -243,5 +246,5 @@ def _shown_devices(topology: Topology) -> set[str]:
     }
 
 
-def _listed(text: str | None) -> set[str]:
+def _split_list(text: str | None) -> set[str]:
     return {word.strip() for word in (text or "").split(",")}

@@ -1,12 +1,9 @@
-"""What ``accelerate launch`` would set for a configuration file, and for what ranks above it.
+"""Convert an Accelerate configuration file to the variables that ``accelerate launch`` sets.
 
-The names of Accelerate 1.15: keys of its configuration files, and the variables that they become.
-
-Releases that know less read less. Left out is what is the launcher's here (``MASTER_*``,
-``OMP_NUM_THREADS``, device masks) and Intel's ``KMP_AFFINITY``, which would put all workers of a
-node on the same cores.
-
-Which values Accelerate 1.15 takes from its variables, so that a slip is told of before the start.
+Keys, variables and allowed values are those of Accelerate 1.15; older releases ignore what they do
+not know. Values are checked, so that mistakes are found before workers start. Left out are
+variables that distlaunch sets itself (``MASTER_*``, ``OMP_NUM_THREADS``, device masks), and
+``KMP_AFFINITY``, which would put all workers of a node on the same cores.
 """
 
 from __future__ import annotations
@@ -24,30 +21,33 @@ from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import counted, quoted
 
-_MOST_TOLD = 10
-_MOST_COMPARED = 200
-"""Of keys that are not known: how many are told of, and how many are looked at for slips of the
-pen."""
+_MAX_NOTICES = 10
+_MAX_COMPARED = 200
+"""Limits for unknown keys: how many get a notice, and how many are compared with known keys."""
 
 _ACCUMULATION = "gradient_accumulation_steps"
-"""Of all but DeepSpeed's; accelerate launch has an option for it and refuses it in a file."""
+"""A key that Accelerate allows in ``deepspeed_config`` only. accelerate launch has an option for
+it."""
 
 
 class Config(Record):
-    """A configuration that was read; what it says of nodes and devices is only to be compared with
-    the plan."""
+    """A validated configuration.
+
+    Its values about nodes and devices are only compared with the plan.
+    """
 
     document: Document
     kind: str
-    """``distributed_type``."""
+    """The value of ``distributed_type``."""
     precision: str | None
-    """``mixed_precision``, if it says so."""
+    """The value of ``mixed_precision``, if given."""
     notes: tuple[str, ...]
     of_deepspeed: tuple[str, ...]
-    """Keys of the file's own ``deepspeed_config``, without what ranks above it."""
+    """Keys of ``deepspeed_config`` in the file itself, without those of ``-o settings``."""
 
     def number(self, name: str) -> int | None:
-        """Return a whole number, or None where there is none (or -1). Raises ConfigError."""
+        """Return a whole number; None if it is missing or -1. Raises ConfigError for other
+        values."""
         value = self.document.values.get(name)
         if value is None or value == -1:
             return None
@@ -59,25 +59,26 @@ class Config(Record):
         return value
 
     def text(self, name: str) -> str | None:
-        """Return what a key says as text; None where it says nothing."""
+        """Return a value as text; None if it is missing."""
         value = self.document.values.get(name)
         return None if value is None else str(value)
 
     @property
     def uses_cpu(self) -> bool:
-        """Return whether it is for CPUs."""
+        """Whether the configuration is for CPUs."""
         return bool(self.document.values.get("use_cpu")) or self.kind == "MULTI_CPU"
 
     @property
     def deepspeed_file(self) -> str | None:
-        """Return the file with DeepSpeed's own configuration; None without one, and where that itself
-        stands here."""
+        """The path of DeepSpeed's own configuration; None if there is none or it is given
+        inline."""
         value = self.section("deepspeed_config").get("deepspeed_config_file")
         has_one = self.kind == "DEEPSPEED" and value is not None and str(value) != "none"
         return str(value) if has_one and not _is_inline(str(value)) else None
 
     def variables(self, precision: str | None) -> dict[str, str]:
-        """Return what all workers get; ``precision`` instead of the file's. Raises ConfigError."""
+        """Return the variables of all workers. ``precision`` overrides the file's. Raises
+        ConfigError."""
         found = precision or self.precision or "no"
         variables = {"ACCELERATE_MIXED_PRECISION": found}
         if found == "fp8":
@@ -87,18 +88,20 @@ class Config(Record):
                 *self.of_deepspeed,
                 *(["mixed_precision"] if not precision and self.precision else []),
             ]
-            variables.update(self._of("deepspeed_config", DEEPSPEED, "deepspeed_"))
+            variables.update(self._section_variables("deepspeed_config", DEEPSPEED, "deepspeed_"))
             variables["ACCELERATE_CONFIG_DS_FIELDS"] = ",".join(fields).lower()
             variables["ACCELERATE_USE_DEEPSPEED"] = "true"
         else:
-            variables.update(self._of("dynamo_config", DYNAMO, "dynamo_"))
+            variables.update(self._section_variables("dynamo_config", DYNAMO, "dynamo_"))
             variables["ACCELERATE_DYNAMO_BACKEND"] = self._dynamo_backend(
                 variables["ACCELERATE_DYNAMO_BACKEND"]
             )
         if self.kind == "FSDP":
             variables.update(self._fsdp())
         if self.kind == "MEGATRON_LM":
-            variables.update(self._of("megatron_lm_config", MEGATRON, "megatron_lm_"))
+            variables.update(
+                self._section_variables("megatron_lm_config", MEGATRON, "megatron_lm_")
+            )
             variables["ACCELERATE_USE_MEGATRON_LM"] = "true"
         if self.section("parallelism_config") and self.kind not in ("NO", "MULTI_CPU"):
             variables.update(self._parallelism())
@@ -113,12 +116,17 @@ class Config(Record):
         return variables
 
     def section(self, name: str) -> Mapping[str, Any]:
-        """Return the names and values of a section; none where it is missing. Raises ConfigError."""
+        """Return the keys of a section; empty if it is missing. Raises ConfigError if it is not a
+        mapping."""
         return _mapping(self.document, name)
 
-    def _of(self, section: str, rows: Mapping[str, Row], prefix: str) -> dict[str, str]:
-        """Turn a section into variables; its keys may have the prefix that launch's options
-        have."""
+    def _section_variables(
+        self, section: str, rows: Mapping[str, Row], prefix: str
+    ) -> dict[str, str]:
+        """Return the variables of a section.
+
+        Its keys may have the prefix of the options of ``accelerate launch``.
+        """
         given = {
             (key if key in rows else key.removeprefix(prefix)): (key, value)
             for key, value in self.section(section).items()
@@ -132,7 +140,10 @@ class Config(Record):
         return dict(_settings({name: value for name, (_, value) in given.items()}, rows))
 
     def _fsdp(self) -> dict[str, str]:
-        variables = {**self._of("fsdp_config", FSDP, "fsdp_"), "ACCELERATE_USE_FSDP": "true"}
+        variables = {
+            **self._section_variables("fsdp_config", FSDP, "fsdp_"),
+            "ACCELERATE_USE_FSDP": "true",
+        }
         if (variables["FSDP_CPU_RAM_EFFICIENT_LOADING"], variables["FSDP_SYNC_MODULE_STATES"]) == (
             "true",
             "false",
@@ -140,12 +151,14 @@ class Config(Record):
             where = self.document.where("fsdp_config", "fsdp_sync_module_states")
             raise ConfigError(
                 f"{where}: fsdp_cpu_ram_efficient_loading needs fsdp_sync_module_states: true",
-                hint="only rank 0 loads the model then, and the others get theirs from it",
+                hint="only rank 0 loads the model, and the other ranks get it from there",
             )
         return variables
 
     def _parallelism(self) -> dict[str, str]:
-        variables = self._of("parallelism_config", PARALLELISM, "parallelism_config_")
+        variables = self._section_variables(
+            "parallelism_config", PARALLELISM, "parallelism_config_"
+        )
         defaults = {}
         if variables["PARALLELISM_CONFIG_CP_SIZE"] != "1":
             defaults["CP_COMM_STRATEGY"] = "allgather"
@@ -159,15 +172,16 @@ class Config(Record):
         return {**named, **variables, "ACCELERATE_USE_PARALLELISM_CONFIG": "true"}
 
     def _fp8(self) -> dict[str, str]:
-        variables = self._of("fp8_config", FP8, "fp8_")
-        told = self.section("fp8_config").get("override_linear_precision") or (False,) * len(
+        variables = self._section_variables("fp8_config", FP8, "fp8_")
+        given = self.section("fp8_config").get("override_linear_precision") or (False,) * len(
             FP8_OVERRIDES
         )
-        values = told.split(",") if isinstance(told, str) else told
+        values = given.split(",") if isinstance(given, str) else given
         if not isinstance(values, list | tuple) or len(values) != len(FP8_OVERRIDES):
             where = self.document.where("fp8_config", "override_linear_precision")
             raise ConfigError(
-                f"{where}: override_linear_precision takes three switches: forward, dgrad, wgrad"
+                f"{where}: override_linear_precision needs three values, for forward, "
+                "dgrad and wgrad"
             )
         overrides = zip(FP8_OVERRIDES, values, strict=True)
         return {
@@ -176,7 +190,7 @@ class Config(Record):
         }
 
     def _dynamo_backend(self, text: str) -> str:
-        # Without quotes a file's "no" is false.
+        # YAML reads an unquoted "no" as false.
         name = "no" if text == "False" else text.lower()
         if name not in DYNAMO_BACKENDS:
             where = self.document.where("dynamo_config", "dynamo_backend")
@@ -187,28 +201,26 @@ class Config(Record):
 
 
 def read_config(document: Document, above: Mapping[str, Any] | None = None) -> Config:
-    """Check a configuration, with what ranks ``above`` it: names and values as in it.
+    """Validate a configuration, overridden by the names and values in ``above``.
 
-    Raises ConfigError with file and line for what cannot be meant, or is not for here.
+    Raises ConfigError with file and line for values that are invalid or not supported here.
     """
     of_deepspeed = tuple(_mapping(document, "deepspeed_config"))
-    document = _overlaid(document, above or {})
+    document = _merged(document, above or {})
     values = document.values
     notes = tuple(_unknown_keys(document))
     environment = values.get("compute_environment", "LOCAL_MACHINE")
     if environment != "LOCAL_MACHINE":
         raise ConfigError(
-            f"{document.where('compute_environment')}: {quoted(str(environment))} is for "
-            "accelerate launch alone",
+            f"{document.where('compute_environment')}: {quoted(str(environment))} is "
+            "supported by accelerate launch only",
             hint="compute_environment: LOCAL_MACHINE is for any machines that you can log in to",
         )
     if "distributed_type" not in values:
         raise ConfigError(f"{document.where()}: distributed_type is missing", hint=", ".join(TYPES))
     kind = "NO" if values["distributed_type"] is False else str(values["distributed_type"])
     if kind in ("XLA", "TPU"):
-        raise ConfigError(
-            f"{document.where('distributed_type')}: TPUs are not started by distlaunch"
-        )
+        raise ConfigError(f"{document.where('distributed_type')}: distlaunch does not support TPUs")
     if kind not in TYPES:
         raise ConfigError(
             f"{document.where('distributed_type')}: {quoted(kind)}", hint=_choices(kind, TYPES)
@@ -220,7 +232,7 @@ def read_config(document: Document, above: Mapping[str, Any] | None = None) -> C
             f"{document.where('mixed_precision')}: mixed_precision {quoted(str(precision))}",
             hint=_choices(str(precision), PRECISIONS),
         )
-    if "dynamo_backend" in values and "dynamo_config" not in values:  # of Accelerate before 0.17
+    if "dynamo_backend" in values and "dynamo_config" not in values:  # Accelerate before 0.17
         document = Document(
             path=document.path,
             values={**values, "dynamo_config": {"dynamo_backend": values["dynamo_backend"]}},
@@ -235,13 +247,14 @@ def read_config(document: Document, above: Mapping[str, Any] | None = None) -> C
     )
 
 
-def _overlaid(document: Document, above: Mapping[str, Any]) -> Document:
-    """Return the document with other values in it, of a section by its keys; None takes a key out."""
+def _merged(document: Document, above: Mapping[str, Any]) -> Document:
+    """Return the document with values overridden. Sections are merged by key; None removes a
+    key."""
     values, lines = dict(document.values), dict(document.lines)
     for name, value in above.items():
         if name in SECTIONS and isinstance(value, Mapping):
             kept = {key: each for key, each in _mapping(document, name).items() if key not in value}
-            values[name] = {**kept, **value}  # of two names for one key the last one counts
+            values[name] = {**kept, **value}  # the last of two names for one key counts
             lines = {
                 keys: line
                 for keys, line in lines.items()
@@ -250,13 +263,15 @@ def _overlaid(document: Document, above: Mapping[str, Any]) -> Document:
         else:
             values[name] = value
             lines.pop((name,), None)
-    there = {name: value for name, value in values.items() if value is not None}
-    return Document(path=document.path, values=there, lines=lines)
+    present = {name: value for name, value in values.items() if value is not None}
+    return Document(path=document.path, values=present, lines=lines)
 
 
 def _is_inline(text: str) -> bool:
-    """Return whether a text is JSON, or base64 of it: Accelerate takes that where there is no file of
-    this name."""
+    """Return whether a text is JSON, also in base64.
+
+    Accelerate accepts that in place of a file name.
+    """
     for decoded in (bytes, urlsafe_b64decode):
         with suppress(ValueError, RecursionError):
             return isinstance(json.loads(decoded(text.encode())), dict)
@@ -267,7 +282,7 @@ def _settings(given: Mapping[str, Any], rows: Mapping[str, Row]) -> Iterator[tup
     for name, row in rows.items():
         value = str(given[name]) if name in given else row.default
         if value is not None:
-            yield row.variable, value.lower() if row.small else value
+            yield row.variable, value.lower() if row.lower else value
 
 
 def _mapping(document: Document, name: str) -> Mapping[str, Any]:
@@ -282,36 +297,39 @@ def _mapping(document: Document, name: str) -> Mapping[str, Any]:
 
 
 def _unknown_keys(document: Document) -> Iterator[str]:
-    """Refuse what looks like a slip of the pen, and tell of what a newer Accelerate may know."""
+    """Return notices for keys that a newer Accelerate may know.
+
+    Raises ConfigError for keys that look like misspelt known ones.
+    """
     unknown: list[tuple[tuple[str, ...], frozenset[str]]] = [
-        ((name,), TOP) for name in document.values if name not in TOP
+        ((name,), TOP_LEVEL_KEYS) for name in document.values if name not in TOP_LEVEL_KEYS
     ]
     for name, section in SECTIONS.items():
         known = {*section.rows, *(section.prefix + key for key in section.rows), *section.others}
         unknown += [
             ((name, key), frozenset(known)) for key in _mapping(document, name) if key not in known
         ]
-    for at, (keys, there) in enumerate(unknown[:_MOST_COMPARED]):
-        said = f"{document.where(*keys)}: {quoted(keys[-1])} is not known"
-        near = get_close_matches(keys[-1], sorted(there), n=1, cutoff=0.85)
+    for at, (keys, known_names) in enumerate(unknown[:_MAX_COMPARED]):
+        message = f"{document.where(*keys)}: {quoted(keys[-1])} is not known"
+        near = get_close_matches(keys[-1], sorted(known_names), n=1, cutoff=0.85)
         if near:
-            raise ConfigError(said, hint=f"did you mean {near[0]}?")
-        if at < _MOST_TOLD:
+            raise ConfigError(message, hint=f"did you mean {near[0]}?")
+        if at < _MAX_NOTICES:
             instead = (
                 "; -o gradient-accumulation-steps=N sets it" if keys == (_ACCUMULATION,) else ""
             )
-            yield f"{said}, and not passed on{instead}"
-    if len(unknown) > _MOST_TOLD:
+            yield f"{message} and is ignored{instead}"
+    if len(unknown) > _MAX_NOTICES:
         more = (
-            f"{counted(len(unknown) - _MOST_TOLD, 'more key')} "
-            f"{'is' if len(unknown) == _MOST_TOLD + 1 else 'are'}"
+            f"{counted(len(unknown) - _MAX_NOTICES, 'more key')} "
+            f"{'is' if len(unknown) == _MAX_NOTICES + 1 else 'are'}"
         )
         yield f"{document.where()}: {more} not known: is it a configuration of Accelerate?"
 
 
-def _choices(text: str, there: tuple[str, ...]) -> str:
-    near = get_close_matches(text, there, n=1, cutoff=0.6)
-    return f"did you mean {near[0]}?" if near else f"there is {', '.join(there)}"
+def _choices(text: str, known_names: tuple[str, ...]) -> str:
+    near = get_close_matches(text, known_names, n=1, cutoff=0.6)
+    return f"did you mean {near[0]}?" if near else f"there is {', '.join(known_names)}"
 
 
 PRECISIONS = ("no", "fp16", "bf16", "fp8")
@@ -332,7 +350,7 @@ ON_GPUS = (
 )
 TYPES = ("NO", "MULTI_CPU", *ON_GPUS, "FSDP", "DEEPSPEED", "MEGATRON_LM")
 
-TOP = frozenset({
+TOP_LEVEL_KEYS = frozenset({
     "compute_environment", "distributed_type", "mixed_precision", "use_cpu", "debug", "num_processes", "machine_rank",
     "num_machines", "gpu_ids", "main_process_ip", "main_process_port", "rdzv_backend", "same_network",
     "main_training_function", "enable_cpu_affinity", "fp8_config", "deepspeed_config", "fsdp_config",
@@ -343,27 +361,27 @@ TOP = frozenset({
 
 
 class Row(Record):
-    """One key of a section: which variable it becomes, what holds without it, and whether it is
-    written in small."""
+    """A key of a section: its variable, its default, and whether its value is written in lower
+    case."""
 
     variable: str
     default: str | None = None
-    small: bool = False
+    lower: bool = False
 
 
-def _rows(prefix: str, small: str = "", as_is: str = "", **defaults: str) -> dict[str, Row]:
-    """Make rows for keys whose variables are called alike; ``defaults`` are of any of them."""
-    names = {**dict.fromkeys(as_is.split(), False), **dict.fromkeys(small.split(), True)}
+def _rows(prefix: str, lower: str = "", as_is: str = "", **defaults: str) -> dict[str, Row]:
+    """Return rows for keys whose variables are the prefix and the key in upper case."""
+    names = {**dict.fromkeys(as_is.split(), False), **dict.fromkeys(lower.split(), True)}
     return {
-        name: Row(variable=prefix + name.upper(), default=defaults.get(name), small=is_small)
-        for name, is_small in names.items()
+        name: Row(variable=prefix + name.upper(), default=defaults.get(name), lower=is_lower)
+        for name, is_lower in names.items()
     }
 
 
 FSDP = {
     **_rows(
         "FSDP_",
-        small="reshard_after_forward offload_params forward_prefetch use_orig_params "
+        lower="reshard_after_forward offload_params forward_prefetch use_orig_params "
         "cpu_ram_efficient_loading"
         " sync_module_states activation_checkpointing activation_checkpointing_offload",
         as_is="version sharding_strategy min_num_params auto_wrap_policy backward_prefetch "
@@ -386,20 +404,20 @@ FSDP = {
 DEEPSPEED = {
     **_rows(
         "ACCELERATE_DEEPSPEED_",
-        small="offload_optimizer_device offload_param_device zero3_save_16bit_model",
+        lower="offload_optimizer_device offload_param_device zero3_save_16bit_model",
         as_is="zero_stage offload_optimizer_nvme_path offload_param_nvme_path",
     ),
     **_rows(
         "ACCELERATE_",
-        small="gradient_clipping",
+        lower="gradient_clipping",
         as_is="gradient_accumulation_steps deepspeed_config_file",
     ),
-    "zero3_init_flag": Row(variable="ACCELERATE_DEEPSPEED_ZERO3_INIT", small=True),
+    "zero3_init_flag": Row(variable="ACCELERATE_DEEPSPEED_ZERO3_INIT", lower=True),
     "deepspeed_moe_layer_cls_names": Row(variable="ACCELERATE_DEEPSPEED_MOE_LAYER_CLS_NAMES"),
 }
 DEEPSPEED_FILE = DEEPSPEED["deepspeed_config_file"].variable
 NODE_LISTS = ("deepspeed_hostfile", "deepspeed_exclusion_filter", "deepspeed_inclusion_filter")
-"""Keys of ``deepspeed_config`` that say which nodes take part."""
+"""Keys of ``deepspeed_config`` that choose nodes."""
 DYNAMO = {
     "backend": Row(variable="ACCELERATE_DYNAMO_BACKEND", default="NO"),
     "mode": Row(variable="ACCELERATE_DYNAMO_MODE", default="default"),
@@ -466,7 +484,7 @@ FP8 = _rows(
 )
 FP8_OVERRIDES = ("FPROP", "DGRAD", "WGRAD")
 
-DECIDED = (
+DECIDED_VARIABLES = (
     *(
         f"ACCELERATE_USE_{way}"
         for way in ("FSDP", "DEEPSPEED", "MEGATRON_LM", "PARALLELISM_CONFIG", "CPU")
@@ -476,16 +494,21 @@ DECIDED = (
         row.variable
         for rows in (FSDP, DEEPSPEED, MEGATRON, PARALLELISM)
         for row in rows.values()
-        if row.variable != "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"  # which any script may read
+        if row.variable != "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"  # any script may read it
     ),
 )
-"""Which way a job is spread out, and all that belongs to one of these ways: what a file leaves out
-holds by default."""
+"""Variables that a configuration decides: the kind of parallelism and its settings.
+
+Keys that the file leaves out have their defaults.
+"""
 
 
 class Section(Record):
-    """One of the file's sections: what launch's options put before its keys, and keys that are no
-    variables' own."""
+    """A section of the file.
+
+    ``prefix`` is what the options of ``accelerate launch`` put before its keys. ``others`` are keys
+    without a variable.
+    """
 
     prefix: str
     rows: Mapping[str, Row]
@@ -518,10 +541,10 @@ _SHAPES: Mapping[str, re.Pattern[str]] = {
     _WHOLE_OR_AUTO: re.compile("[0-9]+|auto"),
     _NUMBER_OR_AUTO: re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)(e[-+]?[0-9]+)?|auto", re.IGNORECASE),
 }
-_TAKES: Mapping[str, str | tuple[str, ...]] = {
+_ALLOWED_VALUES: Mapping[str, str | tuple[str, ...]] = {
     "FSDP_VERSION": ("1", "2"),
     "FSDP_SHARDING_STRATEGY": _STRATEGIES,
-    "FSDP_RESHARD_AFTER_FORWARD": (*_SWITCH, *_STRATEGIES),  # of version 2, and of 1
+    "FSDP_RESHARD_AFTER_FORWARD": (*_SWITCH, *_STRATEGIES),  # of version 2 and of version 1
     "FSDP_AUTO_WRAP_POLICY": ("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP"),
     "FSDP_BACKWARD_PREFETCH": ("BACKWARD_PRE", "BACKWARD_POST", "NO_PREFETCH"),
     "FSDP_STATE_DICT_TYPE": ("FULL_STATE_DICT", "LOCAL_STATE_DICT", "SHARDED_STATE_DICT"),
@@ -548,18 +571,20 @@ _TAKES: Mapping[str, str | tuple[str, ...]] = {
         _WHOLE,
     ),
 }  # fmt: skip
-"""What else than any text a variable takes: one of these in any letters, or what has this shape."""
-_SAME = {
-    word: each
+"""What a variable accepts: one of these in any case, or this form. Others accept any text."""
+_SYNONYMS = {
+    text: each
     for each, words in (("true", "y yes t on 1"), ("false", "n no f off 0"))
-    for word in words.split()
+    for text in words.split()
 }
 
 
 def check_value(what: str, value: Any, variable: str) -> None:
-    """Raise ConfigError, begun by ``what``, for a value that Accelerate does not have (a traceback
-    on every rank)."""
-    takes = _TAKES.get(variable, ())
+    """Raise ConfigError for a value that Accelerate rejects with a traceback on every rank.
+
+    ``what`` begins the message.
+    """
+    allowed = _ALLOWED_VALUES.get(variable, ())
     if isinstance(value, Mapping | list):
         found, hint = (
             ("names and values", None)
@@ -568,17 +593,18 @@ def check_value(what: str, value: Any, variable: str) -> None:
         )
         raise ConfigError(f"{what} takes one value, not {found}", hint=hint)
     text = str(value)
-    if isinstance(takes, str):
-        if not _SHAPES[takes].fullmatch(text):
-            raise ConfigError(f"{what} takes {takes}, not {quoted(text)}")
+    if isinstance(allowed, str):
+        if not _SHAPES[allowed].fullmatch(text):
+            raise ConfigError(f"{what} takes {allowed}, not {quoted(text)}")
         return
-    names = [each.lower() for each in takes]
-    small = text.lower()
-    small = _SAME.get(small, small) if "true" in names else small
-    is_number_of_one = _STRATEGIES[0] in takes and text in _NUMBERS_OF_STRATEGIES
-    if takes and small not in names and not is_number_of_one:
-        near = get_close_matches(small, names, n=1, cutoff=0.6)
-        hint = f"did you mean {takes[names.index(near[0])]}?" if near else None
+    names = [each.lower() for each in allowed]
+    lower = text.lower()
+    lower = _SYNONYMS.get(lower, lower) if "true" in names else lower
+    is_number_of_one = _STRATEGIES[0] in allowed and text in _NUMBERS_OF_STRATEGIES
+    if allowed and lower not in names and not is_number_of_one:
+        near = get_close_matches(lower, names, n=1, cutoff=0.6)
+        hint = f"did you mean {allowed[names.index(near[0])]}?" if near else None
         raise ConfigError(
-            f"{what} takes {', '.join(takes[:-1])} or {takes[-1]}, not {quoted(text)}", hint=hint
+            f"{what} takes {', '.join(allowed[:-1])} or {allowed[-1]}, not {quoted(text)}",
+            hint=hint,
         )

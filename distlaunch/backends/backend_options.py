@@ -1,4 +1,4 @@
-"""``-o NAME=VALUE`` as a backend's own table of options understands it."""
+"""Parse ``-o NAME=VALUE`` with a backend's table of options."""
 
 from __future__ import annotations
 
@@ -24,75 +24,80 @@ _SWITCH = {
     "off": False,
 }
 _UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0}
-_MOST = 1 << 40
-_ADDRESS = "address"
+_MAX_COUNT = 1 << 40
+_ADDRESS_OPTION = "address"
 
 
-def given_words(
+def given_options(
     options: TrainOptions, known: Sequence[BackendOption], backend: str
 ) -> tuple[str, ...]:
-    """Return the words of ``-o``, with ``--address`` as one of them.
+    """Return the values of ``-o``, with ``--address`` added as ``address=...``.
 
-    Where the two differ, one on the command line wins over one from the environment. Raises
-    ConfigError for two on the same side, and for an address where the backend has no option of this
-    name.
+    If the two differ, the one from the command line overrides the one from the environment. Raises
+    ConfigError if both come from the same source, or if the backend has no option ``address``.
     """
     if options.address is None:
         return options.opt
     named = options.named("address")
-    if all(option.name != _ADDRESS for option in known):
+    if all(option.name != _ADDRESS_OPTION for option in known):
         raise ConfigError(
-            f"{named} {quoted(options.address)}: --backend {backend} connects to no cluster",
-            hint="it names the Ray cluster of --backend ray; --hosts names machines to reach by "
-            "SSH",
+            f"{named} {quoted(options.address)}: --backend {backend} does not connect to a cluster",
+            hint="--address is for --backend ray; for machines that are reached by "
+            "SSH, use --hosts",
         )
-    word = f"{_ADDRESS}={options.address}"
+    item = f"{_ADDRESS_OPTION}={options.address}"
     others = [
         each
         for each in options.opt
-        if option_name(each) == _ADDRESS and each.partition("=")[2] != options.address
+        if option_name(each) == _ADDRESS_OPTION and each.partition("=")[2] != options.address
     ]
     if not others:
-        return (*options.opt, word)
-    typed, other_typed = named.startswith("-"), options.named("opt").startswith("-")
-    if typed == other_typed:
+        return (*options.opt, item)
+    is_from_command_line, other_is_from_command_line = (
+        named.startswith("-"),
+        options.named("opt").startswith("-"),
+    )
+    if is_from_command_line == other_is_from_command_line:
         raise ConfigError(
             f"{named} {quoted(options.address)} and -o {quoted(others[0])} contradict each other",
             hint="give one of them",
         )
-    return (*(each for each in options.opt if each not in others), word) if typed else options.opt
+    return (
+        (*(each for each in options.opt if each not in others), item)
+        if is_from_command_line
+        else options.opt
+    )
 
 
 def chosen_options(
     given: Sequence[str], options: Sequence[BackendOption], backend: str
 ) -> dict[str, Value]:
-    """Take the words that were given apart, and convert them. Raises ConfigError that names what
-    there is."""
+    """Parse and convert values of ``-o``. Raises ConfigError that lists the known options."""
     by_name = {option.name: option for option in options}
     chosen: dict[str, Value] = {}
     texts: dict[str, str] = {}
-    for word in given:
-        written, equals, text = word.partition("=")
-        name = option_name(word)
+    for item in given:
+        written, equals, text = item.partition("=")
+        name = option_name(item)
         option = by_name.get(name)
         if option is None:
             raise ConfigError(
-                f"-o {quoted(word)}: {backend} has no option {quoted(written)}",
-                hint=_there(name, by_name),
+                f"-o {quoted(item)}: {backend} has no option {quoted(written)}",
+                hint=_known_options_hint(name, by_name),
             )
         if not equals:
             if option.kind != "flag":
                 raise ConfigError(
-                    f"-o {quoted(word)}: a value is missing", hint=f"-o {name}={shape(option)}"
+                    f"-o {quoted(item)}: a value is missing", hint=f"-o {name}={value_form(option)}"
                 )
             text = "on"
-        value = converted(option, text)
+        value = convert_value(option, text)
         if value is None:
             near = get_close_matches(text.lower(), option.choices, n=1, cutoff=0.6)
             hint = f"did you mean {near[0]}?" if near else None
-            bounds = f", a whole number from 0 to {_MOST}" if option.kind == "count" else ""
+            bounds = f", a whole number from 0 to {_MAX_COUNT}" if option.kind == "count" else ""
             raise ConfigError(
-                f"-o {quoted(word)}: {option.name} takes {shape(option)}{bounds}", hint=hint
+                f"-o {quoted(item)}: {option.name} takes {value_form(option)}{bounds}", hint=hint
             )
         if chosen.get(name, value) != value:
             raise ConfigError(
@@ -102,8 +107,8 @@ def chosen_options(
     return chosen
 
 
-def shape(option: BackendOption) -> str:
-    """Show what an option takes: ``full|grad``, ``N``, ``FILE``."""
+def value_form(option: BackendOption) -> str:
+    """Return what an option accepts, as in ``full|grad``, ``N`` or ``FILE``."""
     kinds = {
         "flag": "on|off",
         "count": "N",
@@ -115,7 +120,7 @@ def shape(option: BackendOption) -> str:
     return "|".join(option.choices) or option.metavar or kinds[option.kind]
 
 
-def _there(name: str, by_name: Mapping[str, BackendOption]) -> str:
+def _known_options_hint(name: str, by_name: Mapping[str, BackendOption]) -> str:
     from distlaunch.backends.registry import backend_names, find_backend
 
     others = [
@@ -133,13 +138,12 @@ def _there(name: str, by_name: Mapping[str, BackendOption]) -> str:
     return (
         f"there {'is' if len(by_name) == 1 else 'are'} {', '.join(by_name)}"
         if by_name
-        else "it has none"
+        else "it has no options"
     )
 
 
-def meant_option(flag: str, backend: str) -> str | None:
-    """Return the words of ``-o`` that an option of the launcher's, which it does not have, was most
-    likely meant as."""
+def suggest_option(flag: str, backend: str) -> str | None:
+    """Return the ``-o`` that an unknown option of the launcher was most likely meant as."""
     from distlaunch.backends.registry import backend_names, find_backend
 
     if backend not in backend_names():
@@ -147,11 +151,11 @@ def meant_option(flag: str, backend: str) -> str | None:
     known = {option.name: option for option in find_backend(backend).options()}
     name = option_name(flag.lstrip("-"))
     found = [name] if name in known else get_close_matches(name, known, n=1, cutoff=0.7)
-    return f"-o {found[0]}={shape(known[found[0]])}" if found else None
+    return f"-o {found[0]}={value_form(known[found[0]])}" if found else None
 
 
-def converted(option: BackendOption, text: str) -> Value | None:
-    """Turn a text into the option's value; None if it is none."""
+def convert_value(option: BackendOption, text: str) -> Value | None:
+    """Return the option's value; None if the text is invalid."""
     match option.kind:
         case "choice":
             return next(
@@ -162,7 +166,7 @@ def converted(option: BackendOption, text: str) -> Value | None:
         case "count":
             return (
                 int(text)
-                if text.isascii() and text.isdigit() and len(text) < 15 and int(text) <= _MOST
+                if text.isascii() and text.isdigit() and len(text) < 15 and int(text) <= _MAX_COUNT
                 else None
             )
         case "number":
@@ -180,6 +184,6 @@ def _seconds(text: str) -> float | None:
 
 
 def _number(text: str) -> float | None:
-    """Read a number >= 0, with a decimal point or without."""
+    """Return a number >= 0, with or without a decimal point; None for other text."""
     digits = text.replace(".", "", 1)
     return float(text) if digits.isascii() and digits.isdigit() and len(digits) <= 12 else None

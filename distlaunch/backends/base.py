@@ -1,8 +1,8 @@
-"""What a backend is: the variables, words and options that one training framework needs of a
-launcher.
+"""Base class of backends.
 
-A backend changes nothing else: supervision, output, reports and restarts are the same for all. One
-is a class of its own; ``distlaunch.backends`` is the entry-point group for those of other packages.
+A backend supplies the variables, arguments and options that one training framework needs from a
+launcher. Supervision, output, reports and restarts are the same for all. Other packages add
+backends by the entry-point group ``distlaunch.backends``.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 Kind = Literal["text", "choice", "flag", "count", "number", "seconds", "file"]
 
 
-def option_name(word: str) -> str:
-    """Return the name of the option that a word NAME=VALUE is about, however it is written."""
-    return word.partition("=")[0].strip().replace("_", "-").lower()
+def option_name(item: str) -> str:
+    """Return the normalized option name of NAME=VALUE."""
+    return item.partition("=")[0].strip().replace("_", "-").lower()
 
 
 class BackendError(ConfigError):
-    """A backend cannot be used; ``problem`` says why, without the backend's name."""
+    """A backend cannot be used. ``problem`` is the reason without the backend's name."""
 
     def __init__(self, name: str, problem: str, *, hint: str | None = None) -> None:
         super().__init__(f"--backend {quoted(name)}: {problem}", hint=hint)
@@ -48,7 +48,7 @@ class BackendError(ConfigError):
 
 
 class OptionFileError(ConfigError):
-    """The file that an option names, or that is read for it unasked, is not right."""
+    """The file that an option names, or its default file, is invalid."""
 
     def __init__(self, option: str, error: ConfigError) -> None:
         super().__init__(error.message, hint=error.hint)
@@ -57,7 +57,7 @@ class OptionFileError(ConfigError):
 
 @contextmanager
 def reading_file_of(option: str) -> Iterator[None]:
-    """Turn each ConfigError into an OptionFileError of this option."""
+    """Convert ConfigErrors to OptionFileErrors of this option."""
     try:
         yield
     except ConfigError as error:
@@ -65,8 +65,10 @@ def reading_file_of(option: str) -> Iterator[None]:
 
 
 class BackendOption(Record):
-    """One ``-o NAME=VALUE``. Nothing is set for it where it is not given: the framework's own
-    default holds."""
+    """One option for ``-o NAME=VALUE``.
+
+    If it is not given, nothing is set and the framework's default applies.
+    """
 
     name: str
     about: str
@@ -76,48 +78,50 @@ class BackendOption(Record):
 
 
 class Requirement(Record):
-    """A module that the workers import, and the package that brings it."""
+    """A module that the workers import, and the package that contains it."""
 
     module: str
     package: str
     at_least: str = ""
     """The oldest version that works; empty: any."""
     variables: str = ""
-    """Set while it is compiled beside what is there already, ``NAME=1 OTHER=1``; empty for a
-    package that is not."""
+    """Variables for pip if the package is compiled, ``NAME=1 OTHER=1``; empty if it is not."""
     see: str = ""
-    """Where people read how that is done, if the command is not all."""
+    """Where the installation is described, if the command alone is not enough."""
     demanded: bool = True
-    """A job does not start without it. False: not every script imports it, and ``distlaunch
-    backends`` alone tells."""
+    """Whether a job must not start without it.
+
+    False if not every script imports it: only ``distlaunch backends`` shows then that it is
+    missing.
+    """
     beside: Requirement | None = None
-    """Needed only where this is at least that new, and then in the same release (2.21.1 for
-    2.21.0)."""
+    """Needed only if this other package has at least its ``at_least``; must have the same release
+    (2.21.1 for 2.21.0)."""
 
 
 class Backend(PlannedBackend):
-    """A backend with its options chosen; a subclass says what is different from what all workers
-    get."""
+    """A backend with its options. Subclasses override what their framework needs."""
 
     about: ClassVar[str]
-    """A line for ``distlaunch backends``."""
+    """One line for ``distlaunch backends``."""
     requires: ClassVar[tuple[Requirement, ...]] = ()
     usual: ClassVar[Mapping[str, tuple[str, ...]]] = {}
-    """By option where a file is read that the user has not named: at the first whose variable
-    (``$NAME/…``) is set."""
+    """Default files by option name.
+
+    Of several paths, the first whose variable (``$NAME/…``) is set is read.
+    """
 
     def __init__(self, chosen: Mapping[str, Value], texts: Mapping[str, str]) -> None:
-        """Take the options that the user gave, checked and converted, and the contents of the files
-        that they name.
+        """Create a backend from validated options.
 
-        ``texts``: by option. Raises ConfigError for options that contradict each other, and
-        OptionFileError for a file that is not right (see ``reading_file_of``).
+        ``texts``: contents of the files that options name, by option. Raises ConfigError for
+        contradicting options, and OptionFileError for an invalid file (see ``reading_file_of``).
         """
         del texts
         self.chosen = chosen
 
     def agreed(self) -> Mapping[str, Value]:
-        """Name files without their folders, which may be others on each node."""
+        """Return the options; of files only the name, because each node may have another folder."""
         files = {option.name for option in self.options() if option.kind == "file"}
         return {
             name: str(value).rpartition("/")[2] if name in files else value
@@ -126,30 +130,29 @@ class Backend(PlannedBackend):
 
     @classmethod
     def options(cls) -> tuple[BackendOption, ...]:
-        """List the options that ``-o`` takes."""
+        """Return the options for ``-o``."""
         return ()
 
     @classmethod
     def env_files(cls, environ: Mapping[str, str], cwd: str) -> Sequence[str]:
-        """Name files of NAME=VALUE lines that are there, and hold for all workers; ``--env-file``
-        ranks above them.
+        """Return existing files of NAME=VALUE lines for all workers; ``--env-file`` overrides them.
 
-        Raises ConfigError for one that is named and is not there.
+        Raises ConfigError if a file is named explicitly and does not exist.
         """
         del environ, cwd
         return ()
 
     def sized(self, options: TrainOptions) -> TrainOptions:
-        """Return the sizes and devices as this backend takes them. Raises ConfigError for those that
-        it cannot have."""
+        """Return the options with sizes and devices adapted to this backend.
+
+        Raises ConfigError for sizes that it does not support.
+        """
         return options
 
     def location(self, options: TrainOptions, machine: str) -> Location | None:
-        """Say on which nodes workers run, as far as that is known before its own cluster has
-        decided it, as Ray's does.
+        """Return the nodes, as far as known, if a cluster of the backend's own chooses them (Ray).
 
-        None: it has none, and the nodes are whoever else names them. ``machine``: our own name.
-        Raises ConfigError.
+        None if nodes come from elsewhere. ``machine``: name of this machine. Raises ConfigError.
         """
         del options, machine
         return None
@@ -157,17 +160,16 @@ class Backend(PlannedBackend):
     def check_files(
         self, variables: Mapping[str, str], read: Callable[[str, str], str | None]
     ) -> None:
-        """Look at files that workers with these variables are to read, named by those that were
-        given.
+        """Check the files that workers with these variables will read.
 
-        ``read(path, named)``: what a file holds whose path is taken from the workers' directory;
-        None where that is on other machines alone. It raises ConfigError, begun by ``named``.
-        Raises ConfigError for one that is not right.
+        ``read(path, named)`` returns the content of a file, relative to the workers' directory;
+        None if it is on other machines only. It raises ConfigError with a message that begins with
+        ``named``. Raises ConfigError for invalid files.
         """
         del variables, read
 
     def needed(self, variables: Mapping[str, str]) -> tuple[Requirement, ...]:
-        """Return of ``requires``, and beside it, what workers with these variables and options
+        """Return the entries of ``requires``, and others, that workers with these variables
         import."""
         del variables
         return self.requires

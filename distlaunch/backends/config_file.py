@@ -2,7 +2,7 @@
 
 PyYAML parses the YAML (1.1, as in Accelerate and Horovod: ``no`` is false). This module reads
 PyYAML's nodes and never runs its constructors for mappings, sequences or tags, so a file can only
-give text, numbers, switches, None, lists and mappings of these. Size, depth and number of values
+contain text, numbers, booleans, None, lists and mappings of these. Size, depth and number of values
 are limited, since a file may be hostile or the wrong one.
 """
 
@@ -18,31 +18,31 @@ from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import printable, quoted
 
 _MOST_CHARACTERS = 256 << 10
-"""Of a YAML file. PyYAML needs up to 4 s for as many."""
+"""Limit for YAML. PyYAML needs up to 4 s for a file of this size."""
 _MOST_VALUES = 100_000
-"""Of a YAML file, each counted as often as aliases repeat it."""
+"""Limit for YAML. A value that aliases repeat counts each time."""
 _MOST_LEVELS = 20
 _TAG = "tag:yaml.org,2002:"
 _SCALARS = ("null", "bool", "int", "float", "str")
 
 
 class Document(Record):
-    """What a file says: a mapping of text, numbers, switches, None, lists and mappings of these."""
+    """The content of a file: a mapping of text, numbers, booleans, None, lists and mappings of
+    these."""
 
     path: str
     values: Mapping[str, Any]
     lines: Mapping[tuple[str, ...], int]
-    """The line (from 1) of each key, by the keys that lead to it; an index of a list is written as
-    text. Empty for JSON."""
+    """The line (from 1) of each key path. List indexes are text. Empty for JSON."""
 
     def where(self, *keys: str) -> str:
-        """Name the place of a key for a message: ``FILE:LINE``."""
+        """Return the location of a key for a message: ``FILE:LINE``."""
         line = self.lines.get(keys)
         return printable(self.path if line is None else f"{self.path}:{line}")
 
 
 def read_document(text: str, path: str) -> Document:
-    """Read a file's text; bytes that are not UTF-8 are surrogates in it.
+    """Parse a file's text, in which bytes that are not UTF-8 are surrogates.
 
     Text that begins with ``{`` is JSON, any other is YAML. Raises ConfigError with file and line.
     """
@@ -50,7 +50,8 @@ def read_document(text: str, path: str) -> Document:
     if (no_text := re.search("[\0\ud800-\udfff]", text)) is not None:
         line = text.count("\n", 0, no_text.start()) + 1
         raise ConfigError(
-            f"{printable(path)}:{line}: not UTF-8 text", hint="is it the right file, or in UTF-16?"
+            f"{printable(path)}:{line}: not UTF-8 text",
+            hint="check that it is the right file, and not in UTF-16",
         )
     if text.lstrip().startswith("{"):
         return Document(path=path, values=_read_json(text, path), lines={})
@@ -61,7 +62,7 @@ def _read_json(text: str, path: str) -> dict[str, Any]:
     try:
         values: dict[str, Any] = json.loads(text, object_pairs_hook=_unique)
     except json.JSONDecodeError as exc:
-        raise ConfigError(f"{printable(path)}:{exc.lineno}: no JSON: {exc.msg}") from exc
+        raise ConfigError(f"{printable(path)}:{exc.lineno}: not JSON: {exc.msg}") from exc
     except (ValueError, RecursionError) as exc:
         raise ConfigError(f"{printable(path)}: {exc}") from exc
     return values
@@ -77,7 +78,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 class _YamlReader:
-    """Turns the nodes that PyYAML composes into values."""
+    """Converts the nodes that PyYAML composes into values."""
 
     def __init__(self, text: str, path: str) -> None:
         import yaml
@@ -103,7 +104,7 @@ class _YamlReader:
         return Document(path=self._path, values=values, lines=self._lines)
 
     def _compose(self) -> Any:
-        """Return the root node, None if the file has no content."""
+        """Return the root node; None if the file is empty."""
         yaml = self._yaml
         try:
             loader = yaml.SafeLoader(self._text)
@@ -112,7 +113,7 @@ class _YamlReader:
             raise self._error_at(
                 line,
                 f"{quoted(self._text[exc.position])} is not allowed in YAML",
-                hint="in double quotes, \\x or \\u",
+                hint="escape it with \\x or \\u in double quotes",
             ) from exc
         try:
             return loader.get_single_node()
@@ -124,7 +125,7 @@ class _YamlReader:
             raise self._error_at(loader.line + 1, f"not YAML: {printable(str(exc))}") from exc
 
     def _syntax_error(self, exc: Any) -> ConfigError:
-        """Word an error of PyYAML: on the line where the token begins, or else the mistake is."""
+        """Return a ConfigError for an error of PyYAML, with the line where its token begins."""
         is_token = isinstance(exc, self._yaml.scanner.ScannerError) and exc.context_mark
         mark = exc.context_mark if is_token else exc.problem_mark or exc.context_mark
         line = 1 if mark is None else mark.line + 1
@@ -135,7 +136,7 @@ class _YamlReader:
             why += f" ({exc.context}{began})"
         lines = self._text.split("\n")
         has_tab = line <= len(lines) and "\t" in lines[line - 1]
-        hint = "YAML is indented by spaces, not by tabs" if has_tab else None
+        hint = "indent YAML with spaces, not tabs" if has_tab else None
         return self._error_at(line, printable(why), hint=hint)
 
     def _value(self, node: Any, keys: tuple[str, ...]) -> Any:
@@ -151,7 +152,7 @@ class _YamlReader:
             return [self._value(each, (*keys, str(at))) for at, each in enumerate(node.value)]
         if isinstance(node, self._yaml.ScalarNode):
             return self._scalar(node, kind)
-        raise self._error(node, f"the tag {quoted(node.tag)} is not read here")
+        raise self._error(node, f"the tag {quoted(node.tag)} is not supported here")
 
     def _mapping(self, node: Any, above: tuple[str, ...]) -> dict[str, Any]:
         values: dict[str, Any] = {}
@@ -168,14 +169,14 @@ class _YamlReader:
 
     def _key(self, node: Any) -> str:
         if not isinstance(node, self._yaml.ScalarNode):
-            raise self._error(node, "a list or a mapping is no name", hint="name: value")
+            raise self._error(node, "a list or a mapping cannot be a name", hint="name: value")
         if node.tag == f"{_TAG}merge":
-            raise self._error(node, "merge keys (<<) are not read", hint="write the keys out")
+            raise self._error(node, "merge keys (<<) are not supported", hint="write the keys out")
         if node.tag != f"{_TAG}str":
             written = printable(node.value)
             raise self._error(
                 node,
-                f"{written or 'nothing'} is no text in YAML, but a value",
+                f"{written or 'nothing'} is a value in YAML, not text",
                 hint=f'"{written}": if that is its name',
             )
         return str(node.value)
@@ -186,11 +187,11 @@ class _YamlReader:
         if is_time or kind in ("merge", "value"):
             raise self._error(
                 node,
-                f"{quoted(text)} is no text in YAML, and not read here",
+                f"{quoted(text)} is not text in YAML, and not supported here",
                 hint=f'"{printable(text)}" if it is text',
             )
         if kind not in _SCALARS:
-            raise self._error(node, f"the tag {quoted(node.tag)} is not read here")
+            raise self._error(node, f"the tag {quoted(node.tag)} is not supported here")
         try:
             return self._scalars.construct_object(node)
         except (LookupError, ValueError) as exc:  # 0x_, thousands of digits, !!bool maybe

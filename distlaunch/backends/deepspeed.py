@@ -1,9 +1,9 @@
-"""DeepSpeed, for its own scripts, Accelerate's and those of the Transformers Trainer.
+"""The ``deepspeed`` backend: DeepSpeed's own scripts, and those of Accelerate and Transformers.
 
-The variables are those of DeepSpeed's own launcher (0.19), and where ZeRO is chosen here those of
-``accelerate launch`` (1.15), by which Accelerate and Transformers come to DeepSpeed. A script that
-calls ``deepspeed.initialize`` itself takes its configuration from its arguments: ``-o pass-config``
-adds it to them.
+Sets the variables of DeepSpeed's own launcher (0.19). If ZeRO is configured by options, it also
+sets those of ``accelerate launch`` (1.15), by which Accelerate and Transformers use DeepSpeed. A
+script that calls ``deepspeed.initialize`` itself takes its configuration from its arguments: ``-o
+pass-config`` adds it to them.
 """
 
 from __future__ import annotations
@@ -22,38 +22,39 @@ from distlaunch.core.model.topology import Topology
 
 _ENV_FILE = ".deepspeed_env"
 _ENV_FILE_NAME = "DS_ENV_FILE"
-_CONFIG_WORDS = {"deepspeed": "--deepspeed_config", "transformers": "--deepspeed"}
+_CONFIG_OPTIONS = {"deepspeed": "--deepspeed_config", "transformers": "--deepspeed"}
 _BUFFER = "deepspeed_allreduce_buffer_{uid}_{address}_{port}"
 _PRECISIONS = {"fp32": "no", "fp16": "fp16", "bf16": "bf16"}
 
 
-class _Setting(Record):
-    """Where an option goes: Accelerate's variable, and its place in DeepSpeed's configuration."""
+class _ZeroOption(Record):
+    """Where an option goes: Accelerate's variable, and the key path in DeepSpeed's
+    configuration."""
 
     variable: str
-    place: tuple[str, ...]
+    key_path: tuple[str, ...]
 
 
-_SETTINGS = {
-    "zero": _Setting(
-        variable="ACCELERATE_DEEPSPEED_ZERO_STAGE", place=("zero_optimization", "stage")
+_ZERO_OPTIONS = {
+    "zero": _ZeroOption(
+        variable="ACCELERATE_DEEPSPEED_ZERO_STAGE", key_path=("zero_optimization", "stage")
     ),
-    "offload-optimizer": _Setting(
+    "offload-optimizer": _ZeroOption(
         variable="ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE",
-        place=("zero_optimization", "offload_optimizer", "device"),
+        key_path=("zero_optimization", "offload_optimizer", "device"),
     ),
-    "offload-param": _Setting(
+    "offload-param": _ZeroOption(
         variable="ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE",
-        place=("zero_optimization", "offload_param", "device"),
+        key_path=("zero_optimization", "offload_param", "device"),
     ),
-    "gradient-accumulation": _Setting(
-        variable="ACCELERATE_GRADIENT_ACCUMULATION_STEPS", place=("gradient_accumulation_steps",)
+    "gradient-accumulation": _ZeroOption(
+        variable="ACCELERATE_GRADIENT_ACCUMULATION_STEPS", key_path=("gradient_accumulation_steps",)
     ),
 }
 
 
 class DeepSpeed(TorchBackend):
-    """What DeepSpeed's launcher sets, and how a script is told which ZeRO it is to use."""
+    """Variables of DeepSpeed's launcher, and ZeRO options for the script."""
 
     name = "deepspeed"
     about = "DeepSpeed, also by way of Accelerate and Transformers"
@@ -61,9 +62,8 @@ class DeepSpeed(TorchBackend):
         Requirement(module="torch", package="torch"),
         Requirement(module="deepspeed", package="deepspeed", at_least="0.10"),
     )
-    # Of its collectives on CPUs, made where all workers are on one node: 69 MB for each
-    # (csrc/cpu/comm/shm.cpp of 0.19), or one file for all of them (ccl.cpp beside it, as it was
-    # until 0.14.0 at least).
+    # Buffers of its collectives on CPUs, if all workers are on one node: 69 MB per worker
+    # (csrc/cpu/comm/shm.cpp of 0.19), or one file for all of them (ccl.cpp, until 0.14.0 at least).
     shared_memory = (f"{_BUFFER}_{{rank}}", _BUFFER)
 
     def __init__(self, chosen: Mapping[str, Value], texts: Mapping[str, str]) -> None:
@@ -74,12 +74,12 @@ class DeepSpeed(TorchBackend):
             if chosen.get(name, "none") != "none" and stage is not None and stage not in needed:
                 raise ConfigError(
                     f"-o {name}={chosen[name]} and -o zero={stage} contradict each other",
-                    hint=f"there is something to offload with zero={' or '.join(needed)}",
+                    hint=f"offloading needs zero={' or '.join(needed)}",
                 )
         if chosen.get("gradient-accumulation") == 0:
             raise ConfigError(
-                "-o gradient-accumulation=0: there is no step without gradients",
-                hint="1 adds up none",
+                "-o gradient-accumulation=0: at least 1 is needed",
+                hint="1 means no accumulation",
             )
         if "config" in chosen:
             self._check_config(str(chosen["config"]), texts["config"])
@@ -91,7 +91,7 @@ class DeepSpeed(TorchBackend):
 
     @classmethod
     def options(cls) -> tuple[BackendOption, ...]:
-        """List what can be chosen of DeepSpeed, and how the script is told."""
+        """Return options for ZeRO, and for how the script gets its configuration."""
         devices = ("none", "cpu")
         return (
             BackendOption(
@@ -102,7 +102,8 @@ class DeepSpeed(TorchBackend):
             ),
             BackendOption(
                 name="config",
-                about="DeepSpeed's configuration, for the same (see pass-config)",
+                about="DeepSpeed's configuration file, for Accelerate and "
+                "Transformers (see pass-config)",
                 kind="file",
             ),
             BackendOption(
@@ -110,7 +111,7 @@ class DeepSpeed(TorchBackend):
                 about="add it to the script's arguments: --deepspeed_config=FILE, or the Trainer's "
                 "--deepspeed=FILE",
                 kind="choice",
-                choices=tuple(_CONFIG_WORDS),
+                choices=tuple(_CONFIG_OPTIONS),
             ),
             BackendOption(
                 name="local-rank",
@@ -131,12 +132,12 @@ class DeepSpeed(TorchBackend):
             ),
             BackendOption(
                 name="gradient-accumulation",
-                about="steps of which gradients are added up",
+                about="steps over which gradients are accumulated",
                 kind="count",
             ),
             BackendOption(
                 name="precision",
-                about="what Accelerate computes in",
+                about="precision that Accelerate uses",
                 kind="choice",
                 choices=tuple(_PRECISIONS),
             ),
@@ -145,38 +146,40 @@ class DeepSpeed(TorchBackend):
 
     @classmethod
     def env_files(cls, environ: Mapping[str, str], cwd: str) -> Sequence[str]:
-        """Find ``.deepspeed_env`` (or what DS_ENV_FILE says) at home and here; the latter has the
-        last word."""
+        """Return the files ``.deepspeed_env`` (or $DS_ENV_FILE) in the home and the current
+        directory.
+
+        Of several values, the one in the current directory applies.
+        """
         name = environ.get(_ENV_FILE_NAME) or _ENV_FILE
         places = [
             os.path.join(folder, name)
             for folder in (environ.get("HOME") or os.path.expanduser("~"), cwd)
         ]
-        there = [path for path in dict.fromkeys(places) if os.path.isfile(path)]
-        if not there and environ.get(_ENV_FILE_NAME):
+        existing = [path for path in dict.fromkeys(places) if os.path.isfile(path)]
+        if not existing and environ.get(_ENV_FILE_NAME):
             other = next((path for path in places if os.path.exists(path)), None)
-            if (
-                other is not None
-            ):  # a pipe could be read once only, and DeepSpeed's own launcher leaves it alone
-                kind = "a folder" if os.path.isdir(other) else "no plain file"
+            # A pipe can be read only once, and DeepSpeed's own launcher ignores it.
+            if other is not None:
+                kind = "a folder" if os.path.isdir(other) else "not a regular file"
                 raise ConfigError(f"{_ENV_FILE_NAME} {quoted(name)}: {printable(other)} is {kind}")
-            looked = " and ".join(
+            folders = " and ".join(
                 dict.fromkeys(printable(os.path.dirname(path)) for path in places)
             )
             raise ConfigError(
                 f"{_ENV_FILE_NAME} {quoted(name)}: there is no such file",
-                hint=f"looked in {looked}",
+                hint=f"looked in {folders}",
             )
-        for path in there:
+        for path in existing:
             if not os.access(path, os.R_OK):
                 raise ConfigError(f"{printable(path)}: not readable by this user")
-        return there
+        return existing
 
     def notes_on(self, topology: Topology) -> Sequence[str]:
-        """Say what Accelerate does not do on CPUs, where options are given that are for it."""
+        """Return a notice if options are given that Accelerate ignores on CPUs."""
         own_script = self.chosen.get("pass-config") == "deepspeed"
         names = [
-            f"-o {name}" for name in ("config", "precision", *_SETTINGS) if name in self.chosen
+            f"-o {name}" for name in ("config", "precision", *_ZERO_OPTIONS) if name in self.chosen
         ]
         if topology.device != "cpu" or topology.world_size == 1 or own_script or not names:
             return ()
@@ -188,23 +191,21 @@ class DeepSpeed(TorchBackend):
         return (f"{note}; a script that calls DeepSpeed itself has its own configuration",)
 
     def job_variables(self, topology: Topology) -> Mapping[str, str]:
-        """Return the number of nodes, and if anything of ZeRO is chosen what Accelerate and
-        Transformers read of it."""
-        told = self._told()
-        used = {"ACCELERATE_USE_DEEPSPEED": "true"} if told else {}
+        """Return the number of nodes, and the ZeRO options for Accelerate and Transformers."""
+        zero_variables = self._zero_variables()
+        enabled = {"ACCELERATE_USE_DEEPSPEED": "true"} if zero_variables else {}
         return {
             **super().job_variables(topology),
             "CROSS_SIZE": str(len(topology.nodes)),
-            **used,
-            **told,
+            **enabled,
+            **zero_variables,
         }
 
     def unwanted(self) -> Sequence[str]:
-        """Name the switches to others than DeepSpeed, what only accelerate launch knows, and a file
-        beside options."""
+        """Return variables that choose other frameworks or contradict the options."""
         file = (
             ("ACCELERATE_DEEPSPEED_CONFIG_FILE",)
-            if any(name in self.chosen for name in _SETTINGS)
+            if any(name in self.chosen for name in _ZERO_OPTIONS)
             else ()
         )
         return (
@@ -215,7 +216,7 @@ class DeepSpeed(TorchBackend):
         )
 
     def node_variables(self, topology: Topology, node_rank: int) -> Mapping[str, str]:
-        """Return the node's place and size, under the names that DeepSpeed has for them."""
+        """Return the node's rank and number of workers under DeepSpeed's names."""
         slots = topology.nodes[node_rank].slots
         return {
             "CROSS_RANK": str(node_rank),
@@ -223,75 +224,81 @@ class DeepSpeed(TorchBackend):
         }
 
     def script_words(self) -> tuple[str, ...]:
-        """Return the configuration, if that is asked for."""
+        """Return the option for the configuration file if ``pass-config`` is chosen."""
         if "pass-config" not in self.chosen:
             return ()
-        return (f"{_CONFIG_WORDS[str(self.chosen['pass-config'])]}={self.chosen['config']}",)
+        return (f"{_CONFIG_OPTIONS[str(self.chosen['pass-config'])]}={self.chosen['config']}",)
 
     def worker_words(self, local_rank: int) -> tuple[str, ...]:
-        """Give ``--local_rank``, if that is asked for."""
+        """Return ``--local_rank`` if it is chosen."""
         return (f"--local_rank={local_rank}",) if self.chosen.get("local-rank") else ()
 
-    def _told(self) -> dict[str, str]:
-        """Return what Accelerate and Transformers are told of the choices."""
-        told = {
+    def _zero_variables(self) -> dict[str, str]:
+        """Return the options as variables for Accelerate and Transformers."""
+        zero_variables = {
             setting.variable: str(self.chosen[name])
-            for name, setting in _SETTINGS.items()
+            for name, setting in _ZERO_OPTIONS.items()
             if name in self.chosen
         }
         if "config" in self.chosen:
-            told["ACCELERATE_DEEPSPEED_CONFIG_FILE"] = str(self.chosen["config"])
+            zero_variables["ACCELERATE_DEEPSPEED_CONFIG_FILE"] = str(self.chosen["config"])
         if "precision" in self.chosen:
-            told["ACCELERATE_MIXED_PRECISION"] = _PRECISIONS[str(self.chosen["precision"])]
-        return told
+            zero_variables["ACCELERATE_MIXED_PRECISION"] = _PRECISIONS[
+                str(self.chosen["precision"])
+            ]
+        return zero_variables
 
     def _check_config(self, path: str, text: str) -> None:
-        """Hold the file against the options, which fill in only what it calls ``auto``. Raises
-        ConfigError."""
+        """Raise ConfigError if the file and the options differ.
+
+        Options fill in only values that the file sets to ``auto``.
+        """
         if path.endswith(".hjson"):
             return
         shown = printable(path)
         config = read_config(
-            text, shown, hint="DeepSpeed alone reads Hjson too: call such a file NAME.hjson"
+            text,
+            shown,
+            hint="for Hjson, which only DeepSpeed itself reads, name the file NAME.hjson",
         )
-        for name, setting in _SETTINGS.items():
+        for name, setting in _ZERO_OPTIONS.items():
             if name not in self.chosen:
                 continue
-            place, said = ".".join(setting.place), _looked_up(config, setting.place)
-            if said != "auto" and str(said) != str(self.chosen[name]):
+            key_path, value = ".".join(setting.key_path), _value_at(config, setting.key_path)
+            if value != "auto" and str(value) != str(self.chosen[name]):
                 raise ConfigError(
-                    f"-o {name}={self.chosen[name]} does not count beside {shown}, "
+                    f"-o {name}={self.chosen[name]} contradicts {shown}, "
                     + (
-                        f"which does not have {place}"
-                        if said is None
-                        else f"where {place} is {said}"
+                        f"which does not have {key_path}"
+                        if value is None
+                        else f"where {key_path} is {value}"
                     ),
-                    hint=f'leave the option out, or write "auto" for {place} there',
+                    hint=f'leave the option out, or write "auto" for {key_path} there',
                 )
 
 
 def read_config(text: str, named: str, *, hint: str) -> dict[str, object]:
-    """Read a configuration. Raises ConfigError, begun by ``named``, with ``hint`` for what is no
-    JSON."""
+    """Parse a configuration.
+
+    ``named`` begins the message of a ConfigError, ``hint`` is for text that is not JSON.
+    """
     if re.search("[\ud800-\udfff]", text) is not None:
         raise ConfigError(f"{named}: not UTF-8 text", hint="is it the right file?")
     try:
         config = json.loads(text)
     except ValueError as exc:
-        raise ConfigError(f"{named}: no JSON: {exc}", hint=hint) from exc
+        raise ConfigError(f"{named}: not JSON: {exc}", hint=hint) from exc
     except RecursionError as exc:
-        raise ConfigError(
-            f"{named}: no configuration of DeepSpeed, it is nested too deeply"
-        ) from exc
+        raise ConfigError(f"{named}: not a configuration of DeepSpeed: nested too deeply") from exc
     if not isinstance(config, dict):
         raise ConfigError(
-            f"{named}: no configuration of DeepSpeed",
+            f"{named}: not a configuration of DeepSpeed",
             hint='it looks like {"train_batch_size": 32, ...}',
         )
     return config
 
 
-def _looked_up(config: object, place: Sequence[str]) -> object:
-    for key in place:
+def _value_at(config: object, key_path: Sequence[str]) -> object:
+    for key in key_path:
         config = config.get(key) if isinstance(config, dict) else None
     return config

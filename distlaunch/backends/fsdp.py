@@ -1,8 +1,8 @@
-"""Fully sharded data parallel, for the toolkit's ``wrap``, Accelerate and Transformers.
+"""The ``fsdp`` backend: fully sharded data parallel by the toolkit, Accelerate or Transformers.
 
-The toolkit reads the options by themselves; the other two, which come to the same FSDP2 by them,
-read what ``accelerate launch`` sets. Their names and values are those of Accelerate 1.15; releases
-before 1.6 know only FSDP1, and go by the sharding strategy.
+The toolkit reads the options directly. Accelerate and Transformers read the variables that
+``accelerate launch`` (1.15) sets, and use FSDP2 by them. Accelerate before 1.6 only has FSDP1 and
+uses the sharding strategy.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _CALLS_DDP = re.compile(
     r"^[^#\n]*\b(?:DistributedDataParallel|DDP)\s*\(|^[^#\n]*\bimport\s.*\bDistributedDataParallel\s+as\b",
     re.MULTILINE,
 )
-_SHARDS = re.compile(
+_MAY_SHARD = re.compile(
     r"\b(?:fully_shard|FullyShardedDataParallel|FSDP|toolkit|accelerate|transformers|Fabric)\b|lightning"
 )
-"""A script with any of these may be sharded."""
+"""A script in which this occurs may shard its model."""
 
 
 class Fsdp(TorchBackend):
-    """DDP's environment, and how the model is sharded."""
+    """DDP's variables, and how the model is sharded."""
 
     name = "fsdp"
     about = "PyTorch's FSDP2, for scripts of the toolkit, Accelerate and Transformers"
@@ -50,65 +50,61 @@ class Fsdp(TorchBackend):
         for name in _class_names(chosen):
             if not name.isidentifier():
                 raise ConfigError(
-                    f"-o wrap-classes={chosen['wrap-classes']}: {name!r} is no name of a class",
-                    hint="names without their modules, with commas between: Block,Embedding",
+                    f"-o wrap-classes={chosen['wrap-classes']}: {name!r} is not a class name",
+                    hint="use class names without modules, separated by commas: Block,Embedding",
                 )
 
     @classmethod
     def options(cls) -> tuple[BackendOption, ...]:
-        """List how the model can be sharded."""
+        """Return the options for sharding."""
         return (
             BackendOption(
                 name="sharding",
-                about="full: parameters, gradients, optimizer (default); grad: all but parameters "
-                "between forward and "
-                "backward; hybrid: full within a node, copies between nodes",
+                about="full: parameters, gradients, optimizer (default); grad: like "
+                "full, but parameters stay whole between forward and backward; "
+                "hybrid: full within a node, copies between nodes",
                 kind="choice",
                 choices=tuple(_STRATEGIES),
             ),
             BackendOption(
                 name="precision",
-                about="what forward and backward compute in",
+                about="precision of forward and backward",
                 kind="choice",
                 choices=("bf16", "fp16", "fp32"),
             ),
             BackendOption(
                 name="cpu-offload",
-                about="keep what is not at work in the host's memory",
+                about="keep parameters that are not in use in the host's memory",
                 kind="flag",
             ),
             BackendOption(
                 name="wrap-min-params",
-                about="shard layers of more than so many parameters each",
+                about="shard layers with at least this many parameters",
                 kind="count",
             ),
             BackendOption(
                 name="wrap-classes",
-                about="shard layers of these classes each (GPT2Block,...)",
+                about="shard layers of these classes (GPT2Block,...)",
                 metavar="CLASS,...",
             ),
             BackendOption(
                 name="activation-checkpointing",
-                about="compute activations again instead of keeping them",
+                about="recompute activations instead of storing them",
                 kind="flag",
             ),
             *super().options(),
         )
 
     def notes_on(self, topology: Topology) -> Sequence[str]:
-        """Say what Accelerate does on CPUs."""
+        """Return a notice that Accelerate does not shard on CPUs."""
         if topology.device != "cpu":
             return ()
-        return (
-            (
-                "on CPUs the toolkit shards; Accelerate and Transformers do so on GPUs alone, and "
-                "train with DDP here"
-            ),
-        )
+        return (("on CPUs only the toolkit shards; Accelerate and Transformers train with DDP"),)
 
     def notes_on_script(self, name: str, text: str) -> Sequence[str]:
-        """Say that a script which wraps its model in DDP itself is not sharded."""
-        if _CALLS_DDP.search(text) is None or _SHARDS.search(text) is not None:
+        """Return a notice if the script wraps its model in DDP itself, so that it is not
+        sharded."""
+        if _CALLS_DDP.search(text) is None or _MAY_SHARD.search(text) is not None:
             return ()
         note = (
             f"{name} calls DistributedDataParallel itself, so it trains with DDP: --backend "
@@ -122,8 +118,10 @@ class Fsdp(TorchBackend):
         )
 
     def job_variables(self, topology: Topology) -> Mapping[str, str]:
-        """Return what Accelerate and Transformers read. Raises ConfigError for hybrid sharding over
-        unequal nodes."""
+        """Return the variables for Accelerate and Transformers.
+
+        Raises ConfigError for hybrid sharding over nodes with different numbers of workers.
+        """
         variables = {**super().job_variables(topology), "ACCELERATE_USE_FSDP": "true"}
         sharding = self.chosen.get("sharding")
         if sharding is not None:
@@ -131,7 +129,7 @@ class Fsdp(TorchBackend):
             variables["FSDP_RESHARD_AFTER_FORWARD"] = _switch(sharding != "grad")
         if sharding == "hybrid":
             mesh = _mesh(topology)
-            if topology.device != "cpu":  # where Accelerate takes none
+            if topology.device != "cpu":  # Accelerate accepts no mesh on CPUs
                 variables.update(mesh)
         if "precision" in self.chosen:
             precision = str(self.chosen["precision"])
@@ -148,8 +146,7 @@ class Fsdp(TorchBackend):
         return variables
 
     def unwanted(self) -> Sequence[str]:
-        """Name the switches to other ways of sharding, and another mesh where the sharding is
-        chosen."""
+        """Return variables that choose other frameworks or another mesh."""
         mesh: tuple[str, ...] = (
             ("ACCELERATE_USE_PARALLELISM_CONFIG",) if "sharding" in self.chosen else ()
         )
@@ -163,7 +160,7 @@ class Fsdp(TorchBackend):
         )
 
     def default_variables(self, topology: Topology) -> Mapping[str, str]:
-        """Choose FSDP2, and layers by the classes that a Transformers model names."""
+        """Return FSDP2, with layers wrapped by the classes that a Transformers model names."""
         on_cpus = {"ACCELERATE_USE_CPU": "true"} if topology.device == "cpu" else {}
         return {
             **super().default_variables(topology),
@@ -183,14 +180,13 @@ def _switch(on: bool) -> str:  # noqa: FBT001 - it is what the variable says
 
 
 def _mesh(topology: Topology) -> dict[str, str]:
-    """Return the two sides of hybrid sharding, as far as the nodes have told how many workers they
-    run."""
+    """Return the mesh for hybrid sharding; empty if a node's number of workers is unknown."""
     slots = {node.slots for node in topology.nodes}
     if len(slots) > 1 and None not in slots:
-        told = ", ".join(f"{node.host}: {node.slots}" for node in topology.nodes[:8])
+        counts = ", ".join(f"{node.host}: {node.slots}" for node in topology.nodes[:8])
         raise ConfigError(
-            f"-o sharding=hybrid needs as many workers on each node ({told})",
-            hint="-o sharding=full takes any number",
+            f"-o sharding=hybrid needs the same number of workers on each node ({counts})",
+            hint="use -o sharding=full",
         )
     if len(slots) != 1 or None in slots:
         return {}

@@ -1,11 +1,10 @@
-"""Horovod by gloo: its variables for each worker; its store is ours, on the master's port.
+"""The ``horovod`` backend: variables of Horovod 0.28, and the table of its settings.
 
-``base_environment`` has dropped what an outer launcher set of these. Elastic Horovod is not
-offered: its protocol unpickles what comes over the network.
+Workers meet at a store of distlaunch's on MASTER_PORT; control messages use gloo. Elastic Horovod
+is not supported, because its protocol unpickles data from the network.
 
-What can be set of Horovod itself: the one table for ``-o``, horovodrun's options and its file.
-
-The names, and what they become, are those of horovodrun 0.28.
+The settings, with the names of horovodrun, serve ``-o``, horovodrun's options and its configuration
+file.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _IN_URLS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ012345
 
 
 class Horovod(Backend):
-    """Horovod 0.28 with gloo for control, gloo or NCCL for data."""
+    """Horovod 0.28 with gloo for control, and gloo or NCCL for data."""
 
     name = "horovod"
     about = "Horovod: its variables and its store; gloo for control, NCCL or gloo for data"
@@ -43,74 +42,71 @@ class Horovod(Backend):
             package="horovod",
             at_least="0.21",
             variables="HOROVOD_WITH_GLOO=1 HOROVOD_WITH_PYTORCH=1",
-            see="compiling it beside a new torch takes more: distlaunch help horovod",
+            see="to compile it with a new torch, see distlaunch help horovod",
         ),
     )
     store = True
-    ipv4_only = "Horovod's workers find each other by IPv4 alone"
+    ipv4_only = "Horovod's workers connect by IPv4 only"
 
     def __init__(self, chosen: Mapping[str, Value], texts: Mapping[str, str]) -> None:
         super().__init__(chosen, texts)
         for setting in SETTINGS:
             if not setting.fits(chosen.get(setting.name, 0)):
                 raise ConfigError(
-                    f"-o {setting.name}={chosen[setting.name]}: it is {setting.most:g} at most"
+                    f"-o {setting.name}={chosen[setting.name]}: the maximum is {setting.most:g}"
                 )
 
     @classmethod
     def options(cls) -> tuple[BackendOption, ...]:
-        """List the options that ``-o`` takes: what horovodrun has of its own."""
+        """Return horovodrun's own settings."""
         return (_COMPRESSION, *(setting.option for setting in SETTINGS))
 
     @property
     def notes(self) -> Sequence[str]:
-        """Name what is chosen and changes nothing."""
+        """Return a notice for each setting that has no effect without another one."""
         return [
-            f"-o {setting.name} has no effect without -o {setting.of}"
+            f"-o {setting.name} has no effect without -o {setting.depends_on}"
             for setting in SETTINGS
-            if setting.name in self.chosen and is_idle(setting, self.chosen)
+            if setting.name in self.chosen and has_no_effect(setting, self.chosen)
         ]
 
     def job_variables(self, topology: Topology) -> Mapping[str, str]:
-        """Name the controller, and how many workers there are."""
+        """Return the controller, the number of workers and the settings."""
         world = topology.world_size
         chosen = self.chosen
         variables = {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}
         if world is not None:
             variables["HOROVOD_SIZE"] = str(world)
         for setting in SETTINGS:
-            if setting.name in chosen and not is_idle(setting, chosen):
+            if setting.name in chosen and not has_no_effect(setting, chosen):
                 variables[setting.variable] = setting.text(chosen[setting.name])
         return variables
 
     def default_variables(self, topology: Topology) -> Mapping[str, str]:
-        """Keep a job of one machine on its loopback interface, which is always there; show where a
-        worker crashes.
+        """Return the loopback interface for a job on one node, and Python's fault handler.
 
-        Horovod 0.28 minds the interface only while it starts: its groups for data listen where the
-        machine's own name leads, and it crashes where that leads nowhere.
+        Horovod 0.28 uses the interface only during start-up. Its groups for data listen at the
+        address of the machine's own name, and a worker crashes if that name has no address.
         """
         shown = {"PYTHONFAULTHANDLER": "1"}
         return shown | {"HOROVOD_GLOO_IFACE": "lo"} if len(topology.nodes) == 1 else shown
 
     def check_meeting(self, surveys: Sequence[Surveyed], hosts: Sequence[str]) -> None:
-        """Refuse nodes whose own name leads to a loopback address where not all are one machine.
+        """Raise ConfigError if a node resolves its own name to a loopback address.
 
-        Horovod 0.28 has the groups that move data listen where that name leads, whatever
-        HOROVOD_GLOO_IFACE says.
+        Horovod 0.28's groups for data listen at that address, whatever HOROVOD_GLOO_IFACE is.
         """
-        astray = names_of_loopback(surveys, hosts)
-        for host, address in astray.items():
+        loopback = names_of_loopback(surveys, hosts)
+        for host, address in loopback.items():
             raise ConfigError(
-                f"{name_hosts(astray)}: the machine's own name leads to {address}, and Horovod's "
-                "workers would listen"
-                " there, where no other node reaches them",
-                hint=f"in /etc/hosts of {printable(host)} its name has to stand beside the address "
-                "that others use",
+                f"{name_hosts(loopback)}: the machine's own name resolves to "
+                f"{address}, where other nodes cannot reach Horovod's workers",
+                hint=f"in /etc/hosts of {printable(host)}, put its name on the line "
+                "of the address that other nodes use",
             )
 
     def repeated(self) -> Mapping[str, str]:
-        """Return where the store is, and the interface that the nodes have found for gloo."""
+        """Return variables for the store's address and for gloo's interface."""
         return {
             "HOROVOD_GLOO_RENDEZVOUS_ADDR": "MASTER_ADDR",
             "HOROVOD_GLOO_RENDEZVOUS_PORT": "MASTER_PORT",
@@ -118,10 +114,15 @@ class Horovod(Backend):
         }
 
     def node_variables(self, topology: Topology, node_rank: int) -> Mapping[str, str]:
-        """Name the node, which has to be unlike all others, and may stand in a URL."""
+        """Return the node's name and number of workers.
+
+        The name is unique and valid in a URL.
+        """
         host = topology.nodes[node_rank].host
         variables = {
-            "HOROVOD_HOSTNAME": host if self._of(topology).distinct else f"node-{node_rank}"
+            "HOROVOD_HOSTNAME": host
+            if self._cross_ranks(topology).has_unique_hosts
+            else f"node-{node_rank}"
         }
         if (slots := topology.nodes[node_rank].slots) is not None:
             variables["HOROVOD_LOCAL_SIZE"] = str(slots)
@@ -130,34 +131,33 @@ class Horovod(Backend):
     def worker_variables(
         self, topology: Topology, node_rank: int, local_rank: int, rank: int
     ) -> Mapping[str, str]:
-        """Return the worker's place, also among the workers of all nodes that have its local rank."""
-        places = self._of(topology)
+        """Return the worker's ranks. Its cross rank counts the workers with the same local rank."""
+        cross = self._cross_ranks(topology)
         return {
             "HOROVOD_RANK": str(rank),
             "HOROVOD_LOCAL_RANK": str(local_rank),
-            "HOROVOD_CROSS_RANK": str(places.ranks[node_rank][local_rank]),
-            "HOROVOD_CROSS_SIZE": str(places.sizes[local_rank]),
+            "HOROVOD_CROSS_RANK": str(cross.ranks[node_rank][local_rank]),
+            "HOROVOD_CROSS_SIZE": str(cross.sizes[local_rank]),
         }
 
-    def _of(self, topology: Topology) -> _Places:
-        places: _Places | None = getattr(self, "_places", None)
-        if places is None or places.topology is not topology:
-            places = self._places = _Places(topology)
-        return places
+    def _cross_ranks(self, topology: Topology) -> _CrossRanks:
+        cross: _CrossRanks | None = getattr(self, "_cached_cross_ranks", None)
+        if cross is None or cross.topology is not topology:
+            cross = self._cached_cross_ranks = _CrossRanks(topology)
+        return cross
 
 
-class _Places:
-    """Where workers are among those of all nodes: made once a topology, asked for every worker of
-    it."""
+class _CrossRanks:
+    """Ranks and sizes across nodes, computed once for a topology."""
 
     def __init__(self, topology: Topology) -> None:
         self.topology = topology
         hosts = {node.host for node in topology.nodes}
-        self.distinct = len(hosts) == len(topology.nodes) and all(
+        self.has_unique_hosts = len(hosts) == len(topology.nodes) and all(
             host and _IN_URLS.issuperset(host) for host in hosts
         )
-        """Names of hosts do for all nodes; else all are numbered, as a number beside them may be
-        another's name."""
+        """Whether host names can serve as node names. Otherwise all nodes are numbered, because a
+        number could equal the name of another host."""
         slots = [node.slots or 0 for node in topology.nodes]
         self.ranks, self.sizes = cross_ranks(slots), cross_sizes(slots)
 
@@ -167,31 +167,31 @@ Section = Literal["params", "autotune", "timeline", "stall_check", "library_opti
 
 
 class Setting(Record):
-    """One of them."""
+    """A setting of Horovod."""
 
     section: Section
-    """Of horovodrun's configuration file."""
+    """The section in horovodrun's configuration file."""
     option: BackendOption
     variable: str
     factor: int = 1
-    """What a whole number is multiplied with."""
+    """Multiplier for whole numbers."""
     opposite: bool = False
-    """The variable says the opposite of the switch."""
+    """Whether the variable is true when the option is off."""
     most: float = float("inf")
-    of: str = ""
-    """The setting without which this one means nothing."""
+    depends_on: str = ""
+    """The setting without which this one has no effect."""
 
     @property
     def name(self) -> str:
-        """What ``-o`` and horovodrun call it."""
+        """The name for ``-o`` and for horovodrun."""
         return self.option.name
 
     def fits(self, value: Value) -> bool:
-        """Return whether a value of the right kind is not too great."""
+        """Return whether a value is within the maximum."""
         return isinstance(value, str) or value <= self.most
 
     def text(self, value: Value) -> str:
-        """Return what the variable says."""
+        """Return the value of the variable."""
         if isinstance(value, bool):
             return str(int(value != self.opposite))
         if isinstance(value, float):
@@ -205,7 +205,7 @@ class Setting(Record):
         )
 
 
-def _at(
+def _setting(
     section: Section,
     name: str,
     kind: Kind,
@@ -216,7 +216,7 @@ def _at(
     factor: int = 1,
     opposite: bool = False,
     most: float = float("inf"),
-    of: str = "",
+    depends_on: str = "",
     choices: tuple[str, ...] = (),
 ) -> Setting:
     option = BackendOption(name=name, about=about, kind=kind, metavar=metavar, choices=choices)
@@ -228,61 +228,59 @@ def _at(
         factor=factor,
         opposite=opposite,
         most=most,
-        of=of,
+        depends_on=depends_on,
     )
 
 
 SETTINGS = (
-    _at("params", "fusion-threshold-mb", "count", "FUSION_THRESHOLD", "how much is reduced at "
+    _setting("params", "fusion-threshold-mb", "count", "FUSION_THRESHOLD", "how much is reduced at "
     "once; 0: no fusion",
         metavar="MB", factor=1 << 20),
-    _at("params", "cycle-time-ms", "number", "CYCLE_TIME", "how often tensors are collected", metavar="MS"),
-    _at("params", "cache-capacity", "count", "CACHE_CAPACITY", "how many tensors' names are kept; "
+    _setting("params", "cycle-time-ms", "number", "CYCLE_TIME", "how often tensors are collected", metavar="MS"),
+    _setting("params", "cache-capacity", "count", "CACHE_CAPACITY", "how many tensors' names are kept; "
     "0: none"),
-    _at("params", "hierarchical-allreduce", "flag", "HIERARCHICAL_ALLREDUCE",
+    _setting("params", "hierarchical-allreduce", "flag", "HIERARCHICAL_ALLREDUCE",
         "reduce within nodes first, then between them"),
-    _at("params", "hierarchical-allgather", "flag", "HIERARCHICAL_ALLGATHER",
+    _setting("params", "hierarchical-allgather", "flag", "HIERARCHICAL_ALLGATHER",
         "gather within nodes first, then between them"),
-    _at("params", "torus-allreduce", "flag", "TORUS_ALLREDUCE", "reduce in a torus, by NCCL"),
-    _at("autotune", "autotune", "flag", "AUTOTUNE", "tune what is not given while training"),
-    _at("autotune", "autotune-log-file", "text", "AUTOTUNE_LOG", "where it writes what it tried",
-        metavar="FILE", of="autotune"),
-    _at("autotune", "autotune-warmup-samples", "count", "AUTOTUNE_WARMUP_SAMPLES", "samples that "
-    "it passes over",
-        of="autotune"),
-    _at("autotune", "autotune-steps-per-sample", "count", "AUTOTUNE_STEPS_PER_SAMPLE", "steps that "
-    "it takes for each",
-        of="autotune"),
-    _at("autotune", "autotune-bayes-opt-max-samples", "count", "AUTOTUNE_BAYES_OPT_MAX_SAMPLES",
-        "the most samples that it takes", of="autotune"),
-    _at("autotune", "autotune-gaussian-process-noise", "number", "AUTOTUNE_GAUSSIAN_PROCESS_NOISE",
-        "how much noise it reckons with, from 0 to 1", metavar="X", most=1.0, of="autotune"),
-    _at("timeline", "timeline-filename", "text", "TIMELINE", "write Horovod's timeline of rank 0 "
+    _setting("params", "torus-allreduce", "flag", "TORUS_ALLREDUCE", "reduce in a torus, by NCCL"),
+    _setting("autotune", "autotune", "flag", "AUTOTUNE", "tune parameters that are not given, while "
+                                                         "training"),
+    _setting("autotune", "autotune-log-file", "text", "AUTOTUNE_LOG", "file for the results of autotuning",
+        metavar="FILE", depends_on="autotune"),
+    _setting("autotune", "autotune-warmup-samples", "count", "AUTOTUNE_WARMUP_SAMPLES",
+        "samples to skip at the beginning",        depends_on="autotune"),
+    _setting("autotune", "autotune-steps-per-sample", "count", "AUTOTUNE_STEPS_PER_SAMPLE", "steps per sample",
+        depends_on="autotune"),
+    _setting("autotune", "autotune-bayes-opt-max-samples", "count", "AUTOTUNE_BAYES_OPT_MAX_SAMPLES",
+        "maximum number of samples", depends_on="autotune"),
+    _setting("autotune", "autotune-gaussian-process-noise", "number", "AUTOTUNE_GAUSSIAN_PROCESS_NOISE",
+        "noise of the Gaussian process, from 0 to 1", metavar="X", most=1.0, depends_on="autotune"),
+    _setting("timeline", "timeline-filename", "text", "TIMELINE", "write Horovod's timeline of rank 0 "
     "to this file",
         metavar="FILE"),
-    _at("timeline", "timeline-mark-cycles", "flag", "TIMELINE_MARK_CYCLES", "mark the cycles on it",
-        of="timeline-filename"),
-    _at("stall_check", "stall-check", "flag", "STALL_CHECK_DISABLE", "warn of ranks that others "
-    "wait for (as it does)",
+    _setting("timeline", "timeline-mark-cycles", "flag", "TIMELINE_MARK_CYCLES", "mark the cycles in the timeline",
+        depends_on="timeline-filename"),
+    _setting("stall_check", "stall-check", "flag", "STALL_CHECK_DISABLE", "warn of ranks that others wait for (on by "
+                                                                          "default)",
         opposite=True),
-    _at("stall_check", "stall-check-warning-time-seconds", "count", "STALL_CHECK_TIME_SECONDS", "after so long",
-        metavar="SECONDS"),
-    _at("stall_check", "stall-check-shutdown-time-seconds", "count", "STALL_SHUTDOWN_TIME_SECONDS",
-        "end Horovod after so long", metavar="SECONDS"),
-    _at("library_options", "mpi-threads-disable", "flag", "MPI_THREADS_DISABLE",
-        "a matter of MPI alone, which has no part here"),
-    _at("library_options", "num-nccl-streams", "count", "NUM_NCCL_STREAMS", "streams of NCCL"),
-    _at("library_options", "thread-affinity", "count", "THREAD_AFFINITY",
+    _setting("stall_check", "stall-check-warning-time-seconds", "count", "STALL_CHECK_TIME_SECONDS",
+        "warn after this time",        metavar="SECONDS"),
+    _setting("stall_check", "stall-check-shutdown-time-seconds", "count", "STALL_SHUTDOWN_TIME_SECONDS",
+        "shut Horovod down after this time", metavar="SECONDS"),
+    _setting("library_options", "mpi-threads-disable", "flag", "MPI_THREADS_DISABLE",
+        "for MPI only, so no effect here"),
+    _setting("library_options", "num-nccl-streams", "count", "NUM_NCCL_STREAMS", "streams of NCCL"),
+    _setting("library_options", "thread-affinity", "count", "THREAD_AFFINITY",
         "the CPU of Horovod's own thread, on each node from the first worker's on", metavar="CPU"),
-    _at("library_options", "gloo-timeout-seconds", "count", "GLOO_TIMEOUT_SECONDS",
+    _setting("library_options", "gloo-timeout-seconds", "count", "GLOO_TIMEOUT_SECONDS",
         "how long gloo waits for another worker (30)", metavar="SECONDS"),
-    _at("logging", "log-level", "choice", "LOG_LEVEL", "what Horovod logs", choices=LEVELS),
-    _at("logging", "log-with-timestamp", "flag", "LOG_HIDE_TIME", "with the time of day in what "
-    "Horovod logs",
+    _setting("logging", "log-level", "choice", "LOG_LEVEL", "what Horovod logs", choices=LEVELS),
+    _setting("logging", "log-with-timestamp", "flag", "LOG_HIDE_TIME", "log with timestamps",
         opposite=True),
 )  # fmt: skip
 
 
-def is_idle(setting: Setting, chosen: Mapping[str, Value]) -> bool:
-    """Return whether it means nothing, since another one is not chosen."""
-    return bool(setting.of) and not chosen.get(setting.of)
+def has_no_effect(setting: Setting, chosen: Mapping[str, Value]) -> bool:
+    """Return whether a setting has no effect because another one is not chosen."""
+    return bool(setting.depends_on) and not chosen.get(setting.depends_on)

@@ -1,4 +1,4 @@
-"""The files that options of a backend name, and those that it reads where no option names one."""
+"""Files that a backend's options name, and default files that it reads without an option."""
 
 from __future__ import annotations
 
@@ -14,73 +14,71 @@ from distlaunch.core.probe.files import read_bounded
 if TYPE_CHECKING:
     from distlaunch.planning.train_options import TrainOptions
 
-_TEXT_BYTES = 4 << 20
-_TEXT_S = 60.0
+_MAX_BYTES = 4 << 20
+_TIMEOUT_S = 60.0
 
 NEITHER = "none"
-"""As the value of an option that has a usual file: neither that nor another."""
+"""Value of an option: read neither a named nor the default file."""
 
 
 def configured_backend(
     kind: type[Backend], options: TrainOptions, environ: Mapping[str, str], cwd: str
 ) -> tuple[Backend, tuple[str, ...]]:
-    """Return a backend with its options and the files that they name, and a notice for each file
-    that is read unasked.
+    """Create a backend with its options and their files.
 
-    Relative names are below ``cwd``. Raises ConfigError.
+    Also returns a notice for each default file that is read. Relative paths are below ``cwd``.
+    Raises ConfigError.
     """
-    usual = usual_files(kind.usual, environ, cwd)
+    usual = default_files(kind.usual, environ, cwd)
     if not options.opt and options.address is None and not usual:
         return kind({}, {}), ()
-    from distlaunch.backends.backend_options import chosen_options, given_words
+    from distlaunch.backends.backend_options import chosen_options, given_options
 
     known = kind.options()
-    chosen = chosen_options(given_words(options, known, kind.name), known, kind.name)
+    chosen = chosen_options(given_options(options, known, kind.name), known, kind.name)
     texts: dict[str, str] = {}
-    unasked: list[str] = []
+    read_by_default: list[str] = []
 
     def text_of(path: str, named: str, *, hint: str | None) -> str:
         known = options.texts.get(path)
-        return read_users_text(path, named, hint=hint) if known is None else known
+        return read_named_file(path, named, hint=hint) if known is None else known
 
     for option in (option for option in known if option.kind == "file"):
-        name, there = option.name, usual.get(option.name)
+        name, default = option.name, usual.get(option.name)
         if name in kind.usual and chosen.get(name) == NEITHER:
             del chosen[name]
         elif name in chosen:
             path = os.path.join(cwd, str(chosen[name]))
-            hint = (
-                f"the usual one is {printable(there)}, which is read without -o {name}"
-                if there
-                else None
-            )
+            hint = f"without -o {name}, {printable(default)} is read" if default else None
             texts[name] = text_of(path, f"-o {name}={chosen[name]}", hint=hint)
-            chosen[name] = path  # workers may have another directory
-        elif there:
-            texts[name] = text_of(there, printable(there), hint=without(name))
-            chosen[name] = there
-            unasked.append(name)
+            chosen[name] = path  # absolute: workers may start in another directory
+        elif default:
+            texts[name] = text_of(default, printable(default), hint=ignore_hint(name))
+            chosen[name] = default
+            read_by_default.append(name)
     try:
         backend = kind(chosen, texts)
     except OptionFileError as error:
-        if error.option in unasked:
-            error.hint = "; ".join(filter(None, (error.hint, without(error.option))))
+        if error.option in read_by_default:
+            error.hint = "; ".join(filter(None, (error.hint, ignore_hint(error.option))))
         raise
     return backend, tuple(
-        f"{printable(str(chosen[name]))} is read ({without(name)})" for name in unasked
+        f"{printable(str(chosen[name]))} is read ({ignore_hint(name)})" for name in read_by_default
     )
 
 
-def usual_files(
+def default_files(
     usual: Mapping[str, Sequence[str]], environ: Mapping[str, str], cwd: str
 ) -> dict[str, str]:
-    """Find by option those that are there; ``usual`` is ``Backend.usual``, and relative ones are
-    below ``cwd``."""
-    found = {name: _usual_file(places, environ, cwd) for name, places in usual.items()}
+    """Return the default files that exist, by option.
+
+    ``usual`` is ``Backend.usual``; relative paths are below ``cwd``.
+    """
+    found = {name: _default_file(places, environ, cwd) for name, places in usual.items()}
     return {name: path for name, path in found.items() if path is not None}
 
 
-def _usual_file(places: Sequence[str], environ: Mapping[str, str], cwd: str) -> str | None:
+def _default_file(places: Sequence[str], environ: Mapping[str, str], cwd: str) -> str | None:
     for place in places:
         first, _, rest = place.partition("/")
         folder = environ.get(first[1:]) if first[0] == "$" else first
@@ -90,9 +88,9 @@ def _usual_file(places: Sequence[str], environ: Mapping[str, str], cwd: str) -> 
     return None
 
 
-def without(name: str) -> str:
-    """Return how the usual file of an option is left out."""
-    return f"-o {name}={NEITHER} does without"
+def ignore_hint(name: str) -> str:
+    """Return, for a message, how to make distlaunch ignore an option's default file."""
+    return f"-o {name}={NEITHER} ignores it"
 
 
 def check_files(
@@ -101,19 +99,18 @@ def check_files(
     workdir: str,
     *,
     local: bool,
-    unasked: Sequence[str] = (),
+    read_by_default: Sequence[str] = (),
 ) -> None:
-    """Let a backend check the files that workers with these variables will read. Raises
-    ConfigError.
+    """Check the files that workers with these variables will read. Raises ConfigError.
 
-    ``local``: this machine is one of the nodes. Else a file that is not here may well be on those.
-    ``unasked``: what ``configured_backend`` told, of files that may have named them.
+    ``local``: whether this machine is a node; if not, a missing file may exist on the nodes.
+    ``read_by_default``: the notices of ``configured_backend``, as hints for errors.
     """
 
     def read(path: str, named: str) -> str | None:
         whole = os.path.join(workdir, path)
         if os.path.exists(whole):
-            return read_users_text(whole, named)
+            return read_named_file(whole, named)
         if local:
             hint = (
                 f"the workers look for {printable(whole)}: correct the path, or put the file there"
@@ -124,17 +121,19 @@ def check_files(
     try:
         backend.check_files(variables, read)
     except ConfigError as error:
-        error.hint = "; ".join(filter(None, (error.hint, *unasked))) or None
+        error.hint = "; ".join(filter(None, (error.hint, *read_by_default))) or None
         raise
 
 
-def read_users_text(path: str, named: str, *, hint: str | None = None) -> str:
-    """Read a file that the user names, in bounds, since it may be a pipe. Raises ConfigError, begun
-    by ``named``."""
+def read_named_file(path: str, named: str, *, hint: str | None = None) -> str:
+    """Read a file that the user names. Raises ConfigError, whose message begins with ``named``.
+
+    Size and time are limited, since it may be a pipe.
+    """
     try:
-        data = read_bounded(path, most=_TEXT_BYTES, timeout_s=_TEXT_S)
+        data = read_bounded(path, most=_MAX_BYTES, timeout_s=_TIMEOUT_S)
     except OSError as exc:
         raise ConfigError(f"{named}: {exc.strerror}", hint=hint) from exc
     except ValueError as exc:
-        raise ConfigError(f"{named}: a name of a file has no NUL") from exc
+        raise ConfigError(f"{named}: a file name cannot contain NUL") from exc
     return data.decode(errors="surrogateescape").replace("\r\n", "\n").replace("\r", "\n")

@@ -1,4 +1,4 @@
-"""PyTorch's own environment (``env://``), for DDP and every script written for torchrun."""
+"""The ``pytorch-ddp`` backend, and the base of all backends that use torch.distributed."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from distlaunch.core.model.topology import Topology
 from distlaunch.core.model.variables import FLIGHT_RECORDER
 
 _TRACES = "nccl_trace_rank_"
-"""How the recorder's files begin; the rank follows. ``torchfrtrace`` reads a folder of them."""
+"""Beginning of the names of the flight recorder's files; the rank follows. ``torchfrtrace`` reads a
+folder of them."""
 _BUFFER_SIZE = "TORCH_FR_BUFFER_SIZE"
-"""From torch 2.8 on, where TORCH_NCCL_TRACE_BUFFER_SIZE, its name before, makes every rank print a
-warning."""
+"""Name since torch 2.8. The older TORCH_NCCL_TRACE_BUFFER_SIZE makes each rank print a warning
+there."""
 
 
 class TorchBackend(Backend):
-    """What all that communicate by torch.distributed have in common.
+    """Options and variables of torch.distributed.
 
-    NCCL's flight recorder keeps the last collectives of each rank, and writes them where one times
-    out: into the attempt's folder. It is NCCL's alone: gloo records too, and torch 2.13 writes that
-    nowhere. How many it keeps is left to torch (2,000 since 2.7), unless an option says it.
+    NCCL's flight recorder keeps the last collectives of each rank and writes them to the attempt's
+    folder when one times out. gloo records, too, but torch 2.13 never writes that. torch decides
+    how many are kept (2,000 since 2.7) unless an option sets it.
     """
 
     meets_at_port = True
@@ -32,18 +33,18 @@ class TorchBackend(Backend):
 
     @classmethod
     def options(cls) -> tuple[BackendOption, ...]:
-        """List what concerns how workers communicate."""
+        """Return the options of communication."""
         levels = ("version", "warn", "info", "trace")
         return (
             BackendOption(
                 name="nccl-debug",
-                about="what NCCL tells (NCCL_DEBUG)",
+                about="what NCCL logs (NCCL_DEBUG)",
                 kind="choice",
                 choices=levels,
             ),
             BackendOption(
                 name="collective-timeout",
-                about="after how long the toolkit's process group gives a collective up",
+                about="time after which a collective of the toolkit's process group fails",
                 kind="seconds",
             ),
             BackendOption(
@@ -55,14 +56,14 @@ class TorchBackend(Backend):
             ),
             BackendOption(
                 name="dump-pipe",
-                about="a pipe for each rank in the attempt's folder: what is written to it has "
-                "NCCL's recorder dumped",
+                about="a pipe for each rank in the attempt's folder; writing to it "
+                "dumps NCCL's flight recorder",
                 kind="flag",
             ),
         )
 
     def job_variables(self, topology: Topology) -> Mapping[str, str]:
-        """Return what the options say."""
+        """Return the variables of the options."""
         variables = {}
         if "nccl-debug" in self.chosen:
             variables["NCCL_DEBUG"] = str(self.chosen["nccl-debug"]).upper()
@@ -71,12 +72,12 @@ class TorchBackend(Backend):
         return variables
 
     def default_variables(self, topology: Topology) -> Mapping[str, str]:
-        """Have the recorder write where a collective times out: older releases of torch do not by
-        themselves."""
+        """Return a variable that makes the recorder write on a timeout, which older torch does
+        not."""
         return {} if topology.device == "cpu" else {"TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
 
     def attempt_files(self, topology: Topology) -> Mapping[str, str]:
-        """Say where the recorder writes, and where the pipes are that make it write."""
+        """Return where the recorder writes, and the pipes that make it write."""
         if topology.device == "cpu":
             return {}
         pipes = {FLIGHT_RECORDER[2]: "nccl_dump_rank_"} if self.chosen.get("dump-pipe") else {}
@@ -92,7 +93,7 @@ class TorchBackend(Backend):
 
 
 class PytorchDdp(TorchBackend):
-    """All that torch reads is what all workers get; the options reach the toolkit's ``wrap``."""
+    """DDP by ``env://``, as under torchrun. Its options are for the toolkit's ``wrap``."""
 
     name = "pytorch-ddp"
     about = "PyTorch's environment (env://): DDP, and every script written for torchrun"
@@ -104,7 +105,7 @@ class PytorchDdp(TorchBackend):
 
     @classmethod
     def options(cls) -> tuple[BackendOption, ...]:
-        """List what DDP can be told."""
+        """Return the options of communication and of DDP."""
         return (
             *super().options(),
             BackendOption(
@@ -119,20 +120,19 @@ class PytorchDdp(TorchBackend):
             ),
             BackendOption(
                 name="static-graph",
-                about="toolkit: every step computes by the same graph",
+                about="toolkit: every step has the same graph",
                 kind="flag",
             ),
         )
 
     @property
     def notes(self) -> Sequence[str]:
-        """Say which choice is idle beside another."""
+        """Return a notice if one option makes another one useless."""
         if self.chosen.get("static-graph") and self.chosen.get("find-unused-parameters"):
             return (
                 (
-                    "-o find-unused-parameters does nothing beside static-graph, which finds them "
-                    "by "
-                    "itself"
+                    "-o find-unused-parameters has no effect with static-graph, "
+                    "which finds them by itself"
                 ),
             )
         return ()

@@ -1,8 +1,8 @@
-"""Machines that are a Ray cluster: it says on which nodes workers run; all else is PyTorch's.
+"""The ``ray`` backend: a Ray cluster chooses the nodes; all else is as for ``pytorch-ddp``.
 
-Ray only gives places: a placement group's bundles. Where the nodes and the workers of each are
-asked for, a bundle is a node's share, on nodes of their own (STRICT_SPREAD); where only a number of
-workers is, each has a bundle, and those on one node are its share.
+Ray reserves the bundles of a placement group. If nodes and workers per node are given, each node is
+a bundle, and bundles are on different nodes (STRICT_SPREAD). If only a number of workers is given,
+each worker is a bundle.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from distlaunch.planning.node_source import Location
 from distlaunch.planning.train_options import TrainOptions, counts_processes, on_cpus
 
 _STRATEGIES = ("pack", "spread", "strict-pack", "strict-spread")
-_NOT_BESIDE = (
+_EXCLUDED_OPTIONS = (
     "hosts",
     "hostfile",
     "discover",
@@ -30,26 +30,26 @@ _NOT_BESIDE = (
     "spares",
     "spread",
 )
-_MOST = 1 << 17
-_SHOWN = 64
+_MAX_BUNDLES = 1 << 17
+_MAX_SHOWN = 64
 
 
-class Demand(Record):
-    """What Ray is asked for."""
+class PlacementRequest(Record):
+    """The resources that distlaunch requests from Ray."""
 
     bundles: tuple[Mapping[str, float], ...] | None
-    """Resources of each; None: one like ``each`` for every GPU of the cluster."""
+    """Resources of each bundle; None: one bundle like ``each`` for every GPU of the cluster."""
     each: Mapping[str, float]
-    """What a worker needs."""
+    """Resources of a worker."""
     strategy: str
-    """Ray's name of it."""
+    """Ray's placement strategy."""
     workers: int
-    """Of a bundle."""
+    """Workers per bundle."""
     unit: Unit
 
 
 class Ray(PytorchDdp):
-    """PyTorch's environment for workers on the nodes of a Ray cluster."""
+    """Workers on the nodes of a Ray cluster."""
 
     name = "ray"
     about = "workers on the nodes of a Ray cluster (--address auto|local|HOST:PORT|ray://HOST:PORT)"
@@ -61,7 +61,7 @@ class Ray(PytorchDdp):
 
     @classmethod
     def options(cls) -> tuple[BackendOption, ...]:
-        """List what Ray can be told, and DDP."""
+        """Return the options for Ray and those of DDP."""
         return (
             BackendOption(
                 name="address",
@@ -78,12 +78,12 @@ class Ray(PytorchDdp):
             ),
             BackendOption(
                 name="cpus-per-worker",
-                about="CPUs that Ray keeps for each worker; by default 1",
+                about="CPUs that Ray reserves for each worker; by default 1",
                 kind="count",
             ),
             BackendOption(
                 name="resources",
-                about="what else Ray keeps for each worker",
+                about="other resources that Ray reserves for each worker",
                 metavar="NAME=AMOUNT[,NAME=AMOUNT]",
             ),
             *super().options(),
@@ -91,11 +91,11 @@ class Ray(PytorchDdp):
 
     @property
     def address(self) -> str:
-        """The cluster, as ``ray.init`` takes it."""
+        """The cluster's address for ``ray.init``."""
         return str(self.chosen.get("address", "auto"))
 
-    def demand(self, options: TrainOptions) -> Demand:
-        """Say what Ray is to place. Raises ConfigError for what it cannot do."""
+    def placement_request(self, options: TrainOptions) -> PlacementRequest:
+        """Return the request to Ray. Raises ConfigError if Ray cannot satisfy it."""
         _check(options)
         on_cpu = on_cpus(options)
         each = {
@@ -106,58 +106,64 @@ class Ray(PytorchDdp):
         if not each:
             hint = "-o cpus-per-worker=1, or -o resources=NAME=AMOUNT"
             raise ConfigError(
-                "-o cpus-per-worker=0: a worker for which Ray keeps nothing has no place", hint=hint
+                "-o cpus-per-worker=0: Ray cannot place a worker without resources", hint=hint
             )
-        _check_whole(each)
+        _check_fractions(each)
         unit: Unit = "workers" if on_cpu else "gpus"
         nodes, per_node, total = _sizes(options)
         if per_node is not None and nodes is not None:
             if "strategy" in self.chosen:
                 raise ConfigError(
-                    "-o strategy is for a number of workers alone: workers of each node are on "
-                    "one, nodes are distinct",
+                    "-o strategy is only for a total number of workers: with workers "
+                    "per node, each node is one bundle",
                     hint="leave -o strategy out, or --num-nodes",
                 )
             share = {name: amount * per_node for name, amount in each.items()}
-            _check_whole(share)
+            _check_fractions(share)
             bundles = tuple([share] * nodes)
-            return Demand(
+            return PlacementRequest(
                 bundles=bundles, each=each, strategy="STRICT_SPREAD", workers=per_node, unit=unit
             )
         strategy = str(self.chosen.get("strategy", "pack")).upper().replace("-", "_")
-        alone = None if total is None else tuple([each] * total)
-        return Demand(bundles=alone, each=each, strategy=strategy, workers=1, unit=unit)
+        single = None if total is None else tuple([each] * total)
+        return PlacementRequest(bundles=single, each=each, strategy=strategy, workers=1, unit=unit)
 
     def location(self, options: TrainOptions, machine: str) -> Location:
-        """Say what is known of the nodes before Ray has placed anything. Raises ConfigError."""
-        demand = self.demand(options)
-        on_own = demand.strategy == "STRICT_SPREAD" and demand.bundles is not None
-        slots = demand.workers if on_own else len(demand.bundles or ()) or None
-        count = len(demand.bundles or ()) if on_own else 1
-        hosts = [
-            Host(name=f"ray-{number}", slots=slots, unit=demand.unit) for number in range(count)
-        ]
-        return located(
-            hosts, machine, "settled at the start: on which nodes of the Ray cluster workers run"
+        """Return placeholders for the nodes that Ray will choose. Raises ConfigError."""
+        placement_request = self.placement_request(options)
+        on_own = (
+            placement_request.strategy == "STRICT_SPREAD" and placement_request.bundles is not None
         )
+        slots = (
+            placement_request.workers if on_own else len(placement_request.bundles or ()) or None
+        )
+        count = len(placement_request.bundles or ()) if on_own else 1
+        hosts = [
+            Host(name=f"ray-{number}", slots=slots, unit=placement_request.unit)
+            for number in range(count)
+        ]
+        return ray_location(hosts, machine, "Ray chooses the nodes when the job starts")
 
 
-def located(hosts: Sequence[Host], machine: str, *notes: str) -> Location:
-    """Say that these are the nodes. ``machine``, ours, is taken for none of them: Ray starts all
-    agents."""
+def ray_location(hosts: Sequence[Host], machine: str, *notes: str) -> Location:
+    """Return a location with these nodes.
+
+    ``machine``: name of this machine, which counts as none of them because Ray starts all agents.
+    """
     by = "Ray's placement group"
-    origin = Origin(value="hosts", shown=",".join(host.name for host in hosts[:_SHOWN]), source=by)
+    origin = Origin(
+        value="hosts", shown=",".join(host.name for host in hosts[:_MAX_SHOWN]), source=by
+    )
     allocation = Allocation(source="ray", hosts=tuple(hosts), origins=(origin,), notes=notes)
     return Location(allocation=allocation, who="Ray", here=None, by=by, name=machine)
 
 
 def _check(options: TrainOptions) -> None:
-    field = next((field for field in _NOT_BESIDE if options.who_set(field)), None)
+    field = next((field for field in _EXCLUDED_OPTIONS if options.who_set(field)), None)
     if field is not None:
         raise ConfigError(
-            f"{options.named(field)} and --backend ray exclude each other: Ray says which nodes "
-            "there are",
-            hint="--num-nodes N --gpus-per-node M, or --num-gpus N, says how many it is to give",
+            f"{options.named(field)} and --backend ray exclude each other: Ray chooses the nodes",
+            hint="use --num-nodes N --gpus-per-node M, or --num-gpus N",
         )
     if isinstance(options.num_nodes, tuple):
         low, high = options.num_nodes
@@ -167,9 +173,7 @@ def _check(options: TrainOptions) -> None:
             "the cluster",
         )
     if options.gpus is not None:
-        raise ConfigError(
-            "--gpus and --backend ray exclude each other: Ray says which GPUs workers have"
-        )
+        raise ConfigError("--gpus and --backend ray exclude each other: Ray chooses the GPUs")
     if counts_processes(options) and options.device == "cuda":
         raise ConfigError(
             "--device cuda: with --backend ray a worker has a GPU of its own", hint="--num-gpus N"
@@ -177,7 +181,8 @@ def _check(options: TrainOptions) -> None:
 
 
 def _sizes(options: TrainOptions) -> tuple[int | None, int | None, int | None]:
-    """Give nodes, workers of each, workers in all; None for what is open. Raises ConfigError."""
+    """Return nodes, workers per node and total workers; None for what is open. Raises
+    ConfigError."""
     nodes = options.num_nodes if isinstance(options.num_nodes, int) else None
     per_node = options.procs_per_node if options.gpus_per_node is None else options.gpus_per_node
     gpus = options.num_gpus if isinstance(options.num_gpus, int) else None
@@ -201,24 +206,26 @@ def _sizes(options: TrainOptions) -> tuple[int | None, int | None, int | None]:
         missing = f"{each} M" if per_node is None else "--num-nodes N"
         given = f"--num-nodes {nodes}" if per_node is None else f"{each} {per_node}"
         raise ConfigError(
-            f"{given} alone does not say what Ray is to give", hint=f"give {missing} as well"
+            f"{given} alone does not say how many workers Ray should place",
+            hint=f"give {missing} as well",
         )
     elif total is None and nodes is None and on_cpus(options):
         raise ConfigError(
-            "--device cpu alone does not say what Ray is to give", hint="--num-procs N"
+            "--device cpu alone does not say how many workers Ray should place",
+            hint="--num-procs N",
         )
-    if max(nodes or 0, total or 0) > _MOST:
-        raise ConfigError(f"Ray is asked for more than {_MOST:,} bundles")
+    if max(nodes or 0, total or 0) > _MAX_BUNDLES:
+        raise ConfigError(f"more than {_MAX_BUNDLES:,} bundles for Ray")
     return nodes, per_node, total
 
 
-def _check_whole(bundle: Mapping[str, float]) -> None:
-    """Raise ConfigError for what Ray does not share out: amounts above 1 are whole."""
+def _check_fractions(bundle: Mapping[str, float]) -> None:
+    """Raise ConfigError for a fraction above 1, which Ray does not allow."""
     for name, amount in bundle.items():
         if amount > 1 and amount != int(amount):
             text = (
-                f"-o resources: {quoted(name)} would be {amount:g} of a bundle, and Ray takes "
-                "no fraction above 1"
+                f"-o resources: {quoted(name)} would be {amount:g} per bundle, and "
+                "Ray allows no fraction above 1"
             )
             raise ConfigError(
                 text, hint="give an amount that is whole, or at most 1 for all workers of a node"
@@ -226,26 +233,24 @@ def _check_whole(bundle: Mapping[str, float]) -> None:
 
 
 def _resources(text: str) -> Iterator[tuple[str, float]]:
-    """Read ``NAME=AMOUNT,...``. Raises ConfigError."""
-    for word in filter(None, text.split(",")):
-        name, _, amount = (part.strip() for part in word.rpartition("="))
+    """Parse ``NAME=AMOUNT,...``. Raises ConfigError."""
+    for item in filter(None, text.split(",")):
+        name, _, amount = (part.strip() for part in item.rpartition("="))
         digits = amount.replace(".", "", 1)
         if not (name and digits.isascii() and digits.isdigit() and len(digits) < 16):
             raise ConfigError(
-                f"-o resources: {quoted(word)}: NAME=AMOUNT is needed, as in memory=8000000000"
+                f"-o resources: {quoted(item)}: NAME=AMOUNT is needed, as in memory=8000000000"
             )
         if name in {"CPU", "GPU"}:
             hint = "-o cpus-per-worker=N" if name == "CPU" else "--num-gpus N"
-            raise ConfigError(
-                f"-o resources: {quoted(word)}: Ray keeps these for workers anyway", hint=hint
-            )
+            raise ConfigError(f"-o resources: {quoted(item)}: Ray reserves these anyway", hint=hint)
         if name == "object_store_memory":
-            hint = "memory=BYTES is what workers have"
+            hint = "use memory=BYTES"
             raise ConfigError(
-                f"-o resources: {quoted(word)}: Ray gives that to no actor", hint=hint
+                f"-o resources: {quoted(item)}: Ray does not reserve it for actors", hint=hint
             )
         if name == "memory" and float(amount) != int(float(amount)):
             raise ConfigError(
-                f"-o resources: {quoted(word)}: bytes are needed, as in memory=8000000000"
+                f"-o resources: {quoted(item)}: bytes are needed, as in memory=8000000000"
             )
         yield name, float(amount)

@@ -1,5 +1,4 @@
-"""Backends by the name that ``--backend`` takes; each is a module, imported when it is asked
-for."""
+"""Find backends by the name in ``--backend``. Their modules are imported when needed."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ if TYPE_CHECKING:
     from importlib.metadata import Distribution, EntryPoint
 
 ENTRY_POINTS = "distlaunch.backends"
-"""The group of entry points by which other packages add backends; each names a class like ours."""
+"""Entry-point group of other packages' backends. An entry point names a subclass of ``Backend``."""
 
 _CLASSES = {
     "pytorch-ddp": ("pytorch_ddp", "PytorchDdp"),
@@ -26,23 +25,23 @@ _CLASSES = {
 }
 
 
-_SHORT = {"tf": "tensorflow", "hvd": "horovod", "torch": "pytorch-ddp", "torchrun": "pytorch-ddp"}
-"""What people call some of them; for hints alone."""
+_ALIASES = {"tf": "tensorflow", "hvd": "horovod", "torch": "pytorch-ddp", "torchrun": "pytorch-ddp"}
+"""Other names for backends, used in hints only."""
 
 
 def backend_names() -> tuple[str, ...]:
-    """List the names of our own backends."""
+    """Return the names of distlaunch's own backends."""
     return tuple(_CLASSES)
 
 
-def backend_called(word: str) -> str | None:
-    """Return the backend that people call so, by its name or for short; None if there is none."""
-    name = _SHORT.get(word.lower(), word.lower())
+def backend_name_for(text: str) -> str | None:
+    """Return the name of the backend with this name or short name; None if there is none."""
+    name = _ALIASES.get(text.lower(), text.lower())
     return name if name in _CLASSES or name in other_backends() else None
 
 
 def find_backend(name: str) -> type[Backend]:
-    """Load a backend: ours, else that of another package. Raises BackendError."""
+    """Return the class of a backend. Raises BackendError."""
     ours = _CLASSES.get(name)
     if ours is not None:
         module, attribute = ours
@@ -54,24 +53,31 @@ def find_backend(name: str) -> type[Backend]:
 
 
 def other_backends() -> dict[str, list[EntryPoint]]:
-    """Return the backends of other packages by name; a name that several have cannot be used."""
+    """Return the entry points of other packages' backends by name.
+
+    A name with several entry points cannot be used.
+    """
     found: dict[str, list[EntryPoint]] = {}
     for point in _entry_points():
         known = found.setdefault(point.name, [])
         where = (point.value, package_of(point))
-        if all((each.value, package_of(each)) != where for each in known):  # found by two paths
+        if all(
+            (each.value, package_of(each)) != where for each in known
+        ):  # found twice on the path
             known.append(point)
     return found
 
 
 def _entry_points() -> Iterable[EntryPoint]:
-    """Return those of our group; a package whose list of them cannot be read has none, and takes no
-    other's away."""
+    """Return the entry points of the group.
+
+    Packages whose metadata cannot be read are skipped.
+    """
     from importlib.metadata import distributions, entry_points
 
     try:
         return entry_points(group=ENTRY_POINTS)
-    except Exception:  # noqa: BLE001 - whatever parsing comes to: one list spoils all, and which is not said
+    except Exception:  # noqa: BLE001 - one malformed list breaks the whole call, with any exception
         return [point for each in distributions() for point in _points_of(each)]
 
 
@@ -86,39 +92,37 @@ def _load(name: str) -> type[Backend]:
     from difflib import get_close_matches
 
     others = other_backends()
-    there = [*_CLASSES, *(other for other in others if other not in _CLASSES)]
+    known_names = [*_CLASSES, *(other for other in others if other not in _CLASSES)]
     points = others.get(name, [])
     if not points:
-        small = _SHORT.get(name.lower(), name.lower())
-        named = [other for other in there if small in (other, *other.split("-"))]
-        near = named or get_close_matches(small, there, n=1, cutoff=0.5)
+        lower = _ALIASES.get(name.lower(), name.lower())
+        named = [other for other in known_names if lower in (other, *other.split("-"))]
+        near = named or get_close_matches(lower, known_names, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]}? " if near else ""
-        raise BackendError(name, "no such backend", hint=f"{hint}there is: {', '.join(there)}")
+        raise BackendError(
+            name, "no such backend", hint=f"{hint}there is: {', '.join(known_names)}"
+        )
     if len(points) > 1:
         packages = " and ".join(sorted(f"{point.value} ({package_of(point)})" for point in points))
-        raise BackendError(name, f"two packages have one of that name: {packages}")
-    from distlaunch.backends.plugins import guarded, loaded
+        raise BackendError(name, f"two packages have a backend of that name: {packages}")
+    from distlaunch.backends.plugins import checked_backend, load_entry_point
 
     point = points[0]
     failed = f"{package_of(point)} could not be loaded"
-    found = loaded(point, lambda why: BackendError(name, f"{failed}: {why}"))
+    found = load_entry_point(point, lambda why: BackendError(name, f"{failed}: {why}"))
     if not (isinstance(found, type) and issubclass(found, Backend)):
         raise BackendError(
             name,
-            f"{point.value} of {package_of(point)} is no backend",
+            f"{point.value} of {package_of(point)} is not a backend",
             hint="an entry point names a subclass of distlaunch.backends.base.Backend",
         )
-    return guarded(found, name, package_of(point))
+    return checked_backend(found, name, package_of(point))
 
 
 def package_of(point: EntryPoint) -> str:
-    """Name the package that an entry point is of, for people."""
+    """Return the name of an entry point's package for a message."""
     try:
         name = None if point.dist is None else point.dist.name
-    except (
-        LookupError,
-        OSError,
-        TypeError,
-    ):  # where the records have no name: one of these, or None, by release
+    except (LookupError, OSError, TypeError):  # metadata without a name, in some releases of Python
         name = None
     return str(name or "an unknown package")

@@ -1,8 +1,6 @@
-"""Whether the modules that a backend's workers import are there, asked without importing any.
+"""Check that the modules of a backend are installed, without importing them.
 
-This interpreter is asked; ``elsewhere`` asks another.
-
-Whether the modules that workers import are there for another interpreter than ours: it is asked.
+``find_modules`` checks this interpreter or one that ``installed_for`` has asked.
 """
 
 from __future__ import annotations
@@ -19,64 +17,60 @@ from distlaunch.core.model.record import Record
 from distlaunch.core.probe.python_modules import is_importable
 
 Installed = Callable[[Requirement], tuple[str | None, str]]
-"""Gives the version of what has brought a module (as ``Found`` has it), and that package."""
+"""Returns version and package of an installed module, as ``Found`` has them."""
 
 
 class Found(Record):
-    """What became of one requirement."""
+    """The result for one requirement."""
 
     requirement: Requirement
     version: str | None
-    """Installed; empty where the module is there without its package's records; None if it is
+    """The installed version; empty if the package has no metadata; None if the module is
     missing."""
     package: str
-    """The one that has brought it, or would: ``tensorflow-cpu`` has the module of
-    ``tensorflow``."""
+    """The package that provides the module, which may be ``tensorflow-cpu`` for ``tensorflow``."""
     release: str = ""
-    """The one that it has to be of, if that follows from another package that is there:
-    ``2.21``."""
+    """The release that it must have to match another package, as in ``2.21``; empty: any."""
 
     @property
     def is_met(self) -> bool:
-        """Return whether it is there and new enough."""
+        """Whether the module is installed and new enough."""
         return self.version is not None and not self.is_too_old
 
     @property
     def is_too_old(self) -> bool:
-        """Return whether it is there, and older than what works."""
+        """Whether the module is installed but older than required."""
         oldest = self.requirement.at_least
         return bool(self.version and oldest) and _release(self.version or "") < _release(oldest)
 
 
-def look_for(
+def find_modules(
     requirements: Sequence[Requirement],
     path: Sequence[str] = (),
     *,
     installed: Installed | None = None,
 ) -> Iterator[Found]:
-    """Look for each of these modules on ``path``, then in this interpreter; or have another told by
-    ``installed``."""
-    ask = installed or (lambda requirement: _in_ours(requirement, path))
+    """Look for each module on ``path`` and in this interpreter, or with ``installed``."""
+    ask = installed or (lambda requirement: _in_this_interpreter(requirement, path))
     for requirement in requirements:
         release = ""
         if requirement.beside is not None:
-            other = _found(requirement.beside, ask)
+            other = _check_requirement(requirement.beside, ask)
             if other.is_too_old:
                 continue
             release = ".".join(map(str, _release(other.version or "")[:2]))
-        yield _found(requirement, ask, release)
+        yield _check_requirement(requirement, ask, release)
 
 
-def _found(requirement: Requirement, installed: Installed, release: str = "") -> Found:
-    there, name = installed(requirement)
-    return Found(requirement=requirement, version=there, package=name, release=release)
+def _check_requirement(requirement: Requirement, installed: Installed, release: str = "") -> Found:
+    installed_version, name = installed(requirement)
+    return Found(requirement=requirement, version=installed_version, package=name, release=release)
 
 
-def _in_ours(requirement: Requirement, path: Sequence[str]) -> tuple[str | None, str]:
-    package = _plain(requirement.package)
-    if not is_importable(
-        requirement.module, path, folders=False
-    ):  # one of the script's own may be called alike
+def _in_this_interpreter(requirement: Requirement, path: Sequence[str]) -> tuple[str | None, str]:
+    package = _without_extras(requirement.package)
+    # Folders without __init__ do not count: the script's folder may have one of this name.
+    if not is_importable(requirement.module, path, folders=False):
         return None, package
     with suppress(PackageNotFoundError):
         return version(package), package
@@ -84,13 +78,13 @@ def _in_ours(requirement: Requirement, path: Sequence[str]) -> tuple[str | None,
     return (version(others[0]), others[0]) if others else ("", package)
 
 
-def _plain(package: str) -> str:
-    """Name a package without its extras: ``ray[client]`` is in ``ray``."""
+def _without_extras(package: str) -> str:
+    """Return a package's name without extras: ``ray`` for ``ray[client]``."""
     return package.partition("[")[0]
 
 
-def install_words(python: str, requirement: Requirement, release: str = "") -> str:
-    """Return the command that installs what is missing, or too old."""
+def install_command(python: str, requirement: Requirement, release: str = "") -> str:
+    """Return the command that installs a missing or outdated package."""
     package, oldest = requirement.package, requirement.at_least
     wanted = f"{package}=={release}.*" if release else f"{package}>={oldest}" if oldest else package
     if requirement.variables:
@@ -106,23 +100,22 @@ def check_installed(
     *,
     installed: Installed | None = None,
 ) -> None:
-    """Refuse a backend whose modules the workers could not import. Raises ConfigError with the
-    command that helps."""
-    for found in look_for(requirements, path, installed=installed):
+    """Raise ConfigError, with the command that helps, if the workers could not import a module."""
+    for found in find_modules(requirements, path, installed=installed):
         requirement = found.requirement
         if found.is_met or not requirement.demanded:
             continue
         why = f"{found.package} {found.version} is older than {requirement.at_least}"
-        said = why if found.is_too_old else f"{python} has no module {requirement.module}"
+        problem = why if found.is_too_old else f"{python} has no module {requirement.module}"
         see = f" ({requirement.see})" if requirement.see else ""
         raise ConfigError(
-            f"--backend {name}: {said}",
-            hint=f"{install_words(python, requirement, found.release)}{see}",
+            f"--backend {name}: {problem}",
+            hint=f"{install_command(python, requirement, found.release)}{see}",
         )
 
 
 def _release(text: str) -> tuple[int, ...]:
-    """Return the numbers of a version up to what is no plain number: ``2.13.0+cpu`` is (2, 13, 0)."""
+    """Return the numbers of a version: (2, 13, 0) for ``2.13.0+cpu``."""
     numbers = []
     for part in text.partition("+")[0].split("."):
         digits = part[: len(part) - len(part.lstrip("0123456789"))]
@@ -134,9 +127,9 @@ def _release(text: str) -> tuple[int, ...]:
     return tuple(numbers)
 
 
-_PATIENCE_S = 10.0
+_TIMEOUT_S = 10.0
 _REAP_S = 0.2
-_ASK = """\
+_PROGRAM = """\
 import json, sys
 from importlib.machinery import PathFinder
 from importlib.metadata import PackageNotFoundError, version
@@ -159,8 +152,7 @@ def release(name):
         return ""
 print("\\n" + json.dumps([release(package) if there(name) else None for name, package in wanted]))
 """
-"""The counterpart of ``requirements._in_ours``, for Python 3.8 and newer; it imports nothing of
-what it looks for."""
+"""Program that does the same as ``_in_this_interpreter`` in another interpreter (Python 3.8 or newer)."""
 
 
 def installed_for(
@@ -171,13 +163,15 @@ def installed_for(
     environ: Mapping[str, str],
     cwd: str,
 ) -> Installed | None:
-    """Ask this interpreter, as workers run it; None where it gives no answer: a worker then says
-    what is wrong."""
+    """Ask another interpreter, started as workers are, which modules it has.
+
+    Returns None if it does not answer; a worker then reports what is wrong.
+    """
     known = [each for one in requirements for each in (one, one.beside) if each is not None]
-    wanted = list(dict.fromkeys(map(_named, known)))
+    wanted = list(dict.fromkeys(map(_module_and_package, known)))
     try:
         child = subprocess.Popen(
-            [python, "-c", _ASK, json.dumps([list(path), wanted])],
+            [python, "-c", _PROGRAM, json.dumps([list(path), wanted])],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -188,7 +182,7 @@ def installed_for(
         return None
     with child:
         try:
-            answer = child.communicate(timeout=_PATIENCE_S)[0]
+            answer = child.communicate(timeout=_TIMEOUT_S)[0]
             found = dict(zip(wanted, json.loads(answer.rstrip().rpartition(b"\n")[2]), strict=True))
         except (subprocess.TimeoutExpired, TypeError, ValueError):
             return None
@@ -196,9 +190,12 @@ def installed_for(
             child.kill()
             with suppress(subprocess.TimeoutExpired):
                 child.wait(_REAP_S)
-    return lambda requirement: (found[_named(requirement)], _named(requirement)[1])
+    return lambda requirement: (
+        found[_module_and_package(requirement)],
+        _module_and_package(requirement)[1],
+    )
 
 
-def _named(requirement: Requirement) -> tuple[str, str]:
-    """Return the module and its package, that without extras."""
+def _module_and_package(requirement: Requirement) -> tuple[str, str]:
+    """Return the module, and the package without extras."""
     return requirement.module, requirement.package.partition("[")[0]

@@ -1,9 +1,9 @@
-"""TensorFlow's MultiWorkerMirroredStrategy, whose workers find each other by ``TF_CONFIG``.
+"""The ``tensorflow`` backend: MultiWorkerMirroredStrategy, configured by ``TF_CONFIG``.
 
-Each worker has a server on a port of its own, which all others have to know before they start: the
-nodes hold these ports. The cluster is the same text for all; the task, behind it, is each one's
-own. A worker computes on every GPU that it sees, so it gets to see its own alone, or (``-o
-per=node``) there is one worker a node, with all of them.
+Each worker has a server, and all workers know the ports of all servers before they start: the nodes
+reserve them. ``TF_CONFIG`` has the cluster, equal for all workers, and then the worker's task. A
+worker uses every GPU that it sees. So it sees only its own, or (``-o per=node``) there is one
+worker per node that sees all.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from distlaunch.core.model.topology import Topology
 from distlaunch.planning.train_options import TrainOptions, check_kind
 
 _CONFIG = "TF_CONFIG"
-_LEGACY = "TF_USE_LEGACY_KERAS"
-_SAYS_YES = ("1", "true", "True")
-"""As TensorFlow 2.21 reads it."""
+_LEGACY_KERAS = "TF_USE_LEGACY_KERAS"
+_TRUE = ("1", "true", "True")
+"""Values that TensorFlow 2.21 accepts as true."""
 
 
 class TensorFlow(Backend):
@@ -30,8 +30,8 @@ class TensorFlow(Backend):
     about = "TensorFlow's MultiWorkerMirroredStrategy: TF_CONFIG for a worker per GPU, or per node"
     requires = (
         Requirement(module="tensorflow", package="tensorflow", at_least="2.4"),
-        # of which tf.keras is made where TF_USE_LEGACY_KERAS says so; before, tensorflow had its
-        # own
+        # With TF_USE_LEGACY_KERAS, tf.keras is tf_keras since TensorFlow 2.16; before, TensorFlow
+        # contained Keras 2.
         Requirement(
             module="tf_keras",
             package="tf-keras",
@@ -42,36 +42,35 @@ class TensorFlow(Backend):
 
     @classmethod
     def options(cls) -> tuple[BackendOption, ...]:
-        """List who is a worker, and which of them have another part."""
+        """Return options for the number of workers and their roles."""
         return (
             BackendOption(
                 name="per",
-                about="a worker for each GPU, or one with all of its node's",
+                about="one worker per GPU, or one per node with all of its GPUs",
                 kind="choice",
                 choices=("gpu", "node"),
             ),
             BackendOption(
                 name="chief",
-                about="rank 0 is the chief, not worker 0, who acts as one",
+                about="rank 0 is the chief; without it, worker 0 does the chief's work",
                 kind="flag",
             ),
             BackendOption(
                 name="evaluator",
-                about="the last rank is the evaluator, which is no part of the cluster",
+                about="the last rank is the evaluator, outside the cluster",
                 kind="flag",
             ),
         )
 
     def needed(self, variables: Mapping[str, str]) -> tuple[Requirement, ...]:
-        """Do without Keras 2 where the user says so."""
-        return self.requires if variables.get(_LEGACY) in _SAYS_YES else self.requires[:1]
+        """Return TensorFlow, and Keras 2 unless the user chooses Keras 3."""
+        return self.requires if variables.get(_LEGACY_KERAS) in _TRUE else self.requires[:1]
 
     def sized(self, options: TrainOptions) -> TrainOptions:
-        """Show each worker the GPUs that are its own. Raises ConfigError for sizes that ``-o
-        per=node`` contradicts.
+        """Return the options with one GPU per worker visible, or with one worker per node.
 
-        ``--gpus-per-node N`` is then so many for the one worker: as when a GPU has one, it is what
-        nodes are asked for.
+        With ``-o per=node``, ``--gpus-per-node N`` is the number of GPUs of that worker. Raises
+        ConfigError for sizes that contradict it.
         """
         if self.chosen.get("per") != "node":
             return replace(options, isolate_gpus=True)
@@ -82,8 +81,8 @@ class TensorFlow(Backend):
             raise ConfigError(
                 f"-o per=node and {size} contradict each other: each node has one worker, with all "
                 "of its GPUs",
-                hint=f"leave {size} out; --num-nodes says how many nodes, --gpus-per-node how many "
-                "GPUs the worker has",
+                hint=f"leave {size} out; --num-nodes is the number of nodes, "
+                "--gpus-per-node that of GPUs of each worker",
             )
         if options.gpus_per_node is not None:
             check_kind(options)
@@ -93,28 +92,30 @@ class TensorFlow(Backend):
         )
 
     def default_variables(self, topology: Topology) -> Mapping[str, str]:
-        """Have ``tf.keras`` be Keras 2 (the package tf_keras), as Keras 3 does not train under this
-        strategy."""
-        return {_LEGACY: "1"}
+        """Return the variable that makes ``tf.keras`` Keras 2 (tf_keras).
+
+        Keras 3 does not train under this strategy.
+        """
+        return {_LEGACY_KERAS: "1"}
 
     def check(self, topology: Topology) -> None:
-        """Refuse a job in which nobody would be left to train."""
+        """Raise ConfigError if no worker would train."""
         if self.chosen.get("evaluator") and topology.world_size == 1:
             raise ConfigError(
-                "-o evaluator=on: there is one worker, and nobody to train",
-                hint="ask for one worker more",
+                "-o evaluator=on: with one worker, no worker would train",
+                hint="start one more worker",
             )
 
     def cluster_variables(self, cluster: tuple[str, ...]) -> Mapping[str, str]:
-        """Name the cluster: the JSON up to the worker's task in it."""
-        chiefs, training = self._parts(len(cluster))
-        parts = {"chief": cluster[:chiefs], "worker": cluster[chiefs:training]}
-        named = json.dumps({part: who for part, who in parts.items() if who}, separators=(",", ":"))
+        """Return the beginning of the JSON, with the cluster."""
+        chiefs, training = self._role_bounds(len(cluster))
+        roles = {"chief": cluster[:chiefs], "worker": cluster[chiefs:training]}
+        named = json.dumps({role: who for role, who in roles.items() if who}, separators=(",", ":"))
         return {_CONFIG: f'{{"cluster":{named},"task":'}
 
     def task_variables(self, workers: int, rank: int) -> Mapping[str, str]:
-        """Name the worker's task, which ends the JSON."""
-        chiefs, training = self._parts(workers)
+        """Return the end of the JSON, with the worker's task."""
+        chiefs, training = self._role_bounds(workers)
         if rank >= training:
             kind, index = "evaluator", 0
         elif rank < chiefs:
@@ -124,13 +125,13 @@ class TensorFlow(Backend):
         return {_CONFIG: f'{{"type":"{kind}","index":{index}}}}}'}
 
     def fewer_workers(self) -> str:
-        """Point at the option by which a node has one."""
+        """Return a hint; without ``-o per=node`` it names that option."""
         if self.chosen.get("per") == "node":
             return "ask for fewer nodes"
-        return "ask for fewer workers; -o per=node has one for each node, with all of its GPUs"
+        return "ask for fewer workers; -o per=node starts one worker per node, with all of its GPUs"
 
-    def _parts(self, workers: int) -> tuple[int, int]:
-        """Return the rank after the last chief's, and that after the last one's who trains."""
+    def _role_bounds(self, workers: int) -> tuple[int, int]:
+        """Return the first rank after the chief, and the first after the workers that train."""
         return (1 if self.chosen.get("chief") else 0), workers - (
             1 if self.chosen.get("evaluator") else 0
         )

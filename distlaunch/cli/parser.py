@@ -250,9 +250,9 @@ def refuse_unknown(
     instead = counterpart(flag)
     of_backend = None
     if backend is not None and flag[:2] == "--":
-        from distlaunch.backends.backend_options import meant_option
+        from distlaunch.backends.backend_options import suggest_option
 
-        of_backend = meant_option(flag, backend)
+        of_backend = suggest_option(flag, backend)
     if of_backend is not None:
         hint = f"--backend {backend} takes it as {of_backend}. {place}"
     elif instead is not None:

@@ -96,7 +96,7 @@ def instead_of(args: Sequence[str], names: Sequence[str]) -> str:
     """Say what may have been meant by words that begin with no command of ours."""
     from difflib import get_close_matches
 
-    from distlaunch.backends.registry import backend_called
+    from distlaunch.backends.registry import backend_name_for
 
     first = args[0]
     program = os.path.basename(first)
@@ -115,7 +115,7 @@ def instead_of(args: Sequence[str], names: Sequence[str]) -> str:
             "distlaunch accelerate launch [OPTIONS] SCRIPT [ARGS]... takes a command line of "
             "accelerate launch"
         )
-    if (backend := backend_called(first)) is not None:
+    if (backend := backend_name_for(first)) is not None:
         more = _WORDS_OF_BACKENDS.get(backend, "")
         return (
             f"distlaunch train --backend {backend}{more} SCRIPT [ARGS]...; distlaunch backends "

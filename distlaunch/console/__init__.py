@@ -1,8 +1,8 @@
-"""The console: where worker output and the launcher's own lines reach the screen, a pipe or a file.
+"""Show worker output and the launcher's own messages on a terminal, in a pipe or in a file.
 
-The way of a chunk: ``console`` (one lock, which ranks are shown) -> ``screen`` (``jsonl`` for JSON,
-``torchrun_style`` for torchrun's users) -> ``lines`` (whole lines, bars, displays) -> ``equal_lines`` and
-``repeated_blocks`` (the same line from many ranks becomes one) -> ``writer`` (a bounded buffer and a
-thread for each of the descriptors 1 and 2). On a terminal ``live_rows`` and ``terminal_writer`` keep
-bars and the status line at the bottom of the screen.
+Output passes through ``console`` (selects ranks, one lock), ``screen`` (or ``jsonl``,
+``torchrun_style``), ``lines`` (splits chunks into lines, bars and displays), ``equal_lines`` and
+``repeated_blocks`` (join equal lines of several ranks) and ``writer`` (a bounded buffer and a
+thread for each descriptor). On a terminal, ``live_rows`` and ``terminal_writer`` keep progress bars
+and the status line at the bottom.
 """

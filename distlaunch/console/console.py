@@ -1,7 +1,7 @@
-"""The sink of a job: which ranks are shown, in which format, on which descriptors.
+"""The console of a job: which ranks are shown, in which format, on which descriptors.
 
-``open_console`` chooses writers and screens; ``Console`` puts what workers and the launcher say on
-them. ``torchrun_style`` opens a console that shows what torchrun's users expect.
+``open_console`` chooses writers and screens. ``torchrun_style`` opens a console that looks like
+torchrun's.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import threading
 from time import monotonic, time
 from typing import TYPE_CHECKING
 
-from distlaunch.console.jsonl import Records, dropped_record
+from distlaunch.console.jsonl import JsonOutput, dropped_record
 from distlaunch.console.live_rows import LiveRows
 from distlaunch.console.prefixes import RESET, Prefixes
 from distlaunch.console.screen import Screen
@@ -30,35 +30,37 @@ if TYPE_CHECKING:
     from distlaunch.planning.train_options import OutputFormat
 
 TERMINAL_CLOSE_S = 2.0
-"""How long a terminal that takes nothing is waited for at the end."""
+"""How long closing waits for a terminal that accepts nothing."""
 _SUSPEND_S = 0.25
 _STATUS_PACE_S = 0.1
 _SGR = {"info": b"\x1b[2m", "warning": b"\x1b[33m", "error": b"\x1b[31m"}
 
 
-def _bound(writer: Writer, timeout_s: float | None) -> float | None:
-    """Bound the wait for a terminal in any case: it may skip lines, and a stopped one must not keep
-    a job."""
+def _close_timeout_s(writer: Writer, timeout_s: float | None) -> float | None:
+    """Return the timeout for closing, which is limited for a terminal even if the caller has none.
+
+    A terminal may skip lines, and a stopped one must not keep the job from ending.
+    """
     if writer.on_terminal:
         return TERMINAL_CLOSE_S if timeout_s is None else min(timeout_s, TERMINAL_CLOSE_S)
     return timeout_s
 
 
-def own_lines(text: str) -> bytes:
-    """Mark our own words, so that nobody takes them for a worker's, and make the names in them
-    harmless."""
+def launcher_lines(text: str) -> bytes:
+    """Format a message of the launcher with the prefix ``distlaunch:`` and no control
+    characters."""
     return b"distlaunch: " + printable(text.removesuffix("\n"), keep="\n").encode()
 
 
 if TYPE_CHECKING:
 
     class TextOutput(Protocol):
-        """What shows the streams that end in one descriptor as text: ``Screen`` or ``RawOrTee``."""
+        """Shows the streams of one descriptor as text: ``Screen`` or ``TorchrunOutput``."""
 
         writer: Writer
 
         def output(self, rank: int, stream: int, data: bytes, now: float) -> None:
-            """Take a chunk."""
+            """Add a chunk."""
 
         def rank_ended(self, rank: int, now: float) -> None:
             """Finish the lines of this rank."""
@@ -66,25 +68,24 @@ if TYPE_CHECKING:
         def flush_due(self, now: float) -> float | None:
             """Show what has been held long enough; return when the next is due."""
 
-        def interject(self, lines: bytes) -> None:
-            """Show lines of our own."""
+        def show_launcher_lines(self, lines: bytes) -> None:
+            """Show messages of the launcher."""
 
         def finish(self, now: float) -> None:
             """Show everything that is held."""
 
 
 class Console(Sink):
-    """Worker output and our own lines; see ``open_console``.
+    """The sink for worker output and the launcher's messages; see ``open_console``.
 
-    One lock: the pump's thread and the main thread both put lines on the screen. It is never held
-    while writing.
+    The pump's thread and the main thread both use it. Its lock is never held while writing.
     """
 
     def __init__(
         self,
         *,
-        out: TextOutput | Records,
-        err: TextOutput | Records,
+        out: TextOutput | JsonOutput,
+        err: TextOutput | JsonOutput,
         shown: frozenset[int] | None,
         quiet: bool,
         colour: bool,
@@ -101,20 +102,19 @@ class Console(Sink):
         self._status_writer = status
         self._clock = clock
         self._lock = threading.Lock()
-        self._wake: Callable[[], None] = _nothing
+        self._wake: Callable[[], None] = _do_nothing
         self._view: StatusView | None = None
         self._redraw_s: float | None = None
         self._drawn_s = -1.0
         self._suspended = False
         self._lost: int | None = None
         self._stalled_at: float | None = None
-        """Since when there has been no room: nobody reads what workers write meanwhile, so held
-        lines wait as well."""
+        """Since when there is no room. Workers cannot write then, so held lines wait longer,
+        too."""
         self._stalled_s = 0.0
-        """For how long there had been none before."""
+        """Total time without room before."""
 
     def output(self, rank: int, stream: int, data: bytes, now: float) -> None:
-        """Take a chunk of a worker; ``tick`` then tells when what is held of it is due."""
         if self._shown is not None and rank not in self._shown:
             return
         with self._lock:
@@ -123,14 +123,13 @@ class Console(Sink):
             )
 
     def rank_ended(self, rank: int, now: float) -> None:
-        """Finish this rank's lines (the last ones may still wait 0.1 s to be folded with other
-        ranks')."""
+        """Finish this rank's lines. The last ones may still wait 0.1 s for equal lines of other
+        ranks."""
         with self._lock:
             for screen in self._screens:
                 screen.rank_ended(rank, now - self._stalled_s)
 
     def tick(self, now: float) -> float | None:
-        """Show what is due; see ``coordinator.runtime.sink.Sink``."""
         with self._lock:
             dues = self._flush_due(now)
             if self._redraw_s is not None and self._redraw_s <= now:
@@ -139,8 +138,8 @@ class Console(Sink):
         return min((due for due in dues if due is not None), default=None)
 
     def _flush_due(self, now: float) -> list[float | None]:
-        """Show what has been held long enough while its worker could go on writing; return when
-        more will have."""
+        """Show lines that have been held long enough while workers could write; return the next
+        times."""
         if not self.has_room():
             if self._stalled_at is None:
                 self._stalled_at = now
@@ -152,33 +151,31 @@ class Console(Sink):
         return [due + self._stalled_s for due in dues if due is not None]
 
     def has_room(self) -> bool:
-        """Return whether no pipe or file is behind by more than its buffer."""
         return all(writer.has_room() for writer in self._writers)
 
     def on_room(self, wake: Callable[[], None]) -> None:
-        """Set what to call when there is room again, or when the next ``tick`` is due earlier than
-        it said."""
+        """Set a call for when there is room again, or when ``tick`` is due earlier than it
+        returned."""
         self._wake = wake
         for writer in self._writers:
             writer.on_room = wake
 
     def say(self, text: str, *, level: Literal["info", "warning", "error"] = "info") -> None:
-        """Show lines of our own, after the whole lines that workers wrote before; ``quiet`` hides
-        info only."""
+        """Show a message of the launcher after all whole lines of workers. ``quiet`` hides level
+        info."""
         if self._quiet and level == "info":
             return
         with self._lock:
-            if isinstance(self._err, Records):
+            if isinstance(self._err, JsonOutput):
                 self._err.message(text, level)
                 return
-            lines = own_lines(text).split(b"\n")
+            lines = launcher_lines(text).split(b"\n")
             if self._colour:
                 lines[0] = _SGR[level] + lines[0] + RESET
-            self._err.interject(b"\n".join(lines) + b"\n")
+            self._err.show_launcher_lines(b"\n".join(lines) + b"\n")
 
     def event(self, record: Mapping[str, object]) -> None:
-        """Print a job event under jsonl, else nothing."""
-        if isinstance(self._err, Records):
+        if isinstance(self._err, JsonOutput):
             with self._lock:
                 self._err.event(record)
 
@@ -201,13 +198,13 @@ class Console(Sink):
             self._wake()
 
     def suspend(self) -> None:
-        """Clear the live rows, and wait a moment for the terminal to have it."""
+        """Clear the live rows, and wait a moment until the terminal has done so."""
         with self._lock:
             self._suspended = True
             self._redraw_s = None
             terminals = [writer for writer in self._writers if isinstance(writer, TerminalWriter)]
             for writer in terminals:
-                writer.conceal(concealed=True)
+                writer.hide_live_rows(hidden=True)
         for writer in terminals:
             writer.wait_idle(_SUSPEND_S)
 
@@ -217,15 +214,15 @@ class Console(Sink):
             self._suspended = False
             for writer in self._writers:
                 if isinstance(writer, TerminalWriter):
-                    writer.conceal(concealed=False)
+                    writer.hide_live_rows(hidden=False)
             self._draw(self._clock())
         self._wake()
 
     def close(self, *, timeout_s: float | None, hurried: Callable[[], bool] = lambda: False) -> int:
-        """Flush everything; return the bytes that failed or stuck descriptors did not take. See
-        ``coordinator.runtime.sink.Sink``.
+        """Flush everything; return how many bytes failed or stuck descriptors did not accept.
 
-        Lines that were skipped or dropped are not counted: a line says so itself.
+        Lines that were skipped or dropped are not counted, because a line of output reports them.
+        See ``coordinator.runtime.sink.Sink``.
         """
         if self._lost is None:
             with self._lock:
@@ -237,7 +234,9 @@ class Console(Sink):
                 writer.begin_close()
             self._lost = sum(
                 writer.finish_close(
-                    _bound(writer, timeout_s), drops=timeout_s is not None, hurried=hurried
+                    _close_timeout_s(writer, timeout_s),
+                    drops=timeout_s is not None,
+                    hurried=hurried,
                 )
                 for writer in self._writers
             )
@@ -266,17 +265,17 @@ def open_console(
 ) -> Console:
     """Open the console of a job.
 
-    ``show`` is what ``parse_output_ranks`` gives (None: all ranks). Without a format: rich when
-    stderr is a terminal, else plain. Colour only on a terminal, under rich, and respecting NO_COLOR
-    and TERM. A status line only where nobody else writes to the terminal: what reads a pipe from us
-    (``| tee log``) would write into it.
+    ``show``: result of ``parse_output_ranks`` (None: all ranks). Without a format, it is rich if
+    stderr is a terminal and plain otherwise. Colour needs a terminal, format rich, and NO_COLOR and
+    TERM that allow it. There is no status line if stdout is a pipe (``| tee log``), because its
+    reader may write to the same terminal.
     """
     dumb = environ.get("TERM") in ("dumb", "unknown")
     if format is None:
         format = "rich" if os.isatty(stderr_fd) else "plain"  # noqa: A001 - as above
     if format == "jsonl":
         writer = Writer(stdout_fd, dropped=dropped_record(wall))
-        records = Records(writer, wall=wall)
+        records = JsonOutput(writer, wall=wall)
         return Console(
             out=records,
             err=records,
@@ -294,27 +293,30 @@ def open_console(
         if not os.isatty(fd):
             return Screen(Writer(fd), ranks=ranks, prefixes=Prefixes(colour=False))
         prefixes = Prefixes(colour=may_colour)
-        writer = TerminalWriter(fd, skipped=skipped_note, colour=may_colour)
+        writer = TerminalWriter(fd, skipped=skipped_lines_text, colour=may_colour)
         live = LiveRows(writer, ranks=ranks, prefixes=prefixes, draws=not dumb)
         return Screen(writer, ranks=ranks, prefixes=prefixes, live=live)
 
     out = screen(stdout_fd)
     err = out if same_file(stdout_fd, stderr_fd) else screen(stderr_fd)
     terminal = err.writer if isinstance(err.writer, TerminalWriter) else None
-    live = format == "rich" and not quiet and not dumb and not _is_read_by_a_program(stdout_fd)
+    has_status = (
+        format == "rich" and not quiet and not dumb and not _is_read_by_a_program(stdout_fd)
+    )
     return Console(
         out=out,
         err=err,
         shown=show,
         quiet=quiet,
         colour=may_colour and terminal is not None,
-        status=terminal if live else None,
+        status=terminal if has_status else None,
         clock=clock,
     )
 
 
 def same_file(one: int, two: int) -> bool:
-    """Return whether both end in the same file: then one writer keeps the order of all lines."""
+    """Return whether two descriptors refer to the same file; one writer then keeps all lines in
+    order."""
     try:
         first, second = os.fstat(one), os.fstat(two)
     except OSError:
@@ -336,11 +338,11 @@ def _is_read_by_a_program(fd: int) -> bool:
     return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
 
 
-def skipped_note(lines: int) -> bytes:
-    """Say how many lines a terminal has skipped."""
+def skipped_lines_text(lines: int) -> bytes:
+    """Return the line that reports skipped lines."""
     noun = "line" if lines == 1 else "lines"
     return f"… {lines:,} {noun} not shown; they are in the log files\n".encode()
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
     pass

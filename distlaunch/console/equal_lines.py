@@ -1,14 +1,14 @@
-"""The same line from several ranks becomes one, and no rank's own order ever changes.
+"""Join equal lines of several ranks, without changing the order of any rank's lines.
 
-``Folder`` compares line by line while little is pending. Pending lines form one sequence of groups.
-A rank's next line joins the first group of that text that stands after the rank's previous line, else
-it opens a new group at the end; groups leave from the front. So each rank's lines leave in the order
-in which they came. A group that every live rank has joined takes all groups before it along: nobody
-could join those any more.
+``Folder`` compares line by line while little is pending. Pending lines form a sequence of groups. A
+rank's next line joins the first group of this text after the rank's previous line, or opens a new
+group at the end. Groups are emitted from the front, so each rank's lines stay in order. When a
+group has all live ranks, it is emitted with all groups before it, because no rank can join those
+any more.
 
-``BlockFolder`` takes over while a lot is pending. Splitting, comparing and joining run in C over lists
-of lines; Python runs once for each stretch of equal or of different lines. Lines are paired by
-position; where the ranks are out of step, their first lines are looked for in each other.
+``BlockFolder`` takes over while much is pending. It splits, compares and joins lists of lines in C;
+Python code runs once per stretch of equal or different lines. Lines are paired by position. If the
+ranks are out of step, it searches for their first lines in each other's lines.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from collections.abc import Callable, Iterable
 from itertools import islice
 from operator import eq
 
-from distlaunch.console.repeated_blocks import alike, without_rank
+from distlaunch.console.repeated_blocks import comparison_key, without_rank
 
 HOLD_S = 0.1
-"""How long a line may wait for the same line from other ranks (design: 0.1 s at most)."""
+"""How long a line may wait for the same line of other ranks."""
 
 Emit = Callable[["int | frozenset[int]", "list[bytes]"], None]
-"""Takes a rank, or the ranks that share the lines, and lines without their newline."""
+"""Called with a rank, or with the ranks that share the lines, and the lines without newlines."""
 
 LINE_COST = 48
-"""What a pending line costs beside its bytes: object header and list slot, roughly."""
+"""Memory of a pending line beside its bytes, roughly: object header and list slot."""
 _BULK_CHUNK = 16 << 10
 _BULK_PENDING = 64 << 10
-"""A chunk or a backlog of this weight is compared in blocks, without Python work for each line."""
+"""Above this weight, a chunk or a backlog is compared in blocks, not line by line."""
 _CAPACITY_PER_RANK = 512 << 10
-"""What may wait for other ranks: a chunk of the pump's from each, and some."""
+"""What may wait for other ranks: a chunk of each, and some more."""
 _CAPACITY = (1 << 20, 8 << 20)
 _ALIGN_TRIES = 8
 
@@ -43,17 +43,18 @@ class _Group:
     def __init__(self, seq: int, key: bytes, text: bytes, rank: int, born: float) -> None:
         self.seq = seq
         self.key = key
-        """What the lines of all ranks have in common; see ``repeated_blocks.alike``."""
+        """What must be equal for lines to join the group; see
+        ``repeated_blocks.comparison_key``."""
         self.text = text
         self.ranks = {rank}
         self.born = born
         self.weight = len(text) + LINE_COST
         self.others: dict[int, bytes] = {}
-        """The lines of ranks that wrote them a little differently."""
+        """The lines of ranks whose text differs a little."""
 
 
 class Folder:
-    """Holds lines of several ranks for at most HOLD_S, and hands them on folded."""
+    """Holds lines of several ranks for at most HOLD_S, and emits them folded."""
 
     def __init__(self, ranks: Iterable[int], emit: Emit) -> None:
         self._alive = set(ranks)
@@ -69,7 +70,7 @@ class Folder:
         )
 
     def add(self, rank: int, block: bytes, now: float) -> None:
-        """Take whole lines, newline between them and none at the end."""
+        """Add whole lines, with newlines between them but not at the end."""
         lines = block.split(b"\n")
         weight = len(block) + LINE_COST * len(lines)
         self._alive.add(rank)
@@ -83,7 +84,7 @@ class Folder:
         self._blocks.relieve()
 
     def ended(self, rank: int) -> None:
-        """No longer wait for this rank: what only it was missing from is handed on."""
+        """Stop waiting for this rank. Emits lines for which only this rank was missing."""
         self._alive.discard(rank)
         if not self._alive:
             self.flush()
@@ -95,7 +96,7 @@ class Folder:
                 return
 
     def flush_due(self, now: float) -> float | None:
-        """Hand on what has waited for HOLD_S; return when the next lines will have."""
+        """Emit lines that have waited for HOLD_S; return when the next ones will have."""
         if self._blocks:
             return self._blocks.flush_due(now)
         groups = self._groups
@@ -104,14 +105,13 @@ class Folder:
         return groups[0].born + HOLD_S if groups else None
 
     def release(self, rank: int) -> None:
-        """Hand on all lines of this rank, and what must go before them."""
+        """Emit all lines of this rank, and those that must precede them."""
         if self._blocks:
             self._blocks.release(rank)
         elif self._groups and (last := self._last.get(rank, -1)) >= self._groups[0].seq:
             self._emit_through(last)
 
     def flush(self) -> None:
-        """Hand on everything."""
         while self._groups:
             self._emit_first()
         self._blocks.flush()
@@ -119,7 +119,7 @@ class Folder:
     def _add_lines(self, rank: int, lines: list[bytes], now: float) -> None:
         last = self._last.get(rank, -1)
         for text in lines:
-            key = alike(text)
+            key = comparison_key(text)
             known = self._by_text.get(key)
             if known is None:
                 known = self._by_text[key] = []
@@ -159,7 +159,6 @@ class Folder:
         self._weight -= group.weight
 
     def _move_to_blocks(self) -> None:
-        """Undo the grouping, so that the blocks hold every rank's lines in step."""
         pending: dict[int, list[_Group]] = {}
         for group in self._groups:
             for rank in group.ranks:
@@ -175,8 +174,7 @@ class Folder:
 
 
 class _Queue:
-    """The pending lines of one rank and when they came: ``births`` holds [time, lines, weight] of
-    each block."""
+    """Pending lines of one rank. ``births`` has [time, lines, weight] of each block."""
 
     __slots__ = ("births", "lines", "weight")
 
@@ -207,7 +205,7 @@ class _Queue:
 
 
 class BlockFolder:
-    """Blocks of lines from several ranks; truthy while lines are pending."""
+    """Folds lines of several ranks in blocks. True while lines are pending."""
 
     def __init__(self, emit: Emit, *, capacity: int) -> None:
         self._emit = emit
@@ -218,15 +216,15 @@ class BlockFolder:
         return bool(self._queues)
 
     def add(self, rank: int, lines: list[bytes], weight: float, born: float) -> None:
-        """Queue lines of a rank; ``settle`` and ``relieve`` decide what is shown."""
+        """Queue lines of a rank. ``settle`` and ``relieve`` decide what is emitted."""
         queue = self._queues.get(rank)
         if queue is None:
             queue = self._queues[rank] = _Queue()
         queue.add(lines, weight, born)
 
     def settle(self, alive: set[int]) -> None:
-        """Show what can be paired: as many lines of each rank as all have; nothing while a live
-        rank has none."""
+        """Emit as many lines of each rank as all ranks have. Waits for live ranks that have
+        none."""
         queues = self._queues
         if len(queues) < len(alive) or not queues.keys() >= alive:
             return
@@ -242,8 +240,8 @@ class BlockFolder:
         self._queues = {rank: queue for rank, queue in queues.items() if queue.lines}
 
     def relieve(self) -> None:
-        """Keep memory bounded: show the ranks that have most pending, unpaired, until half of the
-        capacity is left."""
+        """Bound the memory: emit the ranks with most pending lines until half of the capacity is
+        left."""
         total = sum(queue.weight for queue in self._queues.values())
         if total <= self._capacity:
             return
@@ -254,7 +252,7 @@ class BlockFolder:
                 return
 
     def flush_due(self, now: float) -> float | None:
-        """Show what has waited for HOLD_S; return when the next lines will have."""
+        """Emit lines that have waited for HOLD_S; return when the next ones will have."""
         due: float | None = None
         for rank, queue in list(self._queues.items()):
             count = 0
@@ -270,20 +268,18 @@ class BlockFolder:
         return due
 
     def release(self, rank: int) -> None:
-        """Show all lines of one rank."""
+        """Emit all lines of one rank."""
         queue = self._queues.pop(rank, None)
         if queue is not None:
             self._emit(rank, queue.lines)
 
     def flush(self) -> None:
-        """Show all that is pending, rank by rank."""
         queues, self._queues = self._queues, {}
         for rank, queue in queues.items():
             self._emit(rank, queue.lines)
 
     def _align(self) -> None:
-        """Bring ranks that are out of step together: look for a first line of one rank that all
-        have pending."""
+        """Realign ranks that are out of step at a first line of one rank that all have pending."""
         queues = self._queues
         heads = dict.fromkeys(queue.lines[0] for queue in queues.values())
         if len(heads) == 1:
@@ -299,7 +295,7 @@ class BlockFolder:
             return
 
     def _mask(self, count: int) -> bytes:
-        """Return one byte per line position: 1 where all ranks have the same line."""
+        """Return one byte per line: 1 where all ranks have the same line."""
         first, *others = [queue.lines for queue in self._queues.values()]
         masks = [bytes(map(eq, islice(first, count), other)) for other in others]
         if len(masks) == 1:

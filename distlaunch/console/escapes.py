@@ -1,10 +1,9 @@
-r"""What a worker prints cannot retitle, clear, query or rearrange the user's terminal.
+r"""Remove control sequences from worker output, so that it cannot disturb the user's terminal.
 
-Colours (SGR) and erase-in-line (``K``) pass. Cursor up (``\x1b[A``), hiding the cursor and showing
-it, from progress bars that are shown as lines, are dropped. Every other control character is made
-visible. An ESC byte leaves here only as part of a complete harmless sequence, so that a hostile one
-cannot be put together from two pieces. Bytes that are no UTF-8 become U+FFFD: they hold no 8-bit
-controls.
+Colours (SGR) and erase-in-line (``K``) pass. Cursor up (``\x1b[A``) and hiding or showing the
+cursor, which progress bars use, are dropped. Other control characters are made visible. An ESC byte
+is only output within a complete harmless sequence, so that two pieces cannot form a harmful one.
+Bytes that are not UTF-8 become U+FFFD, so 8-bit controls cannot occur.
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ if TYPE_CHECKING:
     import re
 
 _CONTROLS = bytes([*range(9), *range(0x0B, 0x20), 0x7F])
-"""All C0 but tab and newline."""
+"""All C0 characters except tab and newline."""
 _LONGEST_SEQUENCE = 64
-"""A colour and its background in 24 bits take 37 characters."""
+"""Longest sequence that is held back. A 24-bit foreground and background take 37 characters."""
 _DELETE = 0x7F
 _C1_FIRST = 0x80
 
@@ -27,8 +26,10 @@ _patterns: tuple[re.Pattern[str], re.Pattern[str]] | None = None
 
 
 def is_clean(data: bytes) -> bool:
-    """Tell, at the speed of C, whether whole lines hold nothing that ``clean`` or a carriage return
-    would change."""
+    """Return whether ``clean`` would leave whole lines unchanged, and they have no carriage return.
+
+    Fast: it works without a loop in Python unless the lines have C1 characters.
+    """
     if len(data.translate(None, _CONTROLS)) != len(data):
         return False
     if data.isascii():
@@ -41,8 +42,7 @@ def is_clean(data: bytes) -> bool:
 
 
 def clean(line: bytes, *, reset: bool = True) -> bytes:
-    """Neutralise one line or piece of a line; with ``reset``, end the colours that it leaves
-    open."""
+    """Neutralize a line or a piece of a line. ``reset`` ends colours that it leaves on."""
     if is_clean(line):
         return line
     unsafe, colours = _compiled()
@@ -56,8 +56,7 @@ def clean(line: bytes, *, reset: bool = True) -> bytes:
 
 
 def hold_back(piece: bytes) -> tuple[bytes, bytes]:
-    """Split a piece of a line into what can be shown and an unfinished sequence or character at its
-    end."""
+    """Split off an unfinished sequence or character at the end of a piece."""
     start = piece.rfind(b"\x1b", max(0, len(piece) - _LONGEST_SEQUENCE))
     if start >= 0:
         tail = piece[start + 1 :]

@@ -1,10 +1,11 @@
-"""``--format jsonl``: everything on one descriptor, one JSON object a line.
+"""``--format jsonl``: write one JSON object per line to one descriptor.
 
-``{"time": epoch seconds, "type": "output", "rank": r, "stream": "stdout"|"stderr", "text": ...}``
-for each line, without its end. ``"partial": true``: the line goes on in this stream's next record.
-``"base64"`` has the bytes of a text that is not UTF-8. ``"progress": true``: the newest state of a
-row that is still being drawn over; its last state comes as a line. Our own lines are ``{"time",
-"type": "message", "level", "text"}``; job events come as they are.
+A line of a worker is ``{"time": epoch seconds, "type": "output", "rank": r, "stream":
+"stdout"|"stderr", "text": ...}``, without its newline. Further keys: ``"partial": true`` if the
+line continues in the next record of this stream; ``"base64"`` with the bytes of a line that is not
+UTF-8; ``"progress": true`` for the newest state of a progress bar, whose last state is written as a
+line. Messages of the launcher are ``{"time", "type": "message", "level", "text"}``. Job events are
+written as they are.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from distlaunch.console.writer import Writer, dropped_text
 
 
 def dropped_record(wall: Callable[[], float]) -> Callable[[int], bytes]:
-    """Return what words as a record how many lines were dropped at the job's end."""
+    """Return a function that formats the number of dropped lines as a record."""
 
     def describe(lines: int) -> bytes:
         import json
@@ -29,7 +30,7 @@ def dropped_record(wall: Callable[[], float]) -> Callable[[int], bytes]:
     return describe
 
 
-class Records:
+class JsonOutput:
     """Writes worker lines, messages and events as JSON."""
 
     def __init__(self, writer: Writer, *, wall: Callable[[], float]) -> None:
@@ -43,29 +44,25 @@ class Records:
     # --- what the console calls
 
     def output(self, rank: int, stream: int, data: bytes, now: float) -> None:
-        """Take a chunk; see ``coordinator.runtime.sink.Sink``."""
         self._lines.output(rank, stream, data, now)
 
     def rank_ended(self, rank: int, now: float) -> None:
-        """Finish the lines of this rank."""
         self._lines.rank_ended(rank, now)
 
     def flush_due(self, now: float) -> float | None:
-        """Show what has been held long enough; return when the next is due."""
         return self._lines.flush_due(now)
 
     def finish(self, now: float) -> None:
-        """Show everything that is held."""
         self._lines.finish(now)
 
     def message(self, text: str, level: str) -> None:
-        """Write lines of our own."""
+        """Write a message of the launcher."""
         self.event(
             {"time": round(self._wall(), 6), "type": "message", "level": level, "text": text}
         )
 
     def event(self, record: Mapping[str, object]) -> None:
-        """Write one record as it is."""
+        """Write a record as it is."""
         import json
 
         self.writer.put(json.dumps(dict(record)).encode() + b"\n", must=True)
@@ -73,7 +70,6 @@ class Records:
     # --- what the line splitter calls
 
     def show_lines(self, source: Source, block: bytes, now: float) -> None:
-        """Write a record for each line."""
         source.started = False
         start = self._start(source)
         if len(block) <= PIECE or max(map(len, block.split(b"\n"))) <= PIECE:
@@ -96,7 +92,7 @@ class Records:
         )
 
     def show_unfinished(self, source: Source) -> None:
-        """Write the unfinished line, in pieces of at most PIECE; an unfinished character stays."""
+        """Write the unfinished line in pieces of at most PIECE. An unfinished character stays."""
         start = self._start(source)
         shown, held = hold_back(bytes(source.buf))
         source.buf[:] = held
@@ -105,25 +101,22 @@ class Records:
             self._put(self._pieces(start, shown, partial=True))
 
     def show_bar(self, source: Source, state: bytes, now: float) -> None:
-        """Write a state of a bar as progress."""
         del now
         self.leave_line(source)
         self._put(self._record(self._start(source), state, mark="progress"))
 
     def end_bar(self, source: Source, state: bytes, shown: bytes | None, now: float) -> None:
-        """Write the last state of a bar as a line, even if it was progress before."""
+        """Write the last state of a bar as a line, even if it was written as progress before."""
         del shown, now
         self.leave_line(source)
         self._put(self._pieces(self._start(source), state, partial=False))
 
     def leave_line(self, source: Source) -> None:
-        """End a line of which a part has been written."""
         if source.started:
             self._put(self._record(self._start(source), b""))
         source.started = False
 
     def is_open(self, source: Source) -> bool:
-        """Return whether a part of this line has been written."""
         return source.started
 
     def is_growing(self, source: Source) -> bool:
@@ -140,8 +133,10 @@ class Records:
     # --- records
 
     def _pieces(self, start: str, line: bytes, *, partial: bool) -> str:
-        """Write a long or binary line as records of at most PIECE bytes, the last of them
-        ``partial`` or not."""
+        """Format a long or binary line as records of at most PIECE bytes.
+
+        ``partial`` marks the last one, too.
+        """
         out = []
         while len(line) > PIECE:
             piece, held = hold_back(line[:PIECE])
@@ -151,7 +146,7 @@ class Records:
         return "".join(out)
 
     def _start(self, source: Source) -> str:
-        """Return the head that the records of one chunk share."""
+        """Return the beginning that all records of one chunk share."""
         stream = STREAMS[source.stream]
         return (
             f'{{"time": {self._wall():.6f}, "type": "output", "rank": {source.rank}, "stream": '

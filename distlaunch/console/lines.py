@@ -1,19 +1,19 @@
-r"""Takes the chunks that workers write apart into lines, bars and displays.
+r"""Split chunks of worker output into lines, bars and displays.
 
-``LineSplitter`` has one ``Source`` for each stream of each rank, and calls a ``View`` (``screen``,
-``jsonl``) with what is to be shown:
+``LineSplitter`` has a ``Source`` for each stream of each rank, and calls a ``View`` (``screen``,
+``jsonl``) with:
 
 * Whole lines, at once.
-* An unfinished line, after PARTIAL_S at most.
-* A bar: an unfinished line with a carriage return. Only its newest state is kept, shown now and then
-  as a line of its own, and at the end.
-* A display: what a program draws that moves the cursor up (``live_display``). Its rows are shown
-  like bars.
+* Unfinished lines, after at most PARTIAL_S.
+* Bars. A bar is an unfinished line with a carriage return. Only its newest state is kept; it is
+  shown as a line of its own from time to time, and at the end.
+* Displays. A display is output of a program that moves the cursor up (``live_display``). Its rows
+  are shown like bars.
 
-On a terminal one rank's bars and displays are the live rows (``live_rows``).
+On a terminal, the bars and displays of one rank are shown as live rows (``live_rows``).
 
-A state of a bar is what stands between two ``\r``. Blank ones do not count: a progress bar that is
-cleared leaves its last one.
+A state of a bar is the text between two ``\r``. Blank states do not count, so that a cleared
+progress bar leaves its last state.
 """
 
 from __future__ import annotations
@@ -27,21 +27,20 @@ if TYPE_CHECKING:
     from distlaunch.console.live_rows import LiveRows
 
 PARTIAL_S = 0.5
-"""A line without its newline is shown after this long (design: 0.5 s)."""
+"""An unfinished line is shown after this time."""
 PROGRESS_S = 10.0
-"""The newest state of a bar is shown at most this often, where it cannot be drawn over the one
-before."""
+"""Minimum time between two states of a bar, where they cannot be drawn in place."""
 PIECE = 64 << 10
-"""A longer line is shown in pieces: memory stays bounded whatever a worker writes."""
+"""A longer line is shown in pieces, so that memory is bounded."""
 STREAMS = {1: "stdout", 2: "stderr"}
 _REDRAW_S = 0.05
-"""A program that has gone below its bars may be in the middle of drawing them for so long."""
-_SEQUENCE = 8
-"""A sequence that moves the cursor is no longer than this."""
+"""How long a program that has moved below its bars may still be drawing them."""
+_MAX_MOVE_BYTES = 8
+"""Maximum length of a sequence that moves the cursor."""
 
 
 class Source:
-    """One stream of one rank: what it has written since its last newline and is not yet shown."""
+    """One stream of one rank: the output since its last newline that is not yet shown."""
 
     __slots__ = (
         "bar",
@@ -64,18 +63,18 @@ class Source:
         self.buf = bytearray()
         self.due = 0.0
         self.started = False
-        """A first part of this line is on the console already."""
+        """A first part of this line is already shown."""
         self.length = 0
         self.cut = False
         """The rest of this line is not shown (terminal only)."""
         self.bar = False
         """This line has a carriage return; ``buf`` holds its newest state, shown or not."""
         self.state: bytes | None = None
-        """The state of this bar that is on the console."""
+        """The state of this bar that is shown."""
         self.paced_s = -PROGRESS_S
         """When a state of a bar was last shown."""
         self.display: Display | None = None
-        """The rows that the program draws over, while there are any."""
+        """The rows that the program redraws, if there are any."""
         self.drawn_s = 0.0
         """When the display last changed."""
 
@@ -84,37 +83,37 @@ class View(Protocol):
     """Shows what the splitter has found."""
 
     def show_lines(self, source: Source, block: bytes, now: float) -> None:
-        """Show whole lines; ``block`` is without its last newline and may have others."""
+        """Show whole lines. ``block`` has newlines between them, but not after the last one."""
 
     def show_unfinished(self, source: Source) -> None:
-        """Show the unfinished line in ``source.buf``; leave in it what cannot be shown yet."""
+        """Show the unfinished line in ``source.buf``; leave there what cannot be shown yet."""
 
     def show_bar(self, source: Source, state: bytes, now: float) -> None:
-        """Show a state of a bar that goes on."""
+        """Show a state of a bar that may change again."""
 
     def end_bar(self, source: Source, state: bytes, shown: bytes | None, now: float) -> None:
-        """Show the last state of a bar, of which ``shown`` is on the console."""
+        """Show the last state of a bar. ``shown`` is the state that is already shown."""
 
     def leave_line(self, source: Source) -> None:
-        """End the part of the unfinished line that is on the console: what follows replaces it."""
+        """End the unfinished line that is shown, because other output replaces it."""
 
     def is_open(self, source: Source) -> bool:
-        """Return whether an unfinished line of this source is on the console."""
+        """Return whether an unfinished line of this source is shown."""
 
     def is_growing(self, source: Source) -> bool:
-        """Return whether pieces of this source's line are shown at once, behind its first part."""
+        """Return whether further pieces of this source's line are shown at once."""
 
     def show_live_rows_as_lines(self, rank: int, rows: list[bytes]) -> None:
-        """Show rows that were live rows until now, and hold them for no other rank's."""
+        """Show what were live rows as lines, without waiting for equal lines of other ranks."""
 
     def end_open_line(self) -> None:
-        """End the unfinished line in which the cursor stands, so that live rows can be drawn."""
+        """End the unfinished line that has the cursor, so that live rows can be drawn."""
 
 
 class LineSplitter:
-    """The sources of one console, and which of them has something waiting.
+    """Splits the output of all sources of one console.
 
-    ``live``: the live rows of a terminal; None for anything else.
+    ``live``: the live rows of a terminal; None for a pipe or file.
     """
 
     def __init__(self, view: View, live: LiveRows | None = None) -> None:
@@ -122,18 +121,17 @@ class LineSplitter:
         self._live = live
         self._sources: dict[tuple[int, int], Source] = {}
         self._partial: dict[Source, None] = {}
-        """The sources with an unfinished line, in the order in which they are due."""
+        """Sources with an unfinished line, ordered by due time."""
         self._bars: dict[Source, None] = {}
-        """The sources with a bar or display whose newest state is to be shown."""
+        """Sources with a bar or display whose newest state is not yet shown."""
         self._bars_due = 0.0
         self._drawing: dict[Source, None] = {}
-        """The sources that have a display."""
+        """Sources with a display."""
         self._held: dict[Source, tuple[bytearray, float]] = {}
-        """What sources wrote while the rank may be drawing on its other stream, and until when it
-        is held."""
+        """Output that came while the rank may be drawing on its other stream, and until when it is
+        held."""
 
     def output(self, rank: int, stream: int, data: bytes, now: float) -> None:
-        """Take a chunk; see ``coordinator.runtime.sink.Sink``."""
         source = self._sources.get((rank, stream))
         if source is None:
             source = self._sources[rank, stream] = Source(rank, stream)
@@ -142,21 +140,20 @@ class LineSplitter:
         elif source.display is None and (until := self._redraw_end(source)) > now:
             self._held[source] = bytearray(data), until
         else:
-            self._take(source, data, now)
+            self._add_output(source, data, now)
 
     def rank_ended(self, rank: int, now: float) -> None:
-        """Finish the lines of this rank."""
         for stream in STREAMS:
             source = self._sources.pop((rank, stream), None)
             if source is not None:
-                self._take_held(source, now)
+                self._add_held(source, now)
                 self._end(source, now)
 
     def flush_due(self, now: float) -> float | None:
         """Show unfinished lines that have been held long enough; return when the next is due."""
         for source in [source for source, (_, until) in self._held.items() if until <= now]:
-            self._take_held(source, now)
-        dues = [self._settle(now)] if self._drawing else []
+            self._add_held(source, now)
+        dues = [self._show_final_rows(now)] if self._drawing else []
         dues += [until for _, until in self._held.values()]
         dues.append(self._flush_bars(now) if self._bars else None)
         while self._partial:
@@ -168,9 +165,8 @@ class LineSplitter:
         return min((due for due in dues if due is not None), default=None)
 
     def finish(self, now: float) -> None:
-        """Show everything that is held."""
         for source in self._sources.values():
-            self._take_held(source, now)
+            self._add_held(source, now)
             self._end(source, now)
         self._sources.clear()
 
@@ -185,14 +181,14 @@ class LineSplitter:
             default=0.0,
         )
 
-    def _take_held(self, source: Source, now: float) -> None:
+    def _add_held(self, source: Source, now: float) -> None:
         if source in self._held:
             data, _ = self._held.pop(source)
-            self._take(source, bytes(data), now)
+            self._add_output(source, bytes(data), now)
 
     # --- lines
 
-    def _take(self, source: Source, data: bytes, now: float) -> None:
+    def _add_output(self, source: Source, data: bytes, now: float) -> None:
         if source.cut:
             at = data.find(b"\n")
             if at < 0:
@@ -200,7 +196,7 @@ class LineSplitter:
             source.cut = False
             data = data[at + 1 :]
         if source.display is not None or (b"\x1b" in data and self._moves_cursor(source, data)):
-            self._draw(source, data, now)
+            self._feed_display(source, data, now)
             return
         if self._drawing:
             self._complete_displays(source, now)
@@ -209,34 +205,35 @@ class LineSplitter:
             last = data.rfind(b"\n", 0, cut) + 1
             if self._may_return(source, data[last:cut], now):
                 if last:
-                    self._take_lines(source, data[: last - 1], now)
-                self._draw(source, data[last:], now)
+                    self._add_lines(source, data[: last - 1], now)
+                self._feed_display(source, data[last:], now)
                 return
-            self._take_lines(source, data[:cut], now)
+            self._add_lines(source, data[:cut], now)
             data = data[cut + 1 :]
         if not data:
             return
         if source.bar or b"\r" in data:
-            self._move(source, data, now)
+            self._update_bar(source, data, now)
         else:
-            self._extend(source, data, now)
+            self._add_unfinished(source, data, now)
 
     def _may_return(self, source: Source, line: bytes, now: float) -> bool:
         """Return whether a program may move up to this line of its own: the first of several bars."""
         live = self._live
-        return is_redrawn(line) and live is not None and live.may_own(source.rank, now)
+        return is_redrawn(line) and live is not None and live.can_own(source.rank, now)
 
-    def _take_lines(self, source: Source, block: bytes, now: float) -> None:
+    def _add_lines(self, source: Source, block: bytes, now: float) -> None:
         if source.bar or (source.started and b"\r" in block):
             line, newline, block = block.partition(b"\n")
             self._end_bar(source, line, now)
             if not newline:
                 return
-        block = self._joined(source, block)
+        block = self._with_held(source, block)
         self._view.show_lines(source, last_states(block) if b"\r" in block else block, now)
 
-    def _joined(self, source: Source, block: bytes) -> bytes:
-        """Put what is held of a source before ``block``; then nothing of it is held."""
+    def _with_held(self, source: Source, block: bytes) -> bytes:
+        """Return ``block`` with the held part of the source before it; nothing is held
+        afterwards."""
         self._partial.pop(source, None)
         if source.buf:
             source.buf += block
@@ -244,8 +241,7 @@ class LineSplitter:
             source.buf.clear()
         return block
 
-    def _extend(self, source: Source, data: bytes, now: float) -> None:
-        """Take a piece of a line without a newline."""
+    def _add_unfinished(self, source: Source, data: bytes, now: float) -> None:
         source.buf += data
         if len(source.buf) >= PIECE or self._view.is_growing(source):
             self._show_unfinished(source)
@@ -256,8 +252,8 @@ class LineSplitter:
     def _hold_s(self, source: Source) -> float:
         """Return how long an unfinished line is held.
 
-        Beside live rows the cursor cannot stay in an unfinished line: each of its pieces becomes a
-        line.
+        Longer beside live rows: the cursor cannot stay in an unfinished line then, so each piece
+        becomes a line.
         """
         live = self._live
         return PARTIAL_S if live is None or live.owner in (None, source.rank) else PROGRESS_S
@@ -271,7 +267,7 @@ class LineSplitter:
             and source.due >= live.moved_s + PARTIAL_S
             and hold_back(bytes(source.buf))[0]
         ):
-            for other in self._live_sources():  # a prompt, while its bar stands still
+            for other in self._live_sources():  # show a prompt whose bar has stopped
                 self._end_display(other, source.due)
             self.release_rows()
         self._view.show_unfinished(source)
@@ -289,28 +285,27 @@ class LineSplitter:
         elif source.bar:
             self._end_bar(source, b"", now)
         elif source.buf or self._view.is_open(source):
-            self._view.show_lines(source, self._joined(source, b""), now)
+            self._view.show_lines(source, self._with_held(source, b""), now)
 
     # --- bars
 
-    def _move(self, source: Source, data: bytes, now: float) -> None:
-        """Take a piece of an unfinished line that has a carriage return."""
+    def _update_bar(self, source: Source, data: bytes, now: float) -> None:
         live = self._live
         if (
             live is not None
-            and b"\r" in (bytes(source.buf) + data)[:-1]  # else it may be half of a line end
-            and live.may_own(source.rank, now)
+            and b"\r" in (bytes(source.buf) + data)[:-1]  # a last \r may be half of a line end
+            and live.can_own(source.rank, now)
         ):
-            self._draw(source, data, now)
+            self._feed_display(source, data, now)
             return
         self._partial.pop(source, None)
         source.bar = True
         if b"\r" in data:
-            source.buf[:] = squeeze(bytes(source.buf) + data)
+            source.buf[:] = shorten_bar(bytes(source.buf) + data)
         else:
             source.buf += data
         if len(source.buf) < PIECE:
-            self._moved(source, now)
+            self._schedule_bar(source, now)
             return
         state = newest_state(bytes(source.buf))
         self._forget_bar(source)
@@ -320,8 +315,8 @@ class LineSplitter:
             self._show_unfinished(source)
 
     def _end_bar(self, source: Source, line: bytes, now: float) -> None:
-        """Show how a bar's line ends, unless that is on the console already; ``line`` is the rest
-        of it."""
+        """Show the last state of a bar unless it is already shown. ``line`` is the rest of its
+        line."""
         line = bytes(source.buf) + line
         shown = source.state
         self._forget_bar(source)
@@ -337,17 +332,16 @@ class LineSplitter:
         source.bar = False
         source.state = None
 
-    def _moved(self, source: Source, now: float) -> None:
-        """Plan when the newest state of a bar is shown."""
+    def _schedule_bar(self, source: Source, now: float) -> None:
         if source in self._bars:
             return
         if self._live is not None:
             due = max(now + PARTIAL_S, source.paced_s + PROGRESS_S)
         else:
             due = (now if source.state is None else source.paced_s) + PROGRESS_S
-        self._plan_bar(source, due)
+        self._schedule(source, due)
 
-    def _plan_bar(self, source: Source, due: float) -> None:
+    def _schedule(self, source: Source, due: float) -> None:
         self._bars_due = min(due, self._bars_due) if self._bars else due
         self._bars[source] = None
         source.due = due
@@ -361,13 +355,15 @@ class LineSplitter:
         return self._bars_due if self._bars else None
 
     def _show_bar(self, source: Source, now: float) -> None:
-        """Show the newest state of a bar if it is not on the console; an unfinished character or
-        escape waits."""
+        """Show the newest state of a bar if it is not yet shown.
+
+        An unfinished character or escape sequence is held.
+        """
         if source.display is not None:
             self._show_display(source, now)
             return
-        if self._live is not None and self._live.may_own(source.rank, now):
-            self._draw(source, b"", now)
+        if self._live is not None and self._live.can_own(source.rank, now):
+            self._feed_display(source, b"", now)
             return
         state = newest_state(bytes(source.buf))
         if not source.buf.endswith(b"\r"):
@@ -382,10 +378,9 @@ class LineSplitter:
     def _moves_cursor(self, source: Source, data: bytes) -> bool:
         from distlaunch.console.live_display import moves_cursor
 
-        return moves_cursor(bytes(source.buf[-_SEQUENCE:]) + data)
+        return moves_cursor(bytes(source.buf[-_MAX_MOVE_BYTES:]) + data)
 
-    def _draw(self, source: Source, data: bytes, now: float) -> None:
-        """Take a piece of a program's output that moves the cursor."""
+    def _feed_display(self, source: Source, data: bytes, now: float) -> None:
         display = source.display
         if display is None:
             from distlaunch.console.live_display import Display
@@ -396,18 +391,17 @@ class LineSplitter:
             display = source.display = Display()
             self._drawing[source] = None
         source.drawn_s = now
-        self._put_rows(source, display.feed(data, now), now)
-        self._drawn(source, now)
+        self._show_rows(source, display.feed(data, now), now)
+        self._after_drawing(source, now)
 
-    def _drawn(self, source: Source, now: float) -> None:
-        """React to what a display shows now."""
+    def _after_drawing(self, source: Source, now: float) -> None:
         if source.display is not None and source.display.is_over:
             self._end_display(source, now)
             self.release_rows()
-        elif self._live is not None and self._live.may_own(source.rank, now):
+        elif self._live is not None and self._live.can_own(source.rank, now):
             self._draw_live(self._live, source, now)
         else:
-            self._moved(source, now)
+            self._schedule_bar(source, now)
             self.release_rows()
 
     def _show_display(self, source: Source, now: float) -> None:
@@ -420,8 +414,8 @@ class LineSplitter:
                 source.paced_s = now
         source.state = b"\n".join(rows)
 
-    def _put_rows(self, source: Source, rows: list[bytes], now: float) -> None:
-        """Show rows of a display that are final, but for those that are on the console already."""
+    def _show_rows(self, source: Source, rows: list[bytes], now: float) -> None:
+        """Show final rows of a display, except those that are already shown."""
         live = self._live
         if live is not None and live.owner == source.rank and rows:
             self._view.show_live_rows_as_lines(source.rank, rows)
@@ -432,31 +426,30 @@ class LineSplitter:
             self._view.show_lines(source, b"\n".join(rows), now)
 
     def _end_display(self, source: Source, now: float) -> None:
-        """Show what a display shows last; the source has lines again."""
+        """Show the last state of a display; the source has plain lines again."""
         display = source.display
         if display is not None:
-            self._put_rows(source, display.finish(), now)
+            self._show_rows(source, display.finish(), now)
         source.display = None
         self._drawing.pop(source, None)
         self._forget_bar(source)
 
-    def _settle(self, now: float) -> float | None:
-        """Show the rows that have become final; return when more will be."""
+    def _show_final_rows(self, now: float) -> float | None:
         dues = []
         for source in list(self._drawing):
             display = source.display
             if display is None:
                 continue
             if rows := display.settle(now):
-                self._put_rows(source, rows, now)
-                self._drawn(source, now)
+                self._show_rows(source, rows, now)
+                self._after_drawing(source, now)
             if source.display is not None:
                 dues.append(display.due())
         return min((due for due in dues if due is not None), default=None)
 
     def _complete_displays(self, source: Source, now: float) -> None:
-        """End the rank's display on its other stream if that looks complete: the rank's own order
-        is kept."""
+        """End the display on the rank's other stream if it looks complete, to keep the rank's
+        order."""
         for other in list(self._drawing):
             display = other.display
             if other.rank == source.rank and display is not None and display.is_complete:
@@ -465,7 +458,7 @@ class LineSplitter:
     # --- live rows
 
     def draw_due(self, now: float) -> float | None:
-        """Draw the live rows if they are due; return when they will be."""
+        """Draw the live rows if they are due; return when they are due next."""
         live = self._live
         if live is None:
             return None
@@ -474,16 +467,16 @@ class LineSplitter:
         return live.due
 
     def release_rows(self) -> None:
-        """Give the live rows up if their rank has no display any more."""
+        """Release the live rows if their rank has no display any more."""
         if self._live is not None and self._live.owner is not None and not self._live_sources():
             self._live.release()
 
     def _draw_live(self, live: LiveRows, source: Source, now: float) -> None:
-        """Show a display as live rows; those of another rank are shown like bars from now on."""
+        """Draw a display as live rows. Displays of their previous rank are shown like bars."""
         before = self._live_sources()
-        if live.take(source.rank, now):
+        if live.set_owner(source.rank, now):
             for other in before:
-                self._moved(other, now)
+                self._schedule_bar(other, now)
             self._view.end_open_line()
         self._bars.pop(source, None)
         live.draw_soon(self._live_displays(), now)
@@ -504,7 +497,7 @@ _ERASING = (b"\x1b[K", b"\x1b[0K", b"\x1b[2K", b"\x1b[A")
 
 
 def is_redrawn(line: bytes) -> bool:
-    r"""Return whether a whole line has several states; a ``\r`` at its end is only a line end."""
+    r"""Return whether a whole line has several states. A ``\r`` at its end only ends the line."""
     return b"\r" in line.removesuffix(b"\r")
 
 
@@ -520,8 +513,8 @@ def newest_state(line: bytes) -> bytes:
     return b""
 
 
-def squeeze(line: bytes) -> bytes:
-    """Shorten an unfinished line to its newest state and what may become the next one."""
+def shorten_bar(line: bytes) -> bytes:
+    """Return an unfinished line reduced to its newest state and the beginning of the next one."""
     end = line.rfind(b"\r")
     if end <= 0 or (end == len(line) - 1 and not is_redrawn(line)):
         return line
@@ -532,8 +525,7 @@ def squeeze(line: bytes) -> bytes:
 
 
 def last_states(block: bytes) -> bytes:
-    """Reduce each line of a block that has several states to its newest one; the others stay byte
-    for byte."""
+    """Return a block with each line of several states reduced to the newest one."""
     if block.count(b"\r") == block.count(b"\r\n") + block.endswith(b"\r"):
         return block
     return b"\n".join(

@@ -1,8 +1,8 @@
-"""The live rows of a terminal: bars that move in place, at the bottom of the screen.
+"""Live rows: progress bars that are redrawn in place at the bottom of a terminal.
 
-One rank at a time owns them: the lowest rank that is shown whenever it has a bar, else the first
-that has one, until its bars have not moved for OWNER_S. Lines of all ranks go above these rows. The
-bars of the other ranks are shown as lines.
+One rank at a time owns them. The lowest shown rank may take them at any time; another rank may if
+they are free, or if their owner's bars have not moved for OWNER_S. Lines of all ranks appear above
+the live rows. Bars of other ranks are shown as lines.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from distlaunch.console.live_display import Display
 
 OWNER_S = 10.0
-"""A rank whose bars have not moved for so long may lose the live rows to another."""
+"""A rank whose bars have not moved for this long may lose the live rows."""
 _FRAME_S = 0.05
-"""Live rows are drawn at most this often."""
+"""Minimum time between two drawings."""
 
 
 class LiveRows:
-    """Who owns the live rows, and when they are drawn.
+    """The owner of the live rows, and when they are drawn.
 
-    ``draws``: the terminal can erase. A dumb one cannot: no rank ever owns its live rows.
+    ``draws``: whether the terminal can erase. On a dumb terminal no rank can own the rows.
     """
 
     def __init__(
@@ -34,42 +34,43 @@ class LiveRows:
         self._terminal = terminal
         self._prefix = prefixes
         self._draws = draws
-        self._lead = min(ranks, default=0)
+        self._lowest_rank = min(ranks, default=0)
         self._drawn_s = -_FRAME_S
         self.owner: int | None = None
         """The rank that has the live rows."""
         self.moved_s = 0.0
         """When a display of the owner last changed."""
         self.due: float | None = None
-        """When the rows are to be drawn; None if they show what they should."""
+        """When the rows are to be drawn; None if they are up to date."""
 
-    def may_own(self, rank: int, now: float) -> bool:
-        """Return whether the live rows are this rank's, or it may have them."""
+    def can_own(self, rank: int, now: float) -> bool:
+        """Return whether this rank owns the live rows or may take them."""
         is_free = self.owner in (None, rank) or now >= self.moved_s + OWNER_S
-        return self._draws and (is_free or rank == self._lead)
+        return self._draws and (is_free or rank == self._lowest_rank)
 
-    def take(self, rank: int, now: float) -> bool:
-        """Make a rank the owner, whose display has changed; return whether it was not before."""
+    def set_owner(self, rank: int, now: float) -> bool:
+        """Make a rank the owner because its display has changed; return whether it is a new
+        owner."""
         is_new = self.owner != rank
         self.owner = rank
         self.moved_s = now
         return is_new
 
     def release(self) -> None:
-        """Erase the rows: their owner has no display any more."""
+        """Erase the rows, because their owner has no display any more."""
         self.owner = None
         self.due = None
         self._terminal.set_bars(())
 
     def draw_soon(self, displays: Sequence[Display], now: float) -> None:
-        """Draw the owner's displays now, or set ``due`` if they were drawn a moment ago."""
+        """Draw the owner's displays now, or set ``due`` if they were drawn less than _FRAME_S
+        ago."""
         if self._drawn_s + _FRAME_S <= now:
             self.draw(displays, now)
         elif self.due is None:
             self.due = self._drawn_s + _FRAME_S
 
     def draw(self, displays: Sequence[Display], now: float) -> None:
-        """Draw the owner's displays."""
         self.due = None
         self._drawn_s = now
         rows: list[bytes] = []

@@ -1,4 +1,4 @@
-"""Which ranks are shown, and the prefix that their lines get."""
+"""Which ranks are shown, and the prefixes of their lines."""
 
 from __future__ import annotations
 
@@ -7,20 +7,22 @@ from distlaunch.core.model.text import format_ranks, name_ranks
 
 RESET = b"\x1b[0m"
 _COLOURS = (36, 32, 33, 35, 34, 96, 92, 93, 95, 94)
-"""SGR foregrounds, one per rank in turn; red is left out, it is for our own errors."""
+"""Colours of ranks, in turn. Red is for the launcher's errors."""
 _CACHED = 4096
 
 
 def parse_output_ranks(text: str, world_size: int) -> frozenset[int] | None:
-    """Read ``--output``: ``all`` (gives None), ``none`` or ranks such as ``0,2-5``; ConfigError if
-    it is neither."""
-    word = text.strip()
-    if word == "all":
+    """Parse ``--output``: None for ``all``, else the ranks of ``none`` or of ``0,2-5``.
+
+    Raises ConfigError for other text and for ranks that do not exist.
+    """
+    value = text.strip()
+    if value == "all":
         return None
-    if word == "none":
+    if value == "none":
         return frozenset()
     ranks: set[int] = set()
-    for part in word.split(","):
+    for part in value.split(","):
         first, dash, last = part.strip().partition("-")
         low = _rank(first, text, world_size)
         high = _rank(last, text, world_size) if dash else low
@@ -33,8 +35,8 @@ def parse_output_ranks(text: str, world_size: int) -> frozenset[int] | None:
     return frozenset(ranks)
 
 
-def _rank(word: str, text: str, world_size: int) -> int:
-    digits = word.strip()
+def _rank(part: str, text: str, world_size: int) -> int:
+    digits = part.strip()
     if not (digits.isascii() and digits.isdecimal()):
         raise ConfigError(
             f"--output {text}: '{digits}' is not a rank", hint="all, none, or ranks such as 0,2-5"
@@ -49,23 +51,22 @@ def _rank(word: str, text: str, world_size: int) -> int:
 
 
 class Prefixes:
-    """What stands before each line: ``[3] ``, or ``[0-7] `` where a line is the same on several
-    ranks."""
+    """Prefixes of lines: ``[3] `` for one rank, ``[0-7] `` for a line of several ranks."""
 
     def __init__(self, *, colour: bool) -> None:
         self._colour = colour
-        self._made: dict[int | frozenset[int], bytes] = {}
+        self._cache: dict[int | frozenset[int], bytes] = {}
 
     def __call__(self, who: int | frozenset[int]) -> bytes:
-        """Return the prefix of one rank or of a set of ranks, a stable colour for each rank."""
-        prefix = self._made.get(who)
+        """Return the prefix of a rank or a set of ranks. A rank always has the same colour."""
+        prefix = self._cache.get(who)
         if prefix is None:
-            if len(self._made) >= _CACHED:
-                self._made.clear()
-            prefix = self._made[who] = self._make(who)
+            if len(self._cache) >= _CACHED:
+                self._cache.clear()
+            prefix = self._cache[who] = self._format(who)
         return prefix
 
-    def _make(self, who: int | frozenset[int]) -> bytes:
+    def _format(self, who: int | frozenset[int]) -> bytes:
         label = f"[{who if isinstance(who, int) else format_ranks(who)}]"
         if not self._colour:
             return f"{label} ".encode()

@@ -1,14 +1,13 @@
-"""Blocks of lines that one rank has shown and others write again become one line with a count.
+"""Replace blocks of lines that other ranks have already shown with one line and a count.
 
-``equal_lines`` joins equal lines that come within 0.1 s of each other. Here lines of other ranks are
-compared with what was shown in the last WINDOW_S. A line that no rank has shown is emitted at once.
-Only a repetition is held: until it ends, until GAP_S after its last line that was found again, and
-for at most WINDOW_S. Repetitions of one block by several ranks are gathered for GATHER_S. Each
-rank's lines leave in the order in which they came.
+``equal_lines`` joins equal lines that come within 0.1 s. This module compares lines with those that
+other ranks have shown in the last WINDOW_S. New lines are emitted at once. Only lines that may
+repeat a block are held: until they differ, until GAP_S after the last line that was found, and for
+at most WINDOW_S. Repetitions of one block by several ranks are counted for GATHER_S. The lines of
+each rank stay in order.
 
-Lines count as equal if ``alike`` says the same of them: they may differ in the rank that torch puts
-in front, in the addresses of native frames, and, where they tell of a lost peer, in numbers such as
-its port.
+Lines are equal if ``comparison_key`` returns the same for both. It ignores torch's rank prefix,
+addresses of native frames, and, in messages about lost connections, numbers such as ports.
 """
 
 from __future__ import annotations
@@ -23,36 +22,36 @@ Emit = Callable[["int | frozenset[int]", "list[bytes]"], None]
 WINDOW_S = 10.0
 GAP_S = 0.3
 GATHER_S = 1.0
-_LEAST_LINES = 2
-_MOST_LINES = 400
-"""Of one call: more are a flood, which passes. Of one rank: more are not kept."""
-_MOST_PLACES = 4
-_MOST_TEXTS = 8192
-_MOST_AHEAD = 32
-"""Lines of a run that no other rank has shown yet. With more of them the run is no repetition."""
-_MOST_BYTES = 256 << 10
-"""Of the lines that a run holds, and of the lines kept for comparison of one rank."""
-_LEAST_CHARS = 4
-_MOST_CHARS = 4096
-"""A repetition begins with a line of _LEAST_CHARS to _MOST_CHARS."""
+_MIN_LINES = 2
+_MAX_LINES = 400
+"""Lines of one call: more are passed on without comparison. Also the lines kept per rank."""
+_MAX_MATCHES = 4
+_MAX_KEYS = 8192
+_MAX_AHEAD = 32
+"""Lines of a candidate beyond those found. With more, it is not a repetition."""
+_MAX_BYTES = 256 << 10
+"""Bytes of a candidate's lines, and of the lines kept per rank."""
+_MIN_CHARS = 4
+_MAX_CHARS = 4096
+"""A repetition begins with a line of _MIN_CHARS to _MAX_CHARS."""
 _TRACEBACK = b"Traceback (most recent call last):"
-_OF_PEERS = (b"peer", b"onnection", b"remote", b"pipe", b"shut")
+_LOST_CONNECTION_WORDS = (b"peer", b"onnection", b"remote", b"pipe", b"shut")
 
 
-def alike(line: bytes) -> bytes:
-    """Return what must be equal in two lines that are shown once."""
+def comparison_key(line: bytes) -> bytes:
+    """Return what must be equal for two lines to count as equal."""
     line = without_rank(line)
     if b"0x" in line and line.lstrip().startswith(b"frame #"):
         import re
 
         return re.sub(rb"0x[0-9a-f]+", b"0x", line)
-    if any(word in line for word in _OF_PEERS) and _tells_of_lost_peer(line):
+    if any(word in line for word in _LOST_CONNECTION_WORDS) and _is_lost_connection(line):
         return line.translate(None, b"0123456789")
     return line
 
 
 def without_rank(line: bytes) -> bytes:
-    """Return the line without the ``[rank3]: `` that torch puts in front."""
+    """Return the line without torch's prefix ``[rank3]: ``."""
     if line.startswith(b"[rank"):
         number, end, rest = line[5:].partition(b"]:")
         if end and number.isdigit():
@@ -60,43 +59,43 @@ def without_rank(line: bytes) -> bytes:
     return line
 
 
-def _tells_of_lost_peer(line: bytes) -> bool:
+def _is_lost_connection(line: bytes) -> bool:
     from distlaunch.diagnosis.consequence import Standing, standing_of_text
 
     return standing_of_text(line.decode("utf-8", "replace")) is Standing.LOST_PEER
 
 
 class _Shown:
-    """The lines that a rank, or a set of ranks with this one first, has shown lately."""
+    """Lines that a rank, or a set of ranks of which it is the lowest, has shown recently."""
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
         self.base = 0
         self.entries: deque[tuple[bytes, bytes, float]] = deque()
-        """What must be equal of a line, the line, and when it was shown."""
+        """Comparison key, line, and when it was shown."""
         self._weight = 0
 
     @property
     def end(self) -> int:
         return self.base + len(self.entries)
 
-    def at(self, place: int) -> tuple[bytes, bytes, float] | None:
-        return self.entries[place - self.base] if place >= self.base else None
+    def at(self, position: int) -> tuple[bytes, bytes, float] | None:
+        return self.entries[position - self.base] if position >= self.base else None
 
     def add(self, key: bytes, line: bytes, now: float) -> None:
         self.entries.append((key, line, now))
         self._weight += len(line)
         while self.entries and (
-            len(self.entries) > _MOST_LINES
-            or self._weight > _MOST_BYTES
+            len(self.entries) > _MAX_LINES
+            or self._weight > _MAX_BYTES
             or self.entries[0][2] + WINDOW_S < now
         ):
             self._weight -= len(self.entries.popleft()[1])
             self.base += 1
 
 
-class _Place:
-    """Where a block may have been shown before, and how many of the lines have been found there."""
+class _Match:
+    """A place where a block may have been shown before, and how many lines match so far."""
 
     __slots__ = ("exact", "found", "shown", "start")
 
@@ -106,10 +105,10 @@ class _Place:
         self.found = 0
         self.exact = True
 
-    def follow(self, keys: list[bytes], lines: list[bytes]) -> bool:
-        """Compare what is there by now; return whether all that is there is equal."""
-        while self.found < len(keys) and (place := self.start + self.found) < self.shown.end:
-            entry = self.shown.at(place)
+    def compare_more(self, keys: list[bytes], lines: list[bytes]) -> bool:
+        """Compare further lines; return False if one differs."""
+        while self.found < len(keys) and (position := self.start + self.found) < self.shown.end:
+            entry = self.shown.at(position)
             if entry is None or entry[0] != keys[self.found]:
                 return False
             self.exact = self.exact and entry[1] == lines[self.found]
@@ -117,50 +116,50 @@ class _Place:
         return True
 
 
-class _Run:
-    """Lines that are held because they may repeat a block."""
+class _Candidate:
+    """Lines of a rank that are held because they may repeat a block."""
 
-    def __init__(self, who: Who, places: list[_Place], came_s: float) -> None:
+    def __init__(self, who: Who, matches: list[_Match], came_s: float) -> None:
         self.who = who
-        self.places = places
-        self.best = places[0]
+        self.matches = matches
+        self.best = matches[0]
         self.keys: list[bytes] = []
         self.lines: list[bytes] = []
         self.came_s: list[float] = []
         """When each line came."""
         self.due = came_s + GAP_S
-        """When the run ends unless one more of its lines is found before."""
+        """When the candidate ends unless another line matches before."""
         self._ends_s = came_s + WINDOW_S
         self._weight = 0
 
     def add(self, key: bytes, line: bytes, came_s: float) -> bool:
-        """Take the next line; return whether the run goes on."""
+        """Add the next line; return whether the lines may still be a repetition."""
         self.keys.append(key)
         self.lines.append(line)
         self.came_s.append(came_s)
         self._weight += len(line)
         found = self.best.found
-        self.follow()
+        self.compare_more()
         if self.best.found > found:
             self.due = min(came_s + GAP_S, self._ends_s)
-        is_full = len(self.lines) >= _MOST_LINES or self._weight > _MOST_BYTES
+        is_full = len(self.lines) >= _MAX_LINES or self._weight > _MAX_BYTES
         return (
-            bool(self.places) and not is_full and len(self.lines) - self.best.found <= _MOST_AHEAD
+            bool(self.matches) and not is_full and len(self.lines) - self.best.found <= _MAX_AHEAD
         )
 
-    def follow(self) -> None:
-        """Look for the lines that have not been found yet in what has been shown by now."""
-        self.places = [place for place in self.places if self._follow(place)]
+    def compare_more(self) -> None:
+        """Compare lines with those that have been shown since."""
+        self.matches = [match for match in self.matches if self._compare_more(match)]
 
-    def _follow(self, place: _Place) -> bool:
-        equal = place.follow(self.keys, self.lines)
-        if place.found > self.best.found:
-            self.best = place
+    def _compare_more(self, match: _Match) -> bool:
+        equal = match.compare_more(self.keys, self.lines)
+        if match.found > self.best.found:
+            self.best = match
         return equal
 
 
 class _Repetition:
-    """A block that ranks have repeated, not told yet."""
+    """A block that ranks have repeated and that is not yet reported."""
 
     def __init__(self, of: int, lines: int, due: float) -> None:
         self.of = of
@@ -169,118 +168,119 @@ class _Repetition:
         self.exact = True
         self.due = due
 
-    def told(self) -> bytes:
+    def text(self) -> bytes:
         count = len(self.ranks)
         ranks = f"{count} ranks " if count > 1 else ""
         numbers = "" if self.exact else " (numbers differ)"
         return f"... {ranks}repeated {self.lines} lines of rank {self.of} above{numbers}".encode()
 
 
-class Repeats:
-    """Stands between the folder and the screen."""
+class RepeatedBlocks:
+    """Filters the lines between the folder and the screen."""
 
     def __init__(self, emit: Emit) -> None:
         self._emit = emit
         self._shown: dict[int, _Shown] = {}
-        self._places: dict[bytes, deque[tuple[_Shown, int]]] = {}
-        self._runs: dict[int, _Run] = {}
+        self._matches_by_key: dict[bytes, deque[tuple[_Shown, int]]] = {}
+        self._candidates: dict[int, _Candidate] = {}
         self._repetitions: dict[tuple[int, int, int], _Repetition] = {}
-        self._of_rank: dict[int, tuple[int, int, int]] = {}
+        self._repetition_of_rank: dict[int, tuple[int, int, int]] = {}
 
     def add(self, who: Who, lines: list[bytes], now: float) -> None:
-        """Take lines of a rank, or of several ranks that wrote the same."""
-        if len(lines) > _MOST_LINES:
-            self._end_runs(who, now)
-            self._pass(who, lines)
+        """Add lines of a rank, or of several ranks that wrote the same."""
+        if len(lines) > _MAX_LINES:
+            self._end_candidates(who, now)
+            self._pass_on(who, lines)
             return
         for line in lines:
             self._add(who, line, now, now)
 
     def flush_due(self, now: float) -> float | None:
         """Show what has been held long enough; return when the next is due."""
-        while run := next((run for run in self._runs.values() if run.due <= now), None):
-            self._end_run(run, now)
+        while candidate := next(
+            (candidate for candidate in self._candidates.values() if candidate.due <= now), None
+        ):
+            self._end_candidate(candidate, now)
         for key, repetition in list(self._repetitions.items()):
             if repetition.due <= now:
-                self._tell(key)
-        dues = [run.due for run in self._runs.values()]
+                self._report(key)
+        dues = [candidate.due for candidate in self._candidates.values()]
         dues += [repetition.due for repetition in self._repetitions.values()]
         return min(dues, default=None)
 
     def release(self, rank: int, now: float) -> None:
-        """Show all lines of this rank."""
-        self._end_runs(rank, now)
-        if (key := self._of_rank.get(rank)) is not None:
-            self._tell(key)
+        """Show all held lines of this rank."""
+        self._end_candidates(rank, now)
+        if (key := self._repetition_of_rank.get(rank)) is not None:
+            self._report(key)
 
     def flush(self, now: float) -> None:
-        """Show everything."""
-        while self._runs:
-            self._end_run(next(iter(self._runs.values())), now)
+        """Show everything that is held."""
+        while self._candidates:
+            self._end_candidate(next(iter(self._candidates.values())), now)
         for key in list(self._repetitions):
-            self._tell(key)
+            self._report(key)
 
-    # --- runs
+    # --- candidates
 
     def _add(self, who: Who, line: bytes, came_s: float, now: float) -> None:
-        """Take one line, which came now or is left of a run that has ended."""
-        run = self._run_of(who, now)
-        key = alike(line)
-        if run is None and not _is_indented(line) and (places := self._find(who, key, now)):
-            run = _Run(who, places, came_s)
+        """Add a line, which is new or left over from a candidate that has ended."""
+        candidate = self._candidate_of(who, now)
+        key = comparison_key(line)
+        if candidate is None and not _is_indented(line) and (matches := self._find(who, key, now)):
+            candidate = _Candidate(who, matches, came_s)
             for rank in _ranks(who):
-                self._runs[rank] = run
-        if run is None:
-            self._pass(who, [line])
-            self._note(who, key, line, now)
-        elif not run.add(key, line, came_s):
-            self._end_run(run, now)
+                self._candidates[rank] = candidate
+        if candidate is None:
+            self._pass_on(who, [line])
+            self._remember(who, key, line, now)
+        elif not candidate.add(key, line, came_s):
+            self._end_candidate(candidate, now)
 
-    def _run_of(self, who: Who, now: float) -> _Run | None:
-        """Return the run that these lines continue; end those of the same ranks that they do
-        not."""
-        if not self._runs:
+    def _candidate_of(self, who: Who, now: float) -> _Candidate | None:
+        """Return the candidate that these lines continue; end others of the same ranks."""
+        if not self._candidates:
             return None
-        run = self._runs.get(next(iter(_ranks(who))))
-        if run is not None and run.who == who:
-            return run
-        self._end_runs(who, now)
+        candidate = self._candidates.get(next(iter(_ranks(who))))
+        if candidate is not None and candidate.who == who:
+            return candidate
+        self._end_candidates(who, now)
         return None
 
-    def _end_runs(self, who: Who, now: float) -> None:
+    def _end_candidates(self, who: Who, now: float) -> None:
         while (
-            self._runs
-            and (rank := next((rank for rank in _ranks(who) if rank in self._runs), None))
+            self._candidates
+            and (rank := next((rank for rank in _ranks(who) if rank in self._candidates), None))
             is not None
         ):
-            self._end_run(self._runs[rank], now)
+            self._end_candidate(self._candidates[rank], now)
 
-    def _end_run(self, run: _Run, now: float) -> None:
-        """Note what of a run is a repetition, and show the rest of it."""
-        for rank in _ranks(run.who):
-            self._runs.pop(rank, None)
-        run.follow()
-        count = run.best.found
-        whole = count >= _LEAST_LINES and not _is_cut(run.lines, count)
+    def _end_candidate(self, candidate: _Candidate, now: float) -> None:
+        """Count the matching part of a candidate as repetition, and show the rest."""
+        for rank in _ranks(candidate.who):
+            self._candidates.pop(rank, None)
+        candidate.compare_more()
+        count = candidate.best.found
+        whole = count >= _MIN_LINES and not _is_cut(candidate.lines, count)
         if whole:
-            self._repeated(run, count, now)
+            self._count_repetition(candidate, count, now)
         else:
             count = max(1, count)
-            self._pass(run.who, run.lines[:count])
-            for key, line in zip(run.keys[:count], run.lines, strict=False):
-                self._note(run.who, key, line, now)
-        for line, came_s in zip(run.lines[count:], run.came_s[count:], strict=True):
-            self._add(run.who, line, came_s, now)
+            self._pass_on(candidate.who, candidate.lines[:count])
+            for key, line in zip(candidate.keys[:count], candidate.lines, strict=False):
+                self._remember(candidate.who, key, line, now)
+        for line, came_s in zip(candidate.lines[count:], candidate.came_s[count:], strict=True):
+            self._add(candidate.who, line, came_s, now)
 
-    def _repeated(self, run: _Run, count: int, now: float) -> None:
-        best = run.best
+    def _count_repetition(self, candidate: _Candidate, count: int, now: float) -> None:
+        best = candidate.best
         key = (best.shown.rank, best.start, count)
-        ranks = _ranks(run.who)
+        ranks = _ranks(candidate.who)
         for rank in ranks:
-            if (other := self._of_rank.get(rank)) is not None and (
+            if (other := self._repetition_of_rank.get(rank)) is not None and (
                 other != key or rank in self._repetitions[key].ranks
             ):
-                self._tell(other)
+                self._report(other)
         repetition = self._repetitions.get(key)
         if repetition is None:
             repetition = self._repetitions[key] = _Repetition(
@@ -288,47 +288,49 @@ class Repeats:
             )
         repetition.ranks.update(ranks)
         repetition.exact = repetition.exact and best.exact
-        self._of_rank.update(dict.fromkeys(ranks, key))
+        self._repetition_of_rank.update(dict.fromkeys(ranks, key))
 
-    def _tell(self, key: tuple[int, int, int]) -> None:
+    def _report(self, key: tuple[int, int, int]) -> None:
         repetition = self._repetitions.pop(key)
         for rank in repetition.ranks:
-            del self._of_rank[rank]
+            del self._repetition_of_rank[rank]
         ranks = repetition.ranks
-        self._emit(next(iter(ranks)) if len(ranks) == 1 else frozenset(ranks), [repetition.told()])
+        self._emit(next(iter(ranks)) if len(ranks) == 1 else frozenset(ranks), [repetition.text()])
 
     # --- what was shown
 
-    def _pass(self, who: Who, lines: list[bytes]) -> None:
-        if self._of_rank:
+    def _pass_on(self, who: Who, lines: list[bytes]) -> None:
+        if self._repetition_of_rank:
             for rank in _ranks(who):
-                if (key := self._of_rank.get(rank)) is not None:
-                    self._tell(key)
+                if (key := self._repetition_of_rank.get(rank)) is not None:
+                    self._report(key)
         self._emit(who, lines)
 
-    def _note(self, who: Who, key: bytes, line: bytes, now: float) -> None:
+    def _remember(self, who: Who, key: bytes, line: bytes, now: float) -> None:
         rank = who if isinstance(who, int) else min(who)
         shown = self._shown.get(rank)
         if shown is None:
             shown = self._shown[rank] = _Shown(rank)
-        if len(key) <= _MOST_CHARS and len(key.strip()) >= _LEAST_CHARS:
-            if len(self._places) > _MOST_TEXTS:
-                self._places.clear()
-            self._places.setdefault(key, deque(maxlen=_MOST_PLACES)).append((shown, shown.end))
+        if len(key) <= _MAX_CHARS and len(key.strip()) >= _MIN_CHARS:
+            if len(self._matches_by_key) > _MAX_KEYS:
+                self._matches_by_key.clear()
+            self._matches_by_key.setdefault(key, deque(maxlen=_MAX_MATCHES)).append(
+                (shown, shown.end)
+            )
         shown.add(key, line, now)
 
-    def _find(self, who: Who, key: bytes, now: float) -> list[_Place]:
-        """Return where other ranks have lately shown such a line, the latest first."""
-        known = self._places.get(key)
+    def _find(self, who: Who, key: bytes, now: float) -> list[_Match]:
+        """Return where other ranks have recently shown this line, latest first."""
+        known = self._matches_by_key.get(key)
         if known is None:
             return []
         ranks = _ranks(who)
-        places = []
-        for shown, start in islice(reversed(known), _MOST_PLACES):
+        matches = []
+        for shown, start in islice(reversed(known), _MAX_MATCHES):
             entry = shown.at(start)
             if entry is not None and entry[2] + WINDOW_S >= now and shown.rank not in ranks:
-                places.append(_Place(shown, start))
-        return places
+                matches.append(_Match(shown, start))
+        return matches
 
 
 def _is_indented(line: bytes) -> bool:
@@ -336,8 +338,7 @@ def _is_indented(line: bytes) -> bool:
 
 
 def _is_cut(lines: list[bytes], count: int) -> bool:
-    """Return whether the first ``count`` lines end within a traceback, or within another indented
-    block."""
+    """Return whether the first ``count`` lines end within a traceback or another indented block."""
     if count < len(lines) and _is_indented(lines[count]):
         return True
     for line in reversed(lines[:count]):

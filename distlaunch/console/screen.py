@@ -1,11 +1,11 @@
-r"""What the ranks wrote, as whole prefixed lines for one pipe, file or terminal.
+"""Show output of all ranks as whole, prefixed lines on one pipe, file or terminal.
 
-One screen serves every stream that ends in the same file, so that a rank's own order holds across
-stdout and stderr. Lines pass through it in this order: ``lines`` (whole lines and bars), ``equal_lines``
-and ``repeated_blocks`` (the same lines of several ranks), prefixes, the writer.
+One screen serves all streams that go to the same file, so that the order of each rank's stdout and
+stderr is kept. Lines pass through ``lines`` (lines, bars and displays), ``equal_lines`` and
+``repeated_blocks`` (equal lines of several ranks), then get a prefix and go to the writer.
 
-A pipe or file gets each line byte for byte, but for bars. A terminal gets lines that are harmless and
-of bounded length, and has live rows (``live_rows``).
+A pipe or file gets each line unchanged, except bars. A terminal gets lines without harmful control
+sequences and of bounded length, and has live rows (``live_rows``).
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from distlaunch.console.escapes import clean, hold_back, is_clean
 from distlaunch.console.lines import PIECE, LineSplitter, Source
 from distlaunch.console.live_rows import LiveRows
 from distlaunch.console.prefixes import RESET, Prefixes
-from distlaunch.console.repeated_blocks import Repeats
+from distlaunch.console.repeated_blocks import RepeatedBlocks
 from distlaunch.console.writer import Writer
 
 CUT = "… line continues, see the log".encode()
 
 
 class Screen:
-    """Prefixes lines, folds them, and gives them to a writer.
+    """Prefixes lines, folds them, and passes them to a writer.
 
     ``live``: the live rows, if the writer's descriptor is a terminal.
     """
@@ -43,35 +43,35 @@ class Screen:
         self._lines = LineSplitter(self, live)
         known = frozenset(ranks)
         several = len(known) > 1
-        self._folder = Folder(known, self._compare) if several else None
-        self._repeats = Repeats(self._emit) if several else None
+        self._folder = Folder(known, self._pass_on) if several else None
+        self._repeats = RepeatedBlocks(self._emit) if several else None
         self._now = 0.0
         self._out: list[bytes] = []
-        """What is given to the writer by the next ``_send``."""
+        """What the next ``_send`` passes to the writer."""
         self._open: Source | None = None
-        """The source in whose unfinished line the cursor stands."""
+        """The source whose unfinished line has the cursor."""
         self._is_coloured = False
-        """That line has colours, on a terminal."""
+        """Whether that line has colours, on a terminal."""
         self._is_raw_open = False
-        """The cursor stands in an unfinished line of raw bytes."""
+        """Whether the cursor is in an unfinished line of raw bytes."""
 
     # --- what the console calls
 
     def output(self, rank: int, stream: int, data: bytes, now: float) -> None:
-        """Take a chunk; see ``coordinator.runtime.sink.Sink``."""
         self._now = now
         self._lines.output(rank, stream, data, now)
         self._send()
 
     def raw_output(self, data: bytes) -> None:
-        """Show bytes as they are. Ends an unfinished line of a source, and none of raw bytes."""
+        """Show bytes unchanged. Ends a source's unfinished line, but not one of raw bytes."""
         self._is_raw_open = False
         self._insert(data)
         self._send()
         self._is_raw_open = not data.endswith(b"\n")
 
     def rank_ended(self, rank: int, now: float) -> None:
-        """Finish the lines of this rank; what is held for folding is held no longer than before."""
+        """Finish the lines of this rank. Lines that are held for folding stay until they are
+        due."""
         self._now = now
         self._lines.rank_ended(rank, now)
         if self._folder is not None:
@@ -80,7 +80,6 @@ class Screen:
         self._lines.release_rows()
 
     def flush_due(self, now: float) -> float | None:
-        """Show what has been held long enough; return when the next is due."""
         self._now = now
         dues = [self._lines.flush_due(now)]
         if self._folder is not None:
@@ -91,16 +90,15 @@ class Screen:
         dues.append(self._lines.draw_due(now))
         return min((due for due in dues if due is not None), default=None)
 
-    def interject(self, lines: bytes) -> None:
-        """Show lines of our own, after all whole lines that came before them, even on a stopped
-        terminal."""
+    def show_launcher_lines(self, lines: bytes) -> None:
+        """Show messages of the launcher after all whole lines, even on a stopped terminal."""
         self._flush_folder()
-        self._send()  # what workers wrote may be dropped, our own lines are not
+        self._send()  # separately, because output of workers may be dropped
         self._insert(lines)
         self._send(must=True)
 
     def finish(self, now: float) -> None:
-        """Show everything that is held; raw bytes without a newline get none."""
+        """Show everything that is held. Raw bytes without a newline get none."""
         self._now = now
         self._lines.finish(now)
         self._flush_folder()
@@ -112,7 +110,6 @@ class Screen:
     # --- what the line splitter calls
 
     def show_lines(self, source: Source, block: bytes, now: float) -> None:
-        """Show whole lines, of which the first may have begun on the screen."""
         if source.started:
             source.started = False
             first, newline, block = block.partition(b"\n")
@@ -125,7 +122,7 @@ class Screen:
         self._add(source.rank, block, now)
 
     def show_unfinished(self, source: Source) -> None:
-        """Show the unfinished line, and leave the cursor in it unless there are live rows."""
+        """Show the unfinished line. Leave the cursor in it unless there are live rows."""
         if self._live is None:
             self._claim(source)
             self._out.append(bytes(source.buf))
@@ -142,32 +139,27 @@ class Screen:
             self.end_open_line()
 
     def show_bar(self, source: Source, state: bytes, now: float) -> None:
-        """Show a state of a bar as a line."""
         self.leave_line(source)
         self._add(source.rank, state, now)
 
     def end_bar(self, source: Source, state: bytes, shown: bytes | None, now: float) -> None:
-        """Show the last state of a bar as a line, unless it is on the screen already."""
         self.leave_line(source)
         if state != shown:
             self._add(source.rank, state, now)
 
     def leave_line(self, source: Source) -> None:
-        """End the unfinished line of this source: what follows is a new one."""
         source.started = False
         if self._open is source:
             self.end_open_line()
 
     def is_open(self, source: Source) -> bool:
-        """Return whether the cursor stands in a line of this source."""
         return self._open is source
 
     def is_growing(self, source: Source) -> bool:
-        """Return whether the cursor stands in a line of this source."""
         return self._open is source
 
     def show_live_rows_as_lines(self, rank: int, rows: list[bytes]) -> None:
-        """Show rows as lines. They are on the screen already, so they wait for no other rank's."""
+        """Show rows as lines at once, because they were visible as live rows."""
         if self._folder is not None:
             self._folder.release(rank)
         if self._repeats is not None:
@@ -175,7 +167,7 @@ class Screen:
         self._emit(rank, rows)
 
     def end_open_line(self) -> None:
-        """Put the cursor at the start of a row."""
+        """Move the cursor to the start of a row."""
         if self._is_raw_open:
             self._is_raw_open = False
             self._out.append(b"\n")
@@ -188,7 +180,7 @@ class Screen:
 
     def _add(self, rank: int, block: bytes, now: float) -> None:
         if self._live is not None:
-            block = _harmless(block)
+            block = _cleaned_block(block)
         if self._folder is not None:
             self._folder.add(rank, block, now)
             return
@@ -196,8 +188,7 @@ class Screen:
         prefix = self._prefix(rank)
         self._out.append(prefix + block.replace(b"\n", b"\n" + prefix) + b"\n")
 
-    def _compare(self, who: int | frozenset[int], lines: list[bytes]) -> None:
-        """Take lines that nothing holds for folding any more."""
+    def _pass_on(self, who: int | frozenset[int], lines: list[bytes]) -> None:
         if self._repeats is not None:
             self._repeats.add(who, lines, self._now)
 
@@ -215,7 +206,7 @@ class Screen:
     # --- the unfinished line in which the cursor stands
 
     def _claim(self, source: Source) -> bool:
-        """Put the cursor into a line of this source; return whether a new one had to be begun."""
+        """Move the cursor into a line of this source; return whether that is a new line."""
         source.started = True
         if self._open is source:
             return False
@@ -226,8 +217,7 @@ class Screen:
         return True
 
     def _add_piece(self, source: Source, piece: bytes) -> None:
-        """Show a piece of the open line on a terminal, and give up on the rest of a line that has
-        become too long."""
+        """Show a piece of the open line on a terminal. Cuts a line that becomes too long."""
         out = clean(piece[: PIECE - source.length], reset=False)
         self._is_coloured = self._is_coloured or b"\x1b" in out
         self._out.append(out)
@@ -240,7 +230,6 @@ class Screen:
             source.buf.clear()
 
     def _finish_open_line(self, source: Source, rest: bytes) -> None:
-        """End the line in which the cursor stands with the rest of it."""
         if self._live is None:
             self._out.append(rest + b"\n")
             self._open = None
@@ -254,7 +243,7 @@ class Screen:
     # --- the writer
 
     def _insert(self, data: bytes) -> None:
-        """Put bytes behind all whole lines that came before, and behind no unfinished one."""
+        """Add bytes after all whole lines, and not within an unfinished one."""
         self._flush_folder()
         self.end_open_line()
         self._out.append(data)
@@ -268,8 +257,8 @@ class Screen:
             self._open = None
 
 
-def _harmless(block: bytes) -> bytes:
-    """Make whole lines fit for a terminal: no control sequences, bounded length."""
+def _cleaned_block(block: bytes) -> bytes:
+    """Return lines that a terminal can show: no control sequences, bounded length."""
     if b"\r" in block:
         block = block.replace(b"\r\n", b"\n").removesuffix(b"\r")
     if is_clean(block) and (len(block) <= PIECE or max(map(len, block.split(b"\n"))) <= PIECE):

@@ -1,4 +1,4 @@
-"""The text of the live status line, and when it changes next."""
+"""The text of the live status line, and when it changes."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ if TYPE_CHECKING:
     from distlaunch.coordinator.runtime.sink import StatusView
 
 SEPARATOR = " · "
-"""Between the parts, of which those at the end matter least."""
+"""Between parts. The last parts are dropped first if the terminal is narrow."""
 _HOUR_S = 3600
 _STALE_S = 10.0
-"""A rate that is older says nothing of now."""
+"""A rate that is older than this is not shown."""
 _NUMBERS = 3
 _NAME_CHARS = 16
 _WHOLE = 1e12
 
 
 def status_text(view: StatusView, now: float) -> str | None:
-    """Describe the job in one line; None when there is nothing to show any more."""
+    """Return the job's state in one line; None after its end."""
     if view.phase == "ended":
         return None
     phase = "" if view.phase == "running" else f"{view.phase} · "
@@ -40,8 +40,7 @@ def status_text(view: StatusView, now: float) -> str | None:
 
 
 def _progress(progress: Summary, age_s: float) -> Iterator[str]:
-    """Say at which step the job is, how fast it goes, and what its lowest rank tells beside; all of
-    it short."""
+    """Return step, rate and the values of the lowest rank, in short."""
     if progress.step_min is not None and progress.step_max is not None:
         low, high = _number(progress.step_min), _number(progress.step_max)
         yield f"step {low}" if low == high else f"step {low}-{high}"
@@ -61,8 +60,7 @@ def _number(value: float) -> str:
 
 
 def next_change(view: StatusView, now: float) -> float | None:
-    """Return the monotonic time at which the elapsed time shown changes; None when nothing is
-    shown."""
+    """Return the monotonic time at which the shown time changes; None after the job's end."""
     if view.phase == "ended":
         return None
     return view.started_s + int(max(0.0, now - view.started_s)) + 1.0

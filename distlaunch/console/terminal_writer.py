@@ -1,9 +1,8 @@
-"""The writer of a terminal: it never refuses, skips lines when stopped, and keeps the last rows.
+"""A writer for a terminal: skips lines instead of blocking, and keeps live rows at the bottom.
 
-The last rows of the screen are live: progress bars, and below them the status line. They are
-cleared before output and drawn again after it, both in the writer's thread and in one write with
-the output, so that nothing tears. Only their newest state is ever written: a slow terminal skips
-the others. While the cursor stands inside an unfinished line (a prompt) they are not shown.
+The live rows are progress bars and below them the status line. The writer's thread erases them
+before output and draws them again after it, in the same write, so that nothing flickers. Only their
+newest state is written. They are not shown while the cursor is in an unfinished line (a prompt).
 """
 
 from __future__ import annotations
@@ -17,19 +16,18 @@ from distlaunch.console.writer import Writer
 from distlaunch.core.model.text import printable
 
 BUFFER = 1 << 20
-"""Pending bytes at which lines are skipped: a person reads what is new, not what is a megabyte
-old."""
+"""Pending bytes above which lines are skipped, so that the user sees recent output."""
 _OWN_EXTRA = 1 << 20
 _ERASE_ROW = b"\x1b[K"
 _ERASE_BELOW = b"\x1b[J"
 _DIM = b"\x1b[2m"
 _WIDTH, _HEIGHT = 80, 24
 _ROOM_FOR_LINES = 6
-"""Rows of the screen that live rows leave to lines and to the status line."""
+"""Rows of the screen that live rows leave for lines and the status line."""
 
 
 class TerminalWriter(Writer):
-    """A writer that drops instead of saying no, and tells how many lines it dropped."""
+    """A writer that always has room. Skips lines and reports how many."""
 
     def __init__(
         self, fd: int, *, skipped: Callable[[int], bytes], colour: bool, high_water: int = BUFFER
@@ -45,10 +43,10 @@ class TerminalWriter(Writer):
         self._bars: tuple[bytes, ...] = ()
         self._redraw = False
         self._drawn_rows = 0
-        self._concealed = False
+        self._hidden = False
 
     def set_status(self, text: str | None) -> None:
-        """Show this as the last line of the screen, or nothing."""
+        """Show this as the last row of the screen; None: nothing."""
         with self._cond:
             if text == self._status or self._dead or self._closing:
                 return
@@ -57,7 +55,7 @@ class TerminalWriter(Writer):
             self._wake()
 
     def set_bars(self, rows: tuple[bytes, ...]) -> None:
-        """Show these rows above the status line; each is at most as wide as the screen."""
+        """Show these rows above the status line. Each must fit the width of the screen."""
         with self._cond:
             if rows == self._bars or self._dead or self._closing:
                 return
@@ -65,25 +63,25 @@ class TerminalWriter(Writer):
             self._redraw = True
             self._wake()
 
-    def conceal(self, *, concealed: bool) -> None:
+    def hide_live_rows(self, *, hidden: bool) -> None:
         """Hide the live rows, or show them again."""
         with self._cond:
-            if concealed != self._concealed and not self._dead and not self._closing:
-                self._concealed = concealed
+            if hidden != self._hidden and not self._dead and not self._closing:
+                self._hidden = hidden
                 self._redraw = True
                 self._wake()
 
     @property
     def columns(self) -> int:
-        """How wide the screen is."""
+        """The width of the screen."""
         return self._size()[0]
 
     def has_room(self) -> bool:
-        """Say yes always: a terminal skips lines, it does not slow the job."""
+        """Return True: a terminal skips lines instead of slowing the job down."""
         return True
 
     def begin_close(self) -> None:
-        """Clear the live rows too."""
+        """Also clear the live rows."""
         self.set_status(None)
         self.set_bars(())
         super().begin_close()
@@ -93,7 +91,7 @@ class TerminalWriter(Writer):
             self.lost += len(data)
             return False
         if must:
-            self._tell_skipped()
+            self._report_skipped()
         room = (
             0 if self._skipping else self._high_water + (_OWN_EXTRA if must else 0) - self._pending
         )
@@ -111,7 +109,7 @@ class TerminalWriter(Writer):
         self._queued_newline = data.endswith(b"\n")
         self._append(data, own=own)
 
-    def _tell_skipped(self) -> None:
+    def _report_skipped(self) -> None:
         if not self._skipping:
             return
         self._skipping = False
@@ -124,7 +122,7 @@ class TerminalWriter(Writer):
 
     def _drained(self) -> None:
         if self._skipping and self._pending <= self._high_water // 2:
-            self._tell_skipped()
+            self._report_skipped()
 
     def _has_work(self) -> bool:
         return self._redraw or bool(self._chunks)
@@ -136,7 +134,7 @@ class TerminalWriter(Writer):
             self._redraw = False
             rows: list[bytes] = []
             status, bars = self._status, self._bars
-            draw = self._written_newline and not self._chunks and not self._concealed
+            draw = self._written_newline and not self._chunks and not self._hidden
         if draw and (bars or status is not None):
             columns, height = self._size()
             if bars:
@@ -152,7 +150,7 @@ class TerminalWriter(Writer):
             bool(self._drawn_rows) and not batch and bool(bars) and len(rows) >= self._drawn_rows
         )
         self._drawn_rows = len(rows)
-        if in_place:  # nothing flickers
+        if in_place:  # overwriting rows does not flicker
             return start + b"\n".join(_ERASE_ROW + row for row in rows)
         return start + erase + batch + b"\n".join(rows)
 
@@ -165,8 +163,10 @@ class TerminalWriter(Writer):
 
     @staticmethod
     def _fitted(text: str, width: int) -> bytes:
-        """Cut a text to the terminal's width: whole parts from the end, and only the first one
-        within."""
+        """Shorten a text to the terminal's width by dropping parts from the end.
+
+        The first part is cut if necessary.
+        """
         text = printable(text)
         room = width - 1
         while _columns(text) > room and SEPARATOR in text:
@@ -179,5 +179,5 @@ class TerminalWriter(Writer):
 
 
 def _columns(text: str) -> int:
-    """Count screen columns, wide characters as two."""
+    """Return the number of screen columns; wide characters count as two."""
     return sum(2 if char >= "\u1100" and char != "…" else 1 for char in text)

@@ -1,12 +1,11 @@
-r"""What ``distlaunch torchrun`` shows: output as torchrun's users know it, stream by stream.
+"""The console of ``distlaunch torchrun``: shows each stream as torchrun's users expect.
 
-``raw`` bytes pass as they are, unfinished lines too; ``tee`` shows whole lines behind the prefix
-that the template gives; ``hidden`` shows nothing. Unlike torchrun's, a tee'd line is never torn by
-another rank's, and a progress bar is one line with its newest state, not one for each of its
-states.
+A ``raw`` stream is passed on unchanged, with unfinished lines. A ``tee`` stream is shown as whole
+lines with the prefix of torchrun's template. A ``hidden`` one is not shown. Unlike torchrun, lines
+of ``tee`` are never mixed with another rank's, and a progress bar is one line, not one per state.
 
-Of several raw ranks on one descriptor an unfinished line is held for HOLD_S: unbuffered Python
-writes a line and its newline in two pieces, between which another rank's would come.
+If several ranks are raw on one descriptor, unfinished lines are held for HOLD_S: unbuffered Python
+writes a line and its newline separately, and another rank's output could come between.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import os
 from time import monotonic
 from typing import TYPE_CHECKING, Literal
 
-from distlaunch.console.console import Console, same_file, skipped_note
+from distlaunch.console.console import Console, same_file, skipped_lines_text
 from distlaunch.console.lines import PIECE
 from distlaunch.console.live_rows import LiveRows
 from distlaunch.console.prefixes import Prefixes
@@ -32,7 +31,7 @@ Mode = Literal["raw", "tee", "hidden"]
 HOLD_S = 0.05
 
 
-class _Held:
+class _HeldLine:
     """The unfinished line of a raw stream."""
 
     __slots__ = ("buf", "due")
@@ -42,34 +41,33 @@ class _Held:
         self.due = 0.0
 
 
-class RawOrTee:
-    """The streams that end in one descriptor, of which some are not made into lines.
+class TorchrunOutput:
+    """The streams of one descriptor, raw or as lines.
 
-    ``screen`` shows the lines of tee'd streams, and raw bytes as they are.
+    ``screen`` shows both.
     """
 
     def __init__(self, screen: Screen, modes: Mapping[tuple[int, int], Mode]) -> None:
         self.writer = screen.writer
         self._screen = screen
         self._modes = modes
-        self._alone = len({rank for (rank, _), mode in modes.items() if mode == "raw"}) <= 1
-        self._held: dict[tuple[int, int], _Held] = {}
+        self._is_only_raw_rank = (
+            len({rank for (rank, _), mode in modes.items() if mode == "raw"}) <= 1
+        )
+        self._held: dict[tuple[int, int], _HeldLine] = {}
 
     def output(self, rank: int, stream: int, data: bytes, now: float) -> None:
-        """Take a chunk; see ``coordinator.runtime.sink.Sink``."""
         mode = self._modes.get((rank, stream), "raw")
         if mode == "raw":
-            self._take_raw(rank, stream, data, now)
+            self._add_raw(rank, stream, data, now)
         elif mode == "tee":
             self._screen.output(rank, stream, data, now)
 
     def rank_ended(self, rank: int, now: float) -> None:
-        """Show what is held of this rank."""
         self._release(rank)
         self._screen.rank_ended(rank, now)
 
     def flush_due(self, now: float) -> float | None:
-        """Show what has been held long enough; return when the next is due."""
         raw = None
         for key, held in list(self._held.items()):
             if held.due > now:
@@ -81,22 +79,21 @@ class RawOrTee:
         return min((due for due in (raw, lines) if due is not None), default=None)
 
     def finish(self, now: float) -> None:
-        """Show everything that is held; a raw line without its newline stays one."""
+        """Show everything that is held. A raw line without a newline gets none."""
         self._release(None)
         self._screen.finish(now)
 
-    def interject(self, lines: bytes) -> None:
-        """Show lines of our own, even on a stopped terminal."""
-        self._screen.interject(lines)
+    def show_launcher_lines(self, lines: bytes) -> None:
+        self._screen.show_launcher_lines(lines)
 
-    def _take_raw(self, rank: int, stream: int, data: bytes, now: float) -> None:
-        if self._alone:
+    def _add_raw(self, rank: int, stream: int, data: bytes, now: float) -> None:
+        if self._is_only_raw_rank:
             self._screen.raw_output(data)
             return
         key = (rank, stream)
-        for other in (STDOUT, STDERR):  # a rank's own order never changes
-            if other != stream and (late := self._held.pop((rank, other), None)):
-                self._screen.raw_output(bytes(late.buf))
+        for other in (STDOUT, STDERR):  # keeps the order of a rank's streams
+            if other != stream and (other_held := self._held.pop((rank, other), None)):
+                self._screen.raw_output(bytes(other_held.buf))
         held = self._held.get(key)
         cut = data.rfind(b"\n") + 1
         if cut:
@@ -110,7 +107,7 @@ class RawOrTee:
         if not data:
             return
         if held is None:
-            held = self._held[key] = _Held()
+            held = self._held[key] = _HeldLine()
             held.due = now + HOLD_S
         held.buf += data
         if len(held.buf) >= PIECE:
@@ -118,20 +115,20 @@ class RawOrTee:
             self._screen.raw_output(bytes(held.buf))
 
     def _release(self, rank: int | None) -> None:
-        """Show what is held of one rank, or of all (None)."""
+        """Show what is held of one rank; None: of all."""
         for key in [key for key in self._held if rank in (None, key[0])]:
             self._screen.raw_output(bytes(self._held.pop(key).buf))
 
 
-class _Given(Prefixes):
-    """The prefixes that torchrun's template gives."""
+class _TemplatePrefixes(Prefixes):
+    """Prefixes from torchrun's template, by rank."""
 
-    def __init__(self, given: Mapping[int, bytes]) -> None:
+    def __init__(self, template_prefixes: Mapping[int, bytes]) -> None:
         super().__init__(colour=False)
-        self._given = given
+        self._prefixes = template_prefixes
 
     def __call__(self, who: int | frozenset[int]) -> bytes:
-        return self._given.get(who, b"") if isinstance(who, int) else b""
+        return self._prefixes.get(who, b"") if isinstance(who, int) else b""
 
 
 def open_torchrun_console(
@@ -146,22 +143,23 @@ def open_torchrun_console(
 ) -> Console:
     """Open the console of ``distlaunch torchrun``.
 
-    ``modes`` by rank and stream (one that is missing is raw), ``prefixes`` by rank, for tee'd
-    lines. Our own lines go to stderr, with ``quiet`` only warnings and errors; there is no status
-    line.
+    ``modes`` by rank and stream (default raw); ``prefixes`` by rank, for ``tee``. Messages of the
+    launcher go to stderr; ``quiet`` leaves only warnings and errors. There is no status line.
     """
     dumb = environ.get("TERM") in ("dumb", "unknown")
     colour = not dumb and not environ.get("NO_COLOR") and os.isatty(stderr_fd)
-    given = _Given(prefixes)
+    template_prefixes = _TemplatePrefixes(prefixes)
     shared = same_file(stdout_fd, stderr_fd)
 
-    def screen(fd: int, streams: tuple[int, ...]) -> RawOrTee:
+    def screen(fd: int, streams: tuple[int, ...]) -> TorchrunOutput:
         shown = {key: mode for key, mode in modes.items() if key[1] in streams}
         if not os.isatty(fd):
-            return RawOrTee(Screen(Writer(fd), ranks=(), prefixes=given), shown)
-        writer = TerminalWriter(fd, skipped=skipped_note, colour=colour)
-        live = LiveRows(writer, ranks=(), prefixes=given, draws=not dumb)
-        return RawOrTee(Screen(writer, ranks=(), prefixes=given, live=live), shown)
+            return TorchrunOutput(Screen(Writer(fd), ranks=(), prefixes=template_prefixes), shown)
+        writer = TerminalWriter(fd, skipped=skipped_lines_text, colour=colour)
+        live = LiveRows(writer, ranks=(), prefixes=template_prefixes, draws=not dumb)
+        return TorchrunOutput(
+            Screen(writer, ranks=(), prefixes=template_prefixes, live=live), shown
+        )
 
     out = screen(stdout_fd, (STDOUT, STDERR) if shared else (STDOUT,))
     err = out if shared else screen(stderr_fd, (STDERR,))

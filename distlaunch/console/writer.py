@@ -1,10 +1,10 @@
-"""One bounded buffer and one thread with blocking writes for a console descriptor.
+"""A bounded buffer and a thread with blocking writes for one descriptor.
 
-A slow reader must never hold up supervision, and O_NONBLOCK must not be set on 0-2 (the description
-is shared with the user's shell): so a daemon thread writes and may block for as long as it likes. A
-pipe, file or socket says when it is full and loses nothing until the end of a job that failed: then
-lines of workers that are still queued may be dropped, so that our own reach a slow reader. A
-descriptor that fails (reader gone, disk full, no thread for it) is given up for good, silently.
+A slow reader must not delay supervision, and O_NONBLOCK must not be set on descriptors 0 to 2,
+which share their description with the user's shell. So a daemon thread writes and may block. For a
+pipe, file or socket, ``has_room`` returns False when the buffer is full, and nothing is lost. Only
+at the end of a failed job may queued lines of workers be dropped, so that the launcher's messages
+reach a slow reader. A descriptor that fails (reader gone, disk full) is not used again.
 """
 
 from __future__ import annotations
@@ -20,46 +20,45 @@ from collections.abc import Callable
 from time import monotonic
 
 HIGH_WATER = 4 << 20
-"""Pending bytes at which a writer has no more room; it has again at half of that."""
+"""Pending bytes above which there is no room; there is room again at half of that."""
 _WRITE = 64 << 10
 _WRITE_SLOW = 4 << 10
-"""To a slow reader and while closing: each write that ends is progress, and what is left of it can
-be dropped."""
+"""Size of a write to a slow reader and while closing. Each write is progress, and the rest can be
+dropped."""
 _SLOW_S = 0.02
 """A write that takes longer shows that the reader is slow."""
 DRAIN_S = 2.0
-"""How long a job that failed waits for its reader before queued lines of workers are dropped."""
+"""How long a failed job waits for its reader before queued lines of workers are dropped."""
 HURRIED_S = 1.0
-"""How long a reader is waited for in all once somebody wants the rest cut short."""
-MOST_CLOSE_S = 300.0
-"""The same for the reader of a job that failed, even if it goes on reading."""
-_LOOK_S = 0.1
+"""How long closing waits for a reader in all once the user wants to end quickly."""
+MAX_CLOSE_S = 300.0
+"""The same after a failed job, even if the reader goes on reading."""
+_POLL_S = 0.1
 _LONGEST_LINE = 512 << 10
-"""A line that has begun is written to its end before the rest is dropped; a longer one is cut."""
+"""A line that has begun is written to its end before the rest is dropped, unless it is longer."""
 
 
 def dropped_text(lines: int) -> str:
-    """Say how many lines of workers a reader has not been given."""
+    """Return a message with the number of dropped lines of workers."""
     noun = "line" if lines == 1 else "lines"
-    return f"{lines:,} {noun} of workers not shown, as the reader is slow; the log files have them"
+    return f"{lines:,} {noun} of workers not shown, because the reader is slow; see the log files"
 
 
-def dropped_note(lines: int) -> bytes:
-    """Return the same as a line for the terminal."""
+def dropped_lines_text(lines: int) -> bytes:
+    """Return that message as a line."""
     return f"distlaunch: {dropped_text(lines)}\n".encode()
 
 
-class _Own(bytes):
-    """A chunk of our own lines, which is never dropped."""
+class _LauncherLines(bytes):
+    """A chunk of the launcher's own messages, which is never dropped."""
 
     __slots__ = ()
 
 
 class Writer:
-    """Writes what it is given to ``fd``, in order, from a thread of its own that starts with the
-    first bytes.
+    """Writes bytes to ``fd``, in order, from a thread that starts with the first bytes.
 
-    ``dropped`` words how many lines were dropped at the end.
+    ``dropped`` formats the number of lines that were dropped at the end.
     """
 
     def __init__(
@@ -67,7 +66,7 @@ class Writer:
         fd: int,
         *,
         high_water: int = HIGH_WATER,
-        dropped: Callable[[int], bytes] = dropped_note,
+        dropped: Callable[[int], bytes] = dropped_lines_text,
     ) -> None:
         self._fd = fd
         self._high_water = high_water
@@ -75,13 +74,13 @@ class Writer:
         self._cond = threading.Condition(threading.Lock())
         self._chunks: deque[bytes] = deque()
         self._is_slow = True
-        """The last write took long, or there was none."""
+        """Whether the last write took long, or there was none yet."""
         self._dropping = False
-        """What is left of a batch of workers' lines that is being written is to be dropped."""
+        """Whether the rest of the batch that is being written is to be dropped."""
         self._dropped = 0
-        """Lines that have been dropped and not been told of."""
+        """Dropped lines that are not yet reported."""
         self._ends_line = True
-        """What has been written ends with a newline."""
+        """Whether the last byte written is a newline."""
         self._pending = 0
         self._thread: threading.Thread | None = None
         self._busy = False
@@ -92,7 +91,8 @@ class Writer:
         self._closed = False
         self._progress_s = 0.0
         self.lost = 0
-        """Bytes that could not be shown: the descriptor failed, or ``finish`` gave up on it."""
+        """Bytes that could not be shown because the descriptor failed or ``finish_close`` gave
+        up."""
         self.on_room: Callable[[], None] | None = None
         """Called from the writer's thread when a full buffer has drained to half."""
         self._is_pipe = False
@@ -103,26 +103,28 @@ class Writer:
 
     @property
     def on_terminal(self) -> bool:
-        """Return whether the descriptor is a terminal."""
+        """Whether the descriptor is a terminal."""
         return os.isatty(self._fd)
 
     def has_room(self) -> bool:
-        """Return whether more should be put; False from the high-water mark down to half of it."""
+        """Return whether more may be put: False from the high-water mark down to half of it."""
         return not self._full
 
     def put(self, data: bytes, *, must: bool = False) -> bool:
-        """Queue bytes; return False if they were not taken. ``must`` marks our own lines, which are
-        never dropped."""
+        """Queue bytes; return whether they were accepted.
+
+        ``must`` marks the launcher's messages, which are never dropped.
+        """
         with self._cond:
             return self._put(data, must=must)
 
     def wait_idle(self, timeout_s: float) -> bool:
-        """Wait until everything has been written, at most ``timeout_s``; tell whether it has."""
+        """Wait at most ``timeout_s`` until everything has been written; return whether it has."""
         with self._cond:
             return self._cond.wait_for(self._is_idle, timeout_s)
 
     def begin_close(self) -> None:
-        """Take nothing more, and let the thread end when it has written what is pending."""
+        """Accept nothing more; the thread ends when it has written what is pending."""
         with self._cond:
             self._closing = True
             self._progress_s = monotonic()
@@ -137,13 +139,13 @@ class Writer:
     ) -> int:
         """Wait for the end of the thread; return the bytes lost.
 
-        The reader may stand still for ``timeout_s``. With ``drops``, workers' lines that are still
-        queued after ``DRAIN_S`` are dropped. Once ``hurried`` returns true, they are dropped in any
-        case, and the reader has ``HURRIED_S``.
+        Gives up when the reader has read nothing for ``timeout_s``. With ``drops``, workers' lines
+        that are still queued after ``DRAIN_S`` are dropped. Once ``hurried`` returns true, they are
+        dropped in any case, and the reader has ``HURRIED_S``.
         """
         began = monotonic()
         drop_at = began + DRAIN_S if drops else None
-        give_up_at = began + MOST_CLOSE_S if drops else None
+        give_up_at = began + MAX_CLOSE_S if drops else None
         is_hurried, unread = False, self._unread()
         with self._cond:
             while not self._closed and self._thread is not None:
@@ -160,16 +162,16 @@ class Writer:
                     self._give_up()
                     break
                 wait_s = (
-                    _LOOK_S
+                    _POLL_S
                     if timeout_s is None
-                    else min(_LOOK_S, self._progress_s + timeout_s - now)
+                    else min(_POLL_S, self._progress_s + timeout_s - now)
                 )
                 self._cond.wait(wait_s)
             self._closed = True
             return self.lost
 
     def _unread(self) -> int:
-        """Return how many bytes a pipe holds for its reader; 0 if the descriptor is no pipe."""
+        """Return how many bytes a pipe holds for its reader; 0 for other files."""
         if not self._is_pipe:
             return 0
         try:
@@ -178,8 +180,10 @@ class Writer:
             return 0
 
     def _piece(self) -> int:
-        """Return how much to write at once; to a pipe what it takes now, so that the rest can be
-        dropped."""
+        """Return how much to write at once.
+
+        To a pipe only as much as fits, so that the rest can still be dropped.
+        """
         if self._closing or self._is_slow:
             return _WRITE_SLOW
         if not self._is_pipe:
@@ -191,10 +195,10 @@ class Writer:
         return max(_WRITE_SLOW, min(_WRITE, size - self._unread()))
 
     def _drop_queued(self) -> None:
-        """Drop the lines of workers that are not under way; the rest of those that are follows at a
-        line's end."""
-        kept = [chunk for chunk in self._chunks if isinstance(chunk, _Own)]
-        dropped = [chunk for chunk in self._chunks if not isinstance(chunk, _Own)]
+        """Drop queued lines of workers, and the rest of a batch that is being written after a line
+        end."""
+        kept = [chunk for chunk in self._chunks if isinstance(chunk, _LauncherLines)]
+        dropped = [chunk for chunk in self._chunks if not isinstance(chunk, _LauncherLines)]
         self._pending -= sum(map(len, dropped))
         self._dropped += sum(chunk.count(b"\n") for chunk in dropped)
         self._chunks = deque(kept)
@@ -211,7 +215,7 @@ class Writer:
         return not self._dead
 
     def _append(self, data: bytes, *, own: bool = False) -> None:
-        self._chunks.append(_Own(data) if own else data)
+        self._chunks.append(_LauncherLines(data) if own else data)
         self._pending += len(data)
         self._wake()
 
@@ -220,9 +224,7 @@ class Writer:
             thread = threading.Thread(target=self._run, name=f"console-{self._fd}", daemon=True)
             try:
                 thread.start()
-            except (
-                RuntimeError
-            ):  # no more threads (ulimit -u): the job matters more than its console
+            except RuntimeError:  # no more threads (ulimit -u): the job goes on without console
                 self._give_up()
                 return
             self._thread = thread
@@ -242,7 +244,7 @@ class Writer:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         while (batch := self._next()) is not None:
             framed = self._frame(batch)
-            if not self._write(framed, len(batch), may_drop=not isinstance(batch, _Own)):
+            if not self._write(framed, len(batch), may_drop=not isinstance(batch, _LauncherLines)):
                 break
             self._ends_line = batch.endswith(b"\n")
         with self._cond:
@@ -251,16 +253,16 @@ class Writer:
             self._cond.notify_all()
 
     def _next(self) -> bytes | None:
-        """Wait for work and take a batch of about one write; return None when closing and done.
+        """Wait for work; return a batch of about one write, or None when closing and done.
 
-        A batch has either our own lines or those of workers.
+        A batch has either messages of the launcher or lines of workers.
         """
         with self._cond:
             self._busy = self._dropping = False
             if self._dropped:
                 note = self._describe_dropped(self._dropped)
                 self._dropped = 0
-                self._chunks.appendleft(_Own(note if self._ends_line else b"\n" + note))
+                self._chunks.appendleft(_LauncherLines(note if self._ends_line else b"\n" + note))
                 self._pending += len(self._chunks[0])
             while not self._has_work():
                 self._cond.notify_all()
@@ -272,23 +274,24 @@ class Writer:
             self._busy = True
             batch = [self._chunks.popleft()] if self._chunks else []
             size = sum(map(len, batch))
-            is_own = bool(batch) and isinstance(batch[0], _Own)
+            is_own = bool(batch) and isinstance(batch[0], _LauncherLines)
             while self._chunks and size + len(self._chunks[0]) <= _WRITE:
-                if isinstance(self._chunks[0], _Own) != is_own:
+                if isinstance(self._chunks[0], _LauncherLines) != is_own:
                     break
                 batch.append(self._chunks.popleft())
                 size += len(batch[-1])
             data = b"".join(batch)
-            return _Own(data) if is_own else data
+            return _LauncherLines(data) if is_own else data
 
     def _frame(self, batch: bytes) -> bytes:
-        """Return what is written for a batch (a terminal adds its status line)."""
+        """Return the bytes to write for a batch. A terminal adds its live rows."""
         return batch
 
     def _write(self, data: bytes, share: int, *, may_drop: bool) -> bool:
-        """Write all of it, or to the end of a line if the rest is to be dropped meanwhile.
+        """Write all, or up to a line end if the rest is to be dropped meanwhile.
 
-        ``share`` of the pending bytes go with it. Return False when the descriptor has failed.
+        ``share``: how many of the pending bytes ``data`` stands for. Returns False if the
+        descriptor failed.
         """
         view = memoryview(data)
         while view:
@@ -296,7 +299,7 @@ class Writer:
             try:
                 done = os.write(self._fd, view[: self._piece()])
             except BlockingIOError:
-                self._poll()  # somebody else who shares the description has set O_NONBLOCK
+                self._poll()  # another process that shares the description has set O_NONBLOCK
                 continue
             except OSError:
                 self._fail()
@@ -316,12 +319,12 @@ class Writer:
 
     @staticmethod
     def _to_line_end(view: memoryview) -> memoryview:
-        """Return what is to be written of a batch whose rest is dropped."""
+        """Return the part of a batch to write before the rest is dropped."""
         end = bytes(view[:_LONGEST_LINE]).find(b"\n")
         return view[: end + 1] if end >= 0 else view[:_LONGEST_LINE]
 
     def _drop_rest(self, rest: memoryview, share: int) -> int:
-        """Drop the rest of a batch; return how many of the pending bytes went with it."""
+        """Drop the rest of a batch; return how many pending bytes it stands for."""
         with self._cond:
             part = min(share, len(rest))
             self._pending -= part
@@ -345,7 +348,7 @@ class Writer:
         return True
 
     def _drained(self) -> None:
-        """React to a shorter buffer (a terminal says what it has skipped); the lock is held."""
+        """React to a shorter buffer, with the lock held. A terminal reports skipped lines."""
 
     def _fail(self) -> None:
         with self._cond:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from distlaunch.backends.base import Backend, Requirement
-from distlaunch.backends.option_files import check_files, configured_backend, read_users_text
+from distlaunch.backends.option_files import check_files, configured_backend, read_named_file
 from distlaunch.backends.registry import find_backend
 from distlaunch.coordinator.runtime.run_directory import LATEST, folder_name, log_base, new_job_id
 from distlaunch.core.errors import ConfigError
@@ -84,7 +84,7 @@ def read_facts(
         script_file=None if source is None else source.name,
         paths={path: _kind_of(path) for path in wanted},
         texts={
-            path: read_users_text(
+            path: read_named_file(
                 path, f"{'' if path in of_backend else '--env-file '}{printable(path)}"
             )
             for path in options.env_file
@@ -326,7 +326,7 @@ def make_plan(
         check_total(plan.shared_env, plan.argv, os.sysconf("SC_ARG_MAX"))
     if local and (notes := _notes_on_script(backend, options, facts)):
         plan = replace(plan, notes=(*plan.notes, *notes))
-    check_files(backend, plan.shared_env, plan.workdir, local=local, unasked=told)
+    check_files(backend, plan.shared_env, plan.workdir, local=local, read_by_default=told)
     told += tuple(f"the workers get the variables of {printable(path)}" for path in found)
     if told:
         plan = replace(plan, notes=(*plan.notes, *told))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from distlaunch.backends.ray import Ray, located
+from distlaunch.backends.ray import Ray, ray_location
 from distlaunch.backends.requirements import check_installed
 from distlaunch.core.errors import ConfigError, LaunchError
 from distlaunch.core.model.text import printable
@@ -80,7 +80,7 @@ def placed_in_ray(
     if not isinstance(backend, Ray):
         raise TypeError(backend)
     check_own_python(options.python)
-    demand = backend.demand(options)
+    placement_request = backend.placement_request(options)
     places = RayPlaces(environ)
 
     def say(text: str) -> None:
@@ -94,18 +94,22 @@ def placed_in_ray(
         with _interruptible(), told_if_slow(say, doing) as done:
             found = places.place(
                 backend.address,
-                demand.bundles,
-                each=demand.each,
-                strategy=demand.strategy,
+                placement_request.bundles,
+                each=placement_request.each,
+                strategy=placement_request.strategy,
                 within_s=_LOCAL_S if is_local else options.join_timeout,
                 say=lambda text: say(f"waiting for Ray: {text}"),
                 when_connected=done,
             )
         hosts = [
-            Host(name=place.host, slots=place.bundles * demand.workers, unit=demand.unit)
+            Host(
+                name=place.host,
+                slots=place.bundles * placement_request.workers,
+                unit=placement_request.unit,
+            )
             for place in found
         ]
-        location = located(hosts, printable(socket.gethostname()) or "localhost")
+        location = ray_location(hosts, printable(socket.gethostname()) or "localhost")
         yield make_plan(options, environ, location=location), places
     finally:
         places.close()

@@ -1,1 +1,1 @@
-"""Batch scripts and manifests, made from the options of ``train``. Pure."""
+"""Write batch scripts and Kubernetes manifests from the options of ``train``. Pure."""

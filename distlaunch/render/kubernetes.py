@@ -1,8 +1,8 @@
-"""An Indexed Job, and the headless Service by which its pods find each other; pure.
+"""Render an Indexed Job, and a headless Service by which its pods find each other. Pure.
 
-Source: Kubernetes' documentation of Jobs, pod failure policies and DNS for Services and pods, and
-its Job controller (a Job fails when more pods than backoffLimit have; the first rule that fits
-counts, and rules see exit codes alone).
+Source: Kubernetes' documentation of Jobs, pod failure policies and DNS, and its Job controller: a
+Job fails when more pods than backoffLimit have failed; the first matching rule applies, and rules
+only see exit codes.
 """
 
 from __future__ import annotations
@@ -15,37 +15,41 @@ from distlaunch.render import pod
 from distlaunch.render import request as names
 from distlaunch.render.request import Request, duration_s
 from distlaunch.render.shape import Shape
-from distlaunch.render.yaml import Noted, Value, written
+from distlaunch.render.yaml import Commented, Value, write_documents
 
 _CONTAINER = "trainer"
 _NAME = "batch.kubernetes.io/job-name"
-_TOLD, _KILLED = 128 + signal.SIGTERM, 128 + signal.SIGKILL
-_OF_OTHERS = (EXIT_UNAVAILABLE, _TOLD)
-"""How launchers end since another pod was lost, or is to end: TERM at one ends all, unless the job
-is elastic."""
+_TERMINATED, _KILLED = 128 + signal.SIGTERM, 128 + signal.SIGKILL
+_CAUSED_BY_OTHERS = (EXIT_UNAVAILABLE, _TERMINATED)
+"""Exit codes of a launcher if another pod was lost or is ending.
+
+Unless the job is elastic, TERM at one pod ends all of them.
+"""
 _LOST = (EXIT_SOFTWARE, _KILLED)
-"""How a single launcher ends beside others that go on."""
+"""Exit codes of a single launcher while the others go on."""
 
 
 def render(request: Request, shape: Shape) -> str:
-    """Write Service and Job. Raises ConfigError."""
-    name = names.job_name(request, longest=names.LONGEST_LABEL - len(f"-{shape.most - 1}"))
-    several = shape.most > 1
+    """Return Service and Job as YAML. Raises ConfigError."""
+    name = names.job_name(request, longest=names.LONGEST_LABEL - len(f"-{shape.max_nodes - 1}"))
+    several = shape.max_nodes > 1
     documents = [_service(request, name)] if several else []
     notes = (
-        ["Needs Kubernetes 1.31, as its size may change (successPolicy)."] if shape.elastic else []
+        ["Needs Kubernetes 1.31 or later, because its size may change (successPolicy)."]
+        if shape.is_elastic
+        else []
     )
-    return written(
-        pod.head(request, name, "a Job", shape, *notes, label=_NAME),
+    return write_documents(
+        pod.header(request, name, "a Job", shape, *notes, label=_NAME),
         [*documents, _job(request, shape, name)],
     )
 
 
 def _service(request: Request, name: str) -> dict[str, Value]:
     spec: dict[str, Value] = {
-        "clusterIP": Noted(value="None", why="Headless: each pod has a name of its own."),
-        "publishNotReadyAddresses": Noted(
-            value=True, why="Pods find each other before they are ready."
+        "clusterIP": Commented(value="None", why="Headless: each pod gets its own DNS name."),
+        "publishNotReadyAddresses": Commented(
+            value=True, why="Pods must find each other before they are ready."
         ),
         "selector": {_NAME: name},
         "ports": [{"name": "rendezvous", "port": DEFAULT_PORT}],
@@ -60,98 +64,107 @@ def _service(request: Request, name: str) -> dict[str, Value]:
 
 def _job(request: Request, shape: Shape, name: str) -> dict[str, Value]:
     spec: dict[str, Value] = {}
-    if shape.most > 1:
-        spec["completionMode"] = Noted(
-            value="Indexed", why="Each pod has a number, which is its node rank."
+    if shape.max_nodes > 1:
+        spec["completionMode"] = Commented(
+            value="Indexed", why="Each pod has an index, which is its node rank."
         )
-        spec["completions"] = shape.most
-        spec["parallelism"] = shape.most
-    if shape.elastic:
-        spec["successPolicy"] = Noted(
+        spec["completions"] = shape.max_nodes
+        spec["parallelism"] = shape.max_nodes
+    if shape.is_elastic:
+        spec["successPolicy"] = Commented(
             value={"rules": [{"succeededIndexes": "0"}]},
-            why="Pod 0 coordinates: if it ends with 0 the job is done, also for pods that never "
-            "got room.",
+            why="Pod 0 coordinates: when it exits with 0, the job has succeeded, "
+            "even if other pods never started.",
         )
-    spec["backoffLimit"] = Noted(value=pod.replacements(request, shape), why=_why_so_many(shape))
-    spec["podReplacementPolicy"] = Noted(
+    spec["backoffLimit"] = Commented(
+        value=pod.replacements(request, shape), why=_backoff_comment(shape)
+    )
+    spec["podReplacementPolicy"] = Commented(
         value="Failed",
-        why="A pod is replaced when it has ended, not while it still saves: both have the same "
-        "name.",
+        why="A pod is replaced when it has ended, not while it is still saving: both "
+        "have the same name.",
     )
     spec["podFailurePolicy"] = {"rules": _rules(shape)}
     if request.more.time is not None:
-        why = "Then all pods are told to end, as when they are deleted."
-        spec["activeDeadlineSeconds"] = Noted(value=duration_s(request.more.time), why=why)
-    spec["ttlSecondsAfterFinished"] = pod.kept()
+        why = "After this time all pods are terminated, as when they are deleted."
+        spec["activeDeadlineSeconds"] = Commented(value=duration_s(request.more.time), why=why)
+    spec["ttlSecondsAfterFinished"] = pod.seconds_after_finished()
     spec["template"] = _template(request, shape, name)
-    about = pod.queued(request, pod.metadata(request, name))
-    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": about, "spec": spec}
+    metadata = pod.with_queue_label(request, pod.metadata(request, name))
+    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": spec}
 
 
-def _why_so_many(shape: Shape) -> str:
-    lost = f"How many pods may be lost by {_KILLED} or {EXIT_SOFTWARE} (below)."
-    restarts = "Restarts take place inside the pods, and cost nothing here."
-    if shape.elastic:
+def _backoff_comment(shape: Shape) -> str:
+    lost = f"How many pods may end with {_KILLED} or {EXIT_SOFTWARE} (see below)."
+    restarts = "Restarts happen inside the pods and do not count."
+    if shape.is_elastic:
         more = (
-            "The others go on without them: all pods but one, and all once more for each of "
-            "--max-restarts."
+            "The job goes on without them: all pods but one, and all pods once for "
+            "each of --max-restarts."
         )
     else:
-        more = "--max-restarts times the pods, as a restart may have lost them all."
+        more = (
+            "--max-restarts times the number of pods, because each restart may "
+            "have lost all of them."
+        )
     return f"{lost} {restarts} {more}"
 
 
 def _rules(shape: Shape) -> list[Value]:
-    told = "a pod was told to end" if shape.elastic else "a pod was told to end, and so all were"
+    terminated = (
+        "a pod was terminated"
+        if shape.is_elastic
+        else "a pod was terminated, which ends all of them"
+    )
     return [
-        Noted(
+        Commented(
             value={
                 "action": "Ignore",
                 "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
             },
-            why="Preempted, drained or evicted: replaced, and not counted.",
+            why="Preempted, drained or evicted pods are replaced and do not count.",
         ),
-        Noted(
+        Commented(
             value={
                 "action": "Ignore",
                 "onExitCodes": {
                     "containerName": _CONTAINER,
                     "operator": "In",
-                    "values": [*_OF_OTHERS],
+                    "values": [*_CAUSED_BY_OTHERS],
                 },
             },
-            why=f"Nor are these: {_TOLD} ({told}), {EXIT_UNAVAILABLE} (a node is missing, perhaps "
-            "the coordinator's)."
-            " They begin again, later each time.",
+            why=f"Nor do pods that end with {_TERMINATED} ({terminated}), {EXIT_UNAVAILABLE} (a "
+            "node is missing, perhaps the coordinator's). They are restarted "
+            "with a growing delay.",
         ),
-        Noted(
+        Commented(
             value={
                 "action": "FailJob",
                 "onExitCodes": {
                     "containerName": _CONTAINER,
                     "operator": "NotIn",
-                    "values": sorted((*_OF_OTHERS, *_LOST)),
+                    "values": sorted((*_CAUSED_BY_OTHERS, *_LOST)),
                 },
             },
-            why=f"What distlaunch has judged ends the job at once: {EXIT_USAGE} (a mistake in the "
-            "options), and when"
-            f" --max-restarts are used up {EXIT_HANG} (a hang) and a worker's own code. What is "
-            "left is counted:"
-            f" {_KILLED} (killed, mostly for want of memory) and {EXIT_SOFTWARE} (a fault of "
-            "distlaunch).",
+            why=f"Other exit codes end the job at once: {EXIT_USAGE} (a mistake in "
+            f"the options) and, when --max-restarts are used up, {EXIT_HANG} (a "
+            f"hang) and the code of the failed worker. Counted are: {_KILLED} "
+            f"(killed, usually because memory ran out) and {EXIT_SOFTWARE} (an "
+            "error in distlaunch).",
         ),
     ]
 
 
 def _template(request: Request, shape: Shape, name: str) -> dict[str, Value]:
     spec: dict[str, Value] = {
-        "restartPolicy": Noted(value="Never", why="The policies above decide, which need this."),
+        "restartPolicy": Commented(value="Never", why="Required by the policies above."),
         **pod.pod_spec(request, shape, pod.container(request, shape, _CONTAINER)),
     }
-    if shape.most > 1:
+    if shape.max_nodes > 1:
         spec = {
-            "subdomain": Noted(
-                value=name, why="The Service: makes NAME-0, NAME-1, ... names in DNS."
+            "subdomain": Commented(
+                value=name,
+                why=("The name of the Service: gives the pods the DNS names NAME-0, NAME-1, ..."),
             ),
             **spec,
         }

@@ -1,4 +1,4 @@
-"""What all kinds of pods have in common: command, variables, resources, volumes; pure."""
+"""Parts that all kinds of pods share: command, variables, resources, volumes. Pure."""
 
 from __future__ import annotations
 
@@ -10,81 +10,78 @@ from distlaunch.core.model.text import quoted
 from distlaunch.render import request as names
 from distlaunch.render.request import Request, Words, size_bytes
 from distlaunch.render.shape import Shape
-from distlaunch.render.yaml import Noted, Value
+from distlaunch.render.yaml import Commented, Value
 
 JOIN_TIMEOUT_S = 600
-"""Pods start minutes apart: nodes are provisioned, and images pulled."""
-_LEAVING_S = 5
-"""What the launcher has after its own grace, before the kubelet kills it."""
+"""Long, because pods start minutes apart while nodes are provisioned and images pulled."""
+_EXIT_MARGIN_S = 5
+"""Time for the launcher's own exit after the grace, before the kubelet kills it."""
 _EFA_HUGE_PAGES = "5120Mi"
-"""What AWS' documentation of EFA on EKS asks for."""
-_KEPT_S = 7 * 24 * 3600
+"""From AWS' documentation of EFA on EKS."""
+_KEEP_S = 7 * 24 * 3600
 _INT32 = (1 << 31) - 1
-_ABOUT_IMAGE = (
-    "It needs distlaunch and the script, under a tag that does not move: another pod "
-    "must bring the same."
+_IMAGE_COMMENT = (
+    "It needs distlaunch and the script. Use a fixed tag, so that a replaced pod "
+    "runs the same image."
 )
 _PLAIN_AFTER_DOLLAR = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_{ ")
 
 
 def command(request: Request, shape: Shape) -> list[Value]:
-    """Return the command line as a list of words, which no shell sees. Raises ConfigError."""
+    """Return the command as a list of arguments, for no shell. Raises ConfigError."""
     added: list[str] = []
     if not request.has("num_nodes"):
-        added.append(f"--num-nodes={shape.most}")
-    if shape.most > 1 and not request.has("join_timeout"):
+        added.append(f"--num-nodes={shape.max_nodes}")
+    if shape.max_nodes > 1 and not request.has("join_timeout"):
         added.append(f"--join-timeout={JOIN_TIMEOUT_S}")
-    return [_literal(word) for word in _text_only(request.command(*added))]
+    return [_escaped_dollars(argument) for argument in _text_only(request.command(*added))]
 
 
 def _text_only(words: Words) -> Words:
-    """Give words as text, also those that came through an ASCII locale. Raises ConfigError for
-    bytes that are none."""
+    """Decode arguments, also those from an ASCII locale. Raises ConfigError if one is not UTF-8."""
     texts = []
-    for word in words:
+    for argument in words:
         try:
-            texts.append(word.encode(errors="surrogateescape").decode())
+            texts.append(argument.encode(errors="surrogateescape").decode())
         except UnicodeError:
             raise ConfigError(
-                f"{quoted(word)} is not UTF-8, and a manifest is", hint="rename the file"
+                f"{quoted(argument)} is not UTF-8, and a manifest is", hint="rename the file"
             ) from None
     return tuple(texts)
 
 
-def _literal(word: str) -> str:
-    """Keep kubelet from expanding ``$(NAME)`` and ``$$``, as it does in commands: there two dollars
-    stand for one."""
-    after = [word[at + 1 : at + 2] for at, char in enumerate(word) if char == "$"]
+def _escaped_dollars(argument: str) -> str:
+    """Escape dollars, because the kubelet expands ``$(NAME)`` and ``$$`` in commands."""
+    after = [argument[at + 1 : at + 2] for at, char in enumerate(argument) if char == "$"]
     if all(char == "" or char in _PLAIN_AFTER_DOLLAR for char in after):
-        return word
-    return word.replace("$", "$$")
+        return argument
+    return argument.replace("$", "$$")
 
 
 def environment(request: Request) -> list[Value]:
-    """Return the container's variables."""
+    """Return the container's environment variables."""
     variables: list[Value] = []
     secret = request.more.token_secret
     if secret is not None:
         reference = {"name": names.object_name(secret, "--token-secret"), "key": "token"}
         variables.append(
-            Noted(
+            Commented(
                 value={"name": "DISTLAUNCH_TOKEN", "valueFrom": {"secretKeyRef": reference}},
                 why="Only launchers that know this secret may join the job.",
             )
         )
     if request.more.efa:
         variables.append(
-            Noted(
+            Commented(
                 value={"name": "FI_PROVIDER", "value": "efa"},
-                why="NCCL's plugin for libfabric is to use EFA, and not to fall back to TCP "
-                "unsaid.",
+                why="NCCL's libfabric plugin must use EFA and not fall back silently to TCP.",
             )
         )
     return variables
 
 
 def resources(request: Request, shape: Shape) -> dict[str, Value]:
-    """Return what the container asks for; empty if nothing. Raises ConfigError."""
+    """Return the container's resources; empty if there are none. Raises ConfigError."""
     more = request.more
     limits: dict[str, Value] = {}
     if more.cpus is not None:
@@ -94,37 +91,37 @@ def resources(request: Request, shape: Shape) -> dict[str, Value]:
         shared = 0 if more.shm is None else size_bytes(more.shm, "--shm")
         if shared >= memory:
             raise ConfigError(
-                f"--shm {more.shm} leaves nothing of --memory {more.memory}, in which it counts",
-                hint="give more memory, or less of it shared",
+                f"--shm {more.shm} leaves nothing of --memory {more.memory}, of which it is a part",
+                hint="increase --memory or decrease --shm",
             )
-        limits["memory"] = Noted(value=more.memory, why="What is in /dev/shm counts in this.")
+        limits["memory"] = Commented(value=more.memory, why="Includes what is in /dev/shm.")
     if shape.gpus:
         limits[names.resource_name(more.gpus_resource)] = str(shape.gpus)
     if more.efa:
         if more.memory is None:
             raise ConfigError(
-                "--efa needs --memory: Kubernetes gives huge pages only beside memory"
+                "--efa needs --memory: Kubernetes grants huge pages only together with memory"
             )
         limits["vpc.amazonaws.com/efa"] = str(more.efa)
-        limits["hugepages-2Mi"] = Noted(
-            value=_EFA_HUGE_PAGES, why="EFA's driver takes its buffers from huge pages."
+        limits["hugepages-2Mi"] = Commented(
+            value=_EFA_HUGE_PAGES, why="EFA's driver allocates its buffers from huge pages."
         )
     if not limits:
         return {}
     return {
-        "limits": Noted(
-            value=limits, why="Kubernetes requests the same where only limits are given."
+        "limits": Commented(
+            value=limits, why="Kubernetes requests the same amounts if only limits are given."
         )
     }
 
 
-def security(request: Request) -> dict[str, Value]:
-    """Return the container's rights beyond the usual ones; empty if there are none."""
+def security_context(request: Request) -> dict[str, Value]:
+    """Return the container's security context; empty if it needs none."""
     if not request.more.efa:
         return {}
     return {
         "capabilities": {
-            "add": Noted(value=["IPC_LOCK"], why="EFA registers memory, which locks it.")
+            "add": Commented(value=["IPC_LOCK"], why="EFA locks the memory that it registers.")
         }
     }
 
@@ -136,21 +133,20 @@ def volumes(request: Request) -> list[Value]:
         size_bytes(request.more.shm, "--shm")
         shared["sizeLimit"] = request.more.shm
     found: list[Value] = [
-        Noted(
+        Commented(
             value={"name": "shm", "emptyDir": shared},
-            why="NCCL and data loaders pass data through /dev/shm, and a container's own has 64 "
-            "MiB.",
+            why="NCCL and data loaders use /dev/shm, whose default size in a container is 64 MiB.",
         )
     ]
     for number, (claim, _) in enumerate(_claims(request)):
         volume: Value = {"name": f"claim-{number}", "persistentVolumeClaim": {"claimName": claim}}
-        several = "Pods on several nodes share it only if its access mode is ReadWriteMany."
-        found.append(volume if number else Noted(value=volume, why=several))
+        several = "Pods on several nodes can share it only if its access mode is ReadWriteMany."
+        found.append(volume if number else Commented(value=volume, why=several))
     return found
 
 
-def mounts(request: Request) -> list[Value]:
-    """Return where the container sees them. Raises ConfigError."""
+def volume_mounts(request: Request) -> list[Value]:
+    """Return the container's volume mounts. Raises ConfigError."""
     claims = enumerate(_claims(request))
     own = [{"name": f"claim-{number}", "mountPath": path} for number, (_, path) in claims]
     return [{"name": "shm", "mountPath": "/dev/shm"}, *own]  # noqa: S108 - no file of ours
@@ -162,75 +158,81 @@ def _claims(request: Request) -> list[tuple[str, str]]:
     twice = next((path for path in paths if paths.count(path) > 1), None)
     if twice is not None:
         raise ConfigError(
-            f"--pvc: two volumes at {quoted(twice)}", hint="give each a folder of its own"
+            f"--pvc: two volumes have the path {quoted(twice)}",
+            hint="give each volume its own folder",
         )
     return claims
 
 
 def tolerations(request: Request, shape: Shape) -> dict[str, Value]:
-    """Return the part of a pod that lets it onto nodes that are kept for GPUs; empty if there is
-    nothing to say."""
+    """Return tolerations for nodes that are reserved for GPUs; empty without GPUs."""
     if not shape.gpus:
         return {}
     domain, _, kind = names.resource_name(request.more.gpus_resource).partition("/")
     key = f"{domain}/{'gpu' if kind.startswith('mig-') else kind}"
     tolerated: Value = [{"key": key, "operator": "Exists", "effect": "NoSchedule"}]
-    return {"tolerations": Noted(value=tolerated, why="GPU nodes mostly keep other pods away.")}
+    return {"tolerations": Commented(value=tolerated, why="GPU nodes usually have this taint.")}
 
 
 def no_sidecar() -> dict[str, Value]:
-    """Return the label that keeps a service mesh out of the pods."""
-    why = "A mesh's proxy would stand between the workers, and outlive them."
-    return {"sidecar.istio.io/inject": Noted(value="false", why=why)}
+    """Return the label that disables a service mesh's sidecar."""
+    why = (
+        "The proxy of a service mesh would intercept the workers' traffic and keep "
+        "the pod running after them."
+    )
+    return {"sidecar.istio.io/inject": Commented(value="false", why=why)}
 
 
-def kept() -> Value:
-    """Return how long what has ended is kept, in seconds."""
-    return Noted(value=_KEPT_S, why="The pods' logs can be read for a week.")
+def seconds_after_finished() -> Value:
+    """Return how long a finished job is kept, in seconds."""
+    return Commented(value=_KEEP_S, why="Keeps the pods' logs for a week.")
 
 
 def grace_period(request: Request) -> Value:
-    """Return the kubelet's patience between TERM and KILL, in seconds."""
-    seconds = math.ceil(request.train.grace) + _LEAVING_S
-    return Noted(value=seconds, why="--grace, in which workers save, and the launcher's own end.")
+    """Return the time between TERM and KILL, in seconds."""
+    seconds = math.ceil(request.train.grace) + _EXIT_MARGIN_S
+    return Commented(
+        value=seconds, why=("--grace, in which workers save, and time for the launcher to exit.")
+    )
 
 
 def replacements(request: Request, shape: Shape) -> int:
-    """Return a backoffLimit: how many pods may be lost.
+    """Return the backoffLimit: how many pods may fail.
 
-    A restart may have lost all pods, so there are as many for each. An elastic job survives losses
-    without a restart; one fewer than all pods, so that what ends them all at once is not repeated
-    beyond --max-restarts.
+    Each restart may have lost all pods. An elastic job also survives losses without a restart, up
+    to all pods but one: if something ends all pods at once, that is not repeated beyond
+    --max-restarts.
     """
-    most = request.train.max_restarts * shape.most + (shape.most - 1 if shape.elastic else 0)
-    return min(most, _INT32)
+    pods = request.train.max_restarts * shape.max_nodes + (
+        shape.max_nodes - 1 if shape.is_elastic else 0
+    )
+    return min(pods, _INT32)
 
 
 def container(request: Request, shape: Shape, name: str) -> dict[str, Value]:
-    """Make the container. Raises ConfigError."""
+    """Return the container. Raises ConfigError."""
     parts: dict[str, Value] = {
         "name": name,
-        "image": Noted(value=names.image_name(request.more.image), why=_ABOUT_IMAGE),
-        "command": Noted(
+        "image": Commented(value=names.image_name(request.more.image), why=_IMAGE_COMMENT),
+        "command": Commented(
             value=command(request, shape),
-            why="Words, not a shell's line: the launcher is process 1, so it is told when the pod "
-            "is to end.",
+            why="Arguments, not a shell command: the launcher is process 1, so it "
+            "gets the signal that ends the pod.",
         ),
         "env": environment(request),
         "resources": resources(request, shape),
-        "securityContext": security(request),
-        "volumeMounts": mounts(request),
+        "securityContext": security_context(request),
+        "volumeMounts": volume_mounts(request),
     }
     return {key: part for key, part in parts.items() if part}
 
 
 def pod_spec(request: Request, shape: Shape, inside: dict[str, Value]) -> dict[str, Value]:
-    """Make a pod around its container. Raises ConfigError."""
+    """Return the pod spec around a container. Raises ConfigError."""
     spec: dict[str, Value] = {
-        "enableServiceLinks": Noted(
+        "enableServiceLinks": Commented(
             value=False,
-            why="Else variables named after other Services appear, which could be taken for "
-            "options.",
+            why="Otherwise variables of other Services are set, which could be read as options.",
         ),
         "terminationGracePeriodSeconds": grace_period(request),
     }
@@ -243,45 +245,50 @@ def pod_spec(request: Request, shape: Shape, inside: dict[str, Value]) -> dict[s
 
 
 def metadata(request: Request, name: str) -> dict[str, Value]:
-    """Return an object's name, and where and in whose queue it is."""
-    found: dict[str, Value] = {"name": name}
+    """Return an object's name and namespace."""
+    metadata: dict[str, Value] = {"name": name}
     if request.more.namespace is not None:
-        found["namespace"] = names.namespace(request.more.namespace)
-    return found
+        metadata["namespace"] = names.namespace(request.more.namespace)
+    return metadata
 
 
-def queued(request: Request, about: dict[str, Value]) -> dict[str, Value]:
-    """Add Kueue's label to an object's metadata."""
+def with_queue_label(request: Request, about: dict[str, Value]) -> dict[str, Value]:
+    """Return an object's metadata with Kueue's label."""
     if request.more.queue is None:
         return about
     queue = names.object_name(request.more.queue, "--queue", longest=names.LONGEST_LABEL)
-    label = Noted(value=queue, why="Kueue holds the job back until all of its pods have room.")
+    label = Commented(value=queue, why="Kueue starts the job when all of its pods have room.")
     return {**about, "labels": {"kueue.x-k8s.io/queue-name": label}}
 
 
-def head(request: Request, name: str, kind: str, shape: Shape, *more: str, label: str) -> list[str]:
-    """Say at the top of a file what it is, and how it is used; ``label``: by which its pods have
-    the job's name."""
+def header(
+    request: Request, name: str, kind: str, shape: Shape, *more: str, label: str
+) -> list[str]:
+    """Return the comment at the top of a file: what it is and how to use it.
+
+    ``label``: the label by which pods have the job's name.
+    """
     options = "" if request.more.namespace is None else f" -n {request.more.namespace}"
-    size = f"{shape.least} to {shape.most}" if shape.elastic else str(shape.most)
+    size = f"{shape.min_nodes} to {shape.max_nodes}" if shape.is_elastic else str(shape.max_nodes)
     each = f"{shape.gpus} GPUs" if shape.gpus else f"{shape.workers} workers on CPUs"
     lines = [
         f"{name}: {kind} with a launcher in each of {size} pods, {each} each.",
         (
-            "Start it: kubectl apply -f FILE; end it, or make room for the next of its name: "
-            "kubectl "
-            "delete -f FILE."
+            "Start: kubectl apply -f FILE. Stop, or remove before the next job of "
+            "this name: kubectl delete -f FILE."
         ),
-        "What all pods write:",
+        "Output of all pods:",
         (
-            f"  kubectl{options} logs -f --prefix --tail=-1 --max-log-requests={shape.most} -l "
+            f"  kubectl{options} logs -f --prefix --tail=-1 --max-log-requests={shape.max_nodes} -l "
             f"{label}={name}"
         ),
     ]
     secret = request.more.token_secret
     if secret is not None:
         made = f"kubectl{options} create secret generic {secret} --from-file=token=/dev/stdin"
-        lines += ["The secret, once:", f"  openssl rand -hex 32 | tr -d '\\n' | {made}"]
+        lines += ["Create the secret once:", f"  openssl rand -hex 32 | tr -d '\\n' | {made}"]
     if not request.has("log_dir"):
-        lines.append("The job's directory ends with its pods: --log-dir on a --pvc keeps it.")
+        lines.append(
+            "The run directory is lost with the pods: to keep it, use --log-dir on a --pvc."
+        )
     return [*lines, *more]

@@ -1,4 +1,4 @@
-"""What is to be rendered, and its sizes and names as Slurm and Kubernetes take them. Pure."""
+"""The request to render a file, and checks of sizes and names for Slurm and Kubernetes. Pure."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _LONGEST_NAME = 253
 
 
 class RenderOptions(Record):
-    """What ``render`` asks beside the options of ``train``; None is not given."""
+    """Options of ``render`` beside those of ``train``. None: not given."""
 
     name: str | None = None
     out: str | None = None
@@ -46,7 +46,7 @@ class RenderOptions(Record):
     memory: str | None = None
     # Slurm
     exclusive: bool | None = None
-    """Ask for whole nodes; None: unless ``cpus`` says how many CPUs."""
+    """Whether to request whole nodes. None: yes, unless ``cpus`` is given."""
     partition: str | None = None
     account: str | None = None
     # Kubernetes
@@ -68,16 +68,14 @@ class Request(Record):
     train: TrainOptions
     more: RenderOptions = RenderOptions()
     words: tuple[tuple[str, Words], ...]
-    """The options of ``train`` as they are typed, in order: the field, and the words that set
-    it."""
+    """The given options of ``train``, in order: the field, and the arguments that set it."""
 
     def has(self, field: str) -> bool:
         """Return whether an option of ``train`` was given, on the command line or by a variable."""
         return any(name == field for name, _ in self.words)
 
     def command(self, *added: str) -> Words:
-        """Return the whole command line; ``added``: options that the target needs beside the
-        user's."""
+        """Return the command line, with ``added`` options that the target needs."""
         script = self.train.script or ""
         options = [word for _, words in self.words for word in words]
         end = ("--",) if script.startswith("-") else ()
@@ -85,29 +83,31 @@ class Request(Record):
 
 
 def job_name(request: Request, *, longest: int) -> str:
-    """Return --name, else a name made of the script's. Raises ConfigError for one that is not taken
-    there."""
+    """Return --name, or a name from that of the script. Raises ConfigError for an invalid name.
+
+    ``longest``: maximum length for Kubernetes.
+    """
     given = request.more.name
     slurm = request.target == "slurm"
     if given is None:
-        return _made(request, longest)
+        return _name_from_script(request, longest)
     if slurm:
-        return slurm_word(given, "--name")
+        return slurm_name(given, "--name")
     if not _LABEL.fullmatch(given):
         raise ConfigError(
-            f"--name {quoted(given)} is no name for Kubernetes",
+            f"--name {quoted(given)} is not a valid name for Kubernetes",
             hint="lower-case letters, digits and -, beginning with a letter and not ending in -",
         )
     if len(given) > longest:
         raise ConfigError(
-            f"--name {quoted(given)} is too long: the pods' names add to it, and have "
-            f"{LONGEST_LABEL} characters",
+            f"--name {quoted(given)} is too long: the pods' names are longer, and "
+            f"limited to {LONGEST_LABEL} characters",
             hint=f"at most {longest} characters",
         )
     return given
 
 
-def _made(request: Request, longest: int) -> str:
+def _name_from_script(request: Request, longest: int) -> str:
     script = request.train.script or ""
     stem = script if request.train.module else os.path.basename(script).removesuffix(".py")
     name = re.sub(r"[^a-z0-9]+", "-", stem.lower()).strip("-")
@@ -115,19 +115,18 @@ def _made(request: Request, longest: int) -> str:
     return name[:longest].rstrip("-")
 
 
-def slurm_word(text: str, option: str) -> str:
-    """Check a word that stands in an #SBATCH line, where quotes and # mean something. Raises
-    ConfigError."""
+def slurm_name(text: str, option: str) -> str:
+    """Check a name for an #SBATCH line, where quotes and # have a meaning. Raises ConfigError."""
     if not _SLURM.fullmatch(text):
         raise ConfigError(f"{option} takes letters, digits and _ . , + @ -, not {quoted(text)}")
     return text
 
 
 def object_name(text: str, option: str, *, longest: int = _LONGEST_NAME) -> str:
-    """Check the name of an object that is there already. Raises ConfigError."""
+    """Check the name of an existing object. Raises ConfigError."""
     if len(text) > longest or not _SUBDOMAIN.fullmatch(text):
         raise ConfigError(
-            f"{option} {quoted(text)} is no name for Kubernetes",
+            f"{option} {quoted(text)} is not a valid name for Kubernetes",
             hint=f"at most {longest} lower-case letters, digits, - and ., beginning and ending "
             "with a letter or digit",
         )
@@ -137,22 +136,24 @@ def object_name(text: str, option: str, *, longest: int = _LONGEST_NAME) -> str:
 def namespace(text: str) -> str:
     """Check the name of a namespace. Raises ConfigError."""
     if "." in text:
-        raise ConfigError(f"--namespace {quoted(text)} is no name for Kubernetes: it has a dot")
+        raise ConfigError(
+            f"--namespace {quoted(text)} is not a valid name for Kubernetes: it has a dot"
+        )
     return object_name(text, "--namespace", longest=LONGEST_LABEL)
 
 
 def resource_name(text: str) -> str:
-    """Check the name of a kind of GPU. Raises ConfigError."""
+    """Check the resource name of a GPU. Raises ConfigError."""
     if not _RESOURCE.fullmatch(text):
         raise ConfigError(f"--gpus-resource takes a name like nvidia.com/gpu, not {quoted(text)}")
     return text
 
 
 def image_name(text: str | None) -> str:
-    """Check that there is an image. Raises ConfigError."""
+    """Check the name of the image. Raises ConfigError, also if it is missing."""
     if text is None:
         raise ConfigError(
-            "--image is missing: what the pods run",
+            "--image is missing: the container image of the pods",
             hint="--image NAME; it needs Python, distlaunch and the script",
         )
     if not _IMAGE.fullmatch(text):
@@ -164,7 +165,7 @@ def image_name(text: str | None) -> str:
 
 
 def volume_claim(text: str) -> tuple[str, str]:
-    """Read NAME:PATH. Raises ConfigError."""
+    """Parse NAME:PATH. Raises ConfigError."""
     claim, _, path = text.partition(":")
     if (
         not path.startswith("/")
@@ -180,7 +181,7 @@ def volume_claim(text: str) -> tuple[str, str]:
 
 
 def size_bytes(text: str, option: str) -> int:
-    """Read an amount of memory. Raises ConfigError."""
+    """Parse an amount of memory. Raises ConfigError."""
     found = _SIZE.fullmatch(text)
     if found is None:
         raise ConfigError(f"{option} takes a size like 64Gi or 500M, not {quoted(text)}")
@@ -188,10 +189,9 @@ def size_bytes(text: str, option: str) -> int:
 
 
 def duration_s(text: str) -> int:
-    """Read --time: ``90m``, ``12h``, ``2d``, or as Slurm writes it, ``[DAYS-]HH:MM:SS``. Raises
-    ConfigError.
+    """Parse --time: ``90m``, ``12h``, ``2d``, or Slurm's ``[DAYS-]HH:MM:SS``. Raises ConfigError.
 
-    A bare number is seconds to ``train`` and minutes to Slurm, so it is none.
+    A number without a unit is refused: it is seconds for ``train`` and minutes for Slurm.
     """
     value_s = 0
     if found := _DURATION.fullmatch(text):

@@ -1,8 +1,8 @@
-"""How many nodes a job has and what each gets; pure."""
+"""How many nodes a job requests, and what each node has. Pure."""
 
 from __future__ import annotations
 
-from distlaunch.backends.backend_options import chosen_options, given_words
+from distlaunch.backends.backend_options import chosen_options, given_options
 from distlaunch.backends.base import Backend
 from distlaunch.backends.registry import backend_names, find_backend
 from distlaunch.core.errors import ConfigError
@@ -16,31 +16,31 @@ from distlaunch.planning.train_options import (
 )
 from distlaunch.render.request import Request
 
-_USUAL_GPUS = 16
-"""No common machine has more GPUs; a total above it probably stands for several nodes."""
+_MAX_USUAL_GPUS = 16
+"""The most GPUs of a common machine. A larger total is probably meant for several nodes."""
 
 
 class Shape(Record):
-    """The nodes of a job: how many at least and at most, and what each gets."""
+    """The number of nodes, and what each has."""
 
-    least: int
-    most: int
+    min_nodes: int
+    max_nodes: int
     workers: int
-    """On each node."""
+    """Per node."""
     gpus: int
-    """On each node."""
+    """Per node."""
 
     @property
-    def elastic(self) -> bool:
-        """Return whether nodes may come and go."""
-        return self.least < self.most
+    def is_elastic(self) -> bool:
+        """Whether the number of nodes may change."""
+        return self.min_nodes < self.max_nodes
 
 
-def shape_of(request: Request) -> Shape:
-    """Settle the job's shape. Raises ConfigError for what is missing, contradicts itself or cannot
-    be had there."""
+def job_shape(request: Request) -> Shape:
+    """Return the shape of a job. Raises ConfigError for missing, contradicting or unsupported
+    sizes."""
     options = request.train
-    _refuse(request)
+    _check_options(request)
     _check_backend(options)
     check_kind(options)
     total = None if options.num_gpus == "auto" else options.num_gpus
@@ -48,33 +48,34 @@ def shape_of(request: Request) -> Shape:
     each = options.gpus_per_node if options.gpus_per_node is not None else options.procs_per_node
     if total is None and each is None:
         raise ConfigError(
-            "how many GPUs each node has is not said, and it cannot be seen from here",
+            "the number of GPUs of each node is not given, and it cannot be detected here",
             hint="--gpus-per-node N, or --procs-per-node N for workers on CPUs",
         )
     if shares_gpus(options):
         raise ConfigError(
-            "--device cuda lets workers share GPUs, and how many to ask for is not said",
-            hint="--gpus-per-node N asks for N and starts a worker on each",
+            "--device cuda lets workers share GPUs, so the number of GPUs to request is not known",
+            hint="--gpus-per-node N requests N GPUs and starts one worker on each",
         )
-    least, most = _nodes(options, total, each)
-    workers = each if each is not None else (total or 0) // most
+    min_nodes, max_nodes = _nodes(options, total, each)
+    workers = each if each is not None else (total or 0) // max_nodes
     return Shape(
-        least=least, most=most, workers=workers, gpus=0 if counts_processes(options) else workers
+        min_nodes=min_nodes,
+        max_nodes=max_nodes,
+        workers=workers,
+        gpus=0 if counts_processes(options) else workers,
     )
 
 
 def _nodes(options: TrainOptions, total: int | None, each: int | None) -> tuple[int, int]:
     wanted = options.num_nodes
-    least, most = wanted if isinstance(wanted, tuple) else (wanted or 1, wanted or 1)
+    min_nodes, max_nodes = wanted if isinstance(wanted, tuple) else (wanted or 1, wanted or 1)
     if total is None:
-        return least, most
-    if each is None and wanted is None and options.num_gpus is not None and total > _USUAL_GPUS:
+        return min_nodes, max_nodes
+    if each is None and wanted is None and options.num_gpus is not None and total > _MAX_USUAL_GPUS:
         raise ConfigError(
-            f"--num-gpus {total} is for the whole job, and without --num-nodes that is one node: "
-            "is one node with"
-            f" {total} GPUs meant?",
-            hint="if so, add --num-nodes 1; if not, say what each node has: --num-nodes K "
-            "--gpus-per-node N",
+            f"--num-gpus {total} is the total of the job, and without --num-nodes the "
+            f"job has one node with {total} GPUs",
+            hint="if that is right, add --num-nodes 1; if not, use --num-nodes K --gpus-per-node N",
         )
     kind = "procs" if counts_processes(options) else "gpus"
     name, each_name = f"--num-{kind}", f"--{kind}-per-node"
@@ -82,31 +83,31 @@ def _nodes(options: TrainOptions, total: int | None, each: int | None) -> tuple[
         nodes, rest = divmod(total, each)
         if rest:
             raise ConfigError(
-                f"{name} {total} and {each_name} {each}: {total} is no multiple of {each}",
-                hint="give one of the two",
+                f"{name} {total} and {each_name} {each}: {total} is not a multiple of {each}",
+                hint="drop one of the two",
             )
-        if wanted is not None and (least, most) != (nodes, nodes):
+        if wanted is not None and (min_nodes, max_nodes) != (nodes, nodes):
             raise ConfigError(
-                f"{name} {total} and {each_name} {each} make {counted(nodes, 'node')}, but "
-                "--num-nodes says otherwise",
-                hint="give two of the three",
+                f"{name} {total} and {each_name} {each} make "
+                f"{counted(nodes, 'node')}, but --num-nodes is different",
+                hint="drop one of the three",
             )
         return nodes, nodes
-    if least != most:
+    if min_nodes != max_nodes:
         raise ConfigError(
-            f"{name} {total} is a total, but there may be {least} to {most} nodes",
-            hint=f"say how many each node has: {each_name} N",
+            f"{name} {total} is a total, but there may be {min_nodes} to {max_nodes} nodes",
+            hint=f"give the number per node: {each_name} N",
         )
-    if total % most:
+    if total % max_nodes:
         raise ConfigError(
-            f"{name} {total} cannot be divided evenly among {counted(most, 'node')}",
-            hint=f"give a multiple of {most}",
+            f"{name} {total} cannot be divided evenly among {counted(max_nodes, 'node')}",
+            hint=f"give a multiple of {max_nodes}",
         )
-    return least, most
+    return min_nodes, max_nodes
 
 
-def _refuse(request: Request) -> None:
-    """Raise for a value that would mean nothing, or something else, where the job is to run."""
+def _check_options(request: Request) -> None:
+    """Raise ConfigError for options that have no meaning or another one for the target."""
     options, pods = request.train, request.target != "slurm"
     system = "kubernetes" if pods else "slurm"
     if options.source not in {"auto", system}:
@@ -118,27 +119,30 @@ def _refuse(request: Request) -> None:
     passed_on = next((each for each in options.env if "=" not in each), None)
     if pods and passed_on is not None:
         raise ConfigError(
-            f"--env {passed_on} passes a variable on, but a pod has no variables but those of its "
-            "manifest",
+            f"--env {passed_on} passes a variable on, but a pod has only the "
+            "variables of its manifest",
             hint=f"--env {passed_on}=VALUE; or add it to env in the manifest, whose variables "
             "reach the workers",
         )
 
 
 def _check_backend(options: TrainOptions) -> None:
-    """Raise for what the launchers would refuse of a backend of ours; another package's may be
-    there alone."""
+    """Raise ConfigError for backend options that the launchers would refuse.
+
+    A backend of another package is not checked, because it may be installed on the cluster only.
+    """
     if options.backend not in backend_names():
         return
     kind = find_backend(options.backend)
     if kind.location is not Backend.location:
         raise ConfigError(
-            f"--backend {kind.name} cannot be rendered: its own cluster says which nodes there are",
-            hint=f"distlaunch train --backend {kind.name} in a shell, or as a job, of that cluster",
+            f"--backend {kind.name} cannot be rendered: its own cluster chooses the nodes",
+            hint=(
+                f"run distlaunch train --backend {kind.name} in a shell or a job of that cluster"
+            ),
         )
     known = kind.options()
-    chosen = chosen_options(given_words(options, known, kind.name), known, kind.name)
-    if not any(
-        option.kind == "file" and option.name in chosen for option in known
-    ):  # which may be there alone
+    chosen = chosen_options(given_options(options, known, kind.name), known, kind.name)
+    # A file that an option names may exist on the cluster only.
+    if not any(option.kind == "file" and option.name in chosen for option in known):
         kind(chosen, {}).sized(options)

@@ -1,8 +1,8 @@
-"""A batch script for Slurm; pure.
+"""Render a batch script for Slurm. Pure.
 
-Source: the manuals of sbatch and srun, and what a real Slurm 22.05 does (--signal without B:
-reaches steps only; the signal may come a minute early; a log is truncated when a job is requeued,
-unless it is appended to).
+Source: the manuals of sbatch and srun, and tests with Slurm 22.05: --signal without B: reaches
+steps only; the signal may come a minute early; the log of a requeued job is truncated unless it is
+opened for appending.
 """
 
 from __future__ import annotations
@@ -19,51 +19,56 @@ from distlaunch.render.yaml import comment
 
 _LEAST_WARNING_S = 60
 _MOST_WARNING_S = 65535
-"""More than that sbatch refuses."""
-_LEAVING_S = 30
+"""sbatch refuses more."""
+_EXIT_MARGIN_S = 30
 _DAY_S = 86400
 _Line = tuple[str, str | None]
-"""An option of sbatch, and why it is there if that does not go without saying."""
+"""An option of sbatch, and a comment if it needs one."""
 
 
 def render(request: Request, shape: Shape) -> str:
-    """Write the script. Raises ConfigError."""
+    """Return the script. Raises ConfigError."""
     lines = ["#!/bin/bash"]
     lines += comment(_head(shape))
-    for option, why in (*_size(request, shape), *_limits(request), *_endings(request, shape)):
+    for option, why in (
+        *_size(request, shape),
+        *_limits(request),
+        *_signals_and_requeue(request, shape),
+    ):
         if why is not None:
             lines += ["", *comment([why])]
         lines.append(f"#SBATCH {option}")
     lines += [
         "",
-        *comment(["In this shell's place (exec), so that the signals above reach the launcher."]),
+        *comment(["exec replaces this shell, so that the signals above reach the launcher."]),
     ]
     lines.append(_command(request))
     return "".join(f"{line}\n" for line in lines)
 
 
 def _head(shape: Shape) -> list[str]:
-    size = f"{shape.least} to {shape.most}" if shape.elastic else str(shape.most)
+    size = f"{shape.min_nodes} to {shape.max_nodes}" if shape.is_elastic else str(shape.max_nodes)
     each = f"{shape.gpus} GPUs" if shape.gpus else f"{shape.workers} workers on CPUs"
     return [
         f"A job on {size} node{'' if size == '1' else 's'}, {each} each.",
-        "Submit it: sbatch FILE. Options of sbatch before FILE override those below.",
+        "Submit: sbatch FILE. Options before FILE override those below.",
         (
-            "It runs in the folder and with the PATH of the shell that submits it: have "
-            "distlaunch's "
-            "environment active."
+            "It runs in the folder and with the PATH of the shell that submits it, "
+            "so activate distlaunch's environment first."
         ),
     ]
 
 
 def _size(request: Request, shape: Shape) -> list[_Line]:
     more, spares = request.more, request.train.spares
-    least, most = shape.least + spares, shape.most + spares
+    min_nodes, max_nodes = shape.min_nodes + spares, shape.max_nodes + spares
     found: list[_Line] = [
         (f"--job-name={names.job_name(request, longest=60)}", None),
         (
-            f"--nodes={least}" if least == most else f"--nodes={least}-{most}",
-            _about_nodes(shape, spares),
+            f"--nodes={min_nodes}"
+            if min_nodes == max_nodes
+            else f"--nodes={min_nodes}-{max_nodes}",
+            _nodes_comment(shape, spares),
         ),
     ]
     if shape.gpus:
@@ -72,7 +77,10 @@ def _size(request: Request, shape: Shape) -> list[_Line]:
         found.append(
             (
                 "--exclusive",
-                "All CPUs of each node. Without this line, or --cpus-per-task, Slurm grants one.",
+                (
+                    "All CPUs of each node. Without this line or --cpus-per-task, Slurm "
+                    "grants one CPU."
+                ),
             )
         )
     if more.cpus is not None:
@@ -88,46 +96,46 @@ def _size(request: Request, shape: Shape) -> list[_Line]:
     return found
 
 
-def _about_nodes(shape: Shape, spares: int) -> str | None:
-    said = [f"{spares} of these stand by (--spares)."] if spares else []
-    if shape.elastic:
-        # Tried on 22.05: --nodes=2-4 --ntasks-per-node=1 means two tasks, so two nodes, though four
-        # are free.
-        said.append(
-            "As many as there are; given a number of tasks as well, Slurm would grant the least."
+def _nodes_comment(shape: Shape, spares: int) -> str | None:
+    parts = [f"{spares} of these are spare nodes (--spares)."] if spares else []
+    if shape.is_elastic:
+        # Slurm 22.05 grants two nodes for --nodes=2-4 --ntasks-per-node=1 even if four are free.
+        parts.append(
+            "As many nodes as are free. With a number of tasks, Slurm would grant the minimum."
         )
-    return " ".join(said) or None
+    return " ".join(parts) or None
 
 
 def _limits(request: Request) -> list[_Line]:
     more = request.more
     found: list[_Line] = []
     if more.partition is not None:
-        found.append((f"--partition={names.slurm_word(more.partition, '--partition')}", None))
+        found.append((f"--partition={names.slurm_name(more.partition, '--partition')}", None))
     if more.account is not None:
-        found.append((f"--account={names.slurm_word(more.account, '--account')}", None))
+        found.append((f"--account={names.slurm_name(more.account, '--account')}", None))
     if more.time is not None:
         found.append((f"--time={_clock(duration_s(more.time))}", None))
     return found
 
 
-def _endings(request: Request, shape: Shape) -> list[_Line]:
+def _signals_and_requeue(request: Request, shape: Shape) -> list[_Line]:
     options = request.train
-    warning_s = min(max(_LEAST_WARNING_S, math.ceil(options.grace) + _LEAVING_S), _MOST_WARNING_S)
+    warning_s = min(
+        max(_LEAST_WARNING_S, math.ceil(options.grace) + _EXIT_MARGIN_S), _MOST_WARNING_S
+    )
     if request.more.time is not None:
         warning_s = min(warning_s, max(1, duration_s(request.more.time) // 2))
     found: list[_Line] = [
         ("--output=%x-%j.out", None),
         (
             "--open-mode=append",
-            "If the job is requeued, its output goes on where it was; else it would begin anew.",
+            "Keeps the output of earlier runs if the job is requeued.",
         ),
         (
             f"--signal=B:USR1@{warning_s}",
             (
-                f"{warning_s} s before the time limit workers that handle USR1 get it, to save (B: "
-                "by "
-                "way of this script)."
+                f"{warning_s} s before the time limit, workers that handle USR1 get "
+                "it, so that they can save (B: sends it to this script)."
             ),
         ),
     ]
@@ -135,14 +143,14 @@ def _endings(request: Request, shape: Shape) -> list[_Line]:
         found.append(
             (
                 "--requeue",
-                "The job may have another turn: after its time limit, a preemption, a lost node.",
+                "The job may run again after its time limit, a preemption or a lost node.",
             )
         )
-    if shape.elastic or options.spares:
+    if shape.is_elastic or options.spares:
         found.append(
             (
                 "--no-kill",
-                "Do not end the job when a node fails: distlaunch goes on with the others.",
+                "Keeps the job when a node fails: distlaunch goes on with the others.",
             )
         )
     return found
@@ -155,25 +163,24 @@ def _clock(seconds: int) -> str:
 
 
 def _requeues(request: Request) -> bool:
-    """Return whether the job is to go on in another turn: unless ``--no-requeue`` says
-    otherwise."""
+    """Return whether the job may be requeued: yes, unless ``--no-requeue`` is given."""
     return request.train.requeue or "requeue" not in request.train.given
 
 
 def _command(request: Request) -> str:
     added = ("--requeue",) if _requeues(request) and not request.has("requeue") else ()
-    program, verb, *words = _fit(request.command(*added))
-    options = len([word for _, given in request.words for word in given]) + len(added)
+    program, verb, *words = _check_arguments(request.command(*added))
+    options = len([argument for _, given in request.words for argument in given]) + len(added)
     lines = [f"exec {program} {verb}", *map(shlex.quote, words[:options])]
     lines.append(shlex.join(words[options:]))
     return " \\\n    ".join(lines)
 
 
-def _fit(words: Words) -> Words:
-    for word in words:
-        if "\r\n" in word:
+def _check_arguments(words: Words) -> Words:
+    for argument in words:
+        if "\r\n" in argument:
             raise ConfigError(
-                f"{quoted(word)} has a line break of DOS, for which sbatch refuses a script",
-                hint="leave the \\r out",
+                f"{quoted(argument)} has a DOS line break, and sbatch refuses scripts with those",
+                hint="remove the \\r",
             )
     return words

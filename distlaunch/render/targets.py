@@ -1,4 +1,4 @@
-"""The kinds of files there are; pure."""
+"""The kinds of files to render. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from distlaunch.render import kubernetes, pytorchjob, slurm, trainjob
 from distlaunch.render.request import Request, Target
-from distlaunch.render.shape import Shape, shape_of
+from distlaunch.render.shape import Shape, job_shape
 
 _RENDER: dict[Target, Callable[[Request, Shape], str]] = {
     "slurm": slurm.render,
@@ -17,6 +17,5 @@ _RENDER: dict[Target, Callable[[Request, Shape], str]] = {
 
 
 def render(request: Request) -> str:
-    """Write the file that was asked for; the same request gives the same bytes. Raises
-    ConfigError."""
-    return _RENDER[request.target](request, shape_of(request))
+    """Return the requested file as text, which is equal for equal requests. Raises ConfigError."""
+    return _RENDER[request.target](request, job_shape(request))

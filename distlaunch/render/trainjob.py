@@ -1,8 +1,8 @@
-"""A TrainJob of Kubeflow Trainer v2; pure.
+"""Render a TrainJob of Kubeflow Trainer v2. Pure.
 
-Source: Trainer's API reference, release 2.3 (runtimePatches; before, they were
-podTemplateOverrides), and JobSet's webhook (restartPolicy is OnFailure unless said, and pods' names
-have an end).
+Source: Trainer's API reference, release 2.3 (older releases call runtimePatches
+podTemplateOverrides), and JobSet's webhook (the default restartPolicy is OnFailure, and names of
+pods are limited).
 """
 
 from __future__ import annotations
@@ -12,62 +12,61 @@ from distlaunch.render import pod
 from distlaunch.render import request as names
 from distlaunch.render.request import Request, duration_s
 from distlaunch.render.shape import Shape
-from distlaunch.render.yaml import Noted, Value, written
+from distlaunch.render.yaml import Commented, Value, write_documents
 
 _JOB = _CONTAINER = "node"
-"""What Trainer's runtimes call the pods' job and their container."""
+"""The names of the pods' job and of their container in Trainer's runtimes."""
 
 _SUFFIX = "-abcde"
-"""What Kubernetes adds to a pod's name; JobSet refuses names that are too long with it."""
+"""Stands for Kubernetes' suffix of pod names. JobSet refuses names that are too long with it."""
 
 
 def render(request: Request, shape: Shape) -> str:
-    """Write the TrainJob. Raises ConfigError."""
-    if shape.elastic:
+    """Return the TrainJob as YAML. Raises ConfigError."""
+    if shape.is_elastic:
         raise ConfigError(
-            f"{request.train.named('num_nodes')} {shape.least}:{shape.most}: a TrainJob has a "
+            f"{request.train.named('num_nodes')} {shape.min_nodes}:{shape.max_nodes}: a TrainJob has a "
             "fixed number of nodes",
-            hint="--num-nodes N; or render kubernetes, or pytorchjob, which may be elastic",
+            hint="use --num-nodes N, or render kubernetes or pytorchjob, which may be elastic",
         )
     name = names.job_name(
-        request, longest=names.LONGEST_LABEL - len(f"-{_JOB}-0-{shape.most - 1}{_SUFFIX}")
+        request, longest=names.LONGEST_LABEL - len(f"-{_JOB}-0-{shape.max_nodes - 1}{_SUFFIX}")
     )
     job: dict[str, Value] = {
         "apiVersion": "trainer.kubeflow.org/v1alpha1",
         "kind": "TrainJob",
-        "metadata": pod.queued(request, pod.metadata(request, name)),
+        "metadata": pod.with_queue_label(request, pod.metadata(request, name)),
         "spec": _spec(request, shape),
     }
-    head = pod.head(
+    header = pod.header(
         request,
         name,
         "a TrainJob (Kubeflow Trainer 2.3 or later)",
         shape,
-        "What follows a failure is the runtime's to say (restartPolicy, backoffLimit and "
-        "podFailurePolicy, which no"
-        " TrainJob may patch). One that says nothing, as Trainer's own, has containers start again "
-        "up to 6 times, also"
-        " after a mistake in the options. render kubernetes says it itself.",
+        "The runtime decides what happens after a failure (restartPolicy, "
+        "backoffLimit and podFailurePolicy, which a TrainJob cannot change). If it "
+        "sets none of them, as Trainer's own, containers are restarted up to 6 "
+        "times, even after a mistake in the options. render kubernetes sets them.",
         label="jobset.sigs.k8s.io/jobset-name",
     )
-    return written(head, [job])
+    return write_documents(header, [job])
 
 
 def _spec(request: Request, shape: Shape) -> dict[str, Value]:
     spec: dict[str, Value] = {
-        "runtimeRef": Noted(
+        "runtimeRef": Commented(
             value={
                 "apiGroup": "trainer.kubeflow.org",
                 "kind": "ClusterTrainingRuntime",
                 "name": names.object_name(request.more.runtime, "--runtime"),
             },
-            why="A runtime for torch: it tells the pods their number and the first one's name, as "
-            "PET_*.",
+            why="A runtime for torch: it sets the number of pods and the name of the "
+            "first one in PET_*.",
         )
     }
     if request.more.time is not None:
-        why = "Then all pods are told to end, as when they are deleted."
-        spec["activeDeadlineSeconds"] = Noted(value=duration_s(request.more.time), why=why)
+        why = "After this time all pods are terminated, as when they are deleted."
+        spec["activeDeadlineSeconds"] = Commented(value=duration_s(request.more.time), why=why)
     spec["trainer"] = _trainer(request, shape)
     spec["runtimePatches"] = [
         {
@@ -81,7 +80,7 @@ def _spec(request: Request, shape: Shape) -> dict[str, Value]:
 def _trainer(request: Request, shape: Shape) -> dict[str, Value]:
     inside = pod.container(request, shape, _CONTAINER)
     trainer: dict[str, Value] = {
-        "numNodes": shape.most,
+        "numNodes": shape.max_nodes,
         "numProcPerNode": shape.workers,
         "image": inside["image"],
         "command": inside["command"],
@@ -94,11 +93,11 @@ def _trainer(request: Request, shape: Shape) -> dict[str, Value]:
 
 
 def _patch(request: Request, shape: Shape) -> dict[str, Value]:
-    """Change what a runtime says of the pods, where a TrainJob may."""
+    """Return what changes in the runtime's pods, as far as a TrainJob may change it."""
     inside: dict[str, Value] = {"name": _CONTAINER}
-    if rights := pod.security(request):
+    if rights := pod.security_context(request):
         inside["securityContext"] = rights
-    inside["volumeMounts"] = pod.mounts(request)
+    inside["volumeMounts"] = pod.volume_mounts(request)
     spec: dict[str, Value] = {"terminationGracePeriodSeconds": pod.grace_period(request)}
     spec |= pod.tolerations(request, shape)
     spec |= {"containers": [inside], "volumes": pod.volumes(request)}

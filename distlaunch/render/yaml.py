@@ -1,10 +1,10 @@
-r"""Write YAML with comments, so that every reader takes a text for that text; pure.
+r"""Write YAML with comments, such that every reader reads text as text. Pure.
 
-Only what any YAML reader, of 1.1 or 1.2, takes for a text stands bare; the rest is in double
-quotes: ``no``, ``1e3`` and ``012`` are texts. What cannot be printed is escaped as YAML does it
-(JSON's pairs for ``\U0001f600`` are not YAML). PyYAML's ``safe_dump`` is not used, since it writes
-no comments, and writes the texts ``y``, ``1e3`` and ``0o17`` bare, which other readers take for a
-switch and for numbers.
+Text stays unquoted only if every reader of YAML 1.1 or 1.2 reads it as text. Other text, such as
+``no``, ``1e3`` and ``012``, is in double quotes. Unprintable characters are escaped as in YAML
+(JSON's surrogate pairs for ``\U0001f600`` are not YAML). PyYAML's ``safe_dump`` cannot write
+comments, and leaves ``y``, ``1e3`` and ``0o17`` unquoted, which other readers take for a boolean or
+a number.
 """
 
 from __future__ import annotations
@@ -16,31 +16,30 @@ from typing import Union
 
 from distlaunch.core.model.record import Record
 
-_BARE = re.compile(r"[A-Za-z/][A-Za-z0-9_./-]*")
-_TAKEN = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null"})
+_UNQUOTED = re.compile(r"[A-Za-z/][A-Za-z0-9_./-]*")
+_AMBIGUOUS = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null"})
 _ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 _WIDTH = 110
 
-Value = Union[str, int, "Noted", Mapping[str, "Value"], Sequence["Value"]]
-"""What a manifest is made of; in the order in which it is written. ``bool`` is an ``int``."""
+Value = Union[str, int, "Commented", Mapping[str, "Value"], Sequence["Value"]]
+"""Content of a manifest, in the order in which it is written. ``bool`` is an ``int``."""
 
 
-class Noted(Record):
-    """A value, and what the comment above it says."""
+class Commented(Record):
+    """A value with a comment above it."""
 
     value: Value
     why: str
 
 
-def written(head: Iterable[str], documents: Sequence[Mapping[str, Value]]) -> str:
-    """Write documents as one file, with comments before the first."""
+def write_documents(head: Iterable[str], documents: Sequence[Mapping[str, Value]]) -> str:
+    """Return documents as one file, with comments before the first."""
     bodies = ["".join(f"{line}\n" for line in _mapping(document, "")) for document in documents]
     return "".join(f"{line}\n" for line in comment(head)) + "---\n".join(bodies)
 
 
 def comment(texts: Iterable[str], pad: str = "") -> Iterator[str]:
-    """Write texts as comments, long ones in several lines; one that is indented is a command, and
-    stays whole."""
+    """Yield texts as comment lines. Wraps long ones, except indented ones, which are commands."""
     for text in texts:
         if text.startswith(" "):
             yield f"{pad}# {text}"
@@ -52,7 +51,7 @@ def comment(texts: Iterable[str], pad: str = "") -> Iterator[str]:
 
 def plain(value: Value) -> Value:
     """Return a value without its comments."""
-    value = _bare(value)
+    value = _uncommented(value)
     if isinstance(value, Mapping):
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):
@@ -60,18 +59,18 @@ def plain(value: Value) -> Value:
     return value
 
 
-def _bare(value: Value) -> Value:
-    return value.value if isinstance(value, Noted) else value
+def _uncommented(value: Value) -> Value:
+    return value.value if isinstance(value, Commented) else value
 
 
 def _mapping(mapping: Mapping[str, Value], pad: str) -> Iterator[str]:
     for key, item in mapping.items():
-        if isinstance(item, Noted):
+        if isinstance(item, Commented):
             yield from comment([item.why], pad)
-        value = _bare(item)
-        short = _short(value)
-        yield f"{pad}{_text(key)}:" + ("" if short is None else f" {short}")
-        if short is None:
+        value = _uncommented(item)
+        inline = _inline(value)
+        yield f"{pad}{_text(key)}:" + ("" if inline is None else f" {inline}")
+        if inline is None:
             yield from _nested(value, pad + "  ")
 
 
@@ -79,30 +78,30 @@ def _nested(value: Value, pad: str) -> Iterator[str]:
     if isinstance(value, Mapping):
         yield from _mapping(value, pad)
     elif isinstance(value, Sequence) and not isinstance(value, str):
-        for each in value:
-            yield from _item(each, pad)
+        for item in value:
+            yield from _item(item, pad)
 
 
-def _item(each: Value, pad: str) -> Iterator[str]:
-    """Write an item of a list: what it nests begins on the line of its dash."""
-    if isinstance(each, Noted):
-        yield from comment([each.why], pad)
-    value = _bare(each)
-    short = _short(value)
-    if short is not None:
-        yield f"{pad}- {short}"
+def _item(item: Value, pad: str) -> Iterator[str]:
+    """Yield the lines of a list item. The first nested line follows the dash."""
+    if isinstance(item, Commented):
+        yield from comment([item.why], pad)
+    value = _uncommented(item)
+    inline = _inline(value)
+    if inline is not None:
+        yield f"{pad}- {inline}"
         return
-    begun = False
+    has_begun = False
     for line in _nested(value, pad + "  "):
-        if begun or line.lstrip().startswith("# "):
+        if has_begun or line.lstrip().startswith("# "):
             yield line
         else:
-            begun = True
+            has_begun = True
             yield f"{pad}- {line[len(pad) + 2 :]}"
 
 
-def _short(value: Value) -> str | None:
-    """Write what fits on the line of its key; None for what does not."""
+def _inline(value: Value) -> str | None:
+    """Return a value that fits on the line of its key; None if it does not."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int):
@@ -112,14 +111,14 @@ def _short(value: Value) -> str | None:
     if isinstance(value, Mapping):
         return None if value else "{}"
     if isinstance(value, Sequence):
-        if all(isinstance(each, int) for each in value):
-            return f"[{', '.join(str(each) for each in value)}]"
+        if all(isinstance(item, int) for item in value):
+            return f"[{', '.join(str(item) for item in value)}]"
         return None
     return None
 
 
 def _text(text: str) -> str:
-    if _BARE.fullmatch(text) and text.lower() not in _TAKEN:
+    if _UNQUOTED.fullmatch(text) and text.lower() not in _AMBIGUOUS:
         return text
     return '"' + "".join(map(_char, text)) + '"'
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from distlaunch.toolkit.progress import heartbeat
 
-TYPE_CHECKING = False  # typing's is dear to import
+TYPE_CHECKING = False  # importing typing takes long
 if TYPE_CHECKING:
     from distlaunch.toolkit.batches import StatefulBatchSampler
     from distlaunch.toolkit.checkpoint.checkpoint import Checkpoint, Stopped

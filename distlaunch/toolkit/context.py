@@ -320,11 +320,10 @@ def _local_rank_variables(environ: Mapping[str, str]) -> dict[str, str]:
         for name, others in _LOCAL_RANK_VARIABLES.items()
         if environ and not environ.get(name)
     }
-    alike = re.fullmatch(
-        r"(\d+)(\(x\d+\))?", environ.get("SLURM_STEP_TASKS_PER_NODE", "")
-    )  # as 4(x2)
-    if alike and "LOCAL_WORLD_SIZE" in found:
-        found["LOCAL_WORLD_SIZE"].append(alike[1])
+    # As in 4(x2): the same number of tasks on each node.
+    equal = re.fullmatch(r"(\d+)(\(x\d+\))?", environ.get("SLURM_STEP_TASKS_PER_NODE", ""))
+    if equal and "LOCAL_WORLD_SIZE" in found:
+        found["LOCAL_WORLD_SIZE"].append(equal[1])
     return {name: values[0] for name, values in found.items() if values}
 
 
@@ -483,9 +482,8 @@ def _device_type(requested: str | torch.device, accelerator: str | None) -> str:
 def _accelerator() -> str | None:
     if torch.cuda.is_available():
         return "cuda"
-    found = (
-        torch.accelerator.current_accelerator() if hasattr(torch, "accelerator") else None
-    )  # from torch 2.6 on
+    # torch.accelerator exists since torch 2.6.
+    found = torch.accelerator.current_accelerator() if hasattr(torch, "accelerator") else None
     return found.type if found is not None and getattr(torch, found.type).is_available() else None
 
 

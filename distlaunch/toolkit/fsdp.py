@@ -101,7 +101,6 @@ def _check(
     options: WrapOptions,
     context: Context,
 ) -> None:
-    """Raise ToolkitError for what FSDP2 or the device does not support."""
     if options.precision == "fp16" and context.device.type == "cpu":
         raise ToolkitError(
             "precision fp16 needs a GPU: on CPUs its gradients vanish", hint="-o precision=bf16"

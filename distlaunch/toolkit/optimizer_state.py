@@ -102,5 +102,5 @@ def _with_saved_types(loaded: Any, saved: Any) -> Any:
         and len(loaded) == len(saved)
     ):
         return type(loaded)(map(_with_saved_types, loaded, saved))
-    # load_state_dict turns any iterable, even a str, into a generator's text.
+    # torch's load_state_dict turns a str into the text of a generator object.
     return loaded if isinstance(loaded, torch.Tensor) else saved

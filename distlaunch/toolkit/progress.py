@@ -87,7 +87,7 @@ def _is_launcher_pipe() -> bool:
         if flags & (os.O_WRONLY | os.O_RDWR) != os.O_WRONLY or not flags & os.O_NONBLOCK:
             return False
     found = os.fstat(_descriptor)
-    if found.st_mode & 0o170000 != 0o010000:  # no FIFO
+    if found.st_mode & 0o170000 != 0o010000:  # not a FIFO
         return False
     if _pipe is None:
         _pipe = found.st_dev, found.st_ino

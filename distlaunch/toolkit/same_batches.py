@@ -37,7 +37,7 @@ class SameBatchesCheck:
             return
         try:
             self._add_batch([*_tensors(args), *_tensors(kwargs)])
-        except Exception:  # noqa: BLE001 - no training fails for a warning
+        except Exception:  # noqa: BLE001 - the check must not make a training fail
             self._handle.remove()
 
     def __deepcopy__(self, _memo: dict[int, Any]) -> Callable[..., None]:
@@ -83,7 +83,7 @@ def _is_compiling() -> bool:
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if type(value) is torch.Tensor:  # the values of a DTensor would take a collective
+    if type(value) is torch.Tensor:  # reading a DTensor needs a collective
         yield value
     elif isinstance(value, Mapping):
         for each in value.values():

@@ -37,7 +37,7 @@ def wait_for_all_workers(name: str) -> bool:
     until = time.monotonic() + END_S
     try:
         size, rank = dist.get_world_size(), dist.get_rank()
-        store: Any = dist.distributed_c10d._get_default_store()  # noqa: SLF001 - a script's own group tells it nowhere else
+        store: Any = dist.distributed_c10d._get_default_store()  # noqa: SLF001 - there is no public way to it
         store.add(came, 1)
         all_came = _wait_for_count(store, came, size, until)
     except (RuntimeError, ValueError, AttributeError):

@@ -73,7 +73,6 @@ def wrap(
 
 
 def _check_data(model: nn.Module, context: Context) -> None:
-    """Add the check for equal batches to the first model."""
     global _has_check  # noqa: PLW0603 - once a process
     if context.world_size > 1 and not _has_check:
         _has_check = True
@@ -111,7 +110,6 @@ def _check(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
 def _move_to_device(
     model: nn.Module, optimizer: torch.optim.Optimizer | None, device: torch.device
 ) -> None:
-    """Move the model and its optimizer's state."""
     model.to(device)
     if optimizer is not None and optimizer.state and device.type != "cpu":
         load_optimizer_state(optimizer, optimizer.state_dict())

@@ -73,12 +73,12 @@ def test_networks_that_are_not_plain(make_hosts, python, network):
     ("network", "says"),
     [
         # Horovod's client takes an address to end at the first colon.
-        ("--ipv6-only", "Horovod's workers find each other by IPv4 alone, and of n1 there is fd"),
+        ("--ipv6-only", "Horovod's workers connect by IPv4 only, and of n1 there is fd"),
         # Its process sets, the one of all workers too, listen where the own name leads, whatever
         # the interface is.
         (
             "--own-name-is-loopback=n2",
-            "n2: the machine's own name leads to 127.0.1.1, and Horovod's workers",
+            "n2: the machine's own name resolves to 127.0.1.1, where other nodes",
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""Every backend keeps what ``Backend`` promises: ours, and the example of another package's."""
+"""The contract of ``Backend``, for each of our backends and an example of another package."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 
 from distlaunch.backends.backend_options import chosen_options
 from distlaunch.backends.base import Backend, Requirement
-from distlaunch.backends.plugins import guarded
+from distlaunch.backends.plugins import checked_backend
 from distlaunch.backends.registry import backend_names, find_backend
-from distlaunch.backends.requirements import look_for
+from distlaunch.backends.requirements import find_modules
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.topology import Node, Topology
 from distlaunch.core.model.variables import SET_FOR_WORKERS
@@ -55,7 +55,7 @@ ROWS = {
     "ray": "address=local strategy=spread cpus-per-worker=2 resources=memory=5 bucket-mb=3",
     "gossip": "rounds=3 topology=ring loud",
 }
-"""By backend: options that go together."""
+"""Options that can be combined, by backend."""
 TEXTS = {
     "accelerate": "distributed_type: DEEPSPEED\ndeepspeed_config:\n  zero_stage: 2\nnum_processes: 3\n",
     "deepspeed": '{"zero_optimization": {"stage": 3}}',
@@ -64,15 +64,14 @@ NAMES = (*backend_names(), "gossip")
 
 
 def kind_of(name: str) -> type[Backend]:
-    """Load a backend; the example of another package's as the registry gives it, but without being
-    installed."""
+    """Return a backend class; the example is loaded as if it were installed."""
     if name in backend_names():
         return find_backend(name)
     path = PROGRAMS / "third_party" / "src" / "gossip_backend" / "__init__.py"
     spec = importlib.util.spec_from_file_location("gossip_backend", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return guarded(module.Gossip, "gossip", "gossip-backend")
+    return checked_backend(module.Gossip, "gossip", "gossip-backend")
 
 
 @pytest.fixture(
@@ -92,8 +91,7 @@ def topology(request) -> Topology:
 
 
 def asked(backend: Backend, topology: Topology) -> dict[str, list[dict[str, str]]]:
-    """Ask for all variables, as planning does: for nodes and workers up to the first that has yet
-    to tell."""
+    """Return all variables, asked for as planning does."""
     methods = ("job_variables", "default_variables", "attempt_files")
     found = {method: [getattr(backend, method)(topology)] for method in methods}
     found["repeated"] = [backend.repeated()]
@@ -151,7 +149,7 @@ def test_all_nodes_and_all_workers_get_variables_of_the_same_names(backend, topo
     assert len({frozenset(each) for each in known}) <= 1
 
 
-def test_what_is_of_each_worker_is_not_set_for_all_as_well(backend, topology):
+def test_a_workers_own_variables_are_not_set_for_all_workers(backend, topology):
     found = asked(backend, topology)
     own = [
         name
@@ -165,18 +163,18 @@ def test_what_is_of_each_worker_is_not_set_for_all_as_well(backend, topology):
     assert not names & shared
 
 
-def test_a_backend_leaves_alone_what_all_workers_get(backend, topology):
+def test_a_backend_does_not_set_variables_of_the_launcher(backend, topology):
     names = {
         name for values in asked(backend, topology).values() for each in values for name in each
     }
     assert not names & SET_FOR_WORKERS
 
 
-def test_what_is_repeated_is_one_of_those_that_are_settled_at_the_start(backend):
+def test_repeated_variables_are_settled_at_the_start(backend):
     assert set(backend.repeated().values()) <= {"MASTER_ADDR", "MASTER_PORT", "GLOO_SOCKET_IFNAME"}
 
 
-def test_who_is_told_of_ports_has_some(backend):
+def test_backends_with_cluster_variables_have_ports(backend):
     assert (type(backend).cluster_variables is not Backend.cluster_variables) >= (
         backend.worker_ports > 0
     )
@@ -193,13 +191,13 @@ def test_notes_and_words_are_text_of_one_line(backend, topology, method):
     assert all(type(text) is str and text and text.isprintable() for text in texts)
 
 
-def test_what_cannot_be_is_an_error_of_configuration(backend, topology):
+def test_contradictions_are_config_errors(backend, topology):
     with suppress(ConfigError):
         backend.check(topology)
     backend.check_meeting([], [])
 
 
-def test_sizes_are_taken_once(backend):
+def test_sizing_twice_changes_nothing(backend):
     sized = backend.sized(TrainOptions(num_nodes=2))
     assert type(sized) is TrainOptions
     assert backend.sized(sized) == sized
@@ -212,7 +210,7 @@ def test_a_location_names_hosts(backend):
     )
 
 
-def test_files_of_variables_are_those_that_are_there(backend, tmp_path):
+def test_env_files_exist(backend, tmp_path):
     assert list(backend.env_files({"HOME": str(tmp_path)}, str(tmp_path))) == []
 
 
@@ -225,13 +223,13 @@ def test_all_launchers_of_a_job_have_to_agree_on_options_wherever_files_are(back
 @pytest.mark.parametrize(
     "variables", [{}, {"TF_USE_LEGACY_KERAS": "1"}], ids=["nothing set", "as by default"]
 )
-def test_what_is_needed_can_be_looked_for_and_installed(backend, variables):
+def test_requirements_can_be_found_and_installed(backend, variables):
     needed = backend.needed(variables)
     assert all(
         type(each) is Requirement and each.module.isidentifier()
         for each in (*needed, *backend.requires)
     )
-    for found in look_for(needed):
+    for found in find_modules(needed):
         assert re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?", found.package), (
             "a distribution, no extra of it"
         )
@@ -245,7 +243,7 @@ def test_files_of_an_attempt_are_names_within_its_folder(backend, topology):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_files_in_shared_memory_are_of_one_job_alone(name):
+def test_files_in_shared_memory_belong_to_one_job(name):
     jobs = [("10.0.0.1", 1), ("10.0.0.1", 2), ("10.0.0.2", 1)]
     for each in kind_of(name).shared_memory:
         found = {each.format(uid=0, address=address, port=port, rank=0) for address, port in jobs}
@@ -254,7 +252,7 @@ def test_files_in_shared_memory_are_of_one_job_alone(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_options_are_described_and_take_what_they_say(name):
+def test_options_are_described_and_accept_their_values(name):
     kind = kind_of(name)
     options = kind.options()
     assert kind.about
@@ -280,7 +278,7 @@ VALUES = {
 }
 
 
-def test_an_unknown_backend_is_refused_with_what_there_is():
+def test_an_unknown_backend_is_refused_with_a_list_of_backends():
     with pytest.raises(ConfigError) as caught:
         find_backend("pytorch")
     assert "--backend 'pytorch'" in caught.value.message

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from distlaunch.console.console import open_console
-from distlaunch.console.handover import Passthrough
+from distlaunch.console.passthrough import Passthrough
 from distlaunch.console.torchrun_style import open_torchrun_console
 from distlaunch.console.writer import HIGH_WATER
 from distlaunch.coordinator.runtime.sink import Sink, StatusView
@@ -53,7 +53,7 @@ SINKS = {
 
 
 class Place:
-    """Descriptors 1 and 2 of this process, led into one pipe by ``open``; the sink writes there."""
+    """Descriptors 1 and 2 of this process, redirected into a pipe by ``open``."""
 
     def __init__(self, open_sink) -> None:
         self.kind = open_sink
@@ -72,7 +72,7 @@ class Place:
         return self._sink
 
     def read(self) -> None:
-        """Read all that comes, from now on."""
+        """Start reading the pipe."""
         self._thread = threading.Thread(target=self._read_on)
         self._thread.start()
 
@@ -85,7 +85,7 @@ class Place:
         self.reader = -1
 
     def seen(self) -> bytes:
-        """Close the sinks and give everything that was shown."""
+        """Close the sinks and return everything that was shown."""
         if self._thread is None:
             self.read()
         assert self._sink.close(timeout_s=None) == 0
@@ -112,7 +112,7 @@ def place(request):
 
 
 def texts(seen: bytes) -> list[str]:
-    """Give what was shown, line by line, without prefixes; also out of jsonl."""
+    """Return the shown lines without prefixes; for jsonl, the texts of its records."""
     lines = []
     for line in seen.replace(b"\r", b"").decode().splitlines():
         record = json.loads(line) if line.startswith("{") else None
@@ -151,7 +151,7 @@ def test_a_last_line_without_its_newline_is_shown(place, ended):
     assert "no newline" in texts(place.seen())
 
 
-def test_a_partial_line_is_shown_when_tick_said_so(place):
+def test_a_partial_line_is_shown_when_tick_is_due(place):
     sink = place.open()
     sink.output(0, STDOUT, b"password: ", 100.0)
     due = sink.tick(100.0)
@@ -168,14 +168,14 @@ def test_when_nothing_is_held_no_tick_is_due(place):
 
 
 @pytest.mark.parametrize("level", ["info", "warning", "error"])
-def test_our_own_lines_are_shown(place, level):
+def test_launcher_lines_are_shown(place, level):
     place.open().say("first line\nsecond line", level=level)
     seen = place.seen().decode()
     assert "first line" in seen
     assert "second line" in seen
 
 
-def test_our_own_lines_do_not_break_a_workers_line(place):
+def test_launcher_lines_do_not_break_a_workers_line(place):
     sink = place.open()
     sink.output(0, STDOUT, b"whole line\n", 0.0)
     sink.say("ours")
@@ -195,7 +195,7 @@ def test_quiet_hides_information_and_nothing_else(place):
     assert all(words in seen for words in ("this is warning", "this is error", "from a worker"))
 
 
-def test_names_in_our_own_lines_move_no_cursor_and_show_their_bytes(place):
+def test_names_in_launcher_lines_cannot_move_the_cursor(place):
     place.open().say("log: \x1b]0;t\x07l\udcff\r", level="error")
     seen = place.seen()
     assert b"\x1b" not in seen
@@ -207,12 +207,12 @@ def test_names_in_our_own_lines_move_no_cursor_and_show_their_bytes(place):
     )
 
 
-def test_words_that_are_no_unicode_are_shown_somehow(place):
+def test_text_that_is_not_unicode_is_shown(place):
     place.open().say("caf\udce9 \ud800")
     assert b"caf" in place.seen()
 
 
-def test_bytes_that_are_no_utf8_are_shown_somehow(place):
+def test_bytes_that_are_not_utf8_are_shown(place):
     place.open().output(0, STDOUT, b"a\xff\x00b\n", 0.0)
     assert place.seen()
 
@@ -238,7 +238,7 @@ def test_closing_twice_is_closing_once(place):
 
 
 def fill(sink: Sink) -> int:
-    """Write lines until there is no room; give how many."""
+    """Write lines until there is no room; return how many."""
     line = b"x" * 999 + b"\n"
     block = line * 100
     for number in range(1, 20 * HIGH_WATER // len(block)):
@@ -269,7 +269,7 @@ def test_a_pipe_that_nobody_reads_is_given_up_in_time_and_counted(place):
     place.read()  # else the writer's thread stays in its last write
 
 
-def test_a_closed_pipe_is_no_error_and_takes_no_room(place):
+def test_a_closed_pipe_is_no_error_and_uses_no_memory(place):
     sink = place.open()
     place.break_off()
     for number in range(100):

@@ -62,7 +62,10 @@ def test_a_configuration_decides_precision_and_the_launcher_how_many(distlaunch)
     assert [(worker["processes"], worker["precision"], worker["type"]) for worker in workers] == [
         (2, "bf16", "MULTI_CPU")
     ] * 2
-    assert "conf.yaml says num_processes: 8; here it is 2 workers on 1 node" in result.stderr
+    assert (
+        "conf.yaml says num_processes: 8, which is not used: the job has 2 workers on 1 node"
+        in result.stderr
+    )
 
 
 def test_an_option_wins_over_the_configuration(distlaunch):
@@ -104,4 +107,4 @@ def test_a_configuration_of_deepspeed_that_it_names_is_looked_at_before_anything
     (distlaunch.work / "conf" / "ds.json").write_text("{")
     malformed = train(distlaunch, "-o", "config=conf.yaml")
     assert (malformed.returncode, malformed.run_dir) == (2, None)
-    assert malformed.stderr.startswith(f"distlaunch: error: {named}no JSON: ")
+    assert malformed.stderr.startswith(f"distlaunch: error: {named}not JSON: ")

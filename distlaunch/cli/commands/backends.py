@@ -11,15 +11,15 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
-from distlaunch.backends.backend_options import shape
+from distlaunch.backends.backend_options import value_form
 from distlaunch.backends.base import Backend, BackendError, Requirement
 from distlaunch.backends.registry import backend_names, find_backend, other_backends, package_of
 from distlaunch.backends.requirements import (
     Found,
     Installed,
-    install_words,
+    find_modules,
+    install_command,
     installed_for,
-    look_for,
 )
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.record import Record
@@ -120,14 +120,14 @@ def _record(
     if isinstance(backend, _Broken):
         nothing: dict[str, Any] = {"about": "", "installed": False, "requires": [], "options": []}
         return {"name": backend.name, **nothing, "problem": backend.problem}
-    found = list(look_for(backend.requires, installed=installed))
+    found = list(find_modules(backend.requires, installed=installed))
     return {
         "name": backend.name,
         "about": backend.about,
         "installed": all(each.is_met or not each.requirement.demanded for each in found),
         "requires": [_requirement(each, python) for each in found],
         "options": [
-            {"name": option.name, "takes": shape(option), "about": option.about}
+            {"name": option.name, "takes": value_form(option), "about": option.about}
             for option in backend.options()
         ],
         "problem": None,
@@ -142,7 +142,7 @@ def _requirement(found: Found, python: str) -> dict[str, Any]:
         "demanded": wanted.demanded,
         "at_least": wanted.at_least or None,
         "version": found.version,
-        "install": None if found.is_met else install_words(python, wanted, found.release),
+        "install": None if found.is_met else install_command(python, wanted, found.release),
         "see": wanted.see or None,
     }
 

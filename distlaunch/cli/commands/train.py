@@ -55,7 +55,7 @@ class Front:
     def open_terminal(self) -> Terminal | None:
         """Return the terminal that one worker may have, if there is one."""
         if self._terminal is None and self.wants_terminal():
-            from distlaunch.console.handover import user_terminal
+            from distlaunch.console.passthrough import user_terminal
 
             self._terminal = user_terminal()
         return self._terminal
@@ -63,7 +63,7 @@ class Front:
     def open_sink(self, world_size: int) -> Sink:
         """Open the sink that suits: a worker that has the terminal is shown byte for byte."""
         if world_size == 1 and self.open_terminal() is not None:
-            from distlaunch.console.handover import Passthrough
+            from distlaunch.console.passthrough import Passthrough
 
             return Passthrough(quiet=self._options.quiet)
         return self.open_console(world_size)

@@ -22,7 +22,7 @@ def made(text: str | None, *words: str) -> Accelerate:
     )
 
 
-def test_without_a_file_only_what_is_asked_for_is_set():
+def test_without_a_file_only_given_options_are_set():
     assert made(None).job_variables(GPUS) == {}
     assert made(None).job_variables(CPUS) == {"ACCELERATE_USE_CPU": "true"}
     words = ["mixed-precision=bf16", "dynamo-backend=inductor", "dynamo-mode=max-autotune", "debug"]
@@ -38,7 +38,7 @@ def test_without_a_file_only_what_is_asked_for_is_set():
     }
 
 
-def test_options_win_over_the_file():
+def test_options_override_the_file():
     text = "distributed_type: MULTI_GPU\nmixed_precision: fp16\ndebug: true\ndynamo_config:\n  dynamo_backend: TVM\n"
     assert made(text).job_variables(GPUS)["ACCELERATE_DYNAMO_BACKEND"] == "TVM"
     variables = made(text, "mixed-precision=no", "dynamo-backend=no", "debug=off").job_variables(
@@ -49,14 +49,14 @@ def test_options_win_over_the_file():
     assert variables["ACCELERATE_DEBUG_MODE"] == "false"
 
 
-def test_words_without_quotes_that_yaml_takes_for_false_are_what_they_look_like():
+def test_unquoted_words_that_yaml_reads_as_false_keep_their_meaning():
     variables = made(
         "distributed_type: NO\nmixed_precision: no\ndynamo_config: {}\n"
     ).job_variables(GPUS)
     assert variables["ACCELERATE_MIXED_PRECISION"] == "no"
 
 
-def test_deepspeed_is_not_told_to_use_cpus_as_accelerate_leaves_it_out_then():
+def test_use_cpu_is_not_set_with_deepspeed():
     text = "distributed_type: DEEPSPEED\ndeepspeed_config:\n  zero_stage: 1\n  offload_param_nvme_path: /nvme\n"
     variables = made(text).job_variables(CPUS)
     assert "ACCELERATE_USE_CPU" not in variables
@@ -71,7 +71,7 @@ gpu_ids: 0, 1
 """
 
 
-def test_a_file_that_fits_is_not_talked_about():
+def test_a_matching_file_gives_no_notice():
     assert made(FITTING).notes == made(FITTING).notes_on(GPUS) == ()
     assert made(FITTING.replace("0, 1", "all")).notes_on(GPUS) == ()
 
@@ -79,10 +79,13 @@ def test_a_file_that_fits_is_not_talked_about():
 @pytest.mark.parametrize(
     ("line", "note"),
     [
-        ("num_processes: 8", "conf/a.yaml says num_processes: 8; here it is 2 workers on 1 node"),
+        (
+            "num_processes: 8",
+            "conf/a.yaml says num_processes: 8, which is not used: the job has 2 workers on 1 node",
+        ),
         (
             "num_processes: 16\nnum_machines: 2",
-            "says num_processes: 16 and num_machines: 2; here it is 2 workers",
+            "says num_processes: 16 and num_machines: 2, which is not used: the job has 2 workers",
         ),
         ("gpu_ids: 0,3", "conf/a.yaml:2: gpu_ids: 0,3 is not used: --gpus"),
         (
@@ -90,7 +93,7 @@ def test_a_file_that_fits_is_not_talked_about():
             "conf/a.yaml:3: main_process_ip: 10.0.0.1 is not used: --master-addr",
         ),
         ("main_process_port: 29500", "conf/a.yaml:2: main_process_port: 29500 is not used"),
-        ("use_cpu: true", "is for CPUs: these workers' GPUs are idle"),
+        ("use_cpu: true", "is for CPUs, so the GPUs of these workers stay idle"),
         (
             "mpirun_config:\n  mpirun_hostfile: hosts",
             "conf/a.yaml:3: mpirun_hostfile is not used: --hostfile",
@@ -102,7 +105,7 @@ def test_a_file_that_fits_is_not_talked_about():
         ("enable_cpu_affinity: true", "--bind numa"),
     ],
 )
-def test_what_the_file_says_of_nodes_and_devices_is_compared(line, note):
+def test_nodes_and_devices_of_the_file_are_compared_with_the_job(line, note):
     notes = made(f"distributed_type: MULTI_GPU\n{line}\n").notes_on(GPUS)
     assert any(note in told for told in notes), notes
 
@@ -113,9 +116,9 @@ def test_sizes_are_not_compared_where_they_may_change():
 
 @pytest.mark.parametrize(
     ("kind", "note"),
-    [("MULTI_GPU", "these workers run on CPUs"), ("FSDP", "does FSDP on GPUs alone")],
+    [("MULTI_GPU", "these workers run on CPUs"), ("FSDP", "supports FSDP on GPUs only")],
 )
-def test_a_file_for_gpus_is_told_of_where_workers_run_on_cpus(kind, note):
+def test_a_file_for_gpus_gives_a_notice_if_workers_run_on_cpus(kind, note):
     (told,) = made(f"distributed_type: {kind}\n").notes_on(CPUS)
     assert note in told
 
@@ -129,10 +132,10 @@ def test_a_file_for_gpus_is_told_of_where_workers_run_on_cpus(kind, note):
             "conf/a.yaml:1: 'MULTI_GPUS'",
             "did you mean MULTI_GPU?",
         ),
-        ("distributed_type: XLA\n", "TPUs are not started", None),
+        ("distributed_type: XLA\n", "distlaunch does not support TPUs", None),
         (
             "compute_environment: AMAZON_SAGEMAKER\ndistributed_type: NO\n",
-            "accelerate launch alone",
+            "supported by accelerate launch only",
             "LOCAL_MACHINE",
         ),
         (
@@ -167,7 +170,7 @@ def test_a_file_for_gpus_is_told_of_where_workers_run_on_cpus(kind, note):
         ),
         (
             "distributed_type: NO\nmixed_precision: fp8\nfp8_config:\n  override_linear_precision: [true]\n",
-            "conf/a.yaml:4: override_linear_precision takes three",
+            "conf/a.yaml:4: override_linear_precision needs three",
             None,
         ),
         (
@@ -188,32 +191,32 @@ def test_a_file_for_gpus_is_told_of_where_workers_run_on_cpus(kind, note):
         ),
     ],
 )
-def test_a_file_that_is_not_right_is_refused_with_its_line(text, why, hint):
+def test_an_invalid_file_is_refused_with_its_line(text, why, hint):
     with pytest.raises(ConfigError) as caught:
         made(text)
     assert why in caught.value.message
     assert hint is None or hint in caught.value.hint
 
 
-def test_a_number_that_is_none_is_refused_when_it_is_compared():
+def test_an_invalid_number_is_refused_when_it_is_compared():
     with pytest.raises(
         ConfigError, match=r"conf/a\.yaml:2: num_processes takes a whole number, not 'two'"
     ):
         made("distributed_type: NO\nnum_processes: two\n").notes_on(GPUS)
 
 
-def test_keys_of_a_newer_accelerate_are_told_of_and_left_out():
+def test_keys_of_a_newer_accelerate_give_a_notice_and_are_ignored():
     backend = made("distributed_type: NO\nquantum_config:\n  x: 1\n")
-    assert backend.notes == ("conf/a.yaml:2: 'quantum_config' is not known, and not passed on",)
+    assert backend.notes == ("conf/a.yaml:2: 'quantum_config' is not known and is ignored",)
     assert "quantum" not in str(backend.job_variables(GPUS)).lower()
 
 
-def test_a_key_that_accelerate_launch_has_only_as_an_option_is_told_with_that_option():
+def test_a_key_that_is_only_an_option_gives_a_notice_with_that_option():
     [said] = made("distributed_type: NO\ngradient_accumulation_steps: 4\n").notes
-    assert said.endswith("not passed on; -o gradient-accumulation-steps=N sets it")
+    assert said.endswith("is ignored; -o gradient-accumulation-steps=N sets it")
 
 
-def test_only_the_first_of_many_unknown_keys_are_told_of():
+def test_only_the_first_of_many_unknown_keys_give_notices():
     notes = made(
         "distributed_type: NO\n" + "".join(f"zz_{number}: 1\n" for number in range(15_000))
     ).notes
@@ -291,7 +294,7 @@ ZERO = "distributed_type: DEEPSPEED\ndeepspeed_config:\n  "
         ),
     ],
 )
-def test_values_that_accelerate_does_not_have_are_refused(text, why, hint):
+def test_values_that_accelerate_rejects_are_refused(text, why, hint):
     with pytest.raises(ConfigError) as caught:
         made(text)
     assert why in caught.value.message
@@ -313,11 +316,11 @@ def test_values_that_accelerate_does_not_have_are_refused(text, why, hint):
         ZERO + "gradient_clipping: 1e-2\n  gradient_accumulation_steps:\n",
     ],
 )
-def test_values_that_accelerate_has_are_taken(text):
+def test_values_that_accelerate_accepts_are_accepted(text):
     assert made(text).notes == ()
 
 
-def test_a_file_leaves_no_room_for_what_another_launch_has_said():
+def test_a_file_discards_variables_of_another_launch():
     unwanted = set(made(FSDP + "fsdp_version: 2\n").unwanted())
     assert {
         "ACCELERATE_USE_DEEPSPEED",
@@ -350,7 +353,7 @@ WITH_FILE = "distributed_type: DEEPSPEED\ndeepspeed_config:\n  deepspeed_config_
 
 
 def looked_for(file: str, **variables: str) -> list[tuple[str, str]]:
-    """Give which files are looked for, and how they are named."""
+    """Return which files are checked, and how they are named."""
     backend = made(WITH_FILE.format(file=file))
     wanted: list[tuple[str, str]] = []
     backend.check_files(
@@ -360,7 +363,7 @@ def looked_for(file: str, **variables: str) -> list[tuple[str, str]]:
     return wanted
 
 
-def test_deepspeeds_own_configuration_is_looked_for_and_named_with_where_it_is_said():
+def test_deepspeeds_own_configuration_is_checked_and_named_with_its_line():
     assert looked_for("conf/ds.json") == [
         ("conf/ds.json", "conf/a.yaml:3: deepspeed_config_file: conf/ds.json")
     ]
@@ -383,11 +386,11 @@ def test_deepspeeds_own_configuration_is_looked_for_and_named_with_where_it_is_s
         "another by the user's variable",
     ],
 )
-def test_where_accelerate_reads_no_file_none_is_looked_for(file, variables):
+def test_no_file_is_checked_where_accelerate_reads_none(file, variables):
     assert looked_for(file, **variables) == []
 
 
-def test_a_section_for_another_way_of_training_is_not_looked_at():
+def test_a_section_for_another_distributed_type_is_ignored():
     backend = made(WITH_FILE.format(file="ds.json").replace("DEEPSPEED", "FSDP"))
     backend.check_files(backend.job_variables(GPUS), lambda *_: pytest.fail("it is not read"))
 
@@ -395,9 +398,9 @@ def test_a_section_for_another_way_of_training_is_not_looked_at():
 @pytest.mark.parametrize(
     ("text", "why", "hint"),
     [
-        ("{\n", "no JSON: Expecting", "Accelerate reads JSON alone"),
-        ("{\n  # Hjson\n  train_batch_size: 8\n}\n", "no JSON: Expecting", "no Hjson"),
-        ("[]", "no configuration of DeepSpeed", "train_batch_size"),
+        ("{\n", "not JSON: Expecting", "Accelerate reads only JSON"),
+        ("{\n  # Hjson\n  train_batch_size: 8\n}\n", "not JSON: Expecting", "not Hjson"),
+        ("[]", "not a configuration of DeepSpeed", "train_batch_size"),
         ("[" * 100_000, "nested too deeply", None),
         ('{"a": "\udcff"}', "not UTF-8", None),
     ],
@@ -412,7 +415,7 @@ def test_deepspeeds_own_configuration_has_to_be_json(text, why, hint):
     assert hint is None or hint in str(caught.value.hint)
 
 
-def test_a_file_that_is_on_other_machines_alone_is_theirs_to_read():
+def test_a_file_that_is_only_on_other_machines_is_not_checked():
     backend = made(WITH_FILE.format(file="ds.json"))
     backend.check_files(backend.job_variables(GPUS), lambda *_: None)
 
@@ -420,7 +423,7 @@ def test_a_file_that_is_on_other_machines_alone_is_theirs_to_read():
 # --- what ranks above the file
 
 
-def test_settings_rank_above_the_file_by_key_and_null_takes_one_out():
+def test_settings_override_keys_of_the_file_and_null_removes_one():
     text = (
         "distributed_type: FSDP\nnum_processes: 8\ndebug: true\n"
         "fsdp_config:\n  fsdp_version: 2\n  offload_params: true\n  fsdp_min_num_params: 5\n"
@@ -435,14 +438,14 @@ def test_settings_rank_above_the_file_by_key_and_null_takes_one_out():
     assert "conf/a.yaml says num_processes: 8" in next(iter(made(text).notes_on(GPUS)))
 
 
-def test_a_setting_ranks_above_both_names_that_a_file_may_have_for_it():
+def test_a_setting_overrides_both_names_of_a_key():
     text = "distributed_type: FSDP\nfsdp_config:\n  fsdp_offload_params: true\n  offload_params: true\n"
     for name in ("fsdp_offload_params", "offload_params"):
         above = f'{{"fsdp_config": {{"{name}": false}}}}'
         assert made(text, f"settings={above}").job_variables(GPUS)["FSDP_OFFLOAD_PARAMS"] == "false"
 
 
-def test_settings_are_all_there_is_without_a_file():
+def test_settings_work_without_a_file():
     above = '{"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stage": 3}}'
     variables = made(None, f"settings={above}").job_variables(GPUS)
     assert variables["ACCELERATE_DEEPSPEED_ZERO_STAGE"] == "3"
@@ -454,7 +457,7 @@ def test_settings_are_all_there_is_without_a_file():
     ("above", "message"),
     [
         ("fsdp", "-o settings takes JSON, not 'fsdp'"),
-        ('{"distributed_type": ', "-o settings:1: no JSON: "),
+        ('{"distributed_type": ', "-o settings:1: not JSON: "),
         ('{"debug": true}', "-o settings: distributed_type is missing"),
         (
             '{"distributed_type": "FSDP", "fsdp_config": {"fsdp_versions": 2}}',
@@ -472,7 +475,7 @@ def test_settings_that_are_wrong_are_named_as_such(above, message):
     assert caught.value.message.startswith(message)
 
 
-def test_a_wrong_setting_is_not_said_to_stand_in_a_line_of_the_file():
+def test_a_wrong_setting_is_not_reported_with_a_line_of_the_file():
     text = "distributed_type: FSDP\nfsdp_config:\n  fsdp_version: 2\n"
     with pytest.raises(ConfigError) as caught:
         made(text, 'settings={"fsdp_config": {"fsdp_version": 3}}')

@@ -1,11 +1,11 @@
-"""The words of ``-o``, and of ``--address``, which is one of them."""
+"""Options of ``-o``, and ``--address``, which is one of them."""
 
 from __future__ import annotations
 
 import pytest
 
 from distlaunch.backends.accelerate import Accelerate
-from distlaunch.backends.backend_options import chosen_options, given_words
+from distlaunch.backends.backend_options import chosen_options, given_options
 from distlaunch.backends.deepspeed import DeepSpeed
 from distlaunch.backends.horovod import Horovod
 from distlaunch.backends.option_files import configured_backend
@@ -35,7 +35,7 @@ def address(*words: str, **environ: str) -> str:
         (["-o", "strategy=pack"], {"DISTLAUNCH_ADDRESS": "h:1"}),
     ],
 )
-def test_an_address_is_the_backends_option_and_the_command_line_wins(words, environ):
+def test_an_address_is_an_option_and_the_command_line_overrides_the_environment(words, environ):
     assert address(*words, **environ) == "h:1"
     assert parse_plan(["--address", "h:1", "t.py"], {})[0].address == "h:1"
 
@@ -52,7 +52,7 @@ def test_a_number_may_have_a_decimal_point(text, value):
 @pytest.mark.parametrize(
     "text", ["", ".", "-1", "1e3", "0.5.1", "nan", "0.1234567890123", "1,5", "\u0663"]
 )
-def test_what_is_no_such_number_is_refused(text):
+def test_an_invalid_number_is_refused(text):
     with pytest.raises(ConfigError, match="cycle-time-ms takes MS"):
         chosen_options([f"cycle-time-ms={text}"], Horovod.options(), "horovod")
 
@@ -61,7 +61,7 @@ def test_the_other_options_stay():
     options = parse_train(
         ["--address", "h:1", "t.py"], {"DISTLAUNCH_OPT": "strategy=spread address=other:1"}
     )
-    words = given_words(options, Ray.options(), "ray")
+    words = given_options(options, Ray.options(), "ray")
     assert chosen_options(words, Ray.options(), "ray") == {"strategy": "spread", "address": "h:1"}
 
 
@@ -93,15 +93,15 @@ def test_two_addresses_or_none_are_refused(words, environ, said):
 def test_a_backend_that_has_no_cluster_of_its_own_refuses_an_address(words, environ):
     options = parse_train([*words, "t.py"], environ)
     with pytest.raises(ConfigError) as caught:
-        given_words(options, PytorchDdp.options(), PytorchDdp.name)
+        given_options(options, PytorchDdp.options(), PytorchDdp.name)
     assert (
         caught.value.message
-        == f"{options.named('address')} 'a:1': --backend pytorch-ddp connects to no cluster"
+        == f"{options.named('address')} 'a:1': --backend pytorch-ddp does not connect to a cluster"
     )
     assert "--backend ray" in caught.value.hint
 
 
-def test_a_choice_is_understood_however_its_letters_are_written():
+def test_a_choice_ignores_case():
     assert chosen_options(["nccl-debug=INFO"], PytorchDdp.options(), "pytorch-ddp") == {
         "nccl-debug": "info"
     }
@@ -119,7 +119,7 @@ def test_a_choice_is_understood_however_its_letters_are_written():
         (["bucket-mb=1", "bucket_mb=2"], "-o bucket-mb is given twice: 1 and 2"),
     ],
 )
-def test_what_is_wrong_is_said_in_the_words_that_were_given(words, said):
+def test_errors_quote_the_option_as_given(words, said):
     with pytest.raises(ConfigError) as caught:
         chosen_options(words, PytorchDdp.options(), "pytorch-ddp")
     assert said in caught.value.message
@@ -138,7 +138,7 @@ def test_what_is_wrong_is_said_in_the_words_that_were_given(words, said):
         (PytorchDdp, "bucket-mbs=3", "did you mean bucket-mb?"),
     ],
 )
-def test_an_option_of_another_backend_is_known_as_that(backend, word, hint):
+def test_an_option_of_another_backend_is_reported_as_such(backend, word, hint):
     with pytest.raises(ConfigError) as caught:
         chosen_options([word], backend.options(), backend.name)
     assert hint in str(caught.value.hint)

@@ -1,4 +1,4 @@
-"""What DeepSpeed's options become, and which of them contradict each other."""
+"""The variables and arguments of DeepSpeed's options, and which options contradict each other."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_without_options_only_the_launchers_own_variables_are_set():
     assert backend.notes_on(TWO_NODES) == ()
 
 
-def test_what_is_chosen_of_zero_reaches_accelerate_and_transformers():
+def test_zero_options_reach_accelerate_and_transformers():
     backend = configured("zero=3", "offload-param=cpu", "gradient-accumulation=4", "precision=bf16")
     assert backend.job_variables(TWO_NODES) == {
         "CROSS_SIZE": "2",
@@ -54,7 +54,7 @@ def test_what_is_chosen_of_zero_reaches_accelerate_and_transformers():
 @pytest.mark.parametrize(
     ("to", "word"), [("deepspeed", "--deepspeed_config"), ("transformers", "--deepspeed")]
 )
-def test_the_configuration_reaches_the_arguments_of_a_script_where_that_is_asked_for(to, word):
+def test_pass_config_adds_the_configuration_to_the_scripts_arguments(to, word):
     assert configured("config=/c/ds.json", "local-rank").script_words() == ()
     backend = configured("config=/c/ds.json", f"pass-config={to}", "local-rank=on")
     assert (backend.worker_words(2), backend.script_words()) == (
@@ -63,7 +63,7 @@ def test_the_configuration_reaches_the_arguments_of_a_script_where_that_is_asked
     )
 
 
-def test_an_option_fills_in_what_the_configuration_calls_auto_and_contradicts_all_else():
+def test_an_option_fills_in_auto_and_contradicts_other_values():
     configured("config=ds.json", "gradient-accumulation=4", "zero=2")
     assert "where zero_optimization.stage is 2" in refused("config=ds.json", "zero=3")
     assert "does not have zero_optimization.offload_param.device" in refused(
@@ -77,13 +77,13 @@ def test_an_option_fills_in_what_the_configuration_calls_auto_and_contradicts_al
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("{'a': 1}", "ds.json: no JSON: Expecting"),
-        ("[1]", "no configuration"),
+        ("{'a': 1}", "ds.json: not JSON: Expecting"),
+        ("[1]", "not a configuration"),
         ("[" * 100_000, "nested too deeply"),
     ],
     ids=["single quotes", "a list", "deep"],
 )
-def test_a_configuration_that_is_none_is_refused(text, said):
+def test_an_invalid_configuration_is_refused(text, said):
     assert said in refused("config=ds.json", config=text)
 
 
@@ -108,11 +108,11 @@ def test_hjson_is_left_to_deepspeed():
     ],
     ids=str,
 )
-def test_options_that_make_no_sense_are_refused(words, said):
+def test_contradicting_options_are_refused(words, said):
     assert said in refused(*words)
 
 
-def test_that_accelerate_leaves_deepspeed_alone_on_cpus_is_said_where_it_matters():
+def test_a_notice_says_that_accelerate_does_not_use_deepspeed_on_cpus():
     cpus = Topology(nodes=(Node(host="a", slots=2),), device="cpu")
     [said] = configured("zero=2").notes_on(cpus)
     assert said.startswith("on CPUs Accelerate and Transformers, which read -o zero, ")
@@ -129,7 +129,7 @@ def test_that_accelerate_leaves_deepspeed_alone_on_cpus_is_said_where_it_matters
 # --- .deepspeed_env
 
 
-def test_the_file_at_home_comes_before_the_one_here_which_so_has_the_last_word(tmp_path):
+def test_the_env_file_here_overrides_the_one_at_home(tmp_path):
     home, here = tmp_path / "home", tmp_path / "here"
     for folder in (home, here):
         folder.mkdir()
@@ -144,7 +144,7 @@ def test_the_file_at_home_comes_before_the_one_here_which_so_has_the_last_word(t
     assert DeepSpeed.env_files({"HOME": "/nowhere"}, str(tmp_path)) == []
 
 
-def test_a_file_that_ds_env_file_names_is_read_instead_and_has_to_be_there(tmp_path):
+def test_ds_env_file_names_another_file_which_must_exist(tmp_path):
     (tmp_path / ".deepspeed_env").write_text("A=1\n")
     (tmp_path / "mine").write_text("A=2\n")
     environ = {"HOME": "/nowhere", "DS_ENV_FILE": "mine"}
@@ -156,16 +156,16 @@ def test_a_file_that_ds_env_file_names_is_read_instead_and_has_to_be_there(tmp_p
     assert caught.value.hint == f"looked in /nowhere and {tmp_path}"
 
 
-def test_what_ds_env_file_names_is_a_plain_file(tmp_path):
+def test_ds_env_file_must_name_a_regular_file(tmp_path):
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "pipe")
-    for name, kind in {"folder": "a folder", "pipe": "no plain file"}.items():
+    for name, kind in {"folder": "a folder", "pipe": "not a regular file"}.items():
         with pytest.raises(ConfigError) as caught:
             DeepSpeed.env_files({"HOME": "/nowhere", "DS_ENV_FILE": name}, str(tmp_path))
         assert caught.value.message == f"DS_ENV_FILE '{name}': {tmp_path}/{name} is {kind}"
 
 
-def test_what_is_left_of_another_launch_is_not_wanted():
+def test_variables_of_another_launch_are_discarded():
     assert {"ACCELERATE_USE_FSDP", "ACCELERATE_CONFIG_DS_FIELDS"} <= set(configured().unwanted())
     assert "ACCELERATE_DEEPSPEED_CONFIG_FILE" not in configured("precision=bf16").unwanted(), (
         "it may be the user's"

@@ -21,7 +21,7 @@ def environment(backend: Fsdp, topology: Topology) -> dict[str, str]:
     return {**backend.default_variables(topology), **backend.job_variables(topology)}
 
 
-def test_without_options_accelerate_is_told_to_use_fsdp2():
+def test_without_options_accelerate_uses_fsdp2():
     assert environment(chosen(), GPUS) == {
         "ACCELERATE_USE_FSDP": "true",
         "FSDP_VERSION": "2",
@@ -33,7 +33,7 @@ def test_without_options_accelerate_is_told_to_use_fsdp2():
 
 def test_workers_on_cpus_are_several_for_accelerate_too():
     assert environment(chosen(), CPUS)["ACCELERATE_USE_CPU"] == "true"
-    assert "on GPUs alone" in chosen().notes_on(CPUS)[0]
+    assert "on CPUs only the toolkit shards" in chosen().notes_on(CPUS)[0]
 
 
 @pytest.mark.parametrize(
@@ -89,20 +89,20 @@ def test_hybrid_sharding_over_unequal_nodes_is_refused():
     ("words", "why"),
     [
         (["wrap-classes=Block", "wrap-min-params=5"], "exclude each other"),
-        (["wrap-classes=model.Block"], "'model.Block' is no name of a class"),
-        (["wrap-classes=Block,,Head"], "'' is no name of a class"),
+        (["wrap-classes=model.Block"], "'model.Block' is not a class name"),
+        (["wrap-classes=Block,,Head"], "'' is not a class name"),
         (["wrap-min-params=0"], "wrap-min-params=0"),
         (["precision=bf32"], "precision takes bf16|fp16|fp32"),
         (["sharding=zero3"], "sharding takes full|grad|hybrid"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(words, why):
+def test_contradicting_or_invalid_options_are_refused(words, why):
     with pytest.raises(ConfigError) as caught:
         chosen(*words)
     assert why in caught.value.message
 
 
-def test_chosen_sharding_leaves_no_room_for_another_mesh():
+def test_a_chosen_sharding_discards_another_mesh():
     mesh = {
         "PARALLELISM_CONFIG_TP_SIZE",
         "PARALLELISM_CONFIG_CP_SIZE",
@@ -129,7 +129,7 @@ def test_chosen_sharding_leaves_no_room_for_another_mesh():
         ("from accelerate import Accelerator\nDDP(model)\n", False),
     ],
 )
-def test_a_script_that_calls_ddp_itself_is_told_that_it_trains_with_ddp(text, told):
+def test_a_script_that_calls_ddp_itself_gives_a_notice(text, told):
     notes = Fsdp({}, {}).notes_on_script("train.py", text)
     assert [
         note.startswith("train.py calls DistributedDataParallel itself, so it trains with DDP")

@@ -1,4 +1,4 @@
-"""What Horovod's workers get: above all, their places on nodes that are not alike."""
+"""The variables of Horovod's workers, above all their ranks on unequal nodes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def backend(*words: str) -> Horovod:
 
 
 def places(found: Topology) -> list[tuple[int, int, int, int]]:
-    """Give rank, local rank, cross rank and cross size of every worker, by rank."""
+    """Return rank, local rank, cross rank and cross size of every worker, by rank."""
     horovod, all_of, rank = backend(), [], 0
     for node_rank, node in enumerate(found.nodes):
         for local_rank in range(node.slots or 0):
@@ -59,7 +59,7 @@ def test_a_cross_rank_counts_only_nodes_that_have_the_local_rank():
         ("a", "b"),
     ],
 )
-def test_nodes_are_named_so_that_no_two_are_alike_and_the_name_fits_into_a_url(hosts):
+def test_names_of_nodes_are_unique_and_valid_in_a_url(hosts):
     nodes = tuple(Node(host=host, slots=rank + 1) for rank, host in enumerate(hosts))
     found = Topology(nodes=nodes, source="flags", device="cpu")
     variables = [backend().node_variables(found, rank) for rank in range(len(hosts))]
@@ -71,7 +71,7 @@ def test_nodes_are_named_so_that_no_two_are_alike_and_the_name_fits_into_a_url(h
     ]
 
 
-def test_nodes_keep_names_that_will_do():
+def test_nodes_keep_suitable_names():
     found = topology(a=1, b=1)
     assert [backend().node_variables(found, rank)["HOROVOD_HOSTNAME"] for rank in range(2)] == [
         "a",
@@ -117,7 +117,7 @@ def test_options_become_variables():
     }
 
 
-def test_what_means_nothing_without_another_is_said_and_not_set():
+def test_a_setting_without_the_one_it_depends_on_gives_a_notice_and_is_not_set():
     idle = backend("autotune-log-file=f", "autotune=off", "timeline-mark-cycles")
     assert idle.notes == [
         "-o autotune-log-file has no effect without -o autotune",
@@ -131,7 +131,7 @@ def test_what_means_nothing_without_another_is_said_and_not_set():
 
 def test_a_wrong_option_is_named():
     with pytest.raises(
-        ConfigError, match=r"-o autotune-gaussian-process-noise=2\.0: it is 1 at most"
+        ConfigError, match=r"-o autotune-gaussian-process-noise=2\.0: the maximum is 1"
     ):
         backend("autotune-gaussian-process-noise=2")
     with pytest.raises(ConfigError, match=r"compression takes none\|fp16"):

@@ -1,5 +1,4 @@
-"""Files that workers read, named by a configuration: they are looked for where workers will
-look."""
+"""Files that a configuration names are searched for where workers will search."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ from distlaunch.core.errors import ConfigError
 
 
 class Reading(Backend):
-    """Looks at one file."""
+    """Checks one file."""
 
     name = "reading"
     about = "reads a file"
@@ -25,9 +24,11 @@ class Reading(Backend):
         self.found.append(read(self.path, f"conf.yaml:3: file: {variables['FILE']}"))
 
 
-def found(path: str, workdir, *, local: bool = True, unasked: tuple[str, ...] = ()) -> str | None:
+def found(
+    path: str, workdir, *, local: bool = True, read_by_default: tuple[str, ...] = ()
+) -> str | None:
     backend = Reading(path)
-    check_files(backend, {"FILE": path}, str(workdir), local=local, unasked=unasked)
+    check_files(backend, {"FILE": path}, str(workdir), local=local, read_by_default=read_by_default)
     return backend.found[0]
 
 
@@ -38,7 +39,7 @@ def test_a_path_is_taken_from_the_workers_directory(tmp_path, local):
     assert found(str(tmp_path / "ds.json"), "/", local=local) == "{}"
 
 
-def test_a_file_that_is_not_there_is_told_of_with_where_it_was_looked_for(tmp_path):
+def test_a_missing_file_is_reported_with_its_path(tmp_path):
     with pytest.raises(ConfigError) as caught:
         found("ds.json", tmp_path)
     assert caught.value.message == "conf.yaml:3: file: ds.json: there is no such file"
@@ -46,20 +47,20 @@ def test_a_file_that_is_not_there_is_told_of_with_where_it_was_looked_for(tmp_pa
     assert caught.value.exit_code == 2
 
 
-def test_where_a_file_that_nobody_asked_for_names_it_how_to_do_without_is_told(tmp_path):
+def test_a_missing_file_named_by_a_default_file_is_reported_with_how_to_ignore_that(tmp_path):
     with pytest.raises(ConfigError) as caught:
-        found("ds.json", tmp_path, unasked=("a.yaml is read (-o config=none does without)",))
+        found("ds.json", tmp_path, read_by_default=("a.yaml is read (-o config=none ignores it)",))
     assert str(caught.value.hint).endswith(
-        "put the file there; a.yaml is read (-o config=none does without)"
+        "put the file there; a.yaml is read (-o config=none ignores it)"
     )
 
 
-def test_a_machine_that_is_none_of_the_nodes_need_not_have_it(tmp_path):
+def test_a_machine_that_is_not_a_node_need_not_have_the_file(tmp_path):
     assert found("ds.json", tmp_path, local=False) is None
 
 
 @pytest.mark.parametrize("local", [True, False])
-def test_what_is_no_file_is_told_of(tmp_path, local):
+def test_a_path_that_is_no_file_is_reported(tmp_path, local):
     (tmp_path / "folder").mkdir()
     with pytest.raises(ConfigError, match=r"^conf\.yaml:3: file: folder: Is a directory"):
         found("folder", tmp_path, local=local)

@@ -1,4 +1,4 @@
-"""Backends of other packages that are not what they promise to be: whose fault it is, is said."""
+"""Backends of other packages that break the contract: the error names the package."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from distlaunch.backends.base import Backend, BackendOption, Requirement
-from distlaunch.backends.plugins import guarded
+from distlaunch.backends.plugins import checked_backend
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.topology import Node, Topology
 from distlaunch.planning.backend import PlannedBackend
@@ -30,7 +30,7 @@ class Good(Backend):
 
 
 def made(**body) -> type[Backend]:
-    return guarded(type("Theirs", (Good,), body), "good", "their-package")
+    return checked_backend(type("Theirs", (Good,), body), "good", "their-package")
 
 
 def of_class(method: str, function):
@@ -44,7 +44,7 @@ def asked(kind: type[Backend], method: str):
     return found if method == "notes" else found(*ARGUMENTS[method])
 
 
-def test_all_methods_are_held():
+def test_all_methods_are_checked():
     public = {
         name
         for kind in (Backend, PlannedBackend)
@@ -56,7 +56,7 @@ def test_all_methods_are_held():
 
 
 @pytest.mark.parametrize("method", ARGUMENTS)
-def test_whatever_a_method_raises_is_named_with_its_package(method):
+def test_exceptions_of_a_method_are_reported_with_the_package(method):
     def fail(*_):
         raise KeyError("x\n")
 
@@ -64,7 +64,7 @@ def test_whatever_a_method_raises_is_named_with_its_package(method):
     with pytest.raises(ConfigError) as caught:
         asked(kind, method)
     assert caught.value.message == (
-        f"--backend 'good': their-package is at fault: Theirs.{method}: KeyError: 'x\\n'"
+        f"--backend 'good': error in their-package: Theirs.{method}: KeyError: 'x\\n'"
     )
     assert "their-package" in str(caught.value.hint)
 
@@ -90,7 +90,7 @@ def test_no_method_ends_the_launcher(method, end, said):
 
     with pytest.raises(ConfigError) as caught:
         asked(made(**{method: of_class(method, finish)}), method)
-    assert caught.value.message.endswith(f"their-package is at fault: Theirs.{method}: {said}")
+    assert caught.value.message.endswith(f"error in their-package: Theirs.{method}: {said}")
     assert caught.value.__cause__ is end
 
 
@@ -122,14 +122,14 @@ def pressed_and_left():
 @pytest.mark.parametrize(
     "answer", [pressed, pressed_and_forgotten, pressed_and_refused, pressed_and_left]
 )
-def test_a_ctrl_c_ends_the_launcher_whatever_a_method_makes_of_it(answer):
+def test_a_ctrl_c_ends_the_launcher_even_if_a_method_catches_it(answer):
     kind = made(agreed=lambda self: answer(), job_variables=lambda self, topology: self.agreed())
     with pytest.raises(KeyboardInterrupt):
         asked(kind, "job_variables")
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_where_a_ctrl_c_is_answered_otherwise_it_is_left_to_who_does():
+def test_another_handler_of_ctrl_c_is_left_in_place():
     heard = []
     before = signal.signal(signal.SIGINT, lambda *_: heard.append(True))
     try:
@@ -144,18 +144,18 @@ def test_what_a_method_prints_is_not_on_stdout(capsys):
     assert capsys.readouterr() == ("", "here\n")
 
 
-def test_a_class_that_cannot_be_held_is_named_with_its_package():
+def test_a_class_that_cannot_be_subclassed_is_reported_with_its_package():
     class Final(Good):
         def __init_subclass__(cls):
             raise TypeError("no more")
 
     with pytest.raises(
-        ConfigError, match="--backend 'good': their-package is at fault: Final: TypeError: no more"
+        ConfigError, match="--backend 'good': error in their-package: Final: TypeError: no more"
     ):
-        guarded(Final, "good", "their-package")
+        checked_backend(Final, "good", "their-package")
 
 
-def test_what_it_refuses_itself_stays_as_it_is():
+def test_config_errors_of_the_backend_stay_as_they_are():
     def refuse(self, topology):
         raise ConfigError("not so")
 
@@ -168,45 +168,53 @@ def test_what_it_refuses_itself_stays_as_it_is():
     [
         ("job_variables", {"N": 3}, "the value of N is '3', text without NUL is needed"),
         ("worker_variables", {"N": "a\0b"}, "the value of N"),
-        ("default_variables", {"A=B": ""}, "no name of a variable"),
-        ("node_variables", {"RANK": "1"}, "RANK is distlaunch's to set"),
+        ("default_variables", {"A=B": ""}, "not a name of a variable"),
+        ("node_variables", {"RANK": "1"}, "RANK is set by distlaunch"),
         ("cluster_variables", None, "a mapping is needed, not 'None'"),
-        ("attempt_files", {"F": "../x"}, "no file in the attempt's folder"),
+        ("attempt_files", {"F": "../x"}, "not a file in the attempt's folder"),
         ("script_words", "--all", "a list of texts is needed"),
         ("notes", iter("ab"), "a list of texts is needed"),
-        ("worker_words", (1,), "'1' is no text"),
+        ("worker_words", (1,), "'1' is not text"),
         (
             "worker_words",
             ("--all", "x" * 131_072),
-            "xxx'... is 131,072 bytes, Linux takes 131,071 of one argument",
+            "xxx'... is 131,072 bytes, but Linux allows 131,071 for an argument",
         ),
         (
             "script_words",
             ("x" * 3_000_000,),
-            "xxx'... is 3,000,000 bytes, Linux takes 131,071 of one argument",
+            "xxx'... is 3,000,000 bytes, but Linux allows 131,071 for an argument",
         ),
         (
             "worker_variables",
             {"N": "x" * 131_070},
-            "N is 131,072 bytes, Linux takes 131,071 of one",
+            "N is 131,072 bytes, but Linux allows 131,071 for an argument",
         ),
         (
             "node_variables",
             {"A": "b", "N": "x" * 131_070},
-            "N is 131,072 bytes, Linux takes 131,071 of one",
+            "N is 131,072 bytes, but Linux allows 131,071 for an argument",
         ),
-        ("task_variables", {"N": "x" * 131_070}, "N is 131,072 bytes, Linux takes 131,071 of one"),
+        (
+            "task_variables",
+            {"N": "x" * 131_070},
+            "N is 131,072 bytes, but Linux allows 131,071 for an argument",
+        ),
         (
             "options",
             [BackendOption(name="a", about="b", kind="choice")],
             "choices are for kind='choice'",
         ),
-        ("options", [BackendOption(name="a", about="b", kind="integer")], "is no option"),
-        ("options", None, "'None' is no option"),
-        ("options", [BackendOption(name="UPPER", about="b")], "'UPPER' can never be given"),
-        ("options", [BackendOption(name="bucket_mb", about="b")], "'bucket_mb' can never be given"),
-        ("options", [BackendOption(name="a b", about="b")], "'a b' can never be given"),
-        ("options", [BackendOption(name="b=c", about="b")], "'b=c' can never be given"),
+        ("options", [BackendOption(name="a", about="b", kind="integer")], "is not a BackendOption"),
+        ("options", None, "'None' is not a BackendOption"),
+        ("options", [BackendOption(name="UPPER", about="b")], "'UPPER' is not a valid name"),
+        (
+            "options",
+            [BackendOption(name="bucket_mb", about="b")],
+            "'bucket_mb' is not a valid name",
+        ),
+        ("options", [BackendOption(name="a b", about="b")], "'a b' is not a valid name"),
+        ("options", [BackendOption(name="b=c", about="b")], "'b=c' is not a valid name"),
         (
             "options",
             [BackendOption(name="a", about="b"), BackendOption(name="a", about="c")],
@@ -220,12 +228,12 @@ def test_what_it_refuses_itself_stays_as_it_is():
         (
             "options",
             [BackendOption(name="a", about="b", kind="choice", choices=(1, 2))],
-            "'1' is no text",
+            "'1' is not text",
         ),
         (
             "options",
             [BackendOption(name="a", about="b", kind="choice", choices=("x", "X"))],
-            "a: two choices differ in",
+            "a: two choices differ only in case",
         ),
         (
             "needed",
@@ -233,12 +241,12 @@ def test_what_it_refuses_itself_stays_as_it_is():
             "a line of text is needed, not 'None'",
         ),
         ("sized", None, "TrainOptions are needed"),
-        ("needed", ("torch",), "is no Requirement"),
+        ("needed", ("torch",), "is not a Requirement"),
     ],
 )
-def test_what_a_method_gives_is_looked_at(method, value, said):
+def test_return_values_of_methods_are_checked(method, value, said):
     kind = made(**{method: value if method == "notes" else of_class(method, lambda *_: value)})
-    with pytest.raises(ConfigError, match=r"their-package is at fault: Theirs\.") as caught:
+    with pytest.raises(ConfigError, match=r"error in their-package: Theirs\.") as caught:
         asked(kind, method)
     assert said in caught.value.message
 
@@ -248,7 +256,7 @@ def test_what_a_method_gives_is_looked_at(method, value, said):
     [
         ({"about": ""}, "Theirs.about: a line of text is needed"),
         ({"about": "two\nlines"}, "Theirs.about: a line of text is needed"),
-        ({"name": "otherone"}, "Theirs calls itself 'otherone'"),
+        ({"name": "otherone"}, "Theirs is named 'otherone'"),
         ({"requires": ("torch",)}, "Theirs.requires: "),
         ({"usual": ("file",)}, "Theirs.usual: a mapping is needed"),
         ({"usual": {"config": ("$HOME/file", "")}}, "Theirs.usual: a list of files is needed"),
@@ -257,32 +265,36 @@ def test_what_a_method_gives_is_looked_at(method, value, said):
             {"shared_memory": "a_{address}_{port}"},
             "Theirs.shared_memory: a tuple of texts is needed",
         ),
-        ({"shared_memory": ("a_{port}_{rank}",)}, "is no name with {address} and {port} in it"),
-        ({"shared_memory": ("a_{address}_{uid}",)}, "is no name with {address} and {port} in it"),
-        ({"shared_memory": ("a/{address}_{port}",)}, "is no name with {address} and {port} in it"),
+        ({"shared_memory": ("a_{port}_{rank}",)}, "is not a name with {address} and {port} in it"),
+        (
+            {"shared_memory": ("a_{address}_{uid}",)},
+            "is not a name with {address} and {port} in it",
+        ),
+        (
+            {"shared_memory": ("a/{address}_{port}",)},
+            "is not a name with {address} and {port} in it",
+        ),
         (
             {"shared_memory": ("a_{address}_{port}_{pid}",)},
-            "is no name with {address} and {port} in it",
+            "is not a name with {address} and {port} in it",
         ),
         (
             {"shared_memory": ("a_{address}_{port}_{",)},
-            "is no name with {address} and {port} in it",
+            "is not a name with {address} and {port} in it",
         ),
         (
             {"shared_memory": ("a_{address}_{port!r}_{port}",)},
-            "is no name with {address} and {port} in it",
+            "is not a name with {address} and {port} in it",
         ),
     ],
 )
-def test_a_class_that_is_no_whole_backend_is_refused(body, said):
-    with pytest.raises(
-        ConfigError, match="--backend 'good': their-package is at fault: "
-    ) as caught:
+def test_an_incomplete_backend_class_is_refused(body, said):
+    with pytest.raises(ConfigError, match="--backend 'good': error in their-package: ") as caught:
         made(**body)
     assert said in caught.value.message
 
 
-def test_a_good_one_is_left_as_it_is():
+def test_a_valid_backend_works_unchanged():
     names = ("a_{uid}_{address}:{port}.{rank}", "{port}{address}")
     kind = made(job_variables=lambda self, topology: {"A": "b"}, shared_memory=names)
     assert kind.shared_memory == names

@@ -64,7 +64,7 @@ def test_options_become_variables_of_nccl_and_the_recorder():
     assert chosen("dump-pipe=off").attempt_files(GPUS) == FILES
 
 
-def test_what_the_toolkit_is_to_do_reaches_it():
+def test_options_of_the_toolkit_reach_it():
     words = ["collective-timeout=5m", "find-unused-parameters", "bucket-mb=50", "static-graph=no"]
     variables = job_variables(
         CPUS,
@@ -84,7 +84,7 @@ def test_what_the_toolkit_is_to_do_reaches_it():
 
 
 @pytest.mark.parametrize("name", ["collective-timeout", "bucket-mb"])
-def test_zero_is_refused_where_it_means_nothing(name):
+def test_zero_is_refused_where_it_has_no_meaning(name):
     with pytest.raises(ConfigError, match=f"-o {name}=0"):
         chosen(f"{name}=0")
 
@@ -92,6 +92,6 @@ def test_zero_is_refused_where_it_means_nothing(name):
 def test_a_static_graph_makes_looking_for_unused_parameters_idle():
     assert chosen("static-graph").notes == chosen("find-unused-parameters").notes == ()
     assert (
-        "find-unused-parameters does nothing"
+        "find-unused-parameters has no effect"
         in chosen("static-graph", "find-unused-parameters").notes[0]
     )

@@ -14,8 +14,8 @@ def backend(*words: str) -> Ray:
     return Ray(chosen_options(words, Ray.options(), "ray"), {})
 
 
-def demand(*words: str, **sizes: object):
-    return backend(*words).demand(TrainOptions(**sizes))
+def placement_request(*words: str, **sizes: object):
+    return backend(*words).placement_request(TrainOptions(**sizes))
 
 
 @pytest.mark.parametrize(
@@ -27,19 +27,19 @@ def demand(*words: str, **sizes: object):
     ],
 )
 def test_workers_of_each_node_are_one_bundle_on_a_node_of_its_own(sizes):
-    found = demand("cpus-per-worker=3", **sizes)
+    found = placement_request("cpus-per-worker=3", **sizes)
     assert found.bundles == ({"CPU": 12.0, "GPU": 4.0},) * 2
     assert (found.strategy, found.workers, found.unit) == ("STRICT_SPREAD", 4, "gpus")
 
 
 def test_workers_of_a_total_have_a_bundle_each():
-    found = demand("strategy=strict-pack", "resources=disk=0.5, A100 = 1", num_procs=3)
+    found = placement_request("strategy=strict-pack", "resources=disk=0.5, A100 = 1", num_procs=3)
     assert found.bundles == ({"CPU": 1.0, "disk": 0.5, "A100": 1.0},) * 3
     assert (found.strategy, found.workers, found.unit) == ("STRICT_PACK", 1, "workers")
 
 
 def test_without_a_size_there_is_a_worker_for_each_gpu_of_the_cluster():
-    found = demand("cpus-per-worker=0")
+    found = placement_request("cpus-per-worker=0")
     assert (found.bundles, found.each) == (None, {"GPU": 1.0})
 
 
@@ -64,24 +64,24 @@ def test_without_a_size_there_is_a_worker_for_each_gpu_of_the_cluster():
         (
             ("cpus-per-worker=0",),
             {"num_procs": 2},
-            "a worker for which Ray keeps nothing has no place",
+            "Ray cannot place a worker without resources",
         ),
-        (("resources=disk=1.5",), {"num_procs": 2}, "'disk' would be 1.5 of a bundle"),
+        (("resources=disk=1.5",), {"num_procs": 2}, "'disk' would be 1.5 per bundle"),
         (
             ("resources=disk=0.5",),
             {"num_nodes": 2, "procs_per_node": 3},
-            "'disk' would be 1.5 of a bundle",
+            "'disk' would be 1.5 per bundle",
         ),
         (
             ("strategy=spread",),
             {"num_nodes": 2, "procs_per_node": 1},
-            "-o strategy is for a number of workers alone",
+            "-o strategy is only for a total number of workers",
         ),
     ],
 )
-def test_what_ray_cannot_be_asked_for_is_refused(words, options, said):
+def test_sizes_that_ray_cannot_place_are_refused(words, options, said):
     with pytest.raises(ConfigError, match=re.escape(said)):
-        demand(*words, **options)
+        placement_request(*words, **options)
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_what_ray_cannot_be_asked_for_is_refused(words, options, said):
         "object_store_memory=9",
     ],
 )
-def test_resources_that_are_none_are_refused(text):
+def test_invalid_resources_are_refused(text):
     with pytest.raises(ConfigError, match="-o resources"):
         backend(f"resources={text}")
 

@@ -1,4 +1,4 @@
-"""What has to be installed for a backend, and the command that does it."""
+"""Required packages of a backend, and the command that installs them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,12 @@ import pytest
 
 from distlaunch.backends.accelerate import Accelerate
 from distlaunch.backends.base import Requirement
-from distlaunch.backends.requirements import check_installed, install_words, installed_for, look_for
+from distlaunch.backends.requirements import (
+    check_installed,
+    find_modules,
+    install_command,
+    installed_for,
+)
 from distlaunch.backends.tensorflow import TensorFlow
 from distlaunch.cli.pages import page_text
 from distlaunch.core.errors import ConfigError
@@ -19,7 +24,7 @@ LEGACY = {"TF_USE_LEGACY_KERAS": "1"}
 
 @pytest.fixture
 def install(tmp_path, monkeypatch):
-    """Have a module, and the records of its package, in a folder that Python looks in first."""
+    """Install a module with its package's metadata in a folder at the beginning of the path."""
     monkeypatch.syspath_prepend(str(tmp_path))
 
     def put(module: str, version: str) -> None:
@@ -37,8 +42,8 @@ def install(tmp_path, monkeypatch):
 
 def missing(requirements) -> list[str]:
     return [
-        install_words("py", found.requirement, found.release)
-        for found in look_for(requirements)
+        install_command("py", found.requirement, found.release)
+        for found in find_modules(requirements)
         if not found.is_met
     ]
 
@@ -56,13 +61,13 @@ def test_keras_2_is_needed_beside_a_tensorflow_that_no_longer_has_it(install, ve
     assert missing(TensorFlow.requires) == expected
 
 
-def test_keras_2_that_is_there_will_do(install):
+def test_an_installed_keras_2_is_enough(install):
     install("tensorflow", "2.21.0")
     install("tf_keras", "2.21.0")
     assert missing(TensorFlow.requires) == []
 
 
-def test_who_wants_keras_3_needs_no_keras_2():
+def test_keras_2_is_not_needed_for_keras_3():
     backend = TensorFlow({}, {})
     assert [each.module for each in backend.needed(LEGACY)] == ["tensorflow", "tf_keras"]
     assert [each.module for each in backend.needed({"TF_USE_LEGACY_KERAS": "0"})] == ["tensorflow"]
@@ -95,7 +100,7 @@ def test_the_recipe_for_horovod_on_its_page_is_the_one_that_the_tests_build_with
     assert "-std=gnu++20" in environments.COMPILER
 
 
-def test_an_interpreter_that_is_not_ours_is_asked_what_it_has(tmp_path):
+def test_another_interpreter_reports_its_modules(tmp_path):
     python = str(tmp_path / "bare" / "bin" / "python")
     venv.create(tmp_path / "bare", with_pip=False)
     wanted = (
@@ -122,10 +127,13 @@ def test_an_interpreter_that_is_not_ours_is_asked_what_it_has(tmp_path):
         (site / f"{package}-{version}.dist-info" / "METADATA").write_text(metadata)
     with pytest.raises(ConfigError, match=r"gossip-daemon 1\.9 is older than 2\.0"):
         check_installed("gossip", wanted, python, [], installed=ask())
-    assert [each.release for each in look_for(TensorFlow.requires, installed=ask())] == ["", "2.21"]
+    assert [each.release for each in find_modules(TensorFlow.requires, installed=ask())] == [
+        "",
+        "2.21",
+    ]
 
 
-def test_one_that_gives_no_answer_is_left_to_say_so_itself(tmp_path):
+def test_an_interpreter_that_does_not_answer_is_not_reported(tmp_path):
     program = tmp_path / "python"
     program.write_text("#!/bin/sh\nexit 3\n")
     program.chmod(0o755)

@@ -1,4 +1,4 @@
-"""What TensorFlow's workers get: their cluster, their task, and the GPUs that are their own."""
+"""The cluster, task and GPUs of TensorFlow's workers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def backend(*words: str) -> TensorFlow:
 
 
 def configs(*words: str, cluster: tuple[str, ...] = CLUSTER) -> list[dict]:
-    """Give what each worker is told, by rank."""
+    """Return TF_CONFIG of each worker, by rank."""
     made = backend(*words)
     told = made.cluster_variables(cluster)
     found = [made.task_variables(len(cluster), rank) for rank in range(len(cluster))]
@@ -93,7 +93,7 @@ def test_a_chief_and_an_evaluator_leave_no_worker_of_two():
 
 def test_one_worker_is_not_to_evaluate_alone():
     alone, two = (Topology(nodes=(Node(host="a", slots=slots),), device="cpu") for slots in (1, 2))
-    with pytest.raises(ConfigError, match="nobody to train"):
+    with pytest.raises(ConfigError, match="no worker would train"):
         backend("evaluator").check(alone)
     backend("evaluator").check(two)
     backend("evaluator=off").check(alone)
@@ -188,7 +188,7 @@ def test_one_worker_a_node_contradicts_other_sizes(options):
 # --- the environment
 
 
-def test_keras_2_is_used_unless_somebody_says_otherwise():
+def test_keras_2_is_used_unless_the_user_chooses_otherwise():
     assert backend().default_variables(Topology(nodes=(), device="cpu")) == {
         "TF_USE_LEGACY_KERAS": "1"
     }

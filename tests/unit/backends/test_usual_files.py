@@ -1,5 +1,4 @@
-"""A file that a backend reads where the user names none, as accelerate launch reads its default
-configuration."""
+"""Default files of a backend, such as accelerate launch's default configuration."""
 
 from __future__ import annotations
 
@@ -34,15 +33,15 @@ def configured(home, *words: str, **environ: str):
     return backend.job_variables(CPUS).get("ACCELERATE_MIXED_PRECISION"), told
 
 
-def test_accelerates_default_configuration_is_read_and_that_is_told(home):
+def test_accelerates_default_configuration_is_read_with_a_notice(home):
     precision, told = configured(home)
     assert precision == "bf16"
     path = home / ".cache/huggingface/accelerate/default_config.yaml"
-    assert told == (f"{path} is read (-o config=none does without)",)
+    assert told == (f"{path} is read (-o config=none ignores it)",)
     assert configured(home, "mixed-precision=fp16")[0] == "fp16"
 
 
-def test_the_variables_say_where_it_is_and_the_first_of_them_alone_counts(home):
+def test_only_the_first_variable_with_a_path_counts(home):
     cache, hub = home / "cache", home / "hub"
     put(cache / "huggingface", "fp16")
     assert configured(home, XDG_CACHE_HOME=str(cache))[0] == "fp16"
@@ -51,22 +50,22 @@ def test_the_variables_say_where_it_is_and_the_first_of_them_alone_counts(home):
     assert configured(home, XDG_CACHE_HOME=str(cache), HF_HOME="~/hub")[0] == "no"
 
 
-def test_another_file_or_none_is_read_instead_where_that_is_said(home):
+def test_an_option_replaces_or_ignores_the_default_file(home):
     (home / "mine.yaml").write_text("distributed_type: NO\nmixed_precision: fp8\n")
     assert configured(home, "config=mine.yaml") == ("fp8", ())
     assert configured(home, "config=none") == (None, ())
     assert configured(home, "config=none", HF_HOME="nowhere") == (None, ())
 
 
-def test_what_is_wrong_there_is_said_with_how_to_do_without(home):
+def test_errors_in_a_default_file_are_reported_with_how_to_ignore_it(home):
     path = home / ".cache/huggingface/accelerate/default_config.yaml"
     path.write_text("distributed_type: MULTI_GPUS\n")
     with pytest.raises(ConfigError, match=f"{path}:1") as caught:
         configured(home)
-    assert caught.value.hint == "did you mean MULTI_GPU?; -o config=none does without"
+    assert caught.value.hint == "did you mean MULTI_GPU?; -o config=none ignores it"
 
 
-def test_a_name_that_is_not_here_is_answered_with_where_the_usual_file_is(home):
+def test_a_missing_file_is_reported_with_the_path_of_the_default_file(home):
     with pytest.raises(ConfigError, match="No such file") as caught:
         configured(home, "config=default_config.yaml")
     assert f"{home}/.cache/huggingface/accelerate/default_config.yaml" in str(caught.value.hint)

@@ -193,7 +193,7 @@ def test_an_error_is_two_lines_and_leaves_the_file_alone(tmp_path):
     failed = command(tmp_path, "kubernetes", "--gpus-per-node=2", "--out", "job.yaml", "t.py")
     assert (failed.returncode, failed.stdout) == (2, b"")
     first, second = failed.stderr.decode().splitlines()
-    assert first == "distlaunch: error: --image is missing: what the pods run"
+    assert first == "distlaunch: error: --image is missing: the container image of the pods"
     assert second.startswith("  hint: --image NAME")
     assert (tmp_path / "job.yaml").read_text() == "old"
 

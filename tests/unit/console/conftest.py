@@ -1,4 +1,4 @@
-"""Consoles whose descriptors are files in memory, pipes and real terminals."""
+"""Consoles whose descriptors are memory files, pipes and real terminals."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Clock:
 
 
 class Memory:
-    """A console on two memory files: what is written is read back after ``close``."""
+    """A console on two memory files, which can be read after ``close``."""
 
     def __init__(self, *, world_size: int, same: bool = False, **options) -> None:
         self._out = os.memfd_create("out")
@@ -53,7 +53,7 @@ class Memory:
 
 
 class Terminal:
-    """A real pseudo-terminal whose screen side is read by a thread, unless it is stopped."""
+    """A real pseudo-terminal. A thread reads what is shown, unless the terminal is stopped."""
 
     def __init__(self, *, columns: int = 80) -> None:
         self.master, self.fd = os.openpty()
@@ -80,7 +80,7 @@ class Terminal:
                 self._cond.notify_all()
 
     def stop(self) -> None:
-        """Stop output as Ctrl-S does."""
+        """Stop output, as Ctrl-S does."""
         termios.tcflow(self.fd, termios.TCOOFF)
 
     def go_on(self) -> None:
@@ -92,7 +92,7 @@ class Terminal:
             return bytes(self._seen)
 
     def close(self) -> bytes:
-        """End the terminal and return all that was shown on it."""
+        """Close the terminal and return everything that was shown."""
         os.close(self.fd)
         self._thread.join(20)
         os.close(self.master)
@@ -100,7 +100,7 @@ class Terminal:
 
 
 class Screen:
-    """A console with stderr on a terminal, and stdout too unless the test leads it elsewhere."""
+    """A console with stderr on a terminal, and stdout, too, unless a test redirects it."""
 
     def __init__(self, *, world_size: int = 2, columns: int = 80, environ=None, **options) -> None:
         self.terminal = Terminal(columns=columns)

@@ -45,7 +45,7 @@ def test_a_line_that_some_ranks_have_is_shown_after_a_tenth_of_a_second():
     assert shown.lines == [(frozenset({0, 2}), b"hello")]
 
 
-def test_a_line_that_comes_too_late_is_shown_for_itself():
+def test_a_late_line_is_shown_separately():
     fold, shown = folder(2)
     fold.add(0, b"hello", 0.0)
     fold.flush_due(0.1)
@@ -81,7 +81,7 @@ def test_a_rank_that_has_ended_is_not_waited_for():
     assert shown.lines == [(frozenset({0, 1}), b"bye")]
 
 
-def test_last_words_of_ranks_that_end_one_after_the_other_are_folded():
+def test_last_lines_of_ranks_that_end_one_after_the_other_are_folded():
     fold, shown = folder(2)
     fold.add(0, b"bye", 0.0)
     fold.ended(0)
@@ -101,7 +101,7 @@ def test_big_blocks_fold_where_they_are_equal():
     assert sum(len(ranks) == 2 for ranks, _ in shown.lines) == 2999
 
 
-def test_big_blocks_that_are_out_of_step_find_together_again():
+def test_big_blocks_that_are_out_of_step_are_realigned():
     fold, shown = folder(2)
     common = [b"line %d" % number for number in range(3000)]
     fold.add(0, b"\n".join(common), 0.0)

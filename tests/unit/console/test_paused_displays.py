@@ -1,5 +1,4 @@
-"""Programs that stand still in the middle of drawing: their rows end as on a terminal of their
-own."""
+"""Programs that pause while drawing: their rows end as on a terminal of their own."""
 
 from __future__ import annotations
 
@@ -35,7 +34,7 @@ class Terminal:
 
 @pytest.fixture(autouse=True)
 def _no_monitor(monkeypatch):
-    """Have tqdm start no thread that would redraw its bars."""
+    """Disable tqdm's monitor thread, which would redraw bars."""
     from tqdm import tqdm
 
     monkeypatch.setattr(tqdm, "monitor_interval", 0)
@@ -129,7 +128,7 @@ def rich_progress(file):
 
 
 def rows_below_the_cursor(file):
-    """Draw three rows with a visible cursor that rests in the last of them."""
+    """Draw three rows with a visible cursor that stops in the last of them."""
     for step in range(4):
         file.write("\x1b[2A" if step else "\r")
         for row in range(3):
@@ -166,7 +165,7 @@ def on_a_terminal(writes: list[bytes]) -> list[str]:
 
 
 def shown(writes: list[bytes], pause: int) -> list[str]:
-    """Return all lines of a program that pauses after so many writes."""
+    """Return all lines of a program that pauses after this many writes."""
     display, now, lines = Display(), 0.0, []
     for count, data in enumerate(writes, 1):
         lines += display.feed(data, now)

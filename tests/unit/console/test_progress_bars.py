@@ -10,7 +10,7 @@ FRAME_S = 0.05
 
 
 def drawn(shown: bytes, columns: int = 80) -> list[str]:
-    """Draw what a terminal was sent; give its rows down to the last that shows something."""
+    """Return the rows that a terminal shows for these bytes, without empty ones at the end."""
     emulator = pyte.Screen(columns, 24)
     emulator.set_mode(pyte.modes.LNM)
     pyte.ByteStream(emulator).feed(shown)
@@ -204,7 +204,7 @@ def test_a_prompt_after_a_bar_that_stands_still_keeps_the_cursor(screen):
     one.read()
 
 
-def test_what_follows_a_bar_on_the_other_stream_stands_below_it(screen):
+def test_output_on_the_other_stream_is_shown_below_a_bar(screen):
     one = screen(world_size=1)
     one.console.output(0, 2, b"\r50%", 0.0)
     one.console.tick(0.5)
@@ -329,7 +329,7 @@ def test_sequences_split_at_any_place_draw_the_same():
         b"\x1bPq",
     ],
 )
-def test_what_a_display_shows_holds_nothing_but_text_and_colours(hostile):
+def test_a_display_contains_only_text_and_colours(hostile):
     display = Display()
     display.feed(b"one\n\x1b[A" + hostile * 50 + b"end", 0.0)
     rows = display.rows()
@@ -355,8 +355,7 @@ def test_a_bar_with_a_hundred_thousand_states_takes_little_time():
 
 
 def drawn_by(piece, count, now=0.0):
-    """Return the bytes of what is final, and of what is on display, after a program wrote these
-    bytes."""
+    """Return the final lines and the current rows after a program has written these bytes."""
     display = Display()
     final = 0
     data = piece * (65_536 // len(piece))

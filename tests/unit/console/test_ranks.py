@@ -25,14 +25,14 @@ def test_output_option_names_ranks(text, ranks):
 @pytest.mark.parametrize(
     "text", ["", ",", "0,", "a", "1-", "-1", "1-2-3", "some", "1.5", "²", "0x1"]
 )
-def test_what_is_no_rank_is_refused_and_named(text):
+def test_text_that_is_not_a_rank_is_refused(text):
     with pytest.raises(ConfigError) as raised:
         parse_output_ranks(text, 8)
     assert "is not a rank" in raised.value.message
     assert raised.value.exit_code == 2
 
 
-def test_a_rank_that_is_not_there_is_named_with_those_that_are():
+def test_a_missing_rank_is_reported_with_the_existing_ones():
     with pytest.raises(ConfigError) as raised:
         parse_output_ranks("0,2-9", 8)
     assert "no rank 9" in raised.value.message

@@ -36,7 +36,7 @@ def test_equal_lines_are_not_folded(memory):
     assert [record["rank"] for record in records(two.stdout())] == [0, 1]
 
 
-def test_our_own_lines_and_events_are_records_too(memory):
+def test_launcher_lines_and_events_are_records(memory):
     one = memory(world_size=1, format="jsonl")
     one.console.say("note", level="warning")
     one.console.event({"event": "started", "attempt": 0})
@@ -46,7 +46,7 @@ def test_our_own_lines_and_events_are_records_too(memory):
     ]
 
 
-def test_bytes_that_are_no_text_come_in_base64_beside_it(memory):
+def test_bytes_that_are_not_utf8_are_added_in_base64(memory):
     one = memory(world_size=1, format="jsonl")
     one.console.output(0, 1, b"ok\n\xff\xfe\n", 0.0)
     good, bad = records(one.stdout())

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distlaunch.console.repeated_blocks import Repeats, alike, without_rank
+from distlaunch.console.repeated_blocks import RepeatedBlocks, comparison_key, without_rank
 from tests.examples import examples
 
 PEER = "[rank{0}]: RuntimeError: [../gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:{1}"
@@ -22,7 +22,9 @@ def traceback(rank: int, port: int) -> list[bytes]:
 class Shown:
     def __init__(self) -> None:
         self.lines: list[tuple[object, bytes]] = []
-        self.repeats = Repeats(lambda who, lines: self.lines.extend((who, line) for line in lines))
+        self.repeats = RepeatedBlocks(
+            lambda who, lines: self.lines.extend((who, line) for line in lines)
+        )
 
 
 @pytest.fixture
@@ -67,7 +69,7 @@ def test_a_traceback_that_ends_differently_is_shown_in_full(shown):
     assert shown.lines[-1] == (1, b"ValueError: bad sample 23")
 
 
-def test_what_a_rank_writes_after_a_repetition_stands_below_it(shown):
+def test_lines_after_a_repetition_are_shown_below_it(shown):
     shown.repeats.add(0, [b"block one", b"block two"], 0.0)
     shown.repeats.add(1, [b"block one", b"block two", b"mine", b"more"], 0.5)
     shown.repeats.flush_due(0.9)
@@ -86,7 +88,7 @@ def test_a_single_equal_line_is_shown_soon(shown):
     assert shown.lines == [(0, b"epoch 1"), (1, b"epoch 1")]
 
 
-def test_what_was_shown_long_ago_or_by_the_rank_itself_is_no_repetition(shown):
+def test_old_lines_and_lines_of_the_same_rank_are_no_repetition(shown):
     shown.repeats.add(0, [b"block one", b"block two"], 0.0)
     shown.repeats.add(0, [b"block one", b"block two"], 1.0)
     assert len(shown.lines) == 4
@@ -118,7 +120,7 @@ def test_equal_lines_of_one_rank_are_all_shown_when_the_first_of_them_is_due(sho
     assert shown.lines == [(0, b"loading data")] + [(1, b"loading data")] * 20
 
 
-def test_a_burst_of_lines_that_no_other_rank_has_shown_ends_a_run_at_once(shown):
+def test_many_new_lines_end_a_candidate_at_once(shown):
     shown.repeats.add(0, [b"loading data"], 0.0)
     burst = [b"step %d" % step for step in range(100)]
     shown.repeats.add(1, [b"loading data", *burst], 0.1)
@@ -135,7 +137,7 @@ def test_lines_that_the_first_rank_shows_later_belong_to_the_repetition(shown):
 
 
 @pytest.mark.parametrize(("length", "apart"), [(10, 0.1), (10, 0.001), (4000, 0.05)])
-def test_a_repetition_without_end_is_told_of_now_and_then(shown, length, apart):
+def test_an_endless_repetition_is_reported_periodically(shown, length, apart):
     now = 0.0
     for step in range(1000):
         now += apart
@@ -169,10 +171,10 @@ def test_a_repetition_without_end_is_told_of_now_and_then(shown, length, apart):
     ],
 )
 def test_lines_are_alike_if_they_differ_in_what_each_rank_has_for_itself(one, other, equal):
-    assert (alike(one) == alike(other)) == equal
+    assert (comparison_key(one) == comparison_key(other)) == equal
 
 
-def test_only_torchs_own_prefix_is_taken_off():
+def test_only_torchs_own_prefix_is_removed():
     assert without_rank(b"[rank3]: a") == b"a"
     assert without_rank(b"[rank3] a") == b"[rank3] a"
     assert without_rank(b"[ranks]: a") == b"[ranks]: a"

@@ -13,7 +13,7 @@ from tests.examples import examples
 
 
 def lines_of(shown: bytes, ranks: int) -> list[list[bytes]]:
-    """Take the prefixes off: every rank's lines in the order shown."""
+    """Return every rank's lines in the order shown, without prefixes."""
     members = {format_ranks([rank]): [rank] for rank in range(ranks)}
     for mask in range(1 << ranks):
         group = [rank for rank in range(ranks) if mask >> rank & 1]
@@ -28,8 +28,7 @@ def lines_of(shown: bytes, ranks: int) -> list[list[bytes]]:
 
 
 def in_a_file(written: bytes) -> list[bytes]:
-    """Give the lines that a file shall have: as written, but only the end of a line that was drawn
-    over."""
+    """Return the lines that a file should contain: only the last state of redrawn lines."""
     lines = written.split(b"\n")
     last = lines.pop()
     if not is_blank(last) or (last and b"\r" not in last):
@@ -43,7 +42,7 @@ def in_a_file(written: bytes) -> list[bytes]:
 
 
 def is_blank(state: bytes) -> bool:
-    """Tell whether this shows nothing: blanks, and the sequences that erase or move up."""
+    """Return whether text shows nothing: blanks, and sequences that erase or move up."""
     for sequence in (b"\x1b[K", b"\x1b[0K", b"\x1b[2K", b"\x1b[A"):
         state = state.replace(sequence, b"")
     return not state.strip()
@@ -75,7 +74,7 @@ CONTENT = st.one_of(
 def test_unprefixed_output_is_what_each_rank_wrote_but_for_lines_drawn_over(memory, chunks):
     patched = pytest.MonkeyPatch()
     patched.setattr(
-        repeated_blocks, "_LEAST_LINES", 10**9
+        repeated_blocks, "_MIN_LINES", 10**9
     )  # no block becomes a line that only counts it
     written = [b""] * 3
     some = memory(world_size=3)
@@ -141,7 +140,7 @@ def test_only_the_chosen_ranks_are_shown(memory):
     assert some.stdout() == b"[1,3] hi\n"
 
 
-def test_no_rank_chosen_shows_nothing_but_our_own_lines(memory):
+def test_no_rank_chosen_shows_only_launcher_lines(memory):
     none = memory(world_size=2, show=frozenset())
     none.console.output(0, 1, b"hi\n", 0.0)
     none.console.rank_ended(0, 0.0)
@@ -166,7 +165,7 @@ def test_a_partial_line_is_shown_after_half_a_second_and_goes_on(memory):
     assert one.stdout() == b"[0] Continue? yes\n[0] next\n"
 
 
-def test_a_partial_line_is_ended_when_another_rank_speaks(memory):
+def test_a_partial_line_is_ended_when_another_rank_writes(memory):
     two = memory(world_size=2)
     two.console.output(0, 1, b"load", 0.0)
     two.console.tick(0.5)
@@ -186,7 +185,7 @@ def test_no_empty_line_follows_a_partial_line_that_was_interrupted_at_its_end(me
     assert two.stdout() == b"[0] prompt\n[1] hello\n[0] next\n"
 
 
-def test_our_own_line_does_not_stand_in_a_workers_line(memory):
+def test_a_launcher_line_is_not_inside_a_workers_line(memory):
     one = memory(world_size=1, same=True)
     one.console.output(0, 1, b"prompt", 0.0)
     one.console.tick(0.5)
@@ -195,7 +194,7 @@ def test_our_own_line_does_not_stand_in_a_workers_line(memory):
     assert one.stdout() == b"[0] prompt\ndistlaunch: two\nlines\n[0] !\n"
 
 
-def test_our_own_line_comes_after_the_whole_lines_held_before_it(memory):
+def test_a_launcher_line_follows_the_whole_lines_held_before_it(memory):
     two = memory(world_size=2, same=True)
     two.console.output(0, 2, b"Traceback\n", 0.0)
     two.console.say("rank 0 failed", level="error")
@@ -228,7 +227,7 @@ def test_bytes_reach_a_file_as_they_are(memory):
     assert one.stdout() == b"[0] " + data
 
 
-def test_quiet_hides_our_information_but_no_warning(memory):
+def test_quiet_hides_information_but_no_warning(memory):
     one = memory(world_size=1, quiet=True)
     one.console.say("info")
     one.console.say("warning", level="warning")
@@ -283,7 +282,7 @@ def test_millions_of_empty_lines_take_bounded_memory(memory, ranks):
     assert one.stdout() == b"[0] \n" * (32 * (64 << 10))
 
 
-def test_a_closed_descriptor_is_none_of_the_jobs_business():
+def test_a_closed_descriptor_does_not_disturb_the_job():
     console = open_console(world_size=1, environ={}, stdout_fd=987, stderr_fd=988)
     console.output(0, 1, b"x\n", 0.0)
     console.say("y")
@@ -336,7 +335,7 @@ def test_a_state_that_is_on_show_is_not_shown_again(memory, end):
     assert one.read()[1] == b"[0] 20%\n"
 
 
-def test_a_bar_after_a_prompt_leaves_the_prompts_line(memory):
+def test_a_bar_after_a_prompt_begins_a_new_line(memory):
     one = memory(world_size=1)
     one.console.output(0, 1, b"loading ", 0.0)
     one.console.tick(0.5)

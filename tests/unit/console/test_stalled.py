@@ -1,5 +1,4 @@
-"""While a slow reader keeps us from reading workers, time stands still for the lines that are held
-for their ends."""
+"""While a slow reader blocks reading from workers, the time of held lines stands still."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What ``distlaunch torchrun`` shows, stream by stream; its promises as a sink are in
-tests/contract/test_sinks.py."""
+"""What ``distlaunch torchrun`` shows, stream by stream. tests/contract/test_sinks.py has the
+contract."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PREFIXES = {rank: b"[default%d]:" % rank for rank in range(4)}
 
 
 class Shown:
-    """A console whose stdout and stderr are memory files (the same one with ``same``)."""
+    """A console whose stdout and stderr are memory files; with ``same`` one file."""
 
     def __init__(self, modes, *, same=False, quiet=True) -> None:
         self._out = os.memfd_create("out")
@@ -203,7 +203,7 @@ def test_a_stopped_terminal_skips_raw_lines_and_says_how_many(terminal):
 
 
 class Long(bytes):
-    """Bytes whose repr is short: hypothesis warns of long ones."""
+    """Bytes with a short repr, because hypothesis warns about long ones."""
 
     def __repr__(self) -> str:
         return f"Long({len(self)})"

@@ -13,7 +13,7 @@ from distlaunch.console.writer import HIGH_WATER, Writer
 
 
 class Reader:
-    """Reads a pipe to its end, from a thread."""
+    """Reads a pipe to its end, in a thread."""
 
     def __init__(self, fd: int) -> None:
         self.data = bytearray()

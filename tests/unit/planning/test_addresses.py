@@ -194,7 +194,7 @@ def test_own_names_that_lead_to_loopback_are_found_where_there_are_others(make_s
     other.check_meeting([good, astray], ["n1", "n2"])
     horovod.check_meeting([good, good], ["n1", "n3"])
     with pytest.raises(
-        ConfigError, match=r"n2: the machine's own name leads to 127\.0\.1\.1"
+        ConfigError, match=r"n2: the machine's own name resolves to 127\.0\.1\.1"
     ) as caught:
         horovod.check_meeting([good, astray], ["n1", "n2"])
     assert "/etc/hosts of n2" in str(caught.value.hint)

@@ -203,7 +203,7 @@ def test_what_only_one_of_the_workers_has_is_measured_too():
 @pytest.mark.parametrize(
     ("options", "hint"),
     [
-        ({}, "-o per=node has one for each node"),
+        ({}, "-o per=node starts one worker per node"),
         ({"per": "gpu"}, "-o per=node"),
         ({"per": "node"}, "fewer nodes"),
     ],

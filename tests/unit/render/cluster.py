@@ -15,23 +15,22 @@ HOSTS = "# Kubernetes-managed hosts file.\n127.0.0.1\tlocalhost\n10.244.0.{ip}\t
 NAMESPACE = "default.svc.cluster.local"
 
 SECRET = "0123456789abcdef" * 4
-"""What the secret of a pod holds: as ``openssl rand -hex 32`` gives one."""
+"""A value like the output of ``openssl rand -hex 32``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pod:
-    """One pod, as its launcher finds it."""
+    """A pod, as its launcher sees it."""
 
     environ: dict[str, str]
     argv: list[str]
     files: dict[str, str]
     spec: dict[str, Any]
-    """The pod that the API server would be given."""
+    """Return the pod as sent to the API server."""
 
 
 def expanded(word: str, environ: dict[str, str]) -> str:
-    """Expand ``$(NAME)`` as kubelet does in commands and variables: ``$$`` is a dollar, byte for
-    byte."""
+    """Expand ``$(NAME)`` and ``$$`` as the kubelet does, byte for byte."""
     data, out, at = word.encode(), [], 0
     while at < len(data):
         if data[at : at + 1] != b"$" or at + 1 == len(data):
@@ -56,7 +55,7 @@ def expanded(word: str, environ: dict[str, str]) -> str:
 def started(
     template: dict, container: dict, hostname: str, number: int, set_by_controller: dict[str, str]
 ) -> Pod:
-    """Do what kubelet does for a pod's one container."""
+    """Return a pod's container as the kubelet starts it."""
     labels = template.get("metadata", {}).get("labels", {})
     environ = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "HOSTNAME": hostname}
     environ |= set_by_controller
@@ -84,7 +83,7 @@ def started(
 
 
 def pods_of(documents: list[dict]) -> list[Pod]:
-    """Give the pods of a manifest, in the order of their numbers."""
+    """Return the pods of a manifest, in order of their indexes."""
     job = documents[-1]
     return {"Job": _indexed, "PyTorchJob": _pytorchjob, "TrainJob": _trainjob}[job["kind"]](
         documents

@@ -1,4 +1,4 @@
-"""Files as ``render`` prints them, from words as they are typed."""
+"""Files that ``render`` prints for a command line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from distlaunch.render.targets import render
 
 
 def text_of(target: str, *words: str, **environ: str) -> str:
-    """Give the file that a command line prints, but for the printing."""
+    """Return the file for a command line."""
     options, more = parse_render(target, words, environ)
     return render(Request(target=target, train=options, more=more, words=spell(options)))
 
@@ -23,7 +23,7 @@ def text():
 
 @pytest.fixture(scope="session")
 def manifests():
-    """Give a function that reads the documents of a manifest as any YAML reader does."""
+    """Return a function that parses the documents of a manifest."""
 
     def read(target: str, *words: str, **environ: str) -> list[dict]:
         return list(yaml.safe_load_all(text_of(target, *words, **environ)))

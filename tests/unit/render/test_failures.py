@@ -1,5 +1,7 @@
-"""What becomes of a rendered job when pods end: by the rules of Kubernetes' Job controller and of
-Training Operator 1.9."""
+"""What happens to a rendered job when pods end, by the rules of its controllers.
+
+Kubernetes' Job controller and Training Operator 1.9.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +20,14 @@ OFTEN = 50
 
 @dataclass
 class IndexedJob:
-    """A Job, as its controller sees it: the first rule that fits a failed pod counts; else it
-    counts as a failure."""
+    """A Job as its controller sees it. The first matching rule applies to a failed pod."""
 
     spec: dict
     counted: int = 0
     failed: bool = False
 
     def ended(self, *codes: int, disrupted: bool = False) -> bool:
-        """Take in how pods ended; tell whether they are replaced, and the job goes on."""
+        """Process how pods ended; return whether they are replaced and the job goes on."""
         for code in codes:
             action = next(
                 (rule["action"] for rule in self.rules if _fits(rule, code, disrupted=disrupted)),
@@ -55,8 +56,7 @@ def _fits(rule: dict, code: int, *, disrupted: bool) -> bool:
 
 @pytest.fixture
 def job(manifests):
-    """Give a function that makes a Job of a size with so many restarts, and says how many pods it
-    has."""
+    """Return a function that makes a Job and returns it with its number of pods."""
 
     def make(size: str, restarts: int) -> tuple[IndexedJob, int]:
         pods, words = SIZES[size]
@@ -149,7 +149,7 @@ def test_a_pytorchjob_replaces_pods_where_the_job_can_go_on(manifests):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"), [([], "for ever, unless --time limits it"), (["--time=1h"], "time limit")]
+    ("words", "said"), [([], "forever, unless --time limits it"), (["--time=1h"], "time limit")]
 )
 def test_a_pytorchjob_says_that_its_replacements_are_not_counted(words, said):
     head = " ".join(

@@ -1,5 +1,4 @@
-"""Manifests: valid for every release of Kubernetes that is about, for Kubeflow's own models, and
-the same every time."""
+"""Manifests are valid for all supported releases of Kubernetes and for Kubeflow's models."""
 
 from __future__ import annotations
 
@@ -85,8 +84,8 @@ def test_every_pod_is_valid_by_itself(manifests, target, words):
 
 
 def closed(kind: str, value: object) -> None:
-    """Hold a value against a model of kubeflow-training or the client that it uses; a field that it
-    lacks is an error."""
+    """Check a value against a model of kubeflow-training or its client. Unknown fields are
+    errors."""
     if kind.startswith("list["):
         for each in value:
             closed(kind[5:-1], each)
@@ -137,7 +136,7 @@ def test_the_kind_and_the_name_are_as_asked(manifests, target, size):
 
 
 @pytest.mark.parametrize("target", [*KINDS, "slurm"])
-def test_the_same_words_give_the_same_bytes(text, target):
+def test_equal_requests_give_equal_files(text, target):
     words = [
         "--num-nodes=4",
         "--procs-per-node=2",
@@ -209,7 +208,7 @@ def test_a_pod_is_given_more_time_to_end_than_the_launcher_takes(manifests):
         assert spec["terminationGracePeriodSeconds"] == math.ceil(grace) + 5
 
 
-def test_pods_have_time_to_come_unless_told_otherwise(manifests):
+def test_pods_have_time_to_start_unless_an_option_sets_it(manifests):
     def command(*words: str) -> list[str]:
         return job_of(manifests, *words)["template"]["spec"]["containers"][0]["command"]
 

@@ -1,5 +1,4 @@
-"""Every pod of a rendered manifest, as its controller starts it, is planned as the same job, each
-as its own node."""
+"""Every pod of a rendered manifest plans the same job, each as its own node."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ ONE_LAUNCHER_A_NODE = {"kubernetes": "train-{}.train", "trainjob": "train-node-0
 
 
 def planned(pod, gpus: int):
-    """Give where the launcher of a pod finds itself, and the topology that it makes."""
+    """Return where a pod's launcher finds itself, and its topology."""
     assert pod.argv[:2] == ["distlaunch", "train"]
     options = parse_train(pod.argv[2:], pod.environ)
     options = configured_backend(find_backend(options.backend), options, {}, "/")[0].sized(options)
@@ -133,7 +132,7 @@ def test_a_single_pod_trains_alone(manifests, target, size):
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_every_option_means_to_the_pod_what_was_meant(manifests, target):
+def test_every_option_reaches_the_pod_unchanged(manifests, target):
     size = ["--num-nodes=2", "--procs-per-node=2", "--image=x", "--join-timeout=1h"]
     variables = [f"--env=V{number}={value}" for number, value in enumerate(ODD)]
     odd = [

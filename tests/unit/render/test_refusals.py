@@ -1,4 +1,4 @@
-"""What cannot be rendered is said, with what to do instead; nothing is printed then."""
+"""Requests that cannot be rendered: the error says what to do, and nothing is printed."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ def test_pods_need_an_image(text, target):
 
 @pytest.mark.parametrize("words", [[], ["--num-gpus=auto"], ["--num-nodes=2"], ["--device=cpu"]])
 @pytest.mark.parametrize("target", EVERYWHERE)
-def test_the_size_of_a_node_has_to_be_said(text, target, words):
+def test_the_size_of_a_node_must_be_given(text, target, words):
     image = [] if target == "slurm" else ["--image=x"]
     said = refused(text, target, *image, *words, "t.py")
-    assert "how many GPUs each node has is not said" in said
+    assert "the number of GPUs of each node is not given" in said
     assert "--gpus-per-node N, or --procs-per-node N" in said
 
 
 @pytest.mark.parametrize("target", EVERYWHERE)
-def test_more_gpus_than_a_machine_has_are_asked_about_unless_the_nodes_are_said(text, target):
+def test_more_gpus_than_a_machine_has_need_a_number_of_nodes(text, target):
     image = [] if target == "slurm" else ["--image=x"]
     said = refused(text, target, *image, "--num-gpus=32", "t.py")
-    assert "is one node with 32 GPUs meant?" in said
+    assert "without --num-nodes the job has one node with 32 GPUs" in said
     assert "--num-nodes 1" in said
     assert "--gpus-per-node N" in said
     for words in (
@@ -74,7 +74,7 @@ def test_more_gpus_than_a_machine_has_are_asked_about_unless_the_nodes_are_said(
     ],
 )
 @pytest.mark.parametrize("target", EVERYWHERE)
-def test_what_the_scheduler_decides_is_not_said_to_it(text, target, words):
+def test_options_that_the_scheduler_decides_are_refused(text, target, words):
     name = words.partition("=")[0]
     image = [] if target == "slurm" else ["--image=x"]
     assert refused(text, target, *image, "--gpus-per-node=2", words, "t.py").startswith(name)
@@ -83,7 +83,7 @@ def test_what_the_scheduler_decides_is_not_said_to_it(text, target, words):
 @pytest.mark.parametrize(
     "words", ["--include=a", "--exclude=a", "--spares=1", "--master-addr=h", "--env=HF_TOKEN"]
 )
-def test_what_has_no_meaning_in_pods_is_refused_there_alone(text, words):
+def test_options_without_meaning_in_pods_are_refused_only_for_pods(text, words):
     for target in PODS:
         assert refused(text, target, *POD, words, "t.py").startswith(words.partition("=")[0])
     assert words in text("slurm", "--gpus-per-node=2", "--num-nodes=2", words, "t.py")
@@ -94,12 +94,12 @@ def test_what_has_no_meaning_in_pods_is_refused_there_alone(text, words):
     [
         (["--num-nodes=3", "--num-gpus=8"], "cannot be divided evenly among 3 nodes"),
         (["--num-nodes=2:4", "--num-gpus=8"], "is a total, but there may be 2 to 4 nodes"),
-        (["--num-gpus=9", "--gpus-per-node=2"], "9 is no multiple of 2"),
+        (["--num-gpus=9", "--gpus-per-node=2"], "9 is not a multiple of 2"),
         (
             ["--num-gpus=8", "--gpus-per-node=2", "--num-nodes=3"],
-            "make 4 nodes, but --num-nodes says otherwise",
+            "make 4 nodes, but --num-nodes is different",
         ),
-        (["--num-procs=2", "--device=cuda"], "how many to ask for is not said"),
+        (["--num-procs=2", "--device=cuda"], "the number of GPUs to request is not known"),
         (["--gpus-per-node=2", "--device=cpu"], "contradict each other"),
     ],
 )
@@ -112,18 +112,18 @@ def test_sizes_that_do_not_fit_are_refused(text, target, words, said):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--name=My_Job"], "--name 'My_Job' is no name for Kubernetes"),
-        (["--name=1a"], "is no name for Kubernetes"),
+        (["--name=My_Job"], "--name 'My_Job' is not a valid name for Kubernetes"),
+        (["--name=1a"], "is not a valid name for Kubernetes"),
         (["--name=" + "a" * 64], "is too long"),
-        (["--namespace=A"], "--namespace 'A' is no name"),
-        (["--namespace=a.b"], "--namespace 'a.b' is no name"),
+        (["--namespace=A"], "--namespace 'A' is not a valid name"),
+        (["--namespace=a.b"], "--namespace 'a.b' is not a valid name"),
         (["--namespace=" + "a" * 64], "at most 63"),
         (["--queue=" + "a" * 64], "at most 63"),
         (["--pvc=data"], "--pvc takes NAME:PATH"),
         (["--pvc=data:rel"], "--pvc takes NAME:PATH"),
-        (["--pvc=a:/x", "--pvc=b:/x/"], "two volumes at '/x'"),
-        (["--pvc=a:/dev/shm"], "two volumes at '/dev/shm'"),
-        (["--pvc=a:/data/../dev//shm"], "two volumes at '/dev/shm'"),
+        (["--pvc=a:/x", "--pvc=b:/x/"], "two volumes have the path '/x'"),
+        (["--pvc=a:/dev/shm"], "two volumes have the path '/dev/shm'"),
+        (["--pvc=a:/data/../dev//shm"], "two volumes have the path '/dev/shm'"),
         (["--pvc=a:/x/.."], "--pvc takes NAME:PATH"),
         (["--memory=64"], "--memory takes a size like 64Gi"),
         (["--memory=8Gi", "--shm=8Gi"], "--shm 8Gi leaves nothing of --memory 8Gi"),
@@ -132,8 +132,8 @@ def test_sizes_that_do_not_fit_are_refused(text, target, words, said):
         (["--time=60"], "--time takes a time like 90m"),
         (["--time=0-00:00:00"], "--time takes a time"),
         (["--gpus-resource=gpu"], "--gpus-resource takes a name like nvidia.com/gpu"),
-        (["--token-secret=a b"], "--token-secret 'a b' is no name"),
-        (["--queue=Q"], "--queue 'Q' is no name"),
+        (["--token-secret=a b"], "--token-secret 'a b' is not a valid name"),
+        (["--queue=Q"], "--queue 'Q' is not a valid name"),
         *(
             (["--image=" + image], "--image takes the name of a container image")
             for image in NO_IMAGES
@@ -153,7 +153,7 @@ def test_values_that_kubernetes_would_refuse_are_refused_here(text, target, word
         (["--account=$x"], "--account takes letters"),
         (["--name=a b"], "--name takes letters"),
         (["--memory=1.5G"], "--memory takes a size"),
-        (["t.py", "a\r\nb"], "has a line break of DOS"),
+        (["t.py", "a\r\nb"], "has a DOS line break"),
     ],
 )
 def test_values_that_sbatch_would_refuse_are_refused_here(text, words, said):
@@ -222,7 +222,7 @@ def test_images_are_taken_as_they_are_named(manifests, image):
     [
         (["--backend=ray"], "--backend ray cannot be rendered"),
         (["--backend=ray", "--address=h:1"], "--backend ray cannot be rendered"),
-        (["--address=h:1"], "--address 'h:1': --backend pytorch-ddp connects to no cluster"),
+        (["--address=h:1"], "--address 'h:1': --backend pytorch-ddp does not connect to a cluster"),
         (["--backend=fsdp", "-o", "shading=full"], "did you mean sharding?"),
         (
             ["--backend=tensorflow", "-o", "per=node", "--isolate-gpus"],
@@ -232,7 +232,7 @@ def test_images_are_taken_as_they_are_named(manifests, image):
     ids=str,
 )
 @pytest.mark.parametrize("target", EVERYWHERE)
-def test_what_the_launchers_would_refuse_of_a_backend_is_refused_at_once(text, target, words, said):
+def test_backend_options_that_launchers_would_refuse_are_refused(text, target, words, said):
     image = [] if target == "slurm" else ["--image=x"]
     assert said in refused(text, target, *image, "--gpus-per-node=2", *words, "t.py")
 
@@ -241,6 +241,6 @@ def test_what_the_launchers_would_refuse_of_a_backend_is_refused_at_once(text, t
     "words", [["--backend=of-another-package"], ["--backend=deepspeed", "-o", "config=there.json"]]
 )
 @pytest.mark.parametrize("target", EVERYWHERE)
-def test_what_may_be_where_the_job_runs_alone_is_rendered(text, target, words):
+def test_files_that_may_exist_on_the_cluster_only_are_rendered(text, target, words):
     image = [] if target == "slurm" else ["--image=x"]
     assert words[0] in text(target, *image, "--gpus-per-node=2", *words, "t.py")

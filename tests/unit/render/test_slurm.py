@@ -1,4 +1,4 @@
-"""Batch scripts: what sbatch reads, what the shell runs."""
+"""Batch scripts: what sbatch reads, and what the shell runs."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ SIZE = ["--gpus-per-node=2"]
 
 
 def options_in(body: str) -> dict[str, str]:
-    """Read the #SBATCH lines as sbatch does: up to the first line that is neither a comment nor
-    empty."""
+    """Return the #SBATCH options as sbatch reads them: up to the first other line."""
     found = {}
     for line in body.splitlines():
         if line.startswith("#SBATCH "):
@@ -33,7 +32,7 @@ def options_in(body: str) -> dict[str, str]:
 
 
 def words_of(body: str, tmp_path) -> list[str]:
-    """Have a shell run the script with a stand-in for distlaunch that writes its words down."""
+    """Return the arguments with which a shell runs distlaunch in the script."""
     shown = tmp_path / "words"
     shown.unlink(missing_ok=True)
     program = tmp_path / "distlaunch"
@@ -73,7 +72,7 @@ def test_a_small_job_asks_for_little(text):
         (["--no-exclusive"], False, None),
     ],
 )
-def test_a_job_has_whole_nodes_unless_the_number_of_cpus_is_said(text, words, exclusive, cpus):
+def test_a_job_has_whole_nodes_unless_the_number_of_cpus_is_given(text, words, exclusive, cpus):
     found = options_in(text("slurm", *words, *SIZE, "t.py"))
     assert ("exclusive" in found, found.get("cpus-per-task")) == (exclusive, cpus)
 
@@ -88,7 +87,7 @@ def test_a_job_has_whole_nodes_unless_the_number_of_cpus_is_said(text, words, ex
         ([], {"DISTLAUNCH_REQUEUE": "1"}, 1),
     ],
 )
-def test_a_job_goes_on_in_another_turn_unless_it_is_not_to(text, words, environ, times):
+def test_a_job_is_requeued_unless_an_option_forbids_it(text, words, environ, times):
     body = text("slurm", *words, *SIZE, "t.py", "--requeue", **environ)
     assert body.count("    --requeue \\\n") == times
     assert ("requeue" in options_in(body)) == bool(times)
@@ -137,7 +136,7 @@ def test_a_grace_of_a_day_gives_no_signal_that_sbatch_refuses(text):
         (["--num-nodes=2:4", "--spares=1"], "3-5"),
     ],
 )
-def test_a_job_that_can_do_with_fewer_nodes_is_not_ended_with_one(text, words, nodes):
+def test_an_elastic_job_survives_the_loss_of_a_node(text, words, nodes):
     found = options_in(text("slurm", *words, *SIZE, "t.py"))
     assert (found["nodes"], found["no-kill"]) == (nodes, "")
 
@@ -169,7 +168,7 @@ def test_times_are_slurms(text, time, limit, signal):
         max_size=5,
     )
 )
-def test_the_shell_passes_every_word_on(tmp_path_factory, arguments):
+def test_the_shell_passes_every_argument_on(tmp_path_factory, arguments):
     try:
         [word.encode(errors="surrogateescape") for word in arguments]
     except UnicodeEncodeError:
@@ -182,6 +181,6 @@ def test_the_shell_passes_every_word_on(tmp_path_factory, arguments):
     assert words_of(body, tmp_path_factory.mktemp("words")) == decoded
 
 
-def test_nothing_in_a_word_becomes_an_option_of_sbatch(text):
+def test_no_argument_becomes_an_option_of_sbatch(text):
     body = text("slurm", *SIZE, "train.py", "a\n#SBATCH --nodes=99\n")
     assert options_in(body)["nodes"] == "1"

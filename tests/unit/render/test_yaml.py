@@ -1,5 +1,4 @@
-"""YAML of our own: what is written is read back as it was, by a reader of YAML 1.1, which is the
-stricter case."""
+"""Written YAML is read back unchanged by a reader of YAML 1.1, the stricter version."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distlaunch.render.yaml import Noted, plain, written
+from distlaunch.render.yaml import Commented, plain, write_documents
 
 TEXTS = st.text(st.characters(exclude_categories=("Cs",)))
 VALUES = st.recursive(
@@ -21,18 +20,18 @@ VALUES = st.recursive(
 
 
 def noted(value, why):
-    """Put a comment before every value."""
+    """Add a comment to every value."""
     if isinstance(value, dict):
-        return {key: Noted(value=noted(item, why), why=why) for key, item in value.items()}
+        return {key: Commented(value=noted(item, why), why=why) for key, item in value.items()}
     if isinstance(value, list):
-        return [Noted(value=noted(item, why), why=why) for item in value]
+        return [Commented(value=noted(item, why), why=why) for item in value]
     return value
 
 
 @given(st.dictionaries(TEXTS, VALUES, max_size=5))
-def test_what_is_written_is_read_back(document):
-    assert yaml.safe_load(written([], [document])) == (document or {}) or not document
-    assert all(char.isprintable() or char == "\n" for char in written([], [document]))
+def test_written_yaml_is_read_back(document):
+    assert yaml.safe_load(write_documents([], [document])) == (document or {}) or not document
+    assert all(char.isprintable() or char == "\n" for char in write_documents([], [document]))
 
 
 @given(
@@ -40,7 +39,7 @@ def test_what_is_written_is_read_back(document):
     st.text(st.characters(codec="ascii", categories=("L", "Zs", "P"))),
 )
 def test_comments_change_nothing(document, why):
-    assert yaml.safe_load(written([why], [noted(document, why)])) == document
+    assert yaml.safe_load(write_documents([why], [noted(document, why)])) == document
     assert plain(noted(document, why)) == document
 
 
@@ -102,17 +101,17 @@ def test_comments_change_nothing(document, why):
     ],
 )
 def test_texts_that_look_like_something_else_stay_texts(text):
-    body = written([], [{text: text, "list": [text, [text]]}])
+    body = write_documents([], [{text: text, "list": [text, [text]]}])
     assert yaml.safe_load(body) == {text: text, "list": [text, [text]]}
 
 
 def test_json_readers_escapes_are_not_used_where_yaml_has_none():
-    assert json.dumps("\U000e0001") not in written([], [{"a": "\U000e0001"}])
-    assert '"\\U000e0001"' in written([], [{"a": "\U000e0001"}])
+    assert json.dumps("\U000e0001") not in write_documents([], [{"a": "\U000e0001"}])
+    assert '"\\U000e0001"' in write_documents([], [{"a": "\U000e0001"}])
 
 
 def test_long_comments_are_broken_and_commands_are_not():
-    body = written(["word " * 60, "  command " + "word " * 60], [{"a": 1}])
+    body = write_documents(["word " * 60, "  command " + "word " * 60], [{"a": 1}])
     lines = body.splitlines()
     assert all(len(line) <= 112 for line in lines if "command" not in line)
     assert sum("command" in line for line in lines) == 1

@@ -1,5 +1,4 @@
-"""The batches of an epoch: each sample once, whatever the number of workers, and on from where the
-training stopped."""
+"""Batches of an epoch: each sample once, with any number of workers, also after a resume."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ def sampler(rank, workers, samples, batch_size, **options):
 
 
 def taken(workers, samples, batch_size, batches, state=None):
-    """Take so many batches on all workers; return the samples and the state then."""
+    """Train on this many batches on all workers; return the samples and the state."""
     everyone = [sampler(rank, workers, samples, batch_size) for rank in range(workers)]
     found = []
     for one in everyone:
@@ -82,9 +81,7 @@ def test_batches_fetched_ahead_do_not_count():
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("after_the_step", [False, True])
-def test_the_last_batch_of_an_iteration_is_told_by_the_length_after_a_resume_too(
-    workers, after_the_step
-):
+def test_the_length_marks_the_last_batch_after_a_resume(workers, after_the_step):
     batches = StatefulBatchSampler(range(10), 2)
     batches.load_state_dict({**batches.state_dict(), "position": 4})
     loader = DataLoader(range(10), batch_sampler=batches, num_workers=workers)
@@ -105,7 +102,7 @@ def test_the_last_batch_of_an_iteration_is_told_by_the_length_after_a_resume_too
 
 
 def test_persistent_workers_keep_the_length_of_an_iteration_until_the_next_one():
-    """Nothing tells the end of a loop from its last batch, which is told by the length."""
+    """A loop recognizes its last batch by the length only."""
     batches = StatefulBatchSampler(range(10), 2)
     batches.advance(2)
     loader = DataLoader(range(10), batch_sampler=batches, num_workers=1, persistent_workers=True)
@@ -173,7 +170,7 @@ def test_too_few_samples_are_refused(samples, batch, drop_last):
 
 
 @pytest.mark.parametrize("batch", [2.0, "2", True, None])
-def test_batches_of_no_whole_number_are_refused(batch):
+def test_batch_sizes_that_are_no_whole_numbers_are_refused(batch):
     with pytest.raises(ToolkitError, match=f"batch_size is {batch!r} .*whole number"):
         StatefulBatchSampler(range(8), batch)
 
@@ -193,7 +190,7 @@ def test_the_largest_seed_has_a_second_epoch_and_numpys_numbers_are_numbers():
 
 
 def test_several_workers_need_a_process_group_first(monkeypatch):
-    """Without one each of them would train on all samples, and nothing would tell."""
+    """Without a group, each worker would silently train on all samples."""
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(
         ConfigError, match=r"WORLD_SIZE is 2, but there is no process group yet.*call .*init\(\)"

@@ -1,4 +1,4 @@
-"""Which device a worker gets, with GPUs that are only said to be there."""
+"""Which device a worker gets, with simulated GPUs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_each_worker_gets_the_gpu_of_its_local_rank(gpus):
     assert choose_device("cpu", 1, shared=False, environ={}) == torch.device("cpu")
 
 
-def test_more_workers_than_gpus_share_them_only_when_that_is_asked_for(gpus):
+def test_workers_share_gpus_only_on_request(gpus):
     gpus(2)
     with pytest.raises(ToolkitError, match="local rank 2 has no device: torch sees 2 of cuda here"):
         choose_device(None, 2, shared=False, environ={})
@@ -43,7 +43,7 @@ def test_a_worker_that_sees_its_own_gpu_alone_has_local_rank_0(gpus):
     assert choose_device(None, 3, shared=True, environ={}) == torch.device("cuda", 0)
 
 
-def test_the_kind_of_a_device_is_asked_for_and_the_local_rank_chooses_among_them(gpus):
+def test_the_script_chooses_the_device_type_and_local_rank_its_number(gpus):
     gpus(2)
     assert choose_device(torch.device("cuda"), 1, shared=False, environ={}) == torch.device(
         "cuda", 1
@@ -53,7 +53,7 @@ def test_the_kind_of_a_device_is_asked_for_and_the_local_rank_chooses_among_them
         choose_device("cuda:0", 1, shared=False, environ={})
 
 
-def test_without_gpus_it_is_the_cpu_unless_the_launcher_gave_some(gpus):
+def test_without_gpus_the_cpu_is_used_unless_the_launcher_assigned_gpus(gpus):
     gpus(0)
     job = {"DISTLAUNCH_JOB_ID": "j"}
     assert choose_device(

@@ -1,5 +1,4 @@
-"""The worker side of progress: what a script may do with ``heartbeat`` and what can never come of
-it."""
+"""``heartbeat``: what a script may do with it, and what must never result from it."""
 
 from __future__ import annotations
 
@@ -30,7 +29,7 @@ def clean(monkeypatch):
 
 @pytest.fixture
 def launcher(clean, monkeypatch):
-    """Give the launcher's end of the pipe, and the worker's."""
+    """Yield the launcher's end of the pipe and the worker's."""
     reader, writer = os.pipe()
     os.set_blocking(reader, False)
     os.set_blocking(writer, False)
@@ -51,7 +50,7 @@ def sent(reader: int) -> list[dict]:
 
 
 def again() -> None:
-    """Let the time between two lines pass."""
+    """Reset the time of the next line."""
     toolkit._next_send_at = 0.0
 
 
@@ -85,7 +84,7 @@ def test_a_heartbeat_may_be_without_numbers(launcher):
     assert sent(launcher[0]) == [{}]
 
 
-def test_what_is_no_finite_number_is_left_out(launcher):
+def test_values_that_are_not_finite_numbers_are_left_out(launcher):
     class Hostile:
         def __float__(self):
             raise RuntimeError("no")
@@ -104,7 +103,7 @@ def test_what_is_no_finite_number_is_left_out(launcher):
     assert sent(launcher[0]) == [{"step": 1, "last": 2.5}]
 
 
-def test_what_a_gradient_is_wanted_of_is_detached_first(launcher):
+def test_tensors_with_a_gradient_are_detached(launcher):
     class Loss:
         def __float__(self):
             raise AssertionError("would warn")
@@ -164,7 +163,7 @@ def test_a_line_is_never_longer_than_the_kernel_writes_in_one_piece(launcher):
     assert json.loads(data)["step"] == 1
 
 
-def test_a_full_pipe_delays_nobody_and_the_next_line_comes_through(launcher):
+def test_a_full_pipe_does_not_block_and_the_next_line_is_sent(launcher):
     reader, writer = launcher
     heartbeat(step=0)
     try:
@@ -225,7 +224,7 @@ def test_a_file_that_took_the_number_later_is_never_written_to(launcher, tmp_pat
     assert sent(reader) == [{"step": 1}]
 
 
-def test_a_launcher_that_is_gone_is_no_error(launcher):
+def test_a_missing_launcher_is_no_error(launcher):
     heartbeat(step=1)
     os.close(launcher[0])
     again()

@@ -1,5 +1,4 @@
-"""What a script, or its environment, asks in vain: each is told in one line what, and what to
-do."""
+"""Mistakes of scripts and environments: each gives a one-line error that says what to do."""
 
 from __future__ import annotations
 
@@ -72,7 +71,7 @@ SAID = [
 ]
 
 
-def test_each_mistake_is_told_in_a_line(clean_env):
+def test_each_mistake_gives_a_one_line_error(clean_env):
     done = subprocess.run(
         [sys.executable, PROGRAM], capture_output=True, text=True, env=clean_env, timeout=100
     )
@@ -93,7 +92,7 @@ def test_heartbeat_alone_does_not_import_torch(clean_env):
     assert done.stdout == "[]\n", done.stderr
 
 
-def test_a_name_that_the_toolkit_has_not_is_an_attribute_error(clean_env):
+def test_an_unknown_name_is_an_attribute_error(clean_env):
     program = "import distlaunch.toolkit as t\nprint(all(hasattr(t, name) for name in t.__all__), hasattr(t, 'rank'))"
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, env=clean_env, timeout=60

@@ -1,5 +1,4 @@
-"""What the launcher's options and the script's own make of `wrap`, and that the two know the same
-names."""
+"""How options of the launcher and of the script become those of ``wrap``."""
 
 from __future__ import annotations
 
@@ -32,7 +31,7 @@ JOB = {"DISTLAUNCH_JOB_ID": "j"}
         ("horovod", "horovod"),
     ],
 )
-def test_the_backend_says_how_models_are_wrapped(backend, strategy):
+def test_the_backend_determines_the_strategy(backend, strategy):
     assert (
         strategy_of_backend({} if backend is None else {"DISTLAUNCH_BACKEND": backend}) == strategy
     )
@@ -50,19 +49,19 @@ def test_each_option_of_our_torch_backends_is_understood_as_they_pass_it_on(back
             assert launched_options(given) == {option.name: value}, option.name
 
 
-def test_what_horovods_gradients_are_compressed_to_is_understood():
+def test_horovods_compression_is_accepted():
     (option,) = (each for each in find_backend("horovod").options() if each.name == "compression")
     for choice in option.choices:
         assert wrap_options({"compression": choice}, {}) == WrapOptions(compression=choice)
 
 
-def test_the_launchers_options_win_over_the_scripts():
+def test_the_launchers_options_override_the_scripts():
     given = {BACKEND_OPTIONS: '{"sharding": "grad", "collective-timeout": 5.0}'}
     found = wrap_options({"sharding": "hybrid", "wrap_classes": "Block"}, given)
     assert found == WrapOptions(sharding="grad", wrap_classes="Block")
 
 
-def test_a_launcher_that_has_checked_names_may_pass_on_what_the_toolkit_does_not_know():
+def test_options_that_the_toolkit_does_not_know_are_ignored_under_a_launcher():
     given = {BACKEND_OPTIONS: '{"nccl-debug": "info", "bucket-mb": 8}'}
     assert launched_options(given | JOB) == {"bucket-mb": 8}
     with pytest.raises(ToolkitError, match="nccl-debug: no such option"):

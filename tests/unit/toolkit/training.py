@@ -1,4 +1,4 @@
-"""A training of few numbers, and its checkpoints."""
+"""A small training with checkpoints."""
 
 # ruff: noqa: NPY002 - numpy's global generator is what is saved
 
@@ -64,8 +64,7 @@ def checkpoints(where, training, **options):
 
 
 def train(where, steps, *, training=None, **options):
-    """Train up to so many steps, with a checkpoint after each; return the training and where it
-    began."""
+    """Train up to a step with a checkpoint after each; return the training and its first step."""
     training = Training() if training is None else training
     with checkpoints(where, training, **{"every": 1, **options}) as checkpoint:
         start = checkpoint.resume()

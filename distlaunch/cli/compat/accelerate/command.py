@@ -10,7 +10,7 @@ from distlaunch.backends.accelerate import Accelerate
 from distlaunch.backends.accelerate_config import Config, read_config
 from distlaunch.backends.base import option_name
 from distlaunch.backends.config_file import read_document
-from distlaunch.backends.option_files import read_users_text
+from distlaunch.backends.option_files import read_named_file
 from distlaunch.cli.compat.accelerate.options import OPTIONS
 from distlaunch.cli.compat.accelerate.translate import PARSING, own_command, translate
 from distlaunch.cli.compat.drop_in import in_words_of, run_drop_in, take_apart
@@ -71,11 +71,11 @@ def configuration(
         there = (
             None
             if without_usual
-            else option_files.usual_files(Accelerate.usual, environ, cwd).get("config")
+            else option_files.default_files(Accelerate.usual, environ, cwd).get("config")
         )
         if there is None:
             return None, {}
         path = whole = there
         named = printable(there)
-    text = read_users_text(whole, named)
+    text = read_named_file(whole, named)
     return read_config(read_document(text, path)), {whole: text}

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from distlaunch.backends.horovod import Horovod
-from distlaunch.backends.requirements import install_words
+from distlaunch.backends.requirements import install_command
 from distlaunch.cli.compat.drop_in import in_words_of, run_drop_in, take_apart
 from distlaunch.cli.compat.horovodrun.options import OPTIONS, THEIRS
 from distlaunch.cli.compat.horovodrun.translate import PARSING, read_command, translate
@@ -63,7 +63,7 @@ def ask(field: str, python: str) -> int:
             f"{printable(python)}: Horovod did not answer within {_PATIENCE_S:g} s"
         ) from exc
     if "No module named 'horovod'" in done.stderr:
-        hint = install_words(python, Horovod.requires[0])
+        hint = install_command(python, Horovod.requires[0])
         raise ConfigError(f"{printable(python)} has no module horovod", hint=hint)
     sys.stdout.write(done.stdout)
     sys.stdout.flush()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from distlaunch.backends.backend_options import converted
+from distlaunch.backends.backend_options import convert_value
 from distlaunch.backends.horovod import SETTINGS, Setting
 from distlaunch.cli.compat.drop_in import row
 from distlaunch.cli.option import Option, option_error
@@ -151,7 +151,7 @@ def _checked(setting: Setting, text: str, source: str) -> str:
     choices = [choice.upper() for choice in setting.option.choices]
     if choices and text in choices:
         return text.lower()
-    value = None if choices else converted(setting.option, text)
+    value = None if choices else convert_value(setting.option, text)
     if value is not None and setting.fits(value):
         return text
     what = f"{', '.join(choices[:-1])} or {choices[-1]}" if choices else _KINDS[setting.option.kind]

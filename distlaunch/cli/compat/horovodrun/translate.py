@@ -10,7 +10,7 @@ from typing import Any
 
 from distlaunch.backends.base import option_name
 from distlaunch.backends.config_file import Document, read_document
-from distlaunch.backends.option_files import read_users_text
+from distlaunch.backends.option_files import read_named_file
 from distlaunch.cli.compat.drop_in import Translation, spelling_of
 from distlaunch.cli.compat.horovodrun.options import ELASTIC, OPTIONS, OWN
 from distlaunch.cli.compat.horovodrun.settings import SPELLING, given_settings, words
@@ -183,7 +183,7 @@ def _document(path: str | None) -> Document | None:
     """Read the configuration file. Raises ConfigError."""
     if path is None:
         return None
-    document = read_document(read_users_text(path, f"--config-file {printable(path)}"), path)
+    document = read_document(read_named_file(path, f"--config-file {printable(path)}"), path)
     controller = document.values.get("controller", "gloo")
     if str(controller).lower() != "gloo":
         raise ConfigError(

@@ -1,8 +1,7 @@
-"""The user's terminal handed over to the one worker, so that a debugger or progress bar has it
-whole.
+"""Give the user's terminal to the only worker, for debuggers and progress bars.
 
-The worker gets a pseudo-terminal; keys go to it unread, its bytes come to the screen unchanged (and
-to its file).
+The worker gets a pseudo-terminal. Keys go to it uninterpreted, and its output goes to the screen
+and its log file unchanged.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Literal
 
-from distlaunch.console.console import TERMINAL_CLOSE_S, own_lines
+from distlaunch.console.console import TERMINAL_CLOSE_S, launcher_lines
 from distlaunch.console.writer import Writer
 from distlaunch.coordinator.runtime.sink import StatusView
 from distlaunch.core.agent.workers.pseudo_terminal import in_foreground, modes_that_pass_keys_on
@@ -24,7 +23,7 @@ _KEYS = 4096
 
 
 def user_terminal() -> UserTerminal | None:
-    """Return the terminal if stdin, stdout and stderr all are it, and we are its foreground job; else
+    """Return the terminal if stdin, stdout and stderr are it and we are its foreground job; else
     None."""
     terminal = UserTerminal()
     whole = all(os.isatty(descriptor) for descriptor in (_STDIN, STDOUT, STDERR))
@@ -32,7 +31,7 @@ def user_terminal() -> UserTerminal | None:
 
 
 class UserTerminal:
-    """Descriptors 0 to 2 as one terminal, with the modes that it had."""
+    """Descriptors 0 to 2 as one terminal. Remembers its original modes."""
 
     def __init__(self) -> None:
         self._before: list[Any] | None = None
@@ -42,14 +41,14 @@ class UserTerminal:
         return _STDIN
 
     def keys(self) -> bytes:
-        """Read what was typed; empty if the terminal has gone away."""
+        """Read what was typed; empty if the terminal is gone."""
         try:
             return os.read(_STDIN, _KEYS)
         except OSError:
             return b""
 
     def size(self) -> tuple[int, int]:
-        """Give rows and columns."""
+        """Return rows and columns."""
         try:
             size = os.get_terminal_size(_STDIN)
         except OSError:
@@ -57,12 +56,12 @@ class UserTerminal:
         return size.lines, size.columns
 
     def is_ours(self) -> bool:
-        """Return whether we are its foreground job: to change its modes from the background would
-        stop us."""
+        """Return whether we are its foreground job. A background job that changes its modes is
+        stopped."""
         return in_foreground(_STDIN)
 
     def take(self) -> None:
-        """Switch to passing every key on, none interpreted here."""
+        """Pass every key on without interpreting it."""
         try:
             self._before = termios.tcgetattr(_STDIN)
             termios.tcsetattr(_STDIN, termios.TCSADRAIN, modes_that_pass_keys_on(self._before))
@@ -70,59 +69,56 @@ class UserTerminal:
             self._before = None
 
     def give_back(self) -> None:
-        """Restore the modes that it had."""
+        """Restore the original modes."""
         if self._before is not None:
-            with suppress(termios.error, OSError):  # it has gone away
+            with suppress(termios.error, OSError):  # the terminal is gone
                 termios.tcsetattr(_STDIN, termios.TCSADRAIN, self._before)
             self._before = None
 
 
 class Passthrough:
-    """The sink of a job whose one worker has the terminal: its bytes unchanged, our own lines
-    between them."""
+    """The sink for a worker with the terminal. Shows its bytes unchanged, with messages in
+    between."""
 
     def __init__(self, *, quiet: bool) -> None:
         self._writer = Writer(STDOUT)
         self._quiet = quiet
 
     def output(self, rank: int, stream: int, data: bytes, now: float) -> None:
-        """Pass a chunk on."""
         del rank, stream, now
         self._writer.put(data)
 
     def rank_ended(self, rank: int, now: float) -> None:
-        """Hold nothing, so there is nothing to show."""
+        """Do nothing: nothing is held."""
 
     def tick(self, now: float) -> float | None:
-        """Hold nothing."""
         del now
         return None
 
     def has_room(self) -> bool:
-        """Return whether the terminal keeps up."""
         return self._writer.has_room()
 
     def on_room(self, wake: Callable[[], None]) -> None:
-        """Set what to call when it does again."""
         self._writer.on_room = wake
 
     def say(self, text: str, *, level: Literal["info", "warning", "error"] = "info") -> None:
-        """Show our own lines; the terminal may be raw, so each begins at the left by itself."""
+        """Show a message. Each line begins with a carriage return, because the terminal may be
+        raw."""
         if level == "info" and self._quiet:
             return
-        self._writer.put(b"\r" + own_lines(text).replace(b"\n", b"\r\n") + b"\r\n", must=True)
+        self._writer.put(b"\r" + launcher_lines(text).replace(b"\n", b"\r\n") + b"\r\n", must=True)
 
     def event(self, record: Mapping[str, object]) -> None:
-        """Show no events."""
+        """Do nothing: events are not shown."""
 
     def status(self, view: StatusView) -> None:
-        """Show no status line: the screen is the worker's."""
+        """Do nothing: the screen belongs to the worker."""
 
     def suspend(self) -> None:
-        """Leave the screen as it is."""
+        """Do nothing: the screen belongs to the worker."""
 
     def resume(self) -> None:
-        """Leave the screen as it is."""
+        """Do nothing: the screen belongs to the worker."""
 
     def close(self, *, timeout_s: float | None, hurried: Callable[[], bool] = lambda: False) -> int:
         """Flush; return how many bytes could not be shown."""
