@@ -36,7 +36,7 @@ def check_start(told: p.StartWorkers, *, nodes: tuple[int, int]) -> None:
         and all(0 < slots <= MOST_SLOTS for slots in told.slots)
         and 0 < told.master_port <= 65535
         and is_address(told.master_addr)
-        and p.may_start(told.attempt, told.restarts)
+        and p.is_possible_attempt(told.attempt, told.restarts)
         and all(len(host) <= _LONGEST_NAME and host.isprintable() for host in told.hosts)
         and all(map(_is_place, told.cluster))
     )

@@ -130,9 +130,9 @@ class Listener:
         now = self._clock()
         while self._pending and (oldest := next(iter(self._pending.values()))).until <= now:
             reason, text = (
-                (RefusalReason.SILENT, "it said nothing")
+                (RefusalReason.SILENT, "it sent nothing")
                 if not oldest.stage
-                else (RefusalReason.SLOW, "it did not finish its call")
+                else (RefusalReason.TIMED_OUT, "it did not finish its call")
             )
             self._refuse(oldest, reason, f"{text} within {HANDSHAKE_S:.0f} s")
         self._notices.tick()
@@ -174,7 +174,7 @@ class Listener:
             if len(self._pending) >= self._most:
                 self._refuse(
                     self._idlest(),
-                    RefusalReason.CROWD,
+                    RefusalReason.TOO_MANY_CONNECTIONS,
                     "too many are open whose callers are not known yet",
                 )
             connection.setblocking(False)  # noqa: FBT003 - the standard library's signature
@@ -198,7 +198,7 @@ class Listener:
         if self._pending:
             self._refuse(
                 self._idlest(),
-                RefusalReason.DESCRIPTORS,
+                RefusalReason.TOO_MANY_FILES,
                 f"no more files can be open here ({os.strerror(number or 0)})",
             )
             return True
@@ -232,7 +232,7 @@ class Listener:
                 self._drop(pending)
             else:
                 self._refuse(
-                    pending, RefusalReason.LEFT, "its caller left in the middle of the call"
+                    pending, RefusalReason.DISCONNECTED, "its caller left in the middle of the call"
                 )
             return
         side = pending.side
@@ -258,7 +258,7 @@ class Listener:
                 self._drop(pending)
             case _ if not sent:
                 self._refuse(
-                    pending, RefusalReason.LEFT, "its caller left in the middle of the call"
+                    pending, RefusalReason.DISCONNECTED, "its caller left in the middle of the call"
                 )
             case _:
                 self._stages[pending.stage].pop(pending.number)

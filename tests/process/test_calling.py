@@ -204,7 +204,7 @@ def test_a_web_server_is_named():
         (lambda one: one.sendall(b"SSH-2.0-OpenSSH_9.2\r\n"), "it speaks SSH"),
         (
             lambda one: one.sendall(b"220 mail ready\r\n"),
-            "it sends what is no message of distlaunch",
+            "it sends data that is no message of distlaunch",
         ),
         (lambda one: None, "it says nothing"),
         (lambda one: one.close(), "(it closed the connection|connection reset by peer)"),
@@ -298,8 +298,7 @@ def test_another_release_is_said_at_both_ends():
             )
         until(lambda: reception.lines, "a line of the listener")
         assert (
-            "the launcher that was called is distlaunch 1.2.3, n3 is distlaunch 2.0"
-            in reception.lines[0]
+            "the listening launcher is distlaunch 1.2.3, n3 is distlaunch 2.0" in reception.lines[0]
         )
 
 

@@ -42,7 +42,7 @@ def test_of_a_series_of_ports_that_others_have_each_is_told_of():
     ):
         ports = [other.port, free_port()]
         why = call_until("127.0.0.1", ports)[-1]
-    assert f"127.0.0.1:{ports[0]}: the port belongs to another job: it is of job '76'" in why
+    assert f"127.0.0.1:{ports[0]}: the port belongs to another job: it serves job '76'" in why
     assert f"127.0.0.1:{ports[1]}: connection refused" in why
 
 
@@ -60,7 +60,7 @@ def test_another_job_on_the_one_port_that_was_named_may_go_away_until_the_deadli
         closing(Reception(job_identity=replace(PARTY, job_key="76"))) as other,
         pytest.raises(
             NodesError,
-            match="the port belongs to another job: it is of job '76', and n3 called for job '77'",
+            match="the port belongs to another job: it serves job '76', and n3 asked for job '77'",
         ),
     ):
         call("127.0.0.1", [other.port], within_s=1.0)
@@ -153,7 +153,7 @@ def test_another_release_on_the_one_port_that_was_named_may_go_away_until_the_de
 
 
 def test_another_release_of_our_own_job_in_a_series_of_ports_is_named_at_the_deadline():
-    text = r"the launcher that was called is distlaunch 2\.0"
+    text = r"the listening launcher is distlaunch 2\.0"
     with (
         closing(Reception(job_identity=replace(PARTY, release="2.0"))) as reception,
         pytest.raises(NodesError, match=text),

@@ -55,11 +55,11 @@ def by_deepspeed(port: int, rank: int, job: str) -> list[str]:
     [
         (
             by_torchrun,
-            "all launchers of a job have the same --rdzv-id, --rdzv-endpoint names its own port",
+            "give all launchers of a job the same --rdzv-id, and each job its own port in --rdzv-endpoint",
         ),
         (
             by_deepspeed,
-            "all launchers of a job have the same --job-id, --master_port names its own port",
+            "give all launchers of a job the same --job-id, and each job its own port in --master_port",
         ),
     ],
     ids=["torchrun", "deepspeed"],
@@ -77,7 +77,7 @@ def test_a_launcher_of_another_job_is_told_so_in_the_words_that_it_has(
     assert (
         ended.returncode == 69
     )  # whoever has the port has proved nothing: it is called until the time is over
-    assert "the port belongs to another job: it is of job '7'" in ended.stderr
+    assert "the port belongs to another job: it serves job '7'" in ended.stderr
     assert hint in ended.stderr
 
 

@@ -275,7 +275,7 @@ def test_a_call_that_takes_too_long_is_closed_and_said_once_a_kind():
         assert [one.recv(1) for one in callers] == [b""] * 6
         assert sorted(line.partition(" was closed: ")[2] for line in loop.lines) == [
             "it did not finish its call within 5 s",
-            "it said nothing within 5 s",
+            "it sent nothing within 5 s",
         ]
         clock.now += 60
         loop.until(lambda: len(loop.lines) == 4)

@@ -210,7 +210,7 @@ class Orders:
             case m.Prepare():
                 if message.port is not None:
                     raise ProtocolError("it wants a port held, which is its own node's to hold")
-                if message.attempt <= self._prepared or not p.may_start(message.attempt):
+                if message.attempt <= self._prepared or not p.is_possible_attempt(message.attempt):
                     raise ProtocolError(
                         f"it prepares attempt {message.attempt} after {self._prepared}"
                     )

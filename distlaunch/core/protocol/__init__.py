@@ -1,1 +1,1 @@
-"""Messages, frames and handshakes between launcher, agent and spawner. No sockets."""
+"""Messages between processes of one job, their frames, and the handshake between launchers."""

@@ -1,9 +1,9 @@
 """Messages between the coordinator and the agent of one node.
 
-An agent in a process of its own sends ``Hello`` first. Then follow, in this order: ``Survey``, per
-attempt ``Prepare`` (the master's node also listens), ``Reach`` for the others, ``Start``; at the
-end ``ExitAgent``. ``Ping`` is sent all the time. An agent in the launcher's process gets only the
-messages of ``TO_AGENT``.
+An agent in a process of its own sends ``Hello`` first. Then the coordinator sends, in this order:
+``Survey``; for each attempt ``Prepare`` (the master's node then listens), ``Reach`` to the other
+nodes, and ``Start``; at the end ``ExitAgent``. It sends ``Ping`` all the time. An agent in the
+launcher's process gets only the messages of ``TO_AGENT``.
 """
 
 from __future__ import annotations
@@ -18,27 +18,29 @@ from distlaunch.core.model.worker_exit import WorkerExit
 from distlaunch.core.protocol.spawner_messages import LeftoverProcess, Leftovers
 
 LATE_S = 2.0
-"""If we wake so late ourselves (stopped, or frozen with the machine), others get so long to be
-heard again."""
+"""If this process was suspended itself, others have this long to be heard from before they are
+lost.
+"""
 GREETING = b"\ndistlaunch-agent "
-"""Before an agent's first frame: this, the launcher's random word for it, and a newline. What came
-earlier (banners, what a shell's start-up files print) is no frame."""
+"""Precedes an agent's first frame, followed by the launcher's random token and a newline.
+
+Everything before it (banners, output of a shell's start-up files) is ignored.
+"""
 PING_S = 2.0
-"""How often the coordinator pings."""
+"""How often the coordinator sends ``Ping``."""
 SILENCE_S = 10.0
-"""After so long without a word the network, or the peer, is taken for lost (design, section 5), on
-both sides."""
+"""After this long without a message, each side considers the other lost."""
 
 
-# --- what messages are made of
+# --- parts of messages
 
 
 SurveyPart = Literal["agent", "directory", "python", "script", "devices"]
-"""What a survey looks at; ``agent`` is the survey itself."""
+"""Parts of a survey, for timeouts. ``agent`` is the survey's process itself."""
 
 
 class WorkerSpec(Record):
-    """One worker of a node. ``argv`` is None where it is the attempt's common one."""
+    """One worker of a node. ``argv`` is None if it is the one in ``Start``."""
 
     rank: int
     local_rank: int
@@ -49,69 +51,79 @@ class WorkerSpec(Record):
 
 
 class Heartbeat(Record):
-    """The newest numbers that a worker has reported on its progress descriptor: step, loss,
-    samples, ..."""
+    """The latest numbers (step, loss, samples, ...) that a worker has written to its progress
+    descriptor.
+    """
 
     rank: int
     values: Mapping[str, float]
 
 
 class Stack(Record):
-    """Where a worker stood when it was asked."""
+    """The stacks of a worker at the time of ``CollectStacks``."""
 
     rank: int
     pid: int
     state: str
-    """The letter of its process state in ``/proc`` (R, S, D, T, t, Z); empty if it is gone."""
+    """Letter of the process state in ``/proc`` (R, S, D, T, t, Z); empty if the process has ended.
+    """
     text: str
-    """Its threads' Python stacks as faulthandler prints them, innermost frame first (capped); empty
-    if none came."""
+    """Python stacks of its threads as faulthandler prints them, innermost frame first, limited in
+    size. Empty if the worker wrote none.
+    """
     taken_s: float = 0.0
-    """When it was asked, in seconds on its node's clock."""
+    """Time of the request, in seconds on the node's clock."""
     cpu_s: float = 0.0
-    """Processor time that it had used by then, all its threads together."""
+    """Processor time used until then by all its threads."""
     children_cpu_s: float = 0.0
-    """The same of its descendants. Those that hold a GPU count only if they are forks of the
-    worker: other processes on a GPU may be ranks, which spin while they wait for each other."""
+    """Processor time of its descendants.
+
+    Descendants that hold a GPU count only if they are forks of the worker. Other processes on a GPU
+    may be ranks, which use processor time while they wait for each other.
+    """
     holds_gpu: bool = False
-    """It has a GPU open: processor time may be a wait for that GPU."""
+    """The worker has opened a GPU. Its processor time may then be spent waiting for the GPU."""
 
 
 class Interface(Record):
-    """One address of a network interface that is up."""
+    """An address of a network interface that is up."""
 
     name: str
     address: str
     """Numeric, without a scope."""
     prefix: int
-    """Bits of the network part."""
+    """Length of the network prefix in bits."""
 
 
 class Route(Record):
-    """An address that a node has connected to, and by which interface of its own it did."""
+    """An address to which a node has connected, and the local end of that connection."""
 
     address: str
     local: str
-    """Our end's address."""
+    """Address of the local end."""
     interface: str
-    """Our end's interface; empty where the kernel does not tell."""
+    """Interface of the local end; empty if the kernel does not say."""
 
 
 # --- coordinator to any agent
 
 
 class Prepare(Record):
-    """Settle what only the node knows; ``port`` is None (not the master's node), 0 (any) or a
-    number."""
+    """Reserve what only the node can: ports. Answered with ``Prepared``.
+
+    ``port`` is None except on the master's node. There it is a number, or 0 for any free port.
+    """
 
     attempt: int
     port: int | None
     token: str = ""
-    """Until ``Start``, listen on the port and say this, and a newline, to whoever connects; empty:
-    only hold it."""
+    """Until ``Start``, the node listens on the port and sends this token and a newline to each
+    client. If it is empty, the node only reserves the port.
+    """
     ports: int = 0
-    """So many further ports are to be held, any that are free: for workers that listen
-    themselves."""
+    """Number of further ports to reserve, for workers that listen themselves. Any free ports will
+    do.
+    """
 
 
 class Start(Record):
@@ -123,57 +135,62 @@ class Start(Record):
     cwd: str
     workers: tuple[WorkerSpec, ...]
     uses_gpus: bool
-    """Before another attempt is prepared, the driver must have taken back these workers' GPU
-    memory."""
+    """Before the next attempt is prepared, the agent waits until the driver has released the GPU
+    memory of these workers.
+    """
     signal_group: bool
-    """Signals go to each worker's process group (``--no-python``), not to its own process only."""
+    """Signals go to each worker's process group (``--no-python``), not only to its own process."""
     terminal: bool
-    """The one worker gets a pseudo-terminal."""
+    """The node's one worker gets a pseudo-terminal."""
     rows: int
     columns: int
     stdin_rank: int | None
-    """The rank that inherits the agent's stdin."""
+    """The rank that inherits the agent's stdin, or gets ``StdinData``; None: no rank."""
     preload: tuple[str, ...] = ()
-    """Modules that a server imports once, from which workers are then forked."""
+    """Modules that a warm server imports once. Workers are then forked from it."""
     preload_log: str = ""
-    """The file for what their imports print."""
+    """File for the output of these imports."""
     preload_bound_s: float | None = None
-    """How long the import of one of them may take before workers are started without."""
+    """Longest time for the import of one module. After it, workers start without preloading."""
     watch: bool = False
-    """The coordinator watches for hangs: tell it who is alive, and have the workers ready to show
-    their stacks."""
+    """The coordinator detects hangs: send ``Alive``, and start workers so that they can write their
+    stacks.
+    """
     output_period_s: float = 1.0
-    """While workers only write, tell it no more often."""
+    """Shortest time between two ``Alive`` that report nothing but output."""
     bootstrap: str = ""
-    """How our code comes into the workers' interpreter: ``direct``, by ``setup``'s shell, or
-    (empty) not at all."""
+    """How our code gets into the workers' interpreter: ``direct``, ``setup`` (by a shell), or not
+    at all (empty).
+    """
     is_remote: bool = False
-    """``env`` comes from another machine: what the node has itself (HOME, USER, ...) lies below it,
-    and files that would be in a run directory that is not there go to a folder of the agent's own.
+    """``env`` comes from another machine.
+
+    The node's own values (HOME, USER, ...) are used for variables that ``env`` lacks. Files that
+    belong into a run directory that the node does not share go to the agent's temporary directory.
     """
     node_logs: str = ""
-    """A folder on the node where each rank's output is filed as well; empty: none."""
+    """Directory on the node for an additional log of each rank; empty: none."""
     stdin_from_launcher: bool = False
-    """The ``stdin_rank`` reads what ``StdinData`` brings, not the agent's own stdin."""
+    """``stdin_rank`` reads the ``StdinData`` of the coordinator, not the agent's own stdin."""
     store: bool = False
-    """The master's node serves Horovod's store on the port that it holds."""
+    """The master's node serves Horovod's store on the port that it has reserved."""
     orphan_grace_s: float | None = None
-    """How long the workers may take to end by TERM if agent or coordinator vanish; None: as the
-    agent has it."""
+    """Time between TERM and KILL if agent or coordinator vanish; None: the agent's default."""
     shared_memory: tuple[str, ...] = ()
-    """Names of the files that each worker may leave in /dev/shm, with {uid}, {address}, {port} and
-    {rank} in them."""
+    """Names of files that a worker may leave in /dev/shm, with the placeholders {uid}, {address},
+    {port} and {rank}.
+    """
     env_starts: Mapping[str, str] = {}
-    """How variables begin that are as long as the job is large; what a worker has under the same
-    name goes on there."""
+    """Beginnings of variables whose length grows with the job. A worker's own value is appended."""
     run_dir: str = ""
-    """The job's run directory, where the node has it; whoever outlives the launcher goes on with
-    the logs there."""
+    """Run directory of the job, if the node has it. If the launcher dies, the spawner continues the
+    logs there.
+    """
     layout: Layout = TRAIN
-    """How the logs are called there."""
+    """Names of the files in ``run_dir``."""
 
     def env_of(self, spec: WorkerSpec) -> Mapping[str, str]:
-        """Return what one of the workers has beside ``env``."""
+        """Return the variables that a worker has in addition to ``env``."""
         return {
             **spec.env,
             **{name: start + spec.env.get(name, "") for name, start in self.env_starts.items()},
@@ -181,10 +198,10 @@ class Start(Record):
 
 
 class Stop(Record):
-    """Ask all workers to end by ``signum``; after ``grace_s`` their trees get KILL (at once if it
-    is 0).
+    """Send ``signum`` to all workers. After ``grace_s``, kill their process trees.
 
-    ``signum`` 0: somebody has asked them already.
+    With a grace of 0 they are killed at once. ``signum`` is 0 if they have had the signal already,
+    from elsewhere.
     """
 
     attempt: int
@@ -193,7 +210,8 @@ class Stop(Record):
 
 
 class WaitForLeftovers(Record):
-    """All workers of the job have ended with 0: wait for the processes that they have left.
+    """All workers of the job have exited with 0. Wait for the processes that they have left
+    running.
 
     After ``linger_s`` these get TERM, and after another ``grace_s`` KILL.
     """
@@ -204,23 +222,25 @@ class WaitForLeftovers(Record):
 
 
 class ForwardSignal(Record):
-    """Pass a signal on to the workers that catch it."""
+    """Send a signal to the workers that catch it."""
 
     signum: int
 
 
 class Pause(Record):
-    """Stop (SIGSTOP) all trees, or let them go on."""
+    """Suspend all workers' process trees by SIGSTOP, or resume them."""
 
     paused: bool
 
 
 class CollectStacks(Record):
-    """Answer with ``Stacks`` of all workers that run, within some 3 s."""
+    """Answer within about 3 s with the ``Stacks`` of all running workers."""
 
     attempt: int
     serial: int
-    """Of this question; its answer repeats it, so that a late one is not taken for the next."""
+    """The answer repeats this number, so that a late answer is not taken for that to a later
+    request.
+    """
 
 
 class Input(Record):
@@ -230,7 +250,7 @@ class Input(Record):
 
 
 class Resize(Record):
-    """The user's terminal has this size now."""
+    """The user's terminal has changed its size."""
 
     rows: int
     columns: int
@@ -240,55 +260,59 @@ class Resize(Record):
 
 
 class Survey(Record):
-    """Look around on this node; answered with ``Surveyed``, as often as it is asked."""
+    """Find out what this node has. Answered with ``Surveyed``; may be sent repeatedly."""
 
     serial: int
     workdir: str
     pythons: tuple[str, ...]
-    """Interpreters for the workers, the first that can be run counts; empty if the workers are no
-    Python."""
+    """Interpreters for the workers; the first that can be executed is used. Empty if the workers
+    are not Python.
+    """
     script: str
-    """Relative to ``workdir`` if it is not absolute; empty if no file is named (``-m``)."""
+    """Path, relative to ``workdir``; empty if no file is named (``-m``)."""
     program: str
-    """The workers' program under ``--no-python``; empty otherwise."""
+    """The program of the workers under ``--no-python``; otherwise empty."""
     run_dir: str
-    """The job's folder, which nodes may share with the launcher."""
+    """Run directory of the job. The node may share it with the launcher."""
     gpus: bool
     topology: bool
-    """CPUs with their NUMA nodes and cores, for ``--bind``."""
+    """Read NUMA nodes and cores of the CPUs, for ``--bind``."""
 
 
 class Reach(Record):
-    """Connect to the port that the master's node listens on, at each of these addresses; answered
-    with ``Reached``."""
+    """Connect to the port on the master's node at each of these addresses. Answered with
+    ``Reached``.
+    """
 
     attempt: int
     addresses: tuple[str, ...]
-    """Numeric ones or names, the preferred first."""
+    """Addresses or names, the preferred ones first."""
     port: int
     token: str
-    """What the right listener says at once (ASCII, and a newline): others may have the same
-    address."""
+    """ASCII text that the right listener sends at once, followed by a newline: another machine may
+    have the same address.
+    """
     bound_s: float
 
 
 class Ping(Record):
-    """Answer with ``Pong``. An agent that hears nothing for ``SILENCE_S`` takes the coordinator for
-    lost."""
+    """Answer with ``Pong``. An agent that gets no message for ``SILENCE_S`` considers the
+    coordinator lost.
+    """
 
     serial: int
     silence_s: float | None = None
-    """It is to be so long instead, as the user wants it."""
+    """Value to use instead of ``SILENCE_S``, as the user has chosen."""
 
 
 class Credit(Record):
-    """So many more bytes of output may be sent."""
+    """The agent may send this many more bytes of output."""
 
     size: int
 
 
 class StdinData(Record):
-    """Bytes for the stdin of the rank that reads the launcher's stdin; no bytes: its end.
+    """Bytes for the rank that reads the launcher's stdin. Empty: the end of the input.
 
     The agent answers with ``StdinConsumed`` as the worker reads.
     """
@@ -297,14 +321,14 @@ class StdinData(Record):
 
 
 class ExitAgent(Record):
-    """The job is over: kill what is left, and end."""
+    """The job has ended. Kill what is left and exit."""
 
 
 # --- any agent to coordinator
 
 
 class Prepared(Record):
-    """Answer to ``Prepare``: the port held for rank 0's store, or what stands in the way."""
+    """Answer to ``Prepare``: the port reserved for rank 0's store, or why there is none."""
 
     attempt: int
     port: int | None
@@ -312,33 +336,33 @@ class Prepared(Record):
     hint: str | None
     warning: str | None
     ports: tuple[int, ...] = ()
-    """The further ports that are held."""
+    """The further ports that are reserved."""
 
 
 class Started(Record):
-    """Processes exist for these ranks."""
+    """The processes of these ranks exist: rank -> pid."""
 
     attempt: int
     pids: Mapping[int, int]
 
 
 class WorkerHalted(Record):
-    """A worker with a pseudo-terminal was stopped from it (Ctrl-Z)."""
+    """A worker with a pseudo-terminal was stopped by Ctrl-Z."""
 
     rank: int
 
 
 class Alive(Record):
-    """Signs of life since the last of these messages, of which there is at most one a second."""
+    """Activity of workers since the previous message. Sent at most once a second."""
 
     attempt: int
     heartbeats: tuple[Heartbeat, ...]
-    """Of the workers that have sent some."""
+    """One for each worker that has reported progress."""
     wrote: tuple[int, ...]
-    """Ranks that wrote output (only while the coordinator watches for hangs)."""
+    """Ranks that wrote output (only if the coordinator detects hangs)."""
     held: bool = False
-    """Output was not taken, as whoever reads ours is slow: silent workers may only be waiting for
-    that."""
+    """Output was held back because the reader is slow. Workers may be silent only because of that.
+    """
 
 
 class Stacks(Record):
@@ -350,25 +374,26 @@ class Stacks(Record):
 
 
 class AgentNotice(Record):
-    """Something that the user should hear; the job goes on."""
+    """A line for the user. The job continues."""
 
     text: str
     warning: bool
 
 
 class PreloadEnded(Record):
-    """The modules were imported after so long, or workers start the cold way from now on, with the
-    ``problem``."""
+    """The modules are imported after this time, or, with a ``problem``, workers start without
+    preloading.
+    """
 
     modules: tuple[str, ...]
     problem: str | None
     elapsed_s: float
     left_out: tuple[str, ...] = ()
-    """Modules that could not be preloaded, beside those that were."""
+    """Modules that could not be preloaded, although others could."""
 
     @property
     def fields(self) -> dict[str, object]:
-        """Return what the job's record keeps of it."""
+        """Return the fields for the event in the job's record."""
         return {
             "modules": list(self.modules),
             "left_out": list(self.left_out),
@@ -378,34 +403,39 @@ class PreloadEnded(Record):
 
 
 class LeftoversRunning(Record):
-    """The node waits for these processes, which its workers have left; sent some time after
-    ``WaitForLeftovers``."""
+    """The node waits for these processes, which its workers have left running.
+
+    Sent some time after ``WaitForLeftovers``.
+    """
 
     attempt: int
     processes: Leftovers
 
 
 class SpawnerSignalled(Record):
-    """The workers' parent on this node got a signal, which is for the job."""
+    """The spawner of this node got a signal that is meant for the job."""
 
     signum: int
 
 
 class AttemptEnded(Record):
-    """Of this attempt nothing is left on the node, but for pids that KILL did not end."""
+    """No process of this attempt is left on the node, except the pids in ``left``, which KILL did
+    not end.
+    """
 
     attempt: int
     left: tuple[int, ...]
     ended: Leftovers = Leftovers()
-    """Processes of ended workers that the node had to end, by TERM or KILL."""
+    """Processes left by exited workers that the node ended by TERM or KILL."""
     killed: Leftovers = Leftovers()
-    """Those of them that needed KILL."""
+    """Those that needed KILL."""
     port_used: bool | None = None
-    """Any process has used rank 0's port; None if it was not held for the workers on this node."""
+    """A process has used rank 0's port. None if the port was not reserved for workers of this node.
+    """
 
 
 class AgentFailed(Record):
-    """The agent can no longer do its work; all its workers have been killed."""
+    """The agent cannot continue. It has killed all its workers."""
 
     text: str
 
@@ -414,12 +444,13 @@ class AgentFailed(Record):
 
 
 class Hello(Record):
-    """The first word of an agent. ``clock`` is its own (seconds), which ``Pong`` and
-    ``WorkerExit`` use."""
+    """First message of an agent. ``clock`` is its time in seconds; ``Pong`` and ``WorkerExit`` use
+    it.
+    """
 
     hostname: str
     python: str
-    """Its interpreter's version, as 3.11.4."""
+    """Version of its interpreter, as 3.11.4."""
     pid: int
     clock: float
 
@@ -430,33 +461,32 @@ class Surveyed(Record):
     serial: int
     hostname: str
     environ: Mapping[str, str]
-    """Device masks, and what else of its environment decides about devices."""
+    """Device masks and other variables of its environment that affect devices."""
     interfaces: tuple[Interface, ...]
     named: tuple[str, ...]
-    """The addresses that the node's own host name stands for, in the resolver's order; none if that
-    took too long."""
+    """The addresses of the node's host name in the resolver's order; empty if the lookup took too
+    long.
+    """
     gpus: GpuInventory
     cpus: CpuInventory
     granted_cpus: int | None
     python: str | None
-    """The first of the interpreters that is there."""
+    """The first of the interpreters that exists."""
     script_sha256: str | None
-    """Of the script (of a folder's ``__main__.py``); None if it is not there."""
+    """Hash of the script (of a directory's ``__main__.py``); None if it does not exist."""
     problem: str | None
     """Why workers cannot run here, as a clause: ``there is no directory /work``."""
     hint: str | None
     shares_run_dir: bool
+    """The node sees the run directory with the launcher's marker in it."""
     problem_part: Literal["agent", "directory", "python", "script", "devices"] = "agent"
-    """What the problem lies with: the directory is the working directory, or that of the job."""
-    """The job's folder, with the launcher's marker in it, is there as well."""
+    """What the problem is about; ``directory`` is the working directory or the run directory."""
     machine: str = ""
-    """Tells this machine, or container, from all others, whatever it is called; empty if it cannot
-    be told."""
+    """Id of this machine or container, independent of its name; empty if it is not known."""
 
 
 class Reached(Record):
-    """Answer to ``Reach``: to which of the addresses this node has a way; ``problem`` says why to
-    none."""
+    """Answer to ``Reach``: the addresses that this node can connect to, or why there are none."""
 
     attempt: int
     routes: tuple[Route, ...]
@@ -464,14 +494,14 @@ class Reached(Record):
 
 
 class Pong(Record):
-    """Answer to ``Ping``; ``clock`` is the agent's own, when the ping came."""
+    """Answer to ``Ping``. ``clock`` is the agent's time at which the ping arrived."""
 
     serial: int
     clock: float
 
 
 class Output(Record):
-    """What a worker wrote to its stream (1 or 2)."""
+    """Output of a worker on stream 1 or 2."""
 
     rank: int
     stream: int
@@ -479,15 +509,16 @@ class Output(Record):
 
 
 class RankEnded(Record):
-    """Nothing more comes of this rank's output in this attempt."""
+    """The output of this rank in this attempt is complete."""
 
     rank: int
 
 
 class StdinConsumed(Record):
-    """So many bytes of stdin were taken; more may be sent. ``closed``: nobody reads it any more.
+    """The worker has read this many bytes, so more may be sent. ``closed``: it has closed its
+    stdin.
 
-    ``unread``: so many bytes that were sent will never be read.
+    ``unread`` counts bytes that were sent and will never be read.
     """
 
     size: int
@@ -496,21 +527,22 @@ class StdinConsumed(Record):
 
 
 class AgentEnding(Record):
-    """The agent was told to end on its node, or has failed: it ends its workers and then itself,
-    and says no more.
+    """The agent was stopped on its node, or has failed. It ends its workers, exits, and sends no
+    more.
 
-    The channel may stay open for as long: it is held by the shell that the agent was started from.
+    The connection may stay open meanwhile, because the shell that started the agent holds it.
     """
 
     why: str
-    """As a clause: ``the agent was told to end by signal 15``."""
+    """A clause: ``the agent was told to end by signal 15``."""
     coordinator_silent: bool = False
-    """It is because nothing was heard of the coordinator for too long."""
+    """The reason is that no message of the coordinator came for too long."""
 
 
 class AgentSignalled(Record):
-    """An agent that a scheduler's step has started got a signal, which is for the job: it only
-    passes it on."""
+    """An agent started by a scheduler's step got a signal that is meant for the job, and only
+    reports it.
+    """
 
     signum: int
 
@@ -608,7 +640,7 @@ FROM_REMOTE: tuple[type, ...] = (
 
 
 PARTS: tuple[type, ...] = (WorkerSpec, Heartbeat, Stack, Layout, LeftoverProcess, Leftovers)
-"""What messages are made of."""
+"""Records that are fields of messages."""
 
 
 REMOTE_PARTS: tuple[type, ...] = (

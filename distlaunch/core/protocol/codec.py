@@ -1,9 +1,9 @@
-"""Frames, and messages as records with checked fields. No sockets here.
+"""Encode messages as frames, and decode and check frames. Contains no input or output.
 
-A frame is a byte with the protocol's version and two big-endian 32-bit lengths, then a JSON object,
-then raw bytes. The object's ``t`` names the message; its other keys are the message's fields; a
-field annotated ``bytes`` is the raw part. What arrives is checked field by field and size-capped: a
-peer can send numbers and text, never code.
+A frame is one byte with the protocol's version, two big-endian 32-bit lengths, a JSON object, and
+raw bytes. The object's ``t`` names the message; its other keys are the message's fields. A field
+annotated ``bytes`` is the raw part. Every field that arrives is checked for its type, and every
+frame for its size. A frame can carry numbers and text, never code.
 """
 
 from __future__ import annotations
@@ -21,14 +21,13 @@ VERSION = 1
 MAX_OBJECT_BYTES = 64 << 20
 MAX_RAW_BYTES = 1 << 20
 LEAST_BYTES = 4 << 10
-"""An object of so many bytes is read whatever its type; a larger one has to begin with its type."""
+"""Objects up to this size are accepted for every type. A larger object must begin with its type."""
 _LEAST, _MOST = -(1 << 63), (1 << 63) - 1
-"""No number of ours needs more digits; longer ones do not fit in a float, nor in what the kernel
-takes."""
+"""Range of integers. Larger ones do not fit in a float, nor in what the kernel accepts."""
 
 _HEADER = struct.Struct(">BII")
 _NAME = re.compile(rb'\{"t":"([A-Za-z]{1,64})"')
-"""How an encoded object begins."""
+"""Beginning of an encoded object."""
 _NAME_BYTES = 80
 _dumps = json.JSONEncoder(separators=(",", ":")).encode
 
@@ -36,7 +35,7 @@ M = TypeVar("M")
 
 
 def encode(message: Record) -> bytes:
-    """Turn a message into one frame."""
+    """Return the message as one frame."""
     raw = b""
     record: dict[str, object] = {"t": type(message).__name__}
     for field, kind in fields_of(type(message)).items():
@@ -50,7 +49,7 @@ def encode(message: Record) -> bytes:
 
 
 class FrameSize(Record):
-    """How large a frame may be: its object, and the raw bytes behind it."""
+    """Largest size of a frame: of its object and of its raw bytes."""
 
     object_bytes: int = MAX_OBJECT_BYTES
     raw_bytes: int = MAX_RAW_BYTES
@@ -60,15 +59,15 @@ _LARGEST = FrameSize()
 
 
 def any_size(_: str) -> FrameSize:
-    """Allow every message the largest frame: between a process and its own child."""
+    """Return the largest size for every message, for frames between a process and its own child."""
     return _LARGEST
 
 
 class Decoder(Generic[M]):
-    """Reassembles messages of a closed set of types from a byte stream.
+    """Reassembles messages from a byte stream. Only the given types are accepted.
 
-    ``size_of`` returns how large a frame of a type may be now. A frame that is larger is refused
-    before it has arrived.
+    ``size_of`` returns how large a frame of a type may be now. A larger frame is refused before all
+    of it has arrived.
     """
 
     def __init__(
@@ -84,28 +83,30 @@ class Decoder(Generic[M]):
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[M]:
-        """Yield each message that ``data`` completes. Raises ProtocolError; the stream is useless
-        after that."""
+        """Yield each message that ``data`` completes. Raises ProtocolError; the stream is then
+        unusable.
+        """
         self.add(data)
         while (message := self.next()) is not None:
             yield message
 
     def add(self, data: bytes) -> None:
-        """Append what has arrived; ``next`` returns the messages."""
+        """Append received bytes; ``next`` returns the messages."""
         self._buffer += data
 
     def next(self) -> M | None:
-        """Return the next whole message; None if none is there. Raises ProtocolError, see
-        ``feed``."""
+        """Return the next complete message; None if there is none. Raises ProtocolError like
+        ``feed``.
+        """
         if len(self._buffer) < _HEADER.size:
             return None
         version, body_size, raw_size = _HEADER.unpack_from(self._buffer)
         if version != VERSION:
             raise ProtocolError(
-                f"the peer speaks version {version} of the protocol, this is version {VERSION}"
+                f"the other side uses version {version} of the protocol, not {VERSION}"
             )
         if body_size > MAX_OBJECT_BYTES or raw_size > MAX_RAW_BYTES:
-            raise ProtocolError(f"a frame of {body_size}+{raw_size} bytes is over the size allowed")
+            raise ProtocolError(f"a frame of {body_size}+{raw_size} bytes exceeds the allowed size")
         if (body_size > LEAST_BYTES or raw_size) and self._size_of is not any_size:
             if len(self._buffer) < _HEADER.size + min(body_size, _NAME_BYTES):
                 return None
@@ -126,7 +127,7 @@ class Decoder(Generic[M]):
         most = self._size_of(name)
         if body_size > most.object_bytes or raw_size > most.raw_bytes:
             raise ProtocolError(
-                f"{name} of {body_size}+{raw_size} bytes is over the size allowed now, which is"
+                f"{name} of {body_size}+{raw_size} bytes exceeds the size allowed now:"
                 f" {most.object_bytes}+{most.raw_bytes}"
             )
 
@@ -176,12 +177,14 @@ class Decoder(Generic[M]):
         if part is not None:
             return self._build(part, value, b"")
         if kind.startswith("Literal["):
-            return _word_of(kind, value)
+            return _literal_value(kind, value)
         return _CHECKS[kind](value)
 
 
-def _word_of(kind: str, value: object) -> object:
-    """Check one of the words of ``Literal['a', 'b']``, as an annotation is kept."""
+def _literal_value(kind: str, value: object) -> object:
+    """Return the value if it is one of the words of ``Literal['a', 'b']``, given as annotation
+    text.
+    """
     if value not in kind[len("Literal[") : -1].replace("'", "").split(", "):
         raise TypeError
     return value
@@ -229,7 +232,7 @@ def _finite(value: object) -> float:
         number = float(value)  # type: ignore[arg-type]  # it is a number
     except OverflowError as exc:  # an int of hundreds of digits
         raise TypeError from exc
-    if number - number != 0:  # NaN and infinity are no times
+    if number - number != 0:  # NaN and infinity are not valid
         raise TypeError
     return number
 

@@ -1,12 +1,11 @@
-"""What passes between the launchers of one job, one on each node (or for each worker), over TCP.
+"""Messages between the launchers of one job over TCP. There is one launcher per node or per worker.
 
-A peer never executes what it is told: what runs comes from its own command line. Messages carry
-numbers, addresses, names of hosts, and verdicts as text for people.
+A launcher never executes what another sends: its own command line decides what runs. Messages carry
+numbers, addresses, host names, and text for people.
 
-The caller sends ``Call``, the listener ``Challenge``, the caller ``Proof`` (empty without a
-secret), and the listener ``Welcome`` or ``Rejected``, with its own proof; see ``handshake``. What
-follows is the supervision of ``messages`` and ``remote``, without what would carry commands:
-``SurveyNode`` stands for Survey, ``StartWorkers`` for Start.
+The connection begins with the handshake (see ``handshake``). After ``Welcome``, the messages are
+those of ``agent_messages`` except those that carry commands: ``SurveyNode`` replaces ``Survey``,
+and ``StartWorkers`` replaces ``Start``.
 """
 
 from __future__ import annotations
@@ -18,59 +17,60 @@ from distlaunch.core.protocol import agent_messages as m
 
 PROTOCOL_VERSION = 3
 MOST_ATTEMPTS = 1 << 20
-"""With one a second, that is twelve days."""
+"""At one attempt per second this takes twelve days."""
 
 
-def may_have_had(attempt: int, restarts: int) -> bool:
-    """Return whether a launcher can have come so far, and another attempt can follow; ``attempt`` -1:
-    it has had none."""
+def is_possible_last_attempt(attempt: int, restarts: int) -> bool:
+    """Return whether the numbers are possible for a launcher whose last attempt was ``attempt``.
+
+    -1 means that it has not had any. The number must leave room for another attempt.
+    """
     return -1 <= attempt < MOST_ATTEMPTS and 0 <= restarts <= max(0, attempt)
 
 
-def may_start(attempt: int, restarts: int = 0) -> bool:
-    """Return whether a coordinator can have come to this attempt."""
-    return attempt >= 0 and may_have_had(attempt - 1, 0) and 0 <= restarts <= attempt
+def is_possible_attempt(attempt: int, restarts: int = 0) -> bool:
+    """Return whether the numbers are possible for an attempt that a coordinator starts."""
+    return attempt >= 0 and is_possible_last_attempt(attempt - 1, 0) and 0 <= restarts <= attempt
 
 
 class Call(Record):
-    """A launcher (or an agent that srun has started) wants to take part."""
+    """Request of a launcher, or of an agent started by srun, to join the job."""
 
     version: int
     release: str
-    """Of distlaunch, as 0.1.0: all launchers of a job have the same."""
+    """Release of distlaunch, as 0.1.0. All launchers of a job must have the same."""
     job_key: str
-    """What all launchers of one job share and others do not: the scheduler's job id, or --job-id;
-    may be empty."""
+    """The scheduler's job id or --job-id; may be empty. All launchers of a job must have the same.
+    """
     rank: int | None
-    """Its node rank (of a launcher for each worker: its rank); None: whoever is next."""
+    """Its node rank (with a launcher per worker: its rank); None: the next free one."""
     host: str
     instance: str
-    """Random, of this launcher: one that calls again is known by it."""
+    """Random id of this launcher. A launcher that reconnects is recognised by it."""
     nonce: str
-    """Hexadecimal; the listener proves itself with it."""
+    """Hexadecimal. The listener's proof includes it."""
     scrypt: bool = True
     """The caller's Python has ``hashlib.scrypt``."""
 
 
 class Challenge(Record):
-    """The listener's answer, which says how the caller has to prove itself."""
+    """The listener's answer to ``Call``: how the caller must prove itself."""
 
     nonce: str
-    way: str
-    """Of the names in ``keys``: how the key of both proofs is made."""
+    key_method: str
+    """How the key of both proofs is made: a constant of ``token_keys``."""
     salt: str
-    """From which it is made: hexadecimal, or a credential of munge; empty if it is not needed."""
+    """Hexadecimal salt, or a credential of munge; empty if the method needs none."""
 
 
 class Proof(Record):
-    """HMAC-SHA256(key, "caller" nonce-of-the-challenge nonce-of-the-call), hexadecimal; empty
-    without a secret."""
+    """The caller's answer to ``Challenge``."""
 
     proof: str
 
 
 class Rejected(Record):
-    """The caller cannot take part. ``again``: it may be otherwise in a moment."""
+    """The caller cannot join. ``again``: it may succeed if it tries again soon."""
 
     text: str
     hint: str | None
@@ -81,86 +81,87 @@ class Rejected(Record):
 
 
 class Welcome(Record):
-    """The caller takes part."""
+    """The caller has joined the job."""
 
     job_id: str
     rank: int
-    """Its member number."""
+    """Its node rank (with a launcher per worker: its rank)."""
     folder: str = ""
-    """The name of the job's folder, where that is not its id."""
+    """Name of the run directory if it is not the job's id."""
     proof: str = ""
     """HMAC-SHA256(key, "listener" nonce-of-the-call nonce-of-the-challenge), hexadecimal; empty
-    without a secret."""
+    without a secret.
+    """
 
 
 class LauncherInfo(Record):
-    """What a launcher has to say of itself, right after ``Welcome``; contradictions are found by
-    the coordinator."""
+    """Settings of a launcher, sent right after ``Welcome``. The coordinator checks that they agree."""
 
     num_nodes: tuple[int, ...]
-    """Smallest and largest, as it was told."""
+    """Smallest and largest number of nodes."""
     slots: int | None
-    """Workers that it was asked to run."""
+    """Number of workers; None if its devices decide."""
     command: str
-    """SHA-256 of what it was asked to run (argv without paths of interpreters), to compare only."""
+    """SHA-256 of the workers' argv without paths of interpreters, for comparison."""
     backend: str
-    """The name of its backend."""
     choices: str
-    """SHA-256 of the backend's options that were given, to compare only."""
+    """SHA-256 of the backend's options that were given, for comparison."""
     clock: float
-    """Its own (seconds), which ``Pong`` and ``WorkerExit`` use."""
+    """Its time in seconds; ``Pong`` and ``WorkerExit`` use this clock."""
     wall: float
     """Seconds since the epoch, to find clocks that are far off."""
     attempt: int
-    """The highest attempt that it knows of: a coordinator that came back goes on from there; -1:
-    none."""
+    """The highest attempt that it knows of; -1: none. A coordinator that was restarted continues
+    from there.
+    """
     restarts: int
 
     def __post_init__(self) -> None:
-        """Refuse what no job can have come to: a coordinator counts on from it."""
-        if len(self.num_nodes) != 2 or not may_have_had(self.attempt, self.restarts):
-            raise ProtocolError("it tells of numbers of nodes, attempts or restarts that cannot be")
+        """Raise ProtocolError for impossible numbers, because a coordinator continues from them."""
+        if len(self.num_nodes) != 2 or not is_possible_last_attempt(self.attempt, self.restarts):
+            raise ProtocolError("it reports impossible numbers of nodes, attempts or restarts")
 
 
 class SurveyNode(Record):
-    """Look around, as ``Survey``, but by what your own command line names."""
+    """Like ``Survey``, for what the launcher's own command line names."""
 
     serial: int
 
 
 class StartWorkers(Record):
-    """Start your workers of this attempt."""
+    """Start the launcher's workers of this attempt."""
 
     attempt: int
     restarts: int
     node_rank: int
     local_ranks: tuple[int, ...]
-    """Which of the node's workers are this launcher's; all of them but with a launcher for each
-    worker."""
+    """The workers of the node that this launcher runs: one, or all of them with one launcher per
+    node.
+    """
     hosts: tuple[str, ...]
     """By node rank."""
     slots: tuple[int, ...]
-    """Workers, by node rank."""
+    """Numbers of workers by node rank."""
     master_addr: str
     master_port: int
     interface: str
-    """What to reach the others by, if that needs saying (GLOO_SOCKET_IFNAME); else empty."""
+    """Interface to the other nodes (GLOO_SOCKET_IFNAME); empty if it need not be set."""
     nccl_interface: str = ""
-    """The same for NCCL."""
+    """The same for NCCL_SOCKET_IFNAME."""
     cluster: tuple[str, ...] = ()
-    """``HOST:PORT`` by rank, where the backend tells workers of one another's ports: as many for
-    each."""
+    """``HOST:PORT`` by rank, equally many for each, if the backend gives workers each other's
+    ports.
+    """
 
 
 class LauncherSignalled(Record):
-    """This launcher has got a signal."""
+    """The launcher has got a signal."""
 
     signum: int
 
 
 class ExitLauncher(Record):
-    """The job is over: leave with this exit code; ``text`` is for the user, on the launcher's last
-    lines."""
+    """The job has ended. Exit with this code; ``text`` is printed at the end for the user."""
 
     exit_code: int
     text: str
@@ -171,7 +172,7 @@ class ExitLauncher(Record):
 
 
 class Notice(Record):
-    """A line for the user, on every node."""
+    """A line for the user, printed on every node."""
 
     text: str
     level: str

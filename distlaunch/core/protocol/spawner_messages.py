@@ -1,4 +1,4 @@
-"""Messages between an agent and its spawner (the parent of the node's workers)."""
+"""Messages between an agent and its spawner, the parent process of the node's workers."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ SCOPE_TREE = "tree"
 
 
 class LeftoverProcess(Record):
-    """A process that an ended worker has left running."""
+    """A process that an exited worker has left running."""
 
     rank: int | None
-    """Of the worker that it stems from; None if neither its session nor its environment tells."""
+    """The worker that it descends from; None if neither its session nor its environment tells."""
     pid: int
     command: str
-    """Its argument list in one line, shortened."""
+    """Its argument list on one line, shortened."""
 
 
 class Leftovers(Record):
-    """Processes that ended workers have left running."""
+    """Processes that exited workers have left running."""
 
     count: int = 0
     shown: tuple[LeftoverProcess, ...] = ()
-    """The first of them."""
+    """The first few of them."""
 
 
 class Setup(Record):
@@ -38,105 +38,110 @@ class Setup(Record):
     cwd: str
     cookie: str
     nofile: int
-    """Soft limit of open files to give them: the one the launcher was started with."""
+    """Their soft limit of open files: that with which the launcher was started."""
     signal_group: bool
-    """They are asked to end by their process group, also when the agent has vanished."""
+    """Stop signals go to their process groups, also if the agent has vanished."""
     job_id: str = ""
-    """Shown in the spawner's title, if it was not known before."""
+    """Shown in the spawner's process title if it was not known before."""
     orphan_grace_s: float | None = None
-    """How long they may take to end by TERM if the agent vanishes; None: what the spawner was
-    started with."""
+    """Time between TERM and KILL if the agent vanishes; None: the spawner's default."""
     temporary_dir: str = ""
-    """The agent's own folder, to be removed after all if it vanishes."""
+    """The agent's temporary directory. The spawner removes it if the agent vanishes."""
     shared_memory: tuple[str, ...] = ()
-    """Names of the files in /dev/shm that they may leave there, to be removed when the last of them
-    is gone."""
+    """Names of files that they may leave in /dev/shm. The spawner removes them after the last
+    worker.
+    """
     attempt: int = 0
     log_dir: str = ""
-    """The run directory in which the spawner goes on with the ranks' logs if the agent vanishes;
-    empty: nowhere."""
+    """Run directory in which the spawner continues the logs if the agent vanishes; empty: no logs.
+    """
     layout: Layout = TRAIN
-    """How the logs are called there."""
+    """Names of the files in ``log_dir``."""
 
 
 class Preload(Record):
-    """Have a server import modules once and fork all further workers from it.
+    """Start a warm server, which imports modules once. All further workers are forked from it.
 
-    ``Preloaded`` answers, or ``PreloadFailed``, which may also come later, at any time after
-    ``Preloaded``: the server has gone. While the imports take long, ``StillPreloading`` says so;
-    ``ModuleLeftOut`` tells of a module that cannot be preloaded. One descriptor travels beside the
-    frame: where the server writes. The environment is that of the last ``Setup``.
+    The answer is ``Preloaded`` or ``PreloadFailed``. The latter may also follow ``Preloaded`` at
+    any time: the server has ended. ``StillPreloading`` reports slow imports, ``ModuleLeftOut`` a
+    module that cannot be preloaded. One descriptor accompanies the frame, for the server's output.
+    The server has the environment of the last ``Setup``.
     """
 
     modules: tuple[str, ...]
     argv: tuple[str, ...]
-    """The workers' common command, with which the server itself is started."""
+    """The workers' common command. The server itself is started with it."""
     env: Mapping[str, str]
-    """What it has on top of the common environment: the workers' own variables that a library reads
-    as it loads."""
+    """Variables in addition to the common environment: those of workers that libraries read on
+    import.
+    """
     bound_s: float | None
-    """How long the import of one module may take before the server is given up."""
+    """Longest time for the import of one module. After it, the server is killed."""
 
 
 class Spawn(Record):
-    """Start one worker; its descriptors travel beside the frame."""
+    """Start one worker. Its descriptors accompany the frame."""
 
     rank: int
     descriptors: tuple[int, ...]
-    """The numbers that they are to have in the worker, one after the other, each below
-    ``nofile``."""
+    """Their numbers in the worker, in the same order, each below ``nofile``."""
     argv: tuple[str, ...]
     env: Mapping[str, str]
     cpus: tuple[int, ...] | None
     terminal: bool
-    """Its descriptors are a terminal that it is to have as controlling terminal."""
+    """Its descriptors are a terminal, which becomes its controlling terminal."""
     read_ends: tuple[int, ...] = ()
-    """Streams whose read ends travel behind its descriptors, for the spawner to keep: 1, 2, and 0
-    for progress."""
+    """Streams whose read ends follow its descriptors, for the spawner to keep: 1, 2, and 0 for
+    progress.
+    """
 
 
 class Signal(Record):
-    """Send a signal to workers: their own process, their process group, or (KILL, STOP, CONT) their
-    whole tree."""
+    """Send a signal to workers: to their process, their process group, or their whole tree.
+
+    The last is possible with KILL, STOP and CONT.
+    """
 
     ranks: tuple[int, ...]
     signum: int
     scope: str
     caught_only: bool
-    """Only to processes that catch it: an uncaught USR1 would kill."""
+    """Only to processes that catch it. USR1, for example, kills a process that does not."""
 
 
 class EndLeftovers(Record):
-    """Send TERM once to each process that ended workers have left, and to what workers leave from
-    now on."""
+    """Send TERM once to every process that exited workers have left, and to those that they leave
+    later.
+    """
 
     asked: bool = False
     """All processes that run now have had TERM already, from a scheduler."""
 
 
 class Sweep(Record):
-    """Answer ``Swept`` as soon as nothing is left of any worker; until then answer ``LeftoversRemain``
+    """Answer ``Swept`` when no process of any worker is left; before that, ``LeftoversRemain``
     once.
 
-    ``kill``: kill what is left instead of waiting for it.
+    With ``kill``, kill the processes that are left instead of waiting for them.
     """
 
     kill: bool = False
 
 
 class CoordinatorLost(Record):
-    """The agent has seen the end of its channel and ends the workers itself, within this time; else
-    you do."""
+    """The agent ends the workers, because its connection has ended. The spawner does it after this
+    time.
+    """
 
     bound_s: float
 
 
 class ExitSpawner(Record):
-    """End in good order: sweep, then exit."""
+    """Sweep, then exit."""
 
 
 class Running(Record):
-    """The spawner is there: the first that it says."""
+    """The spawner's first message."""
 
     pid: int
 
@@ -151,7 +156,7 @@ class Spawned(Record):
 class SpawnFailed(Record):
     """A worker could not be started: ``step`` (fork, chdir, exec, ...) failed with ``errno``.
 
-    Not a ``WorkerExit``, as there was no process. The worker table makes one of it.
+    There is no ``WorkerExit`` from the spawner. The worker table makes one.
     """
 
     rank: int
@@ -167,20 +172,20 @@ class Halted(Record):
 
 
 class Preloaded(Record):
-    """The modules are imported; workers are forked from now on."""
+    """The modules are imported. Workers are forked from now on."""
 
 
 class StillPreloading(Record):
-    """A remark: after so long this module is still being imported; empty: not even the first has
-    been begun."""
+    """This module has been importing for this long. Empty: no import has begun yet."""
 
     module: str
     elapsed_s: float
 
 
 class ModuleLeftOut(Record):
-    """A module cannot be preloaded; workers import it themselves. The other modules are still
-    preloaded."""
+    """A module cannot be preloaded, so workers import it themselves. The others are still
+    preloaded.
+    """
 
     module: str
     reason: str
@@ -188,38 +193,37 @@ class ModuleLeftOut(Record):
 
 
 class PreloadFailed(Record):
-    """Workers are, from now on, started the cold way; ``reason`` says why, for the user."""
+    """Workers start without preloading from now on. ``reason`` is for the user."""
 
     reason: str
 
 
 class SignalReceived(Record):
-    """The spawner got a signal: of a worker that signals its parent, or of whoever signals all
-    processes at once."""
+    """The spawner got a signal, from a worker or from somebody who signals all processes."""
 
     signum: int
 
 
 class SpawnerFailed(Record):
-    """The spawner cannot go on, through a fault of ours; its end follows."""
+    """The spawner exits because of an internal error."""
 
     text: str
 
 
 class LeftoversRemain(Record):
-    """These processes of ended workers still run. ``Swept`` follows when they are gone."""
+    """These processes of exited workers still run. ``Swept`` follows when they have ended."""
 
     processes: Leftovers
 
 
 class Swept(Record):
-    """Nothing is left, except these pids that KILL did not end (a process wedged in the kernel)."""
+    """No process is left, except these pids, which KILL did not end (they are stuck in the kernel)."""
 
     left: tuple[int, ...]
     ended: Leftovers = Leftovers()
-    """The processes of ended workers that got TERM by ``EndLeftovers``, or KILL."""
+    """The processes of exited workers that got TERM by ``EndLeftovers``, or KILL."""
     killed: Leftovers = Leftovers()
-    """Those of them that got KILL."""
+    """Those that got KILL."""
 
 
 ToSpawner = Setup | Preload | Spawn | Signal | EndLeftovers | Sweep | CoordinatorLost | ExitSpawner
@@ -264,4 +268,4 @@ FROM_SPAWNER: tuple[type, ...] = (
     Swept,
 )
 PARTS: tuple[type, ...] = (Layout, LeftoverProcess, Leftovers)
-"""What messages are made of."""
+"""Records that are fields of messages."""

@@ -38,7 +38,7 @@ class Meeting:
     ) -> None:
         self.admitted = []
         self.sent = []
-        self.said = []
+        self.answers = []
 
         def admit(call):
             self.admitted.append(call)
@@ -60,7 +60,7 @@ class Meeting:
             answer = b"".join(
                 [self.listener.feed(out[at : at + size]) for at in range(0, len(out), size)]
             )
-            self.said.append(answer)
+            self.answers.append(answer)
             out = b""
             while answer and not self.caller.outcome:
                 part, answer = (

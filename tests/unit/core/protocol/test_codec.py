@@ -297,7 +297,7 @@ def test_what_is_no_message_is_refused(body):
     [(codec.MAX_OBJECT_BYTES + 1, 0), (0, codec.MAX_RAW_BYTES + 1), (2**32 - 1, 2**32 - 1)],
 )
 def test_an_oversized_frame_is_refused_before_it_has_come(body, raw):
-    assert "over the size allowed" in refused(struct.pack(">BII", codec.VERSION, body, raw))
+    assert "exceeds the allowed size" in refused(struct.pack(">BII", codec.VERSION, body, raw))
 
 
 def test_messages_before_the_garbage_are_still_given():

@@ -41,7 +41,7 @@ def test_both_sides_of_one_job_come_together_however_the_bytes_arrive(job_identi
 @pytest.mark.parametrize("job_identity", [SECRET, WEAK])
 def test_the_token_itself_is_never_sent(job_identity):
     meeting = Meeting(job_identity, job_identity).run()
-    assert job_identity.token not in b"".join(meeting.sent + meeting.said)
+    assert job_identity.token not in b"".join(meeting.sent + meeting.answers)
 
 
 def test_the_caller_reads_no_byte_that_follows_its_welcome():
@@ -90,7 +90,7 @@ def test_a_wrong_token_is_told_to_both_and_nothing_more(caller, listener):
 def test_the_listener_proves_nothing_to_whoever_has_not_proved_itself():
     side = listener(SECRET)
     [challenge] = messages(side.feed(encode(CALL)))
-    assert plain(challenge).keys() == {"nonce", "way", "salt"}
+    assert plain(challenge).keys() == {"nonce", "key_method", "salt"}
     [turned] = messages(side.feed(encode(p.Proof(proof="0" * 64))))
     assert (turned.text, turned.proof) == (WRONG_TOKEN, "")
 
@@ -102,38 +102,35 @@ def test_another_release_or_job_is_turned_away_and_may_call_again(job_identity, 
     assert isinstance(meeting.caller.outcome, p.Rejected)
     assert meeting.caller.outcome.hint
     assert not meeting.caller.is_final
-    assert meeting.listener.rejected_for in (RefusalReason.RELEASE, RefusalReason.JOB)
+    assert meeting.listener.rejected_for in (RefusalReason.OTHER_RELEASE, RefusalReason.OTHER_JOB)
     assert not meeting.admitted
 
 
 def test_without_a_secret_both_jobs_are_named():
     meeting = Meeting(replace(OPEN, job_key="78"), OPEN).run()
-    words = "the port belongs to another job: it is of job '77', and n3 called for job '78'"
+    words = "the port belongs to another job: it serves job '77', and n3 asked for job '78'"
     assert meeting.caller.outcome.text == meeting.listener.rejection == words
 
 
 def test_with_a_secret_the_job_is_named_to_its_own_user_alone():
     meeting = Meeting(replace(SECRET, job_key="78"), SECRET).run()
     assert meeting.caller.outcome.text == "the port belongs to another job than job '78'"
-    assert "it is of job '77', and n3 called for job '78'" in meeting.listener.rejection
-    assert b"77" not in b"".join(meeting.said)
+    assert "it serves job '77', and n3 asked for job '78'" in meeting.listener.rejection
+    assert b"77" not in b"".join(meeting.answers)
 
 
 def test_both_releases_are_named():
     meeting = Meeting(replace(OPEN, release="1.2.4"), OPEN).run()
     assert (
         meeting.caller.outcome.text
-        == "the launcher that was called is distlaunch 1.2.3, n3 is distlaunch 1.2.4"
+        == "the listening launcher is distlaunch 1.2.3, n3 is distlaunch 1.2.4"
     )
 
 
 def test_another_version_of_the_words_is_another_release():
     side = listener()
     side.feed(encode(replace(CALL, version=9, release="9.0")))
-    assert (
-        side.outcome.text
-        == "the launcher that was called is distlaunch 1.2.3, n3 is distlaunch 9.0"
-    )
+    assert side.outcome.text == "the listening launcher is distlaunch 1.2.3, n3 is distlaunch 9.0"
 
 
 def test_a_call_with_fields_that_we_do_not_know_is_another_release():
@@ -142,7 +139,7 @@ def test_a_call_with_fields_that_we_do_not_know_is_another_release():
     [turned] = messages(side.feed(struct.pack(">BII", 1, len(body), 0) + body))
     assert (
         turned.text
-        == r"the launcher that was called is distlaunch 1.2.3, the caller is distlaunch 9.0\x1b[2J"
+        == r"the listening launcher is distlaunch 1.2.3, the caller is distlaunch 9.0\x1b[2J"
     )
 
 
@@ -156,8 +153,8 @@ def test_another_release_of_another_job_is_another_job_first(known):
     ).encode()
     side = listener()
     [turned] = messages(side.feed(struct.pack(">BII", 1, len(body), 0) + body))
-    assert turned.text.startswith("the port belongs to another job: it is of job '77', and ")
-    assert side.rejected_for is RefusalReason.JOB
+    assert turned.text.startswith("the port belongs to another job: it serves job '77', and ")
+    assert side.rejected_for is RefusalReason.OTHER_JOB
 
 
 @pytest.mark.parametrize(
@@ -167,7 +164,7 @@ def test_a_job_of_any_key_comes_together_and_another_that_begins_alike_does_not(
     ours = replace(OPEN, job_key=key)
     assert Meeting(ours, ours).run().caller.outcome == WELCOME
     other = Meeting(replace(OPEN, job_key=key + "x"), ours).run()
-    assert other.listener.rejected_for is RefusalReason.JOB
+    assert other.listener.rejected_for is RefusalReason.OTHER_JOB
 
 
 def test_other_frames_are_another_release_on_both_sides():

@@ -42,7 +42,7 @@ def test_a_replayed_call_and_proof_are_worth_nothing():
 def test_a_replayed_challenge_and_welcome_are_worth_nothing():
     recorded = Meeting(SECRET, SECRET).run()
     side = caller(SECRET, nonce="d" * 64)
-    asked, welcome = recorded.said
+    asked, welcome = recorded.answers
     answered_until_outcome(side, asked)
     with pytest.raises(HandshakeError, match="does not know the secret"):
         answered_until_outcome(side, welcome)
@@ -90,7 +90,7 @@ def test_a_welcome_without_a_challenge_is_not_believed():
 
 def test_a_listener_that_wants_no_proof_gets_none():
     side = caller(SECRET)
-    [proof] = messages(answered_until_outcome(side, encode(challenge(way="none"))))
+    [proof] = messages(answered_until_outcome(side, encode(challenge(key_method="none"))))
     assert proof == p.Proof(proof="unproven")
     assert (side.outcome.text, side.is_final) == (WRONG_TOKEN, False)
 
@@ -112,8 +112,8 @@ def test_a_refusal_without_a_proof_is_not_final():
 TURNED = p.Rejected(text="no", hint=None, exit_code=2, again=False)
 
 
-def challenge(*, nonce="1" * 64, way="key", salt=""):
-    return p.Challenge(nonce=nonce, way=way, salt=salt)
+def challenge(*, nonce="1" * 64, key_method="key", salt=""):
+    return p.Challenge(nonce=nonce, key_method=key_method, salt=salt)
 
 
 # --- strangers
@@ -195,8 +195,8 @@ FRAMES = st.sampled_from(
         encode(p.Proof(proof="0" * 64)),
         encode(p.Proof(proof="\udc80")),
         encode(challenge()),
-        encode(challenge(way="none")),
-        encode(challenge(way="scrypt", salt="ab" * 16)),
+        encode(challenge(key_method="none")),
+        encode(challenge(key_method="scrypt", salt="ab" * 16)),
         encode(WELCOME),
         encode(p.Rejected(text="no", hint=None, exit_code=2, again=False)),
     ]

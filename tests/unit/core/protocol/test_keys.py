@@ -45,18 +45,18 @@ def test_a_token_of_128_bits_is_known_by_its_digits(token, strong):
 def test_a_listener_derives_its_key_once_for_all_callers(derived):
     secret = ListenerSecret(PHRASE, None)
     for _ in range(5):
-        way, salt = secret.offer(scrypt=True)
-        assert secret.key(way) == secret.key(way)
-    assert (way, len(derived)) == ("scrypt", 1)
+        key_method, salt = secret.offer(scrypt=True)
+        assert secret.key(key_method) == secret.key(key_method)
+    assert (key_method, len(derived)) == ("scrypt", 1)
     assert len(salt) == 32
 
 
 def test_a_caller_derives_its_key_once_for_each_listener(derived):
-    way, salt = ListenerSecret(PHRASE, None).offer(scrypt=True)
+    key_method, salt = ListenerSecret(PHRASE, None).offer(scrypt=True)
     secret = CallerSecret(PHRASE, None)
-    assert secret.key(way, salt) == secret.key(way, salt)
+    assert secret.key(key_method, salt) == secret.key(key_method, salt)
     assert len(derived) == 1
-    assert secret.key(way, "ab" * 16) != secret.key(way, salt)
+    assert secret.key(key_method, "ab" * 16) != secret.key(key_method, salt)
 
 
 def test_a_token_of_128_bits_is_never_derived(derived):
@@ -71,9 +71,9 @@ def test_without_scrypt_on_one_side_both_use_pbkdf2(monkeypatch, lacks):
     listener = ListenerSecret(PHRASE, None)
     if lacks == "the listener":
         monkeypatch.setattr(token_keys, "has_scrypt", lambda: False)
-    way, salt = listener.offer(scrypt=lacks == "the listener")
-    assert way == "pbkdf2"
-    assert listener.key(way) == CallerSecret(PHRASE, None).key(way, salt)
+    key_method, salt = listener.offer(scrypt=lacks == "the listener")
+    assert key_method == "pbkdf2"
+    assert listener.key(key_method) == CallerSecret(PHRASE, None).key(key_method, salt)
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def fips(monkeypatch):
 
 def test_where_openssl_refuses_scrypt_both_sides_use_pbkdf2(fips):
     meeting = Meeting(WEAK, WEAK).run()
-    assert messages(meeting.said[0])[0].way == "pbkdf2"
+    assert messages(meeting.answers[0])[0].key_method == "pbkdf2"
     assert meeting.caller.outcome == WELCOME
     assert ListenerSecret(PHRASE, None).offer(scrypt=True)[0] == "pbkdf2"
 
@@ -104,7 +104,7 @@ def test_a_caller_that_cannot_compute_its_key_says_which_function_is_missing(fip
 
 
 @pytest.mark.parametrize(
-    ("token", "way", "salt"),
+    ("token", "key_method", "salt"),
     [
         (PHRASE, "key", ""),
         (PHRASE, "none", ""),
@@ -118,9 +118,9 @@ def test_a_caller_that_cannot_compute_its_key_says_which_function_is_missing(fip
         (None, "other", ""),
     ],
 )
-def test_a_listener_cannot_talk_a_caller_out_of_its_own_way(token, way, salt):
+def test_a_listener_cannot_talk_a_caller_out_of_its_own_way(token, key_method, salt):
     with pytest.raises(NoKeyError):
-        CallerSecret(token, None).key(way, salt)
+        CallerSecret(token, None).key(key_method, salt)
 
 
 class Munge:
@@ -142,9 +142,9 @@ class Munge:
 def test_munge_carries_a_random_key():
     munge = Munge()
     first, second = ListenerSecret(None, munge), ListenerSecret(None, munge)
-    way, credential = first.offer(scrypt=True)
-    assert way == "munge"
-    key = CallerSecret(None, munge).key(way, credential)
+    key_method, credential = first.offer(scrypt=True)
+    assert key_method == "munge"
+    key = CallerSecret(None, munge).key(key_method, credential)
     assert key == first.key("munge") != second.key("munge")
     assert len(key) == 64
     with pytest.raises(NoKeyError, match="Invalid credential"):
@@ -152,7 +152,7 @@ def test_munge_carries_a_random_key():
 
 
 def test_a_caller_with_munge_joins_no_listener_without():
-    with pytest.raises(NoKeyError, match="does not prove itself by munge"):
+    with pytest.raises(NoKeyError, match="does not use munge"):
         CallerSecret(None, Munge()).key("none", "")
 
 

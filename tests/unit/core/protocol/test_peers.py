@@ -64,8 +64,13 @@ def test_what_no_launcher_can_have_had_is_no_message(changed):
 
 
 def test_what_a_launcher_may_have_had_another_attempt_may_follow():
-    assert p.may_start(0)
-    assert p.may_start(p.MOST_ATTEMPTS, p.MOST_ATTEMPTS)
+    assert p.is_possible_attempt(0)
+    assert p.is_possible_attempt(p.MOST_ATTEMPTS, p.MOST_ATTEMPTS)
     assert not any(
-        (p.may_start(-1), p.may_start(p.MOST_ATTEMPTS + 1), p.may_start(1, 2), p.may_start(1, -1))
+        (
+            p.is_possible_attempt(-1),
+            p.is_possible_attempt(p.MOST_ATTEMPTS + 1),
+            p.is_possible_attempt(1, 2),
+            p.is_possible_attempt(1, -1),
+        )
     )
