@@ -1,1 +1,1 @@
-"""Runs on nodes: sent there as a zip. Standard library only."""
+"""Code that is sent to nodes as a zip. It may import only the standard library and itself."""

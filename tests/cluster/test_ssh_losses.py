@@ -293,7 +293,7 @@ def test_a_launcher_that_was_stopped_for_long_finds_its_job_ended(hosts):
     os.kill(job.running.pid, signal.SIGCONT)
     result = job.running.wait()
     assert result.returncode == UNAVAILABLE, result.stderr
-    assert "nothing was heard of the coordinator for 1" in result.stderr
+    assert "no message came from the coordinator for 1" in result.stderr
     assert "hint: this launcher, its machine or the network stood still" in result.stderr
     hosts.assert_clean()
 
@@ -363,7 +363,9 @@ def test_a_full_disk_of_a_node_costs_the_nodes_logs_and_no_job(hosts):
     job.up()
     job.goes_on()
     faults.fill(hosts, "n2")
-    job.running.wait_stderr("n2: the node's log files have stopped: the disk is full")
+    job.running.wait_stderr(
+        "n2: the log files on this node are no longer written: the disk is full"
+    )
     job.goes_on()
     job.enough()
 

@@ -26,7 +26,10 @@ PROGRAM = PROGRAMS / "frameworks" / "in_ray.py"
 PATIENCE_S = 200
 NODES, CPUS, GPUS = 3, 2, 2
 KILLED = {
-    "spawner": (70, "internal error: the spawner, the workers' parent, was killed by signal 9"),
+    "spawner": (
+        70,
+        "internal error: the spawner (the parent of the workers) was killed by signal 9",
+    ),
     "agent": (69, "its agent was killed by signal 9"),
     "actor": (69, "Ray has lost the actor there"),
 }

@@ -206,13 +206,13 @@ def test_a_web_server_is_named():
             lambda one: one.sendall(b"220 mail ready\r\n"),
             "it sends data that is no message of distlaunch",
         ),
-        (lambda one: None, "it says nothing"),
+        (lambda one: None, "it sends nothing"),
         (lambda one: one.close(), "(it closed the connection|connection reset by peer)"),
     ],
     ids=["http", "ssh", "smtp", "silence", "closing"],
 )
 def test_whoever_is_no_listener_of_ours_is_named(answer, words, monkeypatch):
-    if words == "it says nothing":
+    if words == "it sends nothing":
         monkeypatch.setattr(connect, "ANSWER_S", 0.5)
     with server(answer) as port, stopping_at(words) as call_until:
         call_until("127.0.0.1", [port])

@@ -16,7 +16,13 @@ from contextlib import suppress
 
 from distlaunch.core.agent.agent import Agent
 from distlaunch.core.agent.node.reachability import ReachabilityTest
-from distlaunch.core.agent.node.survey import FILES_S, Look, SurveyStep, answer_to, look_around
+from distlaunch.core.agent.node.survey import (
+    FILES_S,
+    SurveyFunction,
+    SurveyStep,
+    make_answer,
+    survey_node,
+)
 from distlaunch.core.agent.workers.channel import Channel
 from distlaunch.core.agent.workers.output_pump import OutputSink
 from distlaunch.core.model.record import replace
@@ -157,7 +163,7 @@ class _Looking:
         *,
         gpus: GpuInventory,
         cpus: CpuInventory,
-        look: Look = look_around,
+        look: SurveyFunction = survey_node,
     ) -> None:
         self._send = send
         self._nudge = nudge
@@ -186,7 +192,7 @@ class _Looking:
                 import traceback
 
                 found = m.AgentFailed(
-                    text=f"looking around on the node has failed\n{traceback.format_exc()}"
+                    text=f"the survey of the node failed\n{traceback.format_exc()}"
                 )
             self._found.append((order, found))
             self._nudge()
@@ -232,5 +238,5 @@ class _Looking:
     ) -> None:
         self._order = None
         self._send(
-            answer_to(order, self._cpus, gpus=self._gpus, problem=problem, part=part, hint=hint)
+            make_answer(order, self._cpus, gpus=self._gpus, problem=problem, part=part, hint=hint)
         )

@@ -1,1 +1,1 @@
-"""The agent: runs on a node, and starts, watches and stops the workers there."""
+"""The agent: distlaunch's process on a node."""

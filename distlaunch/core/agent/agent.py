@@ -1,8 +1,8 @@
-"""The agent of one node: the worker table, with its hands.
+"""The agent of one node: starts, watches and stops the workers through the spawner.
 
-It owns no loop. Whoever hosts it (the launcher's own loop on one machine) polls ``descriptors()``
-and calls ``on_ready``, ``tick`` at ``deadline()``, and ``handle`` for each message of the
-coordinator.
+It has no loop of its own. The loop of its host (the launcher on one machine, ``RemoteAgent`` on
+other nodes) polls ``descriptors()``, calls ``on_ready`` and ``tick`` (at ``deadline()``), and
+passes each message of the coordinator to ``handle``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
-from distlaunch.core.agent.node.attempt_setup import AttemptSetup, GpusFree
+from distlaunch.core.agent.node.attempt_setup import AttemptSetup, GpusReleased
 from distlaunch.core.agent.node.ports import HeldPort
 from distlaunch.core.agent.workers import process_tree
 from distlaunch.core.agent.workers import worker_table as t
@@ -45,13 +45,14 @@ from distlaunch.core.protocol import spawner_messages as w
 
 _PUMP_S = 2.0
 _WATCHER_S = CLEANERS_S + 1.0
-"""How long the watcher may take to kill what a spawner has left; then this process does."""
-_LOOK_S, _HURRIED_S = 0.1, 0.5
+"""How long the watcher may take to kill what a dead spawner has left. After it, the agent does so.
+"""
+_POLL_S, _HURRIED_S = 0.1, 0.5
 _TYPED_AHEAD_BYTES = 1 << 20
 
 
 class Agent:
-    """Carries out what the coordinator says on this node and tells what happens."""
+    """Carries out the coordinator's messages on this node and reports events by ``send``."""
 
     def __init__(
         self,
@@ -73,30 +74,31 @@ class Agent:
         self._channel = channel
         self._watcher = watcher
         self._spawner = 0
-        """Its pid, once it has said so: a child of the watcher, or of this process if the watcher
-        was killed."""
+        """Pid from its ``Running`` message. It is a child of the watcher, or of this process if the
+        watcher was killed.
+        """
         self._send = send
         self._clock = clock
         self._table = t.WorkerTable()
         self._start: m.Start | None = None
-        self._pids: list[int] = []  # of this attempt's workers
+        self._pids: list[int] = []  # workers of this attempt
         self._resources = resources or NodeResources()
         self._attempt_setup = AttemptSetup(port=port, send=send, post=self._post)
         self._terminal: PseudoTerminal | None = None
         self._typed_ahead = bytearray()
         self._oom_before = 0
-        self._posted: deque[Posted | GpusFree | m.Stacks | m.AgentFailed] = deque()
+        self._posted: deque[Posted | GpusReleased | m.Stacks | m.AgentFailed] = deque()
         self._wake, self._wake_end = os.pipe()
         for descriptor in (self._wake, self._wake_end):
             os.set_blocking(descriptor, False)
-        self._waking = threading.Lock()
+        self._wake_lock = threading.Lock()
         self._pump = Pump(sink, self._post)
         self._stacks = StackCollector(self._post)
-        self._lost = False
-        self._up: dict[
+        self._is_spawner_lost = False
+        self._started: dict[
             int, int
-        ] = {}  # rank -> pid of workers that have come up and were not reported yet
-        self._broken: str | None = None  # why the spawner said that it cannot go on
+        ] = {}  # rank -> pid of started workers that are not reported yet
+        self._spawner_error: str | None = None  # error reported by the spawner before its end
         self._reaper = ChildReaper(watcher)
         self._shared_memory = SharedMemoryFiles(owner=os.getuid())
         self._preload_report = PreloadReport(send, clock)
@@ -105,30 +107,31 @@ class Agent:
     # --- for the loop that polls the agent
 
     def set_job_id(self, job_id: str) -> None:
-        """Use a job id that was not known when the agent was started."""
+        """Set the job id if it was not known when the agent was started."""
         self.job_id = job_id
 
     def start(self) -> None:
-        """Start the output thread; the spawner exists already. Raises ConfigError if the user may
-        start none."""
+        """Start the output thread. The spawner runs already. Raises ConfigError if no thread can be
+        started.
+        """
         try:
             self._pump.start()
         except RuntimeError as exc:
             raise ConfigError("no thread can be started", hint=explain_refusal()) from exc
 
     def descriptors(self) -> dict[int, int]:
-        """Return what to poll, with the events."""
+        """Return descriptor -> events to poll."""
         wanted = {self._wake: select.POLLIN, **self._attempt_setup.descriptors()}
         if self._terminal is not None and self._terminal.has_unsent:
             wanted[self._terminal.fileno()] = select.POLLOUT
-        if not self._lost:
+        if not self._is_spawner_lost:
             wanted[self._channel.fileno()] = select.POLLIN | (
                 select.POLLOUT if self._channel.has_unsent else 0
             )
         return wanted
 
     def deadline(self) -> float | None:
-        """Return when ``tick`` is due, on the agent's clock."""
+        """Return when ``tick`` is due, on the agent's clock; None if nothing is."""
         times = [
             time
             for time in (self._table.deadline(), self._attempt_setup.deadline())
@@ -137,14 +140,14 @@ class Agent:
         return min(times, default=None)
 
     def tick(self) -> None:
-        """Do what has come due."""
+        """Run actions whose deadline has passed."""
         deadline = self._table.deadline()
         if deadline is not None and self._clock() >= deadline:
             self._step(t.Tick())
         self._attempt_setup.tick(self._clock())
 
     def on_ready(self) -> None:
-        """Take what the spawner and the output thread have to say."""
+        """Process messages of the spawner and events of the output thread."""
         with suppress(BlockingIOError):
             os.read(self._wake, 65536)
         if self._terminal is not None:
@@ -152,13 +155,13 @@ class Agent:
         self._attempt_setup.on_ready()
         if self._is_init:
             self._reaper.reap_adopted()
-        if not self._lost:
+        if not self._is_spawner_lost:
             self._wake_spawner()
-            self._take_from_spawner()
+            self._receive_from_spawner()
         while self._posted:
             event = self._posted.popleft()
-            if isinstance(event, GpusFree):
-                self._attempt_setup.gpus_free(event, owner=self.job_id)
+            if isinstance(event, GpusReleased):
+                self._attempt_setup.on_gpus_released(event, owner=self.job_id)
             elif isinstance(event, PumpFailed):
                 self._send(m.AgentFailed(text=f"the output thread failed\n{event.text}"))
             elif isinstance(event, (m.Alive, m.Stacks, m.AgentFailed)):
@@ -167,24 +170,24 @@ class Agent:
                 self._step(self._with_oom_kills(event) if isinstance(event, t.Drained) else event)
 
     def _wake_spawner(self) -> None:
-        """Let watcher and spawner go on if somebody has stopped them. SIGCHLD wakes our host.
+        """Resume watcher and spawner if somebody has stopped them.
 
-        A stopped spawner would see no worker's end. The watcher lets it go on; this process does if
-        that was killed.
+        A stopped spawner would not notice that workers exit. Normally the watcher resumes it.
+        SIGCHLD wakes the loop that calls this.
         """
         for pid in filter(None, (self._watcher, self._spawner)):
             with suppress(ChildProcessError):
                 if os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOHANG) is not None:
                     os.kill(pid, signal.SIGCONT)
 
-    def _take_from_spawner(self) -> None:
+    def _receive_from_spawner(self) -> None:
         try:
             self._channel.flush()
             messages = self._channel.receive()
         except OSError:
             messages = None
         if messages is None:
-            self._spawner_lost()
+            self._on_spawner_lost()
             return
         for message in messages:
             if isinstance(message, w.Running):
@@ -192,47 +195,51 @@ class Agent:
             elif isinstance(message, w.SignalReceived):
                 self._send(m.SpawnerSignalled(signum=message.signum))
             elif isinstance(message, w.SpawnerFailed):
-                self._broken = message.text
+                self._spawner_error = message.text
             elif isinstance(
                 message, (w.StillPreloading, w.ModuleLeftOut, w.Preloaded, w.PreloadFailed)
             ):
                 self._preload_report.take(message)
             else:
                 self._step(message)
-        self._tell_started()
+        self._report_started()
 
-    def _tell_started(self) -> None:
-        """Report the workers that have come up at once in one message."""
-        if self._up:
-            started = m.Started(attempt=self._table.attempt, pids=self._up)
-            self._pids += self._up.values()
-            self._up = {}
+    def _report_started(self) -> None:
+        """Report all workers that have started in one message."""
+        if self._started:
+            started = m.Started(attempt=self._table.attempt, pids=self._started)
+            self._pids += self._started.values()
+            self._started = {}
             self._send(started)
 
     @property
     def is_broken(self) -> bool:
-        """Return whether the workers' parent has vanished: all were killed, and no ``AttemptEnded`` will
-        come."""
-        return self._lost
+        """Return whether the spawner has vanished. All workers were killed, and no ``AttemptEnded``
+        follows.
+        """
+        return self._is_spawner_lost
 
     def end_without_coordinator(self, attempt: int, *, grace_s: float, bound_s: float) -> None:
-        """Ask the workers to end in our own name; ``AttemptEnded`` tells when they have.
+        """Stop the workers as if the coordinator had asked. ``AttemptEnded`` follows when they have
+        ended.
 
-        If that and ``close`` take us more than ``bound_s``, the spawner does it in our place.
+        If this and ``close`` take longer than ``bound_s``, the spawner stops them instead.
         """
-        self._tell_spawner(w.CoordinatorLost(bound_s=bound_s))
+        self._send_to_spawner(w.CoordinatorLost(bound_s=bound_s))
         self.handle(m.Stop(attempt=attempt, signum=signal.SIGTERM, grace_s=grace_s))
 
     def close(self, hurried: Callable[[], bool] = lambda: False) -> None:
-        """Dismiss the spawner (whatever is left is killed), stop the thread, free everything.
+        """End the spawner, which kills what is left, stop the output thread and release all
+        resources.
 
-        Bounded by 8 s or so; once ``hurried`` says so, the spawner has ``_HURRIED_S`` to end.
+        Takes at most about 8 s. From the moment that ``hurried`` returns true, the spawner has
+        ``_HURRIED_S`` left.
         """
-        if not self._lost:
-            self._tell_spawner(w.ExitSpawner())
+        if not self._is_spawner_lost:
+            self._send_to_spawner(w.ExitSpawner())
             if not self._spawner_has_ended(time.monotonic() + SWEEP_S + 1.0, hurried):
                 self._end_all()
-        self._pump.finish()  # there is something left only after a fault
+        self._pump.finish()  # nothing is left, except after an error
         self._pump.stop()
         if self._pump.is_alive():
             self._pump.join(timeout=_PUMP_S)
@@ -240,33 +247,32 @@ class Agent:
         self._close_terminal()
         self._stacks.close()
         self._preload_report.close()
-        with self._waking:  # a wait for GPU memory may end later
+        with self._wake_lock:  # a thread may still wait for GPU memory
             os.close(self._wake)
             os.close(self._wake_end)
             self._wake_end = -1
 
     def _spawner_has_ended(self, deadline: float, hurried: Callable[[], bool]) -> bool:
-        """Read on until the spawner has closed its side, which is the last that it does, and reap
-        it."""
+        """Read until the spawner closes its end, which is its last action, and reap it."""
         poll = select.poll()
-        while not self._lost and (left_s := deadline - time.monotonic()) > 0:
+        while not self._is_spawner_lost and (left_s := deadline - time.monotonic()) > 0:
             if left_s > _HURRIED_S and hurried():
                 deadline = time.monotonic() + _HURRIED_S
             try:
                 self._channel.flush()
                 poll.register(self._channel.fileno(), self.descriptors()[self._channel.fileno()])
-                if poll.poll(min(left_s, _LOOK_S) * 1000) and self._channel.receive() is None:
+                if poll.poll(min(left_s, _POLL_S) * 1000) and self._channel.receive() is None:
                     self._channel.close()
                     self._continue_spawner()
                     return self._reaper.await_child(bound_s=_WATCHER_S) is not None
             except OSError:
                 break
-        return self._lost
+        return self._is_spawner_lost
 
-    # --- the coordinator's words
+    # --- messages of the coordinator
 
     def handle(self, message: m.ToAgent) -> None:
-        """Carry out one message."""
+        """Carry out a message of the coordinator."""
         match message:
             case m.Prepare():
                 on_gpus = self._start is not None and self._start.uses_gpus
@@ -274,12 +280,12 @@ class Agent:
                     message, owner=self.job_id, pids=self._pids if on_gpus else ()
                 )
             case m.Input():
-                self._type(message.data)
+                self._on_input(message.data)
             case m.Resize():
                 if self._terminal is not None:
                     self._terminal.resize(message.rows, message.columns)
             case m.Start():
-                self._begin(message)
+                self._on_start(message)
             case m.Stop() | m.WaitForLeftovers() | m.ForwardSignal() | m.Pause():
                 self._step(message)
             case m.CollectStacks():
@@ -287,7 +293,7 @@ class Agent:
             case _:
                 assert_never(message)
 
-    def _begin(self, message: m.Start) -> None:
+    def _on_start(self, message: m.Start) -> None:
         self._start = message
         self._pids = []
         self._oom_before = oom_kills()
@@ -298,7 +304,7 @@ class Agent:
                 self._attempt_setup.share(self._clock())
         except OSError as exc:
             self._send(
-                m.AgentFailed(text=f"the store of the workers cannot be served: {exc.strerror}")
+                m.AgentFailed(text=f"the store of the workers cannot be started: {exc.strerror}")
             )
             return
         bootstrap = bootstrap_environment(message, self._nofile, self._resources.boot)
@@ -320,10 +326,10 @@ class Agent:
             log_dir=log_dir,
             layout=layout,
         )
-        self._tell_spawner(setup)
+        self._send_to_spawner(setup)
         if message.preload and message.attempt == 0:
             order, output = self._preload_report.begin(message)
-            self._tell_spawner(order, (output,))
+            self._send_to_spawner(order, (output,))
         self._pump.expect(
             2 * len(message.workers),
             attempt=message.attempt,
@@ -342,7 +348,7 @@ class Agent:
                 case t.CloseOutputs():
                     self._pump.finish()
                 case t.GiveUpSpawner():
-                    self._spawner_lost()
+                    self._on_spawner_lost()
                 case (
                     w.Setup()
                     | w.Preload()
@@ -353,25 +359,25 @@ class Agent:
                     | w.CoordinatorLost()
                     | w.ExitSpawner()
                 ):
-                    self._tell_spawner(action)
+                    self._send_to_spawner(action)
                 case m.Started():
-                    self._up.update(action.pids)
+                    self._started.update(action.pids)
                 case _:
-                    self._tell_started()
-                    told = action
-                    if isinstance(told, m.AttemptEnded):
-                        told = replace(told, port_used=self._attempt_setup.was_port_used())
+                    self._report_started()
+                    message = action
+                    if isinstance(message, m.AttemptEnded):
+                        message = replace(message, port_used=self._attempt_setup.was_port_used())
                         self._close_terminal()
-                        self._shared_memory.expect(())  # the spawner has removed them
+                        self._shared_memory.expect(())  # the spawner has removed the files
                         self._attempt_setup.release()
                         self._stacks.clear()
-                    self._send(told)
+                    self._send(message)
 
-    # --- hands
+    # --- actions
 
     def _launch(self, spec: m.WorkerSpec) -> None:
         start = self._start
-        if start is None or self._lost:
+        if start is None or self._is_spawner_lost:
             return
         try:
             if start.terminal:
@@ -399,14 +405,14 @@ class Agent:
             terminal=start.terminal,
             read_ends=tuple(streams.read_ends),
         )
-        self._tell_spawner(order, (*streams.theirs, *streams.read_ends.values()))
+        self._send_to_spawner(order, (*streams.theirs, *streams.read_ends.values()))
 
     def _open_terminal(self, start: m.Start) -> None:
         self._terminal = PseudoTerminal(start.rows, start.columns)
         self._terminal.type(bytes(self._typed_ahead))
         self._typed_ahead.clear()
 
-    def _type(self, data: bytes) -> None:
+    def _on_input(self, data: bytes) -> None:
         if self._terminal is None:
             self._typed_ahead += data[: _TYPED_AHEAD_BYTES - len(self._typed_ahead)]
             return
@@ -420,24 +426,24 @@ class Agent:
             self._terminal.close()
             self._terminal = None
 
-    def _tell_spawner(self, message: w.ToSpawner, descriptors: tuple[int, ...] = ()) -> None:
-        if self._lost:
+    def _send_to_spawner(self, message: w.ToSpawner, descriptors: tuple[int, ...] = ()) -> None:
+        if self._is_spawner_lost:
             return
         try:
             self._channel.send(message, descriptors)
             if isinstance(message, (w.Signal, w.EndLeftovers, w.Sweep, w.ExitSpawner)):
                 self._continue_spawner()
         except OSError:
-            self._spawner_lost()
+            self._on_spawner_lost()
 
     def _continue_spawner(self) -> None:
-        """Let watcher and spawner go on: somebody may have stopped them."""
+        """Resume watcher and spawner by SIGCONT in case somebody has stopped them."""
         for pid in filter(None, (self._watcher, self._spawner)):
             process_tree.send(pid, signal.SIGCONT, parent_or_ancestor=os.getpid())
 
-    def _post(self, event: Posted | GpusFree | m.Stacks | m.AgentFailed) -> None:
+    def _post(self, event: Posted | GpusReleased | m.Stacks | m.AgentFailed) -> None:
         self._posted.append(event)
-        with self._waking, suppress(BlockingIOError):
+        with self._wake_lock, suppress(BlockingIOError):
             if self._wake_end >= 0:
                 os.write(self._wake_end, b"\0")
 
@@ -447,25 +453,24 @@ class Agent:
         count = max(0, oom_kills() - self._oom_before)
         return t.Drained(exit=replace(drained.exit, oom_kills=count))
 
-    def _collect_stacks(self, question: m.CollectStacks) -> None:
-        if question.attempt == self._table.attempt:
+    def _collect_stacks(self, request: m.CollectStacks) -> None:
+        if request.attempt == self._table.attempt:
             pids = {rank: self._table.workers[rank].pid for rank in self._table.running}
-            self._stacks.collect(question, {rank: pid for rank, pid in pids.items() if pid})
+            self._stacks.collect(request, {rank: pid for rank, pid in pids.items() if pid})
 
-    def _spawner_lost(self) -> None:
-        """End everything: the parent of all workers has vanished, they fall to us and can no longer
-        be supervised."""
-        if self._lost:
+    def _on_spawner_lost(self) -> None:
+        """Kill all workers: without their parent they can no longer be supervised."""
+        if self._is_spawner_lost:
             return
-        self._lost = True
+        self._is_spawner_lost = True
         self._channel.close()
         status = self._end_all()
         ended = "has vanished" if status is None else ended_how(os.waitstatus_to_exitcode(status))
-        because = f"\n{self._broken}" if self._broken else ""
-        self._send(m.AgentFailed(text=f"the spawner, the workers' parent, {ended}{because}"))
+        detail = f"\n{self._spawner_error}" if self._spawner_error else ""
+        self._send(m.AgentFailed(text=f"the spawner (the parent of the workers) {ended}{detail}"))
 
     def _end_all(self) -> int | None:
-        """Do the last of the spawner's work in its place; give its wait status if it was seen."""
+        """Do the end of the spawner's work in its place. Returns its wait status if it is known."""
         self._continue_spawner()
         status = self._reaper.await_child(bound_s=_WATCHER_S)
         killed = self._reaper.kill(bound_s=t.KILL_S)

@@ -32,44 +32,45 @@ from distlaunch.core.protocol.token_keys import CallerSecret
 CONNECT_S = 5.0
 ANSWER_S = 10.0
 """How long a listener may take to answer: its launcher may be busy."""
-_UNDER_WAY = (errno.EINPROGRESS, errno.EINTR)
+_IN_PROGRESS = (errno.EINPROGRESS, errno.EINTR)
 _NO_LAUNCHER = "what listens there is no launcher of distlaunch"
-_SILENT = f"{_NO_LAUNCHER}, or it hangs: it says nothing"
+_SILENT = f"{_NO_LAUNCHER}, or it hangs: it sends nothing"
 _CLOSED = "it closed the connection"
 _IDLE_S, _INTERVAL_S, _PROBES = 10, 5, 3
 _UNANSWERED_MS = 30_000
-"""Twice what the pings take to find a silent network: this only frees whoever is stuck in
-``send``."""
+"""Ends a blocked ``send``. Twice the time after which keepalive probes detect a silent network."""
 TICK_S = 1.0
-"""``progress`` hears of a wait at least so often."""
+"""Longest time between two calls of ``progress``."""
 _STAGGER_S = 0.25
-"""After so long the next address is tried beside the one that has not answered (RFC 8305)."""
+"""Time after which the next address is tried as well if the current one does not answer (RFC 8305).
+"""
 _ACCEPTED_STAGGER_S = 1.0
-"""The same once it has accepted: two addresses may be one launcher's, which is busy."""
+"""The same after the connection was accepted. Both addresses may lead to one launcher, which is
+busy.
+"""
 _SOON_S, _LATER_S, _MUCH_LATER_S = 0.05, 0.25, 1.0
 _LONG_S = 60.0
 _REJECTED_RETRY_S = 0.5
 _UNKNOWN_RETRY_S = 2.0
-"""Before the next try at a listener that turns us away, and has not shown that it is one of our
-job."""
+"""Delay after a rejection by a listener that has not proved that it belongs to the job."""
 _TOO_SHORT_S = 0.1
-"""With no more time than this another try would only blur why the last one failed."""
+"""With less time left, another try would only hide why the last one failed."""
 _MOST_ADDRESSES = 64
 FRESH_S = 2.0
-"""Addresses are used for so long before they are looked up again."""
+"""How long resolved addresses are used before the name is resolved again."""
 _LOOKUP_RETRY_S = 0.25
 
 
 class RejectedError(LaunchError):
-    """The listener does not let us take part, and that will not change."""
+    """The listener has refused this launcher for good."""
 
-    def __init__(self, message: str, turned: Rejected) -> None:
-        super().__init__(message, hint=turned.hint)
-        self.exit_code = turned.exit_code
+    def __init__(self, message: str, rejected: Rejected) -> None:
+        super().__init__(message, hint=rejected.hint)
+        self.exit_code = rejected.exit_code
 
 
 class ConnectInterrupted(Exception):  # noqa: N818 - an outcome
-    """The watched descriptor has something: whoever called has other things to do."""
+    """The watched descriptor can be read, so the caller has to do something else first."""
 
 
 def connect_to_listener(
@@ -87,17 +88,20 @@ def connect_to_listener(
     stops: Callable[[], bool] = lambda: True,
     otherwise: Callable[[], Sequence[str]] | None = None,
 ) -> tuple[socket.socket, Welcome]:
-    """Return the connection once we are welcome; not a byte that follows is read from it.
+    """Return the connection once this launcher is welcome. No byte after the handshake is read from
+    it.
 
-    ``until`` is monotonic time. ``progress`` gets the seconds since the beginning and why we still
-    wait, as a clause, again and again. Of several ports, and hosts, each is tried: other jobs may
-    have some of them. ``otherwise`` gives other addresses of the one host if its name cannot be
-    resolved; it is called in a thread. Raises NodesError at the deadline, TurnedAwayError, Stopped
-    as soon as ``watched`` can be read and ``stops()``, which reads it, is true.
+    All hosts and ports are tried: other jobs may use some of the ports. ``until`` is monotonic
+    time. ``progress`` is called repeatedly with the seconds since the beginning and the reason for
+    waiting, as a clause. ``otherwise`` is called in a thread if the name of the single host cannot
+    be resolved, and returns other addresses of it.
+
+    Raises NodesError at the deadline, RejectedError, and ConnectInterrupted when ``watched`` can be
+    read and ``stops()``, which reads it, returns true.
     """
     secret = CallerSecret(job_identity.token, job_identity.munge)
 
-    def side() -> CallerHandshake:
+    def make_handshake() -> CallerHandshake:
         nonce = os.urandom(NONCE_BYTES).hex()
         return CallerHandshake(
             job_identity, secret=secret, nonce=nonce, rank=rank, host=own_host, instance=instance
@@ -106,7 +110,7 @@ def connect_to_listener(
     connector = _Connector(
         host,
         ports,
-        side,
+        make_handshake,
         until=until,
         who=who,
         progress=progress,
@@ -121,13 +125,13 @@ def connect_to_listener(
 
 
 class _Connector:
-    """Tries all places, each on its own: one that says nothing holds up no other."""
+    """Tries all addresses at the same time, so that one that does not answer delays no other."""
 
     def __init__(
         self,
         host: str | Sequence[str],
         ports: Sequence[int],
-        side: Callable[[], CallerHandshake],
+        make_handshake: Callable[[], CallerHandshake],
         *,
         until: float,
         who: str,
@@ -138,7 +142,7 @@ class _Connector:
     ) -> None:
         self._host = host if isinstance(host, str) else ", ".join(host)
         self._ports = ports
-        self._side = side
+        self._make_handshake = make_handshake
         self._until = until
         self._who = who
         self._progress = progress
@@ -150,14 +154,14 @@ class _Connector:
         )
         self._endpoints: dict[Address, Endpoint] = {}
         self._next_at = 0.0
-        """When a place that was never tried may be begun beside those that are under way."""
+        """When an untried address may be tried beside those in progress."""
 
     def run(self) -> tuple[socket.socket, Welcome]:
         tries = 0
         while True:
             self._update_endpoints()
             left_s = self._until - time.monotonic()
-            if left_s <= 0 or (left_s < _TOO_SHORT_S and not self._under_way):
+            if left_s <= 0 or (left_s < _TOO_SHORT_S and not self._in_progress):
                 raise self._timeout_error()
             if not self._endpoints:
                 if self._addresses.settled.is_set():
@@ -173,23 +177,24 @@ class _Connector:
             self._raise_if_refused()
 
     def close(self) -> None:
-        """Close what is left."""
+        """Close all connections."""
         for endpoint in self._endpoints.values():
             endpoint.close()
 
     @property
-    def _under_way(self) -> list[Endpoint]:
+    def _in_progress(self) -> list[Endpoint]:
         return [
             endpoint for endpoint in self._endpoints.values() if endpoint.connection is not None
         ]
 
     @property
-    def _proving(self) -> bool:
-        return any(endpoint.proves for endpoint in self._endpoints.values())
+    def _is_proving(self) -> bool:
+        return any(endpoint.is_proving for endpoint in self._endpoints.values())
 
     def _update_endpoints(self) -> None:
-        """Have the places that the name stands for now, and those that still may turn out to be
-        right."""
+        """Add the addresses that the name resolves to now. Keep old ones only while a connection
+        exists.
+        """
         self._addresses.refresh()
         if not self._addresses.known and not self._addresses.settled.wait(0.05):
             self._report_if_due()
@@ -207,12 +212,11 @@ class _Connector:
                 del self._endpoints[address]
         for address in wanted:
             if address not in self._endpoints:
-                self._endpoints[address] = Endpoint(address, self._side)
+                self._endpoints[address] = Endpoint(address, self._make_handshake)
 
     def _begin(self, now: float) -> None:
-        """Begin what is due: places that are new one after the other, the first that answers being
-        the first used."""
-        if self._proving:
+        """Start the connections that are due. New addresses start one after the other."""
+        if self._is_proving:
             return
         for endpoint in self._endpoints.values():
             if (
@@ -222,58 +226,60 @@ class _Connector:
             ):
                 continue
             if not endpoint.why:
-                if self._under_way and now < self._next_at:
+                if self._in_progress and now < self._next_at:
                     continue
                 self._next_at = now + _STAGGER_S
             endpoint.begin(now)
             self._schedule_retry(endpoint, now)
 
     def _poll_once(self) -> tuple[socket.socket, Welcome] | None:
-        """Wait for what comes next, and take it in."""
+        """Wait for the next event and handle it. Returns the connection if this launcher is
+        welcome.
+        """
         poll = self._poll()
         by_number = {}
-        for endpoint in self._under_way:
+        for endpoint in self._in_progress:
             if endpoint.connection is not None:
                 poll.register(endpoint.connection, endpoint.poll_events)
                 by_number[endpoint.connection.fileno()] = endpoint
         for number in self._wait(poll, self._deadline() - time.monotonic()):
             endpoint = by_number[number]
             now = time.monotonic()
-            has_called = endpoint.has_called
+            has_sent_call = endpoint.has_sent_call
             outcome = endpoint.on_ready(now)
             if isinstance(outcome, Welcome) and (connection := endpoint.detach()) is not None:
                 connection.setblocking(True)  # noqa: FBT003 - the standard library's signature
                 return connection, outcome
             if isinstance(outcome, Rejected):
                 self._on_rejected(endpoint, outcome)
-            elif not has_called and endpoint.has_called:
+            elif not has_sent_call and endpoint.has_sent_call:
                 self._next_at = now + _ACCEPTED_STAGGER_S
             self._schedule_retry(endpoint, now)
         now = time.monotonic()
-        for endpoint in self._under_way:
+        for endpoint in self._in_progress:
             if now >= endpoint.until:
                 endpoint.on_timeout()
                 self._schedule_retry(endpoint, now)
         ready = next(
-            (endpoint for endpoint in self._endpoints.values() if endpoint.may_prove), None
+            (endpoint for endpoint in self._endpoints.values() if endpoint.wants_proof), None
         )
-        if ready is not None and not self._proving:
+        if ready is not None and not self._is_proving:
             ready.prove(now)
             self._schedule_retry(ready, now)
         return None
 
-    def _on_rejected(self, endpoint: Endpoint, turned: Rejected) -> None:
-        endpoint.fail(turned.text)
-        endpoint.hint = turned.hint
-        if not endpoint.is_final:  # anybody may have the port, for now
+    def _on_rejected(self, endpoint: Endpoint, rejected: Rejected) -> None:
+        endpoint.fail(rejected.text)
+        endpoint.hint = rejected.hint
+        if not endpoint.is_final:  # another program may have the port for now
             endpoint.retry_at = time.monotonic() + _UNKNOWN_RETRY_S
-        elif turned.again:
+        elif rejected.again:
             endpoint.retry_at = time.monotonic() + _REJECTED_RETRY_S
         else:
-            endpoint.refusal = turned
+            endpoint.refusal = rejected
 
     def _schedule_retry(self, endpoint: Endpoint, now: float) -> None:
-        """Have a place that has failed tried again later, and the next one now."""
+        """After a failure, schedule the next try of this address and start the next address now."""
         if endpoint.connection is not None:
             return
         endpoint.retry_at = max(
@@ -284,14 +290,13 @@ class _Connector:
             self._report()
 
     def _raise_if_refused(self) -> None:
-        """Give up once a listener wants us to, and no other place may turn out to be right. Raises
-        TurnedAwayError."""
+        """Raise RejectedError if a listener has refused for good and no other address can succeed."""
         endpoints = self._endpoints.values()
         refused = next((endpoint for endpoint in endpoints if endpoint.refusal is not None), None)
         if (
             refused is None
             or refused.refusal is None
-            or self._proving
+            or self._is_proving
             or not all(endpoint.why for endpoint in endpoints)
         ):
             return
@@ -299,8 +304,8 @@ class _Connector:
         raise RejectedError(text, refused.refusal)
 
     def _deadline(self) -> float:
-        times = [self._until, *(endpoint.until for endpoint in self._under_way)]
-        if not self._proving:  # else nothing is begun
+        times = [self._until, *(endpoint.until for endpoint in self._in_progress)]
+        if not self._is_proving:  # otherwise nothing is started
             idle = [
                 each
                 for each in self._endpoints.values()
@@ -313,11 +318,11 @@ class _Connector:
         given_s = self._until - self._started_at
         hint = f"is {self._who} running, and does every node have the same --rendezvous?"
         if (
-            told := next(
+            given_hint := next(
                 (endpoint.hint for endpoint in self._endpoints.values() if endpoint.hint), None
             )
         ) is not None:
-            hint = told
+            hint = given_hint
         elif not self._endpoints:
             hint = (
                 f"--rendezvous ADDRESS:PORT, an address of {self._who} instead of its name, on "
@@ -338,8 +343,10 @@ class _Connector:
         return poll
 
     def _wait(self, poll: select.poll, within_s: float) -> list[int]:
-        """Return what is ready; nothing when ``within_s`` is over, or sooner if that is long. Raises
-        Stopped."""
+        """Return the descriptors that are ready; empty after ``within_s`` or ``TICK_S``.
+
+        Raises ConnectInterrupted.
+        """
         ready = [number for number, _ in poll.poll(max(0.0, min(within_s, TICK_S)) * 1000 + 1)]
         if self._watched in ready:
             if self._stops():
@@ -383,62 +390,63 @@ class _Connector:
 
 
 def _pause_s(tries: int, waited_s: float) -> float:
-    """Return how long to wait after so many tries in vain; all nodes of a job call, and not at the
-    same moment."""
+    """Return a random delay before the next try, so that the nodes of a job do not all try at once."""
     most_s = _LATER_S if waited_s < _LONG_S else _MUCH_LATER_S
     return random.uniform(0.5, 1.0) * min(most_s, _SOON_S * 1.5 ** min(tries, 20))
 
 
 class Endpoint:
-    """One address. Times are monotonic seconds; ``make_side`` is called for each connection that
-    stands."""
+    """The connection to one address, with its retries. Times are monotonic seconds.
 
-    def __init__(self, address: Address, make_side: Callable[[], CallerHandshake]) -> None:
+    ``make_handshake`` makes the handshake for a new connection.
+    """
+
+    def __init__(self, address: Address, make_handshake: Callable[[], CallerHandshake]) -> None:
         self._family, self._to = address
-        self._make_side = make_side
+        self._make_handshake = make_handshake
         self.text = host_and_port(str(self._to[0]), self._to[1])
         self.port = int(self.text.rpartition(":")[2])
         self.connection: socket.socket | None = None
         self.until = 0.0
-        """When the try that is under way has taken too long."""
+        """When the current try times out."""
         self.retry_at = 0.0
-        """When the next one is due."""
+        """When the next try is due."""
         self.tries = 0
         self.why = ""
-        """Why the last one came to nothing; empty before the first has."""
+        """Why the last try failed; empty before the first failure."""
         self.hint: str | None = None
-        """How that may be helped, if the listener has said."""
+        """The listener's hint about the failure."""
         self.refusal: Rejected | None = None
-        """The word of a listener of our job that there is no use in trying again."""
+        """Final refusal by a listener of this job."""
         self.is_final = False
-        """The listener's last word was one of our job."""
-        self.proves = False
-        """The listener has our proof, and may be letting us in."""
-        self._side: CallerHandshake | None = None
+        """The last answer came from a listener of this job."""
+        self.is_proving = False
+        """The proof was sent, and the listener may be admitting this launcher."""
+        self._handshake: CallerHandshake | None = None
         self._proof = b""
 
     @property
     def reason(self) -> str:
-        """Say why nothing has come of it so far, as a clause."""
-        return self.why or ("no answer" if self._side is None else _SILENT)
+        """Return why there is no connection yet, as a clause."""
+        return self.why or ("no answer" if self._handshake is None else _SILENT)
 
     @property
     def poll_events(self) -> int:
         """Return the events to poll for."""
-        return select.POLLOUT if self._side is None else select.POLLIN
+        return select.POLLOUT if self._handshake is None else select.POLLIN
 
     @property
-    def has_called(self) -> bool:
-        """Return whether the connection stands, and we have called."""
-        return self._side is not None
+    def has_sent_call(self) -> bool:
+        """Return whether the connection was accepted and ``Call`` was sent."""
+        return self._handshake is not None
 
     @property
-    def may_prove(self) -> bool:
-        """Return whether the listener waits for our proof."""
+    def wants_proof(self) -> bool:
+        """Return whether the listener waits for the proof."""
         return bool(self._proof)
 
     def begin(self, now: float) -> None:
-        """Connect, if that can be begun."""
+        """Start to connect."""
         self.until = now + CONNECT_S
         try:
             self.connection = socket.socket(self._family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
@@ -446,13 +454,12 @@ class Endpoint:
             self.fail(errno_clause(exc.errno))
             return
         number = self.connection.connect_ex(self._to)
-        if number != 0 and number not in _UNDER_WAY:
+        if number != 0 and number not in _IN_PROGRESS:
             self.fail(errno_clause(number))
 
     def prove(self, now: float) -> None:
-        """Send the proof: not beside that of another place, as both may lead to the same
-        listener."""
-        self.proves, self.until = True, now + ANSWER_S
+        """Send the proof. Only one endpoint at a time may do so: two may lead to the same listener."""
+        self.is_proving, self.until = True, now + ANSWER_S
         proof, self._proof = self._proof, b""
         try:
             self._send(proof)
@@ -460,11 +467,12 @@ class Endpoint:
             self.fail(errno_clause(exc.errno))
 
     def on_ready(self, now: float) -> Welcome | Rejected | None:
-        """Go on with a connection that can be read or written; give the listener's last word once
-        it is there."""
+        """Continue after the connection became readable or writable. Returns the listener's final
+        answer.
+        """
         try:
-            if self._side is not None:
-                return self._on_data(self._side)
+            if self._handshake is not None:
+                return self._on_data(self._handshake)
             self._on_connected(now)
         except OSError as exc:
             self.fail(errno_clause(exc.errno))
@@ -473,18 +481,18 @@ class Endpoint:
         return None
 
     def on_timeout(self) -> None:
-        """Take in that the try has taken too long."""
-        self.fail("no answer" if self._side is None else _SILENT)
+        """Record that the try has timed out."""
+        self.fail("no answer" if self._handshake is None else _SILENT)
 
     def fail(self, why: str) -> None:
-        """Close the connection; the try has come to nothing."""
+        """Record why the try failed and close the connection."""
         self.why = why
         self.hint = None
         self.tries += 1
         self.close()
 
     def detach(self) -> socket.socket | None:
-        """Return the connection away."""
+        """Return the connection and give up its ownership."""
         connection, self.connection = self.connection, None
         return connection
 
@@ -492,54 +500,52 @@ class Endpoint:
         """Close the connection, if there is one."""
         if self.connection is not None:
             self.connection.close()
-        self.connection = self._side = None
-        self.proves, self._proof = False, b""
+        self.connection = self._handshake = None
+        self.is_proving, self._proof = False, b""
 
     def _on_connected(self, now: float) -> None:
-        """Begin the call if the connection stands. Raises OSError."""
+        """Send ``Call`` if the connection was accepted. Raises OSError."""
         if self.connection is None:
             return
         error = self.connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-        # A port that nobody listens on, on this machine, may be the one that the kernel gives to
-        # our own end.
+        # Connecting to a local port without a listener may connect the socket to itself.
         if not error and self.connection.getpeername() == self.connection.getsockname():
             error = errno.ECONNREFUSED
         if error:
             raise OSError(error, os.strerror(error))
         tune(self.connection)
-        self._side, self.until = self._make_side(), now + ANSWER_S
-        self._send(self._side.begin())
+        self._handshake, self.until = self._make_handshake(), now + ANSWER_S
+        self._send(self._handshake.begin())
 
-    def _on_data(self, side: CallerHandshake) -> Welcome | Rejected | None:
-        """Read what has come. Raises OSError, HandshakeError."""
+    def _on_data(self, handshake: CallerHandshake) -> Welcome | Rejected | None:
+        """Read and process received bytes. Raises OSError or HandshakeError."""
         if self.connection is None:
             return None
         try:
-            data = self.connection.recv(side.missing)
+            data = self.connection.recv(handshake.missing)
         except BlockingIOError:
             return None
         if not data:
             self.fail(_CLOSED)
             return None
-        answer = side.feed(data)
-        self.is_final = side.is_final
-        if side.outcome is None:
+        answer = handshake.feed(data)
+        self.is_final = handshake.is_final
+        if handshake.outcome is None:
             self._proof = self._proof or answer
         elif answer:
-            with suppress(OSError):  # what we have been told counts
+            with suppress(OSError):  # the listener's answer counts, even if it has left
                 self._send(answer)
-        return side.outcome
+        return handshake.outcome
 
     def _send(self, data: bytes) -> None:
         if self.connection is not None:
             self.connection.send(
                 data, socket.MSG_NOSIGNAL
-            )  # a new connection takes so little at once
+            )  # a new connection always accepts this little data
 
 
 def describe_failures(endpoints: Sequence[Endpoint]) -> str:
-    """Say of all why nothing has come of them: once where it is the same, else with their
-    addresses."""
+    """Return why all endpoints failed; with their addresses if the reasons differ."""
     by_reason: dict[str, list[str]] = {}
     for endpoint in endpoints:
         by_reason.setdefault(endpoint.reason, []).append(endpoint.text)
@@ -553,7 +559,7 @@ def _folded(texts: Sequence[str]) -> str:
 
 
 def tune(connection: socket.socket) -> None:
-    """Send small messages at once, and let a network that has gone silent end the connection."""
+    """Set socket options: send small messages at once, and detect a silent network."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _IDLE_S)
@@ -563,18 +569,18 @@ def tune(connection: socket.socket) -> None:
 
 
 class HostAddresses:
-    """The addresses that a name stands for. No lookup can be interrupted: one hangs at most, in a
-    thread of its own.
+    """The addresses of a host name. Lookups run in a thread, one at a time, as they cannot be
+    interrupted.
 
-    ``otherwise`` gives other names or addresses of the host if nobody knows the name; it is called
-    in that thread.
+    ``otherwise`` is called in that thread if the name is unknown, and returns other names or
+    addresses of the host.
     """
 
     def __init__(self, host: str, otherwise: Callable[[], Sequence[str]] | None = None) -> None:
         self.known: list[Address] = []
         self.problem = "its name has not been resolved yet"
         self.settled = threading.Event()
-        """No lookup is under way."""
+        """Set while no lookup is running."""
         self.settled.set()
         self._host = host
         self._otherwise = otherwise
@@ -582,24 +588,24 @@ class HostAddresses:
         self._numeric = False
 
     def refresh(self) -> None:
-        """Look the name up if what is known is no longer fresh."""
+        """Start a lookup if the known addresses are older than ``FRESH_S``."""
         if self._numeric or not self.settled.is_set() or time.monotonic() < self._until:
             return
         try:
             self.known = resolve_host(self._host, 0, numeric=True)
         except (OSError, UnicodeError):
-            pass  # a name, as a rule
+            pass  # usually a name
         else:
             self._numeric = True
             return
         self.settled.clear()
         try:
-            resolve_in_thread(self._host, 0, self._take, otherwise=self._otherwise)
+            resolve_in_thread(self._host, 0, self._on_resolved, otherwise=self._otherwise)
         except RuntimeError:
             self.problem = "its name cannot be looked up: no thread can be started"
             self.settled.set()
 
-    def _take(self, found: list[Address] | OSError | UnicodeError) -> None:
+    def _on_resolved(self, found: list[Address] | OSError | UnicodeError) -> None:
         if isinstance(found, list):
             self.known = found
         else:
@@ -611,7 +617,7 @@ class HostAddresses:
 
 
 class SeveralHostAddresses:
-    """Several names of one host, any of which may lead to it; used as ``HostAddresses`` are."""
+    """The addresses of several names of one host. Has the interface of ``HostAddresses``."""
 
     def __init__(self, hosts: Sequence[str]) -> None:
         self._each = [HostAddresses(host) for host in hosts]
@@ -620,23 +626,23 @@ class SeveralHostAddresses:
 
     @property
     def known(self) -> list[Address]:
-        """All addresses that are known."""
+        """The known addresses of all names."""
         return list(dict.fromkeys(address for one in self._each for address in one.known))
 
     @property
     def problem(self) -> str:
-        """Why none is known."""
+        """Why no address is known."""
         return self._each[-1].problem
 
     @property
     def settled(self) -> threading.Event:
-        """What is set once an address is known, or no lookup is under way."""
+        """An event that is set once an address is known, or no lookup is running."""
         awaited = (
             [] if self.known else [one.settled for one in self._each if not one.settled.is_set()]
         )
         return awaited[0] if awaited else self._nothing_to_wait_for
 
     def refresh(self) -> None:
-        """Look up what is no longer fresh."""
+        """Start the lookups that are due."""
         for one in self._each:
             one.refresh()

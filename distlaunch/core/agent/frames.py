@@ -1,4 +1,4 @@
-"""Messages to and from the coordinator over two descriptors, which never block their owner."""
+"""Exchange messages with the coordinator over two non-blocking descriptors."""
 
 from __future__ import annotations
 
@@ -19,11 +19,10 @@ M = TypeVar("M")
 
 
 class FrameStream(Generic[M]):
-    """Both directions of the channel. ``send`` may be called from any thread; all else is the
-    loop's.
+    """Both directions of a connection. ``send`` and ``put`` may be called from any thread.
 
-    ``wake`` is called when ``send``, in another thread, has left something that waits for the peer
-    to read.
+    All other methods belong to the loop. ``wake`` is called if another thread has queued data that
+    the loop must write.
     """
 
     def __init__(
@@ -38,23 +37,23 @@ class FrameStream(Generic[M]):
         self._lock = threading.Lock()
         self._out: deque[memoryview] = deque()
         self.is_open = True
-        """Nothing is known of the end of what the peer sends."""
+        """False after the end of the incoming data."""
         self.is_broken = False
-        """What is sent is dropped: nobody takes it any more."""
+        """True once nobody reads the outgoing data. What is sent is then dropped."""
 
     def descriptors(self) -> dict[int, int]:
-        """Return what to poll, with the events."""
+        """Return descriptor -> events to poll."""
         wanted = {self._reading: select.POLLIN} if self.is_open else {}
         if self._out:
             wanted[self._writing] = wanted.get(self._writing, 0) | select.POLLOUT
         return wanted
 
     def send(self, message: Any) -> None:
-        """Queue a message and write what the peer takes now."""
+        """Queue a message and write as much as possible."""
         self.put(encode(message))
 
     def put(self, data: bytes) -> None:
-        """Queue bytes and write what the peer takes now."""
+        """Queue bytes and write as much as possible."""
         with self._lock:
             waits = bool(self._out)
             if self.is_broken:
@@ -68,7 +67,7 @@ class FrameStream(Generic[M]):
             self._wake()
 
     def flush(self) -> None:
-        """Write what the peer takes now."""
+        """Write as much of the queue as possible."""
         with self._lock:
             self._write()
 
@@ -88,8 +87,10 @@ class FrameStream(Generic[M]):
             self.is_broken = True
 
     def receive(self) -> list[M] | None:
-        """Read once, so that the caller can look at signals; None at the end of the stream. Raises
-        ProtocolError."""
+        """Return the messages of one read; None at the end of the stream. Raises ProtocolError.
+
+        It reads only once, so that the caller can look at signals in between.
+        """
         if not self.is_open:
             return None
         try:
@@ -104,7 +105,7 @@ class FrameStream(Generic[M]):
         return list(self._decoder.feed(data))
 
     def close(self, *, bound_s: float) -> None:
-        """Let what has been sent leave, for so long; then close both directions."""
+        """Wait up to ``bound_s`` until the queue is written, then close both directions."""
         deadline = time.monotonic() + bound_s
         poll = select.poll()
         while self._out and (left_s := deadline - time.monotonic()) > 0:

@@ -1,7 +1,7 @@
-"""Where an agent on a machine of its own begins: the process, made fit for it, and its end.
+"""Entry point of an agent that is a process of its own.
 
-The launcher's stub has put the zip with this code on ``sys.path`` and calls ``main``. Descriptors 0
-and 1 are the channel, 2 takes last words, for whoever asks why the channel has ended.
+The launcher's stub puts the zip with this code on ``sys.path`` and calls ``main``. Descriptors 0
+and 1 are the connection to the coordinator. The reason for an exit is written to 2.
 """
 
 from __future__ import annotations
@@ -21,32 +21,35 @@ from distlaunch.core.errors import EXIT_SOFTWARE
 from distlaunch.core.protocol.agent_messages import GREETING, SILENCE_S
 
 ORPHAN_S = 5.0
-"""The grace of workers whose coordinator vanishes, where it has not said another: --failure-grace's
-default."""
-ABOVE = 200
-"""The channel's numbers: workers' own descriptors are below."""
+"""Time between TERM and KILL if the coordinator vanishes and has not sent another;
+--failure-grace's default.
+"""
+LOWEST_CHANNEL_FD = 200
+"""The connection's descriptors are moved above this number. Those of workers are below."""
 _MOST_FILES = 1 << 16
-_WORDS_BYTES = 4096
+_REASON_BYTES = 4096
 
 
-def main(word: str, code_fd: int, *, silence_s: float = SILENCE_S) -> NoReturn:
-    """Be the agent of this node to its end. ``word`` stands in the greeting; ``code_fd`` is the
-    zip's descriptor."""
+def main(token: str, code_fd: int, *, silence_s: float = SILENCE_S) -> NoReturn:
+    """Run the agent of this node and exit.
+
+    ``token`` is the launcher's random token for the greeting. ``code_fd`` is the zip's descriptor.
+    """
     code = EXIT_SOFTWARE
     try:
-        greeting = GREETING + word.encode() + b"\n"
+        greeting = GREETING + token.encode() + b"\n"
         code = serve(
-            _take_channel, code_fd, greeting=greeting, passes_signals=False, silence_s=silence_s
+            _move_connection, code_fd, greeting=greeting, reports_signals=False, silence_s=silence_s
         )
     except OSError as exc:
         of = f": {exc.filename}" if exc.filename else ""
-        last_words(f"the agent cannot work: {exc.strerror or exc}{of}")
-    except Exception:  # noqa: BLE001 - nobody above could tell of it
+        write_exit_reason(f"the agent cannot run: {exc.strerror or exc}{of}")
+    except Exception:  # noqa: BLE001 - no caller could report it
         import traceback
 
-        last_words(traceback.format_exc())
+        write_exit_reason(traceback.format_exc())
     finally:
-        os._exit(code)  # threads may hang where a file system does
+        os._exit(code)  # threads may be stuck in a file system
 
 
 def serve(
@@ -54,21 +57,22 @@ def serve(
     code_fd: int,
     *,
     greeting: bytes,
-    passes_signals: bool,
+    reports_signals: bool,
     silence_s: float = SILENCE_S,
 ) -> int:
-    """Be the agent to its end, over descriptors to read and to write; give the exit code. Raises
-    OSError.
+    """Run the agent over the descriptors that ``open_channel`` returns and return its exit code.
 
-    ``passes_signals``: those that it gets are for the job, and the coordinator decides.
+    With ``reports_signals``, it reports signals to the coordinator instead of exiting. Raises
+    OSError.
     """
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    nofile = _allow_descriptors()
+    nofile = _raise_descriptor_limit()
     reading, writing = open_channel()
     os.set_inheritable(code_fd, False)  # noqa: FBT003 - positional-only in the standard library
-    # what is there stays: looking at it again would only have forked children copy its pages
+    # Exclude existing objects from collection: visiting them would copy memory pages in forked
+    # children.
     gc.freeze()
-    gc.enable()  # the launcher's stub has turned it off
+    gc.enable()  # the launcher's stub has disabled it
     channel, watcher = start_spawner(
         job_id="", orphan_grace_s=ORPHAN_S, keep=(code_fd,), watched=reading
     )
@@ -84,25 +88,27 @@ def serve(
         silence_s=silence_s,
         channel=channel,
         watcher=watcher,
-        passes_signals=passes_signals,
+        reports_signals=reports_signals,
         orphan_grace_s=ORPHAN_S,
-        write_reason=last_words,
+        write_reason=write_exit_reason,
     )
     return agent.run()
 
 
-def last_words(text: str) -> None:
-    """Say on stderr why this process ends, if somebody reads that."""
+def write_exit_reason(text: str) -> None:
+    """Write to stderr why this process exits, if that does not block."""
     with suppress(OSError):
         if select.select([], [2], [], 0)[1]:
-            os.write(2, f"distlaunch: {text}\n".encode("utf-8", "replace")[:_WORDS_BYTES])
+            os.write(2, f"distlaunch: {text}\n".encode("utf-8", "replace")[:_REASON_BYTES])
 
 
-def _take_channel() -> tuple[int, int]:
-    """Move the channel away from 0 and 1, where anything that prints would print into it."""
+def _move_connection() -> tuple[int, int]:
+    """Move the connection away from descriptors 0 and 1, to which any code may print."""
     try:
-        reading, writing = (fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, ABOVE) for number in (0, 1))
-    except OSError:  # few files may be open
+        reading, writing = (
+            fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, LOWEST_CHANNEL_FD) for number in (0, 1)
+        )
+    except OSError:  # the limit of open files is low
         reading, writing = (fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, 3) for number in (0, 1))
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     os.dup2(null, 0)
@@ -117,9 +123,10 @@ def _take_channel() -> tuple[int, int]:
     return reading, writing
 
 
-def _allow_descriptors() -> int:
-    """Raise our own limit of open files, for many workers; give the soft limit that we found, which
-    is theirs."""
+def _raise_descriptor_limit() -> int:
+    """Raise the limit of open files, for many workers. Returns the previous soft limit, for the
+    workers.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
     if soft != resource.RLIM_INFINITY and soft < most:

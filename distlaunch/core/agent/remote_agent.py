@@ -1,7 +1,7 @@
-"""The agent of a node that is not the launcher's process: its loop, its node's resources, its end.
+"""The agent as a process of its own: its loop, the resources of its node, and its end.
 
-The coordinator is lost if the connection ends or nothing arrives for a while. The agent then asks
-the workers to end, kills them after their grace period, and exits. A termination signal has the
+The coordinator is lost if the connection ends or nothing arrives for a while. The agent then sends
+TERM to the workers, kills them after their grace period, and exits. A termination signal has the
 same effect. If the agent is killed, the spawner does this instead.
 """
 
@@ -40,18 +40,17 @@ from distlaunch.core.protocol.codec import Decoder, encode
 
 NAME = "dl-agent"
 _END_S = 10.0
-"""How long the end of workers may take beyond their grace, before what is left is left to the
-spawner's KILL."""
+"""How long the workers may take to end after their grace. The spawner then kills what is left."""
 _FLUSH_S = 2.0
 _LAST_S = 0.2
 HOLD_S = 0.1
-"""How far apart a signal may reach spawner and agent that is sent to all processes of a node."""
+"""Largest delay between spawner and agent for a signal that is sent to all processes of a node."""
 _TO_WORKERS = (signal.SIGUSR1, signal.SIGUSR2)
 _TO_END = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
 
 
 class RemoteAgent:
-    """The agent of one node, from its greeting to its exit code."""
+    """Runs the agent of one node, from its greeting to its exit code."""
 
     def __init__(
         self,
@@ -64,25 +63,25 @@ class RemoteAgent:
         silence_s: float,
         channel: Channel[w.FromSpawner],
         watcher: int,
-        passes_signals: bool = False,
+        reports_signals: bool = False,
         orphan_grace_s: float,
         write_reason: Callable[[str], None],
     ) -> None:
         self._greeting = greeting
         self._write_reason = write_reason
-        self._passes_signals = passes_signals
+        self._reports_signals = reports_signals
         self._silence = SilenceMonitor(silence_s)
         self._clock = Clock()
         self._wake, self._wake_end = os.pipe()
         for descriptor in (self._wake, self._wake_end):
             os.set_blocking(descriptor, False)
         decoder: Decoder[m.ToRemote] = Decoder(m.TO_REMOTE, m.REMOTE_PARTS)
-        self._stream = FrameStream(reading, writing, decoder, self._nudge)
+        self._stream = FrameStream(reading, writing, decoder, self._wake_loop)
         send = self._stream.send
         self._output = OutputSender(send)
         self._stdin = StdinPipe(send)
         self._resources = RemoteNodeResources(
-            send=send, stdin_pipe=self._stdin, nudge=self._nudge, keep=(code_fd,)
+            send=send, stdin_pipe=self._stdin, wake=self._wake_loop, keep=(code_fd,)
         )
         self._agent = Agent(
             job_id="",
@@ -97,22 +96,25 @@ class RemoteAgent:
             resources=self._resources,
         )
         self._is_started = False
-        self._attempt: int | None = None  # that has workers
-        self._last_start: m.Start | None = None
+        self._attempt: int | None = None  # the attempt that has workers
+        self._latest_start: m.Start | None = None
         self._grace_s = orphan_grace_s
-        self._why = ""  # the coordinator is lost, or we are told to end
-        self._is_coordinator_silent = False  # the former, by its silence
-        self._has_left = False
-        self._held: list[tuple[float, m.SpawnerSignalled]] = []
-        """Signals that the spawner got, and when to tell of them. If this process got one too, the
-        node is told to end (it shuts down), and not the job."""
+        self._end_reason = ""  # why the agent ends: the coordinator is lost, or a signal came
+        self._is_coordinator_silent = False  # the coordinator is lost because it was silent
+        self._is_dismissed = False
+        self._held_signals: list[tuple[float, m.SpawnerSignalled]] = []
+        """Signals that the spawner got, with the time at which to report them.
+
+        If the agent gets the signal too, the node is shutting down, and the signal is not meant for
+        the job.
+        """
 
     # --- the loop
 
     def run(self) -> int:
-        """Serve until the coordinator lets us go, or is lost; give the exit code."""
-        for signum in (*_TO_END, *(_TO_WORKERS if self._passes_signals else ()), signal.SIGCHLD):
-            signal.signal(signum, _nothing)
+        """Run until the coordinator dismisses the agent or is lost. Returns the exit code."""
+        for signum in (*_TO_END, *(_TO_WORKERS if self._reports_signals else ()), signal.SIGCHLD):
+            signal.signal(signum, _ignore_signal)
         signal.set_wakeup_fd(self._wake_end, warn_on_full_buffer=False)
         hello = m.Hello(
             hostname=socket.gethostname(),
@@ -125,26 +127,26 @@ class RemoteAgent:
             rename_process(NAME, f"{NAME}: of a job of distlaunch")
         code = EXIT_SOFTWARE
         try:
-            while not (self._has_left or self._why):
+            while not (self._is_dismissed or self._end_reason):
                 self._serve()
-            code = 0 if self._has_left else 1
+            code = 0 if self._is_dismissed else 1
         except ProtocolError as exc:
-            self._why = f"the coordinator does not speak as it should: {exc.message}"
-        except Exception:  # noqa: BLE001 - whatever it is, the coordinator has to know
+            self._end_reason = f"the coordinator sent an invalid message: {exc.message}"
+        except Exception:  # noqa: BLE001 - the coordinator must learn of any error
             import traceback
 
-            self._why = f"the agent has failed\n{traceback.format_exc()}"
-        if not self._has_left:
+            self._end_reason = f"the agent failed\n{traceback.format_exc()}"
+        if not self._is_dismissed:
             self._end_workers()
         self._finish()
         return code
 
     def _serve(self) -> None:
-        """Wait, and do what there is to do, once."""
+        """Run one iteration of the loop."""
         self._wait()
-        self._hear()
-        self._work()
-        self._listen_for_silence()
+        self._receive()
+        self._process_events()
+        self._check_silence()
 
     def _wait(self) -> None:
         poll = select.poll()
@@ -158,7 +160,7 @@ class RemoteAgent:
         poll.register(self._wake, select.POLLIN)
         due = self._resources.deadline()
         waits = [] if due is None else [due - time.monotonic()]
-        waits += [until - time.monotonic() for until, _ in self._held[:1]]
+        waits += [until - time.monotonic() for until, _ in self._held_signals[:1]]
         if not self._clock.paused:
             waits.append(self._silence.left_s)
             if (deadline := self._agent.deadline()) is not None:
@@ -170,44 +172,46 @@ class RemoteAgent:
             elif events & (select.POLLERR | select.POLLHUP):
                 self._resources.on_hangup(descriptor)
 
-    def _work(self) -> None:
+    def _process_events(self) -> None:
         self._stream.flush()
-        while self._held and self._held[0][0] <= time.monotonic():
-            self._stream.send(self._held.pop(0)[1])
+        while self._held_signals and self._held_signals[0][0] <= time.monotonic():
+            self._stream.send(self._held_signals.pop(0)[1])
         self._resources.on_ready()
         self._agent.on_ready()
         if not self._clock.paused:
             self._agent.tick()
 
-    def _nudge(self) -> None:
+    def _wake_loop(self) -> None:
         with suppress(BlockingIOError):
             os.write(self._wake_end, b"\0")
 
     def _take_signals(self) -> None:
         with suppress(BlockingIOError):
             for number in os.read(self._wake, 4096):
-                if self._passes_signals and number in (*_TO_END, *_TO_WORKERS):
+                if self._reports_signals and number in (*_TO_END, *_TO_WORKERS):
                     self._stream.send(m.AgentSignalled(signum=number))
                 elif number in _TO_END:
-                    self._why = self._why or f"the agent was told to end by signal {number}"
+                    self._end_reason = self._end_reason or f"the agent was ended by signal {number}"
 
     # --- the coordinator
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         messages = self._stream.receive()
         for message in messages or ():
             self._silence.reset()
             self._handle(message)
-            if self._has_left:
+            if self._is_dismissed:
                 return
         if not self._stream.is_open or self._stream.is_broken:
-            self._why = self._why or "the channel to the coordinator was closed"
+            self._end_reason = self._end_reason or "the connection to the coordinator was closed"
 
-    def _listen_for_silence(self) -> None:
+    def _check_silence(self) -> None:
         silent_s = self._silence.silent_s()
         if not self._clock.paused and silent_s is not None:
-            self._is_coordinator_silent = not self._why
-            self._why = self._why or f"nothing was heard of the coordinator for {silent_s:.0f} s"
+            self._is_coordinator_silent = not self._end_reason
+            self._end_reason = (
+                self._end_reason or f"no message came from the coordinator for {silent_s:.0f} s"
+            )
 
     def _handle(self, message: m.ToRemote) -> None:
         match message:
@@ -217,23 +221,23 @@ class RemoteAgent:
             case m.Credit():
                 self._output.grant(message.size)
             case m.Survey():
-                self._know_job(os.path.basename(message.run_dir.rstrip("/")))
+                self._set_job_id(os.path.basename(message.run_dir.rstrip("/")))
                 self._resources.survey.begin(message)
             case m.Reach():
                 self._resources.reachability.begin(message)
             case m.StdinData():
                 self._stdin.take(message.data)
             case m.ExitAgent():
-                self._has_left = True
+                self._is_dismissed = True
             case m.Prepare():
-                if self._can_work(message):
+                if self._start_output_thread(message):
                     self._agent.handle(message)
             case m.Start():
                 self._start(message)
             case m.Stop():
                 self._clock.pause(
                     paused=False
-                )  # it continues the workers, and has a grace that must pass
+                )  # Stop resumes paused workers, and its grace must pass
                 self._agent.handle(message)
             case m.Pause():
                 self._clock.pause(paused=message.paused)
@@ -242,15 +246,17 @@ class RemoteAgent:
             case _:
                 self._agent.handle(message)
 
-    def _know_job(self, job_id: str) -> None:
+    def _set_job_id(self, job_id: str) -> None:
         if job_id and job_id != self._agent.job_id:
             self._agent.set_job_id(job_id)
             with suppress(OSError):
                 rename_process(NAME, f"{NAME}: of job {job_id}")
 
-    def _can_work(self, prepare: m.Prepare) -> bool:
-        """Start the output thread: not before, as what surveys the node forks, and does so best
-        without threads."""
+    def _start_output_thread(self, prepare: m.Prepare) -> bool:
+        """Start the output thread if it does not run. Returns whether it runs.
+
+        It is not started earlier because the survey forks, which is safest without threads.
+        """
         if not self._is_started:
             try:
                 self._agent.start()
@@ -271,11 +277,11 @@ class RemoteAgent:
         if not self._is_started:
             self._agent.start()
             self._is_started = True
-        self._know_job(start.env.get("DISTLAUNCH_JOB_ID", ""))
+        self._set_job_id(start.env.get("DISTLAUNCH_JOB_ID", ""))
         if start.orphan_grace_s is not None:
             self._grace_s = start.orphan_grace_s
         self._attempt = start.attempt
-        self._last_start = start
+        self._latest_start = start
         self._output.begin_attempt(self._resources.logs(start, self._agent.job_id))
         self._agent.handle(self._resources.adapt_start(start))
 
@@ -283,27 +289,26 @@ class RemoteAgent:
         if (
             isinstance(message, m.SpawnerSignalled)
             and message.signum in _TO_END
-            and not self._passes_signals
+            and not self._reports_signals
         ):
-            self._held.append((time.monotonic() + HOLD_S, message))
+            self._held_signals.append((time.monotonic() + HOLD_S, message))
             return
         if isinstance(message, m.AttemptEnded):
             self._attempt = None
             self._stdin.finish()
         self._stream.send(message)
 
-    # --- the end
+    # --- end
 
     def _end_workers(self) -> None:
-        """Ask the workers to end, nobody being there any more to do so; wait until they have, or
-        were killed."""
-        self._write_reason(self._why)
+        """Stop the workers without the coordinator, and wait until they have ended or were killed."""
+        self._write_reason(self._end_reason)
         self._stream.send(
-            m.AgentEnding(why=self._why, coordinator_silent=self._is_coordinator_silent)
-        )  # if the other side is there, it is to know at once
+            m.AgentEnding(why=self._end_reason, coordinator_silent=self._is_coordinator_silent)
+        )  # if the coordinator is still connected, it should know at once
         self._stream.close(bound_s=_LAST_S)
         self._output.lose(
-            None if self._last_start is None else self._resources.run_dir_logs(self._last_start)
+            None if self._latest_start is None else self._resources.run_dir_logs(self._latest_start)
         )
         self._resources.close()
         attempt = self._attempt
@@ -332,7 +337,7 @@ class RemoteAgent:
         return self._attempt is not None and not self._agent.is_broken
 
     def _finish(self) -> None:
-        """Leave nothing behind."""
+        """Release and remove everything."""
         self._resources.close()
         self._agent.close()
         self._resources.remove()
@@ -340,48 +345,50 @@ class RemoteAgent:
 
 
 class RemoteNodeResources(NodeResources):
-    """Polled by the remote agent's loop; ``nudge`` wakes that from another thread."""
+    """The node's resources for workers. The remote agent's loop polls them.
+
+    ``wake`` wakes the loop from another thread.
+    """
 
     def __init__(
         self,
         *,
         send: Callable[[Any], None],
         stdin_pipe: StdinPipe,
-        nudge: Callable[[], None],
+        wake: Callable[[], None],
         keep: Collection[int],
     ) -> None:
         self._send = send
         self._stdin = stdin_pipe
         self._temporary_dir = TemporaryDirectory(os.environ)
         self.survey = NodeSurvey(send, keep)
-        self.reachability = ReachabilityTest(send, nudge)
+        self.reachability = ReachabilityTest(send, wake)
 
     @property
     def temporary_dir(self) -> str:  # type: ignore[override]
-        """The folder of our own, if it was made."""
+        """Path of the agent's temporary directory; empty if none was created."""
         return self._temporary_dir.path
 
     def stdin(self, start: m.Start) -> int:
-        """Open what the rank with the launcher's stdin reads: what the launcher feeds. Raises
-        OSError."""
+        """Return a descriptor for the rank that reads the launcher's stdin. Raises OSError."""
         return (
             self._stdin.open()
             if start.stdin_from_launcher
             else os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         )
 
-    # --- an attempt
+    # --- for an attempt
 
     def adapt_start(self, start: m.Start) -> m.Start:
-        """Fit a start to this node: its environment, its folders."""
+        """Return the start with this node's environment and directories."""
         if start.bootstrap:
             try:
                 self.boot = self._temporary_dir.boot()
             except OSError as exc:
                 if start.preload or start.preload_bound_s is not None:
-                    self._miss(
-                        "our code cannot be brought to the workers' interpreters (--preload, "
-                        "--hang-timeout)",
+                    self._warn(
+                        "the interpreters of the workers cannot load the code that --preload and "
+                        "--hang-timeout need",
                         exc,
                     )
                 start = replace(start, bootstrap="", preload=())
@@ -392,20 +399,23 @@ class RemoteNodeResources(NodeResources):
             try:
                 moved_to = self._temporary_dir.run_dir()
             except OSError as exc:
-                self._miss("the files that workers leave for reports have no place", exc)
+                self._warn("there is no directory for the error files of the workers", exc)
         start = adapt_start(start, os.environ, moved_to=moved_to)
         with suppress(
             OSError
-        ):  # it goes on beside; until then a worker's exception is told by its output alone
+        ):  # continues in the background; without the directory, a worker's exception is only in its output
             within(FILES_S, lambda: _make_folders(start))
         return start
 
-    def _miss(self, what: str, exc: OSError) -> None:
+    def _warn(self, what: str, exc: OSError) -> None:
         self._send(m.AgentNotice(text=f"{what}: {exc.strerror or exc}", warning=True))
 
     def log_location(self, start: m.Start) -> tuple[str, Layout]:
-        """Return the job's run directory if it is here as well, else the folder of ``--node-logs``,
-        else nothing."""
+        """Return directory and layout of the ranks' logs on this node.
+
+        That is the job's run directory if it exists here, else the directory of ``--node-logs``,
+        else an empty name.
+        """
         if self._has_run_dir(start):
             return start.run_dir, start.layout
         return _node_folder(
@@ -413,34 +423,38 @@ class RemoteNodeResources(NodeResources):
         ) if start.node_logs else "", TRAIN
 
     def run_dir_logs(self, start: m.Start) -> LogFiles | None:
-        """Return the ranks' logs in the job's run directory, for when the launcher has vanished;
-        None: not here."""
+        """Return the ranks' logs in the job's run directory, to continue them when the launcher has
+        vanished.
+
+        None if the run directory does not exist here.
+        """
         if not self._has_run_dir(start):
             return None
-        return LogFiles(start.run_dir, start.attempt, _ignore, layout=start.layout)
+        return LogFiles(start.run_dir, start.attempt, _discard, layout=start.layout)
 
     def _has_run_dir(self, start: m.Start) -> bool:
         return bool(start.run_dir) and self.survey.shares_run_dir
 
     def logs(self, start: m.Start, job_id: str) -> LogFiles | None:
-        """Return the files for the workers' output on this node, if there are to be some."""
+        """Return the ranks' log files for ``--node-logs``; None if it is not used."""
         if not start.node_logs:
             return None
         folder = _node_folder(start, job_id)
 
-        def trouble(why: str) -> None:
+        def on_failure(why: str) -> None:
             self._send(
                 m.AgentNotice(
-                    text=f"the node's log files have stopped: {why} ({folder})", warning=True
+                    text=f"the log files on this node are no longer written: {why} ({folder})",
+                    warning=True,
                 )
             )
 
-        return LogFiles(folder, start.attempt, trouble, make_folders=True)
+        return LogFiles(folder, start.attempt, on_failure, make_folders=True)
 
-    # --- the loop's
+    # --- for the loop
 
     def descriptors(self) -> dict[int, int]:
-        """Return what to poll, with the events."""
+        """Return descriptor -> events to poll."""
         return {
             **self.survey.descriptors(),
             **self.reachability.descriptors(),
@@ -448,52 +462,52 @@ class RemoteNodeResources(NodeResources):
         }
 
     def deadline(self) -> float | None:
-        """Return when ``on_ready`` is due (monotonic seconds)."""
+        """Return when ``on_ready`` is due, in monotonic seconds; None if it is not."""
         dues = [
             due for due in (self.survey.deadline(), self.reachability.deadline()) if due is not None
         ]
         return min(dues, default=None)
 
     def on_ready(self) -> None:
-        """Go on with all of it."""
+        """Continue everything that is in progress."""
         self.survey.on_ready()
         self.reachability.on_ready()
         self._stdin.on_ready()
 
     def on_hangup(self, descriptor: int) -> None:
-        """Know that nobody is at a descriptor's other end."""
+        """Close stdin's pipe if the worker at the other end has closed it."""
         if descriptor in self._stdin.descriptors():
             self._stdin.on_hangup()
 
     def close(self) -> None:
-        """Give up what is under way."""
+        """Abort everything that is in progress."""
         self.survey.close()
         self.reachability.close()
         self._stdin.close()
 
     def remove(self) -> None:
-        """Remove the folder of our own."""
+        """Remove the temporary directory."""
         self._temporary_dir.remove()
 
 
 class Clock:
-    """Monotonic seconds that stand still while the job is paused."""
+    """Monotonic seconds that do not advance while the job is paused."""
 
     def __init__(self) -> None:
         self._paused_s = 0.0
         self._since: float | None = None
 
     def __call__(self) -> float:
-        """Return the time."""
+        """Return the time in seconds."""
         return (time.monotonic() if self._since is None else self._since) - self._paused_s
 
     @property
     def paused(self) -> bool:
-        """Return whether it stands still."""
+        """Return whether the clock is stopped."""
         return self._since is not None
 
     def pause(self, *, paused: bool) -> None:
-        """Stop it, or let it go on."""
+        """Stop the clock or let it run again."""
         if paused and self._since is None:
             self._since = time.monotonic()
         elif not paused and self._since is not None:
@@ -516,9 +530,9 @@ def _make_folders(start: m.Start) -> None:
             continue
 
 
-def _ignore(_: object) -> None:
-    """Take what nobody is there to hear."""
+def _discard(_: object) -> None:
+    """Discard a report that nobody can receive."""
 
 
-def _nothing(*_: object) -> None:
-    """Have a signal do nothing but wake the loop."""
+def _ignore_signal(*_: object) -> None:
+    """Do nothing: the signal only wakes the loop."""

@@ -534,7 +534,7 @@ class AgentEnding(Record):
     """
 
     why: str
-    """A clause: ``the agent was told to end by signal 15``."""
+    """A clause: ``the agent was ended by signal 15``."""
     coordinator_silent: bool = False
     """The reason is that no message of the coordinator came for too long."""
 

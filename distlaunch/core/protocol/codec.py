@@ -127,7 +127,7 @@ class Decoder(Generic[M]):
         most = self._size_of(name)
         if body_size > most.object_bytes or raw_size > most.raw_bytes:
             raise ProtocolError(
-                f"{name} of {body_size}+{raw_size} bytes exceeds the size allowed now:"
+                f"{name} of {body_size}+{raw_size} bytes exceeds the allowed size, now"
                 f" {most.object_bytes}+{most.raw_bytes}"
             )
 

@@ -44,7 +44,7 @@ _SCRIPT = (
     f'exec "$q" {" ".join(FLAGS)} -c "$s" "$c" "$a" "$o" "$k" "$t"; '
     f'done; echo "{NO_PYTHON} $SLURMD_NODENAME"; exit 97'
 )
-_STUB = stub("main_connecting_back", "sys.argv[2:]")
+_STUB = stub("main_srun", "sys.argv[2:]")
 _OF_OUR_OWN = "configuration lacks support for cpu binding"
 """What srun says of --cpu-bind=none, where there is nothing to bind by."""
 _SWITCH_IS_STDERR = "exec 3<&2 2>&1"

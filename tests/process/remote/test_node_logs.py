@@ -46,7 +46,7 @@ def test_logs_that_cannot_be_written_are_one_remark_and_no_end(agent, tmp_path, 
     agent.until(m.AttemptEnded)
     [remark] = agent.of(m.AgentNotice)
     assert remark.warning
-    assert remark.text == f"the node's log files have stopped: {why} ({place}/job)"
+    assert remark.text == f"the log files on this node are no longer written: {why} ({place}/job)"
     assert {one.returncode for one in agent.of(WorkerExit)} == {0}
     assert len(agent.taken[1, 1]) == 100_003
 

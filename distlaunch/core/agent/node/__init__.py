@@ -1,1 +1,1 @@
-"""What an agent does for its node: survey, ports, reachability, attempt setup."""
+"""The agent's work for its node: survey, ports, reachability, and Horovod's store."""

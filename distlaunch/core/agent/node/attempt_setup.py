@@ -1,8 +1,8 @@
-"""What must be settled on a node before an attempt's workers start.
+"""Prepare a node for an attempt before its workers start.
 
-On GPUs the memory of the last attempt has to be given back; the master's node holds a port for rank
-0, and lets other nodes try whether they get through to it. Where workers listen themselves, each
-node holds their ports as well.
+The GPU memory of the previous attempt must be released. The master's node reserves a port for rank
+0, and listens on it so that other nodes can try to reach it. If workers listen themselves, each
+node reserves ports for them as well.
 """
 
 from __future__ import annotations
@@ -26,46 +26,50 @@ if TYPE_CHECKING:
     from distlaunch.core.agent.node.horovod_store import Store
 
 GPU_RELEASE_S = 30.0
-"""How long the driver may take to give back the memory of processes that have ended."""
+"""How long the driver may take to release the GPU memory of processes that have ended."""
 _ACCEPTED_AT_ONCE = 256
-"""So many connections are answered before the loop goes on."""
+"""Most connections to answer in one iteration of the loop."""
 
 
-class GpusFree(Record):
-    """The wait before an attempt is over; ``holders`` still had memory."""
+class GpusReleased(Record):
+    """The wait for GPU memory has ended. ``holders`` are pids that still hold memory."""
 
     prepare: m.Prepare
     holders: tuple[int, ...]
 
 
 class AttemptSetup:
-    """Answers ``Prepare``, and has the port until it is released."""
+    """Answers ``Prepare``, and keeps the ports until they are released."""
 
     def __init__(
         self,
         *,
         port: HeldPort | None,
         send: Callable[[m.FromAgent], None],
-        post: Callable[[GpusFree | m.AgentFailed], None],
+        post: Callable[[GpusReleased | m.AgentFailed], None],
     ) -> None:
-        """``port``: for the first attempt it may be held already. ``post`` is called from another
-        thread."""
+        """``port`` may be reserved already for the first attempt. ``post`` is called from another
+        thread.
+        """
         self._port = port
-        self._further: list[HeldPort] = []
+        self._worker_ports: list[HeldPort] = []
         self._send = send
         self._post = post
         self._listener: socket.socket | None = None
         self._store: Store | None = None
-        self._use: PortUse | None = None
-        """Of rank 0's port, while the workers of an attempt run."""
-        self._word = b""
-        self._newest: m.Prepare | None = None
-        """Others are of attempts that came to nothing: a wait for their sake may end later."""
+        self._port_use: PortUse | None = None
+        """Watches rank 0's port while the workers of an attempt run."""
+        self._token_line = b""
+        self._latest: m.Prepare | None = None
+        """The latest message. The result of a wait for an earlier one is ignored."""
 
     def prepare(self, message: m.Prepare, *, owner: str, pids: Collection[int]) -> None:
-        """Settle it; first wait (in a thread) until the driver has taken back the memory of these
-        ended processes."""
-        self._newest = message
+        """Reserve the ports that ``message`` asks for.
+
+        First a thread waits until the driver has released the GPU memory of the ended processes
+        ``pids``.
+        """
+        self._latest = message
         if not pids:
             self._hold(message, owner, warning=None)
             return
@@ -75,22 +79,22 @@ class AttemptSetup:
 
         def wait() -> None:
             holders = await_release(ended, bound_s=GPU_RELEASE_S, environ=os.environ)
-            self._post(GpusFree(prepare=message, holders=holders))
+            self._post(GpusReleased(prepare=message, holders=holders))
 
         try:
             threading.Thread(target=wait, name="gpu memory", daemon=True).start()
-        except RuntimeError:  # the limit of processes: then without the wait
+        except RuntimeError:  # the limit of processes is reached: continue without waiting
             self._hold(message, owner, warning="no thread can wait for the memory of the GPUs")
 
-    def gpus_free(self, event: GpusFree, *, owner: str) -> None:
-        """Go on after the wait."""
-        if event.prepare is not self._newest:
+    def on_gpus_released(self, event: GpusReleased, *, owner: str) -> None:
+        """Continue after the wait for GPU memory."""
+        if event.prepare is not self._latest:
             return
         held = ", ".join(map(str, event.holders))
         self._hold(
             event.prepare,
             owner,
-            warning=f"GPU memory is still held by ended pid {held}" if held else None,
+            warning=f"GPU memory is still held by the ended process {held}" if held else None,
         )
 
     def _hold(self, message: m.Prepare, owner: str, *, warning: str | None) -> None:
@@ -104,14 +108,14 @@ class AttemptSetup:
         try:
             if message.port is not None and self._port is None:
                 self._port = hold_port(message.port, owner=owner)
-            while len(self._further) < message.ports:
-                self._further.append(hold_port(0, owner=owner))
+            while len(self._worker_ports) < message.ports:
+                self._worker_ports.append(hold_port(0, owner=owner))
             if self._port is not None and message.token:
                 self._listen(self._port, message.token)
         except ConfigError as exc:
             problem, hint = exc.message, exc.hint
         number = self._port.number if self._port and not problem else None
-        further = () if problem else tuple(port.number for port in self._further)
+        worker_ports = () if problem else tuple(port.number for port in self._worker_ports)
         self._send(
             m.Prepared(
                 attempt=message.attempt,
@@ -119,28 +123,28 @@ class AttemptSetup:
                 problem=problem,
                 hint=hint,
                 warning=warning,
-                ports=further,
+                ports=worker_ports,
             )
         )
 
-    # --- for other nodes to try
+    # --- for the reachability test of other nodes
 
     def _listen(self, port: HeldPort, token: str) -> None:
         self._close_listener()
-        self._word = token.encode() + b"\n"
+        self._token_line = token.encode() + b"\n"
         try:
             self._listener = port.listener()
         except OSError as exc:
             raise ConfigError(
-                f"nobody can listen on port {port.number}: {os.strerror(exc.errno or 0)}"
+                f"cannot listen on port {port.number}: {os.strerror(exc.errno or 0)}"
             ) from exc
 
     def descriptors(self) -> dict[int, int]:
-        """Return what to poll, with the events."""
+        """Return descriptor -> events to poll."""
         return {} if self._listener is None else {self._listener.fileno(): select.POLLIN}
 
     def on_ready(self) -> None:
-        """Say the word to whoever has connected."""
+        """Send the token to everybody who has connected."""
         if self._listener is None:
             return
         with suppress(BlockingIOError):
@@ -149,53 +153,57 @@ class AttemptSetup:
                     connection, _ = self._listener.accept()
                     with connection, suppress(OSError):
                         connection.setblocking(False)  # noqa: FBT003 - the standard library's signature
-                        connection.send(self._word)
+                        connection.send(self._token_line)
 
     def _close_listener(self) -> None:
         if self._listener is not None:
             self._listener.close()
             self._listener = None
 
-    # --- the end
+    # --- use and release
 
     def share(self, now: float) -> None:
-        """Let rank 0 have the port from now on, and whoever they are for the further ones."""
+        """Let the workers bind the reserved ports from now on."""
         self._close_listener()
         if self._port is not None:
             self._port.share()
-            self._use = PortUse(self._port.number, now)
-        self._share_further()
+            self._port_use = PortUse(self._port.number, now)
+        self._share_worker_ports()
 
     def deadline(self) -> float | None:
-        """Return when ``tick`` is due."""
-        return None if self._use is None else self._use.deadline()
+        """Return when ``tick`` is due; None if it is not."""
+        return None if self._port_use is None else self._port_use.deadline()
 
     def tick(self, now: float) -> None:
-        """Look whether rank 0's port is used."""
-        if self._use is not None:
-            self._use.tick(now)
+        """Check whether rank 0's port is in use."""
+        if self._port_use is not None:
+            self._port_use.tick(now)
 
     def was_port_used(self) -> bool | None:
-        """Return whether the ended workers have used rank 0's port; None if it was not theirs, or
-        not held here."""
-        return None if self._use is None else self._use.finish()
+        """Return whether the workers have used rank 0's port; None if it was not reserved for them
+        here.
+        """
+        return None if self._port_use is None else self._port_use.finish()
 
-    def _share_further(self) -> None:
-        for port in self._further:
+    def _share_worker_ports(self) -> None:
+        for port in self._worker_ports:
             port.share()
 
     def serve_store(self, address: str) -> None:
-        """Serve a store on the port from now on, instead; ``address`` is what workers are told.
-        Raises OSError."""
-        from distlaunch.core.agent.node.horovod_store import Store, is_here
+        """Serve Horovod's store on the reserved port instead. Raises OSError.
+
+        ``address`` is the master address of the workers: if it is loopback, only local clients are
+        served.
+        """
+        from distlaunch.core.agent.node.horovod_store import Store, is_loopback
 
         self._close_listener()
-        self._share_further()
+        self._share_worker_ports()
         if self._port is None:
             return
         listener = self._port.listener()
         try:
-            store = Store(listener, only_here=is_here(address), failed=self._store_failed)
+            store = Store(listener, loopback_only=is_loopback(address), failed=self._store_failed)
             store.start()
         except RuntimeError as exc:
             raise OSError(errno.EAGAIN, "no thread can be started") from exc
@@ -205,11 +213,11 @@ class AttemptSetup:
         self._post(m.AgentFailed(text=f"the store of the workers has failed\n{why}"))
 
     def release(self) -> None:
-        """Give all ports back."""
-        self._use = None
+        """Release all ports."""
+        self._port_use = None
         self._close_listener()
-        while self._further:
-            self._further.pop().release()
+        while self._worker_ports:
+            self._worker_ports.pop().release()
         if self._store is not None:
             self._store.close()
             self._store = None

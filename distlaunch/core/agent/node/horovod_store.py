@@ -1,7 +1,7 @@
-"""The HTTP key-value store in which Horovod's workers find each other, served in a thread.
+"""Serve the HTTP key-value store by which Horovod's workers find each other.
 
 The client (Horovod 0.21 to 0.28) speaks HTTP over IPv4 and opens a connection for each request to
-``/<scope>/<key>``. ``Store`` says how requests are answered and ``Scopes`` which values are kept.
+``/<scope>/<key>``. ``Store`` is the server; ``Scopes`` keeps the values.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from collections.abc import Callable
 from contextlib import suppress
 
 HOLD_S = 2.0
-"""How long a question for what is not there yet stays open."""
+"""How long a GET for a missing value stays open."""
 _HEAD_BYTES = 8192
 _VALUE_BYTES = 1 << 20
 _MOST_CONNECTIONS = 8192
 _LEAST_CONNECTIONS = 16
 _ACCEPTED_AT_ONCE = 256
 _CLIENT_BYTES = 1024
-"""What Python takes for each beside what it says."""
+"""Memory that Python needs for a client, without its data."""
 _IDLE_S = 60.0
 _LOOK_S = 1.0
-_NO_ROOM_S = 0.05
-_NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_NO_RESOURCES_S = 0.05
+_NO_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _CLOSE_S = 2.0
 _CHUNK = 65536
 _REASONS = {
@@ -40,46 +40,47 @@ _REASONS = {
 }
 _ALL_BYTES = 256 << 20
 _SCOPE_BYTES, _KEY_BYTES = 1024, 256
-"""What Python takes for each beside its name and value."""
+"""Memory that Python needs for a scope and for a key, without names and values."""
 _NAME = "rank_"
 
 
 class Store:
-    """Serves one attempt's workers from ``start`` to ``close``.
+    """Serves one attempt's workers, in a thread, from ``start`` to ``close``.
 
     A rank stores its host's name as ``rank_<rank>`` and its addresses as ``<rank>`` (PUT), and asks
     for those of all others (GET). The client takes 404 for "not yet" and asks again after 10 ms,
-    except for names, which it asks for once. A GET for a value that is not there yet is therefore
-    held for a while: n ranks that wait for each other would ask n² times every 10 ms.
+    except for names, which it asks for once. A GET for a value that does not exist yet is therefore
+    held open for a while: n ranks that wait for each other would otherwise send n² requests every
+    10 ms.
 
     The server closes each connection first, as Horovod's own server does. The ports of the side
     that closes stay in use for a minute, and n² requests would use up the ports of a node.
 
-    Anybody who reaches the port may ask, so one limit (``Room``) holds for all that the store keeps
-    for others: values, names, and unsent bytes.
+    Anybody who reaches the port may send requests, so one limit (``MemoryBudget``) holds for everything
+    that the store keeps: values, names, and unsent bytes.
     """
 
     def __init__(
         self,
         listener: socket.socket,
         *,
-        only_here: bool = False,
+        loopback_only: bool = False,
         failed: Callable[[str], None] | None = None,
         hold_s: float = HOLD_S,
     ) -> None:
-        """Take over ``listener``, which does not block. ``only_here``: nobody of another machine is
-        served.
+        """Take ownership of the non-blocking ``listener``.
 
-        ``failed`` is told, by the thread, why it has ended before ``close``.
+        With ``loopback_only``, clients on other machines are refused. ``failed`` is called in the
+        thread, with the reason, if the thread fails.
         """
         self._listener = listener
-        self._only_here = only_here
+        self._loopback_only = loopback_only
         self._failed = failed
         self._hold_s = hold_s
         self._is_closing = False
         self._most = _most_connections()
-        self._room = Room()
-        self._scopes = Scopes(self._room)
+        self._budget = MemoryBudget()
+        self._scopes = Scopes(self._budget)
         self._clients: dict[int, _Client] = {}
         self._waiting: dict[tuple[str, str], dict[int, _Client]] = {}
         self._selector = selectors.DefaultSelector()
@@ -87,7 +88,7 @@ class Store:
         self._thread = threading.Thread(target=self._serve, name="dl-store", daemon=True)
 
     def start(self) -> None:
-        """Serve from now on. Raises RuntimeError if no thread can be started."""
+        """Start the thread. Raises RuntimeError if that fails."""
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._selector.register(self._end, selectors.EVENT_READ)
         try:
@@ -98,9 +99,9 @@ class Store:
             raise
 
     def close(self) -> None:
-        """End the thread, which ends every connection; wait for that, bounded."""
+        """Stop the thread, which closes all connections, and wait for it up to ``_CLOSE_S``."""
         self._is_closing = True
-        with suppress(OSError):  # it has ended
+        with suppress(OSError):  # the thread has ended
             os.write(self._wake, b"x")
         self._thread.join(_CLOSE_S)
         os.close(self._wake)
@@ -117,7 +118,7 @@ class Store:
     def _serve(self) -> None:
         try:
             self._serve_all()
-        except Exception as exc:  # noqa: BLE001 - workers would wait for answers that nobody gives
+        except Exception as exc:  # noqa: BLE001 - workers would wait forever
             if self._failed is not None:
                 self._failed(f"{type(exc).__name__}: {exc}")
         finally:
@@ -135,7 +136,7 @@ class Store:
                     self._on_ready(client)
             if (now := time.monotonic()) >= look_again:
                 look_again = now + _LOOK_S
-                self._give_up(now)
+                self._expire(now)
 
     def _accept(self) -> None:
         for _ in range(_ACCEPTED_AT_ONCE):
@@ -143,30 +144,32 @@ class Store:
                 return
             try:
                 connection, address = self._listener.accept()
-            except OSError as exc:  # nobody is there any more, or no descriptor is left
-                if exc.errno in _NO_ROOM:
-                    time.sleep(_NO_ROOM_S)
+            except OSError as exc:  # the client has left, or there are no descriptors
+                if exc.errno in _NO_RESOURCES:
+                    time.sleep(_NO_RESOURCES_S)
                 return
-            if len(self._clients) >= self._most or (self._only_here and not is_here(address[0])):
+            if len(self._clients) >= self._most or (
+                self._loopback_only and not is_loopback(address[0])
+            ):
                 connection.close()
                 continue
             connection.setblocking(False)  # noqa: FBT003 - the standard library's signature
             client = _Client(connection, time.monotonic())
             try:
                 self._selector.register(connection, selectors.EVENT_READ)
-            except OSError:  # no memory for it
+            except OSError:  # out of memory
                 connection.close()
                 continue
             self._clients[client.number] = client
             if self._charge(client, _CLIENT_BYTES):
-                self._on_ready(client)  # mostly the question has come with the connection
+                self._on_ready(client)  # usually the request has come with the connection
 
     def _charge(self, client: _Client, size: int) -> bool:
-        """Take room for what a client sends; it is turned away if there is none."""
-        if not self._room.take(size):
+        """Reserve memory for a client's data. Without memory left, the client gets an error."""
+        if not self._budget.reserve(size):
             self._answer(client, 507)
             return False
-        client.taken += size
+        client.reserved += size
         return True
 
     def _on_ready(self, client: _Client) -> None:
@@ -183,24 +186,25 @@ class Store:
             self._drop(client)
         elif client.waits_for is None and self._charge(client, len(data)):
             client.received += data
-            self._take(client)
+            self._on_data(client)
 
-    def _take(self, client: _Client) -> None:
-        """Answer the question once it is there as a whole."""
-        if client.question is None and not self._take_head(client):
+    def _on_data(self, client: _Client) -> None:
+        """Handle the request once it has arrived completely."""
+        if client.request is None and not self._parse_head(client):
             return
-        if client.question is not None and len(client.received) >= client.question[3]:
-            method, scope, key, length = client.question
+        if client.request is not None and len(client.received) >= client.request[3]:
+            method, scope, key, length = client.request
             value = bytes(memoryview(client.received)[:length])
             client.received = bytearray()
-            self._room.give(client.taken)  # what is kept of it has room of its own
-            client.taken = 0
+            self._budget.release(
+                client.reserved
+            )  # values that are kept have reserved their own memory
+            client.reserved = 0
             if self._charge(client, _CLIENT_BYTES + len(scope) + len(key)):
-                self._do(client, method, scope, key, value)
+                self._handle(client, method, scope, key, value)
 
-    def _take_head(self, client: _Client) -> bool:
-        """Read the question if it is there, and leave what follows it; tell whether it was, and is
-        good."""
+    def _parse_head(self, client: _Client) -> bool:
+        """Parse the request's head, if it has arrived. Returns whether it has, and is valid."""
         head, found, rest = client.received.partition(b"\r\n\r\n")
         if len(head) > _HEAD_BYTES:
             self._answer(client, 400)
@@ -208,18 +212,18 @@ class Store:
             return False
         first, *headers = bytes(head).decode("latin-1").split("\r\n")
         length = _length(headers)
-        words = first.split(" ")
-        path = words[1].split("/", 2) if len(words) == 3 else []
+        parts = first.split(" ")
+        path = parts[1].split("/", 2) if len(parts) == 3 else []
         if length is None or len(path) != 3 or path[0] or not path[1]:
             self._answer(client, 400)
         elif length > _VALUE_BYTES:
             self._answer(client, 413)
         else:
-            client.question, client.received = (words[0], path[1], path[2], length), rest
+            client.request, client.received = (parts[0], path[1], path[2], length), rest
             return True
         return False
 
-    def _do(self, client: _Client, method: str, scope: str, key: str, value: bytes) -> None:
+    def _handle(self, client: _Client, method: str, scope: str, key: str, value: bytes) -> None:
         if method == "PUT":
             self._answer(client, 200 if self._scopes.put(scope, key, value) else 507)
             there = self._scopes.get(scope, key)
@@ -249,7 +253,7 @@ class Store:
             f"{len(body)}\r\n\r\n"
         )
         if value is not None:
-            value.use()
+            value.add_user()
             client.value = value
         client.received = bytearray()
         client.unsent = [memoryview(part) for part in (head.encode(), body) if part]
@@ -271,9 +275,8 @@ class Store:
         else:
             self._drop(client)
 
-    def _give_up(self, now: float) -> None:
-        """Say of what did not come in time that it is not there, and leave those who say
-        nothing."""
+    def _expire(self, now: float) -> None:
+        """Answer requests that have waited too long with 404, and drop idle clients."""
         for client in [client for client in self._clients.values() if client.until <= now]:
             if client.waits_for is None:
                 self._drop(client)
@@ -294,146 +297,150 @@ class Store:
         self._forget(client)
         if self._clients.pop(client.number, None) is not None:
             self._selector.unregister(client.socket)
-            self._room.give(client.taken)
+            self._budget.release(client.reserved)
             if client.value is not None:
-                client.value.let_go()
+                client.value.remove_user()
         client.socket.close()
 
 
 class _Client:
-    """One connection, for one question."""
+    """One connection, for one request."""
 
     def __init__(self, connection: socket.socket, now: float) -> None:
         self.socket = connection
         self.number = connection.fileno()
         self.received = bytearray()
-        self.question: tuple[str, str, str, int] | None = None
-        """Method, scope, key and the length of what follows, once they are there; ``received`` is
-        what follows."""
+        self.request: tuple[str, str, str, int] | None = None
+        """Method, scope, key and body length, once the head has arrived. ``received`` is then the
+        body.
+        """
         self.unsent: list[memoryview] = []
         self.value: Value | None = None
-        """It is being sent."""
-        self.taken = 0
-        """Of the room."""
+        """The value that is being sent."""
+        self.reserved = 0
+        """Bytes of memory reserved for this client."""
         self.waits_for: tuple[str, str] | None = None
         self.until = now + _IDLE_S
 
 
 class Scopes:
-    """Values by scope and key, of the newest turn.
+    """Values by scope and key, of the newest round.
 
     When all ranks of a scope have met, each sends ``DELETE /<scope>/<rank>``, long before it shuts
     down. Initialising again uses the same scopes, at each rank's own pace, and a fast rank must not
-    see what a slow one stored before. A rank's turn is how often it has sent DELETE. As soon as one
-    rank has stored a value in the next turn, no value of the last turn is returned.
+    see what a slow one stored before. A rank's round is how often it has sent DELETE. As soon as
+    one rank has stored a value in the next round, no value of the previous round is returned.
     """
 
-    def __init__(self, room: Room | None = None) -> None:
+    def __init__(self, budget: MemoryBudget | None = None) -> None:
         self._scopes: dict[str, _Scope] = {}
-        self._room = room or Room()
+        self._budget = budget or MemoryBudget()
 
     def put(self, scope: str, key: str, value: bytes) -> bool:
-        """Store a value; False if there is no room for it."""
+        """Store a value. Returns False if there is no memory for it."""
         found = self._scopes.get(scope)
         old = found.values.get(key) if found is not None else None
         size = len(value)
         if found is None:
             size += _SCOPE_BYTES + len(scope)
-        if old is None and (found is None or key not in found.turns):
+        if old is None and (found is None or key not in found.rounds):
             size += _KEY_BYTES + len(key)
-        if size > self._room.left + (0 if old is None else old.held_back):
+        if size > self._budget.left + (0 if old is None else old.replaceable_bytes):
             return False
         if found is None:
             found = self._scopes[scope] = _Scope()
         if old is not None:
-            old.let_go()
-        self._room.take(size)
-        found.values[key] = Value(value, self._room)
-        found.turn = max(found.turn, found.turns.get(key.removeprefix(_NAME), 0))
+            old.remove_user()
+        self._budget.reserve(size)
+        found.values[key] = Value(value, self._budget)
+        found.round = max(found.round, found.rounds.get(key.removeprefix(_NAME), 0))
         return True
 
     def get(self, scope: str, key: str) -> Value | None:
-        """Return a value; None if it is not there, or was stored before others have begun anew."""
+        """Return a value; None if it does not exist, or was stored in an earlier round."""
         found = self._scopes.get(scope)
-        if found is None or found.turns.get(key.removeprefix(_NAME), 0) != found.turn:
+        if found is None or found.rounds.get(key.removeprefix(_NAME), 0) != found.round:
             return None
         return found.values.get(key)
 
     def finish(self, scope: str, rank: str) -> None:
-        """Take in that a rank has met all others: none needs its values any more. Saying so again
-        changes nothing."""
+        """Record that a rank has met all others, so that its values are no longer needed.
+
+        Repeating it has no effect.
+        """
         found = self._scopes.get(scope)
         if found is None or rank not in found.values:
             return
-        found.turns[rank] = found.turns.get(rank, 0) + 1  # has the room of its key from now on
+        found.rounds[rank] = found.rounds.get(rank, 0) + 1  # uses the memory of its key from now on
         for key in (rank, _NAME + rank):
             if key in found.values:
-                found.values.pop(key).let_go()
-                if key not in found.turns:
-                    self._room.give(_KEY_BYTES + len(key))
+                found.values.pop(key).remove_user()
+                if key not in found.rounds:
+                    self._budget.release(_KEY_BYTES + len(key))
 
 
 class _Scope:
-    """What the ranks of one scope have stored."""
+    """The values of one scope."""
 
     def __init__(self) -> None:
         self.values: dict[str, Value] = {}
-        self.turns: dict[str, int] = {}
-        """How often each rank has met all others; of one that has not, nothing."""
-        self.turn = 0
-        """The newest turn in which something was stored."""
+        self.rounds: dict[str, int] = {}
+        """How often each rank has met all others; a rank that has not is missing."""
+        self.round = 0
+        """The newest round in which a value was stored."""
 
 
 class Value:
-    """What was stored; its room is taken until nobody is being sent it, either."""
+    """A stored value. Its memory is reserved until it is replaced and no client is being sent it."""
 
-    def __init__(self, data: bytes, room: Room) -> None:
+    def __init__(self, data: bytes, budget: MemoryBudget) -> None:
         self.data = data
-        self._room = room
+        self._budget = budget
         self._users = 1
 
     @property
-    def held_back(self) -> int:
-        """Return how much room there will be once it is replaced."""
+    def replaceable_bytes(self) -> int:
+        """Return how many bytes become free if it is replaced now."""
         return len(self.data) if self._users == 1 else 0
 
-    def use(self) -> None:
-        """Have one more who needs it."""
+    def add_user(self) -> None:
+        """Add a user."""
         self._users += 1
 
-    def let_go(self) -> None:
-        """Have one less."""
+    def remove_user(self) -> None:
+        """Remove a user. The last one releases the memory."""
         self._users -= 1
         if not self._users:
-            self._room.give(len(self.data))
+            self._budget.release(len(self.data))
 
 
-class Room:
-    """The bytes that all together may take."""
+class MemoryBudget:
+    """The number of bytes that may still be reserved."""
 
     def __init__(self, size: int = _ALL_BYTES) -> None:
         self.left = size
 
-    def take(self, size: int) -> bool:
-        """Take so many; False if there are not."""
+    def reserve(self, size: int) -> bool:
+        """Reserve bytes. Returns False if there are not enough."""
         if size > self.left:
             return False
         self.left -= size
         return True
 
-    def give(self, size: int) -> None:
-        """Give so many back."""
+    def release(self, size: int) -> None:
+        """Release bytes."""
         self.left += size
 
 
-def is_here(address: str) -> bool:
-    """Return whether an address is one of this machine's own ends of its loopback."""
+def is_loopback(address: str) -> bool:
+    """Return whether an address is a loopback address."""
     return address == "::1" or address.removeprefix("::ffff:").startswith("127.")
 
 
 def _most_connections() -> int:
-    """Return how many the limit of open files leaves: half of what is free, as workers need
-    theirs."""
+    """Return how many clients the limit of open files allows: half of what is left, as workers need
+    files.
+    """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return _MOST_CONNECTIONS
@@ -442,7 +449,7 @@ def _most_connections() -> int:
 
 
 def _length(headers: list[str]) -> int | None:
-    """Return how many bytes follow the head; None for what is no number."""
+    """Return the length of the body; None if the header is no number."""
     for line in headers:
         name, _, value = line.partition(":")
         if name.strip().lower() == "content-length":

@@ -1,13 +1,15 @@
-"""A TCP port held for rank 0's store, so that nobody can take it between choice and use.
+"""Reserve a TCP port for rank 0's store, so that no other process takes it before rank 0 uses it.
 
-Held means bound and not listening, exclusively, on the dual-stack wildcard address. SO_REUSEADDR is
-set on the held socket only just before rank 0 starts; rank 0's server sets the flag too and may
-then bind and listen, all others are refused. Other nodes try whether they get through to a second
-socket, which listens on the port until then: the held one must not listen itself, as its
-``shutdown`` would give a port back that the kernel has chosen. A lock file says which job of ours
-holds a port: a bound, silent socket is in no table of the kernel. Its folder is locked while one
-job takes such a lock and writes its name, so that nobody reads the name of a job before it, or
-none.
+A reserved port is bound on the dual-stack wildcard address, exclusively, and does not listen. Just
+before rank 0 starts, SO_REUSEADDR is set on the socket. Rank 0's server sets the flag too and can
+then bind and listen; all others are refused.
+
+For the reachability test, a second socket listens on the port until then. The reserved socket must
+not listen itself, because shutting it down would free a port that the kernel has chosen.
+
+A lock file names the job that has reserved a port, because the kernel lists no socket that is bound
+and does not listen. The lock files' directory is locked while a job takes a lock and writes its
+name, so that nobody reads an old name or none.
 """
 
 from __future__ import annotations
@@ -26,22 +28,23 @@ from distlaunch.core.model.text import printable
 from distlaunch.core.private_files import make_private_dir, open_private
 from distlaunch.core.probe.files import read_text
 
-_TIME_WAIT, _LISTEN, _ESTABLISHED = "06", "0A", "01"  # as /proc/net/tcp has states
+_TIME_WAIT, _LISTEN, _ESTABLISHED = "06", "0A", "01"  # states in /proc/net/tcp
 _BACKLOG = 4096
 _LOCK_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _TURN_S, _STEP_S = 1.0, 0.001
-"""How long a job that takes a lock is waited for, which takes it microseconds; then, it was
-stopped."""
+"""How long to wait for another job that is taking a lock. It needs microseconds unless it is
+stopped.
+"""
 
 
 _FIRST_LOOK_S = 0.5
 
 
 class PortUse:
-    """Whether any process has used a port, by looking at the kernel's tables at growing intervals.
+    """Finds out whether a process uses a port, by reading the kernel's tables at growing intervals.
 
-    A store of torch's listens for as long as its process group exists, so few looks suffice. Times
-    are the caller's.
+    A torch store listens as long as its process group exists, so few checks are enough. Times are
+    on the caller's clock.
     """
 
     def __init__(self, number: int, now: float) -> None:
@@ -51,11 +54,11 @@ class PortUse:
         self.is_used = False
 
     def deadline(self) -> float | None:
-        """Return when the next look is due; None once the port was seen in use."""
+        """Return when the next check is due; None once the port was in use."""
         return None if self.is_used else self._due
 
     def tick(self, now: float) -> None:
-        """Look if it is due."""
+        """Check the port if that is due."""
         if not self.is_used and now >= self._due:
             self._step_s *= 2
             self._due = now + self._step_s
@@ -63,14 +66,15 @@ class PortUse:
             self.is_used = not states.isdisjoint((_LISTEN, _ESTABLISHED))
 
     def finish(self) -> bool:
-        """Look once more, now that the workers have ended: closed connections remain visible for a
-        minute."""
+        """Check once more after the workers have ended. Closed connections remain visible for a
+        minute.
+        """
         self.is_used = self.is_used or bool(_sockets(self._number, either_end=True))
         return self.is_used
 
 
 class HeldPort:
-    """A port that nobody else can listen on until ``release``."""
+    """A port that no other process can listen on until ``release``."""
 
     def __init__(self, held: socket.socket, lock: int | None) -> None:
         self._held = held
@@ -78,16 +82,19 @@ class HeldPort:
         self.number: int = held.getsockname()[1]
 
     def listener(self) -> socket.socket:
-        """Listen on the port, without blocking; whoever closes this leaves the port held. Raises
-        OSError."""
+        """Return a non-blocking socket that listens on the port. Closing it keeps the port
+        reserved.
+
+        Raises OSError.
+        """
         listening = socket.socket(self._held.family, socket.SOCK_STREAM)
         try:
             listening.setblocking(False)  # noqa: FBT003 - the standard library's signature
             if self._held.family == socket.AF_INET6:
                 with suppress(OSError):
                     listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-            # Both flags let this one in beside the held one; what it leaves in TIME_WAIT has the
-            # flag, too.
+            # With the flag on both sockets, this one may bind the port of the other. Connections
+            # that it leaves in TIME_WAIT have the flag, too.
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             self.share()
             try:
@@ -105,7 +112,7 @@ class HeldPort:
         self._held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
 
     def release(self) -> None:
-        """Give the port back."""
+        """Release the port."""
         if self._lock is not None:
             _remove_lock(self._lock, self.number)
             os.close(self._lock)
@@ -114,11 +121,11 @@ class HeldPort:
 
 
 def hold_port(number: int, *, owner: str, pause: Callable[[float], None] = time.sleep) -> HeldPort:
-    """Hold a port; 0 takes any free one. ``owner`` (a job id) is what another job of ours would
-    name.
+    """Reserve a port; 0 means any free one.
 
-    ``pause``: waits for a job that is taking one, for so many seconds. Raises ConfigError that
-    names who has it.
+    ``owner`` is a job id, which other jobs show if they need the port. ``pause`` sleeps for some
+    seconds while another job takes a lock. Raises ConfigError that names the process or job that
+    has the port.
     """
     lock = _lock(number, owner, pause) if number else None
     try:
@@ -149,7 +156,7 @@ def _bind(number: int) -> socket.socket:
         if exc.errno != errno.EADDRINUSE or not _only_time_wait(number):
             held.close()
             raise
-        # A server with SO_REUSEADDR may bind, and so may we.
+        # The port has only connections in TIME_WAIT, so a server with SO_REUSEADDR may bind it.
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             held.bind((address, number))
@@ -163,7 +170,7 @@ def _bind(number: int) -> socket.socket:
 
 
 def _lock_directory() -> str:
-    """Make sure of a folder that only we can write to. Raises OSError if there is none."""
+    """Return the directory for lock files, to which only this user can write. Raises OSError."""
     base = os.environ.get("XDG_RUNTIME_DIR", "")
     if not os.path.isabs(base) or not os.path.isdir(base):
         base = "/tmp"  # noqa: S108 - what is made there is checked below
@@ -177,8 +184,10 @@ def _lock_directory() -> str:
 
 
 def _lock(number: int, owner: str, pause: Callable[[float], None]) -> int | None:
-    """Lock a port among our jobs; None where that cannot be: the exclusive bind still protects,
-    only names are lost."""
+    """Lock a port among jobs of this user; None if that fails.
+
+    Without the lock the port is still reserved, but other jobs cannot tell by whom.
+    """
     try:
         directory = _lock_directory()
         path = os.path.join(directory, f"port-{number}")
@@ -193,9 +202,7 @@ def _lock(number: int, owner: str, pause: Callable[[float], None]) -> int | None
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise _held(number, os.read(lock, 200)) from None
-            if not _is_at(
-                path, lock
-            ):  # its job has given the port back since, and removed the file
+            if not _is_at(path, lock):  # its job has released the port and removed the file
                 os.close(lock)
                 lock = open_private(path, _LOCK_FLAGS)
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -219,7 +226,7 @@ def _is_at(path: str, lock: int) -> bool:
 
 
 def _remove_lock(lock: int, number: int) -> None:
-    """Remove the file of a port that is given back. It is locked still, so it is nobody else's."""
+    """Remove the lock file of a port that is being released, while it is still locked."""
     with suppress(OSError):
         path = os.path.join(_lock_directory(), f"port-{number}")
         if _is_at(path, lock):
@@ -227,7 +234,7 @@ def _remove_lock(lock: int, number: int) -> None:
 
 
 def _remove_stale(directory: str, *, but: str) -> None:
-    """Remove the files of jobs that were killed: nobody has them locked."""
+    """Remove lock files of killed jobs, which are not locked."""
     for name in os.listdir(directory):
         path = os.path.join(directory, name)
         if path == but or not (name.startswith("port-") and name[5:].isdecimal()):
@@ -244,8 +251,7 @@ def _remove_stale(directory: str, *, but: str) -> None:
 
 @contextmanager
 def _in_turn(directory: str, pause: Callable[[float], None]) -> Iterator[None]:
-    """Wait till no other job of ours is taking a lock; not for ever, as one may be stopped there.
-    Raises OSError."""
+    """Wait until no other job is taking a lock, but at most ``_TURN_S``. Raises OSError."""
     turn = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         for _ in range(round(_TURN_S / _STEP_S)):
@@ -253,7 +259,7 @@ def _in_turn(directory: str, pause: Callable[[float], None]) -> Iterator[None]:
                 fcntl.flock(turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 pause(_STEP_S)
-            except OSError:  # a file system that locks no folders
+            except OSError:  # the file system cannot lock directories
                 break
             else:
                 break
@@ -290,10 +296,10 @@ def _refused(number: int, exc: OSError) -> ConfigError:
 
 
 def _sockets(number: int, *, either_end: bool = False) -> list[tuple[str, str]]:
-    """List (state, inode) of the sockets of a local port that the kernel shows; a bound, silent one
-    it does not.
+    """Return (state, inode) of the sockets with a local port. A socket that is only bound is not
+    listed.
 
-    ``either_end``: also those that are, or were, connected to such a port.
+    With ``either_end``, also sockets that are or were connected to such a port.
     """
     found = []
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
@@ -312,7 +318,7 @@ def _only_time_wait(number: int) -> bool:
 
 
 def _listener(number: int) -> str | None:
-    """Name the process that listens on a port, as far as /proc shows it; None if nobody listens."""
+    """Return a description of the process that listens on a port; None if there is none."""
     inodes = {inode for state, inode in _sockets(number) if state == _LISTEN}
     if not inodes:
         return None

@@ -1,7 +1,8 @@
-"""To which of the master's addresses this node has a way, found by connecting to all at once.
+"""Find out which of the master's addresses this node can reach, by connecting to all of them at
+once.
 
-That a connection comes about proves nothing: another machine may have the same address (a container
-bridge's, say). The right listener says a word that only it knows.
+A connection alone proves nothing, because another machine may have the same address (as with
+container bridges). The right listener sends a token.
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ from distlaunch.core.probe.network import Address, resolve_host, resolve_in_thre
 from distlaunch.core.protocol import agent_messages as m
 
 SETTLE_S = 1.0
-"""How long the other addresses may still take when one has answered: a route that drops packets
-never does."""
+"""How long to wait for other addresses after one has answered. A route may drop packets silently.
+"""
 _MOST_ADDRESSES = 64
-_UNDER_WAY = (errno.EINPROGRESS, errno.EINTR)
+_IN_PROGRESS = (errno.EINPROGRESS, errno.EINTR)
 
-Found = tuple["Attempt", list[Address], str]
-"""What a name stands for: (family, socket address), or why it is not known."""
+Resolved = tuple["AddressTest", list[Address], str]
+"""A name with its addresses, or with the reason why it could not be resolved."""
 
 
-class Attempt:
-    """One address as it was given, and how far the connections to it are."""
+class AddressTest:
+    """The connections to one of the addresses in ``Reach``."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -41,137 +42,139 @@ class Attempt:
 
     @property
     def is_settled(self) -> bool:
-        """Return whether nothing more will come."""
+        """Return whether the test of this address has ended."""
         return self.route is not None or not (self.open or self.resolving)
 
     def close(self) -> None:
-        """Close what is still open."""
+        """Close open connections."""
         for connection, _ in self.open.values():
             connection.close()
         self.open.clear()
 
 
 class ReachabilityTest:
-    """Carries out one ``Reach`` at a time; ``send`` gets the answer. ``wake`` is called from other
-    threads."""
+    """Carries out one ``Reach`` at a time and sends the answer by ``send``.
+
+    ``wake`` is called from other threads.
+    """
 
     def __init__(self, send: Callable[[m.Reached], None], wake: Callable[[], None]) -> None:
         self._send = send
         self._wake = wake
         self._order: m.Reach | None = None
-        self._attempts: list[Attempt] = []
+        self._tests: list[AddressTest] = []
         self._until = 0.0
-        self._found: deque[Found] = deque()
+        self._resolved: deque[Resolved] = deque()
 
     def begin(self, order: m.Reach) -> None:
-        """Connect to all addresses; an order that was under way is given up."""
+        """Connect to all addresses. A previous test is aborted."""
         self.close()
         self._order = order
         self._until = time.monotonic() + order.bound_s
-        self._attempts = [Attempt(address) for address in order.addresses[:_MOST_ADDRESSES]]
-        for attempt in self._attempts:
+        self._tests = [AddressTest(address) for address in order.addresses[:_MOST_ADDRESSES]]
+        for test in self._tests:
             try:
-                targets = resolve_host(attempt.address, order.port, numeric=True)
+                targets = resolve_host(test.address, order.port, numeric=True)
             except (OSError, UnicodeError):
-                attempt.resolving = True
-                self._resolve(attempt, order.port)
+                test.resolving = True
+                self._resolve(test, order.port)
             else:
-                self._connect(attempt, targets)
+                self._connect(test, targets)
         self.on_ready()
 
-    def _resolve(self, attempt: Attempt, port: int) -> None:
-        """Ask for a name's addresses in a thread: the resolver may take its time."""
+    def _resolve(self, test: AddressTest, port: int) -> None:
+        """Resolve a name in a thread, because that may take long."""
 
         def take(found: list[Address] | OSError | UnicodeError) -> None:
             if isinstance(found, list):
-                self._found.append((attempt, found, ""))
+                self._resolved.append((test, found, ""))
             else:
                 why = found.strerror if isinstance(found, OSError) else None
-                self._found.append(
-                    (attempt, [], f"the name is not known here ({why or 'it is no name'})")
+                self._resolved.append(
+                    (test, [], f"the name cannot be resolved ({why or 'it is no valid name'})")
                 )
             self._wake()
 
         try:
-            resolve_in_thread(attempt.address, port, take)
+            resolve_in_thread(test.address, port, take)
         except RuntimeError:
-            attempt.resolving = False
-            attempt.problem = "the name cannot be looked up: no thread can be started"
+            test.resolving = False
+            test.problem = "the name cannot be looked up: no thread can be started"
 
-    def _connect(self, attempt: Attempt, targets: list[Address]) -> None:
+    def _connect(self, test: AddressTest, targets: list[Address]) -> None:
         for family, target in targets:
             try:
                 connection = socket.socket(family, socket.SOCK_STREAM)
             except OSError as exc:
-                attempt.problem = os.strerror(exc.errno or 0)
+                test.problem = os.strerror(exc.errno or 0)
                 continue
             connection.setblocking(False)  # noqa: FBT003 - the standard library's signature
             number = connection.connect_ex(target)
-            if number in _UNDER_WAY or number == 0:
-                attempt.open[connection.fileno()] = connection, bytearray()
+            if number in _IN_PROGRESS or number == 0:
+                test.open[connection.fileno()] = connection, bytearray()
             else:
                 connection.close()
-                attempt.problem = os.strerror(number)
+                test.problem = os.strerror(number)
 
-    # --- the loop's
+    # --- for the loop
 
     def descriptors(self) -> dict[int, int]:
-        """Return what to poll, with the events: the right listener speaks at once, so that reading is
-        enough."""
-        return {number: select.POLLIN for attempt in self._attempts for number in attempt.open}
+        """Return descriptor -> events to poll. The right listener sends first, so reading is
+        enough.
+        """
+        return {number: select.POLLIN for test in self._tests for number in test.open}
 
     def deadline(self) -> float | None:
-        """Return when the answer is due (monotonic seconds)."""
+        """Return when the answer is due, in monotonic seconds; None without a test."""
         return None if self._order is None else self._until
 
     def on_ready(self) -> None:
-        """Take what has come; answer when all is known, or when it is time."""
+        """Read from the connections. Send the answer when all are settled or the time is over."""
         order = self._order
         if order is None:
-            self._found.clear()
+            self._resolved.clear()
             return
-        while self._found:
-            attempt, targets, problem = self._found.popleft()
-            if attempt in self._attempts:
-                attempt.resolving = False
-                attempt.problem = problem
-                self._connect(attempt, targets)
+        while self._resolved:
+            test, targets, problem = self._resolved.popleft()
+            if test in self._tests:
+                test.resolving = False
+                test.problem = problem
+                self._connect(test, targets)
         expected = order.token.encode() + b"\n"
-        for attempt in self._attempts:
-            for number in list(attempt.open):
-                self._read(attempt, number, expected)
-        if any(attempt.route for attempt in self._attempts):
+        for test in self._tests:
+            for number in list(test.open):
+                self._read(test, number, expected)
+        if any(test.route for test in self._tests):
             self._until = min(self._until, time.monotonic() + SETTLE_S)
-        if time.monotonic() >= self._until or all(attempt.is_settled for attempt in self._attempts):
+        if time.monotonic() >= self._until or all(test.is_settled for test in self._tests):
             self._answer(order)
 
-    def _read(self, attempt: Attempt, number: int, expected: bytes) -> None:
-        connection, said = attempt.open[number]
+    def _read(self, test: AddressTest, number: int, expected: bytes) -> None:
+        connection, received = test.open[number]
         try:
-            data = connection.recv(len(expected) - len(said))
-            said += data
-            problem = "" if data else "whoever listens there is somebody else"
+            data = connection.recv(len(expected) - len(received))
+            received += data
+            problem = "" if data else "another program listens there"
         except BlockingIOError:
             return
         except OSError as exc:
             problem = os.strerror(exc.errno or 0)
-        if bytes(said) == expected:
-            attempt.route = _route(attempt.address, connection)
-            attempt.close()
+        if bytes(received) == expected:
+            test.route = _route(test.address, connection)
+            test.close()
             return
-        if problem or not expected.startswith(bytes(said)):
-            del attempt.open[number]
+        if problem or not expected.startswith(bytes(received)):
+            del test.open[number]
             connection.close()
-            attempt.problem = problem or "whoever listens there is somebody else"
+            test.problem = problem or "another program listens there"
 
     def _answer(self, order: m.Reach) -> None:
-        routes = tuple(attempt.route for attempt in self._attempts if attempt.route)
+        routes = tuple(test.route for test in self._tests if test.route)
         problem = None
         if not routes:
             problem = "; ".join(
-                f"{printable(attempt.address)}: "
-                f"{attempt.problem if attempt.is_settled else 'no answer'}"
-                for attempt in self._attempts
+                f"{printable(test.address)}: {test.problem if test.is_settled else 'no answer'}"
+                for test in self._tests
             )
         self.close()
         self._send(
@@ -183,10 +186,10 @@ class ReachabilityTest:
         )
 
     def close(self) -> None:
-        """Give up what is under way."""
-        for attempt in self._attempts:
-            attempt.close()
-        self._attempts = []
+        """Abort the test."""
+        for test in self._tests:
+            test.close()
+        self._tests = []
         self._order = None
 
 

@@ -1,7 +1,7 @@
-"""Looks around on the node, in a child that is left behind, killed, if something there hangs.
+"""Survey the node in a child process, which is killed or abandoned if something hangs.
 
-A file server, driver or resolver that does not answer must hold up neither the agent's answers to
-pings nor its end.
+A file server, driver or resolver that does not answer must delay neither the agent's answers to
+pings nor its exit.
 """
 
 from __future__ import annotations
@@ -25,69 +25,70 @@ from distlaunch.core.protocol import agent_messages as m
 from distlaunch.core.protocol.codec import Decoder, encode
 
 FILES_S = 15.0
-"""How long a folder or file may take: an automounter needs some seconds."""
+"""How long to wait for a directory or file. An automounter needs some seconds."""
 GPUS_S = 8.0
 _MORE_S = 3.0
-"""What else the child needs, once GPUs and name have had their own bounds."""
+"""Time for the rest of the survey, beside the limits for GPUs and names."""
 _READ_BYTES = 1 << 16
 
 
 class SurveyStep(Record):
-    """A word of the child: what it turns to, and how long that may take."""
+    """Message of the child: what it checks next, and how long that may take."""
 
     what: str
     bound_s: float
     part: Literal["agent", "directory", "python", "script", "devices"] = "agent"
 
 
-class TurnTo(Protocol):
-    """Is called with what a survey does next, how many seconds that may take, and the part of the
-    node that is looked at."""
+class BeginStep(Protocol):
+    """Callback of a survey before each step."""
 
     def __call__(self, what: str, bound_s: float, part: m.SurveyPart = "agent") -> None:
-        """Take note of it."""
+        """Record what is checked next, for how many seconds at most, and which part of the survey
+        it is.
+        """
 
 
-Look = Callable[[m.Survey, TurnTo], m.Surveyed]
+SurveyFunction = Callable[[m.Survey, BeginStep], m.Surveyed]
 
 
 class NodeSurvey:
-    """Carries out one ``Survey`` at a time; ``send`` gets the answer."""
+    """Carries out one ``Survey`` at a time and sends the answer by ``send``."""
 
     def __init__(
         self,
         send: Callable[[m.Surveyed | m.AgentFailed], None],
         keep: Collection[int],
-        look: Look | None = None,
+        survey: SurveyFunction | None = None,
     ) -> None:
-        """``keep``: descriptors that the child needs, too; ``look``: what it does."""
+        """``keep`` lists descriptors that the child needs. ``survey`` is the function that it runs."""
         self._send = send
-        self._look = look or look_around
+        self._survey = survey or survey_node
         self._keep = keep
         self._order: m.Survey | None = None
         self._pid = 0
         self._ended: list[int] = []
         self._pipe = -1
-        self._doing = SurveyStep(what="", bound_s=0.0)
+        self._step = SurveyStep(what="", bound_s=0.0)
         self._until = 0.0
         self._decoder: Decoder[SurveyStep | m.Surveyed | m.AgentFailed] = _decoder()
         self.shares_run_dir = False
-        """As it was found last."""
+        """Result of the last survey."""
 
     def begin(self, order: m.Survey) -> None:
-        """Look around; an order that was under way is given up."""
+        """Start a survey. A previous one is aborted."""
         self.close()
         self._order = order
         self._decoder = _decoder()
-        self._now(SurveyStep(what="a new process", bound_s=_MORE_S))
+        self._set_step(SurveyStep(what="a new process", bound_s=_MORE_S))
         self._pipe, end = os.pipe()
-        # Our handlers must not run in the child: they would write to the loop's pipe.
+        # The child must not run our signal handlers: they would write to the loop's pipe.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         parent = os.getpid()
         try:
             self._pid = fork_helper()
             if self._pid == 0:
-                _run(self._look, order, end, parent, self._keep)
+                _run(self._survey, order, end, parent, self._keep)
         except OSError as exc:
             self._give_up(
                 f"no process can be started: {os.strerror(exc.errno or 0)}", explain_refusal()
@@ -96,44 +97,46 @@ class NodeSurvey:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
             os.close(end)
 
-    def _now(self, doing: SurveyStep) -> None:
-        self._doing = doing
-        self._until = time.monotonic() + doing.bound_s
+    def _set_step(self, step: SurveyStep) -> None:
+        self._step = step
+        self._until = time.monotonic() + step.bound_s
 
-    # --- the loop's
+    # --- for the loop
 
     def descriptors(self) -> dict[int, int]:
-        """Return what to poll, with the events."""
+        """Return descriptor -> events to poll."""
         return {} if self._pipe < 0 else {self._pipe: select.POLLIN}
 
     def deadline(self) -> float | None:
-        """Return when the child must have said something (monotonic seconds)."""
+        """Return when the child's current step times out, in monotonic seconds; None without a
+        survey.
+        """
         return None if self._pipe < 0 else self._until
 
     def on_ready(self) -> None:
-        """Take what the child says; give it up if it should have said something by now."""
+        """Process the child's messages. Kill the child if its current step has timed out."""
         self.reap()
         while self._pipe >= 0 and select.select([self._pipe], [], [], 0)[0]:
             data = os.read(self._pipe, _READ_BYTES)
             if not data:
-                self._give_up("looking around on the node has failed: its process ended", None)
+                self._give_up("the survey of the node failed: its process ended", None)
                 return
             try:
                 for message in self._decoder.feed(data):
-                    self._hear(message)
+                    self._on_message(message)
             except ProtocolError as exc:
-                self._give_up(f"looking around on the node has failed: {exc.message}", None)
+                self._give_up(f"the survey of the node failed: {exc.message}", None)
         if self._pipe >= 0 and time.monotonic() >= self._until:
             hint = "a file server or a driver there does not answer"
             self._give_up(
-                f"{self._doing.what} does not answer within {self._doing.bound_s:.0f} s",
+                f"{self._step.what} does not answer within {self._step.bound_s:.0f} s",
                 hint,
-                self._doing.part,
+                self._step.part,
             )
 
-    def _hear(self, message: SurveyStep | m.Surveyed | m.AgentFailed) -> None:
+    def _on_message(self, message: SurveyStep | m.Surveyed | m.AgentFailed) -> None:
         if isinstance(message, SurveyStep):
-            self._now(message)
+            self._set_step(message)
             return
         if isinstance(message, m.Surveyed):
             self.shares_run_dir = message.shares_run_dir
@@ -148,10 +151,10 @@ class NodeSurvey:
             cpus = CpuInventory(
                 allowed=tuple(sorted(os.sched_getaffinity(0))), online=os.cpu_count() or 1
             )
-            self._send(answer_to(order, cpus, problem=problem, part=part, hint=hint))
+            self._send(make_answer(order, cpus, problem=problem, part=part, hint=hint))
 
     def close(self) -> None:
-        """Kill the child, if there is one, with all that it has started."""
+        """Kill the child and its process group, if there is one."""
         if self._pid:
             with suppress(OSError):
                 os.kill(self._pid, signal.SIGKILL)
@@ -165,8 +168,9 @@ class NodeSurvey:
         self.reap()
 
     def reap(self) -> None:
-        """Reap children that have ended by now: in a wedged driver or file system, that may take
-        for ever."""
+        """Reap the children that have ended. One that is stuck in a driver or file system may never
+        end.
+        """
         for pid in list(self._ended):
             with suppress(ChildProcessError):
                 if os.waitpid(pid, os.WNOHANG)[0] == 0:
@@ -178,7 +182,7 @@ def _decoder() -> Decoder[SurveyStep | m.Surveyed | m.AgentFailed]:
     return Decoder((SurveyStep, m.Surveyed, m.AgentFailed), m.REMOTE_PARTS)
 
 
-def answer_to(
+def make_answer(
     order: m.Survey,
     cpus: CpuInventory,
     *,
@@ -193,7 +197,7 @@ def answer_to(
     shares_run_dir: bool = False,
     environ: dict[str, str] | None = None,
 ) -> m.Surveyed:
-    """Make the answer to a survey of what was found, the rest being as of a node with nothing."""
+    """Return the answer to a survey. What is not given is as on a node that has nothing."""
     from distlaunch.core.probe import machine
 
     return m.Surveyed(
@@ -218,7 +222,9 @@ def answer_to(
 # --- the child
 
 
-def _run(look: Look, order: m.Survey, end: int, parent: int, keep: Collection[int]) -> NoReturn:
+def _run(
+    survey: SurveyFunction, order: m.Survey, end: int, parent: int, keep: Collection[int]
+) -> NoReturn:
     try:
         die_with_parent(signal.SIGKILL)
         if os.getppid() != parent:
@@ -228,32 +234,32 @@ def _run(look: Look, order: m.Survey, end: int, parent: int, keep: Collection[in
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        close_all_but({0, 1, 2, end, *keep})  # others wait for the end of channel and spawner
+        # other processes wait for the end of these connections
+        close_all_but({0, 1, 2, end, *keep})
 
-        def tell(message: Record) -> None:
+        def send(message: Record) -> None:
             data = encode(message)
             while data:
                 data = data[os.write(end, data) :]
 
-        def turn_to(what: str, bound_s: float, part: m.SurveyPart = "agent") -> None:
-            tell(SurveyStep(what=what, bound_s=bound_s, part=part))
+        def begin_step(what: str, bound_s: float, part: m.SurveyPart = "agent") -> None:
+            send(SurveyStep(what=what, bound_s=bound_s, part=part))
 
         try:
-            tell(look(order, turn_to))
-        except Exception:  # noqa: BLE001 - whatever it is, the coordinator has to know
+            send(survey(order, begin_step))
+        except Exception:  # noqa: BLE001 - the coordinator must learn of any error
             import traceback
 
-            tell(
-                m.AgentFailed(
-                    text=f"looking around on the node has failed\n{traceback.format_exc()}"
-                )
-            )
+            send(m.AgentFailed(text=f"the survey of the node failed\n{traceback.format_exc()}"))
     finally:
         os._exit(0)
 
 
-def look_around(order: m.Survey, turn_to: TurnTo) -> m.Surveyed:
-    """Return what can be found out about this node."""
+def survey_node(order: m.Survey, begin_step: BeginStep) -> m.Surveyed:
+    """Return the survey of this node.
+
+    ``begin_step`` is called before each step with what is checked and how many seconds it may take.
+    """
     from distlaunch.core.agent.workers.temporary_directory import has_run_dir
     from distlaunch.core.probe import machine
     from distlaunch.core.probe.cpus import probe_cpus
@@ -262,7 +268,7 @@ def look_around(order: m.Survey, turn_to: TurnTo) -> m.Surveyed:
 
     path = os.environ.get("PATH")
     part: m.SurveyPart = "directory"
-    turn_to(f"the directory {order.workdir}", FILES_S, part)
+    begin_step(f"the directory {order.workdir}", FILES_S, part)
     problem = machine.directory_problem(order.workdir)
     hint = (
         None
@@ -272,30 +278,30 @@ def look_around(order: m.Survey, turn_to: TurnTo) -> m.Surveyed:
     python = script_sha256 = None
     if problem is None and order.pythons:
         part = "python"
-        turn_to(f"the workers' Python ({', '.join(order.pythons)})", FILES_S, part)
+        begin_step(f"the workers' Python ({', '.join(order.pythons)})", FILES_S, part)
         python = machine.find_program(order.pythons, order.workdir, path)
         if (
             python is None and not order.program
-        ):  # behind a program (bash, with --setup) it may yet appear
+        ):  # a program such as bash, with --setup, may provide it later
             problem = f"there is no Python for the workers: no {' and no '.join(order.pythons)}"
             hint = "--python names the workers' interpreter on the nodes"
     if problem is None and order.program:
         part = "script"
-        turn_to(f"the program {order.program}", FILES_S, part)
+        begin_step(f"the program {order.program}", FILES_S, part)
         if machine.find_program((order.program,), order.workdir, path) is None:
             problem = f"there is no program {order.program}"
     if problem is None and order.script:
         script = os.path.join(order.workdir, order.script)
         part = "script"
-        turn_to(f"the script {script}", FILES_S, part)
+        begin_step(f"the script {script}", FILES_S, part)
         script_sha256, problem = machine.script_digest(
-            script, lambda: turn_to(f"the script {script}", FILES_S, "script")
+            script, lambda: begin_step(f"the script {script}", FILES_S, "script")
         )
-    turn_to(f"the directory {order.run_dir}", FILES_S, "directory")
+    begin_step(f"the directory {order.run_dir}", FILES_S, "directory")
     shares_run_dir = has_run_dir(order.run_dir)
-    turn_to("a driver of the GPUs", GPUS_S + machine.NAME_S + _MORE_S, "devices")
+    begin_step("a driver of the GPUs", GPUS_S + machine.NAME_S + _MORE_S, "devices")
     gpus = probe_gpus(environ=os.environ, deadline_s=GPUS_S) if order.gpus else GpuInventory()
-    return answer_to(
+    return make_answer(
         order,
         probe_cpus(topology=order.topology),
         interfaces=[

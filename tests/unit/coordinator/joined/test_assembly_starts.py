@@ -143,8 +143,8 @@ def test_only_those_that_take_part_are_heard_and_times_are_in_our_clock(meeting)
 @pytest.mark.parametrize(
     ("message", "why"),
     [
-        (m.Started(attempt=0, pids={2: 5}), "it tells of rank 2, which it does not run"),
-        (exited(1.0, rank=2), "it tells of rank 2, which it does not run"),
+        (m.Started(attempt=0, pids={2: 5}), "it reports rank 2, which it does not run"),
+        (exited(1.0, rank=2), "it reports rank 2, which it does not run"),
         (exited(1.0, returncode=300), "no process ends with 300"),
     ],
 )
@@ -214,7 +214,7 @@ def test_why_a_launcher_that_has_called_was_dropped_is_told_to_whoever_waits_for
         "call",
         True,
     )
-    assert failure.text.startswith("it sends what no agent of ours does: it tells of ")
+    assert failure.text.startswith("it sends what no agent of ours does: it reports ")
     meet.assembly.connect(1, 0.0)
     meet.calls(1, "n1")
     meet.pump(lambda: meet.of(a.Joined))

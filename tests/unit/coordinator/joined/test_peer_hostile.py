@@ -179,7 +179,7 @@ def test_a_frame_of_many_megabytes_is_refused_by_its_beginning(peering):
     )
     assert peer.run() == 69
     assert (
-        "does not speak as it should: Ping of 33554432+0 bytes exceeds the allowed size now"
+        "does not speak as it should: Ping of 33554432+0 bytes exceeds the allowed size, now"
         in peer.told.text
     )
 

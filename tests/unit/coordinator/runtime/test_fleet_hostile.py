@@ -105,7 +105,7 @@ def test_nothing_is_taken_of_a_node_after_it_has_said_that_it_ends(nodes):
     fleet.join(0)
     fleet.give(0, 0)
     late = (m.Output(rank=0, stream=1, data=b"late"), exited(1.0))
-    fleet.say("n0", m.AgentEnding(why="the agent was told to end by signal 15"), *late)
+    fleet.say("n0", m.AgentEnding(why="the agent was ended by signal 15"), *late)
     fleet.pump(lambda: fleet.of(a.Lost))
     assert [type(event) for event in fleet.events] == [a.Joined, a.Lost]
     assert fleet.kept.said == []

@@ -77,7 +77,7 @@ def test_folders_that_cannot_be_made_now_do_not_hold_up_the_start(
     monkeypatch.setattr(os, "makedirs", stands_still)
     said: list[object] = []
     resources = RemoteNodeResources(
-        send=said.append, stdin_pipe=StdinPipe(said.append), nudge=lambda: None, keep=()
+        send=said.append, stdin_pipe=StdinPipe(said.append), wake=lambda: None, keep=()
     )
     resources.survey.shares_run_dir = True
     assert resources.adapt_start(start(str(tmp_path))).attempt == 0

@@ -5,7 +5,7 @@ import select
 import signal
 import time
 
-from distlaunch.core.agent.node.survey import NodeSurvey, look_around
+from distlaunch.core.agent.node.survey import NodeSurvey, survey_node
 from distlaunch.core.protocol import agent_messages as m
 
 ORDER = m.Survey(
@@ -64,7 +64,7 @@ def test_each_step_has_its_time():
         for _ in range(4):
             turn_to("a step", 5.0)
             time.sleep(0.05)
-        return look_around(order, turn_to)
+        return survey_node(order, turn_to)
 
     assert survey(slow).problem is None
 
@@ -80,7 +80,7 @@ def test_a_child_that_dies_is_a_problem():
     def dies(order, turn_to):
         os.kill(os.getpid(), signal.SIGKILL)
 
-    assert survey(dies).problem == "looking around on the node has failed: its process ended"
+    assert survey(dies).problem == "the survey of the node failed: its process ended"
 
 
 def test_a_new_order_replaces_one_that_is_under_way():
@@ -88,7 +88,7 @@ def test_a_new_order_replaces_one_that_is_under_way():
     survey = NodeSurvey(
         heard.append,
         (),
-        lambda order, turn_to: signal.pause() if order.serial == 1 else look_around(order, turn_to),
+        lambda order, turn_to: signal.pause() if order.serial == 1 else survey_node(order, turn_to),
     )
     survey.begin(ORDER)
     survey.begin(

@@ -15,7 +15,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distlaunch.core.agent.node.horovod_store import HOLD_S, Room, Scopes, Store, _Client, is_here
+from distlaunch.core.agent.node.horovod_store import (
+    HOLD_S,
+    MemoryBudget,
+    Scopes,
+    Store,
+    _Client,
+    is_loopback,
+)
 from tests.examples import examples
 
 BOUND_S = 60.0
@@ -23,7 +30,7 @@ BOUND_S = 60.0
 
 @pytest.fixture
 def port(request):
-    """Give the port of a store; its parameter is for how long that holds a question for what is not
+    """Give the port of a store; its parameter is for how long that holds a request for what is not
     there."""
     listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
     listener.setblocking(False)
@@ -239,26 +246,26 @@ def test_there_is_only_so_much_room():
 
 
 def test_names_of_scopes_and_keys_and_turns_take_room_too():
-    room = Room(1 << 20)
-    scopes = Scopes(room)
+    budget = MemoryBudget(1 << 20)
+    scopes = Scopes(budget)
     assert sum(scopes.put("s", f"{number:07000}", b"") for number in range(1000)) < 150
-    room = Room(1 << 20)
-    scopes = Scopes(room)
+    budget = MemoryBudget(1 << 20)
+    scopes = Scopes(budget)
     for number in range(10_000):
         scopes.put(str(number), "0", b"")
         scopes.finish(str(number), "0")
-    assert room.left < 2048
+    assert budget.left < 2048
     assert scopes.put("0", "0", b"")  # a rank that begins anew needs no more than before
 
 
 def test_a_value_that_is_being_sent_has_its_room_until_it_has_been():
-    room = Room(10_000)
-    scopes = Scopes(room)
+    budget = MemoryBudget(10_000)
+    scopes = Scopes(budget)
     scopes.put("s", "0", bytes(5000))
     old = scopes.get("s", "0")
-    old.use()
+    old.add_user()
     assert not scopes.put("s", "0", bytes(5000))
-    old.let_go()
+    old.remove_user()
     assert scopes.put("s", "0", bytes(5000))
 
 
@@ -305,7 +312,7 @@ def until_served(port):
 
 def test_senders_that_stop_halfway_take_no_more_than_there_is_room_for(make_store):
     store, port = make_store()
-    store._room.left = 1 << 20
+    store._budget.left = 1 << 20
     store.start()
     halves = [connect(port) for _ in range(40)]
     for each in halves:
@@ -325,10 +332,10 @@ def test_a_body_in_single_bytes_costs_no_more_by_its_length(make_store):
     store, _ = make_store()
     client = _Client(socket.socket(), 0.0)
     client.received += b"PUT /s/0 HTTP/1.1\r\nContent-Length: 1000000\r\n\r\n" + bytes(900_000)
-    store._take(client)
+    store._on_data(client)
     head_once, client.received = client.received, Counting(client.received)
     for _ in range(100):
-        store._take(client)
+        store._on_data(client)
     assert client.received.searched == 0
     assert len(head_once) == 900_000
     client.socket.close()
@@ -398,11 +405,12 @@ class Short:
 
 
 def test_a_store_for_this_machine_alone_turns_others_away(make_store, monkeypatch):
-    store, port = make_store(only_here=True)
+    store, port = make_store(loopback_only=True)
     store.start()
     assert ask(port, "PUT", "/s/0", b"x") == (200, b"")
     monkeypatch.setattr(
-        "distlaunch.core.agent.node.horovod_store.is_here", lambda address: address != "127.0.0.1"
+        "distlaunch.core.agent.node.horovod_store.is_loopback",
+        lambda address: address != "127.0.0.1",
     )
     with connect(port) as connection:
         assert connection.recv(1) == b""
@@ -419,4 +427,4 @@ def test_a_store_for_this_machine_alone_turns_others_away(make_store, monkeypatc
     ],
 )
 def test_the_loopback_is_known_in_both_families(address, here):
-    assert is_here(address) == here
+    assert is_loopback(address) == here
