@@ -205,7 +205,6 @@ class Agent:
         self._report_started()
 
     def _report_started(self) -> None:
-        """Report all workers that have started in one message."""
         if self._started:
             started = m.Started(attempt=self._table.attempt, pids=self._started)
             self._pids += self._started.values()

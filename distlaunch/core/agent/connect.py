@@ -177,7 +177,6 @@ class _Connector:
             self._raise_if_refused()
 
     def close(self) -> None:
-        """Close all connections."""
         for endpoint in self._endpoints.values():
             endpoint.close()
 

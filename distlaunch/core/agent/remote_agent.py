@@ -142,7 +142,6 @@ class RemoteAgent:
         return code
 
     def _serve(self) -> None:
-        """Run one iteration of the loop."""
         self._wait()
         self._receive()
         self._process_events()
@@ -337,7 +336,6 @@ class RemoteAgent:
         return self._attempt is not None and not self._agent.is_broken
 
     def _finish(self) -> None:
-        """Release and remove everything."""
         self._resources.close()
         self._agent.close()
         self._resources.remove()

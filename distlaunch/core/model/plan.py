@@ -129,7 +129,7 @@ class LaunchPlan(Record, hide=("base_env", "given_env")):
 
     @property
     def world_size(self) -> int | None:
-        """Number of workers on all nodes; None while a node has not said how many it runs."""
+        """Number of workers on all nodes; None while a node has not reported how many it runs."""
         return total_slots(self.nodes)
 
     @property
@@ -276,8 +276,8 @@ def _of_node(node_rank: int, node: Node, settled: Container[str]) -> dict[str, o
         about["gpus"] = [
             _of_gpu(each, gpu) for each, gpu in zip(node.devices or (), node.gpus, strict=False)
         ]
-    told = {name: value for name, value in node.env.items() if name in settled}
-    extras: dict[str, object] = {"env": told}
+    own = {name: value for name, value in node.env.items() if name in settled}
+    extras: dict[str, object] = {"env": own}
     extras |= {
         "label": None if node.known else node.host,
         "user": node.user,

@@ -62,7 +62,7 @@ class Topology(Record):
 
     @property
     def world_size(self) -> int | None:
-        """Number of workers on all nodes; None while a node has not said how many it runs."""
+        """Number of workers on all nodes; None while a node has not reported how many it runs."""
         return total_slots(self.nodes)
 
 
@@ -102,7 +102,7 @@ class Node(Record, hide=("env",)):
 
 
 def total_slots(nodes: tuple[Node, ...]) -> int | None:
-    """Return the number of workers of all nodes; None if a node has not said how many it runs."""
+    """Return the number of workers of all nodes; None if a node has not reported how many it runs."""
     total = 0
     for node in nodes:
         if node.slots is None:

@@ -29,11 +29,12 @@ def ancestors() -> Iterator[Ancestor]:
             with open(f"/proc/{pid}/stat", "rb") as file:
                 head, _, rest = file.read(_MOST_BYTES).rpartition(b")")
             with open(f"/proc/{pid}/cmdline", "rb") as file:
-                words = file.read(_MOST_BYTES).rstrip(b"\0").split(b"\0")
+                arguments = file.read(_MOST_BYTES).rstrip(b"\0").split(b"\0")
         except OSError:
             return
         name = head.partition(b"(")[2].decode(errors="surrogateescape")
         yield Ancestor(
-            name=name, argv=tuple(word.decode(errors="surrogateescape") for word in words)
+            name=name,
+            argv=tuple(argument.decode(errors="surrogateescape") for argument in arguments),
         )
         pid = int(rest.split()[1])

@@ -161,7 +161,7 @@ def _attributes(message: bytes, at: int) -> dict[int, bytes]:
 
 
 def _address(message: bytes) -> str | None:
-    """Return the address of a message; on a point-to-point link the local end, not the remote one."""
+    """Return the address of a message; for a point-to-point interface the local end."""
     if len(message) < _ADDRESS.size:
         return None
     family: int = _ADDRESS.unpack_from(message)[0]

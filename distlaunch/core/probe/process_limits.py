@@ -59,7 +59,6 @@ def explain_refusal(root: str = "/") -> str:
 
 
 def _threads_of_user() -> int:
-    """Return the number of threads of all visible processes of this user."""
     count = 0
     for pid in filter(str.isdecimal, os.listdir("/proc")):
         with suppress(OSError):
@@ -69,12 +68,11 @@ def _threads_of_user() -> int:
 
 
 def _own_memory() -> int:
-    """Return the size of this process's address space in bytes."""
+    """Return the size of the address space in bytes."""
     return _field(read_text("/proc/self/status"), "VmSize") << 10
 
 
 def _field(status: str | None, name: str) -> int:
-    """Return a number from ``/proc/PID/status``."""
     for line in (status or "").splitlines():
         if line.startswith(f"{name}:"):
             return int(line.split()[1])

@@ -18,8 +18,8 @@ from distlaunch.core.model.worker_exit import WorkerExit
 from distlaunch.core.protocol.spawner_messages import LeftoverProcess, Leftovers
 
 LATE_S = 2.0
-"""If this process was suspended itself, others have this long to be heard from before they are
-lost.
+"""After this process was suspended itself, how long others have to send something before they count
+as lost.
 """
 GREETING = b"\ndistlaunch-agent "
 """Precedes an agent's first frame, followed by the launcher's random token and a newline.

@@ -68,7 +68,7 @@ _RELEASE_HINT = "install the same release of distlaunch on all nodes"
 class JobIdentity(Record, hide=("token",)):
     """Values that caller and listener must share.
 
-    ``job_key`` may have any length: on the wire a long one is abbreviated.
+    ``job_key`` may have any length: a long one is sent abbreviated.
     """
 
     release: str

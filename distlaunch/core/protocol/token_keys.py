@@ -179,10 +179,10 @@ def make_proof(key: bytes | None, side: str, nonce: str, other: str) -> str:
     return hmac.new(key, f"{side} {nonce} {other}".encode(), "sha256").hexdigest()
 
 
-def is_same_proof(told: str, expected: str) -> bool:
+def is_same_proof(given: str, expected: str) -> bool:
     """Compare two proofs in constant time."""
     if not expected:
-        return not told
+        return not given
     import hmac
 
-    return hmac.compare_digest(told.encode("utf-8", "surrogatepass"), expected.encode())
+    return hmac.compare_digest(given.encode("utf-8", "surrogatepass"), expected.encode())

@@ -1,15 +1,14 @@
-"""The server that imports modules once and forks workers, inside a worker's interpreter.
+"""The warm server: imports modules once and forks workers, inside a worker's interpreter.
 
-It runs while that interpreter starts, in the import of ``sitecustomize``, and a forked worker
-simply returns from there: script, module or zip file, ``sys.argv``, ``__main__``, exit codes and
-finalisation are the interpreter's own. What this module must see to is that nothing else differs
-from a worker that was executed: environment, streams, random numbers, descriptors, modules. Only
-the secret of string hashes cannot be renewed: ranks share the server's.
+It runs while the interpreter imports ``sitecustomize``. A forked worker returns from that import,
+and the interpreter goes on with the script: module or zip file, ``sys.argv``, ``__main__``, exit
+codes and finalisation are the interpreter's own. Everything else must be as in a worker that was
+executed: environment, streams, random numbers, descriptors, modules. The one exception is the
+secret of string hashes, which all ranks share.
 
-Until the modules are imported, nothing is loaded that a script would not find loaded anyway. What
-they change in the process by being imported (variables, signal handlers, open files) stays changed
-in the workers: for these the import is still to come, and is to have had its effects after it.
-Never imported elsewhere: it is the workers' side.
+Before the modules are imported, nothing is loaded that a script would not find loaded anyway. What
+the modules change in the process (variables, signal handlers, open files) stays changed in the
+workers, as if they had imported the modules themselves. This file is not imported anywhere else.
 """
 
 import os
@@ -24,19 +23,18 @@ if TYPE_CHECKING:
 
 _NAME = "dl-warm"
 _MOST_AT_ONCE = 8
-"""Workers that one intermediate process forks: none of them runs before it has ended."""
+"""Workers that one intermediate process forks. They run only after that process has ended."""
 _DESCRIPTORS_PER_ORDER = 8
 _MESSAGE_BYTES = 1 << 18
 _REASON_CHARS = 2000
 _NOT_INITIALISED = 3
 _STUB = 34
-"""What CUDA's driver library answers before it was started, and where it is but a stub."""
+"""CUDA's driver library returns one of these if it was not initialised, or is only a stub."""
 _ENV_START = 47  # in /proc/self/stat, counted after the name: fields 50 and 51
 
 
 def serve(control: int) -> None:
-    """Import what is wanted, then fork a worker for each order that comes; return in the
-    workers."""
+    """Import the modules, then fork a worker for each order. Returns only in the workers."""
     names = os.environ.pop("DISTLAUNCH_WARM_MODULES").split(",")
     reserved = [int(number) for number in os.environ.pop("DISTLAUNCH_WARM_RESERVED").split(",")]
     os.environ.pop("DISTLAUNCH_WARM_ROOM", None)
@@ -59,14 +57,17 @@ def serve(control: int) -> None:
 
 
 def _fail(control: int, reason: str, module: str = "") -> None:
-    """End this process; if one module is the cause, another process may import the others."""
+    """Report the failure and exit. If one module is the cause, another server can import the
+    others.
+    """
     tell(control, (f"spoiled {module} " if module else "failed ") + reason[:_REASON_CHARS])
     os._exit(1)
 
 
 def _move_environment() -> None:
-    """Have the C library's variables lie in memory of its own: where they were, a worker's are to
-    be (see ``ps e``)."""
+    """Copy all variables to new memory, so that a worker's can be written where they were (``ps
+    e``).
+    """
     for name, value in os.environ.items():
         os.putenv(name, value)
 
@@ -75,7 +76,7 @@ def _move_environment() -> None:
 
 
 def _first_path() -> str | None:
-    """Give what the interpreter will put first on ``sys.path`` for the script."""
+    """Return what the interpreter will put first on ``sys.path`` for the script."""
     if getattr(sys.flags, "safe_path", False) or sys.flags.isolated:
         return None
     script = sys.argv[0]
@@ -93,9 +94,9 @@ def _first_path() -> str | None:
 
 
 def _import(control: int, names: list[str]) -> "dict[str, str]":
-    """Import the modules as the script would; ends this process if one cannot be.
+    """Import the modules as the script would. Exits if one cannot be imported.
 
-    Gives for each thread that there was after one of them the module that came first.
+    Returns thread id -> the module after whose import the thread was first seen.
     """
     first = _first_path()
     path = sys.path
@@ -107,9 +108,7 @@ def _import(control: int, names: list[str]) -> "dict[str, str]":
     if not had_gc:
         del sys.modules["gc"]
     threshold = gc.get_threshold()
-    gc.set_threshold(
-        0
-    )  # collecting while so much is made finds little and takes a tenth of the time
+    gc.set_threshold(0)  # collections during imports find little and take a tenth of the time
     threads: dict[str, str] = {}
     for name in names:
         tell(control, "importing " + name)
@@ -119,7 +118,7 @@ def _import(control: int, names: list[str]) -> "dict[str, str]":
             _fail(control, f"importing {name} failed: {_said(exc)}", name)
         for thread in os.listdir("/proc/self/task"):
             threads.setdefault(thread, name)
-        # ctypes is not loaded for this: whatever starts CUDA from Python has loaded it.
+        # If ctypes is not loaded, nothing can have started CUDA from Python.
         if "ctypes" in sys.modules and _device_has_started(sys.modules["ctypes"]):
             _fail(
                 control,
@@ -159,8 +158,7 @@ def _device_has_started(ctypes: "Any") -> bool:
 
 
 class Server:
-    """What is needed after the imports; what that adds to the interpreter is taken away again in a
-    worker."""
+    """Forks workers after the imports. A worker removes the modules that this class has loaded."""
 
     def __init__(
         self, control: int, comm: str, environ: "os._Environ[str]", reserved: list[int]
@@ -179,8 +177,8 @@ class Server:
         self.ctypes, self.fcntl, self.gc, self.termios = ctypes, fcntl, gc, termios
         self.signal, self.socket, self.warnings = _signal, _socket, warnings
         self.control = control
-        self.environ = environ  # what os.environ was before the imports
-        # numbers that are open, so that no module has files at those of workers' descriptors
+        self.environ = environ  # os.environ before the imports
+        # numbers kept open, so that no module's file gets the number of a worker's descriptor
         self.reserved = reserved
         self.orders = _socket.socket(fileno=control)
         self.orders.settimeout(None)  # a module may have set a default
@@ -192,21 +190,22 @@ class Server:
         self.env_start, self.env_end = int(fields[_ENV_START]), int(fields[_ENV_START + 1])
 
     def problem(self, names: list[str], threads_by: "dict[str, str]") -> "tuple[str, str] | None":
-        """Tell why no worker can be forked from this process, if so, and by which module, if that
-        is known."""
+        """Return why this process cannot fork workers, and the module to blame (empty if not
+        known).
+        """
         with self.warnings.catch_warnings():
             self.warnings.simplefilter(
                 "ignore"
-            )  # Python's own about threads: we come to the same conclusion below
+            )  # Python's warning about threads; they are looked for below
             pid = (
                 os.fork()
-            )  # some libraries end their threads before a fork, and start them again at need
+            )  # some libraries stop their threads before a fork and restart them on demand
         if pid == 0:
             os._exit(0)
         self._wait(pid)
         threads = [thread for thread in os.listdir("/proc/self/task") if thread != str(os.getpid())]
         if threads:
-            # What another module has left is found by the process that takes this one's place.
+            # Threads of further modules are found by the next server.
             first = next(
                 name
                 for name in names
@@ -228,25 +227,25 @@ class Server:
         return None
 
     def settle_down(self) -> None:
-        """Be ready to be copied: nothing unwritten in any buffer, and memory that the copies will
-        share."""
+        """Prepare for being forked: flush all buffers, and freeze memory so that it stays shared."""
         for stream in {
             id(each): each for each in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)
         }.values():
             try:
                 stream.flush()  # type: ignore[union-attr]
-            except Exception:  # noqa: BLE001 - None, closed, detached, or something of a module without flush
+            except Exception:  # noqa: BLE001 - None, closed, detached, or an object of a module without flush
                 pass
         self.libc.fflush(None)
-        # Workers stay frozen: a collection that went through the modules would copy all of their
+        # Workers stay frozen: a collection over the modules' objects would copy all of their
         # memory.
         self.gc.freeze()
         free = os.sysconf("SC_OPEN_MAX") - len(os.listdir("/proc/self/fd"))
         self.most = max(1, min(_MOST_AT_ONCE, free // _DESCRIPTORS_PER_ORDER - 1))
 
     def serve(self) -> "Worker | None":
-        """Wait for orders and have them carried out; give the worker in its process, None in the
-        server."""
+        """Wait for orders and carry them out. Returns the worker in its process, None in the
+        server.
+        """
         orders = self._receive()
         read, write = os.pipe()
         before = self.signal.pthread_sigmask(self.signal.SIG_BLOCK, self.signal.valid_signals())
@@ -282,7 +281,9 @@ class Server:
 
     @staticmethod
     def _fork_each(orders: "list[Worker]", write: int) -> "Worker":
-        """Fork the workers, then end, so that they fall to the spawner; return in them only."""
+        """Fork the workers, then exit, so that the spawner becomes their parent. Returns only in
+        the workers.
+        """
         for order in orders:
             try:
                 pid = os.fork()
@@ -313,7 +314,7 @@ class Server:
             if order.is_whole:
                 orders.append(order)
                 flags |= self.socket.MSG_DONTWAIT
-            else:  # no descriptor was left for them
+            else:  # the limit of open files was reached
                 for descriptor in descriptors:
                     os.close(descriptor)
                 tell(self.control, f"forked {order.serial}:-1")
@@ -324,11 +325,11 @@ class Server:
         try:
             os.waitpid(pid, 0)
         except ChildProcessError:
-            pass  # a module has SIGCHLD ignored: it has ended and left no trace
+            pass  # a module ignores SIGCHLD, so the child is gone
 
 
 def _names_of(threads: list[str]) -> set[str]:
-    """Give the names of threads, as far as they say more than that they are of this process."""
+    """Return the names of threads, except names that only repeat the process's."""
     found = set()
     for thread in threads:
         try:

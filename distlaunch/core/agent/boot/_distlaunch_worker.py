@@ -1,6 +1,6 @@
-"""What makes a process that the warm server has forked equal to a worker that was executed.
+"""Make a process forked by the warm server equal to a worker that was executed.
 
-See ``_distlaunch_warm.py``; this module, too, loads nothing that a script would not find loaded.
+See ``_distlaunch_warm.py``. This module, too, loads nothing that a script would not find loaded.
 """
 
 import os
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _SET_PDEATHSIG = 1
 _KILL = 9
 _CHOSEN_SEEDS = 1 << 32
-"""Torch seeds itself with 64 random bits: a seed below was somebody's choice."""
+"""Torch seeds itself with 64 random bits, so a smaller seed was chosen by somebody."""
 _NO_WORKER = 127
 _REASON_CHARS = 200
 _OPENMP = ("/libgomp", "/libiomp", "/libomp")
@@ -32,7 +32,7 @@ def tell(control: int, line: str) -> None:
 
 
 def rename(name: str) -> str:
-    """Set what ``ps`` shows as the command; give what it showed."""
+    """Set the command name that ``ps`` shows. Returns the previous one."""
     try:
         descriptor = os.open("/proc/self/comm", os.O_RDWR | os.O_CLOEXEC)
     except OSError:
@@ -44,7 +44,7 @@ def rename(name: str) -> str:
 
 
 class Worker:
-    """An order, and in the process that was forked for it the hands that carry it out."""
+    """An order, and, in the process forked for it, the steps that carry it out."""
 
     def __init__(
         self,
@@ -72,15 +72,14 @@ class Worker:
 
     @property
     def is_whole(self) -> bool:
-        """Tell whether all descriptors have come: the pipe to wait on and the worker's own."""
+        """Return whether all descriptors have arrived: the pipe to wait on and the worker's own."""
         return len(self.all) == 1 + len(self.numbers)
 
     def become(self) -> None:
-        """Leave nothing of the server behind; wait for the spawner's word; return to the
-        interpreter.
+        """Remove what belongs to the server, wait for the spawner, and return to the interpreter.
 
-        What fails here ends this process, which has run nothing yet: the worker is then started the
-        cold way.
+        On failure this process exits. It has run nothing yet, so the worker is started without
+        preloading.
         """
         server = self.server
         step = "setup"
@@ -107,19 +106,19 @@ class Worker:
             os.chdir(self.cwd)
             step = ""
             tell(server.control, f"up {self.serial}")
-            word = os.read(go, 1)
-        except BaseException as exc:  # noqa: BLE001 - a module's signal handler may raise anything
-            # That there is no such CPU or folder is no fault of this way: the cold start will find
-            # the same.
+            reply = os.read(go, 1)
+        except BaseException as exc:  # noqa: BLE001 - a signal handler of a module may raise anything
+            # A missing CPU or directory is not caused by preloading: the start without it will fail
+            # as well.
             why = "" if step == "place" else f" {type(exc).__name__}: {exc}"[:_REASON_CHARS]
             try:
                 tell(server.control, f"broken {self.serial}{why}")
             finally:
                 os._exit(_NO_WORKER)
-        if word != b"!":  # the order was called off, or the spawner is gone
+        if reply != b"!":  # the order was cancelled, or the spawner is gone
             os._exit(_NO_WORKER)
         server.libc.prctl(_SET_PDEATHSIG, _KILL, 0, 0, 0)
-        if os.getppid() != self.spawner:  # it was killed before the line above could take effect
+        if os.getppid() != self.spawner:  # it was killed before prctl took effect
             os._exit(_NO_WORKER)
         os.close(go)
         server.orders.close()
@@ -140,22 +139,23 @@ class Worker:
                 os.close(number)
 
     def _outside(self, descriptor: int) -> int:
-        """Move a descriptor off the numbers that are to be given; where it was, another will be."""
+        """Return the descriptor, moved if necessary to a number that no descriptor of the worker
+        gets.
+        """
         while descriptor in self.numbers:
             descriptor = os.dup(descriptor)
         return descriptor
 
     def _take_environment(self) -> None:
-        """Make the variables what exec would have made them, for Python, for C and for
-        ``/proc``."""
+        """Set the variables as exec would have, for Python, for C, and for ``/proc``."""
         environ: Any = self.server.environ
-        data = environ._data  # noqa: SLF001 - as often as there are variables, putenv would take too long
+        data = environ._data  # noqa: SLF001 - one putenv for each variable would take too long
         for name, value in self.changes.items():
             if value is None:
                 data.pop(os.fsencode(name), None)
             else:
                 data[os.fsencode(name)] = os.fsencode(value)
-        if os.environ is not environ:  # a module has put another mapping there
+        if os.environ is not environ:  # a module has replaced it
             for name, value in self.changes.items():
                 if value is None:
                     os.environ.pop(name, None)
@@ -165,7 +165,7 @@ class Worker:
         libc.malloc.restype = ctypes.c_void_p
         strings = [b"%b=%b\0" % item for item in data.items()]
         room = self.server.env_end - self.server.env_start
-        if sum(map(len, strings)) > room:  # at least what differs between workers is to be seen
+        if sum(map(len, strings)) > room:  # show at least the variables that differ between workers
             changed = tuple(os.fsencode(name) + b"=" for name in self.changes)
             strings.sort(key=lambda string: not string.startswith(changed))
         block = bytearray()
@@ -184,8 +184,7 @@ class Worker:
         ctypes.c_void_p.in_dll(libc, "environ").value = table
 
     def _set_threads(self) -> None:
-        """Give the libraries the number of threads that they would have read as they were
-        loaded."""
+        """Set the number of threads that libraries would have read on import."""
         count = self.changes.get("OMP_NUM_THREADS") or ""
         if not count.isdecimal():
             return
@@ -208,8 +207,7 @@ class Worker:
 
 
 def _renew_streams() -> None:
-    """Make the standard streams anew, in place, on what the descriptors are now: terminal, pipe or
-    file."""
+    """Initialise the standard streams again, in place, for the descriptors that the worker has now."""
     import io
 
     streams: Any = ((0, "r", sys.__stdin__), (1, "w", sys.__stdout__), (2, "w", sys.__stderr__))
@@ -234,8 +232,7 @@ def _renew_streams() -> None:
 
 
 def _is_lost(stream: "Any") -> bool:
-    """Tell whether a module has closed the stream, or taken its buffer for another, which it may
-    keep."""
+    """Return whether a module has closed the stream or detached its buffer."""
     try:
         stream.fileno()
     except ValueError:
@@ -244,10 +241,10 @@ def _is_lost(stream: "Any") -> bool:
 
 
 def _renew_random() -> None:
-    """Have the ranks draw different numbers and keep different secrets; what a module has seeded on
+    """Reseed random numbers and secrets, so that the ranks' differ. What a module has seeded on
     purpose stays.
 
-    ``random`` is seeded by Python in every forked process.
+    Python itself seeds ``random`` in every forked process.
     """
     numpy: Any = sys.modules.get("numpy.random.mtrand")
     if numpy is not None and getattr(numpy._rand._bit_generator, "seed_seq", 0) is not None:  # noqa: SLF001 - no other way

@@ -1,11 +1,11 @@
-"""Our code in a worker's interpreter, run by ``site`` before the script, which never sees it.
+"""Run our code in a worker's interpreter, imported by ``site`` before the script.
 
-It takes itself out of ``sys.path``, the environment and ``sys.modules``, then runs the
+It removes itself from ``sys.path``, the environment and ``sys.modules``, then runs the
 ``sitecustomize`` that would have run without it. It must work with any Python 3.8 or newer, import
 next to nothing, and never stop a worker.
 
-In the warm server (``_distlaunch_warm.py``) it does not come to its end; in each process forked
-there it does.
+In the warm server (``_distlaunch_warm.py``) it does not return, but it does in each process that is
+forked there.
 """
 
 import os
@@ -13,7 +13,7 @@ import sys
 
 
 def _leave() -> str:
-    """Undo what brought this module here; give its folder."""
+    """Remove this directory from ``sys.path`` and the environment. Returns its path."""
     folder = os.environ.pop("DISTLAUNCH_BOOT", os.path.dirname(os.path.abspath(__file__)))
     rest = os.environ.get("PYTHONPATH", "")
     if rest == folder:
@@ -26,7 +26,7 @@ def _leave() -> str:
 
 
 def _serve(folder: str, control: str) -> None:
-    """Be the server that workers are forked from; return in a worker only."""
+    """Run the warm server. Returns only in a worker."""
     sys.path.insert(0, folder)
     try:
         from _distlaunch_warm import serve  # type: ignore[import-not-found]
@@ -39,8 +39,7 @@ def _serve(folder: str, control: str) -> None:
 
 
 def _arm(number: str) -> None:
-    """Have this process write its threads' stacks to the descriptor that was given for it, on a
-    real-time signal."""
+    """Register faulthandler to write all threads' stacks to this descriptor on a real-time signal."""
     if number:
         import _signal  # type: ignore[import-not-found]
         import faulthandler
@@ -50,7 +49,9 @@ def _arm(number: str) -> None:
 
 
 def _chain() -> None:
-    """Run the next ``sitecustomize``; where there is none, this one must not have been either."""
+    """Run the next ``sitecustomize``. If there is none, the import must fail as it would without
+    this one.
+    """
     del sys.modules["sitecustomize"]
     import sitecustomize  # type: ignore[import-not-found] # noqa: F401 - another: this folder is off the path
 
@@ -62,8 +63,8 @@ try:
     if _control:
         _serve(_folder, _control)
     _arm(_stacks)
-except Exception as exc:  # noqa: BLE001 - whatever it is, the worker is to run
+except Exception as exc:  # noqa: BLE001 - the worker must run in any case
     sys.stderr.write(f"distlaunch: warning: the worker's bootstrap failed: {exc!r}\n")
-    if _control:  # but a server that cannot serve is not to run the script
+    if _control:  # but a server that failed must not run the script
         os._exit(70)
 _chain()

@@ -163,7 +163,7 @@ class AttemptSetup:
     # --- use and release
 
     def share(self, now: float) -> None:
-        """Let the workers bind the reserved ports from now on."""
+        """Allow the workers to bind the reserved ports from now on."""
         self._close_listener()
         if self._port is not None:
             self._port.share()

@@ -68,7 +68,7 @@ class Store:
         failed: Callable[[str], None] | None = None,
         hold_s: float = HOLD_S,
     ) -> None:
-        """Take ownership of the non-blocking ``listener``.
+        """Own ``listener``, which must not block.
 
         With ``loopback_only``, clients on other machines are refused. ``failed`` is called in the
         thread, with the reason, if the thread fails.

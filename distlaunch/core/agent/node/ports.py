@@ -108,7 +108,7 @@ class HeldPort:
         return listening
 
     def share(self) -> None:
-        """Let a server that sets SO_REUSEADDR bind the port from now on."""
+        """Allow a server that sets SO_REUSEADDR to bind the port from now on."""
         self._held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
 
     def release(self) -> None:

@@ -83,8 +83,6 @@ class ReachabilityTest:
         self.on_ready()
 
     def _resolve(self, test: AddressTest, port: int) -> None:
-        """Resolve a name in a thread, because that may take long."""
-
         def take(found: list[Address] | OSError | UnicodeError) -> None:
             if isinstance(found, list):
                 self._resolved.append((test, found, ""))
