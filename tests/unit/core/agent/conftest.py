@@ -1,4 +1,4 @@
-"""A worker table with the edge and the spawner played by the test."""
+"""A worker table; the test plays the agent and the spawner."""
 
 from __future__ import annotations
 

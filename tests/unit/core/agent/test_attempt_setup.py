@@ -1,4 +1,4 @@
-"""What a node holds for its workers before they start."""
+"""Ports and stores that a node prepares before its workers start."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def is_free(port: int, *, reuse: bool) -> bool:
 
 
 @pytest.mark.parametrize("port", [None, 0])
-def test_further_ports_are_held_until_the_workers_start_and_theirs_then(node, port):
+def test_worker_ports_are_reserved_until_the_workers_start(node, port):
     answer = node.prepare(port=port, ports=3)
     ports = [*answer.ports, *([answer.port] if answer.port else [])]
     assert len(answer.ports) == 3
@@ -60,20 +60,20 @@ def test_further_ports_are_held_until_the_workers_start_and_theirs_then(node, po
     assert [is_free(each, reuse=False) for each in ports] == [True] * len(ports)
 
 
-def test_a_store_on_the_masters_port_leaves_the_further_ones_to_the_workers(node):
+def test_a_store_on_the_master_port_leaves_the_other_ports_to_the_workers(node):
     answer = node.prepare(port=0, ports=1)
     node.setup.serve_store("127.0.0.1")
     assert is_free(answer.ports[0], reuse=True)
     assert not is_free(answer.ports[0], reuse=False)
 
 
-def test_each_attempt_has_as_many_as_it_asks_for(node):
+def test_each_attempt_reserves_as_many_ports_as_it_asks_for(node):
     assert [
         len(node.prepare(attempt, ports=ports).ports) for attempt, ports in enumerate((2, 0, 4, 1))
     ] == [2, 0, 4, 1]
 
 
-def test_what_cannot_be_held_is_told_and_nothing_is_named(node, monkeypatch):
+def test_a_port_that_cannot_be_reserved_is_reported_without_a_number(node, monkeypatch):
     held = []
 
     def hold(number, *, owner):

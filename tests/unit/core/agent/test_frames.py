@@ -18,7 +18,7 @@ from distlaunch.core.protocol.codec import Decoder, encode
 class Ends:
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
-        self.peer = theirs
+        self.other_end = theirs
         self.wakes = 0
         descriptor = ours.detach()
         self.stream = FrameStream(
@@ -30,7 +30,7 @@ class Ends:
         self.wakes += 1
 
     def take(self) -> list:
-        return list(self.decoder.feed(self.peer.recv(1 << 20)))
+        return list(self.decoder.feed(self.other_end.recv(1 << 20)))
 
 
 @pytest.fixture
@@ -38,21 +38,21 @@ def ends():
     made = Ends()
     yield made
     made.stream.close(bound_s=0)
-    made.peer.close()
+    made.other_end.close()
 
 
-def test_messages_pass_both_ways(ends):
+def test_messages_arrive_in_both_directions(ends):
     ends.stream.send(m.RankEnded(rank=1))
     assert ends.take() == [m.RankEnded(rank=1)]
     assert ends.stream.receive() == []
-    ends.peer.sendall(encode(m.ExitAgent()) + encode(m.Credit(size=5))[:4])
+    ends.other_end.sendall(encode(m.ExitAgent()) + encode(m.Credit(size=5))[:4])
     assert ends.stream.receive() == [m.ExitAgent()]
-    ends.peer.sendall(encode(m.Credit(size=5))[4:])
+    ends.other_end.sendall(encode(m.Credit(size=5))[4:])
     assert ends.stream.receive() == [m.Credit(size=5)]
     assert ends.wakes == 0
 
 
-def test_what_the_peer_does_not_take_waits_whole_and_in_order(ends):
+def test_unsent_messages_wait_complete_and_in_order(ends):
     sent = [m.Output(rank=rank, stream=1, data=bytes([rank]) * 100_000) for rank in range(40)]
     threads = [threading.Thread(target=ends.stream.send, args=(each,)) for each in sent]
     for thread in threads:
@@ -70,32 +70,32 @@ def test_what_the_peer_does_not_take_waits_whole_and_in_order(ends):
     assert ends.stream.descriptors() == {descriptor: select.POLLIN}
 
 
-def test_the_end_comes_after_what_was_said_before_it(ends):
-    ends.peer.sendall(encode(m.ExitAgent()))
-    ends.peer.shutdown(socket.SHUT_WR)
+def test_the_end_of_the_stream_comes_after_all_messages(ends):
+    ends.other_end.sendall(encode(m.ExitAgent()))
+    ends.other_end.shutdown(socket.SHUT_WR)
     assert ends.stream.receive() == [m.ExitAgent()]
     assert ends.stream.receive() is None
     assert not ends.stream.is_open
-    ends.stream.send(m.RankEnded(rank=0))  # the peer still reads
+    ends.stream.send(m.RankEnded(rank=0))  # the other end still reads
     assert ends.take() == [m.RankEnded(rank=0)]
 
 
-def test_a_peer_that_is_gone_swallows_everything(ends):
-    ends.peer.close()
+def test_messages_to_a_closed_connection_are_dropped(ends):
+    ends.other_end.close()
     for _ in range(3):
         ends.stream.send(m.Output(rank=0, stream=1, data=b"x" * 1000))
     assert ends.stream.is_broken
     assert ends.stream.receive() is None
 
 
-def test_closing_waits_for_the_peer_no_longer_than_it_should(ends):
+def test_closing_waits_only_for_a_limited_time(ends):
     ends.stream.send(m.Output(rank=0, stream=1, data=b"x" * (1 << 20)))
     ends.stream.close(bound_s=0.01)
     ends.stream.send(m.RankEnded(rank=0))
 
 
 def test_garbage_is_refused(ends):
-    ends.peer.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+    ends.other_end.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
     with pytest.raises(ProtocolError):
         ends.stream.receive()
 
@@ -123,7 +123,7 @@ def test_output_is_sent_as_long_as_there_is_credit():
     assert sink.tick(0.0) is None
 
 
-def test_a_lost_coordinator_is_no_reason_to_hold_workers_up():
+def test_output_is_accepted_after_the_coordinator_is_lost():
     sent: list = []
     wakes: list[int] = []
     sink = OutputSender(sent.append)
@@ -137,7 +137,7 @@ def test_a_lost_coordinator_is_no_reason_to_hold_workers_up():
 # --- the feed
 
 
-def test_a_feed_tells_what_was_taken_and_ends_when_all_was():
+def test_stdin_reports_what_was_read_and_ends_after_all_of_it():
     sent: list = []
     feed = StdinPipe(sent.append)
     feed.take(b"for nobody")
@@ -162,7 +162,7 @@ def test_a_feed_tells_what_was_taken_and_ends_when_all_was():
     assert not any(isinstance(each, m.AgentFailed) for each in sent)
 
 
-def test_a_feed_whose_reader_is_gone_drops_what_waits():
+def test_stdin_without_a_reader_drops_waiting_bytes():
     sent: list = []
     feed = StdinPipe(sent.append)
     end = feed.open()
@@ -179,11 +179,11 @@ def test_a_feed_whose_reader_is_gone_drops_what_waits():
     assert sum(each.size for each in sent) < 200_000
 
 
-def test_a_stream_that_is_closed_again_closes_nobody_elses_files():
+def test_closing_a_stream_twice_closes_no_other_file():
     ends = Ends()
     ends.stream.close(bound_s=0)
     others = os.pipe()  # get the number that was the stream's
     ends.stream.close(bound_s=0)
     for descriptor in others:
         os.close(descriptor)  # raises if that was done already
-    ends.peer.close()
+    ends.other_end.close()

@@ -13,16 +13,16 @@ ORDER = m.Survey(
 )
 
 
-def answer(survey: NodeSurvey, heard: list) -> m.Surveyed | m.AgentFailed:
+def answer(survey: NodeSurvey, received: list) -> m.Surveyed | m.AgentFailed:
     deadline = time.monotonic() + 30
-    while not heard:
+    while not received:
         assert time.monotonic() < deadline
         due = survey.deadline()
         assert due is not None
         select.select(list(survey.descriptors()), [], [], max(0.0, due - time.monotonic()))
         survey.on_ready()
-    [found] = heard
-    heard.clear()
+    [found] = received
+    received.clear()
     assert survey.descriptors() == {}
     assert survey.deadline() is None
     while survey._ended:
@@ -31,18 +31,18 @@ def answer(survey: NodeSurvey, heard: list) -> m.Surveyed | m.AgentFailed:
 
 
 def survey(look, order: m.Survey = ORDER) -> m.Surveyed | m.AgentFailed:
-    heard: list = []
-    survey = NodeSurvey(heard.append, (), look)
+    received: list = []
+    survey = NodeSurvey(received.append, (), look)
     survey.begin(order)
-    return answer(survey, heard)
+    return answer(survey, received)
 
 
-def test_what_hangs_is_named_and_left_behind_with_what_it_has_started():
+def test_a_hanging_step_is_named_and_its_processes_are_killed():
     reader, writer = os.pipe()
 
-    def hangs(order, turn_to):
+    def hangs(order, begin_step):
         fd = os.open(f"/proc/{os.getppid()}/fd/{writer}", os.O_WRONLY)
-        turn_to("the directory /data", 0.3)
+        begin_step("the directory /data", 0.3)
         if os.fork() == 0:
             signal.pause()
         os.write(fd, b"x")
@@ -59,56 +59,58 @@ def test_what_hangs_is_named_and_left_behind_with_what_it_has_started():
     os.close(reader)
 
 
-def test_each_step_has_its_time():
-    def slow(order, turn_to):
+def test_each_step_has_a_timeout_of_its_own():
+    def slow(order, begin_step):
         for _ in range(4):
-            turn_to("a step", 5.0)
+            begin_step("a step", 5.0)
             time.sleep(0.05)
-        return survey_node(order, turn_to)
+        return survey_node(order, begin_step)
 
     assert survey(slow).problem is None
 
 
-def test_a_fault_of_ours_is_told_as_one():
-    def fails(order, turn_to):
+def test_an_internal_error_of_the_survey_is_reported_as_one():
+    def fails(order, begin_step):
         raise ZeroDivisionError
 
     assert "ZeroDivisionError" in survey(fails).text
 
 
-def test_a_child_that_dies_is_a_problem():
-    def dies(order, turn_to):
+def test_a_survey_process_that_dies_is_a_problem():
+    def dies(order, begin_step):
         os.kill(os.getpid(), signal.SIGKILL)
 
     assert survey(dies).problem == "the survey of the node failed: its process ended"
 
 
-def test_a_new_order_replaces_one_that_is_under_way():
-    heard: list = []
+def test_a_new_survey_replaces_the_running_one():
+    received: list = []
     survey = NodeSurvey(
-        heard.append,
+        received.append,
         (),
-        lambda order, turn_to: signal.pause() if order.serial == 1 else survey_node(order, turn_to),
+        lambda order, begin_step: (
+            signal.pause() if order.serial == 1 else survey_node(order, begin_step)
+        ),
     )
     survey.begin(ORDER)
     survey.begin(
         m.Survey(**{**{name: getattr(ORDER, name) for name in ORDER._fields}, "serial": 2})
     )
-    assert answer(survey, heard).serial == 2
+    assert answer(survey, received).serial == 2
 
 
-def test_the_child_has_none_of_our_descriptors_but_those_it_needs():
+def test_the_survey_process_inherits_only_the_descriptors_it_needs():
     reader, writer = os.pipe()
 
-    def tells(order, turn_to):
+    def tells(order, begin_step):
         numbers = {int(name) for name in os.listdir("/proc/self/fd")}
-        turn_to(str(sorted(numbers & {reader, writer})), 0.1)
+        begin_step(str(sorted(numbers & {reader, writer})), 0.1)
         signal.pause()
 
-    heard: list = []
-    survey = NodeSurvey(heard.append, (writer,), tells)
+    received: list = []
+    survey = NodeSurvey(received.append, (writer,), tells)
     survey.begin(ORDER)
-    found = answer(survey, heard)
+    found = answer(survey, received)
     os.close(reader)
     os.close(writer)
     assert found.problem.startswith(f"[{writer}] does not answer")

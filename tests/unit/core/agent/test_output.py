@@ -44,7 +44,7 @@ class OneByOne:
         assert self.came.wait(30)
 
 
-def test_with_room_for_one_chunk_one_is_read_and_each_stream_has_its_turn():
+def test_with_room_for_one_chunk_streams_are_read_in_turn():
     sink = OneByOne()
     closed = threading.Event()
     pump = Pump(sink, lambda event: closed.set() if isinstance(event, OutputsClosed) else None)

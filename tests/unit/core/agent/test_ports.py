@@ -37,7 +37,7 @@ def held():
 
 
 def server(family: int, address: str, port: int, *, reuse: bool) -> socket.socket:
-    """Bind and listen as a server does; raises OSError."""
+    """Bind and listen like a server. Raises OSError."""
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         if reuse:
@@ -51,7 +51,7 @@ def server(family: int, address: str, port: int, *, reuse: bool) -> socket.socke
 
 
 def hold_as_another_user(port: int, tmp_path, monkeypatch, *, owner: str = "job-b") -> HeldPort:
-    """Hold as a job does that cannot see our locks."""
+    """Reserve a port like a job that cannot see our locks."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "another"))
     return hold_port(port, owner=owner)
 
@@ -73,13 +73,13 @@ def test_automatic_ports_differ():
 
 @pytest.mark.parametrize("reuse", [False, True])
 @pytest.mark.parametrize(("family", "address"), ADDRESSES, ids=IDS)
-def test_a_held_port_is_refused_to_everyone(held, family, address, reuse):
+def test_nobody_can_bind_a_reserved_port(held, family, address, reuse):
     with pytest.raises(OSError, match="in use"):
         server(family, address, held.number, reuse=reuse)
 
 
 @pytest.mark.parametrize(("family", "address"), ADDRESSES, ids=IDS)
-def test_nobody_answers_on_a_held_port(held, family, address):
+def test_nothing_listens_on_a_reserved_port(held, family, address):
     with closing(socket.socket(family)) as client:
         assert (
             client.connect_ex(("::1" if family == socket.AF_INET6 else "127.0.0.1", held.number))
@@ -88,7 +88,7 @@ def test_nobody_answers_on_a_held_port(held, family, address):
 
 
 @pytest.mark.parametrize(("family", "address"), ADDRESSES, ids=IDS)
-def test_a_shared_port_is_for_a_server_that_reuses_addresses(held, family, address):
+def test_a_server_with_reuseaddr_can_bind_a_shared_port(held, family, address):
     held.share()
     with pytest.raises(OSError, match="in use"):
         server(family, address, held.number, reuse=False)
@@ -113,7 +113,7 @@ def test_a_released_port_is_free_again(shared):
     hold_port(port.number, owner="job").release()
 
 
-def test_another_job_of_ours_is_named():
+def test_an_error_names_the_job_that_has_reserved_the_port():
     port = hold_port(free_port(), owner="20261128-101010-abcdef")
     with pytest.raises(ConfigError) as caught:
         hold_port(port.number, owner="other")
@@ -125,7 +125,7 @@ def test_another_job_of_ours_is_named():
     assert "--master-port" in caught.value.hint
 
 
-def test_the_name_is_that_of_the_present_owner():
+def test_an_error_names_the_current_job():
     number = free_port()
     hold_port(number, owner="a-first-job-with-a-long-name").release()
     port = hold_port(number, owner="second")
@@ -154,7 +154,7 @@ def taking(number, tmp_path):
         os.close(lock)
 
 
-def test_a_job_that_is_taking_the_port_is_waited_for_and_named(tmp_path):
+def test_a_job_that_is_reserving_the_port_is_waited_for_and_named(tmp_path):
     number = free_port()
     with taking(number, tmp_path) as (lock, turn):
 
@@ -167,7 +167,7 @@ def test_a_job_that_is_taking_the_port_is_waited_for_and_named(tmp_path):
     assert caught.value.message == f"port {number} is held by distlaunch job job-a (pid 1)"
 
 
-def test_a_job_that_was_stopped_while_it_took_the_port_is_not_waited_for_any_longer(tmp_path):
+def test_a_job_that_was_stopped_while_reserving_is_waited_for_only_briefly(tmp_path):
     number, paused_s = free_port(), []
     with taking(number, tmp_path), pytest.raises(ConfigError) as caught:
         hold_port(number, owner="job-b", pause=paused_s.append)
@@ -175,7 +175,7 @@ def test_a_job_that_was_stopped_while_it_took_the_port_is_not_waited_for_any_lon
     assert caught.value.message == f"port {number} is held by another job of distlaunch"
 
 
-def test_nothing_keeps_two_jobs_from_two_ports():
+def test_two_jobs_can_reserve_different_ports():
     first, second = (
         hold_port(free_port(), owner="a"),
         hold_port(free_port(), owner="b", pause=pytest.fail),
@@ -185,7 +185,7 @@ def test_nothing_keeps_two_jobs_from_two_ports():
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_a_job_that_cannot_see_our_lock_is_refused_too(tmp_path, monkeypatch, shared):
+def test_a_job_that_cannot_see_the_lock_is_refused_too(tmp_path, monkeypatch, shared):
     port = hold_port(free_port(), owner="job-a")
     if shared:
         port.share()
@@ -204,7 +204,7 @@ def test_an_automatic_port_is_refused_to_a_job_that_asks_for_its_number(held, sh
 
 
 @pytest.mark.parametrize(("family", "address"), ADDRESSES, ids=IDS)
-def test_who_listens_already_is_named_with_its_pid(family, address):
+def test_an_error_names_the_listening_process_and_its_pid(family, address):
     with closing(server(family, address, 0, reuse=True)) as listening:
         number = listening.getsockname()[1]
         with pytest.raises(ConfigError) as caught:
@@ -218,7 +218,7 @@ def test_who_listens_already_is_named_with_its_pid(family, address):
     assert "--master-port" in caught.value.hint
 
 
-def test_a_refused_port_stays_free_for_our_next_try():
+def test_a_refused_port_can_be_reserved_later():
     with closing(server(socket.AF_INET, "127.0.0.1", 0, reuse=True)) as listening:
         number = listening.getsockname()[1]
         with pytest.raises(ConfigError):
@@ -227,7 +227,7 @@ def test_a_refused_port_stays_free_for_our_next_try():
 
 
 def leave_in_time_wait() -> int:
-    """Close a connection from the server's side, so that its port waits."""
+    """Leave the port of a closed connection in TIME_WAIT."""
     with closing(server(socket.AF_INET, "127.0.0.1", 0, reuse=True)) as listening:
         number = listening.getsockname()[1]
         client = socket.create_connection(("127.0.0.1", number))
@@ -240,7 +240,7 @@ def leave_in_time_wait() -> int:
     return number
 
 
-def test_connections_that_only_wait_for_their_end_do_not_refuse_a_port():
+def test_connections_in_time_wait_do_not_block_a_port():
     number = leave_in_time_wait()
     port = hold_port(number, owner="job")
     assert port.number == number
@@ -249,7 +249,7 @@ def test_connections_that_only_wait_for_their_end_do_not_refuse_a_port():
     port.release()
 
 
-def test_a_port_with_waiting_connections_is_held_against_others_all_the_same():
+def test_a_port_with_connections_in_time_wait_is_reserved_exclusively():
     port = hold_port(leave_in_time_wait(), owner="job")
     try:
         with pytest.raises(OSError, match="in use"):
@@ -258,7 +258,7 @@ def test_a_port_with_waiting_connections_is_held_against_others_all_the_same():
         port.release()
 
 
-def test_without_a_place_for_locks_the_port_is_held_all_the_same(tmp_path, monkeypatch):
+def test_a_port_is_reserved_even_without_a_directory_for_locks(tmp_path, monkeypatch):
     blocked = tmp_path / "file"
     blocked.touch()
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(blocked))
@@ -268,7 +268,7 @@ def test_without_a_place_for_locks_the_port_is_held_all_the_same(tmp_path, monke
     port.release()
 
 
-def test_the_folder_of_the_locks_is_private(tmp_path):
+def test_the_lock_directory_is_private(tmp_path):
     port = hold_port(free_port(), owner="job")
     [directory] = tmp_path.iterdir()
     [lock] = directory.iterdir()
@@ -289,7 +289,7 @@ print(store.get("key").decode())
     assert (done.returncode, done.stdout) == (0, "value\n"), done.stderr
 
 
-def test_where_no_port_is_free_none_is_named(monkeypatch):
+def test_without_a_free_port_the_error_names_none(monkeypatch):
     def bind(_number):
         raise OSError(errno.EADDRINUSE, "in use")
 
@@ -299,7 +299,7 @@ def test_where_no_port_is_free_none_is_named(monkeypatch):
     assert "--master-port" not in caught.value.hint
 
 
-def test_a_port_that_is_given_back_or_refused_leaves_no_file(tmp_path):
+def test_a_released_or_refused_port_leaves_no_lock_file(tmp_path):
     first, second = hold_port(free_port(), owner="a"), hold_port(free_port(), owner="b")
     [folder] = tmp_path.iterdir()
     assert {path.name for path in folder.iterdir()} == {
@@ -317,7 +317,7 @@ def test_a_port_that_is_given_back_or_refused_leaves_no_file(tmp_path):
     assert list(folder.iterdir()) == []
 
 
-def test_the_file_of_a_job_that_was_killed_is_removed_by_the_next(tmp_path):
+def test_the_next_job_removes_the_lock_file_of_a_killed_job(tmp_path):
     held = hold_port(free_port(), owner="a")
     [folder] = tmp_path.iterdir()
     (folder / "port-1").write_text("killed (pid 1)")
@@ -327,7 +327,7 @@ def test_the_file_of_a_job_that_was_killed_is_removed_by_the_next(tmp_path):
     held.release()
 
 
-def test_a_port_counts_as_used_once_somebody_listens_on_it_or_has_been_connected_to_it():
+def test_a_port_is_used_once_a_process_listens_or_was_connected():
     held = hold_port(0, owner="job")
     try:
         use = PortUse(held.number, now=0.0)
@@ -345,7 +345,7 @@ def test_a_port_counts_as_used_once_somebody_listens_on_it_or_has_been_connected
         held.release()
 
 
-def test_a_connection_that_was_closed_before_a_look_counts_as_use():
+def test_a_connection_closed_before_the_check_counts_as_use():
     held = hold_port(0, owner="job")
     try:
         use = PortUse(held.number, now=0.0)

@@ -1,5 +1,6 @@
-"""Signs of life of a node: what counts as a heartbeat, how seldom they are told, and what cannot
-hurt."""
+"""Activity of a node's workers: what counts as a heartbeat, how often it is reported, invalid
+input.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ from distlaunch.core.protocol import agent_messages as m
         (b'{"": 1, "a\\nb": 2, "\\u001b[31m": 3, "' + b"n" * 65 + b'": 4, "ok": 5}', {"ok": 5}),
     ],
 )
-def test_finite_numbers_of_an_object_are_kept_and_nothing_else(line, values):
+def test_only_finite_numbers_of_an_object_are_kept(line, values):
     assert last_heartbeat([line]) == values
 
 
@@ -61,15 +62,15 @@ def test_finite_numbers_of_an_object_are_kept_and_nothing_else(line, values):
         b'{"a": "' + b"x" * LINE_BYTES + b'"}',
     ],
 )
-def test_anything_else_is_no_heartbeat(line):
+def test_other_lines_are_no_heartbeats(line):
     assert last_heartbeat([line]) is None
 
 
-def test_the_last_good_line_counts():
+def test_the_last_valid_line_counts():
     assert last_heartbeat([b'{"step": 1}', b'{"step": 2}', b"oops", b'{"step"']) == {"step": 2}
 
 
-def test_a_heartbeat_has_so_many_numbers_at_most():
+def test_a_heartbeat_has_a_limited_number_of_values():
     line = b"{" + b", ".join(b'"n%d": %d' % (number, number) for number in range(100)) + b"}"
     assert last_heartbeat([line]) == {f"n{number}": number for number in range(NAMES)}
 
@@ -128,7 +129,7 @@ def beats(alive: m.Alive) -> dict[int, dict[str, float]]:
     return {heartbeat.rank: dict(heartbeat.values) for heartbeat in alive.heartbeats}
 
 
-def test_the_first_heartbeat_is_told_soon_with_those_that_come_with_it(node):
+def test_the_first_heartbeat_is_reported_with_others_that_follow_soon(node):
     node.add(0, 1, 2)
     node.write(0, b'{"step": 1}\n')
     node.turn()
@@ -138,14 +139,14 @@ def test_the_first_heartbeat_is_told_soon_with_those_that_come_with_it(node):
     assert [beats(alive) for alive in node.posted] == [{0: {"step": 1}, 2: {"step": 2}}]
 
 
-def test_nothing_is_due_and_nobody_is_woken_where_nobody_reports(node):
+def test_nothing_wakes_up_if_no_worker_reports(node):
     node.add(0, 1)
     for _ in range(3):
         assert not node.turn(10.0)
     assert (node.monitor.due, node.posted) == (None, [])
 
 
-def test_a_flood_is_read_once_a_second_and_wakes_nobody_in_between(node):
+def test_a_flood_of_reports_is_read_once_a_second(node):
     node.add(0)
     rounds = 0
     for _ in range(100):  # 10 s, in steps of 0.1
@@ -162,7 +163,7 @@ def test_a_flood_is_read_once_a_second_and_wakes_nobody_in_between(node):
 @pytest.mark.parametrize(
     "junk", [b"x" * 60_000, b"[" * 60_000, b"\0" * 60_000, b"\n" * 60_000, os.urandom(60_000)]
 )
-def test_garbage_tells_nothing_and_what_is_good_after_it_counts(node, junk):
+def test_invalid_lines_are_ignored_and_later_ones_count(node, junk):
     node.add(0)
     node.write(0, junk)
     node.round()
@@ -172,7 +173,7 @@ def test_garbage_tells_nothing_and_what_is_good_after_it_counts(node, junk):
     assert [beats(alive) for alive in node.posted] == [{0: {"step": 3}}]
 
 
-def test_a_line_may_come_in_pieces_and_one_without_end_is_given_up(node):
+def test_a_line_may_arrive_in_pieces_and_an_endless_one_is_dropped(node):
     node.add(0, 1)
     node.write(0, b'{"st')
     node.write(1, b"{" + b" " * LINE_BYTES)
@@ -183,7 +184,7 @@ def test_a_line_may_come_in_pieces_and_one_without_end_is_given_up(node):
     assert [beats(alive) for alive in node.posted] == [{0: {"step": 4}, 1: {"step": 5}}]
 
 
-def test_the_last_words_of_a_worker_count_also_without_a_newline(node):
+def test_the_last_line_of_a_worker_counts_without_a_newline(node):
     node.add(0, 1)
     node.write(0, b'{"step": 8}\n{"step": 9}')
     node.close_end(0)
@@ -192,7 +193,7 @@ def test_the_last_words_of_a_worker_count_also_without_a_newline(node):
     assert [beats(alive) for alive in node.posted] == [{0: {"step": 9}}]
 
 
-def test_a_worker_that_ends_while_others_go_on_is_told_without_waiting_for_them(node):
+def test_the_last_report_of_an_exited_worker_does_not_wait_for_others(node):
     node.add(0, 1)
     node.write(0, b'{"step": 8}\n')
     node.monitor.drain(0)
@@ -200,7 +201,7 @@ def test_a_worker_that_ends_while_others_go_on_is_told_without_waiting_for_them(
     assert [beats(alive) for alive in node.posted] == [{0: {"step": 8}}]
 
 
-def test_finishing_closes_the_pipes_and_the_next_attempt_begins_anew(node):
+def test_finishing_closes_the_pipes_for_the_next_attempt(node):
     node.add(0)
     node.write(0, b'{"step": 1}\n')
     node.round()
@@ -219,7 +220,7 @@ def test_finishing_closes_the_pipes_and_the_next_attempt_begins_anew(node):
     ]
 
 
-def test_a_closed_pipe_does_not_keep_the_loop_awake(node):
+def test_a_closed_pipe_does_not_wake_the_loop(node):
     node.add(0)
     node.close_end(0)
     node.round()
@@ -227,7 +228,7 @@ def test_a_closed_pipe_does_not_keep_the_loop_awake(node):
     assert (node.posted, node.monitor.due) == ([], None)
 
 
-def test_while_watched_the_last_output_before_a_silence_is_told(node):
+def test_output_before_a_silence_is_reported_if_hangs_are_detected(node):
     node.monitor.begin(0, watching=True)
     node.monitor.wrote.add(3)
     node.turn()
@@ -239,7 +240,7 @@ def test_while_watched_the_last_output_before_a_silence_is_told(node):
     assert [alive.wrote for alive in node.posted] == [(3,), (4, 5)]
 
 
-def test_while_watched_output_that_nobody_takes_is_told_again_and_again(node):
+def test_held_back_output_is_reported_repeatedly_if_hangs_are_detected(node):
     node.monitor.begin(0, watching=True)
     node.turn(held=True)
     for told in range(4):
@@ -249,7 +250,7 @@ def test_while_watched_output_that_nobody_takes_is_told_again_and_again(node):
     assert all(alive.held for alive in node.posted)
 
 
-def test_unwatched_nothing_is_told_of_output_that_nobody_takes(node):
+def test_held_back_output_is_not_reported_if_hangs_are_not_detected(node):
     for _ in range(30):
         node.turn(0.1, held=True)
     assert node.posted == []

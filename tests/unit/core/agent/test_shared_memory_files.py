@@ -38,7 +38,7 @@ def names(
     return shared_memory_names(start, owner=1000)
 
 
-def test_names_are_those_of_the_workers_of_this_node():
+def test_file_names_are_those_of_this_nodes_workers():
     env = {"MASTER_ADDR": "fe80::1", "MASTER_PORT": "29500"}
     two = ("a_{uid}_{address}_{port}_{rank}", "b_{address}_{port}")
     found = names(2, 3, env=env, shared_memory=two)
@@ -46,14 +46,14 @@ def test_names_are_those_of_the_workers_of_this_node():
     assert names(2, env=env, shared_memory=()) == ()
 
 
-def test_what_was_expected_is_removed_and_nothing_beside_it(tmp_path):
+def test_only_expected_files_are_removed(tmp_path):
     for name in ("mine_1", "mine_10", "mine_2"):
         (tmp_path / name).write_text("x")
     removed(tmp_path, "mine_1", "mine_2", "never made", "x" * 1000, "mine_*", "")
     assert [each.name for each in tmp_path.iterdir()] == ["mine_10"]
 
 
-def test_it_is_removed_once(tmp_path):
+def test_files_are_removed_only_once(tmp_path):
     files = SharedMemoryFiles(owner=os.getuid(), folder=str(tmp_path))
     files.expect(("name",))
     files.remove()
@@ -78,7 +78,7 @@ def pipe(path, target) -> None:
 
 
 @pytest.mark.parametrize("make", [link, folder, pipe])
-def test_what_is_no_regular_file_stays_and_a_link_is_not_followed(tmp_path, make):
+def test_only_regular_files_are_removed(tmp_path, make):
     inside, target = tmp_path / "shm", tmp_path / "target"
     inside.mkdir()
     target.write_text("x")
@@ -97,7 +97,7 @@ def test_another_users_file_stays(tmp_path):
 @pytest.mark.parametrize(
     "name", ["../target", "shm/../../target", "{}/target", "inner/file", "./file", "."]
 )
-def test_a_name_that_leads_elsewhere_is_not_followed(tmp_path, name):
+def test_a_name_with_a_path_is_ignored(tmp_path, name):
     inside = tmp_path / "shm"
     (inside / "inner").mkdir(parents=True)
     files = [tmp_path / "target", inside / "inner" / "file", inside / "file"]

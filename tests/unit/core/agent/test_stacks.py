@@ -1,5 +1,4 @@
-"""Taking the stacks of real processes: armed ones, ones that would die of the signal, stopped
-ones."""
+"""Stacks of real processes: with and without the handler, stopped, and with py-spy."""
 
 from __future__ import annotations
 
@@ -104,7 +103,7 @@ def no_spy(monkeypatch, tmp_path):
     return tmp_path
 
 
-def test_an_armed_worker_shows_where_it_stands_each_time(node, no_spy):
+def test_a_worker_with_the_handler_writes_its_stacks_each_time(node, no_spy):
     pid = node.start(ARMED)
     for _ in range(2):
         stack = node.collect()[0]
@@ -114,16 +113,14 @@ def test_an_armed_worker_shows_where_it_stands_each_time(node, no_spy):
         assert stack.text.index("in innermost") < stack.text.index("in <module>")
 
 
-def test_a_worker_without_the_handler_is_not_sent_what_would_kill_it(node, no_spy):
+def test_a_worker_without_the_handler_is_not_signalled(node, no_spy):
     node.start(UNARMED)
     assert node.collect()[0].text == ""
     assert node.processes[0].poll() is None
 
 
 @pytest.mark.parametrize("name", ["checkpoint.bin", ""])
-def test_a_file_that_a_worker_has_of_its_own_in_the_place_of_ours_is_never_written_to(
-    node, no_spy, tmp_path, name
-):
+def test_a_workers_own_file_at_our_descriptor_is_never_written_to(node, no_spy, tmp_path, name):
     node.start(TAKES_OUR_NUMBER, str(tmp_path / name) if name else "")
     assert node.collect()[0].text == ""
     assert node.processes[0].poll() is None
@@ -131,7 +128,7 @@ def test_a_file_that_a_worker_has_of_its_own_in_the_place_of_ours_is_never_writt
         assert (tmp_path / name).read_bytes() == b"MODEL"
 
 
-def test_many_workers_share_the_size_of_an_answer(node, no_spy, monkeypatch):
+def test_many_workers_share_the_size_limit_of_an_answer(node, no_spy, monkeypatch):
     monkeypatch.setattr("distlaunch.core.agent.workers.stacks._ANSWER_BYTES", 3000)
     for _ in range(2):
         node.start(TALKS)
@@ -140,7 +137,7 @@ def test_many_workers_share_the_size_of_an_answer(node, no_spy, monkeypatch):
     assert all(text.endswith("the end") for text in texts)
 
 
-def test_an_answer_comes_also_where_no_descriptor_is_left_for_py_spy(node, no_spy, monkeypatch):
+def test_an_answer_comes_even_without_a_descriptor_for_py_spy(node, no_spy, monkeypatch):
     spy = no_spy / "py-spy"
     spy.write_text("#!/bin/sh\n")
     spy.chmod(0o755)
@@ -153,7 +150,7 @@ def test_an_answer_comes_also_where_no_descriptor_is_left_for_py_spy(node, no_sp
     assert node.collect()[0].text == ""
 
 
-def test_a_stopped_worker_is_told_as_such_and_the_others_answer_all_the_same(node, no_spy):
+def test_a_stopped_worker_is_reported_and_the_others_answer(node, no_spy):
     stopped = node.start(ARMED)
     node.start(ARMED)
     os.kill(stopped, signal.SIGSTOP)
@@ -163,7 +160,7 @@ def test_a_stopped_worker_is_told_as_such_and_the_others_answer_all_the_same(nod
     assert "in innermost" in stacks[1].text
 
 
-def test_a_worker_that_is_gone_has_neither_state_nor_text(node, no_spy):
+def test_an_exited_worker_has_neither_state_nor_text(node, no_spy):
     node.start(UNARMED)
     node.processes[0].kill()
     node.processes[0].wait()
@@ -171,14 +168,14 @@ def test_a_worker_that_is_gone_has_neither_state_nor_text(node, no_spy):
     assert (stack.state, stack.text) == ("", "")
 
 
-def test_of_too_much_the_end_is_kept(node, no_spy):
+def test_the_end_of_a_long_dump_is_kept(node, no_spy):
     node.start(TALKS)
     text = node.collect()[0].text
     assert len(text) <= TEXT_BYTES
     assert text.endswith("the end")
 
 
-def test_where_py_spy_is_installed_it_speaks_for_workers_that_do_not(node, no_spy):
+def test_py_spy_is_used_for_workers_that_do_not_answer(node, no_spy):
     spy = no_spy / "py-spy"
     spy.write_text('#!/bin/sh\necho "spied $*"\n')
     spy.chmod(0o755)
@@ -190,7 +187,7 @@ def test_where_py_spy_is_installed_it_speaks_for_workers_that_do_not(node, no_sp
 
 
 @pytest.mark.parametrize("script", ["exit 1", "exec sleep 600", "kill -9 $$"])
-def test_a_py_spy_that_fails_or_hangs_is_nobodys_news(node, no_spy, script):
+def test_errors_of_py_spy_are_ignored(node, no_spy, script):
     spy = no_spy / "py-spy"
     spy.write_text(f"#!/bin/sh\nPATH={os.defpath}\necho x\n{script}\n")
     spy.chmod(0o755)
@@ -198,7 +195,7 @@ def test_a_py_spy_that_fails_or_hangs_is_nobodys_news(node, no_spy, script):
     assert node.collect()[0].text == ""
 
 
-def test_closing_ends_what_is_under_way(node, no_spy):
+def test_closing_aborts_a_collection(node, no_spy):
     stopped = node.start(ARMED)
     os.kill(stopped, signal.SIGSTOP)
     os.waitid(os.P_PID, stopped, os.WSTOPPED | os.WNOWAIT)
@@ -213,7 +210,7 @@ def test_the_signal_is_the_one_that_the_bootstrap_arms():
     assert signal.SIGRTMAX - 3 == SIGNAL
 
 
-def test_processor_time_of_a_worker_and_of_its_children_is_told_apart(node):
+def test_processor_time_of_a_worker_and_its_children_is_separate(node):
     node.start("print('ready', flush=True)\nwhile True: pass")
     node.start(BUSY)
     node.start(UNARMED)

@@ -36,7 +36,7 @@ def start(**fields) -> m.Start:
     return m.Start(**{**values, **fields})
 
 
-def test_the_nodes_environment_lies_below_without_what_others_set_for_themselves():
+def test_the_nodes_environment_is_used_without_variables_of_outer_launchers():
     own = {
         "A": "own", "B": "own", "SSH_CONNECTION": "x", "SSH_AUTH_SOCK": "x", "RANK": "3", "PET_NNODES": "1", "_": "/bin/sh",
         "SHLVL": "1", "OLDPWD": "/", "PWD": "/home", "DISTLAUNCH_GRACE": "1", "XDG_RUNTIME_DIR": "/run/user/1",
@@ -52,7 +52,7 @@ def test_the_nodes_environment_lies_below_without_what_others_set_for_themselves
     assert (there.workers, there.preload_log) == (start().workers, start().preload_log)
 
 
-def test_what_would_be_in_a_run_directory_that_is_not_there_is_moved():
+def test_files_of_a_missing_run_directory_are_moved():
     there = adapt_start(start(), {}, moved_to="/tmp/mine")
     [worker] = there.workers
     moved = "/tmp/mine/attempt-0/rank-0.error.json"
@@ -66,7 +66,7 @@ def test_what_would_be_in_a_run_directory_that_is_not_there_is_moved():
     assert there.preload_log == "/tmp/mine/attempt-0/preload.log"
 
 
-def test_torchs_recorder_keeps_its_own_place_where_the_run_directory_is_not():
+def test_torchs_flight_recorder_uses_its_default_without_a_run_directory():
     inside, outside = f"{RUN_DIR}/attempt-0/trace_", "/scratch/trace_"
     env = {
         "DISTLAUNCH_RUN_DIR": RUN_DIR,
@@ -81,13 +81,13 @@ def test_torchs_recorder_keeps_its_own_place_where_the_run_directory_is_not():
 
 
 @pytest.mark.parametrize("path", ["/runs/job-10/rank-0.error.json", "/elsewhere/x", ""])
-def test_what_lies_elsewhere_stays_there(path):
+def test_paths_outside_the_run_directory_are_kept(path):
     spec = m.WorkerSpec(rank=0, local_rank=0, argv=None, env={}, cpus=None, error_file=path)
     there = adapt_start(start(workers=(spec,)), {}, moved_to="/tmp/mine")
     assert there.workers[0].error_file == path
 
 
-def test_it_is_made_when_it_is_needed_for_us_alone_and_goes_with_all_that_is_in_it(tmp_path):
+def test_the_directory_is_private_created_on_use_and_removed(tmp_path):
     temporary_dir = TemporaryDirectory({"TMPDIR": str(tmp_path)})
     assert temporary_dir.path == ""
     assert list(tmp_path.iterdir()) == []
@@ -105,7 +105,7 @@ def test_it_is_made_when_it_is_needed_for_us_alone_and_goes_with_all_that_is_in_
     temporary_dir.remove()
 
 
-def test_it_is_made_again_if_somebody_has_cleaned_up(tmp_path):
+def test_the_directory_is_created_again_if_it_was_removed(tmp_path):
     temporary_dir = TemporaryDirectory({"TMPDIR": str(tmp_path)})
     first = temporary_dir.run_dir()
     remove_tree(temporary_dir.path)
@@ -117,27 +117,27 @@ def test_it_is_made_again_if_somebody_has_cleaned_up(tmp_path):
 
 
 @pytest.mark.parametrize("base", ["relative", "/not there", "/proc", ""])
-def test_a_base_that_is_none_is_passed_over(tmp_path, base):
+def test_an_unusable_base_directory_is_skipped(tmp_path, base):
     temporary_dir = TemporaryDirectory({"TMPDIR": base}, elsewhere=("/proc", str(tmp_path)))
     assert temporary_dir.run_dir().startswith(str(tmp_path))
     temporary_dir.remove()
 
 
-def test_without_any_place_it_says_so():
+def test_without_a_usable_base_an_error_is_raised():
     with pytest.raises(OSError, match="there is no place for temporary files"):
         TemporaryDirectory({}, elsewhere=()).run_dir()
     with pytest.raises(FileNotFoundError):
         TemporaryDirectory({}, elsewhere=("/proc",)).run_dir()
 
 
-def test_a_run_directory_is_known_by_its_marker(tmp_path):
+def test_a_run_directory_is_recognised_by_its_marker(tmp_path):
     assert not has_run_dir("")
     assert not has_run_dir(str(tmp_path))
     (tmp_path / MARKER).touch()
     assert has_run_dir(str(tmp_path))
 
 
-def test_folders_of_agents_that_were_killed_are_removed_by_the_next(tmp_path):
+def test_directories_of_killed_agents_are_removed_by_the_next_agent(tmp_path):
     killed, living = (TemporaryDirectory({}, elsewhere=[str(tmp_path)]) for _ in range(2))
     for each in (killed, living):
         each.run_dir()

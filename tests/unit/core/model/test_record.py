@@ -38,7 +38,7 @@ class Twin(Record):
     y: int = 2
 
 
-def test_fields_are_given_by_name_and_defaults_fill_in():
+def test_fields_are_passed_by_name_and_have_defaults():
     assert (Point(x=1).x, Point(x=1).y, Point(y=5, x=1).y, Point(x=1).total) == (1, 2, 5, 3)
 
 
@@ -54,12 +54,12 @@ def test_missing_and_unknown_fields_are_named(arguments):
     assert ("'z'" in said.partition("unknown")[2]) == ("z" in arguments)
 
 
-def test_nothing_is_given_by_position():
+def test_positional_arguments_are_refused():
     with pytest.raises(TypeError):
         Point(1)
 
 
-def test_a_record_is_frozen_and_has_no_room_for_more():
+def test_a_record_is_frozen_and_slotted():
     point = Point(x=1)
     with pytest.raises(AttributeError, match="Point is frozen"):
         point.x = 2
@@ -72,7 +72,7 @@ def test_a_record_is_frozen_and_has_no_room_for_more():
     assert point == Point(x=1)
 
 
-def test_equality_and_hash_go_by_type_and_values():
+def test_equality_and_hash_depend_on_type_and_values():
     assert Point(x=1) == Point(x=1, y=2)
     assert Point(x=1) != Point(x=2)
     assert Point(x=1) != Twin(x=1)
@@ -89,19 +89,19 @@ def test_a_record_with_something_unhashable_in_it_is_unhashable():
         hash(Point(x=[]))
 
 
-def test_repr_shows_all_but_what_is_hidden():
+def test_repr_omits_hidden_fields():
     assert repr(Point(x=1)) == "Point(x=1, y=2)"
     assert repr(Named(x=1, name="a", secret="pw")) == "Named(x=1, y=2, name='a')"
 
 
-def test_what_a_parent_hides_stays_hidden():
+def test_hidden_fields_are_inherited():
     class Child(Named, hide=("name",)):
         more: int = 0
 
     assert repr(Child(x=1, name="a", secret="pw")) == "Child(x=1, y=2, more=0)"
 
 
-def test_inherited_fields_come_first_and_their_defaults_hold():
+def test_inherited_fields_come_first_with_their_defaults():
     assert list(fields_of(Named)) == ["x", "y", "name", "secret"]
     assert fields_of(Point) == {"x": "int", "y": "int"}
     assert defaults_of(Named) == {"y": 2, "secret": "s3"}
@@ -116,20 +116,20 @@ def test_a_child_may_change_a_default_without_changing_its_parent():
     assert (Other(x=1).y, Point(x=1).y) == (7, 2)
 
 
-def test_what_is_given_out_about_a_class_cannot_change_it():
+def test_returned_fields_are_copies():
     fields_of(Point).clear()
     defaults_of(Point).clear()
     assert Point(x=1).y == 2
 
 
-def test_a_record_that_is_not_valid_is_never_born():
+def test_an_invalid_record_cannot_be_created():
     with pytest.raises(ValueError, match="11 > 10"):
         Checked(low=11)
     with pytest.raises(ValueError, match="5 > 3"):
         replace(Checked(low=5), high=3)
 
 
-def test_replace_gives_a_changed_copy():
+def test_replace_returns_a_changed_copy():
     point = Point(x=1)
     assert replace(point, y=9) == Point(x=1, y=9)
     assert point.y == 2
@@ -154,7 +154,7 @@ def test_a_record_matches_by_its_fields():
             pytest.fail(f"no match: {other}")
 
 
-def test_plain_turns_everything_into_what_json_has():
+def test_plain_returns_json_types():
     value = {1: (Point(x=True), [None, 1.5]), "k": Named(x=1, name="n")}
     assert plain(value) == {
         "1": [{"x": True, "y": 2}, [None, 1.5]],
@@ -163,7 +163,7 @@ def test_plain_turns_everything_into_what_json_has():
 
 
 @pytest.mark.parametrize("value", [{1, 2}, b"raw", object(), (b"x",)])
-def test_plain_refuses_what_json_has_not(value):
+def test_plain_refuses_other_types(value):
     with pytest.raises(TypeError, match="no plain data"):
         plain(value)
 
@@ -194,7 +194,7 @@ def count(request):
     return 1 if request.param == "few" else 2 * record._MANY
 
 
-def test_a_class_of_which_many_are_made_is_no_other(count):
+def test_a_compiled_init_behaves_like_the_shared_one(count):
     for number in range(count):
         assert Many(x=number).x == number
         assert Empty() == Empty()

@@ -1,4 +1,4 @@
-"""What comes from outside stays within its line and moves no cursor."""
+"""Text from outside stays on its line and moves no cursor."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from distlaunch.core.model.text import format_ranks, name_ranks, printable, quot
         ("a\\b", "a\\b"),
     ],
 )
-def test_only_what_is_not_printable_is_escaped(text, shown):
+def test_only_unprintable_characters_are_escaped(text, shown):
     assert printable(text) == shown
 
 
-def test_newlines_are_kept_where_they_are_wanted():
+def test_newlines_can_be_kept():
     assert printable("a\n\r\x1bb", keep="\n") == "a\n\\r\\x1bb"
 
 
@@ -42,7 +42,7 @@ def test_any_text_becomes_one_line_that_can_be_encoded(text):
     ("text", "shown"),
     [("", "''"), ("a b", "'a b'"), ("it's", '"it\'s"'), ("x" * 99, "'" + "x" * 77 + "'...")],
 )
-def test_a_word_is_quoted_and_of_bounded_length(text, shown):
+def test_user_input_is_quoted_and_shortened(text, shown):
     assert quoted(text) == shown
 
 
@@ -50,6 +50,6 @@ def test_a_word_is_quoted_and_of_bounded_length(text, shown):
     ("ranks", "text"),
     [([0], "rank 0"), ((3, 2, 0), "ranks 0,2-3"), (range(4), "ranks 0-3"), ([10, 10], "rank 10")],
 )
-def test_ranks_are_named_as_a_sentence_has_them(ranks, text):
+def test_ranks_are_written_with_their_noun(ranks, text):
     assert name_ranks(ranks) == text
     assert text.endswith(f" {format_ranks(ranks)}")

@@ -1,4 +1,4 @@
-"""A file that a user names may be a pipe: it is read to its end, in bounds."""
+"""A user's file may be a pipe. It is read to its end, with a timeout and a size limit."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_a_fifo_that_no_program_opens_is_given_up(fifo, monkeypatch):
     assert caught.value.errno == errno.ETIMEDOUT
 
 
-def test_a_fifo_whose_writer_takes_its_time_is_read_to_the_end(fifo, monkeypatch):
+def test_a_fifo_with_a_slow_writer_is_read_to_the_end(fifo, monkeypatch):
     monkeypatch.setattr(files, "WRITER_S", 0.2)
     opened = threading.Event()
 
@@ -61,7 +61,7 @@ def test_a_writer_that_never_ends_is_bounded_in_size_and_in_time(fifo):
         writer.kill()
 
 
-def test_what_a_process_substitution_writes_is_read_whole():
+def test_a_process_substitution_is_read_completely():
     reading, writing = os.pipe()
     os.write(writing, b"n1\n")
     os.close(writing)

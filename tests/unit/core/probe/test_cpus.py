@@ -102,13 +102,13 @@ def test_siblings_group_hyperthreads_and_unknown_cpus_stand_alone(machine):
     assert machine.probe(affinity=(0, 1, 2, 4)).siblings == ((0, 2), (1, 3), (4,))
 
 
-def test_topology_is_not_read_when_it_is_not_wanted(machine):
+def test_topology_is_read_only_on_request(machine):
     machine.write("/sys/devices/system/node/node0/cpulist", "0-1\n")
     cpus = probe_cpus(machine.root, affinity=(0,), topology=False)
     assert (cpus.numa, cpus.siblings) == ((), ())
 
 
-def test_machine_that_tells_nothing_still_has_its_affinity(machine):
+def test_without_other_information_the_affinity_counts(machine):
     assert machine.probe(affinity=(3, 1)) == CpuInventory(
         allowed=(1, 3), online=2, siblings=((1,), (3,))
     )

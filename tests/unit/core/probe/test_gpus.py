@@ -73,7 +73,7 @@ def machine(tmp_path):
     return Machine(tmp_path)
 
 
-def test_no_device_file_means_no_gpu_and_nothing_is_asked(machine):
+def test_without_device_files_nothing_else_is_tried(machine):
     machine.devices("null", "nvidiactl", "nvidia-uvm", "nvidia-modeset")
     machine.smi(f"/usr/bin/touch {machine.root}/asked\n")
     assert machine.probe() == GpuInventory()
@@ -139,7 +139,7 @@ def test_driver_without_devices_is_no_problem(machine):
         ("version-mismatch", "Driver/library version mismatch"),
     ],
 )
-def test_broken_driver_is_a_problem_in_the_tools_own_words(machine, case, said):
+def test_a_broken_driver_is_reported_as_nvidia_smi_does(machine, case, said):
     machine.devices("nvidia0")
     machine.recorded(case)
     inventory = machine.probe()
@@ -150,7 +150,7 @@ def test_broken_driver_is_a_problem_in_the_tools_own_words(machine, case, said):
     assert "\n" not in inventory.problem
 
 
-def test_lost_gpu_is_said_and_the_others_are_listed(machine):
+def test_a_lost_gpu_is_reported_and_the_others_are_listed(machine):
     machine.devices("nvidia0", "nvidia1")
     machine.recorded("one-lost")
     inventory = machine.probe()
@@ -158,7 +158,7 @@ def test_lost_gpu_is_said_and_the_others_are_listed(machine):
     assert "Unable to determine the device handle for GPU0000:43:00.0" in str(inventory.problem)
 
 
-def test_wsl_is_asked_although_it_has_no_nvidia_device_file(machine):
+def test_wsl_is_probed_without_nvidia_device_files(machine):
     machine.devices("dxg")
     machine.recorded("wsl", "usr/lib/wsl/lib")
     machine.environ = {"PATH": "/no/such/place"}
@@ -183,7 +183,7 @@ def test_without_any_tool_the_device_files_are_counted_from_zero(machine):
     assert machine.probe() == GpuInventory(gpus=(Gpu(index=0), Gpu(index=1)), source="device files")
 
 
-def test_hanging_tool_is_given_up_and_killed(machine):
+def test_a_hanging_nvidia_smi_is_killed(machine):
     machine.devices("nvidia0")
     machine.smi(f"echo $$ >> {machine.root}/pids\nexec /bin/sleep 600\n")
     inventory = machine.probe(deadline_s=1.0)
@@ -290,13 +290,13 @@ def test_library_that_finds_no_driver_is_a_problem(probe_with_library, code, sai
     assert inventory["problem"] == f"the NVIDIA driver does not answer: {said} (NVML error {code})"
 
 
-def test_library_that_hangs_is_left_behind(probe_with_library):
+def test_a_hanging_library_is_abandoned(probe_with_library):
     inventory = probe_with_library(deadline_s=1.0, FAKE_NVML_HANG="1")
     assert (len(inventory["gpus"]), inventory["source"]) == (2, "device files")
     assert "hangs" in inventory["problem"]
 
 
-def test_library_that_crashes_takes_nothing_down(probe_with_library):
+def test_a_crashing_library_does_no_harm(probe_with_library):
     inventory = probe_with_library(FAKE_NVML_CRASH="1")
     assert (len(inventory["gpus"]), inventory["source"]) == (2, "device files")
 
@@ -329,12 +329,12 @@ def holders_with_library(request, machine, nvml_library):
     return ask
 
 
-def test_the_library_names_processes_that_hold_memory_of_gpus_and_slices(holders_with_library):
+def test_holders_of_gpu_and_slice_memory_come_from_the_library(holders_with_library):
     assert holders_with_library() == "[7]"
     assert holders_with_library(FAKE_NVML_PROCESSES="2") == "[7, 1000, 1001]"
 
 
-def test_more_processes_than_expected_are_all_named(holders_with_library):
+def test_more_holders_than_expected_are_all_returned(holders_with_library):
     assert holders_with_library(FAKE_NVML_PROCESSES="300") == str([7, *range(1000, 1300)])
 
 
@@ -357,7 +357,7 @@ def test_without_the_library_the_tool_names_the_holders(machine):
     assert left == (42,)
 
 
-def test_the_wait_keeps_its_bound_where_the_tool_hangs_and_what_was_known_before_counts(machine):
+def test_the_wait_is_limited_if_nvidia_smi_hangs_and_earlier_answers_count(machine):
     machine.smi(
         f'[ -e "{machine.root}/asked" ] && exec /bin/sleep 60\n: > "{machine.root}/asked"; echo 42\n'
     )
@@ -367,7 +367,7 @@ def test_the_wait_keeps_its_bound_where_the_tool_hangs_and_what_was_known_before
     assert time.monotonic() - begun < 4
 
 
-def test_the_wait_ends_at_once_where_nothing_is_known(machine):
+def test_the_wait_ends_at_once_if_the_holders_are_unknown(machine):
     begun = time.monotonic()
     assert await_release([42], bound_s=600.0, environ=machine.environ, root=str(machine.root)) == ()
     assert time.monotonic() - begun < 60
@@ -433,7 +433,7 @@ def test_gpus_withheld_by_a_cgroup_do_not_count():
     assert (problems, lib.open) == ([], 0)
 
 
-def test_lost_gpu_keeps_its_index_and_is_said():
+def test_a_lost_gpu_keeps_its_index_and_is_reported():
     found, problems = read_gpus(FakeNvml(0, 15, 0))
     assert [gpu.index for gpu, _ in found] == [0, 2]
     assert len(problems) == 1
@@ -467,7 +467,7 @@ def test_process_with_threads_asks_nvidia_smi_and_does_not_fork(machine):
         thread.join()
 
 
-def test_child_that_raises_is_told_from_one_that_answers():
+def test_a_child_that_raises_has_died():
     until = time.monotonic() + 60
     assert run_in_child(lambda: (1, "a", [None]), deadline_s=until) == ((1, "a", [None]), None)
     assert run_in_child(lambda: (_ for _ in ()).throw(KeyError("x")), deadline_s=until) == (
@@ -476,7 +476,7 @@ def test_child_that_raises_is_told_from_one_that_answers():
     )
 
 
-def test_large_answer_of_a_child_arrives_whole():
+def test_a_large_answer_of_a_child_arrives_complete():
     assert run_in_child(lambda: ("x" * 1_000_000,), deadline_s=time.monotonic() + 60) == (
         ("x" * 1_000_000,),
         None,

@@ -1,4 +1,4 @@
-"""A caller and a listener on the rendezvous port, and all that goes between them."""
+"""A caller and a listener on the rendezvous port, and everything sent between them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WRONG_TOKEN = "the token is not the same"
 
 
 class Meeting:
-    """A caller and a listener, and all that went between them."""
+    """A caller and a listener, and everything sent between them."""
 
     def __init__(
         self,

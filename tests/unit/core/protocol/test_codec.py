@@ -89,7 +89,7 @@ def refused(data: bytes) -> str:
 )
 @given(data=st.data())
 @settings(max_examples=examples(15), deadline=None)
-def test_every_message_arrives_as_it_was_sent(side, cls, data):
+def test_every_message_can_be_encoded_and_decoded(side, cls, data):
     message = data.draw(messages_of(cls))
     [received] = decoder(side).feed(encode(message))
     assert received == message
@@ -98,7 +98,7 @@ def test_every_message_arrives_as_it_was_sent(side, cls, data):
 
 @given(messages=st.lists(ANY_MESSAGE, max_size=4), data=st.data())
 @settings(max_examples=examples(25), deadline=None)
-def test_frames_may_come_in_any_pieces(messages, data):
+def test_frames_may_arrive_in_any_pieces(messages, data):
     stream = b"".join(map(encode, messages))
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=5)))
     reader, received = decoder(), []
@@ -117,7 +117,7 @@ def test_a_frame_may_be_split_at_every_byte():
     assert [one for byte in data for one in reader.feed(bytes([byte]))] == [message]
 
 
-def test_environments_that_are_no_utf8_survive():
+def test_environments_that_are_not_utf8_are_preserved():
     name, value = b"caf\xe9", b"\xff\x80 \xf0\x9f\x9a\x80"
     env = {os.fsdecode(name): os.fsdecode(value)}
     [received] = Decoder(spawner_messages.TO_SPAWNER, spawner_messages.PARTS).feed(
@@ -128,12 +128,12 @@ def test_environments_that_are_no_utf8_survive():
     }
 
 
-def test_a_message_of_the_largest_size_is_taken():
+def test_a_message_of_the_largest_size_is_accepted():
     message = m.Input(data=bytes(codec.MAX_RAW_BYTES))
     assert read(encode(message)) == [message]
 
 
-def test_a_frame_is_ascii_with_the_raw_part_behind():
+def test_a_frame_is_ascii_followed_by_raw_bytes():
     data = encode(m.Input(data=b"\xff"))
     assert data == frame(b'{"t":"Input"}', b"\xff")
 
@@ -145,7 +145,7 @@ def stop(**changed) -> dict:
     return {"t": "Stop", "attempt": 1, "signum": 15, "grace_s": 2.5, **changed}
 
 
-def test_the_message_that_the_others_are_made_from_is_fine():
+def test_the_message_that_the_other_tests_change_is_valid():
     assert read(frame(stop())) == [m.Stop(attempt=1, signum=15, grace_s=2.5)]
 
 
@@ -193,7 +193,7 @@ def test_values_of_a_wrong_type_are_refused(wrong):
     assert len(message) < 200
 
 
-def test_seconds_are_floats_whatever_the_peer_writes():
+def test_seconds_become_floats():
     [message] = read(frame(stop(grace_s=2)))
     assert type(message.grace_s) is float
 
@@ -213,7 +213,7 @@ def test_raw_bytes_that_no_field_takes_are_refused():
     assert refused(frame(stop(), b"x")) == "Stop has unknown fields"
 
 
-def test_the_raw_part_cannot_be_given_as_text_too():
+def test_the_raw_field_cannot_be_in_the_object():
     refused(frame({"t": "Input", "data": "x"}, b"y"))
 
 
@@ -239,7 +239,7 @@ SPEC = {"rank": 0, "local_rank": 0, "argv": None, "env": {}, "cpus": None, "erro
     ],
     ids=repr,
 )
-def test_a_part_that_is_not_one_is_refused(worker):
+def test_an_invalid_part_is_refused(worker):
     start = m.Start(
         attempt=0,
         argv=("x",),
@@ -288,7 +288,7 @@ def test_a_part_that_is_not_one_is_refused(worker):
     ],
     ids=lambda body: repr(body[:30]),
 )
-def test_what_is_no_message_is_refused(body):
+def test_invalid_bodies_are_refused(body):
     assert len(refused(frame(body))) < 200
 
 
@@ -296,11 +296,11 @@ def test_what_is_no_message_is_refused(body):
     ("body", "raw"),
     [(codec.MAX_OBJECT_BYTES + 1, 0), (0, codec.MAX_RAW_BYTES + 1), (2**32 - 1, 2**32 - 1)],
 )
-def test_an_oversized_frame_is_refused_before_it_has_come(body, raw):
+def test_an_oversized_frame_is_refused_before_it_has_arrived(body, raw):
     assert "exceeds the allowed size" in refused(struct.pack(">BII", codec.VERSION, body, raw))
 
 
-def test_messages_before_the_garbage_are_still_given():
+def test_messages_before_invalid_data_are_returned():
     messages = decoder().feed(encode(m.ForwardSignal(signum=10)) + frame(b"nonsense"))
     assert next(messages) == m.ForwardSignal(signum=10)
     with pytest.raises(ProtocolError):
@@ -309,7 +309,7 @@ def test_messages_before_the_garbage_are_still_given():
 
 @given(data=st.binary(max_size=200))
 @settings(max_examples=examples(50), deadline=None)
-def test_garbage_gives_messages_or_a_protocol_error_and_nothing_else(data):
+def test_any_bytes_are_messages_or_a_protocol_error(data):
     with contextlib.suppress(ProtocolError):
         assert all(isinstance(message, TYPES["agent"]) for message in read(data))
 

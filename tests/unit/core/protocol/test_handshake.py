@@ -1,4 +1,4 @@
-"""Who gets in on the rendezvous port, and what those hear who do not."""
+"""Which callers are admitted on the rendezvous port, and what rejected ones learn."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.unit.core.protocol.handshaking import (
     "job_identity", [OPEN, SECRET, WEAK], ids=["without a token", "128 bits", "a phrase"]
 )
 @pytest.mark.parametrize("size", [1, 2, 7, 9, 100, 1 << 20])
-def test_both_sides_of_one_job_come_together_however_the_bytes_arrive(job_identity, size):
+def test_a_handshake_succeeds_however_the_bytes_arrive(job_identity, size):
     meeting = Meeting(job_identity, job_identity).run(size)
     assert meeting.caller.outcome == meeting.listener.outcome == WELCOME
     assert meeting.caller.is_final
@@ -44,7 +44,7 @@ def test_the_token_itself_is_never_sent(job_identity):
     assert job_identity.token not in b"".join(meeting.sent + meeting.answers)
 
 
-def test_the_caller_reads_no_byte_that_follows_its_welcome():
+def test_the_caller_reads_no_byte_after_its_welcome():
     meeting = Meeting(OPEN, OPEN)
     challenge = meeting.listener.feed(meeting.caller.begin())
     stream = bytearray(
@@ -77,7 +77,7 @@ def test_the_caller_reads_no_byte_that_follows_its_welcome():
         "only the listener",
     ],
 )
-def test_a_wrong_token_is_told_to_both_and_nothing_more(caller, listener):
+def test_a_wrong_token_is_reported_to_both_sides_and_nothing_else(caller, listener):
     meeting = Meeting(caller, listener).run()
     for turned in (meeting.caller.outcome, meeting.listener.outcome):
         assert isinstance(turned, p.Rejected)
@@ -87,7 +87,7 @@ def test_a_wrong_token_is_told_to_both_and_nothing_more(caller, listener):
     assert not meeting.admitted
 
 
-def test_the_listener_proves_nothing_to_whoever_has_not_proved_itself():
+def test_the_listener_sends_no_proof_to_an_unproven_caller():
     side = listener(SECRET)
     [challenge] = messages(side.feed(encode(CALL)))
     assert plain(challenge).keys() == {"nonce", "key_method", "salt"}
@@ -97,7 +97,7 @@ def test_the_listener_proves_nothing_to_whoever_has_not_proved_itself():
 
 @pytest.mark.parametrize("job_identity", [OPEN, SECRET])
 @pytest.mark.parametrize("change", [{"release": "1.2.4"}, {"job_key": "78"}, {"job_key": ""}])
-def test_another_release_or_job_is_turned_away_and_may_call_again(job_identity, change):
+def test_another_release_or_job_is_rejected(job_identity, change):
     meeting = Meeting(replace(job_identity, **change), job_identity).run()
     assert isinstance(meeting.caller.outcome, p.Rejected)
     assert meeting.caller.outcome.hint
@@ -112,7 +112,7 @@ def test_without_a_secret_both_jobs_are_named():
     assert meeting.caller.outcome.text == meeting.listener.rejection == words
 
 
-def test_with_a_secret_the_job_is_named_to_its_own_user_alone():
+def test_with_a_secret_the_caller_does_not_learn_the_job():
     meeting = Meeting(replace(SECRET, job_key="78"), SECRET).run()
     assert meeting.caller.outcome.text == "the port belongs to another job than job '78'"
     assert "it serves job '77', and n3 asked for job '78'" in meeting.listener.rejection
@@ -127,13 +127,13 @@ def test_both_releases_are_named():
     )
 
 
-def test_another_version_of_the_words_is_another_release():
+def test_another_protocol_version_is_another_release():
     side = listener()
     side.feed(encode(replace(CALL, version=9, release="9.0")))
     assert side.outcome.text == "the listening launcher is distlaunch 1.2.3, n3 is distlaunch 9.0"
 
 
-def test_a_call_with_fields_that_we_do_not_know_is_another_release():
+def test_a_call_with_unknown_fields_is_another_release():
     body = json.dumps({"t": "Call", "release": "9.0\x1b[2J", "colour": "green"}).encode()
     side = listener()
     [turned] = messages(side.feed(struct.pack(">BII", 1, len(body), 0) + body))
@@ -146,7 +146,7 @@ def test_a_call_with_fields_that_we_do_not_know_is_another_release():
 @pytest.mark.parametrize(
     "known", [True, False], ids=["in our words", "in words that we do not know"]
 )
-def test_another_release_of_another_job_is_another_job_first(known):
+def test_another_job_is_reported_before_another_release(known):
     other = replace(CALL, version=9, release="9.0", job_key="78")
     body = json.dumps(
         {"t": "Call", **plain(other), **({} if known else {"colour": "green"})}
@@ -160,21 +160,21 @@ def test_another_release_of_another_job_is_another_job_first(known):
 @pytest.mark.parametrize(
     "key", ["k" * 300, "k" * 100_000, "é" * 300, "\udc80" * 5000, "7" * 128, ""]
 )
-def test_a_job_of_any_key_comes_together_and_another_that_begins_alike_does_not(key):
+def test_job_keys_of_any_length_are_compared_completely(key):
     ours = replace(OPEN, job_key=key)
     assert Meeting(ours, ours).run().caller.outcome == WELCOME
     other = Meeting(replace(OPEN, job_key=key + "x"), ours).run()
     assert other.listener.rejected_for is RefusalReason.OTHER_JOB
 
 
-def test_other_frames_are_another_release_on_both_sides():
+def test_another_frame_version_is_another_release_on_both_sides():
     for side in (listener(), caller()):
         side.feed(b"\x02whatever")
         assert "another release of distlaunch" in side.outcome.text
 
 
 @pytest.mark.parametrize("job_identity", [OPEN, SECRET, WEAK])
-def test_what_the_job_says_to_a_caller_is_passed_on_and_believed(job_identity):
+def test_a_proven_rejection_is_final(job_identity):
     turned = p.Rejected(text="node 3 is here already", hint=None, exit_code=2, again=True)
     meeting = Meeting(job_identity, job_identity, answer=turned).run()
     assert meeting.caller.outcome == turned
@@ -182,7 +182,7 @@ def test_what_the_job_says_to_a_caller_is_passed_on_and_believed(job_identity):
     assert meeting.listener.rejected_for is None
 
 
-def test_what_a_listener_says_is_made_fit_for_a_terminal_and_an_exit_code():
+def test_a_listeners_text_and_exit_code_are_sanitized():
     side = caller()
     side_says = p.Rejected(text="\x1b]0;x\x07" + "y" * 9000, hint="a\nb", exit_code=0, again=False)
     answered(side, encode(side_says))
@@ -222,11 +222,11 @@ def test_a_token_is_never_shown_and_never_empty():
         {"job_id": "-x"},
     ],
 )
-def test_a_listener_cannot_name_a_path_or_a_rank_that_cannot_be(welcome):
+def test_a_welcome_with_a_path_or_an_impossible_rank_is_refused(welcome):
     with pytest.raises(HandshakeError):
         Meeting(OPEN, OPEN, answer=replace(WELCOME, **welcome)).run()
 
 
-def test_a_job_of_any_id_may_have_a_folder_of_its_own_name():
+def test_a_job_with_any_id_may_name_its_run_directory():
     answer = replace(WELCOME, job_id="run/7 of é\u00a0\udcff", folder="run-7_ab12")
     assert Meeting(OPEN, OPEN, answer=answer).run().caller.outcome == answer

@@ -1,5 +1,4 @@
-"""Who cannot get in on the rendezvous port, nor be taken for its listener: attackers, strangers,
-whatever they send."""
+"""Attackers and strangers are not admitted on the rendezvous port, and not trusted as its listener."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ from tests.unit.core.protocol.handshaking import (
 # --- attacks
 
 
-def test_a_replayed_call_and_proof_are_worth_nothing():
+def test_a_replayed_call_and_proof_are_rejected():
     recorded = Meeting(SECRET, SECRET).run()
     admitted = []
     side = listener(SECRET, nonce="2" * 64, admitted=admitted)
@@ -39,7 +38,7 @@ def test_a_replayed_call_and_proof_are_worth_nothing():
     assert not admitted
 
 
-def test_a_replayed_challenge_and_welcome_are_worth_nothing():
+def test_a_replayed_challenge_and_welcome_are_refused():
     recorded = Meeting(SECRET, SECRET).run()
     side = caller(SECRET, nonce="d" * 64)
     asked, welcome = recorded.answers
@@ -70,25 +69,25 @@ def test_a_listener_is_no_oracle_for_another_one():
     assert first.outcome.text == WRONG_TOKEN
 
 
-def test_a_callers_own_proof_sent_back_to_it_is_no_proof():
+def test_a_reflected_proof_is_refused():
     side = caller(SECRET)
     [proof] = messages(answered_until_outcome(side, encode(challenge())))
     with pytest.raises(HandshakeError, match="does not know the secret"):
         answered(side, encode(replace(WELCOME, proof=proof.proof)))
 
 
-def test_a_caller_proves_nothing_about_a_nonce_of_its_own():
+def test_a_caller_refuses_its_own_nonce_as_challenge():
     side = caller(SECRET)
     with pytest.raises(HandshakeError):
         answered(side, encode(challenge(nonce="c" * 64)))
 
 
-def test_a_welcome_without_a_challenge_is_not_believed():
+def test_a_welcome_without_a_challenge_is_refused():
     with pytest.raises(HandshakeError):
         answered(caller(SECRET), encode(WELCOME))
 
 
-def test_a_listener_that_wants_no_proof_gets_none():
+def test_a_listener_without_a_secret_gets_no_proof():
     side = caller(SECRET)
     [proof] = messages(answered_until_outcome(side, encode(challenge(key_method="none"))))
     assert proof == p.Proof(proof="unproven")
@@ -144,7 +143,7 @@ def challenge(*, nonce="1" * 64, key_method="key", salt=""):
         (encode(replace(CALL, host="n" * MOST_FROM_CALLER)), "too_long"),
     ],
 )
-def test_what_is_no_call_is_recognised_and_gets_no_answer(data, kind):
+def test_other_protocols_are_recognised_and_get_no_answer(data, kind):
     admitted = []
     side = listener(admitted=admitted)
     with pytest.raises(HandshakeError) as found:
@@ -162,13 +161,13 @@ def test_what_is_no_call_is_recognised_and_gets_no_answer(data, kind):
         (b"\x15\x03\x01", "TLS"),
     ],
 )
-def test_a_caller_names_what_listens_instead(data, words):
+def test_a_caller_names_the_protocol_of_another_listener(data, words):
     side = caller()
     with pytest.raises(HandshakeError, match=words):
         side.feed(data[: side.missing])
 
 
-def test_a_call_cut_short_anywhere_is_waited_for():
+def test_an_incomplete_call_is_waited_for():
     whole = encode(CALL)
     for end in range(len(whole)):
         side = listener()
@@ -177,7 +176,7 @@ def test_a_call_cut_short_anywhere_is_waited_for():
         assert side.call is None
 
 
-def test_drops_of_bytes_are_held_up_to_a_bound():
+def test_buffered_bytes_are_limited():
     side = listener()
     frame = struct.pack(">BII", 1, MOST_FROM_CALLER - 9, 0) + b"{" * MOST_FROM_CALLER
     for at in range(MOST_FROM_CALLER - 1):
@@ -217,7 +216,7 @@ def test_nobody_without_the_token_is_admitted_whatever_they_send(parts):
 
 
 @given(st.lists(st.one_of(FRAMES, st.binary(max_size=40)), max_size=6))
-def test_no_listener_without_the_token_is_believed_whatever_it_sends(parts):
+def test_no_listener_without_the_token_is_trusted_whatever_it_sends(parts):
     side = caller(SECRET)
     try:
         for part in parts:
@@ -228,7 +227,7 @@ def test_no_listener_without_the_token_is_believed_whatever_it_sends(parts):
 
 
 @given(st.binary(max_size=200), st.integers(0, 200))
-def test_any_bytes_in_the_middle_of_a_call_do_no_harm(noise, at):
+def test_any_bytes_within_a_handshake_do_no_harm(noise, at):
     whole = encode(CALL)
     side = listener(SECRET)
     try:

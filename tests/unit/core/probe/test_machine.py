@@ -14,7 +14,7 @@ def beats():
     return []
 
 
-def test_a_big_script_is_read_in_pieces_with_a_sign_of_life_now_and_then(tmp_path, beats):
+def test_a_large_script_is_hashed_in_pieces_with_beats(tmp_path, beats):
     path = tmp_path / "big"
     with path.open("wb") as file:
         file.truncate(200 << 20)
@@ -23,12 +23,12 @@ def test_a_big_script_is_read_in_pieces_with_a_sign_of_life_now_and_then(tmp_pat
     assert len(beats) == 3
 
 
-def test_a_script_that_is_not_there_is_no_problem_yet(tmp_path, beats):
+def test_a_missing_script_is_no_problem(tmp_path, beats):
     for path in ("none.py", "none/none.py", "nul\0.py"):
         assert machine.script_digest(str(tmp_path / path), beats.clear) == (None, None)
 
 
-def test_a_script_that_cannot_be_read_is_one(tmp_path, beats):
+def test_a_script_that_cannot_be_read_is_a_problem(tmp_path, beats):
     os.symlink("loop", tmp_path / "loop")
     assert machine.script_digest(str(tmp_path / "loop"), beats.clear) == (
         None,
@@ -36,7 +36,7 @@ def test_a_script_that_cannot_be_read_is_one(tmp_path, beats):
     )
 
 
-def test_a_folder_without_permission_is_told_from_one_that_is_not_there(tmp_path, monkeypatch):
+def test_a_forbidden_directory_and_a_missing_one_are_different_problems(tmp_path, monkeypatch):
     monkeypatch.chdir("/")
 
     def refuse(_path):
@@ -50,7 +50,7 @@ def test_a_folder_without_permission_is_told_from_one_that_is_not_there(tmp_path
     assert machine.directory_problem("a\0b") == "'a\\x00b' is no path"
 
 
-def test_programs_are_looked_for_as_exec_does(tmp_path):
+def test_programs_are_searched_as_exec_does(tmp_path):
     (tmp_path / "bin").mkdir()
     for name in ("tool", "plain"):
         (tmp_path / "bin" / name).touch()
@@ -61,7 +61,7 @@ def test_programs_are_looked_for_as_exec_does(tmp_path):
     assert find(("bin/plain", "bin", "./tool", ""), str(tmp_path), "/nowhere") is None
 
 
-def test_the_own_name_is_asked_for_as_long_as_it_is_bearable(monkeypatch):
+def test_resolving_the_own_name_has_a_timeout(monkeypatch):
     import threading
 
     asked = threading.Event()
@@ -89,7 +89,7 @@ def test_the_resolvers_order_is_kept(monkeypatch):
     assert machine.resolve_own_name("me") == ("fe80::1", "10.0.0.1")
 
 
-def test_what_a_plan_must_know_of_the_environment_is_kept():
+def test_only_variables_about_devices_are_kept():
     assert machine.device_environ(
         {"CUDA_VISIBLE_DEVICES": "0", "HOME": "/", "NCCL_SOCKET_IFNAME": "ib0"}
     ) == {"CUDA_VISIBLE_DEVICES": "0", "NCCL_SOCKET_IFNAME": "ib0"}

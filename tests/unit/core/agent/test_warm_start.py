@@ -1,5 +1,4 @@
-"""What the spawner decides about warm start by itself; the server behind it is real in
-tests/process/test_warm_*.py."""
+"""The spawner's decisions about warm start. Tests with a real server are in tests/process."""
 
 from __future__ import annotations
 
@@ -106,7 +105,7 @@ def hands():
         hands.server.close()
 
 
-def test_before_a_server_was_asked_for_every_worker_starts_cold(hands):
+def test_without_a_server_every_worker_starts_cold(hands):
     assert not hands.warm.can_fork(order())
     assert hands.warm.fileno() == -1
     assert hands.warm.timeout_s is None
@@ -130,7 +129,7 @@ def test_workers_are_forked_unless_command_or_load_time_variables_are_their_own(
     assert hands.start().can_fork(spawn) is taken
 
 
-def test_a_deadly_signal_ends_an_order_that_waits_and_no_other(hands):
+def test_a_deadly_signal_cancels_waiting_orders_of_its_ranks(hands):
     warm = hands.start()
     for rank in range(3):
         warm.spawn(order(rank), SETUP, [])
@@ -142,7 +141,7 @@ def test_a_deadly_signal_ends_an_order_that_waits_and_no_other(hands):
     assert len(hands.reported) == 2
 
 
-def test_a_server_that_cannot_be_started_is_said_and_what_follows_is_cold():
+def test_if_the_server_cannot_start_workers_start_cold():
     hands = Hands(OSError(11, "no"))
     warm = hands.start()
     (failed,) = hands.reported
@@ -154,7 +153,7 @@ def test_a_server_that_cannot_be_started_is_said_and_what_follows_is_cold():
 # --- words of the server and of forked processes
 
 
-def test_a_worker_counts_once_the_server_has_told_its_pid_and_it_has_set_itself_up_in_either_order(
+def test_a_worker_counts_once_it_is_ready_and_its_pid_is_known(
     hands,
 ):
     hands.ready(0, 1)
@@ -170,7 +169,7 @@ def test_a_worker_counts_once_the_server_has_told_its_pid_and_it_has_set_itself_
 @pytest.mark.parametrize(
     "lines", [("forked 0:70", "broken 0 TypeError: no"), ("broken 0 TypeError: no", "forked 0:70")]
 )
-def test_a_worker_that_cannot_be_set_up_starts_cold_and_so_does_what_follows(hands, lines):
+def test_after_a_failed_setup_all_workers_start_cold(hands, lines):
     hands.ready(0, 1)
     hands.say(*lines)
     assert hands.cold == [0, 1]
@@ -178,13 +177,13 @@ def test_a_worker_that_cannot_be_set_up_starts_cold_and_so_does_what_follows(han
     assert hands.reasons == ["a forked worker could not be set up (TypeError: no)"]
 
 
-def test_what_a_cold_start_would_meet_too_does_not_end_the_server(hands):
+def test_failures_that_a_cold_start_shares_do_not_end_the_server(hands):
     hands.ready(0, 1)
     hands.say("broken 0", "forked 0:70 1:71", "up 1")
     assert (hands.cold, hands.up, hands.reasons) == ([0], [(1, 71)], [])
 
 
-def test_a_process_that_dies_before_it_could_run_is_no_worker_that_has_ended(hands):
+def test_a_fork_that_dies_before_running_is_no_exited_worker(hands):
     warm = hands.ready(0)
     hands.say("forked 0:70")
     warm.reaped(70, KILLED)
@@ -192,7 +191,7 @@ def test_a_process_that_dies_before_it_could_run_is_no_worker_that_has_ended(han
     assert hands.reasons == ["a forked worker was killed by signal 9 before it could run"]
 
 
-def test_so_it_is_when_its_death_is_known_before_its_pid(hands):
+def test_a_fork_that_dies_before_its_pid_is_known_is_no_exited_worker(hands):
     warm = hands.ready(0)
     warm.reaped(70, KILLED)
     assert hands.cold == []
@@ -200,7 +199,7 @@ def test_so_it_is_when_its_death_is_known_before_its_pid(hands):
     assert hands.cold == [0]
 
 
-def test_a_stranger_that_ended_earlier_with_the_pid_of_a_worker_is_not_taken_for_it(hands):
+def test_an_earlier_process_with_the_same_pid_is_not_the_worker(hands):
     warm = hands.ready(0)
     warm.reaped(71, KILLED)  # an orphan of somebody
     hands.say("forked 0:70", "up 0")
@@ -214,7 +213,7 @@ def test_a_stranger_that_ended_earlier_with_the_pid_of_a_worker_is_not_taken_for
 @pytest.mark.parametrize(
     "line", ["forked x:y", "forked 1", "up", "up x", "broken", "hello", "\xff", "ready?"]
 )
-def test_a_line_that_is_not_the_servers_leads_to_a_cold_start(hands, line):
+def test_an_invalid_line_leads_to_a_cold_start(hands, line):
     hands.ready(0)
     hands.say(line)
     assert hands.cold == [0]
@@ -224,7 +223,7 @@ def test_a_line_that_is_not_the_servers_leads_to_a_cold_start(hands, line):
 # --- silence
 
 
-def test_a_long_import_is_mentioned_more_and_more_rarely(hands):
+def test_a_long_import_is_reported_at_growing_intervals(hands):
     hands.start()
     hands.say("importing json")
     for _ in range(100):
@@ -234,7 +233,7 @@ def test_a_long_import_is_mentioned_more_and_more_rarely(hands):
     assert hands.reasons == []
 
 
-def test_where_hangs_are_watched_for_an_import_is_bounded(hands):
+def test_an_import_times_out_if_hangs_are_detected(hands):
     warm = hands.start(bound_s=5)
     warm.spawn(order(0), SETUP, [])
     hands.wait(6)
@@ -248,7 +247,7 @@ def test_where_hangs_are_watched_for_an_import_is_bounded(hands):
     assert hands.reasons == ["importing re did not end within 5.0 s"]
 
 
-def test_an_interpreter_that_never_comes_to_our_code_is_given_up(hands):
+def test_an_interpreter_that_never_loads_our_code_is_given_up(hands):
     hands.start()
     hands.wait(FIRST_WORD_S - 1)
     assert hands.reasons == []

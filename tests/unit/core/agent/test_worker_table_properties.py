@@ -14,9 +14,7 @@ from tests.examples import examples
 
 @given(data=st.data(), ranks=st.integers(0, 4), attempts=st.integers(1, 2))
 @settings(max_examples=examples(50), deadline=None)
-def test_every_worker_is_reported_once_and_gone_comes_once_and_last(
-    make_node, data, ranks, attempts
-):
+def test_every_exit_is_reported_once_and_the_end_comes_last(make_node, data, ranks, attempts):
     node = make_node()
     for attempt in range(attempts):
         run_one_attempt(node, data, ranks, attempt)

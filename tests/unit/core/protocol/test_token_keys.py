@@ -1,4 +1,4 @@
-"""The keys of the proofs: which tokens need one derived, and how often."""
+"""Keys of the proofs: which tokens need a derived one, and how often it is derived."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def derived(monkeypatch):
         (b"x" * 64, False),
     ],
 )
-def test_a_token_of_128_bits_is_known_by_its_digits(token, strong):
+def test_a_token_of_128_bits_is_recognised_by_its_digits(token, strong):
     assert is_strong(token) is strong
 
 
@@ -97,7 +97,7 @@ def test_where_openssl_refuses_scrypt_both_sides_use_pbkdf2(fips):
     assert ListenerSecret(PHRASE, None).offer(scrypt=True)[0] == "pbkdf2"
 
 
-def test_a_caller_that_cannot_compute_its_key_says_which_function_is_missing(fips, monkeypatch):
+def test_a_caller_that_cannot_derive_its_key_names_the_missing_function(fips, monkeypatch):
     monkeypatch.setattr(token_keys, "has_scrypt", lambda: True)
     with pytest.raises(NoKeyError, match=r"this Python cannot compute scrypt: .*unsupported"):
         CallerSecret(PHRASE, None).key("scrypt", "ab" * 16)
@@ -118,7 +118,7 @@ def test_a_caller_that_cannot_compute_its_key_says_which_function_is_missing(fip
         (None, "other", ""),
     ],
 )
-def test_a_listener_cannot_talk_a_caller_out_of_its_own_way(token, key_method, salt):
+def test_a_listener_cannot_choose_a_weaker_key_method(token, key_method, salt):
     with pytest.raises(NoKeyError):
         CallerSecret(token, None).key(key_method, salt)
 
@@ -151,7 +151,7 @@ def test_munge_carries_a_random_key():
         CallerSecret(None, munge).key("munge", "forged")
 
 
-def test_a_caller_with_munge_joins_no_listener_without():
+def test_a_caller_with_munge_refuses_a_listener_without_it():
     with pytest.raises(NoKeyError, match="does not use munge"):
         CallerSecret(None, Munge()).key("none", "")
 

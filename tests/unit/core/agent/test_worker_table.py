@@ -24,14 +24,14 @@ def exit_of(node, rank: int) -> WorkerExit:
 # --- starting
 
 
-def test_every_worker_is_launched_and_reported_when_it_exists(make_node, make_spec):
+def test_every_worker_is_launched_and_reported_as_started(make_node, make_spec):
     node = make_node()
     assert node.start(3) == [t.Launch(spec=make_spec(rank)) for rank in range(3)]
     assert node.spawned(2) == [m.Started(attempt=0, pids={2: 102})]
     assert node.spawned(0) == [m.Started(attempt=0, pids={0: 100})]
 
 
-def test_node_without_workers_is_gone_at_once(make_node):
+def test_a_node_without_workers_ends_the_attempt_at_once(make_node):
     node = make_node()
     assert node.start(0) == [w.Sweep()]
     assert node.swept() == [t.CloseOutputs()]
@@ -77,9 +77,7 @@ def test_a_worker_that_cannot_be_started_ends_as_in_a_shell(make_node, number, r
         ),
     ],
 )
-def test_why_a_worker_could_not_be_started_stands_after_its_last_words(
-    make_node, step, number, text
-):
+def test_the_reason_of_a_failed_start_follows_the_last_output(make_node, step, number, text):
     node = make_node()
     node.start(1)
     node.not_spawned(0, step, number)
@@ -87,7 +85,7 @@ def test_why_a_worker_could_not_be_started_stands_after_its_last_words(
     assert exited.stderr_tail == b"said\n" + text
 
 
-def test_the_program_that_could_not_be_run_is_the_workers_own(make_node, make_spec):
+def test_a_failed_start_names_the_workers_own_program(make_node, make_spec):
     node = make_node()
     node.start(specs=[make_spec(0, argv=("caf\udce9", "x"))])
     node.not_spawned(0, "exec", errno.ENOENT)
@@ -107,7 +105,7 @@ def test_a_worker_that_existed_but_could_not_exec_is_reported_with_its_pid(make_
 # --- ending
 
 
-def test_a_worker_is_reported_when_its_last_words_are_read(make_node):
+def test_an_exit_is_reported_when_the_last_output_is_read(make_node):
     node = make_node()
     node.start(2)
     node.now = 5.0
@@ -130,7 +128,7 @@ def test_a_worker_is_reported_when_its_last_words_are_read(make_node):
     )
 
 
-def test_the_last_worker_brings_the_sweep_then_the_outputs_then_gone(make_node):
+def test_after_the_last_worker_come_sweep_outputs_and_end(make_node):
     node = make_node().up(2)
     node.ended(0)
     node.ended(1)
@@ -141,12 +139,12 @@ def test_the_last_worker_brings_the_sweep_then_the_outputs_then_gone(make_node):
     assert node.table.running == []
 
 
-def test_outputs_that_close_without_a_sweep_are_not_the_end(make_node):
+def test_closed_outputs_without_a_sweep_do_not_end_the_attempt(make_node):
     node = make_node().up(1)
     assert node.closed() == []
 
 
-def test_an_end_is_reported_without_last_words_if_reading_takes_too_long(make_node):
+def test_an_exit_is_reported_without_output_if_reading_takes_too_long(make_node):
     node = make_node().up(2)
     node.now = 10.0
     node.ended(0, 1)
@@ -161,14 +159,14 @@ def test_an_end_is_reported_without_last_words_if_reading_takes_too_long(make_no
     assert node.table.deadline() is None
 
 
-def test_the_overdue_last_worker_also_brings_the_sweep(make_node):
+def test_the_sweep_also_follows_an_overdue_last_worker(make_node):
     node = make_node().up(1)
     node.ended(0)
     node.now += t.DRAIN_S
     assert node.of(w.Sweep, node.tick()) == [w.Sweep()]
 
 
-def test_a_second_end_of_the_same_worker_changes_nothing(make_node):
+def test_a_second_exit_of_the_same_worker_is_ignored(make_node):
     node = make_node().up(2)
     node.ended(0, 5)
     assert node.ended(0, 6) == []
@@ -176,7 +174,7 @@ def test_a_second_end_of_the_same_worker_changes_nothing(make_node):
     assert exited.returncode == 5
 
 
-def test_last_words_of_a_worker_that_runs_or_is_unknown_are_not_its_end(make_node):
+def test_output_of_a_running_or_unknown_worker_is_no_exit(make_node):
     node = make_node().up(1)
     assert node.drained(0) == []
     assert node.drained(9) == []
@@ -185,7 +183,7 @@ def test_last_words_of_a_worker_that_runs_or_is_unknown_are_not_its_end(make_nod
 # --- stopping
 
 
-def test_stop_asks_the_processes_that_run_and_lets_stopped_ones_obey(make_node):
+def test_stop_signals_running_workers_and_resumes_stopped_ones(make_node):
     node = make_node().up(3)
     node.ended(1)
     assert signals(node, node.stop(signum=signal.SIGINT)) == [
@@ -194,7 +192,7 @@ def test_stop_asks_the_processes_that_run_and_lets_stopped_ones_obey(make_node):
     ]
 
 
-def test_a_young_worker_whose_interpreter_swallowed_the_interrupt_is_asked_by_term(make_node):
+def test_a_young_worker_that_ignores_int_gets_term(make_node):
     node = make_node().up(2)
     node.stop(signum=signal.SIGINT, grace_s=30.0)
     node.ended(1)
@@ -203,25 +201,25 @@ def test_a_young_worker_whose_interpreter_swallowed_the_interrupt_is_asked_by_te
     assert signals(node, node.tick()) == [((0,), signal.SIGTERM, w.SCOPE_PROCESS)]
 
 
-def test_a_worker_that_has_run_for_long_is_asked_once(make_node):
+def test_an_older_worker_gets_only_int(make_node):
     node = make_node().up(2)
     node.now += t.YOUNG_S
     node.stop(signum=signal.SIGINT, grace_s=30.0)
     assert node.table.deadline() == pytest.approx(node.now + 30.0)
 
 
-def test_stop_reaches_workers_of_which_nothing_has_been_heard_yet(make_node):
+def test_stop_reaches_workers_that_are_not_reported_yet(make_node):
     node = make_node()
     node.start(2)
     assert signals(node, node.stop())[0] == ((0, 1), signal.SIGTERM, w.SCOPE_PROCESS)
 
 
-def test_under_no_python_the_group_is_asked(make_node):
+def test_with_no_python_the_process_group_is_signalled(make_node):
     node = make_node().up(1, signal_group=True)
     assert signals(node, node.stop())[0] == ((0,), signal.SIGTERM, w.SCOPE_GROUP)
 
 
-def test_after_the_grace_the_trees_of_those_that_still_run_are_killed(make_node):
+def test_after_the_grace_the_trees_of_running_workers_are_killed(make_node):
     node = make_node().up(2)
     node.now = 100.0
     node.stop(grace_s=10.0)
@@ -242,7 +240,7 @@ def test_a_grace_of_zero_kills_at_once(make_node, grace_s):
 
 
 @pytest.mark.parametrize(("first", "second", "kill_at"), [(10.0, 3.0, 4.0), (3.0, 10.0, 3.0)])
-def test_of_two_graces_the_one_that_ends_first_holds(make_node, first, second, kill_at):
+def test_the_earlier_of_two_graces_counts(make_node, first, second, kill_at):
     node = make_node().up(1)
     node.stop(grace_s=first)
     node.now = 1.0
@@ -250,7 +248,7 @@ def test_of_two_graces_the_one_that_ends_first_holds(make_node, first, second, k
     assert node.table.deadline() == kill_at
 
 
-def test_who_was_told_to_stop_is_reported_so(make_node):
+def test_an_exit_after_a_stop_is_reported_as_such(make_node):
     node = make_node().up(2)
     node.ended(0, 1)
     node.stop()
@@ -263,7 +261,7 @@ def test_who_was_told_to_stop_is_reported_so(make_node):
     assert told == {0: False, 1: True}
 
 
-def test_the_answer_of_the_spawner_is_not_awaited_for_ever(make_node):
+def test_the_wait_for_the_spawners_answer_is_limited(make_node):
     node = make_node().up(1)
     node.ended(0)
     node.drained(0)
@@ -296,12 +294,12 @@ def leaving(make_node):
     return node
 
 
-def test_what_workers_have_left_runs_on_until_all_of_the_job_have_ended(leaving):
+def test_leftovers_run_until_all_workers_of_the_job_have_ended(leaving):
     assert leaving.table.deadline() is None
     assert leaving.swept() == [t.CloseOutputs()], "unless it has ended by itself"
 
 
-def test_after_a_success_what_is_left_gets_its_time_then_term_then_kill(leaving):
+def test_after_success_leftovers_get_time_then_term_then_kill(leaving):
     assert linger(leaving) == []
     leaving.now = t.NAMES_S
     assert leaving.tick() == [w.Sweep()]
@@ -316,12 +314,12 @@ def test_after_a_success_what_is_left_gets_its_time_then_term_then_kill(leaving)
     assert leaving.closed() == [m.AttemptEnded(attempt=0, left=(), ended=left(77), killed=left(77))]
 
 
-def test_no_time_and_no_grace_kills_at_once(leaving):
+def test_leftovers_without_time_and_grace_are_killed_at_once(leaving):
     linger(leaving, linger_s=0.0, grace_s=0.0)
     assert leaving.tick() == [w.EndLeftovers(), w.Sweep(kill=True)]
 
 
-def test_a_stop_cuts_the_time_short(leaving):
+def test_a_stop_ends_the_time_for_leftovers(leaving):
     linger(leaving)
     assert leaving.stop(grace_s=3.0) == [w.EndLeftovers()]
     assert leaving.table.deadline() == 3.0
@@ -329,7 +327,7 @@ def test_a_stop_cuts_the_time_short(leaving):
     assert leaving.stop(grace_s=0) == []
 
 
-def test_what_is_left_by_a_failed_worker_is_asked_when_all_are_stopped(make_node):
+def test_leftovers_of_a_failed_worker_get_term_with_the_stop(make_node):
     node = make_node().up(2)
     node.ended(0, 1)
     node.drained(0)
@@ -346,25 +344,25 @@ def test_what_is_left_by_a_failed_worker_is_asked_when_all_are_stopped(make_node
     assert node.tick() == [w.Sweep(kill=True)]
 
 
-def test_a_stop_by_somebody_elses_signal_asks_nobody_again(make_node):
+def test_a_stop_after_an_outside_signal_sends_no_second_one(make_node):
     node = make_node().up(1)
     assert node.of(w.EndLeftovers, node.stop(signum=0)) == [w.EndLeftovers(asked=True)]
 
 
-def test_a_kill_while_last_words_are_read_kills_what_is_left_too(make_node):
+def test_a_kill_while_output_is_read_kills_leftovers_too(make_node):
     node = make_node().up(1)
     node.ended(0, 1)
     assert node.stop(grace_s=0) == []
     assert node.of(w.Sweep, node.drained(0)) == [w.Sweep(kill=True)]
 
 
-def test_a_pause_is_for_what_workers_have_left_too(leaving):
+def test_a_pause_also_stops_leftovers(leaving):
     assert leaving.step(m.Pause(paused=True)) == [
         w.Signal(ranks=(), signum=signal.SIGSTOP, scope=w.SCOPE_TREE, caught_only=False)
     ]
 
 
-def test_a_spawner_that_does_not_answer_is_not_waited_for_for_ever(make_node):
+def test_a_spawner_that_does_not_answer_is_given_up(make_node):
     node = make_node().up(1)
     node.ended(0)
     node.drained(0)
@@ -372,7 +370,7 @@ def test_a_spawner_that_does_not_answer_is_not_waited_for_for_ever(make_node):
     assert node.tick() == [t.GiveUpSpawner()]
 
 
-def test_output_that_cannot_be_filed_is_given_up_after_a_while_or_on_the_users_word(make_node):
+def test_unwritten_output_is_given_up_after_a_while_or_on_request(make_node):
     for impatient in (False, True):
         node = make_node().up(1)
         node.ended(0)
@@ -385,7 +383,7 @@ def test_output_that_cannot_be_filed_is_given_up_after_a_while_or_on_the_users_w
         ]
 
 
-def test_the_late_end_of_a_worker_of_an_earlier_attempt_is_not_the_new_ones(make_node):
+def test_a_late_exit_from_an_earlier_attempt_is_ignored(make_node):
     node = make_node().up(1)
     assert node.step(WorkerExit(rank=0, pid=7, returncode=-9)) == []
     assert node.table.running == [0]
@@ -402,7 +400,7 @@ def test_a_stop_before_any_start_is_ignored(make_node):
     assert make_node().stop(attempt=0) == []
 
 
-def test_a_worker_that_not_even_kill_ends_is_reported_as_killed(make_node):
+def test_a_worker_that_survives_kill_is_reported_as_killed(make_node):
     node = make_node().up(2)
     node.stop(grace_s=0)
     node.ended(1, -9)
@@ -420,7 +418,7 @@ def test_a_worker_that_not_even_kill_ends_is_reported_as_killed(make_node):
 # --- passing on
 
 
-def test_user_signals_go_only_to_those_that_run_and_catch_them(make_node):
+def test_user_signals_go_only_to_running_workers_that_catch_them(make_node):
     node = make_node().up(2)
     node.ended(0)
     forwarded = node.step(m.ForwardSignal(signum=signal.SIGUSR1))
@@ -430,20 +428,20 @@ def test_user_signals_go_only_to_those_that_run_and_catch_them(make_node):
 
 
 @pytest.mark.parametrize(("paused", "signum"), [(True, signal.SIGSTOP), (False, signal.SIGCONT)])
-def test_a_pause_is_for_whole_trees(make_node, paused, signum):
+def test_a_pause_stops_whole_trees(make_node, paused, signum):
     node = make_node().up(2)
     assert node.step(m.Pause(paused=paused)) == [
         w.Signal(ranks=(0, 1), signum=signum, scope=w.SCOPE_TREE, caught_only=False)
     ]
 
 
-def test_with_nobody_running_nothing_is_signalled(make_node):
+def test_without_running_workers_nothing_is_signalled(make_node):
     node = make_node()
     assert node.step(m.ForwardSignal(signum=signal.SIGUSR1)) == []
     assert node.step(m.Pause(paused=True)) == []
 
 
-def test_a_worker_stopped_from_its_terminal_is_told(make_node):
+def test_a_worker_stopped_from_its_terminal_is_reported(make_node):
     node = make_node().up(1)
     assert node.step(w.Halted(rank=0, signum=signal.SIGTSTP)) == [m.WorkerHalted(rank=0)]
 
@@ -451,7 +449,7 @@ def test_a_worker_stopped_from_its_terminal_is_told(make_node):
 @pytest.mark.parametrize(
     "message", [m.Prepare(attempt=0, port=0), m.Input(data=b"x"), m.Resize(rows=1, columns=1)]
 )
-def test_what_is_the_edges_own_is_left_to_it(make_node, message):
+def test_messages_for_the_agent_are_ignored_by_the_table(make_node, message):
     assert make_node().up(1).step(message) == []
 
 

@@ -1,4 +1,4 @@
-"""Why the kernel refuses a thread: the limit that is reached is named."""
+"""If the kernel refuses a thread, the limit that is reached is named."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_full_cgroup_is_named(tmp_path):
     assert explain_refusal(str(tmp_path)) == expected
 
 
-def test_too_little_address_space_is_named(in_child):
+def test_a_full_address_space_is_named(in_child):
     limit = 64 << 20
 
     def lower():
@@ -70,5 +70,5 @@ def test_a_full_limit_of_processes_is_named(in_child):
     assert in_child(lower) == "the user's limit of 1 processes and threads is reached (ulimit -u)"
 
 
-def test_without_a_limit_that_is_reached_all_are_named(in_child):
+def test_if_no_limit_is_reached_all_are_named(in_child):
     assert in_child(lambda: None) == "see ulimit -u, ulimit -v, pids.max of the cgroup, and free -h"

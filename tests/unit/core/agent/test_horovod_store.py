@@ -1,4 +1,4 @@
-"""The store in which Horovod's workers find each other, as its client and others speak to it."""
+"""Horovod's store, with its client's requests and invalid ones."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def until_there(port, path):
         assert status == 404
 
 
-def test_what_was_put_is_got(port):
+def test_get_returns_what_was_put(port):
     value = bytes(range(256)) * 100
     assert ask(port, "PUT", "/global/0", value) == (200, b"")
     assert ask(port, "GET", "/global/0") == (200, value)
@@ -67,18 +67,18 @@ def test_what_was_put_is_got(port):
     assert ask(port, "GET", "/global/0") == (200, b"")
 
 
-def test_scopes_are_apart(port):
+def test_scopes_are_separate(port):
     ask(port, "PUT", "/local_a/0", b"a")
     ask(port, "PUT", "/local_b/0", b"b")
     assert ask(port, "GET", "/local_a/0") == (200, b"a")
 
 
 @pytest.mark.parametrize("port", [0.1], indirect=True)
-def test_what_is_not_there_in_time_is_not_found(port):
+def test_a_missing_value_is_404_after_a_while(port):
     assert ask(port, "GET", "/global/7")[0] == 404
 
 
-def test_a_question_is_held_until_somebody_puts_the_answer(port):
+def test_a_get_waits_until_the_value_is_put(port):
     got = []
     asking = [
         threading.Thread(target=lambda: got.append(until_there(port, "/global/1")))
@@ -93,7 +93,7 @@ def test_a_question_is_held_until_somebody_puts_the_answer(port):
 
 
 @pytest.mark.parametrize("port", [0.1], indirect=True)
-def test_what_a_rank_stored_before_is_not_given_to_those_that_initialise_again(port):
+def test_values_of_the_previous_round_are_not_returned(port):
     for rank in range(3):
         ask(port, "PUT", f"/global/rank_{rank}", b"old host")
         ask(port, "PUT", f"/global/{rank}", b"old")
@@ -111,7 +111,7 @@ def test_what_a_rank_stored_before_is_not_given_to_those_that_initialise_again(p
     assert ask(port, "GET", "/other/0") == (200, b"other")
 
 
-def test_many_ranks_that_all_wait_for_all(port):
+def test_many_ranks_wait_for_each_other(port):
     """Sixteen ranks store theirs and get everybody's, in any order; when all have met each says so
     and begins anew."""
     ranks, failed = 16, []
@@ -154,7 +154,7 @@ def test_many_ranks_that_all_wait_for_all(port):
         (b"x" * 10_000, b"400"),
     ],
 )
-def test_what_is_no_question_is_refused_and_others_are_served(port, said, status):
+def test_invalid_requests_are_refused_and_others_served(port, said, status):
     with socket.create_connection(("127.0.0.1", port), timeout=BOUND_S) as connection:
         connection.sendall(said)
         assert connection.recv(65536).split(b" ")[1] == status
@@ -169,7 +169,7 @@ def answer(connection):
     return answered
 
 
-def test_questions_in_one_piece_and_in_single_bytes_are_answered_alike(port):
+def test_a_request_may_arrive_in_single_bytes(port):
     answers = []
     for words in (
         b"PUT /s/0 HTTP/1.1\r\nContent-Length: 3\r\n\r\nabc",
@@ -186,7 +186,7 @@ def test_questions_in_one_piece_and_in_single_bytes_are_answered_alike(port):
     assert answers[1].endswith(b"\r\n\r\nabc")
 
 
-def test_a_value_larger_than_the_sockets_hold_comes_whole(port):
+def test_a_value_larger_than_the_socket_buffers_arrives_complete(port):
     value = os.urandom(1 << 20)
     assert ask(port, "PUT", "/s/0", value) == (200, b"")
     with socket.create_connection(("127.0.0.1", port), timeout=BOUND_S) as slow:
@@ -202,7 +202,7 @@ def test_a_value_larger_than_the_sockets_hold_comes_whole(port):
         | st.sampled_from([b"GET /a/b HTTP/1.1\r\n\r\n", b"\r\n\r\n", b"PUT /a/b "])
     )
 )
-def test_no_bytes_end_it(pieces):
+def test_no_input_stops_the_store(pieces):
     listener = socket.create_server(("127.0.0.1", 0))
     listener.setblocking(False)
     number = listener.getsockname()[1]
@@ -220,7 +220,7 @@ def test_no_bytes_end_it(pieces):
         store.close()
 
 
-def test_nothing_is_left_of_one_that_was_used_and_closed_while_others_wait():
+def test_closing_a_used_store_leaves_nothing():
     before = set(os.listdir("/proc/self/fd"))
     listener = socket.create_server(("127.0.0.1", 0))
     listener.setblocking(False)
@@ -236,7 +236,7 @@ def test_nothing_is_left_of_one_that_was_used_and_closed_while_others_wait():
     assert set(os.listdir("/proc/self/fd")) == before
 
 
-def test_there_is_only_so_much_room():
+def test_memory_is_limited():
     scopes = Scopes()
     value = bytes(1 << 20)
     assert all(scopes.put("s", str(number), value) for number in range(255))
@@ -245,7 +245,7 @@ def test_there_is_only_so_much_room():
     assert scopes.put("s", "255", value)
 
 
-def test_names_of_scopes_and_keys_and_turns_take_room_too():
+def test_scopes_keys_and_rounds_take_memory_too():
     budget = MemoryBudget(1 << 20)
     scopes = Scopes(budget)
     assert sum(scopes.put("s", f"{number:07000}", b"") for number in range(1000)) < 150
@@ -258,7 +258,7 @@ def test_names_of_scopes_and_keys_and_turns_take_room_too():
     assert scopes.put("0", "0", b"")  # a rank that begins anew needs no more than before
 
 
-def test_a_value_that_is_being_sent_has_its_room_until_it_has_been():
+def test_a_value_keeps_its_memory_until_it_is_sent():
     budget = MemoryBudget(10_000)
     scopes = Scopes(budget)
     scopes.put("s", "0", bytes(5000))
@@ -288,7 +288,7 @@ def connect(port):
     return socket.create_connection(("127.0.0.1", port), timeout=BOUND_S)
 
 
-def test_no_more_connections_are_had_than_open_files_leave(make_store, monkeypatch):
+def test_connections_are_limited_by_open_files(make_store, monkeypatch):
     monkeypatch.setattr(
         resource, "getrlimit", lambda _: (len(os.listdir("/proc/self/fd")) + 64, 4096)
     )
@@ -310,7 +310,7 @@ def until_served(port):
     return False
 
 
-def test_senders_that_stop_halfway_take_no_more_than_there_is_room_for(make_store):
+def test_incomplete_requests_are_limited_by_memory(make_store):
     store, port = make_store()
     store._budget.left = 1 << 20
     store.start()
@@ -328,7 +328,7 @@ def test_senders_that_stop_halfway_take_no_more_than_there_is_room_for(make_stor
     assert until_served(port)
 
 
-def test_a_body_in_single_bytes_costs_no_more_by_its_length(make_store):
+def test_a_body_in_single_bytes_takes_linear_time(make_store):
     store, _ = make_store()
     client = _Client(socket.socket(), 0.0)
     client.received += b"PUT /s/0 HTTP/1.1\r\nContent-Length: 1000000\r\n\r\n" + bytes(900_000)
@@ -350,7 +350,7 @@ class Counting(bytearray):
         return super().partition(sep)
 
 
-def test_closing_waits_for_nobody_who_is_still_to_be_answered(make_store):
+def test_closing_does_not_wait_for_open_requests(make_store):
     store, port = make_store()
     store.start()
     assert ask(port, "PUT", "/s/0", bytes(1 << 20)) == (200, b"")
@@ -364,7 +364,7 @@ def test_closing_waits_for_nobody_who_is_still_to_be_answered(make_store):
         each.close()
 
 
-def test_one_that_fails_says_so_and_closes_everything(make_store, monkeypatch):
+def test_a_store_that_fails_reports_it_and_closes_everything(make_store, monkeypatch):
     failed = []
     store, port = make_store(failed=failed.append)
     monkeypatch.setattr(store, "_on_ready", lambda _: 1 / 0)
@@ -375,7 +375,7 @@ def test_one_that_fails_says_so_and_closes_everything(make_store, monkeypatch):
     assert failed == ["ZeroDivisionError: division by zero"]
 
 
-def test_accepting_goes_on_where_memory_or_descriptors_were_short(make_store, monkeypatch):
+def test_accepting_continues_after_a_lack_of_memory_or_descriptors(make_store, monkeypatch):
     listener = socket.create_server(("127.0.0.1", 0))
     listener.setblocking(False)
     short = Short(listener)
@@ -404,7 +404,7 @@ class Short:
         return getattr(self._listener, name)
 
 
-def test_a_store_for_this_machine_alone_turns_others_away(make_store, monkeypatch):
+def test_a_loopback_only_store_refuses_other_machines(make_store, monkeypatch):
     store, port = make_store(loopback_only=True)
     store.start()
     assert ask(port, "PUT", "/s/0", b"x") == (200, b"")
@@ -426,5 +426,5 @@ def test_a_store_for_this_machine_alone_turns_others_away(make_store, monkeypatc
         ("::ffff:10.0.0.1", False),
     ],
 )
-def test_the_loopback_is_known_in_both_families(address, here):
+def test_loopback_is_recognised_in_both_families(address, here):
     assert is_loopback(address) == here

@@ -1,4 +1,4 @@
-"""What a launcher may say of itself."""
+"""Numbers that a launcher may report."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def read(**changed) -> p.LauncherInfo:
 @pytest.mark.parametrize(
     ("attempt", "restarts"), [(-1, 0), (0, 0), (7, 3), (p.MOST_ATTEMPTS - 1,) * 2]
 )
-def test_what_a_launcher_has_had_of_attempts_is_taken(attempt, restarts):
+def test_possible_numbers_of_attempts_are_accepted(attempt, restarts):
     assert (read(attempt=attempt, restarts=restarts).attempt, read(num_nodes=[2, 4]).num_nodes) == (
         attempt,
         (2, 4),
@@ -58,12 +58,12 @@ def test_what_a_launcher_has_had_of_attempts_is_taken(attempt, restarts):
         {"num_nodes": None},
     ],
 )
-def test_what_no_launcher_can_have_had_is_no_message(changed):
+def test_impossible_numbers_of_attempts_are_refused(changed):
     with pytest.raises(ProtocolError):
         read(**changed)
 
 
-def test_what_a_launcher_may_have_had_another_attempt_may_follow():
+def test_another_attempt_may_follow_any_possible_number():
     assert p.is_possible_attempt(0)
     assert p.is_possible_attempt(p.MOST_ATTEMPTS, p.MOST_ATTEMPTS)
     assert not any(

@@ -82,13 +82,13 @@ def ended(pids: list[int]) -> None:
     )
 
 
-def test_children_are_the_direct_ones(family):
+def test_children_are_direct_children_only(family):
     assert set(process_tree.children_of(family.parent)) == {family.child, family.sibling}
     assert process_tree.children_of(family.grandchild) == []
     assert family.parent in process_tree.children_of(os.getpid())
 
 
-def test_children_are_found_whichever_thread_started_them():
+def test_children_of_every_thread_are_found():
     code = (
         "import subprocess, threading\n"
         "ps = []\n"
@@ -106,19 +106,19 @@ def test_children_are_found_whichever_thread_started_them():
     assert found == [child]
 
 
-def test_without_the_kernels_list_children_are_found_by_their_parent(family):
+def test_children_are_found_without_the_kernels_list(family):
     by_parent = process_tree._children_by_parent()
     assert set(by_parent[family.parent]) == {family.child, family.sibling}
     assert family.grandchild not in by_parent
 
 
-def test_descendants_are_all_below_each_after_its_parent(family):
+def test_descendants_come_after_their_parents(family):
     found = process_tree.descendants_of(family.parent)
     assert sorted(found) == sorted([family.child, family.grandchild, family.sibling])
     assert found.index(family.child) < found.index(family.grandchild)
 
 
-def test_what_stat_tells(family):
+def test_stat_returns_state_parent_and_session(family):
     state, parent, session, started, group = process_tree.stat_of(family.child)
     assert (parent, session, group) == (family.parent, os.getsid(0), os.getpgrp())
     assert state in "RS"
@@ -135,7 +135,7 @@ def test_stat_reads_names_with_brackets_and_spaces(tmp_path):
     assert facts[1:3] == (os.getpid(), os.getsid(0))
 
 
-def test_of_a_process_that_is_gone_nothing_is_told():
+def test_a_process_that_is_gone_has_no_facts():
     process = subprocess.Popen(["true"])
     process.wait()
     assert process_tree.stat_of(process.pid) is None
@@ -164,7 +164,7 @@ def test_send_refuses_a_process_that_is_not_below_the_ancestor(family):
 
 
 @pytest.mark.parametrize("ancestor", ["child", "parent"])
-def test_send_takes_a_parent_or_a_farther_ancestor(family, ancestor):
+def test_send_accepts_a_parent_or_an_ancestor(family, ancestor):
     assert process_tree.send(
         family.grandchild, signal.SIGKILL, parent_or_ancestor=getattr(family, ancestor)
     )
@@ -210,7 +210,7 @@ def test_a_tree_that_goes_on_forking_is_killed():
     ended(children)
 
 
-def test_a_cleaner_is_known_from_its_first_moment_on():
+def test_a_cleaner_is_recognised_immediately():
     for _ in range(20):  # most have no command line yet when their parent goes on
         tracker = ResourceTracker()
         tracker.ensure_running()
@@ -236,7 +236,7 @@ NAMELESS = textwrap.dedent("""
 """)
 
 
-def test_a_live_process_without_a_command_line_costs_its_wait_once(monkeypatch):
+def test_a_process_without_a_command_line_is_waited_for_once(monkeypatch):
     pauses = []
     process = subprocess.Popen(
         [sys.executable, "-I", "-S", "-c", NAMELESS], stdout=subprocess.PIPE, text=True
@@ -256,7 +256,7 @@ def test_a_live_process_without_a_command_line_costs_its_wait_once(monkeypatch):
     assert len(pauses) == first
 
 
-def test_who_catches_a_signal_is_known():
+def test_handlers_of_signals_are_detected():
     code = (
         "import signal, sys\n"
         "signal.signal(signal.SIGUSR1, lambda *_: None)\n"
@@ -289,7 +289,7 @@ def test_who_catches_a_signal_is_known():
         ({"RANK": "1"}, None),
     ],
 )
-def test_a_cookie_tells_which_worker_a_process_stems_from(env, rank):
+def test_a_cookie_identifies_the_worker_of_a_process(env, rank):
     process = subprocess.Popen(
         ["cat"],
         stdin=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""What the agent does with folders of a file server that does not answer."""
+"""Directories on a file server that does not answer do not block the agent."""
 
 from __future__ import annotations
 
@@ -64,28 +64,28 @@ def start(path: str, **more) -> m.Start:
     )
 
 
-def test_what_is_done_in_time_is_given_and_what_fails_is_raised():
+def test_within_returns_results_and_raises_errors_and_timeouts():
     assert within(60, lambda: 7) == 7
     with pytest.raises(FileNotFoundError):
         within(60, lambda: os.stat("/nothing/here"))
 
 
-def test_folders_that_cannot_be_made_now_do_not_hold_up_the_start(
+def test_a_start_does_not_wait_for_directories_on_a_hanging_file_server(
     tmp_path, monkeypatch, stands_still
 ):
     monkeypatch.setattr(remote_agent, "FILES_S", 0.05)
     monkeypatch.setattr(os, "makedirs", stands_still)
-    said: list[object] = []
+    sent: list[object] = []
     resources = RemoteNodeResources(
-        send=said.append, stdin_pipe=StdinPipe(said.append), wake=lambda: None, keep=()
+        send=sent.append, stdin_pipe=StdinPipe(sent.append), wake=lambda: None, keep=()
     )
     resources.survey.shares_run_dir = True
     assert resources.adapt_start(start(str(tmp_path))).attempt == 0
     resources.close()
-    assert not said
+    assert not sent
 
 
-def test_a_preload_log_that_cannot_be_opened_now_does_not_hold_up_the_start(
+def test_a_start_does_not_wait_for_a_preload_log_on_a_hanging_file_server(
     tmp_path, monkeypatch, stands_still
 ):
     monkeypatch.setattr("distlaunch.core.agent.workers.preload_log.FILES_S", 0.05)

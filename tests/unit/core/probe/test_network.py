@@ -1,5 +1,4 @@
-"""The kernel's list of addresses: read as it is written, compared with what /proc says, and
-harmless where it is odd."""
+"""Parsing of the kernel's addresses, compared with /proc, and with invalid input."""
 
 from __future__ import annotations
 
@@ -98,7 +97,7 @@ DONE = struct.pack("=IHHII", 20, 3, 2, 1, 99) + struct.pack("=i", 0)
         "empty",
     ],
 )
-def test_an_answer_is_read(datagram, addresses, done):
+def test_addresses_are_parsed(datagram, addresses, done):
     assert parse_addresses(datagram) == (addresses, done)
 
 
@@ -128,11 +127,11 @@ def test_an_answer_is_read(datagram, addresses, done):
         "tentative",
     ],
 )
-def test_an_address_that_others_cannot_use_is_left_out(datagram, networks):
+def test_addresses_that_others_cannot_use_are_omitted(datagram, networks):
     assert parse_networks(datagram + DONE) == (networks, True)
 
 
-def test_an_interface_that_carries_nothing_is_left_out():
+def test_interfaces_without_a_carrier_are_omitted():
     answer = (
         link(1, "lo", UP | LOOPBACK | RUNNING)
         + link(2, "eth0", UP | RUNNING)
@@ -154,7 +153,7 @@ def test_the_interfaces_of_this_machine_are_those_that_python_knows():
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_end_somewhere(datagram):
+def test_parsing_ends_for_any_bytes(datagram):
     parse_addresses(datagram)
     parse_links(datagram)
     parse_networks(datagram)
