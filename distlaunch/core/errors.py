@@ -1,6 +1,6 @@
 """The error tree. Every error has an exit code and may carry a hint.
 
-A handled error is printed as ``distlaunch: error: <message>`` and `` hint: <hint>``.
+A handled error is printed as ``distlaunch: error: <message>``, with ``hint: <hint>`` on a second line.
 """
 
 from __future__ import annotations
