@@ -107,7 +107,7 @@ def preload_cuda(ground: Ground) -> str:
     (preloaded,) = job.events("preload")
     reason = str(preloaded.get("problem"))
     expect_that("starts_cuda" in reason and "failed" not in reason, f"the reason is {reason!r}")
-    times = job.stderr.count("workers start the cold way")
+    times = job.stderr.count("workers start without preloading")
     expect_that(times == 1, f"the cold start was said {times} times: {job.said()}")
     return f"cold start, said once: {reason}"
 

@@ -17,7 +17,7 @@ from tests.launcher import TRAINING
 ROOT = Path(__file__).parents[2]
 PROGRAMS = ROOT / "tests" / "programs"
 EXAMPLE = ROOT / "scripts" / "examples" / "digits_ddp.py"
-COLD = "workers start the cold way"
+COLD = "workers start without preloading"
 PRELOADS: list[list[str]] = [[], ["--preload", "torch"]]
 
 

@@ -12,7 +12,7 @@ import pytest
 
 PROGRAMS = Path(__file__).parents[1] / "programs"
 SERVER = "dl-warm"
-COLD = "workers start the cold way"
+COLD = "workers start without preloading"
 AGAIN = ("--min-uptime", "0")
 
 

@@ -1,4 +1,4 @@
-"""How a worker ended, from the spawner that sees it to the diagnosis."""
+"""How a worker ended: one record, used from the spawner to the diagnosis."""
 
 from __future__ import annotations
 
@@ -8,31 +8,32 @@ from distlaunch.core.model.record import Record
 class WorkerExit(Record):
     """How one worker ended.
 
-    The spawner makes it. The worker table, the agent and the coordinator each add their fields with
-    ``replace``, and it crosses the wire between them as a message.
+    The spawner creates it. The worker table, the agent and the coordinator each add their fields
+    with ``replace``. It is sent between them as a message.
     """
 
     rank: int
     pid: int
     returncode: int
-    """Exit code, or -N for death by signal N (as subprocess has it)."""
+    """Exit code, or -N for death by signal N, as in subprocess."""
 
     # the worker table:
     attempt: int = -1
     uptime_s: float = 0.0
     ended: float = 0.0
-    """When, on the agent's clock; in the coordinator, on the job's clock."""
+    """Time in seconds on the agent's clock; in the coordinator, on the job's clock."""
     told_to_stop: bool = False
-    """A stop had been sent to it before it ended."""
+    """It had got a stop signal before it ended."""
 
     # the agent, which has read what the worker left:
     stderr_tail: bytes = b""
-    """The last bytes that it wrote to stderr (up to 64 KiB; with a pty: of its terminal). In the
-    coordinator fewer, where thousands of workers have failed."""
+    """The last bytes of its stderr, or of its pseudo-terminal (up to 64 KiB). The coordinator keeps
+    fewer if thousands of workers have failed.
+    """
     error_file: str | None = None
-    """Text of its TORCHELASTIC_ERROR_FILE (capped at 256 KiB), if it wrote one."""
+    """Content of its TORCHELASTIC_ERROR_FILE (up to 256 KiB); None if it has written none."""
     oom_kills: int = 0
-    """How many OOM kills the kernel counted for its cgroup (or the host) during the attempt."""
+    """OOM kills during the attempt, in its cgroup or on the host."""
 
     # the coordinator:
     host: str = ""

@@ -1,1 +1,1 @@
-"""What starts, watches and stops the workers of one node: spawner, output, stacks, warm start."""
+"""Start, watch and stop the workers of a node."""

@@ -1,4 +1,4 @@
-"""A stream of messages, with descriptors beside them, that never blocks its owner."""
+"""Exchange messages and descriptors over a Unix socket without blocking."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ M = TypeVar("M")
 
 
 class Channel(Generic[M]):
-    """One end of a Unix socket pair. Descriptors passed to ``send`` are closed here once they are
-    on their way."""
+    """One end of a Unix socket pair. It closes the descriptors passed to ``send`` once they are
+    sent.
+    """
 
     def __init__(self, end: socket.socket, decoder: Decoder[M]) -> None:
         end.setblocking(False)  # noqa: FBT003 - the standard library's signature
@@ -27,25 +28,26 @@ class Channel(Generic[M]):
         self._decoder = decoder
         self._out: deque[tuple[bytes, tuple[int, ...]]] = deque()
         self.received: deque[int] = deque()
-        """Descriptors that have come, in the order of the messages that they belong to."""
+        """Received descriptors, in the order of the messages that they belong to."""
 
     def fileno(self) -> int:
-        """Return the descriptor to poll: for reading always, for writing while ``has_unsent``."""
+        """Return the descriptor to poll: always for reading, and for writing while ``has_unsent``."""
         return self._socket.fileno()
 
     @property
     def has_unsent(self) -> bool:
-        """Return whether messages wait for the peer to read."""
+        """Return whether messages are queued."""
         return bool(self._out)
 
     def send(self, message: Any, descriptors: Sequence[int] = ()) -> None:
-        """Queue a message and send what the peer takes now. Raises OSError (EPIPE) if it is
-        gone."""
+        """Queue a message and send as much as possible. Raises OSError (EPIPE) if the other side
+        has ended.
+        """
         self._out.append((encode(message), tuple(descriptors)))
         self.flush()
 
     def flush(self) -> None:
-        """Send what the peer takes now."""
+        """Send as much of the queue as possible."""
         while self._out:
             data, descriptors = self._out[0]
             rights = (
@@ -65,7 +67,7 @@ class Channel(Generic[M]):
                 self._out[0] = (data[sent:], ())
 
     def receive(self) -> list[M] | None:
-        """Read what is there; None at the end of the stream (the peer is gone)."""
+        """Return the messages that have arrived; None at the end of the stream."""
         messages: list[M] = []
         while True:
             try:
@@ -85,7 +87,7 @@ class Channel(Generic[M]):
             messages += self._decoder.feed(data)
 
     def close(self) -> None:
-        """Close this end; descriptors still waiting to be sent are closed too."""
+        """Close this end and the descriptors that are still queued."""
         for _, descriptors in self._out:
             for descriptor in descriptors:
                 os.close(descriptor)

@@ -1,6 +1,6 @@
-"""Work that may wait for a file server, for which the agent's loop only waits so long.
+"""Run work that may block on a file server, but wait for it only for a limited time.
 
-An agent that does not answer for ``SILENCE_S`` is taken for lost, with its node.
+An agent that does not answer for ``SILENCE_S`` is considered lost, with its node.
 """
 
 from __future__ import annotations
@@ -14,8 +14,11 @@ T = TypeVar("T")
 
 
 def within(bound_s: float, work: Callable[[], T]) -> T:
-    """Return what ``work`` gives, done in a thread; it goes on there if it takes longer. Raises
-    TimeoutError, OSError."""
+    """Run ``work`` in a thread and return its result. Raises TimeoutError after ``bound_s``, and
+    OSError.
+
+    After a timeout the thread continues.
+    """
     found: list[T | OSError] = []
 
     def run() -> None:

@@ -1,4 +1,4 @@
-"""What a worker that has ended leaves beside its output."""
+"""Collect what a worker leaves on exit besides its output."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ ERROR_FILE_BYTES = 256 << 10
 
 
 def oom_kills() -> int:
-    """Count the OOM kills so far; 0 where the kernel does not tell."""
+    """Return the number of OOM kills so far; 0 if the kernel does not say."""
     from distlaunch.core.probe.cpus import count_oom_kills
 
     return count_oom_kills() or 0
 
 
 def read_error_file(path: str) -> str | None:
-    """Read what the worker left, if it is a plain file: anything else could keep us, or be somebody
-    else's.
+    """Return the worker's error file; None unless it is a regular file. Others could block the
+    reader.
 
-    Where the folder is a file server's, this may wait for that.
+    May block if the file is on a file server.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)

@@ -1,4 +1,4 @@
-"""Every rank's output in files. A full disk never stops a job."""
+"""Write the output of each rank to files. A full disk never stops a job."""
 
 from __future__ import annotations
 
@@ -16,52 +16,52 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 _TOO_MANY = (errno.EMFILE, errno.ENFILE)
 _LEAST_OPEN = 16
 _File = tuple[int, int]
-"""Rank and stream; 0 where both streams have one file."""
+"""Rank and stream. The stream is 0 if both streams share a file."""
 
 
 def open_to_append(path: str) -> int:
-    """Open a log file, made if it is not there. Raises OSError if something else than a plain file
-    is in its place."""
+    """Open or create a log file. Raises OSError if the path is no regular file."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     descriptor = open_private(path, flags)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # a worker has put a pipe or device there
+    # a worker may have put a pipe or device there
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError(errno.EINVAL, "not a plain file")
     return descriptor
 
 
 class LogFiles:
-    """The files of one attempt's output, opened as output comes; called by the output pump's
+    """The log files of one attempt. They are opened when output arrives, by the output pump's
     thread.
 
-    They take no more than half of the open files that we may have: the one that was written to
-    least recently is closed for another, and opened again when there is more for it.
+    They use at most half of the open files that this process may have. Beyond that, the file that
+    was written to least recently is closed, and opened again when needed.
 
-    ``trouble`` is called once, from that thread, when files stop, with the reason.
-    ``make_folders``: the run directory and the attempt's are made as files are opened.
+    ``on_failure`` is called once, in that thread, with the reason if output cannot be written. With
+    ``make_folders``, missing directories are created.
     """
 
     def __init__(
         self,
         run_dir: str,
         attempt: int,
-        trouble: Callable[[str], None],
+        on_failure: Callable[[str], None],
         *,
         layout: Layout = TRAIN,
         make_folders: bool = False,
     ) -> None:
         self._run_dir = run_dir
         self._attempt = attempt
-        self._trouble = trouble
+        self._on_failure = on_failure
         self._layout = layout
         self._make_folders = make_folders
-        self._told = False
+        self._has_failed = False
         self._files: dict[_File, int] = {}
-        self._missing: dict[_File, int] = {}  # bytes not filed
+        self._missing: dict[_File, int] = {}  # bytes that were not written
         self._retry_at: dict[_File, float] = {}
 
     def begin_attempt(self, attempt: int) -> None:
-        """File into this attempt's folder from now on; what is open of an earlier one is closed."""
+        """Write to the files of this attempt from now on. Closes those of the previous one."""
         for rank in {rank for rank, _ in (*self._files, *self._missing)}:
             self.rank_ended(rank, 0.0)
         self._attempt = attempt
@@ -71,8 +71,11 @@ class LogFiles:
         return open_to_append(self._layout.log_path(self._run_dir, self._attempt, rank, stream))
 
     def output(self, rank: int, stream: int, data: bytes, now: float) -> None:
-        """File a chunk; what the disk does not take is counted, and told in the file when it takes
-        more."""
+        """Write a chunk.
+
+        If the disk does not accept it, the bytes are counted, and the number is written to the file
+        later.
+        """
         self._file((rank, stream if self._layout.separate else 0), data, now)
 
     def rank_ended(self, rank: int, now: float) -> None:
@@ -82,7 +85,7 @@ class LogFiles:
                 self._retry_at[file] = now
                 self._file(
                     file, b"", now
-                )  # says how much is missing, if there is room for that by now
+                )  # writes how much is missing, if the disk accepts it by now
             descriptor = self._files.pop(file, -1)
             if descriptor >= 0:
                 os.close(descriptor)
@@ -98,7 +101,7 @@ class LogFiles:
             descriptor = self._files.pop(file, -1)
             if descriptor < 0:
                 descriptor = self._opened(file)
-            self._files[file] = descriptor  # as the newest
+            self._files[file] = descriptor  # move to the end
             if gap := self._missing.get(file):
                 os.write(descriptor, f"\n[distlaunch: {gap} bytes are missing here]\n".encode())
                 del self._missing[file]
@@ -107,9 +110,9 @@ class LogFiles:
         except OSError as exc:
             self._missing[file] = self._missing.get(file, 0) + len(data) - written
             self._retry_at[file] = now + RETRY_S
-            if not self._told:
-                self._told = True
-                self._trouble(
+            if not self._has_failed:
+                self._has_failed = True
+                self._on_failure(
                     "the disk is full" if exc.errno in _FULL else os.strerror(exc.errno or 0)
                 )
 
@@ -123,11 +126,11 @@ class LogFiles:
         except OSError as exc:
             if exc.errno not in _TOO_MANY or not self._files:
                 raise
-        self._leave(len(self._files) // 2)  # others than us have many open
+        self._leave(len(self._files) // 2)  # other processes have opened many
         return self.open(*file)
 
     def _leave(self, most: int) -> None:
-        """Leave so many files open, those that were written to last."""
+        """Close files until ``most`` are open. Those written to last stay open."""
         while len(self._files) > most:
             os.close(self._files.pop(next(iter(self._files))))
 

@@ -1,4 +1,4 @@
-"""The workers' output after their agent has been killed, written to the ranks' logs by the spawner.
+"""Write the workers' output to the log files after their agent was killed. Runs in the spawner.
 
 The spawner holds a copy of the read end of each pipe that a worker writes to. While the copy is
 open, a worker that prints in its TERM handler does not get EPIPE, and does not lose the checkpoint
@@ -20,13 +20,15 @@ if TYPE_CHECKING:
     from distlaunch.core.agent.workers.output_pump import Pump
 
 PROGRESS = 0
-"""Stands for a worker's progress pipe where the others are numbered as its streams."""
+"""Stream number of a worker's progress pipe in ``read_ends``."""
 _READ_OUT_S = 0.1
-"""How long the agent may take to read an ended worker's pipe before the spawner looks again."""
+"""How long the agent may take to read an exited worker's pipe before the spawner checks it again.
+"""
 
 
 class OrphanOutput:
-    """Read ends of the workers of one attempt. Nothing is read from them while the agent lives.
+    """Read ends of the workers' streams of one attempt. Nothing is read from them while the agent
+    lives.
 
     Files are read and written in a thread: a file system that hangs must not keep the spawner from
     killing.
@@ -35,24 +37,23 @@ class OrphanOutput:
     def __init__(self) -> None:
         self._read_ends: dict[int, tuple[int, int]] = {}  # descriptor -> rank, stream
         self._of_rank: dict[int, Sequence[int]] = {}
-        self._ended: set[int] = set()  # descriptors of ranks whose worker has ended
-        self._unread: set[int] = (
-            set()
-        )  # of these: nobody writes to them any more, and the agent has not read them out
+        self._ended: set[int] = set()  # descriptors of ranks whose worker has exited
+        self._unread: set[int] = set()  # those without a writer that the agent has not emptied
         self._thread: threading.Thread | None = None
         self._pump: Pump | None = None
         self._has_pump: threading.Event | None = None
 
     def keep(self, rank: int, streams: Sequence[int], descriptors: Sequence[int]) -> None:
-        """Own the read ends of a worker's streams from now on."""
+        """Take ownership of the read ends of a worker's streams."""
         self._of_rank[rank] = descriptors
         self._read_ends.update(
             {each: (rank, stream) for stream, each in zip(streams, descriptors, strict=True)}
         )
 
     def on_exit(self, rank: int) -> None:
-        """Know that a rank's worker has ended: its read ends can be closed once nobody else writes
-        to them."""
+        """Record that a rank's worker has exited. Its read ends are closed when they have no writer
+        left.
+        """
         self._ended.update(self._of_rank.pop(rank, ()))
 
     @property
@@ -66,8 +67,9 @@ class OrphanOutput:
         return _READ_OUT_S if self._unread else None
 
     def close_finished(self) -> None:
-        """Close the read ends of ended workers that nobody writes to any more and that the agent
-        has read out."""
+        """Close read ends of exited workers that have no writer any more and that the agent has
+        emptied.
+        """
         if not self._ended:
             return
         poll = select.poll()
@@ -85,7 +87,7 @@ class OrphanOutput:
                 del self._read_ends[descriptor]
 
     def close(self) -> None:
-        """Close all read ends: the attempt is over."""
+        """Close all read ends at the end of the attempt."""
         for descriptor in self._read_ends:
             os.close(descriptor)
         self._read_ends.clear()
@@ -94,8 +96,10 @@ class OrphanOutput:
         self._unread.clear()
 
     def start(self, setup: w.Setup) -> None:
-        """Start to write to the ranks' logs what arrives. If no thread can be started, the pipes
-        stay open, unread."""
+        """Start a thread that writes the workers' output to the log files.
+
+        If no thread can be started, the pipes stay open and are not read.
+        """
         import threading
 
         self._has_pump = threading.Event()
@@ -107,7 +111,7 @@ class OrphanOutput:
         self._thread = thread
 
     def finish(self, *, bound_s: float) -> None:
-        """Write what has arrived so far, and end. Gives up after ``bound_s`` seconds."""
+        """Write what has arrived so far, and stop the thread. Gives up after ``bound_s`` seconds."""
         if (
             self._thread is None
             or self._has_pump is None
@@ -124,14 +128,14 @@ class OrphanOutput:
         from distlaunch.core.agent.workers.output_pump import Pump
         from distlaunch.core.agent.workers.output_sender import OutputSender
 
-        sink = OutputSender(_ignore)
+        sink = OutputSender(_discard)
         if setup.log_dir:
             logs = LogFiles(
-                setup.log_dir, setup.attempt, _ignore, layout=setup.layout, make_folders=True
+                setup.log_dir, setup.attempt, _discard, layout=setup.layout, make_folders=True
             )
             sink.begin_attempt(logs)
         sink.lose()
-        pump = Pump(sink, _ignore)
+        pump = Pump(sink, _discard)
         for descriptor, (rank, stream) in self._read_ends.items():
             if stream != PROGRESS:
                 pump.add(rank, stream, descriptor, keeps_tail=False)
@@ -140,5 +144,5 @@ class OrphanOutput:
         pump.run()
 
 
-def _ignore(_: object) -> None:
-    """Take what nobody is there to hear."""
+def _discard(_: object) -> None:
+    """Discard a report that nobody can receive."""

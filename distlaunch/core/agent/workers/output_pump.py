@@ -1,8 +1,8 @@
-"""The output pump, a thread that reads what the node's workers write.
+"""The output pump, a thread that reads the output of the node's workers.
 
-It never waits for a console: when the taker has no room it stops reading, so that the workers wait.
-A worker that has ended is drained all the same, since its last words are the evidence of what went
-wrong.
+It never waits for a console. If the sink has no room, the pump stops reading, so that the workers
+wait. A worker that has exited is read to the end all the same, because its last output shows what
+went wrong.
 """
 
 from __future__ import annotations
@@ -37,27 +37,28 @@ _PROGRESS_PIPE_BYTES = 16 << 10
 
 
 class OutputSink(Protocol):
-    """Where output goes. All of it is called from the pump's thread, and nothing of it blocks on a
-    console."""
+    """Where output goes. All methods are called in the pump's thread and must not block on a
+    console.
+    """
 
     def output(self, rank: int, stream: int, data: bytes, now: float) -> None:
-        """Take a chunk."""
+        """Accept a chunk."""
 
     def rank_ended(self, rank: int, now: float) -> None:
-        """Know that no more will come from a rank in this attempt."""
+        """Note that the output of a rank in this attempt is complete."""
 
     def tick(self, now: float) -> float | None:
-        """Do what has come due; give the next deadline."""
+        """Do what is due. Returns the next deadline."""
 
     def has_room(self) -> bool:
         """Return whether more may be read."""
 
     def on_room(self, wake: Callable[[], None]) -> None:
-        """Set what is to be called when there is room again."""
+        """Set the function to call when there is room again."""
 
 
 class PumpFailed(Record):
-    """The thread has ended by a fault of ours; no output is read any more."""
+    """The thread has ended because of an internal error. No more output is read."""
 
     text: str
 
@@ -74,7 +75,7 @@ class _Stream:
 
 
 class _Tail:
-    """The last bytes of a stream, in the chunks in which they came."""
+    """The last bytes of a stream, in chunks."""
 
     def __init__(self) -> None:
         self._chunks: deque[bytes] = deque()
@@ -91,8 +92,7 @@ class _Tail:
 
 
 class Pump(threading.Thread):
-    """Reads all streams of a node. ``post`` is called from this thread with what the agent or
-    coordinator must know."""
+    """Reads all streams of a node. ``post`` is called in this thread with events for the agent."""
 
     def __init__(self, sink: OutputSink, post: Callable[[Posted], None]) -> None:
         super().__init__(name="output", daemon=True)
@@ -103,7 +103,7 @@ class Pump(threading.Thread):
         self._of_rank: dict[int, list[_Stream]] = {}
         self._tails: dict[int, _Tail] = {}
         self._poll = select.epoll()
-        self._idle = select.epoll()  # without the streams: for while there is no room
+        self._idle = select.epoll()  # without the streams, used while there is no room
         self._wake, self._wake_end = os.pipe()
         for descriptor in (self._wake, self._wake_end):
             os.set_blocking(descriptor, False)
@@ -111,21 +111,20 @@ class Pump(threading.Thread):
         self._idle.register(self._wake, select.EPOLLIN)
         self._activity = ActivityMonitor((self._poll, self._idle), post)
         self._running = True
-        self._turn = 0
+        self._first_stream = 0
         self._pipe_bytes = _LEAST_PIPE_BYTES
-        self._waking = threading.Lock()
-        sink.on_room(self._nudge)
+        self._wake_lock = threading.Lock()
+        sink.on_room(self._wake_thread)
 
     # --- called from other threads
 
     def expect(
         self, streams: int, *, attempt: int, watching: bool, output_period_s: float = PERIOD_S
     ) -> None:
-        """Know how many streams an attempt will have, and whether to tell whose output moves:
-        ``Alive.wrote``.
+        """Prepare for an attempt with this number of streams. Set what ``Alive`` reports.
 
         Few streams get larger pipes. All pipes of a user share 64 MiB of buffers
-        (pipe-user-pages-soft), beyond which the kernel gives tiny ones.
+        (pipe-user-pages-soft), beyond which the kernel makes pipes very small.
         """
         self._order(
             lambda: self._activity.begin(
@@ -137,51 +136,50 @@ class Pump(threading.Thread):
         )
 
     def add(self, rank: int, number: int, descriptor: int, *, keeps_tail: bool) -> None:
-        """Read a stream from now on; the pump owns the descriptor."""
+        """Start to read a stream. The pump owns the descriptor."""
         os.set_blocking(descriptor, False)
         if self._pipe_bytes > _LEAST_PIPE_BYTES:
-            with suppress(OSError):  # a terminal, or the user has no buffers left
+            with suppress(OSError):  # a terminal, or the user's limit for pipe buffers is reached
                 fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, self._pipe_bytes)
         self._order(lambda: self._add(_Stream(rank, number, descriptor, keeps_tail=keeps_tail)))
 
     def add_progress(self, rank: int, descriptor: int) -> None:
-        """Sample a worker's progress from now on; the pump owns the descriptor."""
+        """Start to read a worker's progress. The pump owns the descriptor."""
         os.set_blocking(descriptor, False)
-        with suppress(
-            OSError
-        ):  # smaller than the kernel's own size: leave the user's buffers to output
+        with suppress(OSError):  # smaller than the default, to leave the user's buffers to output
             fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, _PROGRESS_PIPE_BYTES)
         self._order(lambda: self._activity.add(rank, descriptor))
 
     def drain(self, ended: WorkerExit, error_file: str | None = None) -> None:
-        """Take what an ended worker has written so far, room or not, and its error file; post
-        Drained."""
+        """Read what an exited worker has written, even without room, and its error file. Posts
+        ``Drained``.
+        """
         self._order(lambda: self._drain(ended, error_file))
 
     def finish(self) -> None:
-        """Read what is left of all streams, close them, post OutputsClosed."""
+        """Read what is left of all streams and close them. Posts ``OutputsClosed``."""
         self._order(self._finish)
 
     def stop(self) -> None:
-        """End the thread."""
+        """Stop the thread."""
         self._order(self._end)
 
     def _order(self, order: Callable[[], None]) -> None:
         self._orders.append(order)
-        self._nudge()
+        self._wake_thread()
 
-    def _nudge(self) -> None:
-        with self._waking, suppress(BlockingIOError):  # full: it is awake already
+    def _wake_thread(self) -> None:
+        with self._wake_lock, suppress(BlockingIOError):  # the pipe is full, so the thread is awake
             if self._wake_end >= 0:
                 os.write(self._wake_end, b"\0")
 
     # --- the thread
 
     def run(self) -> None:
-        """Serve until ``stop``; a fault is posted, for a silent end would leave the job waiting."""
+        """Run until ``stop``. Posts an error, because the job would wait forever for a dead thread."""
         try:
             self._serve()
-        except Exception:  # noqa: BLE001 - whatever it is, the agent has to know
+        except Exception:  # noqa: BLE001 - the agent must learn of any error
             import traceback
 
             self._post(PumpFailed(text=traceback.format_exc()))
@@ -190,7 +188,7 @@ class Pump(threading.Thread):
 
     def _serve(self) -> None:
         last = 0.0
-        signs = self._activity.fileno()
+        activity = self._activity.fileno()
         reported = False
         while self._running:
             now = time.monotonic()
@@ -201,32 +199,31 @@ class Pump(threading.Thread):
             timeout = max(0.0, min(deadlines) - now) if deadlines else -1.0
             ready = (self._poll if has_room else self._idle).poll(timeout)
             now = time.monotonic()
-            taken = 0
+            bytes_read = 0
             reported = False
             for descriptor, _ in self._in_turn(ready):
                 if descriptor == self._wake:
-                    self._carry_out()
-                elif descriptor == signs:
+                    self._run_orders()
+                elif descriptor == activity:
                     reported = True
                 elif (stream := self._streams.get(descriptor)) is not None and (
-                    taken == 0 or self._has_more_room()
+                    bytes_read == 0 or self._has_more_room()
                 ):
-                    taken += self._read(stream, now)
-            if 0 < taken < self._pipe_bytes // 4 and now - last < _BUSY_GAP_S:
+                    bytes_read += self._read(stream, now)
+            if 0 < bytes_read < self._pipe_bytes // 4 and now - last < _BUSY_GAP_S:
                 time.sleep(
                     _BUSY_WAIT_S
-                )  # many small writes: let some gather, and spare the writers our wake-ups
+                )  # many small writes: wait until more have arrived, to wake up less often
             last = now
 
     def _in_turn(self, ready: list[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Let another stream be the first to be read each time when there has not been room for all
-        of them."""
-        first = self._turn % len(ready) if ready else 0
+        """Return the streams, beginning with another one each time that there was no room for all."""
+        first = self._first_stream % len(ready) if ready else 0
         return ready[first:] + ready[:first]
 
     def _has_more_room(self) -> bool:
         has_room = self._sink.has_room()
-        self._turn += not has_room
+        self._first_stream += not has_room
         return has_room
 
     def _release(self) -> None:
@@ -236,14 +233,12 @@ class Pump(threading.Thread):
         self._activity.close()
         self._poll.close()
         self._idle.close()
-        with (
-            self._waking
-        ):  # the console may call for us still, and the number will be another file's
+        with self._wake_lock:  # the console may still call, when the number is another file's
             os.close(self._wake)
             os.close(self._wake_end)
             self._wake_end = -1
 
-    def _carry_out(self) -> None:
+    def _run_orders(self) -> None:
         with suppress(BlockingIOError):
             os.read(self._wake, 65536)
         while self._orders:
@@ -255,13 +250,13 @@ class Pump(threading.Thread):
         self._poll.register(stream.descriptor, select.EPOLLIN)
 
     def _read(self, stream: _Stream, now: float) -> int:
-        """Read one chunk; give its size, 0 if there is none now. Closes the stream at its end."""
+        """Read one chunk and return its size; 0 if there is none now. Closes the stream at its end."""
         try:
             data = os.read(stream.descriptor, _READ_BYTES)
         except BlockingIOError:
             return 0
         except OSError as exc:
-            if exc.errno != errno.EIO:  # a terminal without its other side
+            if exc.errno != errno.EIO:  # a terminal whose other end is closed
                 raise
             data = b""
         if not data:
@@ -299,11 +294,12 @@ class Pump(threading.Thread):
         self._post(Drained(exit=ended))
 
     def _read_out(self, stream: _Stream, now: float) -> None:
-        """Read what a pipe can hold and no more: a descendant that goes on writing must not keep
-        us."""
-        taken = 0
-        while taken < _PIPE_BYTES and (size := self._read(stream, now)):
-            taken += size
+        """Read at most what a pipe can hold, so that a descendant that writes on cannot block this
+        thread.
+        """
+        bytes_read = 0
+        while bytes_read < _PIPE_BYTES and (size := self._read(stream, now)):
+            bytes_read += size
 
     def _finish(self) -> None:
         now = time.monotonic()

@@ -1,4 +1,4 @@
-"""Output on its way to a coordinator on another machine, no more of it than that has asked for."""
+"""Send output to a coordinator on another machine, no more than it has granted."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from distlaunch.core.protocol import agent_messages as m
 
 
 class OutputSender:
-    """Sends chunks as they come while there is credit; files them on the node, too, if that is
-    wanted.
+    """Sends chunks while there is credit, and also writes them to log files of the node if wanted.
 
-    The pump stops reading when the credit is used up. What it reads all the same (the last words of
-    workers that have ended, bounded by their pipes) is sent on credit to come.
+    The pump stops reading when the credit is used up. What it reads all the same (the last output
+    of workers that have exited, limited by their pipes) is sent on future credit.
     """
 
     def __init__(self, send: Callable[[m.FromAgent | m.Output | m.RankEnded], None]) -> None:
@@ -22,14 +21,14 @@ class OutputSender:
         self._lock = threading.Lock()
         self._credit = 0
         self._lost = False
-        self._wake: Callable[[], None] = _nobody
+        self._wake: Callable[[], None] = _do_nothing
         self._logs: LogFiles | None = None
         self._run_dir_logs: LogFiles | None = None
 
-    # --- the loop's
+    # --- called by the loop
 
     def grant(self, size: int) -> None:
-        """Let so many more bytes be sent."""
+        """Allow this many more bytes to be sent."""
         with self._lock:
             self._credit += size
             wake = self._credit > 0
@@ -37,10 +36,10 @@ class OutputSender:
             self._wake()
 
     def lose(self, logs: LogFiles | None = None) -> None:
-        """Take everything from now on and send nothing: a worker must not wait for a coordinator
-        that is lost.
+        """From now on accept all output and send nothing, so that no worker waits for a lost
+        coordinator.
 
-        ``logs``: the files of the run directory, which the lost coordinator wrote to.
+        ``logs`` are the files of the run directory, to which the lost coordinator wrote.
         """
         with self._lock:
             self._run_dir_logs = logs
@@ -48,13 +47,13 @@ class OutputSender:
         self._wake()
 
     def begin_attempt(self, logs: LogFiles | None) -> None:
-        """File output in these files, too; none of an earlier attempt is under way."""
+        """Write output also to these files. All output of the previous attempt has been handled."""
         self._logs = logs
 
-    # --- the pump's
+    # --- called by the pump
 
     def output(self, rank: int, stream: int, data: bytes, now: float) -> None:
-        """Take a chunk."""
+        """Accept a chunk."""
         if self._logs is not None:
             self._logs.output(rank, stream, data, now)
         with self._lock:
@@ -66,7 +65,7 @@ class OutputSender:
             self._send(m.Output(rank=rank, stream=stream, data=data))
 
     def rank_ended(self, rank: int, now: float) -> None:
-        """Know that no more will come from a rank in this attempt."""
+        """Note that the output of a rank in this attempt is complete."""
         if self._logs is not None:
             self._logs.rank_ended(rank, now)
         if self._run_dir_logs is not None:
@@ -74,7 +73,7 @@ class OutputSender:
         self._send(m.RankEnded(rank=rank))
 
     def tick(self, now: float) -> float | None:
-        """Nothing comes due here."""
+        """Return None: nothing is ever due."""
         return None
 
     def has_room(self) -> bool:
@@ -82,9 +81,9 @@ class OutputSender:
         return self._credit > 0 or self._lost
 
     def on_room(self, wake: Callable[[], None]) -> None:
-        """Set what is to be called when there is credit again."""
+        """Set the function to call when there is credit again."""
         self._wake = wake
 
 
-def _nobody() -> None:
-    """Stand in for the pump until it is there."""
+def _do_nothing() -> None:
+    """Do nothing until the pump has set its function."""

@@ -1,4 +1,4 @@
-"""The agent's part in preloading: it files what the imports print, and tells how they went."""
+"""The agent's part of preloading: write the imports' output to a file and report their result."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from distlaunch.core.protocol import spawner_messages as w
 _SHOWN_LINES = 20
 _SHOWN_BYTES = 4 << 10
 _READ_BYTES = 1 << 20
-_LOUD = ("Warning", "Error", "warning:", "error:")
-"""Output with one of these is a warning of ours: shown also where no other word of ours is."""
+_WARNING_MARKS = ("Warning", "Error", "warning:", "error:")
+"""Output with one of these is shown as a warning, so also in quiet modes."""
 _NEW = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
 
 
 class PreloadReport:
-    """From the order to preload to the last word about the server."""
+    """Follows a warm server from its start to its end."""
 
     def __init__(self, send: Callable[[m.FromAgent], None], clock: Callable[[], float]) -> None:
         self._send = send
@@ -33,18 +33,15 @@ class PreloadReport:
         self._began = 0.0
 
     def begin(self, start: m.Start) -> tuple[w.Preload, int]:
-        """Make the order, and the descriptor that goes with it. Raises OSError."""
+        """Return the order for the spawner and the descriptor for the output. Raises OSError."""
         self._modules, self._path, self._began = start.preload, start.preload_log, self._clock()
         self._left_out = ()
         try:
             self._output = within(FILES_S, lambda: open_private(start.preload_log, _NEW))
-        except (
-            OSError
-        ):  # no run directory any more: that is told by whoever writes the workers' logs
+        except OSError:  # the run directory is gone, which the workers' log files report
             self._path = ""
             self._output = os.memfd_create("preload")
-        # What libraries read as they load is as in workers; equal numbers of threads are what all
-        # ranks have.
+        # Libraries read this variable on import, and it is the same for all ranks.
         env = {
             name: value for name, value in start.workers[0].env.items() if name == "OMP_NUM_THREADS"
         }
@@ -56,19 +53,19 @@ class PreloadReport:
     def take(
         self, message: w.StillPreloading | w.ModuleLeftOut | w.Preloaded | w.PreloadFailed
     ) -> None:
-        """Tell what came of it, with what was printed."""
+        """Report the result, with the output."""
         if isinstance(message, w.StillPreloading):
             what = (
                 f"still importing {message.module}"
                 if message.module
                 else "the workers' interpreter has not begun"
             )
-            self._remark(f"preload: {what}, after {message.elapsed_s:.0f} s", warning=True)
+            self._notify(f"preload: {what}, after {message.elapsed_s:.0f} s", warning=True)
             return
         if isinstance(message, w.ModuleLeftOut):
             self._left_out += (message.module,)
             self._modules = tuple(name for name in self._modules if name != message.module)
-            self._remark(
+            self._notify(
                 f"preload: {message.reason}; {message.module} is left out, and workers import it "
                 "themselves",
                 warning=True,
@@ -83,7 +80,7 @@ class PreloadReport:
             )
         )
         if reason is not None:
-            self._remark(f"preload: {reason}; workers start the cold way", warning=True)
+            self._notify(f"preload: {reason}; workers start without preloading", warning=True)
 
     def _show_output(self) -> None:
         if self._output < 0:
@@ -94,23 +91,24 @@ class PreloadReport:
         if size == 0:
             with suppress(OSError):
                 os.unlink(self._path)
-        said = data.decode("utf-8", "replace").strip()
-        if not said:
+        output = data.decode("utf-8", "replace").strip()
+        if not output:
             return
-        shown = said[:_SHOWN_BYTES].split("\n")[:_SHOWN_LINES]
-        more = said.count("\n") + 1 - len(shown)
-        if size > _READ_BYTES or more or len(said) > _SHOWN_BYTES:
+        shown = output[:_SHOWN_BYTES].split("\n")[:_SHOWN_LINES]
+        more = output.count("\n") + 1 - len(shown)
+        if size > _READ_BYTES or more or len(output) > _SHOWN_BYTES:
             left = f"{counted(more, 'more line')}" if size <= _READ_BYTES and more else "more"
             shown.append(f"... {left}{f' in {self._path}' if self._path else ''}")
-        self._remark(
-            "while preloading: " + "\n  ".join(shown), warning=any(word in said for word in _LOUD)
+        self._notify(
+            "while preloading: " + "\n  ".join(shown),
+            warning=any(mark in output for mark in _WARNING_MARKS),
         )
 
-    def _remark(self, text: str, *, warning: bool) -> None:
+    def _notify(self, text: str, *, warning: bool) -> None:
         self._send(m.AgentNotice(text=text, warning=warning))
 
     def close(self) -> None:
-        """Close the file of the output, if it is open."""
+        """Close the output file."""
         if self._output >= 0:
             os.close(self._output)
             self._output = -1

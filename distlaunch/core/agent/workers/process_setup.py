@@ -20,8 +20,7 @@ from typing import NoReturn
 from distlaunch.core.protocol import spawner_messages as w
 
 NO_WORKER = 127
-"""Exit code of a child that could not become what it was forked for; why is in the pipe of
-failures."""
+"""Exit code of a child that failed before it executed its program. It has written why to a pipe."""
 _SET_PDEATHSIG = 1
 _SET_NAME = 15
 _SET_CHILD_SUBREAPER = 36
@@ -46,13 +45,15 @@ def become(
     failures: int,
     ignored: tuple[int, ...],
 ) -> NoReturn:
-    """Run the order's program in this forked child; on failure write ``<pid> <step> <errno>`` and
-    end with 127."""
+    """Execute the order's program in this forked child.
+
+    On failure, writes ``<pid> <step> <errno>`` to ``failures`` and exits with ``NO_WORKER``.
+    """
     step = "setup"
     try:
         os.setsid()
         die_with_parent(signal.SIGKILL)
-        if os.getppid() != spawner:  # it was killed before the line above could take effect
+        if os.getppid() != spawner:  # it was killed before prctl took effect
             os._exit(NO_WORKER)
         signal.set_wakeup_fd(-1)
         for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
@@ -83,8 +84,10 @@ def become(
 
 
 def place(descriptors: Sequence[int], numbers: Sequence[int]) -> None:
-    """Give descriptors other numbers, for programs that are executed, also where such a number is
-    another's old one."""
+    """Duplicate each descriptor to its number, for the program to be executed.
+
+    A number may be that of another of the descriptors.
+    """
     above = max(numbers, default=0) + 1
     for descriptor, number in zip(
         [
@@ -98,29 +101,31 @@ def place(descriptors: Sequence[int], numbers: Sequence[int]) -> None:
 
 
 def become_subreaper() -> None:
-    """Have orphaned descendants given to this process, not to init, so that none can get away."""
+    """Become the parent of orphaned descendants, instead of init, so that none can escape."""
     if _prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
 
 
 def die_with_parent(signum: int) -> None:
-    """Get ``signum`` when the parent's thread that forked us ends. The caller checks getppid()
-    afterwards."""
+    """Send ``signum`` to this process when the parent's thread that forked it ends.
+
+    The caller must check getppid() afterwards.
+    """
     if _prctl(_SET_PDEATHSIG, signum, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
 
 
 def rename_process(name: str, title: str) -> None:
-    """Set what ``ps`` shows: ``name`` (15 bytes) as the command, ``title`` in place of the argument
-    list.
+    """Set what ``ps`` shows: ``name`` (15 bytes) as the command, ``title`` instead of the
+    arguments.
 
-    The list lies in this process's own memory, from arg_start to arg_end (fields 48 and 49 of
+    The arguments are in this process's memory, from arg_start to arg_end (fields 48 and 49 of
     ``/proc/self/stat``).
     """
     _prctl_name(_SET_NAME, os.fsencode(name)[:15])
     stat = os.open(
         "/proc/self/stat", os.O_RDONLY | os.O_CLOEXEC
-    )  # ``open`` would make a small process write to more
+    )  # ``open`` would write to more memory
     try:
         fields = os.read(stat, _STAT_BYTES).rpartition(b")")[2].split()
     finally:
@@ -132,9 +137,9 @@ def rename_process(name: str, title: str) -> None:
 
 
 def ignore_signals(ignored: Collection[int], *, default: Collection[int] = ()) -> None:
-    """Ignore signals, or give them their default, without Python's part in it.
+    """Ignore signals, or reset them to their default, without Python's signal handling.
 
-    For a process that runs no handlers and is to write to little of the memory that it shares.
+    For a process that runs no handlers and should write to little of the memory that it shares.
     """
     for number in ignored:
         _signal(number, _IGNORE)
@@ -143,10 +148,10 @@ def ignore_signals(ignored: Collection[int], *, default: Collection[int] = ()) -
 
 
 def close_all() -> None:
-    """Close all descriptors; 0 to 2 become ``/dev/null``."""
+    """Close all descriptors. 0 to 2 become ``/dev/null``."""
     if (
         _close_range is None or _close_range(0, ctypes.c_uint(-1), 0) != 0
-    ):  # kernels before 5.9 have no such call
+    ):  # missing in kernels before 5.9
         close_all_but(())
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in range(1, 3):
@@ -154,7 +159,7 @@ def close_all() -> None:
 
 
 def close_all_but(keep: Collection[int]) -> None:
-    """Close all descriptors that this process has inherited, but for these."""
+    """Close all inherited descriptors except these."""
     for name in os.listdir("/proc/self/fd"):
         if int(name) not in keep:
             with suppress(OSError):

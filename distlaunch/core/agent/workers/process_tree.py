@@ -14,23 +14,22 @@ from functools import partial
 
 _MAX_PASSES = 64
 _DESCRIPTORS = 4096
-"""So many open files of a process are looked at."""
+"""Most open files of a process to look at."""
 _GPU_DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/render", "/dev/accel", "/dev/dxg")
 _COMMAND_BYTES = 4096
 _COMMAND_CHARS = 80
-_BECOMES_S = 0.25
-"""How long a process may take to become what it is to be; a loaded machine may not let it go on at
-once."""
-_BECOMES_STEP_S = 0.001
+_EXEC_S = 0.25
+"""How long a process may take to execute its program on a loaded machine."""
+_EXEC_STEP_S = 0.001
 _MOST_EMPTY = 4096
 _stayed_empty: dict[int, int] = {}
-"""Start times by pid: live processes whose command line stayed empty for ``_BECOMES_S``."""
+"""pid -> start time of live processes whose command line stayed empty for ``_EXEC_S``."""
 _KERNEL_LISTS_CHILDREN = os.path.exists(f"/proc/{os.getpid()}/task/{os.getpid()}/children")
 _STEP_S = 0.002
 
 
 def children_of(pid: int) -> list[int]:
-    """List the direct children of a process; empty if it is gone."""
+    """Return the direct children of a process."""
     if not _KERNEL_LISTS_CHILDREN:
         return _children_by_parent().get(pid, [])
     found: list[int] = []
@@ -38,15 +37,16 @@ def children_of(pid: int) -> list[int]:
         tasks = os.listdir(f"/proc/{pid}/task")
     except OSError:
         return found
-    for task in tasks:  # a thread may end meanwhile, the next still has children
+    for task in tasks:  # a thread may end in the meantime; continue with the next
         with suppress(OSError), open(f"/proc/{pid}/task/{task}/children", "rb") as file:
             found += map(int, file.read().split())
     return found
 
 
 def _children_by_parent() -> dict[int, list[int]]:
-    """Do without ``/proc/PID/task/TID/children``, which some kernels lack: one look at all
-    processes."""
+    """Return parent -> children of all processes, for kernels without
+    ``/proc/PID/task/TID/children``.
+    """
     found: dict[int, list[int]] = {}
     for name in filter(str.isdigit, os.listdir("/proc")):
         facts = stat_of(int(name))
@@ -56,8 +56,10 @@ def _children_by_parent() -> dict[int, list[int]]:
 
 
 def descendants_of(pid: int) -> list[int]:
-    """List all descendants, children before grandchildren; a moving tree may hide some: call again
-    until empty."""
+    """Return all descendants, children before grandchildren.
+
+    A changing tree may hide some. Call again until the result is empty.
+    """
     below = children_of if _KERNEL_LISTS_CHILDREN else partial(_children_in, _children_by_parent())
     found: list[int] = []
     queue = [pid]
@@ -73,8 +75,7 @@ def _children_in(snapshot: Mapping[int, list[int]], pid: int) -> list[int]:
 
 
 def stat_of(pid: int) -> tuple[str, int, int, int, int] | None:
-    """Read state, parent, session, start time (ticks since boot) and process group; None if the
-    process is gone."""
+    """Return state, parent, session, start time (ticks since boot) and process group; None if gone."""
     fields = _stat_fields(pid)
     if fields is None:
         return None
@@ -82,8 +83,7 @@ def stat_of(pid: int) -> tuple[str, int, int, int, int] | None:
 
 
 def cpu_s_of(pid: int) -> float:
-    """Read the processor time, in seconds, that a process has used with all its threads; 0.0 if it
-    is gone."""
+    """Return the processor time of a process with all its threads, in seconds."""
     fields = _stat_fields(pid)
     if fields is None:
         return 0.0
@@ -100,8 +100,9 @@ def _stat_fields(pid: int) -> list[bytes] | None:
 
 
 def children_cpu_s_of(pid: int) -> float:
-    """Read the processor time of a worker's descendants; see ``Stack.children_cpu_s`` for which of
-    them count."""
+    """Return the processor time of a worker's descendants. See ``Stack.children_cpu_s`` for which
+    count.
+    """
     total, own = 0.0, b""
     for child in descendants_of(pid):
         if holds_gpu(child):
@@ -205,10 +206,9 @@ def signal_tree(
 
 
 def kill_each_tree(roots: Iterable[int]) -> None:
-    """KILL several trees: first stop every process of a tree, so that none forks on while the
-    others die.
+    """Kill several trees. All processes of a tree are stopped first, so that none can fork.
 
-    Cleaners below a root are left to do what they are for, and to end by themselves.
+    Cleaners below a root are spared. They exit by themselves when they have done their work.
     """
     for root in roots:
         signal_tree(root, signal.SIGSTOP, include_root=True, spare_cleaners=True)
@@ -216,16 +216,17 @@ def kill_each_tree(roots: Iterable[int]) -> None:
 
 
 class ChildReaper:
-    """Knows the children that this process was started with: a script that ends in ``exec
-    distlaunch`` has helpers."""
+    """Reaps the processes that fall to this one, except children that it had at the start.
+
+    A script that ends in ``exec distlaunch`` leaves such children.
+    """
 
     def __init__(self, child: int) -> None:
         self._child = child
         self._strangers = frozenset(children_of(os.getpid())) - {child}
 
     def await_child(self, *, bound_s: float) -> int | None:
-        """Reap the child of ours when it has ended, and return its wait status; None: it has not
-        within the bound."""
+        """Reap our child and return its wait status; None if it has not exited within ``bound_s``."""
         deadline = time.monotonic() + bound_s
         with suppress(ChildProcessError):
             while True:
@@ -238,8 +239,10 @@ class ChildReaper:
         return None
 
     def kill(self, *, bound_s: float) -> int | None:
-        """Kill and reap what has fallen to us, the child of ours included; return its wait status
-        if it was seen."""
+        """Kill and reap our child and everything that falls to this process.
+
+        Returns the child's wait status if it was seen.
+        """
         deadline = time.monotonic() + bound_s
         status = None
         while True:
@@ -263,8 +266,7 @@ class ChildReaper:
         return status
 
     def reap_adopted(self) -> None:
-        """Reap what is not ours to watch: as a container's first process we are given every
-        orphan."""
+        """Reap adopted processes: the first process of a container gets every orphan."""
         for pid in children_of(os.getpid()):
             if pid != self._child:
                 with suppress(ChildProcessError):
@@ -272,38 +274,40 @@ class ChildReaper:
 
 
 def is_cleaner(pid: int) -> bool:
-    """Return whether a process is there to unlink a worker's shared memory once that has ended, and
-    then ends itself.
+    """Return whether a process removes a worker's shared memory when that has exited.
 
     These are Python's resource tracker (``-c "from multiprocessing.resource_tracker import
-    main;..."``) and torch's shared-memory manager. Killed too early, they leave files in /dev/shm
-    that nobody removes any more.
+    main;..."``) and torch's shared-memory manager. They exit by themselves. If they are killed too
+    early, files stay in /dev/shm.
     """
-    words = _command(pid)
+    arguments = _command(pid)
     return (
-        b"\0from multiprocessing.resource_tracker import main" in words
-        or b"torch_shm_manager\0" in words
+        b"\0from multiprocessing.resource_tracker import main" in arguments
+        or b"torch_shm_manager\0" in arguments
     )
 
 
 def is_part_of_parent(pid: int, parent: int) -> bool:
-    """Return whether a process works for its parent: a fork of it, or a process of Python's
+    """Return whether a process works for its parent: a fork of it, or one of Python's
     multiprocessing.
 
-    Such a process (a data loader) serves its parent to its end; ended before that, it takes the
-    parent with it.
+    Such a process (a data loader) serves its parent until the end. If it ended earlier, its parent
+    would fail.
     """
-    words = _command(pid)
-    return b"\0from multiprocessing." in words or (bool(words) and words == _command(parent))
+    arguments = _command(pid)
+    return b"\0from multiprocessing." in arguments or (
+        bool(arguments) and arguments == _command(parent)
+    )
 
 
 def command_line(pid: int) -> str:
-    """Read a process's command in one line of at most 80 characters, without the folder of its
-    program."""
+    """Return a process's command in one line of at most 80 characters, without the program's
+    directory.
+    """
     first, *others = (
         _command(pid).removesuffix(b"\0").decode("utf-8", "backslashreplace").split("\0")
     )
-    if " " not in first:  # else a title that the process has given itself
+    if " " not in first:  # otherwise it is a title that the process has set
         first = first.rpartition("/")[2]
     text = " ".join((first, *others)).strip()
     if not text:
@@ -316,28 +320,28 @@ def command_line(pid: int) -> str:
 
 
 def _command(pid: int) -> bytes:
-    """Read a process's command line, its words ended by NUL; empty if it is gone.
+    """Return a process's arguments, each ended by NUL; empty if it is gone.
 
-    It is empty, too, within exec: from when a parent that waits for that (vfork) goes on, till the
-    new program begins. The function waits for that program, at most ``_BECOMES_S`` and once per
-    process: some processes have no command line at all.
+    They are empty also during exec: after vfork, the parent continues before the new program has
+    begun. The function waits for that program at most ``_EXEC_S`` and once per process: some
+    processes have no arguments at all.
     """
-    deadline = time.monotonic() + _BECOMES_S
+    deadline = time.monotonic() + _EXEC_S
     while True:
         try:
             with open(f"/proc/{pid}/cmdline", "rb") as file:
-                words = file.read(_COMMAND_BYTES)
+                arguments = file.read(_COMMAND_BYTES)
         except OSError:
             return b""
-        facts = None if words else stat_of(pid)
+        facts = None if arguments else stat_of(pid)
         if facts is None or facts[0] in "ZXTt" or _stayed_empty.get(pid) == facts[3]:
-            return words
+            return arguments
         if time.monotonic() > deadline:
             if len(_stayed_empty) >= _MOST_EMPTY:
                 _stayed_empty.clear()
             _stayed_empty[pid] = facts[3]
-            return words
-        time.sleep(_BECOMES_STEP_S)
+            return arguments
+        time.sleep(_EXEC_STEP_S)
 
 
 def catches(pid: int, signum: int) -> bool:
@@ -350,8 +354,9 @@ def catches(pid: int, signum: int) -> bool:
 
 
 def cookie_rank(pid: int, cookie: str) -> int | None:
-    """Read which worker of ours a process stems from, by its initial environment; None if it does
-    not tell."""
+    """Return the rank of the worker that a process descends from, by its initial environment; None
+    if it does not tell.
+    """
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             variables = file.read().split(b"\0")

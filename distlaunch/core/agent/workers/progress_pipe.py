@@ -1,9 +1,9 @@
-"""Signs of life of a node's workers: their progress pipes, and whose output has moved.
+"""Collect signs of activity of a node's workers: reported progress, and which ranks write output.
 
-A sample, never a parser of all that is written: when the first pipe can be read the others get a
-moment to follow, then each is read once and its last good line counts. That is at most one round
-and one message a second, whatever workers write; where none reports, nothing ever wakes up. Called
-by the output pump's thread only. ``docs/progress.md`` defines the lines.
+The monitor samples and does not read everything. When the first pipe becomes readable, it waits a
+moment for the others, then reads each once and uses its last valid line. So there is at most one
+round and one message a second. If no worker reports, nothing wakes up. Only the output pump's
+thread calls it. ``docs/progress.md`` defines the lines.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from contextlib import suppress
 from distlaunch.core.protocol import agent_messages as m
 
 GATHER_S = 0.2
-"""How long after the first sign the others may follow, to be told in the same message."""
+"""How long to wait for other workers after the first, to report all in the same message."""
 PERIOD_S = 1.0
-"""The least time between two messages of an attempt."""
+"""Shortest time between two messages of an attempt."""
 LINE_BYTES = 4096
 NAME_CHARS = 64
 NAMES = 16
@@ -27,12 +27,13 @@ _READ_BYTES = 64 << 10
 _LINES_TRIED = 8
 _BRACKETS = 64
 _EXACT = 1 << 53
-"""Whole numbers beyond it are told as floats."""
+"""Larger integers are reported as floats."""
 
 
 def last_heartbeat(lines: Sequence[bytes]) -> dict[str, float] | None:
-    """Read the last of these lines that is a heartbeat: a JSON object, of which finite numbers are
-    kept."""
+    """Return the finite numbers in the last of these lines that is a JSON object; None if there is
+    none.
+    """
     for line in reversed(lines[-_LINES_TRIED:]):
         if len(line) > LINE_BYTES or line.count(b"[") + line.count(b"{") > _BRACKETS:
             continue
@@ -58,24 +59,25 @@ def _numbers(record: dict[str, object]) -> dict[str, float]:
             continue
         with suppress(OverflowError):  # an integer of hundreds of digits
             number = value if type(value) is int and -_EXACT <= value <= _EXACT else float(value)  # type: ignore[arg-type]
-            if number - number == 0:  # neither NaN nor infinite
+            if number - number == 0:  # neither NaN nor infinity
                 values[name] = number
     return values
 
 
 class _Pipe:
-    """The reading end of one worker's progress pipe."""
+    """The read end of one worker's progress pipe."""
 
     def __init__(self, rank: int, descriptor: int) -> None:
         self.rank = rank
         self.descriptor = descriptor
         self._rest = b""
         self._overlong = False
-        """The line that is under way is over the limit; what comes up to its end is dropped."""
+        """The current line exceeds the limit, so the rest of it is dropped."""
 
     def read(self) -> tuple[bool, dict[str, float] | None]:
-        """Read once, without waiting; tell whether the pipe goes on, and the last heartbeat that
-        came."""
+        """Read once without blocking. Returns whether the pipe is still open, and the last
+        heartbeat.
+        """
         try:
             data = os.read(self.descriptor, _READ_BYTES)
         except BlockingIOError:
@@ -98,10 +100,9 @@ class _Pipe:
 
 
 class ActivityMonitor:
-    """Gathers them for one node; ``post`` gets an ``Alive`` at ``due``, if there is something to
-    tell.
+    """Collects the activity of one node and posts ``Alive`` messages by ``post``.
 
-    ``pollers`` are whatever polls ``fileno()`` and calls ``tick`` when it can be read.
+    ``pollers`` poll ``fileno()`` and call ``tick`` when it is readable.
     """
 
     def __init__(self, pollers: Sequence[select.epoll], post: Callable[[m.Alive], None]) -> None:
@@ -110,8 +111,7 @@ class ActivityMonitor:
         self._attempt = 0
         self.watching = False
         self.wrote: set[int] = set()
-        """Ranks that wrote output since the last message; filled by the pump, only while
-        ``watching``."""
+        """Ranks that wrote output since the last message. The pump fills it while ``watching``."""
         self.due: float | None = None
         self._sampled = float("-inf")
         self._output_period_s = PERIOD_S
@@ -121,60 +121,59 @@ class ActivityMonitor:
         self._poll = select.epoll()
         for poller in pollers:
             poller.register(self._poll, select.EPOLLIN)
-        self._listening = True
+        self._is_polling = True
 
     def fileno(self) -> int:
-        """Return the descriptor that is readable when some worker has reported."""
+        """Return a descriptor that is readable when a worker has reported."""
         return self._poll.fileno()
 
     def begin(self, attempt: int, *, watching: bool, output_period_s: float = PERIOD_S) -> None:
-        """Know which attempt the next workers are of, and whether the coordinator wants to hear
-        whose output moves.
+        """Begin an attempt. With ``watching``, also report which ranks write output.
 
-        ``output_period_s``: the least time between two messages, if the second has no more to tell
-        than output.
+        ``output_period_s`` is the shortest time before a message that reports nothing but output.
         """
         self._attempt, self.watching, self._output_period_s = attempt, watching, output_period_s
         self._sampled = float("-inf")
 
     def add(self, rank: int, descriptor: int) -> None:
-        """Take a worker's pipe, to read and to close."""
+        """Start to read a worker's pipe. The monitor owns the descriptor."""
         pipe = _Pipe(rank, descriptor)
         self._pipes[descriptor] = self._of_rank[rank] = pipe
         self._poll.register(descriptor, select.EPOLLIN)
 
     def tick(self, now: float, *, readable: bool, held: bool) -> None:
-        """Do what has come due. ``readable``: our descriptor was; ``held``: output waits for
-        whoever takes ours."""
+        """Do what is due. ``readable``: ``fileno()`` was readable. ``held``: output is held back by
+        its reader.
+        """
         if self.due is not None and now >= self.due:
             self.due = None
             self._sampled = now
             for descriptor, _ in self._poll.poll(0, max(1, len(self._pipes))):
                 self._sample(self._pipes[descriptor])
-            self._tell(held=held and self.watching)
-            self._listen(wanted=True)
-        if self._listening and (readable or self._heartbeats):
-            self._tell_at(max(now + GATHER_S, self._sampled + PERIOD_S))
-            self._listen(wanted=False)
+            self._post_alive(held=held and self.watching)
+            self._set_polling(wanted=True)
+        if self._is_polling and (readable or self._heartbeats):
+            self._schedule(max(now + GATHER_S, self._sampled + PERIOD_S))
+            self._set_polling(wanted=False)
         elif self.due is None and (self.wrote or (held and self.watching)):
-            self._tell_at(max(now + GATHER_S, self._sampled + self._output_period_s))
+            self._schedule(max(now + GATHER_S, self._sampled + self._output_period_s))
 
-    def _tell_at(self, due: float) -> None:
+    def _schedule(self, due: float) -> None:
         self.due = due if self.due is None else min(self.due, due)
 
     def drain(self, rank: int) -> None:
-        """Take what an ended worker has reported last; it is told with the next message."""
+        """Read what an exited worker has reported last. The next message has it."""
         pipe = self._of_rank.get(rank)
         if pipe is not None:
             self._sample(pipe)
 
     def finish(self) -> None:
-        """Take and tell what is left of an attempt, and close its pipes."""
+        """Report what is left of the attempt and close its pipes."""
         for pipe in list(self._pipes.values()):
             self._sample(pipe)
-        self._tell(held=False)
+        self._post_alive(held=False)
         self.due = None
-        self._listen(wanted=True)
+        self._set_polling(wanted=True)
         self._close_pipes()
 
     def close(self) -> None:
@@ -182,20 +181,20 @@ class ActivityMonitor:
         self._close_pipes()
         self._poll.close()
 
-    def _listen(self, *, wanted: bool) -> None:
-        if wanted is not self._listening:
-            self._listening = wanted
+    def _set_polling(self, *, wanted: bool) -> None:
+        if wanted is not self._is_polling:
+            self._is_polling = wanted
             for poller in self._pollers:
                 poller.modify(self._poll, select.EPOLLIN if wanted else 0)
 
     def _sample(self, pipe: _Pipe) -> None:
-        goes_on, values = pipe.read()
+        is_open, values = pipe.read()
         if values is not None:
             self._heartbeats[pipe.rank] = values
-        if not goes_on:
+        if not is_open:
             self._close(pipe)
 
-    def _tell(self, *, held: bool) -> None:
+    def _post_alive(self, *, held: bool) -> None:
         if not (self._heartbeats or self.wrote or held):
             return
         heartbeats = tuple(

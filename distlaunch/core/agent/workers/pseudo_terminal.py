@@ -1,4 +1,4 @@
-"""Our side of the pseudo-terminal that the one worker of a job has, and the user's real one."""
+"""The pseudo-terminal of a job's only worker, and the modes of the user's terminal."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ _LOCAL, _SPECIAL = 3, 6  # places in termios attributes
 
 
 def in_foreground(terminal: int) -> bool:
-    """Return whether we are the foreground job of a terminal, given by a descriptor: what is typed is
-    then for us."""
+    """Return whether this process is in the foreground job of a terminal, which gets its input."""
     try:
         return os.tcgetpgrp(terminal) == os.getpgrp()
     except OSError:
@@ -38,8 +37,8 @@ def modes_that_pass_keys_on(modes: list[Any]) -> list[Any]:
 
 
 class SavedTerminal:
-    """The user's terminal with the modes it has now, for a process that outlives the one that
-    changes them.
+    """The user's terminal with its current modes, for a process that outlives the one that changes
+    them.
 
     Raises OSError if the descriptor cannot be copied, and termios.error if it is no terminal.
     """
@@ -49,9 +48,10 @@ class SavedTerminal:
         self.descriptor = os.dup(descriptor)
 
     def restore(self) -> None:
-        """Restore the modes, unless somebody else (a shell) has changed them meanwhile; forget the
-        terminal."""
-        with suppress(termios.error, OSError):  # it has gone away
+        """Restore the modes unless another program (a shell) has changed them since. Close the
+        terminal.
+        """
+        with suppress(termios.error, OSError):  # the terminal is gone
             if termios.tcgetattr(self.descriptor) == modes_that_pass_keys_on(self._before):
                 termios.tcsetattr(self.descriptor, termios.TCSANOW, self._before)
         with suppress(OSError):
@@ -59,10 +59,10 @@ class SavedTerminal:
 
 
 class PseudoTerminal:
-    """Made for one attempt. ``output`` and ``worker_ends`` go to others, who close them; the rest
-    is closed here.
+    """The pseudo-terminal of one attempt.
 
-    Raises OSError when no terminal or descriptor is left.
+    The caller closes ``output`` and ``worker_ends``. Raises OSError if no terminal or descriptor is
+    left.
     """
 
     def __init__(self, rows: int, columns: int) -> None:
@@ -80,7 +80,7 @@ class PseudoTerminal:
         self.resize(rows, columns)
 
     def resize(self, rows: int, columns: int) -> None:
-        """Tell the worker the size of the user's terminal."""
+        """Set the size to that of the user's terminal."""
         if rows and columns:
             with suppress(OSError):
                 fcntl.ioctl(
@@ -88,12 +88,12 @@ class PseudoTerminal:
                 )
 
     def type(self, data: bytes) -> None:
-        """Pass keys on; what the worker does not take yet waits (a pasted block), up to 4 MiB."""
+        """Send keys to the worker. Up to 4 MiB wait until it reads them (a pasted block)."""
         self._typed += data[: _TYPED_BYTES - len(self._typed)]
         self.flush()
 
     def flush(self) -> None:
-        """Pass on what the worker takes now."""
+        """Send as many waiting keys as possible."""
         with suppress(OSError):
             while self._typed:
                 del self._typed[: os.write(self._ours, self._typed[:_WRITE_BYTES])]
@@ -108,11 +108,11 @@ class PseudoTerminal:
         return self._ours
 
     def halts(self, data: bytes, pids: Iterable[int]) -> bool:
-        """Return whether these keys hold a Ctrl-Z that the kernel will not act on.
+        """Return whether these keys contain a Ctrl-Z that the kernel will ignore.
 
         The worker leads its session, so its process group is orphaned, where SIGTSTP stops nothing
-        by default (POSIX). One that catches it is left to itself, as are programs that have
-        switched signals from keys off.
+        by default (POSIX). Workers that catch SIGTSTP, or that have disabled signals from keys,
+        handle it themselves.
         """
         try:
             modes = termios.tcgetattr(self._ours)
@@ -123,5 +123,5 @@ class PseudoTerminal:
         return typed and not any(process_tree.catches(pid, signal.SIGTSTP) for pid in pids)
 
     def close(self) -> None:
-        """Close what is ours."""
+        """Close this process's end."""
         os.close(self._ours)

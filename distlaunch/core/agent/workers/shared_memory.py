@@ -1,8 +1,8 @@
-"""Files that workers leave in shared memory, which nobody else would remove before the machine
-ends.
+"""Remove files that workers leave in shared memory, where they would stay until the machine
+restarts.
 
-Only exact names that hold the master's address and port, so those of this job, and only while its
-attempt lasts: then the port may be another job's.
+Only files with known names are removed. The names contain the master's address and port, so they
+belong to this job while its attempt lasts. Later the port may be another job's.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _SHARED_MEMORY = "/dev/shm"  # noqa: S108 - where shm_open makes its files; we m
 
 
 def shared_memory_names(start: m.Start, *, owner: int) -> tuple[str, ...]:
-    """Return the names of what the workers of this node may leave, whose user id is ``owner``."""
+    """Return the names of the files that this node's workers may leave. ``owner`` is their user id."""
     address, port = start.env.get("MASTER_ADDR", ""), start.env.get("MASTER_PORT", "")
     every = (
         name.format(uid=owner, address=address, port=port, rank=spec.rank)
@@ -28,7 +28,7 @@ def shared_memory_names(start: m.Start, *, owner: int) -> tuple[str, ...]:
 
 
 class SharedMemoryFiles:
-    """What an attempt's workers may leave; to be removed once, when the last of them is gone."""
+    """The files that an attempt's workers may leave. They are removed when the last worker is gone."""
 
     def __init__(self, *, owner: int, folder: str = _SHARED_MEMORY) -> None:
         self._owner = owner
@@ -36,11 +36,11 @@ class SharedMemoryFiles:
         self._names: tuple[str, ...] = ()
 
     def expect(self, names: tuple[str, ...]) -> None:
-        """Take the names of another attempt; none: it is over, and they may be somebody else's."""
+        """Set the names for an attempt. After it, set none: the names may then be another job's."""
         self._names = names
 
     def remove(self) -> None:
-        """Remove what is there of it: regular files that belong to ``owner``."""
+        """Remove the regular files with these names that belong to ``owner``."""
         for name in self._names:
             path = os.path.join(self._folder, name)
             with suppress(OSError):

@@ -1,11 +1,13 @@
 """The spawner, a small single-threaded process that is the parent of a node's workers.
 
-It is forked from the agent before the agent has threads, and is both starter and guard. Being a
-subreaper and every worker's ancestor, no descendant can leave it: when the agent ends in any way,
-the socket between them closes and the spawner ends everything. When the spawner itself is killed,
-workers get KILL from the kernel (PR_SET_PDEATHSIG) and their descendants fall to the agent, a
-subreaper too. As parent it learns of exits by waitpid alone: no polling, no pidfd needed, and a
-signal to a child that it has not reaped cannot hit a stranger.
+It is forked from the agent before the agent has threads. It starts the workers and guards them: it
+is a subreaper and every worker's ancestor, so no descendant can escape it. When the agent ends in
+any way, the socket between them closes and the spawner ends everything. If the spawner itself is
+killed, the kernel kills the workers (PR_SET_PDEATHSIG), and their descendants fall to the agent, a
+subreaper too.
+
+As their parent, it learns of exits by waitpid alone, without polling or pidfds. A signal to a child
+that it has not reaped cannot hit another process.
 """
 
 from __future__ import annotations
@@ -44,20 +46,21 @@ if TYPE_CHECKING:
     from distlaunch.core.agent.workers.pseudo_terminal import SavedTerminal
 
 NAME = "dl-spawner"
-"""Neither name nor title says distlaunch or python: ``pkill -9 -f`` of the launcher must not hit
-its guard as well."""
+"""Name and title contain neither distlaunch nor python, so that ``pkill -9 -f`` of the launcher
+does not kill the spawner as well.
+"""
 SWEEP_S = 5.0
-"""How long KILL may take to show (exit of a process with much memory) before its pid is reported as
-left."""
+"""How long KILL may take to show (a process with much memory) before its pid is reported as left.
+"""
 SETTLE_S = 2.0
-"""How long the warm server may take to finish what it was told before a sweep."""
-ROUSE_S = 3.0
-"""How long an agent may take to act at the end of its channel before the spawner does in its
-place."""
+"""How long the warm server may take to finish its orders before a sweep."""
+RESUME_S = 3.0
+"""How long an agent may take to act after its connection has ended. The spawner then acts instead.
+"""
 LOGS_S = 2.0
-"""How long the last output of orphaned workers may take to be written, on a disk that is slow."""
-LOOK_AGAIN_S = 0.02
-"""Processes that end and start all the time are looked at no more often than this."""
+"""How long writing the last output of orphaned workers to a slow disk may take."""
+CHECK_INTERVAL_S = 0.02
+"""Shortest time between two checks for leftovers, if processes end and start all the time."""
 _SWEEP_STEP_S = 0.02
 _LONGEST_POLL_S = 3600.0  # poll takes a C int of milliseconds
 _WEDGED_STEP_S = 5.0
@@ -82,24 +85,21 @@ def start_spawner(
     watched: int = -1,
     terminal: int = -1,
 ) -> tuple[Channel[w.FromSpawner], int]:
-    """Fork the watcher, which forks the spawner. Return our end of the channel, and the watcher's
+    """Fork the watcher, which forks the spawner. Returns our end of the channel and the watcher's
     pid.
 
-    Call before the first thread is started. If there is no process left for a watcher, the spawner
-    does without.
+    Call it before the first thread is started. If no process is left for a watcher, there is none.
 
-    ``orphan_grace_s``: how long workers may take to end by TERM if this process vanishes, unless a
-    ``Setup`` says it. ``keep``: descriptors that it needs as well. ``watched``: one at whose
-    hang-up this process should act: the spawner wakes it, if somebody has stopped it, and acts in
-    its place if that is in vain. ``terminal``: the user's, whose modes this process will change:
-    the spawner restores them if this process vanishes.
+    ``orphan_grace_s`` is the time between TERM and KILL for workers if this process vanishes,
+    unless ``Setup`` sets it. ``keep`` lists descriptors that the spawner needs. ``watched`` is a
+    descriptor at whose hang-up this process should act: the spawner resumes this process in case it
+    is stopped, and acts instead if it still does not. ``terminal`` is the user's terminal, whose
+    modes the spawner restores if this process vanishes.
     """
     become_subreaper()
-    gc.freeze()  # a collection that looked at what is there now would have each process copy it
+    gc.freeze()  # a collection over existing objects would copy their memory in each process
     ours, theirs = socket.socketpair()
-    before = signal.pthread_sigmask(
-        signal.SIG_BLOCK, _TO_WORKERS
-    )  # until the child has made itself deaf to them
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _TO_WORKERS)  # until the child ignores them
     try:
         agent = os.getpid()
         pid = fork_helper()
@@ -120,10 +120,9 @@ def _run(
     watched: int,
     terminal: int,
 ) -> NoReturn:
-    """Be the watcher in this forked child, and the spawner in a child of that.
+    """Run the watcher in this forked child, and the spawner in a child of it.
 
-    All that can be made before the second fork is: so both share it, and the watcher has little
-    memory of its own.
+    Everything possible is created before the second fork, so that both processes share its memory.
     """
     code = EXIT_SOFTWARE
     channel: Channel[w.ToSpawner] = Channel(end, Decoder(w.TO_SPAWNER, w.PARTS))
@@ -143,7 +142,7 @@ def _run(
         rename_process(NAME, _title(job_id))
         spawner.run()
         code = 0
-    except Exception:  # noqa: BLE001 - nobody above could tell of it
+    except Exception:  # noqa: BLE001 - no caller could report it
         import traceback
 
         with suppress(OSError):
@@ -153,19 +152,21 @@ def _run(
 
 
 def _fork_watched() -> int:
-    """Fork the spawner; return its pid in the watcher, and 0 in itself. If no process is left, it
-    is not watched."""
+    """Fork the spawner. Returns its pid in the watcher, and 0 in the spawner.
+
+    If no process is left, this process becomes the spawner, without a watcher.
+    """
     try:
         pid = fork_from_helper()
         if pid == 0:
             os.setsid()
             become_subreaper()
-    except OSError:  # the user may start no more
+    except OSError:  # the limit of processes is reached
         pid = 0
     if pid == 0:
         die_with_parent(
             signal.SIGCONT
-        )  # if somebody has stopped the spawner, it must go on when its parent ends
+        )  # resumes the spawner, if somebody has stopped it, when its parent ends
     return pid
 
 
@@ -178,7 +179,7 @@ def _save_terminal(descriptor: int) -> SavedTerminal | None:
 
     try:
         return SavedTerminal(descriptor)
-    except (OSError, termios.error):  # it has gone away
+    except (OSError, termios.error):  # the terminal is gone
         return None
 
 
@@ -187,13 +188,13 @@ def _title(job_id: str) -> str:
 
 
 def _ignore_signals() -> tuple[int, ...]:
-    """Have no signal but KILL end this process; return those that we were started with ignored, as
-    workers shall be.
+    """Ignore or handle every signal but KILL, so that none ends this process. Returns the signals
+    that workers should ignore.
 
-    Signals for the job wake it, and it tells of them; HUP does not if it was ignored at the start
-    (nohup).
+    Signals for the job wake the loop, which reports them. HUP does not if it was ignored at the
+    start (nohup).
     """
-    # Of INT and QUIT a script's ``&`` makes deaf, too; but workers are to obey when we ask them.
+    # A shell's ``&`` ignores INT and QUIT as well, but workers must react to them.
     ignored = tuple(
         number for number in (signal.SIGHUP,) if signal.getsignal(number) == signal.SIG_IGN
     )
@@ -207,12 +208,12 @@ def _ignore_signals() -> tuple[int, ...]:
     ):
         signal.signal(number, signal.SIG_IGN)
     for number in _FOR_THE_JOB - set(ignored):
-        signal.signal(number, _nothing)
+        signal.signal(number, _ignore_signal)
     return ignored
 
 
-def _nothing(*_: object) -> None:
-    """Have a signal do nothing but wake the loop, which is given its number."""
+def _ignore_signal(*_: object) -> None:
+    """Do nothing: the signal wakes the loop, which gets its number."""
 
 
 def _close_inherited(*, keep: Collection[int]) -> None:
@@ -224,7 +225,7 @@ def _close_inherited(*, keep: Collection[int]) -> None:
 
 
 class Spawner:
-    """Starts, signals, reaps and sweeps on the agent's word."""
+    """Starts, signals and reaps workers on behalf of the agent, and sweeps what they leave."""
 
     def __init__(
         self,
@@ -236,28 +237,29 @@ class Spawner:
         watched: int,
     ) -> None:
         self.terminal: SavedTerminal | None = None
-        """The user's, which is restored if the agent vanishes."""
+        """The user's terminal, which is restored if the agent vanishes."""
         self._channel = channel
         self._watched = watched
         self._agent = agent
-        self._act_at: float | None = None  # if the agent has not done so at its own channel's end
+        # deadline for the agent to act after its connection has ended
+        self._act_at: float | None = None
         self._ends = False
         self._job_id = job_id
         self._orphan_grace_s = orphan_grace_s
         self._setup = w.Setup(env={}, cwd="/", cookie="", nofile=1024, signal_group=False)
-        self._pids: dict[int, int] = {}  # pid -> rank, of workers not reaped yet
+        self._pids: dict[int, int] = {}  # pid -> rank of workers that are not reaped
         self._temporary_dir_lock = -1
-        self._asked: set[int] = set()  # pids of workers that were asked to end
+        self._stop_sent: set[int] = set()  # pids of workers that got a stop signal
         self._terminals: set[int] = set()  # ranks
-        self._paused = False  # the agent had all trees stopped: that one is now, is no news
+        self._paused = False  # the agent has stopped all trees, so stopped workers are not reported
         self._failed: dict[
             int, tuple[str, int]
-        ] = {}  # pid -> step and errno of what could not become a worker
+        ] = {}  # pid -> step and errno of children that failed before exec
         self._trees = WorkerTrees("")
         self._ends_leftovers = False
         self._sweeps_when_gone = False
-        self._looked_at = 0.0
-        self._look_at: float | None = None  # leftovers have come or gone since
+        self._checked_at = 0.0
+        self._check_at: float | None = None  # leftovers may have changed
         self._warm = WarmStart(
             fork=self._fork, cold=self._spawn, came_up=self._register, report=self._report
         )
@@ -270,12 +272,12 @@ class Spawner:
         self._ignored = _ignore_signals()
         signal.pthread_sigmask(
             signal.SIG_SETMASK, ()
-        )  # SIGCHLD must come, whatever our starter had blocked
-        signal.signal(signal.SIGCHLD, _nothing)
+        )  # SIGCHLD is needed, even if the parent process has blocked it
+        signal.signal(signal.SIGCHLD, _ignore_signal)
         signal.set_wakeup_fd(wake_end, warn_on_full_buffer=False)
 
     def run(self) -> None:
-        """Serve until the agent dismisses us or is gone; then nothing of ours is left."""
+        """Run until the agent dismisses the spawner or vanishes. No descendant is left then."""
         self._report(w.Running(pid=os.getpid()))
         while True:
             poll = select.poll()
@@ -292,13 +294,13 @@ class Spawner:
                 if descriptor == self._wake:
                     self._drain_wake()
                 elif descriptor == self._watched:
-                    self._rouse_agent()
+                    self._resume_agent()
             if self._act_at is not None and time.monotonic() >= self._act_at:
                 break
             self._warm.read()
             self._reap()
             self._output.close_finished()
-            self._look_at_leftovers()
+            self._check_leftovers()
             try:
                 self._channel.flush()
             except OSError:
@@ -307,7 +309,7 @@ class Spawner:
             if messages is None:
                 break
             for message in messages:
-                self._act_at = self._act_at if self._ends else None  # it does act
+                self._act_at = self._act_at if self._ends else None  # the agent acts
                 if isinstance(message, w.ExitSpawner):
                     self._warm.stop()
                     self._kill_all()
@@ -317,14 +319,16 @@ class Spawner:
 
     def _timeout_ms(self) -> float | None:
         times = [] if self._warm.timeout_s is None else [self._warm.timeout_s]
-        times += [at - time.monotonic() for at in (self._act_at, self._look_at) if at is not None]
+        times += [at - time.monotonic() for at in (self._act_at, self._check_at) if at is not None]
         times += [] if self._output.timeout_s is None else [self._output.timeout_s]
         return min(max(0.0, min(times)), _LONGEST_POLL_S) * 1000 if times else None
 
-    def _rouse_agent(self) -> None:
-        """See to it that the agent notices the end of its channel: somebody may have stopped it."""
+    def _resume_agent(self) -> None:
+        """Resume the agent, in case somebody has stopped it, so that it notices the end of its
+        connection.
+        """
         self._unwatch()
-        self._act_at = time.monotonic() + ROUSE_S
+        self._act_at = time.monotonic() + RESUME_S
         parent = process_tree.stat_of(
             os.getppid()
         )  # the watcher, or the agent if the watcher was killed
@@ -340,7 +344,7 @@ class Spawner:
     def _handle(self, message: w.ToSpawner) -> None:
         match message:
             case w.Setup():
-                self._set_up(message)
+                self._on_setup(message)
             case w.Spawn():
                 descriptors = [self._channel.received.popleft() for _ in message.descriptors]
                 read_ends = [self._channel.received.popleft() for _ in message.read_ends]
@@ -353,7 +357,7 @@ class Spawner:
                     os.close(descriptor)
             case w.Preload():
                 output = self._channel.received.popleft()
-                if is_debugged():  # it follows what is executed, not what a server forks
+                if is_debugged():  # it follows executed programs, not forks of a server
                     self._report(w.PreloadFailed(reason="a debugger follows the workers"))
                 else:
                     self._warm.preload(message, self._setup, output)
@@ -379,11 +383,11 @@ class Spawner:
                 self._act_at = time.monotonic() + message.bound_s
                 self._ends = True
             case w.ExitSpawner():
-                pass  # the loop's own
+                pass  # handled by the loop
             case _:
                 assert_never(message)
 
-    def _set_up(self, setup: w.Setup) -> None:
+    def _on_setup(self, setup: w.Setup) -> None:
         self._setup = setup
         self._trees = WorkerTrees(setup.cookie)
         self._ends_leftovers = self._sweeps_when_gone = False
@@ -397,10 +401,10 @@ class Spawner:
             rename_process(NAME, _title(setup.job_id))
 
     def _lock_temporary_dir(self, path: str) -> None:
-        """Lock the agent's temporary directory. The lock lasts until this process ends, also if the
-        agent is killed.
+        """Lock the agent's temporary directory until this process ends, also if the agent is
+        killed.
 
-        The agent makes another directory if the first one has been removed.
+        The agent creates another directory if the first one has been removed.
         """
         if self._temporary_dir_lock >= 0:
             with suppress(OSError):
@@ -412,13 +416,13 @@ class Spawner:
         self._temporary_dir_lock = lock_folder(path)
 
     def _report(self, message: w.FromSpawner) -> None:
-        with suppress(OSError):  # the agent is gone: the read side of the loop sees it
+        with suppress(OSError):  # the agent is gone, which the loop notices when it reads
             self._channel.send(message)
 
     # --- starting
 
     def _spawn(self, order: w.Spawn, descriptors: Sequence[int]) -> None:
-        """Start a worker the cold way: fork and exec."""
+        """Start a worker without preloading, by fork and exec."""
         try:
             pid = self._fork(order, descriptors)
         except OSError as exc:
@@ -430,7 +434,7 @@ class Spawner:
         spawner = os.getpid()
         before = signal.pthread_sigmask(
             signal.SIG_BLOCK, _TO_WORKERS
-        )  # else one sent before exec would be ignored
+        )  # otherwise a signal that arrives before exec would be ignored
         try:
             pid = fork_from_helper()
             if pid == 0:
@@ -447,7 +451,7 @@ class Spawner:
         self._report(w.Spawned(rank=order.rank, pid=pid))
 
     def _read_failures(self) -> None:
-        """Take what children have written that could not become workers."""
+        """Read what children have written that failed before exec."""
         text = b""
         with suppress(BlockingIOError):
             while chunk := os.read(self._failures, 65536):
@@ -459,8 +463,7 @@ class Spawner:
     # --- ends
 
     def _drain_wake(self) -> None:
-        """Take what has woken us. Signals for the job are told of, each once however often it came
-        meanwhile."""
+        """Read the numbers of signals that have arrived. Report each signal for the job once."""
         numbers = b""
         with suppress(BlockingIOError):
             while woken := os.read(self._wake, 4096):
@@ -470,8 +473,7 @@ class Spawner:
                 self._report(w.SignalReceived(signum=number))
 
     def _reap(self) -> None:
-        """Reap every child that has ended, workers and adopted orphans alike, and report the
-        workers."""
+        """Reap all children that have ended, workers and adopted orphans, and report the workers."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED)
@@ -479,19 +481,19 @@ class Spawner:
                 return
             if pid == 0:
                 return
-            self._expect_look(worker_ended=pid in self._pids)
+            self._schedule_check(worker_ended=pid in self._pids)
             if os.WIFSTOPPED(status):
                 rank = self._pids.get(pid)
                 if rank in self._terminals and not self._paused:
                     self._report(w.Halted(rank=rank, signum=os.WSTOPSIG(status)))
             elif pid in self._pids:
-                self._ended(pid, status)
+                self._on_exit(pid, status)
             else:
                 self._warm.reaped(pid, status)
 
-    def _ended(self, pid: int, status: int) -> None:
+    def _on_exit(self, pid: int, status: int) -> None:
         rank = self._pids.pop(pid)
-        self._asked.discard(pid)
+        self._stop_sent.discard(pid)
         returncode = os.waitstatus_to_exitcode(status)
         if returncode == NO_WORKER:
             self._read_failures()
@@ -502,24 +504,22 @@ class Spawner:
             self._report(WorkerExit(rank=rank, pid=pid, returncode=returncode))
             self._output.on_exit(rank)
 
-    # --- what ended workers have left
+    # --- processes left by exited workers
 
     def _leftovers(self) -> list[int]:
         return self._trees.tops(self._pids, helpers=(self._warm.pid,))
 
-    def _expect_look(self, *, worker_ended: bool) -> None:
-        """Have leftovers looked at once all that has ended is reaped: any process that ends may
-        have left others."""
+    def _schedule_check(self, *, worker_ended: bool) -> None:
+        """Schedule a check for leftovers: a process that ends may have left others."""
         if self._ends_leftovers or self._sweeps_when_gone:
-            self._look_at = 0.0 if worker_ended else self._looked_at + LOOK_AGAIN_S
+            self._check_at = 0.0 if worker_ended else self._checked_at + CHECK_INTERVAL_S
 
-    def _look_at_leftovers(self) -> None:
-        """Ask to end what has been left since, and sweep if that is awaited and nothing is left any
-        more."""
+    def _check_leftovers(self) -> None:
+        """Send TERM to new leftovers. Sweep if that is awaited and none is left."""
         now = time.monotonic()
-        if self._look_at is None or now < self._look_at:
+        if self._check_at is None or now < self._check_at:
             return
-        self._look_at, self._looked_at = None, now
+        self._check_at, self._checked_at = None, now
         leftovers = self._leftovers()
         if self._ends_leftovers:
             self._trees.ask_to_end(leftovers)
@@ -527,11 +527,10 @@ class Spawner:
             self._sweep()
 
     def _sweep(self) -> None:
-        """Kill what is left of the attempt, and report that it is over."""
         self._ends_leftovers = self._sweeps_when_gone = False
         left = self._kill_all(spared=self._warm.pid)
         for pid in left:
-            self._pids.pop(pid, None)  # of no attempt any more, should it end some day
+            self._pids.pop(pid, None)  # no longer part of an attempt, even if it ends some day
         self._output.close()
         self._report(w.Swept(left=left, ended=self._trees.ended, killed=self._trees.killed))
         self._trees = WorkerTrees(self._setup.cookie)
@@ -547,11 +546,12 @@ class Spawner:
             ):
                 continue
             if order.signum in _ASKS_TO_END and not order.caught_only:
-                self._asked.add(pid)
+                self._stop_sent.add(pid)
             if order.scope == w.SCOPE_PROCESS:
                 process_tree.send(pid, order.signum)
             elif order.scope == w.SCOPE_GROUP:
-                if not order.caught_only:  # a user's signal asks nobody to end
+                # a signal that only catching processes get is no stop signal
+                if not order.caught_only:
                     self._trees.group_asked(pid, order.signum)
                 process_tree.send_to_group(pid, order.signum)
             elif order.signum == signal.SIGKILL:
@@ -565,20 +565,21 @@ class Spawner:
                     process_tree.signal_tree(pid, order.signum, include_root=True)
 
     def _kill_all(self, *, spared: int = 0, bound_s: float = SWEEP_S) -> tuple[int, ...]:
-        """KILL every descendant until none is left, or until the bound; remove their files; give
-        the pids that stay.
+        """Kill all descendants until none is left, or for ``bound_s``. Returns the pids that are
+        left.
 
-        ``spared``: a child that is left alone, with all that descends from it.
+        Also removes the workers' shared memory. ``spared`` is a child that is left alone with its
+        descendants.
         """
         began = time.monotonic()
         deadline = began + bound_s
         while True:
             self._reap()
-            patient = time.monotonic() < began + watcher.CLEANERS_S
+            waits_for_cleaners = time.monotonic() < began + watcher.CLEANERS_S
             to_kill = [
                 pid
                 for pid in self._children(spared)
-                if not (patient and process_tree.is_cleaner(pid))
+                if not (waits_for_cleaners and process_tree.is_cleaner(pid))
             ]
             self._trees.about_to_kill(to_kill)
             process_tree.kill_each_tree(to_kill)
@@ -597,18 +598,17 @@ class Spawner:
         return [pid for pid in process_tree.children_of(os.getpid()) if pid != spared]
 
     def _orphaned(self) -> None:
-        """End everything, the agent being gone: ask the workers, give the grace, then KILL until
-        nothing is left."""
-        self._unwatch()  # else the channel would stay open
+        """End everything after the agent has vanished: send TERM, wait for the grace, then kill."""
+        self._unwatch()  # otherwise the connection would stay open
         if self.terminal is not None:
             self.terminal.restore()
         self._output.start(self._setup)
         deadline = time.monotonic() + self._orphan_grace_s
         self._warm.stop()
         scope = w.SCOPE_GROUP if self._setup.signal_group else w.SCOPE_PROCESS
-        # A worker that was asked before the agent was killed may be saving: a second signal could
+        # A worker that has had TERM from the agent may be saving a checkpoint. A second one could
         # end it.
-        unasked = tuple(rank for pid, rank in self._pids.items() if pid not in self._asked)
+        unasked = tuple(rank for pid, rank in self._pids.items() if pid not in self._stop_sent)
         ranks = tuple(self._pids.values())
         self._signal(w.Signal(ranks=unasked, signum=signal.SIGTERM, scope=scope, caught_only=False))
         self._signal(
@@ -621,7 +621,7 @@ class Spawner:
                 break
             began = time.monotonic()
             select.select([self._wake], [], [], left_s)
-            time.sleep(max(0.0, min(began + LOOK_AGAIN_S, deadline) - time.monotonic()))
+            time.sleep(max(0.0, min(began + CHECK_INTERVAL_S, deadline) - time.monotonic()))
             self._drain_wake()
             self._reap()
         while self._kill_all():

@@ -1,10 +1,10 @@
-"""Where a node's workers stand: their process states, processor time and threads' stacks.
+"""Collect the stacks, process states and processor time of a node's workers.
 
-Our bootstrap has armed faulthandler in a worker on ``SIGNAL``, to write into a file in memory that
-we share with it. A worker that has no such handler is never sent the signal, which would kill it,
-nor is one that has another file there by now; for those, and for one that does not answer (stopped,
-or stuck where no signal is handled), py-spy is asked if there is one. All of it is bounded, in a
-thread.
+Our bootstrap lets faulthandler write a worker's stacks, on ``SIGNAL``, to a memory file that it
+shares with the agent. A worker without that handler is never sent the signal, which would kill it,
+nor is one that has another file at that descriptor. For those, and for a worker that does not
+answer (stopped, or stuck where no signal is handled), py-spy is run if it is installed. Everything
+is done in a thread, within a time limit.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ if TYPE_CHECKING:
     import subprocess
 
 SIGNAL = signal.SIGRTMAX - 3
-"""As in ``boot/sitecustomize.py``."""
+"""The same as in ``boot/sitecustomize.py``."""
 TEXT_BYTES = 64 << 10
-"""The most that is taken of one worker."""
+"""Most bytes for one worker."""
 _ANSWER_BYTES = 8 << 20
-"""The most of all; JSON makes six bytes of an odd one, and a message has 64 MiB at most."""
+"""Most bytes for all workers. JSON needs up to six bytes for one, and a message has at most 64 MiB.
+"""
 DUMP_S = 1.5
 """How long a worker may take to write its stacks."""
 ALL_S = 2.5
-"""How long all of it may take, py-spy included."""
+"""How long everything may take, including py-spy."""
 _STEP_S = 0.02
 _STILL_S = 0.1
-"""A dump that has not grown for so long is whole: faulthandler writes it in many pieces, without an
-end mark."""
+"""A dump that has not grown for this long is complete: faulthandler writes no end mark."""
 _SPIES = 4
-"""So many py-spy at once: each takes a processor, and the workers may need theirs."""
+"""Most py-spy processes at a time. Each uses a processor that the workers may need."""
 _KILL_S = 0.2
 _NOT_ANSWERING = ("T", "t", "D")
 
@@ -49,9 +49,9 @@ class _Worker:
         self.pid = pid
         self.descriptor = descriptor
         self.number = number
-        """Where it has the same file."""
+        """Number of the file in the worker."""
         self.most = most
-        """So many bytes are taken."""
+        """Most bytes to read."""
         self.state = ""
         self.before = self.size = 0
         self.grew_at = 0.0
@@ -60,7 +60,7 @@ class _Worker:
         self.holds_gpu = False
 
     def open(self) -> None:
-        """See how it stands, and ask it if it is armed."""
+        """Read the process's state, and request its stacks if it has the handler."""
         facts = process_tree.stat_of(self.pid)
         self.state = facts[0] if facts else ""
         if facts:
@@ -81,8 +81,9 @@ class _Worker:
             self.close()
 
     def _has_our_file(self) -> bool:
-        """Return whether it would write into our file: it may have closed what it did not know, and
-        opened its own."""
+        """Return whether it would write to our file. It may have closed unknown descriptors and
+        opened others.
+        """
         try:
             return os.path.samestat(
                 os.stat(f"/proc/{self.pid}/fd/{self.number}"), os.fstat(self.descriptor)
@@ -91,20 +92,21 @@ class _Worker:
             return False
 
     @property
-    def asked(self) -> bool:
-        """Return whether it may still answer."""
+    def is_waiting(self) -> bool:
+        """Return whether the worker may still answer."""
         return self.descriptor >= 0
 
-    def look(self, now: float) -> None:
-        """Take its answer, if that is whole."""
+    def read_if_complete(self, now: float) -> None:
         size = os.fstat(self.descriptor).st_size
         if size != self.size:
             self.size, self.grew_at = size, now
         elif size > self.before and now - self.grew_at >= _STILL_S:
-            self.take()
+            self.read()
 
-    def take(self) -> None:
-        """Take what has come; of too much the end, where faulthandler has the main thread."""
+    def read(self) -> None:
+        """Read what has arrived; if it is too much, the end, where faulthandler writes the main
+        thread.
+        """
         size = os.fstat(self.descriptor).st_size
         start = max(self.before, size - self.most)
         self.text = (
@@ -119,7 +121,7 @@ class _Worker:
 
 
 class StackCollector:
-    """Holds the stack files of an attempt's workers, and takes all stacks when asked."""
+    """Keeps the stack files of an attempt's workers, and collects all stacks on request."""
 
     def __init__(self, post: Callable[[m.Stacks], None]) -> None:
         self._post = post
@@ -127,23 +129,24 @@ class StackCollector:
         self._ending = threading.Event()
 
     def add(self, rank: int, descriptor: int, number: int) -> None:
-        """Keep the file that a worker shows its stacks in (as ``number`` there), and close it in
-        the end."""
+        """Add the stack file of a worker, which has it as ``number``. The collector owns the
+        descriptor.
+        """
         self._files[rank] = descriptor, number
 
-    def collect(self, question: m.CollectStacks, pids: Mapping[int, int]) -> None:
-        """Have ``Stacks`` posted for these workers (rank -> pid), from another thread."""
+    def collect(self, request: m.CollectStacks, pids: Mapping[int, int]) -> None:
+        """Start a thread that posts the ``Stacks`` of these workers (rank -> pid)."""
         most = min(TEXT_BYTES, _ANSWER_BYTES // max(1, len(pids)))
         workers = [_Worker(rank, pid, *self._file_of(rank), most) for rank, pid in pids.items()]
-        arguments = (question, workers, self._post, self._ending)
+        arguments = (request, workers, self._post, self._ending)
         try:
             threading.Thread(target=_collect, args=arguments, name="stacks", daemon=True).start()
-        except RuntimeError:  # the user may start no more threads
+        except RuntimeError:  # no thread can be started
             _close(workers)
-            self._post(_answer(question, workers))
+            self._post(_answer(request, workers))
 
     def _file_of(self, rank: int) -> tuple[int, int]:
-        """Return a descriptor for the thread: ours may be closed while it works."""
+        """Return a descriptor for the thread, because ours may be closed in the meantime."""
         with suppress(KeyError, OSError):
             descriptor, number = self._files[rank]
             return os.dup(descriptor), number
@@ -156,13 +159,13 @@ class StackCollector:
         self._files.clear()
 
     def close(self) -> None:
-        """End whatever is under way."""
+        """Abort what is in progress."""
         self._ending.set()
         self.clear()
 
 
 def _collect(
-    question: m.CollectStacks,
+    request: m.CollectStacks,
     workers: Sequence[_Worker],
     post: Callable[[m.Stacks], None],
     ending: threading.Event,
@@ -172,26 +175,26 @@ def _collect(
     try:
         for worker in workers:
             worker.open()
-            if not worker.asked or worker.state in _NOT_ANSWERING:
+            if not worker.is_waiting or worker.state in _NOT_ANSWERING:
                 spies.add(worker)
         while (now := time.monotonic()) < began + ALL_S and not ending.is_set():
-            waiting = [worker for worker in workers if worker.asked]
+            waiting = [worker for worker in workers if worker.is_waiting]
             for worker in waiting:
-                worker.look(now)
-                if worker.asked and now >= began + DUMP_S:
-                    worker.take()
+                worker.read_if_complete(now)
+                if worker.is_waiting and now >= began + DUMP_S:
+                    worker.read()
                     if not worker.text:
                         spies.add(worker)
-            if not spies.work() and not any(worker.asked for worker in workers):
+            if not spies.work() and not any(worker.is_waiting for worker in workers):
                 break
             ending.wait(_STEP_S)
     finally:
         spies.close()
         _close(workers)
-        post(_answer(question, workers))
+        post(_answer(request, workers))
 
 
-def _answer(question: m.CollectStacks, workers: Iterable[_Worker]) -> m.Stacks:
+def _answer(request: m.CollectStacks, workers: Iterable[_Worker]) -> m.Stacks:
     stacks = (
         m.Stack(
             rank=worker.rank,
@@ -205,7 +208,7 @@ def _answer(question: m.CollectStacks, workers: Iterable[_Worker]) -> m.Stacks:
         )
         for worker in workers
     )
-    return m.Stacks(attempt=question.attempt, serial=question.serial, stacks=tuple(stacks))
+    return m.Stacks(attempt=request.attempt, serial=request.serial, stacks=tuple(stacks))
 
 
 def _close(workers: Iterable[_Worker]) -> None:
@@ -214,8 +217,7 @@ def _close(workers: Iterable[_Worker]) -> None:
 
 
 class _Spies:
-    """Runs ``py-spy dump`` for workers that do not tell themselves; what goes wrong there is
-    nobody's news."""
+    """Runs ``py-spy dump`` for workers that do not answer. Its errors are ignored."""
 
     def __init__(self) -> None:
         self._program: str | None = None
@@ -224,7 +226,7 @@ class _Spies:
         self._running: list[tuple[_Worker, subprocess.Popen[bytes], int]] = []
 
     def add(self, worker: _Worker) -> None:
-        """Ask for this worker's stacks, if there is somebody to ask."""
+        """Queue a worker, if py-spy is installed."""
         if not self._looked:
             import shutil
 
@@ -234,7 +236,7 @@ class _Spies:
             self._queue.append(worker)
 
     def work(self) -> bool:
-        """Start and end what can be; tell whether anything is left."""
+        """Start and finish processes where possible. Returns whether any is left."""
         for entry in list(self._running):
             if entry[1].poll() is not None:
                 self._running.remove(entry)
@@ -249,9 +251,9 @@ class _Spies:
         output = -1
         try:
             output = os.memfd_create("py-spy")
-            words = [self._program or "", "dump", "--full-filenames", "--pid", str(worker.pid)]
+            arguments = [self._program or "", "dump", "--full-filenames", "--pid", str(worker.pid)]
             spy = subprocess.Popen(
-                words,
+                arguments,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.DEVNULL,
@@ -264,7 +266,7 @@ class _Spies:
         self._running.append((worker, spy, output))
 
     def _end(self, worker: _Worker, spy: subprocess.Popen[bytes], output: int) -> None:
-        """Take what it has written, if it went well: it has the main thread first."""
+        """Read the output if py-spy succeeded. It has the main thread first."""
         import subprocess
 
         with suppress(subprocess.TimeoutExpired):
@@ -273,7 +275,6 @@ class _Spies:
         os.close(output)
 
     def close(self) -> None:
-        """End those that have not."""
         for worker, spy, output in self._running:
             spy.kill()
             self._end(worker, spy, output)

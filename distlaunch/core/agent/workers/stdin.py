@@ -1,4 +1,4 @@
-"""The stdin of a worker that the coordinator feeds, through a pipe that never blocks us."""
+"""The stdin of a worker with data from the coordinator, through a pipe that never blocks the agent."""
 
 from __future__ import annotations
 
@@ -12,31 +12,30 @@ from distlaunch.core.errors import ProtocolError
 from distlaunch.core.protocol import agent_messages as m
 
 _MOST_BYTES = 4 << 20
-"""What may wait here: a coordinator feeds on only as it is told of what was taken."""
+"""Most bytes that may wait here. The coordinator sends more only after ``StdinConsumed``."""
 
 
 class StdinPipe:
-    """The pipe of one attempt's worker, and what waits to be written to it."""
+    """The pipe of one attempt's worker, with the data that waits to be written."""
 
     def __init__(self, send: Callable[[m.StdinConsumed], None]) -> None:
         self._send = send
         self._pipe = -1
         self._rest = -1
-        """The reading end of a pipe that we have closed for writing: what is left in it can be
-        counted."""
+        """Read end of a pipe whose write end is closed, kept to count the bytes that are not read.
+        """
         self._waiting = bytearray()
         self._ends = False
 
     def open(self) -> int:
-        """Make the pipe anew; give the worker's end of it. Raises OSError."""
+        """Create a new pipe and return the worker's end. Raises OSError."""
         self.close()
         theirs, self._pipe = os.pipe()
         os.set_blocking(self._pipe, False)
         return theirs
 
     def take(self, data: bytes) -> None:
-        """Have bytes written; none: the end of what there is. Raises ProtocolError for far too
-        many."""
+        """Write bytes; empty means the end of the input. Raises ProtocolError if too many wait."""
         if self._pipe < 0:
             self._send(m.StdinConsumed(size=0, closed=True, unread=len(data)))
             return
@@ -48,12 +47,13 @@ class StdinPipe:
         self.on_ready()
 
     def descriptors(self) -> dict[int, int]:
-        """Return what to poll: for writing while something waits, and for the reader's end at all
-        times."""
+        """Return descriptor -> events: for writing while data waits, and always for the reader's
+        end.
+        """
         return {} if self._pipe < 0 else {self._pipe: select.POLLOUT if self._waiting else 0}
 
     def on_ready(self) -> None:
-        """Write what the worker takes now; tell of it."""
+        """Write as much as possible and report it."""
         if self._pipe < 0:
             return
         written = 0
@@ -73,7 +73,7 @@ class StdinPipe:
             self._end()
 
     def on_hangup(self) -> None:
-        """Know that the worker reads no more."""
+        """Stop, because the worker has closed its stdin."""
         self._reader_gone(0)
 
     def _reader_gone(self, written: int) -> None:
@@ -83,8 +83,8 @@ class StdinPipe:
             self._send(m.StdinConsumed(size=written, closed=True, unread=unread))
 
     def _end(self) -> None:
-        """Let the worker read the end of its input."""
-        with suppress(OSError):  # without /proc what it leaves is not counted
+        """Close the write end, so that the worker reads the end of its input."""
+        with suppress(OSError):  # without /proc, unread bytes are not counted
             self._rest = os.open(
                 f"/proc/self/fd/{self._pipe}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
             )
@@ -92,14 +92,13 @@ class StdinPipe:
         self._pipe = -1
 
     def finish(self) -> None:
-        """Tell what the worker has not read, now that it has ended; close the pipe."""
+        """Report what an exited worker has not read, and close the pipe."""
         unread = self._unread()
         self.close()
         if unread:
             self._send(m.StdinConsumed(size=0, closed=True, unread=unread))
 
     def _unread(self) -> int:
-        """Count the bytes that wait here, and those in the pipe."""
         descriptor = max(self._pipe, self._rest)
         if descriptor < 0:
             return 0
@@ -113,7 +112,7 @@ class StdinPipe:
         return len(self._waiting) + int.from_bytes(found, sys.byteorder)
 
     def close(self) -> None:
-        """Close the pipe and drop what waits."""
+        """Close the pipe and drop waiting data."""
         for descriptor in (self._pipe, self._rest):
             if descriptor >= 0:
                 os.close(descriptor)

@@ -1,4 +1,4 @@
-"""The descriptors that a worker gets, and our ends of them."""
+"""Create the descriptors of a worker, and this process's ends of them."""
 
 from __future__ import annotations
 
@@ -13,45 +13,48 @@ from distlaunch.core.model.variables import PROGRESS_FD, STACKS_FD
 from distlaunch.core.protocol import agent_messages as m
 
 _HIGH = 100
-"""Our descriptors get numbers that neither a shell's redirections nor a program's first files
-have."""
+"""Number for our descriptors. Neither a shell's redirections nor a program's first files have it.
+"""
 BOOT = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "boot")
 _FEWEST = 8
-"""With a lower limit of open files Python hardly starts; numbers above it can be given, too, but
-only once."""
+"""With a lower limit of open files Python hardly starts. Then numbers above the limit are used."""
 
 
 def extra_numbers(nofile: int) -> tuple[int, int, int]:
-    """Return the numbers of our descriptors where this is the limit of open files.
+    """Return the numbers of our additional descriptors in a worker whose limit of open files is
+    ``nofile``.
 
-    They are the worker's progress pipe and its stacks' file, and the warm server's socket.
+    They are the progress pipe, the stacks' file, and the warm server's socket.
     """
     progress = min(_HIGH, nofile - 3) if nofile >= _FEWEST else _HIGH
     return progress, progress + 1, progress + 2
 
 
 class NodeResources:
-    """What the place where an agent runs gives it and its workers: here, the launcher's own
-    process."""
+    """Resources of the agent's environment for workers. Here the agent is part of the launcher's
+    process.
+    """
 
     boot: str = BOOT
-    """The folder of our code for the workers' interpreters."""
+    """Directory of our code for the workers' interpreters."""
     temporary_dir: str = ""
-    """A folder of the agent's own, which is to be gone when it has ended."""
+    """Temporary directory of the agent, to be removed at its end; empty if there is none."""
 
     def stdin(self, start: m.Start) -> int:
-        """Open what the rank with the launcher's stdin reads. Raises OSError."""
+        """Return a descriptor for the rank that reads the launcher's stdin. Raises OSError."""
         return os.dup(0)
 
     def log_location(self, start: m.Start) -> tuple[str, Layout]:
-        """Return where the spawner goes on with the ranks' logs if the agent vanishes: a folder
-        (empty: nowhere)."""
+        """Return directory and layout for the logs that the spawner continues if the agent
+        vanishes.
+
+        The directory is empty if there are to be none.
+        """
         return start.run_dir, start.layout
 
 
 def bootstrap_environment(start: m.Start, nofile: int, folder: str = BOOT) -> dict[str, str]:
-    """Return the variables that tell a worker of its descriptors, and that bring our code into its
-    interpreter."""
+    """Return variables that name a worker's descriptors and load our code into its interpreter."""
     progress, stacks, _ = extra_numbers(nofile)
     env = {PROGRESS_FD: str(progress)}
     if start.watch and start.bootstrap:
@@ -64,12 +67,12 @@ def bootstrap_environment(start: m.Start, nofile: int, folder: str = BOOT) -> di
 
 
 class WorkerStreams:
-    """The streams of one worker, made just before it is started. Raises OSError when no descriptor
-    is left.
+    """The streams of one worker, created just before it starts. Raises OSError if no descriptor is
+    left.
 
-    ``theirs`` go to the worker, at ``numbers`` there; ``read_ends`` go to the spawner, by stream
-    number (0: progress). Whoever sends them closes them. The rest is ours: ``outputs`` by stream
-    number, ``progress``, and ``stacks`` (a file in memory, -1 if none is wanted).
+    ``theirs`` go to the worker, where they get ``numbers``. ``read_ends`` go to the spawner, by
+    stream number (0: progress). The caller closes both after sending them. This process keeps
+    ``outputs`` by stream number, ``progress``, and ``stacks`` (a memory file; -1 if not wanted).
     """
 
     def __init__(
@@ -100,7 +103,7 @@ class WorkerStreams:
                     ends.append(end)
             self.progress, end = os.pipe()
             opened += (self.progress, end)
-            os.set_blocking(end, False)  # a worker never waits for us to take its progress
+            os.set_blocking(end, False)  # a worker never waits for the agent to read its progress
             ends.append(end)
             if start.watch and start.bootstrap:
                 self.stacks = os.memfd_create("stacks")

@@ -1,9 +1,7 @@
-"""A folder of an agent's own on its node, made when first needed, and gone when the agent has
-ended.
+"""Temporary directory of an agent. Created on first use, removed when the agent exits.
 
-It holds our code for the workers' interpreters, where ours runs from a zip, and what would be in
-the job's folder if that were there. The agent removes it, or the spawner, should the agent be
-killed.
+It holds our code for the workers' interpreters, if ours runs from a zip, and the files of the run
+directory if the node does not share that. If the agent is killed, the spawner removes it.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ _ELSEWHERE = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108 - the folder made th
 
 
 class TemporaryDirectory:
-    """The folder; ``path`` is empty until it is made."""
+    """The directory. ``path`` is empty until it is created."""
 
     def __init__(self, environ: Mapping[str, str], elsewhere: Sequence[str] = _ELSEWHERE) -> None:
         self._environ = environ
@@ -32,8 +30,9 @@ class TemporaryDirectory:
         self._lock = -1
 
     def boot(self) -> str:
-        """Return the folder of our code for the workers' interpreters, made if needed. Raises
-        OSError."""
+        """Return the directory of our code for the workers' interpreters, created if needed. Raises
+        OSError.
+        """
         if os.path.isdir(BOOT):
             return BOOT
         folder = os.path.join(self._made(), "boot")
@@ -42,14 +41,14 @@ class TemporaryDirectory:
         return folder
 
     def run_dir(self) -> str:
-        """Return the folder that stands for the job's, made if needed. Raises OSError."""
+        """Return the replacement for the run directory, created if needed. Raises OSError."""
         folder = os.path.join(self._made(), "job")
         make_private_dirs(folder)
         return folder
 
     @staticmethod
     def _extract(folder: str) -> None:
-        get_data = __loader__.get_data  # type: ignore[name-defined]  # zipimport's, as we came from there
+        get_data = __loader__.get_data  # type: ignore[name-defined]  # that of zipimport, because we run from a zip
         make_private_dirs(folder)
         for name in _BOOT_FILES:
             path = os.path.join(folder, name)
@@ -69,9 +68,10 @@ class TemporaryDirectory:
             lock = -1
             try:
                 make_private_dir(new)
-                lock = lock_folder(new)  # before it has the name by which others find it
+                lock = lock_folder(new)  # before it gets the name by which others find it
                 os.rename(new, path)
-                if not os.path.isdir(BOOT):  # a full disk shows now, while there are other places
+                # a full disk is noticed now, while another base can be tried
+                if not os.path.isdir(BOOT):
                     self._extract(os.path.join(path, "boot"))
             except OSError as exc:
                 problem = exc
@@ -96,7 +96,7 @@ class TemporaryDirectory:
             self._lock = -1
 
     def remove(self) -> None:
-        """Remove it with all that is in it."""
+        """Remove the directory with its contents."""
         self._unlock()
         if self.path:
             remove_tree(self.path)
@@ -104,9 +104,9 @@ class TemporaryDirectory:
 
 
 def lock_folder(path: str) -> int:
-    """Lock a folder, shared; return the descriptor, or -1 if that cannot be.
+    """Place a shared lock on a directory. Returns the descriptor, or -1 on failure.
 
-    systemd-tmpfiles and agents that start later leave alone what somebody has locked.
+    systemd-tmpfiles and later agents leave locked directories alone.
     """
     try:
         lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -118,8 +118,10 @@ def lock_folder(path: str) -> int:
 
 
 def _name_of_boot() -> str:
-    """Return how the folders of agents begin that this kernel has run: its locks tell whether they
-    are in use."""
+    """Return the beginning of the names that agents give to their directories until the next boot.
+
+    Only locks of the current boot tell whether a directory is in use.
+    """
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             return f"distlaunch-agent-{file.read()[:8]}-"
@@ -128,8 +130,9 @@ def _name_of_boot() -> str:
 
 
 def _remove_stale(base: str) -> None:
-    """Remove the folders of agents that were killed together with their spawner: ours, of this
-    boot, and unlocked."""
+    """Remove directories whose agent and spawner were killed: of this user, this boot, and not
+    locked.
+    """
     begin = _name_of_boot()
     if begin.endswith("agent-"):
         return
@@ -149,7 +152,7 @@ def _remove_stale(base: str) -> None:
 
 
 def remove_tree(path: str) -> None:
-    """Remove a folder as far as that is possible; links in it are removed, never followed."""
+    """Remove a directory as far as possible. Symbolic links in it are removed and not followed."""
     with suppress(OSError):
         os.chmod(path, 0o700)
     try:
@@ -169,19 +172,19 @@ def remove_tree(path: str) -> None:
 
 
 def has_run_dir(path: str) -> bool:
-    """Return whether a job's folder, with the launcher's marker, is here as well; this may wait for a
-    file server."""
+    """Return whether the run directory with the launcher's marker exists here. May block on a file
+    server.
+    """
     return bool(path) and os.path.isfile(os.path.join(path, MARKER))
 
 
-# --- a start that was written on another machine
+# --- adapt a start that comes from another machine
 
 
 def adapt_start(start: m.Start, environ: Mapping[str, str], *, moved_to: str | None) -> m.Start:
-    """Turn a ``is_remote`` start into one for this node, whose own environment lies below what has
-    come.
+    """Return an ``is_remote`` start with this node's environment below the one that was sent.
 
-    ``moved_to``: the folder that stands for the job's; None if that is here.
+    ``moved_to`` replaces the run directory; None if that exists here.
     """
     from distlaunch.core.model.record import replace
     from distlaunch.core.model.variables import FLIGHT_RECORDER, without_outer_launchers
@@ -214,7 +217,7 @@ def adapt_start(start: m.Start, environ: Mapping[str, str], *, moved_to: str | N
         )
         for spec in start.workers
     )
-    # What torch would write into the job's folder goes to its own default place, where it stays.
+    # What torch would write to the run directory goes to its default place, where it stays.
     env = {
         name: value
         for name, value in env.items()

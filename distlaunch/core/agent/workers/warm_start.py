@@ -31,8 +31,9 @@ _LINE_CHARS = 80
 _CLOSED_S = 0.5
 _STEP_S = 0.005
 _SENT_AT_ONCE = 16
-"""Orders on their way; the others keep their descriptors here, so that neither the socket nor the
-server is flooded."""
+"""Most orders sent at a time. The others wait here, so that neither the socket nor the server is
+flooded.
+"""
 _ROOM_BYTES = 4096
 _MESSAGE_BYTES = 65536
 _LOAD_TIME = (
@@ -47,29 +48,32 @@ _LOAD_TIME = (
     "OPENBLAS_",
     "GOTO_",
 )
-"""Variables that interpreter and libraries read once, as they are loaded: a worker with one of its
-own starts cold."""
-_BY_HAND = "OMP_NUM_THREADS"
-"""The one among them that the server's children can be given by other means."""
+"""Prefixes of variables that interpreter and libraries read once, on loading.
+
+A worker that has another value than the server is started without it.
+"""
+_SETTABLE_LATER = "OMP_NUM_THREADS"
+"""The one among them that can be set in forked workers by other means."""
 _NO_DEATH = frozenset({signal.SIGCONT, signal.SIGSTOP, signal.SIGTSTP})
 _CUDA_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
-"""Has torch ask NVML, not the CUDA runtime, whether there is a GPU: once CUDA has started, no fork
-can use it."""
+"""Makes torch ask NVML, not the CUDA runtime, whether there is a GPU: after CUDA has started, no
+fork can use it.
+"""
 _ARROW = "JE_ARROW_MALLOC_CONF"
 _NO_THREAD = "background_thread:false"
-"""Has pyarrow's allocator start no thread as it is imported, which pandas, scikit-learn, datasets,
-transformers.trainer and mlflow do. Pillow, OpenCV, SciPy, Numba, TensorFlow, wandb, Lightning,
-DeepSpeed and Ray leave no thread that survives a fork."""
+"""Setting of pyarrow's allocator, which otherwise starts a thread when pyarrow is imported.
+
+pandas, scikit-learn, datasets, transformers.trainer and mlflow import it. Pillow, OpenCV, SciPy,
+Numba, TensorFlow, wandb, Lightning, DeepSpeed and Ray leave no thread that survives a fork.
+"""
 Fork = Callable[[w.Spawn, Sequence[int]], int]
-"""Forks a child that becomes the program of an order; gives its pid. Raises OSError."""
+"""Forks a child that becomes the program of an order. Returns its pid. Raises OSError."""
 ANSWER_S = 10.0
-"""How long the server may take to fork a worker before it counts as stuck and its orders are
-carried out cold."""
-FIRST_WORD_S = 60.0
-"""How long its interpreter (behind ``--setup``'s shell, maybe) may take to come to our code, if it
-ever does."""
-NOTE_S = 15.0
-"""After so long it is told what is still being imported; again after twice that, and so on."""
+"""How long the server may take to fork a worker before it counts as stuck."""
+START_S = 60.0
+"""How long its interpreter (perhaps behind ``--setup``'s shell) may take to load our code."""
+SLOW_IMPORT_S = 15.0
+"""After this time, and each time it has doubled, a slow import is reported."""
 Phase = Literal["starting", "importing", "checking", "ready"]
 
 
@@ -85,39 +89,42 @@ class WarmStart:
         report: Callable[[w.FromSpawner], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``cold`` starts a worker the other way (and leaves the descriptors open); ``came_up``
-        registers a pid."""
+        """``cold`` starts a worker without the server (and leaves the descriptors open).
+
+        ``came_up`` registers the pid of a forked worker.
+        """
         self._fork = fork
         self._cold = cold
         self._came_up = came_up
         self._report = report
         self._clock = clock
         self.pid = 0
-        """Of the server, until it has been reaped."""
+        """Pid of the server; 0 once it has been reaped."""
         self._paused = False
         self._socket: socket.socket | None = None
         self._preload: w.Preload | None = None
-        """What was asked for, without the modules that were left out."""
+        """The request, without the modules that were left out."""
         self._setup: w.Setup | None = None
         self._output = -1
-        """Where the server's output goes, kept for one that takes its place while modules are
-        imported."""
+        """Descriptor for the server's output, kept for the next server if one replaces it during
+        imports.
+        """
         self._argv: tuple[str, ...] = ()
         self._exec_env: dict[str, str] = {}
         self._phase = ServerPhase(now=0.0, bound_s=None)
         self._waiting: deque[Order] = deque()
         self._sent: dict[
             int, Order | None
-        ] = {}  # by serial; None: called off, its process ends by itself
+        ] = {}  # by serial; None if cancelled (the process ends by itself)
         self._serial = 0
-        self._early: dict[
+        self._reaped_early: dict[
             int, int
-        ] = {}  # pid -> wait status of what was reaped while orders were on their way
+        ] = {}  # pid -> wait status of children reaped while orders were sent
 
     # --- the server
 
     def preload(self, preload: w.Preload, setup: w.Setup, output: int) -> None:
-        """Start the server; what it prints goes to ``output``."""
+        """Start the server. Its output goes to ``output``."""
         self._preload, self._setup, self._output = preload, setup, os.dup(output)
         self._start(preload, setup)
 
@@ -135,8 +142,7 @@ class WarmStart:
             "DISTLAUNCH_WARM_FD": str(number),
             "DISTLAUNCH_WARM_MODULES": ",".join(preload.modules),
             "DISTLAUNCH_WARM_RESERVED": ",".join(map(str, reserved)),
-            "DISTLAUNCH_WARM_ROOM": "x"
-            * _ROOM_BYTES,  # workers' variables are to fit where its own were
+            "DISTLAUNCH_WARM_ROOM": "x" * _ROOM_BYTES,  # reserves space for the workers' variables
         }
         self._exec_env = env
         null = os.open(os.devnull, os.O_RDONLY)
@@ -161,9 +167,9 @@ class WarmStart:
             theirs.close()
 
     def _leave_out(self, module: str, reason: str) -> None:
-        """Go on without a module that spoils the server: with a new server that imports the others.
+        """Replace the server by a new one that imports all modules but this.
 
-        Whatever that module has left in the process of the server goes with it.
+        What the module has left in the process ends with the old server.
         """
         preload, setup = self._preload, self._setup
         rest = () if preload is None else tuple(name for name in preload.modules if name != module)
@@ -175,7 +181,7 @@ class WarmStart:
         self._preload = replace(preload, modules=rest)
         self._start(self._preload, setup)
 
-    def _let_go_of_output(self) -> None:
+    def _close_output(self) -> None:
         if self._output >= 0:
             os.close(self._output)
             self._output = -1
@@ -186,59 +192,57 @@ class WarmStart:
 
     @property
     def timeout_s(self) -> float | None:
-        """Give after how long ``read`` is to be called even if there is nothing to read."""
+        """Seconds after which ``read`` is due even if nothing can be read."""
         deadline = self._phase.deadline(has_orders=bool(self._sent))
         if deadline is None or self._socket is None or self._paused:
             return None
         return max(0.0, deadline - self._clock())
 
     def reaped(self, pid: int, status: int) -> None:
-        """Take the wait status of the server, or of a child that may be one it has forked and is no
-        worker yet."""
+        """Handle the wait status of the server, or of a child that may be one of its forks."""
         if pid == self.pid:
             self.pid = 0
-        self.read()  # last words say more
+        self.read()  # the server's last message says more
         if self._socket is None:
             return
         if not self.pid:
-            self._lost_server(f"{self._phase.who} {ended_how(os.waitstatus_to_exitcode(status))}")
+            self._on_server_lost(
+                f"{self._phase.who} {ended_how(os.waitstatus_to_exitcode(status))}"
+            )
         elif self._sent:
-            self._early[pid] = status
+            self._reaped_early[pid] = status
             for serial, order in list(self._sent.items()):
                 if order is not None and order.pid == pid:
-                    self._lost(serial, order)
+                    self._on_fork_lost(serial, order)
 
-    def _lost_server(self, reason: str) -> None:
-        """Take in that the server is of no use any more: the module that it was importing is the
-        cause, if any is."""
+    def _on_server_lost(self, reason: str) -> None:
+        """Continue without the module that it was importing, if any, else without preloading."""
         if self._phase.name == "importing":
             self._leave_out(self._phase.importing, reason)
         else:
             self._give_up(reason)
 
-    def _lost(self, serial: int, order: Order) -> None:
-        """Give up: the process for this order has ended before it ran anything, and did not say
-        why."""
-        how = ended_how(os.waitstatus_to_exitcode(self._early.pop(order.pid)))
+    def _on_fork_lost(self, serial: int, order: Order) -> None:
+        """End the warm start, because the process for this order has ended before it ran anything."""
+        how = ended_how(os.waitstatus_to_exitcode(self._reaped_early.pop(order.pid)))
         self._drop(serial, order)
-        self._go_cold(order)
+        self._start_cold(order)
         self._give_up(f"a forked worker {how} before it could run")
 
     def pause(self, *, paused: bool) -> None:
-        """Take note that all trees are stopped, or go on: an answer may take as long as that
-        lasts."""
+        """Note that all trees are stopped or resumed: the server cannot answer while it is stopped."""
         self._paused = paused
-        self._phase.heard(self._clock())
+        self._phase.restart_timeout(self._clock())
 
     def stop(self) -> None:
-        """Kill the server and forget what waits for it."""
+        """Kill the server and drop all orders."""
         for order in (*self._waiting, *self._sent.values()):
             if order is not None:
                 order.close()
         self._waiting.clear()
         self._sent.clear()
         self._close()
-        self._let_go_of_output()
+        self._close_output()
 
     def _close(self) -> None:
         if self._socket is not None:
@@ -248,62 +252,65 @@ class WarmStart:
             process_tree.kill_each_tree([self.pid])
 
     def _give_up(self, reason: str) -> None:
-        """Say why, once, and start what waits the cold way."""
+        """Report why and start all waiting workers without the server."""
         self._close()
-        self._let_go_of_output()
+        self._close_output()
         self._report(w.PreloadFailed(reason=reason))
         left = [order for order in (*self._sent.values(), *self._waiting) if order is not None]
         self._sent.clear()
         self._waiting.clear()
         for order in left:
-            self._go_cold(order)
+            self._start_cold(order)
 
-    def _go_cold(self, order: Order) -> None:
+    def _start_cold(self, order: Order) -> None:
         self._cold(order.spawn, order.descriptors)
         order.close()
 
     def _drop(self, serial: int, order: Order) -> None:
-        """Do not go on with what was sent; its process ends by itself, and is waited for until it
-        is known."""
+        """Cancel an order that was sent. Its process ends by itself, and is kept until its pid is
+        known.
+        """
         if order.pid:
             del self._sent[serial]
         else:
             self._sent[serial] = None
 
-    # --- its words
+    # --- the server's messages
 
     def read(self) -> None:
-        """Take what the server has to say; give it up if it should have said something by now."""
+        """Process the server's messages. Give it up if its current phase has timed out."""
         while self._socket is not None:
             try:
                 line = self._socket.recv(_MESSAGE_BYTES)
             except BlockingIOError:
-                self._look_at_the_clock()
+                self._check_timeout()
                 return
             except OSError:
                 line = b""
             if not line:
-                if self.pid:  # else its end is being told already
-                    self._hung_up()
+                if self.pid:  # otherwise its end is being reported
+                    self._on_hangup()
                 return
-            self._phase.heard(self._clock())
-            self._hear(line.decode("utf-8", "replace"))
+            self._phase.restart_timeout(self._clock())
+            self._on_message(line.decode("utf-8", "replace"))
             self._send()
 
-    def _look_at_the_clock(self) -> None:
-        """Give the server up if it should have said something by now; tell of an import that takes
-        long."""
+    def _check_timeout(self) -> None:
+        """End the warm start if the server's phase has timed out. Report a slow import."""
         if self.timeout_s != 0.0:
             return
         now = self._clock()
-        if (reason := self._phase.late(now, has_orders=bool(self._sent))) is not None:
-            self._lost_server(reason)
-        elif (note := self._phase.note(now)) is not None:
-            self._report(note)
+        if (reason := self._phase.timeout_reason(now, has_orders=bool(self._sent))) is not None:
+            self._on_server_lost(reason)
+        elif (slow := self._phase.slow_import(now)) is not None:
+            self._report(slow)
 
-    def _hung_up(self) -> None:
-        """Learn how it ended, if it did: its socket is closed just before. Else it must not go on
-        to run the script."""
+    def _on_hangup(self) -> None:
+        """Find out how the server ended: its socket closes just before. If it has not ended, stop
+        it.
+
+        It must not continue, because it would run the script.
+        """
         reason = f"{self._phase.who} has closed its files, or become another program"
         process_tree.send(self.pid, signal.SIGSTOP)
         deadline = time.monotonic() + _CLOSED_S
@@ -317,51 +324,51 @@ class WarmStart:
             if facts is not None and facts[0] == "T":
                 break
             time.sleep(_STEP_S)
-        self._lost_server(reason)
+        self._on_server_lost(reason)
 
-    def _hear(self, line: str) -> None:
-        word, _, rest = line.partition(" ")
+    def _on_message(self, line: str) -> None:
+        kind, _, rest = line.partition(" ")
         number, _, why = rest.partition(" ")
-        if word == "importing":
+        if kind == "importing":
             self._phase.name, self._phase.importing = "importing", rest
-        elif word == "imported":
+        elif kind == "imported":
             self._phase.name = "checking"
-        elif word == "ready":
+        elif kind == "ready":
             self._phase.name = "ready"
-            self._let_go_of_output()
+            self._close_output()
             self._report(w.Preloaded())
-        elif word == "failed":
+        elif kind == "failed":
             self._give_up(printable(rest))
-        elif word == "spoiled" and self._phase.name in ("importing", "checking"):
+        elif kind == "spoiled" and self._phase.name in ("importing", "checking"):
             module, _, why = rest.partition(" ")
             self._leave_out(module, printable(why))
-        elif word == "up" and number.isdecimal():
-            self._is_up(int(number))
-        elif word == "broken" and number.isdecimal():
-            self._is_broken(int(number), why)
-        elif word == "forked" and (pairs := _pairs(rest)) is not None:
+        elif kind == "up" and number.isdecimal():
+            self._on_ready(int(number))
+        elif kind == "broken" and number.isdecimal():
+            self._on_setup_failed(int(number), why)
+        elif kind == "forked" and (pairs := _pairs(rest)) is not None:
             for serial, pid in pairs:
-                self._forked(serial, pid)
+                self._on_forked(serial, pid)
         else:
-            said = quoted(line[:_LINE_CHARS])
-            self._lost_server(
-                f"{self._phase.who} said {said}: a module has written to a descriptor of ours"
+            shown = quoted(line[:_LINE_CHARS])
+            self._on_server_lost(
+                f"{self._phase.who} sent {shown}: a module has written to a descriptor of ours"
             )
 
-    def _forked(self, serial: int, pid: int) -> None:
+    def _on_forked(self, serial: int, pid: int) -> None:
         order = self._sent.get(serial)
         if order is None or pid < 0:
             self._sent.pop(serial, None)
             if order is not None:
-                self._go_cold(order)
+                self._start_cold(order)
             return
         order.pid = pid
-        if pid in self._early:
-            self._lost(serial, order)
+        if pid in self._reaped_early:
+            self._on_fork_lost(serial, order)
         elif order.is_up:
             self._run(serial, order)
 
-    def _is_up(self, serial: int) -> None:
+    def _on_ready(self, serial: int) -> None:
         order = self._sent.get(serial)
         if order is not None:
             order.is_up = True
@@ -371,33 +378,34 @@ class WarmStart:
     def _run(self, serial: int, order: Order) -> None:
         del self._sent[serial]
         self._came_up(order.spawn, order.pid)
-        with suppress(OSError):  # it is gone, and will be reaped
+        with suppress(OSError):  # the worker has ended and will be reaped
             os.write(order.go, b"!")
         order.close()
 
-    def _is_broken(self, serial: int, why: str) -> None:
+    def _on_setup_failed(self, serial: int, why: str) -> None:
         order = self._sent.get(serial)
         if order is None:
             return
         self._drop(serial, order)
-        self._go_cold(order)
+        self._start_cold(order)
         if why:
             self._give_up(f"a forked worker could not be set up ({printable(why)})")
 
     # --- orders
 
     def can_fork(self, spawn: w.Spawn) -> bool:
-        """Return whether this worker can be forked from the server (that may still be importing)."""
+        """Return whether this worker can be forked from the server (which may still be importing)."""
         if self._socket is None or spawn.argv != self._argv:
             return False
         return not any(
-            name.startswith(_LOAD_TIME) and name != _BY_HAND and self._exec_env.get(name) != value
+            name.startswith(_LOAD_TIME)
+            and name != _SETTABLE_LATER
+            and self._exec_env.get(name) != value
             for name, value in spawn.env.items()
         )
 
     def spawn(self, spawn: w.Spawn, setup: w.Setup, descriptors: list[int]) -> None:
-        """Have a worker forked as soon as the server is ready; the descriptors are ours from now
-        on."""
+        """Fork a worker as soon as the server is ready. Takes ownership of the descriptors."""
         self._waiting.append(Order(spawn, setup, descriptors))
         self._send()
 
@@ -413,7 +421,7 @@ class WarmStart:
                 their_go, order.go = os.pipe()
             except OSError:
                 self._waiting.popleft()
-                self._go_cold(order)
+                self._start_cold(order)
                 continue
             try:
                 rights = array.array("i", (their_go, *order.descriptors))
@@ -424,23 +432,22 @@ class WarmStart:
             except BlockingIOError:
                 os.close(order.go)
                 order.go = -1
-                return  # it has not read the last ones; what it says of them brings us back here
-            except OSError:  # too large an environment for one datagram, or it is gone
+                return  # its queue is full; its next message brings us back here
+            except OSError:  # the environment is too large for a datagram, or the server is gone
                 self._waiting.popleft()
-                self._go_cold(order)
+                self._start_cold(order)
                 continue
             finally:
                 os.close(their_go)
             self._waiting.popleft()
             if not self._sent:
-                self._phase.heard(self._clock())
-                self._early.clear()
+                self._phase.restart_timeout(self._clock())
+                self._reaped_early.clear()
             self._sent[self._serial] = order
             self._serial += 1
 
     def signal(self, order: w.Signal) -> None:
-        """Do for workers that do not exist yet what the signal would do to them: if it is a deadly
-        one, they end."""
+        """Apply a signal to workers that do not exist yet: a deadly signal cancels them."""
         if order.caught_only or order.signum in _NO_DEATH:
             return
         ranks = set(order.ranks)
@@ -458,8 +465,7 @@ class WarmStart:
             self._report(WorkerExit(rank=each.spawn.rank, pid=0, returncode=-order.signum))
 
     def settle(self, *, bound_s: float) -> None:
-        """Wait until every process that the server was told to fork is known, or has been called
-        off and forked."""
+        """Wait until the result of every order that was sent is known."""
         deadline = self._clock() + bound_s
         if self._sent and self.pid:
             process_tree.send(self.pid, signal.SIGCONT)
@@ -471,21 +477,21 @@ class WarmStart:
 
 
 class Order:
-    """A worker that is to be forked by the server."""
+    """A worker that the server is to fork."""
 
     def __init__(self, spawn: w.Spawn, setup: w.Setup, descriptors: list[int]) -> None:
         self.spawn = spawn
         self.setup = setup
         self.descriptors = descriptors
         self.go = -1
-        """Our end of the pipe on which its process, once forked, waits for our word."""
+        """Write end of the pipe on which the forked process waits."""
         self.pid = 0
-        """Of that process, once the server has told of it; it is a child of ours then."""
+        """Pid of the forked process, a child of ours, once the server has reported it."""
         self.is_up = False
-        """That process has set itself up."""
+        """The forked process is ready to run."""
 
     def close(self) -> None:
-        """Let go of its descriptors; a process that waits for our word on one of them then ends."""
+        """Close its descriptors. A process that waits on one of them then ends."""
         for descriptor in (*self.descriptors, self.go):
             if descriptor >= 0:
                 os.close(descriptor)
@@ -493,7 +499,7 @@ class Order:
         self.go = -1
 
     def encoded(self, serial: int, old_env: Mapping[str, str]) -> bytes:
-        """Encode it for the server, whose own environment was ``old_env``."""
+        """Return the order as bytes for the server, whose environment was ``old_env``."""
         spawn, setup = self.spawn, self.setup
         changes = changed_variables(old_env, {**setup.env, **spawn.env})
         return marshal.dumps(
@@ -502,77 +508,76 @@ class Order:
 
 
 def changed_variables(old: Mapping[str, str], new: Mapping[str, str]) -> dict[str, str | None]:
-    """Return what turns one environment into the other; None where a variable goes."""
+    """Return the changes from one environment to the other; None for a variable that is removed."""
     changes: dict[str, str | None] = {name: None for name in old if name not in new}
     changes.update((name, value) for name, value in new.items() if old.get(name) != value)
     return changes
 
 
 class ServerPhase:
-    """What the server does since when; all times are of one clock."""
+    """What the server is doing, and since when. All times are on one clock."""
 
     def __init__(self, *, now: float, bound_s: float | None) -> None:
-        """``bound_s``: how long the import of one module may take."""
+        """``bound_s`` is the longest time for the import of one module."""
         self.name: Phase = "starting"
         self.importing = ""
         self._bound_s = bound_s
-        self._began = self._heard = now
-        self._note_at = now + NOTE_S
+        self._began = self._since = now
+        self._report_at = now + SLOW_IMPORT_S
 
-    def heard(self, now: float) -> None:
-        """Take note of a word of the server, or of a moment from which on it is to be waited
-        for."""
-        self._heard = now
+    def restart_timeout(self, now: float) -> None:
+        """Restart the timeout, because of a message or because the server has something new to do."""
+        self._since = now
 
     def deadline(self, *, has_orders: bool) -> float | None:
-        """Return when ``late`` or ``note`` will have something to say."""
+        """Return when ``timeout_reason`` or ``slow_import`` may return something."""
         due = self._due(has_orders=has_orders)
         if self.name in ("checking", "ready"):
             return due
-        return self._note_at if due is None else min(due, self._note_at)
+        return self._report_at if due is None else min(due, self._report_at)
 
     def _due(self, *, has_orders: bool) -> float | None:
         match self.name:
             case "starting":
-                return self._heard + FIRST_WORD_S
+                return self._since + START_S
             case "importing":
-                return None if self._bound_s is None else self._heard + self._bound_s
+                return None if self._bound_s is None else self._since + self._bound_s
             case "checking":
-                return self._heard + ANSWER_S
+                return self._since + ANSWER_S
             case "ready":
-                return self._heard + ANSWER_S if has_orders else None
+                return self._since + ANSWER_S if has_orders else None
         assert_never(self.name)
 
-    def late(self, now: float, *, has_orders: bool) -> str | None:
-        """Tell why it is not to be waited for any longer, if so."""
+    def timeout_reason(self, now: float, *, has_orders: bool) -> str | None:
+        """Return why the server has timed out; None if it has not."""
         due = self._due(has_orders=has_orders)
         if due is None or now < due:
             return None
         match self.name:
             case "starting":
                 return (
-                    f"after {now - self._heard:.0f} s the workers' interpreter has not begun to "
+                    f"after {now - self._since:.0f} s the workers' interpreter has not begun to "
                     "import"
                 )
             case "importing":
-                return f"importing {self.importing} did not end within {now - self._heard:.1f} s"
+                return f"importing {self.importing} did not end within {now - self._since:.1f} s"
             case "checking":
                 return "a trial fork after the imports does not end"
             case "ready":
                 return f"{self.who} does not answer"
         assert_never(self.name)
 
-    def note(self, now: float) -> w.StillPreloading | None:
-        """Tell what takes long, if it does and was not told lately."""
-        if self.name in ("checking", "ready") or now < self._note_at:
+    def slow_import(self, now: float) -> w.StillPreloading | None:
+        """Return a report about a slow import if one is due."""
+        if self.name in ("checking", "ready") or now < self._report_at:
             return None
         elapsed_s = now - self._began
-        self._note_at = now + elapsed_s
+        self._report_at = now + elapsed_s
         return w.StillPreloading(module=self.importing, elapsed_s=elapsed_s)
 
     @property
     def who(self) -> str:
-        """Say who the server is, for a sentence of why it is given up."""
+        """A name for the server in messages."""
         match self.name:
             case "starting":
                 return "the process that was to import the modules"
@@ -584,15 +589,14 @@ class ServerPhase:
 
 
 def _without_thread(settings: str) -> str:
-    """Add that there is to be no thread to settings of the user's, unless they say something of
-    it."""
+    """Return settings of the user's with the thread disabled, unless they mention it."""
     if not settings:
         return _NO_THREAD
     return settings if "background_thread:" in settings else f"{settings},{_NO_THREAD}"
 
 
 def _pairs(text: str) -> list[tuple[int, int]] | None:
-    """Take ``<serial>:<pid> ...`` apart; None if it is something else."""
+    """Return the pairs in ``<serial>:<pid> ...``; None if the text is something else."""
     try:
         return [
             (int(serial), int(pid)) for serial, pid in (pair.split(":") for pair in text.split())

@@ -1,12 +1,11 @@
-"""The watcher, a process between the agent and the spawner, which ends what a killed spawner
-leaves.
+"""The watcher, a process between agent and spawner that kills what a killed spawner leaves.
 
 The spawner ends the workers if the agent is killed, and the agent does so if the spawner is killed.
-If both are killed, the watcher does: it is the spawner's parent and a subreaper, so each process
-that the workers have started falls to it. A cgroup would need a process for that as well, since the
-kernel does not end one by itself.
+If both are killed, the watcher does: it is the spawner's parent and a subreaper, so all descendants
+of the workers fall to it. A cgroup would need a process for that as well, since the kernel does not
+kill one by itself.
 
-It is forked from the agent and does nothing but wait, so that it shares nearly all of its memory.
+It is forked from the agent and only waits, so it shares nearly all of its memory.
 """
 
 from __future__ import annotations
@@ -27,10 +26,12 @@ from distlaunch.core.agent.workers.process_setup import (
 )
 
 NAME = "dl-watcher"
-"""Holds neither distlaunch, nor python, nor the spawner's name: no pattern should hit both."""
+"""Contains neither distlaunch, nor python, nor the spawner's name, so that no kill pattern hits
+both.
+"""
 CLEANERS_S = 2.0
-"""How long processes that clean up after ended workers (their shared memory) may take before they
-get KILL as well."""
+"""How long processes that clean up after workers (shared memory) may take before they are killed.
+"""
 _FIRST_STEP_S = 0.002
 _LONGEST_STEP_S = 5.0
 _IGNORED = tuple(
@@ -50,27 +51,29 @@ _IGNORED = tuple(
     )
 )
 _SIGCHLD, _SIGCONT = int(signal.SIGCHLD), int(signal.SIGCONT)
-"""Plain numbers: an enum's members take more memory to look up."""
+"""Plain integers, because looking up enum members takes more memory."""
 
 
 def name_process(job_id: str) -> None:
-    """Call this process the watcher, in its list of arguments as well."""
+    """Name this process the watcher, also in its argument list."""
     rename_process(NAME, f"{NAME}: of job {job_id}" if job_id else NAME)
 
 
 def watch(spawner: int) -> NoReturn:
-    """Wait in this forked child until the spawner, its child, has ended. Then kill what it left,
-    and end as it did."""
+    """Wait until the spawner, a child of this forked child, has ended. Then kill what it left.
+
+    Exits with the spawner's status.
+    """
     status = 0
     try:
-        gc.disable()  # a collection would copy the memory that is shared with the agent
+        gc.disable()  # a collection would copy the memory shared with the agent
         ignore_signals(
             _IGNORED, default=(_SIGCHLD,)
-        )  # if our starter ignored SIGCHLD, nothing could be waited for
+        )  # with an inherited SIG_IGN for SIGCHLD, waiting would be impossible
         die_with_parent(
             _SIGCONT
-        )  # if somebody has stopped this process, it must go on when the agent ends
-        close_all()  # above all the channel, whose end others wait for
+        )  # resumes this process, if somebody has stopped it, when the agent ends
+        close_all()  # most of all the connection, whose end others wait for
         status = _await_end(spawner)
         _kill_children(only_once=status == 0)
     finally:
@@ -78,8 +81,7 @@ def watch(spawner: int) -> NoReturn:
 
 
 def _await_end(spawner: int) -> int:
-    """Return the wait status of the spawner. If somebody stops it, let it go on: it would see no
-    worker's end."""
+    """Return the wait status of the spawner. Resumes it if somebody stops it."""
     while True:
         pid, status = os.waitpid(-1, os.WUNTRACED)
         if not os.WIFSTOPPED(status) and pid == spawner:
@@ -89,20 +91,20 @@ def _await_end(spawner: int) -> int:
 
 
 def _kill_children(*, only_once: bool) -> None:
-    """KILL what has fallen to this process, until nothing is left."""
+    """Kill what has fallen to this process until nothing is left."""
     began = time.monotonic()
     step_s = _FIRST_STEP_S
     while True:
         _reap()
-        is_patient = time.monotonic() < began + CLEANERS_S
+        waits_for_cleaners = time.monotonic() < began + CLEANERS_S
         children = process_tree.children_of(os.getpid())
         process_tree.kill_each_tree(
-            pid for pid in children if not (is_patient and process_tree.is_cleaner(pid))
+            pid for pid in children if not (waits_for_cleaners and process_tree.is_cleaner(pid))
         )
         if not children or only_once:
             return
         time.sleep(step_s)
-        if not is_patient:  # something is wedged in the kernel
+        if not waits_for_cleaners:  # something is stuck in the kernel
             step_s = min(2 * step_s, _LONGEST_STEP_S)
 
 
@@ -113,7 +115,7 @@ def _reap() -> None:
 
 
 def _end_as(status: int) -> NoReturn:
-    """End with a wait status like this one: the agent tells the user how the spawner ended."""
+    """Exit with a wait status like this one, which the agent reports to the user."""
     if os.WIFSIGNALED(status):
         signum = os.WTERMSIG(status)
         if signum != signal.SIGKILL:

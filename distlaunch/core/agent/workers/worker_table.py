@@ -1,8 +1,7 @@
 """The worker table of one node, a pure state machine: ``step(event, now) -> actions``.
 
-It has no clock and does no I/O. Each action is either a message for the coordinator or the spawner,
-or one of the few things that the edge (``agent.py``) does: opening a worker's streams, draining and
-closing them.
+It has no clock and does no I/O. An action is either a message for the coordinator or the spawner,
+or one of the few things that the agent does: open, drain and close a worker's streams.
 """
 
 from __future__ import annotations
@@ -18,48 +17,49 @@ from distlaunch.core.protocol import agent_messages as m
 from distlaunch.core.protocol import spawner_messages as w
 
 DRAIN_S = 1.0
-"""How long reading an ended worker's last words may take before its end is reported without
-them."""
+"""How long reading an exited worker's last output may take before its exit is reported without it.
+"""
 SWEEP_S = 15.0
-"""How long the spawner may take to answer that nothing is left (its own bound is shorter)."""
+"""How long the spawner may take to answer ``Swept``. (Its own limit is shorter.)"""
 CLOSE_S = 30.0
-"""How long the last output may take to be filed, on a disk or network that is slow, before the
-attempt ends without."""
+"""How long writing the last output to slow disks may take before the attempt ends without it."""
 KILL_S = 5.0
-"""How long KILL may take to show before a worker counts as wedged in the kernel."""
+"""How long KILL may take to show before a worker counts as stuck in the kernel."""
 
 NAMES_S = 0.5
-"""So long after ``WaitForLeftovers`` the coordinator hears which processes the node waits for: short ones
-need no mention."""
+"""How long after ``WaitForLeftovers`` the processes that are left are reported. Short ones are not.
+"""
 YOUNG_S = 0.3
 AGAIN_S = 1.0
-"""Workers younger than the one are asked a second time, by TERM, if INT has not ended them within
-the other: Python may swallow a KeyboardInterrupt while it imports."""
+"""Workers younger than ``YOUNG_S`` get TERM if INT has not ended them within ``AGAIN_S``.
+
+Python may swallow a KeyboardInterrupt while it imports.
+"""
 
 _EXEC_EXIT = {
     2: 127,
     20: 127,
-}  # ENOENT, ENOTDIR: not found, as shells have it; anything else is 126
+}  # ENOENT and ENOTDIR mean not found, as in shells; all others are 126
 
 
 class Drained(Record):
-    """All that an ended worker had written has been read."""
+    """All output of an exited worker has been read, and added to ``exit``."""
 
     exit: WorkerExit
 
 
 class OutputsClosed(Record):
-    """No stream is left."""
+    """All streams are closed."""
 
 
 class Launch(Record):
-    """Open a worker's streams and have it spawned."""
+    """Open a worker's streams and start it."""
 
     spec: m.WorkerSpec
 
 
 class Drain(Record):
-    """Read an ended worker's output, and its error file; answered by Drained."""
+    """Read an exited worker's output and error file. Answered by ``Drained``."""
 
     exit: WorkerExit
     error_file: str | None = None
@@ -67,16 +67,17 @@ class Drain(Record):
 
 
 class CloseOutputs(Record):
-    """Read and close what is left of all outputs; answered by OutputsClosed."""
+    """Read what is left of all outputs and close them. Answered by ``OutputsClosed``."""
 
 
 class GiveUpSpawner(Record):
-    """It does not answer: stopped by a debugger, frozen or wedged. Kill it and all that falls to
-    us."""
+    """Kill the spawner, which does not answer (stopped by a debugger, or stuck), and all its
+    descendants.
+    """
 
 
 class Tick(Record):
-    """The deadline has come."""
+    """A deadline has passed."""
 
 
 Event = m.ToAgent | w.FromSpawner | Drained | OutputsClosed | Tick
@@ -108,24 +109,24 @@ class WorkerTable:
         self.sweep_at: float | None = None
         self.close_at: float | None = None
         self.linger_until: float | None = None
-        """Until when processes that workers have left may run on."""
+        """Until when processes left by workers may continue."""
         self.names_at: float | None = None
-        """When the coordinator is to hear which those are."""
+        """When to report them to the coordinator."""
         self._linger_grace_s = 0.0
         self._ends_leftovers = False
         self._kills = False
-        """All were killed: what is left is killed, too, and nothing is waited for."""
+        """Everything was killed, so what is left is killed too, and nothing is waited for."""
         self._young: set[int] = set()
         self.sweeping = False
         self._swept = w.Swept(left=())
         self._unreported = 0
         self._draining: dict[
             int, float
-        ] = {}  # ranks that have ended and wait to be reported -> since when, in order
+        ] = {}  # exited ranks that are not reported yet -> since when, in order
 
     @property
     def running(self) -> list[int]:
-        """Ranks whose process has not ended, as far as is known."""
+        """Ranks whose process has not exited, as far as is known."""
         return [rank for rank, worker in self.workers.items() if worker.exit is None]
 
     def deadline(self) -> float | None:
@@ -147,40 +148,41 @@ class WorkerTable:
         return min(times, default=None)
 
     def step(self, event: Event, now: float) -> list[Action]:
-        """Take in an event that happened at ``now`` (seconds, any monotonic origin); give what is
-        to be done."""
+        """Process an event that happened at ``now`` (seconds, any monotonic clock). Returns the
+        actions.
+        """
         match event:
             case m.Start():
-                return self._start(event, now)
+                return self._on_start(event, now)
             case m.Stop():
-                return self._stop(event, now)
+                return self._on_stop(event, now)
             case m.WaitForLeftovers():
-                return self._linger(event, now)
+                return self._on_wait_for_leftovers(event, now)
             case m.ForwardSignal():
                 return self._to_running(event.signum, self.signal_scope, caught_only=True)
             case m.Pause():
-                return self._pause(paused=event.paused)
+                return self._on_pause(paused=event.paused)
             case w.Spawned():
-                return self._spawned(event, now)
+                return self._on_spawned(event, now)
             case w.SpawnFailed():
-                return self._failed_to_start(event, now)
+                return self._on_spawn_failed(event, now)
             case WorkerExit():
                 worker = self.workers.get(event.rank)
                 if worker is None or worker.pid != event.pid:
-                    return []  # of an earlier attempt, wedged until now
-                return self._ended(event, now)
+                    return []  # of an earlier attempt, stuck until now
+                return self._on_exit(event, now)
             case w.Halted():
                 return [m.WorkerHalted(rank=event.rank)]
             case Drained():
-                return self._report(event.exit, now)
+                return self._report_exit(event.exit, now)
             case w.LeftoversRemain():
-                return self._remain(event)
+                return self._on_leftovers_remain(event)
             case w.Swept():
                 return self._on_swept(event, now)
             case OutputsClosed():
                 return self._finish()
             case Tick():
-                return self._tick(now)
+                return self._on_tick(now)
             case (
                 m.Prepare()
                 | m.CollectStacks()
@@ -194,11 +196,11 @@ class WorkerTable:
                 | w.Preloaded()
                 | w.PreloadFailed()
             ):
-                return []  # the edge's own
+                return []  # handled by the agent
             case _:
                 assert_never(event)
 
-    def _start(self, event: m.Start, now: float) -> list[Action]:
+    def _on_start(self, event: m.Start, now: float) -> list[Action]:
         self.attempt = event.attempt
         self.argv0 = event.argv[0] if event.argv else ""
         self.signal_scope = w.SCOPE_GROUP if event.signal_group else w.SCOPE_PROCESS
@@ -212,12 +214,12 @@ class WorkerTable:
         self._swept = w.Swept(left=())
         return [Launch(spec=spec) for spec in event.workers] or [w.Sweep()]
 
-    def _spawned(self, event: w.Spawned, now: float) -> list[Action]:
+    def _on_spawned(self, event: w.Spawned, now: float) -> list[Action]:
         worker = self.workers[event.rank]
         worker.pid, worker.started = event.pid, now
         return [m.Started(attempt=self.attempt, pids={event.rank: event.pid})]
 
-    def _failed_to_start(self, event: w.SpawnFailed, now: float) -> list[Action]:
+    def _on_spawn_failed(self, event: w.SpawnFailed, now: float) -> list[Action]:
         worker = self.workers[event.rank]
         reason = os.strerror(event.errno)
         program = (worker.spec.argv or (self.argv0,))[0]
@@ -236,9 +238,9 @@ class WorkerTable:
             returncode=_EXEC_EXIT.get(event.errno, 126),
             stderr_tail=text.encode("utf-8", "surrogateescape"),
         )
-        return self._ended(ended, now)
+        return self._on_exit(ended, now)
 
-    def _ended(self, ended: WorkerExit, now: float) -> list[Action]:
+    def _on_exit(self, ended: WorkerExit, now: float) -> list[Action]:
         worker = self.workers[ended.rank]
         if worker.exit is not None:
             return []
@@ -252,7 +254,7 @@ class WorkerTable:
         self._draining[ended.rank] = now
         return [Drain(exit=worker.exit, error_file=worker.spec.error_file)]
 
-    def _report(self, ended: WorkerExit, now: float) -> list[Action]:
+    def _report_exit(self, ended: WorkerExit, now: float) -> list[Action]:
         worker = self.workers.get(ended.rank)
         if worker is None or worker.exit is None or worker.reported:
             return []
@@ -268,17 +270,16 @@ class WorkerTable:
             actions += self._sweep(now)
         return actions
 
-    # --- what workers have left
+    # --- processes left by workers
 
     def _sweep(self, now: float) -> list[Action]:
-        """End the attempt here: as soon as nothing is left, or at once if everything is to be
-        killed."""
+        """End the attempt: as soon as no process is left, or at once if everything is to be killed."""
         self.sweep_at = now + SWEEP_S
         if self._kills:
             self.kill_at = self.linger_until = self.names_at = None
         return [w.Sweep(kill=self._kills)]
 
-    def _linger(self, event: m.WaitForLeftovers, now: float) -> list[Action]:
+    def _on_wait_for_leftovers(self, event: m.WaitForLeftovers, now: float) -> list[Action]:
         if event.attempt != self.attempt or not self._waits_for_leftovers or self._ends_leftovers:
             return []
         self.linger_until = now + event.linger_s
@@ -288,11 +289,10 @@ class WorkerTable:
 
     @property
     def _waits_for_leftovers(self) -> bool:
-        """Return whether only processes that workers have left keep the attempt from its end, as
-        far as is known."""
+        """Return whether the attempt only waits for processes that workers have left."""
         return self.sweeping and bool(self.workers) and self.close_at is None and not self._kills
 
-    def _remain(self, event: w.LeftoversRemain) -> list[Action]:
+    def _on_leftovers_remain(self, event: w.LeftoversRemain) -> list[Action]:
         if not self._waits_for_leftovers:
             return []
         self.sweep_at = None  # the spawner has answered
@@ -330,7 +330,7 @@ class WorkerTable:
 
     # --- stopping
 
-    def _stop(self, event: m.Stop, now: float) -> list[Action]:
+    def _on_stop(self, event: m.Stop, now: float) -> list[Action]:
         if event.attempt != self.attempt or not self.workers:
             return []
         if self.close_at is not None:
@@ -352,12 +352,14 @@ class WorkerTable:
             *(self._to_running(event.signum, self.signal_scope) if event.signum else []),
             *self._to_running(
                 signal.SIGCONT, w.SCOPE_PROCESS
-            ),  # a stopped worker must be able to obey
+            ),  # a stopped worker must be able to react
             *self._end_leftovers(asked=not event.signum),
         ]
 
     def _kill(self, now: float) -> list[Action]:
-        """KILL the trees of all that run, and then what other workers have left."""
+        """Kill the trees of running workers. When those have ended, kill what other workers have
+        left.
+        """
         self.kill_at = None
         self._kills = True
         if self.running:
@@ -365,11 +367,11 @@ class WorkerTable:
             return self._to_running(signal.SIGKILL, w.SCOPE_TREE)
         return (
             self._sweep(now) if self.sweeping else []
-        )  # else once the last worker has been reported
+        )  # otherwise after the last worker has been reported
 
-    def _pause(self, *, paused: bool) -> list[Action]:
+    def _on_pause(self, *, paused: bool) -> list[Action]:
         signum = signal.SIGSTOP if paused else signal.SIGCONT
-        if self.sweeping and self.workers:  # only what workers have left runs on
+        if self.sweeping and self.workers:  # only processes left by workers are running
             return [w.Signal(ranks=(), signum=int(signum), scope=w.SCOPE_TREE, caught_only=False)]
         return self._to_running(signum, w.SCOPE_TREE)
 
@@ -388,7 +390,7 @@ class WorkerTable:
             else []
         )
 
-    def _tick(self, now: float) -> list[Action]:
+    def _on_tick(self, now: float) -> list[Action]:
         actions: list[Action] = []
         if self.again_at is not None and now >= self.again_at:
             self.again_at = None
@@ -401,9 +403,9 @@ class WorkerTable:
                 wedged = WorkerExit(
                     rank=rank, pid=self.workers[rank].pid, returncode=-signal.SIGKILL
                 )
-                actions += self._ended(wedged, now)
+                actions += self._on_exit(wedged, now)
         for ended in self._overdue(now):
-            actions += self._report(ended, now)
+            actions += self._report_exit(ended, now)
         if self.names_at is not None and now >= self.names_at:
             self.names_at = None
             actions.append(w.Sweep())  # answered with their names, unless they have ended

@@ -1,8 +1,8 @@
-"""The processes below the workers of one attempt, as their spawner sees them.
+"""The processes below the workers of one attempt, as the spawner sees them.
 
-The spawner is a subreaper: when a process ends, its children become the spawner's own. A process
-that an ended worker has left is so either a child of the spawner (here called the top of a tree) or
-a descendant of one.
+The spawner is a subreaper: when a process ends, its children become children of the spawner. A
+process that an exited worker has left is therefore either a child of the spawner (here called the
+top of a tree) or a descendant of one.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from distlaunch.core.agent.workers import process_tree
 from distlaunch.core.protocol import spawner_messages as w
 
 _SHOWN = 8
-"""So many processes are named in a message; the others are counted."""
+"""Most processes to name in a message. All are counted."""
 
 
 class WorkerTrees:
-    """Knows from which worker a process stems, and which processes have been asked to end."""
+    """Knows from which worker a process descends, and which processes have been asked to end."""
 
     def __init__(self, cookie: str) -> None:
         """``cookie`` marks the environment of this agent's workers."""
@@ -36,16 +36,15 @@ class WorkerTrees:
         self._killed = _Tally()
 
     def started(self, pid: int, rank: int) -> None:
-        """Take note of a worker."""
+        """Add a worker."""
         self._ranks[pid] = rank
 
     def tops(self, running: Mapping[int, int], helpers: Collection[int]) -> list[int]:
-        """List the children of this process that ended workers have left, but for those that clean
-        up after them.
+        """Return the children of this process that exited workers have left, except cleaners.
 
-        ``running``: pid -> rank of the workers that run; ``helpers``: other children that are no
-        worker's. While a worker runs, a child that does not show from which worker it stems may
-        belong to that one: it is not listed.
+        ``running`` is pid -> rank of running workers; ``helpers`` are other children that are not
+        left by workers. While a worker runs, a child that may belong to it (it does not show from
+        which worker it descends) is not listed.
         """
         ranks = set(running.values())
         found = []
@@ -67,8 +66,7 @@ class WorkerTrees:
         return process_tree.cookie_rank(pid, self._cookie) if rank is None else rank
 
     def _each_of(self, tops: Iterable[int]) -> Iterator[tuple[int, int, int | None]]:
-        """Give pid, start time and rank of each process of these trees, but for those that clean up
-        after workers."""
+        """Yield pid, start time and rank of each process of these trees, except cleaners."""
         for top in tops:
             of_top: int | None = None
             for pid in (top, *process_tree.descendants_of(top)):
@@ -79,14 +77,13 @@ class WorkerTrees:
                 of_top = rank if pid == top else of_top
                 yield pid, facts[3], of_top if rank is None else rank
 
-    # --- asked to end
+    # --- asking to end
 
     def group_asked(self, worker: int, signum: int) -> None:
-        """Take note of the processes of a worker's group that are about to get a signal that asks
-        them to end.
+        """Record the processes of a worker's group that are about to get a stop signal.
 
-        One that does not catch INT has not been asked by it: a shell starts its background
-        processes so.
+        One that does not catch INT is not stopped by it: shells start background processes that
+        way.
         """
         for pid in process_tree.descendants_of(worker):
             facts = process_tree.stat_of(pid)
@@ -98,7 +95,7 @@ class WorkerTrees:
                 self._asked[pid] = facts[3]
 
     def all_asked(self) -> None:
-        """Take note that somebody else has asked all processes."""
+        """Record that all processes have been asked to end by somebody else."""
         for pid in process_tree.descendants_of(os.getpid()):
             facts = process_tree.stat_of(pid)
             if facts is not None:
@@ -107,9 +104,9 @@ class WorkerTrees:
     def ask_to_end(self, tops: Iterable[int]) -> None:
         """Send TERM to each process of these trees that has not been asked before.
 
-        A process that works for its parent is left to that one (a worker that saves needs its data
-        loaders), and so is whatever a process starts after it was asked: they get TERM when their
-        parent has ended.
+        A process that works for its parent is left to the parent: a worker that saves a checkpoint
+        needs its data loaders. So are processes that start after their parent was asked. They get
+        TERM when their parent has ended.
         """
         for top in tops:
             facts = process_tree.stat_of(top)
@@ -132,26 +129,28 @@ class WorkerTrees:
                 process_tree.send(pid, signal.SIGTERM, parent_or_ancestor=os.getpid())
                 process_tree.send(pid, signal.SIGCONT, parent_or_ancestor=os.getpid())
 
-    # --- counted
+    # --- counting
 
     def killed_with_worker(self, worker: int) -> None:
-        """Take note of the processes below a worker that are killed with it: they are not left by
-        it."""
+        """Record the processes below a worker that are killed with it, so that they do not count as
+        left.
+        """
         for pid in process_tree.descendants_of(worker):
             facts = process_tree.stat_of(pid)
             if facts is not None:
                 self._with_worker[pid] = facts[3]
 
     def about_to_kill(self, tops: Iterable[int]) -> None:
-        """Count the processes of these trees as killed, but for workers and what was killed with
-        them."""
+        """Count the processes of these trees as killed, except workers and what was killed with
+        them.
+        """
         for pid, started, rank in self._each_of(tops):
             if pid not in self._ranks and self._with_worker.get(pid) != started:
                 self._ended.add(pid, started, rank)
                 self._killed.add(pid, started, rank)
 
     def remaining(self, tops: Iterable[int]) -> w.Leftovers:
-        """Name the processes of these trees."""
+        """Return the processes of these trees."""
         found = _Tally()
         for pid, started, rank in self._each_of(tops):
             found.add(pid, started, rank)
@@ -159,17 +158,17 @@ class WorkerTrees:
 
     @property
     def ended(self) -> w.Leftovers:
-        """The processes that ended workers had left and that were asked to end or killed."""
+        """The processes left by exited workers that were asked to end or killed."""
         return self._ended.leftovers()
 
     @property
     def killed(self) -> w.Leftovers:
-        """Those of them that were killed."""
+        """Those that were killed."""
         return self._killed.leftovers()
 
 
 class _Tally:
-    """Counts processes, each once, and names the first."""
+    """Counts each process once, and keeps the first few."""
 
     def __init__(self) -> None:
         self._counted: set[tuple[int, int]] = set()

@@ -10,8 +10,8 @@ import pytest
 
 from distlaunch.core.agent.workers.warm_start import (
     ANSWER_S,
-    FIRST_WORD_S,
-    NOTE_S,
+    SLOW_IMPORT_S,
+    START_S,
     WarmStart,
     changed_variables,
 )
@@ -227,9 +227,9 @@ def test_a_long_import_is_reported_at_growing_intervals(hands):
     hands.start()
     hands.say("importing json")
     for _ in range(100):
-        hands.wait(NOTE_S / 2)
+        hands.wait(SLOW_IMPORT_S / 2)
     assert [module for module, _ in hands.notes] == ["json"] * 6
-    assert [elapsed_s / NOTE_S for _, elapsed_s in hands.notes] == [1, 2, 4, 8, 16, 32]
+    assert [elapsed_s / SLOW_IMPORT_S for _, elapsed_s in hands.notes] == [1, 2, 4, 8, 16, 32]
     assert hands.reasons == []
 
 
@@ -249,7 +249,7 @@ def test_an_import_times_out_if_hangs_are_detected(hands):
 
 def test_an_interpreter_that_never_loads_our_code_is_given_up(hands):
     hands.start()
-    hands.wait(FIRST_WORD_S - 1)
+    hands.wait(START_S - 1)
     assert hands.reasons == []
     hands.wait(1)
     assert hands.reasons == ["after 60 s the workers' interpreter has not begun to import"]
