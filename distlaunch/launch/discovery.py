@@ -19,7 +19,7 @@ from distlaunch.core.agent.workers.process_setup import (
     NO_WORKER,
     become_subreaper,
     die_with_parent,
-    place,
+    move_descriptors,
 )
 from distlaunch.core.agent.workers.process_tree import ChildReaper
 from distlaunch.core.errors import ConfigError
@@ -186,7 +186,7 @@ def _become_command(
         os.setsid()
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        place((os.open(os.devnull, os.O_RDONLY), output, errors), (0, 1, 2))
+        move_descriptors((os.open(os.devnull, os.O_RDONLY), output, errors), (0, 1, 2))
         os.execve("/bin/sh", ["/bin/sh", "-c", command], dict(environ))
     except OSError as exc:
         os.write(2, f"/bin/sh: {os.strerror(exc.errno or 0)}\n".encode())

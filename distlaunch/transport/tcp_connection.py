@@ -6,7 +6,7 @@ import os
 import socket
 import threading
 
-from distlaunch.core.agent.connect import tune
+from distlaunch.core.agent.connect import set_socket_options
 from distlaunch.transport.connection import ConnectionEnd, EndKind
 
 _CHUNK = 1 << 18
@@ -19,7 +19,7 @@ class TcpConnection:
     def __init__(self, connection: socket.socket, address: str) -> None:
         connection.setblocking(True)  # noqa: FBT003 - the standard library's signature
         try:
-            tune(connection)
+            set_socket_options(connection)
         except OSError:  # it has been reset already
             pass
         self.address = address

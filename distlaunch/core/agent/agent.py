@@ -199,7 +199,7 @@ class Agent:
             elif isinstance(
                 message, (w.StillPreloading, w.ModuleLeftOut, w.Preloaded, w.PreloadFailed)
             ):
-                self._preload_report.take(message)
+                self._preload_report.on_message(message)
             else:
                 self._step(message)
         self._report_started()
@@ -310,7 +310,7 @@ class Agent:
         env = {**message.env, "DISTLAUNCH_COOKIE": self._cookie, **bootstrap}
         left = shared_memory_names(message, owner=os.getuid())
         log_dir, layout = self._resources.log_location(message)
-        self._shared_memory.expect(left)
+        self._shared_memory.set_names(left)
         setup = w.Setup(
             env=env,
             cwd=message.cwd,
@@ -329,7 +329,7 @@ class Agent:
         if message.preload and message.attempt == 0:
             order, output = self._preload_report.begin(message)
             self._send_to_spawner(order, (output,))
-        self._pump.expect(
+        self._pump.begin_attempt(
             2 * len(message.workers),
             attempt=message.attempt,
             watching=message.watch,
@@ -367,7 +367,7 @@ class Agent:
                     if isinstance(message, m.AttemptEnded):
                         message = replace(message, port_used=self._attempt_setup.was_port_used())
                         self._close_terminal()
-                        self._shared_memory.expect(())  # the spawner has removed the files
+                        self._shared_memory.set_names(())  # the spawner has removed the files
                         self._attempt_setup.release()
                         self._stacks.clear()
                     self._send(message)
@@ -415,9 +415,9 @@ class Agent:
         if self._terminal is None:
             self._typed_ahead += data[: _TYPED_AHEAD_BYTES - len(self._typed_ahead)]
             return
-        halts = self._terminal.halts(data, self._pids)
+        is_halt = self._terminal.is_unhandled_halt(data, self._pids)
         self._terminal.type(data)
-        for rank in self._table.running if halts else ():
+        for rank in self._table.running if is_halt else ():
             self._send(m.WorkerHalted(rank=rank))
 
     def _close_terminal(self) -> None:

@@ -512,7 +512,7 @@ class Endpoint:
             error = errno.ECONNREFUSED
         if error:
             raise OSError(error, os.strerror(error))
-        tune(self.connection)
+        set_socket_options(self.connection)
         self._handshake, self.until = self._make_handshake(), now + ANSWER_S
         self._send(self._handshake.begin())
 
@@ -557,7 +557,7 @@ def _folded(texts: Sequence[str]) -> str:
     return ", ".join(texts[:4]) + (f" and {len(texts) - 4} more" if texts[4:] else "")
 
 
-def tune(connection: socket.socket) -> None:
+def set_socket_options(connection: socket.socket) -> None:
     """Set socket options: send small messages at once, and detect a silent network."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -37,7 +37,7 @@ class SilenceMonitor:
         self._last = self._now()
 
     def on_ping(self, ping: m.Ping) -> None:
-        """Use the limit in a ping. Raises ProtocolError if it is shorter than the time between two
+        """Adopt the limit that a ping carries, if any. Raises ProtocolError if it is shorter than the time between two
         pings.
         """
         limit_s = ping.silence_s

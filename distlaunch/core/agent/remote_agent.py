@@ -23,7 +23,7 @@ from distlaunch.core.agent.liveness import SilenceMonitor
 from distlaunch.core.agent.node.reachability import ReachabilityTest
 from distlaunch.core.agent.node.survey import NodeSurvey
 from distlaunch.core.agent.workers.channel import Channel
-from distlaunch.core.agent.workers.deadline import FILES_S, within
+from distlaunch.core.agent.workers.deadline import FILES_S, run_with_timeout
 from distlaunch.core.agent.workers.log_files import LogFiles
 from distlaunch.core.agent.workers.output_sender import OutputSender
 from distlaunch.core.agent.workers.process_setup import rename_process
@@ -225,7 +225,7 @@ class RemoteAgent:
             case m.Reach():
                 self._resources.reachability.begin(message)
             case m.StdinData():
-                self._stdin.take(message.data)
+                self._stdin.write(message.data)
             case m.ExitAgent():
                 self._is_dismissed = True
             case m.Prepare():
@@ -306,7 +306,7 @@ class RemoteAgent:
             m.AgentEnding(why=self._end_reason, coordinator_silent=self._is_coordinator_silent)
         )  # if the coordinator is still connected, it should know at once
         self._stream.close(bound_s=_LAST_S)
-        self._output.lose(
+        self._output.on_coordinator_lost(
             None if self._latest_start is None else self._resources.run_dir_logs(self._latest_start)
         )
         self._resources.close()
@@ -402,7 +402,7 @@ class RemoteNodeResources(NodeResources):
         with suppress(
             OSError
         ):  # continues in the background; without the directory, a worker's exception is only in its output
-            within(FILES_S, lambda: _make_folders(start))
+            run_with_timeout(FILES_S, lambda: _make_folders(start))
         return start
 
     def _warn(self, what: str, exc: OSError) -> None:

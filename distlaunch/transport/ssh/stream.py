@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from distlaunch.core.agent.connect import tune
+from distlaunch.core.agent.connect import set_socket_options
 from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import errno_clause, host_and_port, printable
 from distlaunch.core.probe.network import resolve_host, resolve_in_thread
@@ -133,7 +133,7 @@ class _Attempts:
                 error = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
                 if not error:
                     with suppress(OSError):  # it has been reset already
-                        tune(sock)
+                        set_socket_options(sock)
                     return sock, address
                 sock.close()
                 self._fail(address, error)

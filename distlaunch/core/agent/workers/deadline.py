@@ -13,7 +13,7 @@ FILES_S = 1.0
 T = TypeVar("T")
 
 
-def within(bound_s: float, work: Callable[[], T]) -> T:
+def run_with_timeout(bound_s: float, work: Callable[[], T]) -> T:
     """Run ``work`` in a thread and return its result. Raises TimeoutError after ``bound_s``, and
     OSError.
 

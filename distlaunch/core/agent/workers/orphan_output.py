@@ -43,7 +43,7 @@ class OrphanOutput:
         self._pump: Pump | None = None
         self._has_pump: threading.Event | None = None
 
-    def keep(self, rank: int, streams: Sequence[int], descriptors: Sequence[int]) -> None:
+    def add(self, rank: int, streams: Sequence[int], descriptors: Sequence[int]) -> None:
         """Take ownership of the read ends of a worker's streams."""
         self._of_rank[rank] = descriptors
         self._read_ends.update(
@@ -134,7 +134,7 @@ class OrphanOutput:
                 setup.log_dir, setup.attempt, _discard, layout=setup.layout, make_folders=True
             )
             sink.begin_attempt(logs)
-        sink.lose()
+        sink.on_coordinator_lost()
         pump = Pump(sink, _discard)
         for descriptor, (rank, stream) in self._read_ends.items():
             if stream != PROGRESS:

@@ -118,7 +118,7 @@ class Pump(threading.Thread):
 
     # --- called from other threads
 
-    def expect(
+    def begin_attempt(
         self, streams: int, *, attempt: int, watching: bool, output_period_s: float = PERIOD_S
     ) -> None:
         """Prepare for an attempt with this number of streams. Set what ``Alive`` reports.

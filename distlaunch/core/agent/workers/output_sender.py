@@ -35,7 +35,7 @@ class OutputSender:
         if wake:
             self._wake()
 
-    def lose(self, logs: LogFiles | None = None) -> None:
+    def on_coordinator_lost(self, logs: LogFiles | None = None) -> None:
         """From now on accept all output and send nothing, so that no worker waits for a lost
         coordinator.
 

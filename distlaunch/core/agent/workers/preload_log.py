@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 
-from distlaunch.core.agent.workers.deadline import FILES_S, within
+from distlaunch.core.agent.workers.deadline import FILES_S, run_with_timeout
 from distlaunch.core.model.text import counted
 from distlaunch.core.private_files import open_private
 from distlaunch.core.protocol import agent_messages as m
@@ -37,7 +37,7 @@ class PreloadReport:
         self._modules, self._path, self._began = start.preload, start.preload_log, self._clock()
         self._left_out = ()
         try:
-            self._output = within(FILES_S, lambda: open_private(start.preload_log, _NEW))
+            self._output = run_with_timeout(FILES_S, lambda: open_private(start.preload_log, _NEW))
         except OSError:  # the run directory is gone, which the workers' log files report
             self._path = ""
             self._output = os.memfd_create("preload")
@@ -50,7 +50,7 @@ class PreloadReport:
         )
         return order, os.dup(self._output)
 
-    def take(
+    def on_message(
         self, message: w.StillPreloading | w.ModuleLeftOut | w.Preloaded | w.PreloadFailed
     ) -> None:
         """Report the result, with the output."""

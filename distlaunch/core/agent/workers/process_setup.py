@@ -1,6 +1,6 @@
 """Functions for a process just after a fork: descriptors, process names, signals and exec.
 
-``become`` turns a child of the spawner into a worker or the warm server. The others wrap kernel
+``exec_worker`` turns a child of the spawner into a worker or the warm server. The others wrap kernel
 services that Python does not (prctl, close_range, signal without a handler).
 """
 
@@ -37,7 +37,7 @@ _DEFAULT, _IGNORE = 0, 1
 _STAT_BYTES = 4096
 
 
-def become(
+def exec_worker(
     order: w.Spawn,
     setup: w.Setup,
     descriptors: Sequence[int],
@@ -60,7 +60,7 @@ def become(
             if number < 32:
                 signal.signal(number, signal.SIG_IGN if number in ignored else signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        place(descriptors, order.descriptors)
+        move_descriptors(descriptors, order.descriptors)
         if order.terminal:
             fcntl.ioctl(0, termios.TIOCSCTTY, 0)
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -83,7 +83,7 @@ def become(
         os._exit(NO_WORKER)
 
 
-def place(descriptors: Sequence[int], numbers: Sequence[int]) -> None:
+def move_descriptors(descriptors: Sequence[int], numbers: Sequence[int]) -> None:
     """Duplicate each descriptor to its number, for the program to be executed.
 
     A number may be that of another of the descriptors.

@@ -107,7 +107,7 @@ class PseudoTerminal:
         """Return the descriptor to poll for writing while keys wait."""
         return self._ours
 
-    def halts(self, data: bytes, pids: Iterable[int]) -> bool:
+    def is_unhandled_halt(self, data: bytes, pids: Iterable[int]) -> bool:
         """Return whether these keys contain a Ctrl-Z that the kernel will ignore.
 
         The worker leads its session, so its process group is orphaned, where SIGTSTP stops nothing

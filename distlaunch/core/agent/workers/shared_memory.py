@@ -35,7 +35,7 @@ class SharedMemoryFiles:
         self._folder = folder
         self._names: tuple[str, ...] = ()
 
-    def expect(self, names: tuple[str, ...]) -> None:
+    def set_names(self, names: tuple[str, ...]) -> None:
         """Set the names for an attempt. After it, set none: the names may then be another job's."""
         self._names = names
 

@@ -27,10 +27,10 @@ from distlaunch.core.agent.workers.channel import Channel
 from distlaunch.core.agent.workers.orphan_output import OrphanOutput
 from distlaunch.core.agent.workers.process_setup import (
     NO_WORKER,
-    become,
     become_subreaper,
     close_all_but,
     die_with_parent,
+    exec_worker,
     rename_process,
 )
 from distlaunch.core.agent.workers.warm_start import WarmStart
@@ -348,7 +348,7 @@ class Spawner:
             case w.Spawn():
                 descriptors = [self._channel.received.popleft() for _ in message.descriptors]
                 read_ends = [self._channel.received.popleft() for _ in message.read_ends]
-                self._output.keep(message.rank, message.read_ends, read_ends)
+                self._output.add(message.rank, message.read_ends, read_ends)
                 if self._warm.can_fork(message):
                     self._warm.spawn(message, self._setup, descriptors)
                     return
@@ -368,14 +368,14 @@ class Spawner:
             case w.EndLeftovers():
                 self._ends_leftovers = True
                 if message.asked:
-                    self._trees.all_asked()
+                    self._trees.record_outside_signal()
                 self._trees.ask_to_end(self._leftovers())
             case w.Sweep():
                 self._warm.settle(bound_s=SETTLE_S)
                 leftovers = [] if message.kill else self._leftovers()
                 if leftovers:
                     self._sweeps_when_gone = True
-                    self._report(w.LeftoversRemain(processes=self._trees.remaining(leftovers)))
+                    self._report(w.LeftoversRemain(processes=self._trees.describe(leftovers)))
                 else:
                     self._sweep()
             case w.CoordinatorLost():
@@ -391,7 +391,7 @@ class Spawner:
         self._setup = setup
         self._trees = WorkerTrees(setup.cookie)
         self._ends_leftovers = self._sweeps_when_gone = False
-        self._shared_memory.expect(setup.shared_memory)
+        self._shared_memory.set_names(setup.shared_memory)
         if setup.temporary_dir:
             self._lock_temporary_dir(setup.temporary_dir)
         if setup.orphan_grace_s is not None:
@@ -438,14 +438,16 @@ class Spawner:
         try:
             pid = fork_from_helper()
             if pid == 0:
-                become(order, self._setup, descriptors, spawner, self._failure_end, self._ignored)
+                exec_worker(
+                    order, self._setup, descriptors, spawner, self._failure_end, self._ignored
+                )
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return pid
 
     def _register(self, order: w.Spawn, pid: int) -> None:
         self._pids[pid] = order.rank
-        self._trees.started(pid, order.rank)
+        self._trees.add_worker(pid, order.rank)
         if order.terminal:
             self._terminals.add(order.rank)
         self._report(w.Spawned(rank=order.rank, pid=pid))
@@ -507,7 +509,7 @@ class Spawner:
     # --- processes left by exited workers
 
     def _leftovers(self) -> list[int]:
-        return self._trees.tops(self._pids, helpers=(self._warm.pid,))
+        return self._trees.find_leftovers(self._pids, helpers=(self._warm.pid,))
 
     def _schedule_check(self, *, worker_ended: bool) -> None:
         """Schedule a check for leftovers: a process that ends may have left others."""
@@ -552,10 +554,10 @@ class Spawner:
             elif order.scope == w.SCOPE_GROUP:
                 # a signal that only catching processes get is no stop signal
                 if not order.caught_only:
-                    self._trees.group_asked(pid, order.signum)
+                    self._trees.record_group_signal(pid, order.signum)
                 process_tree.send_to_group(pid, order.signum)
             elif order.signum == signal.SIGKILL:
-                self._trees.killed_with_worker(pid)
+                self._trees.record_killed_with_worker(pid)
                 process_tree.kill_each_tree([pid])
             else:
                 process_tree.signal_tree(pid, order.signum, include_root=True)
@@ -581,7 +583,7 @@ class Spawner:
                 for pid in self._children(spared)
                 if not (waits_for_cleaners and process_tree.is_cleaner(pid))
             ]
-            self._trees.about_to_kill(to_kill)
+            self._trees.count_killed(to_kill)
             process_tree.kill_each_tree(to_kill)
             self._reap()
             left = self._children(spared)

@@ -171,7 +171,7 @@ def _collect(
     ending: threading.Event,
 ) -> None:
     began = time.monotonic()
-    spies = _Spies()
+    spies = _PySpies()
     try:
         for worker in workers:
             worker.open()
@@ -216,7 +216,7 @@ def _close(workers: Iterable[_Worker]) -> None:
         worker.close()
 
 
-class _Spies:
+class _PySpies:
     """Runs ``py-spy dump`` for workers that do not answer. Its errors are ignored."""
 
     def __init__(self) -> None:

@@ -34,7 +34,7 @@ class StdinPipe:
         os.set_blocking(self._pipe, False)
         return theirs
 
-    def take(self, data: bytes) -> None:
+    def write(self, data: bytes) -> None:
         """Write bytes; empty means the end of the input. Raises ProtocolError if too many wait."""
         if self._pipe < 0:
             self._send(m.StdinConsumed(size=0, closed=True, unread=len(data)))

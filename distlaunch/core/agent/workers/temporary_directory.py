@@ -35,14 +35,14 @@ class TemporaryDirectory:
         """
         if os.path.isdir(BOOT):
             return BOOT
-        folder = os.path.join(self._made(), "boot")
+        folder = os.path.join(self._ensure_created(), "boot")
         if not all(os.path.exists(os.path.join(folder, name)) for name in _BOOT_FILES):
             self._extract(folder)
         return folder
 
     def run_dir(self) -> str:
         """Return the replacement for the run directory, created if needed. Raises OSError."""
-        folder = os.path.join(self._made(), "job")
+        folder = os.path.join(self._ensure_created(), "job")
         make_private_dirs(folder)
         return folder
 
@@ -57,7 +57,7 @@ class TemporaryDirectory:
             ) as file:
                 file.write(get_data(os.path.join(BOOT, name)))
 
-    def _made(self) -> str:
+    def _ensure_created(self) -> str:
         if self.path and os.path.isdir(self.path):
             return self.path
         self._unlock()

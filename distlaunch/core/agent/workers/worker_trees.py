@@ -35,11 +35,11 @@ class WorkerTrees:
         self._ended = _Tally()
         self._killed = _Tally()
 
-    def started(self, pid: int, rank: int) -> None:
+    def add_worker(self, pid: int, rank: int) -> None:
         """Add a worker."""
         self._ranks[pid] = rank
 
-    def tops(self, running: Mapping[int, int], helpers: Collection[int]) -> list[int]:
+    def find_leftovers(self, running: Mapping[int, int], helpers: Collection[int]) -> list[int]:
         """Return the children of this process that exited workers have left, except cleaners.
 
         ``running`` is pid -> rank of running workers; ``helpers`` are other children that are not
@@ -79,7 +79,7 @@ class WorkerTrees:
 
     # --- asking to end
 
-    def group_asked(self, worker: int, signum: int) -> None:
+    def record_group_signal(self, worker: int, signum: int) -> None:
         """Record the processes of a worker's group that are about to get a stop signal.
 
         One that does not catch INT is not stopped by it: shells start background processes that
@@ -94,7 +94,7 @@ class WorkerTrees:
             ):
                 self._asked[pid] = facts[3]
 
-    def all_asked(self) -> None:
+    def record_outside_signal(self) -> None:
         """Record that all processes have been asked to end by somebody else."""
         for pid in process_tree.descendants_of(os.getpid()):
             facts = process_tree.stat_of(pid)
@@ -131,7 +131,7 @@ class WorkerTrees:
 
     # --- counting
 
-    def killed_with_worker(self, worker: int) -> None:
+    def record_killed_with_worker(self, worker: int) -> None:
         """Record the processes below a worker that are killed with it, so that they do not count as
         left.
         """
@@ -140,7 +140,7 @@ class WorkerTrees:
             if facts is not None:
                 self._with_worker[pid] = facts[3]
 
-    def about_to_kill(self, tops: Iterable[int]) -> None:
+    def count_killed(self, tops: Iterable[int]) -> None:
         """Count the processes of these trees as killed, except workers and what was killed with
         them.
         """
@@ -149,7 +149,7 @@ class WorkerTrees:
                 self._ended.add(pid, started, rank)
                 self._killed.add(pid, started, rank)
 
-    def remaining(self, tops: Iterable[int]) -> w.Leftovers:
+    def describe(self, tops: Iterable[int]) -> w.Leftovers:
         """Return the processes of these trees."""
         found = _Tally()
         for pid, started, rank in self._each_of(tops):

@@ -128,7 +128,7 @@ def test_output_is_accepted_after_the_coordinator_is_lost():
     wakes: list[int] = []
     sink = OutputSender(sent.append)
     sink.on_room(lambda: wakes.append(1))
-    sink.lose()
+    sink.on_coordinator_lost()
     assert (sink.has_room(), len(wakes)) == (True, 1)
     sink.output(0, 1, b"x" * 1000, 0.0)
     assert (sink.has_room(), sent) == (True, [])
@@ -140,16 +140,16 @@ def test_output_is_accepted_after_the_coordinator_is_lost():
 def test_stdin_reports_what_was_read_and_ends_after_all_of_it():
     sent: list = []
     feed = StdinPipe(sent.append)
-    feed.take(b"for nobody")
+    feed.write(b"for nobody")
     assert sent == [m.StdinConsumed(size=0, closed=True, unread=10)]
     sent.clear()
     end = feed.open()
-    feed.take(b"x" * 100_000)
+    feed.write(b"x" * 100_000)
     took = sum(each.size for each in sent)
     assert 0 < took < 100_000
     [(_, wanted)] = feed.descriptors().items()
     assert wanted == select.POLLOUT
-    feed.take(b"")
+    feed.write(b"")
     data = b""
     while chunk := os.read(end, 1 << 20):
         data += chunk
@@ -172,7 +172,7 @@ def test_stdin_without_a_reader_drops_waiting_bytes():
     feed.on_hangup()
     assert sent == [m.StdinConsumed(size=0, closed=True)]
     end = feed.open()
-    feed.take(b"x" * 200_000)
+    feed.write(b"x" * 200_000)
     os.close(end)
     feed.on_ready()
     assert sent[-1].closed

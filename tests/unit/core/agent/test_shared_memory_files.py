@@ -10,7 +10,7 @@ from distlaunch.core.protocol import agent_messages as m
 
 def removed(folder, *names: str, owner: int | None = None) -> None:
     files = SharedMemoryFiles(owner=os.getuid() if owner is None else owner, folder=str(folder))
-    files.expect(names)
+    files.set_names(names)
     files.remove()
 
 
@@ -55,12 +55,12 @@ def test_only_expected_files_are_removed(tmp_path):
 
 def test_files_are_removed_only_once(tmp_path):
     files = SharedMemoryFiles(owner=os.getuid(), folder=str(tmp_path))
-    files.expect(("name",))
+    files.set_names(("name",))
     files.remove()
     (tmp_path / "name").write_text("of somebody else, later")
     files.remove()
-    files.expect(("name",))
-    files.expect(())
+    files.set_names(("name",))
+    files.set_names(())
     files.remove()
     assert (tmp_path / "name").exists()
 

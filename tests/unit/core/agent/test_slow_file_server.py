@@ -9,7 +9,7 @@ import pytest
 
 from distlaunch.core.agent import remote_agent
 from distlaunch.core.agent.remote_agent import RemoteNodeResources
-from distlaunch.core.agent.workers.deadline import within
+from distlaunch.core.agent.workers.deadline import run_with_timeout
 from distlaunch.core.agent.workers.preload_log import PreloadReport
 from distlaunch.core.agent.workers.stdin import StdinPipe
 from distlaunch.core.protocol import agent_messages as m
@@ -65,9 +65,9 @@ def start(path: str, **more) -> m.Start:
 
 
 def test_within_returns_results_and_raises_errors_and_timeouts():
-    assert within(60, lambda: 7) == 7
+    assert run_with_timeout(60, lambda: 7) == 7
     with pytest.raises(FileNotFoundError):
-        within(60, lambda: os.stat("/nothing/here"))
+        run_with_timeout(60, lambda: os.stat("/nothing/here"))
 
 
 def test_a_start_does_not_wait_for_directories_on_a_hanging_file_server(
