@@ -156,7 +156,7 @@ def test_all_launchers_of_a_job_get_in_in_any_order(run, token):
     [
         ("drip", {"too many are open"}),
         ("stays", {"too many are open"}),
-        ("garbage", {"it sends what is no message"}),
+        ("garbage", {"it sends data that is no message"}),
         ("http", {"it speaks HTTP"}),
         ("tls", {"it speaks TLS"}),
         ("token", {"the token is not the same"}),

@@ -31,7 +31,7 @@ _MEETING_OPTION = "--master_addr"
 """Where launchers meet, if it says that."""
 _MEETING_SPELLING = (
     ("--rendezvous HOST:PORT", "--master_port PORT"),
-    ("--rendezvous names", "--master_port names"),
+    ("port in --rendezvous", "port in --master_port"),
     ("--rendezvous", _MEETING_OPTION),
 )
 _SPELLING = (
