@@ -20,7 +20,7 @@ if soft < needed:
 
 fields = {
     "t": "Call",
-    "version": 2,
+    "version": 3,
     "release": "1.2.3",
     "job_key": "77",
     "rank": None,

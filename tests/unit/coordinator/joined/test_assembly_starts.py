@@ -143,8 +143,8 @@ def test_only_those_that_take_part_are_heard_and_times_are_in_our_clock(meeting)
 @pytest.mark.parametrize(
     ("message", "why"),
     [
-        (m.Started(attempt=0, pids={2: 5}), "it reports rank 2, which it does not run"),
-        (exited(1.0, rank=2), "it reports rank 2, which it does not run"),
+        (m.Started(attempt=0, pids={2: 5}), "it tells of rank 2, which it does not run"),
+        (exited(1.0, rank=2), "it tells of rank 2, which it does not run"),
         (exited(1.0, returncode=300), "no process ends with 300"),
     ],
 )
