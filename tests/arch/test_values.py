@@ -40,7 +40,6 @@ ALLOWED = {
     ("cli/app.py", "field in said"): "a dictionary",
     ("cli/misplaced_options.py", "name in text"): "the user's script",
     ("console/terminal_writer.py", "SEPARATOR in text"): "a line that is too wide is cut there",
-    ("core/agent/workers/preload_log.py", "word in said"): "the words of modules",
     ("coordinator/joined/launcher.py", "note not in self._noted"): "each line is said once",
     ("coordinator/runtime/runner.py", "note not in self._noted"): "each line is said once",
     ("coordinator/policy/node_setup.py", "told == event.problem"): "each line is said once",
