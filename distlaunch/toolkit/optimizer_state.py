@@ -6,12 +6,14 @@ order.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
 
 _MAX_SHOWN = 3
+_FUSED = torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad
+"""Optimizers that have fused kernels."""
 
 
 def match_groups(
@@ -64,6 +66,29 @@ def differing_classes(
         f"{_shown_names(names[number])}: the optimizer was {there[other]}, and is {here[number]} here"
         for number, other in found.items()
         if here[number] != there[other]
+    ]
+
+
+def differing_sizes(
+    optimizer: torch.optim.Optimizer,
+    fused: Sequence[object],
+    sizes: Mapping[int, Mapping[str, Sequence[int]]],
+) -> list[tuple[torch.Tensor, str]]:
+    """Find the states that are not of their parameter's size, and that a fused kernel would take.
+
+    Fused kernels on CPUs do not compare the sizes: they read and write behind the end.
+    ``fused``: the setting of each group. ``sizes``: of the states of a parameter, by its id.
+    Returns the parameters, each with a text.
+    """
+    if not isinstance(optimizer, _FUSED):
+        return []
+    return [
+        (parameter, f"{key} is {list(size)}, and its parameter is {list(parameter.shape)}")
+        for group, is_fused in zip(optimizer.param_groups, fused, strict=True)
+        if not (is_fused is None or is_fused is False)
+        for parameter in group["params"]
+        for key, size in sizes.get(id(parameter), {}).items()
+        if key != "step" and list(size) != list(parameter.shape)
     ]
 
 

@@ -12,7 +12,7 @@ import torch
 
 def is_sharded(value: object) -> bool:
     """Return whether a value is a DTensor."""
-    return isinstance(value, torch.Tensor) and hasattr(value, "full_tensor")
+    return isinstance(value, torch.Tensor) and hasattr(type(value), "full_tensor")
 
 
 def sharded_like(value: Any, like: torch.Tensor) -> Any:

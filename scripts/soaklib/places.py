@@ -153,9 +153,12 @@ class Bucket(Place):
 def bucket() -> Iterator[Bucket]:
     """Start a server, and have the workers, which are forked, find it by the environment."""
     import boto3
+    import botocore.retryhandler
 
     from tests.s3 import Fault, s3_server
 
+    # a client tries as often as ever, but does not wait up to 16 s in between
+    botocore.retryhandler.delay_exponential = lambda **_: 0.05
     with s3_server() as served:
         os.environ.update(
             AWS_ENDPOINT_URL=served.url,

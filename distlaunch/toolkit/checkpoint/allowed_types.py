@@ -18,6 +18,7 @@ from distlaunch.toolkit.checkpoint.unpickler import (
     Name,
     Pending,
     Unpickler,
+    check_attributes,
     check_key,
 )
 from distlaunch.toolkit.sharded_tensors import is_sharded
@@ -29,6 +30,10 @@ WAY_OUT = (
 _DEPTH = 100
 _EXPANDED_BYTES = 16 << 20
 """How large a tensor may be of which several numbers are one in the memory."""
+_OF_A_DEQUE = 80
+"""An empty one takes 760 bytes, and five in a pickle if it is kept."""
+_SHARED_BYTES = 16 << 20
+_PER_STORAGE = 16
 _SPARE_VALUES = 1_000_000
 _PER_OPERATION = 10
 _LEAVES = {
@@ -40,7 +45,7 @@ _KEY_SIZE = 10_000
 """How many numbers and texts a key may have: the unpickler takes as many of each key."""
 _FACTORIES = {None, bool, int, float, complex, str, bytes, list, dict, set, tuple, OrderedDict}
 _NUMPY_KINDS = "?biufcSU"
-_QUANTIZED = {torch.qint8, torch.qint32, torch.quint8, torch.quint4x2, torch.quint2x4}
+QUANTIZED = {torch.qint8, torch.qint32, torch.quint8, torch.quint4x2, torch.quint2x4}
 _TENSORS = {torch.Tensor, torch.nn.Parameter}
 
 
@@ -56,7 +61,7 @@ def check_saved(value: Any, name: str) -> None:
     """Raise ConfigError, which names key and class, for a value that a resume would refuse to
     load."""
     try:
-        _Check(None).value(value, (), frozenset())
+        _Check(None, Room(_SHARED_BYTES)).value(value, (), frozenset())
     except _NotInertError as error:
         place = "".join(f".{key}" for key in error.path)
         raise ConfigError(
@@ -66,23 +71,40 @@ def check_saved(value: Any, name: str) -> None:
         ) from None
 
 
-def check_loaded(value: Any, size: int) -> None:
+def check_loaded(value: Any, size: int, room: Room | None = None) -> None:
     """Raise MalformedError for what a save does not write, or would take too long to walk through.
 
-    ``size``: of the pickle, in bytes.
+    ``size``: of the pickle, in bytes. ``room``: as for ``loaded``.
     """
     try:
-        _Check(_SPARE_VALUES + _PER_OPERATION * size).value(value, (), frozenset())
+        _Check(
+            _SPARE_VALUES + _PER_OPERATION * size, Room(_SHARED_BYTES) if room is None else room
+        ).value(value, (), frozenset())
     except _NotInertError as error:
         raise MalformedError(f"holds what no save writes: it {error.why}") from None
+
+
+class Room:
+    """How many bytes tensors may have beyond ``_PER_STORAGE`` times those of their storages.
+
+    Whoever takes a state may copy each tensor, so that a storage that many of them share could fill
+    the memory.
+    """
+
+    def __init__(self, size: int = 1 << 30) -> None:
+        self.left = size
 
 
 class _Check:
     """Walks through a value. What is in it several times is looked at as often, as long as ``left``
     lasts."""
 
-    def __init__(self, left: int | None) -> None:
+    def __init__(self, left: int | None, room: Room) -> None:
         self._left = left
+        self._room = room
+        self._storages: set[int] = set()
+        self._held = 0
+        """What the tensors so far may have more, without using the room."""
 
     def value(self, value: Any, path: tuple[Any, ...], above: frozenset[int]) -> None:
         kind = type(value)
@@ -104,6 +126,8 @@ class _Check:
                 raise _NotInertError(path, f"is a defaultdict of {_name(value.default_factory)}")
             if self._left is None and kind in _HASHED:
                 self._keys(value, path)
+            if kind is OrderedDict:
+                self._attributes(kind, vars(value), path)
             for children in _CHILDREN[kind](value):
                 self._all(children, path, above)
         elif not _is_of_numpy(value):
@@ -155,23 +179,43 @@ class _Check:
             raise _NotInertError(path, f"is of the class {_name(type(value))}")
         if (
             value.layout != torch.strided
-            or value.dtype in _QUANTIZED
+            or value.dtype in QUANTIZED
             or value.is_nested
             or value.is_meta
         ):
             kind = (
                 "quantized"
-                if value.dtype in _QUANTIZED
+                if value.dtype in QUANTIZED
                 else "on the meta device"
                 if value.is_meta
                 else str(value.layout)
             )
             raise _NotInertError(path, f"is a tensor that is {kind.removeprefix('torch.')}")
-        size = value.numel() * value.element_size()
-        if size > _EXPANDED_BYTES and size > value.untyped_storage().nbytes():
-            raise _NotInertError(path, "is an expanded view (clone() makes a tensor of it)")
         if attributes := vars(value):
+            self._attributes(type(value), attributes, path)
+        size = value.numel() * value.element_size()
+        storage = value.untyped_storage()
+        if size > _EXPANDED_BYTES and size > storage.nbytes():
+            raise _NotInertError(path, "is an expanded view (clone() makes a tensor of it)")
+        if storage.data_ptr() not in self._storages:
+            self._storages.add(storage.data_ptr())
+            self._held += _PER_STORAGE * storage.nbytes()
+        self._held -= size
+        if self._held < 0:
+            self._room.left += self._held
+            self._held = 0
+        if self._room.left < 0:
+            raise _NotInertError(path, "is one of many tensors that share their numbers")
+        if attributes:
             self._all(attributes, path, above)
+
+    @staticmethod
+    def _attributes(kind: type, names: Iterable[str], path: tuple[Any, ...]) -> None:
+        """See that the unpickler takes the names of attributes."""
+        try:
+            check_attributes(kind, names)
+        except MalformedError:
+            raise _NotInertError(path, f"has an attribute that each {kind.__name__} has") from None
 
 
 _CHILDREN: dict[type, Any] = {
@@ -226,6 +270,8 @@ def _sized(kind: Any) -> Any:
         unpickler.spend(len(items))
         if kind in {set, frozenset, OrderedDict, Counter}:
             of_pairs = kind is OrderedDict and type(items) is not dict
+            if of_pairs and any(type(each) not in {list, tuple} for each in items):
+                raise MalformedError("a pickle makes an OrderedDict of what are no pairs")
             unpickler.check_keys([each[0] for each in items] if of_pairs else items)
         return kind(items)
 
@@ -273,7 +319,7 @@ def _defaultdict(_: Unpickler, factory: Any = None) -> defaultdict[Any, Any]:
 def _deque(unpickler: Unpickler, items: Any = (), most: Any = None) -> deque[Any]:
     if type(items) not in {list, tuple} or not (most is None or type(most) is int):
         raise MalformedError("a pickle makes a deque of what is no list")
-    unpickler.spend(len(items))
+    unpickler.spend(len(items) + _OF_A_DEQUE)
     return deque(items, most)
 
 

@@ -18,8 +18,13 @@ from typing import Any, BinaryIO, cast
 
 import torch
 
-from distlaunch.toolkit.checkpoint.allowed_types import check_loaded, state_names
-from distlaunch.toolkit.checkpoint.unpickler import MalformedError, Name, Unpickler
+from distlaunch.toolkit.checkpoint.allowed_types import Room, check_loaded, state_names
+from distlaunch.toolkit.checkpoint.unpickler import (
+    MalformedError,
+    Name,
+    Unpickler,
+    check_attributes,
+)
 
 _LOCAL_HEADER_BYTES = 30
 _STORAGES: Mapping[str, torch.dtype] = {
@@ -92,16 +97,17 @@ class Part(io.RawIOBase):
             filled += count
 
 
-def loaded(part: Part) -> Any:
+def loaded(part: Part, room: Room | None = None) -> Any:
     """Return what torch.save has written there, on the CPU.
 
+    ``room``: for numbers that several tensors share; the same one for all parts of a checkpoint.
     Raises RefusedClassError for a class that a checkpoint does not need, and MalformedError for
     what is damaged.
     """
     archive = _Archive(part)
     data = archive.pickle()
     value = Unpickler(data, _names(), archive.storage).load()
-    check_loaded(value, len(data))
+    check_loaded(value, len(data), room)
     return value
 
 
@@ -314,6 +320,7 @@ def _set_attributes(unpickler: Unpickler, tensor: torch.Tensor, state: Any) -> N
     if type(state) is not dict or any(type(key) is not str for key in state):
         raise MalformedError("a pickle has a tensor whose attributes are none")
     unpickler.spend(len(state))
+    check_attributes(type(tensor), state)
     vars(tensor).update(state)
 
 

@@ -21,6 +21,7 @@ from distlaunch.toolkit.checkpoint.storage import (
     Store,
     Summed,
     describe,
+    log_not_removed,
     name_of,
     only_ours,
     retried,
@@ -179,18 +180,24 @@ class Bucket(Store):
         """Write the manifest, the mark of a whole checkpoint."""
         self.write(f"{name}/{MANIFEST}", sealed(manifest))
 
-    def remove(self, name: str) -> None:
+    def remove(self, name: str) -> bool:
         """Remove the manifest first."""
-        with suppress(Exception):  # an object store's package raises whatever it likes
+        try:
             self._fs.invalidate_cache()
             if not only_ours(files := self.files(name)):
                 log.warning(
                     "distlaunch: %s stays: it holds files that are no checkpoint's",
                     self.where(name),
                 )
-                return
+                return True
             self._remove_files(name, files)
             log.info("distlaunch: removed %s", self.where(name))
+        except FileNotFoundError:
+            return True
+        except Exception as error:  # noqa: BLE001 - an object store's package raises whatever it likes
+            log_not_removed(self.where(name), error)
+            return False
+        return True
 
     def _remove_files(self, name: str, files: Collection[str]) -> None:
         for file in sorted(files, key=lambda file: file != MANIFEST):

@@ -35,6 +35,7 @@ from distlaunch.toolkit.checkpoint.state import (
     Nested,
     Stateful,
     Trained,
+    check_names,
     is_part,
     stateful_part,
 )
@@ -44,6 +45,7 @@ from distlaunch.toolkit.checkpoint.storage import (
     CheckpointError,
     Store,
     describe,
+    one_line,
     some,
     steps_of,
 )
@@ -178,7 +180,7 @@ class Checkpoint:
         for name in names:
             manifest, damage = self._verified(name)
             if damage is not None:
-                damaged.append(f"{self._store.where(name)} is damaged: {damage}")
+                damaged.append(one_line(f"{self._store.where(name)} is damaged: {damage}"))
                 if steps is None:
                     self._say(f"{damaged[-1]}; it is skipped")
                 continue
@@ -230,7 +232,7 @@ class Checkpoint:
             others = ", ".join(str(steps_of(each)) for each in self._writing.names if each != name)
             hint = f"; resume(steps=N) takes an older one: N is one of {others}" if others else ""
             raise CheckpointError(
-                f"{self._store.where(name)}: {unread}; nothing has been set aside or removed{hint}"
+                f"{self._store.where(name)}: {one_line(unread)}; nothing has been set aside or removed{hint}"
             )
         return manifest, damage
 
@@ -241,7 +243,8 @@ class Checkpoint:
         except FileNotFoundError:
             return {}, f"{MANIFEST} is missing", None
         except (OSError, ValueError) as error:
-            return {}, f"its manifest is not what was written: {describe(error)}", None
+            why = str(error) if type(error) is ValueError else describe(error)
+            return {}, f"its manifest is not what was written: {why}", None
         except Exception as error:  # noqa: BLE001 - the others wait for an answer
             return (
                 {},
@@ -273,6 +276,11 @@ class Checkpoint:
         groups = self._group.agree(where, lambda: trained.groups_template(metadata))
         if groups:
             self._group.agree(where, lambda: self._read(reader, groups))
+        paths: Any = metadata.planner_data
+        self._group.agree(
+            where,
+            lambda: reader.check(groups, lambda key, value: check_names(paths[key], value)),
+        )
         said = self._group.agree(where, lambda: trained.check_model(groups, metadata))
         said += self._group.agree(
             where, lambda: trained.match_groups(groups, metadata, manifest.get("optimizers"))
@@ -282,6 +290,7 @@ class Checkpoint:
         values: Nested = {key: None for key in state if key not in tensors}
         if values:
             self._group.agree(where, lambda: self._read(reader, values))
+        self._group.agree(where, lambda: trained.check_sizes(values, metadata))
         own = self._group.agree(where, lambda: trained.own_template(metadata, rank, was))
         self._group.agree(where, lambda: self._read(reader, own))
         self._group.agree(where, lambda: trained.unpickle_own(own, reader.unpickled))
@@ -602,7 +611,7 @@ class Checkpoint:
 
     def _say(self, text: str) -> None:
         if self._group.rank == 0:
-            log.warning("distlaunch: %s", text)
+            log.warning("distlaunch: %s", one_line(text))
 
 
 def _age(saved_s: object) -> str:

@@ -28,6 +28,7 @@ from distlaunch.toolkit.checkpoint.storage import (
     Store,
     Summed,
     describe,
+    log_not_removed,
     only_ours,
     retried,
     sealed,
@@ -125,6 +126,8 @@ class Folder(Store):
             # a disk that is full of a half-written save; without a lock file nobody is saving here
             self._sweep()
             self._lock = os.open(path, flags, 0o666)
+        if os.fstat(self._lock).st_nlink > 1:  # the other name's content would be lost
+            raise OSError(errno.EMLINK, "a hard link to another file: remove it")
 
     def _sweep(self) -> None:
         """Remove what killed jobs left half-written."""
@@ -279,24 +282,30 @@ class Folder(Store):
                 describe(error),
             )
 
-    def remove(self, name: str) -> None:
+    def remove(self, name: str) -> bool:
         """Rename, then remove."""
-        with suppress(OSError):
+        try:
             if os.path.islink(f"{self.root}/{name}"):  # what it leads to is somebody else's
                 log.warning("distlaunch: %s stays: it is a symbolic link", self.where(name))
-                return
+                return True
             if not only_ours(self.files(name)):
                 log.warning(
                     "distlaunch: %s stays: it holds files that are no checkpoint's",
                     self.where(name),
                 )
-                return
+                return True
             hidden = name
             if not name.startswith(_SAVING):
                 hidden = f"{_REMOVING}{name}-{os.urandom(4).hex()}"
                 os.rename(f"{self.root}/{name}", f"{self.root}/{hidden}")
             if self._remove_files(hidden):
                 log.info("distlaunch: removed %s", self.where(name))
+        except FileNotFoundError:
+            return True
+        except OSError as error:
+            log_not_removed(self.where(name), error)
+            return False
+        return True
 
     def _remove_files(self, name: str) -> bool:
         """Remove a directory that holds nothing but files of ours; return whether it is gone."""

@@ -7,6 +7,7 @@ bytes, but an entry of the checkpoint, as the model's are, which any number of w
 from __future__ import annotations
 
 import copy
+from collections import deque
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -32,10 +33,10 @@ class Elsewhere:
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """Holds a structure without tensors, so that torch writes it as one entry, exactly as it is.
+    """Holds a structure, so that torch writes it as one entry, exactly as it is.
 
     Of dictionaries torch would make an entry of each value, with ``str`` of its key, and none of an
-    empty one. It is pickled by the names of module, class and field.
+    empty one, and read an OrderedDict as a dict. It is pickled by the names of module, class and field.
     """
 
     value: Any
@@ -48,26 +49,41 @@ def kept(value: Any, name: str) -> Any:
     """
     if isinstance(value, torch.Tensor) or not _has_mapping(value):
         return value
-    tensors = False
+    tensors: list[torch.Tensor] = []
 
-    def see(_: Path, each: Any) -> Any:
-        nonlocal tensors
-        tensors = tensors or isinstance(each, torch.Tensor)
-        return each
+    def detached(_: Path, each: Any) -> Any:
+        if not isinstance(each, torch.Tensor):
+            return each
+        tensors.append(each)
+        return each.detach()
 
-    changed(value, see)
-    if not tensors:
-        return Whole(copy.deepcopy(value))
+    plain = changed(value, detached)  # only of such ones are there deep copies
+    if not tensors or (_has_subclass(value) and not any(map(is_sharded, tensors))):
+        return Whole(copy.deepcopy(plain))
     _refuse_changed(value, name)
     return value
 
 
 def _has_mapping(value: Any) -> bool:
-    return isinstance(value, Mapping) or (isinstance(value, list) and any(map(_has_mapping, value)))
+    return isinstance(value, Mapping | deque) or (
+        isinstance(value, list) and any(map(_has_mapping, value))
+    )
+
+
+def _has_subclass(value: Any) -> bool:
+    """Return whether there is a dictionary of another class than ``dict``."""
+    if isinstance(value, Mapping):
+        return type(value) is not dict or any(map(_has_subclass, value.values()))
+    return isinstance(value, list | tuple) and any(map(_has_subclass, value))
 
 
 def _refuse_changed(value: Any, name: str) -> None:
     if isinstance(value, Mapping):
+        if type(value) is not dict:
+            raise ConfigError(
+                f"{name} is a {type(value).__name__} with sharded tensors: it would be a dict: "
+                "make it one"
+            )
         if not value:
             raise ConfigError(
                 f"{name} is an empty dictionary among tensors: it would be lost: leave it out"

@@ -10,9 +10,10 @@ they name.
 from __future__ import annotations
 
 import io
+import itertools
 import math
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, BinaryIO, cast
 
@@ -32,7 +33,13 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from distlaunch.toolkit.checkpoint.allowed_types import OLD_NAMES, TORCH, WAY_OUT
+from distlaunch.toolkit.checkpoint.allowed_types import (
+    OLD_NAMES,
+    QUANTIZED,
+    TORCH,
+    WAY_OUT,
+    Room,
+)
 from distlaunch.toolkit.checkpoint.archive import Part, loaded
 from distlaunch.toolkit.checkpoint.storage import OUR_FILE, CheckpointError, Store, retried
 from distlaunch.toolkit.checkpoint.unpickler import (
@@ -48,6 +55,7 @@ _SHOWN = 200
 _LIST_GAPS = 10
 _LONGEST_PATH = 110
 _MOST_DIMENSIONS = 64
+_CORNERS_PER_BYTE = 4
 _LONG_LISTS = "it has entries in lists that are longer than there are entries"
 _OF_HOSTILE_ARGUMENTS = (
     *(
@@ -82,6 +90,9 @@ class Reader(StorageReader):
     def __init__(self, store: Store, name: str, files: Mapping[str, Any], *, trust: bool) -> None:
         """``files``: the manifest's sizes and sums. Raises RefusedError."""
         self._store, self._name, self._trust = store, name, trust
+        self._room = Room()
+        self._chunks: dict[str, dict[torch.Size, ChunkStorageMetadata]] = {}
+        """Of each tensor, by their offsets; made when they are first needed."""
         data = store.read(f"{name}/{METADATA}")
         self.metadata: Metadata
         if trust:
@@ -89,19 +100,41 @@ class Reader(StorageReader):
         else:
             self.metadata = self._refusing(METADATA, lambda: _metadata(data, files))
 
-    def unpickled(self, key: str, data: bytes | memoryview) -> Any:
-        """Return what torch.save had written into the bytes of an entry. Raises RefusedError."""
+    def unpickled(
+        self, key: str, data: bytes | memoryview, check: Callable[[Any], None] | None = None
+    ) -> Any:
+        """Return what torch.save had written into the bytes of an entry.
+
+        Raises RefusedError, also for what ``check`` refuses by an error of its value.
+        """
+        part = Part(io.BytesIO(data), 0, memoryview(data).nbytes)
+
+        def load() -> Any:
+            value = self._load(part)
+            if check is not None:
+                check(value)
+            return value
+
+        return self._refusing(self._entry(key), load)
+
+    def check(self, values: Mapping[str, Any], check: Callable[[str, Any], None]) -> None:
+        """Check values that have been read. Raises RefusedError for what ``check`` refuses by an
+        error of its value."""
+        for key, value in values.items():
+            self._refusing(self._entry(key), lambda key=key, value=value: check(key, value))  # type: ignore[misc]
+
+    def _entry(self, key: str) -> str:
+        """Name an entry and its file."""
         found = (
             info.relative_path
             for index, info in self.metadata.storage_data.items()
             if index.fqn == key
         )
-        part = Part(io.BytesIO(data), 0, len(data))
-        return self._refusing(f"{next(found, '')}: {shown(key)}", lambda: self._load(part))
+        return f"{next(found, '')}: {shown(key)}"
 
     def _load(self, part: Part) -> Any:
         if not self._trust:
-            return loaded(part)
+            return loaded(part, self._room)
         return torch.load(
             cast("Any", part), map_location="cpu", weights_only=False, pickle_module=_TRUSTING
         )
@@ -180,7 +213,10 @@ class Reader(StorageReader):
         metadata says."""
         entry: Any = self.metadata.state_dict_metadata[item.storage_index.fqn]
         if not self._trust:
-            chunk = next(each for each in entry.chunks if each.offsets == item.storage_index.offset)
+            key = item.storage_index.fqn
+            if key not in self._chunks:
+                self._chunks[key] = {each.offsets: each for each in entry.chunks}
+            chunk = self._chunks[key][cast("torch.Size", item.storage_index.offset)]
             is_as_said = (
                 type(value) is torch.Tensor
                 and value.size() == chunk.sizes
@@ -278,13 +314,15 @@ def _check_metadata(metadata: Metadata, files: Mapping[str, Any], size_of_all: i
             chunks_left -= len(entry.chunks)
             if chunks_left < 0:
                 raise MalformedError("it repeats parts of tensors")
-            _check_tensor(key, entry, places)
+            _check_tensor(key, entry, places, size_of_all)
         elif type(entry) is not BytesStorageMetadata or MetadataIndex(key) not in places:
             raise MalformedError(f"it does not tell where {key} is")
     lists: dict[Any, int] = {}
+    taken: set[str] = set()
     for key, path in metadata.planner_data.items():
         if key not in entries or type(path) is not tuple or not 0 < len(path) <= _LONGEST_PATH:
-            raise MalformedError(f"it has {key!r} in no place")
+            what = repr(key) if type(key) is str else f"a {type(key).__name__}"
+            raise MalformedError(f"it has {what} in no place")
         for place, part in enumerate(path):
             if type(part) is int and part >= 0:
                 if part > _LIST_GAPS * len(entries):
@@ -292,19 +330,48 @@ def _check_metadata(metadata: Metadata, files: Mapping[str, Any], size_of_all: i
                 lists[path[:place]] = max(part, lists.get(path[:place], 0))
             elif type(part) is not str:
                 raise MalformedError(f"it has {key} in no place")
+        if not _is_place(path) or (
+            path[0] == "parts" and type(entries[key]) is not TensorStorageMetadata
+        ):
+            raise MalformedError(f"it has {key} in a place that no training has")
+        if (place_of := str(path)) in taken:
+            raise MalformedError(f"it has two entries in the place of {key}")
+        taken.add(place_of)
     if sum(lists.values()) > _LIST_GAPS * len(entries):  # a list is filled up to its last place
         raise MalformedError(_LONG_LISTS)
 
 
+def _is_place(path: tuple[Any, ...]) -> bool:
+    """Return whether a save has entries in such a place. Those that a resume does not look for may
+    be anywhere."""
+    match path:
+        case ("model", str(), *_) | ("optimizer", "state", str(), str() | int(), *_):
+            return True
+        case ("optimizer", "param_groups", int(), str(), *_) | ("parts", str(), str()):
+            return True
+    return path[0] not in {"model", "optimizer", "parts"}
+
+
 def _check_tensor(
-    key: str, entry: TensorStorageMetadata, places: Mapping[MetadataIndex, Any]
+    key: str,
+    entry: TensorStorageMetadata,
+    places: Mapping[MetadataIndex, Any],
+    size_of_all: int,
 ) -> None:
-    """See that each part of a tensor is in the files: it is as large as they bear out."""
+    """See that each part of a tensor is in the files, and that the parts cover it exactly.
+
+    So it is as large as the files bear out. ``size_of_all``: of the metadata, in bytes.
+    """
     held, seen = 0, set()
+    parts: list[tuple[Sequence[int], Sequence[int]]] = []
+    if entry.properties.dtype in QUANTIZED:
+        raise MalformedError(f"it has {key} of the type {entry.properties.dtype}")
     if len(entry.size) > _MOST_DIMENSIONS:
         raise MalformedError(f"it has {key} with more than {_MOST_DIMENSIONS} dimensions")
     for chunk in entry.chunks:
-        if type(chunk) is not ChunkStorageMetadata or len(chunk.offsets) != len(entry.size):
+        if type(chunk) is not ChunkStorageMetadata or not (
+            len(chunk.offsets) == len(chunk.sizes) == len(entry.size)
+        ):
             raise MalformedError(f"it has a part of {key} outside of it")
         ends = [start + length for start, length in zip(chunk.offsets, chunk.sizes, strict=True)]
         count, info = math.prod(chunk.sizes), places.get(MetadataIndex(key, chunk.offsets))
@@ -316,11 +383,47 @@ def _check_tensor(
             raise MalformedError(f"it has the same part of {key} twice")
         if count:  # workers that have nothing of a tensor are all in the same place
             seen.add(chunk.offsets)
+            parts.append((chunk.offsets, chunk.sizes))
         held += count
     if math.prod(entry.size) > held:
         raise MalformedError(f"it has {key} larger than its parts")
     if math.prod(entry.size) < held:
         raise MalformedError(f"it has parts of {key} that overlap")
+    if len(parts) > 1 and not covers_once(entry.size, parts, _CORNERS_PER_BYTE * size_of_all):
+        raise MalformedError(f"it has parts of {key} that overlap")
+
+
+def covers_once(
+    size: Sequence[int], parts: Sequence[tuple[Sequence[int], Sequence[int]]], most: int
+) -> bool:
+    """Return whether parts, which are not empty, cover a tensor exactly once.
+
+    ``parts``: offsets and sizes. ``most``: how many corners are looked at; a tensor that is divided
+    in so many dimensions is none of a save.
+
+    They do if their corners, counted positive at an even number of ends and negative at an odd one,
+    cancel each other everywhere but at the tensor's own corners. They are sorted, since hashes of
+    numbers can be made to collide.
+    """
+    divided = [
+        place for place, whole in enumerate(size) if any(each[place] != whole for _, each in parts)
+    ]
+    if len(parts) << len(divided) > most:
+        return False
+    corners = []
+    for offsets, sizes, sign in (
+        *((offsets, sizes, 1) for offsets, sizes in parts),
+        ([0] * len(size), size, -1),
+    ):
+        ends = [((offsets[at], 1), (offsets[at] + sizes[at], -1)) for at in divided]
+        for corner in itertools.product(*ends):
+            signs = math.prod(end for _, end in corner)
+            corners.append(([place for place, _ in corner], sign * signs))
+    corners.sort()
+    return not any(
+        sum(sign for _, sign in same)
+        for _, same in itertools.groupby(corners, key=lambda corner: corner[0])
+    )
 
 
 def _fields(kind: type, **checks: Callable[[Any], bool]) -> tuple[type, Callable[[Any, Any], Any]]:

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from hashlib import blake2b
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import nn
@@ -30,14 +30,24 @@ from torch.nn.parallel import DistributedDataParallel
 from distlaunch.core.errors import ConfigError
 from distlaunch.toolkit.checkpoint.allowed_types import check_saved
 from distlaunch.toolkit.checkpoint.parts import joined, kept, split, unwrapped
-from distlaunch.toolkit.checkpoint.storage import some
-from distlaunch.toolkit.optimizer_state import differing_classes, load_optimizer_state, match_groups
+from distlaunch.toolkit.checkpoint.storage import CheckpointError, describe, some
+from distlaunch.toolkit.checkpoint.unpickler import MalformedError
+from distlaunch.toolkit.optimizer_state import (
+    differing_classes,
+    differing_sizes,
+    load_optimizer_state,
+    match_groups,
+)
 from distlaunch.toolkit.sharded_tensors import is_sharded
 
 Nested = dict[str, Any]
 SHOWN = 5
 """How many differences an error shows."""
 _NAMES = {"params", "param_names"}
+_LENGTH = 4
+"""Of the place of a state or a setting: ``("optimizer", "state", name, key)``."""
+_MT_NUMBERS = 624
+"""How many numbers the state of numpy's generator has."""
 
 
 class Stateful(Protocol):
@@ -139,9 +149,12 @@ class Trained:
         """Return the entry of this worker's own to be read; rank 0's where this one was not there.
 
         And what is sharded of the parts: as it is here, or else as a parameter of its shape is.
+        Raises CheckpointError if there is no such entry.
         """
         own = f"worker-{rank if rank < world_size else 0}"
         there: Mapping[str, Any] = metadata.state_dict_metadata
+        if own not in there:
+            raise CheckpointError(f".metadata has no entry {own}")
         found: Nested = {own: torch.empty(getattr(there[own], "size", ()), dtype=torch.uint8)}
         places = {key: path for key, path in metadata.planner_data.items() if path[0] == "parts"}
         names = {name for _, name, _ in places.values()} & self.parts.keys()
@@ -205,7 +218,8 @@ class Trained:
                         f"{here}"
                     )
         here_tied = tied(self.model)
-        if ("tied",) not in metadata.planner_data.values():
+        tied_key = next((k for k, path in metadata.planner_data.items() if path == ("tied",)), None)
+        if tied_key is None:
             known = {
                 name
                 for names in here_tied
@@ -218,7 +232,7 @@ class Trained:
                 if known
                 else []
             )
-        there = [set(names) for names in read["tied"]]
+        there = [set(names) for names in read[tied_key]]
         if new := [names for names in here_tied if not any(set(names) <= those for those in there)]:
             differing = [
                 f"{' and '.join(names)} are one here, and were not in the checkpoint"
@@ -242,11 +256,15 @@ class Trained:
         }
         self._groups = {}
         if not there:  # of a training without an optimizer
+            if any(path[0] == "optimizer" for path in paths.values()):
+                raise CheckpointError(".metadata has an optimizer without parameter groups")
             return []
         here = [group["params"] for group in self._canonical()[1]["param_groups"]]
         numbers = sorted(there)
         found, differing = match_groups(here, [there[number] for number in numbers])
         classes = read["classes"] if "classes" in read else _classes_of(kinds, len(numbers))
+        if classes is not None and len(classes) != len(numbers):
+            raise CheckpointError(".metadata has not one class for each parameter group")
         unknown = classes is None and kinds is not None
         if not differing and classes is not None:
             differing = differing_classes(self._classes(), classes, here, found)
@@ -305,9 +323,39 @@ class Trained:
                     path[3] != "step" and _size(entry) == parameter.size() and _type(entry) == was
                 )
                 flat[key] = _empty(entry, parameter, parameter.dtype if converted else None)
-            elif path[0] == "optimizer" and path[3] in here[path[2]]:
+            elif path[0] == "optimizer" and path[3] in here.get(path[2], ()):
                 flat[key] = _empty(entry, None)
         return flat
+
+    def check_sizes(self, values: Nested, metadata: Metadata) -> None:
+        """See that no fused optimizer would read behind the end of a state.
+
+        ``values``: what has been read by ``template`` and is no tensor. Raises ConfigError.
+        """
+        names = self._parameters(self._canonical()[1])
+        fused: dict[int, object] = {}
+        sizes: dict[int, dict[str, torch.Size]] = {}
+        for key, path in metadata.planner_data.items():
+            entry = metadata.state_dict_metadata[key]
+            if path[:2] == ("optimizer", "param_groups") and path[3] == "fused":
+                fused[path[2]] = values.get(key, True) if len(path) == _LENGTH else True
+            elif (
+                path[:2] == ("optimizer", "state")
+                and len(path) == _LENGTH
+                and isinstance(entry, TensorStorageMetadata)
+            ):
+                sizes.setdefault(id(names[path[2]]), {})[path[3]] = entry.size
+        number, differing = 0, []
+        for each in self.optimizers:
+            settings = []
+            for group in each.param_groups:
+                settings.append(fused.get(self._groups.get(number, -1), group.get("fused")))
+                number += 1
+            differing += differing_sizes(each, settings, sizes)
+        if differing:
+            by_id = {id(parameter): name for name, parameter in names.items()}
+            shown = [f"{by_id[id(parameter)]}.{text}" for parameter, text in differing]
+            raise ConfigError(f"is of another optimizer: {listing(shown, 'entry')}")
 
     def converted(self, metadata: Metadata) -> str | None:
         """Say which types of numbers differ, so that what is read is not what was written."""
@@ -333,15 +381,16 @@ class Trained:
         }
 
     @staticmethod
-    def unpickle_own(read: Nested, unpickled: Callable[[str, memoryview], Any]) -> None:
-        """Replace the bytes of this worker's own parts by what ``unpickled`` makes of an entry and
-        its bytes.
+    def unpickle_own(
+        read: Nested, unpickled: Callable[[str, memoryview, Callable[[Any], None]], Any]
+    ) -> None:
+        """Replace the bytes of this worker's own parts by what ``unpickled`` makes of an entry, its
+        bytes and a check.
 
         Raises CheckpointError for what is not loaded.
         """
         ((key, data),) = ((key, value) for key, value in read.items() if key.startswith("worker-"))
-        read[key] = own = unpickled(key, data.numpy().data)
-        check_random_states(own["random"])
+        read[key] = unpickled(key, data.numpy().data, check_own)
 
     def take_own(self, read: Nested, rank: int, was: int, world_size: int) -> list[str]:
         """Put this worker's own parts where they belong, but for random states; say what only one
@@ -354,11 +403,15 @@ class Trained:
         (own,) = (value for key, value in read.items() if key.startswith("worker-"))
         self._random = own["random"] if rank < was else None
         self._own_entries = own.get("model", {}) if was == world_size else {}
+        if self._own_entries and (
+            different := _unlike(self._own_entries, self._canonical()[0], rank)
+        ):
+            raise ConfigError(f"is of another model: {listing(different, 'parameter')}")
         said, states, shapes = [], own["parts"], set(self._sharded())
         for name in sorted(self.parts, key=lambda name: name != "sampler"):
             part = self.parts[name]
             if name not in states or (
-                states[name] == {} and part.state_dict() != {}
+                _is_empty(states[name]) and not _is_empty(part.state_dict())
             ):  # a GradScaler may be off
                 said.append(f"has nothing for {name}, which stays as it is")
                 continue
@@ -379,32 +432,50 @@ class Trained:
     def _load_part(self, name: str, state: Any, read: Nested, shapes: set[torch.Size]) -> None:
         part = self.parts[name]
         here = cache(lambda: split(part.state_dict())[1])
-        part.load_state_dict(
-            joined(state, lambda place: read[f"parts.{name}.{place}"], here, shapes)
-        )
+
+        def entry(place: str) -> torch.Tensor:
+            if (found := read.get(f"parts.{name}.{place}")) is None:
+                raise ConfigError(f"has no entry for {place} of {name}, which is sharded")
+            return cast("torch.Tensor", found)
+
+        part.load_state_dict(joined(state, entry, here, shapes))
 
     def take(self, read: Nested, metadata: Metadata) -> None:
         """Put what was read by ``template`` where it belongs; tensors of the model are there
         already."""
-        nested = unwrapped(
-            unflatten_state_dict(read, {key: metadata.planner_data[key] for key in read})
-        )
+        try:
+            nested = unwrapped(
+                unflatten_state_dict(read, {key: metadata.planner_data[key] for key in read})
+            )
+        except (LookupError, TypeError, ValueError, AttributeError, AssertionError) as error:
+            raise CheckpointError(".metadata has entries in the places of others") from error
         model, optimizer = self._canonical()
+        found = nested.get("optimizer", {})
+        states = self._optimizer_states(found, optimizer) if found else []
         entries, self._own_entries = self._own_entries, {}
         own = {
-            name: value.to(model[name].device) if isinstance(value, torch.Tensor) else value
+            name: value.to(model[name].device)
+            if isinstance(value, torch.Tensor) and isinstance(model[name], torch.Tensor)
+            else value
             for name, value in entries.items()
         }
-        set_model_state_dict(self.model, {**model, **nested.get("model", {}), **own})
-        found = nested.get("optimizer", {})
-        if not found:
-            return
+        with _naming(self.model):
+            set_model_state_dict(self.model, {**model, **nested.get("model", {}), **own})
+        for each, state in states:
+            with _naming(each):
+                load_optimizer_state(each, state)
+
+    def _optimizer_states(
+        self, found: Nested, optimizer: Nested
+    ) -> list[tuple[torch.optim.Optimizer, Nested]]:
+        """Return what each optimizer is to load."""
         names = {id(parameter): name for name, parameter in self._parameters(optimizer).items()}
         settings_there = found.get("param_groups", [])
         groups = (
             dict(enumerate(settings_there)).get(self._groups[number]) or {}
             for number in sorted(self._groups)
         )
+        loads = []
         for each in self.optimizers:
             whole = each.state_dict()
             numbers = [number for group in whole["param_groups"] for number in group["params"]]
@@ -417,13 +488,25 @@ class Trained:
                 if name in found.get("state", {})
             }
             settings = [{**group, **next(groups)} for group in whole["param_groups"]]
-            load_optimizer_state(each, {**whole, "state": states, "param_groups": settings})
+            loads.append((each, {**whole, "state": states, "param_groups": settings}))
+        return loads
 
     def restore_random(self) -> None:
         """Set the random states as they were; a worker that was not there keeps the seeds that the
         script has set."""
         if self._random is not None:
             set_random_states(self._random)
+
+
+@contextmanager
+def _naming(what: object) -> Iterator[None]:
+    """Raise CheckpointError, which names the class, where something does not take its state."""
+    try:
+        yield
+    except Exception as error:
+        raise CheckpointError(
+            f"{type(what).__name__} does not take its state: {describe(error)}"
+        ) from error
 
 
 @contextmanager
@@ -770,12 +853,74 @@ def random_states() -> dict[str, Any]:
     return states
 
 
+def check_own(own: Any) -> None:
+    """Raise MalformedError for what no worker writes as its own entry."""
+    if not _is_named(own) or not (
+        _is_named(own.get("random"))
+        and _is_named(own.get("parts"))
+        and _is_named(own.get("model", {}))
+    ):
+        raise MalformedError("it is not what a worker has for itself")
+    check_random_states(own["random"])
+
+
+def _is_named(value: object) -> bool:
+    return isinstance(value, dict) and all(type(key) is str for key in value)
+
+
+def _is_empty(state: object) -> bool:
+    return isinstance(state, Mapping) and not state
+
+
+def _unlike(own: Nested, model: Nested, rank: int) -> list[str]:
+    """List what a worker has for itself, and the model has not, or in another size."""
+    differing = []
+    for name, value in own.items():
+        live: Any = model.get(name)
+        is_tensor = isinstance(live, torch.Tensor) and not name.endswith("_extra_state")
+        if name not in model:
+            differing.append(f"{name} of rank {rank} is only in the checkpoint")
+        elif is_tensor and getattr(value, "shape", None) != live.shape:
+            differing.append(f"{name} of rank {rank} is of another size in the checkpoint")
+    return differing
+
+
+def check_names(path: tuple[Any, ...], value: Any) -> None:
+    """Raise MalformedError for what no save writes of the parameter groups, at such a place.
+
+    They are the names of a group's parameters, those of parameters that are one, and the classes of
+    optimizers.
+    """
+    if path[0] == "model":
+        return
+    several = value if path == ("tied",) else [value]
+    if type(several) is not list or not all(map(_are_names, several)):
+        raise MalformedError("it holds no names")
+
+
+def _are_names(value: object) -> bool:
+    return isinstance(value, list | tuple) and all(type(each) is str for each in value)
+
+
 def check_random_states(states: dict[str, Any]) -> None:
-    """Raise ValueError for a state that numpy would take, and then read behind its end."""
-    if "numpy" in states:
-        name, numbers, position, *_ = states["numpy"]
-        if name != "MT19937" or not 0 <= position <= len(numbers):
-            raise ValueError("the random state of numpy is none")
+    """Raise MalformedError for states that no generator takes, and for one of numpy's that it would
+    take, and then read behind its end."""
+    name, is_of_numpys = "Python", True
+    try:
+        random.Random().setstate(states["python"])
+        name = "torch"
+        torch.Generator().set_state(states["torch"])
+        name = "numpy"
+        if "numpy" in states:
+            import numpy as np
+
+            np.random.RandomState().set_state(states["numpy"])
+            _, numbers, position, *_ = states["numpy"]
+            is_of_numpys = len(numbers) == _MT_NUMBERS and 0 <= position <= _MT_NUMBERS
+    except Exception as error:
+        raise MalformedError(f"it has a random state of {name}'s that is none") from error
+    if not is_of_numpys:
+        raise MalformedError("it has a random state of numpy's that is none")
 
 
 def set_random_states(states: dict[str, Any]) -> None:

@@ -43,6 +43,8 @@ _RETRIES_S = 0.2, 1.0
 """How long to wait before each further try of a read that failed: network file systems recover from
 most errors."""
 _SHOWN = 5
+_LONGEST = 4000
+"""How many characters of a text are printed."""
 
 log = logging.getLogger("distlaunch.checkpoint")
 T = TypeVar("T")
@@ -92,6 +94,15 @@ def retried(action: Callable[[], T], what: str) -> T:
                 ) from error
         time.sleep(pause_s)
     raise AssertionError("the last try returns or raises")
+
+
+def one_line(text: str) -> str:
+    """Return a text as it can be printed: it may have texts of a checkpoint, with anything in
+    them."""
+    printable = "".join(
+        each if each.isprintable() else " " if each.isspace() else "?" for each in text[:_LONGEST]
+    )
+    return printable if len(text) <= _LONGEST else f"{printable}…"
 
 
 class Summed(io.RawIOBase):
@@ -212,11 +223,12 @@ class Store(ABC):
         """Make what has been written a checkpoint."""
 
     @abstractmethod
-    def remove(self, name: str) -> None:
+    def remove(self, name: str) -> bool:
         """Remove a folder that holds nothing but files of ours; at no instant does a part of it
         look whole.
 
-        Never raises.
+        Never raises. Returns False if an error kept it there, which is logged: to try again may
+        help.
         """
 
     @abstractmethod
@@ -337,6 +349,11 @@ def some(names: Collection[str]) -> str:
     """Return the first of several names, and how many more there are."""
     more = f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
     return ", ".join(list(names)[:_SHOWN]) + more
+
+
+def log_not_removed(where: str, error: BaseException) -> None:
+    """Log that something stays that was to be removed."""
+    log.warning("distlaunch: %s could not be removed: %s", where, describe(error))
 
 
 def sealed(manifest: bytes) -> bytes:

@@ -26,6 +26,8 @@ _SPARE = 1 << 20
 _PER_BYTE = 16
 """What a pickle may have constructed beyond its own size: copies of a long string could otherwise
 fill the memory."""
+_OF_A_SET = 2 * _PER_BYTE
+"""An empty one takes 216 bytes, and two in a pickle if it is kept."""
 _KEY_DEPTH = 20
 _LARGEST = (1 << 63) - 1
 
@@ -168,7 +170,10 @@ class Unpickler:
         arguments, name = self._stack.pop(), self._stack.pop()
         if type(name) is not Name or name.construct is None or type(arguments) is not tuple:
             raise MalformedError("a pickle calls what cannot be called")
-        self._stack.append(name.construct(self, *arguments))
+        try:
+            self._stack.append(name.construct(self, *arguments))
+        except TypeError as error:
+            raise MalformedError("a pickle calls something with other arguments") from error
 
     def _build(self) -> None:
         state, value = self._stack.pop(), self._stack[-1]
@@ -248,6 +253,10 @@ class Unpickler:
         others = hashes[hashed] = hashes.get(hashed, -1) + 1
         self.spend(others * (1 + before - self._budget))
 
+    def _empty_set(self) -> None:
+        self.spend(_OF_A_SET)
+        self._stack.append(set())
+
     def _frozenset(self) -> None:
         items = self._above_mark()
         self.check_keys(items)
@@ -316,17 +325,29 @@ class Pending:
 
     def __init__(self, build: Callable[[Any], Any]) -> None:
         self.build = build
+        self.is_built = False
         self.places: list[int] = []
 
 
 def _build_pending(_: Unpickler, value: Pending, state: Any) -> Any:
+    if value.is_built:  # all of its places are gone through each time
+        raise MalformedError("a pickle builds a value of numpy's twice")
+    value.is_built = True
     return value.build(state)
+
+
+def check_attributes(kind: type, names: Iterable[str]) -> None:
+    """Raise MalformedError for an attribute that would stand in the place of a method."""
+    for name in names:
+        if hasattr(kind, name):
+            raise MalformedError(f"a pickle gives a {kind.__name__} another {name[:100]}")
 
 
 def _build_ordered(unpickler: Unpickler, value: OrderedDict[Any, Any], state: Any) -> Any:
     if type(state) is not dict or any(type(key) is not str for key in state):
         raise MalformedError("a pickle gives an OrderedDict what are no attributes")
     unpickler.spend(len(state))
+    check_attributes(OrderedDict, state)
     vars(value).update(state)
     return value
 
@@ -408,7 +429,7 @@ _OPERATIONS: dict[int, _Operation] = {
     ord("t"): lambda self: self._push(tuple(self._above_mark())),
     ord("]"): lambda self: self._push([]),
     ord("}"): lambda self: self._push({}),
-    0x8F: lambda self: self._push(set()),
+    0x8F: Unpickler._empty_set,
     ord("a"): Unpickler._append,
     ord("e"): lambda self: self._extend(self._above_mark()),
     ord("s"): Unpickler._set_item,

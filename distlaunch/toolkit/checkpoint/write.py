@@ -33,6 +33,7 @@ from distlaunch.toolkit.checkpoint.storage import (
     PlaceLostError,
     Store,
     describe,
+    one_line,
     some,
     steps_of,
 )
@@ -65,6 +66,8 @@ class Writing:
         self.saved_steps = -1
         """After how many steps the last one was made, or the one that was resumed."""
         self._store, self._keep, self._kinds, self._trust = store, keep, kinds, trust
+        self._unremoved: list[str] = []
+        """What an error has kept there; it is tried again after each save."""
         self._thread: ThreadPoolExecutor | None = None
         self._pending: Future[list[str]] | None = None
 
@@ -145,8 +148,9 @@ class Writing:
                 Exception
             ):  # another job has come meanwhile: all that is there is its own now
                 self._store.check_claim()
-                for each in old:
-                    self._store.remove(each)
+                self._unremoved = [
+                    each for each in (*self._unremoved, *old) if not self._store.remove(each)
+                ]
         return names
 
     def _saved(self, state: Nested, writer: Any) -> str | None:
@@ -337,7 +341,7 @@ class Group:
             problem = CheckpointError, f"{where}: rank {self.rank}: {text_of(failure)}"
         problems = [problem] if self.handle is None else self.all(problem)
         if found := problem or next((each for each in problems if each is not None), None):
-            raise found[0](found[1])
+            raise found[0](one_line(found[1]))
         return cast("T", result)
 
 

@@ -65,6 +65,30 @@ def test_a_training_goes_on_and_older_ones_are_removed(empty):
     assert names(empty) == ["owner", "step-000000004", "step-000000005"]
 
 
+def test_what_could_not_be_removed_is_told_and_removed_after_the_next_save(
+    empty, caplog, monkeypatch
+):
+    train(2)
+    remove, failing = empty.rm_file, [True]
+
+    def rm_file(path):
+        if failing:
+            raise OSError("slow down")
+        remove(path)
+
+    monkeypatch.setattr(type(empty), "rm_file", lambda self, path: rm_file(path))
+    model = nn.Linear(2, 1)
+    checkpoint = Checkpoint(ROOT, model=model, keep=1)
+    checkpoint.resume()
+    checkpoint.save(2)
+    assert len(names(empty)) == 4
+    assert re.search(r"step-000000001\.\w+ could not be removed: OSError: slow down", caplog.text)
+    failing.clear()
+    checkpoint.save(3)
+    checkpoint.close()
+    assert names(empty) == ["owner", "step-000000004"]
+
+
 def test_one_without_a_manifest_was_never_whole(empty):
     train(3)
     empty.rm(f"{folder(empty, 'step-000000003')}/manifest.json")

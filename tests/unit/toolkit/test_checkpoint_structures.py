@@ -3,7 +3,7 @@ refused in words."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict, deque
 
 import pytest
 
@@ -44,6 +44,9 @@ class Extra(nn.Linear):
         {"a": 1, "b": {}, "c": [1, {2: 3}]},
         [{1: 2}, {}],
         OrderedDict([(2, "b"), (1, "a")]),
+        OrderedDict(b=torch.ones(1), a=[torch.tensor(2.0)]),
+        [torch.ones(1), {"a": defaultdict(list, b=[torch.ones(1)])}],
+        deque([torch.ones(1)]),
         {"n": torch.tensor(3), "more": {"list": [torch.tensor([1.0]), None, (1, 2)]}},
     ],
 )
@@ -52,7 +55,6 @@ def test_an_extra_state_comes_back_as_it_was(tmp_path, state):
     other = nn.Sequential(Extra({"other": 1} if state == {} else state))
     other[0].set_extra_state({} if state == {} else other[0].get_extra_state())
     assert resumed(tmp_path, other, None) == 1
-    assert other[0].state == state
     assert type(other[0].state) is type(state)
     assert repr(other[0].state) == repr(state)
 

@@ -30,11 +30,15 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 from distlaunch.core.errors import ConfigError
 from distlaunch.toolkit.checkpoint.allowed_types import (
     OLD_NAMES,
+    Room,
     check_loaded,
     check_saved,
     state_names,
 )
+from distlaunch.toolkit.checkpoint.archive import Part as FilePart
+from distlaunch.toolkit.checkpoint.archive import loaded
 from distlaunch.toolkit.checkpoint.checkpoint import Checkpoint
+from distlaunch.toolkit.checkpoint.reader import covers_once
 from distlaunch.toolkit.checkpoint.state import random_states
 from distlaunch.toolkit.checkpoint.storage import CheckpointError
 from distlaunch.toolkit.checkpoint.unpickler import MalformedError, RefusedClassError, Unpickler
@@ -621,6 +625,23 @@ def test_keys_of_the_same_hash_are_refused(keys):
         unpickled(b"\x80\x02c__builtin__\nset\n](" + b"".join(keys) + b"e\x85R.")
 
 
+def test_pairs_of_an_ordered_dict_that_are_dictionaries_are_refused():
+    """Their keys would be others than those that are looked at."""
+    pairs = b"".join(b"}(" + number(PRIME * step) + b"NK\x00Nu" for step in range(1, 9))
+    with pytest.raises(MalformedError, match="an OrderedDict of what are no pairs"):
+        unpickled(b"\x80\x02ccollections\nOrderedDict\n](" + pairs + b"e\x85R.")
+
+
+def test_a_value_of_numpys_that_is_built_often_is_refused():
+    """Each time would go through all of its places in the memo."""
+    made = b"cnumpy\ndtype\nX\x02\x00\x00\x00f4\x89\x88\x87R" + b"q\x00" * 5000
+    state = b"(K\x03X\x01\x00\x00\x00<NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tq\x010"
+    unpickled(b"\x80\x02" + made + state + b"h\x00h\x01b.")
+    often = b"h\x00" * 3 + b"h\x01b0" * 3
+    with pytest.raises(MalformedError, match="builds a value of numpy's twice"):
+        unpickled(b"\x80\x02" + made + state + often + b".")
+
+
 def test_many_containers_may_have_keys_of_the_same_hash():
     value = [{0.5: None, (1, 2): None, 3j: {4.5}} for _ in range(5000)]
     assert loaded_bytes(torch_saved(value)) == value
@@ -741,6 +762,15 @@ def pickle_of(data: bytes) -> bytes:
         return archive.read(next(name for name in archive.namelist() if name.endswith("data.pkl")))
 
 
+def test_names_of_parts_are_printed_on_one_line(tmp_path, caplog):
+    folder = save(tmp_path, model=nn.Linear(2, 1), part=Part({"a": 1}))
+    parts = {"part": {"a": 1}, "\x1b[2J\nforged": {}}
+    put_worker(folder, {"random": random_states(), "parts": parts, "model": {}})
+    assert resume(tmp_path, model=nn.Linear(2, 1), part=Part()) == 1
+    (said,) = [each for each in caplog.messages if "forged" in each]
+    assert said.isprintable()
+
+
 @pytest.mark.parametrize(
     ("old", "new"),
     [
@@ -791,6 +821,57 @@ def test_attributes_that_many_tensors_share_are_refused():
     many = b"\x80\x02(" + data + again * 3000 + b"t."
     with pytest.raises(MalformedError, match="far more than it holds"):
         loaded_bytes(rewritten(torch_saved(tensor), lambda _: many))
+
+
+@pytest.mark.parametrize("name", ["size", "numel", "detach", "__deepcopy__"])
+def test_an_attribute_of_a_tensor_in_the_place_of_a_method_is_refused(name):
+    tensor = torch.ones(1)
+    vars(tensor)[name] = 5
+    with pytest.raises(ConfigError, match="a has an attribute that each Tensor has"):
+        check_saved(tensor, "a")
+    marked = torch.ones(1)
+    vars(marked)["n" * len(name)] = 5
+    old, new = (f"{each}".encode() for each in ("n" * len(name), name))
+    data = rewritten(torch_saved(marked), lambda content: content.replace(old, new))
+    with pytest.raises(MalformedError, match=f"gives a Tensor another {name}"):
+        loaded_bytes(data)
+
+
+def test_an_attribute_of_an_ordered_dict_in_the_place_of_a_method_is_refused():
+    value = OrderedDict(a=1)
+    value.itemz = 5
+    data = torch_saved(value)
+    assert loaded_bytes(data).itemz == 5
+    with pytest.raises(MalformedError, match="gives a OrderedDict another items"):
+        loaded_bytes(rewritten(data, lambda content: content.replace(b"itemz", b"items")))
+    value.items = 5
+    with pytest.raises(ConfigError, match="a has an attribute that each OrderedDict has"):
+        check_saved(value, "a")
+
+
+def test_an_attribute_does_not_make_a_tensor_a_sharded_one():
+    tensor = torch.ones(2)
+    tensor.full_tensor = tensor.to_local = 1
+    assert torch.equal(loaded_bytes(torch_saved(tensor)), torch.ones(2))
+
+
+def test_many_tensors_that_share_their_numbers_are_refused_at_the_save_and_at_the_load():
+    """Whoever takes them may copy each of them, as optimizers do."""
+    tensor = torch.ones(1 << 20)
+    check_saved([tensor] * 15, "a")
+    assert len(loaded_bytes(torch_saved([tensor] * 15))) == 15
+    with pytest.raises(ConfigError, match=r"a\.\d+ is one of many tensors that share"):
+        check_saved([tensor] * 100, "a")
+    with pytest.raises(MalformedError, match="is one of many tensors that share"):
+        loaded_bytes(torch_saved([tensor] * 100))
+
+
+def test_the_room_for_shared_numbers_is_one_for_all_entries():
+    room = Room(16 << 20)
+    data = torch_saved([torch.ones(1).expand(1 << 20)] * 3)
+    loaded(FilePart(io.BytesIO(data), 0, len(data)), room)
+    with pytest.raises(MalformedError, match="is one of many tensors that share"):
+        loaded(FilePart(io.BytesIO(data), 0, len(data)), room)
 
 
 def test_a_compressed_archive_is_refused():
@@ -903,6 +984,57 @@ def have_parts_that_overlap(metadata):
     metadata.storage_data[MetadataIndex("model.weight", more.offsets)].length = 20
 
 
+def have_parts_that_overlap_and_leave_a_hole(metadata):
+    """Two parts of two numbers each, both of which have the first one: none has the fourth."""
+    entry = metadata.state_dict_metadata["model.weight"]
+    place = next(place for place in metadata.storage_data if place.fqn == "model.weight")
+    info = metadata.storage_data.pop(place)
+    entry.size, entry.chunks = torch.Size([2, 2]), []
+    for start, sizes in ((0, [2, 1]), (1, [1, 2])):
+        offsets = torch.Size([0, 0] if start == 0 else [1, 0])
+        entry.chunks.append(ChunkStorageMetadata(offsets, torch.Size(sizes)))
+        half = copy.copy(info)
+        half.length //= 2
+        metadata.storage_data[MetadataIndex("model.weight", offsets)] = half
+
+
+def be_of_a_quantized_type(metadata):
+    metadata.state_dict_metadata["model.weight"].properties.dtype = torch.qint8
+
+
+def have_too_short_sizes(metadata):
+    metadata.state_dict_metadata["model.weight"].chunks[0].sizes = torch.Size([2])
+
+
+def be_a_model_without_a_name(metadata):
+    metadata.planner_data["tied"] = ("model",)
+
+
+def be_an_optimizer_without_a_key(metadata):
+    metadata.planner_data["tied"] = ("optimizer", "state", "weight")
+
+
+def be_a_part_without_a_place(metadata):
+    metadata.planner_data["tied"] = ("parts", "part")
+
+
+def be_a_part_of_bytes(metadata):
+    metadata.planner_data["tied"] = ("parts", "part", "('a',)")
+
+
+def be_twice_in_one_place(metadata):
+    metadata.planner_data["model.bias"] = metadata.planner_data["model.weight"]
+
+
+def be_nobodys_optimizer(metadata):
+    metadata.planner_data["tied"] = ("optimizer", "state", "weight", "step")
+
+
+def lack_a_worker(metadata):
+    for records in (metadata.state_dict_metadata, metadata.planner_data):
+        del records["worker-0"]
+
+
 def have_many_dimensions(metadata):
     entry = metadata.state_dict_metadata["model.weight"]
     entry.size = torch.Size([1] * 1000)
@@ -970,6 +1102,16 @@ def be_a_class(metadata):
         (have_no_parts, "it has model.weight larger than its parts"),
         (have_the_same_part_often, "it has the same part of model.weight twice"),
         (have_parts_that_overlap, "it has parts of model.weight that overlap"),
+        (have_parts_that_overlap_and_leave_a_hole, "it has parts of model.weight that overlap"),
+        (be_of_a_quantized_type, r"it has model.weight of the type torch\.qint8"),
+        (have_too_short_sizes, "it has a part of model.weight outside of it"),
+        (be_a_model_without_a_name, "it has tied in a place that no training has"),
+        (be_an_optimizer_without_a_key, "it has tied in a place that no training has"),
+        (be_a_part_without_a_place, "it has tied in a place that no training has"),
+        (be_a_part_of_bytes, "it has tied in a place that no training has"),
+        (be_twice_in_one_place, r"it has two entries in the place of model\.(weight|bias)"),
+        (be_nobodys_optimizer, "has an optimizer without parameter groups"),
+        (lack_a_worker, "has no entry worker-0"),
         (have_many_dimensions, "it has model.weight with more than 64 dimensions"),
         (share_empty_parts, "it repeats parts of tensors"),
         (have_a_long_path, "it has 'tied' in no place"),
@@ -988,6 +1130,28 @@ def test_metadata_that_the_files_do_not_bear_out_is_refused(tmp_path, change, te
     with pytest.raises(CheckpointError, match=text) as caught:
         resume(tmp_path, model=nn.Linear(2, 1))
     assert re.search(r"step-000000001: rank 0: \.metadata ", str(caught.value))
+
+
+parts_of_a_grid = st.lists(
+    st.tuples(
+        st.lists(st.integers(0, 2), min_size=2, max_size=2),
+        st.lists(st.integers(1, 3), min_size=2, max_size=2),
+    ).map(lambda part: (part[0], [min(n, 3 - at) for at, n in zip(*part, strict=True)])),
+    max_size=5,
+)
+
+
+@settings(deadline=None, max_examples=300)
+@given(parts_of_a_grid, st.booleans())
+def test_parts_cover_a_tensor_if_each_number_is_in_one_of_them(parts, is_tiled):
+    if is_tiled:
+        parts = [([0, 0], [2, 1]), ([0, 1], [1, 2]), ([1, 2], [2, 1]), ([2, 0], [1, 2])]
+        parts = [*parts, ([1, 1], [1, 1])]  # a pinwheel: no straight cut divides it
+    counts = torch.zeros(3, 3, dtype=torch.int64)
+    for (row, column), (rows, columns) in parts:
+        counts[row : row + rows, column : column + columns] += 1
+    assert covers_once([3, 3], parts, 1000) == bool((counts == 1).all())
+    assert not is_tiled or bool((counts == 1).all())
 
 
 def test_text_of_a_checkpoint_is_printed_without_control_characters(tmp_path):
@@ -1051,13 +1215,92 @@ def test_a_checkpoint_that_is_a_link_is_read_where_it_leads(tmp_path):
     assert (tmp_path / "elsewhere" / "manifest.json").exists()
 
 
-def test_a_random_state_that_numpy_would_read_behind_its_end_is_refused(tmp_path):
+@pytest.mark.parametrize(("position", "more"), [(1 << 30, 0), (700, 100), (-1, 0)])
+def test_a_random_state_that_numpy_would_read_behind_its_end_is_refused(tmp_path, position, more):
     folder = save(tmp_path, model=nn.Linear(2, 1))
     state = np.random.RandomState(3).get_state()
-    states = {**random_states(), "numpy": (*state[:2], 1 << 30, *state[3:])}
+    numbers = np.append(state[1], np.zeros(more, np.uint32))
+    states = {**random_states(), "numpy": (state[0], numbers, position, *state[3:])}
     put_worker(folder, {"random": states, "parts": {}, "model": {}})
-    with pytest.raises(CheckpointError, match="random state"):
+    with pytest.raises(
+        CheckpointError, match=r"__0_0\.distcp: worker-0 .* random state of numpy's"
+    ):
         resume(tmp_path, model=nn.Linear(2, 1))
+
+
+@pytest.mark.parametrize(
+    ("own", "text"),
+    [
+        (5, "not what a worker has for itself"),
+        ({}, "not what a worker has for itself"),
+        ({"random": None}, "not what a worker has for itself"),
+        ({"parts": {1: 2}}, "not what a worker has for itself"),
+        ({"model": []}, "not what a worker has for itself"),
+        ({"random": {}}, "a random state of Python's"),
+        ({"random": {**random_states(), "torch": 5}}, "a random state of torch's"),
+    ],
+)
+def test_a_worker_s_entry_that_no_worker_writes_is_refused(tmp_path, own, text):
+    folder = save(tmp_path, model=nn.Linear(2, 1))
+    if own:
+        own = {"random": random_states(), "parts": {}, **own} if isinstance(own, dict) else own
+    put_worker(folder, own)
+    with pytest.raises(CheckpointError, match=rf"__0_0\.distcp: worker-0 is not loaded: .*{text}"):
+        resume(tmp_path, model=nn.Linear(2, 1))
+
+
+@pytest.mark.parametrize(
+    "model", [{"other": 1}, {"weight": torch.ones(7)}, {"weight": [1.0, 2.0]}, {"bias": None}]
+)
+def test_a_worker_s_own_entries_that_the_model_has_not_are_refused(tmp_path, model):
+    folder = save(tmp_path, model=nn.Linear(2, 1))
+    put_worker(folder, {"random": random_states(), "parts": {}, "model": model})
+    here = nn.Linear(2, 1)
+    before = here.weight.tolist()
+    with pytest.raises(ConfigError, match=rf"another model: .*{next(iter(model))} of rank 0 is"):
+        resume(tmp_path, model=here)
+    assert here.weight.tolist() == before
+
+
+@pytest.mark.parametrize("key", ["tied", "classes", "optimizer.param_groups.0.params"])
+@pytest.mark.parametrize("value", [5, "ab", [1], [[1]], {"a": "b"}, np.arange(3)])
+def test_names_that_are_none_are_refused(tmp_path, key, value):
+    def made():
+        model = nn.Linear(2, 1)
+        return {"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1)}
+
+    folder = save(tmp_path, **made())
+    put_entry(folder, key, torch_saved(value))
+    with pytest.raises(
+        CheckpointError, match=rf"__0_0\.distcp: {key} is not .*: it holds no names"
+    ):
+        resume(tmp_path, **made())
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW, torch.optim.Adagrad])
+@pytest.mark.parametrize("fused", [True, [1]])
+def test_a_state_behind_whose_end_a_fused_optimizer_would_write_is_refused(
+    tmp_path, optimizer, fused
+):
+    """Whether it is fused may be a setting of the checkpoint."""
+
+    def made():
+        options = {"momentum": 0.9} if optimizer is torch.optim.SGD else {}
+        return trained(optimizer=optimizer, **options)
+
+    folder = save(tmp_path, **made())
+    key = {"SGD": "momentum_buffer", "AdamW": "exp_avg", "Adagrad": "sum"}[optimizer.__name__]
+    put_entry(folder, f"optimizer.state.0.weight.{key}", torch_saved(torch.ones(1, 1)))
+    put_entry(folder, "optimizer.param_groups.0.fused", torch_saved(fused))
+    with changed_metadata(folder) as metadata:
+        entry = metadata.state_dict_metadata[f"optimizer.state.0.weight.{key}"]
+        entry.size = entry.chunks[0].sizes = torch.Size([1, 1])
+    here = made()
+    before = copy.deepcopy(here["model"].state_dict())
+    text = rf"optimizer: .*0\.weight\.{key} is \[1, 1\], and its parameter is \[2, 3\]"
+    with pytest.raises(ConfigError, match=text):
+        resume(tmp_path, **here)
+    assert repr(here["model"].state_dict()) == repr(before)
 
 
 def test_the_manifest_may_have_fields_that_are_not_known(tmp_path):
