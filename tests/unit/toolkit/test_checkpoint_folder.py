@@ -123,6 +123,25 @@ def test_a_lock_file_that_is_a_link_is_refused_and_its_target_kept(tmp_path):
     assert (tmp_path / "notes").read_text() == "of mine"
 
 
+def test_a_disk_that_is_full_of_a_half_written_save_is_cleaned_although_there_is_no_lock(
+    tmp_path, monkeypatch
+):
+    half, real = tmp_path / ".saving-step-000000001-0123abcd", os.open
+    half.mkdir()
+    (half / "__0_0.distcp").write_bytes(b"half")
+
+    def full(path, *rest, **options):
+        if str(path).endswith(".lock") and half.exists():
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(path, *rest, **options)
+
+    monkeypatch.setattr(os, "open", full)
+    folder = Folder(str(tmp_path))
+    folder.claim()
+    folder.release()
+    assert os.listdir(tmp_path) == [".lock"]
+
+
 @pytest.mark.parametrize(("call", "number"), [("open", errno.EROFS), ("pwrite", errno.ENOSPC)])
 def test_what_cannot_be_written_to_can_be_read(tmp_path, monkeypatch, call, number):
     checkpoint = Checkpoint(tmp_path, model=nn.Linear(2, 1))

@@ -18,6 +18,7 @@ from distlaunch.toolkit.checkpoint.storage import CheckpointError
 from tests.unit.toolkit.test_checkpoint_optimizers import (
     resumed,
     saved,
+    torch_has_set_its_variables,  # noqa: F401
 )
 
 
