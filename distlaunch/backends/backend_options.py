@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from distlaunch.backends.base import BackendOption, Value, option_name
 from distlaunch.core.errors import ConfigError
+from distlaunch.core.model.duration import read_duration
 from distlaunch.core.model.text import printable, quoted
 
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ _SWITCH = {
     "no": False,
     "off": False,
 }
-_UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0}
 _MAX_COUNT = 1 << 40
 _ADDRESS_OPTION = "address"
 
@@ -172,15 +172,10 @@ def convert_value(option: BackendOption, text: str) -> Value | None:
         case "number":
             return _number(text)
         case "seconds":
-            return _seconds(text)
+            duration_s = read_duration(text)
+            return None if duration_s is None or duration_s > _MAX_COUNT else duration_s
         case "text" | "file":
             return text if text and "\0" not in text else None
-
-
-def _seconds(text: str) -> float | None:
-    unit_s = _UNITS_S.get(text[-1:])
-    number = _number(text if unit_s is None else text[:-1])
-    return None if number is None else number * (unit_s or 1.0)
 
 
 def _number(text: str) -> float | None:

@@ -34,9 +34,18 @@ def backend_names() -> tuple[str, ...]:
     return tuple(_CLASSES)
 
 
+def spelled_backend(name: str) -> str:
+    """Return the name of our backend that differs by capitals, or by underscores for dashes.
+
+    Returns any other name as it is.
+    """
+    ours = name.lower().replace("_", "-")
+    return ours if ours in _CLASSES else name
+
+
 def backend_name_for(text: str) -> str | None:
     """Return the name of the backend with this name or short name; None if there is none."""
-    name = _ALIASES.get(text.lower(), text.lower())
+    name = spelled_backend(_ALIASES.get(text.lower(), text.lower()))
     return name if name in _CLASSES or name in other_backends() else None
 
 

@@ -19,6 +19,7 @@ Kind = Literal[
     "seconds",
     "delay",
     "choice",
+    "backend",
     "flag",
 ]
 Group = Literal[
@@ -49,7 +50,6 @@ Place = Literal[
 
 MOST_COUNTED = 1_000_000
 LONGEST_S = 1e9
-_UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0}
 _WORDS = {
     "1": True,
     "true": True,
@@ -166,6 +166,8 @@ def convert(option: Option, text: str, source: str) -> object:
             return _delay(text, source)
         case "choice":
             return read_choice(text, option.choices, source)
+        case "backend":
+            return _backend(text, source)
         case "flag":
             return read_switch(text, source)
 
@@ -176,6 +178,17 @@ def read_choice(text: str, choices: tuple[str, ...], source: str) -> str:
         listed = ", ".join(choices[:-1]) + " or " + choices[-1]
         raise option_error(source, f"takes {listed}, not {quoted(text)}")
     return text
+
+
+def _backend(text: str, source: str) -> str:
+    """Return the name of a backend; one of ours may have capitals, and underscores for dashes."""
+    if not text:
+        raise option_error(source, "needs a name, and got an empty one")
+    if text.islower() and "_" not in text:
+        return text
+    from distlaunch.backends.registry import spelled_backend
+
+    return spelled_backend(text)
 
 
 def read_switch(text: str, source: str) -> bool:
@@ -237,16 +250,14 @@ def _seconds(
     default_s: float | None = None,
     also: str = "",
 ) -> float:
-    """Read a time: digits with at most one point, then nothing or a unit (s, m, h)."""
-    unit_s = _UNITS_S.get(text[-1:])
-    number = text if unit_s is None else text[:-1]
-    whole, _, fraction = number.partition(".")
-    digits = whole + fraction
-    if not (digits.isascii() and digits.isdigit()):
+    """Read a time; a number without a unit is in seconds."""
+    from distlaunch.core.model.duration import read_duration
+
+    value_s = read_duration(text)
+    if value_s is None:
         raise option_error(
             source, f"takes a time >= 0 like 30, 2.5, 30s, 5m or 2h{also}, not {quoted(text)}"
         )
-    value_s = float(number) * (unit_s or 1.0)
     if value_s > LONGEST_S:
         raise option_error(
             source, f"takes a time of at most {LONGEST_S:.0f} seconds, not {quoted(text)}"

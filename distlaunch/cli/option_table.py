@@ -456,7 +456,7 @@ TRAIN_OPTIONS: tuple[Option, ...] = (
     ),
     _row(
         "--backend",
-        "text",
+        "backend",
         "backend",
         "The training framework that the workers use.",
         metavar="NAME",

@@ -52,7 +52,8 @@ def local_topology(options: TrainOptions, facts: Facts) -> Topology:
     if fewest > 1:
         raise ConfigError(
             f"--num-nodes {fewest}: only this machine is known",
-            hint="name the others by --hosts or --hostfile; or leave --num-nodes out",
+            hint="name all nodes with --hosts or --hostfile, or start a launcher on each node with "
+            "--rendezvous HOST:PORT and --node-rank N",
         )
     processes = _one_of(
         options.num_procs, options.procs_per_node, "--num-procs", "--procs-per-node"

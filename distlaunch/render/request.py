@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 import posixpath
 import re
 from typing import Literal
 
 from distlaunch.core.errors import ConfigError
+from distlaunch.core.model.duration import read_duration
 from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import quoted
 from distlaunch.planning.train_options import TrainOptions
@@ -17,9 +19,9 @@ Words = tuple[str, ...]
 
 _SIZE = re.compile(r"([1-9][0-9]{0,8})([MGT]i?)")
 _UNIT_BYTES = {"M": 10**6, "G": 10**9, "T": 10**12, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40}
-_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-_DURATION = re.compile(r"([1-9][0-9]{0,8})([smhd])")
-_CLOCK = re.compile(r"(?:([0-9]{1,4})-)?([0-9]{1,4}):([0-5][0-9]):([0-5][0-9])")
+_CLOCK = re.compile(r"([0-9]{1,4}):([0-5][0-9]):([0-5][0-9])")
+_DAYS = re.compile(r"([0-9]{1,4})-([0-9]{1,2})(?::([0-5][0-9]))?(?::([0-5][0-9]))?")
+_LONGEST_S = 10**9
 
 _LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
@@ -41,6 +43,8 @@ class RenderOptions(Record):
 
     name: str | None = None
     out: str | None = None
+    force: bool = False
+    """Write over a file that is there."""
     time: str | None = None
     cpus: int | None = None
     memory: str | None = None
@@ -189,18 +193,21 @@ def size_bytes(text: str, option: str) -> int:
 
 
 def duration_s(text: str) -> int:
-    """Parse --time: ``90m``, ``12h``, ``2d``, or Slurm's ``[DAYS-]HH:MM:SS``. Raises ConfigError.
+    """Return the seconds of --time. Raises ConfigError.
 
-    A number without a unit is refused: it is seconds for ``train`` and minutes for Slurm.
+    A number without a unit is in minutes, as for sbatch. Of sbatch's other forms, ``HH:MM:SS``,
+    ``D-HH``, ``D-HH:MM`` and ``D-HH:MM:SS`` are read; ``MM:SS`` is not, because many take it for
+    hours and minutes.
     """
-    value_s = 0
-    if found := _DURATION.fullmatch(text):
-        value_s = int(found[1]) * _UNITS_S[found[2]]
-    elif found := _CLOCK.fullmatch(text):
-        days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    value_s = read_duration(text, unit_s=60.0)
+    if found := _CLOCK.fullmatch(text) or _DAYS.fullmatch(text):
+        parts = [int(part or 0) for part in found.groups()]
+        days, hours, minutes, seconds = parts if len(parts) == 4 else (0, *parts)
         value_s = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
-    if not 0 < value_s < 10**9:
+    if value_s is None or not 0 < value_s < _LONGEST_S:
         raise ConfigError(
-            f"--time takes a time like 90m, 12h, 2d or 1-12:00:00, not {quoted(text)}"
+            f"--time takes a time like 120 (minutes), 90m, 12h, 2d or 1-12:00:00, not "
+            f"{quoted(text)}",
+            hint="HH:MM:SS has seconds, too" if re.fullmatch("[0-9]+:[0-9]+", text) else None,
         )
-    return value_s
+    return math.ceil(value_s)

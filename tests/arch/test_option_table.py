@@ -12,6 +12,7 @@ MAY_LOAD = {
     "distlaunch.core",
     "distlaunch.core.errors",
     "distlaunch.core.model",
+    "distlaunch.core.model.duration",
     "distlaunch.core.model.run_files",
     "distlaunch.core.model.record",
     "distlaunch.core.model.text",

@@ -13,7 +13,13 @@ from typing import Any, Literal
 
 from distlaunch.backends.backend_options import value_form
 from distlaunch.backends.base import Backend, BackendError, Requirement
-from distlaunch.backends.registry import backend_names, find_backend, other_backends, package_of
+from distlaunch.backends.registry import (
+    backend_names,
+    find_backend,
+    other_backends,
+    package_of,
+    spelled_backend,
+)
 from distlaunch.backends.requirements import (
     Found,
     Installed,
@@ -47,7 +53,7 @@ def backends(
     ``python``: who names an interpreter that is asked what it has, ``--python`` for one, and that
     interpreter.
     """
-    found = [find_backend(name)] if name is not None else list(_all())
+    found = [find_backend(spelled_backend(name))] if name is not None else list(_all())
     kinds = [each for each in found if not isinstance(each, _Broken)]
     installed = (
         None

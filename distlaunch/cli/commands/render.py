@@ -72,13 +72,15 @@ _ROWS = (
         "FILE",
         variable=False,
     ),
+    _row("--force", "flag", _EVERYWHERE, "Replace the file if it exists.", "", variable=False),
     _row("--name", "text", _EVERYWHERE, "The job's name; otherwise the script's.", "NAME"),
     _row(
         "--time",
         "text",
         _EVERYWHERE,
-        "Time limit; under Slurm of each turn (a script asks for another: --no-requeue).",
-        "90m|12h|D-HH:MM:SS",
+        "Time limit of the job, under Slurm of each turn. A number alone is in minutes, as for "
+        "sbatch.",
+        "120|90m|12h|D-HH:MM:SS",
     ),
     _row("--cpus-per-task --cpus", "count", _EVERYWHERE, "CPUs of each node.", "N"),
     _row("--memory", "text", _EVERYWHERE, "Memory of each node.", "64Gi"),
@@ -201,20 +203,32 @@ def render_file(target: Target, options: TrainOptions, more: RenderOptions) -> i
         sys.stdout.buffer.write(data)
         sys.stdout.flush()
     else:
-        _write(more.out, data)
+        _write(more.out, data, replace=more.force)
         sys.stderr.write(f"distlaunch: {printable(os.path.abspath(more.out))} is written\n")
     if target == "slurm" and (missing := _missing_script(options)) is not None:
         sys.stderr.write(f"distlaunch: {missing}\n")
     return 0
 
 
-def _write(path: str, data: bytes) -> None:
+def _write(path: str, data: bytes, *, replace: bool) -> None:
+    """Write the file. A regular file with other content stays, unless ``replace``. Raises
+    ConfigError."""
     try:
+        if not replace and os.path.isfile(path) and not _has(path, data):
+            raise ConfigError(
+                f"--out {quoted(path)}: the file exists, and has other content",
+                hint="--force replaces it; without --out the new file goes to stdout, to compare",
+            )
         with open(path, "wb") as file:
             file.write(data)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "a name of a file has no NUL"
         raise ConfigError(f"--out {quoted(path)}: {reason}") from error
+
+
+def _has(path: str, data: bytes) -> bool:
+    with open(path, "rb") as file:
+        return file.read(len(data) + 1) == data
 
 
 def _missing_script(options: TrainOptions) -> str | None:

@@ -275,3 +275,22 @@ def test_a_script_that_is_not_here_is_a_note(tmp_path):
     assert render() == (0, written + note)
     (tmp_path / "t.py").write_text("")
     assert render() == (0, written)
+
+
+def test_a_file_with_other_content_is_replaced_only_with_force(tmp_path):
+    words = ["slurm", "--procs-per-node=2", "--no-python", "-o", "job.sh"]
+    assert command(tmp_path, *words, "/bin/true").returncode == 0
+    first = (tmp_path / "job.sh").read_bytes()
+    assert command(tmp_path, *words, "/bin/true").returncode == 0, "the same content again"
+    refused = command(tmp_path, *words, "--time=2h", "/bin/true")
+    assert refused.returncode == 2
+    assert b"--force" in refused.stderr
+    assert (tmp_path / "job.sh").read_bytes() == first
+    assert command(tmp_path, *words, "--time=2h", "--force", "/bin/true").returncode == 0
+    assert b"#SBATCH --time=02:00:00" in (tmp_path / "job.sh").read_bytes()
+
+
+def test_the_file_may_be_a_device(tmp_path):
+    shown = command(tmp_path, "slurm", "--procs-per-node=2", "--out=/dev/stdout", "t.py")
+    assert shown.returncode == 0
+    assert shown.stdout.startswith(b"#!")

@@ -129,7 +129,7 @@ def test_sizes_that_do_not_fit_are_refused(text, target, words, said):
         (["--memory=8Gi", "--shm=8Gi"], "--shm 8Gi leaves nothing of --memory 8Gi"),
         (["--shm=lots"], "--shm takes a size"),
         (["--efa=4"], "--efa needs --memory"),
-        (["--time=60"], "--time takes a time like 90m"),
+        (["--time=60:00"], "--time takes a time like 120 (minutes), 90m"),
         (["--time=0-00:00:00"], "--time takes a time"),
         (["--gpus-resource=gpu"], "--gpus-resource takes a name like nvidia.com/gpu"),
         (["--token-secret=a b"], "--token-secret 'a b' is not a valid name"),
