@@ -1,8 +1,8 @@
 """The command ``distlaunch``; also ``python -m distlaunch``.
 
-``train``, ``plan``, ``render``, ``torchrun``, ``torch.distributed.launch``, ``deepspeed``,
-``horovodrun`` and ``accelerate launch`` start without typer, whose loading costs more than starting
-a worker; everything else, help but torchrun's included, is typer's.
+Commands that start or plan a job, and the help of all commands, do without typer, whose loading
+costs more than starting a worker. typer runs ``backends`` and the completion, and answers words that
+are no command.
 
 Ctrl-C ends the command with exit code 130 and without a traceback at every moment: silently until
 ``main`` has what it needs (see the package's ``__init__``), by KeyboardInterrupt while a command
@@ -39,6 +39,11 @@ _LINKS = {
     "accelerate-launch": ("accelerate", "launch"),
 }
 """The command that a link to distlaunch with this name stands for."""
+_COMPLETION = "_DISTLAUNCH_COMPLETE"
+"""Variable by which a shell asks for completion."""
+_ANSWERED = ("help", "version", "--version")
+_GROUPS = ("render", "backends")
+"""Commands whose help is asked for before their own words are parsed."""
 
 
 def main() -> NoReturn:
@@ -91,11 +96,11 @@ def _words(argv: list[str]) -> list[str]:
 def run(argv: list[str], environ: Mapping[str, str]) -> int:
     """Run one command line and return its exit code. Raises LaunchError for what the user can put
     right."""
-    from contextlib import suppress
-
     from distlaunch.cli import parser
 
-    with suppress(parser.HelpRequested):
+    if _COMPLETION not in environ and (code := _answer(argv, environ)) is not None:
+        return code
+    try:
         if argv[:1] == ["train"]:
             options = parser.parse_train(argv[1:], environ)
             _warn(options, environ)
@@ -130,9 +135,41 @@ def run(argv: list[str], environ: Mapping[str, str]) -> int:
             from distlaunch.cli.compat.accelerate.command import accelerate
 
             return accelerate(argv[1:], environ)
+    except parser.HelpRequested:
+        from distlaunch.cli.help import print_help
+
+        return print_help(argv, environ)
     from distlaunch.cli.app import run_app
 
     return run_app(argv, environ)
+
+
+def _answer(argv: list[str], environ: Mapping[str, str]) -> int | None:
+    """Print help or the version if the first words ask for it, and return the exit code; else
+    return None."""
+    from distlaunch.cli.option_table import HELP_FLAGS
+
+    words = argv or ["--help"]
+    help_of_group = words == ["render"] or (
+        words[0] in _GROUPS and len(words) > 1 and words[1] in HELP_FLAGS
+    )
+    if words[0] not in (*HELP_FLAGS, *_ANSWERED) and not help_of_group:
+        return None
+    from distlaunch.cli import help as answers
+    from distlaunch.core.errors import EXIT_USAGE
+
+    match words:
+        case ["help", *rest]:
+            return answers.answer_help(rest, environ)
+        case ["version", *rest] if not any(word in HELP_FLAGS for word in rest):
+            return answers.print_version()
+        case ["--version", *_]:
+            return answers.print_short_version()
+        case ["render"]:
+            answers.print_help(words, environ, to=sys.stderr)
+            return EXIT_USAGE
+        case _:
+            return answers.print_help(words, environ)
 
 
 def _warn(options: TrainOptions, environ: Mapping[str, str]) -> None:

@@ -50,6 +50,7 @@ app.command.__signature__  # noqa: B018
 app.command.__annotations__  # noqa: B018
 app.command.run_backends  # noqa: B018
 app.command.run_help  # noqa: B018
+app.command.run_version  # noqa: B018
 
 # set in a forked worker, read by the standard library
 BaseProcess.authkey  # noqa: B018

@@ -1,13 +1,13 @@
-"""The typer application, generated from the option table: help, completion, and the other commands.
+"""The typer application, generated from the option table: completion, and the other commands.
 
 It is loaded for what ``__main__`` does not run itself. Commands with a table of options parse their
-words by their own parser; typer gives their help and the completion.
+words by their own parser; typer completes them.
 """
 
 from __future__ import annotations
 
 import inspect
-import shutil
+import os
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
@@ -17,12 +17,20 @@ from typer.core import TyperCommand, TyperGroup
 
 import distlaunch
 from distlaunch.cli import parser
-from distlaunch.cli.command_help import command_help, default_note
 from distlaunch.cli.commands.render import TARGETS, options_of, parse_render, render_file
 from distlaunch.cli.error_output import EXIT_INTERRUPTED
+from distlaunch.cli.help import (
+    ABOUT,
+    BACKENDS_OPTIONS,
+    SUMMARIES,
+    answer_help,
+    help_text,
+    print_help,
+    print_version,
+)
+from distlaunch.cli.help_layout import described, terminal_columns
 from distlaunch.cli.option import Option
-from distlaunch.cli.option_table import GROUP_TITLES, HELP_FLAGS, PLAN_OPTIONS, TRAIN_OPTIONS
-from distlaunch.cli.pages import show_page, topics
+from distlaunch.cli.option_table import HELP_FLAGS, PLAN_OPTIONS, TRAIN_OPTIONS
 from distlaunch.cli.suggestions import counterpart, instead_of, taken_as_it_is
 from distlaunch.core.errors import UsageError
 from distlaunch.core.model.text import quoted
@@ -64,11 +72,6 @@ def run_app(
     """
     command: Any = typer.main.get_command(build_app(environ, train=train, plan=plan, render=render))
     words = list(argv) or ["--help"]
-    if words[0] == "help" and len(words) > 1 and words[1] in topics():
-        show_page(words[1])
-        return 0
-    if words[0] == "help":
-        words = [*_known(command, words[1:]), "--help"]
     _refuse_options_of_train(words[0])
     program = "distlaunch"
     if words[0] in command.commands:
@@ -76,6 +79,8 @@ def run_app(
         program += " " + words.pop(0)
     try:
         result = command.main(words, prog_name=program, standalone_mode=False)
+    except parser.HelpRequested:
+        return print_help(argv, environ)
     except typer.Abort:
         return EXIT_INTERRUPTED
     except Exception as error:
@@ -87,32 +92,6 @@ def run_app(
         page: str = getattr(getattr(error, "ctx", None), "command_path", program)
         raise UsageError(explain().rstrip("."), hint=f"see {page} --help") from error
     return int(result or 0)
-
-
-def _known(command: Any, words: Sequence[str]) -> list[str]:
-    """Return the words of ``help COMMAND...`` that name a command. Raises UsageError for one that
-    there is not."""
-    from difflib import get_close_matches
-
-    found: list[str] = []
-    for word in words:
-        if word in HELP_FLAGS:
-            continue
-        there = getattr(command, "commands", {})
-        if not there:
-            break  # arguments of that command, as of one that somebody has begun to write
-        if word not in there:
-            if found:
-                raise UsageError(
-                    f"there is no command {quoted(word)}", hint=instead_of([word], [*there])
-                )
-            near = get_close_matches(word, [*there, *topics()], n=1, cutoff=0.5)
-            meant = f"did you mean {near[0]}? " if near else ""
-            listed = f"commands: {', '.join(there)}; pages: {', '.join(topics())}"
-            raise UsageError(f"there is no command or page {quoted(word)}", hint=f"{meant}{listed}")
-        found.append(word)
-        command = there[word]
-    return found
 
 
 def _refuse_options_of_train(word: str) -> None:
@@ -143,7 +122,7 @@ def build_app(
     app = typer.Typer(
         name="distlaunch",
         cls=_Commands,
-        help="Start, watch, explain and restart distributed training.",
+        help=ABOUT,
         rich_markup_mode="rich",
         pretty_exceptions_enable=False,
         context_settings=_settings(),
@@ -167,31 +146,49 @@ def build_app(
         lambda words: train(parser.parse_train(words, environ)),
         TRAIN_OPTIONS,
         name="train",
-        help_text="Run a training job.",
     )
     _add(
         app,
         lambda words: plan(*parser.parse_plan(words, environ)),
         PLAN_OPTIONS,
         name="plan",
-        help_text="Print what train would do; start nothing.",
     )
     _add_torchrun(app, environ)
-    _add_drop_in(app, environ, "deepspeed", "DeepSpeed's launcher")
-    _add_drop_in(app, environ, "horovodrun", "horovodrun", usage="COMMAND")
+    _add_drop_in(app, environ, "deepspeed")
+    _add_drop_in(app, environ, "horovodrun", usage="COMMAND")
     launch = typer.Typer(
-        help="Run a command line of accelerate launch.", context_settings=_settings()
+        cls=_Group, help=SUMMARIES["accelerate", "launch"], context_settings=_settings()
     )
     launch.callback()(lambda: None)  # else typer takes the one command for the whole
-    _add_drop_in(launch, environ, "accelerate", "accelerate launch", command="launch")
+    _add_drop_in(launch, environ, "accelerate", command="launch")
     app.add_typer(launch, name="accelerate")
     _add_render(app, environ, render)
     _add_backends(app, environ)
-    _add_help(app)
+    _add_help(app, environ)
     return app
 
 
-class _Commands(TyperGroup):
+def _help_of(ctx: Any) -> str:
+    """Return the help of a command of typer's, by its name."""
+    words = ctx.command_path.split()[1:]
+    return help_text(words, terminal_columns(os.environ)).rstrip("\n")
+
+
+class _Command(TyperCommand):
+    """A command whose help is laid out by us."""
+
+    def get_help(self, ctx: Any) -> str:
+        return _help_of(ctx)
+
+
+class _Group(TyperGroup):
+    """A group of commands whose help is laid out by us."""
+
+    def get_help(self, ctx: Any) -> str:
+        return _help_of(ctx)
+
+
+class _Commands(_Group):
     """The root command, which names the nearest command for one that does not exist."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[Any, Any, list[str]]:
@@ -202,7 +199,7 @@ class _Commands(TyperGroup):
         return super().resolve_command(ctx, args)
 
 
-class _TableCommand(TyperCommand):
+class _TableCommand(_Command):
     """A command with a table of options, whose words its own parser takes apart.
 
     typer only completes them, and shows the help.
@@ -212,12 +209,6 @@ class _TableCommand(TyperCommand):
     run: Callable[[Sequence[str]], int]
     usage = "SCRIPT"
 
-    def get_help(self, ctx: Any) -> str:
-        columns = shutil.get_terminal_size().columns
-        return command_help(
-            ctx.command_path, self.usage, self.help or "", self.options, self.epilog or "", columns
-        ).rstrip("\n")
-
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if ctx.resilient_parsing:
             return super().parse_args(ctx, args)
@@ -225,11 +216,7 @@ class _TableCommand(TyperCommand):
         return args
 
     def invoke(self, ctx: Any) -> int:
-        try:
-            return self.run(ctx.args)
-        except parser.HelpRequested:
-            typer.echo(self.get_help(ctx), color=ctx.color)
-            return 0
+        return self.run(ctx.args)
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         del ctx
@@ -240,7 +227,6 @@ def _settings() -> dict[str, Any]:
     """Make the context settings of the root and its commands."""
     return {
         "help_option_names": [*reversed(HELP_FLAGS)],
-        "max_content_width": min(shutil.get_terminal_size().columns, 120),
     }
 
 
@@ -250,10 +236,13 @@ def _add(
     options: Sequence[Option],
     *,
     name: str,
-    help_text: str,
+    path: tuple[str, ...] = (),
     usage: str = "SCRIPT",
 ) -> None:
-    """Give the application a command with these options, whose words ``run`` takes."""
+    """Give the application a command with these options, whose words ``run`` takes.
+
+    ``path``: the words of the command, if they are more than its name.
+    """
     parameters = [_parameter(option) for option in options]
     parameters.append(
         inspect.Parameter(
@@ -282,9 +271,8 @@ def _add(
     }
     app.command(
         name,
-        cls=type("_Command", (_TableCommand,), own),
-        help=help_text,
-        epilog=_epilog(options, usage),
+        cls=type("_Described", (_TableCommand,), own),
+        help=SUMMARIES[path or (name,)],
         context_settings=settings,
     )(described)
 
@@ -294,7 +282,7 @@ def _add_torchrun(app: typer.Typer, environ: Mapping[str, str]) -> None:
     completion."""
     settings = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
     for name in ("torchrun", "torch.distributed.launch"):
-        text = f"Run a command line of {name}."
+        text = SUMMARIES[(name,)]
         run = _torchrun_command(environ, legacy=name != "torchrun")
         app.command(name, help=text, context_settings=settings, add_help_option=False)(run)
 
@@ -313,7 +301,6 @@ def _add_drop_in(
     app: typer.Typer,
     environ: Mapping[str, str],
     name: str,
-    text: str,
     *,
     usage: str = "SCRIPT",
     command: str = "",
@@ -328,26 +315,28 @@ def _add_drop_in(
         run: Callable[[Sequence[str], Mapping[str, str]], int] = getattr(module, name)
         return run([*before, *words], environ)
 
-    text = f"Run a command line of {text}; train's other options are taken as well."
-    _add(app, run_drop_in, options, name=command or name, help_text=text, usage=usage)
+    _add(app, run_drop_in, options, name=command or name, path=(name, *before), usage=usage)
 
 
 def _add_backends(app: typer.Typer, environ: Mapping[str, str]) -> None:
     @app.command(
         "backends",
-        help="List the backends, what of them is installed, and their options.",
+        cls=_Command,
+        help=SUMMARIES[("backends",)],
         context_settings=_settings(),
     )
     def run_backends(
         name: str = typer.Argument(
             None, metavar="[NAME]", help="Only this one, with its options.", show_default=False
         ),
-        fmt: str = typer.Option("table", "--format", metavar="table|json", help="How to print it."),
+        fmt: str = typer.Option(
+            "table", "--format", metavar="table|json", help=BACKENDS_OPTIONS["format"][1]
+        ),
         python: str = typer.Option(
             None,
             "--python",
             metavar="PATH",
-            help="The workers' Python, which is asked what it has.",
+            help=BACKENDS_OPTIONS["python"][1],
             show_default=False,
         ),
     ) -> int:
@@ -360,33 +349,31 @@ def _add_backends(app: typer.Typer, environ: Mapping[str, str]) -> None:
         return backends(name, "json" if fmt == "json" else "table", python=chosen)
 
 
-def _add_help(app: typer.Typer) -> None:
-    """List the command ``help``: ``run_app`` answers it before typer sees it."""
+def _add_help(app: typer.Typer, environ: Mapping[str, str]) -> None:
+    """Add the commands ``help`` and ``version``."""
 
     @app.command(
         "help",
-        help="Show the help of a command, or a page of the documentation.",
-        epilog=f"Pages: {', '.join(topics())}.",
+        cls=_Command,
+        help=SUMMARIES[("help",)],
         context_settings=_settings(),
     )
     def run_help(
         words: list[str] = typer.Argument(  # noqa: B008 - typer reads it
-            None, metavar="[COMMAND | PAGE]", help="Which command or page.", show_default=False
+            None, metavar="[COMMAND | PAGE | WORD]", show_default=False
         ),
-    ) -> None:
-        del words
+    ) -> int:
+        return answer_help(words or [], environ)
+
+    @app.command(
+        "version", cls=_Command, help=SUMMARIES[("version",)], context_settings=_settings()
+    )
+    def run_version() -> int:
+        return print_version()
 
 
-class _Files(TyperGroup):
+class _Files(_Group):
     """The command ``render``, which says what it can print."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if not args and not ctx.resilient_parsing:
-            raise UsageError(
-                "render what?",
-                hint=f"distlaunch render {'|'.join(TARGETS)} [OPTIONS] SCRIPT [ARGS]...",
-            )
-        return super().parse_args(ctx, args)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[Any, Any, list[str]]:
         if args and not ctx.resilient_parsing and self.get_command(ctx, args[0]) is None:
@@ -401,16 +388,16 @@ def _add_render(app: typer.Typer, environ: Mapping[str, str], render: Render) ->
     """Add ``render`` with a command for each kind of file."""
     files = typer.Typer(
         cls=_Files,
-        help="Print a batch script or manifests that run train on a cluster.",
+        help="Print a file that runs a training job on a cluster.",
         context_settings=_settings(),
     )
-    for target, help_text in TARGETS.items():
+    for target in TARGETS:
         _add(
             files,
             _render_command(target, environ, render),
             options_of(target),
             name=target,
-            help_text=help_text,
+            path=("render", target),
         )
     app.add_typer(files, name="render")
 
@@ -419,24 +406,6 @@ def _render_command(
     target: Target, environ: Mapping[str, str], render: Render
 ) -> Callable[[Sequence[str]], int]:
     return lambda words: render(target, *parse_render(target, words, environ))
-
-
-def _epilog(options: Sequence[Option], usage: str) -> str:
-    *others, last = [option.flags[0] for option in options if option.variable is None]
-    said = {
-        option.field: f"{option.name} in {option.variable}"
-        for option in options
-        if option.variable is not None
-    }
-    odd = " and ".join(said[field] for field in ("job_id", "backend") if field in said)
-    of_render = any(option.group == "render" for option in options)
-    own = ", those of render alone in DISTLAUNCH_RENDER_NAME and so on" if of_render else ""
-    return (
-        f"Options have a default in the environment: {said.get('num_gpus') or said['hosts']}, and "
-        f"so on; {odd}{own}; "
-        f"none have {', '.join(others)} and {last}. The command line wins. "
-        f"What follows {usage}, or --, reaches the {usage.lower()} byte for byte."
-    )
 
 
 def _parameter(option: Option) -> inspect.Parameter:
@@ -451,10 +420,9 @@ def _parameter(option: Option) -> inspect.Parameter:
     default = typer.Option(
         None,
         *flags,
-        help=option.help + default_note(option),
+        help=described(option),
         metavar="" if flag else option.metavar,
         show_default=False,
-        rich_help_panel=GROUP_TITLES[option.group],
         autocompletion=_completer(option.choices) if option.choices else None,
     )
     return inspect.Parameter(

@@ -34,6 +34,8 @@ Group = Literal[
     "failure",
     "output",
     "render",
+    "no effect",
+    "refused",
 ]
 
 Place = Literal[
@@ -114,6 +116,8 @@ class Option(Spelling):
     help: str
     group: Group
     variable: str | None
+    unset: str = ""
+    """What applies if it is not given, for the help; empty where ``default`` says it."""
     choices: tuple[str, ...] = ()
     least_s: float = 0.0
     """The shortest time that it takes; to do without, it is left out."""

@@ -2,8 +2,8 @@
 
 ``scan`` takes words apart for every command that has a table, those of other launchers too;
 ``build`` turns the texts into values. Loading typer costs more time than starting a worker does, so
-no command that starts a job needs it, nor re and argparse. The application in ``cli/app.py`` gives
-the help and the completion.
+no command that starts a job needs it, nor re and argparse. ``cli/help.py`` prints the help, and the
+application in ``cli/app.py`` completes words.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _ATTEMPT = "DISTLAUNCH_ATTEMPT"
 
 
 class HelpRequested(Exception):  # noqa: N818 - not an error: help was asked for before the script
-    """The words ask for help, which typer prints."""
+    """The words ask for the help of the command."""
 
 
 def parse_train(argv: Sequence[str], environ: Mapping[str, str]) -> TrainOptions:

@@ -82,7 +82,7 @@ def test_an_error_of_the_command_line_is_told_without_typer_and_rich():
     }
 
 
-def test_help_loads_nothing_that_only_a_job_needs():
+def test_the_application_loads_nothing_that_only_a_job_needs():
     code = (
         "import sys, os, distlaunch.cli.app as cli\n"
         "for words in (['--help'], ['train', '--help']):\n    assert cli.run_app(words, {}) == 0\n"

@@ -22,12 +22,7 @@ from distlaunch.planning.build_plan import script_places
 from distlaunch.planning.train_options import TrainOptions
 from distlaunch.render.request import RenderOptions, Request, Target
 
-TARGETS: dict[Target, str] = {
-    "slurm": "Print a batch script for Slurm.",
-    "kubernetes": "Print an Indexed Job and its Service.",
-    "pytorchjob": "Print a PyTorchJob of Kubeflow's Training Operator.",
-    "trainjob": "Print a TrainJob of Kubeflow Trainer.",
-}
+TARGETS: tuple[Target, ...] = ("slurm", "kubernetes", "pytorchjob", "trainjob")
 _PODS: tuple[Target, ...] = ("kubernetes", "pytorchjob", "trainjob")
 _EVERYWHERE: tuple[Target, ...] = ("slurm", *_PODS)
 _DEFAULTS = defaults_of(RenderOptions)
@@ -40,6 +35,7 @@ def _row(
     help: str,  # noqa: A002 - named as the field that it fills
     metavar: str,
     *,
+    unset: str = "",
     repeatable: bool = False,
     variable: bool = True,
 ) -> Option:
@@ -58,6 +54,7 @@ def _row(
         group="render",
         variable=f"DISTLAUNCH_RENDER_{field.upper()}" if variable else None,
         metavar=metavar,
+        unset=unset,
         repeatable=repeatable,
         absent={target: elsewhere for target in TARGETS if target not in targets},
     )
@@ -68,51 +65,128 @@ _ROWS = (
         "--out",
         "text",
         _EVERYWHERE,
-        "Write the file here, not to stdout; -o FILE does so, too.",
+        "Write to this file instead of stdout. -o FILE does the same.",
         "FILE",
         variable=False,
+        unset="stdout",
     ),
-    _row("--force", "flag", _EVERYWHERE, "Replace the file if it exists.", "", variable=False),
-    _row("--name", "text", _EVERYWHERE, "The job's name; otherwise the script's.", "NAME"),
+    _row(
+        "--force",
+        "flag",
+        _EVERYWHERE,
+        "Replace the file if it exists with other content.",
+        "",
+        variable=False,
+    ),
+    _row(
+        "--name",
+        "text",
+        _EVERYWHERE,
+        "Name of the job.",
+        "NAME",
+        unset="the name of the script",
+    ),
     _row(
         "--time",
         "text",
         _EVERYWHERE,
-        "Time limit of the job, under Slurm of each turn. A number alone is in minutes, as for "
-        "sbatch.",
+        "Time limit of the job; under Slurm, of each turn. A number alone is in "
+        "minutes, as for sbatch.",
         "120|90m|12h|D-HH:MM:SS",
+        unset="the cluster's limit",
     ),
-    _row("--cpus-per-task --cpus", "count", _EVERYWHERE, "CPUs of each node.", "N"),
-    _row("--memory", "text", _EVERYWHERE, "Memory of each node.", "64Gi"),
-    _row("--exclusive", "flag", ("slurm",), "Ask for whole nodes; the default without --cpus.", ""),
-    _row("--partition", "text", ("slurm",), "Slurm's partition.", "NAME"),
-    _row("--account", "text", ("slurm",), "Who is charged.", "NAME"),
-    _row("--image", "text", _PODS, "The container image, with distlaunch and the script.", "NAME"),
+    _row(
+        "--cpus-per-task --cpus",
+        "count",
+        _EVERYWHERE,
+        "Number of CPUs on each node.",
+        "N",
+        unset="under Slurm all CPUs of the node, in a pod no request",
+    ),
+    _row(
+        "--memory",
+        "text",
+        _EVERYWHERE,
+        "Memory on each node.",
+        "64Gi",
+        unset="the cluster's choice",
+    ),
+    _row(
+        "--exclusive",
+        "flag",
+        ("slurm",),
+        "Request whole nodes.",
+        "",
+        unset="on, unless --cpus is given",
+    ),
+    _row(
+        "--partition",
+        "text",
+        ("slurm",),
+        "Slurm partition.",
+        "NAME",
+        unset="the cluster's choice",
+    ),
+    _row(
+        "--account",
+        "text",
+        ("slurm",),
+        "Slurm account that is charged.",
+        "NAME",
+        unset="the user's default account",
+    ),
+    _row(
+        "--image",
+        "text",
+        _PODS,
+        "Container image with Python, distlaunch and the script.",
+        "NAME",
+        unset="none; required",
+    ),
     _row(
         "--namespace",
         "text",
         _PODS,
-        "Where the objects are made; otherwise kubectl's choice.",
+        "Kubernetes namespace of the objects.",
         "NAME",
+        unset="kubectl's current namespace",
     ),
-    _row("--gpus-resource", "text", _PODS, "What the cluster calls its GPUs.", "NAME"),
-    _row("--efa", "count", _PODS, "EFA interfaces of each pod (AWS).", "N"),
+    _row("--gpus-resource", "text", _PODS, "Resource name of the cluster's GPUs.", "NAME"),
+    _row("--efa", "count", _PODS, "Number of EFA interfaces of each pod (AWS).", "N"),
     _row(
-        "--shm", "text", _PODS, "Most that /dev/shm may hold; otherwise the pod's memory.", "16Gi"
+        "--shm",
+        "text",
+        _PODS,
+        "Size limit of /dev/shm.",
+        "16Gi",
+        unset="the pod's memory",
     ),
     _row(
         "--pvc",
         "text",
         _PODS,
-        "Mount this PersistentVolumeClaim; may be repeated.",
+        "Mount this PersistentVolumeClaim at PATH. May be repeated.",
         "NAME:PATH",
         repeatable=True,
+        unset="none",
     ),
     _row(
-        "--token-secret", "text", _PODS, "The Secret whose key token launchers must know.", "NAME"
+        "--token-secret",
+        "text",
+        _PODS,
+        "Secret whose key token holds the secret that the launchers share.",
+        "NAME",
+        unset="none",
     ),
-    _row("--queue", "text", _PODS, "Kueue's queue.", "NAME"),
-    _row("--runtime", "text", ("trainjob",), "The ClusterTrainingRuntime.", "NAME"),
+    _row(
+        "--queue",
+        "text",
+        _PODS,
+        "Kueue queue of the job.",
+        "NAME",
+        unset="none",
+    ),
+    _row("--runtime", "text", ("trainjob",), "ClusterTrainingRuntime of the TrainJob.", "NAME"),
 )
 
 ALL_OPTIONS: tuple[Option, ...] = (*TRAIN_OPTIONS, *_ROWS)

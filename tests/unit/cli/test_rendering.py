@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from distlaunch.__main__ import run
 from distlaunch.cli import parser
 from distlaunch.cli.app import run_app
 from distlaunch.cli.commands.render import ALL_OPTIONS, TARGETS, options_of, parse_render, spell
@@ -141,16 +142,23 @@ def test_the_application_parses_render_as_the_start_path_does():
 
 
 def test_help_of_render_is_of_its_target(capsys):
-    assert run_app(["render", "slurm", "--image=x", "--help"], {}) == 0
+    assert run(["render", "slurm", "--image=x", "--help"], {}) == 0
     text = capsys.readouterr().out
     assert "--partition" in text
     assert "--image" not in text
+    assert "--ssh-key" not in text, "options that do not apply are left out"
+
+
+def test_render_without_a_kind_lists_the_kinds_and_fails(capsys):
+    assert run(["render"], {}) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert all(f"\n  {target} " in shown.err for target in TARGETS)
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["render"], "render what?"),
         (
             ["render", "helm"],
             "render prints slurm, kubernetes, pytorchjob, trainjob, and no 'helm'",

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distlaunch.cli.compat.torchrun.command_line import misspelt_variables, parse
-from distlaunch.cli.compat.torchrun.help import help_text
 from distlaunch.cli.compat.torchrun.options import BY_VARIABLE, OPTIONS
+from distlaunch.cli.help import help_text
 from distlaunch.cli.parser import HelpRequested
 from distlaunch.core.errors import ConfigError, UsageError
 from distlaunch.core.model.variables import SET_FOR_WORKERS
@@ -293,7 +293,7 @@ def test_filters_split_at_commas_and_a_double_comma_is_one():
 
 @pytest.mark.parametrize("columns", [20, 80, 300])
 def test_help_lists_every_option_and_the_variables_of_ours(columns):
-    text = help_text(columns)
+    text = help_text(["torchrun"], columns)
     assert max(map(len, text.splitlines())) <= max(60, min(columns, 100))
     for option in OPTIONS:
         assert f"  {', '.join(option.flags)}" in text

@@ -90,29 +90,29 @@ def _settings() -> Iterator[Setting]:
 
 SETTINGS: tuple[Setting, ...] = tuple(_settings())
 REFUSED: tuple[Option, ...] = (
-    row("--tpu", "flag", "size", "Refused, as all that follows: TPUs are not started here."),
-    row("--tpu-cluster", "flag", "size", "As --tpu."),
-    row("--tpu-use-sudo", "flag", "size", "As --tpu."),
-    row("--vm", "text", "size", "As --tpu.", metavar="NAME", repeatable=True),
+    row("--tpu", "flag", "refused", "TPUs are not supported."),
+    row("--tpu-cluster", "flag", "refused", "TPUs are not supported."),
+    row("--tpu-use-sudo", "flag", "refused", "TPUs are not supported."),
+    row("--vm", "text", "refused", "TPUs are not supported.", metavar="NAME", repeatable=True),
     row(
         "--aws-access-key-id",
         "text",
-        "nodes",
-        "Refused: SageMaker is Accelerate's own.",
+        "refused",
+        "SageMaker is started by accelerate itself.",
         metavar="ID",
     ),
     row(
         "--aws-secret-access-key",
         "text",
-        "nodes",
-        "Refused: SageMaker is Accelerate's own.",
+        "refused",
+        "SageMaker is started by accelerate itself.",
         metavar="KEY",
     ),
     row(
         "--mpirun-hostfile",
         "text",
-        "nodes",
-        "Refused: --hostfile FILE does without MPI.",
+        "refused",
+        "Use --hostfile FILE, which does not need MPI.",
         metavar="FILE",
     ),
 )
@@ -120,84 +120,161 @@ NEEDLESS: tuple[Option, ...] = (
     row(
         "-t --tee",
         "text",
-        "output",
-        "No effect: all output is shown, and filed for each rank.",
+        "no effect",
+        "All output is shown, and written to a file for each rank.",
         metavar="N",
     ),
     row(
         "--monitor-interval",
         "text",
-        "failure",
-        "No effect: the end of a worker is noticed at once.",
+        "no effect",
+        "distlaunch notices the end of a worker at once.",
         metavar="S",
     ),
     row(
         "--rdzv-conf",
         "text",
-        "rendezvous",
-        "No effect: --join-timeout is how long nodes may take.",
+        "no effect",
+        "Use --join-timeout for the time that nodes have to join.",
         metavar="K=V",
     ),
     row(
         "--same-network",
         "flag",
-        "rendezvous",
-        "No effect: launchers meet where --main-process-ip says.",
+        "no effect",
+        "The launchers connect to --main-process-ip.",
     ),
     row(
         "--deepspeed-multinode-launcher",
         "text",
-        "nodes",
-        "No effect: hosts of a list are reached by SSH.",
+        "no effect",
+        "Hosts of a list are reached by SSH.",
         metavar="NAME",
     ),
-    row("--main-training-function", "text", "script", "No effect: it is for TPUs.", metavar="NAME"),
-    row("--downcast-bf16", "flag", "backend", "No effect: it is for TPUs."),
-    row("--no-tpu-cluster", "flag", "size", "No effect: TPUs are not started here."),
+    row("--main-training-function", "text", "no effect", "TPUs are not supported.", metavar="NAME"),
+    row("--downcast-bf16", "flag", "no effect", "TPUs are not supported."),
+    row("--no-tpu-cluster", "flag", "no effect", "TPUs are not supported."),
 )
 """What changes nothing, which is told once."""
 
 OWN: tuple[Option, ...] = (
-    row("--config-file", "text", "backend", "The file of accelerate config; else its own "
-    "default.", metavar="FILE"),
-    row("--num-processes", "count", "size", "Workers in all, over all machines (the file's, or one "
-    "for each GPU).",
-        metavar="N"),
-    row("--cpu", "flag", "size", "Workers on CPUs (one, without --num-processes); the default file "
-    "is not read."),
-    row("--multi-gpu", "flag", "backend", "DDP, whatever the file says."),
-    row("--use-deepspeed", "flag", "backend", "DeepSpeed, whatever the file says."),
-    row("--use-fsdp", "flag", "backend", "FSDP, whatever the file says."),
-    row("--use-megatron-lm", "flag", "backend", "Megatron-LM, whatever the file says."),
-    row("--use-parallelism-config", "flag", "backend", "Take --parallelism-config-...; with "
-    "--use-fsdp."),
-    row("--num-machines", "count", "nodes", "Machines, each with a launcher; or how many of a list "
-    "of hosts.",
-        metavar="N"),
-    row("--machine-rank", "whole", "nodes", "Which of the machines this is, counted from 0.", metavar="N"),
-    row("--main-process-ip", "text", "rendezvous", "Where machine 0 is, of several without a "
-    "list.", metavar="HOST"),
-    row("--main-process-port", "whole", "rendezvous", "Of several machines, where they meet "
-    "(29500); of one, rank 0's"
-        " port; 0 and else a free one.", metavar="PORT"),
-    row("--rdzv-backend", "text", "rendezvous", "With c10d machines may be numbered as they come.",
-        metavar="static|c10d"),
-    row("--role", "text", "workers", "What ROLE_NAME says (default).", metavar="NAME"),
-    row("--mixed-precision", "choice", "backend", "What forward computes in.", choices=PRECISIONS),
-    row("--num-cpu-threads-per-process", "count", "workers", "What OMP_NUM_THREADS says.", metavar="N"),
-    row("--enable-cpu-affinity", "flag", "workers", "Have Accelerate bind workers to the CPUs near "
-    "their GPU."),
-    row("--debug", "flag", "backend", "Have Accelerate compare the shapes of tensors before each "
-    "collective."),
+    row(
+        "--config-file",
+        "text",
+        "backend",
+        ("Configuration file of accelerate. Default: the file that accelerate config writes."),
+        metavar="FILE",
+    ),
+    row(
+        "--num-processes",
+        "count",
+        "size",
+        (
+            "Number of workers in the whole job. Default: as in the configuration "
+            "file, else one per GPU."
+        ),
+        metavar="N",
+    ),
+    row(
+        "--cpu",
+        "flag",
+        "size",
+        (
+            "Use CPUs; one worker unless --num-processes is given. The default "
+            "configuration file is not read."
+        ),
+    ),
+    row("--multi-gpu", "flag", "backend", "Use DDP, whatever the configuration file says."),
+    row(
+        "--use-deepspeed", "flag", "backend", "Use DeepSpeed, whatever the configuration file says."
+    ),
+    row("--use-fsdp", "flag", "backend", "Use FSDP, whatever the configuration file says."),
+    row(
+        "--use-megatron-lm",
+        "flag",
+        "backend",
+        "Use Megatron-LM, whatever the configuration file says.",
+    ),
+    row(
+        "--use-parallelism-config",
+        "flag",
+        "backend",
+        "Use the options --parallelism-config-... together with --use-fsdp.",
+    ),
+    row(
+        "--num-machines",
+        "count",
+        "nodes",
+        (
+            "Number of machines, each with a launcher; with a list of hosts, how "
+            "many of them to use."
+        ),
+        metavar="N",
+    ),
+    row(
+        "--machine-rank",
+        "whole",
+        "nodes",
+        "Rank of this machine. The first machine has rank 0.",
+        metavar="N",
+    ),
+    row(
+        "--main-process-ip",
+        "text",
+        "rendezvous",
+        "Address of machine 0, if there is no list of hosts.",
+        metavar="HOST",
+    ),
+    row(
+        "--main-process-port",
+        "whole",
+        "rendezvous",
+        ("Port of machine 0. Default: 29500 with several machines, a free port on one machine."),
+        metavar="PORT",
+    ),
+    row(
+        "--rdzv-backend",
+        "text",
+        "rendezvous",
+        "With c10d, machines do not need --machine-rank.",
+        metavar="static|c10d",
+    ),
+    row("--role", "text", "workers", "Value of ROLE_NAME. Default: default.", metavar="NAME"),
+    row(
+        "--mixed-precision",
+        "choice",
+        "backend",
+        "Precision of the forward pass.",
+        choices=PRECISIONS,
+    ),
+    row(
+        "--num-cpu-threads-per-process",
+        "count",
+        "workers",
+        "Value of OMP_NUM_THREADS.",
+        metavar="N",
+    ),
+    row(
+        "--enable-cpu-affinity",
+        "flag",
+        "workers",
+        "Let Accelerate bind each worker to the CPUs near its GPU.",
+    ),
+    row(
+        "--debug",
+        "flag",
+        "backend",
+        "Let Accelerate compare the shapes of tensors before each collective.",
+    ),
     *REFUSED,
     *NEEDLESS,
     *(setting.option for setting in SETTINGS),
-)  # fmt: skip
+)
 """What no option of train is."""
 
 THEIRS = (
     *OWN,
-    same("gpus", "--gpu-ids", "Which GPUs; all is all of them."),
+    same("gpus", "--gpu-ids", "Use these GPUs, in this order. all is every GPU."),
     same("module"),
     same("no_python"),
     same("quiet", "-q --quiet"),

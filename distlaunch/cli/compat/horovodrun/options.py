@@ -14,8 +14,11 @@ ELASTIC: tuple[Option, ...] = tuple(
     row(
         flags,
         "text",
-        "nodes",
-        "Refused: elastic Horovod unpickles what comes from the network.",
+        "refused",
+        (
+            "Elastic Horovod unpickles data from the network. Use --num-nodes "
+            "MIN:MAX of distlaunch train."
+        ),
         metavar="X",
     )
     for flags in (
@@ -32,16 +35,27 @@ MPI: tuple[Option, ...] = (
     row(
         "--mpi",
         "flag",
-        "backend",
-        "Refused: workers are controlled by gloo here; mpirun starts them by MPI.",
+        "refused",
+        "Workers are started with gloo here. mpirun starts them by MPI.",
     ),
-    row("--jsrun", "flag", "backend", "Refused, as --mpi."),
-    row("--mpi-args", "text", "backend", "Refused, as --mpi.", metavar="OPTIONS"),
+    row(
+        "--jsrun",
+        "flag",
+        "refused",
+        "Workers are started with gloo here. mpirun starts them by MPI.",
+    ),
+    row(
+        "--mpi-args",
+        "text",
+        "refused",
+        "Workers are started with gloo here. mpirun starts them by MPI.",
+        metavar="OPTIONS",
+    ),
     row(
         "--binding-args",
         "text",
-        "workers",
-        "Refused: --bind cores or numa binds workers.",
+        "refused",
+        "Use --bind cores or --bind numa.",
         metavar="OPTIONS",
     ),
 )
@@ -51,46 +65,52 @@ OWN: tuple[Option, ...] = (
         "-np --num-proc",
         "count",
         "size",
-        "Workers in all; by default as many as the hosts have slots.",
+        ("Number of workers in the whole job. Default: the number of slots of all hosts."),
         metavar="N",
     ),
     row(
         "-cb --check-build",
         "flag",
         "backend",
-        "Print what the Horovod of the workers' Python was built with, and exit.",
+        "Print the features of the installed Horovod and exit.",
     ),
-    row("-v --version", "flag", "backend", "Print its version, and exit."),
-    row("--gloo", "flag", "backend", "No effect: it is always so."),
+    row("-v --version", "flag", "backend", "Print the version of the installed Horovod and exit."),
+    row("--gloo", "flag", "no effect", "Gloo is always used."),
     *MPI,
-    row("--tcp", "flag", "backend", "NCCL does not use InfiniBand."),
+    row("--tcp", "flag", "backend", "Do not use InfiniBand for NCCL."),
     row(
-        "--config-file", "text", "backend", "Read these settings from a YAML file.", metavar="FILE"
+        "--config-file",
+        "text",
+        "backend",
+        "Read settings of Horovod from a YAML file.",
+        metavar="FILE",
     ),
     *rows(),
     row(
         "--network-interface --network-interfaces",
         "text",
         "rendezvous",
-        "By which network nodes reach each other; one interface.",
+        "Network interface that the nodes use to reach each other.",
         metavar="NAME",
         repeatable=True,
     ),
-    row("--disable-cache", "flag", "nodes", "No effect: every host is always looked at."),
-    row("--verbose", "flag", "output", "As --explain."),
+    row("--disable-cache", "flag", "no effect", "Every host is always checked."),
+    row("--verbose", "flag", "output", "The same as --explain."),
     row(
         "--output-filename",
         "text",
         "output",
-        "Make the job's directory in DIR, and in it for each attempt rank.<rank>/stdout and "
-        "stderr.",
+        (
+            "Write the job's directory to DIR. For each attempt it has "
+            "rank.<rank>/stdout and rank.<rank>/stderr."
+        ),
         metavar="DIR",
     ),
     row(
         "-prefix-timestamp --prefix-output-with-timestamp",
         "flag",
-        "output",
-        "Refused: --format jsonl gives every line its time.",
+        "refused",
+        "Use --format jsonl, where every line has its time.",
     ),
     *ELASTIC,
 )

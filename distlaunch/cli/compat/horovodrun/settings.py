@@ -50,7 +50,7 @@ def rows() -> Iterator[Option]:
         if setting.option.kind == "flag":
             on, off = _flags(name)
             yield row(on, "flag", "backend", about, field=_field(name))
-            yield row(off, "flag", "backend", "Not so.", field=f"no_{_field(name)}")
+            yield row(off, "flag", "backend", "Turn it off.", field=f"no_{_field(name)}")
         else:
             choices = tuple(choice.upper() for choice in setting.option.choices)
             yield row(

@@ -20,7 +20,7 @@ from distlaunch.cli.compat.torchrun.translate import (
 )
 from distlaunch.cli.error_output import print_warnings
 from distlaunch.cli.misplaced_options import misplaced_options
-from distlaunch.cli.parser import HelpRequested, unknown_variables
+from distlaunch.cli.parser import unknown_variables
 from distlaunch.coordinator.runtime.records import LineFilter
 from distlaunch.coordinator.runtime.sink import Sink
 from distlaunch.core.errors import ConfigError
@@ -39,19 +39,13 @@ _LOOKUP_S = 3.0
 
 
 def torchrun(argv: Sequence[str], environ: Mapping[str, str], *, legacy: bool = False) -> int:
-    """Run what follows ``torchrun`` on the command line; return the exit code. Raises LaunchError
-    before the start.
+    """Run what follows ``torchrun`` on the command line; return the exit code. Raises
+    HelpRequested, or LaunchError before the start.
 
     ``legacy``: the command is ``torch.distributed.launch``, whose scripts get ``--local-rank=N``
     without ``--use-env``.
     """
-    try:
-        translation = translate(parse(argv, environ), environ, legacy=legacy)
-    except HelpRequested:
-        from distlaunch.cli.compat.torchrun.help import print_help
-
-        print_help(legacy=legacy)
-        return 0
+    translation = translate(parse(argv, environ), environ, legacy=legacy)
     if not translation.silent:
         print_warnings(
             [*unknown_variables(environ), *misspelt_variables(environ), *unread_variables(environ)]

@@ -75,50 +75,62 @@ OPTIONS: tuple[TorchrunOption, ...] = (
         "--nnodes",
         "nodes",
         "N|MIN:MAX",
-        "Nodes, each with a launcher; 1:N without an endpoint is this one.",
+        "Number of nodes, each with its own launcher. 1:N without an endpoint runs "
+        "on this node alone.",
         default="1:1",
     ),
     _row(
         "--nproc-per-node",
         "workers",
         "N|auto|cpu|gpu|xpu",
-        "Workers; auto is one for each GPU, else for each CPU that this container may use.",
+        "Number of workers on each node. auto is one per GPU, or without GPUs one "
+        "per CPU that this container may use.",
         default="1",
     ),
     _row(
         "--rdzv-backend",
         "text",
         "NAME",
-        "With static, one node's endpoint or master address and port are rank 0's; all others mean "
-        "the same here.",
+        "How the launchers meet. With static on one node, the endpoint or the master "
+        "address and port are those of rank 0. All other backends are the same here.",
         default="static",
     ),
     _row(
         "--rdzv-endpoint",
         "text",
         "HOST[:PORT]",
-        "Where several launchers meet; of one node, rank 0's address and port, if the backend is "
-        "static.",
+        "Address at which the launchers meet. On one node with static, address and port of rank 0.",
     ),
-    _row("--rdzv-id", "text", "ID", "TORCHELASTIC_RUN_ID, and the start of the log folder's name."),
+    _row(
+        "--rdzv-id",
+        "text",
+        "ID",
+        "Value of TORCHELASTIC_RUN_ID, and the start of the log directory's name.",
+    ),
     _row(
         "--rdzv-conf",
         "text",
         "KEY=VALUE,...",
-        "join_timeout (or timeout) is how long nodes may take to come.",
+        "join_timeout (or timeout) is the time that nodes have to join.",
     ),
     _row(
         "--standalone",
         "flag",
         "",
-        "A free port is held for rank 0; --rdzv-id is kept all the same.",
+        "Use a free port for rank 0. --rdzv-id is kept.",
     ),
-    _row("--max-restarts", "whole", "N", "How often the job may be started again.", default="0"),
+    _row(
+        "--max-restarts",
+        "whole",
+        "N",
+        "How often the job may restart after a failure.",
+        default="0",
+    ),
     _row(
         "--monitor-interval",
         "number",
         "SECONDS",
-        "The end of a worker is noticed at once.",
+        "distlaunch notices the end of a worker at once.",
         default="0.1",
         effect="accepted",
     ),
@@ -126,7 +138,7 @@ OPTIONS: tuple[TorchrunOption, ...] = (
         "--start-method",
         "choice",
         "",
-        "Each worker is a program of its own, started anew.",
+        "Each worker is a new process.",
         default="spawn",
         effect="accepted",
         choices=("spawn", "fork", "forkserver"),
@@ -140,42 +152,48 @@ OPTIONS: tuple[TorchrunOption, ...] = (
         effect="accepted",
     ),
     _row(
-        "--role", "text", "NAME", "ROLE_NAME, and the start of --tee's prefix.", default="default"
+        "--role",
+        "text",
+        "NAME",
+        "Value of ROLE_NAME, and the start of the prefix of --tee.",
+        default="default",
     ),
     _row("-m --module", "flag", "", "SCRIPT is the name of a module, as with python -m."),
-    _row("--no-python", "flag", "", "SCRIPT is a program of its own, not run by Python."),
+    _row("--no-python", "flag", "", "SCRIPT is an executable program, which is not run by Python."),
     _row(
         "--run-path",
         "flag",
         "",
-        "SCRIPT is a file that Python runs, as it is anyway; wins over --no-python.",
+        "Run SCRIPT as a file with Python, as by default. Overrides --no-python.",
     ),
     _row(
         "--log-dir",
         "text",
         "DIR",
-        "Where the job's folder is made; every byte is filed, also without -r or -t.",
+        "Directory for the job's log directory. Log files have all output, also without -r and -t.",
     ),
     _row(
         "-r --redirects",
         "streams",
         "0-3|RANK:0-3,...",
-        "What the console does not show.",
+        "Streams that the console does not show: 1 is stdout, 2 is stderr, 3 is both.",
         default="0",
     ),
     _row(
         "-t --tee",
         "streams",
         "0-3|RANK:0-3,...",
-        "What it shows in whole lines with a prefix.",
+        "Streams that the console shows in whole lines with a prefix: 1 is stdout, 2 "
+        "is stderr, 3 is both.",
         default="0",
     ),
-    _row("--local-ranks-filter", "ranks", "RANK,...", "The only ranks that the console shows."),
+    _row("--local-ranks-filter", "ranks", "RANK,...", "Show the output of these local ranks only."),
     _row(
         "--duplicate-stdout-filters",
         "list",
         "TEXT,...",
-        "Tee'd lines to copy to filtered_stdout.log; ,, is a comma.",
+        "Copy tee'd lines that contain one of these texts to filtered_stdout.log. ,, "
+        "stands for a comma.",
     ),
     _row(
         "--duplicate-stderr-filters",
@@ -187,52 +205,58 @@ OPTIONS: tuple[TorchrunOption, ...] = (
         "--log-line-prefix-template",
         "text",
         "TEMPLATE",
-        "--tee's prefix, of ${role_name}, ${rank}, ${local_rank} and ${hostname}; "
-        "also in TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE.",
+        "Prefix of --tee, with ${role_name}, ${rank}, ${local_rank} and ${hostname}. "
+        "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE sets it, too.",
         default=PREFIX,
     ),
     _row(
         "--node-rank",
         "whole",
         "0",
-        "Which of the nodes this is; without it, c10d numbers them as they come.",
+        "Rank of this node. With c10d, nodes without one are numbered as they join.",
         default="0",
     ),
     _row(
         "--master-addr",
         "text",
         "HOST",
-        "MASTER_ADDR, and where several launchers meet, if --master-port is given.",
+        "Value of MASTER_ADDR. With --master-port, also the address at which several "
+        "launchers meet.",
         default="127.0.0.1",
     ),
     _row(
         "--master-port",
         "port",
         "PORT",
-        "Rank 0's port, of several nodes the launchers'; else a free one is held.",
+        "Port of rank 0; of several nodes, the port at which the launchers meet. "
+        "Without it, a free port is used.",
     ),
-    _row("--local-addr", "text", "HOST", "MASTER_ADDR, where no static rendezvous names one."),
+    _row(
+        "--local-addr",
+        "text",
+        "HOST",
+        "Value of MASTER_ADDR, unless a static rendezvous names one.",
+    ),
     _row(
         "--logs-specs",
         "text",
         "NAME",
-        "Log files are torchrun's; no plugin is loaded.",
+        "Log files are laid out as by torchrun. No plugin is loaded.",
         effect="accepted",
     ),
     _row(
         "--numa-binding",
         "choice",
         "",
-        "node and socket: the CPUs of the GPU's NUMA node; exclusive and core-complex: a share of "
-        "them.",
+        "Bind each worker to CPUs. node and socket: the CPUs of the GPU's NUMA node. "
+        "exclusive and core-complex: a share of these CPUs.",
         choices=("node", "socket", "exclusive", "core-complex"),
     ),
     _row(
         "--signals-to-handle",
         "text",
         "NAME,...",
-        "TERM, INT, HUP and QUIT end the job; USR1 and USR2 are passed on to workers that catch "
-        "them, and end nothing.",
+        "TERM, INT, HUP and QUIT end the job. USR1 and USR2 go to the workers that handle them.",
         default=SIGNALS,
         effect="accepted",
     ),
@@ -240,15 +264,16 @@ OPTIONS: tuple[TorchrunOption, ...] = (
         "--shutdown-timeout",
         "whole",
         "SECONDS",
-        "From TERM to KILL, also after a failure; else TORCH_ELASTIC_SHUTDOWN_TIMEOUT, else 30.",
+        "Time between SIGTERM and SIGKILL, also after a failure. Without it, "
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT applies, else 30.",
     ),
-    _row("--virtual-local-rank", "flag", "", "Each worker sees only its own GPU, as device 0."),
+    _row("--virtual-local-rank", "flag", "", "Show each worker only its own GPU, as device 0."),
     _row(
         "--use-env",
         "flag",
         "",
-        "Of torch.distributed.launch: the script gets no --local-rank=N and reads LOCAL_RANK. "
-        "torchrun never adds it.",
+        "For torch.distributed.launch: do not add --local-rank=N to the script's "
+        "arguments. The script reads LOCAL_RANK. torchrun never adds it.",
     ),
 )
 

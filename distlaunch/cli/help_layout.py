@@ -1,0 +1,168 @@
+"""The layout of every help: usage, examples, then each option with its description below it."""
+
+from __future__ import annotations
+
+import os
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from distlaunch.cli.option import Group, Option, Place
+from distlaunch.cli.option_table import GROUP_TITLES
+from distlaunch.core.model.record import Record
+
+Row = tuple[str, str]
+"""What is typed, and what it does."""
+Section = tuple[str, Sequence[Row]]
+
+COMMON = (
+    "num_gpus",
+    "num_proc",
+    "num_processes",
+    "gpus_per_node",
+    "num_nodes",
+    "num_machines",
+    "hosts",
+    "image",
+    "time",
+    "out",
+    "max_restarts",
+    "hang_timeout",
+    "log_dir",
+    "backend",
+)
+"""Fields of the options that most people use, in the order of the help."""
+_INDENT = " " * 2
+_BELOW = " " * 6
+_WIDEST = 100
+_NARROWEST = 40
+_HELP_ROW: Section = ("Help:", (("-h, --help", "Print this help and exit."),))
+
+
+class HelpPage(Record):
+    """The help of one command, before it is wrapped to the width of the terminal."""
+
+    usage: str
+    """Empty for an answer that is not about one command."""
+    about: str
+    examples: Sequence[Row] = ()
+    lists: Sequence[Section] = ()
+    """Sections whose descriptions stand beside the names, for names that are short."""
+    sections: Sequence[Section] = ()
+    closing: Sequence[str] = ()
+    """Paragraphs at the end."""
+
+
+def format_page(page: HelpPage, columns: int) -> str:
+    """Return the text of a page for a terminal of so many columns. No name is cut."""
+    width = max(_NARROWEST, min(columns, _WIDEST))
+    sections = (*page.sections, _HELP_ROW) if page.usage else page.sections
+    blocks = [
+        *([[f"Usage: {page.usage}"]] if page.usage else []),
+        textwrap.wrap(page.about, width),
+        *([["Examples:", *_examples(page.examples, width)]] if page.examples else []),
+        *([title, *_columns(rows, width)] for title, rows in page.lists),
+        *([title, *_two_lines(rows, width)] for title, rows in sections),
+        *(textwrap.wrap(text, width, break_on_hyphens=False) for text in page.closing),
+    ]
+    return "\n\n".join("\n".join(block) for block in blocks) + "\n"
+
+
+def option_sections(options: Iterable[Option], place: Place | None = None) -> Iterator[Section]:
+    """Yield the options that most people use, then the others by group in the table's order.
+
+    Options that do not apply in ``place`` are left out.
+    """
+    shown = [option for option in options if place not in option.absent]
+    common = {option.field: option for option in shown if option.field in COMMON}
+    if common:
+        yield "Common options:", [_row(common[field]) for field in COMMON if field in common]
+    groups: dict[Group, list[Row]] = {}
+    for option in shown:
+        if option.field not in common:
+            groups.setdefault(option.group, []).append(_row(option))
+    for group, title in GROUP_TITLES.items():
+        if group in groups:
+            yield f"{title}:", groups[group]
+
+
+def default_note(option: Option) -> str:
+    """Return a sentence that says what applies if the option is not given; empty if that is not
+    known here."""
+    if option.group in ("no effect", "refused"):
+        return ""
+    if option.unset:
+        return "Off by default." if option.unset == "off" else f"Default: {option.unset}."
+    match option.default:
+        case bool():
+            return "On by default." if option.default else "Off by default."
+        case float():
+            return f"Default: {option.default:g} s."
+        case None | ():
+            return ""
+        case _:
+            return f"Default: {option.default}."
+
+
+def described(option: Option) -> str:
+    """Return the description of an option with its default."""
+    return f"{option.help} {default_note(option)}".rstrip()
+
+
+def terminal_columns(environ: Mapping[str, str]) -> int:
+    """Return the width to print for: COLUMNS, else the terminal's, else 80."""
+    given = environ.get("COLUMNS", "")
+    if given.isdigit() and int(given) > 0:
+        return int(given)
+    try:
+        return os.get_terminal_size(1).columns or 80
+    except OSError:
+        return 80
+
+
+def _row(option: Option) -> Row:
+    negation = f" / {option.negation}" if option.negation is not None else ""
+    metavar = "" if option.kind == "flag" else f" {option.metavar}"
+    return ", ".join(option.flags) + negation + metavar, described(option)
+
+
+def _two_lines(rows: Iterable[Row], width: int) -> Iterator[str]:
+    for name, text in rows:
+        yield from _broken(_INDENT + name, width)
+        yield from textwrap.wrap(
+            text,
+            width,
+            initial_indent=_BELOW,
+            subsequent_indent=_BELOW,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+
+
+def _examples(rows: Iterable[Row], width: int) -> Iterator[str]:
+    """Lay examples out; a long command goes on behind a backslash, so that it can be copied."""
+    for command, text in rows:
+        first, *others = textwrap.wrap(
+            _INDENT + command,
+            width - 2,
+            subsequent_indent=_BELOW[:4],
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        yield " \\\n".join([first, *others])
+        yield from textwrap.wrap(text, width, initial_indent=_BELOW, subsequent_indent=_BELOW)
+
+
+def _columns(rows: Sequence[Row], width: int) -> Iterator[str]:
+    column = max(len(name) for name, _ in rows) + 4
+    for name, text in rows:
+        lines = textwrap.wrap(text, width - column, break_on_hyphens=False)
+        yield f"{_INDENT}{name}".ljust(column) + lines[0]
+        yield from (" " * column + line for line in lines[1:])
+
+
+def _broken(line: str, width: int) -> Iterator[str]:
+    """Break a line that is too long between the choices of an option; a name stays whole."""
+    while len(line) > width and (end := line.rfind("|", 0, width) + 1) > 0:
+        yield line[:end]
+        line = _BELOW + line[end:]
+    yield line

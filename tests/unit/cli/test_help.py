@@ -1,0 +1,151 @@
+"""The help of all commands: one layout, made from the tables of options."""
+
+from __future__ import annotations
+
+import re
+from importlib import import_module
+
+import pytest
+
+import distlaunch
+from distlaunch.__main__ import run
+from distlaunch.cli.help import SUMMARIES, help_text
+from distlaunch.cli.help_layout import COMMON, default_note
+from distlaunch.cli.option_table import GROUP_TITLES, TRAIN_OPTIONS
+from distlaunch.cli.pages import topics
+from distlaunch.core.errors import UsageError
+
+COMMANDS = ((), ("render",), ("accelerate",), *SUMMARIES)
+
+
+def shown(words: list[str], capsys, columns: int = 80) -> str:
+    assert run(words, {"COLUMNS": str(columns)}) == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_help_of_every_command_fits_80_columns_and_cuts_nothing(words, capsys):
+    text = shown([*words, "--help"], capsys)
+    assert text.startswith("Usage: distlaunch")
+    assert "\u2026" not in text
+    assert "\u2502" not in text, "a box"
+    assert max(map(len, text.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_help_and_a_command_is_the_same_as_the_command_with_help(words, capsys):
+    text = shown([*words, "-h"], capsys)
+    assert shown(["help", *words], capsys) == text
+    assert text.rstrip("\n") == help_text(words, 80).rstrip("\n")
+
+
+def test_help_of_train_shows_examples_then_common_options_then_groups(capsys):
+    text = shown(["train", "--num-gpus", "2", "--help"], capsys)
+    titles = re.findall(r"^([A-Z][^:]*):$", text, re.MULTILINE)
+    groups = [title for title in GROUP_TITLES.values() if title in titles]
+    assert titles == ["Examples", "Common options", *groups, "Help"]
+    common = text.partition("Common options:")[2].partition("Script:")[0]
+    assert [field for field in COMMON if f"--{field.replace('_', '-')} " not in common] == [
+        "num_proc",
+        "num_processes",
+        "num_machines",
+        "image",
+        "time",
+        "out",
+    ]
+    assert all(flag in text for option in TRAIN_OPTIONS for flag in option.all_flags)
+    assert "--script, --module, --no-python and --dry-run have no variable" in " ".join(
+        text.split()
+    ) or "--script, --module, --no-python, --dry-run have no variable" in " ".join(text.split())
+
+
+@pytest.mark.parametrize("option", TRAIN_OPTIONS, ids=lambda option: option.name)
+def test_help_says_the_default_of_every_option_of_train(option):
+    assert default_note(option).endswith(".")
+
+
+@pytest.mark.parametrize(
+    ("name", "note"),
+    [
+        ("--hang-timeout", "Off by default."),
+        ("--forward-env", "On by default."),
+        ("--quiet", "Off by default."),
+        ("--grace", "Default: 25 s."),
+        ("--max-restarts", "Default: 0."),
+        ("--output", "Default: all."),
+    ],
+)
+def test_a_default_is_a_sentence(name, note):
+    option = next(option for option in TRAIN_OPTIONS if option.name == name)
+    assert default_note(option) == note
+
+
+@pytest.mark.parametrize("words", [("deepspeed",), ("horovodrun",), ("accelerate", "launch")])
+def test_help_of_another_launchers_command_has_all_options(words, capsys):
+    text = shown([*words, "--help"], capsys)
+    options = import_module(f"distlaunch.cli.compat.{words[0]}.options").OPTIONS
+    assert [flag for option in options for flag in option.all_flags if flag not in text] == []
+    assert "--hosts in DISTLAUNCH_HOSTS" in " ".join(text.split())
+    assert "DISTLAUNCH_NUM_GPUS" not in text
+    assert "DISTLAUNCH_TRAIN_BACKEND" not in text
+
+
+def test_help_lists_the_commands_by_purpose(capsys):
+    text = shown([], capsys)
+    titles = re.findall(r"^([A-Z][^:]*):$", text, re.MULTILINE)
+    assert titles[1:5] == ["Run", "Look", "Drop-ins for other launchers", "Files"]
+    assert all(f"\n  {' '.join(words)} " in text for words in SUMMARIES)
+    assert "--install-completion" in text
+
+
+def test_a_long_example_can_be_copied(capsys):
+    text = shown(["torchrun", "--help"], capsys)
+    command = text.partition("Examples:")[2].partition("The same command")[0]
+    assert " \\\n    --rdzv-endpoint" in command
+
+
+@pytest.mark.parametrize("columns", [20, 80, 300])
+def test_help_keeps_to_the_width_of_the_terminal(columns, capsys):
+    text = shown(["train", "--help"], capsys, columns)
+    assert max(map(len, text.splitlines())) <= max(60, min(columns, 100))
+
+
+@pytest.mark.parametrize("page", topics())
+def test_help_prints_a_page(page, capsys):
+    text = shown(["help", page], capsys)
+    assert text.startswith("# ")
+    assert "<!--" not in text, "comments are for tests"
+
+
+def test_help_for_a_word_shows_the_options_and_pages_that_mention_it(capsys):
+    text = shown(["help", "logs"], capsys)
+    assert "--log-dir DIR" in text
+    assert "distlaunch help checkpoints" in text
+    assert "Usage:" not in text
+
+
+def test_help_for_an_option_shows_that_option(capsys):
+    text = shown(["help", "--hang_timeout"], capsys)
+    assert "--hang-timeout SECONDS" in text
+    assert "--hang-notice" not in text
+
+
+def test_help_for_a_word_that_nothing_mentions_names_commands_and_pages():
+    with pytest.raises(UsageError, match="there is no command or page 'trian'") as caught:
+        run(["help", "trian"], {})
+    hint = caught.value.hint or ""
+    assert hint.startswith("did you mean train?")
+    assert set(topics()) <= set(hint.replace(",", "").split())
+
+
+def test_help_for_a_kind_of_file_that_there_is_not_names_those_there_are():
+    with pytest.raises(UsageError, match="there is no command 'render helm'") as caught:
+        run(["help", "render", "helm"], {})
+    assert "render slurm" in (caught.value.hint or "")
+
+
+def test_version_is_printed_in_both_ways(capsys):
+    assert shown(["--version"], capsys) == f"distlaunch {distlaunch.__version__}\n"
+    text = shown(["version"], capsys)
+    assert text.startswith(f"distlaunch {distlaunch.__version__} (")
+    assert "\nPython 3." in text
