@@ -42,8 +42,8 @@ _LINKS = {
 _COMPLETION = "_DISTLAUNCH_COMPLETE"
 """Variable by which a shell asks for completion."""
 _ANSWERED = ("help", "version", "--version")
-_GROUPS = ("render", "backends")
-"""Commands whose help is asked for before their own words are parsed."""
+_COMMANDS = ("render", "backends", "torchrun", _LEGACY, "deepspeed", "horovodrun", "accelerate")
+"""Commands whose help is printed without loading what parses their other words."""
 
 
 def main() -> NoReturn:
@@ -150,10 +150,10 @@ def _answer(argv: list[str], environ: Mapping[str, str]) -> int | None:
     from distlaunch.cli.option_table import HELP_FLAGS
 
     words = argv or ["--help"]
-    help_of_group = words == ["render"] or (
-        words[0] in _GROUPS and len(words) > 1 and words[1] in HELP_FLAGS
+    asks_for_help = words == ["render"] or (
+        words[0] in _COMMANDS and len(words) > 1 and words[1] in HELP_FLAGS
     )
-    if words[0] not in (*HELP_FLAGS, *_ANSWERED) and not help_of_group:
+    if words[0] not in (*HELP_FLAGS, *_ANSWERED) and not asks_for_help:
         return None
     from distlaunch.cli import help as answers
     from distlaunch.core.errors import EXIT_USAGE

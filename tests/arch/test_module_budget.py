@@ -183,7 +183,7 @@ def test_a_wrong_option_is_told_without_the_command_line_framework(distlaunch):
     "words",
     [
         *([], ["--help"], ["train", "--help"], ["plan", "-h"], ["render", "slurm", "--help"]),
-        *(["accelerate", "launch", "-h"], ["horovodrun", "-h"], ["deepspeed", "-h"]),
+        *(["accelerate", "-h"], ["horovodrun", "-h"], ["deepspeed", "-h"]),
         *(["torchrun", "-h"], ["backends", "-h"], ["help"], ["help", "logs"], ["--version"]),
         ["version"],
     ],
@@ -192,6 +192,5 @@ def test_a_wrong_option_is_told_without_the_command_line_framework(distlaunch):
 def test_help_loads_neither_the_command_line_framework_nor_a_part_of_a_job(distlaunch, words):
     modules = modules_of(distlaunch, *words, site=True)
     assert unwanted(modules, NOT_ON_THE_START_PATH) == set()
-    parts = ("core.agent", "core.protocol", "coordinator", "diagnosis", "launch", "transport")
-    if words[:1] not in (["torchrun"], ["horovodrun"], ["accelerate"], ["deepspeed"]):
-        assert unwanted(modules, {f"distlaunch.{part}" for part in parts}) == set()
+    parts = ("core.agent", "coordinator", "diagnosis", "launch", "transport")
+    assert unwanted(modules, {f"distlaunch.{part}" for part in parts}) == set()
