@@ -437,7 +437,7 @@ TRAIN_OPTIONS: tuple[Option, ...] = (
         absent=_not_in(
             "horovodrun", why="horovodrun has an option of its own", instead="--network-interface"
         ),
-        unset="the first network in which all nodes reach rank 0",
+        unset="chosen so that all nodes can reach rank 0",
     ),
     _row(
         "--join-timeout",
