@@ -25,6 +25,7 @@ OWN = [option for option in ALL_OPTIONS if option not in TRAIN_OPTIONS]
 TEXTS = st.text(st.characters(exclude_characters="\0"), min_size=1)
 NUMBERS = st.integers(1, 1000).map(str)
 VALUES = {
+    "backend": st.sampled_from(["pytorch-ddp", "ray", "Horovod", "mine_1"]),
     "text": TEXTS,
     "count": NUMBERS,
     "count or auto": st.one_of(NUMBERS, st.just("auto")),
