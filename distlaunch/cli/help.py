@@ -138,6 +138,8 @@ def answer_help(words: Sequence[str], environ: Mapping[str, str]) -> int:
     Raises UsageError if there is nothing.
     """
     asked = [word for word in words if word not in HELP_FLAGS]
+    if words and not asked:
+        asked = ["help"]
     if not asked or (asked[0],) in _PAGES:
         _check_subcommand(asked)
         return print_help(asked, environ)

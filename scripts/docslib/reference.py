@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from distlaunch.cli.commands.render import TARGETS, options_of
+from distlaunch.cli.help_layout import described
 from distlaunch.cli.option import Option
 from distlaunch.cli.option_table import GROUP_TITLES, PLAN_OPTIONS, TRAIN_OPTIONS
 
@@ -19,8 +20,8 @@ Options of `distlaunch train`. `plan`, `render` and the commands of other launch
 except where the column "not for" names them; `distlaunch torchrun` reads them as
 [variables](../from-torchrun.md#distlaunchs-own-options). `distlaunch train --help` prints the same list.
 
-The variable of an option gives its default; the command line wins. Times are in seconds, or written
-as 30s, 5m, 2h. `--no-NAME` turns off a switch that a variable turns on.
+The variable of an option gives its default; the command line wins. Times are in seconds, or
+have a unit: 90s, 10min, 2h, 1h30m. `--no-NAME` turns off a switch that a variable turns on.
 """
 
 _ENVIRONMENT = f"""# Environment variables
@@ -127,14 +128,7 @@ def _spelled(option: Option) -> str:
 
 
 def _meaning(option: Option) -> str:
-    text = option.help.replace("|", r"\|")
-    default = option.default
-    if option.kind == "flag":
-        return f"{text} Default: {'on' if default else 'off'}."
-    if default is None or default == ():
-        return text
-    shown = f"{default:g}" if isinstance(default, float) else str(default)
-    return f"{text} Default: {shown}."
+    return described(option).replace("|", r"\|")
 
 
 def _absent(option: Option) -> str:

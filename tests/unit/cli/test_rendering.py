@@ -96,7 +96,9 @@ def test_every_row_can_be_explained():
         assert option.group in GROUP_TITLES
         assert option.metavar or option.kind == "flag"
         assert option.variable == (
-            None if option.field == "out" else f"DISTLAUNCH_RENDER_{option.field.upper()}"
+            None
+            if option.field in ("out", "force")
+            else f"DISTLAUNCH_RENDER_{option.field.upper()}"
         )
 
 
