@@ -37,7 +37,6 @@ ALLOWED = {
     ("transport/ssh/client.py", "'Indecipherable' in str(error)"): "paramiko's words",
     ("transport/ssh/client.py", "'no acceptable' in str(error)"): "paramiko's words",
     ("transport/ssh/client.py", "'Signature verification' in text"): "paramiko's words",
-    ("cli/app.py", "field in said"): "a dictionary",
     ("cli/misplaced_options.py", "name in text"): "the user's script",
     ("console/terminal_writer.py", "SEPARATOR in text"): "a line that is too wide is cut there",
     ("coordinator/joined/launcher.py", "note not in self._noted"): "each line is said once",
