@@ -17,7 +17,7 @@ from distlaunch.diagnosis import tracebacks as tb
 from distlaunch.diagnosis.clean_text import is_markers, is_noise, shorten, to_lines, without_escapes
 from distlaunch.diagnosis.consequence import Standing, standing_of_chain, standing_of_text
 from distlaunch.diagnosis.model import RepeatKind
-from distlaunch.diagnosis.native import NativeEnd, describe_signal, find_native_end, signal_name
+from distlaunch.diagnosis.native import NativeMessage, describe_signal, find_native_message, signal_name
 from distlaunch.diagnosis.tracebacks import (
     Raised,
     find_tracebacks,
@@ -100,11 +100,11 @@ def read(end: WorkerExit) -> FailureEvidence:
     lines, found, torn = read_tracebacks(to_lines(end.stderr_tail[-65536:]))
     number = _signal_of(end)
     native = (
-        find_native_end(lines) if number is not None and signal_name(number) != "SIGKILL" else None
+        find_native_message(lines) if number is not None and signal_name(number) != "SIGKILL" else None
     )
     chain, kind, trailing = _exception(end, lines, found, torn)
     if native is not None and not chain:
-        evidence = _of_native_end(end, native, lines)
+        evidence = _of_native_message(end, native, lines)
     elif chain:
         evidence = _of_chain(end, chain, trailing, standing_of_chain(chain))
         more = " while it ended with an exception" if number is not None else ""
@@ -242,7 +242,7 @@ def _last_words(lines: Sequence[str], count: int) -> tuple[str, ...]:
     return tuple(reversed(words))
 
 
-def _of_native_end(end: WorkerExit, native: NativeEnd, lines: list[str]) -> FailureEvidence:
+def _of_native_message(end: WorkerExit, native: NativeMessage, lines: list[str]) -> FailureEvidence:
     summary, text = _summary(end), "\n".join(native.lines)
     standing = standing_of_text(text)
     bare_abort = native.type is None and native.frame is None and end.returncode == -6

@@ -10,7 +10,7 @@ RepeatKind = Literal["syntax error", "import error", "missing script", "usage er
 
 
 class Cause(Record):
-    """The first cause of a failed attempt."""
+    """The first cause of a failed attempt: of all ranks that failed alike, or of lost nodes."""
 
     ranks: tuple[int, ...]
     """All ranks that failed in this same way, the first to end first."""

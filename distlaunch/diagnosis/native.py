@@ -46,7 +46,7 @@ _CHECK = re.compile(r"F(?:\d{4} \d\d:|\d{8} ).*\] (.+)")
 _DUMP = re.compile(r'  File "(.+)", line (\d+) in (.+)')
 
 
-class NativeEnd(Record):
+class NativeMessage(Record):
     """The last words of native code."""
 
     type: str | None
@@ -75,10 +75,10 @@ def describe_signal(number: int, *, oom_kills: int) -> str:
     return f"killed by {name} ({_MEANING[name]})" if name in _MEANING else f"killed by {name}"
 
 
-def find_native_end(lines: Sequence[str]) -> NativeEnd | None:
+def find_native_message(lines: Sequence[str]) -> NativeMessage | None:
     """Find the first fatal message of native code among the last lines."""
     first = max(0, len(lines) - 400)
-    found: NativeEnd | None = None
+    found: NativeMessage | None = None
     for at in range(first, len(lines)):
         line = lines[at]
         if match := _TERMINATE.match(line):
@@ -86,25 +86,25 @@ def find_native_end(lines: Sequence[str]) -> NativeEnd | None:
         if line.startswith("Fatal Python error: "):
             return _fatal_python(lines, at)
         if "Assertion" in line and _ASSERT.match(line):
-            return NativeEnd(type=None, message=line, lines=(line,))
+            return NativeMessage(type=None, message=line, lines=(line,))
         if match := _CHECK.match(line):
-            return NativeEnd(type=None, message=match[1], lines=(line,))
+            return NativeMessage(type=None, message=match[1], lines=(line,))
         if line.startswith(_FATAL) and (not line.startswith("thread '") or "panicked at" in line):
-            found = found or NativeEnd(type=None, message=line, lines=tuple(lines[at : at + 3]))
+            found = found or NativeMessage(type=None, message=line, lines=tuple(lines[at : at + 3]))
     return found
 
 
-def _terminate(type_: str | None, lines: Sequence[str], at: int) -> NativeEnd:
+def _terminate(type_: str | None, lines: Sequence[str], at: int) -> NativeMessage:
     what = ""
     end = at + 1
     if end < len(lines) and (text := lines[end].strip()).startswith("what():"):
         what = text.removeprefix("what():").strip()
         end += 1
     message = what or ("" if type_ else "C++ terminate was called")
-    return NativeEnd(type=type_, message=message, lines=tuple(lines[at:end]))
+    return NativeMessage(type=type_, message=message, lines=tuple(lines[at:end]))
 
 
-def _fatal_python(lines: Sequence[str], at: int) -> NativeEnd:
+def _fatal_python(lines: Sequence[str], at: int) -> NativeMessage:
     """Read a dump of faulthandler: the frames of the current thread come innermost first."""
     frames: list[Frame] = []
     shown = [lines[at]]
@@ -120,4 +120,4 @@ def _fatal_python(lines: Sequence[str], at: int) -> NativeEnd:
             break
     frame = next((frame for frame in frames if frame.of_user), frames[0] if frames else None)
     message = lines[at].removeprefix("Fatal Python error: ")
-    return NativeEnd(type=None, message=message, frame=frame, lines=tuple(shown))
+    return NativeMessage(type=None, message=message, frame=frame, lines=tuple(shown))
