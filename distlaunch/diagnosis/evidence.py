@@ -17,7 +17,12 @@ from distlaunch.diagnosis import tracebacks as tb
 from distlaunch.diagnosis.clean_text import is_markers, is_noise, shorten, to_lines, without_escapes
 from distlaunch.diagnosis.consequence import Standing, standing_of_chain, standing_of_text
 from distlaunch.diagnosis.model import RepeatKind
-from distlaunch.diagnosis.native import NativeMessage, describe_signal, find_native_message, signal_name
+from distlaunch.diagnosis.native import (
+    NativeMessage,
+    describe_signal,
+    find_native_message,
+    signal_name,
+)
 from distlaunch.diagnosis.tracebacks import (
     Raised,
     find_tracebacks,
@@ -100,7 +105,9 @@ def read(end: WorkerExit) -> FailureEvidence:
     lines, found, torn = read_tracebacks(to_lines(end.stderr_tail[-65536:]))
     number = _signal_of(end)
     native = (
-        find_native_message(lines) if number is not None and signal_name(number) != "SIGKILL" else None
+        find_native_message(lines)
+        if number is not None and signal_name(number) != "SIGKILL"
+        else None
     )
     chain, kind, trailing = _exception(end, lines, found, torn)
     if native is not None and not chain:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from distlaunch.coordinator.joined.admission import Caller, Door
 from distlaunch.coordinator.joined.consoles import Herald, LocalRanks
-from distlaunch.coordinator.joined.launcher import PeerRunner, PeerSettings, decline, leave
-from distlaunch.coordinator.joined.launchers import Assembly
+from distlaunch.coordinator.joined.launcher import JoinedRunner, JoinedSettings, decline, leave
+from distlaunch.coordinator.joined.launchers import JoinedLaunchers
 from distlaunch.coordinator.joined.local_node import OwnNode
 from distlaunch.coordinator.policy.events_and_actions import Composition
 from distlaunch.coordinator.policy.job import JobPolicy
@@ -162,7 +162,7 @@ class Launchers:
         self._otherwise = otherwise
         self._options = options
         self._alone = alone
-        self._assembly: Assembly | None = None
+        self._joined_launchers: JoinedLaunchers | None = None
 
     def gathering(self) -> Gathering:
         """Return the policy its functions."""
@@ -170,7 +170,7 @@ class Launchers:
         tokens: dict[int, str] = {}
 
         def compose(surveys: Mapping[int, Surveyed]) -> Composition:
-            known = {} if self._assembly is None else self._assembly.members
+            known = {} if self._joined_launchers is None else self._joined_launchers.members
             members, plan = joiner.compose(surveys, known)
             return Composition(members=members, plan=plan, places=joiner.places(plan))
 
@@ -190,7 +190,7 @@ class Launchers:
             alone=self._alone,
         )
 
-    def assembly(
+    def joined_launchers(
         self,
         own: OwnNode,
         *,
@@ -199,21 +199,21 @@ class Launchers:
         folder: str,
         say: Callable[[str], None],
         clock: Callable[[], float],
-    ) -> Assembly:
+    ) -> JoinedLaunchers:
         """Make the way to the others; the first member is ``own``."""
         joiner = self._joiner
-        self._assembly = Assembly(
+        self._joined_launchers = JoinedLaunchers(
             own=own,
             host=host,
             size=len(joiner.hosts),
-            what="rank" if joiner.by_worker else "node rank",
+            rank_name="rank" if joiner.by_worker else "node rank",
             job_id=job_id,
             folder=folder,
             rules=joiner,
             say=say,
             clock=clock,
         )
-        return self._assembly
+        return self._joined_launchers
 
 
 # --- a whole job
@@ -429,7 +429,7 @@ def _coordinate(
         ended = stack.enter_context(process.closed_console(sink, signal_pipe))
 
         warn = partial(sink.say, level="warning")
-        assembly = launchers.assembly(
+        joined_launchers = launchers.joined_launchers(
             own,
             host=joiner.hostname,
             job_id=job_id,
@@ -437,13 +437,13 @@ def _coordinate(
             say=warn,
             clock=clock,
         )
-        assembly.silence_s = options.lost_after
+        joined_launchers.silence_s = options.lost_after
         if site is not None:  # after the verdict: Slurm may take its time
             stack.callback(
                 lambda: ended.append(site.conclude(policy, ended[-1], sink)) if ended else None
             )
-        stack.callback(assembly.close, signal_pipe.is_hurried)
-        herald = Herald(sink, assembly.notice)
+        stack.callback(joined_launchers.close, signal_pipe.is_hurried)
+        herald = Herald(sink, joined_launchers.notice)
         settings = process.policy_settings(
             options,
             plan,
@@ -458,7 +458,7 @@ def _coordinate(
             plan=plan,
             policy=policy,
             run_dir=run_dir,
-            transport=assembly,
+            transport=joined_launchers,
             files=files,
             sink=herald,
             events=EventLog(run_dir.events, sink),
@@ -481,11 +481,11 @@ def _coordinate(
         for note in () if site is None else site.notes():
             herald.say(note, level="warning")
         housekeeping.start()
-        door.open(assembly)
+        door.open(joined_launchers)
         try:
             code = runner.run()
         except LaunchError as exc:
-            assembly.verdict = p.ExitLauncher(
+            joined_launchers.verdict = p.ExitLauncher(
                 exit_code=exc.exit_code,
                 text=f"error: {exc.message}",
                 summary=exc.message,
@@ -493,7 +493,7 @@ def _coordinate(
             )
             door.refuse(exc)
             raise
-        assembly.verdict = herald.verdict(code, runner.summary)
+        joined_launchers.verdict = herald.verdict(code, runner.summary)
         ended.append(code)
     return ended[-1]
 
@@ -545,8 +545,8 @@ def _join(mine: _Mine, job_identity: JobIdentity, otherwise: Otherwise | None) -
                 f"{run_dir.path}"
             )
         clock = PausableClock()
-        runner = PeerRunner(
-            settings=PeerSettings(
+        runner = JoinedRunner(
+            settings=JoinedSettings(
                 coordinator=call.where,
                 job_id=welcome.job_id,
                 max_restarts=options.max_restarts,

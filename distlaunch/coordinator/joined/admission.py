@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from distlaunch.coordinator.joined.launchers import Assembly
+from distlaunch.coordinator.joined.launchers import JoinedLaunchers
 from distlaunch.coordinator.runtime.signal_pipe import ENDING, SignalPipe
 from distlaunch.core.agent import connect
 from distlaunch.core.errors import LaunchError
@@ -29,7 +29,7 @@ often."""
 
 
 class Door:
-    """The rendezvous port, held before anything else is made; callers wait until the assembly is
+    """The rendezvous port, held before anything else is made; callers wait until the joined_launchers is
     there."""
 
     def __init__(
@@ -43,7 +43,7 @@ class Door:
     ) -> None:
         """Have the port, on which so many members may call. Raises ConfigError if it cannot be
         had."""
-        self._assembly: Assembly
+        self._joined_launchers: JoinedLaunchers
         """Admits callers and polls the listener. Set by `open`."""
         self._refusal: p.Rejected | None = None
         self._job_identity = job_identity
@@ -63,10 +63,10 @@ class Door:
         """Return whether other machines can call, and need no secret."""
         return not self._job_identity.has_secret and self.listener.is_reachable
 
-    def open(self, assembly: Assembly) -> None:
+    def open(self, joined_launchers: JoinedLaunchers) -> None:
         """Let callers in."""
-        self._assembly = assembly
-        assembly.listen(self.listener)
+        self._joined_launchers = joined_launchers
+        joined_launchers.listen(self.listener)
 
     def refuse(self, why: LaunchError) -> None:
         """Tell whoever calls within 2 s why this launcher, the coordinator, cannot start the job;
@@ -83,7 +83,7 @@ class Door:
         self.listener.close()
 
     def _admit(self, call: p.Call) -> p.Welcome | p.Rejected:
-        return self._refusal or self._assembly.admit(call)
+        return self._refusal or self._joined_launchers.admit(call)
 
 
 class Caller:

@@ -69,7 +69,7 @@ BOUND_S = 2.0
 _LONGEST = 4000
 
 
-class PeerSettings(Record):
+class JoinedSettings(Record):
     """What does not change."""
 
     coordinator: str
@@ -112,13 +112,13 @@ Call = Callable[[], tuple[Connection, p.Welcome]]
 """Call the coordinator (again), and wait until it lets us in. Raises LaunchError, and Stopped."""
 
 
-class PeerRunner:
+class JoinedRunner:
     """Serves one job to its exit code."""
 
     def __init__(
         self,
         *,
-        settings: PeerSettings,
+        settings: JoinedSettings,
         planner: Planner,
         own: OwnNode,
         files: OutputFiles,

@@ -1,6 +1,6 @@
 """The coordinator's transport where each node has a launcher: the others, and its own node.
 
-A launcher may take a node rank if no live launcher holds it. The policy hears of a launcher once it
+A launcher may take a node rank if no live launcher holds it. The policy is told of a launcher once it
 wants the node (``connect``).
 """
 
@@ -9,8 +9,8 @@ from __future__ import annotations
 import select
 import time
 from collections.abc import Callable, Mapping, Sequence
-from enum import Enum
-from typing import Literal, Protocol
+from enum import Enum, auto
+from typing import Protocol
 
 from distlaunch.coordinator.joined.local_node import OwnNode
 from distlaunch.coordinator.policy import events_and_actions as a
@@ -32,19 +32,20 @@ from distlaunch.transport.connection import Connection, ConnectionEnd, describe_
 from distlaunch.transport.tcp_listener import RepeatedNotices
 
 HURRIED_LEAVE_S = 0.5
-"""How long the other launchers may take to hear how the job has ended once somebody wants the rest
-cut short."""
+"""How long the other launchers may take to end after the user has asked for a quick end."""
 LEAVE_S = 9.0
-"""How long launchers may take to hear the verdict, and to end what is left on their nodes."""
-PROBE_S = 3.0
-"""If another launcher calls for a seat, the one that has it gets so long to answer a ping."""
-_OLD_S = 15.0
-"""Whoever called for a seat does so again sooner than this, or not at all."""
+"""How long the other launchers may take to end, with the processes on their nodes, after the
+verdict was sent."""
+PING_TIMEOUT_S = 3.0
+"""How long the launcher of a node may take to answer a ping, if another one asks for its node
+rank."""
+_REQUEST_S = 15.0
+"""A launcher that was turned away asks again within this time, or not at all."""
 _LONGEST_WHY = 2000
 
 
 class _NoteKind(Enum):
-    """What the coordinator tells its user about other launchers, once a minute at most."""
+    """Kinds of notices about other launchers. The user gets each at most once a minute."""
 
     RANK_TAKEN = "two launchers have one rank"
     CONFLICT = "a launcher was told something else"
@@ -53,7 +54,7 @@ class _NoteKind(Enum):
 
 
 class Callers(Protocol):
-    """The rendezvous port; see ``transport.listening``."""
+    """The rendezvous port; see ``transport.tcp_listener``."""
 
     def descriptors(self) -> dict[int, int]:
         """Return what to poll."""
@@ -62,14 +63,25 @@ class Callers(Protocol):
         """Return when ``ready`` is due even if nothing is ready."""
 
     def ready(self) -> Sequence[tuple[p.Call, Connection]]:
-        """Return those who have been let in."""
+        """Return the launchers that were admitted since the last call."""
 
     def close(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
+
+
+class Liveness(Enum):
+    """Whether the connected launcher of a node still answers."""
+
+    PING = auto()
+    """Not known: send it a ping."""
+    WAIT = auto()
+    """Not known: a ping has been sent."""
+    ALIVE = auto()
+    DEAD = auto()
 
 
 class Rules(Protocol):
-    """What launchers have to agree in; see ``resolve.joining``."""
+    """What the launchers of a job have to agree on; see ``planning.joined_plan``."""
 
     @property
     def bounds(self) -> tuple[int, int]:
@@ -80,22 +92,26 @@ class Rules(Protocol):
         """How many restarts the job may have."""
 
     def conflict(self, number: int, host: str, told: p.LauncherInfo) -> str | None:
-        """Say what a launcher was told otherwise than we were."""
+        """Return how the options of a launcher differ from ours; None if they agree."""
 
     def clock_note(
         self, number: int, host: str, told: p.LauncherInfo, *, wall: float
     ) -> str | None:
-        """Say that a node's clock is far off."""
+        """Return a notice if the clock of a node is far off."""
 
 
-class Seat:
-    """What is known of one member. Times are on the job's clock."""
+class JoinedLauncher:
+    """The coordinator's record of the launcher of one node.
+
+    The record outlives the connection, so that a launcher that reconnects gets its rank back.
+    Times are seconds on the job's clock.
+    """
 
     __slots__ = (
-        "_probed_at",
-        "apply",
+        "_pinged_at",
         "attempt",
         "host",
+        "info",
         "instance",
         "joined",
         "part",
@@ -109,75 +125,87 @@ class Seat:
         self.host = ""
         self.instance = ""
         self.wanted_at: float | None = None
-        """From when on the policy wants to hear of it; None: it has not asked, or has heard."""
+        """From when on the policy is to be told of it; None: it has not asked, or has been
+        told."""
         self.joined = False
         self.start = StartBound()
-        self.have(None)
+        self.on_connect(None)
 
-    def have(self, peer: Peer[p.FromLauncher] | None) -> None:
-        """Have the link of a launcher that has called, and has not said anything so far."""
+    def on_connect(self, peer: Peer[p.FromLauncher] | None) -> None:
+        """Use a new connection. Drops everything that the previous launcher of this node has
+        sent."""
         self.peer = peer
-        self.apply: p.LauncherInfo | None = None
+        self.info: p.LauncherInfo | None = None
         self.refused = False
-        """It cannot take part: nothing that it says matters."""
+        """It cannot take part: its messages are ignored."""
         self.part = Part(0)
-        """What its launcher may say of attempts; output stays with it."""
+        """Checks its messages about attempts; it keeps the output of its workers itself."""
         self.start.end()
         self.attempt = -1
-        """The newest that it was told to start; -1: none."""
-        self._probed_at: float | None = None
+        """The newest attempt that it was sent; -1: none."""
+        self._pinged_at: float | None = None
 
-    def leave(self) -> None:
-        """Have no launcher any more; what it has said of itself is kept until the next one
-        comes."""
+    def on_disconnect(self) -> None:
+        """Forget the connection; keep the rest until another launcher connects."""
         self.peer = None
         self.start.end()
 
-    def came_in_vain(self, number: int, what: str, why: str) -> a.Unreachable:
-        """Return why a launcher that has called does not take part; ``what`` a number is called."""
+    def unreachable(self, number: int, rank_name: str, why: str) -> a.Unreachable:
+        """Return the event of a launcher that connected and cannot take part.
+
+        ``rank_name``: ``node rank`` or ``rank``.
+        """
         failure = ConnectFailure(
-            host=f"{what} {number} ({self.host})", step="call", text=shown(why)
+            host=f"{rank_name} {number} ({self.host})", step="call", text=shown(why)
         )
         return a.Unreachable(node=number, failure=failure)
 
-    def probe(
-        self, peer: Peer[p.FromLauncher], now: float
-    ) -> Literal["ask", "wait", "there", "gone"]:
-        """Tell how it stands with its launcher, now that another has called for the seat: ``ask``
-        it first."""
-        asked = self._probed_at
-        if asked is None or now - asked > _OLD_S:
-            self._probed_at = now
-            return "ask"
-        if peer.heard > asked:
-            self._probed_at = (
-                None  # an answer tells nothing of later: who calls then is to find out anew
-            )
-            return "there"
-        return "gone" if now - asked >= PROBE_S else "wait"
+    def check_alive(self, peer: Peer[p.FromLauncher], now: float) -> Liveness:
+        """Return whether the connected launcher still answers.
 
-    def commence(self, attempt: int, workers: int, now: float) -> None:
-        """Record that its launcher is told to start so many workers."""
+        Called when another launcher has asked for its node rank. The first call returns ``PING``
+        (the caller sends one); later calls return ``WAIT``, ``ALIVE``, or ``DEAD`` if no answer
+        came within ``PING_TIMEOUT_S``.
+        """
+        pinged_at = self._pinged_at
+        if pinged_at is None or now - pinged_at > _REQUEST_S:
+            self._pinged_at = now
+            return Liveness.PING
+        if peer.heard > pinged_at:
+            self._pinged_at = None  # the answer holds for this request only
+            return Liveness.ALIVE
+        return Liveness.DEAD if now - pinged_at >= PING_TIMEOUT_S else Liveness.WAIT
+
+    def on_start(self, attempt: int, workers: int, now: float) -> None:
+        """Record that the launcher was told to start so many workers."""
         self.attempt = attempt
         self.start.begin(workers, now)
 
 
-def number_of(call: p.Call, seats: Sequence[Seat], let_in: Mapping[str, int]) -> int | None:
-    """Return the seat for a launcher without a rank: the one it had, a free one of its host, or the
-    next; None if all are taken.
+def choose_node_rank(
+    call: p.Call, launchers: Sequence[JoinedLauncher], admitted: Mapping[str, int]
+) -> int | None:
+    """Choose the node rank for a launcher that was started without one.
 
-    ``let_in``: the seats of those whose links are yet to come, by instance.
+    In order of preference: the rank it had, a free rank on the same host, a rank never used, any
+    free rank. Returns None if all ranks are taken. ``admitted``: ranks of launchers whose
+    connections are not open yet, by instance.
     """
-    others = list(enumerate(seats))[1:]
-    known = [number for number, seat in others if seat.instance == call.instance]
-    free = [number for number, seat in others if seat.peer is None and seat.instance not in let_in]
-    same = [number for number in free if seats[number].host == call.host]
-    fresh = [number for number in free if not seats[number].host]
+    others = list(enumerate(launchers))[1:]
+    known = [number for number, launcher in others if launcher.instance == call.instance]
+    free = [
+        number
+        for number, launcher in others
+        if launcher.peer is None and launcher.instance not in admitted
+    ]
+    same = [number for number in free if launchers[number].host == call.host]
+    fresh = [number for number in free if not launchers[number].host]
     return next(iter((*known, *same, *fresh, *free)), None)
 
 
-class Assembly(Links[p.FromLauncher]):
-    """A ``Transport``. Member 0 is ``own``; the others are links that ``callers`` hand over."""
+class JoinedLaunchers(Links[p.FromLauncher]):
+    """The launchers of a job as a ``Transport``. Node 0 is ``own``; ``Callers`` hands over the
+    connections of the others."""
 
     def __init__(
         self,
@@ -185,27 +213,27 @@ class Assembly(Links[p.FromLauncher]):
         own: OwnNode,
         host: str,
         size: int,
-        what: str,
+        rank_name: str,
         job_id: str,
         folder: str,
         rules: Rules,
         say: Callable[[str], None],
         clock: Callable[[], float],
     ) -> None:
-        """Have a seat for each member. ``what`` a number is called: ``node rank``, ``rank``;
-        ``say`` warns the user."""
+        """Make a record for each node. ``rank_name``: ``node rank`` or ``rank``; ``say`` warns the
+        user."""
         super().__init__(clock)
         self._own = own
         self._host = host
-        self._what = what
+        self._rank_name = rank_name
         self._job_id, self._folder = job_id, folder
         self._rules = rules
         self._say = say
-        self._troubles = RepeatedNotices(say, clock)
-        self._seats = [Seat() for _ in range(size)]
-        self._let_in: dict[str, int] = {}  # by instance, whose link is yet to come
-        self._wanted: set[int] = set()  # seats of which the policy waits to hear
-        self._starting: set[int] = set()  # seats whose workers are to start
+        self._notices = RepeatedNotices(say, clock)
+        self._launchers = [JoinedLauncher() for _ in range(size)]
+        self._admitted: dict[str, int] = {}  # by instance; not connected yet
+        self._wanted: set[int] = set()  # nodes that the policy waits for
+        self._starting: set[int] = set()  # nodes whose workers are to start
         self._callers: Callers | None = None
         self._has_begun = False
         self.verdict = p.ExitLauncher(
@@ -214,19 +242,19 @@ class Assembly(Links[p.FromLauncher]):
             summary="the coordinator has failed",
             is_error=True,
         )
-        """What the others hear at the end."""
+        """The message that ends the other launchers."""
 
     def listen(self, callers: Callers) -> None:
-        """Use the port on which the other launchers call."""
+        """Use the port to which the other launchers connect."""
         self._callers = callers
 
     @property
     def members(self) -> dict[int, LauncherRecord]:
-        """Return those that have come, by number."""
+        """Return the launchers that have joined, by node."""
         return {
-            number: LauncherRecord(host=seat.host, apply=seat.apply)
-            for number, seat in enumerate(self._seats)
-            if seat.apply is not None
+            number: LauncherRecord(host=launcher.host, apply=launcher.info)
+            for number, launcher in enumerate(self._launchers)
+            if launcher.info is not None
         }
 
     # --- the runner's side
@@ -236,38 +264,39 @@ class Assembly(Links[p.FromLauncher]):
         self._own.start()
 
     def connect(self, node: int, delay_s: float) -> None:
-        """Want a member, after so long: it is there already, or will call."""
+        """Report the launcher of a node to the policy once it has joined, after ``delay_s`` at the
+        earliest."""
         if node == 0:
             self._events.append(a.Joined(node=0, host=self._host))
             return
-        seat = self._seats[node]
-        if seat.joined:
+        launcher = self._launchers[node]
+        if launcher.joined:
             self.disconnect(node)
-        seat.wanted_at = self._clock() + delay_s
+        launcher.wanted_at = self._clock() + delay_s
         self._wanted.add(node)
         self._offer(node)
 
     def disconnect(self, node: int) -> None:
-        """Leave a member; it may call again."""
-        seat = self._seats[node]
-        seat.joined, seat.wanted_at = False, None
-        seat.leave()
+        """Disconnect a launcher; it may connect again."""
+        launcher = self._launchers[node]
+        launcher.joined, launcher.wanted_at = False, None
+        launcher.on_disconnect()
         self._wanted.discard(node)
         self._starting.discard(node)
         super().disconnect(node)
 
     def discover(self) -> None:
-        """Do nothing: who wants to take part, calls."""
+        """Do nothing: launchers connect by themselves."""
 
     def send(self, node: int, message: m.ToAgent | m.Survey | m.Reach | p.StartWorkers) -> None:
-        """Send to a member; what cannot be sent any more is lost with it."""
+        """Send a message to a node. A message to a node that is lost is dropped."""
         self._has_begun = self._has_begun or isinstance(message, m.Prepare)
-        self._seats[node].part.told(message)
+        self._launchers[node].part.told(message)
         if isinstance(message, p.StartWorkers):
-            self._seats[node].commence(message.attempt, len(message.local_ranks), self._clock())
+            self._launchers[node].on_start(message.attempt, len(message.local_ranks), self._clock())
             self._starting.add(node)
         elif isinstance(message, m.Stop):
-            self._seats[node].start.stop(message.grace_s)
+            self._launchers[node].start.stop(message.grace_s)
         if isinstance(message, m.Survey) and node:
             self._tell(node, p.SurveyNode(serial=message.serial))
         elif isinstance(message, p.StartWorkers) or node:
@@ -276,7 +305,7 @@ class Assembly(Links[p.FromLauncher]):
             self._own.handle(message)
 
     def broadcast(self, message: m.ToAgent) -> None:
-        """Send to every member that there is."""
+        """Send a message to all nodes that are connected."""
         self._own.handle(message)
         for node in list(self._peers):
             self._tell(node, message)
@@ -304,19 +333,21 @@ class Assembly(Links[p.FromLauncher]):
             self._own.deadline(),
             None if self._callers is None else self._callers.deadline(),
         ]
-        wanted = [self._seats[node] for node in self._wanted]
+        wanted = [self._launchers[node] for node in self._wanted]
         dues += [
-            seat.wanted_at for seat in wanted if seat.apply is not None and seat.peer is not None
+            launcher.wanted_at
+            for launcher in wanted
+            if launcher.info is not None and launcher.peer is not None
         ]
-        dues += [self._seats[node].start.until for node in self._starting]
-        dues.append(self._troubles.deadline())
+        dues += [self._launchers[node].start.until for node in self._starting]
+        dues.append(self._notices.deadline())
         return min((due for due in dues if due is not None), default=None)
 
     def receive(self) -> list[a.Event]:
         """Return what has happened, without waiting."""
         for message in self._own.receive():
-            # Without its workers' parent our own node can never start any again: that is no loss to
-            # be made good.
+            # Our own node cannot start workers again without its spawner, so this is no loss that a
+            # restart could replace.
             if isinstance(message, m.AgentFailed):
                 self._events.append(a.Broken(text=message.text, without=0))
             else:
@@ -326,13 +357,13 @@ class Assembly(Links[p.FromLauncher]):
         for node in list(self._wanted):
             self._offer(node)
         self._end_late_starts()
-        self._troubles.tick()
+        self._notices.tick()
         self._tick()
         return self._taken_events()
 
     def close(self, hurried: Callable[[], bool] = lambda: False) -> None:
-        """Tell all others how the job has ended, end our own node, and wait, bounded, until the
-        others have heard."""
+        """Send the verdict to the other launchers, end our own node, and wait until the others
+        have disconnected, for ``LEAVE_S`` at most."""
         for node in list(self._peers):
             self._tell(node, self.verdict)
         self._own.close(hurried)
@@ -350,95 +381,103 @@ class Assembly(Links[p.FromLauncher]):
     # --- callers
 
     def admit(self, call: p.Call) -> p.Welcome | p.Rejected:
-        """Decide whether a launcher that has called gets a seat, and which."""
-        number = call.rank if call.rank is not None else number_of(call, self._seats, self._let_in)
+        """Return whether a launcher may take part, and its node rank."""
+        number = (
+            call.rank
+            if call.rank is not None
+            else choose_node_rank(call, self._launchers, self._admitted)
+        )
         if number is None:
-            return _turned("all places of the job are taken", code=EXIT_UNAVAILABLE, again=True)
+            return _turned("all ranks of the job are taken", code=EXIT_UNAVAILABLE, again=True)
         who = printable(call.host[:80])
-        if number >= len(self._seats):
+        if number >= len(self._launchers):
             return _turned(
-                f"{self._what} {number}: {self._what}s of this job go to {len(self._seats) - 1}"
+                f"{self._rank_name} {number}: {self._rank_name}s of this job go to {len(self._launchers) - 1}"
             )
         if number == 0:
             return self._taken(0, self._host, who)
-        seat = self._seats[number]
-        if seat.peer is not None and seat.refused:
-            self._lose(seat.peer, "it cannot take part")
-        if seat.peer is not None and seat.instance != call.instance:
-            if (turned := self._probe(number, seat, who)) is not None:
+        launcher = self._launchers[number]
+        if launcher.peer is not None and launcher.refused:
+            self._lose(launcher.peer, "it cannot take part")
+        if launcher.peer is not None and launcher.instance != call.instance:
+            if (turned := self._reject_if_alive(number, launcher, who)) is not None:
                 return turned
-            self._lose(seat.peer, f"a launcher on {who} has taken its place")
-        elif seat.peer is not None:
-            self._lose(seat.peer, "its launcher has called again")
-        elif number in self._let_in.values():
+            self._lose(launcher.peer, f"a launcher on {who} has taken its place")
+        elif launcher.peer is not None:
+            self._lose(launcher.peer, "its launcher has called again")
+        elif number in self._admitted.values():
             return _turned(
-                f"another launcher has just called for {self._what} {number}", again=True
+                f"another launcher has just called for {self._rank_name} {number}", again=True
             )
-        self._let_in[call.instance] = number
-        seat.instance, seat.host = call.instance, who
+        self._admitted[call.instance] = number
+        launcher.instance, launcher.host = call.instance, who
         return p.Welcome(job_id=self._job_id, rank=number, folder=self._folder)
 
-    def _probe(self, number: int, seat: Seat, who: str) -> p.Rejected | None:
-        """Find out whether the launcher that has a seat is still there; None: it is not."""
-        if seat.peer is None:
+    def _reject_if_alive(
+        self, number: int, launcher: JoinedLauncher, who: str
+    ) -> p.Rejected | None:
+        """Return the rejection of a second launcher for a node; None if the first one is dead."""
+        if launcher.peer is None:
             return None
-        match seat.probe(seat.peer, self._clock()):
-            case "gone":
+        match launcher.check_alive(launcher.peer, self._clock()):
+            case Liveness.DEAD:
                 return None
-            case "there":
-                return self._taken(number, seat.host, who)
-            case "ask":
-                self._ping(seat.peer)
+            case Liveness.ALIVE:
+                return self._taken(number, launcher.host, who)
+            case Liveness.PING:
+                self._ping(launcher.peer)
+            case Liveness.WAIT:
+                pass
         return _turned(
-            f"{self._what} {number} belongs to the launcher on {seat.host}, which is asked",
+            f"{self._rank_name} {number} belongs to the launcher on {launcher.host}, which is asked",
             again=True,
         )
 
     def _taken(self, number: int, host: str, who: str) -> p.Rejected:
-        text = f"two launchers have {self._what} {number}: on {host}, and on {who}"
-        self._troubles.note(_NoteKind.RANK_TAKEN, f"{text}; the second is turned away")
-        return _turned(text, hint=f"each launcher needs a {self._what} of its own")
+        text = f"two launchers have {self._rank_name} {number}: on {host}, and on {who}"
+        self._notices.note(_NoteKind.RANK_TAKEN, f"{text}; the second is turned away")
+        return _turned(text, hint=f"each launcher needs a {self._rank_name} of its own")
 
     def _take_callers(self) -> None:
-        for call, link in () if self._callers is None else self._callers.ready():
-            number = self._let_in.pop(call.instance, None)
-            if number is None or self._seats[number].instance != call.instance:
-                link.close()
+        for call, connection in () if self._callers is None else self._callers.ready():
+            number = self._admitted.pop(call.instance, None)
+            if number is None or self._launchers[number].instance != call.instance:
+                connection.close()
                 continue
-            seat = self._seats[number]
+            launcher = self._launchers[number]
             peer: Peer[p.FromLauncher]
             peer = Peer(number, p.FROM_LAUNCHER, m.REMOTE_PARTS, NodeBudget(time.monotonic()))
-            peer.writer = Writer(peer, lambda link=link: link, name=f"to {seat.host}")  # type: ignore[misc]
-            seat.have(peer)
+            peer.writer = Writer(peer, lambda opened=connection: opened, name=f"to {launcher.host}")  # type: ignore[misc]
+            launcher.on_connect(peer)
             self._peers[number] = peer
             try:
                 peer.writer.start()
             except RuntimeError:
-                peer.link = link
+                peer.link = connection
                 self._lose(peer, f"no thread can be started for it: {explain_refusal()}")
                 continue
-            self._have(peer, link)
+            self._have(peer, connection)
 
     def _offer(self, number: int) -> None:
-        """Tell the policy of a member that it wants, once it is there."""
-        seat = self._seats[number]
-        wanted = seat.wanted_at is not None and self._clock() >= seat.wanted_at
-        if wanted and seat.peer is not None and seat.apply is not None:
-            seat.wanted_at, seat.joined = None, True
+        """Report a launcher to the policy, if the policy waits for it and it has joined."""
+        launcher = self._launchers[number]
+        wanted = launcher.wanted_at is not None and self._clock() >= launcher.wanted_at
+        if wanted and launcher.peer is not None and launcher.info is not None:
+            launcher.wanted_at, launcher.joined = None, True
             self._wanted.discard(number)
-            self._events.append(a.Joined(node=number, host=seat.host))
+            self._events.append(a.Joined(node=number, host=launcher.host))
 
-    # --- what members say
+    # --- messages of launchers
 
     def _take(self, peer: Peer[p.FromLauncher], message: p.FromLauncher) -> None:
-        seat = self._seats[peer.node]
-        if seat.refused:
+        launcher = self._launchers[peer.node]
+        if launcher.refused:
             return
         if not peer.greeted:
             if isinstance(message, p.LauncherInfo):
-                self._greet(peer, seat, message)
+                self._greet(peer, launcher, message)
             elif isinstance(message, m.AgentEnding):
-                self._cannot_take_part(peer, seat, message.why)
+                self._cannot_take_part(peer, launcher, message.why)
             return
         match message:
             case m.Pong():
@@ -454,7 +493,7 @@ class Assembly(Links[p.FromLauncher]):
                     self._events.append(a.Signalled(signum=message.signum, node=peer.node))
             case p.LauncherInfo() | p.Call() | p.Proof():
                 pass
-            case _ if not seat.joined or not self._counts(peer, seat, message):
+            case _ if not launcher.joined or not self._counts(peer, launcher, message):
                 pass
             case WorkerExit():
                 ended = replace(message, ended=min(self._clock(), message.ended + peer.offset))
@@ -462,31 +501,38 @@ class Assembly(Links[p.FromLauncher]):
             case _:
                 self._events.append(a.FromNode(node=peer.node, message=message))
 
-    def _counts(self, peer: Peer[p.FromLauncher], seat: Seat, message: p.FromLauncher) -> bool:
-        """Return whether this counts; it may be of another coordinator's attempt, but not make
-        nonsense of ours."""
+    def _counts(
+        self, peer: Peer[p.FromLauncher], launcher: JoinedLauncher, message: p.FromLauncher
+    ) -> bool:
+        """Return whether a message is about the current attempt.
+
+        A message about an attempt of another coordinator is ignored. A wrong one about the current
+        attempt loses the launcher.
+        """
         try:
-            counts = seat.part.check(message)
+            counts = launcher.part.check(message)
         except ProtocolError as exc:
-            if getattr(message, "attempt", seat.attempt) == seat.attempt:
+            if getattr(message, "attempt", launcher.attempt) == launcher.attempt:
                 self._lose(peer, exc.message)
             return False
-        seat.start.heard(message, self._clock())
-        if seat.start.until is None:
+        launcher.start.heard(message, self._clock())
+        if launcher.start.until is None:
             self._starting.discard(peer.node)
         return counts
 
-    def _greet(self, peer: Peer[p.FromLauncher], seat: Seat, told: p.LauncherInfo) -> None:
-        peer.greet(told.clock, self._clock())
+    def _greet(
+        self, peer: Peer[p.FromLauncher], launcher: JoinedLauncher, info: p.LauncherInfo
+    ) -> None:
+        peer.greet(info.clock, self._clock())
         wall = time.time()
-        conflict = self._rules.conflict(peer.node, seat.host, told)
+        conflict = self._rules.conflict(peer.node, launcher.host, info)
         if conflict is not None:
-            seat.refused = True
+            launcher.refused = True
             hint = "all launchers of a job get the same command line"
             if not self._has_begun:
                 self._events.append(a.Refused(text=conflict, hint=hint))
                 return
-            self._troubles.note(_NoteKind.CONFLICT, f"a launcher was turned away: {conflict}")
+            self._notices.note(_NoteKind.CONFLICT, f"a launcher was turned away: {conflict}")
             self._tell(
                 peer.node,
                 p.ExitLauncher(
@@ -497,53 +543,55 @@ class Assembly(Links[p.FromLauncher]):
                 ),
             )
             return
-        if (note := self._rules.clock_note(peer.node, seat.host, told, wall=wall)) is not None:
-            self._troubles.note(_NoteKind.CLOCK, note)
-        seat.apply = told
-        if told.attempt >= 0 and not self._has_begun:
+        if (note := self._rules.clock_note(peer.node, launcher.host, info, wall=wall)) is not None:
+            self._notices.note(_NoteKind.CLOCK, note)
+        launcher.info = info
+        if info.attempt >= 0 and not self._has_begun:
             self._events.append(
-                a.Known(attempt=told.attempt, restarts=min(told.restarts, self._rules.max_restarts))
+                a.Known(attempt=info.attempt, restarts=min(info.restarts, self._rules.max_restarts))
             )
         self._ping(peer)
         self._offer(peer.node)
 
-    def _cannot_take_part(self, peer: Peer[p.FromLauncher], seat: Seat, why: str) -> None:
-        """Record that a launcher has failed before it had anything else to say."""
+    def _cannot_take_part(
+        self, peer: Peer[p.FromLauncher], launcher: JoinedLauncher, why: str
+    ) -> None:
+        """Record that a launcher failed before it sent its ``LauncherInfo``."""
         text = (
-            f"{self._what} {peer.node} ({seat.host}) cannot take part: "
+            f"{self._rank_name} {peer.node} ({launcher.host}) cannot take part: "
             f"{printable(why[:_LONGEST_WHY])}"
         )
         fewest, most = self._rules.bounds
         if fewest == most and not self._has_begun:
             self._events.append(a.Refused(text=text))
         else:
-            self._troubles.note(_NoteKind.UNFIT, text)
+            self._notices.note(_NoteKind.UNFIT, text)
         self._lose(peer, why)
 
     def _end_late_starts(self) -> None:
-        """Take launchers for lost whose workers do not come up."""
+        """Lose each launcher whose workers have not started in time."""
         now = self._clock()
         for node in list(self._starting):
-            seat = self._seats[node]
-            if seat.peer is not None and (why := seat.start.why_late(now)) is not None:
-                self._lose(seat.peer, why)
+            launcher = self._launchers[node]
+            if launcher.peer is not None and (why := launcher.start.why_late(now)) is not None:
+                self._lose(launcher.peer, why)
 
     def _lose(
         self, peer: Peer[p.FromLauncher], why: str, kind: a.LossKind = a.LossKind.GONE
     ) -> None:
         self._peers.pop(peer.node, None)
         self._drop(peer)
-        seat = self._seats[peer.node]
-        if seat.peer is not peer:
+        launcher = self._launchers[peer.node]
+        if launcher.peer is not peer:
             return
-        seat.leave()
+        launcher.on_disconnect()
         self._starting.discard(peer.node)
-        if seat.joined:
-            seat.joined = False
+        if launcher.joined:
+            launcher.joined = False
             self._events.append(a.Lost(node=peer.node, why=why, kind=kind))
         elif peer.node in self._wanted and not peer.greeted:
             self._wanted.discard(peer.node)
-            self._events.append(seat.came_in_vain(peer.node, self._what, why))
+            self._events.append(launcher.unreachable(peer.node, self._rank_name, why))
 
     def _describe_end(self, end: ConnectionEnd) -> str:
         return f"its launcher is gone: {describe_end(end)}"

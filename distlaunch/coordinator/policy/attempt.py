@@ -37,7 +37,7 @@ TAILS_KEPT = 256
 """Of so many failed workers all last words are kept, of the rest what tells symptom from cause."""
 
 
-class Cast(Record):
+class AttemptNodes(Record):
     """Who takes part, by node rank; messages name nodes by their member numbers."""
 
     members: tuple[int, ...]
@@ -49,10 +49,10 @@ class Cast(Record):
     composition: Composition | None = None
 
     @staticmethod
-    def fixed(settings: PolicySettings) -> Cast:
+    def fixed(settings: PolicySettings) -> AttemptNodes:
         """Return the nodes that the settings name, for a job that need not gather any."""
         members = tuple(range(len(settings.hosts)))
-        return Cast(
+        return AttemptNodes(
             members=members,
             hosts=settings.hosts,
             first_ranks=settings.first_ranks,
@@ -61,7 +61,7 @@ class Cast(Record):
         )
 
     @staticmethod
-    def of(composition: Composition) -> Cast:
+    def of(composition: Composition) -> AttemptNodes:
         """Return those of a plan. Raises ValueError if it leaves open which ranks a node runs."""
         plan, members, places = composition.plan, composition.members, composition.places
         world_size, first_ranks = plan.world_size, plan.first_ranks
@@ -76,7 +76,7 @@ class Cast(Record):
                 f"a plan for {len(plan.nodes)} nodes does not settle the ranks of {len(members)} "
                 "members"
             )
-        return Cast(
+        return AttemptNodes(
             members=members,
             hosts=hosts,
             first_ranks=first_ranks,
@@ -121,13 +121,13 @@ class Verdict(Record):
 class Attempt:
     """One attempt, from when its nodes prepare to when the last of them has nothing left of it."""
 
-    def __init__(self, number: int, cast: Cast, *, began: float) -> None:
+    def __init__(self, number: int, nodes: AttemptNodes, *, began: float) -> None:
         self.number = number
-        self.cast = cast
+        self.nodes = nodes
         self.began = began
-        self.alive = set(cast.members)
+        self.alive = set(nodes.members)
         """Members that have not been lost."""
-        self.owing = set(cast.members)
+        self.owing = set(nodes.members)
         """Of those, who owe an answer: Prepared, then Reached, then AttemptEnded."""
         self.ports: dict[int, tuple[int, ...]] = {}
         """By member: what it holds for its workers."""
@@ -168,12 +168,12 @@ class Attempt:
     @property
     def is_full(self) -> bool:
         """Return whether all workers have been started."""
-        return self.up == self.cast.world_size
+        return self.up == self.nodes.world_size
 
     @property
     def has_ended(self) -> bool:
         """Return whether no worker is left, nor to come."""
-        return self.ended == self.cast.world_size
+        return self.ended == self.nodes.world_size
 
     @property
     def went_well(self) -> bool:
@@ -183,26 +183,26 @@ class Attempt:
     @property
     def many_hosts(self) -> bool:
         """Return whether a host needs to be named."""
-        return len(self.cast.members) > 1
+        return len(self.nodes.members) > 1
 
     def members(self) -> list[int]:
         """Return the members that have not been lost, by node rank."""
-        if len(self.alive) == len(self.cast.members):
-            return list(self.cast.members)
-        return [member for member in self.cast.members if member in self.alive]
+        if len(self.alive) == len(self.nodes.members):
+            return list(self.nodes.members)
+        return [member for member in self.nodes.members if member in self.alive]
 
     # --- its workers
 
     def started(self, member: int, message: m.Started) -> None:
         """Record which workers have come up."""
-        ranks, known = self.cast.ranks(member), self._up[member]
+        ranks, known = self.nodes.ranks(member), self._up[member]
         new = [rank for rank in message.pids if rank in ranks and rank not in known]
         self.up += len(new)
         known.update(new)
 
     def is_news(self, member: int, rank: int) -> bool:
         """Return whether a member runs this worker and its end is not known yet."""
-        return rank in self.cast.ranks(member) and rank not in self._ended[member]
+        return rank in self.nodes.ranks(member) and rank not in self._ended[member]
 
     def exited(self, member: int, ended: WorkerExit) -> WorkerExit | None:
         """Record that a worker has ended; return its exit, with the worker's place, if it failed."""
@@ -221,8 +221,8 @@ class Attempt:
         whole = len(self.failures) < TAILS_KEPT
         return replace(
             ended,
-            host=self.cast.host(member),
-            local_rank=ended.rank - self.cast.first_rank(member),
+            host=self.nodes.host(member),
+            local_rank=ended.rank - self.nodes.first_rank(member),
             ended_s=ended.ended - self.began,
             stderr_tail=ended.stderr_tail if whole else ended.stderr_tail[-SHORT_TAIL_BYTES:],
             error_file=ended.error_file if whole else None,
@@ -250,7 +250,7 @@ class Attempt:
     def unaccounted(self, member: int) -> list[int]:
         """Return a member's ranks of which no end is known."""
         ended = self._ended[member]
-        return [rank for rank in self.cast.ranks(member) if rank not in ended]
+        return [rank for rank in self.nodes.ranks(member) if rank not in ended]
 
     def gone(self, member: int, message: m.AttemptEnded) -> None:
         """Record that a member has nothing left, and what it had to end for that."""
@@ -278,10 +278,10 @@ class Attempt:
         still = self._up[member] - self._ended[member]
         self.ended += len(still)
         self._ended[member] |= still
-        ranks = self.cast.ranks(member)
+        ranks = self.nodes.ranks(member)
         if not owed or self._done.get(member, 0) == len(ranks):
             return None
-        host = self.cast.host(member)
+        host = self.nodes.host(member)
         ended_s = now - self.began
         loss = Loss(
             member=member,
@@ -310,7 +310,7 @@ class Attempt:
 
         ``lived_s``: until it hung, if it did; ``told``: we were, to stop; ``port``: rank 0's.
         """
-        went_on, world_size = progress.went_on(), self.cast.world_size
+        went_on, world_size = progress.went_on(), self.nodes.world_size
         after_grace = None if told else failures.after_grace(settings)
         if self.hang is not None:
             outcome = Outcome.after(
@@ -378,5 +378,7 @@ class Attempt:
         """Return what members have left by the names of their hosts, in the order of their node
         ranks."""
         return {
-            self.cast.host(member): found[member] for member in self.cast.members if member in found
+            self.nodes.host(member): found[member]
+            for member in self.nodes.members
+            if member in found
         }

@@ -1,6 +1,6 @@
 """How an attempt on several nodes comes to its start: who takes part, and where workers meet. Pure.
 
-``Convening`` keeps the nodes of a job for one attempt after the other. ``Preparation`` is the part
+``AttemptStart`` keeps the nodes of a job for one attempt after the other. ``Preparation`` is the part
 of one attempt in which the master address is settled: the node of rank 0 holds the port and listens
 on it, and every other node connects to it, at each address that may be the right one. So the
 address that workers get is one that has worked.
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from distlaunch.coordinator.policy.attempt import Cast
+from distlaunch.coordinator.policy.attempt import AttemptNodes
 from distlaunch.coordinator.policy.events_and_actions import (
     Action,
     Disconnect,
@@ -27,7 +27,7 @@ from distlaunch.coordinator.policy.events_and_actions import (
 from distlaunch.coordinator.policy.job_settings import Gathering, PolicySettings
 from distlaunch.coordinator.policy.losses import Loss, hint_of_transport, who_left
 from distlaunch.coordinator.policy.membership import shown
-from distlaunch.coordinator.policy.node_setup import Gatherer
+from distlaunch.coordinator.policy.node_setup import NodeSetup
 from distlaunch.core.errors import EXIT_UNAVAILABLE, LaunchError
 from distlaunch.core.model.host_list import fold_hosts, name_hosts
 from distlaunch.core.model.text import counted
@@ -46,15 +46,15 @@ PREPARE_S = 60.0
 SLACK_S = 5.0
 
 
-class Convening:
+class AttemptStart:
     """Brings the nodes of one attempt after the other together."""
 
     def __init__(self, gathering: Gathering, settings: PolicySettings) -> None:
         self._gathering = gathering
         self._port, self._worker_ports = settings.master_port, settings.worker_ports
-        self._gatherer = Gatherer(gathering, failure_grace_s=settings.failure_grace_s)
+        self._node_setup = NodeSetup(gathering, failure_grace_s=settings.failure_grace_s)
         self._preparation: Preparation | None = None
-        self._before: Cast | None = None
+        self._before: AttemptNodes | None = None
         self._said: set[str] = set()
         self.is_cut_off = False
         """No node can be reached any more: only Ray says so, whose jobs are of a fixed size."""
@@ -64,12 +64,12 @@ class Convening:
         return (
             self._preparation.deadline()
             if self._preparation is not None
-            else self._gatherer.deadline()
+            else self._node_setup.deadline()
         )
 
     def tick(self, now: float) -> list[Action]:
         """Do what is due while nodes gather."""
-        return self._gatherer.tick(now)
+        return self._node_setup.tick(now)
 
     # --- which nodes take part
 
@@ -77,85 +77,87 @@ class Convening:
         """Gather; unless ``fresh``, within what is left of the time for an attempt that came to
         nothing."""
         self._preparation = None
-        return self._gatherer.begin(now, fresh=fresh)
+        return self._node_setup.begin(now, fresh=fresh)
 
-    def settle(self, attempt: int, now: float) -> tuple[Cast, list[Action]] | JobError | None:
+    def settle(
+        self, attempt: int, now: float
+    ) -> tuple[AttemptNodes, list[Action]] | JobError | None:
         """Return who takes part, or why there is no attempt; None if it is not known yet."""
-        found = self._gatherer.settle(now)
+        found = self._node_setup.settle(now)
         if found is None or isinstance(found, JobError):
             return found
-        cast, before = Cast.of(found), self._before
-        self._before = cast
-        hosts = shown(fold_hosts(cast.hosts))
+        nodes, before = AttemptNodes.of(found), self._before
+        self._before = nodes
+        hosts = shown(fold_hosts(nodes.hosts))
         fields = {
             "attempt": attempt,
-            "nodes": len(cast.hosts),
-            "world_size": cast.world_size,
+            "nodes": len(nodes.hosts),
+            "world_size": nodes.world_size,
             "hosts": hosts,
         }
         actions: list[Action] = [Entry(type="composed", fields=fields)]
         if before is not None and (
-            self._gatherer.left is not None or cast.members != before.members
+            self._node_setup.left is not None or nodes.members != before.members
         ):
             known = set(before.members)
             new = [
                 host
-                for member, host in zip(cast.members, cast.hosts, strict=True)
+                for member, host in zip(nodes.members, nodes.hosts, strict=True)
                 if member not in known
             ]
             joined = f"; new: {name_hosts(new)}" if new else ""
-            left = f"{self._gatherer.left}; " if self._gatherer.left is not None else ""
+            left = f"{self._node_setup.left}; " if self._node_setup.left is not None else ""
             text = (
-                f"{left}going on with {len(cast.members)} of {self._gathering.bounds[1]} "
+                f"{left}going on with {len(nodes.members)} of {self._gathering.bounds[1]} "
                 f"nodes{joined}"
             )
             actions.append(Say(text=text, level="warning" if left else "info"))
-        self._gatherer.told_left()
-        if absent := self._gatherer.absent(len(cast.members)):
+        self._node_setup.told_left()
+        if absent := self._node_setup.absent(len(nodes.members)):
             failure = absent[0].failure
             why = (
                 "it did not come in time" if failure is None else f"{failure.step}: {failure.text}"
             )
             others = f" and {counted(len(absent) - 1, 'other')}" if absent[1:] else ""
             actions.append(Say(text=f"without {absent[0].host} ({why}){others}", level="warning"))
-        return cast, actions
+        return nodes, actions
 
     def note(self, losses: Sequence[Loss]) -> None:
         """Have the user told, with what follows, by which losses an attempt has ended."""
-        self._gatherer.left = who_left(losses)
+        self._node_setup.left = who_left(losses)
 
     def replaces(self) -> bool:
         """Return whether the job goes on without a node that it has lost: that is no restart."""
         fewest, most = self._gathering.bounds
-        return fewest < most or (self._gathering.flexible and self._gatherer.here() >= fewest)
+        return fewest < most or (self._gathering.flexible and self._node_setup.here() >= fewest)
 
     def can_spare(self, number: int) -> bool:
         """Return whether the job can go on without so many of the nodes that are here."""
-        return self.replaces() and self._gatherer.here() - number >= self._gathering.bounds[0]
+        return self.replaces() and self._node_setup.here() - number >= self._gathering.bounds[0]
 
     # --- what happens to nodes
 
     def logged_in(self, node: int) -> None:
         """Record that the login on a node has succeeded."""
-        self._gatherer.logged_in(node)
+        self._node_setup.logged_in(node)
 
     def joined(self, event: Joined, now: float) -> list[Action]:
         """Record that a node's agent has come up."""
         if event.host is not None:
-            self._gatherer.nodes[event.node].host = event.host
-        return self._gatherer.joined(event.node, now)
+            self._node_setup.nodes[event.node].host = event.host
+        return self._node_setup.joined(event.node, now)
 
     def unreachable(self, event: Unreachable, now: float) -> list[Action]:
         """Record that a node was not reached."""
-        return self._gatherer.unreachable(event.node, event.failure, now)
+        return self._node_setup.unreachable(event.node, event.failure, now)
 
     def discovered(self, event: Discovered, now: float) -> list[Action]:
         """Record which hosts there are."""
-        return self._gatherer.discovered(event, now)
+        return self._node_setup.discovered(event, now)
 
     def surveyed(self, node: int, message: Surveyed, now: float) -> list[Action]:
         """Record what a node has found out about itself."""
-        return self._gatherer.surveyed(node, message, now)
+        return self._node_setup.surveyed(node, message, now)
 
     def lost(
         self, event: Lost, run: tuple[int, Sequence[int]] | None, now: float, *, wanted: bool
@@ -163,7 +165,7 @@ class Convening:
         """Record that a node is gone; empty if that is no news. ``run``: the attempt it took part
         in, its ranks."""
         self.is_cut_off = self.is_cut_off or event.final
-        member, why = self._gatherer.nodes[event.node], shown(event.why)
+        member, why = self._node_setup.nodes[event.node], shown(event.why)
         if member.state != "joined":
             return []
         fields: dict[str, object] = {"node": event.node, "host": member.host, "why": why}
@@ -171,7 +173,7 @@ class Convening:
             fields |= {"attempt": run[0], "ranks": list(run[1][:_RECORDED])}
         return [
             Entry(type="node_lost", fields=fields),
-            *self._gatherer.lost(
+            *self._node_setup.lost(
                 event.node, why, now, wanted=wanted and not self.is_cut_off, kind=event.kind
             ),
         ]
@@ -202,15 +204,15 @@ class Convening:
 
     def host(self, node: int) -> str:
         """Name a node."""
-        return self._gatherer.nodes[node].host
+        return self._node_setup.nodes[node].host
 
     def why_lost(self, node: int) -> str:
         """Return why a node that was lost was lost, as a clause."""
-        return self._gatherer.nodes[node].why_lost or ""
+        return self._node_setup.nodes[node].why_lost or ""
 
     def kind_lost(self, node: int) -> LossKind:
         """Return how a node that was lost was lost."""
-        return self._gatherer.nodes[node].kind_lost
+        return self._node_setup.nodes[node].kind_lost
 
     def says(self, node: int, text: str) -> str | None:
         """Put a remark of a node for the user; None if one has said the same, or they have said
@@ -226,14 +228,14 @@ class Convening:
 
     # --- preparing
 
-    def prepare(self, cast: Cast, attempt: int, now: float) -> list[Action]:
+    def prepare(self, nodes: AttemptNodes, attempt: int, now: float) -> list[Action]:
         """Ask the nodes that take part to prepare."""
         surveys = [
             surveyed
-            for member in cast.members
-            if (surveyed := self._gatherer.nodes[member].surveyed)
+            for member in nodes.members
+            if (surveyed := self._node_setup.nodes[member].surveyed)
         ]
-        self._preparation = Preparation(self._gathering, cast, attempt, surveys, now)
+        self._preparation = Preparation(self._gathering, nodes, attempt, surveys, now)
         return self._preparation.begin(self._port, worker_ports=self._worker_ports)
 
     @property
@@ -270,16 +272,16 @@ class Preparation:
     def __init__(
         self,
         gathering: Gathering,
-        cast: Cast,
+        nodes: AttemptNodes,
         attempt: int,
         surveys: Sequence[Surveyed],
         now: float,
     ) -> None:
         self._gathering = gathering
-        self._cast = cast
+        self._nodes = nodes
         self._attempt = attempt
         self._surveys = surveys
-        self._token = gathering.token(attempt) if len(cast.members) > 1 else ""
+        self._token = gathering.token(attempt) if len(nodes.members) > 1 else ""
         self._reached: dict[int, Reached] = {}
         self._until = now + PREPARE_S
         self.reaches = False
@@ -288,7 +290,7 @@ class Preparation:
     def begin(self, port: int, *, worker_ports: int) -> list[Action]:
         """Have all prepare; ``worker_ports``: how many each node is to hold for every worker of its
         own."""
-        first, cast = self._cast.members[0], self._cast
+        first, nodes = self._nodes.members[0], self._nodes
         return [
             ToNode(
                 node=member,
@@ -296,10 +298,10 @@ class Preparation:
                     attempt=self._attempt,
                     port=port if member == first else None,
                     token=self._token if member == first else "",
-                    ports=worker_ports * len(cast.ranks(member)),
+                    ports=worker_ports * len(nodes.ranks(member)),
                 ),
             )
-            for member in cast.members
+            for member in nodes.members
         ]
 
     def deadline(self) -> float:
@@ -308,11 +310,11 @@ class Preparation:
 
     def reach(self, port: int, now: float) -> list[Action] | JobError:
         """Ask the other nodes to connect to the master's node."""
-        cast = self._cast
+        nodes = self._nodes
         self.reaches = True
         self._until = now + REACH_S + SLACK_S
         try:
-            addresses = self._gathering.addresses(self._surveys[0], cast.hosts[0])
+            addresses = self._gathering.addresses(self._surveys[0], nodes.hosts[0])
         except LaunchError as exc:
             return JobError.of(exc)
         question = Reach(
@@ -322,11 +324,11 @@ class Preparation:
             token=self._token,
             bound_s=REACH_S,
         )
-        return [ToNode(node=member, message=question) for member in cast.members[1:]]
+        return [ToNode(node=member, message=question) for member in nodes.members[1:]]
 
     def reached(self, member: int, message: Reached) -> None:
         """Record the answer of a node."""
-        self._reached[self._cast.node_ranks[member]] = message
+        self._reached[self._nodes.node_ranks[member]] = message
 
     def late(self, owing: Iterable[int]) -> JobError | None:
         """Record that nodes have not answered in time: where they were to reach the master, they
@@ -339,14 +341,14 @@ class Preparation:
         late = sorted(owing)
         text = f"{counted(len(late), 'node')} did not prepare within {PREPARE_S:g} s: "
         return JobError(
-            exit_code=EXIT_UNAVAILABLE, message=text + name_hosts(map(self._cast.host, late))
+            exit_code=EXIT_UNAVAILABLE, message=text + name_hosts(map(self._nodes.host, late))
         )
 
     def astray(self, may_leave: Callable[[int], bool]) -> list[tuple[int, str]]:
         """Return the members that have no way to the master's node, and why, if the job can do
         without them."""
         lost = [
-            (self._cast.members[rank], answer.problem or "it has no way to rank 0's node")
+            (self._nodes.members[rank], answer.problem or "it has no way to rank 0's node")
             for rank, answer in self._reached.items()
             if not answer.routes
         ]

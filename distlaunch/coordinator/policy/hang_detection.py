@@ -98,7 +98,7 @@ class Watch:
         """How long workers may be silent before they are sampled; None: for ever."""
         if self._timeout_s is not None:
             return self._timeout_s
-        return self._notice_s if self._run.cast.world_size > 1 else None
+        return self._notice_s if self._run.nodes.world_size > 1 else None
 
     def _await(self, check_at: float | None) -> None:
         """Drop the samples that there are; take the next one at ``check_at``."""
@@ -115,7 +115,7 @@ class Watch:
     def silent_since(self, now: float) -> float | None:
         """Return when the last sign of life came, if that is so long ago that a notice is due or
         was given."""
-        if self._notice_s is None or self._last is None or self._run.cast.world_size < 2:
+        if self._notice_s is None or self._last is None or self._run.nodes.world_size < 2:
             return None
         return self._last if now >= self._last + self._notice_s else None
 
@@ -318,16 +318,16 @@ class Watch:
         """Find who is behind, now that all have told where they stand."""
         from distlaunch.diagnosis.hang import diagnose_hang
 
-        settings, cast = self._settings, self._run.cast
+        settings, nodes = self._settings, self._run.nodes
         return diagnose_hang(
             self.stacks,
-            world_size=cast.world_size,
+            world_size=nodes.world_size,
             silent_s=round(self.silent_s, 1),
             output_came=self._wrote is not None
             and self._wrote > self._since + self.lived_s + self.silent_s / 2,
             heartbeats=progress.latest,
             ended=self.ended,
-            hosts=cast.host_of,
+            hosts=nodes.host_of,
             script_dir=settings.script_dir,
             spelt=settings.dialect.spelt,
         )

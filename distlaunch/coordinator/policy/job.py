@@ -11,7 +11,7 @@ import signal
 from typing import TYPE_CHECKING, Literal
 
 from distlaunch.coordinator.policy import failures
-from distlaunch.coordinator.policy.attempt import Attempt, Cast, Verdict
+from distlaunch.coordinator.policy.attempt import Attempt, AttemptNodes, Verdict
 from distlaunch.coordinator.policy.events_and_actions import (
     Action,
     Begin,
@@ -57,7 +57,7 @@ from distlaunch.core.model.worker_exit import WorkerExit
 from distlaunch.core.protocol import agent_messages as m
 
 if TYPE_CHECKING:
-    from distlaunch.coordinator.policy.attempt_start import Convening
+    from distlaunch.coordinator.policy.attempt_start import AttemptStart
     from distlaunch.planning.master_address import Meeting
 
 PRESS_AGAIN = "; press Ctrl-C again after 1 s to kill all workers now"
@@ -102,13 +102,13 @@ class JobPolicy:
         limit."""
         self.since_warned_s = 0.0
         """How long the last attempt went on after that signal."""
-        self._convening: Convening | None = None
+        self._attempt_start: AttemptStart | None = None
         """Brings the nodes together, if there are several, or one that is not this machine."""
         if settings.gathering is not None:
-            from distlaunch.coordinator.policy.attempt_start import Convening
+            from distlaunch.coordinator.policy.attempt_start import AttemptStart
 
-            self._convening = Convening(settings.gathering, settings)
-        self._run = Attempt(0, Cast.fixed(settings), began=0.0)
+            self._attempt_start = AttemptStart(settings.gathering, settings)
+        self._run = Attempt(0, AttemptNodes.fixed(settings), began=0.0)
         """The current attempt, or the one that has just ended."""
         self._watch = Watch(settings, self._run)
         self._port: int | None = None
@@ -148,7 +148,7 @@ class JobPolicy:
     @property
     def world_size(self) -> int:
         """Workers of this attempt; 0 before it is known who takes part."""
-        return self._run.cast.world_size
+        return self._run.nodes.world_size
 
     @property
     def restarts(self) -> int:
@@ -164,8 +164,8 @@ class JobPolicy:
             self._signals.deadline(),
             self._restart_at,
         ]
-        if self._convening is not None and self.phase in ("gathering", "preparing"):
-            times.append(self._convening.deadline())
+        if self._attempt_start is not None and self.phase in ("gathering", "preparing"):
+            times.append(self._attempt_start.deadline())
         return min((time for time in times if time is not None), default=None)
 
     def step(self, event: Event, now: float) -> list[Action]:
@@ -188,8 +188,8 @@ class JobPolicy:
                 ]
                 return held + self._tick(now)
             case LoggedIn():
-                if self._convening is not None:
-                    self._convening.logged_in(event.node)
+                if self._attempt_start is not None:
+                    self._attempt_start.logged_in(event.node)
                 return []
             case Noted():
                 return [Say(text=event.text, level="warning" if event.warning else "info")]
@@ -205,8 +205,8 @@ class JobPolicy:
             case Joined() | Unreachable() | Lost() | Discovered():
                 return (
                     []
-                    if self._convening is None
-                    else self._on_membership(self._convening, event, now)
+                    if self._attempt_start is None
+                    else self._on_membership(self._attempt_start, event, now)
                 )
             case _:
                 assert_never(event)
@@ -216,10 +216,14 @@ class JobPolicy:
     def _on_message(
         self, node: int, message: m.FromAgent | m.Surveyed | m.Reached, now: float
     ) -> list[Action]:
-        convening = self._convening
+        attempt_start = self._attempt_start
         match message:
             case m.Surveyed():
-                return [] if convening is None else self._on_surveyed(convening, node, message, now)
+                return (
+                    []
+                    if attempt_start is None
+                    else self._on_surveyed(attempt_start, node, message, now)
+                )
             case m.SpawnerSignalled():
                 return self.step(Signalled(signum=message.signum, node=node, spawner=True), now)
             case m.WorkerHalted():
@@ -230,7 +234,7 @@ class JobPolicy:
             case m.AgentNotice():
                 return self._on_remark(node, message.text, warning=message.warning)
             case m.PreloadEnded():
-                host = {} if convening is None else {"host": convening.host(node)}
+                host = {} if attempt_start is None else {"host": attempt_start.host(node)}
                 return [Entry(type="preload", fields={**message.fields, **host})]
             case m.AgentFailed():
                 return self._on_fault(node, message, now)
@@ -239,7 +243,11 @@ class JobPolicy:
             case m.Prepared():
                 return self._on_prepared(node, message, now)
             case m.Reached():
-                return [] if convening is None else self._on_reached(convening, node, message, now)
+                return (
+                    []
+                    if attempt_start is None
+                    else self._on_reached(attempt_start, node, message, now)
+                )
             case m.Started():
                 return self._on_started(node, message, now)
             case m.Alive():
@@ -258,21 +266,23 @@ class JobPolicy:
         return attempt == self.attempt == self._run.number and node in self._run.alive
 
     def _on_remark(self, node: int, text: str, *, warning: bool) -> list[Action]:
-        said = text if self._convening is None else self._convening.says(node, text)
+        said = text if self._attempt_start is None else self._attempt_start.says(node, text)
         return [] if said is None else [Say(text=said, level="warning" if warning else "info")]
 
     def _tick(self, now: float) -> list[Action]:
-        convening = self._convening
+        attempt_start = self._attempt_start
         if self._restart_at is not None:
             return self._begin_attempt(now) if now >= self._restart_at else []
-        if convening is None or self.phase not in ("gathering", "preparing"):
+        if attempt_start is None or self.phase not in ("gathering", "preparing"):
             return self._tick_running(now)
         if self.phase == "gathering":
-            return self._continue_gathering(convening, convening.tick(now), now)
-        if now < convening.deadline():
+            return self._continue_gathering(attempt_start, attempt_start.tick(now), now)
+        if now < attempt_start.deadline():
             return []
-        refusal = convening.late(self._run.owing)
-        return self._settle_meeting(convening, now) if refusal is None else self._refuse(refusal)
+        refusal = attempt_start.late(self._run.owing)
+        return (
+            self._settle_meeting(attempt_start, now) if refusal is None else self._refuse(refusal)
+        )
 
     def _tick_running(self, now: float) -> list[Action]:
         if self._run.notice_at is not None and now >= self._run.notice_at:
@@ -286,24 +296,33 @@ class JobPolicy:
 
     def _begin_attempt(self, now: float, *, fresh: bool = True) -> list[Action]:
         self._all_ended_at = self._restart_at = None
-        convening = self._convening
-        if convening is None:
-            return self._prepare(self._run.cast, now)
+        attempt_start = self._attempt_start
+        if attempt_start is None:
+            return self._prepare(self._run.nodes, now)
         self.phase = "gathering"
-        return self._continue_gathering(convening, convening.begin(now, fresh=fresh), now)
+        return self._continue_gathering(attempt_start, attempt_start.begin(now, fresh=fresh), now)
 
     def _on_membership(
-        self, convening: Convening, event: Joined | Unreachable | Lost | Discovered, now: float
+        self,
+        attempt_start: AttemptStart,
+        event: Joined | Unreachable | Lost | Discovered,
+        now: float,
     ) -> list[Action]:
         match event:
             case Joined():
-                return self._continue_gathering(convening, convening.joined(event, now), now)
+                return self._continue_gathering(
+                    attempt_start, attempt_start.joined(event, now), now
+                )
             case Unreachable():
-                return self._continue_gathering(convening, convening.unreachable(event, now), now)
+                return self._continue_gathering(
+                    attempt_start, attempt_start.unreachable(event, now), now
+                )
             case Discovered():
-                return self._continue_gathering(convening, convening.discovered(event, now), now)
+                return self._continue_gathering(
+                    attempt_start, attempt_start.discovered(event, now), now
+                )
             case Lost():
-                return self._on_lost(convening, event, now)
+                return self._on_lost(attempt_start, event, now)
 
     def _on_known(self, known: Known, now: float) -> list[Action]:
         """Take over from a coordinator that was lost, which is one more restart."""
@@ -316,20 +335,22 @@ class JobPolicy:
         ]
 
     def _on_surveyed(
-        self, convening: Convening, node: int, message: m.Surveyed, now: float
+        self, attempt_start: AttemptStart, node: int, message: m.Surveyed, now: float
     ) -> list[Action]:
-        return self._continue_gathering(convening, convening.surveyed(node, message, now), now)
+        return self._continue_gathering(
+            attempt_start, attempt_start.surveyed(node, message, now), now
+        )
 
     def _continue_gathering(
-        self, convening: Convening, actions: list[Action], now: float
+        self, attempt_start: AttemptStart, actions: list[Action], now: float
     ) -> list[Action]:
         """Return the actions, and prepare the attempt if it is settled which nodes take part."""
-        found = convening.settle(self.attempt, now) if self.phase == "gathering" else None
+        found = attempt_start.settle(self.attempt, now) if self.phase == "gathering" else None
         if found is None:
             return actions
         if isinstance(found, tuple):
-            cast, told = found
-            return [*actions, *told, *self._prepare(cast, now)]
+            nodes, told = found
+            return [*actions, *told, *self._prepare(nodes, now)]
         return actions + self._refuse(found)
 
     def _gather_again(self, now: float) -> list[Action]:
@@ -342,13 +363,13 @@ class JobPolicy:
 
     # --- an attempt is prepared and started
 
-    def _prepare(self, cast: Cast, now: float) -> list[Action]:
+    def _prepare(self, nodes: AttemptNodes, now: float) -> list[Action]:
         self.phase = "preparing"
-        self._run = Attempt(self.attempt, cast, began=now)
+        self._run = Attempt(self.attempt, nodes, began=now)
         self.progress.begin()
         self._watch.begin(self._run)
-        if self._convening is not None:
-            return self._convening.prepare(cast, self.attempt, now)
+        if self._attempt_start is not None:
+            return self._attempt_start.prepare(nodes, self.attempt, now)
         settings = self.settings
         return [
             ToNode(
@@ -356,51 +377,55 @@ class JobPolicy:
                 message=m.Prepare(
                     attempt=self.attempt,
                     port=None if node else settings.master_port,
-                    ports=settings.worker_ports * len(cast.ranks(node)),
+                    ports=settings.worker_ports * len(nodes.ranks(node)),
                 ),
             )
-            for node in cast.members
+            for node in nodes.members
         ]
 
     def _on_prepared(self, node: int, message: m.Prepared, now: float) -> list[Action]:
-        run, convening = self._run, self._convening
-        if self.phase != "preparing" or (convening is not None and convening.reaches):
+        run, attempt_start = self._run, self._attempt_start
+        if self.phase != "preparing" or (attempt_start is not None and attempt_start.reaches):
             return []
         if message.problem is not None:
-            if convening is not None and convening.can_spare(1):
-                return convening.leave_out([(node, message.problem)], now) + self._gather_again(now)
+            if attempt_start is not None and attempt_start.can_spare(1):
+                return attempt_start.leave_out([(node, message.problem)], now) + self._gather_again(
+                    now
+                )
             problem = (
-                message.problem if convening is None else convening.quote(node, message.problem)
+                message.problem
+                if attempt_start is None
+                else attempt_start.quote(node, message.problem)
             )
             hints = (message.hint,) if message.hint else ()
             return self._refuse(JobError(exit_code=EXIT_USAGE, message=problem, hints=hints))
-        if message.port is not None and node == run.cast.members[0]:
+        if message.port is not None and node == run.nodes.members[0]:
             self._port = message.port
         run.ports[node] = message.ports
         warned = self._on_remark(node, message.warning, warning=True) if message.warning else []
         run.owing.discard(node)
         if run.owing:
             return warned
-        if convening is None or len(run.cast.members) == 1:
+        if attempt_start is None or len(run.nodes.members) == 1:
             return warned + self._start(None)
-        run.owing = set(run.cast.members[1:])
-        asked = convening.reach(self._port or 0, now)
+        run.owing = set(run.nodes.members[1:])
+        asked = attempt_start.reach(self._port or 0, now)
         return warned + (asked if isinstance(asked, list) else self._refuse(asked))
 
     def _on_reached(
-        self, convening: Convening, node: int, message: m.Reached, now: float
+        self, attempt_start: AttemptStart, node: int, message: m.Reached, now: float
     ) -> list[Action]:
         run = self._run
-        if self.phase != "preparing" or not convening.reaches or node not in run.owing:
+        if self.phase != "preparing" or not attempt_start.reaches or node not in run.owing:
             return []
-        convening.reached(node, message)
+        attempt_start.reached(node, message)
         run.owing.discard(node)
-        return [] if run.owing else self._settle_meeting(convening, now)
+        return [] if run.owing else self._settle_meeting(attempt_start, now)
 
-    def _settle_meeting(self, convening: Convening, now: float) -> list[Action]:
+    def _settle_meeting(self, attempt_start: AttemptStart, now: float) -> list[Action]:
         from distlaunch.planning.master_address import Meeting
 
-        found = convening.meet(now)
+        found = attempt_start.meet(now)
         if isinstance(found, list):
             return found + self._gather_again(now)
         return self._start(found) if isinstance(found, Meeting) else self._refuse(found)
@@ -408,12 +433,12 @@ class JobPolicy:
     def _start(self, meeting: Meeting | None) -> list[Action]:
         run = self._run
         self.phase = "starting"
-        run.owing = set(run.cast.members)
+        run.owing = set(run.nodes.members)
         fields: dict[str, object] = {"attempt": self.attempt, "master_port": self._port}
         if meeting is not None:
             fields["master_addr"] = meeting.address
-        composition = run.cast.composition
-        ports = tuple(port for member in run.cast.members for port in run.ports[member])
+        composition = run.nodes.composition
+        ports = tuple(port for member in run.nodes.members for port in run.ports[member])
         start = StartAttempt(
             attempt=self.attempt,
             port=self._port,
@@ -527,10 +552,13 @@ class JobPolicy:
         if not missing:
             return self._accept_gone(node, message, now)
         why = f"it says that nothing is left, but not how {name_ranks(missing)} ended"
-        convening = self._convening
-        if convening is None:
+        attempt_start = self._attempt_start
+        if attempt_start is None:
             return self._on_fault(node, m.AgentFailed(text=why), now)
-        return [convening.leave(node), *self._on_lost(convening, Lost(node=node, why=why), now)]
+        return [
+            attempt_start.leave(node),
+            *self._on_lost(attempt_start, Lost(node=node, why=why), now),
+        ]
 
     def _accept_gone(self, node: int, message: m.AttemptEnded, now: float) -> list[Action]:
         run = self._run
@@ -555,22 +583,22 @@ class JobPolicy:
     # --- nodes are lost, agents and the launcher fail
 
     def _on_lost(
-        self, convening: Convening, event: Lost, now: float, *, code: int = EXIT_UNAVAILABLE
+        self, attempt_start: AttemptStart, event: Lost, now: float, *, code: int = EXIT_UNAVAILABLE
     ) -> list[Action]:
         run, node = self._run, event.node
         took_part = self.phase not in _WITHOUT_ATTEMPT and node in run.alive
-        about = (self.attempt, run.cast.ranks(node)) if took_part else None
+        about = (self.attempt, run.nodes.ranks(node)) if took_part else None
         wanted = self.told is None and self._fault is None
-        actions = convening.lost(event, about, now, wanted=wanted)
+        actions = attempt_start.lost(event, about, now, wanted=wanted)
         if event.final and self.phase in ("gathering", "preparing", "waiting"):
-            return actions + self._refuse(convening.refuse(event))
+            return actions + self._refuse(attempt_start.refuse(event))
         if not actions or not took_part:
-            return self._continue_gathering(convening, actions, now)
+            return self._continue_gathering(attempt_start, actions, now)
         if self.phase == "preparing":
             return actions + self._gather_again(now)
         owed = node in run.owing
-        kind = convening.kind_lost(node)
-        loss = run.lost(node, convening.why_lost(node), now, exit_code=code, kind=kind)
+        kind = attempt_start.kind_lost(node)
+        loss = run.lost(node, attempt_start.why_lost(node), now, exit_code=code, kind=kind)
         self._watch.lost(node)
         if run.has_ended:
             self._watch.stop()
@@ -580,7 +608,7 @@ class JobPolicy:
             actions += self._stop_after_failure()
         elif loss is None and owed:
             text = (
-                f"node {convening.host(node)} left ({convening.why_lost(node)}); its workers "
+                f"node {attempt_start.host(node)} left ({attempt_start.why_lost(node)}); its workers "
                 "had all ended with 0"
             )
             actions.append(Say(text=text))
@@ -589,15 +617,15 @@ class JobPolicy:
         )
 
     def _on_fault(self, node: int, message: m.AgentFailed, now: float) -> list[Action]:
-        convening, text = self._convening, message.text
-        if convening is None:
-            host = self._run.cast.host(node)
+        attempt_start, text = self._attempt_start, message.text
+        if attempt_start is None:
+            host = self._run.nodes.host(node)
             say = f"internal error on {host}: {text}; all workers have been killed"
             return self._end_by_fault(text, say, without=node)
         lost = Lost(node=node, why=f"internal error: {text}")
-        fields = {"text": text, "node": node, "host": convening.host(node)}
-        actions: list[Action] = [Entry(type="fault", fields=fields), convening.leave(node)]
-        return actions + self._on_lost(convening, lost, now, code=EXIT_SOFTWARE)
+        fields = {"text": text, "node": node, "host": attempt_start.host(node)}
+        actions: list[Action] = [Entry(type="fault", fields=fields), attempt_start.leave(node)]
+        return actions + self._on_lost(attempt_start, lost, now, code=EXIT_SOFTWARE)
 
     def _end_by_fault(self, text: str, say: str, *, without: int | None = None) -> list[Action]:
         """End the job after an internal error; node ``without`` has nothing left to stop."""
@@ -788,7 +816,9 @@ class JobPolicy:
             told=self.told is not None,
             port=self._port,
         )
-        replaced = verdict.by_loss and self._convening is not None and self._convening.replaces()
+        replaced = (
+            verdict.by_loss and self._attempt_start is not None and self._attempt_start.replaces()
+        )
         told = self._told_late if self.told is None else self.told
         if replaced and told is not None:
             return self._end_stopped(told)
@@ -812,7 +842,7 @@ class JobPolicy:
         decision = self._restart_rule.after_failure(
             outcome,
             now,
-            cut_off=self._convening is not None and self._convening.is_cut_off,
+            cut_off=self._attempt_start is not None and self._attempt_start.is_cut_off,
             processes_left=bool(self._run.left),
         )
         if isinstance(decision, Restart) and self._told_late is not None:
@@ -843,8 +873,8 @@ class JobPolicy:
         """
         losses = self._run.losses
         self.attempt += 1
-        if self._convening is not None:
-            self._convening.note(losses)
+        if self._attempt_start is not None:
+            self._attempt_start.note(losses)
         fields = {"attempt": self.attempt, "lost": len(losses)}
         return [Entry(type="reforming", fields=fields), *self._begin_attempt(now)]
 
@@ -858,13 +888,13 @@ class JobPolicy:
             left += f"; {counted(len(run.losses), 'node')} had been lost"
         said = f"{counted(run.up, 'worker')} ended{left}" if run.up else "no worker had started"
         diagnosis = failures.diagnose_stop(
-            [*run.failures, *run.finished], self.settings, world_size=run.cast.world_size
+            [*run.failures, *run.finished], self.settings, world_size=run.nodes.world_size
         )
         if diagnosis is None:
             return [Say(text=f"stopped: {said}"), *self._end(128 + signum)]
         from distlaunch.diagnosis.report import failed_in_stop
 
-        why = failed_in_stop(diagnosis, world_size=run.cast.world_size, many_hosts=run.many_hosts)
+        why = failed_in_stop(diagnosis, world_size=run.nodes.world_size, many_hosts=run.many_hosts)
         failed = Failed(
             diagnosis=diagnosis,
             attempt=self.attempt,
@@ -891,12 +921,12 @@ class JobPolicy:
         """Return a warning if the workers of a job of some length never used MASTER_PORT."""
         run, settings = self._run, self.settings
         lived_s = max((end.uptime_s for end in run.finished), default=0.0)
-        if not settings.meets_at_port or run.port_used is not False or run.cast.world_size < 2:
+        if not settings.meets_at_port or run.port_used is not False or run.nodes.world_size < 2:
             return []
         if lived_s < settings.min_uptime_s:  # nothing that trains
             return []
         text = (
-            f"MASTER_PORT was never used: the {counted(run.cast.world_size, 'worker')} did not "
+            f"MASTER_PORT was never used: the {counted(run.nodes.world_size, 'worker')} did not "
             "communicate, so each may"
             " have trained on its own (on CPUs Lightning and Accelerate do that unless they are "
             "told otherwise)"

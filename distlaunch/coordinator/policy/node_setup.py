@@ -48,13 +48,13 @@ _LATE_SHOWN = 8
 """So many nodes are named that come between two attempts."""
 
 
-class Gatherer:
+class NodeSetup:
     """Gathers for one attempt after the other; between them it keeps track of who could take part
     in the next."""
 
     def __init__(self, gathering: Gathering, *, failure_grace_s: float) -> None:
         self._settings = gathering
-        self._composer = Recomposer(gathering.compose)
+        self._composer = CompositionCache(gathering.compose)
         self.nodes = Membership(
             gathering.hosts, flexible=gathering.flexible, failure_grace_s=failure_grace_s
         )
@@ -471,7 +471,7 @@ class Gatherer:
 _told = attrgetter(*(field for field in fields_of(Surveyed) if field != "serial"))
 
 
-class Recomposer:
+class CompositionCache:
     """A ``Compose`` that asks another one, unless nothing has changed since."""
 
     def __init__(self, compose: Compose) -> None:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Any
 
 
-class Seat:
+class AgentActor:
     """An actor in a bundle: it tells which GPUs it has there, and may start the node's agent and
     speak for it."""
 

@@ -308,7 +308,7 @@ class Driver:
                 "max_restarts": 0,
                 "scheduling_strategy": PlacementGroupSchedulingStrategy(self._group, bundle),
             }
-            made.append(ray.remote(**options)(actor.Seat).remote())
+            made.append(ray.remote(**options)(actor.AgentActor).remote())
         return made
 
     def _mask(self, seats: list[Any], until: float) -> list[str]:

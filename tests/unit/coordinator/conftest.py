@@ -406,7 +406,7 @@ class NodesJob(Job):
     def survey_all(self) -> None:
         """Let all answer that were asked for a survey and have not answered: those that are up."""
         for node in range(len(self.names)):
-            if self.policy._convening._gatherer.nodes[node].serial:
+            if self.policy._attempt_start._node_setup.nodes[node].serial:
                 self.surveyed(node)
 
     def all_gone(self, *but: int) -> list[p.Action]:

@@ -7,7 +7,7 @@ import resource
 
 import pytest
 
-from distlaunch.transport.ray.actor import Seat
+from distlaunch.transport.ray.actor import AgentActor
 
 GREETING = b"hello\n"
 AGENT = "import os, sys; sys.stdin.buffer.read(4); print('noise\\nhello', flush=True); "
@@ -18,7 +18,7 @@ def start():
     seats = []
 
     def started(script, mask=()):
-        seats.append(Seat())
+        seats.append(AgentActor())
         return seats[-1], seats[-1].start(["-c", script], b"code", GREETING, list(mask), 20.0)
 
     yield started

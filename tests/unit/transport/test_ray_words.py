@@ -70,7 +70,7 @@ def test_there_is_a_bundle_for_each_gpu_or_an_error_with_the_way_out():
 
 
 def test_what_ray_says_of_a_dead_actor_is_one_line_without_its_numbers():
-    died = "The actor died before.\n\tclass_name: Seat\n\tactor_id: 37\n\tpid: 24\n\tip: 10.0.0.1\nIt was killed. Exit type: E"
+    died = "The actor died before.\n\tclass_name: AgentActor\n\tactor_id: 37\n\tpid: 24\n\tip: 10.0.0.1\nIt was killed. Exit type: E"
     assert said(RuntimeError(died)) == "The actor died before. It was killed. Exit type: E"
     assert said(RuntimeError()) == "RuntimeError"
     long = said(RuntimeError("word " * 1000))

@@ -1,4 +1,4 @@
-"""An assembly of launchers with everything around it made up: who calls, what they are told, what
+"""The launchers of a job with everything around it made up: who calls, what they are told, what
 the policy hears."""
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from distlaunch.coordinator.joined.launchers import Assembly
+from distlaunch.coordinator.joined.launchers import JoinedLaunchers
 from distlaunch.core.protocol import agent_messages as m
 from distlaunch.core.protocol import launcher_messages as p
 from distlaunch.core.protocol.codec import Decoder, encode
@@ -117,19 +117,19 @@ class Meeting:
     def __init__(self, size: int) -> None:
         self.now = 100.0
         self.own, self.port, self.said, self.events, self.links = Own(), Port(), [], [], []
-        self.assembly = Assembly(
+        self.joined_launchers = JoinedLaunchers(
             own=self.own,
             host="n0",
             size=size,
-            what="node rank",
+            rank_name="node rank",
             job_id="j",
             folder="j-2",
             rules=Rules(),
             say=self.said.append,
             clock=lambda: self.now,
         )
-        self.assembly.listen(self.port)
-        self.assembly.start()
+        self.joined_launchers.listen(self.port)
+        self.joined_launchers.start()
 
     def calls(self, rank, host, *, instance=None, ending=None, first=b"", **told):
         """Call, and say what it was ``told``, that it is ``ending``, or the bytes of ``first``;
@@ -143,7 +143,7 @@ class Meeting:
             instance=instance or host,
             nonce="ab" * 16,
         )
-        answer = self.assembly.admit(call)
+        answer = self.joined_launchers.admit(call)
         if isinstance(answer, p.Rejected):
             return answer
         assert (answer.job_id, answer.folder) == ("j", "j-2")
@@ -154,7 +154,11 @@ class Meeting:
         peer.rank = answer.rank
         if ending is not None:
             peer.say(m.AgentEnding(why=ending))
-            self.pump(lambda: self.assembly._seats[answer.rank].instance and not self.port.waiting)
+            self.pump(
+                lambda: (
+                    self.joined_launchers._launchers[answer.rank].instance and not self.port.waiting
+                )
+            )
             return peer
         if first:
             link.theirs.sendall(first)
@@ -162,7 +166,8 @@ class Meeting:
         peer.say(p.LauncherInfo(**{**APPLY, **told}))
         self.pump(
             lambda: (
-                answer.rank in self.assembly._peers and self.assembly._peers[answer.rank].greeted
+                answer.rank in self.joined_launchers._peers
+                and self.joined_launchers._peers[answer.rank].greeted
             )
         )
         return peer
@@ -172,10 +177,10 @@ class Meeting:
         while not condition():
             assert time.monotonic() < end, (self.events, self.said)
             poll = select.poll()
-            for descriptor, wanted in self.assembly.descriptors().items():
+            for descriptor, wanted in self.joined_launchers.descriptors().items():
                 poll.register(descriptor, wanted)
             poll.poll(10)
-            self.events += self.assembly.receive()
+            self.events += self.joined_launchers.receive()
 
     def of(self, kind):
         return [event for event in self.events if isinstance(event, kind)]
@@ -186,9 +191,9 @@ class Meeting:
         return peer.hears(kind)[-1]
 
     def close(self) -> None:
-        for node in list(self.assembly._peers):
-            self.assembly.disconnect(node)
-        self.assembly.close()
+        for node in list(self.joined_launchers._peers):
+            self.joined_launchers.disconnect(node)
+        self.joined_launchers.close()
         for link in self.links:
             link.close()
             link.theirs.close()
@@ -198,7 +203,7 @@ def answers(meet, peer, rank) -> None:
     """Have a launcher say something, a little later than all that was before."""
     meet.now += 0.5
     peer.say(m.Pong(serial=99, clock=7.0))
-    meet.pump(lambda: meet.assembly._peers[rank].heard == meet.now)
+    meet.pump(lambda: meet.joined_launchers._peers[rank].heard == meet.now)
 
 
 @pytest.fixture

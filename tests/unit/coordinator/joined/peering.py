@@ -9,7 +9,7 @@ from collections import deque
 
 import pytest
 
-from distlaunch.coordinator.joined.launcher import PeerRunner, PeerSettings
+from distlaunch.coordinator.joined.launcher import JoinedRunner, JoinedSettings
 from distlaunch.core.agent.remote_agent import Clock
 from distlaunch.core.model.record import Record
 from distlaunch.core.protocol import agent_messages as m
@@ -280,8 +280,8 @@ class Peering:
             "lost_after_s": 60.0,
             "flexible": False,
         }
-        self.runner = PeerRunner(
-            settings=PeerSettings(**{**values, **settings}),
+        self.runner = JoinedRunner(
+            settings=JoinedSettings(**{**values, **settings}),
             planner=joiner,
             own=self.own,
             files=self.files,

@@ -1,4 +1,4 @@
-"""Who gets which seat among the launchers of a job, and what the policy hears of them."""
+"""Which node rank each launcher gets, and what the policy hears of them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from distlaunch.coordinator.joined.launchers import PROBE_S
+from distlaunch.coordinator.joined.launchers import PING_TIMEOUT_S
 from distlaunch.coordinator.policy import events_and_actions as a
 from distlaunch.core.errors import EXIT_UNAVAILABLE, EXIT_USAGE
 from distlaunch.core.protocol import agent_messages as m
@@ -14,20 +14,20 @@ from distlaunch.core.protocol import launcher_messages as p
 from tests.unit.coordinator.fleets import GONE
 from tests.unit.coordinator.joined.assembling import APPLY, answers
 
-# --- seats
+# --- node ranks
 
 
 def test_the_policy_hears_of_whom_it_wants_and_of_itself_at_once(meeting):
     meet = meeting()
-    meet.assembly.connect(0, 0.0)
-    meet.assembly.connect(1, 0.0)
+    meet.joined_launchers.connect(0, 0.0)
+    meet.joined_launchers.connect(1, 0.0)
     meet.calls(1, "n1")
     meet.calls(2, "n2")
     meet.pump(lambda: len(meet.of(a.Joined)) == 2)
     assert meet.of(a.Joined) == [a.Joined(node=0, host="n0"), a.Joined(node=1, host="n1")]
-    meet.assembly.connect(2, 5.0)
+    meet.joined_launchers.connect(2, 5.0)
     meet.pump(lambda: True)
-    assert meet.assembly.deadline() <= meet.now + 5.0
+    assert meet.joined_launchers.deadline() <= meet.now + 5.0
     meet.now += 5.0
     meet.pump(lambda: len(meet.of(a.Joined)) == 3)
 
@@ -56,7 +56,7 @@ def test_the_second_with_a_rank_is_turned_away_once_the_first_has_answered(meeti
         first.say(m.Pong(serial=ping.serial, clock=7.0))
     meet.now += 0.5
     first.say(m.Pong(serial=99, clock=7.0))
-    meet.pump(lambda: meet.assembly._peers[1].heard == meet.now)
+    meet.pump(lambda: meet.joined_launchers._peers[1].heard == meet.now)
     answer = meet.calls(1, "n9")
     assert (answer.again, answer.exit_code) == (False, EXIT_USAGE)
     assert answer.text == "two launchers have node rank 1: on n1, and on n9"
@@ -67,15 +67,15 @@ def test_an_answer_does_not_count_for_whoever_calls_later(meeting):
     """A pod is replaced some seconds after its launcher was asked, and had answered, for another's
     sake."""
     meet = meeting()
-    meet.assembly.connect(1, 0.0)
+    meet.joined_launchers.connect(1, 0.0)
     first = meet.calls(1, "n1")
     meet.pump(lambda: meet.of(a.Joined))
     assert meet.calls(1, "n9").again
     answers(meet, first, 1)
     assert not meet.calls(1, "n9").again
-    meet.now += PROBE_S
+    meet.now += PING_TIMEOUT_S
     assert meet.calls(1, "n1", instance="a new pod").again
-    meet.now += PROBE_S
+    meet.now += PING_TIMEOUT_S
     meet.calls(1, "n1", instance="a new pod")
     assert [event.node for event in meet.of(a.Lost)] == [1]
 
@@ -84,14 +84,14 @@ def test_of_launchers_that_are_turned_away_again_and_again_one_line_is_said(meet
     meet = meeting(10)
     for number in range(50):
         assert not meet.calls(0, f"x{number}").again
-    meet.assembly.send(0, m.Prepare(attempt=0, port=0))
+    meet.joined_launchers.send(0, m.Prepare(attempt=0, port=0))
     for number in range(1, 10):
         meet.calls(number, f"n{number}", command="other", wall=-1.0)
     assert meet.said == [
         "two launchers have node rank 0: on n0, and on x0; the second is turned away",
         "a launcher was turned away: n1 differs",
     ]
-    assert meet.assembly.deadline() <= meet.now + 60.0
+    assert meet.joined_launchers.deadline() <= meet.now + 60.0
     meet.now += 60.0
     meet.pump(lambda: len(meet.said) > 2)
     assert meet.said[2:] == [
@@ -102,25 +102,25 @@ def test_of_launchers_that_are_turned_away_again_and_again_one_line_is_said(meet
 
 def test_the_second_with_a_rank_takes_the_place_of_one_that_does_not_answer(meeting):
     meet = meeting()
-    meet.assembly.connect(1, 0.0)
+    meet.joined_launchers.connect(1, 0.0)
     meet.calls(1, "n1")
     meet.pump(lambda: meet.of(a.Joined))
     assert meet.calls(1, "n1", instance="a new pod").again
-    meet.now += PROBE_S / 2
+    meet.now += PING_TIMEOUT_S / 2
     assert meet.calls(1, "n1", instance="a new pod").again
-    meet.now += PROBE_S / 2
+    meet.now += PING_TIMEOUT_S / 2
     second = meet.calls(1, "n1", instance="a new pod")
     assert [(event.node, event.why) for event in meet.of(a.Lost)] == [
         (1, "a launcher on n1 has taken its place")
     ]
-    meet.assembly.connect(1, 0.0)
+    meet.joined_launchers.connect(1, 0.0)
     meet.pump(lambda: len(meet.of(a.Joined)) == 2)
     assert second.rank == 1
 
 
 def test_a_launcher_that_calls_again_has_its_place_at_once(meeting):
     meet = meeting()
-    meet.assembly.connect(1, 0.0)
+    meet.joined_launchers.connect(1, 0.0)
     meet.calls(1, "n1")
     meet.pump(lambda: meet.of(a.Joined))
     again = meet.calls(1, "n1")
@@ -132,7 +132,7 @@ def test_launchers_without_a_rank_get_the_next_and_keep_it(meeting):
     meet = meeting(4)
     assert [meet.calls(None, host).rank for host in ("x", "y")] == [1, 2]
     meet.links[0].theirs.close()
-    meet.pump(lambda: 1 not in meet.assembly._peers)
+    meet.pump(lambda: 1 not in meet.joined_launchers._peers)
     assert (
         meet.calls(None, "z").rank == 3
     )  # one that is new, before the place of one that may come back
@@ -150,7 +150,7 @@ def test_what_launchers_were_told_otherwise_ends_the_job_before_it_has_begun_and
     meet = meeting()
     meet.calls(1, "n1", command="other")
     assert meet.of(a.Refused)[0].text == "n1 differs"
-    meet.assembly.send(0, m.Prepare(attempt=0, port=0))
+    meet.joined_launchers.send(0, m.Prepare(attempt=0, port=0))
     late = meet.calls(2, "n2", command="other")
     verdict = meet.hears(late, p.ExitLauncher)
     assert (verdict.exit_code, "n2 differs" in verdict.text) == (EXIT_USAGE, True)
@@ -163,8 +163,8 @@ def test_a_launcher_that_was_refused_has_nothing_more_to_say_and_leaves_its_plac
 ):
     meet = meeting()
     if has_begun:
-        meet.assembly.send(0, m.Prepare(attempt=0, port=0))
-    meet.assembly.connect(1, 0.0)
+        meet.joined_launchers.send(0, m.Prepare(attempt=0, port=0))
+    meet.joined_launchers.connect(1, 0.0)
     refused, other = meet.calls(1, "n1", command="other"), meet.calls(2, "n2")
     refused.say(p.LauncherSignalled(signum=signal.SIGTERM), p.LauncherInfo(**APPLY), GONE)
     answers(meet, refused, 1)
@@ -184,7 +184,7 @@ def test_a_launcher_that_cannot_take_part_ends_the_job_before_it_has_begun_and_l
     text = r"node rank 1 (n1) cannot take part: script train.py\n not found"
     meet.pump(lambda: meet.of(a.Refused))
     assert meet.of(a.Refused) == [a.Refused(text=text)]
-    meet.assembly.send(0, m.Prepare(attempt=0, port=0))
+    meet.joined_launchers.send(0, m.Prepare(attempt=0, port=0))
     meet.calls(1, "n1", ending="script train.py\n not found")
     meet.pump(lambda: meet.said)
     assert meet.said == [text]
@@ -195,7 +195,7 @@ def test_a_launcher_that_cannot_take_part_ends_the_job_before_it_has_begun_and_l
 
 def test_an_elastic_job_does_without_a_launcher_that_cannot_take_part(meeting):
     meet = meeting()
-    meet.assembly._rules.bounds = (1, 3)
+    meet.joined_launchers._rules.bounds = (1, 3)
     meet.calls(1, "n1", ending="no script")
     meet.pump(lambda: meet.said)
     assert meet.said == ["node rank 1 (n1) cannot take part: no script"]

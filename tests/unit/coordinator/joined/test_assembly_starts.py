@@ -19,7 +19,7 @@ from tests.unit.coordinator.joined.assembling import APPLY, Peer, answers
 
 def commenced(meet, workers: int = 2) -> Peer:
     """Have a member that is told to start so many workers."""
-    meet.assembly.connect(1, 0.0)
+    meet.joined_launchers.connect(1, 0.0)
     peer = meet.calls(1, "n1")
     meet.pump(lambda: meet.of(a.Joined))
     start = p.StartWorkers(
@@ -33,7 +33,7 @@ def commenced(meet, workers: int = 2) -> Peer:
         master_port=5,
         interface="",
     )
-    meet.assembly.send(1, start)
+    meet.joined_launchers.send(1, start)
     meet.hears(peer, p.StartWorkers)
     return peer
 
@@ -47,10 +47,10 @@ def says(meet, peer, *messages) -> None:
 
 def test_a_launcher_whose_workers_never_start_is_lost_though_it_answers(meeting):
     meet = meeting()
-    meet.assembly.silence_s = 1e9
+    meet.joined_launchers.silence_s = 1e9
     peer = commenced(meet)
     says(meet, peer, m.Started(attempt=0, pids={0: 5}))
-    assert meet.assembly.deadline() <= meet.now + START_S
+    assert meet.joined_launchers.deadline() <= meet.now + START_S
     meet.now += START_S - 1.0
     answers(meet, peer, 1)
     assert not meet.of(a.Lost)
@@ -70,7 +70,7 @@ def test_a_launcher_whose_workers_never_start_is_lost_though_it_answers(meeting)
 )
 def test_a_launcher_whose_workers_have_started_or_ended_is_not_late(meeting, last):
     meet = meeting()
-    meet.assembly.silence_s = 1e9
+    meet.joined_launchers.silence_s = 1e9
     peer = commenced(meet)
     says(meet, peer, *last)
     meet.now += 10 * START_S
@@ -80,7 +80,7 @@ def test_a_launcher_whose_workers_have_started_or_ended_is_not_late(meeting, las
 
 def test_a_launcher_that_says_what_takes_long_has_more_time(meeting):
     meet = meeting()
-    meet.assembly.silence_s = 1e9
+    meet.joined_launchers.silence_s = 1e9
     peer = commenced(meet)
     began = meet.now
     for elapsed_s in (15.0, 30.0, 60.0, 120.0, 240.0):
@@ -95,7 +95,7 @@ def test_a_launcher_that_says_what_takes_long_has_more_time(meeting):
 
 def test_restarts_that_a_launcher_knows_of_are_no_more_than_the_job_may_have(meeting):
     meet = meeting()
-    meet.assembly.connect(1, 0.0)
+    meet.joined_launchers.connect(1, 0.0)
     meet.calls(1, "n1", attempt=1 << 19, restarts=1 << 19)
     meet.pump(lambda: meet.of(a.Joined))
     assert meet.of(a.Known) == [a.Known(attempt=1 << 19, restarts=3)]
@@ -103,7 +103,7 @@ def test_restarts_that_a_launcher_knows_of_are_no_more_than_the_job_may_have(mee
 
 def test_attempts_that_a_launcher_knows_of_are_told_before_it_has_joined(meeting):
     meet = meeting()
-    meet.assembly.connect(1, 0.0)
+    meet.joined_launchers.connect(1, 0.0)
     meet.calls(1, "n1", attempt=4, restarts=2, wall=-1.0)
     meet.pump(lambda: meet.of(a.Joined))
     assert [type(event) for event in meet.events if isinstance(event, (a.Known, a.Joined))] == [
@@ -116,7 +116,7 @@ def test_attempts_that_a_launcher_knows_of_are_told_before_it_has_joined(meeting
 
 def test_only_those_that_take_part_are_heard_and_times_are_in_our_clock(meeting):
     meet = meeting()
-    meet.assembly.connect(1, 0.0)
+    meet.joined_launchers.connect(1, 0.0)
     first, second = meet.calls(1, "n1"), meet.calls(2, "n2")
     start = p.StartWorkers(
         attempt=0,
@@ -129,7 +129,7 @@ def test_only_those_that_take_part_are_heard_and_times_are_in_our_clock(meeting)
         master_port=5,
         interface="",
     )
-    meet.assembly.send(1, start)
+    meet.joined_launchers.send(1, start)
     second.say(
         GONE, p.LauncherSignalled(signum=signal.SIGTERM), p.LauncherSignalled(signum=signal.SIGKILL)
     )
@@ -169,7 +169,7 @@ def test_words_of_another_coordinators_attempt_do_no_harm(meeting, attempt):
 
 def test_commands_never_leave_the_coordinator(meeting):
     meet = meeting()
-    meet.assembly.connect(1, 0.0)
+    meet.joined_launchers.connect(1, 0.0)
     peer = meet.calls(1, "n1")
     survey = m.Survey(
         serial=5,
@@ -182,7 +182,7 @@ def test_commands_never_leave_the_coordinator(meeting):
         topology=False,
     )
     for node in (0, 1):
-        meet.assembly.send(node, survey)
+        meet.joined_launchers.send(node, survey)
     assert meet.own.handled == [survey]
     assert meet.hears(peer, p.SurveyNode) == p.SurveyNode(serial=5)
 
@@ -190,7 +190,7 @@ def test_commands_never_leave_the_coordinator(meeting):
 def test_a_launcher_that_is_gone_is_lost_and_one_that_talks_nonsense_too(meeting):
     meet = meeting()
     for node in (1, 2):
-        meet.assembly.connect(node, 0.0)
+        meet.joined_launchers.connect(node, 0.0)
     first, second = meet.calls(1, "n1"), meet.calls(2, "n2")
     meet.pump(lambda: len(meet.of(a.Joined)) == 2)
     first.link.theirs.close()
@@ -201,7 +201,7 @@ def test_a_launcher_that_is_gone_is_lost_and_one_that_talks_nonsense_too(meeting
 
 def test_why_a_launcher_that_has_called_was_dropped_is_told_to_whoever_waits_for_it(meeting):
     meet = meeting()
-    meet.assembly.connect(1, 0.0)
+    meet.joined_launchers.connect(1, 0.0)
     meet.calls(
         1, "n1", first=encode(p.LauncherInfo(**APPLY)).replace(b'"attempt":-1', b'"attempt":-7')
     )
@@ -215,7 +215,7 @@ def test_why_a_launcher_that_has_called_was_dropped_is_told_to_whoever_waits_for
         True,
     )
     assert failure.text.startswith("it sends what no agent of ours does: it reports ")
-    meet.assembly.connect(1, 0.0)
+    meet.joined_launchers.connect(1, 0.0)
     meet.calls(1, "n1")
     meet.pump(lambda: meet.of(a.Joined))
 
@@ -223,7 +223,7 @@ def test_why_a_launcher_that_has_called_was_dropped_is_told_to_whoever_waits_for
 def test_at_the_end_all_hear_the_verdict_and_are_waited_for(meeting):
     meet = meeting()
     peers = [meet.calls(rank, f"n{rank}") for rank in (1, 2)]
-    meet.assembly.verdict = p.ExitLauncher(exit_code=7, text="why")
+    meet.joined_launchers.verdict = p.ExitLauncher(exit_code=7, text="why")
     heard = []
 
     def leave(peer) -> None:
@@ -235,12 +235,12 @@ def test_at_the_end_all_hear_the_verdict_and_are_waited_for(meeting):
     leaving = [threading.Thread(target=leave, args=(peer,)) for peer in peers]
     for thread in leaving:
         thread.start()
-    meet.assembly.close()
+    meet.joined_launchers.close()
     for thread in leaving:
         thread.join(WITHIN_S)
     assert meet.own.closed
     assert sorted(heard, key=str) == [
         (rank, [p.ExitLauncher(exit_code=7, text="why")]) for rank in (1, 2)
     ]
-    assert not meet.assembly._peers
-    meet.assembly.close = lambda: None
+    assert not meet.joined_launchers._peers
+    meet.joined_launchers.close = lambda: None

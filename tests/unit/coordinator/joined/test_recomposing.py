@@ -20,7 +20,7 @@ def test_nodes_that_tell_the_same_again_get_the_same_plan(make_nodes):
     restart(job)
     assert job.phase == "preparing"
     assert len(job.composed) == 1
-    assert job.policy._run.cast.composition is job.composed[0]
+    assert job.policy._run.nodes.composition is job.composed[0]
 
 
 @pytest.mark.parametrize(

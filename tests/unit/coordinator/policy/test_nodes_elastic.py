@@ -276,7 +276,7 @@ def test_a_job_that_needs_the_node_waits_for_its_cooling_down(make_nodes):
         job.lost(1)
         job.stop_others(1)
         job.survey_all()
-        if job.policy._convening._gatherer.nodes[1].cools_until > job.now:
+        if job.policy._attempt_start._node_setup.nodes[1].cools_until > job.now:
             break
         job.pass_time(7.0)
         job.gather(1)

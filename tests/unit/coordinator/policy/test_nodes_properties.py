@@ -367,7 +367,7 @@ def work_of_a_job(make_nodes, nodes: int) -> tuple[int, int, int]:
             touched += len(self)
             return super().__iter__()
 
-    membership = job.policy._convening._gatherer.nodes
+    membership = job.policy._attempt_start._node_setup.nodes
     membership.members = Counted(membership.members)
     job.begin()
     for node in range(nodes):

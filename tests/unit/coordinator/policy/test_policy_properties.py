@@ -215,8 +215,10 @@ def work_of_a_restart(make_job, nodes: int, per_node: int) -> tuple[int, int]:
             touched += 1
             return super().__len__()
 
-    cast = job.policy._run.cast
-    job.policy._run.cast = replace(cast, members=Counted(cast.members), hosts=Counted(cast.hosts))
+    nodes = job.policy._run.nodes
+    job.policy._run.nodes = replace(
+        nodes, members=Counted(nodes.members), hosts=Counted(nodes.hosts)
+    )
     job.run()
     job.fail()
     job.come_up()
