@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING
 
-from distlaunch.coordinator.joined.admission import Caller, Door
+from distlaunch.coordinator.joined.admission import CoordinatorConnector, RendezvousPort
 from distlaunch.coordinator.joined.consoles import Herald, LocalRanks
 from distlaunch.coordinator.joined.launcher import JoinedRunner, JoinedSettings, decline, leave
 from distlaunch.coordinator.joined.launchers import JoinedLaunchers
@@ -240,7 +240,7 @@ def tell_others(options: TrainOptions, environ: Mapping[str, str], why: LaunchEr
                 rendezvous, job_identity, host=facts.hostname, why=why.message, otherwise=otherwise
             )
         elif location.allocation.part == "worker" or len(location.allocation.hosts) > 1:
-            Door(
+            RendezvousPort(
                 rendezvous, job_identity, members=len(location.allocation.hosts), say=lambda _: None
             ).refuse(why)
     except LaunchError:
@@ -276,10 +276,10 @@ def run_launcher(
     clock = Clock()
     otherwise = _otherwise(joiner.rendezvous, planned.location, environ)
     warn = partial(sink.say, level="warning")
-    door: Door | None = None
+    rendezvous_port: RendezvousPort | None = None
     if joiner.rendezvous.leads != "no":
         try:
-            door = Door(
+            rendezvous_port = RendezvousPort(
                 joiner.rendezvous, job_identity, members=len(joiner.hosts), say=warn, clock=clock
             )
         except PortTakenError:
@@ -289,7 +289,7 @@ def run_launcher(
         process.check_system()
         mine = _Mine(planned, joiner, options, environ, sink, open_filters, count_from, error_file)
     except LaunchError as exc:
-        if door is None:
+        if rendezvous_port is None:
             decline(
                 joiner.rendezvous,
                 job_identity,
@@ -298,11 +298,11 @@ def run_launcher(
                 otherwise=otherwise,
             )
         else:
-            door.refuse(exc)
+            rendezvous_port.refuse(exc)
         raise
-    if door is None:
+    if rendezvous_port is None:
         return _join(mine, job_identity, otherwise)
-    return _coordinate(mine, door, site, clock, otherwise)
+    return _coordinate(mine, rendezvous_port, site, clock, otherwise)
 
 
 class _Mine:
@@ -405,7 +405,11 @@ def _otherwise(
 
 
 def _coordinate(
-    mine: _Mine, door: Door, site: Site | None, clock: Clock, otherwise: Otherwise | None
+    mine: _Mine,
+    rendezvous_port: RendezvousPort,
+    site: Site | None,
+    clock: Clock,
+    otherwise: Otherwise | None,
 ) -> int:
     options, environ, joiner, sink = mine.options, mine.environ, mine.joiner, mine.sink
     job_id = mine.planned.plan.job_id or new_job_id(time.time(), os.urandom(3))
@@ -414,7 +418,7 @@ def _coordinate(
             run_dir = make_run_dir(options.log_dir, job_id, environ)
         except LaunchError as exc:
             mine.dismiss()
-            door.refuse(exc)
+            rendezvous_port.refuse(exc)
             raise
         stack.callback(run_dir.close)
         joiner.set_job(job_id, run_dir.path)
@@ -472,16 +476,16 @@ def _coordinate(
         )
         run_dir.link_latest()
         process.say_where(run_dir, job_id, sink)
-        if door.is_open_to_all:
+        if rendezvous_port.is_open_to_all:
             sink.say(
-                f"whoever reaches port {door.listener.port} of this machine can take part in the "
+                f"whoever reaches port {rendezvous_port.listener.port} of this machine can take part in the "
                 "job: it has no token"
                 f" ({TOKEN} on all nodes; {_MAKE_TOKEN} makes one)"
             )
         for note in () if site is None else site.notes():
             herald.say(note, level="warning")
         housekeeping.start()
-        door.open(joined_launchers)
+        rendezvous_port.open(joined_launchers)
         try:
             code = runner.run()
         except LaunchError as exc:
@@ -491,7 +495,7 @@ def _coordinate(
                 summary=exc.message,
                 is_error=True,
             )
-            door.refuse(exc)
+            rendezvous_port.refuse(exc)
             raise
         joined_launchers.verdict = herald.verdict(code, runner.summary)
         ended.append(code)
@@ -503,7 +507,7 @@ def _join(mine: _Mine, job_identity: JobIdentity, otherwise: Otherwise | None) -
     with ExitStack() as stack:
         signal_pipe = SignalPipe()
         ended = stack.enter_context(process.closed_console(sink, signal_pipe))
-        call = Caller(
+        connector = CoordinatorConnector(
             joiner,
             job_identity,
             join_timeout_s=options.join_timeout,
@@ -512,10 +516,10 @@ def _join(mine: _Mine, job_identity: JobIdentity, otherwise: Otherwise | None) -
             otherwise=otherwise,
         )
         try:
-            link, welcome = call()
+            link, welcome = connector()
         except connect.ConnectInterrupted:
             mine.dismiss()
-            ended.append(_told(call))
+            ended.append(_exit_code(connector))
             return ended[0]
         except LaunchError as exc:
             mine.dismiss()
@@ -541,13 +545,13 @@ def _join(mine: _Mine, job_identity: JobIdentity, otherwise: Otherwise | None) -
         stack.callback(files.close)
         if joiner.speaks:
             sink.say(
-                f"job {welcome.job_id}: {call.what} {node}, joined {call.where}; logs: "
+                f"job {welcome.job_id}: {connector.rank_name} {node}, joined {connector.coordinator}; logs: "
                 f"{run_dir.path}"
             )
         clock = PausableClock()
         runner = JoinedRunner(
             settings=JoinedSettings(
-                coordinator=call.where,
+                coordinator=connector.coordinator,
                 job_id=welcome.job_id,
                 max_restarts=options.max_restarts,
                 failure_grace_s=options.failure_grace,
@@ -564,7 +568,7 @@ def _join(mine: _Mine, job_identity: JobIdentity, otherwise: Otherwise | None) -
             events=EventLog(run_dir.events, sink),
             signal_pipe=signal_pipe,
             clock=clock,
-            call=call,
+            call=connector,
             count_from=mine.count_from,
             error_file=mine.error_file,
         )
@@ -572,7 +576,7 @@ def _join(mine: _Mine, job_identity: JobIdentity, otherwise: Otherwise | None) -
         try:
             ended.append(runner.run(link))
         except connect.ConnectInterrupted:
-            ended.append(_told(call))
+            ended.append(_exit_code(connector))
     return ended[0]
 
 
@@ -584,6 +588,6 @@ def _alone(mine: _Mine) -> str | None:
     )
 
 
-def _told(call: Caller) -> int:
+def _exit_code(connector: CoordinatorConnector) -> int:
     """Return the exit code of a launcher that was told to end while it called."""
-    return EXIT_SOFTWARE if call.told is None else 128 + call.told
+    return EXIT_SOFTWARE if connector.ended_by is None else 128 + connector.ended_by

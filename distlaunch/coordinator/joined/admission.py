@@ -1,4 +1,4 @@
-"""The coordinator's door, and how the other launchers of a job come to it."""
+"""The rendezvous port of the coordinator, and how the other launchers connect to it."""
 
 from __future__ import annotations
 
@@ -20,17 +20,19 @@ from distlaunch.planning.rendezvous import Rendezvous
 from distlaunch.transport.tcp_connection import TcpConnection
 from distlaunch.transport.tcp_listener import Listener
 
-_TELL_S = 5.0
-"""After so long in vain the user hears whom we wait for."""
-_TELL_AGAIN_S = 60.0
+_NOTICE_S = 5.0
+"""After so long without an answer the user is told which host is waited for."""
+_NEXT_NOTICE_S = 60.0
 _REFUSE_S = 2.0
-"""So long the others may call, and hear why there is no job; who waits for the port calls more
-often."""
+"""How long other launchers may connect to learn why there is no job. A launcher that waits for the
+port tries more often."""
 
 
-class Door:
-    """The rendezvous port, held before anything else is made; callers wait until the joined_launchers is
-    there."""
+class RendezvousPort:
+    """The port to which the other launchers connect.
+
+    It is opened before the plan is made. Launchers that connect wait until ``open`` is called.
+    """
 
     def __init__(
         self,
@@ -41,10 +43,9 @@ class Door:
         say: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Have the port, on which so many members may call. Raises ConfigError if it cannot be
-        had."""
+        """Listen for ``members`` launchers. Raises ConfigError if no port can be opened."""
         self._joined_launchers: JoinedLaunchers
-        """Admits callers and polls the listener. Set by `open`."""
+        """Admits launchers and polls the listener. Set by `open`."""
         self._refusal: p.Rejected | None = None
         self._job_identity = job_identity
         self.listener = Listener(
@@ -60,17 +61,17 @@ class Door:
 
     @property
     def is_open_to_all(self) -> bool:
-        """Return whether other machines can call, and need no secret."""
+        """Return whether other machines can connect without a secret."""
         return not self._job_identity.has_secret and self.listener.is_reachable
 
     def open(self, joined_launchers: JoinedLaunchers) -> None:
-        """Let callers in."""
+        """Admit launchers."""
         self._joined_launchers = joined_launchers
         joined_launchers.listen(self.listener)
 
     def refuse(self, why: LaunchError) -> None:
-        """Tell whoever calls within 2 s why this launcher, the coordinator, cannot start the job;
-        then be closed."""
+        """Reject the launchers that connect within 2 s with the reason that there is no job; then
+        close the port."""
         text = f"it cannot start the job: {why.message}"
         self._refusal = p.Rejected(text=text, hint=why.hint, exit_code=why.exit_code, again=False)
         until = time.monotonic() + _REFUSE_S
@@ -86,8 +87,8 @@ class Door:
         return self._refusal or self._joined_launchers.admit(call)
 
 
-class Caller:
-    """Calls the coordinator, each time in the same name."""
+class CoordinatorConnector:
+    """Connects this launcher to the coordinator, each time under the same instance id."""
 
     def __init__(
         self,
@@ -99,7 +100,7 @@ class Caller:
         signals: SignalPipe,
         otherwise: Callable[[], Sequence[str]] | None = None,
     ) -> None:
-        """Be ready. Calling is given up for signals that end us, and for no other.
+        """``signals``: connecting stops for a signal that ends the launcher, and for no other.
 
         ``otherwise``: see ``connect.connect_to_listener``.
         """
@@ -110,29 +111,31 @@ class Caller:
         )
         self._otherwise = otherwise
         self._say, self._signals = say, signals
-        self.told: int | None = None
-        """The signal for which calling was given up."""
+        self.ended_by: int | None = None
+        """The signal that stopped connecting."""
         self._until = 0.0
         self._instance = os.urandom(16).hex()
         self._rank = joiner.rendezvous.rank
         self._port = joiner.rendezvous.ports[0]
-        self._tell_at = _TELL_S
+        self._notice_at = _NOTICE_S
 
     @property
-    def what(self) -> str:
-        """Return what our number is called."""
+    def rank_name(self) -> str:
+        """Return the word for the number of this launcher."""
         return "rank" if self._joiner.by_worker else "node"
 
     @property
-    def where(self) -> str:
-        """Say whom we call, for people; of several ports the one that has answered last."""
+    def coordinator(self) -> str:
+        """Return the coordinator's name for people, with the port that answered last."""
         host = printable(self._joiner.rendezvous.host)
         return f"node 0 ({f'[{host}]' if ':' in host else host}:{self._port})"
 
     def __call__(self) -> tuple[TcpConnection, p.Welcome]:
-        """Call until we are let in, or the time is up. Raises LaunchError, and
-        ``connect.ConnectInterrupted``."""
-        self._tell_at = _TELL_S
+        """Connect, and wait until the coordinator admits this launcher.
+
+        Raises LaunchError after the join timeout, and ``connect.ConnectInterrupted`` for a signal.
+        """
+        self._notice_at = _NOTICE_S
         self._until = time.monotonic() + self._join_timeout_s
         rendezvous = self._joiner.rendezvous
         connection, welcome = connect.connect_to_listener(
@@ -145,23 +148,23 @@ class Caller:
             until=self._until,
             progress=self._progress,
             watched=self._signals.fileno(),
-            stops=self._is_told,
+            stops=self._is_ended,
             otherwise=self._otherwise,
         )
         self._rank = welcome.rank
         with suppress(OSError):  # it has been reset already
             self._port = connection.getpeername()[1]
-        return TcpConnection(connection, self.where), welcome
+        return TcpConnection(connection, self.coordinator), welcome
 
-    def _is_told(self) -> bool:
-        """Take the signals that have come; return whether one of them ends us."""
-        self.told = next((number for number in self._signals.read() if number in ENDING), None)
-        return self.told is not None
+    def _is_ended(self) -> bool:
+        """Read pending signals; return whether one of them ends the launcher."""
+        self.ended_by = next((number for number in self._signals.read() if number in ENDING), None)
+        return self.ended_by is not None
 
     def _progress(self, elapsed_s: float, why: str) -> None:
-        if elapsed_s >= self._tell_at:
-            self._tell_at = elapsed_s + _TELL_AGAIN_S
+        if elapsed_s >= self._notice_at:
+            self._notice_at = elapsed_s + _NEXT_NOTICE_S
             left_s = max(0.0, self._until - time.monotonic())
             self._say(
-                f"waiting up to {left_s:.0f} s more for {self.where}: {why}", level="warning"
+                f"waiting up to {left_s:.0f} s more for {self.coordinator}: {why}", level="warning"
             )  # under --quiet too

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 
-from distlaunch.coordinator.joined.admission import Caller
+from distlaunch.coordinator.joined.admission import CoordinatorConnector
 from distlaunch.core.model.record import replace
 from distlaunch.core.protocol import launcher_messages as p
 from distlaunch.core.protocol.handshake import JobIdentity
@@ -31,22 +31,22 @@ def test_of_several_ports_the_one_that_has_answered_is_named(tmp_path):
         deaf = taken.getsockname()[1]
         joiner.rendezvous = replace(joiner.rendezvous, ports=(deaf, listener.port))
         signals = Signals()
-        caller = Caller(
+        connect = CoordinatorConnector(
             joiner,
             job_identity,
             join_timeout_s=WITHIN_S,
             say=lambda text, *, level: print(level, text),
             signals=signals,
         )
-        assert caller.where == f"node 0 (127.0.0.1:{deaf})"
+        assert connect.coordinator == f"node 0 (127.0.0.1:{deaf})"
         links = []
-        thread = threading.Thread(target=lambda: links.append(caller()[0]))
+        thread = threading.Thread(target=lambda: links.append(connect()[0]))
         thread.start()
         admitted = []
         while thread.is_alive():
             admitted += listener.ready()
             thread.join(0.01)
-    assert caller.where == f"node 0 (127.0.0.1:{listener.port})"
+    assert connect.coordinator == f"node 0 (127.0.0.1:{listener.port})"
     for link in (*links, *(link for _, link in admitted)):
         link.close()
     listener.close()
