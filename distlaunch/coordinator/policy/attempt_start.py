@@ -1,9 +1,8 @@
-"""How an attempt on several nodes comes to its start: who takes part, and where workers meet. Pure.
+"""Prepare attempts on several nodes: choose the nodes and the master address. Pure.
 
-``AttemptStart`` keeps the nodes of a job for one attempt after the other. ``Preparation`` is the part
-of one attempt in which the master address is settled: the node of rank 0 holds the port and listens
-on it, and every other node connects to it, at each address that may be the right one. So the
-address that workers get is one that has worked.
+``AttemptStart`` serves all attempts of a job. ``Preparation`` serves one: the node of rank 0 holds
+the master port and listens on it, and every other node connects to it at each address that it may
+have. So workers get an address that has worked.
 """
 
 from __future__ import annotations
@@ -37,17 +36,17 @@ from distlaunch.planning.master_address import Meeting
 
 _RECORDED = 64
 """Hosts, or ranks, that one event lists."""
-_REMARKS = 200
-"""Different ones that are shown in a job: thousands of nodes may each have one."""
+_NOTICES = 200
+"""How many different notices of nodes a job shows: thousands of nodes may each send one."""
 REACH_S = 5.0
-"""How long nodes may take to connect to the master's."""
+"""How long nodes may take to connect to the node of rank 0."""
 PREPARE_S = 60.0
-"""How long they may take to prepare: the memory of GPUs is waited for, up to 30 s."""
+"""How long nodes may take to prepare. They wait for GPU memory for up to 30 s."""
 SLACK_S = 5.0
 
 
 class AttemptStart:
-    """Brings the nodes of one attempt after the other together."""
+    """Chooses and prepares the nodes of each attempt."""
 
     def __init__(self, gathering: Gathering, settings: PolicySettings) -> None:
         self._gathering = gathering
@@ -57,10 +56,10 @@ class AttemptStart:
         self._before: AttemptNodes | None = None
         self._said: set[str] = set()
         self.is_cut_off = False
-        """No node can be reached any more: only Ray says so, whose jobs are of a fixed size."""
+        """No node can be reached any more. Only Ray reports this; its jobs have a fixed size."""
 
     def deadline(self) -> float:
-        """Return when somebody is late, or ``tick`` is due."""
+        """Return when a node's answer is late or ``tick`` is due."""
         return (
             self._preparation.deadline()
             if self._preparation is not None
@@ -68,21 +67,21 @@ class AttemptStart:
         )
 
     def tick(self, now: float) -> list[Action]:
-        """Do what is due while nodes gather."""
+        """Return the actions that are due while nodes connect."""
         return self._node_setup.tick(now)
 
     # --- which nodes take part
 
     def begin(self, now: float, *, fresh: bool) -> list[Action]:
-        """Gather; unless ``fresh``, within what is left of the time for an attempt that came to
-        nothing."""
+        """Connect nodes for an attempt. Unless ``fresh``, the time limit of the failed preparation
+        before it still holds."""
         self._preparation = None
         return self._node_setup.begin(now, fresh=fresh)
 
     def settle(
         self, attempt: int, now: float
     ) -> tuple[AttemptNodes, list[Action]] | JobError | None:
-        """Return who takes part, or why there is no attempt; None if it is not known yet."""
+        """Return the nodes of the attempt, or why there is none; None if that is not known yet."""
         found = self._node_setup.settle(now)
         if found is None or isinstance(found, JobError):
             return found
@@ -123,16 +122,16 @@ class AttemptStart:
         return nodes, actions
 
     def note(self, losses: Sequence[Loss]) -> None:
-        """Have the user told, with what follows, by which losses an attempt has ended."""
+        """Name the lost nodes in the next notice about nodes."""
         self._node_setup.left = who_left(losses)
 
     def replaces(self) -> bool:
-        """Return whether the job goes on without a node that it has lost: that is no restart."""
+        """Return whether the job goes on without a lost node. That does not count as a restart."""
         fewest, most = self._gathering.bounds
         return fewest < most or (self._gathering.flexible and self._node_setup.here() >= fewest)
 
     def can_spare(self, number: int) -> bool:
-        """Return whether the job can go on without so many of the nodes that are here."""
+        """Return whether the job can go on with ``number`` nodes fewer than are connected."""
         return self.replaces() and self._node_setup.here() - number >= self._gathering.bounds[0]
 
     # --- what happens to nodes
@@ -162,8 +161,10 @@ class AttemptStart:
     def lost(
         self, event: Lost, run: tuple[int, Sequence[int]] | None, now: float, *, wanted: bool
     ) -> list[Action]:
-        """Record that a node is gone; empty if that is no news. ``run``: the attempt it took part
-        in, its ranks."""
+        """Record that a node is lost. Returns no action if that was known.
+
+        ``run``: the attempt in which it took part, and its ranks.
+        """
         self.is_cut_off = self.is_cut_off or event.final
         member, why = self._node_setup.nodes[event.node], shown(event.why)
         if member.state != "joined":
@@ -179,7 +180,7 @@ class AttemptStart:
         ]
 
     def leave_out(self, astray: Sequence[tuple[int, str]], now: float) -> list[Action]:
-        """Go on without nodes that cannot take part as it turns out, each with why."""
+        """Go on without nodes that cannot take part; each comes with the reason."""
         hosts = name_hosts(self.host(node) for node, _ in astray)
         text = f"{'node' if len(astray) == 1 else 'nodes'} {hosts} left out: {shown(astray[0][1])}"
         actions: list[Action] = [Say(text=text, level="warning")]
@@ -189,12 +190,12 @@ class AttemptStart:
 
     @staticmethod
     def leave(node: int) -> Action:
-        """Leave a node of which nothing is wanted any more."""
+        """Disconnect a node that is no longer needed."""
         return Disconnect(node=node)
 
     @staticmethod
     def refuse(event: Lost) -> JobError:
-        """Say that there is no attempt as no node can be reached any more."""
+        """Return the error that no node can be reached any more."""
         hint = hint_of_transport(event.kind)
         return JobError(
             exit_code=EXIT_UNAVAILABLE,
@@ -203,7 +204,7 @@ class AttemptStart:
         )
 
     def host(self, node: int) -> str:
-        """Name a node."""
+        """Return the name of a node's host."""
         return self._node_setup.nodes[node].host
 
     def why_lost(self, node: int) -> str:
@@ -214,16 +215,16 @@ class AttemptStart:
         """Return how a node that was lost was lost."""
         return self._node_setup.nodes[node].kind_lost
 
-    def says(self, node: int, text: str) -> str | None:
-        """Put a remark of a node for the user; None if one has said the same, or they have said
-        enough."""
-        if text in self._said or len(self._said) >= _REMARKS:
+    def notice(self, node: int, text: str) -> str | None:
+        """Return a node's notice for the user; None if the user has seen it, or ``_NOTICES``
+        others."""
+        if text in self._said or len(self._said) >= _NOTICES:
             return None
         self._said.add(text)
         return self.quote(node, text)
 
     def quote(self, node: int, text: str) -> str:
-        """Put what a node says for the user."""
+        """Return a text of a node with the node's host before it."""
         return f"{self.host(node)}: {shown(text)}"
 
     # --- preparing
@@ -240,11 +241,11 @@ class AttemptStart:
 
     @property
     def reaches(self) -> bool:
-        """Return whether all have prepared, and try to reach the master's node."""
+        """Return whether all nodes have prepared and now connect to the node of rank 0."""
         return self._preparation is not None and self._preparation.reaches
 
     def reach(self, port: int, now: float) -> list[Action] | JobError:
-        """Ask the other nodes to connect to the master's node."""
+        """Ask the other nodes to connect to the node of rank 0."""
         return [] if self._preparation is None else self._preparation.reach(port, now)
 
     def reached(self, node: int, message: Reached) -> None:
@@ -253,12 +254,12 @@ class AttemptStart:
             self._preparation.reached(node, message)
 
     def late(self, owing: set[int]) -> JobError | None:
-        """Record that nodes have not answered in time; return why that ends the job, if it does."""
+        """Record that nodes have not answered in time; return the error if that ends the job."""
         return None if self._preparation is None else self._preparation.late(owing)
 
     def meet(self, now: float) -> Meeting | JobError | list[Action]:
-        """Settle where workers meet; actions instead if the job is to go on without nodes that
-        found no way there."""
+        """Return the master address; actions instead if the job goes on without the nodes that
+        cannot reach it."""
         preparation = self._preparation
         if preparation is None:
             return []
@@ -267,7 +268,7 @@ class AttemptStart:
 
 
 class Preparation:
-    """One attempt's way from its plan to its start."""
+    """Prepares one attempt, from its plan to its start."""
 
     def __init__(
         self,
@@ -285,11 +286,11 @@ class Preparation:
         self._reached: dict[int, Reached] = {}
         self._until = now + PREPARE_S
         self.reaches = False
-        """All have prepared, and try to reach the master's node."""
+        """All nodes have prepared and now connect to the node of rank 0."""
 
     def begin(self, port: int, *, worker_ports: int) -> list[Action]:
-        """Have all prepare; ``worker_ports``: how many each node is to hold for every worker of its
-        own."""
+        """Ask all nodes to prepare. ``worker_ports``: how many ports a node holds for each of its
+        workers."""
         first, nodes = self._nodes.members[0], self._nodes
         return [
             ToNode(
@@ -305,11 +306,11 @@ class Preparation:
         ]
 
     def deadline(self) -> float:
-        """Return when those that owe an answer are late."""
+        """Return when the answers of nodes are late."""
         return self._until
 
     def reach(self, port: int, now: float) -> list[Action] | JobError:
-        """Ask the other nodes to connect to the master's node."""
+        """Ask the other nodes to connect to the node of rank 0."""
         nodes = self._nodes
         self.reaches = True
         self._until = now + REACH_S + SLACK_S
@@ -331,8 +332,8 @@ class Preparation:
         self._reached[self._nodes.node_ranks[member]] = message
 
     def late(self, owing: Iterable[int]) -> JobError | None:
-        """Record that nodes have not answered in time: where they were to reach the master, they
-        have not."""
+        """Record that nodes have not answered in time. If they were to connect to the node of rank
+        0, they count as nodes that cannot."""
         if self.reaches:
             problem = f"no answer within {REACH_S + SLACK_S:g} s"
             for member in owing:
@@ -345,8 +346,8 @@ class Preparation:
         )
 
     def astray(self, may_leave: Callable[[int], bool]) -> list[tuple[int, str]]:
-        """Return the members that have no way to the master's node, and why, if the job can do
-        without them."""
+        """Return the nodes that cannot reach the node of rank 0, each with the reason, if the job
+        can go on without them."""
         lost = [
             (self._nodes.members[rank], answer.problem or "it has no way to rank 0's node")
             for rank, answer in self._reached.items()
@@ -355,7 +356,7 @@ class Preparation:
         return lost if len(lost) < len(self._reached) and may_leave(len(lost)) else []
 
     def meet(self) -> Meeting | JobError:
-        """Settle where workers meet, once all have tried."""
+        """Return the master address, once all nodes have tried to connect."""
         try:
             return self._gathering.meet(self._surveys, self._reached)
         except LaunchError as exc:

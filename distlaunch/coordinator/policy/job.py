@@ -266,7 +266,7 @@ class JobPolicy:
         return attempt == self.attempt == self._run.number and node in self._run.alive
 
     def _on_remark(self, node: int, text: str, *, warning: bool) -> list[Action]:
-        said = text if self._attempt_start is None else self._attempt_start.says(node, text)
+        said = text if self._attempt_start is None else self._attempt_start.notice(node, text)
         return [] if said is None else [Say(text=said, level="warning" if warning else "info")]
 
     def _tick(self, now: float) -> list[Action]:
