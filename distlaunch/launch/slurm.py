@@ -230,8 +230,8 @@ class Site:
         Gives the exit code; it is EXIT_REQUEUE if Slurm could not be asked, so that the batch
         script can.
         """
-        warned = policy.told is None and policy.warned is not None and code == 0
-        if not self._options.requeue or not (warned or policy.told == signal.SIGTERM):
+        warned = policy.stop_signal is None and policy.warned is not None and code == 0
+        if not self._options.requeue or not (warned or policy.stop_signal == signal.SIGTERM):
             return code
         by_hand = f"scontrol requeue {self._job}"
         if warned and policy.since_warned_s > _WARNED_S:
@@ -240,7 +240,7 @@ class Site:
                 "warning"
             )
             return code
-        if policy.told is not None:
+        if policy.stop_signal is not None:
             show = _Asked(("scontrol", "--oneliner", "show", "job", self._job), self._environ)
             why_not = why_not_requeued(show.answer(_SHOW_S), turn=self._turn)
             if why_not is not None:

@@ -41,7 +41,7 @@ ALLOWED = {
     ("console/terminal_writer.py", "SEPARATOR in text"): "a line that is too wide is cut there",
     ("coordinator/joined/launcher.py", "note not in self._noted"): "each line is said once",
     ("coordinator/runtime/runner.py", "note not in self._noted"): "each line is said once",
-    ("coordinator/policy/node_setup.py", "told == event.problem"): "each line is said once",
+    ("coordinator/policy/node_setup.py", "last == event.problem"): "each line is said once",
     (
         "coordinator/policy/losses.py",
         "loss.why == first.why",

@@ -291,7 +291,7 @@ class JoinedLaunchers(Links[p.FromLauncher]):
     def send(self, node: int, message: m.ToAgent | m.Survey | m.Reach | p.StartWorkers) -> None:
         """Send a message to a node. A message to a node that is lost is dropped."""
         self._has_begun = self._has_begun or isinstance(message, m.Prepare)
-        self._launchers[node].part.told(message)
+        self._launchers[node].part.on_send(message)
         if isinstance(message, p.StartWorkers):
             self._launchers[node].on_start(message.attempt, len(message.local_ranks), self._clock())
             self._starting.add(node)

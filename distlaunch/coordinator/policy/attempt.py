@@ -303,15 +303,15 @@ class Attempt:
         progress: Progress,
         *,
         lived_s: float,
-        told: bool,
+        is_stopped: bool,
         port: int | None,
     ) -> Verdict:
         """Sum up an attempt that went wrong.
 
-        ``lived_s``: until it hung, if it did; ``told``: we were, to stop; ``port``: rank 0's.
+        ``lived_s``: until it hung, if it did; ``is_stopped``: a signal ended the job; ``port``: rank 0's.
         """
         went_on, world_size = progress.went_on(), self.nodes.world_size
-        after_grace = None if told else failures.after_grace(settings)
+        after_grace = None if is_stopped else failures.after_grace(settings)
         if self.hang is not None:
             outcome = Outcome.after(
                 self.hang.signature, lived_s, min_uptime_s=settings.min_uptime_s, went_on=went_on

@@ -94,8 +94,8 @@ class JobPolicy:
         scheduler = settings.scheduler
         self.phase: Phase = "new"
         self.attempt = 0 if scheduler is None else scheduler.attempt
-        self.told: int | None = None
-        """The signal that told us to stop."""
+        self.stop_signal: int | None = None
+        """The signal that ended the job."""
         self.progress = Progress()
         self.warned: int | None = None
         """The last signal that was passed on to the workers: a scheduler warns so of its time
@@ -129,8 +129,8 @@ class JobPolicy:
             holds=scheduler is not None and scheduler.signals_all and settings.gathering is not None
         )
         self._requests = StopRequests()
-        self._told_at = 0.0
-        self._told_late: int | None = None
+        self._stop_signal_at = 0.0
+        self._late_stop_signal: int | None = None
         """The first signal that came when all workers had ended: it prevents a restart, and changes
         nothing else."""
         self._warned_at = 0.0
@@ -232,7 +232,7 @@ class JobPolicy:
                 self._watch.answered(node, message)
                 return self._stop_if_hung(now)
             case m.AgentNotice():
-                return self._on_remark(node, message.text, warning=message.warning)
+                return self._on_agent_notice(node, message.text, warning=message.warning)
             case m.PreloadEnded():
                 host = {} if attempt_start is None else {"host": attempt_start.host(node)}
                 return [Entry(type="preload", fields={**message.fields, **host})]
@@ -265,7 +265,7 @@ class JobPolicy:
         """Return whether a message belongs to this attempt and its node still takes part."""
         return attempt == self.attempt == self._run.number and node in self._run.alive
 
-    def _on_remark(self, node: int, text: str, *, warning: bool) -> list[Action]:
+    def _on_agent_notice(self, node: int, text: str, *, warning: bool) -> list[Action]:
         said = text if self._attempt_start is None else self._attempt_start.notice(node, text)
         return [] if said is None else [Say(text=said, level="warning" if warning else "info")]
 
@@ -349,8 +349,8 @@ class JobPolicy:
         if found is None:
             return actions
         if isinstance(found, tuple):
-            nodes, told = found
-            return [*actions, *told, *self._prepare(nodes, now)]
+            nodes, notices = found
+            return [*actions, *notices, *self._prepare(nodes, now)]
         return actions + self._refuse(found)
 
     def _gather_again(self, now: float) -> list[Action]:
@@ -402,7 +402,9 @@ class JobPolicy:
         if message.port is not None and node == run.nodes.members[0]:
             self._port = message.port
         run.ports[node] = message.ports
-        warned = self._on_remark(node, message.warning, warning=True) if message.warning else []
+        warned = (
+            self._on_agent_notice(node, message.warning, warning=True) if message.warning else []
+        )
         run.owing.discard(node)
         if run.owing:
             return warned
@@ -481,11 +483,15 @@ class JobPolicy:
                 },
             )
         ]
-        if self.settings.terminal and self.told is None and message.returncode in _INTERRUPTED:
-            self.told, self._told_at = signal.SIGINT, now
+        if (
+            self.settings.terminal
+            and self.stop_signal is None
+            and message.returncode in _INTERRUPTED
+        ):
+            self.stop_signal, self._stop_signal_at = signal.SIGINT, now
         if failure is None:
             actions += self._watch.worker_ended(message.rank, now)
-        elif self.told is None and not message.told_to_stop and self.phase != "stopping":
+        elif self.stop_signal is None and not message.told_to_stop and self.phase != "stopping":
             self._watch.stop()
             if run.first_reaction(failure, now) == "stop":
                 actions += self._stop_after_failure()
@@ -500,7 +506,7 @@ class JobPolicy:
         run = self._run
         if self.phase == "stopping":
             return []
-        if self.told is not None:  # typed into the worker's terminal
+        if self.stop_signal is not None:  # typed into the worker's terminal
             self.phase = "stopping"
             return self._stop_all(signal.SIGTERM, self.settings.grace_s)
         if not run.went_well:
@@ -588,7 +594,7 @@ class JobPolicy:
         run, node = self._run, event.node
         took_part = self.phase not in _WITHOUT_ATTEMPT and node in run.alive
         about = (self.attempt, run.nodes.ranks(node)) if took_part else None
-        wanted = self.told is None and self._fault is None
+        wanted = self.stop_signal is None and self._fault is None
         actions = attempt_start.lost(event, about, now, wanted=wanted)
         if event.final and self.phase in ("gathering", "preparing", "waiting"):
             return actions + self._refuse(attempt_start.refuse(event))
@@ -730,24 +736,24 @@ class JobPolicy:
         name = signal.Signals(signum).name
         came = now if event.came is None else event.came
         is_late = self._all_ended_at is not None and came >= self._all_ended_at
-        is_told = self.told is not None or self._run.is_cut_short
-        if is_told and signum == signal.SIGTERM and not self.settings.repeated_term_kills:
+        is_stopping = self.stop_signal is not None or self._run.is_cut_short
+        if is_stopping and signum == signal.SIGTERM and not self.settings.repeated_term_kills:
             return [record]
         request = self._requests.take(now)
         if request is Request.MERGED and not impatient:
             return []
         if request is Request.EARLY and not impatient:
             return [record]
-        if self.told is not None:
+        if self.stop_signal is not None:
             return [record, *self._kill_all("")]
         if is_late and self.phase == "lingering":
             return [record, *self._end_leftovers(name, impatient=impatient)]
         if is_late:
-            self._told_late = self._told_late or signum
+            self._late_stop_signal = self._late_stop_signal or signum
             if signum == signal.SIGTERM and not self.settings.repeated_term_kills:
                 return [record]  # a program whose wrapper has ended may be saving
             return [record, *self._kill_all(f"{name}: ")]
-        self.told, self._told_at = signum, now
+        self.stop_signal, self._stop_signal_at = signum, now
         silent_since = self._watch.silent_since(now)
         self._watch.stop()
         if self.phase == "waiting":
@@ -804,8 +810,8 @@ class JobPolicy:
         run, settings = self._run, self.settings
         if self._fault is not None:
             return self._end(EXIT_SOFTWARE)
-        if self.told is not None and not self._failed_before_told():
-            return self._end_stopped(self.told)
+        if self.stop_signal is not None and not self._failed_before_stop_signal():
+            return self._end_stopped(self.stop_signal)
         self._nodes_lost += len(run.losses)
         if run.went_well:
             return [*self._warn_if_apart(), *self._success_notices(), *self._end(0)]
@@ -813,31 +819,31 @@ class JobPolicy:
             settings,
             self.progress,
             lived_s=self._watch.lived_s,
-            told=self.told is not None,
+            is_stopped=self.stop_signal is not None,
             port=self._port,
         )
         replaced = (
             verdict.by_loss and self._attempt_start is not None and self._attempt_start.replaces()
         )
-        told = self._told_late if self.told is None else self.told
-        if replaced and told is not None:
-            return self._end_stopped(told)
+        stop_signal = self._late_stop_signal if self.stop_signal is None else self.stop_signal
+        if replaced and stop_signal is not None:
+            return self._end_stopped(stop_signal)
         if replaced and not run.left:
             return self._go_on_without(now)
         decision = self._decide(verdict.outcome, now)
         if isinstance(decision, Restart):
             return self._restart(verdict, decision, now)
         report = verdict.report(decision=decision, restarts=self.restarts)
-        if told is not None and decision.reason is FinalReason.STOPPED:
-            return [report, *self._end(128 + told)]
+        if stop_signal is not None and decision.reason is FinalReason.STOPPED:
+            return [report, *self._end(128 + stop_signal)]
         return [report, *self._end(verdict.exit_code)]
 
-    def _failed_before_told(self) -> bool:
+    def _failed_before_stop_signal(self) -> bool:
         first = self._run.first_failure
-        return first is not None and first <= self._told_at
+        return first is not None and first <= self._stop_signal_at
 
     def _decide(self, outcome: Outcome, now: float) -> RestartDecision:
-        if self.told is not None:
+        if self.stop_signal is not None:
             return Final(reason=FinalReason.STOPPED)
         decision = self._restart_rule.after_failure(
             outcome,
@@ -845,7 +851,7 @@ class JobPolicy:
             cut_off=self._attempt_start is not None and self._attempt_start.is_cut_off,
             processes_left=bool(self._run.left),
         )
-        if isinstance(decision, Restart) and self._told_late is not None:
+        if isinstance(decision, Restart) and self._late_stop_signal is not None:
             return Final(reason=FinalReason.STOPPED)
         return decision
 

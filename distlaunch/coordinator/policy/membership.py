@@ -138,7 +138,7 @@ class Membership:
 
     def unreachable(self, member: Member, failure: ConnectFailure) -> list[Action]:
         """Take in that it was not reached; recorded unless it fails as it did before."""
-        told = member.failure is not None and (member.failure.step, member.failure.text) == (
+        is_known = member.failure is not None and (member.failure.step, member.failure.text) == (
             failure.step,
             failure.text,
         )
@@ -152,7 +152,7 @@ class Membership:
             "text": failure.text,
             "passing": failure.passing,
         }
-        return [] if told else [Entry(type="node_unreachable", fields=fields)]
+        return [] if is_known else [Entry(type="node_unreachable", fields=fields)]
 
     # --- losing them
 

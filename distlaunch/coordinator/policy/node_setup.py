@@ -361,9 +361,9 @@ class NodeSetup:
         """Take in which hosts there are."""
         self._discovery_until = None
         if event.hosts is None:
-            told, self._said_problem = self._said_problem, event.problem
+            last, self._said_problem = self._said_problem, event.problem
             text = f"hosts were not found anew, those known stay: {event.problem}"
-            return [] if told == event.problem else [Say(text=text, level="warning")]
+            return [] if last == event.problem else [Say(text=text, level="warning")]
         self._said_problem = None
         self._composer.forget()
         come, gone = self.nodes.discovered(event.hosts)

@@ -59,23 +59,23 @@ class _Count:
     """How often each launcher, agent or spawner has told of one signal, and how often it was acted
     on."""
 
-    __slots__ = ("acted", "at", "told")
+    __slots__ = ("acted", "at", "senders")
 
     def __init__(self) -> None:
         self.acted = 0
         self.at = 0.0
         """When it was acted on last, in seconds."""
-        self.told: dict[tuple[int | None, bool], int] = {}
+        self.senders: dict[tuple[int | None, bool], int] = {}
 
     def at_time(self, now: float) -> _Count:
         """Begin anew if what was counted is too old."""
         if self.acted and now - self.at >= ECHO_S:
-            self.acted, self.told = 0, {}
+            self.acted, self.senders = 0, {}
         return self
 
     def add(self, sender: tuple[int | None, bool]) -> int:
-        self.told[sender] = self.told.get(sender, 0) + 1
-        return self.told[sender]
+        self.senders[sender] = self.senders.get(sender, 0) + 1
+        return self.senders[sender]
 
     def act(self, now: float) -> None:
         self.acted, self.at = self.acted + 1, now
@@ -98,7 +98,7 @@ class Signals:
     def take(self, event: Signalled, now: float) -> Signalled | None:
         """Return the event if it is to be acted on now."""
         count = self._counts.setdefault(event.signum, _Count()).at_time(now)
-        if not event.kill and count.told.get(event.sender, 0) < count.acted:
+        if not event.kill and count.senders.get(event.sender, 0) < count.acted:
             count.add(event.sender)
             return None
         held = self._held.get(event.signum)

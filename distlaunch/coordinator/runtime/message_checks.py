@@ -59,7 +59,7 @@ class Part:
         self._least = -_CHUNK_BYTES
         """How far its credit may be overdrawn: negative."""
 
-    def told(self, message: object) -> None:
+    def on_send(self, message: object) -> None:
         """Take in what the node is sent."""
         if isinstance(message, (m.Prepare, m.Reach)):
             self._asked = max(self._asked, message.attempt)
@@ -142,7 +142,7 @@ class Part:
 
     def _check_attempt(self, attempt: int, newest: int) -> None:
         if not 0 <= attempt <= newest:
-            raise ProtocolError(f"it tells of attempt {attempt}, of which it was told nothing")
+            raise ProtocolError(f"it tells of attempt {attempt}, which it was not asked to start")
 
     @staticmethod
     def _check_signal(signum: int, allowed: frozenset[signal.Signals]) -> None:

@@ -167,7 +167,7 @@ class Fleet(Links[m.FromRemote]):
     def send(self, node: int, message: m.ToRemote | p.StartWorkers) -> None:
         """Send to a node; what cannot be sent any more is lost with it."""
         if (part := self._parts.get(node)) is not None:
-            part.told(message)
+            part.on_send(message)
             if isinstance(message, m.Start):
                 self._starts.setdefault(node, StartBound()).begin(
                     len(message.workers), self._clock()

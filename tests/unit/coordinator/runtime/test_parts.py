@@ -29,7 +29,7 @@ def commence(**fields) -> p.StartWorkers:
 )
 def test_another_launcher_tells_of_its_own_ranks_only(fields, ranks):
     part = Part(0)
-    part.told(commence(**fields))
+    part.on_send(commence(**fields))
     for rank in range(-1, 7):
         if rank in ranks:
             assert part.check(exited(1.0, rank=rank))
@@ -40,8 +40,8 @@ def test_another_launcher_tells_of_its_own_ranks_only(fields, ranks):
 
 def test_what_is_told_of_an_earlier_attempt_does_not_count():
     part = Part(0)
-    part.told(commence())
-    part.told(commence(attempt=1, node_rank=2, local_ranks=(0,)))
+    part.on_send(commence())
+    part.on_send(commence(attempt=1, node_rank=2, local_ranks=(0,)))
     assert not part.check(exited(1.0, rank=3, attempt=0))
     assert not part.check(m.AttemptEnded(attempt=0, left=()))
     assert part.check(m.AttemptEnded(attempt=1, left=()))
@@ -65,12 +65,12 @@ def prepared(*ports: int, attempt: int = 0, problem: str | None = None) -> m.Pre
 )
 def test_a_node_holds_as_many_ports_as_it_was_to_hold(ports):
     part = Part(0)
-    part.told(m.Prepare(attempt=0, port=None, ports=2))
+    part.on_send(m.Prepare(attempt=0, port=None, ports=2))
     with pytest.raises(ProtocolError):
         part.check(prepared(*ports))
     assert part.check(prepared(5, 65535))
     assert part.check(prepared(problem="there is none"))
-    part.told(m.Prepare(attempt=1, port=None))
+    part.on_send(m.Prepare(attempt=1, port=None))
     assert part.check(prepared(7, 8)), "late, of the attempt before"
     with pytest.raises(ProtocolError):
         part.check(prepared(7, attempt=1))
