@@ -516,7 +516,7 @@ def _join(mine: _Mine, job_identity: JobIdentity, otherwise: Otherwise | None) -
             otherwise=otherwise,
         )
         try:
-            link, welcome = connector()
+            connection, welcome = connector()
         except connect.ConnectInterrupted:
             mine.dismiss()
             ended.append(_exit_code(connector))
@@ -536,7 +536,7 @@ def _join(mine: _Mine, job_identity: JobIdentity, otherwise: Otherwise | None) -
             )
         except LaunchError as exc:
             mine.dismiss()
-            leave(link, exc.message)
+            leave(connection, exc.message)
             raise
         stack.callback(run_dir.close)
         joiner.set_job(welcome.job_id, run_dir.path)
@@ -574,7 +574,7 @@ def _join(mine: _Mine, job_identity: JobIdentity, otherwise: Otherwise | None) -
         )
         stack.callback(runner.close, signal_pipe.is_hurried)
         try:
-            ended.append(runner.run(link))
+            ended.append(runner.run(connection))
         except connect.ConnectInterrupted:
             ended.append(_exit_code(connector))
     return ended[0]

@@ -137,7 +137,7 @@ class Nodes:
         if self._places is not None:
             in_ray = Fleet(
                 targets,
-                open_link=self._places.open,
+                open_connection=self._places.open,
                 end_opening=self._places.give_up,
                 cut_off=self._places.cut_off,
                 fanout=len(targets),
@@ -159,7 +159,9 @@ class Nodes:
 
         fleet = Fleet(
             targets,
-            open_link=opener(options, self._environ, kill_switch, note=note, logged_in=logged_in),
+            open_connection=opener(
+                options, self._environ, kill_switch, note=note, logged_in=logged_in
+            ),
             end_opening=kill_switch.close,
             fanout=options.ssh_fanout,
             connect_s=connect_s,

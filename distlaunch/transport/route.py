@@ -65,11 +65,11 @@ def opener(
             logged_in=logged_in,
         ).open
 
-    def open_link(target: Target, within_s: float) -> Connection:
+    def open_connection(target: Target, within_s: float) -> Connection:
         if target.here:
             return open_beside(target, within_s, code=code, environ=environ)
         if host_keys == "off" and options.ssh_command is not None:
             unchecked.say()
         return by_ssh(target, within_s)
 
-    return open_link
+    return open_connection

@@ -81,7 +81,7 @@ class OneAgent:
 
         self._fleet = Fleet(
             [Target(host="here", here=True)],
-            open_link=lambda target, within_s: open_beside(
+            open_connection=lambda target, within_s: open_beside(
                 target, within_s, code=code, environ=environ
             ),
             fanout=1,

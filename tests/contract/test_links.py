@@ -98,14 +98,14 @@ def opened(kind, sshd, jump, request):
     links = []
     openers = {}
 
-    def open_link():
+    def open_connection():
         if not openers:
             openers["open"] = make_opener(kind, sshd, jump)
         link = openers["open"](Target(host="node"), BOUND_S)
         links.append(link)
         return link
 
-    yield open_link
+    yield open_connection
     for link in links:
         link.close()
     until(lambda: nothing_left(before))

@@ -58,62 +58,63 @@ _LONGEST_TEXT = 1 << 18
 END_S = 10.0
 """How long workers may take to end beyond their grace."""
 SIGNALS_LEAVE = 4
-"""The first that ends a job has all asked, the next has all killed; after so many a launcher leaves
-alone, whatever the coordinator does."""
+"""The first signal asks all workers to end, the second kills them. After so many, this launcher ends
+alone."""
 AGAIN_S = 0.5
-"""So long after it was joined a coordinator that is lost is called again, and no sooner."""
+"""A lost coordinator is connected to again no sooner than so long after it was joined."""
 _LAST_S = 2.0
-"""So long what has been said last may take to leave."""
+"""How long sending the last messages may take."""
 BOUND_S = 2.0
-"""How long calling, and telling, may take: node 0 may be about to start, or may never be there."""
+"""How long telling node 0 why this launcher ends may take. Node 0 may never start."""
 _LONGEST = 4000
 
 
 class JoinedSettings(Record):
-    """What does not change."""
+    """Settings of a joined launcher."""
 
     coordinator: str
-    """What it is called: ``node 0 at n1:29400``."""
+    """Its name for people: ``node 0 at n1:29400``."""
     job_id: str
-    """What it calls the job."""
+    """The coordinator's name of the job."""
     max_restarts: int
     failure_grace_s: float
     lost_after_s: float
-    """How long the coordinator may be silent, until it says otherwise itself."""
+    """How long the coordinator may be silent, unless its pings carry another bound."""
     flexible: bool
     """The job goes on without a node that is lost, and takes it in again."""
     leaves: bool = False
-    """TERM at this launcher ends its own part alone: its node is drained. A scheduler that tells
-    all means the job."""
+    """TERM ends only this launcher: its node is drained. A scheduler that signals all launchers
+    ends the job."""
     grace_s: float = 25.0
-    """How long workers have then."""
+    """How long workers may take to end then."""
     speaks: bool = True
-    """The user hears from us what the coordinator says."""
+    """This launcher shows the coordinator's notices."""
 
 
 class Planner(Protocol):
-    """What this launcher plans of its own; see ``resolve.joining``."""
+    """Plans the workers of this launcher; see ``planning.joined_plan``."""
 
     def survey(self, serial: int) -> m.Survey:
-        """Make the question about its own node."""
+        """Return the survey of the launcher's own node."""
 
     def apply(self, *, clock: float, wall: float, attempt: int, restarts: int) -> p.LauncherInfo:
-        """Return what it is to do."""
+        """Return what this launcher was asked to run."""
 
     def set_job_id(self, job_id: str) -> None:
-        """Take note of what the job is called from now on."""
+        """Use another id of the job from now on."""
 
-    def plan_start(self, told: p.StartWorkers, interfaces: list[str]) -> LaunchPlan:
-        """Plan its own workers of an attempt. Raises LaunchError; ProtocolError for a start that
-        makes no sense."""
+    def plan_start(self, start: p.StartWorkers, interfaces: list[str]) -> LaunchPlan:
+        """Return the plan of an attempt. Raises LaunchError, and ProtocolError for an invalid
+        start."""
 
 
 Call = Callable[[], tuple[Connection, p.Welcome]]
-"""Call the coordinator (again), and wait until it lets us in. Raises LaunchError, and Stopped."""
+"""Connects to the coordinator and waits until this launcher is admitted. Raises LaunchError, and
+ConnectInterrupted."""
 
 
 class JoinedRunner:
-    """Serves one job to its exit code."""
+    """Runs the workers of one node until the job has an exit code."""
 
     def __init__(
         self,
@@ -130,8 +131,8 @@ class JoinedRunner:
         count_from: Callable[[int], None],
         error_file: ErrorFile | None = None,
     ) -> None:
-        """Be ready. ``count_from`` hears the lowest of our ranks, for a console that shows local
-        ones."""
+        """``count_from`` is called with the lowest rank here, for a console that shows local
+        ranks."""
         self._settings = settings
         self._planner = planner
         self._own = own
@@ -139,43 +140,42 @@ class JoinedRunner:
         self._sink = sink
         self._events = events
         self._signals = signal_pipe
-        self._heard = Signals(holds=False)
+        self._repeated_signals = Signals(holds=False)
         self._clock = clock
-        self._call = call
+        self._connect = call
         self._count_from = count_from
         self._error_file = error_file or ErrorFile(None)
         self._job_id = settings.job_id
-        self._coordinator = Coordinator()
+        self._coordinator = CoordinatorConnection()
         self._silence = SilenceMonitor(settings.lost_after_s)
         self._joined_at = 0.0
-        self._why = ""
-        """Why the coordinator counts as lost; empty as long as it does not."""
+        self._loss = ""
+        """Why the coordinator is lost, or why this launcher leaves it; empty if neither."""
         self._is_odd = False
-        """It said what no coordinator of ours says: to call it again would not help."""
+        """The coordinator broke the protocol. Connecting again would not help."""
         self._is_coordinator_silent = False
-        """It has been silent for too long."""
+        """The coordinator has been silent for too long."""
         self._leaves = False
-        """It is not lost, but this launcher leaves it."""
+        """The coordinator is not lost, but this launcher leaves the job."""
         self._exit_code: int | None = None
         self._orders = Orders()
         self._restart_rule = RestartRule(allowed=settings.max_restarts)
         self._running: int | None = None
         """The attempt that has workers here."""
         self._asked = False
-        """These have been asked to end."""
-        self._told: int | None = None
-        """The first signal that told us to end."""
-        self._times_told = 0
+        """These workers have been asked to end."""
+        self._stop_signal: int | None = None
+        """The first signal that ends this launcher."""
+        self._stop_count = 0
         self._requests = StopRequests()
         self._noted: set[str] = set()
 
-    def run(self, link: Connection) -> int:
-        """Serve until the verdict is there, or the coordinator is lost for good; give the exit
-        code.
+    def run(self, connection: Connection) -> int:
+        """Return the exit code, once the coordinator has sent it or is lost for good.
 
         Raises LaunchError, and what ``connect_to_listener`` raises.
         """
-        self._open(link)
+        self._use_connection(connection)
         try:
             self._own.start()
         except LaunchError as exc:
@@ -186,7 +186,7 @@ class JoinedRunner:
             while not self._is_over():
                 self._serve()
             if self._exit_code is None:
-                self._wind_up()
+                self._stop_own_workers()
             if self._exit_code is None:
                 self._exit_code = self._end_of_job()
             if self._exit_code is not None:
@@ -196,34 +196,33 @@ class JoinedRunner:
                 "calling_again",
                 {"attempt": self._orders.attempt, "restarts": self._restart_rule.count},
             )
-            link, welcome = self._call()
-            self._open(link)
-            self._come_back(welcome)
+            connection, welcome = self._connect()
+            self._use_connection(connection)
+            self._on_rejoin(welcome)
 
     def close(self, hurried: Callable[[], bool] = lambda: False) -> None:
-        """End what is left here; then the coordinator may know."""
+        """End all processes of this node, then disconnect."""
         self._own.close(hurried)
         self._coordinator.close()
 
     def _is_over(self) -> bool:
-        """Return whether the coordinator has nothing more to say to us: the job has ended, or it is
-        lost."""
-        return self._exit_code is not None or bool(self._why)
+        """Return whether the job has ended or the coordinator is lost."""
+        return self._exit_code is not None or bool(self._loss)
 
     def _end_of_job(self) -> int | None:
-        """Return the exit code if the lost coordinator is not to be called again.
+        """Return the exit code if this launcher does not connect to the lost coordinator again.
 
-        Otherwise wait until it may be called, and return None.
+        Otherwise wait until it may connect, and return None.
         """
         decision = self._restart_rule.after_coordinator_loss(
             has_begun=self._orders.attempt >= 0, flexible=self._settings.flexible
         )
         if isinstance(decision, Restart) and not self._is_odd:
-            self._rest()
+            self._wait_before_connecting()
         if self._exit_code is not None or self._own.is_broken:
             return EXIT_SOFTWARE  # its workers' parent will not come again
-        if self._told is not None:
-            return 128 + self._told
+        if self._stop_signal is not None:
+            return 128 + self._stop_signal
         if self._is_odd:
             return EXIT_UNAVAILABLE
         if isinstance(decision, Restart):
@@ -237,14 +236,14 @@ class JoinedRunner:
 
     # --- the coordinator
 
-    def _open(self, link: Connection) -> None:
+    def _use_connection(self, connection: Connection) -> None:
         """Use the connection. Raises ConfigError if no thread can be started for it."""
-        self._why = ""
+        self._loss = ""
         self._is_coordinator_silent = False
         self._joined_at = time.monotonic()
         self._silence.reset()
         self._orders.joined()
-        self._coordinator.open(link)
+        self._coordinator.open(connection)
 
     def _apply(self) -> None:
         attempt, restarts = self._orders.attempt, self._restart_rule.count
@@ -254,9 +253,9 @@ class JoinedRunner:
             )
         )
 
-    def _come_back(self, welcome: p.Welcome) -> None:
-        """Go on with a coordinator that may be another, with a name of its own for the job; our
-        files stay here."""
+    def _on_rejoin(self, welcome: p.Welcome) -> None:
+        """Go on after reconnecting. The coordinator may be another one, with another job id; the
+        run directory stays."""
         self._events.write("rejoined", {"job_id": welcome.job_id})
         if welcome.job_id != self._job_id:
             self._job_id = welcome.job_id
@@ -266,26 +265,26 @@ class JoinedRunner:
             )
 
     def _send(self, message: Record) -> None:
-        self._coordinator.tell(message)
+        self._coordinator.send(message)
 
     def _serve(self) -> None:
-        """Wait, and do what there is to do, once."""
+        """Wait once, and handle what has come."""
         self._wait([] if self._clock.paused else [self._silence.left_s])
-        self._hear()
+        self._receive()
         for message in self._own.receive():
-            self._tell(message)
+            self._on_own_message(message)
         silent_s = self._silence.silent_s()
         if silent_s is not None and not self._clock.paused:
-            self._is_coordinator_silent = not self._why
-            self._why = self._why or f"no word from it for {silent_s:.0f} s"
+            self._is_coordinator_silent = not self._loss
+            self._loss = self._loss or f"no word from it for {silent_s:.0f} s"
 
     def _wait(self, waits_s: Iterable[float]) -> None:
         poll = select.poll()
         for descriptor, wanted in self._own.descriptors().items():
             poll.register(descriptor, wanted)
         poll.register(self._signals.fileno(), select.POLLIN)
-        if (link := self._coordinator.link) is not None:
-            poll.register(link.fileno(), select.POLLIN)
+        if (connection := self._coordinator.connection) is not None:
+            poll.register(connection.fileno(), select.POLLIN)
         waits_s = [*waits_s]
         if not self._clock.paused and (deadline := self._own.deadline()) is not None:
             waits_s.append(deadline - self._clock())
@@ -296,26 +295,25 @@ class JoinedRunner:
                 for signum in self._signals.read():
                     self._take_signal(signum, spawner=False)
 
-    def _hear(self) -> None:
-        link = self._coordinator.link
-        if link is None or self._is_over():
+    def _receive(self) -> None:
+        connection = self._coordinator.connection
+        if connection is None or self._is_over():
             return
         try:
             for message in self._coordinator.receive():
                 if message is ReadEnd.CLOSED:
-                    self._why = self._own_fault() or describe_end(link.end())
+                    self._loss = self._own_fault() or describe_end(connection.end())
                 if isinstance(message, ReadEnd):
                     return
                 self._silence.reset()
                 self._handle(message)
-                if self._is_over():  # what follows is nobody's
+                if self._is_over():  # later messages do not count
                     return
         except ProtocolError as exc:
-            self._is_odd, self._why = True, exc.message
+            self._is_odd, self._loss = True, exc.message
 
     def _own_fault(self) -> str:
-        """Say that it was this launcher that stood still, and was taken for lost; empty if it did
-        not."""
+        """Return that this launcher stood still and was taken for lost; empty if it did not."""
         polled_s = self._silence.polled_s
         if polled_s < self._settings.lost_after_s - m.LATE_S:
             return ""
@@ -334,9 +332,9 @@ class JoinedRunner:
             case p.SurveyNode():
                 own.handle(self._planner.survey(message.serial))
             case p.StartWorkers():
-                self._commence(message)
+                self._start_workers(message)
             case p.ExitLauncher():
-                self._conclude(message)
+                self._on_verdict(message)
             case p.Notice() if self._settings.speaks:
                 text = message.text[:_LONGEST_TEXT]
                 self._sink.say(text, level="warning" if message.level == "warning" else "info")
@@ -361,14 +359,14 @@ class JoinedRunner:
             case _:
                 pass
 
-    def _commence(self, told: p.StartWorkers) -> None:
-        if 0 <= told.attempt <= self._orders.attempt:
-            # It took over when others had come back who knew of fewer attempts; the next time it
-            # hears of all.
-            self._why = f"it starts attempt {told.attempt}, which this launcher has had"
+    def _start_workers(self, start: p.StartWorkers) -> None:
+        if 0 <= start.attempt <= self._orders.attempt:
+            # The coordinator took over with launchers that knew of fewer attempts. It learns of this
+            # one when this launcher connects again.
+            self._loss = f"it starts attempt {start.attempt}, which this launcher has had"
             return
         try:
-            plan = self._planner.plan_start(told, [name for _, name in socket.if_nameindex()])
+            plan = self._planner.plan_start(start, [name for _, name in socket.if_nameindex()])
         except ProtocolError:
             raise
         except LaunchError as exc:
@@ -376,25 +374,25 @@ class JoinedRunner:
             self._refuse(exc)
             self._exit_code = exc.exit_code
             return
-        self._orders.attempt, self._restart_rule.count = told.attempt, told.restarts
+        self._orders.attempt, self._restart_rule.count = start.attempt, start.restarts
         for number, note in enumerate((*plan.warnings, *plan.notes)):
             if note not in self._noted:
                 self._noted.add(note)
                 self._sink.say(note, level="warning" if number < len(plan.warnings) else "info")
-        with suppress(OSError):  # told when there is output to file
+        with suppress(OSError):  # reported when there is output to file
             make_private_dirs(plan.layout.attempt_dir(plan.run_dir, plan.attempt))
         ranks = [worker.rank for worker in plan.workers]
         self._files.ranks = ranks
         self._count_from(min(ranks))
         self._files.begin_attempt(plan.attempt)
-        fields = {"attempt": plan.attempt, "ranks": ranks, "master_addr": told.master_addr}
-        fields |= {"master_port": told.master_port, "host": os.uname().nodename}
+        fields = {"attempt": plan.attempt, "ranks": ranks, "master_addr": start.master_addr}
+        fields |= {"master_port": start.master_port, "host": os.uname().nodename}
         self._events.write("attempt_started", fields)
         streams = Streams(terminal=None, stdin=False, is_remote=False)
         self._running, self._asked = plan.attempt, False
-        self._own.handle(start_of(plan, told.node_rank, plan.workers, streams, plan.shared_env))
+        self._own.handle(start_of(plan, start.node_rank, plan.workers, streams, plan.shared_env))
 
-    def _conclude(self, verdict: p.ExitLauncher) -> None:
+    def _on_verdict(self, verdict: p.ExitLauncher) -> None:
         code, text = verdict.exit_code, verdict.text[:_LONGEST_TEXT]
         if text and self._settings.speaks:
             self._sink.say(text, level="error" if verdict.is_error else "info")
@@ -406,13 +404,13 @@ class JoinedRunner:
         self._end_part(exc.message)
 
     def _end_part(self, why: str, *, coordinator_silent: bool = False) -> None:
-        """Have the coordinator know why this launcher ends."""
+        """Tell the coordinator why this launcher ends."""
         self._send(m.AgentEnding(why=why, coordinator_silent=coordinator_silent))
         self._coordinator.flush()
 
     # --- our own node
 
-    def _tell(self, message: Words) -> None:
+    def _on_own_message(self, message: Words) -> None:
         if isinstance(message, m.SpawnerSignalled):
             self._take_signal(message.signum, spawner=True)
             return
@@ -440,8 +438,11 @@ class JoinedRunner:
     # --- signals
 
     def _take_signal(self, signum: int, *, spawner: bool) -> None:
-        """Act on a signal of this launcher or of its spawner: one that was sent to both is one."""
-        heard = self._heard.take(Signalled(signum=signum, spawner=spawner), time.monotonic())
+        """Handle a signal of this launcher or of its spawner. The same signal to both counts
+        once."""
+        heard = self._repeated_signals.take(
+            Signalled(signum=signum, spawner=spawner), time.monotonic()
+        )
         if heard is not None:
             self._on_signal(signum)
 
@@ -458,20 +459,20 @@ class JoinedRunner:
             if request is Request.EARLY and signum != signal.SIGQUIT:
                 self._send(
                     p.LauncherSignalled(signum=signum)
-                )  # the coordinator counts signals as well
+                )  # the coordinator counts signals, too
             elif request is not Request.MERGED or signum == signal.SIGQUIT:
                 self._on_ending(signum)
 
     def _on_ending(self, signum: int) -> None:
-        is_first, is_alone = self._told is None, self._coordinator.link is None
-        self._told = self._told or signum
-        self._times_told += 1
+        is_first, is_alone = self._stop_signal is None, self._coordinator.connection is None
+        self._stop_signal = self._stop_signal or signum
+        self._stop_count += 1
         if signum == signal.SIGTERM and self._settings.leaves and is_first and not is_alone:
-            self._leaves, self._why = True, "its launcher was told to end by SIGTERM"
-            self._end_part(self._why)
+            self._leaves, self._loss = True, "its launcher was told to end by SIGTERM"
+            self._end_part(self._loss)
             return
         self._send(p.LauncherSignalled(signum=signum))
-        if self._times_told >= SIGNALS_LEAVE:
+        if self._stop_count >= SIGNALS_LEAVE:
             self._leave(signum)
             return
         alone = "ending" if is_first else "killing the workers of this node"
@@ -480,7 +481,7 @@ class JoinedRunner:
         self._sink.say(f"{signal.Signals(signum).name}: {what}{again}")
 
     def _leave(self, signum: int) -> None:
-        """End alone: somebody has asked for it again and again."""
+        """End without the coordinator, after repeated signals."""
         self._end_part(
             f"its launcher was told to end by {signal.Signals(signum).name} {SIGNALS_LEAVE} times"
         )
@@ -489,18 +490,18 @@ class JoinedRunner:
 
     # --- without the coordinator
 
-    def _wind_up(self) -> None:
-        """Stop our own workers, as nobody is there to do so."""
+    def _stop_own_workers(self) -> None:
+        """Stop the workers of this node without the coordinator."""
         if self._is_odd:
-            self._end_part(f"it was told what makes no sense: {self._why}")
+            self._end_part(f"the coordinator broke the protocol: {self._loss}")
         elif (
             self._is_coordinator_silent
-        ):  # the coordinator may have stood still, and reads this when it goes on
+        ):  # the coordinator may have stood still, and reads this later
             self._end_part(
-                f"its launcher heard nothing of this one: {self._why}", coordinator_silent=True
+                f"its launcher heard nothing of this one: {self._loss}", coordinator_silent=True
             )
         self._coordinator.close()
-        self._tell_loss()
+        self._report_loss()
         grace_s = self._settings.grace_s if self._leaves else self._settings.failure_grace_s
         until = time.monotonic() + grace_s + END_S
         if self._has_workers:
@@ -511,63 +512,63 @@ class JoinedRunner:
                 0
                 if self._asked
                 else signal.SIGINT
-                if self._told == signal.SIGINT
+                if self._stop_signal == signal.SIGINT
                 else signal.SIGTERM
             )
             self._own.handle(m.Stop(attempt=self._orders.attempt, signum=ask, grace_s=grace_s))
-        enough = max(1, self._times_told) + 1
+        enough = max(1, self._stop_count) + 1
         while self._has_workers and (left_s := until - time.monotonic()) > 0:
-            if self._times_told >= enough:
+            if self._stop_count >= enough:
                 return  # closing kills what is left
             self._work_alone(left_s)
         if self._has_workers:
             self._exit_code = EXIT_SOFTWARE
             self._sink.say("not even KILL ended the workers of this node", level="error")
 
-    def _tell_loss(self) -> None:
+    def _report_loss(self) -> None:
         what = "; stopping the workers of this node" if self._running is not None else ""
         how = "does not speak as it should" if self._is_odd else "is lost"
-        text = f"{self._settings.coordinator} {how}: {printable(self._why)}"
+        text = f"{self._settings.coordinator} {how}: {printable(self._loss)}"
         text = "SIGTERM: leaving the job, which goes on without this node" if self._leaves else text
         self._sink.say(text + what, level="error" if self._is_odd else "warning")
-        self._events.write("left" if self._leaves else "coordinator_lost", {"why": self._why})
+        self._events.write("left" if self._leaves else "coordinator_lost", {"why": self._loss})
 
     def _work_alone(self, within_s: float) -> None:
         self._wait([within_s])
         for message in self._own.receive():
             self._note(message)
 
-    def _rest(self) -> None:
-        """Let a moment pass, unless we are told to end: one that is lost as soon as it is joined
-        may go on so."""
+    def _wait_before_connecting(self) -> None:
+        """Wait before connecting again, unless a signal ends this launcher: a coordinator that is
+        lost right after it was joined may be lost again."""
         until = self._joined_at + AGAIN_S
         while (
-            self._told is None
+            self._stop_signal is None
             and self._exit_code is None
             and (left_s := until - time.monotonic()) > 0
         ):
             self._work_alone(left_s)
 
 
-class Coordinator:
-    """It can be lost, and opened again; what is said while there is none is lost."""
+class CoordinatorConnection:
+    """The connection to the coordinator. Messages that are sent while there is none are dropped."""
 
     def __init__(self) -> None:
         self._peer: Peer[p.ToLauncher] | None = None
         self.has_unread = False
-        """More may have arrived than was read; no descriptor tells."""
+        """More may have arrived than was read, and no descriptor shows it."""
 
     @property
-    def link(self) -> Connection | None:
-        """Return what to poll and to receive from, if there is one."""
-        return None if self._peer is None else self._peer.link
+    def connection(self) -> Connection | None:
+        """Return the open connection, if there is one."""
+        return None if self._peer is None else self._peer.connection
 
-    def open(self, link: Connection) -> None:
+    def open(self, connection: Connection) -> None:
         """Use a connection. Raises ConfigError if no thread can be started for it."""
         budget = CoordinatorBudget(time.monotonic())
         self._peer = peer = Peer[p.ToLauncher](0, p.TO_LAUNCHER, m.REMOTE_PARTS, budget)
-        peer.open(link, now=0.0)
-        peer.writer = Writer(peer, lambda: link, name="to the coordinator")
+        peer.open(connection, now=0.0)
+        peer.writer = Writer(peer, lambda: connection, name="to the coordinator")
         try:
             peer.writer.start()
         except RuntimeError as exc:
@@ -586,19 +587,19 @@ class Coordinator:
             if isinstance(message, ReadEnd):
                 return
 
-    def tell(self, message: Record) -> None:
+    def send(self, message: Record) -> None:
         """Queue a message to be sent."""
         if self._peer is not None:
             self._peer.write(encode(message))
 
     def flush(self) -> None:
-        """Let what has been said leave, for a bounded time."""
+        """Wait until the queued messages are sent, for ``_LAST_S`` at most."""
         until = time.monotonic() + _LAST_S
         while self._peer is not None and self._peer.has_unsent and time.monotonic() < until:
             time.sleep(0.01)
 
     def close(self) -> None:
-        """Close the link."""
+        """Close the connection."""
         if self._peer is not None:
             self._peer.close()
             self._peer = None
@@ -612,11 +613,10 @@ def decline(
     why: str,
     otherwise: Callable[[], Sequence[str]] | None = None,
 ) -> None:
-    """Call node 0, and say why this launcher, on ``host``, ends; in vain where it is not there in
-    time.
+    """Tell node 0 why this launcher, on ``host``, ends, if node 0 answers within ``BOUND_S``.
 
-    ``otherwise``: see ``connect.connect_to_listener``. A launcher without a number of its own takes nobody's place
-    for that, and node 0 has nobody to tell.
+    ``otherwise``: see ``connect.connect_to_listener``. Does nothing in node 0 itself, and in a
+    launcher without a rank.
     """
     if not rendezvous.rank:
         return
@@ -636,14 +636,14 @@ def decline(
     leave(TcpConnection(connection, "node 0"), why)
 
 
-def leave(link: Connection, why: str) -> None:
-    """Tell node 0, which has let this launcher in, why it ends; close the link once it has heard,
-    or after 2 s."""
+def leave(connection: Connection, why: str) -> None:
+    """Tell node 0 why an admitted launcher ends. Closes the connection when node 0 has read it, or
+    after ``BOUND_S``."""
     until = time.monotonic() + BOUND_S
     poll = select.poll()
-    poll.register(link.fileno(), select.POLLIN)
+    poll.register(connection.fileno(), select.POLLIN)
     with suppress(OSError):
-        link.send(encode(m.AgentEnding(why=why[:_LONGEST])))
-        while link.receive() is not None and (left_s := until - time.monotonic()) > 0:
+        connection.send(encode(m.AgentEnding(why=why[:_LONGEST])))
+        while connection.receive() is not None and (left_s := until - time.monotonic()) > 0:
             poll.poll(left_s * 1000)
-    link.close()
+    connection.close()

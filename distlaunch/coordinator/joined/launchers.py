@@ -15,7 +15,7 @@ from typing import Protocol
 from distlaunch.coordinator.joined.local_node import OwnNode
 from distlaunch.coordinator.policy import events_and_actions as a
 from distlaunch.coordinator.policy.membership import shown
-from distlaunch.coordinator.runtime.connections import Links, Peer, StartBound, Writer
+from distlaunch.coordinator.runtime.connections import Connections, Peer, StartBound, Writer
 from distlaunch.coordinator.runtime.message_budget import NodeBudget
 from distlaunch.coordinator.runtime.message_checks import Part
 from distlaunch.coordinator.runtime.signal_pipe import FOR_THE_JOB, LOOK_S
@@ -203,7 +203,7 @@ def choose_node_rank(
     return next(iter((*known, *same, *fresh, *free)), None)
 
 
-class JoinedLaunchers(Links[p.FromLauncher]):
+class JoinedLaunchers(Connections[p.FromLauncher]):
     """The launchers of a job as a ``Transport``. Node 0 is ``own``; ``Callers`` hands over the
     connections of the others."""
 
@@ -453,7 +453,7 @@ class JoinedLaunchers(Links[p.FromLauncher]):
             try:
                 peer.writer.start()
             except RuntimeError:
-                peer.link = connection
+                peer.connection = connection
                 self._lose(peer, f"no thread can be started for it: {explain_refusal()}")
                 continue
             self._have(peer, connection)

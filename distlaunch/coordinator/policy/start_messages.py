@@ -28,7 +28,7 @@ class Streams(NamedTuple):
     stdin: bool
     """Rank 0 has our stdin: itself, or what is fed to it."""
     is_remote: bool
-    """The nodes are reached by links, whatever machine they are."""
+    """The nodes are reached by connections, whatever machine they are."""
     node_logs: str = ""
     orphan_grace_s: float | None = None
     """How long workers may take to end if their agent, or we, vanish; None: as the spawner was

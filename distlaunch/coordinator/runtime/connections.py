@@ -1,9 +1,9 @@
-"""Open links to the other nodes: one poll for all, pings, silence, clocks.
+"""Open connections to the other nodes: one poll for all, pings, silence, clocks.
 
-Subclasses interpret the messages. For each link there is one thread, which writes to it: whoever
+Subclasses interpret the messages. For each connection there is one thread, which writes to it: whoever
 calls ``send`` never waits for a network. All reading is the main loop's.
 
-One node's link, as the fleet keeps it: its thread, its decoder, when it was heard, how its clock
+One node's connection, as the fleet keeps it: its thread, its decoder, when it was heard, how its clock
 goes.
 
 Whether a node is late with its workers: it answers pings, so nothing else tells. No clock, no I/O.
@@ -102,8 +102,8 @@ are left."""
 M = TypeVar("M", bound=Record)
 
 
-class Links(ABC, Generic[M]):
-    """The links of one job, by member number. ``clock`` is the job's."""
+class Connections(ABC, Generic[M]):
+    """The connections of one job, by member number. ``clock`` is the job's."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -147,7 +147,7 @@ class Links(ABC, Generic[M]):
     def _tell(self, node: int, message: Record) -> None:
         """Send to a node; what cannot be sent any more is lost with it."""
         peer = self._peers.get(node)
-        if peer is not None and peer.link is not None:
+        if peer is not None and peer.connection is not None:
             peer.budget.sent(message)
             peer.write(encode(message))
 
@@ -189,11 +189,11 @@ class Links(ABC, Generic[M]):
         """When to call ``_read_all`` even if no descriptor is ready, on the job's clock."""
         return self._clock() if self._unread else None
 
-    def _have(self, peer: Peer[M], link: Connection) -> None:
-        """Have a peer's link, and read what came with it in the next turn."""
-        peer.open(link, now=self._clock())
-        self._by_descriptor[link.fileno()] = self._unread[link.fileno()] = peer
-        self._epoll.register(link.fileno(), select.EPOLLIN)
+    def _have(self, peer: Peer[M], connection: Connection) -> None:
+        """Have a peer's connection, and read what came with it in the next turn."""
+        peer.open(connection, now=self._clock())
+        self._by_descriptor[connection.fileno()] = self._unread[connection.fileno()] = peer
+        self._epoll.register(connection.fileno(), select.EPOLLIN)
 
     def _read(self, peer: Peer[M]) -> bool:
         """Read one turn's messages of a peer; return whether there may be more."""
@@ -207,7 +207,9 @@ class Links(ABC, Generic[M]):
                     return False
                 if message is ReadEnd.CLOSED:
                     end = (
-                        ConnectionEnd(kind=EndKind.CLOSED) if peer.link is None else peer.link.end()
+                        ConnectionEnd(kind=EndKind.CLOSED)
+                        if peer.connection is None
+                        else peer.connection.end()
                     )
                     self._lose(peer, self._describe_end(end), loss_kind(end))
                     return False
@@ -225,8 +227,8 @@ class Links(ABC, Generic[M]):
 
     def _drop(self, peer: Peer[M]) -> None:
         peer.gone.set()
-        if peer.link is not None:
-            descriptor = peer.link.fileno()
+        if peer.connection is not None:
+            descriptor = peer.connection.fileno()
             self._unread.pop(descriptor, None)
             if self._by_descriptor.pop(descriptor, None) is not None:
                 with suppress(OSError, ValueError):
@@ -235,7 +237,7 @@ class Links(ABC, Generic[M]):
 
     def _close(self) -> None:
         """Free what is ours, once all peers are dropped."""
-        with self._waking:  # a thread that opens a link may end later
+        with self._waking:  # a thread that opens a connection may end later
             os.close(self._wake)
             os.close(self._wake_end)
             self._wake_end = -1
@@ -254,7 +256,7 @@ class Links(ABC, Generic[M]):
             return
         late = now > self._ping_at + LATE_S
         self._ping_at = now + m.PING_S
-        for peer in [peer for peer in self._peers.values() if peer.link is not None]:
+        for peer in [peer for peer in self._peers.values() if peer.connection is not None]:
             if late:
                 peer.heard = max(peer.heard, now - self.silence_s + LATE_S)
             elif now - peer.heard >= self.silence_s:
@@ -306,7 +308,7 @@ class Peer(Generic[M]):
         self.node = node
         self.budget = budget
         self.gone = threading.Event()
-        self.link: Connection | None = None
+        self.connection: Connection | None = None
         self._decoder: Decoder[M] = Decoder(types, parts, size_of=budget.size_of)
         self._turn_left = 0
         self._turn_at = self._turn_until = 0.0
@@ -320,9 +322,9 @@ class Peer(Generic[M]):
         self._pings: dict[int, float] = {}
         self._sample = (float("inf"), 0.0)  # round trip and time of the best answer
 
-    def open(self, link: Connection, *, now: float) -> None:
-        """Have the link."""
-        self.link = link
+    def open(self, connection: Connection, *, now: float) -> None:
+        """Have the connection."""
+        self.connection = connection
         self.heard = now
 
     def begin_turn(self, now: float) -> None:
@@ -343,7 +345,7 @@ class Peer(Generic[M]):
                 self._turn_left -= 1
                 self.budget.take(message, now)
                 return message
-            data = None if self.link is None else self.link.receive()
+            data = None if self.connection is None else self.connection.receive()
             if data is None:
                 return ReadEnd.CLOSED
             if not data:
@@ -388,29 +390,29 @@ class Peer(Generic[M]):
             self.offset = sent + trip / 2 - message.clock
 
     def close(self) -> None:
-        """Close the link; the thread ends with it."""
+        """Close the connection; the thread ends with it."""
         self.gone.set()
-        link, self.link = self.link, None
-        if link is not None:
-            link.close()
+        connection, self.connection = self.connection, None
+        if connection is not None:
+            connection.close()
         self._out.put(None)
 
 
 class Writer(threading.Thread, Generic[M]):
-    """Opens a peer's link, then sends what is queued for it, until its end."""
+    """Opens a peer's connection, then sends what is queued for it, until its end."""
 
     def __init__(
-        self, peer: Peer[M], open_link: Callable[[], Connection | None], *, name: str
+        self, peer: Peer[M], open_connection: Callable[[], Connection | None], *, name: str
     ) -> None:
         super().__init__(name=name, daemon=True)
         self._peer = peer
-        self._open = open_link
+        self._open = open_connection
 
     def run(self) -> None:
         """Open, then write."""
-        link = self._open()
-        if link is None:
+        connection = self._open()
+        if connection is None:
             return
         with suppress(OSError):  # the main loop sees the end of the stream
             while (data := self._peer.next_out()) is not None:
-                link.send(data)
+                connection.send(data)

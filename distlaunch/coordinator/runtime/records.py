@@ -5,7 +5,7 @@ Lines of several ranks picked into one file, as torchrun's --duplicate-stdout-fi
 
 Who does the work that may wait for a disk: the main loop itself, or a thread beside it.
 
-Where nodes are reached by links, a loop that stands still for a few seconds loses them all: no ping
+Where nodes are reached by connections, a loop that stands still for a few seconds loses them all: no ping
 is answered.
 """
 

@@ -1,6 +1,6 @@
-"""The agents of other machines: links opened in threads, messages by the main loop's poll.
+"""The agents of other machines: connections opened in threads, messages by the main loop's poll.
 
-For each node there is one thread, which opens the link and from then on writes to it: whoever calls
+For each node there is one thread, which opens the connection and from then on writes to it: whoever calls
 ``send`` never waits for a network. All reading is the main loop's.
 
 Our stdin for rank 0, where that runs on a machine of its own.
@@ -18,7 +18,13 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from distlaunch.coordinator.policy import events_and_actions as a
-from distlaunch.coordinator.runtime.connections import Links, Peer, StartBound, Writer, loss_kind
+from distlaunch.coordinator.runtime.connections import (
+    Connections,
+    Peer,
+    StartBound,
+    Writer,
+    loss_kind,
+)
 from distlaunch.coordinator.runtime.message_budget import NodeBudget
 from distlaunch.coordinator.runtime.message_checks import Part
 from distlaunch.coordinator.runtime.records import Desk
@@ -49,8 +55,8 @@ we are gone."""
 _INTAKE_S = 10.0
 
 
-class Fleet(Links[m.FromRemote]):
-    """A ``Transport`` over links. ``clock`` is the job's; ``targets`` are by member number.
+class Fleet(Connections[m.FromRemote]):
+    """A ``Transport`` over connections. ``clock`` is the job's; ``targets`` are by member number.
 
     ``find`` runs the command of --discover (in a thread; raises LaunchError), ``read`` makes
     targets of what it printed (by the main loop; raises LaunchError): hosts that are new become
@@ -64,7 +70,7 @@ class Fleet(Links[m.FromRemote]):
         self,
         targets: Sequence[Target],
         *,
-        open_link: Open,
+        open_connection: Open,
         fanout: int,
         connect_s: float,
         intake: Callable[[Callable[[int, int], None]], Intake],
@@ -75,15 +81,15 @@ class Fleet(Links[m.FromRemote]):
         end_opening: Callable[[], None] | None = None,
         cut_off: Callable[[], ConnectionEnd | None] = lambda: None,
     ) -> None:
-        """``end_opening`` ends what ``open_link`` has started and is not done with; it is called
+        """``end_opening`` ends what ``open_connection`` has started and is not done with; it is called
         once, and last.
 
-        ``cut_off`` returns how the way to all nodes has ended, once that is so; no link ends by
+        ``cut_off`` returns how the way to all nodes has ended, once that is so; no connection ends by
         that before.
         """
         super().__init__(clock)
         self.targets = list(targets)
-        self._open = open_link
+        self._open = open_connection
         self._connect_s = connect_s
         self._gate = threading.BoundedSemaphore(fanout)
         self._opened: deque[tuple[Peer[m.FromRemote], Connection | ConnectFailure]] = deque()
@@ -131,7 +137,7 @@ class Fleet(Links[m.FromRemote]):
         self._intake.begin_attempt(attempt)
 
     def connect(self, node: int, delay_s: float) -> None:
-        """Open a link to a node, in its own thread."""
+        """Open a connection to a node, in its own thread."""
         self.disconnect(node)
         budget = NodeBudget(time.monotonic())
         peer: Peer[m.FromRemote]
@@ -182,7 +188,7 @@ class Fleet(Links[m.FromRemote]):
             self.send(node, message)
 
     def descriptors(self) -> dict[int, int]:
-        """Return what to poll: all links in one."""
+        """Return what to poll: all connections in one."""
         wanted = {self._epoll.fileno(): select.POLLIN}
         if self._feeder is not None and self._feeder.wants_more:
             wanted[self._feeder.fileno()] = select.POLLIN
@@ -215,7 +221,7 @@ class Fleet(Links[m.FromRemote]):
     def close(self, hurried: Callable[[], bool] = lambda: False) -> None:
         """Have all agents leave and wait for that, bounded; then end the threads."""
         for node, peer in list(self._peers.items()):
-            if peer.link is None:
+            if peer.connection is None:
                 self.disconnect(node)
             else:
                 self.send(node, m.ExitAgent())
@@ -239,7 +245,7 @@ class Fleet(Links[m.FromRemote]):
     def _opener(self, peer: Peer[m.FromRemote], delay_s: float) -> Callable[[], Connection | None]:
         target = self.targets[peer.node]
 
-        def open_link() -> Connection | None:
+        def open_connection() -> Connection | None:
             if peer.gone.wait(delay_s):
                 return None
             with self._gate:
@@ -264,7 +270,7 @@ class Fleet(Links[m.FromRemote]):
             self._notify()
             return None if isinstance(found, ConnectFailure) else found
 
-        return open_link
+        return open_connection
 
     def _take_opened(self, peer: Peer[m.FromRemote], found: Connection | ConnectFailure) -> None:
         if peer.gone.is_set():
@@ -279,7 +285,7 @@ class Fleet(Links[m.FromRemote]):
 
     def _take_logged_in(self, target: Target) -> None:
         for node, peer in self._peers.items():
-            if self.targets[node] == target and peer.link is None:
+            if self.targets[node] == target and peer.connection is None:
                 self._events.append(a.LoggedIn(node=node))
 
     def _take_found(self, output: str | LaunchError) -> None:
@@ -368,7 +374,7 @@ class Fleet(Links[m.FromRemote]):
     def _drop(self, peer: Peer[m.FromRemote]) -> None:
         self._parts.pop(peer.node, None)
         self._starts.pop(peer.node, None)
-        if peer.link is not None:
+        if peer.connection is not None:
             self._intake.forget(peer.node)
         super()._drop(peer)
         if self._feeder is not None:

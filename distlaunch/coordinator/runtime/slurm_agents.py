@@ -24,13 +24,13 @@ _MANNERS = re.compile(
 
 
 class StepFleet(Fleet):
-    """A ``Fleet`` whose links come of ``srun``. ``signals_all``: Slurm's signals reach the workers
+    """A ``Fleet`` whose connections come of ``srun``. ``signals_all``: Slurm's signals reach the workers
     as well."""
 
     hears_signals = True
 
     def __init__(self, *args: Any, srun: Srun, signals_all: bool, **kwargs: Any) -> None:
-        super().__init__(*args, open_link=srun.open, **kwargs)
+        super().__init__(*args, open_connection=srun.open, **kwargs)
         self._srun = srun
         self._signals_all = signals_all
         self._said: deque[str] = deque()

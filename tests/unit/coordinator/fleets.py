@@ -101,7 +101,7 @@ class Nodes:
         self.events: list[a.Event] = []
         self.fleet = make(
             [Target(host=f"n{number}") for number in range(count)],
-            open_link=self.open,
+            open_connection=self.open,
             fanout=fanout,
             connect_s=10.0,
             intake=lambda grant: Intake(self.kept, nodes=count, grant=grant),

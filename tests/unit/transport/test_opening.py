@@ -86,10 +86,10 @@ def test_what_is_no_command_is_refused_at_once():
 def test_a_command_that_checks_no_host_keys_is_told_of_once(ways):
     told: list[str] = []
     options = TrainOptions(ssh_host_keys="off", ssh_command="ssh")
-    open_link = route.opener(options, {}, KillSwitch(), note=told.append)
-    open_link(Target(host="n0", here=True), 5.0)
+    open_connection = route.opener(options, {}, KillSwitch(), note=told.append)
+    open_connection(Target(host="n0", here=True), 5.0)
     assert not told
-    open_link(Target(host="n1"), 5.0)
-    open_link(Target(host="n2"), 5.0)
+    open_connection(Target(host="n1"), 5.0)
+    open_connection(Target(host="n2"), 5.0)
     assert len(told) == 1
     assert "--ssh-host-keys off" in told[0]

@@ -18,8 +18,8 @@ TERM, USR1 = int(signal.SIGTERM), int(signal.SIGUSR1)
 class Srun:
     """What the fleet has of srun: all agents are of one step, until ``anew``."""
 
-    def __init__(self, open_link) -> None:
-        self.open = open_link
+    def __init__(self, open_connection) -> None:
+        self.open = open_connection
         self.broken = False
         self.calls: list[str] = []
 
@@ -48,8 +48,8 @@ def steps(nodes):
     """Give a fleet of two nodes that have joined, and its srun as ``srun``."""
 
     def make(*, signals_all: bool = False):
-        def fleet(targets, *, open_link, **more):
-            made = StepFleet(targets, srun=Srun(open_link), signals_all=signals_all, **more)
+        def fleet(targets, *, open_connection, **more):
+            made = StepFleet(targets, srun=Srun(open_connection), signals_all=signals_all, **more)
             made.end_opening = made._srun.give_up
             return made
 
