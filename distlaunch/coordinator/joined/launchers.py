@@ -456,7 +456,7 @@ class JoinedLaunchers(Connections[p.FromLauncher]):
                 peer.connection = connection
                 self._lose(peer, f"no thread can be started for it: {explain_refusal()}")
                 continue
-            self._have(peer, connection)
+            self._use(peer, connection)
 
     def _offer(self, number: int) -> None:
         """Report a launcher to the policy, if the policy waits for it and it has joined."""
@@ -515,7 +515,7 @@ class JoinedLaunchers(Connections[p.FromLauncher]):
             if getattr(message, "attempt", launcher.attempt) == launcher.attempt:
                 self._lose(peer, exc.message)
             return False
-        launcher.start.heard(message, self._clock())
+        launcher.start.on_message(message, self._clock())
         if launcher.start.until is None:
             self._starting.discard(peer.node)
         return counts

@@ -1,12 +1,9 @@
-"""Open connections to the other nodes: one poll for all, pings, silence, clocks.
+"""Connections to the other nodes: reading, pings, silence and clock offsets.
 
-Subclasses interpret the messages. For each connection there is one thread, which writes to it: whoever
-calls ``send`` never waits for a network. All reading is the main loop's.
-
-One node's connection, as the fleet keeps it: its thread, its decoder, when it was heard, how its clock
-goes.
-
-Whether a node is late with its workers: it answers pings, so nothing else tells. No clock, no I/O.
+``Connections`` reads all of them in the main loop; subclasses interpret the messages. ``Peer`` is one
+connection with its decoder and clock offset. One ``Writer`` thread per connection sends, so that
+``send`` never waits for the network. ``StartBound`` finds nodes that answer pings and do not start
+their workers.
 """
 
 from __future__ import annotations
@@ -34,7 +31,7 @@ from distlaunch.core.protocol.codec import Decoder, encode
 from distlaunch.transport.connection import Connection, ConnectionEnd, EndKind
 
 START_S = 60.0
-"""How long a node may take to start its workers, or to say what takes longer (an import, for
+"""How long a node may take to start its workers, or to report what takes longer (an import of
 --preload)."""
 
 
@@ -45,16 +42,16 @@ class StartBound:
 
     def __init__(self) -> None:
         self.until: float | None = None
-        """When its workers are too late; None: none are to start."""
+        """When its workers are late; None: none are starting."""
         self._awaited = 0
         self._began = 0.0
 
     def begin(self, workers: int, now: float) -> None:
-        """Take in that the node is told to start so many workers."""
+        """Record that the node was sent the start of so many workers."""
         self._awaited, self._began, self.until = workers, now, now + START_S
 
-    def heard(self, message: object, now: float) -> None:
-        """Take in what tells how far it is with that."""
+    def on_message(self, message: object, now: float) -> None:
+        """Use a message that shows how far the start is."""
         if self.until is None:
             return
         match message:
@@ -66,27 +63,27 @@ class StartBound:
                 pass
             case _:
                 return
-        # What takes long is told of again and again, each time after twice as long as before.
+        # A node reports a long import repeatedly, each time after twice as long as before.
         self.until = None if self._awaited <= 0 else now + (now - self._began) + START_S
 
     def stop(self, grace_s: float) -> None:
-        """Take in that it is told to stop what has started, which may take so long."""
+        """Record that the node was sent a stop of its workers, which may take ``grace_s``."""
         if self.until is not None:
             self.until += grace_s
 
     def end(self) -> None:
-        """Await nothing any more."""
+        """Expect no workers to start."""
         self.until = None
 
     def why_late(self, now: float) -> str | None:
-        """Say what is the matter, as a clause; None if it is not late."""
+        """Return why the node counts as lost, as a clause; None if it is not late."""
         if self.until is None or now < self.until:
             return None
         return f"its workers have not started within {now - self._began:.0f} s"
 
 
 def loss_kind(end: ConnectionEnd) -> a.LossKind:
-    """Return how a node is lost whose connection has ended so."""
+    """Return the kind of loss of a node whose connection has ended."""
     match end.kind:
         case EndKind.RAY_DRIVER:
             return a.LossKind.RAY_DRIVER
@@ -97,8 +94,8 @@ def loss_kind(end: ConnectionEnd) -> a.LossKind:
 
 
 _ROUND_S = 0.05
-"""After so long the main loop looks at signals and deadlines before it reads the connections that
-are left."""
+"""After so long the main loop handles signals and deadlines before it reads the remaining
+connections."""
 M = TypeVar("M", bound=Record)
 
 
@@ -110,7 +107,7 @@ class Connections(ABC, Generic[M]):
         self._peers: dict[int, Peer[M]] = {}
         self._by_descriptor: dict[int, Peer[M]] = {}
         self._unread: dict[int, Peer[M]] = {}
-        """By descriptor, in the order of their turns: those that may have messages for us."""
+        """Connections that may have messages, by descriptor, in the order of their turns."""
         self._events: deque[a.Event] = deque()
         self._epoll = select.epoll()
         self._wake, self._wake_end = os.pipe()
@@ -126,26 +123,26 @@ class Connections(ABC, Generic[M]):
 
     @abstractmethod
     def _take(self, peer: Peer[M], message: M) -> None:
-        """Take in a message."""
+        """Handle a message."""
 
     @abstractmethod
     def _lose(self, peer: Peer[M], why: str, kind: a.LossKind = a.LossKind.GONE) -> None:
-        """Take in that a peer is gone: drop it, and tell."""
+        """Drop a lost node, and report it."""
 
     @abstractmethod
     def _describe_end(self, end: ConnectionEnd) -> str:
-        """Say to the user how a connection has ended, as a clause."""
+        """Return how a connection has ended, as a clause for the user."""
 
     # --- sending
 
     def disconnect(self, node: int) -> None:
-        """Leave a node."""
+        """Disconnect a node."""
         peer = self._peers.pop(node, None)
         if peer is not None:
             self._drop(peer)
 
     def _tell(self, node: int, message: Record) -> None:
-        """Send to a node; what cannot be sent any more is lost with it."""
+        """Send a message to a node. A message to a node that is lost is dropped."""
         peer = self._peers.get(node)
         if peer is not None and peer.connection is not None:
             peer.budget.sent(message)
@@ -153,7 +150,7 @@ class Connections(ABC, Generic[M]):
 
     @property
     def has_unsent(self) -> bool:
-        """Return whether something is still on its way out."""
+        """Return whether messages wait to be sent."""
         return any(peer.has_unsent for peer in self._peers.values())
 
     # --- receiving
@@ -165,10 +162,9 @@ class Connections(ABC, Generic[M]):
                 os.write(self._wake_end, b"\0")
 
     def _read_all(self, within_s: float = 0.0) -> None:
-        """Give each connection that has sent something one turn, the one first that has waited for
-        longest.
+        """Read one turn of each connection that has sent something, longest waiting first.
 
-        Those for which no time is left have their turn in the next call.
+        Connections for which no time is left have their turn in the next call.
         """
         for descriptor, _ in self._epoll.poll(0.0 if self._unread else within_s):
             if descriptor == self._wake:
@@ -186,11 +182,11 @@ class Connections(ABC, Generic[M]):
 
     @property
     def _read_at(self) -> float | None:
-        """When to call ``_read_all`` even if no descriptor is ready, on the job's clock."""
+        """Return when to call ``_read_all`` even if no descriptor is ready, on the job's clock."""
         return self._clock() if self._unread else None
 
-    def _have(self, peer: Peer[M], connection: Connection) -> None:
-        """Have a peer's connection, and read what came with it in the next turn."""
+    def _use(self, peer: Peer[M], connection: Connection) -> None:
+        """Use a connection of a peer; what has already arrived is read in the next turn."""
         peer.open(connection, now=self._clock())
         self._by_descriptor[connection.fileno()] = self._unread[connection.fileno()] = peer
         self._epoll.register(connection.fileno(), select.EPOLLIN)
@@ -214,7 +210,7 @@ class Connections(ABC, Generic[M]):
                     self._lose(peer, self._describe_end(end), loss_kind(end))
                     return False
                 self._take(peer, message)
-                if peer.gone.is_set():  # by its own word: what follows is nobody's
+                if peer.gone.is_set():  # the message has ended it; later ones do not count
                     return False
         except ProtocolError as exc:
             self._lose(peer, f"it sends what no agent of ours does: {exc.message}", a.LossKind.ODD)
@@ -236,7 +232,7 @@ class Connections(ABC, Generic[M]):
             peer.close()
 
     def _close(self) -> None:
-        """Free what is ours, once all peers are dropped."""
+        """Close the poll, once all peers are dropped."""
         with self._waking:  # a thread that opens a connection may end later
             os.close(self._wake)
             os.close(self._wake_end)
@@ -246,7 +242,7 @@ class Connections(ABC, Generic[M]):
     # --- time
 
     def _tick(self) -> None:
-        """Ping all, when that is due; those that have been silent for too long are lost."""
+        """Ping all nodes when that is due, and lose those that have been silent for too long."""
         now = self._clock()
         if self._ping_at is None:
             if any(peer.greeted for peer in self._peers.values()):
@@ -269,21 +265,20 @@ class Connections(ABC, Generic[M]):
     def _ping(self, peer: Peer[M]) -> None:
         self._serial += 1
         peer.pinged(self._serial, self._clock())
-        told = None if self.silence_s == m.SILENCE_S else self.silence_s
-        ping = m.Ping(serial=self._serial, silence_s=told)
+        silence_s = None if self.silence_s == m.SILENCE_S else self.silence_s
+        ping = m.Ping(serial=self._serial, silence_s=silence_s)
         peer.budget.sent(ping)
         peer.write(encode(ping))
 
 
 _SAMPLE_S = 60.0
-"""A measured clock offset is good for so long, until a quicker answer betters it: monotonic clocks
+"""A measured clock offset is used for so long, unless a quicker answer replaces it. Monotonic clocks
 drift apart."""
 
 
 TURN_MESSAGES = 1024
 TURN_S = 0.01
-"""A connection that sends without end takes so much of the main loop before the next one is
-read."""
+"""So much is read from one connection before the next one is read."""
 
 
 class ReadEnd(Enum):
@@ -295,7 +290,8 @@ class ReadEnd(Enum):
 
 
 class Peer(Generic[M]):
-    """A node that is being connected to, or is connected. All but ``write`` is the main loop's."""
+    """A node that is connected, or is being connected. Only ``write`` may be called from any
+    thread."""
 
     def __init__(
         self,
@@ -304,7 +300,7 @@ class Peer(Generic[M]):
         parts: tuple[type[Record], ...],
         budget: Budget,
     ) -> None:
-        """``types`` and ``parts`` are what the other side may send, as for ``Decoder``."""
+        """``types`` and ``parts``: what the other side may send, as for ``Decoder``."""
         self.node = node
         self.budget = budget
         self.gone = threading.Event()
@@ -314,16 +310,16 @@ class Peer(Generic[M]):
         self._turn_at = self._turn_until = 0.0
         self.greeted = False
         self.heard = 0.0
-        """When anything came last."""
+        """When the last bytes came."""
         self.offset = 0.0
-        """What to add to the agent's clock to have ours."""
+        """What to add to the agent's clock to get the job's."""
         self.writer: Writer[M] | None = None
         self._out: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._pings: dict[int, float] = {}
         self._sample = (float("inf"), 0.0)  # round trip and time of the best answer
 
     def open(self, connection: Connection, *, now: float) -> None:
-        """Have the connection."""
+        """Use an open connection."""
         self.connection = connection
         self.heard = now
 
@@ -354,7 +350,7 @@ class Peer(Generic[M]):
             self._decoder.add(data)
 
     def write(self, data: bytes) -> None:
-        """Have the thread send this."""
+        """Queue bytes for the writer thread."""
         self._out.put(data)
 
     @property
@@ -363,24 +359,23 @@ class Peer(Generic[M]):
         return not self._out.empty()
 
     def next_out(self) -> bytes | None:
-        """Wait for what is to be sent; None at the end. The thread's own."""
+        """Return the next bytes to send, or None at the end. Only the writer thread calls it."""
         return self._out.get()
 
     def greet(self, clock: float, now: float) -> None:
-        """Take in the other side's first word, which tells its clock."""
+        """Use the first message of the other side, which carries its clock."""
         self.greeted = True
         self.budget.greet()
         self.offset = now - clock
 
     def pinged(self, serial: int, now: float) -> None:
-        """Remember when a ping was sent."""
+        """Record when a ping was sent."""
         self._pings[serial] = now
         while len(self._pings) > 8:
             del self._pings[next(iter(self._pings))]
 
     def pong(self, message: m.Pong, now: float) -> None:
-        """Estimate how far the agent's clock is from ours: the answer came, at best, half way of
-        the round trip."""
+        """Estimate the clock offset: the agent answered about half way through the round trip."""
         sent = self._pings.pop(message.serial, None)
         if sent is None:
             return
@@ -399,7 +394,7 @@ class Peer(Generic[M]):
 
 
 class Writer(threading.Thread, Generic[M]):
-    """Opens a peer's connection, then sends what is queued for it, until its end."""
+    """Opens the connection of a peer, and sends what is queued until it is closed."""
 
     def __init__(
         self, peer: Peer[M], open_connection: Callable[[], Connection | None], *, name: str

@@ -281,7 +281,7 @@ class Fleet(Connections[m.FromRemote]):
             del self._peers[peer.node]
             self._events.append(a.Unreachable(node=peer.node, failure=found))
         else:
-            self._have(peer, found)
+            self._use(peer, found)
 
     def _take_logged_in(self, target: Target) -> None:
         for node, peer in self._peers.items():
@@ -342,7 +342,7 @@ class Fleet(Connections[m.FromRemote]):
 
     def _note_start(self, node: int, message: m.FromRemote) -> None:
         if (start := self._starts.get(node)) is not None:
-            start.heard(message, self._clock())
+            start.on_message(message, self._clock())
             if start.until is None:
                 del self._starts[node]
 
