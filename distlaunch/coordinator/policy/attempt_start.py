@@ -111,7 +111,7 @@ class AttemptStart:
                 f"nodes{joined}"
             )
             actions.append(Say(text=text, level="warning" if left else "info"))
-        self._node_setup.told_left()
+        self._node_setup.on_losses_reported()
         if absent := self._node_setup.absent(len(nodes.members)):
             failure = absent[0].failure
             why = (

@@ -1,8 +1,8 @@
-"""How the nodes of an attempt come together: connected, surveyed, and composed to a plan. Pure.
+"""Connect and survey the nodes of an attempt, and plan for those that can take part. Pure.
 
-A job of fixed size waits for all its nodes, and reports all that fail at once. A job that may go on
-with fewer nodes, or that has spares, waits only ``ELASTIC_WAIT_S`` for the rest once it has enough,
-and never for a node that it has just lost.
+A job of fixed size waits for all its nodes, and reports all failures together. A job that may run on
+fewer nodes, or has spares, waits ``ELASTIC_WAIT_S`` for the rest once it has enough, and never for a
+node that it has just lost.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ ELASTIC_WAIT_S = 10.0
 """How long a job that has enough nodes waits for the others."""
 LOOK_AGAIN_S = 0.5
 LOOK_S, LATER_LOOK_S = 5.0, 60.0
-"""What is missing on a node, or unlike the others', is looked at again for so long: NFS caches are
-old for a while. A job that has run is worth more patience: its script may have been edited."""
+"""A node that misses something, or differs from the others, is surveyed again for so long: NFS caches
+are stale for a while. A job that has run waits longer, since its script may have been edited."""
 DISCOVER_S = 30.0
-"""How often hosts are looked for while there are too few."""
+"""How often hosts are discovered again while there are too few."""
 WAITING_S = 5.0
-"""After so long the user hears who is waited for."""
+"""After so long the user gets a notice that names the missing nodes."""
 _LATE_SHOWN = 8
-"""So many nodes are named that come between two attempts."""
+"""How many nodes that connect between two attempts are named."""
 
 
 class NodeSetup:
-    """Gathers for one attempt after the other; between them it keeps track of who could take part
-    in the next."""
+    """Sets up the nodes of each attempt, and tracks between attempts which nodes could take part in
+    the next."""
 
     def __init__(self, gathering: Gathering, *, failure_grace_s: float) -> None:
         self._settings = gathering
@@ -60,47 +60,47 @@ class NodeSetup:
         )
         self.active = False
         self.left: str | None = None
-        """Who has left the attempt before, and why, as long as the user has not been told."""
+        """Which nodes left the attempt before, and why; None once the user has been told."""
         self._first = True
         self._until = 0.0
         self._hope_until: float | None = None
-        """Until when nodes that have failed are tried again; None: as long as there is time."""
+        """Until when failed nodes are tried again; None: until the join timeout."""
         self._late = 0
         self._extended = False
         self._enough_since: float | None = None
         self._in: set[int] = set()
-        """Surveyed, and fit to take part."""
+        """Nodes that were surveyed and can take part."""
         self._unanswered: set[int] = set()
-        """They may yet join this attempt, and have not told anything so far."""
+        """Nodes that may still join this attempt and have not answered the survey."""
         self._retrying: set[int] = set()
-        """Not reached at first; waited for as well."""
+        """Nodes that could not be reached and are tried again."""
         self._failed: set[int] = set()
-        """Cannot take part in this attempt."""
+        """Nodes that cannot take part in this attempt."""
         self._present = 0
         self._serial = 0
         self._question: Survey | None = None
         self._too_few = 0
         self._why_few: JobError | None = None
-        """With so many nodes there is no plan, and why."""
+        """Why there is no plan for ``_too_few`` nodes."""
         self._again: deque[tuple[float, int]] = deque()
-        """When to look again at whom."""
+        """When to survey which node again."""
         self._odd_since: dict[int, float] = {}
         self._differ_since: float | None = None
         self._look_s = LOOK_S
         self._discover_at: float | None = None
         self._discovery_until: float | None = None
         self._said_problem: str | None = None
-        self._untold: set[int] = set()
-        """Those that were lost, of which the user has not been told."""
+        self._unreported: set[int] = set()
+        """Lost nodes of which the user has not been told."""
         self._left_out: set[int] = set()
-        """Those of which the user knows that they are a machine that another is."""
+        """Nodes that the user knows to be the same machine as another node."""
         self._waiting_at: float | None = None
 
     # --- one attempt after the other
 
     def begin(self, now: float, *, fresh: bool) -> list[Action]:
-        """Gather for an attempt. Unless ``fresh``, the one before came to nothing: there is more
-        time for that once."""
+        """Begin the setup for an attempt. Unless ``fresh``, the preparation before it failed: the
+        time limit is extended once for that."""
         settings = self._settings
         self.active = True
         if fresh or not self._extended:
@@ -144,7 +144,7 @@ class NodeSetup:
             if not self._extended:
                 self._until = max(self._until, member.free_at + ELASTIC_WAIT_S)
         elif not short:
-            return []  # it was lost, or could not be reached: it comes when it comes
+            return []  # it was lost, or could not be reached: nothing waits for it
         elif member.cools_until > now:
             self._retrying.add(member.number)
             self._until = max(self._until, member.cools_until + self._settings.join_timeout_s)
@@ -154,8 +154,8 @@ class NodeSetup:
         return [self.nodes.connect(member, now)]
 
     def settle(self, now: float) -> Composition | JobError | None:
-        """Tell who takes part and what runs where, or why there is no attempt, once that is
-        known."""
+        """Return the nodes and the plan of the attempt, or why there is none; None if neither is
+        known yet."""
         if not self.active or (
             self._discovery_until is not None and now < min(self._discovery_until, self._until)
         ):
@@ -176,7 +176,7 @@ class NodeSetup:
         return self._compose(now)
 
     def _has_first(self, count: int) -> bool:
-        """Return whether those that come first in the list of hosts are all there: the others are
+        """Return whether the first ``count`` hosts of the list are all there; the others are
         spares."""
         for member in self.nodes.members:
             if member.present:
@@ -231,7 +231,7 @@ class NodeSetup:
         return min(time for time in times if time is not None)
 
     def tick(self, now: float) -> list[Action]:
-        """Do what has come due; then ``settle``."""
+        """Return the actions that are due. ``settle`` comes after it."""
         if not self.active:
             return []
         actions: list[Action] = []
@@ -251,13 +251,13 @@ class NodeSetup:
             self._retrying.clear()
         if self._waiting_at is not None and now >= self._waiting_at:
             self._waiting_at = None
-            actions += self._tell_waiting(now)
+            actions += self._waiting_notice(now)
         return actions
 
     def _is_hopeless(self, now: float) -> bool:
         return self._hope_until is not None and now >= self._hope_until
 
-    def _tell_waiting(self, now: float) -> list[Action]:
+    def _waiting_notice(self, now: float) -> list[Action]:
         missing = [member for member in self.nodes.present() if member.state != "joined"]
         until = self._until
         if self._enough_since is not None and self._settings.flexible:
@@ -265,7 +265,7 @@ class NodeSetup:
         if not missing or until - now < 1.0:
             return []
         left = self.left
-        self.told_left()
+        self.on_losses_reported()
         within_s = None if self._hope_until is not None else until - now
         return membership.waiting(
             missing,
@@ -277,43 +277,43 @@ class NodeSetup:
         )
 
     def absent(self, count: int) -> list[Member]:
-        """Return those whose absence counts, where so many take part: spares may come later."""
+        """Return the missing nodes, if ``count`` take part. Spares may come later."""
         late = self._unanswered if count < self._settings.bounds[1] else set()
         return [self.nodes[number] for number in sorted(late | self._retrying | self._failed)]
 
     def here(self) -> int:
-        """Count the nodes whose agents are up."""
+        """Return how many nodes are connected."""
         return sum(member.present and member.state == "joined" for member in self.nodes.members)
 
-    def told_left(self) -> None:
-        """Take in that the user has been told who has left."""
+    def on_losses_reported(self) -> None:
+        """Record that the user has been told which nodes left."""
         self.left = None
-        self._untold.clear()
+        self._unreported.clear()
 
     # --- what happens to nodes
 
     def logged_in(self, number: int) -> None:
-        """Take in that the login on a node has succeeded; its agent is being started."""
+        """Record that the login on a node has succeeded; its agent is being started."""
         self.nodes[number].logged_in = self.nodes[number].state == "connecting"
 
     def joined(self, number: int, now: float) -> list[Action]:
-        """Take in that an agent has come up."""
+        """Record that an agent has connected."""
         member = self.nodes[number]
-        if not member.present:  # it was on its way when its host vanished
+        if not member.present:  # its host was removed while it connected
             self.nodes.leave(member)
             return [Disconnect(node=number)]
         actions: list[Action] = []
         if member.why_lost is not None or not self.active:
             self._late += 1
             how = "has come" if member.why_lost is None else "is back"
-            if number in self._untold:
+            if number in self._unreported:
                 how = f"left ({member.why_lost}) and is back"
-                self._untold.discard(number)
+                self._unreported.discard(number)
             text = (
                 f"node {member.host} "
                 f"{how}{'' if self.active else ', and may take part from the next attempt on'}"
             )
-            if self._late <= _LATE_SHOWN:  # all launchers hear what warns
+            if self._late <= _LATE_SHOWN:  # a warning reaches all launchers
                 actions.append(
                     Say(text=text, level="warning" if self._settings.launchers else "info")
                 )
@@ -324,7 +324,7 @@ class NodeSetup:
         return actions
 
     def unreachable(self, number: int, failure: ConnectFailure, now: float) -> list[Action]:
-        """Take in that a node was not reached."""
+        """Record that a node could not be reached."""
         member = self.nodes[number]
         if member.state != "connecting":
             return []
@@ -342,12 +342,12 @@ class NodeSetup:
     def lost(
         self, number: int, why: str, now: float, *, wanted: bool, kind: LossKind = LossKind.GONE
     ) -> list[Action]:
-        """Take in that a node that had joined is gone; ``wanted``: the job goes on, perhaps."""
+        """Record that a connected node is lost. ``wanted``: the job may go on."""
         member = self.nodes[number]
         if member.state != "joined":
             return []
         actions = self.nodes.lost(member, why, now, kind)
-        self._untold.add(number)
+        self._unreported.add(number)
         if not wanted:
             return [action for action in actions if not isinstance(action, Connect)]
         if self.active:
@@ -394,7 +394,7 @@ class NodeSetup:
     # --- surveys
 
     def _ask_anew(self) -> None:
-        """Have a new question, so that late answers to the one before are known."""
+        """Make a new survey, so that late answers to the one before can be told apart."""
         self._serial += 1
         self._question = self._settings.survey(self._serial)
 
@@ -406,7 +406,7 @@ class NodeSetup:
         return [ToNode(node=member.number, message=self._question)]
 
     def surveyed(self, number: int, answer: Surveyed, now: float) -> list[Action]:
-        """Take in what a node has found out about itself."""
+        """Use the answer of a node to its survey."""
         member = self.nodes[number]
         if not self.active or member.state != "joined" or answer.serial != member.serial:
             return []
@@ -435,7 +435,7 @@ class NodeSetup:
         self._again.append((now + LOOK_AGAIN_S, number))
 
     def _leave_out_twin(self) -> list[Action]:
-        """Do without one of two hosts that are one machine, where the job may go on with fewer."""
+        """Leave out one of two hosts that are one machine, if the job may run on fewer nodes."""
         if not self._settings.flexible or (twice := self._twins()) is None:
             return []
         first, second = twice
@@ -451,7 +451,7 @@ class NodeSetup:
         return actions
 
     def _twins(self) -> tuple[Member, Member] | None:
-        """Return two nodes that are one machine under two names, if there are any."""
+        """Return two nodes that are one machine, if there are any."""
         if not self._settings.named_once:
             return None
         return membership.same_machine([self.nodes[number] for number in sorted(self._in)])
@@ -468,11 +468,11 @@ class NodeSetup:
         return membership.too_few(settings, inside, missing, present=self._present)
 
 
-_told = attrgetter(*(field for field in fields_of(Surveyed) if field != "serial"))
+_answers = attrgetter(*(field for field in fields_of(Surveyed) if field != "serial"))
 
 
 class CompositionCache:
-    """A ``Compose`` that asks another one, unless nothing has changed since."""
+    """A ``Compose`` that keeps its last plan as long as the surveys are the same."""
 
     def __init__(self, compose: Compose) -> None:
         self._compose = compose
@@ -480,22 +480,22 @@ class CompositionCache:
         self._composition: Composition | None = None
 
     def __call__(self, surveys: Mapping[int, Surveyed]) -> Composition:
-        """Plan for the nodes that were surveyed. Raises as the other one does."""
+        """Return the plan for the surveyed nodes. Raises what the other ``Compose`` raises."""
         known = self._composition
-        if known is not None and self._has_told(surveys):
+        if known is not None and self._is_same(surveys):
             return known
         self._composition = None
         self._composition = self._compose(surveys)
         self._surveys = surveys
         return self._composition
 
-    def _has_told(self, surveys: Mapping[int, Surveyed]) -> bool:
-        """Return whether these are the nodes, and the words, of the last time."""
+    def _is_same(self, surveys: Mapping[int, Surveyed]) -> bool:
+        """Return whether the nodes and their answers are those of the last plan."""
         before = self._surveys
         return before.keys() == surveys.keys() and all(
-            _told(before[number]) == _told(surveyed) for number, surveyed in surveys.items()
+            _answers(before[number]) == _answers(surveyed) for number, surveyed in surveys.items()
         )
 
     def forget(self) -> None:
-        """Plan anew: what there is to choose from has changed."""
+        """Plan anew the next time, since the hosts have changed."""
         self._composition = None
