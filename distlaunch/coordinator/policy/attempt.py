@@ -38,7 +38,7 @@ TAILS_KEPT = 256
 
 
 class AttemptNodes(Record):
-    """Who takes part, by node rank; messages name nodes by their member numbers."""
+    """The nodes of an attempt, by node rank. Messages name nodes by their member numbers."""
 
     members: tuple[int, ...]
     hosts: tuple[str, ...]
@@ -50,7 +50,7 @@ class AttemptNodes(Record):
 
     @staticmethod
     def fixed(settings: PolicySettings) -> AttemptNodes:
-        """Return the nodes that the settings name, for a job that need not gather any."""
+        """Return the nodes of the settings, for a job without a node setup."""
         members = tuple(range(len(settings.hosts)))
         return AttemptNodes(
             members=members,
@@ -62,7 +62,7 @@ class AttemptNodes(Record):
 
     @staticmethod
     def of(composition: Composition) -> AttemptNodes:
-        """Return those of a plan. Raises ValueError if it leaves open which ranks a node runs."""
+        """Return the nodes of a plan. Raises ValueError if it does not settle the ranks of each."""
         plan, members, places = composition.plan, composition.members, composition.places
         world_size, first_ranks = plan.world_size, plan.first_ranks
         hosts = tuple(node.host for node in plan.nodes)
@@ -86,11 +86,11 @@ class AttemptNodes(Record):
         )
 
     def host(self, member: int) -> str:
-        """Name a member."""
+        """Return the host of a member."""
         return self.hosts[self.node_ranks[member]]
 
     def host_of(self, rank: int) -> str:
-        """Name the node of a worker."""
+        """Return the host of a worker."""
         from bisect import bisect_right
 
         return self.hosts[max(0, bisect_right(self.first_ranks, rank) - 1)]
@@ -108,7 +108,7 @@ class AttemptNodes(Record):
 
 
 class Verdict(Record):
-    """What an attempt that went wrong comes to."""
+    """What follows from an attempt that failed or hung."""
 
     outcome: Outcome
     exit_code: int
@@ -229,7 +229,7 @@ class Attempt:
         )
 
     def first_reaction(self, end: WorkerExit, now: float) -> Literal["stop", "wait", "go on"]:
-        """Return what a failure means for the others, if nobody has been told to stop so far."""
+        """Return what a failure means for the other workers, if none has been asked to stop."""
         if self.first_failure is None:
             self.first_failure = now
             self._seeks_cause = failures.looks_like_consequence(end)

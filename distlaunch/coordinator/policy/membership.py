@@ -1,7 +1,7 @@
-"""The nodes that a job may use: connecting to each, losing it, and why it cannot take part. Pure.
+"""The nodes that a job may use: their state, their losses, and why they cannot take part. Pure.
 
-A node that is lost again and again (``LOSSES`` times within ``LOSSES_S``) is not used for a while,
-the longer the more often that happens. It is never given up, as it may only have been slow.
+A node that is lost ``LOSSES`` times within ``LOSSES_S`` is not used for a while, twice as long each
+time. It is never given up, since it may only have been slow.
 """
 
 from __future__ import annotations
@@ -28,16 +28,15 @@ from distlaunch.transport.connect_errors import STARTUP_HINT, ConnectFailure, St
 from distlaunch.transport.unreachable import render
 
 RETRY_S, RETRY_MOST_S = 0.5, 5.0
-"""While a job waits for a node, it is tried again after so long, twice that, and so on."""
+"""First and longest delay before a node is tried again that the job waits for. Delays double."""
 BACK_S, BACK_MOST_S = 5.0, 60.0
-"""So it is while the job goes on without it."""
+"""The same for a node that the job runs without."""
 UNUSABLE_S, UNUSABLE_MOST_S = 60.0, 600.0
-"""And so if what keeps it out will not mend itself."""
+"""The same for a node with a failure that does not pass by itself."""
 LOSSES, LOSSES_S = 3, 600.0
 COOLING_S, COOLING_MOST_S = 60.0, 3600.0
 AFTER_S = 1.0
-"""A lost agent's workers may take the failure grace to end; its node is not used again before that
-and so long."""
+"""A lost node is used again after the failure grace, in which its workers end, and so long."""
 _LONGEST = 2000
 _LONGEST_HOSTS = 400
 """Characters of a list of hosts in a hint."""
@@ -45,7 +44,7 @@ _LOOKS_LIKE_HOST = re.compile(r"[\w.-]+:\d+(?:,[\w.,:-]*)?")
 
 
 class Member:
-    """One node, by its number in the list of hosts that the job was given; that never changes."""
+    """One node. Its number is its place in the job's list of hosts and never changes."""
 
     __slots__ = (
         "coolings",
@@ -69,31 +68,30 @@ class Member:
         self.number = number
         self.host = host
         self.state: Literal["new", "connecting", "joined", "lost"] = "new"
-        """``lost``: it was joined, and nobody tries to reach it."""
+        """``lost``: it was connected and is not being connected to."""
         self.present = True
-        """The source of hosts still names it."""
+        """Whether the source of hosts still names it."""
         self.failure: ConnectFailure | None = None
-        """Why it cannot take part, as far as is known."""
+        """Why it cannot take part; None if that is not known."""
         self.serial = 0
-        """Of the survey whose answer it owes; 0: none."""
+        """The serial of the survey that it has not answered; 0: none."""
         self.surveyed: Surveyed | None = None
         self.tries = 0
-        """Attempts to reach it that have failed since it was last reached."""
+        """How often connecting has failed since it was last connected."""
         self.why_lost: str | None = None
-        """Set until it is reached again."""
+        """Set until it is connected again."""
         self.kind_lost = LossKind.GONE
         self.logged_in = False
-        """It is being connected to, and the login has succeeded."""
+        """It is being connected, and the login has succeeded."""
         self.free_at = 0.0
-        """When what ran there before it was lost has ended."""
+        """When the workers that ran there before it was lost have ended."""
         self.losses: list[float] = []
         self.coolings = 0
         self.cools_until = 0.0
 
 
 class Membership:
-    """All of them. ``flexible``: the job goes on without those that are lost, which are tried again
-    meanwhile."""
+    """All nodes of a job. ``flexible``: the job goes on without lost nodes, which are tried again."""
 
     def __init__(self, hosts: Sequence[str], *, flexible: bool, failure_grace_s: float) -> None:
         self.members = [Member(number, host) for number, host in enumerate(hosts)]
@@ -104,13 +102,13 @@ class Membership:
         return self.members[number]
 
     def present(self) -> list[Member]:
-        """Return those that the source of hosts names."""
+        """Return the nodes that the source of hosts names."""
         return [member for member in self.members if member.present]
 
     # --- reaching them
 
     def connect(self, member: Member, now: float, *, delay_s: float = 0.0) -> Action:
-        """Reach one, as soon as it can be used again."""
+        """Connect to a node as soon as it can be used again."""
         member.state = "connecting"
         member.logged_in = False
         return Connect(
@@ -118,7 +116,8 @@ class Membership:
         )
 
     def connect_again(self, member: Member, now: float, *, needed: bool) -> Action:
-        """Reach one that has not been reached, after a while; ``needed``: the job waits for it."""
+        """Connect again to a node that could not be reached, after a delay. ``needed``: the job
+        waits for it."""
         tries = member.tries
         if member.failure is not None and not member.failure.passing:
             delay_s = _doubled(UNUSABLE_S, tries - 1, UNUSABLE_MOST_S)
@@ -129,7 +128,7 @@ class Membership:
         return self.connect(member, now, delay_s=max(delay_s, member.cools_until - now))
 
     def joined(self, member: Member) -> list[Action]:
-        """Take in that an agent has come up."""
+        """Record that the agent of a node has connected."""
         back = member.why_lost is not None
         member.state, member.failure, member.why_lost, member.tries = "joined", None, None, 0
         member.serial, member.surveyed = 0, None
@@ -137,7 +136,8 @@ class Membership:
         return [Entry(type="node_joined", fields=fields)]
 
     def unreachable(self, member: Member, failure: ConnectFailure) -> list[Action]:
-        """Take in that it was not reached; recorded unless it fails as it did before."""
+        """Record that a node could not be reached. Returns no entry if the failure is the last
+        one again."""
         is_known = member.failure is not None and (member.failure.step, member.failure.text) == (
             failure.step,
             failure.text,
@@ -159,8 +159,7 @@ class Membership:
     def lost(
         self, member: Member, why: str, now: float, kind: LossKind = LossKind.GONE
     ) -> list[Action]:
-        """Take in that it is gone. Where the job goes on without it, it is tried again
-        meanwhile."""
+        """Record that a node is lost. If the job goes on without it, it is tried again."""
         member.state, member.serial, member.surveyed, member.tries = "lost", 0, None, 0
         member.why_lost, member.kind_lost, member.failure = why, kind, None
         member.free_at = now + self._after_s
@@ -189,8 +188,8 @@ class Membership:
     # --- --discover
 
     def discovered(self, hosts: Iterable[str]) -> tuple[list[Member], list[Member]]:
-        """Take in which hosts there are; give those that have come (perhaps again), and those that
-        have gone."""
+        """Record which hosts there are; return the nodes that are new or back, and those that are
+        gone."""
         named = dict.fromkeys(hosts)
         come: list[Member] = []
         gone: list[Member] = []
@@ -207,7 +206,7 @@ class Membership:
 
     @staticmethod
     def leave(member: Member) -> list[Action]:
-        """Let go of one that takes no part any more."""
+        """Disconnect a node that no longer takes part."""
         if member.state in ("new", "lost"):
             return []
         member.state, member.serial, member.surveyed, member.failure = "new", 0, None, None
@@ -220,7 +219,8 @@ def _doubled(first_s: float, times: int, most_s: float) -> float:
 
 
 def shown(text: str) -> str:
-    """Put what a node says into a line of ours, of which it may not make anything else."""
+    """Return a text of a node shortened and printable, so that it cannot change the line around
+    it."""
     return printable(text if len(text) <= _LONGEST else f"{text[:_LONGEST]}...", keep="\n")
 
 
@@ -251,8 +251,7 @@ def obstacle(host: str, question: Survey, answer: Surveyed) -> ConnectFailure | 
 
 
 def same_machine(members: Sequence[Member]) -> tuple[Member, Member] | None:
-    """Return the first two of these nodes that are one machine; None if all are machines of their
-    own."""
+    """Return the first two of these nodes that are one machine; None if there are none."""
     by_machine: dict[str, Member] = {}
     for member in members:
         machine = "" if member.surveyed is None else member.surveyed.machine
@@ -263,9 +262,9 @@ def same_machine(members: Sequence[Member]) -> tuple[Member, Member] | None:
 
 
 def why_not(member: Member, *, waited_s: float, calls: bool = False) -> ConnectFailure:
-    """Say why a node does not take part in an attempt that is not to be, for want of nodes.
+    """Return why a node is missing in an attempt that cannot start.
 
-    ``calls``: it has a launcher of its own, which calls us.
+    ``calls``: its own launcher connects to the coordinator.
     """
     if member.failure is not None:
         return member.failure
@@ -317,7 +316,7 @@ def too_few(
 
 
 def _launchers(members: Sequence[Member]) -> str:
-    """Name launchers by their hosts; by their numbers as well if several are on one."""
+    """Return the hosts of launchers, with the launchers' numbers if several are on one host."""
     hosts = dict.fromkeys(member.host for member in members)
     if len(hosts) == len(members):
         return name_hosts(hosts)
@@ -325,7 +324,7 @@ def _launchers(members: Sequence[Member]) -> str:
 
 
 def without(failures: Sequence[ConnectFailure]) -> str:
-    """Say how a job goes on without hosts that cannot be reached, where others can."""
+    """Return a hint how the job runs without the hosts that cannot be reached."""
     if not all(failure.step in ("resolve", "connect", "login", "host key") for failure in failures):
         return ""
     hosts, more = _listed([*dict.fromkeys(failure.host for failure in failures)])
@@ -337,7 +336,7 @@ def without(failures: Sequence[ConnectFailure]) -> str:
 
 
 def _listed(hosts: Sequence[str]) -> tuple[str, int]:
-    """Write hosts as one word of a command line, folded; return with it how many did not fit."""
+    """Return hosts folded to one word of a command line, and how many did not fit."""
     names = [f"[{host}]" if ":" in host else host for host in hosts]
     count = len(names)
     while len(text := fold_hosts(names[:count])) > _LONGEST_HOSTS and count > 1:
@@ -354,10 +353,10 @@ def waiting(
     left: str | None,
     launchers: bool = False,
 ) -> list[Action]:
-    """Say who is waited for, and why they are not here, as far as that is known; ``left``: who has
-    left just now.
+    """Return the notice which nodes are waited for, with the reason if it is known.
 
-    ``launchers``: those that are here wait as well, and are to hear of it, as of all that warns.
+    ``left``: the nodes that have just left. ``launchers``: the notice is a warning, so that the
+    other launchers show it.
     """
     text = f"{here} of {counted(present, 'node')} {'is' if here == 1 else 'are'} here; waiting "
     text += "" if within_s is None else f"up to {within_s:.0f} s more "
