@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from distlaunch.coordinator.policy.events_and_actions import Composition
 from distlaunch.coordinator.policy.job_settings import Gathering
 from distlaunch.coordinator.runtime.remote_agents import Feeder, Fleet
-from distlaunch.coordinator.runtime.remote_output import Files, Intake
+from distlaunch.coordinator.runtime.remote_output import Files, OutputThread
 from distlaunch.core.model.topology import Node
 from distlaunch.launch.discovery import run_discover
 from distlaunch.launch.process import way_out
@@ -115,8 +115,8 @@ class Nodes:
         connect_s = max(_LEAST_CONNECT_S, options.join_timeout)
         allow_files(links=len(targets), logs=2 * self.most_workers)
 
-        def intake(grant: Callable[[int, int], None]) -> Intake:
-            return Intake(files, nodes=len(composer.hosts), grant=grant)
+        def output_thread(grant: Callable[[int, int], None]) -> OutputThread:
+            return OutputThread(files, nodes=len(composer.hosts), grant=grant)
 
         if self._site is not None and self._allocation is not None:
             srun = self._site.srun(
@@ -128,7 +128,7 @@ class Nodes:
                 end_opening=srun.give_up,
                 fanout=len(targets),
                 connect_s=max(_LEAST_STEP_S, options.join_timeout - _BEFORE_S),
-                intake=intake,
+                output_thread=output_thread,
                 clock=clock,
                 feeder=self.feeder,
             )
@@ -142,7 +142,7 @@ class Nodes:
                 cut_off=self._places.cut_off,
                 fanout=len(targets),
                 connect_s=connect_s,
-                intake=intake,
+                output_thread=output_thread,
                 clock=clock,
                 feeder=self.feeder,
             )
@@ -165,7 +165,7 @@ class Nodes:
             end_opening=kill_switch.close,
             fanout=options.ssh_fanout,
             connect_s=connect_s,
-            intake=intake,
+            output_thread=output_thread,
             clock=clock,
             feeder=self.feeder,
             find=None if options.discover is None else self._find,

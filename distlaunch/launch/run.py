@@ -12,7 +12,7 @@ from distlaunch.coordinator.policy.job import JobPolicy
 from distlaunch.coordinator.runtime.error_file import ErrorFile, error_file_path
 from distlaunch.coordinator.runtime.keyboard import Terminal
 from distlaunch.coordinator.runtime.local_agent import LocalTransport
-from distlaunch.coordinator.runtime.records import Desk, EventLog, LineFilter, OutputFiles
+from distlaunch.coordinator.runtime.records import DiskWork, EventLog, LineFilter, OutputFiles
 from distlaunch.coordinator.runtime.run_directory import make_run_dir
 from distlaunch.coordinator.runtime.runner import Clock, Files, Runner
 from distlaunch.coordinator.runtime.signal_pipe import SignalPipe
@@ -187,7 +187,7 @@ def _run(
         stack.callback(files.close)
         transport: LocalTransport | Fleet
         filed: Files = files
-        desk = Desk()
+        disk_work = DiskWork()
         if nodes is None:
             transport = LocalTransport(
                 job_id=plan.job_id,
@@ -203,7 +203,7 @@ def _run(
             )
         else:
             transport = filed = nodes.fleet(files, clock, run_dir=run_dir.path, job_id=plan.job_id)
-            desk = transport.desk
+            disk_work = transport.disk_work
         housekeeping = Housekeeping(run_dir)
         signal_pipe = SignalPipe()
         stack.callback(housekeeping.finish, signal_pipe.is_hurried)
@@ -232,8 +232,8 @@ def _run(
             transport=transport,
             files=filed,
             sink=sink,
-            events=EventLog(run_dir.events, sink, desk=desk, first_rank=plan.first_shown),
-            desk=desk,
+            events=EventLog(run_dir.events, sink, disk_work=disk_work, first_rank=plan.first_shown),
+            disk_work=disk_work,
             signal_pipe=signal_pipe,
             clock=clock,
             terminal=terminal,

@@ -17,7 +17,7 @@ from distlaunch.coordinator.joined.local_node import OwnNode
 from distlaunch.coordinator.policy.events_and_actions import FromNode, Joined
 from distlaunch.coordinator.runtime.local_agent import LocalTransport
 from distlaunch.coordinator.runtime.remote_agents import Fleet
-from distlaunch.coordinator.runtime.remote_output import Intake
+from distlaunch.coordinator.runtime.remote_output import OutputThread
 from distlaunch.core.agent.workers.spawner import start_spawner
 from distlaunch.core.model.topology import CpuInventory, GpuInventory
 from distlaunch.core.model.worker_exit import WorkerExit
@@ -73,10 +73,10 @@ class OneAgent:
 
     def __init__(self, taken: Taken) -> None:
         code, environ = agent_zip(), dict(os.environ)
-        self.intakes: list[Intake] = []
+        self.intakes: list[OutputThread] = []
 
-        def intake(grant):
-            self.intakes.append(Intake(taken, nodes=1, grant=grant))
+        def output_thread(grant):
+            self.intakes.append(OutputThread(taken, nodes=1, grant=grant))
             return self.intakes[0]
 
         self._fleet = Fleet(
@@ -86,7 +86,7 @@ class OneAgent:
             ),
             fanout=1,
             connect_s=20.0,
-            intake=intake,
+            output_thread=output_thread,
             clock=time.monotonic,
         )
 

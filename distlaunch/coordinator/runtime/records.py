@@ -1,12 +1,9 @@
-"""What a run directory keeps: ``events.jsonl`` and every rank's output. A full disk never stops a
-job.
+"""Write the files of a run directory: ``events.jsonl`` and the output of every rank.
 
-Lines of several ranks picked into one file, as torchrun's --duplicate-stdout-filters does.
-
-Who does the work that may wait for a disk: the main loop itself, or a thread beside it.
-
-Where nodes are reached by connections, a loop that stands still for a few seconds loses them all: no ping
-is answered.
+A full disk never stops a job. ``LineFilter`` copies lines of several ranks into one file, as
+torchrun's --duplicate-stdout-filters does. ``DiskWork`` runs what may wait for a disk: on one machine
+in the main loop, with several nodes in a thread, since a main loop that stands still for a few
+seconds answers no pings and loses all nodes.
 """
 
 from __future__ import annotations
@@ -34,23 +31,23 @@ class EventLog:
     """
 
     def __init__(
-        self, descriptor: int, sink: Sink, *, desk: Desk | None = None, first_rank: int = 0
+        self, descriptor: int, sink: Sink, *, disk_work: DiskWork | None = None, first_rank: int = 0
     ) -> None:
-        """``first_rank``: what rank 0 is called in events."""
+        """``first_rank``: the number of rank 0 in events."""
         self._descriptor = descriptor
         self._sink = sink
-        self._desk = desk or Desk()
+        self._disk_work = disk_work or DiskWork()
         self._first_rank = first_rank
         self._schema = {"schema": EVENTS_SCHEMA}
         """For the next event: empty after the first."""
 
     def write(self, kind: str, fields: Mapping[str, object]) -> None:
-        """Add an event; what the disk does not take is lost here, never in the job."""
+        """Add an event. An event that cannot be written is lost; the job goes on."""
         shown = self._counted(fields) if self._first_rank else fields
         record = {"time": round(time.time(), 6), "type": kind, **self._schema, **shown}
         self._schema = {}
         line = json.dumps(record).encode("ascii") + b"\n"
-        self._desk.do(lambda: self._append(line))
+        self._disk_work.do(lambda: self._append(line))
         self._sink.event(record)
 
     def _append(self, line: bytes) -> None:
@@ -58,7 +55,7 @@ class EventLog:
             os.write(self._descriptor, line)
 
     def _counted(self, fields: Mapping[str, object]) -> dict[str, object]:
-        """Name ranks as people know them, also in records within."""
+        """Return the fields with ranks counted from ``first_rank``, also in nested records."""
         shown = dict(fields)
         for name, value in fields.items():
             match value:
@@ -74,21 +71,18 @@ class EventLog:
 
 
 class OutputFiles:
-    """Files every byte, then hands it to the console: the taker of the output pump, called by its
-    thread.
+    """Writes output to the log files, then to the console. The output pump's thread calls it.
 
-    ``begin_attempt`` is the main thread's, at a moment when no output is under way.
-
-    ``trouble`` is called once, from that thread, when files stop. ``ranks`` are those whose folders
-    are made, where the layout has such; ``filters`` pick lines of a stream into a file of their
-    own.
+    ``begin_attempt`` is called by the main thread while no output comes. ``on_error`` is called once,
+    from the pump's thread, when log files stop. ``ranks``: whose folders are made, if the layout has
+    folders. ``filters`` copy lines of a stream into a file of their own.
     """
 
     def __init__(
         self,
         run_dir: str,
         sink: Sink,
-        trouble: Callable[[str], None],
+        on_error: Callable[[str], None],
         *,
         layout: Layout = TRAIN,
         ranks: Sequence[int] = (),
@@ -98,32 +92,31 @@ class OutputFiles:
         self._sink = sink
         self._layout = layout
         self.ranks = ranks
-        """Of this launcher; another launcher of the job may have others from attempt to attempt."""
+        """The ranks of this launcher. With several launchers they may change with each attempt."""
         self._filters = filters or {}
-        self._open: set[int] = set()  # ranks that may say more
+        self._open: set[int] = set()  # ranks whose output has not ended
         self._logs = LogFiles(
             run_dir,
             0,
-            lambda why: trouble(f"log files have stopped: {why} ({run_dir}); the job goes on"),
+            lambda why: on_error(f"log files have stopped: {why} ({run_dir}); the job goes on"),
             layout=layout,
         )
 
     def begin_attempt(self, attempt: int) -> None:
-        """File into this attempt's folder from now on; whoever has not ended of an earlier one, has
-        now."""
+        """Write to this attempt's folder from now on. Ranks of an earlier attempt end here."""
         for rank in sorted(self._open):
             self.rank_ended(rank, time.monotonic())
         self._logs.begin_attempt(attempt)
         for rank in self.ranks if self._layout.folder else ():
-            with suppress(OSError):  # told when there is output to file
+            with suppress(OSError):  # reported when there is output to write
                 make_private_dir(self._layout.rank_dir(self._run_dir, attempt, rank))
-                for stream in (STDOUT, STDERR):  # there from the start, for whoever follows them
+                for stream in (STDOUT, STDERR):  # made at the start, so that they can be followed
                     os.close(self._logs.open(rank, stream))
         for stream, lines in self._filters.items():
             lines.begin(self._layout.filtered_path(self._run_dir, attempt, stream))
 
     def output(self, rank: int, stream: int, data: bytes, now: float) -> None:
-        """Take a chunk."""
+        """Write a chunk."""
         self._open.add(rank)
         self._logs.output(rank, stream, data, now)
         if stream in self._filters:
@@ -139,20 +132,20 @@ class OutputFiles:
         self._sink.rank_ended(rank, now)
 
     def close(self) -> None:
-        """Close what is of no rank; no output is under way any more."""
+        """Close the filters' files, after the last output."""
         for lines in self._filters.values():
             lines.close()
 
     def tick(self, now: float) -> float | None:
-        """Let the console show what it has held long enough."""
+        """Have the console show lines whose waiting time is over; see ``Sink``."""
         return self._sink.tick(now)
 
     def has_room(self) -> bool:
-        """Ask the console."""
+        """Return whether the console has room; see ``Sink``."""
         return self._sink.has_room()
 
     def on_room(self, wake: Callable[[], None]) -> None:
-        """Ask the console."""
+        """Set what to call when the console has room; see ``Sink``."""
         self._sink.on_room(wake)
 
 
@@ -160,12 +153,10 @@ _LONGEST_LINE = 64 << 10
 
 
 class LineFilter:
-    """Copies whole lines that contain one of ``needles``, with their rank's prefix; called by the
-    pump's thread.
+    """Copies lines that contain one of ``needles``, with the prefix of their rank.
 
-    ``prefixes`` has the ranks whose lines count. A line of more than 64 KiB is looked at in parts.
-    What the disk does not take is missing in this copy only: the rank's own file has every byte,
-    and says when it has not.
+    The output pump's thread calls it. ``prefixes``: the ranks whose lines count. A line of more than
+    64 KiB is searched in parts. Lines that cannot be written are missing in this copy only.
     """
 
     def __init__(self, needles: Sequence[bytes], prefixes: Mapping[int, bytes]) -> None:
@@ -176,7 +167,7 @@ class LineFilter:
         self.first_rank = 0
         """``prefixes`` counts from this rank on."""
         self.suffix = ""
-        """What the file's name has beside that of the other launchers of the job."""
+        """Added to the file's name, to keep it apart from the files of the other launchers."""
 
     def begin(self, path: str) -> None:
         """Write to this file from now on."""
@@ -189,7 +180,7 @@ class LineFilter:
             self._descriptor = -1
 
     def output(self, rank: int, data: bytes) -> None:
-        """Take a chunk."""
+        """Write a chunk."""
         if rank - self.first_rank not in self._prefixes:
             return
         *lines, rest = (self._begun.pop(rank, b"") + data).split(b"\n")
@@ -201,7 +192,7 @@ class LineFilter:
             self._begun[rank] = rest
 
     def rank_ended(self, rank: int) -> None:
-        """Look at a last line without its newline."""
+        """Use the last line, which has no newline."""
         if rest := self._begun.pop(rank, b""):
             self._write(rank, [rest])
 
@@ -232,7 +223,7 @@ class LineFilter:
 T = TypeVar("T")
 
 
-class Desk:
+class DiskWork:
     """Does everything at once, as on one machine, where nobody waits for the loop."""
 
     def do(self, work: Callable[[], object]) -> None:

@@ -27,8 +27,8 @@ from distlaunch.coordinator.runtime.connections import (
 )
 from distlaunch.coordinator.runtime.message_budget import NodeBudget
 from distlaunch.coordinator.runtime.message_checks import Part
-from distlaunch.coordinator.runtime.records import Desk
-from distlaunch.coordinator.runtime.remote_output import Intake
+from distlaunch.coordinator.runtime.records import DiskWork
+from distlaunch.coordinator.runtime.remote_output import OutputThread
 from distlaunch.coordinator.runtime.signal_pipe import LOOK_S
 from distlaunch.core.errors import LaunchError
 from distlaunch.core.model.record import replace
@@ -48,11 +48,10 @@ from distlaunch.transport.connection import (
 )
 
 LEAVE_S = 8.0
-"""How long agents may take to kill what is left and to end, when the job is over."""
+"""How long agents may take to end at the end of the job."""
 HURRIED_LEAVE_S = 0.5
-"""The same once somebody wants the rest cut short; an agent that has not heard by then notices that
-we are gone."""
-_INTAKE_S = 10.0
+"""The same after the user has asked for a quick end. Other agents end when their connection does."""
+_OUTPUT_S = 10.0
 
 
 class Fleet(Connections[m.FromRemote]):
@@ -73,7 +72,7 @@ class Fleet(Connections[m.FromRemote]):
         open_connection: Open,
         fanout: int,
         connect_s: float,
-        intake: Callable[[Callable[[int, int], None]], Intake],
+        output_thread: Callable[[Callable[[int, int], None]], OutputThread],
         clock: Callable[[], float],
         feeder: Feeder | None = None,
         find: Callable[[], str] | None = None,
@@ -81,11 +80,10 @@ class Fleet(Connections[m.FromRemote]):
         end_opening: Callable[[], None] | None = None,
         cut_off: Callable[[], ConnectionEnd | None] = lambda: None,
     ) -> None:
-        """``end_opening`` ends what ``open_connection`` has started and is not done with; it is called
-        once, and last.
+        """``end_opening`` ends what ``open_connection`` has started and not finished. It is called
+        once, at the end.
 
-        ``cut_off`` returns how the way to all nodes has ended, once that is so; no connection ends by
-        that before.
+        ``cut_off`` returns how the connection to all nodes has ended; None as long as it has not.
         """
         super().__init__(clock)
         self.targets = list(targets)
@@ -93,7 +91,7 @@ class Fleet(Connections[m.FromRemote]):
         self._connect_s = connect_s
         self._gate = threading.BoundedSemaphore(fanout)
         self._opened: deque[tuple[Peer[m.FromRemote], Connection | ConnectFailure]] = deque()
-        self._intake = intake(self._grant)
+        self._output_thread = output_thread(self._grant)
         self._feeder = feeder
         self._find = find
         self._end_opening = end_opening
@@ -106,35 +104,35 @@ class Fleet(Connections[m.FromRemote]):
         self._faulted = False
         self._parts: dict[int, Part] = {}
         self._starts: dict[int, StartBound] = {}
-        """Of nodes that have not started all workers of an attempt."""
+        """The starts of nodes that have not started all their workers."""
 
     # --- the runner's side
 
     @property
-    def desk(self) -> Desk:
-        """Return who does what may wait for a disk."""
-        return self._intake
+    def disk_work(self) -> DiskWork:
+        """Return the thread that does what may wait for a disk."""
+        return self._output_thread
 
     def note(self, text: str) -> None:
-        """Have the user hear this; from any thread."""
+        """Show a notice to the user. May be called from any thread."""
         self._noted.append(text)
         self._notify()
 
     def logged_in(self, target: Target) -> None:
-        """Take in that the way to a node stands, and its agent is being started; from any
-        thread."""
+        """Record that the login on a node has succeeded; its agent is being started. May be called
+        from any thread."""
         self._logged_in.append(target)
         self._notify()
 
     def start(self) -> None:
         """Start the output thread."""
-        self._intake.start()
+        self._output_thread.start()
 
     def begin_attempt(self, attempt: int) -> None:
-        """File output of this attempt from now on."""
+        """Write output to this attempt's folder from now on."""
         for part in self._parts.values():
             part.begin_attempt()
-        self._intake.begin_attempt(attempt)
+        self._output_thread.begin_attempt(attempt)
 
     def connect(self, node: int, delay_s: float) -> None:
         """Open a connection to a node, in its own thread."""
@@ -154,7 +152,7 @@ class Fleet(Connections[m.FromRemote]):
             self._notify()
 
     def discover(self) -> None:
-        """Look for hosts that have come or gone, in a thread."""
+        """Run the command of --discover in a thread."""
         find = self._find
         if find is None or self._finding:
             return
@@ -171,7 +169,7 @@ class Fleet(Connections[m.FromRemote]):
             self._finding = True
 
     def send(self, node: int, message: m.ToRemote | p.StartWorkers) -> None:
-        """Send to a node; what cannot be sent any more is lost with it."""
+        """Send a message to a node. A message to a node that is lost is dropped."""
         if (part := self._parts.get(node)) is not None:
             part.on_send(message)
             if isinstance(message, m.Start):
@@ -183,19 +181,19 @@ class Fleet(Connections[m.FromRemote]):
         self._tell(node, message)
 
     def broadcast(self, message: m.ToAgent) -> None:
-        """Send to every node that there is."""
+        """Send a message to all nodes that are connected."""
         for node in list(self._peers):
             self.send(node, message)
 
     def descriptors(self) -> dict[int, int]:
-        """Return what to poll: all connections in one."""
+        """Return what to poll: one descriptor for all connections."""
         wanted = {self._epoll.fileno(): select.POLLIN}
         if self._feeder is not None and self._feeder.wants_more:
             wanted[self._feeder.fileno()] = select.POLLIN
         return wanted
 
     def deadline(self) -> float | None:
-        """Return when the next pings are due, or workers are late, or more is to be read."""
+        """Return when ``receive`` is due even if nothing is ready."""
         dues = (self._ping_at, self._read_at, *(start.until for start in self._starts.values()))
         return min((due for due in dues if due is not None), default=None)
 
@@ -210,16 +208,18 @@ class Fleet(Connections[m.FromRemote]):
             self._take_opened(*self._opened.popleft())
         while self._found:
             self._take_found(self._found.popleft())
-        if self._intake.fault is not None and not self._faulted:
+        if self._output_thread.fault is not None and not self._faulted:
             self._faulted = True
-            self._events.append(a.Broken(text=f"the output thread failed\n{self._intake.fault}"))
+            self._events.append(
+                a.Broken(text=f"the output thread failed\n{self._output_thread.fault}")
+            )
         self._feed()
         self._tick()
         self._end_late_starts()
         return self._taken_events()
 
     def close(self, hurried: Callable[[], bool] = lambda: False) -> None:
-        """Have all agents leave and wait for that, bounded; then end the threads."""
+        """End all agents, wait for them within a bound, then end the threads."""
         for node, peer in list(self._peers.items()):
             if peer.connection is None:
                 self.disconnect(node)
@@ -237,7 +237,7 @@ class Fleet(Connections[m.FromRemote]):
             self._end_opening()
         while self._opened:
             self._take_opened(*self._opened.popleft())
-        self._intake.finish(bound_s=_INTAKE_S, hurried=hurried)
+        self._output_thread.finish(bound_s=_OUTPUT_S, hurried=hurried)
         self._close()
 
     # --- opening
@@ -308,19 +308,21 @@ class Fleet(Connections[m.FromRemote]):
         if not peer.greeted:
             if isinstance(message, m.Hello):
                 peer.greet(message.clock, self._clock())
-                self._parts[peer.node] = Part(self._intake.window, hears_signals=self.hears_signals)
-                self._tell(peer.node, m.Credit(size=self._intake.window))
+                self._parts[peer.node] = Part(
+                    self._output_thread.window, hears_signals=self.hears_signals
+                )
+                self._tell(peer.node, m.Credit(size=self._output_thread.window))
                 self._ping(peer)
                 self._events.append(a.Joined(node=peer.node))
             return
         if not self._parts[peer.node].check(message):
             if isinstance(message, m.Output):
-                self._intake.drop(peer.node, len(message.data))
+                self._output_thread.drop(peer.node, len(message.data))
             return
         self._note_start(peer.node, message)
         match message:
             case m.Output() | m.RankEnded():
-                self._intake.take(peer.node, message)
+                self._output_thread.take(peer.node, message)
             case m.Pong():
                 peer.pong(message, self._clock())
             case m.StdinConsumed():
@@ -347,7 +349,7 @@ class Fleet(Connections[m.FromRemote]):
                 del self._starts[node]
 
     def _end_late_starts(self) -> None:
-        """Take nodes for lost whose workers do not come up."""
+        """Lose each node whose workers have not started in time."""
         now = self._clock()
         for node, start in list(self._starts.items()):
             if (why := start.why_late(now)) is not None:
@@ -375,7 +377,7 @@ class Fleet(Connections[m.FromRemote]):
         self._parts.pop(peer.node, None)
         self._starts.pop(peer.node, None)
         if peer.connection is not None:
-            self._intake.forget(peer.node)
+            self._output_thread.forget(peer.node)
         super()._drop(peer)
         if self._feeder is not None:
             self._feeder.lost(peer.node)
@@ -396,7 +398,8 @@ _WINDOW_BYTES = 256 << 10
 
 
 class Feeder:
-    """Reads our stdin as rank 0 takes it. The main loop polls ``fileno`` while ``wants_more``."""
+    """Reads the launcher's stdin as rank 0 reads it. The main loop polls ``fileno`` while
+    ``wants_more``."""
 
     def __init__(self, descriptor: int = 0) -> None:
         self._descriptor = descriptor
@@ -405,11 +408,11 @@ class Feeder:
         self._ended = False
         self._tell_end = False
         self.unread = 0
-        """Bytes of our stdin that rank 0 never read."""
+        """Bytes of stdin that rank 0 never read."""
 
     @staticmethod
     def is_worth_it(descriptor: int = 0) -> bool:
-        """Return whether anything can come: not from a terminal, which is not passed on, nor from
+        """Return whether stdin can have data: it is neither a terminal, which is not passed on, nor
         /dev/null."""
         try:
             mode = os.fstat(descriptor).st_mode
@@ -418,16 +421,16 @@ class Feeder:
         return stat.S_ISFIFO(mode) or stat.S_ISREG(mode) or stat.S_ISSOCK(mode)
 
     def begin(self, node: int) -> None:
-        """Feed rank 0 on this node from now on; what an earlier attempt took is gone."""
+        """Send stdin to this node from now on. What an earlier attempt has read is gone."""
         self._node, self._under_way, self._tell_end = node, 0, self._ended
 
     def lost(self, node: int) -> None:
-        """Stop if it was this node."""
+        """Stop sending, if this node has rank 0."""
         if node == self._node:
             self._node = None
 
     def fileno(self) -> int:
-        """Return our stdin."""
+        """Return the descriptor of stdin."""
         return self._descriptor
 
     @property
@@ -436,7 +439,7 @@ class Feeder:
         return self._node is not None and not self._ended and self._under_way < _WINDOW_BYTES
 
     def taken(self, node: int, message: m.StdinConsumed) -> None:
-        """Take in that rank 0 has read so much."""
+        """Record how much rank 0 has read."""
         self.unread += max(0, message.unread)
         if node == self._node:
             self._under_way = max(0, self._under_way - max(0, message.size))
@@ -444,7 +447,7 @@ class Feeder:
                 self._node = None
 
     def ready(self) -> list[tuple[int, m.StdinData]]:
-        """Read what is there; give what is to be sent."""
+        """Read from stdin; return the message to send."""
         if self._node is None:
             return []
         if self._tell_end:

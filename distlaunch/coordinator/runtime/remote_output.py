@@ -1,8 +1,8 @@
-"""The thread that files and shows what the agents of other machines send of their workers' output.
+"""The thread that writes and shows the workers' output of other machines.
 
-The main loop hands over what has come and never waits for a disk or a console. An agent may only
-send what it has credit for, and gets new credit when this thread has taken the old: memory is
-bounded by the window of all nodes.
+The main loop queues the output and never waits for a disk or the console. An agent sends no more
+than its credit, and gets new credit when this thread has written the output, so that memory is
+bounded.
 """
 
 from __future__ import annotations
@@ -13,35 +13,34 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
-from distlaunch.coordinator.runtime.records import Desk
+from distlaunch.coordinator.runtime.records import DiskWork
 from distlaunch.coordinator.runtime.signal_pipe import LOOK_S
 from distlaunch.core.agent.workers.output_pump import OutputSink
 from distlaunch.core.protocol import agent_messages as m
 
 _ALL_WINDOWS_BYTES = 64 << 20
 _WINDOW_BYTES = (256 << 10, 1 << 20)
-"""The least and the most that a node may have under way."""
+"""The least and the most output of a node that may be queued."""
 _ANSWER_S = 1.0
-"""What the main loop may wait: a fraction of the silence after which nodes and we take each other
-for lost."""
+"""How long the main loop may wait: a fraction of the silence after which a node counts as lost."""
 _GRANT_AT = 4
-"""New credit is given for a fourth of the window at once."""
+"""New credit is sent for a quarter of the window at a time."""
 
 
 T = TypeVar("T")
 
 
 class Files(OutputSink, Protocol):
-    """Where output goes, attempt by attempt."""
+    """An output sink with a folder for each attempt."""
 
     def begin_attempt(self, attempt: int) -> None:
         """File into this attempt's folder from now on."""
 
 
-class Intake(threading.Thread, Desk):
-    """Takes output, in the order in which it came, and does what else may wait for a disk.
+class OutputThread(threading.Thread, DiskWork):
+    """Writes output in the order in which it came, and does other work that may wait for a disk.
 
-    ``grant(node, size)`` is called from this thread.
+    ``grant(node, size)`` sends new credit and is called from this thread.
     """
 
     def __init__(self, files: Files, *, nodes: int, grant: Callable[[int, int], None]) -> None:
@@ -50,22 +49,22 @@ class Intake(threading.Thread, Desk):
         self._grant = grant
         least, most = _WINDOW_BYTES
         self.window = max(least, min(most, _ALL_WINDOWS_BYTES // max(1, nodes)))
-        """Bytes that each node may have under way: its first credit."""
+        """The first credit of each node, in bytes."""
         self._taken: dict[int, int] = {}  # bytes taken, by node, for which no credit was given yet
-        self._open: dict[int, set[int]] = {}  # ranks that may say more, by node
+        self._open: dict[int, set[int]] = {}  # ranks whose output has not ended, by node
         self._work: deque[Callable[[float], object]] = deque()
         self._changed = threading.Condition()
         self._nudged = False
         self._ending = False
         self._over = False
         self.fault: str | None = None
-        """Why the thread has ended, if that is a fault of ours."""
+        """The traceback that ended the thread, if an internal error did."""
         files.on_room(self._nudge)
 
     # --- the main loop's
 
     def take(self, node: int, message: m.Output | m.RankEnded) -> None:
-        """Hand over what a node sent."""
+        """Queue output of a node."""
         if isinstance(message, m.RankEnded):
             rank = message.rank
             self._add(lambda now: self._rank_ended(node, rank, now))
@@ -73,20 +72,20 @@ class Intake(threading.Thread, Desk):
             self._add(lambda now: self._output(node, message, now))
 
     def drop(self, node: int, size: int) -> None:
-        """Pay a node back for output that comes too late to be filed."""
+        """Give a node credit for output that came too late to be written."""
         self._add(lambda _: self._paid(node, size))
 
     def begin_attempt(self, attempt: int) -> None:
-        """File into this attempt's folder what is handed over from now on."""
+        """Write output that is queued from now on to this attempt's folder."""
         self._add(lambda _: self._files.begin_attempt(attempt))
 
     def forget(self, node: int) -> None:
-        """Know that a node's connection is gone: its ranks say no more, and another starts with a
+        """End the output of a node whose connection has ended. A new connection starts with the
         whole window."""
         self._add(lambda now: self._forget(node, now))
 
     def do(self, work: Callable[[], object]) -> None:
-        """Do this, in its turn; at once if this thread has ended."""
+        """Queue work for this thread. If the thread has ended, do it at once."""
         with self._changed:
             over = self._over
             if not over:
@@ -96,7 +95,7 @@ class Intake(threading.Thread, Desk):
             work()
 
     def ask(self, work: Callable[[], T]) -> T | None:
-        """Do this, in its turn, and give what it gives; None if that takes too long."""
+        """Queue work and return its result; None if that takes longer than ``_ANSWER_S``."""
         found: list[T] = []
         done = threading.Event()
 
@@ -109,8 +108,8 @@ class Intake(threading.Thread, Desk):
         return next(iter(found), None)
 
     def finish(self, *, bound_s: float, hurried: Callable[[], bool] = lambda: False) -> bool:
-        """Take what was handed over, then end; return whether that was done in time, and before
-        ``hurried``."""
+        """End the thread after the queued work. Returns whether it ended within ``bound_s`` and
+        before ``hurried``."""
         with self._changed:
             self._ending = True
             self._changed.notify()
@@ -134,7 +133,7 @@ class Intake(threading.Thread, Desk):
     # --- this thread's
 
     def run(self) -> None:
-        """Take until told to end."""
+        """Do the queued work until ``finish`` is called."""
         try:
             while self._serve():
                 pass

@@ -10,7 +10,7 @@ from contextlib import suppress
 from distlaunch.coordinator.policy import events_and_actions as a
 from distlaunch.coordinator.policy.restarts import Final, text_of
 from distlaunch.coordinator.runtime.error_file import ErrorFile
-from distlaunch.coordinator.runtime.records import Desk, EventLog
+from distlaunch.coordinator.runtime.records import DiskWork, EventLog
 from distlaunch.coordinator.runtime.run_directory import RunDir
 from distlaunch.coordinator.runtime.sink import Sink
 from distlaunch.core.agent.workers.log_files import open_to_append
@@ -38,7 +38,7 @@ class Reporter:
         run_dir: RunDir,
         sink: Sink,
         events: EventLog,
-        desk: Desk,
+        disk_work: DiskWork,
         started_s: float,
         launchers: bool = False,
         dialect: Dialect | None = None,
@@ -52,7 +52,7 @@ class Reporter:
         self._run_dir = run_dir
         self._sink = sink
         self._events = events
-        self._desk = desk
+        self._disk_work = disk_work
         self._started_s = started_s
         self._launchers = launchers
         self._dialect = dialect or Dialect()
@@ -72,7 +72,7 @@ class Reporter:
             plan.run_dir, action.attempt, cause.ranks[0], STDOUT if terminal else STDERR
         )
         wrote = (
-            self._desk.ask(lambda: os.path.exists(path)) is not False
+            self._disk_work.ask(lambda: os.path.exists(path)) is not False
         )  # files are made at the first byte
         diagnosis = replace(
             action.diagnosis, cause=replace(cause, log_path=path if wrote else None)
@@ -117,7 +117,7 @@ class Reporter:
         )
         self.summary = what
         self._show(text, action)
-        self._desk.do(
+        self._disk_work.do(
             lambda: self._error_file.write(what, text, diagnosis.exit_code, recorded=recorded)
         )
 
@@ -144,7 +144,7 @@ class Reporter:
         ):
             return diagnosis
         top = diagnosis.missing_module.partition(".")[0]
-        has = self._desk.ask(lambda: environment_has(top, prefix))
+        has = self._disk_work.ask(lambda: environment_has(top, prefix))
         if has is None:
             return diagnosis
         python = os.path.join(prefix, "bin", "python")
@@ -184,12 +184,12 @@ class Reporter:
         text = "\n".join(lines)
         self.summary = action.diagnosis.headline
         self._show(text, action)
-        self._desk.do(lambda: self._error_file.write(self.summary, text, EXIT_HANG))
+        self._disk_work.do(lambda: self._error_file.write(self.summary, text, EXIT_HANG))
 
     def keep(self, action: a.KeepStacks) -> None:
         """File where each worker stood; a full disk only costs the files."""
         layout, run_dir = self.plan.layout, self.plan.run_dir
-        self._desk.do(lambda: _keep(action, layout, run_dir))
+        self._disk_work.do(lambda: _keep(action, layout, run_dir))
 
     def keep_error(self, message: WorkerExit) -> None:
         """File what a worker left in its error file, where that was on a machine with none of our
@@ -198,7 +198,7 @@ class Reporter:
             return
         path = self.plan.layout.error_files(self.plan.run_dir, message.attempt)(message.rank)
         text = message.error_file
-        self._desk.do(lambda: _keep_error(path, text))
+        self._disk_work.do(lambda: _keep_error(path, text))
 
     def _again(self, action: a.Failed | a.Hung, what: str) -> None:
         text = (
@@ -210,20 +210,22 @@ class Reporter:
     def keep_job_error(self, error: a.JobError) -> None:
         """File why the job ends although no worker has failed."""
         self._error, self.summary = error, error.message
-        self._desk.do(lambda: self._run_dir.write_report(f"distlaunch: {error.text.rstrip()}\n"))
+        self._disk_work.do(
+            lambda: self._run_dir.write_report(f"distlaunch: {error.text.rstrip()}\n")
+        )
 
     def ended(self, exit_code: int) -> None:
         """Write the error file of a job that failed although no worker did."""
         error = self._error
         if error is not None and exit_code:
-            self._desk.do(lambda: self._error_file.write(error.message, error.text, exit_code))
+            self._disk_work.do(lambda: self._error_file.write(error.message, error.text, exit_code))
 
     def _show(self, text: str, action: a.Failed | a.Hung) -> None:
         of_stop = isinstance(action, a.Failed) and action.while_stopping
         if isinstance(action.decision, Final) and not of_stop:
             why = self._dialect.spelt(text_of(action.decision))
             text = f"{text.rstrip()}\n  {why}\n" if why else text
-        self._desk.do(lambda: self._run_dir.write_report(text.rstrip() + "\n"))
+        self._disk_work.do(lambda: self._run_dir.write_report(text.rstrip() + "\n"))
         self._sink.say(text.rstrip(), level="error")
 
 

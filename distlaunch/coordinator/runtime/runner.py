@@ -18,7 +18,7 @@ from distlaunch.coordinator.policy.start_messages import Streams, starts
 from distlaunch.coordinator.runtime import signal_pipe as signals
 from distlaunch.coordinator.runtime.error_file import ErrorFile
 from distlaunch.coordinator.runtime.keyboard import Keyboard, Terminal
-from distlaunch.coordinator.runtime.records import Desk, EventLog
+from distlaunch.coordinator.runtime.records import DiskWork, EventLog
 from distlaunch.coordinator.runtime.reports import Reporter
 from distlaunch.coordinator.runtime.run_directory import RunDir
 from distlaunch.coordinator.runtime.sink import Sink, StatusView
@@ -112,7 +112,7 @@ class Runner:
 
     ``takes_typed``: of several workers rank 0 has our stdin also where that is a terminal whose
     foreground job we are; ``feeder`` brings our stdin to it on a machine of its own. ``launchers``:
-    the other nodes have a launcher each. ``desk`` does what may wait for a disk. ``backend`` has
+    the other nodes have a launcher each. ``disk_work`` does what may wait for a disk. ``backend`` has
     words for where workers listen, if it has them do so. ``error_file`` gets the first failure.
     """
 
@@ -133,7 +133,7 @@ class Runner:
         feeder: Feeder | None = None,
         node_logs: str = "",
         launchers: bool = False,
-        desk: Desk | None = None,
+        disk_work: DiskWork | None = None,
         backend: PlannedBackend | None = None,
         error_file: ErrorFile | None = None,
     ) -> None:
@@ -151,7 +151,7 @@ class Runner:
         self._feeder = feeder
         self._node_logs = node_logs
         self._launchers = launchers
-        self._desk = desk or Desk()
+        self._disk_work = disk_work or DiskWork()
         self._backend = backend
         self._noted: set[str] = set()
         self._has_said_unread = False
@@ -165,7 +165,7 @@ class Runner:
             run_dir=run_dir,
             sink=sink,
             events=events,
-            desk=self._desk,
+            disk_work=self._disk_work,
             started_s=self._started_s,
             launchers=launchers,
             dialect=policy.settings.dialect,
@@ -348,7 +348,7 @@ class Runner:
                 self._feed(a.Refused(text=exc.message, hint=exc.hint))
                 return
         self._say_notes(plan)
-        self._desk.do(lambda: self._write_plan(plan))
+        self._disk_work.do(lambda: self._write_plan(plan))
         self._files.begin_attempt(attempt)
         is_remote = composition is not None and not self._launchers
         streams = Streams(

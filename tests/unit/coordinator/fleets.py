@@ -13,7 +13,7 @@ import pytest
 
 from distlaunch.coordinator.policy import events_and_actions as a
 from distlaunch.coordinator.runtime.remote_agents import Fleet
-from distlaunch.coordinator.runtime.remote_output import Intake
+from distlaunch.coordinator.runtime.remote_output import OutputThread
 from distlaunch.core.model.worker_exit import WorkerExit
 from distlaunch.core.protocol import agent_messages as m
 from distlaunch.core.protocol.codec import Decoder, encode
@@ -104,7 +104,7 @@ class Nodes:
             open_connection=self.open,
             fanout=fanout,
             connect_s=10.0,
-            intake=lambda grant: Intake(self.kept, nodes=count, grant=grant),
+            output_thread=lambda grant: OutputThread(self.kept, nodes=count, grant=grant),
             clock=lambda: self.now,
             **more,
         )

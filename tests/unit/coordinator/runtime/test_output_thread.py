@@ -9,8 +9,8 @@ import threading
 import pytest
 
 from distlaunch.coordinator.policy import events_and_actions as a
-from distlaunch.coordinator.runtime.records import Desk, EventLog
-from distlaunch.coordinator.runtime.remote_output import Intake
+from distlaunch.coordinator.runtime.records import DiskWork, EventLog
+from distlaunch.coordinator.runtime.remote_output import OutputThread
 from distlaunch.coordinator.runtime.reports import Reporter
 from distlaunch.coordinator.runtime.run_directory import make_run_dir
 from distlaunch.core.model.run_files import MARKER, TRAIN
@@ -46,13 +46,13 @@ class Shown(Kept):
 @pytest.fixture
 def stuck():
     files = Stuck()
-    intake = Intake(files, nodes=1, grant=lambda node, size: None)
-    intake.start()
-    intake.take(0, m.Output(rank=0, stream=1, data=b"x"))
+    output_thread = OutputThread(files, nodes=1, grant=lambda node, size: None)
+    output_thread.start()
+    output_thread.take(0, m.Output(rank=0, stream=1, data=b"x"))
     assert files.reached.wait(WITHIN_S)
-    yield files, intake
+    yield files, output_thread
     files.moves.set()
-    assert intake.finish(bound_s=WITHIN_S)
+    assert output_thread.finish(bound_s=WITHIN_S)
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def run_dir(tmp_path):
     made.close()
 
 
-def reporter(run_dir, desk: Desk, sink: Shown) -> Reporter:
+def reporter(run_dir, disk_work: DiskWork, sink: Shown) -> Reporter:
 
     class Plan:
         layout = TRAIN
@@ -70,20 +70,26 @@ def reporter(run_dir, desk: Desk, sink: Shown) -> Reporter:
 
     Plan.run_dir = run_dir.path
     os.mkdir(os.path.join(run_dir.path, "attempt-0"))
-    events = EventLog(run_dir.events, sink, desk=desk)
+    events = EventLog(run_dir.events, sink, disk_work=disk_work)
     return Reporter(
-        Plan, max_restarts=0, run_dir=run_dir, sink=sink, events=events, desk=desk, started_s=0.0
+        Plan,
+        max_restarts=0,
+        run_dir=run_dir,
+        sink=sink,
+        events=events,
+        disk_work=disk_work,
+        started_s=0.0,
     )  # type: ignore[arg-type]
 
 
 def test_a_disk_that_stands_still_does_not_hold_up_whoever_writes_events_and_reports(
     stuck, run_dir
 ):
-    files, intake = stuck
+    files, output_thread = stuck
     shown = Shown()
-    told = reporter(run_dir, intake, shown)
-    EventLog(run_dir.events, shown, desk=intake).write("first", {})
-    EventLog(run_dir.events, shown, desk=intake).write("second", {})
+    told = reporter(run_dir, output_thread, shown)
+    EventLog(run_dir.events, shown, disk_work=output_thread).write("first", {})
+    EventLog(run_dir.events, shown, disk_work=output_thread).write("second", {})
     told.keep_job_error(a.JobError(exit_code=69, message="no node is there"))
     stack = m.Stack(rank=0, pid=1, state="S", text="here")
     told.keep(a.KeepStacks(attempt=0, stacks=(stack,)))
@@ -100,12 +106,12 @@ def test_a_disk_that_stands_still_does_not_hold_up_whoever_writes_events_and_rep
         stderr_tail=b"",
     )
     told.keep_error(exited)
-    assert intake.ask(lambda: True) is None
+    assert output_thread.ask(lambda: True) is None
     assert sorted(os.listdir(run_dir.path)) == [MARKER, "attempt-0", "events.jsonl"]
     assert os.listdir(os.path.join(run_dir.path, "attempt-0")) == []
     assert shown.said == [("event", "first"), ("event", "second")]
     files.moves.set()
-    assert intake.finish(bound_s=WITHIN_S)
+    assert output_thread.finish(bound_s=WITHIN_S)
     with open(os.path.join(run_dir.path, "events.jsonl")) as lines:
         assert [json.loads(line)["type"] for line in lines] == ["first", "second"]
     with open(os.path.join(run_dir.path, "report.txt")) as report:
@@ -114,18 +120,18 @@ def test_a_disk_that_stands_still_does_not_hold_up_whoever_writes_events_and_rep
 
 
 def test_what_is_to_be_done_after_the_end_is_done_at_once():
-    intake = Intake(Kept(), nodes=1, grant=lambda node, size: None)
-    intake.start()
-    assert intake.finish(bound_s=WITHIN_S)
+    output_thread = OutputThread(Kept(), nodes=1, grant=lambda node, size: None)
+    output_thread.start()
+    assert output_thread.finish(bound_s=WITHIN_S)
     done: list[int] = []
-    intake.do(lambda: done.append(1))
+    output_thread.do(lambda: done.append(1))
     assert done == [1]
-    assert intake.ask(lambda: 7) == 7
+    assert output_thread.ask(lambda: 7) == 7
 
 
 def test_what_a_node_tells_is_no_escape_sequence_in_the_report(run_dir):
     told = "n1: \x1b[2Jhint\x07\n  caf\xe9: \u4e16\r"
     error = a.JobError(exit_code=69, message=told, prefix="")
-    reporter(run_dir, Desk(), Shown()).keep_job_error(error)
+    reporter(run_dir, DiskWork(), Shown()).keep_job_error(error)
     with open(os.path.join(run_dir.path, "report.txt"), "rb") as report:
         assert report.read().decode() == "distlaunch: n1: \\x1b[2Jhint\\x07\n  caf\xe9: \u4e16\n"
