@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from distlaunch.coordinator.joined.admission import CoordinatorConnector, RendezvousPort
-from distlaunch.coordinator.joined.consoles import Herald, LocalRanks
+from distlaunch.coordinator.joined.consoles import CoordinatorConsole, LocalRanks
 from distlaunch.coordinator.joined.launcher import JoinedRunner, JoinedSettings, decline, leave
 from distlaunch.coordinator.joined.launchers import JoinedLaunchers
 from distlaunch.coordinator.joined.local_node import OwnNode
@@ -447,7 +447,7 @@ def _coordinate(
                 lambda: ended.append(site.conclude(policy, ended[-1], sink)) if ended else None
             )
         stack.callback(joined_launchers.close, signal_pipe.is_hurried)
-        herald = Herald(sink, joined_launchers.notice)
+        console = CoordinatorConsole(sink, joined_launchers.notice)
         settings = process.policy_settings(
             options,
             plan,
@@ -464,7 +464,7 @@ def _coordinate(
             run_dir=run_dir,
             transport=joined_launchers,
             files=files,
-            sink=herald,
+            sink=console,
             events=EventLog(run_dir.events, sink),
             signal_pipe=signal_pipe,
             clock=clock,
@@ -483,7 +483,7 @@ def _coordinate(
                 f" ({TOKEN} on all nodes; {_MAKE_TOKEN} makes one)"
             )
         for note in () if site is None else site.notes():
-            herald.say(note, level="warning")
+            console.say(note, level="warning")
         housekeeping.start()
         rendezvous_port.open(joined_launchers)
         try:
@@ -497,7 +497,7 @@ def _coordinate(
             )
             rendezvous_port.refuse(exc)
             raise
-        joined_launchers.verdict = herald.verdict(code, runner.summary)
+        joined_launchers.verdict = console.verdict(code, runner.summary)
         ended.append(code)
     return ended[-1]
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from distlaunch.coordinator.joined.local_node import _Looking
+from distlaunch.coordinator.joined.local_node import _SurveyThreads
 from distlaunch.core.model.topology import CpuInventory, GpuInventory
 from distlaunch.core.probe.process_limits import explain_refusal
 from distlaunch.core.protocol import agent_messages as m
@@ -104,7 +104,7 @@ class Looks:
     def __init__(self, look) -> None:
         self.heard = []
         self.nudged = threading.Event()
-        self.looking = _Looking(
+        self.looking = _SurveyThreads(
             self.heard.append, self.nudged.set, gpus=GpuInventory(), cpus=CPUS, look=look
         )
 

@@ -1,4 +1,4 @@
-"""Consoles of jobs whose nodes have a launcher each: what warns is shown on all, ranks may be
+"""Consoles of jobs with one launcher per node: warnings are shown on all nodes, ranks may be
 local."""
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ class Passing(Sink):
         self._sink.say(text, level=level)
 
     def output(self, rank: int, stream: int, data: bytes, now: float) -> None:
-        """Take a chunk; see ``Sink``."""
+        """Show a chunk; see ``Sink``."""
         self._sink.output(rank, stream, data, now)
 
     def rank_ended(self, rank: int, now: float) -> None:
-        """Show what is held of a rank; see ``Sink``."""
+        """Show the rest of a rank's output; see ``Sink``."""
         self._sink.rank_ended(rank, now)
 
     def tick(self, now: float) -> float | None:
-        """Show what has been held long enough; see ``Sink``."""
+        """Show lines whose waiting time is over; see ``Sink``."""
         return self._sink.tick(now)
 
     def has_room(self) -> bool:
@@ -69,37 +69,37 @@ class LocalRanks(Passing):
         self.first_rank = 0
 
     def output(self, rank: int, stream: int, data: bytes, now: float) -> None:
-        """Take a chunk; see ``Sink``."""
+        """Show a chunk; see ``Sink``."""
         self._sink.output(rank - self.first_rank, stream, data, now)
 
     def rank_ended(self, rank: int, now: float) -> None:
-        """Show what is held of a rank; see ``Sink``."""
+        """Show the rest of a rank's output; see ``Sink``."""
         self._sink.rank_ended(rank - self.first_rank, now)
 
 
 class OuterRanks(Passing):
-    """A console that knows our one worker by the rank that another launcher has given it."""
+    """A console that shows the one worker by the rank that an outer launcher has given it."""
 
     def __init__(self, sink: Sink, *, first_rank: int) -> None:
         super().__init__(sink)
         self._first_rank = first_rank
 
     def output(self, rank: int, stream: int, data: bytes, now: float) -> None:
-        """Take a chunk; see ``Sink``."""
+        """Show a chunk; see ``Sink``."""
         self._sink.output(self._first_rank + rank, stream, data, now)
 
     def rank_ended(self, rank: int, now: float) -> None:
-        """Show what is held of a rank; see ``Sink``."""
+        """Show the rest of a rank's output; see ``Sink``."""
         self._sink.rank_ended(self._first_rank + rank, now)
 
 
-class Herald(Passing):
-    """Passes everything on to ``sink``, and warnings also to ``tell``; keeps the last words for the
-    others."""
+class CoordinatorConsole(Passing):
+    """Passes everything on to ``sink``, and warnings also to ``send``. Keeps the text for the verdict
+    of the other launchers."""
 
-    def __init__(self, sink: Sink, tell: Callable[[str, str], None]) -> None:
+    def __init__(self, sink: Sink, send: Callable[[str, str], None]) -> None:
         super().__init__(sink)
-        self._tell = tell
+        self._send = send
         self._errors: list[str] = []
         self._last = ""
 
@@ -119,6 +119,6 @@ class Herald(Passing):
         if level == "error":
             self._errors.append(text)
         elif level == "warning":
-            self._tell(text, level)
+            self._send(text, level)
         else:
             self._last = text

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Protocol
 
-from distlaunch.coordinator.joined.local_node import OwnNode, Words
+from distlaunch.coordinator.joined.local_node import FromNode, OwnNode
 from distlaunch.coordinator.policy.events_and_actions import Signalled
 from distlaunch.coordinator.policy.job import PRESS_AGAIN
 from distlaunch.coordinator.policy.restarts import Restart, RestartRule, text_of
@@ -410,7 +410,7 @@ class JoinedRunner:
 
     # --- our own node
 
-    def _on_own_message(self, message: Words) -> None:
+    def _on_own_message(self, message: FromNode) -> None:
         if isinstance(message, m.SpawnerSignalled):
             self._take_signal(message.signum, spawner=True)
             return
@@ -419,7 +419,7 @@ class JoinedRunner:
         if isinstance(message, m.AgentFailed):
             self._coordinator.flush()
 
-    def _note(self, message: Words) -> None:
+    def _note(self, message: FromNode) -> None:
         match message:
             case m.AttemptEnded():
                 self._running = None

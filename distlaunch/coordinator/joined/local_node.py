@@ -1,7 +1,7 @@
-"""This machine as one node of a job whose nodes have a launcher each: an agent in our own process.
+"""The agent of a launcher's own node, in the launcher's process, if each node has a launcher.
 
-It understands what an agent on a machine of its own does, but for what carries output and stdin:
-output goes straight to whoever files it, as on one machine.
+It handles the messages of a remote agent, but for output and stdin: output goes directly to the log
+files, as on one machine.
 """
 
 from __future__ import annotations
@@ -33,19 +33,18 @@ from distlaunch.core.protocol.spawner_messages import FromSpawner
 from distlaunch.transport.open_files import found
 
 _MOST_THREADS = 16
-"""A launcher may ask again while what was asked before hangs."""
+"""How many surveys may hang at once."""
 _HINT = "a file server or a driver there does not answer"
 
-Words = m.FromAgent | m.Surveyed | m.Reached
-"""What a node says."""
+FromNode = m.FromAgent | m.Surveyed | m.Reached
+"""What a node sends."""
 
 
 class OwnNode:
-    """Carries out what the coordinator says, and gives what the node has to say by ``receive``.
+    """Handles the coordinator's messages for this node; ``receive`` returns the node's messages.
 
-    ``nofile``: the limit of open files for workers, unless we have raised that before, to listen
-    for others. ``gpus`` and ``cpus``: what planning has found on this machine, so that no driver is
-    asked twice.
+    ``nofile``: the limit of open files for workers, unless this launcher has raised its own before.
+    ``gpus`` and ``cpus``: what planning has found on this machine, so that no driver is asked twice.
     """
 
     def __init__(
@@ -60,7 +59,7 @@ class OwnNode:
         cpus: CpuInventory,
     ) -> None:
         self._clock = clock
-        self._said: deque[Words] = deque()
+        self._said: deque[FromNode] = deque()
         self._wake, self._wake_end = os.pipe()
         for descriptor in (self._wake, self._wake_end):
             os.set_blocking(descriptor, False)
@@ -78,17 +77,17 @@ class OwnNode:
             clock=clock,
         )
         self._reachability = ReachabilityTest(self._said.append, self._nudge)
-        self._looking = _Looking(self._said.append, self._nudge, gpus=gpus, cpus=cpus)
+        self._survey = _SurveyThreads(self._said.append, self._nudge, gpus=gpus, cpus=cpus)
 
     def start(self) -> None:
-        """Be ready for messages. Raises ConfigError if no thread can be started."""
+        """Start the agent. Raises ConfigError if no thread can be started."""
         self._agent.start()
 
     def handle(self, message: m.ToAgent | m.Survey | m.Reach) -> None:
-        """Carry out one message."""
+        """Handle one message."""
         match message:
             case m.Survey():
-                self._looking.begin(message)
+                self._survey.begin(message)
             case m.Reach():
                 self._reachability.begin(message)
             case _:
@@ -96,14 +95,14 @@ class OwnNode:
 
     @property
     def has_unsent(self) -> bool:
-        """Return whether something is still on its way to the workers' parent."""
+        """Return whether messages to the spawner wait to be sent."""
         return any(wanted & select.POLLOUT for wanted in self._agent.descriptors().values())
 
     @property
     def is_broken(self) -> bool:
-        """Return whether the workers' parent has vanished.
+        """Return whether the spawner has died.
 
-        All workers were killed then, and no ``AttemptEnded`` will come.
+        All workers have been killed then, and no ``AttemptEnded`` follows.
         """
         return self._agent.is_broken
 
@@ -118,15 +117,15 @@ class OwnNode:
     def deadline(self) -> float | None:
         """Return when ``receive`` is due even if nothing is ready, on the job's clock."""
         ahead = self._clock() - time.monotonic()
-        others = (self._reachability.deadline(), self._looking.deadline())
+        others = (self._reachability.deadline(), self._survey.deadline())
         dues = [self._agent.deadline(), *(None if due is None else due + ahead for due in others)]
         return min((due for due in dues if due is not None), default=None)
 
-    def receive(self) -> list[Words]:
-        """Let the node work, without waiting; give what it says."""
+    def receive(self) -> list[FromNode]:
+        """Do what is due on the node, without waiting; return its messages."""
         with suppress(BlockingIOError):
             os.read(self._wake, 4096)
-        self._looking.on_ready()
+        self._survey.on_ready()
         self._reachability.on_ready()
         self._agent.on_ready()
         self._agent.tick()
@@ -135,10 +134,10 @@ class OwnNode:
         return said
 
     def close(self, hurried: Callable[[], bool] = lambda: False) -> None:
-        """End the agent; nothing of its workers is left after this."""
+        """End the agent and all processes of its workers."""
         self._reachability.close()
         self._agent.close(hurried)
-        with self._waking:  # a thread that looks around may end later
+        with self._waking:  # a survey's thread may end later
             os.close(self._wake)
             os.close(self._wake_end)
             self._wake_end = -1
@@ -149,11 +148,10 @@ class OwnNode:
                 os.write(self._wake_end, b"\0")
 
 
-class _Looking:
-    """Looks around in a thread: a launcher has other threads, beside which no process should be
-    forked for it.
+class _SurveyThreads:
+    """Surveys the node in a thread, since a process with threads should not fork for it.
 
-    One that hangs (a file server) is left behind, and told of.
+    A survey that hangs (on a file server) is given up, and its problem sent.
     """
 
     def __init__(
@@ -176,7 +174,7 @@ class _Looking:
         self._found: deque[tuple[m.Survey, m.Surveyed | m.AgentFailed]] = deque()
 
     def begin(self, order: m.Survey) -> None:
-        """Look around; an order that was under way is given up."""
+        """Begin a survey. One that is under way is given up."""
         self._order = order
 
         def turn_to(what: str, bound_s: float, part: m.SurveyPart = "agent") -> None:
@@ -215,11 +213,11 @@ class _Looking:
             self._threads.append(thread)
 
     def deadline(self) -> float | None:
-        """Return when it must have come further (monotonic seconds)."""
+        """Return when the current step of the survey is late (monotonic seconds)."""
         return None if self._order is None else self._until
 
     def on_ready(self) -> None:
-        """Take what was found; give up what takes too long."""
+        """Send finished surveys; give up one that takes too long."""
         while self._found:
             order, found = self._found.popleft()
             if order is not self._order:

@@ -1,5 +1,4 @@
-"""What a failed or hung attempt is told with: on the screen, in ``report.txt`` and
-``events.jsonl``."""
+"""Report failed and hung attempts on the screen, in ``report.txt`` and in ``events.jsonl``."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ from distlaunch.planning.train_options import Dialect
 
 
 class Reporter:
-    """Tells of the attempts of one job."""
+    """Reports the attempts of one job."""
 
     def __init__(
         self,
@@ -44,10 +43,10 @@ class Reporter:
         dialect: Dialect | None = None,
         error_file: ErrorFile | None = None,
     ) -> None:
-        """Be ready. ``launchers``: those of other nodes file their workers' output, perhaps where
-        we see nothing."""
+        """``launchers``: the launchers of other nodes write their workers' logs, perhaps on their
+        own disks."""
         self.plan = plan
-        """That of the newest attempt."""
+        """The plan of the latest attempt."""
         self._max_restarts = max_restarts
         self._run_dir = run_dir
         self._sink = sink
@@ -62,7 +61,7 @@ class Reporter:
         """Why the job has failed, in one sentence; empty if it has not."""
 
     def failed(self, action: a.Failed, *, terminal: bool) -> None:
-        """Tell of an attempt in which a worker failed; ``terminal``: its stderr is in its one
+        """Report an attempt in which a worker failed. ``terminal``: its stderr is in its only
         stream."""
         from distlaunch.diagnosis.report import diagnosis_record, one_line, render_report
 
@@ -73,7 +72,7 @@ class Reporter:
         )
         wrote = (
             self._disk_work.ask(lambda: os.path.exists(path)) is not False
-        )  # files are made at the first byte
+        )  # a log is created with its first byte
         diagnosis = replace(
             action.diagnosis, cause=replace(cause, log_path=path if wrote else None)
         )
@@ -122,7 +121,7 @@ class Reporter:
         )
 
     def _shown(self, diagnosis: Diagnosis) -> Diagnosis:
-        """Name ranks as people know them."""
+        """Return the diagnosis with ranks as the user counts them."""
         first, cause = self.plan.first_shown, diagnosis.cause
         if not first:
             return diagnosis
@@ -131,7 +130,7 @@ class Reporter:
         )
 
     def _with_environment(self, diagnosis: Diagnosis) -> Diagnosis:
-        """Add to the hint about a missing module whether the active environment, which is another
+        """Add to the hint about a missing module whether the active environment, if it is another
         one, has it."""
         plan = self.plan
         prefix = other_environment(plan.base_env, plan.argv[0])
@@ -154,7 +153,7 @@ class Reporter:
         )
 
     def _filed_elsewhere(self, path: str, rank: int) -> str | None:
-        """Say where a file is that its rank's own launcher writes, if that is another than we."""
+        """Return where a log is that another launcher writes; None if this one writes it."""
         plan = self.plan
         node_rank = plan.workers[rank].node_rank
         if not self._launchers or node_rank == 0:
@@ -163,7 +162,7 @@ class Reporter:
         return f"{within} in the log directory of {plan.nodes[node_rank].host}"
 
     def hung(self, action: a.Hung) -> None:
-        """Tell of an attempt that hung. Its ``hang`` event was written when that was found."""
+        """Report an attempt that hung. Its ``hang`` event was written when the hang was found."""
         if not action.final:
             self._again(action, "hung")
             return
@@ -186,14 +185,13 @@ class Reporter:
         self._show(text, action)
         self._disk_work.do(lambda: self._error_file.write(self.summary, text, EXIT_HANG))
 
-    def keep(self, action: a.KeepStacks) -> None:
-        """File where each worker stood; a full disk only costs the files."""
+    def keep_stacks(self, action: a.KeepStacks) -> None:
+        """Write the stacks of each worker. On a full disk the files are missing."""
         layout, run_dir = self.plan.layout, self.plan.run_dir
         self._disk_work.do(lambda: _keep(action, layout, run_dir))
 
     def keep_error(self, message: WorkerExit) -> None:
-        """File what a worker left in its error file, where that was on a machine with none of our
-        folders."""
+        """Write the error file of a worker whose node does not share the run directory."""
         if message.error_file is None:
             return
         path = self.plan.layout.error_files(self.plan.run_dir, message.attempt)(message.rank)
@@ -208,7 +206,7 @@ class Reporter:
         self._sink.say(text, level="warning")
 
     def keep_job_error(self, error: a.JobError) -> None:
-        """File why the job ends although no worker has failed."""
+        """Write to ``report.txt`` why the job ends although no worker has failed."""
         self._error, self.summary = error, error.message
         self._disk_work.do(
             lambda: self._run_dir.write_report(f"distlaunch: {error.text.rstrip()}\n")
@@ -248,7 +246,7 @@ def _keep(action: a.KeepStacks, layout: Layout, run_dir: str) -> None:
 
 
 def _keep_error(path: str, text: str) -> None:
-    with suppress(OSError):  # it is there already; or a full disk only costs the file
+    with suppress(OSError):  # it exists already, or the disk is full
         descriptor = open_private(
             path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
         )

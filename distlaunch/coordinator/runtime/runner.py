@@ -50,26 +50,26 @@ class Transport(Protocol):
     """How the coordinator reaches the agents."""
 
     def start(self) -> None:
-        """Be ready for messages."""
+        """Start the agents of this machine, and the threads."""
 
     def connect(self, node: int, delay_s: float) -> None:
-        """Reach a node (anew), after so long; ``receive`` gives how that went."""
+        """Connect to a node (again), after ``delay_s``; ``receive`` returns the result."""
 
     def disconnect(self, node: int) -> None:
-        """Leave a node."""
+        """Disconnect a node."""
 
     def discover(self) -> None:
-        """Look for hosts that have come or gone; ``receive`` gives what was found."""
+        """Discover hosts again; ``receive`` returns the result."""
 
     def send(self, node: int, message: m.ToAgent | m.Survey | m.Reach | p.StartWorkers) -> None:
-        """Send without waiting."""
+        """Send a message without waiting."""
 
     def broadcast(self, message: m.ToAgent) -> None:
-        """Send to every node that there is."""
+        """Send a message to all nodes that are connected."""
 
     @property
     def has_unsent(self) -> bool:
-        """Return whether something is still on its way out."""
+        """Return whether messages wait to be sent."""
 
     def descriptors(self) -> Mapping[int, int]:
         """Return what to poll, with the poll events."""
@@ -78,18 +78,18 @@ class Transport(Protocol):
         """Return when ``receive`` is due even if nothing is ready."""
 
     def receive(self) -> list[a.Event]:
-        """Return what has come, without waiting."""
+        """Return the events since the last call, without waiting."""
 
     def close(self, hurried: Callable[[], bool] = lambda: False) -> None:
-        """End all agents and what is left of their workers; wait no longer once ``hurried`` says
-        so."""
+        """End all agents and the processes of their workers. ``hurried`` returns True if the user
+        wants that quickly."""
 
 
 class Files(Protocol):
-    """Where the workers' output is filed."""
+    """Writes the workers' output."""
 
     def begin_attempt(self, attempt: int) -> None:
-        """File into this attempt's folder from now on."""
+        """Write to this attempt's folder from now on."""
 
 
 class Clock:
@@ -103,7 +103,7 @@ class Clock:
         return time.monotonic() - self._paused_s
 
     def skip(self, seconds: float) -> None:
-        """Leave out a pause that has just ended."""
+        """Do not count a pause that has just ended."""
         self._paused_s += seconds
 
 
@@ -178,7 +178,7 @@ class Runner:
         return self._reporter.summary
 
     def run(self) -> int:
-        """Run the job; give the exit code."""
+        """Run the job; return the exit code."""
         plan = self._plan
         if plan.first_shown == 0:  # the other workers of a launcher around us would all say so
             self._sink.say(f"job {plan.job_id}: {_what_where(plan)}; logs: {plan.run_dir}")
@@ -202,10 +202,10 @@ class Runner:
         return code
 
     def _receive(self) -> bool:
-        """Take in what has happened, for ``_EVENTS_S`` at most; return whether anything had.
+        """Handle what has happened, for ``_EVENTS_S`` at most; return whether anything had.
 
-        An agent in our own process answers at once, and no descriptor tells: after an event the
-        caller looks again before it waits.
+        An agent in the launcher's process answers at once, and no descriptor shows it. After an
+        event the caller calls this again before it waits.
         """
         if not self._received:
             self._received.extend(self._transport.receive())
@@ -224,7 +224,7 @@ class Runner:
         return self._exit_code is not None
 
     def _wait(self, *, is_busy: bool) -> None:
-        """Wait for what comes next, and take signals and keys; only take them if ``is_busy``."""
+        """Wait for the next event and handle signals and keys; do not wait if ``is_busy``."""
         poll = select.poll()
         for descriptor, wanted in self._transport.descriptors().items():
             poll.register(descriptor, wanted)
@@ -286,7 +286,7 @@ class Runner:
                 self._say_unread()
                 self._reporter.hung(action)
             case a.KeepStacks():
-                self._reporter.keep(action)
+                self._reporter.keep_stacks(action)
             case a.Suspend():
                 self._pause()
             case a.End():
@@ -294,8 +294,8 @@ class Runner:
                 self._exit_code = action.exit_code
 
     def _say_unread(self) -> None:
-        """Say once that input is lost to whoever else reads it, as a shell loop around this command
-        does."""
+        """Warn once that rank 0 has not read all input, which a shell loop around this command may
+        need."""
         if self._feeder is None or not self._feeder.unread or self._has_said_unread:
             return
         self._has_said_unread = True
@@ -373,16 +373,15 @@ class Runner:
             self._transport.send(members[node_rank], start)
 
     def _say_notes(self, plan: LaunchPlan) -> None:
-        """Say what there is to say of a plan, each thing once in a job: nodes tell of themselves
-        only at the start."""
+        """Show the notices of a plan, each once in a job."""
         for number, note in enumerate((*plan.warnings, *plan.notes)):
             if note not in self._noted:
                 self._noted.add(note)
                 self._sink.say(note, level="warning" if number < len(plan.warnings) else "info")
 
     def _passes_stdin(self) -> bool:
-        """Return whether rank 0 gets our stdin. Where we are in the background it would take what the
-        shell is typed."""
+        """Return whether rank 0 gets the launcher's stdin. In the background it would read what is
+        typed for the shell."""
         return not os.isatty(0) or (self._takes_typed and in_foreground(0))
 
     def _write_plan(self, plan: LaunchPlan) -> None:
@@ -443,8 +442,7 @@ class Runner:
         self._on_signals(meanwhile.replace(_TSTP, b""))
 
     def _flush(self, *, until: float) -> None:
-        """Let what has been sent leave, for a bounded time: this process is about to stand
-        still."""
+        """Wait until messages are sent, for a bounded time, before this process is stopped."""
         while self._transport.has_unsent and (left_s := until - time.monotonic()) > 0:
             poll = select.poll()
             for number, wanted in self._transport.descriptors().items():
@@ -455,7 +453,7 @@ class Runner:
 
 
 def _what_where(plan: LaunchPlan) -> str:
-    """Say how many workers there are, as far as that is known, and where."""
+    """Return how many workers there are and where, as far as that is known."""
     if not all(node.known for node in plan.nodes):
         where = counted(len(plan.nodes), "node")
     elif len(plan.nodes) == 1:

@@ -6,7 +6,7 @@ import inspect
 
 import pytest
 
-from distlaunch.coordinator.joined.consoles import Herald, LocalRanks, Passing
+from distlaunch.coordinator.joined.consoles import CoordinatorConsole, LocalRanks, Passing
 from distlaunch.coordinator.runtime.sink import Sink
 from distlaunch.core.protocol import launcher_messages as p
 
@@ -42,8 +42,8 @@ ARGUMENTS = {
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize(
     "wrapped",
-    [Passing, lambda sink: Herald(sink, print), LocalRanks],
-    ids=["passing", "herald", "local ranks"],
+    [Passing, lambda sink: CoordinatorConsole(sink, print), LocalRanks],
+    ids=["passing", "coordinator", "local ranks"],
 )
 def test_everything_is_passed_on_and_what_comes_back_too(name, wrapped):
     shown = Shown()
@@ -66,33 +66,33 @@ def test_ranks_are_counted_from_this_nodes_first():
     ]
 
 
-def heralded():
+def made():
     told = []
-    return Herald(Shown(), lambda text, level: told.append((text, level))), told
+    return CoordinatorConsole(Shown(), lambda text, level: told.append((text, level))), told
 
 
 def test_only_warnings_are_told_to_the_others_at_once():
-    herald, told = heralded()
-    herald.say("as you were")
-    herald.say("look out", level="warning")
-    herald.say("error: no", level="error")
+    console, told = made()
+    console.say("as you were")
+    console.say("look out", level="warning")
+    console.say("error: no", level="error")
     assert told == [("look out", "warning")]
 
 
 def test_the_last_words_of_a_job_that_failed_are_all_its_errors():
-    herald, _ = heralded()
-    herald.say("error: no", level="error")
-    herald.say("error: never", level="error")
-    herald.say("logs: /tmp")
-    assert herald.verdict(1, "no") == p.ExitLauncher(
+    console, _ = made()
+    console.say("error: no", level="error")
+    console.say("error: never", level="error")
+    console.say("logs: /tmp")
+    assert console.verdict(1, "no") == p.ExitLauncher(
         exit_code=1, text="error: no\nerror: never", summary="no", is_error=True
     )
-    assert herald.verdict(0, "").text == ""
+    assert console.verdict(0, "").text == ""
 
 
 def test_the_last_words_of_a_job_that_was_stopped_are_what_was_said_last():
-    herald, _ = heralded()
-    herald.say("SIGTERM: asking 4 workers to end")
-    assert herald.verdict(143, "") == p.ExitLauncher(
+    console, _ = made()
+    console.say("SIGTERM: asking 4 workers to end")
+    assert console.verdict(143, "") == p.ExitLauncher(
         exit_code=143, text="SIGTERM: asking 4 workers to end"
     )
