@@ -11,7 +11,7 @@ import signal
 from collections.abc import Collection, Iterator, Sequence
 from itertools import islice
 
-from distlaunch.core.model.record import replace
+from distlaunch.core.model.record import Record, replace
 from distlaunch.core.model.text import name_ranks
 from distlaunch.core.model.worker_exit import WorkerExit
 from distlaunch.diagnosis.clean_text import shorten
@@ -293,18 +293,14 @@ def _others(
     after_grace: str | None,
 ) -> tuple[str, ...]:
     """Say what the other ranks were doing, one line per kind, the most telling first."""
-    kinds: dict[str, list[int]] = {}
+    kinds: dict[_Doing, list[int]] = {}
     for end in sorted(others, key=lambda end: (was_stopped(end), end.ended_s)):
         kinds.setdefault(
             _doing(end, seen.get(end.rank), lost.get(end.rank), after_grace), []
         ).append(end.rank)
     if running:
-        kinds.setdefault("still running", []).extend(running)
-    lines = [
-        f"{name_ranks(ranks)}: "
-        f"{doing.replace('lost its', 'lost their', 1) if len(ranks) > 1 else doing}"
-        for doing, ranks in kinds.items()
-    ]
+        kinds.setdefault(_Doing(one="still running"), []).extend(running)
+    lines = [f"{name_ranks(ranks)}: {doing.text(ranks)}" for doing, ranks in kinds.items()]
     if len(lines) > _OTHERS:
         lines[_OTHERS - 1 :] = [
             f"and {len(lines) - _OTHERS + 1} more kinds of end, out of {world_size} ranks"
@@ -337,26 +333,38 @@ def was_killed_by_us(end: WorkerExit) -> bool:
     return end.told_to_stop and end.returncode == -signal.SIGKILL
 
 
+class _Doing(Record):
+    """What a rank was doing, in words for one rank, and for several if those differ."""
+
+    one: str
+    several: str | None = None
+
+    def text(self, ranks: Sequence[int]) -> str:
+        return self.one if self.several is None or len(ranks) == 1 else self.several
+
+
 def _doing(
     end: WorkerExit,
     evidence: FailureEvidence | None,
     lost: FailureEvidence | None,
     after_grace: str | None,
-) -> str:
+) -> _Doing:
     if lost is not None:
         evidence = lost
     elif was_stopped(end) or (end.told_to_stop and end.returncode == 0):
         if was_killed_by_us(end):
-            return " ".join(filter(None, ("stopped by us, by KILL", after_grace)))
-        return "stopped by us"
+            return _Doing(one=" ".join(filter(None, ("stopped by us, by KILL", after_grace))))
+        return _Doing(one="stopped by us")
     if end.returncode == 0:
-        return "ended with exit code 0"
+        return _Doing(one="ended with exit code 0")
     if evidence is None:
-        return "ended badly after the first failure"
+        return _Doing(one="ended badly after the first failure")
     if evidence.standing is Standing.LOST_PEER:
-        return f"lost its peers{_symptom(evidence)}"
+        symptom = _symptom(evidence)
+        return _Doing(one=f"lost its peers{symptom}", several=f"lost their peers{symptom}")
     if evidence.standing is Standing.TIMED_OUT:
-        return "timed out waiting for another rank"
+        return _Doing(one="timed out waiting for another rank")
     what = ": ".join(part for part in (evidence.exception_type, evidence.message) if part)
     where = f" ({evidence.frame})" if evidence.frame else ""
-    return f"failed too, {evidence.summary}" + (f": {shorten(what, 120)}{where}" if what else "")
+    more = f": {shorten(what, 120)}{where}" if what else ""
+    return _Doing(one=f"failed too, {evidence.summary}{more}")
