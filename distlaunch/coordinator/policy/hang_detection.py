@@ -1,4 +1,4 @@
-"""Decide whether workers that are silent hang, and tell who has left the others alone. Pure."""
+"""Decide whether silent workers hang, and find the ranks that the others wait for. Pure."""
 
 from __future__ import annotations
 
@@ -17,19 +17,18 @@ if TYPE_CHECKING:
 
 SLACK_S = 0.3
 ANSWER_S = 3.0
-"""How long the nodes may take to tell where their workers stand."""
+"""How long the nodes may take to send the stacks of their workers."""
 STOP_ANSWER_S = 2.0
-"""The same when the user has pressed Ctrl-C: the workers are told to stop afterwards."""
+"""The same after Ctrl-C, since the workers are asked to stop only afterwards."""
 ALONE_S = 60.0
-"""After a worker has ended with 0 the others may go on for so long before that is mentioned, once
-in a job."""
+"""So long after a worker has ended with 0 while others run, the user gets a notice, once in a job."""
 SAMPLES = 3
-"""So many samples without a change between them make a hang."""
+"""How many samples without a change count as a hang."""
 POSTPONED = 10
-"""A job that goes on in silence is ended after so many times --hang-timeout all the same."""
+"""A job that changes without a sign of life is ended after so many times --hang-timeout."""
 _GAP_SHARE = 0.1
 _GAP_S = (0.5, 5.0)
-"""Between two samples: this share of --hang-timeout, at least and at most so long."""
+"""The time between two samples: this share of --hang-timeout, its least and its most seconds."""
 
 
 class Watch:
@@ -50,36 +49,36 @@ class Watch:
         self._mentioned = False
         self._noticed = False
         self._postponed = False
-        """The user has been told that the verdict on a silent job was postponed."""
+        """The user has had the notice that a silent job goes on."""
         self.ended: list[int] = []
-        """Ranks that have ended with 0."""
+        """The ranks that have ended with 0."""
         self.silent_s = 0.0
-        """How long there had been no sign of life when the nodes were asked."""
+        """How long the job had been silent when the nodes were asked."""
         self.lived_s = 0.0
-        """For how long there had been some before that."""
+        """How long there had been signs of life before that."""
         self.stacks: list[m.Stack] = []
         self._reporting: set[int] = set()
         self._wrote: float | None = None
-        """When there was output last, since the last sign of life, of workers whose heartbeats
-        count instead."""
+        """When workers whose heartbeats count wrote their last output since the last sign of
+        life."""
         self._serial = 0
         self._since = 0.0
         self._last: float | None = None  # None: not watching
         self._check_at: float | None = None
-        """When the next sample is due; None while one is taken, or none is."""
+        """When the next sample is due; None while one is being taken, or none is needed."""
         self._before: list[m.Stack] | None = None
-        """The sample before, of this silence."""
+        """The last sample of this silence."""
         self._samples = 0
-        """How many have been taken one after the other."""
+        """How many samples of this silence have been taken."""
         self._owing: set[int] = set()  # nodes that were asked for stacks
         self._until: float | None = None
         self._stop: list[Action] | None = None
-        """What tells the workers to stop, once it is known where they stand."""
+        """The actions that stop the workers once their stacks have come."""
         self._alone_at: float | None = None
         self._over = False
 
     def begin(self, run: Attempt) -> None:
-        """Forget the attempt before."""
+        """Begin with a new attempt."""
         self._run = run
         self.ended, self.stacks = [], []
         self._reporting = set()
@@ -95,33 +94,32 @@ class Watch:
 
     @property
     def _limit_s(self) -> float | None:
-        """How long workers may be silent before they are sampled; None: for ever."""
+        """Return how long workers may be silent before they are sampled; None: for ever."""
         if self._timeout_s is not None:
             return self._timeout_s
         return self._notice_s if self._run.nodes.world_size > 1 else None
 
     def _await(self, check_at: float | None) -> None:
-        """Drop the samples that there are; take the next one at ``check_at``."""
+        """Drop all samples, and take the next one at ``check_at``."""
         self._check_at = None if self._timeout_s is None and self._noticed else check_at
         self._before, self._samples = None, 0
 
     def stop(self) -> None:
-        """Watch no more: the attempt ends, for whatever reason."""
+        """Stop watching, since the attempt ends."""
         self._last = self._until = self._alone_at = self._stop = None
         self._owing = set()
         self._await(None)
         self._over = True
 
     def silent_since(self, now: float) -> float | None:
-        """Return when the last sign of life came, if that is so long ago that a notice is due or
-        was given."""
+        """Return when the last sign of life came; None if it is too recent for a notice."""
         if self._notice_s is None or self._last is None or self._run.nodes.world_size < 2:
             return None
         return self._last if now >= self._last + self._notice_s else None
 
     @property
     def found(self) -> bool:
-        """Return whether the nodes have told where their workers stand, or will not."""
+        """Return whether the stacks of all nodes have come, or will not come."""
         return self._until is not None and not self._owing
 
     def deadline(self) -> float | None:
@@ -130,8 +128,8 @@ class Watch:
         return min((time for time in times if time is not None), default=None)
 
     def worker_ended(self, rank: int, now: float) -> list[Action]:
-        """Record that a worker has ended with 0: a sign of life, and the others may come to wait
-        for it."""
+        """Record that a worker has ended with 0. That is a sign of life, and others may wait for
+        it."""
         self.ended.append(rank)
         if not self._over and not self._mentioned and self._alone_at is None:
             self._alone_at = now + ALONE_S
@@ -173,7 +171,7 @@ class Watch:
         return [Say(text=text, level="warning")]
 
     def answered(self, node: int, message: m.Stacks) -> None:
-        """Record where the workers of a node stand."""
+        """Record the stacks of a node."""
         if (message.attempt, message.serial) == (
             self._run.number,
             self._serial,
@@ -182,11 +180,11 @@ class Watch:
             self.stacks += message.stacks
 
     def lost(self, node: int) -> None:
-        """Record that a node is gone: it tells nothing any more."""
+        """Record that a node is gone. Its stacks will not come."""
         self._owing.discard(node)
 
     def tick(self, now: float) -> list[Action]:
-        """Do what has come due."""
+        """Return the actions that are due."""
         actions: list[Action] = []
         if self._alone_at is not None and now >= self._alone_at:
             self._alone_at, self._mentioned = None, True
@@ -218,8 +216,8 @@ class Watch:
         return [ToNode(node=node, message=question) for node in nodes]
 
     def decide(self, progress: Progress, now: float) -> HangDiagnosis | list[Action]:
-        """Decide what a sample comes to: a hang, or that the job goes on. To be called once it is
-        ``found``."""
+        """Return the hang that a sample shows, or the actions with which the job goes on. Called
+        once it is ``found``."""
         self._until = None
         stop, self._stop = self._stop, None
         if stop is not None:
@@ -253,7 +251,7 @@ class Watch:
         return find_activity(previous, self.stacks, self._settings.script_dir)
 
     def _postpone(self, activity: Activity, timeout_s: float, now: float) -> list[Action]:
-        """Let the job go on until it is sampled again, or has been silent for too long."""
+        """Let the job go on until the next sample, or until it has been silent for too long."""
         fields = {
             "attempt": self._run.number,
             "silent_s": round(self.silent_s, 1),
@@ -273,7 +271,7 @@ class Watch:
         return actions
 
     def _notice(self, progress: Progress, activity: Activity | None) -> list[Action]:
-        """Say, once in a job, who is behind and where; nothing is stopped."""
+        """Return a notice, once in a job, which ranks are behind and where. The job goes on."""
         self._noticed = True
         self._await(None)
         hang = self.diagnose(progress)
@@ -297,8 +295,8 @@ class Watch:
         return Entry(type="silence", fields=fields)
 
     def ask_before(self, stop: list[Action], silent_since: float, now: float) -> list[Action]:
-        """Ask where the workers stand; ``stop`` is done when all have answered, or after
-        ``STOP_ANSWER_S``."""
+        """Ask for the stacks of all workers. The actions of ``stop`` follow when all nodes have
+        answered, or after ``STOP_ANSWER_S``."""
         self._stop = stop
         return self._ask(silent_since, now, answer_s=STOP_ANSWER_S)
 
@@ -315,7 +313,7 @@ class Watch:
         ]
 
     def diagnose(self, progress: Progress) -> HangDiagnosis:
-        """Find who is behind, now that all have told where they stand."""
+        """Return the diagnosis of the hang by the stacks that have come."""
         from distlaunch.diagnosis.hang import diagnose_hang
 
         settings, nodes = self._settings, self._run.nodes
