@@ -1,4 +1,4 @@
-"""How workers failed: what is kept of each exit, and what diagnosis makes of an attempt.
+"""Diagnose the failures of an attempt.
 
 Pure. ``diagnosis`` is imported only when something has failed.
 """

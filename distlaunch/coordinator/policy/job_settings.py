@@ -1,4 +1,4 @@
-"""What the policy goes by, fixed for a whole job. Pure data."""
+"""The settings of the job policy, fixed for a whole job. Pure data."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 
 
 class Gathering(Record):
-    """How the nodes of a job come together, where they are more than this launcher. All functions
-    are pure."""
+    """How the nodes of a job are set up, if they are more than this machine. All functions are
+    pure."""
 
     hosts: tuple[str, ...]
-    """By member number: those that are to train first, then spares."""
+    """By member number: first the nodes that train, then spares."""
     bounds: tuple[int, int]
     """The fewest and the most nodes that train; equal for a job of fixed size."""
     survey: Callable[[int], Survey]
-    """Gives the question to a node, by its serial."""
+    """Returns the survey of a node, by its serial."""
     compose: Compose
     addresses: Callable[[Surveyed, str], tuple[str, ...]]
     """Gives where the master may be reached, from its survey and its host as the list of hosts has
@@ -38,46 +38,44 @@ class Gathering(Record):
     Raises LaunchError.
     """
     token: Callable[[int], str]
-    """Gives the word by which the master's port is known in an attempt."""
+    """Returns the word that the master port sends in an attempt, to be recognized."""
     join_timeout_s: float = 60.0
     patience_s: float | None = None
-    """At the first start of a job of fixed size, a node that fails is tried again for so long only;
-    None: as ever."""
+    """How long failed nodes are tried again at the first start of a job of fixed size; None: until
+    the join timeout."""
     discover: bool = False
-    """Hosts may come and go: the command of --discover tells."""
+    """The command of --discover lists the hosts, which may change."""
     launchers: bool = False
-    """Each node has a launcher of its own, which calls."""
+    """Each node has a launcher of its own, which connects to this one."""
     named_once: bool = False
-    """The user named the hosts: none may be a machine that another is, under another name."""
+    """The user named the hosts: no two of them may be the same machine."""
     alone: str | None = None
-    """How to run on this machine alone, as a hint, if it is a scheduler's environment that named
-    the nodes."""
+    """A hint how to run on this machine alone, if a scheduler's environment named the nodes."""
     may_have_bounds: bool = True
-    """The number of nodes may be MIN:MAX, if the user wants it so: hints advise it."""
+    """Hints may advise a number of nodes MIN:MAX."""
 
     @property
     def flexible(self) -> bool:
-        """Return whether the job may go on with other nodes than it began with."""
+        """Return whether the nodes of the job may change."""
         return self.bounds[0] < self.bounds[1] or len(self.hosts) > self.bounds[1] or self.discover
 
 
 class Scheduler(Record):
-    """What the scheduler whose job this is does on its own. Times are seconds."""
+    """What the scheduler of the job does on its own. Times are seconds."""
 
     kill_after_s: float = 30.0
     """After TERM."""
     signals_all: bool = False
-    """Its signals go to all processes of the nodes' agents, workers too, not to the agents
-    alone."""
+    """Its signals go to all processes of a node, not to the agent alone."""
     attempt: int = 0
-    """How often it has begun the job anew: the number of our first attempt."""
+    """How often it has started the job again. The first attempt gets this number."""
 
 
 class PolicySettings(Record):
-    """What does not change during a job. Times are seconds."""
+    """Settings that do not change during a job. Times are seconds."""
 
     hosts: tuple[str, ...] = ()
-    """By node rank; not used with ``gathering``, as are the next two."""
+    """By node rank. This and the next two are not used with ``gathering``."""
     first_ranks: tuple[int, ...] = ()
     """The lowest rank of each node, by node rank."""
     world_size: int = 0
@@ -91,16 +89,16 @@ class PolicySettings(Record):
     dashes_first: bool = False
     """The first argument of the script is ``--``, for hints."""
     script_dir: str = ""
-    """Where the script is: tells the user's code from libraries in stacks."""
+    """The folder of the script, to tell the user's code from libraries in stacks."""
     master_port: int = 0
     worker_ports: int = 0
-    """How many ports its node holds for each worker."""
+    """How many ports a node holds for each of its workers."""
     meets_at_port: bool = False
     """Workers that train together always use ``master_port``."""
     max_restarts: int = 0
     restart_window_s: float | None = None
     restart_delay_s: tuple[float, float] = (0.0, 0.0)
-    """How long to wait before the first restart in a row, and at most: it doubles with each."""
+    """The delay before the first restart in a row, and the longest. It doubles with each."""
     min_uptime_s: float = 10.0
     grace_s: float = 25.0
     failure_grace_s: float = 5.0
@@ -110,12 +108,11 @@ class PolicySettings(Record):
     hang_timeout_s: float | None = None
     """End an attempt whose workers show no sign of life for so long; None: never."""
     hang_notice_s: float | None = None
-    """Without ``hang_timeout_s``: say once where the workers of a job of several stand that are
-    silent for so long."""
+    """Without ``hang_timeout_s``: after so long a silence the user gets one notice where the workers
+    of a job of several stand."""
     terminal: bool = False
-    """The one worker has a pseudo-terminal: Ctrl-C reaches it without us, and shows in how it
-    ends."""
+    """The one worker has a pseudo-terminal: Ctrl-C reaches it directly, and shows in its exit."""
     dialect: Dialect = Dialect()
-    """What options are called, for hints."""
+    """The names of options, for hints."""
     repeated_term_kills: bool = True
-    """False under a scheduler, which sends TERM again and again."""
+    """A second TERM kills the workers. False under a scheduler, which repeats TERM."""

@@ -1,4 +1,4 @@
-"""Nodes that were lost during an attempt, as a cause among the failures, and in words. Pure."""
+"""Lost nodes as the cause of a failed attempt, and their texts. Pure."""
 
 from __future__ import annotations
 
@@ -46,15 +46,15 @@ _STOOD_STILL = (
     "--lost-after, and no longer"
 )
 _SHOWN = 4
-"""Nodes that are named one by one."""
+"""How many nodes are named one by one."""
 _RANKS_SHOWN = 60
 _SHUT_DOWN = (-signal.SIGTERM, -signal.SIGKILL, -signal.SIGHUP)
 _SHUT_DOWN_S = 10.0
-"""A system that goes down ends all processes so, and its connections by and by."""
+"""A system that shuts down ends all processes by these signals, and its connections within so long."""
 
 
 class Loss(Record):
-    """A node that was lost while workers of it ran, or were about to."""
+    """A node that was lost while its workers ran or were about to start."""
 
     member: int
     host: str
@@ -62,14 +62,13 @@ class Loss(Record):
     """As a clause."""
     ranks: tuple[int, ...]
     ended_s: float
-    """When that was noticed, in seconds since the attempt began."""
+    """When the loss was noticed, in seconds since the attempt began."""
     exit_code: int = EXIT_UNAVAILABLE
     kind: LossKind = LossKind.GONE
 
 
 def explains(diagnosis: Diagnosis, failures: Iterable[WorkerExit], losses: Sequence[Loss]) -> bool:
-    """Return whether a worker's own failure, and no loss, is what an attempt ended by: it came
-    first."""
+    """Return whether a worker's own failure, which came before the losses, ended the attempt."""
     first = diagnosis.cause.ranks[0] if diagnosis.cause_seen and diagnosis.cause.ranks else None
     end = next((end for end in failures if end.rank == first), None)
     if (
@@ -89,7 +88,7 @@ def explains(diagnosis: Diagnosis, failures: Iterable[WorkerExit], losses: Seque
 
 
 def with_losses(diagnosis: Diagnosis, losses: Sequence[Loss]) -> Diagnosis:
-    """Add to what the others did that their nodes were lost as well."""
+    """Return the diagnosis with a line that nodes were lost, too."""
     ranks = [rank for loss in losses for rank in loss.ranks]
     line = f"{_ranks(ranks)}: lost with {_nodes(losses)} ({losses[0].why})"
     return replace(diagnosis, others=(*diagnosis.others, line))
@@ -102,7 +101,7 @@ def diagnosis_of(
     latest: Mapping[int, Mapping[str, float]],
     may_have_bounds: bool = True,
 ) -> Diagnosis:
-    """Explain an attempt that ended because nodes were lost.
+    """Return the diagnosis of an attempt that ended because nodes were lost.
 
     ``latest``: the newest heartbeats, by rank. ``may_have_bounds``: as in ``Gathering``.
     """
@@ -140,12 +139,12 @@ def diagnosis_of(
 
 
 def hint_of_transport(kind: LossKind) -> str | None:
-    """Return the hint for a loss of which only one transport knows; None for any other."""
+    """Return the hint for a loss that only one transport reports; None for any other."""
     return _OF_RAY.get(kind)
 
 
 def who_left(losses: Sequence[Loss]) -> str:
-    """Say who has left an attempt and why: ``node n3 (ranks 4-5) left: no word for 10 s``."""
+    """Return which nodes left an attempt and why: ``node n3 (ranks 4-5) left: no word for 10 s``."""
     if len(losses) > _SHOWN:
         return f"{_nodes(losses)} left: {losses[0].why}"
     reasons: dict[str, list[str]] = {}

@@ -1,4 +1,4 @@
-"""Which of the signals that launcher and agents get are to be acted on; no clock, no I/O."""
+"""Decide which of the signals of launchers and agents count. No clock, no I/O."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from distlaunch.coordinator.policy.events_and_actions import Signalled
 from distlaunch.core.model.record import replace
 
 ECHO_S = 30.0
-"""After so long without a signal that was acted on, the next is no echo: a scheduler may take its
-time with all."""
+"""A signal that comes later than this after the last one that counted is a new one: a scheduler may
+need time to signal all processes."""
 HOLD_S = 0.1
-"""So long after the first, others may tell of it: then workers have got it as well."""
+"""How long to wait after the first report of a signal for others, which show that workers got it,
+too."""
 _HELD = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 MERGE_S = 0.1
 """Signals closer than this are one: a terminal signals a whole process group, and a wrapper passes
@@ -23,15 +24,15 @@ s, and uv repeats a Ctrl-C after 0.2 s."""
 
 
 class Request(Enum):
-    """How a signal that ends a job counts."""
+    """What a signal that ends a job means."""
 
     MERGED = auto()
-    """One with the signal before."""
+    """The same as the signal before it."""
     EARLY = auto()
-    """The second within ``SECOND_S``; it changes nothing."""
+    """The second within ``SECOND_S``. It changes nothing."""
     FIRST = auto()
     AGAIN = auto()
-    """Somebody insists."""
+    """A repeated request."""
 
 
 class StopRequests:
@@ -42,7 +43,7 @@ class StopRequests:
         self._seen = 0
 
     def take(self, now: float) -> Request:
-        """Return how a signal that came at ``now`` counts. A third one counts however soon it
+        """Return what a signal that came at ``now`` means. A third one counts however soon it
         comes."""
         if not self._seen:
             self._seen, self._first, self._last = 1, now, now
@@ -56,19 +57,19 @@ class StopRequests:
 
 
 class _Count:
-    """How often each launcher, agent or spawner has told of one signal, and how often it was acted
-    on."""
+    """How often each launcher, agent or spawner has reported one signal, and how often it
+    counted."""
 
     __slots__ = ("acted", "at", "senders")
 
     def __init__(self) -> None:
         self.acted = 0
         self.at = 0.0
-        """When it was acted on last, in seconds."""
+        """When it counted last, in seconds."""
         self.senders: dict[tuple[int | None, bool], int] = {}
 
     def at_time(self, now: float) -> _Count:
-        """Begin anew if what was counted is too old."""
+        """Reset the count if it is too old."""
         if self.acted and now - self.at >= ECHO_S:
             self.acted, self.senders = 0, {}
         return self
@@ -82,7 +83,7 @@ class _Count:
 
 
 class Signals:
-    """Takes each signal for one, to however many of us it comes, and however far apart.
+    """Counts a signal once, to however many launchers, agents and spawners it comes.
 
     Whoever sends it sends it to all, or to one alone: the n-th of one launcher, agent or spawner
     counts unless the n-th of another has; what a person typed to kill always does. ``holds``: where
@@ -96,7 +97,7 @@ class Signals:
         self._held: dict[int, tuple[float, Signalled]] = {}
 
     def take(self, event: Signalled, now: float) -> Signalled | None:
-        """Return the event if it is to be acted on now."""
+        """Return the event if it counts now; None otherwise."""
         count = self._counts.setdefault(event.signum, _Count()).at_time(now)
         if not event.kill and count.senders.get(event.sender, 0) < count.acted:
             count.add(event.sender)
@@ -119,11 +120,11 @@ class Signals:
         return event
 
     def deadline(self) -> float | None:
-        """Return when ``due`` has something."""
+        """Return when ``due`` returns events."""
         return min((until for until, _ in self._held.values()), default=None)
 
     def due(self, now: float) -> list[Signalled]:
-        """Return those that have waited long enough."""
+        """Return the events whose waiting time is over."""
         due: list[Signalled] = []
         found = [event for until, event in self._held.values() if until <= now]
         for event in found:

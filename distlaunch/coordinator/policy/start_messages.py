@@ -21,14 +21,14 @@ _PERIOD_SHARE = 0.05
 
 
 class Streams(NamedTuple):
-    """What else than pipes and files workers read and write."""
+    """Terminal and stdin of the workers."""
 
     terminal: tuple[int, int] | None
     """Rows and columns of the pseudo-terminal that the one worker gets."""
     stdin: bool
-    """Rank 0 has our stdin: itself, or what is fed to it."""
+    """Rank 0 gets the launcher's stdin, directly or as messages."""
     is_remote: bool
-    """The nodes are reached by connections, whatever machine they are."""
+    """The agents run in processes of their own, also on this machine."""
     node_logs: str = ""
     orphan_grace_s: float | None = None
     """How long workers may take to end if their agent, or we, vanish; None: as the spawner was
@@ -36,7 +36,7 @@ class Streams(NamedTuple):
 
 
 def starts(plan: LaunchPlan, streams: Streams) -> Iterator[tuple[int, m.Start]]:
-    """Yield, by node rank, what a node needs to know of the plan."""
+    """Yield the start message of each node, by node rank."""
     env = plan.shared_env
     for node_rank, workers in itertools.groupby(plan.workers, lambda worker: worker.node_rank):
         yield node_rank, start_of(plan, node_rank, workers, streams, env)
@@ -45,7 +45,7 @@ def starts(plan: LaunchPlan, streams: Streams) -> Iterator[tuple[int, m.Start]]:
 def commences(
     plan: LaunchPlan, composition: Composition, streams: Streams, *, restarts: int
 ) -> Iterator[tuple[int, m.Start | p.StartWorkers]]:
-    """Yield, by member, what starts its workers."""
+    """Yield the start message of each launcher, by member number."""
     places = composition.places or tuple(
         (node.host, rank) for node, rank in zip(plan.nodes, plan.first_ranks, strict=True)
     )

@@ -1,4 +1,4 @@
-"""The user's terminal while one worker has it: keystrokes go to the worker, and some mean us."""
+"""Pass keystrokes to the one worker that has the user's terminal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from distlaunch.core.protocol import agent_messages as m
 
 INTERRUPTS_KILL = 3
 INTERRUPTS_S = 1.5
-"""With a pseudo-terminal Ctrl-C is the worker's own; so many within so many seconds kill it."""
+"""With a pseudo-terminal Ctrl-C goes to the worker. So many within so many seconds kill it."""
 _INTERRUPT = b"\x03"
 
 
@@ -27,20 +27,20 @@ class Terminal(Protocol):
         """Read what was typed."""
 
     def size(self) -> tuple[int, int]:
-        """Give rows and columns."""
+        """Return rows and columns."""
 
     def is_ours(self) -> bool:
-        """Return whether we are its foreground job."""
+        """Return whether this launcher is the terminal's foreground job."""
 
     def take(self) -> None:
-        """Switch to passing every key on."""
+        """Switch the terminal to passing on every key."""
 
     def give_back(self) -> None:
-        """Restore the modes that it had."""
+        """Restore the terminal's modes."""
 
 
 class Keyboard:
-    """Passes keystrokes on; there may be no terminal."""
+    """Passes keystrokes on, if there is a terminal."""
 
     def __init__(
         self, terminal: Terminal | None, send: Callable[[m.Input | m.Resize], None]
@@ -56,36 +56,38 @@ class Keyboard:
         return self._terminal is not None
 
     def size(self) -> tuple[int, int] | None:
-        """Give rows and columns of the terminal; None if there is none."""
+        """Return rows and columns of the terminal; None if there is none."""
         return None if self._terminal is None else self._terminal.size()
 
     def fileno(self) -> int:
-        """Return what to poll; -1 if nothing."""
+        """Return the descriptor to poll; -1 if there is none."""
         return self._terminal.fileno() if self._is_taken and self._terminal is not None else -1
 
     def take(self) -> None:
-        """Have the terminal (again) if we are its foreground job: after ``bg`` touching it would
-        stop us."""
+        """Use the terminal (again) if this launcher is its foreground job. After ``bg`` the kernel
+        would stop a process that changes it."""
         if self._terminal is not None and not self._is_taken and self._terminal.is_ours():
             self._terminal.take()
             self._is_taken = True
             self.resize()
 
     def resize(self) -> None:
-        """Tell the worker how large the terminal is."""
+        """Send the size of the terminal to the worker."""
         if self._terminal is not None and self._is_taken:
             rows, columns = self._terminal.size()
             self._send(m.Resize(rows=rows, columns=columns))
 
     def give_back(self) -> None:
-        """Leave the terminal to the shell for a while."""
+        """Restore the terminal for the shell."""
         if self._terminal is not None and self._is_taken:
             self._terminal.give_back()
             self._is_taken = False
 
     def read(self, *, hears: bool) -> a.Signalled | None:
-        """Pass on what was typed; give the signal that it stands for to us. ``hears``: a worker is
-        there to have it."""
+        """Send what was typed to the worker; return the signal that it means for the launcher.
+
+        ``hears``: a worker runs that can read it.
+        """
         if self._terminal is None:
             return None
         data = self._terminal.keys()

@@ -1,4 +1,4 @@
-"""The agent of this machine, in the launcher's own process, behind the same messages."""
+"""The agent of this machine in the launcher's process, with the messages of a remote agent."""
 
 from __future__ import annotations
 
@@ -52,25 +52,25 @@ class LocalTransport:
         )
 
     def start(self) -> None:
-        """Be ready for messages."""
+        """Start the agent."""
         self._agent.start()
 
     def discover(self) -> None:
         """Do nothing: there is one node."""
 
     def send(self, node: int, message: m.ToAgent | m.Survey | m.Reach | p.StartWorkers) -> None:
-        """Give a message to the agent of a node (there is only node 0)."""
+        """Pass a message to the agent. There is only node 0."""
         del node
         for received in self._to_agent.feed(encode(message)):
             self._agent.handle(received)
 
     def broadcast(self, message: m.ToAgent) -> None:
-        """Send to every node that there is."""
+        """Pass a message to the agent."""
         self.send(0, message)
 
     @property
     def has_unsent(self) -> bool:
-        """Return whether something is still on its way out."""
+        """Return whether messages to the spawner wait to be sent."""
         return any(wanted & select.POLLOUT for wanted in self.descriptors().values())
 
     def _from(self, message: m.FromAgent) -> None:
@@ -85,7 +85,7 @@ class LocalTransport:
         return self._agent.deadline()
 
     def receive(self) -> list[Event]:
-        """Let the agent work, without waiting; give what it says."""
+        """Have the agent do what is due, without waiting; return the events."""
         self._agent.on_ready()
         self._agent.tick()
         received: list[Event] = [FromNode(node=0, message=message) for message in self._received]
@@ -93,11 +93,11 @@ class LocalTransport:
         return received
 
     def connect(self, node: int, delay_s: float) -> None:
-        """Do nothing: there is no way to go."""
+        """Do nothing: there is no connection."""
 
     def disconnect(self, node: int) -> None:
         """Do nothing: the agent is closed with the transport."""
 
     def close(self, hurried: Callable[[], bool] = lambda: False) -> None:
-        """End the agent; nothing of its workers is left after this."""
+        """End the agent and all processes of its workers."""
         self._agent.close(hurried)

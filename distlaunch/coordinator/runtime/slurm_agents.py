@@ -1,4 +1,4 @@
-"""The agents that srun has started, as a fleet: what Slurm does to them is told as what it is."""
+"""The agents that srun has started. What Slurm does to them is reported as such."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MOST_SAID = 40
 _MANNERS = re.compile(
     r"got SIGCONT|forcing job termination|Job step aborted: Waiting|Force Terminated|_step_signal"
 )
-"""What srun says of itself, which tells nobody anything."""
+"""Lines of srun about itself that are not shown."""
 
 
 class StepFleet(Fleet):
@@ -36,15 +36,14 @@ class StepFleet(Fleet):
         self._said: deque[str] = deque()
         self._much = 0
         self._busy: set[int] = set()
-        """Nodes with an attempt that has not ended there."""
+        """Nodes on which an attempt has not ended."""
         self._doomed: set[int] = set()
-        """Nodes whose agents Slurm is about to kill: they are lost once their workers have
-        ended."""
+        """Nodes whose agents Slurm is about to kill. They are lost once their workers have ended."""
         self._leaving = False
         srun.say = self._hear
 
     def _hear(self, line: str) -> None:
-        """Take a line of srun's, in its thread."""
+        """Handle a line of srun. Called by srun's thread."""
         self._said.append(line)
         self._notify()
 
@@ -58,7 +57,7 @@ class StepFleet(Fleet):
         return super().receive()
 
     def send(self, node: int, message: m.ToRemote | p.StartWorkers) -> None:
-        """Send to a node; see ``Fleet``."""
+        """Send a message to a node; see ``Fleet``."""
         if isinstance(message, m.Start):
             self._busy.add(node)
         super().send(node, message)
@@ -96,7 +95,7 @@ class StepFleet(Fleet):
         super()._drop(peer)
 
     def close(self, hurried: Callable[[], bool] = lambda: False) -> None:
-        """Have all agents leave, then srun end; see ``Fleet``."""
+        """End all agents, then srun; see ``Fleet``."""
         self._leaving = True
         super().close(hurried)
         self._srun.close()
