@@ -98,12 +98,12 @@ class JobPolicy:
         """The signal that ended the job."""
         self.progress = Progress()
         self.warned: int | None = None
-        """The last signal that was passed on to the workers: a scheduler warns so of its time
-        limit."""
+        """The last signal that was passed on to the workers. Schedulers warn of their time limit by
+        it."""
         self.since_warned_s = 0.0
-        """How long the last attempt went on after that signal."""
+        """How long the last attempt ran after that signal."""
         self._attempt_start: AttemptStart | None = None
-        """Brings the nodes together, if there are several, or one that is not this machine."""
+        """Sets up the nodes, if there are several, or one that is not this machine."""
         if settings.gathering is not None:
             from distlaunch.coordinator.policy.attempt_start import AttemptStart
 
@@ -114,10 +114,10 @@ class JobPolicy:
         self._port: int | None = None
         """The master port of the current attempt."""
         self._all_ended_at: float | None = None
-        """When the last worker of this attempt had ended."""
+        """When the last worker of this attempt ended."""
         self._fault: str | None = None
         self._nodes_lost = 0
-        """In all attempts that have ended."""
+        """How many nodes were lost in all attempts that have ended."""
         self._restart_rule = RestartRule(
             allowed=settings.max_restarts,
             window_s=settings.restart_window_s,
@@ -131,28 +131,28 @@ class JobPolicy:
         self._requests = StopRequests()
         self._stop_signal_at = 0.0
         self._late_stop_signal: int | None = None
-        """The first signal that came when all workers had ended: it prevents a restart, and changes
-        nothing else."""
+        """The first signal that came after all workers had ended. It only prevents a restart."""
         self._warned_at = 0.0
 
     @property
     def up(self) -> int:
-        """Workers of this attempt that have been started."""
+        """Return how many workers of this attempt have been started."""
         return self._run.up
 
     @property
     def ended(self) -> int:
-        """Of those, how many have ended."""
+        """Return how many workers of this attempt have ended."""
         return self._run.ended
 
     @property
     def world_size(self) -> int:
-        """Workers of this attempt; 0 before it is known who takes part."""
+        """Return the number of workers of this attempt; 0 before its nodes are known."""
         return self._run.nodes.world_size
 
     @property
     def restarts(self) -> int:
-        """How many there have been; attempts are more if lost nodes were replaced."""
+        """Return how many restarts there have been. There are more attempts if lost nodes were
+        replaced."""
         return self._restart_rule.count
 
     def deadline(self) -> float | None:
@@ -325,7 +325,7 @@ class JobPolicy:
                 return self._on_lost(attempt_start, event, now)
 
     def _on_known(self, known: Known, now: float) -> list[Action]:
-        """Take over from a coordinator that was lost, which is one more restart."""
+        """Take over from a lost coordinator. That counts as a restart."""
         if self.phase not in ("new", "gathering") or known.attempt < self.attempt:
             return []
         self.attempt = known.attempt + 1
@@ -344,7 +344,7 @@ class JobPolicy:
     def _continue_gathering(
         self, attempt_start: AttemptStart, actions: list[Action], now: float
     ) -> list[Action]:
-        """Return the actions, and prepare the attempt if it is settled which nodes take part."""
+        """Return the actions, and prepare the attempt if its nodes are known."""
         found = attempt_start.settle(self.attempt, now) if self.phase == "gathering" else None
         if found is None:
             return actions
@@ -354,7 +354,7 @@ class JobPolicy:
         return actions + self._refuse(found)
 
     def _gather_again(self, now: float) -> list[Action]:
-        """Gather again after an attempt that ended before any worker was started."""
+        """Set up the nodes again after an attempt that ended before any worker was started."""
         self.attempt += 1
         return self._begin_attempt(now, fresh=False)
 

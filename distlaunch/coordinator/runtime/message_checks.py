@@ -38,29 +38,29 @@ _STATUSES = range(-128, 256)
 
 
 class Part:
-    """One node's part in the attempts of a job, from when it has joined until it is gone."""
+    """Checks the messages of one node, from its first until it is disconnected."""
 
     def __init__(self, granted: int, *, hears_signals: bool = False) -> None:
-        """``granted``: the credit for output that it has from the start; ``hears_signals``: it
-        passes on Slurm's."""
+        """``granted``: the first credit for output. ``hears_signals``: the node reports Slurm's
+        signals."""
         self._signals = FOR_THE_JOB if hears_signals else frozenset()
         self._attempt = -1
         self._asked = -1
-        """The newest attempt that it was to prepare."""
+        """The latest attempt that it was asked to prepare."""
         self._ports = 0
-        """How many ports it was to hold for that, beside the master's."""
+        """How many ports it was asked to hold for that attempt, beside the master port."""
         self._ranks: frozenset[int] = frozenset()
         self._speaking: set[int] = set()
-        """Ranks whose output is to be filed."""
+        """The ranks whose output is written."""
         self._known: set[int] = set()
-        """All that it was ever given: the last output of an attempt may come late."""
+        """All ranks that it has had. The last output of an attempt may come late."""
         self._granted = granted
         self._sent = 0
         self._least = -_CHUNK_BYTES
-        """How far its credit may be overdrawn: negative."""
+        """How far its credit may be overdrawn, as a negative number."""
 
     def on_send(self, message: object) -> None:
-        """Take in what the node is sent."""
+        """Record a message to the node."""
         if isinstance(message, (m.Prepare, m.Reach)):
             self._asked = max(self._asked, message.attempt)
             if isinstance(message, m.Prepare):
@@ -81,18 +81,17 @@ class Part:
         )
 
     def begin_attempt(self) -> None:
-        """Know that output which comes now would be filed with that of another attempt than its
-        own."""
+        """Record that output which comes from now on belongs to another attempt's folder."""
         self._speaking.clear()
 
     def grant(self, size: int) -> None:
-        """Take in that it may send so much more. Only one thread calls this at a time, and only
-        another ``check``."""
+        """Record new credit. Only one thread may call this at a time, and only another one
+        ``check``."""
         self._granted += size
 
     def check(self, message: object) -> bool:
-        """Return whether a message counts; what is late does not. Raises ProtocolError if our agent
-        would not say it."""
+        """Return whether a message counts; a late one does not. Raises ProtocolError for a message
+        that no agent of this release sends."""
         match message:
             case m.Output():
                 self._check_output(message)
@@ -155,8 +154,7 @@ class Part:
                 raise ProtocolError(f"it tells of rank {rank}, which it does not run")
 
     def _check_ports(self, message: m.Prepared) -> None:
-        """Refuse a node that has not held what it was to hold; of an earlier attempt nobody knows
-        any more."""
+        """Raise ProtocolError if a node does not hold the ports of the latest attempt."""
         ports = message.ports
         wanted = 0 if message.problem is not None else self._ports
         if message.attempt == self._asked and (len(ports) != wanted or len(set(ports)) != wanted):
@@ -184,28 +182,28 @@ def _ranks_of(leftovers: Leftovers) -> list[int]:
 ASKING = frozenset(
     {0, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGKILL}
 )
-"""0: somebody has asked them already, as Slurm does with all processes of a step."""
+"""0: the workers have been asked already, as by Slurm, which signals all processes of a step."""
 PASSED_ON = frozenset({signal.SIGUSR1, signal.SIGUSR2})
 _LONGEST_TOKEN = 256
 _LONGEST_REACH_S = 600.0
 
 
 class Orders:
-    """The attempts that a launcher has had, and was to prepare."""
+    """Checks the coordinator's messages to a joined launcher."""
 
     def __init__(self) -> None:
         self.attempt = -1
-        """The newest that was started here; -1: none."""
+        """The latest attempt that was started here; -1: none."""
         self._prepared = -1
 
     def joined(self) -> None:
-        """Take in that another coordinator, perhaps, goes on: it knows of no attempt that was not
-        started."""
+        """Record that the launcher has joined again. The coordinator may be another one, which
+        knows of no attempt that was only prepared."""
         self._prepared = self.attempt
 
     def check(self, message: p.ToLauncher, *, running: bool) -> None:
-        """Refuse what no coordinator of ours says; ``running``: there are workers. Raises
-        ProtocolError."""
+        """Raise ProtocolError for a message that no coordinator of this release sends. ``running``:
+        workers run here."""
         match message:
             case m.Prepare():
                 if message.port is not None:
