@@ -61,7 +61,7 @@ def conclude(tmp_path):
         site = Site(
             environ, TrainOptions(requeue=requeue), part="all", several=False, flexible=False
         )
-        policy = SimpleNamespace(told=told, warned=warned, since_warned_s=since_s)
+        policy = SimpleNamespace(stop_signal=told, warned=warned, since_warned_s=since_s)
         said: list[str] = []
         sink = SimpleNamespace(say=lambda text, level="info": said.append(f"{level}: {text}"))
         code = site.conclude(policy, code, sink)

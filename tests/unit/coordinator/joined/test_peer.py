@@ -116,7 +116,7 @@ def test_an_attempt_that_is_started_while_one_runs_is_no_word_of_a_coordinator(p
         "node 0 (h:5) does not speak as it should: it starts attempt 1 while 0 runs"
         in peer.told.text
     )
-    assert "makes no sense" in peer.said(m.AgentEnding)[0].why
+    assert "broke the protocol" in peer.said(m.AgentEnding)[0].why
 
 
 @pytest.mark.parametrize("attempt", [0, 1])
@@ -290,7 +290,7 @@ def test_a_coordinator_that_does_not_come_back_is_an_error_of_whoever_calls(peer
     def call():
         raise NodesError("node 0 has not answered")
 
-    monkeypatch.setattr(peer.runner, "_call", call)
+    monkeypatch.setattr(peer.runner, "_connect", call)
     with pytest.raises(NodesError):
         peer.run()
     assert peer.own.closed
