@@ -27,8 +27,7 @@ _SCALARS = ("null", "bool", "int", "float", "str")
 
 
 class Document(Record):
-    """The content of a file: a mapping of text, numbers, booleans, None, lists and mappings of
-    these."""
+    """The content of a file, as built-in types."""
 
     path: str
     values: Mapping[str, Any]

@@ -1,4 +1,4 @@
-"""Give the user's terminal to the only worker, for debuggers and progress bars.
+"""Pass the user's terminal through to the only worker, for debuggers and progress bars.
 
 The worker gets a pseudo-terminal. Keys go to it uninterpreted, and its output goes to the screen
 and its log file unchanged.

@@ -99,7 +99,10 @@ def launched_options(environ: Mapping[str, str] = os.environ) -> dict[str, objec
 
 
 def collective_timeout_s(given: object, environ: Mapping[str, str] = os.environ) -> float | None:
-    """Return the timeout of collectives; the launcher's takes precedence. Raises ToolkitError."""
+    """Return the timeout of collectives in seconds; None for torch's default.
+
+    The launcher's option takes precedence over ``given``. Raises ToolkitError.
+    """
     if given is not None:
         given = _checked_value("collective-timeout", given, "init(collective_timeout=...)")
     seconds = launched_options(environ).get("collective-timeout", given)
