@@ -54,8 +54,8 @@ class SilenceMonitor:
     def polled_s(self) -> float:
         """Duration of the last poll.
 
-        Pings would have ended a long poll, so a long duration means that more than the coordinator
-        may have been suspended.
+        Every ping ends a poll, so after a long poll more than the coordinator may have been
+        suspended.
         """
         return self._now() - self._polled_at
 

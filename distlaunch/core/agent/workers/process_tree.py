@@ -354,8 +354,9 @@ def catches(pid: int, signum: int) -> bool:
 
 
 def cookie_rank(pid: int, cookie: str) -> int | None:
-    """Return the rank of the worker that a process descends from, by its initial environment; None
-    if it does not tell.
+    """Return the rank of the worker that a process descends from, by its initial environment.
+
+    None if the environment has no cookie of this agent.
     """
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:

@@ -589,7 +589,7 @@ class ServerPhase:
 
 
 def _without_thread(settings: str) -> str:
-    """Return settings of the user's with the thread disabled, unless they mention it."""
+    """Return the allocator settings with the background thread disabled, unless they mention it."""
     if not settings:
         return _NO_THREAD
     return settings if "background_thread:" in settings else f"{settings},{_NO_THREAD}"

@@ -34,7 +34,7 @@ def node(tmp_path, monkeypatch):
 
 
 def is_free(port: int, *, reuse: bool) -> bool:
-    """Tell whether somebody who binds as a server does could have the port."""
+    """Return whether a server with SO_REUSEADDR can bind the port."""
     with socket.socket(socket.AF_INET6) as other:
         if reuse:
             other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

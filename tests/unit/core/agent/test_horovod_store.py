@@ -30,8 +30,7 @@ BOUND_S = 60.0
 
 @pytest.fixture
 def port(request):
-    """Give the port of a store; its parameter is for how long that holds a request for what is not
-    there."""
+    """Return the port of a store. The parameter is how long it holds a GET for a missing value."""
     listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
     listener.setblocking(False)
     number = listener.getsockname()[1]
@@ -112,8 +111,7 @@ def test_values_of_the_previous_round_are_not_returned(port):
 
 
 def test_many_ranks_wait_for_each_other(port):
-    """Sixteen ranks store theirs and get everybody's, in any order; when all have met each says so
-    and begins anew."""
+    """Sixteen ranks put and get values in any order, then delete theirs and begin again."""
     ranks, failed = 16, []
     all_have_met = threading.Barrier(ranks)
 
@@ -162,7 +160,7 @@ def test_invalid_requests_are_refused_and_others_served(port, said, status):
 
 
 def answer(connection):
-    """Give all that is answered until the other side closes, which it does."""
+    """Return everything that is received until the store closes the connection."""
     answered = b""
     while more := connection.recv(65536):
         answered += more

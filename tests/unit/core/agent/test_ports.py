@@ -137,8 +137,7 @@ def test_an_error_names_the_current_job():
 
 @contextmanager
 def taking(number, tmp_path):
-    """Be a job that has locked a port and not yet written its name: gives the lock, and what others
-    wait for."""
+    """Lock a port like a job that has not written its name yet. Yields both locks."""
     hold_port(number, owner="one-before").release()
     [folder] = tmp_path.iterdir()
     turn, lock = (

@@ -97,14 +97,14 @@ class Node:
         os.write(self.ends[rank], data)
 
     def turn(self, after: float = 0.0, *, held: bool = False) -> bool:
-        """Turn the pump's loop once; tell whether there was something to read."""
+        """Run the loop once. Returns whether there was something to read."""
         self.now += after
         readable = bool(self.poll.poll(0))
         self.monitor.tick(self.now, readable=readable, held=held)
         return readable
 
     def round(self) -> None:
-        """Let a whole round pass."""
+        """Advance by a whole round."""
         self.turn()
         self.turn(PERIOD_S)
 

@@ -17,7 +17,7 @@ from distlaunch.core.protocol import agent_messages as m
 
 @pytest.fixture
 def stands_still():
-    """Give what waits until the test is over."""
+    """Return a function that blocks until the test is over."""
     over = threading.Event()
     started: list[threading.Thread] = []
 

@@ -66,7 +66,7 @@ class Hands:
         return self.warm
 
     def ready(self, *ranks: int) -> WarmStart:
-        """Have the server be ready and these orders on their way."""
+        """Make the server ready, with these orders sent."""
         warm = self.start()
         self.say("importing json", "imported", "ready")
         for rank in ranks:

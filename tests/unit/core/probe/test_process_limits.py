@@ -12,7 +12,7 @@ from distlaunch.core.probe.process_limits import explain_refusal
 
 @pytest.fixture
 def in_child():
-    """Give a function that has a forked child lower a limit, and returns what is said there."""
+    """Return a function that lowers a limit in a forked child and returns its explanation."""
 
     def run(lower) -> str:
         reading, writing = os.pipe()

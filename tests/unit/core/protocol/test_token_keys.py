@@ -78,7 +78,7 @@ def test_without_scrypt_on_one_side_both_use_pbkdf2(monkeypatch, lacks):
 
 @pytest.fixture
 def fips(monkeypatch):
-    """Have hashlib refuse scrypt when it is called, as OpenSSL does in FIPS mode."""
+    """Make hashlib refuse scrypt when it is called, as OpenSSL does in FIPS mode."""
 
     def refuse(*args, **kwargs):
         raise ValueError("[digital envelope routines] unsupported")
