@@ -1,8 +1,8 @@
-"""Runs the command of --discover, so that nothing of it outlives us; loaded only where it is given.
+"""Runs the command of --discover so that none of its processes outlives the launcher.
 
-A guard between us and the command is what the spawner is to workers: an ancestor and subreaper, to
-which everything falls that the command leaves behind, in whatever session. It kills all of it once
-the command has ended, or when we have gone in any way, which it sees by the end of a pipe.
+A guard process stands between launcher and command. It is a subreaper: it becomes the parent of
+every process that the command leaves, in any session. It kills all of them when the command has
+ended, or when the launcher has ended in any way, which it sees by the end of a pipe.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ DISCOVER_S = 60.0
 _MOST_BYTES = 64 << 20
 _CHUNK = 1 << 16
 _LOOK_S = 0.02
-"""How long the end of the command may go unnoticed."""
+"""How often the guard checks whether the command has ended."""
 _KILL_S = 5.0
-"""How long KILL may take to show."""
+"""How long killed processes may take to end."""
 
 
 def run_discover(
@@ -44,10 +44,10 @@ def run_discover(
     who: str = "--discover",
     patience_s: float = DISCOVER_S,
 ) -> str:
-    """Run the command as Horovod does, by a shell; return what it printed.
+    """Run the command with a shell, as Horovod does, and return its output.
 
-    ``who`` set it: the option, or its variable. Call it before the first thread is started. Raises
-    ConfigError, with the command's own words, if it fails or takes longer than ``patience_s``
+    ``who`` is the option or variable for messages. Call it before the first thread starts. Raises
+    ConfigError, with the command's last message, if it fails or takes longer than ``patience_s``
     seconds.
     """
     where = command_of(command, who)
@@ -84,8 +84,10 @@ def _signal_name(number: int) -> str:
 def _watched(
     command: str, environ: Mapping[str, str], patience_s: float
 ) -> tuple[bytes, bytes, int, str]:
-    """Give stdout, stderr, exit code, and what is wrong if it does not end or says too much. Raises
-    OSError."""
+    """Return stdout, stderr, exit code, and the problem if it does not end or prints too much.
+
+    Raises OSError.
+    """
     life, ours = os.pipe()
     result, result_end = os.pipe()
     output, output_end = os.pipe()
@@ -150,8 +152,8 @@ def _collect(
 def _guard(
     command: str, environ: Mapping[str, str], life: int, result: int, output: int, errors: int
 ) -> NoReturn:
-    """Run the command until it ends or ``life`` does, then kill what is left of it; tell ``result``
-    its exit code."""
+    """Run the command until it or ``life`` ends, kill what is left, and write its exit code to
+    ``result``."""
     try:
         os.setsid()
         become_subreaper()

@@ -1,4 +1,4 @@
-"""The composition root's part for jobs whose nodes, or workers, have a launcher each."""
+"""Runs a job with one launcher per node or per worker: as the coordinator, or as a joined launcher."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ OpenFilters = Callable[[int], Mapping[int, LineFilter]] | None
 _TOKEN_BYTES = 16
 _MOST_TOKEN_BYTES = 4096
 _LEAST_TOKEN = 16
-"""Characters of a token that is taken without a word."""
+"""Shortest token in characters that needs no --weak-token-ok."""
 _READ_BY_OTHERS = stat.S_IRGRP | stat.S_IROTH
 _MAKE_TOKEN = "openssl rand -hex 32"  # noqa: S105 - a command
 _PATIENCE_S = 10.0
@@ -67,7 +67,7 @@ def token_of(
     *,
     say: Callable[[str], None] = lambda _: None,
 ) -> bytes | None:
-    """Return the secret that the launchers of a job share, if there is one.
+    """Return the secret that the launchers of a job share; None if there is none.
 
     ``say`` gets notices. Raises ConfigError.
     """
@@ -111,8 +111,10 @@ def _check_token(token: bytes, what: str, options: TrainOptions) -> None:
 def _check_readers(
     path: str, who: str, environ: Mapping[str, str], say: Callable[[str], None]
 ) -> None:
-    """Refuse a file that other users can read. Kubernetes mounts Secrets so: there it is only said.
-    Raises OSError."""
+    """Raise ConfigError for a file that other users can read.
+
+    Kubernetes mounts Secrets with such a mode, so there it is only a notice. Raises OSError.
+    """
     mode = os.stat(path).st_mode
     if not stat.S_ISREG(mode) or not mode & _READ_BY_OTHERS:
         return
@@ -129,8 +131,10 @@ def party_of(
     *,
     say: Callable[[str], None] = lambda _: None,
 ) -> JobIdentity:
-    """Return in what all launchers of the job have to agree; ``say`` gets notices. Raises
-    ConfigError."""
+    """Return the values that all launchers of the job must share. ``say`` gets notices.
+
+    Raises ConfigError.
+    """
     from distlaunch import __version__
 
     token = token_of(options, environ, say=say)
@@ -143,8 +147,8 @@ def party_of(
 
 
 class Launchers:
-    """The launchers of one job, as the coordinator has them: what the policy has to know, and the
-    way to them."""
+    """The launchers of one job, for the coordinator: the functions of the policy and the
+    connections."""
 
     def __init__(
         self,
@@ -154,7 +158,8 @@ class Launchers:
         otherwise: Otherwise | None = None,
         alone: str | None = None,
     ) -> None:
-        """``otherwise`` gives the addresses by which the scheduler reaches node 0, this one.
+        """``otherwise`` returns the addresses by which the scheduler reaches node 0, which is this
+        one.
 
         ``alone``: see ``Gathering``.
         """
@@ -165,7 +170,7 @@ class Launchers:
         self._joined_launchers: JoinedLaunchers | None = None
 
     def gathering(self) -> Gathering:
-        """Return the policy its functions."""
+        """Return the functions that the policy calls."""
         joiner = self._joiner
         tokens: dict[int, str] = {}
 
@@ -200,7 +205,7 @@ class Launchers:
         say: Callable[[str], None],
         clock: Callable[[], float],
     ) -> JoinedLaunchers:
-        """Make the way to the others; the first member is ``own``."""
+        """Return the connections to the other launchers. Launcher 0 is ``own``."""
         joiner = self._joiner
         self._joined_launchers = JoinedLaunchers(
             own=own,
@@ -220,10 +225,10 @@ class Launchers:
 
 
 def tell_others(options: TrainOptions, environ: Mapping[str, str], why: LaunchError) -> None:
-    """Let the others know, for 2 s, that this launcher has no plan, if it is one of several, and it
-    is known which.
+    """Send the other launchers, for up to 2 s, the reason why this one has no plan.
 
-    Node 0 tells them all why there is no job; another tells node 0.
+    Node 0 sends it to all others; another launcher sends it to node 0. Does nothing if this
+    launcher is the only one or its rank is not known.
     """
     if options.discover is not None or options.include is not None or options.exclude is not None:
         return  # who is which number takes a plan
@@ -258,7 +263,7 @@ def run_launcher(
     count_from: Callable[[int], None] | None,
     error_file: ErrorFile,
 ) -> int:
-    """Run this launcher's part of a job; return its exit code. Raises LaunchError before the
+    """Run this launcher's part of a job and return its exit code. Raises LaunchError before the
     start."""
     if planned.join is None:
         raise ValueError("this launcher is alone")
@@ -306,7 +311,7 @@ def run_launcher(
 
 
 class _Mine:
-    """What every launcher of a job has."""
+    """What a launcher needs, whether it is the coordinator or joined."""
 
     def __init__(
         self,
@@ -335,7 +340,7 @@ class _Mine:
         self._spawner = process.new_spawner("job", options)  # before the first thread
 
     def files(self, run_dir: str) -> OutputFiles:
-        """Make the files of our own ranks."""
+        """Create the output files of this launcher's ranks."""
         workers, sink = self.joiner.own_slots, self.sink
         return OutputFiles(
             run_dir,
@@ -347,7 +352,7 @@ class _Mine:
         )
 
     def node(self, job_id: str, files: OutputFiles, clock: Callable[[], float]) -> OwnNode:
-        """Make the agent of this machine."""
+        """Create the agent of this machine."""
         joiner = self.joiner
         return OwnNode(
             job_id=job_id,
@@ -360,8 +365,7 @@ class _Mine:
         )
 
     def count_from(self, first_rank: int) -> None:
-        """Have a console that shows the ranks of this node count them from here, and prefixes name
-        them."""
+        """Set the first rank that the console and the prefixes show for this node."""
         if self._count_from is not None:
             self._count_from(first_rank)
         if isinstance(self.sink, LocalRanks):
@@ -370,14 +374,17 @@ class _Mine:
                 lines.first_rank = first_rank
 
     def file_apart(self, node: int) -> None:
-        """Keep what is filed of no rank apart from what the other launchers file."""
+        """Add the node's number to names of files that have no rank.
+
+        Different launchers then write different files in a shared run directory.
+        """
         for lines in self._filters.values():
             lines.suffix = f"-{node}"
 
     def dismiss(self) -> None:
-        """End the spawner, which has started no worker.
+        """End the spawner before it has started a worker.
 
-        Its process is killed if it has not ended within ``_SPAWNER_END_S``.
+        Kills its process if it does not exit within ``_SPAWNER_END_S``.
         """
         channel, pid = self._spawner
         reaper = ChildReaper(pid)
@@ -390,7 +397,10 @@ class _Mine:
 def _otherwise(
     rendezvous: Rendezvous, location: Location | None, environ: Mapping[str, str]
 ) -> Otherwise | None:
-    """Return what gives the addresses of node 0 that need no name service; None if nothing does."""
+    """Return a function for the scheduler's addresses of node 0; None if there is no scheduler.
+
+    These addresses need no name service.
+    """
     if location is None or location.allocation.source != "slurm":
         return None
     first = location.allocation.hosts[0].name
@@ -581,7 +591,7 @@ def _join(mine: _Mine, job_identity: JobIdentity, otherwise: Otherwise | None) -
 
 
 def _alone(mine: _Mine) -> str | None:
-    """Return how to run without the others, if it is not the user who has named them."""
+    """Return how to run without the other nodes, unless the user named them."""
     location = mine.planned.location
     return (
         None if location is None or location.allocation.by_user else process.way_out(mine.options)
@@ -589,5 +599,5 @@ def _alone(mine: _Mine) -> str | None:
 
 
 def _exit_code(connector: CoordinatorConnector) -> int:
-    """Return the exit code of a launcher that was told to end while it called."""
+    """Return the exit code of a launcher that was interrupted while it connected."""
     return EXIT_SOFTWARE if connector.ended_by is None else 128 + connector.ended_by

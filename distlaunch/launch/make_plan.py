@@ -1,4 +1,4 @@
-"""Facts are read here, once, and become a plan or an error; nothing is touched."""
+"""Reads the facts of this machine once and makes the plan. Starts and writes nothing."""
 
 from __future__ import annotations
 
@@ -43,17 +43,15 @@ _DESCRIPTORS_PER_WORKER = (
 _DESCRIPTORS_OF_OUR_OWN = 64
 _JOB_ID_BYTES = 100
 _DATA = (".json", ".yaml", ".yml")
-"""How files end that are no scripts; Python runs some of them, to no effect: all of JSON is an
-expression."""
+"""Extensions of data files. Python runs some of them without effect: JSON is an expression."""
 
 
 def read_facts(
     options: TrainOptions, environ: Mapping[str, str], *, of_backend: Sequence[str] = ()
 ) -> Facts:
-    """Read what resolving may need of this machine. Raises ConfigError for a file that cannot be
-    read.
+    """Read the facts that planning may need. Raises ConfigError for an unreadable file.
 
-    ``of_backend``: those of --env-file that nobody has named but the backend.
+    ``of_backend`` are the paths of ``env_file`` that the backend added, not the user.
     """
     cwd = _cwd()
     outer = find_outer(options, environ)
@@ -96,7 +94,7 @@ def read_facts(
 
 
 def find_outer(options: TrainOptions, environ: Mapping[str, str]) -> OuterLauncher | None:
-    """Find the launcher that started us as its worker, unless --source says where the nodes are."""
+    """Return the launcher that started this process as its worker; None with --source."""
     if options.who_set("source") is not None and (
         "source" in options.given or not options.dialect.spelling
     ):
@@ -110,8 +108,7 @@ def find_outer(options: TrainOptions, environ: Mapping[str, str]) -> OuterLaunch
 
 
 def _script_source(script: str, places: Sequence[str]) -> ScriptSource | None:
-    """Return the source of a SCRIPT that only the launcher can read; None for a file or a
-    folder."""
+    """Return the source of a SCRIPT that only the launcher can read; None for a file or directory."""
     special = any(
         place.startswith(("/dev/", "/proc/")) or not os.path.isfile(place) for place in places
     )
@@ -123,7 +120,7 @@ def _script_source(script: str, places: Sequence[str]) -> ScriptSource | None:
 
 
 def is_of_a_script(options: TrainOptions, environ: Mapping[str, str]) -> bool:
-    """Return whether the script of another launcher's worker started us: its error file is then not
+    """Return whether a worker's script started this launcher. The worker's error file is then not
     ours."""
     if not any(name in environ for name in RANKS) or find_outer(options, environ) is not None:
         return False
@@ -134,8 +131,10 @@ def is_of_a_script(options: TrainOptions, environ: Mapping[str, str]) -> bool:
 
 
 def _surroundings(options: TrainOptions, environ: Mapping[str, str]) -> Surroundings | None:
-    """Read what may name other nodes, if anything hints at them; under torchrun's name its own
-    options are all."""
+    """Read what may name other nodes; None if nothing suggests that there are any.
+
+    For ``distlaunch torchrun`` only its own options do.
+    """
     if isinstance(options, TorchrunOptions) and options.rendezvous is None:
         return None
     lists = (options.hosts, options.hostfile, options.discover, options.include, options.exclude)
@@ -160,7 +159,6 @@ def _cwd() -> str:
 
 
 def _columns() -> int | None:
-    """Return the width of the terminal that shows our output, if one does."""
     try:
         return os.get_terminal_size(STDOUT).columns or None
     except OSError:
@@ -231,32 +229,31 @@ def _job_id(options: TrainOptions, location: Location | None, topology: Topology
 
 
 def _has_id_of_scheduler(options: TrainOptions, location: Location | None) -> bool:
-    """Return whether the job is called as the scheduler calls it."""
     if options.job_id is not None or isinstance(options, TorchrunOptions) or location is None:
         return False
     return location.allocation.source == "slurm"
 
 
 class Planned(Record):
-    """A plan, and with ``--explain`` where its values come from."""
+    """A plan, what it was made from, and the functions for later attempts."""
 
     plan: LaunchPlan
     backend: Backend
     topology: Topology
     location: Location | None
-    """Among which nodes we are; None where only this machine is known."""
+    """The nodes and the place of this machine; None if only this machine is known."""
     composer: Composer | None = None
-    """Plans each attempt from what the nodes tell; None where all of the job is on this machine,
-    and its launcher's."""
+    """Plans each attempt from surveys; None if the job is on this machine alone or has other
+    launchers."""
     join: Callable[[], JoinedPlanner] | None = None
-    """Plans for one launcher of several, each on its node; None where this one is alone. Raises
-    ConfigError."""
+    """Returns the planner of a launcher of several; None if this one is alone. Raises ConfigError.
+    """
     id_of_scheduler: bool = False
-    """The job is called as the scheduler calls it; a second one in the same batch script needs
-    another name."""
+    """The job has the scheduler's job id. A second job of the same batch script needs another name.
+    """
     explanation: Explanation | None
     source: ScriptSource | None = None
-    """Where the launcher reads a SCRIPT that workers cannot open themselves."""
+    """The SCRIPT that workers cannot open themselves."""
 
 
 def make_plan(
@@ -266,10 +263,10 @@ def make_plan(
     location: Location | None = None,
     elsewhere: bool = False,
 ) -> Planned:
-    """Plan without touching anything: what ``plan`` and ``--dry-run`` show. Raises ConfigError.
+    """Return the plan that ``plan`` and ``--dry-run`` show. Raises ConfigError.
 
-    ``location``: what the backend's own cluster has settled of the nodes. ``elsewhere``: the job
-    may be for a machine that has other GPUs than this one.
+    ``location``: the nodes, if the backend's own cluster has assigned them. ``elsewhere``: the plan
+    may be for a machine with other GPUs than this one.
     """
     if options.master_addr is not None:
         from distlaunch.planning.clusters.environment_reader import host_or_address
@@ -392,8 +389,7 @@ def make_plan(
 
 
 def _notes_on_script(backend: Backend, options: TrainOptions, facts: Facts) -> Sequence[str]:
-    """Return what the backend has to say of the script, if that is a plain file that can be read
-    here."""
+    """Return the backend's notes on the script, if it is a plain file that can be read here."""
     name = options.script
     if (
         name is None
@@ -411,7 +407,7 @@ def _notes_on_script(backend: Backend, options: TrainOptions, facts: Facts) -> S
 
 
 def _check_script(options: TrainOptions, kind: type[Backend]) -> None:
-    """Refuse a configuration where the script is to stand. Raises ConfigError."""
+    """Raise ConfigError if SCRIPT is a data file."""
     name = options.script
     if name is None or options.module or options.no_python or not name.lower().endswith(_DATA):
         return
@@ -426,8 +422,8 @@ def _check_script(options: TrainOptions, kind: type[Backend]) -> None:
 
 
 def _check_command(options: TrainOptions, plan: LaunchPlan) -> None:
-    """Refuse a command in which several workers' Python is to read a script that one can. Raises
-    ConfigError."""
+    """Raise ConfigError if the Python of several workers would read a script that can be read only
+    once."""
     program = os.path.basename(options.script or "")
     if not options.no_python or not program.startswith("python") or plan.world_size == 1:
         return
@@ -449,15 +445,15 @@ def _check_command(options: TrainOptions, plan: LaunchPlan) -> None:
 
 
 def is_alone(location: Location, topology: Topology) -> bool:
-    """Return whether all of the job is this launcher's: the only node is this machine, and every
-    worker on it its own."""
+    """Return whether this launcher starts all workers: the only node is this machine, and no worker
+    has another launcher."""
     if len(topology.nodes) != 1:
         return False
     return topology.world_size == 1 if location.allocation.part == "worker" else topology.here == 0
 
 
 def _unsettled(options: TrainOptions, topology: Topology) -> Iterator[str]:
-    """Say what of a plan over several nodes is settled only when they have come in."""
+    """Yield notes on values that are only known after the surveys of the nodes."""
     open_slots = [node.host for node in topology.nodes if node.slots is None]
     if len(topology.nodes) > 1 and options.master_addr is None:
         first = printable(topology.nodes[0].host)
@@ -472,7 +468,7 @@ def _unsettled(options: TrainOptions, topology: Topology) -> Iterator[str]:
 
 
 def _is_all_here(options: TrainOptions, topology: Topology) -> bool:
-    """Return whether the job is on this machine alone, now and later."""
+    """Return whether the job is on this machine alone and stays there."""
     may_grow = bool(topology.spares) or (
         topology.bounds is not None and options.discover is not None
     )
@@ -482,7 +478,7 @@ def _is_all_here(options: TrainOptions, topology: Topology) -> bool:
 def _check_requirements(
     name: str, needed: Sequence[Requirement], plan: LaunchPlan, options: TrainOptions
 ) -> None:
-    """Refuse a backend whose modules the workers' interpreter does not have. Raises ConfigError."""
+    """Raise ConfigError if the workers' interpreter lacks modules that the backend needs."""
     from distlaunch.backends.requirements import check_installed
 
     path, python, installed = _import_path(plan, options), plan.argv[0], None
@@ -497,7 +493,7 @@ def _check_requirements(
 
 
 def _check_modules(plan: LaunchPlan, options: TrainOptions) -> None:
-    """Refuse ``--preload`` of what is not there. Raises ConfigError."""
+    """Raise ConfigError for modules of ``--preload`` that do not exist."""
     from distlaunch.core.probe.python_modules import is_importable, nearest_module
 
     path = _import_path(plan, options)
@@ -514,7 +510,6 @@ def _check_modules(plan: LaunchPlan, options: TrainOptions) -> None:
 
 
 def _import_path(plan: LaunchPlan, options: TrainOptions) -> list[str]:
-    """List where a worker looks for modules first."""
     script = os.path.join(plan.workdir, plan.argv[1])
     first = (
         plan.workdir
@@ -540,10 +535,9 @@ def _locate(options: TrainOptions, facts: Facts) -> tuple[Location | None, tuple
 def _topology(
     location: Location | None, options: TrainOptions, facts: Facts, *, elsewhere: bool
 ) -> tuple[Facts, Topology]:
-    """Decide how many workers each node runs, and on what. Raises ConfigError.
+    """Return how many workers each node runs, and on which devices. Raises ConfigError.
 
-    ``elsewhere``: if this machine does not have the GPUs, plan as for one of which nothing is
-    known.
+    ``elsewhere``: if this machine lacks the GPUs, plan as for an unknown machine.
     """
     try:
         if location is None:
@@ -571,7 +565,7 @@ def _topology(
 def _among_others(
     location: Location, options: TrainOptions, facts: Facts
 ) -> tuple[Facts, Topology]:
-    """Decide where there may be several nodes."""
+    """Return the topology of a job that may have several nodes."""
     from distlaunch.planning.build_topology import build_topology
     from distlaunch.planning.gpu_masks import trusting
 
@@ -595,7 +589,7 @@ def _among_others(
 
 
 def needed_descriptors(workers: int) -> int:
-    """Return how many open files we need. Raises ConfigError if that is over the hard limit."""
+    """Return how many files the launcher opens. Raises ConfigError if that is over the hard limit."""
     needed = workers * _DESCRIPTORS_PER_WORKER + _DESCRIPTORS_OF_OUR_OWN
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if hard != resource.RLIM_INFINITY and hard < needed:

@@ -1,4 +1,4 @@
-"""What every way of running a job needs of this process, from its limits to its last line."""
+"""What every way to run a job needs of the launcher's process, from its limits to its last line."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ from distlaunch.planning.train_options import TrainOptions
 
 _HOUSEKEEPING_S = 0.25
 CONSOLE_CLOSE_S = 10.0
-"""How long a pipe may stand still at the end of a job that failed or was stopped, before its rest
-is given up."""
+"""How long a blocked pipe may hold up the end of a failed or stopped job. After that, the rest of
+the output is dropped."""
 _PRUNE_S = 5.0
 
 
 def check_system() -> None:
     """Raise ConfigError if /dev/null or /proc is missing, or if /proc is another PID namespace's.
 
-    With a foreign /proc we would look for, and kill, strangers.
+    With a foreign /proc the launcher would find, and kill, unrelated processes.
     """
     try:
         os.close(os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC))
@@ -62,9 +62,9 @@ def check_system() -> None:
 def new_spawner(
     job_id: str, options: TrainOptions, *, terminal: int = -1
 ) -> tuple[Channel[FromSpawner], int]:
-    """Fork the workers' parent: before the first thread. Raises ConfigError.
+    """Fork the workers' parent. Call it before the first thread starts. Raises ConfigError.
 
-    ``terminal``: the user's, if its modes will be changed.
+    ``terminal`` is the user's terminal if its modes will be changed.
     """
     try:
         return start_spawner(job_id=job_id, orphan_grace_s=options.failure_grace, terminal=terminal)
@@ -77,11 +77,10 @@ def new_spawner(
 
 @contextmanager
 def closed_console(sink: Sink, signal_pipe: SignalPipe) -> Iterator[list[int]]:
-    """Close the console at the end: after exit code 0 however slow its pipe is, otherwise while
-    that moves at all.
+    """Yield a list for the job's exit code, and close the console at the end.
 
-    A signal that comes by now cuts the wait short, and changes neither the exit code nor the
-    report.
+    After exit code 0 it waits as long as its pipe takes, otherwise only while the pipe accepts
+    bytes. A signal ends the wait, and changes neither the exit code nor the report.
     """
     ended: list[int] = []
     try:
@@ -97,8 +96,7 @@ def closed_console(sink: Sink, signal_pipe: SignalPipe) -> Iterator[list[int]]:
 
 
 def allow_descriptors(workers: int) -> int:
-    """Raise our own limit of open files as far as the job needs; give the soft limit that we
-    found."""
+    """Raise the limit of open files as far as the job needs. Return the original soft limit."""
     needed = needed_descriptors(workers)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < needed:
@@ -107,8 +105,7 @@ def allow_descriptors(workers: int) -> int:
 
 
 class Housekeeping(threading.Thread):
-    """Does beside the loop what can wait until the workers have started: they need the CPUs
-    first."""
+    """Work that can wait until the workers have started, because they need the CPUs first."""
 
     def __init__(self, run_dir: RunDir) -> None:
         super().__init__(name="housekeeping", daemon=True)
@@ -116,20 +113,20 @@ class Housekeeping(threading.Thread):
         self._ending = threading.Event()
 
     def run(self) -> None:
-        """Prune old runs, which may be on a slow file system; load what explains a failure."""
+        """Prune old runs, which may be on a slow file system, and load the modules that explain a
+        failure."""
         over = self._ending.wait(_HOUSEKEEPING_S)
         self._run_dir.prune()
         for name in () if over else ("first_cause", "report"):
             importlib.import_module(f"distlaunch.diagnosis.{name}")
 
     def start(self) -> None:
-        """Start, unless the user may start no more threads: nothing of this is needed."""
+        """Start the thread if possible. Nothing of it is required."""
         with suppress(RuntimeError):
             super().start()
 
     def finish(self, hurried: Callable[[], bool] = lambda: False) -> None:
-        """Do it now, if the job was shorter than the wait; bounded, as it is not what the user
-        waits for."""
+        """Start at once if the job was shorter than the delay, and wait for the end within a limit."""
         self._ending.set()
         until = time.monotonic() + _PRUNE_S
         while self.is_alive() and not hurried() and (left_s := until - time.monotonic()) > 0:
@@ -137,7 +134,7 @@ class Housekeeping(threading.Thread):
 
 
 def _script_dir(options: TrainOptions, plan: LaunchPlan) -> str:
-    """Name the folder of the user's own code: the script's, else the workers' directory."""
+    """Return the directory of the user's own code: the script's, else the workers' directory."""
     script = "" if options.module or options.no_python else options.script or ""
     found = next((word for word in plan.argv[1:] if script and word.endswith(script)), "")
     return os.path.dirname(os.path.join(plan.workdir, found))
@@ -153,7 +150,7 @@ def policy_settings(
     scheduler: Scheduler | None,
     terminal: bool,
 ) -> PolicySettings:
-    """Return what the policy goes by."""
+    """Return the settings of the job's policy."""
     return PolicySettings(
         hosts=tuple(node.host for node in plan.nodes),
         first_ranks=plan.first_ranks,
@@ -184,17 +181,16 @@ def policy_settings(
 
 
 def way_out(options: TrainOptions) -> str | None:
-    """Return, as a hint, how to run on this machine alone although a scheduler's environment names
-    other nodes.
+    """Return a hint on how to run on this machine alone although a scheduler names other nodes.
 
-    None if the command that the user types has no option for it.
+    None if the command that the user typed has no such option.
     """
     name = options.named("source")
     return f"{name} flags runs on this machine alone" if name.startswith("--") else None
 
 
 def say_where(run_dir: RunDir, job_id: str, sink: Sink) -> None:
-    """Say where the logs are, if that is not where they are expected."""
+    """Print where the logs are, if it is not where the user expects them."""
     if run_dir.temporary:
         problem = "there is no home directory" if run_dir.instead_of is None else run_dir.instead_of
         sink.say(

@@ -1,5 +1,4 @@
-"""The composition root's part for a Ray cluster: it says which nodes there are, and starts
-agents."""
+"""Runs a job on a Ray cluster, which assigns the nodes and starts the agents."""
 
 from __future__ import annotations
 
@@ -22,15 +21,15 @@ from distlaunch.transport.ray.nodes import RayPlaces
 
 _SIGNALLED = 128
 _LOCAL_S = 10.0
-"""Nobody adds nodes to a cluster that was started here."""
+"""Time to place bundles in a local cluster, which never grows."""
 _SLOW_S = 2.0
-"""After so long the user hears what a start waits for."""
+"""After this time the user gets a line on what a start waits for."""
 _SAY_S = 1.0
-"""So long may that take: whoever reads our output may have stopped."""
+"""Limit for writing that line, in case nothing reads stderr."""
 
 
 class Interrupted(LaunchError):  # noqa: N818 - as KeyboardInterrupt
-    """A signal came before Ray had placed anything."""
+    """A signal came before Ray had placed the workers."""
 
     def __init__(self, signum: int) -> None:
         super().__init__(
@@ -42,8 +41,10 @@ class Interrupted(LaunchError):  # noqa: N818 - as KeyboardInterrupt
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """Have signals that end a job raise Interrupted; they are ignored once one has, as what follows
-    is bounded."""
+    """Raise Interrupted in place of signals that end a job.
+
+    After one has come, others are ignored, because what follows has a time limit.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -71,10 +72,11 @@ def _interruptible() -> Iterator[None]:
 def placed_in_ray(
     planned: Planned, options: TrainOptions, environ: Mapping[str, str]
 ) -> Iterator[tuple[Planned, RayPlaces]]:
-    """Have Ray place the workers, and plan for where it did; in the end everything is given back.
+    """Start the workers' bundles in the Ray cluster, and yield the plan for its nodes and the
+    cluster.
 
-    ``planned`` has found all that is wrong and needs no cluster. Raises ConfigError, NodesError and
-    Interrupted.
+    At the end everything is returned to Ray. ``planned`` has already found all errors that need no
+    cluster. Raises ConfigError, NodesError and Interrupted.
     """
     backend = planned.backend
     if not isinstance(backend, Ray):
@@ -116,11 +118,8 @@ def placed_in_ray(
 
 
 def check_own_python(python: str | None) -> None:
-    """See that this interpreter, too, has Ray, as it asks the cluster; ``python`` is that of
-    --python.
-
-    Raises ConfigError.
-    """
+    """Raise ConfigError if this interpreter lacks Ray. The launcher itself uses it, not only
+    ``python``, the interpreter of --python."""
     try:
         check_installed(Ray.name, Ray.requires, sys.executable, ())
     except ConfigError as exc:
@@ -140,8 +139,7 @@ def check_own_python(python: str | None) -> None:
 def told_if_slow(
     say: Callable[[str], None], text: str, *, after_s: float = _SLOW_S
 ) -> Iterator[Callable[[], None]]:
-    """Have the user hear what is being done, if it is not done by then; give what says that it
-    is."""
+    """Print a line if the work is not done in time. Yields the function to call when it is done."""
     timer = threading.Timer(after_s, say, (text,))
     timer.daemon = True
     timer.start()

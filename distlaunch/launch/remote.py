@@ -1,4 +1,4 @@
-"""The composition root's part for jobs whose nodes are reached by links, this machine too."""
+"""Runs a job on nodes that are reached through agents, which SSH, srun or Ray starts."""
 
 from __future__ import annotations
 
@@ -28,18 +28,19 @@ if TYPE_CHECKING:
     from distlaunch.transport.ray.nodes import RayPlaces
 
 _UNKNOWN_SLOTS = 64
-"""More workers than any node has, where only the node knows how many it runs."""
+"""Assumed number of workers of a node that has not reported its own."""
 _LEAST_CONNECT_S = 10.0
 _LEAST_STEP_S, _BEFORE_S = 1.0, 0.5
-"""srun starts all at once, and nobody tries again: what it says last should come before the time is
-over."""
+"""srun starts all agents at once and there is no second try. Its last message should come before
+the join timeout is over."""
 _PATIENCE_S = 15.0
-"""A machine that refuses at the first start is more likely off, or misspelt, than about to come."""
+"""Default wait for machines that refuse the first connection. They are more likely off or misspelt
+than about to start."""
 _TOKEN_BYTES = 16
 
 
 class Nodes:
-    """The nodes of one job: what the policy has to know of them, and the way to their agents."""
+    """The nodes of one job: the functions of the policy, and the connections to the agents."""
 
     def __init__(
         self,
@@ -51,8 +52,7 @@ class Nodes:
         allocation: Allocation | None = None,
         places: RayPlaces | None = None,
     ) -> None:
-        """``site`` and ``allocation``: of a job of Slurm, whose agents srun starts; ``places``: Ray
-        starts them."""
+        """``site`` and ``allocation`` are set if srun starts the agents, ``places`` if Ray does."""
         self._composer = composer
         self._places = places
         self._site, self._allocation = site, allocation
@@ -62,21 +62,20 @@ class Nodes:
 
     @property
     def most_workers(self) -> int:
-        """Return how many workers the console may have to show, at most: some nodes will tell only
-        later."""
+        """Upper limit of the number of workers that the console may have to show."""
         return sum(
             _UNKNOWN_SLOTS if node.slots is None else node.slots for node in self._composer.hosts
         )
 
     @property
     def _are_named(self) -> bool:
-        """Return whether the user named the hosts; Slurm and Ray know their own nodes."""
+        """Whether the user named the hosts. Slurm and Ray name their own nodes."""
         if self._site is not None or self._places is not None:
             return False
         return self._allocation is not None and self._allocation.by_user
 
     def gathering(self) -> Gathering:
-        """Return the policy its functions."""
+        """Return the functions that the policy calls."""
         composer, options = self._composer, self._options
         tokens: dict[int, str] = {}
         if self._site is not None:
@@ -108,7 +107,7 @@ class Nodes:
     def fleet(
         self, files: Files, clock: Callable[[], float], *, run_dir: str, job_id: str
     ) -> Fleet:
-        """Make the way to the agents; nothing is connected yet."""
+        """Return the connections to the agents. Nothing is connected yet."""
         options = self._options
         composer = self._composer = self._composer.set_job(job_id, run_dir)
         targets = [self._target(node) for node in composer.hosts]

@@ -1,4 +1,4 @@
-"""The composition root: plan, run, exit code."""
+"""The composition root: makes the plan, runs the job, returns the exit code."""
 
 from __future__ import annotations
 
@@ -41,17 +41,18 @@ if TYPE_CHECKING:
     from distlaunch.transport.ray.nodes import RayPlaces
 
 OpenSink = Callable[[int], Sink]
-"""Opens the console for a world size."""
+"""Opens the console for this many workers."""
 OpenWorkerSink = Callable[[OuterLauncher], Sink]
-"""Opens it for the one worker of a launcher that is itself a worker of this one."""
+"""Opens the console of a launcher that is a worker of this outer launcher."""
 OpenTerminal = Callable[[], Terminal | None]
-"""Gives the user's terminal if the one worker can have it."""
+"""Returns the user's terminal if the only worker can have it."""
 OpenFilters = Callable[[int], Mapping[int, LineFilter]]
-"""Gives for a world size what picks lines of stdout (1) and stderr (2) into a file."""
+"""Returns for a number of workers the filters that copy lines of stdout (1) and stderr (2) to a
+file."""
 
 
 class _Opening(Record):
-    """How what a job has of its user's is opened."""
+    """Functions that open the console, the terminal and files of the user."""
 
     sink: OpenSink
     worker_sink: OpenWorkerSink
@@ -70,9 +71,9 @@ def run_job(
     open_filters: OpenFilters | None = None,
     count_from: Callable[[int], None] | None = None,
 ) -> int:
-    """Run a whole job; return the exit code of the launcher. Raises LaunchError before the start.
+    """Run a job and return the exit code of the launcher. Raises LaunchError before the start.
 
-    ``count_from`` hears the lowest rank of this launcher's workers, where each node has a launcher.
+    ``count_from`` gets the lowest rank of this launcher's workers if each node has a launcher.
     """
     path = error_file_path(
         options.error_file, environ, of_a_script=is_of_a_script(options, environ)
@@ -253,7 +254,6 @@ def _run(
 
 
 def _named(plan: LaunchPlan, job_id: str, options: TrainOptions) -> LaunchPlan:
-    """Return a job another id."""
     env = {**plan.env, "DISTLAUNCH_JOB_ID": job_id}
     if options.dialect.run_id is None:
         env["TORCHELASTIC_RUN_ID"] = job_id
@@ -263,9 +263,9 @@ def _named(plan: LaunchPlan, job_id: str, options: TrainOptions) -> LaunchPlan:
 def _with_script(
     plan: LaunchPlan, options: TrainOptions, text: bytes, *, before: str, folder: str
 ) -> tuple[LaunchPlan, TrainOptions]:
-    """Put a script that was read into the run directory, and have the workers run it from there.
+    """Write a script that was read into the run directory, and return the plan that runs it.
 
-    ``before``: where the plan says that it is; the run directory may have got another name.
+    ``before`` is its planned path. The run directory may have got another name since.
     """
     from distlaunch.launch.script_source import write_script
 
@@ -283,7 +283,8 @@ def _with_script(
 
 
 def _site(planned: Planned, options: TrainOptions, environ: Mapping[str, str]) -> Site | None:
-    """Return the Slurm whose job this is, if it is one. Raises ConfigError."""
+    """Return the Slurm job that this launcher belongs to; None outside of Slurm. Raises
+    ConfigError."""
     location, composer = planned.location, planned.composer
     if location is None or location.allocation.source != "slurm":
         return None
@@ -311,8 +312,10 @@ def _other_nodes(
     site: Site | None,
     places: RayPlaces | None,
 ) -> Nodes | None:
-    """Return the nodes that are to be reached by links; None if this machine is all. Raises
-    ConfigError."""
+    """Return the nodes that have agents of their own; None if the job is on this machine alone.
+
+    Raises ConfigError.
+    """
     if planned.location is None or planned.composer is None:
         return None
     from distlaunch.launch import remote

@@ -1,8 +1,8 @@
 """The text of SCRIPT.
 
-One that can be read only once, or only by the launcher (a pipe, a terminal, our own stdin), is read
-here and put into the run directory, from where all workers run it. The text of a plain file is read
-for notices alone.
+A script that can be read only once or only by the launcher (a pipe, a terminal, stdin) is read here
+and written into the run directory, where all workers run it. The text of a plain file is only read
+for notes.
 """
 
 from __future__ import annotations
@@ -30,17 +30,18 @@ _CHUNK = 1 << 16
 
 
 class ScriptSource(Record):
-    """Where such a script is read, and the name of the file that it becomes."""
+    """A script that is not a plain file, and the name of the file that it becomes."""
 
     path: str
     name: str
     descriptor: int | None
-    """One of ours, if the path leads to it: workers have others under these numbers."""
+    """The launcher's descriptor if the path leads to one. Workers have other files under this
+    number."""
 
     def read(self) -> bytes:
-        """Read the script to its end.
+        """Return the whole script.
 
-        A program that has opened a FIFO for writing may take any time. Raises ConfigError if no
+        If a program has opened a FIFO for writing, it may take any time. Raises ConfigError if no
         program opens it, if the script is too long, or if reading fails.
         """
         named = printable(self.path)
@@ -66,7 +67,7 @@ class ScriptSource(Record):
 def script_text(options: TrainOptions, cwd: str) -> bytes | None:
     """Return the text of a Python script or module that is a plain file on this machine, else None.
 
-    ``--workdir`` is searched first, then ``cwd``. A file of over 4 MiB is taken for none.
+    ``--workdir`` is searched first, then ``cwd``. A file of over 4 MiB is ignored.
     """
     name = options.script
     if name is None or (options.no_python and not options.module):
@@ -83,10 +84,9 @@ def script_text(options: TrainOptions, cwd: str) -> bytes | None:
 
 
 def find_source(script: str, places: Sequence[str]) -> ScriptSource | None:
-    """Return the source of a SCRIPT that workers cannot open themselves; None for a file, a folder
-    or nothing.
+    """Return the source of a SCRIPT that workers cannot open themselves; None for other scripts.
 
-    ``places``: the paths that the name may mean, in order.
+    ``places`` are the paths that the name may mean, in order.
     """
     if script == "-":
         return ScriptSource(path="-", name="stdin.py", descriptor=0)
@@ -107,7 +107,7 @@ def find_source(script: str, places: Sequence[str]) -> ScriptSource | None:
 
 
 def _own_descriptor(path: str) -> int | None:
-    """Return the number of our own descriptor to which a path leads, also by symbolic links."""
+    """Return the launcher's descriptor to which a path leads, possibly by symbolic links."""
     own = (*_OWN, f"/proc/{os.getpid()}/fd/")
     for _ in range(8):
         if path == "/dev/stdin":
@@ -151,8 +151,7 @@ def _too_long(named: str) -> ConfigError:
 
 
 def write_script(folder: str, name: str, text: bytes) -> str:
-    """Write a script that was read into a new file of the run directory; return its path. Raises
-    ConfigError."""
+    """Write a script into a new file of the run directory. Return its path. Raises ConfigError."""
     path = os.path.join(folder, name)
     try:
         descriptor = open_private(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)

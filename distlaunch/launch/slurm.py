@@ -1,9 +1,9 @@
-"""What a job of Slurm has beyond its nodes: the site's settings, agents by srun, a new turn.
+"""Slurm's settings, the options of srun for agents, and requeueing.
 
-Sources: scontrol of Slurm 22.05 on a real system, and its manual. A cancelled job, one at its
-limit, and one that is preempted are all COMPLETING while their processes get TERM: what tells them
-apart are the reason, the times and, where Slurm itself requeues, that the next turn is counted
-already. In a partition's GraceTime a preempted job is RUNNING.
+Sources: scontrol of Slurm 22.05, and its manual. A cancelled job, one at its time limit, and a
+preempted one are all COMPLETING while their processes get TERM. They differ in reason and times,
+and if Slurm requeues a job itself, its restart counter is already increased. During a partition's
+GraceTime a preempted job is RUNNING.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ if TYPE_CHECKING:
     from distlaunch.transport.slurm.nodes import Srun
 
 KILL_WAIT_S = 30.0
-"""Slurm's own default: from TERM to KILL."""
+"""Slurm's default time from TERM to KILL."""
 _ASK_S = 5.0
 _SHOW_S, _REQUEUE_S = 4.0, 6.0
-"""Slurm's KILL may be 5 s away when the last worker has ended; an idle controller answers in some
-20 ms."""
+"""When the last worker has ended, Slurm's KILL may be 5 s away. An idle controller answers in 20
+ms."""
 _WARNED_S = 1800.0
-"""Workers that go on for longer after USR1 or USR2 were not ended by it."""
+"""If the workers go on for longer than this after USR1 or USR2, the signal did not end them."""
 _PORTS = 16
 _MOST_COMPONENTS = 1000
 _LONGEST = 200
 _NO_KILL = re.compile(r"^#SBATCH\b.*\s(--no-kill\b(?!=off|=no)|-[HIOQsvW]*k\b)", re.MULTILINE)
-"""Before ``k`` in one word there may be short options of sbatch that have no argument."""
+"""There may be short options of sbatch without an argument before ``k`` in one word."""
 _GOES_ON = {
     "RUNNING",
     "TIMEOUT",
@@ -59,16 +59,16 @@ _GOES_ON = {
     "STOPPED",
     "SIGNALING",
 }
-"""States in which a job is, or ended, that nobody has cancelled."""
+"""States of a job that nobody has cancelled."""
 _DURATION = re.compile(r"(?:(\d+)-)?(\d+):(\d+):(\d+)")
 
 
 class Site:
-    """The Slurm whose job this is; its commands are asked in the background, and each for a bounded
-    time.
+    """The Slurm job of this launcher. Slurm's commands run in the background, each with a time
+    limit.
 
-    ``hosts`` are the nodes of the job or step; ``several``: there are other nodes, or this machine
-    is none of them; ``flexible``: they may come and go. Raises ConfigError.
+    ``hosts`` are the nodes of the job or step. ``several``: there are other nodes, or this machine
+    is not one of them. ``flexible``: nodes may come and go. Raises ConfigError.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class Site:
 
     @property
     def config(self) -> Mapping[str, str]:
-        """Return what ``scontrol show config`` says; nothing if it cannot."""
+        """The output of ``scontrol show config``; empty if it fails."""
         if self._told is None:
             text = (self._config.answer() if self._config is not None else None) or ""
             pairs = (line.partition("=") for line in text.splitlines())
@@ -127,13 +127,12 @@ class Site:
 
     @property
     def signals_all(self) -> bool:
-        """Return whether the signals of a step go to all of its processes, not only to those that
-        srun has started."""
+        """Whether signals to a step reach all of its processes, not only those that srun started."""
         return self._steps and self.config.get("ProctrackType") == "proctrack/linuxproc"
 
     def scheduler(self) -> Scheduler:
-        """Return what the policy has to know. Of several launchers only the one that has the policy
-        asks Slurm."""
+        """Return the settings of Slurm for the policy. With several launchers only the coordinator
+        calls it."""
         if self._config is None and self._steps:
             self._config = _Asked(("scontrol", "show", "config"), self._environ)
         wait = re.match(r"\d+", self.config.get("KillWait", ""))
@@ -144,8 +143,8 @@ class Site:
         )
 
     def _ports(self) -> Sequence[int]:
-        """Choose ports for agents to call: those that srun itself is called on, where firewalls
-        leave only these."""
+        """Return ports for agents to connect to. srun's own port range if set, as a firewall may
+        only allow these."""
         bounds = re.fullmatch(r"(\d+)-(\d+)", self.config.get("SrunPortRange", ""))
         low, high = (int(bounds[1]), int(bounds[2])) if bounds else (0, 0)
         if not 0 < low <= high < 1 << 16:
@@ -155,7 +154,7 @@ class Site:
     # --- what the user should know
 
     def notes(self) -> list[str]:
-        """Return what this job's script lacks, for what was asked of us."""
+        """Return notes on what the job's script lacks for the requested options."""
         found: list[str] = []
         if self._script is not None:
             text = self._script.answer()
@@ -185,7 +184,8 @@ class Site:
     # --- the agents
 
     def srun(self, hosts: Sequence[str], allocation: Allocation, *, job_id: str) -> Srun:
-        """Make what starts the agents. Raises ConfigError if there is no port for them to call."""
+        """Return the object that starts the agents. Raises ConfigError if there is no port for
+        them."""
         from distlaunch.transport.bootstrap import agent_zip
         from distlaunch.transport.slurm.nodes import Srun
         from distlaunch.transport.slurm.step import Wanted
@@ -216,7 +216,7 @@ class Site:
         )
 
     def fleet(self, *args: Any, srun: Srun, **kwargs: Any) -> StepFleet:
-        """Make the way to the agents."""
+        """Return the connections to the agents."""
         from distlaunch.coordinator.runtime.slurm_agents import StepFleet
 
         return StepFleet(*args, srun=srun, signals_all=self.signals_all, **kwargs)
@@ -224,11 +224,10 @@ class Site:
     # --- a new turn
 
     def conclude(self, policy: JobPolicy, code: int, sink: Sink) -> int:
-        """After a job that ended with ``code``, and has said so: ask Slurm for another turn, if it
-        was interrupted.
+        """Requeue a job that ended with ``code`` after an interruption, if --requeue is set.
 
-        Gives the exit code; it is EXIT_REQUEUE if Slurm could not be asked, so that the batch
-        script can.
+        Returns the exit code of the launcher. It is EXIT_REQUEUE if Slurm does not answer, so that
+        the batch script can requeue the job.
         """
         warned = policy.stop_signal is None and policy.warned is not None and code == 0
         if not self._options.requeue or not (warned or policy.stop_signal == signal.SIGTERM):
@@ -261,11 +260,9 @@ class Site:
 
 
 class NodeAddresses:
-    """The addresses by which Slurm reaches nodes (NodeAddr of ``scontrol show node``), which need
-    no name service.
+    """Slurm's addresses of nodes (NodeAddr of ``scontrol show node``), which need no name service.
 
-    scontrol is asked once, for all of these hosts, when the first of them is wanted or ``ask`` is
-    called.
+    scontrol runs once for all hosts, when ``ask`` is called or the first address is needed.
     """
 
     def __init__(self, environ: Mapping[str, str], hosts: Sequence[str]) -> None:
@@ -275,7 +272,7 @@ class NodeAddresses:
         self._known: dict[str, str] | None = None
 
     def ask(self) -> None:
-        """Start to ask; the answer is waited for when it is wanted."""
+        """Start scontrol without waiting for it."""
         from distlaunch.transport.slurm.step import node_list
 
         if self._asked is None:
@@ -284,8 +281,7 @@ class NodeAddresses:
             )
 
     def of(self, host: str) -> tuple[str, ...]:
-        """Return the address of a host, or its name in Slurm's configuration; nothing if Slurm does
-        not tell.
+        """Return Slurm's address or name of a host; () if there is none.
 
         Waits for scontrol, for up to 5 s. May be called by any thread.
         """
@@ -299,7 +295,7 @@ class NodeAddresses:
 
 
 def node_addresses(told: str) -> dict[str, str]:
-    """Read the address of each node in what ``scontrol --oneliner show node`` prints."""
+    """Return the address of each node in the output of ``scontrol --oneliner show node``."""
     rows = re.finditer(r"^NodeName=(\S+)(?:.*?\sNodeAddr=(\S+))?", told, re.MULTILINE)
     return {row[1]: row[2] for row in rows if row[2] not in {None, "(null)"}}
 
@@ -312,7 +308,7 @@ def _words(options: TrainOptions) -> tuple[str, ...]:
 
 
 class _Asked:
-    """A command that is running."""
+    """A running command of Slurm."""
 
     def __init__(self, argv: Sequence[str], environ: Mapping[str, str]) -> None:
         self.problem = ""
@@ -328,7 +324,7 @@ class _Asked:
             self.problem = f"{self._name} cannot be run ({exc.strerror})"
 
     def answer(self, within_s: float = _ASK_S) -> str | None:
-        """Return what it prints; None if it fails, or takes too long."""
+        """Return its output; None if it fails or takes too long."""
         if self._question is None:
             return None
         try:
@@ -346,12 +342,12 @@ class _Asked:
 
 
 def why_not_requeued(told: str | None, *, turn: int) -> str | None:
-    """Tell from ``scontrol show job`` why a job that got TERM, in this turn of it, is not to be
-    requeued; pure.
+    """Return why a job that got TERM is not requeued, from the output of ``scontrol show job``;
+    pure.
 
-    None if it was interrupted: at its time limit, by preemption, or by a TERM that was a warning.
-    ``told``: None if there was no answer: a job that somebody has cancelled is not to come back
-    because Slurm is slow.
+    None if the job was interrupted: at its time limit, by preemption, or by a TERM that was a
+    warning. ``told`` is None if there was no answer. Then the job may have been cancelled, and is
+    not requeued. ``turn`` is Slurm's restart counter.
     """
     fields = dict(re.findall(r"(\w+)=(\S*)", told or ""))
     state, restarts = fields.get("JobState", ""), fields.get("Restarts", "")
@@ -383,8 +379,7 @@ def _seconds(clock: str) -> int | None:
 
 
 def _components(environ: Mapping[str, str]) -> dict[str, int]:
-    """Return for each node of a heterogeneous job which component it is of; nothing for another
-    job."""
+    """Return the component of each node of a heterogeneous job; empty for other jobs."""
     size = environ.get("SLURM_HET_SIZE", "")
     found: dict[str, int] = {}
     for group in range(min(_number(size) or 0, _MOST_COMPONENTS)):
@@ -399,7 +394,7 @@ def _components(environ: Mapping[str, str]) -> dict[str, int]:
 
 
 def _gpus(hosts: Sequence[str], allocation: Allocation, environ: Mapping[str, str]) -> int | None:
-    """Return how many GPUs these nodes have of the job, as far as its variables tell."""
+    """Return how many GPUs of the job these nodes have, as far as the variables determine it."""
     counts = {host.name: host.slots for host in allocation.hosts if host.unit == "gpus"}
     mine = [counts.get(host) for host in hosts]
     if all(count is not None for count in mine):

@@ -1,4 +1,4 @@
-"""Reads what may name other nodes, once; loaded only where something hints at any."""
+"""Reads the facts that may name other nodes. Loaded only if something suggests that there are any."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _HOSTS_FILE = "/etc/hosts"
 _MOST_BYTES = 64 << 20
 _SYSTEM_FILE_S = 5.0
 PATIENCE_S = 60.0
-"""How long a host file may take to end, which may also be a pipe: ``--hostfile <(my-hosts)``."""
+"""Time limit for a host file, which may be a pipe: ``--hostfile <(my-hosts)``."""
 
 
 def read_surroundings(options: TrainOptions, environ: Mapping[str, str]) -> Surroundings:
-    """Read host file, the systems' own files, this machine's names, and what --discover prints.
+    """Read the host file, the systems' files, this machine's names, and the output of --discover.
 
-    Raises ConfigError for lists that exclude each other, and for a host file or a command that
-    fails; a system's file that cannot be read is None.
+    Raises ConfigError for lists that exclude each other, for an unreadable host file and a failed
+    command. The text of a system's file that cannot be read is None.
     """
     texts: dict[str, str | None] = {}
     by_user = check_lists(options)
@@ -52,15 +52,18 @@ def read_surroundings(options: TrainOptions, environ: Mapping[str, str]) -> Surr
 
 
 def own_identity(hostname: str, hosts_file: str, addresses: tuple[str, ...]) -> Identity:
-    """Say what this machine is called by the kernel and by /etc/hosts; a name server, which may
-    hang, is not asked."""
+    """Return this machine's names from the kernel and /etc/hosts. No name server is asked, as it
+    may hang."""
     aliases = names_in(hosts_file, addresses)
     full = next((name for name in aliases if name.startswith(f"{hostname.lower()}.")), None)
     return Identity(hostname=hostname, fqdn=full, addresses=addresses, aliases=aliases)
 
 
 def read_host_file(path: str, who: str) -> str:
-    """Read it, in bounds, as it may be a pipe; ``who`` names it. Raises ConfigError."""
+    """Return the text of a host file, within limits. ``who`` is the option for messages.
+
+    Raises ConfigError.
+    """
     try:
         data = read_bounded(path, most=_MOST_BYTES, timeout_s=PATIENCE_S)
     except OSError as exc:
@@ -77,7 +80,8 @@ def read_host_file(path: str, who: str) -> str:
 
 
 def _system_file(path: str) -> str | None:
-    """Read a file that a variable names, if it is a plain one and can be read whole."""
+    """Return the text of a file that a variable names; None unless it is a plain file that can be
+    read."""
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):
             return None

@@ -1,7 +1,6 @@
-"""Whether the nodes of a job have the same: one script on all, one command where each has a
-launcher.
+"""Checks that all nodes of a job agree on the script and on the options; pure.
 
-And which interpreter there is on each. Pure.
+Also chooses the Python interpreter of the workers on each node.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ from distlaunch.planning.backend import PlannedBackend
 from distlaunch.planning.train_options import TrainOptions
 
 ELSEWHERE = "python3"
-"""The workers' interpreter where ours is not, if no other is named; with --setup the one that this
-has brought."""
+"""The workers' interpreter on nodes that lack the launcher's. With --setup, the one on the PATH
+that it sets."""
 _HINT = (
     "have it on every node: copy it there, use a shared file system, or name where it is by "
     "--workdir"
@@ -30,9 +29,13 @@ _HASH_SHOWN = 8
 
 
 class NodesDiffer(ConfigError):  # noqa: N818 - it says of nodes, not of an error
-    """Nodes do not have the same script, which a network file system may mend in a moment."""
+    """Nodes have different scripts, or none.
+
+    A network file system may deliver the right file a moment later.
+    """
 
     def __init__(self, message: str, *, nodes: tuple[int, ...], hint: str | None = None) -> None:
+        """``nodes`` are the numbers of the nodes to survey again."""
         super().__init__(message, hint=hint)
         self.nodes = nodes
         """By number: those to look at again."""
@@ -45,10 +48,10 @@ def check_script(
     hosts: Sequence[str],
     ours: int | None,
 ) -> None:
-    """Raise NodesDiffer if the script is missing somewhere, or is not the same on all nodes.
+    """Raise NodesDiffer if the script is missing on a node or is not the same on all nodes.
 
-    ``hashes`` and ``hosts`` go by the nodes' numbers; ``ours`` is that of this machine, which then
-    has the right one.
+    ``hashes`` and ``hosts`` are by node number. ``ours`` is the number of this machine, whose
+    script is then taken as the right one; else the one that most nodes have.
     """
     by_hash: dict[str | None, list[int]] = {}
     for number, sha in hashes.items():
@@ -78,7 +81,10 @@ def check_script(
 
 
 def command_digest(options: TrainOptions) -> str:
-    """Fingerprint the command, but for paths, which may differ from node to node."""
+    """Return a digest of script and arguments.
+
+    The directory of the script is left out, because it may differ between nodes.
+    """
     name = (options.script or "").rpartition("/")[2]
     words = (
         "m" if options.module else "x" if options.no_python else "s",
@@ -89,16 +95,16 @@ def command_digest(options: TrainOptions) -> str:
 
 
 def choices_digest(backend: PlannedBackend) -> str:
-    """Fingerprint a backend's options."""
+    """Return a digest of the options of a backend that must be equal on all nodes."""
     return hashlib.sha256(json.dumps(dict(backend.agreed()), sort_keys=True).encode()).hexdigest()
 
 
 def contradiction(
     told: LauncherInfo, own: LauncherInfo, *, who: str, me: str, what: str
 ) -> str | None:
-    """Say what a launcher was told otherwise than we, the coordinator; None if nothing.
+    """Return how the options of another launcher differ from the coordinator's; None if they agree.
 
-    ``what``: the numbers are of nodes or of launchers.
+    ``what`` is "nodes" or "launchers", whichever ``num_nodes`` counts.
     """
     if tuple(told.num_nodes) != tuple(own.num_nodes):
         return (
@@ -120,17 +126,20 @@ def _written(bounds: Sequence[int]) -> str:
 
 
 class Interpreter(Record):
-    """What the workers of a node are run by."""
+    """What runs the workers of a node."""
 
     python: str
-    """As the command line has it; of no account under --no-python."""
+    """As on the command line. Not used with --no-python."""
     with_ours: bool
-    """The launcher's own interpreter is there, at the same path."""
+    """Whether the launcher's own interpreter exists there at the same path."""
 
 
 def interpreter_of(options: TrainOptions, ours: str, surveyed: Surveyed) -> Interpreter:
-    """Choose the workers' interpreter on a node: the user's, else ours if it is there, else what
-    there is."""
+    """Return the interpreter of the workers on a node.
+
+    In order of preference: the user's (--python), the launcher's if it exists there, the one that
+    the node found.
+    """
     if options.python is not None:
         # Ours was not asked for there: folders that are shared say that software may be as well.
         return Interpreter(python=options.python, with_ours=surveyed.shares_run_dir)

@@ -1,7 +1,7 @@
-"""What a source of topology finds: which hosts there are, and what this launcher is among them.
+"""The result of a source of nodes: which hosts there are, and which of them this launcher is on.
 
-A source never guesses. What it does not know stays None and is settled later: by the user's flags,
-or by the node.
+A source does not guess. A value that it does not know is None. The user's options or the nodes
+provide it later.
 """
 
 from __future__ import annotations
@@ -11,37 +11,37 @@ from typing import Literal
 from distlaunch.core.model.record import Record
 
 Part = Literal["all", "node", "worker"]
-"""What this launcher is to start: all nodes of the job; only the workers of its own node, where the
-scheduler starts one launcher a node; or a single worker, where it starts one launcher a task."""
+"""Which workers this launcher starts: those of all nodes, those of its own node (the scheduler
+starts one launcher per node), or a single one (the scheduler starts one launcher per task)."""
 
 
 Unit = Literal["workers", "gpus", "cores"]
-"""What slots count: workers (of the user, or tasks that a scheduler was asked for), GPUs granted,
-or CPU cores."""
+"""What slots count: workers (set by the user, or tasks requested from a scheduler), GPUs, CPU
+cores."""
 
 
 class Host(Record):
     """One host, as its source names it."""
 
     name: str
-    """Host name or address, without user, port and brackets; where it is not ``known`` only a label
-    (``node-1``)."""
+    """Host name or address, without user, port and brackets. If the host is not ``known``, a label
+    such as ``node-1``."""
     known: bool = True
-    """The source told the name. Else nobody can be reached by it, and no filter can name it."""
+    """Whether the source gave the name. If not, nobody can connect to it, and no filter can name
+    it."""
     slots: int | None = None
-    """How many ``unit`` it has; None if only the node knows."""
+    """How many ``unit`` the host has; None if only the node knows."""
     unit: Unit = "workers"
-    """GPUs that are granted must be there; cores say nothing of workers on GPUs, nor GPUs of
+    """A host must have the GPUs that were granted. Cores do not limit workers on GPUs, nor GPUs
     workers on CPUs."""
     tasks: int | None = None
-    """How many tasks a scheduler was asked for there, beside GPUs: workers that use none go by this
-    number."""
+    """How many tasks were requested from a scheduler beside GPUs. The number of workers that use no
+    GPU."""
     user: str | None = None
     port: int | None = None
-    """Of SSH."""
+    """SSH port."""
     devices: tuple[str, ...] | None = None
-    """Device ids (as a device mask has them) that were granted there; None if only the node
-    knows."""
+    """Ids of the granted devices, as in a device mask; None if only the node knows."""
 
 
 ValueName = Literal[
@@ -54,48 +54,49 @@ ValueName = Literal[
     "master address",
     "master port",
 ]
-"""What a source can say, as ``--explain`` names it."""
+"""What a source can determine, as ``--explain`` names it."""
 
 
 class Origin(Record):
     """Where one value came from, for ``--explain``."""
 
     value: str
-    """A ``ValueName``, or what else ``--explain`` tells of: ``workers``, ``job-id``, ..."""
+    """A ``ValueName``, or another name that ``--explain`` shows: ``workers``, ``job-id``, ..."""
     shown: str
     """The value as text."""
     source: str
     """``SLURM_STEP_NODELIST``, ``hosts.txt:3``, ``--gpus-per-node``, ..."""
     instead_of: tuple[str, ...] = ()
-    """What else was there, and why it lost: ``SLURM_JOB_NODELIST (the whole job, this step has
-    less)``."""
+    """The alternatives, each with the reason why it is not used: ``SLURM_JOB_NODELIST (the whole
+    job, this step has less)``."""
 
 
 class Allocation(Record):
-    """Everything that one source says."""
+    """Everything that one source determines."""
 
     source: str
     """For people and for ``--source``: ``slurm``, ``kubernetes``, ``hostfile``, ``openmpi``, ..."""
     hosts: tuple[Host, ...]
-    """In rank order, at least one. Where a source knows only their number, the others are not
+    """In rank order, at least one. If a source knows only their number, the hosts are not
     ``known``."""
     by_user: bool = False
-    """The user named the hosts: what is not needed of them is left out; what a scheduler granted
-    would be wasted."""
+    """Whether the user named the hosts. A host that the user named may stay unused, with a note; a
+    host that a scheduler granted may not."""
     part: Part = "all"
     node_rank: int | None = None
-    """Which of the hosts this machine is, if the source says so."""
+    """Index of this machine in the hosts, if the source determines it."""
     local_rank: int | None = None
-    """With part ``worker``: which worker of the node."""
+    """With part ``worker``: the local rank of the worker of this launcher."""
     nodes: tuple[int, int] | None = None
-    """Smallest and largest number of nodes of an elastic job, if the source says so."""
+    """Smallest and largest number of nodes of an elastic job, if the source determines them."""
     master_addr: str | None = None
     master_port: int | None = None
     cpus: int | None = None
-    """CPUs that it grants on the node that we run on, where it may not enforce them."""
+    """How many CPUs are granted on this node. The source may not enforce that."""
     job_id: str | None = None
     number: int | None = None
-    """Of the job, as no other of this system has it: launchers choose their port by it."""
+    """A number that is unique among the jobs of this system. The launchers derive their port from
+    it."""
     origins: tuple[Origin, ...] = ()
     notes: tuple[str, ...] = ()
-    """What the user should hear even without ``--explain``."""
+    """Notes for the user that are shown even without ``--explain``."""

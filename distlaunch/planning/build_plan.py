@@ -1,7 +1,7 @@
-"""The plan of an attempt, made from its topology; pure.
+"""Makes the plan of an attempt from its topology; pure.
 
-``build_plan`` plans the first attempt, ``bind`` fills in what the nodes report. The plan has the
-environment that every worker gets, whatever its backend.
+``build_plan`` plans an attempt, ``bind`` adds what is known only at its start. The plan includes
+the environment that every worker gets with any backend.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ _DEFAULTS: Mapping[str, str] = {
     "PYTHONUNBUFFERED": "1",
     "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
 }
-"""Set only where nobody else does. PYTHONUNBUFFERED: else the lines before a crash are lost."""
+"""Set only if nobody else sets them. Without PYTHONUNBUFFERED the last lines before a crash are
+lost."""
 
 
 class CpuShare(Record):
@@ -59,7 +60,7 @@ class CpuShare(Record):
 
     cpus: CpuInventory
     granted: int | None
-    """How many of them a scheduler grants, where it may not enforce that."""
+    """How many of them a scheduler grants. The scheduler may not enforce that."""
 
 
 def build_plan(
@@ -75,11 +76,12 @@ def build_plan(
     shares: Sequence[CpuShare] | None = None,
     only: int | None = None,
 ) -> LaunchPlan:
-    """Plan the first attempt. Raises ConfigError for whatever could not start.
+    """Return the plan of an attempt. Raises ConfigError for everything that could not start.
 
-    ``local``: this machine is one of the nodes; else script, directory and interpreter need not be
-    here. ``base``: what workers inherit, if that is not all that we have. ``shares``: by node rank,
-    where more is known than the facts tell. ``only``: plan just the workers of this node.
+    ``local``: this machine is one of the nodes; if not, script, directory and interpreter need not
+    exist here. ``base``: the environment that workers inherit, by default the launcher's.
+    ``shares``: the CPUs of each node by rank, from a survey. ``only``: plan the workers of this
+    node rank alone.
     """
     dialect = options.dialect
     if backend.ipv4_only and ":" in (options.master_addr or ""):
@@ -225,10 +227,10 @@ def build_plan(
 def bind(
     plan: LaunchPlan, *, attempt: int, master_port: int | None, meeting: Meeting | None = None
 ) -> LaunchPlan:
-    """Fill in what an attempt settles: its number, the port that rank 0's node holds, the workers'
-    error files.
+    """Return the plan with the values of one attempt: its number, the master port, the error files.
 
-    ``meeting``: where several nodes meet, and what each needs for it.
+    ``meeting`` has the master address and the variables that nodes need to use it; None on one
+    node.
     """
     if meeting is not None:
         nodes = tuple(
@@ -249,8 +251,7 @@ def bind(
 
 
 def preloaded_modules(options: TrainOptions) -> tuple[str, ...]:
-    """Take ``--preload`` apart. Raises ConfigError where workers could not be forked from a server
-    of ours."""
+    """Return the modules of ``--preload``. Raises ConfigError if workers cannot be forked."""
     if options.preload is None:
         return ()
     modules = tuple(name.strip() for name in options.preload.split(","))
@@ -273,8 +274,7 @@ def preloaded_modules(options: TrainOptions) -> tuple[str, ...]:
 
 
 def working_directory(options: TrainOptions, facts: Facts, *, local: bool) -> str:
-    """Return the workers' directory; where it is not on this machine, as it was typed. Raises
-    ConfigError."""
+    """Return the workers' directory. It is checked only if ``local``. Raises ConfigError."""
     if options.workdir is None:
         return facts.cwd
     path = os.path.join(facts.cwd, options.workdir)
@@ -285,8 +285,10 @@ def working_directory(options: TrainOptions, facts: Facts, *, local: bool) -> st
 
 
 def command_target(options: TrainOptions, facts: Facts, workdir: str, *, local: bool) -> str:
-    """Return what the workers run: a script's path, a module's name, or a program. Raises
-    ConfigError."""
+    """Return what the workers run: the path of a script, the name of a module, or a program.
+
+    Raises ConfigError if ``local`` and it does not exist.
+    """
     if options.script is None:
         raise UsageError("SCRIPT is missing", hint="distlaunch train [OPTIONS] SCRIPT [ARGS]...")
     if options.no_python and not options.module:
@@ -302,7 +304,7 @@ def command_target(options: TrainOptions, facts: Facts, workdir: str, *, local: 
 def command_line(
     options: TrainOptions, python: str, target: str, backend: PlannedBackend
 ) -> tuple[str, ...]:
-    """Return the workers' command line."""
+    """Return the command line of the workers, without arguments that differ by rank."""
     program = (
         (python, "-m", target)
         if options.module
@@ -317,16 +319,14 @@ def command_line(
 
 
 def script_places(script: str, facts_cwd: str, workdir: str) -> tuple[str, ...]:
-    """List where a relative script may be: in the workers' directory, else where the command was
-    typed."""
+    """Return the paths at which a script may be: in the workers' directory, else in the launcher's."""
     return tuple(dict.fromkeys(os.path.join(base, script) for base in (workdir, facts_cwd)))
 
 
 def interpreter_note(options: TrainOptions, environ: Mapping[str, str], python: str) -> str | None:
-    """Say that the launcher lives in another environment than the active one, and so do the
-    workers.
+    """Return a note if the workers do not run the interpreter of the active environment; else None.
 
-    ``python``: the launcher's interpreter.
+    ``python`` is the launcher's interpreter.
     """
     if options.python or options.no_python:
         return None
@@ -338,8 +338,7 @@ def interpreter_note(options: TrainOptions, environ: Mapping[str, str], python: 
 
 
 def other_environment(environ: Mapping[str, str], python: str) -> str | None:
-    """Return the folder of the active environment, if there is one and this interpreter is not in
-    it."""
+    """Return the directory of the active environment if ``python`` is not in it; else None."""
     prefix = next(
         (environ[name] for name in ("VIRTUAL_ENV", "CONDA_PREFIX") if environ.get(name)), None
     )
@@ -356,8 +355,7 @@ def job_variables(
     run_dir: str,
     backend: PlannedBackend,
 ) -> dict[str, str]:
-    """Return what is the same for all workers and all attempts; what is settled at the start is
-    missing until then."""
+    """Return the variables that are the same for all workers and all attempts."""
     world = topology.world_size
     sizes = {} if world is None else {"WORLD_SIZE": str(world), "ROLE_WORLD_SIZE": str(world)}
     ids = {
@@ -383,10 +381,10 @@ def job_variables(
 def _terminal_variables(
     topology: Topology, columns: int | None, *, in_front: int | None = None
 ) -> dict[str, str]:
-    """Tell workers, whose output is a pipe, how wide the terminal at its end is, less what stands
-    in front.
+    """Return the width that workers should assume for the user's terminal.
 
-    ``in_front``: how wide that is; None for a rank in brackets.
+    Their own output goes to a pipe. ``in_front`` is the width of the prefix of each line; None for
+    a rank in brackets.
     """
     if columns is None:
         return {}
@@ -396,11 +394,10 @@ def _terminal_variables(
 def _bar_variables(
     topology: Topology, columns: int | None, *, in_front: int | None = None
 ) -> dict[str, str]:
-    """Return the variables by which rank 0 draws progress bars as on a terminal; see
-    ``_terminal_variables``.
+    """Return the variables that make rank 0 draw progress bars as on a terminal.
 
-    rich reads TTY_COMPATIBLE and TTY_INTERACTIVE, tqdm reads TQDM_NCOLS and would leave the last
-    column free, too.
+    rich reads TTY_COMPATIBLE and TTY_INTERACTIVE. tqdm reads TQDM_NCOLS; one column less, since
+    tqdm leaves the last column free only if it measures the width itself.
     """
     if columns is None:
         return {}
@@ -411,8 +408,10 @@ def _bar_variables(
 def _attempt_variables(
     *, attempt: int, master_addr: str | None, master_port: int | None
 ) -> dict[str, str]:
-    """Return what changes from attempt to attempt; address and port are missing until they are
-    settled."""
+    """Return the variables that change with each attempt.
+
+    Address and port are left out until they are known.
+    """
     variables = {"TORCHELASTIC_RESTART_COUNT": str(attempt), "DISTLAUNCH_ATTEMPT": str(attempt)}
     if master_addr is not None:
         variables["MASTER_ADDR"] = master_addr
@@ -422,7 +421,7 @@ def _attempt_variables(
 
 
 def node_variables(topology: Topology, node_rank: int) -> dict[str, str]:
-    """Return what is the same for all workers of a node."""
+    """Return the variables that are the same for all workers of a node."""
     node = topology.nodes[node_rank]
     variables = {
         "LOCAL_WORLD_SIZE": str(node.slots),
@@ -434,7 +433,7 @@ def node_variables(topology: Topology, node_rank: int) -> dict[str, str]:
 
 
 def worker_variables(node: Node, local_rank: int, rank: int) -> dict[str, str]:
-    """Return what only this worker has."""
+    """Return the variables of one worker."""
     number = str(rank)
     variables = {
         "RANK": number,
@@ -447,8 +446,10 @@ def worker_variables(node: Node, local_rank: int, rank: int) -> dict[str, str]:
 
 
 def _own_names(topology: Topology, backend: PlannedBackend) -> set[str]:
-    """Name the variables that a backend sets otherwise for each node or worker, as far as there are
-    any yet."""
+    """Return the names of the variables that the backend sets for each node or worker.
+
+    Empty as long as the number of workers is not known.
+    """
     if not topology.nodes or not topology.nodes[0].slots:
         return set()
     names = {*backend.node_variables(topology, 0), *backend.worker_variables(topology, 0, 0, 0)}
@@ -479,8 +480,7 @@ def _left_out(names: Sequence[str], backend: str) -> str:
 
 
 def _shows_bars(options: TrainOptions, facts: Facts) -> bool:
-    """Return whether the console draws the progress bars of rank 0 in place, should it be a
-    terminal."""
+    """Return whether the console draws rank 0's progress bars in place if it is a terminal."""
     dumb = facts.environ.get("TERM") in ("dumb", "unknown")
     return (
         options.format != "jsonl"
@@ -491,13 +491,12 @@ def _shows_bars(options: TrainOptions, facts: Facts) -> bool:
 
 
 def _names_rank_0(output: str) -> bool:
-    """Return whether rank 0 is among those that ``--output`` shows."""
     firsts = [part.partition("-")[0].strip() for part in output.split(",")]
     return output.strip() == "all" or any(first and not first.strip("0") for first in firsts)
 
 
 def _unclaimed(files: Mapping[str, str], *layers: Mapping[str, str]) -> dict[str, str]:
-    """Keep the files of which no variable is set: it may have an old name and a new one."""
+    """Return the files for which no variable is set yet. A file may have an old and a new variable."""
     claimed = {file for name, file in files.items() if any(name in layer for layer in layers)}
     return {name: file for name, file in files.items() if file not in claimed}
 
@@ -514,10 +513,10 @@ def _workers(
     only: int | None,
     first_local_rank: int = 0,
 ) -> Iterator[WorkerPlan]:
-    """Return the workers in rank order, up to the first node that has yet to tell how many it runs.
+    """Yield the workers in rank order, up to the first node whose number of workers is not known.
 
-    CPUs and threads are told by node rank where its CPUs are known: what the others have is theirs
-    to tell.
+    ``shares`` has the CPUs of nodes by node rank. Workers of other nodes get neither CPUs nor
+    threads.
     """
     rank = 0
     known: dict[object, list[tuple[tuple[int, ...] | None, dict[str, str]]]] = {}
@@ -562,7 +561,7 @@ def _workers(
 def _bound(
     options: TrainOptions, share: CpuShare | None, node: Node, *, threads: bool
 ) -> list[tuple[tuple[int, ...] | None, dict[str, str]]]:
-    """Return each worker of a node its CPUs, and the variables that follow from them."""
+    """Return for each worker of a node its CPUs and the variables that follow from them."""
     slots = node.slots or 0
     if share is None:
         return [(None, {})] * slots
@@ -581,8 +580,10 @@ def _bound(
 def _own_argv(
     options: TrainOptions, argv: tuple[str, ...], local_rank: int, more: tuple[str, ...]
 ) -> tuple[str, ...] | None:
-    """Return a worker's own command line, if the script's arguments, or ``more`` of them, differ by
-    rank; else None."""
+    """Return the command line of one worker if it differs by rank; else None.
+
+    ``more`` are the backend's words for this worker.
+    """
     macro, first = options.dialect.rank_macro, len(argv) - len(options.script_args)
     replaced = macro is not None and any(macro in word for word in argv[first:])
     if not replaced and not more:
@@ -623,7 +624,7 @@ def _settled(
 
 
 def _repeated(plan: LaunchPlan, settled: Mapping[str, str]) -> dict[str, str]:
-    """Return the backend's variables that have the value of one of these."""
+    """Return the backend's variables that repeat the value of one of these variables."""
     return {name: settled[of] for name, of in plan.repeated.items() if of in settled}
 
 

@@ -1,9 +1,9 @@
-"""The nodes of a job, made from the hosts that a source found and the sizes asked for; pure.
+"""Makes the nodes of a job from the hosts of a source and the requested sizes; pure.
 
 A host that the user named and that is not needed is left out, with a note. A host that a scheduler
-granted is never left idle by accident. What only a node knows (its devices, its CPUs, often its
-slots) stays open until it reports. Many nodes are alike but for their names and the UUIDs of their
-GPUs, so that the devices of such nodes are worked out once.
+granted is never left idle without an error. Values that only a node knows (its devices, its CPUs,
+often its slots) stay open until its survey. Most nodes differ only in their names and the UUIDs of
+their GPUs, so the devices of such nodes are computed once.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ from distlaunch.planning.worker_counts import (
 _NAMED = ("GPU-", "MIG-")
 _MOST_KINDS = 3
 _FEW = 32
-"""A node tells a few variables; this machine's whole environment is not worth comparing."""
+"""Environments with more variables than this are not compared. A survey returns only a few
+variables; this machine's whole environment is larger."""
 
 
 def build_topology(
@@ -51,12 +52,12 @@ def build_topology(
     here: int | None,
     present: int | None = None,
 ) -> Topology:
-    """Decide how many workers each host runs, and on what.
+    """Return how many workers each host runs, and on which devices.
 
-    ``here`` is the index of this machine in ``allocation.hosts``: only of this one do the facts
-    tell devices and CPUs. ``present``: only so many hosts from the first are there now; filters may
-    name the others. Raises ConfigError for sizes that contradict each other or what there is, and
-    for a scheduler's node left idle.
+    ``here`` is the index of this machine in ``allocation.hosts``; ``facts`` describe only that
+    host. If ``present`` is set, only so many hosts from the first on are there now, but filters may
+    name the others. Raises ConfigError for sizes that contradict each other or exceed what there
+    is, and for an idle node that a scheduler granted.
     """
     check_kind(options)
     bounds = bounds_of(allocation, options)
@@ -104,11 +105,10 @@ def settled_topology(
     *,
     here: int | None,
 ) -> Topology:
-    """Decide as ``build_topology`` does, for hosts that have told what they have: these ``places``,
-    in rank order.
+    """Return the topology of hosts that have been surveyed.
 
-    ``known`` has each one's facts. Raises ConfigError that names the hosts that have less than they
-    are to give.
+    ``places`` are the indices of the hosts in the order of ranks, ``known`` has the facts of each.
+    Raises ConfigError that names the hosts that have too little.
     """
     bounds = None if bounds_of(allocation, options) is None else (len(places), len(places))
     request = Request(allocation=allocation, options=options, bounds=bounds)
@@ -128,7 +128,7 @@ def settled_topology(
 def filtered_hosts(
     allocation: Allocation, options: TrainOptions, facts: Facts, *, here: int | None
 ) -> tuple[int, ...]:
-    """Return the places of the hosts that ``--include`` and ``--exclude`` leave. Raises
+    """Return the indices of the hosts that ``--include`` and ``--exclude`` leave. Raises
     ConfigError."""
     bounds = bounds_of(allocation, options)
     slots = _Slots(
@@ -141,7 +141,7 @@ def filtered_hosts(
 
 
 def bounds_of(allocation: Allocation, options: TrainOptions) -> tuple[int, int] | None:
-    """Return the smallest and the largest number of nodes; None if that was left open."""
+    """Return the smallest and the largest number of nodes; None if neither user nor source set it."""
     if options.num_nodes is None:
         return allocation.nodes
     return (
@@ -152,23 +152,22 @@ def bounds_of(allocation: Allocation, options: TrainOptions) -> tuple[int, int] 
 
 
 def spare_node(host: Host) -> Node:
-    """Make the node that a host may become."""
+    """Return the node for a host that is not used yet."""
     return Node(
         host=host.name, known=host.known, slots=None, user=host.user, port=host.port, devices=None
     )
 
 
 def _picked_gpus(options: TrainOptions) -> tuple[str, ...] | None:
-    """Return what ``--gpus`` picks, on every node."""
     return (
         None if options.gpus is None else tuple(entry.strip() for entry in options.gpus.split(","))
     )
 
 
 class _WorkersOfHosts:
-    """Gives hosts of which there are facts their workers.
+    """Assigns devices to the workers of hosts whose facts are known.
 
-    ``surveyed``: these are the facts that the nodes told; ``several``: the job has several nodes.
+    ``surveyed``: the facts come from surveys of the nodes. ``several``: the job has several nodes.
     """
 
     def __init__(
@@ -187,8 +186,8 @@ class _WorkersOfHosts:
         self._devices: dict[str, list[PlannedHost]] = {}
 
     def node(self, place: PlannedHost, count: int | None) -> Node | None:
-        """Return a host its workers; None if it cannot have them: ``check`` raises for all of
-        these."""
+        """Return the node for a host; None if it has too little. ``check`` raises for all such
+        hosts."""
         host = place.host
         try:
             found = self._found(place, count)
@@ -209,8 +208,8 @@ class _WorkersOfHosts:
         return replace(found.nodes[0], **changes)
 
     def check(self) -> None:
-        """Raise ConfigError for all hosts that cannot have what they are to have, and for a mixture
-        of devices."""
+        """Raise ConfigError if a host has too little, or if some hosts have GPUs and some have
+        none."""
         if self._failed:
             kinds = list(self._failed.items())
             said = [f"{_names(places)}: {message}" for (message, _), places in kinds[:_MOST_KINDS]]
@@ -229,11 +228,11 @@ class _WorkersOfHosts:
 
     @property
     def device(self) -> str | None:
-        """What all of these compute on; None if that differs, or is not known."""
+        """The device of all these nodes; None if it differs or is not known."""
         return next(iter(self._devices)) if len(self._devices) == 1 else None
 
     def notes(self) -> list[str]:
-        """Return what the user should hear, each once."""
+        """Return the notes for the user, each once."""
         if not self._surveyed:
             return list(self._notes)
         if self.device == "cpu" and not on_cpus(self._options):
@@ -261,8 +260,7 @@ class _WorkersOfHosts:
         return found
 
     def _check_there(self, place: PlannedHost, count: int | None, facts: Facts) -> None:
-        """Refuse workers for GPUs that others say are there, and that are not to be found. Raises
-        ConfigError."""
+        """Raise ConfigError if the source lists GPUs that the host does not have."""
         request, host = self._request, place.host
         asked = request.total is not None or request.per_node is not None
         if (
@@ -288,8 +286,7 @@ class _WorkersOfHosts:
 
 
 def _hardware_key(facts: Facts) -> object:
-    """Return what decides about devices of a host: equal for hosts that differ in their names and
-    their GPUs' UUIDs."""
+    """Return a key that is equal for hosts that differ only in their names and their GPUs' UUIDs."""
     inventory, environ = (
         facts.gpus,
         tuple(sorted(facts.environ.items())) if len(facts.environ) < _FEW else None,
@@ -304,9 +301,9 @@ def _hardware_key(facts: Facts) -> object:
 
 
 class _Slots:
-    """Counts the slots of hosts: what filters number, and what limits the workers.
+    """Counts the slots of hosts, for filters and as limit of the workers.
 
-    ``known`` has the facts of the hosts that are known, by place; ``here`` is this machine's.
+    ``known`` has facts by the index of the host. ``here`` is the index of this machine.
     """
 
     def __init__(
@@ -326,7 +323,7 @@ class _Slots:
         self._picked = None if picked is None else len(picked)
 
     def _seen(self, place: int) -> int | None:
-        """Count the devices that workers may use there; None if that is not known, or does not
+        """Return the number of devices that workers may use; None if it is unknown or does not
         matter."""
         facts = self._known.get(place)
         host = self._request.allocation.hosts[place]
@@ -351,7 +348,7 @@ class _Slots:
         )
 
     def numbered(self, place: int) -> Host:
-        """Return a host with as many slots as filters can number on it: the devices, or workers on
+        """Return a host with as many slots as filters can number: its devices, or its workers on
         CPUs."""
         host = self._request.allocation.hosts[place]
         slots = self._numbered(host, self._seen(place))
@@ -382,8 +379,7 @@ class _Slots:
         return min(named or there, there) if there else named
 
     def room(self, chosen: Chosen) -> PlannedHost:
-        """Return a host that was chosen with the number of workers that it takes. Raises
-        ConfigError."""
+        """Return a chosen host with the number of workers that fit. Raises ConfigError."""
         host, options = self._request.allocation.hosts[chosen.place], self._request.options
         if chosen.without and on_cpus(options):
             raise ConfigError(
@@ -421,10 +417,9 @@ def _filtered(hosts: Sequence[Host], options: TrainOptions) -> Sequence[Chosen]:
 def _first_nodes(
     hosts: Sequence[Chosen], request: Request, here: int | None
 ) -> tuple[Sequence[Chosen], Sequence[Chosen]]:
-    """Keep as many hosts as there are to be nodes, and after these the spares.
+    """Return the hosts that become nodes, and the spares.
 
-    One node of a scheduler's job is the one that we run on. Raises ConfigError if there are too
-    few.
+    If a scheduler's job has one node, it is this machine. Raises ConfigError if there are too few.
     """
     bounds, spares = request.bounds, request.options.spares
     fewest, most = bounds or (1, len(hosts))
@@ -455,7 +450,7 @@ def _written(bounds: tuple[int, int] | None) -> str:
 def _dealt_to(
     places: Sequence[PlannedHost], request: Request, notes: list[Note], warnings: list[str]
 ) -> list[tuple[PlannedHost, int | None]]:
-    """Return each place that has some its number of workers. Raises ConfigError."""
+    """Return the hosts that have workers, each with their number. Raises ConfigError."""
     counts = count_workers(places, request)
     if 0 in counts:
         idle = explain_idle(places, counts, request)
@@ -467,8 +462,7 @@ def _dealt_to(
 
 
 class _Builder:
-    """Makes the nodes of the places that have workers; of those that are ``known``, by place, with
-    their devices."""
+    """Makes the nodes of the hosts that have workers, with devices if facts are ``known``."""
 
     def __init__(
         self,
@@ -499,7 +493,7 @@ class _Builder:
         self._known = {} if self._by_task else known
 
     def topology(self, notes: list[Note], warnings: Sequence[str]) -> Topology:
-        """Put all together."""
+        """Return the topology. ``notes`` and ``warnings`` come first in its lists."""
         self._check_picked()
         options = self._options
         on_gpus = asks_for_gpus(options) or all(
@@ -541,8 +535,8 @@ class _Builder:
         )
 
     def _cpu_tasks(self) -> list[str]:
-        """Say that workers that have a launcher each run on the CPU. Raises ConfigError if GPUs
-        were asked for."""
+        """Return a note if workers with one launcher each run on the CPU. Raises ConfigError if
+        GPUs are requested."""
         counts = {place.chosen.place: count for place, count in self._planned}
         for place, facts in self._without.items():
             workers_here(self._options, facts, count=counts.get(place), several=self._several)
@@ -551,8 +545,8 @@ class _Builder:
         return ["no GPU was found: workers run on the CPU; --device cpu asks for that"]
 
     def _check_picked(self) -> None:
-        """Refuse UUIDs where they would have to hold on several machines, and GPUs not granted.
-        Raises ConfigError."""
+        """Raise ConfigError for a UUID in --gpus with several nodes, and for GPUs that were not
+        granted."""
         odd = next((entry for entry in self._picked or () if not entry.isdecimal()), None)
         if odd is not None and self._several:
             raise ConfigError(
@@ -576,8 +570,8 @@ class _Builder:
                 )
 
     def _elsewhere(self, place: PlannedHost, count: int | None) -> Node:
-        """Make a node of which we see nothing: it finds its devices itself, unless they are named
-        or not wanted."""
+        """Return a node without facts. It finds its devices itself, unless they are set or not
+        wanted."""
         host, chosen = place.host, place.chosen
         on_cpu, shared = on_cpus(self._options), shares_gpus(self._options)
         first = chosen.slots is None or chosen.slots == tuple(range(len(chosen.slots)))
@@ -601,10 +595,9 @@ class _Builder:
         )
 
     def _master(self, first: PlannedHost, notes: list[Note]) -> MasterAddress:
-        """Return where rank 0's node can be reached by the others, and add a note on it.
+        """Return the planned address of rank 0's node, and add a note on it.
 
-        Raises ConfigError for a node whose name means this machine on every machine, and that is
-        not this machine.
+        Raises ConfigError for a node whose name leads each machine to itself, except this machine.
         """
         for place, _ in self._planned:
             if not place.here and is_loopback(place.host.name):
@@ -629,7 +622,8 @@ def _names(places: Sequence[PlannedHost]) -> str:
 
 
 def _with_gpus_of(found: Topology, model: Sequence[Gpu], own: Sequence[Gpu]) -> Topology:
-    """Put a node's own GPUs in the place of those of the one that is like it."""
+    """Return ``found`` with the GPUs of a node in place of those of the node that it was computed
+    for."""
     node = found.nodes[0]
     if not node.gpus or model is own:
         return found

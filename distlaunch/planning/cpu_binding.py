@@ -1,4 +1,4 @@
-"""Which CPUs each worker of a node gets, and how many threads that is worth; pure."""
+"""Chooses the CPUs of each worker of a node, and its number of threads; pure."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ Cores = list[tuple[int, ...]]
 def bind_cpus(
     cpus: CpuInventory, workers: int, *, mode: Bind, gpu_numa: Sequence[int | None] = ()
 ) -> tuple[tuple[int, ...] | None, ...]:
-    """Return the CPUs for each worker by local rank, ascending; None where it keeps the launcher's
-    own.
+    """Return the CPUs of each worker by local rank, ascending; None if it keeps those of the
+    launcher.
 
-    ``cores`` splits the allowed cores evenly and without overlap, each worker's near its GPU as far
-    as ``gpu_numa`` (its GPU's NUMA node, by local rank; may be short) says so. A physical core is
-    split only where there are more workers than cores; with more workers than CPUs, they share CPUs
-    in turn. ``numa`` gives each worker every allowed CPU of its GPU's node, or of a node by turns.
+    ``cores`` splits the allowed cores evenly and without overlap. Each worker's cores are near its
+    GPU if ``gpu_numa`` (NUMA node of its GPU by local rank; may be short) is known. A physical core
+    is split only if there are more workers than cores. With more workers than CPUs, workers share
+    CPUs in turn. ``numa`` gives each worker all allowed CPUs of its GPU's NUMA node, or of the
+    nodes in turn.
     """
     if mode == "none":
         return (None,) * workers
@@ -47,12 +48,11 @@ def threads_per_worker(
     bound: tuple[int, ...] | None = None,
     granted: int | None = None,
 ) -> int:
-    """Return how many threads a worker should compute with (OMP_NUM_THREADS): its share of what may
-    really run.
+    """Return how many threads a worker should compute with (OMP_NUM_THREADS).
 
-    That is the least of affinity, cgroup quota and ``granted`` (what the scheduler grants all
-    workers of this node), divided by ``workers``, at most the CPUs that it is ``bound`` to, at
-    least 1.
+    The limits are affinity, cgroup quota and ``granted`` (CPUs that the scheduler grants to all
+    workers of this node). The smallest of them is divided by ``workers``. The result is at most the
+    number of CPUs that the worker is ``bound`` to, and at least 1.
     """
     limits: list[float] = [len(cpus.allowed)]
     limits += [cpus.quota] if cpus.quota else []
@@ -62,10 +62,10 @@ def threads_per_worker(
 
 
 def pinned_note(cpus: CpuInventory, who: str = "the launcher itself") -> str | None:
-    """Return what to say if ``who`` runs on far fewer CPUs (a quarter or less) than it may ask for.
+    """Return a note if ``who`` runs on at most a quarter of the CPUs that it could use; else None.
 
-    That is somebody's ``taskset`` or ``mpirun --bind-to core``: every worker inherits it. A
-    cgroup's cpuset is no such accident but what a scheduler or container grants.
+    The reason is usually ``taskset`` or ``mpirun --bind-to core``, which every worker inherits. A
+    cgroup's cpuset is not counted as such, because a scheduler or a container grants it on purpose.
     """
     have, could = len(cpus.allowed), min(cpus.online, cpus.cpuset or cpus.online)
     if have * 4 > could:
@@ -75,8 +75,7 @@ def pinned_note(cpus: CpuInventory, who: str = "the launcher itself") -> str | N
 
 
 def _cores_by_node(cpus: CpuInventory) -> dict[int, Cores]:
-    """Return the allowed cores of each NUMA node that has some; a CPU that belongs to no node
-    counts for the first."""
+    """Return the allowed cores of each NUMA node. A CPU without a node counts for the first."""
     rest = set(cpus.allowed)
     nodes: dict[int, set[int]] = {}
     for number, node in enumerate(cpus.numa):
@@ -89,7 +88,7 @@ def _cores_by_node(cpus: CpuInventory) -> dict[int, Cores]:
 
 
 def _cores(cpus: CpuInventory, rest: set[int]) -> Cores:
-    """Group CPUs by physical core; a CPU of which nothing is known is a core of its own."""
+    """Group CPUs by physical core. A CPU of unknown core is a core of its own."""
     groups: Cores = []
     for group in cpus.siblings:
         own = rest.intersection(group)
@@ -106,11 +105,10 @@ def _cpus_of(cores: Cores) -> tuple[int, ...]:
 def _homes(
     nodes: dict[int, Cores], workers: int, known: dict[int, int], *, crowded: bool
 ) -> list[int]:
-    """Return each worker's node: its GPU's; the others in contiguous runs, as many as a node's
-    cores are worth.
+    """Return each worker's NUMA node: its GPU's; for the others, contiguous runs in proportion to
+    cores.
 
-    Unless it is ``crowded`` anyway, a node takes no more workers than it has cores: the rest go
-    where cores are idle.
+    Unless ``crowded``, a node takes no more workers than it has cores; the rest go to idle cores.
     """
     load = dict.fromkeys(nodes, 0)
     homes: dict[int, int] = {}
@@ -128,7 +126,7 @@ def _homes(
 
 
 def _split(cores: Cores, workers: int) -> list[tuple[int, ...]]:
-    """Split cores into contiguous shares whose sizes differ by one core at most."""
+    """Split cores into contiguous shares whose sizes differ by at most one core."""
     if workers > len(cores):
         cores = [(cpu,) for core in cores for cpu in core]
     if workers > len(cores):

@@ -1,4 +1,4 @@
-"""Which GPUs the workers of this node get, and the mask that says so; pure.
+"""Chooses the GPUs of this node's workers, and the device mask for them; pure.
 
 A mask that is already set (by a scheduler, a container or the user) is narrowed, never widened.
 """
@@ -31,24 +31,24 @@ CUDA, HIP, ROCR, ZE = (
 
 
 class NotTheseGpusError(ConfigError):
-    """GPUs are asked for that this machine does not have; another may have them."""
+    """The request names GPUs that this machine does not have. Another machine may have them."""
 
 
 class DeviceSelection(Record):
-    """The devices for this node's workers, in the order in which they are handed out."""
+    """The devices of this node's workers, in the order of local ranks."""
 
     mask_variable: str
     ids: tuple[str, ...] = ()
-    """What to write into ``mask_variable``, entry by entry."""
+    """Entries of ``mask_variable``."""
     gpus: tuple[Gpu | None, ...] = ()
-    """The physical GPU behind each id; None where only the mask knows."""
+    """The physical GPU of each id; None if only the mask names it."""
     mig: bool = False
-    """There are MIG slices among them: CUDA uses one slice a process, so each worker gets its
-    own."""
+    """Whether there are MIG slices. CUDA uses one slice per process, so each worker gets its own.
+    """
     source: str
-    """Who decided, for ``--explain``: ``--gpus 4 within CUDA_VISIBLE_DEVICES=4,5``."""
+    """What decided, for ``--explain``: ``--gpus 4 within CUDA_VISIBLE_DEVICES=4,5``."""
     notes: tuple[str, ...] = ()
-    """What the user should hear: a mask that CUDA cuts short, a driver that does not answer."""
+    """Notes for the user: a mask that CUDA cuts short, a driver that does not answer."""
 
 
 def select_devices(
@@ -58,13 +58,11 @@ def select_devices(
     requested: str | None = None,
     several: bool = False,
 ) -> DeviceSelection:
-    """Choose what workers may use: everything, or what the mask allows, or what ``--gpus`` picks
-    from that.
+    """Return the devices that workers may use: all, those of the mask, or those of them that --gpus
+    picks.
 
-    ``several``: the job has several nodes, for hints.
-
-    Raises ConfigError if ``requested`` names a GPU twice, one that is not there, or one outside the
-    mask.
+    ``several``: the job has several nodes, for hints. Raises ConfigError if ``requested`` names a
+    GPU twice, one that does not exist, or one outside the mask.
     """
     variable, mask = _mask(inventory, environ)
     notes = [inventory.problem] if inventory.problem else []
@@ -112,7 +110,7 @@ def select_devices(
 def first_devices(
     selection: DeviceSelection, count: int, *, several: bool = False
 ) -> DeviceSelection:
-    """Narrow the selection to its first ``count`` devices; raises ConfigError if it has fewer.
+    """Return the selection with its first ``count`` devices. Raises ConfigError if it has fewer.
 
     ``several``: the job has several nodes, for the hint.
     """
@@ -137,10 +135,9 @@ def first_devices(
 def split_devices(
     selection: DeviceSelection, workers: int, *, isolate: bool
 ) -> tuple[tuple[str, ...], ...]:
-    """Return each worker's mask: all devices for each, or with ``isolate`` (implied by MIG) one
-    device each.
+    """Return each worker's mask: all devices, or with ``isolate`` (implied by MIG) one device each.
 
-    With more workers than devices, isolated workers share them in turn.
+    If there are more isolated workers than devices, they share them in turn.
     """
     if not (isolate or selection.mig) or not selection.ids:
         return (selection.ids,) * workers
@@ -148,8 +145,8 @@ def split_devices(
 
 
 def describe_gpus(inventory: GpuInventory, *, uuids: bool = False) -> str:
-    """Say in one line what there is: by index, with ``uuids`` each by UUID; MIG slices always by
-    UUID."""
+    """Return one line that lists the GPUs by index, or with ``uuids`` by UUID. MIG slices are
+    always listed by UUID."""
     plain = [gpu for gpu in inventory.gpus if not gpu.mig]
     parts: list[str] = []
     if uuids:
@@ -170,7 +167,7 @@ def describe_gpus(inventory: GpuInventory, *, uuids: bool = False) -> str:
 
 
 def _mask(inventory: GpuInventory, environ: Mapping[str, str]) -> tuple[str, str | None]:
-    """Return the variable that narrows what workers see, and its value if it is set."""
+    """Return the variable that limits which devices workers see, and its value if it is set."""
     if is_amd(inventory):
         # HIP takes an empty variable of its own for "not set", and reads CUDA's then.
         if not environ.get(HIP) and environ.get(CUDA) is not None:
@@ -199,7 +196,7 @@ def _picked(
     limit: str | None,
     on_cpus: str,
 ) -> list[Device]:
-    """Return the visible devices that ``--gpus`` names, by physical index or UUID."""
+    """Return the visible devices that ``--gpus`` names by physical index or UUID."""
     entries = [entry.strip() for entry in requested.split(",")]
     if not all(entries):
         raise ConfigError(
@@ -235,7 +232,7 @@ def _name(device: Device, entry: str) -> str:
 
 
 def _by_uuid(devices: list[Device], requested: str) -> list[Device]:
-    """Write each as its UUID, since CUDA takes no mixture of indices and UUIDs."""
+    """Replace indices by UUIDs, since CUDA accepts no mixture of the two."""
     if not all(device.uuid for device in devices):
         raise ConfigError(
             f"--gpus {requested} mixes indices and UUIDs, and here the one cannot be told from the "

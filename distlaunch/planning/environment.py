@@ -11,20 +11,22 @@ from distlaunch.planning.facts import Facts
 from distlaunch.planning.train_options import TrainOptions
 
 MOST_BYTES = 131_071
-"""Of one argument, or one variable (NAME=VALUE); execve(2): MAX_ARG_STRLEN, less the NUL at the
-end."""
+"""Limit of one argument or one variable (NAME=VALUE): MAX_ARG_STRLEN of execve(2), less the NUL."""
 _FOR_EACH = 1 + 8
-"""A NUL and a pointer, which count too."""
+"""A NUL and a pointer, which count for each variable and argument."""
 
 
 def base_environment(facts: Facts) -> dict[str, str]:
-    """Return what workers inherit: the launcher's environment without what another launcher set for
-    it."""
+    """Return the environment that workers inherit: the launcher's, without the variables that
+    another launcher set for it."""
     return without_outer_launchers(facts.environ)
 
 
 def given_environment(options: TrainOptions, facts: Facts) -> dict[str, str]:
-    """Collect --env-file and --env, in this order. Raises ConfigError with file and line."""
+    """Return the variables of --env-file and --env; the latter take precedence.
+
+    Raises ConfigError with file and line.
+    """
     given: dict[str, str] = {}
     for path in options.env_file:
         given.update(_parse_file(path, facts.texts[path]))
@@ -43,13 +45,13 @@ def given_environment(options: TrainOptions, facts: Facts) -> dict[str, str]:
 
 
 def who_gives(name: str, options: TrainOptions) -> str:
-    """Say which option gives a variable that the user has given."""
+    """Return the option that set a variable, for messages."""
     by_word = any(item.partition("=")[0] == name for item in options.env)
     return f"--env {name}" if by_word else f"{name} in {printable(' or '.join(options.env_file))}"
 
 
 def byte_length(text: str) -> int:
-    """Return how long a text is for the system."""
+    """Return the length of a text in bytes, as the system counts it."""
     return len(text.encode(errors="replace"))  # of a byte that is no text: one, too
 
 
@@ -60,7 +62,7 @@ def check_length(
     *,
     hint: str = "put it into a file, and the file's name into the variable",
 ) -> None:
-    """Raise ConfigError for a variable with which no program could be started."""
+    """Raise ConfigError if the variable is too long for any program to start."""
     length = byte_length(f"{name}={value}")
     if length > MOST_BYTES:
         raise ConfigError(
@@ -71,8 +73,8 @@ def check_length(
 
 
 def check_total(environment: Mapping[str, str], argv: Sequence[str], most: int) -> None:
-    """Raise ConfigError where all variables and arguments are more than a program can be started
-    with here."""
+    """Raise ConfigError if all variables and arguments together are too long for a program to
+    start."""
     words = (*(f"{name}={value}" for name, value in environment.items()), *argv)
     total = sum(byte_length(word) + _FOR_EACH for word in words)
     if total > most:
@@ -135,7 +137,7 @@ def _check_name(name: str, where: str) -> None:
 
 
 def unless_set(defaults: Mapping[str, str], *layers: Mapping[str, str]) -> dict[str, str]:
-    """Keep of ``defaults`` what none of the layers sets."""
+    """Return the ``defaults`` that none of the layers sets."""
     return {
         name: value
         for name, value in defaults.items()

@@ -1,4 +1,4 @@
-"""The text of ``--explain``: for each value, who said it, and what else was there and lost;
+"""The text of ``--explain``: where each value comes from, and which alternatives are not used;
 pure."""
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from distlaunch.planning.train_options import TrainOptions
 
 _LABEL = 16
 _LONGEST = 400
-"""Of a value that people read: names that do not fold would fill screens. The data has all."""
+"""Longest value in the text. Names that do not fold would fill screens. The data has all of them.
+"""
 _OPTIONS = (
     *("num_gpus", "gpus_per_node", "num_procs", "procs_per_node", "num_nodes", "device", "gpus"),
     *("include", "exclude", "spares", "spread", "job_id", "backend"),
 )
-"""Fields that say something of the topology and have no line of their own."""
+"""Fields that affect the topology and have no line of their own."""
 _TOTALS = ("num_procs", "num_gpus")
 _EACH = ("procs_per_node", "gpus_per_node")
 _PARTS = {
@@ -34,18 +35,18 @@ _PARTS = {
 
 
 class Explanation(Record):
-    """What was decided and why; ``lost`` is what else names nodes or ranks, each with why it does
-    not count."""
+    """The values with their sources. ``lost`` are other variables that name nodes or ranks, each
+    with the reason why it is not used."""
 
     values: tuple[Origin, ...]
     lost: tuple[str, ...] = ()
 
     def lines(self) -> list[str]:
-        """Write it for people, a line for each value and each loser."""
+        """Return the text, one line for each value and each variable that is not used."""
         return [*_lines(self.values), *(f"{'not used':<{_LABEL}} {each}" for each in self.lost)]
 
     def record(self) -> dict[str, object]:
-        """Return it as data."""
+        """Return the data for JSON."""
         values = [
             {
                 "value": each.value,
@@ -67,7 +68,7 @@ def explain(
     location: Location | None,
     lost: tuple[str, ...],
 ) -> Explanation:
-    """Say of each value of the plan where it comes from."""
+    """Return where each value of the plan comes from."""
     return Explanation(values=tuple(_values(options, facts, topology, plan, location)), lost=lost)
 
 
@@ -117,7 +118,6 @@ def _values(
 
 
 def _of_outer(outer: OuterLauncher, facts: Facts, plan: LaunchPlan) -> Iterator[Origin]:
-    """Say what the launcher has decided that started this launcher as its worker."""
     started = f"it started this launcher as rank {outer.rank} of {outer.world_size}"
     yield _value("source", outer.launcher, started)
     yield _value("workers", "1", f"one of the {outer.world_size} of {outer.launcher}")
@@ -128,7 +128,7 @@ def _of_outer(outer: OuterLauncher, facts: Facts, plan: LaunchPlan) -> Iterator[
 
 
 _BELOW: tuple[ValueName, ...] = ("master address", "master port")
-"""What the source says of these comes with the line of the value that is used."""
+"""The source's values for these are shown with the value that is used."""
 _SLOTS: tuple[ValueName, ...] = ("slots", "slots of this node")
 
 
@@ -178,8 +178,7 @@ def _of_nodes(options: TrainOptions, allocation: Allocation | None) -> str:
 
 
 def _workers(options: TrainOptions, topology: Topology, allocation: Allocation | None) -> Origin:
-    """Say how many workers there are and whose number that is: the option's, the source's, or the
-    devices'."""
+    """Return the number of workers, and whether an option, the source, or the devices determine it."""
     world = topology.world_size
     counts = fold_counts(node.slots for node in topology.nodes)
     shown = (
@@ -210,7 +209,7 @@ def _workers(options: TrainOptions, topology: Topology, allocation: Allocation |
 
 
 def _devices(options: TrainOptions, topology: Topology) -> Iterator[Origin]:
-    """Name the devices of this machine, the only one whose devices are known."""
+    """Yield the devices of this machine, the only one whose devices are known."""
     if topology.here is None:
         return
     node = topology.nodes[topology.here]
@@ -219,7 +218,6 @@ def _devices(options: TrainOptions, topology: Topology) -> Iterator[Origin]:
 
 
 def _master(options: TrainOptions, topology: Topology, allocation: Allocation | None) -> Origin:
-    """Return where workers meet, and why there."""
     master = planned_master(options, topology, allocation)
     address = "not known yet" if master.address is None else master.address
     system = _from_system(allocation, "master address")
@@ -254,7 +252,6 @@ def _port(options: TrainOptions, topology: Topology, allocation: Allocation | No
 
 
 def _from_system(allocation: Allocation | None, value: ValueName) -> Origin | None:
-    """Find what the source says of a value."""
     return next(
         (
             each

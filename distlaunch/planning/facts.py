@@ -1,4 +1,4 @@
-"""All of the outside world that resolving and planning may know, read once by ``planning``."""
+"""Everything that planning knows of the outside world. ``launch.make_plan`` reads it once."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ PathKind = Literal["file", "directory", "missing", "unreadable"]
 
 
 class Surroundings(Record, hide=("texts", "discovered")):
-    """What only matters where other nodes may take part."""
+    """Facts that only matter if other nodes may take part."""
 
     texts: Mapping[str, str | None]
-    """By path: the host file, and files that the systems around us name; None for one that cannot
-    be read."""
+    """Contents by path: of the host file, and of files that variables name. None for an unreadable
+    file."""
     discovered: str | None
-    """What the command of --discover printed."""
+    """Output of the --discover command."""
     identity: Identity
 
 
 class Facts(Record, hide=("environ", "texts")):
-    """What was found. ``paths`` answers for each path that the options name; ``texts`` holds files
-    that were read."""
+    """Facts of this machine and process. ``paths`` has the kind of each path that options name.
+    ``texts`` has the contents of files."""
 
     environ: Mapping[str, str]
     cwd: str
@@ -42,11 +42,11 @@ class Facts(Record, hide=("environ", "texts")):
     columns: int | None = None
     """Width of the user's terminal, if output goes to one."""
     programs: Mapping[str, str | None]
-    """Where PATH has each program that the options name; None if nowhere."""
+    """Path of each program that options name; None if PATH does not have it."""
     surroundings: Surroundings | None = None
-    """None: nothing hints at other nodes, neither an option nor a variable."""
+    """None if neither an option nor a variable suggests that there are other nodes."""
     script_file: str | None = None
-    """The name in the run directory of a SCRIPT that only the launcher can read (a pipe, stdin);
-    None: of another."""
+    """Name in the run directory of a copy of SCRIPT, if only the launcher can read it (a pipe,
+    stdin)."""
     outer: OuterLauncher | None = None
-    """The launcher whose worker we are; None: we are nobody's."""
+    """The launcher whose worker this process is; None if there is none."""

@@ -1,8 +1,8 @@
-"""Read a device mask the way the GPU runtime does; pure.
+"""Reads a device mask as the GPU runtime does; pure.
 
-From left to right, an entry that is no GPU ends the list, so does a change between indices and
-UUIDs, and a GPU named twice leaves nothing visible (CUDA C++ Programming Guide, "Environment
-variables"; PyTorch counts devices the same way).
+From left to right, an entry that is not a GPU ends the list, and so does a change between indices
+and UUIDs. A GPU that is named twice leaves nothing visible (CUDA C++ Programming Guide,
+"Environment variables"; PyTorch counts devices in the same way).
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ if TYPE_CHECKING:
 
 CUDA = "CUDA_VISIBLE_DEVICES"
 MASK: Literal["mask"] = "mask"
-"""The source of an inventory of which nothing but the mask is known."""
+"""The source of an inventory for which only the mask is known."""
 _OF_A_STEP = "SLURM_STEP_GPUS"
-"""What a node's agent has of Slurm, in numbers that a mask need not have."""
+"""Slurm's list of the GPUs of a step, as the agent of a node has it. Its numbers may differ from
+those of a mask."""
 _UNCERTAIN = ("device files", MASK)
 HIDES_ALL = ("", "-1", "NoDevFiles")
-"""Masks that mean "no GPU" on purpose; the last is what Slurm sets for a step without GPUs."""
+"""Masks that mean "no GPU" on purpose. Slurm sets the last one for a step without GPUs."""
 
 
 class Device(Record):
-    """Something that one entry of a mask can stand for: a GPU or a MIG slice."""
+    """What one entry of a mask can stand for: a GPU or a MIG slice."""
 
     id: str
     gpu: Gpu | None
@@ -40,18 +41,17 @@ class Device(Record):
 
 
 class Catalog(Record):
-    """What indices and UUIDs mean here. A GPU cut into slices means its slices."""
+    """The devices by index and by UUID. The entry of a GPU with MIG slices stands for its slices."""
 
     numbered: dict[int, list[Device]]
     named: dict[str, list[Device]]
     """By UUID in lower case."""
     certain: bool
-    """What is not listed does not exist; False where only device files were counted, or a mask is
-    all there is."""
+    """Whether a device that is not listed does not exist. False if only device files were counted
+    or only the mask is known."""
 
     def devices(self) -> list[Device]:
-        """List everything; by UUID if there are MIG slices, since CUDA takes no mixture of indices
-        and UUIDs."""
+        """Return all devices. If there are MIG slices, all by UUID, since CUDA accepts no mixture."""
         devices = [device for number in sorted(self.numbered) for device in self.numbered[number]]
         return (
             [replace(d, id=d.uuid or d.id) for d in devices]
@@ -72,8 +72,8 @@ class Catalog(Record):
         )
 
     def find(self, entry: str) -> list[Device]:
-        """Return what an index, a UUID or the unmistakable beginning of one stands for; nothing if
-        unclear."""
+        """Return the devices of an index, a UUID or an unambiguous prefix of one; empty if there
+        are none."""
         if kind_of(entry) == "index":
             found = self.numbered.get(int(entry), []) if entry.isdecimal() else []
             return found or (
@@ -97,8 +97,10 @@ class Catalog(Record):
 
 
 def catalog_of(inventory: GpuInventory, environ: Mapping[str, str]) -> Catalog:
-    """Build the catalog of this node; index N is GPU N only in PCI bus order, CUDA's own order is
-    known to CUDA."""
+    """Return the catalog of this node.
+
+    Index N is GPU N only in PCI bus order. Only CUDA knows its own default order.
+    """
     ordered = (
         len(inventory.gpus) < 2 or environ.get("CUDA_DEVICE_ORDER", "PCI_BUS_ID") == "PCI_BUS_ID"
     )
@@ -121,26 +123,28 @@ def catalog_of(inventory: GpuInventory, environ: Mapping[str, str]) -> Catalog:
 
 
 def unknown_device(entry: str) -> Device:
-    """Return a device of which only its name in a mask is known."""
+    """Return a device for which only the entry of the mask is known."""
     if entry.isdecimal():
         return Device(id=entry, gpu=None, key=f"gpu {int(entry)}")
     return Device(id=entry, gpu=None, key=entry.lower(), uuid=entry, mig=entry.startswith("MIG-"))
 
 
 def kind_of(entry: str) -> str:
-    """Tell how an entry names its device: ``MIG-``, ``GPU-`` or ``index`` (also for what is none of
-    them)."""
+    """Return how an entry names its device: ``MIG-``, ``GPU-`` or ``index`` (also for invalid
+    entries)."""
     return next((prefix for prefix in ("MIG-", "GPU-") if entry.startswith(prefix)), "index")
 
 
 def is_amd(inventory: GpuInventory) -> bool:
-    """Return whether the GPUs are AMD's."""
+    """Return whether a GPU of the inventory is AMD's."""
     return any(gpu.vendor == "amd" for gpu in inventory.gpus)
 
 
 def through_mask(catalog: Catalog, variable: str, mask: str, notes: list[str]) -> list[Device]:
-    """Return what the mask leaves visible, and note where that is less than its writer may have
-    meant."""
+    """Return the devices that the mask leaves visible.
+
+    Adds a note if these are fewer than the mask was probably meant to show.
+    """
     if mask in HIDES_ALL:
         return []
     if not catalog.numbered and catalog.certain:
@@ -171,11 +175,11 @@ def through_mask(catalog: Catalog, variable: str, mask: str, notes: list[str]) -
 def trusting(
     facts: Facts, allocation: Allocation, *, here: int | None, who: str
 ) -> tuple[Facts, str | None]:
-    """Take a mask at its word where no GPU was found here, but ``who`` names the nodes says the
-    same of this one.
+    """Accept the mask of a node on which no GPU was found, if the source of the nodes confirms it.
 
-    Some devices have no driver that we know, and come with CUDA's mask; a plan may be made on
-    another machine, too. Beside the facts, what the user should hear if this node takes part.
+    ``who`` names that source. Some devices have no driver that we know but use CUDA's mask. A plan
+    may also be made on a machine without GPUs. Returns the facts, and a note for the user if the
+    mask was accepted.
     """
     mask = facts.environ.get(CUDA, "").strip()
     entries = tuple(entry.strip() for entry in mask.split(","))

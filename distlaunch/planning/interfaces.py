@@ -1,4 +1,4 @@
-"""The addresses of a node that other nodes may reach, and the interface that its workers need; pure."""
+"""The addresses of a node that other nodes can reach, and the interface for its workers; pure."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ _BRIDGES = (
     "docker", "br-", "virbr", "lxcbr", "lxdbr", "podman", "cni", "flannel", "cali", "cilium", "veth", "vnet", "kube",
     "nerdctl", "vmnet", "vboxnet", "weave", "dummy",
 )  # fmt: skip
-"""Networks within one machine, whose addresses are the same on many."""
+"""Prefixes of interfaces to networks within one machine. Many machines have the same addresses
+there."""
 _NOT_FOR_NCCL = ("lo", "docker")
 _TUNNELS = ("tun", "tap", "wg", "tailscale", "zt", "ppp", "utun")
 _LONGEST_NAME = 15
-"""Bytes of an interface's name: IFNAMSIZ of the kernel, less the zero at its end."""
+"""Longest name of an interface in bytes: the kernel's IFNAMSIZ, less the zero at its end."""
 _SHOWN = 8
 
 
 def check_interface(text: str, who: str = "--interface") -> None:
-    """Raise ConfigError for what is neither the name of an interface nor a network."""
+    """Raise ConfigError if the text is neither the name of an interface nor a network."""
     hint = "the name that ip addr shows (eth0, ib0), or a network (10.1.0.0/16)"
     if "/" in text or ":" in text:
         if _network(text) is None:
@@ -102,8 +103,9 @@ def interface_variables(
     """Return the variables that make a node's workers use the interface of the address ``near``.
 
     ``name`` is that interface if the node has reported it, else empty. ``interface`` is the user's
-    choice. Gloo and TensorPipe take the first address of the machine's own name that is its own.
-    NCCL takes interfaces by their names, but neither loopback nor docker's.
+    choice. Gloo and TensorPipe use the first address of the machine's own name that is its own,
+    NCCL all interfaces except loopback and docker's. A variable is only set if that would be
+    another one.
     """
     usable = list(_usable(surveyed))
     if interface is not None:
@@ -152,7 +154,6 @@ def describe_addresses(surveyed: Surveyed) -> str:
 
 
 def _of_interface(surveyed: Surveyed, host: str, interface: str | None) -> list[Interface]:
-    """Return a node's addresses on the user's interface. Raises ConfigError if it has none."""
     usable = list(_usable(surveyed))
     if interface is None:
         return usable

@@ -1,5 +1,4 @@
-"""What the launchers of one job may tell each other: numbers, names and addresses in bounds;
-pure."""
+"""Limits for what the launchers of one job send each other: numbers, names and addresses; pure."""
 
 from __future__ import annotations
 
@@ -7,27 +6,29 @@ from distlaunch.core.errors import ProtocolError
 from distlaunch.core.protocol import launcher_messages as p
 
 MOST_SLOTS = 1 << 12
-"""Workers of one launcher."""
+"""Largest number of workers of one launcher."""
 _MOST_NODES = 1 << 17
 _LONGEST_NAME = 255
 
 
 def is_address(text: str) -> bool:
-    """Return whether a text can be a host's name, or its address."""
+    """Return whether the text can be a host name or an address."""
     plain = all(char.isascii() and (char.isalnum() or char in "._-:%") for char in text)
     return plain and 0 < len(text) <= _LONGEST_NAME and not text.startswith("-")
 
 
 def _is_place(text: str) -> bool:
-    """Return whether a text can be ``HOST:PORT``, with brackets around an address that has colons."""
+    """Return whether the text can be ``HOST:PORT``, with brackets around an IPv6 address."""
     host, _, port = text.rpartition(":")
     numeric = port.isascii() and port.isdecimal() and len(port) <= 5 and 0 < int(port) <= 65535
     return numeric and is_address(host[1:-1] if host[:1] == "[" and host[-1:] == "]" else host)
 
 
 def check_start(told: p.StartWorkers, *, nodes: tuple[int, int]) -> None:
-    """Refuse a start that no coordinator of ours sends. ``nodes``: the fewest and the most. Raises
-    ProtocolError."""
+    """Check the values of a start message.
+
+    ``nodes`` is the smallest and the largest allowed number of nodes. Raises ProtocolError.
+    """
     count, (fewest, most) = len(told.hosts), nodes
     sane = (
         fewest <= count <= min(most, _MOST_NODES)

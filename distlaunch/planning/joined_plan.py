@@ -1,7 +1,8 @@
-"""The plans of a job that has a launcher on each node, or for each worker; pure.
+"""The plans of a job that has one launcher per node or per worker; pure.
 
-Every launcher has its own command line and knows the devices of its own node only. The coordinator
-assigns ranks and learns how many workers each node runs. No launcher tells another what to run.
+Every launcher has its own command line and knows only the devices of its own node. The coordinator
+assigns the ranks and learns from the other launchers how many workers each node runs. No launcher
+sends another one a command line to run.
 """
 
 from __future__ import annotations
@@ -41,11 +42,11 @@ from distlaunch.planning.train_options import TrainOptions, counts_processes
 from distlaunch.planning.worker_addresses import with_cluster
 
 _CLOCKS_S = 300.0
-"""Clocks that are further apart than this are told of: certificates, and files' times, go by
-them."""
+"""If the clocks of two nodes differ by more than this, a notice says so. Certificates and file
+times depend on the clock."""
 _THREADS = "OMP_NUM_THREADS"
 _TELL_ALL = ("mpi", "batch", "slurm")
-"""The modules of sources whose systems signal all launchers of a job."""
+"""Modules in ``SYSTEMS`` whose systems send a signal to all launchers of a job."""
 
 
 class LauncherRecord(Record):
@@ -56,8 +57,10 @@ class LauncherRecord(Record):
 
 
 class JoinedPlanner:
-    """Plans for one launcher of several. Members are launchers, numbered by rank; number 0 is the
-    coordinator."""
+    """Plans for one launcher of several.
+
+    Launchers are numbered by rank. Number 0 is the coordinator.
+    """
 
     def __init__(
         self,
@@ -67,8 +70,7 @@ class JoinedPlanner:
         location: Location,
         backend: PlannedBackend,
     ) -> None:
-        """Take what a launcher has found. Raises ConfigError for what launchers on each node cannot
-        do."""
+        """Raise ConfigError for options that need a single launcher for all nodes."""
         check_place(location, topology)
         self._options, self._facts, self._backend = options, facts, backend
         self._location = location
@@ -93,8 +95,10 @@ class JoinedPlanner:
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """Name the members, by number; those that nobody has named by their rank, until they have
-        come."""
+        """The host of each launcher by number.
+
+        If the host is not known, the entry is a label such as ``node 3`` or ``rank 3``.
+        """
         nodes = self._topology.nodes
         if not self._by_worker:
             names = [node.host if node.known else f"node {rank}" for rank, node in enumerate(nodes)]
@@ -111,37 +115,37 @@ class JoinedPlanner:
 
     @property
     def hostname(self) -> str:
-        """This machine's name."""
+        """Name of this machine."""
         return self._facts.hostname
 
     @property
     def gpus(self) -> GpuInventory:
-        """What was found here."""
+        """GPUs of this machine."""
         return self._facts.gpus
 
     @property
     def cpus(self) -> CpuInventory:
-        """What was found here."""
+        """CPUs of this machine."""
         return self._facts.cpus
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """The fewest and the most members of an attempt."""
+        """The smallest and the largest number of launchers in an attempt."""
         if self._by_worker:
             return len(self.hosts), len(self.hosts)
         return self._topology.bounds or (len(self._topology.nodes), len(self._topology.nodes))
 
     @property
     def flexible(self) -> bool:
-        """Return whether the job goes on without a member that is lost, and takes it in again."""
+        """Whether the job is elastic: it goes on without a lost node, and lets the node join again."""
         return self.bounds[0] < self.bounds[1]
 
     @property
     def leaves(self) -> bool:
-        """Return whether TERM at this launcher is for it alone: a pod of a drained node, or one
-        started by hand.
+        """Whether a SIGTERM to this launcher stops this node only, and not the job.
 
-        Slurm and other batch systems, and mpirun, tell all launchers, as they want the job to end.
+        That holds for a pod of a drained node and for a launcher that was started by hand. Slurm,
+        other batch systems and mpirun signal all launchers when the job is to end.
         """
         environ = self._facts.environ
         tells_all = any(
@@ -151,45 +155,52 @@ class JoinedPlanner:
 
     @property
     def max_restarts(self) -> int:
-        """How many restarts the job may have."""
+        """The value of ``--max-restarts``."""
         return self._options.max_restarts
 
     @property
     def by_worker(self) -> bool:
-        """Return whether there is a launcher for each worker."""
+        """Whether there is one launcher for each worker."""
         return self._by_worker
 
     @property
     def speaks(self) -> bool:
-        """Return whether this launcher says what the coordinator has to say: of several on a node,
-        one does."""
+        """Whether this launcher shows the notices of the coordinator. Only one launcher of a node
+        does."""
         return not self._by_worker or not self._location.allocation.local_rank
 
     @property
     def own_slots(self) -> int:
-        """How many workers are this launcher's."""
+        """How many workers this launcher starts."""
         return 1 if self._by_worker else self._own.slots or 0
 
     @property
     def most_workers(self) -> int:
-        """How many workers the console may have to show, at most: other nodes' tell their number
-        later."""
+        """Upper limit of the number of workers that the console may have to show.
+
+        The other launchers send their numbers later.
+        """
         world = self._topology.world_size
         return max(2, len(self._topology.nodes) * 64 if world is None else world)
 
     def set_job(self, job_id: str, run_dir: str) -> None:
-        """Take note of what the job is called, and of its folder here."""
+        """Set the job's id and the run directory of this launcher."""
         self._job_id, self._run_dir = job_id, run_dir
 
     def set_job_id(self, job_id: str) -> None:
-        """Take note of what a coordinator that came back calls the job: all ranks are to hear the
-        same."""
+        """Set the job id that a coordinator has assigned.
+
+        All launchers must export the same DISTLAUNCH_JOB_ID.
+        """
         self._job_id = job_id
 
     # --- requests to take part
 
     def apply(self, *, clock: float, wall: float, attempt: int, restarts: int) -> p.LauncherInfo:
-        """Say what this launcher is to do."""
+        """Return what this launcher sends to the coordinator about its command line and its state.
+
+        ``clock`` and ``wall`` are seconds of the monotonic and of the wall clock.
+        """
         return p.LauncherInfo(
             num_nodes=self.bounds,
             slots=self.own_slots,
@@ -203,8 +214,8 @@ class JoinedPlanner:
         )
 
     def conflict(self, number: int, host: str, told: p.LauncherInfo) -> str | None:
-        """Say what a launcher was told otherwise than this one, the coordinator; None if nothing
-        that matters."""
+        """Return how the options of another launcher contradict the coordinator's; None if they
+        agree."""
         me, who = printable(self._facts.hostname), f"{self._label(number)} ({printable(host)})"
         what = "launchers" if self._by_worker else "nodes"
         own = self.apply(clock=0.0, wall=0.0, attempt=-1, restarts=0)
@@ -226,7 +237,10 @@ class JoinedPlanner:
     def clock_note(
         self, number: int, host: str, told: p.LauncherInfo, *, wall: float
     ) -> str | None:
-        """Say that a node's clock is far off; None if it is not."""
+        """Return a notice if the clock of a node is far off; None if it is not.
+
+        ``wall`` is the time of this machine in seconds.
+        """
         apart = told.wall - wall
         if abs(apart) < _CLOCKS_S:
             return None
@@ -239,8 +253,8 @@ class JoinedPlanner:
 
     @property
     def _is_total(self) -> bool:
-        """Return whether the number of all workers was asked for, which then cannot be otherwise on
-        one node."""
+        """Whether the user asked for a total number of workers, which fixes the number on each
+        node."""
         options = self._options
         total = options.num_procs if counts_processes(options) else options.num_gpus
         return isinstance(total, int)
@@ -248,7 +262,7 @@ class JoinedPlanner:
     # --- the coordinator's plan
 
     def survey(self, serial: int) -> Survey:
-        """Make the question about this launcher's own node, by its own command line."""
+        """Return the request for a survey of this launcher's own node."""
         options = self._options
         python = not options.no_python or options.module
         setup = options.setup is not None
@@ -266,10 +280,10 @@ class JoinedPlanner:
     def compose(
         self, surveys: Mapping[int, Surveyed], known: Mapping[int, LauncherRecord]
     ) -> tuple[tuple[int, ...], LaunchPlan]:
-        """Choose among the launchers that are there, and plan; give their numbers in the order of
-        ranks, and the plan.
+        """Plan an attempt with the launchers that are there.
 
-        Raises NodesError if there are too few, NodesDiffer for other scripts.
+        Returns the numbers of the chosen launchers in the order of their ranks, and the plan.
+        Raises NodesError if there are too few, NodesDiffer if their scripts differ.
         """
         fewest, most = self.bounds
         mine = LauncherRecord(
@@ -316,8 +330,10 @@ class JoinedPlanner:
         )
 
     def _shares_of_worker(self, nodes: int) -> list[CpuShare] | None:
-        """Take every node for ours, as far as CPUs go, where a launcher is one worker's: it plans
-        no other."""
+        """Return this machine's CPUs for every node if there is one launcher per worker.
+
+        Such a launcher only plans its own worker, so the shares of other nodes do not matter.
+        """
         return (
             [CpuShare(cpus=self._facts.cpus, granted=self._topology.cpus)] * nodes
             if self._by_worker
@@ -325,8 +341,11 @@ class JoinedPlanner:
         )
 
     def _with_own_cpus(self, plan: LaunchPlan) -> LaunchPlan:
-        """Leave the one worker of a launcher all of its CPUs, where whoever started it has given it
-        some of its own."""
+        """Return the plan without a CPU binding for the launcher's only worker, if the launcher is
+        bound.
+
+        The worker then uses all CPUs of the launcher.
+        """
         cpus, slots = self._facts.cpus, self._own.slots or 1
         if not self._by_worker or len(cpus.allowed) * slots > cpus.online:
             return plan
@@ -342,7 +361,7 @@ class JoinedPlanner:
         return replace(plan, workers=workers)
 
     def places(self, plan: LaunchPlan) -> tuple[tuple[str, int], ...]:
-        """Return for each member of a plan its host and its lowest rank."""
+        """Return the host and the lowest rank of each launcher in a plan."""
         if not self._by_worker:
             return tuple(zip((node.host for node in plan.nodes), plan.first_ranks, strict=True))
         return tuple((plan.nodes[worker.node_rank].host, worker.rank) for worker in plan.workers)
@@ -360,9 +379,10 @@ class JoinedPlanner:
         *,
         of_scheduler: AddressesOf = no_addresses,
     ) -> Meeting:
-        """Return where the members of an attempt meet, from their answers by number.
+        """Return the master address that all nodes have reached.
 
-        Raises LaunchError.
+        ``surveys`` and ``reached`` are by the number of the launcher within the attempt. Raises
+        LaunchError if there is no such address.
         """
         hosts = (
             self._of_members
@@ -386,10 +406,10 @@ class JoinedPlanner:
     # --- a joined launcher's plan
 
     def plan_start(self, told: p.StartWorkers, interfaces: Iterable[str]) -> LaunchPlan:
-        """Plan this launcher's own workers of an attempt, by its own command line. Raises
-        ProtocolError for nonsense.
+        """Plan this launcher's own workers of an attempt from its own command line.
 
-        ``interfaces``: the names of those that this node has.
+        ``interfaces`` are the names of the network interfaces of this node. Raises ProtocolError if
+        the coordinator's message does not fit this launcher.
         """
         self._check(told)
         nodes = [
@@ -450,7 +470,6 @@ class JoinedPlanner:
             )
 
     def _is_own(self, told: p.StartWorkers) -> bool:
-        """Return whether these are the workers that are this launcher's on its node."""
         if not self._by_worker:
             return set(told.local_ranks) == set(range(self._own.slots or 0))
         local_rank = self._location.allocation.local_rank

@@ -1,9 +1,9 @@
-"""The workers of this machine, from the sizes asked for and the devices it has; pure.
+"""The workers of this machine, from the requested sizes and its devices; pure.
 
 ``local_topology`` serves ``train``, ``torchrun_topology`` serves ``distlaunch torchrun``. As under
 torchrun, the latter leaves a device mask as it is and lets every worker see what the launcher sees.
-A worker that can use one device only (MIG), or is to see only one (--virtual-local-rank), gets its
-own.
+A worker gets a mask of its own if it can use one device only (MIG) or shall see only one
+(--virtual-local-rank).
 """
 
 from __future__ import annotations
@@ -44,8 +44,7 @@ _FLAG = "--nproc-per-node"
 
 
 def local_topology(options: TrainOptions, facts: Facts) -> Topology:
-    """Decide how many workers this machine runs, and on what. Raises ConfigError; nothing is
-    guessed silently."""
+    """Return how many workers this machine runs, and on which devices. Raises ConfigError."""
     fewest = (
         options.num_nodes[0] if isinstance(options.num_nodes, tuple) else options.num_nodes or 1
     )
@@ -85,11 +84,11 @@ def workers_here(
     granted: Sequence[str] = (),
     several: bool = False,
 ) -> Topology:
-    """Return this machine ``count`` workers (None: as many as it has GPUs; one, if it has none).
+    """Return this machine with ``count`` workers; None means one per GPU, or one if there is none.
 
-    ``only`` and ``without`` choose among the GPUs that can be seen, by place; ``granted`` by id,
-    where no mask does. ``several``: it is one of several nodes, for hints. Raises ConfigError if
-    GPUs are asked for and there are fewer.
+    ``only`` and ``without`` choose among the visible GPUs by index. ``granted`` chooses by id if no
+    mask does. ``several``: the job has several nodes, for hints. Raises ConfigError if more GPUs
+    are requested than there are.
     """
     if on_cpus(options):
         return _cpu_workers(_counted(count, without), facts, "", ())
@@ -121,8 +120,7 @@ def workers_here(
 def selection_here(
     options: TrainOptions, facts: Facts, *, granted: Sequence[str] = (), several: bool = False
 ) -> DeviceSelection:
-    """Find the GPUs that workers may use: what mask and --gpus leave, and of that what was
-    ``granted``."""
+    """Return the GPUs that workers may use: those that mask, --gpus and ``granted`` leave."""
     selection = select_devices(facts.gpus, facts.environ, requested=options.gpus, several=several)
     if granted and len(granted) < len(selection.ids) and set(granted) <= set(selection.ids):
         places = [place for place, each in enumerate(selection.ids) if each in granted]
@@ -131,8 +129,7 @@ def selection_here(
 
 
 def torchrun_topology(options: TorchrunOptions, facts: Facts) -> Topology:
-    """Count the workers, and share the devices where that is asked for. Raises ConfigError; nothing
-    is guessed."""
+    """Return how many workers ``distlaunch torchrun`` runs here. Raises ConfigError."""
     picked = options.gpus is not None
     selection = select_devices(facts.gpus, facts.environ, requested=options.gpus)
     count, notes = _count(options, facts, selection)
@@ -158,8 +155,10 @@ def torchrun_topology(options: TorchrunOptions, facts: Facts) -> Topology:
 
 
 def add_other_nodes(topology: Topology, allocation: Allocation, *, here: int) -> Topology:
-    """Place this machine among the nodes of a job, of which the others tell at the start how many
-    workers they run."""
+    """Return the topology of the whole job, in which this machine is node ``here``.
+
+    The other nodes report their numbers of workers at the start.
+    """
     nodes = [
         Node(host=host.name, known=host.known, slots=None, devices=None)
         for host in allocation.hosts
@@ -207,8 +206,7 @@ def _none_left(facts: Facts) -> ConfigError:
 
 
 def _counted(count: int | None, without: Sequence[int]) -> int:
-    """Return the number of CPU workers, where nothing else says it: one, unless a filter takes that
-    away."""
+    """Return the number of CPU workers: one by default, none if a filter excludes slot 0."""
     return count if count is not None else 0 if 0 in without else 1
 
 
@@ -241,8 +239,7 @@ def _chosen(
     *,
     shared: bool,
 ) -> DeviceSelection:
-    """Narrow the selection to the slots that filters left. Raises ConfigError for one that is not
-    there."""
+    """Return the devices of the slots that filters left. Raises ConfigError if one does not exist."""
     have = range(len(selection.ids))
     if (
         only is not None
@@ -272,8 +269,10 @@ def _at(selection: DeviceSelection, places: Sequence[int], source: str) -> Devic
 def _gpu_workers(
     count: int, selection: DeviceSelection, facts: Facts, options: TrainOptions, *, shared: bool
 ) -> Topology:
-    """Return each worker a device of its own, or with ``shared`` (more CPU-sized workers than GPUs)
-    one in turn."""
+    """Return this machine with workers on GPUs.
+
+    Each gets a device of its own; with ``shared``, devices are assigned in turn.
+    """
     isolate = options.isolate_gpus or selection.mig
     whole = options.whole_nodes and not isolate
     places = (
@@ -330,7 +329,7 @@ def _count(
 
 
 def _cpus(facts: Facts) -> int:
-    """Count the CPUs that may really run at once: those of the affinity, and no more than the
-    container's quota."""
+    """Return how many CPUs can run at once: those of the affinity, limited by the container's
+    quota."""
     allowed = len(facts.cpus.allowed)
     return max(1, min(allowed, int(facts.cpus.quota)) if facts.cpus.quota else allowed)

@@ -27,7 +27,8 @@ AddressesOf = Callable[[str], Sequence[str]]
 """Returns the addresses by which a scheduler reaches a host, by the host's name."""
 LOOPBACK = "127.0.0.1"
 _UNSPECIFIED = ("0.0.0.0", "::")  # noqa: S104 - compared, not bound
-"""A launcher may meet others there, but no worker should get it as MASTER_ADDR."""
+"""Launchers can connect to each other there on one machine, but it is no MASTER_ADDR for workers.
+"""
 _SHOWN = 8
 
 
@@ -53,17 +54,16 @@ class MasterAddress(Record):
 
 
 class Meeting(Record):
-    """Where the workers meet."""
+    """The master address that all nodes have reached."""
 
     address: str
-    """Of rank 0's node, numeric where it was not given by the user; every other node has connected
-    to it."""
+    """Address of rank 0's node. Numeric unless the user gave it."""
     env: Mapping[int, Mapping[str, str]]
-    """By node rank: the variables that this node's workers need for it (GLOO_SOCKET_IFNAME,
-    ...)."""
+    """By node rank: the variables that this node's workers need to use the same network
+    (GLOO_SOCKET_IFNAME, ...)."""
     addresses: tuple[str, ...] = ()
-    """By node rank: rank 0's, and of the others the end of the way by which they have reached
-    it."""
+    """By node rank: an address of each node in the network by which it has reached rank 0's node.
+    """
 
 
 # --- planned
@@ -72,10 +72,10 @@ class Meeting(Record):
 def planned_master(
     options: TrainOptions, topology: Topology, allocation: Allocation | None = None
 ) -> MasterAddress:
-    """Return the address and port that are planned for the nodes of a topology.
+    """Return the planned address and port of rank 0's node.
 
-    ``allocation`` tells an address of the system from the first node's name, both of which the
-    topology has as ``master_addr``.
+    ``topology.master_addr`` may be an address that the system set or the first node's name;
+    ``allocation`` shows which of the two.
     """
     port, port_origin = options.master_port or topology.master_port, MasterOrigin.START
     if port is not None:
@@ -98,7 +98,7 @@ def master_of_allocation(
     place: int,
     hostname: str | None,
 ) -> MasterAddress:
-    """Return the address and port of rank 0's node that options and the list of hosts name.
+    """Return the address and port of rank 0's node that options and the list of hosts give.
 
     For a job of several nodes. ``place`` is the index of rank 0's node in ``allocation.hosts``; the
     system's own address and port belong to index 0. ``hostname`` is this machine's name if it is
@@ -123,7 +123,7 @@ def master_of_allocation(
 
 
 def note_on(master: MasterAddress, options: TrainOptions) -> str | None:
-    """Return what the user should know of a planned address, if it may not lead to rank 0's node."""
+    """Return a note for the user if the planned address may not lead to rank 0's node."""
     from distlaunch.planning.hosts.this_host import is_loopback
 
     if options.rendezvous is not None or master.address_origin is MasterOrigin.FIRST_NODE:
@@ -167,7 +167,7 @@ def rendezvous_endpoint(options: TrainOptions) -> tuple[str | None, int | None]:
 def first_host_of_options(options: TrainOptions) -> tuple[str | None, str]:
     """Return the host of node 0 that an option names, and the field of that option.
 
-    Raises ConfigError for a rendezvous that cannot be read.
+    Raises ConfigError for an invalid rendezvous.
     """
     if options.rendezvous is not None:
         return rendezvous_endpoint(options)[0], "rendezvous"
@@ -186,7 +186,7 @@ def _no_endpoint(text: str, who: str, *, problem: str = "expected HOST:PORT") ->
 
 
 def no_addresses(host: str) -> Sequence[str]:
-    """Return nothing: no scheduler knows addresses of the host."""
+    """Return nothing: the scheduler knows no addresses of the host."""
     del host
     return ()
 
@@ -194,7 +194,7 @@ def no_addresses(host: str) -> Sequence[str]:
 class AddressChoice:
     """Chooses MASTER_ADDR for each attempt from what the nodes report.
 
-    ``rendezvous_host`` is where the launchers of a job meet that has one on each node.
+    ``rendezvous_host`` is where the launchers connect to each other if each node has one.
     """
 
     def __init__(
@@ -209,7 +209,7 @@ class AddressChoice:
         """Return the addresses at which the other nodes try to reach rank 0's node, best first.
 
         ``surveyed`` is that node's survey and ``host`` its name in the list of hosts. Raises
-        ConfigError if there are none that the backend can use.
+        ConfigError if the backend can use none of them.
         """
         found = self._candidates(surveyed, host, of_scheduler)
         return usable_by(self._backend, found, host)
@@ -246,9 +246,10 @@ class AddressChoice:
         set_by_user: Mapping[str, str] | None = None,
         nccl: bool = True,
     ) -> Meeting:
-        """Return the first of the candidates that all other nodes have reached.
+        """Return the first candidate that all other nodes have reached.
 
-        All by node rank. Raises LaunchError as ``meet`` does, and what the backend objects to.
+        All arguments are by node rank. Raises LaunchError as ``meet`` does, and if the backend
+        rejects the nodes.
         """
         found = meet(
             surveys,
@@ -292,9 +293,9 @@ def meet(
 ) -> Meeting:
     """Return the first of the addresses ``tried`` that every node but the first has reached.
 
-    All by node rank; ``hosts`` is what they are called. ``set_by_user``: the variables that workers
-    have anyway; ``nccl``: they may use it. Raises NodesError that names the nodes that cannot reach
-    rank 0's, ConfigError for an interface that a node does not have.
+    All arguments are by node rank. ``hosts`` has names for messages. ``set_by_user`` are variables
+    that workers have anyway, ``nccl`` whether they may use NCCL. Raises NodesError that names the
+    nodes that cannot reach rank 0's, ConfigError for an interface that a node does not have.
     """
     from distlaunch.planning.interfaces import interface_variables, own_address
 
@@ -326,7 +327,7 @@ def meet(
 
 
 def _routes(reached: Mapping[int, Reached], rank: int, tried: Sequence[str]) -> Sequence[Route]:
-    """Return the routes of a node to the addresses that it was to try: no other counts."""
+    """Return a node's routes to the addresses that it was asked to try. Other routes are ignored."""
     return (
         [route for route in reached[rank].routes if route.address in tried]
         if rank in reached
@@ -377,7 +378,6 @@ def _unreachable(
 def _by_addresses(
     reached: Mapping[int, Reached], tried: Sequence[str], hosts: Sequence[str]
 ) -> Iterator[tuple[str, list[str]]]:
-    """Group the nodes by the addresses that they have reached."""
     groups: dict[str, list[str]] = {}
     for rank in range(1, len(hosts)):
         found = {route.address for route in _routes(reached, rank, tried)}

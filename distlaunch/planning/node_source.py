@@ -1,6 +1,7 @@
-"""Whose word counts for which nodes there are, and which of them is this machine; pure.
+"""Decides which source names the nodes, and which of the nodes is this machine; pure.
 
-Loaded only where ``Facts`` have surroundings: an option or a variable that hints at other nodes.
+Loaded only if ``Facts`` have surroundings: some option or variable suggests that there are other
+nodes.
 """
 
 from __future__ import annotations
@@ -17,28 +18,28 @@ from distlaunch.planning.train_options import TrainOptions
 
 
 class Location(Record):
-    """Where we are among which nodes."""
+    """The nodes of the job and the index of this machine among them."""
 
     allocation: Allocation
     who: str
-    """Who names the nodes, in words that people know: an option's name, or the system's."""
+    """What names the nodes, as users know it: an option's name or the system's."""
     here: int | None
-    """The place of this machine among the hosts; None if it is none of them."""
+    """Index of this machine in the hosts; None if it is not in the list."""
     by: str
-    """How that is known: the name of a variable or an option, or what names this machine."""
+    """How ``here`` is known: the name of a variable or an option, or this machine's name."""
     name: str
     """This machine's own name."""
     ranked: bool = True
-    """It is known which of several launchers this is. Else that is dealt at the start, and ``here``
-    stands for it."""
+    """Whether the rank of this launcher is known. If it is not, the coordinator assigns it at the
+    start, and ``here`` is provisional."""
 
 
 def locate(options: TrainOptions, facts: Facts) -> tuple[Location | None, tuple[str, ...]]:
-    """Decide who names the nodes: the user's lists first, then the innermost system; None: only
-    this machine is there.
+    """Return the nodes of the job; None if there is only this machine.
 
-    Beside it, what else names nodes or ranks, each with the reason why it does not count. Raises
-    ConfigError for what contradicts itself, and for hosts that cannot be told apart.
+    The user's lists come first, then the innermost system. The second value lists the other
+    variables that name nodes or ranks, each with the reason why it is not used. Raises ConfigError
+    for options or variables that contradict each other, and if two hosts are the same machine.
     """
     around = facts.surroundings
     if around is None:
@@ -63,8 +64,10 @@ def locate(options: TrainOptions, facts: Facts) -> tuple[Location | None, tuple[
 
 
 def check_lists(options: TrainOptions) -> str | None:
-    """Name the option that lists the hosts, if one does. Raises ConfigError for two that do, or a
-    system beside it."""
+    """Return the name of the option that lists the hosts; None if there is none.
+
+    Raises ConfigError if there are two, or one and --source.
+    """
     lists = {"hosts": options.hosts, "hostfile": options.hostfile, "discover": options.discover}
     who = next((options.named(field) for field, value in lists.items() if value is not None), None)
     named = [
@@ -81,15 +84,17 @@ def check_lists(options: TrainOptions) -> str | None:
 
 
 def _said(who: str, value: str) -> str:
-    """Quote what was typed; a command in a variable may have secret words."""
+    """Return an option with its value for a message.
+
+    The value of a variable is left out, since a command there may contain secrets.
+    """
     return f"{who} {quoted(value)}" if who.startswith("-") else who
 
 
 def _allocation(
     options: TrainOptions, facts: Facts, around: Surroundings
 ) -> tuple[str, Allocation | None, tuple[str, ...]]:
-    """Ask the user's lists, else the systems around us; give who answered, the answer, and who
-    lost."""
+    """Return who names the nodes, the nodes, and the sources that are not used."""
     who = check_lists(options)
     if who is None:
         nodes = options.num_nodes
@@ -131,8 +136,10 @@ def _allocation(
 
 
 def _by_hand(options: TrainOptions) -> Allocation | None:
-    """Make the nodes of one who starts a launcher on each, as torchrun's users do: only their
-    number is known."""
+    """Return the nodes if a launcher is started by hand on each, as with torchrun.
+
+    Only their number is known, and perhaps the host of node 0.
+    """
     rank, nodes = options.node_rank, options.num_nodes
     most = nodes[1] if isinstance(nodes, tuple) else nodes or 1
     if nodes is None and options.rendezvous is not None:
@@ -179,7 +186,7 @@ def _by_hand(options: TrainOptions) -> Allocation | None:
 
 
 def _this_machine(options: TrainOptions, facts: Facts, identity: Identity) -> Allocation:
-    """Return the filters this machine alone to choose from, under the name by which they call it."""
+    """Return an allocation of this machine alone, named as --include or --exclude name it."""
     words = f"{options.include or ''}@{options.exclude or ''}".split("@")
     called = [
         word[1:].partition("]")[0] if word[:1] == "[" else word.partition(":")[0].strip()
@@ -192,8 +199,7 @@ def _this_machine(options: TrainOptions, facts: Facts, identity: Identity) -> Al
 def _with_node_rank(
     allocation: Allocation, options: TrainOptions, around: Surroundings
 ) -> Allocation:
-    """Take --node-rank as what this launcher is: one of several, each started on its node. Raises
-    ConfigError."""
+    """Apply --node-rank, which says that each node has a launcher. Raises ConfigError."""
     rank, hosts = options.node_rank, allocation.hosts
     if rank is None or rank == allocation.node_rank:
         return allocation
@@ -221,7 +227,10 @@ def _with_node_rank(
 def _here(
     allocation: Allocation, options: TrainOptions, around: Surroundings
 ) -> tuple[int | None, str]:
-    """Find this machine by its rank where that is told, else by names and addresses."""
+    """Return the index of this machine and how it is known.
+
+    The rank decides if it is known, else names and addresses.
+    """
     if allocation.node_rank is not None:
         told = _source_of(allocation, "node rank")
         by = options.who_set("node_rank") if allocation.node_rank == options.node_rank else told

@@ -1,9 +1,8 @@
 """The launcher that started this launcher as one of its workers; pure.
 
-torchrun, horovodrun, accelerate, deepspeed and distlaunch give each worker its rank in the
-environment. If such a worker is a launcher of ours, it runs one worker with these variables.
-mpirun, srun and pods are not outer launchers in this sense: under them the launchers of all tasks
-form one job.
+torchrun, horovodrun, accelerate, deepspeed and distlaunch give each worker its rank in environment
+variables. A launcher of ours that is such a worker runs one worker with these variables. mpirun,
+srun and pods are not outer launchers: the launchers that they start form one job.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from distlaunch.planning.train_options import TorchrunOptions, TrainOptions, on_
 
 OURS = "distlaunch"
 SPAWNER = "dl-spawner"
-"""The name of the process that starts our workers; ``core.agent.spawner`` sets it."""
+"""Process name of the parent of our workers. ``core.agent.spawner`` sets it."""
 _SHELLS = ("sh", "bash", "dash", "ash", "zsh", "ksh", "mksh", "fish", "csh", "tcsh", "busybox")
 _WRAPPERS = frozenset({
     *_SHELLS, "env", "nice", "ionice", "chrt", "taskset", "numactl", "prlimit", "timeout", "time", "stdbuf", "unbuffer",
@@ -53,8 +52,8 @@ _RUN_OTHERS = frozenset(
 """Python programs that run another one in their own process."""
 PYTHON_OPTIONS_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 _SPAWN = "--multiprocessing-fork"
-"""Horovod's launcher starts each worker from a child that Python's multiprocessing made, which has
-this argument."""
+"""Argument of a process that Python's multiprocessing started. Horovod's launcher starts each
+worker from such a process."""
 _VARIABLES = {
     "horovodrun": ("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK"),
     "torchrun": ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
@@ -76,8 +75,7 @@ _OWN = frozenset(
         "DISTLAUNCH_WARM_FD",
     }
 )
-"""Of the variables that launchers set, those that our worker gets from us: where we listen, and
-keep its files."""
+"""Variables that our worker gets from this launcher and not from the outer one."""
 _OF_THE_JOB = ("DISTLAUNCH_JOB_ID", "DISTLAUNCH_ATTEMPT")
 _OF_THE_BACKEND = ("DISTLAUNCH_BACKEND", BACKEND_OPTIONS)
 _BACKEND_NEEDS = {"horovod": "HOROVOD_RANK", "tensorflow": "TF_CONFIG"}
@@ -86,7 +84,7 @@ _CONTRADICT = (
     "exclude", "spares", "spread", "node_rank", "master_addr", "master_port", "interface", "rendezvous", "gpus",
     "isolate_gpus", "bind", "max_restarts", "requeue",
 )  # fmt: skip
-"""Fields of which the outer launcher has the say."""
+"""Fields that the outer launcher decides."""
 _HARMLESS = {
     "num_gpus": 1,
     "gpus_per_node": 1,
@@ -100,11 +98,10 @@ _HARMLESS = {
 def outer_launcher(
     environ: Mapping[str, str], ancestors: Iterable[Ancestor]
 ) -> OuterLauncher | None:
-    """Return the launcher whose worker we are, if between it and us only shells and the like run
-    our command.
+    """Return the launcher whose worker this process is, or None.
 
-    A launcher that the script of a rank starts has that script's process above it, and is nobody's
-    worker.
+    Only shells and programs that run a command unchanged may stand between the two. A launcher that
+    the script of a rank starts has the script's process above it, so it is nobody's worker.
     """
     launcher = _nearest(environ, ancestors)
     if launcher is None or (launcher in _MARKS and _MARKS[launcher] not in environ):
@@ -117,8 +114,7 @@ def outer_launcher(
 
 
 def is_below_a_worker(ancestors: Iterable[Ancestor]) -> bool:
-    """Return whether one of these processes is a launcher: then its worker, or what that started,
-    has started us."""
+    """Return whether one of the ancestors is a launcher, so that a worker has started this process."""
     for each in ancestors:
         words = _program_and_rest(each.argv)
         if each.name == SPAWNER or (words and os.path.basename(words[0]) in _BY_PROGRAM):
@@ -146,8 +142,7 @@ def _nearest(environ: Mapping[str, str], ancestors: Iterable[Ancestor]) -> str |
 
 
 def _program_and_rest(argv: Sequence[str]) -> Sequence[str]:
-    """Return what a process runs and its arguments: of an interpreter, the script or module that it
-    runs."""
+    """Return the program of a process and its arguments. For an interpreter, the script or module."""
     if not argv or not os.path.basename(argv[0]).startswith("python"):
         return argv
     words = [*argv[1:]]
@@ -175,10 +170,9 @@ def _program_and_rest(argv: Sequence[str]) -> Sequence[str]:
 def check_options(
     options: TrainOptions, backend: PlannedBackend, environ: Mapping[str, str], outer: OuterLauncher
 ) -> None:
-    """Refuse options that contradict the outer launcher, which decides about sizes, nodes and
-    restarts.
+    """Raise UsageError for options that contradict the outer launcher.
 
-    Raises UsageError.
+    The outer launcher decides about sizes, nodes and restarts.
     """
     who = _called(outer)
     started = f"{who} started this launcher as rank {outer.rank} of {outer.world_size}"
@@ -222,7 +216,7 @@ def _written(value: object) -> str:
 
 
 def one_worker(options: TrainOptions, facts: Facts, outer: OuterLauncher) -> Topology:
-    """Return this machine with one worker, which sees the devices that we see."""
+    """Return this machine with one worker that sees the devices of this launcher."""
     node = Node(host=facts.hostname, slots=1)
     if on_cpus(options):
         hidden = tuple(name for name in (HIP, ROCR) if name in facts.environ)
@@ -250,8 +244,7 @@ def one_worker(options: TrainOptions, facts: Facts, outer: OuterLauncher) -> Top
 def as_worker(
     plan: LaunchPlan, options: TrainOptions, facts: Facts, outer: OuterLauncher
 ) -> LaunchPlan:
-    """Return the worker the outer launcher's variables unchanged, in place of those that we set for a
-    job of our own."""
+    """Return the plan with the outer launcher's variables in place of those of a job of our own."""
     ours = {*_OWN}
     if outer.launcher != OURS:
         ours.update(_OF_THE_JOB)
@@ -284,6 +277,6 @@ def as_worker(
 
 
 def _of_rank(layout: Layout, rank: int) -> Layout:
-    """Name the files of the one worker by the rank that it has in the outer launcher's job."""
+    """Name the files of the worker by its rank in the outer launcher's job."""
     parts = ("folder", "stdout", "stderr", "error", "stacks")
     return replace(layout, **{part: getattr(layout, part).format(rank=rank) for part in parts})

@@ -1,13 +1,12 @@
-"""Which of our environment goes with the workers to other machines; pure.
+"""Which variables of the launcher's environment workers on other machines get; pure.
 
-Workers there are to find what those here would, but for what belongs to a host or to one login on
-it. What says where software is installed goes only where our interpreter is installed at the same
-path: there, most likely, the rest is as well (a shared file system, the same image), while
-elsewhere our PATH would hide what the node has.
+Workers there get what workers here would, except variables that belong to a host or to a login.
+Variables that say where software is installed are sent only to nodes that have the launcher's
+interpreter at the same path. The rest is then probably the same, too (a shared file system, the
+same image). On other nodes the launcher's PATH would hide the node's own software.
 
-PYTHONPATH is no such variable: it names the user's own modules, and a folder of it that is missing
-does no harm. A PYTHONHOME of another installation stops every interpreter, so that it goes with
-ours.
+PYTHONPATH is sent everywhere: it names the user's own modules, and a missing directory in it does
+no harm. PYTHONHOME is not, because a wrong one stops every interpreter.
 """
 
 from __future__ import annotations
@@ -58,15 +57,15 @@ _OF_AN_INSTALLATION_BY_PREFIX = (
 
 
 class Travelling(NamedTuple):
-    """The environment that goes with the workers."""
+    """The environment of workers on other nodes."""
 
     everywhere: dict[str, str]
     with_ours: dict[str, str]
-    """Beside that, to nodes that have our interpreter at the same path."""
+    """Variables only for nodes that have the launcher's interpreter at the same path."""
 
 
 def travelling(environ: Mapping[str, str]) -> Travelling:
-    """Divide an environment, which is what workers on this machine would inherit."""
+    """Split an environment that workers on this machine would inherit."""
     everywhere: dict[str, str] = {}
     with_ours: dict[str, str] = {}
     for name, value in environ.items():

@@ -1,7 +1,8 @@
-"""Where the launchers of a job find each other, and which of them is the coordinator; pure.
+"""Where the launchers of a job connect to each other, and which is the coordinator; pure.
 
-Node rank 0's launcher is. Where nobody has told ranks, it is the one whose machine the rendezvous
-names; of several on that machine the first that has the port.
+The coordinator is the launcher with node rank 0. If no ranks are set, it is the launcher on the
+machine that the rendezvous names. If there are several on that machine, it is the first that gets
+the port.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from distlaunch.planning.train_options import TrainOptions
 
 DEFAULT_PORT = 29400
 _SERIES, _FIRST, _SPAN = 4, 20000, 10000
-"""So many ports are tried in turn where the scheduler gives a job's number, from a range that no
-kernel deals out."""
+"""If the scheduler numbers its jobs, a job tries four ports in turn. They are from a range outside
+of the kernel's ephemeral ports."""
 
 
 class Rendezvous(Record):
@@ -32,19 +33,20 @@ class Rendezvous(Record):
 
     host: str
     ports: tuple[int, ...]
-    """Where the coordinator listens, on the first that is free."""
+    """The coordinator listens on the first of them that is free."""
     of_source: bool
-    """The port is the one that the source names for rank 0's store, which then gets another."""
+    """Whether the source set the port for rank 0's store. The store then gets another port."""
     job_key: str
-    """What all launchers of the job know of it, and those of others do not."""
+    """A text that all launchers of the job know, and launchers of other jobs do not."""
     rank: int | None
-    """This launcher's number among them; None: it is dealt."""
+    """This launcher's number; None if the coordinator assigns it."""
     leads: Literal["yes", "no", "first"]
-    """``first``: it is the coordinator if it has the port."""
+    """Whether this launcher is the coordinator; ``first``: only if it gets the port."""
 
 
 def settle(options: TrainOptions, location: Location, topology: Topology) -> Rendezvous:
-    """Decide where the launchers meet. Raises ConfigError if nothing says that."""
+    """Return where the launchers connect to each other. Raises ConfigError if nothing determines
+    it."""
     allocation = location.allocation
     host, port = rendezvous_endpoint(options)
     port_of_source = None
@@ -92,8 +94,7 @@ def settle(options: TrainOptions, location: Location, topology: Topology) -> Ren
 
 
 def settle_unplanned(options: TrainOptions, location: Location) -> Rendezvous:
-    """Decide where the launchers meet for one that has no plan, by what says who there is. Raises
-    ConfigError."""
+    """Return the rendezvous of a launcher that has no plan. Raises ConfigError."""
     allocation, master = location.allocation, None
     if len(allocation.hosts) > 1:
         own_name = location.name if location.here == 0 else None
@@ -111,7 +112,7 @@ def settle_unplanned(options: TrainOptions, location: Location) -> Rendezvous:
 
 
 def _own_number(location: Location, topology: Topology) -> int | None:
-    """Return this launcher's number: its node's rank, or of several launchers on a node that of its
+    """Return this launcher's number: the rank of its node, or of its worker with one launcher per
     worker."""
     if not location.ranked:
         return None
@@ -123,7 +124,7 @@ def _own_number(location: Location, topology: Topology) -> int | None:
 
 
 def check_place(location: Location, topology: Topology) -> None:
-    """Refuse what launchers that are started on their own cannot be part of. Raises ConfigError."""
+    """Raise ConfigError for options that one launcher per node cannot meet."""
     if topology.spares:
         raise ConfigError(
             f"--spares {counted(len(topology.spares), 'node')}: {location.who} starts a launcher "

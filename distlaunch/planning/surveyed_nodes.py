@@ -1,7 +1,7 @@
-"""The nodes of an attempt, composed from what the hosts that are there have told; pure.
+"""The plan of each attempt of a job on several nodes, made from the surveys of its hosts; pure.
 
-Members are numbered: the hosts that are to train first, then spares, then those that were
-discovered later. The number of a host never changes; node ranks are dealt anew for each attempt, in
+Hosts are numbered: first those that are to train, then the spares, then those that --discover has
+found later. The number of a host never changes. Node ranks are assigned anew for each attempt, in
 the order of the numbers.
 """
 
@@ -54,7 +54,7 @@ __all__ = ["Composer", "NodesDiffer"]
 
 
 class Composer:
-    """Makes the plan of each attempt from the surveys of the hosts that are there."""
+    """Plans each attempt from the surveys of the hosts that are reachable."""
 
     def __init__(
         self,
@@ -102,39 +102,39 @@ class Composer:
 
     @property
     def here(self) -> int | None:
-        """The number of this machine; None if it is none of them."""
+        """The number of this machine; None if it is not in the list."""
         return self._here
 
     def is_here(self, host: str) -> bool:
-        """Return whether a host is this machine, also one that was discovered later."""
+        """Return whether a host is this machine. Also knows hosts that were discovered later."""
         if self._here_name is not None or self._facts.surroundings is None:
             return host == self._here_name
         return is_this_machine(host, self._facts.surroundings.identity)
 
     @property
     def spares(self) -> int:
-        """How many of the hosts stand by when all are there."""
+        """How many hosts are kept ready while all hosts are reachable."""
         return self._spares
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """The fewest and the most nodes of an attempt; equal unless the job is elastic."""
+        """The smallest and the largest number of nodes of an attempt. Equal unless the job is
+        elastic."""
         bounds = bounds_of(self._allocation, self._options)
         if bounds is None or bounds[0] == bounds[1]:
             return self._training, self._training
         return bounds
 
     def set_job(self, job_id: str, run_dir: str) -> Composer:
-        """Take note of where the job's folder is in the end, and of what the job is called."""
+        """Set the job's id and its run directory."""
         self._run_dir, self._job_id = run_dir, job_id
         return self
 
     def discovered(self, output: str) -> tuple[Node, ...]:
-        """Take the hosts that the command of --discover has printed; give those that may take part
-        now.
+        """Update the hosts from the output of the --discover command.
 
-        Those that are known keep their numbers, and new ones get the next. Raises ConfigError for
-        what is no list.
+        Returns the hosts that may take part now. Known hosts keep their numbers, new ones get the
+        next ones. Raises ConfigError if the output is not a list of hosts.
         """
         from distlaunch.planning.hosts.from_options import discovered_hosts
 
@@ -174,7 +174,7 @@ class Composer:
     # --- what to ask the nodes, and what becomes of their answers
 
     def survey(self, serial: int) -> Survey:
-        """Make the question that each of the hosts is asked."""
+        """Return the request for a survey, which is the same for all hosts."""
         options = self._options
         python = not options.no_python or options.module
         setup = options.setup is not None  # which may bring the interpreter, or the program
@@ -195,11 +195,11 @@ class Composer:
         )
 
     def compose(self, surveys: Mapping[int, Surveyed]) -> tuple[tuple[int, ...], LaunchPlan]:
-        """Choose among the hosts that are there, and plan for them; give their numbers by node
-        rank, and the plan.
+        """Plan an attempt with the hosts that have been surveyed.
 
-        Raises NodesError if there are too few, ConfigError for what cannot be done, NodesDiffer for
-        other scripts.
+        Returns the numbers of the chosen hosts in the order of their ranks, and the plan. Raises
+        NodesError if there are too few, NodesDiffer if their scripts differ, ConfigError if the
+        options cannot be met.
         """
         members = self._chosen(surveys)
         options, chosen = self._options, {number: surveys[number] for number in members}
@@ -291,9 +291,10 @@ class Composer:
         *,
         of_scheduler: AddressesOf = no_addresses,
     ) -> Meeting:
-        """Return where the nodes of an attempt meet, from their answers by node rank.
+        """Return the master address that all nodes of the attempt have reached.
 
-        Raises LaunchError.
+        ``surveys`` and ``reached`` are by node rank. Raises LaunchError if there is no such
+        address.
         """
         names = self._hosts_of_ranks
         hosts = names if len(names) == len(surveys) else tuple(each.hostname for each in surveys)
@@ -314,8 +315,8 @@ class Composer:
         )
 
     def _chosen(self, surveys: Mapping[int, Surveyed]) -> tuple[int, ...]:
-        """Choose as many of those that are there as there are to be nodes, in the order of their
-        numbers."""
+        """Return the numbers of the hosts that become nodes. Raises NodesError if there are too
+        few."""
         fewest, most = self.bounds
         there = [number for number in sorted(surveys) if self._hosts[number].host in self._listed]
         wanted = max(fewest, min(most, len(self._listed) - self._options.spares))
@@ -334,8 +335,10 @@ class Composer:
         return tuple(there[:wanted])
 
     def _granted(self, number: int, surveyed: Surveyed) -> int | None:
-        """Return the CPUs that a scheduler grants on a node; of this machine, its variables have told
-        it to us."""
+        """Return how many CPUs a scheduler grants on a node.
+
+        For this machine the launcher's own environment has the number.
+        """
         return (
             self._allocation.cpus
             if surveyed.granted_cpus is None and number == self._here
@@ -345,7 +348,10 @@ class Composer:
     def _of_interpreters(
         self, members: Sequence[int], interpreters: Sequence[Interpreter]
     ) -> list[str]:
-        """Say once which interpreters run the workers, where they are not all ours."""
+        """Return a note on the interpreters of the workers if they are not all the launcher's.
+
+        Each node is mentioned once per interpreter.
+        """
         options, ours = self._options, self._facts.python
         if options.no_python or options.python is not None:
             return []
@@ -364,15 +370,17 @@ class Composer:
         return [f"workers run {how}{', '.join(kinds)}: {why}"] if kinds else []
 
     def _news(self, note: str, hosts: Sequence[str]) -> list[str]:
-        """Return of these hosts those of which the user has not heard this yet."""
+        """Return the hosts for which this note has not been shown yet, and remember them."""
         known = self._shown_notes.setdefault(note, set())
         new = [host for host in hosts if host not in known]
         known.update(new)
         return new
 
     def _node(self, node: Node, mine: Interpreter, common: str) -> Node:
-        """Add what the workers of a node have for themselves: their interpreter, and what goes
-        where ours is."""
+        """Add the workers' interpreter to a node.
+
+        Also adds the variables that only make sense where the launcher's interpreter exists.
+        """
         same = mine.python == common or self._options.no_python
         own = (
             None if same else command_line(self._options, mine.python, self._target, self._backend)

@@ -1,8 +1,8 @@
-"""The options of a job, typed, as the command line or the Python API fills them. Pure.
+"""The typed options of a job, set by the command line or the Python API; pure.
 
-Every field that is an option on the command line has a row in ``cli/option_table.py``; a test holds
-the two equal. Commands of other launchers fill the same fields, and add how the job looks from
-outside (``Dialect``).
+Every field that is an option of the command line has a row in ``cli/option_table.py``; a test
+checks that. The commands of other launchers set the same fields, and a ``Dialect`` for the names
+that differ.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ NO_LOCAL_RANK = f"-o local-rank=off leaves it out: {LOCAL_RANK_TOO}"
 
 
 class TrainOptions(Record):
-    """One ``train`` (or ``plan``) command, parsed but not yet resolved. ``None`` means "not
-    given"."""
+    """One ``train`` or ``plan`` command, parsed but not checked against the machine. ``None`` means
+    "not given"."""
 
     # what runs
     script: str | None = None
@@ -71,19 +71,19 @@ class TrainOptions(Record):
     master_port: int | None = None
     interface: str | None = None
     join_timeout: float = 60.0
-    """Seconds."""
+    """In seconds."""
     lost_after: float = 10.0
-    """Seconds of silence after which a node, and for a node the launcher, is lost."""
+    """Seconds of silence after which a node is lost, and for a node its launcher."""
     rendezvous: str | None = None
-    """``HOST:PORT`` of node 0's launcher, for the others to call."""
+    """``HOST:PORT`` of node 0's launcher, to which the others connect."""
     token_file: str | None = None
     weak_token_ok: bool = False
-    """A token of fewer than 16 characters is taken."""
+    """Accept a token of fewer than 16 characters."""
     job_id: str | None = None
     # backend
     backend: str = "pytorch-ddp"
     opt: tuple[str, ...] = ()
-    """``NAME=VALUE``, for the backend."""
+    """``NAME=VALUE`` for the backend."""
     address: str | None = None
     """The backend's option of this name."""
     # workers
@@ -100,13 +100,12 @@ class TrainOptions(Record):
     max_restarts: int = 0
     restart_window: float | None = None
     restart_delay: tuple[float, float] | None = None
-    """Before the first restart in a row, and at most; ``None``: no delay."""
+    """Delay before the first restart of a series, and its upper limit; ``None``: no delay."""
     min_uptime: float = 10.0
     grace: float = 25.0
     failure_grace: float = 5.0
     linger: float | None = None
-    """After a success, for processes that workers have left; ``None``: as long as
-    ``failure_grace``."""
+    """How long processes that workers left may run after a success; ``None``: ``failure_grace``."""
     hang_timeout: float | None = None
     error_file: str | None = None
     hang_notice: float = 300.0
@@ -119,19 +118,19 @@ class TrainOptions(Record):
     dry_run: bool = False
 
     given: Mapping[str, str] = {}
-    """By field: the option or variable that set it. The Python API may leave it out."""
+    """By field: the option or variable that set it. May be empty if the Python API is used."""
     whole_nodes: bool = False
-    """A backend's choice: the one worker of a node has all GPUs that are there, or none if there
-    are none."""
+    """Set by a backend: a node has one worker, which uses all GPUs that there are, or none."""
     whole_gpus: int | None = None
-    """It is to have so many of them."""
+    """How many GPUs that worker must have; ``None``: any number."""
 
     def named(self, field: str) -> str:
-        """Name who set a field, for messages: the option, unless a variable did."""
+        """Return what set a field, for messages: the name of the variable, or else of the option."""
         return self.given.get(field) or f"--{field.replace('_', '-')}"
 
     def who_set(self, *fields: str) -> str | None:
-        """Name who set the first of these fields that is not as by default; None if nobody did."""
+        """Return what set the first of these fields that does not have its default; None if none
+        was set."""
         default = type(self)._defaults  # noqa: SLF001 - a record's own table
         return next(
             (self.named(field) for field in fields if getattr(self, field) != default[field]), None
@@ -139,18 +138,17 @@ class TrainOptions(Record):
 
     @property
     def dialect(self) -> Dialect:
-        """What only another launcher's words can change."""
+        """Names and settings of the launcher whose command line was used."""
         return _TRAIN
 
     @property
     def texts(self) -> Mapping[str, str]:
-        """Return what is in files that have been read before, by path: a pipe is empty the second
-        time."""
+        """Contents of files that were already read, by path. A pipe cannot be read a second time."""
         return _NO_TEXTS
 
     @property
     def needs_gpus(self) -> bool:
-        """Return whether it matters which GPUs there are."""
+        """Whether the plan depends on which GPUs there are."""
         counts_processes = self.num_procs is not None or self.procs_per_node is not None
         on_cpu = self.device == "cpu" or (
             self.device == "auto" and counts_processes and not self.whole_nodes
@@ -162,30 +160,30 @@ _NO_TEXTS: Mapping[str, str] = {}
 
 
 class Dialect(Record):
-    """How a job is seen from outside; as it stands, ``train``'s."""
+    """Names and settings that differ between ``train`` and another launcher's command. The defaults
+    are those of ``train``."""
 
     layout: Layout = TRAIN
-    """The names of the log files."""
+    """Names of the log files."""
     run_id: str | None = None
-    """What TORCHELASTIC_RUN_ID says; None: the job's id."""
+    """Value of TORCHELASTIC_RUN_ID; None: the job's id."""
     role: str = "default"
-    """What ROLE_NAME says."""
+    """Value of ROLE_NAME."""
     prefix_columns: int | None = None
-    """How wide what stands before each line on the console is; None: as wide as a rank in
-    brackets."""
+    """Width of the prefix of each line on the console; None: that of a rank in brackets."""
     shows_bars: bool = True
-    """The console shows both streams of rank 0, if it shows that rank."""
+    """The console shows both streams of rank 0 if it shows that rank."""
     rank_macro: str | None = None
-    """What stands for the local rank in the arguments of the script."""
+    """Text in the script's arguments that stands for the local rank."""
     takes_typed: bool = False
-    """Of several workers rank 0 reads what is typed, if stdin is a terminal of which we are the
-    foreground job."""
+    """If stdin is a terminal and the launcher its foreground job, rank 0 of several workers reads
+    it."""
     spelling: tuple[tuple[str, str], ...] = ()
-    """What ``train``'s options are called, for hints and errors: its spelling, then this dialect's;
-    # is any number."""
+    """Replacements for hints and errors: a text with ``train``'s options, then the text of this
+    dialect. # stands for a number."""
 
     def spelt(self, text: str) -> str:
-        """Put a text of ours, which speaks of ``train``'s options, into this dialect."""
+        """Return a message with the option names of this dialect in place of those of ``train``."""
         if not self.spelling:
             return text
         import re
@@ -211,15 +209,14 @@ _TRAIN = Dialect()
 
 
 class DropInOptions(TrainOptions):
-    """One command in the words of another launcher whose meaning ``train`` has options for."""
+    """The options of another launcher's command, as far as ``train`` has them."""
 
     dialect: Dialect = _TRAIN
     texts: Mapping[str, str] = _NO_TEXTS
 
 
 class TorchrunOptions(TrainOptions):
-    """One ``torchrun`` command: what ``train`` has an option for is in that field, the rest is
-    here.
+    """The options of a ``torchrun`` command: those of ``train``, and the number of workers.
 
     Workers see the devices that the launcher sees, unless ``isolate_gpus`` (or MIG) gives each its
     own.
@@ -232,8 +229,10 @@ class TorchrunOptions(TrainOptions):
 
     @property
     def needs_gpus(self) -> bool:
-        """Return whether it matters which GPUs there are: to count or share them, or to wait for
-        their memory."""
+        """Whether the plan depends on which GPUs there are.
+
+        They are counted, shared, or waited for: a restart waits until their memory is free.
+        """
         counted = self.workers in ("auto", "gpu")
         return (
             counted
@@ -248,7 +247,7 @@ class TorchrunOptions(TrainOptions):
 
 
 def check_kind(options: TrainOptions) -> None:
-    """Refuse options that want GPUs and CPUs at once. Raises ConfigError."""
+    """Raise ConfigError for options that ask for workers on GPUs and on CPUs."""
     gpus = options.num_gpus is not None or options.gpus_per_node is not None
     if counts_processes(options) and gpus:
         raise ConfigError(
@@ -264,23 +263,23 @@ def check_kind(options: TrainOptions) -> None:
 
 
 def counts_processes(options: TrainOptions) -> bool:
-    """Return whether the size is given in processes, not in GPUs."""
+    """Return whether the size is a number of processes and not of GPUs."""
     return options.num_procs is not None or options.procs_per_node is not None
 
 
 def on_cpus(options: TrainOptions) -> bool:
-    """Return whether workers are to leave GPUs alone, whatever there is."""
+    """Return whether workers use no GPU, whatever there is."""
     counted = counts_processes(options) and not options.whole_nodes
     return options.device == "cpu" or (counted and options.device != "cuda")
 
 
 def shares_gpus(options: TrainOptions) -> bool:
-    """Return whether workers are counted as processes, but use GPUs."""
+    """Return whether the size is a number of processes that use GPUs."""
     return counts_processes(options) and not on_cpus(options)
 
 
 def asks_for_gpus(options: TrainOptions) -> bool:
-    """Return whether there is no doing without GPUs."""
+    """Return whether a machine without GPUs is an error."""
     counts = options.num_gpus is not None or options.gpus_per_node is not None
     return (
         counts
@@ -291,5 +290,5 @@ def asks_for_gpus(options: TrainOptions) -> bool:
 
 
 def use_cpus(*, several: bool) -> str:
-    """Return the hint for those who want workers on CPUs; ``several``: over several nodes."""
+    """Return the hint on how to get workers on CPUs. ``several``: the job has several nodes."""
     return USE_CPUS_OF_EACH if several else USE_CPUS

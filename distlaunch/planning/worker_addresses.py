@@ -1,7 +1,7 @@
-"""Where each worker of an attempt listens, for backends whose workers are told of one another;
-pure.
+"""The addresses at which the workers of an attempt listen; pure.
 
-A worker's node holds its ports; all workers are told the same list, in the order of ranks.
+For backends whose workers get a list of all workers, such as TensorFlow with TF_CONFIG. Each node
+holds the ports of its workers. All workers get the same list, in the order of ranks.
 """
 
 from __future__ import annotations
@@ -19,17 +19,18 @@ if TYPE_CHECKING:
     from distlaunch.planning.master_address import Meeting
 
 _SHORTEST_ADDRESS = "::1"
-"""Of a node: only the first one may have a name, which the user has given."""
+"""Lower limit for the address of a node. Only the first node can have a name, which the user has
+given."""
 _LOWEST_PORT = 1024
-"""Of those that the kernel chooses: its ip_local_port_range begins at 32,768, or where somebody has
-it begin."""
+"""Lower limit for a port that the kernel chooses. Its ip_local_port_range begins at 32,768 by
+default."""
 
 
 def cluster_of(plan: LaunchPlan, ports: Sequence[int], meeting: Meeting | None) -> tuple[str, ...]:
-    """Give ``HOST:PORT`` for each of the ports, which are as many for each worker, by rank.
+    """Return ``HOST:PORT`` for each port.
 
-    ``meeting``: how the nodes reach each other; None where there is one, and its workers need
-    nobody else.
+    ``ports`` are in the order of ranks, ``plan.worker_ports`` of them for each worker. ``meeting``
+    says how the nodes reach each other; None for a job on one node.
     """
     each = plan.worker_ports
     hosts = (plan.master_addr or "",) if meeting is None else meeting.addresses
@@ -42,15 +43,15 @@ def cluster_of(plan: LaunchPlan, ports: Sequence[int], meeting: Meeting | None) 
 
 
 def cluster_names(backend: PlannedBackend, workers: int) -> set[str]:
-    """Name the variables that are to tell so many workers where all listen."""
+    """Return the names of the variables that list the workers."""
     places = ("127.0.0.1:1",) * (backend.worker_ports * workers)
     return {*backend.cluster_variables(places), *backend.task_variables(workers, 0)}
 
 
 def with_cluster(plan: LaunchPlan, cluster: tuple[str, ...], backend: PlannedBackend) -> LaunchPlan:
-    """Tell each worker of the plan where all of them listen, in the words of the backend.
+    """Add the variables that list all workers to the plan.
 
-    Raises ConfigError where no worker could be started with them.
+    Raises ConfigError if they would be too long for a program to start.
     """
     if not cluster:
         return plan
@@ -66,8 +67,8 @@ def with_cluster(plan: LaunchPlan, cluster: tuple[str, ...], backend: PlannedBac
 
 
 def check_cluster(plan: LaunchPlan, backend: PlannedBackend) -> None:
-    """Raise ConfigError where its workers are too many to be told of one another, wherever they
-    will listen."""
+    """Raise ConfigError if there are too many workers to list in a variable, whatever their
+    addresses."""
     count = plan.world_size or 0
     on_first = plan.nodes[0].slots or 0
     shortest = host_and_port(_SHORTEST_ADDRESS, _LOWEST_PORT)

@@ -1,8 +1,8 @@
-"""How many workers each host of a job runs, from what was asked for and what the hosts take; pure.
+"""How many workers each host of a job runs; pure.
 
-Sizes are exact: distlaunch plans what was asked for, or raises an error that says what there is.
-None stands for a number that only the node knows. Nodes are given in topology order, and ranks are
-contiguous on each node.
+The number comes from the sizes that the user asked for and the slots of the hosts. Sizes are exact:
+distlaunch plans them or raises an error that says how much there is. None stands for a number that
+only the node knows. The ranks of a node are contiguous.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from distlaunch.planning.train_options import (
 )
 
 Bounds = tuple[int, int] | None
-"""How many nodes there are to be, at least and at most; None if that was left open."""
+"""Smallest and largest number of nodes; None if neither user nor source set it."""
 Counts = Sequence[int | None]
 
 
@@ -32,29 +32,29 @@ class PlannedHost(Record):
 
     chosen: Chosen
     here: bool
-    """It is the machine that we run on."""
+    """Whether it is this machine."""
     room: int | None
-    """How many workers it takes at most; None if only the node knows."""
+    """How many workers fit at most; None if only the node knows."""
     found: bool = False
-    """The room is what the host itself has found, and no list says otherwise: its devices are the
-    better answer."""
+    """Whether the host itself reported the room, and no list limits it. Errors about its devices
+    then tell more than errors about slots."""
     tasks: int | None = None
     """How many launchers a scheduler has started there, each for one worker."""
 
     @property
     def host(self) -> Host:
-        """What the source says of it."""
+        """The host as its source names it."""
         return self.chosen.host
 
     @property
     def whole(self) -> bool:
-        """Return whether filters left all of its slots."""
+        """Whether filters left all of its slots."""
         slots = self.chosen.slots
         return not self.chosen.without and (slots is None or len(slots) == self.host.slots)
 
 
 class Request(Record):
-    """What was asked for, of which nodes."""
+    """The sizes that the user asked for, and the nodes."""
 
     allocation: Allocation
     options: TrainOptions
@@ -62,35 +62,38 @@ class Request(Record):
 
     @property
     def by_user(self) -> bool:
-        """Return whether the user named the hosts."""
+        """Whether the user named the hosts."""
         return self.allocation.by_user
 
     @property
     def total(self) -> int | None:
-        """The workers asked for in all; ``auto`` stands for all that there is room for."""
+        """The requested number of workers of the job. None if not set or ``auto``, which means all
+        slots."""
         gpus = None if self.options.num_gpus == "auto" else self.options.num_gpus
         return gpus if self.options.num_procs is None else self.options.num_procs
 
     @property
     def per_node(self) -> int | None:
-        """The workers asked for on each node."""
+        """The requested number of workers on each node."""
         gpus = self.options.gpus_per_node
         return gpus if gpus is not None else self.options.procs_per_node
 
     @property
     def total_name(self) -> str:
-        """The option for the total."""
+        """Name of the option for the total."""
         return "--num-procs" if counts_processes(self.options) else "--num-gpus"
 
     @property
     def each_name(self) -> str:
-        """The option for each node."""
+        """Name of the option for each node."""
         return "--procs-per-node" if counts_processes(self.options) else "--gpus-per-node"
 
 
 def count_workers(places: Sequence[PlannedHost], request: Request) -> Counts:
-    """Return the workers of each host, 0 for one that is not needed. Raises ConfigError if there is
-    not enough."""
+    """Return the number of workers of each host; 0 for a host that is not needed.
+
+    Raises ConfigError if there is not enough room.
+    """
     total, per_node = request.total, request.per_node
     counts: Counts
     if total is None:
@@ -112,21 +115,23 @@ def count_workers(places: Sequence[PlannedHost], request: Request) -> Counts:
 
 
 def names_of(hosts: Sequence[Host]) -> str:
-    """Write hosts for a message, short."""
+    """Return hosts for a message, with ranges folded."""
     return name_hosts(host.name for host in hosts)
 
 
 class IdleHosts(Record):
-    """What to say of hosts that get no worker."""
+    """A message on hosts that get no worker."""
 
     text: str
     by_mistake: bool
-    """The user probably wanted workers on them."""
+    """Whether the user probably wanted workers on them."""
 
 
 def explain_idle(places: Sequence[PlannedHost], counts: Counts, request: Request) -> IdleHosts:
-    """Word that hosts get no worker. Raises ConfigError if a scheduler granted them and nobody gave
-    them up."""
+    """Return the message on the hosts that get no worker.
+
+    Raises ConfigError if a scheduler granted them and no option gives them up.
+    """
     total = request.total or 0
     size = f"{request.total_name} {total}"
     among = len(places)
@@ -159,8 +164,10 @@ def explain_idle(places: Sequence[PlannedHost], counts: Counts, request: Request
 
 
 def pack(total: int, slots: Sequence[int]) -> list[int]:
-    """Fill each node before the next one; gives the workers of each node. There must be slots
-    enough."""
+    """Fill each node before the next one. Returns the workers of each node.
+
+    There must be enough slots.
+    """
     left = total
     counts: list[int] = []
     for own in slots:
@@ -170,9 +177,10 @@ def pack(total: int, slots: Sequence[int]) -> list[int]:
 
 
 def spread(total: int, slots: Sequence[int]) -> list[int]:
-    """Return one worker to each node in turn, as long as it has room; gives the workers of each node.
+    """Assign one worker to each node in turn, as long as it has room. Returns the workers of each
+    node.
 
-    There must be slots enough.
+    There must be enough slots.
     """
     counts = [0] * len(slots)
     left, level = total, 0
@@ -188,7 +196,7 @@ def spread(total: int, slots: Sequence[int]) -> list[int]:
 
 
 def cross_sizes(slots: Sequence[int]) -> tuple[int, ...]:
-    """Return for each local rank how many nodes have a worker of it: Horovod's CROSS_SIZE.
+    """Return for each local rank how many nodes have such a worker: Horovod's CROSS_SIZE.
 
     Slots 3, 1, 2 give 3, 2, 1.
     """
@@ -205,7 +213,7 @@ def cross_sizes(slots: Sequence[int]) -> tuple[int, ...]:
 
 
 def cross_ranks(slots: Sequence[int]) -> list[tuple[int, ...]]:
-    """Return for each node its workers' places among those of the same local rank: Horovod's
+    """Return for each node the index of its workers among those of the same local rank: Horovod's
     CROSS_RANK.
 
     Slots 3, 1, 2 give (0, 0, 0), (1,), (2, 1): of the two workers with local rank 1, the third
@@ -221,7 +229,7 @@ def cross_ranks(slots: Sequence[int]) -> list[tuple[int, ...]]:
 
 
 def _exactly(count: int, place: PlannedHost, said: str, request: Request) -> int:
-    """Return the number, if the host takes so many. Raises ConfigError."""
+    """Return ``count`` if the host has room for it. Raises ConfigError."""
     room = place.room
     # What a scheduler counts limits no workers on CPUs; what the user took away by a filter does.
     free = (
@@ -242,7 +250,7 @@ def _exactly(count: int, place: PlannedHost, said: str, request: Request) -> int
 def _total_and_each(
     total: int, per_node: int, places: Sequence[PlannedHost], request: Request
 ) -> Counts:
-    """Take total and size per node together: they say the number of nodes."""
+    """Return the counts if both the total and the number per node are set, which give the nodes."""
     names = f"{request.total_name} {total} and {request.each_name} {per_node}"
     nodes, rest = divmod(total, per_node)
     if rest:
@@ -257,7 +265,7 @@ def _total_and_each(
 
 
 def _shares(total: int, places: Sequence[PlannedHost], request: Request) -> Counts:
-    """Divide the total evenly among a number of nodes that is fixed."""
+    """Divide the total evenly among a fixed number of nodes."""
     name, each_name, bounds = request.total_name, request.each_name, request.bounds
     if bounds is not None and bounds[0] < bounds[1]:
         raise ConfigError(
@@ -275,7 +283,6 @@ def _shares(total: int, places: Sequence[PlannedHost], request: Request) -> Coun
 
 
 def _spread_or_pack(total: int, places: Sequence[PlannedHost], request: Request) -> Counts:
-    """Pack the total onto the hosts, or spread it over them."""
     name, each_name = request.total_name, request.each_name
     rooms = [place.room for place in places]
     enough = _enough(rooms, total)
@@ -300,7 +307,7 @@ def _spread_or_pack(total: int, places: Sequence[PlannedHost], request: Request)
 
 
 def _enough(rooms: Counts, total: int) -> bool:
-    """Return whether there is room for the total before the first host of which that is not known."""
+    """Return whether the hosts before the first one of unknown size have room for the total."""
     left = total
     for room in rooms:
         if left <= 0 or room is None:
@@ -310,8 +317,7 @@ def _enough(rooms: Counts, total: int) -> bool:
 
 
 def _check_tasks(places: Sequence[PlannedHost], counts: Counts, request: Request) -> None:
-    """Hold the request against the tasks that a scheduler has started already. Raises
-    ConfigError."""
+    """Raise ConfigError if the counts differ from the tasks that a scheduler has already started."""
     for place, count in zip(places, counts, strict=True):
         tasks = place.tasks
         if tasks is not None and count is not None and count != tasks:

@@ -1,8 +1,8 @@
-"""Start an agent on a node through a login shell, and pack the agent's code as a zip.
+"""Starts an agent on a node through a login shell. Also packs the agent's code as a zip.
 
 The node needs ``/bin/sh`` and a Python >= 3.10. ``remote_command`` is a shell command that finds a
-Python and runs ``STUB`` in it. The stub reads the zip, whose length it knows, from its stdin and
-runs the agent from it. Nothing of that is secret: others on the node can read it in /proc.
+Python and runs ``STUB`` in it. The stub reads the zip, whose length is an argument, from its stdin
+and runs the agent from it. The command has no secrets: other users of the node can see it in /proc.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ PYTHONS = (
     "/usr/local/bin/python3",
 )
 FLAGS = ("-I", "-S", "-X", "utf8")
-"""Of the agent's interpreter: nothing of the user's or the site's is imported; text is UTF-8
-whatever the locale."""
+"""Options of the agent's interpreter: no modules of the user or the site, and UTF-8 in any locale.
+"""
 _TOO_OLD, _CUT = 97, 98
 _OLD, _TRIED, _NONE = "distlaunch-old", "distlaunch-tried", "distlaunch-none"
 # Lines are joined by "|", as no newline survives csh; double quotes only, no backslash and no
@@ -72,40 +72,40 @@ _STUB_LINES = (
 _KEPT_BEFORE_GREETING = 64 << 10
 """How many of the last bytes before the greeting are kept, for the search and for messages."""
 _MOST_BEFORE_GREETING = 16 << 20
-"""A node that prints more bytes than this before the greeting is given up."""
+"""A node that prints more bytes before the greeting is an error."""
 _JOIN_S = 5.0
 _LAST_LINES = 3
 _LONGEST_LINE = 200
 _TRIED_LINE = re.compile(rf"^{_TRIED} (\d+) (.*)$")
 _OLD_LINE = re.compile(rf"^{_OLD} ([\d.]+)$")
 _LEVEL = 1
-"""Of deflate. Level 6 makes the zip 6 % smaller and takes half as long again, which only 50 nodes
-would pay back."""
+"""Of deflate. Level 6 makes the zip 6 % smaller but takes 50 % longer; only 50 nodes would make up
+for that."""
 _LOCAL = struct.Struct("<4s5H3I2H")
 _CENTRAL = struct.Struct("<4s6H3I5H2I")
 _END = struct.Struct("<4s4H2IH")
 _NEEDS = 20
-"""The version of PKZIP that knows deflate and folders."""
+"""The version of PKZIP that supports deflate and directories."""
 _DEFLATED = 8
 _DATE = 1 << 5 | 1
-"""The first of January 1980: zips have no time of zero."""
+"""The first of January 1980, the earliest date of a zip."""
 _UNCHECKED = struct.pack("<I8x", 1)
-"""Behind the magic number of a .pyc: valid by its hash (PEP 552), which nobody is to compare."""
+"""Follows the magic number of a .pyc that is valid by its hash (PEP 552), which is not checked."""
 _PYC_HEADER = 16
 
 
 def stub(module: str, words: str) -> str:
-    """Write what ``python -c`` runs, with COUNT and more words as arguments; it reads no byte of
-    stdin beyond COUNT.
+    """Return the code for ``python -c``. Its arguments are COUNT and others.
 
-    ``module`` is the one of ``core.agent`` whose ``main`` gets ``words``, an expression.
+    The code reads COUNT bytes of stdin and no more. ``module`` is a module of ``core.agent``;
+    ``words`` is the expression that its ``main`` gets.
     """
     lines = "|".join(_STUB_LINES).replace("MODULE", module).replace("WORDS", words)
     return f'exec("""{lines}""".replace("|",chr(10)))'
 
 
 STUB = stub("main", "sys.argv[2]")
-"""For COUNT and WORD: of an agent that speaks over its stdin and stdout."""
+"""For COUNT and WORD: an agent that uses its stdin and stdout."""
 
 
 # $1 word, $2 count, $3 stub, then interpreters. The shell itself is mute: it would say what it was
@@ -123,24 +123,23 @@ _SCRIPT = (
 
 
 class BootstrapConnection(Connection, Protocol):
-    """A link that has not greeted yet."""
+    """A connection whose agent has not sent its greeting yet."""
 
     def unread(self, data: bytes) -> None:
-        """Have ``receive`` give this first, and ``fileno`` be ready for it."""
+        """Put bytes back. ``receive`` returns them first, and ``fileno`` is ready."""
 
     def last_words(self) -> bytes:
-        """Return the last of what came on the side: stderr."""
+        """Return the end of stderr."""
 
     def forget_words(self) -> None:
-        """Have no last words but those that come from now on."""
+        """Drop the stderr that has come so far."""
 
 
 def remote_command(*, count: int, word: str, pythons: Sequence[str] = ()) -> str:
-    """Write the command for a node's login shell, whichever that is: sh, bash, dash, zsh, csh,
-    tcsh, fish.
+    """Return the command for a login shell of any kind: sh, bash, dash, zsh, csh, tcsh, fish.
 
-    ``pythons`` are interpreters to try before those that every system has; one with characters that
-    some shell would take for its own is left out.
+    ``pythons`` are interpreters to try before the usual ones. A path that some shell could
+    misinterpret is left out.
     """
     words = (
         _SCRIPT,
@@ -154,19 +153,19 @@ def remote_command(*, count: int, word: str, pythons: Sequence[str] = ()) -> str
 
 
 def is_plain(path: str) -> bool:
-    """Return whether an absolute path can stand between single quotes in every shell."""
+    """Return whether an absolute path needs no quoting between single quotes in any shell."""
     return path.startswith("/") and path.isprintable() and not any(char in path for char in "'\\!")
 
 
 def start_agent(
     stream: BootstrapConnection, code: bytes, word: str, *, until: float, where: str
 ) -> None:
-    """Send the agent's code and skip what comes before its greeting; what follows that is left for
-    ``receive``.
+    """Send the agent's code and wait for its greeting.
 
-    ``until`` is a time of ``time.monotonic``, ``where`` names the node in messages. Raises ConnectStepError,
-    and the stream is closed then. The code is sent in a thread, as a shell that prints much may not
-    read before it is read from.
+    Bytes after the greeting are left for ``receive``. ``until`` is a time of ``time.monotonic``,
+    ``where`` names the node in messages. Closes the stream and raises ConnectStepError if the agent
+    does not start. A thread sends the code, because a shell that prints much may only read its
+    stdin once its output has been read.
     """
     sender = threading.Thread(target=_sent, args=(stream, code), name="dl-bootstrap", daemon=True)
     sender.start()
@@ -226,7 +225,7 @@ def _skip_to_greeting(stream: BootstrapConnection, word: str, until: float, wher
 
 
 def _ended(stream: BootstrapConnection, noise: bytes, where: str) -> ConnectStepError:
-    """Say why a login shell or an agent has ended without a greeting."""
+    """Return why a login shell or an agent ended without a greeting."""
     words = stream.last_words()
     lines = noise.decode(errors="replace").splitlines()
     if _NONE in lines:
@@ -246,8 +245,7 @@ def _ended(stream: BootstrapConnection, noise: bytes, where: str) -> ConnectStep
 
 
 def _was_cut(end: ConnectionEnd) -> bool:
-    """Return whether the login was ended from outside: the connection broke, or a signal killed
-    it."""
+    """Return whether the login was ended from outside: by a broken connection or a signal."""
     return behind_shell(end).kind is not EndKind.EXITED
 
 
@@ -282,8 +280,7 @@ def _listed(found: list[str]) -> str:
 
 
 def quoted_lines(said: bytes, most: int = _LAST_LINES) -> str:
-    """Show the last lines of something behind a colon, printable and short; nothing if there are
-    none."""
+    """Return the last lines of a text after a colon, printable and short; "" if there are none."""
     lines = [line.strip() for line in said.decode(errors="replace").splitlines()]
     shown = [
         printable(line[:_LONGEST_LINE])
@@ -294,12 +291,11 @@ def quoted_lines(said: bytes, most: int = _LAST_LINES) -> str:
 
 
 def agent_zip() -> bytes:
-    """Pack ``distlaunch/__init__`` and all of ``distlaunch.core``, each module as source and as
-    this Python's code.
+    """Return a zip with ``distlaunch/__init__`` and ``distlaunch.core``, as source and as bytecode.
 
-    A Python of another version ignores the code and compiles the source. Modules that have not been
-    compiled yet are, and kept in the import cache if that can be written. Raises ImportError or
-    OSError if the package is damaged.
+    A Python of another version ignores the bytecode and compiles the source. Modules without cached
+    bytecode are compiled, and cached if possible. Raises ImportError or OSError if the package is
+    damaged.
     """
     import distlaunch
     from distlaunch import core
@@ -335,8 +331,8 @@ def _of_module(name: str, spec: Any, *, is_package: bool) -> Iterator[tuple[str,
 
 
 def _cached(spec: Any, size: int) -> bytes | None:
-    """Return the code that the import cache has, if it is of this very source: half the cost of
-    loading it."""
+    """Return the bytecode of the import cache if it belongs to this source. Halves the time to load
+    it."""
     if not spec.cached:
         return None
     try:
@@ -352,7 +348,7 @@ def _cached(spec: Any, size: int) -> bytes | None:
 
 
 def _zipped(members: Iterator[tuple[str, bytes]]) -> bytes:
-    """Write a zip: ``zipfile`` takes five times as long for it."""
+    """Return a zip. ``zipfile`` takes five times as long."""
     parts: list[bytes] = []
     directory: list[bytes] = []
     at = 0

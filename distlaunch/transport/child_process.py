@@ -1,4 +1,4 @@
-"""Child processes whose stdin and stdout are a stream: ssh, a ProxyCommand, a local agent.
+"""Child processes whose stdin and stdout are a byte stream: ssh, a ProxyCommand, a local agent.
 
 ``open_beside`` starts the agent of this machine if it is one node of several.
 """
@@ -34,9 +34,10 @@ from distlaunch.transport.open_files import as_found
 _CHUNK = 1 << 16
 _MOST_WORDS = 16 << 10
 _REAP_S = 0.5
-"""What KILL takes on a busy machine, and the next in line may wait."""
+"""How long a killed process may take to end on a busy machine. The next cleanup waits for it."""
 _GUARD = '; ({ read -r _ <&3; kill -9 0; } </dev/null >/dev/null 2>&1 &); exec 3<&- "$@"'
-"""A process of the program's own group waits for the kill switch's end, and kills the group."""
+"""Starts a process in the program's group that waits for the end of the kill switch's pipe, then
+kills the group."""
 _SWITCH_IS_STDIN = "exec 3<&0 <&1"
 _unreaped: list[subprocess.Popen[bytes]] = []
 _reaping = threading.Lock()
@@ -47,8 +48,10 @@ _END_S = 2.0
 def open_beside(
     target: Target, within_s: float, *, code: bytes, environ: Mapping[str, str]
 ) -> Connection:
-    """Start an agent on this machine; see ``Open``. It ends, after its workers, when the link is
-    closed."""
+    """Start an agent on this machine; see ``Open``.
+
+    When the connection is closed the agent stops its workers and exits.
+    """
     until = time.monotonic() + within_s
     word = os.urandom(16).hex()
     python = sys.executable or "python3"
@@ -71,10 +74,10 @@ def _start_beside(argv: list[str], environ: Mapping[str, str]) -> ProcessConnect
 
 
 class ProcessConnection:
-    """Starts a program, whose stdin and stdout are the stream.
+    """A connection to the stdin and stdout of a program that it starts.
 
-    ``close`` kills a mere carrier of bytes (``ssh``), which hangs on a kill switch; an agent ends by the
-    closed stream.
+    With a kill switch, ``close`` kills the program, which only carries bytes (``ssh``). An agent
+    has no kill switch: it exits when its stream is closed.
     """
 
     def __init__(
@@ -95,15 +98,17 @@ class ProcessConnection:
         self._epoll.register(self._child.words_end, select.EPOLLIN)  # until it is closed
 
     def limit_waits(self) -> None:
-        """Bound all further waits by the main loop's budget: a main loop polls this from now on."""
+        """Limit all further waits to the main loop's budget. Called when a main loop starts to
+        poll."""
         self._is_polled = True
 
     def fileno(self) -> int:
-        """Return a descriptor that is ready for stream and stderr alike, so that neither fills up."""
+        """Return a descriptor that is ready for stdout and for stderr, so that neither pipe fills
+        up."""
         return self._epoll.fileno()
 
     def receive(self) -> bytes | None:
-        """Return what has come; see ``Connection``."""
+        """Return the bytes that have come; see ``Connection``."""
         with self._lock:
             return None if self._closed else self._received()
 
@@ -129,22 +134,22 @@ class ProcessConnection:
         return data
 
     def unread(self, data: bytes) -> None:
-        """Have ``receive`` give this first, and ``fileno`` be ready for it."""
+        """Put bytes back. ``receive`` returns them first, and ``fileno`` is ready."""
         self._pending = data
         self._always = os.eventfd(1, os.EFD_CLOEXEC)
         self._epoll.register(self._always, select.EPOLLIN)
 
     def send(self, data: bytes) -> None:
-        """Send all of it; see ``Connection``."""
+        """Send all bytes; see ``Connection``."""
         self._socket.sendall(data)
 
     def last_words(self) -> bytes:
-        """Return the last of what it wrote to stderr."""
+        """Return the end of stderr."""
         with self._lock:
             return self._child.said()
 
     def returncode(self, within_s: float = 0.0) -> int | None:
-        """Return how the program ended, waiting so long for that; None if it has not."""
+        """Return the program's exit code; None if it has not exited within this time."""
         return self._child.returncode(within_s)
 
     def close(self) -> None:
@@ -165,12 +170,12 @@ class ProcessConnection:
             os.close(self._always)
 
     def forget_words(self) -> None:
-        """Have no last words but those that come from now on."""
+        """Drop the stderr that has come so far."""
         with self._lock:
             self._child.forget()
 
     def end(self) -> ConnectionEnd:
-        """Return how the program ended, and what it said last; see ``Connection``."""
+        """Return how the program ended, with its last line of stderr; see ``Connection``."""
         if self._closed_here:
             return ConnectionEnd(kind=EndKind.CLOSED_HERE, last_words=self._last_line())
         code = self.returncode()
@@ -185,12 +190,12 @@ class ProcessConnection:
 
 
 class KillSwitch:
-    """What carriers hang on: they are killed, with their process groups, when it is closed or we
-    have gone in any way.
+    """Kills a set of process groups when it is closed or when the launcher ends in any way.
 
-    A carrier that waits for the network does not see that its stream has ended; and the kernel's
-    own signal for that, PR_SET_PDEATHSIG, comes when the thread ends that made the child, reaches
-    no grandchild, and none of another user.
+    It is a pipe. A guard in each group waits for the end of the pipe and then kills the group. A
+    program that waits for the network does not notice that its stream has ended. PR_SET_PDEATHSIG
+    does not help: the kernel sends it when the thread ends that made the child, and neither to
+    grandchildren nor to processes of another user.
     """
 
     def __init__(self) -> None:
@@ -200,8 +205,10 @@ class KillSwitch:
         self.is_closed = False
 
     def hold(self) -> int:
-        """Return a descriptor for a guard to read, for the caller to close. Raises OSError once the
-        kill switch is closed."""
+        """Return a descriptor for a guard to read. The caller closes it.
+
+        Raises OSError if the kill switch is closed.
+        """
         with self._lock:
             if self.is_closed:
                 raise OSError("the job is over")
@@ -211,7 +218,7 @@ class KillSwitch:
             return os.dup(self._ends[0])
 
     def kill(self, group: int) -> None:
-        """Kill a process group that hangs on it. It may have ended."""
+        """Kill one process group, unless it has ended."""
         with self._lock:
             # As long as the kill switch is there, so is the guard, and the group's number nobody else's.
             if not self.is_closed:
@@ -221,14 +228,14 @@ class KillSwitch:
                     os.killpg(group, signal.SIGKILL)
 
     def let_go(self) -> None:
-        """Have one less that hangs on it; the last one takes the descriptors with it."""
+        """End the use of one descriptor. The last one closes the pipe."""
         with self._lock:
             self._held -= 1
             if not self._held:
                 self._cut()
 
     def close(self) -> None:
-        """Kill all that hang on it; there will be no more. Does not wait for their end."""
+        """Kill all groups, without waiting for their end. ``hold`` is an error from now on."""
         with self._lock:
             self.is_closed = True
             self._cut()
@@ -240,17 +247,16 @@ class KillSwitch:
 
 
 class Child:
-    """A program in a session of its own, where a terminal's Ctrl-C does not reach it. Nothing here
-    waits.
+    """A program in its own session, so that a terminal's Ctrl-C does not reach it. No method waits.
 
-    ``kill_switch`` is for a mere carrier of bytes; without one only ``stop`` kills it, and it has to end
-    with its stream.
+    A program that only carries bytes gets a ``kill_switch``. Without one, the program must exit
+    when its stream ends; only ``stop`` kills it.
     """
 
     def __init__(
         self, argv: Sequence[str], *, environ: Mapping[str, str], kill_switch: KillSwitch | None
     ) -> None:
-        """Start it. Raises OSError."""
+        """Start the program. Raises OSError."""
         reap()
         self._kill_switch = kill_switch
         self._said = bytearray()
@@ -272,12 +278,11 @@ class Child:
 
     @property
     def words_end(self) -> int:
-        """Return the descriptor that is readable when there is more on stderr, or its end; -1 after
-        that."""
+        """Descriptor that is readable if there is more on stderr, or its end; -1 after that."""
         return self._words
 
     def said(self) -> bytes:
-        """Return the last of what it wrote to stderr."""
+        """Read stderr without waiting, and return its end."""
         while self._words >= 0:
             try:
                 words = os.read(self._words, _CHUNK)
@@ -290,26 +295,26 @@ class Child:
         return bytes(self._said)
 
     def forget(self) -> None:
-        """Have said nothing so far."""
+        """Drop the stderr that has come so far."""
         self.said()
         self._said.clear()
 
     def returncode(self, within_s: float = 0.0) -> int | None:
-        """Return how it ended, waiting so long for that; None if it has not."""
+        """Return the exit code; None if it has not exited within this time."""
         try:
             return self._process.wait(within_s)
         except subprocess.TimeoutExpired:
             return None
 
     def stop(self, within_s: float) -> None:
-        """Ask it to end, by TERM, and kill it if it has not within so long."""
+        """Send TERM, and KILL if it has not exited within this time."""
         self._process.terminate()
         if self.returncode(within_s) is None:
             self._process.kill()
 
     def close(self) -> None:
-        """Kill it if it hangs on a kill switch, with all of its group; keep what it has said. May be
-        called again."""
+        """Kill the group of a program with a kill switch; keep the end of its stderr. Can be called
+        again."""
         if self._closed:
             return
         self._closed = True
@@ -342,8 +347,10 @@ class Child:
 def _started(
     argv: Sequence[str], environ: Mapping[str, str], stdin: int | None
 ) -> tuple[socket.socket, int, subprocess.Popen[bytes]]:
-    """Return our end of the stream, our end of stderr, and the process; its stdin is the stream
-    unless it is given."""
+    """Return our end of the stream, our end of stderr, and the process.
+
+    The stream is also the program's stdin, unless ``stdin`` is set.
+    """
     ours, theirs = socket.socketpair()
     words, their_words = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     os.set_blocking(their_words, True)
@@ -367,17 +374,16 @@ def _started(
 
 
 class Question:
-    """A program that is asked something, and runs beside us until its answer is wanted. Nothing of
-    it outlives us."""
+    """A command that runs in the background until its output is needed. It never outlives the
+    launcher."""
 
     def __init__(self, argv: Sequence[str], environ: Mapping[str, str]) -> None:
-        """Start it. Raises OSError."""
+        """Start the command. Raises OSError."""
         self._child = Child(argv, environ=environ, kill_switch=KillSwitch())
         self._child.stream.shutdown(socket.SHUT_WR)
 
     def answer(self, *, within_s: float) -> tuple[int, bytes, bytes]:
-        """Return its exit code, stdout, and the last of stderr; nothing of it is left then. To be
-        called once.
+        """Return exit code, stdout, and the end of stderr. Kills the command. Can be called once.
 
         Raises OSError, TimeoutError.
         """
@@ -404,27 +410,30 @@ class Question:
 def ask(
     argv: Sequence[str], environ: Mapping[str, str], *, within_s: float
 ) -> tuple[int, bytes, bytes]:
-    """Run a program that is asked something; give its exit code, stdout, and the last of stderr.
+    """Run a command and return its exit code, stdout, and the end of stderr.
 
-    Nothing of it outlives that, or us. Raises OSError, TimeoutError.
+    It does not outlive the call or the launcher. Raises OSError, TimeoutError.
     """
     return Question(argv, environ).answer(within_s=within_s)
 
 
 def guarded(argv: Sequence[str], to_three: str) -> list[str]:
-    """Write the command of a program that hangs on a kill switch; ``to_three``: shell that makes
-    descriptor 3 of it."""
+    """Return a command line that starts a guard beside the program.
+
+    ``to_three`` is shell code that makes the kill switch descriptor 3.
+    """
     return ["/bin/sh", "-c", to_three + _GUARD, "sh", *argv]
 
 
 def reap() -> None:
-    """Collect the children that have ended since they were closed: agents, after their workers."""
+    """Collect the children that have exited since they were closed. Agents exit after their
+    workers."""
     with _reaping:
         _unreaped[:] = [process for process in _unreaped if process.poll() is None]
 
 
 def _check(program: str, environ: Mapping[str, str]) -> None:
-    """Raise OSError where a program cannot be run, which a shell would only say on stderr."""
+    """Raise OSError if a program cannot be run. A shell would only report it on stderr."""
     if shutil.which(program, path=environ.get("PATH", os.defpath)) is None:
         if os.path.exists(program) and "/" in program:
             raise PermissionError(13, os.strerror(13), program)

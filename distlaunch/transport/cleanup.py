@@ -13,14 +13,14 @@ _lock = threading.Lock()
 _jobs: deque[Callable[[], None]] = deque()
 _thread: threading.Thread | None = None
 _MOST_S = 0.1
-"""In all, and again after that has come back at ``_RATE``: a thousand links may be lost at once."""
+"""Total wait of a main loop. It comes back at ``_RATE``. A thousand connections may be lost at
+once."""
 _RATE = 0.02
 T = TypeVar("T")
 
 
 def run_in_background(job: Callable[[], None]) -> None:
-    """Have this done soon, after what was asked for before. Where no thread can be started it is
-    done at once."""
+    """Run a job soon, after the jobs that were added before. If no thread can start, run it now."""
     global _thread  # noqa: PLW0603 - one for all connections of the process
     with _lock:
         _jobs.append(job)
@@ -52,7 +52,7 @@ def _work() -> None:
 
 
 class WaitBudget:
-    """What there is for all links of a process together; the main loop's."""
+    """How long the main loop may wait, for all connections of a process together."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -60,7 +60,7 @@ class WaitBudget:
         self._at = clock()
 
     def spend(self, wait: Callable[[float], T]) -> T:
-        """Have something wait, for at most so many seconds as there are."""
+        """Call ``wait`` with the number of seconds that are left, and deduct what it took."""
         began = self._clock()
         self._left_s = min(_MOST_S, self._left_s + (began - self._at) * _RATE)
         result = wait(max(0.0, self._left_s))

@@ -29,28 +29,28 @@ STARTUP_HINT = (
     "a start-up file of the login shell there (~/.profile, ~/.bashrc) may be waiting, "
     "for input or a file system"
 )
-"""Of a node that was logged in to, and whose agent does not start."""
+"""For a node whose login worked but whose agent does not start."""
 
 
 SSH_PORT = 22
 
 
 class KeyScan(Record):
-    """The command in a hint that adds a host's keys to a file of known hosts."""
+    """The command in a hint that adds a host's keys to a known_hosts file."""
 
     host: str
     port: int = SSH_PORT
     file: str = "~/.ssh/known_hosts"
 
     def command(self, hosts: Sequence[str] | None = None) -> str:
-        """Return the command for this host, or for several instead of it."""
+        """Return the command for this host, or for ``hosts`` in its place."""
         at = "" if self.port == SSH_PORT else f"-p {self.port} "
         names = " ".join(map(printable, hosts or (self.host,)))
         return f"ssh-keyscan {at}-H {names} >> {printable(self.file)}"
 
 
 class ConnectStepError(Exception):
-    """A step did not succeed; the words are those of ``ConnectFailure``, and printable."""
+    """A step failed. The fields are those of ``ConnectFailure``; texts are printable."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class ConnectStepError(Exception):
         self.scan = scan
 
     def failure(self, host: str, *, address: str = "", user: str = "") -> ConnectFailure:
-        """Make the row of the table that the user sees."""
+        """Return the row of the table for the user."""
         return ConnectFailure(
             host=host,
             address=address,
@@ -83,19 +83,19 @@ class ConnectStepError(Exception):
 
 
 class ConnectFailure(Record):
-    """One node that cannot take part; a row of the table that the user sees."""
+    """One node that cannot take part: a row of the table for the user."""
 
     host: str
     """As the user or the source wrote it."""
     address: str = ""
-    """Where it was tried: ``10.0.0.7:22``; empty before that is known."""
+    """The address that was tried: ``10.0.0.7:22``; empty if it is not known."""
     user: str = ""
     step: Step
     text: str
-    """What went wrong, as a clause; printable."""
+    """What went wrong, as a printable clause."""
     hint: str | None = None
     passing: bool = True
-    """It may work in a moment: refused, no route, silent. A wrong key or a missing Python will not
-    mend itself."""
+    """Whether it may work in a moment: refused, no route, no answer. A wrong key or a missing
+    Python needs the user."""
     scan: KeyScan | None = None
-    """The command that ``hint`` has, so that one can stand for several hosts."""
+    """The command in ``hint``, so that one hint can stand for several hosts."""

@@ -1,4 +1,4 @@
-"""A byte stream to the agent of one node, however it got there."""
+"""A byte stream to the agent of one node, over any transport."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class EndKind(Enum):
     KILLED = "killed"
     """A signal killed that program."""
     OUTPUT_CLOSED = "output closed"
-    """That program closed its output, and runs on."""
+    """That program closed its output and still runs."""
     CLOSED_HERE = "closed here"
     CLOSED_BY_PEER = "closed by peer"
     CLOSED = "closed"
-    """Nothing is known but that it is closed."""
+    """It is closed for an unknown reason."""
     LOST = "lost"
     """The kernel reported an error."""
     FAILED = "failed"
@@ -31,31 +31,31 @@ class EndKind(Enum):
     COMMAND_REFUSED = "command refused"
     """The SSH server refused to run the command."""
     TOLD = "told"
-    """``text`` is what the carrier, as a ProxyCommand, says."""
+    """``text`` is a message of the program that carries it, such as a ProxyCommand."""
     RAY_DRIVER = "ray driver"
-    """Ray's driver ended, and with it the way to all nodes."""
+    """Ray's driver ended, and with it the connections to all nodes."""
     RAY_ACTOR = "ray actor"
     """Ray lost the actor that carries the bytes."""
 
 
 class ConnectionEnd(Record):
-    """How a connection ended, as far as that is known."""
+    """How a connection ended, as far as it is known."""
 
     kind: EndKind
     number: int = 0
     """The status of ``EXITED``, or the signal of ``KILLED``."""
     text: str = ""
-    """What only the carrier knows; printable."""
+    """Details for other kinds; printable."""
     last_words: str = ""
-    """What the program wrote to stderr last, behind a colon; see ``quoted_lines``."""
+    """The last line of the program's stderr after a colon; see ``quoted_lines``."""
 
 
 _FIRST_OF_SIGNALS = 128
-"""A shell adds this to the number of the signal that killed what it ran."""
+"""A shell adds this to the number of the signal that killed its child."""
 
 
 def end_of_program(code: int | None, last_words: str) -> ConnectionEnd:
-    """Return the end of a program by its exit code as ``subprocess`` has it; None: it runs on."""
+    """Return the end of a program from its exit code as in ``subprocess``; None if it still runs."""
     if code is None:
         return ConnectionEnd(kind=EndKind.OUTPUT_CLOSED, last_words=last_words)
     kind = EndKind.KILLED if code < 0 else EndKind.EXITED
@@ -63,7 +63,7 @@ def end_of_program(code: int | None, last_words: str) -> ConnectionEnd:
 
 
 def end_to_json(end: ConnectionEnd) -> dict[str, object]:
-    """Return what ``end_from_json`` reads."""
+    """Return the record that ``end_from_json`` reads."""
     return {
         "kind": end.kind.value,
         "number": end.number,
@@ -73,7 +73,7 @@ def end_to_json(end: ConnectionEnd) -> dict[str, object]:
 
 
 def end_from_json(record: Mapping[str, Any]) -> ConnectionEnd:
-    """Return the end that another process has sent, fit for a terminal."""
+    """Return the end that another process has sent, with printable texts."""
     return ConnectionEnd(
         kind=EndKind(record["kind"]),
         number=record["number"],
@@ -91,7 +91,7 @@ def behind_shell(end: ConnectionEnd) -> ConnectionEnd:
 
 
 def describe_end(end: ConnectionEnd, who: str = "it") -> str:
-    """Return a clause that says how a connection ended; ``who`` is the program that carries it."""
+    """Return a clause on how a connection ended. ``who`` is the program that carries it."""
     match end.kind:
         case EndKind.EXITED:
             text = f"{who} ended with status {end.number}"
@@ -123,29 +123,28 @@ def describe_end(end: ConnectionEnd, who: str = "it") -> str:
 
 
 class Connection(Protocol):
-    """An open stream to an agent that has greeted; ``send`` and ``close`` may be called from any
-    thread.
+    """An open stream to an agent that has sent its greeting.
 
-    ``fileno`` and ``receive`` are the main loop's.
+    ``send`` and ``close`` may be called from any thread, ``fileno`` and ``receive`` by the main
+    loop only.
     """
 
     def fileno(self) -> int:
-        """Return the descriptor to poll for reading: ready when ``receive`` has something."""
+        """Return the descriptor to poll for reading. It is ready if ``receive`` has something."""
 
     def receive(self) -> bytes | None:
-        """Return what has come, without waiting (empty: nothing now); None at the end, and for ever
+        """Return the bytes that have come, b"" if there are none yet; None at the end, and ever
         after."""
 
     def send(self, data: bytes) -> None:
-        """Send all of it; may wait for the peer as long as the network takes. OSError: the link is
+        """Send all bytes. Waits while the network is busy. Raises OSError if the connection is
         closed."""
 
     def close(self) -> None:
-        """Close the stream, which ends the agent; does not wait for the peer. May be called
-        again."""
+        """Close the stream without waiting, which ends the agent. Can be called again."""
 
     def end(self) -> ConnectionEnd:
-        """Return, after the end, what is known of it."""
+        """Return how the connection ended. Only after its end."""
 
 
 class Target(Record):
@@ -156,11 +155,11 @@ class Target(Record):
     user: str | None = None
     port: int | None = None
     here: bool = False
-    """It is this very machine: no network is needed."""
+    """Whether it is this machine, so that no network is needed."""
 
 
 class ConnectError(Exception):
-    """``Connect`` did not succeed."""
+    """A node could not be reached."""
 
     def __init__(self, failure: ConnectFailure) -> None:
         super().__init__(failure.text)
@@ -168,6 +167,5 @@ class ConnectError(Exception):
 
 
 Open = Callable[[Target, float], Connection]
-"""Connects, starts the agent and reads its greeting, within so many seconds. Called from a thread
-of its own, several at once for different nodes. Raises ConnectError; nothing of it is left running
-then."""
+"""Connects, starts the agent and reads its greeting, within this many seconds. Called in several
+threads at once for different nodes. Raises ConnectError and then leaves nothing running."""

@@ -1,7 +1,7 @@
-"""Munge, by which processes of one user on the nodes of a cluster know each other.
+"""Munge, by which processes of one user on the nodes of a cluster authenticate each other.
 
-Sources: munge(1), unmunge(1), and munge 0.5.15 on a real system: of a credential that was opened
-before, or is too old, unmunge tells that by its exit code and still prints what was sealed.
+Sources: munge(1), unmunge(1), and munge 0.5.15. For a credential that was decoded before or has
+expired, unmunge prints the content and returns a special exit code.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 
 _ASK_S = 5.0
 _OPENED = (0, 15, 17)
-"""Of unmunge: success, expired, replayed. What is sealed is a key, so neither harms."""
+"""Exit codes of unmunge: success, expired, replayed. The content is a key, so all are accepted."""
 _SOCKET = re.compile(
     r"^\s*AuthInfo\s*=\s*(?:[^#\n]*,)?\s*socket=([^\s,#]+)", re.IGNORECASE | re.MULTILINE
 )
@@ -24,14 +24,14 @@ _REAL_UID = re.compile(rb"^UID:\s+(\d+)\s*$", re.MULTILINE)
 
 
 class MungeCommand:
-    """The commands of munge. ``socket`` is its daemon's, if that is not the usual one."""
+    """The munge commands. ``socket`` is that of its daemon, if it is not the default."""
 
     def __init__(self, environ: Mapping[str, str], socket: str | None) -> None:
         self._environ = dict(environ)
         self._socket = [] if socket is None else ["--socket", socket]
 
     def seal(self, key: str) -> str:
-        """Return a credential that only our own user can open; see ``keys.Munge``."""
+        """Return a credential that only our own user can open; see ``token_keys.Munge``."""
         argv = ["munge", *self._socket, "--restrict-uid", str(os.geteuid())]
         code, output, errors = self._run(argv, key.encode())
         if code:
@@ -39,7 +39,7 @@ class MungeCommand:
         return output.decode("ascii", "replace").strip()
 
     def open(self, credential: str) -> str:
-        """Return what our own user has sealed; see ``keys.Munge``."""
+        """Return the content of our own user's credential; see ``token_keys.Munge``."""
         argv = ["unmunge", *self._socket, "--keys", "STATUS,UID", "--numeric"]
         code, output, errors = self._run(argv, credential.encode("ascii", "replace"))
         about, _, key = output.partition(b"\n\n")
@@ -51,7 +51,7 @@ class MungeCommand:
         return key.decode("ascii", "replace")
 
     def works(self) -> bool:
-        """Return whether the commands are there, and the daemon answers."""
+        """Return whether the commands exist and the daemon answers."""
         if any(
             shutil.which(name, path=self._environ.get("PATH")) is None
             for name in ("munge", "unmunge")
@@ -79,13 +79,12 @@ class MungeCommand:
 
 
 def find_munge(environ: Mapping[str, str]) -> MungeCommand | None:
-    """Return munge as Slurm uses it here; None if it cannot be used."""
+    """Return munge as configured for Slurm; None if it cannot be used."""
     munge = MungeCommand(environ, _socket_of(environ))
     return munge if munge.works() else None
 
 
 def _socket_of(environ: Mapping[str, str]) -> str | None:
-    """Return the socket that slurm.conf names for munge, if it names one."""
     try:
         with open(environ.get("SLURM_CONF") or _CONF, encoding="utf-8", errors="replace") as file:
             found = _SOCKET.search(file.read(_MOST_CONF))

@@ -1,7 +1,7 @@
-"""Our limit of open files, raised for a job of many nodes and ranks, and kept from the workers.
+"""Raises the launcher's limit of open files for jobs with many nodes and ranks.
 
-It belongs to the process, so what was found is kept here: programs that pass it on to workers get
-that.
+Workers keep the original limit. The limit belongs to the process, so this module remembers the
+original one.
 """
 
 from __future__ import annotations
@@ -12,23 +12,21 @@ from collections.abc import Sequence
 _PER_LINK = 8
 _OF_OUR_OWN = 128
 _found: list[int] = []
-"""The limit that we started with, once it is raised."""
+"""The original limit, if it was raised."""
 _SCRIPT = 'ulimit -S -n "$0" && exec "$@"'
 
 
 def allow_files(*, links: int, logs: int) -> None:
-    """Raise the soft limit as far as that is needed and allowed; with less, logs are opened again
-    and again.
+    """Raise the soft limit as far as needed and allowed. With less, log files are reopened often.
 
-    ``logs``: how many files may be written to; they take no more than half of all
-    (``core.agent.filing``).
+    ``logs`` is the number of log files, which may use at most half of all
+    (``core.agent.workers.log_files``).
     """
     allow(_OF_OUR_OWN + max(_PER_LINK * links + logs, 2 * logs))
 
 
 def allow(needed: int) -> bool:
-    """Raise the soft limit to this, or as far towards it as we may; tell whether it is higher than
-    before."""
+    """Raise the soft limit to this, or as far as allowed. Return whether it is higher than before."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
     if soft == resource.RLIM_INFINITY or most <= soft:
@@ -43,10 +41,10 @@ def allow(needed: int) -> bool:
 
 
 def found(soft: int) -> int:
-    """Return the limit that we started with; ``soft`` if it has not been raised here."""
+    """Return the original limit, or ``soft`` if the limit was not raised."""
     return _found[0] if _found else soft
 
 
 def as_found(argv: Sequence[str]) -> list[str]:
-    """Have a program start with the limit that we started with."""
+    """Return the command line that starts a program with the original limit."""
     return ["/bin/sh", "-c", _SCRIPT, str(_found[0]), *argv] if _found else list(argv)

@@ -1,4 +1,5 @@
-"""Which way leads to a node: a child process here, paramiko, or the user's own command."""
+"""Chooses how a node is reached: by a child process on this machine, paramiko, or the user's
+command."""
 
 from __future__ import annotations
 
@@ -24,13 +25,11 @@ def opener(
     note: Callable[[str], None] = lambda _: None,
     logged_in: Callable[[Target], None] = lambda _: None,
 ) -> Open:
-    """Make what opens links to the agents of a job's nodes; the agents' code is packed here, once.
+    """Return the function that opens connections to the agents of a job.
 
-    ``note`` gets what the user should hear, from any thread: that host keys are not checked.
-    ``logged_in`` gets a node whose agent is being started.
-
-    What it starts of programs that carry bytes is killed by the kill switch.
-    Raises ConfigError where ``--ssh-command`` is no command.
+    The agent's code is packed once. ``note`` gets lines for the user, from any thread.
+    ``logged_in`` gets a node whose agent is being started. Programs that carry bytes are attached
+    to the kill switch. Raises ConfigError if ``--ssh-command`` is not a command.
     """
     code = agent_zip()
     asked = Asked(

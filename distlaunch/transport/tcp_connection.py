@@ -1,4 +1,4 @@
-"""A link over a TCP connection: the other end has called us."""
+"""A connection over TCP. The other end has connected to this process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MOST_DRAINED = 1 << 20
 
 
 class TcpConnection:
-    """Takes over a connected socket. ``address`` is the peer's, as messages have it."""
+    """Owns a connected socket. ``address`` is that of the other end, for messages."""
 
     def __init__(self, connection: socket.socket, address: str) -> None:
         connection.setblocking(True)  # noqa: FBT003 - the standard library's signature
@@ -34,7 +34,7 @@ class TcpConnection:
         return self._socket.fileno()
 
     def receive(self) -> bytes | None:
-        """Return what has come; see ``Connection``."""
+        """Return the bytes that have come; see ``Connection``."""
         if self._closed or self._ended:
             return None
         try:
@@ -51,12 +51,14 @@ class TcpConnection:
         return data
 
     def send(self, data: bytes) -> None:
-        """Send all of it; see ``Connection``."""
+        """Send all bytes; see ``Connection``."""
         self._socket.sendall(data, socket.MSG_NOSIGNAL)
 
     def close(self) -> None:
-        """Close the connection; see ``Connection``. What has been sent still goes out, unless the peer
-        goes on sending."""
+        """Close the connection; see ``Connection``.
+
+        Bytes that were sent still go out, unless the other end keeps sending.
+        """
         with self._lock:
             if self._closed:
                 return

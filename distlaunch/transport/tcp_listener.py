@@ -1,9 +1,10 @@
-"""The listener on the rendezvous port, which launchers and agents call, as may anybody else.
+"""The listener on the rendezvous port, to which launchers and agents connect, and possibly
+strangers.
 
-An unknown caller costs one of a bounded number of connections, a few kilobytes and a few seconds.
-If there are too many, the listener closes the connection that was idle for longest in the stage in
-which most connections are. Real callers send all of their call at once, so they are in another
-stage than a crowd.
+A stranger costs one of a limited number of connections, a few kilobytes and a few seconds. If there
+are too many connections, the listener looks for the stage with the most of them, and closes the one
+there that was idle for longest. Launchers and agents send their whole call at once, so they are in
+another stage than a flood.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ from distlaunch.transport import open_files
 from distlaunch.transport.tcp_connection import TcpConnection
 
 MOST_PENDING = 512
-"""Connections at once whose callers are not known yet."""
+"""Largest number of open connections before their handshake is complete."""
 HANDSHAKE_S = 5.0
 ACCEPTED_PER_S = 2500
-"""What we accept in the long run, so that a flood does not take the CPU: the rest waits in the
-kernel."""
+"""Limit of accepted connections in the long run, so that a flood does not use up the CPU. Others
+wait in the kernel."""
 _BURST = 4096
 _STEP = 64
 _MOST_EVENTS = 128
@@ -56,13 +57,13 @@ NOTICE_PERIOD_S = 60.0
 
 
 class Listener:
-    """Listens, and gives those whom ``admit`` welcomes, each with its link. All is the main loop's;
-    nothing waits.
+    """Accepts connections and returns those that ``admit`` welcomes. Used by the main loop; never
+    waits.
 
-    ``admit`` hears only of callers of the right release and job that know the token, and must not
-    raise. ``log`` gets lines for the user. ``members`` is how many are expected. Raises
-    PortTakenError if another process has the port; ConfigError if no port can be used for another
-    reason, or if munge fails.
+    ``admit`` gets only callers with the right release, job and token, and must not raise. ``log``
+    gets lines for the user. ``members`` is how many callers are expected. Raises PortTakenError if
+    another process has the port; ConfigError if no port can be used for another reason, or if munge
+    fails.
     """
 
     def __init__(
@@ -101,22 +102,23 @@ class Listener:
 
     @property
     def is_reachable(self) -> bool:
-        """Return whether other machines can call: not on loopback."""
+        """Whether other machines can connect: the address is not loopback."""
         hosts = [str(one.getsockname()[0]) for one in self._listening.values()]
         return not all(host == "::1" or host.startswith("127.") for host in hosts)
 
     def descriptors(self) -> dict[int, int]:
-        """Return what to poll."""
+        """Return the descriptors to poll, each with the events to wait for."""
         return {self._epoll.fileno(): select.POLLIN}
 
     def deadline(self) -> float | None:
-        """Return when ``ready`` is due even if nothing is ready."""
+        """Return when ``ready`` must be called even if no descriptor is ready."""
         first = next(iter(self._pending.values()), None)
         times = (None if first is None else first.until, self._resume_at, self._notices.deadline())
         return min((one for one in times if one is not None), default=None)
 
     def ready(self) -> list[tuple[Call, TcpConnection]]:
-        """Do what can be done now; give the callers that have been sent their ``Welcome`` since."""
+        """Do what can be done now. Return the callers that have been sent a ``Welcome`` since the
+        last call."""
         if self._resume_at is not None and self._clock() >= self._resume_at:
             self._resume()
         called: list[socket.socket] = []
@@ -140,7 +142,7 @@ class Listener:
         return admitted
 
     def close(self) -> None:
-        """Listen no more; links that were given away stay open."""
+        """Stop listening. Connections that were returned stay open."""
         for pending in list(self._pending.values()):
             self._drop(pending)
         for _, link in self._admitted:
@@ -189,8 +191,10 @@ class Listener:
             self._read(pending)  # a caller of ours has spoken already
 
     def _make_room(self, number: int | None) -> bool:
-        """Find a descriptor for the next caller: allow more, else drop another; else wait, and give
-        False."""
+        """Return whether there is a descriptor for the next caller.
+
+        Raises the limit of open files, or closes another connection, or else pauses.
+        """
         if number == errno.EMFILE and open_files.allow(
             2 * resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         ):
@@ -290,8 +294,6 @@ class Listener:
 
 
 class _Pending:
-    """A connection whose caller is not known yet."""
-
     __slots__ = ("address", "connection", "number", "side", "stage", "until")
 
     def __init__(
@@ -306,7 +308,7 @@ class _Pending:
 
 
 def _room(members: int) -> int:
-    """Allow ourselves enough open files; give how many callers may be unknown at once."""
+    """Raise the limit of open files. Return how many connections may be pending at once."""
     used = len(os.listdir("/proc/self/fd")) + members
     open_files.allow(used + 2 * MOST_PENDING)
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -324,14 +326,12 @@ class PortTakenError(ConfigError):
 
 
 def open_port(host: str, ports: Sequence[int], *, owner: str) -> list[socket.socket]:
-    """Listen on the first of the ports that is free; all sockets have the same one. Port 0 is any.
+    """Return sockets that listen on the first free port, all on the same one. Port 0 means any.
 
-    An address of this machine is taken at its word, ``localhost`` stands for both of the
-    loopback's; for a name we listen on all addresses, as it may stand for another one here than
-    elsewhere.
-
-    Raises PortTakenError, with the process that has the port, if a port is in use; ConfigError if
-    no port can be used for another reason.
+    For an address of this machine the sockets listen on that address, for ``localhost`` on both
+    loopback addresses. For a name they listen on all addresses, as other machines may resolve it to
+    another one. Raises PortTakenError that names the process if a port is in use; ConfigError if no
+    port can be used for another reason.
     """
     problems: list[ConfigError] = []
     for port in ports:
@@ -425,8 +425,7 @@ def _refused(port: int, exc: OSError, owner: str) -> ConfigError:
 
 
 class RepeatedNotices:
-    """``log`` gets a line for the first of each kind, then one a minute with how many more there
-    were."""
+    """Limits similar lines: ``log`` gets the first of each kind, then one a minute with a count."""
 
     def __init__(self, log: Callable[[str], None], clock: Callable[[], float]) -> None:
         self._log = log
@@ -434,7 +433,8 @@ class RepeatedNotices:
         self._kinds: dict[Enum, _NoticeKind] = {}
 
     def note(self, kind: Enum, line: str) -> None:
-        """Log the line, or count it if one of its kind was logged less than ``NOTICE_PERIOD_S`` ago."""
+        """Log the line, or count it if one of its kind was logged less than ``NOTICE_PERIOD_S``
+        ago."""
         known = self._kinds.get(kind)
         if known is None:
             self._kinds[kind] = _NoticeKind(self._clock())
@@ -444,14 +444,14 @@ class RepeatedNotices:
             known.last = line
 
     def deadline(self) -> float | None:
-        """Return when ``tick`` has something to say."""
+        """Return when ``tick`` has a line to log."""
         return min(
             (kind.since + NOTICE_PERIOD_S for kind in self._kinds.values() if kind.more),
             default=None,
         )
 
     def tick(self) -> None:
-        """Say what has been counted for long enough."""
+        """Log the counts that are due."""
         now = self._clock()
         for kind in self._kinds.values():
             if kind.more and now >= kind.since + NOTICE_PERIOD_S:
@@ -464,7 +464,7 @@ class RepeatedNotices:
 
 
 class _NoticeKind:
-    """One kind of trouble: how many since it was last said."""
+    """One kind of notice, with its count since the last line."""
 
     def __init__(self, since: float) -> None:
         self.since = since

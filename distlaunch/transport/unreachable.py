@@ -1,4 +1,4 @@
-"""Why hosts cannot take part, as one table for people; pure."""
+"""The table of hosts that cannot take part, with reasons and hints; pure."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from distlaunch.transport.connect_errors import ConnectFailure
 _MOST_ROWS = 20
 _WIDEST = 40
 _MOST_SCANNED = 600
-"""Characters of the hosts in one command."""
+"""Longest list of hosts in one command, in characters."""
 _SHA256 = re.compile(r"SHA256:\S+")
 
 
 class _Group(Record):
-    """Hosts that fail alike."""
+    """Hosts that fail in the same way."""
 
     rows: tuple[ConnectFailure, ...]
 
@@ -27,11 +27,10 @@ class _Group(Record):
 
 
 def render(failures: Sequence[ConnectFailure]) -> str:
-    """Write a row for each host (host, address, user, step, what went wrong), then the hints, each
-    once.
+    """Return the table: a row for each host, then each hint once.
 
-    Of many hosts that fail alike the first ones have rows, and a line names the others; the largest
-    groups come first.
+    The columns are host, address, user, step and reason. If many hosts fail in the same way, the
+    first ones have rows and a line names the others. The largest groups come first.
     """
     groups = _grouped(failures)
     shown = _shares([len(group.rows) for group in groups])
@@ -62,7 +61,7 @@ def _grouped(failures: Sequence[ConnectFailure]) -> list[_Group]:
 
 
 def _general(text: str, row: ConnectFailure) -> str:
-    """Return a text without what is this host's alone."""
+    """Return a text without the parts that are specific to this host."""
     place = row.address.rpartition(":")[0].strip("[]")
     for own in (row.address, row.host, place):
         if own:
@@ -71,8 +70,7 @@ def _general(text: str, row: ConnectFailure) -> str:
 
 
 def _shares(sizes: list[int]) -> list[int]:
-    """Deal the rows out: one to each group as far as they go, then as many as the larger ones
-    want."""
+    """Return how many rows each group gets: one each first, then the rest for the larger groups."""
     shares = [1 if number < _MOST_ROWS else 0 for number in range(len(sizes))]
     free = _MOST_ROWS - sum(shares)
     for number, size in enumerate(sizes):
@@ -108,8 +106,7 @@ def _lines(rows: Sequence[ConnectFailure | str]) -> list[str]:
 
 
 def _hints(groups: Sequence[_Group]) -> list[str]:
-    """Return each hint once; those that say the same of different hosts as one, ssh-keyscan with all
-    of them."""
+    """Return each hint once. Equal hints of different hosts become one."""
     found: dict[str, list[ConnectFailure]] = {}
     for group in groups:
         for row in group.rows:
@@ -129,7 +126,7 @@ def _hints(groups: Sequence[_Group]) -> list[str]:
 
 
 def _scanning_all(rows: Sequence[ConnectFailure], hints: Sequence[str]) -> str | None:
-    """Return one hint that scans the keys of all these hosts; None if that is no short command."""
+    """Return one ssh-keyscan hint for all these hosts; None if the command would be too long."""
     scans = list(dict.fromkeys(row.scan for row in rows if row.scan is not None))
     same = {(scan.port, scan.file) for scan in scans}
     if len(same) != 1 or len(scans) != len(hints):

@@ -1,11 +1,10 @@
 """Batch systems; pure.
 
-A script of PBS, LSF or SGE stands for the whole job; Flux numbers its tasks, AWS Batch the nodes of
-a multi-node job.
+A script of PBS, LSF or SGE stands for the whole job. Flux numbers its tasks, AWS Batch the nodes of
+a multi-node job. Slots are what the site counts, mostly cores. If GPUs are listed, they decide.
 
 Sources: the manuals of OpenPBS and Torque (PBS_NODEFILE, PBS_GPUFILE), IBM's of LSF (LSB_*), Grid
 Engine's of qsub (PE_HOSTFILE), flux-environment(7), the user guide of AWS Batch.
-Slots are what the site counts, mostly cores: where GPUs are told, these decide.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ _FLUX = TaskSystem(
     job="FLUX_JOB_ID",
 )
 _LAUNCH_HOSTS = ("batch", "login", "launch")
-"""How sites name the host that only runs the script: LSF lists it first, alone with one slot."""
+"""Prefixes of hosts that only run the script. LSF lists such a host first, alone with one slot."""
 _FILES = {
     "pbs": ("PBS_NODEFILE", "PBS_GPUFILE"),
     "lsf": ("LSB_DJOB_HOSTFILE",),
@@ -63,14 +62,13 @@ _SLOTS_NOTE = (
 
 
 def files(environ: Environ, system: str) -> tuple[str, ...]:
-    """Name the files to read: those that this system's variables name."""
+    """Return the paths in this system's variables."""
     paths = (text(environ, variable) for variable in _FILES.get(system, ()))
     return tuple(path for path in paths if path is not None)
 
 
 def find(environ: Environ, texts: Texts, system: str) -> Allocation | None:
-    """Return the job's hosts; None if it is not this system. Raises IncompleteError and
-    ConfigError."""
+    """Return the job's hosts; None if it is another system. Raises IncompleteError and ConfigError."""
     match system:
         case "flux":
             return find_task(_FLUX, environ)
@@ -85,8 +83,11 @@ def find(environ: Environ, texts: Texts, system: str) -> Allocation | None:
 
 
 def _pbs(environ: Environ, texts: Texts) -> Allocation | None:
-    """Read the node file: a line a slot (Torque: ppn, OpenPBS: mpiprocs), in order; GPUs from
-    Torque's GPU file."""
+    """Return the hosts of the node file, which has a line per slot (Torque: ppn, OpenPBS:
+    mpiprocs).
+
+    GPUs come from Torque's GPU file.
+    """
     path = _own_file(environ, "pbs", "PBS_NODEFILE")
     if path is None:
         return None
@@ -127,8 +128,8 @@ def _pbs(environ: Environ, texts: Texts) -> Allocation | None:
 
 
 def _cpus(environ: Environ, system: str, slots: Collection[int]) -> int | None:
-    """Read the CPUs granted on the node of the script: PBS says it, of the others only a single
-    host's slots tell."""
+    """Return the CPUs granted on the script's node. PBS sets them; for others, one kind of slots
+    does."""
     if system == "pbs":
         name = "NCPUS" if text(environ, "NCPUS") is not None else "PBS_NUM_PPN"
         return number(environ, name, least=1, most=_MOST_SLOTS)
@@ -136,7 +137,7 @@ def _cpus(environ: Environ, system: str, slots: Collection[int]) -> int | None:
 
 
 def _own_file(environ: Environ, system: str, variable: str) -> str | None:
-    """Return the file that a system's variable names; None outside of the system."""
+    """Return the path in a system's variable; None outside of the system."""
     job, path = text(environ, _JOBS[system]), text(environ, variable)
     if job is None and path is None:
         return None
@@ -154,8 +155,10 @@ def _own_file(environ: Environ, system: str, variable: str) -> str | None:
 
 
 def _lsf(environ: Environ, texts: Texts) -> Allocation | None:
-    """Read the hosts from the file (a line a slot) or from variables that hold the same; without
-    the launch host."""
+    """Return the hosts of the file (a line per slot) or of variables with the same content.
+
+    The launch host is left out.
+    """
     if text(environ, "LSB_JOBID") is None:
         return None
     path = text(environ, "LSB_DJOB_HOSTFILE")
@@ -194,7 +197,7 @@ def _lsf(environ: Environ, texts: Texts) -> Allocation | None:
 
 
 def _sge(environ: Environ, texts: Texts) -> Allocation | None:
-    """Read the parallel environment's file: ``host slots queue processors``."""
+    """Return the hosts of the parallel environment's file: ``host slots queue processors``."""
     path = _own_file(environ, "sge", "PE_HOSTFILE") if "PE_HOSTFILE" in environ else None
     if path is None:
         return None
@@ -216,11 +219,11 @@ def _sge(environ: Environ, texts: Texts) -> Allocation | None:
 
 
 def _aws_batch(environ: Environ) -> Allocation | None:
-    """Read which node of a multi-node job this is.
+    """Return the nodes of a multi-node job, and which is this one.
 
-    Batch stops all nodes when the main node exits, and takes its exit code for the job's, so that
-    node has rank 0 whatever its index is; nodes with lower indexes move up by one. Only the others
-    are told its address.
+    Batch stops all nodes when the main node exits and uses its exit code for the job. So the main
+    node gets rank 0, whatever its index, and nodes with lower indexes move up by one. Only the
+    other nodes have its address.
     """
     if text(environ, _AWS_INDEX) is None and text(environ, _AWS_COUNT) is None:
         return None

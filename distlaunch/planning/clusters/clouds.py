@@ -1,6 +1,6 @@
 """Platforms that start one launcher on each node of a job; pure.
 
-Sources: each platform's documentation of its variables; Vertex and Determined hand over JSON.
+Sources: each platform's documentation of its variables. Vertex and Determined use JSON.
 """
 
 from __future__ import annotations
@@ -102,13 +102,15 @@ SYSTEMS = {
 
 
 def files(environ: Environ, system: str) -> tuple[str, ...]:  # noqa: ARG001 - all sources share the signature
-    """Name the files to read."""
+    """Return the paths of the files that this system needs."""
     return (DETERMINED_FILE,) if system == "determined" else ()
 
 
 def find(environ: Environ, texts: Texts, system: str) -> Allocation | None:
-    """Say which of the platform's nodes this is; None if it is not this platform. Raises
-    ConfigError."""
+    """Return the platform's nodes and which is this one; None if it is another platform.
+
+    Raises ConfigError.
+    """
     if system == "vertex":
         return _vertex(environ)
     if system == "determined":
@@ -118,7 +120,11 @@ def find(environ: Environ, texts: Texts, system: str) -> Allocation | None:
 
 
 def _azure_workers(found: Allocation, environ: Environ) -> Allocation:
-    """Tell one process a node from several: Azure ML then sets torch's variables for each."""
+    """Return the allocation with one launcher per worker, if Azure ML started several processes per
+    node.
+
+    Azure ML then sets torch's variables for each process.
+    """
     world, rank, local = (number(environ, each) for each in ("WORLD_SIZE", "RANK", "LOCAL_RANK"))
     if world is None or rank is None:
         return found
@@ -142,8 +148,10 @@ def _azure_workers(found: Allocation, environ: Environ) -> Allocation:
 
 
 def _vertex(environ: Environ) -> Allocation | None:
-    """Read CLUSTER_SPEC: pool 0 is the primary replica, 1 the workers; 2 and 3 (servers,
-    evaluators) do not train."""
+    """Return the replicas in CLUSTER_SPEC: pool 0 is the primary one, pool 1 the workers.
+
+    Pools 2 and 3 (servers, evaluators) do not train.
+    """
     value = text(environ, "CLUSTER_SPEC")
     if value is None:
         return None
@@ -192,7 +200,7 @@ def _vertex(environ: Environ) -> Allocation | None:
 
 
 def _replicas(pool: object) -> list[tuple[str, int | None]]:
-    """Read a pool's ``host:port`` entries; none if the pool is empty."""
+    """Return a pool's ``host:port`` entries; none if the pool is empty."""
     if pool is None:
         return []
     if (
@@ -211,8 +219,7 @@ def _replicas(pool: object) -> list[tuple[str, int | None]]:
 
 
 def _determined(environ: Environ, texts: Texts) -> Allocation | None:
-    """Read the rendezvous file that Determined puts into each container; slots are the ids of this
-    one."""
+    """Return the nodes of the rendezvous file that Determined puts into each container."""
     if text(environ, "DET_ALLOCATION_ID") is None:
         return None
     content = texts.get(DETERMINED_FILE)

@@ -1,5 +1,4 @@
-"""Read what a system set in the environment, typed, with errors that quote variable and value;
-pure."""
+"""Typed access to variables that a system sets, with errors that quote name and value; pure."""
 
 from __future__ import annotations
 
@@ -12,13 +11,13 @@ from distlaunch.planning.allocation import Host, Origin, Unit, ValueName
 
 Environ = Mapping[str, str]
 Texts = Mapping[str, str | None]
-"""Files by path, as they were read; None, or no entry, for one that could not be read."""
+"""Contents of files by path. None or no entry for an unreadable file."""
 
 MOST_HOSTS = 1 << 17
-"""Hosts of one job: a larger number is a mistake, and would only fill memory."""
+"""Largest number of hosts of a job. A larger number is taken for a mistake."""
 NUM_NODES, NODE_RANK = "--num-nodes", "--node-rank"
-"""The options, by names that no variable has, beside a system's variables: where these tell less
-than is needed."""
+"""The options, which are passed with a system's variables under these names. Used if the variables
+do not tell enough."""
 IGNORE_HINT = (
     "if it is left over from something else, unset it, or give --source flags to read "
     "nothing from the environment"
@@ -32,11 +31,11 @@ T = TypeVar("T")
 
 
 class IncompleteError(ConfigError):
-    """A system's variables are there, but too few to build on: none of them is used.
+    """Some variables of a system are set, but too few to use any of them.
 
-    Where they prove that this launcher is one ``of_several``, that is an error unless another
-    system says more: each would train alone. Else it is a note, and an error only where
-    ``--source`` asks for this system.
+    If they prove that this launcher is one ``of_several``, that is an error unless another system
+    determines more, because each launcher would train alone. If not, it is a note, and an error
+    only if ``--source`` names this system.
     """
 
     def __init__(
@@ -47,19 +46,19 @@ class IncompleteError(ConfigError):
 
 
 def text(environ: Environ, name: str) -> str | None:
-    """Return a variable's value without the blanks around it; None if it is unset or blank."""
+    """Return the stripped value of a variable; None if it is unset or blank."""
     value = environ.get(name)
     return (value.strip() or None) if value is not None else None
 
 
 def shown(environ: Environ, name: str) -> str:
-    """Write a variable and its value for a message: ``RANK='3'``."""
+    """Return a variable and its value for a message: ``RANK='3'``."""
     return f"{name}={quoted(environ[name])}" if name in environ else f"{name} (not set)"
 
 
 def number(environ: Environ, name: str, *, least: int = 0, most: int = MOST_HOSTS) -> int | None:
-    """Read a whole number; None if the variable is unset or blank. Raises ConfigError for anything
-    else."""
+    """Return a whole number; None if the variable is unset or blank. Raises ConfigError for other
+    values."""
     value = text(environ, name)
     if value is None:
         return None
@@ -81,8 +80,10 @@ def needed(
     of_several: bool = False,
     **limits: int,
 ) -> T:
-    """Read a variable that must be there. Raises IncompleteError that names ``because``, the one
-    that makes it so."""
+    """Return the value of a required variable.
+
+    ``because`` is the variable that makes it required. Raises IncompleteError that names both.
+    """
     value = read(environ, name, **limits)
     if value is None:
         raise IncompleteError(
@@ -101,7 +102,7 @@ def says_several(environ: Environ, *names: str) -> bool:
 
 
 def contradiction(environ: Environ, first: str, second: str, why: str) -> ConfigError:
-    """Make the error for two variables that cannot both be right; it quotes both."""
+    """Return the error for two variables that contradict each other."""
     return ConfigError(
         f"{shown(environ, first)} and {shown(environ, second)} contradict each other: {why}",
         hint=IGNORE_HINT,
@@ -109,8 +110,10 @@ def contradiction(environ: Environ, first: str, second: str, why: str) -> Config
 
 
 def host_name(name: str, where: str, *, hint: str = IGNORE_HINT) -> str:
-    """Check a host name or address: it will stand in other programs' argument lists. Raises
-    ConfigError."""
+    """Return a host name or address after a check. Raises ConfigError.
+
+    The check matters because names are passed to other programs as arguments.
+    """
     usable = all(char.isascii() and (char.isalnum() or char in _HOST_PUNCTUATION) for char in name)
     if not usable or not name or name.startswith("-") or len(name) > _LONGEST_NAME:
         raise ConfigError(f"{where}: {quoted(name)} is no host name or address", hint=hint)
@@ -118,7 +121,7 @@ def host_name(name: str, where: str, *, hint: str = IGNORE_HINT) -> str:
 
 
 def host_or_address(name: str, where: str, *, hint: str) -> str:
-    """Check where somebody is to be called: what is written like an address has to be one. Raises
+    """Return the host of an endpoint. If it looks like an address it must be one. Raises
     ConfigError."""
     host_name(name, where, hint=hint)
     if ":" in name or "%" in name or ("." in name and name.rpartition(".")[2].isdecimal()):
@@ -132,7 +135,10 @@ def host_or_address(name: str, where: str, *, hint: str) -> str:
 
 
 def host_and_port(environ: Environ, name: str) -> tuple[str | None, int | None]:
-    """Read ``host``, ``host:port``, ``[v6]:port`` or a bare IPv6 address. Raises ConfigError."""
+    """Return host and port of ``host``, ``host:port``, ``[v6]:port`` or a bare IPv6 address.
+
+    Raises ConfigError.
+    """
     value = text(environ, name)
     if value is None:
         return None, None
@@ -150,8 +156,8 @@ def host_and_port(environ: Environ, name: str) -> tuple[str | None, int | None]:
 
 
 def host_list(environ: Environ, name: str) -> tuple[str, ...]:
-    """Read a list of hosts: a JSON list, or names between blanks, newlines or commas; empty if
-    unset."""
+    """Return a list of hosts; empty if unset. The value is a JSON list, or names separated by
+    blanks, newlines or commas."""
     value = text(environ, name)
     if value is None:
         return ()
@@ -172,7 +178,7 @@ def host_list(environ: Environ, name: str) -> tuple[str, ...]:
 
 
 def json_list(value: str, where: str) -> list[object]:
-    """Read a JSON list. Raises ConfigError that starts with ``where``."""
+    """Return a JSON list. Raises ConfigError that starts with ``where``."""
     found = json_value(value, where)
     if not isinstance(found, list):
         raise ConfigError(f"{where}: expected a JSON list", hint=IGNORE_HINT)
@@ -180,7 +186,7 @@ def json_list(value: str, where: str) -> list[object]:
 
 
 def json_object(value: str, where: str) -> dict[str, object]:
-    """Read a JSON object. Raises ConfigError that starts with ``where``."""
+    """Return a JSON object. Raises ConfigError that starts with ``where``."""
     found = json_value(value, where)
     if not isinstance(found, dict):
         raise ConfigError(f"{where}: expected a JSON object", hint=IGNORE_HINT)
@@ -188,7 +194,7 @@ def json_object(value: str, where: str) -> dict[str, object]:
 
 
 def json_value(value: str, where: str) -> object:
-    """Read JSON. Raises ConfigError, for text that is nested too deeply as well."""
+    """Return a JSON value. Raises ConfigError, also for a text that is nested too deeply."""
     import json
 
     try:
@@ -198,8 +204,7 @@ def json_value(value: str, where: str) -> object:
 
 
 def job_id(value: str | None) -> str | None:
-    """Make a scheduler's job id fit for a folder's name: ``123[4].server`` becomes
-    ``123-4-.server``."""
+    """Return a scheduler's job id as a directory name: ``123[4].server`` becomes ``123-4-.server``."""
     if value is None:
         return None
     safe = "".join(
@@ -213,8 +218,10 @@ def job_id(value: str | None) -> str | None:
 
 
 def lines_of(texts: Texts, path: str, variable: str) -> list[tuple[str, str]]:
-    """Return the lines of a system's own file that hold anything, each with ``path:line``; raises
-    ConfigError if none."""
+    """Return the lines of a system's file that are not blank, each with ``path:line``.
+
+    ``variable`` names the file. Raises ConfigError if there is no such line or no such file.
+    """
     content = texts.get(path)
     if content is None:
         raise ConfigError(
@@ -237,8 +244,7 @@ def numbered_hosts(
     slots: int | None = None,
     unit: Unit = "workers",
 ) -> tuple[Host, ...]:
-    """Make hosts of which only the first or none is known; ``name`` gives the others' names where a
-    rule makes them."""
+    """Return hosts of which at most the first name is known, unless ``name`` makes the other names."""
     make = name or "node-{}".format
     names = (first if index == 0 and first else make(index) for index in range(count))
     known = (name is not None or (index == 0 and bool(first)) for index in range(count))
@@ -250,30 +256,30 @@ def numbered_hosts(
 def same_slots(
     names: Sequence[str], slots: int | None = None, unit: Unit = "workers"
 ) -> tuple[Host, ...]:
-    """Make hosts whose names are known and that all have the same number of slots."""
+    """Return hosts whose names are known and that have equal numbers of slots."""
     return tuple(Host(name=name, slots=slots, unit=unit) for name in names)
 
 
 class Origins:
-    """Collects where each value came from, while a source reads."""
+    """Collects where each value of an allocation comes from."""
 
     def __init__(self, environ: Environ) -> None:
         self._environ = environ
         self._found: list[Origin] = []
 
     def add(self, value: ValueName, what: object, source: str, *instead_of: str) -> None:
-        """Note a value, its source, and what lost against it (with the reason)."""
+        """Add a value, its source, and the alternatives with the reason why they are not used."""
         lost = tuple(printable(each) for each in instead_of)
         self._found.append(
             Origin(value=value, shown=printable(str(what)), source=source, instead_of=lost)
         )
 
     def lost(self, name: str, why: str) -> tuple[str, ...]:
-        """Say of a variable why it lost; nothing if it is not set."""
+        """Return why a variable is not used; nothing if it is not set."""
         return (f"{shown(self._environ, name)}: {why}",) if name in self._environ else ()
 
     def add_port(self, port: int | None, *names: str) -> None:
-        """Note the master's port, if there is one: it is of the first of these variables that is
+        """Add the master port if there is one. Its source is the first of these variables that is
         set."""
         if port is not None:
             self.add(
@@ -283,5 +289,5 @@ class Origins:
             )
 
     def all(self) -> tuple[Origin, ...]:
-        """Return all that was noted."""
+        """Return the collected values."""
         return tuple(self._found)

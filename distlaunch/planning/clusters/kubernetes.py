@@ -1,10 +1,11 @@
 """Which pod of a job this is, by the controller that made it; pure.
 
-Each controller has a reader; the first that finds its own variables decides. RANK means the pod's
-index for all of them, never a process. Pods of an Indexed Job, a JobSet or a StatefulSet are
-numbered by their names only, and --num-nodes says how many there are. Sources: Kubernetes'
-documentation, and the sources of Kubeflow Trainer 2.3 and 1.9 (PyTorchJob), mpi-operator (v2beta1),
-JobSet, LeaderWorkerSet and Volcano's plugins.
+Each controller has a function. The first one that finds its own variables decides. For all of them
+RANK means the pod's index, never a process's. Pods of an Indexed Job, a JobSet or a StatefulSet are
+numbered only by their names, and --num-nodes sets how many there are.
+
+Sources: Kubernetes' documentation, and the source code of Kubeflow Trainer 2.3 and 1.9
+(PyTorchJob), mpi-operator (v2beta1), JobSet, LeaderWorkerSet and Volcano's plugins.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ _OTHER_READERS = ("LWS_GROUP_SIZE", "LWS_WORKER_INDEX", "VC_TASK_INDEX", "VK_TAS
 _OF_TORCHRUN_WORKERS = ("TORCHELASTIC_RUN_ID", "LOCAL_RANK")
 _HOSTS_FILE = "/etc/hosts"
 _OF_WORKERS = ("LOCAL_RANK", "TORCHELASTIC_RUN_ID", "PMIX_RANK", "PMI_RANK")
-"""With one of these, RANK is a process's, and not the pod's."""
+"""If one of them is set, RANK is a process's and not the pod's."""
 _Naming = Callable[[int], str]
 _COUNT_HINT = (
     "give --num-nodes N (or DISTLAUNCH_NUM_NODES in the pod's env); --num-nodes 1 if "
@@ -58,16 +59,17 @@ _HINT = "list the hosts with --hosts, or use the plugin pytorch"
 
 
 def files(environ: Environ, system: str = name) -> tuple[str, ...]:  # noqa: ARG001 - all sources share the signature
-    """Name the files to read: MPIJob's host file, and /etc/hosts where only that has the pod's full
-    name."""
+    """Return the paths that are needed: MPIJob's host file, or /etc/hosts for the pod's full name."""
     if text(environ, "K_MPI_JOB_ROLE") is not None:
         return (_hostfile(environ)[1],)
     return (_HOSTS_FILE,) if _is_numbered_by_name(environ) else ()
 
 
 def find(environ: Environ, texts: Texts, system: str = name) -> Allocation | None:  # noqa: ARG001 - all sources share the signature
-    """Say which of the job's pods this is; None in a pod that stands alone. Raises IncompleteError
-    and ConfigError."""
+    """Return the pods of the job and which is this one; None in a pod that stands alone.
+
+    Raises IncompleteError and ConfigError.
+    """
     role = text(environ, "K_MPI_JOB_ROLE")
     if role is not None:
         return _mpi_job(environ, texts, role)
@@ -81,7 +83,7 @@ def find(environ: Environ, texts: Texts, system: str = name) -> Allocation | Non
 
 
 def _is_numbered_by_name(environ: Environ) -> bool:
-    """Return whether this pod has a number: an index of its own, or one at the end of its name."""
+    """Return whether this pod has a number: a completion index, or one at the end of its name."""
     if text(environ, "JOB_COMPLETION_INDEX") is not None:
         return True
     return "KUBERNETES_SERVICE_HOST" in environ and _ordinal(text(environ, "HOSTNAME")) is not None
@@ -95,7 +97,7 @@ def _hostfile(environ: Environ) -> tuple[str, str]:
 
 
 def _mpi_job(environ: Environ, texts: Texts, role: str) -> Allocation | None:
-    """Read the launcher's host file; a worker only runs sshd, and is started from the launcher."""
+    """Return the hosts of an MPIJob's launcher. Its workers only run sshd."""
     if role == "worker":
         raise IncompleteError(
             "K_MPI_JOB_ROLE='worker': an MPIJob starts everything from its launcher"
@@ -119,8 +121,8 @@ def _mpi_job(environ: Environ, texts: Texts, role: str) -> Allocation | None:
 
 
 def _torch_job(environ: Environ) -> Allocation:
-    """Read PET_*: all that Trainer v2 sets, and what PyTorchJob v1 sets beside a RANK that is the
-    pod's."""
+    """Return the nodes of PET_*: all that Trainer v2 sets. PyTorchJob v1 also sets RANK for the
+    pod."""
     because = "PET_NODE_RANK" if "PET_NODE_RANK" in environ else "PET_RDZV_ENDPOINT"
     later = text(environ, "PET_NODE_RANK") not in {None, "0"}
     value = needed(environ, "PET_NNODES", text, because, of_several=later)
@@ -186,8 +188,7 @@ def _torch_job(environ: Environ) -> Allocation:
 
 
 def _pod_rank(environ: Environ, nodes: int, *, elastic: bool, found: Origins) -> int | None:
-    """Take the pod's index from PET_NODE_RANK or --node-rank, else the Job's index; an elastic job
-    can do without."""
+    """Return the pod's index from PET_NODE_RANK, --node-rank or the Job's index; None if elastic."""
     sources = ("PET_NODE_RANK", NODE_RANK, "JOB_COMPLETION_INDEX")
     source = next((each for each in sources if text(environ, each) is not None), sources[0])
     rank = number(environ, source)
@@ -220,8 +221,10 @@ def _pod_rank(environ: Environ, nodes: int, *, elastic: bool, found: Origins) ->
 def _check_torch_variables(
     environ: Environ, rank: int, *, nodes: int, slots: int | None, elastic: bool
 ) -> None:
-    """Hold PyTorchJob's RANK and WORLD_SIZE against PET_*: the pod's index; pods or processes, it
-    varies by release."""
+    """Check PyTorchJob's RANK and WORLD_SIZE against PET_*.
+
+    RANK is the pod's index. WORLD_SIZE counts pods or processes, depending on the release.
+    """
     other = number(environ, "RANK", most=1 << 22)
     if other is not None and other != rank and "PET_NODE_RANK" in environ:
         raise contradiction(environ, "RANK", "PET_NODE_RANK", "in a pod both are the pod's index")
@@ -237,8 +240,8 @@ def _check_torch_variables(
 
 
 def _naming_of_master(master: str | None) -> _Naming | None:
-    """Make the rule by which a controller names its pods, from the first one's name; None if it is
-    no such name."""
+    """Return a function for the names of the pods, derived from the first one's name; None if it
+    does not follow the controller's rule."""
     if master is None:
         return None
     pod, dot, domain = master.partition(".")
@@ -252,7 +255,8 @@ def _naming_of_master(master: str | None) -> _Naming | None:
 
 
 def _leader_worker_set(environ: Environ) -> Allocation:
-    """Read a LeaderWorkerSet's group: the leader is worker 0, the others are named after it."""
+    """Return the pods of a LeaderWorkerSet's group. The leader is worker 0 and the others are named
+    after it."""
     later = text(environ, "LWS_WORKER_INDEX") not in {None, "0"}
     size = needed(environ, "LWS_GROUP_SIZE", number, "LWS_WORKER_INDEX", of_several=later, least=1)
     index = needed(environ, "LWS_WORKER_INDEX", number, "LWS_GROUP_SIZE", of_several=size > 1)
@@ -281,7 +285,8 @@ def _leader_worker_set(environ: Environ) -> Allocation:
 
 
 def _find_volcano(environ: Environ) -> Allocation:
-    """Say which pod this is. Raises IncompleteError and ConfigError."""
+    """Return the pods of a Volcano job and which is this one. Raises IncompleteError and
+    ConfigError."""
     found = Origins(environ)
     tasks = _tasks(environ)
     if text(environ, "RANK") is not None and text(environ, "WORLD_SIZE") is not None:
@@ -302,7 +307,7 @@ def _find_volcano(environ: Environ) -> Allocation:
 
 
 def _tasks(environ: Environ) -> dict[str, tuple[str, ...]]:
-    """Collect the hosts of each task. Raises ConfigError if a list and its length do not agree."""
+    """Return the hosts of each task. Raises ConfigError if a list and its declared length differ."""
     tasks: dict[str, tuple[str, ...]] = {}
     for variable in sorted(environ):
         task = variable.removeprefix("VC_").removesuffix("_HOSTS")
@@ -320,7 +325,7 @@ def _tasks(environ: Environ) -> dict[str, tuple[str, ...]]:
 
 
 def _by_rank(environ: Environ, tasks: dict[str, tuple[str, ...]], found: Origins) -> Allocation:
-    """Follow the plugin pytorch: RANK and WORLD_SIZE count pods."""
+    """Return the pods as the plugin pytorch numbers them: RANK and WORLD_SIZE count pods."""
     size = number(environ, "WORLD_SIZE", least=1) or 1
     rank = number(environ, "RANK") or 0
     if rank >= size:
@@ -366,7 +371,7 @@ def _allocation(
 def _own_place(
     environ: Environ, tasks: dict[str, tuple[str, ...]], hosts: tuple[str, ...], found: Origins
 ) -> int:
-    """Find this pod by its name; in a job of one task its index will do."""
+    """Return the index of this pod by its name, or by its task index in a job with one task."""
     pod = text(environ, "HOSTNAME")
     places = [
         place
@@ -389,8 +394,11 @@ def _own_place(
 
 
 def _find_pods(environ: Environ, texts: Texts) -> Allocation | None:
-    """Say which pod this is; None if it has no number, or if each is to train alone. Raises
-    ConfigError."""
+    """Return numbered pods and which is this one; None without a number or if each pod trains
+    alone.
+
+    Raises ConfigError.
+    """
     size = _size(environ)
     if not _is_numbered_by_name(environ):
         _check_alone(environ, size)
@@ -455,7 +463,7 @@ def _find_pods(environ: Environ, texts: Texts) -> Allocation | None:
 
 
 def _size(environ: Environ) -> int | None:
-    """Read --num-nodes; of an elastic MIN:MAX the larger number."""
+    """Return --num-nodes; the larger number for an elastic MIN:MAX."""
     value = text(environ, NUM_NODES)
     if value is None:
         return None
@@ -463,10 +471,9 @@ def _size(environ: Environ) -> int | None:
 
 
 def _check_alone(environ: Environ, size: int | None) -> None:
-    """Hear what a controller sets that numbers pods by RANK alone (PyTorchJob before 1.6). Raises
-    IncompleteError.
+    """Raise IncompleteError if a controller numbers pods by RANK alone (PyTorchJob before 1.6).
 
-    WORLD_SIZE may count pods or processes there, so it is not built upon.
+    WORLD_SIZE may then count pods or processes, so it cannot be used.
     """
     if "KUBERNETES_SERVICE_HOST" not in environ or any(each in environ for each in _OF_WORKERS):
         return
@@ -481,7 +488,7 @@ def _check_alone(environ: Environ, size: int | None) -> None:
 
 
 def _full_name(pod: str | None, hosts_file: str | None) -> str | None:
-    """Find the pod's name with its subdomain in /etc/hosts; None without a subdomain."""
+    """Return the pod's name with its subdomain from /etc/hosts; None without a subdomain."""
     if pod is None or hosts_file is None:
         return None
     for line in hosts_file.split("\n"):
@@ -528,8 +535,8 @@ def _ordinal(pod: str | None) -> int | None:
 
 
 def _naming(pod: str | None, full: str | None, rank: int) -> _Naming | None:
-    """Make the rule for the pods' names from this one's, which ends in its number; None if it does
-    not."""
+    """Return a function for the pods' names, derived from this one's; None if it does not end in
+    ``rank``."""
     if pod is None or _ordinal(pod) != rank:
         return None
     stem, domain = pod.rpartition("-")[0], (full or pod).removeprefix(pod)

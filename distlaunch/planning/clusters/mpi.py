@@ -1,7 +1,7 @@
-"""Processes that mpirun (or a like of it) started and numbered; pure.
+"""Processes that mpirun or a similar program started and numbered; pure.
 
-Sources: Open MPI 4.1.4 and MPICH 4.0.2 (captured), the documentation of Open MPI 5 and MVAPICH2,
-IBM's job step manager as PyTorch Lightning's LSFEnvironment reads it, HPE's PALS as sites with it
+Sources: Open MPI 4.1.4 and MPICH 4.0.2 (recorded environments), the documentation of Open MPI 5 and
+MVAPICH2, IBM's job step manager as read by PyTorch Lightning's LSFEnvironment, HPE's PALS as sites
 use it (it sets no size, its PMI does).
 """
 
@@ -65,11 +65,13 @@ SYSTEMS = {
 
 
 def files(environ: Environ, system: str) -> tuple[str, ...]:  # noqa: ARG001 - all sources share the signature
-    """Name the files to read: none."""
+    """Return no path: these systems need no files."""
     return ()
 
 
 def find(environ: Environ, texts: Texts, system: str) -> Allocation | None:  # noqa: ARG001 - all sources share the signature
-    """Say which of the processes this is; None if this system did not start it. Raises
-    ConfigError."""
+    """Return the processes and which is this one; None if this system did not start it.
+
+    Raises ConfigError.
+    """
     return find_task(SYSTEMS[system], environ)

@@ -1,10 +1,9 @@
-"""Which system around us says what there is: the order of precedence, and why the others lost;
-pure.
+"""Chooses the system whose variables describe the job, by precedence; pure.
 
-Explicit sources (--hosts, --hostfile, --discover) come before all of these and are read elsewhere.
-Below them the innermost launcher wins: one that started this very process (mpirun), then platforms
-and schedulers that start one launcher a node or a task, then those whose script stands for the
-whole job. A plain shell costs a look at the names below and imports nothing.
+The user's lists (--hosts, --hostfile, --discover) come before all systems and are read elsewhere.
+Among systems the innermost launcher comes first: one that started this very process (mpirun), then
+platforms and schedulers that start one launcher per node or task, then those whose script stands
+for the whole job. In a plain shell only the names below are looked up, and no module is imported.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ SYSTEMS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("sge", "batch", ("PE_HOSTFILE",)),
 )
 NAMES = ("auto", "flags", *(name for name, _, _ in SYSTEMS))
-"""What ``--source`` takes; ``flags`` reads nothing from the environment."""
+"""Values of ``--source``. ``flags`` reads nothing from the environment."""
 
 _NOBODYS = (
     "RANK",
@@ -77,24 +76,24 @@ _NOBODYS = (
     "MASTER_PORT",
     "TF_CONFIG",
 )
-"""Set by many, with different meanings, and left over in shells."""
+"""Variables that many programs set, with different meanings, and that are left over in shells."""
 
 
 class _Source(Protocol):
-    """What each module of sources has."""
+    """The functions of each module of systems."""
 
     def files(self, environ: Mapping[str, str], system: str) -> tuple[str, ...]:
-        """Name the files that this system would like to have read."""
+        """Return the paths of the files that this system needs."""
 
     def find(
         self, environ: Mapping[str, str], texts: Mapping[str, str | None], system: str
     ) -> Allocation | None:
-        """Read the system's variables; None if it is not there."""
+        """Return what the system's variables describe; None if they are not set."""
 
 
 def files(environ: Mapping[str, str], *, wanted: str = "auto") -> tuple[str, ...]:
-    """Name the files that ``select`` should be given the texts of. Raises ConfigError for an
-    unknown name."""
+    """Return the paths of the files whose texts ``select`` needs. Raises ConfigError for an unknown
+    name."""
     paths: dict[str, None] = {}
     for name, module in _candidates(environ, wanted):
         paths.update(dict.fromkeys(_load(module).files(environ, name)))
@@ -109,17 +108,16 @@ def select(
     num_nodes: str | None = None,
     node_rank: int | None = None,
 ) -> tuple[Allocation | None, tuple[str, ...], tuple[str, ...]]:
-    """Find the system that started us and read it; with it, for ``--explain``, what else was there
-    and why it lost.
+    """Return the allocation of the system that started this launcher; None in a plain shell.
 
-    Last come notes for the user: systems that are there, but say too little to be used, where
-    nobody says more.
+    The second value, for ``--explain``, lists the other variables with the reason why they are not
+    used. The third value has notes for the user on systems that say too little, if no other system
+    determines the nodes.
 
-    ``texts``: the contents of ``files()``, None for one that cannot be read. ``wanted``: a name of
-    ``NAMES``. ``num_nodes`` and ``node_rank`` are the options, for systems that tell less than is
-    needed (an Indexed Job). None is found in a plain shell. Raises ConfigError: variables
-    contradict each other, ``wanted`` does not apply, or this launcher is one of several, and which
-    one nobody tells.
+    ``texts``: the contents of ``files()``, None for an unreadable one. ``wanted``: one of
+    ``NAMES``. ``num_nodes`` and ``node_rank`` are the options, for systems that say less than is
+    needed (an Indexed Job). Raises ConfigError if variables contradict each other, if ``wanted``
+    does not apply, and if this launcher is one of several but its rank is not known.
     """
     environ = _with_options(environ, num_nodes, node_rank)
     lost: list[str] = []
@@ -156,14 +154,12 @@ def select(
 
 
 def hints(environ: Mapping[str, str]) -> bool:
-    """Return whether any variable makes a look at the systems around us worth while; cheap, and loads
-    nothing."""
+    """Return whether a variable of any system is set. Fast, and imports nothing."""
     return any(marker in environ for _, _, markers in SYSTEMS for marker in markers)
 
 
 def rivals(environ: Mapping[str, str], why: str) -> tuple[str, ...]:
-    """Name the systems that are not asked, since the user named the hosts, and what they and others
-    have set."""
+    """Return the variables that are not used because the user named the hosts, each with ``why``."""
     there = [f"{_there(environ, name)}: {why}" for name, _ in _candidates(environ, "auto")]
     return (*there, *_leftovers(environ, None))
 
@@ -231,8 +227,7 @@ def _there(environ: Mapping[str, str], name: str) -> str:
 
 
 def _agreeing(environ: Mapping[str, str], winner: Allocation, other: Allocation) -> str:
-    """Hold two MPIs that both numbered this process against each other. Raises ConfigError that
-    quotes both."""
+    """Compare two MPI systems that both numbered this process. Raises ConfigError if they differ."""
     mine, its = _there(environ, winner.source), _there(environ, other.source)
     place = (winner.node_rank, winner.local_rank, len(winner.hosts))
     if place != (other.node_rank, other.local_rank, len(other.hosts)):

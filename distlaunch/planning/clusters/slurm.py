@@ -1,9 +1,10 @@
-"""The nodes, workers and GPUs that Slurm gave a job or a step; pure.
+"""The nodes, workers and GPUs that Slurm granted a job or a step; pure.
 
 A batch script and the shell of ``salloc`` stand for the whole job (part ``all``). In a step only
-``SLURM_STEP_*``, ``PROCID``, ``NODEID`` and ``LOCALID`` are its own; the job's variables are still
-there, and wrong for a smaller step. Sources: captures from Slurm 22.05.8, and the manuals of
-sbatch, salloc and srun (the variables that they set).
+``SLURM_STEP_*``, ``PROCID``, ``NODEID`` and ``LOCALID`` describe the step. The job's variables are
+still set, but wrong for a smaller step.
+
+Sources: recorded environments of Slurm 22.05.8, and the manuals of sbatch, salloc and srun.
 """
 
 from __future__ import annotations
@@ -31,15 +32,15 @@ from distlaunch.planning.gpu_masks import HIDES_ALL
 
 name = "slurm"
 _STEPS_THAT_ARE_NONE = 4294967290
-"""From this id on (``SLURM_INTERACTIVE_STEP``, batch, extern, ...) a step is only the job's own
+"""Steps from this id on (``SLURM_INTERACTIVE_STEP``, batch, extern, ...) are only the job's own
 shell."""
 _SAME_IN_A_STEP = (
     ("SLURM_STEP_NUM_NODES", "SLURM_NNODES"),
     ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"),
     ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"),
 )
-"""What Slurm sets twice for the tasks of a step (as in all captures); in a batch script the second
-are its job's."""
+"""Variables that Slurm sets twice, to equal values, for the tasks of a step. In a batch script the
+second ones are the job's."""
 _MOST_TASKS = 1 << 22
 _MOST_COMPONENTS = 1024
 _MASKS = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
@@ -51,13 +52,15 @@ _REQUESTS = (
 
 
 def files(environ: Environ, system: str = name) -> tuple[str, ...]:  # noqa: ARG001 - all sources share the signature
-    """Name the files to read: none."""
+    """Return no path: Slurm needs no files."""
     return ()
 
 
 def find(environ: Environ, texts: Texts, system: str = name) -> Allocation | None:  # noqa: ARG001 - all sources share the signature
-    """Say what Slurm granted and what this launcher is in it; None outside. Raises IncompleteError
-    and ConfigError."""
+    """Return what Slurm granted and which node is this one; None outside of Slurm.
+
+    Raises IncompleteError and ConfigError.
+    """
     if text(environ, "SLURM_JOB_ID") is None and text(environ, "SLURM_JOB_NODELIST") is None:
         return None
     step = number(environ, "SLURM_STEP_ID", most=1 << 32)
@@ -85,25 +88,25 @@ def find(environ: Environ, texts: Texts, system: str = name) -> Allocation | Non
 
 
 class _Granted(Record):
-    """This node's GPUs; None where nothing tells."""
+    """This node's GPUs; None if they are not known."""
 
     count: int | None = None
     devices: tuple[str, ...] | None = None
-    """The mask, where Slurm's own word has as many GPUs; None for one that somebody else has
-    set."""
+    """The mask, if Slurm's own variables have as many GPUs; None if something else set it."""
 
     def on(self, host: Host) -> Host:
-        """Say of the host what is granted there; it stays as it is if no GPU of it is known."""
+        """Return the host with its granted GPUs; unchanged if none are known."""
         if not self.count:
             return replace(host, devices=self.devices)
         return replace(host, slots=self.count, unit="gpus", devices=self.devices)
 
 
 def _granted_here(environ: Environ, found: Origins, *, in_step: bool) -> _Granted:
-    """Read what this node has: the mask (narrowed for this task, or by the user), else the list,
-    else the number.
+    """Return this node's GPUs: from the mask (set for this task, or by the user), a list, or a
+    number.
 
-    ``SLURM_JOB_GPUS`` counts only outside of a step: in one it is the job's, of another node even.
+    ``SLURM_JOB_GPUS`` is used only outside of a step: in one it is the job's, maybe of another
+    node.
     """
     own_list = "SLURM_STEP_GPUS" if in_step else "SLURM_JOB_GPUS"
     told = any(
@@ -135,8 +138,10 @@ def _granted_here(environ: Environ, found: Origins, *, in_step: bool) -> _Grante
 
 
 def _asks_for_gpus(environ: Environ, suffix: str) -> bool:
-    """Return whether a job or component has GPUs, even if not how many a node: its tasks then say
-    nothing of workers."""
+    """Return whether a job or component has GPUs, even if their number per node is not known.
+
+    Its number of tasks then is not the number of workers.
+    """
     of_node = suffix in {"", "_HET_GROUP_0"} and (
         "SLURM_GPUS_ON_NODE" in environ or "SLURM_JOB_GPUS" in environ
     )
@@ -146,8 +151,10 @@ def _asks_for_gpus(environ: Environ, suffix: str) -> bool:
 def _gpus_of_hosts(
     environ: Environ, suffix: str, tasks: list[int] | None, nodes: int, found: Origins
 ) -> list[int | None]:
-    """Say how many GPUs each host of a job or component was given, as far as the request tells.
-    Raises ConfigError."""
+    """Return the GPUs of each host of a job or component, as far as the request determines them.
+
+    Raises ConfigError.
+    """
     name = f"SLURM_GPUS_PER_NODE{suffix}"
     if (per_node := _typed_count(environ, name)) is not None:
         return _noted(found, name, [per_node] * nodes)
@@ -237,7 +244,7 @@ def _components(environ: Environ) -> list[_Component]:
 
 
 class _Component(Record):
-    """A job, or one component of a heterogeneous one."""
+    """A job, or one component of a heterogeneous job."""
 
     suffix: str
     nodes: list[str]
@@ -259,12 +266,11 @@ def _component(environ: Environ, suffix: str, size_name: str) -> _Component:
 
 
 def _nodes_of(environ: Environ, variable: str) -> list[str]:
-    """Expand a node list that is set. Raises ConfigError that names the variable."""
     return expand_nodelist(environ[variable], where=variable)
 
 
 def _counts_of(environ: Environ, variable: str) -> list[int] | None:
-    """Read ``2(x3),1`` as 2, 2, 2, 1; None if unset. Raises ConfigError that names the variable."""
+    """Return ``2(x3),1`` as 2, 2, 2, 1; None if unset. Raises ConfigError that names the variable."""
     value = text(environ, variable)
     return None if value is None else list(parse_counts(value, where=variable))
 
@@ -276,8 +282,10 @@ def _with_tasks(
     found: Origins,
     notes: list[str],
 ) -> tuple[list[int | None], Unit]:
-    """Give hosts without known GPUs the tasks that were asked for; say it where GPUs decide against
-    these."""
+    """Return the slots of hosts: their GPUs, or the requested tasks if no GPUs are known.
+
+    Adds a note if GPUs and tasks differ.
+    """
     by = _asked_for_tasks(environ, component)
     if by is None or component.tasks is None or max(component.tasks) == 1:
         return gpus, "gpus"
@@ -296,10 +304,10 @@ def _with_tasks(
 
 
 def _asked_for_tasks(environ: Environ, component: _Component) -> str | None:
-    """Name the variable by which a number of tasks was asked for.
+    """Return the variable by which a number of tasks was requested.
 
-    Without one SLURM_TASKS_PER_NODE counts how many would have room: 64 on an exclusive node of 64
-    CPUs.
+    Without such a request, SLURM_TASKS_PER_NODE is how many tasks would fit: 64 on an exclusive
+    node of 64 CPUs.
     """
     asked = [
         f"{each}{component.suffix}"
@@ -309,11 +317,10 @@ def _asked_for_tasks(environ: Environ, component: _Component) -> str | None:
 
 
 def _job_name(environ: Environ, step: str | None = None) -> str | None:
-    """Name a job or a step as squeue does: ``123``, ``123_4`` of an array, ``123.0``; in its second
-    turn ``123-r1``.
+    """Return the name of a job or step as in squeue: ``123``, ``123_4`` of an array, ``123.0``.
 
-    All launchers of a step get the same; the components of a heterogeneous one have job ids of
-    their own.
+    ``-r1`` is appended after the first requeue. All launchers of a step get the same name.
+    Components of a heterogeneous job have job ids of their own.
     """
     name = text(environ, _first_id(environ))
     array, task = text(environ, "SLURM_ARRAY_JOB_ID"), text(environ, "SLURM_ARRAY_TASK_ID")
@@ -330,7 +337,7 @@ def _job_name(environ: Environ, step: str | None = None) -> str | None:
 
 
 def _first_id(environ: Environ) -> str:
-    """Name the variable with the id that all components of a heterogeneous job know."""
+    """Return the variable whose value all components of a heterogeneous job share."""
     return (
         "SLURM_JOB_ID_HET_GROUP_0"
         if text(environ, "SLURM_JOB_ID_HET_GROUP_0") is not None
@@ -421,11 +428,10 @@ def _step(environ: Environ, nodes: list[str]) -> Allocation:
 def _by_component(
     environ: Environ, nodes: list[str], tasks: list[int]
 ) -> tuple[list[str], list[int]]:
-    """Put the nodes of a heterogeneous step in the order of its components: so NODEID and PROCID
-    count.
+    """Sort the nodes of a heterogeneous step by component, since NODEID and PROCID count in that
+    order.
 
-    Its lists are sorted by name, over all components; a component's own list tells which nodes it
-    has.
+    The step's own list is sorted by name over all components. Each component's list has its nodes.
     """
     size = number(environ, "SLURM_HET_SIZE", least=1, most=_MOST_COMPONENTS) or 0
     lists = [f"SLURM_JOB_NODELIST_HET_GROUP_{group}" for group in range(size)]
@@ -486,9 +492,10 @@ def _smaller_step(environ: Environ, nodes: list[str]) -> tuple[str, ...]:
 
 
 def _terminal(environ: Environ, tasks: int) -> tuple[str, ...]:
-    """Warn of the shell of ``srun --pty``: nobody starts a launcher for the step's other tasks.
+    """Return a note in a shell of ``srun --pty``: nothing starts launchers for the step's other
+    tasks.
 
-    Steps that are started in such a shell inherit the variable, so it may be one of these.
+    Steps that are started in such a shell inherit the variable, so this may be one of them.
     """
     if "SLURM_PTY_PORT" not in environ or tasks == 1:
         return ()
@@ -524,7 +531,8 @@ def _other(environ: Environ, name: str, number_of_ids: int, number_in_mask: int)
 
 
 def _typed_count(environ: Environ, name: str) -> int | None:
-    """Read ``4``, ``a100:4``, ``volta:3,kepler:1`` (4); None if unset. Raises ConfigError."""
+    """Return the number in ``4``, ``a100:4``, ``volta:3,kepler:1`` (4); None if unset. Raises
+    ConfigError."""
     value = text(environ, name)
     if value is None:
         return None
@@ -551,7 +559,7 @@ def _noted(found: Origins, name: str, counts: list[int]) -> list[int | None]:
 
 
 def _of_tres(environ: Environ, name: str) -> int | None:
-    """Read the GPUs in ``cpu=4,gres/gpu:a100=2`` or ``gres/gpu:2``; None if there are none."""
+    """Return the GPUs in ``cpu=4,gres/gpu:a100=2`` or ``gres/gpu:2``; None if there are none."""
     total = None
     for entry in (text(environ, name) or "").split(","):
         kind = entry.strip().replace("gres:", "gres/").removeprefix("gres/")

@@ -1,7 +1,6 @@
-"""Systems that differ only in the names of their variables, as rows; pure.
+"""Systems that differ only in the names of their variables, as rows of a table; pure.
 
-A new one is a row in the table of a source module, a row of markers in ``select`` and a fixture in
-the tests.
+A new system is a row in the table of a module, a row in ``select``, and a fixture in the tests.
 """
 
 from __future__ import annotations
@@ -31,42 +30,43 @@ from distlaunch.planning.clusters.environment_reader import (
 
 _MOST_SLOTS = 4096
 _ANYBODYS = ("RANK", "WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "NPROC_PER_NODE")
-"""Names that show no system."""
+"""Variables that do not identify a system."""
 _SLOTS_IN_WORDS = ("auto", "gpu", "cpu", "xpu")
-"""What torchrun takes for --nproc-per-node beside a number: the node knows."""
+"""Words that torchrun accepts for --nproc-per-node. The node then determines the number."""
 
 
 class NodeSystem(Record):
-    """A system that starts one launcher on each node and tells it, in these variables, which one it
-    is."""
+    """A system that starts one launcher on each node and sets these variables."""
 
     name: str
     needs: tuple[str, ...]
-    """Without all of these, it is not this system."""
+    """All of them must be set."""
     starts: tuple[str, str] | None = None
-    """A variable and what its value starts with, where the names alone are anybody's."""
+    """A variable and the beginning of its value, if the names alone do not identify the system."""
     without: tuple[str, ...] = ()
-    """With one of these, it is another's: a worker's variables."""
+    """None of them may be set: with them, the process is a worker of another launcher."""
     count: str | None = None
     rank: str | None = None
     """Of the node, from 0."""
     hosts: str | None = None
-    """A list, in rank order."""
+    """A list in rank order."""
     me: str | None = None
-    """Which of ``hosts`` this is, where no variable holds the rank."""
+    """The name of this node in ``hosts``, if no variable has the rank."""
     master: str | None = None
     port: str | None = None
     slots: str | None = None
     unit: Unit = "workers"
-    """Of ``slots``, which are each node's."""
+    """What ``slots`` counts on each node."""
     mixed: str | None = None
-    """If this is ``1`` or ``true``, ``slots`` is this node's alone."""
+    """If this is ``1`` or ``true``, ``slots`` is valid for this node only."""
     job: str | None = None
 
 
 def find_node(system: NodeSystem, environ: Environ) -> Allocation | None:
-    """Read a row's variables; None if it is not this system. Raises ConfigError and
-    IncompleteError."""
+    """Return what a row's variables describe; None if it is another system.
+
+    Raises ConfigError and IncompleteError.
+    """
     if any(name in environ for name in system.without):
         return None
     if system.starts is not None and not environ.get(system.starts[0], "").startswith(
@@ -176,15 +176,14 @@ def _node_rank(system: NodeSystem, environ: Environ, listed: tuple[str, ...], co
 
 
 def slots_of(environ: Environ, name: str | None) -> int | None:
-    """Read workers or GPUs per node: a number, or a word (``auto``) that leaves it to the node.
-    Raises ConfigError."""
+    """Return workers or GPUs per node; None for a word such as ``auto``. Raises ConfigError."""
     if name is None or (text(environ, name) or "").lower() in _SLOTS_IN_WORDS:
         return None
     return number(environ, name, most=_MOST_SLOTS) or None
 
 
 class TaskSystem(Record):
-    """A system that starts processes one by one and numbers them, in these variables."""
+    """A system that starts processes one by one, numbers them, and sets these variables."""
 
     name: str
     rank: str
@@ -192,22 +191,22 @@ class TaskSystem(Record):
     local_rank: str
     local_size: str | None = None
     nodes: str | None = None
-    """Number of nodes; only trusted to be no less than those with processes."""
+    """Number of nodes. There may be nodes without processes."""
     node: str | None = None
     """Index of this node."""
     host: str | None = None
-    """This node's name."""
+    """Name of this node."""
     agrees: str | None = None
-    """Another variable that holds the rank too."""
+    """Another variable with the rank."""
     job: str | None = None
 
 
 def find_task(system: TaskSystem, environ: Environ) -> Allocation | None:
-    """Read a row's variables; None if it is not this system.
+    """Return what a row's variables describe; None if it is another system.
 
-    Raises IncompleteError if only some are there (better no worker than half a one), and
-    ConfigError if they contradict each other, or if nodes have different numbers of processes: who
-    is where is then unknown.
+    Raises IncompleteError if only some variables are set. Raises ConfigError if they contradict
+    each other, or if nodes have different numbers of processes, since the place of each is then
+    unknown.
     """
     names = [
         system.rank,
@@ -299,10 +298,10 @@ def _local_size(system: TaskSystem, environ: Environ, size: int, known_nodes: in
 def _task_node(
     system: TaskSystem, environ: Environ, place: tuple[int, int, int, int], found: Origins
 ) -> int:
-    """Find the node's index: told, or from the rank where processes are numbered node by node.
+    """Return the node's index: from its variable, or from the rank if ranks are assigned node by
+    node.
 
-    Numbered in turn over the nodes, a few processes would look as if they were not, so that is
-    refused.
+    If ranks were assigned to nodes in turn, the index would be wrong; so that is an error.
     """
     rank, local_rank, local_size, nodes = place
     if system.node is not None and (told := number(environ, system.node)) is not None:
@@ -321,8 +320,8 @@ def _task_node(
 
 
 def _master(environ: Environ, nodes: int, found: Origins) -> tuple[str | None, int | None]:
-    """Take the address that all processes were handed (``mpirun -x MASTER_ADDR``), or that Azure's
-    batch nodes have."""
+    """Return the address that all processes have from ``mpirun -x MASTER_ADDR`` or from Azure
+    Batch."""
     if nodes == 1:
         return None, None
     for name in ("MASTER_ADDR", "AZ_BATCH_MASTER_NODE"):

@@ -1,8 +1,6 @@
-"""Hosts that the user names: ``--hosts``, ``--hostfile``, or what ``--discover``'s command prints;
-pure.
+"""Hosts that the user names with ``--hosts``, ``--hostfile`` or ``--discover``; pure.
 
-They are the most explicit source, so that nothing in the environment adds to them or takes away. Of
-the three, one.
+One of the three, which then comes before anything in the environment.
 """
 
 from __future__ import annotations
@@ -25,11 +23,11 @@ def find(
     discovered: str | None = None,
     who: str = "",
 ) -> Allocation | None:
-    """Return what the one of the three options says that was given; None if none was.
+    """Return the hosts of the option that was given; None if none was.
 
-    ``texts`` has the content of ``hostfile`` by its path; ``discovered`` is what the command
-    ``discover`` printed. ``who`` set it: the option, or its variable. Raises ConfigError for a file
-    or a command that names no host, and for what is no list of hosts.
+    ``texts`` has the content of ``hostfile`` by its path. ``discovered`` is the output of the
+    command ``discover``. ``who`` is the option or variable for messages. Raises ConfigError for a
+    file or command that names no host, and for invalid lists.
     """
     if hosts is not None:
         name = who or "--hosts"
@@ -51,14 +49,16 @@ def find(
 
 
 def command_of(command: str, who: str) -> str:
-    """Name the command for errors: as it was typed, but not from a variable, where its words may be
+    """Return the command for errors. Without its words if a variable set it, since these may be
     secret."""
     return f"{who} {quoted(command)}" if who.startswith("-") else who
 
 
 def discovered_hosts(output: str, command: str, who: str = "--discover") -> tuple[Host, ...]:
-    """Read what ``--discover``'s command printed: lines ``host[:slots]``, as Horovod has them,
-    maybe none right now."""
+    """Return the hosts that the --discover command printed, possibly none.
+
+    It prints lines ``host[:slots]``, as for Horovod.
+    """
     return read_lines(output, f"{command_of(command, who)}, line ")
 
 

@@ -1,13 +1,14 @@
-"""Hosts as people write them: on the command line, in host files of every dialect, from a script;
+"""Parses hosts as people write them: on the command line, in host files, in the output of a script;
 pure.
 
-One grammar serves all: ``[USER@]HOST[:SLOTS][:port=N]``, where HOST is a name, a list such as
-``n[01-04]``, an IPv4 address, or an IPv6 address in brackets. A number after a colon is always the
-number of slots, as in Horovod and Hydra, so that a port of SSH needs its name: ``a:4:port=2222``,
-in a file also ``a slots=4 port=2222``, as Open MPI has it.
+The grammar is ``[USER@]HOST[:SLOTS][:port=N]``. HOST is a name, a list such as ``n[01-04]``, an
+IPv4 address, or an IPv6 address in brackets. A number after a colon is always the number of slots,
+as in Horovod and Hydra. An SSH port therefore needs its name: ``a:4:port=2222``, in a file also ``a
+slots=4 port=2222`` as in Open MPI.
 
-A line of a host file may go on with words ``key=value``. What tells Open MPI or Hydra how to place
-and bind workers is passed over, since we do that in our own way; what is not known is an error.
+A line of a host file may continue with ``key=value`` words. Keys that tell Open MPI or Hydra how to
+place and bind workers are ignored, because distlaunch does that in its own way. Unknown keys are an
+error.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from distlaunch.core.model.text import printable, quoted
 from distlaunch.planning.allocation import Host
 
 MOST_SLOTS = 65_536
-"""Of one host; more is a slip of the hand."""
+"""Largest number of slots of one host. A larger one is taken for a typing error."""
 _MOST_MENTIONS = 1 << 22
-"""Of hosts in one file, which may have a line for each slot."""
+"""How often one file may name hosts in all. A file may have a line for each slot."""
 _MOST_PORT = 65_535
 
 _SLOTS = frozenset({"slots", "slot", "cpus", "cpu", "count"})
@@ -65,7 +66,7 @@ _BEGINNINGS = {
 
 
 class _Tail(NamedTuple):
-    """What is said of a host after its name."""
+    """What follows the name of a host."""
 
     user: str | None
     slots: int | None
@@ -73,7 +74,7 @@ class _Tail(NamedTuple):
 
 
 class _Entry(NamedTuple):
-    """What one entry or line says; ``names`` are several where a range was written."""
+    """One entry or line. ``names`` has several names if a range was written."""
 
     names: list[str]
     user: str | None
@@ -85,7 +86,8 @@ class _Style(NamedTuple):
 
     hint: str
     raw_ipv6: bool
-    """Take an IPv6 address without brackets, as Open MPI does; ``::1:4`` is then all address."""
+    """Accept an IPv6 address without brackets, as Open MPI does. All of ``::1:4`` is then the
+    address."""
 
 
 class _Place(NamedTuple):
@@ -105,10 +107,10 @@ _LINE = _Style(hint=_LINE_HINT, raw_ipv6=True)
 
 
 def parse_hosts(text: str, where: str = "--hosts") -> tuple[Host, ...]:
-    """Read ``a:4,user@b:2,[::1]:2,n[01-04]:8``. Hosts named again add their slots to the first
-    mention.
+    """Return the hosts of a list such as ``a:4,user@b:2,[::1]:2,n[01-04]``.
 
-    Raises ConfigError if an entry cannot be meant, or two of the same host contradict each other.
+    A host that is named again adds its slots to the first mention. Raises ConfigError for an entry
+    that cannot be parsed, and for two entries of one host that contradict each other.
     """
     found = _Found(_FLAG)
     tails: dict[tuple[str | None, ...], _Tail] = {}
@@ -121,11 +123,11 @@ def parse_hosts(text: str, where: str = "--hosts") -> tuple[Host, ...]:
 
 
 def read_hostfile(text: str, path: str) -> tuple[Host, ...]:
-    """Read a host file, whatever its dialect; the order is the file's.
+    """Return the hosts of a host file of any dialect, in the order of the file.
 
     A host that is listed again adds its slots. If lines without a count repeat a host, each such
-    line is a slot (PBS); else those hosts have no number of slots. ``path`` is for errors, which
-    name the line. Raises ConfigError, also for a file that names no host.
+    line is a slot, as in PBS; otherwise the number of slots of these hosts is not known. ``path``
+    is for error messages, which name the line. Raises ConfigError, also if the file names no host.
     """
     hosts = read_lines(text, f"{path}:")
     if not hosts:
@@ -134,8 +136,10 @@ def read_hostfile(text: str, path: str) -> tuple[Host, ...]:
 
 
 def read_lines(text: str, before: str) -> tuple[Host, ...]:
-    """Read lines of hosts, maybe none; ``before`` and the number of a line are its name in
-    errors."""
+    """Return the hosts of a text, possibly none.
+
+    ``before`` and the number of the line name the line in errors.
+    """
     found = _Found(_LINE)
     tails: dict[tuple[str | None, ...], _Tail] = {}
     text = text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
@@ -151,7 +155,7 @@ def read_lines(text: str, before: str) -> tuple[Host, ...]:
 
 
 class _Seen:
-    """One host so far; several entries may add to its slots."""
+    """A host that was found so far. Several entries may add to its slots."""
 
     __slots__ = ("lines", "name", "port", "slots", "user", "where")
 
@@ -188,8 +192,7 @@ class _Found:
         self._hint = style.hint
 
     def add(self, entry: _Entry, where: str) -> None:
-        """Take the hosts of one entry; raises ConfigError if they contradict what was said of them
-        before."""
+        """Add the hosts of one entry. Raises ConfigError if it contradicts an earlier one."""
         seen = self._seen
         self._mentions += len(entry.names)
         if self._mentions > _MOST_MENTIONS:  # ranges named again and again
@@ -205,8 +208,10 @@ class _Found:
             raise _error(where, f"there are more than {MOST_HOSTS:,} hosts", self._hint)
 
     def hosts(self) -> tuple[Host, ...]:
-        """Return what was found. Once a host without a count comes twice, every line without a count
-        is a slot."""
+        """Return the hosts.
+
+        If a host without a count was named twice, every line without a count is a slot.
+        """
         seen = self._seen.values()
         counts_lines = any(host.lines > 1 and host.slots is None for host in seen)
         return tuple(
@@ -244,7 +249,6 @@ def _contradiction(first: _Seen, second: _Entry, where: str) -> ConfigError:
 
 
 def _entries(text: str) -> list[str]:
-    """Divide at commas that stand outside of brackets."""
     if "[" not in text:
         return text.split(",")
     entries: list[str] = []
@@ -258,9 +262,9 @@ def _entries(text: str) -> list[str]:
 
 
 def _read(words: list[str], place: _Place, tails: dict[tuple[str | None, ...], _Tail]) -> _Entry:
-    """Read ``[user@]host[:slots][:key=value]...`` and the words ``key=value`` after it.
+    """Parse ``[user@]host[:slots][:key=value]...`` and the ``key=value`` words after it.
 
-    ``tails`` remembers what follows hosts, since most lines of a long file end alike.
+    ``tails`` has the parsed fields by their text, since most lines of a long file end alike.
     """
     word = words[0]
     user: str | None = None
@@ -312,7 +316,6 @@ def _tail(rest: str | None, words: list[str], place: _Place) -> _Tail:
 
 
 def _say(said: dict[str, str], key: str, value: str, place: _Place) -> None:
-    """Note one word, by one name for each of its spellings."""
     key = key.lower().replace("-", "_")
     if key in _SLOTS:
         key = "slots"
@@ -328,7 +331,7 @@ def _say(said: dict[str, str], key: str, value: str, place: _Place) -> None:
 
 
 def _target(word: str, place: _Place) -> tuple[list[str], str | None]:
-    """Divide ``host:rest`` into the names that the host stands for and the rest (None without a
+    """Split ``host:rest`` into the names that the host stands for and the rest (None without a
     colon)."""
     name, colon, rest = word.partition(":")
     if _PLAIN.fullmatch(name) and ":" not in rest:  # nearly all of a long file
@@ -369,8 +372,10 @@ def _check_user(user: str, place: _Place) -> None:
 
 
 def _check_ipv4(name: str, place: _Place) -> None:
-    """Refuse what has only digits and dots and is no address; a leading zero would be octal to
-    some."""
+    """Reject a name of digits and dots that is not an IPv4 address.
+
+    A leading zero is rejected too, because some programs read it as octal.
+    """
     if "." in name and not name.strip("0123456789.") and not _IPV4.fullmatch(name):
         raise place.error(f"{quoted(name)} is no IPv4 address")
 
@@ -393,7 +398,6 @@ def _ipv6(text: str, place: _Place) -> str:
 
 
 def _same_ipv6(name: str) -> str:
-    """Return what is equal for all spellings of an address."""
     import ipaddress
 
     return str(ipaddress.IPv6Address(name))

@@ -1,15 +1,14 @@
-"""Which hosts, and which of their slots, ``--include`` and ``--exclude`` leave; pure.
+"""Applies ``--include`` and ``--exclude`` to hosts and their slots; pure.
 
-One language, which takes DeepSpeed's and adds to it::
+Both accept DeepSpeed's syntax and extensions of it::
 
-    w0@w1:0,2        all of w0, and slots 0 and 2 of w1 (DeepSpeed's)
-    w0,w1            between whole hosts, commas do as well
-    n[01-04]:0-3,7   some slots of several hosts
-    gpu*@*-ib:1      any host of such a name; ``?`` stands for one character
+w0@w1:0,2        all of w0, and slots 0 and 2 of w1 (DeepSpeed's) w0,w1            commas between
+whole hosts n[01-04]:0-3,7   some slots of several hosts gpu*@*-ib:1      all hosts of such a name;
+``?`` stands for one character
 
-A host may be named without its domain; an IPv6 address stands in brackets. ``--include`` chooses
-among all hosts, then ``--exclude`` takes away from those (DeepSpeed has them exclude each other).
-The order is that of the hosts, always.
+A host may be named without its domain. An IPv6 address needs brackets. ``--include`` chooses among
+all hosts, then ``--exclude`` removes some of these (in DeepSpeed the two exclude each other). The
+order of the hosts does not change.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ from distlaunch.planning.hosts.hostfile import MOST_SLOTS
 
 _HINT = "write w0@w1:0,2 (@ between hosts, then slots), n[01-04]:0-3 or gpu*"
 _MOST_GLOBS = 1_000
-"""In one filter: each is compared with every host."""
+"""In one filter. Each is compared with every host."""
 _COMPARED = 200
-"""How many names are looked at closely for the one that may have been meant."""
+"""How many names are compared closely for a suggestion."""
 _LONGEST = 80
 _HEAD = re.compile(r"(?:[^:\[\]]+|\[[^\[\]]*\])*")
 _PIECE = re.compile(r"(?:[^,\[\]]+|\[[^\[\]]*\])*")
@@ -42,21 +41,21 @@ class Chosen(Record):
 
     host: Host
     place: int
-    """Its number among the hosts that there were."""
+    """Index of the host before filtering."""
     slots: tuple[int, ...] | None
-    """Which of its slots, ascending; None if its number of slots is not known and nothing was
-    chosen by number."""
+    """The chosen slots, ascending. None if the number of slots is not known and none was chosen by
+    number."""
     without: tuple[int, ...] = ()
-    """With ``slots`` None: which slots to leave out once their number is known."""
+    """If ``slots`` is None: the slots to leave out once their number is known."""
 
 
 def apply_filters(
     hosts: Sequence[Host], include: str | None, exclude: str | None
 ) -> tuple[Chosen, ...]:
-    """Return what the filters leave of the hosts, in their order; a filter that is None leaves all.
+    """Return the hosts that the filters leave, in their order. A filter that is None leaves all.
 
-    Raises ConfigError for what is no filter, matches no host, names a slot that its host has not,
-    or leaves nothing.
+    Raises ConfigError for an invalid filter, one that matches no host or names a slot that its host
+    does not have, and if no host is left.
     """
     index = _Index(hosts)
     included = None if include is None else _matched(include, "--include", index)
@@ -88,7 +87,8 @@ def apply_filters(
 def _left(
     count: int | None, picked: frozenset[int] | None, gone: frozenset[int]
 ) -> tuple[int, ...]:
-    """Return the slots that are left of a host; those that are gone if nothing else is known."""
+    """Return the slots that are left of a host, or the excluded ones if its number of slots is
+    unknown."""
     if picked is None:
         return (
             tuple(sorted(gone))
@@ -99,8 +99,8 @@ def _left(
 
 
 class _Index:
-    """Finds hosts by name, whole or without the domain; names know no case. One whose name is not
-    known has none."""
+    """Finds hosts by name, with or without the domain. Case is ignored. A host of unknown name is
+    never found."""
 
     def __init__(self, hosts: Sequence[Host]) -> None:
         self.hosts = hosts
@@ -112,12 +112,12 @@ class _Index:
                 self._short.setdefault(name.partition(".")[0], []).append(place)
 
     def find(self, name: str) -> list[int]:
-        """Return the host of this name, or those of this name in some domain."""
+        """Return the host of this name, or all hosts of this name in some domain."""
         place = self._exact.get(name.lower())
         return self._short.get(name.lower(), []) if place is None else [place]
 
     def matching(self, glob: str) -> list[int]:
-        """Return the hosts that a pattern with ``*`` and ``?`` fits."""
+        """Return the hosts that match a pattern with ``*`` and ``?``."""
         import fnmatch
 
         fits = re.compile(
@@ -132,8 +132,7 @@ class _Index:
 
 
 def _matched(text: str, option: str, index: _Index) -> dict[int, frozenset[int] | None]:
-    """Return for each host that a filter names (by its place) the slots that it names; None for the
-    whole host."""
+    """Return the slots that a filter names, by the index of the host; None for the whole host."""
     found: dict[int, frozenset[int] | None] = {}
     globs = 0
     for item in text.split("@"):
@@ -210,7 +209,6 @@ def _parsed(item: str, text: str, option: str) -> tuple[list[str], frozenset[int
 
 
 def _divided(hosts: str) -> Iterator[str]:
-    """Divide at commas that stand outside of brackets."""
     place = 0
     while place <= len(hosts):
         match = _PIECE.match(hosts, place)
@@ -253,7 +251,6 @@ def _check_slots(slots: frozenset[int] | None, host: Host, option: str, text: st
 
 
 def _nearest(wanted: str, names: Sequence[str]) -> str:
-    """Name the host that may have been meant."""
     import difflib
     import heapq
 
@@ -268,7 +265,6 @@ def _nearest(wanted: str, names: Sequence[str]) -> str:
 
 
 def _common(one: str, other: str) -> int:
-    """Return the length of what both begin with."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
 

@@ -1,7 +1,7 @@
-"""Whether the name of a host means the machine that we run on; pure.
+"""Whether the name of a host means this machine; pure.
 
-That decides what is started here and what over a transport. The number of hosts says nothing:
-``--hosts b:8`` typed on ``a`` is a job on b.
+That decides whether an agent is started here or over a transport. The number of hosts does not:
+``--hosts b:8`` on machine ``a`` is a job on b.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ _LOCALHOST = frozenset(
     {"localhost", "localhost4", "localhost6", "ip6-localhost", "ip6-loopback"}
     | {"localhost.localdomain", "localhost4.localdomain4", "localhost6.localdomain6"}
 )
-"""What distributions write into /etc/hosts for loopback."""
+"""Names that distributions write into /etc/hosts for loopback."""
 
 
 class Identity(Record):
-    """What this machine is called."""
+    """The names and addresses of this machine."""
 
     hostname: str
     """With or without domain, as the kernel has it."""
     fqdn: str | None = None
-    """The name with domain, if /etc/hosts has one: no resolver is asked."""
+    """The name with domain from /etc/hosts; no resolver is asked."""
     addresses: tuple[str, ...] = ()
-    """Of the machine's interfaces, IPv4 and IPv6; loopback need not be among them."""
+    """Of the machine's interfaces, IPv4 and IPv6. May leave out loopback."""
     aliases: tuple[str, ...] = ()
-    """What else it is called: ``names_in`` finds those of /etc/hosts."""
+    """Other names of this machine, found in /etc/hosts by ``names_in``."""
 
 
 def is_this_machine(name: str, identity: Identity) -> bool:
     """Return whether a host name or address (no user, port or brackets) means this machine.
 
-    Names know no case. One without a domain stands for any domain; two with different ones are two
-    machines, unless the one domain is only the beginning of the other (``n1.cluster`` and
+    Case is ignored. A name without a domain matches any domain. Two names with different domains
+    are different machines, unless one domain is the beginning of the other (``n1.cluster`` and
     ``n1.cluster.example.org``).
     """
     name = _plain(name)
@@ -55,10 +55,9 @@ def is_loopback(name: str) -> bool:
 
 
 def names_in(hosts_file: str, addresses: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the names that the text of /etc/hosts has for loopback and for these addresses of
-    ours.
+    """Return the names that a text of /etc/hosts has for loopback and for these addresses.
 
-    A name that stands at several addresses belongs to the first, as for the resolver.
+    A name with several addresses belongs to the first, as for the resolver.
     """
     own = _own_addresses(addresses)
     ours: dict[str, bool] = {}
@@ -76,17 +75,17 @@ def _plain(name: str) -> str:
 
 
 def _is_localhost(name: str) -> bool:
-    """Also every name below ``localhost``, which RFC 6761 reserves."""
+    """Return whether it is a name for loopback. RFC 6761 reserves all names below ``localhost``."""
     return name in _LOCALHOST or name.endswith(".localhost")
 
 
 def _is_loopback(address: str) -> bool:
-    """Also the unspecified address: a connection to it arrives here."""
+    """Return whether it leads to this machine. A connection to the unspecified address does, too."""
     return address.startswith("127.") or address in {"::1", "::", "0.0.0.0"}  # noqa: S104 - compared, not bound
 
 
 def _address(text: str) -> str | None:
-    """Return an address in its one spelling, without zone; None for what is a name."""
+    """Return an address in canonical spelling without zone; None for a name."""
     if ":" not in text and text.strip("0123456789."):
         return None
     import ipaddress
@@ -108,8 +107,8 @@ def _own_addresses(addresses: tuple[str, ...]) -> frozenset[str]:
 def _own_names(identity: Identity) -> tuple[frozenset[str], str]:
     """Return the names of this machine, and the domain of those without one ("" if not known).
 
-    A resolver may answer with the name of loopback, with an address, or with a name from a reverse
-    zone; of these, only a name that belongs to the hostname tells the domain.
+    A resolver may return the name of loopback, an address, or a name from a reverse zone. Only a
+    name that begins with the hostname gives the domain.
     """
     hostname, fqdn = _plain(identity.hostname), _plain(identity.fqdn or "")
     names = [hostname, fqdn, *map(_plain, identity.aliases)]

@@ -1,4 +1,5 @@
-"""An actor of Ray's on a node. It goes there by value, and so has nothing but standard library."""
+"""The actor class that runs on Ray's nodes. It is pickled by value and imports only the standard
+library."""
 
 from __future__ import annotations
 
@@ -13,8 +14,8 @@ from typing import Any
 
 
 class AgentActor:
-    """An actor in a bundle: it tells which GPUs it has there, and may start the node's agent and
-    speak for it."""
+    """An actor in one bundle. It reports its GPUs and can start the node's agent and pass on its
+    bytes."""
 
     def __init__(self) -> None:
         self._agent: Any = None
@@ -22,7 +23,7 @@ class AgentActor:
         self._rest = b""
 
     def devices(self) -> tuple[str, list[str]]:
-        """Return the id of the node, and the GPUs of this bundle, as a mask names them."""
+        """Return the id of the node, and the GPUs of this bundle as in a device mask."""
         import ray
 
         context = ray.get_runtime_context()
@@ -33,7 +34,7 @@ class AgentActor:
     def start(
         self, words: list[str], code: bytes, greeting: bytes, mask: list[str], within_s: float
     ) -> str | None:
-        """Start the agent and wait for its greeting; give what is wrong, if something is."""
+        """Start the agent and wait for its greeting. Return what went wrong; None if nothing."""
         # Ray counts the threads of libraries by the CPUs of this very actor.
         environ = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
         environ["PATH"] = (
@@ -73,13 +74,13 @@ class AgentActor:
             self.write(code)
 
     def _hear(self) -> None:
-        """Read its stderr, and keep the last of it."""
+        """Read the agent's stderr to its end, and keep the last bytes."""
         while data := os.read(self._agent.stderr.fileno(), 1 << 16):
             self._words = (self._words + data)[-4096:]
         self._agent.wait()  # nothing of it stays then
 
     def read(self, most: int, within_s: float) -> bytes | None:
-        """Return what has come of the agent, nothing if that takes too long; None at the end."""
+        """Return bytes of the agent's stdout; b"" after ``within_s``; None at its end."""
         if self._rest:
             rest, self._rest = self._rest, b""
             return rest
@@ -91,7 +92,7 @@ class AgentActor:
         return os.read(stream, most) or None
 
     def write(self, data: bytes) -> None:
-        """Send all of it to the agent. Raises OSError."""
+        """Send all bytes to the agent. Raises OSError."""
         left = memoryview(data)
         while left:
             left = left[os.write(self._agent.stdin.fileno(), left) :]
@@ -99,7 +100,7 @@ class AgentActor:
     def end(self) -> tuple[int | None, str]:
         """Return the agent's exit code, and the last line of its stderr.
 
-        The code is the negated number of a signal that killed it, and None if the agent runs on.
+        The code is negative for a signal, and None if the agent still runs.
         """
         try:
             code = self._agent.wait(2.0)
@@ -120,7 +121,7 @@ class AgentActor:
         return f"{how}: {line}" if line else how
 
     def stop(self, within_s: float) -> None:
-        """Have the agent end, which ends its workers first; wait for that."""
+        """Close the agent's stdin, so that it stops its workers and exits, and wait for its exit."""
         if self._agent is None:
             return
         with suppress(OSError):

@@ -1,4 +1,4 @@
-"""What a Ray cluster has for us, and what it lacks, in words; pure."""
+"""Which bundles fit into a Ray cluster, and messages on those that do not; pure."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 _SHOWN = 8
 _LONGEST = 600
 _GRAIN = 1e-4
-"""What Ray counts resources in."""
+"""Ray counts resources in units of this size."""
 _STAMP = re.compile(
     rb"^(?:\x1b\[\d*m)*"
     rb"(?:\[\d{4}-\d\d-\d\d [^\]\n]*\] (?:\([^)\n]*\) )?\S+:\d+:|\d{4}-\d\d-\d\d \S+\s+[A-Z]+ "
     rb"\S+:\d+ --) *",
     re.MULTILINE,
 )
-"""How lines of its logs begin: ``[2026-01-31 10:00:00,000 E 7 9] (driver) a.cc:12:`` and, of
-Python's, ``2026-01-31 10:00:00,000 ERROR a.py:12 --``."""
+"""How log lines of Ray begin: ``[2026-01-31 10:00:00,000 E 7 9] (driver) a.cc:12:`` and, from
+Python, ``2026-01-31 10:00:00,000 ERROR a.py:12 --``."""
 
 _OF_ACTOR = re.compile(r"(?:class_name|actor_id|pid|name|namespace|ip): \S*")
 
@@ -25,7 +25,7 @@ Bundle = Mapping[str, float]
 
 
 class Problem(Exception):  # noqa: N818 - it is an outcome, which the launcher is told of
-    """Something cannot be done. ``passing``: it may go better in a moment."""
+    """A request to Ray failed. ``passing``: it may succeed in a moment."""
 
     def __init__(self, text: str, *, hint: str | None = None, passing: bool = True) -> None:
         super().__init__(text)
@@ -34,8 +34,10 @@ class Problem(Exception):  # noqa: N818 - it is an outcome, which the launcher i
 
 
 def one_for_each_gpu(nodes: Sequence[Mapping[str, Any]], each: Bundle) -> list[Bundle]:
-    """Make bundles for all GPUs of the cluster; ``nodes`` as ``ray.nodes()`` gives them. Raises
-    Problem if none has."""
+    """Return a bundle for each GPU of the cluster. ``nodes`` as in ``ray.nodes()``.
+
+    Raises Problem if there is no GPU.
+    """
     count = int(sum(node["Resources"].get("GPU", 0) for node in nodes))
     if not count:
         hint = "--num-procs N starts N workers without GPUs, --num-gpus N waits for nodes with GPUs"
@@ -46,7 +48,10 @@ def one_for_each_gpu(nodes: Sequence[Mapping[str, Any]], each: Bundle) -> list[B
 def lacking(
     bundles: Sequence[Bundle], strategy: str, nodes: Sequence[Mapping[str, Any]], free: Bundle
 ) -> str:
-    """Say which bundles are not to be placed; ``free``: what nobody has of the whole cluster."""
+    """Return a message on the bundles that cannot be placed.
+
+    ``free`` are the resources of the whole cluster that are not in use.
+    """
     without = without_room(bundles, strategy, nodes)
     which = without or range(len(bundles))
     names = {name for bundle in bundles for name in bundle}
@@ -76,8 +81,7 @@ def lacking(
 def without_room(
     bundles: Sequence[Bundle], strategy: str, nodes: Sequence[Mapping[str, Any]]
 ) -> list[int]:
-    """Return the numbers of bundles that would not fit into the nodes if nobody else had anything of
-    them."""
+    """Return the numbers of the bundles that would not fit even into an idle cluster."""
     left = [dict(node["Resources"]) for node in nodes]
     without = []
     for number, bundle in enumerate(bundles):
@@ -101,8 +105,7 @@ def _amounts(resources: Bundle, names: Mapping[str, float] | set[str]) -> str:
 
 
 def said(exc: BaseException) -> str:
-    """Return what an error says, in one line, without the numbers by which only Ray knows an
-    actor."""
+    """Return an error as one line, without the ids that only Ray uses."""
     lines = [line.strip() for line in str(exc).splitlines()]
     text = " ".join(line for line in lines if line and not _OF_ACTOR.fullmatch(line))
     if len(text) > _LONGEST:
@@ -111,5 +114,5 @@ def said(exc: BaseException) -> str:
 
 
 def without_stamps(words: bytes) -> bytes:
-    """Return the text of lines that may be Ray's logs."""
+    """Return the text without the prefixes of Ray's log lines."""
     return _STAMP.sub(b"", words)

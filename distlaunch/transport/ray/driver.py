@@ -1,14 +1,15 @@
-"""Ray's driver, a process of its own: it has Ray place bundles, and carries bytes to agents.
+"""Ray's driver, a process of its own that places bundles and carries bytes to agents.
 
-Beside the launcher, since Ray takes signals, starts threads, and ends the process of a driver whose
-cluster is lost. It speaks lines of JSON over its stdin; with a line that opens a place comes a
-descriptor, the launcher's end of a link. What it says itself goes to stderr. When its stdin ends it
-gives back all that it has of Ray, bounded, and ends.
+It is not part of the launcher, because Ray handles signals, starts threads, and exits the process
+of a driver whose cluster is lost. The launcher sends requests as lines of JSON to its stdin; the
+same socket carries the replies. With a request to open a connection comes a descriptor: the
+launcher's end of that connection. The driver's own messages go to stderr. When its stdin ends, it
+returns everything to Ray within a time limit, and exits.
 
-For each place, the bundles that Ray has put on one node, the first bundle's actor has the agent as
-its child: bytes go through calls of that actor, so that whoever can reach the cluster needs no way
-to its nodes (``ray://``), and no node needs one to the launcher. Each other bundle with GPUs has an
-actor that tells which ones they are.
+A place is the set of bundles that Ray has put on one node. The actor of its first bundle has the
+agent as its child, and bytes go through calls of that actor. So a launcher that can reach the
+cluster (``ray://``) needs no connection to its nodes, and the nodes need none to the launcher. Each
+other bundle with GPUs has an actor that reports them.
 """
 
 from __future__ import annotations
@@ -41,15 +42,16 @@ from distlaunch.transport.ray.capacity import (
 
 _CHUNK = 1 << 20
 _TURN_S = 20.0
-"""How long an actor waits for something to read, before it is asked again."""
+"""How long one call of an actor waits for bytes."""
 _ANSWER_S = 30.0
-"""How much longer than it may take an answer of an actor is waited for: then Ray does not work."""
+"""How much longer than its own time limit an actor may take to answer. After that, Ray does not
+work."""
 _LOOK_S = 0.5
 _AGENT_ENDS_S = 20.0
-"""Its workers have their grace, then they are killed."""
+"""Its workers have their grace period, then they are killed."""
 _STOPS_S = _AGENT_ENDS_S + 5.0
 _START_S = 5.0
-"""How much longer than the actor itself its start is waited for."""
+"""How much longer than its own time limit the start of an actor may take."""
 _END_S = 10.0
 _REACHED_S = 5.0
 _FILES, _FILES_EACH = 1024, 4
@@ -60,7 +62,7 @@ _HINT = "--address HOST:PORT or ray://HOST:10001 names a cluster, --address loca
 
 
 class Driver:
-    """The launcher's hand in the cluster."""
+    """Serves the launcher's requests."""
 
     def __init__(self, control: socket.socket) -> None:
         self._control = control
@@ -79,7 +81,7 @@ class Driver:
         self._started, self._has_started = os.pipe()
 
     def serve(self) -> None:
-        """Do what the launcher says, until it says no more."""
+        """Serve requests until stdin ends."""
         pending, descriptors = b"", []
         poll = select.poll()
         poll.register(self._control, select.POLLIN)
@@ -140,8 +142,8 @@ class Driver:
     # --- placing
 
     def _place(self, asked: dict[str, Any]) -> list[dict[str, Any]]:
-        """Connect, and have all bundles placed; give the places, in the order of their first
-        bundles."""
+        """Connect to the cluster and place all bundles. Return the places in the order of their
+        first bundles."""
         import ray
         from ray.util.placement_group import placement_group
 
@@ -242,7 +244,7 @@ class Driver:
     # --- links
 
     def _open(self, asked: dict[str, Any], link: socket.socket) -> None:
-        """Start a place's agent, say so, and carry bytes to the end."""
+        """Start the agent of a place, report that, and carry bytes until it ends."""
         until = time.monotonic() + asked["within_s"]
         bundles = self._places[asked["place"]]
         self._have_left(asked["place"], asked["within_s"])
@@ -267,15 +269,14 @@ class Driver:
             left.set()
 
     def _have_left(self, place: int, within_s: float) -> None:
-        """Have nobody in a place any more: the launcher has lost who was there, which may hang and
-        keep the bundles."""
+        """Kill the actors of the previous connection of a place, which may hang and keep the
+        bundles."""
         left, seats = self._seated.get(place, (None, []))
         if left is not None and not left.wait(min(_AGENT_ENDS_S, within_s / 4)):
             _let_go(seats)
 
     def _wait_for_node(self, bundles: list[int], until: float) -> dict[str, Any]:
-        """Wait for the node of a place's bundles, and give it: those of a lost one Ray places
-        again."""
+        """Return the node of a place's bundles. Waits while Ray places those of a lost node again."""
         while True:
             alive, placed = self._nodes(), self._nodes_of_bundles()
             nodes = {placed.get(bundle, "") for bundle in bundles}
@@ -350,7 +351,7 @@ class Driver:
         _let_go([seat])  # also one that hangs: whoever waits for it hears of its end then
 
     def _receive(self, seat: Any, link: socket.socket) -> ConnectionEnd:
-        """Carry to the launcher what comes; return how the agent has ended."""
+        """Carry the agent's bytes to the launcher. Return how the agent ended."""
         coming = seat.read.remote(_CHUNK, _TURN_S)
         while (data := self._get(coming, _TURN_S + _ANSWER_S)) is not None:
             coming = seat.read.remote(_CHUNK, _TURN_S)
@@ -364,7 +365,6 @@ class Driver:
     # --- the end
 
     def _leave(self) -> None:
-        """Give everything back."""
         threading.Timer(_END_S, self._end).start()  # whatever Ray does meanwhile
         until = time.monotonic() + _LAST_S
         for thread in self._links:
@@ -388,7 +388,7 @@ class Driver:
 
 
 def _look_for(host: str, port: str) -> None:
-    """Connect to a cluster's address, where Ray itself would try for minutes. Raises Problem."""
+    """Connect to a cluster's address. Ray itself would try for minutes. Raises Problem."""
     try:
         socket.create_connection((host, int(port)), _REACHED_S).close()
     except ValueError as exc:
@@ -408,8 +408,10 @@ def _let_go(seats: list[Any]) -> None:
 
 
 def _take_signals() -> None:
-    """Leave it to the launcher when this ends; the main thread's, and again after ``ray.init``: Ray
-    takes TERM."""
+    """Ignore signals, since the launcher decides when the driver ends.
+
+    Called in the main thread, and again after ``ray.init``, which installs a handler for TERM.
+    """
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     signal.signal(
@@ -418,7 +420,7 @@ def _take_signals() -> None:
 
 
 def main() -> None:
-    """Be the driver: stdin is the launcher."""
+    """Serve the launcher, whose socket is stdin."""
     _take_signals()
     control = socket.socket(fileno=os.dup(0))
     null = os.open(os.devnull, os.O_RDWR)

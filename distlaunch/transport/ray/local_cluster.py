@@ -1,4 +1,4 @@
-"""A Ray that was started here: its folder, and the end of its processes, which are one group."""
+"""A Ray cluster on this machine: its directory, and the end of its processes, which are one group."""
 
 from __future__ import annotations
 
@@ -13,17 +13,16 @@ from contextlib import suppress
 _PREFIX = "dl-ray-"
 _OWNER = "owner"
 _YOUNG_S = 60.0
-"""So old is a folder before it is looked at: its owner may not have said yet that it is there."""
+"""Younger directories are not pruned, because their owner may not have locked them yet."""
 _KILLED_S = 5.0
 _LOOK_S = 0.05
 
 
 def make_folder(base: str | None) -> tuple[str, int]:
-    """Make Ray's folder, and remove those whose owners are gone; give its name and what its owner
-    holds.
+    """Create Ray's directory and lock it. Return its path and the descriptor that holds the lock.
 
-    ``base``: a folder with a short name, as a socket's path may have 107 bytes, and much of that is
-    Ray's own.
+    Directories whose owners are gone are removed. ``base`` should be short: a socket's path is
+    limited to 107 bytes, of which Ray needs most.
     """
     folder = tempfile.mkdtemp(prefix=_PREFIX, dir=base)
     os.chmod(folder, 0o700)  # whatever the umask
@@ -55,8 +54,8 @@ def _remove_left(folder: str, found: os.stat_result) -> None:
 
 
 def remove(folder: str, group: int) -> None:
-    """Kill what is left of a group, but us, and wait for its end, bounded; then remove the
-    folder."""
+    """Kill the other processes of a group and wait for their end, within a limit; then remove the
+    directory."""
     until = time.monotonic() + _KILLED_S
     while (left := _members(group)) and time.monotonic() < until:
         for pid in left:
@@ -67,7 +66,7 @@ def remove(folder: str, group: int) -> None:
 
 
 def _members(group: int) -> list[int]:
-    """List who is of a process group and has not ended, but us."""
+    """Return the pids of a process group, without zombies and this process."""
     found = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
         with suppress(OSError, ValueError, IndexError):

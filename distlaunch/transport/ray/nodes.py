@@ -1,4 +1,4 @@
-"""Agents on nodes of a Ray cluster, by a driver of Ray's beside us (``ray_driver``)."""
+"""Agents on the nodes of a Ray cluster. A driver process beside the launcher talks to Ray."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ _DRIVER = (
 )
 _AGAIN = "start the job again: without it nothing of the cluster can be used"
 _QUIET_S = 5.0
-"""So long may Ray place bundles before the user hears of it."""
+"""How long Ray may place bundles before the user gets a line."""
 _CONNECT_S = 90.0
-"""What importing Ray and connecting may take on a busy machine: Ray's client gives up 30 s after it
-has begun, the others try for minutes."""
+"""Time to import Ray and to connect on a busy machine. Ray's client gives up after 30 s, the others
+try for minutes."""
 _START_S = 120.0
-"""What starting Ray may take on a busy machine."""
+"""Time to start Ray on a busy machine."""
 _LATER_S = 5.0
 _END_S = 15.0
 _TERM_S = 2.0
 _SEND_S = 30.0
-"""So long may the driver take to hear what it is told."""
+"""How long the driver may take to read a request."""
 _CHUNK = 1 << 16
 
 
@@ -59,18 +59,20 @@ class Place(Record):
     """The bundles that Ray has put on one node."""
 
     host: str
-    """The node's name; with the beginning of its id where several nodes have the same."""
+    """The node's name. If several nodes have the same name, the beginning of its id is appended."""
     node: str
     """Its id."""
     bundles: int
 
 
 class RayPlaces:
-    """What Ray has given us, as long as this is not closed. All but ``place`` and ``close`` may be
-    any thread's."""
+    """The job's share of a Ray cluster, until ``close``.
+
+    ``place`` and ``close`` must be called by one thread, all other methods by any.
+    """
 
     def __init__(self, environ: Mapping[str, str]) -> None:
-        """Start the driver, which gets the environment. Raises ConfigError."""
+        """Start the driver with this environment. Raises ConfigError."""
         self._code = agent_zip()
         self._lock = threading.Lock()
         self._calls = itertools.count()
@@ -114,12 +116,11 @@ class RayPlaces:
         say: Callable[[str], None],
         when_connected: Callable[[], None] = lambda: None,
     ) -> list[Place]:
-        """Have Ray place all bundles, or one like ``each`` for every GPU that there is; give where
-        they are.
+        """Place all bundles, or one like ``each`` for every GPU. Return the nodes that they are on.
 
-        ``when_connected`` is called before anything is placed; ``say`` gets a line if that takes
-        long. Raises ConfigError for a cluster that cannot be used, NodesError for bundles that it
-        cannot place.
+        ``when_connected`` is called before the bundles are placed. ``say`` gets a line if that
+        takes long. Raises ConfigError for a cluster that cannot be used, NodesError for bundles
+        that it cannot place.
         """
         code = base64.b64encode(self._code).decode()
         asked = {
@@ -164,7 +165,7 @@ class RayPlaces:
         return places
 
     def open(self, target: Target, within_s: float) -> Connection:
-        """Start the agent of a place, and give the link to it; see ``Open``."""
+        """Start the agent of a place; see ``Open``."""
         word = os.urandom(16).hex()
         ours, theirs = socket.socketpair()
         asked = {
@@ -197,19 +198,19 @@ class RayPlaces:
         raise ConnectError(_failure(told, target.host))
 
     def cut_off(self) -> ConnectionEnd | None:
-        """Return how the driver has ended, and with it the job's share of the cluster; None: it is
-        there."""
+        """Return how the driver ended, and with it the job's share of the cluster; None while it
+        runs."""
         return self._end
 
     def give_up(self) -> None:
-        """Have nobody wait any more for an answer."""
+        """Fail all requests that wait for a reply."""
         with self._lock:
             answers = list(self._answers.values())
         for answer in answers:
             answer.give({"problem": "the job is over", "hint": None, "passing": False})
 
     def close(self) -> None:
-        """Give everything back to Ray, and wait for that, bounded."""
+        """Return everything to Ray, and wait for that within a limit."""
         with suppress(OSError):
             self._child.stream.shutdown(socket.SHUT_WR)
         if self._child.returncode(_END_S) is None:
@@ -225,8 +226,7 @@ class RayPlaces:
     # --- the driver
 
     def _ask(self, asked: dict[str, Any], link: socket.socket | None) -> tuple[int, _Answer]:
-        """Have the driver do something; it gets the link, whose end the answer has as well until
-        that is finished."""
+        """Send a request to the driver, with the socket of a connection if there is one."""
         answer = _Answer(link)
         with self._lock:
             call = next(self._calls)
@@ -252,7 +252,7 @@ class RayPlaces:
         return {"problem": describe_end(end), "hint": _AGAIN, "passing": False, "ended": end}
 
     def _read(self) -> None:
-        """Take what the driver says, to its end; nobody waits for it after that."""
+        """Read the driver's replies to their end. All that still wait then get an error."""
         try:
             self._read_all()
         finally:
@@ -319,10 +319,10 @@ def _failure(told: Mapping[str, Any], host: str) -> ConnectFailure:
 
 
 class _Answer:
-    """What the driver says of one call.
+    """One request to the driver, and its reply.
 
-    ``link``: what the driver has been given. It is held here, and ended once it is known how the
-    agent, or the driver, has ended, not before.
+    ``connection`` is the end of the connection that was passed to the driver. A copy is kept open
+    here until it is known how the agent or the driver ended, so that the launcher can report it.
     """
 
     def __init__(self, link: socket.socket | None) -> None:
@@ -339,17 +339,16 @@ class _Answer:
 
     @property
     def is_given(self) -> bool:
-        """Return whether there is an answer."""
+        """Whether there is a reply."""
         return self._given.is_set()
 
     def wait(self, within_s: float) -> dict[str, Any] | None:
-        """Wait for the answer; None if there is none."""
+        """Return the reply; None if there is none within this time."""
         self._given.wait(within_s)
         return self._told
 
     def give(self, told: dict[str, Any]) -> None:
-        """Have the answer, or that there will be none; a problem after the answer is how the agent
-        has ended."""
+        """Set the reply. An error after the first reply is how the agent ended."""
         if not self._given.is_set():
             self._told = told
             self._given.set()
@@ -359,7 +358,7 @@ class _Answer:
             self.finish(told.get("ended") or ConnectionEnd(kind=EndKind.TOLD, text=text))
 
     def finish(self, end: ConnectionEnd | None) -> None:
-        """Take in how the agent has ended, and end the link."""
+        """Set how the agent ended, and close the connection."""
         with self._finishing:
             self.end = self.end or end
             if self._link is not None:
@@ -369,7 +368,7 @@ class _Answer:
 
 
 class _RayLink(TcpConnection):
-    """A link whose other end is the driver."""
+    """A connection whose other end is the driver."""
 
     def __init__(self, connection: socket.socket, host: str, answer: _Answer) -> None:
         super().__init__(connection, host)
@@ -381,11 +380,10 @@ class _RayLink(TcpConnection):
 
 
 def _path() -> list[str]:
-    """Return where the driver finds modules: as we do, in the working folder last (``python -m`` has
-    it first)."""
+    """Return ``sys.path`` for the driver, with the working directory last. ``python -m`` has it
+    first."""
     here = os.getcwd()
     return sorted(sys.path, key=lambda each: each in {"", here})
 
 
-def _nothing(_: str) -> None:
-    """Say nothing."""
+def _nothing(_: str) -> None: ...

@@ -1,7 +1,7 @@
-"""Agents on the nodes of a Slurm job: srun starts them, they call back, by TCP.
+"""Agents on the nodes of a Slurm job. srun starts them, and they connect to the launcher by TCP.
 
-One srun starts the agents of all nodes; those that are to come back after a loss get steps of their
-own. Everything that waits, srun's output and the port's callers, is one thread's.
+One srun starts the agents of all nodes. Nodes that come back after a loss get steps of their own.
+One thread reads srun's output and accepts the connections.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from distlaunch.transport.slurm.step import (
 from distlaunch.transport.tcp_listener import Listener
 
 _GATHER_S = 0.1
-"""Nodes that are to come back within this get one step."""
+"""Nodes that come back within this time get one step together."""
 _LOOK_S = 0.5
 _LONGEST_WAIT_S = 3600.0
-"""poll takes a C int of milliseconds."""
+"""poll takes milliseconds as a C int."""
 _LAST_LINES = 3
 _PASSING = re.compile(
     r"timed out|unable to contact|connect|busy|not "
@@ -45,14 +45,14 @@ _PASSING = re.compile(
     r"|failed on node|not responding|killed|aborted|try again",
     re.IGNORECASE,
 )
-"""srun's words about what may be otherwise in a moment."""
+"""Words of srun for problems that may pass."""
 _BUSY_HINT = "another step of this job may hold the CPUs or the memory: squeue --steps"
-"""For an srun that says nothing: that of Slurm 22.05 waits so."""
+"""For an srun that waits without a message, as that of Slurm 22.05 does."""
 _WAITING = re.compile(r"retrying|waiting|queued|pending|busy", re.IGNORECASE)
 
 
 class _Awaited:
-    """A node whose agent is to call."""
+    """A node whose agent has not connected yet."""
 
     def __init__(self, host: str, until: float) -> None:
         self.host = host
@@ -64,11 +64,10 @@ class _Awaited:
 
 
 class Srun:
-    """Opens links to the agents of a job's nodes; ``open`` is an ``Open``, and called from several
-    threads.
+    """Opens connections to the agents of a Slurm job. ``open`` may be called by several threads.
 
-    ``hosts`` are all nodes, ``addresses`` those of this machine, the best first. Raises ConfigError
-    if there is no port to listen on.
+    ``hosts`` are all nodes, ``addresses`` those of this machine, best first. Raises ConfigError if
+    there is no port to listen on.
     """
 
     def __init__(
@@ -123,7 +122,7 @@ class Srun:
     # --- for the fleet's threads
 
     def open(self, target: Target, within_s: float) -> Connection:
-        """Wait for the call of a node's agent, which srun starts; see ``Open``."""
+        """Wait until the agent of a node connects; srun starts it. See ``Open``."""
         awaited = _Awaited(target.host, time.monotonic() + within_s)
         with self._lock:
             if self._closing:
@@ -150,17 +149,17 @@ class Srun:
         return awaited.link
 
     def lost(self, host: str) -> None:
-        """Take in that the agent of a node, which had called, is lost."""
+        """Remember that the agent's step may end the others, or wait for ever."""
         if (step := self._step_of.get(host)) is not None:
             step.has_lost = True
 
     def is_ending(self, host: str) -> bool:
-        """Return whether Slurm ends the agent of a node since another of its step is lost."""
+        """Return whether Slurm ends the agent of a node because another one of its step is lost."""
         step = self._step_of.get(host)
         return self._wanted.all_or_none and step is not None and step.has_lost
 
     def give_up(self) -> None:
-        """Have nothing more opened, and nobody wait for it."""
+        """Fail all calls of ``open``, now and later."""
         with self._lock:
             self._closing = True
         for awaited in self._waiting():
@@ -168,7 +167,7 @@ class Srun:
         self._nudge()
 
     def close(self) -> None:
-        """End what is left, once all agents have left."""
+        """End all steps. Call it after all agents have exited."""
         self.give_up()
         if self._thread.ident:
             self._thread.join()
@@ -265,7 +264,6 @@ class Srun:
     # --- steps
 
     def _begin(self) -> None:
-        """Start steps for the nodes that have none."""
         waiting = [awaited for awaited in self._waiting() if awaited.step is None]
         if not waiting:
             self._begin_at = None
@@ -310,7 +308,7 @@ class Srun:
             self._step_of[awaited.host] = step
 
     def _look(self) -> None:
-        """Give up nodes whose srun has ended, or that have had their time."""
+        """Fail the nodes whose srun has ended or whose time is over."""
         now = time.monotonic()
         ended = [
             step for step in self._steps if step.returncode is not None
@@ -343,12 +341,10 @@ class Srun:
                 awaited.settled.set()
 
 
-def _nothing(_: str) -> None:
-    """Be nobody to tell."""
+def _nothing(_: str) -> None: ...
 
 
 def _why(step: Step, host: str) -> ConnectStepError:
-    """Say why the srun of a node has ended before its agent called."""
     if f"{NO_PYTHON} {host}" in step.lines:
         floor = ".".join(map(str, OLDEST))
         return ConnectStepError(
@@ -363,7 +359,7 @@ def _why(step: Step, host: str) -> ConnectStepError:
 
 
 def _last(step: Step, host: str) -> str:
-    """Quote what srun said last, of this node if it did."""
+    """Return srun's last lines after a colon; those that name the node if there are any."""
     own = [line for line in step.lines if re.search(rf"(?<![\w-]){re.escape(host)}(?![\w-])", line)]
     lines = (own or list(step.lines))[-_LAST_LINES:]
     return ": " + " / ".join(lines) if lines else ""

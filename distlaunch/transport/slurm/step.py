@@ -1,10 +1,10 @@
-"""One step of Slurm: the ``srun`` that starts an agent on each of its nodes, from a zip on stdin.
+"""One Slurm step: the ``srun`` that starts an agent on each of its nodes, from a zip on stdin.
 
-What was learnt on a real Slurm 22.05: in a job with several tasks a node ``--ntasks-per-node=1``
-alone is ignored while SLURM_NTASKS says otherwise; an inherited --ntasks-per-gpu is fatal, and
---gpus-per-task leaves each agent one GPU. Without any word of GPUs the step has the job's, but for
-a job by --gpus-per-task; without ``-c`` it has all its CPUs, and with one that a node does not have
-it is refused.
+Findings on Slurm 22.05: in a job with several tasks per node ``--ntasks-per-node=1`` alone is
+ignored while SLURM_NTASKS is set. An inherited --ntasks-per-gpu is fatal, and --gpus-per-task
+leaves each agent one GPU. Without any GPU option the step has the job's GPUs, unless the job uses
+--gpus-per-task. Without ``-c`` the step has all CPUs of the job; with a ``-c`` that a node cannot
+provide it is refused.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ _OF_THE_JOB = re.compile(
     r"SLURM_(NTASKS.*|NPROCS|CPUS_PER.*|MEM_PER.*|GPUS.*|GPU_BIND|CPU_BIND.*|TRES_PER.*|HINT|LABELIO|STD(IN|OUT|ERR)MODE)"
     r"|SRUN_.*"
 )
-"""What was asked for the job's own tasks, or for another srun: not what our step is to have."""
+"""Variables with options for the job's own tasks or for another srun, which must not affect our
+step."""
 
 NO_PYTHON = "distlaunch-none"
 # $1 count, $2 stub, $3 to $6 for the agent, then interpreters. The agent takes the shell's place:
@@ -46,43 +47,44 @@ _SCRIPT = (
 )
 _STUB = stub("main_srun", "sys.argv[2:]")
 _OF_OUR_OWN = "configuration lacks support for cpu binding"
-"""What srun says of --cpu-bind=none, where there is nothing to bind by."""
+"""srun's complaint about --cpu-bind=none on systems without CPU binding."""
 _SWITCH_IS_STDERR = "exec 3<&2 2>&1"
-"""All output is one. Unlike in ``child``, stdin has to be a pipe: of a socket that nobody writes to
-any more srun leaves what it has not read."""
+"""Merges stderr into stdout. Unlike in ``child_process``, stdin must be a pipe: srun does not read
+the rest of a socket whose other end was closed."""
 _END_S, _LOST_END_S, _TERM_S = 3.0, 0.5, 2.0
-"""How long srun may take to end after all agents have left, if it waits for one that is lost, and
-after a signal. One whose agents have not called waits for resources, or for them: it is asked to
-end at once."""
+"""How long srun may take to exit after all agents have exited, if it waits for a lost one, and
+after a signal. If no agent has connected, srun is terminated at once."""
 _CHUNK = 1 << 16
 _MOST_READS = 16
-"""Of an srun that has ended: what it has started may go on writing."""
+"""Of an srun that has ended. Its children may go on writing."""
 _MOST_LINES = 50
 _LONGEST_LINE = 300
 
 
 class Wanted(Record):
-    """What all steps of a job have in common. Times are seconds."""
+    """Settings that all steps of a job have in common. Times are in seconds."""
 
     args: tuple[str, ...] = ()
     """The user's own options of srun, which come last."""
     gpus: int | None = None
-    """Of all the job's nodes together; None: srun's own way."""
+    """Of all nodes of the job together; None: srun's default."""
     nodes: int
     """Of the job."""
     all_or_none: bool
-    """The loss of an agent ends the step: the job cannot go on without it."""
+    """Whether the loss of an agent ends the step, because the job cannot go on without it."""
     grace_s: float
     components: Mapping[str, int] = {}
-    """Of a heterogeneous job: the component that each node is of. Each needs an srun, as stdin
-    reaches one only."""
+    """The component of each node of a heterogeneous job. Each component needs an srun of its own,
+    because stdin reaches only one."""
     inside: bool
-    """The launcher is in a step itself, whose resources ours has to share."""
+    """Whether the launcher itself runs in a step, whose resources our steps must share."""
 
 
 def step_argv(wanted: Wanted, hosts: Sequence[str], *, again: bool) -> list[str]:
-    """Write the command up to the program. ``again``: an earlier step on these nodes may still be
-    there."""
+    """Return the srun command up to the program.
+
+    ``again``: an earlier step on these nodes may still exist.
+    """
     count = len(hosts)
     argv = [
         "srun",
@@ -112,27 +114,28 @@ def step_argv(wanted: Wanted, hosts: Sequence[str], *, again: bool) -> list[str]
 
 
 def node_list(hosts: Sequence[str]) -> str:
-    """Write nodes as Slurm reads them, short: an argument has at most 128 KiB. Only the last number
-    is in brackets."""
+    """Return a short node list for Slurm, since an argument is limited to 128 KiB."""
     alike = groupby(hosts, key=lambda host: host.rstrip("0123456789"))
     return ",".join(fold_hosts(group) for _, group in alike)
 
 
 def step_environ(environ: Mapping[str, str]) -> dict[str, str]:
-    """Leave out of the environment what would change the step."""
+    """Return the environment without variables that would change the step."""
     return {name: value for name, value in environ.items() if not _OF_THE_JOB.fullmatch(name)}
 
 
 def agent_argv(
     words: tuple[str, str, str, str], *, count: int, pythons: Sequence[str]
 ) -> list[str]:
-    """Write the program of a step: a shell that looks for a Python, and becomes the agent."""
+    """Return the program of a step: a shell that finds a Python and executes the agent."""
     return ["/bin/sh", "-c", _SCRIPT, "distlaunch", str(count), _STUB, *words, *pythons]
 
 
 class Step:
-    """A running srun, which ends with us however we end. All but ``has_lost`` is one thread's; only
-    ``wait`` waits."""
+    """A running srun, which is killed if the launcher ends in any way.
+
+    ``has_lost`` may be set by any thread; the rest is for one thread. Only ``wait`` waits.
+    """
 
     def __init__(
         self,
@@ -143,7 +146,7 @@ class Step:
         *,
         kill_switch: KillSwitch,
     ) -> None:
-        """Start it. Raises OSError."""
+        """Start srun. Raises OSError."""
         self.hosts = tuple(hosts)
         self.lines: deque[str] = deque(maxlen=_MOST_LINES)
         """The last that it has said, or the agents before they had called."""
@@ -184,12 +187,12 @@ class Step:
             os.set_blocking(descriptor, False)
 
     def descriptors(self) -> dict[int, int]:
-        """Return what to poll."""
+        """Return the descriptors to poll, each with the events to wait for."""
         wanted = {self._reading: select.POLLIN, self._writing: select.POLLOUT}
         return {descriptor: mask for descriptor, mask in wanted.items() if descriptor >= 0}
 
     def send(self) -> None:
-        """Give srun of the zip what it takes now; its stdin is closed after the last of it."""
+        """Write as much of the zip as srun takes now. Closes its stdin after the last byte."""
         if self._writing < 0:
             return
         try:
@@ -203,11 +206,11 @@ class Step:
         self._writing = -1
 
     def read(self) -> list[str]:
-        """Return the lines that have come; printable, and cut off."""
+        """Return the lines that have come, printable and of limited length."""
         return self._read() or []
 
     def _read(self) -> list[str] | None:
-        """Read once, and give the lines that has completed; None if there was nothing to read."""
+        """Read once and return the completed lines; None if there was nothing to read."""
         if self._reading < 0:
             return None
         try:
@@ -229,8 +232,8 @@ class Step:
         return new
 
     def finish_reading(self) -> None:
-        """Read what there is of an srun that has ended; somebody else may hold its output open
-        still."""
+        """Read the rest of the output of an srun that has ended. Another process may still have it
+        open."""
         for _ in range(_MOST_READS):
             if self._read() is None:
                 break
@@ -239,16 +242,16 @@ class Step:
 
     @property
     def returncode(self) -> int | None:
-        """Return how it has ended; None if it has not."""
+        """Exit code; None while it runs."""
         return self._process.poll()
 
     @property
     def is_over(self) -> bool:
-        """Return whether it has ended, and all that it has said is read."""
+        """Whether it has ended and all its output has been read."""
         return self._reading < 0 and self.returncode is not None
 
     def how_ended(self) -> str:
-        """Say how srun has ended, as a clause."""
+        """Return how srun ended, as a clause."""
         code = self.returncode
         if code is None:
             return "srun has not ended"
@@ -257,17 +260,17 @@ class Step:
         )
 
     def wait(self, until: float) -> bool:
-        """Wait for its end until this monotonic time; tell whether it has come."""
+        """Wait for its end until this monotonic time. Return whether it has ended."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(max(0.0, until - time.monotonic()))
         return self.returncode is not None
 
     def terminate(self) -> None:
-        """Ask it to end."""
+        """Send TERM."""
         self._process.terminate()
 
     def close(self) -> None:
-        """Kill it if it runs, and have nothing to do any more with what it reads and says."""
+        """Kill srun if it still runs, and close its pipes. Can be called again."""
         if self._closed:
             return
         self._closed = True
@@ -283,7 +286,7 @@ class Step:
 
 
 def end_steps(steps: Sequence[Step]) -> None:
-    """Wait for the end of all of them at once, and bring it about after that: by TERM, by KILL."""
+    """Wait until all steps have ended. Sends TERM, then KILL, to those that take too long."""
     began = time.monotonic()
     left = [step for step in steps if not step.wait(began + _patience_s(step))]
     for step in left:
@@ -298,7 +301,7 @@ def end_steps(steps: Sequence[Step]) -> None:
 
 
 def _patience_s(step: Step) -> float:
-    """Return how long the step may take to end unasked."""
+    """Return how long the step may take to end by itself."""
     if not step.has_called:
         return 0.0
     return _LOST_END_S if step.has_lost else _END_S

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import paramiko
 
 VERSION_S = 15.0
-"""For the server to say that it is one, and to agree on keys: a loaded one takes its time."""
+"""Time for the server to send its version and to agree on keys. A busy server is slow."""
 _JOIN_S = 1.0
 _loading = threading.Lock()
 
@@ -58,19 +58,19 @@ _ALIASES = {"curve25519-sha256@libssh.org": "curve25519-sha256"}
 
 
 class SshConnection:
-    """A transport and what it runs over."""
+    """A paramiko transport and the stream below it."""
 
     def __init__(self, transport: paramiko.Transport, wire: ByteStream) -> None:
         self.transport = transport
         self.wire = wire
 
     def close(self) -> None:
-        """End it: its thread, its socket, its process. May wait for its thread."""
+        """Close transport and stream. May wait for paramiko's thread."""
         self.wire.close()
         self._free()
 
     def close_soon(self) -> None:
-        """End it without waiting: what is left of it is freed by another thread."""
+        """Close without waiting. Another thread frees the rest."""
         self.wire.close()
         run_in_background(self._free)
 
@@ -84,8 +84,10 @@ class SshConnection:
 def connect(
     wire: ByteStream, settings: HostSettings, *, check: HostKeyCheck, ring: KeyRing, until: float
 ) -> SshConnection:
-    """Speak SSH over a wire: keys agreed, the host's own checked, logged in. Raises ConnectStepError, with
-    the wire closed."""
+    """Agree on keys, check the host's key and log in.
+
+    Closes the stream and raises ConnectStepError if that fails.
+    """
     try:
         transport = _transport(wire, settings, check)
     except BaseException:
@@ -142,7 +144,8 @@ def _transport(wire: ByteStream, settings: HostSettings, check: HostKeyCheck) ->
 def _allowed(
     has: Any, preferred: tuple[str, ...], allowed: tuple[str, ...] | None
 ) -> tuple[str, ...]:
-    """Order what paramiko has by what is cheap, without what the configuration does not name."""
+    """Return paramiko's algorithms, cheap ones first, limited to those that the configuration
+    allows."""
     ordered = [name for name in preferred if name in has] + [
         name for name in has if name not in preferred
     ]
@@ -153,10 +156,10 @@ def _allowed(
 
 
 def load_paramiko(*, whole: bool) -> None:
-    """Import paramiko, with its log kept off the terminal.
+    """Import paramiko and keep its log off the terminal.
 
-    Not ``whole``: without invoke, which is 45 % of the time and for ``Match exec`` in an ssh_config
-    alone.
+    Unless ``whole``, it is imported without invoke, which takes 45 % of the time and is only used
+    for ``Match exec`` in an ssh_config.
     """
     with _loading:
         logger = logging.getLogger("paramiko")

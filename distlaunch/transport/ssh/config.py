@@ -1,7 +1,7 @@
-"""What ssh_config says of a host: as OpenSSH reads it if it is there, else as paramiko does.
+"""Reads the ssh_config settings of a host, with OpenSSH if it is installed, else with paramiko.
 
-``ssh -G`` costs 8 ms a host and knows Include, Match and every default of the site, of which
-paramiko lacks some.
+``ssh -G`` takes 8 ms per host and supports Include, Match and the defaults of the site. paramiko
+supports only some of them.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ _NOTHING = ("", "none")
 
 
 class HostSettings(Record):
-    """How to reach one host. Paths are absolute, tokens (``%h``) are replaced."""
+    """How to reach one host. Paths are absolute, and tokens (``%h``) are replaced."""
 
     host: str
-    """As it was asked for."""
+    """As given by the caller."""
     hostname: str
     port: int
     user: str
     key_files: tuple[str, ...]
     named_key: str | None = None
-    """The one that the command line names: it has to be there."""
+    """The key file of the command line, which must exist."""
     agent: str | None
-    """The socket of the ssh-agent; None if none is to be asked."""
+    """Socket of the ssh-agent; None for no agent."""
     only_key_files: bool = False
-    """IdentitiesOnly: of the agent's keys only those that have a file here as well."""
+    """IdentitiesOnly: use only those keys of the agent that have a file here."""
     jumps: str | None = None
     """ProxyJump, as ``user@host:port,...``."""
     command: str | None = None
@@ -49,19 +49,19 @@ class HostSettings(Record):
     user_known_hosts: tuple[str, ...] = ()
     global_known_hosts: tuple[str, ...] = ()
     key_alias: str | None = None
-    """The name under which its key is known."""
+    """The name of its key in known_hosts."""
     hash_names: bool = False
     connect_timeout_s: float | None = None
     compression: bool = False
     bind_address: str | None = None
     family: socket.AddressFamily = socket.AF_UNSPEC
     algorithms: Mapping[str, tuple[str, ...]] = {}
-    """What is allowed, by ``ciphers``, ``macs``, ``kex`` and ``keys``; nothing where that is not
-    known."""
+    """Allowed algorithms by ``ciphers``, ``macs``, ``kex`` and ``keys``; no entry if not
+    configured."""
 
 
 class Asked(Record):
-    """What the command line says of all hosts; it beats the files."""
+    """Options of the command line for all hosts. They take precedence over files."""
 
     user: str | None = None
     port: int | None = None
@@ -72,8 +72,10 @@ class Asked(Record):
 def read_settings(
     host: str, *, user: str | None, port: int | None, asked: Asked, environ: Mapping[str, str]
 ) -> HostSettings:
-    """Ask for the settings of one host. ``user`` and ``port`` are its own, and beat all else.
-    Raises ConnectStepError."""
+    """Return the settings of one host. ``user`` and ``port`` take precedence over everything else.
+
+    Raises ConnectStepError.
+    """
     user, port = user or asked.user, port or asked.port
     if host.startswith("-"):
         raise ConnectStepError("resolve", "no host's name begins with a dash", passing=False)
@@ -91,8 +93,11 @@ def read_settings(
 
 
 def home_of(environ: Mapping[str, str]) -> str:
-    """Return the directory whose ``.ssh`` counts: as OpenSSH, the account's, unless HOME names
-    another that has one."""
+    """Return the directory with ``.ssh``: the account's, unless HOME is another directory that has
+    one.
+
+    OpenSSH ignores HOME.
+    """
     account = _account()[1]
     home = environ.get("HOME", "")
     return home if home and home != account and os.path.isdir(f"{home}/.ssh") else account
@@ -148,7 +153,7 @@ def _by_openssh(
 
 
 def config_words(config: str | None, home: str) -> list[str]:
-    """Give ssh's words for the configuration that is to be read."""
+    """Return ssh's options for the configuration file to read."""
     if config is not None:
         return ["-F", config]
     if home == _account()[1]:
@@ -158,8 +163,7 @@ def config_words(config: str | None, home: str) -> list[str]:
 
 
 def parse(text: str) -> dict[str, list[str]]:
-    """Read what ``ssh -G`` prints: lines of a keyword in lower case and its value; some keywords
-    come several times."""
+    """Return the output of ``ssh -G`` by keyword in lower case. Some keywords have several values."""
     said: dict[str, list[str]] = {}
     for line in text.splitlines():
         keyword, _, value = line.partition(" ")
@@ -199,7 +203,7 @@ def settings_of(
     home: str,
     environ: Mapping[str, str],
 ) -> HostSettings:
-    """Make the settings of what a configuration says. Raises ConnectStepError."""
+    """Return the settings for the values of a configuration. Raises ConnectStepError."""
 
     def one(keyword: str) -> str | None:
         value = next(iter(said.get(keyword, ())), "")
@@ -296,7 +300,7 @@ def _agent(
 
 
 def with_tokens(text: str, tokens: Mapping[str, str]) -> str:
-    """Replace ``%h`` and its like; what is unknown is left as it is."""
+    """Replace tokens such as ``%h``. Unknown tokens are kept."""
     parts = text.split("%")
     shown = [parts[0]]
     rest = iter(parts[1:])
@@ -309,7 +313,7 @@ def with_tokens(text: str, tokens: Mapping[str, str]) -> str:
 
 
 def _path(text: str, tokens: Mapping[str, str], home: str, environ: Mapping[str, str]) -> str:
-    """Return a file's absolute path: ``~``, ``${VARIABLE}`` and tokens replaced."""
+    """Return an absolute path, with ``~``, ``${VARIABLE}`` and tokens replaced."""
     path = with_tokens(text.strip('"'), tokens)
     path = re.sub(r"\$\{(\w+)\}", lambda found: environ.get(found[1], ""), path)
     if path == "~" or path.startswith("~/"):

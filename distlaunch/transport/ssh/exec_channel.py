@@ -1,7 +1,7 @@
 """An agent's byte stream through one channel of a paramiko connection.
 
-paramiko's own buffers are replaced: its ``fileno`` can miss data if stdout and stderr come at once
-(two locks, one pipe), and its ``recv`` sends window adjustments, which may wait for the network;
+paramiko's own buffers are replaced. Its ``fileno`` can miss data if stdout and stderr come at once
+(two locks, one pipe). Its ``recv`` sends window adjustments, which may wait for the network, but
 the main loop must not wait.
 """
 
@@ -35,7 +35,7 @@ _ADJUST, _EOF, _CLOSE, _REQUEST = 93, 96, 97, 98
 
 
 class ChannelConnection:
-    """The stream of an agent at the other end of a session's channel."""
+    """A connection to an agent through the channel of an SSH session."""
 
     def __init__(
         self, channel: paramiko.Channel, wire: ByteStream, close_connection: Callable[[], None]
@@ -58,7 +58,7 @@ class ChannelConnection:
         return self._inbox.fileno()
 
     def receive(self) -> bytes | None:
-        """Return what has come; see ``Connection``."""
+        """Return the bytes that have come; see ``Connection``."""
         if self._closed:
             return None
         data = self._inbox.take()
@@ -66,11 +66,11 @@ class ChannelConnection:
         return data
 
     def _grant(self) -> None:
-        """Let the peer send as much again as was taken, unless that would have to wait: a later
-        call does it then.
+        """Allow the other end to send as many bytes as were received, unless that would have to
+        wait.
 
-        That comes with the next bytes in either direction; who waits to send looks again once a
-        second.
+        If it would, a later call does it: with the next bytes in either direction, or within a
+        second if a thread waits to send.
         """
         if self._inbox.owes():
             size = self._inbox.claim()
@@ -103,12 +103,11 @@ class ChannelConnection:
         )
 
     def unread(self, data: bytes) -> None:
-        """Have ``receive`` give this first; see ``Stream``."""
+        """Put bytes back; see ``BootstrapConnection``."""
         self._inbox.unread(data)
 
     def execute(self, command: str) -> None:
-        """Ask for a command to be run, and do not wait for the answer: a refusal closes the
-        channel."""
+        """Request a command without waiting for the answer. A refusal closes the channel."""
         message = self._message(_REQUEST)
         message.add_string("exec")
         message.add_boolean(True)  # noqa: FBT003 - paramiko's
@@ -121,7 +120,7 @@ class ChannelConnection:
             raise OSError(f"the connection is closed: {exc}") from exc
 
     def send(self, data: bytes) -> None:
-        """Send all of it; see ``Connection``."""
+        """Send all bytes; see ``Connection``."""
         with self._sending:
             at = 0
             while at < len(data):
@@ -137,7 +136,7 @@ class ChannelConnection:
                 self._grant()
 
     def last_words(self) -> bytes:
-        """Return the last of stderr."""
+        """Return the end of stderr."""
         return bytes(self._inbox.words)
 
     def close(self) -> None:
@@ -153,11 +152,11 @@ class ChannelConnection:
         self._inbox.release()
 
     def forget_words(self) -> None:
-        """Have no last words but those that come from now on."""
+        """Drop the stderr that has come so far."""
         self._inbox.words.clear()
 
     def end(self) -> ConnectionEnd:
-        """Return what is known of the end, and what the agent said last; see ``Connection``."""
+        """Return how it ended, with the last line of stderr; see ``Connection``."""
         self._end = self._end or self._known(self._channel.status_event.wait)
         return replace(self._end, last_words=quoted_lines(self.last_words(), 1))
 
@@ -181,7 +180,7 @@ class ChannelConnection:
 
 
 class ByteStream(Protocol):
-    """What a connection runs over."""
+    """What an SSH connection runs over."""
 
     sock: Any
     """For paramiko: a socket, or a channel of another connection."""
@@ -190,18 +189,18 @@ class ByteStream(Protocol):
         """Return whether a short message can be sent without waiting for the network."""
 
     def close(self) -> None:
-        """End it; whoever waits in it is woken. May be called again."""
+        """End the stream and wake all threads that wait in it. Can be called again."""
 
     def free(self) -> None:
-        """Give back what is left of it, once nobody waits in it."""
+        """Release descriptors. Only after no thread waits in the stream."""
 
     def why_closed(self) -> str:
-        """Say what is known of its end; empty if nothing is."""
+        """Return why it ended; "" if that is not known."""
 
 
 class ReceiveBuffer:
-    """What has come on a channel, in place of paramiko's ``BufferedPipe``: level-readable by an
-    eventfd."""
+    """Bytes received on a channel, in place of paramiko's ``BufferedPipe``. An eventfd shows that
+    there are some."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -220,7 +219,7 @@ class ReceiveBuffer:
         return self._descriptor
 
     def feed(self, data: bytes) -> None:
-        """Add what has come (paramiko's thread)."""
+        """Add received bytes. Called by paramiko's thread."""
         with self._lock:
             self._chunks.append(bytes(data))
             self._size += len(data)
@@ -232,7 +231,7 @@ class ReceiveBuffer:
             raise SSHException("the peer sends more than it was granted")
 
     def feed_words(self, data: bytes) -> None:
-        """Add what has come on stderr (paramiko's thread)."""
+        """Add received bytes of stderr. Called by paramiko's thread."""
         with self._lock:
             self.words += data
             del self.words[:-_MOST_WORDS]
@@ -240,7 +239,7 @@ class ReceiveBuffer:
             self._wake()
 
     def unread(self, data: bytes) -> None:
-        """Put back what was taken too much."""
+        """Insert bytes before those that are there."""
         with self._lock:
             self._chunks.insert(0, data)
             self._size += len(data)
@@ -270,27 +269,28 @@ class ReceiveBuffer:
 
     @property
     def ended(self) -> bool:
-        """Return whether nothing more will come."""
+        """Whether nothing more will come."""
         return self._closed
 
     def owes(self) -> bool:
-        """Return whether the peer is due to be granted more."""
+        """Return whether a window adjustment is due."""
         return self._taken >= _GRANT
 
     def claim(self, back: int = 0) -> int:
-        """Return how much it is to be granted, once; ``back`` is what could not be."""
+        """Return the size of the window adjustment, once. ``back`` is a size that could not be
+        sent."""
         with self._lock:
             size, self._taken = (self._taken, 0) if not back else (0, self._taken + back)
             return size
 
     def close(self) -> None:
-        """Note the end (paramiko's)."""
+        """Mark the end. Called by paramiko."""
         with self._lock:
             self._closed = True
             self._wake()
 
     def release(self) -> None:
-        """Give the descriptor back, for ever."""
+        """Close the descriptor."""
         with self._lock:
             self._closed = True
             self._chunks.clear()
@@ -309,11 +309,11 @@ class StderrBuffer:
         self._inbox = inbox
 
     def feed(self, data: bytes) -> None:
-        """Add what has come."""
+        """Add received bytes."""
         self._inbox.feed_words(data)
 
     def close(self) -> None:
-        """Note the end: stdout's counts."""
+        """Do nothing: the end of stdout is the end of the channel."""
 
     def __len__(self) -> int:
         return 0

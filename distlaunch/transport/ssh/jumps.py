@@ -1,7 +1,7 @@
-"""Connections to jump hosts (ProxyJump), shared by all nodes that are behind the same one.
+"""Connections to jump hosts (ProxyJump), shared by all nodes behind the same one.
 
-A bastion drops logins that come too many at once (MaxStartups); channels through one connection it
-does not count.
+A bastion drops logins if too many come at once (MaxStartups). It does not count channels through
+one connection.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _MOST_HOPS = 8
 _FORWARD_S = 15.0
 
 Reach = Callable[[HostSettings, tuple[str, ...], float], SshConnection]
-"""Connects to a host; the strings are the jump hosts that this is for already."""
+"""Connects to a host. The strings are the jump hosts that are being connected to for it."""
 
 
 class _Gateway:
-    """One jump host, and who uses it."""
+    """One jump host and the number of its users."""
 
     def __init__(self) -> None:
         self.connecting = threading.Lock()
@@ -45,7 +45,7 @@ class _Gateway:
 
 
 class Jumps:
-    """Gives channels through jump hosts; a jump host is connected to while it has users."""
+    """Opens channels through jump hosts. A jump host stays connected while it has users."""
 
     def __init__(self, reach: Reach) -> None:
         self._reach = reach
@@ -61,7 +61,7 @@ class Jumps:
         asked: Asked,
         environ: Mapping[str, str],
     ) -> JumpStream:
-        """Open a way to a host through the jump hosts that its settings name. Raises ConnectStepError."""
+        """Open a channel to a host through the jump hosts of its settings. Raises ConnectStepError."""
         hops = (settings.jumps or "").replace(" ", "")
         if hops in before or len(before) >= _MOST_HOPS:
             raise ConnectStepError(
@@ -140,7 +140,7 @@ class Jumps:
             raise
 
     def _leave(self, gateway: _Gateway) -> None:
-        """Have a user less. Does not wait: a main loop closes its links."""
+        """Subtract a user. Does not wait, since a main loop closes its connections."""
         with self._lock:
             gateway.users -= 1
             left = None if gateway.users else gateway.connection
@@ -172,7 +172,10 @@ def _channel(connection: SshConnection, settings: HostSettings, last: str, until
 
 
 def hop_of(text: str) -> tuple[str | None, str, int | None]:
-    """Read ``user@host:port``, also as ``ssh://…`` and with ``[address]``. Raises ConnectStepError."""
+    """Return user, host and port of ``user@host:port``, also as ``ssh://…`` and with ``[address]``.
+
+    Raises ConnectStepError.
+    """
     user, _, place = text.removeprefix("ssh://").rstrip("/").rpartition("@")
     host, port = place, ""
     if place.startswith("["):

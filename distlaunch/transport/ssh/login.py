@@ -1,4 +1,4 @@
-"""Log in to an SSH server with the keys of an ssh-agent and of key files, without any prompt."""
+"""Logs in to an SSH server with keys of an ssh-agent and of key files, without a prompt."""
 
 from __future__ import annotations
 
@@ -31,8 +31,11 @@ _BEGIN, _END = b"-----BEGIN OPENSSH PRIVATE KEY-----", b"-----END OPENSSH PRIVAT
 def log_in(
     transport: paramiko.Transport, settings: HostSettings, ring: KeyRing, *, until: float
 ) -> None:
-    """Try the keys as OpenSSH does: those of the agent that the settings name, its others, files.
-    Raises ConnectStepError."""
+    """Try the keys in OpenSSH's order: the agent's keys that the settings name, its other keys,
+    files.
+
+    Raises ConnectStepError.
+    """
     import paramiko
 
     files = ring.files(settings.key_files)
@@ -63,7 +66,7 @@ def log_in(
 
 
 def _insist(named: KeyFile, agent: _Agent) -> None:
-    """Refuse to go on without the key that the command line names."""
+    """Raise ConnectStepError if the key of the command line cannot be used."""
     if named.problem is None or named.public in agent.held:
         return
     locked = named.is_locked
@@ -91,7 +94,7 @@ def _in_order(held: list[Any], files: list[KeyFile], *, only_files: bool) -> Ite
 
 
 def _ways(transport: paramiko.Transport, user: str, until: float) -> list[str]:
-    """Ask what the server takes; some take no proof at all, which is fine as well."""
+    """Return the server's login methods; [] if it needs no proof."""
     import paramiko
 
     transport.auth_timeout = max(0.1, until - time.monotonic())
@@ -146,7 +149,7 @@ def _refused(
 
 
 class _Agent:
-    """A connection to an ssh-agent, bounded in time; without one it has no keys."""
+    """A connection to an ssh-agent, with a time limit. Without an agent it has no keys."""
 
     def __init__(self, path: str | None, until: float) -> None:
         self.there = path is not None
@@ -180,14 +183,14 @@ class _Agent:
 
 
 class KeyRing:
-    """The key files of a launcher; one that could be read is not read again."""
+    """The key files of a launcher. Each is read only once, unless that fails."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._files: dict[str, KeyFile] = {}
 
     def files(self, paths: tuple[str, ...]) -> list[KeyFile]:
-        """Return the files, in order."""
+        """Return the files of these paths, in order."""
         with self._lock:
             files = [self._files.get(path) or KeyFile(path) for path in paths]
             self._files.update({file.path: file for file in files if file.key is not None})
@@ -195,7 +198,7 @@ class KeyRing:
 
 
 class KeyFile:
-    """One file, as it is now."""
+    """A key file, as it was when it was read."""
 
     def __init__(self, path: str) -> None:
         import paramiko
@@ -235,8 +238,8 @@ class KeyFile:
 
 
 def understood(data: bytes) -> tuple[bytes | None, bytes | None]:
-    """Find a private key's cipher (None: it has none) and public half, as far as the file's format
-    shows them; pure."""
+    """Return a private key's cipher (None: it has none) and public key, if its format shows them;
+    pure."""
     if _BEGIN not in data:
         return (b"PEM" if b"ENCRYPTED" in data else None), None
     try:
@@ -258,7 +261,7 @@ def _string(data: bytes) -> tuple[bytes, bytes]:
 
 
 def _beside(path: str) -> bytes | None:
-    """Return the public half that lies beside a key, or is the file itself."""
+    """Return the public key in ``path.pub``, or in the file itself."""
     try:
         with open(path if path.endswith(".pub") else path + ".pub", encoding="ascii") as file:
             return base64.b64decode(file.read().split()[1])

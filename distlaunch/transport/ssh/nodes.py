@@ -1,4 +1,4 @@
-"""Nodes by SSH, with paramiko: one connection each, through jump hosts where there are any."""
+"""Reaches nodes by SSH with paramiko: one connection each, through jump hosts if there are any."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from distlaunch.transport.ssh.stream import (
 )
 
 START_S = 30.0
-"""For login shell and Python to come up on a loaded node."""
+"""For login shell and Python to start on a busy node."""
 _CHANNEL_S = 15.0
 
 
 class Ssh:
-    """Opens links to nodes; ``open`` may be called from many threads at once."""
+    """Opens connections to nodes. ``open`` may be called by several threads."""
 
     def __init__(
         self,
@@ -45,8 +45,8 @@ class Ssh:
         kill_switch: KillSwitch | None = None,
         logged_in: Callable[[Target], None] = lambda _: None,
     ) -> None:
-        """Have all that is started hang on the kill switch. ``logged_in`` gets a node whose agent is
-        being started."""
+        """Attach all programs to the kill switch. ``logged_in`` gets a node whose agent is being
+        started."""
         self._logged_in = logged_in
         self._asked = asked
         self._check = check
@@ -140,7 +140,7 @@ class Ssh:
 
 
 class _Place:
-    """Where a connection has got to, for messages."""
+    """Address and user of a connection, for messages."""
 
     address = ""
     user = ""

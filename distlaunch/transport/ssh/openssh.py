@@ -1,6 +1,7 @@
-"""Nodes by a program of the user's (``--ssh-command ssh``), for what paramiko lacks.
+"""Reaches nodes by the user's own program (``--ssh-command ssh``), for what paramiko lacks.
 
-It costs 110 ms of CPU a node, and knows certificates, GSSAPI, host-based logins and security keys.
+It takes 110 ms of CPU per node and supports certificates, GSSAPI, host-based logins and security
+keys.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from distlaunch.transport.ssh.host_keys import changed, unknown
 
 _CONNECT_S = 15
 _OWN_FAILURE = 255
-"""How ssh ends if it is not the command's own status."""
+"""Exit code of ssh for its own errors. Other codes are those of the command."""
 _LONGEST = 300
 _CHECKS = {"strict": "yes", "accept-new": "accept-new", "off": "no"}
 
@@ -52,7 +53,7 @@ _OFFENDING = re.compile(r"Offending .*key.* in (.+:\d+)")
 
 
 class OpenSsh:
-    """Opens links by a command that takes the words of OpenSSH's ``ssh``."""
+    """Opens connections by a command with the options of OpenSSH's ``ssh``."""
 
     def __init__(
         self,
@@ -65,8 +66,10 @@ class OpenSsh:
         environ: Mapping[str, str],
         kill_switch: KillSwitch | None = None,
     ) -> None:
-        """Raise ConfigError where the command cannot be split into words. What is started hangs on
-        the kill switch."""
+        """Raise ConfigError if the command cannot be split into words.
+
+        Programs are attached to the kill switch.
+        """
         try:
             self._words = shlex.split(command)
         except ValueError as exc:
@@ -112,8 +115,8 @@ class OpenSsh:
         return link
 
     def options(self, target: Target) -> list[str]:
-        """Return the options for one host: nobody is asked anything, nothing is forwarded, no
-        terminal, no master."""
+        """Return the options for one host: no questions, no forwarding, no terminal, no shared
+        connection."""
         asked = self._asked
         words = ["-T", "-a", "-x"]
         settings = [
@@ -137,7 +140,7 @@ class OpenSsh:
 
 
 def understood(said: bytes, *, host: str) -> ConnectStepError:
-    """Find the step that failed in what ssh wrote about a host; pure."""
+    """Return the step that failed according to ssh's stderr; pure."""
     text = said.decode(errors="replace")
     lines = [
         line.strip()
@@ -163,6 +166,5 @@ def understood(said: bytes, *, host: str) -> ConnectStepError:
 
 
 def _scan(name: str) -> KeyScan:
-    """Return the command that adds the keys of ``host`` or ``[host]:port``."""
     host, _, port = name.removeprefix("[").partition("]:")
     return KeyScan(host=host, port=int(port) if port.isascii() and port.isdigit() else SSH_PORT)

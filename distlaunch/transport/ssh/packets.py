@@ -1,7 +1,5 @@
-"""Packets of a paramiko connection, read in large pieces.
-
-``load_paramiko`` must have run before this module is imported.
-"""
+"""A packetizer for paramiko that reads in large pieces. Import it only after ``load_paramiko`` has
+run."""
 
 from __future__ import annotations
 
@@ -18,8 +16,8 @@ _LONGEST_LINE = 8 << 10
 
 
 class Packets(Packetizer):
-    """A packetizer for a socket without a timeout: whoever closes the wire wakes who waits in
-    it."""
+    """A packetizer for a socket without a timeout. Closing the stream wakes the threads that wait
+    in it."""
 
     def __init__(self, sock: Any) -> None:
         super().__init__(sock)
@@ -35,8 +33,8 @@ class Packets(Packetizer):
             super().send_message(data)
 
     def send_now(self, messages: list[Message], *, may: Callable[[], bool]) -> bool:
-        """Write packets if nobody else is writing and ``may`` allows it; never wait for another
-        writer."""
+        """Write packets if no other thread is writing and ``may`` allows it. Return whether they
+        were written."""
         if not self.writing.acquire(blocking=False):
             return False
         try:
@@ -49,10 +47,10 @@ class Packets(Packetizer):
             self.writing.release()
 
     def start_handshake(self, timeout: float) -> None:
-        """Start no thread for a deadline: the connection has one of its own."""
+        """Start no thread for a deadline: the connection has its own deadline."""
 
     def readline(self, timeout: float) -> str:
-        """Read a line of what precedes the packets. Raises SSHException where it has no end."""
+        """Return a line that precedes the packets. Raises SSHException if it is too long."""
         line = bytearray()
         while not line.endswith(b"\n"):
             if len(line) > _LONGEST_LINE:
@@ -63,7 +61,7 @@ class Packets(Packetizer):
         return line.decode(errors="replace").rstrip("\r\n")
 
     def read_all(self, n: int, check_rekey: bool = False) -> bytes:  # noqa: FBT001, FBT002 - paramiko's
-        """Read just so many bytes. Raises EOFError."""
+        """Return exactly ``n`` bytes. Raises EOFError."""
         end = self._at + n
         if end <= len(self._ahead):
             data = self._ahead[self._at : end]

@@ -1,6 +1,6 @@
 """The byte streams that an SSH connection can run over: a socket, a ProxyCommand, a jump host.
 
-``resolve`` and ``dial`` open the socket; they try all addresses of a host.
+``resolve`` and ``dial`` open the socket and try all addresses of a host.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from distlaunch.transport.connect_errors import ConnectStepError
 RESOLVE_S = 10.0
 CONNECT_S = 10.0
 _STAGGER_S = 0.25
-"""After so long the next address is tried beside the one that has not answered (RFC 8305)."""
+"""After this time the next address is tried in parallel (RFC 8305)."""
 _MOST_WORDS = 4 << 10
 
 
 def resolve(name: str, port: int, *, family: int, until: float) -> list[Address]:
-    """Look a name up, bounded. Raises ConnectStepError."""
+    """Return the addresses of a name, within a time limit. Raises ConnectStepError."""
     try:
         return _known(resolve_host(name, port, family=family, numeric=True))
     except (OSError, UnicodeError):
@@ -71,8 +71,10 @@ def _known(found: list[tuple[int, tuple[object, ...]]]) -> list[Address]:
 def dial(
     addresses: list[Address], *, until: float, within_s: float | None, bind: str | None
 ) -> tuple[socket.socket, Address]:
-    """Connect to the first of the addresses that answers; a slow one does not hold up the others.
-    Raises ConnectStepError."""
+    """Connect to the first address that answers. A slow one does not hold up the others.
+
+    Raises ConnectStepError.
+    """
     attempts = _Attempts(bind)
     each_s = CONNECT_S if within_s is None else within_s
     until = min(until, time.monotonic() + each_s + _STAGGER_S * (len(addresses) - 1))
@@ -94,7 +96,7 @@ def dial(
 
 
 class _Attempts:
-    """Connects that are under way."""
+    """Connection attempts in progress."""
 
     def __init__(self, bind: str | None) -> None:
         self._bind = bind
@@ -125,7 +127,7 @@ class _Attempts:
         self._poll.register(sock, select.POLLOUT)
 
     def wait(self, until: float) -> tuple[socket.socket, Address] | None:
-        """Return the first that is connected; None if all have failed or it takes longer."""
+        """Return the first socket that is connected; None if all failed or the time is over."""
         while self._open and (left_s := until - time.monotonic()) > 0:
             for descriptor, _ in self._poll.poll(left_s * 1000 + 1):
                 self._poll.unregister(descriptor)
@@ -165,7 +167,7 @@ class Address(Record):
 
     @property
     def text(self) -> str:
-        """Return it as messages have it: ``10.0.0.7:22``, ``[fd00::7]:22``."""
+        """``10.0.0.7:22`` or ``[fd00::7]:22``, for messages."""
         host, port = self.sockaddr[:2]
         return host_and_port(host, port)
 
@@ -186,23 +188,23 @@ class SocketStream:
             return False
 
     def close(self) -> None:
-        """Shut it down, which wakes whoever reads or writes; the descriptor stays."""
+        """Shut the socket down, which wakes threads that use it. The descriptor stays open."""
         try:
             self.sock.shutdown(socket.SHUT_RDWR)
         except OSError:
             pass  # the other end was first
 
     def free(self) -> None:
-        """Give its descriptor back; see ``ByteStream``."""
+        """Close the descriptor; see ``ByteStream``."""
         self.sock.close()
 
     def why_closed(self) -> str:
-        """Know nothing; see ``ByteStream``."""
+        """Return "": a socket does not tell; see ``ByteStream``."""
         return ""
 
 
 class ProxyCommandStream(SocketStream):
-    """A ProxyCommand: a process in a session of its own, never on the terminal, which ends with the
+    """A ProxyCommand: a process in its own session, without the terminal, killed with the
     connection."""
 
     def __init__(self, command: str, environ: Mapping[str, str], kill_switch: KillSwitch) -> None:
@@ -221,7 +223,7 @@ class ProxyCommandStream(SocketStream):
         self._asking = threading.Lock()
 
     def close(self) -> None:
-        """End the process too; see ``ByteStream``."""
+        """Also kill the process; see ``ByteStream``."""
         self.why_closed()  # what it says once it is killed does not count
         super().close()
         with self._asking:
@@ -229,7 +231,7 @@ class ProxyCommandStream(SocketStream):
             self._child.close()
 
     def why_closed(self) -> str:
-        """Say what the command said last; see ``ByteStream``."""
+        """Return the command's last message; see ``ByteStream``."""
         with self._asking:
             if not self._closed:
                 said = self._child.said()[-_MOST_WORDS:].decode(errors="replace")
@@ -254,11 +256,11 @@ class JumpStream:
         self._closed = False
 
     def can_write(self) -> bool:
-        """Return whether the channel has room, and what it runs over; see ``ByteStream``."""
+        """Return whether the channel and the connection below it have room; see ``ByteStream``."""
         return self.sock.out_window_size > _MOST_WORDS and self._below()
 
     def close(self) -> None:
-        """Give the channel up; see ``ByteStream``."""
+        """Close the channel; see ``ByteStream``."""
         if self._closed:
             return
         self._closed = True
@@ -270,12 +272,12 @@ class JumpStream:
         self.sock._unlink()  # noqa: SLF001 - wakes whoever waits, without a word to a jump host that does not listen
 
     def free(self) -> None:
-        """Give up the way through the jump host; see ``ByteStream``."""
+        """Release the jump host; see ``ByteStream``."""
         release, self._release = self._release, _nothing
         release()
 
     def why_closed(self) -> str:
-        """Know nothing; see ``ByteStream``."""
+        """Return "": a channel does not tell; see ``ByteStream``."""
         return ""
 
 
