@@ -80,7 +80,7 @@ def test_a_split_colour_survives_a_partial_line(screen):
 
 def test_binary_is_shown_harmlessly(screen):
     one = screen(world_size=1)
-    one.console.output(0, 1, bytes(range(256)) + b"\n", 0.0)
+    one.console.output(0, 1, bytes(range(256)).replace(b"\r", b"") + b"\n", 0.0)
     shown = one.read()
     assert b"\x1b" not in shown
     assert b"\x00" not in shown
