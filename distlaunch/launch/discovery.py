@@ -95,7 +95,7 @@ def _watched(
     theirs = (life, result_end, output_end, errors_end)
     before = signal.pthread_sigmask(
         signal.SIG_BLOCK, signal.valid_signals()
-    )  # the guard stays deaf
+    )  # the guard keeps all signals blocked
     try:
         guard = fork_helper()
         if guard == 0:
@@ -142,7 +142,7 @@ def _collect(
             problem = f"the command did not end in {patience_s:g} s"
         elif (
             result not in left and not ready
-        ):  # somebody whom not even KILL ends still holds its output
+        ):  # a process that KILL cannot end still has the output open
             break
     if not problem and not read[result]:
         problem = "what watched the command was killed"
@@ -183,7 +183,7 @@ def _become_command(
 ) -> NoReturn:
     try:
         die_with_parent(signal.SIGKILL)
-        if os.getppid() != guard:  # it was killed before the line above could take effect
+        if os.getppid() != guard:  # the guard was killed before the line above took effect
             os._exit(NO_WORKER)
         os.setsid()
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)

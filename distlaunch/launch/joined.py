@@ -231,7 +231,7 @@ def tell_others(options: TrainOptions, environ: Mapping[str, str], why: LaunchEr
     launcher is the only one or its rank is not known.
     """
     if options.discover is not None or options.include is not None or options.exclude is not None:
-        return  # who is which number takes a plan
+        return  # without a plan the ranks are not known
     try:
         facts = read_facts(options, environ)
         location = None if facts.surroundings is None else locate(options, facts)[0]
@@ -404,13 +404,13 @@ def _otherwise(
     if location is None or location.allocation.source != "slurm":
         return None
     first = location.allocation.hosts[0].name
-    if rendezvous.host != first:  # the user has named another place
+    if rendezvous.host != first:  # the user has set another rendezvous
         return None
     from distlaunch.launch.slurm import NodeAddresses
 
     addresses = NodeAddresses(environ, (first,))
     if rendezvous.leads == "yes":
-        addresses.ask()  # the others ask if the name of node 0 cannot be resolved
+        addresses.ask()  # other launchers only need it if node 0's name cannot be resolved
     return lambda: addresses.of(first)
 
 
@@ -452,7 +452,7 @@ def _coordinate(
             clock=clock,
         )
         joined_launchers.silence_s = options.lost_after
-        if site is not None:  # after the verdict: Slurm may take its time
+        if site is not None:  # after the other launchers have the result: Slurm may be slow
             stack.callback(
                 lambda: ended.append(site.conclude(policy, ended[-1], sink)) if ended else None
             )

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from distlaunch.planning.surveyed_nodes import Composer
 
 _DESCRIPTORS_PER_WORKER = (
-    9  # at most, while one is being started; then 4, or 5 while stacks are taken
+    9  # at most, while it is being started; then 4, or 5 while stacks are taken
 )
 _DESCRIPTORS_OF_OUR_OWN = 64
 _JOB_ID_BYTES = 100
@@ -201,7 +201,7 @@ def _job_id(options: TrainOptions, location: Location | None, topology: Topology
         if location is not None and location.allocation.part != "all" and len(topology.nodes) > 1:
             shared = (
                 location.allocation.job_id or ""
-            )  # of all its launchers, which settle it at the start
+            )  # the coordinator assigns the job id at the start
             return f"job-{shared}" if shared == LATEST else shared
         if (
             _has_id_of_scheduler(options, location)
@@ -327,7 +327,7 @@ def make_plan(
     told += tuple(f"the workers get the variables of {printable(path)}" for path in found)
     if told:
         plan = replace(plan, notes=(*plan.notes, *told))
-    if plan.preload and options.setup is None and local:  # which may lead to others
+    if plan.preload and options.setup is None and local:  # --setup may change the interpreter
         _check_modules(plan, options)
     needed = backend.needed(plan.shared_env)
     if (

@@ -60,7 +60,7 @@ def _interruptible() -> Iterator[None]:
     try:
         yield
     except Interrupted:
-        raise  # closing what there is should not be interrupted, too
+        raise  # signals stay ignored while the cluster is closed
     except BaseException:
         _set(before)
         raise
@@ -87,7 +87,7 @@ def placed_in_ray(
 
     def say(text: str) -> None:
         if not options.quiet:
-            with suppress(OSError, ValueError):  # nobody reads it any more
+            with suppress(OSError, ValueError):  # stderr is closed
                 sys.stderr.write(f"distlaunch: {text}\n")
 
     is_local = backend.address == "local"

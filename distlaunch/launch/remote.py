@@ -101,7 +101,7 @@ class Nodes:
             discover=options.discover is not None,
             named_once=self._are_named,
             alone=None if self._site is None else way_out(options),
-            may_have_bounds=self._places is None,  # Ray gives a number of places
+            may_have_bounds=self._places is None,  # Ray assigns a fixed number of nodes
         )
 
     def fleet(

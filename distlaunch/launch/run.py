@@ -161,7 +161,7 @@ def _run(
     nofile = allow_descriptors(workers if nodes is None else 0)
     port = (
         hold_port(plan.wanted_port, owner=plan.job_id) if nodes is None else None
-    )  # refused before anything is made
+    )  # fails before anything is created
     run_dir = make_run_dir(options.log_dir, plan.job_id, environ)
     if run_dir.path != plan.run_dir:
         plan = replace(

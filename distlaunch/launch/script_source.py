@@ -75,7 +75,7 @@ def script_text(options: TrainOptions, cwd: str) -> bytes | None:
     if options.module:
         name = name.replace(".", os.sep) + ".py"
     for path in script_places(name, cwd, os.path.join(cwd, options.workdir or "")):
-        with suppress(OSError, ValueError):  # it is not there, or no path
+        with suppress(OSError, ValueError):  # it does not exist or is not a path
             found = os.stat(path)
             if stat.S_ISREG(found.st_mode) and found.st_size <= _MOST_TEXT_BYTES:
                 with open(path, "rb") as file:
@@ -131,7 +131,7 @@ def _read_all(descriptor: int, named: str) -> bytes:
     while True:
         try:
             part = os.read(descriptor, _CHUNK)
-        except BlockingIOError:  # whoever shares it has set O_NONBLOCK
+        except BlockingIOError:  # another process that shares it has set O_NONBLOCK
             select.select([descriptor], [], [])
             continue
         if not part:

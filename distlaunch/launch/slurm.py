@@ -151,7 +151,7 @@ class Site:
             return (0,)
         return random.sample(range(low, high + 1), min(_PORTS, high + 1 - low))
 
-    # --- what the user should know
+    # --- notes
 
     def notes(self) -> list[str]:
         """Return notes on what the job's script lacks for the requested options."""
@@ -221,7 +221,7 @@ class Site:
 
         return StepFleet(*args, srun=srun, signals_all=self.signals_all, **kwargs)
 
-    # --- a new turn
+    # --- requeueing
 
     def conclude(self, policy: JobPolicy, code: int, sink: Sink) -> int:
         """Requeue a job that ended with ``code`` after an interruption, if --requeue is set.
@@ -246,7 +246,7 @@ class Site:
                 more = f" ({show.problem}); to have another turn: {by_hand}" if show.problem else ""
                 sink.say(f"{why_not}{more}", level="warning" if show.problem else "info")
                 return code
-        # it may end us before we can say that it does
+        # printed first, since Slurm may end this process before the answer comes
         sink.say("asking Slurm for another turn of this job (--requeue)")
         asked = _Asked(("scontrol", "requeue", self._job), self._environ)
         if asked.answer(_REQUEUE_S) is not None or asked.is_ended_too:

@@ -141,7 +141,8 @@ def interpreter_of(options: TrainOptions, ours: str, surveyed: Surveyed) -> Inte
     the node found.
     """
     if options.python is not None:
-        # Ours was not asked for there: folders that are shared say that software may be as well.
+        # The survey did not look for our interpreter. A shared run directory suggests that
+        # software is shared as well.
         return Interpreter(python=options.python, with_ours=surveyed.shares_run_dir)
     if surveyed.python == ours:
         return Interpreter(python=ours, with_ours=True)

@@ -114,7 +114,8 @@ def build_plan(
         target = os.path.join(run_dir, facts.script_file)
     argv = command_line(options, python, target, backend)
     preload = preloaded_modules(options)
-    # One worker that stands still holds nobody up; of several, the notice says which one does.
+    # With several workers, the notice says which one holds up the others. With one worker there
+    # is nothing to say.
     hang_notice_s = (
         options.hang_notice if options.hang_timeout is None and topology.world_size != 1 else None
     )
@@ -193,8 +194,8 @@ def build_plan(
         from distlaunch.planning.worker_addresses import check_cluster
 
         check_cluster(plan, backend)
-    # With what belongs to the first attempt at once: 131,072 workers are better made once than
-    # twice.
+    # The workers get the error files of the first attempt at once: building 131,072 workers a
+    # second time takes long.
     error_file = options.dialect.layout.error_files(run_dir, 0) if run_dir else None
     if shares is None:
         of_this = CpuShare(cpus=facts.cpus, granted=topology.cpus)
@@ -532,7 +533,7 @@ def _workers(
         }
         share = shares.get(node_rank)
         key = share, node.slots, node.numa
-        if key not in known:  # many nodes are alike
+        if key not in known:
             known[key] = _bound(options, share, node, threads=threads)
         for local_rank, (cpus, more) in enumerate(known[key]):
             own = worker_variables(node, local_rank, rank)

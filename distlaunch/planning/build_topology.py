@@ -327,7 +327,7 @@ class _Slots:
         matter."""
         facts = self._known.get(place)
         host = self._request.allocation.hosts[place]
-        # A launcher for each of several workers of a node sees what one worker has, not the node.
+        # A launcher of one of several workers sees the worker's devices, not the node's.
         if facts is None or self._on_cpus or (self._by_task and host.slots != 1):
             return None
         key = _hardware_key(facts), host.devices
@@ -337,7 +337,8 @@ class _Slots:
             except ConfigError:
                 if not self._surveyed:
                     raise
-                # what is wrong is found again, and said of all hosts, when they get their workers
+                # The same error comes again when the workers get their devices, and then names
+                # all hosts.
                 return None
         return self._counts[key]
 
@@ -354,9 +355,7 @@ class _Slots:
         slots = self._numbered(host, self._seen(place))
         if slots == host.slots:
             return host
-        return replace(
-            host, slots=slots, unit="workers" if host.slots is None else host.unit
-        )  # nobody granted them
+        return replace(host, slots=slots, unit="workers" if host.slots is None else host.unit)
 
     def _numbered(self, host: Host, seen: int | None) -> int | None:
         request, options = self._request, self._request.options
@@ -388,7 +387,7 @@ class _Slots:
                 hint="say it: HOST:SLOTS, or --procs-per-node N",
             )
         room = None if chosen.slots is None else len(chosen.slots)
-        if shares_gpus(options):  # whose slots are GPUs, for any number of workers
+        if shares_gpus(options):  # slots are then GPUs, for any number of workers
             room = None if host.unit == "gpus" else host.slots
         whole = not chosen.without and (
             chosen.slots is None or len(chosen.slots) == chosen.host.slots
@@ -541,7 +540,7 @@ class _Builder:
         for place, facts in self._without.items():
             workers_here(self._options, facts, count=counts.get(place), several=self._several)
         if not self._without or self._allocation.local_rank:
-            return []  # of several launchers on a node, the first says it
+            return []  # of several launchers on a node, the first shows the note
         return ["no GPU was found: workers run on the CPU; --device cpu asks for that"]
 
     def _check_picked(self) -> None:

@@ -74,7 +74,7 @@ def select_devices(
         and environ.get("NVIDIA_VISIBLE_DEVICES") == "none"
         and not is_amd(inventory)
     ):
-        # "void" is no such word: container runtimes set it beside GPUs that they injected by other
+        # "void" does not hide GPUs: container runtimes set it when they inject GPUs by other
         # means (CDI).
         visible, limit = [], "NVIDIA_VISIBLE_DEVICES=none"
     if mask is not None:
@@ -169,7 +169,7 @@ def describe_gpus(inventory: GpuInventory, *, uuids: bool = False) -> str:
 def _mask(inventory: GpuInventory, environ: Mapping[str, str]) -> tuple[str, str | None]:
     """Return the variable that limits which devices workers see, and its value if it is set."""
     if is_amd(inventory):
-        # HIP takes an empty variable of its own for "not set", and reads CUDA's then.
+        # HIP treats its own variable as unset if it is empty, and then reads CUDA's.
         if not environ.get(HIP) and environ.get(CUDA) is not None:
             return CUDA, environ[CUDA].strip()
         if environ.get(HIP) is None and environ.get(ROCR) is not None:
@@ -211,8 +211,8 @@ def _picked(
         for device in meant:
             chosen = allowed.get(device.key)
             if chosen is None and limit is None and (whole.certain or kind_of(entry) != "index"):
-                # Named by UUID where places say nothing: CUDA's own order, or device files, which
-                # have no names.
+                # Named by UUID while indices are unreliable: CUDA's own order, or device files,
+                # which have no UUIDs.
                 chosen = device
             if chosen is None and limit is None:
                 raise _no_such_gpu(entry, requested, inventory, on_cpus)

@@ -52,7 +52,7 @@ def who_gives(name: str, options: TrainOptions) -> str:
 
 def byte_length(text: str) -> int:
     """Return the length of a text in bytes, as the system counts it."""
-    return len(text.encode(errors="replace"))  # of a byte that is no text: one, too
+    return len(text.encode(errors="replace"))  # a surrogate stands for one byte
 
 
 def check_length(

@@ -246,7 +246,7 @@ def _chosen(
         and list(only) == list(range(len(only)))
         and not (shared and len(only) < len(have))
     ):
-        # no filter, or one for the first: how many there are is checked by their number
+        # No filter, or one for the first slots. first_devices checks the number.
         return selection
     beyond = next((place for place in (*(only or ()), *without) if place not in have), None)
     if beyond is not None:

@@ -127,7 +127,7 @@ def note_on(master: MasterAddress, options: TrainOptions) -> str | None:
     from distlaunch.planning.hosts.this_host import is_loopback
 
     if options.rendezvous is not None or master.address_origin is MasterOrigin.FIRST_NODE:
-        return None  # with a rendezvous all launchers meet there first, and settle it
+        return None  # the launchers connect at the rendezvous first and then choose the address
     if master.address is None:
         return "where rank 0's node can be reached is not known: --master-addr HOST says it"
     if is_loopback(master.address):

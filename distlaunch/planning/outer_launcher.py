@@ -133,7 +133,7 @@ def _nearest(environ: Mapping[str, str], ancestors: Iterable[Ancestor]) -> str |
             launcher = _BY_PROGRAM[program]
             return launcher if not through_spawn or launcher == "horovodrun" else None
         if program.startswith("sshd") and "HOROVOD_RANK" in environ:
-            return "horovodrun"  # its workers on other nodes
+            return "horovodrun"  # it starts workers on other nodes by ssh
         if _SPAWN in each.argv:
             through_spawn = True
         elif program not in _WRAPPERS:
@@ -186,7 +186,7 @@ def check_options(
             shown = said if isinstance(value, bool) else f"{said} {printable(_written(value))}"
             if (
                 field == "hosts" and "hosts" not in options.given
-            ):  # as drop-ins write a number of workers
+            ):  # a drop-in command translates a number of workers to hosts
                 shown = f"{counted(int(str(value).rpartition(':')[2]), 'worker')}"
             raise UsageError(
                 f"{shown}: {started}, and it runs one worker as {who} has planned it",

@@ -17,16 +17,16 @@ from typing import NamedTuple
 from distlaunch.core.model.variables import DEVICE_MASKS
 
 _OF_A_HOST = frozenset({
-    # who is logged in, and where
+    # user, login and host
     "HOME", "USER", "LOGNAME", "USERNAME", "SHELL", "PWD", "OLDPWD", "MAIL", "SHLVL", "_", "HOSTNAME", "HOST",
     "HOSTTYPE", "MACHTYPE", "TTY", "UID", "EUID", "GROUPS", "KRB5CCNAME", "CREDENTIALS_DIRECTORY", "container",
     # the desktop and the terminal (TERM stays: the output comes back to ours)
     "DISPLAY", "WAYLAND_DISPLAY", "WAYLAND_SOCKET", "XAUTHORITY", "ICEAUTHORITY", "SESSION_MANAGER", "DESKTOP_SESSION",
     "WINDOWID", "WINDOWPATH", "GPG_AGENT_INFO", "GPG_TTY", "STY", "WINDOW", "TERMCAP", "LC_TERMINAL",
     "LC_TERMINAL_VERSION",
-    # folders for what does not last
+    # temporary directories
     "TMPDIR", "TMP", "TEMP", "TEMPDIR", "SLURM_TMPDIR", "JOB_TMPDIR",
-    # what a service manager tells its service
+    # variables of a service manager
     "INVOCATION_ID", "JOURNAL_STREAM", "NOTIFY_SOCKET", "MANAGERPID", "MAINPID", "LISTEN_FDS", "LISTEN_PID",
     "LISTEN_FDNAMES", "WATCHDOG_PID", "WATCHDOG_USEC", "MEMORY_PRESSURE_WATCH", "MEMORY_PRESSURE_WRITE",
     # a step of Slurm, or its node
@@ -48,7 +48,7 @@ _MASKS = DEVICE_MASKS | {
 _OF_AN_INSTALLATION = frozenset({
     "PATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "VIRTUAL_ENV", "VIRTUAL_ENV_PROMPT", "PYTHONHOME", "PYTHONUSERBASE",
     "PYTHONEXECUTABLE", "BASH_ENV", "ENV",
-    # what environment modules have loaded: without their PATH, they are not
+    # modules that are loaded; without their PATH they would not be
     "LOADEDMODULES", "MODULEPATH", "MODULEPATH_ROOT", "MODULESHOME", "_LMFILES_",
 })  # fmt: skip
 _OF_AN_INSTALLATION_BY_PREFIX = (

@@ -93,7 +93,7 @@ class Composer:
         self._workdir = working_directory(options, facts, local=self._local)
         self._target = command_target(options, facts, self._workdir, local=self._local)
 
-    # --- who there is
+    # --- hosts
 
     @property
     def hosts(self) -> tuple[Node, ...]:
@@ -144,7 +144,7 @@ class Composer:
         numbers = {node.host: number for number, node in enumerate(self._hosts)}
         present = sorted(
             found, key=lambda host: numbers.get(host.name, len(numbers))
-        )  # sorted() keeps their order
+        )  # stable: new hosts stay in the order of the output
         if not present:
             self._listed = set()
             return ()
@@ -158,7 +158,7 @@ class Composer:
         ]
         if (
             len(left) < self.bounds[0] + options.spares
-        ):  # too few to train, but they are to be reached all the same
+        ):  # too few to train, but the launcher connects to them already
             nodes = tuple(spare_node(present[place]) for place in left)
         else:
             topology = build_topology(
@@ -171,14 +171,14 @@ class Composer:
         self._listed = {node.host for node in nodes}
         return nodes
 
-    # --- what to ask the nodes, and what becomes of their answers
+    # --- surveys and plans
 
     def survey(self, serial: int) -> Survey:
         """Return the request for a survey, which is the same for all hosts."""
         options = self._options
         python = not options.no_python or options.module
-        setup = options.setup is not None  # which may bring the interpreter, or the program
-        ours = self._facts.python  # also with a program: where it is, our PATH goes as well
+        setup = options.setup is not None  # it may provide the interpreter or the program
+        ours = self._facts.python  # also with --no-python: our PATH is sent where this exists
         return Survey(
             serial=serial,
             workdir=self._workdir,
@@ -224,9 +224,8 @@ class Composer:
         except ConfigError as exc:
             if members == tuple(range(self._training)):
                 raise
-            raise NodesError(
-                exc.message, hint=exc.hint
-            ) from exc  # all that were planned with would do
+            # With all the planned hosts there would be enough.
+            raise NodesError(exc.message, hint=exc.hint) from exc
         numbers = {self._hosts[number].host: number for number in members}
         members = tuple(numbers[node.host] for node in topology.nodes)
         if not options.module and not options.no_python:

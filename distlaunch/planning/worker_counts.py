@@ -144,7 +144,7 @@ def explain_idle(places: Sequence[PlannedHost], counts: Counts, request: Request
             hint=f"{request.each_name} {each} runs workers on every node, --num-nodes 1 on one "
             "alone",
         )
-    # Other launchers' own words for a total mean it.
+    # The total of another launcher's command line is meant literally.
     meant = (
         request.bounds is not None
         or request.per_node is not None
@@ -186,7 +186,7 @@ def spread(total: int, slots: Sequence[int]) -> list[int]:
     left, level = total, 0
     while left > 0:
         room = [place for place, own in enumerate(slots) if own > level]
-        # As many whole rounds as all that have room can take, else one that ends in the middle.
+        # As many whole rounds as fit, or a last incomplete one.
         rounds = max(1, min(min(slots[place] for place in room) - level, left // len(room)))
         for place in room[:left]:
             counts[place] += rounds
@@ -231,7 +231,7 @@ def cross_ranks(slots: Sequence[int]) -> list[tuple[int, ...]]:
 def _exactly(count: int, place: PlannedHost, said: str, request: Request) -> int:
     """Return ``count`` if the host has room for it. Raises ConfigError."""
     room = place.room
-    # What a scheduler counts limits no workers on CPUs; what the user took away by a filter does.
+    # The slots of a scheduler do not limit workers on CPUs. A filter of the user does.
     free = (
         counts_processes(request.options)
         and not request.by_user

@@ -45,10 +45,9 @@ FLAGS = ("-I", "-S", "-X", "utf8")
 """
 _TOO_OLD, _CUT = 97, 98
 _OLD, _TRIED, _NONE = "distlaunch-old", "distlaunch-tried", "distlaunch-none"
-# Lines are joined by "|", as no newline survives csh; double quotes only, no backslash and no
-# exclamation mark. zipimport would read each module twice, once for its file's name alone;
-# collecting garbage while modules are loaded finds none. Together that is a seventh of an agent's
-# start.
+# Lines are joined by "|", since csh drops newlines. Only double quotes, no backslash, no
+# exclamation mark. The class Z keeps zipimport from reading each module twice. Garbage collection
+# finds nothing while modules are loaded. Both together save a seventh of an agent's start.
 _STUB_LINES = (
     "import gc,os,sys,zipimport",
     f'if sys.version_info<{OLDEST}:print("{_OLD}","%d.%d.%d"%sys.version_info[:3]);sys.exit({_TOO_OLD})',
@@ -108,8 +107,8 @@ STUB = stub("main", "sys.argv[2]")
 """For COUNT and WORD: an agent that uses its stdin and stdout."""
 
 
-# $1 word, $2 count, $3 stub, then interpreters. The shell itself is mute: it would say what it was
-# that was killed. 2: a Python that does not know our flags; 126, 127: it cannot be run.
+# $1 word, $2 count, $3 stub, then interpreters. The shell's own stderr is closed: it would report a
+# killed child. 2: a Python that does not know our flags; 126, 127: it cannot be run.
 _SCRIPT = (
     'w=$1 c=$2 s=$3 t=:; shift 3; exec 3>&2 2>/dev/null; for p in "$@" '
     + " ".join(PYTHONS)
@@ -172,7 +171,7 @@ def start_agent(
     try:
         _skip_to_greeting(stream, word, until, where)
     except BaseException:
-        stream.close()  # which ends the sender
+        stream.close()  # also ends the sender
         raise
     finally:
         sender.join(_JOIN_S)
@@ -182,11 +181,11 @@ def _sent(stream: BootstrapConnection, code: bytes) -> None:
     try:
         stream.send(code)
     except OSError:
-        pass  # the reader sees the end as well, and says what is known of it
+        pass  # the reader sees the end of the stream as well, and reports it
 
 
 def _skip_to_greeting(stream: BootstrapConnection, word: str, until: float, where: str) -> None:
-    # The greeting begins with a newline of its own, for noise that has not ended its line.
+    # The greeting begins with a newline, in case the output before it ends without one.
     mark = GREETING + word.encode() + b"\n"
     noise = b""
     passed = 0
@@ -201,7 +200,7 @@ def _skip_to_greeting(stream: BootstrapConnection, word: str, until: float, wher
         if at >= 0:
             if rest := searched[at + len(mark) :]:
                 stream.unread(rest)
-            stream.forget_words()  # a shell's
+            stream.forget_words()  # the shell's output
             return
         passed += len(data)
         noise = searched[-_KEPT_BEFORE_GREETING:]

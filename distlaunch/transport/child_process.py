@@ -220,11 +220,11 @@ class KillSwitch:
     def kill(self, group: int) -> None:
         """Kill one process group, unless it has ended."""
         with self._lock:
-            # As long as the kill switch is there, so is the guard, and the group's number nobody else's.
+            # While the kill switch is open the guard runs, so that the group id cannot be reused.
             if not self.is_closed:
                 with suppress(
                     ProcessLookupError, PermissionError
-                ):  # PermissionError: sudo's, which its stream ends
+                ):  # PermissionError: sudo, which exits when its stream ends
                     os.killpg(group, signal.SIGKILL)
 
     def let_go(self) -> None:

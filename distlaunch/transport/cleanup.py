@@ -47,7 +47,7 @@ def _work() -> None:
             job = _jobs.popleft()
         with suppress(
             Exception
-        ):  # paramiko's: EOFError, SSHException, OSError; what is closed is closed
+        ):  # paramiko raises EOFError, SSHException and OSError on closed connections
             job()
 
 

@@ -38,7 +38,7 @@ def opener(
     chosen = options.who_set("ssh_host_keys") is not None or "ssh_host_keys" in options.given
     host_keys = (
         options.ssh_host_keys if chosen else None
-    )  # else the user's StrictHostKeyChecking counts
+    )  # None: the user's StrictHostKeyChecking applies
     pythons = [path for path in (sys.executable, options.python) if path and os.path.isabs(path)]
     unchecked = Unchecked(note)
     by_ssh: Open

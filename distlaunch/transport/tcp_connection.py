@@ -67,7 +67,7 @@ class TcpConnection:
             self._socket.shutdown(socket.SHUT_RDWR)  # wakes a sender
             for _ in range(
                 _MOST_DRAINED // _CHUNK
-            ):  # closed with bytes unread, it would drop what is on its way out
+            ):  # close() with unread bytes would drop bytes that are being sent
                 if not self._socket.recv(_CHUNK, socket.MSG_DONTWAIT):
                     break
         except OSError:

@@ -49,7 +49,7 @@ _NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _SILENT, _SPEAKING, _CALLED = 0, 1, 2
 Admit = Callable[[Call], Welcome | Rejected]
 _BACKLOG = 4096
-_WILDCARD = ("::", "0.0.0.0")  # noqa: S104 - other nodes call, by addresses that we do not know
+_WILDCARD = ("::", "0.0.0.0")  # noqa: S104 - other nodes connect to addresses that are not known here
 _LOOPBACK = ("127.0.0.1", "::1")
 _TRIES = 8
 _NO_SUCH_FAMILY = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.EPROTONOSUPPORT)
@@ -171,7 +171,7 @@ class Listener:
             except OSError as exc:
                 if exc.errno in _NO_DESCRIPTOR and not self._make_room(exc.errno):
                     return
-                continue  # the caller has left already
+                continue  # the caller has disconnected already
             self._allowed -= 1
             if len(self._pending) >= self._most:
                 self._refuse(
@@ -188,7 +188,7 @@ class Listener:
             number = connection.fileno()
             self._pending[number] = self._stages[_SILENT][number] = pending
             self._epoll.register(number, select.EPOLLIN)
-            self._read(pending)  # a caller of ours has spoken already
+            self._read(pending)  # a launcher or agent has sent its call already
 
     def _make_room(self, number: int | None) -> bool:
         """Return whether there is a descriptor for the next caller.
@@ -220,7 +220,7 @@ class Listener:
         for number in self._listening:
             self._epoll.register(number, select.EPOLLIN)
 
-    # --- those that are not known yet
+    # --- connections before their handshake is complete
 
     def _read(self, pending: _Pending) -> None:
         try:
@@ -230,8 +230,8 @@ class Listener:
         except OSError:
             data = b""
         if not data:
-            # Whoever only looks whether the port is open does no harm; whoever has called for our
-            # job calls again, or has done so by another of our addresses.
+            # A port scan is harmless. A caller of this job connects again, or has already
+            # connected to another address.
             if pending.stage in (_SILENT, _CALLED):
                 self._drop(pending)
             else:
@@ -250,7 +250,7 @@ class Listener:
             sent = False
         match side.outcome:
             case Welcome() if side.call is not None:
-                # Even if it has just left: it was admitted, and its link will tell.
+                # Even if it has just disconnected: the connection will report that.
                 self._forget(pending)
                 self._admitted.append(
                     (side.call, TcpConnection(pending.connection, pending.address))
@@ -290,7 +290,7 @@ class Listener:
         del self._stages[pending.stage][pending.number]
         self._epoll.unregister(
             pending.number
-        )  # closing alone does not, while a forked child has it
+        )  # close() does not do that while a forked child has the descriptor
 
 
 class _Pending:
@@ -358,7 +358,7 @@ def _listen(host: str, port: int) -> list[socket.socket]:
             return [_socket(host, port)]
         except OSError as exc:
             if exc.errno not in _NO_SUCH_FAMILY:
-                raise  # else callers get to us by an address that is translated on the way
+                raise  # otherwise the address is translated on the way (NAT)
     try:
         return [_socket(_WILDCARD[0], port)]
     except OSError as exc:
@@ -385,8 +385,8 @@ def _socket(address: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     try:
-        # What connections of an earlier launcher have left does not matter; beside another listener
-        # Linux lets nobody.
+        # Closed connections of an earlier launcher do not matter. Linux still refuses a second
+        # listener.
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
             listening.setsockopt(
@@ -404,7 +404,7 @@ def _is_address(host: str) -> bool:
     for family in (socket.AF_INET, socket.AF_INET6):
         try:
             socket.inet_pton(family, host)
-        except (OSError, ValueError):  # ValueError: no text for C
+        except (OSError, ValueError):  # ValueError: a NUL in the text
             continue
         return True
     return False
@@ -416,7 +416,7 @@ def _refused(port: int, exc: OSError, owner: str) -> ConfigError:
         kind = PortTakenError if exc.errno == errno.EADDRINUSE else ConfigError
         try:
             hold_port(port, owner=owner).release()
-        except ConfigError as found:  # it knows who has it
+        except ConfigError as found:  # it names the process that has the port
             return kind(found.message, hint=hint)
         return kind(f"port {port} is in use", hint=hint)
     return ConfigError(

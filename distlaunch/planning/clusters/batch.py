@@ -255,7 +255,7 @@ def _aws_batch(environ: Environ) -> Allocation | None:
         part="node",
         node_rank=rank,
         master_addr=address,
-        job_id=job_id(job and job.partition("#")[0]),  # each node has its index behind a #
+        job_id=job_id(job and job.partition("#")[0]),  # "#" and the node's index follow
         origins=found.all(),
     )
 

@@ -73,8 +73,8 @@ SYSTEMS = {
             unit="gpus",
             job="DSTACK_RUN_NAME",
         ),
-        # WORLD_SIZE counts nodes, RANK is the node's: as the two platforms' own examples pass them
-        # to torchrun.
+        # WORLD_SIZE counts nodes, and RANK is the node's. The platforms' own examples pass them to
+        # torchrun so.
         NodeSystem(
             name="pai-dlc",
             needs=("WORLD_SIZE", "RANK", "MASTER_ADDR", "NPROC_PER_NODE"),

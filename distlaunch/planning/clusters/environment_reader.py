@@ -212,9 +212,8 @@ def job_id(value: str | None) -> str | None:
         for char in value
     )
     safe = safe[:_LONGEST_JOB_ID].lstrip(".-")
-    return (
-        f"{safe}-" if safe == "latest" else safe or None
-    )  # the link to the last job has that name
+    # The link to the last job is called "latest".
+    return f"{safe}-" if safe == "latest" else safe or None
 
 
 def lines_of(texts: Texts, path: str, variable: str) -> list[tuple[str, str]]:

@@ -197,7 +197,7 @@ def _pod_rank(environ: Environ, nodes: int, *, elastic: bool, found: Origins) ->
             return 0
         if elastic or "PET_RDZV_ENDPOINT" in environ:
             return None
-        # Somebody asked for several nodes: to train on one alone would be the worst answer.
+        # Several nodes were requested, so to train on one alone would be wrong.
         raise ConfigError(
             f"{shown(environ, 'PET_NNODES')}, but PET_NODE_RANK is not set",
             hint="give --node-rank, or --source flags to read nothing from the environment",
@@ -430,7 +430,7 @@ def _find_pods(environ: Environ, texts: Texts) -> Allocation | None:
     found.add("node rank", rank, source)
     naming = _naming(pod, full, rank)
     hosts = numbered_hosts(naming(0) if naming else None, size, name=naming)
-    if full is None:  # without a subdomain a pod's name leads nowhere
+    if full is None:  # without a subdomain a pod's name cannot be resolved
         hosts = tuple(replace(host, known=False) for host in hosts)
     address, port = host_and_port(environ, "MASTER_ADDR")
     port = number(environ, "MASTER_PORT", least=1, most=65535) or port
@@ -509,7 +509,7 @@ def _rank(environ: Environ, pod: str | None, full: str | None, *, indexed: bool)
             )
         return told
     if not indexed:
-        # A Deployment's pod may end in digits by chance; a StatefulSet's has a Service behind it.
+        # The name of a Deployment's pod may end in digits by chance; a StatefulSet has a Service.
         return _ordinal(pod) if full is not None else None
     index = number(environ, "JOB_COMPLETION_INDEX")
     ordinal = _ordinal(pod)

@@ -14,8 +14,8 @@ from distlaunch.planning.clusters.table import TaskSystem, find_task
 SYSTEMS = {
     system.name: system
     for system in (
-        # OMPI_COMM_WORLD_NODE_RANK is no node's index: it counts processes of all jobs on this
-        # node.
+        # OMPI_COMM_WORLD_NODE_RANK is not the index of the node: it numbers the processes of all
+        # jobs on a node.
         TaskSystem(
             name="openmpi",
             rank="OMPI_COMM_WORLD_RANK",

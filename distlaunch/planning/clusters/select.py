@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from distlaunch.planning.clusters.environment_reader import IncompleteError
 
 SYSTEMS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
-    # name for --source, module of sources, variables of which any shows that a look is worth while
+    # name for --source, module, variables of which each shows that the system may be there
     (
         "openmpi",
         "mpi",

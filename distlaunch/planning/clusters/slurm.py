@@ -128,7 +128,7 @@ def _granted_here(environ: Environ, found: Origins, *, in_step: bool) -> _Grante
             count=len(devices), devices=devices if own_word in {None, len(devices)} else None
         )
     if ids:
-        # Physical numbers: behind device cgroups these are not what a mask would hold.
+        # Physical indices. With device cgroups a mask would have other ones.
         found.add("slots of this node", len(ids), own_list)
         return _Granted(count=len(ids))
     if count is not None:
@@ -185,7 +185,7 @@ def _whole_job(environ: Environ) -> Allocation:
     components = _components(environ)
     nodes = [each for component in components for each in component.nodes]
     lists = [f"SLURM_JOB_NODELIST{component.suffix}" for component in components]
-    # sbatch within a step hands the step's variables on to the script of a job on other nodes.
+    # The script of an sbatch that ran within a step inherits the variables of that step.
     lost = found.lost(
         "SLURM_STEP_NODELIST", "the shell's own, or left over from the step that submitted this job"
     )

@@ -328,7 +328,7 @@ def _master(environ: Environ, nodes: int, found: Origins) -> tuple[str | None, i
         address, port = host_and_port(environ, name)
         if address is not None:
             found.add("master address", address, name)
-            # The port in AZ_BATCH_MASTER_NODE is Batch's own, and taken.
+            # The port in AZ_BATCH_MASTER_NODE is in use by Batch itself.
             own = number(environ, "MASTER_PORT", least=1, most=65535)
             port = own or (port if name == "MASTER_ADDR" else None)
             found.add_port(port, "MASTER_PORT", "MASTER_ADDR")

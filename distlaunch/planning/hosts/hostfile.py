@@ -40,7 +40,7 @@ _MOST = frozenset(
         "max_count",
         "count_max",
     },
-)  # Open MPI: how far a host may be overloaded
+)  # Open MPI's upper limits
 _NUMBERS = frozenset({"boards", "sockets", "sockets_per_board", "cores", "cores_per_socket"})
 _WORDS = frozenset({"ifname", "binding"})  # Hydra
 
@@ -195,10 +195,10 @@ class _Found:
         """Add the hosts of one entry. Raises ConfigError if it contradicts an earlier one."""
         seen = self._seen
         self._mentions += len(entry.names)
-        if self._mentions > _MOST_MENTIONS:  # ranges named again and again
+        if self._mentions > _MOST_MENTIONS:
             raise _error(where, f"hosts are named more than {_MOST_MENTIONS:,} times", self._hint)
         for name in entry.names:
-            key = name.lower() if ":" not in name else _same_ipv6(name)  # names know no case
+            key = name.lower() if ":" not in name else _same_ipv6(name)
             before = seen.get(key)
             if before is None:
                 seen[key] = _Seen(name, entry, where)

@@ -60,7 +60,7 @@ def apply_filters(
     index = _Index(hosts)
     included = None if include is None else _matched(include, "--include", index)
     excluded = {} if exclude is None else _matched(exclude, "--exclude", index)
-    # Many hosts are chosen alike, and share what came out.
+    # Most hosts are filtered alike and share the result.
     known: dict[tuple[int | None, frozenset[int] | None, frozenset[int]], tuple[int, ...]] = {}
     left: list[Chosen] = []
     for place, host in enumerate(hosts):
@@ -120,9 +120,7 @@ class _Index:
         """Return the hosts that match a pattern with ``*`` and ``?``."""
         import fnmatch
 
-        fits = re.compile(
-            fnmatch.translate(glob.lower())
-        ).match  # linear in time, unlike most patterns written by hand
+        fits = re.compile(fnmatch.translate(glob.lower())).match  # takes linear time
         whole = "." in glob
         return [
             p

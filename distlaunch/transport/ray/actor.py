@@ -35,7 +35,7 @@ class AgentActor:
         self, words: list[str], code: bytes, greeting: bytes, mask: list[str], within_s: float
     ) -> str | None:
         """Start the agent and wait for its greeting. Return what went wrong; None if nothing."""
-        # Ray counts the threads of libraries by the CPUs of this very actor.
+        # Ray sets OMP_NUM_THREADS by the CPUs of this actor alone.
         environ = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
         environ["PATH"] = (
             os.path.dirname(sys.executable) + os.pathsep + environ.get("PATH", os.defpath)
@@ -77,7 +77,7 @@ class AgentActor:
         """Read the agent's stderr to its end, and keep the last bytes."""
         while data := os.read(self._agent.stderr.fileno(), 1 << 16):
             self._words = (self._words + data)[-4096:]
-        self._agent.wait()  # nothing of it stays then
+        self._agent.wait()  # no zombie is left
 
     def read(self, most: int, within_s: float) -> bytes | None:
         """Return bytes of the agent's stdout; b"" after ``within_s``; None at its end."""

@@ -102,7 +102,7 @@ class Driver:
                 asked = json.loads(line)
                 if (
                     asked["do"] == "open" and not descriptors
-                ):  # more came at once than there is room for
+                ):  # recv_fds had no room for all descriptors
                     problem = "Ray's driver has no descriptor left for it (ulimit -n)"
                     self._tell(call=asked["call"], problem=problem, hint=None, passing=True)
                     continue
@@ -115,7 +115,7 @@ class Driver:
         self._leave()
 
     def _tell(self, **said: object) -> None:
-        with self._sending, suppress(OSError):  # the launcher has gone: then the loop sees the end
+        with self._sending, suppress(OSError):  # the launcher has ended; the loop will see that
             self._control.sendall(json.dumps(said).encode() + b"\n")
 
     def _answer(self, asked: dict[str, Any], link: socket.socket | None) -> None:
@@ -130,13 +130,13 @@ class Driver:
         except Exception as exc:  # noqa: BLE001 - Ray's are many, and the launcher has to know
             passing = not isinstance(
                 exc, (ValueError, TypeError)
-            )  # Ray's words for what nobody may ask it for
+            )  # Ray's errors for invalid requests
             self._tell(call=call, problem=said(exc), hint=None, passing=passing)
         finally:
             if link is not None:
                 link.close()
         if link is None:
-            # what Ray has started here is killed when the thread ends that started it
+            # When the thread that started Ray ends, the kernel kills Ray's processes.
             threading.Event().wait()
 
     # --- placing
@@ -151,7 +151,7 @@ class Driver:
         os.write(self._has_started, b"x")
         self._is_connected = True
         self._tell(call=asked["call"], connected=True)
-        ray.cloudpickle.register_pickle_by_value(actor)  # nodes need not have us
+        ray.cloudpickle.register_pickle_by_value(actor)  # nodes need not have distlaunch
         self._bundles = asked["bundles"] or one_for_each_gpu(
             list(self._nodes().values()), asked["each"]
         )
@@ -159,7 +159,7 @@ class Driver:
         if asked["address"] == "local" and without_room(
             self._bundles, asked["strategy"], list(self._nodes().values())
         ):
-            raise Problem(self._lacking(asked["strategy"]))  # nobody adds nodes to it
+            raise Problem(self._lacking(asked["strategy"]))  # a local cluster never grows
         self._code = ray.put(base64.b64decode(asked["code"]))
         self._group = placement_group(self._bundles, strategy=asked["strategy"])
         until = time.monotonic() + asked["within_s"]
@@ -339,16 +339,16 @@ class Driver:
         with suppress(OSError):
             link.shutdown(
                 socket.SHUT_RD
-            )  # for ``up``; its other end sees the end once the launcher has heard how
+            )  # ends ``up``; the launcher closes its end after it has read the reply
         up.join(_STOPS_S)
 
     def _send(self, seat: Any, link: socket.socket) -> None:
-        with suppress(Exception):  # whoever receives tells of it
+        with suppress(Exception):  # ``_receive`` reports it
             while data := link.recv(_CHUNK):
                 self._get(seat.write.remote(data), _ANSWER_S)
         with suppress(Exception):  # the launcher has closed the link
             self._get(seat.stop.remote(_AGENT_ENDS_S), _STOPS_S)
-        _let_go([seat])  # also one that hangs: whoever waits for it hears of its end then
+        _let_go([seat])  # also one that hangs, so that calls of it return
 
     def _receive(self, seat: Any, link: socket.socket) -> ConnectionEnd:
         """Carry the agent's bytes to the launcher. Return how the agent ended."""
@@ -357,7 +357,7 @@ class Driver:
             coming = seat.read.remote(_CHUNK, _TURN_S)
             try:
                 link.sendall(data)
-            except OSError:  # and ``_send`` has seen it, too
+            except OSError:  # the launcher has closed the connection
                 return ConnectionEnd(kind=EndKind.CLOSED_HERE)
         code, line = self._get(seat.end.remote(), _ANSWER_S)
         return end_of_program(code, f": {line}" if line else "")
@@ -365,17 +365,17 @@ class Driver:
     # --- the end
 
     def _leave(self) -> None:
-        threading.Timer(_END_S, self._end).start()  # whatever Ray does meanwhile
+        threading.Timer(_END_S, self._end).start()  # even if Ray hangs
         until = time.monotonic() + _LAST_S
         for thread in self._links:
             thread.join(max(0.0, until - time.monotonic()))
-        if self._is_connected:  # else Ray may be waiting for a cluster that does not answer
+        if self._is_connected:  # otherwise Ray may still wait for the cluster
             import ray
             from ray.util.placement_group import remove_placement_group
 
             with suppress(
                 Exception
-            ):  # the cluster may have gone; Ray gives back what is a driver's that is gone
+            ):  # the cluster may be gone; otherwise Ray cleans up after a dead driver
                 if self._group is not None:
                     remove_placement_group(self._group)
                 ray.shutdown()
@@ -414,9 +414,7 @@ def _take_signals() -> None:
     """
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    signal.signal(
-        signal.SIGTERM, lambda *_: None
-    )  # not ignored: Ray's own processes would inherit that
+    signal.signal(signal.SIGTERM, lambda *_: None)  # SIG_IGN would be inherited by Ray's processes
 
 
 def main() -> None:

@@ -94,7 +94,7 @@ class RayPlaces:
             "-c",
             _DRIVER,
             json.dumps(_path()),
-        ]  # nothing of the user's folder is imported
+        ]
         try:
             self._child = Child(words, environ=environ, kill_switch=None)
         except OSError as exc:
@@ -238,7 +238,7 @@ class RayPlaces:
                     data = data[sent:]
                 self._child.stream.sendall(data)
                 is_gone = False
-            except OSError:  # it has ended, or hangs
+            except OSError:  # the driver has ended or hangs
                 is_gone = True
         if is_gone:
             self._ended.wait(_TERM_S + _LATER_S)

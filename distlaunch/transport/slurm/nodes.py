@@ -91,7 +91,7 @@ class Srun:
         """Gets what srun says while the job runs, and what goes on on the port; called in the
         thread."""
         self._key = environ.get("SLURM_JOB_ID", "")
-        token = os.urandom(16).hex()  # not the user's: it is for launchers that come by themselves
+        token = os.urandom(16).hex()  # not the user's, which is for launchers started by hand
         self._environ = {**step_environ(environ), TOKEN: token}
         self._addresses = ",".join(addresses)
         self._job_id = job_id
@@ -119,7 +119,7 @@ class Srun:
             os.set_blocking(descriptor, False)
         self._thread = threading.Thread(target=self._run, name="srun", daemon=True)
 
-    # --- for the fleet's threads
+    # --- called by other threads
 
     def open(self, target: Target, within_s: float) -> Connection:
         """Wait until the agent of a node connects; srun starts it. See ``Open``."""
@@ -190,7 +190,7 @@ class Srun:
                     return
             try:
                 self._turn()
-            except Exception as exc:  # noqa: BLE001 - whoever waits has to know, and the next turn may go better
+            except Exception as exc:  # noqa: BLE001 - threads in ``open`` must get it, and the next turn may work
                 for awaited in self._waiting():
                     self._fail(
                         awaited,
@@ -312,7 +312,7 @@ class Srun:
         now = time.monotonic()
         ended = [
             step for step in self._steps if step.returncode is not None
-        ]  # the same for all who wait, and below
+        ]  # a snapshot, so that all waiting nodes see the same
         for awaited in self._waiting():
             step = awaited.step
             if step is None:
@@ -320,7 +320,7 @@ class Srun:
             if step in ended:
                 step.finish_reading()
                 if not self._wanted.all_or_none and len(step.hosts) > 1:
-                    self._together = False  # one bad node fails all that are in a step with it
+                    self._together = False  # one bad node fails its whole step
                 self._fail(awaited, _why(step, awaited.host))
             elif now >= awaited.until:
                 last = _last(step, awaited.host)
@@ -330,7 +330,7 @@ class Srun:
                     ConnectStepError("srun", f"the agent has not called in time{last}", hint=hint),
                 )
         for step in ended:
-            if step.is_over:  # it has nobody who waits for it now
+            if step.is_over:
                 step.close()
                 self._steps.remove(step)
 

@@ -34,8 +34,8 @@ _OF_THE_JOB = re.compile(
 step."""
 
 NO_PYTHON = "distlaunch-none"
-# $1 count, $2 stub, $3 to $6 for the agent, then interpreters. The agent takes the shell's place:
-# Slurm's signals reach only what it has started itself.
+# $1 count, $2 stub, $3 to $6 for the agent, then interpreters. The agent replaces the shell with
+# exec, because Slurm sends signals only to the process that it started.
 _SCRIPT = (
     'c=$1 s=$2 a=$3 o=$4 k=$5 t=$6; shift 6; for p in "$@" ' + " ".join(PYTHONS) + "; do "
     'q=$(command -v "$p") || continue; case $q in /*) ;; *) continue;; esac; test -f "$q" && test '
@@ -169,7 +169,7 @@ class Step:
             self._process = subprocess.Popen(
                 guarded(
                     as_found(argv), _SWITCH_IS_STDERR
-                ),  # srun has the tasks start with its own limits
+                ),  # srun passes its own limits on to the tasks
                 stdin=its_input,
                 stdout=its_output,
                 stderr=held,
@@ -201,7 +201,7 @@ class Step:
         except BlockingIOError:
             return
         except OSError:
-            pass  # it has ended, or will tell
+            pass  # srun has ended or will report it
         os.close(self._writing)
         self._writing = -1
 

@@ -24,8 +24,7 @@ VERSION_S = 15.0
 _JOIN_S = 1.0
 _loading = threading.Lock()
 
-# Cheap ones first, as far as the configuration allows them: one call for cipher and digest, 32-byte
-# curves.
+# Cheap algorithms first: cipher and digest in one call, 32-byte curves.
 _CIPHERS = (
     "aes128-gcm@openssh.com",
     "aes256-gcm@openssh.com",
@@ -131,12 +130,11 @@ def _transport(wire: ByteStream, settings: HostSettings, check: HostKeyCheck) ->
         ]
         keys = tuple(
             sorted(keys, key=lambda name: name not in known)
-        )  # the ones that can be checked come first
+        )  # prefer kinds of keys that known_hosts can check
     options.key_types = keys
     if settings.compression:
         transport.use_compression(compress=True)
-    # No thread of paramiko's wakes up to look whether it is still wanted: closing the wire wakes
-    # it.
+    # paramiko's thread needs no timeout, because closing the stream wakes it.
     wire.sock.settimeout(None)
     return transport
 

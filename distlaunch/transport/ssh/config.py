@@ -111,7 +111,7 @@ def _account() -> tuple[str, str]:
     return entry.pw_name, entry.pw_dir
 
 
-# --- asking
+# --- reading
 
 
 def _by_openssh(
@@ -190,7 +190,7 @@ def _by_paramiko(host: str, config: str | None, home: str) -> dict[str, list[str
     return said
 
 
-# --- understanding
+# --- settings
 
 
 def settings_of(

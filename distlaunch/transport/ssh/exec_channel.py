@@ -91,11 +91,11 @@ class ChannelConnection:
         try:
             return packets.send_now(list(messages), may=self._can_say)
         except (EOFError, OSError):
-            return False  # it is closed: the next ``receive`` gives the end
+            return False  # it is closed; the next ``receive`` returns the end
 
     def _can_say(self) -> bool:
-        # While keys are exchanged anew nothing else may be sent; the exchange begins with a packet,
-        # so not now.
+        # Nothing else may be sent during a key exchange. One cannot begin meanwhile, since it
+        # begins with a packet.
         return (
             self._transport.is_active()
             and self._transport.clear_to_send.is_set()
@@ -116,7 +116,7 @@ class ChannelConnection:
             self._transport._send_user_message(message)  # noqa: SLF001 - what Channel itself calls
         except (
             Exception
-        ) as exc:  # paramiko raises EOFError, SSHException and OSError for one and the same
+        ) as exc:  # paramiko raises EOFError, SSHException or OSError for a closed connection
             raise OSError(f"the connection is closed: {exc}") from exc
 
     def send(self, data: bytes) -> None:
@@ -127,7 +127,7 @@ class ChannelConnection:
                 try:
                     sent = self._channel.send(data[at : at + PACKET])
                 except TimeoutError:
-                    sent = 0  # the peer takes no more for now
+                    sent = 0  # the window is full
                 except Exception as exc:  # as above
                     raise OSError(f"the connection is closed: {exc}") from exc
                 if not sent and (self._channel.closed or not self._transport.is_active()):
@@ -164,7 +164,7 @@ class ChannelConnection:
         if not self._inbox.ended:
             return ConnectionEnd(kind=EndKind.CLOSED_HERE)
         if self._transport.is_active():
-            wait_budget.spend(wait)  # the status comes right after the end of stdout
+            wait_budget.spend(wait)  # the status follows the end of stdout
         status = self._channel.exit_status
         if status >= 0:
             return ConnectionEnd(kind=EndKind.EXITED, number=status)

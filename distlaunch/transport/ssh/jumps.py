@@ -98,7 +98,7 @@ class Jumps:
             raise ConnectStepError("connect", "it has not been reached in time")
         try:
             if gateway.failed is not None and gateway.failed[0] >= came:
-                raise gateway.failed[1]  # while we waited: it would be the same for us
+                raise gateway.failed[1]  # it failed for another thread while this one waited
             with self._lock:
                 connection = gateway.connection
                 if connection is not None and connection.transport.is_active():
@@ -106,7 +106,7 @@ class Jumps:
                     return connection
                 gateway.connection = None
             if connection is not None:
-                connection.close()  # it had broken
+                connection.close()  # it was broken
             connection = connect()
             with self._lock:
                 gateway.connection = connection
@@ -127,8 +127,7 @@ class Jumps:
     ) -> SshConnection:
         try:
             user, host, port = hop_of(last)
-            # As with OpenSSH, what the command line says of user, port and key is meant for the
-            # nodes.
+            # As with OpenSSH, user, port and key of the command line are not for jump hosts.
             settings = read_settings(
                 host, user=user, port=port, asked=Asked(config=asked.config), environ=environ
             )

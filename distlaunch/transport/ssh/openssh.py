@@ -28,7 +28,7 @@ _OWN_FAILURE = 255
 _LONGEST = 300
 _CHECKS = {"strict": "yes", "accept-new": "accept-new", "off": "no"}
 
-# What ssh says, by step, and whether it may be otherwise in a moment. The first that is found
+# Messages of ssh, the step that failed, and whether it may work in a moment. The first match
 # counts.
 _SAID: tuple[tuple[str, Step, bool], ...] = (
     (r"Could not resolve hostname", "resolve", False),

@@ -84,7 +84,7 @@ class Packets(Packetizer):
         while True:
             try:
                 data: bytes = self._source.recv(max(_READ, least))
-            except TimeoutError:  # one that was set before the wire's was taken away
+            except TimeoutError:  # from a timeout that was set before it was removed
                 if self.closed:
                     raise EOFError from None
                 continue

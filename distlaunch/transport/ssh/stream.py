@@ -35,7 +35,7 @@ def resolve(name: str, port: int, *, family: int, until: float) -> list[Address]
     try:
         return _known(resolve_host(name, port, family=family, numeric=True))
     except (OSError, UnicodeError):
-        pass  # a name, as a rule
+        pass  # usually a name
     found: queue.SimpleQueue[Any] = queue.SimpleQueue()
     try:
         resolve_in_thread(name, port, found.put, family=family)
@@ -224,7 +224,7 @@ class ProxyCommandStream(SocketStream):
 
     def close(self) -> None:
         """Also kill the process; see ``ByteStream``."""
-        self.why_closed()  # what it says once it is killed does not count
+        self.why_closed()  # before it is killed, which may cause other messages
         super().close()
         with self._asking:
             self._closed = True
@@ -269,7 +269,7 @@ class JumpStream:
                 self.sock.close()
             except Exception:  # noqa: BLE001 - EOFError, SSHException, OSError: the jump host is gone
                 pass
-        self.sock._unlink()  # noqa: SLF001 - wakes whoever waits, without a word to a jump host that does not listen
+        self.sock._unlink()  # noqa: SLF001 - wakes threads that wait, without sending to a jump host that may be gone
 
     def free(self) -> None:
         """Release the jump host; see ``ByteStream``."""
