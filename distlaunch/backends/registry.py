@@ -27,6 +27,8 @@ _CLASSES = {
 
 _ALIASES = {"tf": "tensorflow", "hvd": "horovod", "torch": "pytorch-ddp", "torchrun": "pytorch-ddp"}
 """Other names for backends, used in hints only."""
+_COLLECTIVES = ("nccl", "gloo", "mpi", "ucc", "xccl", "hccl")
+"""Backends of torch.distributed, which a user of torch may mean."""
 
 
 def backend_names() -> tuple[str, ...]:
@@ -101,6 +103,13 @@ def _load(name: str) -> type[Backend]:
     from difflib import get_close_matches
 
     others = other_backends()
+    if name.lower() in _COLLECTIVES and name not in others:
+        raise BackendError(
+            name,
+            "no such backend",
+            hint=f"--backend names the training framework. The script chooses {name.lower()}: "
+            "torch.distributed.init_process_group, or init(backend=...) of the toolkit",
+        )
     known_names = [*_CLASSES, *(other for other in others if other not in _CLASSES)]
     points = others.get(name, [])
     if not points:

@@ -16,7 +16,6 @@ import distlaunch
 from distlaunch.cli.help_layout import (
     HelpPage,
     Row,
-    described,
     format_page,
     option_sections,
     terminal_columns,
@@ -83,8 +82,8 @@ _PLAN_EXAMPLES: tuple[Row, ...] = (
 _RENDER_EXAMPLES: dict[str, tuple[Row, ...]] = {
     "slurm": (
         (
-            "distlaunch render slurm --num-nodes 4 --gpus-per-node 8 --time 12h train.py > job.sh",
-            "Then: sbatch job.sh",
+            "distlaunch render slurm --num-nodes 4 --gpus-per-node 8 --time 12h --out job.sbatch train.py",
+            "Then: sbatch job.sbatch",
         ),
     ),
     **{
@@ -146,9 +145,11 @@ def answer_help(words: Sequence[str], environ: Mapping[str, str]) -> int:
     from distlaunch.cli.pages import show_page, topics
 
     if asked[0] in topics():
-        show_page(asked[0])
+        show_page(asked[0], terminal_columns(environ))
         return 0
-    if (found := _search(asked[0])) is not None:
+    from distlaunch.cli.search import find_option, find_word
+
+    if (found := find_option(asked[0]) or find_word(asked[0])) is not None:
         sys.stdout.write(format_page(found, terminal_columns(environ)))
         return 0
     from difflib import get_close_matches
@@ -186,41 +187,6 @@ def _check_subcommand(words: Sequence[str]) -> None:
             f"there is no command {quoted(' '.join(words[:2]))}",
             hint=f"there is {', '.join(f'{words[0]} {each}' for each in there)}",
         )
-
-
-def _search(word: str) -> HelpPage | None:
-    """Return the options of train that mention a word, and the pages that do; None if none do.
-
-    For a flag of train, return that option alone.
-    """
-    from distlaunch.cli.pages import page_text, topics
-
-    flag = word.replace("_", "-")
-    same = [option for option in TRAIN_OPTIONS if flag in option.all_flags]
-    if same:
-        sections = list(option_sections(same))
-        return HelpPage(usage="", about="An option of distlaunch train.", sections=sections)
-    stem = word.lower().strip("-").replace("_", "-").replace("-", " ")
-    stem = stem[:-1] if stem.endswith("s") and len(stem) > 3 else stem
-    rows = [
-        (option.name + (f" {option.metavar}" if option.metavar else ""), described(option))
-        for option in TRAIN_OPTIONS
-        if f" {stem}" in f"{option.name} {option.help}".replace("-", " ").replace("(", " ").lower()
-    ]
-    pages = [
-        (f"distlaunch help {topic}", text.partition("\n")[0].lstrip("# "))
-        for topic in topics()
-        if f" {stem}" in (text := page_text(topic)).lower()
-    ]
-    if not stem or not (rows or pages):
-        return None
-    sections = [("Options of distlaunch train:", rows)] if rows else []
-    return HelpPage(
-        usage="",
-        about=f"There is no command or page {quoted(word)}. These mention it:",
-        lists=[("Pages:", pages)] if pages else (),
-        sections=sections,
-    )
 
 
 def _root() -> HelpPage:
@@ -268,7 +234,7 @@ def _table(
         usage=f"distlaunch {' '.join(words)} [OPTIONS] {usage} [ARGS]...",
         about=about or SUMMARIES[words],
         examples=examples,
-        sections=list(option_sections(options)),
+        sections=list(option_sections(options, place)),
         closing=_closing(options, usage),
     )
 

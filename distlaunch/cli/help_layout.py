@@ -75,23 +75,27 @@ def option_sections(options: Iterable[Option], place: Place | None = None) -> It
     shown = [option for option in options if place not in option.absent]
     common = {option.field: option for option in shown if option.field in COMMON}
     if common:
-        yield "Common options:", [_row(common[field]) for field in COMMON if field in common]
+        rows = [option_row(common[field], place) for field in COMMON if field in common]
+        yield "Common options:", rows
     groups: dict[Group, list[Row]] = {}
     for option in shown:
         if option.field not in common:
-            groups.setdefault(option.group, []).append(_row(option))
+            groups.setdefault(option.group, []).append(option_row(option, place))
     for group, title in GROUP_TITLES.items():
         if group in groups:
             yield f"{title}:", groups[group]
 
 
-def default_note(option: Option) -> str:
+def default_note(option: Option, place: Place | None = None) -> str:
     """Return a sentence that says what applies if the option is not given; empty if that is not
     known here."""
     if option.group in ("no effect", "refused"):
         return ""
-    if option.unset:
-        return "Off by default." if option.unset == "off" else f"Default: {option.unset}."
+    unset = option.unset if place is None else option.unset_at.get(place, option.unset)
+    if unset in ("on", "off"):
+        return f"{unset.capitalize()} by default."
+    if unset:
+        return f"Default: {unset}."
     match option.default:
         case bool():
             return "On by default." if option.default else "Off by default."
@@ -103,9 +107,9 @@ def default_note(option: Option) -> str:
             return f"Default: {option.default}."
 
 
-def described(option: Option) -> str:
-    """Return the description of an option with its default."""
-    return f"{option.help} {default_note(option)}".rstrip()
+def described(option: Option, place: Place | None = None) -> str:
+    """Return the description of an option with its default in a place."""
+    return f"{option.help} {default_note(option, place)}".rstrip()
 
 
 def terminal_columns(environ: Mapping[str, str]) -> int:
@@ -119,10 +123,11 @@ def terminal_columns(environ: Mapping[str, str]) -> int:
         return 80
 
 
-def _row(option: Option) -> Row:
+def option_row(option: Option, place: Place | None = None) -> Row:
+    """Return how an option is typed, and its description."""
     negation = f" / {option.negation}" if option.negation is not None else ""
     metavar = "" if option.kind == "flag" else f" {option.metavar}"
-    return ", ".join(option.flags) + negation + metavar, described(option)
+    return ", ".join(option.flags) + negation + metavar, described(option, place)
 
 
 def _two_lines(rows: Iterable[Row], width: int) -> Iterator[str]:

@@ -123,6 +123,8 @@ class Option(Spelling):
     """The shortest time that it takes; to do without, it is left out."""
     absent: Mapping[Place, Absence] = {}
     """Where it does not apply."""
+    unset_at: Mapping[Place, str] = {}
+    """``unset`` where something else applies."""
 
     @property
     def negation(self) -> str | None:

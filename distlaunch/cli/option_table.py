@@ -59,6 +59,7 @@ def _row(
     once: bool = False,
     least_s: float = 0.0,
     absent: Mapping[Place, Absence] | None = None,
+    unset_at: Mapping[Place, str] | None = None,
 ) -> Option:
     """Make the row of a ``TrainOptions`` field; field and variable follow from the long flag unless
     given."""
@@ -80,6 +81,7 @@ def _row(
         once=once,
         least_s=least_s,
         absent=absent or {},
+        unset_at=unset_at or {},
     )
 
 
@@ -164,6 +166,7 @@ TRAIN_OPTIONS: tuple[Option, ...] = (
         | _not_in("accelerate", why=_NUM_PROCESSES, instead="--num_processes")
         | _not_in("deepspeed", why="--num_gpus is the number on each node"),
         unset="auto; one CPU worker on a machine without GPUs",
+        unset_at=dict.fromkeys(_RENDERED, "not set; render needs it or a number per node"),
     ),
     _row(
         "--gpus-per-node",
@@ -173,6 +176,7 @@ TRAIN_OPTIONS: tuple[Option, ...] = (
         metavar="N",
         absent=_SIZE | _not_in("accelerate", why=_NUM_PROCESSES, instead="--num_processes"),
         unset="every visible GPU",
+        unset_at=dict.fromkeys(_RENDERED, "not set; render needs it or another number of workers"),
     ),
     _row(
         "--num-procs",
@@ -183,6 +187,7 @@ TRAIN_OPTIONS: tuple[Option, ...] = (
         metavar="N",
         absent=_TOTAL | _CPU_SIZE,
         unset="not set; workers are counted by GPUs",
+        unset_at=dict.fromkeys(_RENDERED, "not set"),
     ),
     _row(
         "--procs-per-node",
@@ -192,6 +197,7 @@ TRAIN_OPTIONS: tuple[Option, ...] = (
         metavar="N",
         absent=_SIZE | _CPU_SIZE,
         unset="not set; workers are counted by GPUs",
+        unset_at=dict.fromkeys(_RENDERED, "not set"),
     ),
     _row(
         "--device",
@@ -226,6 +232,7 @@ TRAIN_OPTIONS: tuple[Option, ...] = (
         | _not_in("accelerate", why="Accelerate has an option of its own", instead="--num_machines")
         | _SLOTS,
         unset="all nodes that are known",
+        unset_at=dict.fromkeys(_RENDERED, "1"),
     ),
     _row(
         "--hosts",
@@ -405,6 +412,7 @@ TRAIN_OPTIONS: tuple[Option, ...] = (
         "slurm",
         "Requeue the Slurm job if Slurm interrupted it, for example at its time limit.",
         absent=_BY_SRUN,
+        unset_at={"slurm": "on"},
     ),
     _row(
         "--master-addr",

@@ -5,15 +5,60 @@ from __future__ import annotations
 import os
 import re
 import sys
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal
+
+from distlaunch.core.model.record import Record
 
 _FOLDERS = ("", "reference", "contributing")
 """Folders of ``docs/`` with pages, in the order in which their topics are listed."""
 _COMMENT = re.compile(r"^<!--.*?-->\n", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"!?\[([^\]]*)\]\(([^)\s]+)\)")
+_CODE = re.compile(r"(`[^`]*`)")
+_ITEM = re.compile(r"( *)([*-]|[0-9]+\.) +(.*)")
+_CELL_END = re.compile(r"(?<!\\)\|")
+_WIDEST = 100
+_NARROWEST = 40
+_MOST_OF_A_LINE = 0.4
+"""A first column that takes more of the width has the other cells below it."""
+
+
+class Block(Record):
+    """A part of a page: a heading, a paragraph, an item of a list, lines of code or a table."""
+
+    kind: Literal["heading", "paragraph", "item", "code", "table"]
+    text: str = ""
+    """Markdown on one line; of code the lines as they are."""
+    level: int = 0
+    """Of a heading: 1 is the title. Of an item: the columns to its left."""
+    mark: str = ""
+    """``*`` or the number of an item."""
+    rows: tuple[tuple[str, ...], ...] = ()
+    """Cells of a table; the first row is its head."""
 
 
 def topics() -> tuple[str, ...]:
     """Return the topics: the names of the pages, without folder and suffix."""
     return tuple(_files())
+
+
+def developer_topics() -> frozenset[str]:
+    """Return the topics of the pages for those who change distlaunch."""
+    folder = os.path.join("docs", "contributing")
+    return frozenset(
+        topic
+        for topic, path in _files().items()
+        if topic == "architecture" or os.path.dirname(path).endswith(folder)
+    )
+
+
+def reference_topics() -> frozenset[str]:
+    """Return the topics of the pages to look things up in."""
+    folder = os.path.join("docs", "reference")
+    return frozenset(
+        topic for topic, path in _files().items() if os.path.dirname(path).endswith(folder)
+    )
 
 
 def page_text(topic: str) -> str:
@@ -22,11 +67,11 @@ def page_text(topic: str) -> str:
         return _COMMENT.sub("", file.read())
 
 
-def show_page(topic: str) -> None:
-    """Show the page of a topic: formatted and by a pager on a terminal, else as Markdown."""
+def show_page(topic: str, columns: int) -> None:
+    """Show the page of a topic: formatted and by a pager on a terminal, else as plain text."""
     text = page_text(topic)
     if not sys.stdout.isatty():
-        sys.stdout.write(text)
+        sys.stdout.write(plain_page(text, columns))
         return
     from rich.console import Console
     from rich.markdown import Markdown
@@ -36,6 +81,143 @@ def show_page(topic: str) -> None:
     console = Console()
     with console.pager(styles=True):
         console.print(Markdown(text))
+
+
+def page_blocks(text: str) -> Iterator[Block]:
+    """Yield the blocks of a page in Markdown, as our pages use it."""
+    lines = text.splitlines()
+    at = 0
+    while at < len(lines):
+        line = lines[at]
+        begin = at
+        at += 1
+        if not line.strip():
+            continue
+        if line.lstrip().startswith("```"):
+            while at < len(lines) and not lines[at].lstrip().startswith("```"):
+                at += 1
+            yield Block(kind="code", text=textwrap.dedent("\n".join(lines[begin + 1 : at])))
+            at += 1
+        elif line.startswith("#"):
+            marks, _, title = line.partition(" ")
+            yield Block(kind="heading", text=title, level=len(marks))
+        elif line.startswith("|"):
+            while at < len(lines) and lines[at].startswith("|"):
+                at += 1
+            rows = [_cells(row) for row in lines[begin:at]]
+            yield Block(kind="table", rows=(rows[0], *rows[2:]))
+        else:
+            while at < len(lines) and not _begins_block(lines[at]):
+                at += 1
+            if item := _ITEM.fullmatch(line):
+                words = [item[3], *lines[begin + 1 : at]]
+                yield Block(kind="item", text=_joined(words), level=len(item[1]), mark=item[2])
+            else:
+                yield Block(kind="paragraph", text=_joined(lines[begin:at]))
+
+
+def without_marks(text: str) -> str:
+    """Return a line of Markdown without links and bold marks; code keeps its backticks."""
+    text = _LINK.sub(r"\1", text)
+    parts = _CODE.split(text)
+    return "".join(
+        part if part.startswith("`") else part.replace("**", "").replace("\\|", "|")
+        for part in parts
+    ).replace("\\|", "|")
+
+
+def plain_page(text: str, columns: int) -> str:
+    """Return a page as text without Markdown's links and tables, for so many columns."""
+    width = max(_NARROWEST, min(columns, _WIDEST))
+    names = {os.path.basename(path): topic for topic, path in _files().items()}
+    shown: list[str] = []
+    before: Block | None = None
+    for block in page_blocks(text):
+        if before is not None and not (before.kind == block.kind == "item"):
+            shown.append("")
+        shown += _plain_block(block, width, names)
+        before = block
+    return "\n".join(shown) + "\n"
+
+
+def _plain_block(block: Block, width: int, names: Mapping[str, str]) -> list[str]:
+    match block.kind:
+        case "heading":
+            lines = _wrapped(without_marks(block.text), width)
+            underline = {1: "=", 2: "-"}.get(block.level, "") * len(lines[-1])
+            return [*lines, underline] if underline else lines
+        case "code":
+            return [f"    {line}".rstrip() for line in block.text.splitlines()]
+        case "table":
+            rows = [[_with_topics(cell, names) for cell in row] for row in block.rows]
+            return _plain_table(rows, width)
+        case "item":
+            first = " " * block.level + f"{block.mark} "
+            return _wrapped(_with_topics(block.text, names), width, first, " " * len(first))
+        case "paragraph":
+            return _wrapped(_with_topics(block.text, names), width)
+
+
+def _plain_table(rows: Sequence[Sequence[str]], width: int) -> list[str]:
+    """Lay a table out: beside each other if it fits, else the other cells below the first one."""
+    head, *body = rows
+    body = [[*row, *[""] * (len(head) - len(row))] for row in body]
+    first = max((len(row[0]) for row in body), default=0) + 2
+    if len(head) == 2 and first <= width * _MOST_OF_A_LINE:
+        return [
+            line
+            for row in body
+            for line in _wrapped(row[1], width, row[0].ljust(first), " " * first)
+        ]
+    lines: list[str] = []
+    for row in body:
+        lines += _wrapped(row[0], width)
+        for title, cell in zip(head[1:], row[1:], strict=False):
+            label = f"{title}: " if title and len(head) > 2 else ""
+            if cell:
+                lines += _wrapped(label + cell, width, " " * 4, " " * 4)
+    return lines
+
+
+def _wrapped(text: str, width: int, first: str = "", others: str = "") -> list[str]:
+    return textwrap.wrap(
+        text,
+        width,
+        initial_indent=first,
+        subsequent_indent=others,
+        break_long_words=False,
+        break_on_hyphens=False,
+    ) or [first.rstrip()]
+
+
+def _with_topics(text: str, names: Mapping[str, str]) -> str:
+    """Return a line of Markdown without marks, with the topic behind each link to another page."""
+
+    def named(link: re.Match[str]) -> str:
+        target = link[2].partition("#")[0]
+        topic = names.get(os.path.basename(target)) if "://" not in target else None
+        if topic is None:
+            return f"{link[1]} ({link[2]})" if "://" in target else link[1]
+        return f"{link[1]} (help {topic})"
+
+    return without_marks(_LINK.sub(named, text))
+
+
+def _cells(line: str) -> tuple[str, ...]:
+    return tuple(cell.strip() for cell in _CELL_END.split(line.strip())[1:-1])
+
+
+def _begins_block(line: str) -> bool:
+    return (
+        not line.strip()
+        or line.startswith(("#", "|"))
+        or line.lstrip().startswith("```")
+        or _ITEM.fullmatch(line) is not None
+    )
+
+
+def _joined(lines: Sequence[str]) -> str:
+    return " ".join(line.strip() for line in lines)
 
 
 def _files() -> dict[str, str]:

@@ -13,6 +13,10 @@ from collections.abc import Sequence
 from distlaunch.core.model.text import printable
 
 _WORKERS = "--num-gpus N, or --num-procs N for CPU workers"
+_WORKERS_OF_NODE = (
+    "--gpus-per-node N, or --procs-per-node N for CPU workers; on one machine --num-gpus N, "
+    "--num-procs N"
+)
 _FILED = (
     "not needed here: all output is shown and filed, one file for each rank (--output chooses "
     "what is shown)"
@@ -24,8 +28,8 @@ _ENDED_AT_ONCE = "not needed here: the end of a worker is noticed at once"
 _STARTED_ANEW = "not needed here: each worker is a program of its own, started anew"
 
 _COUNTERPARTS = {
-    "--nproc-per-node": _WORKERS,
-    "--nproc": _WORKERS,
+    "--nproc-per-node": _WORKERS_OF_NODE,
+    "--nproc": _WORKERS_OF_NODE,
     "-n": _WORKERS,
     "--nnodes": "--num-nodes N or MIN:MAX; leave it out on one machine (--nnodes 1)",
     "--rdzv-id": "--job-id ID",
@@ -69,6 +73,36 @@ _MEANT = {
 """By option of other programs: what stands here for it, where an option of ours has a name like
 it."""
 
+_OF_SBATCH = {
+    "--signal": "--usr1-before SECONDS: when before the time limit the workers get USR1",
+    "-t": "--time",
+    "-p": "--partition",
+    "-A": "--account",
+    "-J": "--name",
+    "--job-name": "--name",
+    "-N": "--num-nodes",
+    "--nodes": "--num-nodes",
+    "-c": "--cpus",
+    "--mem": "--memory",
+    "-G": "--num-gpus",
+    "--gres": "--gpus-per-node",
+    "-n": "--num-procs, or --num-gpus",
+    "--ntasks": "--num-procs, or --num-gpus",
+    "--ntasks-per-node": "--gpus-per-node, or --procs-per-node for CPU workers",
+}
+"""By option of sbatch: the option of ``render`` that does the same."""
+_WORDS_OF_COMMANDS = {
+    ("stop", "kill", "cancel", "down"): (
+        "Ctrl-C in the launcher's terminal, or kill PID of the launcher, stops a job; distlaunch "
+        "help failures has more"
+    ),
+    ("status", "ps", "list", "ls", "logs", "log", "tail", "attach"): (
+        "the logs of the newest job are in ~/.local/state/distlaunch/jobs/latest (--log-dir); "
+        "distlaunch help files has more"
+    ),
+}
+"""By command that other programs have: how the same is done here."""
+
 _WORDS_OF_BACKENDS = {"ray": " [--address HOST:PORT]"}
 _NOT_TORCHRUNS = ("-n",)
 _LEGACY = "torch.distributed.launch"
@@ -84,6 +118,12 @@ def meant(flag: str) -> str | None:
     """Return what stands here for an option that is easily taken for a misspelt one of ours; None
     for all others."""
     return _MEANT.get(flag)
+
+
+def of_sbatch(flag: str) -> str | None:
+    """Return the option of ``render`` that does what this option of sbatch does; None for all
+    others."""
+    return _OF_SBATCH.get(flag)
 
 
 def taken_as_it_is(flag: str) -> str:
@@ -128,5 +168,8 @@ def instead_of(args: Sequence[str], names: Sequence[str]) -> str:
             "distlaunch train [OPTIONS] SCRIPT [ARGS]... runs SCRIPT with the Python that "
             "distlaunch has"
         )
+    for words, how in _WORDS_OF_COMMANDS.items():
+        if first in words:
+            return how
     near = get_close_matches(first, names, n=1, cutoff=0.5)
     return f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"

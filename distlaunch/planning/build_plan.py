@@ -666,6 +666,8 @@ def _script(script: str, facts: Facts, workdir: str) -> str:
         if kind == "missing"
         else None
     )
+    if kind == "missing" and os.path.basename(script).rstrip("0123456789.") == "python":
+        hint = "leave it out: distlaunch runs SCRIPT with Python (--python chooses which)"
     raise ConfigError(f"{printable(script)}: {_not_a(kind, 'file')}", hint=hint)
 
 

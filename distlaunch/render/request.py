@@ -53,6 +53,7 @@ class RenderOptions(Record):
     """Whether to request whole nodes. None: yes, unless ``cpus`` is given."""
     partition: str | None = None
     account: str | None = None
+    usr1_before: float | None = None
     # Kubernetes
     namespace: str | None = None
     image: str | None = None

@@ -120,11 +120,7 @@ def _limits(request: Request) -> list[_Line]:
 
 def _signals_and_requeue(request: Request, shape: Shape) -> list[_Line]:
     options = request.train
-    warning_s = min(
-        max(_LEAST_WARNING_S, math.ceil(options.grace) + _EXIT_MARGIN_S), _MOST_WARNING_S
-    )
-    if request.more.time is not None:
-        warning_s = min(warning_s, max(1, duration_s(request.more.time) // 2))
+    warning_s = _usr1_before_s(request)
     found: list[_Line] = [
         ("--output=%x-%j.out", None),
         (
@@ -154,6 +150,25 @@ def _signals_and_requeue(request: Request, shape: Shape) -> list[_Line]:
             )
         )
     return found
+
+
+def _usr1_before_s(request: Request) -> int:
+    """Return how many seconds before the time limit workers get USR1. Raises ConfigError."""
+    limit = request.more.time
+    limit_s = None if limit is None else duration_s(limit)
+    given_s = request.more.usr1_before
+    if given_s is not None:
+        before_s = math.ceil(given_s)
+        if not 1 <= before_s <= _MOST_WARNING_S:
+            raise ConfigError(
+                f"--usr1-before takes 1 to {_MOST_WARNING_S} seconds, not {given_s:g}"
+            )
+        if limit is not None and limit_s is not None and before_s >= limit_s:
+            raise ConfigError(f"--usr1-before {given_s:g} is not less than --time {quoted(limit)}")
+        return before_s
+    before_s = max(_LEAST_WARNING_S, math.ceil(request.train.grace) + _EXIT_MARGIN_S)
+    before_s = min(before_s, _MOST_WARNING_S)
+    return before_s if limit_s is None else min(before_s, max(1, limit_s // 2))
 
 
 def _clock(seconds: int) -> str:

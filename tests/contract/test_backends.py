@@ -278,6 +278,14 @@ VALUES = {
 }
 
 
+@pytest.mark.parametrize("name", ["nccl", "gloo", "NCCL"])
+def test_a_backend_of_torch_distributed_is_the_scripts_choice(name):
+    with pytest.raises(ConfigError) as caught:
+        find_backend(name)
+    assert f"The script chooses {name.lower()}: " in caught.value.hint
+    assert "init_process_group" in caught.value.hint
+
+
 def test_an_unknown_backend_is_refused_with_a_list_of_backends():
     with pytest.raises(ConfigError) as caught:
         find_backend("pytorch")

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NoReturn
 
 from distlaunch.backends.base import option_name
 from distlaunch.backends.registry import backend_names, find_backend
@@ -26,6 +26,8 @@ TARGETS: tuple[Target, ...] = ("slurm", "kubernetes", "pytorchjob", "trainjob")
 _PODS: tuple[Target, ...] = ("kubernetes", "pytorchjob", "trainjob")
 _EVERYWHERE: tuple[Target, ...] = ("slurm", *_PODS)
 _DEFAULTS = defaults_of(RenderOptions)
+_SUFFIXES = (".sh", ".sbatch", ".slurm", ".yaml", ".yml", ".json")
+"""Of files that render writes."""
 
 
 def _row(
@@ -65,7 +67,7 @@ _ROWS = (
         "--out",
         "text",
         _EVERYWHERE,
-        "Write to this file instead of stdout. -o FILE does the same.",
+        "Write to this file instead of stdout. -o FILE does the same if FILE has no =.",
         "FILE",
         variable=False,
         unset="stdout",
@@ -94,6 +96,14 @@ _ROWS = (
         "minutes, as for sbatch.",
         "120|90m|12h|D-HH:MM:SS",
         unset="the cluster's limit",
+    ),
+    _row(
+        "--usr1-before",
+        "seconds",
+        ("slurm",),
+        "Send USR1 to the workers this long before the time limit, so that they can save.",
+        "SECONDS",
+        unset="60 s, or --grace and 30 s, but at most half of --time",
     ),
     _row(
         "--cpus-per-task --cpus",
@@ -205,11 +215,27 @@ def parse_render(
 
     Raises as ``parse_train``, and for an option that does not apply to this kind of file.
     """
-    given, rest = parser.scan(argv, ALL_OPTIONS)
+    given, rest = parser.scan(
+        argv, ALL_OPTIONS, unknown=_refuse_option_of_sbatch if target == "slurm" else None
+    )
     _refuse_foreign(target, given)
     options, more = _split(parser.build(given, rest, environ, options_of(target)))
     _refuse_absent(target, options)
     return options, more
+
+
+def _refuse_option_of_sbatch(
+    flag: str, word: str, by_flag: Iterable[str], given: parser.Given, rest: Sequence[str]
+) -> NoReturn:
+    """Raise UsageError for an unknown option, with the option of render for one of sbatch."""
+    from distlaunch.cli.suggestions import of_sbatch
+
+    if (instead := of_sbatch(flag)) is None:
+        parser.refuse_unknown(flag, word, by_flag, given, rest)
+    raise UsageError(
+        f"unknown option {quoted(flag)}",
+        hint=f"{instead}; or give it to sbatch: sbatch {flag} ... FILE",
+    )
 
 
 def _refuse_foreign(target: Target, fields: Mapping[str, object]) -> None:
@@ -236,8 +262,15 @@ def _split(values: dict[str, Any]) -> tuple[TrainOptions, RenderOptions]:
     Raises UsageError for two files.
     """
     own = fields_of(RenderOptions)
+    backend = values.get("backend", TrainOptions().backend)
     more = {field: value for field, value in values.items() if field in own}
-    named = _backend_names(values.get("backend", TrainOptions().backend))
+    named = _backend_names(backend)
+    for word in values.get("opt", ()):
+        if named and "=" in word and option_name(word) not in named and _is_file_name(word):
+            raise UsageError(
+                f"-o {quoted(word)}: {backend} has no option {quoted(word.partition('=')[0])}",
+                hint=f"if it is the file to write: --out {quoted(word)}",
+            )
     files = [
         word for word in values.get("opt", ()) if "=" not in word and option_name(word) not in named
     ]
@@ -257,6 +290,11 @@ def _split(values: dict[str, Any]) -> tuple[TrainOptions, RenderOptions]:
     return TrainOptions(
         **{field: value for field, value in values.items() if field not in own}
     ), RenderOptions(**more)
+
+
+def _is_file_name(word: str) -> bool:
+    """Return whether a word with ``=`` is more likely the name of a file."""
+    return "/" in word.partition("=")[0] or word.endswith(_SUFFIXES)
 
 
 def _backend_names(backend: object) -> set[str]:

@@ -82,6 +82,17 @@ def test_the_application_shows_the_same_help_as_the_start_path(words, capsys):
         ("trian", "did you mean train?"),
         ("plans", "did you mean plan?"),
         (
+            "stop",
+            "Ctrl-C in the launcher's terminal, or kill PID of the launcher, stops a job; distlaunch help failures has more",
+        ),
+        *(
+            (
+                word,
+                "the logs of the newest job are in ~/.local/state/distlaunch/jobs/latest (--log-dir); distlaunch help files has more",
+            )
+            for word in ("status", "logs")
+        ),
+        (
             "bin/accelerate",
             "distlaunch accelerate launch [OPTIONS] SCRIPT [ARGS]... takes a command line of accelerate launch",
         ),
@@ -150,7 +161,7 @@ def test_the_shell_completes_commands_options_and_choices():
             ["--standalone", "s.py"],
             "distlaunch train [OPTIONS] SCRIPT; not needed here: one machine",
         ),
-        (["--nproc_per_node=2", "s.py"], "distlaunch train [OPTIONS] SCRIPT; --num-gpus N"),
+        (["--nproc_per_node=2", "s.py"], "distlaunch train [OPTIONS] SCRIPT; --gpus-per-node N"),
         (["s.py"], "distlaunch train s.py"),
     ],
 )

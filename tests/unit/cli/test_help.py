@@ -12,7 +12,7 @@ from distlaunch.__main__ import run
 from distlaunch.cli.help import SUMMARIES, help_text
 from distlaunch.cli.help_layout import COMMON, default_note
 from distlaunch.cli.option_table import GROUP_TITLES, TRAIN_OPTIONS
-from distlaunch.cli.pages import topics
+from distlaunch.cli.pages import plain_page, topics
 from distlaunch.core.errors import UsageError
 
 COMMANDS = ((), ("render",), ("accelerate",), *SUMMARIES)
@@ -111,15 +111,118 @@ def test_help_keeps_to_the_width_of_the_terminal(columns, capsys):
 @pytest.mark.parametrize("page", topics())
 def test_help_prints_a_page(page, capsys):
     text = shown(["help", page], capsys)
-    assert text.startswith("# ")
+    title, underline = text.splitlines()[:2]
+    assert underline == "=" * len(title)
     assert "<!--" not in text, "comments are for tests"
+
+
+@pytest.mark.parametrize("page", topics())
+@pytest.mark.parametrize("columns", [60, 80])
+def test_a_page_in_a_pipe_is_plain_text_of_the_width_that_is_asked_for(page, columns, capsys):
+    text = shown(["help", page], capsys, columns)
+    prose = [line for line in text.splitlines() if not line.startswith("    ")]
+    assert [line for line in prose if len(line) > columns and " " in line.strip()] == []
+    assert [line for line in prose if line.startswith(("|", "#")) or "](" in line] == []
+
+
+def test_plain_text_keeps_lists_code_and_the_pages_that_links_lead_to():
+    page = """# Title
+
+A [page](slurm.md#requeue), a **bold** word and `a|b`.
+
+* one
+  more
+* two
+
+```sh
+run  this
+```
+
+| name | is | not for |
+| --- | --- | --- |
+| `a\\|b` | text | x |
+"""
+    assert (
+        plain_page(page, 80)
+        == """Title
+=====
+
+A page (help slurm), a bold word and `a|b`.
+
+* one more
+* two
+
+    run  this
+
+`a|b`
+    is: text
+    not for: x
+"""
+    )
+
+
+def found_by(word: str, capsys) -> list[tuple[str, str]]:
+    """Return the pages that a word leads to, each with its heading."""
+    return re.findall(
+        r"^  distlaunch help ([\w-]+): (.*)$", shown(["help", word], capsys), re.MULTILINE
+    )
 
 
 def test_help_for_a_word_shows_the_options_and_pages_that_mention_it(capsys):
     text = shown(["help", "logs"], capsys)
     assert "--log-dir DIR" in text
-    assert "distlaunch help checkpoints" in text
     assert "Usage:" not in text
+    assert "\n  distlaunch help output: Output and logs\n" in text
+    assert "\n      `attempt-<k>/rank-<r>.log`: stdout and stderr of rank r in attempt k\n" in text
+
+
+@pytest.mark.parametrize(
+    ("word", "first"),
+    [
+        ("stop", ("failures", "Stop a job")),
+        ("ctrl-c", ("failures", "Stop a job")),
+        ("75", ("exit-codes", "Exit codes")),
+        ("69", ("exit-codes", "Exit codes")),
+        ("exit", ("exit-codes", "Exit codes")),
+        ("restart", ("restarts", "Restarts and elastic jobs")),
+        ("rank", ("environment", "What workers get")),
+        ("DISTLAUNCH_RUN_DIR", ("environment", "What workers get")),
+        ("DISTLAUNCH_ATTEMPT", ("environment", "What workers get")),
+        ("OMP_NUM_THREADS", ("environment", "What workers get")),
+        ("LOCAL_RANK", ("environment", "What workers get")),
+        ("MASTER_PORT", ("environment", "What workers get")),
+        ("NODE_RANK", ("environment", "What workers get")),
+    ],
+)
+def test_the_page_whose_subject_is_the_word_comes_first(word, first, capsys):
+    assert found_by(word, capsys)[0] == first
+
+
+@pytest.mark.parametrize("word", ["rank", "restart", "signal", "job"])
+def test_a_search_shows_few_hits_and_pages_for_developers_last(word, capsys):
+    text = shown(["help", word], capsys)
+    pages = [page for page, _ in found_by(word, capsys)]
+    assert len(pages) + len(re.findall(r"^  -", text, re.MULTILINE)) <= 10
+    assert not {"traps", "architecture", "setup"} & {*pages}
+    assert re.search(r"^Not shown: [0-9]+ more page", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize("flag", ["--time", "--out", "DISTLAUNCH_RENDER_TIME"])
+def test_help_for_an_option_of_render_shows_that_option(flag, capsys):
+    text = shown(["help", flag], capsys)
+    option = "--out FILE" if flag == "--out" else "--time 120|"
+    assert (
+        f"distlaunch render slurm, render kubernetes, render pytorchjob, render trainjob:\n  {option}"
+        in text
+    )
+
+
+def test_help_of_render_says_its_own_defaults(capsys):
+    text = " ".join(shown(["render", "slurm", "--help"], capsys).split())
+    assert "for example at its time limit. On by default." in text
+    assert "nodes may leave and join while the job runs. Default: 1." in text
+    assert "machine without GPUs" not in text
+    assert "Default: every visible GPU" not in text
 
 
 def test_help_for_an_option_shows_that_option(capsys):

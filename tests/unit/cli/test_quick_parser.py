@@ -267,7 +267,7 @@ def test_a_wrong_command_line_is_answered_with_one_line_and_a_way_out(
 @pytest.mark.parametrize(
     ("words", "hint"),
     [
-        (("--nproc_per_node=2",), "--num-gpus N, or --num-procs N for CPU workers"),
+        (("--nproc_per_node=2",), "--gpus-per-node N, or --procs-per-node N for CPU workers"),
         (("--rdzv-id", "x"), "--job-id ID"),
         (("--standalone",), "not needed here: one machine"),
         (("-t", "3"), "not needed here: all output is shown and filed"),

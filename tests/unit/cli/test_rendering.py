@@ -102,6 +102,30 @@ def test_every_row_can_be_explained():
         )
 
 
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [("-t", "--time"), ("--signal=USR1@300", "--usr1-before SECONDS"), ("-N4", "--num-nodes")],
+)
+def test_an_option_of_sbatch_is_answered_with_the_one_of_render(word, hint):
+    with pytest.raises(UsageError, match="unknown option") as caught:
+        parse_render("slurm", [word, "12h", "t.py"], {})
+    assert caught.value.hint.startswith(hint)
+    assert "give it to sbatch: sbatch -" in caught.value.hint
+
+
+def test_an_unknown_option_that_sbatch_lacks_too_has_the_usual_hint():
+    with pytest.raises(UsageError) as caught:
+        parse_render("slurm", ["--tmie", "12h", "t.py"], {})
+    assert caught.value.hint.startswith("did you mean --time?")
+
+
+@pytest.mark.parametrize("word", ["a=b.sbatch", "runs/lr=1.sh"])
+def test_a_file_with_an_equals_sign_is_answered_with_out(word):
+    with pytest.raises(UsageError, match="pytorch-ddp has no option") as caught:
+        parse_render("slurm", ["-o", word, "t.py"], {})
+    assert caught.value.hint == f"if it is the file to write: --out '{word}'"
+
+
 @pytest.mark.parametrize("target", TARGETS)
 def test_an_option_of_another_kind_of_file_is_refused_by_name(target):
     for option in OWN:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from distlaunch.backends.base import Backend
@@ -86,6 +88,14 @@ def test_no_script_is_a_usage_error(make_facts):
     with pytest.raises(UsageError, match="SCRIPT is missing") as caught:
         plan(make_facts, script=None)
     assert "distlaunch train" in caught.value.hint
+
+
+@pytest.mark.parametrize("script", ["python", "python3.12", "/usr/lib/python3"])
+def test_python_in_front_of_the_script_is_to_be_left_out(make_facts, script):
+    place = os.path.join("/w", script)
+    error = refused(make_facts, facts={"paths": {place: "missing"}}, script=script)
+    assert error.message == f"{script}: there is no such file"
+    assert error.hint.startswith("leave it out: distlaunch runs SCRIPT with Python")
 
 
 @pytest.mark.parametrize(

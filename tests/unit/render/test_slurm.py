@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from distlaunch.core.errors import ConfigError
 from tests.examples import examples
 from tests.unit.render.conftest import text_of
 
@@ -92,6 +93,26 @@ def test_a_job_is_requeued_unless_an_option_forbids_it(text, words, environ, tim
     assert body.count("    --requeue \\\n") == times
     assert ("requeue" in options_in(body)) == bool(times)
     assert body.endswith("    t.py --requeue\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "signal"),
+    [
+        (["--usr1-before=300"], "B:USR1@300"),
+        (["--usr1-before=5min", "--time=12h"], "B:USR1@300"),
+        (["--usr1-before=0.5"], "B:USR1@1"),
+    ],
+)
+def test_the_time_before_the_limit_can_be_chosen(text, words, signal):
+    assert options_in(text("slurm", *words, *SIZE, "t.py"))["signal"] == signal
+
+
+@pytest.mark.parametrize(
+    "words", [["--usr1-before=0"], ["--usr1-before=12h", "--time=12h"], ["--usr1-before=1d"]]
+)
+def test_a_time_before_the_limit_that_sbatch_cannot_have_is_refused(text, words):
+    with pytest.raises(ConfigError, match="--usr1-before"):
+        text("slurm", *words, *SIZE, "t.py")
 
 
 def test_the_script_in_the_documentation_is_the_one_that_is_rendered(text):

@@ -35,6 +35,13 @@ PARSING = Dialect(
         ("Options of the script go after SCRIPT", "Options of the command go after it"),
         ("--num-gpus N, or --num-procs N for CPU workers", "-np N"),
         (
+            (
+                "--gpus-per-node N, or --procs-per-node N for CPU workers; on one machine "
+                "--num-gpus N, --num-procs N"
+            ),
+            "-np N",
+        ),
+        (
             "--num-nodes N or MIN:MAX; leave it out on one machine (--nnodes 1)",
             "-H a:2,b:2 names the nodes",
         ),
