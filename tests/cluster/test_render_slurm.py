@@ -35,6 +35,7 @@ def render(slurm):
             "render",
             "slurm",
             f"--out={path}",
+            "--force",
             *map(str, words),
         ]
         env = {"PATH": os.defpath, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}

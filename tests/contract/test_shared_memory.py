@@ -85,9 +85,12 @@ def test_after_its_attempt_a_name_is_somebody_elses(coordinator, files):
 def test_after_its_attempt_a_name_is_somebody_elses_also_when_the_spawner_is_killed(
     coordinator, files
 ):
-    coordinator.start(files.makes + "print(os.getppid())\n", env=MASTER, shared_memory=files.names)
+    coordinator.start(
+        files.makes + "print(os.getppid(), '.')\n", env=MASTER, shared_memory=files.names
+    )
     coordinator.until(m.AttemptEnded)
     files.make("127.0.0.1_29500_0")
+    coordinator.until_written(0, b".\n")
     os.kill(int(coordinator.taken.written[0, 1].split()[1]), signal.SIGKILL)
     coordinator.until(m.AgentFailed)
     assert files.there == ["127.0.0.1_29500_0"]
@@ -106,5 +109,5 @@ def test_a_spawner_that_is_killed_leaves_nothing(coordinator, files):
         files.makes + "os.kill(os.getppid(), 9)\n" + WAITS, env=MASTER, shared_memory=files.names
     )
     coordinator.until(m.AgentFailed)
-    assert coordinator.taken.written[0, 1] == b"up\n"
+    coordinator.until_written(0, b"up\n")
     assert files.there == []

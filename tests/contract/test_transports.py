@@ -62,6 +62,7 @@ def test_rank_0_can_serve_on_the_port_that_is_held(coordinator):
     coordinator.start(SERVES, env={"PORT": str(coordinator.prepare().port)})
     coordinator.until(m.AttemptEnded)
     assert exits(coordinator) == {0: (0, False)}
+    coordinator.until_written(0, b"serving\n")
     assert coordinator.taken.written[0, 1] == b"serving\n"
 
 
@@ -119,6 +120,7 @@ def test_the_environment_and_the_words_of_a_worker_arrive_byte_for_byte(coordina
     )
     coordinator.start(specs=(spec,), cwd="/usr")
     coordinator.until(m.AttemptEnded)
+    coordinator.until_written(0, os.fsencode(value) * 2 + b"/usr\n")
     assert coordinator.taken.written[0, 1] == os.fsencode(value) * 2 + b"/usr\n"
 
 
@@ -127,6 +129,7 @@ def test_a_workers_own_variables_win_over_the_common_ones(coordinator):
         "import os; print(os.environ['RANK'], os.environ['A'])", env={"RANK": "9", "A": "a"}
     )
     coordinator.until(m.AttemptEnded)
+    coordinator.until_written(0, b"0 a\n")
     assert coordinator.taken.written[0, 1] == b"0 a\n"
 
 
@@ -164,7 +167,7 @@ def test_stop_lets_workers_end_in_their_own_way(coordinator):
     coordinator.send(stop(30.0))
     coordinator.until(m.AttemptEnded)
     assert exits(coordinator) == {0: (0, True), 1: (-signal.SIGTERM, True)}
-    assert b"saved" in coordinator.taken.written[0, 1]
+    coordinator.until_written(0, b"saved")
 
 
 def test_after_the_grace_a_worker_is_killed_and_the_deadline_says_when(coordinator):
@@ -204,6 +207,7 @@ def test_user_signals_reach_the_worker_that_catches_them(coordinator):
     coordinator.send(m.ForwardSignal(signum=signal.SIGUSR1))
     coordinator.until(m.AttemptEnded)
     assert exits(coordinator) == {0: (0, False)}
+    coordinator.until_written(0, b"up\ngot it\n")
     assert coordinator.taken.written[0, 1] == b"up\ngot it\n"
 
 
@@ -257,6 +261,7 @@ def test_the_next_attempt_starts_afresh_with_a_port_of_its_own(coordinator):
         1,
         1,
     ]
+    coordinator.until_written(0, b"second\n")
     assert coordinator.taken.written[0, 1] == b"second\n"
 
 
