@@ -35,6 +35,8 @@ PIECE = 64 << 10
 STREAMS = {1: "stdout", 2: "stderr"}
 _REDRAW_S = 0.05
 """How long a program that has moved below its bars may still be drawing them."""
+_MAX_HELD_S = 0.2
+"""How long output is held while the rank redraws bars again and again."""
 _MAX_MOVE_BYTES = 8
 """Maximum length of a sequence that moves the cursor."""
 
@@ -128,7 +130,7 @@ class LineSplitter:
         self._drawing: dict[Source, None] = {}
         """Sources with a display."""
         self._held: dict[Source, tuple[bytearray, float]] = {}
-        """Output that came while the rank may be drawing on its other stream, and until when it is
+        """Output that came while the rank may be drawing on its other stream, and since when it is
         held."""
 
     def output(self, rank: int, stream: int, data: bytes, now: float) -> None:
@@ -137,8 +139,8 @@ class LineSplitter:
             source = self._sources[rank, stream] = Source(rank, stream)
         if source in self._held:
             self._held[source][0].extend(data)
-        elif source.display is None and (until := self._redraw_end(source)) > now:
-            self._held[source] = bytearray(data), until
+        elif source.display is None and self._redraw_end(source) > now:
+            self._held[source] = bytearray(data), now
         else:
             self._add_output(source, data, now)
 
@@ -151,10 +153,14 @@ class LineSplitter:
 
     def flush_due(self, now: float) -> float | None:
         """Show unfinished lines that have been held long enough; return when the next is due."""
-        for source in [source for source, (_, until) in self._held.items() if until <= now]:
-            self._add_held(source, now)
-        dues = [self._show_final_rows(now)] if self._drawing else []
-        dues += [until for _, until in self._held.values()]
+        dues: list[float | None] = []
+        for source, (_, since) in list(self._held.items()):
+            until = min(self._redraw_end(source), since + _MAX_HELD_S)
+            if until <= now:
+                self._add_held(source, now)
+            else:
+                dues.append(until)
+        dues.append(self._show_final_rows(now) if self._drawing else None)
         dues.append(self._flush_bars(now) if self._bars else None)
         while self._partial:
             source = next(iter(self._partial))
@@ -169,6 +175,11 @@ class LineSplitter:
             self._add_held(source, now)
             self._end(source, now)
         self._sources.clear()
+
+    def release_held(self, now: float) -> None:
+        """Show output that is held while bars may be redrawn."""
+        for source in list(self._held):
+            self._add_held(source, now)
 
     def _redraw_end(self, source: Source) -> float:
         """Return until when a display on the rank's other stream may look complete by chance."""

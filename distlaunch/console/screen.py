@@ -92,6 +92,7 @@ class Screen:
 
     def show_launcher_lines(self, lines: bytes) -> None:
         """Show messages of the launcher after all whole lines, even on a stopped terminal."""
+        self._lines.release_held(self._now)
         self._flush_folder()
         self._send()  # separately, because output of workers may be dropped
         self._insert(lines)

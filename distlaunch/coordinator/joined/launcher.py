@@ -424,8 +424,15 @@ class JoinedRunner:
             case m.AttemptEnded():
                 self._running = None
             case WorkerExit():
-                fields = {"attempt": message.attempt, "rank": message.rank, "pid": message.pid}
-                self._events.write("worker_exited", {**fields, "returncode": message.returncode})
+                fields = {
+                    "attempt": message.attempt,
+                    "rank": message.rank,
+                    "pid": message.pid,
+                    "returncode": message.returncode,
+                    "uptime_s": round(message.uptime_s, 3),
+                    "told_to_stop": message.told_to_stop,
+                }
+                self._events.write("worker_exited", fields)
             case m.AgentFailed():
                 self._sink.say(
                     f"internal error: {message.text}; all workers here have been killed",

@@ -640,8 +640,9 @@ class JobPolicy:
         nothing_runs = self.phase in (*_WITHOUT_ATTEMPT, "preparing")
         self.phase = "stopping"
         self._run.owing.discard(-1 if without is None else without)
+        first_line, _, details = say.partition("\n")
         actions: list[Action] = [
-            JobError(exit_code=EXIT_SOFTWARE, message=say, prefix=""),
+            JobError(exit_code=EXIT_SOFTWARE, message=first_line, table=details, prefix=""),
             Entry(type="fault", fields={"text": text}),
         ]
         if self._run.owing and not nothing_runs:

@@ -36,6 +36,7 @@ from distlaunch.toolkit.checkpoint.storage import (
 )
 
 _LOCK = ".lock"
+_MAX_LOCK_BYTES = 4096
 _SAVING, _REMOVING, _ASIDE = ".saving-", ".removing-", "aside-"
 _HALF = re.compile(rf"(?:{re.escape(_SAVING)}|{re.escape(_REMOVING)})(.+)-[0-9a-f]{{8}}")
 """What a save, or a removal, leaves that did not come to its end."""
@@ -126,8 +127,22 @@ class Folder(Store):
             # a disk that is full of a half-written save; without a lock file nobody is saving here
             self._sweep()
             self._lock = os.open(path, flags, 0o666)
-        if os.fstat(self._lock).st_nlink > 1:  # the other name's content would be lost
-            raise OSError(errno.EMLINK, "a hard link to another file: remove it")
+        if os.fstat(self._lock).st_nlink > 1 and not self._is_own_lock():
+            raise OSError(errno.EMLINK, "a hard link to another file, which would be emptied")
+
+    def _is_own_lock(self) -> bool:
+        """Return whether the lock file holds what ``_write_mark`` writes, or nothing.
+
+        A copy of the directory by hard links (``cp -al``) shares its lock file.
+        """
+        content = os.pread(self._lock, _MAX_LOCK_BYTES, 0)
+        if not content:
+            return True
+        try:
+            found = json.loads(content)
+        except ValueError:
+            return False
+        return isinstance(found, dict) and "mark" in found
 
     def _sweep(self) -> None:
         """Remove what killed jobs left half-written."""

@@ -47,6 +47,8 @@ _LONGEST = 4000
 """How many characters of a text are printed."""
 
 log = logging.getLogger("distlaunch.checkpoint")
+_not_removed: set[str] = set()
+"""Places that a warning has named."""
 T = TypeVar("T")
 
 
@@ -352,8 +354,10 @@ def some(names: Collection[str]) -> str:
 
 
 def log_not_removed(where: str, error: BaseException) -> None:
-    """Log that something stays that was to be removed."""
-    log.warning("distlaunch: %s could not be removed: %s", where, describe(error))
+    """Log that something could not be removed: a warning for the first time of each."""
+    level = logging.DEBUG if where in _not_removed else logging.WARNING
+    _not_removed.add(where)
+    log.log(level, "distlaunch: %s could not be removed: %s", where, describe(error))
 
 
 def sealed(manifest: bytes) -> bytes:

@@ -40,6 +40,8 @@ from distlaunch.toolkit.checkpoint.storage import (
 from distlaunch.toolkit.wait_at_end import END_S, wait_for_all_workers
 
 log = logging.getLogger("distlaunch.checkpoint")
+_MAX_RETRIES = 4
+"""How many checkpoints that could not be removed are tried again after each save."""
 T = TypeVar("T")
 Call = tuple[str, int]
 """The method of Checkpoint that a worker has called, and a step: ``("save", 5)``; -1 is none."""
@@ -148,9 +150,9 @@ class Writing:
                 Exception
             ):  # another job has come meanwhile: all that is there is its own now
                 self._store.check_claim()
-                self._unremoved = [
-                    each for each in (*self._unremoved, *old) if not self._store.remove(each)
-                ]
+                retried = self._unremoved[:_MAX_RETRIES]
+                kept = [name for name in (*old, *retried) if not self._store.remove(name)]
+                self._unremoved = [*self._unremoved[_MAX_RETRIES:], *kept]
         return names
 
     def _saved(self, state: Nested, writer: Any) -> str | None:

@@ -72,6 +72,15 @@ def test_a_line_that_comes_in_the_middle_of_a_redraw_on_the_other_stream_goes_ab
     two.read()
 
 
+def test_a_message_of_the_launcher_comes_after_a_line_that_is_held(screen):
+    two = screen(world_size=2)
+    two.console.output(0, 2, BARS + b"\n\n", 1.0)
+    two.console.output(0, 1, b"trained\n", 1.0)
+    two.console.say("the end")
+    two.console.tick(2.0)
+    assert drawn(two.read())[-2:] == ["[0] trained", "distlaunch: the end"]
+
+
 def test_a_line_after_bars_have_ended_comes_below_them(screen):
     two = screen(world_size=2)
     two.console.output(0, 2, BARS + b"\n\n", 1.0)

@@ -106,13 +106,23 @@ def test_a_job_that_came_where_there_are_no_locks_is_noticed(claimed, tmp_path):
 
 
 def test_a_lock_file_that_is_a_hard_link_is_refused_and_the_other_file_kept(tmp_path):
-    """As ``cp -al`` makes one of a directory that a job has."""
     (tmp_path / "c").mkdir()
     (tmp_path / "other").write_text("mine")
     os.link(tmp_path / "other", tmp_path / "c" / ".lock")
-    with pytest.raises(ConfigError, match=r"\.lock: a hard link to another file: remove it"):
+    with pytest.raises(ConfigError, match=r"\.lock: a hard link to another file"):
         Folder(f"{tmp_path}/c").claim()
     assert (tmp_path / "other").read_text() == "mine"
+
+
+def test_a_directory_that_was_copied_by_hard_links_can_be_used(claimed, tmp_path):
+    """``cp -al`` and ``rsync --link-dest`` make such a copy, with the lock file."""
+    claimed.release()
+    (tmp_path / "copy").mkdir()
+    os.link(tmp_path / ".lock", tmp_path / "copy" / ".lock")
+    copied = Folder(f"{tmp_path}/copy")
+    copied.claim()
+    copied.check_claim()
+    copied.release()
 
 
 def test_a_lock_file_that_is_a_link_is_refused_and_its_target_kept(tmp_path):
