@@ -1,10 +1,10 @@
-"""The ``horovod`` backend: variables of Horovod 0.28, and the table of its settings.
+"""The ``horovod`` backend: it sets the variables of Horovod 0.28 for each worker.
 
-Workers meet at a store of distlaunch's on MASTER_PORT; control messages use gloo. Elastic Horovod
-is not supported, because its protocol unpickles data from the network.
+``SETTINGS`` lists horovodrun's tuning settings. ``-o``, horovodrun's options and its configuration
+file all use it.
 
-The settings, with the names of horovodrun, serve ``-o``, horovodrun's options and its configuration
-file.
+Workers rendezvous at a store that distlaunch serves on MASTER_PORT. Control messages use gloo.
+Elastic Horovod is not supported, because its protocol unpickles data from the network.
 """
 
 from __future__ import annotations

@@ -25,10 +25,10 @@ EXIT_UNWRITABLE = 1
 
 
 def interruptible() -> None:
-    """Have Ctrl-C raise KeyboardInterrupt from now on, unless it is ignored.
+    """Make Ctrl-C raise KeyboardInterrupt from now on, unless SIGINT is ignored.
 
-    Python would print a KeyboardInterrupt that comes in a callback of its own, as those of imports
-    are, and go on: that ends the process instead.
+    Python only prints a KeyboardInterrupt that is raised in one of its own callbacks, such as those
+    of the import system. In that case, exit the process.
     """
     if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
         sys.unraisablehook = _end_if_interrupted

@@ -179,7 +179,10 @@ def convert(option: Option, text: str, source: str) -> object:
 
 
 def read_choice(text: str, choices: tuple[str, ...], source: str) -> str:
-    """Return ``text`` if it is one of ``choices``."""
+    """Return ``text`` if it is one of ``choices``.
+
+    Raise the option's error, naming ``source``, if it is not.
+    """
     if text not in choices:
         listed = ", ".join(choices[:-1]) + " or " + choices[-1]
         raise option_error(source, f"takes {listed}, not {quoted(text)}")

@@ -1,8 +1,9 @@
-"""What stands here for options of torchrun, and for other programs; read only to explain an error.
+"""Suggest distlaunch's option or command to a user who typed one of another launcher.
 
-The names are those of ``torchrun --help`` in torch 2.2 to 2.13, of the older
-``torch.distributed.launch``, and the ``-n`` of mpirun. What torchrun and we spell alike is not
-here.
+Used only after a command line was rejected. Covers options of torchrun 2.2 to 2.13,
+``torch.distributed.launch`` and ``mpirun -n``, options of sbatch and others, and words such as
+``torchrun`` or ``train.py`` in place of a command. Options that distlaunch spells as torchrun does
+are not listed.
 """
 
 from __future__ import annotations
@@ -109,14 +110,16 @@ _LEGACY = "torch.distributed.launch"
 
 
 def counterpart(flag: str) -> str | None:
-    """Return what stands here for an option of torchrun, given as ``--with-dashes``; None if it has
-    no such option."""
+    """Return distlaunch's replacement for an option of torchrun, given as ``--with-dashes``.
+
+    Return None if torchrun has no such option.
+    """
     return _COUNTERPARTS.get(flag)
 
 
 def meant(flag: str) -> str | None:
-    """Return what stands here for an option that is easily taken for a misspelt one of ours; None
-    for all others."""
+    """Return distlaunch's replacement for an option that would otherwise be mistaken for a misspelt
+    option of distlaunch. Return None for any other option."""
     return _MEANT.get(flag)
 
 
@@ -127,8 +130,11 @@ def of_sbatch(flag: str) -> str | None:
 
 
 def taken_as_it_is(flag: str) -> str:
-    """Say, to go on after a counterpart, that the drop-in command takes such words; empty where it
-    does not."""
+    """Return a note that the drop-in command accepts such an option. Return an empty string if it
+    does not.
+
+    The note is appended to the text that ``counterpart`` returns.
+    """
     return "" if flag in _NOT_TORCHRUNS else "; or distlaunch torchrun, which takes it as it is"
 
 

@@ -191,7 +191,10 @@ class Display:
         return self._remove_rows(self._count_final_rows(now))
 
     def due(self) -> float | None:
-        """Return when ``settle`` is to be called if nothing comes before."""
+        """Return when to call ``settle`` if no more output arrives.
+
+        Return None if no row waits to become final.
+        """
         return self._rows[0].left_s + SETTLE_S if self._count_left_rows() else None
 
     def finish(self) -> list[bytes]:

@@ -1,8 +1,9 @@
-"""A writer for a terminal: skips lines instead of blocking, and keeps live rows at the bottom.
+"""Write output to a terminal without blocking the job, and keep live rows at the bottom.
 
-The live rows are progress bars and below them the status line. The writer's thread erases them
-before output and draws them again after it, in the same write, so that nothing flickers. Only their
-newest state is written. They are not shown while the cursor is in an unfinished line (a prompt).
+If the terminal is slow, lines are dropped and their number is reported. The live rows are the
+progress bars and, below them, the status line. The writer's thread erases them before output and
+draws them again after it. It does both in one write, so that nothing flickers. It writes only their
+newest state. It does not draw them while the cursor is in an unfinished line (a prompt).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _ROOM_FOR_LINES = 6
 
 
 class TerminalWriter(Writer):
-    """A writer that always has room. Skips lines and reports how many."""
+    """Writer that never blocks. It drops lines when the terminal is slow, and reports how many."""
 
     def __init__(
         self, fd: int, *, skipped: Callable[[int], bytes], colour: bool, high_water: int = BUFFER
@@ -46,7 +47,7 @@ class TerminalWriter(Writer):
         self._hidden = False
 
     def set_status(self, text: str | None) -> None:
-        """Show this as the last row of the screen; None: nothing."""
+        """Show ``text`` in the last row of the screen. None removes the row."""
         with self._cond:
             if text == self._status or self._dead or self._closing:
                 return
@@ -81,7 +82,7 @@ class TerminalWriter(Writer):
         return True
 
     def begin_close(self) -> None:
-        """Also clear the live rows."""
+        """Clear the live rows, and accept no more bytes; see ``Writer``."""
         self.set_status(None)
         self.set_bars(())
         super().begin_close()

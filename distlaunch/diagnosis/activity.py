@@ -1,4 +1,4 @@
-"""Whether a worker that says nothing has gone on between two samples of its stacks. Pure.
+"""Whether a worker that says nothing has gone on between two samples of its stacks. No I/O.
 
 A sample is a worker's stacks and the processor time that it has used. Processor time alone proves
 nothing: a wait for a GPU, and so for a collective of NCCL, spins. A changed stack alone proves

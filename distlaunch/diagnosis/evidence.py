@@ -1,4 +1,4 @@
-"""What one worker's end shows: its error file, its stderr, and its exit code or signal; pure.
+"""What one worker's end shows: its error file, its stderr, and its exit code or signal. No I/O.
 
 TORCHELASTIC_ERROR_FILE holds the JSON that torch's ``@record`` writes: ``{"message": {"message":
 "Type: text", "extraInfo": {"py_callstack": "...", "timestamp": "..."}}}``. Older torch and other

@@ -1,6 +1,6 @@
 """Among all that ended badly, find the first cause and say what the others did.
 
-Pure. A consequence (a peer is gone, a collective timed out) never wins over a cause, even if it
+No I/O. A consequence (a peer is gone, a collective timed out) never wins over a cause, even if it
 ended first.
 """
 

@@ -1,8 +1,8 @@
-"""Explain from the stacks of workers that stand still which ranks the others wait for, and where; pure.
+"""Explain from the stacks of hung workers which ranks the others wait for, and where. No I/O.
 
-Ranks at the same place are one group. A rank that waits for others is not blamed while another rank
-does not wait. Steps decide only if stacks do not: heartbeats are rare, so that the last one of a rank
-may be some steps old.
+Ranks at the same place form one group. A rank that waits for others is not blamed while another
+rank does not wait. Steps decide only if stacks do not, because heartbeats are rare and the last one
+of a rank may be some steps old.
 """
 
 from __future__ import annotations

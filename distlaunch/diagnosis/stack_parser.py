@@ -317,8 +317,11 @@ def _folded(frames: Sequence[Frame]) -> list[str]:
 
 
 def _stretch(frames: Sequence[Frame], *, inner: bool) -> list[str]:
-    """Write a stretch of library frames: of a long one its two ends, if it is the innermost, else
-    only its length."""
+    """Return lines for consecutive library frames.
+
+    A long run is shortened: the innermost one to its first and last frame, any other to one line
+    with the number of frames.
+    """
     if len(frames) <= (_WHOLE if inner else 1):
         return [str(frame) for frame in frames]
     hidden = frames[1:-1] if inner else frames

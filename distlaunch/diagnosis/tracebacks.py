@@ -1,10 +1,10 @@
-"""Python tracebacks in lines that also hold anything else; pure.
+"""Find Python tracebacks in log lines that are mixed with other output. No I/O.
 
-The lines come from ``clean_text.to_lines``: no colours, no rank prefix. The beginning may be cut
-off, because only the end of a log is kept, and other writers may have put lines in between. The end
-may be missing as well, if a signal handler raises while the interpreter prints, or after a KILL.
-From Python 3.11 on the interpreter then writes the exception as an object and ends with ``lost
-sys.stderr``. The formats are those of Python 3.10 to 3.14.
+The lines come from ``clean_text.to_lines``: they have no colours and no rank prefix. A traceback
+may lack its beginning, since only the end of a log is kept. Other writers may have added lines
+inside it. It may lack its end if a signal handler raised while the interpreter printed it, or after
+SIGKILL. In the first case, Python 3.11 and newer dump the exception object with its repr and then
+print ``lost sys.stderr``. The formats are those of Python 3.10 to 3.14.
 """
 
 from __future__ import annotations
@@ -348,7 +348,11 @@ def _continues(lines: Sequence[str], at: int, *, likely: bool) -> bool:
 
 
 def _message(raised: Raised, lines: Sequence[str], at: int, *, depth: int) -> int:
-    """Read what follows the exception's first line: more message, notes, a child's traceback."""
+    """Read the lines after an exception's first line into ``raised``.
+
+    These are the rest of the message, notes, and a child process's traceback. Return the index of
+    the next line.
+    """
     child = raised.message.startswith("Caught ") or raised.type.endswith("ProcessRaisedException")
     last = min(at + _DETAIL, len(lines))
     for probe in range(at, min(at + _CHAIN_REACH, len(lines))):

@@ -374,9 +374,9 @@ class _Mine:
                 lines.first_rank = first_rank
 
     def file_apart(self, node: int) -> None:
-        """Add the node's number to names of files that have no rank.
+        """Add the node's number to the names of the filter files, which have no rank in their name.
 
-        Different launchers then write different files in a shared run directory.
+        Launchers that share a run directory then do not write the same file.
         """
         for lines in self._filters.values():
             lines.suffix = f"-{node}"

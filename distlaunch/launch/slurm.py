@@ -342,12 +342,11 @@ class _Asked:
 
 
 def why_not_requeued(told: str | None, *, turn: int) -> str | None:
-    """Return why a job that got TERM is not requeued, from the output of ``scontrol show job``;
-    pure.
+    """Return why a job that got TERM is not requeued, from the output of ``scontrol show job``.
 
-    None if the job was interrupted: at its time limit, by preemption, or by a TERM that was a
-    warning. ``told`` is None if there was no answer. Then the job may have been cancelled, and is
-    not requeued. ``turn`` is Slurm's restart counter.
+    Return None if the job was interrupted: at its time limit, by preemption, or by a TERM that was
+    a warning. ``told`` is None if there was no answer. Then the job may have been cancelled, and is
+    not requeued. ``turn`` is Slurm's restart counter. No I/O.
     """
     fields = dict(re.findall(r"(\w+)=(\S*)", told or ""))
     state, restarts = fields.get("JobState", ""), fields.get("Restarts", "")

@@ -1,4 +1,4 @@
-"""Checks that all nodes of a job agree on the script and on the options; pure.
+"""Checks that all nodes of a job agree on the script and on the options. No I/O.
 
 Also chooses the Python interpreter of the workers on each node.
 """

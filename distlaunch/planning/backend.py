@@ -1,4 +1,4 @@
-"""The interface that planning uses of a backend: its variables, words, and needs; pure.
+"""The interface that planning uses of a backend: its variables, words, and needs. No I/O.
 
 ``backends.base`` adds the options of a backend, the packages that it needs, and its sizes.
 """

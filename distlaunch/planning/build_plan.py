@@ -1,4 +1,4 @@
-"""Makes the plan of an attempt from its topology; pure.
+"""Makes the plan of an attempt from its topology. No I/O.
 
 ``build_plan`` plans an attempt, ``bind`` adds what is known only at its start. The plan includes
 the environment that every worker gets with any backend.

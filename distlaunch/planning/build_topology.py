@@ -1,4 +1,4 @@
-"""Makes the nodes of a job from the hosts of a source and the requested sizes; pure.
+"""Makes the nodes of a job from the hosts of a source and the requested sizes. No I/O.
 
 A host that the user named and that is not needed is left out, with a note. A host that a scheduler
 granted is never left idle without an error. Values that only a node knows (its devices, its CPUs,

@@ -1,4 +1,4 @@
-"""Chooses the GPUs of this node's workers, and the device mask for them; pure.
+"""Chooses the GPUs of this node's workers, and the device mask for them. No I/O.
 
 A mask that is already set (by a scheduler, a container or the user) is narrowed, never widened.
 """

@@ -1,5 +1,5 @@
-"""The text of ``--explain``: where each value comes from, and which alternatives are not used;
-pure."""
+"""The text of ``--explain``: the source of each value, and the alternatives that are not used. No
+I/O."""
 
 from __future__ import annotations
 

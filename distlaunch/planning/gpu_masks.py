@@ -1,4 +1,4 @@
-"""Reads a device mask as the GPU runtime does; pure.
+"""Reads a device mask as the GPU runtime does. No I/O.
 
 From left to right, an entry that is not a GPU ends the list, and so does a change between indices
 and UUIDs. A GPU that is named twice leaves nothing visible (CUDA C++ Programming Guide,

@@ -1,4 +1,4 @@
-"""The addresses of a node that other nodes can reach, and the interface for its workers; pure."""
+"""The addresses of a node that other nodes can reach, and the interface for its workers. No I/O."""
 
 from __future__ import annotations
 

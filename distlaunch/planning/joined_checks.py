@@ -1,4 +1,4 @@
-"""Limits for what the launchers of one job send each other: numbers, names and addresses; pure."""
+"""Limits for numbers, names and addresses that the launchers of a job send each other. No I/O."""
 
 from __future__ import annotations
 

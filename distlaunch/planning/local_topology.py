@@ -1,4 +1,4 @@
-"""The workers of this machine, from the requested sizes and its devices; pure.
+"""The workers of this machine, from the requested sizes and its devices. No I/O.
 
 ``local_topology`` serves ``train``, ``torchrun_topology`` serves ``distlaunch torchrun``. As under
 torchrun, the latter leaves a device mask as it is and lets every worker see what the launcher sees.

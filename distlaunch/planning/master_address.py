@@ -1,4 +1,4 @@
-"""The address and port at which the workers of a job find rank 0; pure.
+"""The address and port at which the workers of a job find rank 0. No I/O.
 
 Planning settles what options and the list of hosts say. With several nodes the rest is settled at
 the start: rank 0's node reports its addresses, every other node connects to each of them, and the

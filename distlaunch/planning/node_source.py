@@ -1,4 +1,4 @@
-"""Decides which source names the nodes, and which of the nodes is this machine; pure.
+"""Decides which source names the nodes, and which of the nodes is this machine. No I/O.
 
 Loaded only if ``Facts`` have surroundings: some option or variable suggests that there are other
 nodes.

@@ -1,4 +1,4 @@
-"""The launcher that started this launcher as one of its workers; pure.
+"""The launcher that started this launcher as one of its workers. No I/O.
 
 torchrun, horovodrun, accelerate, deepspeed and distlaunch give each worker its rank in environment
 variables. A launcher of ours that is such a worker runs one worker with these variables. mpirun,

@@ -1,9 +1,9 @@
-"""Which variables of the launcher's environment workers on other machines get; pure.
+"""Select the launcher's environment variables that workers on other machines get. No I/O.
 
-Workers there get what workers here would, except variables that belong to a host or to a login.
-Variables that say where software is installed are sent only to nodes that have the launcher's
-interpreter at the same path. The rest is then probably the same, too (a shared file system, the
-same image). On other nodes the launcher's PATH would hide the node's own software.
+They get the variables that local workers would get, except those of a host or a login. Variables of
+a software installation (PATH, CONDA_*) go only to nodes that have the launcher's interpreter at the
+same path. There the other paths are probably the same too (a shared file system, the same image).
+On other nodes the launcher's PATH would hide the node's own software.
 
 PYTHONPATH is sent everywhere: it names the user's own modules, and a missing directory in it does
 no harm. PYTHONHOME is not, because a wrong one stops every interpreter.

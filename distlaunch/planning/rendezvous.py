@@ -1,4 +1,4 @@
-"""Where the launchers of a job connect to each other, and which is the coordinator; pure.
+"""Where the launchers of a job connect to each other, and which is the coordinator. No I/O.
 
 The coordinator is the launcher with node rank 0. If no ranks are set, it is the launcher on the
 machine that the rendezvous names. If there are several on that machine, it is the first that gets

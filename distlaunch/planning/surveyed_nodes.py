@@ -1,4 +1,4 @@
-"""The plan of each attempt of a job on several nodes, made from the surveys of its hosts; pure.
+"""The plan of each attempt of a job on several nodes, made from the surveys of its hosts. No I/O.
 
 Hosts are numbered: first those that are to train, then the spares, then those that --discover has
 found later. The number of a host never changes. Node ranks are assigned anew for each attempt, in

@@ -1,4 +1,4 @@
-"""The typed options of a job, set by the command line or the Python API; pure.
+"""The typed options of a job, set by the command line or the Python API. No I/O.
 
 Every field that is an option of the command line has a row in ``cli/option_table.py``; a test
 checks that. The commands of other launchers set the same fields, and a ``Dialect`` for the names

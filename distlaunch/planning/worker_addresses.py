@@ -1,4 +1,4 @@
-"""The addresses at which the workers of an attempt listen; pure.
+"""The addresses at which the workers of an attempt listen. No I/O.
 
 For backends whose workers get a list of all workers, such as TensorFlow with TF_CONFIG. Each node
 holds the ports of its workers. All workers get the same list, in the order of ranks.

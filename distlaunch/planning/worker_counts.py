@@ -1,8 +1,8 @@
-"""How many workers each host of a job runs; pure.
+"""Compute how many workers each host runs. No I/O.
 
-The number comes from the sizes that the user asked for and the slots of the hosts. Sizes are exact:
-distlaunch plans them or raises an error that says how much there is. None stands for a number that
-only the node knows. The ranks of a node are contiguous.
+The inputs are the requested sizes and the slots of the hosts. The requested sizes are met exactly,
+or ConfigError names the number of available slots. A count of None means that only the node itself
+can tell. Each node gets consecutive ranks.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Write batch scripts and Kubernetes manifests from the options of ``train``. Pure."""
+"""Write batch scripts and Kubernetes manifests from the options of ``train``. No I/O."""

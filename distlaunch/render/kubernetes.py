@@ -1,4 +1,4 @@
-"""Render an Indexed Job, and a headless Service by which its pods find each other. Pure.
+"""Render an Indexed Job, and a headless Service by which its pods find each other. No I/O.
 
 Source: Kubernetes' documentation of Jobs, pod failure policies and DNS, and its Job controller: a
 Job fails when more pods than backoffLimit have failed; the first matching rule applies, and rules

@@ -1,4 +1,4 @@
-"""Parts that all kinds of pods share: command, variables, resources, volumes. Pure."""
+"""Parts that all kinds of pods share: command, variables, resources, volumes. No I/O."""
 
 from __future__ import annotations
 

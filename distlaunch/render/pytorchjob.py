@@ -1,4 +1,4 @@
-"""Render a PyTorchJob of Kubeflow's Training Operator (v1). Pure.
+"""Render a PyTorchJob of Kubeflow's Training Operator (v1). No I/O.
 
 Source: the operator's API reference and its controller, release 1.9. With restartPolicy ExitCode it
 replaces a pod whose exit code is 128 or more; any other failure ends the job. It counts replaced

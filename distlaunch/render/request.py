@@ -1,4 +1,4 @@
-"""The request to render a file, and checks of sizes and names for Slurm and Kubernetes. Pure."""
+"""The request to render a file, and checks of sizes and names for Slurm and Kubernetes. No I/O."""
 
 from __future__ import annotations
 

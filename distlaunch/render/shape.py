@@ -1,4 +1,4 @@
-"""How many nodes a job requests, and what each node has. Pure."""
+"""How many nodes a job requests, and what each node has. No I/O."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Render a batch script for Slurm. Pure.
+"""Render a batch script for Slurm. No I/O.
 
 Source: the manuals of sbatch and srun, and tests with Slurm 22.05: --signal without B: reaches
 steps only; the signal may come a minute early; the log of a requeued job is truncated unless it is

@@ -1,4 +1,4 @@
-"""The kinds of files to render. Pure."""
+"""The kinds of files to render. No I/O."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Render a TrainJob of Kubeflow Trainer v2. Pure.
+"""Render a TrainJob of Kubeflow Trainer v2. No I/O.
 
 Source: Trainer's API reference, release 2.3 (older releases call runtimePatches
 podTemplateOverrides), and JobSet's webhook (the default restartPolicy is OnFailure, and names of

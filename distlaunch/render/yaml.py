@@ -1,4 +1,4 @@
-r"""Write YAML with comments, such that every reader reads text as text. Pure.
+r"""Write YAML with comments, such that every reader reads text as text. No I/O.
 
 Text stays unquoted only if every reader of YAML 1.1 or 1.2 reads it as text. Other text, such as
 ``no``, ``1e3`` and ``012``, is in double quotes. Unprintable characters are escaped as in YAML

@@ -402,10 +402,10 @@ def _at_exit() -> None:
 
 
 def _end_group(*, clean: bool) -> None:
-    """End the group.
+    """Leave the process group.
 
-    After an exception the group is not destroyed: the other workers are elsewhere, so waiting for
-    them or destroying it would hang.
+    Destroy it if the exit is clean or there is only one worker. After an exception, do not destroy
+    it: the other workers are in other collectives, so destroying would hang.
     """
     global _current, _store  # noqa: PLW0603 - as in init
     if _current is None or _owner_pid != os.getpid():

@@ -1,6 +1,6 @@
 """Average gradients with Horovod.
 
-A process group of torch beside it does every other collective.
+All other collectives use a torch process group, which is created in addition.
 """
 
 from __future__ import annotations

@@ -426,8 +426,10 @@ def guarded(argv: Sequence[str], to_three: str) -> list[str]:
 
 
 def reap() -> None:
-    """Collect the children that have exited since they were closed. Agents exit after their
-    workers."""
+    """Reap child processes that have exited after their connections were closed.
+
+    An agent exits only after its workers, so it can outlive its connection.
+    """
     with _reaping:
         _unreaped[:] = [process for process in _unreaped if process.poll() is None]
 

@@ -1,4 +1,4 @@
-"""The table of hosts that cannot take part, with reasons and hints; pure."""
+"""The table of hosts that cannot take part, with reasons and hints. No I/O."""
 
 from __future__ import annotations
 

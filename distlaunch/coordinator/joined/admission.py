@@ -100,9 +100,10 @@ class CoordinatorConnector:
         signals: SignalPipe,
         otherwise: Callable[[], Sequence[str]] | None = None,
     ) -> None:
-        """``signals``: connecting stops for a signal that ends the launcher, and for no other.
+        """``signals``: connecting is aborted only by a signal that ends the launcher.
 
-        ``otherwise``: see ``connect.connect_to_listener``.
+        ``otherwise`` returns other addresses of the coordinator. It is called if the coordinator's
+        name cannot be resolved; see ``connect.connect_to_listener``.
         """
         self._joiner, self._job_identity, self._join_timeout_s = (
             joiner,

@@ -1,7 +1,8 @@
-"""The coordinator's transport where each node has a launcher: the others, and its own node.
+"""The coordinator's transport if each node runs its own launcher, as with torchrun.
 
-A launcher may take a node rank if no live launcher holds it. The policy is told of a launcher once it
-wants the node (``connect``).
+It connects the policy to the launchers of the other nodes and to the agent of this node. A launcher
+gets a node rank only if no live launcher holds that rank. The policy learns of a launcher only
+after it has called ``connect`` for its node.
 """
 
 from __future__ import annotations
@@ -362,8 +363,11 @@ class JoinedLaunchers(Connections[p.FromLauncher]):
         return self._taken_events()
 
     def close(self, hurried: Callable[[], bool] = lambda: False) -> None:
-        """Send the verdict to the other launchers, end our own node, and wait until the others
-        have disconnected, for ``LEAVE_S`` at most."""
+        """Send the job's result to the other launchers and stop this node's agent.
+
+        Then wait at most ``LEAVE_S`` for the other launchers to disconnect. ``hurried`` returns
+        True if the user wants a quick end. The wait then ends after at most ``HURRIED_LEAVE_S``.
+        """
         for node in list(self._peers):
             self._tell(node, self.verdict)
         self._own.close(hurried)

@@ -1,4 +1,4 @@
-"""One attempt: its nodes, what has happened to its workers, and what it failed by. Pure."""
+"""One attempt: its nodes, what has happened to its workers, and what it failed by. No I/O."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Prepare attempts on several nodes: choose the nodes and the master address. Pure.
+"""Choose the nodes and the master address of each attempt on several nodes. No I/O.
 
-``AttemptStart`` serves all attempts of a job. ``Preparation`` serves one: the node of rank 0 holds
-the master port and listens on it, and every other node connects to it at each address that it may
-have. So workers get an address that has worked.
+``AttemptStart`` lives as long as the job. ``Preparation`` lives for one attempt: rank 0's node
+reserves the master port, and every other node tries to connect to it at each of its addresses.
+Workers get an address that was reached in this test.
 """
 
 from __future__ import annotations
@@ -306,7 +306,7 @@ class Preparation:
         ]
 
     def deadline(self) -> float:
-        """Return when the answers of nodes are late."""
+        """Return when the current step (prepare or reach) times out."""
         return self._until
 
     def reach(self, port: int, now: float) -> list[Action] | JobError:

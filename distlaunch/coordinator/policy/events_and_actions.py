@@ -72,7 +72,8 @@ class Signalled(Record):
 
     @property
     def sender(self) -> tuple[int | None, bool]:
-        """Who tells of it: a launcher, an agent or a spawner."""
+        """Return the process that reported the signal: its node (None: this launcher) and whether
+        it is a spawner."""
         return self.node, self.spawner
 
 

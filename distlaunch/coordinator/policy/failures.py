@@ -1,6 +1,6 @@
 """Diagnose the failures of an attempt.
 
-Pure. ``diagnosis`` is imported only when something has failed.
+No I/O. ``diagnosis`` is imported only when something has failed.
 """
 
 from __future__ import annotations

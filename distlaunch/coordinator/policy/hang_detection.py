@@ -1,4 +1,4 @@
-"""Decide whether silent workers hang, and find the ranks that the others wait for. Pure."""
+"""Decide whether silent workers hang, and find the ranks that the others wait for. No I/O."""
 
 from __future__ import annotations
 

@@ -502,7 +502,11 @@ class JobPolicy:
         return actions
 
     def _on_all_ended(self, now: float) -> list[Action]:
-        """Have the nodes wait for processes that workers have left, or end them."""
+        """Start the end of an attempt after all its workers have exited.
+
+        If they exited with 0, have the nodes wait for leftover processes. Otherwise, stop these
+        processes.
+        """
         run = self._run
         if self.phase == "stopping":
             return []

@@ -1,4 +1,4 @@
-"""How far a job is, from its workers' heartbeats. Pure.
+"""How far a job is, from its workers' heartbeats. No I/O.
 
 Work per message grows with the ranks in it only; what needs all ranks (the range of their steps) is
 summed up at most twice a second.

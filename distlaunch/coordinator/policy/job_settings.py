@@ -15,8 +15,10 @@ if TYPE_CHECKING:
 
 
 class Gathering(Record):
-    """How the nodes of a job are set up, if they are more than this machine. All functions are
-    pure."""
+    """How the nodes of a job are set up, if the job uses other machines as well.
+
+    Its functions do no I/O.
+    """
 
     hosts: tuple[str, ...]
     """By member number: first the nodes that train, then spares."""

@@ -1,4 +1,4 @@
-"""Lost nodes as the cause of a failed attempt, and their texts. Pure."""
+"""Lost nodes as the cause of a failed attempt, and their texts. No I/O."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The nodes that a job may use: their state, their losses, and why they cannot take part. Pure.
+"""The nodes that a job may use: their state, their losses, and why they cannot take part. No I/O.
 
 A node that is lost ``LOSSES`` times within ``LOSSES_S`` is not used for a while, twice as long each
 time. It is never given up, since it may only have been slow.
@@ -219,8 +219,7 @@ def _doubled(first_s: float, times: int, most_s: float) -> float:
 
 
 def shown(text: str) -> str:
-    """Return a text of a node shortened and printable, so that it cannot change the line around
-    it."""
+    """Return a text from a node, shortened and without control characters other than newlines."""
     return printable(text if len(text) <= _LONGEST else f"{text[:_LONGEST]}...", keep="\n")
 
 

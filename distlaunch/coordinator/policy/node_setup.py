@@ -1,4 +1,4 @@
-"""Connect and survey the nodes of an attempt, and plan for those that can take part. Pure.
+"""Connect and survey the nodes of an attempt, and plan for those that can take part. No I/O.
 
 A job of fixed size waits for all its nodes, and reports all failures together. A job that may run on
 fewer nodes, or has spares, waits ``ELASTIC_WAIT_S`` for the rest once it has enough, and never for a
@@ -297,7 +297,10 @@ class NodeSetup:
         self.nodes[number].logged_in = self.nodes[number].state == "connecting"
 
     def joined(self, number: int, now: float) -> list[Action]:
-        """Record that an agent has connected."""
+        """Record that an agent has connected.
+
+        Return the actions that follow, such as the survey of the node.
+        """
         member = self.nodes[number]
         if not member.present:  # its host was removed while it connected
             self.nodes.leave(member)
@@ -342,7 +345,11 @@ class NodeSetup:
     def lost(
         self, number: int, why: str, now: float, *, wanted: bool, kind: LossKind = LossKind.GONE
     ) -> list[Action]:
-        """Record that a connected node is lost. ``wanted``: the job may go on."""
+        """Record that a connected node is lost, and return the actions that follow.
+
+        ``wanted``: the job still runs, so the node may be connected again. It is False while the
+        job is being stopped or has failed.
+        """
         member = self.nodes[number]
         if member.state != "joined":
             return []

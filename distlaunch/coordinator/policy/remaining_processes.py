@@ -1,4 +1,4 @@
-"""Processes that workers have left behind, in words. Pure."""
+"""Processes that workers have left behind, in words. No I/O."""
 
 from __future__ import annotations
 

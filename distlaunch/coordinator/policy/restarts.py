@@ -1,4 +1,4 @@
-"""The restart rule: whether a job gets another attempt, and if not, why. Pure.
+"""The restart rule: whether a job gets another attempt, and if not, why. No I/O.
 
 The policy decides by it after an attempt that failed, and a launcher that has joined a job after
 the coordinator was lost.

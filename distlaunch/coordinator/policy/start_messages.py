@@ -1,4 +1,4 @@
-"""The messages that start the workers of an attempt on its nodes. Pure.
+"""The messages that start the workers of an attempt on its nodes. No I/O.
 
 Where each node has a launcher, the agent of the coordinator's node gets the plan; the other
 launchers get what they need to plan their own workers from their own command lines.

@@ -324,8 +324,11 @@ class Peer(Generic[M]):
         self.heard = now
 
     def begin_turn(self, now: float) -> None:
-        """Let ``next_message`` return ``TURN_MESSAGES`` messages within ``TURN_S``; ``now`` is the
-        job's clock."""
+        """Start a turn, which limits how long one peer delays the others.
+
+        Until the next turn, ``next_message`` returns at most ``TURN_MESSAGES`` messages and for at
+        most ``TURN_S``. ``now`` is on the job's clock.
+        """
         self._turn_at = now
         self._turn_left = TURN_MESSAGES
         self._turn_until = time.monotonic() + TURN_S

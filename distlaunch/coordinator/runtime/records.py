@@ -180,7 +180,8 @@ class LineFilter:
             self._descriptor = -1
 
     def output(self, rank: int, data: bytes) -> None:
-        """Write a chunk."""
+        """Process a chunk of a rank's output, and write the complete lines that match to the
+        filter's file."""
         if rank - self.first_rank not in self._prefixes:
             return
         *lines, rest = (self._begun.pop(rank, b"") + data).split(b"\n")

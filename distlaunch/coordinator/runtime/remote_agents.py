@@ -55,11 +55,11 @@ _OUTPUT_S = 10.0
 
 
 class Fleet(Connections[m.FromRemote]):
-    """A ``Transport`` over connections. ``clock`` is the job's; ``targets`` are by member number.
+    """Connections to the agents on all remote nodes, as a ``Transport``.
 
-    ``find`` runs the command of --discover (in a thread; raises LaunchError), ``read`` makes
-    targets of what it printed (by the main loop; raises LaunchError): hosts that are new become
-    targets.
+    ``targets`` holds the address of each node, by member number. ``clock`` is the job's clock.
+    ``find`` runs the --discover command in a thread and returns its output. ``read`` converts that
+    output to targets in the main loop. New hosts are added to ``targets``. Both raise LaunchError.
     """
 
     hears_signals = False

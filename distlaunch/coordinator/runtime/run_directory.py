@@ -1,4 +1,8 @@
-"""The run directory: made once, private, never overwriting; the newest are kept."""
+"""Create the run directory of a job.
+
+The directory is private (0700). An existing directory is never overwritten: a new one gets the
+suffix ``-2``, ``-3`` and so on. In the default place, runs older than the newest 50 are deleted.
+"""
 
 from __future__ import annotations
 

@@ -65,7 +65,10 @@ class SignalPipe:
         return self._read
 
     def read(self) -> bytes:
-        """Return the numbers of the signals that have come since, in order."""
+        """Return the numbers of the signals received since the last call, oldest first.
+
+        Return ``b""`` if there are none.
+        """
         try:
             numbers = os.read(self._read, 4096)
         except BlockingIOError:

@@ -441,11 +441,13 @@ class Endpoint:
 
     @property
     def wants_proof(self) -> bool:
-        """Return whether the listener waits for the proof."""
+        """Return whether the handshake has reached the point where this launcher must send its
+        proof that it knows the job's secret (see ``prove``)."""
         return bool(self._proof)
 
     def begin(self, now: float) -> None:
-        """Start to connect."""
+        """Start a connection attempt to this address without blocking. A failure is recorded in
+        ``why``."""
         self.until = now + CONNECT_S
         try:
             self.connection = socket.socket(self._family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
@@ -457,7 +459,10 @@ class Endpoint:
             self.fail(errno_clause(number))
 
     def prove(self, now: float) -> None:
-        """Send the proof. Only one endpoint at a time may do so: two may lead to the same listener."""
+        """Send this launcher's proof that it knows the job's secret.
+
+        Only one endpoint at a time may do so, because two endpoints may lead to the same listener.
+        """
         self.is_proving, self.until = True, now + ANSWER_S
         proof, self._proof = self._proof, b""
         try:

@@ -1,4 +1,4 @@
-"""Names of environment variables that several rooms use.
+"""Names of environment variables that several packages use.
 
 Sources: torchrun 2.13 (variables that it sets and reads), the worker variables of Open MPI, MPICH
 and Horovod, and TF_CONFIG.

@@ -483,7 +483,8 @@ def _is_valid(welcome: p.Welcome) -> bool:
 
 
 def _sanitized(turned: p.Rejected) -> p.Rejected:
-    """Return the listener's answer, made safe for the terminal and as an exit code."""
+    """Return the listener's rejection with printable, shortened text and an exit code between 1 and
+    255."""
     code = turned.exit_code if 0 < turned.exit_code < 256 else EXIT_USAGE
     hint = None if turned.hint is None else printable(turned.hint[:_LONGEST_TEXT], keep="\n")
     text = printable(turned.text[:_LONGEST_TEXT], keep="\n")

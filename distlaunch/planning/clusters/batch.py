@@ -1,4 +1,4 @@
-"""Batch systems; pure.
+"""Batch systems. No I/O.
 
 A script of PBS, LSF or SGE stands for the whole job. Flux numbers its tasks, AWS Batch the nodes of
 a multi-node job. Slots are what the site counts, mostly cores. If GPUs are listed, they decide.
@@ -197,7 +197,10 @@ def _lsf(environ: Environ, texts: Texts) -> Allocation | None:
 
 
 def _sge(environ: Environ, texts: Texts) -> Allocation | None:
-    """Return the hosts of the parallel environment's file: ``host slots queue processors``."""
+    """Return the allocation that Grid Engine describes in the file PE_HOSTFILE.
+
+    Its lines are ``host slots queue processors``. Return None if the variable is not set.
+    """
     path = _own_file(environ, "sge", "PE_HOSTFILE") if "PE_HOSTFILE" in environ else None
     if path is None:
         return None

@@ -1,4 +1,4 @@
-"""Typed access to variables that a system sets, with errors that quote name and value; pure."""
+"""Typed access to variables that a system sets, with errors that quote name and value. No I/O."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which pod of a job this is, by the controller that made it; pure.
+"""Which pod of a job this is, by the controller that made it. No I/O.
 
 Each controller has a function. The first one that finds its own variables decides. For all of them
 RANK means the pod's index, never a process's. Pods of an Indexed Job, a JobSet or a StatefulSet are

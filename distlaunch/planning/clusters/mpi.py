@@ -1,4 +1,4 @@
-"""Processes that mpirun or a similar program started and numbered; pure.
+"""Processes that mpirun or a similar program started and numbered. No I/O.
 
 Sources: Open MPI 4.1.4 and MPICH 4.0.2 (recorded environments), the documentation of Open MPI 5 and
 MVAPICH2, IBM's job step manager as read by PyTorch Lightning's LSFEnvironment, HPE's PALS as sites

@@ -1,4 +1,4 @@
-"""Chooses the system whose variables describe the job, by precedence; pure.
+"""Chooses the system whose variables describe the job, by precedence. No I/O.
 
 The user's lists (--hosts, --hostfile, --discover) come before all systems and are read elsewhere.
 Among systems the innermost launcher comes first: one that started this very process (mpirun), then

@@ -1,4 +1,4 @@
-"""The nodes, workers and GPUs that Slurm granted a job or a step; pure.
+"""The nodes, workers and GPUs that Slurm granted a job or a step. No I/O.
 
 A batch script and the shell of ``salloc`` stand for the whole job (part ``all``). In a step only
 ``SLURM_STEP_*``, ``PROCID``, ``NODEID`` and ``LOCALID`` describe the step. The job's variables are

@@ -1,4 +1,4 @@
-"""Hosts that the user names with ``--hosts``, ``--hostfile`` or ``--discover``; pure.
+"""Hosts that the user names with ``--hosts``, ``--hostfile`` or ``--discover``. No I/O.
 
 One of the three, which then comes before anything in the environment.
 """

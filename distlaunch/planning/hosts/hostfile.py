@@ -1,10 +1,11 @@
-"""Parses hosts as people write them: on the command line, in host files, in the output of a script;
-pure.
+"""Parses hosts as people write them: on the command line, in host files, in the output of a script.
+No I/O.
 
 The grammar is ``[USER@]HOST[:SLOTS][:port=N]``. HOST is a name, a list such as ``n[01-04]``, an
-IPv4 address, or an IPv6 address in brackets. A number after a colon is always the number of slots,
-as in Horovod and Hydra. An SSH port therefore needs its name: ``a:4:port=2222``, in a file also ``a
-slots=4 port=2222`` as in Open MPI.
+IPv4 address, or an IPv6 address in brackets. A line of a host file may also have an IPv6 address
+without brackets. A number after a colon is always the number of slots, as in Horovod and Hydra. An
+SSH port therefore needs its name: ``a:4:port=2222``, in a file also ``a slots=4 port=2222`` as in
+Open MPI.
 
 A line of a host file may continue with ``key=value`` words. Keys that tell Open MPI or Hydra how to
 place and bind workers are ignored, because distlaunch does that in its own way. Unknown keys are an

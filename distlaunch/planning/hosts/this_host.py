@@ -1,4 +1,4 @@
-"""Whether the name of a host means this machine; pure.
+"""Whether the name of a host means this machine. No I/O.
 
 That decides whether an agent is started here or over a transport. The number of hosts does not:
 ``--hosts b:8`` on machine ``a`` is a job on b.

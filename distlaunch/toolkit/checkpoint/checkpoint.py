@@ -654,9 +654,10 @@ _PARAMETERS = (
 
 
 def refuse_misspelt(name: str, part: object) -> None:
-    """Raise ConfigError for a further keyword that is almost a parameter.
+    """Raise ConfigError if the name of an additional keyword argument looks like a misspelt
+    parameter.
 
-    A part may have a parameter's name with something before or behind it: ``lr_scheduler``,
+    A stateful object, or None, may have a name that extends a parameter's name: ``lr_scheduler``,
     ``optimizers``.
     """
     if not (near := get_close_matches(name, _PARAMETERS, n=1, cutoff=0.8)):

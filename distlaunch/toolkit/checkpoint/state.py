@@ -903,8 +903,11 @@ def _are_names(value: object) -> bool:
 
 
 def check_random_states(states: dict[str, Any]) -> None:
-    """Raise MalformedError for states that no generator takes, and for one of numpy's that it would
-    take, and then read behind its end."""
+    """Raise MalformedError if a saved random state is invalid.
+
+    A numpy state is also checked for its length and position, because numpy accepts invalid values
+    there and then reads out of bounds.
+    """
     name, is_of_numpys = "Python", True
     try:
         random.Random().setstate(states["python"])

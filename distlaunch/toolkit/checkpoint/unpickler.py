@@ -296,10 +296,10 @@ Build = Callable[[Unpickler, Any, Any], Any]
 
 
 def check_key(key: Any, spend: Callable[[int], None], depth: int = _KEY_DEPTH) -> None:
-    """Raise MalformedError for a key that no checkpoint has, or whose hash could crash Python:
-    deeply nested tuples.
+    """Raise MalformedError for a dictionary key that checkpoints do not contain.
 
-    ``spend``: is called with what its hash costs.
+    Also reject deeply nested tuples, whose hash could crash Python. ``spend`` is called with the
+    cost of hashing the key.
     """
     kind = type(key)
     if kind is int:

@@ -1,4 +1,4 @@
-"""Which bundles fit into a Ray cluster, and messages on those that do not; pure."""
+"""Which bundles fit into a Ray cluster, and messages on those that do not. No I/O."""
 
 from __future__ import annotations
 

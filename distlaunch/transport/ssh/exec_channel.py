@@ -107,7 +107,10 @@ class ChannelConnection:
         self._inbox.unread(data)
 
     def execute(self, command: str) -> None:
-        """Request a command without waiting for the answer. A refusal closes the channel."""
+        """Request a command without waiting for the answer. A refusal closes the channel.
+
+        Raises OSError if the connection is closed.
+        """
         message = self._message(_REQUEST)
         message.add_string("exec")
         message.add_boolean(True)  # noqa: FBT003 - paramiko's
@@ -252,7 +255,8 @@ class ReceiveBuffer:
             os.eventfd_write(self._descriptor, 1)
 
     def take(self) -> bytes | None:
-        """Return what there is, without waiting; None at the end."""
+        """Return the bytes that have arrived, without waiting. Return None at the end of the
+        stream."""
         with self._lock:
             count, size = 0, 0
             while count < len(self._chunks) and size < _MOST_TAKEN:

@@ -238,8 +238,10 @@ class KeyFile:
 
 
 def understood(data: bytes) -> tuple[bytes | None, bytes | None]:
-    """Return a private key's cipher (None: it has none) and public key, if its format shows them;
-    pure."""
+    """Return a private key's cipher and public key, if its format shows them. No I/O.
+
+    The cipher is None if the key has none.
+    """
     if _BEGIN not in data:
         return (b"PEM" if b"ENCRYPTED" in data else None), None
     try:

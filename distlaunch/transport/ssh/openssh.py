@@ -140,7 +140,7 @@ class OpenSsh:
 
 
 def understood(said: bytes, *, host: str) -> ConnectStepError:
-    """Return the step that failed according to ssh's stderr; pure."""
+    """Return the step that failed according to ssh's stderr. No I/O."""
     text = said.decode(errors="replace")
     lines = [
         line.strip()

@@ -1,4 +1,4 @@
-"""Translate the words of ``accelerate launch`` into options of train. Pure."""
+"""Translate the words of ``accelerate launch`` into options of train. No I/O."""
 
 from __future__ import annotations
 

@@ -1,14 +1,15 @@
-"""The warm server: imports modules once and forks workers, inside a worker's interpreter.
+"""Preload server: import modules once, then fork a worker for each order.
 
-It runs while the interpreter imports ``sitecustomize``. A forked worker returns from that import,
-and the interpreter goes on with the script: module or zip file, ``sys.argv``, ``__main__``, exit
-codes and finalisation are the interpreter's own. Everything else must be as in a worker that was
-executed: environment, streams, random numbers, descriptors, modules. The one exception is the
-secret of string hashes, which all ranks share.
+It runs in a Python process that has the workers' interpreter and environment, while that
+interpreter imports ``sitecustomize``. In a forked worker this import returns, and the interpreter
+goes on with the script. The script (module or zip file), ``sys.argv``, ``__main__``, exit codes and
+finalisation are handled by the interpreter. Everything else must be as in a worker started with
+exec: environment, streams, random numbers, descriptors, modules. The only exception is the secret
+of string hashes, which all ranks share.
 
-Before the modules are imported, nothing is loaded that a script would not find loaded anyway. What
-the modules change in the process (variables, signal handlers, open files) stays changed in the
-workers, as if they had imported the modules themselves. This file is not imported anywhere else.
+Before it imports the modules, the server loads nothing that a script would not find loaded anyway.
+Changes that the modules make to the process (variables, signal handlers, open files) remain in the
+workers, as if the workers had imported the modules themselves. No other module imports this file.
 """
 
 import os
@@ -57,16 +58,18 @@ def serve(control: int) -> None:
 
 
 def _fail(control: int, reason: str, module: str = "") -> None:
-    """Report the failure and exit. If one module is the cause, another server can import the
-    others.
+    """Report the failure and exit.
+
+    If ``module`` names the module that caused it, another server can import the others.
     """
     tell(control, (f"spoiled {module} " if module else "failed ") + reason[:_REASON_CHARS])
     os._exit(1)
 
 
 def _move_environment() -> None:
-    """Copy all variables to new memory, so that a worker's can be written where they were (``ps
-    e``).
+    """Copy all variables to new memory.
+
+    A worker's variables can then be written to the old place, where ``ps e`` reads them.
     """
     for name, value in os.environ.items():
         os.putenv(name, value)
@@ -190,8 +193,10 @@ class Server:
         self.env_start, self.env_end = int(fields[_ENV_START]), int(fields[_ENV_START + 1])
 
     def problem(self, names: list[str], threads_by: "dict[str, str]") -> "tuple[str, str] | None":
-        """Return why this process cannot fork workers, and the module to blame (empty if not
+        """Return why this process cannot fork workers, and the module that caused it (empty if not
         known).
+
+        Return None if it can.
         """
         with self.warnings.catch_warnings():
             self.warnings.simplefilter(

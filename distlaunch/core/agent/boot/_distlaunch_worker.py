@@ -1,4 +1,4 @@
-"""Make a process forked by the warm server equal to a worker that was executed.
+"""Make a process forked by the preload server equal to a worker started with exec.
 
 See ``_distlaunch_warm.py``. This module, too, loads nothing that a script would not find loaded.
 """
@@ -44,7 +44,10 @@ def rename(name: str) -> str:
 
 
 class Worker:
-    """An order, and, in the process forked for it, the steps that carry it out."""
+    """The server's order to start one worker.
+
+    In the process forked for it, the methods turn that process into the worker.
+    """
 
     def __init__(
         self,
@@ -241,10 +244,10 @@ def _is_lost(stream: "Any") -> bool:
 
 
 def _renew_random() -> None:
-    """Reseed random numbers and secrets, so that the ranks' differ. What a module has seeded on
-    purpose stays.
+    """Reseed random numbers and secrets, so that they differ between ranks.
 
-    Python itself seeds ``random`` in every forked process.
+    The seeds that a module has set on purpose stay. Python itself seeds ``random`` in every forked
+    process.
     """
     numpy: Any = sys.modules.get("numpy.random.mtrand")
     if numpy is not None and getattr(numpy._rand._bit_generator, "seed_seq", 0) is not None:  # noqa: SLF001 - no other way

@@ -1,11 +1,11 @@
-"""Run our code in a worker's interpreter, imported by ``site`` before the script.
+"""Prepare a worker's interpreter before the script runs; ``site`` imports this file.
 
 It removes itself from ``sys.path``, the environment and ``sys.modules``, then runs the
 ``sitecustomize`` that would have run without it. It must work with any Python 3.8 or newer, import
 next to nothing, and never stop a worker.
 
-In the warm server (``_distlaunch_warm.py``) it does not return, but it does in each process that is
-forked there.
+In the preload server (``_distlaunch_warm.py``), this import never returns. In each worker that the
+server forks, it returns and the script runs.
 """
 
 import os
@@ -26,7 +26,7 @@ def _leave() -> str:
 
 
 def _serve(folder: str, control: str) -> None:
-    """Run the warm server. Returns only in a worker."""
+    """Run the preload server. Returns only in a worker."""
     sys.path.insert(0, folder)
     try:
         from _distlaunch_warm import serve  # type: ignore[import-not-found]

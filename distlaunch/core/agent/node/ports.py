@@ -1,11 +1,12 @@
 """Reserve a TCP port for rank 0's store, so that no other process takes it before rank 0 uses it.
 
-A reserved port is bound on the dual-stack wildcard address, exclusively, and does not listen. Just
+A reserved port is bound exclusively to the dual-stack wildcard address, and does not listen. Just
 before rank 0 starts, SO_REUSEADDR is set on the socket. Rank 0's server sets the flag too and can
-then bind and listen; all others are refused.
+then bind and listen. Servers that do not set it are refused.
 
-For the reachability test, a second socket listens on the port until then. The reserved socket must
-not listen itself, because shutting it down would free a port that the kernel has chosen.
+The reachability test needs a listener. A second socket listens on the port for the test and is
+closed afterwards. The reserved socket cannot listen itself: to stop listening it would need
+shutdown, which frees a port that the kernel has chosen.
 
 A lock file names the job that has reserved a port, because the kernel lists no socket that is bound
 and does not listen. The lock files' directory is locked while a job takes a lock and writes its
@@ -66,8 +67,10 @@ class PortUse:
             self.is_used = not states.isdisjoint((_LISTEN, _ESTABLISHED))
 
     def finish(self) -> bool:
-        """Check once more after the workers have ended. Closed connections remain visible for a
-        minute.
+        """Check once more after the workers have ended. Return whether a process has ever used the
+        port.
+
+        Closed connections remain visible for a minute.
         """
         self.is_used = self.is_used or bool(_sockets(self._number, either_end=True))
         return self.is_used

@@ -44,8 +44,10 @@ class BeginStep(Protocol):
     """Callback of a survey before each step."""
 
     def __call__(self, what: str, bound_s: float, part: m.SurveyPart = "agent") -> None:
-        """Record what is checked next, for how many seconds at most, and which part of the survey
-        it is.
+        """Record the next step.
+
+        ``what`` names the checked thing. ``bound_s`` is the longest duration of the step. ``part``
+        is the part of the survey that the step belongs to.
         """
 
 
@@ -53,7 +55,11 @@ SurveyFunction = Callable[[m.Survey, BeginStep], m.Surveyed]
 
 
 class NodeSurvey:
-    """Carries out one ``Survey`` at a time and sends the answer by ``send``."""
+    """Runs one ``Survey`` (a check of this node's devices and software) at a time in a child
+    process.
+
+    It sends the answer with ``send``.
+    """
 
     def __init__(
         self,
@@ -108,8 +114,9 @@ class NodeSurvey:
         return {} if self._pipe < 0 else {self._pipe: select.POLLIN}
 
     def deadline(self) -> float | None:
-        """Return when the child's current step times out, in monotonic seconds; None without a
-        survey.
+        """Return when the current step of the survey process times out, in monotonic seconds.
+
+        Return None if no survey runs.
         """
         return None if self._pipe < 0 else self._until
 
@@ -197,7 +204,10 @@ def make_answer(
     shares_run_dir: bool = False,
     environ: dict[str, str] | None = None,
 ) -> m.Surveyed:
-    """Return the answer to a survey. What is not given is as on a node that has nothing."""
+    """Return the answer to a survey.
+
+    An argument that is omitted has the value for a node without that resource.
+    """
     from distlaunch.core.probe import machine
 
     return m.Surveyed(

@@ -453,7 +453,8 @@ class Spawner:
         self._report(w.Spawned(rank=order.rank, pid=pid))
 
     def _read_failures(self) -> None:
-        """Read what children have written that failed before exec."""
+        """Read the failures that children have reported before exec, and record the step and errno
+        of each pid."""
         text = b""
         with suppress(BlockingIOError):
             while chunk := os.read(self._failures, 65536):

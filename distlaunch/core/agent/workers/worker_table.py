@@ -273,7 +273,10 @@ class WorkerTable:
     # --- processes left by workers
 
     def _sweep(self, now: float) -> list[Action]:
-        """End the attempt: as soon as no process is left, or at once if everything is to be killed."""
+        """Ask the spawner to report when no process of the workers is left.
+
+        If a kill was ordered, have it kill the remaining processes instead of waiting.
+        """
         self.sweep_at = now + SWEEP_S
         if self._kills:
             self.kill_at = self.linger_until = self.names_at = None
