@@ -31,7 +31,7 @@ from distlaunch.cli.help import (
 from distlaunch.cli.help_layout import described, terminal_columns
 from distlaunch.cli.option import Option
 from distlaunch.cli.option_table import HELP_FLAGS, PLAN_OPTIONS, TRAIN_OPTIONS
-from distlaunch.cli.suggestions import counterpart, instead_of, taken_as_it_is
+from distlaunch.cli.suggestions import counterpart, suggest_command, taken_as_it_is
 from distlaunch.core.errors import UsageError
 from distlaunch.core.model.text import quoted
 from distlaunch.planning.train_options import TrainOptions
@@ -194,7 +194,8 @@ class _Commands(_Group):
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[Any, Any, list[str]]:
         if args and not ctx.resilient_parsing and self.get_command(ctx, args[0]) is None:
             raise UsageError(
-                f"there is no command {quoted(args[0])}", hint=instead_of(args, [*self.commands])
+                f"there is no command {quoted(args[0])}",
+                hint=suggest_command(args, [*self.commands]),
             )
         return super().resolve_command(ctx, args)
 

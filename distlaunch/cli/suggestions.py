@@ -138,7 +138,7 @@ def taken_as_it_is(flag: str) -> str:
     return "" if flag in _NOT_TORCHRUNS else "; or distlaunch torchrun, which takes it as it is"
 
 
-def instead_of(args: Sequence[str], names: Sequence[str]) -> str:
+def suggest_command(args: Sequence[str], names: Sequence[str]) -> str:
     """Say what may have been meant by words that begin with no command of ours."""
     from difflib import get_close_matches
 

@@ -65,7 +65,7 @@ class Screen:
     def raw_output(self, data: bytes) -> None:
         """Show bytes unchanged. Ends a source's unfinished line, but not one of raw bytes."""
         self._is_raw_open = False
-        self._insert(data)
+        self._append_lines(data)
         self._send()
         self._is_raw_open = not data.endswith(b"\n")
 
@@ -95,7 +95,7 @@ class Screen:
         self._lines.release_held(self._now)
         self._flush_folder()
         self._send()  # separately, because output of workers may be dropped
-        self._insert(lines)
+        self._append_lines(lines)
         self._send(must=True)
 
     def finish(self, now: float) -> None:
@@ -243,7 +243,7 @@ class Screen:
 
     # --- the writer
 
-    def _insert(self, data: bytes) -> None:
+    def _append_lines(self, data: bytes) -> None:
         """Add bytes after all whole lines, and not within an unfinished one."""
         self._flush_folder()
         self.end_open_line()

@@ -146,14 +146,20 @@ class View:
 
         ``brief``: of what the script called only the call itself.
         """
-        lines = [str(self.below[-1])] if brief and self.below else _stretch(self.below, inner=True)
+        lines = (
+            [str(self.below[-1])]
+            if brief and self.below
+            else _format_library_frames(self.below, inner=True)
+        )
         start = 0
         while start < len(self.frames):
             end = start + 1
             while end < len(self.frames) and self.users[end] == self.users[start]:
                 end += 1
             part = self.frames[start:end]
-            lines += _folded(part) if self.users[start] else _stretch(part, inner=False)
+            lines += (
+                _folded(part) if self.users[start] else _format_library_frames(part, inner=False)
+            )
             start = end
         if self.cut:
             lines.append("…")
@@ -316,7 +322,7 @@ def _folded(frames: Sequence[Frame]) -> list[str]:
     return lines
 
 
-def _stretch(frames: Sequence[Frame], *, inner: bool) -> list[str]:
+def _format_library_frames(frames: Sequence[Frame], *, inner: bool) -> list[str]:
     """Return lines for consecutive library frames.
 
     A long run is shortened: the innermost one to its first and last frame, any other to one line

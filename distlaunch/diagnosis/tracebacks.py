@@ -293,7 +293,7 @@ def _read_exception(
         ):
             raised.set_exception(match[1].removeprefix("__main__."), match[2] or "")
             raised.lines.append(line)
-            return raised, at + 1 if bare else _message(raised, lines, at + 1, depth=depth)
+            return raised, at + 1 if bare else _read_message(raised, lines, at + 1, depth=depth)
         else:
             foreign += 1
         at += 1
@@ -347,7 +347,7 @@ def _continues(lines: Sequence[str], at: int, *, likely: bool) -> bool:
     return False
 
 
-def _message(raised: Raised, lines: Sequence[str], at: int, *, depth: int) -> int:
+def _read_message(raised: Raised, lines: Sequence[str], at: int, *, depth: int) -> int:
     """Read the lines after an exception's first line into ``raised``.
 
     These are the rest of the message, notes, and a child process's traceback. Return the index of

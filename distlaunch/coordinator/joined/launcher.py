@@ -184,7 +184,7 @@ class JoinedRunner:
         while True:
             self._apply()
             while not self._is_over():
-                self._serve()
+                self._run_once()
             if self._exit_code is None:
                 self._stop_own_workers()
             if self._exit_code is None:
@@ -267,7 +267,7 @@ class JoinedRunner:
     def _send(self, message: Record) -> None:
         self._coordinator.send(message)
 
-    def _serve(self) -> None:
+    def _run_once(self) -> None:
         """Wait once, and handle what has come."""
         self._wait([] if self._clock.paused else [self._silence.left_s])
         self._receive()

@@ -54,7 +54,7 @@ class _NoteKind(Enum):
     UNFIT = "a launcher cannot take part"
 
 
-class Callers(Protocol):
+class RendezvousListener(Protocol):
     """The rendezvous port; see ``transport.tcp_listener``."""
 
     def descriptors(self) -> dict[int, int]:
@@ -205,7 +205,7 @@ def choose_node_rank(
 
 
 class JoinedLaunchers(Connections[p.FromLauncher]):
-    """The launchers of a job as a ``Transport``. Node 0 is ``own``; ``Callers`` hands over the
+    """The launchers of a job as a ``Transport``. Node 0 is ``own``; ``RendezvousListener`` hands over the
     connections of the others."""
 
     def __init__(
@@ -235,7 +235,7 @@ class JoinedLaunchers(Connections[p.FromLauncher]):
         self._admitted: dict[str, int] = {}  # by instance; not connected yet
         self._wanted: set[int] = set()  # nodes that the policy waits for
         self._starting: set[int] = set()  # nodes whose workers are to start
-        self._callers: Callers | None = None
+        self._callers: RendezvousListener | None = None
         self._has_begun = False
         self.verdict = p.ExitLauncher(
             exit_code=EXIT_SOFTWARE,
@@ -245,7 +245,7 @@ class JoinedLaunchers(Connections[p.FromLauncher]):
         )
         """The message that ends the other launchers."""
 
-    def listen(self, callers: Callers) -> None:
+    def listen(self, callers: RendezvousListener) -> None:
         """Use the port to which the other launchers connect."""
         self._callers = callers
 

@@ -482,13 +482,13 @@ def _is_valid(welcome: p.Welcome) -> bool:
     )
 
 
-def _sanitized(turned: p.Rejected) -> p.Rejected:
+def _sanitized(rejection: p.Rejected) -> p.Rejected:
     """Return the listener's rejection with printable, shortened text and an exit code between 1 and
     255."""
-    code = turned.exit_code if 0 < turned.exit_code < 256 else EXIT_USAGE
-    hint = None if turned.hint is None else printable(turned.hint[:_LONGEST_TEXT], keep="\n")
-    text = printable(turned.text[:_LONGEST_TEXT], keep="\n")
-    return p.Rejected(text=text, hint=hint, exit_code=code, again=turned.again)
+    code = rejection.exit_code if 0 < rejection.exit_code < 256 else EXIT_USAGE
+    hint = None if rejection.hint is None else printable(rejection.hint[:_LONGEST_TEXT], keep="\n")
+    text = printable(rejection.text[:_LONGEST_TEXT], keep="\n")
+    return p.Rejected(text=text, hint=hint, exit_code=code, again=rejection.again)
 
 
 def _short_key(job_key: str) -> str:

@@ -199,7 +199,7 @@ def _sections(asked: _Asked, notices: list[str]) -> dict[str, Any]:
         if value is None:
             continue
         value = _checked(field, value, setting.variable)
-        if (needed := _needed(asked, setting.section)) is not None:
+        if (needed := _missing_option(asked, setting.section)) is not None:
             idle.setdefault(needed, []).append(f"--{field}")
         else:
             sections.setdefault(setting.section, {})[setting.key] = value
@@ -226,7 +226,7 @@ def _checked(field: str, value: Any, variable: str) -> Any:
         raise UsageError(f"--{field} takes a number, not {quoted(value)}") from None
 
 
-def _needed(asked: _Asked, section: str) -> str | None:
+def _missing_option(asked: _Asked, section: str) -> str | None:
     """Return what a section belongs to that was not asked for; None where it is read."""
     if section in BELONGS:
         way, flag = BELONGS[section]

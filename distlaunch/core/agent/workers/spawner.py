@@ -452,7 +452,7 @@ class Spawner:
             self._terminals.add(order.rank)
         self._report(w.Spawned(rank=order.rank, pid=pid))
 
-    def _read_failures(self) -> None:
+    def _read_exec_failures(self) -> None:
         """Read the failures that children have reported before exec, and record the step and errno
         of each pid."""
         text = b""
@@ -499,7 +499,7 @@ class Spawner:
         self._stop_sent.discard(pid)
         returncode = os.waitstatus_to_exitcode(status)
         if returncode == NO_WORKER:
-            self._read_failures()
+            self._read_exec_failures()
         failed = self._failed.pop(pid, None)
         if failed is not None:
             self._report(w.SpawnFailed(rank=rank, step=failed[0], errno=failed[1]))

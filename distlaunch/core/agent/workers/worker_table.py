@@ -267,12 +267,12 @@ class WorkerTable:
         if not self._unreported and not self.sweeping:
             self.sweeping = True
             self.wedged_at = self.again_at = None
-            actions += self._sweep(now)
+            actions += self._end_attempt(now)
         return actions
 
     # --- processes left by workers
 
-    def _sweep(self, now: float) -> list[Action]:
+    def _end_attempt(self, now: float) -> list[Action]:
         """Ask the spawner to report when no process of the workers is left.
 
         If a kill was ordered, have it kill the remaining processes instead of waiting.
@@ -369,7 +369,7 @@ class WorkerTable:
             self.wedged_at = now + KILL_S
             return self._to_running(signal.SIGKILL, w.SCOPE_TREE)
         return (
-            self._sweep(now) if self.sweeping else []
+            self._end_attempt(now) if self.sweeping else []
         )  # otherwise after the last worker has been reported
 
     def _on_pause(self, *, paused: bool) -> list[Action]:
