@@ -1,1 +1,1 @@
-"""Decides for a job and supervises it."""
+"""The coordinator: decides for a job and supervises it."""

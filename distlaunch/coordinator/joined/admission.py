@@ -43,7 +43,10 @@ class RendezvousPort:
         say: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Listen for ``members`` launchers. Raises ConfigError if no port can be opened."""
+        """Listen for ``members`` launchers. Raises ConfigError if no port can be opened.
+
+        ``say`` shows a notice to the user.
+        """
         self._joined_launchers: JoinedLaunchers
         """Admits launchers and polls the listener. Set by `open`."""
         self._refusal: p.Rejected | None = None
@@ -65,13 +68,16 @@ class RendezvousPort:
         return not self._job_identity.has_secret and self.listener.is_reachable
 
     def open(self, joined_launchers: JoinedLaunchers) -> None:
-        """Admit launchers."""
+        """Start to admit launchers. ``joined_launchers`` decides on each of them."""
         self._joined_launchers = joined_launchers
         joined_launchers.listen(self.listener)
 
     def refuse(self, why: LaunchError) -> None:
-        """Reject the launchers that connect within 2 s with the reason that there is no job; then
-        close the port."""
+        """Reject the launchers that connect within 2 s, because the job does not start. Then close
+        the port.
+
+        The launchers get ``why`` as the reason.
+        """
         text = f"it cannot start the job: {why.message}"
         self._refusal = p.Rejected(text=text, hint=why.hint, exit_code=why.exit_code, again=False)
         until = time.monotonic() + _REFUSE_S
@@ -88,7 +94,7 @@ class RendezvousPort:
 
 
 class CoordinatorConnector:
-    """Connects this launcher to the coordinator, each time under the same instance id."""
+    """Connects this launcher to the coordinator, with the same instance id each time."""
 
     def __init__(
         self,
@@ -122,12 +128,12 @@ class CoordinatorConnector:
 
     @property
     def rank_name(self) -> str:
-        """Return the word for the number of this launcher."""
+        """Return the noun for this launcher's number: ``node rank`` or ``rank``."""
         return "rank" if self._joiner.by_worker else "node"
 
     @property
     def coordinator(self) -> str:
-        """Return the coordinator's name for people, with the port that answered last."""
+        """Return the coordinator's host and the port that answered last, for messages."""
         host = printable(self._joiner.rendezvous.host)
         return f"node 0 ({f'[{host}]' if ':' in host else host}:{self._port})"
 
@@ -158,7 +164,7 @@ class CoordinatorConnector:
         return TcpConnection(connection, self.coordinator), welcome
 
     def _is_ended(self) -> bool:
-        """Read pending signals; return whether one of them ends the launcher."""
+        """Read pending signals. Return whether one of them ends the launcher."""
         self.ended_by = next((number for number in self._signals.read() if number in ENDING), None)
         return self.ended_by is not None
 

@@ -1,5 +1,7 @@
-"""Consoles of jobs with one launcher per node: warnings are shown on all nodes, ranks may be
-local."""
+"""Consoles of jobs with one launcher per node.
+
+Warnings are shown on all nodes. Ranks may be shown as they are counted on this node.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +13,13 @@ from distlaunch.core.protocol import launcher_messages as p
 
 
 class Passing(Sink):
-    """Passes everything on to another sink."""
+    """Sink that passes every call on to another sink."""
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
 
     def say(self, text: str, *, level: Literal["info", "warning", "error"] = "info") -> None:
-        """Show lines of our own; see ``Sink``."""
+        """Show messages of distlaunch; see ``Sink``."""
         self._sink.say(text, level=level)
 
     def output(self, rank: int, stream: int, data: bytes, now: float) -> None:
@@ -29,15 +31,15 @@ class Passing(Sink):
         self._sink.rank_ended(rank, now)
 
     def tick(self, now: float) -> float | None:
-        """Show lines whose waiting time is over; see ``Sink``."""
+        """Show the lines that have been held long enough; see ``Sink``."""
         return self._sink.tick(now)
 
     def has_room(self) -> bool:
-        """Return whether the pump may go on; see ``Sink``."""
+        """Return whether the pump may continue; see ``Sink``."""
         return self._sink.has_room()
 
     def on_room(self, wake: Callable[[], None]) -> None:
-        """Set what to call; see ``Sink``."""
+        """Set the function to call when there is room again; see ``Sink``."""
         self._sink.on_room(wake)
 
     def event(self, record: Mapping[str, object]) -> None:
@@ -53,7 +55,7 @@ class Passing(Sink):
         self._sink.suspend()
 
     def resume(self) -> None:
-        """Draw again; see ``Sink``."""
+        """Draw the status line again; see ``Sink``."""
         self._sink.resume()
 
     def close(self, *, timeout_s: float | None, hurried: Callable[[], bool] = lambda: False) -> int:
@@ -62,7 +64,7 @@ class Passing(Sink):
 
 
 class LocalRanks(Passing):
-    """A console that knows the ranks of this node only, counted from 0, as torchrun's does."""
+    """Console that shows only the ranks of this node, counted from 0, as torchrun does."""
 
     def __init__(self, sink: Sink) -> None:
         super().__init__(sink)
@@ -78,7 +80,7 @@ class LocalRanks(Passing):
 
 
 class OuterRanks(Passing):
-    """A console that shows the one worker by the rank that an outer launcher has given it."""
+    """Console that shows the only worker with the rank that an outer launcher has given to it."""
 
     def __init__(self, sink: Sink, *, first_rank: int) -> None:
         super().__init__(sink)
@@ -94,8 +96,10 @@ class OuterRanks(Passing):
 
 
 class CoordinatorConsole(Passing):
-    """Passes everything on to ``sink``, and warnings also to ``send``. Keeps the text for the verdict
-    of the other launchers."""
+    """Passes every call on to ``sink``, and warnings also to ``send``.
+
+    It keeps the errors and the last message for the job's result, which the other launchers print.
+    """
 
     def __init__(self, sink: Sink, send: Callable[[str, str], None]) -> None:
         super().__init__(sink)
@@ -104,7 +108,7 @@ class CoordinatorConsole(Passing):
         self._last = ""
 
     def verdict(self, exit_code: int, summary: str) -> p.ExitLauncher:
-        """Return the message with which all launchers end.
+        """Return the message that ends the other launchers.
 
         It carries the errors of a job that failed, or the last line of a job that was stopped.
         """
@@ -114,7 +118,7 @@ class CoordinatorConsole(Passing):
         )
 
     def say(self, text: str, *, level: Literal["info", "warning", "error"] = "info") -> None:
-        """Show lines of our own; see ``Sink``."""
+        """Show messages of distlaunch; see ``Sink``."""
         self._sink.say(text, level=level)
         if level == "error":
             self._errors.append(text)

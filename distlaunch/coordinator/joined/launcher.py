@@ -1,9 +1,9 @@
-"""A launcher that has joined a job: it does on its node what the coordinator decides.
+"""Joined launcher: a launcher that carries out the coordinator's decisions on its node.
 
-It plans its workers from its own command line, shows and files their output, reports to the
-coordinator what happens to them, and ends with the coordinator's verdict. If the coordinator is
-lost, the launcher stops its workers and calls again as long as there are restarts left. A launcher
-that cannot take part tells the coordinator why (``decline``), so that the others do not wait.
+It plans its workers from its own command line, writes and shows their output, reports their events
+to the coordinator, and exits with the job's result. If the coordinator is lost, the launcher stops
+its workers. It then connects again as long as restarts are left. A launcher that cannot take part
+reports the reason to the coordinator (``decline``), so that the other launchers do not wait for it.
 """
 
 from __future__ import annotations
@@ -98,14 +98,16 @@ class Planner(Protocol):
         """Return the survey of the launcher's own node."""
 
     def apply(self, *, clock: float, wall: float, attempt: int, restarts: int) -> p.LauncherInfo:
-        """Return what this launcher was asked to run."""
+        """Return the settings that this launcher was started with."""
 
     def set_job_id(self, job_id: str) -> None:
-        """Use another id of the job from now on."""
+        """Use this job id from now on."""
 
     def plan_start(self, start: p.StartWorkers, interfaces: list[str]) -> LaunchPlan:
-        """Return the plan of an attempt. Raises LaunchError, and ProtocolError for an invalid
-        start."""
+        """Return the plan of an attempt.
+
+        Raises LaunchError, and ProtocolError if ``start`` is invalid.
+        """
 
 
 Call = Callable[[], tuple[Connection, p.Welcome]]
@@ -114,7 +116,7 @@ ConnectInterrupted."""
 
 
 class JoinedRunner:
-    """Runs the workers of one node until the job has an exit code."""
+    """Runs the workers of one node until the coordinator has sent the job's exit code."""
 
     def __init__(
         self,
@@ -131,8 +133,8 @@ class JoinedRunner:
         count_from: Callable[[int], None],
         error_file: ErrorFile | None = None,
     ) -> None:
-        """``count_from`` is called with the lowest rank here, for a console that shows local
-        ranks."""
+        """``count_from`` is called with the lowest rank of this node, for a console that shows
+        local ranks."""
         self._settings = settings
         self._planner = planner
         self._own = own
@@ -171,9 +173,10 @@ class JoinedRunner:
         self._noted: set[str] = set()
 
     def run(self, connection: Connection) -> int:
-        """Return the exit code, once the coordinator has sent it or is lost for good.
+        """Run the workers. Return the exit code once the coordinator has sent it or is lost for
+        good.
 
-        Raises LaunchError, and what ``connect_to_listener`` raises.
+        Raises LaunchError and all errors of ``connect_to_listener``.
         """
         self._use_connection(connection)
         try:
@@ -201,7 +204,7 @@ class JoinedRunner:
             self._on_rejoin(welcome)
 
     def close(self, hurried: Callable[[], bool] = lambda: False) -> None:
-        """End all processes of this node, then disconnect."""
+        """End all processes of this node. Then disconnect."""
         self._own.close(hurried)
         self._coordinator.close()
 
@@ -254,8 +257,11 @@ class JoinedRunner:
         )
 
     def _on_rejoin(self, welcome: p.Welcome) -> None:
-        """Go on after reconnecting. The coordinator may be another one, with another job id; the
-        run directory stays."""
+        """Continue after this launcher has reconnected.
+
+        The coordinator may be another process with another job id. The run directory stays the
+        same.
+        """
         self._events.write("rejoined", {"job_id": welcome.job_id})
         if welcome.job_id != self._job_id:
             self._job_id = welcome.job_id
@@ -268,7 +274,8 @@ class JoinedRunner:
         self._coordinator.send(message)
 
     def _run_once(self) -> None:
-        """Wait once, and handle what has come."""
+        """Wait for one event, then process the messages of the coordinator and of this node's
+        agent."""
         self._wait([] if self._clock.paused else [self._silence.left_s])
         self._receive()
         for message in self._own.receive():
@@ -313,7 +320,11 @@ class JoinedRunner:
             self._is_odd, self._loss = True, exc.message
 
     def _own_fault(self) -> str:
-        """Return that this launcher stood still and was taken for lost; empty if it did not."""
+        """Return a clause if this launcher was suspended and the coordinator therefore considered
+        it lost.
+
+        Return an empty string otherwise.
+        """
         polled_s = self._silence.polled_s
         if polled_s < self._settings.lost_after_s - m.LATE_S:
             return ""
@@ -404,7 +415,7 @@ class JoinedRunner:
         self._end_part(exc.message)
 
     def _end_part(self, why: str, *, coordinator_silent: bool = False) -> None:
-        """Tell the coordinator why this launcher ends."""
+        """Send the coordinator the reason why this launcher ends."""
         self._send(m.AgentEnding(why=why, coordinator_silent=coordinator_silent))
         self._coordinator.flush()
 
@@ -445,8 +456,10 @@ class JoinedRunner:
     # --- signals
 
     def _take_signal(self, signum: int, *, spawner: bool) -> None:
-        """Handle a signal of this launcher or of its spawner. The same signal to both counts
-        once."""
+        """Handle a signal of this launcher or of its spawner.
+
+        A signal that both receive counts once.
+        """
         heard = self._repeated_signals.take(
             Signalled(signum=signum, spawner=spawner), time.monotonic()
         )
@@ -488,7 +501,7 @@ class JoinedRunner:
         self._sink.say(f"{signal.Signals(signum).name}: {what}{again}")
 
     def _leave(self, signum: int) -> None:
-        """End without the coordinator, after repeated signals."""
+        """End without the coordinator, after the user has repeated a signal."""
         self._end_part(
             f"its launcher was told to end by {signal.Signals(signum).name} {SIGNALS_LEAVE} times"
         )
@@ -546,8 +559,10 @@ class JoinedRunner:
             self._note(message)
 
     def _wait_before_connecting(self) -> None:
-        """Wait before connecting again, unless a signal ends this launcher: a coordinator that is
-        lost right after it was joined may be lost again."""
+        """Wait before this launcher connects again, unless a signal ends it.
+
+        A coordinator that was lost soon after the launcher joined may be lost again.
+        """
         until = self._joined_at + AGAIN_S
         while (
             self._stop_signal is None
@@ -558,7 +573,8 @@ class JoinedRunner:
 
 
 class CoordinatorConnection:
-    """The connection to the coordinator. Messages that are sent while there is none are dropped."""
+    """The connection to the coordinator. Without a connection, messages to the coordinator are
+    dropped."""
 
     def __init__(self) -> None:
         self._peer: Peer[p.ToLauncher] | None = None
@@ -582,8 +598,10 @@ class CoordinatorConnection:
             raise ConfigError("no thread can be started", hint=explain_refusal()) from exc
 
     def receive(self) -> Iterator[p.ToLauncher | ReadEnd]:
-        """Yield the messages of one turn, then why it ends. Raises ProtocolError, after those
-        before it."""
+        """Yield the messages of one turn, then the reason why the turn ends.
+
+        Raises ProtocolError for an invalid message, after it has yielded the messages before it.
+        """
         if self._peer is None:
             return
         self._peer.begin_turn(time.monotonic())
@@ -600,7 +618,7 @@ class CoordinatorConnection:
             self._peer.write(encode(message))
 
     def flush(self) -> None:
-        """Wait until the queued messages are sent, for ``_LAST_S`` at most."""
+        """Wait at most ``_LAST_S`` until the queued messages are sent."""
         until = time.monotonic() + _LAST_S
         while self._peer is not None and self._peer.has_unsent and time.monotonic() < until:
             time.sleep(0.01)
@@ -620,10 +638,10 @@ def decline(
     why: str,
     otherwise: Callable[[], Sequence[str]] | None = None,
 ) -> None:
-    """Tell node 0 why this launcher, on ``host``, ends, if node 0 answers within ``BOUND_S``.
+    """Report to node 0 why this launcher, on ``host``, ends. Give up after ``BOUND_S``.
 
-    ``otherwise``: see ``connect.connect_to_listener``. Does nothing in node 0 itself, and in a
-    launcher without a rank.
+    Does nothing in node 0 itself, and in a launcher without a rank. ``otherwise`` returns other
+    addresses of node 0; see ``connect.connect_to_listener``.
     """
     if not rendezvous.rank:
         return
@@ -644,8 +662,10 @@ def decline(
 
 
 def leave(connection: Connection, why: str) -> None:
-    """Tell node 0 why an admitted launcher ends. Closes the connection when node 0 has read it, or
-    after ``BOUND_S``."""
+    """Report to node 0 why an admitted launcher ends.
+
+    Closes the connection when node 0 has read the message, or after ``BOUND_S``.
+    """
     until = time.monotonic() + BOUND_S
     poll = select.poll()
     poll.register(connection.fileno(), select.POLLIN)

@@ -55,10 +55,10 @@ class _NoteKind(Enum):
 
 
 class RendezvousListener(Protocol):
-    """The rendezvous port; see ``transport.tcp_listener``."""
+    """The listener on the rendezvous port; see ``transport.tcp_listener``."""
 
     def descriptors(self) -> dict[int, int]:
-        """Return what to poll."""
+        """Return the descriptors to poll, with the poll events."""
 
     def deadline(self) -> float | None:
         """Return when ``ready`` is due even if nothing is ready."""
@@ -82,23 +82,25 @@ class Liveness(Enum):
 
 
 class Rules(Protocol):
-    """What the launchers of a job have to agree on; see ``planning.joined_plan``."""
+    """Checks that the launchers of a job agree; see ``planning.joined_plan``."""
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """The fewest and the most members of an attempt."""
+        """Return the smallest and the largest number of nodes of an attempt."""
 
     @property
     def max_restarts(self) -> int:
         """How many restarts the job may have."""
 
     def conflict(self, number: int, host: str, told: p.LauncherInfo) -> str | None:
-        """Return how the options of a launcher differ from ours; None if they agree."""
+        """Return how the options of a launcher differ from the coordinator's. Return None if they
+        agree."""
 
     def clock_note(
         self, number: int, host: str, told: p.LauncherInfo, *, wall: float
     ) -> str | None:
-        """Return a notice if the clock of a node is far off."""
+        """Return a notice if the clock of a node differs much from the coordinator's. Return None
+        otherwise."""
 
 
 class JoinedLauncher:
@@ -133,8 +135,10 @@ class JoinedLauncher:
         self.on_connect(None)
 
     def on_connect(self, peer: Peer[p.FromLauncher] | None) -> None:
-        """Use a new connection. Drops everything that the previous launcher of this node has
-        sent."""
+        """Use a new connection. Drops everything that the previous launcher of this node has sent.
+
+        None stands for the launcher of the coordinator's own node.
+        """
         self.peer = peer
         self.info: p.LauncherInfo | None = None
         self.refused = False
@@ -152,9 +156,9 @@ class JoinedLauncher:
         self.start.end()
 
     def unreachable(self, number: int, rank_name: str, why: str) -> a.Unreachable:
-        """Return the event of a launcher that connected and cannot take part.
+        """Return the event for a launcher that has connected and cannot take part.
 
-        ``rank_name``: ``node rank`` or ``rank``.
+        ``rank_name`` is ``node rank`` or ``rank``.
         """
         failure = ConnectFailure(
             host=f"{rank_name} {number} ({self.host})", step="call", text=shown(why)
@@ -178,7 +182,7 @@ class JoinedLauncher:
         return Liveness.DEAD if now - pinged_at >= PING_TIMEOUT_S else Liveness.WAIT
 
     def on_start(self, attempt: int, workers: int, now: float) -> None:
-        """Record that the launcher was told to start so many workers."""
+        """Record that the launcher was sent the start of this many workers."""
         self.attempt = attempt
         self.start.begin(workers, now)
 
@@ -205,8 +209,11 @@ def choose_node_rank(
 
 
 class JoinedLaunchers(Connections[p.FromLauncher]):
-    """The launchers of a job as a ``Transport``. Node 0 is ``own``; ``RendezvousListener`` hands over the
-    connections of the others."""
+    """The launchers of a job as a ``Transport``.
+
+    ``own`` is the agent of node 0. ``RendezvousListener`` supplies the connections of the other
+    nodes.
+    """
 
     def __init__(
         self,
@@ -221,8 +228,10 @@ class JoinedLaunchers(Connections[p.FromLauncher]):
         say: Callable[[str], None],
         clock: Callable[[], float],
     ) -> None:
-        """Make a record for each node. ``rank_name``: ``node rank`` or ``rank``; ``say`` warns the
-        user."""
+        """Create a record for each node.
+
+        ``rank_name`` is ``node rank`` or ``rank``. ``say`` shows a warning to the user.
+        """
         super().__init__(clock)
         self._own = own
         self._host = host
@@ -246,7 +255,7 @@ class JoinedLaunchers(Connections[p.FromLauncher]):
         """The message that ends the other launchers."""
 
     def listen(self, callers: RendezvousListener) -> None:
-        """Use the port to which the other launchers connect."""
+        """Use this listener, to which the other launchers connect."""
         self._callers = callers
 
     @property
@@ -261,12 +270,12 @@ class JoinedLaunchers(Connections[p.FromLauncher]):
     # --- the runner's side
 
     def start(self) -> None:
-        """Be ready for messages."""
+        """Start the agent of this node and prepare to receive messages."""
         self._own.start()
 
     def connect(self, node: int, delay_s: float) -> None:
-        """Report the launcher of a node to the policy once it has joined, after ``delay_s`` at the
-        earliest."""
+        """Report the launcher of a node to the policy once it has joined, but not before
+        ``delay_s``."""
         if node == 0:
             self._events.append(a.Joined(node=0, host=self._host))
             return
@@ -278,7 +287,7 @@ class JoinedLaunchers(Connections[p.FromLauncher]):
         self._offer(node)
 
     def disconnect(self, node: int) -> None:
-        """Disconnect a launcher; it may connect again."""
+        """Disconnect a launcher. It may connect again."""
         launcher = self._launchers[node]
         launcher.joined, launcher.wanted_at = False, None
         launcher.on_disconnect()
@@ -290,7 +299,7 @@ class JoinedLaunchers(Connections[p.FromLauncher]):
         """Do nothing: launchers connect by themselves."""
 
     def send(self, node: int, message: m.ToAgent | m.Survey | m.Reach | p.StartWorkers) -> None:
-        """Send a message to a node. A message to a node that is lost is dropped."""
+        """Send a message to a node. A message to a lost node is dropped."""
         self._has_begun = self._has_begun or isinstance(message, m.Prepare)
         self._launchers[node].part.on_send(message)
         if isinstance(message, p.StartWorkers):
@@ -306,23 +315,23 @@ class JoinedLaunchers(Connections[p.FromLauncher]):
             self._own.handle(message)
 
     def broadcast(self, message: m.ToAgent) -> None:
-        """Send a message to all nodes that are connected."""
+        """Send a message to all connected nodes."""
         self._own.handle(message)
         for node in list(self._peers):
             self._tell(node, message)
 
     def notice(self, text: str, level: str) -> None:
-        """Show a line on all other nodes."""
+        """Show a line on all other nodes. ``level`` is its level."""
         for node in list(self._peers):
             self._tell(node, p.Notice(text=text, level=level))
 
     @property
     def has_unsent(self) -> bool:
-        """Return whether something is still on its way out."""
+        """Return whether messages wait to be sent."""
         return self._own.has_unsent or super().has_unsent
 
     def descriptors(self) -> dict[int, int]:
-        """Return what to poll, with the poll events."""
+        """Return the descriptors to poll, with the poll events."""
         called = {} if self._callers is None else self._callers.descriptors()
         return {self._epoll.fileno(): select.POLLIN, **called, **self._own.descriptors()}
 
@@ -345,7 +354,7 @@ class JoinedLaunchers(Connections[p.FromLauncher]):
         return min((due for due in dues if due is not None), default=None)
 
     def receive(self) -> list[a.Event]:
-        """Return what has happened, without waiting."""
+        """Return the events since the last call, without waiting."""
         for message in self._own.receive():
             # Our own node cannot start workers again without its spawner, so this is no loss that a
             # restart could replace.
@@ -385,7 +394,7 @@ class JoinedLaunchers(Connections[p.FromLauncher]):
     # --- callers
 
     def admit(self, call: p.Call) -> p.Welcome | p.Rejected:
-        """Return whether a launcher may take part, and its node rank."""
+        """Return the answer to a launcher that wants to join: its node rank, or a rejection."""
         number = (
             call.rank
             if call.rank is not None
@@ -420,7 +429,8 @@ class JoinedLaunchers(Connections[p.FromLauncher]):
     def _reject_if_alive(
         self, number: int, launcher: JoinedLauncher, who: str
     ) -> p.Rejected | None:
-        """Return the rejection of a second launcher for a node; None if the first one is dead."""
+        """Return the rejection of a second launcher for a node. Return None if the first one is
+        dead."""
         if launcher.peer is None:
             return None
         match launcher.check_alive(launcher.peer, self._clock()):
@@ -463,7 +473,7 @@ class JoinedLaunchers(Connections[p.FromLauncher]):
             self._use(peer, connection)
 
     def _offer(self, number: int) -> None:
-        """Report a launcher to the policy, if the policy waits for it and it has joined."""
+        """Report a launcher to the policy if it has joined and the policy waits for it."""
         launcher = self._launchers[number]
         wanted = launcher.wanted_at is not None and self._clock() >= launcher.wanted_at
         if wanted and launcher.peer is not None and launcher.info is not None:
@@ -508,10 +518,10 @@ class JoinedLaunchers(Connections[p.FromLauncher]):
     def _counts(
         self, peer: Peer[p.FromLauncher], launcher: JoinedLauncher, message: p.FromLauncher
     ) -> bool:
-        """Return whether a message is about the current attempt.
+        """Return whether a message concerns the current attempt.
 
-        A message about an attempt of another coordinator is ignored. A wrong one about the current
-        attempt loses the launcher.
+        A message about an attempt of another coordinator is ignored. If a launcher sends an invalid
+        message about the current attempt, the launcher counts as lost.
         """
         try:
             counts = launcher.part.check(message)
@@ -573,7 +583,8 @@ class JoinedLaunchers(Connections[p.FromLauncher]):
         self._lose(peer, why)
 
     def _end_late_starts(self) -> None:
-        """Lose each launcher whose workers have not started in time."""
+        """Drop each launcher whose workers have not started in time, and report its node as
+        lost."""
         now = self._clock()
         for node in list(self._starting):
             launcher = self._launchers[node]

@@ -1,7 +1,7 @@
-"""The agent of a launcher's own node, in the launcher's process, if each node has a launcher.
+"""The agent of the launcher's own node, which runs in the launcher's process.
 
-It handles the messages of a remote agent, but for output and stdin: output goes directly to the log
-files, as on one machine.
+Used if each node has a launcher. It handles the same messages as a remote agent, except those for
+output and stdin. Output goes directly to the log files, as in a job on one machine.
 """
 
 from __future__ import annotations
@@ -41,10 +41,11 @@ FromNode = m.FromAgent | m.Surveyed | m.Reached
 
 
 class OwnNode:
-    """Handles the coordinator's messages for this node; ``receive`` returns the node's messages.
+    """Handles the coordinator's messages for this node. ``receive`` returns the node's messages.
 
-    ``nofile``: the limit of open files for workers, unless this launcher has raised its own before.
-    ``gpus`` and ``cpus``: what planning has found on this machine, so that no driver is asked twice.
+    ``nofile`` is the limit of open files for workers, unless this launcher has raised its own limit
+    before. ``gpus`` and ``cpus`` are the results of planning on this machine, so that no driver is
+    queried twice.
     """
 
     def __init__(
@@ -102,12 +103,12 @@ class OwnNode:
     def is_broken(self) -> bool:
         """Return whether the spawner has died.
 
-        All workers have been killed then, and no ``AttemptEnded`` follows.
+        All workers have then been killed, and no ``AttemptEnded`` follows.
         """
         return self._agent.is_broken
 
     def descriptors(self) -> dict[int, int]:
-        """Return what to poll, with the poll events."""
+        """Return the descriptors to poll, with the poll events."""
         return {
             self._wake: select.POLLIN,
             **self._agent.descriptors(),
@@ -122,7 +123,7 @@ class OwnNode:
         return min((due for due in dues if due is not None), default=None)
 
     def receive(self) -> list[FromNode]:
-        """Do what is due on the node, without waiting; return its messages."""
+        """Carry out the actions that are due on the node, without waiting. Return its messages."""
         with suppress(BlockingIOError):
             os.read(self._wake, 4096)
         self._survey.on_ready()
@@ -149,9 +150,9 @@ class OwnNode:
 
 
 class _SurveyThreads:
-    """Surveys the node in a thread, since a process with threads should not fork for it.
+    """Surveys the node in a thread, because a process with threads should not fork.
 
-    A survey that hangs (on a file server) is given up, and its problem sent.
+    A survey that hangs on a file server is abandoned, and the problem is sent as its answer.
     """
 
     def __init__(
@@ -174,7 +175,7 @@ class _SurveyThreads:
         self._found: deque[tuple[m.Survey, m.Surveyed | m.AgentFailed]] = deque()
 
     def begin(self, order: m.Survey) -> None:
-        """Begin a survey. One that is under way is given up."""
+        """Begin a survey. A survey that is running is abandoned."""
         self._order = order
 
         def turn_to(what: str, bound_s: float, part: m.SurveyPart = "agent") -> None:
@@ -213,11 +214,11 @@ class _SurveyThreads:
             self._threads.append(thread)
 
     def deadline(self) -> float | None:
-        """Return when the current step of the survey is late (monotonic seconds)."""
+        """Return when the current step of the survey times out, in monotonic seconds."""
         return None if self._order is None else self._until
 
     def on_ready(self) -> None:
-        """Send finished surveys; give up one that takes too long."""
+        """Send the answers of finished surveys. Abandon a survey whose step has timed out."""
         while self._found:
             order, found = self._found.popleft()
             if order is not self._order:

@@ -1,1 +1,2 @@
-"""Pure state machines that decide for a job: attempts, node setup, restarts, hangs, signals."""
+"""State machines without I/O that decide for a job: attempts, node setup, restarts, hangs,
+signals."""

@@ -1,4 +1,4 @@
-"""One attempt: its nodes, what has happened to its workers, and what it failed by. No I/O."""
+"""One attempt: its nodes, the events of its workers, and the reason for its failure. No I/O."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ TAILS_KEPT = 256
 
 
 class AttemptNodes(Record):
-    """The nodes of an attempt, by node rank. Messages name nodes by their member numbers."""
+    """The nodes of an attempt, by node rank.
+
+    Messages name a node by its member number, which is the same in all attempts.
+    """
 
     members: tuple[int, ...]
     hosts: tuple[str, ...]
@@ -50,7 +53,7 @@ class AttemptNodes(Record):
 
     @staticmethod
     def fixed(settings: PolicySettings) -> AttemptNodes:
-        """Return the nodes of the settings, for a job without a node setup."""
+        """Return the nodes named in the settings, for a job without a node setup."""
         members = tuple(range(len(settings.hosts)))
         return AttemptNodes(
             members=members,
@@ -62,7 +65,8 @@ class AttemptNodes(Record):
 
     @staticmethod
     def of(composition: Composition) -> AttemptNodes:
-        """Return the nodes of a plan. Raises ValueError if it does not settle the ranks of each."""
+        """Return the nodes of a plan. Raises ValueError if the plan does not settle the ranks of
+        each node."""
         plan, members, places = composition.plan, composition.members, composition.places
         world_size, first_ranks = plan.world_size, plan.first_ranks
         hosts = tuple(node.host for node in plan.nodes)
@@ -108,7 +112,7 @@ class AttemptNodes(Record):
 
 
 class Verdict(Record):
-    """What follows from an attempt that failed or hung."""
+    """The result of an attempt that failed or hung."""
 
     outcome: Outcome
     exit_code: int
@@ -119,7 +123,7 @@ class Verdict(Record):
 
 
 class Attempt:
-    """One attempt, from when its nodes prepare to when the last of them has nothing left of it."""
+    """One attempt, from the preparation of its nodes until none of its processes is left."""
 
     def __init__(self, number: int, nodes: AttemptNodes, *, began: float) -> None:
         self.number = number
@@ -172,17 +176,17 @@ class Attempt:
 
     @property
     def has_ended(self) -> bool:
-        """Return whether no worker is left, nor to come."""
+        """Return whether all workers have ended."""
         return self.ended == self.nodes.world_size
 
     @property
     def went_well(self) -> bool:
-        """Return whether there was no failure of any kind."""
+        """Return whether no worker failed, no node was lost, and nothing hung."""
         return not self.failures and not self.losses and self.hang is None
 
     @property
     def many_hosts(self) -> bool:
-        """Return whether a host needs to be named."""
+        """Return whether messages must name the host."""
         return len(self.nodes.members) > 1
 
     def members(self) -> list[int]:
@@ -194,18 +198,21 @@ class Attempt:
     # --- its workers
 
     def started(self, member: int, message: m.Started) -> None:
-        """Record which workers have come up."""
+        """Record the workers that a member has started."""
         ranks, known = self.nodes.ranks(member), self._up[member]
         new = [rank for rank in message.pids if rank in ranks and rank not in known]
         self.up += len(new)
         known.update(new)
 
     def is_news(self, member: int, rank: int) -> bool:
-        """Return whether a member runs this worker and its end is not known yet."""
+        """Return whether a member runs this worker and the worker's end has not been recorded."""
         return rank in self.nodes.ranks(member) and rank not in self._ended[member]
 
     def exited(self, member: int, ended: WorkerExit) -> WorkerExit | None:
-        """Record that a worker has ended; return its exit, with the worker's place, if it failed."""
+        """Record that a worker has ended.
+
+        Return its exit, with host and local rank added, if it failed. Return None otherwise.
+        """
         self.ended += 1
         self._ended[member].add(ended.rank)
         if ended.returncode != 0:
@@ -217,7 +224,10 @@ class Attempt:
         return None
 
     def _placed(self, member: int, ended: WorkerExit) -> WorkerExit:
-        """Return an exit with the worker's place; keep less of the worker's words if many failed."""
+        """Return an exit with the worker's host and local rank.
+
+        If many workers have failed, keep only a short end of the worker's output.
+        """
         whole = len(self.failures) < TAILS_KEPT
         return replace(
             ended,
@@ -229,7 +239,10 @@ class Attempt:
         )
 
     def first_reaction(self, end: WorkerExit, now: float) -> Literal["stop", "wait", "go on"]:
-        """Return what a failure means for the other workers, if none has been asked to stop."""
+        """Return the effect of a failure on the other workers. Called while none was asked to stop.
+
+        ``wait``: let them run for a moment. ``go on``: such a wait has begun before and continues.
+        """
         if self.first_failure is None:
             self.first_failure = now
             self._seeks_cause = failures.looks_like_consequence(end)
@@ -248,12 +261,12 @@ class Attempt:
     # --- its nodes
 
     def unaccounted(self, member: int) -> list[int]:
-        """Return a member's ranks of which no end is known."""
+        """Return a member's ranks whose end is not known."""
         ended = self._ended[member]
         return [rank for rank in self.nodes.ranks(member) if rank not in ended]
 
     def gone(self, member: int, message: m.AttemptEnded) -> None:
-        """Record that a member has nothing left, and what it had to end for that."""
+        """Record that no process is left on a member, and which leftover processes it ended."""
         if message.port_used is not None:
             self.port_used = message.port_used
         self.left += message.left
@@ -266,9 +279,9 @@ class Attempt:
     def lost(
         self, member: int, why: str, now: float, *, exit_code: int, kind: LossKind
     ) -> Loss | None:
-        """Record that a member is gone, and its workers with it.
+        """Record that a member is lost, together with its workers.
 
-        Returns the loss; None if all of its workers had ended with 0.
+        Return the loss. Return None if all of its workers had ended with 0.
         """
         from distlaunch.coordinator.policy.losses import Loss
 
@@ -306,9 +319,10 @@ class Attempt:
         is_stopped: bool,
         port: int | None,
     ) -> Verdict:
-        """Sum up an attempt that went wrong.
+        """Return the verdict on an attempt that failed or hung.
 
-        ``lived_s``: until it hung, if it did; ``is_stopped``: a signal ended the job; ``port``: rank 0's.
+        ``lived_s``: seconds until it hung, if it did. ``is_stopped``: a signal ended the job.
+        ``port``: the port of rank 0.
         """
         went_on, world_size = progress.went_on(), self.nodes.world_size
         after_grace = None if is_stopped else failures.after_grace(settings)
@@ -359,7 +373,8 @@ class Attempt:
         return Verdict(outcome=outcome, exit_code=diagnosis.exit_code, report=report)
 
     def killed_text(self, after_grace: str | None = None) -> str | None:
-        """Return which processes that workers had left were killed, if any."""
+        """Return a text that names the leftover processes that were killed. Return None if there
+        are none."""
         if not self.killed_leftovers:
             return None
         from distlaunch.coordinator.policy.remaining_processes import killed_text
@@ -375,8 +390,7 @@ class Attempt:
         )
 
     def by_host(self, found: Mapping[int, Leftovers]) -> dict[str, Leftovers]:
-        """Return what members have left by the names of their hosts, in the order of their node
-        ranks."""
+        """Return leftover processes by the names of the hosts, in the order of the node ranks."""
         return {
             self.nodes.host(member): found[member]
             for member in self.nodes.members

@@ -59,7 +59,7 @@ class AttemptStart:
         """No node can be reached any more. Only Ray reports this; its jobs have a fixed size."""
 
     def deadline(self) -> float:
-        """Return when a node's answer is late or ``tick`` is due."""
+        """Return when ``tick`` is due, or when the answer of a node times out."""
         return (
             self._preparation.deadline()
             if self._preparation is not None
@@ -73,15 +73,21 @@ class AttemptStart:
     # --- which nodes take part
 
     def begin(self, now: float, *, fresh: bool) -> list[Action]:
-        """Connect nodes for an attempt. Unless ``fresh``, the time limit of the failed preparation
-        before it still holds."""
+        """Connect nodes for an attempt.
+
+        Unless ``fresh``, the preparation before it failed, and its time limit still applies.
+        """
         self._preparation = None
         return self._node_setup.begin(now, fresh=fresh)
 
     def settle(
         self, attempt: int, now: float
     ) -> tuple[AttemptNodes, list[Action]] | JobError | None:
-        """Return the nodes of the attempt, or why there is none; None if that is not known yet."""
+        """Return the nodes of the attempt with the actions to prepare it, or the error that there
+        is none.
+
+        Return None if neither is known yet.
+        """
         found = self._node_setup.settle(now)
         if found is None or isinstance(found, JobError):
             return found
@@ -122,16 +128,17 @@ class AttemptStart:
         return nodes, actions
 
     def note(self, losses: Sequence[Loss]) -> None:
-        """Name the lost nodes in the next notice about nodes."""
+        """Name these lost nodes in the next notice about nodes."""
         self._node_setup.left = who_left(losses)
 
     def replaces(self) -> bool:
-        """Return whether the job goes on without a lost node. That does not count as a restart."""
+        """Return whether the job continues without a lost node. That does not count as a
+        restart."""
         fewest, most = self._gathering.bounds
         return fewest < most or (self._gathering.flexible and self._node_setup.here() >= fewest)
 
     def can_spare(self, number: int) -> bool:
-        """Return whether the job can go on with ``number`` nodes fewer than are connected."""
+        """Return whether the job can continue with ``number`` nodes fewer than are connected."""
         return self.replaces() and self._node_setup.here() - number >= self._gathering.bounds[0]
 
     # --- what happens to nodes
@@ -141,29 +148,30 @@ class AttemptStart:
         self._node_setup.logged_in(node)
 
     def joined(self, event: Joined, now: float) -> list[Action]:
-        """Record that a node's agent has come up."""
+        """Record that the agent of a node has connected. Return the actions that follow."""
         if event.host is not None:
             self._node_setup.nodes[event.node].host = event.host
         return self._node_setup.joined(event.node, now)
 
     def unreachable(self, event: Unreachable, now: float) -> list[Action]:
-        """Record that a node was not reached."""
+        """Record that a node could not be reached. Return the actions that follow."""
         return self._node_setup.unreachable(event.node, event.failure, now)
 
     def discovered(self, event: Discovered, now: float) -> list[Action]:
-        """Record which hosts there are."""
+        """Record the hosts that --discover has found. Return the actions that follow."""
         return self._node_setup.discovered(event, now)
 
     def surveyed(self, node: int, message: Surveyed, now: float) -> list[Action]:
-        """Record what a node has found out about itself."""
+        """Record a node's answer to its survey. Return the actions that follow."""
         return self._node_setup.surveyed(node, message, now)
 
     def lost(
         self, event: Lost, run: tuple[int, Sequence[int]] | None, now: float, *, wanted: bool
     ) -> list[Action]:
-        """Record that a node is lost. Returns no action if that was known.
+        """Record that a node is lost. Return the actions that follow; none if the loss was known.
 
-        ``run``: the attempt in which it took part, and its ranks.
+        ``run``: the attempt in which the node took part, and its ranks. ``wanted``: see
+        ``NodeSetup.lost``.
         """
         self.is_cut_off = self.is_cut_off or event.final
         member, why = self._node_setup.nodes[event.node], shown(event.why)
@@ -180,7 +188,8 @@ class AttemptStart:
         ]
 
     def leave_out(self, astray: Sequence[tuple[int, str]], now: float) -> list[Action]:
-        """Go on without nodes that cannot take part; each comes with the reason."""
+        """Continue without nodes that cannot take part. ``astray`` has each node with the
+        reason."""
         hosts = name_hosts(self.host(node) for node, _ in astray)
         text = f"{'node' if len(astray) == 1 else 'nodes'} {hosts} left out: {shown(astray[0][1])}"
         actions: list[Action] = [Say(text=text, level="warning")]
@@ -190,7 +199,7 @@ class AttemptStart:
 
     @staticmethod
     def leave(node: int) -> Action:
-        """Disconnect a node that is no longer needed."""
+        """Return the action that disconnects a node that is no longer needed."""
         return Disconnect(node=node)
 
     @staticmethod
@@ -208,29 +217,31 @@ class AttemptStart:
         return self._node_setup.nodes[node].host
 
     def why_lost(self, node: int) -> str:
-        """Return why a node that was lost was lost, as a clause."""
+        """Return the reason for the loss of a node, as a clause."""
         return self._node_setup.nodes[node].why_lost or ""
 
     def kind_lost(self, node: int) -> LossKind:
-        """Return how a node that was lost was lost."""
+        """Return the kind of the loss of a node."""
         return self._node_setup.nodes[node].kind_lost
 
     def notice(self, node: int, text: str) -> str | None:
-        """Return a node's notice for the user; None if the user has seen it, or ``_NOTICES``
-        others."""
+        """Return a node's notice for the user.
+
+        Return None if the user has seen the same text, or has seen ``_NOTICES`` other notices.
+        """
         if text in self._said or len(self._said) >= _NOTICES:
             return None
         self._said.add(text)
         return self.quote(node, text)
 
     def quote(self, node: int, text: str) -> str:
-        """Return a text of a node with the node's host before it."""
+        """Return a text from a node, preceded by the node's host."""
         return f"{self.host(node)}: {shown(text)}"
 
     # --- preparing
 
     def prepare(self, nodes: AttemptNodes, attempt: int, now: float) -> list[Action]:
-        """Ask the nodes that take part to prepare."""
+        """Return the actions that ask the participating nodes to prepare."""
         surveys = [
             surveyed
             for member in nodes.members
@@ -245,7 +256,8 @@ class AttemptStart:
         return self._preparation is not None and self._preparation.reaches
 
     def reach(self, port: int, now: float) -> list[Action] | JobError:
-        """Ask the other nodes to connect to the node of rank 0."""
+        """Return the actions that ask the other nodes to connect to the node of rank 0, or an
+        error."""
         return [] if self._preparation is None else self._preparation.reach(port, now)
 
     def reached(self, node: int, message: Reached) -> None:
@@ -254,12 +266,16 @@ class AttemptStart:
             self._preparation.reached(node, message)
 
     def late(self, owing: set[int]) -> JobError | None:
-        """Record that nodes have not answered in time; return the error if that ends the job."""
+        """Record that these nodes have not answered in time. Return the error if that ends the
+        job."""
         return None if self._preparation is None else self._preparation.late(owing)
 
     def meet(self, now: float) -> Meeting | JobError | list[Action]:
-        """Return the master address; actions instead if the job goes on without the nodes that
-        cannot reach it."""
+        """Return the master address.
+
+        Return actions instead if the job continues without the nodes that cannot reach the master,
+        or an error if it cannot continue.
+        """
         preparation = self._preparation
         if preparation is None:
             return []
@@ -268,7 +284,7 @@ class AttemptStart:
 
 
 class Preparation:
-    """Prepares one attempt, from its plan to its start."""
+    """Prepares one attempt, after it is planned and before it is started."""
 
     def __init__(
         self,
@@ -289,8 +305,10 @@ class Preparation:
         """All nodes have prepared and now connect to the node of rank 0."""
 
     def begin(self, port: int, *, worker_ports: int) -> list[Action]:
-        """Ask all nodes to prepare. ``worker_ports``: how many ports a node holds for each of its
-        workers."""
+        """Return the actions that ask all nodes to prepare.
+
+        ``worker_ports`` is the number of ports that a node reserves for each of its workers.
+        """
         first, nodes = self._nodes.members[0], self._nodes
         return [
             ToNode(
@@ -310,7 +328,8 @@ class Preparation:
         return self._until
 
     def reach(self, port: int, now: float) -> list[Action] | JobError:
-        """Ask the other nodes to connect to the node of rank 0."""
+        """Return the actions that ask the other nodes to connect to the node of rank 0, or an
+        error."""
         nodes = self._nodes
         self.reaches = True
         self._until = now + REACH_S + SLACK_S
@@ -332,8 +351,10 @@ class Preparation:
         self._reached[self._nodes.node_ranks[member]] = message
 
     def late(self, owing: Iterable[int]) -> JobError | None:
-        """Record that nodes have not answered in time. If they were to connect to the node of rank
-        0, they count as nodes that cannot."""
+        """Record that these nodes have not answered in time. Return the error if that ends the job.
+
+        Nodes that were asked to connect to the node of rank 0 count as nodes that cannot reach it.
+        """
         if self.reaches:
             problem = f"no answer within {REACH_S + SLACK_S:g} s"
             for member in owing:
@@ -346,8 +367,11 @@ class Preparation:
         )
 
     def astray(self, may_leave: Callable[[int], bool]) -> list[tuple[int, str]]:
-        """Return the nodes that cannot reach the node of rank 0, each with the reason, if the job
-        can go on without them."""
+        """Return the nodes that cannot reach the node of rank 0, each with the reason.
+
+        Return an empty list if the job cannot continue without them. ``may_leave`` returns whether
+        it can continue without a number of nodes.
+        """
         lost = [
             (self._nodes.members[rank], answer.problem or "it has no way to rank 0's node")
             for rank, answer in self._reached.items()
@@ -356,7 +380,8 @@ class Preparation:
         return lost if len(lost) < len(self._reached) and may_leave(len(lost)) else []
 
     def meet(self) -> Meeting | JobError:
-        """Return the master address, once all nodes have tried to connect."""
+        """Return the master address after all nodes have tried to connect, or the error that there
+        is none."""
         try:
             return self._gathering.meet(self._surveys, self._reached)
         except LaunchError as exc:

@@ -1,4 +1,4 @@
-"""The events that the job policy handles and the actions that it returns. Pure data."""
+"""The events that the job policy handles and the actions that it returns. Data only."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ if TYPE_CHECKING:
 
 
 class Composition(Record):
-    """The nodes of an attempt and the plan for them, complete but for port, meeting point and
-    attempt."""
+    """The nodes of an attempt and the plan for them.
+
+    The plan lacks the port, the master address and the number of the attempt.
+    """
 
     members: tuple[int, ...]
     """By node rank: the node's number in the policy's list of hosts, which never changes."""
@@ -48,15 +50,17 @@ class Begin(Record):
 
 
 class FromNode(Record):
-    """A message came from the agent of a node."""
+    """The agent of a node has sent a message."""
 
     node: int
     message: m.FromAgent | m.Surveyed | m.Reached
 
 
 class Signalled(Record):
-    """The launcher got a signal, or the user typed one into the worker's terminal (``kill``: more
-    than once)."""
+    """A launcher, an agent or a spawner has received a signal, or the user has typed one.
+
+    ``kill``: the user has typed Ctrl-C repeatedly in the worker's terminal.
+    """
 
     signum: int
     kill: bool = False
@@ -78,7 +82,7 @@ class Signalled(Record):
 
 
 class Tick(Record):
-    """The deadline has come."""
+    """The deadline of the policy has passed."""
 
 
 class Joined(Record):
@@ -90,20 +94,20 @@ class Joined(Record):
 
 
 class LoggedIn(Record):
-    """The way to a node stands, and its agent is being started."""
+    """The login on a node has succeeded, and its agent is being started."""
 
     node: int
 
 
 class Unreachable(Record):
-    """``Connect`` has failed."""
+    """The action ``Connect`` has failed for this node."""
 
     node: int
     failure: ConnectFailure
 
 
 class LossKind(Enum):
-    """How a node that had joined was lost: hints go by it."""
+    """How a connected node was lost. The kind decides on the hint."""
 
     GONE = "its connection has ended"
     SILENT = "it did not answer"
@@ -114,8 +118,7 @@ class LossKind(Enum):
 
 
 class Lost(Record):
-    """A node that had joined is gone: its channel has closed, or it has been silent for too
-    long."""
+    """A connected node is lost: its connection has ended, or it was silent for too long."""
 
     node: int
     why: str
@@ -126,38 +129,42 @@ class Lost(Record):
 
 
 class Discovered(Record):
-    """The command of --discover has been run again. Names of hosts, as the source writes them, or
-    why it failed."""
+    """The command of --discover has been run again.
+
+    Contains the names of the hosts as the source writes them, or the reason for a failure.
+    """
 
     hosts: tuple[str, ...] | None
     problem: str | None = None
 
 
 class Known(Record):
-    """A launcher that had another coordinator knows of attempts: we go on from there. Nothing has
-    been started yet."""
+    """A joined launcher knows attempts of a lost coordinator. The job continues from their numbers.
+
+    Sent before anything has been started.
+    """
 
     attempt: int
     restarts: int
 
 
 class Refused(Record):
-    """There can be no attempt: launchers have been told different things, or workers cannot be told
-    all."""
+    """No attempt is possible: the launchers disagree, or the workers' start does not fit in a
+    message."""
 
     text: str
     hint: str | None = None
 
 
 class Noted(Record):
-    """Whoever starts the agents has said something that the user should hear."""
+    """The program that starts the agents has printed a line that the user should see."""
 
     text: str
     warning: bool = True
 
 
 class Broken(Record):
-    """The launcher itself can no longer do its work."""
+    """The launcher cannot continue because of an internal error."""
 
     text: str
     without: int | None = None
@@ -185,15 +192,17 @@ Event = (
 
 
 class Connect(Record):
-    """Reach a node (anew); answered by ``Joined`` or ``Unreachable``. What it was connected by
-    before is closed."""
+    """Connect to a node, or connect again. Answered by ``Joined`` or ``Unreachable``.
+
+    An earlier connection to the node is closed.
+    """
 
     node: int
     delay_s: float = 0.0
 
 
 class Disconnect(Record):
-    """Leave a node; nothing comes from it any more."""
+    """Disconnect a node. No event comes from it any more."""
 
     node: int
 
@@ -210,8 +219,10 @@ class ToNode(Record):
 
 
 class StartAttempt(Record):
-    """Bind the plan for an attempt and start its workers on all nodes; ``port`` is held on the
-    master's node."""
+    """Complete the plan for an attempt and start its workers on all nodes.
+
+    ``port`` is reserved on the master's node.
+    """
 
     attempt: int
     port: int | None
@@ -224,14 +235,14 @@ class StartAttempt(Record):
 
 
 class Say(Record):
-    """Tell the user."""
+    """Show a message to the user."""
 
     text: str
     level: Literal["info", "warning"] = "info"
 
 
 class JobError(Record):
-    """Report why the job ends, or cannot start, although no worker has failed."""
+    """Report why the job ends or cannot start, although no worker has failed."""
 
     exit_code: int
     message: str
@@ -300,18 +311,18 @@ class Hung(Record):
 
 
 class KeepStacks(Record):
-    """File where the workers stood."""
+    """Write the workers' stacks to files."""
 
     attempt: int
     stacks: tuple[m.Stack, ...]
 
 
 class Suspend(Record):
-    """The worker stopped from its terminal (Ctrl-Z): stop the launcher as well."""
+    """The worker was suspended from its terminal (Ctrl-Z). Suspend the launcher as well."""
 
 
 class End(Record):
-    """The job is over."""
+    """The job has ended."""
 
     exit_code: int
 

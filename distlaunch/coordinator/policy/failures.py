@@ -1,6 +1,6 @@
-"""Diagnose the failures of an attempt.
+"""Diagnose the failures of an attempt. No I/O.
 
-No I/O. ``diagnosis`` is imported only when something has failed.
+``diagnosis`` is imported only when a worker has failed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from distlaunch.diagnosis.model import Diagnosis
 
 
 def after_grace(settings: PolicySettings) -> str:
-    """Return why workers were killed that did not end when they were asked to."""
+    """Return why workers that did not end on request were killed, as text for the report."""
     return settings.dialect.spelt(f"after the {settings.failure_grace_s:g} s of --failure-grace")
 
 
@@ -26,7 +26,8 @@ def diagnose(
     after_grace: str | None,
     master_port: int | None = None,
 ) -> Diagnosis:
-    """Return the first cause among the workers that failed, with a hint in the user's dialect."""
+    """Return the first cause among the exits of the workers. Its hint uses the names of the options
+    that the user knows."""
     from distlaunch.diagnosis.first_cause import diagnose as find
 
     found = find(
@@ -44,7 +45,7 @@ def diagnose(
 def diagnose_stop(
     ends: Sequence[WorkerExit], settings: PolicySettings, *, world_size: int
 ) -> Diagnosis | None:
-    """Return how workers failed after the job was told to stop; None if none did."""
+    """Return how workers failed after the job was told to stop. Return None if none did."""
     if all(end.returncode == 0 for end in ends):
         return None  # and diagnosis need not be imported
     from distlaunch.diagnosis.first_cause import diagnose_stop as find
@@ -58,19 +59,20 @@ def diagnose_stop(
 def doing(
     ends: Sequence[WorkerExit], *, world_size: int, after_grace: str | None
 ) -> tuple[str, ...]:
-    """Return what all workers were doing, if the cause is not a worker."""
+    """Return lines on the state of the workers, for an attempt that did not end because of a
+    worker."""
     from distlaunch.diagnosis.first_cause import doing as find
 
     return find(ends, world_size=world_size, after_grace=after_grace)
 
 
 def looks_like_consequence(end: WorkerExit) -> bool:
-    """Return whether this failure is more likely a symptom of another worker's."""
+    """Return whether this failure is probably a symptom of another worker's failure."""
     from distlaunch.diagnosis.first_cause import looks_like_consequence as looks
 
     return looks(end)
 
 
 def may_be_shared(end: WorkerExit) -> bool:
-    """Return whether other ranks may be about to end by the same exception."""
+    """Return whether other ranks may soon end with the same exception."""
     return end.error_file is not None or (end.returncode > 0 and bool(end.stderr_tail.strip()))

@@ -32,12 +32,11 @@ _GAP_S = (0.5, 5.0)
 
 
 class Watch:
-    """Watches one attempt at a time, from when all its workers have started until its end is in
-    sight.
+    """Detects hangs, one attempt at a time, from the start of all workers until the attempt ends.
 
-    With --hang-timeout, workers that are silent for so long are sampled: the attempt hangs, or the
-    verdict is postponed. Without it, they are sampled after ``hang_notice_s``, and one notice in a
-    job says where they stand.
+    With --hang-timeout, workers that are silent for that long are sampled. Then the attempt counts
+    as hung, or the decision is postponed. Without the option, workers are sampled after
+    ``hang_notice_s``, and one notice in a job names the places at which they are.
     """
 
     def __init__(self, settings: PolicySettings, run: Attempt) -> None:
@@ -78,7 +77,7 @@ class Watch:
         self._over = False
 
     def begin(self, run: Attempt) -> None:
-        """Begin with a new attempt."""
+        """Prepare for a new attempt."""
         self._run = run
         self.ended, self.stacks = [], []
         self._reporting = set()
@@ -86,7 +85,7 @@ class Watch:
         self._over = False
 
     def all_started(self, now: float) -> None:
-        """Watch from now on."""
+        """Start watching: all workers have been started."""
         self._since = now
         if self._limit_s is not None:
             self._last = now
@@ -94,32 +93,33 @@ class Watch:
 
     @property
     def _limit_s(self) -> float | None:
-        """Return how long workers may be silent before they are sampled; None: for ever."""
+        """Return how long workers may be silent before they are sampled. Return None if they never
+        are."""
         if self._timeout_s is not None:
             return self._timeout_s
         return self._notice_s if self._run.nodes.world_size > 1 else None
 
     def _await(self, check_at: float | None) -> None:
-        """Drop all samples, and take the next one at ``check_at``."""
+        """Drop all samples. Take the next sample at ``check_at``; None: take none."""
         self._check_at = None if self._timeout_s is None and self._noticed else check_at
         self._before, self._samples = None, 0
 
     def stop(self) -> None:
-        """Stop watching, since the attempt ends."""
+        """Stop watching, because the attempt ends."""
         self._last = self._until = self._alone_at = self._stop = None
         self._owing = set()
         self._await(None)
         self._over = True
 
     def silent_since(self, now: float) -> float | None:
-        """Return when the last sign of life came; None if it is too recent for a notice."""
+        """Return when the last sign of life came. Return None if it is too recent for a notice."""
         if self._notice_s is None or self._last is None or self._run.nodes.world_size < 2:
             return None
         return self._last if now >= self._last + self._notice_s else None
 
     @property
     def found(self) -> bool:
-        """Return whether the stacks of all nodes have come, or will not come."""
+        """Return whether all nodes that were asked have sent their stacks, or are late or lost."""
         return self._until is not None and not self._owing
 
     def deadline(self) -> float | None:
@@ -128,17 +128,20 @@ class Watch:
         return min((time for time in times if time is not None), default=None)
 
     def worker_ended(self, rank: int, now: float) -> list[Action]:
-        """Record that a worker has ended with 0. That is a sign of life, and others may wait for
-        it."""
+        """Record that a worker has ended with 0. Return the actions that follow.
+
+        The end is a sign of life. Other workers may wait for this one.
+        """
         self.ended.append(rank)
         if not self._over and not self._mentioned and self._alone_at is None:
             self._alone_at = now + ALONE_S
         return self._sign(now)
 
     def heard(self, message: m.Alive, now: float) -> list[Action]:
-        """Record what has moved: heartbeats, and output of workers that never sent one.
+        """Record signs of life. Return the actions that follow.
 
-        For the notice, which ends nothing, all output counts.
+        Heartbeats count, and output of workers that have never sent a heartbeat. Without
+        --hang-timeout, all output counts.
         """
         self._reporting.update(heartbeat.rank for heartbeat in message.heartbeats)
         if (
@@ -180,7 +183,7 @@ class Watch:
             self.stacks += message.stacks
 
     def lost(self, node: int) -> None:
-        """Record that a node is gone. Its stacks will not come."""
+        """Record that a node is lost, so that its stacks will not come."""
         self._owing.discard(node)
 
     def tick(self, now: float) -> list[Action]:
@@ -216,8 +219,10 @@ class Watch:
         return [ToNode(node=node, message=question) for node in nodes]
 
     def decide(self, progress: Progress, now: float) -> HangDiagnosis | list[Action]:
-        """Return the hang that a sample shows, or the actions with which the job goes on. Called
-        once it is ``found``."""
+        """Return the hang that the samples show, or the actions if the job continues.
+
+        Called once ``found`` is True.
+        """
         self._until = None
         stop, self._stop = self._stop, None
         if stop is not None:
@@ -251,7 +256,10 @@ class Watch:
         return find_activity(previous, self.stacks, self._settings.script_dir)
 
     def _postpone(self, activity: Activity, timeout_s: float, now: float) -> list[Action]:
-        """Let the job go on until the next sample, or until it has been silent for too long."""
+        """Return the actions that let the job continue until the next sample.
+
+        The job ends once it has been silent for ``POSTPONED`` times the timeout.
+        """
         fields = {
             "attempt": self._run.number,
             "silent_s": round(self.silent_s, 1),
@@ -271,7 +279,11 @@ class Watch:
         return actions
 
     def _notice(self, progress: Progress, activity: Activity | None) -> list[Action]:
-        """Return a notice, once in a job, which ranks are behind and where. The job goes on."""
+        """Return the notice that names the ranks that are behind and their places. The job
+        continues.
+
+        Returned once in a job.
+        """
         self._noticed = True
         self._await(None)
         hang = self.diagnose(progress)
@@ -295,8 +307,11 @@ class Watch:
         return Entry(type="silence", fields=fields)
 
     def ask_before(self, stop: list[Action], silent_since: float, now: float) -> list[Action]:
-        """Ask for the stacks of all workers. The actions of ``stop`` follow when all nodes have
-        answered, or after ``STOP_ANSWER_S``."""
+        """Return the actions that ask all workers for their stacks, before ``stop`` stops the
+        workers.
+
+        ``decide`` returns ``stop`` when all nodes have answered, or after ``STOP_ANSWER_S``.
+        """
         self._stop = stop
         return self._ask(silent_since, now, answer_s=STOP_ANSWER_S)
 
@@ -313,7 +328,7 @@ class Watch:
         ]
 
     def diagnose(self, progress: Progress) -> HangDiagnosis:
-        """Return the diagnosis of the hang by the stacks that have come."""
+        """Return the diagnosis of the hang from the stacks that have arrived."""
         from distlaunch.diagnosis.hang import diagnose_hang
 
         settings, nodes = self._settings, self._run.nodes

@@ -1,8 +1,8 @@
-"""The job policy, a pure state machine: ``step(event, now) -> actions``, no clock, no I/O.
+"""The job policy, a state machine without clock and I/O: ``step(event, now) -> actions``.
 
-It decides which nodes take part in an attempt, when all workers are stopped, whether there is
-another attempt, and the exit code. The work per event does not grow with the number of workers,
-except where an attempt starts or stops.
+It decides which nodes take part in an attempt, when all workers are stopped, whether another
+attempt follows, and the exit code. The work per event does not depend on the number of workers,
+except when an attempt starts or stops.
 """
 
 from __future__ import annotations
@@ -151,12 +151,12 @@ class JobPolicy:
 
     @property
     def restarts(self) -> int:
-        """Return how many restarts there have been. There are more attempts if lost nodes were
+        """Return the number of restarts. The number of attempts may be higher, if lost nodes were
         replaced."""
         return self._restart_rule.count
 
     def deadline(self) -> float | None:
-        """Return the time at which ``Tick`` is due; None: at no time."""
+        """Return the time at which ``Tick`` is due. Return None if it is not."""
         times = [
             self._run.others_until,
             self._run.notice_at,
@@ -325,7 +325,8 @@ class JobPolicy:
                 return self._on_lost(attempt_start, event, now)
 
     def _on_known(self, known: Known, now: float) -> list[Action]:
-        """Take over from a lost coordinator. That counts as a restart."""
+        """Take over from a lost coordinator, which counts as a restart. Return the actions that
+        follow."""
         if self.phase not in ("new", "gathering") or known.attempt < self.attempt:
             return []
         self.attempt = known.attempt + 1
@@ -344,7 +345,7 @@ class JobPolicy:
     def _continue_gathering(
         self, attempt_start: AttemptStart, actions: list[Action], now: float
     ) -> list[Action]:
-        """Return the actions, and prepare the attempt if its nodes are known."""
+        """Return the actions, extended by those that prepare the attempt if its nodes are known."""
         found = attempt_start.settle(self.attempt, now) if self.phase == "gathering" else None
         if found is None:
             return actions
@@ -354,7 +355,10 @@ class JobPolicy:
         return actions + self._refuse(found)
 
     def _gather_again(self, now: float) -> list[Action]:
-        """Set up the nodes again after an attempt that ended before any worker was started."""
+        """Return the actions that set up the nodes again.
+
+        The previous attempt ended before any worker was started.
+        """
         self.attempt += 1
         return self._begin_attempt(now, fresh=False)
 
@@ -528,7 +532,7 @@ class JobPolicy:
         return actions + self._watch.heard(message, now)
 
     def _stop_if_hung(self, now: float) -> list[Action]:
-        """Stop all workers if the stacks of the silent ones show that they hang."""
+        """Return the actions that stop all workers if the stacks show a hang."""
         if not self._watch.found:
             return []
         decision = self._watch.decide(self.progress, now)
@@ -556,8 +560,11 @@ class JobPolicy:
         return [ToNode(node=node, message=stop) for node in self._run.members()]
 
     def _on_gone(self, node: int, message: m.AttemptEnded, now: float) -> list[Action]:
-        """Accept that a node has no process left; without an exit of each worker it counts as
-        lost, unless it was asked to stop."""
+        """Record that no process is left on a node. Return the actions that follow.
+
+        If the end of one of its workers is not known, the node counts as lost, unless it was asked
+        to stop.
+        """
         missing = self._run.unaccounted(node) if self.phase in ("starting", "running") else []
         if not missing:
             return self._accept_gone(node, message, now)
@@ -638,7 +645,10 @@ class JobPolicy:
         return actions + self._on_lost(attempt_start, lost, now, code=EXIT_SOFTWARE)
 
     def _end_by_fault(self, text: str, say: str, *, without: int | None = None) -> list[Action]:
-        """End the job after an internal error; node ``without`` has nothing left to stop."""
+        """Return the actions that end the job after an internal error.
+
+        Node ``without`` has no workers left to stop.
+        """
         self._fault = text
         self._watch.stop()
         nothing_runs = self.phase in (*_WITHOUT_ATTEMPT, "preparing")
@@ -656,9 +666,10 @@ class JobPolicy:
     # --- processes that workers have left
 
     def _on_lingering(self, node: int, message: m.LeftoversRunning, now: float) -> list[Action]:
-        """Record what workers have left on a node.
+        """Record the processes that workers have left on a node.
 
-        The user gets one notice per attempt, not before ``NOTICE_S`` after the last worker's end.
+        The user gets one notice per attempt, at the earliest ``NOTICE_S`` after the last worker's
+        end.
         """
         run = self._run
         run.remaining[node] = message.processes
@@ -688,9 +699,10 @@ class JobPolicy:
         return [Say(text=self.settings.dialect.spelt(text), level="warning")]
 
     def _report_ended_leftovers(self) -> list[Action]:
-        """Record which processes had to be ended, and warn of them after a success.
+        """Return the event that names the leftover processes that were ended, and a warning after a
+        success.
 
-        After a stop or a failure, the last line or the report names them.
+        After a stop or a failure, the last line or the report names them instead.
         """
         from distlaunch.coordinator.policy.remaining_processes import ended_line, record_of
 
@@ -708,9 +720,9 @@ class JobPolicy:
         return actions
 
     def _end_leftovers(self, name: str, *, impatient: bool) -> list[Action]:
-        """End the processes that workers have left, after a signal: by TERM, then by KILL.
+        """End the leftover processes after a signal: first with TERM, then with KILL.
 
-        All workers have ended with 0, so the signal changes nothing else.
+        All workers have ended with 0, so the signal has no other effect.
         """
         run = self._run
         first = not run.is_cut_short and not impatient
@@ -798,7 +810,7 @@ class JobPolicy:
         return [record, say, *stop]
 
     def _kill_all(self, why: str) -> list[Action]:
-        """Kill all workers, and the processes that they have left."""
+        """Return the actions that kill all workers and the processes that they have left."""
         self._watch.stop()
         runs = self.ended < self.up or not self.up
         say = (
@@ -811,7 +823,7 @@ class JobPolicy:
     # --- after an attempt: another one, or the end of the job
 
     def _conclude(self, now: float) -> list[Action]:
-        """Decide what follows an attempt of which no process is left."""
+        """Return the actions that follow an attempt without any process left."""
         run, settings = self._run, self.settings
         if self._fault is not None:
             return self._end(EXIT_SOFTWARE)
@@ -878,9 +890,9 @@ class JobPolicy:
         return [*warned, report, entry, wait]
 
     def _go_on_without(self, now: float) -> list[Action]:
-        """Begin an attempt with the nodes that are left and those that have come.
+        """Begin an attempt with the remaining nodes and those that have connected meanwhile.
 
-        It does not count as a restart, as no worker failed.
+        It does not count as a restart, because no worker failed.
         """
         losses = self._run.losses
         self.attempt += 1
@@ -916,7 +928,7 @@ class JobPolicy:
         return [failed, Say(text=f"stopped: {said}; {why}"), *self._end(128 + signum)]
 
     def _success_notices(self) -> list[Action]:
-        """Return a line if the job succeeded only after a restart or a lost node."""
+        """Return a notice if the job succeeded only after a restart or a lost node."""
         mishaps = [
             counted(number, noun)
             for number, noun in ((self.restarts, "restart"), (self._nodes_lost, "lost node"))
@@ -929,7 +941,8 @@ class JobPolicy:
         ]
 
     def _warn_if_apart(self) -> list[Action]:
-        """Return a warning if the workers of a job of some length never used MASTER_PORT."""
+        """Return a warning if the workers never used MASTER_PORT, although the job ran for some
+        time."""
         run, settings = self._run, self.settings
         lived_s = max((end.uptime_s for end in run.finished), default=0.0)
         if not settings.meets_at_port or run.port_used is not False or run.nodes.world_size < 2:

@@ -1,7 +1,7 @@
-"""How far a job is, from its workers' heartbeats. No I/O.
+"""The progress of a job, computed from its workers' heartbeats. No I/O.
 
-Work per message grows with the ranks in it only; what needs all ranks (the range of their steps) is
-summed up at most twice a second.
+The work per message grows only with the number of ranks in it. Values that need all ranks (the
+range of their steps) are computed at most twice a second.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LEAST_RATE_S = 0.9
 
 
 class Summary(Record):
-    """How far an attempt is, at one moment; the fields of a ``progress`` event."""
+    """The progress of an attempt at one moment: the fields of a ``progress`` event."""
 
     ranks: int
     """Workers that have sent a heartbeat in this attempt."""
@@ -54,7 +54,7 @@ class Progress:
         self._unrecorded = False
 
     def begin(self) -> None:
-        """Forget the last attempt, but for how far it came."""
+        """Prepare for a new attempt. Keep only the highest step of the earlier ones."""
         if self._best is not None and (self._best_before is None or self._best > self._best_before):
             self._best_before = self._best
         self._best = None
@@ -65,14 +65,16 @@ class Progress:
         self._unrecorded = False
 
     def went_on(self) -> bool | None:
-        """Return whether this attempt has come further than all before; None if no worker has ever
-        reported a step."""
+        """Return whether this attempt has reached a higher step than all attempts before.
+
+        Return None if no worker has ever reported a step.
+        """
         if self._best is None:
             return None if self._best_before is None else False
         return self._best_before is None or self._best > self._best_before
 
     def take(self, heartbeats: Iterable[m.Heartbeat], *, attempt: int, now: float) -> list[Action]:
-        """Record what has come; return the event that is due."""
+        """Record heartbeats. Return the event that is due."""
         for heartbeat in heartbeats:
             rank, values = heartbeat.rank, heartbeat.values
             step = values.get(STEP)
@@ -92,7 +94,7 @@ class Progress:
         return []
 
     def end(self, *, attempt: int, now: float) -> list[Action]:
-        """Return the last event of an attempt, if anything has come since the one before."""
+        """Return the last event of an attempt, if heartbeats have come since the previous one."""
         return self._record(attempt, now) if self._unrecorded else []
 
     def _record(self, attempt: int, now: float) -> list[Action]:

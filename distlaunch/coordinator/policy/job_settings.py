@@ -1,4 +1,4 @@
-"""The settings of the job policy, fixed for a whole job. Pure data."""
+"""The settings of the job policy, which do not change during a job. Data only."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Gathering(Record):
 
 
 class Scheduler(Record):
-    """What the scheduler of the job does on its own. Times are seconds."""
+    """The actions that the job's scheduler takes by itself. Times are seconds."""
 
     kill_after_s: float = 30.0
     """After TERM."""

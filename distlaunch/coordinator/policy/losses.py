@@ -1,4 +1,4 @@
-"""Lost nodes as the cause of a failed attempt, and their texts. No I/O."""
+"""Lost nodes as the cause of a failed attempt, and the texts about them. No I/O."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def explains(diagnosis: Diagnosis, failures: Iterable[WorkerExit], losses: Seque
 
 
 def with_losses(diagnosis: Diagnosis, losses: Sequence[Loss]) -> Diagnosis:
-    """Return the diagnosis with a line that nodes were lost, too."""
+    """Return the diagnosis with one more line, which names the lost nodes."""
     ranks = [rank for loss in losses for rank in loss.ranks]
     line = f"{_ranks(ranks)}: lost with {_nodes(losses)} ({losses[0].why})"
     return replace(diagnosis, others=(*diagnosis.others, line))
@@ -139,12 +139,13 @@ def diagnosis_of(
 
 
 def hint_of_transport(kind: LossKind) -> str | None:
-    """Return the hint for a loss that only one transport reports; None for any other."""
+    """Return the hint for a loss that only one transport reports. Return None for other losses."""
     return _OF_RAY.get(kind)
 
 
 def who_left(losses: Sequence[Loss]) -> str:
-    """Return which nodes left an attempt and why: ``node n3 (ranks 4-5) left: no word for 10 s``."""
+    """Return a text that names the lost nodes with the reasons: ``node n3 (ranks 4-5) left: no word
+    for 10 s``."""
     if len(losses) > _SHOWN:
         return f"{_nodes(losses)} left: {losses[0].why}"
     reasons: dict[str, list[str]] = {}

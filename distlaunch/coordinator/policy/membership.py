@@ -1,7 +1,7 @@
-"""The nodes that a job may use: their state, their losses, and why they cannot take part. No I/O.
+"""The nodes that a job may use: their states, their losses, and why they cannot take part. No I/O.
 
-A node that is lost ``LOSSES`` times within ``LOSSES_S`` is not used for a while, twice as long each
-time. It is never given up, since it may only have been slow.
+A node that is lost ``LOSSES`` times within ``LOSSES_S`` is not used for a while. The while doubles
+each time. The job never gives such a node up, because the node may only have been slow.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _LOOKS_LIKE_HOST = re.compile(r"[\w.-]+:\d+(?:,[\w.,:-]*)?")
 
 
 class Member:
-    """One node. Its number is its place in the job's list of hosts and never changes."""
+    """One node. Its number is its index in the job's list of hosts and never changes."""
 
     __slots__ = (
         "coolings",
@@ -91,7 +91,8 @@ class Member:
 
 
 class Membership:
-    """All nodes of a job. ``flexible``: the job goes on without lost nodes, which are tried again."""
+    """All nodes of a job. ``flexible``: the job continues without lost nodes, and they are tried
+    again."""
 
     def __init__(self, hosts: Sequence[str], *, flexible: bool, failure_grace_s: float) -> None:
         self.members = [Member(number, host) for number, host in enumerate(hosts)]
@@ -108,7 +109,7 @@ class Membership:
     # --- reaching them
 
     def connect(self, member: Member, now: float, *, delay_s: float = 0.0) -> Action:
-        """Connect to a node as soon as it can be used again."""
+        """Return the action that connects to a node as soon as the node may be used again."""
         member.state = "connecting"
         member.logged_in = False
         return Connect(
@@ -116,8 +117,11 @@ class Membership:
         )
 
     def connect_again(self, member: Member, now: float, *, needed: bool) -> Action:
-        """Connect again to a node that could not be reached, after a delay. ``needed``: the job
-        waits for it."""
+        """Return the action that connects again, after a delay, to a node that could not be
+        reached.
+
+        ``needed``: the job waits for this node.
+        """
         tries = member.tries
         if member.failure is not None and not member.failure.passing:
             delay_s = _doubled(UNUSABLE_S, tries - 1, UNUSABLE_MOST_S)
@@ -128,7 +132,7 @@ class Membership:
         return self.connect(member, now, delay_s=max(delay_s, member.cools_until - now))
 
     def joined(self, member: Member) -> list[Action]:
-        """Record that the agent of a node has connected."""
+        """Record that the agent of a node has connected. Return the entry for the job's record."""
         back = member.why_lost is not None
         member.state, member.failure, member.why_lost, member.tries = "joined", None, None, 0
         member.serial, member.surveyed = 0, None
@@ -136,8 +140,10 @@ class Membership:
         return [Entry(type="node_joined", fields=fields)]
 
     def unreachable(self, member: Member, failure: ConnectFailure) -> list[Action]:
-        """Record that a node could not be reached. Returns no entry if the failure is the last
-        one again."""
+        """Record that a node could not be reached. Return the entry for the job's record.
+
+        Return no entry if the failure is the same as the last one.
+        """
         is_known = member.failure is not None and (member.failure.step, member.failure.text) == (
             failure.step,
             failure.text,
@@ -159,7 +165,10 @@ class Membership:
     def lost(
         self, member: Member, why: str, now: float, kind: LossKind = LossKind.GONE
     ) -> list[Action]:
-        """Record that a node is lost. If the job goes on without it, it is tried again."""
+        """Record that a node is lost. Return the actions that follow.
+
+        If the job continues without the node, one of them connects to it again.
+        """
         member.state, member.serial, member.surveyed, member.tries = "lost", 0, None, 0
         member.why_lost, member.kind_lost, member.failure = why, kind, None
         member.free_at = now + self._after_s
@@ -188,8 +197,10 @@ class Membership:
     # --- --discover
 
     def discovered(self, hosts: Iterable[str]) -> tuple[list[Member], list[Member]]:
-        """Record which hosts there are; return the nodes that are new or back, and those that are
-        gone."""
+        """Record the hosts that exist now.
+
+        Return the nodes that are new or have returned, and those that are gone.
+        """
         named = dict.fromkeys(hosts)
         come: list[Member] = []
         gone: list[Member] = []
@@ -206,7 +217,7 @@ class Membership:
 
     @staticmethod
     def leave(member: Member) -> list[Action]:
-        """Disconnect a node that no longer takes part."""
+        """Return the actions that disconnect a node that no longer takes part."""
         if member.state in ("new", "lost"):
             return []
         member.state, member.serial, member.surveyed, member.failure = "new", 0, None, None
@@ -224,7 +235,7 @@ def shown(text: str) -> str:
 
 
 def obstacle(host: str, question: Survey, answer: Surveyed) -> ConnectFailure | None:
-    """Return why workers cannot run on a node that has been surveyed; None if they can."""
+    """Return why workers cannot run on a surveyed node. Return None if they can."""
     hint = None
     if not answer.cpus.allowed:
         step: Step = "agent"
@@ -250,7 +261,8 @@ def obstacle(host: str, question: Survey, answer: Surveyed) -> ConnectFailure | 
 
 
 def same_machine(members: Sequence[Member]) -> tuple[Member, Member] | None:
-    """Return the first two of these nodes that are one machine; None if there are none."""
+    """Return the first two of these nodes that are the same machine. Return None if there are
+    none."""
     by_machine: dict[str, Member] = {}
     for member in members:
         machine = "" if member.surveyed is None else member.surveyed.machine
@@ -263,7 +275,7 @@ def same_machine(members: Sequence[Member]) -> tuple[Member, Member] | None:
 def why_not(member: Member, *, waited_s: float, calls: bool = False) -> ConnectFailure:
     """Return why a node is missing in an attempt that cannot start.
 
-    ``calls``: its own launcher connects to the coordinator.
+    ``calls``: the node's own launcher connects to the coordinator.
     """
     if member.failure is not None:
         return member.failure
@@ -290,7 +302,7 @@ def why_not(member: Member, *, waited_s: float, calls: bool = False) -> ConnectF
 def too_few(
     settings: Gathering, inside: Sequence[Member], missing: Sequence[Member], *, present: int
 ) -> JobError:
-    """Return the error that there are too few nodes, with a row for each that is missing."""
+    """Return the error that there are too few nodes, with one row for each missing node."""
     if settings.flexible:
         there = "is" if len(inside) == 1 else "are"
         few = f"{len(inside)} of at least {counted(settings.bounds[0], 'node')} {there} there"
@@ -315,7 +327,7 @@ def too_few(
 
 
 def _launchers(members: Sequence[Member]) -> str:
-    """Return the hosts of launchers, with the launchers' numbers if several are on one host."""
+    """Return the hosts of launchers. If several are on one host, their numbers are added."""
     hosts = dict.fromkeys(member.host for member in members)
     if len(hosts) == len(members):
         return name_hosts(hosts)
@@ -323,7 +335,7 @@ def _launchers(members: Sequence[Member]) -> str:
 
 
 def without(failures: Sequence[ConnectFailure]) -> str:
-    """Return a hint how the job runs without the hosts that cannot be reached."""
+    """Return a hint that says how to run the job without the hosts that cannot be reached."""
     if not all(failure.step in ("resolve", "connect", "login", "host key") for failure in failures):
         return ""
     hosts, more = _listed([*dict.fromkeys(failure.host for failure in failures)])
@@ -335,7 +347,8 @@ def without(failures: Sequence[ConnectFailure]) -> str:
 
 
 def _listed(hosts: Sequence[str]) -> tuple[str, int]:
-    """Return hosts folded to one word of a command line, and how many did not fit."""
+    """Return the hosts folded to one argument of a command line, and the number of hosts left
+    out."""
     names = [f"[{host}]" if ":" in host else host for host in hosts]
     count = len(names)
     while len(text := fold_hosts(names[:count])) > _LONGEST_HOSTS and count > 1:
@@ -352,7 +365,8 @@ def waiting(
     left: str | None,
     launchers: bool = False,
 ) -> list[Action]:
-    """Return the notice which nodes are waited for, with the reason if it is known.
+    """Return the notice that names the nodes for which the job waits, with the reason if it is
+    known.
 
     ``left``: the nodes that have just left. ``launchers``: the notice is a warning, so that the
     other launchers show it.

@@ -1,8 +1,8 @@
 """Connect and survey the nodes of an attempt, and plan for those that can take part. No I/O.
 
-A job of fixed size waits for all its nodes, and reports all failures together. A job that may run on
-fewer nodes, or has spares, waits ``ELASTIC_WAIT_S`` for the rest once it has enough, and never for a
-node that it has just lost.
+A job of fixed size waits for all its nodes, and reports all failures together. A job that may run
+on fewer nodes, or has spare nodes, waits ``ELASTIC_WAIT_S`` for the remaining nodes once it has
+enough. It never waits for a node that it has just lost.
 """
 
 from __future__ import annotations
@@ -99,8 +99,11 @@ class NodeSetup:
     # --- one attempt after the other
 
     def begin(self, now: float, *, fresh: bool) -> list[Action]:
-        """Begin the setup for an attempt. Unless ``fresh``, the preparation before it failed: the
-        time limit is extended once for that."""
+        """Begin the setup for an attempt. Return the actions that follow.
+
+        If ``fresh`` is False, the previous preparation failed. The time limit is then extended
+        once.
+        """
         settings = self._settings
         self.active = True
         if fresh or not self._extended:
@@ -154,8 +157,10 @@ class NodeSetup:
         return [self.nodes.connect(member, now)]
 
     def settle(self, now: float) -> Composition | JobError | None:
-        """Return the nodes and the plan of the attempt, or why there is none; None if neither is
-        known yet."""
+        """Return the nodes and the plan of the attempt, or the error that there is none.
+
+        Return None if neither is known yet.
+        """
         if not self.active or (
             self._discovery_until is not None and now < min(self._discovery_until, self._until)
         ):
@@ -176,7 +181,7 @@ class NodeSetup:
         return self._compose(now)
 
     def _has_first(self, count: int) -> bool:
-        """Return whether the first ``count`` hosts of the list are all there; the others are
+        """Return whether the first ``count`` hosts of the list are connected. The other hosts are
         spares."""
         for member in self.nodes.members:
             if member.present:
@@ -231,7 +236,7 @@ class NodeSetup:
         return min(time for time in times if time is not None)
 
     def tick(self, now: float) -> list[Action]:
-        """Return the actions that are due. ``settle`` comes after it."""
+        """Return the actions that are due. Call ``settle`` afterwards."""
         if not self.active:
             return []
         actions: list[Action] = []
@@ -277,12 +282,13 @@ class NodeSetup:
         )
 
     def absent(self, count: int) -> list[Member]:
-        """Return the missing nodes, if ``count`` take part. Spares may come later."""
+        """Return the missing nodes, if ``count`` nodes take part. Spare nodes do not count as
+        missing."""
         late = self._unanswered if count < self._settings.bounds[1] else set()
         return [self.nodes[number] for number in sorted(late | self._retrying | self._failed)]
 
     def here(self) -> int:
-        """Return how many nodes are connected."""
+        """Return the number of connected nodes."""
         return sum(member.present and member.state == "joined" for member in self.nodes.members)
 
     def on_losses_reported(self) -> None:
@@ -327,7 +333,7 @@ class NodeSetup:
         return actions
 
     def unreachable(self, number: int, failure: ConnectFailure, now: float) -> list[Action]:
-        """Record that a node could not be reached."""
+        """Record that a node could not be reached. Return the actions that follow."""
         member = self.nodes[number]
         if member.state != "connecting":
             return []
@@ -365,7 +371,7 @@ class NodeSetup:
         return actions
 
     def discovered(self, event: Discovered, now: float) -> list[Action]:
-        """Take in which hosts there are."""
+        """Record the hosts that --discover has found. Return the actions that follow."""
         self._discovery_until = None
         if event.hosts is None:
             last, self._said_problem = self._said_problem, event.problem
@@ -401,7 +407,8 @@ class NodeSetup:
     # --- surveys
 
     def _ask_anew(self) -> None:
-        """Make a new survey, so that late answers to the one before can be told apart."""
+        """Create a new survey. Its serial number tells late answers to the previous survey
+        apart."""
         self._serial += 1
         self._question = self._settings.survey(self._serial)
 
@@ -413,7 +420,7 @@ class NodeSetup:
         return [ToNode(node=member.number, message=self._question)]
 
     def surveyed(self, number: int, answer: Surveyed, now: float) -> list[Action]:
-        """Use the answer of a node to its survey."""
+        """Use a node's answer to its survey. Return the actions that follow."""
         member = self.nodes[number]
         if not self.active or member.state != "joined" or answer.serial != member.serial:
             return []
@@ -442,7 +449,8 @@ class NodeSetup:
         self._again.append((now + LOOK_AGAIN_S, number))
 
     def _leave_out_twin(self) -> list[Action]:
-        """Leave out one of two hosts that are one machine, if the job may run on fewer nodes."""
+        """Leave out one of two hosts that are the same machine, if the job may run on fewer
+        nodes."""
         if not self._settings.flexible or (twice := self._twins()) is None:
             return []
         first, second = twice
@@ -458,7 +466,7 @@ class NodeSetup:
         return actions
 
     def _twins(self) -> tuple[Member, Member] | None:
-        """Return two nodes that are one machine, if there are any."""
+        """Return two nodes that are the same machine. Return None if there are none."""
         if not self._settings.named_once:
             return None
         return membership.same_machine([self.nodes[number] for number in sorted(self._in)])
@@ -479,7 +487,7 @@ _answers = attrgetter(*(field for field in fields_of(Surveyed) if field != "seri
 
 
 class CompositionCache:
-    """A ``Compose`` that keeps its last plan as long as the surveys are the same."""
+    """A ``Compose`` function that returns its last plan as long as the surveys stay the same."""
 
     def __init__(self, compose: Compose) -> None:
         self._compose = compose
@@ -487,7 +495,7 @@ class CompositionCache:
         self._composition: Composition | None = None
 
     def __call__(self, surveys: Mapping[int, Surveyed]) -> Composition:
-        """Return the plan for the surveyed nodes. Raises what the other ``Compose`` raises."""
+        """Return the plan for the surveyed nodes. Raises all errors of the wrapped ``Compose``."""
         known = self._composition
         if known is not None and self._is_same(surveys):
             return known
@@ -497,12 +505,12 @@ class CompositionCache:
         return self._composition
 
     def _is_same(self, surveys: Mapping[int, Surveyed]) -> bool:
-        """Return whether the nodes and their answers are those of the last plan."""
+        """Return whether the nodes and their answers are the same as for the last plan."""
         before = self._surveys
         return before.keys() == surveys.keys() and all(
             _answers(before[number]) == _answers(surveyed) for number, surveyed in surveys.items()
         )
 
     def forget(self) -> None:
-        """Plan anew the next time, since the hosts have changed."""
+        """Drop the last plan, because the hosts have changed."""
         self._composition = None

@@ -1,4 +1,4 @@
-"""Processes that workers have left behind, in words. No I/O."""
+"""Texts about the processes that workers have left running. No I/O."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ def count_of(found: ByHost) -> int:
 
 
 def waiting_line(found: ByHost, *, linger_s: float, many_hosts: bool) -> str:
-    """Return the line that names the leftovers for which the launcher waits."""
+    """Return the notice that names the leftover processes for which the launcher waits."""
     return f"waiting up to {linger_s:,.10g} s (--linger) for {_named(found, many_hosts=many_hosts)}"
 
 
 def ended_line(ended: ByHost, killed: ByHost, *, many_hosts: bool) -> str:
-    """Say which leftovers had to be ended after a success: ``ended 2 processes left by rank 0: a.sh
-    (pid 7), ...``."""
+    """Return the warning that names leftover processes that were ended after a success: ``ended 2
+    processes left by rank 0: a.sh (pid 7), ...``."""
     by_kill = count_of(killed)
     how = f", {by_kill:,} of them by KILL" if by_kill else ""
     return "ended " + _named(ended, many_hosts=many_hosts, how=how)
 
 
 def killed_text(killed: ByHost, *, many_hosts: bool, after_grace: str | None = None) -> str:
-    """Say which leftovers were killed in a stop: ``1 process left by rank 0 had to be killed:
-    train.py (pid 7)``."""
+    """Return the text that names leftover processes that were killed in a stop: ``1 process left by
+    rank 0 had to be killed: train.py (pid 7)``."""
     return _named(
         killed,
         many_hosts=many_hosts,
@@ -45,7 +45,7 @@ def killed_text(killed: ByHost, *, many_hosts: bool, after_grace: str | None = N
 
 
 def record_of(ended: ByHost, killed: ByHost) -> dict[str, object]:
-    """Return what ``events.jsonl`` keeps of leftovers."""
+    """Return the fields about leftover processes for ``events.jsonl``."""
     shown = [
         {"host": host, "rank": process.rank, "pid": process.pid, "command": process.command}
         for host, leftovers in ended.items()

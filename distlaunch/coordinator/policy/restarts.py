@@ -1,7 +1,7 @@
 """The restart rule: whether a job gets another attempt, and if not, why. No I/O.
 
-The policy decides by it after an attempt that failed, and a launcher that has joined a job after
-the coordinator was lost.
+The job policy uses it after a failed attempt. A joined launcher uses it after the coordinator was
+lost.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from distlaunch.diagnosis.model import Diagnosis, RepeatKind
 
 
 class FinalReason(Enum):
-    """Why there is no further attempt."""
+    """Why no further attempt follows."""
 
     NOT_WANTED = auto()
     """--max-restarts is 0."""
@@ -36,13 +36,13 @@ class FinalReason(Enum):
 
 
 class Restart(Record):
-    """There is another attempt, after ``delay_s`` seconds."""
+    """Another attempt follows after ``delay_s`` seconds."""
 
     delay_s: float = 0.0
 
 
 class Final(Record):
-    """There is no further attempt. The fields but ``reason`` are for the text."""
+    """No further attempt follows. All fields except ``reason`` are used only for the text."""
 
     reason: FinalReason
     allowed: int = 0
@@ -63,7 +63,7 @@ _MOST_DOUBLED = 60
 
 
 class Outcome(Record):
-    """What the restart rule keeps of a failed attempt."""
+    """The facts about a failed attempt that the restart rule uses."""
 
     signature: tuple[str, str] | None
     repeats: RepeatKind | None
@@ -83,9 +83,9 @@ class Outcome(Record):
         min_uptime_s: float,
         went_on: bool | None,
     ) -> Outcome:
-        """Return the outcome of an attempt that failed by workers.
+        """Return the outcome of an attempt in which workers failed.
 
-        ``went_on``: whether heartbeats show progress; None if there were none.
+        ``went_on``: whether heartbeats show progress. None if there were no heartbeats.
         """
         first = diagnosis.cause.ranks[0]
         uptime_s = next((end.uptime_s for end in failures if end.rank == first), 0.0)
@@ -102,7 +102,7 @@ class Outcome(Record):
         min_uptime_s: float,
         went_on: bool | None,
     ) -> Outcome:
-        """Return the outcome of an attempt that went well for ``lived_s``."""
+        """Return the outcome of an attempt that ran without failure for ``lived_s``."""
         long_enough = lived_s >= min_uptime_s
         return Outcome(
             signature=signature,
@@ -114,9 +114,9 @@ class Outcome(Record):
 
     @property
     def ends_row(self) -> bool:
-        """Whether a restart after this attempt is the first of a row.
+        """Whether the count of successive restarts begins anew after this attempt.
 
-        It is if the attempt made progress; with --min-uptime 0, only heartbeats show progress.
+        It does if the attempt made progress. With --min-uptime 0, only heartbeats show progress.
         """
         return self.progressed and (self.by_steps or self.enough_s is not None)
 
@@ -128,7 +128,7 @@ class Outcome(Record):
 
 
 class RestartRule:
-    """Decides on restarts, and counts them. Times are seconds on the job's clock."""
+    """Decides on restarts and counts them. Times are seconds on the job's clock."""
 
     def __init__(
         self,
@@ -137,7 +137,7 @@ class RestartRule:
         window_s: float | None = None,
         delay_s: tuple[float, float] = (0.0, 0.0),
     ) -> None:
-        """Count from none. ``delay_s``: the first delay, and the longest; see ``_delay_s``."""
+        """``delay_s`` is the first and the longest delay before a restart."""
         self._allowed = allowed
         self._window_s = window_s
         self._first_delay_s, self._longest_delay_s = delay_s
@@ -154,10 +154,10 @@ class RestartRule:
     def after_failure(
         self, outcome: Outcome, now: float, *, cut_off: bool = False, processes_left: bool = False
     ) -> RestartDecision:
-        """Decide after an attempt that failed.
+        """Return the decision after a failed attempt.
 
-        ``cut_off``: no node can be reached any more. ``processes_left``: some of its processes
-        still run.
+        ``cut_off``: no node can be reached any more. ``processes_left``: some processes of the
+        attempt still run.
         """
         while self._window_s is not None and self._times and now - self._times[0] > self._window_s:
             self._times.popleft()
@@ -182,15 +182,16 @@ class RestartRule:
         return Restart(delay_s=self._delay_s(outcome))
 
     def _delay_s(self, outcome: Outcome) -> float:
-        """Return the delay before the next restart: doubled with each restart in a row."""
+        """Return the delay before the next restart. It doubles with each successive restart."""
         in_row = 0 if outcome.ends_row else min(self._in_row, _MOST_DOUBLED)
         return min(self._first_delay_s * 2.0**in_row, self._longest_delay_s)
 
     def after_coordinator_loss(self, *, has_begun: bool, flexible: bool) -> RestartDecision:
-        """Decide whether a launcher that has joined calls the lost coordinator again.
+        """Return whether a joined launcher connects to the lost coordinator again.
 
-        ``has_begun``: it knows of an attempt; before the first, a call is no restart.
-        ``flexible``: the job goes on without a node, and takes it in again.
+        ``has_begun``: the launcher knows of an attempt. A connection before the first attempt does
+        not count as a restart. ``flexible``: the job continues without a node and accepts it again
+        later.
         """
         if not has_begun or flexible or self.count < self._allowed:
             return Restart()
@@ -211,7 +212,8 @@ class RestartRule:
 
 
 def text_of(decision: Final) -> str:
-    """Return why there is no further attempt; empty if nobody asked for restarts."""
+    """Return why no further attempt follows. Return an empty string if no restarts were
+    requested."""
     match decision.reason:
         case FinalReason.NOT_WANTED:
             return ""

@@ -1,4 +1,4 @@
-"""Decide which of the signals of launchers and agents count. No clock, no I/O."""
+"""Decide which signals reported by launchers, agents and spawners count. No clock, no I/O."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ s, and uv repeats a Ctrl-C after 0.2 s."""
 
 
 class Request(Enum):
-    """What a signal that ends a job means."""
+    """The meaning of a signal that ends a job."""
 
     MERGED = auto()
     """The same as the signal before it."""
@@ -43,8 +43,10 @@ class StopRequests:
         self._seen = 0
 
     def take(self, now: float) -> Request:
-        """Return what a signal that came at ``now`` means. A third one counts however soon it
-        comes."""
+        """Return the meaning of a signal received at ``now``.
+
+        The third signal always counts, however soon it comes.
+        """
         if not self._seen:
             self._seen, self._first, self._last = 1, now, now
             return Request.FIRST
@@ -57,8 +59,7 @@ class StopRequests:
 
 
 class _Count:
-    """How often each launcher, agent or spawner has reported one signal, and how often it
-    counted."""
+    """How often each launcher, agent or spawner has reported a signal, and how often it counted."""
 
     __slots__ = ("acted", "at", "senders")
 
@@ -83,12 +84,15 @@ class _Count:
 
 
 class Signals:
-    """Counts a signal once, to however many launchers, agents and spawners it comes.
+    """Counts a signal once, even if several launchers, agents and spawners report it.
 
-    Whoever sends it sends it to all, or to one alone: the n-th of one launcher, agent or spawner
-    counts unless the n-th of another has; what a person typed to kill always does. ``holds``: where
-    the scheduler signals workers as well, the first waits a moment for the word of an agent that it
-    did, or for that of a second launcher, which shows it: so workers do not get it twice.
+    A sender may signal all of them, or only one. Therefore the n-th report of one launcher, agent
+    or spawner counts unless the n-th report of another one has counted. A signal with ``kill``
+    always counts.
+
+    ``holds``: the scheduler may signal the workers as well. The first report of a signal is then
+    held for a moment. If an agent reports that its workers have the signal, or a second launcher
+    reports it, the workers do not get it again.
     """
 
     def __init__(self, *, holds: bool) -> None:
@@ -97,7 +101,7 @@ class Signals:
         self._held: dict[int, tuple[float, Signalled]] = {}
 
     def take(self, event: Signalled, now: float) -> Signalled | None:
-        """Return the event if it counts now; None otherwise."""
+        """Return the event if it counts now. Return None otherwise."""
         count = self._counts.setdefault(event.signum, _Count()).at_time(now)
         if not event.kill and count.senders.get(event.sender, 0) < count.acted:
             count.add(event.sender)
@@ -120,11 +124,11 @@ class Signals:
         return event
 
     def deadline(self) -> float | None:
-        """Return when ``due`` returns events."""
+        """Return when ``due`` returns the next event."""
         return min((until for until, _ in self._held.values()), default=None)
 
     def due(self, now: float) -> list[Signalled]:
-        """Return the events whose waiting time is over."""
+        """Return the held events whose waiting time is over."""
         due: list[Signalled] = []
         found = [event for until, event in self._held.values() if until <= now]
         for event in found:

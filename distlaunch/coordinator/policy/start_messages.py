@@ -1,7 +1,7 @@
 """The messages that start the workers of an attempt on its nodes. No I/O.
 
-Where each node has a launcher, the agent of the coordinator's node gets the plan; the other
-launchers get what they need to plan their own workers from their own command lines.
+If each node has a launcher, the agent of the coordinator's node gets the plan. The other launchers
+get the values from which they plan their workers with their own command lines.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _PERIOD_SHARE = 0.05
 
 
 class Streams(NamedTuple):
-    """Terminal and stdin of the workers."""
+    """The terminal and the stdin of the workers."""
 
     terminal: tuple[int, int] | None
     """Rows and columns of the pseudo-terminal that the one worker gets."""
@@ -84,8 +84,10 @@ def start_of(
     streams: Streams,
     env: Mapping[str, str],
 ) -> m.Start:
-    """Return what one node needs to know of the plan, for these of its workers; ``env`` is what all
-    workers share."""
+    """Return the start message for these workers of a node.
+
+    ``env`` holds the variables that all workers share.
+    """
     rows, columns = streams.terminal or (0, 0)
     node = plan.nodes[node_rank]
     return m.Start(
@@ -126,8 +128,8 @@ def interfaces_of(plan: LaunchPlan, node_rank: int) -> tuple[str, str]:
 
 
 def _output_period_s(plan: LaunchPlan) -> float:
-    """Return how often a node tells whose output has moved: seldom where only the notice asks for
-    it."""
+    """Return the period with which a node reports which ranks wrote output. It is long if only the
+    notice needs the reports."""
     if plan.hang_timeout_s is not None or plan.hang_notice_s is None:
         return 1.0
     return max(1.0, plan.hang_notice_s * _PERIOD_SHARE)
