@@ -128,12 +128,13 @@ class CoordinatorConnector:
 
     @property
     def rank_name(self) -> str:
-        """Return the noun for this launcher's number: ``node rank`` or ``rank``."""
+        """Return the noun for this launcher's number: ``node`` or ``rank``."""
         return "rank" if self._joiner.by_worker else "node"
 
     @property
     def coordinator(self) -> str:
-        """Return the coordinator's host and the port that answered last, for messages."""
+        """Return the coordinator's name for messages: node 0 with its host and the port that
+        answered last."""
         host = printable(self._joiner.rendezvous.host)
         return f"node 0 ({f'[{host}]' if ':' in host else host}:{self._port})"
 

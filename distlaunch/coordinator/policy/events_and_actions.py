@@ -149,8 +149,7 @@ class Known(Record):
 
 
 class Refused(Record):
-    """No attempt is possible: the launchers disagree, or the workers' start does not fit in a
-    message."""
+    """No attempt is possible: the launchers disagree, or the workers cannot get all addresses."""
 
     text: str
     hint: str | None = None

@@ -1,1 +1,1 @@
-"""The loop of the coordinator and what it acts with: agents, connections, output, run directory."""
+"""The main loop of the coordinator and its parts: agents, connections, output, run directory."""

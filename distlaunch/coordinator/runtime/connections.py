@@ -1,9 +1,9 @@
 """Connections to the other nodes: reading, pings, silence and clock offsets.
 
-``Connections`` reads all of them in the main loop; subclasses interpret the messages. ``Peer`` is one
-connection with its decoder and clock offset. One ``Writer`` thread per connection sends, so that
-``send`` never waits for the network. ``StartBound`` finds nodes that answer pings and do not start
-their workers.
+``Connections`` reads all of them in the main loop. Its subclasses interpret the messages. ``Peer``
+is one connection with its decoder and clock offset. Each connection has a ``Writer`` thread, so
+that ``send`` never waits for the network. ``StartBound`` finds nodes that answer pings but do not
+start their workers.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ START_S = 60.0
 
 
 class StartBound:
-    """One node's start of an attempt. Times are on the job's clock."""
+    """Time limit for a node to start its workers. Times are on the job's clock."""
 
     __slots__ = ("_awaited", "_began", "until")
 
@@ -47,11 +47,11 @@ class StartBound:
         self._began = 0.0
 
     def begin(self, workers: int, now: float) -> None:
-        """Record that the node was sent the start of so many workers."""
+        """Record that the node was asked to start this many workers."""
         self._awaited, self._began, self.until = workers, now, now + START_S
 
     def on_message(self, message: object, now: float) -> None:
-        """Use a message that shows how far the start is."""
+        """Process a message that shows how many workers have started or ended."""
         if self.until is None:
             return
         match message:
@@ -67,16 +67,18 @@ class StartBound:
         self.until = None if self._awaited <= 0 else now + (now - self._began) + START_S
 
     def stop(self, grace_s: float) -> None:
-        """Record that the node was sent a stop of its workers, which may take ``grace_s``."""
+        """Record that the node was asked to stop its workers within ``grace_s``, which extends the
+        limit."""
         if self.until is not None:
             self.until += grace_s
 
     def end(self) -> None:
-        """Expect no workers to start."""
+        """Remove the limit: the node has no workers to start."""
         self.until = None
 
     def why_late(self, now: float) -> str | None:
-        """Return why the node counts as lost, as a clause; None if it is not late."""
+        """Return why the node counts as lost, as a clause. Return None if its limit has not
+        passed."""
         if self.until is None or now < self.until:
             return None
         return f"its workers have not started within {now - self._began:.0f} s"
@@ -100,7 +102,7 @@ M = TypeVar("M", bound=Record)
 
 
 class Connections(ABC, Generic[M]):
-    """The connections of one job, by member number. ``clock`` is the job's."""
+    """The connections of one job, by member number. ``clock`` is the job's clock."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -127,7 +129,7 @@ class Connections(ABC, Generic[M]):
 
     @abstractmethod
     def _lose(self, peer: Peer[M], why: str, kind: a.LossKind = a.LossKind.GONE) -> None:
-        """Drop a lost node, and report it."""
+        """Drop the connection of a lost node, and report the loss as an event."""
 
     @abstractmethod
     def _describe_end(self, end: ConnectionEnd) -> str:
@@ -142,7 +144,7 @@ class Connections(ABC, Generic[M]):
             self._drop(peer)
 
     def _tell(self, node: int, message: Record) -> None:
-        """Send a message to a node. A message to a node that is lost is dropped."""
+        """Send a message to a node. A message to a lost node is dropped."""
         peer = self._peers.get(node)
         if peer is not None and peer.connection is not None:
             peer.budget.sent(message)
@@ -156,15 +158,16 @@ class Connections(ABC, Generic[M]):
     # --- receiving
 
     def _notify(self) -> None:
-        """Wake the main loop, from any thread."""
+        """Wake the main loop. May be called from any thread."""
         with self._waking, suppress(BlockingIOError):
             if self._wake_end >= 0:
                 os.write(self._wake_end, b"\0")
 
     def _read_all(self, within_s: float = 0.0) -> None:
-        """Read one turn of each connection that has sent something, longest waiting first.
+        """Read each connection that has data for one turn. The one that has waited longest comes
+        first.
 
-        Connections for which no time is left have their turn in the next call.
+        If the time is used up, the remaining connections are read by the next call.
         """
         for descriptor, _ in self._epoll.poll(0.0 if self._unread else within_s):
             if descriptor == self._wake:
@@ -186,13 +189,14 @@ class Connections(ABC, Generic[M]):
         return self._clock() if self._unread else None
 
     def _use(self, peer: Peer[M], connection: Connection) -> None:
-        """Use a connection of a peer; what has already arrived is read in the next turn."""
+        """Use a new connection of a peer. Bytes that have already arrived are read in the next
+        turn."""
         peer.open(connection, now=self._clock())
         self._by_descriptor[connection.fileno()] = self._unread[connection.fileno()] = peer
         self._epoll.register(connection.fileno(), select.EPOLLIN)
 
     def _read(self, peer: Peer[M]) -> bool:
-        """Read one turn's messages of a peer; return whether there may be more."""
+        """Read a peer's messages for one turn. Return whether there may be more."""
         peer.begin_turn(self._clock())
         try:
             while True:
@@ -232,7 +236,7 @@ class Connections(ABC, Generic[M]):
             peer.close()
 
     def _close(self) -> None:
-        """Close the poll, once all peers are dropped."""
+        """Close the epoll descriptor after all peers have been dropped."""
         with self._waking:  # a thread that opens a connection may end later
             os.close(self._wake)
             os.close(self._wake_end)
@@ -242,7 +246,7 @@ class Connections(ABC, Generic[M]):
     # --- time
 
     def _tick(self) -> None:
-        """Ping all nodes when that is due, and lose those that have been silent for too long."""
+        """Ping all nodes if that is due. Drop the nodes that have been silent for too long."""
         now = self._clock()
         if self._ping_at is None:
             if any(peer.greeted for peer in self._peers.values()):
@@ -290,8 +294,7 @@ class ReadEnd(Enum):
 
 
 class Peer(Generic[M]):
-    """A node that is connected, or is being connected. Only ``write`` may be called from any
-    thread."""
+    """A node that is connected or being connected. Only ``write`` may be called from any thread."""
 
     def __init__(
         self,
@@ -300,7 +303,8 @@ class Peer(Generic[M]):
         parts: tuple[type[Record], ...],
         budget: Budget,
     ) -> None:
-        """``types`` and ``parts``: what the other side may send, as for ``Decoder``."""
+        """``types`` and ``parts`` are the messages that the other side may send; see
+        ``Decoder``."""
         self.node = node
         self.budget = budget
         self.gone = threading.Event()
@@ -334,8 +338,10 @@ class Peer(Generic[M]):
         self._turn_until = time.monotonic() + TURN_S
 
     def next_message(self) -> M | ReadEnd:
-        """Return the next message that has arrived, or why there is none; never waits. Raises
-        ProtocolError."""
+        """Return the next message, without waiting. Return the reason if there is none.
+
+        Raises ProtocolError for an invalid message.
+        """
         while True:
             now = time.monotonic()
             if self._turn_left <= 0 or now >= self._turn_until:
@@ -358,27 +364,31 @@ class Peer(Generic[M]):
 
     @property
     def has_unsent(self) -> bool:
-        """Return whether something waits to be sent."""
+        """Return whether bytes wait to be sent."""
         return not self._out.empty()
 
     def next_out(self) -> bytes | None:
-        """Return the next bytes to send, or None at the end. Only the writer thread calls it."""
+        """Return the next bytes to send. Return None when the connection is closed.
+
+        Only the writer thread calls it.
+        """
         return self._out.get()
 
     def greet(self, clock: float, now: float) -> None:
-        """Use the first message of the other side, which carries its clock."""
+        """Use the first message of the other side, which carries the time of its clock."""
         self.greeted = True
         self.budget.greet()
         self.offset = now - clock
 
     def pinged(self, serial: int, now: float) -> None:
-        """Record when a ping was sent."""
+        """Record that a ping with this serial number was sent at ``now``."""
         self._pings[serial] = now
         while len(self._pings) > 8:
             del self._pings[next(iter(self._pings))]
 
     def pong(self, message: m.Pong, now: float) -> None:
-        """Estimate the clock offset: the agent answered about half way through the round trip."""
+        """Estimate the clock offset, on the assumption that the agent answered half way through the
+        round trip."""
         sent = self._pings.pop(message.serial, None)
         if sent is None:
             return
@@ -388,7 +398,7 @@ class Peer(Generic[M]):
             self.offset = sent + trip / 2 - message.clock
 
     def close(self) -> None:
-        """Close the connection; the thread ends with it."""
+        """Close the connection and end its writer thread."""
         self.gone.set()
         connection, self.connection = self.connection, None
         if connection is not None:
@@ -397,7 +407,7 @@ class Peer(Generic[M]):
 
 
 class Writer(threading.Thread, Generic[M]):
-    """Opens the connection of a peer, and sends what is queued until it is closed."""
+    """Thread that opens the connection of a peer and sends the queued bytes until it is closed."""
 
     def __init__(
         self, peer: Peer[M], open_connection: Callable[[], Connection | None], *, name: str

@@ -1,10 +1,10 @@
-"""The file in which whoever started the launcher looks for the first failure, in the format of
-torch.
+"""The file into which the launcher writes the job's first failure, in torch's format.
 
-torch's ``@record`` writes ``{"message": {"message": "Type: text", "extraInfo": {"py_callstack":
-"...", "timestamp": "..."}}}``, and torchrun copies the first failed worker's to its own
-TORCHELASTIC_ERROR_FILE, with ``errorCode`` beside the inner ``message``. In Kubernetes the file is
-the pod's termination log, of which 4096 bytes are kept.
+The program that started the launcher reads the file. torch's ``@record`` writes ``{"message":
+{"message": "Type: text", "extraInfo": {"py_callstack": "...", "timestamp": "..."}}}``. torchrun
+copies the file of the first failed worker to its own TORCHELASTIC_ERROR_FILE, and adds
+``errorCode`` beside the inner ``message``. In Kubernetes the file is the pod's termination log, of
+which 4096 bytes are kept.
 """
 
 from __future__ import annotations
@@ -35,11 +35,12 @@ def error_file_path(
     of_a_script: bool,
     termination_log: str = TERMINATION_LOG,
 ) -> str | None:
-    """Return where the launcher is to write its first failure; None if nobody asks for that.
+    """Return the path of the launcher's error file. Return None if no option or variable requests
+    one.
 
-    ``option``: what ``--error-file`` says. ``of_a_script``: the script of a worker started this
-    launcher, and the variable is that worker's. Raises ConfigError for an option with which no file
-    can be made.
+    ``option``: the value of ``--error-file``. ``of_a_script``: a worker's script started this
+    launcher, so TORCHELASTIC_ERROR_FILE is the worker's file. Raises ConfigError if the file of the
+    option cannot be created.
     """
     if option is not None:
         path = os.path.abspath(option)
@@ -58,8 +59,10 @@ def error_file_path(
 
 
 class ErrorFile:
-    """The file of one launcher. Only the first failure of a job is written; ``say`` hears why it
-    cannot be."""
+    """The error file of one launcher.
+
+    Only the first failure of a job is written. ``say`` gets a message if writing fails.
+    """
 
     def __init__(self, path: str | None, say: Callable[[str], None] = lambda _: None) -> None:
         self._path = path
@@ -69,10 +72,10 @@ class ErrorFile:
     def write(
         self, message: str, details: str, exit_code: int, *, recorded: str | None = None
     ) -> None:
-        """Write a failure, unless there is one already.
+        """Write a failure, unless one has been written.
 
-        ``details`` stands where torch has the traceback. ``recorded``: the error file of the worker
-        that failed; what it holds is copied, if it is there and has torch's format.
+        ``details`` is written in place of the traceback. ``recorded`` is the path of the failed
+        worker's error file. If that file exists and has torch's format, its content is copied.
         """
         if self._path is None or self._written:
             return
@@ -92,7 +95,8 @@ class ErrorFile:
 
 
 def _read(path: str) -> dict[str, Any] | None:
-    """Read a worker's error file; None if it is not there, or is none."""
+    """Return the content of a worker's error file. Return None if it is missing or has another
+    format."""
     with suppress(OSError, ValueError, RecursionError):
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
         with open(descriptor, "rb") as file:
@@ -105,7 +109,7 @@ def _read(path: str) -> dict[str, Any] | None:
 
 
 def _fitting(record: dict[str, Any], path: str) -> bytes:
-    """Write it as JSON; for a termination log without the beginning of a long traceback."""
+    """Return the record as JSON. For a termination log, omit the beginning of a long traceback."""
     data = json.dumps(record).encode()
     inner = record["message"]
     if path != TERMINATION_LOG or not isinstance(inner, dict):
@@ -130,9 +134,10 @@ def _fitting(record: dict[str, Any], path: str) -> bytes:
 
 
 def _overwrite(path: str, data: bytes) -> None:
-    """Write into the file itself: a termination log is a mount, which nothing can be moved over.
+    """Overwrite the content of a file in place.
 
-    A file that is our own output (/dev/stderr) is appended to.
+    A termination log is a mount point, so no other file can replace it. If the file is the
+    launcher's own output (/dev/stderr), the data is appended.
     """
     how = os.O_APPEND if _is_our_output(path) else os.O_TRUNC
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | how | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)

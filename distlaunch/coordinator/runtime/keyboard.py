@@ -1,4 +1,4 @@
-"""Pass keystrokes to the one worker that has the user's terminal."""
+"""Pass keystrokes to the only worker, if it has the user's terminal."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ _INTERRUPT = b"\x03"
 
 
 class Terminal(Protocol):
-    """The user's terminal, while one worker has it through a pseudo-terminal."""
+    """The user's terminal, while the worker uses it through a pseudo-terminal."""
 
     def fileno(self) -> int:
         """Return the descriptor to poll for keystrokes."""
 
     def keys(self) -> bytes:
-        """Read what was typed."""
+        """Return the bytes that the user has typed."""
 
     def size(self) -> tuple[int, int]:
-        """Return rows and columns."""
+        """Return the number of rows and columns."""
 
     def is_ours(self) -> bool:
         """Return whether this launcher is the terminal's foreground job."""
 
     def take(self) -> None:
-        """Switch the terminal to passing on every key."""
+        """Switch the terminal to modes that pass on every key."""
 
     def give_back(self) -> None:
         """Restore the terminal's modes."""
 
 
 class Keyboard:
-    """Passes keystrokes on, if there is a terminal."""
+    """Passes keystrokes on, if the launcher has a terminal."""
 
     def __init__(
         self, terminal: Terminal | None, send: Callable[[m.Input | m.Resize], None]
@@ -52,20 +52,22 @@ class Keyboard:
 
     @property
     def is_there(self) -> bool:
-        """Return whether a worker is to have a terminal."""
+        """Return whether the worker gets a terminal."""
         return self._terminal is not None
 
     def size(self) -> tuple[int, int] | None:
-        """Return rows and columns of the terminal; None if there is none."""
+        """Return the number of rows and columns. Return None if there is no terminal."""
         return None if self._terminal is None else self._terminal.size()
 
     def fileno(self) -> int:
-        """Return the descriptor to poll; -1 if there is none."""
+        """Return the descriptor to poll. Return -1 if there is none."""
         return self._terminal.fileno() if self._is_taken and self._terminal is not None else -1
 
     def take(self) -> None:
-        """Use the terminal (again) if this launcher is its foreground job. After ``bg`` the kernel
-        would stop a process that changes it."""
+        """Start to read keys, if this launcher is the terminal's foreground job.
+
+        A background process that changes the modes of the terminal would be stopped by the kernel.
+        """
         if self._terminal is not None and not self._is_taken and self._terminal.is_ours():
             self._terminal.take()
             self._is_taken = True
@@ -84,9 +86,10 @@ class Keyboard:
             self._is_taken = False
 
     def read(self, *, hears: bool) -> a.Signalled | None:
-        """Send what was typed to the worker; return the signal that it means for the launcher.
+        """Send the typed keys to the worker. Return the signal that they mean for the launcher, if
+        any.
 
-        ``hears``: a worker runs that can read it.
+        ``hears``: a worker runs that can read them.
         """
         if self._terminal is None:
             return None

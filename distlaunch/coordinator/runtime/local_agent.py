@@ -1,4 +1,4 @@
-"""The agent of this machine in the launcher's process, with the messages of a remote agent."""
+"""The agent of this machine in the launcher's process. It uses the messages of a remote agent."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ if TYPE_CHECKING:
 
 
 class LocalTransport:
-    """Carries encoded messages to the in-process agent and back, as a socket would; output bytes
-    skip the codec."""
+    """Exchanges encoded messages with the agent in this process, as over a socket.
+
+    Output bytes are passed on without being encoded.
+    """
 
     def __init__(
         self,
@@ -56,10 +58,10 @@ class LocalTransport:
         self._agent.start()
 
     def discover(self) -> None:
-        """Do nothing: there is one node."""
+        """Do nothing: a local job has only one node."""
 
     def send(self, node: int, message: m.ToAgent | m.Survey | m.Reach | p.StartWorkers) -> None:
-        """Pass a message to the agent. There is only node 0."""
+        """Pass a message to the agent. ``node`` is always 0."""
         del node
         for received in self._to_agent.feed(encode(message)):
             self._agent.handle(received)
@@ -77,7 +79,7 @@ class LocalTransport:
         self._received.extend(self._from_agent.feed(encode(message)))
 
     def descriptors(self) -> dict[int, int]:
-        """Return what to poll, with the poll events."""
+        """Return the descriptors to poll, with the poll events."""
         return self._agent.descriptors()
 
     def deadline(self) -> float | None:
@@ -85,7 +87,7 @@ class LocalTransport:
         return self._agent.deadline()
 
     def receive(self) -> list[Event]:
-        """Have the agent do what is due, without waiting; return the events."""
+        """Carry out the agent's actions that are due, without waiting. Return the events."""
         self._agent.on_ready()
         self._agent.tick()
         received: list[Event] = [FromNode(node=0, message=message) for message in self._received]

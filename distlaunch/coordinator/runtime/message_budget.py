@@ -1,7 +1,6 @@
-"""How much one connection may send: the number of messages, and the size of a frame by phase and
-type.
+"""Limits for the messages on one connection: their number, and their size by phase and type.
 
-No clock, no I/O. Output is not counted here: ``parts`` bounds it by credit.
+No clock, no I/O. Output is not counted here. ``message_checks`` limits it by credit.
 """
 
 from __future__ import annotations
@@ -95,9 +94,10 @@ _COORDINATOR_BURST, _COORDINATOR_PER_S = 4096, 64.0
 
 
 class Budget(ABC):
-    """The messages that a connection may send. It grows with time and with what was asked.
+    """The number of messages that a connection may still send.
 
-    Times are seconds of any clock that goes forward.
+    It grows with time and with each request to the other side. Times are seconds of any monotonic
+    clock.
     """
 
     def __init__(self, now: float, *, burst: float = _BURST, per_s: float = _PER_S) -> None:
@@ -106,11 +106,11 @@ class Budget(ABC):
         self._at = now
 
     def allow(self, count: int) -> None:
-        """Allow so many messages more."""
+        """Allow this many more messages."""
         self._left = min(self._left + count, _MOST_SAVED)
 
     def take(self, message: Record, now: float) -> None:
-        """Count a message that has arrived. Raises ProtocolError if it is one too many."""
+        """Count a received message. Raises ProtocolError if the number is used up."""
         self._left = min(self._left + max(0.0, now - self._at) * self._per_s, _MOST_SAVED)
         self._at = now
         self._left -= 1
@@ -120,18 +120,18 @@ class Budget(ABC):
             )
 
     def sent(self, message: Record) -> None:  # noqa: B027 - most budgets do not depend on it
-        """Count a message to the other side, which may answer it."""
+        """Record a message to the other side, which may answer it."""
 
     def greet(self) -> None:  # noqa: B027 - same
-        """Record that the other side has introduced itself."""
+        """Record that the other side has sent its first message."""
 
     @abstractmethod
     def size_of(self, name: str) -> FrameSize:
-        """Return how large a frame of this type may be now."""
+        """Return the largest size of a frame of this type at this moment."""
 
 
 class NodeBudget(Budget):
-    """What an agent or a joined launcher may send to the coordinator."""
+    """The messages that an agent or a joined launcher may send to the coordinator."""
 
     def __init__(self, now: float) -> None:
         super().__init__(now)
@@ -145,12 +145,14 @@ class NodeBudget(Budget):
         """Bytes of stdin that were sent and that the node has not reported as taken."""
 
     def greet(self) -> None:
-        """Take in that the node has introduced itself."""
+        """Record that the node has sent its first message."""
         self._greeted = True
 
     def sent(self, message: Record) -> None:
-        """Take in what the node is sent: it may answer. ``Credit``, which other threads send,
-        changes nothing."""
+        """Record a message to the node, which may answer it.
+
+        ``Credit`` changes nothing. Other threads send it.
+        """
         match message:
             case m.Credit():
                 return
@@ -194,7 +196,7 @@ class NodeBudget(Budget):
         super().take(message, now)
 
     def size_of(self, name: str) -> FrameSize:
-        """Return how large a frame of this type may be now; see ``Budget``."""
+        """Return the largest size of a frame of this type at this moment; see ``Budget``."""
         if not self._greeted:
             if name == m.AgentEnding.__name__:
                 return _TEXT
@@ -224,11 +226,11 @@ class NodeBudget(Budget):
 
 
 class CoordinatorBudget(Budget):
-    """What a coordinator may send to a launcher that has joined."""
+    """The messages that a coordinator may send to a joined launcher."""
 
     def __init__(self, now: float) -> None:
         super().__init__(now, burst=_COORDINATOR_BURST, per_s=_COORDINATOR_PER_S)
 
     def size_of(self, name: str) -> FrameSize:
-        """Return how large a frame of this type may be; see ``Budget``."""
+        """Return the largest size of a frame of this type; see ``Budget``."""
         return _COORDINATOR_SIZES.get(name, _USUAL)

@@ -1,16 +1,13 @@
-"""What a node may say of an attempt: only of the ranks that it was given, and no more output than
-agreed.
+"""Check received messages against the state of the job. No clock, no I/O.
 
-Whatever else it says did not come from our agent, or from one that no longer does its work: nothing
-of that may be filed, shown, or taken for what another node's workers did.
+A node may report only the ranks that it was given, and send no more output than was granted. Any
+other message did not come from an agent of this release that works correctly. Such a message must
+not be written to files, shown, or taken for an event of another node's workers.
 
-What a coordinator may say to a launcher that has joined: numbers in bounds, attempts in order.
-
-No clock, no I/O.
-
-The counterpart of ``parts``. Nothing that can arrive names what is run; what is checked here would
-else meet the kernel, or a table of ours, as a number that neither takes. Whoever plans checks what
-a ``StartWorkers`` says of nodes; one that no ``Prepare`` came before is taken, for it holds all that a
+The numbers in a coordinator's message to a joined launcher must be within their bounds, and its
+attempts must be in order. Otherwise the kernel, or a table of the launcher, would get an invalid
+number. No message names a program to run. The planner checks the nodes that ``StartWorkers`` lists.
+A ``StartWorkers`` without a ``Prepare`` before it is accepted, because it holds all values that a
 start needs.
 """
 
@@ -38,10 +35,10 @@ _STATUSES = range(-128, 256)
 
 
 class Part:
-    """Checks the messages of one node, from its first until it is disconnected."""
+    """Checks the messages of one node, from its first message until it is disconnected."""
 
     def __init__(self, granted: int, *, hears_signals: bool = False) -> None:
-        """``granted``: the first credit for output. ``hears_signals``: the node reports Slurm's
+        """``granted`` is the first credit for output. ``hears_signals``: the node reports Slurm's
         signals."""
         self._signals = FOR_THE_JOB if hears_signals else frozenset()
         self._attempt = -1
@@ -60,7 +57,7 @@ class Part:
         """How far its credit may be overdrawn, as a negative number."""
 
     def on_send(self, message: object) -> None:
-        """Record a message to the node."""
+        """Record a message that is sent to the node."""
         if isinstance(message, (m.Prepare, m.Reach)):
             self._asked = max(self._asked, message.attempt)
             if isinstance(message, m.Prepare):
@@ -81,17 +78,21 @@ class Part:
         )
 
     def begin_attempt(self) -> None:
-        """Record that output which comes from now on belongs to another attempt's folder."""
+        """Record that output received from now on belongs to the directory of another attempt."""
         self._speaking.clear()
 
     def grant(self, size: int) -> None:
-        """Record new credit. Only one thread may call this at a time, and only another one
-        ``check``."""
+        """Record new credit.
+
+        Only one thread may call this at a time. Another single thread may call ``check`` meanwhile.
+        """
         self._granted += size
 
     def check(self, message: object) -> bool:
-        """Return whether a message counts; a late one does not. Raises ProtocolError for a message
-        that no agent of this release sends."""
+        """Return whether a message counts. A late message does not.
+
+        Raises ProtocolError for a message that no agent of this release sends.
+        """
         match message:
             case m.Output():
                 self._check_output(message)
@@ -154,7 +155,7 @@ class Part:
                 raise ProtocolError(f"it tells of rank {rank}, which it does not run")
 
     def _check_ports(self, message: m.Prepared) -> None:
-        """Raise ProtocolError if a node does not hold the ports of the latest attempt."""
+        """Raise ProtocolError if the ports are invalid or not as many as were requested."""
         ports = message.ports
         wanted = 0 if message.problem is not None else self._ports
         if message.attempt == self._asked and (len(ports) != wanted or len(set(ports)) != wanted):
@@ -197,13 +198,17 @@ class Orders:
         self._prepared = -1
 
     def joined(self) -> None:
-        """Record that the launcher has joined again. The coordinator may be another one, which
-        knows of no attempt that was only prepared."""
+        """Record that the launcher has joined again.
+
+        The coordinator may be another one. It does not know an attempt that was only prepared.
+        """
         self._prepared = self.attempt
 
     def check(self, message: p.ToLauncher, *, running: bool) -> None:
-        """Raise ProtocolError for a message that no coordinator of this release sends. ``running``:
-        workers run here."""
+        """Raise ProtocolError for a message that no coordinator of this release sends.
+
+        ``running``: workers run on this node.
+        """
         match message:
             case m.Prepare():
                 if message.port is not None:

@@ -1,9 +1,9 @@
 """Write the files of a run directory: ``events.jsonl`` and the output of every rank.
 
 A full disk never stops a job. ``LineFilter`` copies lines of several ranks into one file, as
-torchrun's --duplicate-stdout-filters does. ``DiskWork`` runs what may wait for a disk: on one machine
-in the main loop, with several nodes in a thread, since a main loop that stands still for a few
-seconds answers no pings and loses all nodes.
+torchrun's --duplicate-stdout-filters does. ``DiskWork`` runs work that may wait for a disk. On one
+machine it runs in the main loop. With several nodes it runs in a thread, because a main loop that
+is blocked for a few seconds answers no pings and loses all nodes.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ EVENTS_SCHEMA = 1
 
 
 class EventLog:
-    """Appends one JSON object a line: ``{"time": seconds since the epoch, "type": ..., ...}``.
+    """Appends one JSON object per line: ``{"time": seconds since the epoch, "type": ..., ...}``.
 
-    The first one also has ``schema``.
+    The first object also has ``schema``.
     """
 
     def __init__(
         self, descriptor: int, sink: Sink, *, disk_work: DiskWork | None = None, first_rank: int = 0
     ) -> None:
-        """``first_rank``: the number of rank 0 in events."""
+        """``first_rank`` is the number that events show for rank 0."""
         self._descriptor = descriptor
         self._sink = sink
         self._disk_work = disk_work or DiskWork()
@@ -42,7 +42,7 @@ class EventLog:
         """For the next event: empty after the first."""
 
     def write(self, kind: str, fields: Mapping[str, object]) -> None:
-        """Add an event. An event that cannot be written is lost; the job goes on."""
+        """Write an event. An event that cannot be written is lost, and the job continues."""
         shown = self._counted(fields) if self._first_rank else fields
         record = {"time": round(time.time(), 6), "type": kind, **self._schema, **shown}
         self._schema = {}
@@ -55,7 +55,7 @@ class EventLog:
             os.write(self._descriptor, line)
 
     def _counted(self, fields: Mapping[str, object]) -> dict[str, object]:
-        """Return the fields with ranks counted from ``first_rank``, also in nested records."""
+        """Return the fields with ranks counted from ``first_rank``, in nested records as well."""
         shown = dict(fields)
         for name, value in fields.items():
             match value:
@@ -73,9 +73,10 @@ class EventLog:
 class OutputFiles:
     """Writes output to the log files, then to the console. The output pump's thread calls it.
 
-    ``begin_attempt`` is called by the main thread while no output comes. ``on_error`` is called once,
-    from the pump's thread, when log files stop. ``ranks``: whose folders are made, if the layout has
-    folders. ``filters`` copy lines of a stream into a file of their own.
+    The main thread calls ``begin_attempt`` while no output arrives. ``on_error`` is called once,
+    from the pump's thread, when log files can no longer be written. ``ranks``: the ranks whose
+    directories are created, if the layout has directories. ``filters`` copy lines of a stream into
+    files of their own.
     """
 
     def __init__(
@@ -103,7 +104,8 @@ class OutputFiles:
         )
 
     def begin_attempt(self, attempt: int) -> None:
-        """Write to this attempt's folder from now on. Ranks of an earlier attempt end here."""
+        """Write to this attempt's directory from now on. The output of the previous attempt is
+        complete."""
         for rank in sorted(self._open):
             self.rank_ended(rank, time.monotonic())
         self._logs.begin_attempt(attempt)
@@ -132,12 +134,12 @@ class OutputFiles:
         self._sink.rank_ended(rank, now)
 
     def close(self) -> None:
-        """Close the filters' files, after the last output."""
+        """Close the filters' files after the last output."""
         for lines in self._filters.values():
             lines.close()
 
     def tick(self, now: float) -> float | None:
-        """Have the console show lines whose waiting time is over; see ``Sink``."""
+        """Let the console show the lines that have been held long enough; see ``Sink``."""
         return self._sink.tick(now)
 
     def has_room(self) -> bool:
@@ -145,7 +147,7 @@ class OutputFiles:
         return self._sink.has_room()
 
     def on_room(self, wake: Callable[[], None]) -> None:
-        """Set what to call when the console has room; see ``Sink``."""
+        """Set the function to call when the console has room again; see ``Sink``."""
         self._sink.on_room(wake)
 
 
@@ -155,8 +157,9 @@ _LONGEST_LINE = 64 << 10
 class LineFilter:
     """Copies lines that contain one of ``needles``, with the prefix of their rank.
 
-    The output pump's thread calls it. ``prefixes``: the ranks whose lines count. A line of more than
-    64 KiB is searched in parts. Lines that cannot be written are missing in this copy only.
+    The output pump's thread calls it. ``prefixes`` holds the ranks whose lines are copied. A line
+    of more than 64 KiB is searched in parts. A line that cannot be written is missing only in this
+    copy.
     """
 
     def __init__(self, needles: Sequence[bytes], prefixes: Mapping[int, bytes]) -> None:
@@ -193,7 +196,7 @@ class LineFilter:
             self._begun[rank] = rest
 
     def rank_ended(self, rank: int) -> None:
-        """Use the last line, which has no newline."""
+        """Write the rank's last line if it matches and has no newline."""
         if rest := self._begun.pop(rank, b""):
             self._write(rank, [rest])
 
@@ -225,13 +228,13 @@ T = TypeVar("T")
 
 
 class DiskWork:
-    """Does everything at once, as on one machine, where nobody waits for the loop."""
+    """Runs work that may wait for a disk. This class runs it at once, in the calling thread."""
 
     def do(self, work: Callable[[], object]) -> None:
-        """Do this, after what was handed over before; its OSErrors are its own affair."""
+        """Run ``work`` after all earlier work. Its OSErrors are ignored."""
         work()
 
     def ask(self, work: Callable[[], T]) -> T | None:
-        """Do this as well, and give what it gives; None if that takes longer than the loop may
+        """Run ``work`` and return its result. Return None if it takes longer than the main loop may
         wait."""
         return work()

@@ -1,9 +1,9 @@
-"""The agents of other machines: connections opened in threads, messages by the main loop's poll.
+"""The agents of other machines. Connections are opened in threads and read by the main loop.
 
-For each node there is one thread, which opens the connection and from then on writes to it: whoever calls
-``send`` never waits for a network. All reading is the main loop's.
+Each node has one thread. It opens the connection and then writes to it, so that ``send`` never
+waits for the network. The main loop reads all connections.
 
-Our stdin for rank 0, where that runs on a machine of its own.
+``Feeder`` sends the launcher's stdin to rank 0 if that runs on another machine.
 """
 
 from __future__ import annotations
@@ -80,10 +80,10 @@ class Fleet(Connections[m.FromRemote]):
         end_opening: Callable[[], None] | None = None,
         cut_off: Callable[[], ConnectionEnd | None] = lambda: None,
     ) -> None:
-        """``end_opening`` ends what ``open_connection`` has started and not finished. It is called
+        """``end_opening`` aborts the connections that ``open_connection`` has begun. It is called
         once, at the end.
 
-        ``cut_off`` returns how the connection to all nodes has ended; None as long as it has not.
+        ``cut_off`` returns how the connection to all nodes ended, and None until it has ended.
         """
         super().__init__(clock)
         self.targets = list(targets)
@@ -110,7 +110,7 @@ class Fleet(Connections[m.FromRemote]):
 
     @property
     def disk_work(self) -> DiskWork:
-        """Return the thread that does what may wait for a disk."""
+        """Return the thread that runs work that may wait for a disk."""
         return self._output_thread
 
     def note(self, text: str) -> None:
@@ -119,8 +119,10 @@ class Fleet(Connections[m.FromRemote]):
         self._notify()
 
     def logged_in(self, target: Target) -> None:
-        """Record that the login on a node has succeeded; its agent is being started. May be called
-        from any thread."""
+        """Record that the login on a node has succeeded and its agent is being started.
+
+        May be called from any thread.
+        """
         self._logged_in.append(target)
         self._notify()
 
@@ -129,7 +131,7 @@ class Fleet(Connections[m.FromRemote]):
         self._output_thread.start()
 
     def begin_attempt(self, attempt: int) -> None:
-        """Write output to this attempt's folder from now on."""
+        """Write output to this attempt's directory from now on."""
         for part in self._parts.values():
             part.begin_attempt()
         self._output_thread.begin_attempt(attempt)
@@ -169,7 +171,7 @@ class Fleet(Connections[m.FromRemote]):
             self._finding = True
 
     def send(self, node: int, message: m.ToRemote | p.StartWorkers) -> None:
-        """Send a message to a node. A message to a node that is lost is dropped."""
+        """Send a message to a node. A message to a lost node is dropped."""
         if (part := self._parts.get(node)) is not None:
             part.on_send(message)
             if isinstance(message, m.Start):
@@ -181,12 +183,12 @@ class Fleet(Connections[m.FromRemote]):
         self._tell(node, message)
 
     def broadcast(self, message: m.ToAgent) -> None:
-        """Send a message to all nodes that are connected."""
+        """Send a message to all connected nodes."""
         for node in list(self._peers):
             self.send(node, message)
 
     def descriptors(self) -> dict[int, int]:
-        """Return what to poll: one descriptor for all connections."""
+        """Return the descriptors to poll: one descriptor stands for all connections."""
         wanted = {self._epoll.fileno(): select.POLLIN}
         if self._feeder is not None and self._feeder.wants_more:
             wanted[self._feeder.fileno()] = select.POLLIN
@@ -198,7 +200,7 @@ class Fleet(Connections[m.FromRemote]):
         return min((due for due in dues if due is not None), default=None)
 
     def receive(self) -> list[a.Event]:
-        """Return what has happened, without waiting."""
+        """Return the events since the last call, without waiting."""
         self._read_all()
         while self._noted:
             self._events.append(a.Noted(text=self._noted.popleft()))
@@ -219,7 +221,7 @@ class Fleet(Connections[m.FromRemote]):
         return self._taken_events()
 
     def close(self, hurried: Callable[[], bool] = lambda: False) -> None:
-        """End all agents, wait for them within a bound, then end the threads."""
+        """End all agents, wait for them for a limited time, then end the threads."""
         for node, peer in list(self._peers.items()):
             if peer.connection is None:
                 self.disconnect(node)
@@ -349,7 +351,7 @@ class Fleet(Connections[m.FromRemote]):
                 del self._starts[node]
 
     def _end_late_starts(self) -> None:
-        """Lose each node whose workers have not started in time."""
+        """Drop each node whose workers have not started in time, and report it as lost."""
         now = self._clock()
         for node, start in list(self._starts.items()):
             if (why := start.why_late(now)) is not None:
@@ -398,8 +400,10 @@ _WINDOW_BYTES = 256 << 10
 
 
 class Feeder:
-    """Reads the launcher's stdin as rank 0 reads it. The main loop polls ``fileno`` while
-    ``wants_more``."""
+    """Reads the launcher's stdin as fast as rank 0 reads it.
+
+    The main loop polls ``fileno`` while ``wants_more``.
+    """
 
     def __init__(self, descriptor: int = 0) -> None:
         self._descriptor = descriptor
@@ -412,8 +416,10 @@ class Feeder:
 
     @staticmethod
     def is_worth_it(descriptor: int = 0) -> bool:
-        """Return whether stdin can have data: it is neither a terminal, which is not passed on, nor
-        /dev/null."""
+        """Return whether stdin can have data: it is a pipe, a file or a socket.
+
+        A terminal is not passed on to another machine.
+        """
         try:
             mode = os.fstat(descriptor).st_mode
         except OSError:
@@ -421,11 +427,12 @@ class Feeder:
         return stat.S_ISFIFO(mode) or stat.S_ISREG(mode) or stat.S_ISSOCK(mode)
 
     def begin(self, node: int) -> None:
-        """Send stdin to this node from now on. What an earlier attempt has read is gone."""
+        """Send stdin to this node from now on. Data that an earlier attempt has read is not sent
+        again."""
         self._node, self._under_way, self._tell_end = node, 0, self._ended
 
     def lost(self, node: int) -> None:
-        """Stop sending, if this node has rank 0."""
+        """Stop sending if the lost node has rank 0."""
         if node == self._node:
             self._node = None
 
@@ -435,11 +442,11 @@ class Feeder:
 
     @property
     def wants_more(self) -> bool:
-        """Return whether more may be read."""
+        """Return whether more of stdin may be read."""
         return self._node is not None and not self._ended and self._under_way < _WINDOW_BYTES
 
     def taken(self, node: int, message: m.StdinConsumed) -> None:
-        """Record how much rank 0 has read."""
+        """Record how many bytes rank 0 has read."""
         self.unread += max(0, message.unread)
         if node == self._node:
             self._under_way = max(0, self._under_way - max(0, message.size))
@@ -447,7 +454,7 @@ class Feeder:
                 self._node = None
 
     def ready(self) -> list[tuple[int, m.StdinData]]:
-        """Read from stdin; return the message to send."""
+        """Read from stdin. Return the messages to send, each with its node."""
         if self._node is None:
             return []
         if self._tell_end:

@@ -1,7 +1,7 @@
-"""The thread that writes and shows the workers' output of other machines.
+"""The thread that writes and shows the output of workers on other machines.
 
 The main loop queues the output and never waits for a disk or the console. An agent sends no more
-than its credit, and gets new credit when this thread has written the output, so that memory is
+than its credit. It gets new credit when this thread has written the output, so that memory is
 bounded.
 """
 
@@ -31,16 +31,16 @@ T = TypeVar("T")
 
 
 class Files(OutputSink, Protocol):
-    """An output sink with a folder for each attempt."""
+    """An output sink with a directory for each attempt."""
 
     def begin_attempt(self, attempt: int) -> None:
-        """File into this attempt's folder from now on."""
+        """Write to this attempt's directory from now on."""
 
 
 class OutputThread(threading.Thread, DiskWork):
-    """Writes output in the order in which it came, and does other work that may wait for a disk.
+    """Writes output in the order of its arrival, and runs other work that may wait for a disk.
 
-    ``grant(node, size)`` sends new credit and is called from this thread.
+    ``grant(node, size)`` sends new credit. This thread calls it.
     """
 
     def __init__(self, files: Files, *, nodes: int, grant: Callable[[int, int], None]) -> None:
@@ -72,20 +72,22 @@ class OutputThread(threading.Thread, DiskWork):
             self._add(lambda now: self._output(node, message, now))
 
     def drop(self, node: int, size: int) -> None:
-        """Give a node credit for output that came too late to be written."""
+        """Give a node credit for output that arrived too late to be written."""
         self._add(lambda _: self._paid(node, size))
 
     def begin_attempt(self, attempt: int) -> None:
-        """Write output that is queued from now on to this attempt's folder."""
+        """Write output that is queued from now on to this attempt's directory."""
         self._add(lambda _: self._files.begin_attempt(attempt))
 
     def forget(self, node: int) -> None:
-        """End the output of a node whose connection has ended. A new connection starts with the
-        whole window."""
+        """End the output of a node whose connection has ended.
+
+        A new connection starts with the full credit.
+        """
         self._add(lambda now: self._forget(node, now))
 
     def do(self, work: Callable[[], object]) -> None:
-        """Queue work for this thread. If the thread has ended, do it at once."""
+        """Queue work for this thread. If the thread has ended, run the work at once."""
         with self._changed:
             over = self._over
             if not over:
@@ -95,7 +97,7 @@ class OutputThread(threading.Thread, DiskWork):
             work()
 
     def ask(self, work: Callable[[], T]) -> T | None:
-        """Queue work and return its result; None if that takes longer than ``_ANSWER_S``."""
+        """Queue work and return its result. Return None if it takes longer than ``_ANSWER_S``."""
         found: list[T] = []
         done = threading.Event()
 
@@ -108,8 +110,10 @@ class OutputThread(threading.Thread, DiskWork):
         return next(iter(found), None)
 
     def finish(self, *, bound_s: float, hurried: Callable[[], bool] = lambda: False) -> bool:
-        """End the thread after the queued work. Returns whether it ended within ``bound_s`` and
-        before ``hurried``."""
+        """End the thread after the queued work. Return whether it ended in time.
+
+        The time is over after ``bound_s``, or when ``hurried`` returns True.
+        """
         with self._changed:
             self._ending = True
             self._changed.notify()
@@ -133,7 +137,7 @@ class OutputThread(threading.Thread, DiskWork):
     # --- this thread's
 
     def run(self) -> None:
-        """Do the queued work until ``finish`` is called."""
+        """Run the queued work until ``finish`` is called."""
         try:
             while self._serve():
                 pass

@@ -43,8 +43,8 @@ class Reporter:
         dialect: Dialect | None = None,
         error_file: ErrorFile | None = None,
     ) -> None:
-        """``launchers``: the launchers of other nodes write their workers' logs, perhaps on their
-        own disks."""
+        """``launchers``: the launchers of other nodes write their workers' logs, perhaps on other
+        disks."""
         self.plan = plan
         """The plan of the latest attempt."""
         self._max_restarts = max_restarts
@@ -61,8 +61,10 @@ class Reporter:
         """Why the job has failed, in one sentence; empty if it has not."""
 
     def failed(self, action: a.Failed, *, terminal: bool) -> None:
-        """Report an attempt in which a worker failed. ``terminal``: its stderr is in its only
-        stream."""
+        """Report an attempt in which a worker failed.
+
+        ``terminal``: the worker had the user's terminal, so its stderr is part of its only stream.
+        """
         from distlaunch.diagnosis.report import diagnosis_record, one_line, render_report
 
         plan = self.plan
@@ -121,7 +123,7 @@ class Reporter:
         )
 
     def _shown(self, diagnosis: Diagnosis) -> Diagnosis:
-        """Return the diagnosis with ranks as the user counts them."""
+        """Return the diagnosis with the rank numbers that the user sees."""
         first, cause = self.plan.first_shown, diagnosis.cause
         if not first:
             return diagnosis
@@ -130,8 +132,11 @@ class Reporter:
         )
 
     def _with_environment(self, diagnosis: Diagnosis) -> Diagnosis:
-        """Add to the hint about a missing module whether the active environment, if it is another
-        one, has it."""
+        """Return the diagnosis with a longer hint if a module is missing.
+
+        The hint then says whether the active environment has the module, if the workers use another
+        one.
+        """
         plan = self.plan
         prefix = other_environment(plan.base_env, plan.argv[0])
         of_python = os.path.basename(plan.argv[0]).startswith("python")
@@ -153,7 +158,8 @@ class Reporter:
         )
 
     def _filed_elsewhere(self, path: str, rank: int) -> str | None:
-        """Return where a log is that another launcher writes; None if this one writes it."""
+        """Return the place of a log that another launcher writes. Return None if this launcher
+        writes it."""
         plan = self.plan
         node_rank = plan.workers[rank].node_rank
         if not self._launchers or node_rank == 0:
@@ -162,7 +168,7 @@ class Reporter:
         return f"{within} in the log directory of {plan.nodes[node_rank].host}"
 
     def hung(self, action: a.Hung) -> None:
-        """Report an attempt that hung. Its ``hang`` event was written when the hang was found."""
+        """Report an attempt that hung. The policy has written its ``hang`` event before."""
         if not action.final:
             self._again(action, "hung")
             return
@@ -186,12 +192,12 @@ class Reporter:
         self._disk_work.do(lambda: self._error_file.write(self.summary, text, EXIT_HANG))
 
     def keep_stacks(self, action: a.KeepStacks) -> None:
-        """Write the stacks of each worker. On a full disk the files are missing."""
+        """Write the stacks of each worker to a file. If the disk is full, files are missing."""
         layout, run_dir = self.plan.layout, self.plan.run_dir
         self._disk_work.do(lambda: _keep(action, layout, run_dir))
 
     def keep_error(self, message: WorkerExit) -> None:
-        """Write the error file of a worker whose node does not share the run directory."""
+        """Write the error file of a worker if its node does not share the run directory."""
         if message.error_file is None:
             return
         path = self.plan.layout.error_files(self.plan.run_dir, message.attempt)(message.rank)
@@ -206,14 +212,14 @@ class Reporter:
         self._sink.say(text, level="warning")
 
     def keep_job_error(self, error: a.JobError) -> None:
-        """Write to ``report.txt`` why the job ends although no worker has failed."""
+        """Write to ``report.txt`` why the job ends, although no worker has failed."""
         self._error, self.summary = error, error.message
         self._disk_work.do(
             lambda: self._run_dir.write_report(f"distlaunch: {error.text.rstrip()}\n")
         )
 
     def ended(self, exit_code: int) -> None:
-        """Write the error file of a job that failed although no worker did."""
+        """Write the launcher's error file if the job failed although no worker did."""
         error = self._error
         if error is not None and exit_code:
             self._disk_work.do(lambda: self._error_file.write(error.message, error.text, exit_code))

@@ -40,21 +40,26 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 def new_job_id(now: float, token: bytes) -> str:
-    """Make an id that sorts by time: ``20261128-003012-1f9a2c``; ``token`` holds random bytes."""
+    """Return an id that sorts by time: ``20261128-003012-1f9a2c``. ``token`` holds random bytes."""
     return time.strftime("%Y%m%d-%H%M%S", time.localtime(now)) + "-" + token.hex()
 
 
 def folder_name(run_id: str, token: bytes) -> str:
-    """Name the folder of a run as torchrun does, ``<run id>_<random>``, whatever characters the
-    user's id has."""
+    """Return the name of a run's directory in torchrun's form, ``<run id>_<random>``.
+
+    Characters of the user's run id that are unsafe in a file name are replaced.
+    """
     safe = "".join(letter if letter.isalnum() or letter in _SAFE else "-" for letter in run_id)
     whole = os.fsencode(safe)[:_RUN_ID_BYTES].decode(errors="ignore")
     return f"{whole.lstrip('.-') or 'run'}_{token.hex()}"
 
 
 def log_base(log_dir: str | None, environ: Mapping[str, str]) -> str | None:
-    """Name where run directories go: --log-dir, else in the user's state directory; None if there
-    is none."""
+    """Return the parent of the run directories: --log-dir, or a default in the user's state
+    directory.
+
+    Return None if the user has no home directory.
+    """
     if log_dir is not None:
         return os.path.abspath(log_dir)
     state = environ.get("XDG_STATE_HOME", "")
@@ -67,8 +72,10 @@ def log_base(log_dir: str | None, environ: Mapping[str, str]) -> str | None:
 
 
 class RunDir:
-    """The folder of one job. Its event file stays locked while the job runs, so that none prunes
-    it."""
+    """The directory of one job.
+
+    Its event file stays locked while the job runs, so that no other job deletes the directory.
+    """
 
     def __init__(
         self,
@@ -81,8 +88,10 @@ class RunDir:
         node: int | None = None,
         instead_of: str | None = None,
     ) -> None:
-        """Take a new folder. ``node``: that of another launcher than the first, with which it may
-        share the folder."""
+        """Use a new directory.
+
+        ``node`` is the number of a joined launcher's node. Such a launcher may share the directory.
+        """
         self.path = path
         self.temporary = temporary
         self.instead_of = instead_of
@@ -106,7 +115,7 @@ class RunDir:
             fcntl.flock(self.events, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def link_latest(self) -> None:
-        """Point ``latest`` at this run; best effort, atomically."""
+        """Point the link ``latest`` at this run, atomically. Errors are ignored."""
         link = os.path.join(self._base, LATEST)
         fresh = f"{link}.{os.urandom(6).hex()}"
         with suppress(OSError):
@@ -119,7 +128,7 @@ class RunDir:
                 os.unlink(fresh)
 
     def write_report(self, text: str) -> None:
-        """Keep the failure's report; nothing that a worker may have put in its place is followed or
+        """Write ``report.txt``. A file or link that a worker has put there is replaced and not
         opened."""
         fresh = os.path.join(self.path, f"{REPORT}.new")
         with suppress(OSError):  # the console and the exit code still tell
@@ -130,11 +139,11 @@ class RunDir:
             os.replace(fresh, os.path.join(self.path, REPORT))
 
     def prune(self) -> None:
-        """Remove all runs but the newest 50 from the default place: our own files, and folders then
-        empty.
+        """Delete all runs except the newest 50 in the default place.
 
-        The time of a run is that of its last event. A run that goes on, and whatever has no marker
-        of ours or was put there by others, stays; a --log-dir is its owner's to tidy.
+        Only files with distlaunch's names are deleted, and directories that are then empty. The
+        time of a run is that of its last event. A run that may still be active stays, and so do
+        directories without distlaunch's marker. A directory given with --log-dir is never pruned.
         """
         if not self._pruned:
             return
@@ -167,8 +176,8 @@ def _runs(base: str) -> list[os.DirEntry[str]]:
 
 
 def _last_event(run: os.DirEntry[str]) -> float:
-    """Return when the last event of a run was filed; of one without events, when its folder
-    changed."""
+    """Return when the last event of a run was written. For a run without events, return when its
+    directory changed."""
     times = [_modified(events) for events in _events_in(run.path)]
     return max(times, default=0.0) or run.stat(follow_symlinks=False).st_mtime
 
@@ -181,11 +190,10 @@ def _modified(path: str) -> float:
 
 
 def _may_run_elsewhere(run: str, events: Sequence[str]) -> bool:
-    """Return whether a run that shares our home may go on on another host, whose locks need not be
-    seen from here.
+    """Return whether a run may still be active on another host that shares this home directory.
 
-    It has not filed its end, it does not say that it is this host's, and something in it has
-    changed not long ago.
+    Locks of another host need not be visible here. A run counts as active if it has no end event,
+    its events do not name this host, and one of its files has changed recently.
     """
     if not any(map(_is_open_elsewhere, events)):
         return False
@@ -194,8 +202,7 @@ def _may_run_elsewhere(run: str, events: Sequence[str]) -> bool:
 
 
 def _is_open_elsewhere(events: str) -> bool:
-    """Return whether a launcher of another host, or of one that is not known, has not filed its
-    end."""
+    """Return whether an event file lacks its end event, and is not known to come from this host."""
     try:
         descriptor = os.open(events, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
@@ -268,11 +275,12 @@ def make_run_dir(
     node: int | None = None,
     job_id: str | None = None,
 ) -> RunDir:
-    """Make ``<log dir>/<name>``, 0700. A name that exists gets ``-2``, ``-3`` …: nothing is
-    overwritten.
+    """Create ``<log dir>/<name>`` with mode 0700. If the name exists, append ``-2``, ``-3`` and so
+    on.
 
-    ``job_id``: where the job is called otherwise than its folder. Raises ConfigError if an explicit
-    directory cannot be written; the default one falls back to a temporary one.
+    ``job_id``: the id of the job, if it differs from ``name``. Raises ConfigError if the directory
+    of --log-dir cannot be written. If the default directory cannot be written, a temporary one is
+    used.
     """
     base, job_id = log_base(log_dir, environ), job_id or name
     problems = []
@@ -320,7 +328,7 @@ def make_run_dir(
 
 @contextmanager
 def _removed_if_it_fails(path: str) -> Iterator[None]:
-    """Remove a new run directory again if nothing can be written to it."""
+    """Remove a new run directory if writing to it fails."""
     try:
         yield
     except OSError:
@@ -329,8 +337,10 @@ def _removed_if_it_fails(path: str) -> Iterator[None]:
 
 
 def _temporary_directory(environ: Mapping[str, str]) -> tuple[str | None, list[str]]:
-    """Return the directory for temporary files; if there is none, why each of the usual ones cannot
-    be used."""
+    """Return the directory for temporary files.
+
+    If there is none, return None and the reasons why each of the usual ones cannot be used.
+    """
     import tempfile
 
     with suppress(FileNotFoundError):
@@ -341,7 +351,7 @@ def _temporary_directory(environ: Mapping[str, str]) -> tuple[str | None, list[s
 
 
 def _why_unwritable(directory: str) -> str:
-    """Return why no file with a byte in it can be made there."""
+    """Return why no file can be written in this directory."""
     path = os.path.join(directory, f"distlaunch-{os.getpid()}-{os.urandom(4).hex()}")
     try:
         descriptor = os.open(path, _NEW, 0o600)
@@ -358,10 +368,11 @@ def _why_unwritable(directory: str) -> str:
 def join_run_dir(
     log_dir: str | None, folder: str, environ: Mapping[str, str], *, node: int, job_id: str
 ) -> RunDir:
-    """Have the folder that the job's coordinator has made, or make one of that name where theirs is
-    not to be seen.
+    """Use the directory that the coordinator has created. If it is not visible here, create one
+    with its name.
 
-    No link is followed, and no other job's folder entered. Raises ConfigError as ``make_run_dir``.
+    A symbolic link is not followed, and the directory of another job is not used. Raises
+    ConfigError like ``make_run_dir``.
     """
     base = log_base(log_dir, environ)
     if base is not None:
@@ -375,8 +386,11 @@ def join_run_dir(
 
 
 def _is_of(path: str, job_id: str) -> bool:
-    """Return whether a folder, and no link to one, is of our own making for this job. Raises OSError
-    if there is none."""
+    """Return whether a path is a directory (not a link) that this user's distlaunch created for
+    this job.
+
+    Raises OSError if it does not exist.
+    """
     found = os.stat(path, follow_symlinks=False)
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
         return False
@@ -389,7 +403,8 @@ def _is_of(path: str, job_id: str) -> bool:
 
 
 def _keep_others_out(base: str) -> None:
-    """Take away what a umask of 0 once gave to others in our state directory."""
+    """Remove write permissions of other users from the state directory. A umask of 0 may have set
+    them."""
     for folder in (os.path.dirname(base), base):
         with suppress(OSError):
             found = os.stat(folder, follow_symlinks=False)
@@ -402,10 +417,10 @@ def _keep_others_out(base: str) -> None:
 
 
 def _shared_base(first: str) -> str:
-    """Make sure of a folder of ours alone where every user may make some; another user may have
-    taken the first name.
+    """Return a private directory, created if needed, within a directory that all users may write
+    to.
 
-    Raises OSError.
+    If another user has taken the name ``first``, another name is used. Raises OSError.
     """
     for base in (first, *(f"{first}-{number}" for number in range(2, _SHARED_NAMES + 1))):
         with suppress(FileExistsError):

@@ -1,5 +1,7 @@
-"""The loop of the coordinator: events in, policy, actions out. All waiting of a job is in
-``run``."""
+"""The main loop of the coordinator: it passes events to the policy and carries out its actions.
+
+All waiting of a job is in ``run``.
+"""
 
 from __future__ import annotations
 
@@ -47,32 +49,32 @@ _LONGEST_POLL_MS = 3_600_000  # poll takes a C int; whoever asks for longer is w
 
 
 class Transport(Protocol):
-    """How the coordinator reaches the agents."""
+    """The coordinator's connection to the agents."""
 
     def start(self) -> None:
-        """Start the agents of this machine, and the threads."""
+        """Start the agents of this machine and the transport's threads."""
 
     def connect(self, node: int, delay_s: float) -> None:
-        """Connect to a node (again), after ``delay_s``; ``receive`` returns the result."""
+        """Connect to a node, after ``delay_s``. ``receive`` returns the result."""
 
     def disconnect(self, node: int) -> None:
         """Disconnect a node."""
 
     def discover(self) -> None:
-        """Discover hosts again; ``receive`` returns the result."""
+        """Run the --discover command again. ``receive`` returns the result."""
 
     def send(self, node: int, message: m.ToAgent | m.Survey | m.Reach | p.StartWorkers) -> None:
         """Send a message without waiting."""
 
     def broadcast(self, message: m.ToAgent) -> None:
-        """Send a message to all nodes that are connected."""
+        """Send a message to all connected nodes."""
 
     @property
     def has_unsent(self) -> bool:
         """Return whether messages wait to be sent."""
 
     def descriptors(self) -> Mapping[int, int]:
-        """Return what to poll, with the poll events."""
+        """Return the descriptors to poll, with the poll events."""
 
     def deadline(self) -> float | None:
         """Return when ``receive`` is due even if nothing is ready."""
@@ -81,19 +83,21 @@ class Transport(Protocol):
         """Return the events since the last call, without waiting."""
 
     def close(self, hurried: Callable[[], bool] = lambda: False) -> None:
-        """End all agents and the processes of their workers. ``hurried`` returns True if the user
-        wants that quickly."""
+        """End all agents and the processes of their workers.
+
+        ``hurried`` returns True if the user wants a quick end.
+        """
 
 
 class Files(Protocol):
     """Writes the workers' output."""
 
     def begin_attempt(self, attempt: int) -> None:
-        """Write to this attempt's folder from now on."""
+        """Write to this attempt's directory from now on."""
 
 
 class Clock:
-    """Monotonic seconds that stand still while the job is paused."""
+    """Monotonic seconds that do not advance while the job is paused."""
 
     def __init__(self) -> None:
         self._paused_s = 0.0
@@ -103,17 +107,18 @@ class Clock:
         return time.monotonic() - self._paused_s
 
     def skip(self, seconds: float) -> None:
-        """Do not count a pause that has just ended."""
+        """Do not count a pause of this length, which has just ended."""
         self._paused_s += seconds
 
 
 class Runner:
-    """Runs one job to its exit code.
+    """Runs one job and returns its exit code.
 
-    ``takes_typed``: of several workers rank 0 has our stdin also where that is a terminal whose
-    foreground job we are; ``feeder`` brings our stdin to it on a machine of its own. ``launchers``:
-    the other nodes have a launcher each. ``disk_work`` does what may wait for a disk. ``backend`` has
-    words for where workers listen, if it has them do so. ``error_file`` gets the first failure.
+    ``takes_typed``: with several workers, rank 0 reads the launcher's stdin even if that is a
+    terminal and the launcher is its foreground job. ``feeder`` sends stdin to rank 0 on another
+    machine. ``launchers``: each other node has its own launcher. ``disk_work`` runs work that may
+    wait for a disk. ``backend`` sets the variables for the addresses at which workers listen. The
+    first failure is written to ``error_file``.
     """
 
     def __init__(
@@ -174,11 +179,11 @@ class Runner:
 
     @property
     def summary(self) -> str:
-        """Return why the job has failed, in one sentence; empty if it has not."""
+        """Return why the job has failed, in one sentence. Return an empty string if it has not."""
         return self._reporter.summary
 
     def run(self) -> int:
-        """Run the job; return the exit code."""
+        """Run the job. Return its exit code."""
         plan = self._plan
         if plan.first_shown == 0:  # the other workers of a launcher around us would all say so
             self._sink.say(f"job {plan.job_id}: {_what_where(plan)}; logs: {plan.run_dir}")
@@ -202,10 +207,10 @@ class Runner:
         return code
 
     def _receive(self) -> bool:
-        """Handle what has happened, for ``_EVENTS_S`` at most; return whether anything had.
+        """Process events for at most ``_EVENTS_S``. Return whether there were any.
 
-        An agent in the launcher's process answers at once, and no descriptor shows it. After an
-        event the caller calls this again before it waits.
+        An agent in the launcher's process answers at once, and no descriptor shows its answer.
+        Therefore the caller calls this again after an event before it waits.
         """
         if not self._received:
             self._received.extend(self._transport.receive())
@@ -224,7 +229,10 @@ class Runner:
         return self._exit_code is not None
 
     def _wait(self, *, is_busy: bool) -> None:
-        """Wait for the next event and handle signals and keys; do not wait if ``is_busy``."""
+        """Wait for the next event, signal or key, and process signals and keys.
+
+        If ``is_busy``, do not wait.
+        """
         poll = select.poll()
         for descriptor, wanted in self._transport.descriptors().items():
             poll.register(descriptor, wanted)
@@ -256,7 +264,7 @@ class Runner:
             self._show_status()
 
     def _shown(self) -> tuple[object, ...]:
-        """Return what the status line depends on."""
+        """Return the values that the status line depends on."""
         policy = self._policy
         return policy.phase, policy.up, policy.ended, policy.progress.heard
 
@@ -294,8 +302,8 @@ class Runner:
                 self._exit_code = action.exit_code
 
     def _say_unread(self) -> None:
-        """Warn once that rank 0 has not read all input, which a shell loop around this command may
-        need."""
+        """Warn once if rank 0 has not read all of stdin. A shell loop that reads the same input
+        loses it."""
         if self._feeder is None or not self._feeder.unread or self._has_said_unread:
             return
         self._has_said_unread = True
@@ -373,15 +381,17 @@ class Runner:
             self._transport.send(members[node_rank], start)
 
     def _say_notes(self, plan: LaunchPlan) -> None:
-        """Show the notices of a plan, each once in a job."""
+        """Show the notices of a plan. Each is shown once in a job."""
         for number, note in enumerate((*plan.warnings, *plan.notes)):
             if note not in self._noted:
                 self._noted.add(note)
                 self._sink.say(note, level="warning" if number < len(plan.warnings) else "info")
 
     def _passes_stdin(self) -> bool:
-        """Return whether rank 0 gets the launcher's stdin. In the background it would read what is
-        typed for the shell."""
+        """Return whether rank 0 gets the launcher's stdin.
+
+        A background job must not read the keys that the user types for the shell.
+        """
         return not os.isatty(0) or (self._takes_typed and in_foreground(0))
 
     def _write_plan(self, plan: LaunchPlan) -> None:
@@ -426,7 +436,7 @@ class Runner:
             self._feed(event)
 
     def _pause(self) -> None:
-        """Stop the workers' trees, then the launcher; go on with both when it is continued."""
+        """Suspend the workers, then the launcher. Resume both when the launcher is continued."""
         self._sink.suspend()
         self._keyboard.give_back()
         self._transport.broadcast(m.Pause(paused=True))
@@ -442,7 +452,8 @@ class Runner:
         self._on_signals(meanwhile.replace(_TSTP, b""))
 
     def _flush(self, *, until: float) -> None:
-        """Wait until messages are sent, for a bounded time, before this process is stopped."""
+        """Wait until all messages are sent, at most until ``until``. Called before this process is
+        suspended."""
         while self._transport.has_unsent and (left_s := until - time.monotonic()) > 0:
             poll = select.poll()
             for number, wanted in self._transport.descriptors().items():
@@ -453,7 +464,7 @@ class Runner:
 
 
 def _what_where(plan: LaunchPlan) -> str:
-    """Return how many workers there are and where, as far as that is known."""
+    """Return the number of workers and their hosts as text, as far as they are known."""
     if not all(node.known for node in plan.nodes):
         where = counted(len(plan.nodes), "node")
     elif len(plan.nodes) == 1:

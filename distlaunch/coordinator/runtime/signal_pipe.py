@@ -1,4 +1,4 @@
-"""The launcher's own signals, turned into bytes on a pipe that the loop reads."""
+"""Write the launcher's signals as bytes to a pipe, which the main loop reads."""
 
 from __future__ import annotations
 
@@ -21,19 +21,18 @@ _OWN = (signal.SIGTSTP, signal.SIGCONT, signal.SIGWINCH)
 
 
 def _noted(signum: int, frame: FrameType | None) -> None:
-    """Do nothing: the wakeup descriptor has the number."""
+    """Do nothing: Python has already written the signal's number to the pipe."""
 
 
 class SignalPipe:
     """The signals that this process receives, in order.
 
-    A signal that was ignored when the launcher started stays ignored if it is HUP or a stop key's.
-    INT and QUIT stay ignored only if HUP was ignored as well (``nohup distlaunch ... &`` in a
-    script): a script's ``&`` alone has them ignored without anybody asking for it, and the script
-    may well send INT on purpose. TERM is never ignored.
+    A HUP or a stop key's signal that was ignored when the launcher started stays ignored. INT and
+    QUIT stay ignored only if HUP was ignored as well (``nohup distlaunch ... &`` in a script). A
+    plain ``&`` in a script also makes the shell ignore them, but nobody has asked for that, and the
+    script may send INT on purpose. TERM is never ignored.
 
-    After the job's end the handlers stay: a signal changes nothing then, but ``is_hurried`` becomes
-    true.
+    The handlers stay after the job's end. A signal then only makes ``is_hurried`` return True.
     """
 
     def __init__(self) -> None:
@@ -79,10 +78,10 @@ class SignalPipe:
         return numbers
 
     def is_hurried(self) -> bool:
-        """Return whether somebody wants the rest cut short.
+        """Return whether the user wants the launcher to exit without further waiting.
 
-        To be called when the job's exit code stands: by then a signal is no wish to stop the job,
-        but to wait no longer. The repetition of a signal that has stopped the job is not one (see
+        Called when the job's exit code is known. A signal then no longer stops the job. It only
+        shortens the waiting. A repetition of the signal that stopped the job does not count (see
         ``StopRequests``).
         """
         try:
@@ -96,13 +95,15 @@ class SignalPipe:
         return self._hurried
 
     def ignores(self, signum: int) -> bool:
-        """Return whether we were started with a signal ignored, and leave it so."""
+        """Return whether this signal was ignored when the launcher started, and stays ignored."""
         return signum not in self._taken
 
 
 def stop_self() -> None:
-    """Stop this process until it is continued; like Ctrl-Z by default, not where no shell could
-    continue it."""
+    """Suspend this process until it is continued, with the default action of Ctrl-Z.
+
+    Do nothing if no shell could continue the process.
+    """
     handler = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
     os.kill(os.getpid(), signal.SIGTSTP)
     signal.signal(signal.SIGTSTP, handler)

@@ -1,8 +1,9 @@
-"""Where worker output and our own lines go. ``ui.console`` implements it; tests use a list.
+"""The interface for worker output and distlaunch's own messages.
 
-Threads: ``output``, ``rank_ended`` and ``tick`` are called by the output pump's thread only;
-``say``, ``event``, ``status`` by the main thread; ``has_room`` by either. None of them blocks: a
-sink buffers, and says when it is full.
+``console`` implements it. Tests use a list. The output pump's thread calls ``output``,
+``rank_ended`` and ``tick``. The main thread calls ``say``, ``event`` and ``status``. Both call
+``has_room``. None of these methods blocks: a sink buffers, and ``has_room`` returns False when the
+buffer is full.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ from distlaunch.core.model.record import Record
 
 
 class StatusView(Record):
-    """What the live status line shows. ``phase`` is starting, running, lingering, stopping,
-    restarting or ended."""
+    """The values that the live status line shows.
+
+    ``phase`` is starting, running, lingering, stopping, restarting or ended.
+    """
 
     phase: Literal["starting", "running", "lingering", "stopping", "restarting", "ended"]
     workers_up: int
@@ -34,55 +37,64 @@ class StatusView(Record):
 
 
 class Sink(Protocol):
-    """The console side of a job."""
+    """The output of a job on the console."""
 
     def output(self, rank: int, stream: int, data: bytes, now: float) -> None:
-        """Take a chunk (any length, any bytes) that ``rank`` wrote to STDOUT or STDERR at monotonic
-        ``now``."""
+        """Accept a chunk that ``rank`` wrote to STDOUT or STDERR at the monotonic time ``now``.
+
+        The chunk has any length and may hold any bytes.
+        """
 
     def rank_ended(self, rank: int, now: float) -> None:
-        """Show what is held of this rank, also a line without its newline: no more will come in
-        this attempt."""
+        """Show all output of this rank that is held, including a last line without a newline.
+
+        No more output of the rank follows in this attempt.
+        """
 
     def tick(self, now: float) -> float | None:
-        """Show what has been held long enough; return the monotonic time of the next deadline, or
-        None."""
+        """Show the lines that have been held long enough.
+
+        Return the monotonic time of the next deadline, or None.
+        """
 
     def has_room(self) -> bool:
-        """Return whether the pump may go on reading; False while a pipe or file is slow (never for a
-        terminal)."""
+        """Return whether the pump may continue reading.
+
+        Return False while the reader of a pipe or file is slow. For a terminal, always return True.
+        """
 
     def on_room(self, wake: Callable[[], None]) -> None:
-        """Set what to call, from any thread, when ``has_room`` has become true again.
+        """Set the function to call, from any thread, when ``has_room`` returns True again.
 
-        Also called when the next ``tick`` is due earlier than it has said (a status line has
-        appeared).
+        It is also called if the next ``tick`` is due earlier than the last call returned, for
+        example because a status line has appeared.
         """
 
     def say(self, text: str, *, level: Literal["info", "warning", "error"] = "info") -> None:
-        """Show lines of our own (stderr; under jsonl as an event). ``text`` may have several
-        lines."""
+        """Show a message of distlaunch on stderr, or as an event with jsonl. ``text`` may have
+        several lines."""
 
     def event(self, record: Mapping[str, object]) -> None:
-        """Show a job event (a JSON-able record that ``events.jsonl`` has too): only jsonl prints
+        """Show a job event, which is also written to ``events.jsonl``. Only the jsonl format shows
         it."""
 
     def status(self, view: StatusView) -> None:
-        """Update the live status line (terminal only)."""
+        """Update the live status line, if the output is a terminal."""
 
     def suspend(self) -> None:
-        """Clear the status line: the launcher is about to be stopped (Ctrl-Z) or the terminal
-        handed over."""
+        """Clear the status line before the launcher is suspended (Ctrl-Z) or the terminal is handed
+        over."""
 
     def resume(self) -> None:
-        """Draw again after ``suspend``."""
+        """Draw the status line again after ``suspend``."""
 
     def close(self, *, timeout_s: float | None, hurried: Callable[[], bool] = lambda: False) -> int:
-        """Flush everything and stop the writers. Return how many bytes could not be shown.
-        Idempotent.
+        """Write everything and stop the writers. Return the number of bytes that could not be
+        shown.
 
-        With None it takes as long as the reader takes. Otherwise the job has failed or was stopped:
-        lines of workers that are still queued after a moment may be dropped (a line counts them),
-        so that our own lines come, and the wait ends after ``timeout_s`` without progress. Once
-        ``hurried`` returns true both is so, within a second.
+        May be called again. If ``timeout_s`` is None, wait as long as the reader needs. Otherwise
+        the job has failed or was stopped. Lines of workers that are still queued after a moment may
+        then be dropped, so that distlaunch's own messages are shown. One line reports their number.
+        The wait ends after ``timeout_s`` without progress. Once ``hurried`` returns True, lines are
+        dropped in any case, and the wait ends within a second.
         """

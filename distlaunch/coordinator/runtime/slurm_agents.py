@@ -1,4 +1,4 @@
-"""The agents that srun has started. What Slurm does to them is reported as such."""
+"""The agents that srun has started. Slurm's actions on them are reported as events."""
 
 from __future__ import annotations
 
@@ -24,8 +24,10 @@ _MANNERS = re.compile(
 
 
 class StepFleet(Fleet):
-    """A ``Fleet`` whose connections come of ``srun``. ``signals_all``: Slurm's signals reach the workers
-    as well."""
+    """A ``Fleet`` whose agents are started by ``srun``.
+
+    ``signals_all``: Slurm's signals reach the workers as well as the agents.
+    """
 
     hears_signals = True
 
@@ -43,12 +45,12 @@ class StepFleet(Fleet):
         srun.say = self._hear
 
     def _hear(self, line: str) -> None:
-        """Handle a line of srun. Called by srun's thread."""
+        """Queue a line that srun has printed. Called by srun's thread."""
         self._said.append(line)
         self._notify()
 
     def receive(self) -> list[a.Event]:
-        """Return what has happened; see ``Fleet``."""
+        """Return the events since the last call; see ``Fleet``."""
         while self._said:
             line = self._said.popleft()
             self._much += 1
