@@ -1,4 +1,4 @@
-"""The console of a job: which ranks are shown, in which format, on which descriptors.
+"""The console of a job: it selects the ranks, the format and the descriptors of the output.
 
 ``open_console`` chooses writers and screens. ``torchrun_style`` opens a console that looks like
 torchrun's.
@@ -37,9 +37,10 @@ _SGR = {"info": b"\x1b[2m", "warning": b"\x1b[33m", "error": b"\x1b[31m"}
 
 
 def _close_timeout_s(writer: Writer, timeout_s: float | None) -> float | None:
-    """Return the timeout for closing, which is limited for a terminal even if the caller has none.
+    """Return the timeout for closing a writer.
 
-    A terminal may skip lines, and a stopped one must not keep the job from ending.
+    It is limited for a terminal even if the caller has no limit. A terminal may drop lines, and a
+    stopped terminal must not prevent the job from ending.
     """
     if writer.on_terminal:
         return TERMINAL_CLOSE_S if timeout_s is None else min(timeout_s, TERMINAL_CLOSE_S)
@@ -47,7 +48,7 @@ def _close_timeout_s(writer: Writer, timeout_s: float | None) -> float | None:
 
 
 def launcher_lines(text: str) -> bytes:
-    """Format a message of the launcher with the prefix ``distlaunch:`` and no control
+    """Return a message of the launcher as lines with the prefix ``distlaunch:``, without control
     characters."""
     return b"distlaunch: " + printable(text.removesuffix("\n"), keep="\n").encode()
 
@@ -78,7 +79,8 @@ if TYPE_CHECKING:
 class Console(Sink):
     """The sink for worker output and the launcher's messages; see ``open_console``.
 
-    The pump's thread and the main thread both use it. Its lock is never held while writing.
+    The pump's thread and the main thread both use it. Its lock is never held while bytes are
+    written.
     """
 
     def __init__(
@@ -123,7 +125,7 @@ class Console(Sink):
             )
 
     def rank_ended(self, rank: int, now: float) -> None:
-        """Finish this rank's lines. The last ones may still wait 0.1 s for equal lines of other
+        """Finish this rank's lines. Its last lines may wait another 0.1 s for equal lines of other
         ranks."""
         with self._lock:
             for screen in self._screens:
@@ -138,8 +140,8 @@ class Console(Sink):
         return min((due for due in dues if due is not None), default=None)
 
     def _flush_due(self, now: float) -> list[float | None]:
-        """Show lines that have been held long enough while workers could write; return the next
-        times."""
+        """Show the lines that have been held long enough while workers could write. Return the next
+        deadlines."""
         if not self.has_room():
             if self._stalled_at is None:
                 self._stalled_at = now
@@ -154,15 +156,19 @@ class Console(Sink):
         return all(writer.has_room() for writer in self._writers)
 
     def on_room(self, wake: Callable[[], None]) -> None:
-        """Set a call for when there is room again, or when ``tick`` is due earlier than it
-        returned."""
+        """Set the function to call when there is room again.
+
+        It is also called if ``tick`` is due earlier than the last ``tick`` returned.
+        """
         self._wake = wake
         for writer in self._writers:
             writer.on_room = wake
 
     def say(self, text: str, *, level: Literal["info", "warning", "error"] = "info") -> None:
-        """Show a message of the launcher after all whole lines of workers. ``quiet`` hides level
-        info."""
+        """Show a message of the launcher after all complete lines of workers.
+
+        A ``quiet`` console hides messages of level info.
+        """
         if self._quiet and level == "info":
             return
         with self._lock:
@@ -198,7 +204,7 @@ class Console(Sink):
             self._wake()
 
     def suspend(self) -> None:
-        """Clear the live rows, and wait a moment until the terminal has done so."""
+        """Clear the live rows, and wait a moment until the terminal has received the change."""
         with self._lock:
             self._suspended = True
             self._redraw_s = None
@@ -219,10 +225,11 @@ class Console(Sink):
         self._wake()
 
     def close(self, *, timeout_s: float | None, hurried: Callable[[], bool] = lambda: False) -> int:
-        """Flush everything; return how many bytes failed or stuck descriptors did not accept.
+        """Write everything. Return how many bytes were not accepted by a failed or blocked
+        descriptor.
 
-        Lines that were skipped or dropped are not counted, because a line of output reports them.
-        See ``coordinator.runtime.sink.Sink``.
+        Skipped and dropped lines are not counted, because a line of output reports them. See
+        ``coordinator.runtime.sink.Sink``.
         """
         if self._lost is None:
             with self._lock:
@@ -263,12 +270,12 @@ def open_console(
     clock: Callable[[], float] = monotonic,
     wall: Callable[[], float] = time,
 ) -> Console:
-    """Open the console of a job.
+    """Return the console of a job.
 
-    ``show``: result of ``parse_output_ranks`` (None: all ranks). Without a format, it is rich if
-    stderr is a terminal and plain otherwise. Colour needs a terminal, format rich, and NO_COLOR and
-    TERM that allow it. There is no status line if stdout is a pipe (``| tee log``), because its
-    reader may write to the same terminal.
+    ``show``: the result of ``parse_output_ranks`` (None: all ranks). The default format is rich if
+    stderr is a terminal and plain otherwise. Colours need a terminal, the format rich, and values
+    of NO_COLOR and TERM that allow them. There is no status line if stdout is a pipe (``| tee
+    log``), because the pipe's reader may write to the same terminal.
     """
     dumb = environ.get("TERM") in ("dumb", "unknown")
     if format is None:
@@ -315,8 +322,10 @@ def open_console(
 
 
 def same_file(one: int, two: int) -> bool:
-    """Return whether two descriptors refer to the same file; one writer then keeps all lines in
-    order."""
+    """Return whether two descriptors refer to the same file.
+
+    One writer then serves both, so that the order of all lines is kept.
+    """
     try:
         first, second = os.fstat(one), os.fstat(two)
     except OSError:
@@ -339,7 +348,7 @@ def _is_read_by_a_program(fd: int) -> bool:
 
 
 def skipped_lines_text(lines: int) -> bytes:
-    """Return the line that reports skipped lines."""
+    """Return the output line that reports the number of skipped lines."""
     noun = "line" if lines == 1 else "lines"
     return f"… {lines:,} {noun} not shown; they are in the log files\n".encode()
 

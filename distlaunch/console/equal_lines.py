@@ -1,14 +1,14 @@
-"""Join equal lines of several ranks, without changing the order of any rank's lines.
+"""Join equal lines of several ranks without changing the order of any rank's lines.
 
-``Folder`` compares line by line while little is pending. Pending lines form a sequence of groups. A
-rank's next line joins the first group of this text after the rank's previous line, or opens a new
-group at the end. Groups are emitted from the front, so each rank's lines stay in order. When a
-group has all live ranks, it is emitted with all groups before it, because no rank can join those
-any more.
+``Folder`` compares line by line while few lines are pending. Pending lines form a sequence of
+groups. A rank's next line joins the first group with the same text after the rank's previous line.
+If there is none, the line opens a new group at the end. Groups are emitted from the front, so each
+rank's lines stay in order. A group that contains all live ranks is emitted with all groups before
+it, because no rank can join those any more.
 
-``BlockFolder`` takes over while much is pending. It splits, compares and joins lists of lines in C;
-Python code runs once per stretch of equal or different lines. Lines are paired by position. If the
-ranks are out of step, it searches for their first lines in each other's lines.
+``BlockFolder`` takes over while many lines are pending. It splits, compares and joins lists of
+lines in C. Python code runs once per stretch of equal or different lines. Lines are paired by
+position. If the ranks are out of step, it searches for their first lines in each other's lines.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class _Group:
 
 
 class Folder:
-    """Holds lines of several ranks for at most HOLD_S, and emits them folded."""
+    """Holds lines of several ranks for at most HOLD_S, and emits equal lines once."""
 
     def __init__(self, ranks: Iterable[int], emit: Emit) -> None:
         self._alive = set(ranks)
@@ -70,7 +70,7 @@ class Folder:
         )
 
     def add(self, rank: int, block: bytes, now: float) -> None:
-        """Add whole lines, with newlines between them but not at the end."""
+        """Add complete lines. ``block`` has newlines between them but not at the end."""
         lines = block.split(b"\n")
         weight = len(block) + LINE_COST * len(lines)
         self._alive.add(rank)
@@ -84,7 +84,7 @@ class Folder:
         self._blocks.relieve()
 
     def ended(self, rank: int) -> None:
-        """Stop waiting for this rank. Emits lines for which only this rank was missing."""
+        """Record that this rank has ended. Emits the lines that were waiting only for it."""
         self._alive.discard(rank)
         if not self._alive:
             self.flush()
@@ -96,7 +96,7 @@ class Folder:
                 return
 
     def flush_due(self, now: float) -> float | None:
-        """Emit lines that have waited for HOLD_S; return when the next ones will have."""
+        """Emit lines that have been held for HOLD_S. Return when the next lines are due."""
         if self._blocks:
             return self._blocks.flush_due(now)
         groups = self._groups
@@ -105,7 +105,7 @@ class Folder:
         return groups[0].born + HOLD_S if groups else None
 
     def release(self, rank: int) -> None:
-        """Emit all lines of this rank, and those that must precede them."""
+        """Emit all lines of this rank, and the lines that must be emitted before them."""
         if self._blocks:
             self._blocks.release(rank)
         elif self._groups and (last := self._last.get(rank, -1)) >= self._groups[0].seq:
@@ -205,7 +205,7 @@ class _Queue:
 
 
 class BlockFolder:
-    """Folds lines of several ranks in blocks. True while lines are pending."""
+    """Joins equal lines of several ranks in blocks. It is true while lines are pending."""
 
     def __init__(self, emit: Emit, *, capacity: int) -> None:
         self._emit = emit
@@ -216,15 +216,15 @@ class BlockFolder:
         return bool(self._queues)
 
     def add(self, rank: int, lines: list[bytes], weight: float, born: float) -> None:
-        """Queue lines of a rank. ``settle`` and ``relieve`` decide what is emitted."""
+        """Queue lines of a rank. ``settle`` and ``relieve`` decide which lines are emitted."""
         queue = self._queues.get(rank)
         if queue is None:
             queue = self._queues[rank] = _Queue()
         queue.add(lines, weight, born)
 
     def settle(self, alive: set[int]) -> None:
-        """Emit as many lines of each rank as all ranks have. Waits for live ranks that have
-        none."""
+        """Emit, for each rank, as many lines as all ranks have. A live rank without lines delays
+        the others."""
         queues = self._queues
         if len(queues) < len(alive) or not queues.keys() >= alive:
             return
@@ -240,8 +240,8 @@ class BlockFolder:
         self._queues = {rank: queue for rank, queue in queues.items() if queue.lines}
 
     def relieve(self) -> None:
-        """Bound the memory: emit the ranks with most pending lines until half of the capacity is
-        left."""
+        """Limit the memory: emit lines of the ranks with most pending lines until half of the
+        capacity is used."""
         total = sum(queue.weight for queue in self._queues.values())
         if total <= self._capacity:
             return
@@ -252,7 +252,7 @@ class BlockFolder:
                 return
 
     def flush_due(self, now: float) -> float | None:
-        """Emit lines that have waited for HOLD_S; return when the next ones will have."""
+        """Emit lines that have been held for HOLD_S. Return when the next lines are due."""
         due: float | None = None
         for rank, queue in list(self._queues.items()):
             count = 0
@@ -279,7 +279,8 @@ class BlockFolder:
             self._emit(rank, queue.lines)
 
     def _align(self) -> None:
-        """Realign ranks that are out of step at a first line of one rank that all have pending."""
+        """Align ranks that are out of step, at the first line of one rank that all ranks have
+        pending."""
         queues = self._queues
         heads = dict.fromkeys(queue.lines[0] for queue in queues.values())
         if len(heads) == 1:
@@ -295,7 +296,7 @@ class BlockFolder:
             return
 
     def _mask(self, count: int) -> bytes:
-        """Return one byte per line: 1 where all ranks have the same line."""
+        """Return one byte per line: 1 if all ranks have the same line there."""
         first, *others = [queue.lines for queue in self._queues.values()]
         masks = [bytes(map(eq, islice(first, count), other)) for other in others]
         if len(masks) == 1:

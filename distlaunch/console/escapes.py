@@ -1,9 +1,9 @@
 r"""Remove control sequences from worker output, so that it cannot disturb the user's terminal.
 
-Colours (SGR) and erase-in-line (``K``) pass. Cursor up (``\x1b[A``) and hiding or showing the
-cursor, which progress bars use, are dropped. Other control characters are made visible. An ESC byte
-is only output within a complete harmless sequence, so that two pieces cannot form a harmful one.
-Bytes that are not UTF-8 become U+FFFD, so 8-bit controls cannot occur.
+Colours (SGR) and erase-in-line (``K``) pass. Sequences that progress bars use, such as cursor up
+(``\x1b[A``) and hiding or showing the cursor, are dropped. Other control characters are made
+visible. An ESC byte is only output as part of a complete harmless sequence, so that two pieces
+cannot form a harmful one. Bytes that are not UTF-8 become U+FFFD, so 8-bit controls cannot occur.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ _patterns: tuple[re.Pattern[str], re.Pattern[str]] | None = None
 
 
 def is_clean(data: bytes) -> bool:
-    """Return whether ``clean`` would leave whole lines unchanged, and they have no carriage return.
+    """Return whether ``clean`` would not change these complete lines, and they have no carriage
+    return.
 
-    Fast: it works without a loop in Python unless the lines have C1 characters.
+    The test is fast: it uses no Python loop unless the lines have C1 characters.
     """
     if len(data.translate(None, _CONTROLS)) != len(data):
         return False
@@ -42,7 +43,10 @@ def is_clean(data: bytes) -> bool:
 
 
 def clean(line: bytes, *, reset: bool = True) -> bytes:
-    """Neutralize a line or a piece of a line. ``reset`` ends colours that it leaves on."""
+    """Return a line, or a piece of a line, without harmful control sequences.
+
+    ``reset`` ends colours that the line leaves on.
+    """
     if is_clean(line):
         return line
     unsafe, colours = _compiled()
@@ -56,7 +60,8 @@ def clean(line: bytes, *, reset: bool = True) -> bytes:
 
 
 def hold_back(piece: bytes) -> tuple[bytes, bytes]:
-    """Split off an unfinished sequence or character at the end of a piece."""
+    """Return the piece split into its complete part and an unfinished sequence or character at its
+    end."""
     start = piece.rfind(b"\x1b", max(0, len(piece) - _LONGEST_SEQUENCE))
     if start >= 0:
         tail = piece[start + 1 :]

@@ -56,13 +56,13 @@ class JsonOutput:
         self._lines.finish(now)
 
     def message(self, text: str, level: str) -> None:
-        """Write a message of the launcher."""
+        """Write a message of the launcher as a record."""
         self.event(
             {"time": round(self._wall(), 6), "type": "message", "level": level, "text": text}
         )
 
     def event(self, record: Mapping[str, object]) -> None:
-        """Write a record as it is."""
+        """Write a job event unchanged."""
         import json
 
         self.writer.put(json.dumps(dict(record)).encode() + b"\n", must=True)
@@ -92,7 +92,8 @@ class JsonOutput:
         )
 
     def show_unfinished(self, source: Source) -> None:
-        """Write the unfinished line in pieces of at most PIECE. An unfinished character stays."""
+        """Write the unfinished line in pieces of at most PIECE bytes. An unfinished character stays
+        pending."""
         start = self._start(source)
         shown, held = hold_back(bytes(source.buf))
         source.buf[:] = held
@@ -106,7 +107,8 @@ class JsonOutput:
         self._put(self._record(self._start(source), state, mark="progress"))
 
     def end_bar(self, source: Source, state: bytes, shown: bytes | None, now: float) -> None:
-        """Write the last state of a bar as a line, even if it was written as progress before."""
+        """Write the last state of a bar as a line, even if it was written as a progress record
+        before."""
         del shown, now
         self.leave_line(source)
         self._put(self._pieces(self._start(source), state, partial=False))
@@ -133,9 +135,9 @@ class JsonOutput:
     # --- records
 
     def _pieces(self, start: str, line: bytes, *, partial: bool) -> str:
-        """Format a long or binary line as records of at most PIECE bytes.
+        """Return a long or binary line as records of at most PIECE bytes.
 
-        ``partial`` marks the last one, too.
+        ``partial``: the last record is marked as partial, too.
         """
         out = []
         while len(line) > PIECE:

@@ -3,9 +3,9 @@ r"""Split chunks of worker output into lines, bars and displays.
 ``LineSplitter`` has a ``Source`` for each stream of each rank, and calls a ``View`` (``screen``,
 ``jsonl``) with:
 
-* Whole lines, at once.
+* Complete lines, at once.
 * Unfinished lines, after at most PARTIAL_S.
-* Bars. A bar is an unfinished line with a carriage return. Only its newest state is kept; it is
+* Bars. A bar is an unfinished line with a carriage return. Only its newest state is kept. It is
   shown as a line of its own from time to time, and at the end.
 * Displays. A display is output of a program that moves the cursor up (``live_display``). Its rows
   are shown like bars.
@@ -42,7 +42,7 @@ _MAX_MOVE_BYTES = 8
 
 
 class Source:
-    """One stream of one rank: the output since its last newline that is not yet shown."""
+    """One stream of one rank, with the output after its last newline that has not been shown."""
 
     __slots__ = (
         "bar",
@@ -82,34 +82,35 @@ class Source:
 
 
 class View(Protocol):
-    """Shows what the splitter has found."""
+    """Shows the lines, bars and displays that the splitter finds."""
 
     def show_lines(self, source: Source, block: bytes, now: float) -> None:
-        """Show whole lines. ``block`` has newlines between them, but not after the last one."""
+        """Show complete lines. ``block`` has newlines between them, but not after the last one."""
 
     def show_unfinished(self, source: Source) -> None:
-        """Show the unfinished line in ``source.buf``; leave there what cannot be shown yet."""
+        """Show the unfinished line in ``source.buf``. Bytes that cannot be shown yet stay there."""
 
     def show_bar(self, source: Source, state: bytes, now: float) -> None:
-        """Show a state of a bar that may change again."""
+        """Show a state of a bar. The state may change again."""
 
     def end_bar(self, source: Source, state: bytes, shown: bytes | None, now: float) -> None:
-        """Show the last state of a bar. ``shown`` is the state that is already shown."""
+        """Show the last state of a bar. ``shown`` is the state that has been shown before, if
+        any."""
 
     def leave_line(self, source: Source) -> None:
-        """End the unfinished line that is shown, because other output replaces it."""
+        """End the unfinished line that is visible, because other output replaces it."""
 
     def is_open(self, source: Source) -> bool:
-        """Return whether an unfinished line of this source is shown."""
+        """Return whether an unfinished line of this source is visible."""
 
     def is_growing(self, source: Source) -> bool:
-        """Return whether further pieces of this source's line are shown at once."""
+        """Return whether further pieces of this source's unfinished line are shown at once."""
 
     def show_live_rows_as_lines(self, rank: int, rows: list[bytes]) -> None:
-        """Show what were live rows as lines, without waiting for equal lines of other ranks."""
+        """Show former live rows as lines, without waiting for equal lines of other ranks."""
 
     def end_open_line(self) -> None:
-        """End the unfinished line that has the cursor, so that live rows can be drawn."""
+        """End the unfinished line in which the cursor is, so that live rows can be drawn."""
 
 
 class LineSplitter:
@@ -182,7 +183,8 @@ class LineSplitter:
             self._add_held(source, now)
 
     def _redraw_end(self, source: Source) -> float:
-        """Return until when a display on the rank's other stream may look complete by chance."""
+        """Return until when a display on the rank's other stream may look complete only by
+        chance."""
         return max(
             (
                 other.drawn_s + _REDRAW_S
@@ -229,7 +231,8 @@ class LineSplitter:
             self._add_unfinished(source, data, now)
 
     def _may_return(self, source: Source, line: bytes, now: float) -> bool:
-        """Return whether a program may move up to this line of its own: the first of several bars."""
+        """Return whether the program may move the cursor up to this line again, as to the first of
+        several bars."""
         live = self._live
         return is_redrawn(line) and live is not None and live.can_own(source.rank, now)
 
@@ -243,7 +246,7 @@ class LineSplitter:
         self._view.show_lines(source, last_states(block) if b"\r" in block else block, now)
 
     def _with_held(self, source: Source, block: bytes) -> bytes:
-        """Return ``block`` with the held part of the source before it; nothing is held
+        """Return ``block`` preceded by the held part of the source. The source holds nothing
         afterwards."""
         self._partial.pop(source, None)
         if source.buf:
@@ -263,8 +266,8 @@ class LineSplitter:
     def _hold_s(self, source: Source) -> float:
         """Return how long an unfinished line is held.
 
-        Longer beside live rows: the cursor cannot stay in an unfinished line then, so each piece
-        becomes a line.
+        It is held longer beside live rows. The cursor cannot stay in an unfinished line then, so
+        each piece becomes a line.
         """
         live = self._live
         return PARTIAL_S if live is None or live.owner in (None, source.rank) else PROGRESS_S
@@ -326,7 +329,7 @@ class LineSplitter:
             self._show_unfinished(source)
 
     def _end_bar(self, source: Source, line: bytes, now: float) -> None:
-        """Show the last state of a bar unless it is already shown. ``line`` is the rest of its
+        """Show the last state of a bar unless it has been shown. ``line`` is the rest of the bar's
         line."""
         line = bytes(source.buf) + line
         shown = source.state
@@ -366,7 +369,7 @@ class LineSplitter:
         return self._bars_due if self._bars else None
 
     def _show_bar(self, source: Source, now: float) -> None:
-        """Show the newest state of a bar if it is not yet shown.
+        """Show the newest state of a bar unless it has been shown.
 
         An unfinished character or escape sequence is held.
         """
@@ -426,7 +429,7 @@ class LineSplitter:
         source.state = b"\n".join(rows)
 
     def _show_rows(self, source: Source, rows: list[bytes], now: float) -> None:
-        """Show final rows of a display, except those that are already shown."""
+        """Show final rows of a display, except those that have been shown."""
         live = self._live
         if live is not None and live.owner == source.rank and rows:
             self._view.show_live_rows_as_lines(source.rank, rows)
@@ -437,7 +440,7 @@ class LineSplitter:
             self._view.show_lines(source, b"\n".join(rows), now)
 
     def _end_display(self, source: Source, now: float) -> None:
-        """Show the last state of a display; the source has plain lines again."""
+        """Show the last state of a display. The source has plain lines from now on."""
         display = source.display
         if display is not None:
             self._show_rows(source, display.finish(), now)
@@ -459,8 +462,10 @@ class LineSplitter:
         return min((due for due in dues if due is not None), default=None)
 
     def _complete_displays(self, source: Source, now: float) -> None:
-        """End the display on the rank's other stream if it looks complete, to keep the rank's
-        order."""
+        """End the display on the rank's other stream if it looks complete.
+
+        This keeps the order of the rank's output.
+        """
         for other in list(self._drawing):
             display = other.display
             if other.rank == source.rank and display is not None and display.is_complete:
@@ -469,7 +474,7 @@ class LineSplitter:
     # --- live rows
 
     def draw_due(self, now: float) -> float | None:
-        """Draw the live rows if they are due; return when they are due next."""
+        """Draw the live rows if that is due. Return when they are due next."""
         live = self._live
         if live is None:
             return None
@@ -478,12 +483,13 @@ class LineSplitter:
         return live.due
 
     def release_rows(self) -> None:
-        """Release the live rows if their rank has no display any more."""
+        """Release the live rows if their rank no longer has a display."""
         if self._live is not None and self._live.owner is not None and not self._live_sources():
             self._live.release()
 
     def _draw_live(self, live: LiveRows, source: Source, now: float) -> None:
-        """Draw a display as live rows. Displays of their previous rank are shown like bars."""
+        """Draw a display as live rows. If they showed another rank before, its displays are shown
+        like bars."""
         before = self._live_sources()
         if live.set_owner(source.rank, now):
             for other in before:
@@ -508,12 +514,13 @@ _ERASING = (b"\x1b[K", b"\x1b[0K", b"\x1b[2K", b"\x1b[A")
 
 
 def is_redrawn(line: bytes) -> bool:
-    r"""Return whether a whole line has several states. A ``\r`` at its end only ends the line."""
+    r"""Return whether a complete line has several states. A ``\r`` at its end only ends the
+    line."""
     return b"\r" in line.removesuffix(b"\r")
 
 
 def newest_state(line: bytes) -> bytes:
-    """Return the last state that is not blank; empty if there is none."""
+    """Return the last state that is not blank. Return empty bytes if there is none."""
     end = len(line)
     while end >= 0:
         start = line.rfind(b"\r", 0, end) + 1
@@ -525,7 +532,7 @@ def newest_state(line: bytes) -> bytes:
 
 
 def shorten_bar(line: bytes) -> bytes:
-    """Return an unfinished line reduced to its newest state and the beginning of the next one."""
+    """Return an unfinished line reduced to its newest state and the beginning of the next state."""
     end = line.rfind(b"\r")
     if end <= 0 or (end == len(line) - 1 and not is_redrawn(line)):
         return line
@@ -536,7 +543,7 @@ def shorten_bar(line: bytes) -> bytes:
 
 
 def last_states(block: bytes) -> bytes:
-    """Return a block with each line of several states reduced to the newest one."""
+    """Return a block in which each line with several states is reduced to its newest state."""
     if block.count(b"\r") == block.count(b"\r\n") + block.endswith(b"\r"):
         return block
     return b"\n".join(

@@ -124,7 +124,7 @@ class _Row:
 
 
 class Display:
-    """The rows of one stream that the program may redraw. Times are those of the console."""
+    """The rows of one stream that the program may redraw. Times are on the console's clock."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -156,7 +156,7 @@ class Display:
         """
 
     def feed(self, data: bytes, now: float) -> list[bytes]:
-        """Interpret output of the program; return the rows that are final, in order."""
+        """Interpret output of the program. Return the rows that have become final, in order."""
         text = self._held + self._decoder.decode(data)
         self._held = ""
         if (
@@ -188,6 +188,7 @@ class Display:
         return done + self.settle(now)
 
     def settle(self, now: float) -> list[bytes]:
+        """Remove rows that have become final and return them as lines."""
         return self._remove_rows(self._count_final_rows(now))
 
     def due(self) -> float | None:
@@ -198,7 +199,7 @@ class Display:
         return self._rows[0].left_s + SETTLE_S if self._count_left_rows() else None
 
     def finish(self) -> list[bytes]:
-        """Return all rows that are not blank; the display ends."""
+        """End the display. Return all rows that are not blank."""
         rows, self._rows = self._rows, [_Row()]
         self._row = self._column = self._top = self._rows_left = 0
         return [row.render() for row in rows if not row.is_blank()]
@@ -214,14 +215,14 @@ class Display:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the cursor is visible and at the start of a row below which nothing is drawn."""
+        """Whether the cursor is visible and at the start of a row, with no text below."""
         if self._is_cursor_hidden or self._column or self._held:
             return False
         return all(row.is_blank() for row in self._rows[self._row :])
 
     @property
     def is_over(self) -> bool:
-        """Whether the program has nothing left to overwrite."""
+        """Whether the display has no text left that the program could overwrite."""
         return self._row == 0 and self.is_complete
 
     def _count_final_rows(self, now: float) -> int:
@@ -286,7 +287,7 @@ class Display:
         self._has_written = False
 
     def _end_move_up(self) -> None:
-        """When the program goes on after moving up, record how far up it moved."""
+        """Record how far up the program has moved. Called when other output follows the move."""
         if self._move_up_from is None:
             return
         self._max_moved_up = max(self._max_moved_up, self._move_up_from - self._row)
@@ -326,8 +327,8 @@ class Display:
             self._has_returned = False
 
     def _cells(self, text: str) -> list[str]:
-        """Return one entry per column: wide characters take two, combining ones join the one
-        before."""
+        """Return one entry per column. A wide character takes two columns. A combining one joins
+        the column before."""
         cells: list[str] = []
         for char in text:
             if category(char) in ("Mn", "Me", "Cf"):
@@ -399,7 +400,7 @@ class Display:
 
 
 def _drop_old_states(text: str) -> str:
-    """Remove states that a row showed many carriage returns ago."""
+    """Return a row without the states that it showed many carriage returns ago."""
     lines = text.split("\n")
     for index, line in enumerate(lines):
         if line.count("\r") > _MAX_STATES:

@@ -1,7 +1,7 @@
-"""Pass the user's terminal through to the only worker, for debuggers and progress bars.
+"""Connect the only worker to the user's terminal, for debuggers and progress bars.
 
-The worker gets a pseudo-terminal. Keys go to it uninterpreted, and its output goes to the screen
-and its log file unchanged.
+The worker gets a pseudo-terminal. Keys are passed to it without being interpreted. Its output goes
+to the screen and its log file unchanged.
 """
 
 from __future__ import annotations
@@ -23,15 +23,18 @@ _KEYS = 4096
 
 
 def user_terminal() -> UserTerminal | None:
-    """Return the terminal if stdin, stdout and stderr are it and we are its foreground job; else
-    None."""
+    """Return the terminal if stdin, stdout and stderr are the same one and this process is its
+    foreground job.
+
+    Return None otherwise.
+    """
     terminal = UserTerminal()
     whole = all(os.isatty(descriptor) for descriptor in (_STDIN, STDOUT, STDERR))
     return terminal if whole and terminal.is_ours() else None
 
 
 class UserTerminal:
-    """Descriptors 0 to 2 as one terminal. Remembers its original modes."""
+    """The terminal of descriptors 0 to 2. It remembers the terminal's original modes."""
 
     def __init__(self) -> None:
         self._before: list[Any] | None = None
@@ -41,14 +44,14 @@ class UserTerminal:
         return _STDIN
 
     def keys(self) -> bytes:
-        """Read what was typed; empty if the terminal is gone."""
+        """Return the bytes that the user has typed. Return empty bytes if the terminal is gone."""
         try:
             return os.read(_STDIN, _KEYS)
         except OSError:
             return b""
 
     def size(self) -> tuple[int, int]:
-        """Return rows and columns."""
+        """Return the number of rows and columns."""
         try:
             size = os.get_terminal_size(_STDIN)
         except OSError:
@@ -56,12 +59,14 @@ class UserTerminal:
         return size.lines, size.columns
 
     def is_ours(self) -> bool:
-        """Return whether we are its foreground job. A background job that changes its modes is
-        stopped."""
+        """Return whether this process is the terminal's foreground job.
+
+        A background job that changes the terminal's modes is stopped by the kernel.
+        """
         return in_foreground(_STDIN)
 
     def take(self) -> None:
-        """Pass every key on without interpreting it."""
+        """Set modes in which the terminal passes on every key without interpreting it."""
         try:
             self._before = termios.tcgetattr(_STDIN)
             termios.tcsetattr(_STDIN, termios.TCSADRAIN, modes_that_pass_keys_on(self._before))
@@ -77,7 +82,7 @@ class UserTerminal:
 
 
 class Passthrough:
-    """The sink for a worker with the terminal. Shows its bytes unchanged, with messages in
+    """Sink for a worker that has the terminal. Shows its bytes unchanged, with messages in
     between."""
 
     def __init__(self, *, quiet: bool) -> None:
@@ -89,7 +94,7 @@ class Passthrough:
         self._writer.put(data)
 
     def rank_ended(self, rank: int, now: float) -> None:
-        """Do nothing: nothing is held."""
+        """Do nothing: this sink holds no output."""
 
     def tick(self, now: float) -> float | None:
         del now
@@ -121,7 +126,7 @@ class Passthrough:
         """Do nothing: the screen belongs to the worker."""
 
     def close(self, *, timeout_s: float | None, hurried: Callable[[], bool] = lambda: False) -> int:
-        """Flush; return how many bytes could not be shown."""
+        """Write everything. Return how many bytes could not be shown."""
         self._writer.begin_close()
         drops = timeout_s is not None
         timeout_s = TERMINAL_CLOSE_S if timeout_s is None else min(timeout_s, TERMINAL_CLOSE_S)

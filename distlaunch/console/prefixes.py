@@ -1,4 +1,4 @@
-"""Which ranks are shown, and the prefixes of their lines."""
+"""Select the ranks that are shown, and make the prefixes of their lines."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ _CACHED = 4096
 
 
 def parse_output_ranks(text: str, world_size: int) -> frozenset[int] | None:
-    """Parse ``--output``: None for ``all``, else the ranks of ``none`` or of ``0,2-5``.
+    """Return the ranks that ``--output`` selects: None for ``all``, no rank for ``none``, or
+    ``0,2-5``.
 
     Raises ConfigError for other text and for ranks that do not exist.
     """

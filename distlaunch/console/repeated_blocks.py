@@ -1,13 +1,13 @@
 """Replace blocks of lines that other ranks have already shown with one line and a count.
 
-``equal_lines`` joins equal lines that come within 0.1 s. This module compares lines with those that
-other ranks have shown in the last WINDOW_S. New lines are emitted at once. Only lines that may
-repeat a block are held: until they differ, until GAP_S after the last line that was found, and for
-at most WINDOW_S. Repetitions of one block by several ranks are counted for GATHER_S. The lines of
-each rank stay in order.
+``equal_lines`` joins equal lines that arrive within 0.1 s. This module compares lines with those
+that other ranks have shown in the last WINDOW_S. New lines are emitted at once. Lines that may
+repeat a block are held until one of them differs, until GAP_S after the last line that matched, and
+for at most WINDOW_S. Repetitions of one block by several ranks are counted for GATHER_S. The lines
+of each rank stay in order.
 
-Lines are equal if ``comparison_key`` returns the same for both. It ignores torch's rank prefix,
-addresses of native frames, and, in messages about lost connections, numbers such as ports.
+Lines are equal if ``comparison_key`` returns the same value for them. It ignores torch's rank
+prefix, addresses of native frames, and, in messages about lost connections, numbers such as ports.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _LOST_CONNECTION_WORDS = (b"peer", b"onnection", b"remote", b"pipe", b"shut")
 
 
 def comparison_key(line: bytes) -> bytes:
-    """Return what must be equal for two lines to count as equal."""
+    """Return the part of a line that two lines must have in common to count as equal."""
     line = without_rank(line)
     if b"0x" in line and line.lstrip().startswith(b"frame #"):
         import re
@@ -66,7 +66,7 @@ def _is_lost_connection(line: bytes) -> bool:
 
 
 class _Shown:
-    """Lines that a rank, or a set of ranks of which it is the lowest, has shown recently."""
+    """The recent lines of a rank, or of a set of ranks (then keyed by the lowest of them)."""
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
@@ -95,7 +95,8 @@ class _Shown:
 
 
 class _Match:
-    """A place where a block may have been shown before, and how many lines match so far."""
+    """A place where a block may have been shown before, and the number of lines that match so
+    far."""
 
     __slots__ = ("exact", "found", "shown", "start")
 
@@ -106,7 +107,7 @@ class _Match:
         self.exact = True
 
     def compare_more(self, keys: list[bytes], lines: list[bytes]) -> bool:
-        """Compare further lines; return False if one differs."""
+        """Compare further lines. Return False if one differs."""
         while self.found < len(keys) and (position := self.start + self.found) < self.shown.end:
             entry = self.shown.at(position)
             if entry is None or entry[0] != keys[self.found]:
@@ -133,7 +134,7 @@ class _Candidate:
         self._weight = 0
 
     def add(self, key: bytes, line: bytes, came_s: float) -> bool:
-        """Add the next line; return whether the lines may still be a repetition."""
+        """Add the next line. Return whether the lines may still be a repetition."""
         self.keys.append(key)
         self.lines.append(line)
         self.came_s.append(came_s)
@@ -148,7 +149,8 @@ class _Candidate:
         )
 
     def compare_more(self) -> None:
-        """Compare lines with those that have been shown since."""
+        """Compare the held lines with the lines that other ranks have shown since the last
+        comparison."""
         self.matches = [match for match in self.matches if self._compare_more(match)]
 
     def _compare_more(self, match: _Match) -> bool:
@@ -159,7 +161,7 @@ class _Candidate:
 
 
 class _Repetition:
-    """A block that ranks have repeated and that is not yet reported."""
+    """A block that ranks have repeated. The repetition has not been reported yet."""
 
     def __init__(self, of: int, lines: int, due: float) -> None:
         self.of = of
@@ -176,7 +178,7 @@ class _Repetition:
 
 
 class RepeatedBlocks:
-    """Filters the lines between the folder and the screen."""
+    """Filters the lines between ``equal_lines`` and the screen."""
 
     def __init__(self, emit: Emit) -> None:
         self._emit = emit
@@ -187,7 +189,7 @@ class RepeatedBlocks:
         self._repetition_of_rank: dict[int, tuple[int, int, int]] = {}
 
     def add(self, who: Who, lines: list[bytes], now: float) -> None:
-        """Add lines of a rank, or of several ranks that wrote the same."""
+        """Add lines of a rank, or of several ranks that wrote the same lines."""
         if len(lines) > _MAX_LINES:
             self._end_candidates(who, now)
             self._pass_on(who, lines)
@@ -196,7 +198,7 @@ class RepeatedBlocks:
             self._add(who, line, now, now)
 
     def flush_due(self, now: float) -> float | None:
-        """Show what has been held long enough; return when the next is due."""
+        """Show the lines that have been held long enough. Return when the next ones are due."""
         while candidate := next(
             (candidate for candidate in self._candidates.values() if candidate.due <= now), None
         ):
@@ -215,7 +217,7 @@ class RepeatedBlocks:
             self._report(key)
 
     def flush(self, now: float) -> None:
-        """Show everything that is held."""
+        """Show all lines that are held."""
         while self._candidates:
             self._end_candidate(next(iter(self._candidates.values())), now)
         for key in list(self._repetitions):
@@ -224,7 +226,7 @@ class RepeatedBlocks:
     # --- candidates
 
     def _add(self, who: Who, line: bytes, came_s: float, now: float) -> None:
-        """Add a line, which is new or left over from a candidate that has ended."""
+        """Add one line: a new line, or a line left over from a candidate that has ended."""
         candidate = self._candidate_of(who, now)
         key = comparison_key(line)
         if candidate is None and not _is_indented(line) and (matches := self._find(who, key, now)):
@@ -238,7 +240,8 @@ class RepeatedBlocks:
             self._end_candidate(candidate, now)
 
     def _candidate_of(self, who: Who, now: float) -> _Candidate | None:
-        """Return the candidate that these lines continue; end others of the same ranks."""
+        """Return the candidate that these lines continue. End other candidates of the same
+        ranks."""
         if not self._candidates:
             return None
         candidate = self._candidates.get(next(iter(_ranks(who))))
@@ -256,7 +259,7 @@ class RepeatedBlocks:
             self._end_candidate(self._candidates[rank], now)
 
     def _end_candidate(self, candidate: _Candidate, now: float) -> None:
-        """Count the matching part of a candidate as repetition, and show the rest."""
+        """Count the matching part of a candidate as a repetition. Show its other lines."""
         for rank in _ranks(candidate.who):
             self._candidates.pop(rank, None)
         candidate.compare_more()
@@ -320,7 +323,7 @@ class RepeatedBlocks:
         shown.add(key, line, now)
 
     def _find(self, who: Who, key: bytes, now: float) -> list[_Match]:
-        """Return where other ranks have recently shown this line, latest first."""
+        """Return the places where other ranks have recently shown this line, latest first."""
         known = self._matches_by_key.get(key)
         if known is None:
             return []
@@ -338,7 +341,7 @@ def _is_indented(line: bytes) -> bool:
 
 
 def _is_cut(lines: list[bytes], count: int) -> bool:
-    """Return whether the first ``count`` lines end within a traceback or another indented block."""
+    """Return whether the first ``count`` lines end inside a traceback or another indented block."""
     if count < len(lines) and _is_indented(lines[count]):
         return True
     for line in reversed(lines[:count]):

@@ -1,11 +1,11 @@
-"""Show output of all ranks as whole, prefixed lines on one pipe, file or terminal.
+"""Show the output of all ranks as complete, prefixed lines on one pipe, file or terminal.
 
 One screen serves all streams that go to the same file, so that the order of each rank's stdout and
 stderr is kept. Lines pass through ``lines`` (lines, bars and displays), ``equal_lines`` and
-``repeated_blocks`` (equal lines of several ranks), then get a prefix and go to the writer.
+``repeated_blocks`` (equal lines of several ranks). They then get a prefix and go to the writer.
 
 A pipe or file gets each line unchanged, except bars. A terminal gets lines without harmful control
-sequences and of bounded length, and has live rows (``live_rows``).
+sequences and of limited length, and has live rows (``live_rows``).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CUT = "… line continues, see the log".encode()
 
 
 class Screen:
-    """Prefixes lines, folds them, and passes them to a writer.
+    """Adds prefixes to lines, joins equal lines, and passes them to a writer.
 
     ``live``: the live rows, if the writer's descriptor is a terminal.
     """
@@ -63,14 +63,15 @@ class Screen:
         self._send()
 
     def raw_output(self, data: bytes) -> None:
-        """Show bytes unchanged. Ends a source's unfinished line, but not one of raw bytes."""
+        """Show bytes unchanged. An unfinished line of a source is ended before. Unfinished raw
+        bytes are not."""
         self._is_raw_open = False
         self._append_lines(data)
         self._send()
         self._is_raw_open = not data.endswith(b"\n")
 
     def rank_ended(self, rank: int, now: float) -> None:
-        """Finish the lines of this rank. Lines that are held for folding stay until they are
+        """Finish the lines of this rank. Lines that are held to be joined stay until they are
         due."""
         self._now = now
         self._lines.rank_ended(rank, now)
@@ -99,7 +100,7 @@ class Screen:
         self._send(must=True)
 
     def finish(self, now: float) -> None:
-        """Show everything that is held. Raw bytes without a newline get none."""
+        """Show all output that is held. No newline is added to raw bytes."""
         self._now = now
         self._lines.finish(now)
         self._flush_folder()
@@ -123,7 +124,7 @@ class Screen:
         self._add(source.rank, block, now)
 
     def show_unfinished(self, source: Source) -> None:
-        """Show the unfinished line. Leave the cursor in it unless there are live rows."""
+        """Show the unfinished line. Unless there are live rows, the cursor stays in it."""
         if self._live is None:
             self._claim(source)
             self._out.append(bytes(source.buf))
@@ -207,7 +208,7 @@ class Screen:
     # --- the unfinished line in which the cursor stands
 
     def _claim(self, source: Source) -> bool:
-        """Move the cursor into a line of this source; return whether that is a new line."""
+        """Move the cursor into a line of this source. Return whether it is a new line."""
         source.started = True
         if self._open is source:
             return False
@@ -218,7 +219,7 @@ class Screen:
         return True
 
     def _add_piece(self, source: Source, piece: bytes) -> None:
-        """Show a piece of the open line on a terminal. Cuts a line that becomes too long."""
+        """Show a piece of the open line on a terminal. A line that becomes too long is cut."""
         out = clean(piece[: PIECE - source.length], reset=False)
         self._is_coloured = self._is_coloured or b"\x1b" in out
         self._out.append(out)
@@ -244,7 +245,7 @@ class Screen:
     # --- the writer
 
     def _append_lines(self, data: bytes) -> None:
-        """Add bytes after all whole lines, and not within an unfinished one."""
+        """End the open line, then add bytes after it."""
         self._flush_folder()
         self.end_open_line()
         self._out.append(data)
@@ -259,7 +260,7 @@ class Screen:
 
 
 def _cleaned_block(block: bytes) -> bytes:
-    """Return lines that a terminal can show: no control sequences, bounded length."""
+    """Return lines that a terminal can show: without control sequences, and of limited length."""
     if b"\r" in block:
         block = block.replace(b"\r\n", b"\n").removesuffix(b"\r")
     if is_clean(block) and (len(block) <= PIECE or max(map(len, block.split(b"\n"))) <= PIECE):

@@ -1,4 +1,4 @@
-"""The text of the live status line, and when it changes."""
+"""The text of the live status line, and the times at which it changes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _WHOLE = 1e12
 
 
 def status_text(view: StatusView, now: float) -> str | None:
-    """Return the job's state in one line; None after its end."""
+    """Return the job's state in one line. Return None after the job's end."""
     if view.phase == "ended":
         return None
     phase = "" if view.phase == "running" else f"{view.phase} · "
@@ -40,7 +40,7 @@ def status_text(view: StatusView, now: float) -> str | None:
 
 
 def _progress(progress: Summary, age_s: float) -> Iterator[str]:
-    """Return step, rate and the values of the lowest rank, in short."""
+    """Yield the step, its rate and the values of the lowest rank as short texts."""
     if progress.step_min is not None and progress.step_max is not None:
         low, high = _number(progress.step_min), _number(progress.step_max)
         yield f"step {low}" if low == high else f"step {low}-{high}"
@@ -60,7 +60,7 @@ def _number(value: float) -> str:
 
 
 def next_change(view: StatusView, now: float) -> float | None:
-    """Return the monotonic time at which the shown time changes; None after the job's end."""
+    """Return the monotonic time at which the text changes. Return None after the job's end."""
     if view.phase == "ended":
         return None
     return view.started_s + int(max(0.0, now - view.started_s)) + 1.0

@@ -74,11 +74,11 @@ class TerminalWriter(Writer):
 
     @property
     def columns(self) -> int:
-        """The width of the screen."""
+        """The width of the screen in columns."""
         return self._size()[0]
 
     def has_room(self) -> bool:
-        """Return True: a terminal skips lines instead of slowing the job down."""
+        """Return True: the writer drops lines instead of slowing the job down."""
         return True
 
     def begin_close(self) -> None:
@@ -164,7 +164,7 @@ class TerminalWriter(Writer):
 
     @staticmethod
     def _fitted(text: str, width: int) -> bytes:
-        """Shorten a text to the terminal's width by dropping parts from the end.
+        """Return the text shortened to the terminal's width. Parts are dropped from the end.
 
         The first part is cut if necessary.
         """
@@ -180,5 +180,5 @@ class TerminalWriter(Writer):
 
 
 def _columns(text: str) -> int:
-    """Return the number of screen columns; wide characters count as two."""
+    """Return the number of screen columns of a text. Wide characters count as two."""
     return sum(2 if char >= "\u1100" and char != "…" else 1 for char in text)

@@ -1,11 +1,13 @@
 """The console of ``distlaunch torchrun``: shows each stream as torchrun's users expect.
 
-A ``raw`` stream is passed on unchanged, with unfinished lines. A ``tee`` stream is shown as whole
-lines with the prefix of torchrun's template. A ``hidden`` one is not shown. Unlike torchrun, lines
-of ``tee`` are never mixed with another rank's, and a progress bar is one line, not one per state.
+A ``raw`` stream is passed on unchanged, with unfinished lines. A ``tee`` stream is shown as
+complete lines with the prefix of torchrun's template. A ``hidden`` stream is not shown. Unlike
+torchrun, lines of a ``tee`` stream are never mixed with another rank's lines, and a progress bar is
+one line, not one line per state.
 
-If several ranks are raw on one descriptor, unfinished lines are held for HOLD_S: unbuffered Python
-writes a line and its newline separately, and another rank's output could come between.
+If several ranks are raw on one descriptor, unfinished lines are held for HOLD_S. Unbuffered Python
+writes a line and its newline separately, and another rank's output could otherwise come between
+them.
 """
 
 from __future__ import annotations
@@ -42,10 +44,7 @@ class _HeldLine:
 
 
 class TorchrunOutput:
-    """The streams of one descriptor, raw or as lines.
-
-    ``screen`` shows both.
-    """
+    """The streams of one descriptor, raw or as lines. ``screen`` shows both."""
 
     def __init__(self, screen: Screen, modes: Mapping[tuple[int, int], Mode]) -> None:
         self.writer = screen.writer
@@ -79,7 +78,7 @@ class TorchrunOutput:
         return min((due for due in (raw, lines) if due is not None), default=None)
 
     def finish(self, now: float) -> None:
-        """Show everything that is held. A raw line without a newline gets none."""
+        """Show all output that is held. No newline is added to a raw line."""
         self._release(None)
         self._screen.finish(now)
 
@@ -115,13 +114,13 @@ class TorchrunOutput:
             self._screen.raw_output(bytes(held.buf))
 
     def _release(self, rank: int | None) -> None:
-        """Show what is held of one rank; None: of all."""
+        """Show the held output of one rank. None stands for all ranks."""
         for key in [key for key in self._held if rank in (None, key[0])]:
             self._screen.raw_output(bytes(self._held.pop(key).buf))
 
 
 class _TemplatePrefixes(Prefixes):
-    """Prefixes from torchrun's template, by rank."""
+    """Prefixes by rank, made from torchrun's template."""
 
     def __init__(self, template_prefixes: Mapping[int, bytes]) -> None:
         super().__init__(colour=False)
@@ -141,10 +140,11 @@ def open_torchrun_console(
     stderr_fd: int = STDERR,
     clock: Callable[[], float] = monotonic,
 ) -> Console:
-    """Open the console of ``distlaunch torchrun``.
+    """Return the console of ``distlaunch torchrun``.
 
-    ``modes`` by rank and stream (default raw); ``prefixes`` by rank, for ``tee``. Messages of the
-    launcher go to stderr; ``quiet`` leaves only warnings and errors. There is no status line.
+    ``modes`` holds the mode by rank and stream (default: raw). ``prefixes`` holds the prefixes of
+    ``tee`` streams by rank. Messages of the launcher go to stderr. If ``quiet``, only warnings and
+    errors are shown. There is no status line.
     """
     dumb = environ.get("TERM") in ("dumb", "unknown")
     colour = not dumb and not environ.get("NO_COLOR") and os.isatty(stderr_fd)

@@ -1,10 +1,11 @@
 """A bounded buffer and a thread with blocking writes for one descriptor.
 
-A slow reader must not delay supervision, and O_NONBLOCK must not be set on descriptors 0 to 2,
-which share their description with the user's shell. So a daemon thread writes and may block. For a
-pipe, file or socket, ``has_room`` returns False when the buffer is full, and nothing is lost. Only
-at the end of a failed job may queued lines of workers be dropped, so that the launcher's messages
-reach a slow reader. A descriptor that fails (reader gone, disk full) is not used again.
+A slow reader must not delay supervision. O_NONBLOCK must not be set on descriptors 0 to 2, because
+they share their file description with the user's shell. Therefore a daemon thread writes and may
+block. For a pipe, file or socket, ``has_room`` returns False when the buffer is full, and nothing
+is lost. Only at the end of a failed job may queued lines of workers be dropped, so that the
+launcher's messages reach a slow reader. A descriptor that fails (reader gone, disk full) is not
+used again.
 """
 
 from __future__ import annotations
@@ -39,13 +40,13 @@ _LONGEST_LINE = 512 << 10
 
 
 def dropped_text(lines: int) -> str:
-    """Return a message with the number of dropped lines of workers."""
+    """Return the message that reports the number of dropped lines of workers."""
     noun = "line" if lines == 1 else "lines"
     return f"{lines:,} {noun} of workers not shown, because the reader is slow; see the log files"
 
 
 def dropped_lines_text(lines: int) -> bytes:
-    """Return that message as a line."""
+    """Return the message of ``dropped_text`` as an output line."""
     return f"distlaunch: {dropped_text(lines)}\n".encode()
 
 
@@ -56,7 +57,7 @@ class _LauncherLines(bytes):
 
 
 class Writer:
-    """Writes bytes to ``fd``, in order, from a thread that starts with the first bytes.
+    """Writes bytes to ``fd``, in order, in a thread. The thread is started with the first bytes.
 
     ``dropped`` formats the number of lines that were dropped at the end.
     """
@@ -107,11 +108,14 @@ class Writer:
         return os.isatty(self._fd)
 
     def has_room(self) -> bool:
-        """Return whether more may be put: False from the high-water mark down to half of it."""
+        """Return whether more bytes may be put.
+
+        Return False from the high-water mark on, until the buffer is half empty.
+        """
         return not self._full
 
     def put(self, data: bytes, *, must: bool = False) -> bool:
-        """Queue bytes; return whether they were accepted.
+        """Queue bytes. Return whether they were accepted.
 
         ``must`` marks the launcher's messages, which are never dropped.
         """
@@ -119,12 +123,12 @@ class Writer:
             return self._put(data, must=must)
 
     def wait_idle(self, timeout_s: float) -> bool:
-        """Wait at most ``timeout_s`` until everything has been written; return whether it has."""
+        """Wait at most ``timeout_s`` until everything has been written. Return whether it has."""
         with self._cond:
             return self._cond.wait_for(self._is_idle, timeout_s)
 
     def begin_close(self) -> None:
-        """Accept nothing more; the thread ends when it has written what is pending."""
+        """Accept no more bytes. The thread ends when it has written all pending bytes."""
         with self._cond:
             self._closing = True
             self._progress_s = monotonic()
@@ -137,11 +141,11 @@ class Writer:
         drops: bool = False,
         hurried: Callable[[], bool] = lambda: False,
     ) -> int:
-        """Wait for the end of the thread; return the bytes lost.
+        """Wait for the end of the thread. Return the number of lost bytes.
 
-        Gives up when the reader has read nothing for ``timeout_s``. With ``drops``, workers' lines
-        that are still queued after ``DRAIN_S`` are dropped. Once ``hurried`` returns true, they are
-        dropped in any case, and the reader has ``HURRIED_S``.
+        Gives up when the reader has read nothing for ``timeout_s``. If ``drops``, workers' lines
+        that are still queued after ``DRAIN_S`` are dropped. Once ``hurried`` returns True, they are
+        dropped in any case, and the reader has ``HURRIED_S`` left.
         """
         began = monotonic()
         drop_at = began + DRAIN_S if drops else None
@@ -171,7 +175,7 @@ class Writer:
             return self.lost
 
     def _unread(self) -> int:
-        """Return how many bytes a pipe holds for its reader; 0 for other files."""
+        """Return how many bytes a pipe holds for its reader. Return 0 for other files."""
         if not self._is_pipe:
             return 0
         try:
@@ -180,9 +184,10 @@ class Writer:
             return 0
 
     def _piece(self) -> int:
-        """Return how much to write at once.
+        """Return how many bytes to write at once.
 
-        To a pipe only as much as fits, so that the rest can still be dropped.
+        To a pipe, only as many as fit are written, so that the remaining bytes can still be
+        dropped.
         """
         if self._closing or self._is_slow:
             return _WRITE_SLOW
@@ -195,8 +200,8 @@ class Writer:
         return max(_WRITE_SLOW, min(_WRITE, size - self._unread()))
 
     def _drop_queued(self) -> None:
-        """Drop queued lines of workers, and the rest of a batch that is being written after a line
-        end."""
+        """Drop queued lines of workers. Of a batch that is being written, drop all bytes after a
+        line end."""
         kept = [chunk for chunk in self._chunks if isinstance(chunk, _LauncherLines)]
         dropped = [chunk for chunk in self._chunks if not isinstance(chunk, _LauncherLines)]
         self._pending -= sum(map(len, dropped))
@@ -253,7 +258,8 @@ class Writer:
             self._cond.notify_all()
 
     def _next(self) -> bytes | None:
-        """Wait for work; return a batch of about one write, or None when closing and done.
+        """Wait for work. Return a batch for about one write, or None when the writer is closed and
+        done.
 
         A batch has either messages of the launcher or lines of workers.
         """
@@ -284,13 +290,13 @@ class Writer:
             return _LauncherLines(data) if is_own else data
 
     def _frame(self, batch: bytes) -> bytes:
-        """Return the bytes to write for a batch. A terminal adds its live rows."""
+        """Return the bytes to write for a batch. A terminal's writer adds the live rows."""
         return batch
 
     def _write(self, data: bytes, share: int, *, may_drop: bool) -> bool:
-        """Write all, or up to a line end if the rest is to be dropped meanwhile.
+        """Write all bytes, or only up to a line end if the remaining bytes are to be dropped.
 
-        ``share``: how many of the pending bytes ``data`` stands for. Returns False if the
+        ``share`` is how many of the pending bytes ``data`` stands for. Return False if the
         descriptor failed.
         """
         view = memoryview(data)
@@ -319,12 +325,12 @@ class Writer:
 
     @staticmethod
     def _to_line_end(view: memoryview) -> memoryview:
-        """Return the part of a batch to write before the rest is dropped."""
+        """Return the part of a batch to write before the rest of it is dropped."""
         end = bytes(view[:_LONGEST_LINE]).find(b"\n")
         return view[: end + 1] if end >= 0 else view[:_LONGEST_LINE]
 
     def _drop_rest(self, rest: memoryview, share: int) -> int:
-        """Drop the rest of a batch; return how many pending bytes it stands for."""
+        """Drop the rest of a batch. Return how many pending bytes it stands for."""
         with self._cond:
             part = min(share, len(rest))
             self._pending -= part
@@ -348,7 +354,8 @@ class Writer:
         return True
 
     def _drained(self) -> None:
-        """React to a shorter buffer, with the lock held. A terminal reports skipped lines."""
+        """Handle that the buffer has become shorter, with the lock held. A terminal reports skipped
+        lines."""
 
     def _fail(self) -> None:
         with self._cond:

@@ -137,7 +137,7 @@ class JoinedLauncher:
     def on_connect(self, peer: Peer[p.FromLauncher] | None) -> None:
         """Use a new connection. Drops everything that the previous launcher of this node has sent.
 
-        None stands for the launcher of the coordinator's own node.
+        ``peer`` is None before the first launcher of the node connects.
         """
         self.peer = peer
         self.info: p.LauncherInfo | None = None

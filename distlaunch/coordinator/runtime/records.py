@@ -231,7 +231,7 @@ class DiskWork:
     """Runs work that may wait for a disk. This class runs it at once, in the calling thread."""
 
     def do(self, work: Callable[[], object]) -> None:
-        """Run ``work`` after all earlier work. Its OSErrors are ignored."""
+        """Run ``work`` after all earlier work. ``work`` must handle its OSErrors itself."""
         work()
 
     def ask(self, work: Callable[[], T]) -> T | None:

@@ -102,7 +102,7 @@ class SignalPipe:
 def stop_self() -> None:
     """Suspend this process until it is continued, with the default action of Ctrl-Z.
 
-    Do nothing if no shell could continue the process.
+    The kernel ignores the signal if no shell could continue the process.
     """
     handler = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
     os.kill(os.getpid(), signal.SIGTSTP)
