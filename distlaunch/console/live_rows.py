@@ -23,9 +23,10 @@ _FRAME_S = 0.05
 
 
 class LiveRows:
-    """The owner of the live rows, and when they are drawn.
+    """The owner of the live rows, and the times at which they are drawn.
 
-    ``draws``: whether the terminal can erase. On a dumb terminal no rank can own the rows.
+    ``draws``: whether the terminal can erase rows. On a dumb terminal no rank can own the live
+    rows.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class LiveRows:
         return self._draws and (is_free or rank == self._lowest_rank)
 
     def set_owner(self, rank: int, now: float) -> bool:
-        """Make a rank the owner because its display has changed; return whether it is a new
+        """Make a rank the owner because its display has changed. Return whether it is a new
         owner."""
         is_new = self.owner != rank
         self.owner = rank
@@ -57,14 +58,14 @@ class LiveRows:
         return is_new
 
     def release(self) -> None:
-        """Erase the rows, because their owner has no display any more."""
+        """Erase the rows, because their owner no longer has a display."""
         self.owner = None
         self.due = None
         self._terminal.set_bars(())
 
     def draw_soon(self, displays: Sequence[Display], now: float) -> None:
-        """Draw the owner's displays now, or set ``due`` if they were drawn less than _FRAME_S
-        ago."""
+        """Draw the owner's displays now. If they were drawn less than _FRAME_S ago, set ``due``
+        instead."""
         if self._drawn_s + _FRAME_S <= now:
             self.draw(displays, now)
         elif self.due is None:

@@ -1,5 +1,5 @@
-"""From how workers ended and what they last said to the first cause, in words and as data.
+"""Find the first cause of a failure from the workers' exits and last output, as text and as data.
 
-``first_cause`` decides, ``report`` words it. Import this room only after a worker has failed:
-nothing of it is loaded on the way to the first worker.
+``first_cause`` decides and ``report`` words the result. Import this package only after a worker has
+failed: a job without failures loads nothing of it.
 """

@@ -1,8 +1,9 @@
-"""Whether a worker that says nothing has gone on between two samples of its stacks. No I/O.
+"""Decide whether a silent worker has made progress between two samples of its stacks. No I/O.
 
-A sample is a worker's stacks and the processor time that it has used. Processor time alone proves
-nothing: a wait for a GPU, and so for a collective of NCCL, spins. A changed stack alone proves
-nothing either: a loop that polls and sleeps is now at one line, now at another.
+A sample consists of a worker's stacks and the processor time that it has used. Processor time alone
+proves nothing: a worker that waits for a GPU, and so for a collective of NCCL, spins. A changed
+stack alone proves nothing either: a loop that polls and sleeps is at different lines at different
+times.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _STANDS = ("T", "t", "D", "Z", "X", "")
 
 
 class Activity(Record):
-    """What shows that a job goes on."""
+    """The evidence that a job makes progress."""
 
     rank: int
     why: Why
@@ -38,7 +39,7 @@ class Activity(Record):
 
     @property
     def words(self) -> str:
-        """Say who works, and where."""
+        """Return a text that names the rank that works, and its place."""
         who = (
             f"processes of rank {self.rank} work"
             if self.why == "children"
@@ -47,12 +48,12 @@ class Activity(Record):
         return f"{who}, at {self.frame}" if self.frame else who
 
     def as_fields(self) -> dict[str, object]:
-        """Return what ``events.jsonl`` says of it."""
+        """Return the fields about the activity for ``events.jsonl``."""
         return {"rank": self.rank, "why": self.why, "frame": self.frame}
 
 
 class _Sample:
-    """One worker at one moment, as far as it counts here."""
+    """The values of one worker's sample that are compared."""
 
     def __init__(self, stack: m.Stack, script_dir: str) -> None:
         self.stack = stack
@@ -75,7 +76,7 @@ class _Sample:
 
 
 class _Path:
-    """A thread's calls, the outermost first, down to the one that waits."""
+    """The calls of a thread, outermost first, down to the call that waits."""
 
     def __init__(self, frames: Sequence[Frame], *, cut: bool) -> None:
         self.functions = tuple((frame.file, frame.function) for frame in frames)
@@ -86,10 +87,11 @@ class _Path:
 def find_activity(
     before: Sequence[m.Stack], after: Sequence[m.Stack], script_dir: str
 ) -> Activity | None:
-    """Find a rank that has gone on between two samples, the lowest; None if no rank has.
+    """Return the activity of the lowest rank that has made progress between two samples.
 
-    A rank has gone on if its calls outside those that wait have changed, or if it used a processor,
-    outside a collective and a wait for a GPU. ``script_dir``: files below it are the user's own.
+    Return None if no rank has. A rank has made progress if its calls other than waiting ones have
+    changed, or if it used a processor outside a collective and outside a wait for a GPU.
+    ``script_dir``: files below it are the user's own.
     """
     earlier = {stack.rank: stack for stack in before}
     for stack in sorted(after, key=lambda each: each.rank):
@@ -142,8 +144,7 @@ def _why(first: _Sample, second: _Sample) -> Why | None:
 
 
 def _is_busy(first: m.Stack, second: m.Stack) -> bool:
-    """Return whether a worker has used a processor, or would have if the machine had had one for
-    it."""
+    """Return whether a worker has used a processor, or has waited for a free one."""
     elapsed_s = second.taken_s - first.taken_s
     if elapsed_s <= 0:
         return False
@@ -152,10 +153,10 @@ def _is_busy(first: m.Stack, second: m.Stack) -> bool:
 
 
 def _has_moved(first: _Path, second: _Path, *, busy: bool) -> bool:
-    """Return whether a thread does something else than before.
+    """Return whether a thread does something else than in the first sample.
 
-    The same function at another line, or one that has called a further one, may be a loop that
-    polls: that counts only for a worker that is busy.
+    The same function at another line, or a further call within it, may belong to a loop that polls.
+    It counts only for a busy worker.
     """
     if first.functions == second.functions:
         return busy and first.lines != second.lines

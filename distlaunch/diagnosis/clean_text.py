@@ -1,4 +1,4 @@
-"""Make lines that are safe to read and to print from what a worker wrote."""
+"""Convert worker output to lines that are safe to read and to print."""
 
 from __future__ import annotations
 
@@ -31,8 +31,7 @@ _NOISE = re.compile(
 
 
 def without_escapes(text: str) -> str:
-    """Take escape sequences and all that is not printable out of one line of a worker; tabs become
-    spaces."""
+    """Return a line without escape sequences and unprintable characters. Tabs become spaces."""
     if text.isascii() and text.isprintable():
         return text
     shown = []
@@ -47,8 +46,7 @@ def without_escapes(text: str) -> str:
 
 
 def to_lines(data: bytes) -> list[str]:
-    """Split what a worker wrote into clean lines; a carriage return ends a line too (progress
-    bars)."""
+    """Return worker output as clean lines. A carriage return ends a line too (progress bars)."""
     lines = []
     for raw in _BREAK.split(data.decode("utf-8", "replace")):
         line = without_escapes(raw).rstrip()
@@ -65,15 +63,15 @@ def to_lines(data: bytes) -> list[str]:
 
 
 def is_noise(line: str) -> bool:
-    """Return whether a line is a warning, a progress bar or a remark that explains no failure."""
+    """Return whether a line explains no failure: a warning, a progress bar or a similar line."""
     return not line.strip() or "%|" in line or _NOISE.match(line) is not None
 
 
 def is_markers(line: str) -> bool:
-    """Return whether a line only points at the one above it."""
+    """Return whether a line only has markers that point at the line above it."""
     return _MARKERS.match(line) is not None
 
 
 def shorten(text: str, limit: int) -> str:
-    """Cut a line at ``limit`` characters, and show that it was cut."""
+    """Return a line cut at ``limit`` characters, with a sign that it was cut."""
     return text if len(text) <= limit else text[: limit - 3] + "..."

@@ -1,7 +1,7 @@
-"""Tell a symptom, such as a peer that is gone, from a cause.
+"""Distinguish symptoms, such as a lost peer, from causes.
 
-The texts are what torch 2.2 to 2.13, gloo, NCCL and Horovod write when another rank has failed or
-does not come.
+The texts are those that torch 2.2 to 2.13, gloo, NCCL and Horovod write when another rank has
+failed or is missing.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from distlaunch.diagnosis.tracebacks import Raised
 
 
 class Standing(IntEnum):
-    """How good a reason is. A smaller value wins over every larger one."""
+    """How well an error explains the failure. A smaller value wins over every larger one."""
 
     CAUSE = 0
     WEAK = 1
@@ -104,7 +104,8 @@ _WEAK = (
 
 
 def standing_of_text(text: str) -> Standing:
-    """Judge a message, or the last lines of a process that native code ended."""
+    """Return the standing of a message, or of the last lines of a process that native code
+    ended."""
     low = text.lower()
 
     def has(marks: Sequence[str]) -> bool:
@@ -125,7 +126,8 @@ def standing_of_text(text: str) -> Standing:
 
 
 def standing_of(raised: Raised) -> Standing:
-    """Judge one exception by its type, its message and where it was raised."""
+    """Return the standing of an exception, by its type, its message and the place where it was
+    raised."""
     inner = raised.inner or raised
     text = f"{inner.text}\n" + "\n".join(inner.detail[:12])
     in_collective = any(
@@ -145,6 +147,6 @@ def standing_of(raised: Raised) -> Standing:
 def standing_of_chain(chain: Sequence[Raised]) -> Standing:
     """Return the standing of the exception that was raised first.
 
-    What was raised while a consequence was handled is a consequence too.
+    An exception that was raised while a consequence was handled is a consequence too.
     """
     return standing_of(chain[0])

@@ -1,8 +1,8 @@
-"""What one worker's end shows: its error file, its stderr, and its exit code or signal. No I/O.
+"""Collect the evidence of one worker's exit: its error file, its stderr, and its exit code. No I/O.
 
 TORCHELASTIC_ERROR_FILE holds the JSON that torch's ``@record`` writes: ``{"message": {"message":
 "Type: text", "extraInfo": {"py_callstack": "...", "timestamp": "..."}}}``. Older torch and other
-writers put a plain string there. A worker writes the file, so that it may hold anything; a file
+writers put a plain string there. The worker writes the file, so its content may be invalid. A file
 that cannot be read counts as missing.
 """
 
@@ -55,7 +55,7 @@ _LIMIT = 262144
 
 
 class FailureEvidence(Record):
-    """What the end of one worker shows: the facts of a ``Cause``, and how much they weigh."""
+    """The evidence of one worker's exit: the facts for a ``Cause``, and their standing."""
 
     end: WorkerExit
     summary: str
@@ -78,8 +78,10 @@ class FailureEvidence(Record):
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """Equal for ranks that failed in the same way. Messages may name the rank: they count only
-        without a frame."""
+        """Value that is equal for ranks that failed in the same way.
+
+        Messages may contain the rank, so they are compared only if there is no frame.
+        """
         original = self.original.partition(":")[0] if self.original else None
         words = None if self.frame else self.message
         return (
@@ -93,7 +95,7 @@ class FailureEvidence(Record):
 
 
 def was_stopped(end: WorkerExit) -> bool:
-    """Return whether a worker only died of our order to stop."""
+    """Return whether a worker died only because the launcher stopped it."""
     return end.told_to_stop and (
         end.returncode in _STOP_CODES
         or b"KeyboardInterrupt" in end.stderr_tail[-200:].rstrip().rsplit(b"\n", 1)[-1]
@@ -101,7 +103,7 @@ def was_stopped(end: WorkerExit) -> bool:
 
 
 def read(end: WorkerExit) -> FailureEvidence:
-    """Return what a worker's error file, its stderr and its exit code or signal show."""
+    """Return the evidence in a worker's error file, its stderr and its exit code or signal."""
     lines, found, torn = read_tracebacks(to_lines(end.stderr_tail[-65536:]))
     number = _signal_of(end)
     native = (
@@ -135,8 +137,10 @@ def read(end: WorkerExit) -> FailureEvidence:
 
 
 def read_error_file(data: str | None) -> list[Raised]:
-    """Return the chain of exceptions that the file tells of, the outermost last; nothing if it
-    cannot be read."""
+    """Return the chain of exceptions in an error file, outermost last.
+
+    Return an empty list if the file cannot be read.
+    """
     if not data or len(data) > _LIMIT:
         return []
     import json
@@ -178,17 +182,19 @@ def _summary(end: WorkerExit) -> str:
 
 
 def _signal_of(end: WorkerExit) -> int | None:
-    """Return the signal that ended the worker itself."""
+    """Return the signal that ended the worker itself. Return None if it was not ended by a
+    signal."""
     return -end.returncode if end.returncode < 0 else None
 
 
 def _exception(
     end: WorkerExit, lines: list[str], found: Sequence[tb.Traceback], torn: tb.Traceback | None
 ) -> tuple[list[tb.Raised], tb.Kind, list[str]]:
-    """Choose the exception that ended the worker: its chain, who printed it, and what was printed
+    """Return the exception that ended the worker: its chain, who printed it, and the lines printed
     after it.
 
-    A ``torn`` traceback of the main thread makes all others of it history.
+    If there is a ``torn`` traceback of the main thread, all other tracebacks are older and do not
+    count.
     """
     fatal = end.returncode < 0
     found = [one for one in found if one.chain and one is not torn]
@@ -231,15 +237,17 @@ def _exception(
 
 
 def _is_the_loaders(traceback: tb.Traceback) -> bool:
-    """Return whether torch's handler says here, wherever it was called, that a data-loader worker was
-    killed."""
+    """Return whether torch's signal handler reports here that a data-loader worker was killed.
+
+    The handler may run in any function.
+    """
     return traceback.kind == "ignored" and traceback.chain[-1].message.startswith(
         "DataLoader worker (pid"
     )
 
 
 def _last_words(lines: Sequence[str], count: int) -> tuple[str, ...]:
-    """Return the last ``count`` lines that are no noise."""
+    """Return the last ``count`` lines that are not noise."""
     words: list[str] = []
     for line in reversed(lines[-200:]):
         if not is_noise(line):
@@ -270,9 +278,9 @@ def _of_native_message(end: WorkerExit, native: NativeMessage, lines: list[str])
 def _of_chain(
     end: WorkerExit, chain: list[tb.Raised], trailing: list[str], standing: Standing
 ) -> FailureEvidence:
-    """Return the evidence of an exception chain: its outermost and its original exception.
+    """Return the evidence of a chain of exceptions: its outermost and its original exception.
 
-    A consequence that was raised in a cleanup gives way to the original.
+    If the outermost one is a consequence that was raised in a cleanup, the original one is used.
     """
     summary, outermost = _summary(end), chain[-1]
     if standing is Standing.CAUSE:
@@ -335,7 +343,8 @@ def _shown_original(original: tb.Raised) -> str:
 
 
 def _excerpt(raised: tb.Raised, trailing: Sequence[str]) -> tuple[str, ...]:
-    """Show the user's frames and the innermost one, then the message's own lines."""
+    """Return the lines for the user's frames and the innermost frame, then the lines of the
+    message."""
     blocks: list[list[str]] = []
     for line in raised.lines:
         if line.lstrip().startswith('File "') or not line.startswith("  ") or not blocks:
@@ -363,10 +372,10 @@ def _excerpt(raised: tb.Raised, trailing: Sequence[str]) -> tuple[str, ...]:
 
 
 def _of_torn_traceback(end: WorkerExit, torn: tb.Traceback) -> FailureEvidence:
-    """Return the evidence of a traceback without its end: the frames that it has.
+    """Return the evidence of a traceback that lacks its end: the frames that it has.
 
-    Only the interpreter's dump names the exception. An exception that was raised before it in the
-    same chain is the original.
+    Only the interpreter's dump names the exception. An exception raised earlier in the same chain
+    is the original one.
     """
     raised = torn.torn or tb.Raised()
     cut_off = f"{_OF_KIND.get(torn.kind, '')}; its traceback was cut off"
@@ -405,9 +414,9 @@ def _of_torn_traceback(end: WorkerExit, torn: tb.Traceback) -> FailureEvidence:
 
 
 def _of_last_words(end: WorkerExit, lines: list[str]) -> FailureEvidence:
-    """Return the evidence of an end without an exception.
+    """Return the evidence of an exit without an exception.
 
-    That is a usage error, a missing script, the text of sys.exit, or just the last lines.
+    It is a usage error, a missing script, the text of sys.exit, or the last lines.
     """
     code, words = end.returncode, _last_words(lines, 6)
     evidence = FailureEvidence(
@@ -446,7 +455,8 @@ def _of_last_words(end: WorkerExit, lines: list[str]) -> FailureEvidence:
 
 
 def _usage_error(lines: Sequence[str]) -> str | None:
-    """Find what argparse, click or absl had against the command line."""
+    """Return the complaint of argparse, click or absl about the command line. Return None if there
+    is none."""
     usage = False
     for line in lines[-80:]:
         low = line.lower().lstrip()

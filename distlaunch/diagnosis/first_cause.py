@@ -1,7 +1,7 @@
-"""Among all that ended badly, find the first cause and say what the others did.
+"""Find the first cause among all failed exits, and describe the other workers. No I/O.
 
-No I/O. A consequence (a peer is gone, a collective timed out) never wins over a cause, even if it
-ended first.
+A consequence (a lost peer, a collective that timed out) never wins over a cause, even if the worker
+with the consequence exited first.
 """
 
 from __future__ import annotations
@@ -42,8 +42,10 @@ GRACE_HINT = "if one that was killed was saving its state, a longer --failure-gr
 
 
 def looks_like_consequence(end: WorkerExit) -> bool:
-    """Return whether another rank's failure is the likelier cause of this end, so that waiting a
-    moment pays."""
+    """Return whether another rank's failure is the likelier cause of this exit.
+
+    The launcher then waits a moment for that failure.
+    """
     return read(end).standing is not Standing.CAUSE
 
 
@@ -58,13 +60,13 @@ def diagnose(
     dashes_first: bool = False,
     master_port: int | None = None,
 ) -> Diagnosis:
-    """Find the first cause among the ends of one attempt.
+    """Return the first cause among the exits of one attempt.
 
-    ``running``: ranks that have not ended; ``python``: the workers' interpreter, for hints;
-    ``after_grace`` says why those were killed that had not ended when told to; ``adds_local_rank``:
-    the launcher has given the script ``--local_rank=N``; ``dashes_first``: the script's first
-    argument is ``--``; ``master_port``: the attempt's. The exit code is the named worker's own,
-    128+N if signal N ended it.
+    ``running``: ranks that have not exited. ``python``: the workers' interpreter, for hints.
+    ``after_grace``: why workers were killed that had not exited on request. ``adds_local_rank``:
+    the launcher has given the script ``--local_rank=N``. ``dashes_first``: the script's first
+    argument is ``--``. ``master_port``: the port of the attempt. The exit code is that of the named
+    worker, and 128+N if signal N ended it.
     """
     bad = sorted((end for end in ends if end.returncode != 0), key=lambda end: end.ended_s)
     if not bad:
@@ -126,10 +128,10 @@ def diagnose(
 def diagnose_stop(
     ends: Sequence[WorkerExit], *, world_size: int, python: str | None = None
 ) -> Diagnosis | None:
-    """Explain how workers failed after the job was told to stop; None if they only obeyed, or lost
-    their peers.
+    """Return how workers failed after the job was told to stop.
 
-    The exit code of the diagnosis is the failed worker's, not the job's.
+    Return None if they exited only because of the stop, or because their peers exited. The exit
+    code of the diagnosis is that of the failed worker, not that of the job.
     """
     ends = [replace(end, told_to_stop=True) for end in ends]
     failed = [end for end in ends if end.returncode != 0 and not was_stopped(end)]
@@ -141,7 +143,7 @@ def diagnose_stop(
 def doing(
     ends: Sequence[WorkerExit], *, world_size: int, after_grace: str | None
 ) -> tuple[str, ...]:
-    """Say what workers were doing when something else than one of them, such as a lost node, ended
+    """Return lines on the state of the workers, if not a worker but, for example, a lost node ended
     the attempt."""
     bad = sorted(
         (end for end in ends if end.returncode != 0 and not was_stopped(end)),
@@ -156,7 +158,8 @@ def doing(
 def _cause_of_a_stopped_one(
     bad: Sequence[WorkerExit], seen: dict[int, FailureEvidence]
 ) -> FailureEvidence | None:
-    """Find a worker that had already printed its own exception when our order to stop ended it."""
+    """Return the evidence of a worker that had printed its own exception before the launcher
+    stopped it."""
     for end in bad[:_READ_WHOLE]:
         if end.rank not in seen and end.returncode in (-9, -15):
             evidence = read(replace(end, returncode=1))
@@ -169,7 +172,8 @@ def _cause_of_a_stopped_one(
 def _same(
     best: FailureEvidence, seen: dict[int, FailureEvidence], eligible: Sequence[WorkerExit]
 ) -> tuple[int, ...]:
-    """Return the ranks that failed like ``best``, it first, the others as they ended."""
+    """Return the ranks that failed like ``best``: first its own rank, then the others in the order
+    of their exits."""
     ranks = [best.end.rank]
     lost = best.standing >= Standing.TIMED_OUT
     last = f"{best.exception_type}: {best.message}".encode() if best.exception_type else None
@@ -189,8 +193,8 @@ def _same(
 
 
 def _stopped_alike(best: FailureEvidence, bad: Sequence[WorkerExit]) -> Iterator[int]:
-    """Return the ranks that had said the same as ``best`` and were on their way out when our order to
-    stop ended them."""
+    """Yield the ranks that had printed the same error as ``best`` before the launcher stopped
+    them."""
     if best.standing is not Standing.CAUSE or best.exception_type is None:
         return
     last = best.exception_type.encode()
@@ -205,7 +209,7 @@ def _stopped_alike(best: FailureEvidence, bad: Sequence[WorkerExit]) -> Iterator
 
 
 def _hosts_of(best: FailureEvidence, ranks: tuple[int, ...], ends: Sequence[WorkerExit]) -> str:
-    """Name the hosts of these ranks; most often that is one."""
+    """Return the names of the hosts of these ranks. In most cases there is one."""
     those = set(ranks)
     hosts = {
         end.host: end.rank for end in sorted(ends, key=lambda end: -end.rank) if end.rank in those
@@ -233,8 +237,10 @@ def _cause(best: FailureEvidence, ranks: tuple[int, ...], host: str, *, cause_se
 
 
 def _signature(best: FailureEvidence) -> tuple[str, str] | None:
-    """Return what makes two failures the same one; a signal counts only where its Python line is
-    known."""
+    """Return a value that is equal for two failures of the same kind.
+
+    A signal counts only if its Python line is known.
+    """
     name = best.exception_type or (
         signal_name(-best.end.returncode) if best.end.returncode < 0 else None
     )
@@ -248,7 +254,7 @@ def _hint_without_cause(
     world_size: int,
     lost: Collection[int],
 ) -> str | None:
-    """Point at the ranks that did not fail: one of them ended too early, or hangs."""
+    """Return a hint at the ranks that did not fail: one of them exited too early, or hangs."""
     early = [end.rank for end in ends if end.returncode == 0 and not end.told_to_stop]
     if early:
         return (
@@ -292,7 +298,8 @@ def _others(
     world_size: int,
     after_grace: str | None,
 ) -> tuple[str, ...]:
-    """Say what the other ranks were doing, one line per kind, the most telling first."""
+    """Return lines on the state of the other ranks, one line per kind, the most informative
+    first."""
     kinds: dict[_Doing, list[int]] = {}
     for end in sorted(others, key=lambda end: (was_stopped(end), end.ended_s)):
         kinds.setdefault(
@@ -309,7 +316,8 @@ def _others(
 
 
 def _lost_before_the_stop(ends: Sequence[WorkerExit]) -> dict[int, FailureEvidence]:
-    """Find the workers that showed a consequence of another's end before we stopped them."""
+    """Return the workers that showed a consequence of another worker's exit before the launcher
+    stopped them."""
     shown = (
         end
         for end in ends
@@ -329,12 +337,12 @@ def _symptom(evidence: FailureEvidence) -> str:
 
 
 def was_killed_by_us(end: WorkerExit) -> bool:
-    """Return whether a worker was told to stop and had to be killed."""
+    """Return whether a worker was told to stop and did not, so that the launcher killed it."""
     return end.told_to_stop and end.returncode == -signal.SIGKILL
 
 
 class _Doing(Record):
-    """What a rank was doing, in words for one rank, and for several if those differ."""
+    """The state of a rank as text: for one rank, and for several ranks if that text differs."""
 
     one: str
     several: str | None = None

@@ -67,7 +67,7 @@ _KINDS: dict[str, Kind] = {
 
 
 class HangDiagnosis(Record):
-    """What the report says and what the restart rule needs."""
+    """The values for the report and for the restart rule."""
 
     behind: tuple[int, ...]
     """The ranks that the others wait for (ended ones, if it is those); empty if none stands out."""
@@ -100,12 +100,13 @@ def diagnose_hang(
     output_came: bool = False,
     spelt: Callable[[str], str] = str,
 ) -> HangDiagnosis:
-    """Explain a hang.
+    """Return the diagnosis of a hang.
 
-    ``stacks``: of every worker that runs; a rank that is neither there nor in ``ended`` (exit code
-    0) has not been heard of. ``heartbeats``: the last ones, by rank; ``step`` is what counts.
-    ``script_dir``: files below it are the user's own. ``output_came``: there was output, of workers
-    whose heartbeats count instead. ``spelt`` puts what speaks of options into the user's words.
+    ``stacks``: the stacks of every running worker. A rank that is neither there nor in ``ended``
+    (exit code 0) has not answered. ``heartbeats``: the last heartbeat of each rank, of which
+    ``step`` is used. ``script_dir``: files below it are the user's own. ``output_came``: workers
+    whose heartbeats count as their signs of life have written output. ``spelt`` replaces names of
+    options by those that the user knows.
     """
     gone = sorted(set(ended))
     groups = _group_by_place(stacks, script_dir)
@@ -198,7 +199,7 @@ class _Group:
 
     @property
     def waiting(self) -> Waiting | None:
-        """How surely it waits for others; None if that cannot be told."""
+        """How certainly the group waits for other ranks. None if that is unknown."""
         if self.view is None or self.view.place is None:
             return None
         return self.wait.waiting if self.wait else Waiting.NOT
@@ -210,7 +211,8 @@ class _Group:
 
 
 def _group_by_place(stacks: Sequence[m.Stack], script_dir: str) -> list[_Group]:
-    """Put ranks at the same place together; should there be very many places, by function only."""
+    """Return the ranks grouped by place. If there are very many places, compare only their
+    functions."""
     seen: dict[str, _Seen] = {}  # most ranks' stacks differ in their threads' addresses only
     found = []
     for stack in stacks:
@@ -225,20 +227,21 @@ def _group_by_place(stacks: Sequence[m.Stack], script_dir: str) -> list[_Group]:
 
 
 class _HostNames:
-    """Names hosts where there are several."""
+    """Names the hosts of ranks, if the job has several hosts."""
 
     def __init__(self, hosts: Callable[[int], str], ranks: Sequence[int]) -> None:
         self._host = {rank: hosts(rank) for rank in ranks}
         self._many = len(set(self._host.values())) > 1
 
     def on_host(self, ranks: Sequence[int]) -> str:
-        """Say where some ranks run, if that tells anything: `` on node3``."""
+        """Return the host of some ranks as `` on node3``. Return an empty string if it would not
+        help."""
         names = sorted({self._host[rank] for rank in ranks})
         return f" on {names[0]}" if self._many and len(names) == 1 else ""
 
 
 def _short_ranks(ranks: Sequence[int]) -> str:
-    """Name ranks, and count them where their list is long."""
+    """Return the names of ranks. If their list is long, return their number as well."""
     text = name_ranks(ranks)
     return (
         text
@@ -260,7 +263,7 @@ def _has_or_have(ranks: Sequence[int]) -> str:
 def _judge(
     groups: Sequence[_Group], ended: Sequence[int], steps: Mapping[int, float], world_size: int
 ) -> _Verdict:
-    """Find the ranks that hold the others up; the docstring of this module says by what rules."""
+    """Return which ranks hold up the others, by the rules in the module's docstring."""
     for kind in _ODD_STATES:
         odd = [group for group in groups if group.kind == kind]
         if odd:
@@ -296,7 +299,7 @@ def _judge(
 
 
 class _Verdict(Record):
-    """Which ranks are behind, and what the report says of that."""
+    """The ranks that are behind, and the texts about them for the report."""
 
     groups: tuple[_Group, ...]
     """Theirs."""
@@ -311,8 +314,10 @@ def _blame(groups: Sequence[_Group], words: str, hint: str | None) -> _Verdict:
 
 
 def _state_hint(group: _Group) -> str:
-    """Say what to look at. Whoever reads it does so when the worker has been killed, unless the
-    kernel holds it."""
+    """Return a hint for the state of a group's processes.
+
+    The user reads it after the worker was killed, unless the kernel does not let the worker end.
+    """
     hints: Mapping[Kind, str] = {
         "stopped": "who stops it? A `kill -STOP`, a scheduler that suspends jobs, or the script "
         "itself;"
@@ -373,7 +378,7 @@ def _span(ranks: Iterable[int], steps: Mapping[int, float]) -> str | None:
 
 
 def _judge_one_place(group: _Group, steps: Mapping[int, float], world_size: int) -> _Verdict:
-    """Judge ranks that all stand at the same place."""
+    """Return the verdict on ranks that are all at the same place."""
     waits = f" in {group.wait.name}" if group.wait else ""
     where = (
         f"{waits}{_at_steps(group.ranks, (), steps)}{f', at {group.frame}' if group.frame else ''}"
@@ -399,7 +404,7 @@ def _judge_one_place(group: _Group, steps: Mapping[int, float], world_size: int)
 
 
 def _judge_collectives(running: Sequence[_Group], steps: Mapping[int, float]) -> _Verdict:
-    """Judge ranks that wait for each other in different collectives."""
+    """Return the verdict on ranks that wait for each other in different collectives."""
     found = _lowest(running, steps) or _smallest(running)
     hint = hint_for_all([group.wait for group in running if group.wait])
     if not found:
@@ -426,7 +431,7 @@ def _judge_collectives(running: Sequence[_Group], steps: Mapping[int, float]) ->
 
 
 def _lowest(groups: Sequence[_Group], steps: Mapping[int, float]) -> list[_Group]:
-    """Find the groups that stand at the lowest step, if that sets some apart."""
+    """Return the groups at the lowest step, if the steps differ."""
     last = [
         (max((steps[rank] for rank in group.ranks if rank in steps), default=None), group)
         for group in groups
@@ -436,7 +441,7 @@ def _lowest(groups: Sequence[_Group], steps: Mapping[int, float]) -> list[_Group
 
 
 def _smallest(groups: Sequence[_Group]) -> list[_Group]:
-    """Find the one group that has fewest ranks, if there is one."""
+    """Return the group with the fewest ranks, if there is exactly one."""
     sizes = sorted(len(group.ranks) for group in groups)
     return (
         [group for group in groups if len(group.ranks) == sizes[0]]
@@ -446,8 +451,10 @@ def _smallest(groups: Sequence[_Group]) -> list[_Group]:
 
 
 def _busy_hint(groups: Sequence[_Group], states: Mapping[int, str]) -> str | None:
-    """Doubt the hang where those at fault compute: they wait for nobody, and none of them
-    sleeps."""
+    """Return a hint that the job may not hang, if the blamed ranks compute.
+
+    They compute if they wait for no other rank and none of them sleeps.
+    """
     ranks = [rank for group in groups for rank in group.ranks]
     if not ranks or any(group.waiting is Waiting.SURELY for group in groups):
         return None
@@ -469,8 +476,10 @@ def _wrapped(text: str) -> list[str]:
 
 
 def _described(group: _Group, places: _HostNames, *, detailed: bool, script_dir: str) -> list[str]:
-    """Write a group: its ranks, then its stack; ``detailed``: with the other threads of its first
-    rank."""
+    """Return the lines about a group: its ranks, then its stack.
+
+    ``detailed``: include the other threads of its first rank.
+    """
     who = f"  {_short_ranks(group.ranks)}{places.on_host(group.ranks)}"
     if group.kind == "unanswered":
         return [f"{who}: no answer from {'its node' if len(group.ranks) == 1 else 'their nodes'}"]
@@ -511,8 +520,11 @@ def _stack(view: View, *, detailed: bool) -> list[str]:
 
 
 def _other_threads(group: _Group, script_dir: str) -> list[str]:
-    """Name the other threads of its first rank that run the user's code, which it may wait for;
-    count the rest."""
+    """Return lines on the other threads of the group's first rank.
+
+    Threads that run the user's code are named, because the main thread may wait for them. The
+    others are counted.
+    """
     lines: list[str] = []
     for thread in group.threads:
         view = View(thread, script_dir)
@@ -535,13 +547,14 @@ def _record(
     ended: Sequence[int],
     steps: Mapping[int, float],
 ) -> dict[str, object]:
-    """Make the JSON-able form.
+    """Return the diagnosis as JSON-able data.
 
-    ``behind``, ``frame``, ``summary`` as in the report; ``ended``: ranks that had ended with 0;
-    ``groups``: of the first 32, ``ranks``, ``kind`` (stack, stopped, traced, kernel, zombie, gone,
-    hidden, silent, unanswered), ``waits_in`` (a collective, or null), ``frame`` (innermost of the
-    user's code, or null), ``stack`` (innermost first), ``steps`` ([lowest, highest], or null),
-    ``other_threads`` (of its first rank); ``groups_left_out``: how many more there are.
+    ``behind``, ``frame`` and ``summary`` are those of the report. ``ended``: ranks that had ended
+    with 0. ``groups``: for the first 32 groups, ``ranks``, ``kind`` (stack, stopped, traced,
+    kernel, zombie, gone, hidden, silent, unanswered), ``waits_in`` (a collective, or null),
+    ``frame`` (innermost frame of the user's code, or null), ``stack`` (innermost first), ``steps``
+    ([lowest, highest], or null) and ``other_threads`` (of the first rank). ``groups_left_out``: the
+    number of further groups.
     """
     entries: list[dict[str, object]] = []
     for group in groups[:_RECORDED]:

@@ -1,4 +1,4 @@
-"""One concrete line of advice for the causes where one is known."""
+"""One line of advice for each cause for which a concrete one is known."""
 
 from __future__ import annotations
 
@@ -202,8 +202,10 @@ def hint_for(
     dashes_first: bool = False,
     master_port: int | None = None,
 ) -> str | None:
-    """Return one line that says what to look at, or None where nothing useful is known; see
-    ``diagnose``."""
+    """Return one line that tells the user what to check. Return None if no useful hint is known.
+
+    See ``first_cause.diagnose`` for the parameters.
+    """
     text = f"{evidence.exception_type or ''}: {evidence.message or ''}\n{evidence.text}".lower()
     if evidence.main_module is not None:
         if "cannot be directly executed" in text:
@@ -259,8 +261,8 @@ def hint_for(
 
 
 def _own_port(rank: int, port: int, world_size: int) -> str | None:
-    """Explain that the port which is taken is the job's own, at which rank 0 has all workers
-    meet."""
+    """Return a hint that the port in use is the job's own port, on which rank 0 listens for all
+    workers."""
     own = f"port {port} is this job's own (MASTER_PORT)"
     if rank:
         return (
@@ -276,7 +278,7 @@ def _own_port(rank: int, port: int, world_size: int) -> str | None:
 
 
 def missing_module(evidence: FailureEvidence) -> str | None:
-    """Return the name of the module that could not be found, if that is what ended the worker."""
+    """Return the name of the missing module, if its absence ended the worker."""
     if evidence.main_module is not None:
         return evidence.main_module
     if evidence.repeats != "import error":
@@ -295,8 +297,8 @@ def _missing_module(name: str, python: str | None, *, folder: str) -> str:
 
 
 def _misplaced(said: str) -> str | None:
-    """Say of an option that the script did not know where it may belong, if there is one of ours of
-    that name."""
+    """Return where an option may belong that the script did not know, if distlaunch has an option
+    of that name."""
     ours = fields_of(TrainOptions).keys() - _NO_OPTIONS
     names = re.findall(r"(?:--|^')([a-z][\w-]+)", said)
     field = next((name.replace("-", "_") for name in names if name.replace("-", "_") in ours), None)
@@ -310,7 +312,7 @@ def _misplaced(said: str) -> str | None:
 
 
 def _asked_for_input(evidence: FailureEvidence) -> bool:
-    """Return whether a debugger or ``input()`` found nobody to talk to."""
+    """Return whether a debugger or ``input()`` ended the worker because stdin had no data."""
     if evidence.exception_type is None:
         return b"(Pdb) " in evidence.end.stderr_tail[-4096:]
     return evidence.exception_type == "bdb.BdbQuit" or (
@@ -319,8 +321,10 @@ def _asked_for_input(evidence: FailureEvidence) -> bool:
 
 
 def _is_no_python(evidence: FailureEvidence) -> bool:
-    """Return whether Python was given a shell's script or a binary: by the file's name, the line
-    shown, the complaint."""
+    """Return whether Python was given a shell script or a binary.
+
+    The name of the file, the shown line and the error message tell.
+    """
     file = (evidence.frame or "").partition(" in ")[0].rpartition(":")[0]
     if file.endswith((".sh", ".bash", ".zsh", ".ksh")):
         return True

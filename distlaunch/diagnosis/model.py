@@ -1,4 +1,4 @@
-"""What diagnosis reads and what it concludes."""
+"""The results of the diagnosis."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ RepeatKind = Literal["syntax error", "import error", "missing script", "usage er
 
 
 class Cause(Record):
-    """The first cause of a failed attempt: of all ranks that failed alike, or of lost nodes."""
+    """The first cause of a failed attempt: the same failure of one or more ranks, or lost nodes."""
 
     ranks: tuple[int, ...]
     """All ranks that failed in this same way, the first to end first."""
@@ -34,7 +34,7 @@ class Cause(Record):
 
 
 class Diagnosis(Record):
-    """What the report says and what the restart rule needs."""
+    """The values for the report and for the restart rule."""
 
     cause: Cause
     exit_code: int

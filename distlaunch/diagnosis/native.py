@@ -1,4 +1,5 @@
-"""What native code says when it ends a process: C++, glibc, faulthandler; and signals by name."""
+"""Read the last messages of native code in a process (C++, glibc, faulthandler), and name
+signals."""
 
 from __future__ import annotations
 
@@ -47,7 +48,7 @@ _DUMP = re.compile(r'  File "(.+)", line (\d+) in (.+)')
 
 
 class NativeMessage(Record):
-    """The last words of native code."""
+    """The last message of native code before it ended the process."""
 
     type: str | None
     message: str
@@ -56,7 +57,7 @@ class NativeMessage(Record):
 
 
 def signal_name(number: int) -> str:
-    """Name a signal: ``SIGSEGV``; real-time ones by number."""
+    """Return the name of a signal: ``SIGSEGV``. Real-time signals are named by their number."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -64,7 +65,7 @@ def signal_name(number: int) -> str:
 
 
 def describe_signal(number: int, *, oom_kills: int) -> str:
-    """Say in one line what killed a process."""
+    """Return one line that says what killed a process."""
     name = signal_name(number)
     if name == "SIGKILL":
         if oom_kills:
@@ -76,7 +77,8 @@ def describe_signal(number: int, *, oom_kills: int) -> str:
 
 
 def find_native_message(lines: Sequence[str]) -> NativeMessage | None:
-    """Find the first fatal message of native code among the last lines."""
+    """Return the first fatal message of native code among the last lines. Return None if there is
+    none."""
     first = max(0, len(lines) - 400)
     found: NativeMessage | None = None
     for at in range(first, len(lines)):
@@ -105,7 +107,8 @@ def _terminate(type_: str | None, lines: Sequence[str], at: int) -> NativeMessag
 
 
 def _fatal_python(lines: Sequence[str], at: int) -> NativeMessage:
-    """Read a dump of faulthandler: the frames of the current thread come innermost first."""
+    """Return the message in a dump of faulthandler. The current thread's frames are innermost
+    first."""
     frames: list[Frame] = []
     shown = [lines[at]]
     current = False

@@ -1,4 +1,4 @@
-"""A diagnosis as the last thing on the screen, and as data."""
+"""Format a diagnosis as the report at the end of the screen, and as data."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def render_report(
     while_stopping: bool = False,
     terminal: bool = False,
 ) -> str:
-    """Write the report: who failed and how, the exception, where, the excerpt, the others, a hint,
-    the log.
+    """Return the report: who failed and how, the exception, its place, an excerpt, the other ranks,
+    a hint, the log.
 
-    Plain text without a control character (but newlines), ends with a newline. ``attempt`` counts
-    from 0; ``restarts`` are those before it, fewer where lost nodes were replaced. ``filed``: where
-    the first rank's log is if it has one, in words, where that is not to be seen from here.
-    ``terminal``: the worker had the user's terminal, whose text is what it wrote and what was
-    typed.
+    It is plain text without control characters other than newlines, and ends with a newline.
+    ``attempt`` counts from 0. ``restarts`` is the number of restarts before the attempt, which is
+    smaller if lost nodes were replaced. ``filed``: the place of the first rank's log as text, if
+    the log exists but is not visible on this machine. ``terminal``: the worker had the user's
+    terminal, so its text includes the keys that were typed.
     """
     cause = diagnosis.cause
     host = f" on {cause.host}" if many_hosts and cause.host else ""
@@ -83,8 +83,8 @@ def render_report(
 
 
 def killed_lines(ranks: Sequence[int], after_grace: str | None, leftovers: str | None) -> list[str]:
-    """Say which workers had to be killed, and why then, and which processes that workers had
-    left."""
+    """Return lines that name the workers and leftover processes that were killed, with the
+    reason."""
     lines = []
     if ranks and after_grace is not None:
         lines += _wrapped(f"{name_ranks(ranks)} had to be killed, {after_grace}", "  ", limit=3)
@@ -97,8 +97,8 @@ def job_line(
     """Return the last line of a report: the job, how long it ran, and the number of its last
     attempt.
 
-    An attempt has the number of its folder and of ``DISTLAUNCH_ATTEMPT``, from 0; restarts are
-    counted beside it.
+    Attempts count from 0, like their directories and ``DISTLAUNCH_ATTEMPT``. Restarts are counted
+    separately.
     """
     return (
         f"  job {job_id}, after "
@@ -107,15 +107,15 @@ def job_line(
 
 
 def attempt_and_restarts(attempt: int, restarts: int, max_restarts: int) -> str:
-    """Return ``, attempt 1 (restart 1 of 3)``, or nothing for the only attempt of a job without
-    restarts."""
+    """Return ``, attempt 1 (restart 1 of 3)``. Return an empty string for the only attempt of a job
+    without restarts."""
     if not attempt and not max_restarts:
         return ""
     return f", attempt {attempt}" + (f" (restart {restarts} of {max_restarts})" if restarts else "")
 
 
 def failed_in_stop(diagnosis: Diagnosis, *, world_size: int, many_hosts: bool) -> str:
-    """Say in one line which workers failed while they were stopped, and why."""
+    """Return one line that names the workers that failed while they were stopped, and why."""
     cause = diagnosis.cause
     host = f" on {cause.host}" if many_hosts and cause.host else ""
     return printable(
@@ -133,7 +133,7 @@ def _what(cause: Cause) -> str:
 
 
 def one_line(diagnosis: Diagnosis, *, many_hosts: bool = False) -> str:
-    """Say a cause in one line: who failed, with what, where."""
+    """Return a cause as one line: who failed, with which error, and where."""
     cause = diagnosis.cause
     host = f" on {cause.host}" if many_hosts and cause.host else ""
     return f"{name_ranks(cause.ranks)}{host}: {_what(cause)}"
@@ -172,8 +172,8 @@ def _who(ranks: Sequence[int], world_size: int) -> str:
 
 
 def _where_logs_are(cause: Cause, world_size: int, run_dir: str | None, filed: str | None) -> str:
-    """Name the failed rank's file; where every rank failed alike, all files, as none says more than
-    the others."""
+    """Return the path of the failed rank's log. If every rank failed alike, return the paths of all
+    logs."""
     path = cause.log_path
     if path is None and filed is not None:
         return f"log: {filed}, if {name_ranks(cause.ranks[:1])} wrote any"
@@ -187,7 +187,7 @@ def _where_logs_are(cause: Cause, world_size: int, run_dir: str | None, filed: s
 
 
 def _says_the_same(line: str, cause: Cause) -> bool:
-    """Return whether an excerpt line only repeats the exception that stands above it."""
+    """Return whether a line of the excerpt only repeats the exception above it."""
     if cause.exception_type is None:
         return line == cause.message
     return "Group" not in cause.exception_type and (line + ":").startswith(
@@ -196,7 +196,7 @@ def _says_the_same(line: str, cause: Cause) -> bool:
 
 
 def _wrapped(text: str, indent: str, *, limit: int = 0) -> list[str]:
-    """Break a text at the report's width; ``limit`` lines at most (0: all)."""
+    """Return a text wrapped at the report's width, as at most ``limit`` lines (0: all)."""
     import textwrap
 
     further = indent + "  "

@@ -1,8 +1,8 @@
-"""Read the stacks of a running worker, as faulthandler or py-spy print them.
+"""Read the stacks of a running worker as faulthandler or py-spy print them.
 
 Formats: faulthandler of Python 3.8 to 3.14 (thread names since 3.14, free-threaded builds, C stacks
-after it) and ``py-spy dump --full-filenames``. The text comes from a worker: it may be torn at
-either end, or be no stacks at all.
+after it) and ``py-spy dump --full-filenames``. The text comes from a worker. It may lack its
+beginning or its end, or contain no stacks.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ IMPORTS = "importlib"
 
 
 class ThreadStack(Record):
-    """One thread: its frames, the innermost first."""
+    """The frames of one thread, innermost first."""
 
     frames: tuple[Frame, ...]
     name: str | None = None
@@ -68,10 +68,9 @@ class ThreadStack(Record):
 
 
 def parse_stacks(text: str) -> list[ThreadStack]:
-    """Find every thread whose header is there, in the order of the text; what is no stack is passed
-    over.
+    """Return all threads that have a header, in the order of the text. Other text is skipped.
 
-    Of several dumps the last one counts.
+    If there are several dumps, the last one counts.
     """
     lines = text[-_READ_CHARS:].split("\n")
     if not lines[-1].endswith(
@@ -82,11 +81,11 @@ def parse_stacks(text: str) -> list[ThreadStack]:
 
 
 def main_thread(threads: Sequence[ThreadStack]) -> ThreadStack | None:
-    """Choose the thread that speaks for a worker: the main one, which runs the script.
+    """Return the main thread, which runs the script. Return None if the text does not contain it.
 
-    A signal to a process is handled in its main thread (so that is the current one of the dump)
-    unless that blocks it. faulthandler lists the newest thread first; of more than a hundred the
-    main one is not shown: None.
+    A process handles a signal in its main thread, so that thread is the current one of the dump,
+    unless it blocks the signal. faulthandler lists the newest thread first, and omits the main
+    thread if there are more than a hundred.
     """
     candidates = [thread for thread in threads if not _is_started(thread)]
     return next(
@@ -95,8 +94,7 @@ def main_thread(threads: Sequence[ThreadStack]) -> ThreadStack | None:
 
 
 class View:
-    """A main thread's stack as the report needs it: the frames of the script, and what it
-    called."""
+    """A main thread's stack for the report: the frames of the script, and the frames below them."""
 
     __slots__ = ("below", "cut", "frames", "users")
 
@@ -115,16 +113,16 @@ class View:
 
     @property
     def place(self) -> Frame | None:
-        """The innermost frame of the user's code, else the innermost (the rule of
-        ``tracebacks.Raised.frame``)."""
+        """The innermost frame of the user's code, or else the innermost frame, as in
+        ``tracebacks.Raised.frame``."""
         return self.frames[0] if self.frames else self.below[0] if self.below else None
 
     def key(self, waits_in: str | None, call: Frame | None = None) -> tuple[object, ...]:
-        """Make what is equal for ranks at the same place.
+        """Return a value that is equal for ranks at the same place.
 
-        The script's frames count with their lines. Of the libraries below, which poll and loop,
-        only the function by which each package was entered counts, down to the call that waits
-        (``call``), and what that is named.
+        Frames of the script are compared with their lines. The libraries below them poll and loop.
+        Of each package, only the function that was called first is compared, down to the call that
+        waits (``call``), together with ``waits_in``, the name of that wait.
         """
         entries: list[tuple[str, str | None]] = []
         package = None
@@ -141,10 +139,10 @@ class View:
         return (_without_recursion(self.frames), tuple(entries), waits_in)
 
     def shown(self, limit: int, *, brief: bool = False) -> list[str]:
-        """Write the stack in at most ``limit`` lines, innermost first, long stretches of libraries
-        shortened.
+        """Return the stack as at most ``limit`` lines, innermost first, with long stretches of
+        libraries shortened.
 
-        ``brief``: of what the script called only the call itself.
+        ``brief``: of the frames below the script, show only the call itself.
         """
         lines = (
             [str(self.below[-1])]
@@ -169,8 +167,10 @@ class View:
 
 
 def is_users(frame: Frame, script_dir: str) -> bool:
-    """Return whether a frame is of the user's code; what lies beside the script is, even in
-    ``site-packages``."""
+    """Return whether a frame belongs to the user's code.
+
+    Files beside the script do, even in ``site-packages``.
+    """
     if frame.of_user:
         return True
     folder = script_dir.rstrip("/") + "/"
@@ -182,7 +182,8 @@ def is_users(frame: Frame, script_dir: str) -> bool:
 
 
 def package_of(file: str) -> str:
-    """Name the package of a library's file: ``torch``, ``importlib``, ``the standard library``."""
+    """Return the name of the package of a library's file: ``torch``, ``importlib``, ``the standard
+    library``."""
     if match := _PACKAGE.search(file):
         return match[1]
     if file.startswith("<frozen importlib"):
@@ -191,7 +192,7 @@ def package_of(file: str) -> str:
 
 
 class _Threads:
-    """Threads while they are read."""
+    """The threads that have been read so far."""
 
     def __init__(self) -> None:
         self.done: list[ThreadStack] = []
@@ -213,7 +214,7 @@ class _Threads:
             self._cut = False
 
     def add(self, file: str | None, line: str | None, function: str) -> int:
-        """Take a frame; give how many the thread has."""
+        """Add a frame to the current thread. Return how many frames the thread has."""
         if self._frames is None:
             return 0
         if len(self._frames) < _FRAMES:
@@ -275,7 +276,7 @@ def _frame(file: str | None, line: str | None, function: str) -> Frame:
 
 
 def _plain(word: str, limit: int) -> str:
-    """Undo faulthandler's ASCII escapes where that gives something printable."""
+    """Return a word with faulthandler's ASCII escapes decoded, if the result is printable."""
     if "\\" in word:
         word = _ESCAPED.sub(_character, word)
     return shorten(without_escapes(word), limit)
@@ -288,7 +289,7 @@ def _character(match: re.Match[str]) -> str:
 
 
 def _is_started(thread: ThreadStack) -> bool:
-    """Return whether ``threading`` started this thread, so that it is not the main one."""
+    """Return whether ``threading`` started this thread, so that it is not the main thread."""
     if thread.name == _MAIN or not thread.frames:
         return False
     outermost = thread.frames[-1]
@@ -307,7 +308,7 @@ def _without_recursion(frames: Sequence[Frame]) -> tuple[tuple[str, int, str | N
 
 
 def _folded(frames: Sequence[Frame]) -> list[str]:
-    """Write frames one a line, a recursion once."""
+    """Return one line per frame. A recursion is shown once."""
     lines: list[str] = []
     start = 0
     while start < len(frames):

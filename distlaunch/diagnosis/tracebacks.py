@@ -84,8 +84,8 @@ class Frame(Record):
 
     @property
     def of_user(self) -> bool:
-        """Whether this is the user's code: not the standard library, an installed package or
-        ours."""
+        """Whether the frame is in the user's code, not in the standard library, an installed
+        package or distlaunch."""
         return not any(part in self.file for part in LIBRARY_PARTS)
 
     def __str__(self) -> str:
@@ -95,10 +95,11 @@ class Frame(Record):
 
 
 class Raised:
-    """One exception as a traceback shows it.
+    """One exception as shown in a traceback.
 
-    ``detail``: further lines of the message, and notes. ``inner``: what a worker of a data loader
-    or a spawned process raised, or the first leaf of a group. Filled while its lines are read.
+    ``detail``: further lines of the message, and notes. ``inner``: the exception of a data loader's
+    worker or a spawned process, or the first leaf of a group. The fields are set while the lines
+    are read.
     """
 
     __slots__ = ("detail", "frames", "inner", "lines", "message", "type")
@@ -121,11 +122,11 @@ class Raised:
         self.lines = list(lines)
 
     def set_exception(self, type_: str, message: str) -> None:
-        """Set type and message, which follow the frames."""
+        """Set type and message. Their line comes after the frames."""
         self.type, self.message = type_, message
 
     def set_inner(self, inner: Raised, lines: Sequence[str]) -> None:
-        """Set the exception that this one reports, with the lines that show it."""
+        """Set the exception that this one reports, and the lines that contain it."""
         self.inner = inner
         self.lines.extend(lines)
 
@@ -142,7 +143,7 @@ class Raised:
 
     @property
     def frame(self) -> Frame | None:
-        """The innermost frame of the user's code, else the innermost."""
+        """The innermost frame of the user's code, or else the innermost frame."""
         return next(
             (frame for frame in reversed(self.frames) if frame.of_user),
             self.frames[-1] if self.frames else None,
@@ -155,7 +156,7 @@ class Raised:
 
 
 class Traceback(Record):
-    """A traceback: exceptions in the order in which they were raised, the outermost last."""
+    """A traceback: its exceptions in the order in which they were raised, outermost last."""
 
     kind: Kind
     chain: list[Raised]
@@ -169,8 +170,10 @@ class Traceback(Record):
 
 
 def find_tracebacks(lines: Sequence[str]) -> list[Traceback]:
-    """Find every traceback, in order; ``torn`` those without an exception line, or whose last
-    exception has none."""
+    """Return all tracebacks, in order.
+
+    A traceback is ``torn`` if it has no exception line, or if its last exception has none.
+    """
     found: list[Traceback] = []
     index = 0
     while index < len(lines):
@@ -200,13 +203,13 @@ def find_tracebacks(lines: Sequence[str]) -> list[Traceback]:
 
 
 def output_after(lines: Sequence[str]) -> list[str]:
-    """Return what a worker said in the lines after its traceback, up to a crash on its way out."""
+    """Return the lines after a traceback that the worker printed, up to a crash during its exit."""
     crash = next((n for n, line in enumerate(lines) if line.startswith(_NATIVE_STARTS)), len(lines))
     return [line for line in lines[:crash] if not is_noise(line)]
 
 
 def _begins_another(line: str) -> bool:
-    """Return whether a traceback that ended no process follows this line."""
+    """Return whether this line precedes a traceback that ended no process."""
     return any(line.startswith(start) and kind != "process" for start, kind in _BEFORE)
 
 
@@ -214,7 +217,7 @@ def read_tracebacks(lines: list[str]) -> tuple[list[str], list[Traceback], Trace
     """Return the lines without the interpreter's dump, all tracebacks in them, and the torn one at
     their end.
 
-    What is ``torn`` in it has a type if the dump told it.
+    The torn traceback has a type if the dump contains it.
     """
     dump = _find_dump(lines)
     if dump is not None:
@@ -239,8 +242,10 @@ def read_tracebacks(lines: list[str]) -> tuple[list[str], list[Traceback], Trace
 
 
 def loader_may_be_gone(raised: Raised) -> bool:
-    """Return whether these frames lie where a data loader waits for its workers: no code of the user
-    was called there."""
+    """Return whether the exception was raised while a data loader waited for its workers.
+
+    The frames then show no call of user code.
+    """
     waits = [
         number
         for number, frame in enumerate(raised.frames)
@@ -252,7 +257,7 @@ def loader_may_be_gone(raised: Raised) -> bool:
 
 
 def _kind(lines: Sequence[str], index: int) -> Kind:
-    """Tell from the lines before a traceback who printed it."""
+    """Return who printed a traceback, according to the lines before it."""
     above = lines[index][: lines[index].find(_HEADER)] if _HEADER in lines[index] else ""
     for line in (above.strip(), *reversed(lines[max(0, index - 2) : index])):
         for start, kind in _BEFORE:
@@ -264,11 +269,11 @@ def _kind(lines: Sequence[str], index: int) -> Kind:
 def _read_exception(
     lines: Sequence[str], index: int, *, bare: bool = False, depth: int = 0
 ) -> tuple[Raised, int]:
-    """Read one exception that starts at ``index`` (its header or, torn, a frame); return it and the
-    next index.
+    """Read one exception that starts at ``index``. Return it and the index of the next line.
 
-    It has no type if its own line is not there. ``bare``: without what follows that line, which is
-    then no part of it.
+    The line at ``index`` is a header, or a frame if the header is missing. The exception has no
+    type if its own line is missing. ``bare``: stop after that line, because the next lines do not
+    belong to it.
     """
     if "Exception Group " + _HEADER in lines[index]:
         return _group(lines, index)
@@ -301,8 +306,7 @@ def _read_exception(
 
 
 def _group(lines: Sequence[str], index: int) -> tuple[Raised, int]:
-    """Read an exception group: its own traceback, then the first of its leaves that is no group
-    itself."""
+    """Read an exception group: its own traceback, then its first leaf that is no group."""
     end = index + 1
     while end < len(lines) and _GROUP_LINE.match(lines[end]):
         end += 1
@@ -335,8 +339,8 @@ def _group(lines: Sequence[str], index: int) -> tuple[Raised, int]:
 
 
 def _continues(lines: Sequence[str], at: int, *, likely: bool) -> bool:
-    """Return whether the line at ``at`` only looks like the exception's: frames or a likelier one
-    follow."""
+    """Return whether the line at ``at`` only looks like an exception line, because frames or a
+    likelier one follow."""
     for line in lines[at + 1 : at + 1 + _REACH]:
         if _HEADER in line or line.strip(" |") in _CHAIN:
             return False
@@ -399,20 +403,20 @@ def _next_in_chain(lines: Sequence[str], index: int) -> int | None:
 
 
 def _expects_exception(line: str, raised: Raised) -> bool:
-    """Return whether an exception was to come after these frames: ``print_stack`` writes frames
-    without any."""
+    """Return whether an exception line must follow these frames. ``print_stack`` writes frames
+    without one."""
     return line.endswith(_HEADER) or (bool(raised.frames) and raised.frames[-1].function is None)
 
 
 def _breaks_off(lines: Sequence[str], index: int) -> bool:
-    """Return whether a chain sentence is all that comes."""
+    """Return whether the text ends after a chain sentence."""
     rest = [line for line in lines[index : index + _REACH] if line.strip(" |")]
     return len(lines) - index < _REACH and len(rest) == 1 and rest[0].strip(" |") in _CHAIN
 
 
 def _find_dump(lines: Sequence[str]) -> tuple[Raised, int, int] | None:
-    """Find the last dump: the exception, the index of its first line and of the first one after
-    it."""
+    """Return the last dump: the exception, the index of its first line and the index after its last
+    line."""
     if _DUMP_ENDS not in lines:
         return None
     end = len(lines) - lines[::-1].index(_DUMP_ENDS)
@@ -439,8 +443,8 @@ def _find_dump(lines: Sequence[str]) -> tuple[Raised, int, int] | None:
 
 
 def _torn_at_the_end(found: Sequence[Traceback], lines: Sequence[str]) -> Traceback | None:
-    """Return the torn traceback with which the worker's words end; ignored exceptions may come
-    after it."""
+    """Return the torn traceback at the end of the worker's output. Ignored exceptions may follow
+    it."""
     end = len(lines)
     for one in reversed(found):
         if any(not _begins_another(line) for line in output_after(lines[one.end : end])):

@@ -1,4 +1,5 @@
-"""Which library calls wait for other ranks, and what to look at where a worker stands still."""
+"""Recognise library calls that wait for other ranks, and give hints for the place of a hung
+worker."""
 
 from __future__ import annotations
 
@@ -11,8 +12,8 @@ from distlaunch.diagnosis.tracebacks import Frame
 
 
 class Waiting(IntEnum):
-    """How surely a worker waits for other ranks: those that do less are the ones that hold the job
-    up."""
+    """How certainly a worker waits for other ranks. The workers that wait least certainly hold up
+    the job."""
 
     NOT = 0
     MAYBE = 1
@@ -32,7 +33,7 @@ class Wait(Record):
 
     @property
     def synchronises(self) -> bool:
-        """Return whether it is a wait for a GPU, which may spin."""
+        """Return whether the call waits for a GPU, which may keep a processor busy."""
         return self.frame.function in _SYNCHRONISE and "/torch/" in self.frame.file
 
 
@@ -251,7 +252,8 @@ DIFFERENT = "ranks wait in different collectives: all must call the same ones in
 
 
 def find_wait(view: View) -> Wait | None:
-    """Find what a worker waits in: the outermost such call below the script's innermost frame."""
+    """Return the wait of a worker: the outermost call that waits for other ranks, below the
+    script's innermost frame."""
     for frame in reversed(view.below):
         for part, functions, name, waiting in _TABLE:
             if part in frame.file and (functions is None or frame.function in functions):
@@ -287,8 +289,8 @@ their lines a worker is at tells nothing."""
 
 
 def call_that_waits(view: View) -> Frame | None:
-    """Find the outermost call below the script's innermost frame that waits, for other ranks or for
-    anything else."""
+    """Return the outermost call below the script's innermost frame that waits for other ranks or
+    for anything else."""
     for frame in reversed(view.below):
         if any(_matches(frame, part, functions) for part, functions in _SLEEPS):
             return frame
@@ -303,8 +305,8 @@ def waits_for_children(view: View) -> bool:
 
 
 def hint_for_place(view: View) -> str | None:
-    """Say what to look at where a worker does not wait for other ranks; None where nothing useful
-    is known."""
+    """Return a hint for a worker that does not wait for other ranks. Return None if none is
+    useful."""
     for part, functions, hint in _HINTS:
         if any(_matches(frame, part, functions) for frame in view.below):
             return hint
@@ -312,7 +314,7 @@ def hint_for_place(view: View) -> str | None:
 
 
 def hint_for_all(waits: Sequence[Wait]) -> str | None:
-    """Say what to look at when every rank waits for the others, in ``waits``."""
+    """Return a hint for the case that every rank waits for the others, in ``waits``."""
     names = {wait.name for wait in waits}
     if not waits or any(wait.waiting is not Waiting.SURELY for wait in waits):
         return None
