@@ -20,11 +20,13 @@ from distlaunch.diagnosis.waits import Waiting, call_that_waits, find_wait, wait
 Why = Literal["moved", "computes", "children"]
 
 BUSY = 0.2
-"""Whoever uses this share of a processor computes; a machine may be loaded several times over."""
+"""A process that uses this share of a processor computes. The machine may be overloaded several
+times."""
 HARDLY_BUSY = 0.02
-"""This share is enough for a worker that could run both times: it may not have been given more."""
+"""The share that is sufficient for a worker that was runnable in both samples. It may not have been
+given more."""
 _STANDS = ("T", "t", "D", "Z", "X", "")
-"""Process states in which nothing of a worker goes on."""
+"""Process states in which a worker does not run."""
 
 
 class Activity(Record):
@@ -32,8 +34,8 @@ class Activity(Record):
 
     rank: int
     why: Why
-    """``moved``: it was in another function; ``computes``: it used a processor; ``children``: its
-    processes did."""
+    """``moved``: the rank was in another function. ``computes``: it used a processor. ``children``:
+    its child processes did."""
     frame: str | None
     """The innermost frame of the user's code at the second sample."""
 

@@ -11,14 +11,15 @@ _ESCAPES = re.compile(
     r"|\x1b[ -/]*[0-~]?"
 )
 _LINE_CHARS = 4000
-"""Of a longer line only both ends are looked at."""
+"""Of a longer line, only the two ends are examined."""
 _BREAK = re.compile(r"\r\n|\n|\r")
 _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?")
-"""torch.distributed's excepthook puts this before every line of a traceback once a group exists."""
+"""torch.distributed's excepthook writes this before every line of a traceback once a process group
+exists."""
 _NAMES_FILE = re.compile(r"^[\s|]*File \"|can't open file '")
 _BYTE = re.compile(r"\\udc([89a-f][0-9a-f])")
-"""How Python's stderr writes a byte of a file's name that is not UTF-8; ``core.model.text`` writes
-it ``\\xff``."""
+r"""The form in which Python's stderr writes a byte of a file's name that is not UTF-8.
+``core.model.text`` writes it as ``\xff``."""
 
 _MARKERS = re.compile(r"[\s|+^~]*[|+^~]$")
 _NOISE = re.compile(

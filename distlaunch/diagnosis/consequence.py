@@ -17,9 +17,9 @@ class Standing(IntEnum):
 
     CAUSE = 0
     WEAK = 1
-    """May be a cause of its own or come from outside, as KeyboardInterrupt."""
+    """It may be a cause, or come from outside like KeyboardInterrupt."""
     TIMED_OUT = 2
-    """Waited for another rank until a timeout."""
+    """The worker waited for another rank until a timeout."""
     LOST_PEER = 3
 
 
@@ -73,8 +73,8 @@ _LOST_PEER_IF_DISTRIBUTED = (
     "broken pipe",
     "connection refused",
 )
-"""Consequences if the collective library says so; else perhaps the program's own trouble with a
-server."""
+"""Texts that are consequences if the collective library writes them. Otherwise the program may have
+lost another server."""
 _TIMED_OUT_IF_DISTRIBUTED = ("timed out", "socket timeout", "wait timeout after")
 _DISTRIBUTED = (
     "gloo",

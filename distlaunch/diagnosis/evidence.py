@@ -32,7 +32,8 @@ from distlaunch.diagnosis.tracebacks import (
 
 _EXCERPT = 20
 _STALE = 20
-"""A traceback with more lines of ordinary output after it than this was handled, and is history."""
+"""A traceback that is followed by more lines of ordinary output than this was handled, and does not
+count."""
 _MESSAGE_CHARS = 600
 _CANNOT_OPEN = re.compile(r".*can't open file '(.+)': \[Errno \d+\] (.+)")
 _NO_MODULE = re.compile(
@@ -41,7 +42,7 @@ _NO_MODULE = re.compile(
 )
 _OF_KIND = {"thread": " (exception in a thread)", "process": " (exception in a child process)"}
 _READER_GONE = ("EOFError", "ConnectionResetError")
-"""What a data loader meets where a worker dies while it hands over a tensor."""
+"""Exceptions in a data loader whose worker dies while it passes on a tensor."""
 _SYNTAX_TYPES = ("SyntaxError", "IndentationError", "TabError")
 _IMPORT_TYPES = ("ModuleNotFoundError", "ImportError")
 _CPP_PLACE = re.compile(r"^\[/\S+:\d+\] ")
@@ -66,15 +67,15 @@ class FailureEvidence(Record):
     frame: str | None = None
     excerpt: tuple[str, ...] = ()
     last_words: bool = False
-    """The excerpt is only what the worker wrote last, and no exception's own lines."""
+    """The excerpt is the last output of the worker, not the lines of an exception."""
     main_module: str | None = None
-    """The module that python -m did not find."""
+    """The module that ``python -m`` did not find."""
     repeats: RepeatKind | None = None
     loader_may_be_gone: bool = False
-    """The worker failed where the death of a data-loader worker shows, and its output does not name
-    that."""
+    """The worker failed at a place where the death of a data-loader worker shows, and its output
+    does not name that death."""
     text: str = ""
-    """What hints are looked up in."""
+    """The text in which hints are looked up."""
 
     @property
     def kind(self) -> tuple[object, ...]:

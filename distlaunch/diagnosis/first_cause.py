@@ -22,11 +22,10 @@ from distlaunch.diagnosis.model import Cause, Diagnosis
 from distlaunch.diagnosis.native import signal_name
 
 _OWN_FAILURE_S = 2.0
-"""A worker that was told to stop may still fail by itself for so long after the first failure
-(design: 2 s)."""
+"""A worker that was told to stop may still fail by itself for this long after the first failure."""
 _READ_WHOLE = 256
-"""So many ends are read in full, more while none of them is a cause; of the rest, only whether they
-look like it."""
+"""Number of exits that are examined in full, and more as long as none of them is a cause. The
+others are only tested for looking like one."""
 _READ_AT_MOST = 8192
 _SYMPTOM = re.compile(
     r"Connection (?:closed|reset|aborted|refused)(?: by (?:remote )?peer)?|Broken pipe|remote "
@@ -34,10 +33,10 @@ _SYMPTOM = re.compile(
     r"|Horovod has been shut down",
     re.IGNORECASE,
 )
-"""The words of a lost peer that all ranks say alike: without addresses, durations and numbers of
-work."""
+"""The part of a lost peer's message that is the same on all ranks: without addresses, durations and
+counters."""
 _OTHERS = 8
-"""Lines about other ranks."""
+"""Largest number of lines about other ranks."""
 GRACE_HINT = "if one that was killed was saving its state, a longer --failure-grace lets it end"
 
 

@@ -21,9 +21,9 @@ from distlaunch.diagnosis.waits import Wait, Waiting, find_wait, hint_for_all, h
 
 _WIDTH = 100
 _GROUPS = 6
-"""Groups that the report shows."""
+"""Number of groups that the report shows."""
 _RECORDED = 32
-"""Groups and frames that the record keeps."""
+"""Number of groups and frames that the record keeps."""
 _LINES = 8
 _LINES_OTHERS = 4
 _THREADS = 3
@@ -39,7 +39,7 @@ _BUSY_HINT_ALL = (
     "they compute (state R): is --hang-timeout too short for what they do, or is that loop endless?"
 )
 _ODD_STATES: tuple[Kind, ...] = ("stopped", "traced", "kernel", "zombie")
-"""States that hold everybody up, the surest first."""
+"""Process states that hold up all ranks, the most certain first."""
 _STATE_TEXTS: Mapping[Kind, str] = {
     "stopped": "stopped (state T): somebody sent SIGSTOP",
     "traced": "held by a debugger or tracer (state t)",
@@ -50,11 +50,12 @@ Kind = Literal[
     "stack", "stopped", "traced", "kernel", "zombie", "gone", "hidden", "silent", "unanswered"
 ]
 _MOST = 200
-"""So many places are told apart; more merge by function, whatever the line."""
+"""Number of places that are distinguished. If there are more, places in the same function count as
+one."""
 _RANKS_CHARS = 48
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
 _Seen = tuple[View | None, Wait | None, list[ThreadStack]]
-"""The main thread's stack, what it waits in, and the other threads."""
+"""The main thread's stack, its wait, and the other threads."""
 _KINDS: dict[str, Kind] = {
     "T": "stopped",
     "t": "traced",
@@ -63,27 +64,28 @@ _KINDS: dict[str, Kind] = {
     "X": "gone",
     "": "gone",
 }
-"""What the letter of a process state says, where it says more than a stack."""
+"""The meaning of a process state's letter, if it says more than a stack."""
 
 
 class HangDiagnosis(Record):
     """The values for the report and for the restart rule."""
 
     behind: tuple[int, ...]
-    """The ranks that the others wait for (ended ones, if it is those); empty if none stands out."""
+    """The ranks that the others wait for, which may have ended. Empty if none can be named."""
     frame: str | None
-    """Innermost frame of the user's code, ``train.py:42 in step``: of who is behind, else of the
-    first group."""
+    """Innermost frame of the user's code, ``train.py:42 in step``: of the ranks that are behind, or
+    else of the first group."""
     headline: str
     """The first line of the report."""
     text: str
-    """The report: several lines, no control character but newlines, ends with a newline."""
+    """The report: several lines without control characters other than newlines. It ends with a
+    newline."""
     places: str
-    """Its lines that say where each rank stands."""
+    """The lines of the report that say where each rank is."""
     summary: str
-    """Who is behind, in one line."""
+    """One line that names the ranks that are behind."""
     signature: tuple[str, str] | None
-    """What two attempts share that hang at the same place."""
+    """A value that is equal for two attempts that hang at the same place."""
     record: Mapping[str, object]
     """For ``events.jsonl``; see ``_record``."""
 
@@ -187,7 +189,7 @@ class _Group:
         self.view = view
         self.wait = wait
         self.threads = threads
-        """The other threads of its first rank."""
+        """The other threads of the group's first rank."""
         self.ranks = list(ranks)
         self.pids: list[int] = []
 
@@ -302,7 +304,7 @@ class _Verdict(Record):
     """The ranks that are behind, and the texts about them for the report."""
 
     groups: tuple[_Group, ...]
-    """Theirs."""
+    """The groups of the ranks that are behind."""
     ranks: tuple[int, ...]
     words: str
     hint: str | None

@@ -37,8 +37,8 @@ _NOT_THE_SCRIPTS = re.compile(
     r"command line flag )(.*)",
     re.IGNORECASE,
 )
-"""How argparse, click and optparse, Transformers and absl tell of options that a script does not
-have."""
+"""The errors of argparse, click, optparse, Transformers and absl about options that a script does
+not have."""
 _NO_OPTIONS = {"script_args", "given", "whole_nodes", "whole_gpus"}
 
 _PORT_TAKEN = ("address already in use", "eaddrinuse")

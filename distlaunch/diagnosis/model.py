@@ -13,7 +13,7 @@ class Cause(Record):
     """The first cause of a failed attempt: the same failure of one or more ranks, or lost nodes."""
 
     ranks: tuple[int, ...]
-    """All ranks that failed in this same way, the first to end first."""
+    """All ranks that failed in the same way, in the order of their exits."""
     host: str
     returncode: int
     summary: str
@@ -27,9 +27,9 @@ class Cause(Record):
     excerpt: tuple[str, ...] = ()
     """The exception's own last lines, at most 20, ready to print (no control characters)."""
     last_words: bool = False
-    """The excerpt is what the worker wrote last, and no exception's own lines."""
+    """The excerpt is the last output of the worker, not the lines of an exception."""
     at_once: bool = False
-    """It is nothing that one rank after the other did: their nodes were lost."""
+    """The ranks failed together because their nodes were lost, not one after the other."""
     log_path: str | None = None
 
 
@@ -38,19 +38,19 @@ class Diagnosis(Record):
 
     cause: Cause
     exit_code: int
-    """What the launcher exits with if the job ends here (design: the named worker's own code, 128+N
-    for signal N)."""
+    """The launcher's exit code if the job ends here: that of the named worker, or 128+N for signal
+    N."""
     others: tuple[str, ...] = ()
-    """What the other ranks were doing, one line per kind: ``ranks 1-3: stopped by us``, ..."""
+    """The states of the other ranks, one line per kind: ``ranks 1-3: stopped by us``, ..."""
     hint: str | None = None
     repeats: RepeatKind | None = None
-    """Set if the failure would certainly repeat: no restart then (if it came before
-    --min-uptime)."""
+    """Set if the failure would certainly repeat. There is no restart then, if it came before
+    --min-uptime."""
     signature: tuple[str, str] | None = None
-    """(exception type, innermost frame): two attempts with the same one and no progress end the
-    job."""
+    """(exception type, innermost frame). The job ends if two attempts have the same value and made
+    no progress."""
     cause_seen: bool = True
-    """False if all ends are consequences: then ``cause`` names the ranks that show them, and says
-    so."""
+    """False if all failures are consequences. ``cause`` then names the ranks that show them, and
+    says so."""
     missing_module: str | None = None
     """The module that the failed worker's interpreter does not have."""

@@ -19,8 +19,7 @@ _READ_CHARS = 1 << 20
 _THREADS = 256
 _FRAMES = 512
 _DEPTH = 100
-"""So many frames of a thread faulthandler shows; Python 3.13 does not say where it has left some
-out."""
+"""Number of frames of a thread that faulthandler prints. Python 3.13 does not mark omitted ones."""
 _PATH_CHARS = 1000
 _NAME_CHARS = 80
 _HEADER = re.compile(
@@ -34,9 +33,9 @@ _SPY_FRAME = re.compile(r"    (.+) \((.*?)(?::(\d{1,9}))?\)")
 _ESCAPED = re.compile(r"\\x([0-9a-f]{2})|\\u([0-9a-f]{4})|\\U([0-9a-f]{8})")
 _MAIN = "MainThread"
 _START, _START_FILE = "_bootstrap", "/threading.py"
-"""Function and file in which every thread that ``threading`` starts has its outermost frame."""
+"""Function and file of the outermost frame of every thread that ``threading`` starts."""
 _WHOLE = 3
-"""So many library frames in a row are all shown."""
+"""Up to this many consecutive library frames are all shown."""
 _WRAPPERS = {
     ("c10d_logger.py", "wrapper"),
     ("module.py", "_wrapped_call_impl"),
@@ -48,7 +47,7 @@ _WRAPPERS = {
     ("eval_frame.py", "_fn"),
     ("eval_frame.py", "compile_wrapper"),
 }
-"""Library frames that stand between a caller and what it calls, and tell nothing."""
+"""Library frames between a caller and the function that it calls. They carry no information."""
 _PACKAGE = re.compile(r"/(?:site|dist)-packages/([^/]+?)(?:\.py)?(?:/|$)")
 STDLIB = "the standard library"
 IMPORTS = "importlib"
@@ -60,11 +59,11 @@ class ThreadStack(Record):
     frames: tuple[Frame, ...]
     name: str | None = None
     current: bool = False
-    """The thread in which the signal was handled (faulthandler), or the main one (py-spy)."""
+    """The thread that handled the signal (faulthandler), or the main thread (py-spy)."""
     cut: bool = False
-    """The outermost frames are missing: faulthandler shows a hundred."""
+    """The outermost frames are missing, because faulthandler prints only a hundred."""
     ident: str | None = None
-    """What tells it from the worker's other threads in each of its dumps."""
+    """An id that distinguishes the thread from the worker's other threads in all of its dumps."""
 
 
 def parse_stacks(text: str) -> list[ThreadStack]:
@@ -103,12 +102,13 @@ class View:
         marks = [is_users(frame, script_dir) for frame in frames]
         first = marks.index(True) if True in marks else None
         self.below: tuple[Frame, ...] = tuple(frames if first is None else frames[:first])
-        """What runs below the script's innermost frame: library code, innermost first."""
+        """The frames below the script's innermost frame: library code, innermost first."""
         last = len(marks) - marks[::-1].index(True) if first is not None else 0
         self.frames: tuple[Frame, ...] = tuple(frames[first:last])
-        """From the script's innermost frame out to its outermost one."""
+        """The frames from the script's innermost to its outermost one."""
         self.users: tuple[bool, ...] = tuple(marks[first:last])
-        """Which of ``frames`` are the script's (a library may stand between, such as a trainer)."""
+        """Whether each of ``frames`` belongs to the script. A library such as a trainer may be in
+        between."""
         self.cut = thread.cut
 
     @property

@@ -23,7 +23,7 @@ _EXCEPTION = re.compile(
     r"((?:[^\W\d]\w*|<locals>)(?:\.(?:\w+|<locals>|<lambda>))*)(?::(?: (.*))?)?$"
 )
 _DEPTH = 8
-"""How deep a traceback may stand in another one's message."""
+"""How deep tracebacks may be nested in another one's message."""
 _FRAME_START = '  File "'
 _LIKELY = re.compile(
     r"(?:Error|Exception|Exit|Interrupt|Warning|Group|Failure|Timeout|Iteration|Failed|Traceback)$"
@@ -46,14 +46,14 @@ _BEFORE: tuple[tuple[str, Kind], ...] = (
     ("Process ", "process"),
 )
 _NATIVE_STARTS = ("terminate called ", "Fatal Python error: ")
-"""First words of a crash, which may well come while a process ends with its exception (torch's gloo
-threads do it)."""
+"""First words of a crash. A process may crash while it ends with its exception (torch's gloo
+threads do that)."""
 _REACH = 4
-"""How many foreign lines in a row a traceback may have between its own."""
+"""How many consecutive lines of other output a traceback may contain."""
 _DETAIL = 12
-"""How many further lines a message may have (where no chain sentence shows its end)."""
+"""How many further lines a message may have, if no chain sentence marks its end."""
 _CHAIN_REACH = 160
-"""How far off a chain sentence may be."""
+"""How many lines away a chain sentence may be."""
 LIBRARY_PARTS = (
     "/site-packages/",
     "/dist-packages/",
@@ -72,7 +72,7 @@ _PLAIN_TEXT = re.compile(r"\((?:'([^'\\]*)'|\"([^\"\\]*)\")\)")
 _LOADER = "torch/utils/data/dataloader.py"
 _LOADER_WAITS = ("__next__", "_next_data", "_get_data", "_try_get_data")
 _READS_ITSELF = "_dataset_fetcher"
-"""In the line by which a loader without workers reads its data set."""
+"""Part of the line in which a loader without workers reads its data set."""
 
 
 class Frame(Record):
@@ -160,13 +160,13 @@ class Traceback(Record):
 
     kind: Kind
     chain: list[Raised]
-    """Those whose own line is there."""
+    """The exceptions whose own line exists."""
     start: int
     end: int
-    """Index of the first line after it."""
+    """Index of the first line after the traceback."""
     torn: Raised | None = None
-    """The frames of one more, the outermost, if the writing stopped before the line that names
-    it."""
+    """The frames of one more exception, the outermost, if the output stopped before the line that
+    names it."""
 
 
 def find_tracebacks(lines: Sequence[str]) -> list[Traceback]:

@@ -17,8 +17,9 @@ class Waiting(IntEnum):
 
     NOT = 0
     MAYBE = 1
-    """A collective may run below, out of Python's sight: backward with DDP, a synchronisation with
-    the GPU. Or it waits for a process that may be one of the others: who builds an extension."""
+    """The worker may wait. A collective may run where Python does not see it: in backward with DDP,
+    or in a synchronisation with the GPU. Or the worker waits for a process that may be another
+    rank, such as one that builds an extension."""
     SURELY = 2
 
 
@@ -26,10 +27,10 @@ class Wait(Record):
     """A call that waits for other ranks."""
 
     name: str
-    """As the report names it: ``torch.distributed all_reduce``."""
+    """The name in the report: ``torch.distributed all_reduce``."""
     waiting: Waiting
     frame: Frame
-    """The call."""
+    """The frame of the call."""
 
     @property
     def synchronises(self) -> bool:
@@ -132,7 +133,7 @@ _TABLE: tuple[tuple[str, frozenset[str] | None, str, Waiting], ...] = (
     ("/ray/_private/worker.py", frozenset({"get", "wait"}), "ray.{}", Waiting.MAYBE),
     ("/torch/utils/file_baton.py", None, "the lock of an extension that is built", Waiting.MAYBE),
 )
-"""Part of the file's path, functions there (None: any), the name, how surely it waits."""
+"""Part of the file's path, functions in it (None: any), the name, and how certainly it waits."""
 
 _SHM = (
     "a full /dev/shm or a loader worker that hangs does this: `df -h /dev/shm`, and try "
@@ -268,7 +269,7 @@ _CHILDREN = (
     "/concurrent/futures/",
     "/joblib/",
 )
-"""Parts of the paths of files in which a worker waits for processes of its own."""
+"""Parts of paths of files in which a worker waits for its own child processes."""
 _SLEEPS: tuple[tuple[str, frozenset[str] | None], ...] = (
     ("/threading.py", frozenset({"wait", "join", "acquire", "_wait_for_tstate_lock", "__enter__"})),
     ("/queue.py", None),
@@ -284,8 +285,8 @@ _SLEEPS: tuple[tuple[str, frozenset[str] | None], ...] = (
     ("/filelock/", None),
     ("/torch/utils/data/dataloader.py", frozenset({"_try_get_data", "_get_data"})),
 )
-"""Part of the file's path, functions there (None: any): calls that wait, whatever for. Which of
-their lines a worker is at tells nothing."""
+"""Part of the file's path, and functions in it (None: any), of calls that wait for anything. The
+current line of such a call tells nothing."""
 
 
 def call_that_waits(view: View) -> Frame | None:

@@ -21,11 +21,11 @@ from distlaunch.transport.tcp_connection import TcpConnection
 from distlaunch.transport.tcp_listener import Listener
 
 _NOTICE_S = 5.0
-"""After so long without an answer the user is told which host is waited for."""
+"""Seconds without an answer after which the user gets a notice that names the awaited host."""
 _NEXT_NOTICE_S = 60.0
 _REFUSE_S = 2.0
-"""How long other launchers may connect to learn why there is no job. A launcher that waits for the
-port tries more often."""
+"""How long other launchers may connect to get the reason why there is no job. A launcher that waits
+for the port connects more often than that."""
 
 
 class RendezvousPort:

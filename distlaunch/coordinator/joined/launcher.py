@@ -58,14 +58,14 @@ _LONGEST_TEXT = 1 << 18
 END_S = 10.0
 """How long workers may take to end beyond their grace."""
 SIGNALS_LEAVE = 4
-"""The first signal asks all workers to end, the second kills them. After so many, this launcher ends
-alone."""
+"""The first signal asks all workers to end, and the second kills them. After this many signals,
+this launcher ends without the coordinator."""
 AGAIN_S = 0.5
-"""A lost coordinator is connected to again no sooner than so long after it was joined."""
+"""Shortest time between joining a coordinator and connecting again after it was lost."""
 _LAST_S = 2.0
-"""How long sending the last messages may take."""
+"""Longest time for sending the last messages."""
 BOUND_S = 2.0
-"""How long telling node 0 why this launcher ends may take. Node 0 may never start."""
+"""Longest time for reporting to node 0 why this launcher ends. Node 0 may never start."""
 _LONGEST = 4000
 
 
@@ -73,20 +73,20 @@ class JoinedSettings(Record):
     """Settings of a joined launcher."""
 
     coordinator: str
-    """Its name for people: ``node 0 at n1:29400``."""
+    """The coordinator's name in messages: ``node 0 at n1:29400``."""
     job_id: str
-    """The coordinator's name of the job."""
+    """The job id that the coordinator has sent."""
     max_restarts: int
     failure_grace_s: float
     lost_after_s: float
-    """How long the coordinator may be silent, unless its pings carry another bound."""
+    """How long the coordinator may be silent, unless its pings set another limit."""
     flexible: bool
-    """The job goes on without a node that is lost, and takes it in again."""
+    """The job continues without a lost node, and accepts it again later."""
     leaves: bool = False
-    """TERM ends only this launcher: its node is drained. A scheduler that signals all launchers
-    ends the job."""
+    """TERM ends only this launcher, because its node is drained. If False, a scheduler signals all
+    launchers to end the job."""
     grace_s: float = 25.0
-    """How long workers may take to end then."""
+    """How long workers may take to end after that TERM."""
     speaks: bool = True
     """This launcher shows the coordinator's notices."""
 
@@ -111,7 +111,7 @@ class Planner(Protocol):
 
 
 Call = Callable[[], tuple[Connection, p.Welcome]]
-"""Connects to the coordinator and waits until this launcher is admitted. Raises LaunchError, and
+"""Connects to the coordinator and waits until it admits this launcher. Raises LaunchError and
 ConnectInterrupted."""
 
 
@@ -152,9 +152,10 @@ class JoinedRunner:
         self._silence = SilenceMonitor(settings.lost_after_s)
         self._joined_at = 0.0
         self._loss = ""
-        """Why the coordinator is lost, or why this launcher leaves it; empty if neither."""
+        """Why the coordinator is lost, or why this launcher leaves it. Empty if neither is the
+        case."""
         self._is_odd = False
-        """The coordinator broke the protocol. Connecting again would not help."""
+        """The coordinator has sent an invalid message. Connecting again would not help."""
         self._is_coordinator_silent = False
         """The coordinator has been silent for too long."""
         self._leaves = False
@@ -163,7 +164,7 @@ class JoinedRunner:
         self._orders = Orders()
         self._restart_rule = RestartRule(allowed=settings.max_restarts)
         self._running: int | None = None
-        """The attempt that has workers here."""
+        """The attempt whose workers run on this node."""
         self._asked = False
         """These workers have been asked to end."""
         self._stop_signal: int | None = None
@@ -579,7 +580,7 @@ class CoordinatorConnection:
     def __init__(self) -> None:
         self._peer: Peer[p.ToLauncher] | None = None
         self.has_unread = False
-        """More may have arrived than was read, and no descriptor shows it."""
+        """Messages may have arrived that were not read. No descriptor shows them."""
 
     @property
     def connection(self) -> Connection | None:

@@ -35,13 +35,13 @@ from distlaunch.transport.tcp_listener import RepeatedNotices
 HURRIED_LEAVE_S = 0.5
 """How long the other launchers may take to end after the user has asked for a quick end."""
 LEAVE_S = 9.0
-"""How long the other launchers may take to end, with the processes on their nodes, after the
-verdict was sent."""
+"""How long the other launchers may take to end after the verdict was sent, including the processes
+on their nodes."""
 PING_TIMEOUT_S = 3.0
 """How long the launcher of a node may take to answer a ping, if another one asks for its node
 rank."""
 _REQUEST_S = 15.0
-"""A launcher that was turned away asks again within this time, or not at all."""
+"""A rejected launcher asks again within this time, or not at all."""
 _LONGEST_WHY = 2000
 
 
@@ -74,9 +74,9 @@ class Liveness(Enum):
     """Whether the connected launcher of a node still answers."""
 
     PING = auto()
-    """Not known: send it a ping."""
+    """Unknown: send a ping to the launcher."""
     WAIT = auto()
-    """Not known: a ping has been sent."""
+    """Unknown: a ping has been sent."""
     ALIVE = auto()
     DEAD = auto()
 
@@ -128,8 +128,8 @@ class JoinedLauncher:
         self.host = ""
         self.instance = ""
         self.wanted_at: float | None = None
-        """From when on the policy is to be told of it; None: it has not asked, or has been
-        told."""
+        """When the policy is to be told of the launcher. None: the policy has not asked, or has
+        been told."""
         self.joined = False
         self.start = StartBound()
         self.on_connect(None)
@@ -142,12 +142,13 @@ class JoinedLauncher:
         self.peer = peer
         self.info: p.LauncherInfo | None = None
         self.refused = False
-        """It cannot take part: its messages are ignored."""
+        """The launcher cannot take part. Its messages are ignored."""
         self.part = Part(0)
-        """Checks its messages about attempts; it keeps the output of its workers itself."""
+        """Checks the launcher's messages about attempts. The launcher writes its workers' output
+        itself."""
         self.start.end()
         self.attempt = -1
-        """The newest attempt that it was sent; -1: none."""
+        """The latest attempt that was sent to the launcher; -1: none."""
         self._pinged_at: float | None = None
 
     def on_disconnect(self) -> None:

@@ -33,11 +33,11 @@ from distlaunch.core.protocol.spawner_messages import FromSpawner
 from distlaunch.transport.open_files import found
 
 _MOST_THREADS = 16
-"""How many surveys may hang at once."""
+"""How many surveys may hang at the same time."""
 _HINT = "a file server or a driver there does not answer"
 
 FromNode = m.FromAgent | m.Surveyed | m.Reached
-"""What a node sends."""
+"""The messages that a node sends."""
 
 
 class OwnNode:

@@ -26,15 +26,16 @@ if TYPE_CHECKING:
     from distlaunch.diagnosis.hang import HangDiagnosis
 
 CAUSE_S = 0.8
-"""How long the others run on when the first failure looks like a consequence, so that its cause can
-show."""
+"""How long the other workers run on if the first failure looks like a consequence, so that its
+cause can appear."""
 SAME_S = 0.15
-"""How long the others run on after a failure with words on stderr, so that the same one on all
-ranks is seen as one."""
+"""How long the other workers run on after a failure with output on stderr, so that the same failure
+on all ranks counts as one."""
 SHORT_TAIL_BYTES = 2048
-"""Enough of the end of a worker's stderr to tell symptom from cause."""
+"""Bytes at the end of a worker's stderr that suffice to tell a symptom from a cause."""
 TAILS_KEPT = 256
-"""Of so many failed workers all last words are kept, of the rest what tells symptom from cause."""
+"""For this many failed workers the whole end of stderr is kept. For further ones only
+``SHORT_TAIL_BYTES`` are."""
 
 
 class AttemptNodes(Record):
@@ -48,7 +49,7 @@ class AttemptNodes(Record):
     first_ranks: tuple[int, ...]
     world_size: int
     node_ranks: Mapping[int, int]
-    """By member number."""
+    """The node rank of each member, by member number."""
     composition: Composition | None = None
 
     @staticmethod
@@ -116,10 +117,10 @@ class Verdict(Record):
 
     outcome: Outcome
     exit_code: int
-    """If the job ends with it."""
+    """The job's exit code if it ends with this attempt."""
     report: Callable[..., Failed | Hung]
     by_loss: bool = False
-    """It failed because nodes were lost, and for no other reason."""
+    """The attempt failed only because nodes were lost."""
 
 
 class Attempt:
@@ -132,39 +133,40 @@ class Attempt:
         self.alive = set(nodes.members)
         """Members that have not been lost."""
         self.owing = set(nodes.members)
-        """Of those, who owe an answer: Prepared, then Reached, then AttemptEnded."""
+        """The members in ``alive`` that owe an answer: Prepared, then Reached, then
+        AttemptEnded."""
         self.ports: dict[int, tuple[int, ...]] = {}
-        """By member: what it holds for its workers."""
+        """By member: the ports that it has reserved for its workers."""
         self.port_used: bool | None = None
-        """Any process has used rank 0's port; None if that is not known."""
+        """Whether a process has used rank 0's port. None if that is not known."""
         self.up = 0
         """Workers that have been started."""
         self.ended = 0
         self.failures: list[WorkerExit] = []
         self.finished: list[WorkerExit] = []
-        """Workers that ended with 0, the first of them: a peer that waits for one of these failed
-        by its absence."""
+        """The first workers that ended with 0. A worker that waits for one of them fails because
+        that one is gone."""
         self.losses: list[Loss] = []
         self.left: list[int] = []
-        """Processes that not even KILL ended."""
+        """Pids of processes that KILL did not end."""
         self.remaining: dict[int, Leftovers] = {}
-        """By member: processes that its workers left, and that it waits for."""
+        """By member: the processes that its workers have left and that it waits for."""
         self.ended_leftovers: dict[int, Leftovers] = {}
-        """By member: those that it had to end."""
+        """By member: the leftover processes that it ended."""
         self.killed_leftovers: dict[int, Leftovers] = {}
-        """By member: those of them that it had to kill."""
+        """By member: the leftover processes that it killed."""
         self.notice_at: float | None = None
         """When to print the notice that names the leftovers for which the launcher waits."""
         self.has_notice = False
-        """That notice has been printed."""
+        """The notice about leftovers has been printed."""
         self.is_cut_short = False
-        """A signal ended the wait for what workers left."""
+        """A signal ended the wait for leftover processes."""
         self.hang: HangDiagnosis | None = None
         self.first_failure: float | None = None
         self.others_until: float | None = None
-        """Until when the others may run on after the first failure."""
+        """How long the other workers may run on after the first failure."""
         self._seeks_cause = False
-        """They may because that failure looks like a consequence."""
+        """The other workers may run on because that failure looks like a consequence."""
         self._up: defaultdict[int, set[int]] = defaultdict(set)  # ranks, by member
         self._ended: defaultdict[int, set[int]] = defaultdict(set)
         self._done: dict[int, int] = {}  # how many of those, with 0

@@ -35,9 +35,9 @@ from distlaunch.core.protocol.agent_messages import Reach, Reached, Surveyed
 from distlaunch.planning.master_address import Meeting
 
 _RECORDED = 64
-"""Hosts, or ranks, that one event lists."""
+"""Largest number of hosts or ranks in one event."""
 _NOTICES = 200
-"""How many different notices of nodes a job shows: thousands of nodes may each send one."""
+"""How many different notices from nodes a job shows. Thousands of nodes may each send one."""
 REACH_S = 5.0
 """How long nodes may take to connect to the node of rank 0."""
 PREPARE_S = 60.0

@@ -27,18 +27,20 @@ class Composition(Record):
     """
 
     members: tuple[int, ...]
-    """By node rank: the node's number in the policy's list of hosts, which never changes."""
+    """Member numbers by node rank. A member number is an index in the policy's list of hosts and
+    never changes."""
     plan: LaunchPlan
     places: tuple[tuple[str, int], ...] | None = None
-    """By member's place: its host and lowest rank, where members are not the plan's nodes."""
+    """Host and lowest rank of each member, by node rank. Set if the members are not the nodes of
+    the plan."""
 
 
 Compose = Callable[[Mapping[int, Surveyed]], Composition]
-"""Plans for the nodes that were surveyed (all that may take part, spares as well; it takes what the
-bounds allow).
+"""Returns the plan for the surveyed nodes. They include spare nodes. It uses as many as the bounds
+allow.
 
-Raises ConfigError for what can never work, and ``NodesDiffer`` for what may look otherwise in a
-moment.
+Raises ConfigError if no plan will ever be possible, and ``NodesDiffer`` if a later survey may make
+one possible.
 """
 
 
@@ -65,14 +67,14 @@ class Signalled(Record):
     signum: int
     kill: bool = False
     node: int | None = None
-    """Whose launcher, or agent, got it; None: this one."""
+    """The node whose launcher or agent received the signal. None: this launcher."""
     spawner: bool = False
-    """The workers' parent on that node got it."""
+    """The spawner on that node received the signal."""
     reached: bool = False
-    """The workers of that node have got it as well: Slurm sends it to all processes of a step,
-    under linuxproc."""
+    """The workers of that node have received the signal as well. Slurm sends it to all processes of
+    a step with the plugin linuxproc."""
     came: float | None = None
-    """When it came, on the job's clock, if it was held back; None: just now."""
+    """When the signal came, on the job's clock, if it was held back. None: just now."""
 
     @property
     def sender(self) -> tuple[int | None, bool]:
@@ -90,7 +92,7 @@ class Joined(Record):
 
     node: int
     host: str | None = None
-    """What it is called, where that was not known before it came."""
+    """The node's host, if it was not known before."""
 
 
 class LoggedIn(Record):
@@ -122,9 +124,9 @@ class Lost(Record):
 
     node: int
     why: str
-    """As a clause: ``the connection was closed``."""
+    """The reason as a clause: ``the connection was closed``."""
     final: bool = False
-    """With it went what led to all nodes: none can be reached any more."""
+    """The connection to all nodes has ended: none can be reached any more."""
     kind: LossKind = LossKind.GONE
 
 
@@ -167,7 +169,7 @@ class Broken(Record):
 
     text: str
     without: int | None = None
-    """A member of which nothing can come any more, if the fault has cost one."""
+    """The member that the error has cut off. No message comes from it any more."""
 
 
 Event = (
@@ -226,11 +228,11 @@ class StartAttempt(Record):
     attempt: int
     port: int | None
     composition: Composition | None = None
-    """Which nodes take part; None on one machine."""
+    """The participating nodes. None on one machine."""
     meeting: Meeting | None = None
-    """Where they meet; None where there is one node."""
+    """The master address. None if there is one node."""
     ports: tuple[int, ...] = ()
-    """Held for the workers: as many for each, by rank."""
+    """The ports reserved for workers, by rank. Each worker has the same number."""
 
 
 class Say(Record):
@@ -278,9 +280,10 @@ class Failed(Record):
     attempt: int
     decision: RestartDecision
     restarts: int = 0
-    """How many there have been before; attempts may be more, where nodes were replaced."""
+    """The number of restarts before. The number of attempts may be higher, if nodes were
+    replaced."""
     while_stopping: bool = False
-    """Workers failed after the job was told to stop; the exit code is that of the stop."""
+    """Workers failed after the job was told to stop. The exit code is that of the stop."""
 
     @property
     def final(self) -> bool:
@@ -295,9 +298,9 @@ class Hung(Record):
     killed: tuple[int, ...]
     """Ranks that did not end when they were told to stop."""
     after_grace: str | None
-    """Why they were killed then; None: the user wanted it."""
+    """Why they were killed. None: because of the user's signal."""
     leftovers: str | None
-    """Which processes that workers had left were killed; None if there were none."""
+    """A text that names the leftover processes that were killed. None if there are none."""
     attempt: int
     decision: RestartDecision
     restarts: int = 0

@@ -19,16 +19,19 @@ SLACK_S = 0.3
 ANSWER_S = 3.0
 """How long the nodes may take to send the stacks of their workers."""
 STOP_ANSWER_S = 2.0
-"""The same after Ctrl-C, since the workers are asked to stop only afterwards."""
+"""The same limit after Ctrl-C. It is shorter because the workers are asked to stop only
+afterwards."""
 ALONE_S = 60.0
-"""So long after a worker has ended with 0 while others run, the user gets a notice, once in a job."""
+"""If other workers still run this long after a worker has ended with 0, the user gets a notice,
+once in a job."""
 SAMPLES = 3
 """How many samples without a change count as a hang."""
 POSTPONED = 10
-"""A job that changes without a sign of life is ended after so many times --hang-timeout."""
+"""A job that works without a sign of life is ended after this multiple of --hang-timeout."""
 _GAP_SHARE = 0.1
 _GAP_S = (0.5, 5.0)
-"""The time between two samples: this share of --hang-timeout, its least and its most seconds."""
+"""Smallest and largest number of seconds between two samples. Within these bounds, it is
+``_GAP_SHARE`` of --hang-timeout."""
 
 
 class Watch:
@@ -48,23 +51,22 @@ class Watch:
         self._mentioned = False
         self._noticed = False
         self._postponed = False
-        """The user has had the notice that a silent job goes on."""
+        """The user has been told that a silent job continues."""
         self.ended: list[int] = []
         """The ranks that have ended with 0."""
         self.silent_s = 0.0
-        """How long the job had been silent when the nodes were asked."""
+        """How long the job had been silent when the nodes were asked for stacks."""
         self.lived_s = 0.0
-        """How long there had been signs of life before that."""
+        """How long the job had shown signs of life before that silence."""
         self.stacks: list[m.Stack] = []
         self._reporting: set[int] = set()
         self._wrote: float | None = None
-        """When workers whose heartbeats count wrote their last output since the last sign of
-        life."""
+        """When workers that send heartbeats last wrote output, after the last sign of life."""
         self._serial = 0
         self._since = 0.0
         self._last: float | None = None  # None: not watching
         self._check_at: float | None = None
-        """When the next sample is due; None while one is being taken, or none is needed."""
+        """When the next sample is due. None while one is being taken, or if none is needed."""
         self._before: list[m.Stack] | None = None
         """The last sample of this silence."""
         self._samples = 0
@@ -72,7 +74,7 @@ class Watch:
         self._owing: set[int] = set()  # nodes that were asked for stacks
         self._until: float | None = None
         self._stop: list[Action] | None = None
-        """The actions that stop the workers once their stacks have come."""
+        """The actions that stop the workers once their stacks have arrived."""
         self._alone_at: float | None = None
         self._over = False
 

@@ -61,10 +61,10 @@ if TYPE_CHECKING:
     from distlaunch.planning.master_address import Meeting
 
 PRESS_AGAIN = "; press Ctrl-C again after 1 s to kill all workers now"
-"""Ends the line that answers the first Ctrl-C."""
+"""The end of the line that answers the first Ctrl-C."""
 KILLS_S = 5.0
-"""How long before the scheduler's KILL the workers that still run are killed, so that there is time
-to report it."""
+"""Workers that still run are killed this long before the scheduler's KILL, so that there is time
+for the report."""
 NOTICE_S = 1.0
 """How long after the end of the last worker the user gets a notice that the launcher waits for
 processes that workers have left."""
@@ -80,8 +80,8 @@ Phase = Literal[
     "waiting",
     "ended",
 ]
-"""``lingering``: all workers have ended with 0; the launcher waits for processes that they left.
-``waiting``: an attempt has failed, and the delay before the next one has not passed."""
+"""``lingering``: all workers have ended with 0, and the launcher waits for processes that they have
+left. ``waiting``: an attempt has failed, and the delay before the next one has not passed."""
 _WITHOUT_ATTEMPT = ("new", "gathering", "waiting")
 """In these phases no node takes part in an attempt."""
 
@@ -98,12 +98,12 @@ class JobPolicy:
         """The signal that ended the job."""
         self.progress = Progress()
         self.warned: int | None = None
-        """The last signal that was passed on to the workers. Schedulers warn of their time limit by
-        it."""
+        """The last signal that was passed on to the workers. Schedulers use such signals to warn of
+        a time limit."""
         self.since_warned_s = 0.0
         """How long the last attempt ran after that signal."""
         self._attempt_start: AttemptStart | None = None
-        """Sets up the nodes, if there are several, or one that is not this machine."""
+        """Sets up the nodes, if the job uses several nodes or another machine."""
         if settings.gathering is not None:
             from distlaunch.coordinator.policy.attempt_start import AttemptStart
 
@@ -124,7 +124,7 @@ class JobPolicy:
             delay_s=settings.restart_delay_s,
         )
         self._restart_at: float | None = None
-        """When the delay before the next attempt has passed; None: there is no delay."""
+        """When the delay before the next attempt ends. None: there is no delay."""
         self._signals = Signals(
             holds=scheduler is not None and scheduler.signals_all and settings.gathering is not None
         )

@@ -15,10 +15,10 @@ from distlaunch.core.protocol import agent_messages as m
 
 STEP = "step"
 RECORD_S = 10.0
-"""The least time between two ``progress`` events of an attempt, but for its last."""
+"""Shortest time between two ``progress`` events of an attempt, except before the last one."""
 _SUM_S = 0.5
 _RATE_S = 10.0
-"""Steps a second are an average over so long."""
+"""The number of steps per second is an average over this time."""
 _LEAST_RATE_S = 0.9
 
 
@@ -28,14 +28,14 @@ class Summary(Record):
     ranks: int
     """Workers that have sent a heartbeat in this attempt."""
     step_min: float | None
-    """The lowest step of all that report one; None if none does."""
+    """The lowest last step of all ranks. None if no rank reports steps."""
     step_max: float | None
     steps_per_s: float | None
-    """How fast the lowest step has grown over the last 10 s; None until that can be told."""
+    """The rate at which the lowest step has grown over the last 10 s. None until it is known."""
     rank: int
-    """The lowest rank that reports."""
+    """The lowest rank that has sent a heartbeat."""
     values: Mapping[str, float]
-    """Its newest numbers."""
+    """That rank's newest numbers."""
 
 
 class Progress:
@@ -43,7 +43,7 @@ class Progress:
 
     def __init__(self) -> None:
         self.latest: dict[int, Mapping[str, float]] = {}
-        """By rank; a step that a heartbeat leaves out is the one before."""
+        """The newest heartbeat of each rank. A heartbeat without a step keeps the previous step."""
         self.summary: Summary | None = None
         self.heard = 0.0
         """When the newest heartbeat came."""

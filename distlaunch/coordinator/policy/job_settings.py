@@ -21,40 +21,35 @@ class Gathering(Record):
     """
 
     hosts: tuple[str, ...]
-    """By member number: first the nodes that train, then spares."""
+    """Hosts by member number: first the training nodes, then the spare nodes."""
     bounds: tuple[int, int]
-    """The fewest and the most nodes that train; equal for a job of fixed size."""
+    """The smallest and the largest number of training nodes. Equal for a job of fixed size."""
     survey: Callable[[int], Survey]
-    """Returns the survey of a node, by its serial."""
+    """Returns the survey of a node with this serial number."""
     compose: Compose
     addresses: Callable[[Surveyed, str], tuple[str, ...]]
-    """Gives where the master may be reached, from its survey and its host as the list of hosts has
-    it: best first.
-
-    Raises LaunchError.
-    """
+    """Returns the addresses of the master, best first, from its survey and its name in the list of
+    hosts. Raises LaunchError."""
     meet: Callable[[Sequence[Surveyed], Mapping[int, Reached]], Meeting]
-    """Settles the meeting point from all members' surveys, by node rank, and what each but the
-    first has reached.
-
-    Raises LaunchError.
-    """
+    """Returns the master address from the surveys of all members, by node rank, and from the
+    addresses that the other members have reached. Raises LaunchError."""
     token: Callable[[int], str]
-    """Returns the word that the master port sends in an attempt, to be recognized."""
+    """Returns the word that the master port sends in an attempt, so that other nodes recognise
+    it."""
     join_timeout_s: float = 60.0
     patience_s: float | None = None
-    """How long failed nodes are tried again at the first start of a job of fixed size; None: until
+    """How long failed nodes are tried again at the first start of a job of fixed size. None: until
     the join timeout."""
     discover: bool = False
-    """The command of --discover lists the hosts, which may change."""
+    """The --discover command lists the hosts, which may change."""
     launchers: bool = False
-    """Each node has a launcher of its own, which connects to this one."""
+    """Each node has its own launcher, which connects to this one."""
     named_once: bool = False
-    """The user named the hosts: no two of them may be the same machine."""
+    """The user named the hosts, so two of them must not be the same machine."""
     alone: str | None = None
-    """A hint how to run on this machine alone, if a scheduler's environment named the nodes."""
+    """A hint how to run on this machine only, if a scheduler's environment named the nodes."""
     may_have_bounds: bool = True
-    """Hints may advise a number of nodes MIN:MAX."""
+    """Hints may suggest a number of nodes MIN:MAX."""
 
     @property
     def flexible(self) -> bool:
@@ -66,54 +61,54 @@ class Scheduler(Record):
     """The actions that the job's scheduler takes by itself. Times are seconds."""
 
     kill_after_s: float = 30.0
-    """After TERM."""
+    """Seconds from the scheduler's TERM to its KILL."""
     signals_all: bool = False
-    """Its signals go to all processes of a node, not to the agent alone."""
+    """The scheduler signals all processes of a node, not only the agent."""
     attempt: int = 0
-    """How often it has started the job again. The first attempt gets this number."""
+    """How often the scheduler has started the job again. The first attempt gets this number."""
 
 
 class PolicySettings(Record):
     """Settings that do not change during a job. Times are seconds."""
 
     hosts: tuple[str, ...] = ()
-    """By node rank. This and the next two are not used with ``gathering``."""
+    """Hosts by node rank. This field and the next two are not used with ``gathering``."""
     first_ranks: tuple[int, ...] = ()
     """The lowest rank of each node, by node rank."""
     world_size: int = 0
     scheduler: Scheduler | None = None
     gathering: Gathering | None = None
-    """For a job of several nodes, or of one that is not this machine."""
+    """The node setup, for a job on several nodes or on another machine."""
     python: str | None = None
-    """The workers' interpreter, for hints; None if they are no Python."""
+    """The workers' interpreter, for hints. None if the workers do not run Python."""
     adds_local_rank: bool = False
-    """The script gets ``--local_rank=N`` from the launcher, also for hints."""
+    """The launcher gives the script ``--local_rank=N``. Also used for hints."""
     dashes_first: bool = False
-    """The first argument of the script is ``--``, for hints."""
+    """The first argument of the script is ``--``. Used for hints."""
     script_dir: str = ""
-    """The folder of the script, to tell the user's code from libraries in stacks."""
+    """The directory of the script. It tells the user's code from libraries in stacks."""
     master_port: int = 0
     worker_ports: int = 0
-    """How many ports a node holds for each of its workers."""
+    """The number of ports that a node reserves for each of its workers."""
     meets_at_port: bool = False
     """Workers that train together always use ``master_port``."""
     max_restarts: int = 0
     restart_window_s: float | None = None
     restart_delay_s: tuple[float, float] = (0.0, 0.0)
-    """The delay before the first restart in a row, and the longest. It doubles with each."""
+    """The first and the longest delay before a restart. The delay doubles with each successive
+    restart."""
     min_uptime_s: float = 10.0
     grace_s: float = 25.0
     failure_grace_s: float = 5.0
     linger_s: float = 5.0
-    """How long processes that workers have left may run on after the last worker has ended with
-    0."""
+    """How long leftover processes may run on after the last worker has ended with 0."""
     hang_timeout_s: float | None = None
-    """End an attempt whose workers show no sign of life for so long; None: never."""
+    """End an attempt whose workers show no sign of life for this long. None: never."""
     hang_notice_s: float | None = None
-    """Without ``hang_timeout_s``: after so long a silence the user gets one notice where the workers
-    of a job of several stand."""
+    """Without ``hang_timeout_s``: after this much silence the user gets one notice that says where
+    the workers of a job of several workers are."""
     terminal: bool = False
-    """The one worker has a pseudo-terminal: Ctrl-C reaches it directly, and shows in its exit."""
+    """The only worker has a pseudo-terminal. Ctrl-C reaches it directly and shows in its exit."""
     dialect: Dialect = Dialect()
     """The names of options, for hints."""
     repeated_term_kills: bool = True

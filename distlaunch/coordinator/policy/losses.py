@@ -31,7 +31,7 @@ _OF_RAY = {
     LossKind.RAY_ACTOR: "ray list nodes, or actors, tells of it; with --max-restarts N Ray gives "
     "another in its place",
 }
-"""The number of nodes is fixed there."""
+"""The number of nodes is fixed in jobs on Ray."""
 _SILENT = (
     "the node, its launcher or the network stood still for so long, or the machine has crashed "
     "(dmesg, journalctl -k);"
@@ -46,11 +46,12 @@ _STOOD_STILL = (
     "--lost-after, and no longer"
 )
 _SHOWN = 4
-"""How many nodes are named one by one."""
+"""Largest number of lost nodes that are named individually."""
 _RANKS_SHOWN = 60
 _SHUT_DOWN = (-signal.SIGTERM, -signal.SIGKILL, -signal.SIGHUP)
 _SHUT_DOWN_S = 10.0
-"""A system that shuts down ends all processes by these signals, and its connections within so long."""
+"""A system that shuts down ends all processes with these signals, and its connections within this
+time."""
 
 
 class Loss(Record):
@@ -59,7 +60,7 @@ class Loss(Record):
     member: int
     host: str
     why: str
-    """As a clause."""
+    """The reason as a clause."""
     ranks: tuple[int, ...]
     ended_s: float
     """When the loss was noticed, in seconds since the attempt began."""

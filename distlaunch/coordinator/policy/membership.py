@@ -28,18 +28,19 @@ from distlaunch.transport.connect_errors import STARTUP_HINT, ConnectFailure, St
 from distlaunch.transport.unreachable import render
 
 RETRY_S, RETRY_MOST_S = 0.5, 5.0
-"""First and longest delay before a node is tried again that the job waits for. Delays double."""
+"""First and longest delay before the job connects again to a node that it waits for. Delays
+double."""
 BACK_S, BACK_MOST_S = 5.0, 60.0
-"""The same for a node that the job runs without."""
+"""The same delays for a node that the job runs without."""
 UNUSABLE_S, UNUSABLE_MOST_S = 60.0, 600.0
-"""The same for a node with a failure that does not pass by itself."""
+"""The same delays for a node whose failure does not pass by itself."""
 LOSSES, LOSSES_S = 3, 600.0
 COOLING_S, COOLING_MOST_S = 60.0, 3600.0
 AFTER_S = 1.0
-"""A lost node is used again after the failure grace, in which its workers end, and so long."""
+"""Delay before a lost node is used again, after the failure grace in which its workers end."""
 _LONGEST = 2000
 _LONGEST_HOSTS = 400
-"""Characters of a list of hosts in a hint."""
+"""Largest number of characters of a list of hosts in a hint."""
 _LOOKS_LIKE_HOST = re.compile(r"[\w.-]+:\d+(?:,[\w.,:-]*)?")
 
 
@@ -68,23 +69,23 @@ class Member:
         self.number = number
         self.host = host
         self.state: Literal["new", "connecting", "joined", "lost"] = "new"
-        """``lost``: it was connected and is not being connected to."""
+        """``lost``: the node was connected, and is not being connected again."""
         self.present = True
-        """Whether the source of hosts still names it."""
+        """Whether the source of hosts still lists the node."""
         self.failure: ConnectFailure | None = None
-        """Why it cannot take part; None if that is not known."""
+        """Why the node cannot take part. None if that is not known."""
         self.serial = 0
-        """The serial of the survey that it has not answered; 0: none."""
+        """The serial number of the survey that the node has not answered; 0: none."""
         self.surveyed: Surveyed | None = None
         self.tries = 0
-        """How often connecting has failed since it was last connected."""
+        """How often connecting has failed since the node was last connected."""
         self.why_lost: str | None = None
-        """Set until it is connected again."""
+        """Why the node was lost. Set until it is connected again."""
         self.kind_lost = LossKind.GONE
         self.logged_in = False
-        """It is being connected, and the login has succeeded."""
+        """The node is being connected, and the login has succeeded."""
         self.free_at = 0.0
-        """When the workers that ran there before it was lost have ended."""
+        """When the workers that ran on the node before its loss have ended."""
         self.losses: list[float] = []
         self.coolings = 0
         self.cools_until = 0.0

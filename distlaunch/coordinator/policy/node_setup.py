@@ -35,17 +35,18 @@ from distlaunch.core.protocol.agent_messages import Survey, Surveyed
 from distlaunch.transport.connect_errors import ConnectFailure
 
 ELASTIC_WAIT_S = 10.0
-"""How long a job that has enough nodes waits for the others."""
+"""How long a job that has enough nodes waits for the remaining ones."""
 LOOK_AGAIN_S = 0.5
 LOOK_S, LATER_LOOK_S = 5.0, 60.0
-"""A node that misses something, or differs from the others, is surveyed again for so long: NFS caches
-are stale for a while. A job that has run waits longer, since its script may have been edited."""
+"""How long a node that lacks something, or differs from the others, is surveyed again: NFS caches
+are outdated for a while. A job that has run waits for the second time, because its script may have
+been edited."""
 DISCOVER_S = 30.0
-"""How often hosts are discovered again while there are too few."""
+"""Period of --discover while there are too few nodes."""
 WAITING_S = 5.0
-"""After so long the user gets a notice that names the missing nodes."""
+"""The user gets a notice that names the missing nodes after this time."""
 _LATE_SHOWN = 8
-"""How many nodes that connect between two attempts are named."""
+"""Largest number of nodes that connect between two attempts and are named."""
 
 
 class NodeSetup:
@@ -60,11 +61,12 @@ class NodeSetup:
         )
         self.active = False
         self.left: str | None = None
-        """Which nodes left the attempt before, and why; None once the user has been told."""
+        """The nodes that left the previous attempt, with reasons. None once the user has been
+        told."""
         self._first = True
         self._until = 0.0
         self._hope_until: float | None = None
-        """Until when failed nodes are tried again; None: until the join timeout."""
+        """How long failed nodes are tried again. None: until the join timeout."""
         self._late = 0
         self._extended = False
         self._enough_since: float | None = None
@@ -83,7 +85,7 @@ class NodeSetup:
         self._why_few: JobError | None = None
         """Why there is no plan for ``_too_few`` nodes."""
         self._again: deque[tuple[float, int]] = deque()
-        """When to survey which node again."""
+        """Times at which nodes are surveyed again, with the nodes."""
         self._odd_since: dict[int, float] = {}
         self._differ_since: float | None = None
         self._look_s = LOOK_S
@@ -91,7 +93,7 @@ class NodeSetup:
         self._discovery_until: float | None = None
         self._said_problem: str | None = None
         self._unreported: set[int] = set()
-        """Lost nodes of which the user has not been told."""
+        """Lost nodes that the user has not been told of."""
         self._left_out: set[int] = set()
         """Nodes that the user knows to be the same machine as another node."""
         self._waiting_at: float | None = None

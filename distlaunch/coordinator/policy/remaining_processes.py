@@ -9,11 +9,11 @@ from distlaunch.core.model.text import counted, name_ranks, printable
 from distlaunch.core.protocol.spawner_messages import Leftovers
 
 _NAMED = 3
-"""So many processes are named in one line; the others are counted."""
+"""Largest number of processes that a line names. The others are counted."""
 _COMMAND_CHARS = 80
 
 ByHost = Mapping[str, Leftovers]
-"""What each host has; hosts without leftovers may be among them."""
+"""The leftovers by host. Hosts without leftovers may be included."""
 
 
 def count_of(found: ByHost) -> int:

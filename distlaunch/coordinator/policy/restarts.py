@@ -24,15 +24,15 @@ class FinalReason(Enum):
     """The failure would certainly repeat."""
     USED_UP = auto()
     NO_PROGRESS = auto()
-    """The same failure twice, without progress in between."""
+    """The same failure came twice without progress in between."""
     NO_NODE = auto()
     """No node can be reached any more."""
     PROCESSES_LEFT = auto()
-    """Processes of the attempt are left that not even KILL ended."""
+    """Processes of the attempt are left that KILL did not end."""
     STOPPED = auto()
     """The job was told to stop."""
     COORDINATOR_LOST = auto()
-    """A launcher that has joined the job lost the coordinator, and all restarts are used up."""
+    """A joined launcher has lost the coordinator, and all restarts are used up."""
 
 
 class Restart(Record):
@@ -46,20 +46,20 @@ class Final(Record):
 
     reason: FinalReason
     allowed: int = 0
-    """For ``USED_UP``, as are the next two: how many restarts the job may have."""
+    """For ``USED_UP``, like the next two fields: the number of restarts that the job may have."""
     window_s: float | None = None
-    """Within how many seconds."""
+    """The number of seconds within which restarts count."""
     retried_s: float | None = None
-    """The same failure has been retried before, because the attempt had run for so long."""
+    """The same failure has been retried before, because the attempt had run for this long."""
     repeats: RepeatKind | None = None
     """For ``WOULD_REPEAT``."""
     by_steps: bool = False
-    """For ``NO_PROGRESS``: progress is known from heartbeats."""
+    """For ``NO_PROGRESS``: the progress is known from heartbeats."""
 
 
 RestartDecision = Restart | Final
 _MOST_DOUBLED = 60
-"""A delay of 1 ns doubled more often is longer than any that can be asked for."""
+"""A delay of 1 ns that is doubled more often exceeds any delay that can be requested."""
 
 
 class Outcome(Record):
@@ -68,12 +68,12 @@ class Outcome(Record):
     signature: tuple[str, str] | None
     repeats: RepeatKind | None
     progressed: bool
-    """It came to a step beyond the best before; if no steps are reported, it ran for
+    """The attempt reached a step beyond the best one before. Without steps: it ran for
     --min-uptime."""
     by_steps: bool = False
-    """Steps are reported."""
+    """Workers report steps."""
     enough_s: float | None = None
-    """How long it ran, if that is what counted as progress."""
+    """How long the attempt ran, if that counted as progress."""
 
     @staticmethod
     def of(
@@ -144,9 +144,9 @@ class RestartRule:
         self._in_row = 0
         """Restarts since the last attempt that made progress."""
         self.count = 0
-        """How many restarts there have been."""
+        """The number of restarts so far."""
         self._times: deque[float] = deque()
-        """Of those that count against ``allowed``."""
+        """The times of the restarts that count against ``allowed``."""
         self._previous: Outcome | None = None
         self._retried_s: float | None = None
         """Uptime that counted as progress when the failure of ``_previous`` was a repetition."""

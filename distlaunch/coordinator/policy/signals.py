@@ -9,27 +9,27 @@ from distlaunch.coordinator.policy.events_and_actions import Signalled
 from distlaunch.core.model.record import replace
 
 ECHO_S = 30.0
-"""A signal that comes later than this after the last one that counted is a new one: a scheduler may
-need time to signal all processes."""
+"""A signal that comes later than this after the last one that counted is a new one. A scheduler may
+need this time to signal all processes."""
 HOLD_S = 0.1
-"""How long to wait after the first report of a signal for others, which show that workers got it,
-too."""
+"""How long to wait after the first report of a signal for other reports. They show that the workers
+got it, too."""
 _HELD = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 MERGE_S = 0.1
-"""Signals closer than this are one: a terminal signals a whole process group, and a wrapper passes
-Ctrl-C on."""
+"""Signals closer together than this count as one. A terminal signals a whole process group, and a
+wrapper passes Ctrl-C on."""
 SECOND_S = 1.0
-"""A second signal closer to the first than this does not count: notebooks send INT twice within 0.5
-s, and uv repeats a Ctrl-C after 0.2 s."""
+"""A second signal sooner than this after the first does not count. Notebooks send INT twice within
+0.5 s, and uv repeats a Ctrl-C after 0.2 s."""
 
 
 class Request(Enum):
     """The meaning of a signal that ends a job."""
 
     MERGED = auto()
-    """The same as the signal before it."""
+    """The signal is the same as the one before it."""
     EARLY = auto()
-    """The second within ``SECOND_S``. It changes nothing."""
+    """The second signal within ``SECOND_S``. It changes nothing."""
     FIRST = auto()
     AGAIN = auto()
     """A repeated request."""
@@ -66,7 +66,7 @@ class _Count:
     def __init__(self) -> None:
         self.acted = 0
         self.at = 0.0
-        """When it counted last, in seconds."""
+        """When the signal last counted, in seconds."""
         self.senders: dict[tuple[int | None, bool], int] = {}
 
     def at_time(self, now: float) -> _Count:

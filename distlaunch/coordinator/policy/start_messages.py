@@ -17,22 +17,22 @@ from distlaunch.core.protocol import agent_messages as m
 from distlaunch.core.protocol import launcher_messages as p
 
 _PERIOD_SHARE = 0.05
-"""Of ``hang_notice_s``: by so much the silence may be told too long."""
+"""Share of ``hang_notice_s`` by which the reported silence may be too long."""
 
 
 class Streams(NamedTuple):
     """The terminal and the stdin of the workers."""
 
     terminal: tuple[int, int] | None
-    """Rows and columns of the pseudo-terminal that the one worker gets."""
+    """Rows and columns of the pseudo-terminal of the only worker."""
     stdin: bool
     """Rank 0 gets the launcher's stdin, directly or as messages."""
     is_remote: bool
-    """The agents run in processes of their own, also on this machine."""
+    """The agents run in their own processes, even on this machine."""
     node_logs: str = ""
     orphan_grace_s: float | None = None
-    """How long workers may take to end if their agent, or we, vanish; None: as the spawner was
-    told."""
+    """How long workers may take to end if their agent or the launcher vanishes. None: as set when
+    the spawner was started."""
 
 
 def starts(plan: LaunchPlan, streams: Streams) -> Iterator[tuple[int, m.Start]]:

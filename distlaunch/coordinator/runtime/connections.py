@@ -31,8 +31,8 @@ from distlaunch.core.protocol.codec import Decoder, encode
 from distlaunch.transport.connection import Connection, ConnectionEnd, EndKind
 
 START_S = 60.0
-"""How long a node may take to start its workers, or to report what takes longer (an import of
---preload)."""
+"""How long a node may take to start its workers, or to report a step that takes longer (an import
+of --preload)."""
 
 
 class StartBound:
@@ -42,7 +42,7 @@ class StartBound:
 
     def __init__(self) -> None:
         self.until: float | None = None
-        """When its workers are late; None: none are starting."""
+        """When the start times out. None: no workers are starting."""
         self._awaited = 0
         self._began = 0.0
 
@@ -96,7 +96,7 @@ def loss_kind(end: ConnectionEnd) -> a.LossKind:
 
 
 _ROUND_S = 0.05
-"""After so long the main loop handles signals and deadlines before it reads the remaining
+"""After this time the main loop handles signals and deadlines before it reads the remaining
 connections."""
 M = TypeVar("M", bound=Record)
 
@@ -120,7 +120,7 @@ class Connections(ABC, Generic[M]):
         self._ping_at: float | None = None
         self._serial = 0
         self.silence_s = m.SILENCE_S
-        """A connection that is silent for so long counts as lost. The other side uses the same
+        """A connection that is silent for this long counts as lost. The other side uses the same
         timeout."""
 
     @abstractmethod
@@ -276,13 +276,13 @@ class Connections(ABC, Generic[M]):
 
 
 _SAMPLE_S = 60.0
-"""A measured clock offset is used for so long, unless a quicker answer replaces it. Monotonic clocks
+"""How long a measured clock offset is used, unless a faster answer replaces it. Monotonic clocks
 drift apart."""
 
 
 TURN_MESSAGES = 1024
 TURN_S = 0.01
-"""So much is read from one connection before the next one is read."""
+"""One connection is read for at most this long before the next one is read."""
 
 
 class ReadEnd(Enum):
@@ -314,9 +314,9 @@ class Peer(Generic[M]):
         self._turn_at = self._turn_until = 0.0
         self.greeted = False
         self.heard = 0.0
-        """When the last bytes came."""
+        """When the last bytes arrived."""
         self.offset = 0.0
-        """What to add to the agent's clock to get the job's."""
+        """The job's clock minus the agent's clock."""
         self.writer: Writer[M] | None = None
         self._out: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._pings: dict[int, float] = {}

@@ -13,7 +13,7 @@ from distlaunch.core.protocol import agent_messages as m
 
 INTERRUPTS_KILL = 3
 INTERRUPTS_S = 1.5
-"""With a pseudo-terminal Ctrl-C goes to the worker. So many within so many seconds kill it."""
+"""With a pseudo-terminal, Ctrl-C goes to the worker. This many within this many seconds kill it."""
 _INTERRUPT = b"\x03"
 
 

@@ -15,20 +15,21 @@ from distlaunch.core.protocol import launcher_messages as p
 from distlaunch.core.protocol.codec import MAX_RAW_BYTES, FrameSize
 
 _BURST = 64
-"""Messages that a connection may send unasked when it opens."""
+"""Number of messages that a connection may send without a request when it opens."""
 _PER_S = 4.0
-"""An agent sends ``Alive`` once a second, and warns now and then."""
+"""Messages per second. An agent sends ``Alive`` once a second, and now and then a warning."""
 _MOST_SAVED = 1 << 16
-"""A launcher that was stopped for hours finds so many messages at most."""
+"""Largest number of messages that can be saved up. A launcher that was suspended for hours finds at
+most this many."""
 _PER_WORKER = 4
-"""``Started``, ``WorkerExit`` and ``RankEnded`` come once for each worker of an attempt."""
+"""``Started``, ``WorkerExit`` and ``RankEnded`` are sent once for each worker of an attempt."""
 _PER_START = 16
 _FEW = FrameSize(object_bytes=16 << 10, raw_bytes=0)
 _NONE = FrameSize(object_bytes=0, raw_bytes=0)
 _USUAL_BYTES = 64 << 10
 _SURVEY_BYTES = 4 << 20
 _ESCAPED = 6
-"""JSON writes one byte of text as up to six (``\\u00e9``)."""
+r"""JSON may write one byte of text as six (``\u00e9``)."""
 _ERROR_FILE_BYTES = _ESCAPED * (256 << 10)
 _TAIL_BYTES = 64 << 10
 _STACKS_BYTES = _ESCAPED * (8 << 20)
@@ -37,7 +38,7 @@ _HEARTBEAT_BYTES = 16 << 10
 _PID_BYTES = 40
 _PORT_BYTES = 8
 _TEXT_BYTES = 512 << 10
-"""Of ``AgentFailed``, ``AgentEnding`` and ``PreloadEnded``, which quote a traceback."""
+"""Size of ``AgentFailed``, ``AgentEnding`` and ``PreloadEnded``, which quote a traceback."""
 
 _USUAL = FrameSize(object_bytes=_USUAL_BYTES, raw_bytes=0)
 _TEXT = FrameSize(object_bytes=_TEXT_BYTES, raw_bytes=0)
@@ -68,8 +69,8 @@ NODE_SIZES: dict[type, FrameSize] = {
     p.LauncherInfo: _USUAL,
     p.LauncherSignalled: _USUAL,
 }
-"""Size of each message of a node that has introduced itself; ``NodeBudget.size_of`` adapts some of
-them."""
+"""Sizes of the messages of a node that has sent its first message. ``NodeBudget.size_of`` adapts
+some of them."""
 COORDINATOR_SIZES: dict[type, FrameSize] = {
     m.Prepare: _USUAL,
     m.Stop: _USUAL,
@@ -87,7 +88,8 @@ COORDINATOR_SIZES: dict[type, FrameSize] = {
     p.ExitLauncher: FrameSize(object_bytes=4 << 20, raw_bytes=0),
     p.Notice: FrameSize(object_bytes=2 << 20, raw_bytes=0),
 }
-"""Size of each message of a coordinator. ``StartWorkers`` lists all nodes, and ports of all workers."""
+"""Sizes of the messages of a coordinator. ``StartWorkers`` lists all nodes and the ports of all
+workers."""
 _NODE_SIZES = {kind.__name__: size for kind, size in NODE_SIZES.items()}
 _COORDINATOR_SIZES = {kind.__name__: size for kind, size in COORDINATOR_SIZES.items()}
 _COORDINATOR_BURST, _COORDINATOR_PER_S = 4096, 64.0
@@ -138,11 +140,11 @@ class NodeBudget(Budget):
         self._greeted = False
         self._surveys = 0
         self._workers = 0
-        """The most that any attempt has had on this node."""
+        """The largest number of workers that any attempt has had on this node."""
         self._ports = 0
         self._stacks = 0
         self._fed = 0
-        """Bytes of stdin that were sent and that the node has not reported as taken."""
+        """Bytes of stdin that were sent and that the node has not reported as read."""
 
     def greet(self) -> None:
         """Record that the node has sent its first message."""

@@ -27,8 +27,9 @@ from distlaunch.core.protocol.spawner_messages import Leftovers
 from distlaunch.planning.joined_checks import MOST_SLOTS, is_address
 
 _LEFT_BYTES = 5 << 20
-"""Beyond its credit, an agent sends what it reads of a worker at its end: two full pipes, and what
-is written meanwhile (twice, as what has not ended by then is read once more when all have)."""
+"""Bytes per worker that an agent may send beyond its credit when the worker ends. They are two full
+pipes, and the output that processes write meanwhile. It counts twice, because the streams of
+processes that still run are read again after all workers have ended."""
 _CHUNK_BYTES = 1 << 20
 _LAST_PORT = 65535
 _STATUSES = range(-128, 256)
@@ -43,18 +44,19 @@ class Part:
         self._signals = FOR_THE_JOB if hears_signals else frozenset()
         self._attempt = -1
         self._asked = -1
-        """The latest attempt that it was asked to prepare."""
+        """The latest attempt that the node was asked to prepare."""
         self._ports = 0
-        """How many ports it was asked to hold for that attempt, beside the master port."""
+        """The number of ports that the node was asked to reserve for that attempt, besides the
+        master port."""
         self._ranks: frozenset[int] = frozenset()
         self._speaking: set[int] = set()
         """The ranks whose output is written."""
         self._known: set[int] = set()
-        """All ranks that it has had. The last output of an attempt may come late."""
+        """All ranks that the node has had. The last output of an attempt may arrive late."""
         self._granted = granted
         self._sent = 0
         self._least = -_CHUNK_BYTES
-        """How far its credit may be overdrawn, as a negative number."""
+        """The lowest value that the node's credit may have (negative)."""
 
     def on_send(self, message: object) -> None:
         """Record a message that is sent to the node."""
@@ -183,7 +185,8 @@ def _ranks_of(leftovers: Leftovers) -> list[int]:
 ASKING = frozenset(
     {0, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGKILL}
 )
-"""0: the workers have been asked already, as by Slurm, which signals all processes of a step."""
+"""Signals that stop workers. 0: the workers have been signalled already, for example by Slurm,
+which signals all processes of a step."""
 PASSED_ON = frozenset({signal.SIGUSR1, signal.SIGUSR2})
 _LONGEST_TOKEN = 256
 _LONGEST_REACH_S = 600.0
@@ -194,7 +197,7 @@ class Orders:
 
     def __init__(self) -> None:
         self.attempt = -1
-        """The latest attempt that was started here; -1: none."""
+        """The latest attempt that was started on this node; -1: none."""
         self._prepared = -1
 
     def joined(self) -> None:

@@ -21,7 +21,7 @@ from distlaunch.core.model.run_files import STDERR, STDOUT, TRAIN, Layout
 from distlaunch.core.private_files import make_private_dir
 
 EVENTS_SCHEMA = 1
-"""Raised when a field of an event changes its meaning or goes away; new fields do not count."""
+"""Increased when a field of an event changes its meaning or is removed. New fields do not count."""
 
 
 class EventLog:
@@ -39,7 +39,7 @@ class EventLog:
         self._disk_work = disk_work or DiskWork()
         self._first_rank = first_rank
         self._schema = {"schema": EVENTS_SCHEMA}
-        """For the next event: empty after the first."""
+        """Additional fields of the next event. Empty after the first event."""
 
     def write(self, kind: str, fields: Mapping[str, object]) -> None:
         """Write an event. An event that cannot be written is lost, and the job continues."""
@@ -93,7 +93,7 @@ class OutputFiles:
         self._sink = sink
         self._layout = layout
         self.ranks = ranks
-        """The ranks of this launcher. With several launchers they may change with each attempt."""
+        """The ranks of this launcher. With several launchers they may differ in each attempt."""
         self._filters = filters or {}
         self._open: set[int] = set()  # ranks whose output has not ended
         self._logs = LogFiles(
@@ -168,9 +168,10 @@ class LineFilter:
         self._begun: dict[int, bytes] = {}
         self._descriptor = -1
         self.first_rank = 0
-        """``prefixes`` counts from this rank on."""
+        """The rank that is number 0 in ``prefixes``."""
         self.suffix = ""
-        """Added to the file's name, to keep it apart from the files of the other launchers."""
+        """Added to the file's name, so that it differs from the names of the other launchers'
+        files."""
 
     def begin(self, path: str) -> None:
         """Write to this file from now on."""

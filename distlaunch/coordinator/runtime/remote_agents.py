@@ -50,7 +50,8 @@ from distlaunch.transport.connection import (
 LEAVE_S = 8.0
 """How long agents may take to end at the end of the job."""
 HURRIED_LEAVE_S = 0.5
-"""The same after the user has asked for a quick end. Other agents end when their connection does."""
+"""The same limit after the user has asked for a quick end. The remaining agents end because their
+connection closes."""
 _OUTPUT_S = 10.0
 
 
@@ -63,7 +64,7 @@ class Fleet(Connections[m.FromRemote]):
     """
 
     hears_signals = False
-    """Agents pass on what a scheduler signals to them."""
+    """Whether agents report signals that a scheduler sends to them."""
 
     def __init__(
         self,

@@ -20,11 +20,12 @@ from distlaunch.core.protocol import agent_messages as m
 
 _ALL_WINDOWS_BYTES = 64 << 20
 _WINDOW_BYTES = (256 << 10, 1 << 20)
-"""The least and the most output of a node that may be queued."""
+"""The smallest and the largest number of output bytes of a node that may be queued."""
 _ANSWER_S = 1.0
-"""How long the main loop may wait: a fraction of the silence after which a node counts as lost."""
+"""How long the main loop may wait. It is a fraction of the silence after which a node counts as
+lost."""
 _GRANT_AT = 4
-"""New credit is sent for a quarter of the window at a time."""
+"""New credit is sent in units of the window divided by this number."""
 
 
 T = TypeVar("T")
@@ -58,7 +59,7 @@ class OutputThread(threading.Thread, DiskWork):
         self._ending = False
         self._over = False
         self.fault: str | None = None
-        """The traceback that ended the thread, if an internal error did."""
+        """The traceback of the internal error that ended the thread. None if there was none."""
         files.on_room(self._nudge)
 
     # --- the main loop's

@@ -29,10 +29,10 @@ from distlaunch.core.private_files import make_private_dir, make_private_dirs, o
 KEPT = 50
 LATEST = "latest"
 _SILENT_S = 30 * 86400.0
-"""A run of another host in which nothing has changed for so long does not go on."""
+"""A run of another host counts as ended if nothing in it has changed for this long."""
 _EVENT_BYTES = 1 << 16
 _SHARED_NAMES = 9
-"""So many names in a temporary directory are tried before one that nobody can guess."""
+"""Number of predictable names that are tried in a temporary directory before a random one."""
 _SAFE = "._-:+@=,"
 _RUN_ID_BYTES = 90
 _TEMPORARY = ("/tmp", "/var/tmp")  # noqa: S108 - tempfile has tried them, and the current directory
@@ -95,7 +95,8 @@ class RunDir:
         self.path = path
         self.temporary = temporary
         self.instead_of = instead_of
-        """Of a temporary one: the place that cannot be written, and why; None if there is none."""
+        """For a temporary directory: the place that cannot be written, and why. None if there is
+        none."""
         self._base = base
         self._pruned = pruned
         how = _NEW if node is None else _NEW & ~os.O_EXCL

@@ -40,10 +40,10 @@ if TYPE_CHECKING:
     from distlaunch.planning.backend import PlannedBackend
 
 PAUSE_S = 1.0
-"""How long the workers' parent may take to hear that all trees are to stop (Ctrl-Z)."""
+"""How long the spawner may take to receive the request to suspend all workers (Ctrl-Z)."""
 _FLUSH_STEP_S = 0.02
 _EVENTS_S = 0.05
-"""After so long the loop looks at signals and deadlines before it takes in more events."""
+"""After this time the loop handles signals and deadlines before it processes further events."""
 _TSTP = bytes([signal.SIGTSTP])
 _LONGEST_POLL_MS = 3_600_000  # poll takes a C int; whoever asks for longer is woken in between
 
@@ -162,7 +162,7 @@ class Runner:
         self._has_said_unread = False
         self._exit_code: int | None = None
         self._received: deque[a.Event] = deque()
-        """Events that the policy has not heard of."""
+        """Events that have not been passed to the policy."""
         self._started_s = time.monotonic()
         self._reporter = Reporter(
             plan,

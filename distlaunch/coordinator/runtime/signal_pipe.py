@@ -11,12 +11,14 @@ from distlaunch.coordinator.policy.signals import Request, StopRequests
 
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 LOOK_S = 0.1
-"""How often those who wait after the job's end look for a signal."""
+"""Period at which waiting code looks for a signal after the job's end."""
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 FOR_THE_JOB = frozenset((*ENDING, *_PASSED_ON))
-"""What counts wherever it comes: here, to another launcher, to an agent of a scheduler's step."""
+"""Signals for the job. They count if they reach this launcher, another launcher, or an agent of a
+scheduler's step."""
 _NEVER_IGNORED = frozenset((signal.SIGCONT, signal.SIGTERM, signal.SIGINT, signal.SIGQUIT))
-"""Signals that are taken even if they were ignored; ``SignalPipe`` tells of an exception."""
+"""Signals that are handled even if they were ignored before. ``SignalPipe`` describes an
+exception."""
 _OWN = (signal.SIGTSTP, signal.SIGCONT, signal.SIGWINCH)
 
 

@@ -31,9 +31,9 @@ class StatusView(Record):
     """Monotonic time at which the job began."""
     log_dir: str
     progress: Summary | None = None
-    """How far the attempt is, if its workers report."""
+    """The progress of the attempt, if its workers report any."""
     heard_s: float = 0.0
-    """Monotonic time at which the newest heartbeat came."""
+    """Monotonic time at which the newest heartbeat arrived."""
 
 
 class Sink(Protocol):
