@@ -33,9 +33,9 @@ def make_private_dirs(path: str) -> None:
 
 
 def open_private(path: str, flags: int) -> int:
-    """Open a file with these flags. A new file can be read and written by its owner only.
+    """Open a file with these flags and return its descriptor.
 
-    Raises OSError.
+    A new file can be read and written only by its owner. Raises OSError.
     """
     descriptor = os.open(path, flags, 0o600)
     try:

@@ -1,8 +1,8 @@
-"""The agent of one node: starts, watches and stops the workers through the spawner.
+"""The agent of one node: it starts, watches and stops the workers through the spawner.
 
-It has no loop of its own. The loop of its host (the launcher on one machine, ``RemoteAgent`` on
-other nodes) polls ``descriptors()``, calls ``on_ready`` and ``tick`` (at ``deadline()``), and
-passes each message of the coordinator to ``handle``.
+It has no loop of its own. Its host is the launcher on one machine, and ``RemoteAgent`` on other
+nodes. The host's loop polls ``descriptors()``, calls ``on_ready`` and ``tick`` (at ``deadline()``),
+and passes each message of the coordinator to ``handle``.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _TYPED_AHEAD_BYTES = 1 << 20
 
 
 class Agent:
-    """Carries out the coordinator's messages on this node and reports events by ``send``."""
+    """Carries out the coordinator's messages on this node, and reports events with ``send``."""
 
     def __init__(
         self,
@@ -111,8 +111,9 @@ class Agent:
         self.job_id = job_id
 
     def start(self) -> None:
-        """Start the output thread. The spawner runs already. Raises ConfigError if no thread can be
-        started.
+        """Start the output thread. The spawner already runs.
+
+        Raises ConfigError if no thread can be started.
         """
         try:
             self._pump.start()
@@ -120,7 +121,7 @@ class Agent:
             raise ConfigError("no thread can be started", hint=explain_refusal()) from exc
 
     def descriptors(self) -> dict[int, int]:
-        """Return descriptor -> events to poll."""
+        """Return the poll events by descriptor."""
         wanted = {self._wake: select.POLLIN, **self._attempt_setup.descriptors()}
         if self._terminal is not None and self._terminal.has_unsent:
             wanted[self._terminal.fileno()] = select.POLLOUT
@@ -131,7 +132,7 @@ class Agent:
         return wanted
 
     def deadline(self) -> float | None:
-        """Return when ``tick`` is due, on the agent's clock; None if nothing is."""
+        """Return when ``tick`` is due, on the agent's clock. Return None if no action is due."""
         times = [
             time
             for time in (self._table.deadline(), self._attempt_setup.deadline())
@@ -170,10 +171,10 @@ class Agent:
                 self._step(self._with_oom_kills(event) if isinstance(event, t.Drained) else event)
 
     def _wake_spawner(self) -> None:
-        """Resume watcher and spawner if somebody has stopped them.
+        """Resume the watcher and the spawner if they have been stopped.
 
         A stopped spawner would not notice that workers exit. Normally the watcher resumes it.
-        SIGCHLD wakes the loop that calls this.
+        SIGCHLD wakes the loop that calls this method.
         """
         for pid in filter(None, (self._watcher, self._spawner)):
             with suppress(ChildProcessError):
@@ -213,26 +214,26 @@ class Agent:
 
     @property
     def is_broken(self) -> bool:
-        """Return whether the spawner has vanished. All workers were killed, and no ``AttemptEnded``
-        follows.
+        """Return whether the spawner has vanished.
+
+        All workers were killed then, and no ``AttemptEnded`` follows.
         """
         return self._is_spawner_lost
 
     def end_without_coordinator(self, attempt: int, *, grace_s: float, bound_s: float) -> None:
-        """Stop the workers as if the coordinator had asked. ``AttemptEnded`` follows when they have
-        ended.
+        """Stop the workers as if the coordinator had requested it.
 
-        If this and ``close`` take longer than ``bound_s``, the spawner stops them instead.
+        ``AttemptEnded`` follows when they have ended. If this and ``close`` take longer than
+        ``bound_s``, the spawner stops the workers instead.
         """
         self._send_to_spawner(w.CoordinatorLost(bound_s=bound_s))
         self.handle(m.Stop(attempt=attempt, signum=signal.SIGTERM, grace_s=grace_s))
 
     def close(self, hurried: Callable[[], bool] = lambda: False) -> None:
-        """End the spawner, which kills what is left, stop the output thread and release all
-        resources.
+        """End the spawner, which kills all remaining processes. Stop the output thread and release
+        all resources.
 
-        Takes at most about 8 s. From the moment that ``hurried`` returns true, the spawner has
-        ``_HURRIED_S`` left.
+        Takes at most about 8 s. When ``hurried`` returns True, the spawner has ``_HURRIED_S`` left.
         """
         if not self._is_spawner_lost:
             self._send_to_spawner(w.ExitSpawner())
@@ -252,7 +253,11 @@ class Agent:
             self._wake_end = -1
 
     def _spawner_has_ended(self, deadline: float, hurried: Callable[[], bool]) -> bool:
-        """Read until the spawner closes its end, which is its last action, and reap it."""
+        """Read until the spawner closes its end of the channel, which is its last action. Reap the
+        spawner.
+
+        Return whether it has ended.
+        """
         poll = select.poll()
         while not self._is_spawner_lost and (left_s := deadline - time.monotonic()) > 0:
             if left_s > _HURRIED_S and hurried():
@@ -436,7 +441,7 @@ class Agent:
             self._on_spawner_lost()
 
     def _continue_spawner(self) -> None:
-        """Resume watcher and spawner by SIGCONT in case somebody has stopped them."""
+        """Send SIGCONT to the watcher and the spawner in case they have been stopped."""
         for pid in filter(None, (self._watcher, self._spawner)):
             process_tree.send(pid, signal.SIGCONT, parent_or_ancestor=os.getpid())
 
@@ -458,7 +463,7 @@ class Agent:
             self._stacks.collect(request, {rank: pid for rank, pid in pids.items() if pid})
 
     def _on_spawner_lost(self) -> None:
-        """Kill all workers: without their parent they can no longer be supervised."""
+        """Kill all workers, because without their parent they can no longer be supervised."""
         if self._is_spawner_lost:
             return
         self._is_spawner_lost = True
@@ -469,7 +474,10 @@ class Agent:
         self._send(m.AgentFailed(text=f"the spawner (the parent of the workers) {ended}{detail}"))
 
     def _end_all(self) -> int | None:
-        """Do the end of the spawner's work in its place. Returns its wait status if it is known."""
+        """Kill and reap all remaining processes in place of the spawner.
+
+        Return the spawner's wait status, or None if it is not known.
+        """
         self._continue_spawner()
         status = self._reaper.await_child(bound_s=_WATCHER_S)
         killed = self._reaper.kill(bound_s=t.KILL_S)

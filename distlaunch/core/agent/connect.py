@@ -70,7 +70,7 @@ class RejectedError(LaunchError):
 
 
 class ConnectInterrupted(Exception):  # noqa: N818 - an outcome
-    """The watched descriptor can be read, so the caller has to do something else first."""
+    """The watched descriptor is readable, so the caller must handle it first."""
 
 
 def connect_to_listener(
@@ -88,16 +88,16 @@ def connect_to_listener(
     stops: Callable[[], bool] = lambda: True,
     otherwise: Callable[[], Sequence[str]] | None = None,
 ) -> tuple[socket.socket, Welcome]:
-    """Return the connection once this launcher is welcome. No byte after the handshake is read from
-    it.
+    """Return the connection after the listener has admitted this launcher. No byte after the
+    handshake is read.
 
-    All hosts and ports are tried: other jobs may use some of the ports. ``until`` is monotonic
-    time. ``progress`` is called repeatedly with the seconds since the beginning and the reason for
-    waiting, as a clause. ``otherwise`` is called in a thread if the name of the single host cannot
-    be resolved, and returns other addresses of it.
+    All hosts and ports are tried, because other jobs may use some of the ports. ``until`` is
+    monotonic time. ``progress`` is called repeatedly with the seconds since the beginning and the
+    reason for waiting, as a clause. ``otherwise`` is called in a thread if the name of the only
+    host cannot be resolved. It returns other addresses of that host.
 
-    Raises NodesError at the deadline, RejectedError, and ConnectInterrupted when ``watched`` can be
-    read and ``stops()``, which reads it, returns true.
+    Raises NodesError at the deadline, and RejectedError for a final rejection. Raises
+    ConnectInterrupted if ``watched`` is readable and ``stops()``, which reads it, returns True.
     """
     secret = CallerSecret(job_identity.token, job_identity.munge)
 
@@ -125,7 +125,8 @@ def connect_to_listener(
 
 
 class _Connector:
-    """Tries all addresses at the same time, so that one that does not answer delays no other."""
+    """Tries all addresses at the same time, so that an address without an answer delays no
+    other."""
 
     def __init__(
         self,
@@ -191,9 +192,8 @@ class _Connector:
         return any(endpoint.is_proving for endpoint in self._endpoints.values())
 
     def _update_endpoints(self) -> None:
-        """Add the addresses that the name resolves to now. Keep old ones only while a connection
-        exists.
-        """
+        """Add the addresses to which the name resolves now. Keep an old address only while it has a
+        connection."""
         self._addresses.refresh()
         if not self._addresses.known and not self._addresses.settled.wait(0.05):
             self._report_if_due()
@@ -214,7 +214,8 @@ class _Connector:
                 self._endpoints[address] = Endpoint(address, self._make_handshake)
 
     def _begin(self, now: float) -> None:
-        """Start the connections that are due. New addresses start one after the other."""
+        """Start the connections that are due. Connections to new addresses are started one after
+        the other."""
         if self._is_proving:
             return
         for endpoint in self._endpoints.values():
@@ -232,8 +233,9 @@ class _Connector:
             self._schedule_retry(endpoint, now)
 
     def _poll_once(self) -> tuple[socket.socket, Welcome] | None:
-        """Wait for the next event and handle it. Returns the connection if this launcher is
-        welcome.
+        """Wait for the next event and handle it.
+
+        Return the connection if the listener has admitted this launcher. Return None otherwise.
         """
         poll = self._poll()
         by_number = {}
@@ -342,7 +344,8 @@ class _Connector:
         return poll
 
     def _wait(self, poll: select.poll, within_s: float) -> list[int]:
-        """Return the descriptors that are ready; empty after ``within_s`` or ``TICK_S``.
+        """Return the descriptors that are ready. Return an empty list after ``within_s`` or
+        ``TICK_S``.
 
         Raises ConnectInterrupted.
         """
@@ -436,7 +439,7 @@ class Endpoint:
 
     @property
     def has_sent_call(self) -> bool:
-        """Return whether the connection was accepted and ``Call`` was sent."""
+        """Return whether the listener has accepted the connection and ``Call`` was sent."""
         return self._handshake is not None
 
     @property
@@ -471,8 +474,9 @@ class Endpoint:
             self.fail(errno_clause(exc.errno))
 
     def on_ready(self, now: float) -> Welcome | Rejected | None:
-        """Continue after the connection became readable or writable. Returns the listener's final
-        answer.
+        """Continue after the connection became readable or writable.
+
+        Return the listener's final answer, or None if it has not come.
         """
         try:
             if self._handshake is not None:
@@ -496,7 +500,7 @@ class Endpoint:
         self.close()
 
     def detach(self) -> socket.socket | None:
-        """Return the connection and give up its ownership."""
+        """Return the connection. The caller owns it from now on."""
         connection, self.connection = self.connection, None
         return connection
 
@@ -522,7 +526,10 @@ class Endpoint:
         self._send(self._handshake.begin())
 
     def _on_data(self, handshake: CallerHandshake) -> Welcome | Rejected | None:
-        """Read and process received bytes. Raises OSError or HandshakeError."""
+        """Read and process received bytes. Return the listener's final answer, or None.
+
+        Raises OSError or HandshakeError.
+        """
         if self.connection is None:
             return None
         try:
@@ -549,7 +556,7 @@ class Endpoint:
 
 
 def describe_failures(endpoints: Sequence[Endpoint]) -> str:
-    """Return why all endpoints failed; with their addresses if the reasons differ."""
+    """Return why all endpoints failed. If the reasons differ, each is given with its address."""
     by_reason: dict[str, list[str]] = {}
     for endpoint in endpoints:
         by_reason.setdefault(endpoint.reason, []).append(endpoint.text)
@@ -573,11 +580,10 @@ def set_socket_options(connection: socket.socket) -> None:
 
 
 class HostAddresses:
-    """The addresses of a host name. Lookups run in a thread, one at a time, as they cannot be
-    interrupted.
+    """The addresses of a host name.
 
-    ``otherwise`` is called in that thread if the name is unknown, and returns other names or
-    addresses of the host.
+    Lookups run in a thread, one at a time, because they cannot be interrupted. ``otherwise`` is
+    called in that thread if the name is unknown. It returns other names or addresses of the host.
     """
 
     def __init__(self, host: str, otherwise: Callable[[], Sequence[str]] | None = None) -> None:

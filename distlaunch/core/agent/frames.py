@@ -21,8 +21,8 @@ M = TypeVar("M")
 class FrameStream(Generic[M]):
     """Both directions of a connection. ``send`` and ``put`` may be called from any thread.
 
-    All other methods belong to the loop. ``wake`` is called if another thread has queued data that
-    the loop must write.
+    All other methods may be called only by the loop. ``wake`` is called if another thread has
+    queued data that the loop must write.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class FrameStream(Generic[M]):
         """True once nobody reads the outgoing data. What is sent is then dropped."""
 
     def descriptors(self) -> dict[int, int]:
-        """Return descriptor -> events to poll."""
+        """Return the poll events by descriptor."""
         wanted = {self._reading: select.POLLIN} if self.is_open else {}
         if self._out:
             wanted[self._writing] = wanted.get(self._writing, 0) | select.POLLOUT
@@ -87,9 +87,9 @@ class FrameStream(Generic[M]):
             self.is_broken = True
 
     def receive(self) -> list[M] | None:
-        """Return the messages of one read; None at the end of the stream. Raises ProtocolError.
+        """Return the messages of one read. Return None at the end of the stream.
 
-        It reads only once, so that the caller can look at signals in between.
+        It reads only once, so that the caller can handle signals in between. Raises ProtocolError.
         """
         if not self.is_open:
             return None

@@ -19,11 +19,11 @@ _SUSPENDED_S = 1.0
 class SilenceMonitor:
     """Measures how long the coordinator has sent nothing.
 
-    ``now`` returns seconds of a clock that runs also while the job is paused.
+    ``now`` returns seconds of a clock that also runs while the job is paused.
     """
 
     def __init__(self, silence_s: float, *, now: Callable[[], float] = time.monotonic) -> None:
-        """``silence_s`` is the limit until a ping sets another."""
+        """``silence_s`` is the limit until a ping sets another one."""
         self._silence_s = silence_s
         self._now = now
         self._last = now()
@@ -31,14 +31,16 @@ class SilenceMonitor:
         self._polled_at = now()
 
     def reset(self) -> None:
-        """Start measuring anew, because a message has come, or none could come while the job was
-        paused.
+        """Start measuring anew.
+
+        Called when a message has arrived, and after a pause in which none could arrive.
         """
         self._last = self._now()
 
     def on_ping(self, ping: m.Ping) -> None:
-        """Adopt the limit that a ping carries, if any. Raises ProtocolError if it is shorter than the time between two
-        pings.
+        """Use the limit in a ping, if it has one.
+
+        Raises ProtocolError if the limit is shorter than the time between two pings.
         """
         limit_s = ping.silence_s
         if limit_s is not None and not m.PING_S <= limit_s <= LONGEST_S:
@@ -60,16 +62,16 @@ class SilenceMonitor:
         return self._now() - self._polled_at
 
     def poll_ms(self, waits_s: Iterable[float]) -> float:
-        """Return the timeout for a poll, in milliseconds, that ends with the shortest of these
-        waits.
-        """
+        """Return the timeout for a poll, in milliseconds. It ends with the shortest of these
+        waits."""
         wait_s = max(0.0, min((*waits_s, LONGEST_POLL_S)))
         self._polled_at = self._now()
         self._due = self._polled_at + wait_s
         return wait_s * 1000 + 1
 
     def silent_s(self) -> float | None:
-        """Return how long the coordinator has been silent if that is too long, else None.
+        """Return how long the coordinator has been silent, if that exceeds the limit. Return None
+        otherwise.
 
         Call it after a poll, when all messages that had arrived have been handled.
         """

@@ -96,14 +96,17 @@ def serve(
 
 
 def write_exit_reason(text: str) -> None:
-    """Write to stderr why this process exits, if that does not block."""
+    """Write to stderr why this process exits, unless that would block."""
     with suppress(OSError):
         if select.select([], [2], [], 0)[1]:
             os.write(2, f"distlaunch: {text}\n".encode("utf-8", "replace")[:_REASON_BYTES])
 
 
 def _move_connection() -> tuple[int, int]:
-    """Move the connection away from descriptors 0 and 1, to which any code may print."""
+    """Move the connection away from descriptors 0 and 1, because any code may print to them.
+
+    Return the new descriptors.
+    """
     try:
         reading, writing = (
             fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, LOWEST_CHANNEL_FD) for number in (0, 1)
@@ -124,9 +127,8 @@ def _move_connection() -> tuple[int, int]:
 
 
 def _raise_descriptor_limit() -> int:
-    """Raise the limit of open files, for many workers. Returns the previous soft limit, for the
-    workers.
-    """
+    """Raise the limit of open files, for many workers. Return the previous soft limit, for the
+    workers."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
     if soft != resource.RLIM_INFINITY and soft < most:

@@ -31,7 +31,7 @@ def main(arguments: Sequence[str], code_fd: int) -> NoReturn:
     """Run the agent of this node and exit.
 
     ``arguments`` are the launcher's addresses (separated by commas), its port, the job key, and the
-    seconds within which it must answer. The token is in the environment.
+    seconds within which the launcher must answer. The token is in the environment.
     """
     code = EXIT_SOFTWARE
     try:
@@ -70,9 +70,8 @@ def main(arguments: Sequence[str], code_fd: int) -> NoReturn:
 
 
 def _replace_descriptors(connection: socket.socket) -> tuple[int, int]:
-    """Return two descriptors of the connection above those of workers, and close srun's
-    descriptors.
-    """
+    """Return two descriptors of the connection, with numbers above those of workers. Close srun's
+    descriptors."""
     numbers = []
     for _ in range(2):
         try:

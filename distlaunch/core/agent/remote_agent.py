@@ -1,8 +1,8 @@
-"""The agent as a process of its own: its loop, the resources of its node, and its end.
+"""The agent as a separate process: its loop, the resources of its node, and its exit.
 
-The coordinator is lost if the connection ends or nothing arrives for a while. The agent then sends
-TERM to the workers, kills them after their grace period, and exits. A termination signal has the
-same effect. If the agent is killed, the spawner does this instead.
+The coordinator counts as lost if the connection ends or no message arrives for a while. The agent
+then sends TERM to the workers, kills them after their grace period, and exits. A termination signal
+has the same effect. If the agent is killed, the spawner does this instead.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _TO_END = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
 
 
 class RemoteAgent:
-    """Runs the agent of one node, from its greeting to its exit code."""
+    """Runs the agent of one node, from its greeting to its exit."""
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class RemoteAgent:
     # --- the loop
 
     def run(self) -> int:
-        """Run until the coordinator dismisses the agent or is lost. Returns the exit code."""
+        """Run until the coordinator ends the agent or is lost. Return the exit code."""
         for signum in (*_TO_END, *(_TO_WORKERS if self._reports_signals else ()), signal.SIGCHLD):
             signal.signal(signum, _ignore_signal)
         signal.set_wakeup_fd(self._wake_end, warn_on_full_buffer=False)
@@ -252,7 +252,7 @@ class RemoteAgent:
                 rename_process(NAME, f"{NAME}: of job {job_id}")
 
     def _start_output_thread(self, prepare: m.Prepare) -> bool:
-        """Start the output thread if it does not run. Returns whether it runs.
+        """Start the output thread if it does not run. Return whether it runs.
 
         It is not started earlier because the survey forks, which is safest without threads.
         """
@@ -343,7 +343,7 @@ class RemoteAgent:
 
 
 class RemoteNodeResources(NodeResources):
-    """The node's resources for workers. The remote agent's loop polls them.
+    """Resources of the node for its workers. The remote agent's loop polls them.
 
     ``wake`` wakes the loop from another thread.
     """
@@ -409,10 +409,10 @@ class RemoteNodeResources(NodeResources):
         self._send(m.AgentNotice(text=f"{what}: {exc.strerror or exc}", warning=True))
 
     def log_location(self, start: m.Start) -> tuple[str, Layout]:
-        """Return directory and layout of the ranks' logs on this node.
+        """Return the directory and the layout of the ranks' logs on this node.
 
-        That is the job's run directory if it exists here, else the directory of ``--node-logs``,
-        else an empty name.
+        The directory is the job's run directory if it exists here, or else that of ``--node-logs``,
+        or else empty.
         """
         if self._has_run_dir(start):
             return start.run_dir, start.layout
@@ -421,10 +421,10 @@ class RemoteNodeResources(NodeResources):
         ) if start.node_logs else "", TRAIN
 
     def run_dir_logs(self, start: m.Start) -> LogFiles | None:
-        """Return the ranks' logs in the job's run directory, to continue them when the launcher has
-        vanished.
+        """Return the ranks' logs in the job's run directory. The agent continues them if the
+        launcher vanishes.
 
-        None if the run directory does not exist here.
+        Return None if the run directory does not exist here.
         """
         if not self._has_run_dir(start):
             return None
@@ -434,7 +434,8 @@ class RemoteNodeResources(NodeResources):
         return bool(start.run_dir) and self.survey.shares_run_dir
 
     def logs(self, start: m.Start, job_id: str) -> LogFiles | None:
-        """Return the ranks' log files for ``--node-logs``; None if it is not used."""
+        """Return the ranks' log files for ``--node-logs``. Return None if the option is not
+        used."""
         if not start.node_logs:
             return None
         folder = _node_folder(start, job_id)
@@ -452,7 +453,7 @@ class RemoteNodeResources(NodeResources):
     # --- for the loop
 
     def descriptors(self) -> dict[int, int]:
-        """Return descriptor -> events to poll."""
+        """Return the poll events by descriptor."""
         return {
             **self.survey.descriptors(),
             **self.reachability.descriptors(),
@@ -460,14 +461,14 @@ class RemoteNodeResources(NodeResources):
         }
 
     def deadline(self) -> float | None:
-        """Return when ``on_ready`` is due, in monotonic seconds; None if it is not."""
+        """Return when ``on_ready`` is due, in monotonic seconds. Return None if it is not."""
         dues = [
             due for due in (self.survey.deadline(), self.reachability.deadline()) if due is not None
         ]
         return min(dues, default=None)
 
     def on_ready(self) -> None:
-        """Continue everything that is in progress."""
+        """Continue the survey, the reachability test and the other work that is in progress."""
         self.survey.on_ready()
         self.reachability.on_ready()
         self._stdin.on_ready()
@@ -478,7 +479,7 @@ class RemoteNodeResources(NodeResources):
             self._stdin.on_hangup()
 
     def close(self) -> None:
-        """Abort everything that is in progress."""
+        """Abort all work that is in progress."""
         self.survey.close()
         self.reachability.close()
         self._stdin.close()
@@ -529,7 +530,7 @@ def _make_folders(start: m.Start) -> None:
 
 
 def _discard(_: object) -> None:
-    """Discard a report that nobody can receive."""
+    """Discard a report, because there is no coordinator to receive it."""
 
 
 def _ignore_signal(*_: object) -> None:

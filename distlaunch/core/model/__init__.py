@@ -1,1 +1,1 @@
-"""Immutable data that all rooms share: the plan, the topology, variables of workers."""
+"""Immutable data that all packages share: the plan, the topology, variables of workers."""

@@ -1,4 +1,4 @@
-"""Durations as people write them; every option that takes a time reads it here."""
+"""Read durations as people write them. All options that take a time use this module."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _UNITS_S = {
 def read_duration(text: str, *, unit_s: float = 1.0) -> float | None:
     """Return the seconds of ``30``, ``2.5``, ``30s``, ``10min``, ``2 hours`` or ``1h30m``.
 
-    A number without a unit counts in ``unit_s``. Returns None if the text is no duration.
+    A number without a unit counts in ``unit_s``. Return None if the text is no duration.
     """
     rest = text.lower()
     total_s = 0.0
@@ -32,6 +32,6 @@ def read_duration(text: str, *, unit_s: float = 1.0) -> float | None:
 
 
 def _split(text: str, letters: str) -> tuple[str, str]:
-    """Split after the first characters that are all among ``letters``."""
+    """Return the text split after its leading characters that are among ``letters``."""
     rest = text.lstrip(letters)
     return text[: len(text) - len(rest)], rest

@@ -1,7 +1,7 @@
 """Fork helper processes that a debugger does not follow.
 
 debugpy replaces ``os.fork``: the child connects to the debugger and waits until the client answers.
-Only workers should do that, each of them once, when they are executed.
+Only workers should do that, each once, when they are started with exec.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def is_debugged() -> bool:
 
 
 def fork_helper() -> int:
-    """Fork a helper process like ``os.fork``, without the debugger that this process may have."""
+    """Fork a helper process like ``os.fork``, but without a debugger that follows this process."""
     pydevd = sys.modules.get("pydevd")
     if pydevd is None or not hasattr(pydevd, "skip_subprocess_arg_patch"):
         return os.fork()
@@ -26,10 +26,10 @@ def fork_helper() -> int:
 
 
 def fork_from_helper() -> int:
-    """Fork from a helper, which has no debugger, another helper or a child that executes a program.
+    """Fork, from a helper, another helper or a child that executes a program. A helper has no
+    debugger.
 
-    The debugger follows the program if it is Python, as a child of the process that is being
-    debugged, which is the parent of the first helper. ``os.fork`` would record the child's real
-    parent instead.
+    If the program is Python, the debugger follows it as a child of the debugged process, which is
+    the parent of the first helper. ``os.fork`` would record the child's real parent instead.
     """
     return posix.fork()

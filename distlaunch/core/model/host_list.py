@@ -82,8 +82,8 @@ def without_blanks_in_brackets(text: str) -> str:
 def expand_item(item: str, *, where: str, room: int = MOST_HOSTS, also: str = "") -> list[str]:
     """Return the host names that one item (``n[01-04]``) stands for.
 
-    ``room`` is the largest number of names allowed. ``also`` lists characters that are accepted in
-    addition to those of host names. Raises ConfigError.
+    ``room`` is the largest number of names allowed. ``also`` lists characters that are accepted
+    besides those of host names. Raises ConfigError.
     """
     if "[" not in item and "]" not in item:
         if not _NAME.fullmatch(item):
@@ -260,7 +260,8 @@ def _combined(literals: Sequence[str], values: Sequence[Sequence[str]]) -> list[
 
 
 def _difference(run: list[list[str]], varies: int | None, pieces: list[str]) -> int | None:
-    """Return the index of the piece in which a name differs from the run; None if it does not fit."""
+    """Return the index of the piece in which a name differs from the run. Return None if it does
+    not fit."""
     first = run[0]
     if len(first) != len(pieces):
         return None
@@ -296,7 +297,7 @@ def _folded(run: list[list[str]], varies: int | None) -> str:
 
 
 def _follows(low: str, numbers: list[str], place: int) -> bool:
-    """Return whether expanding from ``low`` gives this number after the previous one."""
+    """Return whether the expansion that starts with ``low`` has this number next."""
     number = int(numbers[place - 1]) + 1
     return numbers[place] == (f"{number:0{len(low)}d}" if low[0] == "0" else str(number))
 

@@ -1,4 +1,5 @@
-"""The launch plan. Only nodes can supply what it lacks: ports, and worker counts of other machines."""
+"""The launch plan. Ports, and worker counts of other machines, are added once the nodes have
+reported them."""
 
 from __future__ import annotations
 
@@ -124,12 +125,13 @@ class LaunchPlan(Record, hide=("base_env", "given_env")):
 
     @property
     def first_shown(self) -> int:
-        """Rank that messages show for rank 0 of this plan."""
+        """The rank that messages show for rank 0 of this plan."""
         return 0 if self.outer is None else self.outer.rank
 
     @property
     def world_size(self) -> int | None:
-        """Number of workers on all nodes; None while a node has not reported how many it runs."""
+        """The number of workers on all nodes. None while a node has not reported how many it
+        runs."""
         return total_slots(self.nodes)
 
     @property
@@ -149,15 +151,15 @@ class LaunchPlan(Record, hide=("base_env", "given_env")):
         """Return the plan as data for people and files, without inherited and user-given values.
 
         A worker's ``env`` holds only its own variables, or with ``expand`` the shared ones as well.
-        Of a variable in ``env_starts`` it holds the worker's part. Secrets are masked.
+        For a variable in ``env_starts``, it holds only the worker's part. Secrets are masked.
         """
         return {**self._head(), "nodes": list(self._node_records(expand=expand))}
 
     def json_chunks(
         self, *, expand: bool = False, more: Mapping[str, object] | None = None
     ) -> Iterator[str]:
-        """Yield the record, with the keys of ``more``, as pieces of JSON text. Each worker is on
-        its own line.
+        """Yield the record, with the keys of ``more``, as pieces of JSON text. Each worker has its
+        own line.
 
         The whole text of a job with 131,072 workers need not fit in memory.
         """
@@ -289,7 +291,8 @@ def _of_node(node_rank: int, node: Node, settled: Container[str]) -> dict[str, o
 
 
 def _of_gpu(device: str, gpu: Gpu | None) -> dict[str, object] | None:
-    """Return which GPU a device of the mask is. A MIG slice has a UUID of its own."""
+    """Return the record of the GPU behind a device of the mask. A MIG slice has a UUID of its
+    own."""
     if gpu is None:
         return None
     uuid = device if device.startswith("MIG-") else gpu.uuid

@@ -62,7 +62,7 @@ class _RecordType(type):
 
 
 def _shared_init(self: Record, **values: Any) -> None:
-    """Initialise any record, until its class has so many instances that a compiled one pays."""
+    """Initialise a record of any class that has no compiled ``__init__`` yet."""
     cls = type(self)
     if len(values) != len(cls._fields) or not values.keys() <= cls._fields.keys():
         values = _completed(cls, values)
@@ -77,7 +77,7 @@ def _shared_init(self: Record, **values: Any) -> None:
 
 
 class Record(metaclass=_RecordType):
-    """Base of immutable data. ``class A(Record, hide=("secret",))`` leaves a field out of ``repr``.
+    """Base of immutable data. ``class A(Record, hide=("secret",))`` omits a field from ``repr``.
 
     A subclass may define ``__post_init__`` to check values.
     """
@@ -119,7 +119,7 @@ def replace(record: R, **changes: object) -> R:
 
 
 def fields_of(cls: type[Record]) -> dict[str, str]:
-    """Return the fields in order: name -> annotation, as it is written in the source."""
+    """Return the fields in order, as name -> annotation in the form of the source."""
     return dict(cls._fields)
 
 

@@ -46,7 +46,7 @@ class Layout(Record):
         return os.path.join(run_dir, self.attempt.format(attempt=attempt))
 
     def rank_dir(self, run_dir: str, attempt: int, rank: int) -> str:
-        """Return the directory of a rank's files, which may be the attempt's."""
+        """Return the directory of a rank's files. It may be the attempt's directory."""
         return os.path.join(self.attempt_dir(run_dir, attempt), self.folder.format(rank=rank))
 
     def log_path(self, run_dir: str, attempt: int, rank: int, stream: int = STDERR) -> str:
@@ -55,7 +55,7 @@ class Layout(Record):
         return os.path.join(self.rank_dir(run_dir, attempt, rank), name.format(rank=rank))
 
     def error_files(self, run_dir: str, attempt: int) -> Callable[[int], str]:
-        """Return a function from rank to the file for its exception, see ``error``."""
+        """Return a function that returns the file for a rank's exception; see ``error``."""
         folder = self.attempt_dir(run_dir, attempt).replace("{", "{{").replace("}", "}}")
         path = os.path.join(folder, self.folder, self.error)
         return lambda rank: path.format(rank=rank)
@@ -65,11 +65,11 @@ class Layout(Record):
         return os.path.join(self.rank_dir(run_dir, attempt, rank), self.stacks.format(rank=rank))
 
     def preload_path(self, run_dir: str, attempt: int) -> str:
-        """Return the file for what preloaded modules print while they are imported."""
+        """Return the file for the output of preloaded modules during their import."""
         return os.path.join(self.attempt_dir(run_dir, attempt), PRELOAD)
 
     def filtered_path(self, run_dir: str, attempt: int, stream: int) -> str:
-        """Return the file for the output lines, of all ranks, that a filter selects."""
+        """Return the file for the output lines of all ranks that a filter selects."""
         return os.path.join(self.attempt_dir(run_dir, attempt), FILTERED[stream])
 
 

@@ -13,7 +13,7 @@ from distlaunch.core.model.record import Record
 
 
 class NoteKind(Enum):
-    """When a note about the nodes applies."""
+    """The condition under which a note about the nodes applies."""
 
     PLAN = "how the nodes were chosen"
     KNOWN_NODES = "what is already known about the nodes"
@@ -34,7 +34,7 @@ def plain_notes(texts: Iterable[str]) -> tuple[Note, ...]:
 
 
 class Topology(Record):
-    """All nodes of a job, with notes for the user about how they were found."""
+    """All nodes of a job, with notes for the user on how they were found."""
 
     nodes: tuple[Node, ...]
     device: str
@@ -62,7 +62,8 @@ class Topology(Record):
 
     @property
     def world_size(self) -> int | None:
-        """Number of workers on all nodes; None while a node has not reported how many it runs."""
+        """The number of workers on all nodes. None while a node has not reported how many it
+        runs."""
         return total_slots(self.nodes)
 
 
@@ -102,7 +103,8 @@ class Node(Record, hide=("env",)):
 
 
 def total_slots(nodes: tuple[Node, ...]) -> int | None:
-    """Return the number of workers of all nodes; None if a node has not reported how many it runs."""
+    """Return the number of workers of all nodes. Return None if a node has not reported how many it
+    runs."""
     total = 0
     for node in nodes:
         if node.slots is None:
@@ -112,7 +114,7 @@ def total_slots(nodes: tuple[Node, ...]) -> int | None:
 
 
 class CpuInventory(Record):
-    """The CPUs that a process may use. CPUs have the kernel's numbers, in ascending order."""
+    """The CPUs that a process may use, by the kernel's numbers in ascending order."""
 
     allowed: tuple[int, ...]
     """CPUs in the affinity mask of this process; never empty."""
@@ -129,7 +131,10 @@ class CpuInventory(Record):
 
 
 class GpuInventory(Record):
-    """The GPUs found, and by what. ``problem`` says why GPUs may be missing (a broken driver)."""
+    """The GPUs and the program or library that found them.
+
+    ``problem`` says why GPUs may be missing (a broken driver).
+    """
 
     gpus: tuple[Gpu, ...] = ()
     source: Literal["nvml", "nvidia-smi", "device files", "kfd", "mask", "none"] = "none"

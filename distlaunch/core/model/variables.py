@@ -87,9 +87,11 @@ _PREFIXES_OF_OUTER_LAUNCHERS = (
 
 
 def without_outer_launchers(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment without variables of an outer launcher and without our own options.
+    """Return the environment without variables of an outer launcher and without distlaunch's own
+    options.
 
-    They describe this process as a worker of that launcher, and do not apply to our workers.
+    They describe this process as a worker of that launcher, and do not apply to the workers of this
+    job.
     """
     return {
         name: value

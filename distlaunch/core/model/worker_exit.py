@@ -1,4 +1,4 @@
-"""How a worker ended: one record, used from the spawner to the diagnosis."""
+"""How a worker exited: one record, used from the spawner to the diagnosis."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from distlaunch.core.model.record import Record
 
 
 class WorkerExit(Record):
-    """How one worker ended.
+    """How one worker exited.
 
-    The spawner creates it. The worker table, the agent and the coordinator each add their fields
-    with ``replace``. It is sent between them as a message.
+    The spawner creates the record. The worker table, the agent and the coordinator each add their
+    fields with ``replace``. It is sent between them as a message.
     """
 
     rank: int

@@ -1,1 +1,1 @@
-"""Read what a node can find out about itself: GPUs, CPUs, limits, interfaces."""
+"""Read the properties that a node can find out about itself: GPUs, CPUs, limits, interfaces."""

@@ -36,10 +36,10 @@ def probe_cpus(
 
 
 def count_oom_kills(root: str = "/") -> int | None:
-    """Return the kernel's number of out-of-memory kills so far; None if it is not known.
+    """Return the kernel's number of out-of-memory kills so far. Return None if it is not known.
 
-    It counts those of this process's cgroup, or of the whole machine if the cgroup has no counter.
-    Only the difference between two calls is meaningful.
+    The number is that of this process's cgroup, or of the whole machine if the cgroup has no
+    counter. Only the difference between two calls is meaningful.
     """
     cgroups = OwnCgroups(root)
     for text in (
@@ -61,9 +61,8 @@ def _field(text: str | None, name: str) -> int | None:
 
 
 def _quota(cgroups: OwnCgroups) -> float | None:
-    """Return the lowest CPU limit of the cgroup and its parents: a limit applies to everything
-    below.
-    """
+    """Return the lowest CPU limit of the cgroup and its parents. A limit applies to all cgroups
+    below."""
     limits: list[float] = []
     for directory in cgroups.upwards(V2):
         quota, _, period = (read_text(f"{directory}/cpu.max") or "").strip().partition(" ")
@@ -172,9 +171,8 @@ def _own_paths(text: str) -> dict[str, str]:
 
 
 def _mounts(text: str) -> dict[str, tuple[str, str]]:
-    """Return controller -> (mounted part of the tree, mount point). The first mount of a tree
-    counts.
-    """
+    """Return controller -> (mounted part of the tree, mount point). If a tree is mounted several
+    times, the first counts."""
     mounts: dict[str, tuple[str, str]] = {}
     for line in text.splitlines():
         before, found, after = line.partition(" - cgroup")
@@ -191,7 +189,8 @@ def _mounts(text: str) -> dict[str, tuple[str, str]]:
 
 
 def _relative(path: str, top: str) -> str:
-    """Return ``path`` relative to the mounted part ``top``; empty if it is outside (``/../x``)."""
+    """Return ``path`` relative to the mounted part ``top``. Return an empty string if it is outside
+    (``/../x``)."""
     if top == "/":
         return "" if path.startswith("/..") else path
     if path == top or path.startswith(top + "/"):

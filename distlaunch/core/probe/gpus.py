@@ -1,6 +1,6 @@
-"""The GPUs of this node, found without torch and without relying on the driver to answer.
+"""Find the GPUs of this node without torch, and without waiting for a driver that hangs.
 
-NVIDIA's GPUs come from the driver (``nvidia``), AMD's from the kernel's compute driver in sysfs.
+NVIDIA's GPUs are listed by the driver (``nvidia``), AMD's by the kernel's compute driver in sysfs.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ def probe_gpus(
 ) -> GpuInventory:
     """Return the GPUs. Never raises, and returns within ``deadline_s`` seconds.
 
-    If there are no device files, nothing else is tried. NVIDIA's GPUs are listed by NVML, else by
-    nvidia-smi, else by the number of device files. ``environ`` supplies PATH.
+    If there are no device files, nothing else is tried. NVIDIA's GPUs are listed by NVML. If that
+    fails, nvidia-smi lists them, and if that fails, the device files are counted. ``environ``
+    supplies PATH.
     """
     try:
         devices = os.listdir(under(root, "/dev"))
@@ -61,7 +62,7 @@ def _device_number(name: str) -> int | None:
 
 
 def _counted(files: list[int], *, problem: str | None) -> GpuInventory:
-    """Return one GPU for each device file. Under WSL there are none, so no GPU is known."""
+    """Return one GPU for each device file. WSL has no device files, so no GPU is known there."""
     # CUDA numbers the devices that it can open from 0, whatever the files are called: a container
     # may have only nvidia4.
     gpus = tuple(Gpu(index=index) for index in range(len(files)))
@@ -69,7 +70,7 @@ def _counted(files: list[int], *, problem: str | None) -> GpuInventory:
 
 
 def _placed(root: str, found: Iterable[tuple[Gpu, str | None]]) -> tuple[Gpu, ...]:
-    """Return the GPUs with the NUMA node of their bus. The kernel writes -1 if it does not know it."""
+    """Return the GPUs with the NUMA node of their bus. The kernel writes -1 for an unknown node."""
     gpus: list[Gpu] = []
     for gpu, bus_id in found:
         node = (
@@ -97,7 +98,7 @@ kfd_crat.h).
 def read_kfd(root: str = "/") -> list[tuple[Gpu, str | None]]:
     """Return each AMD GPU with its PCI bus id.
 
-    They are numbered as ROCm does: in the order of the driver's nodes, without CPUs.
+    They are numbered as in ROCm: in the order of the driver's nodes, without CPUs.
     """
     base = under(root, _NODES)
     try:

@@ -37,7 +37,7 @@ def is_single_threaded() -> bool:
 def run_in_child(
     work: Callable[[], Plain], *, deadline_s: float
 ) -> tuple[Plain, None] | tuple[None, Failure]:
-    """Run ``work`` in a forked child and return its result, or how it failed.
+    """Run ``work`` in a forked child. Return its result and None, or None and how it failed.
 
     Call it only if ``is_single_threaded()``. ``deadline_s`` is monotonic time.
     """

@@ -1,4 +1,4 @@
-"""Check on a node what its workers need: directory, programs, the script, names.
+"""Check on a node the resources that its workers need: directory, programs, the script, names.
 
 Each call may block on a file server that does not answer, so it is made in a child process.
 """
@@ -53,7 +53,7 @@ def machine_id() -> str:
 
 
 def directory_problem(path: str) -> str | None:
-    """Return a clause that says why workers cannot run in a directory; None if they can.
+    """Return why workers cannot run in a directory, as a clause. Return None if they can.
 
     Changes to the directory in order to try it.
     """
@@ -124,8 +124,9 @@ def script_digest(path: str, beat: Callable[[], None]) -> tuple[str | None, str 
 
 
 def resolve_own_name(name: str) -> tuple[str, ...]:
-    """Return the addresses of a host name in the resolver's order; empty after ``NAME_S`` without
-    answer.
+    """Return the addresses of a host name in the resolver's order.
+
+    Return an empty tuple if the resolver has not answered after ``NAME_S``.
     """
     answer: queue.SimpleQueue[list[Address] | OSError | UnicodeError] = queue.SimpleQueue()
     try:

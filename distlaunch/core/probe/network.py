@@ -39,7 +39,7 @@ _TIMEOUT_S = 1.0
 def probe_addresses() -> tuple[str, ...]:
     """Return the IPv4 and IPv6 addresses of all interfaces, including loopback.
 
-    Empty if the kernel does not answer.
+    Return an empty tuple if the kernel does not answer.
     """
     found: dict[str, None] = {}
     for datagram in _dump(_GETADDR, _ADDRESS.pack(socket.AF_UNSPEC, 0, 0, 0, 0)):
@@ -77,7 +77,7 @@ def probe_interfaces() -> tuple[tuple[str, str, int], ...]:
 
 def parse_networks(datagram: bytes) -> tuple[list[tuple[int, str, int]], bool]:
     """Return the (interface index, address, prefix length) entries of a datagram, and whether it is
-    last.
+    the last one.
 
     Omits addresses that other machines cannot use.
     """
@@ -104,9 +104,8 @@ def parse_addresses(datagram: bytes) -> tuple[list[str], bool]:
 
 
 def parse_links(datagram: bytes) -> tuple[dict[int, str], bool]:
-    """Return the interfaces in a datagram that carry traffic, index -> name, and whether it is the
-    last.
-    """
+    """Return the interfaces in a datagram that carry traffic, as index -> name, and whether it is
+    the last one."""
     found: dict[int, str] = {}
     for kind, message in _messages(datagram):
         if kind == _DONE:
@@ -161,7 +160,7 @@ def _attributes(message: bytes, at: int) -> dict[int, bytes]:
 
 
 def _address(message: bytes) -> str | None:
-    """Return the address of a message; for a point-to-point interface the local end."""
+    """Return the address of a message. For a point-to-point interface, return the local end."""
     if len(message) < _ADDRESS.size:
         return None
     family: int = _ADDRESS.unpack_from(message)[0]
@@ -171,7 +170,8 @@ def _address(message: bytes) -> str | None:
 
 
 def _is_for_others(address: str) -> bool:
-    """Return whether an address could reach this machine from another: not 127/8, ::1 or fe80::/10."""
+    """Return whether other machines might reach this one at an address: not 127/8, ::1 or
+    fe80::/10."""
     return not (
         address.startswith("127.")
         or address == "::1"

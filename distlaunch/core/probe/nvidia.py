@@ -83,7 +83,7 @@ def list_gpus(root: str, environ: Mapping[str, str], *, until_s: float) -> GpuLi
 
 
 def memory_holders(root: str, environ: Mapping[str, str], *, until_s: float) -> set[int] | None:
-    """Return the pids that hold GPU memory; None if the driver does not say.
+    """Return the pids that hold GPU memory. Return None if the driver does not report them.
 
     ``until_s`` is monotonic time.
     """
@@ -101,8 +101,8 @@ def await_release(
 ) -> tuple[int, ...]:
     """Wait until the driver has released the GPU memory of these ended processes.
 
-    Returns the pids that still hold memory after ``bound_s``, by the last answer within it. Returns
-    an empty tuple at once if the driver does not say who holds memory.
+    Return the pids that still hold memory after ``bound_s``, according to the last answer within
+    it. Return an empty tuple at once if the driver does not report the pids.
     """
     deadline = time.monotonic() + bound_s
     left: tuple[int, ...] = ()
@@ -228,14 +228,14 @@ _MOST_PROCESSES = 1 << 16
 
 
 class NvmlLibrary(Protocol):
-    """NVML's C functions: each returns 0 or an error number."""
+    """NVML's C functions. Each returns 0 or an error number."""
 
     def __getattr__(self, name: str, /) -> Callable[..., Any]:
         """Return the function of that name. Raises AttributeError if the library is too old for it."""
 
 
 class NvmlError(Exception):
-    """NVML cannot list the GPUs; ``code`` is its error number."""
+    """NVML cannot list the GPUs. ``code`` is its error number."""
 
     def __init__(self, code: int) -> None:
         super().__init__(f"{_ERRORS.get(code, 'unknown error')} (NVML error {code})")
@@ -276,7 +276,7 @@ class _ProcessV2(ctypes.Structure):
 
 
 def load_nvml(names: Iterable[str]) -> NvmlLibrary | None:
-    """Return the first of these libraries that can be loaded; None if there is none."""
+    """Return the first of these libraries that can be loaded. Return None if there is none."""
     return next(filter(None, map(_load, names)), None)
 
 
@@ -468,7 +468,8 @@ class _Ran(Record):
 
 
 def find_smi(root: str, environ: Mapping[str, str]) -> str | None:
-    """Return the path of nvidia-smi, on PATH or in ``_SMI_PATHS``; None if it is not installed."""
+    """Return the path of nvidia-smi, on PATH or in ``_SMI_PATHS``. Return None if it is not
+    installed."""
     places = [
         *environ.get("PATH", "").split(os.pathsep),
         *(under(root, place) for place in _SMI_PATHS),
@@ -501,8 +502,8 @@ def read_smi(
 def _parse_list(ran: _Ran) -> tuple[list[Gpu], list[str]]:
     """Return the GPUs in the output of ``nvidia-smi -L``, and its other lines.
 
-    The output has a line for each GPU, followed by a line for each MIG slice. Raises SmiError if it
-    lists no GPU and there is another error than that.
+    The output has a line for each GPU, followed by a line for each MIG slice. Raises SmiError if
+    the output lists no GPU and reports another error than that there is none.
     """
     gpus: list[Gpu] = []
     others: list[str] = []
@@ -539,7 +540,10 @@ def _parse_query(text: str) -> dict[int, tuple[int | None, str | None]]:
 
 
 def _run_both(path: str, environ: Mapping[str, str], until_s: float) -> tuple[_Ran, _Ran]:
-    """Run both commands at the same time: each takes long to start the driver."""
+    """Run both commands at the same time, because each takes long to start the driver.
+
+    Return their outputs.
+    """
     import subprocess
 
     processes: list[subprocess.Popen[bytes]] = []

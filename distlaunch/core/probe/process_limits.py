@@ -15,7 +15,7 @@ _NEAR = 4
 
 
 def explain_refusal(root: str = "/") -> str:
-    """Return a clause that names the limit that is reached, or else the limits to look at.
+    """Return a clause that names the limit that is reached. If none is, name the limits to check.
 
     Call it after the kernel has refused a thread or a process (EAGAIN, ENOMEM).
     """

@@ -13,8 +13,8 @@ _CUTOFF = 0.75
 
 
 def is_importable(name: str, path: Sequence[str], *, folders: bool = True) -> bool:
-    """Return whether a top-level module exists: built in, on ``path``, on ours, or by an import
-    hook.
+    """Return whether a top-level module exists: built in, on ``path``, on this process's path, or
+    by an import hook.
 
     With ``folders``, a directory without ``__init__.py`` counts as well, as it does for Python.
     """
@@ -42,7 +42,8 @@ def environment_has(name: str, prefix: str) -> bool:
 
 
 def nearest_module(name: str, path: Sequence[str]) -> str | None:
-    """Return the existing module whose name is most similar; None if none is similar enough."""
+    """Return the existing module whose name is most similar. Return None if none is similar
+    enough."""
     from difflib import get_close_matches
     from pkgutil import iter_modules
 

@@ -1,9 +1,9 @@
 """Messages between the coordinator and the agent of one node.
 
-An agent in a process of its own sends ``Hello`` first. Then the coordinator sends, in this order:
-``Survey``; for each attempt ``Prepare`` (the master's node then listens), ``Reach`` to the other
-nodes, and ``Start``; at the end ``ExitAgent``. It sends ``Ping`` all the time. An agent in the
-launcher's process gets only the messages of ``TO_AGENT``.
+An agent that is a separate process sends ``Hello`` first. Then the coordinator sends, in this
+order: ``Survey``; for each attempt ``Prepare`` (the master's node then listens), ``Reach`` to the
+other nodes, and ``Start``; at the end ``ExitAgent``. It sends ``Ping`` all the time. An agent in
+the launcher's process gets only the messages of ``TO_AGENT``.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ SurveyPart = Literal["agent", "directory", "python", "script", "devices"]
 
 
 class WorkerSpec(Record):
-    """One worker of a node. ``argv`` is None if it is the one in ``Start``."""
+    """One worker of a node. ``argv`` is None if it is the same as in ``Start``."""
 
     rank: int
     local_rank: int
@@ -109,7 +109,7 @@ class Route(Record):
 
 
 class Prepare(Record):
-    """Reserve what only the node can: ports. Answered with ``Prepared``.
+    """Reserve ports for an attempt. Answered with ``Prepared``.
 
     ``port`` is None except on the master's node. There it is a number, or 0 for any free port.
     """
@@ -147,7 +147,7 @@ class Start(Record):
     stdin_rank: int | None
     """The rank that inherits the agent's stdin, or gets ``StdinData``; None: no rank."""
     preload: tuple[str, ...] = ()
-    """Modules that a warm server imports once. Workers are then forked from it."""
+    """Modules that a preload server imports once. Workers are then forked from it."""
     preload_log: str = ""
     """File for the output of these imports."""
     preload_bound_s: float | None = None
@@ -200,8 +200,8 @@ class Start(Record):
 class Stop(Record):
     """Send ``signum`` to all workers. After ``grace_s``, kill their process trees.
 
-    With a grace of 0 they are killed at once. ``signum`` is 0 if they have had the signal already,
-    from elsewhere.
+    With a grace of 0 they are killed at once. ``signum`` is 0 if another program has already sent
+    them the signal.
     """
 
     attempt: int
@@ -210,10 +210,10 @@ class Stop(Record):
 
 
 class WaitForLeftovers(Record):
-    """All workers of the job have exited with 0. Wait for the processes that they have left
-    running.
+    """Wait for the processes that workers have left running. All workers of the job have exited
+    with 0.
 
-    After ``linger_s`` these get TERM, and after another ``grace_s`` KILL.
+    After ``linger_s`` the processes get TERM, and after another ``grace_s`` KILL.
     """
 
     attempt: int
@@ -260,7 +260,8 @@ class Resize(Record):
 
 
 class Survey(Record):
-    """Find out what this node has. Answered with ``Surveyed``; may be sent repeatedly."""
+    """Report the properties and resources of this node. Answered with ``Surveyed``; may be sent
+    repeatedly."""
 
     serial: int
     workdir: str
@@ -312,7 +313,7 @@ class Credit(Record):
 
 
 class StdinData(Record):
-    """Bytes for the rank that reads the launcher's stdin. Empty: the end of the input.
+    """Bytes for the rank that reads the launcher's stdin. Empty bytes mean the end of the input.
 
     The agent answers with ``StdinConsumed`` as the worker reads.
     """
@@ -321,7 +322,7 @@ class StdinData(Record):
 
 
 class ExitAgent(Record):
-    """The job has ended. Kill what is left and exit."""
+    """The job has ended. Kill all remaining processes and exit."""
 
 
 # --- any agent to coordinator
@@ -444,8 +445,9 @@ class AgentFailed(Record):
 
 
 class Hello(Record):
-    """First message of an agent. ``clock`` is its time in seconds; ``Pong`` and ``WorkerExit`` use
-    it.
+    """First message of an agent.
+
+    ``clock`` is its time in seconds. ``Pong`` and ``WorkerExit`` use the same clock.
     """
 
     hostname: str
@@ -515,10 +517,10 @@ class RankEnded(Record):
 
 
 class StdinConsumed(Record):
-    """The worker has read this many bytes, so more may be sent. ``closed``: it has closed its
-    stdin.
+    """The worker has read this many bytes, so more may be sent.
 
-    ``unread`` counts bytes that were sent and will never be read.
+    ``closed``: it has closed its stdin. ``unread`` counts bytes that were sent and will never be
+    read.
     """
 
     size: int
@@ -527,10 +529,10 @@ class StdinConsumed(Record):
 
 
 class AgentEnding(Record):
-    """The agent was stopped on its node, or has failed. It ends its workers, exits, and sends no
-    more.
+    """The agent was stopped on its node, or has failed. It ends its workers and exits.
 
-    The connection may stay open meanwhile, because the shell that started the agent holds it.
+    It sends no more messages. The connection may stay open meanwhile, because the shell that
+    started the agent holds it.
     """
 
     why: str

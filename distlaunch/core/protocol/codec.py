@@ -1,9 +1,9 @@
-"""Encode messages as frames, and decode and check frames. Contains no input or output.
+"""Encode messages as frames, and decode and check frames. No I/O.
 
 A frame is one byte with the protocol's version, two big-endian 32-bit lengths, a JSON object, and
-raw bytes. The object's ``t`` names the message; its other keys are the message's fields. A field
-annotated ``bytes`` is the raw part. Every field that arrives is checked for its type, and every
-frame for its size. A frame can carry numbers and text, never code.
+raw bytes. The object's ``t`` names the message. Its other keys are the message's fields. A field
+annotated ``bytes`` is the raw part. Every received field is checked for its type, and every frame
+for its size. A frame can carry numbers and text, never code.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def encode(message: Record) -> bytes:
 
 
 class FrameSize(Record):
-    """Largest size of a frame: of its object and of its raw bytes."""
+    """Largest size of a frame, as the sizes of its object and of its raw bytes."""
 
     object_bytes: int = MAX_OBJECT_BYTES
     raw_bytes: int = MAX_RAW_BYTES
@@ -66,8 +66,8 @@ def any_size(_: str) -> FrameSize:
 class Decoder(Generic[M]):
     """Reassembles messages from a byte stream. Only the given types are accepted.
 
-    ``size_of`` returns how large a frame of a type may be now. A larger frame is refused before all
-    of it has arrived.
+    ``size_of`` returns the largest size of a frame of a type at this moment. A larger frame is
+    refused before all of it has arrived.
     """
 
     def __init__(
@@ -95,9 +95,8 @@ class Decoder(Generic[M]):
         self._buffer += data
 
     def next(self) -> M | None:
-        """Return the next complete message; None if there is none. Raises ProtocolError like
-        ``feed``.
-        """
+        """Return the next complete message. Return None if there is none. Raises ProtocolError like
+        ``feed``."""
         if len(self._buffer) < _HEADER.size:
             return None
         version, body_size, raw_size = _HEADER.unpack_from(self._buffer)
@@ -182,9 +181,8 @@ class Decoder(Generic[M]):
 
 
 def _literal_value(kind: str, value: object) -> object:
-    """Return the value if it is one of the words of ``Literal['a', 'b']``, given as annotation
-    text.
-    """
+    """Return the value if it is one of the words in an annotation ``Literal['a', 'b']``, given as
+    text."""
     if value not in kind[len("Literal[") : -1].replace("'", "").split(", "):
         raise TypeError
     return value

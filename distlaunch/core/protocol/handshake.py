@@ -66,9 +66,9 @@ _RELEASE_HINT = "install the same release of distlaunch on all nodes"
 
 
 class JobIdentity(Record, hide=("token",)):
-    """Values that caller and listener must share.
+    """Values that must be the same in caller and listener.
 
-    ``job_key`` may have any length: a long one is sent abbreviated.
+    ``job_key`` may have any length. A long one is sent abbreviated.
     """
 
     release: str
@@ -79,7 +79,7 @@ class JobIdentity(Record, hide=("token",)):
 
     @property
     def has_secret(self) -> bool:
-        """Return whether strangers are kept out."""
+        """Return whether launchers without the job's secret are rejected."""
         return self.token is not None or self.munge is not None
 
     def __post_init__(self) -> None:
@@ -107,7 +107,7 @@ class RefusalReason(Enum):
 
 
 class HandshakeError(Exception):
-    """The other side is no launcher of this job. ``text`` is a clause about it."""
+    """The other side is no launcher of this job. ``text`` describes it as a clause."""
 
     def __init__(self, reason: RefusalReason, text: str) -> None:
         super().__init__(text)
@@ -271,13 +271,14 @@ class CallerHandshake:
 
     @property
     def missing(self) -> int:
-        """Return how many bytes to read at most. Bytes after the last message do not belong to the
-        handshake.
+        """Return the largest number of bytes to read.
+
+        Bytes after the last message do not belong to the handshake.
         """
         return self._reader.missing
 
     def feed(self, data: bytes) -> bytes:
-        """Process received bytes and return the answer to send, which may be needed even with an
+        """Process received bytes and return the answer to send. It may be needed even with an
         ``outcome``.
 
         Raises HandshakeError.
@@ -437,8 +438,9 @@ _KNOWN = (
 
 
 def _other_release_of(body: bytes, names: set[str]) -> _OtherRelease | None:
-    """Return release and job of a message that has other fields in its release; None if it is no
-    message.
+    """Return release and job of a message that has other fields in its release.
+
+    Return None if it is no message.
     """
     try:
         record = json.loads(body)
@@ -492,8 +494,9 @@ def _sanitized(rejection: p.Rejected) -> p.Rejected:
 
 
 def _short_key(job_key: str) -> str:
-    """Return the job key as it is sent: a long one (such as a long --job-id) by its beginning and
-    hash.
+    """Return the job key in the form in which it is sent.
+
+    A long one (such as a long --job-id) is abbreviated to its beginning and hash.
     """
     if len(job_key) <= _LONGEST_KEY:
         return job_key

@@ -23,7 +23,7 @@ MOST_ATTEMPTS = 1 << 20
 def is_possible_last_attempt(attempt: int, restarts: int) -> bool:
     """Return whether the numbers are possible for a launcher whose last attempt was ``attempt``.
 
-    -1 means that it has not had any. The number must leave room for another attempt.
+    -1 means that it has had no attempt. The number must leave room for another attempt.
     """
     return -1 <= attempt < MOST_ATTEMPTS and 0 <= restarts <= max(0, attempt)
 
@@ -123,7 +123,8 @@ class LauncherInfo(Record):
 
 
 class SurveyNode(Record):
-    """Like ``Survey``, for what the launcher's own command line names."""
+    """Like ``Survey``, but for the directory, programs and script that the launcher's own command
+    line names."""
 
     serial: int
 
@@ -155,7 +156,7 @@ class StartWorkers(Record):
 
 
 class LauncherSignalled(Record):
-    """The launcher has got a signal."""
+    """The launcher has received a signal."""
 
     signum: int
 

@@ -32,7 +32,7 @@ class Leftovers(Record):
 
 
 class Setup(Record):
-    """What all workers of an attempt share."""
+    """The values that all workers of an attempt share."""
 
     env: Mapping[str, str]
     cwd: str
@@ -60,12 +60,12 @@ class Setup(Record):
 
 
 class Preload(Record):
-    """Start a warm server, which imports modules once. All further workers are forked from it.
+    """Start a preload server, which imports modules once. All further workers are forked from it.
 
     The answer is ``Preloaded`` or ``PreloadFailed``. The latter may also follow ``Preloaded`` at
-    any time: the server has ended. ``StillPreloading`` reports slow imports, ``ModuleLeftOut`` a
-    module that cannot be preloaded. One descriptor accompanies the frame, for the server's output.
-    The server has the environment of the last ``Setup``.
+    any time, if the server has ended. ``StillPreloading`` reports slow imports, and
+    ``ModuleLeftOut`` a module that cannot be preloaded. One descriptor accompanies the frame, for
+    the server's output. The server has the environment of the last ``Setup``.
     """
 
     modules: tuple[str, ...]
@@ -110,28 +110,26 @@ class Signal(Record):
 
 
 class EndLeftovers(Record):
-    """Send TERM once to every process that exited workers have left, and to those that they leave
-    later.
-    """
+    """Send TERM once to every process that exited workers have left, and to processes that they
+    leave later."""
 
     asked: bool = False
     """All processes that run now have had TERM already, from a scheduler."""
 
 
 class Sweep(Record):
-    """Answer ``Swept`` when no process of any worker is left; before that, ``LeftoversRemain``
+    """Answer ``Swept`` when no process of any worker is left. Before that, send ``LeftoversRemain``
     once.
 
-    With ``kill``, kill the processes that are left instead of waiting for them.
+    With ``kill``, kill the remaining processes instead of waiting for them.
     """
 
     kill: bool = False
 
 
 class CoordinatorLost(Record):
-    """The agent ends the workers, because its connection has ended. The spawner does it after this
-    time.
-    """
+    """The agent ends the workers because its connection has ended. After this time, the spawner
+    does."""
 
     bound_s: float
 
@@ -176,7 +174,8 @@ class Preloaded(Record):
 
 
 class StillPreloading(Record):
-    """This module has been importing for this long. Empty: no import has begun yet."""
+    """The import of this module has taken this long. An empty name means that no import has
+    begun."""
 
     module: str
     elapsed_s: float
@@ -199,7 +198,7 @@ class PreloadFailed(Record):
 
 
 class SignalReceived(Record):
-    """The spawner got a signal, from a worker or from somebody who signals all processes."""
+    """The spawner received a signal, from a worker or from a program that signals all processes."""
 
     signum: int
 
@@ -217,7 +216,8 @@ class LeftoversRemain(Record):
 
 
 class Swept(Record):
-    """No process is left, except these pids, which KILL did not end (they are stuck in the kernel)."""
+    """No process is left except these pids. KILL did not end them, because they are stuck in the
+    kernel."""
 
     left: tuple[int, ...]
     ended: Leftovers = Leftovers()

@@ -53,7 +53,8 @@ def is_strong(token: bytes) -> bool:
 
 
 class ListenerSecret:
-    """Makes the keys of a listener, each only once. Creating one raises OSError if munge fails."""
+    """Makes the keys of a listener, each only once. The constructor raises OSError if munge
+    fails."""
 
     def __init__(self, token: bytes | None, munge: Munge | None) -> None:
         self._token = token
@@ -66,7 +67,10 @@ class ListenerSecret:
             self._credential = munge.seal(key)
 
     def offer(self, *, scrypt: bool) -> tuple[str, str]:
-        """Return method and salt for a caller. ``scrypt``: the caller's Python has it."""
+        """Return the method and the salt for a caller.
+
+        ``scrypt``: the caller's Python has it.
+        """
         if self._credential:
             return MUNGE, self._credential
         if self._token is None:
@@ -76,14 +80,14 @@ class ListenerSecret:
         return (SCRYPT if scrypt and has_scrypt() else PBKDF2), self._salt
 
     def key(self, key_method: str) -> bytes | None:
-        """Return the key for a method that was offered; None without a secret."""
+        """Return the key for a method that was offered. Return None if there is no secret."""
         if key_method not in self._keys:
             self._keys[key_method] = _derive_key(self._token or b"", key_method, self._salt)
         return self._keys[key_method]
 
 
 class CallerSecret:
-    """Makes the keys of a caller. A repeated offer is not derived again."""
+    """Makes the keys of a caller. A key is not derived again for a repeated offer."""
 
     def __init__(self, token: bytes | None, munge: Munge | None) -> None:
         self._token = token
@@ -91,8 +95,9 @@ class CallerSecret:
         self._keys: dict[tuple[str, str], bytes | None] = {}
 
     def key(self, key_method: str, salt: str) -> bytes | None:
-        """Return the key for a listener's offer; None if neither side has a secret. Raises
-        NoKeyError.
+        """Return the key for a listener's offer. Return None if neither side has a secret.
+
+        Raises NoKeyError.
         """
         known = self._keys.get((key_method, salt), b"")
         if known == b"":
@@ -171,7 +176,7 @@ def _derive_key(token: bytes, key_method: str, salt: str) -> bytes:
 
 
 def make_proof(key: bytes | None, side: str, nonce: str, other: str) -> str:
-    """Return the proof of one side, hexadecimal; empty without a key."""
+    """Return the proof of one side in hexadecimal. Return an empty string without a key."""
     if key is None:
         return ""
     import hmac
@@ -180,7 +185,7 @@ def make_proof(key: bytes | None, side: str, nonce: str, other: str) -> str:
 
 
 def is_same_proof(given: str, expected: str) -> bool:
-    """Compare two proofs in constant time."""
+    """Return whether two proofs are equal, compared in constant time."""
     if not expected:
         return not given
     import hmac

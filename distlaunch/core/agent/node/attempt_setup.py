@@ -1,8 +1,8 @@
 """Prepare a node for an attempt before its workers start.
 
 The GPU memory of the previous attempt must be released. The master's node reserves a port for rank
-0, and listens on it so that other nodes can try to reach it. If workers listen themselves, each
-node reserves ports for them as well.
+0, and listens on it so that other nodes can test whether they reach it. If workers listen
+themselves, each node reserves ports for them as well.
 """
 
 from __future__ import annotations
@@ -48,9 +48,8 @@ class AttemptSetup:
         send: Callable[[m.FromAgent], None],
         post: Callable[[GpusReleased | m.AgentFailed], None],
     ) -> None:
-        """``port`` may be reserved already for the first attempt. ``post`` is called from another
-        thread.
-        """
+        """``port`` is the port of the first attempt, if it is already reserved. ``post`` is called
+        from another thread."""
         self._port = port
         self._worker_ports: list[HeldPort] = []
         self._send = send
@@ -140,11 +139,11 @@ class AttemptSetup:
             ) from exc
 
     def descriptors(self) -> dict[int, int]:
-        """Return descriptor -> events to poll."""
+        """Return the poll events by descriptor."""
         return {} if self._listener is None else {self._listener.fileno(): select.POLLIN}
 
     def on_ready(self) -> None:
-        """Send the token to everybody who has connected."""
+        """Send the token to all clients that have connected."""
         if self._listener is None:
             return
         with suppress(BlockingIOError):
@@ -171,7 +170,7 @@ class AttemptSetup:
         self._share_worker_ports()
 
     def deadline(self) -> float | None:
-        """Return when ``tick`` is due; None if it is not."""
+        """Return when ``tick`` is due. Return None if it is not."""
         return None if self._port_use is None else self._port_use.deadline()
 
     def tick(self, now: float) -> None:
@@ -180,8 +179,9 @@ class AttemptSetup:
             self._port_use.tick(now)
 
     def was_port_used(self) -> bool | None:
-        """Return whether the workers have used rank 0's port; None if it was not reserved for them
-        here.
+        """Return whether the workers have used rank 0's port.
+
+        Return None if the port was not reserved for them on this node.
         """
         return None if self._port_use is None else self._port_use.finish()
 
@@ -190,9 +190,9 @@ class AttemptSetup:
             port.share()
 
     def serve_store(self, address: str) -> None:
-        """Serve Horovod's store on the reserved port instead. Raises OSError.
+        """Serve Horovod's store on the reserved port. Raises OSError.
 
-        ``address`` is the master address of the workers: if it is loopback, only local clients are
+        ``address`` is the master address of the workers. If it is loopback, only local clients are
         served.
         """
         from distlaunch.core.agent.node.horovod_store import Store, is_loopback

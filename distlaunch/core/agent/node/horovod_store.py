@@ -1,7 +1,7 @@
-"""Serve the HTTP key-value store by which Horovod's workers find each other.
+"""Serve the HTTP key-value store with which Horovod's workers find each other.
 
 The client (Horovod 0.21 to 0.28) speaks HTTP over IPv4 and opens a connection for each request to
-``/<scope>/<key>``. ``Store`` is the server; ``Scopes`` keeps the values.
+``/<scope>/<key>``. ``Store`` is the server. ``Scopes`` keeps the values.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Store:
         failed: Callable[[str], None] | None = None,
         hold_s: float = HOLD_S,
     ) -> None:
-        """Own ``listener``, which must not block.
+        """Take ownership of ``listener``, which must not block.
 
         With ``loopback_only``, clients on other machines are refused. ``failed`` is called in the
         thread, with the reason, if the thread fails.
@@ -165,7 +165,10 @@ class Store:
                 self._on_ready(client)  # usually the request has come with the connection
 
     def _charge(self, client: _Client, size: int) -> bool:
-        """Reserve memory for a client's data. Without memory left, the client gets an error."""
+        """Reserve memory for a client's data. If there is no memory left, the client gets an error.
+
+        Return whether the memory was reserved.
+        """
         if not self._budget.reserve(size):
             self._answer(client, 507)
             return False
@@ -204,7 +207,8 @@ class Store:
                 self._handle(client, method, scope, key, value)
 
     def _parse_head(self, client: _Client) -> bool:
-        """Parse the request's head, if it has arrived. Returns whether it has, and is valid."""
+        """Parse the request's head, if it has arrived. Return whether it has arrived and is
+        valid."""
         head, found, rest = client.received.partition(b"\r\n\r\n")
         if len(head) > _HEAD_BYTES:
             self._answer(client, 400)
@@ -276,7 +280,7 @@ class Store:
             self._drop(client)
 
     def _expire(self, now: float) -> None:
-        """Answer requests that have waited too long with 404, and drop idle clients."""
+        """Send 404 for requests that have waited too long, and drop idle clients."""
         for client in [client for client in self._clients.values() if client.until <= now]:
             if client.waits_for is None:
                 self._drop(client)
@@ -337,7 +341,7 @@ class Scopes:
         self._budget = budget or MemoryBudget()
 
     def put(self, scope: str, key: str, value: bytes) -> bool:
-        """Store a value. Returns False if there is no memory for it."""
+        """Store a value. Return False if there is no memory for it."""
         found = self._scopes.get(scope)
         old = found.values.get(key) if found is not None else None
         size = len(value)
@@ -357,7 +361,7 @@ class Scopes:
         return True
 
     def get(self, scope: str, key: str) -> Value | None:
-        """Return a value; None if it does not exist, or was stored in an earlier round."""
+        """Return a value. Return None if it does not exist, or was stored in an earlier round."""
         found = self._scopes.get(scope)
         if found is None or found.rounds.get(key.removeprefix(_NAME), 0) != found.round:
             return None
@@ -366,7 +370,7 @@ class Scopes:
     def finish(self, scope: str, rank: str) -> None:
         """Record that a rank has met all others, so that its values are no longer needed.
 
-        Repeating it has no effect.
+        A repeated call has no effect.
         """
         found = self._scopes.get(scope)
         if found is None or rank not in found.values:
@@ -391,7 +395,10 @@ class _Scope:
 
 
 class Value:
-    """A stored value. Its memory is reserved until it is replaced and no client is being sent it."""
+    """A stored value.
+
+    Its memory is reserved until the value is replaced and no client is being sent it.
+    """
 
     def __init__(self, data: bytes, budget: MemoryBudget) -> None:
         self.data = data
@@ -404,11 +411,12 @@ class Value:
         return len(self.data) if self._users == 1 else 0
 
     def add_user(self) -> None:
-        """Add a user."""
+        """Add a client that is being sent the value."""
         self._users += 1
 
     def remove_user(self) -> None:
-        """Remove a user. The last one releases the memory."""
+        """Remove a user: a client, or the store after the value was replaced. The last one releases
+        the memory."""
         self._users -= 1
         if not self._users:
             self._budget.release(len(self.data))
@@ -421,7 +429,7 @@ class MemoryBudget:
         self.left = size
 
     def reserve(self, size: int) -> bool:
-        """Reserve bytes. Returns False if there are not enough."""
+        """Reserve bytes. Return False if there are not enough."""
         if size > self.left:
             return False
         self.left -= size
@@ -438,8 +446,10 @@ def is_loopback(address: str) -> bool:
 
 
 def _most_connections() -> int:
-    """Return how many clients the limit of open files allows: half of what is left, as workers need
-    files.
+    """Return the largest number of clients.
+
+    It is half of the open files that this process may still have, because workers need files as
+    well.
     """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
@@ -449,7 +459,7 @@ def _most_connections() -> int:
 
 
 def _length(headers: list[str]) -> int | None:
-    """Return the length of the body; None if the header is no number."""
+    """Return the length of the request's body. Return None if the header is not a number."""
     for line in headers:
         name, _, value = line.partition(":")
         if name.strip().lower() == "content-length":

@@ -55,7 +55,7 @@ class PortUse:
         self.is_used = False
 
     def deadline(self) -> float | None:
-        """Return when the next check is due; None once the port was in use."""
+        """Return when the next check is due. Return None after a process has used the port."""
         return None if self.is_used else self._due
 
     def tick(self, now: float) -> None:
@@ -77,7 +77,7 @@ class PortUse:
 
 
 class HeldPort:
-    """A port that no other process can listen on until ``release``."""
+    """A port on which no other process can listen until ``release`` is called."""
 
     def __init__(self, held: socket.socket, lock: int | None) -> None:
         self._held = held
@@ -85,7 +85,7 @@ class HeldPort:
         self.number: int = held.getsockname()[1]
 
     def listener(self) -> socket.socket:
-        """Return a non-blocking socket that listens on the port. Closing it keeps the port
+        """Return a non-blocking socket that listens on the port. When it is closed, the port stays
         reserved.
 
         Raises OSError.
@@ -111,7 +111,7 @@ class HeldPort:
         return listening
 
     def share(self) -> None:
-        """Allow a server that sets SO_REUSEADDR to bind the port from now on."""
+        """Allow servers that set SO_REUSEADDR to bind the port from now on."""
         self._held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
 
     def release(self) -> None:
@@ -124,11 +124,11 @@ class HeldPort:
 
 
 def hold_port(number: int, *, owner: str, pause: Callable[[float], None] = time.sleep) -> HeldPort:
-    """Reserve a port; 0 means any free one.
+    """Return a reserved port. ``number`` 0 means any free port.
 
-    ``owner`` is a job id, which other jobs show if they need the port. ``pause`` sleeps for some
-    seconds while another job takes a lock. Raises ConfigError that names the process or job that
-    has the port.
+    ``owner`` is a job id. Other jobs that need the port show it. ``pause`` sleeps for some seconds
+    while another job takes a lock. Raises ConfigError that names the process or job that has the
+    port.
     """
     lock = _lock(number, owner, pause) if number else None
     try:
@@ -187,7 +187,7 @@ def _lock_directory() -> str:
 
 
 def _lock(number: int, owner: str, pause: Callable[[float], None]) -> int | None:
-    """Lock a port among jobs of this user; None if that fails.
+    """Lock a port among the jobs of this user. Return None if that fails.
 
     Without the lock the port is still reserved, but other jobs cannot tell by whom.
     """
@@ -299,10 +299,10 @@ def _refused(number: int, exc: OSError) -> ConfigError:
 
 
 def _sockets(number: int, *, either_end: bool = False) -> list[tuple[str, str]]:
-    """Return (state, inode) of the sockets with a local port. A socket that is only bound is not
+    """Return (state, inode) of the sockets with this local port. A socket that is only bound is not
     listed.
 
-    With ``either_end``, also sockets that are or were connected to such a port.
+    With ``either_end``, sockets that are or were connected to such a port are listed as well.
     """
     found = []
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
@@ -321,7 +321,7 @@ def _only_time_wait(number: int) -> bool:
 
 
 def _listener(number: int) -> str | None:
-    """Return a description of the process that listens on a port; None if there is none."""
+    """Return a description of the process that listens on a port. Return None if there is none."""
     inodes = {inode for state, inode in _sockets(number) if state == _LISTEN}
     if not inodes:
         return None

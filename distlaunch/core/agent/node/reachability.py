@@ -1,5 +1,4 @@
-"""Find out which of the master's addresses this node can reach, by connecting to all of them at
-once.
+"""Find out which of the master's addresses this node can reach. All are tried at the same time.
 
 A connection alone proves nothing, because another machine may have the same address (as with
 container bridges). The right listener sends a token.
@@ -53,7 +52,7 @@ class AddressTest:
 
 
 class ReachabilityTest:
-    """Carries out one ``Reach`` at a time and sends the answer by ``send``.
+    """Runs one ``Reach`` at a time, and sends the answer with ``send``.
 
     ``wake`` is called from other threads.
     """
@@ -117,17 +116,19 @@ class ReachabilityTest:
     # --- for the loop
 
     def descriptors(self) -> dict[int, int]:
-        """Return descriptor -> events to poll. The right listener sends first, so reading is
-        enough.
+        """Return the poll events by descriptor.
+
+        The right listener sends first, so only readability is polled.
         """
         return {number: select.POLLIN for test in self._tests for number in test.open}
 
     def deadline(self) -> float | None:
-        """Return when the answer is due, in monotonic seconds; None without a test."""
+        """Return when the answer is due, in monotonic seconds. Return None if no test runs."""
         return None if self._order is None else self._until
 
     def on_ready(self) -> None:
-        """Read from the connections. Send the answer when all are settled or the time is over."""
+        """Read from the connections. Send the answer when all are settled or the time has
+        passed."""
         order = self._order
         if order is None:
             self._resolved.clear()

@@ -1,4 +1,4 @@
-"""Survey the node in a child process, which is killed or abandoned if something hangs.
+"""Survey the node in a child process, which is killed or abandoned if a step hangs.
 
 A file server, driver or resolver that does not answer must delay neither the agent's answers to
 pings nor its exit.
@@ -33,7 +33,7 @@ _READ_BYTES = 1 << 16
 
 
 class SurveyStep(Record):
-    """Message of the child: what it checks next, and how long that may take."""
+    """Message of the child: the step that begins, and how long it may take."""
 
     what: str
     bound_s: float
@@ -41,7 +41,7 @@ class SurveyStep(Record):
 
 
 class BeginStep(Protocol):
-    """Callback of a survey before each step."""
+    """Function that a survey calls before each step."""
 
     def __call__(self, what: str, bound_s: float, part: m.SurveyPart = "agent") -> None:
         """Record the next step.
@@ -67,7 +67,8 @@ class NodeSurvey:
         keep: Collection[int],
         survey: SurveyFunction | None = None,
     ) -> None:
-        """``keep`` lists descriptors that the child needs. ``survey`` is the function that it runs."""
+        """``keep`` lists descriptors that the child needs. ``survey`` is the function that the
+        child runs."""
         self._send = send
         self._survey = survey or survey_node
         self._keep = keep
@@ -82,7 +83,7 @@ class NodeSurvey:
         """Result of the last survey."""
 
     def begin(self, order: m.Survey) -> None:
-        """Start a survey. A previous one is aborted."""
+        """Start a survey. A survey that is running is aborted."""
         self.close()
         self._order = order
         self._decoder = _decoder()
@@ -110,7 +111,7 @@ class NodeSurvey:
     # --- for the loop
 
     def descriptors(self) -> dict[int, int]:
-        """Return descriptor -> events to poll."""
+        """Return the poll events by descriptor."""
         return {} if self._pipe < 0 else {self._pipe: select.POLLIN}
 
     def deadline(self) -> float | None:
@@ -175,9 +176,8 @@ class NodeSurvey:
         self.reap()
 
     def reap(self) -> None:
-        """Reap the children that have ended. One that is stuck in a driver or file system may never
-        end.
-        """
+        """Reap the children that have exited. A child that is stuck in a driver or file system may
+        never exit."""
         for pid in list(self._ended):
             with suppress(ChildProcessError):
                 if os.waitpid(pid, os.WNOHANG)[0] == 0:
@@ -268,7 +268,8 @@ def _run(
 def survey_node(order: m.Survey, begin_step: BeginStep) -> m.Surveyed:
     """Return the survey of this node.
 
-    ``begin_step`` is called before each step with what is checked and how many seconds it may take.
+    ``begin_step`` is called before each step with the checked thing and the seconds that it may
+    take.
     """
     from distlaunch.core.agent.workers.temporary_directory import has_run_dir
     from distlaunch.core.probe import machine

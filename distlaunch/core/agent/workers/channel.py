@@ -18,9 +18,8 @@ M = TypeVar("M")
 
 
 class Channel(Generic[M]):
-    """One end of a Unix socket pair. It closes the descriptors passed to ``send`` once they are
-    sent.
-    """
+    """One end of a Unix socket pair. It closes the descriptors passed to ``send`` after sending
+    them."""
 
     def __init__(self, end: socket.socket, decoder: Decoder[M]) -> None:
         end.setblocking(False)  # noqa: FBT003 - the standard library's signature
@@ -40,8 +39,9 @@ class Channel(Generic[M]):
         return bool(self._out)
 
     def send(self, message: Any, descriptors: Sequence[int] = ()) -> None:
-        """Queue a message and send as much as possible. Raises OSError (EPIPE) if the other side
-        has ended.
+        """Queue a message and send as much as possible.
+
+        Raises OSError (EPIPE) if the other process has ended.
         """
         self._out.append((encode(message), tuple(descriptors)))
         self.flush()
@@ -67,7 +67,7 @@ class Channel(Generic[M]):
                 self._out[0] = (data[sent:], ())
 
     def receive(self) -> list[M] | None:
-        """Return the messages that have arrived; None at the end of the stream."""
+        """Return the messages that have arrived. Return None at the end of the stream."""
         messages: list[M] = []
         while True:
             try:

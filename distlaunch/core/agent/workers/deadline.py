@@ -1,4 +1,4 @@
-"""Run work that may block on a file server, but wait for it only for a limited time.
+"""Run work that may block on a file server, and wait for it only for a limited time.
 
 An agent that does not answer for ``SILENCE_S`` is considered lost, with its node.
 """
@@ -14,10 +14,9 @@ T = TypeVar("T")
 
 
 def run_with_timeout(bound_s: float, work: Callable[[], T]) -> T:
-    """Run ``work`` in a thread and return its result. Raises TimeoutError after ``bound_s``, and
-    OSError.
+    """Run ``work`` in a thread and return its result.
 
-    After a timeout the thread continues.
+    Raises TimeoutError after ``bound_s``, and OSError. After a timeout the thread continues.
     """
     found: list[T | OSError] = []
 

@@ -1,4 +1,4 @@
-"""Collect what a worker leaves on exit besides its output."""
+"""Collect the evidence of a worker's exit besides its output."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def oom_kills() -> int:
 
 
 def read_error_file(path: str) -> str | None:
-    """Return the worker's error file; None unless it is a regular file. Others could block the
-    reader.
+    """Return the worker's error file. Return None unless it is a regular file: others could block
+    the reader.
 
     May block if the file is on a file server.
     """

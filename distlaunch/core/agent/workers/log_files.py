@@ -20,7 +20,8 @@ _File = tuple[int, int]
 
 
 def open_to_append(path: str) -> int:
-    """Open or create a log file. Raises OSError if the path is no regular file."""
+    """Open or create a log file and return its descriptor. Raises OSError if the path is no regular
+    file."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     descriptor = open_private(path, flags)
     # a worker may have put a pipe or device there
@@ -31,11 +32,10 @@ def open_to_append(path: str) -> int:
 
 
 class LogFiles:
-    """The log files of one attempt. They are opened when output arrives, by the output pump's
-    thread.
+    """The log files of one attempt. The output pump's thread opens them when output arrives.
 
-    They use at most half of the open files that this process may have. Beyond that, the file that
-    was written to least recently is closed, and opened again when needed.
+    They use at most half of the open files that this process may have. If there are more files, the
+    one that was written to least recently is closed, and opened again when needed.
 
     ``on_failure`` is called once, in that thread, with the reason if output cannot be written. With
     ``make_folders``, missing directories are created.
@@ -61,13 +61,13 @@ class LogFiles:
         self._retry_at: dict[_File, float] = {}
 
     def begin_attempt(self, attempt: int) -> None:
-        """Write to the files of this attempt from now on. Closes those of the previous one."""
+        """Write to the files of this attempt from now on. Close those of the previous attempt."""
         for rank in {rank for rank, _ in (*self._files, *self._missing)}:
             self.rank_ended(rank, 0.0)
         self._attempt = attempt
 
     def open(self, rank: int, stream: int) -> int:
-        """Open the file of a rank's stream. Raises OSError."""
+        """Open the file of a rank's stream and return its descriptor. Raises OSError."""
         return open_to_append(self._layout.log_path(self._run_dir, self._attempt, rank, stream))
 
     def output(self, rank: int, stream: int, data: bytes, now: float) -> None:
@@ -130,7 +130,7 @@ class LogFiles:
         return self.open(*file)
 
     def _leave(self, most: int) -> None:
-        """Close files until ``most`` are open. Those written to last stay open."""
+        """Close files until ``most`` are open. The files written to last stay open."""
         while len(self._files) > most:
             os.close(self._files.pop(next(iter(self._files))))
 

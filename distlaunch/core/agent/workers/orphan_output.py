@@ -27,11 +27,10 @@ _READ_OUT_S = 0.1
 
 
 class OrphanOutput:
-    """Read ends of the workers' streams of one attempt. Nothing is read from them while the agent
-    lives.
+    """Read ends of the workers' streams of one attempt. While the agent lives, they are not read.
 
-    Files are read and written in a thread: a file system that hangs must not keep the spawner from
-    killing.
+    Files are read and written in a thread: a file system that hangs must not prevent the spawner
+    from killing processes.
     """
 
     def __init__(self) -> None:
@@ -51,9 +50,8 @@ class OrphanOutput:
         )
 
     def on_exit(self, rank: int) -> None:
-        """Record that a rank's worker has exited. Its read ends are closed when they have no writer
-        left.
-        """
+        """Record that a rank's worker has exited. Its read ends are closed when no process can
+        write to them."""
         self._ended.update(self._of_rank.pop(rank, ()))
 
     @property
@@ -67,9 +65,8 @@ class OrphanOutput:
         return _READ_OUT_S if self._unread else None
 
     def close_finished(self) -> None:
-        """Close read ends of exited workers that have no writer any more and that the agent has
-        emptied.
-        """
+        """Close the read ends of exited workers that no process can write to and that the agent has
+        emptied."""
         if not self._ended:
             return
         poll = select.poll()
@@ -111,7 +108,8 @@ class OrphanOutput:
         self._thread = thread
 
     def finish(self, *, bound_s: float) -> None:
-        """Write what has arrived so far, and stop the thread. Gives up after ``bound_s`` seconds."""
+        """Write the output that has arrived, and stop the thread. Gives up after ``bound_s``
+        seconds."""
         if (
             self._thread is None
             or self._has_pump is None
@@ -145,4 +143,4 @@ class OrphanOutput:
 
 
 def _discard(_: object) -> None:
-    """Discard a report that nobody can receive."""
+    """Discard a report, because there is no coordinator to receive it."""

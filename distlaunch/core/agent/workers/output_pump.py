@@ -1,8 +1,7 @@
-"""The output pump, a thread that reads the output of the node's workers.
+"""The output pump: a thread that reads the output of the node's workers.
 
 It never waits for a console. If the sink has no room, the pump stops reading, so that the workers
-wait. A worker that has exited is read to the end all the same, because its last output shows what
-went wrong.
+wait. An exited worker's output is always read to the end, because its last lines explain a failure.
 """
 
 from __future__ import annotations
@@ -37,21 +36,20 @@ _PROGRESS_PIPE_BYTES = 16 << 10
 
 
 class OutputSink(Protocol):
-    """Where output goes. All methods are called in the pump's thread and must not block on a
-    console.
-    """
+    """Receiver of the output. All methods are called in the pump's thread and must not block on a
+    console."""
 
     def output(self, rank: int, stream: int, data: bytes, now: float) -> None:
         """Accept a chunk."""
 
     def rank_ended(self, rank: int, now: float) -> None:
-        """Note that the output of a rank in this attempt is complete."""
+        """Record that the output of a rank in this attempt is complete."""
 
     def tick(self, now: float) -> float | None:
-        """Do what is due. Returns the next deadline."""
+        """Run the actions that are due. Return the next deadline."""
 
     def has_room(self) -> bool:
-        """Return whether more may be read."""
+        """Return whether more output may be read."""
 
     def on_room(self, wake: Callable[[], None]) -> None:
         """Set the function to call when there is room again."""
@@ -121,10 +119,11 @@ class Pump(threading.Thread):
     def begin_attempt(
         self, streams: int, *, attempt: int, watching: bool, output_period_s: float = PERIOD_S
     ) -> None:
-        """Prepare for an attempt with this number of streams. Set what ``Alive`` reports.
+        """Prepare for an attempt with this number of streams.
 
-        Few streams get larger pipes. All pipes of a user share 64 MiB of buffers
-        (pipe-user-pages-soft), beyond which the kernel makes pipes very small.
+        ``watching`` and ``output_period_s`` set the content of ``Alive``. Few streams get larger
+        pipes. All pipes of a user share 64 MiB of buffers (pipe-user-pages-soft), beyond which the
+        kernel makes pipes very small.
         """
         self._order(
             lambda: self._activity.begin(
@@ -151,13 +150,12 @@ class Pump(threading.Thread):
         self._order(lambda: self._activity.add(rank, descriptor))
 
     def drain(self, ended: WorkerExit, error_file: str | None = None) -> None:
-        """Read what an exited worker has written, even without room, and its error file. Posts
-        ``Drained``.
-        """
+        """Read all output and the error file of an exited worker, even if the sink has no room.
+        Posts ``Drained``."""
         self._order(lambda: self._drain(ended, error_file))
 
     def finish(self) -> None:
-        """Read what is left of all streams and close them. Posts ``OutputsClosed``."""
+        """Read all remaining output of all streams and close them. Posts ``OutputsClosed``."""
         self._order(self._finish)
 
     def stop(self) -> None:
@@ -176,7 +174,8 @@ class Pump(threading.Thread):
     # --- the thread
 
     def run(self) -> None:
-        """Run until ``stop``. Posts an error, because the job would wait forever for a dead thread."""
+        """Run until ``stop``. Posts an error, because the job would wait forever for a thread that
+        has ended."""
         try:
             self._serve()
         except Exception:  # noqa: BLE001 - the agent must learn of any error
@@ -217,7 +216,10 @@ class Pump(threading.Thread):
             last = now
 
     def _in_turn(self, ready: list[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Return the streams, beginning with another one each time that there was no room for all."""
+        """Return the streams in the order in which to read them.
+
+        If there was no room for all, the next call begins with another stream.
+        """
         first = self._first_stream % len(ready) if ready else 0
         return ready[first:] + ready[:first]
 
@@ -250,7 +252,8 @@ class Pump(threading.Thread):
         self._poll.register(stream.descriptor, select.EPOLLIN)
 
     def _read(self, stream: _Stream, now: float) -> int:
-        """Read one chunk and return its size; 0 if there is none now. Closes the stream at its end."""
+        """Read one chunk and return its size. Return 0 if no data is available. Closes the stream
+        at its end."""
         try:
             data = os.read(stream.descriptor, _READ_BYTES)
         except BlockingIOError:
@@ -294,9 +297,8 @@ class Pump(threading.Thread):
         self._post(Drained(exit=ended))
 
     def _read_out(self, stream: _Stream, now: float) -> None:
-        """Read at most what a pipe can hold, so that a descendant that writes on cannot block this
-        thread.
-        """
+        """Read at most as much as a pipe can hold, because a descendant that keeps writing could
+        block this thread."""
         bytes_read = 0
         while bytes_read < _PIPE_BYTES and (size := self._read(stream, now)):
             bytes_read += size

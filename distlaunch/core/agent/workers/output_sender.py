@@ -1,4 +1,4 @@
-"""Send output to a coordinator on another machine, no more than it has granted."""
+"""Send output to a coordinator on another machine, limited by the credit that it has granted."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from distlaunch.core.protocol import agent_messages as m
 
 
 class OutputSender:
-    """Sends chunks while there is credit, and also writes them to log files of the node if wanted.
+    """Sends chunks while there is credit, and optionally writes them to log files of the node.
 
-    The pump stops reading when the credit is used up. What it reads all the same (the last output
-    of workers that have exited, limited by their pipes) is sent on future credit.
+    The pump stops reading when the credit is used up. It still reads the last output of exited
+    workers, which is limited by their pipes. That output is sent on future credit.
     """
 
     def __init__(self, send: Callable[[m.FromAgent | m.Output | m.RankEnded], None]) -> None:
@@ -36,7 +36,7 @@ class OutputSender:
             self._wake()
 
     def on_coordinator_lost(self, logs: LogFiles | None = None) -> None:
-        """From now on accept all output and send nothing, so that no worker waits for a lost
+        """Accept all output and send nothing from now on, so that no worker waits for a lost
         coordinator.
 
         ``logs`` are the files of the run directory, to which the lost coordinator wrote.
@@ -65,7 +65,7 @@ class OutputSender:
             self._send(m.Output(rank=rank, stream=stream, data=data))
 
     def rank_ended(self, rank: int, now: float) -> None:
-        """Note that the output of a rank in this attempt is complete."""
+        """Report that the output of a rank in this attempt is complete."""
         if self._logs is not None:
             self._logs.rank_ended(rank, now)
         if self._run_dir_logs is not None:
@@ -73,7 +73,7 @@ class OutputSender:
         self._send(m.RankEnded(rank=rank))
 
     def tick(self, now: float) -> float | None:
-        """Return None: nothing is ever due."""
+        """Return None: this sink has no deadlines."""
         return None
 
     def has_room(self) -> bool:

@@ -21,7 +21,7 @@ _NEW = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
 
 
 class PreloadReport:
-    """Follows a warm server from its start to its end."""
+    """Follows a preload server from its start to its end."""
 
     def __init__(self, send: Callable[[m.FromAgent], None], clock: Callable[[], float]) -> None:
         self._send = send
@@ -53,7 +53,7 @@ class PreloadReport:
     def on_message(
         self, message: w.StillPreloading | w.ModuleLeftOut | w.Preloaded | w.PreloadFailed
     ) -> None:
-        """Report the result, with the output."""
+        """Report the result of preloading, with the output of the imports."""
         if isinstance(message, w.StillPreloading):
             what = (
                 f"still importing {message.module}"

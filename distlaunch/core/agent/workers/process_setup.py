@@ -1,7 +1,7 @@
 """Functions for a process just after a fork: descriptors, process names, signals and exec.
 
-``exec_worker`` turns a child of the spawner into a worker or the warm server. The others wrap kernel
-services that Python does not (prctl, close_range, signal without a handler).
+``exec_worker`` turns a child of the spawner into a worker or the preload server. The others wrap
+kernel services that Python does not offer (prctl, close_range, signal without a handler).
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def exec_worker(
 
 
 def move_descriptors(descriptors: Sequence[int], numbers: Sequence[int]) -> None:
-    """Duplicate each descriptor to its number, for the program to be executed.
+    """Duplicate each descriptor to its number in the program that this process will execute.
 
     A number may be that of another of the descriptors.
     """
@@ -101,7 +101,8 @@ def move_descriptors(descriptors: Sequence[int], numbers: Sequence[int]) -> None
 
 
 def become_subreaper() -> None:
-    """Become the parent of orphaned descendants, instead of init, so that none can escape."""
+    """Make this process the parent of orphaned descendants, instead of init, so that none can
+    escape."""
     if _prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
 
@@ -139,7 +140,8 @@ def rename_process(name: str, title: str) -> None:
 def ignore_signals(ignored: Collection[int], *, default: Collection[int] = ()) -> None:
     """Ignore signals, or reset them to their default, without Python's signal handling.
 
-    For a process that runs no handlers and should write to little of the memory that it shares.
+    For a process that runs no handlers and should write to little of the memory that it shares with
+    its parent.
     """
     for number in ignored:
         _signal(number, _IGNORE)

@@ -44,9 +44,8 @@ def children_of(pid: int) -> list[int]:
 
 
 def _children_by_parent() -> dict[int, list[int]]:
-    """Return parent -> children of all processes, for kernels without
-    ``/proc/PID/task/TID/children``.
-    """
+    """Return all processes as parent -> children, for kernels without
+    ``/proc/PID/task/TID/children``."""
     found: dict[int, list[int]] = {}
     for name in filter(str.isdigit, os.listdir("/proc")):
         facts = stat_of(int(name))
@@ -58,7 +57,7 @@ def _children_by_parent() -> dict[int, list[int]]:
 def descendants_of(pid: int) -> list[int]:
     """Return all descendants, children before grandchildren.
 
-    A changing tree may hide some. Call again until the result is empty.
+    If the tree changes meanwhile, some may be missing. Call it again until the result is empty.
     """
     below = children_of if _KERNEL_LISTS_CHILDREN else partial(_children_in, _children_by_parent())
     found: list[int] = []
@@ -75,7 +74,10 @@ def _children_in(snapshot: Mapping[int, list[int]], pid: int) -> list[int]:
 
 
 def stat_of(pid: int) -> tuple[str, int, int, int, int] | None:
-    """Return state, parent, session, start time (ticks since boot) and process group; None if gone."""
+    """Return state, parent, session, start time (ticks since boot) and process group.
+
+    Return None if the process is gone.
+    """
     fields = _stat_fields(pid)
     if fields is None:
         return None
@@ -91,7 +93,8 @@ def cpu_s_of(pid: int) -> float:
 
 
 def _stat_fields(pid: int) -> list[bytes] | None:
-    """Return the fields of ``/proc/PID/stat`` from the state on; None if the process is gone."""
+    """Return the fields of ``/proc/PID/stat`` from the state on. Return None if the process is
+    gone."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].split()
@@ -100,8 +103,9 @@ def _stat_fields(pid: int) -> list[bytes] | None:
 
 
 def children_cpu_s_of(pid: int) -> float:
-    """Return the processor time of a worker's descendants. See ``Stack.children_cpu_s`` for which
-    count.
+    """Return the processor time of a worker's descendants in seconds.
+
+    ``Stack.children_cpu_s`` says which descendants count.
     """
     total, own = 0.0, b""
     for child in descendants_of(pid):
@@ -129,11 +133,11 @@ def holds_gpu(pid: int) -> bool:
 
 
 def send(pid: int, signum: int, *, parent_or_ancestor: int | None = None) -> bool:
-    """Signal a process, through a pidfd where the kernel grants one.
+    """Signal a process, through a pidfd if the kernel grants one. Return whether it was signalled.
 
-    With ``parent_or_ancestor`` the process must still descend from it when the pidfd is held: this
-    closes the gap in which its pid could have been given to a stranger. Own unreaped children need
-    no such check. Returns False if the process is gone or not ours to signal.
+    With ``parent_or_ancestor``, the process must still descend from that one while the pidfd is
+    open. Otherwise its pid could have been given to an unrelated process. Own unreaped children
+    need no such check. Returns False if the process is gone or this user may not signal it.
     """
     descriptor = _pidfd(pid)
     try:
@@ -152,7 +156,7 @@ def send(pid: int, signum: int, *, parent_or_ancestor: int | None = None) -> boo
 
 
 def _pidfd(pid: int) -> int:
-    """Open a pidfd; -1 where kernel or sandbox refuse it, or this Python was built without
+    """Return a pidfd. Return -1 if the kernel or a sandbox refuses it, or this Python lacks it
     (conda's)."""
     opened = getattr(os, "pidfd_open", None)
     if opened is None or not hasattr(signal, "pidfd_send_signal"):
@@ -175,7 +179,7 @@ def _descends(pid: int, ancestor: int) -> bool:
 
 
 def send_to_group(leader: int, signum: int) -> None:
-    """Signal the process group that an unreaped child of ours leads, if there is one any more."""
+    """Signal the process group of an unreaped child, if the group still exists."""
     with suppress(OSError):
         os.killpg(leader, signum)
 
@@ -183,11 +187,11 @@ def send_to_group(leader: int, signum: int) -> None:
 def signal_tree(
     root: int, signum: int, *, include_root: bool, spare_cleaners: bool = False
 ) -> None:
-    """Send KILL, STOP or CONT to a whole tree of ours, again for what appears meanwhile; the
-    deepest first.
+    """Send KILL, STOP or CONT to a tree of this process's descendants, deepest processes first.
 
-    Where a parent dies before its child, the child falls to this process: so it need only descend
-    from us.
+    Repeat it for processes that appear meanwhile. If a parent dies before its child, the child
+    becomes a child of this process. Therefore a process only has to descend from this one to be
+    signalled.
     """
     sent: set[int] = set()
     for _ in range(_MAX_PASSES):
@@ -208,7 +212,7 @@ def signal_tree(
 def kill_each_tree(roots: Iterable[int]) -> None:
     """Kill several trees. All processes of a tree are stopped first, so that none can fork.
 
-    Cleaners below a root are spared. They exit by themselves when they have done their work.
+    Cleaners below a root are spared. They exit by themselves when their work is done.
     """
     for root in roots:
         signal_tree(root, signal.SIGSTOP, include_root=True, spare_cleaners=True)
@@ -216,7 +220,7 @@ def kill_each_tree(roots: Iterable[int]) -> None:
 
 
 class ChildReaper:
-    """Reaps the processes that fall to this one, except children that it had at the start.
+    """Reaps the processes that this process adopts, except children that it had at the start.
 
     A script that ends in ``exec distlaunch`` leaves such children.
     """
@@ -226,7 +230,8 @@ class ChildReaper:
         self._strangers = frozenset(children_of(os.getpid())) - {child}
 
     def await_child(self, *, bound_s: float) -> int | None:
-        """Reap our child and return its wait status; None if it has not exited within ``bound_s``."""
+        """Reap the child and return its wait status. Return None if it has not exited within
+        ``bound_s``."""
         deadline = time.monotonic() + bound_s
         with suppress(ChildProcessError):
             while True:
@@ -239,9 +244,9 @@ class ChildReaper:
         return None
 
     def kill(self, *, bound_s: float) -> int | None:
-        """Kill and reap our child and everything that falls to this process.
+        """Kill and reap the child and all adopted processes.
 
-        Returns the child's wait status if it was seen.
+        Return the child's wait status, or None if it was not seen.
         """
         deadline = time.monotonic() + bound_s
         status = None
@@ -274,7 +279,7 @@ class ChildReaper:
 
 
 def is_cleaner(pid: int) -> bool:
-    """Return whether a process removes a worker's shared memory when that has exited.
+    """Return whether a process removes a worker's shared memory after the worker has exited.
 
     These are Python's resource tracker (``-c "from multiprocessing.resource_tracker import
     main;..."``) and torch's shared-memory manager. They exit by themselves. If they are killed too
@@ -288,7 +293,7 @@ def is_cleaner(pid: int) -> bool:
 
 
 def is_part_of_parent(pid: int, parent: int) -> bool:
-    """Return whether a process works for its parent: a fork of it, or one of Python's
+    """Return whether a process works for its parent: a fork of it, or a process of Python's
     multiprocessing.
 
     Such a process (a data loader) serves its parent until the end. If it ended earlier, its parent
@@ -320,11 +325,11 @@ def command_line(pid: int) -> str:
 
 
 def _command(pid: int) -> bytes:
-    """Return a process's arguments, each ended by NUL; empty if it is gone.
+    """Return a process's arguments, each ended by NUL. Return empty bytes if it is gone.
 
-    They are empty also during exec: after vfork, the parent continues before the new program has
-    begun. The function waits for that program at most ``_EXEC_S`` and once per process: some
-    processes have no arguments at all.
+    They are also empty during exec: after vfork, the parent continues before the new program has
+    begun. The function waits for that program at most ``_EXEC_S`` and once per process, because
+    some processes have no arguments.
     """
     deadline = time.monotonic() + _EXEC_S
     while True:
@@ -354,9 +359,10 @@ def catches(pid: int, signum: int) -> bool:
 
 
 def cookie_rank(pid: int, cookie: str) -> int | None:
-    """Return the rank of the worker that a process descends from, by its initial environment.
+    """Return the rank of the worker from which a process descends, according to its initial
+    environment.
 
-    None if the environment has no cookie of this agent.
+    Return None if the environment has no cookie of this agent.
     """
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:

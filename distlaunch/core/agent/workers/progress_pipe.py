@@ -1,9 +1,10 @@
-"""Collect signs of activity of a node's workers: reported progress, and which ranks write output.
+"""Collect signs of activity of a node's workers: reported progress, and the ranks that write
+output.
 
-The monitor samples and does not read everything. When the first pipe becomes readable, it waits a
-moment for the others, then reads each once and uses its last valid line. So there is at most one
-round and one message a second. If no worker reports, nothing wakes up. Only the output pump's
-thread calls it. ``docs/progress.md`` defines the lines.
+The monitor takes samples. When the first pipe becomes readable, it waits a moment for the others.
+Then it reads each once and uses its last valid line. So there is at most one round and one message
+a second. If no worker reports, nothing wakes up. Only the output pump's thread calls it.
+``docs/progress.md`` defines the lines.
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ _EXACT = 1 << 53
 
 
 def last_heartbeat(lines: Sequence[bytes]) -> dict[str, float] | None:
-    """Return the finite numbers in the last of these lines that is a JSON object; None if there is
-    none.
+    """Return the finite numbers in the last of these lines that is a JSON object.
+
+    Return None if there is none.
     """
     for line in reversed(lines[-_LINES_TRIED:]):
         if len(line) > LINE_BYTES or line.count(b"[") + line.count(b"{") > _BRACKETS:
@@ -100,7 +102,7 @@ class _Pipe:
 
 
 class ActivityMonitor:
-    """Collects the activity of one node and posts ``Alive`` messages by ``post``.
+    """Collects the activity of one node, and passes ``Alive`` messages to ``post``.
 
     ``pollers`` poll ``fileno()`` and call ``tick`` when it is readable.
     """
@@ -130,7 +132,7 @@ class ActivityMonitor:
     def begin(self, attempt: int, *, watching: bool, output_period_s: float = PERIOD_S) -> None:
         """Begin an attempt. With ``watching``, also report which ranks write output.
 
-        ``output_period_s`` is the shortest time before a message that reports nothing but output.
+        ``output_period_s`` is the shortest time before a message that reports only output.
         """
         self._attempt, self.watching, self._output_period_s = attempt, watching, output_period_s
         self._sampled = float("-inf")
@@ -142,8 +144,10 @@ class ActivityMonitor:
         self._poll.register(descriptor, select.EPOLLIN)
 
     def tick(self, now: float, *, readable: bool, held: bool) -> None:
-        """Do what is due. ``readable``: ``fileno()`` was readable. ``held``: output is held back by
-        its reader.
+        """Run the actions that are due.
+
+        ``readable``: ``fileno()`` was readable. ``held``: output is held back because its reader is
+        slow.
         """
         if self.due is not None and now >= self.due:
             self.due = None
@@ -162,13 +166,13 @@ class ActivityMonitor:
         self.due = due if self.due is None else min(self.due, due)
 
     def drain(self, rank: int) -> None:
-        """Read what an exited worker has reported last. The next message has it."""
+        """Read the last report of an exited worker. The next message contains it."""
         pipe = self._of_rank.get(rank)
         if pipe is not None:
             self._sample(pipe)
 
     def finish(self) -> None:
-        """Report what is left of the attempt and close its pipes."""
+        """Send the last report of the attempt and close its pipes."""
         for pipe in list(self._pipes.values()):
             self._sample(pipe)
         self._post_alive(held=False)

@@ -19,7 +19,8 @@ _LOCAL, _SPECIAL = 3, 6  # places in termios attributes
 
 
 def in_foreground(terminal: int) -> bool:
-    """Return whether this process is in the foreground job of a terminal, which gets its input."""
+    """Return whether this process belongs to the terminal's foreground job, which gets its
+    input."""
     try:
         return os.tcgetpgrp(terminal) == os.getpgrp()
     except OSError:
@@ -37,10 +38,10 @@ def modes_that_pass_keys_on(modes: list[Any]) -> list[Any]:
 
 
 class SavedTerminal:
-    """The user's terminal with its current modes, for a process that outlives the one that changes
-    them.
+    """The user's terminal with its current modes.
 
-    Raises OSError if the descriptor cannot be copied, and termios.error if it is no terminal.
+    A process that outlives the one that changes the modes can restore them. Raises OSError if the
+    descriptor cannot be copied, and termios.error if it is no terminal.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -88,7 +89,8 @@ class PseudoTerminal:
                 )
 
     def type(self, data: bytes) -> None:
-        """Send keys to the worker. Up to 4 MiB wait until it reads them (a pasted block)."""
+        """Send keys to the worker. Up to 4 MiB of keys wait until it reads them (a pasted
+        block)."""
         self._typed += data[: _TYPED_BYTES - len(self._typed)]
         self.flush()
 
@@ -100,7 +102,7 @@ class PseudoTerminal:
 
     @property
     def has_unsent(self) -> bool:
-        """Return whether keys wait."""
+        """Return whether keys wait to be sent."""
         return bool(self._typed)
 
     def fileno(self) -> int:

@@ -1,8 +1,7 @@
-"""Remove files that workers leave in shared memory, where they would stay until the machine
-restarts.
+"""Remove files that workers leave in shared memory. They would stay until the machine restarts.
 
 Only files with known names are removed. The names contain the master's address and port, so they
-belong to this job while its attempt lasts. Later the port may be another job's.
+belong to this job during its attempt. Later the port may be used by another job.
 """
 
 from __future__ import annotations
@@ -28,7 +27,8 @@ def shared_memory_names(start: m.Start, *, owner: int) -> tuple[str, ...]:
 
 
 class SharedMemoryFiles:
-    """The files that an attempt's workers may leave. They are removed when the last worker is gone."""
+    """The files that an attempt's workers may leave. They are removed after the last worker has
+    exited."""
 
     def __init__(self, *, owner: int, folder: str = _SHARED_MEMORY) -> None:
         self._owner = owner
@@ -36,7 +36,8 @@ class SharedMemoryFiles:
         self._names: tuple[str, ...] = ()
 
     def set_names(self, names: tuple[str, ...]) -> None:
-        """Set the names for an attempt. After it, set none: the names may then be another job's."""
+        """Set the names for an attempt. After the attempt, set none, because another job may then
+        use them."""
         self._names = names
 
     def remove(self) -> None:

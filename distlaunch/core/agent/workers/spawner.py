@@ -53,7 +53,7 @@ SWEEP_S = 5.0
 """How long KILL may take to show (a process with much memory) before its pid is reported as left.
 """
 SETTLE_S = 2.0
-"""How long the warm server may take to finish its orders before a sweep."""
+"""How long the preload server may take to finish its orders before a sweep."""
 RESUME_S = 3.0
 """How long an agent may take to act after its connection has ended. The spawner then acts instead.
 """
@@ -85,16 +85,17 @@ def start_spawner(
     watched: int = -1,
     terminal: int = -1,
 ) -> tuple[Channel[w.FromSpawner], int]:
-    """Fork the watcher, which forks the spawner. Returns our end of the channel and the watcher's
-    pid.
+    """Fork the watcher, which forks the spawner. Return this process's end of the channel, and the
+    watcher's pid.
 
-    Call it before the first thread is started. If no process is left for a watcher, there is none.
+    Call it before the first thread is started. If the limit of processes leaves none for the
+    watcher, the spawner is forked directly.
 
     ``orphan_grace_s`` is the time between TERM and KILL for workers if this process vanishes,
     unless ``Setup`` sets it. ``keep`` lists descriptors that the spawner needs. ``watched`` is a
-    descriptor at whose hang-up this process should act: the spawner resumes this process in case it
-    is stopped, and acts instead if it still does not. ``terminal`` is the user's terminal, whose
-    modes the spawner restores if this process vanishes.
+    descriptor whose hang-up requires this process to act. The spawner then resumes this process in
+    case it is stopped, and acts in its place if it still does not. ``terminal`` is the user's
+    terminal, whose modes the spawner restores if this process vanishes.
     """
     become_subreaper()
     gc.freeze()  # a collection over existing objects would copy their memory in each process
@@ -152,9 +153,9 @@ def _run(
 
 
 def _fork_watched() -> int:
-    """Fork the spawner. Returns its pid in the watcher, and 0 in the spawner.
+    """Fork the spawner. Return its pid in the watcher, and 0 in the spawner.
 
-    If no process is left, this process becomes the spawner, without a watcher.
+    If no further process is allowed, this process becomes the spawner, without a watcher.
     """
     try:
         pid = fork_from_helper()
@@ -188,11 +189,10 @@ def _title(job_id: str) -> str:
 
 
 def _ignore_signals() -> tuple[int, ...]:
-    """Ignore or handle every signal but KILL, so that none ends this process. Returns the signals
-    that workers should ignore.
+    """Ignore or handle every signal except KILL, so that none ends this process.
 
-    Signals for the job wake the loop, which reports them. HUP does not if it was ignored at the
-    start (nohup).
+    Return the signals that workers should ignore. Signals for the job wake the loop, which reports
+    them. HUP is not reported if it was ignored at the start (nohup).
     """
     # A shell's ``&`` ignores INT and QUIT as well, but workers must react to them.
     ignored = tuple(
@@ -225,7 +225,8 @@ def _close_inherited(*, keep: Collection[int]) -> None:
 
 
 class Spawner:
-    """Starts, signals and reaps workers on behalf of the agent, and sweeps what they leave."""
+    """Starts, signals and reaps workers for the agent, and removes the processes that they
+    leave."""
 
     def __init__(
         self,
@@ -277,7 +278,7 @@ class Spawner:
         signal.set_wakeup_fd(wake_end, warn_on_full_buffer=False)
 
     def run(self) -> None:
-        """Run until the agent dismisses the spawner or vanishes. No descendant is left then."""
+        """Run until the agent ends the spawner or vanishes. No descendant is left then."""
         self._report(w.Running(pid=os.getpid()))
         while True:
             poll = select.poll()
@@ -324,9 +325,8 @@ class Spawner:
         return min(max(0.0, min(times)), _LONGEST_POLL_S) * 1000 if times else None
 
     def _resume_agent(self) -> None:
-        """Resume the agent, in case somebody has stopped it, so that it notices the end of its
-        connection.
-        """
+        """Resume the agent in case it has been stopped, so that it notices the end of its
+        connection."""
         self._unwatch()
         self._act_at = time.monotonic() + RESUME_S
         parent = process_tree.stat_of(
@@ -401,7 +401,7 @@ class Spawner:
             rename_process(NAME, _title(setup.job_id))
 
     def _lock_temporary_dir(self, path: str) -> None:
-        """Lock the agent's temporary directory until this process ends, also if the agent is
+        """Lock the agent's temporary directory until this process ends, even if the agent is
         killed.
 
         The agent creates another directory if the first one has been removed.
@@ -466,7 +466,7 @@ class Spawner:
     # --- ends
 
     def _drain_wake(self) -> None:
-        """Read the numbers of signals that have arrived. Report each signal for the job once."""
+        """Read the numbers of received signals. Report each signal for the job once."""
         numbers = b""
         with suppress(BlockingIOError):
             while woken := os.read(self._wake, 4096):
@@ -476,7 +476,7 @@ class Spawner:
                 self._report(w.SignalReceived(signum=number))
 
     def _reap(self) -> None:
-        """Reap all children that have ended, workers and adopted orphans, and report the workers."""
+        """Reap all exited children, workers and adopted orphans, and report the workers."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED)
@@ -518,7 +518,8 @@ class Spawner:
             self._check_at = 0.0 if worker_ended else self._checked_at + CHECK_INTERVAL_S
 
     def _check_leftovers(self) -> None:
-        """Send TERM to new leftovers. Sweep if that is awaited and none is left."""
+        """Send TERM to new leftover processes. If a sweep was requested and no process is left,
+        finish it."""
         now = time.monotonic()
         if self._check_at is None or now < self._check_at:
             return
@@ -568,11 +569,11 @@ class Spawner:
                     process_tree.signal_tree(pid, order.signum, include_root=True)
 
     def _kill_all(self, *, spared: int = 0, bound_s: float = SWEEP_S) -> tuple[int, ...]:
-        """Kill all descendants until none is left, or for ``bound_s``. Returns the pids that are
+        """Kill all descendants until none is left, or for ``bound_s``. Return the pids that are
         left.
 
-        Also removes the workers' shared memory. ``spared`` is a child that is left alone with its
-        descendants.
+        Also remove the workers' shared memory. ``spared`` is a child that is not killed, nor are
+        its descendants.
         """
         began = time.monotonic()
         deadline = began + bound_s
@@ -601,7 +602,8 @@ class Spawner:
         return [pid for pid in process_tree.children_of(os.getpid()) if pid != spared]
 
     def _orphaned(self) -> None:
-        """End everything after the agent has vanished: send TERM, wait for the grace, then kill."""
+        """End all processes after the agent has vanished: send TERM, wait for the grace, then
+        kill."""
         self._unwatch()  # otherwise the connection would stay open
         if self.terminal is not None:
             self.terminal.restore()

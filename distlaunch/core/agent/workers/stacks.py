@@ -1,10 +1,10 @@
 """Collect the stacks, process states and processor time of a node's workers.
 
-Our bootstrap lets faulthandler write a worker's stacks, on ``SIGNAL``, to a memory file that it
-shares with the agent. A worker without that handler is never sent the signal, which would kill it,
-nor is one that has another file at that descriptor. For those, and for a worker that does not
-answer (stopped, or stuck where no signal is handled), py-spy is run if it is installed. Everything
-is done in a thread, within a time limit.
+distlaunch's bootstrap lets faulthandler write a worker's stacks, on ``SIGNAL``, to a memory file
+that the worker shares with the agent. The signal would kill a worker without that handler, so such
+a worker is never sent it. Neither is a worker that has another file at that descriptor. For these
+workers, and for a worker that does not answer (stopped, or stuck where no signal is handled),
+py-spy is run if it is installed. All of this is done in a thread, within a time limit.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class _Worker:
         self.holds_gpu = False
 
     def open(self) -> None:
-        """Read the process's state, and request its stacks if it has the handler."""
+        """Read the process's state. Request its stacks if it has the handler."""
         facts = process_tree.stat_of(self.pid)
         self.state = facts[0] if facts else ""
         if facts:
@@ -81,8 +81,9 @@ class _Worker:
             self.close()
 
     def _has_our_file(self) -> bool:
-        """Return whether it would write to our file. It may have closed unknown descriptors and
-        opened others.
+        """Return whether the worker would write to the shared file.
+
+        It may have closed unknown descriptors and opened other files.
         """
         try:
             return os.path.samestat(
@@ -104,8 +105,9 @@ class _Worker:
             self.read()
 
     def read(self) -> None:
-        """Read what has arrived; if it is too much, the end, where faulthandler writes the main
-        thread.
+        """Read the stacks that have arrived.
+
+        If there are too many bytes, read the end, where faulthandler writes the main thread.
         """
         size = os.fstat(self.descriptor).st_size
         start = max(self.before, size - self.most)
@@ -146,7 +148,8 @@ class StackCollector:
             self._post(_answer(request, workers))
 
     def _file_of(self, rank: int) -> tuple[int, int]:
-        """Return a descriptor for the thread, because ours may be closed in the meantime."""
+        """Return a copy of the descriptor for the thread, because the original may be closed
+        meanwhile."""
         with suppress(KeyError, OSError):
             descriptor, number = self._files[rank]
             return os.dup(descriptor), number
@@ -159,7 +162,7 @@ class StackCollector:
         self._files.clear()
 
     def close(self) -> None:
-        """Abort what is in progress."""
+        """Abort the collection that is in progress."""
         self._ending.set()
         self.clear()
 
@@ -236,7 +239,7 @@ class _PySpies:
             self._queue.append(worker)
 
     def work(self) -> bool:
-        """Start and finish processes where possible. Returns whether any is left."""
+        """Start and finish processes where possible. Return whether any process is left."""
         for entry in list(self._running):
             if entry[1].poll() is not None:
                 self._running.remove(entry)
@@ -266,7 +269,7 @@ class _PySpies:
         self._running.append((worker, spy, output))
 
     def _end(self, worker: _Worker, spy: subprocess.Popen[bytes], output: int) -> None:
-        """Read the output if py-spy succeeded. It has the main thread first."""
+        """Read py-spy's output if it succeeded. Its output has the main thread first."""
         import subprocess
 
         with suppress(subprocess.TimeoutExpired):

@@ -1,4 +1,5 @@
-"""The stdin of a worker with data from the coordinator, through a pipe that never blocks the agent."""
+"""Write data from the coordinator to a worker's stdin, through a pipe that never blocks the
+agent."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ _MOST_BYTES = 4 << 20
 
 
 class StdinPipe:
-    """The pipe of one attempt's worker, with the data that waits to be written."""
+    """The stdin pipe of one attempt's worker, and the data that waits to be written."""
 
     def __init__(self, send: Callable[[m.StdinConsumed], None]) -> None:
         self._send = send
@@ -35,7 +36,8 @@ class StdinPipe:
         return theirs
 
     def write(self, data: bytes) -> None:
-        """Write bytes; empty means the end of the input. Raises ProtocolError if too many wait."""
+        """Write bytes. Empty bytes mean the end of the input. Raises ProtocolError if too many
+        wait."""
         if self._pipe < 0:
             self._send(m.StdinConsumed(size=0, closed=True, unread=len(data)))
             return
@@ -47,13 +49,12 @@ class StdinPipe:
         self.on_ready()
 
     def descriptors(self) -> dict[int, int]:
-        """Return descriptor -> events: for writing while data waits, and always for the reader's
-        end.
-        """
+        """Return the poll events by descriptor: for writing while data waits, and always for the
+        reader's end."""
         return {} if self._pipe < 0 else {self._pipe: select.POLLOUT if self._waiting else 0}
 
     def on_ready(self) -> None:
-        """Write as much as possible and report it."""
+        """Write as many bytes as possible and report them."""
         if self._pipe < 0:
             return
         written = 0
@@ -92,7 +93,7 @@ class StdinPipe:
         self._pipe = -1
 
     def finish(self) -> None:
-        """Report what an exited worker has not read, and close the pipe."""
+        """Report how many bytes an exited worker has not read, and close the pipe."""
         unread = self._unread()
         self.close()
         if unread:

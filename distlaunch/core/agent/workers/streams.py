@@ -21,19 +21,18 @@ _FEWEST = 8
 
 
 def extra_numbers(nofile: int) -> tuple[int, int, int]:
-    """Return the numbers of our additional descriptors in a worker whose limit of open files is
-    ``nofile``.
+    """Return the numbers of distlaunch's additional descriptors in a worker.
 
-    They are the progress pipe, the stacks' file, and the warm server's socket.
+    They are the progress pipe, the stacks' file, and the preload server's socket. ``nofile`` is the
+    worker's limit of open files.
     """
     progress = min(_HIGH, nofile - 3) if nofile >= _FEWEST else _HIGH
     return progress, progress + 1, progress + 2
 
 
 class NodeResources:
-    """Resources of the agent's environment for workers. Here the agent is part of the launcher's
-    process.
-    """
+    """Resources of a node for its workers. In this class the agent is part of the launcher's
+    process."""
 
     boot: str = BOOT
     """Directory of our code for the workers' interpreters."""
@@ -45,10 +44,10 @@ class NodeResources:
         return os.dup(0)
 
     def log_location(self, start: m.Start) -> tuple[str, Layout]:
-        """Return directory and layout for the logs that the spawner continues if the agent
+        """Return the directory and the layout of the logs that the spawner continues if the agent
         vanishes.
 
-        The directory is empty if there are to be none.
+        The directory is empty if there are no such logs.
         """
         return start.run_dir, start.layout
 
@@ -67,12 +66,12 @@ def bootstrap_environment(start: m.Start, nofile: int, folder: str = BOOT) -> di
 
 
 class WorkerStreams:
-    """The streams of one worker, created just before it starts. Raises OSError if no descriptor is
-    left.
+    """The streams of one worker, created just before it starts.
 
     ``theirs`` go to the worker, where they get ``numbers``. ``read_ends`` go to the spawner, by
     stream number (0: progress). The caller closes both after sending them. This process keeps
-    ``outputs`` by stream number, ``progress``, and ``stacks`` (a memory file; -1 if not wanted).
+    ``outputs`` by stream number, ``progress``, and ``stacks`` (a memory file; -1 if not requested).
+    Raises OSError if no descriptor is left.
     """
 
     def __init__(

@@ -1,7 +1,8 @@
 """Temporary directory of an agent. Created on first use, removed when the agent exits.
 
-It holds our code for the workers' interpreters, if ours runs from a zip, and the files of the run
-directory if the node does not share that. If the agent is killed, the spawner removes it.
+It holds distlaunch's code for the workers' interpreters, if distlaunch runs from a zip, and the
+files of the run directory if the node does not share that. If the agent is killed, the spawner
+removes it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _ELSEWHERE = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108 - the folder made th
 
 
 class TemporaryDirectory:
-    """The directory. ``path`` is empty until it is created."""
+    """The temporary directory. ``path`` is empty until it is created."""
 
     def __init__(self, environ: Mapping[str, str], elsewhere: Sequence[str] = _ELSEWHERE) -> None:
         self._environ = environ
@@ -30,8 +31,10 @@ class TemporaryDirectory:
         self._lock = -1
 
     def boot(self) -> str:
-        """Return the directory of our code for the workers' interpreters, created if needed. Raises
-        OSError.
+        """Return the directory of distlaunch's code for the workers' interpreters. Create it if
+        needed.
+
+        Raises OSError.
         """
         if os.path.isdir(BOOT):
             return BOOT
@@ -41,7 +44,7 @@ class TemporaryDirectory:
         return folder
 
     def run_dir(self) -> str:
-        """Return the replacement for the run directory, created if needed. Raises OSError."""
+        """Return the replacement for the run directory. Create it if needed. Raises OSError."""
         folder = os.path.join(self._ensure_created(), "job")
         make_private_dirs(folder)
         return folder
@@ -104,7 +107,7 @@ class TemporaryDirectory:
 
 
 def lock_folder(path: str) -> int:
-    """Place a shared lock on a directory. Returns the descriptor, or -1 on failure.
+    """Place a shared lock on a directory. Return the descriptor, or -1 on failure.
 
     systemd-tmpfiles and later agents leave locked directories alone.
     """
@@ -130,9 +133,8 @@ def _name_of_boot() -> str:
 
 
 def _remove_stale(base: str) -> None:
-    """Remove directories whose agent and spawner were killed: of this user, this boot, and not
-    locked.
-    """
+    """Remove directories of this user and this boot that are not locked. Their agent and spawner
+    were killed."""
     begin = _name_of_boot()
     if begin.endswith("agent-"):
         return
@@ -182,9 +184,10 @@ def has_run_dir(path: str) -> bool:
 
 
 def adapt_start(start: m.Start, environ: Mapping[str, str], *, moved_to: str | None) -> m.Start:
-    """Return an ``is_remote`` start with this node's environment below the one that was sent.
+    """Return an ``is_remote`` start that also has this node's environment. The variables in
+    ``start`` win.
 
-    ``moved_to`` replaces the run directory; None if that exists here.
+    ``moved_to`` replaces the run directory. None if the run directory exists here.
     """
     from distlaunch.core.model.record import replace
     from distlaunch.core.model.variables import FLIGHT_RECORDER, without_outer_launchers

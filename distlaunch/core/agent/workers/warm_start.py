@@ -78,7 +78,7 @@ Phase = Literal["starting", "importing", "checking", "ready"]
 
 
 class WarmStart:
-    """The server, from ``preload`` to its end, and the orders that wait for it."""
+    """The preload server, from ``preload`` to its end, and the orders that wait for it."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class WarmStart:
         report: Callable[[w.FromSpawner], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``cold`` starts a worker without the server (and leaves the descriptors open).
+        """``cold`` starts a worker without the server, and leaves the descriptors open.
 
         ``came_up`` registers the pid of a forked worker.
         """
@@ -167,9 +167,9 @@ class WarmStart:
             theirs.close()
 
     def _leave_out(self, module: str, reason: str) -> None:
-        """Replace the server by a new one that imports all modules but this.
+        """Replace the server by a new one that imports all modules except this one.
 
-        What the module has left in the process ends with the old server.
+        The changes that the module has made to the process end with the old server.
         """
         preload, setup = self._preload, self._setup
         rest = () if preload is None else tuple(name for name in preload.modules if name != module)
@@ -187,12 +187,12 @@ class WarmStart:
             self._output = -1
 
     def fileno(self) -> int:
-        """Return the descriptor to poll for reading, or -1."""
+        """Return the descriptor to poll for reading. Return -1 if there is none."""
         return self._socket.fileno() if self._socket is not None else -1
 
     @property
     def timeout_s(self) -> float | None:
-        """Seconds after which ``read`` is due even if nothing can be read."""
+        """Return the seconds after which ``read`` is due even if nothing can be read."""
         deadline = self._phase.deadline(has_orders=bool(self._sent))
         if deadline is None or self._socket is None or self._paused:
             return None
@@ -216,7 +216,8 @@ class WarmStart:
                     self._on_fork_lost(serial, order)
 
     def _on_server_lost(self, reason: str) -> None:
-        """Continue without the module that it was importing, if any, else without preloading."""
+        """Continue without the module that the server was importing. If there was none, end the
+        warm start."""
         if self._phase.name == "importing":
             self._leave_out(self._phase.importing, reason)
         else:
@@ -230,7 +231,8 @@ class WarmStart:
         self._give_up(f"a forked worker {how} before it could run")
 
     def pause(self, *, paused: bool) -> None:
-        """Note that all trees are stopped or resumed: the server cannot answer while it is stopped."""
+        """Record that all trees are stopped or resumed. The server cannot answer while it is
+        stopped."""
         self._paused = paused
         self._phase.restart_timeout(self._clock())
 
@@ -252,7 +254,7 @@ class WarmStart:
             process_tree.kill_each_tree([self.pid])
 
     def _give_up(self, reason: str) -> None:
-        """Report why and start all waiting workers without the server."""
+        """Report the reason, and start all waiting workers without the server."""
         self._close()
         self._close_output()
         self._report(w.PreloadFailed(reason=reason))
@@ -267,8 +269,9 @@ class WarmStart:
         order.close()
 
     def _drop(self, serial: int, order: Order) -> None:
-        """Cancel an order that was sent. Its process ends by itself, and is kept until its pid is
-        known.
+        """Cancel an order that was sent.
+
+        Its process ends by itself. The order is kept until the pid of the process is known.
         """
         if order.pid:
             del self._sent[serial]
@@ -278,7 +281,8 @@ class WarmStart:
     # --- the server's messages
 
     def read(self) -> None:
-        """Process the server's messages. Give it up if its current phase has timed out."""
+        """Process the server's messages. Stop using the server if its current phase has timed
+        out."""
         while self._socket is not None:
             try:
                 line = self._socket.recv(_MESSAGE_BYTES)
@@ -306,8 +310,8 @@ class WarmStart:
             self._report(slow)
 
     def _on_hangup(self) -> None:
-        """Find out how the server ended: its socket closes just before. If it has not ended, stop
-        it.
+        """Find out how the server ended. Its socket closes just before it exits. If it has not
+        exited, stop it.
 
         It must not continue, because it would run the script.
         """
@@ -447,7 +451,8 @@ class WarmStart:
             self._serial += 1
 
     def signal(self, order: w.Signal) -> None:
-        """Apply a signal to workers that do not exist yet: a deadly signal cancels them."""
+        """Apply a signal to workers that do not exist yet. A signal that would end them cancels
+        them."""
         if order.caught_only or order.signum in _NO_DEATH:
             return
         ranks = set(order.ranks)
@@ -499,7 +504,10 @@ class Order:
         self.go = -1
 
     def encoded(self, serial: int, old_env: Mapping[str, str]) -> bytes:
-        """Return the order as bytes for the server, whose environment was ``old_env``."""
+        """Return the order as bytes for the server.
+
+        ``old_env`` is the environment with which the server was started.
+        """
         spawn, setup = self.spawn, self.setup
         changes = changed_variables(old_env, {**setup.env, **spawn.env})
         return marshal.dumps(
@@ -508,14 +516,14 @@ class Order:
 
 
 def changed_variables(old: Mapping[str, str], new: Mapping[str, str]) -> dict[str, str | None]:
-    """Return the changes from one environment to the other; None for a variable that is removed."""
+    """Return the changes from one environment to the other. None stands for a removed variable."""
     changes: dict[str, str | None] = {name: None for name in old if name not in new}
     changes.update((name, value) for name, value in new.items() if old.get(name) != value)
     return changes
 
 
 class ServerPhase:
-    """What the server is doing, and since when. All times are on one clock."""
+    """The current phase of the server, and its beginning. All times are on one clock."""
 
     def __init__(self, *, now: float, bound_s: float | None) -> None:
         """``bound_s`` is the longest time for the import of one module."""
@@ -526,11 +534,14 @@ class ServerPhase:
         self._report_at = now + SLOW_IMPORT_S
 
     def restart_timeout(self, now: float) -> None:
-        """Restart the timeout, because of a message or because the server has something new to do."""
+        """Restart the timeout.
+
+        Called when a message has arrived, and when the server has something new to do.
+        """
         self._since = now
 
     def deadline(self, *, has_orders: bool) -> float | None:
-        """Return when ``timeout_reason`` or ``slow_import`` may return something."""
+        """Return when ``timeout_reason`` or ``slow_import`` may return a value."""
         due = self._due(has_orders=has_orders)
         if self.name in ("checking", "ready"):
             return due
@@ -549,7 +560,7 @@ class ServerPhase:
         assert_never(self.name)
 
     def timeout_reason(self, now: float, *, has_orders: bool) -> str | None:
-        """Return why the server has timed out; None if it has not."""
+        """Return why the server has timed out. Return None if it has not."""
         due = self._due(has_orders=has_orders)
         if due is None or now < due:
             return None
@@ -577,7 +588,7 @@ class ServerPhase:
 
     @property
     def who(self) -> str:
-        """A name for the server in messages."""
+        """The server's name in messages."""
         match self.name:
             case "starting":
                 return "the process that was to import the modules"
@@ -589,14 +600,15 @@ class ServerPhase:
 
 
 def _without_thread(settings: str) -> str:
-    """Return the allocator settings with the background thread disabled, unless they mention it."""
+    """Return the allocator settings with the background thread disabled, unless they already
+    mention it."""
     if not settings:
         return _NO_THREAD
     return settings if "background_thread:" in settings else f"{settings},{_NO_THREAD}"
 
 
 def _pairs(text: str) -> list[tuple[int, int]] | None:
-    """Return the pairs in ``<serial>:<pid> ...``; None if the text is something else."""
+    """Return the pairs in ``<serial>:<pid> ...``. Return None if the text has another form."""
     try:
         return [
             (int(serial), int(pid)) for serial, pid in (pair.split(":") for pair in text.split())

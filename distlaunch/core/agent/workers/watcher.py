@@ -1,11 +1,11 @@
-"""The watcher, a process between agent and spawner that kills what a killed spawner leaves.
+"""The watcher: a process between agent and spawner that kills the processes of a killed spawner.
 
-The spawner ends the workers if the agent is killed, and the agent does so if the spawner is killed.
-If both are killed, the watcher does: it is the spawner's parent and a subreaper, so all descendants
-of the workers fall to it. A cgroup would need a process for that as well, since the kernel does not
-kill one by itself.
+The spawner ends the workers if the agent is killed. The agent ends them if the spawner is killed.
+If both are killed, the watcher does: it is the spawner's parent and a subreaper, so it adopts all
+descendants of the workers. A cgroup would need a process for that as well, since the kernel does
+not kill a cgroup by itself.
 
-It is forked from the agent and only waits, so it shares nearly all of its memory.
+The watcher is forked from the agent and only waits, so it shares nearly all of its memory.
 """
 
 from __future__ import annotations
@@ -55,12 +55,13 @@ _SIGCHLD, _SIGCONT = int(signal.SIGCHLD), int(signal.SIGCONT)
 
 
 def name_process(job_id: str) -> None:
-    """Name this process the watcher, also in its argument list."""
+    """Set this process's name and argument list to those of a watcher."""
     rename_process(NAME, f"{NAME}: of job {job_id}" if job_id else NAME)
 
 
 def watch(spawner: int) -> NoReturn:
-    """Wait until the spawner, a child of this forked child, has ended. Then kill what it left.
+    """Wait until the spawner, a child of this process, has exited. Then kill the processes that it
+    left.
 
     Exits with the spawner's status.
     """
@@ -91,7 +92,7 @@ def _await_end(spawner: int) -> int:
 
 
 def _kill_children(*, only_once: bool) -> None:
-    """Kill what has fallen to this process until nothing is left."""
+    """Kill the processes that this process has adopted until none is left."""
     began = time.monotonic()
     step_s = _FIRST_STEP_S
     while True:
@@ -115,7 +116,7 @@ def _reap() -> None:
 
 
 def _end_as(status: int) -> NoReturn:
-    """Exit with a wait status like this one, which the agent reports to the user."""
+    """Exit with this wait status, which the agent reports to the user."""
     if os.WIFSIGNALED(status):
         signum = os.WTERMSIG(status)
         if signum != signal.SIGKILL:

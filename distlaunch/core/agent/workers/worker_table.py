@@ -1,7 +1,8 @@
-"""The worker table of one node, a pure state machine: ``step(event, now) -> actions``.
+"""The worker table of one node, a state machine without clock and I/O: ``step(event, now) ->
+actions``.
 
-It has no clock and does no I/O. An action is either a message for the coordinator or the spawner,
-or one of the few things that the agent does: open, drain and close a worker's streams.
+An action is either a message for the coordinator or the spawner, or one of the few actions of the
+agent itself: open, drain and close a worker's streams.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class Drain(Record):
 
 
 class CloseOutputs(Record):
-    """Read what is left of all outputs and close them. Answered by ``OutputsClosed``."""
+    """Read all remaining output and close the streams. Answered by ``OutputsClosed``."""
 
 
 class GiveUpSpawner(Record):
@@ -126,11 +127,11 @@ class WorkerTable:
 
     @property
     def running(self) -> list[int]:
-        """Ranks whose process has not exited, as far as is known."""
+        """The ranks whose process has not exited, as far as that is known."""
         return [rank for rank, worker in self.workers.items() if worker.exit is None]
 
     def deadline(self) -> float | None:
-        """Return the time at which ``Tick`` is due."""
+        """Return the time at which ``Tick`` is due. Return None if it is not."""
         times = [
             time
             for time in (
@@ -148,9 +149,8 @@ class WorkerTable:
         return min(times, default=None)
 
     def step(self, event: Event, now: float) -> list[Action]:
-        """Process an event that happened at ``now`` (seconds, any monotonic clock). Returns the
-        actions.
-        """
+        """Process an event that happened at ``now`` (seconds on any monotonic clock). Return the
+        actions."""
         match event:
             case m.Start():
                 return self._on_start(event, now)
@@ -360,9 +360,8 @@ class WorkerTable:
         ]
 
     def _kill(self, now: float) -> list[Action]:
-        """Kill the trees of running workers. When those have ended, kill what other workers have
-        left.
-        """
+        """Kill the trees of running workers. After they have ended, kill the processes that other
+        workers have left."""
         self.kill_at = None
         self._kills = True
         if self.running:

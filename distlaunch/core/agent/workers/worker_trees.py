@@ -19,7 +19,7 @@ _SHOWN = 8
 
 
 class WorkerTrees:
-    """Knows from which worker a process descends, and which processes have been asked to end."""
+    """Records from which worker a process descends, and which processes have been asked to end."""
 
     def __init__(self, cookie: str) -> None:
         """``cookie`` marks the environment of this agent's workers."""
@@ -42,9 +42,9 @@ class WorkerTrees:
     def find_leftovers(self, running: Mapping[int, int], helpers: Collection[int]) -> list[int]:
         """Return the children of this process that exited workers have left, except cleaners.
 
-        ``running`` is pid -> rank of running workers; ``helpers`` are other children that are not
-        left by workers. While a worker runs, a child that may belong to it (it does not show from
-        which worker it descends) is not listed.
+        ``running`` is pid -> rank of running workers. ``helpers`` are children that no worker has
+        left. A child whose worker is not known may belong to a running worker. It is not listed
+        while one runs.
         """
         ranks = set(running.values())
         found = []
@@ -82,8 +82,8 @@ class WorkerTrees:
     def record_group_signal(self, worker: int, signum: int) -> None:
         """Record the processes of a worker's group that are about to get a stop signal.
 
-        One that does not catch INT is not stopped by it: shells start background processes that
-        way.
+        For INT, only processes that catch it are recorded, because shells start background
+        processes with INT ignored.
         """
         for pid in process_tree.descendants_of(worker):
             facts = process_tree.stat_of(pid)
@@ -95,7 +95,7 @@ class WorkerTrees:
                 self._asked[pid] = facts[3]
 
     def record_outside_signal(self) -> None:
-        """Record that all processes have been asked to end by somebody else."""
+        """Record that all processes have been asked to end by another program."""
         for pid in process_tree.descendants_of(os.getpid()):
             facts = process_tree.stat_of(pid)
             if facts is not None:
@@ -105,8 +105,8 @@ class WorkerTrees:
         """Send TERM to each process of these trees that has not been asked before.
 
         A process that works for its parent is left to the parent: a worker that saves a checkpoint
-        needs its data loaders. So are processes that start after their parent was asked. They get
-        TERM when their parent has ended.
+        needs its data loaders. The same holds for processes that start after their parent was
+        asked. They get TERM when their parent has ended.
         """
         for top in tops:
             facts = process_tree.stat_of(top)
@@ -132,25 +132,23 @@ class WorkerTrees:
     # --- counting
 
     def record_killed_with_worker(self, worker: int) -> None:
-        """Record the processes below a worker that are killed with it, so that they do not count as
-        left.
-        """
+        """Record the processes below a worker that are killed together with it. They do not count
+        as left."""
         for pid in process_tree.descendants_of(worker):
             facts = process_tree.stat_of(pid)
             if facts is not None:
                 self._with_worker[pid] = facts[3]
 
     def count_killed(self, tops: Iterable[int]) -> None:
-        """Count the processes of these trees as killed, except workers and what was killed with
-        them.
-        """
+        """Count the processes of these trees as killed, except workers and processes killed
+        together with them."""
         for pid, started, rank in self._each_of(tops):
             if pid not in self._ranks and self._with_worker.get(pid) != started:
                 self._ended.add(pid, started, rank)
                 self._killed.add(pid, started, rank)
 
     def describe(self, tops: Iterable[int]) -> w.Leftovers:
-        """Return the processes of these trees."""
+        """Return a description of the processes of these trees."""
         found = _Tally()
         for pid, started, rank in self._each_of(tops):
             found.add(pid, started, rank)
@@ -163,12 +161,12 @@ class WorkerTrees:
 
     @property
     def killed(self) -> w.Leftovers:
-        """Those that were killed."""
+        """The processes left by exited workers that were killed."""
         return self._killed.leftovers()
 
 
 class _Tally:
-    """Counts each process once, and keeps the first few."""
+    """Counts each process once, and keeps the first few for messages."""
 
     def __init__(self) -> None:
         self._counted: set[tuple[int, int]] = set()
