@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from distlaunch.planning.train_options import OutputFormat
 
 TERMINAL_CLOSE_S = 2.0
-"""How long closing waits for a terminal that accepts nothing."""
+"""How long closing waits for a terminal that accepts no bytes."""
 _SUSPEND_S = 0.25
 _STATUS_PACE_S = 0.1
 _SGR = {"info": b"\x1b[2m", "warning": b"\x1b[33m", "error": b"\x1b[31m"}
@@ -111,10 +111,10 @@ class Console(Sink):
         self._suspended = False
         self._lost: int | None = None
         self._stalled_at: float | None = None
-        """Since when there is no room. Workers cannot write then, so held lines wait longer,
-        too."""
+        """When the writer ran out of room. Workers cannot write then, so held lines wait longer,
+        too. None: there is room."""
         self._stalled_s = 0.0
-        """Total time without room before."""
+        """Total time without room before that."""
 
     def output(self, rank: int, stream: int, data: bytes, now: float) -> None:
         if self._shown is not None and rank not in self._shown:

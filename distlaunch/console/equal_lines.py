@@ -27,12 +27,12 @@ Emit = Callable[["int | frozenset[int]", "list[bytes]"], None]
 """Called with a rank, or with the ranks that share the lines, and the lines without newlines."""
 
 LINE_COST = 48
-"""Memory of a pending line beside its bytes, roughly: object header and list slot."""
+"""Approximate memory of a pending line besides its bytes: object header and list slot."""
 _BULK_CHUNK = 16 << 10
 _BULK_PENDING = 64 << 10
-"""Above this weight, a chunk or a backlog is compared in blocks, not line by line."""
+"""If pending lines weigh more than this, they are compared in blocks, not line by line."""
 _CAPACITY_PER_RANK = 512 << 10
-"""What may wait for other ranks: a chunk of each, and some more."""
+"""Bytes per rank that may wait for other ranks: one chunk and some more."""
 _CAPACITY = (1 << 20, 8 << 20)
 _ALIGN_TRIES = 8
 
@@ -43,14 +43,14 @@ class _Group:
     def __init__(self, seq: int, key: bytes, text: bytes, rank: int, born: float) -> None:
         self.seq = seq
         self.key = key
-        """What must be equal for lines to join the group; see
+        """The value that lines of the group have in common; see
         ``repeated_blocks.comparison_key``."""
         self.text = text
         self.ranks = {rank}
         self.born = born
         self.weight = len(text) + LINE_COST
         self.others: dict[int, bytes] = {}
-        """The lines of ranks whose text differs a little."""
+        """The lines of ranks whose text differs from the first one although the key is equal."""
 
 
 class Folder:

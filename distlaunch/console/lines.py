@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 PARTIAL_S = 0.5
 """An unfinished line is shown after this time."""
 PROGRESS_S = 10.0
-"""Minimum time between two states of a bar, where they cannot be drawn in place."""
+"""Minimum time between two states of a bar that cannot be drawn in place."""
 PIECE = 64 << 10
-"""A longer line is shown in pieces, so that memory is bounded."""
+"""A longer line is shown in pieces, so that memory is limited."""
 STREAMS = {1: "stdout", 2: "stderr"}
 _REDRAW_S = 0.05
 """How long a program that has moved below its bars may still be drawing them."""
@@ -70,7 +70,8 @@ class Source:
         self.cut = False
         """The rest of this line is not shown (terminal only)."""
         self.bar = False
-        """This line has a carriage return; ``buf`` holds its newest state, shown or not."""
+        """This line has a carriage return. ``buf`` holds its newest state, whether it has been
+        shown or not."""
         self.state: bytes | None = None
         """The state of this bar that is shown."""
         self.paced_s = -PROGRESS_S

@@ -28,9 +28,9 @@ SETTLE_S = 1.0
 MAX_ROWS = 100
 _MAX_ROW_CELLS = 64 << 10
 _MAX_CELLS = 2 * _MAX_ROW_CELLS
-"""Of all rows. With more, the top rows become final."""
+"""Largest number of cells of all rows. If there are more, the top rows become final."""
 _MAX_COLUMNS = 1000
-"""The cursor cannot move beyond this column without writing; no screen is wider."""
+"""The cursor cannot move beyond this column unless text is written. No screen is wider."""
 _MAX_COLOURED_BYTES = 4 * _MAX_ROW_CELLS
 """A row that takes more bytes with its colours is shown without them."""
 _STALE_S = 10.0
@@ -72,9 +72,9 @@ class _Row:
         self.cells: list[str] = []
         self.styles: list[str] = []
         self.left_s = 0.0
-        """When the cursor last moved down from here."""
+        """When the cursor last moved down from this row."""
         self.is_bar = False
-        """The program has overwritten it, or returned to its start to do so."""
+        """The program has overwritten the row, or moved the cursor to its start to do so."""
 
     def write(self, column: int, cells: list[str], style: str) -> None:
         if not cells:
@@ -140,7 +140,7 @@ class Display:
         """The row from which the cursor is moving up."""
         self._top = 0
         self._max_moved_up = 0
-        """The most rows that the program has moved up."""
+        """Largest number of rows that the program has moved up."""
         self._has_written = False
         """Whether this row was written to since the cursor came to it."""
         self._has_returned = False

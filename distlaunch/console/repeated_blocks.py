@@ -24,13 +24,14 @@ GAP_S = 0.3
 GATHER_S = 1.0
 _MIN_LINES = 2
 _MAX_LINES = 400
-"""Lines of one call: more are passed on without comparison. Also the lines kept per rank."""
+"""Largest number of lines of one call that are compared, and of lines kept per rank. Further lines
+are passed on."""
 _MAX_MATCHES = 4
 _MAX_KEYS = 8192
 _MAX_AHEAD = 32
-"""Lines of a candidate beyond those found. With more, it is not a repetition."""
+"""If a candidate has more lines beyond the matching ones, it is no repetition."""
 _MAX_BYTES = 256 << 10
-"""Bytes of a candidate's lines, and of the lines kept per rank."""
+"""Largest number of bytes of a candidate's lines, and of the lines kept per rank."""
 _MIN_CHARS = 4
 _MAX_CHARS = 4096
 """A repetition begins with a line of _MIN_CHARS to _MAX_CHARS."""
@@ -72,7 +73,7 @@ class _Shown:
         self.rank = rank
         self.base = 0
         self.entries: deque[tuple[bytes, bytes, float]] = deque()
-        """Comparison key, line, and when it was shown."""
+        """Comparison key, line, and the time at which it was shown."""
         self._weight = 0
 
     @property
@@ -127,7 +128,7 @@ class _Candidate:
         self.keys: list[bytes] = []
         self.lines: list[bytes] = []
         self.came_s: list[float] = []
-        """When each line came."""
+        """When each line arrived."""
         self.due = came_s + GAP_S
         """When the candidate ends unless another line matches before."""
         self._ends_s = came_s + WINDOW_S

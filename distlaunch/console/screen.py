@@ -47,9 +47,9 @@ class Screen:
         self._repeats = RepeatedBlocks(self._emit) if several else None
         self._now = 0.0
         self._out: list[bytes] = []
-        """What the next ``_send`` passes to the writer."""
+        """The bytes that the next ``_send`` passes to the writer."""
         self._open: Source | None = None
-        """The source whose unfinished line has the cursor."""
+        """The source in whose unfinished line the cursor is."""
         self._is_coloured = False
         """Whether that line has colours, on a terminal."""
         self._is_raw_open = False

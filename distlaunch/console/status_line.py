@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from distlaunch.coordinator.runtime.sink import StatusView
 
 SEPARATOR = " · "
-"""Between parts. The last parts are dropped first if the terminal is narrow."""
+"""Separates parts. If the terminal is narrow, the last parts are dropped first."""
 _HOUR_S = 3600
 _STALE_S = 10.0
-"""A rate that is older than this is not shown."""
+"""A rate is not shown if it is older than this."""
 _NUMBERS = 3
 _NAME_CHARS = 16
 _WHOLE = 1e12

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from time import monotonic
 
 HIGH_WATER = 4 << 20
-"""Pending bytes above which there is no room; there is room again at half of that."""
+"""If more bytes are pending, there is no room. There is room again at half of this number."""
 _WRITE = 64 << 10
 _WRITE_SLOW = 4 << 10
 """Size of a write to a slow reader and while closing. Each write is progress, and the rest can be
@@ -31,9 +31,9 @@ _SLOW_S = 0.02
 DRAIN_S = 2.0
 """How long a failed job waits for its reader before queued lines of workers are dropped."""
 HURRIED_S = 1.0
-"""How long closing waits for a reader in all once the user wants to end quickly."""
+"""Longest total time that closing waits for a reader once the user wants to end quickly."""
 MAX_CLOSE_S = 300.0
-"""The same after a failed job, even if the reader goes on reading."""
+"""Longest total time after a failed job, even if the reader goes on reading."""
 _POLL_S = 0.1
 _LONGEST_LINE = 512 << 10
 """A line that has begun is written to its end before the rest is dropped, unless it is longer."""

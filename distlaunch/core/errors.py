@@ -8,7 +8,7 @@ from __future__ import annotations
 EXIT_USAGE = 2
 EXIT_UNAVAILABLE = 69
 EXIT_SOFTWARE = 70
-"""A fault of distlaunch itself."""
+"""An internal error of distlaunch."""
 EXIT_REQUEUE = 75
 """A Slurm job should be requeued, but distlaunch could not request it."""
 EXIT_HANG = 124

@@ -38,23 +38,24 @@ _SILENT = f"{_NO_LAUNCHER}, or it hangs: it sends nothing"
 _CLOSED = "it closed the connection"
 _IDLE_S, _INTERVAL_S, _PROBES = 10, 5, 3
 _UNANSWERED_MS = 30_000
-"""Ends a blocked ``send``. Twice the time after which keepalive probes detect a silent network."""
+"""A blocked ``send`` ends after this time. It is twice the time after which keepalive probes detect
+a silent network."""
 TICK_S = 1.0
 """Longest time between two calls of ``progress``."""
 _STAGGER_S = 0.25
 """Time after which the next address is tried as well if the current one does not answer (RFC 8305).
 """
 _ACCEPTED_STAGGER_S = 1.0
-"""The same after the connection was accepted. Both addresses may lead to one launcher, which is
-busy.
-"""
+"""The same time if the connection was accepted. Both addresses may lead to one launcher, which is
+busy."""
 _SOON_S, _LATER_S, _MUCH_LATER_S = 0.05, 0.25, 1.0
 _LONG_S = 60.0
 _REJECTED_RETRY_S = 0.5
 _UNKNOWN_RETRY_S = 2.0
 """Delay after a rejection by a listener that has not proved that it belongs to the job."""
 _TOO_SHORT_S = 0.1
-"""With less time left, another try would only hide why the last one failed."""
+"""If less time is left, there is no further try, because it would only hide why the last one
+failed."""
 _MOST_ADDRESSES = 64
 FRESH_S = 2.0
 """How long resolved addresses are used before the name is resolved again."""
@@ -423,7 +424,7 @@ class Endpoint:
         self.is_final = False
         """The last answer came from a listener of this job."""
         self.is_proving = False
-        """The proof was sent, and the listener may be admitting this launcher."""
+        """The proof was sent, so the listener may be admitting this launcher."""
         self._handshake: CallerHandshake | None = None
         self._proof = b""
 

@@ -39,7 +39,7 @@ class FrameStream(Generic[M]):
         self.is_open = True
         """False after the end of the incoming data."""
         self.is_broken = False
-        """True once nobody reads the outgoing data. What is sent is then dropped."""
+        """True once the other side no longer reads. Further data is dropped."""
 
     def descriptors(self) -> dict[int, int]:
         """Return the poll events by descriptor."""

@@ -21,9 +21,8 @@ from distlaunch.core.errors import EXIT_SOFTWARE
 from distlaunch.core.protocol.agent_messages import GREETING, SILENCE_S
 
 ORPHAN_S = 5.0
-"""Time between TERM and KILL if the coordinator vanishes and has not sent another;
---failure-grace's default.
-"""
+"""Time between TERM and KILL if the coordinator vanishes without having sent another value. It is
+the default of --failure-grace."""
 LOWEST_CHANNEL_FD = 200
 """The connection's descriptors are moved above this number. Those of workers are below."""
 _MOST_FILES = 1 << 16

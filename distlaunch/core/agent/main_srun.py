@@ -24,7 +24,7 @@ from distlaunch.core.protocol.handshake import JobIdentity
 from distlaunch.core.protocol.token_keys import TOKEN
 
 _SRUN_ADDRESS = "SLURM_LAUNCH_NODE_IPADDR"
-"""Address of the host of srun, as this node reached it."""
+"""Variable with the address of the host of srun, as seen from this node."""
 
 
 def main(arguments: Sequence[str], code_fd: int) -> NoReturn:

@@ -40,7 +40,7 @@ from distlaunch.core.protocol.codec import Decoder, encode
 
 NAME = "dl-agent"
 _END_S = 10.0
-"""How long the workers may take to end after their grace. The spawner then kills what is left."""
+"""How long the workers may take to end after their grace. Then the spawner kills them."""
 _FLUSH_S = 2.0
 _LAST_S = 0.2
 HOLD_S = 0.1
@@ -103,11 +103,9 @@ class RemoteAgent:
         self._is_coordinator_silent = False  # the coordinator is lost because it was silent
         self._is_dismissed = False
         self._held_signals: list[tuple[float, m.SpawnerSignalled]] = []
-        """Signals that the spawner got, with the time at which to report them.
-
-        If the agent gets the signal too, the node is shutting down, and the signal is not meant for
-        the job.
-        """
+        """Signals that the spawner received, with the time at which to report them. If the agent
+        receives the signal too, the node is shutting down, and the signal is not meant for the
+        job."""
 
     # --- the loop
 

@@ -13,7 +13,7 @@ from distlaunch.core.model.topology import Gpu, Node, total_slots
 from distlaunch.core.model.variables import SET_FOR_NODES
 
 PLAN_SCHEMA = 1
-"""Raised when a field of a recorded plan changes its meaning or goes away; new fields do not
+"""Increased when a field of a recorded plan changes its meaning or is removed. New fields do not
 count."""
 _SECRETS = ("TOKEN", "KEY", "SECRET", "PASSWORD")
 _MASKED = "***"
@@ -28,7 +28,7 @@ class WorkerPlan(Record):
     env: Mapping[str, str]
     cpus: tuple[int, ...] | None
     argv: tuple[str, ...] | None = None
-    """Its command line if it differs from the plan's."""
+    """The worker's command line, if it differs from the plan's."""
 
 
 class OuterLauncher(Record):
@@ -52,13 +52,14 @@ class LaunchPlan(Record, hide=("base_env", "given_env")):
 
     job_id: str
     source: str = "local"
-    """What named the nodes: see ``Topology.source``."""
+    """The source that named the nodes: see ``Topology.source``."""
     backend: str
     nodes: tuple[Node, ...]
     workers: tuple[WorkerPlan, ...]
-    """In rank order. Stops before the first node whose number of workers is not known."""
+    """Workers in rank order, up to the first node whose number of workers is not known."""
     device: str = "auto"
-    """What the workers compute on: ``cuda``, ``cpu``, or ``auto`` if each node decides."""
+    """The device on which the workers compute: ``cuda``, ``cpu``, or ``auto`` if each node
+    decides."""
     argv: tuple[str, ...]
     workdir: str
     env: Mapping[str, str]
@@ -67,7 +68,7 @@ class LaunchPlan(Record, hide=("base_env", "given_env")):
     run_dir: str
     master_addr: str | None
     wanted_port: int
-    """0 means any free port."""
+    """The requested port. 0 means any free port."""
     bounds: tuple[int, int] | None = None
     """Smallest and largest number of nodes of an elastic job."""
     spares: tuple[Node, ...] = ()
@@ -80,12 +81,12 @@ class LaunchPlan(Record, hide=("base_env", "given_env")):
     hang_timeout_s: float | None = None
     """How long the job may be silent before it counts as hung; None: hangs are not detected."""
     hang_notice_s: float | None = None
-    """After this much silence the user is shown once where the workers are."""
+    """After this much silence the user gets one notice that says where the workers are."""
     max_restarts: int = 0
     restart_delay_s: tuple[float, float] | None = None
-    """Delay before the first of several restarts in a row, and the largest delay."""
+    """The delay before the first of several successive restarts, and the largest delay."""
     bootstrap: Literal["", "direct", "setup"] = ""
-    """How distlaunch's code gets into the workers' interpreter; empty: not at all."""
+    """How distlaunch's code is loaded into the workers' interpreter. Empty: not at all."""
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     """Like ``notes``, for requests that are probably mistakes. ``record`` lists them among the
@@ -93,7 +94,8 @@ class LaunchPlan(Record, hide=("base_env", "given_env")):
     """
     layout: Layout = TRAIN
     repeated: Mapping[str, str] = {}
-    """Variables that repeat the value of another one of ours: variable -> the other's name."""
+    """Variables that repeat the value of another variable of the plan: variable -> the other's
+    name."""
     store: bool = False
     """The workers find each other through Horovod's store, which an agent serves on the master
     port.

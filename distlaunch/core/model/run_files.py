@@ -29,7 +29,8 @@ class Layout(Record):
 
     attempt: str
     folder: str
-    """Directory for a rank's files below the attempt's; empty if they are in the attempt's."""
+    """Directory for a rank's files, within the attempt's directory. Empty: the attempt's directory
+    itself."""
     stdout: str
     stderr: str
     error: str

@@ -17,7 +17,7 @@ class NoteKind(Enum):
 
     PLAN = "how the nodes were chosen"
     KNOWN_NODES = "what is already known about the nodes"
-    """Left out once the nodes have reported at the start."""
+    """Such a note is omitted once the nodes have reported at the start."""
     SETTLED_LATER = "what the nodes decide at the start"
 
 
@@ -38,16 +38,16 @@ class Topology(Record):
 
     nodes: tuple[Node, ...]
     device: str
-    """What the workers compute on: ``cuda``, ``cpu``, or ``auto`` if each node decides."""
+    """The device on which the workers compute: ``cuda``, ``cpu``, or ``auto`` if each node
+    decides."""
     notes: tuple[Note, ...] = ()
     warnings: tuple[str, ...] = ()
     """Like ``notes``, for requests that are probably mistakes."""
     source: str = "local"
-    """What named the nodes: ``flags``, ``slurm``, ...; ``local`` if nothing did, and the job runs
-    here.
-    """
+    """The source that named the nodes: ``flags``, ``slurm``, ... It is ``local`` if there is none,
+    and the job runs here."""
     here: int | None = 0
-    """Index of the node that this machine is; None if it is none of them."""
+    """Index of the node that is this machine. None if no node is."""
     cpus: int | None = None
     """CPUs of this machine that a scheduler has granted to the job. It may not enforce the number.
     """
@@ -77,7 +77,7 @@ class Node(Record, hide=("env",)):
     known: bool = True
     user: str | None = None
     port: int | None = None
-    """Port of SSH; ``user`` is the user for SSH."""
+    """The SSH port. ``user`` is the user for SSH."""
     mask_variable: str | None = None
     masks: tuple[tuple[str, ...], ...] = ()
     hidden: tuple[str, ...] = ()
@@ -85,7 +85,7 @@ class Node(Record, hide=("env",)):
     devices: tuple[str, ...] | None = ()
     """The selected devices in LOCAL_RANK order, for display; None if only the node knows them."""
     devices_from: str = ""
-    """What selected the devices (such as a variable), for display; may be empty."""
+    """The source that selected the devices (such as a variable), for display. May be empty."""
     gpus: tuple[Gpu | None, ...] = ()
     """The GPU behind each of ``devices``, as far as it is known."""
     numa: tuple[int | None, ...] = ()
@@ -95,11 +95,11 @@ class Node(Record, hide=("env",)):
     without: tuple[int, ...] = ()
     """Slots that a filter excluded, on a node that counts its slots itself."""
     isolated: bool = False
-    """Each worker sees only its own device, as device 0."""
+    """Each worker can use only its own device, as device 0."""
     env: Mapping[str, str] = {}
     """Variables that only this node's workers get, or that have another value there."""
     argv: tuple[str, ...] | None = None
-    """Command line of its workers if it differs from the plan's."""
+    """Command line of the node's workers, if it differs from the plan's."""
 
 
 def total_slots(nodes: tuple[Node, ...]) -> int | None:

@@ -23,17 +23,17 @@ class WorkerExit(Record):
     ended: float = 0.0
     """Time in seconds on the agent's clock; in the coordinator, on the job's clock."""
     told_to_stop: bool = False
-    """It had got a stop signal before it ended."""
+    """The worker had received a stop signal before it exited."""
 
     # the agent, which has read what the worker left:
     stderr_tail: bytes = b""
-    """The last bytes of its stderr, or of its pseudo-terminal (up to 64 KiB). The coordinator keeps
-    fewer if thousands of workers have failed.
-    """
+    """The last bytes of the worker's stderr, or of its pseudo-terminal (up to 64 KiB). The
+    coordinator keeps fewer if thousands of workers have failed."""
     error_file: str | None = None
-    """Content of its TORCHELASTIC_ERROR_FILE (up to 256 KiB); None if it has written none."""
+    """Content of the worker's TORCHELASTIC_ERROR_FILE (up to 256 KiB). None if it has not written
+    one."""
     oom_kills: int = 0
-    """OOM kills during the attempt, in its cgroup or on the host."""
+    """Number of OOM kills during the attempt, in the worker's cgroup or on the host."""
 
     # the coordinator:
     host: str = ""

@@ -9,7 +9,8 @@ from distlaunch.core.model.record import Record
 
 _MOST_BYTES = 1 << 16
 _MOST = 64
-"""Most processes to read. A longer chain means that /proc changed while it was read."""
+"""Largest number of processes to read. A longer chain means that /proc changed while it was
+read."""
 
 
 class Ancestor(Record):

@@ -27,10 +27,10 @@ _IFLA_IFNAME = 3
 _IFA_ADDRESS, _IFA_LOCAL = 1, 2
 _UP, _RUNNING = 0x1, 0x40
 _UNUSABLE = 0x08 | 0x40
-"""Flags of an address that another machine has too, or may have (IFA_F_DADFAILED, IFA_F_TENTATIVE).
-"""
+"""Flags of an address that another machine has or may have, too (IFA_F_DADFAILED,
+IFA_F_TENTATIVE)."""
 _SIZES: dict[int, int] = {socket.AF_INET: 4, socket.AF_INET6: 16}
-"""Bytes of an address, by family."""
+"""Number of bytes of an address, by family."""
 _DATAGRAM = 1 << 16
 _MOST_DATAGRAMS = 1024
 _TIMEOUT_S = 1.0

@@ -28,7 +28,7 @@ _NVML_PATHS = (
     "/usr/lib/wsl/lib/libnvidia-ml.so.1",
     "/usr/local/nvidia/lib64/libnvidia-ml.so.1",
 )
-"""Where NVML is if the linker does not find it: WSL, Kubernetes device plugins."""
+"""Paths of NVML if the linker does not find it: WSL, Kubernetes device plugins."""
 NVML_NAME = "libnvidia-ml.so.1"
 _ASK_S = 5.0
 _STEP_S = 0.2
@@ -39,7 +39,8 @@ way.
 
 Question = Literal["gpus", "holders"]
 _Answer = tuple[Literal["answered", "missing", "failed"], "list[Any]", "list[str]", int]
-"""Answer of the child, as marshal can write it: status, rows, problems, and NVML's error number."""
+"""The child's answer as data that marshal can write: status, rows, problems, and NVML's error
+number."""
 
 
 # --- the questions
@@ -453,7 +454,7 @@ _GPUS_QUERY = (
 )
 _HOLDERS_QUERY = ("--query-compute-apps=pid", "--format=csv,noheader,nounits")
 _SMI_PATHS = ("/usr/bin", "/usr/local/nvidia/bin", "/usr/lib/wsl/lib")
-"""Where nvidia-smi is if not on PATH: Debian, Kubernetes device plugins, WSL."""
+"""Directories of nvidia-smi if it is not on PATH: Debian, Kubernetes device plugins, WSL."""
 
 
 class SmiError(Exception):

@@ -18,9 +18,8 @@ from distlaunch.core.model.worker_exit import WorkerExit
 from distlaunch.core.protocol.spawner_messages import LeftoverProcess, Leftovers
 
 LATE_S = 2.0
-"""After this process was suspended itself, how long others have to send something before they count
-as lost.
-"""
+"""If this process was suspended, others have this long to send a message before they count as
+lost."""
 GREETING = b"\ndistlaunch-agent "
 """Precedes an agent's first frame, followed by the launcher's random token and a newline.
 
@@ -68,19 +67,16 @@ class Stack(Record):
     """Letter of the process state in ``/proc`` (R, S, D, T, t, Z); empty if the process has ended.
     """
     text: str
-    """Python stacks of its threads as faulthandler prints them, innermost frame first, limited in
-    size. Empty if the worker wrote none.
-    """
+    """Python stacks of the worker's threads as faulthandler prints them, innermost frame first,
+    limited in size. Empty if the worker wrote none."""
     taken_s: float = 0.0
     """Time of the request, in seconds on the node's clock."""
     cpu_s: float = 0.0
-    """Processor time used until then by all its threads."""
+    """Processor time in seconds that all threads of the worker have used until then."""
     children_cpu_s: float = 0.0
-    """Processor time of its descendants.
-
-    Descendants that hold a GPU count only if they are forks of the worker. Other processes on a GPU
-    may be ranks, which use processor time while they wait for each other.
-    """
+    """Processor time of the worker's descendants. Descendants that hold a GPU count only if they
+    are forks of the worker. Other processes on a GPU may be ranks, which use processor time while
+    they wait for each other."""
     holds_gpu: bool = False
     """The worker has opened a GPU. Its processor time may then be spent waiting for the GPU."""
 
@@ -159,9 +155,8 @@ class Start(Record):
     output_period_s: float = 1.0
     """Shortest time between two ``Alive`` that report nothing but output."""
     bootstrap: str = ""
-    """How our code gets into the workers' interpreter: ``direct``, ``setup`` (by a shell), or not
-    at all (empty).
-    """
+    """How distlaunch's code is loaded into the workers' interpreter: ``direct``, ``setup`` (by a
+    shell), or not at all (empty)."""
     is_remote: bool = False
     """``env`` comes from another machine.
 
@@ -303,7 +298,7 @@ class Ping(Record):
 
     serial: int
     silence_s: float | None = None
-    """Value to use instead of ``SILENCE_S``, as the user has chosen."""
+    """The user's value to use instead of ``SILENCE_S``."""
 
 
 class Credit(Record):
@@ -429,7 +424,7 @@ class AttemptEnded(Record):
     ended: Leftovers = Leftovers()
     """Processes left by exited workers that the node ended by TERM or KILL."""
     killed: Leftovers = Leftovers()
-    """Those that needed KILL."""
+    """The processes of ``ended`` that needed KILL."""
     port_used: bool | None = None
     """A process has used rank 0's port. None if the port was not reserved for workers of this node.
     """
@@ -452,7 +447,7 @@ class Hello(Record):
 
     hostname: str
     python: str
-    """Version of its interpreter, as 3.11.4."""
+    """Version of the agent's interpreter, such as 3.11.4."""
     pid: int
     clock: float
 
@@ -463,7 +458,7 @@ class Surveyed(Record):
     serial: int
     hostname: str
     environ: Mapping[str, str]
-    """Device masks and other variables of its environment that affect devices."""
+    """Device masks and other variables of the node's environment that affect devices."""
     interfaces: tuple[Interface, ...]
     named: tuple[str, ...]
     """The addresses of the node's host name in the resolver's order; empty if the lookup took too
@@ -473,7 +468,7 @@ class Surveyed(Record):
     cpus: CpuInventory
     granted_cpus: int | None
     python: str | None
-    """The first of the interpreters that exists."""
+    """The first of the requested interpreters that exists."""
     script_sha256: str | None
     """Hash of the script (of a directory's ``__main__.py``); None if it does not exist."""
     problem: str | None
@@ -482,7 +477,8 @@ class Surveyed(Record):
     shares_run_dir: bool
     """The node sees the run directory with the launcher's marker in it."""
     problem_part: Literal["agent", "directory", "python", "script", "devices"] = "agent"
-    """What the problem is about; ``directory`` is the working directory or the run directory."""
+    """The part of the survey that has the problem. ``directory`` is the working directory or the
+    run directory."""
     machine: str = ""
     """Id of this machine or container, independent of its name; empty if it is not known."""
 
@@ -536,7 +532,7 @@ class AgentEnding(Record):
     """
 
     why: str
-    """A clause: ``the agent was ended by signal 15``."""
+    """The reason as a clause: ``the agent was ended by signal 15``."""
     coordinator_silent: bool = False
     """The reason is that no message of the coordinator came for too long."""
 

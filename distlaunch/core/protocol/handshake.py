@@ -39,7 +39,7 @@ from distlaunch.core.protocol.token_keys import (
 )
 
 MOST_FROM_CALLER = 8 << 10
-"""Bytes that a caller may send before it is welcome."""
+"""Number of bytes that a caller may send before it is admitted."""
 NONCE_BYTES = 32
 
 _MOST_FROM_LISTENER = 64 << 10
@@ -50,12 +50,13 @@ _NEWEST_FRAMES = 15
 """A first byte up to this may be a frame of another release. Above it are only other protocols."""
 _NONCE = re.compile(r"[0-9a-f]{32,128}")
 _UNFIT = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udc7f\udd00-\udfff]")
-"""Refused in text that goes to the terminal, or becomes part of a path or of the environment."""
+"""Characters that are refused in text for the terminal, and in parts of paths or of the
+environment."""
 _LONGEST_FIELD = 300
 _LONGEST_NAME = 200
-"""Bytes of a directory's name."""
+"""Largest number of bytes of a directory's name."""
 _NO_NAMES = ("", "latest")
-"""Not allowed as name of a run directory: ``latest`` is the link to the newest one."""
+"""Names that a run directory may not have: ``latest`` is the link to the newest one."""
 _LONGEST_TEXT = 4000
 _MOST_RANKS = 1 << 24
 _LONGEST_KEY = 128
@@ -130,12 +131,12 @@ class ListenerHandshake:
         admit: Callable[[p.Call], p.Welcome | p.Rejected],
     ) -> None:
         self.call: p.Call | None = None
-        """The caller's request. It is proven once ``outcome`` is a ``Welcome``."""
+        """The caller's request. The caller has proved itself once ``outcome`` is a ``Welcome``."""
         self.outcome: p.Welcome | p.Rejected | None = None
         self.rejected_for: RefusalReason | None = None
         """Why the handshake rejected the caller; None if ``admit`` did."""
         self.rejection = ""
-        """The same as text for the user of this launcher, who may learn more than the caller."""
+        """The reason as text for the user of this launcher, who may learn more than the caller."""
         self._job_identity = job_identity
         self._secret = secret
         self._key_method = ""

@@ -17,7 +17,7 @@ from distlaunch.core.protocol import agent_messages as m
 
 PROTOCOL_VERSION = 3
 MOST_ATTEMPTS = 1 << 20
-"""At one attempt per second this takes twelve days."""
+"""Largest number of attempts. At one attempt per second this takes twelve days."""
 
 
 def is_possible_last_attempt(attempt: int, restarts: int) -> bool:
@@ -38,17 +38,17 @@ class Call(Record):
 
     version: int
     release: str
-    """Release of distlaunch, as 0.1.0. All launchers of a job must have the same."""
+    """Release of distlaunch, such as 0.1.0. All launchers of a job must have the same."""
     job_key: str
     """The scheduler's job id or --job-id; may be empty. All launchers of a job must have the same.
     """
     rank: int | None
-    """Its node rank (with a launcher per worker: its rank); None: the next free one."""
+    """The launcher's node rank (with a launcher per worker: its rank). None: the next free one."""
     host: str
     instance: str
     """Random id of this launcher. A launcher that reconnects is recognised by it."""
     nonce: str
-    """Hexadecimal. The listener's proof includes it."""
+    """Random value in hexadecimal. The listener's proof includes it."""
     scrypt: bool = True
     """The caller's Python has ``hashlib.scrypt``."""
 
@@ -85,7 +85,7 @@ class Welcome(Record):
 
     job_id: str
     rank: int
-    """Its node rank (with a launcher per worker: its rank)."""
+    """The launcher's node rank (with a launcher per worker: its rank)."""
     folder: str = ""
     """Name of the run directory if it is not the job's id."""
     proof: str = ""
@@ -107,13 +107,12 @@ class LauncherInfo(Record):
     choices: str
     """SHA-256 of the backend's options that were given, for comparison."""
     clock: float
-    """Its time in seconds; ``Pong`` and ``WorkerExit`` use this clock."""
+    """The launcher's time in seconds. ``Pong`` and ``WorkerExit`` use this clock."""
     wall: float
     """Seconds since the epoch, to find clocks that are far off."""
     attempt: int
-    """The highest attempt that it knows of; -1: none. A coordinator that was restarted continues
-    from there.
-    """
+    """The highest attempt that the launcher knows; -1: none. A coordinator that was restarted
+    continues from there."""
     restarts: int
 
     def __post_init__(self) -> None:
@@ -140,7 +139,7 @@ class StartWorkers(Record):
     node.
     """
     hosts: tuple[str, ...]
-    """By node rank."""
+    """Hosts by node rank."""
     slots: tuple[int, ...]
     """Numbers of workers by node rank."""
     master_addr: str
@@ -148,11 +147,10 @@ class StartWorkers(Record):
     interface: str
     """Interface to the other nodes (GLOO_SOCKET_IFNAME); empty if it need not be set."""
     nccl_interface: str = ""
-    """The same for NCCL_SOCKET_IFNAME."""
+    """The interface for NCCL_SOCKET_IFNAME."""
     cluster: tuple[str, ...] = ()
-    """``HOST:PORT`` by rank, equally many for each, if the backend gives workers each other's
-    ports.
-    """
+    """``HOST:PORT`` by rank, the same number for each, if the backend gives workers each other's
+    ports."""
 
 
 class LauncherSignalled(Record):

@@ -17,10 +17,11 @@ class LeftoverProcess(Record):
     """A process that an exited worker has left running."""
 
     rank: int | None
-    """The worker that it descends from; None if neither its session nor its environment tells."""
+    """The rank of the worker from which the process descends. None if neither its session nor its
+    environment shows it."""
     pid: int
     command: str
-    """Its argument list on one line, shortened."""
+    """The process's argument list on one line, shortened."""
 
 
 class Leftovers(Record):
@@ -28,7 +29,7 @@ class Leftovers(Record):
 
     count: int = 0
     shown: tuple[LeftoverProcess, ...] = ()
-    """The first few of them."""
+    """The first few processes."""
 
 
 class Setup(Record):
@@ -38,9 +39,9 @@ class Setup(Record):
     cwd: str
     cookie: str
     nofile: int
-    """Their soft limit of open files: that with which the launcher was started."""
+    """The workers' soft limit of open files: the limit with which the launcher was started."""
     signal_group: bool
-    """Stop signals go to their process groups, also if the agent has vanished."""
+    """Stop signals go to the workers' process groups, even if the agent has vanished."""
     job_id: str = ""
     """Shown in the spawner's process title if it was not known before."""
     orphan_grace_s: float | None = None
@@ -48,9 +49,8 @@ class Setup(Record):
     temporary_dir: str = ""
     """The agent's temporary directory. The spawner removes it if the agent vanishes."""
     shared_memory: tuple[str, ...] = ()
-    """Names of files that they may leave in /dev/shm. The spawner removes them after the last
-    worker.
-    """
+    """Names of files that the workers may leave in /dev/shm. The spawner removes them after the
+    last worker."""
     attempt: int = 0
     log_dir: str = ""
     """Run directory in which the spawner continues the logs if the agent vanishes; empty: no logs.
@@ -84,16 +84,15 @@ class Spawn(Record):
 
     rank: int
     descriptors: tuple[int, ...]
-    """Their numbers in the worker, in the same order, each below ``nofile``."""
+    """The descriptors' numbers in the worker, in the same order, each below ``nofile``."""
     argv: tuple[str, ...]
     env: Mapping[str, str]
     cpus: tuple[int, ...] | None
     terminal: bool
-    """Its descriptors are a terminal, which becomes its controlling terminal."""
+    """The worker's descriptors are a terminal, which becomes its controlling terminal."""
     read_ends: tuple[int, ...] = ()
-    """Streams whose read ends follow its descriptors, for the spawner to keep: 1, 2, and 0 for
-    progress.
-    """
+    """Streams whose read ends follow the worker's descriptors, for the spawner to keep: 1, 2, and 0
+    for progress."""
 
 
 class Signal(Record):
@@ -106,7 +105,8 @@ class Signal(Record):
     signum: int
     scope: str
     caught_only: bool
-    """Only to processes that catch it. USR1, for example, kills a process that does not."""
+    """Send the signal only to processes that catch it. USR1, for example, kills a process that does
+    not."""
 
 
 class EndLeftovers(Record):
@@ -114,7 +114,7 @@ class EndLeftovers(Record):
     leave later."""
 
     asked: bool = False
-    """All processes that run now have had TERM already, from a scheduler."""
+    """A scheduler has already sent TERM to all processes that run now."""
 
 
 class Sweep(Record):
@@ -188,7 +188,7 @@ class ModuleLeftOut(Record):
 
     module: str
     reason: str
-    """For the user."""
+    """The reason, for the user."""
 
 
 class PreloadFailed(Record):
@@ -223,7 +223,7 @@ class Swept(Record):
     ended: Leftovers = Leftovers()
     """The processes of exited workers that got TERM by ``EndLeftovers``, or KILL."""
     killed: Leftovers = Leftovers()
-    """Those that got KILL."""
+    """The processes of ``ended`` that got KILL."""
 
 
 ToSpawner = Setup | Preload | Spawn | Signal | EndLeftovers | Sweep | CoordinatorLost | ExitSpawner

@@ -18,12 +18,12 @@ _SALT_BYTES = 16
 _SALT = re.compile(r"[0-9a-f]{16,128}")
 _STRONG = re.compile(rb"[0-9a-fA-F]{32,}")
 _LEAST_VARIED = 8
-"""Of ten million random tokens of 32 digits, one has fewer different digits. It is treated as weak.
-"""
+"""Least number of different digits. Of ten million random tokens of 32 digits, one has fewer. It is
+treated as weak."""
 _SCRYPT = {"n": 1 << 14, "r": 8, "p": 1, "maxmem": 64 << 20, "dklen": 32}
-"""Takes 16 MB and about 50 ms (RFC 7914)."""
+"""Parameters that need 16 MB and about 50 ms (RFC 7914)."""
 _PBKDF2_ROUNDS = 600_000
-"""For HMAC-SHA256, as OWASP's cheat sheet on password storage recommends."""
+"""Rounds for HMAC-SHA256, as OWASP's cheat sheet on password storage recommends."""
 
 
 class Munge(Protocol):

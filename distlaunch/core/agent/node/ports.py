@@ -33,9 +33,8 @@ _TIME_WAIT, _LISTEN, _ESTABLISHED = "06", "0A", "01"  # states in /proc/net/tcp
 _BACKLOG = 4096
 _LOCK_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _TURN_S, _STEP_S = 1.0, 0.001
-"""How long to wait for another job that is taking a lock. It needs microseconds unless it is
-stopped.
-"""
+"""How long to wait for another job that is taking a lock, and the period. Taking a lock needs
+microseconds unless the job is suspended."""
 
 
 _FIRST_LOOK_S = 0.5

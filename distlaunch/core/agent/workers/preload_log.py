@@ -16,7 +16,7 @@ _SHOWN_LINES = 20
 _SHOWN_BYTES = 4 << 10
 _READ_BYTES = 1 << 20
 _WARNING_MARKS = ("Warning", "Error", "warning:", "error:")
-"""Output with one of these is shown as a warning, so also in quiet modes."""
+"""Output that contains one of these is shown as a warning, even in quiet modes."""
 _NEW = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
 
 

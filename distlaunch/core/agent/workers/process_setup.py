@@ -20,7 +20,8 @@ from typing import NoReturn
 from distlaunch.core.protocol import spawner_messages as w
 
 NO_WORKER = 127
-"""Exit code of a child that failed before it executed its program. It has written why to a pipe."""
+"""Exit code of a child that failed before it executed its program. It has written the reason to a
+pipe."""
 _SET_PDEATHSIG = 1
 _SET_NAME = 15
 _SET_CHILD_SUBREAPER = 36

@@ -14,7 +14,7 @@ from functools import partial
 
 _MAX_PASSES = 64
 _DESCRIPTORS = 4096
-"""Most open files of a process to look at."""
+"""Largest number of open files of a process that are examined."""
 _GPU_DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/render", "/dev/accel", "/dev/dxg")
 _COMMAND_BYTES = 4096
 _COMMAND_CHARS = 80

@@ -50,15 +50,15 @@ NAME = "dl-spawner"
 does not kill the spawner as well.
 """
 SWEEP_S = 5.0
-"""How long KILL may take to show (a process with much memory) before its pid is reported as left.
-"""
+"""How long a killed process (with much memory) may take to vanish before its pid is reported as
+left."""
 SETTLE_S = 2.0
 """How long the preload server may take to finish its orders before a sweep."""
 RESUME_S = 3.0
 """How long an agent may take to act after its connection has ended. The spawner then acts instead.
 """
 LOGS_S = 2.0
-"""How long writing the last output of orphaned workers to a slow disk may take."""
+"""Longest time for writing the last output of orphaned workers to a slow disk."""
 CHECK_INTERVAL_S = 0.02
 """Shortest time between two checks for leftovers, if processes end and start all the time."""
 _SWEEP_STEP_S = 0.02

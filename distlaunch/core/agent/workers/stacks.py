@@ -24,21 +24,21 @@ if TYPE_CHECKING:
     import subprocess
 
 SIGNAL = signal.SIGRTMAX - 3
-"""The same as in ``boot/sitecustomize.py``."""
+"""The signal that ``boot/sitecustomize.py`` registers."""
 TEXT_BYTES = 64 << 10
-"""Most bytes for one worker."""
+"""Largest number of bytes of one worker's stacks."""
 _ANSWER_BYTES = 8 << 20
-"""Most bytes for all workers. JSON needs up to six bytes for one, and a message has at most 64 MiB.
-"""
+"""Largest number of bytes for all workers. JSON needs up to six bytes for one, and a message has at
+most 64 MiB."""
 DUMP_S = 1.5
 """How long a worker may take to write its stacks."""
 ALL_S = 2.5
-"""How long everything may take, including py-spy."""
+"""Longest time for a whole collection, including py-spy."""
 _STEP_S = 0.02
 _STILL_S = 0.1
 """A dump that has not grown for this long is complete: faulthandler writes no end mark."""
 _SPIES = 4
-"""Most py-spy processes at a time. Each uses a processor that the workers may need."""
+"""Largest number of py-spy processes at a time. Each uses a processor that the workers may need."""
 _KILL_S = 0.2
 _NOT_ANSWERING = ("T", "t", "D")
 
@@ -49,9 +49,9 @@ class _Worker:
         self.pid = pid
         self.descriptor = descriptor
         self.number = number
-        """Number of the file in the worker."""
+        """The descriptor's number in the worker."""
         self.most = most
-        """Most bytes to read."""
+        """Largest number of bytes to read."""
         self.state = ""
         self.before = self.size = 0
         self.grew_at = 0.0

@@ -13,7 +13,8 @@ from distlaunch.core.errors import ProtocolError
 from distlaunch.core.protocol import agent_messages as m
 
 _MOST_BYTES = 4 << 20
-"""Most bytes that may wait here. The coordinator sends more only after ``StdinConsumed``."""
+"""Largest number of bytes that may wait here. The coordinator sends more only after
+``StdinConsumed``."""
 
 
 class StdinPipe:

@@ -13,11 +13,12 @@ from distlaunch.core.model.variables import PROGRESS_FD, STACKS_FD
 from distlaunch.core.protocol import agent_messages as m
 
 _HIGH = 100
-"""Number for our descriptors. Neither a shell's redirections nor a program's first files have it.
-"""
+"""Number of the first of distlaunch's descriptors. Neither a shell's redirections nor a program's
+first files have it."""
 BOOT = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "boot")
 _FEWEST = 8
-"""With a lower limit of open files Python hardly starts. Then numbers above the limit are used."""
+"""If the limit of open files is lower, Python hardly starts. Then numbers above the limit are
+used."""
 
 
 def extra_numbers(nofile: int) -> tuple[int, int, int]:
@@ -35,7 +36,7 @@ class NodeResources:
     process."""
 
     boot: str = BOOT
-    """Directory of our code for the workers' interpreters."""
+    """Directory of distlaunch's code for the workers' interpreters."""
     temporary_dir: str = ""
     """Temporary directory of the agent, to be removed at its end; empty if there is none."""
 

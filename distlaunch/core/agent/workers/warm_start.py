@@ -31,9 +31,8 @@ _LINE_CHARS = 80
 _CLOSED_S = 0.5
 _STEP_S = 0.005
 _SENT_AT_ONCE = 16
-"""Most orders sent at a time. The others wait here, so that neither the socket nor the server is
-flooded.
-"""
+"""Largest number of orders sent at a time. The others wait here, so that neither the socket nor the
+server is flooded."""
 _ROOM_BYTES = 4096
 _MESSAGE_BYTES = 65536
 _LOAD_TIME = (
@@ -53,7 +52,7 @@ _LOAD_TIME = (
 A worker that has another value than the server is started without it.
 """
 _SETTABLE_LATER = "OMP_NUM_THREADS"
-"""The one among them that can be set in forked workers by other means."""
+"""The only one of them that can be set in forked workers by other means."""
 _NO_DEATH = frozenset({signal.SIGCONT, signal.SIGSTOP, signal.SIGTSTP})
 _CUDA_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
 """Makes torch ask NVML, not the CUDA runtime, whether there is a GPU: after CUDA has started, no
@@ -71,7 +70,8 @@ Fork = Callable[[w.Spawn, Sequence[int]], int]
 ANSWER_S = 10.0
 """How long the server may take to fork a worker before it counts as stuck."""
 START_S = 60.0
-"""How long its interpreter (perhaps behind ``--setup``'s shell) may take to load our code."""
+"""How long the server's interpreter (perhaps behind ``--setup``'s shell) may take to load
+distlaunch's code."""
 SLOW_IMPORT_S = 15.0
 """After this time, and each time it has doubled, a slow import is reported."""
 Phase = Literal["starting", "importing", "checking", "ready"]
@@ -491,7 +491,8 @@ class Order:
         self.go = -1
         """Write end of the pipe on which the forked process waits."""
         self.pid = 0
-        """Pid of the forked process, a child of ours, once the server has reported it."""
+        """Pid of the forked process, a child of this process. Set when the server has reported
+        it."""
         self.is_up = False
         """The forked process is ready to run."""
 

@@ -18,18 +18,18 @@ from distlaunch.core.protocol import agent_messages as m
 from distlaunch.core.protocol import spawner_messages as w
 
 DRAIN_S = 1.0
-"""How long reading an exited worker's last output may take before its exit is reported without it.
-"""
+"""Longest time for reading an exited worker's last output. After it, the exit is reported without
+the output."""
 SWEEP_S = 15.0
-"""How long the spawner may take to answer ``Swept``. (Its own limit is shorter.)"""
+"""How long the spawner may take to answer ``Swept``. The spawner's own limit is shorter."""
 CLOSE_S = 30.0
-"""How long writing the last output to slow disks may take before the attempt ends without it."""
+"""Longest time for writing the last output to slow disks. After it, the attempt ends without it."""
 KILL_S = 5.0
-"""How long KILL may take to show before a worker counts as stuck in the kernel."""
+"""How long a killed worker may take to vanish before it counts as stuck in the kernel."""
 
 NAMES_S = 0.5
-"""How long after ``WaitForLeftovers`` the processes that are left are reported. Short ones are not.
-"""
+"""How long after ``WaitForLeftovers`` the leftover processes are reported. Processes that end
+sooner are not."""
 YOUNG_S = 0.3
 AGAIN_S = 1.0
 """Workers younger than ``YOUNG_S`` get TERM if INT has not ended them within ``AGAIN_S``.
@@ -64,7 +64,7 @@ class Drain(Record):
 
     exit: WorkerExit
     error_file: str | None = None
-    """Its path."""
+    """The path of the worker's error file."""
 
 
 class CloseOutputs(Record):
@@ -91,7 +91,7 @@ class _Worker:
         self.started = started
         self.pid = 0
         self.exit: WorkerExit | None = None
-        """None while it runs."""
+        """How the worker exited. None while it runs."""
         self.told_to_stop = False
         self.reported = False
 
@@ -110,13 +110,14 @@ class WorkerTable:
         self.sweep_at: float | None = None
         self.close_at: float | None = None
         self.linger_until: float | None = None
-        """Until when processes left by workers may continue."""
+        """How long processes left by workers may run on."""
         self.names_at: float | None = None
-        """When to report them to the coordinator."""
+        """When to report these processes to the coordinator."""
         self._linger_grace_s = 0.0
         self._ends_leftovers = False
         self._kills = False
-        """Everything was killed, so what is left is killed too, and nothing is waited for."""
+        """All workers were killed. The processes that they leave are killed too, without
+        waiting."""
         self._young: set[int] = set()
         self.sweeping = False
         self._swept = w.Swept(left=())

@@ -15,7 +15,7 @@ from distlaunch.core.agent.workers import process_tree
 from distlaunch.core.protocol import spawner_messages as w
 
 _SHOWN = 8
-"""Most processes to name in a message. All are counted."""
+"""Largest number of processes that a message names. All are counted."""
 
 
 class WorkerTrees:
