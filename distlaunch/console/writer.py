@@ -229,7 +229,7 @@ class Writer:
             thread = threading.Thread(target=self._run, name=f"console-{self._fd}", daemon=True)
             try:
                 thread.start()
-            except RuntimeError:  # no more threads (ulimit -u): the job goes on without console
+            except RuntimeError:  # no thread (ulimit -u): the job continues without console
                 self._give_up()
                 return
             self._thread = thread

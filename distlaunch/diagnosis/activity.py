@@ -106,7 +106,7 @@ def find_activity(
         ):
             continue
         if not first.text or not stack.text:
-            continue  # where a worker computes cannot be told without its stack
+            continue  # without its stack, the place where a worker computes is not known
         samples = _Sample(first, script_dir), _Sample(stack, script_dir)
         why = _why(*samples)
         if why is not None:
@@ -125,7 +125,7 @@ def _why(first: _Sample, second: _Sample) -> Why | None:
         second.collective,
         second.main.lines,
     ):
-        return "moved"  # that one is over
+        return "moved"  # the first collective has ended
     if second.collective or second.synchronises:
         return None
     if busy and not second.stack.holds_gpu:
@@ -162,7 +162,7 @@ def _has_moved(first: _Path, second: _Path, *, busy: bool) -> bool:
     """
     if first.functions == second.functions:
         return busy and first.lines != second.lines
-    if first.cut or second.cut:  # their outermost frames are not there to compare
+    if first.cut or second.cut:  # their outermost frames are missing
         return True
     shorter = min(len(first.functions), len(second.functions))
     return busy or first.functions[:shorter] != second.functions[:shorter]

@@ -132,7 +132,7 @@ class View:
             if (entered := package_of(frame.file)) not in (package, STDLIB):
                 package = entered
                 entries.append((frame.file, frame.function))
-                if entered == IMPORTS:  # what an import does differs from moment to moment
+                if entered == IMPORTS:  # the frames below an import change all the time
                     break
         if not entries and self.below and call is None:
             entries.append((self.below[-1].file, self.below[-1].function))

@@ -224,7 +224,7 @@ class JoinedRunner:
         if isinstance(decision, Restart) and not self._is_odd:
             self._wait_before_connecting()
         if self._exit_code is not None or self._own.is_broken:
-            return EXIT_SOFTWARE  # its workers' parent will not come again
+            return EXIT_SOFTWARE  # the spawner is not started again
         if self._stop_signal is not None:
             return 128 + self._stop_signal
         if self._is_odd:
@@ -358,7 +358,7 @@ class JoinedRunner:
                 self._asked = True
                 self._clock.pause(
                     paused=False
-                )  # it continues the workers, and has a grace that must pass
+                )  # Stop resumes paused workers, and its grace must pass
                 own.handle(message)
             case (
                 m.WaitForLeftovers()
@@ -517,7 +517,7 @@ class JoinedRunner:
             self._end_part(f"the coordinator broke the protocol: {self._loss}")
         elif (
             self._is_coordinator_silent
-        ):  # the coordinator may have stood still, and reads this later
+        ):  # the coordinator may have been suspended, and reads this later
             self._end_part(
                 f"its launcher heard nothing of this one: {self._loss}", coordinator_silent=True
             )
@@ -540,7 +540,7 @@ class JoinedRunner:
         enough = max(1, self._stop_count) + 1
         while self._has_workers and (left_s := until - time.monotonic()) > 0:
             if self._stop_count >= enough:
-                return  # closing kills what is left
+                return  # closing kills the remaining processes
             self._work_alone(left_s)
         if self._has_workers:
             self._exit_code = EXIT_SOFTWARE

@@ -357,7 +357,7 @@ class JoinedLaunchers(Connections[p.FromLauncher]):
     def receive(self) -> list[a.Event]:
         """Return the events since the last call, without waiting."""
         for message in self._own.receive():
-            # Our own node cannot start workers again without its spawner, so this is no loss that a
+            # This node cannot start workers again without its spawner, so it is no loss that a
             # restart could replace.
             if isinstance(message, m.AgentFailed):
                 self._events.append(a.Broken(text=message.text, without=0))

@@ -169,7 +169,7 @@ class Attempt:
         """The other workers may run on because that failure looks like a consequence."""
         self._up: defaultdict[int, set[int]] = defaultdict(set)  # ranks, by member
         self._ended: defaultdict[int, set[int]] = defaultdict(set)
-        self._done: dict[int, int] = {}  # how many of those, with 0
+        self._done: dict[int, int] = {}  # number of workers that ended with 0, by member
 
     @property
     def is_full(self) -> bool:

@@ -47,7 +47,7 @@ def diagnose_stop(
 ) -> Diagnosis | None:
     """Return how workers failed after the job was told to stop. Return None if none did."""
     if all(end.returncode == 0 for end in ends):
-        return None  # and diagnosis need not be imported
+        return None  # so that diagnosis need not be imported
     from distlaunch.diagnosis.first_cause import diagnose_stop as find
 
     found = find(ends, world_size=world_size, python=settings.python)

@@ -204,7 +204,7 @@ class Watch:
                 self._owing.clear()
         elif self._check_at is not None and now >= self._check_at and self._last is not None:
             if self._before is None and now > self._check_at + m.LATE_S:
-                # We were frozen ourselves: signs of life may be on their way.
+                # This process was suspended, so signs of life may still be unread.
                 self._last += now + m.LATE_S - self._check_at
                 self._check_at = now + m.LATE_S
                 return actions

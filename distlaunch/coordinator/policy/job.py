@@ -514,7 +514,7 @@ class JobPolicy:
         run = self._run
         if self.phase == "stopping":
             return []
-        if self.stop_signal is not None:  # typed into the worker's terminal
+        if self.stop_signal is not None:  # the user typed it into the worker's terminal
             self.phase = "stopping"
             return self._stop_all(signal.SIGTERM, self.settings.grace_s)
         if not run.went_well:
@@ -802,7 +802,7 @@ class JobPolicy:
             f"{name}: {'told' if event.reached else 'asking'} {whom_asked} to end, within "
             f"{grace_s:,.10g} s{again}"
         )
-        # Whoever presses Ctrl-C sits there and waits, with --quiet and under `torchrun`, too.
+        # The user who presses Ctrl-C waits for an answer, even with --quiet and `torchrun`.
         say = Say(text=text, level="warning" if signum == signal.SIGINT else "info")
         stop = self._stop_all(ask, grace_s)
         if silent_since is not None and signum == signal.SIGINT and not event.reached:
@@ -947,7 +947,7 @@ class JobPolicy:
         lived_s = max((end.uptime_s for end in run.finished), default=0.0)
         if not settings.meets_at_port or run.port_used is not False or run.nodes.world_size < 2:
             return []
-        if lived_s < settings.min_uptime_s:  # nothing that trains
+        if lived_s < settings.min_uptime_s:  # too short for a training
             return []
         text = (
             f"MASTER_PORT was never used: the {counted(run.nodes.world_size, 'worker')} did not "
@@ -961,5 +961,5 @@ class JobPolicy:
         self.phase, self._restart_at = "ended", None
         exit_code = (
             exit_code if 0 <= exit_code <= 255 else 255
-        )  # what a node says is no reason to end with 0
+        )  # a node's invalid exit code must not become 0
         return [Entry(type="job_ended", fields={"exit_code": exit_code}), End(exit_code=exit_code)]

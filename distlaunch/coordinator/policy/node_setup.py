@@ -149,7 +149,7 @@ class NodeSetup:
             if not self._extended:
                 self._until = max(self._until, member.free_at + ELASTIC_WAIT_S)
         elif not short:
-            return []  # it was lost, or could not be reached: nothing waits for it
+            return []  # the node was lost or not reached, so nothing waits for its answer
         elif member.cools_until > now:
             self._retrying.add(member.number)
             self._until = max(self._until, member.cools_until + self._settings.join_timeout_s)

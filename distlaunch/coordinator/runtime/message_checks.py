@@ -226,8 +226,8 @@ class Orders:
             case m.Reach():
                 self._check_reach(message)
             case p.StartWorkers():
-                # To stop those that run first would take their grace, for which nobody waits: it
-                # must know they run.
+                # Stopping the running workers first would take their grace, and the coordinator
+                # does not wait for that. It must know that they run.
                 if running:
                     raise ProtocolError(
                         f"it starts attempt {message.attempt} while {self.attempt} runs"

@@ -167,7 +167,7 @@ class Fleet(Connections[m.FromRemote]):
                 self._found.append(exc)
             self._notify()
 
-        with suppress(RuntimeError):  # no thread can be started: then there is nothing new
+        with suppress(RuntimeError):  # no thread can be started, so no hosts are discovered
             threading.Thread(target=look, name="discover", daemon=True).start()
             self._finding = True
 
@@ -266,7 +266,7 @@ class Fleet(Connections[m.FromRemote]):
                     )
             if peer.gone.is_set() and not isinstance(
                 found, ConnectFailure
-            ):  # nobody may be there to take it
+            ):  # the node was disconnected meanwhile
                 found.close()
                 return None
             self._opened.append((peer, found))

@@ -65,7 +65,7 @@ def log_base(log_dir: str | None, environ: Mapping[str, str]) -> str | None:
     state = environ.get("XDG_STATE_HOME", "")
     if not os.path.isabs(state):
         home = environ.get("HOME") or os.path.expanduser("~")
-        if not os.path.isabs(home):  # no HOME, and no entry for this user id: some containers
+        if not os.path.isabs(home):  # some containers have no HOME and no user entry
             return None
         state = os.path.join(home, ".local", "state")
     return os.path.join(state, "distlaunch", "jobs")
@@ -112,7 +112,7 @@ class RunDir:
                 os.write(marker, os.fsencode(job_id))
         finally:
             os.close(marker)
-        with suppress(OSError):  # a file system without locks: pruning goes by age alone there
+        with suppress(OSError):  # without locks on this file system, pruning uses only the age
             fcntl.flock(self.events, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def link_latest(self) -> None:
@@ -132,7 +132,7 @@ class RunDir:
         """Write ``report.txt``. A file or link that a worker has put there is replaced and not
         opened."""
         fresh = os.path.join(self.path, f"{REPORT}.new")
-        with suppress(OSError):  # the console and the exit code still tell
+        with suppress(OSError):  # the console and the exit code still show it
             with open(
                 open_private(fresh, _NEW), "w", encoding="utf-8", errors="backslashreplace"
             ) as file:
@@ -262,7 +262,7 @@ def _in_use(events: str) -> bool:
     except BlockingIOError:
         return True
     except OSError:
-        return False  # no locks here
+        return False  # this file system has no locks
     finally:
         os.close(descriptor)
     return False
@@ -290,7 +290,7 @@ def make_run_dir(
             if log_dir is not None and not os.path.exists(os.path.dirname(base) or "."):
                 os.makedirs(
                     os.path.dirname(base), exist_ok=True
-                )  # by the umask: others may have to enter it
+                )  # with the umask, because other users may have to enter it
             path = _make(base, name)
             if log_dir is None:
                 _keep_others_out(base)

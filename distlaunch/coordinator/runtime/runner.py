@@ -45,7 +45,7 @@ _FLUSH_STEP_S = 0.02
 _EVENTS_S = 0.05
 """After this time the loop handles signals and deadlines before it processes further events."""
 _TSTP = bytes([signal.SIGTSTP])
-_LONGEST_POLL_MS = 3_600_000  # poll takes a C int; whoever asks for longer is woken in between
+_LONGEST_POLL_MS = 3_600_000  # poll takes a C int, so longer waits wake up in between
 
 
 class Transport(Protocol):
@@ -185,7 +185,7 @@ class Runner:
     def run(self) -> int:
         """Run the job. Return its exit code."""
         plan = self._plan
-        if plan.first_shown == 0:  # the other workers of a launcher around us would all say so
+        if plan.first_shown == 0:  # an outer launcher's other workers show it already
             self._sink.say(f"job {plan.job_id}: {_what_where(plan)}; logs: {plan.run_dir}")
         if self._policy.settings.gathering is None:
             self._say_notes(plan)
@@ -195,7 +195,7 @@ class Runner:
         self._keyboard.take()
         self._feed(a.Begin())
         while (code := self._exit_code) is None:
-            # Signals and deadlines have their turn whatever the nodes send.
+            # Signals and deadlines are handled even if the nodes send many messages.
             is_busy = self._receive()
             deadline = self._policy.deadline()
             if not self._is_over() and deadline is not None and self._clock() >= deadline:
@@ -396,9 +396,7 @@ class Runner:
 
     def _write_plan(self, plan: LaunchPlan) -> None:
         try:
-            with suppress(
-                FileExistsError
-            ):  # output may be filed by now, ours or another launcher's
+            with suppress(FileExistsError):  # this or another launcher may have created it
                 make_private_dir(plan.layout.attempt_dir(plan.run_dir, plan.attempt))
             descriptor = open_private(
                 plan_path(plan.run_dir, plan.attempt), os.O_WRONLY | os.O_CREAT | os.O_EXCL
@@ -416,7 +414,7 @@ class Runner:
         for place, signum in enumerate(numbers, start=1):
             if (
                 signum != signal.SIGTSTP or signal.SIGCONT not in numbers[place:]
-            ):  # else we are to go on already
+            ):  # otherwise the launcher has been continued already
                 self._on_signal(signum)
 
     def _on_signal(self, signum: int) -> None:
@@ -425,7 +423,7 @@ class Runner:
         elif signum in (signal.SIGWINCH, signal.SIGCONT):
             self._keyboard.take()
             self._keyboard.resize()
-        elif signum != signal.SIGCHLD:  # which only wakes the loop
+        elif signum != signal.SIGCHLD:  # SIGCHLD only wakes the loop
             self._feed(a.Signalled(signum=signum))
 
     def _on_keys(self) -> None:

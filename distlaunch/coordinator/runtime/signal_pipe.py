@@ -46,7 +46,7 @@ class SignalPipe:
         self._taken: set[int] = set()
         signal.pthread_sigmask(
             signal.SIG_UNBLOCK, (*ENDING, *_PASSED_ON, *_OWN)
-        )  # a bad parent left them blocked
+        )  # the parent process may have blocked them
         ignored = {number for number in ENDING if signal.getsignal(number) == signal.SIG_IGN}
         left_ignored = ignored if {signal.SIGINT, signal.SIGHUP} <= ignored else {signal.SIGHUP}
         never_ignored = _NEVER_IGNORED - left_ignored | {signal.SIGTERM}
@@ -55,7 +55,7 @@ class SignalPipe:
             *_PASSED_ON,
             *_OWN,
             signal.SIGCHLD,
-        ):  # the last wakes us: to reap, or to see a stop
+        ):  # SIGCHLD wakes the loop: to reap, or to see a stop
             if signal.getsignal(number) != signal.SIG_IGN or number in never_ignored:
                 self._taken.add(number)
                 signal.signal(number, _noted)

@@ -69,7 +69,7 @@ class StepFleet(Fleet):
         if isinstance(message, m.SpawnerSignalled) and self._srun.is_ending(
             self.targets[node].host
         ):
-            return  # which its agent tells of as well
+            return  # its agent reports it as well
         if isinstance(message, m.AgentSignalled) and peer.greeted:
             self._parts[node].check(message)
             if message.signum not in ENDING or not self._srun.is_ending(self.targets[node].host):
