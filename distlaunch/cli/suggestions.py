@@ -139,7 +139,8 @@ def taken_as_it_is(flag: str) -> str:
 
 
 def suggest_command(args: Sequence[str], names: Sequence[str]) -> str:
-    """Say what may have been meant by words that begin with no command of ours."""
+    """Return a hint for a command line that begins with no command of distlaunch. ``names`` are the
+    commands."""
     from difflib import get_close_matches
 
     from distlaunch.backends.registry import backend_name_for

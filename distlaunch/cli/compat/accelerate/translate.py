@@ -227,7 +227,12 @@ def _checked(field: str, value: Any, variable: str) -> Any:
 
 
 def _missing_option(asked: _Asked, section: str) -> str | None:
-    """Return what a section belongs to that was not asked for; None where it is read."""
+    """Return the option without which Accelerate ignores a config section. Return None if the
+    section is used.
+
+    Example: ``--use_fsdp`` for ``fsdp_config``. For a section that DeepSpeed jobs ignore, return
+    the jobs that use it.
+    """
     if section in BELONGS:
         way, flag = BELONGS[section]
         return None if asked.way == way else flag
