@@ -15,7 +15,7 @@ from distlaunch.planning.hosts.this_host import Identity
 from distlaunch.planning.node_source import locate
 from distlaunch.planning.surveyed_nodes import Composer
 from distlaunch.planning.train_options import TrainOptions
-from tests.unit.planning.joiners import by_hand, from_source  # noqa: F401 - fixtures
+from tests.unit.planning.joined_planners import by_hand, from_source  # noqa: F401 - fixtures
 
 
 def facts(*, environ=None, gpus=None, paths=None, texts=None, programs=None, **changed) -> Facts:

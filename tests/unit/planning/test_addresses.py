@@ -10,7 +10,7 @@ from distlaunch.planning.backend import PlannedBackend
 from distlaunch.planning.interfaces import addresses, check_interface, names_of_loopback
 from distlaunch.planning.master_address import AddressChoice, usable_by
 from distlaunch.planning.train_options import TrainOptions
-from tests.unit.planning.meetings import DOCKER, node, reached, way
+from tests.unit.planning.node_reports import DOCKER, node, reached, way
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from distlaunch.planning.build_plan import bind
 from distlaunch.planning.interfaces import addresses
 from distlaunch.planning.master_address import meet
 from distlaunch.planning.worker_addresses import cluster_of
-from tests.unit.planning.meetings import DOCKER, GLOO, NCCL, TENSORPIPE, node, reached, way
+from tests.unit.planning.node_reports import DOCKER, GLOO, NCCL, TENSORPIPE, node, reached, way
 
 
 def test_the_first_address_that_all_have_reached_is_taken(make_surveyed):

@@ -12,7 +12,7 @@ from distlaunch.planning.agreement import NodesDiffer
 from distlaunch.planning.allocation import Allocation, Host
 from distlaunch.planning.joined_plan import LauncherRecord
 from distlaunch.planning.rendezvous import settle_unplanned
-from tests.unit.planning.joiners import slurm, surveyed, tasks, told
+from tests.unit.planning.joined_planners import slurm, surveyed, tasks, told
 
 # --- where launchers meet
 

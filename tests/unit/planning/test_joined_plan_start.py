@@ -7,7 +7,7 @@ import pytest
 from distlaunch.coordinator.policy.start_messages import interfaces_of
 from distlaunch.core.errors import ProtocolError
 from distlaunch.core.protocol import launcher_messages as p
-from tests.unit.planning.joiners import Plain, tasks
+from tests.unit.planning.joined_planners import Plain, tasks
 
 
 def commence(**more) -> p.StartWorkers:
