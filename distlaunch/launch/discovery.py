@@ -42,33 +42,33 @@ def run_discover(
     environ: Mapping[str, str],
     *,
     who: str = "--discover",
-    patience_s: float = DISCOVER_S,
+    timeout_s: float = DISCOVER_S,
 ) -> str:
     """Run the command with a shell, as Horovod does, and return its output.
 
     ``who`` is the option or variable for messages. Call it before the first thread starts. Raises
-    ConfigError, with the command's last message, if it fails or takes longer than ``patience_s``
+    ConfigError, with the command's last message, if it fails or takes longer than ``timeout_s``
     seconds.
     """
     where = command_of(command, who)
     if "\0" in command:
         raise ConfigError(f"{where}: a command has no NUL")
     try:
-        output, errors, code, problem = _watched(command, environ, patience_s)
+        output, errors, code, problem = _watched(command, environ, timeout_s)
     except OSError as exc:
         raise ConfigError(f"{where}: cannot be run: {os.strerror(exc.errno or 0)}") from exc
     words = errors.decode(errors="surrogateescape").split("\n")
     last = next((line.strip() for line in reversed(words) if line.strip()), None)
-    said = "" if last is None else f"; it said {quoted(last)}"
+    message = "" if last is None else f"; it said {quoted(last)}"
     if problem:
         raise ConfigError(
-            f"{where}: {problem}{said}",
+            f"{where}: {problem}{message}",
             hint="it has to print a line for each host, HOST:SLOTS, and end",
         )
     if code:
         how = f"exit code {code}" if code > 0 else f"signal {_signal_name(-code)}"
         raise ConfigError(
-            f"{where}: the command ended with {how}{said}",
+            f"{where}: the command ended with {how}{message}",
             hint="run it by itself: it has to end with 0",
         )
     return output.decode(errors="surrogateescape")
@@ -82,7 +82,7 @@ def _signal_name(number: int) -> str:
 
 
 def _watched(
-    command: str, environ: Mapping[str, str], patience_s: float
+    command: str, environ: Mapping[str, str], timeout_s: float
 ) -> tuple[bytes, bytes, int, str]:
     """Return stdout, stderr, exit code, and the problem if it does not end or prints too much.
 
@@ -109,7 +109,7 @@ def _watched(
             os.close(descriptor)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     try:
-        return _collect(output, errors, result, patience_s)
+        return _collect(output, errors, result, timeout_s)
     finally:
         os.close(ours)
         with suppress(ChildProcessError):  # SIGCHLD is ignored
@@ -119,9 +119,9 @@ def _watched(
 
 
 def _collect(
-    output: int, errors: int, result: int, patience_s: float
+    output: int, errors: int, result: int, timeout_s: float
 ) -> tuple[bytes, bytes, int, str]:
-    deadline_s = time.monotonic() + patience_s
+    deadline_s = time.monotonic() + timeout_s
     read = {output: bytearray(), errors: bytearray(), result: bytearray()}
     poll = select.poll()
     for descriptor in read:
@@ -139,7 +139,7 @@ def _collect(
         if sum(map(len, read.values())) > _MOST_BYTES:
             problem = f"the command printed over {_MOST_BYTES >> 20} MiB"
         elif result in left and left_s <= 0:
-            problem = f"the command did not end in {patience_s:g} s"
+            problem = f"the command did not end in {timeout_s:g} s"
         elif (
             result not in left and not ready
         ):  # a process that KILL cannot end still has the output open

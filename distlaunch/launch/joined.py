@@ -40,12 +40,12 @@ from distlaunch.launch import process
 from distlaunch.launch.make_plan import Planned, read_facts
 from distlaunch.planning.joined_plan import JoinedPlanner
 from distlaunch.planning.node_source import Location, locate
-from distlaunch.planning.rendezvous import Rendezvous, settle_unplanned
+from distlaunch.planning.rendezvous import Rendezvous, choose_rendezvous_without_plan
 from distlaunch.planning.train_options import TorchrunOptions, TrainOptions
 from distlaunch.transport.tcp_listener import PortTakenError
 
 if TYPE_CHECKING:
-    from distlaunch.launch.slurm import Site
+    from distlaunch.launch.slurm import SlurmJob
 
 Otherwise = Callable[[], Sequence[str]]
 OpenSink = Callable[[int], Sink]
@@ -57,11 +57,11 @@ _LEAST_TOKEN = 16
 """Shortest token in characters that needs no --weak-token-ok."""
 _READ_BY_OTHERS = stat.S_IRGRP | stat.S_IROTH
 _MAKE_TOKEN = "openssl rand -hex 32"  # noqa: S105 - a command
-_PATIENCE_S = 10.0
+_TOKEN_FILE_S = 10.0
 _SPAWNER_END_S = 5.0
 
 
-def token_of(
+def read_token(
     options: TrainOptions,
     environ: Mapping[str, str],
     *,
@@ -87,7 +87,7 @@ def token_of(
     who = f"{options.named('token_file')} {quoted(path)}"
     try:
         _check_readers(path, who, environ, say)
-        token = read_bounded(path, most=_MOST_TOKEN_BYTES, timeout_s=_PATIENCE_S).strip()
+        token = read_bounded(path, most=_MOST_TOKEN_BYTES, timeout_s=_TOKEN_FILE_S).strip()
     except OSError as exc:
         raise ConfigError(f"{who}: {exc.strerror}") from exc
     except ValueError as exc:
@@ -124,7 +124,7 @@ def _check_readers(
     say(f"{text}: defaultMode 0400 of the Secret's volume keeps it to its owner")
 
 
-def party_of(
+def make_job_identity(
     rendezvous: Rendezvous,
     options: TrainOptions,
     environ: Mapping[str, str],
@@ -137,7 +137,7 @@ def party_of(
     """
     from distlaunch import __version__
 
-    token = token_of(options, environ, say=say)
+    token = read_token(options, environ, say=say)
     munge = None
     if token is None and "SLURM_JOB_ID" in environ:
         from distlaunch.transport.munge import find_munge
@@ -146,13 +146,13 @@ def party_of(
     return JobIdentity(release=__version__, job_key=rendezvous.job_key, token=token, munge=munge)
 
 
-class Launchers:
+class JobLaunchers:
     """The launchers of one job, for the coordinator: the functions of the policy and the
     connections."""
 
     def __init__(
         self,
-        joiner: JoinedPlanner,
+        planner: JoinedPlanner,
         options: TrainOptions,
         *,
         otherwise: Otherwise | None = None,
@@ -163,32 +163,34 @@ class Launchers:
 
         ``alone``: see ``Gathering``.
         """
-        self._joiner = joiner
-        self._otherwise = otherwise
+        self._planner = planner
+        self._addresses_of_node_0 = otherwise
         self._options = options
         self._alone = alone
         self._joined_launchers: JoinedLaunchers | None = None
 
     def gathering(self) -> Gathering:
         """Return the functions that the policy calls."""
-        joiner = self._joiner
+        planner = self._planner
         tokens: dict[int, str] = {}
 
         def compose(surveys: Mapping[int, Surveyed]) -> Composition:
             known = {} if self._joined_launchers is None else self._joined_launchers.members
-            members, plan = joiner.compose(surveys, known)
-            return Composition(members=members, plan=plan, places=joiner.places(plan))
+            members, plan = planner.plan_attempt(surveys, known)
+            return Composition(
+                members=members, plan=plan, places=planner.hosts_and_first_ranks(plan)
+            )
 
         def of_scheduler(_: str) -> Sequence[str]:
-            return () if self._otherwise is None else self._otherwise()
+            return () if self._addresses_of_node_0 is None else self._addresses_of_node_0()
 
         return Gathering(
-            hosts=joiner.hosts,
-            bounds=joiner.bounds,
-            survey=joiner.survey,
+            hosts=planner.hosts,
+            bounds=planner.bounds,
+            survey=planner.survey,
             compose=compose,
-            addresses=partial(joiner.addresses, of_scheduler=of_scheduler),
-            meet=partial(joiner.meet, of_scheduler=of_scheduler),
+            addresses=partial(planner.addresses, of_scheduler=of_scheduler),
+            meet=partial(planner.choose_master, of_scheduler=of_scheduler),
             token=lambda attempt: tokens.setdefault(attempt, os.urandom(_TOKEN_BYTES).hex()),
             join_timeout_s=self._options.join_timeout,
             launchers=True,
@@ -206,15 +208,15 @@ class Launchers:
         clock: Callable[[], float],
     ) -> JoinedLaunchers:
         """Return the connections to the other launchers. Launcher 0 is ``own``."""
-        joiner = self._joiner
+        planner = self._planner
         self._joined_launchers = JoinedLaunchers(
             own=own,
             host=host,
-            size=len(joiner.hosts),
-            rank_name="rank" if joiner.by_worker else "node rank",
+            size=len(planner.hosts),
+            rank_name="rank" if planner.by_worker else "node rank",
             job_id=job_id,
             folder=folder,
-            rules=joiner,
+            rules=planner,
             say=say,
             clock=clock,
         )
@@ -224,7 +226,7 @@ class Launchers:
 # --- a whole job
 
 
-def tell_others(options: TrainOptions, environ: Mapping[str, str], why: LaunchError) -> None:
+def report_no_plan(options: TrainOptions, environ: Mapping[str, str], why: LaunchError) -> None:
     """Send the other launchers, for up to 2 s, the reason why this one has no plan.
 
     Node 0 sends it to all others; another launcher sends it to node 0. Does nothing if this
@@ -237,10 +239,10 @@ def tell_others(options: TrainOptions, environ: Mapping[str, str], why: LaunchEr
         location = None if facts.surroundings is None else locate(options, facts)[0]
         if location is None or location.allocation.part == "all":
             return
-        rendezvous = settle_unplanned(options, location)
-        job_identity = party_of(rendezvous, options, environ)
+        rendezvous = choose_rendezvous_without_plan(options, location)
+        job_identity = make_job_identity(rendezvous, options, environ)
         if rendezvous.leads != "yes":
-            otherwise = _otherwise(rendezvous, location, environ)
+            otherwise = _addresses_of_node_0(rendezvous, location, environ)
             decline(
                 rendezvous, job_identity, host=facts.hostname, why=why.message, otherwise=otherwise
             )
@@ -257,7 +259,7 @@ def run_launcher(
     options: TrainOptions,
     environ: Mapping[str, str],
     *,
-    site: Site | None,
+    slurm_job: SlurmJob | None,
     open_sink: OpenSink,
     open_filters: OpenFilters,
     count_from: Callable[[int], None] | None,
@@ -267,11 +269,11 @@ def run_launcher(
     start."""
     if planned.join is None:
         raise ValueError("this launcher is alone")
-    joiner = planned.join()
+    planner = planned.join()
     notices: list[str] = []
-    job_identity = party_of(joiner.rendezvous, options, environ, say=notices.append)
+    job_identity = make_job_identity(planner.rendezvous, options, environ, say=notices.append)
     local = isinstance(options, TorchrunOptions) and options.format is None
-    sink: Sink = open_sink(max(2, joiner.own_slots) if local else joiner.most_workers)
+    sink: Sink = open_sink(max(2, planner.own_workers) if local else planner.most_workers)
     if local:
         sink = LocalRanks(sink)
     if planned.explanation is not None:
@@ -279,26 +281,28 @@ def run_launcher(
     for text in notices:
         sink.say(text)
     clock = Clock()
-    otherwise = _otherwise(joiner.rendezvous, planned.location, environ)
+    otherwise = _addresses_of_node_0(planner.rendezvous, planned.location, environ)
     warn = partial(sink.say, level="warning")
     rendezvous_port: RendezvousPort | None = None
-    if joiner.rendezvous.leads != "no":
+    if planner.rendezvous.leads != "no":
         try:
             rendezvous_port = RendezvousPort(
-                joiner.rendezvous, job_identity, members=len(joiner.hosts), say=warn, clock=clock
+                planner.rendezvous, job_identity, members=len(planner.hosts), say=warn, clock=clock
             )
         except PortTakenError:
-            if joiner.rendezvous.leads == "yes":
+            if planner.rendezvous.leads == "yes":
                 raise
     try:
         process.check_system()
-        mine = _Mine(planned, joiner, options, environ, sink, open_filters, count_from, error_file)
+        parts = _LauncherParts(
+            planned, planner, options, environ, sink, open_filters, count_from, error_file
+        )
     except LaunchError as exc:
         if rendezvous_port is None:
             decline(
-                joiner.rendezvous,
+                planner.rendezvous,
                 job_identity,
-                host=joiner.hostname,
+                host=planner.hostname,
                 why=exc.message,
                 otherwise=otherwise,
             )
@@ -306,17 +310,17 @@ def run_launcher(
             rendezvous_port.refuse(exc)
         raise
     if rendezvous_port is None:
-        return _join(mine, job_identity, otherwise)
-    return _coordinate(mine, rendezvous_port, site, clock, otherwise)
+        return _join(parts, job_identity, otherwise)
+    return _coordinate(parts, rendezvous_port, slurm_job, clock, otherwise)
 
 
-class _Mine:
+class _LauncherParts:
     """What a launcher needs, whether it is the coordinator or joined."""
 
     def __init__(
         self,
         planned: Planned,
-        joiner: JoinedPlanner,
+        planner: JoinedPlanner,
         options: TrainOptions,
         environ: Mapping[str, str],
         sink: Sink,
@@ -324,24 +328,24 @@ class _Mine:
         count_from: Callable[[int], None] | None,
         error_file: ErrorFile,
     ) -> None:
-        self.planned, self.joiner, self.options, self.environ, self.sink = (
+        self.planned, self.planner, self.options, self.environ, self.sink = (
             planned,
-            joiner,
+            planner,
             options,
             environ,
             sink,
         )
-        self.hostname = joiner.hostname
+        self.hostname = planner.hostname
         self._count_from = count_from
         self.error_file = error_file
         error_file.say = partial(sink.say, level="warning")
-        self._filters = open_filters(joiner.own_slots) if open_filters else {}
-        self._nofile = process.allow_descriptors(joiner.own_slots)
+        self._filters = open_filters(planner.own_workers) if open_filters else {}
+        self._nofile = process.allow_descriptors(planner.own_workers)
         self._spawner = process.new_spawner("job", options)  # before the first thread
 
     def files(self, run_dir: str) -> OutputFiles:
         """Create the output files of this launcher's ranks."""
-        workers, sink = self.joiner.own_slots, self.sink
+        workers, sink = self.planner.own_workers, self.sink
         return OutputFiles(
             run_dir,
             sink,
@@ -353,15 +357,15 @@ class _Mine:
 
     def node(self, job_id: str, files: OutputFiles, clock: Callable[[], float]) -> OwnNode:
         """Create the agent of this machine."""
-        joiner = self.joiner
+        planner = self.planner
         return OwnNode(
             job_id=job_id,
             nofile=self._nofile,
             spawner=self._spawner,
             sink=files,
             clock=clock,
-            gpus=joiner.gpus,
-            cpus=joiner.cpus,
+            gpus=planner.gpus,
+            cpus=planner.cpus,
         )
 
     def count_from(self, first_rank: int) -> None:
@@ -373,7 +377,7 @@ class _Mine:
             for lines in self._filters.values():
                 lines.first_rank = first_rank
 
-    def file_apart(self, node: int) -> None:
+    def set_file_suffix(self, node: int) -> None:
         """Add the node's number to the names of the filter files, which have no rank in their name.
 
         Launchers that share a run directory then do not write the same file.
@@ -381,7 +385,7 @@ class _Mine:
         for lines in self._filters.values():
             lines.suffix = f"-{node}"
 
-    def dismiss(self) -> None:
+    def stop_spawner(self) -> None:
         """End the spawner before it has started a worker.
 
         Kills its process if it does not exit within ``_SPAWNER_END_S``.
@@ -394,7 +398,7 @@ class _Mine:
             reaper.await_child(bound_s=_SPAWNER_END_S)
 
 
-def _otherwise(
+def _addresses_of_node_0(
     rendezvous: Rendezvous, location: Location | None, environ: Mapping[str, str]
 ) -> Otherwise | None:
     """Return a function for the scheduler's addresses of node 0; None if there is no scheduler.
@@ -415,28 +419,30 @@ def _otherwise(
 
 
 def _coordinate(
-    mine: _Mine,
+    parts: _LauncherParts,
     rendezvous_port: RendezvousPort,
-    site: Site | None,
+    slurm_job: SlurmJob | None,
     clock: Clock,
     otherwise: Otherwise | None,
 ) -> int:
-    options, environ, joiner, sink = mine.options, mine.environ, mine.joiner, mine.sink
-    job_id = mine.planned.plan.job_id or new_job_id(time.time(), os.urandom(3))
+    options, environ, planner, sink = parts.options, parts.environ, parts.planner, parts.sink
+    job_id = parts.planned.plan.job_id or new_job_id(time.time(), os.urandom(3))
     with ExitStack() as stack:
         try:
             run_dir = make_run_dir(options.log_dir, job_id, environ)
         except LaunchError as exc:
-            mine.dismiss()
+            parts.stop_spawner()
             rendezvous_port.refuse(exc)
             raise
         stack.callback(run_dir.close)
-        joiner.set_job(job_id, run_dir.path)
-        plan = replace(mine.planned.plan, job_id=job_id, run_dir=run_dir.path)
-        files = mine.files(run_dir.path)
+        planner.set_job(job_id, run_dir.path)
+        plan = replace(parts.planned.plan, job_id=job_id, run_dir=run_dir.path)
+        files = parts.files(run_dir.path)
         stack.callback(files.close)
-        launchers = Launchers(joiner, options, otherwise=otherwise, alone=_alone(mine))
-        own = mine.node(job_id, files, clock)
+        launchers = JobLaunchers(
+            planner, options, otherwise=otherwise, alone=_run_alone_hint(parts)
+        )
+        own = parts.node(job_id, files, clock)
         housekeeping = process.Housekeeping(run_dir)
         signal_pipe = SignalPipe()
         stack.callback(housekeeping.finish, signal_pipe.is_hurried)
@@ -445,16 +451,20 @@ def _coordinate(
         warn = partial(sink.say, level="warning")
         joined_launchers = launchers.joined_launchers(
             own,
-            host=joiner.hostname,
+            host=planner.hostname,
             job_id=job_id,
             folder=os.path.basename(run_dir.path),
             say=warn,
             clock=clock,
         )
         joined_launchers.silence_s = options.lost_after
-        if site is not None:  # after the other launchers have the result: Slurm may be slow
+        if slurm_job is not None:  # after the other launchers have the result: Slurm may be slow
             stack.callback(
-                lambda: ended.append(site.conclude(policy, ended[-1], sink)) if ended else None
+                lambda: (
+                    ended.append(slurm_job.requeue_if_interrupted(policy, ended[-1], sink))
+                    if ended
+                    else None
+                )
             )
         stack.callback(joined_launchers.close, signal_pipe.is_hurried)
         console = CoordinatorConsole(sink, joined_launchers.notice)
@@ -462,9 +472,9 @@ def _coordinate(
             options,
             plan,
             environ,
-            backend=mine.planned.backend,
+            backend=parts.planned.backend,
             gathering=launchers.gathering(),
-            scheduler=None if site is None else site.scheduler(),
+            scheduler=None if slurm_job is None else slurm_job.scheduler(),
             terminal=False,
         )
         policy = JobPolicy(settings)
@@ -481,18 +491,18 @@ def _coordinate(
             terminal=None,
             takes_typed=options.dialect.takes_typed,
             launchers=True,
-            backend=mine.planned.backend,
-            error_file=mine.error_file,
+            backend=parts.planned.backend,
+            error_file=parts.error_file,
         )
         run_dir.link_latest()
-        process.say_where(run_dir, job_id, sink)
+        process.report_log_directory(run_dir, job_id, sink)
         if rendezvous_port.is_open_to_all:
             sink.say(
                 f"whoever reaches port {rendezvous_port.listener.port} of this machine can take part in the "
                 "job: it has no token"
                 f" ({TOKEN} on all nodes; {_MAKE_TOKEN} makes one)"
             )
-        for note in () if site is None else site.notes():
+        for note in () if slurm_job is None else slurm_job.notes():
             console.say(note, level="warning")
         housekeeping.start()
         rendezvous_port.open(joined_launchers)
@@ -512,13 +522,13 @@ def _coordinate(
     return ended[-1]
 
 
-def _join(mine: _Mine, job_identity: JobIdentity, otherwise: Otherwise | None) -> int:
-    options, environ, joiner, sink = mine.options, mine.environ, mine.joiner, mine.sink
+def _join(parts: _LauncherParts, job_identity: JobIdentity, otherwise: Otherwise | None) -> int:
+    options, environ, planner, sink = parts.options, parts.environ, parts.planner, parts.sink
     with ExitStack() as stack:
         signal_pipe = SignalPipe()
         ended = stack.enter_context(process.closed_console(sink, signal_pipe))
         connector = CoordinatorConnector(
-            joiner,
+            planner,
             job_identity,
             join_timeout_s=options.join_timeout,
             say=sink.say,
@@ -528,12 +538,12 @@ def _join(mine: _Mine, job_identity: JobIdentity, otherwise: Otherwise | None) -
         try:
             connection, welcome = connector()
         except connect.ConnectInterrupted:
-            mine.dismiss()
-            ended.append(_exit_code(connector))
+            parts.stop_spawner()
+            ended.append(_interrupted_exit_code(connector))
             return ended[0]
         except LaunchError as exc:
-            mine.dismiss()
-            if isinstance(exc, NodesError) and (alone := _alone(mine)) is not None:
+            parts.stop_spawner()
+            if isinstance(exc, NodesError) and (alone := _run_alone_hint(parts)) is not None:
                 raise NodesError(
                     exc.message, hint=f"{exc.hint}; {alone}" if exc.hint else alone
                 ) from exc
@@ -545,15 +555,15 @@ def _join(mine: _Mine, job_identity: JobIdentity, otherwise: Otherwise | None) -
                 options.log_dir, folder, environ, node=node, job_id=welcome.job_id
             )
         except LaunchError as exc:
-            mine.dismiss()
+            parts.stop_spawner()
             leave(connection, exc.message)
             raise
         stack.callback(run_dir.close)
-        joiner.set_job(welcome.job_id, run_dir.path)
-        mine.file_apart(node)
-        files = mine.files(run_dir.path)
+        planner.set_job(welcome.job_id, run_dir.path)
+        parts.set_file_suffix(node)
+        files = parts.files(run_dir.path)
         stack.callback(files.close)
-        if joiner.speaks:
+        if planner.shows_notices:
             sink.say(
                 f"job {welcome.job_id}: {connector.rank_name} {node}, joined {connector.coordinator}; logs: "
                 f"{run_dir.path}"
@@ -566,38 +576,40 @@ def _join(mine: _Mine, job_identity: JobIdentity, otherwise: Otherwise | None) -
                 max_restarts=options.max_restarts,
                 failure_grace_s=options.failure_grace,
                 lost_after_s=options.lost_after,
-                flexible=joiner.flexible,
-                leaves=joiner.leaves,
+                flexible=planner.is_elastic,
+                leaves=planner.stops_alone,
                 grace_s=options.grace,
-                speaks=joiner.speaks,
+                speaks=planner.shows_notices,
             ),
-            planner=joiner,
-            own=mine.node(welcome.job_id, files, clock),
+            planner=planner,
+            own=parts.node(welcome.job_id, files, clock),
             files=files,
             sink=sink,
             events=EventLog(run_dir.events, sink),
             signal_pipe=signal_pipe,
             clock=clock,
             call=connector,
-            count_from=mine.count_from,
-            error_file=mine.error_file,
+            count_from=parts.count_from,
+            error_file=parts.error_file,
         )
         stack.callback(runner.close, signal_pipe.is_hurried)
         try:
             ended.append(runner.run(connection))
         except connect.ConnectInterrupted:
-            ended.append(_exit_code(connector))
+            ended.append(_interrupted_exit_code(connector))
     return ended[0]
 
 
-def _alone(mine: _Mine) -> str | None:
+def _run_alone_hint(parts: _LauncherParts) -> str | None:
     """Return how to run without the other nodes, unless the user named them."""
-    location = mine.planned.location
+    location = parts.planned.location
     return (
-        None if location is None or location.allocation.by_user else process.way_out(mine.options)
+        None
+        if location is None or location.allocation.by_user
+        else process.run_alone_hint(parts.options)
     )
 
 
-def _exit_code(connector: CoordinatorConnector) -> int:
+def _interrupted_exit_code(connector: CoordinatorConnector) -> int:
     """Return the exit code of a launcher that was interrupted while it connected."""
     return EXIT_SOFTWARE if connector.ended_by is None else 128 + connector.ended_by

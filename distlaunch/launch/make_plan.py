@@ -22,7 +22,7 @@ from distlaunch.core.model.text import counted, printable, quoted
 from distlaunch.core.model.topology import GpuInventory, Note, NoteKind, Topology
 from distlaunch.core.model.variables import RANKS
 from distlaunch.core.probe.cpus import probe_cpus
-from distlaunch.planning.build_plan import build_plan, script_places
+from distlaunch.planning.build_plan import build_plan, script_paths
 from distlaunch.planning.clusters import select as systems
 from distlaunch.planning.devices import NotTheseGpusError
 from distlaunch.planning.environment import check_total
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from distlaunch.planning.explain import Explanation
     from distlaunch.planning.joined_plan import JoinedPlanner
     from distlaunch.planning.node_source import Location
-    from distlaunch.planning.surveyed_nodes import Composer
+    from distlaunch.planning.surveyed_nodes import SurveyedPlanner
 
 _DESCRIPTORS_PER_WORKER = (
     9  # at most, while it is being started; then 4, or 5 while stacks are taken
@@ -54,19 +54,19 @@ def read_facts(
     ``of_backend`` are the paths of ``env_file`` that the backend added, not the user.
     """
     cwd = _cwd()
-    outer = find_outer(options, environ)
+    outer = find_outer_launcher(options, environ)
     workdir = cwd if options.workdir is None else os.path.join(cwd, options.workdir)
     wanted = {workdir}
     programs: dict[str, str | None] = {}
     source = None
     if options.script is not None and not options.module:
-        places = script_places(options.script, cwd, workdir)
-        source = _script_source(options.script, places)
+        script_candidates = script_paths(options.script, cwd, workdir)
+        source = _script_source(options.script, script_candidates)
         if source is not None and options.no_python:
             raise ConfigError(
                 f"{printable(options.script)}: a program that is to be executed must be a file"
             )
-        wanted |= {*places, os.path.join(places[0], "__main__.py")}
+        wanted |= {*script_candidates, os.path.join(script_candidates[0], "__main__.py")}
         if options.no_python:
             programs[options.script] = _find_program(options.script, workdir, environ)
     if options.python is not None:
@@ -78,7 +78,7 @@ def read_facts(
         python=sys.executable,
         cpus=probe_cpus(topology=options.bind != "none"),
         gpus=_gpus(options, environ),
-        columns=_columns(),
+        columns=_terminal_width(),
         script_file=None if source is None else source.name,
         paths={path: _kind_of(path) for path in wanted},
         texts={
@@ -93,7 +93,7 @@ def read_facts(
     )
 
 
-def find_outer(options: TrainOptions, environ: Mapping[str, str]) -> OuterLauncher | None:
+def find_outer_launcher(options: TrainOptions, environ: Mapping[str, str]) -> OuterLauncher | None:
     """Return the launcher that started this process as its worker; None with --source."""
     if options.who_set("source") is not None and (
         "source" in options.given or not options.dialect.spelling
@@ -107,22 +107,26 @@ def find_outer(options: TrainOptions, environ: Mapping[str, str]) -> OuterLaunch
     return outer_launcher(environ, ancestors())
 
 
-def _script_source(script: str, places: Sequence[str]) -> ScriptSource | None:
+def _script_source(script: str, script_candidates: Sequence[str]) -> ScriptSource | None:
     """Return the source of a SCRIPT that only the launcher can read; None for a file or directory."""
     special = any(
-        place.startswith(("/dev/", "/proc/")) or not os.path.isfile(place) for place in places
+        path.startswith(("/dev/", "/proc/")) or not os.path.isfile(path)
+        for path in script_candidates
     )
     if script != "-" and not special:
         return None
     from distlaunch.launch.script_source import find_source
 
-    return find_source(script, places)
+    return find_source(script, script_candidates)
 
 
-def is_of_a_script(options: TrainOptions, environ: Mapping[str, str]) -> bool:
+def is_started_by_script(options: TrainOptions, environ: Mapping[str, str]) -> bool:
     """Return whether a worker's script started this launcher. The worker's error file is then not
     ours."""
-    if not any(name in environ for name in RANKS) or find_outer(options, environ) is not None:
+    if (
+        not any(name in environ for name in RANKS)
+        or find_outer_launcher(options, environ) is not None
+    ):
         return False
     from distlaunch.core.probe.ancestors import ancestors
     from distlaunch.planning.outer_launcher import is_below_a_worker
@@ -141,7 +145,7 @@ def _surroundings(options: TrainOptions, environ: Mapping[str, str]) -> Surround
     named = (*lists, options.node_rank, options.rendezvous)
     asked = options.explain or any(each is not None for each in named)
     if not asked and (
-        options.source == "flags" or (options.source == "auto" and not systems.hints(environ))
+        options.source == "flags" or (options.source == "auto" and not systems.has_markers(environ))
     ):
         return None
     from distlaunch.launch.surroundings import read_surroundings
@@ -158,7 +162,7 @@ def _cwd() -> str:
         ) from exc
 
 
-def _columns() -> int | None:
+def _terminal_width() -> int | None:
     try:
         return os.get_terminal_size(STDOUT).columns or None
     except OSError:
@@ -242,7 +246,7 @@ class Planned(Record):
     topology: Topology
     location: Location | None
     """The nodes and the place of this machine; None if only this machine is known."""
-    composer: Composer | None = None
+    planner: SurveyedPlanner | None = None
     """Plans each attempt from surveys; None if the job is on this machine alone or has other
     launchers."""
     join: Callable[[], JoinedPlanner] | None = None
@@ -299,9 +303,9 @@ def make_plan(
     if location is None:
         location, lost = _locate(options, facts)
     if facts.outer is not None:
-        from distlaunch.planning.outer_launcher import one_worker
+        from distlaunch.planning.outer_launcher import single_worker_topology
 
-        topology = one_worker(options, facts, facts.outer)
+        topology = single_worker_topology(options, facts, facts.outer)
     elif isinstance(options, TorchrunOptions):
         topology = torchrun_topology(options, facts)
         if location is not None:
@@ -337,23 +341,23 @@ def make_plan(
         and any(each.demanded for each in needed)
     ):
         _check_requirements(backend.name, needed, plan, options)
-    composer = explanation = None
+    planner = explanation = None
     if (
         location is not None
         and location.allocation.part == "all"
         and not _is_all_here(options, topology)
     ):
-        from distlaunch.planning.surveyed_nodes import Composer
+        from distlaunch.planning.surveyed_nodes import SurveyedPlanner
 
-        composer = Composer(
+        planner = SurveyedPlanner(
             options, facts, topology, location, backend, job_id=job_id, run_dir=run_dir
         )
-        plan = replace(plan, notes=(*plan.notes, *_unsettled(options, topology)))
+        plan = replace(plan, notes=(*plan.notes, *_notes_on_open_values(options, topology)))
     join = None
     if (
         location is not None
         and location.allocation.part != "all"
-        and not is_alone(location, topology)
+        and not starts_all_workers(location, topology)
     ):
 
         def join() -> JoinedPlanner:
@@ -364,8 +368,8 @@ def make_plan(
     _check_command(options, plan)
     source = None
     if facts.script_file is not None and options.script is not None:
-        source = _script_source(options.script, script_places(options.script, cwd, plan.workdir))
-        if composer is not None or join is not None:
+        source = _script_source(options.script, script_paths(options.script, cwd, plan.workdir))
+        if planner is not None or join is not None:
             raise ConfigError(
                 f"{printable(options.script)}: only this launcher can read it, and the job has "
                 "other nodes",
@@ -380,7 +384,7 @@ def make_plan(
         backend=backend,
         topology=topology,
         location=location,
-        composer=composer,
+        planner=planner,
         join=join,
         id_of_scheduler=_has_id_of_scheduler(options, known),
         explanation=explanation,
@@ -444,7 +448,7 @@ def _check_command(options: TrainOptions, plan: LaunchPlan) -> None:
             return
 
 
-def is_alone(location: Location, topology: Topology) -> bool:
+def starts_all_workers(location: Location, topology: Topology) -> bool:
     """Return whether this launcher starts all workers: the only node is this machine, and no worker
     has another launcher."""
     if len(topology.nodes) != 1:
@@ -452,7 +456,7 @@ def is_alone(location: Location, topology: Topology) -> bool:
     return topology.world_size == 1 if location.allocation.part == "worker" else topology.here == 0
 
 
-def _unsettled(options: TrainOptions, topology: Topology) -> Iterator[str]:
+def _notes_on_open_values(options: TrainOptions, topology: Topology) -> Iterator[str]:
     """Yield notes on values that are only known after the surveys of the nodes."""
     open_slots = [node.host for node in topology.nodes if node.slots is None]
     if len(topology.nodes) > 1 and options.master_addr is None:
@@ -481,7 +485,7 @@ def _check_requirements(
     """Raise ConfigError if the workers' interpreter lacks modules that the backend needs."""
     from distlaunch.backends.requirements import check_installed
 
-    path, python, installed = _import_path(plan, options), plan.argv[0], None
+    path, python, installed = _first_sys_path_entries(plan, options), plan.argv[0], None
     if options.python is not None and python != sys.executable:
         from distlaunch.backends.requirements import installed_for
 
@@ -496,7 +500,7 @@ def _check_modules(plan: LaunchPlan, options: TrainOptions) -> None:
     """Raise ConfigError for modules of ``--preload`` that do not exist."""
     from distlaunch.core.probe.python_modules import is_importable, nearest_module
 
-    path = _import_path(plan, options)
+    path = _first_sys_path_entries(plan, options)
     for name in plan.preload:
         top = name.partition(".")[0]
         if not is_importable(top, path):
@@ -509,7 +513,7 @@ def _check_modules(plan: LaunchPlan, options: TrainOptions) -> None:
             )
 
 
-def _import_path(plan: LaunchPlan, options: TrainOptions) -> list[str]:
+def _first_sys_path_entries(plan: LaunchPlan, options: TrainOptions) -> list[str]:
     script = os.path.join(plan.workdir, plan.argv[1])
     first = (
         plan.workdir
@@ -542,7 +546,7 @@ def _topology(
     try:
         if location is None:
             return facts, local_topology(options, facts)
-        return _among_others(location, options, facts)
+        return _topology_of_location(location, options, facts)
     except NotTheseGpusError as exc:
         if not elsewhere:
             raise
@@ -562,15 +566,15 @@ def _topology(
         return facts, replace(topology, notes=(note, *topology.notes))
 
 
-def _among_others(
+def _topology_of_location(
     location: Location, options: TrainOptions, facts: Facts
 ) -> tuple[Facts, Topology]:
     """Return the topology of a job that may have several nodes."""
     from distlaunch.planning.build_topology import build_topology
-    from distlaunch.planning.gpu_masks import trusting
+    from distlaunch.planning.gpu_masks import accept_mask
 
     allocation = location.allocation
-    facts, text = trusting(facts, allocation, here=location.here, who=location.who)
+    facts, text = accept_mask(facts, allocation, here=location.here, who=location.who)
     topology = replace(
         build_topology(allocation, options, facts, here=location.here), cpus=allocation.cpus
     )

@@ -26,7 +26,7 @@ from distlaunch.core.probe.process_limits import explain_refusal
 from distlaunch.core.protocol.spawner_messages import FromSpawner
 from distlaunch.launch.make_plan import needed_descriptors
 from distlaunch.planning.backend import PlannedBackend
-from distlaunch.planning.clusters.select import hints
+from distlaunch.planning.clusters.select import has_markers
 from distlaunch.planning.train_options import TrainOptions
 
 _HOUSEKEEPING_S = 0.25
@@ -176,11 +176,11 @@ def policy_settings(
         script_dir=_script_dir(options, plan),
         terminal=terminal,
         dialect=options.dialect,
-        repeated_term_kills=not hints(environ),
+        repeated_term_kills=not has_markers(environ),
     )
 
 
-def way_out(options: TrainOptions) -> str | None:
+def run_alone_hint(options: TrainOptions) -> str | None:
     """Return a hint on how to run on this machine alone although a scheduler names other nodes.
 
     None if the command that the user typed has no such option.
@@ -189,7 +189,7 @@ def way_out(options: TrainOptions) -> str | None:
     return f"{name} flags runs on this machine alone" if name.startswith("--") else None
 
 
-def say_where(run_dir: RunDir, job_id: str, sink: Sink) -> None:
+def report_log_directory(run_dir: RunDir, job_id: str, sink: Sink) -> None:
     """Print where the logs are, if it is not where the user expects them."""
     if run_dir.temporary:
         problem = "there is no home directory" if run_dir.instead_of is None else run_dir.instead_of
@@ -199,5 +199,6 @@ def say_where(run_dir: RunDir, job_id: str, sink: Sink) -> None:
         )
     elif os.path.basename(run_dir.path) != job_id:
         sink.say(
-            f"there are logs of a job {job_id} already; this one's: {run_dir.path}", level="warning"
+            f"there are logs of a job {job_id} already; this one's: {run_dir.path}",
+            level="warning",
         )

@@ -17,7 +17,7 @@ from distlaunch.core.model.text import printable
 from distlaunch.launch.make_plan import Planned, make_plan
 from distlaunch.planning.allocation import Host
 from distlaunch.planning.train_options import TrainOptions
-from distlaunch.transport.ray.nodes import RayPlaces
+from distlaunch.transport.ray.nodes import RayCluster
 
 _SIGNALLED = 128
 _LOCAL_S = 10.0
@@ -69,9 +69,9 @@ def _interruptible() -> Iterator[None]:
 
 
 @contextmanager
-def placed_in_ray(
+def place_in_ray(
     planned: Planned, options: TrainOptions, environ: Mapping[str, str]
-) -> Iterator[tuple[Planned, RayPlaces]]:
+) -> Iterator[tuple[Planned, RayCluster]]:
     """Start the workers' bundles in the Ray cluster, and yield the plan for its nodes and the
     cluster.
 
@@ -83,7 +83,7 @@ def placed_in_ray(
         raise TypeError(backend)
     check_own_python(options.python)
     placement_request = backend.placement_request(options)
-    places = RayPlaces(environ)
+    cluster = RayCluster(environ)
 
     def say(text: str) -> None:
         if not options.quiet:
@@ -93,8 +93,8 @@ def placed_in_ray(
     is_local = backend.address == "local"
     try:
         doing = "starting Ray here" if is_local else "connecting to Ray"
-        with _interruptible(), told_if_slow(say, doing) as done:
-            found = places.place(
+        with _interruptible(), notice_if_slow(say, doing) as done:
+            found = cluster.place_bundles(
                 backend.address,
                 placement_request.bundles,
                 each=placement_request.each,
@@ -105,16 +105,16 @@ def placed_in_ray(
             )
         hosts = [
             Host(
-                name=place.host,
-                slots=place.bundles * placement_request.workers,
+                name=node.host,
+                slots=node.bundles * placement_request.workers,
                 unit=placement_request.unit,
             )
-            for place in found
+            for node in found
         ]
         location = ray_location(hosts, printable(socket.gethostname()) or "localhost")
-        yield make_plan(options, environ, location=location), places
+        yield make_plan(options, environ, location=location), cluster
     finally:
-        places.close()
+        cluster.close()
 
 
 def check_own_python(python: str | None) -> None:
@@ -136,7 +136,7 @@ def check_own_python(python: str | None) -> None:
 
 
 @contextmanager
-def told_if_slow(
+def notice_if_slow(
     say: Callable[[str], None], text: str, *, after_s: float = _SLOW_S
 ) -> Iterator[Callable[[], None]]:
     """Print a line if the work is not done in time. Yields the function to call when it is done."""

@@ -13,19 +13,19 @@ from distlaunch.coordinator.runtime.remote_agents import Feeder, Fleet
 from distlaunch.coordinator.runtime.remote_output import Files, OutputThread
 from distlaunch.core.model.topology import Node
 from distlaunch.launch.discovery import run_discover
-from distlaunch.launch.process import way_out
+from distlaunch.launch.process import run_alone_hint
 from distlaunch.planning.train_options import TrainOptions
 from distlaunch.transport.child_process import KillSwitch
 from distlaunch.transport.connection import Target
-from distlaunch.transport.open_files import allow_files
+from distlaunch.transport.open_files import raise_limit_for_job
 from distlaunch.transport.route import opener
 
 if TYPE_CHECKING:
     from distlaunch.core.protocol.agent_messages import Surveyed
-    from distlaunch.launch.slurm import Site
+    from distlaunch.launch.slurm import SlurmJob
     from distlaunch.planning.allocation import Allocation
-    from distlaunch.planning.surveyed_nodes import Composer
-    from distlaunch.transport.ray.nodes import RayPlaces
+    from distlaunch.planning.surveyed_nodes import SurveyedPlanner
+    from distlaunch.transport.ray.nodes import RayCluster
 
 _UNKNOWN_SLOTS = 64
 """Assumed number of workers of a node that has not reported its own."""
@@ -33,29 +33,30 @@ _LEAST_CONNECT_S = 10.0
 _LEAST_STEP_S, _BEFORE_S = 1.0, 0.5
 """srun starts all agents at once and there is no second try. Its last message should come before
 the join timeout is over."""
-_PATIENCE_S = 15.0
+_FIRST_TRY_S = 15.0
 """Default wait for machines that refuse the first connection. They are more likely off or misspelt
 than about to start."""
 _TOKEN_BYTES = 16
 
 
-class Nodes:
+class RemoteNodes:
     """The nodes of one job: the functions of the policy, and the connections to the agents."""
 
     def __init__(
         self,
-        composer: Composer,
+        planner: SurveyedPlanner,
         options: TrainOptions,
         environ: Mapping[str, str],
         *,
-        site: Site | None = None,
+        slurm_job: SlurmJob | None = None,
         allocation: Allocation | None = None,
-        places: RayPlaces | None = None,
+        ray_cluster: RayCluster | None = None,
     ) -> None:
-        """``site`` and ``allocation`` are set if srun starts the agents, ``places`` if Ray does."""
-        self._composer = composer
-        self._places = places
-        self._site, self._allocation = site, allocation
+        """``slurm_job`` and ``allocation`` are set if srun starts the agents, ``ray_cluster`` if
+        Ray does."""
+        self._planner = planner
+        self._ray_cluster = ray_cluster
+        self._slurm_job, self._allocation = slurm_job, allocation
         self._options = options
         self._environ = environ
         self.feeder = Feeder() if Feeder.is_worth_it() else None
@@ -64,44 +65,44 @@ class Nodes:
     def most_workers(self) -> int:
         """Upper limit of the number of workers that the console may have to show."""
         return sum(
-            _UNKNOWN_SLOTS if node.slots is None else node.slots for node in self._composer.hosts
+            _UNKNOWN_SLOTS if node.slots is None else node.slots for node in self._planner.hosts
         )
 
     @property
     def _are_named(self) -> bool:
         """Whether the user named the hosts. Slurm and Ray name their own nodes."""
-        if self._site is not None or self._places is not None:
+        if self._slurm_job is not None or self._ray_cluster is not None:
             return False
         return self._allocation is not None and self._allocation.by_user
 
     def gathering(self) -> Gathering:
         """Return the functions that the policy calls."""
-        composer, options = self._composer, self._options
+        planner, options = self._planner, self._options
         tokens: dict[int, str] = {}
-        if self._site is not None:
-            self._site.addresses.ask()
+        if self._slurm_job is not None:
+            self._slurm_job.addresses.ask()
 
         def compose(surveys: Mapping[int, Surveyed]) -> Composition:
-            members, plan = composer.compose(surveys)
+            members, plan = planner.plan_attempt(surveys)
             return Composition(members=members, plan=plan)
 
         def of_scheduler(host: str) -> tuple[str, ...]:
-            return () if self._site is None else self._site.addresses.of(host)
+            return () if self._slurm_job is None else self._slurm_job.addresses.of(host)
 
         return Gathering(
-            hosts=tuple(node.host for node in composer.hosts),
-            bounds=composer.bounds,
-            survey=composer.survey,
+            hosts=tuple(node.host for node in planner.hosts),
+            bounds=planner.bounds,
+            survey=planner.survey,
             compose=compose,
-            addresses=partial(composer.addresses, of_scheduler=of_scheduler),
-            meet=partial(composer.meet, of_scheduler=of_scheduler),
+            addresses=partial(planner.addresses, of_scheduler=of_scheduler),
+            meet=partial(planner.choose_master, of_scheduler=of_scheduler),
             token=lambda attempt: tokens.setdefault(attempt, os.urandom(_TOKEN_BYTES).hex()),
             join_timeout_s=options.join_timeout,
-            patience_s=None if options.who_set("join_timeout") else _PATIENCE_S,
+            patience_s=None if options.who_set("join_timeout") else _FIRST_TRY_S,
             discover=options.discover is not None,
             named_once=self._are_named,
-            alone=None if self._site is None else way_out(options),
-            may_have_bounds=self._places is None,  # Ray assigns a fixed number of nodes
+            alone=None if self._slurm_job is None else run_alone_hint(options),
+            may_have_bounds=self._ray_cluster is None,  # Ray assigns a fixed number of nodes
         )
 
     def fleet(
@@ -109,22 +110,22 @@ class Nodes:
     ) -> Fleet:
         """Return the connections to the agents. Nothing is connected yet."""
         options = self._options
-        composer = self._composer = self._composer.set_job(job_id, run_dir)
-        targets = [self._target(node) for node in composer.hosts]
+        planner = self._planner = self._planner.set_job(job_id, run_dir)
+        targets = [self._target(node) for node in planner.hosts]
         connect_s = max(_LEAST_CONNECT_S, options.join_timeout)
-        allow_files(links=len(targets), logs=2 * self.most_workers)
+        raise_limit_for_job(connections=len(targets), logs=2 * self.most_workers)
 
         def output_thread(grant: Callable[[int, int], None]) -> OutputThread:
-            return OutputThread(files, nodes=len(composer.hosts), grant=grant)
+            return OutputThread(files, nodes=len(planner.hosts), grant=grant)
 
-        if self._site is not None and self._allocation is not None:
-            srun = self._site.srun(
+        if self._slurm_job is not None and self._allocation is not None:
+            srun = self._slurm_job.srun(
                 [target.host for target in targets], self._allocation, job_id=job_id
             )
-            steps = self._site.fleet(
+            steps = self._slurm_job.fleet(
                 targets,
                 srun=srun,
-                end_opening=srun.give_up,
+                end_opening=srun.cancel,
                 fanout=len(targets),
                 connect_s=max(_LEAST_STEP_S, options.join_timeout - _BEFORE_S),
                 output_thread=output_thread,
@@ -133,19 +134,19 @@ class Nodes:
             )
             steps.silence_s = options.lost_after
             return steps
-        if self._places is not None:
+        if self._ray_cluster is not None:
             in_ray = Fleet(
                 targets,
-                open_connection=self._places.open,
-                end_opening=self._places.give_up,
-                cut_off=self._places.cut_off,
+                open_connection=self._ray_cluster.open,
+                end_opening=self._ray_cluster.cancel,
+                cut_off=self._ray_cluster.driver_end,
                 fanout=len(targets),
                 connect_s=connect_s,
                 output_thread=output_thread,
                 clock=clock,
                 feeder=self.feeder,
             )
-            self._places.note = in_ray.note
+            self._ray_cluster.note = in_ray.note
             in_ray.silence_s = options.lost_after
             return in_ray
         kill_switch = KillSwitch()
@@ -175,7 +176,7 @@ class Nodes:
 
     def _target(self, node: Node) -> Target:
         return Target(
-            host=node.host, user=node.user, port=node.port, here=self._composer.is_here(node.host)
+            host=node.host, user=node.user, port=node.port, here=self._planner.is_here(node.host)
         )
 
     def _find(self) -> str:
@@ -183,4 +184,4 @@ class Nodes:
         return run_discover(options.discover or "", self._environ, who=options.named("discover"))
 
     def _targets(self, output: str) -> list[Target]:
-        return [self._target(node) for node in self._composer.discovered(output)]
+        return [self._target(node) for node in self._planner.update_hosts(output)]

@@ -21,7 +21,7 @@ from distlaunch.core.agent.node.ports import hold_port
 from distlaunch.core.errors import ConfigError, LaunchError
 from distlaunch.core.model.plan import LaunchPlan, OuterLauncher
 from distlaunch.core.model.record import Record, replace
-from distlaunch.launch.make_plan import Planned, is_of_a_script, make_plan
+from distlaunch.launch.make_plan import Planned, is_started_by_script, make_plan
 from distlaunch.launch.process import (
     Housekeeping,
     allow_descriptors,
@@ -29,16 +29,16 @@ from distlaunch.launch.process import (
     closed_console,
     new_spawner,
     policy_settings,
-    say_where,
+    report_log_directory,
 )
-from distlaunch.planning.clusters.select import hints
+from distlaunch.planning.clusters.select import has_markers
 from distlaunch.planning.train_options import TrainOptions
 
 if TYPE_CHECKING:
     from distlaunch.coordinator.runtime.remote_agents import Fleet
-    from distlaunch.launch.remote import Nodes
-    from distlaunch.launch.slurm import Site
-    from distlaunch.transport.ray.nodes import RayPlaces
+    from distlaunch.launch.remote import RemoteNodes
+    from distlaunch.launch.slurm import SlurmJob
+    from distlaunch.transport.ray.nodes import RayCluster
 
 OpenSink = Callable[[int], Sink]
 """Opens the console for this many workers."""
@@ -51,7 +51,7 @@ OpenFilters = Callable[[int], Mapping[int, LineFilter]]
 file."""
 
 
-class _Opening(Record):
+class _Openers(Record):
     """Functions that open the console, the terminal and files of the user."""
 
     sink: OpenSink
@@ -76,10 +76,10 @@ def run_job(
     ``count_from`` gets the lowest rank of this launcher's workers if each node has a launcher.
     """
     path = error_file_path(
-        options.error_file, environ, of_a_script=is_of_a_script(options, environ)
+        options.error_file, environ, of_a_script=is_started_by_script(options, environ)
     )
     error_file = ErrorFile(path)
-    opening = _Opening(
+    opening = _Openers(
         sink=open_sink,
         worker_sink=open_worker_sink,
         terminal=open_terminal,
@@ -100,17 +100,17 @@ def run_job(
 def _run_planned(
     options: TrainOptions,
     environ: Mapping[str, str],
-    opening: _Opening,
+    opening: _Openers,
     count_from: Callable[[int], None] | None,
 ) -> int:
     try:
         planned = make_plan(options, environ)
-        site = _site(planned, options, environ)
+        slurm_job = _slurm_job(planned, options, environ)
     except ConfigError as exc:
-        if options.rendezvous is not None or options.node_rank is not None or hints(environ):
-            from distlaunch.launch.joined import tell_others
+        if options.rendezvous is not None or options.node_rank is not None or has_markers(environ):
+            from distlaunch.launch.joined import report_no_plan
 
-            tell_others(options, environ, exc)
+            report_no_plan(options, environ, exc)
         raise
     if planned.join is not None:
         from distlaunch.launch.joined import run_launcher
@@ -119,30 +119,30 @@ def _run_planned(
             planned,
             options,
             environ,
-            site=site,
+            slurm_job=slurm_job,
             open_sink=opening.sink,
             open_filters=opening.filters,
             count_from=count_from,
             error_file=opening.error_file,
         )
     if planned.location is None or planned.location.allocation.source != "ray":
-        return _run(planned, options, environ, site, None, opening)
-    from distlaunch.launch.ray import placed_in_ray
+        return _run(planned, options, environ, slurm_job, None, opening)
+    from distlaunch.launch.ray import place_in_ray
 
-    with placed_in_ray(planned, options, environ) as (planned, places):
-        return _run(planned, options, environ, site, places, opening)
+    with place_in_ray(planned, options, environ) as (planned, ray_cluster):
+        return _run(planned, options, environ, slurm_job, ray_cluster, opening)
 
 
 def _run(
     planned: Planned,
     options: TrainOptions,
     environ: Mapping[str, str],
-    site: Site | None,
-    places: RayPlaces | None,
-    opening: _Opening,
+    slurm_job: SlurmJob | None,
+    ray_cluster: RayCluster | None,
+    opening: _Openers,
 ) -> int:
     plan = planned.plan
-    nodes = _other_nodes(planned, options, environ, site, places)
+    nodes = _other_nodes(planned, options, environ, slurm_job, ray_cluster)
     check_system()
     workers = len(plan.workers) if nodes is None else nodes.most_workers
     terminal = (
@@ -168,7 +168,7 @@ def _run(
             plan, run_dir=run_dir.path, env={**plan.env, "DISTLAUNCH_RUN_DIR": run_dir.path}
         )
     if planned.id_of_scheduler:
-        plan = _named(plan, os.path.basename(run_dir.path), options)
+        plan = _with_job_id(plan, os.path.basename(run_dir.path), options)
     if planned.source is not None:
         planned_path = os.path.join(planned.plan.run_dir, planned.source.name)
         plan, options = _with_script(
@@ -217,13 +217,17 @@ def _run(
             environ,
             backend=planned.backend,
             gathering=None if nodes is None else nodes.gathering(),
-            scheduler=None if site is None else site.scheduler(),
+            scheduler=None if slurm_job is None else slurm_job.scheduler(),
             terminal=terminal is not None,
         )
         policy = JobPolicy(settings)
-        if site is not None:
+        if slurm_job is not None:
             stack.callback(
-                lambda: ended.append(site.conclude(policy, ended[-1], sink)) if ended else None
+                lambda: (
+                    ended.append(slurm_job.requeue_if_interrupted(policy, ended[-1], sink))
+                    if ended
+                    else None
+                )
             )
         stack.callback(transport.close, signal_pipe.is_hurried)
         runner = Runner(
@@ -245,15 +249,15 @@ def _run(
             error_file=opening.error_file,
         )
         run_dir.link_latest()
-        say_where(run_dir, plan.job_id, sink)
-        for note in site.notes() if site is not None else _no_site(options):
+        report_log_directory(run_dir, plan.job_id, sink)
+        for note in slurm_job.notes() if slurm_job is not None else _notes_without_slurm(options):
             sink.say(note, level="warning")
         housekeeping.start()
         ended.append(runner.run())
     return ended[-1]
 
 
-def _named(plan: LaunchPlan, job_id: str, options: TrainOptions) -> LaunchPlan:
+def _with_job_id(plan: LaunchPlan, job_id: str, options: TrainOptions) -> LaunchPlan:
     env = {**plan.env, "DISTLAUNCH_JOB_ID": job_id}
     if options.dialect.run_id is None:
         env["TORCHELASTIC_RUN_ID"] = job_id
@@ -282,25 +286,25 @@ def _with_script(
     return replace(plan, argv=moved(plan.argv), workers=workers), replace(options, script=path)
 
 
-def _site(planned: Planned, options: TrainOptions, environ: Mapping[str, str]) -> Site | None:
+def _slurm_job(
+    planned: Planned, options: TrainOptions, environ: Mapping[str, str]
+) -> SlurmJob | None:
     """Return the Slurm job that this launcher belongs to; None outside of Slurm. Raises
     ConfigError."""
-    location, composer = planned.location, planned.composer
+    location, planner = planned.location, planned.planner
     if location is None or location.allocation.source != "slurm":
         return None
-    from distlaunch.launch.slurm import Site
+    from distlaunch.launch.slurm import SlurmJob
 
-    flexible = composer is not None and (
-        composer.bounds[0] < composer.bounds[1] or composer.spares > 0
-    )
+    flexible = planner is not None and (planner.bounds[0] < planner.bounds[1] or planner.spares > 0)
     part = location.allocation.part
     hosts = [host.name for host in location.allocation.hosts]
-    return Site(
-        environ, options, part=part, several=composer is not None, flexible=flexible, hosts=hosts
+    return SlurmJob(
+        environ, options, part=part, several=planner is not None, flexible=flexible, hosts=hosts
     )
 
 
-def _no_site(options: TrainOptions) -> Iterator[str]:
+def _notes_without_slurm(options: TrainOptions) -> Iterator[str]:
     if options.requeue:
         yield f"{options.named('requeue')} has no effect: this is no job of Slurm"
 
@@ -309,18 +313,23 @@ def _other_nodes(
     planned: Planned,
     options: TrainOptions,
     environ: Mapping[str, str],
-    site: Site | None,
-    places: RayPlaces | None,
-) -> Nodes | None:
+    slurm_job: SlurmJob | None,
+    ray_cluster: RayCluster | None,
+) -> RemoteNodes | None:
     """Return the nodes that have agents of their own; None if the job is on this machine alone.
 
     Raises ConfigError.
     """
-    if planned.location is None or planned.composer is None:
+    if planned.location is None or planned.planner is None:
         return None
     from distlaunch.launch import remote
 
     allocation = planned.location.allocation
-    return remote.Nodes(
-        planned.composer, options, environ, site=site, allocation=allocation, places=places
+    return remote.RemoteNodes(
+        planned.planner,
+        options,
+        environ,
+        slurm_job=slurm_job,
+        allocation=allocation,
+        ray_cluster=ray_cluster,
     )

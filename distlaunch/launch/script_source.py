@@ -20,7 +20,7 @@ from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import printable
 from distlaunch.core.private_files import open_private
 from distlaunch.core.probe.files import read_bounded
-from distlaunch.planning.build_plan import script_places
+from distlaunch.planning.build_plan import script_paths
 from distlaunch.planning.train_options import TrainOptions
 
 MOST_BYTES = 16 << 20
@@ -74,7 +74,7 @@ def script_text(options: TrainOptions, cwd: str) -> bytes | None:
         return None
     if options.module:
         name = name.replace(".", os.sep) + ".py"
-    for path in script_places(name, cwd, os.path.join(cwd, options.workdir or "")):
+    for path in script_paths(name, cwd, os.path.join(cwd, options.workdir or "")):
         with suppress(OSError, ValueError):  # it does not exist or is not a path
             found = os.stat(path)
             if stat.S_ISREG(found.st_mode) and found.st_size <= _MOST_TEXT_BYTES:
@@ -83,14 +83,14 @@ def script_text(options: TrainOptions, cwd: str) -> bytes | None:
     return None
 
 
-def find_source(script: str, places: Sequence[str]) -> ScriptSource | None:
+def find_source(script: str, paths: Sequence[str]) -> ScriptSource | None:
     """Return the source of a SCRIPT that workers cannot open themselves; None for other scripts.
 
-    ``places`` are the paths that the name may mean, in order.
+    ``paths`` are the paths that the name may mean, in order.
     """
     if script == "-":
         return ScriptSource(path="-", name="stdin.py", descriptor=0)
-    for path in places:
+    for path in paths:
         if (number := _own_descriptor(path)) is not None:
             name = "stdin.py" if number == 0 else f"fd-{number}.py"
             return ScriptSource(path=script, name=name, descriptor=number)

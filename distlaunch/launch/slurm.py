@@ -26,15 +26,15 @@ from distlaunch.core.errors import EXIT_REQUEUE, ConfigError
 from distlaunch.core.model.host_list import expand_nodelist
 from distlaunch.core.model.text import printable
 from distlaunch.core.probe.network import probe_interfaces
-from distlaunch.launch.process import way_out
+from distlaunch.launch.process import run_alone_hint
 from distlaunch.planning.allocation import Allocation
 from distlaunch.planning.train_options import TrainOptions
-from distlaunch.transport.child_process import Question
+from distlaunch.transport.child_process import BackgroundCommand
 
 if TYPE_CHECKING:
     from distlaunch.coordinator.policy.job import JobPolicy
     from distlaunch.coordinator.runtime.slurm_agents import StepFleet
-    from distlaunch.transport.slurm.nodes import Srun
+    from distlaunch.transport.slurm.nodes import SrunConnector
 
 KILL_WAIT_S = 30.0
 """Slurm's default time from TERM to KILL."""
@@ -42,14 +42,14 @@ _ASK_S = 5.0
 _SHOW_S, _REQUEUE_S = 4.0, 6.0
 """When the last worker has ended, Slurm's KILL may be 5 s away. An idle controller answers in 20
 ms."""
-_WARNED_S = 1800.0
+_SIGNAL_EFFECT_S = 1800.0
 """If the workers go on for longer than this after USR1 or USR2, the signal did not end them."""
 _PORTS = 16
 _MOST_COMPONENTS = 1000
 _LONGEST = 200
 _NO_KILL = re.compile(r"^#SBATCH\b.*\s(--no-kill\b(?!=off|=no)|-[HIOQsvW]*k\b)", re.MULTILINE)
 """There may be short options of sbatch without an argument before ``k`` in one word."""
-_GOES_ON = {
+_NOT_CANCELLED = {
     "RUNNING",
     "TIMEOUT",
     "PREEMPTED",
@@ -63,7 +63,7 @@ _GOES_ON = {
 _DURATION = re.compile(r"(?:(\d+)-)?(\d+):(\d+):(\d+)")
 
 
-class Site:
+class SlurmJob:
     """The Slurm job of this launcher. Slurm's commands run in the background, each with a time
     limit.
 
@@ -85,28 +85,28 @@ class Site:
         self._options = options
         self._by_srun = part == "all" and several
         self._steps = self._by_srun or part != "all"
-        """Workers are in steps: those of our agents, or that of a launcher in each task."""
+
         self._job = environ.get("SLURM_JOB_ID", "")
-        self._turn = _number(environ.get("SLURM_RESTART_COUNT", "")) or 0
+        self._restart_count = _number(environ.get("SLURM_RESTART_COUNT", "")) or 0
         asks = self._by_srun or (part == "all" and options.grace > KILL_WAIT_S)
-        self._config = _Asked(("scontrol", "show", "config"), environ) if asks else None
+        self._config = _SlurmCommand(("scontrol", "show", "config"), environ) if asks else None
         wanted = self._by_srun and flexible
         self._script = (
-            _Asked(("scontrol", "write", "batch_script", self._job, "-"), environ)
+            _SlurmCommand(("scontrol", "write", "batch_script", self._job, "-"), environ)
             if wanted
             else None
         )
         self._flexible = flexible
         self.addresses = NodeAddresses(environ, hosts)
-        """Of the nodes."""
-        self._told: dict[str, str] | None = None
-        self._args = _words(options) if self._by_srun else ()
+
+        self._config_values: dict[str, str] | None = None
+        self._args = _srun_args(options) if self._by_srun else ()
         if self._by_srun and shutil.which("srun", path=environ.get("PATH")) is None:
             hint = (
                 "inside a container it may be missing: start one launcher on each node by srun, "
                 "or give --hosts"
             )
-            if (alone := way_out(options)) is not None:
+            if (alone := run_alone_hint(options)) is not None:
                 hint += f"; {alone}"
             raise ConfigError(
                 "slurm names the nodes of this job, and there is no srun here to start agents on "
@@ -119,11 +119,13 @@ class Site:
     @property
     def config(self) -> Mapping[str, str]:
         """The output of ``scontrol show config``; empty if it fails."""
-        if self._told is None:
+        if self._config_values is None:
             text = (self._config.answer() if self._config is not None else None) or ""
             pairs = (line.partition("=") for line in text.splitlines())
-            self._told = {name.strip(): value.strip() for name, equals, value in pairs if equals}
-        return self._told
+            self._config_values = {
+                name.strip(): value.strip() for name, equals, value in pairs if equals
+            }
+        return self._config_values
 
     @property
     def signals_all(self) -> bool:
@@ -134,12 +136,12 @@ class Site:
         """Return the settings of Slurm for the policy. With several launchers only the coordinator
         calls it."""
         if self._config is None and self._steps:
-            self._config = _Asked(("scontrol", "show", "config"), self._environ)
+            self._config = _SlurmCommand(("scontrol", "show", "config"), self._environ)
         wait = re.match(r"\d+", self.config.get("KillWait", ""))
         return Scheduler(
             kill_after_s=float(wait[0]) if wait else KILL_WAIT_S,
             signals_all=self.signals_all,
-            attempt=self._turn,
+            attempt=self._restart_count,
         )
 
     def _ports(self) -> Sequence[int]:
@@ -164,7 +166,7 @@ class Site:
                     "--no-kill"
                     " (in the batch script: #SBATCH --no-kill)"
                 )
-        if self._options.requeue and self._is_a_shells_child():
+        if self._options.requeue and self._is_started_by_shell():
             found.append(
                 "Slurm's signals reach the batch script's own process (--signal=B:...), not what "
                 "it has started:"
@@ -172,7 +174,7 @@ class Site:
             )
         return found
 
-    def _is_a_shells_child(self) -> bool:
+    def _is_started_by_shell(self) -> bool:
         if "SLURM_PROCID" not in self._environ or "SLURM_STEP_NODELIST" in self._environ:
             return False
         try:
@@ -183,15 +185,15 @@ class Site:
 
     # --- the agents
 
-    def srun(self, hosts: Sequence[str], allocation: Allocation, *, job_id: str) -> Srun:
+    def srun(self, hosts: Sequence[str], allocation: Allocation, *, job_id: str) -> SrunConnector:
         """Return the object that starts the agents. Raises ConfigError if there is no port for
         them."""
         from distlaunch.transport.bootstrap import agent_zip
-        from distlaunch.transport.slurm.nodes import Srun
-        from distlaunch.transport.slurm.step import Wanted
+        from distlaunch.transport.slurm.nodes import SrunConnector
+        from distlaunch.transport.slurm.step import StepSettings
 
         options, environ = self._options, self._environ
-        wanted = Wanted(
+        settings = StepSettings(
             args=self._args,
             gpus=_gpus(hosts, allocation, environ),
             nodes=len(hosts),
@@ -200,9 +202,9 @@ class Site:
             components=_components(environ),
             inside="SLURM_STEP_ID" in environ,
         )
-        return Srun(
+        return SrunConnector(
             hosts,
-            wanted=wanted,
+            settings=settings,
             code=agent_zip(),
             pythons=[
                 path for path in (sys.executable, options.python) if path and os.path.isabs(path)
@@ -215,7 +217,7 @@ class Site:
             job_id=job_id,
         )
 
-    def fleet(self, *args: Any, srun: Srun, **kwargs: Any) -> StepFleet:
+    def fleet(self, *args: Any, srun: SrunConnector, **kwargs: Any) -> StepFleet:
         """Return the connections to the agents."""
         from distlaunch.coordinator.runtime.slurm_agents import StepFleet
 
@@ -223,7 +225,7 @@ class Site:
 
     # --- requeueing
 
-    def conclude(self, policy: JobPolicy, code: int, sink: Sink) -> int:
+    def requeue_if_interrupted(self, policy: JobPolicy, code: int, sink: Sink) -> int:
         """Requeue a job that ended with ``code`` after an interruption, if --requeue is set.
 
         Returns the exit code of the launcher. It is EXIT_REQUEUE if Slurm does not answer, so that
@@ -232,27 +234,29 @@ class Site:
         warned = policy.stop_signal is None and policy.warned is not None and code == 0
         if not self._options.requeue or not (warned or policy.stop_signal == signal.SIGTERM):
             return code
-        by_hand = f"scontrol requeue {self._job}"
-        if warned and policy.since_warned_s > _WARNED_S:
+        command = f"scontrol requeue {self._job}"
+        if warned and policy.since_warned_s > _SIGNAL_EFFECT_S:
             sink.say(
                 f"not requeued: the job went on for {policy.since_warned_s:.0f} s after its last "
                 "warning"
             )
             return code
         if policy.stop_signal is not None:
-            show = _Asked(("scontrol", "--oneliner", "show", "job", self._job), self._environ)
-            why_not = why_not_requeued(show.answer(_SHOW_S), turn=self._turn)
+            show = _SlurmCommand(
+                ("scontrol", "--oneliner", "show", "job", self._job), self._environ
+            )
+            why_not = why_not_requeued(show.answer(_SHOW_S), restart_count=self._restart_count)
             if why_not is not None:
-                more = f" ({show.problem}); to have another turn: {by_hand}" if show.problem else ""
+                more = f" ({show.problem}); to have another turn: {command}" if show.problem else ""
                 sink.say(f"{why_not}{more}", level="warning" if show.problem else "info")
                 return code
         # printed first, since Slurm may end this process before the answer comes
         sink.say("asking Slurm for another turn of this job (--requeue)")
-        asked = _Asked(("scontrol", "requeue", self._job), self._environ)
+        asked = _SlurmCommand(("scontrol", "requeue", self._job), self._environ)
         if asked.answer(_REQUEUE_S) is not None or asked.is_ended_too:
             return code
         sink.say(
-            f"not requeued: {asked.problem}; the batch script can do it ({by_hand}): this ends "
+            f"not requeued: {asked.problem}; the batch script can do it ({command}): this ends "
             f"with {EXIT_REQUEUE}",
             level="warning",
         )
@@ -268,7 +272,7 @@ class NodeAddresses:
     def __init__(self, environ: Mapping[str, str], hosts: Sequence[str]) -> None:
         self._environ, self._hosts = environ, tuple(hosts)
         self._lock = threading.Lock()
-        self._asked: _Asked | None = None
+        self._asked: _SlurmCommand | None = None
         self._known: dict[str, str] | None = None
 
     def ask(self) -> None:
@@ -276,7 +280,7 @@ class NodeAddresses:
         from distlaunch.transport.slurm.step import node_list
 
         if self._asked is None:
-            self._asked = _Asked(
+            self._asked = _SlurmCommand(
                 ("scontrol", "--oneliner", "show", "node", node_list(self._hosts)), self._environ
             )
 
@@ -288,47 +292,47 @@ class NodeAddresses:
         with self._lock:
             if self._known is None:
                 self.ask()
-                told = None if self._asked is None else self._asked.answer()
-                self._known = node_addresses(told or "")
+                printed = None if self._asked is None else self._asked.answer()
+                self._known = node_addresses(printed or "")
         address = self._known.get(host, host)
         return () if address == host else (address,)
 
 
-def node_addresses(told: str) -> dict[str, str]:
+def node_addresses(printed: str) -> dict[str, str]:
     """Return the address of each node in the output of ``scontrol --oneliner show node``."""
-    rows = re.finditer(r"^NodeName=(\S+)(?:.*?\sNodeAddr=(\S+))?", told, re.MULTILINE)
+    rows = re.finditer(r"^NodeName=(\S+)(?:.*?\sNodeAddr=(\S+))?", printed, re.MULTILINE)
     return {row[1]: row[2] for row in rows if row[2] not in {None, "(null)"}}
 
 
-def _words(options: TrainOptions) -> tuple[str, ...]:
+def _srun_args(options: TrainOptions) -> tuple[str, ...]:
     try:
         return tuple(shlex.split(options.srun_args or ""))
     except ValueError as exc:
         raise ConfigError(f"{options.named('srun_args')}: {str(exc).lower()}") from exc
 
 
-class _Asked:
+class _SlurmCommand:
     """A running command of Slurm."""
 
     def __init__(self, argv: Sequence[str], environ: Mapping[str, str]) -> None:
         self.problem = ""
-        """Why there is no answer."""
+
         self.is_ended_too = False
-        """TERM has ended it: under linuxproc Slurm, which does what it was asked, ends it with the
-        job."""
+        # TERM has ended the command. With linuxproc, Slurm requeues the job and ends this process,
+        # too.
         self._name = argv[0]
-        self._question: Question | None = None
+        self._command: BackgroundCommand | None = None
         try:
-            self._question = Question(argv, environ)
+            self._command = BackgroundCommand(argv, environ)
         except OSError as exc:
             self.problem = f"{self._name} cannot be run ({exc.strerror})"
 
     def answer(self, within_s: float = _ASK_S) -> str | None:
         """Return its output; None if it fails or takes too long."""
-        if self._question is None:
+        if self._command is None:
             return None
         try:
-            code, output, errors = self._question.answer(within_s=within_s)
+            code, output, errors = self._command.result(within_s=within_s)
         except TimeoutError:
             self.problem = f"{self._name} did not answer within {within_s:g} s"
             return None
@@ -341,18 +345,22 @@ class _Asked:
         return output.decode(errors="replace")
 
 
-def why_not_requeued(told: str | None, *, turn: int) -> str | None:
+def why_not_requeued(printed: str | None, *, restart_count: int) -> str | None:
     """Return why a job that got TERM is not requeued, from the output of ``scontrol show job``.
 
     Return None if the job was interrupted: at its time limit, by preemption, or by a TERM that was
-    a warning. ``told`` is None if there was no answer. Then the job may have been cancelled, and is
-    not requeued. ``turn`` is Slurm's restart counter. No I/O.
+    a warning. ``printed`` is None if there was no answer. Then the job may have been cancelled, and is
+    not requeued. ``restart_count`` is Slurm's restart counter. No I/O.
     """
-    fields = dict(re.findall(r"(\w+)=(\S*)", told or ""))
+    fields = dict(re.findall(r"(\w+)=(\S*)", printed or ""))
     state, restarts = fields.get("JobState", ""), fields.get("Restarts", "")
-    if (_number(restarts) or 0) > turn:
+    if (_number(restarts) or 0) > restart_count:
         return "Slurm itself has requeued this job"
-    if state in _GOES_ON or fields.get("PreemptTime", "None") not in {"None", "N/A", "Unknown"}:
+    if state in _NOT_CANCELLED or fields.get("PreemptTime", "None") not in {
+        "None",
+        "N/A",
+        "Unknown",
+    }:
         return None
     if state not in {"COMPLETING", "CANCELLED"}:
         told_state = f" (its state is {printable(state[:_LONGEST])})" if state else ""

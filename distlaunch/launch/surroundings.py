@@ -14,13 +14,13 @@ from distlaunch.core.probe.network import probe_addresses
 from distlaunch.planning.clusters import select
 from distlaunch.planning.facts import Surroundings
 from distlaunch.planning.hosts.this_host import Identity, names_in
-from distlaunch.planning.node_source import check_lists
+from distlaunch.planning.node_source import option_of_host_list
 from distlaunch.planning.train_options import TrainOptions
 
 _HOSTS_FILE = "/etc/hosts"
 _MOST_BYTES = 64 << 20
 _SYSTEM_FILE_S = 5.0
-PATIENCE_S = 60.0
+HOST_FILE_S = 60.0
 """Time limit for a host file, which may be a pipe: ``--hostfile <(my-hosts)``."""
 
 
@@ -31,7 +31,7 @@ def read_surroundings(options: TrainOptions, environ: Mapping[str, str]) -> Surr
     command. The text of a system's file that cannot be read is None.
     """
     texts: dict[str, str | None] = {}
-    by_user = check_lists(options)
+    by_user = option_of_host_list(options)
     if options.hostfile is not None:
         texts[options.hostfile] = read_host_file(options.hostfile, by_user or "")
     if by_user is None:
@@ -65,7 +65,7 @@ def read_host_file(path: str, who: str) -> str:
     Raises ConfigError.
     """
     try:
-        data = read_bounded(path, most=_MOST_BYTES, timeout_s=PATIENCE_S)
+        data = read_bounded(path, most=_MOST_BYTES, timeout_s=HOST_FILE_S)
     except OSError as exc:
         raise ConfigError(
             f"{who} {quoted(path)}: {exc.strerror}",

@@ -28,7 +28,7 @@ _HINT = (
 _HASH_SHOWN = 8
 
 
-class NodesDiffer(ConfigError):  # noqa: N818 - it says of nodes, not of an error
+class NodesDifferError(ConfigError):
     """Nodes have different scripts, or none.
 
     A network file system may deliver the right file a moment later.
@@ -38,7 +38,6 @@ class NodesDiffer(ConfigError):  # noqa: N818 - it says of nodes, not of an erro
         """``nodes`` are the numbers of the nodes to survey again."""
         super().__init__(message, hint=hint)
         self.nodes = nodes
-        """By number: those to look at again."""
 
 
 def check_script(
@@ -48,7 +47,7 @@ def check_script(
     hosts: Sequence[str],
     ours: int | None,
 ) -> None:
-    """Raise NodesDiffer if the script is missing on a node or is not the same on all nodes.
+    """Raise NodesDifferError if the script is missing on a node or is not the same on all nodes.
 
     ``hashes`` and ``hosts`` are by node number. ``ours`` is the number of this machine, whose
     script is then taken as the right one; else the one that most nodes have.
@@ -60,10 +59,10 @@ def check_script(
     def names(numbers: Sequence[int]) -> str:
         return name_hosts(hosts[number] for number in numbers)
 
-    said = printable(script)
+    shown = printable(script)
     if (lacking := by_hash.get(None)) is not None:
         where = f"{names(lacking)} (directory: {printable(workdir)})"
-        raise NodesDiffer(f"{said} is not there on {where}", nodes=tuple(lacking), hint=_HINT)
+        raise NodesDifferError(f"{shown} is not there on {where}", nodes=tuple(lacking), hint=_HINT)
     if len(by_hash) <= 1:
         return
     right = hashes.get(ours) if ours is not None else None
@@ -72,8 +71,8 @@ def check_script(
     kinds = ", ".join(
         f"{(sha or '')[:_HASH_SHOWN]} on {names(numbers)}" for sha, numbers in others.items()
     )
-    raise NodesDiffer(
-        f"{said} is not the same on all nodes: {kinds}, but {(right or '')[:_HASH_SHOWN]} on "
+    raise NodesDifferError(
+        f"{shown} is not the same on all nodes: {kinds}, but {(right or '')[:_HASH_SHOWN]} on "
         f"{names(by_hash[right])}",
         nodes=tuple(sorted(number for numbers in others.values() for number in numbers)),
         hint=_HINT,
@@ -86,12 +85,12 @@ def command_digest(options: TrainOptions) -> str:
     The directory of the script is left out, because it may differ between nodes.
     """
     name = (options.script or "").rpartition("/")[2]
-    words = (
+    command = (
         "m" if options.module else "x" if options.no_python else "s",
         name,
         *options.script_args,
     )
-    return hashlib.sha256("\0".join(words).encode(errors="surrogateescape")).hexdigest()
+    return hashlib.sha256("\0".join(command).encode(errors="surrogateescape")).hexdigest()
 
 
 def choices_digest(backend: PlannedBackend) -> str:
@@ -99,28 +98,28 @@ def choices_digest(backend: PlannedBackend) -> str:
     return hashlib.sha256(json.dumps(dict(backend.agreed()), sort_keys=True).encode()).hexdigest()
 
 
-def contradiction(
-    told: LauncherInfo, own: LauncherInfo, *, who: str, me: str, what: str
+def difference(
+    other: LauncherInfo, own: LauncherInfo, *, who: str, me: str, what: str
 ) -> str | None:
     """Return how the options of another launcher differ from the coordinator's; None if they agree.
 
     ``what`` is "nodes" or "launchers", whichever ``num_nodes`` counts.
     """
-    if tuple(told.num_nodes) != tuple(own.num_nodes):
+    if tuple(other.num_nodes) != tuple(own.num_nodes):
         return (
-            f"{who} was told of {_written(told.num_nodes)} {what}, {me} of "
-            f"{_written(own.num_nodes)}"
+            f"{who} was told of {_shown_bounds(other.num_nodes)} {what}, {me} of "
+            f"{_shown_bounds(own.num_nodes)}"
         )
-    if told.backend != own.backend:
-        return f"{who} has --backend {quoted(told.backend)}, {me} --backend {quoted(own.backend)}"
-    if told.choices != own.choices:
+    if other.backend != own.backend:
+        return f"{who} has --backend {quoted(other.backend)}, {me} --backend {quoted(own.backend)}"
+    if other.choices != own.choices:
         return f"{who} has other options of --backend {own.backend} (-o) than {me}"
-    if told.command != own.command:
+    if other.command != own.command:
         return f"{who} was told to run something else than {me}: script, or its arguments, differ"
     return None
 
 
-def _written(bounds: Sequence[int]) -> str:
+def _shown_bounds(bounds: Sequence[int]) -> str:
     fewest, most = bounds
     return str(most) if fewest == most else f"{fewest}:{most}"
 

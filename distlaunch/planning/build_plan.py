@@ -22,15 +22,15 @@ from distlaunch.planning.environment import (
     base_environment,
     check_length,
     given_environment,
+    option_of,
     unless_set,
-    who_gives,
 )
 from distlaunch.planning.facts import Facts
 from distlaunch.planning.master_address import planned_master
 from distlaunch.planning.train_options import LOCAL_RANK_TOO, TrainOptions
 
 if TYPE_CHECKING:
-    from distlaunch.planning.master_address import Meeting
+    from distlaunch.planning.master_address import MasterChoice
 
 _SETUP = (
     'eval "$1" || { code=$?; echo "distlaunch: --setup failed with exit code $code" >&2; exit '
@@ -91,13 +91,13 @@ def build_plan(
     backend.check(topology)
     base = base_environment(facts) if base is None else base
     given = given_environment(options, facts)
-    for name in sorted(given.keys() & _own_names(topology, backend)) if given else ():
+    for name in sorted(given.keys() & _names_set_per_worker(topology, backend)) if given else ():
         raise ConfigError(
-            f"{who_gives(name, options)}: --backend {backend.name} sets {name} for each worker",
+            f"{option_of(name, options)}: --backend {backend.name} sets {name} for each worker",
             hint="leave it out, or use another backend",
         )
     for name, value in given.items():
-        check_length(name, value, who_gives(name, options))
+        check_length(name, value, option_of(name, options))
     workdir = working_directory(options, facts, local=local)
     job = job_variables(
         topology,
@@ -220,13 +220,13 @@ def build_plan(
     plan = _settled(plan, workers, attempt=0, master_port=master.port)
     if facts.outer is None:
         return plan
-    from distlaunch.planning.outer_launcher import as_worker
+    from distlaunch.planning.outer_launcher import as_outer_worker
 
-    return as_worker(plan, options, facts, facts.outer)
+    return as_outer_worker(plan, options, facts, facts.outer)
 
 
 def bind(
-    plan: LaunchPlan, *, attempt: int, master_port: int | None, meeting: Meeting | None = None
+    plan: LaunchPlan, *, attempt: int, master_port: int | None, meeting: MasterChoice | None = None
 ) -> LaunchPlan:
     """Return the plan with the values of one attempt: its number, the master port, the error files.
 
@@ -319,7 +319,7 @@ def command_line(
     return argv
 
 
-def script_places(script: str, facts_cwd: str, workdir: str) -> tuple[str, ...]:
+def script_paths(script: str, facts_cwd: str, workdir: str) -> tuple[str, ...]:
     """Return the paths at which a script may be: in the workers' directory, else in the launcher's."""
     return tuple(dict.fromkeys(os.path.join(base, script) for base in (workdir, facts_cwd)))
 
@@ -446,7 +446,7 @@ def worker_variables(node: Node, local_rank: int, rank: int) -> dict[str, str]:
     return variables
 
 
-def _own_names(topology: Topology, backend: PlannedBackend) -> set[str]:
+def _names_set_per_worker(topology: Topology, backend: PlannedBackend) -> set[str]:
     """Return the names of the variables that the backend sets for each node or worker.
 
     Empty as long as the number of workers is not known.
@@ -476,8 +476,8 @@ def _left_out(names: Sequence[str], backend: str) -> str:
         if several
         else ("is set here and contradicts", "it")
     )
-    told = f"{', '.join(names)} {verb} --backend {backend}: workers do not get {them}"
-    return f"{told} (--env NAME passes {'one' if several else 'it'} on)"
+    note = f"{', '.join(names)} {verb} --backend {backend}: workers do not get {them}"
+    return f"{note} (--env NAME passes {'one' if several else 'it'} on)"
 
 
 def _shows_bars(options: TrainOptions, facts: Facts) -> bool:
@@ -487,11 +487,11 @@ def _shows_bars(options: TrainOptions, facts: Facts) -> bool:
         options.format != "jsonl"
         and options.dialect.shows_bars
         and not dumb
-        and _names_rank_0(options.output)
+        and _output_shows_rank_0(options.output)
     )
 
 
-def _names_rank_0(output: str) -> bool:
+def _output_shows_rank_0(output: str) -> bool:
     firsts = [part.partition("-")[0].strip() for part in output.split(",")]
     return output.strip() == "all" or any(first and not first.strip("0") for first in firsts)
 
@@ -534,7 +534,7 @@ def _workers(
         share = shares.get(node_rank)
         key = share, node.slots, node.numa
         if key not in known:
-            known[key] = _bound(options, share, node, threads=threads)
+            known[key] = _bind_workers(options, share, node, threads=threads)
         for local_rank, (cpus, more) in enumerate(known[key]):
             own = worker_variables(node, local_rank, rank)
             env = {
@@ -559,7 +559,7 @@ def _workers(
             rank += 1
 
 
-def _bound(
+def _bind_workers(
     options: TrainOptions, share: CpuShare | None, node: Node, *, threads: bool
 ) -> list[tuple[tuple[int, ...] | None, dict[str, str]]]:
     """Return for each worker of a node its CPUs and the variables that follow from them."""
@@ -640,29 +640,29 @@ def _program(name: str, facts: Facts, workdir: str) -> str:
         return name if os.sep not in name else found
     if os.sep in name:
         kind = facts.paths.get(os.path.join(workdir, name), "missing")
-        said = "is not executable" if kind == "file" else _not_a(kind, "file")
+        problem = "is not executable" if kind == "file" else _not_a(kind, "file")
         raise ConfigError(
-            f"{printable(name)}: {said}",
+            f"{printable(name)}: {problem}",
             hint=f"chmod +x {printable(name)}" if kind == "file" else None,
         )
     raise ConfigError(f"{printable(name)}: no such command on PATH")
 
 
 def _script(script: str, facts: Facts, workdir: str) -> str:
-    places = script_places(script, facts.cwd, workdir)
-    kinds = [facts.paths[place] for place in places]
-    for place, kind in zip(places, kinds, strict=True):
+    paths = script_paths(script, facts.cwd, workdir)
+    kinds = [facts.paths[path] for path in paths]
+    for path, kind in zip(paths, kinds, strict=True):
         if kind == "file":
             return (
                 script
-                if os.path.dirname(place) == os.path.dirname(os.path.join(workdir, script))
-                else place
+                if os.path.dirname(path) == os.path.dirname(os.path.join(workdir, script))
+                else path
             )
     kind = next((kind for kind in kinds if kind != "missing"), "missing")
-    if kind == "directory" and facts.paths.get(os.path.join(places[0], "__main__.py")) == "file":
+    if kind == "directory" and facts.paths.get(os.path.join(paths[0], "__main__.py")) == "file":
         return script
     hint = (
-        f"looked in {' and '.join(os.path.dirname(place) for place in places)}"
+        f"looked in {' and '.join(os.path.dirname(path) for path in paths)}"
         if kind == "missing"
         else None
     )

@@ -20,7 +20,7 @@ from distlaunch.planning.facts import Facts
 from distlaunch.planning.hosts.include_exclude import Chosen, apply_filters
 from distlaunch.planning.hosts.this_host import is_loopback
 from distlaunch.planning.local_topology import selection_here, workers_here
-from distlaunch.planning.master_address import MasterAddress, master_of_allocation, note_on
+from distlaunch.planning.master_address import MasterAddress, master_note, master_of_allocation
 from distlaunch.planning.train_options import (
     TrainOptions,
     asks_for_gpus,
@@ -64,18 +64,18 @@ def build_topology(
     request = Request(allocation=allocation, options=options, bounds=bounds)
     known = {} if here is None else {here: facts}
     slots = _Slots(request, known, here)
-    chosen = _filtered([slots.numbered(place) for place in range(len(allocation.hosts))], options)
-    chosen = [each for each in chosen if present is None or each.place < present]
+    chosen = _filtered([slots.numbered(index) for index in range(len(allocation.hosts))], options)
+    chosen = [each for each in chosen if present is None or each.index < present]
     kept, spares = _first_nodes(chosen, request, here)
     notes = [*plain_notes(allocation.notes)]
     if len(kept) + len(spares) < len(chosen):
-        ranks = {each.place for each in (*kept, *spares)}
+        ranks = {each.index for each in (*kept, *spares)}
         said = (
             "the number of nodes"
             if options.num_nodes is None
-            else f"--num-nodes {_written(bounds)}"
+            else f"--num-nodes {_shown_bounds(bounds)}"
         )
-        left = names_of([each.host for each in chosen if each.place not in ranks])
+        left = names_of([each.host for each in chosen if each.index not in ranks])
         notes.append(Note(text=f"not needed for {said}: {left}"))
     if options.spread and (
         request.total is None or request.per_node is not None or bounds is not None
@@ -86,7 +86,7 @@ def build_topology(
         )
         notes.append(Note(text=text))
     warnings: list[str] = []
-    planned = _dealt_to([slots.room(each) for each in kept], request, notes, warnings)
+    planned = _assign_workers([slots.room(each) for each in kept], request, notes, warnings)
     topology = _Builder(request, known, facts.hostname, planned, surveyed=False).topology(
         notes, warnings
     )
@@ -97,30 +97,33 @@ def build_topology(
     )
 
 
-def settled_topology(
+def surveyed_topology(
     allocation: Allocation,
     options: TrainOptions,
     known: Mapping[int, Facts],
-    places: Sequence[int],
+    indices: Sequence[int],
     *,
     here: int | None,
 ) -> Topology:
     """Return the topology of hosts that have been surveyed.
 
-    ``places`` are the indices of the hosts in the order of ranks, ``known`` has the facts of each.
+    ``indices`` are the indices of the hosts in the order of ranks, ``known`` has the facts of each.
     Raises ConfigError that names the hosts that have too little.
     """
-    bounds = None if bounds_of(allocation, options) is None else (len(places), len(places))
+    bounds = None if bounds_of(allocation, options) is None else (len(indices), len(indices))
     request = Request(allocation=allocation, options=options, bounds=bounds)
     slots = _Slots(request, known, here, surveyed=True)
-    numbered = [slots.numbered(place) for place in range(len(allocation.hosts))]
-    chosen = {each.place: each for each in _filtered(numbered, options)}
+    numbered = [slots.numbered(index) for index in range(len(allocation.hosts))]
+    chosen = {each.index: each for each in _filtered(numbered, options)}
     notes: list[Note] = []
     warnings: list[str] = []
-    planned = _dealt_to(
-        [slots.room(chosen[place]) for place in places if place in chosen], request, notes, warnings
+    planned = _assign_workers(
+        [slots.room(chosen[index]) for index in indices if index in chosen],
+        request,
+        notes,
+        warnings,
     )
-    return _Builder(request, known, known[places[0]].hostname, planned, surveyed=True).topology(
+    return _Builder(request, known, known[indices[0]].hostname, planned, surveyed=True).topology(
         notes, warnings
     )
 
@@ -136,8 +139,8 @@ def filtered_hosts(
         {} if here is None else {here: facts},
         here,
     )
-    chosen = _filtered([slots.numbered(place) for place in range(len(allocation.hosts))], options)
-    return tuple(each.place for each in chosen)
+    chosen = _filtered([slots.numbered(index) for index in range(len(allocation.hosts))], options)
+    return tuple(each.index for each in chosen)
 
 
 def bounds_of(allocation: Allocation, options: TrainOptions) -> tuple[int, int] | None:
@@ -164,7 +167,7 @@ def _picked_gpus(options: TrainOptions) -> tuple[str, ...] | None:
     )
 
 
-class _WorkersOfHosts:
+class _DeviceAssigner:
     """Assigns devices to the workers of hosts whose facts are known.
 
     ``surveyed``: the facts come from surveys of the nodes. ``several``: the job has several nodes.
@@ -185,20 +188,20 @@ class _WorkersOfHosts:
         self._notes: dict[str, list[PlannedHost]] = {}
         self._devices: dict[str, list[PlannedHost]] = {}
 
-    def node(self, place: PlannedHost, count: int | None) -> Node | None:
+    def node(self, candidate: PlannedHost, count: int | None) -> Node | None:
         """Return the node for a host; None if it has too little. ``check`` raises for all such
         hosts."""
-        host = place.host
+        host = candidate.host
         try:
-            found = self._found(place, count)
+            found = self._found(candidate, count)
         except ConfigError as exc:
             if not self._surveyed:
                 raise
-            self._failed.setdefault((exc.message, exc.hint), []).append(place)
+            self._failed.setdefault((exc.message, exc.hint), []).append(candidate)
             return None
-        self._devices.setdefault(found.device, []).append(place)
+        self._devices.setdefault(found.device, []).append(candidate)
         for note in found.notes:
-            self._notes.setdefault(note.text, []).append(place)
+            self._notes.setdefault(note.text, []).append(candidate)
         changes: dict[str, object] = {
             "host": host.name,
             "known": host.known,
@@ -212,8 +215,11 @@ class _WorkersOfHosts:
         none."""
         if self._failed:
             kinds = list(self._failed.items())
-            said = [f"{_names(places)}: {message}" for (message, _), places in kinds[:_MOST_KINDS]]
-            if (rest := sum(len(places) for _, places in kinds[_MOST_KINDS:])) > 0:
+            said = [
+                f"{_names(candidates)}: {message}"
+                for (message, _), candidates in kinds[:_MOST_KINDS]
+            ]
+            if (rest := sum(len(candidates) for _, candidates in kinds[_MOST_KINDS:])) > 0:
                 said.append(f"{counted(rest, 'more host')} likewise")
             raise ConfigError("; ".join(said), hint=kinds[0][0][1])
         if len(self._devices) > 1 and self._surveyed:
@@ -237,16 +243,24 @@ class _WorkersOfHosts:
             return list(self._notes)
         if self.device == "cpu" and not on_cpus(self._options):
             return [f"no GPU was found: workers run on the CPU; {use_cpus(several=self._several)}"]
-        return [f"{_names(places)}: {note}" for note, places in self._notes.items()]
+        return [f"{_names(candidates)}: {note}" for note, candidates in self._notes.items()]
 
-    def _found(self, place: PlannedHost, count: int | None) -> Topology:
-        facts, chosen = self._known[place.chosen.place], place.chosen
-        granted, only, without = place.host.devices or (), chosen.slots, chosen.without
-        key = _hardware_key(facts), granted, only, without, count, place.host.unit, place.host.slots
+    def _found(self, candidate: PlannedHost, count: int | None) -> Topology:
+        facts, chosen = self._known[candidate.chosen.index], candidate.chosen
+        granted, only, without = candidate.host.devices or (), chosen.slots, chosen.without
+        key = (
+            _hardware_key(facts),
+            granted,
+            only,
+            without,
+            count,
+            candidate.host.unit,
+            candidate.host.slots,
+        )
         if key in self._by_likeness:
             found, model = self._by_likeness[key]
             return _with_gpus_of(found, model.gpus.gpus, facts.gpus.gpus)
-        self._check_there(place, count, facts)
+        self._check_there(candidate, count, facts)
         found = workers_here(
             self._options,
             facts,
@@ -259,9 +273,9 @@ class _WorkersOfHosts:
         self._by_likeness[key] = found, facts
         return found
 
-    def _check_there(self, place: PlannedHost, count: int | None, facts: Facts) -> None:
+    def _check_there(self, candidate: PlannedHost, count: int | None, facts: Facts) -> None:
         """Raise ConfigError if the source lists GPUs that the host does not have."""
-        request, host = self._request, place.host
+        request, host = self._request, candidate.host
         asked = request.total is not None or request.per_node is not None
         if (
             count is None
@@ -322,11 +336,11 @@ class _Slots:
         picked = _picked_gpus(options)
         self._picked = None if picked is None else len(picked)
 
-    def _seen(self, place: int) -> int | None:
+    def _seen(self, index: int) -> int | None:
         """Return the number of devices that workers may use; None if it is unknown or does not
         matter."""
-        facts = self._known.get(place)
-        host = self._request.allocation.hosts[place]
+        facts = self._known.get(index)
+        host = self._request.allocation.hosts[index]
         # A launcher of one of several workers sees the worker's devices, not the node's.
         if facts is None or self._on_cpus or (self._by_task and host.slots != 1):
             return None
@@ -348,11 +362,11 @@ class _Slots:
             self._request.options, facts, granted=host.devices or (), several=several
         )
 
-    def numbered(self, place: int) -> Host:
+    def numbered(self, index: int) -> Host:
         """Return a host with as many slots as filters can number: its devices, or its workers on
         CPUs."""
-        host = self._request.allocation.hosts[place]
-        slots = self._numbered(host, self._seen(place))
+        host = self._request.allocation.hosts[index]
+        slots = self._numbered(host, self._seen(index))
         if slots == host.slots:
             return host
         return replace(host, slots=slots, unit="workers" if host.slots is None else host.unit)
@@ -379,7 +393,7 @@ class _Slots:
 
     def room(self, chosen: Chosen) -> PlannedHost:
         """Return a chosen host with the number of workers that fit. Raises ConfigError."""
-        host, options = self._request.allocation.hosts[chosen.place], self._request.options
+        host, options = self._request.allocation.hosts[chosen.index], self._request.options
         if chosen.without and on_cpus(options):
             raise ConfigError(
                 f"--exclude takes slots of {printable(host.name)} away, but how many it has is not "
@@ -394,7 +408,7 @@ class _Slots:
         )
         return PlannedHost(
             chosen=chosen,
-            here=chosen.place == self._here,
+            here=chosen.index == self._here,
             room=room,
             found=self._surveyed and host.slots is None and whole,
             tasks=host.slots if self._by_task else None,
@@ -407,8 +421,8 @@ def _filtered(hosts: Sequence[Host], options: TrainOptions) -> Sequence[Chosen]:
             host.slots: None if host.slots is None else tuple(range(host.slots)) for host in hosts
         }
         return [
-            Chosen(host=host, place=place, slots=slots[host.slots])
-            for place, host in enumerate(hosts)
+            Chosen(host=host, index=index, slots=slots[host.slots])
+            for index, host in enumerate(hosts)
         ]
     return apply_filters(hosts, options.include, options.exclude)
 
@@ -424,7 +438,7 @@ def _first_nodes(
     fewest, most = bounds or (1, len(hosts))
     if len(hosts) < fewest + spares:
         there = "there is only" if len(hosts) == 1 else "there are only"
-        said = [f"--num-nodes {_written(bounds)}"] * (bounds is not None) + [
+        said = [f"--num-nodes {_shown_bounds(bounds)}"] * (bounds is not None) + [
             f"--spares {spares}"
         ] * (spares > 0)
         raise ConfigError(
@@ -435,29 +449,33 @@ def _first_nodes(
             else "ask for fewer, or name more hosts",
         )
     if bounds is not None and most == 1 and not request.by_user:
-        first = next((place for place, each in enumerate(hosts) if each.place == here), 0)
+        first = next((index for index, each in enumerate(hosts) if each.index == here), 0)
         hosts = [hosts[first], *hosts[:first], *hosts[first + 1 :]]
     nodes = min(most, len(hosts) - spares)
     return hosts[:nodes], hosts[nodes : nodes + spares]
 
 
-def _written(bounds: tuple[int, int] | None) -> str:
+def _shown_bounds(bounds: tuple[int, int] | None) -> str:
     fewest, most = bounds or (1, 1)
     return str(most) if fewest == most else f"{fewest}:{most}"
 
 
-def _dealt_to(
-    places: Sequence[PlannedHost], request: Request, notes: list[Note], warnings: list[str]
+def _assign_workers(
+    candidates: Sequence[PlannedHost], request: Request, notes: list[Note], warnings: list[str]
 ) -> list[tuple[PlannedHost, int | None]]:
     """Return the hosts that have workers, each with their number. Raises ConfigError."""
-    counts = count_workers(places, request)
+    counts = count_workers(candidates, request)
     if 0 in counts:
-        idle = explain_idle(places, counts, request)
+        idle = explain_idle(candidates, counts, request)
         if idle.by_mistake:
             warnings.append(idle.text)
         else:
             notes.append(Note(text=idle.text))
-    return [(place, count) for place, count in zip(places, counts, strict=True) if count != 0]
+    return [
+        (candidate, count)
+        for candidate, count in zip(candidates, counts, strict=True)
+        if count != 0
+    ]
 
 
 class _Builder:
@@ -480,15 +498,14 @@ class _Builder:
         self._by_task = request.allocation.part == "worker" and any(
             count != 1 for _, count in planned
         )
-        """A launcher for each of several workers of a node: what we see here is one worker's, not
-        the node's."""
+        # A launcher of one of several workers sees the worker's devices, not the node's.
         seen = {
-            place: len(selection_here(request.options, facts).ids)
-            for place, facts in known.items()
+            index: len(selection_here(request.options, facts).ids)
+            for index, facts in known.items()
             if self._by_task and not on_cpus(request.options)
         }
         self._isolated = list(seen.values()) == [1]
-        self._without = {place: known[place] for place, devices in seen.items() if not devices}
+        self._without = {index: known[index] for index, devices in seen.items() if not devices}
         self._known = {} if self._by_task else known
 
     def topology(self, notes: list[Note], warnings: Sequence[str]) -> Topology:
@@ -499,25 +516,25 @@ class _Builder:
             p.host.unit == "gpus" and p.host.slots for p, _ in self._planned
         )
         device = "cpu" if on_cpus(options) else "cuda" if on_gpus else "auto"
-        finder = _WorkersOfHosts(
+        finder = _DeviceAssigner(
             self._request, self._known, surveyed=self._surveyed, several=self._several
         )
         here: int | None = None
         nodes: list[Node] = []
-        for place, count in self._planned:
-            if place.chosen.place not in self._known:
-                nodes.append(self._elsewhere(place, count))
+        for candidate, count in self._planned:
+            if candidate.chosen.index not in self._known:
+                nodes.append(self._elsewhere(candidate, count))
                 continue
-            if place.here:
+            if candidate.here:
                 here = len(nodes)
-            if (node := finder.node(place, count)) is not None:
+            if (node := finder.node(candidate, count)) is not None:
                 nodes.append(node)
         finder.check()
         notes += [
             Note(text=text, kind=NoteKind.KNOWN_NODES)
             for text in (*finder.notes(), *self._cpu_tasks())
         ]
-        if all(place.chosen.place in self._known for place, _ in self._planned):
+        if all(candidate.chosen.index in self._known for candidate, _ in self._planned):
             device = finder.device or device
         first, bounds = self._planned[0][0], self._request.bounds
         master = self._master(first, notes) if self._several else None
@@ -536,9 +553,9 @@ class _Builder:
     def _cpu_tasks(self) -> list[str]:
         """Return a note if workers with one launcher each run on the CPU. Raises ConfigError if
         GPUs are requested."""
-        counts = {place.chosen.place: count for place, count in self._planned}
-        for place, facts in self._without.items():
-            workers_here(self._options, facts, count=counts.get(place), several=self._several)
+        counts = {candidate.chosen.index: count for candidate, count in self._planned}
+        for index, facts in self._without.items():
+            workers_here(self._options, facts, count=counts.get(index), several=self._several)
         if not self._without or self._allocation.local_rank:
             return []  # of several launchers on a node, the first shows the note
         return ["no GPU was found: workers run on the CPU; --device cpu asks for that"]
@@ -553,8 +570,8 @@ class _Builder:
                 f"{counted(len(self._planned), 'node')}",
                 hint="give indices, which hold for every node, or choose by --include HOST:0,2",
             )
-        for place, _ in self._planned if self._picked else ():
-            granted = place.host.devices or ()
+        for candidate, _ in self._planned if self._picked else ():
+            granted = candidate.host.devices or ()
             other = next((entry for entry in self._picked or () if entry not in granted), None)
             if (
                 other is not None
@@ -563,21 +580,21 @@ class _Builder:
             ):
                 raise ConfigError(
                     f"--gpus {other}: {printable(self._allocation.source)} grants "
-                    f"{printable(place.host.name)}"
+                    f"{printable(candidate.host.name)}"
                     f" {printable(','.join(granted))} only",
-                    hint=f"choose by place among them: --include {printable(place.host.name)}:0",
+                    hint=f"choose by place among them: --include {printable(candidate.host.name)}:0",
                 )
 
-    def _elsewhere(self, place: PlannedHost, count: int | None) -> Node:
+    def _elsewhere(self, candidate: PlannedHost, count: int | None) -> Node:
         """Return a node without facts. It finds its devices itself, unless they are set or not
         wanted."""
-        host, chosen = place.host, place.chosen
+        host, chosen = candidate.host, candidate.chosen
         on_cpu, shared = on_cpus(self._options), shares_gpus(self._options)
         first = chosen.slots is None or chosen.slots == tuple(range(len(chosen.slots)))
         ids = () if on_cpu else None if shared else self._picked or host.devices or None
         if ids and chosen.slots is not None:
             ids = tuple(ids[slot] for slot in chosen.slots)[:count]
-        whole = place.whole if shared else first
+        whole = candidate.whole if shared else first
         return Node(
             host=host.name,
             known=host.known,
@@ -598,26 +615,26 @@ class _Builder:
 
         Raises ConfigError for a node whose name leads each machine to itself, except this machine.
         """
-        for place, _ in self._planned:
-            if not place.here and is_loopback(place.host.name):
+        for candidate, _ in self._planned:
+            if not candidate.here and is_loopback(candidate.host.name):
                 raise ConfigError(
-                    f"{printable(place.host.name)} is one of several nodes, and not this machine: "
+                    f"{printable(candidate.host.name)} is one of several nodes, and not this machine: "
                     "each is its own",
                     hint="name it as the others reach it",
                 )
         master = master_of_allocation(
             self._options,
             self._allocation,
-            place=first.chosen.place,
+            index=first.chosen.index,
             hostname=self._hostname if first.here else None,
         )
-        if (text := note_on(master, self._options)) is not None:
+        if (text := master_note(master, self._options)) is not None:
             notes.append(Note(text=text))
         return master
 
 
-def _names(places: Sequence[PlannedHost]) -> str:
-    return names_of([place.host for place in places])
+def _names(candidates: Sequence[PlannedHost]) -> str:
+    return names_of([candidate.host for candidate in candidates])
 
 
 def _with_gpus_of(found: Topology, model: Sequence[Gpu], own: Sequence[Gpu]) -> Topology:
@@ -626,6 +643,6 @@ def _with_gpus_of(found: Topology, model: Sequence[Gpu], own: Sequence[Gpu]) -> 
     node = found.nodes[0]
     if not node.gpus or model is own:
         return found
-    places = {id(gpu): place for place, gpu in enumerate(model)}
-    gpus = tuple(None if gpu is None else own[places[id(gpu)]] for gpu in node.gpus)
+    indices = {id(gpu): index for index, gpu in enumerate(model)}
+    gpus = tuple(None if gpu is None else own[indices[id(gpu)]] for gpu in node.gpus)
     return replace(found, nodes=(replace(node, gpus=gpus),))

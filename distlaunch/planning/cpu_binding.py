@@ -32,13 +32,17 @@ def bind_cpus(
         if node is not None and node in nodes
     }
     if mode == "numa":
-        homes = _homes(nodes, workers, known, crowded=True)
-        return tuple(_cpus_of(nodes[home]) for home in homes)
+        node_of_worker = _numa_node_of_workers(nodes, workers, known, crowded=True)
+        return tuple(_cpus_of(nodes[node]) for node in node_of_worker)
     if not known:
         return tuple(_split([core for number in sorted(nodes) for core in nodes[number]], workers))
-    homes = _homes(nodes, workers, known, crowded=workers > sum(map(len, nodes.values())))
-    shares = {home: iter(_split(nodes[home], homes.count(home))) for home in set(homes)}
-    return tuple(next(shares[home]) for home in homes)
+    node_of_worker = _numa_node_of_workers(
+        nodes, workers, known, crowded=workers > sum(map(len, nodes.values()))
+    )
+    shares = {
+        node: iter(_split(nodes[node], node_of_worker.count(node))) for node in set(node_of_worker)
+    }
+    return tuple(next(shares[node]) for node in node_of_worker)
 
 
 def threads_per_worker(
@@ -102,7 +106,7 @@ def _cpus_of(cores: Cores) -> tuple[int, ...]:
     return tuple(sorted(cpu for core in cores for cpu in core))
 
 
-def _homes(
+def _numa_node_of_workers(
     nodes: dict[int, Cores], workers: int, known: dict[int, int], *, crowded: bool
 ) -> list[int]:
     """Return each worker's NUMA node: its GPU's; for the others, contiguous runs in proportion to
@@ -111,18 +115,21 @@ def _homes(
     Unless ``crowded``, a node takes no more workers than it has cores; the rest go to idle cores.
     """
     load = dict.fromkeys(nodes, 0)
-    homes: dict[int, int] = {}
+    node_of_worker: dict[int, int] = {}
     for worker, node in known.items():
         if crowded or load[node] < len(nodes[node]):
-            homes[worker] = node
+            node_of_worker[worker] = node
             load[node] += 1
-    places: list[int] = []
-    for _ in range(workers - len(homes)):
+    assigned: list[int] = []
+    for _ in range(workers - len(node_of_worker)):
         best = min(nodes, key=lambda node: ((load[node] + 1) / len(nodes[node]), node))
         load[best] += 1
-        places.append(best)
-    free = iter(sorted(places))
-    return [homes[worker] if worker in homes else next(free) for worker in range(workers)]
+        assigned.append(best)
+    free = iter(sorted(assigned))
+    return [
+        node_of_worker[worker] if worker in node_of_worker else next(free)
+        for worker in range(workers)
+    ]
 
 
 def _split(cores: Cores, workers: int) -> list[tuple[int, ...]]:

@@ -14,10 +14,10 @@ from distlaunch.core.model.topology import Gpu, GpuInventory
 from distlaunch.planning.gpu_masks import (
     Catalog,
     Device,
+    apply_mask,
     catalog_of,
     is_amd,
     kind_of,
-    through_mask,
     unknown_device,
 )
 from distlaunch.planning.train_options import use_cpus
@@ -82,14 +82,14 @@ def select_devices(
         rocr = environ.get(ROCR)
         if rocr is not None and variable != ROCR and is_amd(inventory):
             # ROCr filters first, and HIP numbers what is left.
-            within = whole.renumbered(through_mask(whole, ROCR, rocr.strip(), notes))
+            within = whole.renumbered(apply_mask(whole, ROCR, rocr.strip(), notes))
         if variable == ZE:
             entries = dict.fromkeys(
                 filter(None, (entry.strip() for entry in mask.split(",")))
             )  # each once
             visible = [unknown_device(entry) for entry in entries]
         else:
-            visible = through_mask(within, variable, mask, notes)
+            visible = apply_mask(within, variable, mask, notes)
         limit = f"{variable}={mask}"
     source = limit or (
         f"all GPUs of this machine, found by {inventory.source}" if visible else "no GPU found"
@@ -268,9 +268,9 @@ def _outside(
     entry: str, entries: list[str], requested: str, visible: list[Device], limit: str, on_cpus: str
 ) -> ConfigError:
     message = f"--gpus {requested}: GPU {entry} is not among the GPUs that {limit} allows"
-    places = [int(other) for other in entries if other.isdecimal()]
-    if len(places) == len(entries) and all(place < len(visible) for place in places):
-        ids = ",".join(visible[place].id for place in places)
+    indices = [int(other) for other in entries if other.isdecimal()]
+    if len(indices) == len(entries) and all(index < len(visible) for index in indices):
+        ids = ",".join(visible[index].id for index in indices)
         hint = (
             "--gpus takes GPUs by physical index or UUID, not by place in the mask: you may "
             f"mean --gpus {ids}"

@@ -44,7 +44,7 @@ def given_environment(options: TrainOptions, facts: Facts) -> dict[str, str]:
     return given
 
 
-def who_gives(name: str, options: TrainOptions) -> str:
+def option_of(name: str, options: TrainOptions) -> str:
     """Return the option that set a variable, for messages."""
     by_word = any(item.partition("=")[0] == name for item in options.env)
     return f"--env {name}" if by_word else f"{name} in {printable(' or '.join(options.env_file))}"

@@ -88,7 +88,7 @@ def _values(
     location: Location | None,
 ) -> Iterator[Origin]:
     if facts.outer is not None:
-        yield from _of_outer(facts.outer, facts, plan)
+        yield from _outer_values(facts.outer, facts, plan)
         return
     allocation = None if location is None else location.allocation
     yield _source(options, location)
@@ -105,7 +105,7 @@ def _values(
     for field in _OPTIONS:
         if (source := options.who_set(field)) is not None:
             yield _value(field.replace("_", "-"), _shown(getattr(options, field)), source)
-    yield _value("in the plan", _nodes(topology), _of_nodes(options, allocation))
+    yield _value("in the plan", _describe_nodes(topology), _source_of_nodes(options, allocation))
     yield _workers(options, topology, allocation)
     yield from _devices(options, topology)
     yield _master(options, topology, allocation)
@@ -117,7 +117,7 @@ def _values(
         )
 
 
-def _of_outer(outer: OuterLauncher, facts: Facts, plan: LaunchPlan) -> Iterator[Origin]:
+def _outer_values(outer: OuterLauncher, facts: Facts, plan: LaunchPlan) -> Iterator[Origin]:
     started = f"it started this launcher as rank {outer.rank} of {outer.world_size}"
     yield _value("source", outer.launcher, started)
     yield _value("workers", "1", f"one of the {outer.world_size} of {outer.launcher}")
@@ -157,7 +157,7 @@ def _source(options: TrainOptions, location: Location | None) -> Origin:
     return _value("source", location.allocation.source, by)
 
 
-def _nodes(topology: Topology) -> str:
+def _describe_nodes(topology: Topology) -> str:
     elastic = (
         f", elastic {topology.bounds[0]}:{topology.bounds[1]}"
         if topology.bounds is not None
@@ -166,7 +166,7 @@ def _nodes(topology: Topology) -> str:
     return f"{len(topology.nodes)} ({fold_hosts(node.host for node in topology.nodes)}){elastic}"
 
 
-def _of_nodes(options: TrainOptions, allocation: Allocation | None) -> str:
+def _source_of_nodes(options: TrainOptions, allocation: Allocation | None) -> str:
     by = [
         each
         for field in ("num_nodes", "include", "exclude")
@@ -220,7 +220,7 @@ def _devices(options: TrainOptions, topology: Topology) -> Iterator[Origin]:
 def _master(options: TrainOptions, topology: Topology, allocation: Allocation | None) -> Origin:
     master = planned_master(options, topology, allocation)
     address = "not known yet" if master.address is None else master.address
-    system = _from_system(allocation, "master address")
+    system = _origin_in_source(allocation, "master address")
     match master.address_origin:
         case MasterOrigin.OPTION:
             by = options.named("master_addr")
@@ -234,7 +234,7 @@ def _master(options: TrainOptions, topology: Topology, allocation: Allocation | 
 
 
 def _port(options: TrainOptions, topology: Topology, allocation: Allocation | None) -> Origin:
-    master, system = planned_master(options, topology), _from_system(allocation, "master port")
+    master, system = planned_master(options, topology), _origin_in_source(allocation, "master port")
     if (by := options.who_set("master_port")) is not None:
         return _value("master port", str(options.master_port), by, *_lost(system, by))
     if master.port is None:
@@ -251,7 +251,7 @@ def _port(options: TrainOptions, topology: Topology, allocation: Allocation | No
     )
 
 
-def _from_system(allocation: Allocation | None, value: ValueName) -> Origin | None:
+def _origin_in_source(allocation: Allocation | None, value: ValueName) -> Origin | None:
     return next(
         (
             each

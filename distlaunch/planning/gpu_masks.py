@@ -140,7 +140,7 @@ def is_amd(inventory: GpuInventory) -> bool:
     return any(gpu.vendor == "amd" for gpu in inventory.gpus)
 
 
-def through_mask(catalog: Catalog, variable: str, mask: str, notes: list[str]) -> list[Device]:
+def apply_mask(catalog: Catalog, variable: str, mask: str, notes: list[str]) -> list[Device]:
     """Return the devices that the mask leaves visible.
 
     Adds a note if these are fewer than the mask was probably meant to show.
@@ -172,7 +172,7 @@ def through_mask(catalog: Catalog, variable: str, mask: str, notes: list[str]) -
     return visible
 
 
-def trusting(
+def accept_mask(
     facts: Facts, allocation: Allocation, *, here: int | None, who: str
 ) -> tuple[Facts, str | None]:
     """Accept the mask of a node on which no GPU was found, if the source of the nodes confirms it.

@@ -24,22 +24,22 @@ def _is_place(text: str) -> bool:
     return numeric and is_address(host[1:-1] if host[:1] == "[" and host[-1:] == "]" else host)
 
 
-def check_start(told: p.StartWorkers, *, nodes: tuple[int, int]) -> None:
+def check_start(start: p.StartWorkers, *, nodes: tuple[int, int]) -> None:
     """Check the values of a start message.
 
     ``nodes`` is the smallest and the largest allowed number of nodes. Raises ProtocolError.
     """
-    count, (fewest, most) = len(told.hosts), nodes
-    sane = (
+    count, (fewest, most) = len(start.hosts), nodes
+    is_valid = (
         fewest <= count <= min(most, _MOST_NODES)
-        and len(told.slots) == count
-        and 0 <= told.node_rank < count
-        and all(0 < slots <= MOST_SLOTS for slots in told.slots)
-        and 0 < told.master_port <= 65535
-        and is_address(told.master_addr)
-        and p.is_possible_attempt(told.attempt, told.restarts)
-        and all(len(host) <= _LONGEST_NAME and host.isprintable() for host in told.hosts)
-        and all(map(_is_place, told.cluster))
+        and len(start.slots) == count
+        and 0 <= start.node_rank < count
+        and all(0 < slots <= MOST_SLOTS for slots in start.slots)
+        and 0 < start.master_port <= 65535
+        and is_address(start.master_addr)
+        and p.is_possible_attempt(start.attempt, start.restarts)
+        and all(len(host) <= _LONGEST_NAME and host.isprintable() for host in start.hosts)
+        and all(map(_is_place, start.cluster))
     )
-    if not sane:
+    if not is_valid:
         raise ProtocolError("it sends a start that makes no sense")

@@ -21,7 +21,7 @@ from distlaunch.planning.agreement import (
     check_script,
     choices_digest,
     command_digest,
-    contradiction,
+    difference,
 )
 from distlaunch.planning.backend import PlannedBackend
 from distlaunch.planning.build_plan import (
@@ -35,9 +35,14 @@ from distlaunch.planning.clusters.select import SYSTEMS
 from distlaunch.planning.cpu_binding import threads_per_worker
 from distlaunch.planning.facts import Facts
 from distlaunch.planning.joined_checks import MOST_SLOTS, check_start
-from distlaunch.planning.master_address import AddressChoice, AddressesOf, Meeting, no_addresses
+from distlaunch.planning.master_address import (
+    AddressChooser,
+    AddressesOf,
+    MasterChoice,
+    no_addresses,
+)
 from distlaunch.planning.node_source import Location
-from distlaunch.planning.rendezvous import Rendezvous, check_place, settle
+from distlaunch.planning.rendezvous import Rendezvous, check_joinable, choose_rendezvous
 from distlaunch.planning.train_options import TrainOptions, counts_processes
 from distlaunch.planning.worker_addresses import with_cluster
 
@@ -53,7 +58,7 @@ class LauncherRecord(Record):
     """A launcher that takes part, as the coordinator knows it."""
 
     host: str
-    apply: p.LauncherInfo
+    info: p.LauncherInfo
 
 
 class JoinedPlanner:
@@ -71,11 +76,13 @@ class JoinedPlanner:
         backend: PlannedBackend,
     ) -> None:
         """Raise ConfigError for options that need a single launcher for all nodes."""
-        check_place(location, topology)
+        check_joinable(location, topology)
         self._options, self._facts, self._backend = options, facts, backend
         self._location = location
-        self.rendezvous: Rendezvous = settle(options, location, topology)
-        self._address_choice = AddressChoice(options, backend, rendezvous_host=self.rendezvous.host)
+        self.rendezvous: Rendezvous = choose_rendezvous(options, location, topology)
+        self._address_chooser = AddressChooser(
+            options, backend, rendezvous_host=self.rendezvous.host
+        )
         if self.rendezvous.of_source:
             topology = replace(topology, master_port=None)
         topology = replace(
@@ -84,12 +91,12 @@ class JoinedPlanner:
         )
         self._by_worker = location.allocation.part == "worker"
         self._topology = topology
-        self._place = (location.here or 0) if topology.here is None else topology.here
-        self._own = topology.nodes[self._place]
+        self._node_rank = (location.here or 0) if topology.here is None else topology.here
+        self._own = topology.nodes[self._node_rank]
         self._workdir = working_directory(options, facts, local=True)
         self._target = command_target(options, facts, self._workdir, local=True)
         self._job_id = self._run_dir = ""
-        self._of_members: tuple[str, ...] = ()
+        self._hosts_of_ranks: tuple[str, ...] = ()
 
     # --- the launchers of the job
 
@@ -136,12 +143,12 @@ class JoinedPlanner:
         return self._topology.bounds or (len(self._topology.nodes), len(self._topology.nodes))
 
     @property
-    def flexible(self) -> bool:
+    def is_elastic(self) -> bool:
         """Whether the job is elastic: it goes on without a lost node, and lets the node join again."""
         return self.bounds[0] < self.bounds[1]
 
     @property
-    def leaves(self) -> bool:
+    def stops_alone(self) -> bool:
         """Whether a SIGTERM to this launcher stops this node only, and not the job.
 
         That holds for a pod of a drained node and for a launcher that was started by hand. Slurm,
@@ -151,7 +158,7 @@ class JoinedPlanner:
         tells_all = any(
             name in environ for _, module, names in SYSTEMS if module in _TELL_ALL for name in names
         )
-        return self.flexible and not tells_all
+        return self.is_elastic and not tells_all
 
     @property
     def max_restarts(self) -> int:
@@ -164,13 +171,13 @@ class JoinedPlanner:
         return self._by_worker
 
     @property
-    def speaks(self) -> bool:
+    def shows_notices(self) -> bool:
         """Whether this launcher shows the notices of the coordinator. Only one launcher of a node
         does."""
         return not self._by_worker or not self._location.allocation.local_rank
 
     @property
-    def own_slots(self) -> int:
+    def own_workers(self) -> int:
         """How many workers this launcher starts."""
         return 1 if self._by_worker else self._own.slots or 0
 
@@ -196,14 +203,16 @@ class JoinedPlanner:
 
     # --- requests to take part
 
-    def apply(self, *, clock: float, wall: float, attempt: int, restarts: int) -> p.LauncherInfo:
+    def launcher_info(
+        self, *, clock: float, wall: float, attempt: int, restarts: int
+    ) -> p.LauncherInfo:
         """Return what this launcher sends to the coordinator about its command line and its state.
 
         ``clock`` and ``wall`` are seconds of the monotonic and of the wall clock.
         """
         return p.LauncherInfo(
             num_nodes=self.bounds,
-            slots=self.own_slots,
+            slots=self.own_workers,
             command=command_digest(self._options),
             backend=self._backend.name,
             choices=choices_digest(self._backend),
@@ -213,17 +222,15 @@ class JoinedPlanner:
             restarts=restarts,
         )
 
-    def conflict(self, number: int, host: str, told: p.LauncherInfo) -> str | None:
+    def conflict(self, number: int, host: str, info: p.LauncherInfo) -> str | None:
         """Return how the options of another launcher contradict the coordinator's; None if they
         agree."""
         me, who = printable(self._facts.hostname), f"{self._label(number)} ({printable(host)})"
         what = "launchers" if self._by_worker else "nodes"
-        own = self.apply(clock=0.0, wall=0.0, attempt=-1, restarts=0)
-        if (
-            differs := contradiction(told, own, who=who, me=f"{me} (rank 0)", what=what)
-        ) is not None:
+        own = self.launcher_info(clock=0.0, wall=0.0, attempt=-1, restarts=0)
+        if (differs := difference(info, own, who=who, me=f"{me} (rank 0)", what=what)) is not None:
             return differs
-        slots = told.slots
+        slots = info.slots
         if slots is None or not 0 < slots <= MOST_SLOTS:
             return f"{who} says that it runs {slots} workers"
         planned = self._topology.nodes[number].slots if number < len(self._topology.nodes) else None
@@ -235,13 +242,13 @@ class JoinedPlanner:
         return None
 
     def clock_note(
-        self, number: int, host: str, told: p.LauncherInfo, *, wall: float
+        self, number: int, host: str, info: p.LauncherInfo, *, wall: float
     ) -> str | None:
         """Return a notice if the clock of a node is far off; None if it is not.
 
         ``wall`` is the time of this machine in seconds.
         """
-        apart = told.wall - wall
+        apart = info.wall - wall
         if abs(apart) < _CLOCKS_S:
             return None
         off = f"{abs(apart) / 60:.0f} min" if abs(apart) < 99 * 3600 else "more than 99 h"
@@ -277,17 +284,17 @@ class JoinedPlanner:
             topology=False,
         )
 
-    def compose(
+    def plan_attempt(
         self, surveys: Mapping[int, Surveyed], known: Mapping[int, LauncherRecord]
     ) -> tuple[tuple[int, ...], LaunchPlan]:
         """Plan an attempt with the launchers that are there.
 
         Returns the numbers of the chosen launchers in the order of their ranks, and the plan.
-        Raises NodesError if there are too few, NodesDiffer if their scripts differ.
+        Raises NodesError if there are too few, NodesDifferError if their scripts differ.
         """
         fewest, most = self.bounds
         mine = LauncherRecord(
-            host=self.hostname, apply=self.apply(clock=0.0, wall=0.0, attempt=-1, restarts=0)
+            host=self.hostname, info=self.launcher_info(clock=0.0, wall=0.0, attempt=-1, restarts=0)
         )
         known = {**known, 0: mine}
         members = tuple(sorted(surveys))[:most]
@@ -304,14 +311,14 @@ class JoinedPlanner:
         plan = build_plan(
             self._options,
             self._facts,
-            replace(topology, bounds=self.bounds if self.flexible else None),
+            replace(topology, bounds=self.bounds if self.is_elastic else None),
             self._backend,
             job_id=self._job_id,
             run_dir=self._run_dir,
-            shares=self._shares_of_worker(len(topology.nodes)),
+            shares=self._cpu_shares(len(topology.nodes)),
         )
-        self._of_members = tuple(hosts[number] for number in members)
-        return members, self._with_own_cpus(plan)
+        self._hosts_of_ranks = tuple(hosts[number] for number in members)
+        return members, self._with_unbound_cpus(plan)
 
     def _nodes(
         self, members: Sequence[int], known: Mapping[int, LauncherRecord]
@@ -325,11 +332,11 @@ class JoinedPlanner:
             return tuple(nodes)
         mine = replace(self._own, host=known[0].host, known=True)
         return tuple(
-            mine if number == 0 else Node(host=known[number].host, slots=known[number].apply.slots)
+            mine if number == 0 else Node(host=known[number].host, slots=known[number].info.slots)
             for number in members
         )
 
-    def _shares_of_worker(self, nodes: int) -> list[CpuShare] | None:
+    def _cpu_shares(self, nodes: int) -> list[CpuShare] | None:
         """Return this machine's CPUs for every node if there is one launcher per worker.
 
         Such a launcher only plans its own worker, so the shares of other nodes do not matter.
@@ -340,7 +347,7 @@ class JoinedPlanner:
             else None
         )
 
-    def _with_own_cpus(self, plan: LaunchPlan) -> LaunchPlan:
+    def _with_unbound_cpus(self, plan: LaunchPlan) -> LaunchPlan:
         """Return the plan without a CPU binding for the launcher's only worker, if the launcher is
         bound.
 
@@ -360,7 +367,7 @@ class JoinedPlanner:
         )
         return replace(plan, workers=workers)
 
-    def places(self, plan: LaunchPlan) -> tuple[tuple[str, int], ...]:
+    def hosts_and_first_ranks(self, plan: LaunchPlan) -> tuple[tuple[str, int], ...]:
         """Return the host and the lowest rank of each launcher in a plan."""
         if not self._by_worker:
             return tuple(zip((node.host for node in plan.nodes), plan.first_ranks, strict=True))
@@ -370,58 +377,59 @@ class JoinedPlanner:
         self, surveyed: Surveyed, host: str, *, of_scheduler: AddressesOf = no_addresses
     ) -> tuple[str, ...]:
         """Return the addresses at which the other nodes try to reach rank 0's node, best first."""
-        return self._address_choice.candidates(surveyed, host, of_scheduler=of_scheduler)
+        return self._address_chooser.candidates(surveyed, host, of_scheduler=of_scheduler)
 
-    def meet(
+    def choose_master(
         self,
         surveys: Sequence[Surveyed],
         reached: Mapping[int, Reached],
         *,
         of_scheduler: AddressesOf = no_addresses,
-    ) -> Meeting:
+    ) -> MasterChoice:
         """Return the master address that all nodes have reached.
 
         ``surveys`` and ``reached`` are by the number of the launcher within the attempt. Raises
         LaunchError if there is no such address.
         """
         hosts = (
-            self._of_members
-            if len(self._of_members) == len(surveys)
+            self._hosts_of_ranks
+            if len(self._hosts_of_ranks) == len(surveys)
             else [each.hostname for each in surveys]
         )
-        found = self._address_choice.settle(surveys, reached, hosts, of_scheduler=of_scheduler)
+        found = self._address_chooser.choose(surveys, reached, hosts, of_scheduler=of_scheduler)
         if not self._by_worker:
             return found
         of_node: dict[int, Mapping[str, str]] = {}
-        places = []
-        place = 0
+        firsts = []
+        first = 0
         for node_rank, node in enumerate(self._topology.nodes):
-            of_node[node_rank] = found.env.get(place, {})
-            places.append(place)
-            place += node.slots or 0
+            of_node[node_rank] = found.env.get(first, {})
+            firsts.append(first)
+            first += node.slots or 0
         return replace(
-            found, env=of_node, addresses=tuple(found.addresses[place] for place in places)
+            found, env=of_node, addresses=tuple(found.addresses[first] for first in firsts)
         )
 
     # --- a joined launcher's plan
 
-    def plan_start(self, told: p.StartWorkers, interfaces: Iterable[str]) -> LaunchPlan:
+    def plan_start(self, start: p.StartWorkers, interfaces: Iterable[str]) -> LaunchPlan:
         """Plan this launcher's own workers of an attempt from its own command line.
 
         ``interfaces`` are the names of the network interfaces of this node. Raises ProtocolError if
         the coordinator's message does not fit this launcher.
         """
-        self._check(told)
+        self._check(start)
         nodes = [
-            Node(host=host, slots=slots) for host, slots in zip(told.hosts, told.slots, strict=True)
+            Node(host=host, slots=slots)
+            for host, slots in zip(start.hosts, start.slots, strict=True)
         ]
-        rank = told.node_rank
-        nodes[rank] = replace(self._own, host=told.hosts[rank], known=True)
+        rank = start.node_rank
+        nodes[rank] = replace(self._own, host=start.hosts[rank], known=True)
         topology = replace(
             self._topology,
             nodes=tuple(nodes),
             here=rank,
-            bounds=self.bounds if self.flexible else None,
+            bounds=self.bounds if self.is_elastic else None,
         )
         plan = build_plan(
             self._options,
@@ -430,19 +438,19 @@ class JoinedPlanner:
             self._backend,
             job_id=self._job_id,
             run_dir=self._run_dir,
-            shares=self._shares_of_worker(len(nodes)),
+            shares=self._cpu_shares(len(nodes)),
             only=rank,
         )
-        plan = self._with_own_cpus(plan)
-        mine = set(told.local_ranks)
+        plan = self._with_unbound_cpus(plan)
+        mine = set(start.local_ranks)
         plan = replace(
             plan, workers=tuple(worker for worker in plan.workers if worker.local_rank in mine)
         )
         there = set(interfaces)
         wanted = {
-            GLOO_INTERFACE: told.interface,
-            TENSORPIPE_INTERFACE: told.interface,
-            NCCL_INTERFACE: told.nccl_interface,
+            GLOO_INTERFACE: start.interface,
+            TENSORPIPE_INTERFACE: start.interface,
+            NCCL_INTERFACE: start.nccl_interface,
         }
         taken = {**plan.base_env, **plan.given_env}
         env = {
@@ -450,28 +458,28 @@ class JoinedPlanner:
             for name, value in wanted.items()
             if value in there and name not in taken
         }
-        where = Meeting(address=told.master_addr, env={rank: env} if env else {})
-        plan = bind(plan, attempt=told.attempt, master_port=told.master_port, meeting=where)
-        return with_cluster(plan, told.cluster, self._backend)
+        where = MasterChoice(address=start.master_addr, env={rank: env} if env else {})
+        plan = bind(plan, attempt=start.attempt, master_port=start.master_port, meeting=where)
+        return with_cluster(plan, start.cluster, self._backend)
 
-    def _check(self, told: p.StartWorkers) -> None:
+    def _check(self, start: p.StartWorkers) -> None:
         count = len(self._topology.nodes)
-        check_start(told, nodes=(count, count) if self._by_worker else self.bounds)
-        slots, own = told.slots[told.node_rank], self._own.slots
-        if slots != own or not self._is_own(told):
+        check_start(start, nodes=(count, count) if self._by_worker else self.bounds)
+        slots, own = start.slots[start.node_rank], self._own.slots
+        if slots != own or not self._is_for_own_workers(start):
             raise ProtocolError(
                 f"it wants {counted(slots, 'worker')} here, {quoted(str(own))} are this launcher's"
             )
-        if len(told.cluster) != self._backend.worker_ports * sum(told.slots):
-            ports = counted(len(told.cluster), "port")
+        if len(start.cluster) != self._backend.worker_ports * sum(start.slots):
+            ports = counted(len(start.cluster), "port")
             raise ProtocolError(
                 f"it tells of {ports} of workers, which --backend {self._backend.name} has no use "
                 "for"
             )
 
-    def _is_own(self, told: p.StartWorkers) -> bool:
+    def _is_for_own_workers(self, start: p.StartWorkers) -> bool:
         if not self._by_worker:
-            return set(told.local_ranks) == set(range(self._own.slots or 0))
+            return set(start.local_ranks) == set(range(self._own.slots or 0))
         local_rank = self._location.allocation.local_rank
         one_of = range(self._own.slots or 0) if local_rank is None else (local_rank,)
-        return len(told.local_ranks) == 1 and told.local_ranks[0] in one_of
+        return len(start.local_ranks) == 1 and start.local_ranks[0] in one_of

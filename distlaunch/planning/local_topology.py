@@ -91,7 +91,7 @@ def workers_here(
     are requested than there are.
     """
     if on_cpus(options):
-        return _cpu_workers(_counted(count, without), facts, "", ())
+        return _cpu_workers(_cpu_worker_count(count, without), facts, "", ())
     selection = selection_here(options, facts, granted=granted, several=several)
     if not selection.ids:
         number = options.whole_gpus or count
@@ -99,7 +99,7 @@ def workers_here(
             asks_for_gpus(options), number, without, facts, selection, several=several
         )
     shared = shares_gpus(options)
-    selection = _chosen(selection, only, without, facts, shared=shared)
+    selection = _apply_slots(selection, only, without, facts, shared=shared)
     if options.whole_gpus is not None:
         selection = first_devices(selection, options.whole_gpus, several=several)
         if selection.mig and options.whole_gpus > 1:
@@ -123,8 +123,8 @@ def selection_here(
     """Return the GPUs that workers may use: those that mask, --gpus and ``granted`` leave."""
     selection = select_devices(facts.gpus, facts.environ, requested=options.gpus, several=several)
     if granted and len(granted) < len(selection.ids) and set(granted) <= set(selection.ids):
-        places = [place for place, each in enumerate(selection.ids) if each in granted]
-        return _at(selection, places, f"{selection.source}; {','.join(granted)} granted")
+        indices = [index for index, each in enumerate(selection.ids) if each in granted]
+        return _with_devices(selection, indices, f"{selection.source}; {','.join(granted)} granted")
     return selection
 
 
@@ -205,7 +205,7 @@ def _none_left(facts: Facts) -> ConfigError:
     )
 
 
-def _counted(count: int | None, without: Sequence[int]) -> int:
+def _cpu_worker_count(count: int | None, without: Sequence[int]) -> int:
     """Return the number of CPU workers: one by default, none if a filter excludes slot 0."""
     return count if count is not None else 0 if 0 in without else 1
 
@@ -224,14 +224,14 @@ def _without_gpus(
         raise NotTheseGpusError(f"the GPUs here cannot be used: {facts.gpus.problem}", hint=hint)
     if asked:
         first_devices(selection, count or 1, several=several)
-    number = _counted(count, without)
+    number = _cpu_worker_count(count, without)
     workers = "one CPU worker" if number == 1 else counted(number, "CPU worker")
     return _cpu_workers(
         number, facts, selection.source, (f"{selection.source}: {workers}; {hint}",)
     )
 
 
-def _chosen(
+def _apply_slots(
     selection: DeviceSelection,
     only: Sequence[int] | None,
     without: Sequence[int],
@@ -248,21 +248,27 @@ def _chosen(
     ):
         # No filter, or one for the first slots. first_devices checks the number.
         return selection
-    beyond = next((place for place in (*(only or ()), *without) if place not in have), None)
+    beyond = next((index for index in (*(only or ()), *without) if index not in have), None)
     if beyond is not None:
         raise ConfigError(
             f"{printable(facts.hostname)} has no GPU {beyond} to include or exclude "
             f"({selection.source})",
             hint=f"it has {format_ranks(have)}, counted from 0 within what is visible",
         )
-    left = [place for place in (have if only is None else only) if place not in without]
+    left = [index for index in (have if only is None else only) if index not in without]
     if not left:
         raise _none_left(facts)
-    return selection if len(left) == len(selection.ids) else _at(selection, left, selection.source)
+    return (
+        selection
+        if len(left) == len(selection.ids)
+        else _with_devices(selection, left, selection.source)
+    )
 
 
-def _at(selection: DeviceSelection, places: Sequence[int], source: str) -> DeviceSelection:
-    ids, gpus = tuple(selection.ids[p] for p in places), tuple(selection.gpus[p] for p in places)
+def _with_devices(
+    selection: DeviceSelection, indices: Sequence[int], source: str
+) -> DeviceSelection:
+    ids, gpus = tuple(selection.ids[p] for p in indices), tuple(selection.gpus[p] for p in indices)
     return replace(selection, ids=ids, gpus=gpus, source=source)
 
 
@@ -275,7 +281,7 @@ def _gpu_workers(
     """
     isolate = options.isolate_gpus or selection.mig
     whole = options.whole_nodes and not isolate
-    places = (
+    indices = (
         list(range(len(selection.ids)))
         if whole
         else [index % len(selection.ids) for index in range(count)]
@@ -285,13 +291,13 @@ def _gpu_workers(
         slots=count,
         mask_variable=selection.mask_variable,
         masks=split_devices(selection, count, isolate=isolate),
-        devices=tuple(selection.ids[place] for place in places) if shared else selection.ids,
-        gpus=tuple(selection.gpus[place] for place in places),
+        devices=tuple(selection.ids[index] for index in indices) if shared else selection.ids,
+        gpus=tuple(selection.gpus[index] for index in indices),
         devices_from=selection.source,
         isolated=isolate,
         numa=()
         if whole
-        else tuple(gpu.numa_node if (gpu := selection.gpus[place]) else None for place in places),
+        else tuple(gpu.numa_node if (gpu := selection.gpus[index]) else None for index in indices),
     )
     return Topology(nodes=(node,), device="cuda", notes=plain_notes(selection.notes))
 
@@ -303,7 +309,7 @@ def _count(
         case int() as number:
             return number, ()
         case "cpu":
-            return _cpus(facts), ()
+            return _usable_cpus(facts), ()
         case "xpu":
             entries = {entry.strip() for entry in facts.environ.get(ZE, "").split(",")} - {""}
             if not entries:
@@ -322,13 +328,13 @@ def _count(
         case _:
             if selection.ids:
                 return len(selection.ids), ()
-            cpus = _cpus(facts)
+            cpus = _usable_cpus(facts)
             return cpus, (
                 f"{_FLAG} auto: {counted(cpus, 'worker')}, one for each CPU ({selection.source})",
             )
 
 
-def _cpus(facts: Facts) -> int:
+def _usable_cpus(facts: Facts) -> int:
     """Return how many CPUs can run at once: those of the affinity, limited by the container's
     quota."""
     allowed = len(facts.cpus.allowed)

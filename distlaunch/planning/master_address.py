@@ -53,7 +53,7 @@ class MasterAddress(Record):
     port_origin: MasterOrigin
 
 
-class Meeting(Record):
+class MasterChoice(Record):
     """The master address that all nodes have reached."""
 
     address: str
@@ -95,25 +95,25 @@ def master_of_allocation(
     options: TrainOptions,
     allocation: Allocation,
     *,
-    place: int,
+    index: int,
     hostname: str | None,
 ) -> MasterAddress:
     """Return the address and port of rank 0's node that options and the list of hosts give.
 
-    For a job of several nodes. ``place`` is the index of rank 0's node in ``allocation.hosts``; the
+    For a job of several nodes. ``index`` is the index of rank 0's node in ``allocation.hosts``; the
     system's own address and port belong to index 0. ``hostname`` is this machine's name if it is
     that node, else None.
     """
     from distlaunch.planning.hosts.this_host import is_loopback
 
-    first: Host = allocation.hosts[place]
+    first: Host = allocation.hosts[index]
     address, origin = options.master_addr, MasterOrigin.OPTION
-    if address is None and place == 0:
+    if address is None and index == 0:
         address, origin = allocation.master_addr, MasterOrigin.SYSTEM
     if address is None and first.known:
         here = hostname is not None and is_loopback(first.name)
         address, origin = hostname if here else first.name, MasterOrigin.FIRST_NODE
-    port = allocation.master_port if place == 0 else None
+    port = allocation.master_port if index == 0 else None
     return MasterAddress(
         address=address,
         port=port,
@@ -122,7 +122,7 @@ def master_of_allocation(
     )
 
 
-def note_on(master: MasterAddress, options: TrainOptions) -> str | None:
+def master_note(master: MasterAddress, options: TrainOptions) -> str | None:
     """Return a note for the user if the planned address may not lead to rank 0's node."""
     from distlaunch.planning.hosts.this_host import is_loopback
 
@@ -191,7 +191,7 @@ def no_addresses(host: str) -> Sequence[str]:
     return ()
 
 
-class AddressChoice:
+class AddressChooser:
     """Chooses MASTER_ADDR for each attempt from what the nodes report.
 
     ``rendezvous_host`` is where the launchers connect to each other if each node has one.
@@ -236,7 +236,7 @@ class AddressChoice:
         first = (meeting_host,) if direct and meeting_host not in _UNSPECIFIED else ()
         return tuple(dict.fromkeys((*first, *found, meeting_host)))
 
-    def settle(
+    def choose(
         self,
         surveys: Sequence[Surveyed],
         reached: Mapping[int, Reached],
@@ -245,13 +245,13 @@ class AddressChoice:
         of_scheduler: AddressesOf = no_addresses,
         set_by_user: Mapping[str, str] | None = None,
         nccl: bool = True,
-    ) -> Meeting:
+    ) -> MasterChoice:
         """Return the first candidate that all other nodes have reached.
 
-        All arguments are by node rank. Raises LaunchError as ``meet`` does, and if the backend
-        rejects the nodes.
+        All arguments are by node rank. Raises LaunchError as ``choose_reached`` does, and if the
+        backend rejects the nodes.
         """
-        found = meet(
+        found = choose_reached(
             surveys,
             reached,
             tried=self.candidates(surveys[0], hosts[0], of_scheduler=of_scheduler),
@@ -281,7 +281,7 @@ def usable_by(backend: PlannedBackend, found: tuple[str, ...], host: str) -> tup
     return left
 
 
-def meet(
+def choose_reached(
     surveys: Sequence[Surveyed],
     reached: Mapping[int, Reached],
     *,
@@ -290,7 +290,7 @@ def meet(
     interface: str | None = None,
     set_by_user: Mapping[str, str] | None = None,
     nccl: bool = True,
-) -> Meeting:
+) -> MasterChoice:
     """Return the first of the addresses ``tried`` that every node but the first has reached.
 
     All arguments are by node rank. ``hosts`` has names for messages. ``set_by_user`` are variables
@@ -307,7 +307,7 @@ def meet(
         (each for each in tried if all(each in routes for routes in ways.values())), None
     )
     if address is None:
-        raise _unreachable(surveys, reached, tried, hosts)
+        raise _no_common_address(surveys, reached, tried, hosts)
     taken = set_by_user or {}
     env: dict[int, Mapping[str, str]] = {}
     shared: dict[tuple[tuple[str, str], ...], Mapping[str, str]] = {}
@@ -323,7 +323,7 @@ def meet(
         }
         if left:
             env[rank] = shared.setdefault(tuple(left.items()), left)
-    return Meeting(address=address, env=env, addresses=(address, *others))
+    return MasterChoice(address=address, env=env, addresses=(address, *others))
 
 
 def _routes(reached: Mapping[int, Reached], rank: int, tried: Sequence[str]) -> Sequence[Route]:
@@ -335,7 +335,7 @@ def _routes(reached: Mapping[int, Reached], rank: int, tried: Sequence[str]) -> 
     )
 
 
-def _unreachable(
+def _no_common_address(
     surveys: Sequence[Surveyed],
     reached: Mapping[int, Reached],
     tried: Sequence[str],

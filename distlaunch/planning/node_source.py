@@ -10,7 +10,7 @@ from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.record import Record, replace
 from distlaunch.core.model.text import counted, printable, quoted
 from distlaunch.planning.allocation import Allocation, Host, Origin, ValueName
-from distlaunch.planning.clusters.select import rivals, select
+from distlaunch.planning.clusters.select import select, unused_systems
 from distlaunch.planning.facts import Facts, Surroundings
 from distlaunch.planning.hosts.this_host import Identity, is_loopback, is_this_machine
 from distlaunch.planning.master_address import first_host_of_options, rendezvous_endpoint
@@ -53,7 +53,7 @@ def locate(options: TrainOptions, facts: Facts) -> tuple[Location | None, tuple[
     if allocation is None:
         return None, lost
     allocation = _with_node_rank(allocation, options, around)
-    here, by = _here(allocation, options, around)
+    here, by = _find_this_machine(allocation, options, around)
     ranked = allocation.part == "all" or allocation.node_rank is not None or bool(here)
     if here is None and allocation.part == "node":
         here, ranked = min(1, len(allocation.hosts) - 1), False
@@ -63,7 +63,7 @@ def locate(options: TrainOptions, facts: Facts) -> tuple[Location | None, tuple[
     ), lost
 
 
-def check_lists(options: TrainOptions) -> str | None:
+def option_of_host_list(options: TrainOptions) -> str | None:
     """Return the name of the option that lists the hosts; None if there is none.
 
     Raises ConfigError if there are two, or one and --source.
@@ -71,10 +71,12 @@ def check_lists(options: TrainOptions) -> str | None:
     lists = {"hosts": options.hosts, "hostfile": options.hostfile, "discover": options.discover}
     who = next((options.named(field) for field, value in lists.items() if value is not None), None)
     named = [
-        _said(options.named(field), value) for field, value in lists.items() if value is not None
+        _shown_option(options.named(field), value)
+        for field, value in lists.items()
+        if value is not None
     ]
     if named and options.source not in {"auto", "flags"}:
-        named.append(_said(options.named("source"), options.source))
+        named.append(_shown_option(options.named("source"), options.source))
     if len(named) > 1:
         raise ConfigError(
             f"{' and '.join(named)} each say which nodes there are",
@@ -83,7 +85,7 @@ def check_lists(options: TrainOptions) -> str | None:
     return who
 
 
-def _said(who: str, value: str) -> str:
+def _shown_option(who: str, value: str) -> str:
     """Return an option with its value for a message.
 
     The value of a variable is left out, since a command there may contain secrets.
@@ -95,7 +97,7 @@ def _allocation(
     options: TrainOptions, facts: Facts, around: Surroundings
 ) -> tuple[str, Allocation | None, tuple[str, ...]]:
     """Return who names the nodes, the nodes, and the sources that are not used."""
-    who = check_lists(options)
+    who = option_of_host_list(options)
     if who is None:
         nodes = options.num_nodes
         wanted = (
@@ -132,7 +134,7 @@ def _allocation(
         discovered=around.discovered,
         who=who,
     )
-    return who, found, rivals(facts.environ, f"{who} comes first")
+    return who, found, unused_systems(facts.environ, f"{who} comes first")
 
 
 def _by_hand(options: TrainOptions) -> Allocation | None:
@@ -224,7 +226,7 @@ def _with_node_rank(
     return replace(allocation, node_rank=rank, part="node")
 
 
-def _here(
+def _find_this_machine(
     allocation: Allocation, options: TrainOptions, around: Surroundings
 ) -> tuple[int | None, str]:
     """Return the index of this machine and how it is known.
@@ -232,8 +234,8 @@ def _here(
     The rank decides if it is known, else names and addresses.
     """
     if allocation.node_rank is not None:
-        told = _source_of(allocation, "node rank")
-        by = options.who_set("node_rank") if allocation.node_rank == options.node_rank else told
+        source = _source_of(allocation, "node rank")
+        by = options.who_set("node_rank") if allocation.node_rank == options.node_rank else source
         return allocation.node_rank, by or allocation.source
     identity = around.identity
     if allocation.part == "node" and options.rendezvous is not None:
@@ -241,10 +243,10 @@ def _here(
         if meeting_host is not None and is_this_machine(meeting_host, identity):
             return 0, options.named("rendezvous")
     ours = [
-        place for place, host in enumerate(allocation.hosts) if is_this_machine(host.name, identity)
+        index for index, host in enumerate(allocation.hosts) if is_this_machine(host.name, identity)
     ]
     if len(ours) > 1 and allocation.by_user:
-        one, other = (quoted(allocation.hosts[place].name) for place in ours[:2])
+        one, other = (quoted(allocation.hosts[index].name) for index in ours[:2])
         raise ConfigError(
             f"{one} and {other} are both this machine", hint="name it once, with all its slots"
         )

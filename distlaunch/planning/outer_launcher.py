@@ -54,17 +54,17 @@ PYTHON_OPTIONS_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 _SPAWN = "--multiprocessing-fork"
 """Argument of a process that Python's multiprocessing started. Horovod's launcher starts each
 worker from such a process."""
-_VARIABLES = {
+_RANK_VARIABLES = {
     "horovodrun": ("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK"),
     "torchrun": ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
 }
-_MARKS = {
+_MARKERS = {
     "torchrun": "TORCHELASTIC_RUN_ID",
     "accelerate": "TORCHELASTIC_RUN_ID",
     OURS: "DISTLAUNCH_JOB_ID",
 }
 """A variable that only workers of this launcher have."""
-_OWN = frozenset(
+_SET_BY_US = frozenset(
     {
         "TORCHELASTIC_ERROR_FILE",
         "DISTLAUNCH_RUN_DIR",
@@ -79,13 +79,13 @@ _OWN = frozenset(
 _OF_THE_JOB = ("DISTLAUNCH_JOB_ID", "DISTLAUNCH_ATTEMPT")
 _OF_THE_BACKEND = ("DISTLAUNCH_BACKEND", BACKEND_OPTIONS)
 _BACKEND_NEEDS = {"horovod": "HOROVOD_RANK", "tensorflow": "TF_CONFIG"}
-_CONTRADICT = (
+_DECIDED_BY_OUTER = (
     "num_gpus", "gpus_per_node", "num_procs", "procs_per_node", "num_nodes", "hosts", "hostfile", "discover", "include",
     "exclude", "spares", "spread", "node_rank", "master_addr", "master_port", "interface", "rendezvous", "gpus",
     "isolate_gpus", "bind", "max_restarts", "requeue",
 )  # fmt: skip
 """Fields that the outer launcher decides."""
-_HARMLESS = {
+_ALLOWED_VALUES = {
     "num_gpus": 1,
     "gpus_per_node": 1,
     "num_procs": 1,
@@ -104,9 +104,11 @@ def outer_launcher(
     the script of a rank starts has the script's process above it, so it is nobody's worker.
     """
     launcher = _nearest(environ, ancestors)
-    if launcher is None or (launcher in _MARKS and _MARKS[launcher] not in environ):
+    if launcher is None or (launcher in _MARKERS and _MARKERS[launcher] not in environ):
         return None
-    numbers = [environ.get(name, "") for name in _VARIABLES.get(launcher, _VARIABLES["torchrun"])]
+    numbers = [
+        environ.get(name, "") for name in _RANK_VARIABLES.get(launcher, _RANK_VARIABLES["torchrun"])
+    ]
     if not all(number.isascii() and number.isdecimal() for number in numbers):
         return None
     rank, world_size, local_rank = map(int, numbers)
@@ -116,8 +118,8 @@ def outer_launcher(
 def is_below_a_worker(ancestors: Iterable[Ancestor]) -> bool:
     """Return whether one of the ancestors is a launcher, so that a worker has started this process."""
     for each in ancestors:
-        words = _program_and_rest(each.argv)
-        if each.name == SPAWNER or (words and os.path.basename(words[0]) in _BY_PROGRAM):
+        arguments = _program_and_arguments(each.argv)
+        if each.name == SPAWNER or (arguments and os.path.basename(arguments[0]) in _BY_PROGRAM):
             return True
     return False
 
@@ -127,8 +129,8 @@ def _nearest(environ: Mapping[str, str], ancestors: Iterable[Ancestor]) -> str |
     for each in ancestors:
         if each.name == SPAWNER:
             return None if through_spawn else OURS
-        words = _program_and_rest(each.argv)
-        program = os.path.basename(words[0]).lstrip("-") if words else ""
+        arguments = _program_and_arguments(each.argv)
+        program = os.path.basename(arguments[0]).lstrip("-") if arguments else ""
         if program in _BY_PROGRAM:
             launcher = _BY_PROGRAM[program]
             return launcher if not through_spawn or launcher == "horovodrun" else None
@@ -141,29 +143,31 @@ def _nearest(environ: Mapping[str, str], ancestors: Iterable[Ancestor]) -> str |
     return None
 
 
-def _program_and_rest(argv: Sequence[str]) -> Sequence[str]:
+def _program_and_arguments(argv: Sequence[str]) -> Sequence[str]:
     """Return the program of a process and its arguments. For an interpreter, the script or module."""
     if not argv or not os.path.basename(argv[0]).startswith("python"):
         return argv
-    words = [*argv[1:]]
-    while words:
-        word = words.pop(0)
-        if word == "-m" and words:
-            word = words[0]
-        elif word in PYTHON_OPTIONS_WITH_VALUE and words:
-            words.pop(0)
+    arguments = [*argv[1:]]
+    while arguments:
+        argument = arguments.pop(0)
+        if argument == "-m" and arguments:
+            argument = arguments[0]
+        elif argument in PYTHON_OPTIONS_WITH_VALUE and arguments:
+            arguments.pop(0)
             continue
-        elif word == "-c":
+        elif argument == "-c":
             return ()
-        elif word.startswith("-"):
+        elif argument.startswith("-"):
             continue
         else:
-            words.insert(0, word)
-        if os.path.basename(words[0]) not in _RUN_OTHERS:
-            return words
-        words.pop(0)
-        while words and words[0] != "-m" and os.path.basename(words[0]) not in _BY_PROGRAM:
-            words.pop(0)
+            arguments.insert(0, argument)
+        if os.path.basename(arguments[0]) not in _RUN_OTHERS:
+            return arguments
+        arguments.pop(0)
+        while (
+            arguments and arguments[0] != "-m" and os.path.basename(arguments[0]) not in _BY_PROGRAM
+        ):
+            arguments.pop(0)
     return ()
 
 
@@ -174,16 +178,16 @@ def check_options(
 
     The outer launcher decides about sizes, nodes and restarts.
     """
-    who = _called(outer)
+    who = _name_of(outer)
     started = f"{who} started this launcher as rank {outer.rank} of {outer.world_size}"
     way_out = "" if options.dialect.spelling else "; --source flags runs a job of its own here"
-    for field in _CONTRADICT:
+    for field in _DECIDED_BY_OUTER:
         if (
-            getattr(options, field) != _HARMLESS.get(field)
-            and (said := options.who_set(field)) is not None
+            getattr(options, field) != _ALLOWED_VALUES.get(field)
+            and (name := options.who_set(field)) is not None
         ):
             value: object = getattr(options, field)
-            shown = said if isinstance(value, bool) else f"{said} {printable(_written(value))}"
+            shown = name if isinstance(value, bool) else f"{name} {printable(_shown_value(value))}"
             if (
                 field == "hosts" and "hosts" not in options.given
             ):  # a drop-in command translates a number of workers to hosts
@@ -207,15 +211,15 @@ def check_options(
         )
 
 
-def _called(outer: OuterLauncher) -> str:
+def _name_of(outer: OuterLauncher) -> str:
     return "another distlaunch" if outer.launcher == OURS else outer.launcher
 
 
-def _written(value: object) -> str:
+def _shown_value(value: object) -> str:
     return ":".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-def one_worker(options: TrainOptions, facts: Facts, outer: OuterLauncher) -> Topology:
+def single_worker_topology(options: TrainOptions, facts: Facts, outer: OuterLauncher) -> Topology:
     """Return this machine with one worker that sees the devices of this launcher."""
     node = Node(host=facts.hostname, slots=1)
     if on_cpus(options):
@@ -223,7 +227,7 @@ def one_worker(options: TrainOptions, facts: Facts, outer: OuterLauncher) -> Top
         node = replace(node, mask_variable=CUDA, masks=((),), hidden=hidden)
     notes: tuple[str, ...] = ()
     if outer.rank == 0:
-        who = _called(outer)
+        who = _name_of(outer)
         note = (
             f"{who} started this launcher as rank 0 of {outer.world_size}: each launcher runs one "
             "worker with the"
@@ -241,11 +245,11 @@ def one_worker(options: TrainOptions, facts: Facts, outer: OuterLauncher) -> Top
     )
 
 
-def as_worker(
+def as_outer_worker(
     plan: LaunchPlan, options: TrainOptions, facts: Facts, outer: OuterLauncher
 ) -> LaunchPlan:
     """Return the plan with the outer launcher's variables in place of those of a job of our own."""
-    ours = {*_OWN}
+    ours = {*_SET_BY_US}
     if outer.launcher != OURS:
         ours.update(_OF_THE_JOB)
     if outer.launcher != OURS or "backend" in options.given:
@@ -264,7 +268,7 @@ def as_worker(
         plan,
         outer=outer,
         master_addr=facts.environ.get("MASTER_ADDR"),
-        layout=_of_rank(plan.layout, outer.rank),
+        layout=_layout_of_rank(plan.layout, outer.rank),
         base_env={**plan.base_env, **kept},
         env=without(plan.env),
         nodes=tuple(replace(node, env=without(node.env)) for node in plan.nodes),
@@ -276,7 +280,7 @@ def as_worker(
     )
 
 
-def _of_rank(layout: Layout, rank: int) -> Layout:
+def _layout_of_rank(layout: Layout, rank: int) -> Layout:
     """Name the files of the worker by its rank in the outer launcher's job."""
     parts = ("folder", "stdout", "stderr", "error", "stacks")
     return replace(layout, **{part: getattr(layout, part).format(rank=rank) for part in parts})

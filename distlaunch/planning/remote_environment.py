@@ -56,7 +56,7 @@ _OF_AN_INSTALLATION_BY_PREFIX = (
 )  # fmt: skip
 
 
-class Travelling(NamedTuple):
+class RemoteEnvironment(NamedTuple):
     """The environment of workers on other nodes."""
 
     everywhere: dict[str, str]
@@ -64,7 +64,7 @@ class Travelling(NamedTuple):
     """Variables only for nodes that have the launcher's interpreter at the same path."""
 
 
-def travelling(environ: Mapping[str, str]) -> Travelling:
+def split_environment(environ: Mapping[str, str]) -> RemoteEnvironment:
     """Split an environment that workers on this machine would inherit."""
     everywhere: dict[str, str] = {}
     with_ours: dict[str, str] = {}
@@ -73,4 +73,4 @@ def travelling(environ: Mapping[str, str]) -> Travelling:
             with_ours[name] = value
         elif not (name in _OF_A_HOST or name in _MASKS or name.startswith(_OF_A_HOST_BY_PREFIX)):
             everywhere[name] = value
-    return Travelling(everywhere, with_ours)
+    return RemoteEnvironment(everywhere, with_ours)

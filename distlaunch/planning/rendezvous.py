@@ -44,7 +44,7 @@ class Rendezvous(Record):
     """Whether this launcher is the coordinator; ``first``: only if it gets the port."""
 
 
-def settle(options: TrainOptions, location: Location, topology: Topology) -> Rendezvous:
+def choose_rendezvous(options: TrainOptions, location: Location, topology: Topology) -> Rendezvous:
     """Return where the launchers connect to each other. Raises ConfigError if nothing determines
     it."""
     allocation = location.allocation
@@ -93,12 +93,12 @@ def settle(options: TrainOptions, location: Location, topology: Topology) -> Ren
     )
 
 
-def settle_unplanned(options: TrainOptions, location: Location) -> Rendezvous:
+def choose_rendezvous_without_plan(options: TrainOptions, location: Location) -> Rendezvous:
     """Return the rendezvous of a launcher that has no plan. Raises ConfigError."""
     allocation, master = location.allocation, None
     if len(allocation.hosts) > 1:
         own_name = location.name if location.here == 0 else None
-        master = master_of_allocation(options, allocation, place=0, hostname=own_name)
+        master = master_of_allocation(options, allocation, index=0, hostname=own_name)
     topology = Topology(
         nodes=tuple(
             Node(host=host.name, slots=host.slots, known=host.known) for host in allocation.hosts
@@ -108,7 +108,7 @@ def settle_unplanned(options: TrainOptions, location: Location) -> Rendezvous:
         master_addr=None if master is None else master.address,
         master_port=None if master is None else master.port,
     )
-    return settle(options, location, topology)
+    return choose_rendezvous(options, location, topology)
 
 
 def _own_number(location: Location, topology: Topology) -> int | None:
@@ -123,7 +123,7 @@ def _own_number(location: Location, topology: Topology) -> int | None:
     return before + (allocation.local_rank or 0)
 
 
-def check_place(location: Location, topology: Topology) -> None:
+def check_joinable(location: Location, topology: Topology) -> None:
     """Raise ConfigError for options that one launcher per node cannot meet."""
     if topology.spares:
         raise ConfigError(

@@ -20,7 +20,7 @@ from distlaunch.planning import interfaces
 from distlaunch.planning.agreement import (
     ELSEWHERE,
     Interpreter,
-    NodesDiffer,
+    NodesDifferError,
     check_script,
     interpreter_of,
 )
@@ -37,23 +37,28 @@ from distlaunch.planning.build_topology import (
     bounds_of,
     build_topology,
     filtered_hosts,
-    settled_topology,
     spare_node,
+    surveyed_topology,
 )
 from distlaunch.planning.cpu_binding import pinned_note
 from distlaunch.planning.environment import base_environment, given_environment
 from distlaunch.planning.facts import Facts
-from distlaunch.planning.gpu_masks import trusting
+from distlaunch.planning.gpu_masks import accept_mask
 from distlaunch.planning.hosts.this_host import is_this_machine
-from distlaunch.planning.master_address import AddressChoice, AddressesOf, Meeting, no_addresses
+from distlaunch.planning.master_address import (
+    AddressChooser,
+    AddressesOf,
+    MasterChoice,
+    no_addresses,
+)
 from distlaunch.planning.node_source import Location
-from distlaunch.planning.remote_environment import travelling
+from distlaunch.planning.remote_environment import split_environment
 from distlaunch.planning.train_options import TrainOptions
 
-__all__ = ["Composer", "NodesDiffer"]
+__all__ = ["NodesDifferError", "SurveyedPlanner"]
 
 
-class Composer:
+class SurveyedPlanner:
     """Plans each attempt from the surveys of the hosts that are reachable."""
 
     def __init__(
@@ -70,7 +75,7 @@ class Composer:
         self._options, self._facts, self._backend = options, facts, backend
         self._allocation, self._who = location.allocation, location.who
         self._job_id, self._run_dir = job_id, run_dir
-        self._address_choice = AddressChoice(options, backend)
+        self._address_chooser = AddressChooser(options, backend)
         self._local = topology.here is not None
         here = location.here
         self._here_name = None if here is None else self._allocation.hosts[here].name
@@ -86,7 +91,7 @@ class Composer:
             note for note in topology.notes if note.kind is not NoteKind.KNOWN_NODES
         )
         self._warnings = topology.warnings
-        self._everywhere, with_ours = travelling(self._base)
+        self._everywhere, with_ours = split_environment(self._base)
         self._with_ours = {
             name: value for name, value in with_ours.items() if name not in self._given
         }
@@ -125,12 +130,12 @@ class Composer:
             return self._training, self._training
         return bounds
 
-    def set_job(self, job_id: str, run_dir: str) -> Composer:
+    def set_job(self, job_id: str, run_dir: str) -> SurveyedPlanner:
         """Set the job's id and its run directory."""
         self._run_dir, self._job_id = run_dir, job_id
         return self
 
-    def discovered(self, output: str) -> tuple[Node, ...]:
+    def update_hosts(self, output: str) -> tuple[Node, ...]:
         """Update the hosts from the output of the --discover command.
 
         Returns the hosts that may take part now. Known hosts keep their numbers, new ones get the
@@ -150,16 +155,16 @@ class Composer:
             return ()
         gone = [host for host in self._allocation.hosts if host.name not in by_name]
         allocation = replace(self._allocation, hosts=(*present, *gone))
-        here = next((place for place, host in enumerate(present) if self.is_here(host.name)), None)
+        here = next((index for index, host in enumerate(present) if self.is_here(host.name)), None)
         left = [
-            place
-            for place in filtered_hosts(allocation, options, self._facts, here=here)
-            if place < len(present)
+            index
+            for index in filtered_hosts(allocation, options, self._facts, here=here)
+            if index < len(present)
         ]
         if (
             len(left) < self.bounds[0] + options.spares
         ):  # too few to train, but the launcher connects to them already
-            nodes = tuple(spare_node(present[place]) for place in left)
+            nodes = tuple(spare_node(present[index]) for index in left)
         else:
             topology = build_topology(
                 allocation, options, self._facts, here=here, present=len(present)
@@ -194,32 +199,32 @@ class Composer:
             topology=options.bind != "none",
         )
 
-    def compose(self, surveys: Mapping[int, Surveyed]) -> tuple[tuple[int, ...], LaunchPlan]:
+    def plan_attempt(self, surveys: Mapping[int, Surveyed]) -> tuple[tuple[int, ...], LaunchPlan]:
         """Plan an attempt with the hosts that have been surveyed.
 
         Returns the numbers of the chosen hosts in the order of their ranks, and the plan. Raises
-        NodesError if there are too few, NodesDiffer if their scripts differ, ConfigError if the
-        options cannot be met.
+        NodesError if there are too few, NodesDifferError if their scripts differ, ConfigError if
+        the options cannot be met.
         """
-        members = self._chosen(surveys)
+        members = self._choose_nodes(surveys)
         options, chosen = self._options, {number: surveys[number] for number in members}
-        places = {host.name: place for place, host in enumerate(self._allocation.hosts)}
-        place_of = {number: places[self._hosts[number].host] for number in members}
-        here = None if self._here is None else places.get(self._hosts[self._here].host)
+        indices = {host.name: index for index, host in enumerate(self._allocation.hosts)}
+        index_of = {number: indices[self._hosts[number].host] for number in members}
+        here = None if self._here is None else indices.get(self._hosts[self._here].host)
         known: dict[int, Facts] = {}
         notes: dict[str, list[str]] = {}
         for number, surveyed in chosen.items():
-            place, host = place_of[number], self._hosts[number].host
-            facts, note = trusting(
-                _facts_of(surveyed, host), self._allocation, here=place, who=self._who
+            index, host = index_of[number], self._hosts[number].host
+            facts, note = accept_mask(
+                _facts_of(surveyed, host), self._allocation, here=index, who=self._who
             )
-            known[place] = facts
+            known[index] = facts
             for each in (note, pinned_note(surveyed.cpus, "the agent")):
                 if each is not None:
                     notes.setdefault(each, []).append(host)
         try:
-            topology = settled_topology(
-                self._allocation, options, known, [place_of[n] for n in members], here=here
+            topology = surveyed_topology(
+                self._allocation, options, known, [index_of[n] for n in members], here=here
             )
         except ConfigError as exc:
             if members == tuple(range(self._training)):
@@ -245,10 +250,10 @@ class Composer:
         news = [
             f"{name_hosts(new)}: {note}"
             for note, hosts in notes.items()
-            if (new := self._news(note, hosts))
+            if (new := self._not_shown_yet(note, hosts))
         ]
         spare = [self._hosts[number] for number in sorted(surveys.keys() - set(members))]
-        more = [*news, *self._of_interpreters(members, interpreters)]
+        more = [*news, *self._interpreter_notes(members, interpreters)]
         notes_of_plan = (*self._notes, *topology.notes, *plain_notes(more))
         topology = replace(
             topology,
@@ -281,15 +286,15 @@ class Composer:
         self, surveyed: Surveyed, host: str, *, of_scheduler: AddressesOf = no_addresses
     ) -> tuple[str, ...]:
         """Return the addresses at which the other nodes try to reach rank 0's node, best first."""
-        return self._address_choice.candidates(surveyed, host, of_scheduler=of_scheduler)
+        return self._address_chooser.candidates(surveyed, host, of_scheduler=of_scheduler)
 
-    def meet(
+    def choose_master(
         self,
         surveys: Sequence[Surveyed],
         reached: Mapping[int, Reached],
         *,
         of_scheduler: AddressesOf = no_addresses,
-    ) -> Meeting:
+    ) -> MasterChoice:
         """Return the master address that all nodes of the attempt have reached.
 
         ``surveys`` and ``reached`` are by node rank. Raises LaunchError if there is no such
@@ -297,7 +302,7 @@ class Composer:
         """
         names = self._hosts_of_ranks
         hosts = names if len(names) == len(surveys) else tuple(each.hostname for each in surveys)
-        return self._address_choice.settle(
+        return self._address_chooser.choose(
             surveys,
             reached,
             hosts,
@@ -313,7 +318,7 @@ class Composer:
             (number for number, node in enumerate(self._hosts) if self.is_here(node.host)), None
         )
 
-    def _chosen(self, surveys: Mapping[int, Surveyed]) -> tuple[int, ...]:
+    def _choose_nodes(self, surveys: Mapping[int, Surveyed]) -> tuple[int, ...]:
         """Return the numbers of the hosts that become nodes. Raises NodesError if there are too
         few."""
         fewest, most = self.bounds
@@ -344,7 +349,7 @@ class Composer:
             else surveyed.granted_cpus
         )
 
-    def _of_interpreters(
+    def _interpreter_notes(
         self, members: Sequence[int], interpreters: Sequence[Interpreter]
     ) -> list[str]:
         """Return a note on the interpreters of the workers if they are not all the launcher's.
@@ -358,9 +363,9 @@ class Composer:
         for number, each in zip(members, interpreters, strict=True):
             by_python.setdefault(each.python, []).append(self._hosts[number].host)
         if list(by_python) == [ours]:
-            told = interpreter_note(options, self._facts.environ, self._facts.python)
-            return [] if told is None else [told]
-        new = {python: self._news(python, hosts) for python, hosts in by_python.items()}
+            note = interpreter_note(options, self._facts.environ, self._facts.python)
+            return [] if note is None else [note]
+        new = {python: self._not_shown_yet(python, hosts) for python, hosts in by_python.items()}
         kinds = [
             f"{printable(python)} on {name_hosts(hosts)}" for python, hosts in new.items() if hosts
         ]
@@ -368,7 +373,7 @@ class Composer:
         why = f"ours, {printable(ours)}, is not everywhere; see --python"
         return [f"workers run {how}{', '.join(kinds)}: {why}"] if kinds else []
 
-    def _news(self, note: str, hosts: Sequence[str]) -> list[str]:
+    def _not_shown_yet(self, note: str, hosts: Sequence[str]) -> list[str]:
         """Return the hosts for which this note has not been shown yet, and remember them."""
         known = self._shown_notes.setdefault(note, set())
         new = [host for host in hosts if host not in known]

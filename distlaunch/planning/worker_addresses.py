@@ -16,7 +16,7 @@ from distlaunch.planning.backend import PlannedBackend
 from distlaunch.planning.environment import byte_length, check_length
 
 if TYPE_CHECKING:
-    from distlaunch.planning.master_address import Meeting
+    from distlaunch.planning.master_address import MasterChoice
 
 _SHORTEST_ADDRESS = "::1"
 """Lower limit for the address of a node. Only the first node can have a name, which the user has
@@ -26,7 +26,9 @@ _LOWEST_PORT = 1024
 default."""
 
 
-def cluster_of(plan: LaunchPlan, ports: Sequence[int], meeting: Meeting | None) -> tuple[str, ...]:
+def cluster_of(
+    plan: LaunchPlan, ports: Sequence[int], meeting: MasterChoice | None
+) -> tuple[str, ...]:
     """Return ``HOST:PORT`` for each port.
 
     ``ports`` are in the order of ranks, ``plan.worker_ports`` of them for each worker. ``meeting``
@@ -44,8 +46,8 @@ def cluster_of(plan: LaunchPlan, ports: Sequence[int], meeting: Meeting | None) 
 
 def cluster_names(backend: PlannedBackend, workers: int) -> set[str]:
     """Return the names of the variables that list the workers."""
-    places = ("127.0.0.1:1",) * (backend.worker_ports * workers)
-    return {*backend.cluster_variables(places), *backend.task_variables(workers, 0)}
+    cluster = ("127.0.0.1:1",) * (backend.worker_ports * workers)
+    return {*backend.cluster_variables(cluster), *backend.task_variables(workers, 0)}
 
 
 def with_cluster(plan: LaunchPlan, cluster: tuple[str, ...], backend: PlannedBackend) -> LaunchPlan:
@@ -75,12 +77,12 @@ def check_cluster(plan: LaunchPlan, backend: PlannedBackend) -> None:
     named = min(
         shortest, host_and_port(plan.master_addr or _SHORTEST_ADDRESS, _LOWEST_PORT), key=len
     )
-    places = (named,) * (plan.worker_ports * on_first) + (shortest,) * (
+    cluster = (named,) * (plan.worker_ports * on_first) + (shortest,) * (
         plan.worker_ports * (count - on_first)
     )
     tasks = [backend.task_variables(count, count - 1)]
     whose = f"of {counted(count, 'worker')}, were their addresses as short as can be"
-    _check_lengths(backend.cluster_variables(places), tasks, whose, backend)
+    _check_lengths(backend.cluster_variables(cluster), tasks, whose, backend)
 
 
 def _check_lengths(

@@ -89,7 +89,7 @@ class Request(Record):
         return "--procs-per-node" if counts_processes(self.options) else "--gpus-per-node"
 
 
-def count_workers(places: Sequence[PlannedHost], request: Request) -> Counts:
+def count_workers(candidates: Sequence[PlannedHost], request: Request) -> Counts:
     """Return the number of workers of each host; 0 for a host that is not needed.
 
     Raises ConfigError if there is not enough room.
@@ -98,19 +98,19 @@ def count_workers(places: Sequence[PlannedHost], request: Request) -> Counts:
     counts: Counts
     if total is None:
         counts = [
-            place.room
+            candidate.room
             if per_node is None
-            else _exactly(per_node, place, request.each_name, request)
-            for place in places
+            else _check_room(per_node, candidate, request.each_name, request)
+            for candidate in candidates
         ]
     elif per_node is not None:
-        counts = _total_and_each(total, per_node, places, request)
-    elif request.bounds is not None or len(places) == 1:
-        counts = _shares(total, places, request)
+        counts = _total_and_each(total, per_node, candidates, request)
+    elif request.bounds is not None or len(candidates) == 1:
+        counts = _shares(total, candidates, request)
     else:
-        counts = _spread_or_pack(total, places, request)
+        counts = _spread_or_pack(total, candidates, request)
     if request.allocation.part == "worker":
-        _check_tasks(places, counts, request)
+        _check_tasks(candidates, counts, request)
     return counts
 
 
@@ -127,15 +127,17 @@ class IdleHosts(Record):
     """Whether the user probably wanted workers on them."""
 
 
-def explain_idle(places: Sequence[PlannedHost], counts: Counts, request: Request) -> IdleHosts:
+def explain_idle(candidates: Sequence[PlannedHost], counts: Counts, request: Request) -> IdleHosts:
     """Return the message on the hosts that get no worker.
 
     Raises ConfigError if a scheduler granted them and no option gives them up.
     """
     total = request.total or 0
     size = f"{request.total_name} {total}"
-    among = len(places)
-    idle = [place.host for place, count in zip(places, counts, strict=True) if count == 0]
+    among = len(candidates)
+    idle = [
+        candidate.host for candidate, count in zip(candidates, counts, strict=True) if count == 0
+    ]
     if not request.by_user and request.bounds is None:
         each = str(total // among) if total % among == 0 else "N"
         raise ConfigError(
@@ -153,7 +155,7 @@ def explain_idle(places: Sequence[PlannedHost], counts: Counts, request: Request
     if meant:
         return IdleHosts(text=f"not needed for {size}: {names_of(idle)}", by_mistake=False)
     verb = "gets" if len(idle) == 1 else "get"
-    if all(place.room is None or place.room >= total for place in places):
+    if all(candidate.room is None or candidate.room >= total for candidate in candidates):
         instead = f"{request.each_name} {total} starts {total} on each host"
     else:
         instead = f"without {request.total_name} all slots are used"
@@ -185,11 +187,11 @@ def spread(total: int, slots: Sequence[int]) -> list[int]:
     counts = [0] * len(slots)
     left, level = total, 0
     while left > 0:
-        room = [place for place, own in enumerate(slots) if own > level]
+        room = [node for node, own in enumerate(slots) if own > level]
         # As many whole rounds as fit, or a last incomplete one.
-        rounds = max(1, min(min(slots[place] for place in room) - level, left // len(room)))
-        for place in room[:left]:
-            counts[place] += rounds
+        rounds = max(1, min(min(slots[node] for node in room) - level, left // len(room)))
+        for node in room[:left]:
+            counts[node] += rounds
         left -= rounds * min(len(room), left)
         level += rounds
     return counts
@@ -228,19 +230,19 @@ def cross_ranks(slots: Sequence[int]) -> list[tuple[int, ...]]:
     return ranks
 
 
-def _exactly(count: int, place: PlannedHost, said: str, request: Request) -> int:
+def _check_room(count: int, candidate: PlannedHost, problem: str, request: Request) -> int:
     """Return ``count`` if the host has room for it. Raises ConfigError."""
-    room = place.room
+    room = candidate.room
     # The slots of a scheduler do not limit workers on CPUs. A filter of the user does.
     free = (
         counts_processes(request.options)
         and not request.by_user
-        and (place.whole or shares_gpus(request.options))
+        and (candidate.whole or shares_gpus(request.options))
     )
-    if room is None or room >= count or free or place.found:
+    if room is None or room >= count or free or candidate.found:
         return count
     raise ConfigError(
-        f"{said} {count}: {printable(place.host.name)} has only {counted(room, 'slot')}",
+        f"{problem} {count}: {printable(candidate.host.name)} has only {counted(room, 'slot')}",
         hint="ask for less, or name more slots (HOST:SLOTS)"
         if request.by_user
         else "ask for less, or for CPU workers: --procs-per-node N",
@@ -248,7 +250,7 @@ def _exactly(count: int, place: PlannedHost, said: str, request: Request) -> int
 
 
 def _total_and_each(
-    total: int, per_node: int, places: Sequence[PlannedHost], request: Request
+    total: int, per_node: int, candidates: Sequence[PlannedHost], request: Request
 ) -> Counts:
     """Return the counts if both the total and the number per node are set, which give the nodes."""
     names = f"{request.total_name} {total} and {request.each_name} {per_node}"
@@ -257,14 +259,17 @@ def _total_and_each(
         raise ConfigError(
             f"{names}: {total} is no multiple of {per_node}", hint="give one of the two"
         )
-    if nodes > len(places) or (request.bounds is not None and nodes != len(places)):
-        said = f"{names} make {counted(nodes, 'node')}, but there are {len(places)}"
-        raise ConfigError(said, hint="give one of the two")
-    each = [_exactly(per_node, place, request.each_name, request) for place in places[:nodes]]
-    return [*each, *[0] * (len(places) - nodes)]
+    if nodes > len(candidates) or (request.bounds is not None and nodes != len(candidates)):
+        problem = f"{names} make {counted(nodes, 'node')}, but there are {len(candidates)}"
+        raise ConfigError(problem, hint="give one of the two")
+    each = [
+        _check_room(per_node, candidate, request.each_name, request)
+        for candidate in candidates[:nodes]
+    ]
+    return [*each, *[0] * (len(candidates) - nodes)]
 
 
-def _shares(total: int, places: Sequence[PlannedHost], request: Request) -> Counts:
+def _shares(total: int, candidates: Sequence[PlannedHost], request: Request) -> Counts:
     """Divide the total evenly among a fixed number of nodes."""
     name, each_name, bounds = request.total_name, request.each_name, request.bounds
     if bounds is not None and bounds[0] < bounds[1]:
@@ -272,23 +277,23 @@ def _shares(total: int, places: Sequence[PlannedHost], request: Request) -> Coun
             f"{name} {total} is a total, but there may be {bounds[0]} to {bounds[1]} nodes",
             hint=f"say how many each node has: {each_name} N",
         )
-    each, rest = divmod(total, len(places))
+    each, rest = divmod(total, len(candidates))
     if rest:
         raise ConfigError(
-            f"{name} {total} cannot be divided evenly among {counted(len(places), 'node')}",
-            hint=f"give a multiple of {len(places)}, or leave --num-nodes out",
+            f"{name} {total} cannot be divided evenly among {counted(len(candidates), 'node')}",
+            hint=f"give a multiple of {len(candidates)}, or leave --num-nodes out",
         )
-    said = f"{name} {total}, and so {each_name}" if len(places) > 1 else name
-    return [_exactly(each, place, said, request) for place in places]
+    problem = f"{name} {total}, and so {each_name}" if len(candidates) > 1 else name
+    return [_check_room(each, candidate, problem, request) for candidate in candidates]
 
 
-def _spread_or_pack(total: int, places: Sequence[PlannedHost], request: Request) -> Counts:
+def _spread_or_pack(total: int, candidates: Sequence[PlannedHost], request: Request) -> Counts:
     name, each_name = request.total_name, request.each_name
-    rooms = [place.room for place in places]
+    rooms = [candidate.room for candidate in candidates]
     enough = _enough(rooms, total)
-    unknown = next((place for place in places if place.room is None), None)
+    unknown = next((candidate for candidate in candidates if candidate.room is None), None)
     if unknown is not None and (request.options.spread or not enough):
-        each = "N" if total % len(places) else str(total // len(places))
+        each = "N" if total % len(candidates) else str(total // len(candidates))
         raise ConfigError(
             f"{name} {total}: how many workers {printable(unknown.host.name)} takes is not known "
             "here",
@@ -296,7 +301,7 @@ def _spread_or_pack(total: int, places: Sequence[PlannedHost], request: Request)
         )
     known = [room or 0 for room in rooms]
     if not enough:
-        hosts = [place.host for place in places]
+        hosts = [candidate.host for candidate in candidates]
         raise ConfigError(
             f"{name} {total}: there are only {counted(sum(known), 'slot')} on "
             f"{counted(len(hosts), 'host')},"
@@ -316,14 +321,14 @@ def _enough(rooms: Counts, total: int) -> bool:
     return left <= 0
 
 
-def _check_tasks(places: Sequence[PlannedHost], counts: Counts, request: Request) -> None:
+def _check_tasks(candidates: Sequence[PlannedHost], counts: Counts, request: Request) -> None:
     """Raise ConfigError if the counts differ from the tasks that a scheduler has already started."""
-    for place, count in zip(places, counts, strict=True):
-        tasks = place.tasks
+    for candidate, count in zip(candidates, counts, strict=True):
+        tasks = candidate.tasks
         if tasks is not None and count is not None and count != tasks:
             size = request.total_name if request.total is not None else request.each_name
             raise ConfigError(
-                f"{size} gives {printable(place.host.name)} {counted(count, 'worker')}, but "
+                f"{size} gives {printable(candidate.host.name)} {counted(count, 'worker')}, but "
                 f"{counted(tasks, 'task')}"
                 " run there already, each with a launcher of its own",
                 hint="leave the size out, or start one launcher a node (srun --ntasks-per-node=1, "

@@ -104,11 +104,11 @@ def stub(module: str, words: str) -> str:
 
 
 STUB = stub("main", "sys.argv[2]")
-"""For COUNT and WORD: an agent that uses its stdin and stdout."""
+"""For COUNT and NONCE: an agent that uses its stdin and stdout."""
 
 
-# $1 word, $2 count, $3 stub, then interpreters. The shell's own stderr is closed: it would report a
-# killed child. 2: a Python that does not know our flags; 126, 127: it cannot be run.
+# $1 nonce, $2 count, $3 stub, then interpreters. The shell's own stderr is closed: it would report
+# a killed child. 2: a Python that does not know our flags; 126, 127: it cannot be run.
 _SCRIPT = (
     'w=$1 c=$2 s=$3 t=:; shift 3; exec 3>&2 2>/dev/null; for p in "$@" '
     + " ".join(PYTHONS)
@@ -127,28 +127,28 @@ class BootstrapConnection(Connection, Protocol):
     def unread(self, data: bytes) -> None:
         """Put bytes back. ``receive`` returns them first, and ``fileno`` is ready."""
 
-    def last_words(self) -> bytes:
+    def stderr_tail(self) -> bytes:
         """Return the end of stderr."""
 
-    def forget_words(self) -> None:
+    def clear_stderr(self) -> None:
         """Drop the stderr that has come so far."""
 
 
-def remote_command(*, count: int, word: str, pythons: Sequence[str] = ()) -> str:
+def remote_command(*, count: int, nonce: str, pythons: Sequence[str] = ()) -> str:
     """Return the command for a login shell of any kind: sh, bash, dash, zsh, csh, tcsh, fish.
 
     ``pythons`` are interpreters to try before the usual ones. A path that some shell could
     misinterpret is left out.
     """
-    words = (
+    arguments = (
         _SCRIPT,
         "distlaunch",
-        word,
+        nonce,
         str(count),
         STUB,
         *(path for path in pythons if is_plain(path)),
     )
-    return "exec /bin/sh -c " + " ".join(f"'{word}'" for word in words)
+    return "exec /bin/sh -c " + " ".join(f"'{argument}'" for argument in arguments)
 
 
 def is_plain(path: str) -> bool:
@@ -157,7 +157,7 @@ def is_plain(path: str) -> bool:
 
 
 def start_agent(
-    stream: BootstrapConnection, code: bytes, word: str, *, until: float, where: str
+    stream: BootstrapConnection, code: bytes, nonce: str, *, until: float, where: str
 ) -> None:
     """Send the agent's code and wait for its greeting.
 
@@ -166,10 +166,12 @@ def start_agent(
     does not start. A thread sends the code, because a shell that prints much may only read its
     stdin once its output has been read.
     """
-    sender = threading.Thread(target=_sent, args=(stream, code), name="dl-bootstrap", daemon=True)
+    sender = threading.Thread(
+        target=_send_code, args=(stream, code), name="dl-bootstrap", daemon=True
+    )
     sender.start()
     try:
-        _skip_to_greeting(stream, word, until, where)
+        _skip_to_greeting(stream, nonce, until, where)
     except BaseException:
         stream.close()  # also ends the sender
         raise
@@ -177,16 +179,16 @@ def start_agent(
         sender.join(_JOIN_S)
 
 
-def _sent(stream: BootstrapConnection, code: bytes) -> None:
+def _send_code(stream: BootstrapConnection, code: bytes) -> None:
     try:
         stream.send(code)
     except OSError:
         pass  # the reader sees the end of the stream as well, and reports it
 
 
-def _skip_to_greeting(stream: BootstrapConnection, word: str, until: float, where: str) -> None:
+def _skip_to_greeting(stream: BootstrapConnection, nonce: str, until: float, where: str) -> None:
     # The greeting begins with a newline, in case the output before it ends without one.
-    mark = GREETING + word.encode() + b"\n"
+    mark = GREETING + nonce.encode() + b"\n"
     noise = b""
     passed = 0
     poll = select.poll()
@@ -194,13 +196,13 @@ def _skip_to_greeting(stream: BootstrapConnection, word: str, until: float, wher
     while True:
         data = stream.receive()
         if data is None:
-            raise _ended(stream, noise, where)
+            raise _login_failure(stream, noise, where)
         searched = noise + data
         at = searched.find(mark)
         if at >= 0:
             if rest := searched[at + len(mark) :]:
                 stream.unread(rest)
-            stream.forget_words()  # the shell's output
+            stream.clear_stderr()  # the shell's output
             return
         passed += len(data)
         noise = searched[-_KEPT_BEFORE_GREETING:]
@@ -213,7 +215,7 @@ def _skip_to_greeting(stream: BootstrapConnection, word: str, until: float, wher
             )
         left_s = until - time.monotonic()
         if left_s <= 0:
-            said = quoted_lines(stream.last_words() or noise)
+            said = quoted_lines(stream.stderr_tail() or noise)
             raise ConnectStepError(
                 "agent",
                 f"the agent has not started in time{said}",
@@ -223,9 +225,9 @@ def _skip_to_greeting(stream: BootstrapConnection, word: str, until: float, wher
             poll.poll(left_s * 1000 + 1)
 
 
-def _ended(stream: BootstrapConnection, noise: bytes, where: str) -> ConnectStepError:
+def _login_failure(stream: BootstrapConnection, noise: bytes, where: str) -> ConnectStepError:
     """Return why a login shell or an agent ended without a greeting."""
-    words = stream.last_words()
+    words = stream.stderr_tail()
     lines = noise.decode(errors="replace").splitlines()
     if _NONE in lines:
         return _no_python(lines, where)
@@ -239,11 +241,11 @@ def _ended(stream: BootstrapConnection, noise: bytes, where: str) -> ConnectStep
     return ConnectStepError(
         "agent",
         f"the login ended before the agent could start: {how}{quoted_lines(last)}",
-        passing=_was_cut(end),
+        passing=_was_interrupted(end),
     )
 
 
-def _was_cut(end: ConnectionEnd) -> bool:
+def _was_interrupted(end: ConnectionEnd) -> bool:
     """Return whether the login was ended from outside: by a broken connection or a signal."""
     return behind_shell(end).kind is not EndKind.EXITED
 
@@ -264,7 +266,7 @@ def _no_python(lines: list[str], where: str) -> ConnectStepError:
             else:
                 found.append(f"{path}, which cannot be run")
             version = None
-    has = f"{where} has {_listed(found)}" if found else f"{where} has no Python on its PATH"
+    has = f"{where} has {_join_words(found)}" if found else f"{where} has no Python on its PATH"
     return ConnectStepError(
         "python",
         f"{has}; the agent needs {floor} or newer",
@@ -274,7 +276,7 @@ def _no_python(lines: list[str], where: str) -> ConnectStepError:
     )
 
 
-def _listed(found: list[str]) -> str:
+def _join_words(found: list[str]) -> str:
     return found[0] if len(found) == 1 else ", ".join(found[:-1]) + " and " + found[-1]
 
 
@@ -299,37 +301,37 @@ def agent_zip() -> bytes:
     import distlaunch
     from distlaunch import core
 
-    return _zipped(
-        member
+    return _zip(
+        file
         for package in (distlaunch, core)
-        for member in _members(package, deep=package is core)
+        for file in _package_files(package, deep=package is core)
     )
 
 
-def _members(package: ModuleType, *, deep: bool) -> Iterator[tuple[str, bytes]]:
+def _package_files(package: ModuleType, *, deep: bool) -> Iterator[tuple[str, bytes]]:
     spec = package.__spec__
-    yield from _of_module(package.__name__, spec, is_package=True)
+    yield from _module_files(package.__name__, spec, is_package=True)
     if deep:
-        yield from _below(package.__name__ + ".", package.__path__)
+        yield from _submodule_files(package.__name__ + ".", package.__path__)
 
 
-def _below(prefix: str, folders: Any) -> Iterator[tuple[str, bytes]]:
+def _submodule_files(prefix: str, folders: Any) -> Iterator[tuple[str, bytes]]:
     for info in pkgutil.iter_modules(folders, prefix):
         spec: Any = info.module_finder.find_spec(info.name, None)
-        yield from _of_module(info.name, spec, is_package=info.ispkg)
+        yield from _module_files(info.name, spec, is_package=info.ispkg)
         if info.ispkg:
-            yield from _below(info.name + ".", spec.submodule_search_locations)
+            yield from _submodule_files(info.name + ".", spec.submodule_search_locations)
 
 
-def _of_module(name: str, spec: Any, *, is_package: bool) -> Iterator[tuple[str, bytes]]:
+def _module_files(name: str, spec: Any, *, is_package: bool) -> Iterator[tuple[str, bytes]]:
     stem = name.replace(".", "/") + ("/__init__" if is_package else "")
     source = spec.loader.get_data(spec.origin)
-    code = _cached(spec, len(source)) or marshal.dumps(spec.loader.get_code(name))
+    code = _cached_bytecode(spec, len(source)) or marshal.dumps(spec.loader.get_code(name))
     yield stem + ".py", source
     yield stem + ".pyc", importlib.util.MAGIC_NUMBER + _UNCHECKED + code
 
 
-def _cached(spec: Any, size: int) -> bytes | None:
+def _cached_bytecode(spec: Any, size: int) -> bytes | None:
     """Return the bytecode of the import cache if it belongs to this source. Halves the time to load
     it."""
     if not spec.cached:
@@ -346,12 +348,12 @@ def _cached(spec: Any, size: int) -> bytes | None:
     return held[_PYC_HEADER:] if held[:_PYC_HEADER] == header else None
 
 
-def _zipped(members: Iterator[tuple[str, bytes]]) -> bytes:
+def _zip(files: Iterator[tuple[str, bytes]]) -> bytes:
     """Return a zip. ``zipfile`` takes five times as long."""
     parts: list[bytes] = []
     directory: list[bytes] = []
     at = 0
-    for name, data in members:
+    for name, data in files:
         path = name.encode()
         packer = zlib.compressobj(_LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS)
         packed = packer.compress(data) + packer.flush()

@@ -1,6 +1,6 @@
 """Child processes whose stdin and stdout are a byte stream: ssh, a ProxyCommand, a local agent.
 
-``open_beside`` starts the agent of this machine if it is one node of several.
+``open_local_agent`` starts the agent of this machine if it is one node of several.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from distlaunch.transport.connection import (
     Target,
     end_of_program,
 )
-from distlaunch.transport.open_files import as_found
+from distlaunch.transport.open_files import with_original_limit
 
 _CHUNK = 1 << 16
-_MOST_WORDS = 16 << 10
+_STDERR_TAIL = 16 << 10
 _REAP_S = 0.5
 """How long a killed process may take to end on a busy machine. The next cleanup waits for it."""
 _GUARD = '; ({ read -r _ <&3; kill -9 0; } </dev/null >/dev/null 2>&1 &); exec 3<&- "$@"'
@@ -45,7 +45,7 @@ _READ_BYTES = 1 << 18
 _END_S = 2.0
 
 
-def open_beside(
+def open_local_agent(
     target: Target, within_s: float, *, code: bytes, environ: Mapping[str, str]
 ) -> Connection:
     """Start an agent on this machine; see ``Open``.
@@ -53,20 +53,20 @@ def open_beside(
     When the connection is closed the agent stops its workers and exits.
     """
     until = time.monotonic() + within_s
-    word = os.urandom(16).hex()
+    nonce = os.urandom(16).hex()
     python = sys.executable or "python3"
     try:
-        link = _start_beside([python, *FLAGS, "-c", STUB, str(len(code)), word], environ)
-        start_agent(link, code, word, until=until, where=target.host)
-    except ConnectStepError as trouble:
-        raise ConnectError(trouble.failure(target.host)) from trouble
-    link.limit_waits()
-    return link
+        connection = _start_local([python, *FLAGS, "-c", STUB, str(len(code)), nonce], environ)
+        start_agent(connection, code, nonce, until=until, where=target.host)
+    except ConnectStepError as error:
+        raise ConnectError(error.failure(target.host)) from error
+    connection.limit_waits()
+    return connection
 
 
-def _start_beside(argv: list[str], environ: Mapping[str, str]) -> ProcessConnection:
+def _start_local(argv: list[str], environ: Mapping[str, str]) -> ProcessConnection:
     try:
-        return ProcessConnection(as_found(argv), environ=environ, kill_switch=None)
+        return ProcessConnection(with_original_limit(argv), environ=environ, kill_switch=None)
     except OSError as exc:
         raise ConnectStepError(
             "python", f"{printable(argv[0])} cannot be run: {exc.strerror}"
@@ -86,7 +86,6 @@ class ProcessConnection:
         self._child = Child(argv, environ=environ, kill_switch=kill_switch)
         self._socket = self._child.stream
         self._is_polled = False
-        """A main loop has it, which is not to be held up by asking how the program has ended."""
         self._pending = b""
         self._always = -1
         self._ended = False
@@ -95,7 +94,7 @@ class ProcessConnection:
         self._lock = threading.Lock()
         self._epoll = select.epoll()
         self._epoll.register(self._socket, select.EPOLLIN)
-        self._epoll.register(self._child.words_end, select.EPOLLIN)  # until it is closed
+        self._epoll.register(self._child.stderr_fd, select.EPOLLIN)  # until it is closed
 
     def limit_waits(self) -> None:
         """Limit all further waits to the main loop's budget. Called when a main loop starts to
@@ -113,7 +112,7 @@ class ProcessConnection:
             return None if self._closed else self._received()
 
     def _received(self) -> bytes | None:
-        self._child.said()
+        self._child.read_stderr()
         if self._pending:
             data, self._pending = self._pending, b""
             self._epoll.unregister(self._always)
@@ -143,10 +142,10 @@ class ProcessConnection:
         """Send all bytes; see ``Connection``."""
         self._socket.sendall(data)
 
-    def last_words(self) -> bytes:
+    def stderr_tail(self) -> bytes:
         """Return the end of stderr."""
         with self._lock:
-            return self._child.said()
+            return self._child.read_stderr()
 
     def returncode(self, within_s: float = 0.0) -> int | None:
         """Return the program's exit code; None if it has not exited within this time."""
@@ -169,10 +168,10 @@ class ProcessConnection:
         if self._always >= 0:
             os.close(self._always)
 
-    def forget_words(self) -> None:
+    def clear_stderr(self) -> None:
         """Drop the stderr that has come so far."""
         with self._lock:
-            self._child.forget()
+            self._child.clear_stderr()
 
     def end(self) -> ConnectionEnd:
         """Return how the program ended, with its last line of stderr; see ``Connection``."""
@@ -186,7 +185,7 @@ class ProcessConnection:
         return end_of_program(code, self._last_line())
 
     def _last_line(self) -> str:
-        return quoted_lines(self.last_words(), 1)
+        return quoted_lines(self.stderr_tail(), 1)
 
 
 class KillSwitch:
@@ -201,10 +200,10 @@ class KillSwitch:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._ends: tuple[int, int] | None = None
-        self._held = 0
+        self._attached = 0
         self.is_closed = False
 
-    def hold(self) -> int:
+    def attach(self) -> int:
         """Return a descriptor for a guard to read. The caller closes it.
 
         Raises OSError if the kill switch is closed.
@@ -214,7 +213,7 @@ class KillSwitch:
                 raise OSError("the job is over")
             if self._ends is None:
                 self._ends = os.pipe()
-            self._held += 1
+            self._attached += 1
             return os.dup(self._ends[0])
 
     def kill(self, group: int) -> None:
@@ -227,15 +226,15 @@ class KillSwitch:
                 ):  # PermissionError: sudo, which exits when its stream ends
                     os.killpg(group, signal.SIGKILL)
 
-    def let_go(self) -> None:
+    def detach(self) -> None:
         """End the use of one descriptor. The last one closes the pipe."""
         with self._lock:
-            self._held -= 1
-            if not self._held:
+            self._attached -= 1
+            if not self._attached:
                 self._cut()
 
     def close(self) -> None:
-        """Kill all groups, without waiting for their end. ``hold`` is an error from now on."""
+        """Kill all groups, without waiting for their end. ``attach`` is an error from now on."""
         with self._lock:
             self.is_closed = True
             self._cut()
@@ -259,45 +258,45 @@ class Child:
         """Start the program. Raises OSError."""
         reap()
         self._kill_switch = kill_switch
-        self._said = bytearray()
+        self._stderr = bytearray()
         self._closed = False
-        words = list(argv)
+        command = list(argv)
         if kill_switch is not None:
-            _check(words[0], environ)
-            words = guarded(words, _SWITCH_IS_STDIN)
-        held = None if kill_switch is None else kill_switch.hold()
+            _check_program(command[0], environ)
+            command = guarded(command, _SWITCH_IS_STDIN)
+        guard_end = None if kill_switch is None else kill_switch.attach()
         try:
-            self.stream, self._words, self._process = _started(words, environ, held)
+            self.stream, self._stderr_fd, self._process = _start(command, environ, guard_end)
         except BaseException:
             if kill_switch is not None:
-                kill_switch.let_go()
+                kill_switch.detach()
             raise
         finally:
-            if held is not None:
-                os.close(held)
+            if guard_end is not None:
+                os.close(guard_end)
 
     @property
-    def words_end(self) -> int:
+    def stderr_fd(self) -> int:
         """Descriptor that is readable if there is more on stderr, or its end; -1 after that."""
-        return self._words
+        return self._stderr_fd
 
-    def said(self) -> bytes:
+    def read_stderr(self) -> bytes:
         """Read stderr without waiting, and return its end."""
-        while self._words >= 0:
+        while self._stderr_fd >= 0:
             try:
-                words = os.read(self._words, _CHUNK)
+                data = os.read(self._stderr_fd, _CHUNK)
             except BlockingIOError:
                 break
-            self._said += words
-            del self._said[:-_MOST_WORDS]
-            if not words:
-                self._close_words()
-        return bytes(self._said)
+            self._stderr += data
+            del self._stderr[:-_STDERR_TAIL]
+            if not data:
+                self._close_stderr()
+        return bytes(self._stderr)
 
-    def forget(self) -> None:
+    def clear_stderr(self) -> None:
         """Drop the stderr that has come so far."""
-        self.said()
-        self._said.clear()
+        self.read_stderr()
+        self._stderr.clear()
 
     def returncode(self, within_s: float = 0.0) -> int | None:
         """Return the exit code; None if it has not exited within this time."""
@@ -318,11 +317,11 @@ class Child:
         if self._closed:
             return
         self._closed = True
-        self.said()
+        self.read_stderr()
         if self._kill_switch is not None:
             self._kill_switch.kill(self._process.pid)
-            self._kill_switch.let_go()
-        self._close_words()
+            self._kill_switch.detach()
+        self._close_stderr()
         if self._process.poll() is not None:
             return
         if self._kill_switch is None:
@@ -338,13 +337,13 @@ class Child:
         with _reaping:
             _unreaped.append(self._process)
 
-    def _close_words(self) -> None:
-        words, self._words = self._words, -1
-        if words >= 0:
-            os.close(words)
+    def _close_stderr(self) -> None:
+        stderr_fd, self._stderr_fd = self._stderr_fd, -1
+        if stderr_fd >= 0:
+            os.close(stderr_fd)
 
 
-def _started(
+def _start(
     argv: Sequence[str], environ: Mapping[str, str], stdin: int | None
 ) -> tuple[socket.socket, int, subprocess.Popen[bytes]]:
     """Return our end of the stream, our end of stderr, and the process.
@@ -352,28 +351,28 @@ def _started(
     The stream is also the program's stdin, unless ``stdin`` is set.
     """
     ours, theirs = socket.socketpair()
-    words, their_words = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-    os.set_blocking(their_words, True)
+    our_stderr, their_stderr = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    os.set_blocking(their_stderr, True)
     try:
         process = subprocess.Popen(
             list(argv),
             stdin=theirs.fileno() if stdin is None else stdin,
             stdout=theirs.fileno(),
-            stderr=their_words,
+            stderr=their_stderr,
             env=dict(environ),
             start_new_session=True,
         )
     except BaseException:
         ours.close()
-        os.close(words)
+        os.close(our_stderr)
         raise
     finally:
         theirs.close()
-        os.close(their_words)
-    return ours, words, process
+        os.close(their_stderr)
+    return ours, our_stderr, process
 
 
-class Question:
+class BackgroundCommand:
     """A command that runs in the background until its output is needed. It never outlives the
     launcher."""
 
@@ -382,7 +381,7 @@ class Question:
         self._child = Child(argv, environ=environ, kill_switch=KillSwitch())
         self._child.stream.shutdown(socket.SHUT_WR)
 
-    def answer(self, *, within_s: float) -> tuple[int, bytes, bytes]:
+    def result(self, *, within_s: float) -> tuple[int, bytes, bytes]:
         """Return exit code, stdout, and the end of stderr. Kills the command. Can be called once.
 
         Raises OSError, TimeoutError.
@@ -394,27 +393,27 @@ class Question:
             while True:
                 child.stream.settimeout(max(0.001, deadline - time.monotonic()))
                 data = child.stream.recv(_CHUNK)
-                child.said()
+                child.read_stderr()
                 if not data:
                     break
                 answer += data
             code = child.returncode(max(0.0, deadline - time.monotonic()))
             if code is None:
                 raise TimeoutError
-            return code, bytes(answer), child.said()
+            return code, bytes(answer), child.read_stderr()
         finally:
             child.close()
             child.stream.close()
 
 
-def ask(
+def run_command(
     argv: Sequence[str], environ: Mapping[str, str], *, within_s: float
 ) -> tuple[int, bytes, bytes]:
     """Run a command and return its exit code, stdout, and the end of stderr.
 
     It does not outlive the call or the launcher. Raises OSError, TimeoutError.
     """
-    return Question(argv, environ).answer(within_s=within_s)
+    return BackgroundCommand(argv, environ).result(within_s=within_s)
 
 
 def guarded(argv: Sequence[str], to_three: str) -> list[str]:
@@ -434,7 +433,7 @@ def reap() -> None:
         _unreaped[:] = [process for process in _unreaped if process.poll() is None]
 
 
-def _check(program: str, environ: Mapping[str, str]) -> None:
+def _check_program(program: str, environ: Mapping[str, str]) -> None:
     """Raise OSError if a program cannot be run. A shell would only report it on stderr."""
     if shutil.which(program, path=environ.get("PATH", os.defpath)) is None:
         if os.path.exists(program) and "/" in program:

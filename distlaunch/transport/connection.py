@@ -30,7 +30,7 @@ class EndKind(Enum):
     """The SSH client reported an error."""
     COMMAND_REFUSED = "command refused"
     """The SSH server refused to run the command."""
-    TOLD = "told"
+    CARRIER = "carrier"
     """``text`` is a message of the program that carries it, such as a ProxyCommand."""
     RAY_DRIVER = "ray driver"
     """Ray's driver ended, and with it the connections to all nodes."""
@@ -111,7 +111,7 @@ def describe_end(end: ConnectionEnd, who: str = "it") -> str:
             text = f"the connection has failed: {end.text}"
         case EndKind.COMMAND_REFUSED:
             text = "the server has refused to run a command"
-        case EndKind.TOLD:
+        case EndKind.CARRIER:
             text = end.text
         case EndKind.RAY_DRIVER:
             text = f"Ray's driver {end.text}"

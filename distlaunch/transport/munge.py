@@ -12,7 +12,7 @@ import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 
-_ASK_S = 5.0
+_COMMAND_S = 5.0
 _OPENED = (0, 15, 17)
 """Exit codes of unmunge: success, expired, replayed. The content is a key, so all are accepted."""
 _SOCKET = re.compile(
@@ -70,21 +70,21 @@ class MungeCommand:
                 input=data,
                 capture_output=True,
                 env=self._environ,
-                timeout=_ASK_S,
+                timeout=_COMMAND_S,
                 check=False,
             )
         except subprocess.TimeoutExpired as exc:
-            raise OSError(f"{argv[0]} did not answer within {_ASK_S:.0f} s") from exc
+            raise OSError(f"{argv[0]} did not answer within {_COMMAND_S:.0f} s") from exc
         return done.returncode, done.stdout, done.stderr
 
 
 def find_munge(environ: Mapping[str, str]) -> MungeCommand | None:
     """Return munge as configured for Slurm; None if it cannot be used."""
-    munge = MungeCommand(environ, _socket_of(environ))
+    munge = MungeCommand(environ, _socket_in_slurm_conf(environ))
     return munge if munge.works() else None
 
 
-def _socket_of(environ: Mapping[str, str]) -> str | None:
+def _socket_in_slurm_conf(environ: Mapping[str, str]) -> str | None:
     try:
         with open(environ.get("SLURM_CONF") or _CONF, encoding="utf-8", errors="replace") as file:
             found = _SOCKET.search(file.read(_MOST_CONF))
@@ -93,6 +93,6 @@ def _socket_of(environ: Mapping[str, str]) -> str | None:
     return None if found is None else found[1]
 
 
-def _last_line(said: bytes) -> str:
-    lines = said.decode(errors="replace").strip().splitlines()
+def _last_line(text: bytes) -> str:
+    lines = text.decode(errors="replace").strip().splitlines()
     return lines[-1][:200] if lines else ""

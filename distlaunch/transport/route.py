@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping
 
 from distlaunch.planning.train_options import TrainOptions
 from distlaunch.transport.bootstrap import agent_zip
-from distlaunch.transport.child_process import KillSwitch, open_beside
+from distlaunch.transport.child_process import KillSwitch, open_local_agent
 from distlaunch.transport.connection import Connection, Open, Target
-from distlaunch.transport.ssh.config import Asked
+from distlaunch.transport.ssh.config import SshOptions
 from distlaunch.transport.ssh.host_keys import HostKeyCheck, Unchecked
-from distlaunch.transport.ssh.nodes import Ssh
-from distlaunch.transport.ssh.openssh import OpenSsh
+from distlaunch.transport.ssh.nodes import SshConnector
+from distlaunch.transport.ssh.openssh import SshCommandConnector
 
 
 def opener(
@@ -32,7 +32,7 @@ def opener(
     to the kill switch. Raises ConfigError if ``--ssh-command`` is not a command.
     """
     code = agent_zip()
-    asked = Asked(
+    ssh_options = SshOptions(
         user=options.ssh_user, port=options.ssh_port, key=options.ssh_key, config=options.ssh_config
     )
     chosen = options.who_set("ssh_host_keys") is not None or "ssh_host_keys" in options.given
@@ -43,9 +43,9 @@ def opener(
     unchecked = Unchecked(note)
     by_ssh: Open
     if options.ssh_command is not None:
-        by_ssh = OpenSsh(
+        by_ssh = SshCommandConnector(
             options.ssh_command,
-            asked=asked,
+            options=ssh_options,
             host_keys=host_keys,
             code=code,
             pythons=pythons,
@@ -54,8 +54,8 @@ def opener(
         ).open
     else:
         check = HostKeyCheck(host_keys, unchecked)
-        by_ssh = Ssh(
-            asked=asked,
+        by_ssh = SshConnector(
+            options=ssh_options,
             check=check,
             code=code,
             pythons=pythons,
@@ -66,7 +66,7 @@ def opener(
 
     def open_connection(target: Target, within_s: float) -> Connection:
         if target.here:
-            return open_beside(target, within_s, code=code, environ=environ)
+            return open_local_agent(target, within_s, code=code, environ=environ)
         if host_keys == "off" and options.ssh_command is not None:
             unchecked.say()
         return by_ssh(target, within_s)

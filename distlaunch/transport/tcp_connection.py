@@ -25,7 +25,6 @@ class TcpConnection:
         self.address = address
         self._socket = connection
         self._ended: ConnectionEnd | None = None
-        """Why there is nothing more to come; None as long as there may be."""
         self._closed = False
         self._lock = threading.Lock()
 

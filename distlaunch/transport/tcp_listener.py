@@ -90,9 +90,9 @@ class Listener:
         self._notices = RepeatedNotices(log, clock)
         self._epoll = select.epoll()
         self._pending: dict[int, _Pending] = {}
-        """By descriptor, the oldest first."""
+        # By descriptor, the oldest first.
         self._stages: tuple[dict[int, _Pending], ...] = ({}, {}, {})
-        """The same by how far they are, each with the one first that was idle for longest."""
+        # The same by stage of the handshake, the one that was idle for longest first.
         self._admitted: list[tuple[Call, TcpConnection]] = []
         self._most = _room(members)
         self._allowed = float(_BURST)
@@ -145,8 +145,8 @@ class Listener:
         """Stop listening. Connections that were returned stay open."""
         for pending in list(self._pending.values()):
             self._drop(pending)
-        for _, link in self._admitted:
-            link.close()
+        for _, connection in self._admitted:
+            connection.close()
         self._epoll.close()
         for listening in self._listening.values():
             listening.close()
@@ -195,7 +195,7 @@ class Listener:
 
         Raises the limit of open files, or closes another connection, or else pauses.
         """
-        if number == errno.EMFILE and open_files.allow(
+        if number == errno.EMFILE and open_files.raise_limit(
             2 * resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         ):
             return True
@@ -310,7 +310,7 @@ class _Pending:
 def _room(members: int) -> int:
     """Raise the limit of open files. Return how many connections may be pending at once."""
     used = len(os.listdir("/proc/self/fd")) + members
-    open_files.allow(used + 2 * MOST_PENDING)
+    open_files.raise_limit(used + 2 * MOST_PENDING)
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return MOST_PENDING

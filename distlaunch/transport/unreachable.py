@@ -33,7 +33,7 @@ def render(failures: Sequence[ConnectFailure]) -> str:
     first ones have rows and a line names the others. The largest groups come first.
     """
     groups = _grouped(failures)
-    shown = _shares([len(group.rows) for group in groups])
+    shown = _rows_per_group([len(group.rows) for group in groups])
     rows: list[ConnectFailure | str] = []
     for group, share in zip(groups, shown, strict=True):
         if share == 0:
@@ -54,13 +54,13 @@ def render(failures: Sequence[ConnectFailure]) -> str:
 def _grouped(failures: Sequence[ConnectFailure]) -> list[_Group]:
     groups: dict[tuple[str, str, str], list[ConnectFailure]] = {}
     for row in failures:
-        groups.setdefault((row.step, row.user, _general(row.text, row)), []).append(row)
+        groups.setdefault((row.step, row.user, _without_own_names(row.text, row)), []).append(row)
     return sorted(
         (_Group(rows=tuple(rows)) for rows in groups.values()), key=lambda group: -len(group.rows)
     )
 
 
-def _general(text: str, row: ConnectFailure) -> str:
+def _without_own_names(text: str, row: ConnectFailure) -> str:
     """Return a text without the parts that are specific to this host."""
     place = row.address.rpartition(":")[0].strip("[]")
     for own in (row.address, row.host, place):
@@ -69,7 +69,7 @@ def _general(text: str, row: ConnectFailure) -> str:
     return _SHA256.sub("KEY", text)
 
 
-def _shares(sizes: list[int]) -> list[int]:
+def _rows_per_group(sizes: list[int]) -> list[int]:
     """Return how many rows each group gets: one each first, then the rest for the larger groups."""
     shares = [1 if number < _MOST_ROWS else 0 for number in range(len(sizes))]
     free = _MOST_ROWS - sum(shares)
@@ -111,21 +111,21 @@ def _hints(groups: Sequence[_Group]) -> list[str]:
     for group in groups:
         for row in group.rows:
             if row.hint is not None:
-                found.setdefault(_general(row.hint, row), []).append(row)
+                found.setdefault(_without_own_names(row.hint, row), []).append(row)
     lines = []
     for rows in found.values():
         hints = list(dict.fromkeys(row.hint for row in rows if row.hint is not None))
         hint = hints[0]
         if len(hints) > 1:
             hint = (
-                _scanning_all(rows, hints)
+                _combined_scan(rows, hints)
                 or f"{hint} (for {rows[0].host}; likewise for {len(rows) - 1:,} more)"
             )
         lines.append(f"  hint: {hint}")
     return lines
 
 
-def _scanning_all(rows: Sequence[ConnectFailure], hints: Sequence[str]) -> str | None:
+def _combined_scan(rows: Sequence[ConnectFailure], hints: Sequence[str]) -> str | None:
     """Return one ssh-keyscan hint for all these hosts; None if the command would be too long."""
     scans = list(dict.fromkeys(row.scan for row in rows if row.scan is not None))
     same = {(scan.port, scan.file) for scan in scans}

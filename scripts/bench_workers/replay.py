@@ -48,7 +48,7 @@ class Replay:
             join_timeout=600.0,
         )
         planned = make_plan(options, {"PATH": "/usr/bin", "HOME": "/nowhere"})
-        gathering = remote.Nodes(planned.composer, options, {}).gathering()
+        gathering = remote.RemoteNodes(planned.planner, options, {}).gathering()
         self.composing_s = 0.0
         self.seconds = 0.0
         self.policy = JobPolicy(

@@ -23,7 +23,7 @@ from distlaunch.core.model.topology import CpuInventory, GpuInventory
 from distlaunch.core.model.worker_exit import WorkerExit
 from distlaunch.core.protocol import agent_messages as m
 from distlaunch.transport.bootstrap import agent_zip
-from distlaunch.transport.child_process import open_beside
+from distlaunch.transport.child_process import open_local_agent
 from distlaunch.transport.connection import Target
 
 _SET_CHILD_SUBREAPER = 36
@@ -81,7 +81,7 @@ class OneAgent:
 
         self._fleet = Fleet(
             [Target(host="here", here=True)],
-            open_connection=lambda target, within_s: open_beside(
+            open_connection=lambda target, within_s: open_local_agent(
                 target, within_s, code=code, environ=environ
             ),
             fanout=1,

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from distlaunch.transport.child_process import open_beside, reap
+from distlaunch.transport.child_process import open_local_agent, reap
 from distlaunch.transport.connection import Target, describe_end
-from distlaunch.transport.ssh.config import Asked
+from distlaunch.transport.ssh.config import SshOptions
 from distlaunch.transport.ssh.host_keys import HostKeyCheck
-from distlaunch.transport.ssh.nodes import Ssh
-from distlaunch.transport.ssh.openssh import OpenSsh
+from distlaunch.transport.ssh.nodes import SshConnector
+from distlaunch.transport.ssh.openssh import SshCommandConnector
 from tests.sshd import Sshd, children, stand_in
 
 BOUND_S = 60.0
@@ -131,7 +131,9 @@ def make_opener(kind: str, sshd: Sshd, jump: Sshd):
     code = stand_in()
     environ = dict(os.environ)
     if kind == "beside":
-        return lambda target, within_s: open_beside(target, within_s, code=code, environ=environ)
+        return lambda target, within_s: open_local_agent(
+            target, within_s, code=code, environ=environ
+        )
     extra = []
     if "jump" in kind:
         path = sshd.config("ProxyJump jump")
@@ -142,18 +144,18 @@ def make_opener(kind: str, sshd: Sshd, jump: Sshd):
             relay = Path(__file__).parents[1] / "programs" / "relay.py"
             extra = [f"ProxyCommand {sys.executable} {relay} %h %p"]
         path = sshd.config(*extra)
-    asked = Asked(config=str(path))
+    ssh_options = SshOptions(config=str(path))
     if kind == "openssh":
-        return OpenSsh(
+        return SshCommandConnector(
             "ssh",
-            asked=asked,
+            options=ssh_options,
             host_keys="strict",
             code=code,
             pythons=[sys.executable],
             environ=environ,
         ).open
-    return Ssh(
-        asked=asked,
+    return SshConnector(
+        options=ssh_options,
         check=HostKeyCheck("strict"),
         code=code,
         pythons=[sys.executable],
@@ -240,8 +242,8 @@ def test_stderr_is_kept_aside_however_much_of_it_there_is(end):
     assert end.line() == "done"
     end.say("words last words")
     assert end.line() == "done"
-    until(lambda: end.link.receive() == b"" and end.link.last_words().endswith(b"last words"))
-    assert len(end.link.last_words()) < 1 << 17
+    until(lambda: end.link.receive() == b"" and end.link.stderr_tail().endswith(b"last words"))
+    assert len(end.link.stderr_tail()) < 1 << 17
 
 
 def test_the_end_of_the_agent_is_the_end_of_the_stream_for_ever(end):

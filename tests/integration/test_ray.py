@@ -44,11 +44,11 @@ import json, os, select, sys
 from distlaunch.core.protocol import agent_messages as r
 from distlaunch.core.protocol.codec import Decoder, encode
 from distlaunch.transport.connection import Target
-from distlaunch.transport.ray.nodes import RayPlaces
+from distlaunch.transport.ray.nodes import RayCluster
 
-places, masks = RayPlaces(os.environ), []
+places, masks = RayCluster(os.environ), []
 each = {"CPU": 1.0, "GPU": 1.0}
-for place in places.place(sys.argv[1], [each] * 3, each=each, strategy="PACK", within_s=60.0, say=print):
+for place in places.place_bundles(sys.argv[1], [each] * 3, each=each, strategy="PACK", within_s=60.0, say=print):
     link = places.open(Target(host=place.host), 120.0)
     link.send(encode(r.Survey(serial=1, workdir="/", pythons=(), script="", program="", run_dir="/", gpus=True, topology=False)))
     decoder, surveyed = Decoder(r.FROM_REMOTE, r.REMOTE_PARTS), None
@@ -58,7 +58,7 @@ for place in places.place(sys.argv[1], [each] * 3, each=each, strategy="PACK", w
             surveyed = message if isinstance(message, r.Surveyed) else surveyed
     masks.append(surveyed.environ["CUDA_VISIBLE_DEVICES"])
     link.close()
-places.give_up()
+places.cancel()
 places.close()
 print("masks", json.dumps(masks))
 """

@@ -293,7 +293,7 @@ def test_whoever_only_looks_whether_the_port_is_open_is_not_mentioned(loop):
 
 
 def test_without_a_descriptor_left_those_that_are_not_known_make_room(run, monkeypatch):
-    monkeypatch.setattr(open_files, "allow", lambda needed: False)
+    monkeypatch.setattr(open_files, "raise_limit", lambda needed: False)
     with closing(Loop()) as loop, ExitStack() as stack:
         used = len(os.listdir("/proc/self/fd"))
         callers = [
@@ -310,7 +310,7 @@ def test_without_a_descriptor_left_those_that_are_not_known_make_room(run, monke
 
 
 def test_with_no_descriptor_at_all_it_waits_instead_of_spinning(monkeypatch):
-    monkeypatch.setattr(open_files, "allow", lambda needed: False)
+    monkeypatch.setattr(open_files, "raise_limit", lambda needed: False)
     clock = Clock()
     with closing(Loop(clock=clock)) as loop, socket.create_connection(("127.0.0.1", loop.port)):
         before = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -18,7 +18,7 @@ from distlaunch.cli.option_table import TRAIN_OPTIONS
 from distlaunch.core.errors import ConfigError, UsageError
 from distlaunch.core.model.record import defaults_of, fields_of
 from distlaunch.core.model.text import printable, quoted
-from distlaunch.planning.build_plan import script_places
+from distlaunch.planning.build_plan import script_paths
 from distlaunch.planning.train_options import TrainOptions
 from distlaunch.render.request import RenderOptions, Request, Target
 
@@ -350,7 +350,7 @@ def _missing_script(options: TrainOptions) -> str | None:
     if name is None or options.module or options.no_python:
         return None
     workdir = os.path.join(os.getcwd(), options.workdir or "")
-    places = script_places(name, os.getcwd(), workdir)
+    places = script_paths(name, os.getcwd(), workdir)
     if any(os.path.exists(place) for place in places):
         return None
     where = " and ".join(printable(os.path.dirname(place)) for place in places)

@@ -97,7 +97,9 @@ class Planner(Protocol):
     def survey(self, serial: int) -> m.Survey:
         """Return the survey of the launcher's own node."""
 
-    def apply(self, *, clock: float, wall: float, attempt: int, restarts: int) -> p.LauncherInfo:
+    def launcher_info(
+        self, *, clock: float, wall: float, attempt: int, restarts: int
+    ) -> p.LauncherInfo:
         """Return the settings that this launcher was started with."""
 
     def set_job_id(self, job_id: str) -> None:
@@ -252,7 +254,7 @@ class JoinedRunner:
     def _apply(self) -> None:
         attempt, restarts = self._orders.attempt, self._restart_rule.count
         self._send(
-            self._planner.apply(
+            self._planner.launcher_info(
                 clock=self._clock(), wall=time.time(), attempt=attempt, restarts=restarts
             )
         )

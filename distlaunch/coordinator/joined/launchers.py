@@ -263,7 +263,7 @@ class JoinedLaunchers(Connections[p.FromLauncher]):
     def members(self) -> dict[int, LauncherRecord]:
         """Return the launchers that have joined, by node."""
         return {
-            number: LauncherRecord(host=launcher.host, apply=launcher.info)
+            number: LauncherRecord(host=launcher.host, info=launcher.info)
             for number, launcher in enumerate(self._launchers)
             if launcher.info is not None
         }

@@ -30,7 +30,7 @@ from distlaunch.core.model.topology import CpuInventory, GpuInventory
 from distlaunch.core.probe.process_limits import explain_refusal
 from distlaunch.core.protocol import agent_messages as m
 from distlaunch.core.protocol.spawner_messages import FromSpawner
-from distlaunch.transport.open_files import found
+from distlaunch.transport.open_files import original_limit
 
 _MOST_THREADS = 16
 """How many surveys may hang at the same time."""
@@ -69,7 +69,7 @@ class OwnNode:
         self._agent = Agent(
             job_id=job_id,
             cookie=os.urandom(8).hex(),
-            nofile=found(nofile),
+            nofile=original_limit(nofile),
             channel=channel,
             watcher=pid,
             port=None,

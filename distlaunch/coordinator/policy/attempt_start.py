@@ -32,7 +32,7 @@ from distlaunch.core.model.host_list import fold_hosts, name_hosts
 from distlaunch.core.model.text import counted
 from distlaunch.core.protocol import agent_messages as m
 from distlaunch.core.protocol.agent_messages import Reach, Reached, Surveyed
-from distlaunch.planning.master_address import Meeting
+from distlaunch.planning.master_address import MasterChoice
 
 _RECORDED = 64
 """Largest number of hosts or ranks in one event."""
@@ -270,7 +270,7 @@ class AttemptStart:
         job."""
         return None if self._preparation is None else self._preparation.late(owing)
 
-    def meet(self, now: float) -> Meeting | JobError | list[Action]:
+    def meet(self, now: float) -> MasterChoice | JobError | list[Action]:
         """Return the master address.
 
         Return actions instead if the job continues without the nodes that cannot reach the master,
@@ -379,7 +379,7 @@ class Preparation:
         ]
         return lost if len(lost) < len(self._reached) and may_leave(len(lost)) else []
 
-    def meet(self) -> Meeting | JobError:
+    def meet(self) -> MasterChoice | JobError:
         """Return the master address after all nodes have tried to connect, or the error that there
         is none."""
         try:

@@ -16,7 +16,7 @@ from distlaunch.diagnosis.model import Diagnosis
 
 if TYPE_CHECKING:
     from distlaunch.diagnosis.hang import HangDiagnosis
-    from distlaunch.planning.master_address import Meeting
+    from distlaunch.planning.master_address import MasterChoice
     from distlaunch.transport.connect_errors import ConnectFailure
 
 
@@ -39,7 +39,7 @@ Compose = Callable[[Mapping[int, Surveyed]], Composition]
 """Returns the plan for the surveyed nodes. They include spare nodes. It uses as many as the bounds
 allow.
 
-Raises ConfigError if no plan will ever be possible, and ``NodesDiffer`` if a later survey may make
+Raises ConfigError if no plan will ever be possible, and ``NodesDifferError`` if a later survey may make
 one possible.
 """
 
@@ -229,7 +229,7 @@ class StartAttempt(Record):
     port: int | None
     composition: Composition | None = None
     """The participating nodes. None on one machine."""
-    meeting: Meeting | None = None
+    meeting: MasterChoice | None = None
     """The master address. None if there is one node."""
     ports: tuple[int, ...] = ()
     """The ports reserved for workers, by rank. Each worker has the same number."""

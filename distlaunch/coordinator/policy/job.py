@@ -58,7 +58,7 @@ from distlaunch.core.protocol import agent_messages as m
 
 if TYPE_CHECKING:
     from distlaunch.coordinator.policy.attempt_start import AttemptStart
-    from distlaunch.planning.master_address import Meeting
+    from distlaunch.planning.master_address import MasterChoice
 
 PRESS_AGAIN = "; press Ctrl-C again after 1 s to kill all workers now"
 """The end of the line that answers the first Ctrl-C."""
@@ -429,14 +429,14 @@ class JobPolicy:
         return [] if run.owing else self._settle_meeting(attempt_start, now)
 
     def _settle_meeting(self, attempt_start: AttemptStart, now: float) -> list[Action]:
-        from distlaunch.planning.master_address import Meeting
+        from distlaunch.planning.master_address import MasterChoice
 
         found = attempt_start.meet(now)
         if isinstance(found, list):
             return found + self._gather_again(now)
-        return self._start(found) if isinstance(found, Meeting) else self._refuse(found)
+        return self._start(found) if isinstance(found, MasterChoice) else self._refuse(found)
 
-    def _start(self, meeting: Meeting | None) -> list[Action]:
+    def _start(self, meeting: MasterChoice | None) -> list[Action]:
         run = self._run
         self.phase = "starting"
         run.owing = set(run.nodes.members)

@@ -11,7 +11,7 @@ from distlaunch.planning.train_options import Dialect
 if TYPE_CHECKING:
     from distlaunch.coordinator.policy.events_and_actions import Compose
     from distlaunch.core.protocol.agent_messages import Reached, Survey, Surveyed
-    from distlaunch.planning.master_address import Meeting
+    from distlaunch.planning.master_address import MasterChoice
 
 
 class Gathering(Record):
@@ -30,7 +30,7 @@ class Gathering(Record):
     addresses: Callable[[Surveyed, str], tuple[str, ...]]
     """Returns the addresses of the master, best first, from its survey and its name in the list of
     hosts. Raises LaunchError."""
-    meet: Callable[[Sequence[Surveyed], Mapping[int, Reached]], Meeting]
+    meet: Callable[[Sequence[Surveyed], Mapping[int, Reached]], MasterChoice]
     """Returns the master address from the surveys of all members, by node rank, and from the
     addresses that the other members have reached. Raises LaunchError."""
     token: Callable[[int], str]

@@ -208,9 +208,9 @@ class NodeSetup:
         try:
             composition = self._composer(surveys)
         except LaunchError as exc:
-            from distlaunch.planning.surveyed_nodes import NodesDiffer
+            from distlaunch.planning.surveyed_nodes import NodesDifferError
 
-            differing = exc.nodes if isinstance(exc, NodesDiffer) else ()
+            differing = exc.nodes if isinstance(exc, NodesDifferError) else ()
             if isinstance(exc, NodesError) and now < self._until and len(surveys) < self._present:
                 self._too_few, self._why_few = len(surveys), JobError.of(exc)
                 return self.settle(now)

@@ -13,7 +13,7 @@ from distlaunch.coordinator.runtime.remote_agents import Fleet
 from distlaunch.coordinator.runtime.signal_pipe import ENDING
 from distlaunch.core.protocol import agent_messages as m
 from distlaunch.core.protocol import launcher_messages as p
-from distlaunch.transport.slurm.nodes import Srun
+from distlaunch.transport.slurm.nodes import SrunConnector
 
 _ENDED_WITH = "Slurm ended it, as an agent of the same step had ended"
 _MOST_SAID = 40
@@ -31,7 +31,7 @@ class StepFleet(Fleet):
 
     hears_signals = True
 
-    def __init__(self, *args: Any, srun: Srun, signals_all: bool, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, srun: SrunConnector, signals_all: bool, **kwargs: Any) -> None:
         super().__init__(*args, open_connection=srun.open, **kwargs)
         self._srun = srun
         self._signals_all = signals_all
@@ -88,7 +88,7 @@ class StepFleet(Fleet):
 
     def _lose(self, peer: Peer[m.FromRemote], why: str, kind: a.LossKind = a.LossKind.GONE) -> None:
         if peer.greeted:
-            self._srun.lost(self.targets[peer.node].host)
+            self._srun.on_agent_lost(self.targets[peer.node].host)
         super()._lose(peer, why, kind)
 
     def _drop(self, peer: Peer[m.FromRemote]) -> None:

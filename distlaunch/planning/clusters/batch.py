@@ -21,14 +21,14 @@ from distlaunch.planning.clusters.environment_reader import (
     IncompleteError,
     Origins,
     Texts,
-    contradiction,
+    contradiction_error,
     host_list,
     host_name,
+    is_several,
     job_id,
     lines_of,
     needed,
     number,
-    says_several,
     shown,
     text,
 )
@@ -147,7 +147,7 @@ def _own_file(environ: Environ, system: str, variable: str) -> str | None:
             "here"
         )
     if path is None:
-        several = system == "pbs" and says_several(environ, "PBS_NUM_NODES")
+        several = system == "pbs" and is_several(environ, "PBS_NUM_NODES")
         raise IncompleteError(
             f"{shown(environ, _JOBS[system])}, but {variable} is not set", of_several=several
         )
@@ -215,7 +215,7 @@ def _sge(environ: Environ, texts: Texts) -> Allocation | None:
         slots[node] = slots.get(node, 0) + _slots(words[1], where)
     hosts = number(environ, "NHOSTS", least=1)
     if hosts is not None and hosts != len(slots):
-        raise contradiction(
+        raise contradiction_error(
             environ, "NHOSTS", "PE_HOSTFILE", f"the file names {counted(len(slots), 'host')}"
         )
     return _counted(environ, "sge", "PE_HOSTFILE", slots)
@@ -230,13 +230,13 @@ def _aws_batch(environ: Environ) -> Allocation | None:
     """
     if text(environ, _AWS_INDEX) is None and text(environ, _AWS_COUNT) is None:
         return None
-    several = says_several(environ, _AWS_COUNT)
+    several = is_several(environ, _AWS_COUNT)
     index = needed(environ, _AWS_INDEX, number, _AWS_COUNT, of_several=several)
     count = needed(environ, _AWS_COUNT, number, _AWS_INDEX, least=1)
     main = needed(environ, _AWS_MAIN, number, _AWS_INDEX, of_several=several)
     for name, value in ((_AWS_INDEX, index), (_AWS_MAIN, main)):
         if value >= count:
-            raise contradiction(
+            raise contradiction_error(
                 environ, name, _AWS_COUNT, f"indexes of {counted(count, 'node')} go to {count - 1}"
             )
     found = Origins(environ)

@@ -16,7 +16,7 @@ from distlaunch.planning.clusters.environment_reader import (
     IncompleteError,
     Origins,
     Texts,
-    contradiction,
+    contradiction_error,
     host_and_port,
     host_name,
     job_id,
@@ -131,14 +131,14 @@ def _azure_workers(found: Allocation, environ: Environ) -> Allocation:
     nodes, node_rank = len(found.hosts), found.node_rank or 0
     each, rest = divmod(world, nodes)
     if rest or not each:
-        raise contradiction(
+        raise contradiction_error(
             environ,
             "WORLD_SIZE",
             "AZUREML_NODE_COUNT",
             "every node has as many processes as the others",
         )
     if rank != node_rank * each + (local or 0) or (local or 0) >= each:
-        raise contradiction(
+        raise contradiction_error(
             environ, "RANK", "NODE_RANK", f"with {counted(each, 'worker')} on each node"
         )
     if each == 1:
@@ -169,10 +169,10 @@ def _vertex(environ: Environ) -> Allocation | None:
             "nor workerpool1",
             hint="start distlaunch only in the first two worker pools",
         )
-    place = 0 if kind == "workerpool0" else 1
-    if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < len(pools[place]):
+    pool = 0 if kind == "workerpool0" else 1
+    if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < len(pools[pool]):
         raise ConfigError(
-            f"{shown(environ, 'CLUSTER_SPEC')}: task.index is not one of the {len(pools[place])} "
+            f"{shown(environ, 'CLUSTER_SPEC')}: task.index is not one of the {len(pools[pool])} "
             f"of {kind}",
             hint=IGNORE_HINT,
         )
@@ -184,7 +184,7 @@ def _vertex(environ: Environ) -> Allocation | None:
         "CLUSTER_SPEC",
         *found.lost("TF_CONFIG", "says the same for TensorFlow"),
     )
-    rank = index + place * len(pools[0])
+    rank = index + pool * len(pools[0])
     found.add("node rank", rank, "CLUSTER_SPEC")
     host, port = addresses[0]
     return Allocation(

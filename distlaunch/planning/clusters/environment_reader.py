@@ -92,7 +92,7 @@ def needed(
     return value
 
 
-def says_several(environ: Environ, *names: str) -> bool:
+def is_several(environ: Environ, *names: str) -> bool:
     """Return whether one of these variables is a number above one."""
     values = (text(environ, name) or "" for name in names)
     return any(
@@ -101,7 +101,7 @@ def says_several(environ: Environ, *names: str) -> bool:
     )
 
 
-def contradiction(environ: Environ, first: str, second: str, why: str) -> ConfigError:
+def contradiction_error(environ: Environ, first: str, second: str, why: str) -> ConfigError:
     """Return the error for two variables that contradict each other."""
     return ConfigError(
         f"{shown(environ, first)} and {shown(environ, second)} contradict each other: {why}",

@@ -24,16 +24,16 @@ from distlaunch.planning.clusters.environment_reader import (
     IncompleteError,
     Origins,
     Texts,
-    contradiction,
+    contradiction_error,
     host_and_port,
     host_list,
     host_name,
+    is_several,
     job_id,
     needed,
     number,
     numbered_hosts,
     same_slots,
-    says_several,
     shown,
     text,
 )
@@ -161,7 +161,7 @@ def _torch_job(environ: Environ) -> Allocation:
         found.add_port(port, "PET_RDZV_ENDPOINT")
     group = number(environ, "LWS_GROUP_SIZE")
     if group is not None and group > nodes:
-        raise contradiction(
+        raise contradiction_error(
             environ, "PET_NNODES", "LWS_GROUP_SIZE", "the group has more nodes than the job"
         )
     others = [
@@ -203,13 +203,13 @@ def _pod_rank(environ: Environ, nodes: int, *, elastic: bool, found: Origins) ->
             hint="give --node-rank, or --source flags to read nothing from the environment",
         )
     if rank >= nodes:
-        raise contradiction(
+        raise contradiction_error(
             environ, source, "PET_NNODES", f"ranks of {counted(nodes, 'node')} go to {nodes - 1}"
         )
     lost = found.lost("RANK", "here it is the pod's index too")
     index = number(environ, "JOB_COMPLETION_INDEX")
     if index is not None and index > rank:
-        raise contradiction(
+        raise contradiction_error(
             environ, source, "JOB_COMPLETION_INDEX", "two pods would have the same rank"
         )
     if index is not None and index < rank:  # a JobSet numbers the pods of each of its Jobs from 0
@@ -227,14 +227,16 @@ def _check_torch_variables(
     """
     other = number(environ, "RANK", most=1 << 22)
     if other is not None and other != rank and "PET_NODE_RANK" in environ:
-        raise contradiction(environ, "RANK", "PET_NODE_RANK", "in a pod both are the pod's index")
+        raise contradiction_error(
+            environ, "RANK", "PET_NODE_RANK", "in a pod both are the pod's index"
+        )
     world = number(environ, "WORLD_SIZE", most=1 << 22)
     if world is None or elastic or world == nodes or world == nodes * (slots or 1):
         return
     if slots is None and world % nodes == 0:
         return
     workers = f" or {nodes * slots} workers" if slots else ""
-    raise contradiction(
+    raise contradiction_error(
         environ, "WORLD_SIZE", "PET_NNODES", f"the job has {counted(nodes, 'node')}{workers}"
     )
 
@@ -261,7 +263,7 @@ def _leader_worker_set(environ: Environ) -> Allocation:
     size = needed(environ, "LWS_GROUP_SIZE", number, "LWS_WORKER_INDEX", of_several=later, least=1)
     index = needed(environ, "LWS_WORKER_INDEX", number, "LWS_GROUP_SIZE", of_several=size > 1)
     if index >= size:
-        raise contradiction(
+        raise contradiction_error(
             environ, "LWS_WORKER_INDEX", "LWS_GROUP_SIZE", f"workers are numbered to {size - 1}"
         )
     leader, _ = host_and_port(environ, "LWS_LEADER_ADDRESS")
@@ -316,7 +318,7 @@ def _tasks(environ: Environ) -> dict[str, tuple[str, ...]]:
         hosts = host_list(environ, variable)
         declared = number(environ, f"VC_{task}_NUM")
         if declared is not None and declared != len(hosts):
-            raise contradiction(
+            raise contradiction_error(
                 environ, variable, f"VC_{task}_NUM", f"the list has {counted(len(hosts), 'host')}"
             )
         if hosts:
@@ -329,7 +331,7 @@ def _by_rank(environ: Environ, tasks: dict[str, tuple[str, ...]], found: Origins
     size = number(environ, "WORLD_SIZE", least=1) or 1
     rank = number(environ, "RANK") or 0
     if rank >= size:
-        raise contradiction(
+        raise contradiction_error(
             environ, "RANK", "WORLD_SIZE", f"ranks of {counted(size, 'pod')} go to {size - 1}"
         )
     found.add("nodes", size, "WORLD_SIZE")
@@ -342,7 +344,7 @@ def _by_rank(environ: Environ, tasks: dict[str, tuple[str, ...]], found: Origins
     if address is not None:
         if len(listed) == size and address in listed[1:]:
             lists = next(f"VC_{task}_HOSTS" for task, names in tasks.items() if address in names)
-            raise contradiction(environ, "MASTER_ADDR", lists, f"rank 0 runs on {listed[0]}")
+            raise contradiction_error(environ, "MASTER_ADDR", lists, f"rank 0 runs on {listed[0]}")
         found.add("master address", address, "MASTER_ADDR")
     return _allocation(
         hosts, rank, address or (listed[0] if len(listed) == size else None), port, found
@@ -373,14 +375,14 @@ def _own_place(
 ) -> int:
     """Return the index of this pod by its name, or by its task index in a job with one task."""
     pod = text(environ, "HOSTNAME")
-    places = [
-        place
-        for place, host in enumerate(hosts)
+    matches = [
+        position
+        for position, host in enumerate(hosts)
         if pod is not None and host.partition(".")[0] == pod
     ]
-    if len(places) == 1:
-        found.add("node rank", places[0], "HOSTNAME")
-        return places[0]
+    if len(matches) == 1:
+        found.add("node rank", matches[0], "HOSTNAME")
+        return matches[0]
     source = "VC_TASK_INDEX" if "VC_TASK_INDEX" in environ else "VK_TASK_INDEX"
     index = number(environ, source)
     if index is None or len(tasks) > 1:
@@ -388,7 +390,9 @@ def _own_place(
         raise IncompleteError(why, hint=_HINT, of_several=len(hosts) > 1)
     if index >= len(hosts):
         listed = f"VC_{next(iter(tasks))}_HOSTS"
-        raise contradiction(environ, source, listed, f"the list has {counted(len(hosts), 'host')}")
+        raise contradiction_error(
+            environ, source, listed, f"the list has {counted(len(hosts), 'host')}"
+        )
     found.add("node rank", index, source)
     return index
 
@@ -416,14 +420,14 @@ def _find_pods(environ: Environ, texts: Texts) -> Allocation | None:
     found = Origins(environ)
     pod = text(environ, "HOSTNAME")
     full = _full_name(pod, texts.get(_HOSTS_FILE))
-    rank = _rank(environ, pod, full, indexed=indexed)
+    rank = _rank_by_name(environ, pod, full, indexed=indexed)
     if rank is None:
         return None
     source = (
         NODE_RANK if NODE_RANK in environ else "JOB_COMPLETION_INDEX" if indexed else "HOSTNAME"
     )
     if rank >= size:
-        raise contradiction(
+        raise contradiction_error(
             environ, source, NUM_NODES, f"ranks of {counted(size, 'node')} go to {size - 1}"
         )
     found.add("nodes", size, "--num-nodes")
@@ -438,7 +442,7 @@ def _find_pods(environ: Environ, texts: Texts) -> Allocation | None:
     notes: tuple[str, ...] = ()
     if address is not None:
         if address in (host.name for host in hosts[1:]):
-            raise contradiction(environ, "MASTER_ADDR", source, f"rank 0 is {hosts[0].name}")
+            raise contradiction_error(environ, "MASTER_ADDR", source, f"rank 0 is {hosts[0].name}")
         found.add("master address", address, "MASTER_ADDR")
     elif naming is not None and full is not None:
         address = hosts[0].name
@@ -477,7 +481,7 @@ def _check_alone(environ: Environ, size: int | None) -> None:
     """
     if "KUBERNETES_SERVICE_HOST" not in environ or any(each in environ for each in _OF_WORKERS):
         return
-    if size is None and text(environ, "RANK") is not None and says_several(environ, "WORLD_SIZE"):
+    if size is None and text(environ, "RANK") is not None and is_several(environ, "WORLD_SIZE"):
         raise IncompleteError(
             f"{shown(environ, 'RANK')} and {shown(environ, 'WORLD_SIZE')} in a pod, but PET_NNODES "
             "is not set",
@@ -499,15 +503,17 @@ def _full_name(pod: str | None, hosts_file: str | None) -> str | None:
     return None
 
 
-def _rank(environ: Environ, pod: str | None, full: str | None, *, indexed: bool) -> int | None:
-    told = number(environ, NODE_RANK)
-    if told is not None:
+def _rank_by_name(
+    environ: Environ, pod: str | None, full: str | None, *, indexed: bool
+) -> int | None:
+    rank = number(environ, NODE_RANK)
+    if rank is not None:
         index = number(environ, "JOB_COMPLETION_INDEX")
-        if index is not None and index > told:
-            raise contradiction(
+        if index is not None and index > rank:
+            raise contradiction_error(
                 environ, NODE_RANK, "JOB_COMPLETION_INDEX", "two pods would have the same rank"
             )
-        return told
+        return rank
     if not indexed:
         # The name of a Deployment's pod may end in digits by chance; a StatefulSet has a Service.
         return _ordinal(pod) if full is not None else None

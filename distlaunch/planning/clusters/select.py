@@ -67,7 +67,7 @@ SYSTEMS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
 NAMES = ("auto", "flags", *(name for name, _, _ in SYSTEMS))
 """Values of ``--source``. ``flags`` reads nothing from the environment."""
 
-_NOBODYS = (
+_AMBIGUOUS = (
     "RANK",
     "WORLD_SIZE",
     "LOCAL_RANK",
@@ -121,17 +121,17 @@ def select(
     """
     environ = _with_options(environ, num_nodes, node_rank)
     lost: list[str] = []
-    halves: list[tuple[str, IncompleteError]] = []
+    incomplete: list[tuple[str, IncompleteError]] = []
     winner: Allocation | None = None
     for name, module in _candidates(environ, wanted):
         if winner is not None and module != "mpi":
-            lost.append(f"{_there(environ, name)}: {name} comes after {winner.source}")
+            lost.append(f"{_marker_of(environ, name)}: {name} comes after {winner.source}")
             continue
-        found = _read(environ, texts, name, module, lost, halves, forced=wanted == name)
+        found = _read(environ, texts, name, module, lost, incomplete, forced=wanted == name)
         if winner is None:
             winner = found
         elif found is not None:
-            lost.append(_agreeing(environ, winner, found))
+            lost.append(_check_same_process(environ, winner, found))
     if winner is None and wanted not in {"auto", "flags"}:
         raise ConfigError(
             f"--source {wanted} does not apply: {_why_not(environ, wanted)}", hint=_hint(environ)
@@ -140,7 +140,7 @@ def select(
     if winner is not None and winner.part != "all":
         return winner, tuple(lost), ()
     alone = num_nodes == "1" or node_rank is not None  # the user says which one this is
-    if not alone and (certain := [half for half in halves if half[1].of_several]):
+    if not alone and (certain := [each for each in incomplete if each[1].of_several]):
         name, error = certain[0]
         why = (
             f"{name} has started several launchers, but not said which one this is: {error.message}"
@@ -149,18 +149,18 @@ def select(
     return (
         winner,
         tuple(lost),
-        tuple(f"{name} is not used: {error.message}" for name, error in halves),
+        tuple(f"{name} is not used: {error.message}" for name, error in incomplete),
     )
 
 
-def hints(environ: Mapping[str, str]) -> bool:
+def has_markers(environ: Mapping[str, str]) -> bool:
     """Return whether a variable of any system is set. Fast, and imports nothing."""
     return any(marker in environ for _, _, markers in SYSTEMS for marker in markers)
 
 
-def rivals(environ: Mapping[str, str], why: str) -> tuple[str, ...]:
+def unused_systems(environ: Mapping[str, str], why: str) -> tuple[str, ...]:
     """Return the variables that are not used because the user named the hosts, each with ``why``."""
-    there = [f"{_there(environ, name)}: {why}" for name, _ in _candidates(environ, "auto")]
+    there = [f"{_marker_of(environ, name)}: {why}" for name, _ in _candidates(environ, "auto")]
     return (*there, *_leftovers(environ, None))
 
 
@@ -196,7 +196,7 @@ def _read(
     name: str,
     module: str,
     lost: list[str],
-    halves: list[tuple[str, IncompleteError]],
+    incomplete: list[tuple[str, IncompleteError]],
     *,
     forced: bool,
 ) -> Allocation | None:
@@ -210,10 +210,10 @@ def _read(
                 f"--source {name} does not apply: {error.message}", hint=error.hint
             ) from error
         lost.append(f"{name}: {error.message}")
-        halves.append((name, error))
+        incomplete.append((name, error))
         return None
     if found is None and not forced:
-        lost.append(f"{_there(environ, name)}: no job of several nodes or processes")
+        lost.append(f"{_marker_of(environ, name)}: no job of several nodes or processes")
     return found
 
 
@@ -221,16 +221,16 @@ def _markers(name: str) -> tuple[str, ...]:
     return next(markers for each, _, markers in SYSTEMS if each == name)
 
 
-def _there(environ: Mapping[str, str], name: str) -> str:
+def _marker_of(environ: Mapping[str, str], name: str) -> str:
     marker = next(each for each in _markers(name) if each in environ)
     return f"{marker}={quoted(environ[marker])}"
 
 
-def _agreeing(environ: Mapping[str, str], winner: Allocation, other: Allocation) -> str:
+def _check_same_process(environ: Mapping[str, str], winner: Allocation, other: Allocation) -> str:
     """Compare two MPI systems that both numbered this process. Raises ConfigError if they differ."""
-    mine, its = _there(environ, winner.source), _there(environ, other.source)
-    place = (winner.node_rank, winner.local_rank, len(winner.hosts))
-    if place != (other.node_rank, other.local_rank, len(other.hosts)):
+    mine, its = _marker_of(environ, winner.source), _marker_of(environ, other.source)
+    numbers = (winner.node_rank, winner.local_rank, len(winner.hosts))
+    if numbers != (other.node_rank, other.local_rank, len(other.hosts)):
         raise ConfigError(
             f"{mine} and {its} contradict each other: each says that it started this process, at "
             "different places",
@@ -244,7 +244,7 @@ def _why_not(environ: Mapping[str, str], wanted: str) -> str:
     markers = _markers(wanted)
     there = [each for each in markers if each in environ]
     if there:
-        return f"{_there(environ, wanted)}, but no job of several nodes or processes"
+        return f"{_marker_of(environ, wanted)}, but no job of several nodes or processes"
     return (
         f"none of {', '.join(markers)} is set" if len(markers) > 1 else f"{markers[0]} is not set"
     )
@@ -270,6 +270,6 @@ def _leftovers(environ: Mapping[str, str], winner: Allocation | None) -> list[st
     )
     return [
         f"{name}={quoted(environ[name])}: {why}"
-        for name in _NOBODYS
+        for name in _AMBIGUOUS
         if name in environ and name not in used
     ]

@@ -20,18 +20,18 @@ from distlaunch.planning.clusters.environment_reader import (
     IncompleteError,
     Origins,
     Texts,
-    contradiction,
+    contradiction_error,
+    is_several,
     job_id,
     needed,
     number,
-    says_several,
     shown,
     text,
 )
 from distlaunch.planning.gpu_masks import HIDES_ALL
 
 name = "slurm"
-_STEPS_THAT_ARE_NONE = 4294967290
+_FIRST_PSEUDO_STEP = 4294967290
 """Steps from this id on (``SLURM_INTERACTIVE_STEP``, batch, extern, ...) are only the job's own
 shell."""
 _SAME_IN_A_STEP = (
@@ -65,7 +65,7 @@ def find(environ: Environ, texts: Texts, system: str = name) -> Allocation | Non
         return None
     step = number(environ, "SLURM_STEP_ID", most=1 << 32)
     if text(environ, "SLURM_STEP_NODELIST") is None or (
-        step is not None and step >= _STEPS_THAT_ARE_NONE
+        step is not None and step >= _FIRST_PSEUDO_STEP
     ):
         return _whole_job(environ)
     nodes = _nodes_of(environ, "SLURM_STEP_NODELIST")
@@ -78,7 +78,7 @@ def find(environ: Environ, texts: Texts, system: str = name) -> Allocation | Non
             text(environ, own) is not None
             and (text(environ, same) or environ[own]).strip() != environ[own].strip()
         ):
-            raise contradiction(
+            raise contradiction_error(
                 environ,
                 own,
                 same,
@@ -109,17 +109,17 @@ def _granted_here(environ: Environ, found: Origins, *, in_step: bool) -> _Grante
     node.
     """
     own_list = "SLURM_STEP_GPUS" if in_step else "SLURM_JOB_GPUS"
-    told = any(
+    is_in_job = any(
         name in environ
         for name in (own_list, "SLURM_GPUS_ON_NODE", "SLURM_STEP_GPUS", "SLURM_JOB_GPUS")
     )
-    mask = next((name for name in _MASKS if name in environ), None) if told else None
+    mask = next((name for name in _MASKS if name in environ), None) if is_in_job else None
     ids = _ids(environ[own_list]) if text(environ, own_list) is not None else ()
     count = number(environ, "SLURM_GPUS_ON_NODE", most=_MOST_GPUS)
     if mask is not None:
         value = environ[mask].strip()
         devices = () if value in HIDES_ALL else _ids(value)
-        lost = tuple(_other(environ, own_list, len(ids), len(devices)))
+        lost = tuple(_unused_list(environ, own_list, len(ids), len(devices)))
         if count is not None and count != len(devices):
             lost += found.lost("SLURM_GPUS_ON_NODE", "the mask decides")
         found.add("slots of this node", len(devices), mask, *lost)
@@ -157,14 +157,14 @@ def _gpus_of_hosts(
     """
     name = f"SLURM_GPUS_PER_NODE{suffix}"
     if (per_node := _typed_count(environ, name)) is not None:
-        return _noted(found, name, [per_node] * nodes)
+        return _add_slots(found, name, [per_node] * nodes)
     name = f"SLURM_GPUS_PER_TASK{suffix}"
     per_task = _typed_count(environ, name)
     if per_task is None:
         name = f"SLURM_TRES_PER_TASK{suffix}"
-        per_task = _of_tres(environ, name)
+        per_task = _gpus_of_tres(environ, name)
     if per_task is not None and tasks is not None:
-        return _noted(found, name, [per_task * count for count in tasks])
+        return _add_slots(found, name, [per_task * count for count in tasks])
     name = f"SLURM_NTASKS_PER_GPU{suffix}"
     tasks_per_gpu = number(environ, name, least=1, most=_MOST_GPUS)
     if (
@@ -172,11 +172,11 @@ def _gpus_of_hosts(
         and tasks is not None
         and not any(count % tasks_per_gpu for count in tasks)
     ):
-        return _noted(found, name, [count // tasks_per_gpu for count in tasks])
+        return _add_slots(found, name, [count // tasks_per_gpu for count in tasks])
     name = f"SLURM_GPUS{suffix}"
     total = _typed_count(environ, name)
     if total is not None and nodes == 1:
-        return _noted(found, name, [total])
+        return _add_slots(found, name, [total])
     return [None] * nodes
 
 
@@ -231,7 +231,7 @@ def _components(environ: Environ) -> list[_Component]:
     size = number(environ, "SLURM_HET_SIZE", least=1, most=_MOST_COMPONENTS)
     if size is None:
         if text(environ, "SLURM_JOB_NODELIST") is None:
-            several = says_several(environ, "SLURM_JOB_NUM_NODES", "SLURM_NNODES")
+            several = is_several(environ, "SLURM_JOB_NUM_NODES", "SLURM_NNODES")
             why = f"{shown(environ, 'SLURM_JOB_ID')}, but SLURM_JOB_NODELIST is not set"
             raise IncompleteError(why, of_several=several)
         return [_component(environ, "", "SLURM_JOB_NUM_NODES")]
@@ -256,10 +256,10 @@ def _component(environ: Environ, suffix: str, size_name: str) -> _Component:
     nodes = _nodes_of(environ, list_name)
     declared = number(environ, size_name, least=1)
     if declared is not None and declared != len(nodes):
-        raise contradiction(environ, list_name, size_name, f"the list has {len(nodes)}")
+        raise contradiction_error(environ, list_name, size_name, f"the list has {len(nodes)}")
     tasks = _counts_of(environ, tasks_name)
     if tasks is not None and len(tasks) != len(nodes):
-        raise contradiction(
+        raise contradiction_error(
             environ, tasks_name, list_name, f"{len(tasks)} counts for {counted(len(nodes), 'node')}"
         )
     return _Component(suffix=suffix, nodes=nodes, tasks=tasks)
@@ -349,7 +349,7 @@ def _step(environ: Environ, nodes: list[str]) -> Allocation:
     found = Origins(environ)
     declared = number(environ, "SLURM_STEP_NUM_NODES", least=1)
     if declared is not None and declared != len(nodes):
-        raise contradiction(
+        raise contradiction_error(
             environ, "SLURM_STEP_NODELIST", "SLURM_STEP_NUM_NODES", f"the list has {len(nodes)}"
         )
     nodes, tasks = _by_component(environ, nodes, _step_tasks(environ, len(nodes)))
@@ -360,7 +360,7 @@ def _step(environ: Environ, nodes: list[str]) -> Allocation:
         environ, "SLURM_PROCID", number, "SLURM_STEP_NODELIST", of_several=several, most=_MOST_TASKS
     )
     if node >= len(nodes):
-        raise contradiction(
+        raise contradiction_error(
             environ,
             "SLURM_NODEID",
             "SLURM_STEP_NODELIST",
@@ -368,9 +368,9 @@ def _step(environ: Environ, nodes: list[str]) -> Allocation:
         )
     if local >= tasks[node]:
         why = f"{nodes[node]} has {counted(tasks[node], 'task')}"
-        raise contradiction(environ, "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE", why)
+        raise contradiction_error(environ, "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE", why)
     if rank >= sum(tasks):
-        raise contradiction(
+        raise contradiction_error(
             environ,
             "SLURM_PROCID",
             "SLURM_STEP_NUM_TASKS",
@@ -378,7 +378,7 @@ def _step(environ: Environ, nodes: list[str]) -> Allocation:
         )
     here = text(environ, "SLURMD_NODENAME")
     if here is not None and here in nodes and nodes[node] != here and nodes.count(here) == 1:
-        raise contradiction(
+        raise contradiction_error(
             environ, "SLURM_NODEID", "SLURMD_NODENAME", f"node {node} of the step is {nodes[node]}"
         )
     lost = (
@@ -459,9 +459,9 @@ def _step_tasks(environ: Environ, nodes: int) -> list[int]:
         )
     if len(tasks) != nodes:
         why = f"{len(tasks)} counts for {counted(nodes, 'node')}"
-        raise contradiction(environ, "SLURM_STEP_TASKS_PER_NODE", "SLURM_STEP_NODELIST", why)
+        raise contradiction_error(environ, "SLURM_STEP_TASKS_PER_NODE", "SLURM_STEP_NODELIST", why)
     if total is not None and sum(tasks) != total:
-        raise contradiction(
+        raise contradiction_error(
             environ, "SLURM_STEP_TASKS_PER_NODE", "SLURM_STEP_NUM_TASKS", f"together {sum(tasks)}"
         )
     return tasks
@@ -522,7 +522,7 @@ def _ids(value: str) -> tuple[str, ...]:
     return tuple(entry.strip() for entry in value.split(",") if entry.strip())
 
 
-def _other(environ: Environ, name: str, number_of_ids: int, number_in_mask: int) -> list[str]:
+def _unused_list(environ: Environ, name: str, number_of_ids: int, number_in_mask: int) -> list[str]:
     return (
         [f"{shown(environ, name)}: the mask decides"]
         if number_of_ids not in {0, number_in_mask}
@@ -553,12 +553,12 @@ def _typed_count(environ: Environ, name: str) -> int | None:
     return total
 
 
-def _noted(found: Origins, name: str, counts: list[int]) -> list[int | None]:
+def _add_slots(found: Origins, name: str, counts: list[int]) -> list[int | None]:
     found.add("slots", ",".join(str(count) for count in dict.fromkeys(counts)), name)
     return [count or None for count in counts]
 
 
-def _of_tres(environ: Environ, name: str) -> int | None:
+def _gpus_of_tres(environ: Environ, name: str) -> int | None:
     """Return the GPUs in ``cpu=4,gres/gpu:a100=2`` or ``gres/gpu:2``; None if there are none."""
     total = None
     for entry in (text(environ, name) or "").split(","):

@@ -14,24 +14,24 @@ from distlaunch.planning.clusters.environment_reader import (
     Environ,
     IncompleteError,
     Origins,
-    contradiction,
+    contradiction_error,
     host_and_port,
     host_list,
     host_name,
+    is_several,
     job_id,
     needed,
     number,
     numbered_hosts,
     same_slots,
-    says_several,
     shown,
     text,
 )
 
 _MOST_SLOTS = 4096
-_ANYBODYS = ("RANK", "WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "NPROC_PER_NODE")
+_AMBIGUOUS = ("RANK", "WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "NPROC_PER_NODE")
 """Variables that do not identify a system."""
-_SLOTS_IN_WORDS = ("auto", "gpu", "cpu", "xpu")
+_SLOT_WORDS = ("auto", "gpu", "cpu", "xpu")
 """Words that torchrun accepts for --nproc-per-node. The node then determines the number."""
 
 
@@ -74,7 +74,7 @@ def find_node(system: NodeSystem, environ: Environ) -> Allocation | None:
     ):
         return None
     if missing := [name for name in system.needs if name not in environ]:
-        _refuse_half(system, environ, missing)
+        _check_incomplete(system, environ, missing)
         return None
     found = Origins(environ)
     listed = host_list(environ, system.hosts) if system.hosts else ()
@@ -92,7 +92,7 @@ def find_node(system: NodeSystem, environ: Environ) -> Allocation | None:
         found.add("master port", port, system.port)
     if address in listed[1:]:
         why = "rank 0 runs on the first host of the list"
-        raise contradiction(environ, str(system.master), str(system.hosts), why)
+        raise contradiction_error(environ, str(system.master), str(system.hosts), why)
     slots = slots_of(environ, system.slots)
     if listed:
         hosts = same_slots(listed, slots, system.unit)
@@ -117,12 +117,12 @@ def find_node(system: NodeSystem, environ: Environ) -> Allocation | None:
     )
 
 
-def _refuse_half(system: NodeSystem, environ: Environ, missing: list[str]) -> None:
+def _check_incomplete(system: NodeSystem, environ: Environ, missing: list[str]) -> None:
     """Raise IncompleteError, unless this is the only node of a job."""
     listed = host_list(environ, system.hosts) if system.hosts else ()
-    several = len(listed) > 1 or (system.count is not None and says_several(environ, system.count))
+    several = len(listed) > 1 or (system.count is not None and is_several(environ, system.count))
     only = len(listed) == 1 or (system.count is not None and text(environ, system.count) == "1")
-    there = [name for name in system.needs if name in environ and name not in _ANYBODYS]
+    there = [name for name in system.needs if name in environ and name not in _AMBIGUOUS]
     if there and not (only and not several):
         why = (
             f"{shown(environ, there[0])}, but {' and '.join(missing)} "
@@ -138,7 +138,7 @@ def _node_count(
     if count is not None and system.count is not None:
         if system.hosts is not None and listed and len(listed) != count:
             why = f"{counted(count, 'node')}, but {counted(len(listed), 'host')}"
-            raise contradiction(environ, system.count, system.hosts, why)
+            raise contradiction_error(environ, system.count, system.hosts, why)
         found.add("nodes", count, system.count)
         return count
     if not listed:
@@ -156,7 +156,7 @@ def _node_rank(system: NodeSystem, environ: Environ, listed: tuple[str, ...], co
         rank = needed(environ, system.rank, number, because, of_several=True)
         if rank >= count:
             size = (system.count if system.count in environ else system.hosts) or because
-            raise contradiction(
+            raise contradiction_error(
                 environ,
                 system.rank,
                 str(size),
@@ -165,11 +165,11 @@ def _node_rank(system: NodeSystem, environ: Environ, listed: tuple[str, ...], co
         return rank
     name = needed(environ, str(system.me), text, because, of_several=count > 1)
     if name not in listed:
-        raise contradiction(
+        raise contradiction_error(
             environ, str(system.me), str(system.hosts), "this node is not in the list"
         )
     if listed.count(name) > 1:
-        raise contradiction(
+        raise contradiction_error(
             environ, str(system.me), str(system.hosts), "this node is in the list more than once"
         )
     return listed.index(name)
@@ -177,7 +177,7 @@ def _node_rank(system: NodeSystem, environ: Environ, listed: tuple[str, ...], co
 
 def slots_of(environ: Environ, name: str | None) -> int | None:
     """Return workers or GPUs per node; None for a word such as ``auto``. Raises ConfigError."""
-    if name is None or (text(environ, name) or "").lower() in _SLOTS_IN_WORDS:
+    if name is None or (text(environ, name) or "").lower() in _SLOT_WORDS:
         return None
     return number(environ, name, most=_MOST_SLOTS) or None
 
@@ -218,7 +218,7 @@ def find_task(system: TaskSystem, environ: Environ) -> Allocation | None:
     if not there:
         return None
     if missing := [name for name in names if name not in there]:
-        several = system.rank in there and says_several(environ, system.size)
+        several = system.rank in there and is_several(environ, system.size)
         which = f"{shown(environ, there[0])}, but not {' nor '.join(missing)}"
         raise IncompleteError(which, of_several=several)
     rank = needed(environ, system.rank, number, system.size)
@@ -228,19 +228,21 @@ def find_task(system: TaskSystem, environ: Environ) -> Allocation | None:
     local_size = _local_size(system, environ, size, known_nodes)
     size_name = system.local_size or str(system.nodes)
     if rank >= size:
-        raise contradiction(
+        raise contradiction_error(
             environ, system.rank, system.size, f"ranks of {size:,} processes go to {size - 1}"
         )
     if local_rank >= local_size:
-        raise contradiction(
+        raise contradiction_error(
             environ, system.local_rank, size_name, f"this node has local ranks to {local_size - 1}"
         )
     if local_size > size:
-        raise contradiction(
+        raise contradiction_error(
             environ, size_name, system.size, "a node cannot have more processes than the job"
         )
     if system.agrees and (same := number(environ, system.agrees)) is not None and same != rank:
-        raise contradiction(environ, system.rank, system.agrees, "both are this process's rank")
+        raise contradiction_error(
+            environ, system.rank, system.agrees, "both are this process's rank"
+        )
     nodes = size // local_size
     if size % local_size or (known_nodes is not None and nodes > known_nodes):
         raise _uneven(environ, system.size, size_name, "nodes have different numbers of processes")
@@ -296,21 +298,21 @@ def _local_size(system: TaskSystem, environ: Environ, size: int, known_nodes: in
 
 
 def _task_node(
-    system: TaskSystem, environ: Environ, place: tuple[int, int, int, int], found: Origins
+    system: TaskSystem, environ: Environ, numbers: tuple[int, int, int, int], found: Origins
 ) -> int:
     """Return the node's index: from its variable, or from the rank if ranks are assigned node by
     node.
 
     If ranks were assigned to nodes in turn, the index would be wrong; so that is an error.
     """
-    rank, local_rank, local_size, nodes = place
-    if system.node is not None and (told := number(environ, system.node)) is not None:
-        if told >= nodes:
-            raise contradiction(
+    rank, local_rank, local_size, nodes = numbers
+    if system.node is not None and (index := number(environ, system.node)) is not None:
+        if index >= nodes:
+            raise contradiction_error(
                 environ, system.node, system.size, f"there are {counted(nodes, 'node')}"
             )
-        found.add("node rank", told, system.node)
-        return told
+        found.add("node rank", index, system.node)
+        return index
     if rank % local_size != local_rank:
         raise _uneven(
             environ, system.rank, system.local_rank, "processes are not numbered node by node"

@@ -30,7 +30,7 @@ _MOST_PORT = 65_535
 
 _SLOTS = frozenset({"slots", "slot", "cpus", "cpu", "count"})
 _USER = frozenset({"user", "username", "user_name"})
-_MOST = frozenset(
+_MAX_SLOTS = frozenset(
     {
         "max_slots",
         "slots_max",
@@ -42,8 +42,8 @@ _MOST = frozenset(
         "count_max",
     },
 )  # Open MPI's upper limits
-_NUMBERS = frozenset({"boards", "sockets", "sockets_per_board", "cores", "cores_per_socket"})
-_WORDS = frozenset({"ifname", "binding"})  # Hydra
+_MACHINE_KEYS = frozenset({"boards", "sockets", "sockets_per_board", "cores", "cores_per_socket"})
+_HYDRA_KEYS = frozenset({"ifname", "binding"})  # Hydra
 
 _PIECE = re.compile(r"(?:[^,\[\]]+|\[[^\[\]]*\]|[\[\]])*")
 _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}")
@@ -59,14 +59,14 @@ _LINE_HINT = (
     "a line looks like 'host slots=4', 'host:4' or 'host'; port=2222 and user@host are "
     "understood as well"
 )
-_BEGINNINGS = {
+_BAD_PREFIXES = {
     "^": "leave hosts out with --exclude",
     "+": "hosts by number are Open MPI's own; write their names",
     "-": "a host name begins with a letter or digit",
 }
 
 
-class _Tail(NamedTuple):
+class _HostFields(NamedTuple):
     """What follows the name of a host."""
 
     user: str | None
@@ -79,7 +79,7 @@ class _Entry(NamedTuple):
 
     names: list[str]
     user: str | None
-    tail: _Tail
+    fields: _HostFields
 
 
 class _Style(NamedTuple):
@@ -91,7 +91,7 @@ class _Style(NamedTuple):
     address."""
 
 
-class _Place(NamedTuple):
+class _Source(NamedTuple):
     """Where an entry stands, for errors."""
 
     where: str
@@ -113,13 +113,13 @@ def parse_hosts(text: str, where: str = "--hosts") -> tuple[Host, ...]:
     A host that is named again adds its slots to the first mention. Raises ConfigError for an entry
     that cannot be parsed, and for two entries of one host that contradict each other.
     """
-    found = _Found(_FLAG)
-    tails: dict[tuple[str | None, ...], _Tail] = {}
-    for entry in _entries(text):
+    found = _HostCollector(_FLAG)
+    cache: dict[tuple[str | None, ...], _HostFields] = {}
+    for entry in _split_at_commas(text):
         word = entry.strip()
         if not word:
             raise _error(where, f"{quoted(text)}: an entry is empty", _FLAG_HINT)
-        found.add(_read([word], _Place(where, word, _FLAG), tails), where)
+        found.add(_parse_entry([word], _Source(where, word, _FLAG), cache), where)
     return found.hosts()
 
 
@@ -141,21 +141,21 @@ def read_lines(text: str, before: str) -> tuple[Host, ...]:
 
     ``before`` and the number of the line name the line in errors.
     """
-    found = _Found(_LINE)
-    tails: dict[tuple[str | None, ...], _Tail] = {}
+    found = _HostCollector(_LINE)
+    cache: dict[tuple[str | None, ...], _HostFields] = {}
     text = text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
     for number, line in enumerate(text.split("\n"), 1):
-        said = without_blanks_in_brackets(line.partition("#")[0].partition("//")[0])
-        words = said.split()
-        if len(words) > 2 and "=" in said:  # Open MPI takes blanks around "="
+        entry = without_blanks_in_brackets(line.partition("#")[0].partition("//")[0])
+        words = entry.split()
+        if len(words) > 2 and "=" in entry:  # Open MPI allows blanks around "="
             words = " ".join(words).replace(" =", "=").replace("= ", "=").split()
         if words:
-            place = f"{before}{number}"
-            found.add(_read(words, _Place(place, said, _LINE), tails), place)
+            where = f"{before}{number}"
+            found.add(_parse_entry(words, _Source(where, entry, _LINE), cache), where)
     return found.hosts()
 
 
-class _Seen:
+class _FoundHost:
     """A host that was found so far. Several entries may add to its slots."""
 
     __slots__ = ("lines", "name", "port", "slots", "user", "where")
@@ -163,16 +163,16 @@ class _Seen:
     def __init__(self, name: str, entry: _Entry, where: str) -> None:
         self.name = name
         self.user = entry.user
-        self.slots = entry.tail.slots
-        self.port = entry.tail.port
+        self.slots = entry.fields.slots
+        self.port = entry.fields.port
         self.where = where
         self.lines = 1
 
     def merge(self, entry: _Entry, where: str) -> None:
         """Add the slots of another entry with this host. Raises ConfigError if they contradict."""
-        slots, port = entry.tail.slots, entry.tail.port
+        slots, port = entry.fields.slots, entry.fields.port
         if (self.user, self.port, self.slots is None) != (entry.user, port, slots is None):
-            raise _contradiction(self, entry, where)
+            raise _contradiction_error(self, entry, where)
         self.lines += 1
         if self.slots is not None and slots is not None:
             self.slots += slots
@@ -184,11 +184,11 @@ class _Seen:
                 )
 
 
-class _Found:
+class _HostCollector:
     """Collects hosts in the order of their first mention."""
 
     def __init__(self, style: _Style) -> None:
-        self._seen: dict[str, _Seen] = {}
+        self._seen: dict[str, _FoundHost] = {}
         self._mentions = 0
         self._hint = style.hint
 
@@ -199,10 +199,10 @@ class _Found:
         if self._mentions > _MOST_MENTIONS:
             raise _error(where, f"hosts are named more than {_MOST_MENTIONS:,} times", self._hint)
         for name in entry.names:
-            key = name.lower() if ":" not in name else _same_ipv6(name)
+            key = name.lower() if ":" not in name else _canonical_ipv6(name)
             before = seen.get(key)
             if before is None:
-                seen[key] = _Seen(name, entry, where)
+                seen[key] = _FoundHost(name, entry, where)
             else:
                 before.merge(entry, where)
         if len(seen) > MOST_HOSTS:
@@ -227,19 +227,19 @@ class _Found:
         )
 
 
-def _contradiction(first: _Seen, second: _Entry, where: str) -> ConfigError:
+def _contradiction_error(first: _FoundHost, second: _Entry, where: str) -> ConfigError:
     name = quoted(first.name)
     earlier = f" (the first is {printable(first.where)})" if first.where != where else ""
-    if first.port != second.tail.port:
-        said = " and ".join(
-            "none" if port is None else str(port) for port in (first.port, second.tail.port)
+    if first.port != second.fields.port:
+        both = " and ".join(
+            "none" if port is None else str(port) for port in (first.port, second.fields.port)
         )
-        what = f"twice with a different port of SSH, {said}"
+        what = f"twice with a different port of SSH, {both}"
     elif first.user != second.user:
-        said = " and ".join(
+        both = " and ".join(
             "none" if user is None else quoted(user) for user in (first.user, second.user)
         )
-        what = f"twice with a different user, {said}"
+        what = f"twice with a different user, {both}"
     else:
         what = "with a number of slots and without"
     return _error(
@@ -249,136 +249,140 @@ def _contradiction(first: _Seen, second: _Entry, where: str) -> ConfigError:
     )
 
 
-def _entries(text: str) -> list[str]:
+def _split_at_commas(text: str) -> list[str]:
     if "[" not in text:
         return text.split(",")
     entries: list[str] = []
-    place = 0
-    while match := _PIECE.match(text, place):  # it always matches, at the end nothing
+    start = 0
+    while match := _PIECE.match(text, start):  # it always matches, at the end nothing
         entries.append(match[0])
-        place = match.end() + 1
-        if place > len(text):
+        start = match.end() + 1
+        if start > len(text):
             break
     return entries
 
 
-def _read(words: list[str], place: _Place, tails: dict[tuple[str | None, ...], _Tail]) -> _Entry:
+def _parse_entry(
+    words: list[str], source: _Source, cache: dict[tuple[str | None, ...], _HostFields]
+) -> _Entry:
     """Parse ``[user@]host[:slots][:key=value]...`` and the ``key=value`` words after it.
 
-    ``tails`` has the parsed fields by their text, since most lines of a long file end alike.
+    ``cache`` has the parsed fields by their text, since most lines of a long file end alike.
     """
     word = words[0]
     user: str | None = None
     if "@" in word:
         user, _, word = word.rpartition("@")
-        _check_user(user, place)
-    if word[:1] in _BEGINNINGS:
-        raise place.error("that is no host", _BEGINNINGS[word[0]])
-    names, rest = _target(word, place)
+        _check_user(user, source)
+    if word[:1] in _BAD_PREFIXES:
+        raise source.error("that is no host", _BAD_PREFIXES[word[0]])
+    names, rest = _parse_host(word, source)
     key = (rest, *words[1:])
-    tail = tails.get(key)
-    if tail is None:
-        tails[key] = tail = _tail(rest, words[1:], place)
-    if tail.user is not None:
-        if user not in {None, tail.user}:
-            raise place.error("it names two users")
-        user = tail.user
-    return _Entry(names, user, tail)
+    fields = cache.get(key)
+    if fields is None:
+        cache[key] = fields = _parse_fields(rest, words[1:], source)
+    if fields.user is not None:
+        if user not in {None, fields.user}:
+            raise source.error("it names two users")
+        user = fields.user
+    return _Entry(names, user, fields)
 
 
-def _tail(rest: str | None, words: list[str], place: _Place) -> _Tail:
-    said: dict[str, str] = {}
+def _parse_fields(rest: str | None, words: list[str], source: _Source) -> _HostFields:
+    fields: dict[str, str] = {}
     for part in rest.split(":") if rest is not None else ():
         key, equal, value = part.partition("=")
-        _say(said, key if equal else "slots", value if equal else part, place)
+        _set_field(fields, key if equal else "slots", value if equal else part, source)
     for word in words:
         key, equal, value = word.partition("=")
         if not equal:
-            raise place.error(f"{quoted(word)} is not understood, key=value was expected")
-        _say(said, key, value, place)
+            raise source.error(f"{quoted(word)} is not understood, key=value was expected")
+        _set_field(fields, key, value, source)
     slots = port = most = user = None
-    for key, value in said.items():
+    for key, value in fields.items():
         if key == "slots":
-            slots = _number(value, "the number of slots", MOST_SLOTS, place)
+            slots = _number(value, "the number of slots", MOST_SLOTS, source)
         elif key == "port":
-            port = _number(value, "the port of SSH", _MOST_PORT, place)
+            port = _number(value, "the port of SSH", _MOST_PORT, source)
         elif key == "max_slots":
-            most = _number(value, "the largest number of slots", MOST_SLOTS, place)
+            most = _number(value, "the largest number of slots", MOST_SLOTS, source)
         elif key == "user":
-            _check_user(value, place)
+            _check_user(value, source)
             user = value
-        elif key in _NUMBERS:
-            _number(value, key, MOST_SLOTS, place)
+        elif key in _MACHINE_KEYS:
+            _number(value, key, MOST_SLOTS, source)
         elif not value:
-            raise place.error(f"{key}= says nothing")
+            raise source.error(f"{key}= says nothing")
     if slots is not None and most is not None and most < slots:
-        raise place.error(f"there are more slots ({slots}) than the largest number allows ({most})")
-    return _Tail(user, slots, port)
+        raise source.error(
+            f"there are more slots ({slots}) than the largest number allows ({most})"
+        )
+    return _HostFields(user, slots, port)
 
 
-def _say(said: dict[str, str], key: str, value: str, place: _Place) -> None:
+def _set_field(fields: dict[str, str], key: str, value: str, source: _Source) -> None:
     key = key.lower().replace("-", "_")
     if key in _SLOTS:
         key = "slots"
-    elif key in _MOST:
+    elif key in _MAX_SLOTS:
         key = "max_slots"
     elif key in _USER:
         key = "user"
-    elif key != "port" and key not in _NUMBERS and key not in _WORDS:
-        raise place.error(f"{quoted(key)} is not known")
-    if key in said:
-        raise place.error(f"{key} is said twice")
-    said[key] = value
+    elif key != "port" and key not in _MACHINE_KEYS and key not in _HYDRA_KEYS:
+        raise source.error(f"{quoted(key)} is not known")
+    if key in fields:
+        raise source.error(f"{key} is said twice")
+    fields[key] = value
 
 
-def _target(word: str, place: _Place) -> tuple[list[str], str | None]:
+def _parse_host(word: str, source: _Source) -> tuple[list[str], str | None]:
     """Split ``host:rest`` into the names that the host stands for and the rest (None without a
     colon)."""
     name, colon, rest = word.partition(":")
     if _PLAIN.fullmatch(name) and ":" not in rest:  # nearly all of a long file
-        _check_ipv4(name, place)
+        _check_ipv4(name, source)
         return [name], rest if colon else None
     if word.startswith("[") and ":" in (inner := word[1:].partition("]"))[0]:
         address, closed, rest = inner
         if not closed or rest[:1] not in {"", ":"}:
-            raise place.error("after an IPv6 address come ] and maybe :SLOTS")
-        return [_ipv6(address, place)], rest[1:] if rest else None
+            raise source.error("after an IPv6 address come ] and maybe :SLOTS")
+        return [_ipv6(address, source)], rest[1:] if rest else None
     if "[" in word:
         end = word.rfind("]") + 1
-        tail, colon, rest = word[end:].partition(":")
-        name = word[:end] + tail
+        fields, colon, rest = word[end:].partition(":")
+        name = word[:end] + fields
     elif ":" in rest and _is_ipv6(word):
-        if place.style.raw_ipv6:
-            return [_ipv6(word, place)], None
-        raise place.error(
+        if source.style.raw_ipv6:
+            return [_ipv6(word, source)], None
+        raise source.error(
             "an IPv6 address needs brackets", f"write [{printable(word)}] or [{printable(word)}]:4"
         )
     if not name:
-        raise place.error("the host is missing")
-    names = expand_item(name, where=place.where)
+        raise source.error("the host is missing")
+    names = expand_item(name, where=source.where)
     for each in names if "." in name else ():
-        _check_ipv4(each, place)
+        _check_ipv4(each, source)
     return names, rest if colon else None
 
 
-def _number(text: str, what: str, most: int, place: _Place) -> int:
+def _number(text: str, what: str, most: int, source: _Source) -> int:
     if text.isascii() and text.isdigit() and len(text) <= 9 and 1 <= int(text) <= most:
         return int(text)
-    raise place.error(f"{what} has to be a whole number from 1 to {most}, not {quoted(text)}")
+    raise source.error(f"{what} has to be a whole number from 1 to {most}, not {quoted(text)}")
 
 
-def _check_user(user: str, place: _Place) -> None:
+def _check_user(user: str, source: _Source) -> None:
     if not _USER_NAME.fullmatch(user):
-        raise place.error(f"{quoted(user)} is no user name")
+        raise source.error(f"{quoted(user)} is no user name")
 
 
-def _check_ipv4(name: str, place: _Place) -> None:
+def _check_ipv4(name: str, source: _Source) -> None:
     """Reject a name of digits and dots that is not an IPv4 address.
 
     A leading zero is rejected too, because some programs read it as octal.
     """
     if "." in name and not name.strip("0123456789.") and not _IPV4.fullmatch(name):
-        raise place.error(f"{quoted(name)} is no IPv4 address")
+        raise source.error(f"{quoted(name)} is no IPv4 address")
 
 
 def _is_ipv6(text: str) -> bool:
@@ -391,14 +395,14 @@ def _is_ipv6(text: str) -> bool:
     return True
 
 
-def _ipv6(text: str, place: _Place) -> str:
+def _ipv6(text: str, source: _Source) -> str:
     zone = text.partition("%")[2]
     if not _is_ipv6(text) or (zone and not _ZONE.fullmatch(zone)):
-        raise place.error(f"{quoted(text)} is no IPv6 address")
+        raise source.error(f"{quoted(text)} is no IPv6 address")
     return text
 
 
-def _same_ipv6(name: str) -> str:
+def _canonical_ipv6(name: str) -> str:
     import ipaddress
 
     return str(ipaddress.IPv6Address(name))

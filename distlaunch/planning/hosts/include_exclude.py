@@ -40,7 +40,7 @@ class Chosen(Record):
     """A host that the filters left."""
 
     host: Host
-    place: int
+    index: int
     """Index of the host before filtering."""
     slots: tuple[int, ...] | None
     """The chosen slots, ascending. None if the number of slots is not known and none was chosen by
@@ -57,34 +57,32 @@ def apply_filters(
     Raises ConfigError for an invalid filter, one that matches no host or names a slot that its host
     does not have, and if no host is left.
     """
-    index = _Index(hosts)
-    included = None if include is None else _matched(include, "--include", index)
-    excluded = {} if exclude is None else _matched(exclude, "--exclude", index)
+    lookup = _HostLookup(hosts)
+    included = None if include is None else _slots_by_host(include, "--include", lookup)
+    excluded = {} if exclude is None else _slots_by_host(exclude, "--exclude", lookup)
     # Most hosts are filtered alike and share the result.
     known: dict[tuple[int | None, frozenset[int] | None, frozenset[int]], tuple[int, ...]] = {}
     left: list[Chosen] = []
-    for place, host in enumerate(hosts):
-        picked = None if included is None else included.get(place, _NOTHING)
-        gone = excluded.get(place, _NOTHING)
+    for index, host in enumerate(hosts):
+        picked = None if included is None else included.get(index, _NOTHING)
+        gone = excluded.get(index, _NOTHING)
         if gone is None:
             continue
         key = host.slots, picked, gone
         if key not in known:
-            known[key] = _left(*key)
+            known[key] = _slots_left(*key)
         if picked is None and host.slots is None:
-            left.append(Chosen(host=host, place=place, slots=None, without=known[key]))
+            left.append(Chosen(host=host, index=index, slots=None, without=known[key]))
         elif known[key]:
-            left.append(Chosen(host=host, place=place, slots=known[key], without=()))
+            left.append(Chosen(host=host, index=index, slots=known[key], without=()))
     if not left:
         given = (("--include", include), ("--exclude", exclude))
         said = " and ".join(f"{name} {quoted(text)}" for name, text in given if text is not None)
-        raise ConfigError(
-            f"{said or 'no filter'}: no host is left", hint=_what_there_is(index.names)
-        )
+        raise ConfigError(f"{said or 'no filter'}: no host is left", hint=_list_hosts(lookup.names))
     return tuple(left)
 
 
-def _left(
+def _slots_left(
     count: int | None, picked: frozenset[int] | None, gone: frozenset[int]
 ) -> tuple[int, ...]:
     """Return the slots that are left of a host, or the excluded ones if its number of slots is
@@ -98,23 +96,23 @@ def _left(
     return tuple(sorted(picked - gone))
 
 
-class _Index:
+class _HostLookup:
     """Finds hosts by name, with or without the domain. Case is ignored. A host of unknown name is
     never found."""
 
     def __init__(self, hosts: Sequence[Host]) -> None:
         self.hosts = hosts
         self.names = [host.name.lower() if host.known else "" for host in hosts]
-        self._exact = {name: place for place, name in enumerate(self.names) if name}
+        self._exact = {name: index for index, name in enumerate(self.names) if name}
         self._short: dict[str, list[int]] = {}
-        for place, name in enumerate(self.names):
+        for index, name in enumerate(self.names):
             if "." in name and name.strip("0123456789."):
-                self._short.setdefault(name.partition(".")[0], []).append(place)
+                self._short.setdefault(name.partition(".")[0], []).append(index)
 
     def find(self, name: str) -> list[int]:
         """Return the host of this name, or all hosts of this name in some domain."""
-        place = self._exact.get(name.lower())
-        return self._short.get(name.lower(), []) if place is None else [place]
+        index = self._exact.get(name.lower())
+        return self._short.get(name.lower(), []) if index is None else [index]
 
     def matching(self, glob: str) -> list[int]:
         """Return the hosts that match a pattern with ``*`` and ``?``."""
@@ -129,39 +127,39 @@ class _Index:
         ]
 
 
-def _matched(text: str, option: str, index: _Index) -> dict[int, frozenset[int] | None]:
+def _slots_by_host(text: str, option: str, lookup: _HostLookup) -> dict[int, frozenset[int] | None]:
     """Return the slots that a filter names, by the index of the host; None for the whole host."""
     found: dict[int, frozenset[int] | None] = {}
     globs = 0
     for item in text.split("@"):
-        patterns, slots = _parsed(item.strip(), text, option)
+        patterns, slots = _parse_item(item.strip(), text, option)
         for pattern in patterns:
             if "*" in pattern or "?" in pattern:
                 globs += 1
                 if globs > _MOST_GLOBS:
                     raise _error(option, text, f"there are more than {_MOST_GLOBS:,} patterns")
-                places = index.matching(pattern)
+                indices = lookup.matching(pattern)
             else:
-                places = index.find(pattern)
-                if len(places) > 1:
-                    both = " and ".join(printable(index.names[place]) for place in places[:2])
+                indices = lookup.find(pattern)
+                if len(indices) > 1:
+                    both = " and ".join(printable(lookup.names[index]) for index in indices[:2])
                     raise _error(
                         option,
                         text,
                         f"{quoted(pattern)} may be {both}",
                         "name the host with its domain",
                     )
-            if not places:
+            if not indices:
                 raise _error(
                     option,
                     text,
                     f"there is no host {quoted(pattern)}",
-                    _nearest(pattern, index.names),
+                    _suggest_host(pattern, lookup.names),
                 )
-            for place in places:
-                _check_slots(slots, index.hosts[place], option, text)
-                before = found.get(place, _NOTHING)
-                found[place] = (
+            for index in indices:
+                _check_slots(slots, lookup.hosts[index], option, text)
+                before = found.get(index, _NOTHING)
+                found[index] = (
                     None
                     if slots is None or before is None
                     else (before | slots if before else slots)
@@ -169,7 +167,7 @@ def _matched(text: str, option: str, index: _Index) -> dict[int, frozenset[int] 
     return found
 
 
-def _parsed(item: str, text: str, option: str) -> tuple[list[str], frozenset[int] | None]:
+def _parse_item(item: str, text: str, option: str) -> tuple[list[str], frozenset[int] | None]:
     """Return the host patterns of one item, ranges expanded, and its slots (None: all)."""
     if not item:
         raise _error(option, text, "a host is missing")
@@ -190,10 +188,10 @@ def _parsed(item: str, text: str, option: str) -> tuple[list[str], frozenset[int
         raise _error(
             option, item, "a host is missing" if not end else "after an address come : and slots"
         )
-    slots = _parsed_slots(rest[1:], item, option) if rest else None
+    slots = _parse_slots(rest[1:], item, option) if rest else None
     if address:
         return [address[1]], slots
-    words = [word.strip() for word in _divided(item[:end])]
+    words = [word.strip() for word in _split_at_commas(item[:end])]
     if slots is not None and len(words) > 1:
         raise _error(
             option,
@@ -206,16 +204,16 @@ def _parsed(item: str, text: str, option: str) -> tuple[list[str], frozenset[int
     return [name for word in words for name in expand_item(word, where=option, also="*?")], slots
 
 
-def _divided(hosts: str) -> Iterator[str]:
-    place = 0
-    while place <= len(hosts):
-        match = _PIECE.match(hosts, place)
-        end = match.end() if match else place
-        yield hosts[place:end]
-        place = end + 1
+def _split_at_commas(hosts: str) -> Iterator[str]:
+    start = 0
+    while start <= len(hosts):
+        match = _PIECE.match(hosts, start)
+        end = match.end() if match else start
+        yield hosts[start:end]
+        start = end + 1
 
 
-def _parsed_slots(said: str, item: str, option: str) -> frozenset[int]:
+def _parse_slots(said: str, item: str, option: str) -> frozenset[int]:
     slots: set[int] = set()
     named = 0
     for part in said.split(","):
@@ -248,26 +246,22 @@ def _check_slots(slots: frozenset[int] | None, host: Host, option: str, text: st
         )
 
 
-def _nearest(wanted: str, names: Sequence[str]) -> str:
+def _suggest_host(wanted: str, names: Sequence[str]) -> str:
     import difflib
     import heapq
 
     wanted = wanted.lower()
-    alike = heapq.nlargest(_COMPARED, names, key=lambda name: _common(name, wanted))
+    alike = heapq.nlargest(_COMPARED, names, key=lambda name: _common_prefix_length(name, wanted))
     close = difflib.get_close_matches(wanted, alike, n=1, cutoff=0.4)
-    return (
-        f"do you mean {quoted(close[0])}? {_what_there_is(names)}"
-        if close
-        else _what_there_is(names)
-    )
+    return f"do you mean {quoted(close[0])}? {_list_hosts(names)}" if close else _list_hosts(names)
 
 
-def _common(one: str, other: str) -> int:
+def _common_prefix_length(one: str, other: str) -> int:
     pairs = enumerate(zip(one, other, strict=False))
-    return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
+    return next((index for index, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
-def _what_there_is(names: Iterable[str]) -> str:
+def _list_hosts(names: Iterable[str]) -> str:
     known = [name for name in names if name]
     folded = fold_hosts(known)
     if not folded:

@@ -19,7 +19,7 @@ class AgentActor:
 
     def __init__(self) -> None:
         self._agent: Any = None
-        self._words = b""
+        self._stderr = b""
         self._rest = b""
 
     def devices(self) -> tuple[str, list[str]]:
@@ -32,7 +32,7 @@ class AgentActor:
         ]
 
     def start(
-        self, words: list[str], code: bytes, greeting: bytes, mask: list[str], within_s: float
+        self, argv: list[str], code: bytes, greeting: bytes, mask: list[str], within_s: float
     ) -> str | None:
         """Start the agent and wait for its greeting. Return what went wrong; None if nothing."""
         # Ray sets OMP_NUM_THREADS by the CPUs of this actor alone.
@@ -47,36 +47,36 @@ class AgentActor:
             environ.update(dict.fromkeys(names or ["CUDA_VISIBLE_DEVICES"], ",".join(mask)))
         pipe = subprocess.PIPE
         self._agent = subprocess.Popen(
-            [sys.executable, *words],
+            [sys.executable, *argv],
             stdin=pipe,
             stdout=pipe,
             stderr=pipe,
             env=environ,
             start_new_session=True,
         )
-        threading.Thread(target=self._hear, daemon=True).start()
-        threading.Thread(target=self._feed, args=(code,), daemon=True).start()
+        threading.Thread(target=self._read_stderr, daemon=True).start()
+        threading.Thread(target=self._send_code, args=(code,), daemon=True).start()
         until = time.monotonic() + within_s
-        said = b""
-        while (at := said.find(greeting)) < 0:
+        received = b""
+        while (at := received.find(greeting)) < 0:
             left_s = until - time.monotonic()
             if left_s <= 0:
                 return "the agent has not started in time"
             data = self.read(1 << 16, min(left_s, 1.0))
             if data is None:
                 return f"the agent has failed to start: {self._end_text()}"
-            said += data
-        self._rest = said[at + len(greeting) :]
+            received += data
+        self._rest = received[at + len(greeting) :]
         return None
 
-    def _feed(self, code: bytes) -> None:
+    def _send_code(self, code: bytes) -> None:
         with suppress(OSError):  # the reader sees the end
             self.write(code)
 
-    def _hear(self) -> None:
+    def _read_stderr(self) -> None:
         """Read the agent's stderr to its end, and keep the last bytes."""
         while data := os.read(self._agent.stderr.fileno(), 1 << 16):
-            self._words = (self._words + data)[-4096:]
+            self._stderr = (self._stderr + data)[-4096:]
         self._agent.wait()  # no zombie is left
 
     def read(self, most: int, within_s: float) -> bytes | None:
@@ -108,7 +108,7 @@ class AgentActor:
             code = None
         lines = [
             line.strip()
-            for line in self._words.decode(errors="replace").splitlines()
+            for line in self._stderr.decode(errors="replace").splitlines()
             if line.strip()
         ]
         return code, lines[-1][:200] if lines else ""

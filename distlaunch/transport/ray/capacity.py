@@ -24,7 +24,7 @@ _OF_ACTOR = re.compile(r"(?:class_name|actor_id|pid|name|namespace|ip): \S*")
 Bundle = Mapping[str, float]
 
 
-class Problem(Exception):  # noqa: N818 - it is an outcome, which the launcher is told of
+class RayError(Exception):
     """A request to Ray failed. ``passing``: it may succeed in a moment."""
 
     def __init__(self, text: str, *, hint: str | None = None, passing: bool = True) -> None:
@@ -33,26 +33,26 @@ class Problem(Exception):  # noqa: N818 - it is an outcome, which the launcher i
         self.passing = passing
 
 
-def one_for_each_gpu(nodes: Sequence[Mapping[str, Any]], each: Bundle) -> list[Bundle]:
+def bundle_for_each_gpu(nodes: Sequence[Mapping[str, Any]], each: Bundle) -> list[Bundle]:
     """Return a bundle for each GPU of the cluster. ``nodes`` as in ``ray.nodes()``.
 
-    Raises Problem if there is no GPU.
+    Raises RayError if there is no GPU.
     """
     count = int(sum(node["Resources"].get("GPU", 0) for node in nodes))
     if not count:
         hint = "--num-procs N starts N workers without GPUs, --num-gpus N waits for nodes with GPUs"
-        raise Problem("no node of the Ray cluster has a GPU", hint=hint, passing=False)
+        raise RayError("no node of the Ray cluster has a GPU", hint=hint, passing=False)
     return [each] * count
 
 
-def lacking(
+def describe_shortage(
     bundles: Sequence[Bundle], strategy: str, nodes: Sequence[Mapping[str, Any]], free: Bundle
 ) -> str:
     """Return a message on the bundles that cannot be placed.
 
     ``free`` are the resources of the whole cluster that are not in use.
     """
-    without = without_room(bundles, strategy, nodes)
+    without = bundles_without_room(bundles, strategy, nodes)
     which = without or range(len(bundles))
     names = {name for bundle in bundles for name in bundle}
     there = "; ".join(
@@ -78,7 +78,7 @@ def lacking(
     )
 
 
-def without_room(
+def bundles_without_room(
     bundles: Sequence[Bundle], strategy: str, nodes: Sequence[Mapping[str, Any]]
 ) -> list[int]:
     """Return the numbers of the bundles that would not fit even into an idle cluster."""
@@ -104,7 +104,7 @@ def _amounts(resources: Bundle, names: Mapping[str, float] | set[str]) -> str:
     return ", ".join(f"{name} {resources.get(name, 0):g}" for name in sorted(names))
 
 
-def said(exc: BaseException) -> str:
+def error_line(exc: BaseException) -> str:
     """Return an error as one line, without the ids that only Ray uses."""
     lines = [line.strip() for line in str(exc).splitlines()]
     text = " ".join(line for line in lines if line and not _OF_ACTOR.fullmatch(line))
@@ -113,6 +113,6 @@ def said(exc: BaseException) -> str:
     return text or type(exc).__name__
 
 
-def without_stamps(words: bytes) -> bytes:
+def strip_log_prefixes(words: bytes) -> bytes:
     """Return the text without the prefixes of Ray's log lines."""
     return _STAMP.sub(b"", words)

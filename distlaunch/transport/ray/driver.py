@@ -29,15 +29,15 @@ from contextlib import suppress
 from typing import Any
 
 from distlaunch.transport.connection import ConnectionEnd, EndKind, end_of_program, end_to_json
-from distlaunch.transport.open_files import allow
+from distlaunch.transport.open_files import raise_limit
 from distlaunch.transport.ray import actor, local_cluster
 from distlaunch.transport.ray.capacity import (
     Bundle,
-    Problem,
-    lacking,
-    one_for_each_gpu,
-    said,
-    without_room,
+    RayError,
+    bundle_for_each_gpu,
+    bundles_without_room,
+    describe_shortage,
+    error_line,
 )
 
 _CHUNK = 1 << 20
@@ -61,21 +61,20 @@ _LAST_S = 3.0
 _HINT = "--address HOST:PORT or ray://HOST:10001 names a cluster, --address local starts Ray here"
 
 
-class Driver:
+class RayDriver:
     """Serves the launcher's requests."""
 
     def __init__(self, control: socket.socket) -> None:
         self._control = control
         self._sending = threading.Lock()
-        self._links: list[threading.Thread] = []
+        self._threads: list[threading.Thread] = []
         self._group: Any = None
         self._places: list[list[int]] = []
         self._bundles: Sequence[Bundle] = ()
         self._code: Any = None
         self._folder: str | None = None
         self._held = -1
-        self._seated: dict[int, tuple[threading.Event, list[Any]]] = {}
-        """By place: whose actors have a seat there, and whether they have been let go."""
+        self._actors_of_place: dict[int, tuple[threading.Event, list[Any]]] = {}
         self._over = threading.Event()
         self._is_connected = False
         self._started, self._has_started = os.pipe()
@@ -90,7 +89,7 @@ class Driver:
             ready = {descriptor for descriptor, _ in poll.poll()}
             if self._started in ready:
                 os.read(self._started, 1)
-                _take_signals()
+                _ignore_signals()
             if self._control.fileno() not in ready:
                 continue
             data, more, _, _ = socket.recv_fds(self._control, 1 << 16, 16)
@@ -99,80 +98,86 @@ class Driver:
                 break
             *lines, pending = (pending + data).split(b"\n")
             for line in lines:
-                asked = json.loads(line)
+                request = json.loads(line)
                 if (
-                    asked["do"] == "open" and not descriptors
+                    request["do"] == "open" and not descriptors
                 ):  # recv_fds had no room for all descriptors
                     problem = "Ray's driver has no descriptor left for it (ulimit -n)"
-                    self._tell(call=asked["call"], problem=problem, hint=None, passing=True)
+                    self._reply(call=request["call"], problem=problem, hint=None, passing=True)
                     continue
-                link = socket.socket(fileno=descriptors.pop(0)) if asked["do"] == "open" else None
-                thread = threading.Thread(target=self._answer, args=(asked, link), daemon=True)
-                if link is not None:
-                    self._links.append(thread)
+                connection = (
+                    socket.socket(fileno=descriptors.pop(0)) if request["do"] == "open" else None
+                )
+                thread = threading.Thread(
+                    target=self._answer, args=(request, connection), daemon=True
+                )
+                if connection is not None:
+                    self._threads.append(thread)
                 thread.start()
         self._over.set()
-        self._leave()
+        self._shut_down()
 
-    def _tell(self, **said: object) -> None:
+    def _reply(self, **fields: object) -> None:
         with self._sending, suppress(OSError):  # the launcher has ended; the loop will see that
-            self._control.sendall(json.dumps(said).encode() + b"\n")
+            self._control.sendall(json.dumps(fields).encode() + b"\n")
 
-    def _answer(self, asked: dict[str, Any], link: socket.socket | None) -> None:
-        call = asked["call"]
+    def _answer(self, request: dict[str, Any], connection: socket.socket | None) -> None:
+        call = request["call"]
         try:
-            if link is None:
-                self._tell(call=call, places=self._place(asked))
+            if connection is None:
+                self._reply(call=call, places=self._place(request))
             else:
-                self._open(asked, link)
-        except Problem as problem:
-            self._tell(call=call, problem=str(problem), hint=problem.hint, passing=problem.passing)
+                self._open(request, connection)
+        except RayError as problem:
+            self._reply(call=call, problem=str(problem), hint=problem.hint, passing=problem.passing)
         except Exception as exc:  # noqa: BLE001 - Ray's are many, and the launcher has to know
             passing = not isinstance(
                 exc, (ValueError, TypeError)
             )  # Ray's errors for invalid requests
-            self._tell(call=call, problem=said(exc), hint=None, passing=passing)
+            self._reply(call=call, problem=error_line(exc), hint=None, passing=passing)
         finally:
-            if link is not None:
-                link.close()
-        if link is None:
+            if connection is not None:
+                connection.close()
+        if connection is None:
             # When the thread that started Ray ends, the kernel kills Ray's processes.
             threading.Event().wait()
 
     # --- placing
 
-    def _place(self, asked: dict[str, Any]) -> list[dict[str, Any]]:
+    def _place(self, request: dict[str, Any]) -> list[dict[str, Any]]:
         """Connect to the cluster and place all bundles. Return the places in the order of their
         first bundles."""
         import ray
         from ray.util.placement_group import placement_group
 
-        self._connect(asked)
+        self._connect(request)
         os.write(self._has_started, b"x")
         self._is_connected = True
-        self._tell(call=asked["call"], connected=True)
+        self._reply(call=request["call"], connected=True)
         ray.cloudpickle.register_pickle_by_value(actor)  # nodes need not have distlaunch
-        self._bundles = asked["bundles"] or one_for_each_gpu(
-            list(self._nodes().values()), asked["each"]
+        self._bundles = request["bundles"] or bundle_for_each_gpu(
+            list(self._nodes().values()), request["each"]
         )
-        allow(_FILES + _FILES_EACH * len(self._bundles))
-        if asked["address"] == "local" and without_room(
-            self._bundles, asked["strategy"], list(self._nodes().values())
+        raise_limit(_FILES + _FILES_EACH * len(self._bundles))
+        if request["address"] == "local" and bundles_without_room(
+            self._bundles, request["strategy"], list(self._nodes().values())
         ):
-            raise Problem(self._lacking(asked["strategy"]))  # a local cluster never grows
-        self._code = ray.put(base64.b64decode(asked["code"]))
-        self._group = placement_group(self._bundles, strategy=asked["strategy"])
-        until = time.monotonic() + asked["within_s"]
-        told_at = time.monotonic() + asked["quiet_s"]
+            raise RayError(self._shortage(request["strategy"]))  # a local cluster never grows
+        self._code = ray.put(base64.b64decode(request["code"]))
+        self._group = placement_group(self._bundles, strategy=request["strategy"])
+        until = time.monotonic() + request["within_s"]
+        notice_at = time.monotonic() + request["quiet_s"]
         while not self._group.wait(_LOOK_S):
             now = time.monotonic()
             if self._over.is_set():
-                raise Problem("the job is over")
+                raise RayError("the job is over")
             if now > until:
-                raise Problem(f"within {asked['within_s']:g} s {self._lacking(asked['strategy'])}")
-            if told_at is not None and now > told_at:
-                told_at = None
-                self._tell(call=asked["call"], waiting=self._lacking(asked["strategy"]))
+                raise RayError(
+                    f"within {request['within_s']:g} s {self._shortage(request['strategy'])}"
+                )
+            if notice_at is not None and now > notice_at:
+                notice_at = None
+                self._reply(call=request["call"], waiting=self._shortage(request["strategy"]))
         nodes = self._nodes()
         by_node: dict[str, list[int]] = {}
         for bundle, node in sorted(self._nodes_of_bundles().items()):
@@ -188,13 +193,13 @@ class Driver:
             for node, bundles in by_node.items()
         ]
 
-    def _connect(self, asked: dict[str, Any]) -> None:
+    def _connect(self, request: dict[str, Any]) -> None:
         import ray
 
-        address = asked["address"]
+        address = request["address"]
         host, colon, port = address.removeprefix(_CLIENT).rpartition(":")
         if colon and "/" not in host:
-            _look_for(host.strip("[]"), port)
+            _check_reachable(host.strip("[]"), port)
         quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
         try:
             if address != "local":
@@ -202,9 +207,9 @@ class Driver:
                 return
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
             self._folder, self._held = local_cluster.make_folder(os.environ.get("RAY_TMPDIR"))
-            self._tell(call=asked["call"], folder=self._folder, group=os.getpgrp())
+            self._reply(call=request["call"], folder=self._folder, group=os.getpgrp())
             total: dict[str, float] = {}
-            for bundle in asked["bundles"] or ():
+            for bundle in request["bundles"] or ():
                 for name, amount in bundle.items():
                     total[name] = total.get(name, 0) + amount
             whole = {name: math.ceil(amount) for name, amount in total.items() if name != "GPU"}
@@ -215,16 +220,16 @@ class Driver:
             text = (
                 "no running Ray cluster was found (--address auto)"
                 if address == "auto"
-                else said(exc)
+                else error_line(exc)
             )
-            raise Problem(text, hint=_HINT, passing=False) from exc
+            raise RayError(text, hint=_HINT, passing=False) from exc
         except (RuntimeError, ValueError) as exc:
-            raise Problem(said(exc), passing=False) from exc
+            raise RayError(error_line(exc), passing=False) from exc
 
-    def _lacking(self, strategy: str) -> str:
+    def _shortage(self, strategy: str) -> str:
         import ray
 
-        return lacking(
+        return describe_shortage(
             self._bundles, strategy, list(self._nodes().values()), ray.available_resources()
         )
 
@@ -243,37 +248,37 @@ class Driver:
 
     # --- links
 
-    def _open(self, asked: dict[str, Any], link: socket.socket) -> None:
+    def _open(self, request: dict[str, Any], connection: socket.socket) -> None:
         """Start the agent of a place, report that, and carry bytes until it ends."""
-        until = time.monotonic() + asked["within_s"]
-        bundles = self._places[asked["place"]]
-        self._have_left(asked["place"], asked["within_s"])
+        until = time.monotonic() + request["within_s"]
+        bundles = self._places[request["place"]]
+        self._release_place(request["place"], request["within_s"])
         node = self._wait_for_node(bundles, until)
-        seats = self._seats(bundles)
+        actors = self._start_actors(bundles)
         left = threading.Event()
-        self._seated[asked["place"]] = left, seats
+        self._actors_of_place[request["place"]] = left, actors
         try:
-            mask = self._mask(seats, until)
-            words, greeting = asked["words"], asked["greeting"].encode()
+            mask = self._mask(actors, until)
+            words, greeting = request["words"], request["greeting"].encode()
             left_s = max(1.0, until - time.monotonic())
-            started = seats[0].start.remote(words, self._code, greeting, mask, left_s)
+            started = actors[0].start.remote(words, self._code, greeting, mask, left_s)
             problem = self._get(started, left_s + _START_S)
             if problem is not None:
-                raise Problem(problem)
-            self._tell(
-                call=asked["call"], opened=node["NodeID"], address=node["NodeManagerAddress"]
+                raise RayError(problem)
+            self._reply(
+                call=request["call"], opened=node["NodeID"], address=node["NodeManagerAddress"]
             )
-            self._carry(asked["call"], seats[0], link)
+            self._carry(request["call"], actors[0], connection)
         finally:
-            _let_go(seats)
+            _kill_actors(actors)
             left.set()
 
-    def _have_left(self, place: int, within_s: float) -> None:
+    def _release_place(self, place: int, within_s: float) -> None:
         """Kill the actors of the previous connection of a place, which may hang and keep the
         bundles."""
-        left, seats = self._seated.get(place, (None, []))
+        left, actors = self._actors_of_place.get(place, (None, []))
         if left is not None and not left.wait(min(_AGENT_ENDS_S, within_s / 4)):
-            _let_go(seats)
+            _kill_actors(actors)
 
     def _wait_for_node(self, bundles: list[int], until: float) -> dict[str, Any]:
         """Return the node of a place's bundles. Waits while Ray places those of a lost node again."""
@@ -283,15 +288,15 @@ class Driver:
             if nodes <= alive.keys():
                 break
             if self._over.is_set() or time.monotonic() > until:
-                raise Problem("its node is lost, and Ray has found no other for its workers")
+                raise RayError("its node is lost, and Ray has found no other for its workers")
             time.sleep(_LOOK_S)
         if len(nodes) > 1:
             names = ", ".join(sorted(alive[node]["NodeManagerAddress"] for node in nodes))
             text = f"its node is lost, and Ray has put its workers on {len(nodes)} others ({names})"
-            raise Problem(text, hint="start the job again", passing=False)
+            raise RayError(text, hint="start the job again", passing=False)
         return alive[nodes.pop()]
 
-    def _seats(self, bundles: list[int]) -> list[Any]:
+    def _start_actors(self, bundles: list[int]) -> list[Any]:
         import ray
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -312,62 +317,62 @@ class Driver:
             made.append(ray.remote(**options)(actor.AgentActor).remote())
         return made
 
-    def _mask(self, seats: list[Any], until: float) -> list[str]:
-        told = self._get(
-            [seat.devices.remote() for seat in seats], max(1.0, until - time.monotonic())
+    def _mask(self, actors: list[Any], until: float) -> list[str]:
+        reply = self._get(
+            [handle.devices.remote() for handle in actors], max(1.0, until - time.monotonic())
         )
-        if len({node for node, _ in told}) > 1:
-            raise Problem("Ray has started its actors on several nodes")
-        return [device for _, devices in told for device in devices]
+        if len({node for node, _ in reply}) > 1:
+            raise RayError("Ray has started its actors on several nodes")
+        return [device for _, devices in reply for device in devices]
 
-    def _get(self, asked: Any, within_s: float) -> Any:
+    def _get(self, request: Any, within_s: float) -> Any:
         import ray
 
         try:
-            return ray.get(asked, timeout=within_s)
+            return ray.get(request, timeout=within_s)
         except ray.exceptions.GetTimeoutError as exc:
-            raise Problem("Ray's actor there does not answer") from exc
+            raise RayError("Ray's actor there does not answer") from exc
 
-    def _carry(self, call: int, seat: Any, link: socket.socket) -> None:
-        up = threading.Thread(target=self._send, args=(seat, link), daemon=True)
+    def _carry(self, call: int, handle: Any, connection: socket.socket) -> None:
+        up = threading.Thread(target=self._send, args=(handle, connection), daemon=True)
         up.start()
         try:
-            end = self._receive(seat, link)
+            end = self._receive(handle, connection)
         except Exception as exc:  # noqa: BLE001 - Ray's are many
-            end = ConnectionEnd(kind=EndKind.RAY_ACTOR, text=said(exc))
-        self._tell(call=call, ended=end_to_json(end))
+            end = ConnectionEnd(kind=EndKind.RAY_ACTOR, text=error_line(exc))
+        self._reply(call=call, ended=end_to_json(end))
         with suppress(OSError):
-            link.shutdown(
+            connection.shutdown(
                 socket.SHUT_RD
             )  # ends ``up``; the launcher closes its end after it has read the reply
         up.join(_STOPS_S)
 
-    def _send(self, seat: Any, link: socket.socket) -> None:
+    def _send(self, handle: Any, connection: socket.socket) -> None:
         with suppress(Exception):  # ``_receive`` reports it
-            while data := link.recv(_CHUNK):
-                self._get(seat.write.remote(data), _ANSWER_S)
-        with suppress(Exception):  # the launcher has closed the link
-            self._get(seat.stop.remote(_AGENT_ENDS_S), _STOPS_S)
-        _let_go([seat])  # also one that hangs, so that calls of it return
+            while data := connection.recv(_CHUNK):
+                self._get(handle.write.remote(data), _ANSWER_S)
+        with suppress(Exception):  # the launcher has closed the connection
+            self._get(handle.stop.remote(_AGENT_ENDS_S), _STOPS_S)
+        _kill_actors([handle])  # also one that hangs, so that calls of it return
 
-    def _receive(self, seat: Any, link: socket.socket) -> ConnectionEnd:
+    def _receive(self, handle: Any, connection: socket.socket) -> ConnectionEnd:
         """Carry the agent's bytes to the launcher. Return how the agent ended."""
-        coming = seat.read.remote(_CHUNK, _TURN_S)
+        coming = handle.read.remote(_CHUNK, _TURN_S)
         while (data := self._get(coming, _TURN_S + _ANSWER_S)) is not None:
-            coming = seat.read.remote(_CHUNK, _TURN_S)
+            coming = handle.read.remote(_CHUNK, _TURN_S)
             try:
-                link.sendall(data)
+                connection.sendall(data)
             except OSError:  # the launcher has closed the connection
                 return ConnectionEnd(kind=EndKind.CLOSED_HERE)
-        code, line = self._get(seat.end.remote(), _ANSWER_S)
+        code, line = self._get(handle.end.remote(), _ANSWER_S)
         return end_of_program(code, f": {line}" if line else "")
 
     # --- the end
 
-    def _leave(self) -> None:
+    def _shut_down(self) -> None:
         threading.Timer(_END_S, self._end).start()  # even if Ray hangs
         until = time.monotonic() + _LAST_S
-        for thread in self._links:
+        for thread in self._threads:
             thread.join(max(0.0, until - time.monotonic()))
         if self._is_connected:  # otherwise Ray may still wait for the cluster
             import ray
@@ -387,27 +392,27 @@ class Driver:
         os._exit(0)
 
 
-def _look_for(host: str, port: str) -> None:
-    """Connect to a cluster's address. Ray itself would try for minutes. Raises Problem."""
+def _check_reachable(host: str, port: str) -> None:
+    """Connect to a cluster's address. Ray itself would try for minutes. Raises RayError."""
     try:
         socket.create_connection((host, int(port)), _REACHED_S).close()
     except ValueError as exc:
-        raise Problem(f"--address {host}:{port}: no port", hint=_HINT, passing=False) from exc
+        raise RayError(f"--address {host}:{port}: no port", hint=_HINT, passing=False) from exc
     except OSError as exc:
-        raise Problem(
+        raise RayError(
             f"nothing is reached at {host}:{port}: {exc.strerror or exc}", hint=_HINT, passing=False
         ) from exc
 
 
-def _let_go(seats: list[Any]) -> None:
+def _kill_actors(actors: list[Any]) -> None:
     import ray
 
-    for seat in seats:
+    for handle in actors:
         with suppress(Exception):
-            ray.kill(seat)
+            ray.kill(handle)
 
 
-def _take_signals() -> None:
+def _ignore_signals() -> None:
     """Ignore signals, since the launcher decides when the driver ends.
 
     Called in the main thread, and again after ``ray.init``, which installs a handler for TERM.
@@ -419,10 +424,10 @@ def _take_signals() -> None:
 
 def main() -> None:
     """Serve the launcher, whose socket is stdin."""
-    _take_signals()
+    _ignore_signals()
     control = socket.socket(fileno=os.dup(0))
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
     os.dup2(2, 1)
     os.close(null)
-    Driver(control).serve()
+    RayDriver(control).serve()

@@ -57,7 +57,7 @@ def remove(folder: str, group: int) -> None:
     """Kill the other processes of a group and wait for their end, within a limit; then remove the
     directory."""
     until = time.monotonic() + _KILLED_S
-    while (left := _members(group)) and time.monotonic() < until:
+    while (left := _pids_of_group(group)) and time.monotonic() < until:
         for pid in left:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
@@ -65,7 +65,7 @@ def remove(folder: str, group: int) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _members(group: int) -> list[int]:
+def _pids_of_group(group: int) -> list[int]:
     """Return the pids of a process group, without zombies and this process."""
     found = []
     for pid in filter(str.isdigit, os.listdir("/proc")):

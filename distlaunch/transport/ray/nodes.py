@@ -32,7 +32,7 @@ from distlaunch.transport.connection import (
     end_from_json,
 )
 from distlaunch.transport.ray import local_cluster
-from distlaunch.transport.ray.capacity import without_stamps
+from distlaunch.transport.ray.capacity import strip_log_prefixes
 from distlaunch.transport.tcp_connection import TcpConnection
 
 _DRIVER = (
@@ -55,7 +55,7 @@ _SEND_S = 30.0
 _CHUNK = 1 << 16
 
 
-class Place(Record):
+class RayNode(Record):
     """The bundles that Ray has put on one node."""
 
     host: str
@@ -65,10 +65,10 @@ class Place(Record):
     bundles: int
 
 
-class RayPlaces:
+class RayCluster:
     """The job's share of a Ray cluster, until ``close``.
 
-    ``place`` and ``close`` must be called by one thread, all other methods by any.
+    ``place_bundles`` and ``close`` must be called by one thread, all other methods by any.
     """
 
     def __init__(self, environ: Mapping[str, str]) -> None:
@@ -76,24 +76,23 @@ class RayPlaces:
         self._code = agent_zip()
         self._lock = threading.Lock()
         self._calls = itertools.count()
-        self._answers: dict[int, _Answer] = {}
+        self._pending_calls: dict[int, _Call] = {}
         self.note: Callable[[str], None] = _nothing
-        """Gets what the user should hear, from any thread."""
+
         self._places: dict[str, int] = {}
         self._nodes: dict[str, str] = {}
         self._folder = ""
         self._group = 0
-        """Folder and process group of a cluster that was started here, for when the driver cannot
-        end it any more."""
+
         self._end: ConnectionEnd | None = None
-        """How the driver has ended."""
+
         self._ended = threading.Event()
         words = [
             sys.executable,
             "-I",
             "-c",
             _DRIVER,
-            json.dumps(_path()),
+            json.dumps(_driver_sys_path()),
         ]
         try:
             self._child = Child(words, environ=environ, kill_switch=None)
@@ -105,7 +104,7 @@ class RayPlaces:
         self._thread = threading.Thread(target=self._read, name="ray", daemon=True)
         self._thread.start()
 
-    def place(
+    def place_bundles(
         self,
         address: str,
         bundles: Sequence[Mapping[str, float]] | None,
@@ -115,7 +114,7 @@ class RayPlaces:
         within_s: float,
         say: Callable[[str], None],
         when_connected: Callable[[], None] = lambda: None,
-    ) -> list[Place]:
+    ) -> list[RayNode]:
         """Place all bundles, or one like ``each`` for every GPU. Return the nodes that they are on.
 
         ``when_connected`` is called before the bundles are placed. ``say`` gets a line if that
@@ -123,42 +122,42 @@ class RayPlaces:
         that it cannot place.
         """
         code = base64.b64encode(self._code).decode()
-        asked = {
+        request = {
             "do": "place",
             "address": address,
             "bundles": bundles,
             "each": each,
             "strategy": strategy,
         }
-        call, answer = self._ask(
-            {**asked, "within_s": within_s, "quiet_s": _QUIET_S, "code": code}, None
+        call, pending = self._request(
+            {**request, "within_s": within_s, "quiet_s": _QUIET_S, "code": code}, None
         )
-        answer.say = say
-        connected = answer.connected.wait(_START_S if address == "local" else _CONNECT_S)
+        pending.say = say
+        connected = pending.connected.wait(_START_S if address == "local" else _CONNECT_S)
         when_connected()
-        told = answer.wait(within_s + _LATER_S if connected else 0.0)
+        reply = pending.wait(within_s + _LATER_S if connected else 0.0)
         with self._lock:
-            self._answers.pop(call, None)
-        if told is None:
+            self._pending_calls.pop(call, None)
+        if reply is None:
             text = f"--backend ray: the cluster does not answer (--address {printable(address)})"
             raise NodesError(
                 text, hint="ray status tells whether it runs; --address HOST:PORT names another"
             )
-        if "problem" in told:
+        if "problem" in reply:
             kind = (
                 NodesError
-                if told["passing"] or (answer.reached and "ended" in told)
+                if reply["passing"] or (pending.reached and "ended" in reply)
                 else ConfigError
             )
-            raise kind(f"--backend ray: {printable(told['problem'])}", hint=told["hint"])
-        names = Counter(place["host"] for place in told["places"])
+            raise kind(f"--backend ray: {printable(reply['problem'])}", hint=reply["hint"])
+        names = Counter(place["host"] for place in reply["places"])
         places = [
-            Place(
+            RayNode(
                 host=host if names[host := place["host"]] == 1 else f"{host}-{place['node'][:6]}",
                 node=place["node"],
                 bundles=place["bundles"],
             )
-            for place in told["places"]
+            for place in reply["places"]
         ]
         self._places = {place.host: number for number, place in enumerate(places)}
         self._nodes = {place.host: place.node for place in places}
@@ -166,48 +165,48 @@ class RayPlaces:
 
     def open(self, target: Target, within_s: float) -> Connection:
         """Start the agent of a place; see ``Open``."""
-        word = os.urandom(16).hex()
+        nonce = os.urandom(16).hex()
         ours, theirs = socket.socketpair()
-        asked = {
+        request = {
             "do": "open",
             "place": self._places[target.host],
             "within_s": within_s,
-            "words": [*FLAGS, "-c", STUB, str(len(self._code)), word],
-            "greeting": f"{GREETING.decode()}{word}\n",
+            "words": [*FLAGS, "-c", STUB, str(len(self._code)), nonce],
+            "greeting": f"{GREETING.decode()}{nonce}\n",
         }
-        call, answer = self._ask(asked, theirs)
-        told = answer.wait(within_s + _LATER_S)
-        if told is not None and "opened" in told:
-            if told["opened"] != self._nodes[target.host]:
-                self._nodes[target.host] = told["opened"]
+        call, pending = self._request(request, theirs)
+        reply = pending.wait(within_s + _LATER_S)
+        if reply is not None and "opened" in reply:
+            if reply["opened"] != self._nodes[target.host]:
+                self._nodes[target.host] = reply["opened"]
                 self.note(
                     f"Ray has another node for {printable(target.host)}: "
-                    f"{printable(told['address'])}"
+                    f"{printable(reply['address'])}"
                 )
-            return _RayLink(ours, target.host, answer)
+            return _RayConnection(ours, target.host, pending)
         ours.close()
         with self._lock:
-            self._answers.pop(call, None)
-        answer.finish(None)
-        if told is None:
-            told = {
+            self._pending_calls.pop(call, None)
+        pending.set_end(None)
+        if reply is None:
+            reply = {
                 "problem": "Ray has not started the agent in time",
                 "hint": None,
                 "passing": True,
             }
-        raise ConnectError(_failure(told, target.host))
+        raise ConnectError(_failure(reply, target.host))
 
-    def cut_off(self) -> ConnectionEnd | None:
+    def driver_end(self) -> ConnectionEnd | None:
         """Return how the driver ended, and with it the job's share of the cluster; None while it
         runs."""
         return self._end
 
-    def give_up(self) -> None:
+    def cancel(self) -> None:
         """Fail all requests that wait for a reply."""
         with self._lock:
-            answers = list(self._answers.values())
-        for answer in answers:
-            answer.give({"problem": "the job is over", "hint": None, "passing": False})
+            calls = list(self._pending_calls.values())
+        for pending in calls:
+            pending.set_reply({"problem": "the job is over", "hint": None, "passing": False})
 
     def close(self) -> None:
         """Return everything to Ray, and wait for that within a limit."""
@@ -225,16 +224,18 @@ class RayPlaces:
 
     # --- the driver
 
-    def _ask(self, asked: dict[str, Any], link: socket.socket | None) -> tuple[int, _Answer]:
+    def _request(
+        self, request: dict[str, Any], connection: socket.socket | None
+    ) -> tuple[int, _Call]:
         """Send a request to the driver, with the socket of a connection if there is one."""
-        answer = _Answer(link)
+        pending = _Call(connection)
         with self._lock:
             call = next(self._calls)
-            self._answers[call] = answer
-            data = json.dumps({**asked, "call": call}).encode() + b"\n"
+            self._pending_calls[call] = pending
+            data = json.dumps({**request, "call": call}).encode() + b"\n"
             try:
-                if link is not None:
-                    sent = socket.send_fds(self._child.stream, [data], [link.fileno()])
+                if connection is not None:
+                    sent = socket.send_fds(self._child.stream, [data], [connection.fileno()])
                     data = data[sent:]
                 self._child.stream.sendall(data)
                 is_gone = False
@@ -242,10 +243,10 @@ class RayPlaces:
                 is_gone = True
         if is_gone:
             self._ended.wait(_TERM_S + _LATER_S)
-            answer.give(self._gone())
-        return call, answer
+            pending.set_reply(self._driver_gone())
+        return call, pending
 
-    def _gone(self) -> dict[str, Any]:
+    def _driver_gone(self) -> dict[str, Any]:
         end = self._end or ConnectionEnd(
             kind=EndKind.RAY_DRIVER, text="does not take what it is told"
         )
@@ -259,23 +260,23 @@ class RayPlaces:
             code = self._child.returncode(_TERM_S)
             how = "has closed its output" if code is None else ended_how(code)
             with self._lock:
-                words = quoted_lines(without_stamps(self._child.said()))
+                words = quoted_lines(strip_log_prefixes(self._child.read_stderr()))
                 self._end = ConnectionEnd(kind=EndKind.RAY_DRIVER, text=how, last_words=words)
-                answers = list(self._answers.values())
+                calls = list(self._pending_calls.values())
             self._ended.set()
-            for answer in answers:
-                answer.give(self._gone())
+            for pending in calls:
+                pending.set_reply(self._driver_gone())
 
     def _read_all(self) -> None:
         pending = b""
         stream = self._child.stream
         while True:
             poll = select.poll()
-            for descriptor in (stream.fileno(), self._child.words_end):
+            for descriptor in (stream.fileno(), self._child.stderr_fd):
                 if descriptor >= 0:
                     poll.register(descriptor, select.POLLIN)
             ready = [descriptor for descriptor, _ in poll.poll()]
-            self._child.said()
+            self._child.read_stderr()
             if stream.fileno() not in ready:
                 continue
             try:
@@ -286,100 +287,99 @@ class RayPlaces:
                 break
             *lines, pending = (pending + data).split(b"\n")
             for line in lines:
-                self._take(json.loads(line))
+                self._on_reply(json.loads(line))
 
-    def _take(self, told: dict[str, Any]) -> None:
+    def _on_reply(self, reply: dict[str, Any]) -> None:
         with self._lock:
-            answer = self._answers.get(told["call"])
-        if answer is None:
+            pending = self._pending_calls.get(reply["call"])
+        if pending is None:
             return
-        if "folder" in told:
-            self._folder, self._group = told["folder"], told["group"]
-        elif "connected" in told:
-            answer.reached = True
-            answer.connected.set()
-        elif "waiting" in told:
-            answer.say(printable(told["waiting"]))
-        elif "ended" in told:
-            answer.finish(end_from_json(told["ended"]))
+        if "folder" in reply:
+            self._folder, self._group = reply["folder"], reply["group"]
+        elif "connected" in reply:
+            pending.reached = True
+            pending.connected.set()
+        elif "waiting" in reply:
+            pending.say(printable(reply["waiting"]))
+        elif "ended" in reply:
+            pending.set_end(end_from_json(reply["ended"]))
             with self._lock:
-                self._answers.pop(told["call"], None)
-        elif "problem" in told and answer.is_given:
-            answer.give(told)
+                self._pending_calls.pop(reply["call"], None)
+        elif "problem" in reply and pending.has_reply:
+            pending.set_reply(reply)
             with self._lock:
-                self._answers.pop(told["call"], None)
+                self._pending_calls.pop(reply["call"], None)
         else:
-            answer.give(told)
+            pending.set_reply(reply)
 
 
-def _failure(told: Mapping[str, Any], host: str) -> ConnectFailure:
+def _failure(reply: Mapping[str, Any], host: str) -> ConnectFailure:
     return ConnectStepError(
-        "ray", printable(told["problem"]), hint=told["hint"], passing=told["passing"]
+        "ray", printable(reply["problem"]), hint=reply["hint"], passing=reply["passing"]
     ).failure(host)
 
 
-class _Answer:
+class _Call:
     """One request to the driver, and its reply.
 
     ``connection`` is the end of the connection that was passed to the driver. A copy is kept open
     here until it is known how the agent or the driver ended, so that the launcher can report it.
     """
 
-    def __init__(self, link: socket.socket | None) -> None:
-        self._link = link
-        self._finishing = threading.Lock()
+    def __init__(self, connection: socket.socket | None) -> None:
+        self._connection = connection
+        self._ending = threading.Lock()
         self.say: Callable[[str], None] = _nothing
         self.connected = threading.Event()
-        """The driver has reached the cluster, or there will be no more of it."""
+
         self.reached = False
-        self._told: dict[str, Any] | None = None
-        self._given = threading.Event()
+        self._reply: dict[str, Any] | None = None
+        self._has_reply = threading.Event()
         self.end: ConnectionEnd | None = None
-        """How the agent has ended, as far as that is known."""
 
     @property
-    def is_given(self) -> bool:
+    def has_reply(self) -> bool:
         """Whether there is a reply."""
-        return self._given.is_set()
+        return self._has_reply.is_set()
 
     def wait(self, within_s: float) -> dict[str, Any] | None:
         """Return the reply; None if there is none within this time."""
-        self._given.wait(within_s)
-        return self._told
+        self._has_reply.wait(within_s)
+        return self._reply
 
-    def give(self, told: dict[str, Any]) -> None:
+    def set_reply(self, reply: dict[str, Any]) -> None:
         """Set the reply. An error after the first reply is how the agent ended."""
-        if not self._given.is_set():
-            self._told = told
-            self._given.set()
+        if not self._has_reply.is_set():
+            self._reply = reply
+            self._has_reply.set()
             self.connected.set()
-        elif "problem" in told:
-            text = printable(told["problem"])
-            self.finish(told.get("ended") or ConnectionEnd(kind=EndKind.TOLD, text=text))
+        elif "problem" in reply:
+            text = printable(reply["problem"])
+            self.set_end(reply.get("ended") or ConnectionEnd(kind=EndKind.CARRIER, text=text))
 
-    def finish(self, end: ConnectionEnd | None) -> None:
+    def set_end(self, end: ConnectionEnd | None) -> None:
         """Set how the agent ended, and close the connection."""
-        with self._finishing:
+        with self._ending:
             self.end = self.end or end
-            if self._link is not None:
-                self._link.shutdown(socket.SHUT_RDWR)
-                self._link.close()
-                self._link = None
+            if self._connection is not None:
+                self._connection.shutdown(socket.SHUT_RDWR)
+                self._connection.close()
+                self._connection = None
 
 
-class _RayLink(TcpConnection):
+class _RayConnection(TcpConnection):
     """A connection whose other end is the driver."""
 
-    def __init__(self, connection: socket.socket, host: str, answer: _Answer) -> None:
+    def __init__(self, connection: socket.socket, host: str, pending: _Call) -> None:
         super().__init__(connection, host)
-        self._answer = answer
+        self._answer = pending
 
     def end(self) -> ConnectionEnd:
         """Return how it ended; see ``Connection``."""
         return self._answer.end or super().end()
 
 
-def _path() -> list[str]:
+def _driver_sys_path() -> list[str]:
     """Return ``sys.path`` for the driver, with the working directory last. ``python -m`` has it
     first."""
     here = os.getcwd()

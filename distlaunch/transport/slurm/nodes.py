@@ -25,7 +25,7 @@ from distlaunch.transport.connection import ConnectError, Connection, Target
 from distlaunch.transport.slurm.step import (
     NO_PYTHON,
     Step,
-    Wanted,
+    StepSettings,
     agent_argv,
     end_steps,
     step_argv,
@@ -51,19 +51,19 @@ _BUSY_HINT = "another step of this job may hold the CPUs or the memory: squeue -
 _WAITING = re.compile(r"retrying|waiting|queued|pending|busy", re.IGNORECASE)
 
 
-class _Awaited:
+class _PendingAgent:
     """A node whose agent has not connected yet."""
 
     def __init__(self, host: str, until: float) -> None:
         self.host = host
         self.until = until
         self.step: Step | None = None
-        self.link: Connection | None = None
+        self.connection: Connection | None = None
         self.failure: ConnectFailure | None = None
         self.settled = threading.Event()
 
 
-class Srun:
+class SrunConnector:
     """Opens connections to the agents of a Slurm job. ``open`` may be called by several threads.
 
     ``hosts`` are all nodes, ``addresses`` those of this machine, best first. Raises ConfigError if
@@ -74,7 +74,7 @@ class Srun:
         self,
         hosts: Sequence[str],
         *,
-        wanted: Wanted,
+        settings: StepSettings,
         code: bytes,
         pythons: Sequence[str],
         environ: Mapping[str, str],
@@ -86,10 +86,9 @@ class Srun:
     ) -> None:
         self._hosts = tuple(hosts)
         self._start_step = start_step
-        self._wanted, self._code, self._pythons = wanted, code, tuple(pythons)
+        self._settings, self._code, self._pythons = settings, code, tuple(pythons)
         self.say: Callable[[str], None] = _nothing
-        """Gets what srun says while the job runs, and what goes on on the port; called in the
-        thread."""
+
         self._key = environ.get("SLURM_JOB_ID", "")
         token = os.urandom(16).hex()  # not the user's, which is for launchers started by hand
         self._environ = {**step_environ(environ), TOKEN: token}
@@ -107,7 +106,7 @@ class Srun:
         )
         self._kill_switch = KillSwitch()
         self._lock = threading.Lock()
-        self._awaited: dict[str, _Awaited] = {}
+        self._pending: dict[str, _PendingAgent] = {}
         self._steps: list[Step] = []
         self._step_of: dict[str, Step] = {}
         self._has_begun = False
@@ -123,7 +122,7 @@ class Srun:
 
     def open(self, target: Target, within_s: float) -> Connection:
         """Wait until the agent of a node connects; srun starts it. See ``Open``."""
-        awaited = _Awaited(target.host, time.monotonic() + within_s)
+        pending = _PendingAgent(target.host, time.monotonic() + within_s)
         with self._lock:
             if self._closing:
                 raise ConnectError(
@@ -131,24 +130,24 @@ class Srun:
                 )
             if not self._thread.ident:
                 self._thread.start()
-            before = self._awaited.pop(target.host, None)
-            self._awaited[target.host] = awaited
+            before = self._pending.pop(target.host, None)
+            self._pending[target.host] = pending
         if before is not None:
             self._fail(before, ConnectStepError("srun", "it is started anew"))
-        self._nudge()
-        if not awaited.settled.wait(within_s + _LOOK_S):
-            self._fail(awaited, ConnectStepError("srun", "it has not called in time"))
+        self._wake_thread()
+        if not pending.settled.wait(within_s + _LOOK_S):
+            self._fail(pending, ConnectStepError("srun", "it has not called in time"))
         with self._lock:
-            if self._awaited.get(target.host) is awaited:
-                del self._awaited[target.host]
-        if awaited.link is None:
+            if self._pending.get(target.host) is pending:
+                del self._pending[target.host]
+        if pending.connection is None:
             raise ConnectError(
-                awaited.failure
+                pending.failure
                 or ConnectStepError("srun", "it has not called").failure(target.host)
             )
-        return awaited.link
+        return pending.connection
 
-    def lost(self, host: str) -> None:
+    def on_agent_lost(self, host: str) -> None:
         """Remember that the agent's step may end the others, or wait for ever."""
         if (step := self._step_of.get(host)) is not None:
             step.has_lost = True
@@ -156,19 +155,19 @@ class Srun:
     def is_ending(self, host: str) -> bool:
         """Return whether Slurm ends the agent of a node because another one of its step is lost."""
         step = self._step_of.get(host)
-        return self._wanted.all_or_none and step is not None and step.has_lost
+        return self._settings.all_or_none and step is not None and step.has_lost
 
-    def give_up(self) -> None:
+    def cancel(self) -> None:
         """Fail all calls of ``open``, now and later."""
         with self._lock:
             self._closing = True
-        for awaited in self._waiting():
-            self._fail(awaited, ConnectStepError("srun", "the job is over", passing=False))
-        self._nudge()
+        for pending in self._waiting():
+            self._fail(pending, ConnectStepError("srun", "the job is over", passing=False))
+        self._wake_thread()
 
     def close(self) -> None:
         """End all steps. Call it after all agents have exited."""
-        self.give_up()
+        self.cancel()
         if self._thread.ident:
             self._thread.join()
         end_steps(self._steps)
@@ -179,7 +178,7 @@ class Srun:
 
     # --- the thread
 
-    def _nudge(self) -> None:
+    def _wake_thread(self) -> None:
         with suppress(BlockingIOError):
             os.write(self._wake_end, b"\0")
 
@@ -191,9 +190,9 @@ class Srun:
             try:
                 self._turn()
             except Exception as exc:  # noqa: BLE001 - threads in ``open`` must get it, and the next turn may work
-                for awaited in self._waiting():
+                for pending in self._waiting():
                     self._fail(
-                        awaited,
+                        pending,
                         ConnectStepError("srun", f"{type(exc).__name__}: {exc}", passing=False),
                     )
                 time.sleep(_LOOK_S)
@@ -201,38 +200,38 @@ class Srun:
     def _turn(self) -> None:
         poll = select.poll()
         poll.register(self._wake, select.POLLIN)
-        for descriptor, wanted in self._listener.descriptors().items():
-            poll.register(descriptor, wanted)
+        for descriptor, events in self._listener.descriptors().items():
+            poll.register(descriptor, events)
         for step in self._steps:
-            for descriptor, wanted in step.descriptors().items():
-                poll.register(descriptor, wanted)
+            for descriptor, events in step.descriptors().items():
+                poll.register(descriptor, events)
         now = time.monotonic()
         waiting = self._waiting()
-        dues = [self._listener.deadline(), self._begin_at, *(awaited.until for awaited in waiting)]
-        if any(awaited.step is not None for awaited in waiting):
+        dues = [self._listener.deadline(), self._begin_at, *(pending.until for pending in waiting)]
+        if any(pending.step is not None for pending in waiting):
             dues.append(now + _LOOK_S)  # nothing wakes us when srun has ended
         times = [due for due in dues if due is not None]
         poll.poll(min(max(0.0, min(times) - now), _LONGEST_WAIT_S) * 1000 + 1 if times else None)
         with suppress(BlockingIOError):
             os.read(self._wake, 4096)
-        for call, link in self._listener.ready():
-            self._take(call, link)
+        for call, connection in self._listener.ready():
+            self._on_connect(call, connection)
         for step in self._steps:
-            self._hear(step)
-        self._begin()
-        self._look()
+            self._read_step(step)
+        self._start_steps()
+        self._check_pending()
 
     def _log(self, line: str) -> None:
         self.say(line)
 
-    def _waiting(self) -> list[_Awaited]:
+    def _waiting(self) -> list[_PendingAgent]:
         with self._lock:
-            return [awaited for awaited in self._awaited.values() if not awaited.settled.is_set()]
+            return [pending for pending in self._pending.values() if not pending.settled.is_set()]
 
     def _admit(self, call: Call) -> Welcome | Rejected:
         with self._lock:
-            awaited = self._awaited.get(call.host)
-        if awaited is None or awaited.settled.is_set() or awaited.step is None:
+            pending = self._pending.get(call.host)
+        if pending is None or pending.settled.is_set() or pending.step is None:
             text = f"no agent is awaited on {printable(call.host[:80])}"
             return Rejected(text=text, hint=None, exit_code=2, again=False)
         return Welcome(
@@ -240,31 +239,31 @@ class Srun:
             rank=self._hosts.index(call.host) if call.host in self._hosts else 0,
         )
 
-    def _take(self, call: Call, link: Connection) -> None:
+    def _on_connect(self, call: Call, connection: Connection) -> None:
         with self._lock:
-            awaited = self._awaited.get(call.host)
-            if awaited is None or awaited.settled.is_set():
-                awaited = None
+            pending = self._pending.get(call.host)
+            if pending is None or pending.settled.is_set():
+                pending = None
             else:
-                awaited.link = link
-                awaited.settled.set()
-                if awaited.step is not None:
-                    awaited.step.has_called = True
-        if awaited is None:
-            link.close()
+                pending.connection = connection
+                pending.settled.set()
+                if pending.step is not None:
+                    pending.step.has_called = True
+        if pending is None:
+            connection.close()
 
-    def _hear(self, step: Step) -> None:
+    def _read_step(self, step: Step) -> None:
         step.send()
         lines = step.read()
-        starting = any(awaited.step is step for awaited in self._waiting())
+        starting = any(pending.step is step for pending in self._waiting())
         for line in lines:
             if not starting or _WAITING.search(line):
                 self.say(line)
 
     # --- steps
 
-    def _begin(self) -> None:
-        waiting = [awaited for awaited in self._waiting() if awaited.step is None]
+    def _start_steps(self) -> None:
+        waiting = [pending for pending in self._waiting() if pending.step is None]
         if not waiting:
             self._begin_at = None
             return
@@ -274,59 +273,59 @@ class Srun:
         if now < self._begin_at and len(waiting) < len(self._hosts):
             return
         self._begin_at = None
-        order = {host: place for place, host in enumerate(self._hosts)}
-        waiting.sort(key=lambda awaited: order.get(awaited.host, len(order)))
+        order = {host: index for index, host in enumerate(self._hosts)}
+        waiting.sort(key=lambda pending: order.get(pending.host, len(order)))
         again = self._has_begun
         self._has_begun = True
-        groups: dict[object, list[_Awaited]] = {}
-        for awaited in waiting:
-            component = self._wanted.components.get(awaited.host)
-            groups.setdefault(component if self._together else awaited.host, []).append(awaited)
+        groups: dict[object, list[_PendingAgent]] = {}
+        for pending in waiting:
+            component = self._settings.components.get(pending.host)
+            groups.setdefault(component if self._together else pending.host, []).append(pending)
         for group in groups.values():
-            self._start(group, again=again)
+            self._start_group(group, again=again)
 
-    def _start(self, group: Sequence[_Awaited], *, again: bool) -> None:
-        hosts = [awaited.host for awaited in group]
-        within_s = max(1.0, max(awaited.until for awaited in group) - time.monotonic())
+    def _start_group(self, group: Sequence[_PendingAgent], *, again: bool) -> None:
+        hosts = [pending.host for pending in group]
+        within_s = max(1.0, max(pending.until for pending in group) - time.monotonic())
         words = (self._addresses, str(self._listener.port), self._key, f"{within_s:.0f}")
-        argv = step_argv(self._wanted, hosts, again=again)
+        argv = step_argv(self._settings, hosts, again=again)
         argv += agent_argv(words, count=len(self._code), pythons=self._pythons)
         try:
             step = self._start_step(
                 argv, hosts, self._code, self._environ, kill_switch=self._kill_switch
             )
         except OSError as exc:
-            for awaited in group:
+            for pending in group:
                 self._fail(
-                    awaited,
+                    pending,
                     ConnectStepError("srun", f"srun cannot be run: {exc.strerror}", passing=False),
                 )
             return
         self._steps.append(step)
-        for awaited in group:
-            awaited.step = step
-            self._step_of[awaited.host] = step
+        for pending in group:
+            pending.step = step
+            self._step_of[pending.host] = step
 
-    def _look(self) -> None:
+    def _check_pending(self) -> None:
         """Fail the nodes whose srun has ended or whose time is over."""
         now = time.monotonic()
         ended = [
             step for step in self._steps if step.returncode is not None
         ]  # a snapshot, so that all waiting nodes see the same
-        for awaited in self._waiting():
-            step = awaited.step
+        for pending in self._waiting():
+            step = pending.step
             if step is None:
                 continue
             if step in ended:
                 step.finish_reading()
-                if not self._wanted.all_or_none and len(step.hosts) > 1:
+                if not self._settings.all_or_none and len(step.hosts) > 1:
                     self._together = False  # one bad node fails its whole step
-                self._fail(awaited, _why(step, awaited.host))
-            elif now >= awaited.until:
-                last = _last(step, awaited.host)
+                self._fail(pending, _srun_failure(step, pending.host))
+            elif now >= pending.until:
+                last = _last_lines(step, pending.host)
                 hint = None if last else _BUSY_HINT
                 self._fail(
-                    awaited,
+                    pending,
                     ConnectStepError("srun", f"the agent has not called in time{last}", hint=hint),
                 )
         for step in ended:
@@ -334,17 +333,17 @@ class Srun:
                 step.close()
                 self._steps.remove(step)
 
-    def _fail(self, awaited: _Awaited, trouble: ConnectStepError) -> None:
+    def _fail(self, pending: _PendingAgent, error: ConnectStepError) -> None:
         with self._lock:
-            if not awaited.settled.is_set():
-                awaited.failure = trouble.failure(awaited.host)
-                awaited.settled.set()
+            if not pending.settled.is_set():
+                pending.failure = error.failure(pending.host)
+                pending.settled.set()
 
 
 def _nothing(_: str) -> None: ...
 
 
-def _why(step: Step, host: str) -> ConnectStepError:
+def _srun_failure(step: Step, host: str) -> ConnectStepError:
     if f"{NO_PYTHON} {host}" in step.lines:
         floor = ".".join(map(str, OLDEST))
         return ConnectStepError(
@@ -355,10 +354,10 @@ def _why(step: Step, host: str) -> ConnectStepError:
         )
     text = "\n".join(step.lines)
     passing = step.returncode is not None and (step.returncode < 0 or bool(_PASSING.search(text)))
-    return ConnectStepError("srun", f"{step.how_ended()}{_last(step, host)}", passing=passing)
+    return ConnectStepError("srun", f"{step.how_ended()}{_last_lines(step, host)}", passing=passing)
 
 
-def _last(step: Step, host: str) -> str:
+def _last_lines(step: Step, host: str) -> str:
     """Return srun's last lines after a colon; those that name the node if there are any."""
     own = [line for line in step.lines if re.search(rf"(?<![\w-]){re.escape(host)}(?![\w-])", line)]
     lines = (own or list(step.lines))[-_LAST_LINES:]

@@ -24,7 +24,7 @@ from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import printable
 from distlaunch.transport.bootstrap import FLAGS, OLDEST, PYTHONS, stub
 from distlaunch.transport.child_process import KillSwitch, guarded
-from distlaunch.transport.open_files import as_found
+from distlaunch.transport.open_files import with_original_limit
 
 _OF_THE_JOB = re.compile(
     r"SLURM_(NTASKS.*|NPROCS|CPUS_PER.*|MEM_PER.*|GPUS.*|GPU_BIND|CPU_BIND.*|TRES_PER.*|HINT|LABELIO|STD(IN|OUT|ERR)MODE)"
@@ -46,7 +46,7 @@ _SCRIPT = (
     f'done; echo "{NO_PYTHON} $SLURMD_NODENAME"; exit 97'
 )
 _STUB = stub("main_srun", "sys.argv[2:]")
-_OF_OUR_OWN = "configuration lacks support for cpu binding"
+_CPU_BIND_COMPLAINT = "configuration lacks support for cpu binding"
 """srun's complaint about --cpu-bind=none on systems without CPU binding."""
 _SWITCH_IS_STDERR = "exec 3<&2 2>&1"
 """Merges stderr into stdout. Unlike in ``child_process``, stdin must be a pipe: srun does not read
@@ -61,7 +61,7 @@ _MOST_LINES = 50
 _LONGEST_LINE = 300
 
 
-class Wanted(Record):
+class StepSettings(Record):
     """Settings that all steps of a job have in common. Times are in seconds."""
 
     args: tuple[str, ...] = ()
@@ -80,7 +80,7 @@ class Wanted(Record):
     """Whether the launcher itself runs in a step, whose resources our steps must share."""
 
 
-def step_argv(wanted: Wanted, hosts: Sequence[str], *, again: bool) -> list[str]:
+def step_argv(settings: StepSettings, hosts: Sequence[str], *, again: bool) -> list[str]:
     """Return the srun command up to the program.
 
     ``again``: an earlier step on these nodes may still exist.
@@ -93,8 +93,8 @@ def step_argv(wanted: Wanted, hosts: Sequence[str], *, again: bool) -> list[str]
         "--ntasks-per-node=1",
         f"--nodelist={node_list(hosts)}",
     ]
-    if hosts[0] in wanted.components:
-        argv.append(f"--het-group={wanted.components[hosts[0]]}")
+    if hosts[0] in settings.components:
+        argv.append(f"--het-group={settings.components[hosts[0]]}")
     argv += [
         "--job-name=distlaunch",
         "--mpi=none",
@@ -102,15 +102,15 @@ def step_argv(wanted: Wanted, hosts: Sequence[str], *, again: bool) -> list[str]
         "--cpu-bind=none",
         "--input=all",
     ]
-    if wanted.gpus is not None and count == wanted.nodes:
-        argv.append(f"--gpus={wanted.gpus}")
-    if wanted.inside or again:
+    if settings.gpus is not None and count == settings.nodes:
+        argv.append(f"--gpus={settings.gpus}")
+    if settings.inside or again:
         argv.append("--overlap")
-    if wanted.all_or_none:
-        argv += ["--kill-on-bad-exit=1", f"--wait={int(wanted.grace_s) + 30}"]
+    if settings.all_or_none:
+        argv += ["--kill-on-bad-exit=1", f"--wait={int(settings.grace_s) + 30}"]
     else:
         argv += ["--kill-on-bad-exit=0", "--wait=0", "--no-kill"]
-    return [*argv, *wanted.args]
+    return [*argv, *settings.args]
 
 
 def node_list(hosts: Sequence[str]) -> str:
@@ -149,17 +149,17 @@ class Step:
         """Start srun. Raises OSError."""
         self.hosts = tuple(hosts)
         self.lines: deque[str] = deque(maxlen=_MOST_LINES)
-        """The last that it has said, or the agents before they had called."""
+
         self.has_called = False
-        """An agent of it has: it ends when they have left."""
+        # An agent has connected, so srun exits when the agents have.
         self.has_lost = False
-        """An agent of it that had called is lost: srun may end the others, or wait for ever."""
+        # A connected agent is lost, so srun may end the others or wait for ever.
         self._unsent = memoryview(code)
         self._half = b""
         self._kill_switch = kill_switch
         self._closed = False
         self._reading = self._writing = -1
-        held = kill_switch.hold()
+        held = kill_switch.attach()
         theirs = [held]
         try:
             self._reading, its_output = os.pipe2(os.O_CLOEXEC)
@@ -168,7 +168,7 @@ class Step:
             theirs.append(its_input)
             self._process = subprocess.Popen(
                 guarded(
-                    as_found(argv), _SWITCH_IS_STDERR
+                    with_original_limit(argv), _SWITCH_IS_STDERR
                 ),  # srun passes its own limits on to the tasks
                 stdin=its_input,
                 stdout=its_output,
@@ -177,7 +177,7 @@ class Step:
                 start_new_session=True,
             )
         except BaseException:
-            kill_switch.let_go()
+            kill_switch.detach()
             self._close_pipes()
             raise
         finally:
@@ -188,8 +188,8 @@ class Step:
 
     def descriptors(self) -> dict[int, int]:
         """Return the descriptors to poll, each with the events to wait for."""
-        wanted = {self._reading: select.POLLIN, self._writing: select.POLLOUT}
-        return {descriptor: mask for descriptor, mask in wanted.items() if descriptor >= 0}
+        events = {self._reading: select.POLLIN, self._writing: select.POLLOUT}
+        return {descriptor: mask for descriptor, mask in events.items() if descriptor >= 0}
 
     def send(self) -> None:
         """Write as much of the zip as srun takes now. Closes its stdin after the last byte."""
@@ -227,7 +227,7 @@ class Step:
 
     def _keep(self, lines: list[bytes]) -> list[str]:
         shown = [printable(line[:_LONGEST_LINE].decode(errors="replace").strip()) for line in lines]
-        new = [line for line in shown if line and not line.endswith(_OF_OUR_OWN)]
+        new = [line for line in shown if line and not line.endswith(_CPU_BIND_COMPLAINT)]
         self.lines.extend(new)
         return new
 
@@ -275,7 +275,7 @@ class Step:
             return
         self._closed = True
         self._kill_switch.kill(self._process.pid)
-        self._kill_switch.let_go()
+        self._kill_switch.detach()
         self._close_pipes()
 
     def _close_pipes(self) -> None:
@@ -288,7 +288,7 @@ class Step:
 def end_steps(steps: Sequence[Step]) -> None:
     """Wait until all steps have ended. Sends TERM, then KILL, to those that take too long."""
     began = time.monotonic()
-    left = [step for step in steps if not step.wait(began + _patience_s(step))]
+    left = [step for step in steps if not step.wait(began + _end_timeout_s(step))]
     for step in left:
         step.terminate()
     until = time.monotonic() + _TERM_S
@@ -300,7 +300,7 @@ def end_steps(steps: Sequence[Step]) -> None:
         step.wait(until)
 
 
-def _patience_s(step: Step) -> float:
+def _end_timeout_s(step: Step) -> float:
     """Return how long the step may take to end by itself."""
     if not step.has_called:
         return 0.0

@@ -59,41 +59,41 @@ _ALIASES = {"curve25519-sha256@libssh.org": "curve25519-sha256"}
 class SshConnection:
     """A paramiko transport and the stream below it."""
 
-    def __init__(self, transport: paramiko.Transport, wire: ByteStream) -> None:
+    def __init__(self, transport: paramiko.Transport, stream: ByteStream) -> None:
         self.transport = transport
-        self.wire = wire
+        self.stream = stream
 
     def close(self) -> None:
         """Close transport and stream. May wait for paramiko's thread."""
-        self.wire.close()
+        self.stream.close()
         self._free()
 
     def close_soon(self) -> None:
         """Close without waiting. Another thread frees the rest."""
-        self.wire.close()
+        self.stream.close()
         run_in_background(self._free)
 
     def _free(self) -> None:
         if self.transport.is_alive():
             self.transport.join(_JOIN_S)
         self.transport.close()
-        self.wire.free()
+        self.stream.free()
 
 
 def connect(
-    wire: ByteStream, settings: HostSettings, *, check: HostKeyCheck, ring: KeyRing, until: float
+    stream: ByteStream, settings: HostSettings, *, check: HostKeyCheck, ring: KeyRing, until: float
 ) -> SshConnection:
     """Agree on keys, check the host's key and log in.
 
     Closes the stream and raises ConnectStepError if that fails.
     """
     try:
-        transport = _transport(wire, settings, check)
+        transport = _transport(stream, settings, check)
     except BaseException:
-        wire.close()
-        wire.free()
+        stream.close()
+        stream.free()
         raise
-    connection = SshConnection(transport, wire)
+    connection = SshConnection(transport, stream)
     try:
         _negotiate(connection, min(until, time.monotonic() + VERSION_S), settings)
         key = transport.get_remote_server_key()
@@ -105,13 +105,15 @@ def connect(
     return connection
 
 
-def _transport(wire: ByteStream, settings: HostSettings, check: HostKeyCheck) -> paramiko.Transport:
+def _transport(
+    stream: ByteStream, settings: HostSettings, check: HostKeyCheck
+) -> paramiko.Transport:
     from paramiko import Transport
 
     from distlaunch.transport.ssh.packets import Packets
 
     transport = Transport(
-        wire.sock,
+        stream.sock,
         default_window_size=WINDOW,
         default_max_packet_size=PACKET,
         packetizer_class=Packets,
@@ -135,7 +137,7 @@ def _transport(wire: ByteStream, settings: HostSettings, check: HostKeyCheck) ->
     if settings.compression:
         transport.use_compression(compress=True)
     # paramiko's thread needs no timeout, because closing the stream wakes it.
-    wire.sock.settimeout(None)
+    stream.sock.settimeout(None)
     return transport
 
 
@@ -186,10 +188,10 @@ def _negotiate(connection: SshConnection, until: float, settings: HostSettings) 
     done.wait(max(0.1, until - time.monotonic()))
     if done.is_set() and transport.is_active():
         return
-    said = connection.wire.why_closed()
+    reason = connection.stream.why_closed()
     if not done.is_set():
         what = "agreed on keys" if transport.remote_version else "said that it is an SSH server"
-        raise ConnectStepError("connect", said or f"connected, but it has not {what} in time")
+        raise ConnectStepError("connect", reason or f"connected, but it has not {what} in time")
     error = transport.get_exception()
     if not transport.remote_version:
         if "Indecipherable" in str(error):
@@ -200,9 +202,9 @@ def _negotiate(connection: SshConnection, until: float, settings: HostSettings) 
             )
         raise ConnectStepError(
             "connect",
-            said or "the server closed the connection at once",
+            reason or "the server closed the connection at once",
             hint=None
-            if said
+            if reason
             else "many logins at once may be more than its MaxStartups: --ssh-fanout limits them",
         )
     if isinstance(error, paramiko.SSHException) and "no acceptable" in str(error):

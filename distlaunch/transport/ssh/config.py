@@ -16,10 +16,10 @@ from typing import Any
 
 from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import printable
-from distlaunch.transport.child_process import ask
+from distlaunch.transport.child_process import run_command
 from distlaunch.transport.connect_errors import ConnectStepError
 
-_ASK_S = 10.0
+_COMMAND_S = 10.0
 _KEY_NAMES = ("id_rsa", "id_ecdsa", "id_ecdsa_sk", "id_ed25519", "id_ed25519_sk")
 _GLOBAL_KNOWN_HOSTS = ("/etc/ssh/ssh_known_hosts", "/etc/ssh/ssh_known_hosts2")
 _NOTHING = ("", "none")
@@ -60,7 +60,7 @@ class HostSettings(Record):
     configured."""
 
 
-class Asked(Record):
+class SshOptions(Record):
     """Options of the command line for all hosts. They take precedence over files."""
 
     user: str | None = None
@@ -70,26 +70,33 @@ class Asked(Record):
 
 
 def read_settings(
-    host: str, *, user: str | None, port: int | None, asked: Asked, environ: Mapping[str, str]
+    host: str,
+    *,
+    user: str | None,
+    port: int | None,
+    options: SshOptions,
+    environ: Mapping[str, str],
 ) -> HostSettings:
     """Return the settings of one host. ``user`` and ``port`` take precedence over everything else.
 
     Raises ConnectStepError.
     """
-    user, port = user or asked.user, port or asked.port
+    user, port = user or options.user, port or options.port
     if host.startswith("-"):
         raise ConnectStepError("resolve", "no host's name begins with a dash", passing=False)
     home = home_of(environ)
-    if asked.config is not None and not os.access(asked.config, os.R_OK):
+    if options.config is not None and not os.access(options.config, os.R_OK):
         raise ConnectStepError(
-            "resolve", f"{printable(asked.config)} (--ssh-config) cannot be read", passing=False
+            "resolve", f"{printable(options.config)} (--ssh-config) cannot be read", passing=False
         )
     ssh = shutil.which("ssh", path=environ.get("PATH"))
     if ssh is None:
-        said = _by_paramiko(host, asked.config, home)
+        config_values = _by_paramiko(host, options.config, home)
     else:
-        said = _by_openssh(ssh, host, user, port, asked, home, environ)
-    return settings_of(host, said, user=user, port=port, key=asked.key, home=home, environ=environ)
+        config_values = _by_openssh(ssh, host, user, port, options, home, environ)
+    return settings_of(
+        host, config_values, user=user, port=port, key=options.key, home=home, environ=environ
+    )
 
 
 def home_of(environ: Mapping[str, str]) -> str:
@@ -119,37 +126,39 @@ def _by_openssh(
     host: str,
     user: str | None,
     port: int | None,
-    asked: Asked,
+    options: SshOptions,
     home: str,
     environ: Mapping[str, str],
 ) -> dict[str, list[str]]:
-    argv = [ssh, "-G", *config_words(asked.config, home)]
+    argv = [ssh, "-G", *config_words(options.config, home)]
     argv += ["-l", user] if user else []
     argv += ["-p", str(port)] if port else []
     try:
-        code, printed, said = ask([*argv, "--", host], environ, within_s=_ASK_S)
+        code, printed, errors = run_command([*argv, "--", host], environ, within_s=_COMMAND_S)
     except TimeoutError as exc:
-        raise ConnectStepError("resolve", f"ssh -G has not answered within {_ASK_S:.0f} s") from exc
+        raise ConnectStepError(
+            "resolve", f"ssh -G has not answered within {_COMMAND_S:.0f} s"
+        ) from exc
     except OSError as exc:
         raise ConnectStepError(
             "resolve", f"{printable(ssh)} cannot be run: {exc.strerror}", passing=False
         ) from exc
     if code != 0:
-        lines = said.decode(errors="replace").split("\n")
+        lines = errors.decode(errors="replace").split("\n")
         last = next((line for line in reversed(lines) if line.strip()), f"it ended with {code}")
         raise ConnectStepError(
             "resolve",
             f"ssh does not take its configuration: {printable(last.strip())}",
             passing=False,
         )
-    said_all = parse(printed.decode(errors="surrogateescape"))
+    settings = parse(printed.decode(errors="surrogateescape"))
     account = _account()[1]
     if home != account:
-        files = said_all.get("userknownhostsfile", [])
-        said_all["userknownhostsfile"] = [
+        files = settings.get("userknownhostsfile", [])
+        settings["userknownhostsfile"] = [
             text.replace(f"{account}/.ssh/", f"{home}/.ssh/") for text in files
         ]
-    return said_all
+    return settings
 
 
 def config_words(config: str | None, home: str) -> list[str]:
@@ -164,17 +173,17 @@ def config_words(config: str | None, home: str) -> list[str]:
 
 def parse(text: str) -> dict[str, list[str]]:
     """Return the output of ``ssh -G`` by keyword in lower case. Some keywords have several values."""
-    said: dict[str, list[str]] = {}
+    config_values: dict[str, list[str]] = {}
     for line in text.splitlines():
         keyword, _, value = line.partition(" ")
-        said.setdefault(keyword.lower(), []).append(value)
-    return said
+        config_values.setdefault(keyword.lower(), []).append(value)
+    return config_values
 
 
 def _by_paramiko(host: str, config: str | None, home: str) -> dict[str, list[str]]:
     import paramiko
 
-    said: dict[str, list[str]] = {}
+    config_values: dict[str, list[str]] = {}
     for path in (f"{home}/.ssh/config", "/etc/ssh/ssh_config") if config is None else (config,):
         try:
             found = paramiko.SSHConfig.from_path(path).lookup(host)
@@ -186,8 +195,8 @@ def _by_paramiko(host: str, config: str | None, home: str) -> dict[str, list[str
             ) from exc
         values: dict[str, Any] = dict(found)
         for keyword, value in values.items():
-            said.setdefault(keyword, value if isinstance(value, list) else [value])
-    return said
+            config_values.setdefault(keyword, value if isinstance(value, list) else [value])
+    return config_values
 
 
 # --- settings
@@ -195,7 +204,7 @@ def _by_paramiko(host: str, config: str | None, home: str) -> dict[str, list[str
 
 def settings_of(
     host: str,
-    said: Mapping[str, Sequence[str]],
+    config_values: Mapping[str, Sequence[str]],
     *,
     user: str | None,
     port: int | None,
@@ -206,7 +215,7 @@ def settings_of(
     """Return the settings for the values of a configuration. Raises ConnectStepError."""
 
     def one(keyword: str) -> str | None:
-        value = next(iter(said.get(keyword, ())), "")
+        value = next(iter(config_values.get(keyword, ())), "")
         return None if value.lower() in _NOTHING else value
 
     local_user = _account()[0]
@@ -221,7 +230,9 @@ def settings_of(
     }  # fmt: skip
 
     def files(keyword: str, defaults: Sequence[str]) -> tuple[str, ...]:
-        values = [word for value in said.get(keyword, defaults) for word in words(keyword, value)]
+        values = [
+            word for value in config_values.get(keyword, defaults) for word in words(keyword, value)
+        ]
         return tuple(
             _path(value, tokens, home, environ) for value in values if value.lower() not in _NOTHING
         )
@@ -238,7 +249,7 @@ def settings_of(
         user=login,
         key_files=key_files if named_key is None else (named_key, *key_files),
         named_key=named_key,
-        agent=_agent(said, tokens, home, environ),
+        agent=_agent(config_values, tokens, home, environ),
         only_key_files=one("identitiesonly") == "yes",
         jumps=one("proxyjump"),
         command=None
@@ -284,12 +295,12 @@ def _number(text: str | None, keyword: str) -> int | None:
 
 
 def _agent(
-    said: Mapping[str, Sequence[str]],
+    config_values: Mapping[str, Sequence[str]],
     tokens: Mapping[str, str],
     home: str,
     environ: Mapping[str, str],
 ) -> str | None:
-    named = next(iter(said.get("identityagent", ())), "SSH_AUTH_SOCK")
+    named = next(iter(config_values.get("identityagent", ())), "SSH_AUTH_SOCK")
     if named.lower() in _NOTHING:
         return None
     if named == "SSH_AUTH_SOCK":

@@ -29,7 +29,7 @@ _GRANT = WINDOW // 8
 _MOST_KEPT = 2 * WINDOW
 _LOOK_AGAIN_S = 1.0
 _MOST_TAKEN = 1 << 19
-_MOST_WORDS = 16 << 10
+_STDERR_TAIL = 16 << 10
 # Messages of channels (RFC 4254).
 _ADJUST, _EOF, _CLOSE, _REQUEST = 93, 96, 97, 98
 
@@ -38,16 +38,17 @@ class ChannelConnection:
     """A connection to an agent through the channel of an SSH session."""
 
     def __init__(
-        self, channel: paramiko.Channel, wire: ByteStream, close_connection: Callable[[], None]
+        self, channel: paramiko.Channel, stream: ByteStream, close_connection: Callable[[], None]
     ) -> None:
         self._channel: Any = channel
         channel.settimeout(_LOOK_AGAIN_S)
         self._transport: Any = channel.get_transport()
-        self._wire = wire
+        self._stream = stream
         self._close_connection = close_connection
-        self._inbox = ReceiveBuffer()
-        channel.in_buffer = self._inbox  # type: ignore[assignment]  # the part of BufferedPipe that paramiko uses
-        channel.in_stderr_buffer = StderrBuffer(self._inbox)  # type: ignore[assignment]  # same
+        self._buffer = ReceiveBuffer()
+        # the part of BufferedPipe that paramiko uses
+        channel.in_buffer = self._buffer  # type: ignore[assignment]
+        channel.in_stderr_buffer = StderrBuffer(self._buffer)  # type: ignore[assignment]  # same
         self._sending = threading.Lock()
         self._closing = threading.Lock()
         self._closed = False
@@ -55,27 +56,27 @@ class ChannelConnection:
 
     def fileno(self) -> int:
         """Return the descriptor to poll; see ``Connection``."""
-        return self._inbox.fileno()
+        return self._buffer.fileno()
 
     def receive(self) -> bytes | None:
         """Return the bytes that have come; see ``Connection``."""
         if self._closed:
             return None
-        data = self._inbox.take()
-        self._grant()
+        data = self._buffer.take()
+        self._adjust_window()
         return data
 
-    def _grant(self) -> None:
+    def _adjust_window(self) -> None:
         """Allow the other end to send as many bytes as were received, unless that would have to
         wait.
 
         If it would, a later call does it: with the next bytes in either direction, or within a
         second if a thread waits to send.
         """
-        if self._inbox.owes():
-            size = self._inbox.claim()
-            if not self._say_now(self._message(_ADJUST, size)):
-                self._inbox.claim(back=size)
+        if self._buffer.needs_window():
+            size = self._buffer.take_window()
+            if not self._send_now(self._message(_ADJUST, size)):
+                self._buffer.take_window(back=size)
 
     def _message(self, kind: int, *numbers: int) -> Any:
         from paramiko.message import Message
@@ -86,25 +87,25 @@ class ChannelConnection:
             message.add_int(number)
         return message
 
-    def _say_now(self, *messages: Any) -> bool:
+    def _send_now(self, *messages: Any) -> bool:
         packets: Packets = self._transport.packetizer
         try:
-            return packets.send_now(list(messages), may=self._can_say)
+            return packets.send_now(list(messages), may=self._can_send)
         except (EOFError, OSError):
             return False  # it is closed; the next ``receive`` returns the end
 
-    def _can_say(self) -> bool:
+    def _can_send(self) -> bool:
         # Nothing else may be sent during a key exchange. One cannot begin meanwhile, since it
         # begins with a packet.
         return (
             self._transport.is_active()
             and self._transport.clear_to_send.is_set()
-            and self._wire.can_write()
+            and self._stream.can_write()
         )
 
     def unread(self, data: bytes) -> None:
         """Put bytes back; see ``BootstrapConnection``."""
-        self._inbox.unread(data)
+        self._buffer.unread(data)
 
     def execute(self, command: str) -> None:
         """Request a command without waiting for the answer. A refusal closes the channel.
@@ -136,11 +137,11 @@ class ChannelConnection:
                 if not sent and (self._channel.closed or not self._transport.is_active()):
                     raise OSError("the connection is closed")
                 at += sent
-                self._grant()
+                self._adjust_window()
 
-    def last_words(self) -> bytes:
+    def stderr_tail(self) -> bytes:
         """Return the end of stderr."""
-        return bytes(self._inbox.words)
+        return bytes(self._buffer.stderr)
 
     def close(self) -> None:
         """Close channel and connection; see ``Connection``."""
@@ -148,23 +149,23 @@ class ChannelConnection:
             if self._closed:
                 return
             self._closed = True
-        self._end = self._end or self._known(lambda _: None)
+        self._end = self._end or self._find_end(lambda _: None)
         if not self._channel.closed:
-            self._say_now(self._message(_EOF), self._message(_CLOSE))
+            self._send_now(self._message(_EOF), self._message(_CLOSE))
         self._close_connection()
-        self._inbox.release()
+        self._buffer.release()
 
-    def forget_words(self) -> None:
+    def clear_stderr(self) -> None:
         """Drop the stderr that has come so far."""
-        self._inbox.words.clear()
+        self._buffer.stderr.clear()
 
     def end(self) -> ConnectionEnd:
         """Return how it ended, with the last line of stderr; see ``Connection``."""
-        self._end = self._end or self._known(self._channel.status_event.wait)
-        return replace(self._end, last_words=quoted_lines(self.last_words(), 1))
+        self._end = self._end or self._find_end(self._channel.status_event.wait)
+        return replace(self._end, last_words=quoted_lines(self.stderr_tail(), 1))
 
-    def _known(self, wait: Callable[[float], object]) -> ConnectionEnd:
-        if not self._inbox.ended:
+    def _find_end(self, wait: Callable[[float], object]) -> ConnectionEnd:
+        if not self._buffer.ended:
             return ConnectionEnd(kind=EndKind.CLOSED_HERE)
         if self._transport.is_active():
             wait_budget.spend(wait)  # the status follows the end of stdout
@@ -174,8 +175,8 @@ class ChannelConnection:
         if self._transport.is_active() and not self._channel.event_ready:
             return ConnectionEnd(kind=EndKind.COMMAND_REFUSED)
         error = self._transport.get_exception()
-        if said := self._wire.why_closed():
-            return ConnectionEnd(kind=EndKind.TOLD, text=said)
+        if reason := self._stream.why_closed():
+            return ConnectionEnd(kind=EndKind.CARRIER, text=reason)
         if error is None or isinstance(error, EOFError):
             return ConnectionEnd(kind=EndKind.CLOSED_BY_PEER)
         text = printable(str(error) or type(error).__name__)
@@ -212,10 +213,9 @@ class ReceiveBuffer:
         self._closed = False
         self._ready = False
         self._descriptor = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self.words = bytearray()
-        """The last of stderr."""
+        self.stderr = bytearray()
         self._taken = 0
-        """Bytes that the peer has not been granted again."""
+        # Bytes received since the last window adjustment.
 
     def fileno(self) -> int:
         """Return the descriptor that is readable while there is something to take."""
@@ -233,11 +233,11 @@ class ReceiveBuffer:
 
             raise SSHException("the peer sends more than it was granted")
 
-    def feed_words(self, data: bytes) -> None:
+    def feed_stderr(self, data: bytes) -> None:
         """Add received bytes of stderr. Called by paramiko's thread."""
         with self._lock:
-            self.words += data
-            del self.words[:-_MOST_WORDS]
+            self.stderr += data
+            del self.stderr[:-_STDERR_TAIL]
             self._taken += len(data)
             self._wake()
 
@@ -276,11 +276,11 @@ class ReceiveBuffer:
         """Whether nothing more will come."""
         return self._closed
 
-    def owes(self) -> bool:
+    def needs_window(self) -> bool:
         """Return whether a window adjustment is due."""
         return self._taken >= _GRANT
 
-    def claim(self, back: int = 0) -> int:
+    def take_window(self, back: int = 0) -> int:
         """Return the size of the window adjustment, once. ``back`` is a size that could not be
         sent."""
         with self._lock:
@@ -309,12 +309,12 @@ class ReceiveBuffer:
 class StderrBuffer:
     """The stderr of a channel, in place of paramiko's buffer."""
 
-    def __init__(self, inbox: ReceiveBuffer) -> None:
-        self._inbox = inbox
+    def __init__(self, buffer: ReceiveBuffer) -> None:
+        self._buffer = buffer
 
     def feed(self, data: bytes) -> None:
         """Add received bytes."""
-        self._inbox.feed_words(data)
+        self._buffer.feed_stderr(data)
 
     def close(self) -> None:
         """Do nothing: the end of stdout is the end of the channel."""

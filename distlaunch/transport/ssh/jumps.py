@@ -15,7 +15,7 @@ from distlaunch.core.model.record import replace
 from distlaunch.core.model.text import printable, quoted
 from distlaunch.transport.connect_errors import ConnectStepError
 from distlaunch.transport.ssh.client import SshConnection
-from distlaunch.transport.ssh.config import Asked, HostSettings, read_settings
+from distlaunch.transport.ssh.config import HostSettings, SshOptions, read_settings
 from distlaunch.transport.ssh.stream import JumpStream
 
 _MOST_HOPS = 8
@@ -30,8 +30,7 @@ class _Gateway:
 
     def __init__(self) -> None:
         self.connecting = threading.Lock()
-        """Held, as long as the network takes, by whoever connects to it for all; what is below is
-        ``Jumps``' lock's."""
+        # Held by the thread that connects, possibly for long. Jumps._lock guards the other fields.
         self.connection: SshConnection | None = None
         self.users = 0
         self.failed: tuple[float, ConnectStepError] | None = None
@@ -41,7 +40,7 @@ class _Gateway:
         if connection is None or not connection.transport.clear_to_send.is_set():
             return False
         packets: Any = connection.transport.packetizer
-        return not packets.writing.locked() and connection.wire.can_write()
+        return not packets.writing.locked() and connection.stream.can_write()
 
 
 class Jumps:
@@ -52,13 +51,13 @@ class Jumps:
         self._lock = threading.Lock()
         self._gateways: dict[str, _Gateway] = {}
 
-    def wire(
+    def open_stream(
         self,
         settings: HostSettings,
         before: tuple[str, ...],
         until: float,
         *,
-        asked: Asked,
+        options: SshOptions,
         environ: Mapping[str, str],
     ) -> JumpStream:
         """Open a channel to a host through the jump hosts of its settings. Raises ConnectStepError."""
@@ -71,26 +70,26 @@ class Jumps:
             gateway = self._gateways.setdefault(hops, _Gateway())
         first, _, last = hops.rpartition(",")
         try:
-            connection = self._joined(
+            connection = self._shared_connection(
                 gateway,
-                lambda: self._connected(
-                    gateway, first, last, (*before, hops), until, asked, environ
+                lambda: self._connect(
+                    gateway, first, last, (*before, hops), until, options, environ
                 ),
                 until=until,
             )
-        except ConnectStepError as trouble:
-            text = f"jump host {printable(last)}: {trouble.text}"
+        except ConnectStepError as error:
+            text = f"jump host {printable(last)}: {error.text}"
             raise ConnectStepError(
-                trouble.step, text, hint=trouble.hint, passing=trouble.passing
-            ) from trouble
+                error.step, text, hint=error.hint, passing=error.passing
+            ) from error
         try:
             channel = _channel(connection, settings, last, until)
         except BaseException:
-            self._leave(gateway)
+            self._release(gateway)
             raise
-        return JumpStream(channel, gateway.can_write, lambda: self._leave(gateway))
+        return JumpStream(channel, gateway.can_write, lambda: self._release(gateway))
 
-    def _joined(
+    def _shared_connection(
         self, gateway: _Gateway, connect: Callable[[], SshConnection], *, until: float
     ) -> SshConnection:
         came = time.monotonic()
@@ -115,30 +114,34 @@ class Jumps:
         finally:
             gateway.connecting.release()
 
-    def _connected(
+    def _connect(
         self,
         gateway: _Gateway,
         first: str,
         last: str,
         before: tuple[str, ...],
         until: float,
-        asked: Asked,
+        options: SshOptions,
         environ: Mapping[str, str],
     ) -> SshConnection:
         try:
             user, host, port = hop_of(last)
             # As with OpenSSH, user, port and key of the command line are not for jump hosts.
             settings = read_settings(
-                host, user=user, port=port, asked=Asked(config=asked.config), environ=environ
+                host,
+                user=user,
+                port=port,
+                options=SshOptions(config=options.config),
+                environ=environ,
             )
             if first:
                 settings = replace(settings, jumps=first, command=None)
             return self._reach(settings, before, until)
-        except ConnectStepError as trouble:
-            gateway.failed = (time.monotonic(), trouble)
+        except ConnectStepError as error:
+            gateway.failed = (time.monotonic(), error)
             raise
 
-    def _leave(self, gateway: _Gateway) -> None:
+    def _release(self, gateway: _Gateway) -> None:
         """Subtract a user. Does not wait, since a main loop closes its connections."""
         with self._lock:
             gateway.users -= 1
@@ -160,9 +163,9 @@ def _channel(connection: SshConnection, settings: HostSettings, last: str, until
             timeout=max(0.1, min(_FORWARD_S, until - time.monotonic())),
         )
     except paramiko.ChannelException as exc:
-        said = printable(exc.text or "").lower()
+        reason = printable(exc.text or "").lower()
         raise ConnectStepError(
-            "connect", f"jump host {printable(last)} does not connect to it: {said}"
+            "connect", f"jump host {printable(last)} does not connect to it: {reason}"
         ) from exc
     except (paramiko.SSHException, EOFError, OSError) as exc:
         raise ConnectStepError(

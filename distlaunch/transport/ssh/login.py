@@ -43,8 +43,8 @@ def log_in(
     agent = _Agent(settings.agent, until)
     try:
         if settings.named_key is not None:
-            _insist(ring.files((settings.named_key,))[0], agent)
-        for key in _in_order(agent.keys, files, only_files=settings.only_key_files):
+            _require_named_key(ring.files((settings.named_key,))[0], agent)
+        for key in _sort_keys(agent.keys, files, only_files=settings.only_key_files):
             transport.auth_timeout = max(0.1, until - time.monotonic())
             tried += 1
             try:
@@ -53,19 +53,21 @@ def log_in(
                 raise _refused(settings, files, agent, tried - 1, exc.allowed_types) from exc
             except (paramiko.SSHException, EOFError, OSError) as exc:
                 if not transport.is_active():
-                    raise _cut(tried) from exc
+                    raise _closed_by_server(tried) from exc
                 if time.monotonic() > until:
                     raise ConnectStepError("login", "the server has not answered in time") from exc
                 continue
             if further:
-                raise _wants_more(further)
+                raise _needs_more(further)
             return
-        raise _refused(settings, files, agent, tried, _ways(transport, settings.user, until))
+        raise _refused(
+            settings, files, agent, tried, _login_methods(transport, settings.user, until)
+        )
     finally:
         agent.close()
 
 
-def _insist(named: KeyFile, agent: _Agent) -> None:
+def _require_named_key(named: KeyFile, agent: _Agent) -> None:
     """Raise ConnectStepError if the key of the command line cannot be used."""
     if named.problem is None or named.public in agent.held:
         return
@@ -73,18 +75,18 @@ def _insist(named: KeyFile, agent: _Agent) -> None:
     raise ConnectStepError(
         "login",
         f"{printable(named.path)} (--ssh-key) {named.problem}",
-        hint=_unlock(named, agent) if locked else None,
+        hint=_unlock_hint(named, agent) if locked else None,
         passing=False,
     )
 
 
-def _unlock(file: KeyFile, agent: _Agent) -> str:
+def _unlock_hint(file: KeyFile, agent: _Agent) -> str:
     return f"ssh-add {printable(file.path)}" + (
         "" if agent.there else ", in an ssh-agent: eval $(ssh-agent)"
     )
 
 
-def _in_order(held: list[Any], files: list[KeyFile], *, only_files: bool) -> Iterator[Any]:
+def _sort_keys(held: list[Any], files: list[KeyFile], *, only_files: bool) -> Iterator[Any]:
     named = {file.public for file in files if file.public is not None}
     yield from (key for key in held if key.asbytes() in named)
     if not only_files:
@@ -93,7 +95,7 @@ def _in_order(held: list[Any], files: list[KeyFile], *, only_files: bool) -> Ite
     yield from (file.key for file in files if file.key is not None and file.public not in in_agent)
 
 
-def _ways(transport: paramiko.Transport, user: str, until: float) -> list[str]:
+def _login_methods(transport: paramiko.Transport, user: str, until: float) -> list[str]:
     """Return the server's login methods; [] if it needs no proof."""
     import paramiko
 
@@ -107,7 +109,7 @@ def _ways(transport: paramiko.Transport, user: str, until: float) -> list[str]:
     return []
 
 
-def _cut(tried: int) -> ConnectStepError:
+def _closed_by_server(tried: int) -> ConnectStepError:
     return ConnectStepError(
         "login",
         f"the server closed the connection after {tried} key{'s' if tried > 1 else ''}",
@@ -115,7 +117,7 @@ def _cut(tried: int) -> ConnectStepError:
     )
 
 
-def _wants_more(further: list[str]) -> ConnectStepError:
+def _needs_more(further: list[str]) -> ConnectStepError:
     return ConnectStepError(
         "login",
         f"the key is taken, but the server wants more: {printable(', '.join(further))}",
@@ -134,7 +136,7 @@ def _refused(
     others = sorted(set(ways) & _OTHER_WAYS)
     if locked:
         text += f"; {printable(locked[0].path)} has a passphrase"
-        hint = _unlock(locked[0], agent)
+        hint = _unlock_hint(locked[0], agent)
     elif others and ("publickey" not in ways or tried == 0):
         hint = f"--ssh-command ssh connects by OpenSSH, which can log in by {', '.join(others)}"
     else:
@@ -206,11 +208,11 @@ class KeyFile:
         self.path = path
         self.key: Any = None
         self.public: bytes | None = None
-        """The public half: it tells which key of the agent is the same."""
+
         self.problem: str | None = None
-        """Why the file cannot be used, as a clause that follows its name."""
+        # A clause that follows the file's name.
         self.is_locked = False
-        """It cannot be used since it has a passphrase."""
+        # The file cannot be used because of its passphrase.
         try:
             self.key = paramiko.PKey.from_path(path)
             self.public = self.key.asbytes()
@@ -225,19 +227,19 @@ class KeyFile:
             self._look_closer()
 
     def _look_closer(self) -> None:
-        self.public = _beside(self.path)
+        self.public = _read_public_key(self.path)
         try:
             with open(self.path, "rb") as file:
                 data = file.read(1 << 16)
         except OSError:
             return
-        cipher, public = understood(data)
+        cipher, public = parse_private_key(data)
         self.public = self.public or public
         if cipher is not None:
             self.is_locked, self.problem = True, "has a passphrase"
 
 
-def understood(data: bytes) -> tuple[bytes | None, bytes | None]:
+def parse_private_key(data: bytes) -> tuple[bytes | None, bytes | None]:
     """Return a private key's cipher and public key, if its format shows them. No I/O.
 
     The cipher is None if the key has none.
@@ -262,7 +264,7 @@ def _string(data: bytes) -> tuple[bytes, bytes]:
     return data[4:end], data[end:]
 
 
-def _beside(path: str) -> bytes | None:
+def _read_public_key(path: str) -> bytes | None:
     """Return the public key in ``path.pub``, or in the file itself."""
     try:
         with open(path if path.endswith(".pub") else path + ".pub", encoding="ascii") as file:

@@ -13,7 +13,7 @@ from distlaunch.transport.child_process import KillSwitch
 from distlaunch.transport.connect_errors import ConnectStepError
 from distlaunch.transport.connection import ConnectError, Connection, Target
 from distlaunch.transport.ssh.client import SshConnection, connect, load_paramiko
-from distlaunch.transport.ssh.config import Asked, HostSettings, read_settings
+from distlaunch.transport.ssh.config import HostSettings, SshOptions, read_settings
 from distlaunch.transport.ssh.exec_channel import PACKET, WINDOW, ChannelConnection
 from distlaunch.transport.ssh.host_keys import HostKeyCheck
 from distlaunch.transport.ssh.jumps import Jumps
@@ -31,13 +31,13 @@ START_S = 30.0
 _CHANNEL_S = 15.0
 
 
-class Ssh:
+class SshConnector:
     """Opens connections to nodes. ``open`` may be called by several threads."""
 
     def __init__(
         self,
         *,
-        asked: Asked,
+        options: SshOptions,
         check: HostKeyCheck,
         code: bytes,
         pythons: Sequence[str],
@@ -48,7 +48,7 @@ class Ssh:
         """Attach all programs to the kill switch. ``logged_in`` gets a node whose agent is being
         started."""
         self._logged_in = logged_in
-        self._asked = asked
+        self._options = options
         self._check = check
         self._code = code
         self._pythons = tuple(pythons)
@@ -70,30 +70,30 @@ class Ssh:
                 target.host,
                 user=target.user,
                 port=target.port,
-                asked=self._asked,
+                options=self._options,
                 environ=self._environ,
             )
             place.of(settings)
             connection = self._reach(settings, (), until, place)
             self._logged_in(target)
             return self._start(connection, target.host, until)
-        except ConnectStepError as trouble:
+        except ConnectStepError as error:
             raise ConnectError(
-                trouble.failure(target.host, address=place.address, user=place.user)
-            ) from trouble
+                error.failure(target.host, address=place.address, user=place.user)
+            ) from error
 
     def _reach(
         self, settings: HostSettings, before: tuple[str, ...], until: float, place: _Place
     ) -> SshConnection:
-        wire = self._wire(settings, before, until, place)
-        return connect(wire, settings, check=self._check, ring=self._ring, until=until)
+        stream = self._open_stream(settings, before, until, place)
+        return connect(stream, settings, check=self._check, ring=self._ring, until=until)
 
-    def _wire(
+    def _open_stream(
         self, settings: HostSettings, before: tuple[str, ...], until: float, place: _Place
     ) -> SocketStream | JumpStream:
         if settings.jumps is not None:
-            return self._jumps.wire(
-                settings, before, until, asked=self._asked, environ=self._environ
+            return self._jumps.open_stream(
+                settings, before, until, options=self._options, environ=self._environ
             )
         if settings.command is not None:
             return ProxyCommandStream(settings.command, self._environ, self._kill_switch)
@@ -116,27 +116,27 @@ class Ssh:
                     timeout=max(0.1, min(_CHANNEL_S, until - time.monotonic())),
                 )
             except (paramiko.SSHException, EOFError, OSError) as exc:
-                said = printable(
+                reason = printable(
                     getattr(exc, "text", "") or str(exc) or "the connection was closed"
                 )
                 refused = isinstance(exc, paramiko.ChannelException)  # else the connection broke
                 raise ConnectStepError(
-                    "agent", f"the server opens no session: {said}", passing=not refused
+                    "agent", f"the server opens no session: {reason}", passing=not refused
                 ) from exc
-            link = ChannelConnection(channel, connection.wire, connection.close_soon)
+            agent = ChannelConnection(channel, connection.stream, connection.close_soon)
         except BaseException:
             connection.close()
             raise
-        word = os.urandom(16).hex()
+        nonce = os.urandom(16).hex()
         try:
-            link.execute(remote_command(count=len(self._code), word=word, pythons=self._pythons))
+            agent.execute(remote_command(count=len(self._code), nonce=nonce, pythons=self._pythons))
         except OSError as exc:
-            link.close()
+            agent.close()
             raise ConnectStepError("agent", str(exc)) from exc
         start_agent(
-            link, self._code, word, until=min(until, time.monotonic() + START_S), where=host
+            agent, self._code, nonce, until=min(until, time.monotonic() + START_S), where=host
         )
-        return link
+        return agent
 
 
 class _Place:

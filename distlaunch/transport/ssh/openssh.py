@@ -19,7 +19,7 @@ from distlaunch.transport.bootstrap import remote_command, start_agent
 from distlaunch.transport.child_process import KillSwitch, ProcessConnection
 from distlaunch.transport.connect_errors import SSH_PORT, ConnectStepError, KeyScan, Step
 from distlaunch.transport.connection import ConnectError, Connection, Target
-from distlaunch.transport.ssh.config import Asked
+from distlaunch.transport.ssh.config import SshOptions
 from distlaunch.transport.ssh.host_keys import changed, unknown
 
 _CONNECT_S = 15
@@ -30,7 +30,7 @@ _CHECKS = {"strict": "yes", "accept-new": "accept-new", "off": "no"}
 
 # Messages of ssh, the step that failed, and whether it may work in a moment. The first match
 # counts.
-_SAID: tuple[tuple[str, Step, bool], ...] = (
+_MESSAGES: tuple[tuple[str, Step, bool], ...] = (
     (r"Could not resolve hostname", "resolve", False),
     (r"Temporary failure in name resolution", "resolve", True),
     (r"IDENTIFICATION HAS CHANGED", "host key", False),
@@ -52,14 +52,14 @@ _NAMED = re.compile(r"(?:host key is known for|[Hh]ost key for) (\S+)")
 _OFFENDING = re.compile(r"Offending .*key.* in (.+:\d+)")
 
 
-class OpenSsh:
+class SshCommandConnector:
     """Opens connections by a command with the options of OpenSSH's ``ssh``."""
 
     def __init__(
         self,
         command: str,
         *,
-        asked: Asked,
+        options: SshOptions,
         host_keys: HostKeys | None,
         code: bytes,
         pythons: Sequence[str],
@@ -76,7 +76,7 @@ class OpenSsh:
             raise ConfigError(f"--ssh-command {quoted(command)}: {exc}") from exc
         if not self._words:
             raise ConfigError("--ssh-command names no program")
-        self._asked = asked
+        self._options = options
         self._host_keys = host_keys
         self._code = code
         self._pythons = tuple(pythons)
@@ -86,13 +86,13 @@ class OpenSsh:
     def open(self, target: Target, within_s: float) -> Connection:
         """Start the command, and the agent through it; see ``Open``."""
         until = time.monotonic() + within_s
-        word = os.urandom(16).hex()
-        command = remote_command(count=len(self._code), word=word, pythons=self._pythons)
+        nonce = os.urandom(16).hex()
+        command = remote_command(count=len(self._code), nonce=nonce, pythons=self._pythons)
         argv = [*self._words, *self.options(target), "--", target.host, command]
-        user = target.user or self._asked.user or ""
+        user = target.user or self._options.user or ""
         try:
             try:
-                link = ProcessConnection(
+                connection = ProcessConnection(
                     argv,
                     environ={**self._environ, "SSH_ASKPASS_REQUIRE": "never"},
                     kill_switch=self._kill_switch,
@@ -104,21 +104,21 @@ class OpenSsh:
                     passing=False,
                 ) from exc
             try:
-                start_agent(link, self._code, word, until=until, where=target.host)
-            except ConnectStepError as trouble:
-                if link.returncode() != _OWN_FAILURE:
+                start_agent(connection, self._code, nonce, until=until, where=target.host)
+            except ConnectStepError as error:
+                if connection.returncode() != _OWN_FAILURE:
                     raise
-                raise understood(link.last_words(), host=target.host) from trouble
-        except ConnectStepError as trouble:
-            raise ConnectError(trouble.failure(target.host, user=user)) from trouble
-        link.limit_waits()
-        return link
+                raise parse_ssh_error(connection.stderr_tail(), host=target.host) from error
+        except ConnectStepError as error:
+            raise ConnectError(error.failure(target.host, user=user)) from error
+        connection.limit_waits()
+        return connection
 
     def options(self, target: Target) -> list[str]:
         """Return the options for one host: no questions, no forwarding, no terminal, no shared
         connection."""
-        asked = self._asked
-        words = ["-T", "-a", "-x"]
+        ssh_options = self._options
+        argv = ["-T", "-a", "-x"]
         settings = [
             "BatchMode=yes",
             "ClearAllForwardings=yes",
@@ -132,16 +132,21 @@ class OpenSsh:
             settings.append(f"StrictHostKeyChecking={_CHECKS[self._host_keys]}")
         if self._host_keys == "off":
             settings.append("UserKnownHostsFile=/dev/null")
-        words += [word for setting in settings for word in ("-o", setting)]
-        port, user = target.port or asked.port, target.user or asked.user
-        for flag, value in (("-F", asked.config), ("-p", port), ("-l", user), ("-i", asked.key)):
-            words += [flag, str(value)] if value is not None else []
-        return words
+        argv += [argument for setting in settings for argument in ("-o", setting)]
+        port, user = target.port or ssh_options.port, target.user or ssh_options.user
+        for flag, value in (
+            ("-F", ssh_options.config),
+            ("-p", port),
+            ("-l", user),
+            ("-i", ssh_options.key),
+        ):
+            argv += [flag, str(value)] if value is not None else []
+        return argv
 
 
-def understood(said: bytes, *, host: str) -> ConnectStepError:
+def parse_ssh_error(stderr: bytes, *, host: str) -> ConnectStepError:
     """Return the step that failed according to ssh's stderr. No I/O."""
-    text = said.decode(errors="replace")
+    text = stderr.decode(errors="replace")
     lines = [
         line.strip()
         for line in text.splitlines()
@@ -150,7 +155,7 @@ def understood(said: bytes, *, host: str) -> ConnectStepError:
     shown = printable(lines[-1])[:_LONGEST] if lines else "ssh has failed without a word"
     step: Step
     step, passing = next(
-        ((of, may) for pattern, of, may in _SAID if re.search(pattern, text)), ("connect", True)
+        ((of, may) for pattern, of, may in _MESSAGES if re.search(pattern, text)), ("connect", True)
     )
     hint = None
     if step == "login":
@@ -159,12 +164,12 @@ def understood(said: bytes, *, host: str) -> ConnectStepError:
         named = _NAMED.search(text)
         name = named[1] if named else host
         if offending := _OFFENDING.search(text):
-            return changed(f"{printable(offending[1])} has another one", name, _scan(name))
+            return changed(f"{printable(offending[1])} has another one", name, _key_scan(name))
         shown = next((printable(line)[:_LONGEST] for line in lines if _NAMED.search(line)), shown)
-        return unknown(shown, _scan(name))
+        return unknown(shown, _key_scan(name))
     return ConnectStepError(step, shown, hint=hint, passing=passing)
 
 
-def _scan(name: str) -> KeyScan:
+def _key_scan(name: str) -> KeyScan:
     host, _, port = name.removeprefix("[").partition("]:")
     return KeyScan(host=host, port=int(port) if port.isascii() and port.isdigit() else SSH_PORT)

@@ -25,7 +25,7 @@ class Packets(Packetizer):
         self._ahead = b""
         self._at = 0
         self.writing = threading.Lock()
-        """Held while a packet is being written, which may wait for the network."""
+        # Held while a packet is written, which may wait for the network.
 
     def send_message(self, data: Message) -> None:
         """Write a packet."""

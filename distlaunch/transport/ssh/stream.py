@@ -27,13 +27,13 @@ RESOLVE_S = 10.0
 CONNECT_S = 10.0
 _STAGGER_S = 0.25
 """After this time the next address is tried in parallel (RFC 8305)."""
-_MOST_WORDS = 4 << 10
+_STDERR_TAIL = 4 << 10
 
 
 def resolve(name: str, port: int, *, family: int, until: float) -> list[Address]:
     """Return the addresses of a name, within a time limit. Raises ConnectStepError."""
     try:
-        return _known(resolve_host(name, port, family=family, numeric=True))
+        return _to_addresses(resolve_host(name, port, family=family, numeric=True))
     except (OSError, UnicodeError):
         pass  # usually a name
     found: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -61,10 +61,10 @@ def resolve(name: str, port: int, *, family: int, until: float) -> list[Address]
         raise ConnectStepError(
             "resolve", f"the name cannot be resolved: {printable(str(result))}", passing=False
         )
-    return _known(result)
+    return _to_addresses(result)
 
 
-def _known(found: list[tuple[int, tuple[object, ...]]]) -> list[Address]:
+def _to_addresses(found: list[tuple[int, tuple[object, ...]]]) -> list[Address]:
     return [Address(family=family, sockaddr=sockaddr) for family, sockaddr in found]
 
 
@@ -104,13 +104,12 @@ class _Attempts:
         self._poll = select.poll()
         self._failures: list[tuple[Address, str]] = []
         self.is_refused = False
-        """One of the addresses has refused the connection."""
 
     def begin(self, address: Address) -> None:
         try:
             sock = socket.socket(address.family, socket.SOCK_STREAM)
         except OSError as exc:
-            self._fail(address, exc.errno)
+            self._add_failure(address, exc.errno)
             return
         sock.settimeout(0.0)
         try:
@@ -121,7 +120,7 @@ class _Attempts:
             pass
         except OSError as exc:
             sock.close()
-            self._fail(address, exc.errno)
+            self._add_failure(address, exc.errno)
             return
         self._open[sock.fileno()] = (sock, address)
         self._poll.register(sock, select.POLLOUT)
@@ -138,10 +137,10 @@ class _Attempts:
                         set_socket_options(sock)
                     return sock, address
                 sock.close()
-                self._fail(address, error)
+                self._add_failure(address, error)
         return None
 
-    def _fail(self, address: Address, error: int | None) -> None:
+    def _add_failure(self, address: Address, error: int | None) -> None:
         self.is_refused = self.is_refused or error == errno.ECONNREFUSED
         self._failures.append((address, errno_clause(error)))
 
@@ -234,8 +233,10 @@ class ProxyCommandStream(SocketStream):
         """Return the command's last message; see ``ByteStream``."""
         with self._asking:
             if not self._closed:
-                said = self._child.said()[-_MOST_WORDS:].decode(errors="replace")
-                lines = [printable(line.strip()) for line in said.splitlines() if line.strip()]
+                stderr_end = self._child.read_stderr()[-_STDERR_TAIL:].decode(errors="replace")
+                lines = [
+                    printable(line.strip()) for line in stderr_end.splitlines() if line.strip()
+                ]
                 code = self._child.returncode()
                 if lines:
                     self._why = f"ProxyCommand said: {lines[-1]}"
@@ -257,7 +258,7 @@ class JumpStream:
 
     def can_write(self) -> bool:
         """Return whether the channel and the connection below it have room; see ``ByteStream``."""
-        return self.sock.out_window_size > _MOST_WORDS and self._below()
+        return self.sock.out_window_size > _STDERR_TAIL and self._below()
 
     def close(self) -> None:
         """Close the channel; see ``ByteStream``."""

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from distlaunch.transport.connection import ConnectError, Target
-from distlaunch.transport.ssh.config import Asked
+from distlaunch.transport.ssh.config import SshOptions
 from distlaunch.transport.ssh.host_keys import HostKeyCheck
-from distlaunch.transport.ssh.nodes import Ssh
-from distlaunch.transport.ssh.openssh import OpenSsh
+from distlaunch.transport.ssh.nodes import SshConnector
+from distlaunch.transport.ssh.openssh import SshCommandConnector
 from tests.contract.test_links import End
 from tests.sshd import Sshd, stand_in
 
@@ -54,19 +54,19 @@ def reach(
     pythons=(sys.executable,),
     within_s=BOUND_S,
     environ=None,
-    asked=None,
+    options=None,
     user=None,
 ):
-    asked = asked or Asked(config=str(config))
+    options = options or SshOptions(config=str(config))
     environ = dict(os.environ) if environ is None else environ
     code = code or stand_in()
     if way == "openssh":
-        opener = OpenSsh(
-            "ssh", asked=asked, host_keys=mode, code=code, pythons=pythons, environ=environ
+        opener = SshCommandConnector(
+            "ssh", options=options, host_keys=mode, code=code, pythons=pythons, environ=environ
         )
     else:
-        opener = Ssh(
-            asked=asked, check=HostKeyCheck(mode), code=code, pythons=pythons, environ=environ
+        opener = SshConnector(
+            options=options, check=HostKeyCheck(mode), code=code, pythons=pythons, environ=environ
         )
     return opener.open(Target(host=host, user=user), within_s)
 

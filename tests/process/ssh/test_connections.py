@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from distlaunch.transport.connection import Target
-from distlaunch.transport.ssh.config import Asked
+from distlaunch.transport.ssh.config import SshOptions
 from distlaunch.transport.ssh.host_keys import HostKeyCheck
-from distlaunch.transport.ssh.nodes import Ssh
+from distlaunch.transport.ssh.nodes import SshConnector
 from tests.contract.test_links import End
 from tests.process.ssh.conftest import BOUND_S, failure, works
 from tests.sshd import stand_in
@@ -161,8 +161,8 @@ def test_one_login_at_a_jump_host_serves_all_nodes_behind_it(sshd, serve):
     jump = serve(name="jump")
     config = sshd.config("ProxyJump jump")
     config.write_text(config.read_text() + jump.config(host="jump").read_text())
-    opener = Ssh(
-        asked=Asked(config=str(config)),
+    opener = SshConnector(
+        options=SshOptions(config=str(config)),
         check=HostKeyCheck("strict"),
         code=stand_in(),
         pythons=[sys.executable],

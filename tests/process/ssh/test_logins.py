@@ -11,7 +11,7 @@ import time
 import pytest
 
 from distlaunch.transport.connection import ConnectError
-from distlaunch.transport.ssh.config import Asked
+from distlaunch.transport.ssh.config import SshOptions
 from tests.process.ssh.conftest import failure, program, reach, works
 from tests.sshd import make_key
 
@@ -124,11 +124,13 @@ def test_the_user_and_key_of_the_command_line_beat_the_file(sshd, way):
     config.write_text(
         "\n".join(line for line in config.read_text().splitlines() if "IdentityFile" not in line)
     )
-    works(config, way=way, asked=Asked(config=str(config), user=sshd.user, key=str(sshd.key)))
+    works(
+        config, way=way, options=SshOptions(config=str(config), user=sshd.user, key=str(sshd.key))
+    )
     works(
         config,
         way=way,
-        asked=Asked(config=str(config), user="other", key=str(sshd.key)),
+        options=SshOptions(config=str(config), user="other", key=str(sshd.key)),
         user=sshd.user,
     )
 

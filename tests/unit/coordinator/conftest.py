@@ -14,7 +14,7 @@ from distlaunch.core.model.record import replace
 from distlaunch.core.model.topology import CpuInventory, GpuInventory, Node
 from distlaunch.core.model.worker_exit import WorkerExit
 from distlaunch.core.protocol import agent_messages as m
-from distlaunch.planning.master_address import Meeting
+from distlaunch.planning.master_address import MasterChoice
 from distlaunch.transport.connect_errors import ConnectFailure
 from tests.unit.coordinator.fleets import fleets  # noqa: F401 - a fixture
 from tests.unit.coordinator.joined.assembling import meeting  # noqa: F401 - a fixture
@@ -299,11 +299,11 @@ class NodesJob(Job):
         self.composed.append(Composition(members=members, plan=plan))
         return self.composed[-1]
 
-    def meet(self, surveys, reached) -> Meeting:
+    def meet(self, surveys, reached) -> MasterChoice:
         assert sorted(reached) == list(range(1, len(surveys)))
         if not all(answer.routes for answer in reached.values()):
             raise NodesError("no address of n0 can be reached from all")
-        return Meeting(address="10.0.0.1", env={})
+        return MasterChoice(address="10.0.0.1", env={})
 
     @property
     def members(self) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ import pytest
 from distlaunch.backends.base import Requirement
 from distlaunch.backends.ray import Ray
 from distlaunch.core.errors import ConfigError
-from distlaunch.launch.ray import check_own_python, told_if_slow
+from distlaunch.launch.ray import check_own_python, notice_if_slow
 
 BOUND_S = 60.0
 
@@ -42,14 +42,14 @@ def test_what_takes_long_is_told_of_while_it_does():
         said.append(text)
         heard.set()
 
-    with told_if_slow(say, "starting Ray here", after_s=0.0):
+    with notice_if_slow(say, "starting Ray here", after_s=0.0):
         assert heard.wait(BOUND_S)
     assert said == ["starting Ray here"]
 
 
 def test_what_is_done_in_time_is_not_told_of_and_leaves_no_thread():
     said = []
-    with told_if_slow(said.append, "starting Ray here", after_s=BOUND_S):
+    with notice_if_slow(said.append, "starting Ray here", after_s=BOUND_S):
         during = threading.active_count()
     assert said == []
     assert threading.active_count() == during - 1
@@ -57,7 +57,7 @@ def test_what_is_done_in_time_is_not_told_of_and_leaves_no_thread():
 
 def test_what_is_done_before_the_rest_is_not_told_of_while_that_lasts():
     said = []
-    with told_if_slow(said.append, "connecting to Ray", after_s=BOUND_S) as done:
+    with notice_if_slow(said.append, "connecting to Ray", after_s=BOUND_S) as done:
         [timer] = [
             thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)
         ]
@@ -74,7 +74,7 @@ def test_a_reader_who_has_stopped_holds_nothing_up():
         begun.set()
         read_on.wait(BOUND_S)
 
-    with told_if_slow(say, "starting Ray here", after_s=0.0):
+    with notice_if_slow(say, "starting Ray here", after_s=0.0):
         assert begun.wait(BOUND_S)
         [timer] = [
             thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from distlaunch.core.errors import EXIT_REQUEUE
-from distlaunch.launch.slurm import NodeAddresses, Site, _Asked, _gpus, why_not_requeued
+from distlaunch.launch.slurm import NodeAddresses, SlurmJob, _gpus, _SlurmCommand, why_not_requeued
 from distlaunch.planning.allocation import Allocation, Host
 from distlaunch.planning.train_options import TrainOptions
 
@@ -39,14 +39,14 @@ UNKNOWN = "not requeued: Slurm does not tell why the job was stopped"
     ],
 )
 def test_a_job_that_somebody_has_cancelled_is_known_by_its_times(told, why_not):
-    assert why_not_requeued(told, turn=2) == why_not
+    assert why_not_requeued(told, restart_count=2) == why_not
 
 
 # --- another turn
 
 
 @pytest.fixture
-def conclude(tmp_path):
+def requeue_if_interrupted(tmp_path):
     """Conclude a job that asked for ``--requeue``, with a script as scontrol; give its exit code
     and what was said."""
 
@@ -58,13 +58,13 @@ def conclude(tmp_path):
             program.write_text(f'#!/bin/sh\necho "$*" >>{tmp_path}/calls\n{scontrol}\n')
             program.chmod(0o755)
         environ = {"PATH": f"{tmp_path}:/bin:/usr/bin", "SLURM_JOB_ID": "7"}
-        site = Site(
+        site = SlurmJob(
             environ, TrainOptions(requeue=requeue), part="all", several=False, flexible=False
         )
         policy = SimpleNamespace(stop_signal=told, warned=warned, since_warned_s=since_s)
         said: list[str] = []
         sink = SimpleNamespace(say=lambda text, level="info": said.append(f"{level}: {text}"))
-        code = site.conclude(policy, code, sink)
+        code = site.requeue_if_interrupted(policy, code, sink)
         calls = tmp_path / "calls"
         return code, said, calls.read_text().splitlines() if calls.exists() else []
 
@@ -75,29 +75,35 @@ TERM, USR1 = signal.SIGTERM, signal.SIGUSR1
 SHOWS = f'test "$1" != --oneliner || {{ echo "{ENDING}"; exit 0; }}; exit'
 
 
-def test_a_job_that_was_not_interrupted_asks_slurm_nothing(conclude):
+def test_a_job_that_was_not_interrupted_asks_slurm_nothing(requeue_if_interrupted):
     for code, told, warned in ((0, None, None), (7, None, USR1), (130, signal.SIGINT, USR1)):
-        assert conclude(code, told=told, warned=warned) == (code, [], [])
-    assert conclude(143, told=TERM, requeue=False) == (143, [], [])
+        assert requeue_if_interrupted(code, told=told, warned=warned) == (code, [], [])
+    assert requeue_if_interrupted(143, told=TERM, requeue=False) == (143, [], [])
 
 
-def test_a_warned_job_gets_another_turn_unless_it_went_on_for_long(conclude):
+def test_a_warned_job_gets_another_turn_unless_it_went_on_for_long(requeue_if_interrupted):
     asks = ["info: asking Slurm for another turn of this job (--requeue)"]
-    assert conclude(0, warned=USR1, scontrol="exit 0") == (0, asks, ["requeue 7"])
-    code, said, calls = conclude(0, warned=USR1, since_s=36_000.0)
+    assert requeue_if_interrupted(0, warned=USR1, scontrol="exit 0") == (0, asks, ["requeue 7"])
+    code, said, calls = requeue_if_interrupted(0, warned=USR1, since_s=36_000.0)
     assert (code, calls) == (0, ["requeue 7"])  # no further call
     assert said == ["info: not requeued: the job went on for 36000 s after its last warning"]
 
 
-def test_a_job_at_its_time_limit_gets_another_turn_and_a_cancelled_one_does_not(conclude):
-    code, said, _ = conclude(143, told=TERM, scontrol=f"{SHOWS} 0")
+def test_a_job_at_its_time_limit_gets_another_turn_and_a_cancelled_one_does_not(
+    requeue_if_interrupted,
+):
+    code, said, _ = requeue_if_interrupted(143, told=TERM, scontrol=f"{SHOWS} 0")
     assert (code, said) == (143, [f"info: {CANCELLED}"])
-    code, _, calls = conclude(143, told=TERM, scontrol=f"{SHOWS} 0".replace("=None", "=TimeLimit"))
+    code, _, calls = requeue_if_interrupted(
+        143, told=TERM, scontrol=f"{SHOWS} 0".replace("=None", "=TimeLimit")
+    )
     assert (code, calls[-1]) == (143, "requeue 7")
 
 
-def test_without_an_answer_a_stopped_job_is_not_asked_for_again_and_what_to_do_is_said(conclude):
-    code, [said], calls = conclude(143, told=TERM, scontrol="echo down >&2; exit 1")
+def test_without_an_answer_a_stopped_job_is_not_asked_for_again_and_what_to_do_is_said(
+    requeue_if_interrupted,
+):
+    code, [said], calls = requeue_if_interrupted(143, told=TERM, scontrol="echo down >&2; exit 1")
     assert code == 143
     assert (
         said
@@ -106,12 +112,14 @@ def test_without_an_answer_a_stopped_job_is_not_asked_for_again_and_what_to_do_i
     assert calls == ["--oneliner show job 7"]
 
 
-def test_what_slurm_refuses_the_batch_script_can_do(conclude):
-    code, [_, said], _ = conclude(0, warned=USR1, scontrol="echo disabled >&2; exit 1")
+def test_what_slurm_refuses_the_batch_script_can_do(requeue_if_interrupted):
+    code, [_, said], _ = requeue_if_interrupted(
+        0, warned=USR1, scontrol="echo disabled >&2; exit 1"
+    )
     assert code == EXIT_REQUEUE
     what_to_do = "the batch script can do it (scontrol requeue 7): this ends with 75"
     assert said == f"warning: not requeued: scontrol ended with 1: disabled; {what_to_do}"
-    code, said, _ = conclude(0, warned=USR1, scontrol="kill -TERM $$")
+    code, said, _ = requeue_if_interrupted(0, warned=USR1, scontrol="kill -TERM $$")
     assert (code, len(said)) == (0, 1), "Slurm has ended scontrol with the job, as it was asked to"
 
 
@@ -126,11 +134,11 @@ def test_of_launchers_in_a_step_only_the_one_that_decides_asks_whom_slurms_signa
     program.chmod(0o755)
     environ = {"PATH": f"{tmp_path}:/bin:/usr/bin", "SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "2"}
     options = TrainOptions(grace=100.0)
-    site = Site(environ, options, part="node", several=False, flexible=False)
+    site = SlurmJob(environ, options, part="node", several=False, flexible=False)
     assert not (tmp_path / "calls").exists()
     scheduler = site.scheduler()
     assert (scheduler.signals_all, scheduler.attempt) == (signals_all, 2)
-    shell = Site(environ, options, part="all", several=False, flexible=False)
+    shell = SlurmJob(environ, options, part="all", several=False, flexible=False)
     assert not shell.scheduler().signals_all, "there is no step, and nobody else who could tell"
 
 
@@ -157,7 +165,7 @@ def test_an_elastic_job_whose_script_has_no_word_of_no_kill_is_warned(tmp_path, 
         )
         program.chmod(0o755)
     environ = {"PATH": f"{tmp_path}:/bin:/usr/bin", "SLURM_JOB_ID": "7"}
-    site = Site(environ, TrainOptions(), part="all", several=True, flexible=True)
+    site = SlurmJob(environ, TrainOptions(), part="all", several=True, flexible=True)
     _ = site.config  # which was asked for, too
     assert bool(site.notes()) == is_warned
 
@@ -190,7 +198,9 @@ def test_without_scontrol_no_address_is_known():
 
 
 def test_a_command_that_hangs_is_given_up_with_all_that_it_has_started(tmp_path):
-    asked = _Asked(("/bin/sh", "-c", f"sleep 1000 & echo $! >{tmp_path}/pid; wait"), os.environ)
+    asked = _SlurmCommand(
+        ("/bin/sh", "-c", f"sleep 1000 & echo $! >{tmp_path}/pid; wait"), os.environ
+    )
     while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text().endswith("\n"):
         pass
     assert asked.answer(0.2) is None
@@ -201,7 +211,7 @@ def test_a_command_that_hangs_is_given_up_with_all_that_it_has_started(tmp_path)
 
 
 def test_a_command_that_is_not_there_is_a_problem():
-    asked = _Asked(("scontrol", "show", "config"), {"PATH": "/nowhere"})
+    asked = _SlurmCommand(("scontrol", "show", "config"), {"PATH": "/nowhere"})
     assert asked.answer() is None
     assert asked.problem == "scontrol cannot be run (No such file or directory)"
 

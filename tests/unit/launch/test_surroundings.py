@@ -69,10 +69,10 @@ def test_a_host_file_may_be_a_pipe_but_has_to_end(tmp_path, monkeypatch):
     path = f"/dev/fd/{ours}"
     assert read_surroundings(TrainOptions(hostfile=path), {}).texts == {path: "a:1\n"}
     os.close(ours)
-    monkeypatch.setattr(surroundings, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(surroundings, "HOST_FILE_S", 0.05)
     os.mkfifo(tmp_path / "fifo")
     with pytest.raises(ConfigError, match=r"no end of it came within 0.05 s"):
         read_surroundings(TrainOptions(hostfile=str(tmp_path / "fifo")), {})
-    monkeypatch.setattr(surroundings, "PATIENCE_S", 60.0)
+    monkeypatch.setattr(surroundings, "HOST_FILE_S", 60.0)
     with pytest.raises(ConfigError, match=r"more than 64 MiB"):
         read_surroundings(TrainOptions(hostfile="/dev/zero"), {})

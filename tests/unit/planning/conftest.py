@@ -13,7 +13,7 @@ from distlaunch.planning.build_topology import build_topology
 from distlaunch.planning.facts import Facts, Surroundings
 from distlaunch.planning.hosts.this_host import Identity
 from distlaunch.planning.node_source import locate
-from distlaunch.planning.surveyed_nodes import Composer
+from distlaunch.planning.surveyed_nodes import SurveyedPlanner
 from distlaunch.planning.train_options import TrainOptions
 from tests.unit.planning.joined_planners import by_hand, from_source  # noqa: F401 - fixtures
 
@@ -79,10 +79,10 @@ def surveyed(host: str, **changed) -> Surveyed:
     return Surveyed(**{**values, **changed})
 
 
-def composer(
+def planner(
     *, environ=None, identity="laptop", facts_=None, discovered=None, texts=None, **options
-) -> Composer:
-    """Give the composer of a job whose launcher is on ``identity``; a host of this name is this
+) -> SurveyedPlanner:
+    """Give the planner of a job whose launcher is on ``identity``; a host of this name is this
     machine."""
     chosen = TrainOptions(**{"script": "train.py", **options})
     own = Identity(hostname=identity, fqdn=None, addresses=(), aliases=())
@@ -91,10 +91,12 @@ def composer(
     location, _ = locate(chosen, known)
     topology = build_topology(location.allocation, chosen, known, here=location.here)
     backend = find_backend("pytorch-ddp")({}, {})
-    return Composer(chosen, known, topology, location, backend, job_id="job-1", run_dir="/r/job-1")
+    return SurveyedPlanner(
+        chosen, known, topology, location, backend, job_id="job-1", run_dir="/r/job-1"
+    )
 
 
-def survey_all(made: Composer, **changed) -> dict[int, Surveyed]:
+def survey_all(made: SurveyedPlanner, **changed) -> dict[int, Surveyed]:
     """Have all hosts tell the same, but for their names and addresses."""
     return {
         number: surveyed(node.host, **{"address": f"10.0.0.{number + 1}", **changed})
@@ -103,8 +105,8 @@ def survey_all(made: Composer, **changed) -> dict[int, Surveyed]:
 
 
 @pytest.fixture(scope="session")
-def make_composer():
-    return composer
+def make_planner():
+    return planner
 
 
 @pytest.fixture(scope="session")

@@ -41,9 +41,9 @@ def by_hand(make_facts):
         location, _ = locate(wanted, facts)
         assert location is not None
         topology = build_topology(location.allocation, wanted, facts, here=location.here)
-        joiner = JoinedPlanner(wanted, facts, topology, location, Plain({}, {}))
-        joiner.set_job("j", "/jobs/j")
-        return joiner
+        planner = JoinedPlanner(wanted, facts, topology, location, Plain({}, {}))
+        planner.set_job("j", "/jobs/j")
+        return planner
 
     return make
 
@@ -59,9 +59,9 @@ def from_source(make_facts):
             allocation=allocation, who=allocation.source, here=allocation.node_rank, by="", name="x"
         )
         topology = build_topology(allocation, wanted, facts, here=location.here)
-        joiner = JoinedPlanner(wanted, facts, topology, location, Plain({}, {}))
-        joiner.set_job("j", "/jobs/j")
-        return joiner
+        planner = JoinedPlanner(wanted, facts, topology, location, Plain({}, {}))
+        planner.set_job("j", "/jobs/j")
+        return planner
 
     return make
 
@@ -96,5 +96,5 @@ def surveyed(name: str, **more) -> Surveyed:
     return Surveyed(**{**values, **more})
 
 
-def told(joiner: JoinedPlanner, **more) -> p.LauncherInfo:
-    return replace(joiner.apply(clock=0.0, wall=0.0, attempt=-1, restarts=0), **more)
+def told(planner: JoinedPlanner, **more) -> p.LauncherInfo:
+    return replace(planner.launcher_info(clock=0.0, wall=0.0, attempt=-1, restarts=0), **more)

@@ -8,7 +8,7 @@ from distlaunch.backends.registry import find_backend
 from distlaunch.core.errors import ConfigError
 from distlaunch.planning.backend import PlannedBackend
 from distlaunch.planning.interfaces import addresses, check_interface, names_of_loopback
-from distlaunch.planning.master_address import AddressChoice, usable_by
+from distlaunch.planning.master_address import AddressChooser, usable_by
 from distlaunch.planning.train_options import TrainOptions
 from tests.unit.planning.node_reports import DOCKER, node, reached, way
 
@@ -107,7 +107,7 @@ def test_the_schedulers_address_is_tried_if_the_node_does_not_know_it_as_its_own
 
 def test_the_users_address_stands_alone(make_surveyed):
     told = node(make_surveyed, "a", "eth0 10.0.0.1/24")
-    choice = AddressChoice(
+    choice = AddressChooser(
         TrainOptions(master_addr="gw.example"), PlannedBackend(), rendezvous_host="10.0.0.1"
     )
     assert choice.candidates(told, "a", of_scheduler=lambda _: ["192.0.2.7"]) == ("gw.example",)
@@ -118,9 +118,9 @@ def test_a_schedulers_address_that_all_nodes_have_reached_is_taken(make_surveyed
         node(make_surveyed, "a", "eth0 10.0.0.1/24"),
         node(make_surveyed, "b", "eth0 10.0.0.2/24"),
     ]
-    choice = AddressChoice(TrainOptions(), PlannedBackend())
+    choice = AddressChooser(TrainOptions(), PlannedBackend())
     answers = {1: reached(way("192.0.2.7", "10.0.0.2", "eth0"))}
-    met = choice.settle(surveys, answers, ("a", "b"), of_scheduler={"a": ["192.0.2.7"]}.__getitem__)
+    met = choice.choose(surveys, answers, ("a", "b"), of_scheduler={"a": ["192.0.2.7"]}.__getitem__)
     assert met.address == "192.0.2.7"
 
 

@@ -8,10 +8,10 @@ import pytest
 from distlaunch.core.errors import ConfigError, NodesError
 from distlaunch.core.model.record import replace
 from distlaunch.core.protocol.agent_messages import Reached, Route
-from distlaunch.planning.agreement import NodesDiffer
+from distlaunch.planning.agreement import NodesDifferError
 from distlaunch.planning.allocation import Allocation, Host
 from distlaunch.planning.joined_plan import LauncherRecord
-from distlaunch.planning.rendezvous import settle_unplanned
+from distlaunch.planning.rendezvous import choose_rendezvous_without_plan
 from tests.unit.planning.joined_planners import slurm, surveyed, tasks, told
 
 # --- where launchers meet
@@ -60,10 +60,10 @@ def test_a_slurm_jobs_number_gives_a_series_of_ports(from_source):
 
 
 def test_a_port_that_the_source_names_is_the_launchers_and_rank_0_gets_another(from_source):
-    joiner = from_source(slurm(source="kubernetes", master_addr="m", master_port=23456))
-    assert (joiner.rendezvous.host, joiner.rendezvous.ports) == ("m", (23456,))
-    _, plan = joiner.compose(
-        {0: surveyed("a"), 1: surveyed("b")}, {1: LauncherRecord(host="b", apply=told(joiner))}
+    planner = from_source(slurm(source="kubernetes", master_addr="m", master_port=23456))
+    assert (planner.rendezvous.host, planner.rendezvous.ports) == ("m", (23456,))
+    _, plan = planner.plan_attempt(
+        {0: surveyed("a"), 1: surveyed("b")}, {1: LauncherRecord(host="b", info=told(planner))}
     )
     assert plan.wanted_port == 0
 
@@ -95,8 +95,8 @@ def test_launchers_of_workers_are_numbered_node_by_node(from_source):
     ids=str,
 )
 def test_a_launcher_without_a_plan_knows_where_to_call(by_hand, options):
-    joiner = by_hand(**options)
-    assert settle_unplanned(joiner._options, joiner._location) == joiner.rendezvous
+    planner = by_hand(**options)
+    assert choose_rendezvous_without_plan(planner._options, planner._location) == planner.rendezvous
 
 
 @pytest.mark.parametrize(
@@ -118,8 +118,8 @@ def test_a_launcher_without_a_plan_knows_where_to_call(by_hand, options):
     ids=str,
 )
 def test_a_launcher_of_a_system_without_a_plan_knows_where_to_call(from_source, allocation):
-    joiner = from_source(allocation)
-    assert settle_unplanned(joiner._options, joiner._location) == joiner.rendezvous
+    planner = from_source(allocation)
+    assert choose_rendezvous_without_plan(planner._options, planner._location) == planner.rendezvous
 
 
 def test_members_that_nobody_has_named_are_called_by_their_rank(by_hand):
@@ -150,9 +150,9 @@ def test_members_that_nobody_has_named_are_called_by_their_rank(by_hand):
 def test_term_is_for_a_launcher_alone_where_nothing_around_it_tells_all(
     by_hand, environ, options, leaves
 ):
-    joiner = by_hand(rendezvous="h:5", node_rank=1, **options)
-    joiner._facts = replace(joiner._facts, environ={**joiner._facts.environ, **environ})
-    assert joiner.leaves is leaves
+    planner = by_hand(rendezvous="h:5", node_rank=1, **options)
+    planner._facts = replace(planner._facts, environ={**planner._facts.environ, **environ})
+    assert planner.stops_alone is leaves
 
 
 # --- what they have to agree in
@@ -181,16 +181,16 @@ def test_term_is_for_a_launcher_alone_where_nothing_around_it_tells_all(
     ids=str,
 )
 def test_contradictions_are_named(by_hand, more, said):
-    joiner = by_hand(rendezvous="h:5", node_rank=0)
-    conflict = joiner.conflict(1, "n1", told(joiner, **more))
+    planner = by_hand(rendezvous="h:5", node_rank=0)
+    conflict = planner.conflict(1, "n1", told(planner, **more))
     assert conflict is None if said is None else said in conflict
 
 
 def test_a_total_of_workers_leaves_no_node_a_choice(by_hand):
-    joiner = by_hand(rendezvous="h:5", node_rank=0, procs_per_node=None, num_procs=6)
-    assert joiner.conflict(1, "n1", told(joiner, slots=2)) is None
-    assert "3 workers, by what n0 (rank 0) was told 2" in joiner.conflict(
-        1, "n1", told(joiner, slots=3)
+    planner = by_hand(rendezvous="h:5", node_rank=0, procs_per_node=None, num_procs=6)
+    assert planner.conflict(1, "n1", told(planner, slots=2)) is None
+    assert "3 workers, by what n0 (rank 0) was told 2" in planner.conflict(
+        1, "n1", told(planner, slots=3)
     )
 
 
@@ -208,16 +208,16 @@ def test_commands_are_the_same_wherever_the_script_lies(by_hand):
 
 
 def test_a_clock_that_is_far_off_is_told_of(by_hand):
-    joiner = by_hand(rendezvous="h:5", node_rank=0)
-    assert joiner.clock_note(1, "n1", told(joiner, wall=1000.0), wall=900.0) is None
+    planner = by_hand(rendezvous="h:5", node_rank=0)
+    assert planner.clock_note(1, "n1", told(planner, wall=1000.0), wall=900.0) is None
     assert (
-        joiner.clock_note(1, "n1", told(joiner, wall=1600.0), wall=1000.0)
+        planner.clock_note(1, "n1", told(planner, wall=1600.0), wall=1000.0)
         == "the clock of node 1 (n1) is 10 min ahead of ours"
     )
-    assert joiner.clock_note(1, "n1", told(joiner, wall=400.0), wall=1000.0).endswith(
+    assert planner.clock_note(1, "n1", told(planner, wall=400.0), wall=1000.0).endswith(
         "is 10 min behind ours"
     )
-    assert joiner.clock_note(1, "n1", told(joiner, wall=1e308), wall=0.0).endswith(
+    assert planner.clock_note(1, "n1", told(planner, wall=1e308), wall=0.0).endswith(
         "is more than 99 h ahead of ours"
     )
 
@@ -226,12 +226,14 @@ def test_a_clock_that_is_far_off_is_told_of(by_hand):
 
 
 def test_ranks_follow_the_numbers_and_unequal_slots_are_ordinary(by_hand):
-    joiner = by_hand(rendezvous="h:5", node_rank=0)
+    planner = by_hand(rendezvous="h:5", node_rank=0)
     known = {
-        number: LauncherRecord(host=f"n{number}", apply=told(joiner, slots=number))
+        number: LauncherRecord(host=f"n{number}", info=told(planner, slots=number))
         for number in (2, 1)
     }
-    members, plan = joiner.compose({number: surveyed(f"n{number}") for number in (2, 0, 1)}, known)
+    members, plan = planner.plan_attempt(
+        {number: surveyed(f"n{number}") for number in (2, 0, 1)}, known
+    )
     assert members == (0, 1, 2)
     assert [(worker.rank, worker.node_rank, worker.local_rank) for worker in plan.workers] == [
         (0, 0, 0),
@@ -240,27 +242,27 @@ def test_ranks_follow_the_numbers_and_unequal_slots_are_ordinary(by_hand):
         (3, 2, 0),
         (4, 2, 1),
     ]
-    assert joiner.places(plan) == (("n0", 0), ("n1", 2), ("n2", 3))
+    assert planner.hosts_and_first_ranks(plan) == (("n0", 0), ("n1", 2), ("n2", 3))
 
 
 def test_an_elastic_job_takes_those_that_are_there_and_never_goes_without_the_coordinator(by_hand):
-    joiner = by_hand(rendezvous="h:5", node_rank=0, num_nodes=(2, 3))
-    known = {number: LauncherRecord(host=f"n{number}", apply=told(joiner)) for number in (1, 2)}
-    members, plan = joiner.compose({0: surveyed("n0"), 2: surveyed("n2")}, known)
+    planner = by_hand(rendezvous="h:5", node_rank=0, num_nodes=(2, 3))
+    known = {number: LauncherRecord(host=f"n{number}", info=told(planner)) for number in (1, 2)}
+    members, plan = planner.plan_attempt({0: surveyed("n0"), 2: surveyed("n2")}, known)
     assert (members, plan.world_size, [node.host for node in plan.nodes]) == (
         (0, 2),
         4,
         ["n0", "n2"],
     )
     with pytest.raises(NodesError):
-        joiner.compose({1: surveyed("n1"), 2: surveyed("n2")}, known)
+        planner.plan_attempt({1: surveyed("n1"), 2: surveyed("n2")}, known)
 
 
 def test_scripts_that_differ_are_told_by_the_names_of_their_hosts(by_hand):
-    joiner = by_hand(rendezvous="h:5", node_rank=0, num_nodes=2, module=False, script="train.py")
-    known = {1: LauncherRecord(host="other", apply=told(joiner))}
-    with pytest.raises(NodesDiffer, match="on other, but") as caught:
-        joiner.compose(
+    planner = by_hand(rendezvous="h:5", node_rank=0, num_nodes=2, module=False, script="train.py")
+    known = {1: LauncherRecord(host="other", info=told(planner))}
+    with pytest.raises(NodesDifferError, match="on other, but") as caught:
+        planner.plan_attempt(
             {0: surveyed("n0", script_sha256="a" * 64), 1: surveyed("n1", script_sha256="b" * 64)},
             known,
         )
@@ -283,15 +285,15 @@ def test_where_launchers_meet_is_tried_too(by_hand):
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "[::1]", "localhost"])
 def test_workers_of_launchers_that_meet_on_loopback_get_that_address(by_hand, host):
-    joiner = by_hand(rendezvous=f"{host}:5", num_nodes=2)
+    planner = by_hand(rendezvous=f"{host}:5", num_nodes=2)
     bare = host.strip("[]")
     surveys = [surveyed("n0", named=("127.0.1.1",)), surveyed("n0", named=("127.0.1.1",))]
-    assert joiner.addresses(surveys[0], "n0") == (bare, "10.0.0.1")
+    assert planner.addresses(surveys[0], "n0") == (bare, "10.0.0.1")
     ways = tuple(Route(address=each, local=each, interface="") for each in (bare, "10.0.0.1"))
-    met = joiner.meet(surveys, {1: Reached(attempt=0, routes=ways, problem=None)})
+    met = planner.choose_master(surveys, {1: Reached(attempt=0, routes=ways, problem=None)})
     assert (met.address, met.env, met.addresses) == (bare, {}, (bare, bare))
     elsewhere = Reached(attempt=0, routes=ways[1:], problem=None)
-    assert joiner.meet(surveys, {1: elsewhere}).address == "10.0.0.1"
+    assert planner.choose_master(surveys, {1: elsewhere}).address == "10.0.0.1"
 
 
 def test_no_worker_gets_the_unspecified_address_if_another_was_reached(by_hand):
@@ -302,20 +304,29 @@ def test_no_worker_gets_the_unspecified_address_if_another_was_reached(by_hand):
 
 
 def test_launchers_of_workers_make_the_plan_of_their_nodes(from_source):
-    joiner = from_source(tasks(0, 0))
-    known = {n: LauncherRecord(host="a" if n < 2 else "b", apply=told(joiner)) for n in range(1, 5)}
+    planner = from_source(tasks(0, 0))
+    known = {n: LauncherRecord(host="a" if n < 2 else "b", info=told(planner)) for n in range(1, 5)}
     surveys = {number: surveyed("x") for number in range(5)}
-    members, plan = joiner.compose(surveys, known)
+    members, plan = planner.plan_attempt(surveys, known)
     assert members == (0, 1, 2, 3, 4)
     assert [node.slots for node in plan.nodes] == [2, 3]
-    assert joiner.places(plan) == (("nodeA", 0), ("nodeA", 1), ("b", 2), ("b", 3), ("b", 4))
+    assert planner.hosts_and_first_ranks(plan) == (
+        ("nodeA", 0),
+        ("nodeA", 1),
+        ("b", 2),
+        ("b", 3),
+        ("b", 4),
+    )
     route = Route(address="10.0.0.1", local="10.0.0.1", interface="eth0")
     reached = {rank: Reached(attempt=0, routes=(route,), problem=None) for rank in range(1, 5)}
-    assert set(joiner.meet([surveyed("x", named=("127.0.1.1",))] * 5, reached).env) == {0, 1}
+    assert set(planner.choose_master([surveyed("x", named=("127.0.1.1",))] * 5, reached).env) == {
+        0,
+        1,
+    }
 
 
 def test_launchers_of_workers_tell_one_address_for_each_node(from_source):
-    joiner = from_source(tasks(0, 0))
+    planner = from_source(tasks(0, 0))
     ways = {
         place: Reached(
             attempt=0,
@@ -324,5 +335,5 @@ def test_launchers_of_workers_tell_one_address_for_each_node(from_source):
         )
         for place in range(1, 5)
     }
-    met = joiner.meet([surveyed(name) for name in "aabbb"], ways)
+    met = planner.choose_master([surveyed(name) for name in "aabbb"], ways)
     assert met.addresses == ("10.0.0.1", "10.0.0.2")

@@ -39,9 +39,9 @@ def test_a_peer_plans_its_own_workers_only(by_hand):
 
 
 def test_a_peer_takes_no_interface_that_it_has_not(by_hand):
-    joiner = by_hand("n1", rendezvous="h:5", node_rank=1)
+    planner = by_hand("n1", rendezvous="h:5", node_rank=1)
     told_of = commence(interface="eth0; rm", nccl_interface="eth9")
-    assert interfaces_of(joiner.plan_start(told_of, ["lo", "eth0"]), 1) == ("", "")
+    assert interfaces_of(planner.plan_start(told_of, ["lo", "eth0"]), 1) == ("", "")
 
 
 @pytest.mark.parametrize(
@@ -95,9 +95,9 @@ def test_a_launcher_of_one_worker_starts_no_other(from_source, local_ranks):
 
 
 def test_what_a_coordinator_that_came_back_calls_the_job_is_what_new_workers_hear(by_hand):
-    joiner = by_hand("n1", rendezvous="h:5", node_rank=1)
-    joiner.set_job_id("j-2")
-    plan = joiner.plan_start(commence(), [])
+    planner = by_hand("n1", rendezvous="h:5", node_rank=1)
+    planner.set_job_id("j-2")
+    plan = planner.plan_start(commence(), [])
     assert (plan.env["DISTLAUNCH_JOB_ID"], plan.env["TORCHELASTIC_RUN_ID"]) == ("j-2", "j-2")
     assert plan.env["DISTLAUNCH_RUN_DIR"] == "/jobs/j"
 
@@ -121,9 +121,9 @@ CLUSTER = (*(f"10.0.0.{rank}:{rank + 1}" for rank in range(6)), "[fd00::1]:65535
 
 
 def test_a_peers_workers_are_told_where_all_listen(by_hand):
-    joiner = by_hand("n1", rendezvous="h:5", node_rank=1)
-    joiner._backend = Listening({}, {})
-    plan = joiner.plan_start(commence(cluster=CLUSTER), ["eth0"])
+    planner = by_hand("n1", rendezvous="h:5", node_rank=1)
+    planner._backend = Listening({}, {})
+    plan = planner.plan_start(commence(cluster=CLUSTER), ["eth0"])
     assert plan.env_starts == {"CLUSTER": " ".join(CLUSTER)}
     assert [worker.env["CLUSTER"] for worker in plan.workers] == [" 1 of 7", " 2 of 7"]
 
@@ -139,10 +139,10 @@ def test_a_peers_workers_are_told_where_all_listen(by_hand):
     ids=str,
 )
 def test_a_cluster_that_makes_no_sense_is_refused(by_hand, cluster):
-    joiner = by_hand("n1", rendezvous="h:5", node_rank=1)
-    joiner._backend = Listening({}, {})
+    planner = by_hand("n1", rendezvous="h:5", node_rank=1)
+    planner._backend = Listening({}, {})
     with pytest.raises(ProtocolError):
-        joiner.plan_start(commence(cluster=cluster), ["eth0"])
+        planner.plan_start(commence(cluster=cluster), ["eth0"])
 
 
 def test_a_peer_whose_backend_knows_of_no_ports_refuses_them(by_hand):

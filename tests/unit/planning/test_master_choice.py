@@ -11,7 +11,7 @@ from distlaunch.core.model.record import replace
 from distlaunch.core.protocol.agent_messages import Interface
 from distlaunch.planning.build_plan import bind
 from distlaunch.planning.interfaces import addresses
-from distlaunch.planning.master_address import meet
+from distlaunch.planning.master_address import choose_reached
 from distlaunch.planning.worker_addresses import cluster_of
 from tests.unit.planning.node_reports import DOCKER, GLOO, NCCL, TENSORPIPE, node, reached, way
 
@@ -26,7 +26,9 @@ def test_the_first_address_that_all_have_reached_is_taken(make_surveyed):
         1: reached(way("10.0.0.1", "10.0.0.2", "eth0"), way("10.1.0.1", "10.1.0.2", "eth1")),
         2: reached(way("10.1.0.1", "10.1.0.3", "eth1")),
     }
-    met = meet(surveys, answers, tried=("10.0.0.1", "10.1.0.1"), hosts=("a", "b", "c"), nccl=False)
+    met = choose_reached(
+        surveys, answers, tried=("10.0.0.1", "10.1.0.1"), hosts=("a", "b", "c"), nccl=False
+    )
     assert (met.address, met.env) == ("10.1.0.1", {})
 
 
@@ -37,7 +39,7 @@ def two(make_surveyed, first, second, answer, **more):
         node(make_surveyed, "b", *second.pop("written"), **second),
     ]
     tried = more.pop("tried", addresses(surveys[0], "a", interface=more.get("interface")))
-    return meet(surveys, {1: reached(*answer)}, tried=tried, hosts=("a", "b"), **more)
+    return choose_reached(surveys, {1: reached(*answer)}, tried=tried, hosts=("a", "b"), **more)
 
 
 def test_hosts_with_one_interface_and_good_names_need_nothing(make_surveyed):
@@ -185,7 +187,7 @@ def test_a_node_that_cannot_reach_the_master_is_named_with_the_reason(make_surve
     good = reached(way("10.0.0.1", "10.0.0.2", "eth0"))
     answers = {1: good, 2: reached(problem="no route to host"), 3: good}
     with pytest.raises(NodesError) as caught:
-        meet(four(make_surveyed), answers, tried=("10.0.0.1",), hosts=NAMES)
+        choose_reached(four(make_surveyed), answers, tried=("10.0.0.1",), hosts=NAMES)
     assert caught.value.exit_code == 69
     assert caught.value.message == (
         "n3 cannot connect to n1, where rank 0 is to be, at 10.0.0.1: no route to host"
@@ -198,7 +200,7 @@ def test_a_node_that_cannot_reach_the_master_is_named_with_the_reason(make_surve
 
 def test_a_node_that_did_not_answer_counts_as_one_that_cannot(make_surveyed):
     with pytest.raises(NodesError, match=r"n\[2-4\] cannot connect to n1"):
-        meet(four(make_surveyed), {}, tried=("10.0.0.1",), hosts=NAMES)
+        choose_reached(four(make_surveyed), {}, tried=("10.0.0.1",), hosts=NAMES)
 
 
 def test_nodes_in_two_networks_are_told_apart(make_surveyed):
@@ -208,7 +210,7 @@ def test_nodes_in_two_networks_are_told_apart(make_surveyed):
         3: reached(way("10.0.0.1", "10.0.0.4")),
     }
     with pytest.raises(NodesError, match=r"n\[2,4\] by 10\.0\.0\.1 only, n3 by 10\.9\.0\.1 only"):
-        meet(four(make_surveyed), answers, tried=("10.0.0.1", "10.9.0.1"), hosts=NAMES)
+        choose_reached(four(make_surveyed), answers, tried=("10.0.0.1", "10.9.0.1"), hosts=NAMES)
 
 
 def test_texts_stay_short_however_many_nodes_there_are(make_surveyed):
@@ -218,11 +220,13 @@ def test_texts_stay_short_however_many_nodes_there_are(make_surveyed):
     ]
     hosts = [f"n{rank:05d}x{rank * 7919 % 10007}" for rank in range(2000)]
     with pytest.raises(NodesError) as caught:
-        meet(surveys, {}, tried=("10.0.0.0",), hosts=hosts)
+        choose_reached(surveys, {}, tried=("10.0.0.0",), hosts=hosts)
     assert len(caught.value.message) < 300
     answers = {rank: reached(way(f"10.1.{rank}", "x")) for rank in range(1, 2000)}
     with pytest.raises(NodesError) as caught:
-        meet(surveys, answers, tried=[f"10.1.{rank}" for rank in range(2000)], hosts=hosts)
+        choose_reached(
+            surveys, answers, tried=[f"10.1.{rank}" for rank in range(2000)], hosts=hosts
+        )
     assert "is reached by all nodes" in caught.value.message
     assert len(caught.value.message) < 1200
 
@@ -236,12 +240,12 @@ def test_addresses_that_nobody_was_told_to_try_do_not_count(make_surveyed):
     with pytest.raises(
         NodesError, match=r"^n3 cannot connect to n1, where rank 0 is to be, at 10.0.0.1, 10.9.0.1$"
     ):
-        meet(four(make_surveyed), answers, tried=("10.0.0.1", "10.9.0.1"), hosts=NAMES)
+        choose_reached(four(make_surveyed), answers, tried=("10.0.0.1", "10.9.0.1"), hosts=NAMES)
     answers[2] = answers[1]
     with pytest.raises(
         NodesError, match=r"all nodes: n\[2-3\] by 10.0.0.1 only, n4 by 10.9.0.1 only$"
     ):
-        meet(four(make_surveyed), answers, tried=("10.0.0.1", "10.9.0.1"), hosts=NAMES)
+        choose_reached(four(make_surveyed), answers, tried=("10.0.0.1", "10.9.0.1"), hosts=NAMES)
 
 
 @given(data=st.data(), nodes=st.integers(2, 5))
@@ -258,22 +262,22 @@ def test_an_address_is_taken_only_if_all_others_reached_it(make_surveyed, data, 
     common = [each for each in tried if all(each in those for those in sets)]
     hosts = [f"n{rank}" for rank in range(nodes)]
     if common:
-        assert meet(surveys, answers, tried=tried, hosts=hosts).address == common[0]
+        assert choose_reached(surveys, answers, tried=tried, hosts=hosts).address == common[0]
         return
     with pytest.raises(NodesError):
-        meet(surveys, answers, tried=tried, hosts=hosts)
+        choose_reached(surveys, answers, tried=tried, hosts=hosts)
 
 
 # --- in the plan
 
 
-def test_the_meeting_point_is_bound_into_the_plan_of_the_attempt(make_composer, make_surveys):
-    made = make_composer(hosts="a:1,b:2", environ={"PATH": "/p"})
+def test_the_meeting_point_is_bound_into_the_plan_of_the_attempt(make_planner, make_surveys):
+    made = make_planner(hosts="a:1,b:2", environ={"PATH": "/p"})
     surveys = make_surveys(made)
     surveys[1] = make_surveys(made, named=("127.0.1.1",), python="/opt/python3")[1]
-    members, plan = made.compose(surveys)
+    members, plan = made.plan_attempt(surveys)
     assert made.addresses(surveys[0], "a") == ("10.0.0.1",)
-    met = made.meet(
+    met = made.choose_master(
         [surveys[number] for number in members], {1: reached(way("10.0.0.1", "10.0.0.2", "eth0"))}
     )
     bound = bind(plan, attempt=2, master_port=4711, meeting=met)
@@ -289,12 +293,12 @@ def test_the_meeting_point_is_bound_into_the_plan_of_the_attempt(make_composer, 
 
 
 def test_workers_are_found_where_their_nodes_were_when_they_reached_the_first(
-    make_composer, make_surveys
+    make_planner, make_surveys
 ):
-    made = make_composer(hosts="a:1,b:2")
+    made = make_planner(hosts="a:1,b:2")
     surveys = make_surveys(made)
-    members, plan = made.compose(surveys)
-    met = made.meet(
+    members, plan = made.plan_attempt(surveys)
+    met = made.choose_master(
         [surveys[number] for number in members], {1: reached(way("10.0.0.1", "fd00::2", "eth0"))}
     )
     assert met.addresses == ("10.0.0.1", "fd00::2")
@@ -309,22 +313,24 @@ def test_workers_are_found_where_their_nodes_were_when_they_reached_the_first(
     )
 
 
-def test_the_composer_takes_the_users_settings_for_the_meeting(make_composer, make_surveys):
-    made = make_composer(hosts="a,b", env=("GLOO_SOCKET_IFNAME=eth9",), master_addr="m.example")
+def test_the_composer_takes_the_users_settings_for_the_meeting(make_planner, make_surveys):
+    made = make_planner(hosts="a,b", env=("GLOO_SOCKET_IFNAME=eth9",), master_addr="m.example")
     surveys = make_surveys(made, named=())
     assert made.addresses(surveys[0], "a") == ("m.example",)
-    made.compose(surveys)
-    met = made.meet([surveys[0], surveys[1]], {1: reached(way("m.example", "10.0.0.2", "eth0"))})
+    made.plan_attempt(surveys)
+    met = made.choose_master(
+        [surveys[0], surveys[1]], {1: reached(way("m.example", "10.0.0.2", "eth0"))}
+    )
     assert (met.address, met.env[1]) == ("m.example", {TENSORPIPE: "eth0"})
 
 
 def test_an_interface_that_a_node_lacks_is_told_before_anything_is_prepared(
-    make_composer, make_surveys
+    make_planner, make_surveys
 ):
-    made = make_composer(hosts="a,b", interface="eth0")
+    made = make_planner(hosts="a,b", interface="eth0")
     surveys = make_surveys(made)
     surveys[1] = make_surveys(
         made, interfaces=(Interface(name="ens1", address="10.0.0.2", prefix=24),)
     )[1]
     with pytest.raises(ConfigError, match="--interface: b has no interface 'eth0'"):
-        made.compose(surveys)
+        made.plan_attempt(surveys)

@@ -10,17 +10,17 @@ from hypothesis import strategies as st
 from distlaunch.backends.base import Backend
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.topology import Gpu, GpuInventory
-from distlaunch.launch.make_plan import is_alone
+from distlaunch.launch.make_plan import starts_all_workers
 from distlaunch.planning.allocation import Allocation, Host
 from distlaunch.planning.build_plan import build_plan
 from distlaunch.planning.build_topology import build_topology
 from distlaunch.planning.clusters.select import NAMES, SYSTEMS
 from distlaunch.planning.explain import explain
 from distlaunch.planning.facts import Surroundings
-from distlaunch.planning.gpu_masks import trusting
+from distlaunch.planning.gpu_masks import accept_mask
 from distlaunch.planning.hosts.this_host import Identity
 from distlaunch.planning.local_topology import local_topology
-from distlaunch.planning.node_source import Location, check_lists, locate
+from distlaunch.planning.node_source import Location, locate, option_of_host_list
 from distlaunch.planning.train_options import TrainOptions
 from tests.examples import examples
 
@@ -108,7 +108,7 @@ def test_a_rank_that_a_system_told_may_not_be_another(make_facts):
 )
 def test_two_lists_contradict_each_other(pair):
     with pytest.raises(ConfigError, match="each say which nodes there are"):
-        check_lists(TrainOptions(**pair))
+        option_of_host_list(TrainOptions(**pair))
 
 
 def test_the_cpus_that_slurm_grants_are_known_on_its_node(make_facts):
@@ -140,7 +140,7 @@ def test_a_mask_counts_without_gpus_only_where_the_hosts_say_the_same(
 ):
     facts = make_facts(environ={} if mask is None else {CUDA: mask}, gpus=gpus)
     location = located(make_facts, hosts=hosts)
-    changed, note = trusting(facts, location.allocation, here=location.here, who=location.who)
+    changed, note = accept_mask(facts, location.allocation, here=location.here, who=location.who)
     assert bool(note) == trusted
     options = TrainOptions(hosts=hosts)
     if location.here is None or gpus.problem:
@@ -167,7 +167,7 @@ def test_only_what_is_ours_alone_may_be_started(make_facts):
         options = TrainOptions(hosts=hosts)
         location = located(make_facts, hosts=hosts)
         topology = build_topology(location.allocation, options, make_facts(), here=location.here)
-        assert is_alone(location, topology) == alone
+        assert starts_all_workers(location, topology) == alone
 
 
 def test_one_of_several_launchers_is_not_alone(make_facts):
@@ -176,7 +176,7 @@ def test_one_of_several_launchers_is_not_alone(make_facts):
         allocation = Allocation(source=source, hosts=hosts, part=part)
         topology = build_topology(allocation, TrainOptions(), make_facts(), here=0)
         location = Location(allocation=allocation, who=source, here=0, by="", name="nodeA")
-        assert not is_alone(location, topology)
+        assert not starts_all_workers(location, topology)
 
 
 # --- whatever is around
@@ -222,7 +222,7 @@ def test_any_surroundings_give_a_plan_that_can_be_explained_or_an_error_of_one_l
         if location is None:
             topology = local_topology(options, facts)
         else:
-            facts, _ = trusting(facts, location.allocation, here=location.here, who=location.who)
+            facts, _ = accept_mask(facts, location.allocation, here=location.here, who=location.who)
             topology = build_topology(location.allocation, options, facts, here=location.here)
         plan = build_plan(options, facts, topology, Plain({}, {}), job_id="j", run_dir="/r")
         lines = explain(options, facts, topology, plan, location=location, lost=lost).lines()

@@ -12,7 +12,7 @@ from distlaunch.core.model.record import replace
 from distlaunch.core.model.topology import Gpu, Node, Topology
 from distlaunch.planning.build_plan import bind, build_plan
 from distlaunch.planning.local_topology import local_topology
-from distlaunch.planning.master_address import Meeting
+from distlaunch.planning.master_address import MasterChoice
 from distlaunch.planning.train_options import TrainOptions
 
 
@@ -231,7 +231,7 @@ def test_a_nodes_variables_that_repeat_one_of_ours_are_shown_and_none_that_it_in
         plan(make_facts, topology=Topology(nodes=nodes, device="cpu")),
         repeated={"GOSSIP_IFACE": "GLOO_SOCKET_IFNAME"},
     )
-    met = Meeting(address="10.0.0.1", env={1: {"GLOO_SOCKET_IFNAME": "eth1"}})
+    met = MasterChoice(address="10.0.0.1", env={1: {"GLOO_SOCKET_IFNAME": "eth1"}})
     one, other = bind(planned, attempt=0, master_port=7, meeting=met).record()["nodes"]
     assert "env" not in one
     assert other["env"] == {"GLOO_SOCKET_IFNAME": "eth1", "GOSSIP_IFACE": "eth1"}

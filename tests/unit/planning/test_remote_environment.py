@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distlaunch.planning.build_plan import bind
-from distlaunch.planning.remote_environment import travelling
+from distlaunch.planning.remote_environment import split_environment
 
 STAY = (
     *(
@@ -113,22 +113,22 @@ OURS = (
 
 @pytest.mark.parametrize("name", STAY)
 def test_what_belongs_to_a_host_stays(name):
-    assert travelling({name: "x"}) == ({}, {})
+    assert split_environment({name: "x"}) == ({}, {})
 
 
 @pytest.mark.parametrize("name", GO)
 def test_what_the_user_set_goes(name):
-    assert travelling({name: "x"}) == ({name: "x"}, {})
+    assert split_environment({name: "x"}) == ({name: "x"}, {})
 
 
 @pytest.mark.parametrize("name", OURS)
 def test_what_says_where_software_is_goes_where_our_interpreter_is(name):
-    assert travelling({name: "x"}) == ({}, {name: "x"})
+    assert split_environment({name: "x"}) == ({}, {name: "x"})
 
 
 @given(st.dictionaries(st.sampled_from([*STAY, *GO, *OURS]) | st.text(min_size=1), st.text()))
 def test_values_are_as_they_were_and_nothing_is_in_both(environ):
-    everywhere, with_ours = travelling(environ)
+    everywhere, with_ours = split_environment(environ)
     assert not everywhere.keys() & with_ours.keys()
     assert {**everywhere, **with_ours}.items() <= environ.items()
 
@@ -139,7 +139,7 @@ def variables(plan, node_rank: int) -> dict[str, str]:
     return {**plan.shared_env, **plan.nodes[node_rank].env, **worker.env}
 
 
-def composed(make_composer, make_surveys, **options):
+def composed(make_planner, make_surveys, **options):
     environ = {
         "PATH": "/env/bin:/bin",
         "VIRTUAL_ENV": "/env",
@@ -148,14 +148,14 @@ def composed(make_composer, make_surveys, **options):
         "RANK": "7",
         "BIG": "x" * 300_000,
     }
-    made = make_composer(hosts="a,b", environ=environ, **options)
+    made = make_planner(hosts="a,b", environ=environ, **options)
     surveys = make_surveys(made)
     surveys[1] = make_surveys(made, python="/opt/python3")[1]
-    return made.compose(surveys)[1]
+    return made.plan_attempt(surveys)[1]
 
 
-def test_each_node_gets_what_fits_it(make_composer, make_surveys):
-    plan = composed(make_composer, make_surveys)
+def test_each_node_gets_what_fits_it(make_planner, make_surveys):
+    plan = composed(make_planner, make_surveys)
     first, second = variables(plan, 0), variables(plan, 1)
     assert (first["PATH"], first["VIRTUAL_ENV"]) == ("/env/bin:/bin", "/env")
     assert not {"PATH", "VIRTUAL_ENV"} & second.keys()
@@ -164,15 +164,15 @@ def test_each_node_gets_what_fits_it(make_composer, make_surveys):
     assert (first["RANK"], second["RANK"]) == ("0", "1")
 
 
-def test_what_the_user_gives_comes_before_all(make_composer, make_surveys):
-    plan = composed(make_composer, make_surveys, env=("PATH=/mine", "HOME", "DISPLAY=:1"))
+def test_what_the_user_gives_comes_before_all(make_planner, make_surveys):
+    plan = composed(make_planner, make_surveys, env=("PATH=/mine", "HOME", "DISPLAY=:1"))
     assert [variables(plan, rank)["PATH"] for rank in (0, 1)] == ["/mine", "/mine"]
     assert [variables(plan, rank)["HOME"] for rank in (0, 1)] == ["/h", "/h"]
     assert variables(plan, 1)["DISPLAY"] == ":1"
 
 
-def test_without_forwarding_only_what_is_given_is_sent(make_composer, make_surveys):
-    plan = composed(make_composer, make_surveys, forward_env=False, env=("B=2", "A"))
+def test_without_forwarding_only_what_is_given_is_sent(make_planner, make_surveys):
+    plan = composed(make_planner, make_surveys, forward_env=False, env=("B=2", "A"))
     sent = variables(plan, 0)
     assert {"PATH", "VIRTUAL_ENV", "BIG", "HOME"}.isdisjoint(sent)
     assert (sent["A"], sent["B"], sent["WORLD_SIZE"]) == ("1", "2", "2")
@@ -180,31 +180,31 @@ def test_without_forwarding_only_what_is_given_is_sent(make_composer, make_surve
 
 
 def test_a_users_interpreter_brings_the_environment_where_folders_are_shared(
-    make_composer, make_surveys
+    make_planner, make_surveys
 ):
-    made = make_composer(hosts="a,b", environ={"PATH": "/p"}, python="/env/bin/python")
+    made = make_planner(hosts="a,b", environ={"PATH": "/p"}, python="/env/bin/python")
     surveys = make_surveys(made, python="/env/bin/python")
     surveys[1] = make_surveys(made, python="/env/bin/python", shares_run_dir=True)[1]
-    _, plan = made.compose(surveys)
+    _, plan = made.plan_attempt(surveys)
     assert ["PATH" in variables(plan, rank) for rank in (0, 1)] == [False, True]
 
 
-def test_programs_have_our_path_where_our_interpreter_is(make_composer, make_surveys):
-    made = make_composer(hosts="a,b", environ={"PATH": "/p"}, script="run", no_python=True)
+def test_programs_have_our_path_where_our_interpreter_is(make_planner, make_surveys):
+    made = make_planner(hosts="a,b", environ={"PATH": "/p"}, script="run", no_python=True)
     surveys = make_surveys(made)
     surveys[1] = make_surveys(made, python=None)[1]
-    _, plan = made.compose(surveys)
+    _, plan = made.plan_attempt(surveys)
     assert ["PATH" in variables(plan, rank) for rank in (0, 1)] == [True, False]
     assert (plan.argv, [node.argv for node in plan.nodes]) == (("run",), [None, None])
 
 
-def test_nodes_that_are_alike_share_what_travels(make_composer, make_surveys):
-    made = make_composer(hosts="n[1-50]", environ={"PATH": "/p", "CONDA_PREFIX": "/c"})
-    _, plan = made.compose(make_surveys(made))
+def test_nodes_that_are_alike_share_what_travels(make_planner, make_surveys):
+    made = make_planner(hosts="n[1-50]", environ={"PATH": "/p", "CONDA_PREFIX": "/c"})
+    _, plan = made.plan_attempt(make_surveys(made))
     assert len({id(node.env) for node in plan.nodes}) == 1
 
 
-def test_no_travelling_value_shows_in_records(make_composer, make_surveys):
-    plan = composed(make_composer, make_surveys)
+def test_no_travelling_value_shows_in_records(make_planner, make_surveys):
+    plan = composed(make_planner, make_surveys)
     shown = "".join(bind(plan, attempt=0, master_port=1).json_chunks()) + repr(plan)
     assert "/env/bin" not in shown

@@ -11,13 +11,13 @@ from distlaunch.core.model.topology import Gpu, GpuInventory, MigDevice
 CUDA = "CUDA_VISIBLE_DEVICES"
 
 
-def composed(make_composer, make_surveys, changed=None, **options):
-    made = make_composer(**options)
+def composed(make_planner, make_surveys, changed=None, **options):
+    made = make_planner(**options)
     surveys = make_surveys(made, seen=8)
     for number, node in enumerate(made.hosts):
         if node.host in (changed or {}):
             surveys[number] = make_surveys(made, **{"seen": 8, **changed[node.host]})[number]
-    return made.compose(surveys)[1]
+    return made.plan_attempt(surveys)[1]
 
 
 def masks(plan) -> list[str]:
@@ -48,9 +48,9 @@ def sizes(plan) -> list[int]:
     ],
 )
 def test_nodes_run_a_worker_on_each_gpu_that_was_asked_for(
-    make_composer, make_surveys, options, expected
+    make_planner, make_surveys, options, expected
 ):
-    plan = composed(make_composer, make_surveys, **options)
+    plan = composed(make_planner, make_surveys, **options)
     assert (sizes(plan), plan.device) == (expected, "cuda")
 
 
@@ -65,15 +65,15 @@ def test_nodes_run_a_worker_on_each_gpu_that_was_asked_for(
         ({"hosts": "a,b", "whole_gpus": 2, "include": "a:0,2@b:4-7"}, ["0,2", "4,5"]),
     ],
 )
-def test_one_worker_a_node_has_all_of_its_gpus(make_composer, make_surveys, options, expected):
-    plan = composed(make_composer, make_surveys, procs_per_node=1, whole_nodes=True, **options)
+def test_one_worker_a_node_has_all_of_its_gpus(make_planner, make_surveys, options, expected):
+    plan = composed(make_planner, make_surveys, procs_per_node=1, whole_nodes=True, **options)
     assert (sizes(plan), masks(plan), plan.device) == ([1, 1], expected, "cuda")
 
 
-def test_one_worker_a_node_does_without_gpus_where_no_node_has_any(make_composer, make_surveys):
+def test_one_worker_a_node_does_without_gpus_where_no_node_has_any(make_planner, make_surveys):
     nothing = {"a": {"seen": 0}, "b": {"seen": 0}}
     plan = composed(
-        make_composer, make_surveys, nothing, hosts="a:1,b:4", procs_per_node=1, whole_nodes=True
+        make_planner, make_surveys, nothing, hosts="a:1,b:4", procs_per_node=1, whole_nodes=True
     )
     assert (sizes(plan), masks(plan), plan.device) == ([1, 1], ["", ""], "cpu")
 
@@ -90,26 +90,26 @@ def test_one_worker_a_node_does_without_gpus_where_no_node_has_any(make_composer
         ({"hosts": "a:2,b:2", "isolate_gpus": True}, ["0", "0"]),
     ],
 )
-def test_masks_name_what_was_chosen(make_composer, make_surveys, options, expected):
-    assert masks(composed(make_composer, make_surveys, **options)) == expected
+def test_masks_name_what_was_chosen(make_planner, make_surveys, options, expected):
+    assert masks(composed(make_planner, make_surveys, **options)) == expected
 
 
-def test_a_mask_of_the_node_itself_is_narrowed(make_composer, make_surveys):
+def test_a_mask_of_the_node_itself_is_narrowed(make_planner, make_surveys):
     changed = {"b": {"environ": {CUDA: "2,5,6"}}}
-    plan = composed(make_composer, make_surveys, changed, hosts="a,b")
+    plan = composed(make_planner, make_surveys, changed, hosts="a,b")
     assert (sizes(plan), masks(plan)[1]) == ([8, 3], "2,5,6")
-    plan = composed(make_composer, make_surveys, changed, hosts="a:2,b:2")
+    plan = composed(make_planner, make_surveys, changed, hosts="a:2,b:2")
     assert masks(plan) == ["0,1", "2,5"]
 
 
-def test_a_mask_of_ours_says_nothing_of_other_machines(make_composer, make_surveys):
-    made = make_composer(hosts="a,b", environ={CUDA: "0", "A": "1"})
-    _, plan = made.compose(make_surveys(made, seen=4))
+def test_a_mask_of_ours_says_nothing_of_other_machines(make_planner, make_surveys):
+    made = make_planner(hosts="a,b", environ={CUDA: "0", "A": "1"})
+    _, plan = made.plan_attempt(make_surveys(made, seen=4))
     assert masks(plan) == ["0,1,2,3"] * 2
     assert CUDA not in plan.base_env
 
 
-def test_mig_slices_of_one_node_are_isolated_there_alone(make_composer, make_surveys):
+def test_mig_slices_of_one_node_are_isolated_there_alone(make_planner, make_surveys):
     mig = GpuInventory(
         gpus=(
             Gpu(
@@ -120,14 +120,14 @@ def test_mig_slices_of_one_node_are_isolated_there_alone(make_composer, make_sur
         ),
         source="nvml",
     )
-    plan = composed(make_composer, make_surveys, {"b": {"gpus": mig}}, hosts="a:2,b")
+    plan = composed(make_planner, make_surveys, {"b": {"gpus": mig}}, hosts="a:2,b")
     assert [worker.env[CUDA] for worker in plan.workers] == ["0,1", "0,1", "MIG-1", "MIG-2"]
     assert [worker.env["LOCAL_RANK"] for worker in plan.workers] == ["0", "1", "0", "0"]
     assert [node.isolated for node in plan.nodes] == [False, True]
 
 
-def test_each_nodes_gpus_are_its_own_although_nodes_are_alike(make_composer, make_surveys):
-    plan = composed(make_composer, make_surveys, hosts="n[1-3]", include="n1@n2:2,4@n3")
+def test_each_nodes_gpus_are_its_own_although_nodes_are_alike(make_planner, make_surveys):
+    plan = composed(make_planner, make_surveys, hosts="n[1-3]", include="n1@n2:2,4@n3")
     assert [gpu.uuid for gpu in plan.nodes[2].gpus] == [f"GPU-n3-{index}" for index in range(8)]
     assert [gpu.uuid for gpu in plan.nodes[1].gpus] == ["GPU-n2-2", "GPU-n2-4"]
     assert plan.nodes[1].numa == (0, 1)
@@ -187,41 +187,37 @@ def test_each_nodes_gpus_are_its_own_although_nodes_are_alike(make_composer, mak
     ],
 )
 def test_a_node_that_has_less_than_it_is_to_give_is_named(
-    make_composer, make_surveys, options, changed, words
+    make_planner, make_surveys, options, changed, words
 ):
     with pytest.raises(ConfigError) as caught:
-        composed(make_composer, make_surveys, changed, **options)
+        composed(make_planner, make_surveys, changed, **options)
     assert all(word in caught.value.message for word in words), caught.value.message
     assert caught.value.hint
     assert "\n" not in caught.value.message
 
 
-def test_the_hint_for_workers_without_gpus_is_the_one_for_several_nodes(
-    make_composer, make_surveys
-):
+def test_the_hint_for_workers_without_gpus_is_the_one_for_several_nodes(make_planner, make_surveys):
     with pytest.raises(ConfigError) as caught:
-        composed(make_composer, make_surveys, {"b": {"seen": 4}}, hosts="a,b", gpus_per_node=8)
+        composed(make_planner, make_surveys, {"b": {"seen": 4}}, hosts="a,b", gpus_per_node=8)
     assert caught.value.hint == "--procs-per-node N starts N workers without GPUs on each node"
 
 
-def test_a_slot_that_a_node_has_not_is_refused_by_its_name(make_composer, make_surveys):
+def test_a_slot_that_a_node_has_not_is_refused_by_its_name(make_planner, make_surveys):
     with pytest.raises(ConfigError, match=r"b"):
-        composed(make_composer, make_surveys, {"b": {"seen": 2}}, hosts="a,b", include="a@b:0,6")
+        composed(make_planner, make_surveys, {"b": {"seen": 2}}, hosts="a,b", include="a@b:0,6")
 
 
-def test_a_spare_that_has_less_is_too_little_when_it_is_needed(make_composer, make_surveys):
-    made = make_composer(hosts="a,b,c", gpus_per_node=8, spares=1)
+def test_a_spare_that_has_less_is_too_little_when_it_is_needed(make_planner, make_surveys):
+    made = make_planner(hosts="a,b,c", gpus_per_node=8, spares=1)
     surveys = make_surveys(made, seen=8)
     surveys[2] = make_surveys(made, seen=4)[2]
-    assert made.compose(surveys)[0] == (0, 1)
+    assert made.plan_attempt(surveys)[0] == (0, 1)
     with pytest.raises(NodesError, match=r"c: 8 GPUs asked for, but only 4"):
-        made.compose({0: surveys[0], 2: surveys[2]})
+        made.plan_attempt({0: surveys[0], 2: surveys[2]})
 
 
-def test_a_mask_without_a_driver_counts_if_the_hosts_slots_say_the_same(
-    make_composer, make_surveys
-):
+def test_a_mask_without_a_driver_counts_if_the_hosts_slots_say_the_same(make_planner, make_surveys):
     changed = {"b": {"seen": 0, "environ": {CUDA: "4,5"}}}
-    plan = composed(make_composer, make_surveys, changed, hosts="a:2,b:2")
+    plan = composed(make_planner, make_surveys, changed, hosts="a:2,b:2")
     assert (masks(plan)[1], plan.device) == ("4,5", "cuda")
     assert any(note.startswith("b: no GPU was found here") for note in plan.notes)

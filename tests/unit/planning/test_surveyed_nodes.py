@@ -6,16 +6,16 @@ import pytest
 
 from distlaunch.core.errors import ConfigError, NodesError
 from distlaunch.core.model.topology import CpuInventory
-from distlaunch.planning.surveyed_nodes import NodesDiffer
+from distlaunch.planning.surveyed_nodes import NodesDifferError
 
 
 def names(made) -> list[str]:
     return [node.host for node in made.hosts]
 
 
-def composed(make_composer, make_surveys, *, away=(), changed=None, **options):
+def composed(make_planner, make_surveys, *, away=(), changed=None, **options):
     """Compose with all hosts but those away; ``changed`` has by host what one tells otherwise."""
-    made = make_composer(**options)
+    made = make_planner(**options)
     surveys = {
         number: told
         for number, told in make_surveys(made).items()
@@ -24,7 +24,7 @@ def composed(make_composer, make_surveys, *, away=(), changed=None, **options):
     for number in surveys:
         if (other := (changed or {}).get(made.hosts[number].host)) is not None:
             surveys[number] = make_surveys(made, **other)[number]
-    members, plan = made.compose(surveys)
+    members, plan = made.plan_attempt(surveys)
     return [made.hosts[number].host for number in members], plan
 
 
@@ -35,8 +35,8 @@ def sizes(plan) -> list[int]:
 # --- who takes part
 
 
-def test_hosts_train_in_the_order_of_the_list_and_ranks_are_contiguous(make_composer, make_surveys):
-    hosts, plan = composed(make_composer, make_surveys, hosts="b:2,a,c:3")
+def test_hosts_train_in_the_order_of_the_list_and_ranks_are_contiguous(make_planner, make_surveys):
+    hosts, plan = composed(make_planner, make_surveys, hosts="b:2,a,c:3")
     assert hosts == ["b", "a", "c"]
     assert sizes(plan) == [2, 1, 3]
     assert [(w.rank, w.node_rank, w.local_rank) for w in plan.workers] == [
@@ -66,9 +66,9 @@ def test_hosts_train_in_the_order_of_the_list_and_ranks_are_contiguous(make_comp
     ],
 )
 def test_spares_are_the_hosts_after_those_that_train(
-    make_composer, options, training, spares, bounds
+    make_planner, options, training, spares, bounds
 ):
-    made = make_composer(**options)
+    made = make_planner(**options)
     assert (len(made.hosts), made.spares, made.bounds) == (training + spares, spares, bounds)
     assert names(made) == list("abcdef")[: training + spares]
 
@@ -87,9 +87,9 @@ def test_spares_are_the_hosts_after_those_that_train(
         ),
     ],
 )
-def test_too_few_hosts_for_the_spares_are_refused(make_composer, options, words):
+def test_too_few_hosts_for_the_spares_are_refused(make_planner, options, words):
     with pytest.raises(ConfigError) as caught:
-        make_composer(**options)
+        make_planner(**options)
     assert all(word in caught.value.message for word in words)
     assert caught.value.hint
 
@@ -99,10 +99,10 @@ def test_too_few_hosts_for_the_spares_are_refused(make_composer, options, words)
     [("", ["a", "b"]), ("a", ["b", "c"]), ("b", ["a", "c"]), ("c", ["a", "b"]), ("ab", ["c", "d"])],
 )
 def test_a_spare_takes_the_place_of_a_host_that_is_not_there(
-    make_composer, make_surveys, away, expected
+    make_planner, make_surveys, away, expected
 ):
     hosts, plan = composed(
-        make_composer, make_surveys, hosts="a:2,b:2,c:2,d:2", num_nodes=2, spares=2, away=away
+        make_planner, make_surveys, hosts="a:2,b:2,c:2,d:2", num_nodes=2, spares=2, away=away
     )
     assert hosts == expected
     assert [worker.rank for worker in plan.workers] == [0, 1, 2, 3]
@@ -114,36 +114,36 @@ def test_a_spare_takes_the_place_of_a_host_that_is_not_there(
 @pytest.mark.parametrize(
     ("away", "expected"), [("", ["a", "b", "c"]), ("a", ["b", "c"]), ("ac", ["b"])]
 )
-def test_an_elastic_job_takes_who_is_there(make_composer, make_surveys, away, expected):
+def test_an_elastic_job_takes_who_is_there(make_planner, make_surveys, away, expected):
     hosts, plan = composed(
-        make_composer, make_surveys, hosts="a:1,b:2,c:1", num_nodes=(1, 3), away=away
+        make_planner, make_surveys, hosts="a:1,b:2,c:1", num_nodes=(1, 3), away=away
     )
     assert hosts == expected
     assert plan.env["WORLD_SIZE"] == str(sum(sizes(plan)))
     assert (plan.bounds, plan.workers[-1].rank) == ((1, 3), sum(sizes(plan)) - 1)
 
 
-def test_too_few_that_are_there_are_no_configuration_error(make_composer, make_surveys):
+def test_too_few_that_are_there_are_no_configuration_error(make_planner, make_surveys):
     with pytest.raises(
         NodesError, match=r"1 node of the 2 that are needed: a,c are not there"
     ) as caught:
-        composed(make_composer, make_surveys, hosts="a,b,c", num_nodes=(2, 3), away="ac")
+        composed(make_planner, make_surveys, hosts="a,b,c", num_nodes=(2, 3), away="ac")
     assert caught.value.exit_code == 69
 
 
-def test_a_total_that_the_nodes_that_are_there_cannot_hold(make_composer, make_surveys):
+def test_a_total_that_the_nodes_that_are_there_cannot_hold(make_planner, make_surveys):
     options = {"hosts": "a:4,b:4,c:2", "num_procs": 8, "spares": 1}
-    hosts, plan = composed(make_composer, make_surveys, **options)
+    hosts, plan = composed(make_planner, make_surveys, **options)
     assert (hosts, sizes(plan)) == (["a", "b"], [4, 4])
     with pytest.raises(NodesError, match=r"--num-procs 8: there are only 6 slots on 2 hosts, a,c"):
-        composed(make_composer, make_surveys, away="b", **options)
+        composed(make_planner, make_surveys, away="b", **options)
 
 
-def test_the_numbers_of_the_hosts_stay_when_others_take_part(make_composer, make_surveys):
-    made = make_composer(hosts="a:2,b:2,c:2", num_nodes=(1, 3))
+def test_the_numbers_of_the_hosts_stay_when_others_take_part(make_planner, make_surveys):
+    made = make_planner(hosts="a:2,b:2,c:2", num_nodes=(1, 3))
     surveys = make_surveys(made)
-    assert made.compose({0: surveys[0], 2: surveys[2]})[0] == (0, 2)
-    members, plan = made.compose(surveys)
+    assert made.plan_attempt({0: surveys[0], 2: surveys[2]})[0] == (0, 2)
+    members, plan = made.plan_attempt(surveys)
     assert members == (0, 1, 2)
     assert [node.host for node in plan.nodes] == ["a", "b", "c"]
 
@@ -165,16 +165,16 @@ def test_the_numbers_of_the_hosts_stay_when_others_take_part(make_composer, make
         ({"hosts": "a:4,b:4", "num_procs": 6, "spread": True}, [3, 3]),
     ],
 )
-def test_cpu_workers_are_as_many_as_asked(make_composer, make_surveys, options, expected):
-    _, plan = composed(make_composer, make_surveys, **options)
+def test_cpu_workers_are_as_many_as_asked(make_planner, make_surveys, options, expected):
+    _, plan = composed(make_planner, make_surveys, **options)
     assert (sizes(plan), plan.device) == (expected, "cpu")
     assert {worker.env["CUDA_VISIBLE_DEVICES"] for worker in plan.workers} == {""}
 
 
-def test_threads_and_cpus_are_of_each_node(make_composer, make_surveys):
+def test_threads_and_cpus_are_of_each_node(make_planner, make_surveys):
     small = CpuInventory(allowed=(4, 5), online=2)
     _, plan = composed(
-        make_composer, make_surveys, hosts="a:2,b:2", bind="cores", changed={"b": {"cpus": small}}
+        make_planner, make_surveys, hosts="a:2,b:2", bind="cores", changed={"b": {"cpus": small}}
     )
     assert [worker.cpus for worker in plan.workers] == [
         tuple(range(8)),
@@ -185,23 +185,23 @@ def test_threads_and_cpus_are_of_each_node(make_composer, make_surveys):
     assert [worker.env["OMP_NUM_THREADS"] for worker in plan.workers] == ["8", "8", "1", "1"]
 
 
-def test_a_grant_of_cpus_on_a_node_limits_its_threads(make_composer, make_surveys):
+def test_a_grant_of_cpus_on_a_node_limits_its_threads(make_planner, make_surveys):
     _, plan = composed(
-        make_composer, make_surveys, hosts="a:2,b:2", changed={"b": {"granted_cpus": 4}}
+        make_planner, make_surveys, hosts="a:2,b:2", changed={"b": {"granted_cpus": 4}}
     )
     assert [worker.env["OMP_NUM_THREADS"] for worker in plan.workers] == ["8", "8", "2", "2"]
 
 
-def test_threads_that_the_user_set_stay(make_composer, make_surveys):
-    _, plan = composed(make_composer, make_surveys, hosts="a:2,b:2", env=("OMP_NUM_THREADS=3",))
+def test_threads_that_the_user_set_stay(make_planner, make_surveys):
+    _, plan = composed(make_planner, make_surveys, hosts="a:2,b:2", env=("OMP_NUM_THREADS=3",))
     assert all("OMP_NUM_THREADS" not in worker.env for worker in plan.workers)
     assert plan.shared_env["OMP_NUM_THREADS"] == "3"
 
 
-def test_an_agent_that_is_pinned_is_said_of_its_node(make_composer, make_surveys):
+def test_an_agent_that_is_pinned_is_said_of_its_node(make_planner, make_surveys):
     pinned = CpuInventory(allowed=(3,), online=64)
     _, plan = composed(
-        make_composer,
+        make_planner,
         make_surveys,
         hosts="a,b,c",
         changed={"b": {"cpus": pinned}, "c": {"cpus": pinned}},
@@ -211,8 +211,8 @@ def test_an_agent_that_is_pinned_is_said_of_its_node(make_composer, make_surveys
     ]
 
 
-def test_notes_are_said_once_for_all_nodes(make_composer, make_surveys):
-    _, plan = composed(make_composer, make_surveys, hosts="n[1-4],x", num_nodes=4)
+def test_notes_are_said_once_for_all_nodes(make_planner, make_surveys):
+    _, plan = composed(make_planner, make_surveys, hosts="n[1-4],x", num_nodes=4)
     assert plan.notes == (
         "not needed for --num-nodes 4: x",
         "no GPU was found: workers run on the CPU; --procs-per-node N starts N workers without GPUs on each node",
@@ -222,18 +222,18 @@ def test_notes_are_said_once_for_all_nodes(make_composer, make_surveys):
 # --- the interpreter
 
 
-def test_our_interpreter_is_the_workers_where_it_is(make_composer, make_surveys):
-    made = make_composer(hosts="a,b")
+def test_our_interpreter_is_the_workers_where_it_is(make_planner, make_surveys):
+    made = make_planner(hosts="a,b")
     assert made.survey(7).pythons == ("/usr/bin/python3", "python3")
-    _, plan = made.compose(make_surveys(made))
+    _, plan = made.plan_attempt(make_surveys(made))
     assert plan.argv == ("/usr/bin/python3", "train.py")
     assert [node.argv for node in plan.nodes] == [None, None]
 
 
-def test_another_interpreter_on_some_nodes_is_said_once(make_composer, make_surveys):
+def test_another_interpreter_on_some_nodes_is_said_once(make_planner, make_surveys):
     elsewhere = {"python": "/opt/bin/python3"}
     _, plan = composed(
-        make_composer,
+        make_planner,
         make_surveys,
         hosts="a,b,c",
         script_args=("--x", "1"),
@@ -252,16 +252,16 @@ def test_another_interpreter_on_some_nodes_is_said_once(make_composer, make_surv
 
 
 def test_with_setup_the_interpreter_that_it_brings_runs_where_ours_is_not(
-    make_composer, make_surveys
+    make_planner, make_surveys
 ):
-    made = make_composer(hosts="a,b", setup="source env/bin/activate")
+    made = make_planner(hosts="a,b", setup="source env/bin/activate")
     assert (made.survey(0).program, made.survey(0).pythons) == (
         "bash",
         ("/usr/bin/python3", "python3"),
     )
     surveys = make_surveys(made)
     surveys[1] = make_surveys(made, python=None)[1]
-    _, plan = made.compose(surveys)
+    _, plan = made.plan_attempt(surveys)
     assert plan.argv[:2] == ("bash", "-l")
     assert plan.argv[-2:] == ("/usr/bin/python3", "train.py")
     assert plan.nodes[1].argv[:-2] == plan.argv[:-2]
@@ -269,10 +269,10 @@ def test_with_setup_the_interpreter_that_it_brings_runs_where_ours_is_not(
     assert any("what --setup brings" in note and "python3 on b" in note for note in plan.notes)
 
 
-def test_the_users_interpreter_is_taken_as_it_is_typed(make_composer, make_surveys):
-    made = make_composer(hosts="a,b", python="/opt/py/bin/python")
+def test_the_users_interpreter_is_taken_as_it_is_typed(make_planner, make_surveys):
+    made = make_planner(hosts="a,b", python="/opt/py/bin/python")
     assert made.survey(0).pythons == ("/opt/py/bin/python",)
-    _, plan = made.compose(make_surveys(made, python="/opt/py/bin/python"))
+    _, plan = made.plan_attempt(make_surveys(made, python="/opt/py/bin/python"))
     assert plan.argv[0] == "/opt/py/bin/python"
     assert [node.argv for node in plan.nodes] == [None, None]
 
@@ -287,8 +287,8 @@ def test_the_users_interpreter_is_taken_as_it_is_typed(make_composer, make_surve
         ({"script": "run", "no_python": True, "setup": "x"}, ("", "bash", ("/usr/bin/python3",))),
     ],
 )
-def test_the_survey_asks_for_what_the_workers_run(make_composer, options, expected):
-    asked = make_composer(hosts="a,b", **options).survey(3)
+def test_the_survey_asks_for_what_the_workers_run(make_planner, options, expected):
+    asked = make_planner(hosts="a,b", **options).survey(3)
     assert (asked.script, asked.program, asked.pythons) == expected
     assert (asked.serial, asked.workdir, asked.run_dir, asked.gpus, asked.topology) == (
         3,
@@ -299,28 +299,28 @@ def test_the_survey_asks_for_what_the_workers_run(make_composer, options, expect
     )
 
 
-def test_from_a_laptop_script_and_directory_need_not_be_here(make_composer, make_surveys):
-    made = make_composer(hosts="a,b", script="src/other.py", workdir="/scratch/me")
+def test_from_a_laptop_script_and_directory_need_not_be_here(make_planner, make_surveys):
+    made = make_planner(hosts="a,b", script="src/other.py", workdir="/scratch/me")
     asked = made.survey(0)
     assert (asked.workdir, asked.script) == ("/scratch/me", "src/other.py")
-    _, plan = made.compose(make_surveys(made))
+    _, plan = made.plan_attempt(make_surveys(made))
     assert (plan.workdir, plan.argv[1]) == ("/scratch/me", "src/other.py")
 
 
-def test_on_one_of_the_nodes_the_script_is_looked_for_here(make_composer):
+def test_on_one_of_the_nodes_the_script_is_looked_for_here(make_planner):
     with pytest.raises(ConfigError, match=r"other\.py: there is no such file"):
-        make_composer(hosts="a,b", identity="b", script="other.py")
-    made = make_composer(hosts="a,b", identity="b")
+        make_planner(hosts="a,b", identity="b", script="other.py")
+    made = make_planner(hosts="a,b", identity="b")
     assert (made.here, made.survey(0).script) == (1, "train.py")
 
 
 # --- one script on all nodes
 
 
-def test_scripts_that_differ_name_the_nodes_of_the_minority(make_composer, make_surveys):
-    with pytest.raises(NodesDiffer) as caught:
+def test_scripts_that_differ_name_the_nodes_of_the_minority(make_planner, make_surveys):
+    with pytest.raises(NodesDifferError) as caught:
         composed(
-            make_composer,
+            make_planner,
             make_surveys,
             hosts="a,b,c,d",
             changed={"b": {"script_sha256": "cd" * 32}},
@@ -336,12 +336,10 @@ def test_scripts_that_differ_name_the_nodes_of_the_minority(make_composer, make_
     assert "--workdir" in caught.value.hint
 
 
-def test_scripts_that_differ_are_compared_with_ours_where_we_are_a_node(
-    make_composer, make_surveys
-):
-    with pytest.raises(NodesDiffer, match=r"abababab on b,c, but cdcdcdcd on a") as caught:
+def test_scripts_that_differ_are_compared_with_ours_where_we_are_a_node(make_planner, make_surveys):
+    with pytest.raises(NodesDifferError, match=r"abababab on b,c, but cdcdcdcd on a") as caught:
         composed(
-            make_composer,
+            make_planner,
             make_surveys,
             hosts="a,b,c",
             identity="a",
@@ -350,23 +348,23 @@ def test_scripts_that_differ_are_compared_with_ours_where_we_are_a_node(
     assert caught.value.nodes == (1, 2)
 
 
-def test_a_script_that_is_missing_somewhere_names_where(make_composer, make_surveys):
+def test_a_script_that_is_missing_somewhere_names_where(make_planner, make_surveys):
     with pytest.raises(
-        NodesDiffer, match=r"train\.py is not there on b \(directory: /w\)"
+        NodesDifferError, match=r"train\.py is not there on b \(directory: /w\)"
     ) as caught:
-        composed(make_composer, make_surveys, hosts="a,b", changed={"b": {"script_sha256": None}})
+        composed(make_planner, make_surveys, hosts="a,b", changed={"b": {"script_sha256": None}})
     assert caught.value.nodes == (1,)
 
 
-def test_modules_and_programs_are_not_compared(make_composer, make_surveys):
+def test_modules_and_programs_are_not_compared(make_planner, make_surveys):
     other = {"b": {"script_sha256": None}}
-    composed(make_composer, make_surveys, hosts="a,b", script="m", module=True, changed=other)
-    composed(make_composer, make_surveys, hosts="a,b", script="run", no_python=True, changed=other)
+    composed(make_planner, make_surveys, hosts="a,b", script="m", module=True, changed=other)
+    composed(make_planner, make_surveys, hosts="a,b", script="run", no_python=True, changed=other)
 
 
-def test_spares_need_not_have_the_same_script(make_composer, make_surveys):
+def test_spares_need_not_have_the_same_script(make_planner, make_surveys):
     hosts, _ = composed(
-        make_composer, make_surveys, hosts="a,b,c", spares=1, changed={"c": {"script_sha256": None}}
+        make_planner, make_surveys, hosts="a,b,c", spares=1, changed={"c": {"script_sha256": None}}
     )
     assert hosts == ["a", "b"]
 
@@ -374,49 +372,49 @@ def test_spares_need_not_have_the_same_script(make_composer, make_surveys):
 # --- hosts that come and go
 
 
-def test_discovered_hosts_get_the_next_numbers_and_others_keep_theirs(make_composer, make_surveys):
-    made = make_composer(discover="cmd", discovered="a:1\nb:1\n", num_nodes=(1, 4))
+def test_discovered_hosts_get_the_next_numbers_and_others_keep_theirs(make_planner, make_surveys):
+    made = make_planner(discover="cmd", discovered="a:1\nb:1\n", num_nodes=(1, 4))
     assert names(made) == ["a", "b"]
-    assert [node.host for node in made.discovered("c:2\nb:1\n")] == ["b", "c"]
+    assert [node.host for node in made.update_hosts("c:2\nb:1\n")] == ["b", "c"]
     assert names(made) == ["a", "b", "c"]
-    members, plan = made.compose(make_surveys(made))
+    members, plan = made.plan_attempt(make_surveys(made))
     assert (members, sizes(plan)) == ((1, 2), [1, 2])
-    assert [node.host for node in made.discovered("a:1\nb:3\nc:2\n")] == ["a", "b", "c"]
-    members, plan = made.compose(make_surveys(made))
+    assert [node.host for node in made.update_hosts("a:1\nb:3\nc:2\n")] == ["a", "b", "c"]
+    members, plan = made.plan_attempt(make_surveys(made))
     assert (members, sizes(plan)) == ((0, 1, 2), [1, 3, 2])
 
 
-def test_no_more_than_the_most_are_to_be_reached(make_composer):
-    made = make_composer(discover="cmd", discovered="a\nb\n", num_nodes=(1, 2), spares=0)
-    assert [node.host for node in made.discovered("a\nb\nc\nd\n")] == ["a", "b"]
-    assert [node.host for node in made.discovered("c\nd\n")] == ["c", "d"]
+def test_no_more_than_the_most_are_to_be_reached(make_planner):
+    made = make_planner(discover="cmd", discovered="a\nb\n", num_nodes=(1, 2), spares=0)
+    assert [node.host for node in made.update_hosts("a\nb\nc\nd\n")] == ["a", "b"]
+    assert [node.host for node in made.update_hosts("c\nd\n")] == ["c", "d"]
     assert names(made) == ["a", "b", "c", "d"]
 
 
-def test_few_or_no_hosts_for_a_while_are_no_error(make_composer, make_surveys):
-    made = make_composer(discover="cmd", discovered="a\nb\nc\n", num_nodes=(2, 3))
-    assert [node.host for node in made.discovered("b\n")] == ["b"]
+def test_few_or_no_hosts_for_a_while_are_no_error(make_planner, make_surveys):
+    made = make_planner(discover="cmd", discovered="a\nb\nc\n", num_nodes=(2, 3))
+    assert [node.host for node in made.update_hosts("b\n")] == ["b"]
     with pytest.raises(NodesError):
-        made.compose(make_surveys(made))
-    assert made.discovered("# none now\n") == ()
-    assert [node.host for node in made.discovered("a\nc\n")] == ["a", "c"]
-    assert made.compose(make_surveys(made))[0] == (0, 2)
+        made.plan_attempt(make_surveys(made))
+    assert made.update_hosts("# none now\n") == ()
+    assert [node.host for node in made.update_hosts("a\nc\n")] == ["a", "c"]
+    assert made.plan_attempt(make_surveys(made))[0] == (0, 2)
 
 
-def test_what_is_no_list_of_hosts_is_refused_and_changes_nothing(make_composer):
-    made = make_composer(discover="cmd", discovered="a\nb\n", num_nodes=(1, 3))
+def test_what_is_no_list_of_hosts_is_refused_and_changes_nothing(make_planner):
+    made = make_planner(discover="cmd", discovered="a\nb\n", num_nodes=(1, 3))
     with pytest.raises(ConfigError):
-        made.discovered("a:x:y:z\n")
+        made.update_hosts("a:x:y:z\n")
     assert names(made) == ["a", "b"]
 
 
 # --- what the runner gets
 
 
-def test_the_folder_that_the_job_got_in_the_end_is_in_each_plan(make_composer, make_surveys):
-    made = make_composer(hosts="a,b")
+def test_the_folder_that_the_job_got_in_the_end_is_in_each_plan(make_planner, make_surveys):
+    made = make_planner(hosts="a,b")
     assert made.set_job("job-1-2", "/r/job-1-2") is made
-    _, plan = made.compose(make_surveys(made))
+    _, plan = made.plan_attempt(make_surveys(made))
     assert (plan.run_dir, plan.env["DISTLAUNCH_RUN_DIR"]) == ("/r/job-1-2", "/r/job-1-2")
     assert (
         plan.workers[1].env["TORCHELASTIC_ERROR_FILE"] == "/r/job-1-2/attempt-0/rank-1.error.json"
@@ -424,47 +422,47 @@ def test_the_folder_that_the_job_got_in_the_end_is_in_each_plan(make_composer, m
     assert made.survey(0).run_dir == "/r/job-1-2"
 
 
-def test_one_remote_node_needs_no_meeting(make_composer, make_surveys):
-    hosts, plan = composed(make_composer, make_surveys, hosts="a:2")
+def test_one_remote_node_needs_no_meeting(make_planner, make_surveys):
+    hosts, plan = composed(make_planner, make_surveys, hosts="a:2")
     assert (hosts, plan.master_addr, plan.env["MASTER_ADDR"]) == (["a"], "127.0.0.1", "127.0.0.1")
 
 
-def test_this_machine_may_be_discovered_later(make_composer):
-    made = make_composer(discover="cmd", discovered="a\nb\n", num_nodes=(1, 3))
+def test_this_machine_may_be_discovered_later(make_planner):
+    made = make_planner(discover="cmd", discovered="a\nb\n", num_nodes=(1, 3))
     assert (made.here, made.is_here("a"), made.is_here("laptop")) == (None, False, True)
-    assert [node.host for node in made.discovered("a\nlaptop\n")] == ["a", "laptop"]
+    assert [node.host for node in made.update_hosts("a\nlaptop\n")] == ["a", "laptop"]
     assert made.here == 2
 
 
-def test_filters_may_name_hosts_that_have_gone(make_composer, make_surveys):
-    made = make_composer(discover="cmd", discovered="a\nb\nbad\n", exclude="bad", num_nodes=(1, 3))
+def test_filters_may_name_hosts_that_have_gone(make_planner, make_surveys):
+    made = make_planner(discover="cmd", discovered="a\nb\nbad\n", exclude="bad", num_nodes=(1, 3))
     assert names(made) == ["a", "b"]
-    assert [node.host for node in made.discovered("b\nc\n")] == ["b", "c"]
-    assert made.compose(make_surveys(made))[0] == (1, 2)
-    assert [node.host for node in made.discovered("bad\nc\n")] == ["c"]
-    assert made.compose(make_surveys(made))[0] == (2,)
+    assert [node.host for node in made.update_hosts("b\nc\n")] == ["b", "c"]
+    assert made.plan_attempt(make_surveys(made))[0] == (1, 2)
+    assert [node.host for node in made.update_hosts("bad\nc\n")] == ["c"]
+    assert made.plan_attempt(make_surveys(made))[0] == (2,)
 
 
-def test_what_a_scheduler_grants_here_limits_this_machine_alone(make_composer, make_surveys):
+def test_what_a_scheduler_grants_here_limits_this_machine_alone(make_planner, make_surveys):
     pbs = {"PBS_JOBID": "1.s", "PBS_NODEFILE": "/nodes", "NCPUS": "4"}
-    made = make_composer(environ=pbs, texts={"/nodes": "a\na\nb\nb\n"}, identity="a", device="cpu")
-    _, plan = made.compose(make_surveys(made))
+    made = make_planner(environ=pbs, texts={"/nodes": "a\na\nb\nb\n"}, identity="a", device="cpu")
+    _, plan = made.plan_attempt(make_surveys(made))
     assert [worker.env["OMP_NUM_THREADS"] for worker in plan.workers] == ["2", "2", "8", "8"]
     assert (plan.source, plan.job_id) == ("pbs", "job-1")
 
 
-def test_of_interpreters_and_pinned_agents_the_user_hears_once(make_composer, make_surveys):
-    made = make_composer(hosts="a,b,c", num_nodes=(1, 3))
+def test_of_interpreters_and_pinned_agents_the_user_hears_once(make_planner, make_surveys):
+    made = make_planner(hosts="a,b,c", num_nodes=(1, 3))
     other = make_surveys(made, python="/opt/python3", cpus=CpuInventory(allowed=(3,), online=64))
     surveys = {**make_surveys(made), 1: other[1]}
-    _, first = made.compose(surveys)
+    _, first = made.plan_attempt(surveys)
     assert [note for note in first.notes if "pinned" in note or "ours" in note] == [
         "b: the agent is pinned to 1 of 64 CPUs, and all its workers share it",
         "workers run /usr/bin/python3 on a,c, /opt/python3 on b: ours, /usr/bin/python3, is not everywhere; see --python",
     ]
-    _, again = made.compose({0: surveys[0], 1: surveys[1]})
+    _, again = made.plan_attempt({0: surveys[0], 1: surveys[1]})
     assert not [note for note in again.notes if "pinned" in note or "ours" in note]
-    _, third = made.compose({1: other[1], 2: other[2]})
+    _, third = made.plan_attempt({1: other[1], 2: other[2]})
     assert [note.partition(":")[0] for note in third.notes if "pinned" in note] == ["c"]
     assert [note.partition(":")[0] for note in third.notes if "ours" in note] == [
         "workers run /opt/python3 on c"

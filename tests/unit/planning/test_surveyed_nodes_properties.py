@@ -14,7 +14,7 @@ SLOTS = st.lists(st.integers(1, 5), min_size=1, max_size=7)
 
 @given(slots=SLOTS, data=st.data())
 def test_ranks_are_contiguous_every_member_is_there_once_and_sizes_agree(
-    make_composer, make_surveys, slots, data
+    make_planner, make_surveys, slots, data
 ):
     spares = data.draw(st.integers(0, len(slots) - 1), label="spares")
     training = len(slots) - spares
@@ -22,14 +22,14 @@ def test_ranks_are_contiguous_every_member_is_there_once_and_sizes_agree(
     fewest = data.draw(st.integers(1, training), label="fewest") if elastic else training
     hosts = ",".join(f"h{place}:{count}" for place, count in enumerate(slots))
     bounds = (fewest, training) if fewest < training else training
-    made = make_composer(hosts=hosts, num_nodes=bounds, spares=spares)
+    made = make_planner(hosts=hosts, num_nodes=bounds, spares=spares)
     there = data.draw(st.sets(st.sampled_from(range(len(slots)))), label="there")
     surveys = {number: told for number, told in make_surveys(made).items() if number in there}
     if len(there) < fewest:
         with pytest.raises(NodesError):
-            made.compose(surveys)
+            made.plan_attempt(surveys)
         return
-    members, plan = made.compose(surveys)
+    members, plan = made.plan_attempt(surveys)
     assert list(members) == sorted(there)[: min(training, len(there))]
     assert [node.host for node in plan.nodes] == [f"h{number}" for number in members]
     assert [node.slots for node in plan.nodes] == [slots[number] for number in members]
@@ -52,10 +52,10 @@ def test_ranks_are_contiguous_every_member_is_there_once_and_sizes_agree(
 
 
 @given(slots=SLOTS, seen=st.lists(st.integers(0, 4), min_size=7, max_size=7), whole=st.booleans())
-def test_composing_the_same_again_gives_the_same(make_composer, make_surveys, slots, seen, whole):
-    made = make_composer(
+def test_composing_the_same_again_gives_the_same(make_planner, make_surveys, slots, seen, whole):
+    made = make_planner(
         hosts=",".join(f"h{place}{'' if whole else f':{n}'}" for place, n in enumerate(slots))
     )
     gpus = max(slots) if any(seen) else 0
     surveys = make_surveys(made, seen=gpus)
-    assert made.compose(surveys) == made.compose(dict(reversed(surveys.items())))
+    assert made.plan_attempt(surveys) == made.plan_attempt(dict(reversed(surveys.items())))

@@ -16,7 +16,7 @@ from distlaunch.core.model.record import replace
 from distlaunch.core.model.topology import Node, Topology
 from distlaunch.core.protocol.codec import encode
 from distlaunch.planning.backend import PlannedBackend
-from distlaunch.planning.master_address import Meeting
+from distlaunch.planning.master_address import MasterChoice
 from distlaunch.planning.worker_addresses import (
     check_cluster,
     cluster_names,
@@ -249,6 +249,6 @@ def test_what_is_refused_when_planned_would_have_been_refused_at_the_start(addre
         nodes=(Node(host="a", slots=2), Node(host="b", slots=1)),
     )
     check_cluster(plan, Keeping())
-    meeting = Meeting(address="", env={}, addresses=(address or "::1", "::1"))
+    meeting = MasterChoice(address="", env={}, addresses=(address or "::1", "::1"))
     places = cluster_of(plan, range(1024, 1030), meeting)
     assert all(len(short) <= len(place) for short, place in zip(kept[0], places, strict=True))

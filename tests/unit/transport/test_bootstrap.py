@@ -15,9 +15,9 @@ from distlaunch.transport.connect_errors import ConnectStepError
 from distlaunch.transport.connection import ConnectionEnd, EndKind
 from tests.sshd import stand_in
 
-WORD = "0123456789abcdef"
+NONCE = "0123456789abcdef"
 FAILED = ConnectionEnd(kind=EndKind.EXITED, number=1, last_words=": shown with more lines anyway")
-MARK = GREETING + WORD.encode() + b"\n"
+MARK = GREETING + NONCE.encode() + b"\n"
 
 
 class Fake:
@@ -46,13 +46,13 @@ class Fake:
     def send(self, data: bytes) -> None:
         self.sent += data
 
-    def last_words(self) -> bytes:
+    def stderr_tail(self) -> bytes:
         return self.words
 
     def end(self) -> ConnectionEnd:
         return self._end
 
-    def forget_words(self) -> None:
+    def clear_stderr(self) -> None:
         self.words = b""
 
     def close(self) -> None:
@@ -73,7 +73,7 @@ def fake():
 
 
 def start(stream, within_s: float = 10.0) -> None:
-    start_agent(stream, b"code", WORD, until=time.monotonic() + within_s, where="n3")
+    start_agent(stream, b"code", NONCE, until=time.monotonic() + within_s, where="n3")
 
 
 def trouble(stream, within_s: float = 10.0) -> ConnectStepError:
@@ -89,21 +89,22 @@ def trouble(stream, within_s: float = 10.0) -> ConnectStepError:
 
 @pytest.mark.parametrize("char", ["\n", "\\", "!", '"\'"'[1]])
 def test_the_command_has_no_character_that_some_shell_takes_for_its_own(char):
-    command = remote_command(count=123, word=WORD, pythons=["/usr/bin/python3"])
+    command = remote_command(count=123, nonce=NONCE, pythons=["/usr/bin/python3"])
     words = command.removeprefix("exec /bin/sh -c '").removesuffix("'").split("' '")
     assert not [word for word in words if char in word]
 
 
 def test_the_command_names_word_count_and_interpreters_and_nothing_else():
     command = remote_command(
-        count=123, word=WORD, pythons=["/opt/a b/python", "python", "/it's/python", "/x\n/python"]
+        count=123, nonce=NONCE, pythons=["/opt/a b/python", "python", "/it's/python", "/x\n/python"]
     )
-    assert command.endswith(f"' 'distlaunch' '{WORD}' '123' '{STUB}' '/opt/a b/python'")
+    assert command.endswith(f"' 'distlaunch' '{NONCE}' '123' '{STUB}' '/opt/a b/python'")
 
 
 def test_words_stay_short_enough_for_an_old_csh():
     assert (
-        max(len(word) for word in remote_command(count=9_999_999, word=WORD * 2).split("'")) < 1024
+        max(len(word) for word in remote_command(count=9_999_999, nonce=NONCE * 2).split("'"))
+        < 1024
     )
 
 
@@ -126,9 +127,9 @@ def test_the_stub_reads_its_count_and_no_byte_more():
     code = stand_in(
         "import os\ndef main(word, code_fd):\n    os.write(1, word.encode() + b'|' + os.read(0, 100))\n    os._exit(0)\n"
     )
-    command = [sys.executable, *FLAGS, "-c", STUB, str(len(code)), WORD]
+    command = [sys.executable, *FLAGS, "-c", STUB, str(len(code)), NONCE]
     done = subprocess.run(command, input=code + b"frames", capture_output=True, timeout=60)
-    assert done.stdout == WORD.encode() + b"|frames"
+    assert done.stdout == NONCE.encode() + b"|frames"
     assert done.stderr == b""
 
 
@@ -137,13 +138,13 @@ def test_the_stub_does_without_memfd():
         "import os\ndef main(word, code_fd):\n    print(os.readlink('/proc/self/fd/%d' % code_fd))\n"
     )
     without = f"import os; del os.memfd_create; {STUB}"
-    command = [sys.executable, *FLAGS, "-c", without, str(len(code)), WORD]
+    command = [sys.executable, *FLAGS, "-c", without, str(len(code)), NONCE]
     done = subprocess.run(command, input=code, capture_output=True, timeout=60, text=False)
     assert b"(deleted)" in done.stdout, done.stderr
 
 
 def test_the_stub_ends_where_the_code_is_cut_off():
-    command = [sys.executable, *FLAGS, "-c", STUB, "1000", WORD]
+    command = [sys.executable, *FLAGS, "-c", STUB, "1000", NONCE]
     done = subprocess.run(command, input=b"x" * 500, capture_output=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (98, b"", b"")
 
@@ -151,7 +152,7 @@ def test_the_stub_ends_where_the_code_is_cut_off():
 def test_the_code_is_not_inherited_by_programs():
     source = "import os\ndef main(word, code_fd):\n    print(os.get_inheritable(code_fd))\n"
     code = stand_in(source)
-    command = [sys.executable, *FLAGS, "-c", STUB, str(len(code)), WORD]
+    command = [sys.executable, *FLAGS, "-c", STUB, str(len(code)), NONCE]
     assert subprocess.run(command, input=code, capture_output=True, timeout=60).stdout == b"False\n"
 
 

@@ -91,7 +91,7 @@ def test_its_arguments_stream_and_words_are_its_own(start):
     child.stream.sendall(b"said\n")
     assert lines(child.stream, 1) == ["done"]
     assert child.returncode(BOUND_S) == 0
-    assert child.said().decode() == "['', 'a b', '$HOME', \"'\", '\\n'] said\n\n"
+    assert child.read_stderr().decode() == "['', 'a b', '$HOME', \"'\", '\\n'] said\n\n"
 
 
 def test_it_has_no_descriptor_but_the_three(start):

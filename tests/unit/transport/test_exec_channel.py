@@ -67,28 +67,28 @@ def test_stderr_wakes_and_is_kept_apart_and_capped(inbox):
     assert ready(inbox)
     assert inbox.take() == b""
     assert not ready(inbox)
-    assert len(inbox.words) < 100_000
-    assert inbox.words.endswith(b"end")
+    assert len(inbox.stderr) < 100_000
+    assert inbox.stderr.endswith(b"end")
 
 
 def test_what_was_taken_is_owed_once_stderr_too(inbox):
     inbox.feed(b"x" * (WINDOW // 4))
-    assert not inbox.owes()
+    assert not inbox.needs_window()
     inbox.take()
     StderrBuffer(inbox).feed(b"y" * 1000)
-    assert inbox.claim() <= WINDOW // 4 + 1000
+    assert inbox.take_window() <= WINDOW // 4 + 1000
     while inbox.take():
         pass
-    inbox.claim()
-    assert inbox.claim() == 0
-    inbox.claim(back=WINDOW)
-    assert inbox.owes()
+    inbox.take_window()
+    assert inbox.take_window() == 0
+    inbox.take_window(back=WINDOW)
+    assert inbox.needs_window()
 
 
 def test_what_is_put_back_is_not_owed(inbox):
     inbox.feed(b"x" * 1000)
     inbox.unread(inbox.take())
-    assert inbox.claim() == 0
+    assert inbox.take_window() == 0
 
 
 def test_a_peer_that_ignores_its_window_is_cut_off(inbox):
@@ -101,7 +101,7 @@ def test_a_peer_that_ignores_its_window_is_cut_off(inbox):
 def test_after_its_release_nothing_is_written_to_a_descriptor_that_may_be_anothers(inbox):
     inbox.release()
     inbox.feed(b"late")
-    inbox.feed_words(b"late")
+    inbox.feed_stderr(b"late")
     inbox.close()
     inbox.release()
     assert inbox.take() is None

@@ -11,7 +11,7 @@ import pytest
 
 from distlaunch.transport.connect_errors import ConnectStepError
 from distlaunch.transport.ssh import jumps
-from distlaunch.transport.ssh.config import Asked, HostSettings
+from distlaunch.transport.ssh.config import HostSettings, SshOptions
 
 BOUND_S = 30.0
 NODE = HostSettings(
@@ -60,9 +60,11 @@ class Hosts:
         self.made.append(Connected())
         return self.made[-1]
 
-    def wire(self):
+    def stream(self):
         environ = {"PATH": os.environ["PATH"], "HOME": "/nonexistent"}
-        return self.jumps.wire(NODE, (), time.monotonic() + BOUND_S, asked=Asked(), environ=environ)
+        return self.jumps.open_stream(
+            NODE, (), time.monotonic() + BOUND_S, options=SshOptions(), environ=environ
+        )
 
 
 @pytest.fixture
@@ -72,7 +74,7 @@ def hosts():
 
 def test_a_jump_host_is_connected_to_once_and_left_by_the_last(hosts):
     hosts.may.release()
-    first, second = hosts.wire(), hosts.wire()
+    first, second = hosts.stream(), hosts.stream()
     [connected] = hosts.made
     first.free()
     first.free()
@@ -86,14 +88,14 @@ def test_nobody_who_leaves_waits_for_one_who_connects_anew(hosts, answers):
     """The links of a lost jump host are closed by the main loop, one by one, while the first node
     is tried again."""
     hosts.may.release()
-    first, second = hosts.wire(), hosts.wire()
+    first, second = hosts.stream(), hosts.stream()
     hosts.made[0].transport.works = False
     hosts.answers = answers
     ended = []
 
     def again() -> None:
         try:
-            ended.append(hosts.wire())
+            ended.append(hosts.stream())
         except ConnectStepError as trouble:
             ended.append(trouble)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from distlaunch.transport.ssh.login import KeyFile, KeyRing, understood
+from distlaunch.transport.ssh.login import KeyFile, KeyRing, parse_private_key
 from tests.sshd import make_key
 
 
@@ -75,7 +75,7 @@ def test_what_is_no_key_is_said_in_one_printable_line(tmp_path, data):
     problem = KeyFile(str(tmp_path / "k")).problem
     assert problem
     assert problem.isprintable()
-    understood(data)
+    parse_private_key(data)
 
 
 def test_what_was_read_is_not_read_again_and_what_was_missing_is(tmp_path):

@@ -9,12 +9,12 @@ import pytest
 
 SOURCE = """
 import resource, subprocess
-from distlaunch.transport.open_files import allow_files, as_found
+from distlaunch.transport.open_files import raise_limit_for_job, with_original_limit
 resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))
-allow_files(links={links}, logs={logs})
+raise_limit_for_job(connections={links}, logs={logs})
 print(resource.getrlimit(resource.RLIMIT_NOFILE)[0], flush=True)
 words = ["sh", "-c", 'ulimit -Sn; ulimit -Hn; echo "$0" "$@"', "a b", "$x"]
-subprocess.run(as_found(words), check=True)
+subprocess.run(with_original_limit(words), check=True)
 """
 
 
@@ -36,9 +36,9 @@ def test_the_limit_is_raised_as_far_as_needed_for_us_alone(soft, hard, links, lo
 
 TWICE = """
 import resource
-from distlaunch.transport.open_files import allow, found
+from distlaunch.transport.open_files import original_limit, raise_limit
 resource.setrlimit(resource.RLIMIT_NOFILE, (100, 300))
-print(found(100), allow(50), allow(200), allow(1000), allow(1000), found(300), resource.getrlimit(resource.RLIMIT_NOFILE))
+print(original_limit(100), raise_limit(50), raise_limit(200), raise_limit(1000), raise_limit(1000), original_limit(300), resource.getrlimit(resource.RLIMIT_NOFILE))
 """
 
 

@@ -8,13 +8,13 @@ import pytest
 
 from distlaunch.core.errors import ConfigError
 from distlaunch.transport.connection import Target
-from distlaunch.transport.ssh.config import Asked
-from distlaunch.transport.ssh.openssh import OpenSsh, understood
+from distlaunch.transport.ssh.config import SshOptions
+from distlaunch.transport.ssh.openssh import SshCommandConnector, parse_ssh_error
 
 
 def made(command="ssh", *, host_keys="strict", **asked):
-    return OpenSsh(
-        command, asked=Asked(**asked), host_keys=host_keys, code=b"", pythons=(), environ={}
+    return SshCommandConnector(
+        command, options=SshOptions(**asked), host_keys=host_keys, code=b"", pythons=(), environ={}
     )
 
 
@@ -76,7 +76,7 @@ def test_what_is_no_command_is_refused(command):
     ],
 )
 def test_each_failure_of_ssh_has_its_step(said, step, passing):
-    trouble = understood(said.encode(), host="n1")
+    trouble = parse_ssh_error(said.encode(), host="n1")
     assert (trouble.step, trouble.passing) == (step, passing)
     assert trouble.text == (said or "ssh has failed without a word")
 
@@ -87,7 +87,7 @@ def test_a_changed_key_is_said_loudly_with_its_line():
         "Offending ED25519 key in /home/me/.ssh/known_hosts:7\n  remove with:\n"
         "Host key for [n1]:2222 has changed and you have requested strict checking.\nHost key verification failed.\n"
     )
-    trouble = understood(said.encode(), host="alias")
+    trouble = parse_ssh_error(said.encode(), host="alias")
     assert trouble.text.startswith(
         "ITS KEY HAS CHANGED: /home/me/.ssh/known_hosts:7 has another one."
     )
@@ -99,7 +99,7 @@ def test_a_changed_key_is_said_loudly_with_its_line():
 
 def test_an_unknown_key_has_the_command_that_adds_it():
     said = "No ED25519 host key is known for n1 and you have requested strict checking.\nHost key verification failed.\n"
-    trouble = understood(said.encode(), host="alias")
+    trouble = parse_ssh_error(said.encode(), host="alias")
     assert (
         trouble.text
         == "No ED25519 host key is known for n1 and you have requested strict checking."
@@ -108,5 +108,5 @@ def test_an_unknown_key_has_the_command_that_adds_it():
 
 
 def test_hostile_words_are_made_printable_and_short():
-    assert understood(b"\x1b[2J" + b"x" * 10_000, host="n1").text.isprintable()
-    assert len(understood(b"x" * 10_000, host="n1").text) < 400
+    assert parse_ssh_error(b"\x1b[2J" + b"x" * 10_000, host="n1").text.isprintable()
+    assert len(parse_ssh_error(b"x" * 10_000, host="n1").text) < 400

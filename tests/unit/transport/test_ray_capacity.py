@@ -3,12 +3,12 @@ from __future__ import annotations
 import pytest
 
 from distlaunch.transport.ray.capacity import (
-    Problem,
-    lacking,
-    one_for_each_gpu,
-    said,
-    without_room,
-    without_stamps,
+    RayError,
+    bundle_for_each_gpu,
+    bundles_without_room,
+    describe_shortage,
+    error_line,
+    strip_log_prefixes,
 )
 
 
@@ -24,7 +24,7 @@ ONE = {"CPU": 1.0, "GPU": 1.0}
 
 
 def test_bundles_for_which_no_node_has_room_are_numbered():
-    text = lacking(
+    text = describe_shortage(
         [ONE] * 4, "PACK", [node("a", CPU=8, GPU=2), node("bb", CPU=0, GPU=2)], {"CPU": 8, "GPU": 3}
     )
     assert text == (
@@ -34,46 +34,51 @@ def test_bundles_for_which_no_node_has_room_are_numbered():
 
 
 def test_bundles_on_nodes_of_their_own_need_as_many_nodes():
-    text = lacking([ONE] * 2, "STRICT_SPREAD", [node("a", CPU=8, GPU=8)], {"CPU": 8, "GPU": 8})
+    text = describe_shortage(
+        [ONE] * 2, "STRICT_SPREAD", [node("a", CPU=8, GPU=8)], {"CPU": 8, "GPU": 8}
+    )
     assert "1 of 2 bundles (1) of CPU 1, GPU 1, for which there is no node of its own" in text
 
 
 def test_what_others_have_is_told_from_what_is_not_there():
-    text = lacking([ONE], "PACK", [node("a", CPU=8, GPU=1)], {"CPU": 8})
+    text = describe_shortage([ONE], "PACK", [node("a", CPU=8, GPU=1)], {"CPU": 8})
     assert "1 of 1 bundles (0)" in text
     assert "which are in use, or not free together (PACK)" in text
     assert text.endswith("free: CPU 8, GPU 0")
 
 
 def test_many_nodes_and_bundles_are_cut_off():
-    text = lacking([ONE] * 100, "PACK", [node(f"n{number}", CPU=0) for number in range(20)], {})
+    text = describe_shortage(
+        [ONE] * 100, "PACK", [node(f"n{number}", CPU=0) for number in range(20)], {}
+    )
     assert "100 of 100 bundles (0, 1, 2, 3, 4, 5, 6, 7, ...)" in text
     assert "and 12 more" in text
 
 
 def test_bundles_that_fill_a_node_to_the_last_fraction_have_room():
-    assert without_room([{"CPU": 0.01}] * 100, "PACK", [node("a", CPU=1)]) == []
-    assert without_room([{"CPU": 0.01}] * 101, "PACK", [node("a", CPU=1)]) == [100]
-    assert without_room([{"CPU": 0.0001}] * 2, "PACK", [node("a", CPU=0.0001)]) == [1]
+    assert bundles_without_room([{"CPU": 0.01}] * 100, "PACK", [node("a", CPU=1)]) == []
+    assert bundles_without_room([{"CPU": 0.01}] * 101, "PACK", [node("a", CPU=1)]) == [100]
+    assert bundles_without_room([{"CPU": 0.0001}] * 2, "PACK", [node("a", CPU=0.0001)]) == [1]
 
 
 def test_a_cluster_without_nodes_says_so():
-    assert "no node is there" in lacking([ONE], "PACK", [], {})
+    assert "no node is there" in describe_shortage([ONE], "PACK", [], {})
 
 
 def test_there_is_a_bundle_for_each_gpu_or_an_error_with_the_way_out():
     assert (
-        one_for_each_gpu([node("a", GPU=2), node("b", CPU=1), node("c", GPU=1)], ONE) == [ONE] * 3
+        bundle_for_each_gpu([node("a", GPU=2), node("b", CPU=1), node("c", GPU=1)], ONE)
+        == [ONE] * 3
     )
-    with pytest.raises(Problem, match="no node of the Ray cluster has a GPU"):
-        one_for_each_gpu([node("b", CPU=1)], ONE)
+    with pytest.raises(RayError, match="no node of the Ray cluster has a GPU"):
+        bundle_for_each_gpu([node("b", CPU=1)], ONE)
 
 
 def test_what_ray_says_of_a_dead_actor_is_one_line_without_its_numbers():
     died = "The actor died before.\n\tclass_name: AgentActor\n\tactor_id: 37\n\tpid: 24\n\tip: 10.0.0.1\nIt was killed. Exit type: E"
-    assert said(RuntimeError(died)) == "The actor died before. It was killed. Exit type: E"
-    assert said(RuntimeError()) == "RuntimeError"
-    long = said(RuntimeError("word " * 1000))
+    assert error_line(RuntimeError(died)) == "The actor died before. It was killed. Exit type: E"
+    assert error_line(RuntimeError()) == "RuntimeError"
+    long = error_line(RuntimeError("word " * 1000))
     assert long.endswith("word ...")
     assert len(long) < 620
 
@@ -89,4 +94,4 @@ def test_what_ray_says_of_a_dead_actor_is_one_line_without_its_numbers():
     ],
 )
 def test_the_stamps_of_rays_logs_are_left_out(line):
-    assert without_stamps(b"first\n" + line + b"\nlast") == b"first\nit ended\nlast"
+    assert strip_log_prefixes(b"first\n" + line + b"\nlast") == b"first\nit ended\nlast"

@@ -11,7 +11,7 @@ import pytest
 from distlaunch.core.errors import ConfigError, NodesError
 from distlaunch.transport.connection import ConnectError, Target, describe_end
 from distlaunch.transport.ray import nodes
-from distlaunch.transport.ray.nodes import RayPlaces
+from distlaunch.transport.ray.nodes import RayCluster
 
 FIRST = """
 import json, os, socket, sys
@@ -38,7 +38,7 @@ def driver(monkeypatch):
 
     def start(script):
         monkeypatch.setattr(nodes, "_DRIVER", FIRST + script)
-        made.append(RayPlaces(dict(os.environ)))
+        made.append(RayCluster(dict(os.environ)))
         return made[-1]
 
     yield start
@@ -57,7 +57,9 @@ def until_end(link) -> bytes:
 
 def place(places, say=print, **more):
     each = {"CPU": 1.0}
-    return places.place("auto", [each], each=each, strategy="PACK", within_s=20.0, say=say, **more)
+    return places.place_bundles(
+        "auto", [each], each=each, strategy="PACK", within_s=20.0, say=say, **more
+    )
 
 
 def test_nodes_of_one_name_are_told_apart_by_their_ids(driver):
@@ -136,7 +138,7 @@ def test_a_link_ends_no_sooner_than_it_is_known_how_its_driver_has_ended(driver)
         assert link.receive() == b""
     select.select([link], [], [], 20.0)
     assert link.receive() is None
-    assert places.cut_off() == link.end()
+    assert places.driver_end() == link.end()
     assert describe_end(link.end()) == "Ray's driver was killed by signal 9"
     link.close()
 
@@ -144,7 +146,7 @@ def test_a_link_ends_no_sooner_than_it_is_known_how_its_driver_has_ended(driver)
 def test_the_drivers_modules_are_never_first_looked_for_in_the_users_folder(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), "", "/lib", "/other"])
-    assert nodes._path() == ["/lib", "/other", str(tmp_path), ""]
+    assert nodes._driver_sys_path() == ["/lib", "/other", str(tmp_path), ""]
 
 
 def test_a_module_of_the_users_folder_does_not_end_the_driver(driver, monkeypatch, tmp_path):

@@ -29,10 +29,10 @@ def ways(monkeypatch):
         return Way
 
     monkeypatch.setattr(route, "agent_zip", lambda: b"code")
-    monkeypatch.setattr(route, "Ssh", way("paramiko"))
-    monkeypatch.setattr(route, "OpenSsh", way("openssh"))
+    monkeypatch.setattr(route, "SshConnector", way("paramiko"))
+    monkeypatch.setattr(route, "SshCommandConnector", way("openssh"))
     monkeypatch.setattr(
-        route, "open_beside", lambda target, within_s, **_: ("beside", target.host, within_s)
+        route, "open_local_agent", lambda target, within_s, **_: ("beside", target.host, within_s)
     )
     return noted
 
@@ -54,7 +54,7 @@ def test_others_are_reached_by_paramiko_unless_a_command_is_given(ways):
 
 def test_the_options_of_ssh_are_passed_on(ways):
     opened(Target(host="n1"), ssh_user="me", ssh_port=2222, ssh_key="k", ssh_config="c")
-    asked = ways["paramiko"][1]["asked"]
+    asked = ways["paramiko"][1]["options"]
     assert (asked.user, asked.port, asked.key, asked.config) == ("me", 2222, "k", "c")
 
 

@@ -8,8 +8,8 @@ import threading
 import pytest
 
 from distlaunch.transport.connection import ConnectError, Target
-from distlaunch.transport.slurm.nodes import Srun
-from distlaunch.transport.slurm.step import Wanted
+from distlaunch.transport.slurm.nodes import SrunConnector
+from distlaunch.transport.slurm.step import StepSettings
 
 
 class Ending:
@@ -56,16 +56,16 @@ class Ending:
 @pytest.fixture
 def make():
     """Make one for two nodes, whose steps end when they are asked for the ``at``th time."""
-    made: list[Srun] = []
+    made: list[SrunConnector] = []
 
-    def making(at: int) -> Srun:
+    def making(at: int) -> SrunConnector:
         def start(argv, hosts, code, environ, *, kill_switch):
             return Ending(hosts, at=at)
 
-        wanted = Wanted(nodes=2, all_or_none=True, grace_s=5.0, inside=False)
-        srun = Srun(
+        wanted = StepSettings(nodes=2, all_or_none=True, grace_s=5.0, inside=False)
+        srun = SrunConnector(
             ["n1", "n2"],
-            wanted=wanted,
+            settings=wanted,
             code=b"",
             pythons=[],
             environ={},

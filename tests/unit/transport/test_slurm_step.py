@@ -12,7 +12,7 @@ from distlaunch.core.model.record import replace
 from distlaunch.transport.child_process import KillSwitch
 from distlaunch.transport.slurm.step import (
     Step,
-    Wanted,
+    StepSettings,
     agent_argv,
     end_steps,
     node_list,
@@ -20,7 +20,7 @@ from distlaunch.transport.slurm.step import (
     step_environ,
 )
 
-FIXED = Wanted(nodes=2, all_or_none=True, grace_s=25.0, inside=False)
+FIXED = StepSettings(nodes=2, all_or_none=True, grace_s=25.0, inside=False)
 
 
 def test_a_job_of_fixed_size_ends_with_any_of_its_agents():

@@ -11,7 +11,7 @@ import pytest
 from distlaunch.transport.connect_errors import ConnectStepError
 from distlaunch.transport.ssh import config as sshconfig
 from distlaunch.transport.ssh.config import (
-    Asked,
+    SshOptions,
     home_of,
     parse,
     read_settings,
@@ -154,14 +154,16 @@ def test_openssh_is_asked_where_it_is_there(home):
         "Host n*\n  Port 2200\n  UserKnownHostsFile ~/.ssh/cluster\n"
     )
     config.write_text(f"Include {home}/.ssh/more\nMatch host n1 user bob\n  HostName 10.9.9.9\n")
-    settings = read_settings("n1", user="bob", port=None, asked=Asked(), environ=environ(home))
+    settings = read_settings(
+        "n1", user="bob", port=None, options=SshOptions(), environ=environ(home)
+    )
     assert (settings.hostname, settings.port, settings.user) == ("10.9.9.9", 2200, "bob")
     settings = read_settings(
-        "n1", user=None, port=None, asked=Asked(user="alice", port=1), environ=environ(home)
+        "n1", user=None, port=None, options=SshOptions(user="alice", port=1), environ=environ(home)
     )
     assert (settings.hostname, settings.port, settings.user) == ("n1", 1, "alice")
     settings = read_settings(
-        "n1", user="bob", port=5, asked=Asked(user="alice", port=1), environ=environ(home)
+        "n1", user="bob", port=5, options=SshOptions(user="alice", port=1), environ=environ(home)
     )
     assert (settings.port, settings.user) == (5, "bob")
 
@@ -169,8 +171,8 @@ def test_openssh_is_asked_where_it_is_there(home):
 def test_another_file_replaces_the_users(home, tmp_path):
     (home / ".ssh" / "config").write_text("Host n1\n  Port 1\n")
     (tmp_path / "other").write_text("Host n1\n  User zoe\n")
-    asked = Asked(config=str(tmp_path / "other"))
-    settings = read_settings("n1", user=None, port=None, asked=asked, environ=environ(home))
+    asked = SshOptions(config=str(tmp_path / "other"))
+    settings = read_settings("n1", user=None, port=None, options=asked, environ=environ(home))
     assert (settings.port, settings.user) == (22, "zoe")
 
 
@@ -179,7 +181,7 @@ def test_paramiko_reads_where_openssh_is_not(home):
         "Host n*\n  HostName %h.lan\n  Port 2200\n  IdentityFile ~/.ssh/a\n  IdentityFile ~/.ssh/b\n  ProxyJump bastion\n"
     )
     settings = read_settings(
-        "n1", user="bob", port=None, asked=Asked(), environ=environ(home, PATH="/nowhere")
+        "n1", user="bob", port=None, options=SshOptions(), environ=environ(home, PATH="/nowhere")
     )
     assert (settings.hostname, settings.port, settings.user) == ("n1.lan", 2200, "bob")
     assert [os.path.basename(path) for path in settings.key_files] == ["a", "b"]
@@ -189,13 +191,13 @@ def test_paramiko_reads_where_openssh_is_not(home):
 @pytest.mark.parametrize("host", ["-oProxyCommand=id", "-G"])
 def test_a_host_is_never_an_option(home, host):
     with pytest.raises(ConnectStepError, match="dash"):
-        read_settings(host, user=None, port=None, asked=Asked(), environ=environ(home))
+        read_settings(host, user=None, port=None, options=SshOptions(), environ=environ(home))
 
 
 def test_a_broken_file_is_said_with_its_line(home):
     (home / ".ssh" / "config").write_text("Nonsense yes\n")
     with pytest.raises(ConnectStepError, match=r"config.*line 1|bad configuration"):
-        read_settings("n1", user=None, port=None, asked=Asked(), environ=environ(home))
+        read_settings("n1", user=None, port=None, options=SshOptions(), environ=environ(home))
 
 
 def test_an_ssh_that_hangs_is_not_waited_for(home, tmp_path, monkeypatch):
@@ -203,12 +205,12 @@ def test_an_ssh_that_hangs_is_not_waited_for(home, tmp_path, monkeypatch):
     slow.parent.mkdir()
     slow.write_text("#!/bin/sh\nexec sleep 60\n")
     slow.chmod(0o755)
-    monkeypatch.setattr(sshconfig, "_ASK_S", 0.2)
+    monkeypatch.setattr(sshconfig, "_COMMAND_S", 0.2)
     with pytest.raises(ConnectStepError, match="has not answered"):
         read_settings(
             "n1",
             user=None,
             port=None,
-            asked=Asked(),
+            options=SshOptions(),
             environ=environ(home, PATH=f"{slow.parent}:/usr/bin:/bin"),
         )

@@ -22,7 +22,7 @@ from distlaunch.core.model.text import counted, printable, quoted
 from distlaunch.launch.surroundings import read_host_file
 from distlaunch.planning.allocation import Host
 from distlaunch.planning.hosts import from_options
-from distlaunch.planning.node_source import check_lists
+from distlaunch.planning.node_source import option_of_host_list
 from distlaunch.planning.train_options import USE_CPUS, USE_CPUS_OF_EACH, Dialect, DropInOptions
 
 _START_TIMEOUT = "HOROVOD_START_TIMEOUT"
@@ -253,7 +253,7 @@ def _size(
     count: int | None, values: dict[str, Any], environ: Mapping[str, str], notices: list[str]
 ) -> int:
     """Settle how many workers run where; return how many there are. Raises ConfigError."""
-    who = check_lists(DropInOptions(**values))
+    who = option_of_host_list(DropInOptions(**values))
     if who is None:
         if count is None:
             raise UsageError(

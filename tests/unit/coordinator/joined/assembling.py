@@ -111,7 +111,7 @@ class Peer:
         return [message for message in self.heard if isinstance(message, kind)]
 
 
-class Meeting:
+class MasterChoice:
     """A coordinator, and whoever calls it."""
 
     def __init__(self, size: int) -> None:
@@ -210,8 +210,8 @@ def answers(meet, peer, rank) -> None:
 def meeting():
     made = []
 
-    def make(size: int = 3) -> Meeting:
-        made.append(Meeting(size))
+    def make(size: int = 3) -> MasterChoice:
+        made.append(MasterChoice(size))
         return made[-1]
 
     yield make

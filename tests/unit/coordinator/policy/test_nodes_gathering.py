@@ -11,7 +11,7 @@ from distlaunch.coordinator.policy import events_and_actions as p
 from distlaunch.coordinator.policy.node_setup import LOOK_AGAIN_S, LOOK_S, WAITING_S
 from distlaunch.core.errors import ConfigError, NodesError
 from distlaunch.core.protocol import agent_messages as m
-from distlaunch.planning.surveyed_nodes import NodesDiffer
+from distlaunch.planning.surveyed_nodes import NodesDifferError
 
 # --- nodes that cannot be reached
 
@@ -261,7 +261,7 @@ def test_an_answer_to_an_earlier_survey_does_not_count(make_nodes):
 
 def test_differing_scripts_are_looked_at_again_and_then_end_the_job(make_nodes):
     job = make_nodes(3)
-    job.refuses = NodesDiffer(
+    job.refuses = NodesDifferError(
         "train.py is not the same: 5c on n[0-1], 77 on n2", nodes=(2,), hint="copy it"
     )
     job.begin()
@@ -279,7 +279,7 @@ def test_differing_scripts_are_looked_at_again_and_then_end_the_job(make_nodes):
 
 def test_scripts_that_become_the_same_in_time_are_no_error(make_nodes):
     job = make_nodes(2)
-    job.refuses = NodesDiffer("differ", nodes=(1,))
+    job.refuses = NodesDifferError("differ", nodes=(1,))
     job.begin()
     job.gather()
     job.refuses = None

@@ -13,7 +13,7 @@ from distlaunch.coordinator.policy.membership import AFTER_S
 from distlaunch.coordinator.policy.node_setup import LOOK_AGAIN_S
 from distlaunch.core.model.worker_exit import WorkerExit
 from distlaunch.core.protocol import agent_messages as m
-from distlaunch.planning.surveyed_nodes import NodesDiffer
+from distlaunch.planning.surveyed_nodes import NodesDifferError
 from tests.unit.coordinator.fleets import exited
 
 
@@ -246,7 +246,7 @@ def test_a_script_that_differs_after_the_job_has_run_is_looked_at_for_longer(mak
     for rank in job.ranks[1:]:
         job.exited(rank, -15, told=True)
     job.all_gone()
-    job.refuses = NodesDiffer("differ", nodes=(1,))
+    job.refuses = NodesDifferError("differ", nodes=(1,))
     job.surveyed(0, 1, script_sha256="77")
     while job.now < 30.0:
         job.pass_time(LOOK_AGAIN_S)

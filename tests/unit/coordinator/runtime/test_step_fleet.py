@@ -15,7 +15,7 @@ from tests.unit.coordinator.fleets import exited
 TERM, USR1 = int(signal.SIGTERM), int(signal.SIGUSR1)
 
 
-class Srun:
+class SrunConnector:
     """What the fleet has of srun: all agents are of one step, until ``anew``."""
 
     def __init__(self, open_connection) -> None:
@@ -26,7 +26,7 @@ class Srun:
     def say(self, line: str) -> None:
         raise AssertionError(line)
 
-    def lost(self, host: str) -> None:
+    def on_agent_lost(self, host: str) -> None:
         self.broken = True
         self.calls.append(f"lost {host}")
 
@@ -36,7 +36,7 @@ class Srun:
     def anew(self) -> None:
         self.broken = False
 
-    def give_up(self) -> None:
+    def cancel(self) -> None:
         self.calls.append("give up")
 
     def close(self) -> None:
@@ -49,8 +49,10 @@ def steps(nodes):
 
     def make(*, signals_all: bool = False):
         def fleet(targets, *, open_connection, **more):
-            made = StepFleet(targets, srun=Srun(open_connection), signals_all=signals_all, **more)
-            made.end_opening = made._srun.give_up
+            made = StepFleet(
+                targets, srun=SrunConnector(open_connection), signals_all=signals_all, **more
+            )
+            made.end_opening = made._srun.cancel
             return made
 
         found = nodes(2, make=fleet)
