@@ -52,24 +52,24 @@ def run_discover(
     """
     where = command_of(command, who)
     if "\0" in command:
-        raise ConfigError(f"{where}: a command has no NUL")
+        raise ConfigError(f"{where}: a command cannot have a NUL")
     try:
         output, errors, code, problem = _watched(command, environ, timeout_s)
     except OSError as exc:
         raise ConfigError(f"{where}: cannot be run: {os.strerror(exc.errno or 0)}") from exc
     words = errors.decode(errors="surrogateescape").split("\n")
     last = next((line.strip() for line in reversed(words) if line.strip()), None)
-    message = "" if last is None else f"; it said {quoted(last)}"
+    message = "" if last is None else f"; its last message is {quoted(last)}"
     if problem:
         raise ConfigError(
             f"{where}: {problem}{message}",
-            hint="it has to print a line for each host, HOST:SLOTS, and end",
+            hint="the command must print a line for each host, HOST:SLOTS, and exit",
         )
     if code:
         how = f"exit code {code}" if code > 0 else f"signal {_signal_name(-code)}"
         raise ConfigError(
             f"{where}: the command ended with {how}{message}",
-            hint="run it by itself: it has to end with 0",
+            hint="run the command by itself: it must exit with 0",
         )
     return output.decode(errors="surrogateescape")
 
@@ -145,7 +145,7 @@ def _collect(
         ):  # a process that KILL cannot end still has the output open
             break
     if not problem and not read[result]:
-        problem = "what watched the command was killed"
+        problem = "the guard process of the command was killed"
     return bytes(read[output]), bytes(read[errors]), int(read[result] or b"0"), problem
 
 

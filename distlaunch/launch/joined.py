@@ -79,7 +79,7 @@ def read_token(
         if not value.strip():
             raise ConfigError(
                 f"{TOKEN} is empty",
-                hint="unset it, or give all launchers of the job the same secret",
+                hint="unset it, or set the same secret for all launchers of the job",
             )
         token = value.strip().encode(errors="surrogateescape")
         _check_token(token, TOKEN, options)
@@ -91,7 +91,7 @@ def read_token(
     except OSError as exc:
         raise ConfigError(f"{who}: {exc.strerror}") from exc
     except ValueError as exc:
-        raise ConfigError(f"{who}: a name of a file has no NUL") from exc
+        raise ConfigError(f"{who}: the name of a file cannot have a NUL") from exc
     if not token:
         raise ConfigError(f"{who} is empty", hint=f"{_MAKE_TOKEN} makes a token")
     _check_token(token, f"the token in {who}", options)
@@ -102,8 +102,8 @@ def _check_token(token: bytes, what: str, options: TrainOptions) -> None:
     size = len(token.decode(errors="replace"))
     if size < _LEAST_TOKEN and not options.weak_token_ok:
         raise ConfigError(
-            f"{what} has {counted(size, 'character')}, and may be guessed",
-            hint=f"{_MAKE_TOKEN} makes one that is not; {options.named('weak_token_ok')} takes "
+            f"{what} has only {counted(size, 'character')}, so that it can be guessed",
+            hint=f"{_MAKE_TOKEN} makes a better one; {options.named('weak_token_ok')} accepts "
             "this one",
         )
 
@@ -121,7 +121,7 @@ def _check_readers(
     text = f"{who} can be read by other users (its mode is {stat.S_IMODE(mode):04o})"
     if "KUBERNETES_SERVICE_HOST" not in environ:
         raise ConfigError(text, hint=f"chmod 600 {shlex.quote(path)}")
-    say(f"{text}: defaultMode 0400 of the Secret's volume keeps it to its owner")
+    say(f"{text}; set defaultMode 0400 for the Secret's volume")
 
 
 def make_job_identity(
@@ -498,9 +498,9 @@ def _coordinate(
         process.report_log_directory(run_dir, job_id, sink)
         if rendezvous_port.is_open_to_all:
             sink.say(
-                f"whoever reaches port {rendezvous_port.listener.port} of this machine can take part in the "
-                "job: it has no token"
-                f" ({TOKEN} on all nodes; {_MAKE_TOKEN} makes one)"
+                "the job has no token, so anybody who can connect to port "
+                f"{rendezvous_port.listener.port} of this machine can join it; set {TOKEN} on all "
+                f"nodes ({_MAKE_TOKEN} makes a token)"
             )
         for note in () if slurm_job is None else slurm_job.notes():
             console.say(note, level="warning")

@@ -278,7 +278,7 @@ def make_plan(
         host_or_address(
             options.master_addr,
             options.named("master_addr"),
-            hint="the name by which the other nodes reach it",
+            hint="use the name or address by which the other nodes reach node 0",
         )
     if options.interface is not None:
         from distlaunch.planning.interfaces import check_interface
@@ -420,7 +420,7 @@ def _check_script(options: TrainOptions, kind: type[Backend]) -> None:
     )
     where = f"-o config={printable(name)} has {kind.name} read it; " if own else ""
     raise ConfigError(
-        f"{printable(name)} is no Python script, by its name",
+        f"{printable(name)} is not a Python script",
         hint=f"{where}the script's own files go after SCRIPT",
     )
 

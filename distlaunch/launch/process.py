@@ -55,7 +55,7 @@ def check_system() -> None:
     if seen != str(os.getpid()):
         raise ConfigError(
             "/proc belongs to another PID namespace",
-            hint="mount it anew, as unshare --mount-proc does",
+            hint="mount /proc again, as unshare --mount-proc does",
         )
 
 
@@ -72,7 +72,7 @@ def new_spawner(
         why = os.strerror(exc.errno or 0)
         files = exc.errno in {errno.EMFILE, errno.ENFILE}
         hint = "the limit of open files is reached: see ulimit -n" if files else explain_refusal()
-        raise ConfigError(f"no process can be started: {why}", hint=hint) from exc
+        raise ConfigError(f"cannot start a process: {why}", hint=hint) from exc
 
 
 @contextmanager
@@ -199,6 +199,6 @@ def report_log_directory(run_dir: RunDir, job_id: str, sink: Sink) -> None:
         )
     elif os.path.basename(run_dir.path) != job_id:
         sink.say(
-            f"there are logs of a job {job_id} already; this one's: {run_dir.path}",
+            f"there are already logs of a job {job_id}; this job's logs: {run_dir.path}",
             level="warning",
         )

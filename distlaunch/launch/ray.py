@@ -33,8 +33,8 @@ class Interrupted(LaunchError):  # noqa: N818 - as KeyboardInterrupt
 
     def __init__(self, signum: int) -> None:
         super().__init__(
-            f"ended by {signal.Signals(signum).name} while Ray placed the workers: none has been "
-            "started"
+            f"{signal.Signals(signum).name} stopped the job while Ray placed the workers; no worker "
+            "was started"
         )
         self.exit_code = _SIGNALLED + signum
 
@@ -129,8 +129,8 @@ def check_own_python(python: str | None) -> None:
             else ""
         )
         text = (
-            f"{exc.message}: distlaunch itself, which runs there, asks the cluster by it, "
-            "whatever --python says"
+            f"{exc.message}: distlaunch itself runs there and uses it to reach the cluster, "
+            "whatever --python is"
         )
         raise ConfigError(text, hint=f"{there}{exc.hint}") from None
 

@@ -306,7 +306,7 @@ def _slurm_job(
 
 def _notes_without_slurm(options: TrainOptions) -> Iterator[str]:
     if options.requeue:
-        yield f"{options.named('requeue')} has no effect: this is no job of Slurm"
+        yield f"{options.named('requeue')} has no effect: this is not a Slurm job"
 
 
 def _other_nodes(

@@ -144,9 +144,8 @@ def _read_all(descriptor: int, named: str) -> bytes:
 
 def _too_long(named: str) -> ConfigError:
     return ConfigError(
-        f"{named}: a script that is read from there may have {MOST_BYTES >> 20} MiB, this one has "
-        "more",
-        hint="write it to a file",
+        f"{named}: the script is longer than {MOST_BYTES >> 20} MiB, the limit for a pipe",
+        hint="write the script to a file",
     )
 
 

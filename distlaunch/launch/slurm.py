@@ -103,8 +103,8 @@ class SlurmJob:
         self._args = _srun_args(options) if self._by_srun else ()
         if self._by_srun and shutil.which("srun", path=environ.get("PATH")) is None:
             hint = (
-                "inside a container it may be missing: start one launcher on each node by srun, "
-                "or give --hosts"
+                "inside a container it may be missing: start one launcher on each node with srun, "
+                "or use --hosts"
             )
             if (alone := run_alone_hint(options)) is not None:
                 hint += f"; {alone}"
@@ -168,9 +168,8 @@ class SlurmJob:
                 )
         if self._options.requeue and self._is_started_by_shell():
             found.append(
-                "Slurm's signals reach the batch script's own process (--signal=B:...), not what "
-                "it has started:"
-                " have the script start this by exec, as its last command"
+                "Slurm sends signals only to the batch script's own process (--signal=B:...), not "
+                "to its children; start distlaunch with exec, as the script's last command"
             )
         return found
 
@@ -247,17 +246,17 @@ class SlurmJob:
             )
             why_not = why_not_requeued(show.answer(_SHOW_S), restart_count=self._restart_count)
             if why_not is not None:
-                more = f" ({show.problem}); to have another turn: {command}" if show.problem else ""
+                more = f" ({show.problem}); to requeue it: {command}" if show.problem else ""
                 sink.say(f"{why_not}{more}", level="warning" if show.problem else "info")
                 return code
         # printed first, since Slurm may end this process before the answer comes
-        sink.say("asking Slurm for another turn of this job (--requeue)")
+        sink.say("requeueing this Slurm job (--requeue)")
         asked = _SlurmCommand(("scontrol", "requeue", self._job), self._environ)
         if asked.answer(_REQUEUE_S) is not None or asked.is_ended_too:
             return code
         sink.say(
-            f"not requeued: {asked.problem}; the batch script can do it ({command}): this ends "
-            f"with {EXIT_REQUEUE}",
+            f"not requeued: {asked.problem}; exit code {EXIT_REQUEUE} lets the batch script do it "
+            f"({command})",
             level="warning",
         )
         return EXIT_REQUEUE
@@ -364,7 +363,7 @@ def why_not_requeued(printed: str | None, *, restart_count: int) -> str | None:
         return None
     if state not in {"COMPLETING", "CANCELLED"}:
         told_state = f" (its state is {printable(state[:_LONGEST])})" if state else ""
-        return f"not requeued: Slurm does not tell why the job was stopped{told_state}"
+        return f"not requeued: Slurm does not say why the job was stopped{told_state}"
     if fields.get("Reason") == "TimeLimit":
         return None
     limit_s, run_s = (_seconds(fields.get(name, "")) for name in ("TimeLimit", "RunTime"))

@@ -69,13 +69,13 @@ def read_host_file(path: str, who: str) -> str:
     except OSError as exc:
         raise ConfigError(
             f"{who} {quoted(path)}: {exc.strerror}",
-            hint="/dev/stdin reads what is piped to us"
+            hint="use /dev/stdin for a pipe to distlaunch"
             if path == "-"
             else "without --hostfile, and outside of a scheduler, the workers run on this machine "
             "alone",
         ) from exc
     except ValueError as exc:
-        raise ConfigError(f"{who} {quoted(path)}: a name of a file has no NUL") from exc
+        raise ConfigError(f"{who} {quoted(path)}: the name of a file cannot have a NUL") from exc
     return data.decode(errors="surrogateescape")
 
 

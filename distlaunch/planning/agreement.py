@@ -21,10 +21,7 @@ from distlaunch.planning.train_options import TrainOptions
 ELSEWHERE = "python3"
 """The workers' interpreter on nodes that lack the launcher's. With --setup, the one on the PATH
 that it sets."""
-_HINT = (
-    "have it on every node: copy it there, use a shared file system, or name where it is by "
-    "--workdir"
-)
+_HINT = "copy it to every node, use a shared file system, or give its directory with --workdir"
 _HASH_SHOWN = 8
 
 
@@ -62,7 +59,7 @@ def check_script(
     shown = printable(script)
     if (lacking := by_hash.get(None)) is not None:
         where = f"{names(lacking)} (directory: {printable(workdir)})"
-        raise NodesDifferError(f"{shown} is not there on {where}", nodes=tuple(lacking), hint=_HINT)
+        raise NodesDifferError(f"{shown} is missing on {where}", nodes=tuple(lacking), hint=_HINT)
     if len(by_hash) <= 1:
         return
     right = hashes.get(ours) if ours is not None else None
@@ -107,7 +104,7 @@ def difference(
     """
     if tuple(other.num_nodes) != tuple(own.num_nodes):
         return (
-            f"{who} was told of {_shown_bounds(other.num_nodes)} {what}, {me} of "
+            f"{who} was started for {_shown_bounds(other.num_nodes)} {what}, {me} for "
             f"{_shown_bounds(own.num_nodes)}"
         )
     if other.backend != own.backend:
@@ -115,7 +112,7 @@ def difference(
     if other.choices != own.choices:
         return f"{who} has other options of --backend {own.backend} (-o) than {me}"
     if other.command != own.command:
-        return f"{who} was told to run something else than {me}: script, or its arguments, differ"
+        return f"{who} runs another command than {me}: the script or its arguments differ"
     return None
 
 

@@ -259,7 +259,7 @@ def preloaded_modules(options: TrainOptions) -> tuple[str, ...]:
     for name in modules:
         if not all(part.isidentifier() for part in name.split(".")):
             raise ConfigError(
-                f"preload {quoted(options.preload)}: {quoted(name)} is no name of a module"
+                f"preload {quoted(options.preload)}: {quoted(name)} is not the name of a module"
             )
     if options.no_python:
         raise ConfigError(
@@ -335,7 +335,9 @@ def interpreter_note(options: TrainOptions, environ: Mapping[str, str], python: 
     if prefix is None:
         return None
     active = os.path.join(prefix, "bin", "python")
-    return f"workers run {python}, not the active environment's; for that: --python={active}"
+    return (
+        f"workers run {python}, not that of the active environment; to use that: --python={active}"
+    )
 
 
 def other_environment(environ: Mapping[str, str], python: str) -> str | None:

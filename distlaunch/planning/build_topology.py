@@ -81,8 +81,8 @@ def build_topology(
         request.total is None or request.per_node is not None or bounds is not None
     ):
         text = (
-            "--spread changes nothing: it deals a total (--num-gpus, --num-procs) where nothing "
-            "else does"
+            "--spread has no effect: it only applies to a total (--num-gpus, --num-procs) without "
+            "a size per node"
         )
         notes.append(Note(text=text))
     warnings: list[str] = []
@@ -398,7 +398,7 @@ class _Slots:
             raise ConfigError(
                 f"--exclude takes slots of {printable(host.name)} away, but how many it has is not "
                 "known here",
-                hint="say it: HOST:SLOTS, or --procs-per-node N",
+                hint="use HOST:SLOTS, or --procs-per-node N",
             )
         room = None if chosen.slots is None else len(chosen.slots)
         if shares_gpus(options):  # slots are then GPUs, for any number of workers
@@ -582,7 +582,7 @@ class _Builder:
                     f"--gpus {other}: {printable(self._allocation.source)} grants "
                     f"{printable(candidate.host.name)}"
                     f" {printable(','.join(granted))} only",
-                    hint=f"choose by place among them: --include {printable(candidate.host.name)}:0",
+                    hint=f"choose by their index: --include {printable(candidate.host.name)}:0",
                 )
 
     def _elsewhere(self, candidate: PlannedHost, count: int | None) -> Node:
@@ -618,9 +618,9 @@ class _Builder:
         for candidate, _ in self._planned:
             if not candidate.here and is_loopback(candidate.host.name):
                 raise ConfigError(
-                    f"{printable(candidate.host.name)} is one of several nodes, and not this machine: "
-                    "each is its own",
-                    hint="name it as the others reach it",
+                    f"{printable(candidate.host.name)} is one of several nodes, but leads every "
+                    "machine to itself",
+                    hint="use a name or an address that the other nodes can reach",
                 )
         master = master_of_allocation(
             self._options,

@@ -272,7 +272,7 @@ def _outside(
     if len(indices) == len(entries) and all(index < len(visible) for index in indices):
         ids = ",".join(visible[index].id for index in indices)
         hint = (
-            "--gpus takes GPUs by physical index or UUID, not by place in the mask: you may "
+            "--gpus takes GPUs by physical index or UUID, not by position in the mask: you may "
             f"mean --gpus {ids}"
         )
     elif visible:

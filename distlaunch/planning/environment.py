@@ -66,8 +66,8 @@ def check_length(
     length = byte_length(f"{name}={value}")
     if length > MOST_BYTES:
         raise ConfigError(
-            f"{who}: with {length:,} bytes it is too long, Linux takes {MOST_BYTES:,} of one "
-            "variable (NAME=VALUE)",
+            f"{who}: it has {length:,} bytes, but Linux limits a variable (NAME=VALUE) to "
+            f"{MOST_BYTES:,}",
             hint=hint,
         )
 

@@ -226,7 +226,7 @@ def _master(options: TrainOptions, topology: Topology, allocation: Allocation | 
             by = options.named("master_addr")
             return _value("master", address, by, *_lost(system, by))
         case MasterOrigin.ONE_NODE:
-            return _value("master", address, "on one node workers meet on it")
+            return _value("master", address, "all workers are on one node")
         case MasterOrigin.SYSTEM if system is not None:
             return _value("master", address, system.source, *system.instead_of)
         case _:

@@ -161,7 +161,7 @@ def apply_mask(catalog: Catalog, variable: str, mask: str, notes: list[str]) -> 
                 else "no GPU is visible"
             )
             notes.append(
-                f"{variable}={mask}: the entry {entry!r} is no GPU and ends the list, {rest}"
+                f"{variable}={mask}: the entry {entry!r} is not a GPU and ends the list, {rest}"
             )
             break
         # An entry stays as it was written, unless it stands for several slices.
@@ -191,7 +191,7 @@ def accept_mask(
     told = bool(step) and len(step.split(",")) == len(entries)
     if host.devices != entries and not (counted or told):
         return facts, None
-    note = f"no GPU was found here: {CUDA}={mask} is taken at its word, as {who} says the same"
+    note = f"no GPU was found here, but {who} confirms {CUDA}={mask}: the workers use it"
     return replace(facts, gpus=GpuInventory(source=MASK)), printable(note)
 
 

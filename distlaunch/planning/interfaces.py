@@ -32,15 +32,15 @@ def check_interface(text: str, who: str = "--interface") -> None:
     hint = "the name that ip addr shows (eth0, ib0), or a network (10.1.0.0/16)"
     if "/" in text or ":" in text:
         if _network(text) is None:
-            raise ConfigError(f"{who} {quoted(text)}: no network", hint=hint)
+            raise ConfigError(f"{who} {quoted(text)}: not a network", hint=hint)
     elif text.replace(".", "").isdecimal() and text.count(".") > 1:
         raise ConfigError(
-            f"{who} {quoted(text)}: an address is no network", hint=f"{text}/32, or {hint}"
+            f"{who} {quoted(text)}: an address is not a network", hint=f"{text}/32, or {hint}"
         )
     elif len(text.encode(errors="surrogateescape")) > _LONGEST_NAME or any(
         c.isspace() for c in text
     ):
-        raise ConfigError(f"{who} {quoted(text)}: no name of an interface", hint=hint)
+        raise ConfigError(f"{who} {quoted(text)}: not the name of an interface", hint=hint)
 
 
 def addresses(
@@ -149,7 +149,7 @@ def describe_addresses(surveyed: Surveyed) -> str:
     return (
         f"it has {listed}{', ...' * (len(usable) > _SHOWN)}"
         if listed
-        else "its only addresses are its own loopback's"
+        else "it has only loopback addresses"
     )
 
 

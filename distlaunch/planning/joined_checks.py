@@ -42,4 +42,4 @@ def check_start(start: p.StartWorkers, *, nodes: tuple[int, int]) -> None:
         and all(map(_is_place, start.cluster))
     )
     if not is_valid:
-        raise ProtocolError("it sends a start that makes no sense")
+        raise ProtocolError("it sends a start message with impossible values")

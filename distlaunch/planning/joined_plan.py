@@ -232,11 +232,11 @@ class JoinedPlanner:
             return differs
         slots = info.slots
         if slots is None or not 0 < slots <= MOST_SLOTS:
-            return f"{who} says that it runs {slots} workers"
+            return f"{who} reports {slots} workers"
         planned = self._topology.nodes[number].slots if number < len(self._topology.nodes) else None
         if not self._by_worker and self._is_total and planned is not None and slots != planned:
             return (
-                f"{who} is to run {counted(slots, 'worker')}, by what {me} (rank 0) was told "
+                f"{who} runs {counted(slots, 'worker')}, but the options of {me} (rank 0) give it "
                 f"{planned}"
             )
         return None
@@ -253,7 +253,7 @@ class JoinedPlanner:
             return None
         off = f"{abs(apart) / 60:.0f} min" if abs(apart) < 99 * 3600 else "more than 99 h"
         off += " ahead of" if apart > 0 else " behind"
-        return f"the clock of {self._label(number)} ({printable(host)}) is {off} ours"
+        return f"the clock of {self._label(number)} ({printable(host)}) is {off} this machine's"
 
     def _label(self, number: int) -> str:
         return f"rank {number}" if self._by_worker else f"node {number}"
@@ -468,13 +468,13 @@ class JoinedPlanner:
         slots, own = start.slots[start.node_rank], self._own.slots
         if slots != own or not self._is_for_own_workers(start):
             raise ProtocolError(
-                f"it wants {counted(slots, 'worker')} here, {quoted(str(own))} are this launcher's"
+                f"it asks for {counted(slots, 'worker')} here, but this launcher starts "
+                f"{quoted(str(own))}"
             )
         if len(start.cluster) != self._backend.worker_ports * sum(start.slots):
             ports = counted(len(start.cluster), "port")
             raise ProtocolError(
-                f"it tells of {ports} of workers, which --backend {self._backend.name} has no use "
-                "for"
+                f"it sends {ports} of workers, which --backend {self._backend.name} does not use"
             )
 
     def _is_for_own_workers(self, start: p.StartWorkers) -> bool:

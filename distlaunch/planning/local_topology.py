@@ -66,11 +66,11 @@ def local_topology(options: TrainOptions, facts: Facts) -> Topology:
     notes = []
     if isinstance(options.num_nodes, tuple) and options.num_nodes[1] > 1:
         notes.append(
-            f"--num-nodes {fewest}:{options.num_nodes[1]}: only this machine is known, so one node "
-            "it is"
+            f"--num-nodes {fewest}:{options.num_nodes[1]}: only this machine is known, so the job "
+            "has one node"
         )
     if options.spread:
-        notes.append("--spread changes nothing: there is one node")
+        notes.append("--spread has no effect: there is one node")
     return replace(topology, notes=(*topology.notes, *plain_notes(notes))) if notes else topology
 
 

@@ -129,7 +129,7 @@ def master_note(master: MasterAddress, options: TrainOptions) -> str | None:
     if options.rendezvous is not None or master.address_origin is MasterOrigin.FIRST_NODE:
         return None  # the launchers connect at the rendezvous first and then choose the address
     if master.address is None:
-        return "where rank 0's node can be reached is not known: --master-addr HOST says it"
+        return "the address of rank 0's node is not known: use --master-addr HOST"
     if is_loopback(master.address):
         address = printable(master.address)
         return f"the master address {address} leads each of several machines to itself"
@@ -274,7 +274,7 @@ def usable_by(backend: PlannedBackend, found: tuple[str, ...], host: str) -> tup
     left = tuple(address for address in found if ":" not in address)
     if found and not left:
         raise ConfigError(
-            f"{backend.ipv4_only}, and of {printable(host)} there is {', '.join(found)}",
+            f"{backend.ipv4_only}, but {printable(host)} has only {', '.join(found)}",
             hint="--interface NAME|CIDR chooses a network that has IPv4, --master-addr HOST an "
             "address",
         )
@@ -353,7 +353,7 @@ def _no_common_address(
             None,
         )
         message = (
-            f"{names} cannot connect to {master}, where rank 0 is to be, at "
+            f"{names} cannot connect to {master}, the node of rank 0, at "
             f"{at}{f': {printable(why)}' if why else ''}"
         )
         hint = (
@@ -369,7 +369,7 @@ def _no_common_address(
     ]
     more = f", and {counted(len(by) - _SHOWN, 'other')}" if len(by) > _SHOWN else ""
     return NodesError(
-        f"no address of {master}, where rank 0 is to be, is reached by all nodes: "
+        f"no address of {master}, the node of rank 0, is reached by all nodes: "
         f"{', '.join(by[:_SHOWN])}{more}",
         hint="--interface NAME|CIDR chooses the network that all have, --exclude leaves nodes out",
     )

@@ -80,7 +80,7 @@ def option_of_host_list(options: TrainOptions) -> str | None:
     if len(named) > 1:
         raise ConfigError(
             f"{' and '.join(named)} each say which nodes there are",
-            hint="give one of them; --include and --exclude choose among its hosts",
+            hint="use one of them; --include and --exclude choose among its hosts",
         )
     return who
 
@@ -146,9 +146,9 @@ def _by_hand(options: TrainOptions) -> Allocation | None:
     most = nodes[1] if isinstance(nodes, tuple) else nodes or 1
     if nodes is None and options.rendezvous is not None:
         raise ConfigError(
-            f"{options.named('rendezvous')} is for one launcher of several, but nothing says how "
-            "many nodes there are",
-            hint="--num-nodes N; with --num-nodes 1 this machine trains alone",
+            f"{options.named('rendezvous')} is for one launcher of several, but the number of "
+            "nodes is not set",
+            hint="add --num-nodes N; with --num-nodes 1 this machine trains alone",
         )
     if rank is None and (options.rendezvous is None or most == 1):
         return None
@@ -168,8 +168,8 @@ def _by_hand(options: TrainOptions) -> Allocation | None:
     first, field = first_host_of_options(options)
     if first is None:
         raise ConfigError(
-            f"--node-rank {rank} of {counted(most, 'node')}, but nothing says where they meet",
-            hint="give --rendezvous HOST:PORT, HOST being node 0; or name all nodes by --hosts",
+            f"--node-rank {rank} of {counted(most, 'node')}, but the address of node 0 is not set",
+            hint="add --rendezvous HOST:PORT with the host of node 0, or name all nodes by --hosts",
         )
     from distlaunch.core.model.host_list import fold_hosts
 
@@ -221,7 +221,7 @@ def _with_node_rank(
         raise ConfigError(
             f"--node-rank {rank} is {printable(hosts[rank].name)}, but this machine is "
             f"{printable(ours[0])}",
-            hint="leave --node-rank out where the hosts' names say it",
+            hint="leave --node-rank out: the name of this machine gives its rank",
         )
     return replace(allocation, node_rank=rank, part="node")
 

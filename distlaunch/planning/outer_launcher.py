@@ -194,13 +194,13 @@ def check_options(
                 shown = f"{counted(int(str(value).rpartition(':')[2]), 'worker')}"
             raise UsageError(
                 f"{shown}: {started}, and it runs one worker as {who} has planned it",
-                hint=f"give it to {who}, or leave it out{way_out}",
+                hint=f"pass the option to {who}, or leave it out{way_out}",
             )
     if isinstance(options, TorchrunOptions) and options.workers != 1:
         raise UsageError(
             f"--nproc-per-node {options.workers}: {started}, and it runs one worker as {who} has "
             "planned it",
-            hint=f"give it to {who}, or leave it out",
+            hint=f"pass the option to {who}, or leave it out",
         )
     needed = _BACKEND_NEEDS.get(backend.name)
     if backend.name == "ray" or (needed is not None and needed not in environ):

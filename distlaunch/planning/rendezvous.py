@@ -56,9 +56,9 @@ def choose_rendezvous(options: TrainOptions, location: Location, topology: Topol
         port_of_source = master.port if master.port_origin is MasterOrigin.SYSTEM else None
     if host is None:
         raise ConfigError(
-            f"{location.who} starts several launchers, but nothing says where that of node 0 can "
-            "be called",
-            hint="give all of them --rendezvous HOST:PORT, HOST being the node of rank 0",
+            f"{location.who} starts several launchers, but the address of node 0's launcher is not "
+            "known",
+            hint="start all of them with --rendezvous HOST:PORT, HOST being the node of rank 0",
         )
     numbered = allocation.number
     if port is not None:
@@ -74,7 +74,7 @@ def choose_rendezvous(options: TrainOptions, location: Location, topology: Topol
         raise ConfigError(
             f"port {options.master_port} cannot be both rank 0's ({options.named('master_port')}) "
             "and the launchers'",
-            hint="--rendezvous HOST:PORT names another for the launchers",
+            hint="use --rendezvous HOST:PORT with another port for the launchers",
         )
     rank = _own_number(location, topology)
     leads: Literal["yes", "no", "first"] = (
@@ -129,12 +129,11 @@ def check_joinable(location: Location, topology: Topology) -> None:
         raise ConfigError(
             f"--spares {counted(len(topology.spares), 'node')}: {location.who} starts a launcher "
             "on each node",
-            hint="--num-nodes MIN:MAX goes on without those that are lost, and takes in those that "
-            "come",
+            hint="use --num-nodes MIN:MAX, which goes on without lost nodes and lets new ones join",
         )
     if location.allocation.part == "node" and topology.here is None:
         name = printable(location.name)
         raise ConfigError(
-            f"this machine, {name}, is none of the nodes that are to train",
-            hint="see distlaunch plan",
+            f"this machine, {name}, is not one of the nodes that train",
+            hint="distlaunch plan shows the nodes",
         )

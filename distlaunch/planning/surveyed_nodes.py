@@ -329,7 +329,7 @@ class SurveyedPlanner:
                 node.host for number, node in enumerate(self._hosts) if number not in surveys
             ]
             away = (
-                f": {name_hosts(missing)} {'is' if len(missing) == 1 else 'are'} not there"
+                f": {name_hosts(missing)} {'is' if len(missing) == 1 else 'are'} missing"
                 if missing
                 else ""
             )
@@ -369,8 +369,8 @@ class SurveyedPlanner:
         kinds = [
             f"{printable(python)} on {name_hosts(hosts)}" for python, hosts in new.items() if hosts
         ]
-        how = "what --setup brings, " if options.setup is not None else ""
-        why = f"ours, {printable(ours)}, is not everywhere; see --python"
+        how = "the interpreter that --setup provides, " if options.setup is not None else ""
+        why = f"the launcher's, {printable(ours)}, is not on all nodes; see --python"
         return [f"workers run {how}{', '.join(kinds)}: {why}"] if kinds else []
 
     def _not_shown_yet(self, note: str, hosts: Sequence[str]) -> list[str]:

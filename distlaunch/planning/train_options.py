@@ -251,8 +251,8 @@ def check_kind(options: TrainOptions) -> None:
     gpus = options.num_gpus is not None or options.gpus_per_node is not None
     if counts_processes(options) and gpus:
         raise ConfigError(
-            "GPUs and CPU workers are asked for together",
-            hint="give --num-gpus or --num-procs, not both",
+            "GPUs and CPU workers are both requested",
+            hint="use --num-gpus or --num-procs, not both",
         )
     if on_cpus(options) and counts_processes(options) and options.gpus is not None:
         raise ConfigError(

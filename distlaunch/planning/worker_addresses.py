@@ -81,7 +81,7 @@ def check_cluster(plan: LaunchPlan, backend: PlannedBackend) -> None:
         plan.worker_ports * (count - on_first)
     )
     tasks = [backend.task_variables(count, count - 1)]
-    whose = f"of {counted(count, 'worker')}, were their addresses as short as can be"
+    whose = f"of {counted(count, 'worker')}, even with the shortest addresses"
     _check_lengths(backend.cluster_variables(cluster), tasks, whose, backend)
 
 

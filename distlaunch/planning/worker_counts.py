@@ -257,11 +257,11 @@ def _total_and_each(
     nodes, rest = divmod(total, per_node)
     if rest:
         raise ConfigError(
-            f"{names}: {total} is no multiple of {per_node}", hint="give one of the two"
+            f"{names}: {total} is not a multiple of {per_node}", hint="leave one of them out"
         )
     if nodes > len(candidates) or (request.bounds is not None and nodes != len(candidates)):
         problem = f"{names} make {counted(nodes, 'node')}, but there are {len(candidates)}"
-        raise ConfigError(problem, hint="give one of the two")
+        raise ConfigError(problem, hint="leave one of them out")
     each = [
         _check_room(per_node, candidate, request.each_name, request)
         for candidate in candidates[:nodes]
@@ -275,13 +275,13 @@ def _shares(total: int, candidates: Sequence[PlannedHost], request: Request) -> 
     if bounds is not None and bounds[0] < bounds[1]:
         raise ConfigError(
             f"{name} {total} is a total, but there may be {bounds[0]} to {bounds[1]} nodes",
-            hint=f"say how many each node has: {each_name} N",
+            hint=f"use {each_name} N, the number for each node",
         )
     each, rest = divmod(total, len(candidates))
     if rest:
         raise ConfigError(
             f"{name} {total} cannot be divided evenly among {counted(len(candidates), 'node')}",
-            hint=f"give a multiple of {len(candidates)}, or leave --num-nodes out",
+            hint=f"use a multiple of {len(candidates)}, or leave --num-nodes out",
         )
     problem = f"{name} {total}, and so {each_name}" if len(candidates) > 1 else name
     return [_check_room(each, candidate, problem, request) for candidate in candidates]
@@ -297,7 +297,7 @@ def _spread_or_pack(total: int, candidates: Sequence[PlannedHost], request: Requ
         raise ConfigError(
             f"{name} {total}: how many workers {printable(unknown.host.name)} takes is not known "
             "here",
-            hint=f"say how many each node has: {each_name} {each}, or HOST:SLOTS",
+            hint=f"use {each_name} {each}, or HOST:SLOTS",
         )
     known = [room or 0 for room in rooms]
     if not enough:

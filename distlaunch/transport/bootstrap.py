@@ -218,7 +218,7 @@ def _skip_to_greeting(stream: BootstrapConnection, nonce: str, until: float, whe
             said = quoted_lines(stream.stderr_tail() or noise)
             raise ConnectStepError(
                 "agent",
-                f"the agent has not started in time{said}",
+                f"the agent did not start in time{said}",
                 hint=None if said else STARTUP_HINT,
             )
         if not data:
@@ -236,7 +236,7 @@ def _login_failure(stream: BootstrapConnection, noise: bytes, where: str) -> Con
     how = describe_end(end)
     if b"Traceback (most recent call last)" in words:
         return ConnectStepError(
-            "agent", f"the agent has failed to start: {how}{quoted_lines(last)}", passing=False
+            "agent", f"the agent failed to start: {how}{quoted_lines(last)}", passing=False
         )
     return ConnectStepError(
         "agent",
@@ -270,8 +270,8 @@ def _no_python(lines: list[str], where: str) -> ConnectStepError:
     return ConnectStepError(
         "python",
         f"{has}; the agent needs {floor} or newer",
-        hint="--python PATH names one that a PATH without login files misses; "
-        "what `module load` gives has to be in .bashrc, or its path has to be named",
+        hint="use --python PATH for one that is not on the PATH of a login shell; "
+        "for one from `module load`, load the module in .bashrc or use its path",
         passing=False,
     )
 

@@ -346,7 +346,7 @@ def open_port(host: str, ports: Sequence[int], *, owner: str) -> list[socket.soc
         PortTakenError if any(isinstance(one, PortTakenError) for one in problems) else ConfigError
     )
     raise kind(
-        f"none of the ports {numbers} can be had: {'; '.join(one.message for one in problems[:4])}"
+        f"none of the ports {numbers} can be used: {'; '.join(one.message for one in problems[:4])}"
     )
 
 
@@ -411,7 +411,7 @@ def _is_address(host: str) -> bool:
 
 
 def _refused(port: int, exc: OSError, owner: str) -> ConfigError:
-    hint = "name another port: --rendezvous HOST:PORT, on all nodes"
+    hint = "use another port: --rendezvous HOST:PORT, on all nodes"
     if exc.errno in (errno.EADDRINUSE, errno.EACCES):
         kind = PortTakenError if exc.errno == errno.EADDRINUSE else ConfigError
         try:
@@ -420,7 +420,7 @@ def _refused(port: int, exc: OSError, owner: str) -> ConfigError:
             return kind(found.message, hint=hint)
         return kind(f"port {port} is in use", hint=hint)
     return ConfigError(
-        f"nobody can listen on port {port} here: {os.strerror(exc.errno or 0)}", hint=hint
+        f"cannot listen on port {port} here: {os.strerror(exc.errno or 0)}", hint=hint
     )
 
 

@@ -127,7 +127,7 @@ def test_another_number_of_nodes_is_named_by_both(meeting):
     assert codes[1] == USAGE
     assert codes[0] in (USAGE, UNAVAILABLE)
     for rank in (0, 1):
-        assert "of 3" in meeting.said(rank)
+        assert "for 3" in meeting.said(rank)
 
 
 def test_scripts_that_differ_are_named_by_all(meeting):

@@ -224,17 +224,17 @@ def test_a_job_that_was_warned_gets_another_turn_and_one_that_was_cancelled_does
     requeued.next_turn(2)
     done = requeued.wait()
     assert (done.state, done.exit_code) == ("COMPLETED", "0:0"), done.output
-    assert "asking Slurm for another turn" in done.output
-    assert "there are logs of a job again already; this one's: " in done.output
+    assert "requeueing this Slurm job" in done.output
+    assert "there are already logs of a job again; this job's logs: " in done.output
     done = refused.wait()
     assert (done.state, done.exit_code) == ("FAILED", "75:0"), done.output
     assert re.search(
-        r"not requeued: scontrol ended with 1: .*; the batch script can do it \(scontrol requeue \d+\): this ends with 75",
+        r"not requeued: scontrol ended with 1: .*; exit code 75 lets the batch script do it \(scontrol requeue \d+\)",
         done.output,
     )
     done = cancelled.wait()
     assert done.state == "CANCELLED", done.output
-    assert "have the script start this by exec" in done.output
+    assert "start distlaunch with exec" in done.output
 
 
 def test_an_agent_that_is_killed_is_a_lost_node(slurm):
@@ -285,7 +285,7 @@ def test_the_time_limit_leaves_workers_time_to_save(slurm, limited):
         90,
     )
     assert again.heard() == [["SIGTERM", "saved"]] * 2
-    assert "asking Slurm for another turn" in again.output
+    assert "requeueing this Slurm job" in again.output
     slurm.run("scancel", str(again.id))
     again.wait()
     done = ended.wait()
@@ -307,8 +307,8 @@ def test_a_job_that_is_preempted_saves_once_and_goes_on_in_its_next_turn(slurm, 
     done = job.wait()
     assert (done.state, done.exit_code) == ("COMPLETED", "0:0"), done.output
     assert done.output.count("stopped: 2 workers ended, none had to be killed") == 1
-    assert f"there are logs of a job cheap-{grace_s} already" in done.output
-    asks = "asking Slurm for another turn" if grace_s else "Slurm itself has requeued this job"
+    assert f"there are already logs of a job cheap-{grace_s}" in done.output
+    asks = "requeueing this Slurm job" if grace_s else "Slurm itself has requeued this job"
     assert asks in done.output
     assert "not requeued" not in done.output
 

@@ -155,5 +155,5 @@ def test_the_launchers_of_a_step_know_each_other_by_munge(slurm):
     job.enough()
     done = job.wait()
     assert (done.state, done.exit_code) == ("COMPLETED", "0:0"), done.output
-    assert "it has no token" not in done.output
+    assert "the job has no token" not in done.output
     assert "(n9) to port" in done.output

@@ -73,7 +73,7 @@ def test_networks_that_are_not_plain(make_hosts, python, network):
     ("network", "says"),
     [
         # Horovod's client takes an address to end at the first colon.
-        ("--ipv6-only", "Horovod's workers connect by IPv4 only, and of n1 there is fd"),
+        ("--ipv6-only", "Horovod's workers connect by IPv4 only, but n1 has only fd"),
         # Its process sets, the one of all workers too, listen where the own name leads, whatever
         # the interface is.
         (

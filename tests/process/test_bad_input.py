@@ -56,7 +56,7 @@ def refused(distlaunch, *words: object, says: tuple[str, ...], env=None, code: i
         (
             ["ds.json"],
             (
-                "ds.json is no Python script, by its name",
+                "ds.json is not a Python script",
                 "hint: the script's own files go after SCRIPT",
             ),
         ),

@@ -24,7 +24,7 @@ def test_one_launcher_of_several_does_not_train_alone_unless_told_to(distlaunch,
     (distlaunch.work / "t.py").write_text("print('trained')")
     refused = distlaunch.run(["train", "--num-procs", "1", "t.py"], env=environ)
     assert (refused.returncode, refused.stdout, refused.run_dir) == (2, "", None)
-    assert "has started several launchers, but not said which one this is" in refused.stderr
+    assert "has started several launchers, but the rank of this one is not known" in refused.stderr
     alone = distlaunch.run(["train", "--num-procs", "1", "--source", "flags", "t.py"], env=environ)
     assert (alone.returncode, "trained" in alone.stdout) == (0, True)
 

@@ -98,7 +98,7 @@ def test_a_second_node_0_of_a_static_rendezvous_hears_how_to_be_another(distlaun
     assert "hint: --node-rank N says" in ended.stderr
     assert "--rdzv-backend c10d" in ended.stderr
     said = distlaunch.run([*words[:3], "--node-rank", "0", *words[3:]])
-    assert "hint: name another port: --rdzv-endpoint HOST:PORT" in said.stderr
+    assert "hint: use another port: --rdzv-endpoint HOST:PORT" in said.stderr
 
 
 @pytest.mark.parametrize(

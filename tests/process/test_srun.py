@@ -105,7 +105,7 @@ def test_what_srun_waits_for_is_told_when_the_time_is_over(distlaunch, batch):
     )
     assert result.returncode == 69
     assert "distlaunch: srun: retrying (Requested nodes are busy)" in result.stderr
-    assert "the agent has not called in time: srun: retrying" in result.stderr
+    assert "the agent did not connect in time: srun: retrying" in result.stderr
 
 
 def test_agents_and_workers_end_with_a_launcher_that_is_killed(distlaunch, batch):

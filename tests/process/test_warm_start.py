@@ -422,8 +422,8 @@ def test_what_a_preload_has_started_goes_with_the_job(job, warm, module):
     [
         ("qqtoch", "has no such module", "-m pip install 'qqtoch'"),
         ("json,jsn.decoder", "preload 'jsn.decoder': ", "did you mean json?"),
-        ("js on", "'js on' is no name of a module", None),
-        ("json,", "'' is no name of a module", None),
+        ("js on", "'js on' is not the name of a module", None),
+        ("json,", "'' is not the name of a module", None),
     ],
 )
 def test_a_module_that_is_not_there_is_refused_before_anything_starts(

@@ -176,7 +176,7 @@ def test_workers_get_as_much_as_linux_passes_on(distlaunch, wordy):
 def test_a_byte_more_ends_the_job_before_a_worker_starts_and_once(distlaunch, wordy):
     result = distlaunch.train(*wordy, "--max-restarts", "3", env={"WORDY": str(MOST + 1)})
     assert (result.returncode, result.stdout) == (2, "")
-    said = "error: PEERS of 2 workers: with 131,072 bytes it is too long, Linux takes 131,071 of one variable"
+    said = "error: PEERS of 2 workers: it has 131,072 bytes, but Linux limits a variable (NAME=VALUE) to 131,071"
     assert result.stderr.count(said) == 1
     assert "hint: ask for fewer workers" in result.stderr
     assert result.of_type("worker_exited") == []
@@ -205,7 +205,7 @@ def test_launchers_of_one_job_all_say_so(distlaunch, wordy):
     ]
     results = [each.wait() for each in launchers]
     assert [each.returncode for each in results] == [2, 2], [each.stderr for each in results]
-    assert all("error: PEERS of 2 workers: with 131,072 bytes" in each.stderr for each in results)
+    assert all("error: PEERS of 2 workers: it has 131,072 bytes" in each.stderr for each in results)
     assert [each.stdout for each in results] == ["", ""]
 
 
@@ -215,7 +215,7 @@ def test_a_plan_says_that_no_address_is_short_enough(distlaunch, command):
     result = distlaunch.run([*command, *words])
     assert (result.returncode, result.stdout) == (2, "")
     assert (
-        "TF_CONFIG of 12,000 workers, were their addresses as short as can be: with 156,"
+        "TF_CONFIG of 12,000 workers, even with the shortest addresses: it has 156,"
         in result.stderr
     )
     assert "-o per=node" in result.stderr

@@ -56,8 +56,8 @@ _AWS_MAIN = "AWS_BATCH_JOB_MAIN_NODE_INDEX"
 _AWS_ADDRESS = "AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS"
 _JOBS = {"pbs": "PBS_JOBID", "lsf": "LSB_JOBID", "sge": "JOB_ID"}
 _SLOTS_NOTE = (
-    "the slots of {} may be cores: if no size is asked for, a node that has GPUs gets a "
-    "worker for each of these"
+    "the slots of {} may be cores: without --num-gpus or another size, a node with GPUs runs a "
+    "worker for each GPU"
 )
 
 
@@ -277,7 +277,7 @@ def _slots(word: str, where: str) -> int:
         word.isascii() and word.isdecimal() and len(word) < 9 and 1 <= int(word) <= _MOST_SLOTS
     ):
         raise ConfigError(
-            f"{where}: {quoted(word)} is no number of slots from 1 to {_MOST_SLOTS}",
+            f"{where}: {quoted(word)} is not a number of slots from 1 to {_MOST_SLOTS}",
             hint=IGNORE_HINT,
         )
     return int(word)

@@ -208,7 +208,9 @@ def _replicas(pool: object) -> list[tuple[str, int | None]]:
         or not all(isinstance(entry, str) for entry in pool)
         or len(pool) > MOST_HOSTS
     ):
-        raise ConfigError("CLUSTER_SPEC: a worker pool is no list of HOST:PORT", hint=IGNORE_HINT)
+        raise ConfigError(
+            "CLUSTER_SPEC: a worker pool is not a list of HOST:PORT", hint=IGNORE_HINT
+        )
     replicas: list[tuple[str, int | None]] = []
     for entry in pool:
         host, port = host_and_port({"CLUSTER_SPEC": entry}, "CLUSTER_SPEC")

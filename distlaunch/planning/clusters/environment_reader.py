@@ -19,7 +19,7 @@ NUM_NODES, NODE_RANK = "--num-nodes", "--node-rank"
 """The options, which are passed with a system's variables under these names. Used if the variables
 do not tell enough."""
 IGNORE_HINT = (
-    "if it is left over from something else, unset it, or give --source flags to read "
+    "if it is left over from something else, unset it, or use --source flags to read "
     "nothing from the environment"
 )
 
@@ -116,7 +116,7 @@ def host_name(name: str, where: str, *, hint: str = IGNORE_HINT) -> str:
     """
     usable = all(char.isascii() and (char.isalnum() or char in _HOST_PUNCTUATION) for char in name)
     if not usable or not name or name.startswith("-") or len(name) > _LONGEST_NAME:
-        raise ConfigError(f"{where}: {quoted(name)} is no host name or address", hint=hint)
+        raise ConfigError(f"{where}: {quoted(name)} is not a host name or address", hint=hint)
     return name
 
 
@@ -130,7 +130,7 @@ def host_or_address(name: str, where: str, *, hint: str) -> str:
         try:
             ipaddress.ip_address(name)
         except ValueError as error:
-            raise ConfigError(f"{where}: {quoted(name)} is no IP address", hint=hint) from error
+            raise ConfigError(f"{where}: {quoted(name)} is not an IP address", hint=hint) from error
     return name
 
 
@@ -200,7 +200,9 @@ def json_value(value: str, where: str) -> object:
     try:
         return json.loads(value)
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{where}: no JSON: {printable(str(error))}", hint=IGNORE_HINT) from error
+        raise ConfigError(
+            f"{where}: not valid JSON: {printable(str(error))}", hint=IGNORE_HINT
+        ) from error
 
 
 def job_id(value: str | None) -> str | None:

@@ -50,7 +50,7 @@ _OF_WORKERS = ("LOCAL_RANK", "TORCHELASTIC_RUN_ID", "PMIX_RANK", "PMI_RANK")
 """If one of them is set, RANK is a process's and not the pod's."""
 _Naming = Callable[[int], str]
 _COUNT_HINT = (
-    "give --num-nodes N (or DISTLAUNCH_NUM_NODES in the pod's env); --num-nodes 1 if "
+    "use --num-nodes N (or DISTLAUNCH_NUM_NODES in the pod's env); --num-nodes 1 if "
     "each pod trains alone"
 )
 _LEADING = ("MASTER", "CHIEF")
@@ -200,7 +200,7 @@ def _pod_rank(environ: Environ, nodes: int, *, elastic: bool, found: Origins) ->
         # Several nodes were requested, so to train on one alone would be wrong.
         raise ConfigError(
             f"{shown(environ, 'PET_NNODES')}, but PET_NODE_RANK is not set",
-            hint="give --node-rank, or --source flags to read nothing from the environment",
+            hint="use --node-rank, or --source flags to read nothing from the environment",
         )
     if rank >= nodes:
         raise contradiction_error(
@@ -414,7 +414,7 @@ def _find_pods(environ: Environ, texts: Texts) -> Allocation | None:
     if size is None:
         which = shown(environ, "JOB_COMPLETION_INDEX")
         raise ConfigError(
-            f"{which}: this is one pod of an Indexed Job, which does not say of how many",
+            f"{which}: this is a pod of an Indexed Job, whose number of pods is not known",
             hint=_COUNT_HINT,
         )
     found = Origins(environ)
@@ -485,7 +485,7 @@ def _check_alone(environ: Environ, size: int | None) -> None:
         raise IncompleteError(
             f"{shown(environ, 'RANK')} and {shown(environ, 'WORLD_SIZE')} in a pod, but PET_NNODES "
             "is not set",
-            hint="give --num-nodes N --node-rank K --master-addr HOST; --num-nodes 1 if each pod "
+            hint="use --num-nodes N --node-rank K --master-addr HOST; --num-nodes 1 if each pod "
             "trains alone",
             of_several=True,
         )
@@ -526,7 +526,7 @@ def _rank_by_name(
             raise ConfigError(
                 f"{shown(environ, 'HOSTNAME')}: replica {job} of a JobSet's job; "
                 "JOB_COMPLETION_INDEX counts within it",
-                hint="use one replica with all pods, or give --node-rank and --master-addr",
+                hint="use one replica with all pods, or use --node-rank and --master-addr",
             )
     return index
 

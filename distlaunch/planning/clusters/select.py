@@ -143,7 +143,8 @@ def select(
     if not alone and (certain := [each for each in incomplete if each[1].of_several]):
         name, error = certain[0]
         why = (
-            f"{name} has started several launchers, but not said which one this is: {error.message}"
+            f"{name} has started several launchers, but the rank of this one is not known: "
+            f"{error.message}"
         )
         raise ConfigError(why, hint=error.hint)
     return (
@@ -232,9 +233,8 @@ def _check_same_process(environ: Mapping[str, str], winner: Allocation, other: A
     numbers = (winner.node_rank, winner.local_rank, len(winner.hosts))
     if numbers != (other.node_rank, other.local_rank, len(other.hosts)):
         raise ConfigError(
-            f"{mine} and {its} contradict each other: each says that it started this process, at "
-            "different places",
-            hint=f"unset those that are left over, or give --source {winner.source} or --source "
+            f"{mine} and {its} contradict each other: both numbered this process, but differently",
+            hint=f"unset those that are left over, or use --source {winner.source} or --source "
             f"{other.source}",
         )
     return f"{its}: says the same as {winner.source}"
@@ -264,7 +264,7 @@ def _leftovers(environ: Mapping[str, str], winner: Allocation | None) -> list[st
         " ".join(origin.source for origin in winner.origins).split() if winner is not None else []
     )
     why = (
-        "means something else to each launcher, so it is not read"
+        "has a different meaning for each launcher, so it is not read"
         if winner is None
         else f"{winner.source} decides"
     )

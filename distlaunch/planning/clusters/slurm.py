@@ -297,8 +297,8 @@ def _with_tasks(
         return list(component.tasks), "workers"
     if gpus != component.tasks:
         notes.append(
-            f"a worker for each GPU, though {shown(environ, by)}: --procs-per-node N --device cuda "
-            "starts N a node"
+            f"distlaunch starts a worker for each GPU, although {shown(environ, by)}; use "
+            "--procs-per-node N --device cuda for N on each node"
         )
     return gpus, "gpus"
 
@@ -453,8 +453,8 @@ def _step_tasks(environ: Environ, nodes: int) -> list[int]:
         if total is not None and nodes == 1:
             return [total]
         raise IncompleteError(
-            f"{shown(environ, 'SLURM_STEP_NODELIST')}, but not SLURM_STEP_TASKS_PER_NODE: who is "
-            "where is not known",
+            f"{shown(environ, 'SLURM_STEP_NODELIST')}, but not SLURM_STEP_TASKS_PER_NODE: the node "
+            "of each task is not known",
             of_several=nodes > 1 or (total or 1) > 1,
         )
     if len(tasks) != nodes:
@@ -486,7 +486,7 @@ def _smaller_step(environ: Environ, nodes: list[str]) -> tuple[str, ...]:
     return (
         (
             f"this step has {len(nodes)} of the job's {int(job)} nodes{which}; srun -N {int(job)} "
-            "would give it all"
+            "uses all of them"
         ),
     )
 
@@ -513,7 +513,7 @@ def _renumbered(rank: int, tasks: list[int], node: int, local: int) -> tuple[str
     return (
         (
             f"ranks are numbered node by node: SLURM_PROCID {rank} is rank {ours} (srun -m block "
-            "numbers so too)"
+            "numbers in the same way)"
         ),
     )
 

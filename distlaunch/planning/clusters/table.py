@@ -276,8 +276,8 @@ def find_task(system: TaskSystem, environ: Environ) -> Allocation | None:
 
 def _uneven(environ: Environ, first: str, second: str, why: str) -> ConfigError:
     return ConfigError(
-        f"{shown(environ, first)} and {shown(environ, second)}: {why}, so who is where is not "
-        "known",
+        f"{shown(environ, first)} and {shown(environ, second)}: {why}, so the node of each process "
+        "is not known",
         hint="start one launcher a node (mpirun -N 1, flux run --tasks-per-node=1), or as many "
         "processes on each node, "
         "numbered node by node (mpirun --map-by slot)",

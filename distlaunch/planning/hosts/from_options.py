@@ -42,7 +42,7 @@ def find(
         if not found:
             raise ConfigError(
                 f"{command_of(discover, name)}: the command names no host",
-                hint="it has to print a line for each host: HOST or HOST:SLOTS",
+                hint="the command must print a line for each host: HOST or HOST:SLOTS",
             )
         return _allocation("discover", found, name)
     return None

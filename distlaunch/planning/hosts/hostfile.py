@@ -245,7 +245,7 @@ def _contradiction_error(first: _FoundHost, second: _Entry, where: str) -> Confi
     return _error(
         where,
         f"{name} is named {what}{earlier}",
-        "lines of one host have to agree; naming it once is best",
+        "the lines of one host must agree; it is best to name it once",
     )
 
 
@@ -275,7 +275,7 @@ def _parse_entry(
         user, _, word = word.rpartition("@")
         _check_user(user, source)
     if word[:1] in _BAD_PREFIXES:
-        raise source.error("that is no host", _BAD_PREFIXES[word[0]])
+        raise source.error("this is not a host", _BAD_PREFIXES[word[0]])
     names, rest = _parse_host(word, source)
     key = (rest, *words[1:])
     fields = cache.get(key)
@@ -296,7 +296,7 @@ def _parse_fields(rest: str | None, words: list[str], source: _Source) -> _HostF
     for word in words:
         key, equal, value = word.partition("=")
         if not equal:
-            raise source.error(f"{quoted(word)} is not understood, key=value was expected")
+            raise source.error(f"expected key=value, found {quoted(word)}")
         _set_field(fields, key, value, source)
     slots = port = most = user = None
     for key, value in fields.items():
@@ -312,7 +312,7 @@ def _parse_fields(rest: str | None, words: list[str], source: _Source) -> _HostF
         elif key in _MACHINE_KEYS:
             _number(value, key, MOST_SLOTS, source)
         elif not value:
-            raise source.error(f"{key}= says nothing")
+            raise source.error(f"{key}= has no value")
     if slots is not None and most is not None and most < slots:
         raise source.error(
             f"there are more slots ({slots}) than the largest number allows ({most})"
@@ -329,9 +329,9 @@ def _set_field(fields: dict[str, str], key: str, value: str, source: _Source) ->
     elif key in _USER:
         key = "user"
     elif key != "port" and key not in _MACHINE_KEYS and key not in _HYDRA_KEYS:
-        raise source.error(f"{quoted(key)} is not known")
+        raise source.error(f"the key {quoted(key)} is not known")
     if key in fields:
-        raise source.error(f"{key} is said twice")
+        raise source.error(f"{key} is given twice")
     fields[key] = value
 
 
@@ -345,7 +345,7 @@ def _parse_host(word: str, source: _Source) -> tuple[list[str], str | None]:
     if word.startswith("[") and ":" in (inner := word[1:].partition("]"))[0]:
         address, closed, rest = inner
         if not closed or rest[:1] not in {"", ":"}:
-            raise source.error("after an IPv6 address come ] and maybe :SLOTS")
+            raise source.error("expected ] and optionally :SLOTS after the IPv6 address")
         return [_ipv6(address, source)], rest[1:] if rest else None
     if "[" in word:
         end = word.rfind("]") + 1
@@ -373,7 +373,7 @@ def _number(text: str, what: str, most: int, source: _Source) -> int:
 
 def _check_user(user: str, source: _Source) -> None:
     if not _USER_NAME.fullmatch(user):
-        raise source.error(f"{quoted(user)} is no user name")
+        raise source.error(f"{quoted(user)} is not a user name")
 
 
 def _check_ipv4(name: str, source: _Source) -> None:
@@ -382,7 +382,7 @@ def _check_ipv4(name: str, source: _Source) -> None:
     A leading zero is rejected too, because some programs read it as octal.
     """
     if "." in name and not name.strip("0123456789.") and not _IPV4.fullmatch(name):
-        raise source.error(f"{quoted(name)} is no IPv4 address")
+        raise source.error(f"{quoted(name)} is not an IPv4 address")
 
 
 def _is_ipv6(text: str) -> bool:
@@ -398,7 +398,7 @@ def _is_ipv6(text: str) -> bool:
 def _ipv6(text: str, source: _Source) -> str:
     zone = text.partition("%")[2]
     if not _is_ipv6(text) or (zone and not _ZONE.fullmatch(zone)):
-        raise source.error(f"{quoted(text)} is no IPv6 address")
+        raise source.error(f"{quoted(text)} is not an IPv6 address")
     return text
 
 

@@ -147,7 +147,7 @@ def _slots_by_host(text: str, option: str, lookup: _HostLookup) -> dict[int, fro
                         option,
                         text,
                         f"{quoted(pattern)} may be {both}",
-                        "name the host with its domain",
+                        "add the domain of the host",
                     )
             if not indices:
                 raise _error(
@@ -176,17 +176,17 @@ def _parse_item(item: str, text: str, option: str) -> tuple[list[str], frozenset
     end = head.end() if head else 0
     rest = item[end:]
     if rest[:1] in {"[", "]"}:
-        raise _error(option, item, "a bracket has no partner")
+        raise _error(option, item, "a bracket is not closed")
     if ":" in rest[1:]:
         raise _error(
             option,
             item,
-            "it has a colon too many",
-            "an IPv6 address stands in brackets: [fe80::1]:0,2",
+            "it has more than one colon",
+            "an IPv6 address needs brackets: [fe80::1]:0,2",
         )
     if not end or rest[:1] not in {"", ":"}:
         raise _error(
-            option, item, "a host is missing" if not end else "after an address come : and slots"
+            option, item, "a host is missing" if not end else "expected :SLOTS after the address"
         )
     slots = _parse_slots(rest[1:], item, option) if rest else None
     if address:
@@ -219,10 +219,10 @@ def _parse_slots(said: str, item: str, option: str) -> frozenset[int]:
     for part in said.split(","):
         match = _SLOTS.fullmatch(part.strip())
         if match is None:
-            raise _error(option, item, f"{quoted(part)} is no slot or range of slots")
+            raise _error(option, item, f"{quoted(part)} is not a slot or a range of slots")
         first, last = int(match[1]), int(match[2] or match[1])
         if last < first:
-            raise _error(option, item, f"the range {quoted(part)} runs backwards")
+            raise _error(option, item, f"the range {quoted(part)} ends before it starts")
         if last >= MOST_SLOTS:
             raise _error(option, item, f"{quoted(part)} is more than any host has")
         named += last - first + 1

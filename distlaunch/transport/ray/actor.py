@@ -61,10 +61,10 @@ class AgentActor:
         while (at := received.find(greeting)) < 0:
             left_s = until - time.monotonic()
             if left_s <= 0:
-                return "the agent has not started in time"
+                return "the agent did not start in time"
             data = self.read(1 << 16, min(left_s, 1.0))
             if data is None:
-                return f"the agent has failed to start: {self._end_text()}"
+                return f"the agent failed to start: {self._end_text()}"
             received += data
         self._rest = received[at + len(greeting) :]
         return None

@@ -58,7 +58,9 @@ _FILES, _FILES_EACH = 1024, 4
 _CLIENT = "ray://"
 _LAST_S = 3.0
 
-_HINT = "--address HOST:PORT or ray://HOST:10001 names a cluster, --address local starts Ray here"
+_HINT = (
+    "use --address HOST:PORT or ray://HOST:10001 for a cluster, --address local to start Ray here"
+)
 
 
 class RayDriver:
@@ -288,11 +290,13 @@ class RayDriver:
             if nodes <= alive.keys():
                 break
             if self._over.is_set() or time.monotonic() > until:
-                raise RayError("its node is lost, and Ray has found no other for its workers")
+                raise RayError("its node is lost, and Ray found no other node for its workers")
             time.sleep(_LOOK_S)
         if len(nodes) > 1:
             names = ", ".join(sorted(alive[node]["NodeManagerAddress"] for node in nodes))
-            text = f"its node is lost, and Ray has put its workers on {len(nodes)} others ({names})"
+            text = (
+                f"its node is lost, and Ray put its workers on {len(nodes)} other nodes ({names})"
+            )
             raise RayError(text, hint="start the job again", passing=False)
         return alive[nodes.pop()]
 
@@ -397,10 +401,10 @@ def _check_reachable(host: str, port: str) -> None:
     try:
         socket.create_connection((host, int(port)), _REACHED_S).close()
     except ValueError as exc:
-        raise RayError(f"--address {host}:{port}: no port", hint=_HINT, passing=False) from exc
+        raise RayError(f"--address {host}:{port}: not a port", hint=_HINT, passing=False) from exc
     except OSError as exc:
         raise RayError(
-            f"nothing is reached at {host}:{port}: {exc.strerror or exc}", hint=_HINT, passing=False
+            f"cannot connect to {host}:{port}: {exc.strerror or exc}", hint=_HINT, passing=False
         ) from exc
 
 

@@ -39,7 +39,7 @@ _DRIVER = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from "
     "distlaunch.transport.ray.driver import main; main()"
 )
-_AGAIN = "start the job again: without it nothing of the cluster can be used"
+_AGAIN = "start the job again: without the driver the cluster cannot be used"
 _QUIET_S = 5.0
 """How long Ray may place bundles before the user gets a line."""
 _CONNECT_S = 90.0
@@ -141,7 +141,7 @@ class RayCluster:
         if reply is None:
             text = f"--backend ray: the cluster does not answer (--address {printable(address)})"
             raise NodesError(
-                text, hint="ray status tells whether it runs; --address HOST:PORT names another"
+                text, hint="ray status shows whether it runs; --address HOST:PORT is for another"
             )
         if "problem" in reply:
             kind = (
@@ -180,7 +180,7 @@ class RayCluster:
             if reply["opened"] != self._nodes[target.host]:
                 self._nodes[target.host] = reply["opened"]
                 self.note(
-                    f"Ray has another node for {printable(target.host)}: "
+                    f"Ray has replaced the node {printable(target.host)} by "
                     f"{printable(reply['address'])}"
                 )
             return _RayConnection(ours, target.host, pending)
@@ -190,7 +190,7 @@ class RayCluster:
         pending.set_end(None)
         if reply is None:
             reply = {
-                "problem": "Ray has not started the agent in time",
+                "problem": "Ray did not start the agent in time",
                 "hint": None,
                 "passing": True,
             }
@@ -247,9 +247,7 @@ class RayCluster:
         return call, pending
 
     def _driver_gone(self) -> dict[str, Any]:
-        end = self._end or ConnectionEnd(
-            kind=EndKind.RAY_DRIVER, text="does not take what it is told"
-        )
+        end = self._end or ConnectionEnd(kind=EndKind.RAY_DRIVER, text="does not read its requests")
         return {"problem": describe_end(end), "hint": _AGAIN, "passing": False, "ended": end}
 
     def _read(self) -> None:

@@ -133,17 +133,17 @@ class SrunConnector:
             before = self._pending.pop(target.host, None)
             self._pending[target.host] = pending
         if before is not None:
-            self._fail(before, ConnectStepError("srun", "it is started anew"))
+            self._fail(before, ConnectStepError("srun", "another start of this node has begun"))
         self._wake_thread()
         if not pending.settled.wait(within_s + _LOOK_S):
-            self._fail(pending, ConnectStepError("srun", "it has not called in time"))
+            self._fail(pending, ConnectStepError("srun", "the agent did not connect in time"))
         with self._lock:
             if self._pending.get(target.host) is pending:
                 del self._pending[target.host]
         if pending.connection is None:
             raise ConnectError(
                 pending.failure
-                or ConnectStepError("srun", "it has not called").failure(target.host)
+                or ConnectStepError("srun", "the agent did not connect").failure(target.host)
             )
         return pending.connection
 
@@ -232,7 +232,7 @@ class SrunConnector:
         with self._lock:
             pending = self._pending.get(call.host)
         if pending is None or pending.settled.is_set() or pending.step is None:
-            text = f"no agent is awaited on {printable(call.host[:80])}"
+            text = f"no agent is expected on {printable(call.host[:80])}"
             return Rejected(text=text, hint=None, exit_code=2, again=False)
         return Welcome(
             job_id=self._job_id,
@@ -326,7 +326,7 @@ class SrunConnector:
                 hint = None if last else _BUSY_HINT
                 self._fail(
                     pending,
-                    ConnectStepError("srun", f"the agent has not called in time{last}", hint=hint),
+                    ConnectStepError("srun", f"the agent did not connect in time{last}", hint=hint),
                 )
         for step in ended:
             if step.is_over:
@@ -349,7 +349,7 @@ def _srun_failure(step: Step, host: str) -> ConnectStepError:
         return ConnectStepError(
             "python",
             f"{host} has no Python of {floor} or newer on its PATH",
-            hint="--python names one that all nodes have",
+            hint="use --python for one that all nodes have",
             passing=False,
         )
     text = "\n".join(step.lines)

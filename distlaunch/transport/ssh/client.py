@@ -190,14 +190,16 @@ def _negotiate(connection: SshConnection, until: float, settings: HostSettings) 
         return
     reason = connection.stream.why_closed()
     if not done.is_set():
-        what = "agreed on keys" if transport.remote_version else "said that it is an SSH server"
-        raise ConnectStepError("connect", reason or f"connected, but it has not {what} in time")
+        what = "agree on keys" if transport.remote_version else "send an SSH version"
+        raise ConnectStepError(
+            "connect", reason or f"connected, but the host did not {what} in time"
+        )
     error = transport.get_exception()
     if not transport.remote_version:
         if "Indecipherable" in str(error):
             raise ConnectStepError(
                 "connect",
-                f"what answers there is no SSH server: {printable(str(error))[-80:]}",
+                f"the server there is not an SSH server: {printable(str(error))[-80:]}",
                 passing=False,
             )
         raise ConnectStepError(
@@ -205,14 +207,14 @@ def _negotiate(connection: SshConnection, until: float, settings: HostSettings) 
             reason or "the server closed the connection at once",
             hint=None
             if reason
-            else "many logins at once may be more than its MaxStartups: --ssh-fanout limits them",
+            else "too many logins at once exceed its MaxStartups: --ssh-fanout N limits them",
         )
     if isinstance(error, paramiko.SSHException) and "no acceptable" in str(error):
         what = str(error).partition("(")[2].rstrip(")")
         raise ConnectStepError(
             "connect",
             f"{printable(what)} in common with the server",
-            hint="--ssh-command ssh connects by OpenSSH, which knows more algorithms",
+            hint="--ssh-command ssh uses OpenSSH, which has more algorithms",
             passing=False,
         )
     text = (
@@ -222,4 +224,4 @@ def _negotiate(connection: SshConnection, until: float, settings: HostSettings) 
     )
     scan = scan_of(settings) if "Signature verification" in text else None
     hint = None if scan is None else scan.command()
-    raise ConnectStepError("connect", f"{text} while keys were agreed on", hint=hint, scan=scan)
+    raise ConnectStepError("connect", f"{text} during the key exchange", hint=hint, scan=scan)

@@ -83,7 +83,9 @@ def read_settings(
     """
     user, port = user or options.user, port or options.port
     if host.startswith("-"):
-        raise ConnectStepError("resolve", "no host's name begins with a dash", passing=False)
+        raise ConnectStepError(
+            "resolve", "the name of a host cannot begin with a dash", passing=False
+        )
     home = home_of(environ)
     if options.config is not None and not os.access(options.config, os.R_OK):
         raise ConnectStepError(
@@ -137,7 +139,7 @@ def _by_openssh(
         code, printed, errors = run_command([*argv, "--", host], environ, within_s=_COMMAND_S)
     except TimeoutError as exc:
         raise ConnectStepError(
-            "resolve", f"ssh -G has not answered within {_COMMAND_S:.0f} s"
+            "resolve", f"ssh -G did not answer within {_COMMAND_S:.0f} s"
         ) from exc
     except OSError as exc:
         raise ConnectStepError(
@@ -148,7 +150,7 @@ def _by_openssh(
         last = next((line for line in reversed(lines) if line.strip()), f"it ended with {code}")
         raise ConnectStepError(
             "resolve",
-            f"ssh does not take its configuration: {printable(last.strip())}",
+            f"ssh rejects its configuration: {printable(last.strip())}",
             passing=False,
         )
     settings = parse(printed.decode(errors="surrogateescape"))
@@ -288,7 +290,7 @@ def _number(text: str | None, keyword: str) -> int | None:
     if not (text.isascii() and text.isdigit()):
         raise ConnectStepError(
             "resolve",
-            f"{keyword} {printable(text)} in the ssh configuration is no number",
+            f"{keyword} {printable(text)} in the ssh configuration is not a number",
             passing=False,
         )
     return int(text)

@@ -231,7 +231,7 @@ class ReceiveBuffer:
         if excess:
             from paramiko import SSHException
 
-            raise SSHException("the peer sends more than it was granted")
+            raise SSHException("the server sends more than its window allows")
 
     def feed_stderr(self, data: bytes) -> None:
         """Add received bytes of stderr. Called by paramiko's thread."""

@@ -64,7 +64,7 @@ class Jumps:
         hops = (settings.jumps or "").replace(" ", "")
         if hops in before or len(before) >= _MOST_HOPS:
             raise ConnectStepError(
-                "connect", f"ProxyJump {quoted(hops)} leads round in a circle", passing=False
+                "connect", f"ProxyJump {quoted(hops)} leads in a circle", passing=False
             )
         with self._lock:
             gateway = self._gateways.setdefault(hops, _Gateway())
@@ -94,7 +94,7 @@ class Jumps:
     ) -> SshConnection:
         came = time.monotonic()
         if not gateway.connecting.acquire(timeout=max(0.0, until - came)):
-            raise ConnectStepError("connect", "it has not been reached in time")
+            raise ConnectStepError("connect", "it was not reached in time")
         try:
             if gateway.failed is not None and gateway.failed[0] >= came:
                 raise gateway.failed[1]  # it failed for another thread while this one waited

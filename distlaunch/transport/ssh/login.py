@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 LOGIN_S = 20.0
 _AGENT_S = 5.0
 _TOO_MANY = (
-    "as a rule a server takes 6 attempts: IdentitiesOnly yes, with IdentityFile, in "
-    "~/.ssh/config tries one key"
+    "most servers allow 6 attempts: set IdentitiesOnly yes and IdentityFile in "
+    "~/.ssh/config to try one key only"
 )
 _OTHER_WAYS = {"hostbased", "gssapi-with-mic", "gssapi-keyex"}
 _LONGEST = 80
@@ -55,7 +55,7 @@ def log_in(
                 if not transport.is_active():
                     raise _closed_by_server(tried) from exc
                 if time.monotonic() > until:
-                    raise ConnectStepError("login", "the server has not answered in time") from exc
+                    raise ConnectStepError("login", "the server did not answer in time") from exc
                 continue
             if further:
                 raise _needs_more(further)
@@ -120,8 +120,8 @@ def _closed_by_server(tried: int) -> ConnectStepError:
 def _needs_more(further: list[str]) -> ConnectStepError:
     return ConnectStepError(
         "login",
-        f"the key is taken, but the server wants more: {printable(', '.join(further))}",
-        hint="nobody is asked for a password here; a login by key alone has to be allowed for this",
+        f"the server accepts the key, but also requires {printable(', '.join(further))}",
+        hint="distlaunch cannot ask for a password: the server must allow a login by key alone",
         passing=False,
     )
 
@@ -129,16 +129,18 @@ def _needs_more(further: list[str]) -> ConnectStepError:
 def _refused(
     settings: HostSettings, files: list[KeyFile], agent: _Agent, tried: int, ways: list[str]
 ) -> ConnectStepError:
-    text = f"no key was taken ({tried} tried)" if tried else "there is no key to log in with"
+    text = (
+        f"the server accepted no key ({tried} tried)" if tried else "there is no key to log in with"
+    )
     if ways and "publickey" not in ways:
-        text = f"the server takes no keys, only {printable(', '.join(ways))}"
+        text = f"the server accepts no keys, only {printable(', '.join(ways))}"
     locked = [file for file in files if file.is_locked and file.public not in agent.held]
     others = sorted(set(ways) & _OTHER_WAYS)
     if locked:
         text += f"; {printable(locked[0].path)} has a passphrase"
         hint = _unlock_hint(locked[0], agent)
     elif others and ("publickey" not in ways or tried == 0):
-        hint = f"--ssh-command ssh connects by OpenSSH, which can log in by {', '.join(others)}"
+        hint = f"--ssh-command ssh uses OpenSSH, which can log in by {', '.join(others)}"
     else:
         port = "" if settings.port == SSH_PORT else f"-p {settings.port} "
         hint = f"is {printable(settings.user)} the user there (--ssh-user)? else: ssh-copy-id "
@@ -217,12 +219,12 @@ class KeyFile:
             self.key = paramiko.PKey.from_path(path)
             self.public = self.key.asbytes()
         except FileNotFoundError:
-            self.problem = "is not there"
+            self.problem = "does not exist"
         except OSError as exc:
             self.problem = f"cannot be read ({exc.strerror})"
         except Exception as exc:  # noqa: BLE001 - whatever a broken file makes of several parsers
             lines = str(exc).splitlines() or [type(exc).__name__]
-            self.problem = f"is no key that paramiko can read ({printable(lines[0])[:_LONGEST]})"
+            self.problem = f"is not a key that paramiko can read ({printable(lines[0])[:_LONGEST]})"
         if self.key is None:
             self._look_closer()
 

@@ -152,14 +152,16 @@ def parse_ssh_error(stderr: bytes, *, host: str) -> ConnectStepError:
         for line in text.splitlines()
         if line.strip() and not _NOISE.match(line.strip())
     ]
-    shown = printable(lines[-1])[:_LONGEST] if lines else "ssh has failed without a word"
+    shown = printable(lines[-1])[:_LONGEST] if lines else "ssh failed without a message"
     step: Step
     step, passing = next(
         ((of, may) for pattern, of, may in _MESSAGES if re.search(pattern, text)), ("connect", True)
     )
     hint = None
     if step == "login":
-        hint = "ssh-add the key, or ssh-copy-id it to the host: nobody is asked for a password here"
+        hint = (
+            "ssh-add the key, or ssh-copy-id it to the host: distlaunch cannot ask for a password"
+        )
     elif step == "host key":
         named = _NAMED.search(text)
         name = named[1] if named else host

@@ -48,13 +48,13 @@ def resolve(name: str, port: int, *, family: int, until: float) -> list[Address]
         result = found.get(timeout=within_s)
     except queue.Empty:
         raise ConnectStepError(
-            "resolve", f"the name has not been resolved within {within_s:.0f} s"
+            "resolve", f"the name was not resolved within {within_s:.0f} s"
         ) from None
     if isinstance(result, socket.gaierror):
         raise ConnectStepError(
             "resolve",
             f"the name cannot be resolved: {result.strerror}",
-            hint="HostName in ~/.ssh/config, or a line in /etc/hosts, gives a host its address",
+            hint="set the host's address with HostName in ~/.ssh/config or in /etc/hosts",
             passing=result.errno == socket.EAI_AGAIN,
         )
     if isinstance(result, Exception):
@@ -88,7 +88,7 @@ def dial(
     finally:
         attempts.close()
     hint = (
-        "is an SSH server running there, and on this port? --ssh-port names another"
+        "is an SSH server running there on this port? use --ssh-port for another one"
         if attempts.is_refused
         else None
     )
@@ -239,7 +239,7 @@ class ProxyCommandStream(SocketStream):
                 ]
                 code = self._child.returncode()
                 if lines:
-                    self._why = f"ProxyCommand said: {lines[-1]}"
+                    self._why = f"ProxyCommand: {lines[-1]}"
                 elif code is not None:
                     self._why = f"ProxyCommand ended with {code}"
             return self._why

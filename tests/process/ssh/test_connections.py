@@ -37,7 +37,7 @@ def test_a_server_that_never_says_a_word_ends_at_the_deadline(sshd, way):
     assert failed.passing
     if way == "paramiko":
         assert failed.step == "connect"
-        assert failed.text == "connected, but it has not said that it is an SSH server in time"
+        assert failed.text == "connected, but the host did not send an SSH version in time"
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_a_chain_of_jump_hosts_is_followed(sshd, serve):
 def test_jump_hosts_in_a_circle_are_said(sshd, serve):
     config = sshd.config("ProxyJump node")
     failed = failure(config)
-    assert "leads round in a circle" in failed.text
+    assert "leads in a circle" in failed.text
 
 
 def test_a_jump_host_that_reaches_nothing_says_why(sshd, serve):
@@ -189,7 +189,7 @@ def test_one_login_at_a_jump_host_serves_all_nodes_behind_it(sshd, serve):
 def test_a_proxy_command_that_fails_says_its_last_words(sshd):
     failed = failure(sshd.config("ProxyCommand echo no way to %h >&2; exit 1"))
     assert failed.step == "connect"
-    assert failed.text == "ProxyCommand said: no way to 127.0.0.1"
+    assert failed.text == "ProxyCommand: no way to 127.0.0.1"
 
 
 def test_a_proxy_command_that_hangs_is_ended(sshd):

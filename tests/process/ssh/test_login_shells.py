@@ -159,7 +159,7 @@ def test_an_agent_that_breaks_while_it_starts_shows_its_last_lines(sshd, way):
         code=stand_in("def main(word, code_fd):\n    raise RuntimeError('no way')\n"),
     )
     assert failed.step == "agent"
-    assert failed.text.startswith("the agent has failed to start: it ended with status 1: ")
+    assert failed.text.startswith("the agent failed to start: it ended with status 1: ")
     assert failed.text.endswith("RuntimeError: no way")
 
 
@@ -175,7 +175,7 @@ def test_a_shell_that_says_nothing_ends_at_the_deadline(serve, way):
     failed = failure(server.config(), way=way, within_s=2.0)
     assert time.monotonic() - started < 15
     assert (failed.step, failed.passing) == ("agent", True)
-    assert failed.text == "the agent has not started in time: hold on"
+    assert failed.text == "the agent did not start in time: hold on"
 
 
 def test_a_shell_that_prints_without_end_is_left(serve, way):

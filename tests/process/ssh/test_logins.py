@@ -23,7 +23,7 @@ def test_a_key_that_is_not_taken_is_said(sshd, tmp_path, way):
     failed = failure(config, way=way)
     assert (failed.step, failed.passing) == ("login", False)
     if way == "paramiko":
-        assert failed.text == "no key was taken (1 tried)"
+        assert failed.text == "the server accepted no key (1 tried)"
         copy = f"ssh-copy-id -p {sshd.port} {sshd.user}@127.0.0.1"
         assert failed.hint == f"is {sshd.user} the user there (--ssh-user)? else: {copy}"
         assert (failed.user, failed.address) == (sshd.user, f"127.0.0.1:{sshd.port}")
@@ -36,7 +36,7 @@ def test_no_key_at_all_is_said(sshd, tmp_path):
     config.write_text(config.read_text().replace(str(sshd.key), str(tmp_path / "absent")))
     failed = failure(config)
     assert failed.step == "login"
-    assert failed.text == f"there is no key to log in with; {tmp_path}/absent is not there"
+    assert failed.text == f"there is no key to log in with; {tmp_path}/absent does not exist"
 
 
 def test_a_key_with_a_passphrase_is_named(sshd, tmp_path, way):
@@ -110,13 +110,13 @@ def test_an_agent_that_does_not_answer_holds_up_nobody(sshd, tmp_path):
 def test_a_server_that_takes_only_passwords_is_said(serve):
     failed = failure(serve("PasswordAuthentication yes", "PubkeyAuthentication no").config())
     assert failed.step == "login"
-    assert "the server takes no keys, only password" in failed.text
+    assert "the server accepts no keys, only password" in failed.text
 
 
 def test_a_server_that_wants_a_password_beside_the_key_is_said(serve):
     server = serve("AuthenticationMethods publickey,password", "PasswordAuthentication yes")
     failed = failure(server.config())
-    assert failed.text == "the key is taken, but the server wants more: password"
+    assert failed.text == "the server accepts the key, but also requires password"
 
 
 def test_the_user_and_key_of_the_command_line_beat_the_file(sshd, way):

@@ -171,24 +171,24 @@ def test_an_error_in_a_host_file_names_file_and_line(refused, distlaunch, text, 
         (["--discover", "true"], ["--discover 'true': the command names no host"]),
         (
             ["--discover", "echo words >&2; exit 3"],
-            ["ended with exit code 3; it said 'words'"],
+            ["ended with exit code 3; its last message is 'words'"],
         ),
         (["--discover", "kill -9 $$"], ["ended with signal SIGKILL"]),
         (["--discover", "echo 'a:x'"], ["line 1"]),
         (["--node-rank", "1"], ["--node-rank 1: ranks of 1 node go to 0", "--num-nodes"]),
         (
             ["--node-rank", "0", "--rendezvous", "h:1"],
-            ["nothing says how many nodes there are", "--num-nodes N"],
+            ["the number of nodes is not set", "--num-nodes N"],
         ),
         (
             ["--node-rank", "1", "--num-nodes", "2"],
-            ["nothing says where they meet", "--rendezvous"],
+            ["the address of node 0 is not set", "--rendezvous"],
         ),
         (
             ["--node-rank", "1", "--num-nodes", "999999", "--master-addr", "m"],
             ["--num-nodes 999,999", "at most"],
         ),
-        (["--master-addr=-oX"], ["--master-addr: '-oX' is no host name"]),
+        (["--master-addr=-oX"], ["--master-addr: '-oX' is not a host name"]),
         (
             ["--num-nodes", "2"],
             ["--num-nodes 2: only this machine is known", "--rendezvous HOST:PORT", "--node-rank"],

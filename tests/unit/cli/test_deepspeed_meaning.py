@@ -238,8 +238,8 @@ def test_the_nodes_are_those_of_the_slurm_job_or_anothers():
 
 def test_what_is_said_of_the_place_to_meet_is_said_of_its_words():
     spelt = options("-H", "f", "--no_ssh", "--node_rank", "0", "--master_addr", "h").dialect.spelt
-    assert spelt("name another port: --rendezvous HOST:PORT, on all nodes") == (
-        "name another port: --master_port PORT, on all nodes"
+    assert spelt("use another port: --rendezvous HOST:PORT, on all nodes") == (
+        "use another port: --master_port PORT, on all nodes"
     )
     assert (
         spelt("does every node have the same --rendezvous?")

@@ -227,8 +227,8 @@ def test_messages_speak_of_what_was_typed():
     assert spelt(USE_CPUS) == "--device cpu asks for workers without GPUs"
     assert spelt("--num-procs 2: how many workers a takes") == "-np 2: how many workers a takes"
     for each in ("--gpus-per-node", "--procs-per-node"):
-        assert spelt(f"say how many each node has: {each} 2, or HOST:SLOTS") == (
-            "-H a:2,b:2 names the nodes and says how many each has"
+        assert spelt(f"use {each} 2, or HOST:SLOTS") == (
+            "use -H a:2,b:2, which names the nodes and their workers"
         )
     with pytest.raises(ConfigError) as caught:
         preloaded_modules(options("-np", "2", "--preload", "json", command=("./run.sh",)))

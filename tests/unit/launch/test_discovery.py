@@ -37,7 +37,7 @@ def test_a_command_gets_our_environment_and_no_stdin():
         ("exit 3", "exit code 3"),
         ("kill -TERM $$", "signal SIGTERM"),
         ("kill -40 $$", "signal 40"),
-        ("echo one >&2; echo 'two \x1b[1m' >&2; exit 1", r"it said 'two \x1b[1m'"),
+        ("echo one >&2; echo 'two \x1b[1m' >&2; exit 1", r"its last message is 'two \x1b[1m'"),
         ("no-such-command", "exit code 127"),
         ("yes", "printed over 1 MiB"),
     ],
@@ -50,7 +50,7 @@ def test_a_command_that_fails_is_quoted_with_its_last_words(monkeypatch, command
 def test_a_command_that_does_not_end_is_killed_with_all_that_it_started(tmp_path):
     pids = tmp_path / "pids"
     message = failed(f"sleep 600 & echo $! > {pids}; echo slow >&2; wait", timeout_s=3.0)
-    assert "did not end in 3 s; it said 'slow'" in message
+    assert "did not end in 3 s; its last message is 'slow'" in message
     stat = Path("/proc", pids.read_text().strip(), "stat")
     assert not is_running(stat)
 

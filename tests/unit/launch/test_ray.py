@@ -22,9 +22,9 @@ def test_without_ray_it_is_said_that_distlaunch_itself_needs_it_and_how_to_start
     )
     with pytest.raises(ConfigError) as caught:
         check_own_python(python)
-    ours = f"--backend ray: {sys.executable} has no module gossipd: distlaunch itself, which runs there, asks the cluster"
+    ours = f"--backend ray: {sys.executable} has no module gossipd: distlaunch itself runs there and uses it"
     assert caught.value.message.startswith(ours)
-    assert "whatever --python says" in caught.value.message
+    assert "whatever --python is" in caught.value.message
     pip = f"{sys.executable} -m pip install 'gossip>=2.9'"
     there = (
         ""

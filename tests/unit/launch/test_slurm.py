@@ -14,7 +14,7 @@ from distlaunch.planning.train_options import TrainOptions
 
 ENDING = "JobId=4 JobState=COMPLETING Reason=None RunTime=00:10:00 TimeLimit=01:00:00"
 CANCELLED = "not requeued: the job was cancelled"
-UNKNOWN = "not requeued: Slurm does not tell why the job was stopped"
+UNKNOWN = "not requeued: Slurm does not say why the job was stopped"
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_a_job_that_was_not_interrupted_asks_slurm_nothing(requeue_if_interrupte
 
 
 def test_a_warned_job_gets_another_turn_unless_it_went_on_for_long(requeue_if_interrupted):
-    asks = ["info: asking Slurm for another turn of this job (--requeue)"]
+    asks = ["info: requeueing this Slurm job (--requeue)"]
     assert requeue_if_interrupted(0, warned=USR1, scontrol="exit 0") == (0, asks, ["requeue 7"])
     code, said, calls = requeue_if_interrupted(0, warned=USR1, since_s=36_000.0)
     assert (code, calls) == (0, ["requeue 7"])  # no further call
@@ -107,7 +107,7 @@ def test_without_an_answer_a_stopped_job_is_not_asked_for_again_and_what_to_do_i
     assert code == 143
     assert (
         said
-        == f"warning: {UNKNOWN} (scontrol ended with 1: down); to have another turn: scontrol requeue 7"
+        == f"warning: {UNKNOWN} (scontrol ended with 1: down); to requeue it: scontrol requeue 7"
     )
     assert calls == ["--oneliner show job 7"]
 
@@ -117,7 +117,7 @@ def test_what_slurm_refuses_the_batch_script_can_do(requeue_if_interrupted):
         0, warned=USR1, scontrol="echo disabled >&2; exit 1"
     )
     assert code == EXIT_REQUEUE
-    what_to_do = "the batch script can do it (scontrol requeue 7): this ends with 75"
+    what_to_do = "exit code 75 lets the batch script do it (scontrol requeue 7)"
     assert said == f"warning: not requeued: scontrol ended with 1: disabled; {what_to_do}"
     code, said, _ = requeue_if_interrupted(0, warned=USR1, scontrol="kill -TERM $$")
     assert (code, len(said)) == (0, 1), "Slurm has ended scontrol with the job, as it was asked to"

@@ -175,7 +175,7 @@ def test_where_ipv4_is_needed_other_addresses_are_left_out_and_a_host_without_is
     assert usable_by(Old(), ("fd00::1", "10.0.0.1", "n1"), "n1") == ("10.0.0.1", "n1")
     assert usable_by(Old(), (), "n1") == ()
     with pytest.raises(
-        ConfigError, match="speak IPv4 alone, and of n1 there is fd00::1, fd00::2"
+        ConfigError, match="speak IPv4 alone, but n1 has only fd00::1, fd00::2"
     ) as caught:
         usable_by(Old(), ("fd00::1", "fd00::2"), "n1")
     assert "--interface" in str(caught.value.hint)

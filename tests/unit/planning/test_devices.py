@@ -85,9 +85,9 @@ def test_mask_is_kept_as_written_and_understood(mask, expected):
 @pytest.mark.parametrize(
     ("mask", "expected", "said"),
     [
-        ("0,1,8,2", [0, 1], "'8' is no GPU and ends the list"),
-        ("0,-1,2", [0], "'-1' is no GPU and ends the list"),
-        ("2,x,3", [2], "'x' is no GPU and ends the list"),
+        ("0,1,8,2", [0, 1], "'8' is not a GPU and ends the list"),
+        ("0,-1,2", [0], "'-1' is not a GPU and ends the list"),
+        ("2,x,3", [2], "'x' is not a GPU and ends the list"),
         ("0-3", [], "no GPU is visible"),
         (f"0,{UUIDS[1]}", [0], "ends the list"),
         ("GPU-9", [], "no GPU is visible"),

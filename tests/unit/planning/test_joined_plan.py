@@ -163,9 +163,9 @@ def test_term_is_for_a_launcher_alone_where_nothing_around_it_tells_all(
     [
         ({}, None),
         ({"slots": 5}, None),
-        ({"num_nodes": (2, 2)}, "node 1 (n1) was told of 2 nodes, n0 (rank 0) of 3"),
-        ({"num_nodes": (2, 3)}, "was told of 2:3 nodes"),
-        ({"command": "other"}, "something else"),
+        ({"num_nodes": (2, 2)}, "node 1 (n1) was started for 2 nodes, n0 (rank 0) for 3"),
+        ({"num_nodes": (2, 3)}, "was started for 2:3 nodes"),
+        ({"command": "other"}, "another command"),
         (
             {"backend": "horovod"},
             "node 1 (n1) has --backend 'horovod', n0 (rank 0) --backend 'plain'",
@@ -189,7 +189,7 @@ def test_contradictions_are_named(by_hand, more, said):
 def test_a_total_of_workers_leaves_no_node_a_choice(by_hand):
     planner = by_hand(rendezvous="h:5", node_rank=0, procs_per_node=None, num_procs=6)
     assert planner.conflict(1, "n1", told(planner, slots=2)) is None
-    assert "3 workers, by what n0 (rank 0) was told 2" in planner.conflict(
+    assert "3 workers, but the options of n0 (rank 0) give it 2" in planner.conflict(
         1, "n1", told(planner, slots=3)
     )
 
@@ -212,13 +212,13 @@ def test_a_clock_that_is_far_off_is_told_of(by_hand):
     assert planner.clock_note(1, "n1", told(planner, wall=1000.0), wall=900.0) is None
     assert (
         planner.clock_note(1, "n1", told(planner, wall=1600.0), wall=1000.0)
-        == "the clock of node 1 (n1) is 10 min ahead of ours"
+        == "the clock of node 1 (n1) is 10 min ahead of this machine's"
     )
     assert planner.clock_note(1, "n1", told(planner, wall=400.0), wall=1000.0).endswith(
-        "is 10 min behind ours"
+        "is 10 min behind this machine's"
     )
     assert planner.clock_note(1, "n1", told(planner, wall=1e308), wall=0.0).endswith(
-        "is more than 99 h ahead of ours"
+        "is more than 99 h ahead of this machine's"
     )
 
 

@@ -209,8 +209,8 @@ def test_processes_that_are_to_share_gpus_need_one(make_facts):
     ("options", "words"),
     [
         ({"num_nodes": 2}, "--num-nodes 2"),
-        ({"num_procs": 2, "num_gpus": 2}, "together"),
-        ({"procs_per_node": 2, "gpus_per_node": 2}, "together"),
+        ({"num_procs": 2, "num_gpus": 2}, "both requested"),
+        ({"procs_per_node": 2, "gpus_per_node": 2}, "both requested"),
         ({"num_procs": 2, "procs_per_node": 3}, "--num-procs 2 and --procs-per-node 3"),
         ({"num_gpus": 2, "gpus_per_node": 3}, "--num-gpus 2 and --gpus-per-node 3"),
         ({"device": "cpu", "num_gpus": 1}, "--device cpu"),

@@ -190,7 +190,7 @@ def test_a_node_that_cannot_reach_the_master_is_named_with_the_reason(make_surve
         choose_reached(four(make_surveyed), answers, tried=("10.0.0.1",), hosts=NAMES)
     assert caught.value.exit_code == 69
     assert caught.value.message == (
-        "n3 cannot connect to n1, where rank 0 is to be, at 10.0.0.1: no route to host"
+        "n3 cannot connect to n1, the node of rank 0, at 10.0.0.1: no route to host"
     )
     assert all(
         word in caught.value.hint
@@ -238,7 +238,7 @@ def test_addresses_that_nobody_was_told_to_try_do_not_count(make_surveyed):
         3: reached(way("10.9.0.1", "10.0.0.4")),
     }
     with pytest.raises(
-        NodesError, match=r"^n3 cannot connect to n1, where rank 0 is to be, at 10.0.0.1, 10.9.0.1$"
+        NodesError, match=r"^n3 cannot connect to n1, the node of rank 0, at 10.0.0.1, 10.9.0.1$"
     ):
         choose_reached(four(make_surveyed), answers, tried=("10.0.0.1", "10.9.0.1"), hosts=NAMES)
     answers[2] = answers[1]

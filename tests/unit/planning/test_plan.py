@@ -107,7 +107,7 @@ def test_an_active_environment_that_workers_do_not_run_in_is_said(
     make_facts, environ, options, said
 ):
     planned = plan(make_facts, facts={"environ": environ, "programs": {"py": "/bin/py"}}, **options)
-    notes = [note for note in planned.notes if "not the active environment's" in note]
+    notes = [note for note in planned.notes if "not that of the active environment" in note]
     assert bool(notes) == said
     if said:
         assert f"--python={next(iter(environ.values()))}/bin/python" in notes[0]

@@ -21,11 +21,11 @@ def test_a_variable_longer_than_linux_takes_is_refused_by_its_name(make_facts):
     why = refused(make_facts, env=("LONG=" + "x" * (most + 1),)).message
     assert (
         why
-        == "--env LONG: with 131,072 bytes it is too long, Linux takes 131,071 of one variable (NAME=VALUE)"
+        == "--env LONG: it has 131,072 bytes, but Linux limits a variable (NAME=VALUE) to 131,071"
     )
     texts = {"f.env": "LONG=" + "x" * 200_000}
     assert refused(make_facts, env_file=("f.env",), facts={"texts": texts}).message.startswith(
-        "LONG in f.env: with 200,005"
+        "LONG in f.env: it has 200,005"
     )
 
 
@@ -38,7 +38,7 @@ def test_a_variable_of_a_backend_may_not_be_too_long_either(make_facts):
 
     chosen, facts = TrainOptions(script="train.py", num_procs=1), make_facts()
     with pytest.raises(
-        ConfigError, match=r"^CLASSES, which --backend long sets: with 300,008 bytes it is too long"
+        ConfigError, match=r"^CLASSES, which --backend long sets: it has 300,008 bytes"
     ):
         build_plan(
             chosen, facts, local_topology(chosen, facts), Long({}, {}), job_id="j", run_dir="/r"

@@ -170,7 +170,7 @@ def test_gpus_that_were_not_granted_are_not_picked(make_facts):
     [
         ("a:2,b:2,c:2", {"num_nodes": 2}, "not needed for --num-nodes 2: c"),
         ("a:2,b:2,c:2", {"num_nodes": (1, 2)}, "not needed for --num-nodes 1:2: c"),
-        ("a:2,b:2", {"spread": True}, "--spread changes nothing"),
+        ("a:2,b:2", {"spread": True}, "--spread has no effect"),
     ],
 )
 def test_what_is_left_out_is_said(make_facts, text, options, said):

@@ -125,7 +125,7 @@ def test_an_elastic_job_takes_who_is_there(make_planner, make_surveys, away, exp
 
 def test_too_few_that_are_there_are_no_configuration_error(make_planner, make_surveys):
     with pytest.raises(
-        NodesError, match=r"1 node of the 2 that are needed: a,c are not there"
+        NodesError, match=r"1 node of the 2 that are needed: a,c are missing"
     ) as caught:
         composed(make_planner, make_surveys, hosts="a,b,c", num_nodes=(2, 3), away="ac")
     assert caught.value.exit_code == 69
@@ -242,9 +242,9 @@ def test_another_interpreter_on_some_nodes_is_said_once(make_planner, make_surve
     assert plan.argv == ("/usr/bin/python3", "train.py", "--x", "1")
     other = ("/opt/bin/python3", "train.py", "--x", "1")
     assert [node.argv for node in plan.nodes] == [None, other, other]
-    (note,) = [note for note in plan.notes if "ours" in note]
+    (note,) = [note for note in plan.notes if "the launcher's" in note]
     assert note == (
-        "workers run /usr/bin/python3 on a, /opt/bin/python3 on b,c: ours, /usr/bin/python3, is not everywhere;"
+        "workers run /usr/bin/python3 on a, /opt/bin/python3 on b,c: the launcher's, /usr/bin/python3, is not on all nodes;"
         " see --python"
     )
     record = plan.record()["nodes"][1]["workers"][0]
@@ -266,7 +266,10 @@ def test_with_setup_the_interpreter_that_it_brings_runs_where_ours_is_not(
     assert plan.argv[-2:] == ("/usr/bin/python3", "train.py")
     assert plan.nodes[1].argv[:-2] == plan.argv[:-2]
     assert plan.nodes[1].argv[-2:] == ("python3", "train.py")
-    assert any("what --setup brings" in note and "python3 on b" in note for note in plan.notes)
+    assert any(
+        "the interpreter that --setup provides" in note and "python3 on b" in note
+        for note in plan.notes
+    )
 
 
 def test_the_users_interpreter_is_taken_as_it_is_typed(make_planner, make_surveys):
@@ -350,7 +353,7 @@ def test_scripts_that_differ_are_compared_with_ours_where_we_are_a_node(make_pla
 
 def test_a_script_that_is_missing_somewhere_names_where(make_planner, make_surveys):
     with pytest.raises(
-        NodesDifferError, match=r"train\.py is not there on b \(directory: /w\)"
+        NodesDifferError, match=r"train\.py is missing on b \(directory: /w\)"
     ) as caught:
         composed(make_planner, make_surveys, hosts="a,b", changed={"b": {"script_sha256": None}})
     assert caught.value.nodes == (1,)
@@ -456,14 +459,14 @@ def test_of_interpreters_and_pinned_agents_the_user_hears_once(make_planner, mak
     other = make_surveys(made, python="/opt/python3", cpus=CpuInventory(allowed=(3,), online=64))
     surveys = {**make_surveys(made), 1: other[1]}
     _, first = made.plan_attempt(surveys)
-    assert [note for note in first.notes if "pinned" in note or "ours" in note] == [
+    assert [note for note in first.notes if "pinned" in note or "the launcher's" in note] == [
         "b: the agent is pinned to 1 of 64 CPUs, and all its workers share it",
-        "workers run /usr/bin/python3 on a,c, /opt/python3 on b: ours, /usr/bin/python3, is not everywhere; see --python",
+        "workers run /usr/bin/python3 on a,c, /opt/python3 on b: the launcher's, /usr/bin/python3, is not on all nodes; see --python",
     ]
     _, again = made.plan_attempt({0: surveys[0], 1: surveys[1]})
-    assert not [note for note in again.notes if "pinned" in note or "ours" in note]
+    assert not [note for note in again.notes if "pinned" in note or "the launcher's" in note]
     _, third = made.plan_attempt({1: other[1], 2: other[2]})
     assert [note.partition(":")[0] for note in third.notes if "pinned" in note] == ["c"]
-    assert [note.partition(":")[0] for note in third.notes if "ours" in note] == [
+    assert [note.partition(":")[0] for note in third.notes if "the launcher's" in note] == [
         "workers run /opt/python3 on c"
     ]

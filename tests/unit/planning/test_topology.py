@@ -73,7 +73,7 @@ def test_what_only_the_node_knows_stays_open(make_facts):
         ("a:4,b:4", {"num_gpus": 3, "gpus_per_node": 2}, ("--num-gpus 3", "--gpus-per-node 2")),
         ("a:4,b:4", {"num_gpus": 6, "gpus_per_node": 2}, ("3 nodes", "2")),
         ("a:4,b:4", {"num_gpus": 2, "gpus_per_node": 2, "num_nodes": 2}, ("1 node", "2")),
-        ("a:4,b:4", {"num_procs": 2, "num_gpus": 2}, ("together",)),
+        ("a:4,b:4", {"num_procs": 2, "num_gpus": 2}, ("both requested",)),
         ("a:4,b:4", {"device": "cpu", "num_gpus": 2}, ("--device cpu",)),
         ("a:4,b:4", {"gpus": "0,GPU-7"}, ("GPU-7", "2 nodes")),
         ("a:4,b:4", {"gpus": "0,1", "gpus_per_node": 4}, ("--gpus-per-node 4", "2 slots")),

@@ -174,7 +174,7 @@ def test_one_byte_more_for_one_of_the_workers_is_refused():
     with pytest.raises(ConfigError) as caught:
         with_cluster(plan_of(backend), CLUSTER, backend)
     assert caught.value.message == (
-        "PEERS of 40 workers: with 131,072 bytes it is too long, Linux takes 131,071 of one variable (NAME=VALUE)"
+        "PEERS of 40 workers: it has 131,072 bytes, but Linux limits a variable (NAME=VALUE) to 131,071"
     )
     assert caught.value.hint == "ask for fewer workers"
 
@@ -187,7 +187,7 @@ def test_what_only_each_worker_has_is_measured_too():
         def task_variables(self, workers, rank):
             return {"Z": "z" * (MOST - len("Z=") + rank // (WORKERS - 1))}
 
-    with pytest.raises(ConfigError, match="Z of 40 workers: with 131,072 bytes"):
+    with pytest.raises(ConfigError, match="Z of 40 workers: it has 131,072 bytes"):
         with_cluster(plan_of(Apart(0)), CLUSTER, Apart(0))
 
 
@@ -196,7 +196,7 @@ def test_what_only_one_of_the_workers_has_is_measured_too():
         def task_variables(self, workers, rank):
             return {"Z": "z" * MOST} if rank == 5 else {}
 
-    with pytest.raises(ConfigError, match="Z of 40 workers: with 131,073 bytes"):
+    with pytest.raises(ConfigError, match="Z of 40 workers: it has 131,073 bytes"):
         with_cluster(plan_of(Lone(100)), CLUSTER, Lone(100))
 
 
@@ -221,7 +221,7 @@ def over(workers: int) -> Topology:
 
 def test_so_many_workers_that_no_address_is_short_enough_are_refused_when_planned(make_facts):
     error = refused(make_facts, backend="tensorflow", topology=over(12_000), num_procs=None)
-    said = "TF_CONFIG of 12,000 workers, were their addresses as short as can be: with 156,0"
+    said = "TF_CONFIG of 12,000 workers, even with the shortest addresses: it has 156,0"
     assert error.message.startswith(said)
     assert "-o per=node" in str(error.hint)
 
@@ -231,7 +231,7 @@ def test_what_may_fit_with_short_addresses_is_planned_and_refused_once_they_are_
     assert len(plan.workers) == 8_000
     backend, shortest = TensorFlow({}, {}), tuple("[::1]:1024" for _ in plan.workers)
     with_cluster(plan, shortest, backend)
-    with pytest.raises(ConfigError, match="TF_CONFIG of 8,000 workers: with 136,072 bytes"):
+    with pytest.raises(ConfigError, match="TF_CONFIG of 8,000 workers: it has 136,072 bytes"):
         with_cluster(plan, tuple("10.0.0.1:40000" for _ in plan.workers), backend)
 
 

@@ -192,7 +192,7 @@ def test_endless_noise_is_given_up(fake):
 
 def test_silence_ends_at_the_deadline_with_what_was_said_last(fake):
     said = trouble(fake(b"Password:", ends=False), within_s=0.05)
-    assert (said.text, said.passing) == ("the agent has not started in time: Password:", True)
+    assert (said.text, said.passing) == ("the agent did not start in time: Password:", True)
 
 
 def test_stderr_is_shown_rather_than_stdout(fake):
@@ -238,5 +238,5 @@ def test_a_node_without_any_python_is_said_to_have_none(fake):
 def test_a_traceback_is_told_from_a_shell_that_ended(fake):
     words = b'Traceback (most recent call last):\n  File "x", line 1\nValueError: no\n'
     assert trouble(fake(words=words)).text.startswith(
-        "the agent has failed to start: it ended with status 1: "
+        "the agent failed to start: it ended with status 1: "
     )

@@ -113,7 +113,7 @@ def test_a_series_that_others_have_is_refused_with_each_named(opened, taken):
         with pytest.raises(PortTakenError) as error:
             opened("", [taken, other])
     assert error.value.message.startswith(
-        f"none of the ports {taken}, {other} can be had: port {taken} is in use by pid"
+        f"none of the ports {taken}, {other} can be used: port {taken} is in use by pid"
     )
     assert f"port {other} is in use by pid" in error.value.message
 

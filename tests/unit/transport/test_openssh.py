@@ -78,7 +78,7 @@ def test_what_is_no_command_is_refused(command):
 def test_each_failure_of_ssh_has_its_step(said, step, passing):
     trouble = parse_ssh_error(said.encode(), host="n1")
     assert (trouble.step, trouble.passing) == (step, passing)
-    assert trouble.text == (said or "ssh has failed without a word")
+    assert trouble.text == (said or "ssh failed without a message")
 
 
 def test_a_changed_key_is_said_loudly_with_its_line():

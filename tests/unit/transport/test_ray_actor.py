@@ -45,7 +45,7 @@ def test_bytes_go_both_ways_after_the_greeting(start):
 
 def test_an_agent_that_fails_says_why(start):
     _, problem = start("import sys; sys.exit('no room')")
-    assert problem == "the agent has failed to start: it ended with status 1: no room"
+    assert problem == "the agent failed to start: it ended with status 1: no room"
 
 
 @pytest.mark.parametrize(

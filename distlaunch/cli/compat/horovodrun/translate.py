@@ -52,8 +52,8 @@ PARSING = Dialect(
 _SPELLING = (
     *(
         (
-            f"say how many each node has: {each} #, or HOST:SLOTS",
-            "-H a:#,b:# names the nodes and says how many each has",
+            f"use {each} #, or HOST:SLOTS",
+            "use -H a:#,b:#, which names the nodes and their workers",
         )
         for each in ("--gpus-per-node", "--procs-per-node")
     ),

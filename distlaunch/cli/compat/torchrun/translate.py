@@ -366,8 +366,8 @@ def _spelling(sources: Mapping[str, str], *, assumed: bool) -> tuple[tuple[str, 
         NO_LOCAL_RANK: f"--use-env leaves it out: {LOCAL_RANK_TOO}",
     }
     if assumed:
-        words["name another port: --rendezvous HOST:PORT, on all nodes"] = (
-            f"{WAYS_OUT}; or name another port"
+        words["use another port: --rendezvous HOST:PORT, on all nodes"] = (
+            f"{WAYS_OUT}; or use another port"
         )
     named = {option.name: sources[option.field] for option in OPTIONS}
     for option in BY_VARIABLE:

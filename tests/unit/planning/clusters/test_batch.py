@@ -91,7 +91,7 @@ def test_a_node_file_is_not_believed_outside_of_a_job():
 
 
 def test_a_line_that_is_no_host_is_named_by_file_and_line():
-    with pytest.raises(ConfigError, match=r"/var/spool/pbs/aux/12:2: 'a b' is no host name"):
+    with pytest.raises(ConfigError, match=r"/var/spool/pbs/aux/12:2: 'a b' is not a host name"):
         pbs("n1\na b\n")
 
 
@@ -184,7 +184,7 @@ def test_a_flux_task_on_each_node_is_a_launcher_of_the_node():
 
 def test_uneven_or_cyclic_flux_tasks_are_refused():
     for change in ({"FLUX_JOB_SIZE": "7"}, {"FLUX_TASK_RANK": "4"}):
-        with pytest.raises(ConfigError, match="who is where is not known"):
+        with pytest.raises(ConfigError, match="the node of each process is not known"):
             batch.find(FLUX | change, {}, "flux")
 
 
@@ -260,7 +260,7 @@ def test_a_node_of_aws_batch_that_is_told_too_little_is_known_to_be_one_of_sever
             "AWS_BATCH_JOB_MAIN_NODE_INDEX='3' and AWS_BATCH_JOB_NUM_NODES='3' contradict",
         ),
         ({"NUM_NODES": "x"}, "AWS_BATCH_JOB_NUM_NODES='x': expected a number from 1"),
-        ({"MAIN_NODE_PRIVATE_IPV4_ADDRESS": "a b"}, "'a b' is no host name or address"),
+        ({"MAIN_NODE_PRIVATE_IPV4_ADDRESS": "a b"}, "'a b' is not a host name or address"),
     ],
     ids=str,
 )

@@ -106,7 +106,7 @@ HALVES = [
 @pytest.mark.parametrize("environ", HALVES)
 def test_one_launcher_of_several_that_does_not_know_which_is_an_error(environ):
     with pytest.raises(
-        ConfigError, match="has started several launchers, but not said which"
+        ConfigError, match="has started several launchers, but the rank of this"
     ) as caught:
         select(environ, {})
     assert caught.value.hint
@@ -254,7 +254,7 @@ def test_options_fill_in_what_an_indexed_job_does_not_tell():
     found, _, _ = select(INDEXED, {}, num_nodes="2:4", node_rank=3)
     assert (found.node_rank, len(found.hosts)) == (3, 4)
     assert select(INDEXED, {}, num_nodes="1")[0] is None
-    with pytest.raises(ConfigError, match="does not say of how many"):
+    with pytest.raises(ConfigError, match="whose number of pods is not known"):
         select(
             INDEXED | {"DISTLAUNCH_NUM_NODES": "4"}, {}
         )  # of an option, and the options are handed over

@@ -184,9 +184,7 @@ def test_a_smaller_step_counts_for_itself_and_names_the_jobs_size():
     }
     found = find(STEP, **inside, **stale, SLURM_STEP_TASKS_PER_NODE="1")
     assert (found.part, names(found), found.node_rank) == ("node", ["n2"], 0)
-    assert found.notes == (
-        "this step has 1 of the job's 2 nodes (n2); srun -N 2 would give it all",
-    )
+    assert found.notes == ("this step has 1 of the job's 2 nodes (n2); srun -N 2 uses all of them",)
     lost = origins(found)["hosts"].instead_of
     assert lost[0] == "SLURM_JOB_NODELIST='n[1-2]': the whole job's"
     assert "SLURM_NTASKS_PER_NODE='2'" in origins(found)["part"].instead_of[0]
