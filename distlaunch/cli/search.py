@@ -23,6 +23,7 @@ from distlaunch.cli.pages import (
     topics,
     without_marks,
 )
+from distlaunch.cli.suggestions import counterpart, of_sbatch
 from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import counted, quoted
 
@@ -70,6 +71,7 @@ def find_option(word: str) -> HelpPage | None:
         sections=[
             (f"distlaunch {', '.join(names)}:", list(rows)) for rows, names in commands.items()
         ],
+        closing=_of_others(flag),
     )
 
 
@@ -107,8 +109,20 @@ def find_word(word: str) -> HelpPage | None:
         usage="",
         about=f"There is no command or page {quoted(word)}. These mention it:",
         sections=sections,
-        closing=(f"Not shown: {' and '.join(left_out)}.",) if left_out else (),
+        closing=(
+            *_of_others(word.replace("_", "-")),
+            *([f"Not shown: {' and '.join(left_out)}."] if left_out else []),
+        ),
     )
+
+
+def _of_others(flag: str) -> tuple[str, ...]:
+    """Return what stands for this option of torchrun, and for this one of sbatch."""
+    texts = (
+        (f"Instead of torchrun's {flag}", counterpart(flag)),
+        (f"Instead of sbatch's {flag}, for render slurm", of_sbatch(flag)),
+    )
+    return tuple(f"{of}: {text}." for of, text in texts if text is not None)
 
 
 def _tables() -> Iterator[tuple[str, Place | None, Sequence[Option]]]:

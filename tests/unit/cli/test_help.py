@@ -217,6 +217,18 @@ def test_help_for_an_option_of_render_shows_that_option(flag, capsys):
     )
 
 
+@pytest.mark.parametrize(
+    ("flag", "line"),
+    [
+        ("--signal", "Instead of sbatch's --signal, for render slurm: --usr1-before SECONDS: "),
+        ("-t", "Instead of sbatch's -t, for render slurm: --time."),
+        ("--nproc_per_node", "Instead of torchrun's --nproc-per-node: --gpus-per-node N, or "),
+    ],
+)
+def test_help_for_an_option_of_another_program_names_ours(flag, line, capsys):
+    assert line in " ".join(shown(["help", flag], capsys).split())
+
+
 def test_help_of_render_says_its_own_defaults(capsys):
     text = " ".join(shown(["render", "slurm", "--help"], capsys).split())
     assert "for example at its time limit. On by default." in text
