@@ -42,6 +42,12 @@ def snippet(page: str) -> str:
     )
 
 
+def checkpoints(distlaunch) -> list[int]:
+    """Return after how many steps the page's script has saved."""
+    found = (distlaunch.work / "runs" / "a").glob("step-*")
+    return sorted(int(each.name.removeprefix("step-")) for each in found)
+
+
 @pytest.mark.parametrize("page", ["distlaunch/docs/checkpoints.md", "distlaunch/docs/toolkit.md"])
 def test_the_first_snippet_of_a_page_runs_as_printed_and_splits_the_data(distlaunch, page):
     script = distlaunch.work / "train.py"
@@ -63,6 +69,7 @@ def test_the_first_snippet_of_a_page_runs_as_printed_and_splits_the_data(distlau
         )
         assert "the training had already ended after 300 steps" in again.stderr
         assert again.stderr.count("had already ended") == 1, "rank 0 says it"
+        assert checkpoints(distlaunch) == [100, 200, 300]
 
 
 def test_a_training_that_goes_on_says_from_where_and_not_that_it_had_ended(distlaunch):
@@ -78,10 +85,11 @@ def test_a_training_that_goes_on_says_from_where_and_not_that_it_had_ended(distl
     second = distlaunch.train_warm("--num-procs", "2", "train.py", "130", timeout=100)
     assert second.returncode == 0, second.stderr
     assert (
-        f"distlaunch: resumed from {distlaunch.work}/runs/a/step-000000100, after 100 steps, saved "
+        f"distlaunch: resumed from {distlaunch.work}/runs/a/step-000000120, after 120 steps, saved "
         in second.stderr
     )
     assert "already ended" not in second.stderr
+    assert checkpoints(distlaunch) == [100, 120, 130], "and the last step of each run is saved"
 
 
 @pytest.mark.parametrize(("data", "warned"), [("same", 1), ("apart", 0), ("apart later", 0)])

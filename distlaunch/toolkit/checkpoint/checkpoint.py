@@ -65,6 +65,8 @@ from distlaunch.toolkit.wait_at_end import (
 
 log = logging.getLogger("distlaunch.checkpoint")
 _NOTHING_ASKED = 0, 0, 0, 0
+_BY_SIGNAL = 2
+"""More than 1, which asks for a save by ``every_s``: the largest number of all workers counts."""
 _TOO_LATE = "it came after the last step, and nothing has been saved for it"
 
 
@@ -83,7 +85,12 @@ class Checkpoint:
         for step in range(checkpoint.resume(), steps):
             train(step)
             checkpoint.step(step)
+        checkpoint.save()  # after the last step, if that is not saved yet
         checkpoint.close()
+
+    A step is given by its index, counted from 0 over all epochs; a checkpoint is named by how many
+    steps are done. After ``step(299)`` it is ``step-000000300``, and ``resume`` returns 300, the
+    index of the next step.
 
     All workers make one and call its methods alike. ``every`` and ``every_s`` say after how many
     steps, or seconds, one is saved; ``keep`` how many stay. ``sampler`` and further keywords are
@@ -151,8 +158,8 @@ class Checkpoint:
     # --- going on --------------------------------------------------------------------------------------------------
 
     def resume(self, steps: int | None = None) -> int:
-        """Load the newest whole checkpoint, or the one after so many steps; return the next step, 0
-        if there is none.
+        """Load the newest whole checkpoint, or the one after so many steps; return the index of the
+        next step, 0 if there is none.
 
         The one that is loaded is logged; ``close`` logs it if no step came after it. A damaged one
         is skipped, and that is logged. One is damaged if a file is missing or is not what was
@@ -340,9 +347,9 @@ class Checkpoint:
         """Tell that a step is done, on all workers; save if it is time, or a signal has asked for
         it.
 
-        ``batches``: how many of the sampler's this step took. Returns whether a checkpoint has been
-        begun. Raises Stopped after a TERM, and CheckpointError if one could not be written: at
-        once, or when it is noticed.
+        ``step``: the index of the step that is done, from 0. ``batches``: how many of the sampler's
+        this step took. Returns whether a checkpoint has been begun. Raises Stopped after a TERM,
+        and CheckpointError if one could not be written: at once, or when it is noticed.
         """
         self._see_that_it_is_open("step")
         steps, before = steps_after(step, self._reached), self._reached
@@ -351,14 +358,18 @@ class Checkpoint:
         if hasattr(self._sampler, "advance"):
             self._sampler.advance(batches)
         due = self._every is not None and steps // self._every > before // self._every
-        stop = False
+        signalled = stop = False
         with self._naming_loss(("step", steps - 1)):
             if due or self._group.size == 1 or self._asking.is_due(steps):
-                asked, stop = self._ask(steps)
+                asked, signalled, stop = self._ask(steps)
                 due = due or asked or stop
                 self._check_parts()
             if due:
                 self._save(steps, background=self._background, stop=stop)
+            if signalled:
+                where = self._store.where(self._store.name(steps))
+                text = f"saving {where} in the background" if self._background else f"saved {where}"
+                self._say(f"told to save by SIGUSR1: {text}")
         return due
 
     def _check_parts(self) -> None:
@@ -368,17 +379,22 @@ class Checkpoint:
             self._parts_checked = True
             self._group.agree("Checkpoint: the part", self._trained.check_parts)
 
-    def save(self, step: int, *, background: bool = False) -> None:
-        """Save the state after this step, on all workers, once. In the background: what goes wrong
-        is raised later.
+    def save(self, step: int | None = None, *, background: bool = False) -> None:
+        """Save the state after a step, on all workers, once. In the background: what goes wrong is
+        raised later.
 
-        Raises Stopped after a TERM, as ``step`` does.
+        ``step``: the index of the step that is done, from 0. Without it, the last step that was
+        given to ``step`` or ``save``; nothing is saved if a checkpoint has it already, or if no
+        step was given since ``resume``. Raises Stopped after a TERM, as ``step`` does.
         """
         self._see_that_it_is_open("save")
-        self._reached, self._only_resumed = steps_after(step, self._reached), False
+        if step is not None:
+            self._reached, self._only_resumed = steps_after(step, self._reached), False
         with self._naming_loss(call := ("save", self._reached - 1)):
             self._group.compare(call, _NOTHING_ASKED)
-            if self._reached == self._writing.saved_steps and self._resumed:
+            if step is None and (self._only_resumed or self._reached == 0):
+                return
+            if step is not None and self._reached == self._writing.saved_steps and self._resumed:
                 self._say(
                     f"step {self._reached - 1} is saved already, in "
                     f"{self._store.where(self._writing.names[0])}"
@@ -390,8 +406,9 @@ class Checkpoint:
         written."""
         self._writing.wait()
 
-    def _ask(self, steps: int) -> tuple[bool, bool]:
-        """Agree with all workers on whether to save now, and whether to stop then."""
+    def _ask(self, steps: int) -> tuple[bool, bool, bool]:
+        """Agree with all workers on whether to save now, whether USR1 has asked for it, and whether
+        to stop then."""
         now = time.monotonic()
         due = (
             self._every_s is not None
@@ -399,7 +416,7 @@ class Checkpoint:
             and now - self._saved_at >= self._every_s
         )
         mine = [
-            int(self._requests.save or due),
+            _BY_SIGNAL if self._requests.save else int(due),
             int(self._requests.stop),
             int(self._writing.has_failed),
             self._asking.step_us(steps, now),
@@ -415,7 +432,7 @@ class Checkpoint:
             self.wait()
         if asked:
             self._requests.saved()
-        return bool(asked), bool(stop)
+        return bool(asked), asked == _BY_SIGNAL, bool(stop)
 
     @contextmanager
     def _naming_loss(self, call: Call) -> Iterator[None]:
@@ -595,7 +612,9 @@ class Checkpoint:
         lost = self._reached - saved
         if lost <= 0 or self._requests.stop or sys.exc_info()[0] is not None:
             return
-        since = f" after step {saved}" if saved else ""
+        steps = counted(lost, "step")
+        if saved:
+            steps = f"the last {steps} of {self._reached:,}"
         are = "is" if lost == 1 else "are"
         change = (
             "choose a smaller every"
@@ -605,8 +624,7 @@ class Checkpoint:
             else "give every"
         )
         self._say(
-            f"warning: {counted(lost, 'step')}{since} {are} not saved: call checkpoint.save(step) "
-            f"at the end, or {change}"
+            f"warning: {steps} {are} not saved: call checkpoint.save() after the loop, or {change}"
         )
 
     def _say(self, text: str) -> None:
@@ -683,7 +701,8 @@ def several(optimizer: Any) -> Sequence[Optimizer]:
 
 
 def steps_after(step: Any, reached: int) -> int:
-    """Return how many steps are done then; numpy's and torch's whole numbers are taken as well.
+    """Return how many steps are done after the one with this index; numpy's and torch's whole
+    numbers are taken as well.
 
     Raises ConfigError for no number, and where they go back: the newest checkpoint is the one after
     the most steps.

@@ -151,11 +151,13 @@ def test_a_step_may_be_any_whole_number(tmp_path, step):
     assert json.loads((tmp_path / "step-000000003" / "manifest.json").read_text())["steps"] == 3
 
 
-@pytest.mark.parametrize("step", [1.0, -5, "1", None])
-def test_any_other_step_is_refused(tmp_path, step):
+@pytest.mark.parametrize(
+    ("method", "step"), [("save", 1.0), ("save", -5), ("save", "1"), ("step", None)]
+)
+def test_any_other_step_is_refused(tmp_path, method, step):
     checkpoint = made(tmp_path)
     with pytest.raises(ConfigError, match=r"the step is .*; a whole number is expected"):
-        checkpoint.save(step)
+        getattr(checkpoint, method)(step)
     checkpoint.close()
     assert names(tmp_path) == []
 
@@ -253,8 +255,8 @@ def test_steps_behind_the_last_checkpoint_are_named_at_the_end(tmp_path, caplog)
     assert names(tmp_path) == ["step-000000020"]
     (said,) = unsaved(caplog)
     assert said == (
-        "distlaunch: warning: 15 steps after step 20 are not saved: call checkpoint.save(step) at "
-        "the end, or choose a smaller every"
+        "distlaunch: warning: the last 15 steps of 35 are not saved: call checkpoint.save() after "
+        "the loop, or choose a smaller every"
     )
 
 
@@ -271,8 +273,52 @@ def test_a_training_that_has_saved_nothing_is_told_so(tmp_path, caplog, options,
     checkpoint.step(0)
     checkpoint.close()
     (said,) = unsaved(caplog)
-    assert "warning: 1 step is not saved: call checkpoint.save(step)" in said
+    assert "warning: 1 step is not saved: call checkpoint.save() after the loop" in said
     assert said.endswith(f" or {change}")
+
+
+def test_save_without_a_step_saves_the_last_one_and_nothing_where_there_is_none(tmp_path, caplog):
+    for _ in range(2):  # the second run finds the job finished
+        checkpoint = made(tmp_path, every=20)
+        for step in range(checkpoint.resume(), 35):
+            checkpoint.step(step)
+        checkpoint.save()
+        checkpoint.save()
+        checkpoint.close()
+        assert names(tmp_path) == ["step-000000020", "step-000000035"]
+    assert unsaved(caplog) == []
+    assert "saved already" not in caplog.text
+    assert "the training had already ended after 35 steps" in caplog.text
+    checkpoint = made(tmp_path / "none")
+    checkpoint.save()
+    checkpoint.close()
+    assert names(tmp_path / "none") == []
+
+
+def test_save_without_a_step_waits_for_the_same_one_in_the_background(tmp_path):
+    checkpoint = made(tmp_path, every=5)
+    for step in range(5):
+        checkpoint.step(step)
+    checkpoint.save()
+    assert names(tmp_path) == ["step-000000005"]
+    checkpoint.close()
+    assert names(tmp_path) == ["step-000000005"]
+
+
+@pytest.mark.parametrize(
+    ("background", "said"),
+    [(True, "saving {}/step-000000003 in the background"), (False, "saved {}/step-000000003")],
+)
+def test_a_save_by_usr1_is_logged_and_one_by_time_is_not(tmp_path, caplog, background, said):
+    checkpoint = made(tmp_path, background=background, every_s=1e-9)
+    checkpoint.step(1)
+    assert "SIGUSR1" not in caplog.text
+    os.kill(os.getpid(), signal.SIGUSR1)
+    checkpoint.step(2)
+    checkpoint.step(3)
+    checkpoint.close()
+    lines = [each.getMessage() for each in caplog.records if "SIGUSR1" in each.getMessage()]
+    assert lines == [f"distlaunch: told to save by SIGUSR1: {said.format(tmp_path)}"]
 
 
 def test_nothing_is_said_of_steps_where_all_are_saved_or_none_was_made(tmp_path, caplog):
@@ -321,6 +367,6 @@ def test_python_s_end_without_close_names_unsaved_steps_unless_an_error_ends_it(
     done = subprocess.run(
         [sys.executable, "-c", program, tmp_path], capture_output=True, text=True, timeout=100
     )
-    assert done.stderr.count("1 step after step 2 is not saved") == count, done.stderr
+    assert done.stderr.count("the last 1 step of 3 is not saved") == count, done.stderr
     assert done.returncode == (0 if count else 1)
     assert names(tmp_path) == ["step-000000002"]
