@@ -83,6 +83,18 @@ def script_text(options: TrainOptions, cwd: str) -> bytes | None:
     return None
 
 
+def missing_script(options: TrainOptions, cwd: str) -> str | None:
+    """Return the sentence that SCRIPT is not on this machine, without its end; None if it is."""
+    name = options.script
+    if name is None or options.module or options.no_python:
+        return None
+    paths = script_paths(name, cwd, os.path.join(cwd, options.workdir or ""))
+    if any(os.path.exists(path) for path in paths):
+        return None
+    where = " and ".join(printable(os.path.dirname(path)) for path in paths)
+    return f"{printable(name)} is not here (looked in {where})"
+
+
 def find_source(script: str, paths: Sequence[str]) -> ScriptSource | None:
     """Return the source of a SCRIPT that workers cannot open themselves; None for other scripts.
 

@@ -124,6 +124,19 @@ def test_a_plan_for_a_machine_with_other_gpus_is_shown_with_a_note(
         assert "no GPU" in refused.stderr
 
 
+def test_a_plan_for_other_nodes_shows_the_command_and_names_a_script_that_is_not_here(distlaunch):
+    name = script(distlaunch)
+    words = ["plan", "--hosts", "far1,far2"]
+    note = f"trian.py is not here (looked in {distlaunch.work}); the nodes have to have it"
+    misspelt = distlaunch.run([*words, "trian.py", name])
+    assert (misspelt.returncode, misspelt.stderr) == (0, "")
+    assert f"trian.py {name}\n" in misspelt.stdout
+    assert f"\n  {note}\n" in misspelt.stdout
+    assert note in plan(distlaunch, *words[1:], "trian.py")["notes"]
+    for there in ([name], ["-m", "trian"], ["--no-python", "trian"]):
+        assert "is not here" not in distlaunch.run([*words, *there]).stdout
+
+
 def test_a_plan_that_fails_for_another_reason_is_refused(distlaunch):
     name = script(distlaunch)
     for words in (

@@ -51,9 +51,12 @@ class _Group(NamedTuple):
     workers: list[_Worker]
 
 
-def plan_table(plan_record: _Data) -> None:
+def plan_table(plan_record: _Data, *, argv: Sequence[str] = ()) -> None:
     """Print a plan to stdout; where nobody reads on, raises BrokenPipeError or (newer rich)
-    SystemExit."""
+    SystemExit.
+
+    ``argv``: the command of workers whose number is not known yet.
+    """
     from rich.console import Console
 
     console = Console(highlight=False, markup=False, emoji=False)
@@ -67,7 +70,7 @@ def plan_table(plan_record: _Data) -> None:
     _nodes(console, groups, plan_record.get("device"))
     _gpus(console, groups)
     _workers(console, groups)
-    _commands(console, everyone)
+    _commands(console, everyone, argv)
     _environment(
         console, everyone, plan_record.get("env") or {}, plan_record.get("env_given") or ()
     )
@@ -245,6 +248,10 @@ def _workers(console: Console, groups: Sequence[_Group]) -> None:
     for place, group in enumerate(groups[:_MOST_NODES]):
         for worker in group.workers:
             rows.setdefault((place, worker.mask, worker.cpus), []).append(worker)
+    _heading(console, "Workers")
+    if not rows:
+        _line(console, _UNSETTLED)
+        return
     table = _table("Ranks", "Local ranks", "Nodes", "Devices", "CPUs")
     for (_, mask, cpus), members in rows.items():
         table.add_row(
@@ -254,7 +261,6 @@ def _workers(console: Console, groups: Sequence[_Group]) -> None:
             _cell(mask or "-"),
             format_ranks(cpus) if cpus else "any",
         )
-    _heading(console, "Workers")
     console.print(table)
 
 
@@ -268,20 +274,22 @@ def _numbers(numbers: Iterable[int]) -> str:
     return text if len(text) <= _LONGEST_LIST else f"{text[:_LONGEST_LIST].rpartition(',')[0]},..."
 
 
-def _commands(console: Console, workers: Sequence[_Worker]) -> None:
+def _commands(console: Console, workers: Sequence[_Worker], argv: Sequence[str]) -> None:
     _heading(console, "Command")
     commands: list[tuple[Sequence[object], list[int]]] = []
+    if argv and not workers:
+        commands.append((argv, []))
     for worker in workers:
         # Most have the same as the one before, or the first one's again.
         known = next((ranks for argv, ranks in reversed(commands) if argv == worker.argv), None)
         if known is None:
             commands.append((worker.argv, known := []))
         known.append(worker.rank)
-    for argv, ranks in commands:
+    for words, ranks in commands:
         # For reading only: what runs stays a list.
         _line(
             console,
-            (f"{name_ranks(ranks)}: " if len(commands) > 1 else "") + shlex.join(map(str, argv)),
+            (f"{name_ranks(ranks)}: " if len(commands) > 1 else "") + shlex.join(map(str, words)),
         )
 
 

@@ -18,7 +18,6 @@ from distlaunch.cli.option_table import TRAIN_OPTIONS
 from distlaunch.core.errors import ConfigError, UsageError
 from distlaunch.core.model.record import defaults_of, fields_of
 from distlaunch.core.model.text import printable, quoted
-from distlaunch.planning.build_plan import script_paths
 from distlaunch.planning.train_options import TrainOptions
 from distlaunch.render.request import RenderOptions, Request, Target
 
@@ -346,17 +345,10 @@ def _has(path: str, data: bytes) -> bool:
 def _missing_script(options: TrainOptions) -> str | None:
     """Return a notice if the script is not here, where a batch script is mostly submitted; None if it
     is."""
-    name = options.script
-    if name is None or options.module or options.no_python:
-        return None
-    workdir = os.path.join(os.getcwd(), options.workdir or "")
-    places = script_paths(name, os.getcwd(), workdir)
-    if any(os.path.exists(place) for place in places):
-        return None
-    where = " and ".join(printable(os.path.dirname(place)) for place in places)
-    return (
-        f"{printable(name)} is not here (looked in {where}); the job needs it where it is submitted"
-    )
+    from distlaunch.launch.script_source import missing_script
+
+    missing = missing_script(options, os.getcwd())
+    return missing and f"{missing}; the job needs it where it is submitted"
 
 
 Spelled = tuple[str, tuple[str, ...]]

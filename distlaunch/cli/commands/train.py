@@ -115,13 +115,19 @@ def plan(options: TrainOptions, fmt: Literal["table", "json"], *, expand: bool =
         names = ", ".join(sorted(cluster_names(planned.backend, planned.topology.world_size or 2)))
         note = f"settled at the start: the ports that workers listen on, and so {names}"
         shown = replace(shown, notes=(*shown.notes, note))
+    if planned.planner is not None and planned.topology.here is None:
+        from distlaunch.launch.script_source import missing_script
+
+        if missing := missing_script(options, os.getcwd()):
+            note = f"{missing}; the nodes have to have it"
+            shown = replace(shown, notes=(*shown.notes, note))
     if fmt == "json":
         more = {} if explanation is None else {"explain": explanation.record()}
         sys.stdout.writelines(shown.json_chunks(expand=expand, more=more))
         return 0
     from distlaunch.cli.commands.plan_tables import plan_table
 
-    plan_table(shown.record(expand=expand))
+    plan_table(shown.record(expand=expand), argv=shown.argv)
     if explanation is not None:
         sys.stdout.write(
             "\nWhere this comes from\n" + "".join(f"  {line}\n" for line in explanation.lines())

@@ -60,8 +60,8 @@ def record(*, nodes: int = 1, slots: int = 2, cpus: bool = False, isolated: bool
 def printed(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
 
-    def print_it(plan: dict) -> str:
-        plan_table(plan)
+    def print_it(plan: dict, **more: object) -> str:
+        plan_table(plan, **more)
         return capsys.readouterr().out
 
     return print_it
@@ -213,6 +213,14 @@ def test_what_the_nodes_have_to_tell_is_open(printed):
     assert "Master     (settled at the start), port (settled" in text
     (row,) = [line for line in text.splitlines() if " n02 " in line]
     assert row.count("(settled at the start)") == 2, "workers and ranks"
+
+
+def test_the_command_is_shown_where_no_number_of_workers_is_known(printed):
+    plan = record(nodes=2)
+    for node in plan["nodes"]:
+        node.update(slots=None, devices=None, workers=None)
+    text = printed(plan, argv=("python", "a b.py"))
+    assert "\nWorkers\n  (settled at the start)\n\nCommand\n  python 'a b.py'\n" in text
 
 
 def test_an_elastic_job_shows_its_bounds(printed):
