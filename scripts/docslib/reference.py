@@ -44,6 +44,10 @@ _ENVIRONMENT = f"""# Environment variables
 | `CUDA_VISIBLE_DEVICES`, `CUDA_DEVICE_ORDER` | the GPUs of the workers of this node; empty for CPU workers |
 | `PYTHONUNBUFFERED` | `1`, unless you set it: lines before a crash are not lost |
 | `TORCH_NCCL_ASYNC_ERROR_HANDLING` | `1`, unless you set it |
+| `TORCH_NCCL_DUMP_ON_TIMEOUT` | with GPUs: `1`, unless you set it: NCCL's flight recorder writes on a timeout |
+| `TORCH_FR_DUMP_TEMP_FILE` | with GPUs: where it writes, in the attempt's folder, unless you set it |
+| `TORCH_NCCL_DEBUG_INFO_TEMP_FILE` | the same for torch before 2.8 |
+| `TORCH_NCCL_DEBUG_INFO_PIPE_FILE` | with GPUs and `-o dump-pipe`: the pipe at which it writes |
 | `DISTLAUNCH_JOB_ID`, `DISTLAUNCH_ATTEMPT`, `DISTLAUNCH_RUN_DIR` | the job's id, the attempt, the run directory |
 | `DISTLAUNCH_BACKEND`, `DISTLAUNCH_BACKEND_OPTIONS` | `--backend`, and its `-o` options as JSON if there are any |
 | `DISTLAUNCH_PROGRESS_FD` | the pipe for [heartbeats](../progress.md#in-any-language) |

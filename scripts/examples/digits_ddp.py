@@ -5,7 +5,7 @@ Run it any of these ways; one file, no change:
 
     python digits_ddp.py
     distlaunch train --num-procs 2 digits_ddp.py
-    distlaunch train --num-procs 2 --max-restarts 1 --min-uptime 0 digits_ddp.py --fail-at-epoch 4
+    distlaunch train --num-procs 2 --max-restarts 1 digits_ddp.py --fail-at-epoch 4
 
 It shows what a training script needs so that a launcher can restart it: a checkpoint that is never
 half-written, and everything that decides the next step (weights, optimizer, epoch, random state) in

@@ -14,6 +14,7 @@ from distlaunch.cli.app import run_app
 from distlaunch.cli.compat.drop_in import take_apart
 from distlaunch.cli.compat.torchrun import command_line
 from distlaunch.cli.pages import topics
+from distlaunch.core.model.variables import FLIGHT_RECORDER
 from tests.pages import DOCS, PAGES, README, ROOT, blocks, name
 
 LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -107,6 +108,14 @@ def test_every_page_is_a_topic_of_help_and_none_is_named_as_a_command():
     assert sorted([*names, "architecture"]) == sorted(topics())
     commands = {"train", "plan", "render", "backends", "help", "torchrun", "accelerate"}
     assert not {*names} & {*commands, "deepspeed", "horovodrun"}
+
+
+def test_variables_of_workers_with_gpus_are_documented():
+    page = (DOCS / "reference" / "environment.md").read_text("utf-8")
+    missing = [
+        name for name in (*FLIGHT_RECORDER, "TORCH_NCCL_DUMP_ON_TIMEOUT") if f"`{name}`" not in page
+    ]
+    assert not missing
 
 
 def test_every_page_is_in_the_package():
