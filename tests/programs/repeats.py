@@ -41,7 +41,7 @@ def relay(source: int, sink: int, kind: str, sign: str, *, greets: bool) -> None
             frame, buffer = buffer[:end], buffer[end:]
             if not copies and frame[HEADER.size :].startswith(b'{"t":"%s"' % kind.encode()):
                 copies = frame * COPIES
-                open(sign, "x").close()
+                open(sign, "a").close()  # a node that was dropped may be called again
             write(sink, frame)
         write(sink, copies)
 
