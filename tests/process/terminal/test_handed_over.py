@@ -212,13 +212,13 @@ def test_a_failing_worker_on_a_terminal_is_explained_below_its_output(
 
 
 def test_the_last_lines_of_a_terminal_are_not_called_stderr(distlaunch, screen, on_screen):
-    source = "print('name?', flush=True)\nsys.stdin.readline()\nprint('no')\nos._exit(3)\n"
+    source = "print('name? ', end='', flush=True)\nsys.stdin.readline()\nprint('no', flush=True)\nos._exit(3)\n"
     running = on_screen("--num-procs", "1", script(distlaunch, source))
     screen.wait_text("name?")
     screen.type("typed\n")
     result = screen.read_until_end(running)
     report = (result.run_dir / "report.txt").read_text()
-    assert "  last lines on the terminal, with what was typed:\n    name?\n    typed\n" in report
+    assert "  last lines on the terminal, with what was typed:\n    name? typed\n" in report
     assert "stderr" not in report
 
 
