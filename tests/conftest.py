@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import threading
 import time
 from pathlib import Path
@@ -20,6 +21,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from xdist.remote import Producer
+
+_ON_CTRL_C = signal.getsignal(signal.SIGINT)
+import distlaunch.__main__  # it lets Ctrl-C end the process, which is pytest here
+
+signal.signal(signal.SIGINT, _ON_CTRL_C)
 
 # --- in CI a skip is a failure -------------------------------------------------------------------------------------
 
