@@ -336,6 +336,8 @@ def _is_no_python(evidence: FailureEvidence) -> bool:
 
 
 _AT_EXIT = b"terminate called without an active exception"
+_NO_ADDRESS = b"Unable to find address for: "
+"""What gloo prints where the resolver answers at all; else it crashes."""
 _IN_HOROVODS_INIT = re.compile(rb'horovod/common/basics\.py", line \d+ in init')
 
 
@@ -351,7 +353,10 @@ def _signal_hint(evidence: FailureEvidence) -> str | None:
             "an operator, a scheduler's limit, or an out-of-memory kill that we cannot see does "
             "this: `dmesg -T` tells"
         )
-    if name == "SIGSEGV" and _IN_HOROVODS_INIT.search(evidence.end.stderr_tail):
+    tail = evidence.end.stderr_tail
+    if (
+        name == "SIGSEGV" or (name == "SIGABRT" and _NO_ADDRESS in tail)
+    ) and _IN_HOROVODS_INIT.search(tail):
         return (
             "Horovod crashes where a machine's own name has no address: see `getent hosts "
             "$(hostname)` there"

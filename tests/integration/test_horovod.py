@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -230,7 +231,7 @@ def test_what_horovod_was_built_with_and_its_version(distlaunch, python):
 
 
 def test_a_machine_whose_name_has_no_address_is_told_of(distlaunch, python):
-    """Horovod has no word for it: it crashes."""
+    """Horovod's gloo crashes, or aborts, depending on what the resolver answers."""
     words = ["train", "--num-procs", "2", "--backend", "horovod", "--python", python, OPS]
     inside = ["unshare", "--uts", "sh", "-c", 'hostname no-such-name.invalid && exec "$@"', "sh"]
     done = subprocess.run(
@@ -242,7 +243,7 @@ def test_a_machine_whose_name_has_no_address_is_told_of(distlaunch, python):
     )
     if "unshare failed" in done.stderr:
         pytest.skip(f"no name of its own can be had here: {done.stderr}")
-    assert done.returncode == 128 + 11, done.stderr
+    assert done.returncode in (128 + signal.SIGSEGV, 128 + signal.SIGABRT), done.stderr
     assert "own name has no address: see `getent hosts $(hostname)` there" in " ".join(
         done.stderr.split()
     )
