@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from xdist.remote import Producer
 
 _ON_CTRL_C = signal.getsignal(signal.SIGINT)
-import distlaunch.__main__  # it lets Ctrl-C end the process, which is pytest here
+import distlaunch.__main__  # installs the command's handler of Ctrl-C, which would end pytest
 
 signal.signal(signal.SIGINT, _ON_CTRL_C)
 

@@ -240,7 +240,7 @@ def _add(
     path: tuple[str, ...] = (),
     usage: str = "SCRIPT",
 ) -> None:
-    """Give the application a command with these options, whose words ``run`` takes.
+    """Add a command with these options to the application. ``run`` is called with its arguments.
 
     ``path``: the words of the command, if they are more than its name.
     """

@@ -330,7 +330,8 @@ def _help() -> HelpPage:
         examples=(
             ("distlaunch help render slurm", "The options of a command."),
             ("distlaunch help --hang-timeout", "One option."),
-            ("distlaunch help restarts", "Options and pages that mention restarts."),
+            ("distlaunch help restarts", "A page."),
+            ("distlaunch help hang", "Options and pages that mention a word."),
         ),
         closing=(f"Pages: {', '.join(topics())}.",),
     )

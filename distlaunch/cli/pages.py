@@ -76,8 +76,9 @@ def show_page(topic: str, columns: int) -> None:
     from rich.console import Console
     from rich.markdown import Markdown
 
-    # less shows colours (R), leaves the text on the screen (X) and does not wait if it fits (F).
-    os.environ.setdefault("LESS", "FRX")
+    # less leaves the text on the screen (X), does not wait if it fits (F), and shows colours (R):
+    # without R, the user's own options would show them as escape sequences.
+    os.environ["LESS"] = f"{os.environ.get('LESS', 'FX')} -R"
     console = Console()
     with console.pager(styles=True):
         console.print(Markdown(text))

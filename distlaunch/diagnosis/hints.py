@@ -337,7 +337,7 @@ def _is_no_python(evidence: FailureEvidence) -> bool:
 
 _AT_EXIT = b"terminate called without an active exception"
 _NO_ADDRESS = b"Unable to find address for: "
-"""What gloo prints where the resolver answers at all; else it crashes."""
+"""gloo prints this and aborts, or crashes without it, depending on the resolver's answer."""
 _IN_HOROVODS_INIT = re.compile(rb'horovod/common/basics\.py", line \d+ in init')
 
 
@@ -354,9 +354,8 @@ def _signal_hint(evidence: FailureEvidence) -> str | None:
             "this: `dmesg -T` tells"
         )
     tail = evidence.end.stderr_tail
-    if (
-        name == "SIGSEGV" or (name == "SIGABRT" and _NO_ADDRESS in tail)
-    ) and _IN_HOROVODS_INIT.search(tail):
+    has_no_address = name == "SIGSEGV" or (name == "SIGABRT" and _NO_ADDRESS in tail)
+    if has_no_address and _IN_HOROVODS_INIT.search(tail):
         return (
             "Horovod crashes where a machine's own name has no address: see `getent hosts "
             "$(hostname)` there"
@@ -365,7 +364,7 @@ def _signal_hint(evidence: FailureEvidence) -> str | None:
         return None
     if evidence.exception_type is not None and name in ("SIGABRT", "SIGSEGV"):
         return None
-    if name == "SIGABRT" and _AT_EXIT in evidence.end.stderr_tail:
+    if name == "SIGABRT" and _AT_EXIT in tail:
         return (
             "torch does this at exit where a process group still has threads: "
             "end with dist.monitored_barrier(), then dist.destroy_process_group()"

@@ -11,9 +11,8 @@ import pytest
 CPU = ("--num-procs", "1")
 
 
-def told(ground, program, *options, args=(), rank=0):
-    # 134: torch's gloo threads abort at a worker's end now and then, after it has told all.
-    return ground.train(program, *CPU, *options, args=args).end(0, 134).told(rank)
+def told(ground, program, *options, args=(), rank=0, codes=(0,)):
+    return ground.train(program, *CPU, *options, args=args).end(*codes).told(rank)
 
 
 def test_reduces_tells_of_the_group(on_cpu, lib):
@@ -36,7 +35,8 @@ def test_reduces_waits_for_a_file(on_cpu):
 
 
 def test_losses_are_compared(on_cpu, lib):
-    alone = told(on_cpu, "trains.py")
+    # 134: torch's gloo threads sometimes abort when the worker exits, after it has reported.
+    alone = told(on_cpu, "trains.py", codes=(0, 134))
     assert alone["wrapper"] == "DistributedDataParallel"
     assert lib.training.same_losses(alone) <= 1e-6
     with pytest.raises(lib.ground.CheckError, match="losses differ by"):

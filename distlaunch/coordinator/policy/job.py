@@ -325,8 +325,10 @@ class JobPolicy:
                 return self._on_lost(attempt_start, event, now)
 
     def _on_known(self, known: Known, now: float) -> list[Action]:
-        """Take over from a lost coordinator, which counts as a restart. Return the actions that
-        follow."""
+        """Continue the job of a lost coordinator. This counts as a restart.
+
+        Return the actions that follow.
+        """
         if self.phase not in ("new", "gathering") or known.attempt < self.attempt:
             return []
         self.attempt = known.attempt + 1

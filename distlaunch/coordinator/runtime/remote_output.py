@@ -73,7 +73,7 @@ class OutputThread(threading.Thread, DiskWork):
             self._add(lambda now: self._output(node, message, now))
 
     def drop(self, node: int, size: int) -> None:
-        """Give a node credit for output that arrived too late to be written."""
+        """Allow a node to send as much again as arrived too late to be written."""
         self._add(lambda _: self._paid(node, size))
 
     def begin_attempt(self, attempt: int) -> None:

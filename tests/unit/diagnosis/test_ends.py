@@ -452,6 +452,19 @@ def test_a_crash_while_horovod_starts_has_a_hint_of_its_own(end_of):
     )
 
 
+def test_an_abort_of_horovod_has_that_hint_if_gloo_found_no_address(end_of):
+    tail = (
+        "terminate called after throwing an instance of 'gloo::EnforceNotMet'\n"
+        "  what():  [enforce fail at device.cc:136] rp != nullptr. {}\n"
+        "Fatal Python error: Aborted\n\nThread 0x00007f96ef043b80 (most recent call first):\n"
+        '  File "/v/lib/python3.11/site-packages/horovod/common/basics.py", line 105 in init\n'
+    )
+    no_address = tail.format("Unable to find address for: n1")
+    assert "Horovod crashes where" in str(one(end_of, no_address, returncode=-6).hint)
+    other = tail.format("Connection refused")
+    assert "Horovod crashes" not in str(one(end_of, other, returncode=-6).hint)
+
+
 def test_last_words_are_kept_apart_from_an_exceptions_own_lines(end_of):
     cause = one(end_of, "giving up\n", returncode=3).cause
     assert (cause.excerpt, cause.last_words) == (("giving up",), True)
