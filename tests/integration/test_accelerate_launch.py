@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -22,6 +21,7 @@ from distlaunch.cli.compat.accelerate.options import OPTIONS, OWN
 from distlaunch.cli.compat.accelerate.translate import translate
 from distlaunch.cli.parser import scan
 from distlaunch.core.model.topology import Node, Topology
+from tests.ports import free_port
 
 PATIENCE_S = 110.0
 PREFIXES = ("ACCELERATE_", "FSDP_", "MEGATRON_LM_", "PARALLELISM_CONFIG_")
@@ -252,9 +252,7 @@ def test_machines_that_each_have_a_launcher_share_the_number_of_processes(distla
         "4",
         "--main_process_ip",
     ]
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
+    port = str(free_port())
     words += ["127.0.0.1", "--main_process_port", port, "--machine_rank"]
     env = {"HF_HOME": str(folder), "GOT": str(folder / "got")}
     both = [distlaunch.start([*words, str(rank), script], env=env, cwd=folder) for rank in range(2)]

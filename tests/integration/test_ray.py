@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.launcher import PROGRAMS
+from tests.ports import free_port
 
 # A cluster takes ten seconds to start on two cores, and each job's actors a few; a busy machine
 # takes much more.
@@ -117,9 +118,7 @@ def cluster(python):
         "LANG": "C.UTF-8",
         "RAY_USAGE_STATS_ENABLED": "0",
     }
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     running = Cluster(python, port, env)
     yield running
     running.end()

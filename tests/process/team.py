@@ -8,15 +8,10 @@ import random
 import socket
 from contextlib import ExitStack
 
+from tests.ports import free_port
 from tests.process.conftest import PROGRAMS, until
 
 LONG_S = 60.0
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 class Team:

@@ -13,6 +13,8 @@ import venv
 
 import pytest
 
+from tests.ports import free_port
+
 GOOD = "open('started', 'w').close()\n"
 
 
@@ -343,9 +345,7 @@ def test_a_port_in_use_is_refused_naming_who_listens(distlaunch, family, address
 
 
 def test_a_port_of_another_running_job_of_ours_is_refused_naming_that_job(distlaunch):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
+    port = str(free_port())
     (distlaunch.work / "wait.py").write_text(
         "import signal\nprint('up', flush=True)\nsignal.pause()\n"
     )

@@ -18,6 +18,7 @@ from distlaunch.core.errors import NodesError
 from distlaunch.core.model.record import replace
 from distlaunch.core.protocol.codec import encode
 from distlaunch.core.protocol.launcher_messages import Rejected, Welcome
+from tests.ports import free_port
 from tests.process.conftest import until
 from tests.process.reception import (
     BOUND_S,
@@ -30,7 +31,6 @@ from tests.process.reception import (
     server,
     stopping_at,
 )
-from tests.process.team import free_port
 
 
 def test_a_caller_is_welcome_and_reads_what_follows_itself():

@@ -11,6 +11,7 @@ import pytest
 from distlaunch.core.agent import connect
 from distlaunch.core.errors import NodesError
 from distlaunch.core.model.record import replace
+from tests.ports import free_port
 from tests.process.reception import (
     PARTY,
     Reception,
@@ -19,7 +20,6 @@ from tests.process.reception import (
     server,
     stopping_at,
 )
-from tests.process.team import free_port
 
 # --- other jobs
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.ports import free_port
 
 SHOW = (
     "import json, os, sys\n"
@@ -163,9 +164,7 @@ def test_each_ranks_log_is_in_the_folder_that_is_named_and_not_on_the_console(di
 def test_without_ssh_a_launcher_on_each_node_of_the_host_file_makes_one_job(distlaunch):
     (distlaunch.work / "show.py").write_text(SHOW)
     (distlaunch.work / "hosts").write_text("n0 slots=2\nn1 slots=1\n")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     where = ["-H", "hosts", "--no_ssh", "--master_addr", "127.0.0.1", "--master_port", str(port)]
     more = [
         "--python",

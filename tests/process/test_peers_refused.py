@@ -11,8 +11,9 @@ import sys
 import pytest
 
 from distlaunch.core.agent.workers.process_tree import descendants_of, stat_of
+from tests.ports import free_port
 from tests.process.conftest import spawner_below, until
-from tests.process.team import Team, free_port
+from tests.process.team import Team
 
 RIGHT = "correct horse battery"
 """A token that is no 128 bits."""

@@ -8,14 +8,13 @@ import sys
 
 import pytest
 
+from tests.ports import free_port
 from tests.process.conftest import PROGRAMS, until
 
 
 @pytest.fixture
 def port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    return free_port()
 
 
 def is_open(port: int) -> bool:

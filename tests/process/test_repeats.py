@@ -11,8 +11,9 @@ from contextlib import ExitStack
 
 import pytest
 
+from tests.ports import free_port
 from tests.process.conftest import PROGRAMS
-from tests.process.team import Team, free_port
+from tests.process.team import Team
 from tests.sshd import Sshd
 
 REPEATS = PROGRAMS / "repeats.py"

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from tests.ports import free_port
 from tests.process.conftest import PROGRAMS
 
 MEETS = PROGRAMS / "meets.py"
@@ -104,9 +105,7 @@ def test_chief_and_evaluator_are_ranks_of_their_own(distlaunch):
 
 @pytest.mark.parametrize("slots", [1, 2])
 def test_launchers_of_one_job_tell_all_workers_the_same(distlaunch, slots):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     launchers = [
         distlaunch.start(
             [
@@ -184,9 +183,7 @@ def test_a_byte_more_ends_the_job_before_a_worker_starts_and_once(distlaunch, wo
 
 
 def test_launchers_of_one_job_all_say_so(distlaunch, wordy):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     words = (
         "train",
         "--rendezvous",

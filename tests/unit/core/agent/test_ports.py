@@ -14,6 +14,7 @@ import pytest
 from distlaunch.core.agent.node import ports
 from distlaunch.core.agent.node.ports import HeldPort, PortUse, hold_port
 from distlaunch.core.errors import ConfigError
+from tests.ports import free_port
 
 ADDRESSES = [
     (socket.AF_INET, "127.0.0.1"),
@@ -54,12 +55,6 @@ def hold_as_another_user(port: int, tmp_path, monkeypatch, *, owner: str = "job-
     """Reserve a port like a job that cannot see our locks."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "another"))
     return hold_port(port, owner=owner)
-
-
-def free_port() -> int:
-    with closing(socket.socket(socket.AF_INET6)) as sock:
-        sock.bind(("::", 0))
-        return sock.getsockname()[1]
 
 
 def test_automatic_ports_differ():
