@@ -1,12 +1,15 @@
 """The command ``distlaunch``; also ``python -m distlaunch``.
 
-Commands that start or plan a job, and the help of all commands, do without typer, whose loading
-costs more than starting a worker. typer runs ``backends`` and the completion, and answers words that
-are no command.
+Loading typer takes longer than starting a worker. So this module runs the commands that start or
+plan a job, and prints the help of all commands, without typer. typer runs ``backends`` and shell
+completion, and handles unknown commands.
 
-Ctrl-C ends the command with exit code 130 and without a traceback at every moment: silently until
-``main`` has what it needs (see the package's ``__init__``), by KeyboardInterrupt while a command
-runs, by the job's own rules while a job runs. Once the exit code stands, no signal changes it.
+Ctrl-C never shows a traceback, and the exit code is 130:
+
+* While the program is being imported, it ends the process silently (``distlaunch/__init__.py``).
+* While a command runs, it raises KeyboardInterrupt.
+* While a job runs, the coordinator handles it.
+* After the command has its exit code, all signals are ignored.
 """
 
 from __future__ import annotations

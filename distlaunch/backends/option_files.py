@@ -24,10 +24,11 @@ NEITHER = "none"
 def configured_backend(
     kind: type[Backend], options: TrainOptions, environ: Mapping[str, str], cwd: str
 ) -> tuple[Backend, tuple[str, ...]]:
-    """Create a backend with its options and their files.
+    """Create a backend of class ``kind`` with its options. Read the files that its options name.
 
-    Also returns a notice for each default file that is read. Relative paths are below ``cwd``.
-    Raises ConfigError.
+    A default file is read if it exists and its option is not given (``Backend.usual``). The second
+    value has a notice for each default file read. Relative paths are below ``cwd``. Raises
+    ConfigError for an invalid option, an unreadable file, or contents that the backend refuses.
     """
     usual = default_files(kind.usual, environ, cwd)
     if not options.opt and options.address is None and not usual:
@@ -126,9 +127,11 @@ def check_files(
 
 
 def read_named_file(path: str, named: str, *, hint: str | None = None) -> str:
-    """Read a file that the user names. Raises ConfigError, whose message begins with ``named``.
+    """Read a file that the user has named.
 
-    Size and time are limited, since it may be a pipe.
+    ``named`` is the option or variable that names the file; error messages begin with it. ``hint``
+    is the hint of these errors. Raises ConfigError if the file cannot be read, is too large, or,
+    such as a pipe, does not end in time.
     """
     try:
         data = read_bounded(path, most=_MAX_BYTES, timeout_s=_TIMEOUT_S)

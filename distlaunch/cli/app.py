@@ -169,7 +169,7 @@ def build_app(
 
 
 def _help_of(ctx: Any) -> str:
-    """Return the help of a command of typer's, by its name."""
+    """Return the help of the command that a click context belongs to. Replaces typer's own help."""
     words = ctx.command_path.split()[1:]
     return help_text(words, terminal_columns(os.environ)).rstrip("\n")
 

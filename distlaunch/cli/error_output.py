@@ -27,8 +27,8 @@ EXIT_UNWRITABLE = 1
 def interruptible() -> None:
     """Make Ctrl-C raise KeyboardInterrupt from now on, unless SIGINT is ignored.
 
-    Python only prints a KeyboardInterrupt that is raised in one of its own callbacks, such as those
-    of the import system. In that case, exit the process.
+    If Ctrl-C arrives while Python runs one of its own callbacks, such as those of the import
+    system, Python prints the exception and continues. Exit the process in this case.
     """
     if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
         sys.unraisablehook = _end_if_interrupted
@@ -42,7 +42,8 @@ def _end_if_interrupted(unraisable: sys.UnraisableHookArgs) -> None:
 
 
 def ignore_signals() -> None:
-    """Let no signal change the exit code any more: all there was to wait for has been done."""
+    """Ignore all signals from now on, so that none changes the exit code. Called when only the exit
+    is left."""
     for number in (*ENDING, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
 

@@ -87,8 +87,11 @@ def option_sections(options: Iterable[Option], place: Place | None = None) -> It
 
 
 def default_note(option: Option, place: Place | None = None) -> str:
-    """Return a sentence that says what applies if the option is not given; empty if that is not
-    known here."""
+    """Return a sentence with the default of an option, for its help.
+
+    The default may depend on ``place``, the command whose help is printed. Return an empty string
+    if the option table has no default.
+    """
     if option.group in ("no effect", "refused"):
         return ""
     unset = option.unset if place is None else option.unset_at.get(place, option.unset)

@@ -216,7 +216,12 @@ class BlockFolder:
         return bool(self._queues)
 
     def add(self, rank: int, lines: list[bytes], weight: float, born: float) -> None:
-        """Queue lines of a rank. ``settle`` and ``relieve`` decide which lines are emitted."""
+        """Queue lines of a rank.
+
+        ``weight`` is the memory in bytes that the lines take. ``born`` is the time at which the
+        lines arrived. Lines are emitted by ``settle``, ``relieve``, ``flush_due``, ``release`` and
+        ``flush``.
+        """
         queue = self._queues.get(rank)
         if queue is None:
             queue = self._queues[rank] = _Queue()

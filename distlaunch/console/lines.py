@@ -1,19 +1,17 @@
-r"""Split chunks of worker output into lines, bars and displays.
+r"""Split chunks of worker output into lines, progress bars and displays.
 
-``LineSplitter`` has a ``Source`` for each stream of each rank, and calls a ``View`` (``screen``,
-``jsonl``) with:
+A bar is an unfinished line with carriage returns. The text between two ``\r`` is a state of the
+bar. Only the newest state that is not blank is kept, so that a cleared bar leaves its last state. A
+display is output of a program that moves the cursor up (``live_display``).
+
+``LineSplitter`` keeps a ``Source`` for each stream of each rank. It passes to a ``View``
+(``screen``, ``jsonl``):
 
 * Complete lines, at once.
 * Unfinished lines, after at most PARTIAL_S.
-* Bars. A bar is an unfinished line with a carriage return. Only its newest state is kept. It is
-  shown as a line of its own from time to time, and at the end.
-* Displays. A display is output of a program that moves the cursor up (``live_display``). Its rows
-  are shown like bars.
-
-On a terminal, the bars and displays of one rank are shown as live rows (``live_rows``).
-
-A state of a bar is the text between two ``\r``. Blank states do not count, so that a cleared
-progress bar leaves its last state.
+* States of bars and rows of displays. If the output is a terminal, they are drawn in place as live
+  rows (``live_rows``). Otherwise the newest state is shown as a line at most every PROGRESS_S, and
+  at the end.
 """
 
 from __future__ import annotations
@@ -184,8 +182,13 @@ class LineSplitter:
             self._add_held(source, now)
 
     def _redraw_end(self, source: Source) -> float:
-        """Return until when a display on the rank's other stream may look complete only by
-        chance."""
+        """Return the time until which output of ``source`` must be held.
+
+        The rank may be redrawing a display on its other stream. The display looks complete when the
+        cursor is back on a free row, but within _REDRAW_S of its last change the program may only
+        be between two rows. Output shown in that moment would break the display. Return 0 if there
+        is no such display.
+        """
         return max(
             (
                 other.drawn_s + _REDRAW_S

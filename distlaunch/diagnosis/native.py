@@ -1,4 +1,4 @@
-"""Read the last messages of native code in a process (C++, glibc, faulthandler), and name
+"""Read the last messages of native code (C++, glibc, faulthandler) in a worker's output, and name
 signals."""
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Recognise library calls that wait for other ranks, and give hints for the place of a hung
-worker."""
+"""Recognise stack frames in which a worker waits for other ranks, and word hints for hung
+workers."""
 
 from __future__ import annotations
 

@@ -107,8 +107,9 @@ def surveyed_topology(
 ) -> Topology:
     """Return the topology of hosts that have been surveyed.
 
-    ``indices`` are the indices of the hosts in the order of ranks, ``known`` has the facts of each.
-    Raises ConfigError that names the hosts that have too little.
+    ``indices`` are indices of ``allocation.hosts``, in the order of ranks. ``known`` has the facts
+    of these hosts by index. ``here`` is the index of this machine; None if it is no node of the
+    job. Raises ConfigError that names the hosts with fewer GPUs or slots than the options ask for.
     """
     bounds = None if bounds_of(allocation, options) is None else (len(indices), len(indices))
     request = Request(allocation=allocation, options=options, bounds=bounds)

@@ -79,7 +79,10 @@ def pinned_note(cpus: CpuInventory, who: str = "the launcher itself") -> str | N
 
 
 def _cores_by_node(cpus: CpuInventory) -> dict[int, Cores]:
-    """Return the allowed cores of each NUMA node. A CPU without a node counts for the first."""
+    """Return the allowed cores by number of the NUMA node.
+
+    CPUs that belong to no NUMA node are added to the lowest node that has allowed CPUs.
+    """
     rest = set(cpus.allowed)
     nodes: dict[int, set[int]] = {}
     for number, node in enumerate(cpus.numa):

@@ -1,7 +1,7 @@
-"""Decides which source names the nodes, and which of the nodes is this machine. No I/O.
+"""Decides which source names the nodes of a job, and which of the nodes is this machine. No I/O.
 
-Loaded only if ``Facts`` have surroundings: some option or variable suggests that there are other
-nodes.
+Sources are the options, and systems such as Slurm. The module is loaded only if some option or
+variable suggests that there are other nodes. In that case ``Facts.surroundings`` is set.
 """
 
 from __future__ import annotations

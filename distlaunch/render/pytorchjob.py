@@ -1,8 +1,9 @@
 """Render a PyTorchJob of Kubeflow's Training Operator (v1). No I/O.
 
-Source: the operator's API reference and its controller, release 1.9. With restartPolicy ExitCode it
-replaces a pod whose exit code is 128 or more; any other failure ends the job. It counts replaced
-pods only if backoffLimit is 0.
+Source: the operator's API reference and its controller, release 1.9. With restartPolicy ExitCode
+the operator replaces a pod whose exit code is 128 or more, and ends the job at any other failure.
+The operator counts replaced pods towards backoffLimit only if backoffLimit is 0. A comment in the
+rendered file says so.
 """
 
 from __future__ import annotations

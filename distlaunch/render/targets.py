@@ -1,4 +1,8 @@
-"""The kinds of files to render. No I/O."""
+"""Table of the file formats of ``distlaunch render``, with the function that writes each. No I/O.
+
+The formats are a batch script for Slurm, and manifests for a Kubernetes Job, a PyTorchJob and a
+TrainJob.
+"""
 
 from __future__ import annotations
 
@@ -17,5 +21,8 @@ _RENDER: dict[Target, Callable[[Request, Shape], str]] = {
 
 
 def render(request: Request) -> str:
-    """Return the requested file as text, which is equal for equal requests. Raises ConfigError."""
+    """Return the text of the requested file. Equal requests give equal text.
+
+    Raises ConfigError if the format cannot express an option of the request.
+    """
     return _RENDER[request.target](request, job_shape(request))

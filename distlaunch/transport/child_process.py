@@ -107,7 +107,7 @@ class ProcessConnection:
         return self._epoll.fileno()
 
     def receive(self) -> bytes | None:
-        """Return the bytes that have come; see ``Connection``."""
+        """Return the bytes that have arrived: b"" if there are none yet, None after the end."""
         with self._lock:
             return None if self._closed else self._received()
 

@@ -26,7 +26,10 @@ def raise_limit_for_job(*, connections: int, logs: int) -> None:
 
 
 def raise_limit(needed: int) -> bool:
-    """Raise the soft limit to this, or as far as allowed. Return whether it is higher than before."""
+    """Raise the soft limit of open files to ``needed``, or to the hard limit if that is lower.
+
+    Return whether the limit was raised.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
     if soft == resource.RLIM_INFINITY or most <= soft:

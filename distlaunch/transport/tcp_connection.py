@@ -29,7 +29,7 @@ class TcpConnection:
         self._lock = threading.Lock()
 
     def fileno(self) -> int:
-        """Return the descriptor to poll; see ``Connection``."""
+        """Return the descriptor to poll for reading."""
         return self._socket.fileno()
 
     def receive(self) -> bytes | None:
@@ -50,7 +50,8 @@ class TcpConnection:
         return data
 
     def send(self, data: bytes) -> None:
-        """Send all bytes; see ``Connection``."""
+        """Send all bytes. Blocks while the network is busy. Raises OSError if the connection is
+        closed."""
         self._socket.sendall(data, socket.MSG_NOSIGNAL)
 
     def close(self) -> None:

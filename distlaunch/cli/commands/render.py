@@ -292,7 +292,8 @@ def _split(values: dict[str, Any]) -> tuple[TrainOptions, RenderOptions]:
 
 
 def _is_file_name(word: str) -> bool:
-    """Return whether a word with ``=`` is more likely the name of a file."""
+    """Return whether a word with ``=`` looks like the name of a file, rather than like
+    NAME=VALUE."""
     return "/" in word.partition("=")[0] or word.endswith(_SUFFIXES)
 
 
@@ -356,10 +357,10 @@ Spelled = tuple[str, tuple[str, ...]]
 
 
 def spell(options: TrainOptions) -> tuple[Spelled, ...]:
-    """Return the words of all options that were set, in the table's order, but for SCRIPT and its
-    arguments.
+    """Return the command-line words of all options that are set, by field.
 
-    Also of those that a variable set. Parsed again, they give the same options.
+    The order is that of the option table. Options set by environment variables are included. SCRIPT
+    and its arguments are not. Parsing the words gives the same options again.
     """
     chosen = [option for option in TRAIN_OPTIONS if option.field != "script"]
     return tuple(

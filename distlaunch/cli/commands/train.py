@@ -97,9 +97,11 @@ class Front:
 
 
 def plan(options: TrainOptions, fmt: Literal["table", "json"], *, expand: bool = False) -> int:
-    """Print the plan that would be bound and run; nothing is started, nothing written.
+    """Print the plan of a job. Start nothing and write no file.
 
-    Unless it is the dry run of a job, the machine may be another than this one.
+    With ``expand``, JSON repeats the variables that all workers share in each worker's ``env``.
+    Unless the plan is the dry run of a job (``train --dry-run``), it may be for another machine: if
+    this machine lacks the GPUs, the plan assumes a machine that has them.
     """
     from distlaunch.launch.make_plan import make_plan
 

@@ -168,7 +168,8 @@ class Membership:
     ) -> list[Action]:
         """Record that a node is lost. Return the actions that follow.
 
-        If the job continues without the node, one of them connects to it again.
+        If the job's size is fixed, there are none. If it may continue on fewer nodes, the actions
+        include a new attempt to connect to the node, so that it can rejoin.
         """
         member.state, member.serial, member.surveyed, member.tries = "lost", 0, None, 0
         member.why_lost, member.kind_lost, member.failure = why, kind, None

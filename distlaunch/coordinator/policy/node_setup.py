@@ -101,10 +101,10 @@ class NodeSetup:
     # --- one attempt after the other
 
     def begin(self, now: float, *, fresh: bool) -> list[Action]:
-        """Begin the setup for an attempt. Return the actions that follow.
+        """Begin to connect and survey the nodes for an attempt. Return the actions that follow.
 
-        If ``fresh`` is False, the previous preparation failed. The time limit is then extended
-        once.
+        ``fresh`` is False if this attempt's previous setup failed before workers started. The time
+        limit of the setup starts anew if ``fresh``, and once more for the first failure after it.
         """
         settings = self._settings
         self.active = True

@@ -513,7 +513,11 @@ class Endpoint:
         self.is_proving, self._proof = False, b""
 
     def _on_connected(self, now: float) -> None:
-        """Send ``Call`` if the connection was accepted. Raises OSError."""
+        """Handle the end of a connection attempt: send ``Call``, the launcher's request to join the
+        job.
+
+        Raises OSError if the connection was refused or failed.
+        """
         if self.connection is None:
             return
         error = self.connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)

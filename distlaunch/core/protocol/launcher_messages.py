@@ -21,9 +21,11 @@ MOST_ATTEMPTS = 1 << 20
 
 
 def is_possible_last_attempt(attempt: int, restarts: int) -> bool:
-    """Return whether the numbers are possible for a launcher whose last attempt was ``attempt``.
+    """Return whether a launcher's report of its last attempt and its number of restarts is
+    plausible.
 
-    -1 means that it has had no attempt. The number must leave room for another attempt.
+    ``attempt`` is the number of the last attempt, -1 if there was none. It must be below
+    MOST_ATTEMPTS, and ``restarts`` cannot exceed ``attempt``.
     """
     return -1 <= attempt < MOST_ATTEMPTS and 0 <= restarts <= max(0, attempt)
 

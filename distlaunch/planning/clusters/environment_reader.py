@@ -194,7 +194,10 @@ def json_object(value: str, where: str) -> dict[str, object]:
 
 
 def json_value(value: str, where: str) -> object:
-    """Return a JSON value. Raises ConfigError, also for a text that is nested too deeply."""
+    """Return the value of a JSON text. ``where`` names the variable or file, for errors.
+
+    Raises ConfigError if the text is no JSON or is nested too deeply.
+    """
     import json
 
     try:
@@ -269,7 +272,11 @@ class Origins:
         self._found: list[Origin] = []
 
     def add(self, value: ValueName, what: object, source: str, *instead_of: str) -> None:
-        """Add a value, its source, and the alternatives with the reason why they are not used."""
+        """Record where a value of the plan comes from.
+
+        ``what`` is the value, ``source`` the variable or option that has it. Each of ``instead_of``
+        is another source and the reason why it is not used.
+        """
         lost = tuple(printable(each) for each in instead_of)
         self._found.append(
             Origin(value=value, shown=printable(str(what)), source=source, instead_of=lost)

@@ -242,8 +242,12 @@ def _check_torch_variables(
 
 
 def _naming_of_master(master: str | None) -> _Naming | None:
-    """Return a function for the names of the pods, derived from the first one's name; None if it
-    does not follow the controller's rule."""
+    """Return a function that gives the name of the pod with an index, derived from the master's
+    name.
+
+    Known are the names of a PyTorchJob's pods (``JOB-master-0``, ``JOB-worker-0``) and of numbered
+    pods (``NAME-0``, ``NAME-1``). Return None for any other name.
+    """
     if master is None:
         return None
     pod, dot, domain = master.partition(".")

@@ -169,7 +169,11 @@ class _FoundHost:
         self.lines = 1
 
     def merge(self, entry: _Entry, where: str) -> None:
-        """Add the slots of another entry with this host. Raises ConfigError if they contradict."""
+        """Add the slots of another entry for this host. ``where`` is the file and line, for errors.
+
+        Raises ConfigError if the user or port differs, if only one entry has slots, or if the sum
+        is over MOST_SLOTS.
+        """
         slots, port = entry.fields.slots, entry.fields.port
         if (self.user, self.port, self.slots is None) != (entry.user, port, slots is None):
             raise _contradiction_error(self, entry, where)

@@ -12,9 +12,11 @@ from distlaunch.toolkit.checkpoint.storage import Store
 
 
 def store_for(where: str | os.PathLike[str]) -> Store:
-    """Return the storage for a path or a URL. A URL with a scheme other than ``file`` is fsspec's.
+    """Return the storage of a directory or URL. A URL is opened by fsspec, unless its scheme is
+    ``file``.
 
-    Raises ConfigError for what is neither a path nor a URL, and for a URL that has been a ``Path``.
+    Raises ConfigError if ``where`` is neither a path nor a URL. Also raises it for a URL that went
+    through ``pathlib.Path``, which turns ``s3://`` into ``s3:/``.
     """
     given: object = where  # whatever a script has read from its options
     path = os.fspath(given) if isinstance(given, str | os.PathLike) else None

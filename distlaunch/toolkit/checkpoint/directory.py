@@ -342,8 +342,11 @@ class Folder(Store):
             os.rename(f"{self.root}/{name}", f"{self.root}/{_ASIDE}{name}-{os.urandom(4).hex()}")
 
     def writer(self, folder: str) -> FileSystemWriter:
-        """Have each file on the disk when it is closed; torch's own flag syncs before it
-        flushes."""
+        """Return torch's writer for ``folder``. Each of its files is synced to the disk before it
+        is closed.
+
+        torch's own ``sync_files`` is not used: it syncs before Python's buffer is flushed.
+        """
         writer = FileSystemWriter(f"{self.root}/{folder}", sync_files=False)
         writer.fs = _Files()
         return writer

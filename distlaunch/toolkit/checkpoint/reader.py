@@ -163,7 +163,7 @@ class Reader(StorageReader):
         del metadata, is_coordinator
 
     def reset(self, checkpoint_id: object = None) -> None:
-        """Do nothing: a reader is of one checkpoint."""
+        """Do nothing. torch's StorageReader has this method for readers of several checkpoints."""
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         """Return the plan."""

@@ -80,7 +80,7 @@ class Requests:
 
     @property
     def save(self) -> bool:
-        """Whether USR1 has come since the last save."""
+        """Whether a checkpoint is requested: SIGUSR1 has arrived since the last save."""
         return _heard.saves > self._served
 
     @property

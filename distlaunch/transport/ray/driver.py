@@ -1,15 +1,17 @@
-"""Ray's driver, a process of its own that places bundles and carries bytes to agents.
+"""Ray's driver, as a process of its own. It reserves bundles and carries bytes to agents.
 
-It is not part of the launcher, because Ray handles signals, starts threads, and exits the process
-of a driver whose cluster is lost. The launcher sends requests as lines of JSON to its stdin; the
-same socket carries the replies. With a request to open a connection comes a descriptor: the
-launcher's end of that connection. The driver's own messages go to stderr. When its stdin ends, it
+The driver is not part of the launcher, because Ray handles signals, starts threads, and exits the
+process of a driver whose cluster is lost. The driver's stdin is a socket to the launcher. The
+launcher sends requests through it as lines of JSON, and the driver sends its replies back through
+it. For each connection to an agent the launcher makes a pair of sockets, and passes one of them to
+the driver with the request. The driver's own messages go to stderr. When its stdin ends, the driver
 returns everything to Ray within a time limit, and exits.
 
-A place is the set of bundles that Ray has put on one node. The actor of its first bundle has the
-agent as its child, and bytes go through calls of that actor. So a launcher that can reach the
-cluster (``ray://``) needs no connection to its nodes, and the nodes need none to the launcher. Each
-other bundle with GPUs has an actor that reports them.
+A bundle is a set of resources that Ray reserves on one node. A place is all bundles on one node. An
+actor in a place's first bundle has the agent as its child process, and the agent's bytes go through
+calls of this actor. So neither the launcher nor the nodes need a connection of their own to the
+other; the launcher only has to reach the cluster (``ray://``). Each other bundle with GPUs has an
+actor that reports these GPUs.
 """
 
 from __future__ import annotations

@@ -1,10 +1,14 @@
 """One Slurm step: the ``srun`` that starts an agent on each of its nodes, from a zip on stdin.
 
-Findings on Slurm 22.05: in a job with several tasks per node ``--ntasks-per-node=1`` alone is
-ignored while SLURM_NTASKS is set. An inherited --ntasks-per-gpu is fatal, and --gpus-per-task
-leaves each agent one GPU. Without any GPU option the step has the job's GPUs, unless the job uses
---gpus-per-task. Without ``-c`` the step has all CPUs of the job; with a ``-c`` that a node cannot
-provide it is refused.
+Behaviour of srun in Slurm 22.05 that the command line accounts for:
+
+* In a job with several tasks per node, srun ignores ``--ntasks-per-node=1`` while SLURM_NTASKS is
+  set. An inherited --ntasks-per-gpu is an error. So variables with the job's own options are
+  removed.
+* --gpus-per-task would give each agent a single GPU. A step without GPU options gets all GPUs of
+  the job, except in a job that uses --gpus-per-task.
+* A step without ``-c`` gets all CPUs of the job. A step with a larger ``-c`` than a node can
+  provide is refused.
 """
 
 from __future__ import annotations

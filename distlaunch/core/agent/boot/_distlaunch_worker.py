@@ -1,6 +1,8 @@
 """Make a process forked by the preload server equal to a worker started with exec.
 
-See ``_distlaunch_warm.py``. This module, too, loads nothing that a script would not find loaded.
+The preload server (``_distlaunch_warm.py``) is a Python process that has imported modules in
+advance. This module imports only modules that the interpreter loads before any script, so that the
+script finds nothing else in ``sys.modules``.
 """
 
 import os

@@ -39,7 +39,10 @@ def _serve(folder: str, control: str) -> None:
 
 
 def _arm(number: str) -> None:
-    """Register faulthandler to write all threads' stacks to this descriptor on a real-time signal."""
+    """Register faulthandler to write the stacks of all threads on a real-time signal.
+
+    ``number`` is the file descriptor to write to, as text; empty if there is none.
+    """
     if number:
         import _signal  # type: ignore[import-not-found]
         import faulthandler

@@ -207,8 +207,11 @@ class Store:
                 self._handle(client, method, scope, key, value)
 
     def _parse_head(self, client: _Client) -> bool:
-        """Parse the request's head, if it has arrived. Return whether it has arrived and is
-        valid."""
+        """Parse the request's head. Return True if the head is complete and valid.
+
+        Return False if it is incomplete. An invalid head is answered with an HTTP error, and False
+        is returned.
+        """
         head, found, rest = client.received.partition(b"\r\n\r\n")
         if len(head) > _HEAD_BYTES:
             self._answer(client, 400)

@@ -1,10 +1,13 @@
 """Collect the stacks, process states and processor time of a node's workers.
 
-distlaunch's bootstrap lets faulthandler write a worker's stacks, on ``SIGNAL``, to a memory file
-that the worker shares with the agent. The signal would kill a worker without that handler, so such
-a worker is never sent it. Neither is a worker that has another file at that descriptor. For these
-workers, and for a worker that does not answer (stopped, or stuck where no signal is handled),
-py-spy is run if it is installed. All of this is done in a thread, within a time limit.
+A worker and the agent share a file in memory. distlaunch's bootstrap registers faulthandler in the
+worker: on ``SIGNAL`` it writes the worker's stacks to this file. The agent sends ``SIGNAL`` only if
+the worker has the handler, because the signal would kill the worker otherwise, and only if the
+worker still has the file at the agreed descriptor.
+
+For other workers the agent runs py-spy if it is installed; also for a worker that does not answer
+because it is stopped, or stuck where no signal is handled. All of this happens in a thread, within
+a time limit.
 """
 
 from __future__ import annotations

@@ -37,8 +37,10 @@ class StdinPipe:
         return theirs
 
     def write(self, data: bytes) -> None:
-        """Write bytes. Empty bytes mean the end of the input. Raises ProtocolError if too many
-        wait."""
+        """Queue bytes for the worker's stdin and write as many as fit. Empty bytes close the pipe.
+
+        Raises ProtocolError if more than _MOST_BYTES are queued.
+        """
         if self._pipe < 0:
             self._send(m.StdinConsumed(size=0, closed=True, unread=len(data)))
             return
