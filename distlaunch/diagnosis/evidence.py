@@ -14,8 +14,15 @@ from collections.abc import Sequence
 from distlaunch.core.model.record import Record, replace
 from distlaunch.core.model.worker_exit import WorkerExit
 from distlaunch.diagnosis import tracebacks as tb
-from distlaunch.diagnosis.clean_text import is_markers, is_noise, shorten, to_lines, without_escapes
+from distlaunch.diagnosis.clean_text import is_markers, shorten, to_lines, without_escapes
 from distlaunch.diagnosis.consequence import Standing, standing_of_chain, standing_of_text
+from distlaunch.diagnosis.last_lines import (
+    PROBLEM,
+    Stream,
+    choose,
+    is_logged_below_error,
+    last_lines,
+)
 from distlaunch.diagnosis.model import RepeatKind
 from distlaunch.diagnosis.native import (
     NativeMessage,
@@ -48,10 +55,8 @@ _IMPORT_TYPES = ("ModuleNotFoundError", "ImportError")
 _CPP_PLACE = re.compile(r"^\[/\S+:\d+\] ")
 _GLOO_TAIL = re.compile(r"\. This is typically caused by .*")
 _LIBRARY_PATH = re.compile(r'File "(?:.*/(?:site|dist)-packages/|.*?/lib/python3[\d.]*/)')
-_PROBLEM = re.compile(
-    r"error|fail|fatal|cannot|can't|unable|denied|not found|no such", re.IGNORECASE
-)
 _STOP_CODES = (130, 143, 137, -2, -9, -15)
+_OUTERMOST = ("<module>", "_run_module_as_main")
 _LIMIT = 262144
 
 
@@ -60,6 +65,11 @@ class FailureEvidence(Record):
 
     end: WorkerExit
     summary: str
+    failed_s: float = 0.0
+    """When the worker failed, in seconds since the attempt began: when it printed its traceback, or
+    else when it exited."""
+    uncaught: bool = False
+    """The exception left the script, and the interpreter printed nothing after it."""
     standing: Standing = Standing.CAUSE
     exception_type: str | None = None
     message: str | None = None
@@ -76,6 +86,8 @@ class FailureEvidence(Record):
     does not name that death."""
     text: str = ""
     """The text in which hints are looked up."""
+    stream: Stream = "stderr"
+    """The stream on which the worker wrote these lines."""
 
     @property
     def kind(self) -> tuple[object, ...]:
@@ -113,6 +125,7 @@ def read(end: WorkerExit) -> FailureEvidence:
         else None
     )
     chain, kind, trailing = _exception(end, lines, found, torn)
+    stdout = to_lines(end.stdout_tail.encode("utf-8", "replace")) if end.stdout_tail else []
     if native is not None and not chain:
         evidence = _of_native_message(end, native, lines)
     elif chain:
@@ -122,19 +135,29 @@ def read(end: WorkerExit) -> FailureEvidence:
     elif torn is not None and (number is None or torn.kind != "ignored"):
         evidence = _of_torn_traceback(end, torn)
     elif number is None:
-        evidence = _of_last_words(end, lines)
+        evidence = _of_stdouts_traceback(end, stdout) or _of_last_lines(end, lines, stdout)
     else:
         evidence = FailureEvidence(end=end, summary=_summary(end))
     changes: dict[str, object] = {}
     if number is not None and native is None and not chain:
         changes["standing"] = _standing_of_signal(number, lines)
     if not evidence.excerpt and number is not None and signal_name(number) != "SIGKILL":
-        changes |= {"excerpt": _last_words(lines, 4), "last_words": True}
+        changes |= {"excerpt": last_lines(lines, 4), "last_words": True}
     if not lines and not chain and end.returncode > 0:
         changes["summary"] = f"{evidence.summary}, and it wrote nothing to stderr"
+    changes["failed_s"] = end.ended_s
+    if chain and kind == "main" and not trailing and _left_the_script(chain[-1]):
+        changes |= {"uncaught": True, "failed_s": end.ended_s - (end.traceback_age_s or 0.0)}
     if evidence.message is not None:
         changes["message"] = shorten(evidence.message, _MESSAGE_CHARS) or None
     return replace(evidence, **changes)
+
+
+def _left_the_script(raised: Raised) -> bool:
+    """Return whether the traceback begins where the interpreter begins to run the script."""
+    if raised.detail:  # its message has more lines, or the script has survived and wrote them
+        return False
+    return bool(raised.frames) and raised.frames[0].function in (None, *_OUTERMOST)
 
 
 def read_error_file(data: str | None) -> list[Raised]:
@@ -232,7 +255,7 @@ def _exception(
     if side and not fatal:
         return side.chain, side.kind, []
     ignored = next((one for one in reversed(found) if one.kind == "ignored"), None)
-    if ignored and torn is None and not fatal and not _last_words(lines[ignored.end :], 1):
+    if ignored and torn is None and not fatal and not last_lines(lines[ignored.end :], 1):
         return ignored.chain, "ignored", []
     return [], "main", []
 
@@ -247,15 +270,18 @@ def _is_the_loaders(traceback: tb.Traceback) -> bool:
     )
 
 
-def _last_words(lines: Sequence[str], count: int) -> tuple[str, ...]:
-    """Return the last ``count`` lines that are not noise."""
-    words: list[str] = []
-    for line in reversed(lines[-200:]):
-        if not is_noise(line):
-            words.append(shorten(line, 200))
-            if len(words) == count:
-                break
-    return tuple(reversed(words))
+def _of_stdouts_traceback(end: WorkerExit, stdout: list[str]) -> FailureEvidence | None:
+    """Return the evidence of a traceback at the end of stdout. Return None if there is none."""
+    lines, found, _ = read_tracebacks(stdout)
+    whole = [one for one in found if one.chain and one.kind != "ignored"]
+    if not whole:
+        return None
+    trailing = tb.output_after(lines[whole[-1].end :])
+    if len(trailing) > _STALE:
+        return None
+    chain = whole[-1].chain
+    evidence = _of_chain(end, chain, trailing, standing_of_chain(chain))
+    return replace(evidence, stream="stdout")
 
 
 def _of_native_message(end: WorkerExit, native: NativeMessage, lines: list[str]) -> FailureEvidence:
@@ -414,17 +440,49 @@ def _of_torn_traceback(end: WorkerExit, torn: tb.Traceback) -> FailureEvidence:
     )
 
 
-def _of_last_words(end: WorkerExit, lines: list[str]) -> FailureEvidence:
+def _of_last_lines(end: WorkerExit, lines: list[str], stdout: list[str]) -> FailureEvidence:
     """Return the evidence of an exit without an exception.
 
-    It is a usage error, a missing script, the text of sys.exit, or the last lines.
+    It is a usage error, a missing script, the text of sys.exit, a logged error, or the last lines.
     """
-    code, words = end.returncode, _last_words(lines, 6)
+    words = last_lines(lines, 6)
     evidence = FailureEvidence(
         end=end, summary=_summary(end), last_words=True, text="\n".join(words)
     )
-    if not words:
+    if words and (found := _of_interpreter(evidence, words, lines)):
+        return found
+    chosen = choose(lines, stdout, 6)
+    if not chosen.lines:
         return evidence
+    text = "\n".join((chosen.message or "", *chosen.lines))
+    evidence = replace(evidence, text=text, stream=chosen.stream)
+    last = chosen.lines[-1]
+    if end.returncode in (1, 126, 127):
+        # The text of sys.exit("text") is the last line. The lines before it are shown if they name
+        # a problem too.
+        is_exit_text = chosen.stream == "stderr" and not is_logged_below_error(last)
+        message = last if is_exit_text else chosen.message or last
+        shown = chosen.stream == "stdout" or any(
+            PROBLEM.search(line) for line in chosen.lines if line != message
+        )
+        return replace(
+            evidence,
+            message=message,
+            standing=standing_of_text(message),
+            excerpt=chosen.lines if shown else (),
+        )
+    return replace(
+        evidence,
+        message=chosen.message,
+        standing=standing_of_text(chosen.message or last),
+        excerpt=chosen.lines,
+    )
+
+
+def _of_interpreter(
+    evidence: FailureEvidence, words: tuple[str, ...], lines: list[str]
+) -> FailureEvidence | None:
+    """Return the evidence if the interpreter or an option parser has refused the command line."""
     last = words[-1]
     if is_markers(last):
         return replace(evidence, standing=standing_of_text(evidence.text), excerpt=words)
@@ -439,7 +497,7 @@ def _of_last_words(end: WorkerExit, lines: list[str]) -> FailureEvidence:
             repeats="import error",
             main_module=match[1] or match[3].removesuffix(".__main__"),
         )
-    if (usage := _usage_error(lines)) and code in (1, 2):
+    if (usage := _usage_error(lines)) and evidence.end.returncode in (1, 2):
         return replace(
             evidence,
             message=usage,
@@ -447,12 +505,7 @@ def _of_last_words(end: WorkerExit, lines: list[str]) -> FailureEvidence:
             excerpt=words,
             summary=f"{evidence.summary} (usage error of the script)",
         )
-    if code == 1 or code in (126, 127):
-        # The text of sys.exit("text") is the message. The lines before it are shown if they name a
-        # problem too.
-        excerpt = words if any(_PROBLEM.search(line) for line in words[:-1]) else ()
-        return replace(evidence, message=last, standing=standing_of_text(last), excerpt=excerpt)
-    return replace(evidence, standing=standing_of_text(last), excerpt=words)
+    return None
 
 
 def _usage_error(lines: Sequence[str]) -> str | None:

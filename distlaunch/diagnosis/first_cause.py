@@ -23,6 +23,9 @@ from distlaunch.diagnosis.native import signal_name
 
 _OWN_FAILURE_S = 2.0
 """A worker that was told to stop may still fail by itself for this long after the first failure."""
+_ENDING_S = 15.0
+"""A worker that printed a traceback this long before the first exit may still be ending with it."""
+_WHILE_ENDING = "stopped by us while it was ending with its own exception"
 _READ_WHOLE = 256
 """Number of exits that are examined in full, and more as long as none of them is a cause. The
 others are only tested for looking like one."""
@@ -87,8 +90,9 @@ def diagnose(
         ):
             break
         seen[end.rank] = read(end)
-    best = min(seen.values(), key=lambda one: (one.standing, one.end.ended_s))
-    exit_end = best.end
+    broken = {one.end.rank: one for one in _broken_before(first_s, bad)}
+    best = min((*seen.values(), *broken.values()), key=lambda one: (one.standing, one.failed_s))
+    code = 1 if best.end.rank in broken else best.end.returncode
     if best.standing >= Standing.TIMED_OUT:
         hidden = _cause_of_a_stopped_one(bad, seen)
         best = hidden or best
@@ -114,7 +118,7 @@ def diagnose(
         hint = GRACE_HINT
     return Diagnosis(
         cause=cause,
-        exit_code=exit_end.returncode if exit_end.returncode > 0 else 128 - exit_end.returncode,
+        exit_code=code if code > 0 else 128 - code,
         others=_others(others, seen, running, lost, world_size=world_size, after_grace=after_grace),
         hint=hint,
         repeats=best.repeats if cause_seen else None,
@@ -154,6 +158,20 @@ def doing(
     )
 
 
+def _broken_before(first_s: float, bad: Sequence[WorkerExit]) -> Iterator[FailureEvidence]:
+    """Yield the evidence of workers whose exception had left the script before the first exit.
+
+    Their interpreters had not ended when the launcher stopped them.
+    """
+    for end in islice((end for end in bad if was_stopped(end)), _READ_WHOLE):
+        if end.traceback_age_s is None or end.returncode >= 0:
+            continue
+        if 0 < first_s - (end.ended_s - end.traceback_age_s) <= _ENDING_S:
+            evidence = read(replace(end, returncode=1))
+            if evidence.standing is Standing.CAUSE and evidence.uncaught:
+                yield replace(evidence, summary=_WHILE_ENDING, end=end)
+
+
 def _cause_of_a_stopped_one(
     bad: Sequence[WorkerExit], seen: dict[int, FailureEvidence]
 ) -> FailureEvidence | None:
@@ -163,8 +181,7 @@ def _cause_of_a_stopped_one(
         if end.rank not in seen and end.returncode in (-9, -15):
             evidence = read(replace(end, returncode=1))
             if evidence.standing is Standing.CAUSE and evidence.exception_type and evidence.frame:
-                summary = "stopped by us while it was ending with its own exception"
-                return replace(evidence, summary=summary, end=end)
+                return replace(evidence, summary=_WHILE_ENDING, end=end)
     return None
 
 
@@ -232,6 +249,7 @@ def _cause(best: FailureEvidence, ranks: tuple[int, ...], host: str, *, cause_se
         frame=best.frame,
         excerpt=best.excerpt,
         last_words=best.last_words,
+        stream=best.stream,
     )
 
 

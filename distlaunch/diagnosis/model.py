@@ -30,6 +30,8 @@ class Cause(Record):
     """The excerpt is the last output of the worker, not the lines of an exception."""
     at_once: bool = False
     """The ranks failed together because their nodes were lost, not one after the other."""
+    stream: Literal["stderr", "stdout"] = "stderr"
+    """The stream on which the worker wrote the excerpt."""
     log_path: str | None = None
 
 

@@ -61,7 +61,7 @@ def render_report(
         lines += _wrapped(f"original exception: {cause.original}", "  ", limit=_EXCEPTION_LINES)
     excerpt = [line for line in cause.excerpt if not _says_the_same(line, cause)]
     if excerpt:
-        where = "the terminal, with what was typed" if terminal else "stderr"
+        where = "the terminal, with what was typed" if terminal else cause.stream
         label = [f"  last lines on {where}:"] if cause.last_words else [""]
         lines += [*label, *(shorten(f"    {line}", _WIDTH) for line in excerpt[-_EXCERPT:]), ""]
     for other in diagnosis.others:
@@ -155,6 +155,7 @@ def diagnosis_record(diagnosis: Diagnosis) -> dict[str, object]:
         "frame": cause.frame,
         "excerpt": list(cause.excerpt),
         "last_words": cause.last_words,
+        "stream": cause.stream,
         "others": list(diagnosis.others),
         "hint": diagnosis.hint,
         "repeats": diagnosis.repeats,

@@ -237,6 +237,7 @@ class Attempt:
             local_rank=ended.rank - self.nodes.first_rank(member),
             ended_s=ended.ended - self.began,
             stderr_tail=ended.stderr_tail if whole else ended.stderr_tail[-SHORT_TAIL_BYTES:],
+            stdout_tail=ended.stdout_tail if whole else ended.stdout_tail[-SHORT_TAIL_BYTES:],
             error_file=ended.error_file if whole else None,
         )
 

@@ -32,6 +32,7 @@ _ESCAPED = 6
 r"""JSON may write one byte of text as six (``\u00e9``)."""
 _ERROR_FILE_BYTES = _ESCAPED * (256 << 10)
 _TAIL_BYTES = 64 << 10
+_STDOUT_TAIL_BYTES = _ESCAPED * (8 << 10)
 _STACKS_BYTES = _ESCAPED * (8 << 20)
 _STACK_BYTES = _ESCAPED * (64 << 10) + 512
 _HEARTBEAT_BYTES = 16 << 10
@@ -45,7 +46,9 @@ _TEXT = FrameSize(object_bytes=_TEXT_BYTES, raw_bytes=0)
 NODE_SIZES: dict[type, FrameSize] = {
     m.Prepared: _USUAL,
     m.Started: _USUAL,
-    WorkerExit: FrameSize(object_bytes=_ERROR_FILE_BYTES + _USUAL_BYTES, raw_bytes=_TAIL_BYTES),
+    WorkerExit: FrameSize(
+        object_bytes=_ERROR_FILE_BYTES + _STDOUT_TAIL_BYTES + _USUAL_BYTES, raw_bytes=_TAIL_BYTES
+    ),
     m.WorkerHalted: _USUAL,
     m.Alive: _USUAL,
     m.Stacks: _USUAL,

@@ -69,8 +69,9 @@ class Reporter:
 
         plan = self.plan
         cause = action.diagnosis.cause
+        of_stdout = terminal or cause.stream == "stdout"
         path = plan.layout.log_path(
-            plan.run_dir, action.attempt, cause.ranks[0], STDOUT if terminal else STDERR
+            plan.run_dir, action.attempt, cause.ranks[0], STDOUT if of_stdout else STDERR
         )
         wrote = (
             self._disk_work.ask(lambda: os.path.exists(path)) is not False

@@ -395,7 +395,7 @@ class Agent:
             return
         for number, descriptor in streams.outputs.items():
             self._pump.add(
-                spec.rank, number, descriptor, keeps_tail=number == STDERR or start.terminal
+                spec.rank, number, descriptor, tail_of=STDERR if start.terminal else number
             )
         self._pump.add_progress(spec.rank, streams.progress)
         if streams.stacks >= 0:

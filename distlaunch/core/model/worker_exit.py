@@ -29,6 +29,11 @@ class WorkerExit(Record):
     stderr_tail: bytes = b""
     """The last bytes of the worker's stderr, or of its pseudo-terminal (up to 64 KiB). The
     coordinator keeps fewer if thousands of workers have failed."""
+    stdout_tail: str = ""
+    """The last text that a failed worker wrote to stdout (up to 8 KiB). Empty if it had a
+    pseudo-terminal."""
+    traceback_age_s: float | None = None
+    """Seconds from the last traceback on stderr to the exit. None if there was none."""
     error_file: str | None = None
     """Content of the worker's TORCHELASTIC_ERROR_FILE (up to 256 KiB). None if it has not written
     one."""

@@ -55,6 +55,8 @@ def recorded(end_of):
                 ended_s=end["ended_s"],
                 uptime_s=end["ended_s"],
                 told_to_stop=end["told_to_stop"],
+                stdout_tail=_text_of(end.get("stdout_tail")) or "",
+                traceback_age_s=end.get("traceback_age_s"),
                 error_file=_text_of(end["error_file"]),
             )
             for end in json.loads(text)

@@ -64,21 +64,28 @@ def run(program: Path, scratch: Path) -> list[dict[str, object]]:
             "MASTER_PORT": str(port),
             "TORCHELASTIC_ERROR_FILE": str(scratch / f"{program.stem}-{rank}.json"),
         }
-        with (scratch / f"{program.stem}-{rank}.err").open("wb") as err:
+        with (
+            (scratch / f"{program.stem}-{rank}.out").open("wb") as out,
+            (scratch / f"{program.stem}-{rank}.err").open("wb") as err,
+        ):
             workers[rank] = subprocess.Popen(
                 [sys.executable, str(program)],
                 env=env,
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
+                stdout=out,
                 stderr=err,
             )
     began = time.monotonic()
     ended: dict[int, tuple[float, bool]] = {}
+    raised: dict[int, float] = {}
     stop_at: float | None = None
     told = False
     while len(ended) < WORLD_SIZE:
         now = time.monotonic() - began
         for rank, worker in workers.items():
+            written = (scratch / f"{program.stem}-{rank}.err").read_bytes()
+            if rank not in raised and b"Traceback (most recent call last)" in written:
+                raised[rank] = now
             if rank not in ended and worker.poll() is not None:
                 ended[rank] = (now, told)
                 if worker.returncode != 0 and stop_at is None:
@@ -99,6 +106,8 @@ def run(program: Path, scratch: Path) -> list[dict[str, object]]:
                 "returncode": workers[rank].returncode,
                 "ended_s": round(when, 3),
                 "told_to_stop": stopped,
+                "traceback_age_s": round(when - raised[rank], 3) if rank in raised else None,
+                "stdout_tail": neutral((scratch / f"{program.stem}-{rank}.out").read_bytes()),
                 "stderr_tail": neutral((scratch / f"{program.stem}-{rank}.err").read_bytes()),
                 "error_file": neutral(error_file.read_bytes()) if error_file.exists() else None,
             }

@@ -122,7 +122,7 @@ def test_where_all_ranks_failed_alike_all_logs_are_named(end_of):
 def test_last_words_are_shown_as_such(end_of):
     text = shown(diagnose([end_of(0, "step 3\ngiving up\n", returncode=3)], world_size=4))
     assert text.startswith(
-        "rank 0 of 4 failed: exit code 3\n  last lines on stderr:\n    step 3\n    giving up\n\n  logs: "
+        "rank 0 of 4 failed: exit code 3\n  giving up\n  last lines on stderr:\n    step 3\n\n  logs: "
     )
 
 

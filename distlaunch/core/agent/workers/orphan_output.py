@@ -136,7 +136,7 @@ class OrphanOutput:
         pump = Pump(sink, _discard)
         for descriptor, (rank, stream) in self._read_ends.items():
             if stream != PROGRESS:
-                pump.add(rank, stream, descriptor, keeps_tail=False)
+                pump.add(rank, stream, descriptor, tail_of=None)
         self._pump = pump
         has_pump.set()
         pump.run()

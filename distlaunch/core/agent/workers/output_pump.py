@@ -21,11 +21,14 @@ from distlaunch.core.agent.workers.exit_evidence import read_error_file
 from distlaunch.core.agent.workers.progress_pipe import PERIOD_S, ActivityMonitor
 from distlaunch.core.agent.workers.worker_table import Drained, OutputsClosed
 from distlaunch.core.model.record import Record, replace
+from distlaunch.core.model.run_files import STDERR, STDOUT
 from distlaunch.core.model.worker_exit import WorkerExit
 from distlaunch.core.protocol import agent_messages as m
 from distlaunch.core.protocol.codec import MAX_RAW_BYTES
 
 TAIL_BYTES = 65536
+STDOUT_TAIL_BYTES = 8192
+_TRACEBACK = b"Traceback (most recent call last)"
 _READ_BYTES = min(1 << 18, MAX_RAW_BYTES)
 _BUSY_GAP_S = 0.001
 _BUSY_WAIT_S = 0.004
@@ -65,28 +68,34 @@ Posted = Drained | OutputsClosed | PumpFailed | m.Alive
 
 
 class _Stream:
-    def __init__(self, rank: int, number: int, descriptor: int, *, keeps_tail: bool) -> None:
+    def __init__(self, rank: int, number: int, descriptor: int, tail: _Tail | None) -> None:
         self.rank = rank
         self.number = number
         self.descriptor = descriptor
-        self.keeps_tail = keeps_tail
+        self.tail = tail
 
 
 class _Tail:
     """The last bytes of a stream, in chunks."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int, *, finds_tracebacks: bool) -> None:
         self._chunks: deque[bytes] = deque()
         self._size = 0
+        self._most = most
+        self._finds_tracebacks = finds_tracebacks
+        self.traceback_at: float | None = None
+        """When the last traceback was read."""
 
-    def add(self, data: bytes) -> None:
+    def add(self, data: bytes, now: float) -> None:
         self._chunks.append(data)
         self._size += len(data)
-        while self._size - len(self._chunks[0]) >= TAIL_BYTES:
+        while self._size - len(self._chunks[0]) >= self._most:
             self._size -= len(self._chunks.popleft())
+        if self._finds_tracebacks and _TRACEBACK in data:
+            self.traceback_at = now
 
     def text(self) -> bytes:
-        return b"".join(self._chunks)[-TAIL_BYTES:]
+        return b"".join(self._chunks)[-self._most :]
 
 
 class Pump(threading.Thread):
@@ -99,7 +108,7 @@ class Pump(threading.Thread):
         self._orders: deque[Callable[[], None]] = deque()
         self._streams: dict[int, _Stream] = {}
         self._of_rank: dict[int, list[_Stream]] = {}
-        self._tails: dict[int, _Tail] = {}
+        self._tails: dict[int, dict[int, _Tail]] = {}  # by rank and stream
         self._poll = select.epoll()
         self._idle = select.epoll()  # without the streams, used while there is no room
         self._wake, self._wake_end = os.pipe()
@@ -134,13 +143,17 @@ class Pump(threading.Thread):
             _LEAST_PIPE_BYTES, min(_JOB_PIPE_BYTES // max(1, streams), _PIPE_BYTES)
         )
 
-    def add(self, rank: int, number: int, descriptor: int, *, keeps_tail: bool) -> None:
-        """Start to read a stream. The pump owns the descriptor."""
+    def add(self, rank: int, number: int, descriptor: int, *, tail_of: int | None) -> None:
+        """Start to read a stream. The pump owns the descriptor.
+
+        ``tail_of``: keep the end of the stream as that of stdout or stderr. A pseudo-terminal's is
+        that of stderr.
+        """
         os.set_blocking(descriptor, False)
         if self._pipe_bytes > _LEAST_PIPE_BYTES:
             with suppress(OSError):  # a terminal, or the user's limit for pipe buffers is reached
                 fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, self._pipe_bytes)
-        self._order(lambda: self._add(_Stream(rank, number, descriptor, keeps_tail=keeps_tail)))
+        self._order(lambda: self._add(rank, number, descriptor, tail_of))
 
     def add_progress(self, rank: int, descriptor: int) -> None:
         """Start to read a worker's progress. The pump owns the descriptor."""
@@ -246,7 +259,13 @@ class Pump(threading.Thread):
         while self._orders:
             self._orders.popleft()()
 
-    def _add(self, stream: _Stream) -> None:
+    def _add(self, rank: int, number: int, descriptor: int, tail_of: int | None) -> None:
+        tail = None
+        if tail_of is not None:
+            is_stderr = tail_of == STDERR
+            tail = _Tail(TAIL_BYTES if is_stderr else STDOUT_TAIL_BYTES, finds_tracebacks=is_stderr)
+            self._tails.setdefault(rank, {})[tail_of] = tail
+        stream = _Stream(rank, number, descriptor, tail)
         self._streams[stream.descriptor] = stream
         self._of_rank.setdefault(stream.rank, []).append(stream)
         self._poll.register(stream.descriptor, select.EPOLLIN)
@@ -265,8 +284,8 @@ class Pump(threading.Thread):
         if not data:
             self._close(stream)
             return 0
-        if stream.keeps_tail:
-            self._tails.setdefault(stream.rank, _Tail()).add(data)
+        if stream.tail is not None:
+            stream.tail.add(data, now)
         if self._activity.watching:
             self._activity.wrote.add(stream.rank)
         self._sink.output(stream.rank, stream.number, data, now)
@@ -288,10 +307,15 @@ class Pump(threading.Thread):
         for stream in list(self._of_rank.get(rank, ())):
             self._read_out(stream, now)
         self._activity.drain(rank)
-        tail = self._tails.pop(rank, None)
+        tails = self._tails.pop(rank, {})
+        stderr, stdout = tails.get(STDERR), tails.get(STDOUT)
+        raised_at = stderr.traceback_at if stderr else None
+        shown = stdout.text() if stdout and ended.returncode else b""
         ended = replace(
             ended,
-            stderr_tail=(tail.text() if tail else b"") + ended.stderr_tail,
+            stderr_tail=(stderr.text() if stderr else b"") + ended.stderr_tail,
+            stdout_tail=shown.decode("utf-8", "replace"),
+            traceback_age_s=None if raised_at is None else max(0.0, now - raised_at),
             error_file=read_error_file(error_file) if error_file else None,
         )
         self._post(Drained(exit=ended))

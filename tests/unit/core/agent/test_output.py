@@ -54,7 +54,7 @@ def test_with_room_for_one_chunk_streams_are_read_in_turn():
         ours, theirs = os.pipe()
         assert os.write(theirs, b"x" * SIZE) == SIZE
         ends.append(theirs)
-        pump.add(rank, 1, ours, keeps_tail=False)
+        pump.add(rank, 1, ours, tail_of=None)
     for turn in range(8):
         sink.let_one()
         rank, size = sink.took[-1]

@@ -1,0 +1,106 @@
+"""Choose the lines that explain an exit without an exception, from stderr and stdout. No I/O."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Literal
+
+from distlaunch.core.model.record import Record
+from distlaunch.diagnosis.clean_text import is_noise, shorten
+
+Stream = Literal["stderr", "stdout"]
+_LOOKED_AT = 200
+_ERRORS_WITHIN = 40
+"""A logged error that is followed by more lines than this was not the last thing that happened."""
+_LINE_CHARS = 400
+_ERROR_LEVEL = re.compile(
+    r"^(?:\S+ )?(?:ERROR|CRITICAL|FATAL)[:\s]"
+    r"|[\s|:(\[<-](?:ERROR|CRITICAL|FATAL)[\s|:)\]>-]"
+    r"|^[EF]\d{4} \d\d:"
+    r"|\b(?:level|levelname|severity|lvl)[\"']?\s*[=:]\s*[\"']?(?:error|critical|fatal)\b",
+)
+"""Real lines::
+
+    ERROR:root:loss is nan                                            logging.basicConfig()
+    2026-11-29 12:00:00,123 - train - CRITICAL - no data              logging, usual format
+    [2026-11-29 12:00:00,123][train][ERROR] - no data                 Hydra
+    2026-11-29 12:00:00.123 | ERROR    | __main__:main:12 - no data   loguru
+    E1129 12:00:00.123456 4711 train.py:12] no data                   absl, glog
+    {"event": "no data", "level": "error"}                            structlog
+    level=error msg="no data"                                         logfmt
+"""
+_LOWER_LEVEL = re.compile(
+    r"^(?:\S+ )?(?:DEBUG|INFO|NOTICE|WARNING)[:\s]"
+    r"|[\s|:(\[<-](?:DEBUG|INFO|NOTICE|WARNING)[\s|:)\]>-]"
+    r"|^[IW]\d{4} \d\d:"
+    r"|\b(?:level|levelname|severity|lvl)[\"']?\s*[=:]\s*[\"']?(?:debug|info|warn(?:ing)?)\b",
+)
+PROBLEM = re.compile(
+    r"error|fail|fatal|cannot|can't|could not|unable|denied|not found|no such|missing|invalid"
+    r"|\bnan\b|\binf\b|diverged|exceeded|corrupt|mismatch|abort|stopping|giving up|refus|must ",
+    re.IGNORECASE,
+)
+
+
+class LastLines(Record):
+    """The last lines of a worker that explain its exit."""
+
+    lines: tuple[str, ...]
+    stream: Stream = "stderr"
+    message: str | None = None
+    """The line that says what went wrong, if one does."""
+
+
+def last_lines(lines: Sequence[str], count: int) -> tuple[str, ...]:
+    """Return the last ``count`` lines that are not noise."""
+    words: list[str] = []
+    for line in reversed(lines[-_LOOKED_AT:]):
+        if not is_noise(line):
+            words.append(shorten(line, _LINE_CHARS))
+            if len(words) == count:
+                break
+    return tuple(reversed(words))
+
+
+def choose(stderr: Sequence[str], stdout: Sequence[str], count: int) -> LastLines:
+    """Return the last lines of stderr, or those of stdout if stderr does not name a problem."""
+    found = _of_stream(stderr, "stderr", count)
+    if found.message is not None:
+        return found
+    other = _of_stream(stdout, "stdout", count)
+    if not other.lines:
+        return found
+    says_nothing = not found.lines or is_logged_below_error(found.lines[-1])
+    if says_nothing or other.message in {other.lines[-1], *filter(is_logged_error, other.lines)}:
+        return other
+    return found
+
+
+def is_logged_error(line: str) -> bool:
+    """Return whether a line is a log record of level ERROR or above."""
+    return _ERROR_LEVEL.search(line[:_LINE_CHARS]) is not None
+
+
+def is_logged_below_error(line: str) -> bool:
+    """Return whether a line is a log record of level WARNING or below."""
+    return not is_logged_error(line) and _LOWER_LEVEL.search(line[:_LINE_CHARS]) is not None
+
+
+def _of_stream(lines: Sequence[str], stream: Stream, count: int) -> LastLines:
+    words = last_lines(lines, count)
+    message = words[-1] if words and _names_a_problem(words[-1]) else None
+    if message is None:
+        near = last_lines(lines, _ERRORS_WITHIN)
+        at = next((n for n in reversed(range(len(near))) if is_logged_error(near[n])), None)
+        if at is not None:
+            message, words = near[at], near[at : at + count]
+    if message is None:
+        message = next((line for line in reversed(words) if _names_a_problem(line)), None)
+    return LastLines(lines=words, stream=stream, message=message)
+
+
+def _names_a_problem(line: str) -> bool:
+    return not is_logged_below_error(line) and (
+        is_logged_error(line) or PROBLEM.search(line) is not None
+    )

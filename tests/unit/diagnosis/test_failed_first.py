@@ -1,0 +1,65 @@
+"""The time of a failure: a rank has failed when it prints its traceback, not when it has exited."""
+
+from __future__ import annotations
+
+from distlaunch.diagnosis.first_cause import diagnose
+
+RAISED = """Traceback (most recent call last):
+  File "/home/user/train.py", line 30, in <module>
+    main()
+  File "/home/user/train.py", line 12, in step
+    raise ValueError("loss is nan")
+ValueError: loss is nan
+"""
+LATER = RAISED.replace("ValueError", "KeyError").replace("loss is nan", "'label'")
+
+
+def test_a_rank_whose_interpreter_still_ends_is_the_first_cause(end_of):
+    ends = [
+        end_of(1, returncode=-9, ended_s=5.1),
+        end_of(2, RAISED, returncode=-15, ended_s=5.3, told_to_stop=True, traceback_age_s=0.3),
+    ]
+    found = diagnose(ends, world_size=3)
+    assert found.cause.ranks == (2,)
+    assert (found.cause.exception_type, found.cause.message) == ("ValueError", "loss is nan")
+    assert found.exit_code == 1
+    assert found.others[0].startswith("rank 1: failed too, killed by SIGKILL")
+
+
+def test_the_traceback_that_was_printed_first_wins_over_the_earlier_exit(end_of):
+    ends = [
+        end_of(0, LATER, ended_s=5.0, traceback_age_s=0.1),
+        end_of(3, RAISED, ended_s=5.6, traceback_age_s=0.9),
+    ]
+    assert diagnose(ends, world_size=4).cause.ranks == (3,)
+
+
+def test_a_traceback_that_the_script_survived_is_no_failure(end_of):
+    ends = [
+        end_of(1, LATER, ended_s=5.1),
+        end_of(
+            2,
+            f"{RAISED}next epoch\n",
+            returncode=-15,
+            ended_s=5.3,
+            told_to_stop=True,
+            traceback_age_s=0.4,
+        ),
+    ]
+    assert diagnose(ends, world_size=3).cause.ranks == (1,)
+
+
+def test_a_traceback_long_before_the_first_exit_is_no_failure(end_of):
+    ends = [
+        end_of(1, LATER, ended_s=50.1),
+        end_of(2, RAISED, returncode=-15, ended_s=50.3, told_to_stop=True, traceback_age_s=40.0),
+    ]
+    assert diagnose(ends, world_size=3).cause.ranks == (1,)
+
+
+def test_a_traceback_after_the_first_exit_came_with_the_stop(end_of):
+    ends = [
+        end_of(1, LATER, ended_s=5.1),
+        end_of(2, RAISED, returncode=-15, ended_s=5.4, told_to_stop=True, traceback_age_s=0.1),
+    ]
+    assert diagnose(ends, world_size=3).cause.ranks == (1,)
