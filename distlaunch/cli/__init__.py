@@ -1,1 +1,1 @@
-"""The command line: words in, exit code out."""
+"""The command line: parses the words of a command, runs the command, and returns its exit code."""

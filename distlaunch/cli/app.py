@@ -1,7 +1,8 @@
-"""The typer application, generated from the option table: completion, and the other commands.
+"""The typer application, generated from the option tables.
 
-It is loaded for what ``__main__`` does not run itself. Commands with a table of options parse their
-words by their own parser; typer completes them.
+``__main__`` loads it only for shell completion, for ``backends``, and for unknown commands.
+Commands with an option table parse their arguments with ``cli/parser``. typer only completes these
+arguments.
 """
 
 from __future__ import annotations
@@ -50,7 +51,10 @@ def main_train(options: TrainOptions) -> int:
 
 
 def main_plan(options: TrainOptions, fmt: parser.PlanFormat, expand: bool) -> int:  # noqa: FBT001 - as it is parsed
-    """Print the plan; returns the exit code."""
+    """Print the plan and return the exit code.
+
+    With ``expand``, JSON repeats the variables that all workers share in each worker's ``env``.
+    """
     from distlaunch.cli.commands.train import plan
 
     return plan(options, fmt, expand=expand)
@@ -64,11 +68,11 @@ def run_app(
     plan: Plan = main_plan,
     render: Render = render_file,
 ) -> int:
-    """Run the typer application and return the exit code. Raises LaunchError, never one of typer's
-    own errors.
+    """Run the typer application and return the exit code.
 
-    A known command is called without the root before it: newer typer loads pydantic, 100 ms, to
-    check root options that are not even there.
+    Errors of typer are raised as LaunchError. A known command is called directly, not through the
+    root command: newer typer versions load pydantic (100 ms) to check the options of the root
+    command, which has none.
     """
     command: Any = typer.main.get_command(build_app(environ, train=train, plan=plan, render=render))
     words = list(argv) or ["--help"]
@@ -95,8 +99,10 @@ def run_app(
 
 
 def _refuse_options_of_train(word: str) -> None:
-    """Raise for a first word that is an option of train, or one of torchrun's with what stands for
-    it here."""
+    """Raise UsageError if the first word is not a command but an option of train or torchrun.
+
+    The hint names the command, or our option that replaces torchrun's.
+    """
     flag = word.partition("=")[0].replace("_", "-")
     if flag == "--local-rank":
         raise UsageError(
@@ -189,7 +195,7 @@ class _Group(TyperGroup):
 
 
 class _Commands(_Group):
-    """The root command, which names the nearest command for one that does not exist."""
+    """The root command. For an unknown command, the error names the most similar command."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[Any, Any, list[str]]:
         if args and not ctx.resilient_parsing and self.get_command(ctx, args[0]) is None:
@@ -201,9 +207,9 @@ class _Commands(_Group):
 
 
 class _TableCommand(_Command):
-    """A command with a table of options, whose words its own parser takes apart.
+    """A command with an option table. Its arguments are parsed by ``cli/parser``.
 
-    typer only completes them, and shows the help.
+    typer only completes the arguments and shows the help.
     """
 
     options: Sequence[Option]
@@ -240,9 +246,10 @@ def _add(
     path: tuple[str, ...] = (),
     usage: str = "SCRIPT",
 ) -> None:
-    """Add a command with these options to the application. ``run`` is called with its arguments.
+    """Add a command with these options to the application. The command calls ``run`` with its
+    arguments.
 
-    ``path``: the words of the command, if they are more than its name.
+    ``path`` has the words of the command if there are several, such as ``accelerate launch``.
     """
     parameters = [_parameter(option) for option in options]
     parameters.append(
@@ -260,7 +267,7 @@ def _add(
     )
 
     def described(**given: object) -> None:
-        """Have the signature that the rows describe, for the completion; nothing calls this."""
+        """Carry the signature that typer reads for the completion. The function is never called."""
         del given
 
     described.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined] # typer reads it
@@ -279,8 +286,8 @@ def _add(
 
 
 def _add_torchrun(app: typer.Typer, environ: Mapping[str, str]) -> None:
-    """List the command that parses and explains its words itself: this one is for the help and for
-    completion."""
+    """Add the torchrun commands, which parse their own arguments, so that typer lists and completes
+    them."""
     settings = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
     for name in ("torchrun", "torch.distributed.launch"):
         text = SUMMARIES[(name,)]
@@ -306,8 +313,11 @@ def _add_drop_in(
     usage: str = "SCRIPT",
     command: str = "",
 ) -> None:
-    """Add a command, called as its launcher or ``command``, that takes the launcher's words; its
-    help is typer's."""
+    """Add a command that accepts the options of another launcher. typer prints its help.
+
+    ``name`` is the folder of the command in ``cli/compat``. ``command`` is a subcommand, such as
+    ``launch`` of accelerate.
+    """
     options = import_module(f"distlaunch.cli.compat.{name}.options").OPTIONS
     before = [command] if command else []
 
@@ -374,7 +384,7 @@ def _add_help(app: typer.Typer, environ: Mapping[str, str]) -> None:
 
 
 class _Files(_Group):
-    """The command ``render``, which says what it can print."""
+    """The command ``render``. Its help lists the file formats."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[Any, Any, list[str]]:
         if args and not ctx.resilient_parsing and self.get_command(ctx, args[0]) is None:
@@ -410,7 +420,8 @@ def _render_command(
 
 
 def _parameter(option: Option) -> inspect.Parameter:
-    """Make one parameter; all values stay texts, which ``build`` converts."""
+    """Return the parameter of typer for an option. Values stay texts; ``parser.build`` converts
+    them."""
     flag = option.kind == "flag"
     annotation = bool | None if flag else list[str] | None if option.repeatable else str | None
     flags = (

@@ -1,6 +1,7 @@
-"""How errors reach the user, and what the process needs before it can say anything.
+"""Print errors, and prepare the process for it: signals and standard streams.
 
-A handled error is one or two lines. A fault of ours is one line and a file with the traceback.
+An expected error takes one or two lines. An internal error takes one line, and a file has its
+traceback.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 EXIT_INTERRUPTED = 130
 EXIT_UNWRITABLE = 1
-"""Standard output takes no more, as where a disk is full."""
+"""Exit code if standard output cannot be written, as on a full disk."""
 
 
 def interruptible() -> None:
@@ -49,10 +50,10 @@ def ignore_signals() -> None:
 
 
 def repair_standard_streams() -> None:
-    """Open /dev/null on descriptors 0, 1 and 2 where they are missing.
+    """Open /dev/null on those of the descriptors 0, 1 and 2 that are closed.
 
-    Otherwise the next file or pipe that is opened takes the number, and what workers print goes
-    into it. Python has set the stream objects of missing descriptors to None; they are made anew.
+    Otherwise the next opened file or pipe would get the number, and output of workers would go into
+    that file. Also create the stream objects that Python has set to None for closed descriptors.
     """
     for fd in (0, 1, 2):
         try:
@@ -69,11 +70,11 @@ def repair_standard_streams() -> None:
 
 
 def guarded(work: Callable[[], int]) -> int:
-    """Run a command and return its exit code, with every error told the way its kind is told.
+    """Run a command and return its exit code. Print every error in the form of its kind.
 
-    Standard output is flushed here, so that a reader that has gone away (``distlaunch plan |
-    head``) is met here and not in the interpreter's end. It has what it wanted, so that is no
-    failure: whether it is noticed at all depends on who is faster.
+    Standard output is flushed here, so that a reader that has gone (``distlaunch plan | head``) is
+    noticed before the interpreter's own flush. Such a reader has read what it wanted, so the exit
+    code does not change.
     """
     code = 0
     try:
@@ -115,8 +116,10 @@ def print_error(error: LaunchError) -> None:
 
 
 def report_fault(error: BaseException) -> None:
-    """Write one line about an error that nobody foresaw, and where its traceback is (a file only
-    the user can read)."""
+    """Print one line about an unexpected error, with the path of a file that has the traceback.
+
+    Only the user can read the file.
+    """
     import tempfile
     import traceback
 
@@ -144,7 +147,8 @@ def _indented(text: str) -> str:
 
 
 def _place(error: BaseException) -> str:
-    """Say where an error was raised: our own innermost line, else the innermost."""
+    """Return the source line at which an error was raised: the last line in distlaunch, if there is
+    one."""
     import traceback
 
     frames = traceback.extract_tb(error.__traceback__)
@@ -165,8 +169,11 @@ def _to_stderr(lines: list[str]) -> None:
 
 
 def _unwritable(error: OSError) -> str | None:
-    """Say why standard output takes nothing, if that is what ``error`` is about: writing again
-    meets it again."""
+    """Return why standard output cannot be written, if this is the cause of ``error``; otherwise
+    None.
+
+    Writing again tells: it fails with the same error.
+    """
     if error.filename is not None:
         return None
     try:
@@ -180,7 +187,7 @@ def _unwritable(error: OSError) -> str | None:
 
 
 def _drop_output(stream: TextIO) -> None:
-    """Point a stream at /dev/null, so that the interpreter's last flush finds a reader."""
+    """Redirect a stream to /dev/null, so that the interpreter's last flush does not fail."""
     null = os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(null, stream.fileno())

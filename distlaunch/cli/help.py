@@ -1,6 +1,6 @@
-"""The help of each command, made from the tables of options without typer.
+"""The help of each command, made from the option tables without typer.
 
-``distlaunch help WORD`` also shows pages of documentation, and options that mention a word.
+``distlaunch help WORD`` also prints pages of documentation, and options that mention a word.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ BACKENDS_OPTIONS: dict[str, Row] = {
     ),
 }
 _MANY = 10
-"""So many options without a variable are not listed."""
+"""If more options than this have no variable, they are not listed."""
 _TRAIN_EXAMPLES: tuple[Row, ...] = (
     ("distlaunch train train.py --lr 0.1", "One worker per GPU of this machine."),
     ("distlaunch train --num-gpus 4 train.py", "Four workers on this machine."),
@@ -115,16 +115,17 @@ _DROP_INS: dict[Words, tuple[str, tuple[Row, ...]]] = {
 def print_help(
     words: Sequence[str], environ: Mapping[str, str], *, to: TextIO | None = None
 ) -> int:
-    """Print the help of the command that the words begin with, to stdout unless ``to`` is given.
+    """Print the help of the command that ``words`` begin with. Return the exit code.
 
-    Returns the exit code.
+    The help goes to ``to``, by default stdout.
     """
     (to or sys.stdout).write(help_text(words, terminal_columns(environ)))
     return 0
 
 
 def help_text(words: Sequence[str], columns: int) -> str:
-    """Return the help of the command that the words begin with; of distlaunch if there is none."""
+    """Return the help of the command that ``words`` begin with; the help of distlaunch if no
+    command matches."""
     command = tuple(words[:2])
     while command not in _PAGES:
         command = command[:-1]
@@ -132,9 +133,9 @@ def help_text(words: Sequence[str], columns: int) -> str:
 
 
 def answer_help(words: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Run ``distlaunch help WORDS``: print the help of a command, a page, or what mentions a word.
+    """Run ``distlaunch help WORDS``: print the help of a command, a page, or search results.
 
-    Raises UsageError if there is nothing.
+    Return the exit code. Raises UsageError if nothing is found.
     """
     asked = [word for word in words if word not in HELP_FLAGS]
     if words and not asked:
@@ -170,7 +171,7 @@ def print_short_version() -> int:
 
 
 def print_version() -> int:
-    """Print the versions of distlaunch and Python, and where they are; return the exit code."""
+    """Print the versions and paths of distlaunch and Python. Return the exit code."""
     folder = os.path.dirname(os.path.abspath(distlaunch.__file__))
     sys.stdout.write(
         f"distlaunch {distlaunch.__version__} ({folder})\n"
@@ -180,7 +181,7 @@ def print_version() -> int:
 
 
 def _check_subcommand(words: Sequence[str]) -> None:
-    """Raise UsageError for ``help render X`` where X is not something that render prints."""
+    """Raise UsageError for ``help render X`` if render has no file format X."""
     there = [path[1] for path in _PAGES if path[:1] == tuple(words[:1]) and len(path) > 1]
     if there and len(words) > 1 and words[1] not in there:
         raise UsageError(

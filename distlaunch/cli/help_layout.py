@@ -1,4 +1,4 @@
-"""The layout of every help: usage, examples, then each option with its description below it."""
+"""The layout of every help page: usage, examples, then each option with its description below."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from distlaunch.cli.option_table import GROUP_TITLES
 from distlaunch.core.model.record import Record
 
 Row = tuple[str, str]
-"""What is typed, and what it does."""
+"""An option or command as typed, and its description."""
 Section = tuple[str, Sequence[Row]]
 
 COMMON = (
@@ -39,14 +39,14 @@ _HELP_ROW: Section = ("Help:", (("-h, --help", "Print this help and exit."),))
 
 
 class HelpPage(Record):
-    """The help of one command, before it is wrapped to the width of the terminal."""
+    """The help of one command, before it is wrapped to the terminal's width."""
 
     usage: str
-    """Empty for an answer that is not about one command."""
+    """The usage line. Empty if the page is not about one command."""
     about: str
     examples: Sequence[Row] = ()
     lists: Sequence[Section] = ()
-    """Sections whose descriptions stand beside the names, for names that are short."""
+    """Sections with short names, whose descriptions are printed beside the names."""
     sections: Sequence[Section] = ()
     closing: Sequence[str] = ()
     """Paragraphs at the end."""
@@ -68,9 +68,9 @@ def format_page(page: HelpPage, columns: int) -> str:
 
 
 def option_sections(options: Iterable[Option], place: Place | None = None) -> Iterator[Section]:
-    """Yield the options that most people use, then the others by group in the table's order.
+    """Yield sections of options: the common ones first, then each group, in the order of the table.
 
-    Options that do not apply in ``place`` are left out.
+    Options that do not apply to the command ``place`` are left out.
     """
     shown = [option for option in options if place not in option.absent]
     common = {option.field: option for option in shown if option.field in COMMON}
@@ -111,7 +111,8 @@ def default_note(option: Option, place: Place | None = None) -> str:
 
 
 def described(option: Option, place: Place | None = None) -> str:
-    """Return the description of an option with its default in a place."""
+    """Return the description of an option with its default. The default may depend on the command
+    ``place``."""
     return f"{option.help} {default_note(option, place)}".rstrip()
 
 
@@ -127,7 +128,8 @@ def terminal_columns(environ: Mapping[str, str]) -> int:
 
 
 def option_row(option: Option, place: Place | None = None) -> Row:
-    """Return how an option is typed, and its description."""
+    """Return an option as typed, and its description. ``place`` is the command whose help is
+    printed."""
     negation = f" / {option.negation}" if option.negation is not None else ""
     metavar = "" if option.kind == "flag" else f" {option.metavar}"
     return ", ".join(option.flags) + negation + metavar, described(option, place)
@@ -147,7 +149,8 @@ def _two_lines(rows: Iterable[Row], width: int) -> Iterator[str]:
 
 
 def _examples(rows: Iterable[Row], width: int) -> Iterator[str]:
-    """Lay examples out; a long command goes on behind a backslash, so that it can be copied."""
+    """Yield the lines of examples. A long command continues after a backslash, so that it can be
+    copied."""
     for command, text in rows:
         first, *others = textwrap.wrap(
             _INDENT + command,
@@ -169,7 +172,8 @@ def _columns(rows: Sequence[Row], width: int) -> Iterator[str]:
 
 
 def _broken(line: str, width: int) -> Iterator[str]:
-    """Break a line that is too long between the choices of an option; a name stays whole."""
+    """Yield the pieces of a line that is too long. It is broken between the choices of an option
+    only."""
     while len(line) > width and (end := line.rfind("|", 0, width) + 1) > 0:
         yield line[:end]
         line = _BELOW + line[end:]

@@ -1,4 +1,4 @@
-"""The notice about options of ours behind SCRIPT, which a script may swallow as unknown."""
+"""Notice about options of distlaunch that stand after SCRIPT, where the script gets them."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from distlaunch.planning.train_options import TrainOptions
 def misplaced_options(
     options: TrainOptions, names: Iterable[str], environ: Mapping[str, str]
 ) -> list[str]:
-    """Return one notice if arguments of the script are spelled like options of ours and its text
-    has no such name.
+    """Return one notice if arguments of the script look like options of distlaunch.
 
-    ``names``: the long names of the options that this command has, with dashes. Of several
-    launchers rank 0's says it.
+    Options whose name occurs in the text of the script are skipped. ``names`` are the long options
+    of this command, with dashes. Of several launchers, only the one with RANK 0 returns a notice.
     """
     words = [word for word in options.script_args if word[:2] == "--" and len(word) > 2]
     if not words or options.quiet or environ.get("RANK", "0") != "0":

@@ -1,4 +1,4 @@
-"""What an option is, and how the text that somebody gave for it becomes its value."""
+"""The options of a command, and the conversion of their texts to values."""
 
 from __future__ import annotations
 
@@ -65,19 +65,19 @@ _WORDS = {
 
 
 class Absence(Record):
-    """Why an option does not apply in one place, and what to do there."""
+    """Why an option does not apply to a command or file format, and what to use instead."""
 
     why: str
     hint: str = ""
     instead: str = ""
-    """The option, or the variable, that sets the same there."""
+    """The option or variable with the same effect there."""
 
 
 class Spelling(Record):
-    """How an option is written, and whether it takes a value: all that taking words apart needs.
+    """The names of an option, and whether it takes a value. ``parser.scan`` needs nothing else.
 
-    The last of ``flags`` is the long one, written with dashes; the same with underscores is
-    accepted everywhere. ``kind`` is ``flag`` for an option without a value.
+    The last of ``flags`` is the long one, written with dashes. Underscores are accepted too.
+    ``kind`` is ``flag`` for an option without a value.
     """
 
     flags: tuple[str, ...]
@@ -85,18 +85,18 @@ class Spelling(Record):
     kind: str
     metavar: str = ""
     repeatable: bool = False
-    """All values are kept; otherwise the last one wins."""
+    """Whether all values are kept. Otherwise the last one counts."""
     once: bool = False
     """Two different values are refused."""
 
     @property
     def name(self) -> str:
-        """The spelling that messages use."""
+        """The name used in messages."""
         return self.flags[-1]
 
     @property
     def negation(self) -> str | None:
-        """The flag that undoes a switch."""
+        """The flag that turns a switch off."""
         return None
 
     @property
@@ -106,9 +106,9 @@ class Spelling(Record):
 
 
 class Option(Spelling):
-    """One option of the table: its value, its help, and where it does not apply.
+    """One row of the option table: type, help, and the commands to which the option does not apply.
 
-    ``field`` is the field of ``TrainOptions`` that it fills.
+    ``field`` is the field of ``TrainOptions`` that the option sets.
     """
 
     kind: Kind
@@ -117,33 +117,38 @@ class Option(Spelling):
     group: Group
     variable: str | None
     unset: str = ""
-    """What applies if it is not given, for the help; empty where ``default`` says it."""
+    """What applies if the option is not given, for the help. Empty if ``default`` says so."""
     choices: tuple[str, ...] = ()
     least_s: float = 0.0
-    """The shortest time that it takes; to do without, it is left out."""
+    """The shortest time that the option accepts. There is no time that turns it off."""
     absent: Mapping[Place, Absence] = {}
-    """Where it does not apply."""
+    """The commands and file formats to which the option does not apply, with the reason."""
     unset_at: Mapping[Place, str] = {}
     """``unset`` where something else applies."""
 
     @property
     def negation(self) -> str | None:
-        """The flag that undoes a switch which a variable may have set: ``--no-quiet``."""
+        """The flag that turns a switch off which a variable may have turned on: ``--no-quiet``."""
         return (
             "--no-" + self.name[2:] if self.kind == "flag" and self.variable is not None else None
         )
 
 
 def option_error(source: str, message: str, *, hint: str | None = None) -> ConfigError:
-    """Make the error for a setting: a UsageError where ``source`` is a flag, a ConfigError where it
-    is a variable."""
+    """Return the error for an invalid setting, with ``hint``.
+
+    The error is a UsageError if ``source`` is a flag, a ConfigError if it is a variable.
+    """
     kind = UsageError if source.startswith("-") else ConfigError
     return kind(f"{source} {message}", hint=hint)
 
 
 def convert(option: Option, text: str, source: str) -> object:
-    """Turn the text of a setting into the field's value; ``source`` (flag or variable) is named in
-    errors."""
+    """Return the value of a field for the text of an option or variable.
+
+    ``source`` is the flag or variable, for errors. Raises UsageError or ConfigError if the text is
+    no valid value.
+    """
     match option.kind:
         case "text":
             if not text:
@@ -179,10 +184,7 @@ def convert(option: Option, text: str, source: str) -> object:
 
 
 def read_choice(text: str, choices: tuple[str, ...], source: str) -> str:
-    """Return ``text`` if it is one of ``choices``.
-
-    Raise the option's error, naming ``source``, if it is not.
-    """
+    """Return ``text`` if it is in ``choices``. Otherwise raise the error of ``option_error``."""
     if text not in choices:
         listed = ", ".join(choices[:-1]) + " or " + choices[-1]
         raise option_error(source, f"takes {listed}, not {quoted(text)}")
@@ -190,7 +192,8 @@ def read_choice(text: str, choices: tuple[str, ...], source: str) -> str:
 
 
 def _backend(text: str, source: str) -> str:
-    """Return the name of a backend; one of ours may have capitals, and underscores for dashes."""
+    """Return the name of a backend. Names of distlaunch's own backends may have capitals, or
+    underscores for dashes."""
     if not text:
         raise option_error(source, "needs a name, and got an empty one")
     if text.islower() and "_" not in text:
@@ -201,7 +204,8 @@ def _backend(text: str, source: str) -> str:
 
 
 def read_switch(text: str, source: str) -> bool:
-    """Read one of the words for on and off."""
+    """Return True or False for a word such as ``yes`` or ``off``. Raises the error of
+    ``option_error`` for other words."""
     value = _WORDS.get(text.lower())
     if value is None:
         raise option_error(
@@ -226,7 +230,7 @@ def _whole(text: str, source: str, *, least: int, most: int, also: str = "") -> 
 
 
 def _count_or_range(text: str, source: str) -> int | tuple[int, int]:
-    """Read ``4`` or ``2:4``; of the latter both ends, or one number if they are the same."""
+    """Read ``4`` or ``2:4``. Return one number, or both ends if they differ."""
     least, colon, most = text.partition(":")
     if not colon:
         return _whole(text, source, least=1, most=MOST_COUNTED, also=" or MIN:MAX")

@@ -1,13 +1,13 @@
-"""The one table of options, from which the parser, the completion and the help are made.
+"""The option table of train. The parser, the completion and the help are made from it.
 
-A row says everything about an option except its default, which is the field's own in
-``TrainOptions``. A default may also come from the environment (``Option.variable``). None of those
-variables is one that workers get from us, so that a launcher that is started by a worker never
-takes its parent's settings for a wish of the user.
+A row describes an option, except for its default, which is the default of the field in
+``TrainOptions``. A default may also come from the environment (``Option.variable``). distlaunch
+sets none of these variables for workers, so a launcher started by a worker does not inherit options
+of its parent.
 
-``absent`` names the places where an option does not apply, each with the reason. Everywhere else
-``render`` puts the option into the file's command line, and the commands of other launchers take
-it: ``torchrun`` as a variable, the others as an option.
+``absent`` lists the commands and file formats to which an option does not apply, with the reason.
+In all others it applies: ``render`` writes it into the file's command line, ``torchrun`` reads its
+variable, and the other drop-in commands accept it as an option.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ HELP_FLAGS = ("--help", "-h")
 LEAST_LOST_S = 5.0
 """Nodes are asked for a sign of life every 2 s."""
 LEAST_JOIN_S = 0.1
-"""In less nobody can be called."""
+"""Within a shorter time no launcher can connect."""
 LEAST_SILENCE_S = 1.5
-"""Signs of life are told once a second: no shorter silence can be seen."""
+"""Heartbeats are reported once per second, so a shorter silence cannot be detected."""
 
 
 def _row(
@@ -61,8 +61,8 @@ def _row(
     absent: Mapping[Place, Absence] | None = None,
     unset_at: Mapping[Place, str] | None = None,
 ) -> Option:
-    """Make the row of a ``TrainOptions`` field; field and variable follow from the long flag unless
-    given."""
+    """Return the row of a field of ``TrainOptions``. By default, field and variable are derived
+    from the long flag."""
     words = tuple(flags.split())
     stem = words[-1][2:].replace("-", "_")
     field = field or stem
@@ -91,7 +91,8 @@ _DROP_INS: tuple[Place, ...] = ("torchrun", "accelerate", "deepspeed", "horovodr
 
 
 def _not_in(*places: Place, why: str, hint: str = "", instead: str = "") -> dict[Place, Absence]:
-    """Return the reason for which an option does not apply in these places."""
+    """Return the entries of ``absent`` for commands and file formats that share the reason
+    ``why``."""
     return dict.fromkeys(places, Absence(why=why, hint=hint, instead=instead))
 
 
@@ -768,4 +769,4 @@ PLAN_OPTIONS: tuple[Option, ...] = (
         variable=None,
     ),
 )
-"""Every option of ``plan``: those of ``train``, with a ``--format`` of its own."""
+"""The options of ``plan``: those of ``train``, but with ``plan``'s own ``--format``."""

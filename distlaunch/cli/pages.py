@@ -1,4 +1,4 @@
-"""The pages of documentation that come with the package, shown by ``distlaunch help TOPIC``."""
+"""Pages of documentation in the package, printed by ``distlaunch help TOPIC``."""
 
 from __future__ import annotations
 
@@ -21,17 +21,18 @@ _CELL_END = re.compile(r"(?<!\\)\|")
 _WIDEST = 100
 _NARROWEST = 40
 _MOST_OF_A_LINE = 0.4
-"""A first column that takes more of the width has the other cells below it."""
+"""If the first column of a table is wider than this share of the line, the other cells are printed
+below it."""
 
 
 class Block(Record):
-    """A part of a page: a heading, a paragraph, an item of a list, lines of code or a table."""
+    """One block of a page: a heading, a paragraph, a list item, code or a table."""
 
     kind: Literal["heading", "paragraph", "item", "code", "table"]
     text: str = ""
-    """Markdown on one line; of code the lines as they are."""
+    """Markdown on one line. For code, the unchanged lines."""
     level: int = 0
-    """Of a heading: 1 is the title. Of an item: the columns to its left."""
+    """For a heading, its level (1 is the title). For a list item, its indentation in columns."""
     mark: str = ""
     """``*`` or the number of an item."""
     rows: tuple[tuple[str, ...], ...] = ()
@@ -44,7 +45,7 @@ def topics() -> tuple[str, ...]:
 
 
 def developer_topics() -> frozenset[str]:
-    """Return the topics of the pages for those who change distlaunch."""
+    """Return the topics of the pages for contributors."""
     folder = os.path.join("docs", "contributing")
     return frozenset(
         topic
@@ -54,7 +55,7 @@ def developer_topics() -> frozenset[str]:
 
 
 def reference_topics() -> frozenset[str]:
-    """Return the topics of the pages to look things up in."""
+    """Return the topics of the reference pages."""
     folder = os.path.join("docs", "reference")
     return frozenset(
         topic for topic, path in _files().items() if os.path.dirname(path).endswith(folder)
@@ -85,7 +86,8 @@ def show_page(topic: str, columns: int) -> None:
 
 
 def page_blocks(text: str) -> Iterator[Block]:
-    """Yield the blocks of a page in Markdown, as our pages use it."""
+    """Yield the blocks of a page. ``text`` is Markdown, of which only the features used in our
+    pages are known."""
     lines = text.splitlines()
     at = 0
     while at < len(lines):
@@ -118,7 +120,8 @@ def page_blocks(text: str) -> Iterator[Block]:
 
 
 def without_marks(text: str) -> str:
-    """Return a line of Markdown without links and bold marks; code keeps its backticks."""
+    """Return a line of Markdown (``text``) without links and bold marks. Backticks of code are
+    kept."""
     text = _LINK.sub(r"\1", text)
     parts = _CODE.split(text)
     return "".join(
@@ -128,7 +131,7 @@ def without_marks(text: str) -> str:
 
 
 def plain_page(text: str, columns: int) -> str:
-    """Return a page as text without Markdown's links and tables, for so many columns."""
+    """Return a page for a terminal with ``columns`` columns. ``text`` is the page in Markdown."""
     width = max(_NARROWEST, min(columns, _WIDEST))
     names = {os.path.basename(path): topic for topic, path in _files().items()}
     shown: list[str] = []
@@ -160,7 +163,8 @@ def _plain_block(block: Block, width: int, names: Mapping[str, str]) -> list[str
 
 
 def _plain_table(rows: Sequence[Sequence[str]], width: int) -> list[str]:
-    """Lay a table out: beside each other if it fits, else the other cells below the first one."""
+    """Return the lines of a table: columns side by side if they fit, else the other cells below the
+    first one."""
     head, *body = rows
     body = [[*row, *[""] * (len(head) - len(row))] for row in body]
     first = max((len(row[0]) for row in body), default=0) + 2

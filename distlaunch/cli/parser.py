@@ -1,9 +1,9 @@
-"""The parser of command lines, made from tables of options.
+"""The parser of command lines, driven by option tables.
 
-``scan`` takes words apart for every command that has a table, those of other launchers too;
-``build`` turns the texts into values. Loading typer costs more time than starting a worker does, so
-no command that starts a job needs it, nor re and argparse. ``cli/help.py`` prints the help, and the
-application in ``cli/app.py`` completes words.
+``scan`` splits a command line into options and other words, for all commands with an option table.
+``build`` converts the texts to values. The parser is our own because typer takes longer to load
+than a worker takes to start; it does not import re or argparse either. ``cli/help.py`` prints the
+help, and ``cli/app.py`` completes words.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from distlaunch.planning.train_options import TrainOptions
 
 PlanFormat = Literal["table", "json"]
 Given = dict[str, list[str]]
-"""Texts by field, in the order they were given; a switch has one text, as its variable would: ``1``
+"""Texts of the options on the command line, by field, in their order. A switch has the text ``1``
 or ``0``."""
 
 _GPU_SIZES = ("num_gpus", "gpus_per_node")
 _PROC_SIZES = ("num_procs", "procs_per_node")
 _HOST_LISTS = ("hosts", "hostfile", "discover")
 _OTHER_VARIABLES = ("DISTLAUNCH_TOKEN", "DISTLAUNCH_TEST", "DISTLAUNCH_RENDER")
-"""First letters of variables that are neither an option's nor the workers'."""
+"""Prefixes of variables that belong neither to options nor to workers."""
 _ATTEMPT = "DISTLAUNCH_ATTEMPT"
-"""Every worker has it, and so do the launchers that it starts."""
+"""A variable that every worker has, and every launcher started by a worker."""
 
 
 class HelpRequested(Exception):  # noqa: N818 - not an error: help was asked for before the script
@@ -45,10 +45,10 @@ def parse_train(argv: Sequence[str], environ: Mapping[str, str]) -> TrainOptions
 def parse_plan(
     argv: Sequence[str], environ: Mapping[str, str]
 ) -> tuple[TrainOptions, PlanFormat, bool]:
-    """Parse what follows ``plan``: the options of ``train`` but for ``--format``. Raises as
-    ``parse_train``.
+    """Parse the arguments of ``plan``: the options of ``train``, but with plan's own ``--format``.
 
-    Returned beside them: the plan's own format, and whether ``--expand`` was given.
+    Return the options, the format, and whether ``--expand`` was given. Raises UsageError or
+    ConfigError like ``parse_train``.
     """
     given, rest = scan(argv, PLAN_OPTIONS)
     values = build(given, rest, environ, PLAN_OPTIONS)
@@ -58,8 +58,8 @@ def parse_plan(
 
 
 Unknown = Callable[[str, str, Iterable[str], Given, Sequence[str]], NoReturn]
-"""Raises UsageError for a flag that no option has: the flag, its word, all flags of the command,
-what was given before, and the words behind."""
+"""Raises UsageError for an unknown flag. Called with the flag, the word it stands in, all flags of
+the command, the options before it, and the words after it."""
 
 
 def scan(
@@ -71,16 +71,17 @@ def scan(
     dashed_values: bool = True,
     unknown: Unknown | None = None,
 ) -> tuple[Given, tuple[str, ...]]:
-    """Take the options off the front of ``argv``, up to the first positional word or ``--``.
+    """Split ``argv`` into the options before the first positional word or ``--``, and the words
+    after.
 
-    Return the texts by field, and the other words. A word that looks like an option is never taken
-    for the value of the option before it: ``--log-dir --quiet`` is a value forgotten, and
-    ``--log-dir=--quiet`` says that it is not. The other parameters are what other launchers do:
+    Return the texts by field, and the other words. A word that looks like an option is never the
+    value of the option before it: ``--log-dir --quiet`` is an error, ``--log-dir=--quiet`` is not.
+    The other parameters follow the rules of other launchers:
 
-    * ``abbreviated``: options whose long names may be cut short.
-    * ``drops_dashes``: one ``--`` directly behind the script is left out.
+    * ``abbreviated``: options whose long names may be abbreviated.
+    * ``drops_dashes``: one ``--`` directly after the script is dropped.
     * ``dashed_values``: words with one dash are values, unless they are an option of this command.
-    * ``unknown``: explains an option that there is not; by default ``refuse_unknown``.
+    * ``unknown``: raises the error for an unknown option; by default ``refuse_unknown``.
     """
     by_flag = {flag: option for option in options for flag in option.all_flags}
     long = {flag: option.field for option in abbreviated for flag in option.flags if flag[1] == "-"}
@@ -129,7 +130,7 @@ def scan(
 
 
 Step = tuple[str, str | None]
-"""A flag, and the value that is attached to it."""
+"""A flag, and the value attached to it, if any."""
 
 
 def _long_step(word: str, by_flag: Mapping[str, Spelling], long: Mapping[str, str]) -> list[Step]:
@@ -141,9 +142,11 @@ def _long_step(word: str, by_flag: Mapping[str, Spelling], long: Mapping[str, st
 
 
 def whole_name(flag: str, fields: Mapping[str, str]) -> str:
-    """Return the long name, with dashes, of which this is the beginning; else the flag as it is.
+    """Return the long name, with dashes, that ``flag`` abbreviates; ``flag`` itself if there is
+    none.
 
-    ``fields`` has the field of each long name. Raises UsageError for a beginning of several.
+    ``fields`` has the field of each long name. Raises UsageError if several options have this
+    beginning.
     """
     dashed = _dashed(flag)
     names = {**fields, HELP_FLAGS[0]: "help"}
@@ -179,9 +182,10 @@ def _short_steps(word: str, by_flag: Mapping[str, Spelling]) -> list[Step]:
 
 
 def _one_dash_name(word: str, by_flag: Mapping[str, Spelling]) -> Step | None:
-    """Return the option of a name with one dash, as ``-np``: whole, begun or with a number behind.
+    """Return the option for a name with one dash, such as ``-np``. The name may be abbreviated, or
+    end with a number.
 
-    Where the first letter is an option, only a whole name counts.
+    If the first letter is itself an option, only the complete name is accepted.
     """
     names = {flag: each.name for flag, each in by_flag.items() if flag[1] != "-" and len(flag) > 2}
     if not names:
@@ -208,7 +212,8 @@ def _next_value(
     *,
     dashed_values: bool,
 ) -> str:
-    """Return ``word``, the value of ``flag``, unless there is none or it looks like an option."""
+    """Return ``word`` as the value of ``flag``. Raises UsageError if it is missing or looks like an
+    option."""
     if word is None or word == "--":
         raise UsageError(f"{flag} needs a value: {flag} {option.metavar}")
     dashed = len(word) > 1 and word[0] == "-" and " " not in word
@@ -230,10 +235,11 @@ def _next_value(
 def refuse_unknown(
     flag: str, word: str, by_flag: Iterable[str], given: Given, rest: Sequence[str]
 ) -> NoReturn:
-    """Raise for an option that is not ours.
+    """Raise UsageError for an unknown option.
 
-    The hint names what stands for it if it is another program's, or an option of the backend, else
-    the nearest one that is ours.
+    If it is another program's option, or one of the backend, the hint names what to use instead.
+    Otherwise it names the most similar option. ``given`` has the options before it, ``rest`` the
+    words after it.
     """
     from difflib import get_close_matches
 
@@ -270,10 +276,8 @@ def refuse_unknown(
 
 
 def _backend_in(words: Sequence[str]) -> str | None:
-    """Return what ``--backend`` names in words that have not been taken apart.
-
-    Words of the script may be among them.
-    """
+    """Return the value of ``--backend`` in words that have not been parsed. They may include words
+    of the script."""
     for place, word in enumerate(words):
         flag, equals, value = word.partition("=")
         if flag == "--backend":
@@ -284,12 +288,13 @@ def _backend_in(words: Sequence[str]) -> str | None:
 def build(
     given: Given, rest: Sequence[str], environ: Mapping[str, str], options: Iterable[Option]
 ) -> dict[str, Any]:
-    """Convert and check what was given, add defaults from the environment, and settle what SCRIPT
-    is.
+    """Convert and check the options, add defaults from the environment, and classify SCRIPT.
 
-    Returns values by field, without the fields that nobody set, and as ``given`` who set each. A
-    size on the command line drops every size that the environment has, and a list of hosts every
-    other list: the two together would be a contradiction that the user did not write.
+    ``given`` and ``rest`` are the results of ``scan``. Return values by field, without fields that
+    are not set. The key ``given`` has the flag or variable that set each field. A size on the
+    command line overrides all sizes in the environment, and a host list overrides all other host
+    lists; otherwise they would contradict each other. Raises UsageError or ConfigError for invalid
+    values.
     """
     values: dict[str, Any] = {}
     source: dict[str, str] = {}
@@ -364,8 +369,8 @@ def _check_sizes(source: Mapping[str, str]) -> None:
 
 
 def unknown_variables(environ: Mapping[str, str]) -> list[str]:
-    """Return a warning for each variable that has our prefix and that nobody reads: a misspelt
-    option, mostly."""
+    """Return a warning for each DISTLAUNCH_ variable that distlaunch does not know. Most are
+    misspelt."""
     known = {option.variable for option in TRAIN_OPTIONS if option.variable is not None}
     ours = [
         name

@@ -1,7 +1,7 @@
-"""What ``distlaunch help WORD`` finds: options of all commands, and places in the pages.
+"""Search for ``distlaunch help WORD`` in the options of all commands and in the pages.
 
-Hits are ordered by where the word stands: in the name of a page, as the subject of a row of a
-table, in a title, in a heading, in the text. Pages for developers come last.
+Results are ordered by where the word occurs: in the name of a page, in the first cell of a table
+row, in a title, in a heading, in the text. Pages for contributors come last.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MOST_PAGES = 7
 _MOST_OPTIONS = 3
 _LONGEST_LINE = 160
 _OPTIONS_PAGE = "options"
-"""Its rows are those of the tables of options."""
+"""A page with the same options as the tables. It is skipped if the tables have matches."""
 _SENTENCE_END = re.compile(r"(?<=[.:;]) +(?=[A-Z`*\"])")
 _NAME, _TITLE, _HEADING, _SUBJECT_OF_REFERENCE, _SUBJECT, _WHOLE_WORD = 60, 55, 50, 45, 30, 10
 _LATE_FOR_DEVELOPERS, _LATE_FOR_NUMBERS = 100, 50
@@ -41,7 +41,7 @@ _DROP_INS: tuple[Place, ...] = ("accelerate", "deepspeed", "horovodrun")
 
 
 class _Hit(Record):
-    """The best place of one page that mentions the word."""
+    """The best match in one page."""
 
     topic: str
     heading: str
@@ -50,7 +50,7 @@ class _Hit(Record):
 
 
 def find_option(word: str) -> HelpPage | None:
-    """Return the help of the option with this flag or variable; None if no command has one."""
+    """Return the help of the option with a flag or variable; None if no command has one."""
     flag = word.replace("_", "-") if word.startswith("-") else word
     commands: dict[tuple[Row, ...], list[str]] = {}
     for command, place, options in _tables():
@@ -76,7 +76,7 @@ def find_option(word: str) -> HelpPage | None:
 
 
 def find_word(word: str) -> HelpPage | None:
-    """Return the options and the places of pages that mention a word; None if none do."""
+    """Return the options and the passages of pages that mention a word; None if there are none."""
     pattern = _pattern(word)
     if pattern is None:
         return None
@@ -117,7 +117,7 @@ def find_word(word: str) -> HelpPage | None:
 
 
 def _of_others(flag: str) -> tuple[str, ...]:
-    """Return what stands for this option of torchrun, and for this one of sbatch."""
+    """Return hints with our replacements for an option of torchrun and for one of sbatch."""
     texts = (
         (f"Instead of torchrun's {flag}", counterpart(flag)),
         (f"Instead of sbatch's {flag}, for render slurm", of_sbatch(flag)),
@@ -126,7 +126,8 @@ def _of_others(flag: str) -> tuple[str, ...]:
 
 
 def _tables() -> Iterator[tuple[str, Place | None, Sequence[Option]]]:
-    """Yield each command with a table of options, by its place where that has a name."""
+    """Yield each command with an option table. The second value is the command's key in
+    ``Option.absent``, if it has one."""
     from distlaunch.cli.commands.render import TARGETS, options_of
 
     yield "train", None, TRAIN_OPTIONS
@@ -144,10 +145,8 @@ def _tables() -> Iterator[tuple[str, Place | None, Sequence[Option]]]:
 
 
 def _pattern(word: str) -> re.Pattern[str] | None:
-    """Return a pattern for words that begin with ``word``, whatever joins its parts.
-
-    Numbers are found only whole.
-    """
+    """Return a pattern for words that begin with ``word``. Dash, underscore and space are equal. A
+    number must match as a whole."""
     stem = word.lower().lstrip("-").rstrip("-")
     if len(stem) > 3 and stem.endswith("s") and not stem.endswith("ss"):
         stem = stem[:-1]
@@ -159,7 +158,7 @@ def _pattern(word: str) -> re.Pattern[str] | None:
 
 
 def _option_rows(pattern: re.Pattern[str]) -> list[Row]:
-    """Return the options that mention the word, those with the word in their name first."""
+    """Return the options that mention the word. Options with the word in their name come first."""
     found: dict[str, tuple[bool, Row]] = {}
     for command, place, options in _tables():
         if place in _DROP_INS:
@@ -221,8 +220,8 @@ def _first_line(block: Block) -> str:
 
 
 def _lines(block: Block, pattern: re.Pattern[str]) -> Iterator[tuple[str, bool]]:
-    """Yield the rows or sentences of a block that have the word, and whether it is their
-    subject."""
+    """Yield the table rows or sentences of a block that contain the word. The second value is
+    whether the word is the first cell of the row."""
     if block.kind == "table":
         for row in block.rows[1:]:
             if any(pattern.search(cell) for cell in row):
@@ -238,7 +237,7 @@ def _lines(block: Block, pattern: re.Pattern[str]) -> Iterator[tuple[str, bool]]
 
 
 def _whole(pattern: re.Pattern[str], text: str) -> bool:
-    """Return whether the word stands in the text as a whole word, or with an s behind it."""
+    """Return whether the text contains the word as a whole word, or its plural with s."""
     return any(
         not re.match(r"(?!s\b)\w", text[found.end() :], re.IGNORECASE)
         for found in pattern.finditer(text.replace("-", " "))
@@ -246,7 +245,7 @@ def _whole(pattern: re.Pattern[str], text: str) -> bool:
 
 
 def _shortened(text: str, pattern: re.Pattern[str]) -> str:
-    """Return a part of a line that has the word."""
+    """Return an excerpt of a line around the word."""
     if len(text) <= _LONGEST_LINE:
         return text
     found = pattern.search(text)

@@ -71,8 +71,8 @@ _MEANT = {
     "--cpus-per-task": "that is an option of sbatch: distlaunch render slurm writes a batch script",
     "--ntasks-per-node": "--gpus-per-node N, or --procs-per-node N for CPU workers",
 }
-"""By option of other programs: what stands here for it, where an option of ours has a name like
-it."""
+"""Hints by option of other programs, for options that resemble one of ours but mean something
+else."""
 
 _OF_SBATCH = {
     "--signal": "--usr1-before SECONDS: when before the time limit the workers get USR1",
@@ -91,7 +91,7 @@ _OF_SBATCH = {
     "--ntasks": "--num-procs, or --num-gpus",
     "--ntasks-per-node": "--gpus-per-node, or --procs-per-node for CPU workers",
 }
-"""By option of sbatch: the option of ``render`` that does the same."""
+"""Options of ``render`` with the same effect, by option of sbatch."""
 _WORDS_OF_COMMANDS = {
     ("stop", "kill", "cancel", "down"): (
         "Ctrl-C in the launcher's terminal, or kill PID of the launcher, stops a job; distlaunch "
@@ -102,7 +102,7 @@ _WORDS_OF_COMMANDS = {
         "distlaunch help files has more"
     ),
 }
-"""By command that other programs have: how the same is done here."""
+"""Hints by name of a command that other programs have and distlaunch has not."""
 
 _WORDS_OF_BACKENDS = {"ray": " [--address HOST:PORT]"}
 _NOT_TORCHRUNS = ("-n",)
@@ -110,7 +110,7 @@ _LEGACY = "torch.distributed.launch"
 
 
 def counterpart(flag: str) -> str | None:
-    """Return distlaunch's replacement for an option of torchrun, given as ``--with-dashes``.
+    """Return distlaunch's replacement for an option of torchrun, written ``--with-dashes``.
 
     Return None if torchrun has no such option.
     """
@@ -118,20 +118,22 @@ def counterpart(flag: str) -> str | None:
 
 
 def meant(flag: str) -> str | None:
-    """Return distlaunch's replacement for an option that would otherwise be mistaken for a misspelt
-    option of distlaunch. Return None for any other option."""
+    """Return distlaunch's replacement for an option of another program that resembles one of ours.
+
+    Return None for any other option.
+    """
     return _MEANT.get(flag)
 
 
 def of_sbatch(flag: str) -> str | None:
-    """Return the option of ``render`` that does what this option of sbatch does; None for all
-    others."""
+    """Return the option of ``render`` that replaces an option of sbatch; None for all other
+    options."""
     return _OF_SBATCH.get(flag)
 
 
 def taken_as_it_is(flag: str) -> str:
-    """Return a note that the drop-in command accepts such an option. Return an empty string if it
-    does not.
+    """Return a note that ``distlaunch torchrun`` accepts the option; an empty string if it does
+    not.
 
     The note is appended to the text that ``counterpart`` returns.
     """
@@ -139,8 +141,10 @@ def taken_as_it_is(flag: str) -> str:
 
 
 def suggest_command(args: Sequence[str], names: Sequence[str]) -> str:
-    """Return a hint for a command line that begins with no command of distlaunch. ``names`` are the
-    commands."""
+    """Return a hint for a command line that begins with no command of distlaunch.
+
+    ``args`` is the command line, ``names`` are the commands.
+    """
     from difflib import get_close_matches
 
     from distlaunch.backends.registry import backend_name_for

@@ -1,5 +1,5 @@
-"""``distlaunch backends``: which there are, what of them is installed here, and the options they
-take."""
+"""``distlaunch backends``: print the backends, the versions of their packages, and their
+options."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _LEAST_COLUMNS = 40
 
 
 class _Broken(Record):
-    """A backend that cannot be used, and why."""
+    """A backend that cannot be used, with the reason."""
 
     name: str
     problem: str
@@ -47,11 +47,11 @@ class _Broken(Record):
 def backends(
     name: str | None, fmt: Literal["table", "json"], *, python: tuple[str, str] | None = None
 ) -> int:
-    """Print all backends, or one of them with its options; returns the exit code. Raises
-    ConfigError.
+    """Print all backends, or the one called ``name`` with its options. Return the exit code.
 
-    ``python``: who names an interpreter that is asked what it has, ``--python`` for one, and that
-    interpreter.
+    ``python`` has two texts: the option that names an interpreter (``--python``), and the
+    interpreter. Its packages are listed instead of those of this process. Raises ConfigError if
+    ``name`` is unknown or the interpreter cannot be run.
     """
     found = [find_backend(spelled_backend(name))] if name is not None else list(_all())
     kinds = [each for each in found if not isinstance(each, _Broken)]
@@ -75,8 +75,8 @@ def backends(
 
 
 def _columns() -> int | None:
-    """Return the width to fold lines to; None where no terminal shows them: programs read whole
-    ones."""
+    """Return the width at which to wrap lines. Return None if stdout is no terminal, so that
+    programs read whole lines."""
     try:
         return max(_LEAST_COLUMNS, os.get_terminal_size(sys.stdout.fileno()).columns)
     except (OSError, ValueError):
@@ -84,7 +84,10 @@ def _columns() -> int | None:
 
 
 def _ask(who: str, python: str, requirements: Sequence[Requirement]) -> Installed:
-    """Have this interpreter say what it has. Raises ConfigError."""
+    """Return the packages that an interpreter has. ``who`` names the option for errors.
+
+    Raises ConfigError if the interpreter does not exist or does not answer.
+    """
     if shutil.which(python) is None:
         raise ConfigError(f"{who} {printable(python)}: no such executable")
     installed = installed_for(python, requirements, (), environ=os.environ, cwd=os.curdir)
@@ -94,7 +97,8 @@ def _ask(who: str, python: str, requirements: Sequence[Requirement]) -> Installe
 
 
 def _all() -> Iterator[type[Backend] | _Broken]:
-    """Give each: ours, then those of other packages, also where one cannot be loaded."""
+    """Yield distlaunch's own backends, then those of other packages, even if one cannot be
+    loaded."""
     yield from map(find_backend, backend_names())
     for name, points in sorted(other_backends().items()):
         if name in backend_names():
@@ -112,7 +116,7 @@ def _all() -> Iterator[type[Backend] | _Broken]:
 def _any_record(
     found: type[Backend] | _Broken, python: str, installed: Installed | None
 ) -> dict[str, Any]:
-    """Return the record also of one whose own fault shows only now."""
+    """Return the record of a backend, even if the backend raises an error while it is described."""
     try:
         return _record(found, python, installed)
     except ConfigError as exc:
@@ -154,8 +158,7 @@ def _requirement(found: Found, python: str) -> dict[str, Any]:
 
 
 def _lines(record: dict[str, Any], width: int | None, *, options: bool) -> Iterator[str]:
-    """Lay one record out for people. A command stays whole, on a line of its own if need be: it is
-    to be copied."""
+    """Yield the lines about one backend. A command is never wrapped, so that it can be copied."""
     name, about = printable(record["name"]), printable(record["about"] or record["problem"])
     first, *more = _folded(about, _NAMES, width)
     yield f"{name:<{_NAMES - 1}} {first}"
@@ -203,7 +206,7 @@ def _options(options: Sequence[dict[str, str]], width: int | None) -> Iterator[s
 
 
 def _folded(text: str, margin: int, width: int | None) -> list[str]:
-    """Fold a text to what a margin leaves of a line; words stay whole."""
+    """Wrap a text to the width that remains beside a margin. Words are not split."""
     if width is None:
         return [text]
     return textwrap.wrap(text, width - margin, break_long_words=False, break_on_hyphens=False) or [

@@ -1,8 +1,9 @@
-"""A plan as tables for people; ``plan --format json`` prints the same record as data.
+"""Print a plan as tables. ``plan --format json`` prints the same record as data.
 
-The record is the one that ``plan-<k>.json`` holds. Nodes that are alike share a row, and so do
-workers that differ only in their numbers: a plan of 16,384 nodes reads on one screen. A variable
-whose value follows from the worker's numbers is written once, as ``rank-{rank}``.
+The record is the content of ``plan-<attempt>.json``. Nodes that are alike share a row, and so do
+workers that differ only in their numbers, so that a plan of 16,384 nodes fits on one screen. If the
+value of a variable follows from the worker's numbers, it is printed once as a pattern:
+``rank-{rank}``.
 """
 
 from __future__ import annotations
@@ -41,21 +42,23 @@ class _Worker(NamedTuple):
     env: _Data
     cpus: tuple[int, ...]
     mask: str
-    """What its device mask says; ``none`` for an empty one, nothing where none is set."""
+    """Value of the device mask (such as CUDA_VISIBLE_DEVICES): ``none`` if it is empty, an empty
+    string if it is not set."""
 
 
 class _Group(NamedTuple):
-    """Nodes that are alike but for their names and numbers."""
+    """Nodes that differ only in their names and numbers."""
 
     nodes: list[_Data]
     workers: list[_Worker]
 
 
 def plan_table(plan_record: _Data, *, argv: Sequence[str] = ()) -> None:
-    """Print a plan to stdout; where nobody reads on, raises BrokenPipeError or (newer rich)
-    SystemExit.
+    """Print a plan to stdout.
 
-    ``argv``: the command of workers whose number is not known yet.
+    ``argv`` is the workers' command; it is printed if the number of workers is not known yet. If
+    the reader of stdout has gone, raises BrokenPipeError, or SystemExit with newer versions of
+    rich.
     """
     from rich.console import Console
 
@@ -142,7 +145,7 @@ def _facts(console: Console, record: _Data, workers: int) -> None:
 
 
 def _restarts(record: _Data) -> str | None:
-    """Return how many restarts there may be, and the delay before each, if it is set."""
+    """Return the number of allowed restarts and the delay before each; None if restarts are off."""
     if not record.get("max_restarts"):
         return None
     text = str(record["max_restarts"])
@@ -154,7 +157,7 @@ def _restarts(record: _Data) -> str | None:
 
 
 def _master(record: _Data) -> str | None:
-    """Name rank 0's address and port, if the record says anything of them."""
+    """Return rank 0's address and port; None if the record has none."""
     if "master_addr" not in record:
         return None
     return f"{_value(record['master_addr'])}, port {_value(record.get('master_port'))}"
@@ -190,8 +193,10 @@ def _hosts(nodes: Sequence[_Data]) -> str:
 
 
 def _devices(node: _Data, device: object) -> str:
-    """Say which GPUs a node's workers use; where only the node can tell, which of those that it
-    finds."""
+    """Return the GPUs that a node's workers use.
+
+    If the GPUs are not known before the node is surveyed, return the indices that will be used.
+    """
     devices = node.get("devices")
     if devices is not None:
         return _listed(devices)
@@ -214,8 +219,8 @@ def _listed(devices: Sequence[object]) -> str:
 
 
 def _gpus(console: Console, groups: Sequence[_Group]) -> None:
-    """Print which GPU each worker's device is, where that is known: in a mask of its own, GPU 4 may
-    be device 0."""
+    """Print the physical GPU of each worker's device, if known. Behind a device mask, device 0 may
+    be GPU 4."""
     for group in groups:
         gpus = [gpu for gpu in group.nodes[0].get("gpus") or () if gpu]
         if not gpus:
@@ -243,7 +248,7 @@ def _gpus(console: Console, groups: Sequence[_Group]) -> None:
 
 
 def _workers(console: Console, groups: Sequence[_Group]) -> None:
-    """Print one row for all workers of a kind of node that differ in their numbers alone."""
+    """Print a row for each set of workers that are alike but for their numbers."""
     rows: dict[tuple[int, str, tuple[int, ...]], list[_Worker]] = {}
     for place, group in enumerate(groups[:_MOST_NODES]):
         for worker in group.workers:
@@ -323,12 +328,12 @@ def _environment(
 
 
 class _Missing:
-    """Stands for a variable that a worker does not have."""
+    """Represents a variable that a worker does not have."""
 
 
 def _varying(name: str, workers: Sequence[_Worker], values: Sequence[object]) -> str:
-    """Write a variable that differs between workers: as a pattern of the worker's numbers, else
-    value by value."""
+    """Return the text for a variable that differs between workers: a pattern, or else each value
+    with its ranks."""
     numbers = sorted(_NUMBERS, key=lambda number: not name.startswith(number.upper()))
     pattern = _pattern(numbers, workers, values)
     if pattern is not None:
@@ -352,8 +357,8 @@ def _named(ranks: Sequence[int]) -> str:
 def _pattern(
     numbers: Sequence[str], workers: Sequence[_Worker], values: Sequence[object]
 ) -> str | None:
-    """Find the one number in the first worker's value which, put in for each worker, gives every
-    value."""
+    """Return the value as a pattern of one of the worker's numbers, such as ``rank-{rank}``; None
+    if no pattern gives the value of every worker."""
     first = values[0]
     if not isinstance(first, str):
         return None
@@ -391,7 +396,7 @@ def _heading(console: Console, text: str) -> None:
 
 
 def _line(console: Console, text: str) -> None:
-    """Print one indented line, never broken, so that it can be copied."""
+    """Print one indented line. It is not wrapped, so that it can be copied."""
     console.print("  " + printable(text), soft_wrap=True)
 
 

@@ -1,6 +1,6 @@
-"""The command ``render``: its options, and printing or writing the file.
+"""The command ``render``: its options, and writing the file or printing it.
 
-``spell`` turns options of train into words again, for the command line in the file.
+The file contains a command line. ``spell`` turns the options of train into its words.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PODS: tuple[Target, ...] = ("kubernetes", "pytorchjob", "trainjob")
 _EVERYWHERE: tuple[Target, ...] = ("slurm", *_PODS)
 _DEFAULTS = defaults_of(RenderOptions)
 _SUFFIXES = (".sh", ".sbatch", ".slurm", ".yaml", ".yml", ".json")
-"""Of files that render writes."""
+"""Suffixes of files that ``render`` writes."""
 
 
 def _row(
@@ -40,7 +40,7 @@ def _row(
     repeatable: bool = False,
     variable: bool = True,
 ) -> Option:
-    """Make a row of an option that these kinds of file have."""
+    """Return the row of an option that only these file formats (``targets``) have."""
     words = tuple(flags.split())
     field = words[-1][2:].replace("-", "_")
     elsewhere = Absence(
@@ -199,20 +199,21 @@ _ROWS = (
 )
 
 ALL_OPTIONS: tuple[Option, ...] = (*TRAIN_OPTIONS, *_ROWS)
-"""Every option of ``render``, whatever the file."""
+"""The options of ``render`` for all file formats together."""
 
 
 def options_of(target: Target) -> tuple[Option, ...]:
-    """Return the options of one kind of file: those of ``train``, and its own."""
+    """Return the options of one file format: those of ``train``, and the format's own."""
     return (*TRAIN_OPTIONS, *(option for option in _ROWS if target not in option.absent))
 
 
 def parse_render(
     target: Target, argv: Sequence[str], environ: Mapping[str, str]
 ) -> tuple[TrainOptions, RenderOptions]:
-    """Parse what follows ``render`` and the kind of file.
+    """Parse the arguments of ``distlaunch render TARGET``.
 
-    Raises as ``parse_train``, and for an option that does not apply to this kind of file.
+    Raises UsageError like ``parse_train``, and ConfigError for an option of train that does not
+    apply to this file format.
     """
     given, rest = parser.scan(
         argv, ALL_OPTIONS, unknown=_refuse_option_of_sbatch if target == "slurm" else None
@@ -226,7 +227,8 @@ def parse_render(
 def _refuse_option_of_sbatch(
     flag: str, word: str, by_flag: Iterable[str], given: parser.Given, rest: Sequence[str]
 ) -> NoReturn:
-    """Raise UsageError for an unknown option, with the option of render for one of sbatch."""
+    """Raise UsageError for an unknown option. If it is an option of sbatch, the hint names our
+    option for it."""
     from distlaunch.cli.suggestions import of_sbatch
 
     if (instead := of_sbatch(flag)) is None:
@@ -245,7 +247,7 @@ def _refuse_foreign(target: Target, fields: Mapping[str, object]) -> None:
 
 
 def _refuse_absent(target: Target, options: TrainOptions) -> None:
-    """Raise ConfigError for an option of train, or its variable, that does not apply there."""
+    """Raise ConfigError if an option of train is set that does not apply to this file format."""
     for option in TRAIN_OPTIONS:
         if (absence := option.absent.get(target)) is not None and _is_set(option, options):
             raise ConfigError(
@@ -255,10 +257,10 @@ def _refuse_absent(target: Target, options: TrainOptions) -> None:
 
 
 def _split(values: dict[str, Any]) -> tuple[TrainOptions, RenderOptions]:
-    """Part the values that ``build`` made of the words into the two kinds of options.
+    """Divide the values that ``build`` returned into options of train and options of render.
 
-    A word of ``-o`` without ``=`` names the file, unless the backend has an option of that name.
-    Raises UsageError for two files.
+    A value of ``-o`` without ``=`` is the name of the file, unless the backend has an option of
+    that name. Raises UsageError if two files are named.
     """
     own = fields_of(RenderOptions)
     backend = values.get("backend", TrainOptions().backend)
@@ -298,14 +300,18 @@ def _is_file_name(word: str) -> bool:
 
 
 def _backend_names(backend: object) -> set[str]:
-    """Return the names of a backend's own options; those of one that is not known are none."""
+    """Return the names of a backend's own options; empty for an unknown backend."""
     if backend not in backend_names():
         return set()
     return {option.name for option in find_backend(str(backend)).options()}
 
 
 def render_file(target: Target, options: TrainOptions, more: RenderOptions) -> int:
-    """Print the file, or write it where it is wanted; returns the exit code. Raises ConfigError."""
+    """Print the file, or write it to ``--out``. Return the exit code.
+
+    ``more`` has render's own options. Raises ConfigError if the options cannot be rendered or the
+    file cannot be written.
+    """
     from distlaunch.render.targets import render
 
     text = render(Request(target=target, train=options, more=more, words=spell(options)))
@@ -323,8 +329,11 @@ def render_file(target: Target, options: TrainOptions, more: RenderOptions) -> i
 
 
 def _write(path: str, data: bytes, *, replace: bool) -> None:
-    """Write the file. A regular file with other content stays, unless ``replace``. Raises
-    ConfigError."""
+    """Write the file. Raises ConfigError if it cannot be written.
+
+    A regular file with other content is only overwritten if ``replace``; otherwise raises
+    ConfigError.
+    """
     try:
         if not replace and os.path.isfile(path) and not _has(path, data):
             raise ConfigError(
@@ -344,8 +353,10 @@ def _has(path: str, data: bytes) -> bool:
 
 
 def _missing_script(options: TrainOptions) -> str | None:
-    """Return a notice if the script is not here, where a batch script is mostly submitted; None if it
-    is."""
+    """Return a notice if the training script is not on this machine; otherwise None.
+
+    A batch script is mostly submitted on the machine where it was rendered.
+    """
     from distlaunch.launch.script_source import missing_script
 
     missing = missing_script(options, os.getcwd())
@@ -353,7 +364,7 @@ def _missing_script(options: TrainOptions) -> str | None:
 
 
 Spelled = tuple[str, tuple[str, ...]]
-"""A field, and the words that set it."""
+"""The field of an option, and the command-line words that set it."""
 
 
 def spell(options: TrainOptions) -> tuple[Spelled, ...]:

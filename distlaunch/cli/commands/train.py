@@ -1,4 +1,4 @@
-"""What ``train`` and ``plan`` do, once their options are parsed."""
+"""Run ``train`` and ``plan`` after their options have been parsed."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def train(options: TrainOptions) -> int:
 
 
 class Front:
-    """What the user has before them: a console, or their terminal handed over to the one worker.
+    """Chooses how output is shown: by a console, or by passing the user's terminal to the only
+    worker.
 
-    Both methods come to the same answer, in any order: looking for the terminal changes nothing of
-    it.
+    ``open_terminal`` and ``open_sink`` may be called in any order and agree on the choice.
     """
 
     def __init__(self, options: TrainOptions) -> None:
@@ -49,11 +49,12 @@ class Front:
         self._terminal: Terminal | None = None
 
     def wants_terminal(self) -> bool:
-        """Return whether one worker may have the terminal: nothing was asked of a console."""
+        """Return whether the only worker may have the terminal: the user has set neither --format
+        nor --output."""
         return self._options.format is None and self._options.output == "all"
 
     def open_terminal(self) -> Terminal | None:
-        """Return the terminal that one worker may have, if there is one."""
+        """Return the user's terminal if the only worker may have it; None otherwise."""
         if self._terminal is None and self.wants_terminal():
             from distlaunch.console.passthrough import user_terminal
 
@@ -61,7 +62,11 @@ class Front:
         return self._terminal
 
     def open_sink(self, world_size: int) -> Sink:
-        """Open the sink that suits: a worker that has the terminal is shown byte for byte."""
+        """Open the sink for the output of the workers.
+
+        If the only worker has the terminal, the sink passes its output on unchanged. Otherwise it
+        is a console.
+        """
         if world_size == 1 and self.open_terminal() is not None:
             from distlaunch.console.passthrough import Passthrough
 
@@ -69,10 +74,10 @@ class Front:
         return self.open_console(world_size)
 
     def open_worker_sink(self, outer: OuterLauncher) -> Sink:
-        """Open the sink of a launcher that is itself a worker: its launcher shows whose output it
-        is.
+        """Open the sink of a launcher that is a worker of another launcher (``outer``).
 
-        A format, or a choice of ranks, has our console instead.
+        Lines have no rank prefix, because the outer launcher adds one. If the user has set --format
+        or --output, the sink is a normal console.
         """
         if self._options.format is not None or self._options.output != "all":
             return self.open_console(outer.world_size)

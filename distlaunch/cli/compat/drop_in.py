@@ -1,6 +1,7 @@
-"""What the commands share that take another launcher's words.
+"""Code shared by the commands that accept the options of another launcher (drop-in commands).
 
-Rows of their tables, taking a command line apart, and running a job whose errors are in these words.
+It makes rows of their option tables, parses their command lines, and runs the job. Errors use the
+other launcher's spelling of options.
 """
 
 from __future__ import annotations
@@ -19,20 +20,24 @@ _TRAIN = {option.field: option for option in TRAIN_OPTIONS}
 
 
 class Translation(Record):
-    """One command of another launcher: options of train, and notices for before the job."""
+    """A translated command: options of train, and notices to print before the job."""
 
     options: DropInOptions
     notices: tuple[str, ...]
 
 
 def same(field: str, flags: str = "", help: str = "") -> Option:  # noqa: A002 - named as the field that it fills
-    """Make the row of an option that train has as well, with another launcher's spelling of it."""
+    """Return the row of an option that train has too, with another launcher's spelling."""
     option = _TRAIN[field]
     return replace(option, flags=tuple(flags.split()) or option.flags, help=help or option.help)
 
 
 def with_trains(theirs: Sequence[Option], place: Place) -> tuple[Option, ...]:
-    """Return the options of a command: its own rows, then those of train that apply there too."""
+    """Return the options of a drop-in command: its own rows (``theirs``), then those of train that
+    apply to it.
+
+    ``place`` is the command.
+    """
     fields = {option.field for option in theirs}
     return (
         *theirs,
@@ -45,7 +50,8 @@ def with_trains(theirs: Sequence[Option], place: Place) -> tuple[Option, ...]:
 
 
 def spelling_of(place: Place) -> Iterator[tuple[str, str]]:
-    """Yield the names of train's options that another option stands for here, each with that one."""
+    """Yield pairs of names: an option of train that does not apply to the command ``place``, and
+    the option that replaces it there."""
     for option in TRAIN_OPTIONS:
         absence = option.absent.get(place)
         if absence is not None and absence.instead:
@@ -63,7 +69,7 @@ def row(
     field: str = "",
     repeatable: bool = False,
 ) -> Option:
-    """Make the row of an option that train does not have."""
+    """Return the row of an option that train does not have. ``kind`` is the type of its value."""
     words = tuple(flags.split())
     return Option(
         flags=words,
@@ -87,15 +93,15 @@ def take_apart(
     abbreviated: Iterable[Option] = (),
     drops_dashes: bool = False,
 ) -> tuple[Given, tuple[str, ...]]:
-    """Take a command line apart as ``scan`` does, with its errors in this dialect."""
+    """Parse a command line with ``scan``. Errors use the spelling of ``dialect``."""
     with in_words_of(dialect):
         return scan(argv, options, abbreviated=abbreviated, drops_dashes=drops_dashes)
 
 
 @contextmanager
 def in_words_of(dialect: Dialect) -> Iterator[None]:
-    """Put what a LaunchError says into this dialect. The same one goes on: its kind and exit code
-    may be its own."""
+    """Replace the names of options in a LaunchError by those of ``dialect``, and raise the same
+    error again."""
     try:
         yield
     except LaunchError as error:
@@ -113,9 +119,9 @@ def run_drop_in(
     table: Iterable[Option],
     around: AbstractContextManager[None] | None = None,
 ) -> int:
-    """Print the notices, and run the job within ``around``; return the exit code.
+    """Print the notices, then run the job inside the context ``around``. Return the exit code.
 
-    ``table``: the options of this command.
+    ``table`` has the options of this command.
     """
     from distlaunch.cli.commands.train import train
     from distlaunch.cli.error_output import print_warnings

@@ -50,10 +50,11 @@ def accelerate(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 def configuration(
     given: Given, environ: Mapping[str, str], cwd: str
 ) -> tuple[Config | None, dict[str, str]]:
-    """Read the file that the command line names, or else the default one; ``--cpu`` and ``-o
-    config=none`` do without.
+    """Read Accelerate's configuration: the file of ``--config_file``, or the default file.
 
-    The text goes along, by the file's path. Raises LaunchError.
+    ``--cpu`` and ``-o config=none`` skip the default file. The second value has the text of the
+    file by its path. Raises LaunchError if the file cannot be read, and UsageError for ``-o
+    config`` or ``-o settings``, which the command line replaces.
     """
     without_usual = "cpu" in given
     for word in given.get("opt", ()):

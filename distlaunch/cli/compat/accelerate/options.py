@@ -1,9 +1,8 @@
-"""The one table of ``distlaunch accelerate launch``'s options: those of Accelerate's launcher, then
-train's.
+"""The option table of ``distlaunch accelerate launch``: Accelerate's options, then those of train.
 
-The former are those of Accelerate 1.15; many are keys of its configuration files, whose table is
-the backend's. Where an option of train means the same, the row is train's with Accelerate's
-spelling; what train has beyond is taken, too.
+Accelerate's options are those of release 1.15. Many are keys of its configuration file; their table
+is in ``backends``. An option that train has as well is train's row with Accelerate's spelling. All
+other options of train are accepted too.
 """
 
 from __future__ import annotations
@@ -32,13 +31,13 @@ BELONGS = {
     "deepspeed_config": ("DEEPSPEED", "--use_deepspeed"),
     "megatron_lm_config": ("MEGATRON_LM", "--use_megatron_lm"),
 }
-"""Sections of which Accelerate makes something under one ``distributed_type`` alone, and what
-chooses that."""
+"""Sections of the configuration that Accelerate uses with only one ``distributed_type``: this type,
+and the option that selects it."""
 _NO_OPTIONS = {
     "fsdp_config": ("ignored_modules",),
     "fp8_config": ("amax_compute_algorithm", "amax_history_length", "optimization_level"),
 }
-"""Keys that are a file's alone."""
+"""Keys that a configuration file may have, but for which Accelerate has no option."""
 _SWITCHES = ("use_fullgraph", "use_dynamic", "use_regional_compilation", "use_autocast_during_eval")
 _CHOICES = {"dynamo_backend": DYNAMO_BACKENDS, "dynamo_mode": DYNAMO_MODES}
 FLOATS = (
@@ -47,11 +46,12 @@ FLOATS = (
     "megatron_lm_attention_dropout",
     "megatron_lm_hidden_dropout",
 )
-"""Of those, the fields whose text Accelerate reads as a number and writes anew."""
+"""Fields whose text Accelerate converts to a float, and writes as a float."""
 
 
 class Setting(Record):
-    """An option that is a key of a section, and the variable that becomes of it."""
+    """An option that is a key in a section of the configuration, and the variable that Accelerate
+    sets from it."""
 
     section: str
     key: str
@@ -155,7 +155,7 @@ NEEDLESS: tuple[Option, ...] = (
     row("--downcast-bf16", "flag", "no effect", "TPUs are not supported."),
     row("--no-tpu-cluster", "flag", "no effect", "TPUs are not supported."),
 )
-"""What changes nothing, which is told once."""
+"""Options that have no effect here. A notice says so once."""
 
 OWN: tuple[Option, ...] = (
     row(
@@ -289,6 +289,6 @@ SPELLING = tuple(
     for option in THEIRS
     if "-" in option.name[2:]
 )
-"""How Accelerate writes them; dashes are taken as well."""
+"""Accelerate's spelling of options in messages, with underscores. Dashes are accepted too."""
 
 OPTIONS: tuple[Option, ...] = with_trains(THEIRS, "accelerate")

@@ -1,4 +1,4 @@
-"""Translate the words of ``accelerate launch`` into options of train. No I/O."""
+"""Translate the command line of ``accelerate launch`` into options of train. No I/O."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ _LISTS = ("hosts", "hostfile", "discover")
 _JOIN_S = 600.0
 """What torchrun's rendezvous, which is Accelerate's, waits for machines."""
 _BY_HAND = ("standard", "nossh")
-"""Of ``deepspeed_multinode_launcher``: those for which each machine has a launcher."""
+"""Values of ``deepspeed_multinode_launcher`` for which the user starts a launcher on each
+machine."""
 _MEETING = (
     "--main_process_ip HOST on each machine says where machine 0 is; --hosts a,b starts all "
     "from here, by SSH"
@@ -48,17 +49,19 @@ _SPELLING = (
     ("--device cpu", "--cpu"),
 )
 PARSING = Dialect(spelling=SPELLING)
-"""In which the command line is spoken of that cannot be taken apart."""
+"""How options are spelled in errors about a command line that cannot be parsed."""
 
 
 class _Asked(Record):
-    """What the command line and below it the file say, of what the launcher decides."""
+    """The settings that decide how workers start: from the command line, or else from the
+    configuration."""
 
     own: Mapping[str, Any]
     config: Config | None
 
     def number(self, field: str) -> int | None:
-        """Return a number; of the file's those that are ``-1`` or missing are None."""
+        """Return a setting that is a number. A number that the configuration lacks, or has as
+        ``-1``, is None."""
         if self.own[field] is not None:
             return int(self.own[field])
         return None if self.config is None else self.config.number(field)
@@ -71,7 +74,8 @@ class _Asked(Record):
 
     @property
     def way(self) -> str:
-        """What ``distributed_type`` it is: an option's, the file's, or that of one process."""
+        """The ``distributed_type``: set by an option, or by the configuration, or that of a single
+        process."""
         if self.own["cpu"]:
             return "MULTI_CPU"
         chosen = next((kind for field, kind in WAYS.items() if self.own[field]), None)
@@ -79,17 +83,18 @@ class _Asked(Record):
 
     @property
     def on_cpus(self) -> bool:
-        """Whether workers leave GPUs alone."""
+        """Whether the workers use no GPU."""
         return bool(self.own["cpu"] or (self.config is not None and self.config.uses_cpu))
 
 
 def translate(
     given: Given, rest: Sequence[str], environ: Mapping[str, str], config: Config | None
 ) -> Translation:
-    """Translate a command line that was taken apart, above a configuration: the named file's, or
-    the default one's.
+    """Translate a parsed command line. Its options take precedence over the configuration.
 
-    Raises UsageError or ConfigError for what cannot be done here.
+    ``given`` and ``rest`` are the results of ``scan``. ``config`` is the configuration from the
+    named file or the default file; None if there is none. Raises UsageError or ConfigError for
+    options that distlaunch does not support.
     """
     values = build(given, rest, environ, OPTIONS)
     own = {option.field: values.pop(option.field, None) for option in OWN}
@@ -120,8 +125,8 @@ def translate(
 
 
 def _refuse(own: Mapping[str, Any]) -> None:
-    """Refuse what cannot be done here, with what stands for it, and what contradicts itself. Raises
-    UsageError."""
+    """Raise UsageError for an unsupported option, with the replacement as hint, and for
+    contradictory options."""
     refused = next((option.field for option in REFUSED if own[option.field] is not None), None)
     name = f"--{refused}"
     if refused == "mpirun_hostfile":
@@ -145,7 +150,8 @@ def _refuse(own: Mapping[str, Any]) -> None:
 
 
 def own_command(word: str) -> str:
-    """Return how Accelerate's own command is called, also where a link of its name is ours."""
+    """Return a hint with the command that runs Accelerate's launcher, even if ``accelerate`` is a
+    link to distlaunch."""
     return f"python -m accelerate.commands.accelerate_cli {word} ... is Accelerate's own"
 
 
@@ -158,8 +164,11 @@ def _needless(own: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _words(asked: _Asked, notices: list[str], *, listed: bool) -> Iterator[str]:
-    """Yield the backend's options: what is above the file, or all there is without one. Raises
-    UsageError."""
+    """Yield the backend's options: the settings of the command line, and the configuration below
+    them.
+
+    Raises UsageError for an invalid setting.
+    """
     own = asked.own
     if asked.config is None:
         yield "config=none"
@@ -190,8 +199,10 @@ def _words(asked: _Asked, notices: list[str], *, listed: bool) -> Iterator[str]:
 
 
 def _sections(asked: _Asked, notices: list[str]) -> dict[str, Any]:
-    """Return the sections of a file that the command line fills, and tell of what nothing reads.
-    Raises UsageError."""
+    """Return the sections of the configuration that the command line fills.
+
+    A notice lists options that have no effect. Raises UsageError for an invalid value.
+    """
     sections: dict[str, Any] = {}
     idle: dict[str, list[str]] = {}
     for setting in SETTINGS:
@@ -215,8 +226,8 @@ def _sections(asked: _Asked, notices: list[str]) -> dict[str, Any]:
 
 
 def _checked(field: str, value: Any, variable: str) -> Any:
-    """Return a value as Accelerate would write it. Raises UsageError for one that it does not
-    take."""
+    """Return the value as Accelerate would write it. Raises UsageError if Accelerate does not
+    accept it."""
     try:
         check_value(f"--{field}", value, variable)
         return float(value) if field in FLOATS and value != "auto" else value
@@ -247,16 +258,22 @@ def _missing_option(asked: _Asked, section: str) -> str | None:
 
 
 def _is_parallel(asked: _Asked) -> bool:
-    """Return whether a parallelism is asked for: one that a way was chosen for as well, or the file's
-    own."""
+    """Return whether parallelism_config is used.
+
+    If an option selects the ``distributed_type``, only ``--use_parallelism_config`` counts.
+    Otherwise the section in the configuration counts.
+    """
     if any(asked.own[field] for field in WAYS):
         return bool(asked.own["use_parallelism_config"])
     return asked.config is not None and bool(asked.config.section("parallelism_config"))
 
 
 def _hosts(asked: _Asked, values: dict[str, Any]) -> bool:
-    """Return whether a list names the machines: a typed one, or DeepSpeed's if the file has its
-    launcher start them."""
+    """Return whether a host list names the machines.
+
+    The list is one of our options, or DeepSpeed's host file if the configuration lets DeepSpeed's
+    launcher start all machines.
+    """
     if any(field in values for field in _LISTS) or values.get("source", "auto") not in (
         "auto",
         "flags",
@@ -277,8 +294,8 @@ def _hosts(asked: _Asked, values: dict[str, Any]) -> bool:
 
 
 def _machines_of_a_list(asked: _Asked, values: dict[str, Any], notices: list[str]) -> None:
-    """Settle sizes where one launcher starts all: what was typed of them, as the list has its
-    own."""
+    """Set the sizes for a host list. Numbers on the command line apply; those of the configuration
+    do not, because the list has its own."""
     own = asked.own
     _count(asked, values, own["num_processes"], per_node=False)
     if own["num_machines"] is not None:
@@ -295,7 +312,11 @@ def _machines_of_a_list(asked: _Asked, values: dict[str, Any], notices: list[str
 
 
 def _machines_by_hand(asked: _Asked, values: dict[str, Any]) -> None:
-    """Settle where launchers meet that are started on each machine. Raises UsageError."""
+    """Set the rendezvous for launchers that the user starts on each machine.
+
+    Raises UsageError if the main process's address is missing, or the number of processes is
+    missing or no multiple of the number of machines.
+    """
     machines, processes = asked.number("num_machines") or 1, asked.number("num_processes")
     host, rank = asked.text("main_process_ip"), asked.number("machine_rank")
     named = f"--num_machines {machines}"
@@ -359,7 +380,7 @@ def _one_machine(asked: _Asked, values: dict[str, Any], notices: list[str]) -> N
 
 
 def _count(asked: _Asked, values: dict[str, Any], count: int | None, *, per_node: bool) -> None:
-    """Set how many workers there are, on CPUs or GPUs."""
+    """Set the number of workers, as processes on CPUs or as GPUs."""
     if count is not None:
         field = ("procs" if asked.on_cpus else "gpus") + "_per_node"
         field = field if per_node else f"num_{field.partition('_')[0]}"
@@ -368,7 +389,7 @@ def _count(asked: _Asked, values: dict[str, Any], count: int | None, *, per_node
 
 
 def _environment(asked: _Asked, values: dict[str, Any]) -> None:
-    """Add the variables that options set; --env has the last word."""
+    """Add the variables that options set. Variables of --env take precedence."""
     own = asked.own
     variables = []
     if own["num_cpu_threads_per_process"] is not None:

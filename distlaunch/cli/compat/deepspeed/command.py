@@ -30,10 +30,10 @@ def deepspeed(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 
 @contextmanager
 def pid_file(folder: str) -> Iterator[None]:
-    """Keep a file, named by our process id, with that id in it.
+    """Keep a file with this process's id in its content and name, as DeepSpeed's --save_pid does.
 
-    Raises ConfigError if there is one already that was not left over, or it cannot be written. That
-    it cannot be removed is no failure.
+    Raises ConfigError if the file cannot be written, or already exists and belongs to a live
+    process. A file that cannot be removed at the end is not an error.
     """
     path = os.path.join(folder, f"{os.getpid()}.deepspeed")
     ours = False
@@ -57,8 +57,10 @@ def pid_file(folder: str) -> Iterator[None]:
 
 
 def _is_left_over(path: str) -> bool:
-    """Return whether a plain file of ours names a process that is no more, as after ``kill -9``: our
-    id was its own."""
+    """Return whether the file was left by an earlier process that was killed.
+
+    It must be a regular file of this user whose process id is not in use, or is this process's own.
+    """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:

@@ -1,8 +1,8 @@
-"""The one table of ``distlaunch deepspeed``'s options: those of DeepSpeed's launcher, then train's.
+"""The option table of ``distlaunch deepspeed``: DeepSpeed's options, then those of train.
 
-The former are those of DeepSpeed 0.19, and the elastic ones that it had before. Where an option of
-train means the same, the row is train's with DeepSpeed's spelling; what train has beyond is taken
-as well.
+DeepSpeed's options are those of release 0.19, and the elastic options of earlier releases. An
+option that train has as well is train's row with DeepSpeed's spelling. All other options of train
+are accepted too.
 """
 
 from __future__ import annotations
@@ -154,13 +154,14 @@ THEIRS: tuple[Option, ...] = (
     same("ssh_port"),
     same("quiet", "-q --quiet"),
 )
-"""All of DeepSpeed's: those above, and what train has by this or another name."""
+"""All options of DeepSpeed's launcher: those above, and those that train has under the same or
+another name."""
 
 SPELLING = tuple(
     (option.name, f"--{option.name[2:].replace('-', '_')}")
     for option in THEIRS
     if "-" in option.name[2:]
 )
-"""How DeepSpeed writes them; dashes are taken as well."""
+"""DeepSpeed's spelling of options in messages, with underscores. Dashes are accepted too."""
 
 OPTIONS: tuple[Option, ...] = with_trains(THEIRS, "deepspeed")

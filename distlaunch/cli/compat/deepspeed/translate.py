@@ -1,4 +1,4 @@
-"""Translate the words of DeepSpeed's launcher into options of train."""
+"""Translate the command line of DeepSpeed's launcher into options of train."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from distlaunch.planning.train_options import (
 )
 
 DEFAULT_HOSTFILE = "/job/hostfile"
-"""What DeepSpeed reads if it is there and no other is named."""
+"""The host file that DeepSpeed reads if it exists and the user names no other."""
 _SLURM = "slurm"
 _ACCELERATOR = "DS_ACCELERATOR"
 _MEETING_PORT = 29500
 _MEETING_OPTION = "--master_addr"
-"""Where launchers meet, if it says that."""
+"""The option with the address at which the launchers meet."""
 _MEETING_SPELLING = (
     ("--rendezvous HOST:PORT", "--master_port PORT"),
     ("port in --rendezvous", "port in --master_port"),
@@ -61,7 +61,7 @@ _SPELLING = (
     ),
 )
 _GRACE_S = 30.0
-"""From TERM to KILL, as there."""
+"""Time from TERM to KILL, as in DeepSpeed's launcher."""
 _ELASTIC_RESTARTS = 100
 _LISTS = ("hosts", "hostfile", "discover")
 _NUMBERS = (
@@ -74,14 +74,16 @@ _NUMBERS = (
 )
 _TEXTS = ("include", "exclude", "master_addr", "launcher_args")
 _UNSET = {**dict.fromkeys(_NUMBERS, "-1"), **dict.fromkeys(_TEXTS, "")}
-"""What these are by default, and may be given as: ``--include "$INCLUDE"``."""
+"""Default values of options. The user may also type them: ``--include "$INCLUDE"`` with an empty
+variable."""
 
 PARSING = Dialect(spelling=SPELLING)
-"""In which the command line is spoken of that cannot be taken apart."""
+"""How options are spelled in errors about a command line that cannot be parsed."""
 
 
 class DeepspeedTranslation(Translation):
-    """One command; ``save_pid``: keep a file with our process id."""
+    """The translated command. With ``save_pid``, a file with the process id is kept
+    (``pid_file``)."""
 
     save_pid: bool
 
@@ -93,8 +95,10 @@ def translate(
     *,
     default_hostfile: str = DEFAULT_HOSTFILE,
 ) -> DeepspeedTranslation:
-    """Translate a command line that was taken apart. Raises UsageError or ConfigError for what
-    cannot be done here."""
+    """Translate a parsed command line. ``given`` and ``rest`` are the results of ``scan``.
+
+    Raises UsageError or ConfigError for options that distlaunch does not support.
+    """
     given = {field: texts for field, texts in given.items() if texts != [_UNSET.get(field)]}
     if (count := given.pop("num_accelerators", None)) is not None and given.setdefault(
         "num_gpus", count
@@ -140,8 +144,8 @@ def translate(
 
 
 def _refuse(own: Mapping[str, Any], values: Mapping[str, Any]) -> None:
-    """Refuse what cannot be done here, with what stands for it, and what contradicts itself. Raises
-    UsageError."""
+    """Raise UsageError for an unsupported option, with the replacement as hint, and for
+    contradictory options."""
     if own["autotuning"] is not None:
         raise UsageError(
             "--autotuning: experiments are DeepSpeed's own launcher's",
@@ -218,8 +222,10 @@ def _size(
 def _nodes(
     own: Mapping[str, Any], values: dict[str, Any], notices: list[str], *, several: bool
 ) -> None:
-    """Settle which nodes there are and how they are reached; ``several``: there may be others.
-    Raises UsageError."""
+    """Set which nodes take part and how they are reached. ``several``: there may be other machines.
+
+    Raises UsageError for options that need another launcher than ours.
+    """
     if own["launcher"] not in ("pdsh", _SLURM):
         how = "srun" if values.get("source") == _SLURM else "SSH"
         notices.append(f"--launcher {own['launcher']}: nodes are reached by {how} here")
@@ -260,8 +266,10 @@ def _nodes(
 def _launcher_args(
     own: Mapping[str, Any], values: dict[str, Any], notices: list[str], *, several: bool
 ) -> None:
-    """Pass them on to srun; on one machine they change nothing. Raises UsageError for those of
-    other launchers."""
+    """Pass --launcher_args on to srun. On one machine they have no effect.
+
+    Raises UsageError if they are meant for another program than srun.
+    """
     if own["launcher"] == _SLURM:
         values["srun_args"] = own["launcher_args"]
     elif not several:

@@ -37,15 +37,19 @@ def horovodrun(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 
 
 def _python(rest: Sequence[str], environ: Mapping[str, str]) -> str:
-    """Name the Python that would run the command; without one, that of PATH, which most commands
-    name."""
+    """Return the interpreter that the command runs; if the command is no Python, the one on
+    PATH."""
     path = environ.get("PATH")
     return read_command(rest).python or shutil.which("python", path=path) or sys.executable
 
 
 def ask(field: str, python: str) -> int:
-    """Have the Horovod of this Python print its version, or what it was built with. Raises
-    ConfigError."""
+    """Run the given Python to print Horovod's version (``--version``) or its features
+    (``--check-build``).
+
+    Return the exit code. Raises ConfigError if this Python cannot be run, does not answer in time,
+    or has no Horovod.
+    """
     try:
         done = subprocess.run(
             [python, "-c", _ASK[field]],

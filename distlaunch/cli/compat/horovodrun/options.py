@@ -1,7 +1,8 @@
-"""The one table of ``distlaunch horovodrun``'s options: those of horovodrun 0.28, then train's.
+"""The option table of ``distlaunch horovodrun``: the options of horovodrun 0.28, then those of
+train.
 
-Where an option of train means the same, the row is train's with horovodrun's spelling beside it;
-what train has beyond is taken as well.
+An option that train has as well is train's row, with horovodrun's spelling in addition. All other
+options of train are accepted too.
 """
 
 from __future__ import annotations
@@ -124,6 +125,6 @@ THEIRS: tuple[Option, ...] = (
     same("ssh_key", "-i --ssh-identity-file --ssh-key"),
     same("join_timeout", "--start-timeout --join-timeout"),
 )
-"""All of horovodrun's: those above, and what train has by another name."""
+"""All options of horovodrun: those above, and those that train has under another name."""
 
 OPTIONS: tuple[Option, ...] = with_trains(THEIRS, "horovodrun")

@@ -1,7 +1,6 @@
-"""How horovodrun's options and its configuration file give what can be set of Horovod itself, as
-``-o`` does.
+"""Settings of Horovod: from horovodrun's options and configuration file to values of ``-o``.
 
-The table is the backend's.
+The table of settings is the backend's (``backends/horovod``).
 """
 
 from __future__ import annotations
@@ -40,11 +39,11 @@ _KINDS = {
     "text": "a file",
 }
 SPELLING = tuple((f"-o {setting.name}", f"--{setting.name}") for setting in SETTINGS)
-"""What messages about ``-o`` call them here."""
+"""Names of horovodrun's options in messages about ``-o``."""
 
 
 def rows() -> Iterator[Option]:
-    """Return the rows of the options: one for each, and of a switch another that turns it off."""
+    """Yield the option rows of all settings. A switch has a second row that turns it off."""
     for setting in SETTINGS:
         name, about = setting.name, f"{setting.option.about[0].upper()}{setting.option.about[1:]}."
         if setting.option.kind == "flag":
@@ -64,8 +63,10 @@ def rows() -> Iterator[Option]:
 
 
 def given_settings(given: Mapping[str, str]) -> dict[str, str]:
-    """Take what was given by field, and give what was set by name. Raises UsageError for a switch
-    both on and off."""
+    """Return the settings on the command line by name. ``given`` has the texts by field.
+
+    Raises UsageError if a switch is turned both on and off.
+    """
     texts = {}
     for name in (setting.name for setting in SETTINGS):
         if _field(name) in given:
@@ -81,11 +82,11 @@ def given_settings(given: Mapping[str, str]) -> dict[str, str]:
 def words(
     given: Mapping[str, str], document: Document | None, notices: list[str]
 ) -> dict[str, str]:
-    """Return by name ``-o``'s words for what was set: ``given`` has texts by name, and wins over the
-    file.
+    """Return the values of ``-o`` by name of the setting.
 
-    Keys of the file that horovodrun does not know become ``notices``, as it passes over them.
-    Raises UsageError or ConfigError for a value that is none.
+    ``given`` has the settings on the command line, which take precedence over the configuration
+    file. Unknown keys of the file are ignored, as horovodrun does, and added to ``notices``. Raises
+    UsageError or ConfigError for an invalid value.
     """
     texts = dict(_of_file(document, notices)) if document is not None else {}
     texts |= {name: (text, f"--{name}") for name, text in given.items()}
@@ -147,7 +148,8 @@ def _unknown(document: Document, keys: tuple[str, ...], there: Sequence[str]) ->
 
 
 def _checked(setting: Setting, text: str, source: str) -> str:
-    """Return a text that ``-o`` takes. Raises ConfigError, or UsageError where an option gave it."""
+    """Return the text as ``-o`` accepts it. Raises UsageError for an invalid option, ConfigError
+    for an invalid value in the file."""
     choices = [choice.upper() for choice in setting.option.choices]
     if choices and text in choices:
         return text.lower()

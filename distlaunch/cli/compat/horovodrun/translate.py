@@ -1,4 +1,4 @@
-"""Translate horovodrun's words, and the command that it is to run, into options of train."""
+"""Translate horovodrun's options, and the command to run, into options of train."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ PARSING = Dialect(
         ("--num-proc", "-np"),
     )
 )
-"""In which the command line is spoken of that cannot be taken apart."""
+"""How options are spelled in errors about a command line that cannot be parsed."""
 _SPELLING = (
     *(
         (
@@ -86,8 +86,10 @@ _SPELLING = (
 
 
 def translate(given: Given, rest: Sequence[str], environ: Mapping[str, str]) -> Translation:
-    """Translate a command line that was taken apart. Raises UsageError or ConfigError for what
-    cannot be done here."""
+    """Translate a parsed command line. ``given`` and ``rest`` are the results of ``scan``.
+
+    Raises UsageError or ConfigError for options that distlaunch does not support.
+    """
     _refuse(given)
     command = read_command(rest)
     values = build(given, command.words, environ, OPTIONS)
@@ -130,13 +132,17 @@ class Command(Record):
     words: tuple[str, ...]
     """Script or module and its arguments, or any command."""
     python: str | None = None
-    """The interpreter, if it is a Python that runs a script or module."""
+    """The interpreter, if the command is a Python that runs a script or module; otherwise None."""
     module: bool = False
 
 
 def read_command(rest: Sequence[str]) -> Command:
-    """Return whether a Python is to run a script or a module: these can be checked, warmed and asked
-    for stacks."""
+    """Return the command as words, and its interpreter if it is a Python that runs a script or
+    module.
+
+    ``rest`` is the command line behind the options. With an interpreter, distlaunch can check the
+    script, preload modules, and collect stacks.
+    """
     if rest and _is_python(rest[0]):
         after = list(rest[1:])
         if after[:1] == ["-u"]:  # so it is anyway
@@ -156,7 +162,7 @@ def _is_python(word: str) -> bool:
 
 
 def _refuse(given: Given) -> None:
-    """Refuse what cannot be done here, with what stands for it. Raises UsageError."""
+    """Raise UsageError for an unsupported option, with the replacement as hint."""
     names = {option.field: option.name for option in OWN}
     for option in ELASTIC:
         if option.field in given:
@@ -187,7 +193,8 @@ def _refuse(given: Given) -> None:
 
 
 def _document(path: str | None) -> Document | None:
-    """Read the configuration file. Raises ConfigError."""
+    """Read the configuration file. Raises ConfigError if it is invalid, or its controller is not
+    gloo."""
     if path is None:
         return None
     document = read_document(read_named_file(path, f"--config-file {printable(path)}"), path)
@@ -207,8 +214,11 @@ def _settings(
     values: Mapping[str, Any],
     notices: list[str],
 ) -> tuple[str, ...]:
-    """Return ``-o``'s words: its own, and those for horovodrun's options and file. The command line
-    has the last word."""
+    """Return all values of ``-o``: those of the user, of horovodrun's options, and of the
+    configuration file.
+
+    The command line takes precedence.
+    """
     texts = given_settings(given)
     found = words(texts, document, notices)
     own: tuple[str, ...] = values.get("opt", ())
@@ -224,7 +234,7 @@ def _settings(
 
 
 def _check_program(name: str, environ: Mapping[str, str]) -> None:
-    """Refuse a script where a command is to stand. Raises UsageError."""
+    """Raise UsageError if a Python script is named where a command is expected."""
     if (
         name.endswith(".py")
         and os.sep not in name
@@ -237,7 +247,8 @@ def _check_program(name: str, environ: Mapping[str, str]) -> None:
 
 
 def _is_ours(python: str, environ: Mapping[str, str]) -> bool:
-    """Return whether this word leads to the interpreter that workers have anyway."""
+    """Return whether a name is the interpreter that runs distlaunch, and so the workers by
+    default."""
     found = shutil.which(python, path=environ.get("PATH"))
     same_folder = found is not None and os.path.dirname(os.path.abspath(found)) == os.path.dirname(
         sys.executable
@@ -252,7 +263,8 @@ def _is_ours(python: str, environ: Mapping[str, str]) -> bool:
 def _size(
     count: int | None, values: dict[str, Any], environ: Mapping[str, str], notices: list[str]
 ) -> int:
-    """Settle how many workers run where; return how many there are. Raises ConfigError."""
+    """Set the number of workers and their hosts. Return the number. Raises UsageError if it is
+    missing."""
     who = option_of_host_list(DropInOptions(**values))
     if who is None:
         if count is None:
@@ -290,7 +302,11 @@ def _size(
 
 
 def _hosts(values: dict[str, Any], who: str) -> tuple[Host, ...]:
-    """Read who there is, once: a file may be a pipe. Raises ConfigError."""
+    """Return the hosts of the host list or host file. Read the file only once, because it may be a
+    pipe.
+
+    Raises ConfigError for an invalid list or file.
+    """
     path = values.pop("hostfile", None)
     texts = {} if path is None else {path: read_host_file(path, who)}
     found = from_options.find(hosts=values.get("hosts"), hostfile=path, texts=texts, who=who)
@@ -298,7 +314,8 @@ def _hosts(values: dict[str, Any], who: str) -> tuple[Host, ...]:
 
 
 def _first(hosts: Sequence[Host], count: int) -> str:
-    """Write the hosts of the first slots, as horovodrun fills one after the other."""
+    """Return the hosts of the first ``count`` slots as a text. horovodrun fills the hosts in
+    order."""
     parts = []
     for host in hosts:
         taken = min(host.slots or 0, count)

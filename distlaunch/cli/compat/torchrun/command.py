@@ -70,10 +70,10 @@ def torchrun(argv: Sequence[str], environ: Mapping[str, str], *, legacy: bool = 
 
 
 def check_is_node_zero(options: TrainOptions, environ: Mapping[str, str]) -> None:
-    """Raise ConfigError where the launchers meet at another machine: all of them would be node 0,
-    and wait in vain.
+    """Raise ConfigError if the rendezvous is another machine although no node rank is set.
 
-    A name that nobody knows within 3 s may be this machine's.
+    In that case every launcher would be node 0, and all would wait for each other. A name that
+    cannot be resolved within 3 s is accepted.
     """
     host = rendezvous_endpoint(options)[0]
     identity = read_surroundings(options, environ).identity
@@ -89,7 +89,7 @@ def check_is_node_zero(options: TrainOptions, environ: Mapping[str, str]) -> Non
 
 
 def _addresses(host: str) -> list[str]:
-    """Look a name, or an address, up; empty where that fails, or takes too long."""
+    """Resolve a host name. Return no addresses if that fails or takes too long."""
     answers: list[list[Address] | OSError | UnicodeError] = []
     answered = threading.Event()
 
@@ -106,8 +106,7 @@ def _addresses(host: str) -> list[str]:
 
 
 class TorchrunFront(Front):
-    """What the user has before them: output as torchrun shows it, unless DISTLAUNCH_FORMAT asks for
-    our console."""
+    """Shows output as torchrun does, or with distlaunch's console if DISTLAUNCH_FORMAT is set."""
 
     def __init__(self, translation: TorchrunTranslation) -> None:
         super().__init__(translation.options)
@@ -118,17 +117,16 @@ class TorchrunFront(Front):
         self._prefixes: dict[int, bytes] = {}
         """By rank as the console counts; filled by ``count_from``."""
         self._filtered: dict[int, dict[int, bytes]] = {}
-        """Those of the ranks whose lines are copied, by stream."""
+        """Prefixes of the workers whose lines are copied, by stream and local index."""
         self._first_local_rank = 0
         self._first_rank = 0
 
     def wants_terminal(self) -> bool:
-        """Return whether one worker may have the terminal: nothing was asked that changes its
-        output."""
+        """Return whether the only worker may have the terminal: no option changes its output."""
         return self._options.format is None and self._display.is_raw
 
     def open_sink(self, world_size: int) -> Sink:
-        """Open the sink that suits, and say what has to be said first."""
+        """Open the sink for the output of the workers, and print the notices."""
         return self._with_notices(super().open_sink(world_size), world_size)
 
     def _with_notices(self, sink: Sink, workers: int) -> Sink:
@@ -142,7 +140,7 @@ class TorchrunFront(Front):
         return sink
 
     def open_console(self, world_size: int) -> Sink:
-        """Open torchrun's console, or ours if a format was asked for."""
+        """Open a console like torchrun's, or distlaunch's console if DISTLAUNCH_FORMAT is set."""
         if self._options.format is not None:
             return super().open_console(world_size)
         return self._open_torchruns(range(world_size))
@@ -166,27 +164,28 @@ class TorchrunFront(Front):
         )
 
     def open_worker_sink(self, outer: OuterLauncher) -> Sink:
-        """Open the sink of a launcher that is itself a worker; see ``Front``."""
+        """Open the sink of a launcher that is a worker of another launcher (``outer``). Only rank 0
+        prints the notices."""
         self._first_rank, self._first_local_rank = outer.rank, outer.local_rank
         own = self._options.format is not None
         sink = super().open_worker_sink(outer) if own else self._open_torchruns([outer.rank])
         return sink if outer.rank else self._with_notices(sink, outer.world_size)
 
     def count_from(self, first_rank: int) -> None:
-        """Set which rank of the job the first worker of this node has: prefixes may name it."""
+        """Set the rank of this node's first worker, because prefixes may contain the rank."""
         self._first_rank = first_rank
         for prefixes in (self._prefixes, *self._filtered.values()):
             for place, rank in enumerate(sorted(prefixes)):
                 prefixes[rank] = self._prefix(place if prefixes is self._prefixes else rank)
 
     def _prefix(self, place: int) -> bytes:
-        """Make the prefix of the worker at this place among those of this node."""
+        """Return the prefix of the worker with index ``place`` on this node."""
         return self._display.prefix(
             self._first_local_rank + place, self._hostname, rank=self._first_rank + place
         )
 
     def open_filters(self, world_size: int) -> dict[int, LineFilter]:
-        """Make what copies the tee'd lines that match, by stream."""
+        """Return a filter for each stream that copies matching lines of ``tee`` workers."""
         display, filters = self._display, {}
         for stream in (STDOUT, STDERR):
             if needles := display.filters(stream):

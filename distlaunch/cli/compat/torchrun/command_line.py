@@ -1,9 +1,9 @@
-"""``distlaunch torchrun``'s words, taken apart as torchrun takes them, up to the script.
+"""Parse the command line of ``distlaunch torchrun`` up to the script, as torchrun does.
 
-As in torchrun: dashes or underscores, ``--option=value`` or two words, joined short flags,
-unambiguous beginnings of long names, defaults from PET_<OPTION>, and one ``--`` directly behind the
-script is dropped. Unlike torchrun, words behind the script are never taken for options of the
-launcher.
+As in torchrun, names may have dashes or underscores, values may follow ``=`` or be the next word,
+short flags may be joined, and long names may be abbreviated if unambiguous. Defaults come from
+PET_<OPTION>. One ``--`` directly after the script is dropped. Unlike in torchrun, words after the
+script are never options of the launcher.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _ACCELERATORS = ("auto", "cpu", "gpu", "xpu")
 
 
 class Parsed(Record):
-    """``values`` has all options by field, None where there is no default; ``given`` those of the
-    command line.
+    """A parsed command line.
 
-    ``sources`` says for errors where a value came from: a flag or a variable.
+    ``values`` has all options by field, None if there is no default. ``given`` has the options on
+    the command line. ``sources`` has the flag or variable of each value, for errors.
     """
 
     values: Mapping[str, Any]
@@ -74,7 +74,8 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Parsed:
 def _refuse_unknown(
     flag: str, word: str, by_flag: Iterable[str], given: Given, rest: Sequence[str]
 ) -> NoReturn:
-    """Raise for an option that torchrun does not have; a hint names what stands for it."""
+    """Raise UsageError for an option that torchrun does not have. The hint names its
+    replacement."""
     del by_flag, given, rest
     if word[1] == "-":
         flag = word.partition("=")[0]
@@ -105,7 +106,7 @@ def _refuse_unknown(
 
 
 def misspelt_variables(environ: Mapping[str, str]) -> list[str]:
-    """Warn of a PET_ variable that is nearly an option's: it changes nothing."""
+    """Return a warning for each PET_ variable whose name is almost that of an option."""
     known = {option.variable for option in OPTIONS}
     others = sorted(name for name in environ if name.startswith("PET_") and name not in known)
     if not others:
@@ -121,7 +122,10 @@ def misspelt_variables(environ: Mapping[str, str]) -> list[str]:
 
 
 def convert(option: TorchrunOption, text: str, source: str) -> object:
-    """Turn a text into the option's value; ``source`` (flag or variable) is named in errors."""
+    """Return the value of an option for a text. ``source`` is its flag or variable, for errors.
+
+    Raises UsageError or ConfigError if the text is no such value.
+    """
     match option.kind:
         case "text":
             return text or None
@@ -171,7 +175,7 @@ def _whole(
 
 
 def _digits(text: str, *, most: int) -> int | None:
-    """Read a number of decimal digits, however many; None if it is none, or greater than
+    """Return the number for a text of decimal digits; None if it is no number or greater than
     ``most``."""
     if not (text.isascii() and text.isdigit()):
         return None

@@ -1,8 +1,8 @@
-"""The one table of ``distlaunch torchrun``'s options, from which its parser and its help are made.
+"""The option table of ``distlaunch torchrun``. Its parser and its help are made from the table.
 
-The options are those of torchrun 2.13, --log-line-prefix-template of 2.14, and the one of
-``torch.distributed.launch``. Each row says what the option means here; one whose ``effect`` is
-``accepted`` changes nothing, which is said once when it is on the command line.
+The options are those of torchrun 2.13, --log-line-prefix-template of 2.14, and those of
+``torch.distributed.launch``. Each row describes the effect in distlaunch. An option whose
+``effect`` is ``accepted`` has none; a notice says so once.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ PREFIX = "[${role_name}${local_rank}]:"
 
 
 class TorchrunOption(Spelling):
-    """One option. ``default`` is written as on the command line; empty: none."""
+    """One option. ``default`` is a text as on the command line; empty if there is no default."""
 
     kind: Kind
     default: str
     here: str
-    """What it means here."""
+    """The effect of the option in distlaunch."""
     effect: Effect = "does"
     choices: tuple[str, ...] = ()
 
     @property
     def variable(self) -> str:
-        """The variable that its default may come from."""
+        """The environment variable that may hold the default."""
         return "PET_" + self.field.upper()
 
 

@@ -1,4 +1,5 @@
-"""Translate torchrun's words into options of train, what the console shows, and notices."""
+"""Translate the command line of torchrun into options of train, the display of output, and
+notices."""
 
 from __future__ import annotations
 
@@ -21,28 +22,29 @@ from distlaunch.planning.train_options import LOCAL_RANK_TOO, NO_LOCAL_RANK, Tor
 Mode = Literal["raw", "tee", "hidden"]
 _TIMEOUT_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 _MACRO = "${local_rank}"
-"""What stands for each worker's local rank in the arguments of the script."""
+"""Placeholder for the worker's local rank in the script's arguments."""
 _TEMPLATE_VARIABLE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
 _AGENT_VARIABLES = ("TORCHELASTIC_ENABLE_FILE_TIMER", "TORCHELASTIC_HEALTH_CHECK_PORT")
-"""They have torchrun's agent serve a watchdog and a health check, which are not here."""
+"""Variables that turn on a watchdog and a health check in torchrun's agent. distlaunch has
+neither."""
 _TIMEOUT_S = 30.0
 _JOIN_S = 600.0
 """What torchrun's rendezvous waits for nodes."""
 WAYS_OUT = (
     "--node-rank N says which of the nodes this is, --rdzv-backend c10d numbers them as they come"
 )
-"""For one of several launchers of a static rendezvous that are all node 0."""
+"""Hint for launchers of a static rendezvous that are all node 0."""
 _JOIN_KEYS = ("join_timeout", "timeout")
-"""What they are called in --rdzv-conf; the first one counts."""
+"""Keys of the time limit in --rdzv-conf. The first one present counts."""
 _JOIN_DIGITS = 9
 
 _SCRIPT = next(option for option in TRAIN_OPTIONS if option.field == "script")
 
 
 class TorchrunTranslation(Record):
-    """One command, understood. ``notices`` are to be said before the job starts, unless ``silent``.
+    """A translated command. ``notices`` are printed before the job starts, unless ``silent``.
 
-    ``assumed``: of several nodes this is node 0, but nobody has said so.
+    ``assumed``: this launcher is node 0 of several because no option says otherwise.
     """
 
     options: TorchrunOptions
@@ -55,10 +57,11 @@ class TorchrunTranslation(Record):
 def translate(
     parsed: Parsed, environ: Mapping[str, str], *, legacy: bool = False
 ) -> TorchrunTranslation:
-    """Translate a command line. Raises UsageError or ConfigError for what cannot be done here.
+    """Translate a parsed command line.
 
-    ``legacy``: the script gets ``--local-rank=N`` before its own arguments, unless ``--use-env``
-    leaves it out.
+    ``legacy``: the command is ``torch.distributed.launch``. The script then gets ``--local-rank=N``
+    before its own arguments, unless ``--use-env`` is set. Raises UsageError or ConfigError for
+    options that distlaunch does not support.
     """
     given = parsed.values
     adds_local_rank = legacy and not given["use_env"]
@@ -134,10 +137,10 @@ def translate(
 
 
 def _master(parsed: Parsed) -> tuple[str | None, int | None]:
-    """Settle rank 0's address and port, None for what is ours to choose.
+    """Return rank 0's address and port. None stands for a value that distlaunch chooses.
 
-    Only the static rendezvous has an endpoint that is rank 0's; another one's is the rendezvous'
-    own, and as under torchrun rank 0 gets a free port beside it.
+    The endpoint of a static rendezvous is rank 0's. The endpoint of another rendezvous is not: as
+    in torchrun, rank 0 gets a free port.
     """
     given = parsed.values
     host, port = _static_or_other(parsed)
@@ -190,10 +193,10 @@ def _bare(host: str | None) -> str | None:
 
 
 def _nodes(parsed: Parsed) -> dict[str, object]:
-    """Settle how several nodes meet; nothing if this one is alone. Raises ConfigError.
+    """Return the options with which several nodes find each other; empty for a single node.
 
-    A static rendezvous has node 0's address; its port is then where the launchers meet, and rank 0
-    gets a free one.
+    The endpoint of a static rendezvous is node 0's address. Its port is used for the rendezvous of
+    the launchers, and rank 0 gets a free port. Raises ConfigError for contradictory options.
     """
     given = parsed.values
     join_timeout = _join_timeout(given["rdzv_conf"], parsed.sources["rdzv_conf"])
@@ -241,16 +244,16 @@ def _nodes(parsed: Parsed) -> dict[str, object]:
 
 
 def _is_ranked(parsed: Parsed) -> bool:
-    """Return whether the option or its variable says which node this is."""
+    """Return whether --node-rank or its variable sets the rank of this node."""
     return parsed.sources["node_rank"] != "--node-rank" or "node_rank" in {
         option.field for option in parsed.given
     }
 
 
 def _join_timeout(conf: str | None, source: str) -> float:
-    """Read of --rdzv-conf how long nodes may take to come in: torchrun's join_timeout, or timeout.
+    """Return the time limit for nodes to join, in seconds, from --rdzv-conf.
 
-    Raises ConfigError for what torchrun does not take, and for times that are none.
+    Raises ConfigError for a text that torchrun does not accept, and for invalid times.
     """
     items = [item.partition("=") for item in conf.split(",")] if conf and conf.strip() else []
     entries = [(key.strip(), _unquoted(value.strip())) for key, _, value in items]
@@ -300,7 +303,7 @@ class Display(Record):
 
     @property
     def is_raw(self) -> bool:
-        """Return whether all is shown as it comes: then one worker may have the terminal."""
+        """Whether output is shown unchanged, so that the only worker may have the terminal."""
         return not self.redirects and not self.tee and self.only is None
 
     def mode(self, rank: int, stream: int) -> Mode:
@@ -312,7 +315,7 @@ class Display(Record):
         return "hidden" if _bits(self.redirects, rank) & stream else "raw"
 
     def prefix(self, local_rank: int, hostname: str, *, rank: int) -> bytes:
-        """Make what stands before a tee'd line."""
+        """Return the prefix of a worker's lines in a ``tee`` stream."""
         if self.template == PREFIX:
             return f"[{self.role}{local_rank}]:".encode(errors="surrogateescape")
         from string import Template
@@ -326,12 +329,12 @@ class Display(Record):
         return Template(self.template).safe_substitute(values).encode(errors="surrogateescape")
 
     def filters(self, stream: int) -> tuple[bytes, ...]:
-        """Return what a line of this stream has to contain one of, to be copied."""
+        """Return the filter words of a stream. Lines that contain one of these words are copied."""
         words = self.stdout_filters if stream == 1 else self.stderr_filters
         return tuple(word.encode(errors="surrogateescape") for word in words)
 
     def beyond(self, workers: int) -> list[str]:
-        """Warn of local ranks that the job does not have."""
+        """Return warnings about options that name local ranks that the job does not have."""
         named = {
             "--redirects": self.redirects if isinstance(self.redirects, Mapping) else (),
             "--tee": self.tee if isinstance(self.tee, Mapping) else (),
@@ -349,16 +352,16 @@ def _bits(streams: Mapping[int, int] | int, rank: int) -> int:
 
 
 def _columns(display: Display) -> int:
-    """Return how wide a prefix is: that of a rank of two digits, as a rank in brackets is taken to
-    be."""
+    """Return the width of the prefix of a rank with two digits."""
     return len(display.prefix(10, "", rank=10).decode(errors="surrogateescape"))
 
 
 def _spelling(sources: Mapping[str, str], *, assumed: bool) -> tuple[tuple[str, str], ...]:
-    """Return what hints and errors that speak of ``train``'s options say here: an option, or the
-    variable it is from.
+    """Return replacements for errors and hints: names of train's options, each with torchrun's
+    option or the variable that set it.
 
-    Who has node 0's port is another node 0, if this one is only ``assumed`` to be it.
+    With ``assumed``, a port in use may belong to another launcher that is node 0 as well; the hint
+    says so.
     """
     words = {
         "--num-procs 1 (or --num-gpus 1)": "--nproc-per-node 1",
@@ -383,8 +386,8 @@ def _spelling(sources: Mapping[str, str], *, assumed: bool) -> tuple[tuple[str, 
 
 
 def _notices(parsed: Parsed, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return notices for what is on the command line and changes nothing; what PET_ variables hold
-    is not said."""
+    """Return notices about options on the command line that have no effect. PET_ variables are not
+    reported."""
     given, values = {option.field for option in parsed.given}, parsed.values
     idle = [
         option.name
@@ -412,8 +415,8 @@ def _notices(parsed: Parsed, environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def unread_variables(environ: Mapping[str, str]) -> list[str]:
-    """Warn of variables that are options of ``train`` and are not read here, and say what does the
-    same."""
+    """Return warnings about variables of train's options that ``distlaunch torchrun`` does not
+    read, with their replacements."""
     unread = [
         option
         for option in TRAIN_OPTIONS
