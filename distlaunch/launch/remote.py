@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from distlaunch.coordinator.policy.events_and_actions import Composition
 from distlaunch.coordinator.policy.job_settings import Gathering
-from distlaunch.coordinator.runtime.remote_agents import Feeder, Fleet
+from distlaunch.coordinator.runtime.remote_agents import Feeder, RemoteAgents
 from distlaunch.coordinator.runtime.remote_output import Files, OutputThread
 from distlaunch.core.model.topology import Node
 from distlaunch.launch.discovery import run_discover
@@ -105,9 +105,9 @@ class RemoteNodes:
             may_have_bounds=self._ray_cluster is None,  # Ray assigns a fixed number of nodes
         )
 
-    def fleet(
+    def remote_agents(
         self, files: Files, clock: Callable[[], float], *, run_dir: str, job_id: str
-    ) -> Fleet:
+    ) -> RemoteAgents:
         """Return the connections to the agents. Nothing is connected yet."""
         options = self._options
         planner = self._planner = self._planner.set_job(job_id, run_dir)
@@ -122,7 +122,7 @@ class RemoteNodes:
             srun = self._slurm_job.srun(
                 [target.host for target in targets], self._allocation, job_id=job_id
             )
-            steps = self._slurm_job.fleet(
+            steps = self._slurm_job.remote_agents(
                 targets,
                 srun=srun,
                 end_opening=srun.cancel,
@@ -135,7 +135,7 @@ class RemoteNodes:
             steps.silence_s = options.lost_after
             return steps
         if self._ray_cluster is not None:
-            in_ray = Fleet(
+            in_ray = RemoteAgents(
                 targets,
                 open_connection=self._ray_cluster.open,
                 end_opening=self._ray_cluster.cancel,
@@ -152,12 +152,12 @@ class RemoteNodes:
         kill_switch = KillSwitch()
 
         def note(text: str) -> None:
-            fleet.note(text)
+            agents.note(text)
 
         def logged_in(target: Target) -> None:
-            fleet.logged_in(target)
+            agents.logged_in(target)
 
-        fleet = Fleet(
+        agents = RemoteAgents(
             targets,
             open_connection=opener(
                 options, self._environ, kill_switch, note=note, logged_in=logged_in
@@ -171,8 +171,8 @@ class RemoteNodes:
             find=None if options.discover is None else self._find,
             read=self._targets,
         )
-        fleet.silence_s = options.lost_after
-        return fleet
+        agents.silence_s = options.lost_after
+        return agents
 
     def _target(self, node: Node) -> Target:
         return Target(

@@ -35,7 +35,7 @@ from distlaunch.planning.clusters.select import has_markers
 from distlaunch.planning.train_options import TrainOptions
 
 if TYPE_CHECKING:
-    from distlaunch.coordinator.runtime.remote_agents import Fleet
+    from distlaunch.coordinator.runtime.remote_agents import RemoteAgents
     from distlaunch.launch.remote import RemoteNodes
     from distlaunch.launch.slurm import SlurmJob
     from distlaunch.transport.ray.nodes import RayCluster
@@ -186,7 +186,7 @@ def _run(
     with ExitStack() as stack:
         stack.callback(run_dir.close)
         stack.callback(files.close)
-        transport: LocalTransport | Fleet
+        transport: LocalTransport | RemoteAgents
         filed: Files = files
         disk_work = DiskWork()
         if nodes is None:
@@ -203,7 +203,9 @@ def _run(
                 clock=clock,
             )
         else:
-            transport = filed = nodes.fleet(files, clock, run_dir=run_dir.path, job_id=plan.job_id)
+            transport = filed = nodes.remote_agents(
+                files, clock, run_dir=run_dir.path, job_id=plan.job_id
+            )
             disk_work = transport.disk_work
         housekeeping = Housekeeping(run_dir)
         signal_pipe = SignalPipe()

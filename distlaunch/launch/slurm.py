@@ -33,7 +33,7 @@ from distlaunch.transport.child_process import BackgroundCommand
 
 if TYPE_CHECKING:
     from distlaunch.coordinator.policy.job import JobPolicy
-    from distlaunch.coordinator.runtime.slurm_agents import StepFleet
+    from distlaunch.coordinator.runtime.slurm_agents import SlurmAgents
     from distlaunch.transport.slurm.nodes import SrunConnector
 
 KILL_WAIT_S = 30.0
@@ -216,11 +216,11 @@ class SlurmJob:
             job_id=job_id,
         )
 
-    def fleet(self, *args: Any, srun: SrunConnector, **kwargs: Any) -> StepFleet:
+    def remote_agents(self, *args: Any, srun: SrunConnector, **kwargs: Any) -> SlurmAgents:
         """Return the connections to the agents."""
-        from distlaunch.coordinator.runtime.slurm_agents import StepFleet
+        from distlaunch.coordinator.runtime.slurm_agents import SlurmAgents
 
-        return StepFleet(*args, srun=srun, signals_all=self.signals_all, **kwargs)
+        return SlurmAgents(*args, srun=srun, signals_all=self.signals_all, **kwargs)
 
     # --- requeueing
 

@@ -16,7 +16,7 @@ import pytest
 from distlaunch.coordinator.joined.local_node import OwnNode
 from distlaunch.coordinator.policy.events_and_actions import FromNode, Joined
 from distlaunch.coordinator.runtime.local_agent import LocalTransport
-from distlaunch.coordinator.runtime.remote_agents import Fleet
+from distlaunch.coordinator.runtime.remote_agents import RemoteAgents
 from distlaunch.coordinator.runtime.remote_output import OutputThread
 from distlaunch.core.agent.workers.spawner import start_spawner
 from distlaunch.core.model.topology import CpuInventory, GpuInventory
@@ -68,7 +68,7 @@ def open_local(taken: Taken) -> LocalTransport:
 
 
 class OneAgent:
-    """A fleet of one agent, a child process beside us: the transport of a node on another machine,
+    """Connections to one agent, a child process beside us: the transport of a node on another machine,
     without the network."""
 
     def __init__(self, taken: Taken) -> None:
@@ -79,7 +79,7 @@ class OneAgent:
             self.intakes.append(OutputThread(taken, nodes=1, grant=grant))
             return self.intakes[0]
 
-        self._fleet = Fleet(
+        self._agents = RemoteAgents(
             [Target(host="here", here=True)],
             open_connection=lambda target, within_s: open_local_agent(
                 target, within_s, code=code, environ=environ
@@ -91,24 +91,24 @@ class OneAgent:
         )
 
     def start(self) -> None:
-        self._fleet.start()
-        self._fleet.connect(0, 0.0)
+        self._agents.start()
+        self._agents.connect(0, 0.0)
         end = time.monotonic() + 20.0
-        while not any(isinstance(event, Joined) for event in self._fleet.receive()):
+        while not any(isinstance(event, Joined) for event in self._agents.receive()):
             assert time.monotonic() < end
             time.sleep(0.005)
 
     def send(self, node: int, message: m.ToAgent) -> None:
-        self._fleet.send(node, message)
+        self._agents.send(node, message)
 
     def descriptors(self) -> dict[int, int]:
-        return self._fleet.descriptors()
+        return self._agents.descriptors()
 
     def deadline(self) -> float | None:
         return None  # the next ping is of no interest here
 
     def receive(self) -> list:
-        events = self._fleet.receive()
+        events = self._agents.receive()
         if any(isinstance(event.message, (WorkerExit, m.AttemptEnded)) for event in events):
             taken = (
                 threading.Event()
@@ -118,7 +118,7 @@ class OneAgent:
         return events
 
     def close(self) -> None:
-        self._fleet.close()
+        self._agents.close()
 
 
 class OneNode:

@@ -55,7 +55,7 @@ connection closes."""
 _OUTPUT_S = 10.0
 
 
-class Fleet(Connections[m.FromRemote]):
+class RemoteAgents(Connections[m.FromRemote]):
     """Connections to the agents on all remote nodes, as a ``Transport``.
 
     ``targets`` holds the address of each node, by member number. ``clock`` is the job's clock.

@@ -9,7 +9,7 @@ from typing import Any
 
 from distlaunch.coordinator.policy import events_and_actions as a
 from distlaunch.coordinator.runtime.connections import Peer
-from distlaunch.coordinator.runtime.remote_agents import Fleet
+from distlaunch.coordinator.runtime.remote_agents import RemoteAgents
 from distlaunch.coordinator.runtime.signal_pipe import ENDING
 from distlaunch.core.protocol import agent_messages as m
 from distlaunch.core.protocol import launcher_messages as p
@@ -23,8 +23,8 @@ _MANNERS = re.compile(
 """Lines of srun about itself that are not shown."""
 
 
-class StepFleet(Fleet):
-    """A ``Fleet`` whose agents are started by ``srun``.
+class SlurmAgents(RemoteAgents):
+    """Connections to agents that ``srun`` has started.
 
     ``signals_all``: Slurm's signals reach the workers as well as the agents.
     """
@@ -50,7 +50,7 @@ class StepFleet(Fleet):
         self._notify()
 
     def receive(self) -> list[a.Event]:
-        """Return the events since the last call; see ``Fleet``."""
+        """Return the events since the last call; see ``RemoteAgents``."""
         while self._said:
             line = self._said.popleft()
             self._much += 1
@@ -59,7 +59,7 @@ class StepFleet(Fleet):
         return super().receive()
 
     def send(self, node: int, message: m.ToRemote | p.StartWorkers) -> None:
-        """Send a message to a node; see ``Fleet``."""
+        """Send a message to a node; see ``RemoteAgents``."""
         if isinstance(message, m.Start):
             self._busy.add(node)
         super().send(node, message)
@@ -97,7 +97,7 @@ class StepFleet(Fleet):
         super()._drop(peer)
 
     def close(self, hurried: Callable[[], bool] = lambda: False) -> None:
-        """End all agents, then srun; see ``Fleet``."""
+        """End all agents, then srun; see ``RemoteAgents``."""
         self._leaving = True
         super().close(hurried)
         self._srun.close()

@@ -16,9 +16,9 @@ from distlaunch.core.model.worker_exit import WorkerExit
 from distlaunch.core.protocol import agent_messages as m
 from distlaunch.planning.master_address import MasterChoice
 from distlaunch.transport.connect_errors import ConnectFailure
-from tests.unit.coordinator.fleets import fleets  # noqa: F401 - a fixture
 from tests.unit.coordinator.joined.assembling import meeting  # noqa: F401 - a fixture
 from tests.unit.coordinator.joined.peering import peering  # noqa: F401 - a fixture
+from tests.unit.coordinator.remote_agents import remote_agents  # noqa: F401 - a fixture
 
 RAISED = b"""Traceback (most recent call last):
   File "/home/u/train.py", line 9, in <module>

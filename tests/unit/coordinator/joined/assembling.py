@@ -12,7 +12,7 @@ from distlaunch.coordinator.joined.launchers import JoinedLaunchers
 from distlaunch.core.protocol import agent_messages as m
 from distlaunch.core.protocol import launcher_messages as p
 from distlaunch.core.protocol.codec import Decoder, encode
-from tests.unit.coordinator.fleets import WITHIN_S, PairLink
+from tests.unit.coordinator.remote_agents import WITHIN_S, PairLink
 
 APPLY = {
     "num_nodes": (3, 3),

@@ -10,8 +10,8 @@ from distlaunch.core.model.record import replace
 from distlaunch.core.protocol import launcher_messages as p
 from distlaunch.core.protocol.handshake import JobIdentity
 from distlaunch.transport.tcp_listener import Listener
-from tests.unit.coordinator.fleets import WITHIN_S
 from tests.unit.coordinator.joined.peering import Signals, planner
+from tests.unit.coordinator.remote_agents import WITHIN_S
 
 
 def test_of_several_ports_the_one_that_has_answered_is_named(tmp_path):

@@ -11,8 +11,8 @@ from distlaunch.coordinator.policy import events_and_actions as a
 from distlaunch.core.errors import EXIT_UNAVAILABLE, EXIT_USAGE
 from distlaunch.core.protocol import agent_messages as m
 from distlaunch.core.protocol import launcher_messages as p
-from tests.unit.coordinator.fleets import GONE
 from tests.unit.coordinator.joined.assembling import APPLY, answers
+from tests.unit.coordinator.remote_agents import GONE
 
 # --- node ranks
 

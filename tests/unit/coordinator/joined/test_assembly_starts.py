@@ -13,8 +13,8 @@ from distlaunch.core.model.record import replace
 from distlaunch.core.protocol import agent_messages as m
 from distlaunch.core.protocol import launcher_messages as p
 from distlaunch.core.protocol.codec import encode
-from tests.unit.coordinator.fleets import GONE, WITHIN_S, exited
 from tests.unit.coordinator.joined.assembling import APPLY, Peer, answers
+from tests.unit.coordinator.remote_agents import GONE, WITHIN_S, exited
 
 
 def commenced(meet, workers: int = 2) -> Peer:

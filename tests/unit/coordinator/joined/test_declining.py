@@ -16,7 +16,7 @@ from distlaunch.core.protocol.codec import Decoder
 from distlaunch.core.protocol.handshake import JobIdentity
 from distlaunch.planning.rendezvous import Rendezvous
 from distlaunch.transport.tcp_listener import Listener
-from tests.unit.coordinator.fleets import WITHIN_S
+from tests.unit.coordinator.remote_agents import WITHIN_S
 
 PARTY = JobIdentity(release="1", job_key="j", token=b"secret")
 PLACE = Rendezvous(host="127.0.0.1", ports=(0,), of_source=False, job_key="j", rank=2, leads="no")

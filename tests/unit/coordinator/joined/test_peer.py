@@ -11,8 +11,8 @@ from distlaunch.core.errors import ConfigError, NodesError
 from distlaunch.core.model.worker_exit import WorkerExit
 from distlaunch.core.protocol import agent_messages as m
 from distlaunch.core.protocol import launcher_messages as p
-from tests.unit.coordinator.fleets import GONE, exited
 from tests.unit.coordinator.joined.peering import CLOSED, VERDICT, commence, prepare, reach, stop
+from tests.unit.coordinator.remote_agents import GONE, exited
 
 
 def test_a_peer_does_its_part_of_an_attempt_and_leaves_with_the_verdict(peering):

@@ -10,8 +10,8 @@ import pytest
 
 from distlaunch.core.protocol import agent_messages as m
 from distlaunch.core.protocol import launcher_messages as p
-from tests.unit.coordinator.fleets import GONE
 from tests.unit.coordinator.joined.peering import CLOSED, VERDICT, commence, stop
+from tests.unit.coordinator.remote_agents import GONE
 
 
 def test_signals_are_told_to_the_coordinator(peering):

@@ -14,7 +14,7 @@ from distlaunch.coordinator.policy.node_setup import LOOK_AGAIN_S
 from distlaunch.core.model.worker_exit import WorkerExit
 from distlaunch.core.protocol import agent_messages as m
 from distlaunch.planning.surveyed_nodes import NodesDifferError
-from tests.unit.coordinator.fleets import exited
+from tests.unit.coordinator.remote_agents import exited
 
 
 def stops(job, actions) -> list[tuple[int, int, float]]:

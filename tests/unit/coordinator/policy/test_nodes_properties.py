@@ -35,7 +35,7 @@ class Node:
 
 
 class World:
-    """The fleet, agents, workers and the user; ``draw`` chooses what happens next."""
+    """Agents, workers and the user; ``draw`` chooses what happens next."""
 
     def __init__(self, job, data) -> None:
         self.job = job

@@ -10,7 +10,7 @@ from contextlib import suppress
 from distlaunch.coordinator.policy import events_and_actions as a
 from distlaunch.core.protocol import agent_messages as m
 from distlaunch.core.protocol.codec import encode
-from tests.unit.coordinator.fleets import REMARK, WITHIN_S
+from tests.unit.coordinator.remote_agents import REMARK, WITHIN_S
 
 TURN_S = 5.0
 """Far more than one turn takes, far less than what the flood would take."""
@@ -35,57 +35,57 @@ def flood(nodes, host, message) -> threading.Event:
 
 
 def test_a_turn_ends_while_a_node_sends_output_without_end(nodes):
-    fleet = nodes(3)
+    agents = nodes(3)
     for node in range(3):
-        fleet.join(node)
-        fleet.give(node, node)
-    flood(fleet, "n0", m.Output(rank=0, stream=1, data=b"x"))
+        agents.join(node)
+        agents.give(node, node)
+    flood(agents, "n0", m.Output(rank=0, stream=1, data=b"x"))
     for _ in range(20):
         began = time.monotonic()
-        fleet.fleet.receive()
+        agents.agents.receive()
         assert time.monotonic() - began < TURN_S
-    fleet.say("n2", REMARK)
-    fleet.pump(lambda: fleet.of(a.FromNode))
-    assert [event.node for event in fleet.of(a.FromNode)] == [2]
-    fleet.links["n0"].theirs.shutdown(2)
+    agents.say("n2", REMARK)
+    agents.pump(lambda: agents.of(a.FromNode))
+    assert [event.node for event in agents.of(a.FromNode)] == [2]
+    agents.links["n0"].theirs.shutdown(2)
 
 
 def test_a_node_that_answers_without_end_is_dropped_and_the_others_are_heard(nodes):
-    fleet = nodes(2)
+    agents = nodes(2)
     for node in range(2):
-        fleet.join(node)
-    flood(fleet, "n0", m.Pong(serial=1, clock=0.0))
-    fleet.say("n1", REMARK)
-    fleet.pump(lambda: fleet.of(a.Lost) and fleet.of(a.FromNode))
-    [lost] = fleet.of(a.Lost)
+        agents.join(node)
+    flood(agents, "n0", m.Pong(serial=1, clock=0.0))
+    agents.say("n1", REMARK)
+    agents.pump(lambda: agents.of(a.Lost) and agents.of(a.FromNode))
+    [lost] = agents.of(a.Lost)
     assert (lost.node, lost.why) == (
         0,
         "it sends what no agent of ours does: more messages than were asked for, the last of them Pong",
     )
-    assert [event.node for event in fleet.of(a.FromNode)] == [1]
+    assert [event.node for event in agents.of(a.FromNode)] == [1]
 
 
 def test_what_is_left_of_a_turn_is_read_though_nothing_more_comes(nodes):
-    fleet = nodes()
-    fleet.join(0)
-    fleet.give(0, *range(5000))
-    fleet.say_much("n0", *(m.Started(attempt=0, pids={rank: 1}) for rank in range(5000)))
-    fleet.pump(lambda: len(fleet.of(a.FromNode)) == 5000)
-    assert [next(iter(event.message.pids)) for event in fleet.of(a.FromNode)] == list(range(5000))
+    agents = nodes()
+    agents.join(0)
+    agents.give(0, *range(5000))
+    agents.say_much("n0", *(m.Started(attempt=0, pids={rank: 1}) for rank in range(5000)))
+    agents.pump(lambda: len(agents.of(a.FromNode)) == 5000)
+    assert [next(iter(event.message.pids)) for event in agents.of(a.FromNode)] == list(range(5000))
 
 
 def test_a_message_may_drop_a_connection_whose_turn_has_not_come(nodes, monkeypatch):
-    fleet = nodes(2)
+    agents = nodes(2)
     for node in range(2):
-        fleet.join(node)
+        agents.join(node)
     taken = []
 
     def drop_the_other(peer, message):
         taken.append(message)
-        fleet.fleet.disconnect(1 - peer.node)
+        agents.agents.disconnect(1 - peer.node)
 
-    monkeypatch.setattr(fleet.fleet, "_take", drop_the_other)
+    monkeypatch.setattr(agents.agents, "_take", drop_the_other)
     for host in ("n0", "n1"):
-        fleet.say(host, REMARK)
-    fleet.pump(lambda: taken)
+        agents.say(host, REMARK)
+    agents.pump(lambda: taken)
     assert taken == [REMARK]

@@ -16,7 +16,7 @@ from distlaunch.coordinator.runtime.run_directory import make_run_dir
 from distlaunch.core.model.run_files import MARKER, TRAIN
 from distlaunch.core.model.worker_exit import WorkerExit
 from distlaunch.core.protocol import agent_messages as m
-from tests.unit.coordinator.fleets import WITHIN_S, Kept
+from tests.unit.coordinator.remote_agents import WITHIN_S, Kept
 
 
 class Stuck(Kept):

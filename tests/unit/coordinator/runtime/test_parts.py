@@ -8,7 +8,7 @@ from distlaunch.coordinator.runtime.message_checks import Part
 from distlaunch.core.errors import ProtocolError
 from distlaunch.core.protocol import agent_messages as m
 from distlaunch.core.protocol import launcher_messages as p
-from tests.unit.coordinator.fleets import exited
+from tests.unit.coordinator.remote_agents import exited
 
 
 def commence(**fields) -> p.StartWorkers:

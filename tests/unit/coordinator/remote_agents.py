@@ -1,4 +1,4 @@
-"""A fleet over made-up links: a socket pair for each node, whose other end the test holds."""
+"""Remote agents over made-up links: a socket pair for each node, whose other end the test holds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from contextlib import suppress
 import pytest
 
 from distlaunch.coordinator.policy import events_and_actions as a
-from distlaunch.coordinator.runtime.remote_agents import Fleet
+from distlaunch.coordinator.runtime.remote_agents import RemoteAgents
 from distlaunch.coordinator.runtime.remote_output import OutputThread
 from distlaunch.core.model.worker_exit import WorkerExit
 from distlaunch.core.protocol import agent_messages as m
@@ -83,10 +83,10 @@ class Kept:
 
 
 class Nodes:
-    """A fleet, and the nodes' ends of its links."""
+    """Remote agents, and the nodes' ends of its links."""
 
     def __init__(
-        self, count: int, *, fanout: int = 64, kept: Kept | None = None, make=Fleet, **more
+        self, count: int, *, fanout: int = 64, kept: Kept | None = None, make=RemoteAgents, **more
     ) -> None:
         self.now = 100.0
         self.kept = kept or Kept()
@@ -99,7 +99,7 @@ class Nodes:
         self._decoders: dict[str, Decoder] = {}
         self._heard: dict[str, list] = {}
         self.events: list[a.Event] = []
-        self.fleet = make(
+        self.agents = make(
             [Target(host=f"n{number}") for number in range(count)],
             open_connection=self.open,
             fanout=fanout,
@@ -108,7 +108,7 @@ class Nodes:
             clock=lambda: self.now,
             **more,
         )
-        self.fleet.start()
+        self.agents.start()
 
     def open(self, target: Target, bound_s: float):
         with self._lock:
@@ -131,10 +131,10 @@ class Nodes:
         while not condition():
             assert time.monotonic() < end, (self.events, self._heard, self.kept.said)
             poll = select.poll()
-            for descriptor, wanted in self.fleet.descriptors().items():
+            for descriptor, wanted in self.agents.descriptors().items():
                 poll.register(descriptor, wanted)
             poll.poll(20)
-            self.events += self.fleet.receive()
+            self.events += self.agents.receive()
 
     def of(self, kind: type) -> list:
         return [event for event in self.events if isinstance(event, kind)]
@@ -144,7 +144,7 @@ class Nodes:
             self.links[host].theirs.sendall(encode(message))
 
     def say_much(self, host: str, *messages) -> None:
-        """Say more than fits in the socket, while the fleet is pumped, and has not closed the
+        """Say more than fits in the socket, while the agents' messages are read, and has not closed the
         link."""
 
         def say() -> None:
@@ -166,7 +166,7 @@ class Nodes:
 
     def join(self, node: int, clock: float = 7.0) -> None:
         host = f"n{node}"
-        self.fleet.connect(node, 0.0)
+        self.agents.connect(node, 0.0)
         self.pump(lambda: host in self.links)
         self.say(host, m.Hello(hostname=host, python="3.11.4", pid=1, clock=clock))
         self.pump(lambda: any(event.node == node for event in self.of(a.Joined)))
@@ -190,17 +190,17 @@ class Nodes:
             columns=0,
             stdin_rank=None,
         )
-        self.fleet.send(node, start)
+        self.agents.send(node, start)
 
     def close(self) -> None:
         for link in self.links.values():
             link.theirs.close()
-        self.fleet.close()
+        self.agents.close()
 
 
 @pytest.fixture(name="nodes")
-def fleets():
-    """Give what makes a fleet of so many nodes."""
+def remote_agents():
+    """Give what makes remote agents of so many nodes."""
     made: list[Nodes] = []
 
     def make(count: int = 1, **options) -> Nodes:

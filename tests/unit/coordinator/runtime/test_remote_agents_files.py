@@ -1,4 +1,4 @@
-"""Where the fleet's output is filed when nodes come and go."""
+"""Where the output of remote agents is filed when nodes come and go."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from distlaunch.coordinator.policy import events_and_actions as a
 from distlaunch.coordinator.runtime.records import LineFilter, OutputFiles
 from distlaunch.core.model.run_files import TRAIN
 from distlaunch.core.protocol import agent_messages as m
-from tests.unit.coordinator.fleets import Kept, Nodes
+from tests.unit.coordinator.remote_agents import Kept, Nodes
 
 
 @pytest.fixture
 def filed(tmp_path):
-    """Give a fleet of two nodes whose output is filed, and what its console was told."""
+    """Give remote agents of two nodes whose output is filed, and what its console was told."""
     shown = Kept()
     picked = {1: LineFilter([b"attempt"], {0: b"[0] ", 1: b"[1] "})}
     for attempt in (0, 1):
         (tmp_path / f"attempt-{attempt}").mkdir()
     files = OutputFiles(str(tmp_path), shown, pytest.fail, filters=picked)
-    fleet = Nodes(2, kept=files)
-    yield fleet, shown, tmp_path
-    fleet.close()
+    agents = Nodes(2, kept=files)
+    yield agents, shown, tmp_path
+    agents.close()
     files.close()
 
 
@@ -34,22 +34,22 @@ def text(path) -> str:
 
 
 def test_what_comes_after_a_lost_node_is_filed_in_its_own_attempt(filed):
-    fleet, shown, folder = filed
+    agents, shown, folder = filed
     for node in (0, 1):
-        fleet.join(node)
-        fleet.give(node, node)
-    fleet.fleet.begin_attempt(0)
-    fleet.give(0, 0)
-    fleet.give(1, 1)
-    fleet.say("n1", m.Output(rank=1, stream=1, data=b"of attempt 0, cut o"))
-    fleet.pump(lambda: text(folder / "attempt-0/rank-1.log"))
-    fleet.links["n1"].theirs.close()
-    fleet.pump(lambda: fleet.of(a.Lost))
-    fleet.pump(lambda: (1, "ended") in shown.said)  # at once, not when another attempt begins
-    fleet.fleet.begin_attempt(1)
-    fleet.give(0, 0, 1, attempt=1)
-    fleet.say("n0", m.Output(rank=1, stream=1, data=b"of attempt 1\n"), m.RankEnded(rank=1))
-    fleet.pump(lambda: shown.said[-1] == (1, "ended") and len(shown.said) == 4)
+        agents.join(node)
+        agents.give(node, node)
+    agents.agents.begin_attempt(0)
+    agents.give(0, 0)
+    agents.give(1, 1)
+    agents.say("n1", m.Output(rank=1, stream=1, data=b"of attempt 0, cut o"))
+    agents.pump(lambda: text(folder / "attempt-0/rank-1.log"))
+    agents.links["n1"].theirs.close()
+    agents.pump(lambda: agents.of(a.Lost))
+    agents.pump(lambda: (1, "ended") in shown.said)  # at once, not when another attempt begins
+    agents.agents.begin_attempt(1)
+    agents.give(0, 0, 1, attempt=1)
+    agents.say("n0", m.Output(rank=1, stream=1, data=b"of attempt 1\n"), m.RankEnded(rank=1))
+    agents.pump(lambda: shown.said[-1] == (1, "ended") and len(shown.said) == 4)
     assert text(folder / "attempt-0/rank-1.log") == "of attempt 0, cut o"
     assert text(folder / "attempt-1/rank-1.log") == "of attempt 1\n"
     assert [text(Path(TRAIN.filtered_path(str(folder), attempt, 1))) for attempt in (0, 1)] == [

@@ -1,4 +1,4 @@
-"""The fleet, and nodes that say what no agent of ours says: they are lost, and nothing of it
+"""Remote agents, and nodes that say what no agent of ours says: they are lost, and nothing of it
 counts."""
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ import pytest
 
 from distlaunch.coordinator.policy import events_and_actions as a
 from distlaunch.core.protocol import agent_messages as m
-from tests.unit.coordinator.fleets import REMARK, exited
+from tests.unit.coordinator.remote_agents import REMARK, exited
 
 ELSEWHERE = {
     "output": m.Output(rank=0, stream=1, data=b"not mine"),
@@ -40,87 +40,87 @@ ELSEWHERE = {
 
 @pytest.mark.parametrize("message", ELSEWHERE.values(), ids=ELSEWHERE)
 def test_a_node_that_tells_of_what_it_does_not_run_is_lost(nodes, message):
-    fleet = nodes(2)
+    agents = nodes(2)
     for node in (0, 1):
-        fleet.join(node)
-        fleet.give(node, node)
-    fleet.say("n1", message)
-    fleet.pump(lambda: fleet.of(a.Lost))
-    assert [event.node for event in fleet.of(a.Lost)] == [1]
-    assert not fleet.of(a.FromNode)
-    fleet.say("n0", REMARK)
-    fleet.pump(lambda: fleet.of(a.FromNode))
-    assert fleet.kept.said == []
+        agents.join(node)
+        agents.give(node, node)
+    agents.say("n1", message)
+    agents.pump(lambda: agents.of(a.Lost))
+    assert [event.node for event in agents.of(a.Lost)] == [1]
+    assert not agents.of(a.FromNode)
+    agents.say("n0", REMARK)
+    agents.pump(lambda: agents.of(a.FromNode))
+    assert agents.kept.said == []
 
 
 def test_a_clock_of_hundreds_of_digits_is_no_hello(nodes):
-    fleet = nodes(1)
-    fleet.fleet.connect(0, 0.0)
-    fleet.pump(lambda: "n0" in fleet.links)
-    fleet.say("n0", m.Hello(hostname="n0", python="3", pid=1, clock=10**400))
-    fleet.pump(lambda: fleet.of(a.Unreachable))
-    assert not fleet.of(a.Joined)
+    agents = nodes(1)
+    agents.agents.connect(0, 0.0)
+    agents.pump(lambda: "n0" in agents.links)
+    agents.say("n0", m.Hello(hostname="n0", python="3", pid=1, clock=10**400))
+    agents.pump(lambda: agents.of(a.Unreachable))
+    assert not agents.of(a.Joined)
 
 
 def test_output_without_credit_loses_the_node_before_it_fills_the_memory(nodes):
-    fleet = nodes(1)
-    fleet.join(0)
-    fleet.give(0, 0)
-    fleet.kept.full = True
+    agents = nodes(1)
+    agents.join(0)
+    agents.give(0, 0)
+    agents.kept.full = True
     chunk = b"x" * (1 << 20)
-    fleet.pump(lambda: fleet.heard("n0", m.Credit))
-    window = fleet.heard("n0", m.Credit)[0].size
-    fleet.say_much("n0", *[m.Output(rank=0, stream=1, data=chunk)] * 30)
-    fleet.pump(lambda: fleet.of(a.Lost))
-    assert "more output" in fleet.of(a.Lost)[0].why
-    assert sum(len(each[2]) for each in fleet.kept.said if len(each) == 3) <= window + (12 << 20)
+    agents.pump(lambda: agents.heard("n0", m.Credit))
+    window = agents.heard("n0", m.Credit)[0].size
+    agents.say_much("n0", *[m.Output(rank=0, stream=1, data=chunk)] * 30)
+    agents.pump(lambda: agents.of(a.Lost))
+    assert "more output" in agents.of(a.Lost)[0].why
+    assert sum(len(each[2]) for each in agents.kept.said if len(each) == 3) <= window + (12 << 20)
 
 
 def test_what_is_read_of_workers_that_have_ended_may_go_beyond_the_credit(nodes):
-    fleet = nodes(1)
-    fleet.join(0)
-    fleet.give(0, 0, 1)
-    fleet.pump(lambda: fleet.heard("n0", m.Credit))
-    fleet.kept.full = True
-    window = fleet.heard("n0", m.Credit)[0].size
+    agents = nodes(1)
+    agents.join(0)
+    agents.give(0, 0, 1)
+    agents.pump(lambda: agents.heard("n0", m.Credit))
+    agents.kept.full = True
+    window = agents.heard("n0", m.Credit)[0].size
     full = [
         m.Output(rank=rank, stream=stream, data=b"x" * (1 << 20))
         for rank in (0, 1)
         for stream in (1, 2)
     ]
-    fleet.say_much(
+    agents.say_much(
         "n0", *[m.Output(rank=0, stream=1, data=b"x" * (1 << 18))] * (window >> 18), *full, REMARK
     )
-    fleet.pump(lambda: fleet.of(a.FromNode))
-    assert not fleet.of(a.Lost)
-    fleet.kept.full = False
-    fleet.kept.wake()
-    fleet.pump(
-        lambda: sum(each.size for each in fleet.heard("n0", m.Credit)) == 2 * window + (4 << 20)
+    agents.pump(lambda: agents.of(a.FromNode))
+    assert not agents.of(a.Lost)
+    agents.kept.full = False
+    agents.kept.wake()
+    agents.pump(
+        lambda: sum(each.size for each in agents.heard("n0", m.Credit)) == 2 * window + (4 << 20)
     )
 
 
 def test_nothing_is_taken_of_a_node_after_it_has_said_that_it_ends(nodes):
-    fleet = nodes(1)
-    fleet.join(0)
-    fleet.give(0, 0)
+    agents = nodes(1)
+    agents.join(0)
+    agents.give(0, 0)
     late = (m.Output(rank=0, stream=1, data=b"late"), exited(1.0))
-    fleet.say("n0", m.AgentEnding(why="the agent was ended by signal 15"), *late)
-    fleet.pump(lambda: fleet.of(a.Lost))
-    assert [type(event) for event in fleet.events] == [a.Joined, a.Lost]
-    assert fleet.kept.said == []
+    agents.say("n0", m.AgentEnding(why="the agent was ended by signal 15"), *late)
+    agents.pump(lambda: agents.of(a.Lost))
+    assert [type(event) for event in agents.events] == [a.Joined, a.Lost]
+    assert agents.kept.said == []
 
 
 def test_output_of_an_attempt_that_comes_when_another_has_begun_is_paid_back_and_not_filed(nodes):
-    fleet = nodes(1)
-    fleet.join(0)
-    fleet.give(0, 0)
-    fleet.pump(lambda: fleet.heard("n0", m.Credit))
-    window = fleet.heard("n0", m.Credit)[0].size
-    fleet.fleet.begin_attempt(1)  # in which the node has no part
-    fleet.say_much(
+    agents = nodes(1)
+    agents.join(0)
+    agents.give(0, 0)
+    agents.pump(lambda: agents.heard("n0", m.Credit))
+    window = agents.heard("n0", m.Credit)[0].size
+    agents.agents.begin_attempt(1)  # in which the node has no part
+    agents.say_much(
         "n0", m.Output(rank=0, stream=1, data=b"x" * (window // 2)), m.RankEnded(rank=0), REMARK
     )
-    fleet.pump(lambda: fleet.of(a.FromNode) and len(fleet.heard("n0", m.Credit)) == 2)
-    assert fleet.kept.said == [("attempt", 1)]
-    assert not fleet.of(a.Lost)
+    agents.pump(lambda: agents.of(a.FromNode) and len(agents.heard("n0", m.Credit)) == 2)
+    assert agents.kept.said == [("attempt", 1)]
+    assert not agents.of(a.Lost)
