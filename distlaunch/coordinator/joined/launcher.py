@@ -24,7 +24,7 @@ from distlaunch.coordinator.policy.restarts import Restart, RestartRule, text_of
 from distlaunch.coordinator.policy.signals import Request, Signals, StopRequests
 from distlaunch.coordinator.policy.start_messages import Streams, start_of
 from distlaunch.coordinator.runtime import signal_pipe as signals
-from distlaunch.coordinator.runtime.connections import Peer, ReadEnd, Writer
+from distlaunch.coordinator.runtime.connections import NodeConnection, ReadEnd, SendThread
 from distlaunch.coordinator.runtime.error_file import ErrorFile
 from distlaunch.coordinator.runtime.message_budget import CoordinatorBudget
 from distlaunch.coordinator.runtime.message_checks import PASSED_ON, Orders
@@ -580,23 +580,27 @@ class CoordinatorConnection:
     dropped."""
 
     def __init__(self) -> None:
-        self._peer: Peer[p.ToLauncher] | None = None
+        self._node_connection: NodeConnection[p.ToLauncher] | None = None
         self.has_unread = False
         """Messages may have arrived that were not read. No descriptor shows them."""
 
     @property
     def connection(self) -> Connection | None:
         """Return the open connection, if there is one."""
-        return None if self._peer is None else self._peer.connection
+        return None if self._node_connection is None else self._node_connection.connection
 
     def open(self, connection: Connection) -> None:
         """Use a connection. Raises ConfigError if no thread can be started for it."""
         budget = CoordinatorBudget(time.monotonic())
-        self._peer = peer = Peer[p.ToLauncher](0, p.TO_LAUNCHER, m.REMOTE_PARTS, budget)
-        peer.open(connection, now=0.0)
-        peer.writer = Writer(peer, lambda: connection, name="to the coordinator")
+        self._node_connection = node_connection = NodeConnection[p.ToLauncher](
+            0, p.TO_LAUNCHER, m.REMOTE_PARTS, budget
+        )
+        node_connection.open(connection, now=0.0)
+        node_connection.writer = SendThread(
+            node_connection, lambda: connection, name="to the coordinator"
+        )
         try:
-            peer.writer.start()
+            node_connection.writer.start()
         except RuntimeError as exc:
             raise ConfigError("no thread can be started", hint=explain_refusal()) from exc
 
@@ -605,11 +609,11 @@ class CoordinatorConnection:
 
         Raises ProtocolError for an invalid message, after it has yielded the messages before it.
         """
-        if self._peer is None:
+        if self._node_connection is None:
             return
-        self._peer.begin_turn(time.monotonic())
+        self._node_connection.begin_turn(time.monotonic())
         self.has_unread = False
-        while (message := self._peer.next_message()) is not ReadEnd.EMPTY:
+        while (message := self._node_connection.next_message()) is not ReadEnd.EMPTY:
             self.has_unread = message is ReadEnd.TURN_OVER
             yield message
             if isinstance(message, ReadEnd):
@@ -617,20 +621,24 @@ class CoordinatorConnection:
 
     def send(self, message: Record) -> None:
         """Queue a message to be sent."""
-        if self._peer is not None:
-            self._peer.write(encode(message))
+        if self._node_connection is not None:
+            self._node_connection.write(encode(message))
 
     def flush(self) -> None:
         """Wait at most ``_LAST_S`` until the queued messages are sent."""
         until = time.monotonic() + _LAST_S
-        while self._peer is not None and self._peer.has_unsent and time.monotonic() < until:
+        while (
+            self._node_connection is not None
+            and self._node_connection.has_unsent
+            and time.monotonic() < until
+        ):
             time.sleep(0.01)
 
     def close(self) -> None:
         """Close the connection."""
-        if self._peer is not None:
-            self._peer.close()
-            self._peer = None
+        if self._node_connection is not None:
+            self._node_connection.close()
+            self._node_connection = None
 
 
 def decline(

@@ -16,7 +16,12 @@ from typing import Protocol
 from distlaunch.coordinator.joined.local_node import OwnNode
 from distlaunch.coordinator.policy import events_and_actions as a
 from distlaunch.coordinator.policy.membership import shown
-from distlaunch.coordinator.runtime.connections import Connections, Peer, StartBound, Writer
+from distlaunch.coordinator.runtime.connections import (
+    Connections,
+    NodeConnection,
+    SendThread,
+    StartBound,
+)
 from distlaunch.coordinator.runtime.message_budget import NodeBudget
 from distlaunch.coordinator.runtime.message_checks import Part
 from distlaunch.coordinator.runtime.signal_pipe import FOR_THE_JOB, LOOK_S
@@ -117,8 +122,8 @@ class JoinedLauncher:
         "info",
         "instance",
         "joined",
+        "node_connection",
         "part",
-        "peer",
         "refused",
         "start",
         "wanted_at",
@@ -134,12 +139,12 @@ class JoinedLauncher:
         self.start = StartBound()
         self.on_connect(None)
 
-    def on_connect(self, peer: Peer[p.FromLauncher] | None) -> None:
+    def on_connect(self, node_connection: NodeConnection[p.FromLauncher] | None) -> None:
         """Use a new connection. Drops everything that the previous launcher of this node has sent.
 
-        ``peer`` is None before the first launcher of the node connects.
+        ``node_connection`` is None before the first launcher of the node connects.
         """
-        self.peer = peer
+        self.node_connection = node_connection
         self.info: p.LauncherInfo | None = None
         self.refused = False
         """The launcher cannot take part. Its messages are ignored."""
@@ -153,7 +158,7 @@ class JoinedLauncher:
 
     def on_disconnect(self) -> None:
         """Forget the connection; keep the rest until another launcher connects."""
-        self.peer = None
+        self.node_connection = None
         self.start.end()
 
     def unreachable(self, number: int, rank_name: str, why: str) -> a.Unreachable:
@@ -166,7 +171,7 @@ class JoinedLauncher:
         )
         return a.Unreachable(node=number, failure=failure)
 
-    def check_alive(self, peer: Peer[p.FromLauncher], now: float) -> Liveness:
+    def check_alive(self, node_connection: NodeConnection[p.FromLauncher], now: float) -> Liveness:
         """Return whether the connected launcher still answers.
 
         Called when another launcher has asked for its node rank. The first call returns ``PING``
@@ -177,7 +182,7 @@ class JoinedLauncher:
         if pinged_at is None or now - pinged_at > _REQUEST_S:
             self._pinged_at = now
             return Liveness.PING
-        if peer.heard > pinged_at:
+        if node_connection.received_at > pinged_at:
             self._pinged_at = None  # the answer holds for this request only
             return Liveness.ALIVE
         return Liveness.DEAD if now - pinged_at >= PING_TIMEOUT_S else Liveness.WAIT
@@ -202,7 +207,7 @@ def choose_node_rank(
     free = [
         number
         for number, launcher in others
-        if launcher.peer is None and launcher.instance not in admitted
+        if launcher.node_connection is None and launcher.instance not in admitted
     ]
     same = [number for number in free if launchers[number].host == call.host]
     fresh = [number for number in free if not launchers[number].host]
@@ -318,12 +323,12 @@ class JoinedLaunchers(Connections[p.FromLauncher]):
     def broadcast(self, message: m.ToAgent) -> None:
         """Send a message to all connected nodes."""
         self._own.handle(message)
-        for node in list(self._peers):
+        for node in list(self._node_connections):
             self._tell(node, message)
 
     def notice(self, text: str, level: str) -> None:
         """Show a line on all other nodes. ``level`` is its level."""
-        for node in list(self._peers):
+        for node in list(self._node_connections):
             self._tell(node, p.Notice(text=text, level=level))
 
     @property
@@ -348,7 +353,7 @@ class JoinedLaunchers(Connections[p.FromLauncher]):
         dues += [
             launcher.wanted_at
             for launcher in wanted
-            if launcher.info is not None and launcher.peer is not None
+            if launcher.info is not None and launcher.node_connection is not None
         ]
         dues += [self._launchers[node].start.until for node in self._starting]
         dues.append(self._notices.deadline())
@@ -378,15 +383,15 @@ class JoinedLaunchers(Connections[p.FromLauncher]):
         Then wait at most ``LEAVE_S`` for the other launchers to disconnect. ``hurried`` returns
         True if the user wants a quick end. The wait then ends after at most ``HURRIED_LEAVE_S``.
         """
-        for node in list(self._peers):
+        for node in list(self._node_connections):
             self._tell(node, self.verdict)
         self._own.close(hurried)
         until = time.monotonic() + LEAVE_S
-        while self._peers and (left_s := until - time.monotonic()) > 0:
+        while self._node_connections and (left_s := until - time.monotonic()) > 0:
             if left_s > HURRIED_LEAVE_S and hurried():
                 until = time.monotonic() + HURRIED_LEAVE_S
             self._read_all(min(left_s, LOOK_S))
-        for node in list(self._peers):
+        for node in list(self._node_connections):
             self.disconnect(node)
         if self._callers is not None:
             self._callers.close()
@@ -411,14 +416,14 @@ class JoinedLaunchers(Connections[p.FromLauncher]):
         if number == 0:
             return self._taken(0, self._host, who)
         launcher = self._launchers[number]
-        if launcher.peer is not None and launcher.refused:
-            self._lose(launcher.peer, "it cannot take part")
-        if launcher.peer is not None and launcher.instance != call.instance:
+        if launcher.node_connection is not None and launcher.refused:
+            self._lose(launcher.node_connection, "it cannot take part")
+        if launcher.node_connection is not None and launcher.instance != call.instance:
             if (turned := self._reject_if_alive(number, launcher, who)) is not None:
                 return turned
-            self._lose(launcher.peer, f"a launcher on {who} has taken its place")
-        elif launcher.peer is not None:
-            self._lose(launcher.peer, "its launcher has called again")
+            self._lose(launcher.node_connection, f"a launcher on {who} has taken its place")
+        elif launcher.node_connection is not None:
+            self._lose(launcher.node_connection, "its launcher has called again")
         elif number in self._admitted.values():
             return _turned(
                 f"another launcher has just called for {self._rank_name} {number}", again=True
@@ -432,15 +437,15 @@ class JoinedLaunchers(Connections[p.FromLauncher]):
     ) -> p.Rejected | None:
         """Return the rejection of a second launcher for a node. Return None if the first one is
         dead."""
-        if launcher.peer is None:
+        if launcher.node_connection is None:
             return None
-        match launcher.check_alive(launcher.peer, self._clock()):
+        match launcher.check_alive(launcher.node_connection, self._clock()):
             case Liveness.DEAD:
                 return None
             case Liveness.ALIVE:
                 return self._taken(number, launcher.host, who)
             case Liveness.PING:
-                self._ping(launcher.peer)
+                self._ping(launcher.node_connection)
             case Liveness.WAIT:
                 pass
         return _turned(
@@ -460,64 +465,77 @@ class JoinedLaunchers(Connections[p.FromLauncher]):
                 connection.close()
                 continue
             launcher = self._launchers[number]
-            peer: Peer[p.FromLauncher]
-            peer = Peer(number, p.FROM_LAUNCHER, m.REMOTE_PARTS, NodeBudget(time.monotonic()))
-            peer.writer = Writer(peer, lambda opened=connection: opened, name=f"to {launcher.host}")  # type: ignore[misc]
-            launcher.on_connect(peer)
-            self._peers[number] = peer
+            node_connection: NodeConnection[p.FromLauncher]
+            node_connection = NodeConnection(
+                number, p.FROM_LAUNCHER, m.REMOTE_PARTS, NodeBudget(time.monotonic())
+            )
+            node_connection.writer = SendThread(
+                node_connection, lambda opened=connection: opened, name=f"to {launcher.host}"
+            )  # type: ignore[misc]
+            launcher.on_connect(node_connection)
+            self._node_connections[number] = node_connection
             try:
-                peer.writer.start()
+                node_connection.writer.start()
             except RuntimeError:
-                peer.connection = connection
-                self._lose(peer, f"no thread can be started for it: {explain_refusal()}")
+                node_connection.connection = connection
+                self._lose(node_connection, f"no thread can be started for it: {explain_refusal()}")
                 continue
-            self._use(peer, connection)
+            self._use(node_connection, connection)
 
     def _offer(self, number: int) -> None:
         """Report a launcher to the policy if it has joined and the policy waits for it."""
         launcher = self._launchers[number]
         wanted = launcher.wanted_at is not None and self._clock() >= launcher.wanted_at
-        if wanted and launcher.peer is not None and launcher.info is not None:
+        if wanted and launcher.node_connection is not None and launcher.info is not None:
             launcher.wanted_at, launcher.joined = None, True
             self._wanted.discard(number)
             self._events.append(a.Joined(node=number, host=launcher.host))
 
     # --- messages of launchers
 
-    def _take(self, peer: Peer[p.FromLauncher], message: p.FromLauncher) -> None:
-        launcher = self._launchers[peer.node]
+    def _take(
+        self, node_connection: NodeConnection[p.FromLauncher], message: p.FromLauncher
+    ) -> None:
+        launcher = self._launchers[node_connection.node]
         if launcher.refused:
             return
-        if not peer.greeted:
+        if not node_connection.greeted:
             if isinstance(message, p.LauncherInfo):
-                self._greet(peer, launcher, message)
+                self._greet(node_connection, launcher, message)
             elif isinstance(message, m.AgentEnding):
-                self._cannot_take_part(peer, launcher, message.why)
+                self._cannot_take_part(node_connection, launcher, message.why)
             return
         match message:
             case m.Pong():
-                peer.pong(message, self._clock())
+                node_connection.pong(message, self._clock())
             case m.AgentEnding():
                 self._lose(
-                    peer,
+                    node_connection,
                     message.why,
                     a.LossKind.UNHEARD if message.coordinator_silent else a.LossKind.GONE,
                 )
             case p.LauncherSignalled():
                 if message.signum in FOR_THE_JOB:
-                    self._events.append(a.Signalled(signum=message.signum, node=peer.node))
+                    self._events.append(
+                        a.Signalled(signum=message.signum, node=node_connection.node)
+                    )
             case p.LauncherInfo() | p.Call() | p.Proof():
                 pass
-            case _ if not launcher.joined or not self._counts(peer, launcher, message):
+            case _ if not launcher.joined or not self._counts(node_connection, launcher, message):
                 pass
             case WorkerExit():
-                ended = replace(message, ended=min(self._clock(), message.ended + peer.offset))
-                self._events.append(a.FromNode(node=peer.node, message=ended))
+                ended = replace(
+                    message, ended=min(self._clock(), message.ended + node_connection.offset)
+                )
+                self._events.append(a.FromNode(node=node_connection.node, message=ended))
             case _:
-                self._events.append(a.FromNode(node=peer.node, message=message))
+                self._events.append(a.FromNode(node=node_connection.node, message=message))
 
     def _counts(
-        self, peer: Peer[p.FromLauncher], launcher: JoinedLauncher, message: p.FromLauncher
+        self,
+        node_connection: NodeConnection[p.FromLauncher],
+        launcher: JoinedLauncher,
+        message: p.FromLauncher,
     ) -> bool:
         """Return whether a message concerns the current attempt.
 
@@ -528,19 +546,22 @@ class JoinedLaunchers(Connections[p.FromLauncher]):
             counts = launcher.part.check(message)
         except ProtocolError as exc:
             if getattr(message, "attempt", launcher.attempt) == launcher.attempt:
-                self._lose(peer, exc.message)
+                self._lose(node_connection, exc.message)
             return False
         launcher.start.on_message(message, self._clock())
         if launcher.start.until is None:
-            self._starting.discard(peer.node)
+            self._starting.discard(node_connection.node)
         return counts
 
     def _greet(
-        self, peer: Peer[p.FromLauncher], launcher: JoinedLauncher, info: p.LauncherInfo
+        self,
+        node_connection: NodeConnection[p.FromLauncher],
+        launcher: JoinedLauncher,
+        info: p.LauncherInfo,
     ) -> None:
-        peer.greet(info.clock, self._clock())
+        node_connection.greet(info.clock, self._clock())
         wall = time.time()
-        conflict = self._rules.conflict(peer.node, launcher.host, info)
+        conflict = self._rules.conflict(node_connection.node, launcher.host, info)
         if conflict is not None:
             launcher.refused = True
             hint = "all launchers of a job get the same command line"
@@ -549,7 +570,7 @@ class JoinedLaunchers(Connections[p.FromLauncher]):
                 return
             self._notices.note(_NoteKind.CONFLICT, f"a launcher was turned away: {conflict}")
             self._tell(
-                peer.node,
+                node_connection.node,
                 p.ExitLauncher(
                     exit_code=EXIT_USAGE,
                     text=f"error: {conflict}\n  hint: {hint}",
@@ -558,22 +579,24 @@ class JoinedLaunchers(Connections[p.FromLauncher]):
                 ),
             )
             return
-        if (note := self._rules.clock_note(peer.node, launcher.host, info, wall=wall)) is not None:
+        if (
+            note := self._rules.clock_note(node_connection.node, launcher.host, info, wall=wall)
+        ) is not None:
             self._notices.note(_NoteKind.CLOCK, note)
         launcher.info = info
         if info.attempt >= 0 and not self._has_begun:
             self._events.append(
                 a.Known(attempt=info.attempt, restarts=min(info.restarts, self._rules.max_restarts))
             )
-        self._ping(peer)
-        self._offer(peer.node)
+        self._ping(node_connection)
+        self._offer(node_connection.node)
 
     def _cannot_take_part(
-        self, peer: Peer[p.FromLauncher], launcher: JoinedLauncher, why: str
+        self, node_connection: NodeConnection[p.FromLauncher], launcher: JoinedLauncher, why: str
     ) -> None:
         """Record that a launcher failed before it sent its ``LauncherInfo``."""
         text = (
-            f"{self._rank_name} {peer.node} ({launcher.host}) cannot take part: "
+            f"{self._rank_name} {node_connection.node} ({launcher.host}) cannot take part: "
             f"{printable(why[:_LONGEST_WHY])}"
         )
         fewest, most = self._rules.bounds
@@ -581,7 +604,7 @@ class JoinedLaunchers(Connections[p.FromLauncher]):
             self._events.append(a.Refused(text=text))
         else:
             self._notices.note(_NoteKind.UNFIT, text)
-        self._lose(peer, why)
+        self._lose(node_connection, why)
 
     def _end_late_starts(self) -> None:
         """Drop each launcher whose workers have not started in time, and report its node as
@@ -589,25 +612,31 @@ class JoinedLaunchers(Connections[p.FromLauncher]):
         now = self._clock()
         for node in list(self._starting):
             launcher = self._launchers[node]
-            if launcher.peer is not None and (why := launcher.start.why_late(now)) is not None:
-                self._lose(launcher.peer, why)
+            if (
+                launcher.node_connection is not None
+                and (why := launcher.start.why_late(now)) is not None
+            ):
+                self._lose(launcher.node_connection, why)
 
     def _lose(
-        self, peer: Peer[p.FromLauncher], why: str, kind: a.LossKind = a.LossKind.GONE
+        self,
+        node_connection: NodeConnection[p.FromLauncher],
+        why: str,
+        kind: a.LossKind = a.LossKind.GONE,
     ) -> None:
-        self._peers.pop(peer.node, None)
-        self._drop(peer)
-        launcher = self._launchers[peer.node]
-        if launcher.peer is not peer:
+        self._node_connections.pop(node_connection.node, None)
+        self._drop(node_connection)
+        launcher = self._launchers[node_connection.node]
+        if launcher.node_connection is not node_connection:
             return
         launcher.on_disconnect()
-        self._starting.discard(peer.node)
+        self._starting.discard(node_connection.node)
         if launcher.joined:
             launcher.joined = False
-            self._events.append(a.Lost(node=peer.node, why=why, kind=kind))
-        elif peer.node in self._wanted and not peer.greeted:
-            self._wanted.discard(peer.node)
-            self._events.append(launcher.unreachable(peer.node, self._rank_name, why))
+            self._events.append(a.Lost(node=node_connection.node, why=why, kind=kind))
+        elif node_connection.node in self._wanted and not node_connection.greeted:
+            self._wanted.discard(node_connection.node)
+            self._events.append(launcher.unreachable(node_connection.node, self._rank_name, why))
 
     def _describe_end(self, end: ConnectionEnd) -> str:
         return f"its launcher is gone: {describe_end(end)}"

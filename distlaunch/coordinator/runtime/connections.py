@@ -1,7 +1,7 @@
 """Connections to the other nodes: reading, pings, silence and clock offsets.
 
-``Connections`` reads all of them in the main loop. Its subclasses interpret the messages. ``Peer``
-is one connection with its decoder and clock offset. Each connection has a ``Writer`` thread, so
+``Connections`` reads all of them in the main loop. Its subclasses interpret the messages. ``NodeConnection``
+is one connection with its decoder and clock offset. Each connection has a ``SendThread`` thread, so
 that ``send`` never waits for the network. ``StartBound`` finds nodes that answer pings but do not
 start their workers.
 """
@@ -106,9 +106,9 @@ class Connections(ABC, Generic[M]):
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._peers: dict[int, Peer[M]] = {}
-        self._by_descriptor: dict[int, Peer[M]] = {}
-        self._unread: dict[int, Peer[M]] = {}
+        self._node_connections: dict[int, NodeConnection[M]] = {}
+        self._by_descriptor: dict[int, NodeConnection[M]] = {}
+        self._unread: dict[int, NodeConnection[M]] = {}
         """Connections that may have messages, by descriptor, in the order of their turns."""
         self._events: deque[a.Event] = deque()
         self._epoll = select.epoll()
@@ -124,11 +124,13 @@ class Connections(ABC, Generic[M]):
         timeout."""
 
     @abstractmethod
-    def _take(self, peer: Peer[M], message: M) -> None:
+    def _take(self, node_connection: NodeConnection[M], message: M) -> None:
         """Handle a message."""
 
     @abstractmethod
-    def _lose(self, peer: Peer[M], why: str, kind: a.LossKind = a.LossKind.GONE) -> None:
+    def _lose(
+        self, node_connection: NodeConnection[M], why: str, kind: a.LossKind = a.LossKind.GONE
+    ) -> None:
         """Drop the connection of a lost node, and report the loss as an event."""
 
     @abstractmethod
@@ -139,21 +141,23 @@ class Connections(ABC, Generic[M]):
 
     def disconnect(self, node: int) -> None:
         """Disconnect a node."""
-        peer = self._peers.pop(node, None)
-        if peer is not None:
-            self._drop(peer)
+        node_connection = self._node_connections.pop(node, None)
+        if node_connection is not None:
+            self._drop(node_connection)
 
     def _tell(self, node: int, message: Record) -> None:
         """Send a message to a node. A message to a lost node is dropped."""
-        peer = self._peers.get(node)
-        if peer is not None and peer.connection is not None:
-            peer.budget.sent(message)
-            peer.write(encode(message))
+        node_connection = self._node_connections.get(node)
+        if node_connection is not None and node_connection.connection is not None:
+            node_connection.budget.sent(message)
+            node_connection.write(encode(message))
 
     @property
     def has_unsent(self) -> bool:
         """Return whether messages wait to be sent."""
-        return any(peer.has_unsent for peer in self._peers.values())
+        return any(
+            node_connection.has_unsent for node_connection in self._node_connections.values()
+        )
 
     # --- receiving
 
@@ -173,13 +177,13 @@ class Connections(ABC, Generic[M]):
             if descriptor == self._wake:
                 with suppress(BlockingIOError):
                     os.read(self._wake, 65536)
-            elif (peer := self._by_descriptor.get(descriptor)) is not None:
-                self._unread.setdefault(descriptor, peer)
+            elif (node_connection := self._by_descriptor.get(descriptor)) is not None:
+                self._unread.setdefault(descriptor, node_connection)
         until = time.monotonic() + _ROUND_S
-        for descriptor, peer in list(self._unread.items()):
+        for descriptor, node_connection in list(self._unread.items()):
             self._unread.pop(descriptor, None)
-            if not peer.gone.is_set() and self._read(peer):
-                self._unread[descriptor] = peer
+            if not node_connection.gone.is_set() and self._read(node_connection):
+                self._unread[descriptor] = node_connection
             if time.monotonic() >= until:
                 break
 
@@ -188,19 +192,21 @@ class Connections(ABC, Generic[M]):
         """Return when to call ``_read_all`` even if no descriptor is ready, on the job's clock."""
         return self._clock() if self._unread else None
 
-    def _use(self, peer: Peer[M], connection: Connection) -> None:
-        """Use a new connection of a peer. Bytes that have already arrived are read in the next
+    def _use(self, node_connection: NodeConnection[M], connection: Connection) -> None:
+        """Use a new connection to a node. Bytes that have already arrived are read in the next
         turn."""
-        peer.open(connection, now=self._clock())
-        self._by_descriptor[connection.fileno()] = self._unread[connection.fileno()] = peer
+        node_connection.open(connection, now=self._clock())
+        self._by_descriptor[connection.fileno()] = self._unread[connection.fileno()] = (
+            node_connection
+        )
         self._epoll.register(connection.fileno(), select.EPOLLIN)
 
-    def _read(self, peer: Peer[M]) -> bool:
-        """Read a peer's messages for one turn. Return whether there may be more."""
-        peer.begin_turn(self._clock())
+    def _read(self, node_connection: NodeConnection[M]) -> bool:
+        """Read a node's messages for one turn. Return whether there may be more."""
+        node_connection.begin_turn(self._clock())
         try:
             while True:
-                message = peer.next_message()
+                message = node_connection.next_message()
                 if message is ReadEnd.TURN_OVER:
                     return True
                 if message is ReadEnd.EMPTY:
@@ -208,16 +214,22 @@ class Connections(ABC, Generic[M]):
                 if message is ReadEnd.CLOSED:
                     end = (
                         ConnectionEnd(kind=EndKind.CLOSED)
-                        if peer.connection is None
-                        else peer.connection.end()
+                        if node_connection.connection is None
+                        else node_connection.connection.end()
                     )
-                    self._lose(peer, self._describe_end(end), loss_kind(end))
+                    self._lose(node_connection, self._describe_end(end), loss_kind(end))
                     return False
-                self._take(peer, message)
-                if peer.gone.is_set():  # the message has ended it; later ones do not count
+                self._take(node_connection, message)
+                if (
+                    node_connection.gone.is_set()
+                ):  # the message has ended it; later ones do not count
                     return False
         except ProtocolError as exc:
-            self._lose(peer, f"it sends what no agent of ours does: {exc.message}", a.LossKind.ODD)
+            self._lose(
+                node_connection,
+                f"it sends what no agent of ours does: {exc.message}",
+                a.LossKind.ODD,
+            )
             return False
 
     def _taken_events(self) -> list[a.Event]:
@@ -225,18 +237,18 @@ class Connections(ABC, Generic[M]):
         self._events.clear()
         return events
 
-    def _drop(self, peer: Peer[M]) -> None:
-        peer.gone.set()
-        if peer.connection is not None:
-            descriptor = peer.connection.fileno()
+    def _drop(self, node_connection: NodeConnection[M]) -> None:
+        node_connection.gone.set()
+        if node_connection.connection is not None:
+            descriptor = node_connection.connection.fileno()
             self._unread.pop(descriptor, None)
             if self._by_descriptor.pop(descriptor, None) is not None:
                 with suppress(OSError, ValueError):
                     self._epoll.unregister(descriptor)
-            peer.close()
+            node_connection.close()
 
     def _close(self) -> None:
-        """Close the epoll descriptor after all peers have been dropped."""
+        """Close the epoll descriptor after all connections have been dropped."""
         with self._waking:  # a thread that opens a connection may end later
             os.close(self._wake)
             os.close(self._wake_end)
@@ -249,30 +261,40 @@ class Connections(ABC, Generic[M]):
         """Ping all nodes if that is due. Drop the nodes that have been silent for too long."""
         now = self._clock()
         if self._ping_at is None:
-            if any(peer.greeted for peer in self._peers.values()):
+            if any(node_connection.greeted for node_connection in self._node_connections.values()):
                 self._ping_at = now + m.PING_S
             return
         if now < self._ping_at:
             return
         late = now > self._ping_at + LATE_S
         self._ping_at = now + m.PING_S
-        for peer in [peer for peer in self._peers.values() if peer.connection is not None]:
+        for node_connection in [
+            node_connection
+            for node_connection in self._node_connections.values()
+            if node_connection.connection is not None
+        ]:
             if late:
-                peer.heard = max(peer.heard, now - self.silence_s + LATE_S)
-            elif now - peer.heard >= self.silence_s:
-                self._lose(peer, f"silent for {now - peer.heard:.0f} s", a.LossKind.SILENT)
+                node_connection.received_at = max(
+                    node_connection.received_at, now - self.silence_s + LATE_S
+                )
+            elif now - node_connection.received_at >= self.silence_s:
+                self._lose(
+                    node_connection,
+                    f"silent for {now - node_connection.received_at:.0f} s",
+                    a.LossKind.SILENT,
+                )
                 continue
-            self._ping(peer)
-        if not self._peers:
+            self._ping(node_connection)
+        if not self._node_connections:
             self._ping_at = None
 
-    def _ping(self, peer: Peer[M]) -> None:
+    def _ping(self, node_connection: NodeConnection[M]) -> None:
         self._serial += 1
-        peer.pinged(self._serial, self._clock())
+        node_connection.pinged(self._serial, self._clock())
         silence_s = None if self.silence_s == m.SILENCE_S else self.silence_s
         ping = m.Ping(serial=self._serial, silence_s=silence_s)
-        peer.budget.sent(ping)
-        peer.write(encode(ping))
+        node_connection.budget.sent(ping)
+        node_connection.write(encode(ping))
 
 
 _SAMPLE_S = 60.0
@@ -286,14 +308,14 @@ TURN_S = 0.01
 
 
 class ReadEnd(Enum):
-    """Why ``Peer.next_message`` returns no message."""
+    """Why ``NodeConnection.next_message`` returns no message."""
 
     EMPTY = "no more has arrived"
     TURN_OVER = "there may be more, in the next turn"
     CLOSED = "the connection has ended"
 
 
-class Peer(Generic[M]):
+class NodeConnection(Generic[M]):
     """A node that is connected or being connected. Only ``write`` may be called from any thread."""
 
     def __init__(
@@ -313,11 +335,11 @@ class Peer(Generic[M]):
         self._turn_left = 0
         self._turn_at = self._turn_until = 0.0
         self.greeted = False
-        self.heard = 0.0
+        self.received_at = 0.0
         """When the last bytes arrived."""
         self.offset = 0.0
         """The job's clock minus the agent's clock."""
-        self.writer: Writer[M] | None = None
+        self.writer: SendThread[M] | None = None
         self._out: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._pings: dict[int, float] = {}
         self._sample = (float("inf"), 0.0)  # round trip and time of the best answer
@@ -325,10 +347,10 @@ class Peer(Generic[M]):
     def open(self, connection: Connection, *, now: float) -> None:
         """Use an open connection."""
         self.connection = connection
-        self.heard = now
+        self.received_at = now
 
     def begin_turn(self, now: float) -> None:
-        """Start a turn, which limits how long one peer delays the others.
+        """Start a turn, which limits how long one node delays the others.
 
         Until the next turn, ``next_message`` returns at most ``TURN_MESSAGES`` messages and for at
         most ``TURN_S``. ``now`` is on the job's clock.
@@ -355,7 +377,7 @@ class Peer(Generic[M]):
                 return ReadEnd.CLOSED
             if not data:
                 return ReadEnd.EMPTY
-            self.heard = self._turn_at
+            self.received_at = self._turn_at
             self._decoder.add(data)
 
     def write(self, data: bytes) -> None:
@@ -406,14 +428,18 @@ class Peer(Generic[M]):
         self._out.put(None)
 
 
-class Writer(threading.Thread, Generic[M]):
-    """Thread that opens the connection of a peer and sends the queued bytes until it is closed."""
+class SendThread(threading.Thread, Generic[M]):
+    """Thread that opens the connection to a node and sends the queued bytes until it is closed."""
 
     def __init__(
-        self, peer: Peer[M], open_connection: Callable[[], Connection | None], *, name: str
+        self,
+        node_connection: NodeConnection[M],
+        open_connection: Callable[[], Connection | None],
+        *,
+        name: str,
     ) -> None:
         super().__init__(name=name, daemon=True)
-        self._peer = peer
+        self._node_connection = node_connection
         self._open = open_connection
 
     def run(self) -> None:
@@ -422,5 +448,5 @@ class Writer(threading.Thread, Generic[M]):
         if connection is None:
             return
         with suppress(OSError):  # the main loop sees the end of the stream
-            while (data := self._peer.next_out()) is not None:
+            while (data := self._node_connection.next_out()) is not None:
                 connection.send(data)

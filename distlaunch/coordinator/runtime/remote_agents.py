@@ -20,9 +20,9 @@ from contextlib import suppress
 from distlaunch.coordinator.policy import events_and_actions as a
 from distlaunch.coordinator.runtime.connections import (
     Connections,
-    Peer,
+    NodeConnection,
+    SendThread,
     StartBound,
-    Writer,
     loss_kind,
 )
 from distlaunch.coordinator.runtime.message_budget import NodeBudget
@@ -91,7 +91,9 @@ class RemoteAgents(Connections[m.FromRemote]):
         self._open = open_connection
         self._connect_s = connect_s
         self._gate = threading.BoundedSemaphore(fanout)
-        self._opened: deque[tuple[Peer[m.FromRemote], Connection | ConnectFailure]] = deque()
+        self._opened: deque[tuple[NodeConnection[m.FromRemote], Connection | ConnectFailure]] = (
+            deque()
+        )
         self._output_thread = output_thread(self._grant)
         self._feeder = feeder
         self._find = find
@@ -141,17 +143,21 @@ class RemoteAgents(Connections[m.FromRemote]):
         """Open a connection to a node, in its own thread."""
         self.disconnect(node)
         budget = NodeBudget(time.monotonic())
-        peer: Peer[m.FromRemote]
-        peer = self._peers[node] = Peer(node, m.FROM_REMOTE, m.REMOTE_PARTS, budget)
-        peer.writer = Writer(
-            peer, self._opener(peer, delay_s), name=f"to {self.targets[node].host}"
+        node_connection: NodeConnection[m.FromRemote]
+        node_connection = self._node_connections[node] = NodeConnection(
+            node, m.FROM_REMOTE, m.REMOTE_PARTS, budget
+        )
+        node_connection.writer = SendThread(
+            node_connection,
+            self._opener(node_connection, delay_s),
+            name=f"to {self.targets[node].host}",
         )
         try:
-            peer.writer.start()
+            node_connection.writer.start()
         except RuntimeError:
             text = f"no thread can be started for it here: {explain_refusal()}"
             failure = ConnectFailure(host=self.targets[node].host, step="connect", text=text)
-            self._opened.append((peer, failure))
+            self._opened.append((node_connection, failure))
             self._notify()
 
     def discover(self) -> None:
@@ -185,7 +191,7 @@ class RemoteAgents(Connections[m.FromRemote]):
 
     def broadcast(self, message: m.ToAgent) -> None:
         """Send a message to all connected nodes."""
-        for node in list(self._peers):
+        for node in list(self._node_connections):
             self.send(node, message)
 
     def descriptors(self) -> dict[int, int]:
@@ -223,18 +229,18 @@ class RemoteAgents(Connections[m.FromRemote]):
 
     def close(self, hurried: Callable[[], bool] = lambda: False) -> None:
         """End all agents, wait for them for a limited time, then end the threads."""
-        for node, peer in list(self._peers.items()):
-            if peer.connection is None:
+        for node, node_connection in list(self._node_connections.items()):
+            if node_connection.connection is None:
                 self.disconnect(node)
             else:
                 self.send(node, m.ExitAgent())
         until = time.monotonic() + LEAVE_S
-        while self._peers and (left_s := until - time.monotonic()) > 0:
+        while self._node_connections and (left_s := until - time.monotonic()) > 0:
             if left_s > HURRIED_LEAVE_S and hurried():
                 until = time.monotonic() + HURRIED_LEAVE_S
             self._epoll.poll(0.0 if self._read_at is not None else min(left_s, LOOK_S))
             self.receive()
-        for node in list(self._peers):
+        for node in list(self._node_connections):
             self.disconnect(node)
         if self._end_opening is not None:
             self._end_opening()
@@ -245,14 +251,16 @@ class RemoteAgents(Connections[m.FromRemote]):
 
     # --- opening
 
-    def _opener(self, peer: Peer[m.FromRemote], delay_s: float) -> Callable[[], Connection | None]:
-        target = self.targets[peer.node]
+    def _opener(
+        self, node_connection: NodeConnection[m.FromRemote], delay_s: float
+    ) -> Callable[[], Connection | None]:
+        target = self.targets[node_connection.node]
 
         def open_connection() -> Connection | None:
-            if peer.gone.wait(delay_s):
+            if node_connection.gone.wait(delay_s):
                 return None
             with self._gate:
-                if peer.gone.is_set():
+                if node_connection.gone.is_set():
                     return None
                 found: Connection | ConnectFailure
                 try:
@@ -264,31 +272,33 @@ class RemoteAgents(Connections[m.FromRemote]):
                     found = ConnectFailure(
                         host=target.host, step="connect", text=text, passing=False
                     )
-            if peer.gone.is_set() and not isinstance(
+            if node_connection.gone.is_set() and not isinstance(
                 found, ConnectFailure
             ):  # the node was disconnected meanwhile
                 found.close()
                 return None
-            self._opened.append((peer, found))
+            self._opened.append((node_connection, found))
             self._notify()
             return None if isinstance(found, ConnectFailure) else found
 
         return open_connection
 
-    def _take_opened(self, peer: Peer[m.FromRemote], found: Connection | ConnectFailure) -> None:
-        if peer.gone.is_set():
+    def _take_opened(
+        self, node_connection: NodeConnection[m.FromRemote], found: Connection | ConnectFailure
+    ) -> None:
+        if node_connection.gone.is_set():
             if not isinstance(found, ConnectFailure):
-                peer.open(found, now=self._clock())
-                peer.close()
+                node_connection.open(found, now=self._clock())
+                node_connection.close()
         elif isinstance(found, ConnectFailure):
-            del self._peers[peer.node]
-            self._events.append(a.Unreachable(node=peer.node, failure=found))
+            del self._node_connections[node_connection.node]
+            self._events.append(a.Unreachable(node=node_connection.node, failure=found))
         else:
-            self._use(peer, found)
+            self._use(node_connection, found)
 
     def _take_logged_in(self, target: Target) -> None:
-        for node, peer in self._peers.items():
-            if self.targets[node] == target and peer.connection is None:
+        for node, node_connection in self._node_connections.items():
+            if self.targets[node] == target and node_connection.connection is None:
                 self._events.append(a.LoggedIn(node=node))
 
     def _take_found(self, output: str | LaunchError) -> None:
@@ -307,43 +317,45 @@ class RemoteAgents(Connections[m.FromRemote]):
 
     # --- reading
 
-    def _take(self, peer: Peer[m.FromRemote], message: m.FromRemote) -> None:
-        if not peer.greeted:
+    def _take(self, node_connection: NodeConnection[m.FromRemote], message: m.FromRemote) -> None:
+        if not node_connection.greeted:
             if isinstance(message, m.Hello):
-                peer.greet(message.clock, self._clock())
-                self._parts[peer.node] = Part(
+                node_connection.greet(message.clock, self._clock())
+                self._parts[node_connection.node] = Part(
                     self._output_thread.window, hears_signals=self.hears_signals
                 )
-                self._tell(peer.node, m.Credit(size=self._output_thread.window))
-                self._ping(peer)
-                self._events.append(a.Joined(node=peer.node))
+                self._tell(node_connection.node, m.Credit(size=self._output_thread.window))
+                self._ping(node_connection)
+                self._events.append(a.Joined(node=node_connection.node))
             return
-        if not self._parts[peer.node].check(message):
+        if not self._parts[node_connection.node].check(message):
             if isinstance(message, m.Output):
-                self._output_thread.drop(peer.node, len(message.data))
+                self._output_thread.drop(node_connection.node, len(message.data))
             return
-        self._note_start(peer.node, message)
+        self._note_start(node_connection.node, message)
         match message:
             case m.Output() | m.RankEnded():
-                self._output_thread.take(peer.node, message)
+                self._output_thread.take(node_connection.node, message)
             case m.Pong():
-                peer.pong(message, self._clock())
+                node_connection.pong(message, self._clock())
             case m.StdinConsumed():
                 if self._feeder is not None:
-                    self._feeder.taken(peer.node, message)
+                    self._feeder.taken(node_connection.node, message)
             case m.AgentEnding():
                 self._lose(
-                    peer,
+                    node_connection,
                     message.why,
                     a.LossKind.UNHEARD if message.coordinator_silent else a.LossKind.GONE,
                 )
             case m.Hello() | m.AgentSignalled():
                 pass
             case WorkerExit():
-                ended = replace(message, ended=min(self._clock(), message.ended + peer.offset))
-                self._events.append(a.FromNode(node=peer.node, message=ended))
+                ended = replace(
+                    message, ended=min(self._clock(), message.ended + node_connection.offset)
+                )
+                self._events.append(a.FromNode(node=node_connection.node, message=ended))
             case _:
-                self._events.append(a.FromNode(node=peer.node, message=message))
+                self._events.append(a.FromNode(node=node_connection.node, message=message))
 
     def _note_start(self, node: int, message: m.FromRemote) -> None:
         if (start := self._starts.get(node)) is not None:
@@ -356,34 +368,41 @@ class RemoteAgents(Connections[m.FromRemote]):
         now = self._clock()
         for node, start in list(self._starts.items()):
             if (why := start.why_late(now)) is not None:
-                self._lose(self._peers[node], why)
+                self._lose(self._node_connections[node], why)
 
-    def _lose(self, peer: Peer[m.FromRemote], why: str, kind: a.LossKind = a.LossKind.GONE) -> None:
-        self._peers.pop(peer.node, None)
-        greeted = peer.greeted
-        self._drop(peer)
+    def _lose(
+        self,
+        node_connection: NodeConnection[m.FromRemote],
+        why: str,
+        kind: a.LossKind = a.LossKind.GONE,
+    ) -> None:
+        self._node_connections.pop(node_connection.node, None)
+        greeted = node_connection.greeted
+        self._drop(node_connection)
         cut_off = self._cut_off()
         if greeted:
             if cut_off is not None:
                 why, kind = self._describe_end(cut_off), loss_kind(cut_off)
             self._events.append(
-                a.Lost(node=peer.node, why=why, final=cut_off is not None, kind=kind)
+                a.Lost(node=node_connection.node, why=why, final=cut_off is not None, kind=kind)
             )
         else:
-            failure = ConnectFailure(host=self.targets[peer.node].host, step="agent", text=why)
-            self._events.append(a.Unreachable(node=peer.node, failure=failure))
+            failure = ConnectFailure(
+                host=self.targets[node_connection.node].host, step="agent", text=why
+            )
+            self._events.append(a.Unreachable(node=node_connection.node, failure=failure))
 
     def _describe_end(self, end: ConnectionEnd) -> str:
         return describe_end(behind_shell(end), "its agent")
 
-    def _drop(self, peer: Peer[m.FromRemote]) -> None:
-        self._parts.pop(peer.node, None)
-        self._starts.pop(peer.node, None)
-        if peer.connection is not None:
-            self._output_thread.forget(peer.node)
-        super()._drop(peer)
+    def _drop(self, node_connection: NodeConnection[m.FromRemote]) -> None:
+        self._parts.pop(node_connection.node, None)
+        self._starts.pop(node_connection.node, None)
+        if node_connection.connection is not None:
+            self._output_thread.forget(node_connection.node)
+        super()._drop(node_connection)
         if self._feeder is not None:
-            self._feeder.lost(peer.node)
+            self._feeder.lost(node_connection.node)
 
     def _grant(self, node: int, size: int) -> None:
         if (part := self._parts.get(node)) is not None:

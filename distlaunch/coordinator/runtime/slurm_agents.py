@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from distlaunch.coordinator.policy import events_and_actions as a
-from distlaunch.coordinator.runtime.connections import Peer
+from distlaunch.coordinator.runtime.connections import NodeConnection
 from distlaunch.coordinator.runtime.remote_agents import RemoteAgents
 from distlaunch.coordinator.runtime.signal_pipe import ENDING
 from distlaunch.core.protocol import agent_messages as m
@@ -64,13 +64,13 @@ class SlurmAgents(RemoteAgents):
             self._busy.add(node)
         super().send(node, message)
 
-    def _take(self, peer: Peer[m.FromRemote], message: m.FromRemote) -> None:
-        node = peer.node
+    def _take(self, node_connection: NodeConnection[m.FromRemote], message: m.FromRemote) -> None:
+        node = node_connection.node
         if isinstance(message, m.SpawnerSignalled) and self._srun.is_ending(
             self.targets[node].host
         ):
             return  # its agent reports it as well
-        if isinstance(message, m.AgentSignalled) and peer.greeted:
+        if isinstance(message, m.AgentSignalled) and node_connection.greeted:
             self._parts[node].check(message)
             if message.signum not in ENDING or not self._srun.is_ending(self.targets[node].host):
                 event = a.Signalled(signum=message.signum, node=node, reached=self._signals_all)
@@ -78,23 +78,28 @@ class SlurmAgents(RemoteAgents):
             elif node in self._busy:
                 self._doomed.add(node)
             else:
-                self._lose(peer, _ENDED_WITH)
+                self._lose(node_connection, _ENDED_WITH)
             return
-        super()._take(peer, message)
+        super()._take(node_connection, message)
         if isinstance(message, m.AttemptEnded):
             self._busy.discard(node)
             if node in self._doomed:
-                self._lose(peer, _ENDED_WITH)
+                self._lose(node_connection, _ENDED_WITH)
 
-    def _lose(self, peer: Peer[m.FromRemote], why: str, kind: a.LossKind = a.LossKind.GONE) -> None:
-        if peer.greeted:
-            self._srun.on_agent_lost(self.targets[peer.node].host)
-        super()._lose(peer, why, kind)
+    def _lose(
+        self,
+        node_connection: NodeConnection[m.FromRemote],
+        why: str,
+        kind: a.LossKind = a.LossKind.GONE,
+    ) -> None:
+        if node_connection.greeted:
+            self._srun.on_agent_lost(self.targets[node_connection.node].host)
+        super()._lose(node_connection, why, kind)
 
-    def _drop(self, peer: Peer[m.FromRemote]) -> None:
-        self._busy.discard(peer.node)
-        self._doomed.discard(peer.node)
-        super()._drop(peer)
+    def _drop(self, node_connection: NodeConnection[m.FromRemote]) -> None:
+        self._busy.discard(node_connection.node)
+        self._doomed.discard(node_connection.node)
+        super()._drop(node_connection)
 
     def close(self, hurried: Callable[[], bool] = lambda: False) -> None:
         """End all agents, then srun; see ``RemoteAgents``."""

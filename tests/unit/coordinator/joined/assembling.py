@@ -166,8 +166,8 @@ class MasterChoice:
         peer.say(p.LauncherInfo(**{**APPLY, **told}))
         self.pump(
             lambda: (
-                answer.rank in self.joined_launchers._peers
-                and self.joined_launchers._peers[answer.rank].greeted
+                answer.rank in self.joined_launchers._node_connections
+                and self.joined_launchers._node_connections[answer.rank].greeted
             )
         )
         return peer
@@ -191,7 +191,7 @@ class MasterChoice:
         return peer.hears(kind)[-1]
 
     def close(self) -> None:
-        for node in list(self.joined_launchers._peers):
+        for node in list(self.joined_launchers._node_connections):
             self.joined_launchers.disconnect(node)
         self.joined_launchers.close()
         for link in self.links:
@@ -203,7 +203,7 @@ def answers(meet, peer, rank) -> None:
     """Have a launcher say something, a little later than all that was before."""
     meet.now += 0.5
     peer.say(m.Pong(serial=99, clock=7.0))
-    meet.pump(lambda: meet.joined_launchers._peers[rank].heard == meet.now)
+    meet.pump(lambda: meet.joined_launchers._node_connections[rank].received_at == meet.now)
 
 
 @pytest.fixture

@@ -56,7 +56,7 @@ def test_the_second_with_a_rank_is_turned_away_once_the_first_has_answered(meeti
         first.say(m.Pong(serial=ping.serial, clock=7.0))
     meet.now += 0.5
     first.say(m.Pong(serial=99, clock=7.0))
-    meet.pump(lambda: meet.joined_launchers._peers[1].heard == meet.now)
+    meet.pump(lambda: meet.joined_launchers._node_connections[1].received_at == meet.now)
     answer = meet.calls(1, "n9")
     assert (answer.again, answer.exit_code) == (False, EXIT_USAGE)
     assert answer.text == "two launchers have node rank 1: on n1, and on n9"
@@ -132,7 +132,7 @@ def test_launchers_without_a_rank_get_the_next_and_keep_it(meeting):
     meet = meeting(4)
     assert [meet.calls(None, host).rank for host in ("x", "y")] == [1, 2]
     meet.links[0].theirs.close()
-    meet.pump(lambda: 1 not in meet.joined_launchers._peers)
+    meet.pump(lambda: 1 not in meet.joined_launchers._node_connections)
     assert (
         meet.calls(None, "z").rank == 3
     )  # one that is new, before the place of one that may come back

@@ -242,5 +242,5 @@ def test_at_the_end_all_hear_the_verdict_and_are_waited_for(meeting):
     assert sorted(heard, key=str) == [
         (rank, [p.ExitLauncher(exit_code=7, text="why")]) for rank in (1, 2)
     ]
-    assert not meet.joined_launchers._peers
+    assert not meet.joined_launchers._node_connections
     meet.joined_launchers.close = lambda: None

@@ -118,12 +118,12 @@ def test_a_silent_node_is_lost_after_the_silence_and_no_sooner(nodes):
     while agents.now < start + m.SILENCE_S - 0.5:
         agents.now += 0.5
         agents.say("n1", m.Pong(serial=1, clock=0.0))
-        agents.pump(lambda: agents.agents._peers[1].heard == agents.now)
+        agents.pump(lambda: agents.agents._node_connections[1].received_at == agents.now)
     assert not agents.of(a.Lost)
     for _ in range(8):
         agents.now += 0.5
         agents.say("n1", m.Pong(serial=1, clock=0.0))
-        agents.pump(lambda: agents.agents._peers[1].heard == agents.now)
+        agents.pump(lambda: agents.agents._node_connections[1].received_at == agents.now)
     assert [event.node for event in agents.of(a.Lost)] == [0]
     agents.pump(lambda: len(agents.heard("n1", m.Ping)) >= 5)
 
@@ -205,7 +205,7 @@ def test_the_quickest_answer_tells_the_clock(nodes):
     sent = agents.now
     agents.now += 0.2
     agents.say("n0", m.Pong(serial=ping.serial, clock=50.0))
-    peer = agents.agents._peers[0]
+    peer = agents.agents._node_connections[0]
     agents.pump(lambda: peer.offset == pytest.approx(sent + 0.1 - 50.0))
     agents.say("n0", m.Pong(serial=ping.serial, clock=99999.0), REMARK)  # twice the same: not ours
     agents.pump(lambda: agents.of(a.FromNode))
