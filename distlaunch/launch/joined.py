@@ -15,7 +15,7 @@ from distlaunch.coordinator.joined.admission import CoordinatorConnector, Rendez
 from distlaunch.coordinator.joined.consoles import CoordinatorConsole, LocalRanks
 from distlaunch.coordinator.joined.launcher import JoinedRunner, JoinedSettings, decline, leave
 from distlaunch.coordinator.joined.launchers import JoinedLaunchers
-from distlaunch.coordinator.joined.local_node import OwnNode
+from distlaunch.coordinator.joined.local_node import LocalNode
 from distlaunch.coordinator.policy.events_and_actions import Composition
 from distlaunch.coordinator.policy.job import JobPolicy
 from distlaunch.coordinator.policy.job_settings import Gathering
@@ -199,7 +199,7 @@ class JobLaunchers:
 
     def joined_launchers(
         self,
-        own: OwnNode,
+        own: LocalNode,
         *,
         host: str,
         job_id: str,
@@ -355,10 +355,10 @@ class _LauncherParts:
             filters=self._filters,
         )
 
-    def node(self, job_id: str, files: OutputFiles, clock: Callable[[], float]) -> OwnNode:
+    def node(self, job_id: str, files: OutputFiles, clock: Callable[[], float]) -> LocalNode:
         """Create the agent of this machine."""
         planner = self.planner
-        return OwnNode(
+        return LocalNode(
             job_id=job_id,
             nofile=self._nofile,
             spawner=self._spawner,

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import pytest
 
-from distlaunch.coordinator.joined.local_node import OwnNode
+from distlaunch.coordinator.joined.local_node import LocalNode
 from distlaunch.coordinator.policy.events_and_actions import FromNode, Joined
 from distlaunch.coordinator.runtime.local_agent import LocalTransport
 from distlaunch.coordinator.runtime.remote_agents import RemoteAgents
@@ -125,7 +125,7 @@ class OneNode:
     """The coordinator's own node, where each node has a launcher, as a transport."""
 
     def __init__(self, taken: Taken) -> None:
-        self._own = OwnNode(
+        self._own = LocalNode(
             job_id="contract",
             nofile=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
             spawner=start_spawner(job_id="j", orphan_grace_s=1.0),

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Protocol
 
-from distlaunch.coordinator.joined.local_node import FromNode, OwnNode
+from distlaunch.coordinator.joined.local_node import FromNode, LocalNode
 from distlaunch.coordinator.policy.events_and_actions import Signalled
 from distlaunch.coordinator.policy.job import PRESS_AGAIN
 from distlaunch.coordinator.policy.restarts import Restart, RestartRule, text_of
@@ -125,7 +125,7 @@ class JoinedRunner:
         *,
         settings: JoinedSettings,
         planner: Planner,
-        own: OwnNode,
+        own: LocalNode,
         files: OutputFiles,
         sink: Sink,
         events: EventLog,

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import Enum, auto
 from typing import Protocol
 
-from distlaunch.coordinator.joined.local_node import OwnNode
+from distlaunch.coordinator.joined.local_node import LocalNode
 from distlaunch.coordinator.policy import events_and_actions as a
 from distlaunch.coordinator.policy.membership import shown
 from distlaunch.coordinator.runtime.connections import (
@@ -97,12 +97,12 @@ class Rules(Protocol):
     def max_restarts(self) -> int:
         """How many restarts the job may have."""
 
-    def conflict(self, number: int, host: str, told: p.LauncherInfo) -> str | None:
+    def conflict(self, number: int, host: str, info: p.LauncherInfo) -> str | None:
         """Return how the options of a launcher differ from the coordinator's. Return None if they
         agree."""
 
     def clock_note(
-        self, number: int, host: str, told: p.LauncherInfo, *, wall: float
+        self, number: int, host: str, info: p.LauncherInfo, *, wall: float
     ) -> str | None:
         """Return a notice if the clock of a node differs much from the coordinator's. Return None
         otherwise."""
@@ -126,13 +126,13 @@ class JoinedLauncher:
         "part",
         "refused",
         "start",
-        "wanted_at",
+        "report_at",
     )
 
     def __init__(self) -> None:
         self.host = ""
         self.instance = ""
-        self.wanted_at: float | None = None
+        self.report_at: float | None = None
         """When the policy is to be told of the launcher. None: the policy has not asked, or has
         been told."""
         self.joined = False
@@ -224,7 +224,7 @@ class JoinedLaunchers(Connections[p.FromLauncher]):
     def __init__(
         self,
         *,
-        own: OwnNode,
+        own: LocalNode,
         host: str,
         size: int,
         rank_name: str,
@@ -248,9 +248,9 @@ class JoinedLaunchers(Connections[p.FromLauncher]):
         self._notices = RepeatedNotices(say, clock)
         self._launchers = [JoinedLauncher() for _ in range(size)]
         self._admitted: dict[str, int] = {}  # by instance; not connected yet
-        self._wanted: set[int] = set()  # nodes that the policy waits for
+        self._awaited: set[int] = set()  # nodes that the policy waits for
         self._starting: set[int] = set()  # nodes whose workers are to start
-        self._callers: RendezvousListener | None = None
+        self._listener: RendezvousListener | None = None
         self._has_begun = False
         self.verdict = p.ExitLauncher(
             exit_code=EXIT_SOFTWARE,
@@ -260,9 +260,9 @@ class JoinedLaunchers(Connections[p.FromLauncher]):
         )
         """The message that ends the other launchers."""
 
-    def listen(self, callers: RendezvousListener) -> None:
+    def listen(self, listener: RendezvousListener) -> None:
         """Use this listener, to which the other launchers connect."""
-        self._callers = callers
+        self._listener = listener
 
     @property
     def members(self) -> dict[int, LauncherRecord]:
@@ -288,16 +288,16 @@ class JoinedLaunchers(Connections[p.FromLauncher]):
         launcher = self._launchers[node]
         if launcher.joined:
             self.disconnect(node)
-        launcher.wanted_at = self._clock() + delay_s
-        self._wanted.add(node)
-        self._offer(node)
+        launcher.report_at = self._clock() + delay_s
+        self._awaited.add(node)
+        self._report_if_due(node)
 
     def disconnect(self, node: int) -> None:
         """Disconnect a launcher. It may connect again."""
         launcher = self._launchers[node]
-        launcher.joined, launcher.wanted_at = False, None
+        launcher.joined, launcher.report_at = False, None
         launcher.on_disconnect()
-        self._wanted.discard(node)
+        self._awaited.discard(node)
         self._starting.discard(node)
         super().disconnect(node)
 
@@ -314,9 +314,9 @@ class JoinedLaunchers(Connections[p.FromLauncher]):
         elif isinstance(message, m.Stop):
             self._launchers[node].start.stop(message.grace_s)
         if isinstance(message, m.Survey) and node:
-            self._tell(node, p.SurveyNode(serial=message.serial))
+            self._send_to(node, p.SurveyNode(serial=message.serial))
         elif isinstance(message, p.StartWorkers) or node:
-            self._tell(node, message)
+            self._send_to(node, message)
         else:
             self._own.handle(message)
 
@@ -324,12 +324,12 @@ class JoinedLaunchers(Connections[p.FromLauncher]):
         """Send a message to all connected nodes."""
         self._own.handle(message)
         for node in list(self._node_connections):
-            self._tell(node, message)
+            self._send_to(node, message)
 
     def notice(self, text: str, level: str) -> None:
         """Show a line on all other nodes. ``level`` is its level."""
         for node in list(self._node_connections):
-            self._tell(node, p.Notice(text=text, level=level))
+            self._send_to(node, p.Notice(text=text, level=level))
 
     @property
     def has_unsent(self) -> bool:
@@ -338,7 +338,7 @@ class JoinedLaunchers(Connections[p.FromLauncher]):
 
     def descriptors(self) -> dict[int, int]:
         """Return the descriptors to poll, with the poll events."""
-        called = {} if self._callers is None else self._callers.descriptors()
+        called = {} if self._listener is None else self._listener.descriptors()
         return {self._epoll.fileno(): select.POLLIN, **called, **self._own.descriptors()}
 
     def deadline(self) -> float | None:
@@ -347,12 +347,12 @@ class JoinedLaunchers(Connections[p.FromLauncher]):
             self._ping_at,
             self._read_at,
             self._own.deadline(),
-            None if self._callers is None else self._callers.deadline(),
+            None if self._listener is None else self._listener.deadline(),
         ]
-        wanted = [self._launchers[node] for node in self._wanted]
+        awaited = [self._launchers[node] for node in self._awaited]
         dues += [
-            launcher.wanted_at
-            for launcher in wanted
+            launcher.report_at
+            for launcher in awaited
             if launcher.info is not None and launcher.node_connection is not None
         ]
         dues += [self._launchers[node].start.until for node in self._starting]
@@ -369,13 +369,13 @@ class JoinedLaunchers(Connections[p.FromLauncher]):
             else:
                 self._events.append(a.FromNode(node=0, message=message))
         self._read_all()
-        self._take_callers()
-        for node in list(self._wanted):
-            self._offer(node)
+        self._accept_launchers()
+        for node in list(self._awaited):
+            self._report_if_due(node)
         self._end_late_starts()
         self._notices.tick()
         self._tick()
-        return self._taken_events()
+        return self._pop_events()
 
     def close(self, hurried: Callable[[], bool] = lambda: False) -> None:
         """Send the job's result to the other launchers and stop this node's agent.
@@ -384,7 +384,7 @@ class JoinedLaunchers(Connections[p.FromLauncher]):
         True if the user wants a quick end. The wait then ends after at most ``HURRIED_LEAVE_S``.
         """
         for node in list(self._node_connections):
-            self._tell(node, self.verdict)
+            self._send_to(node, self.verdict)
         self._own.close(hurried)
         until = time.monotonic() + LEAVE_S
         while self._node_connections and (left_s := until - time.monotonic()) > 0:
@@ -393,8 +393,8 @@ class JoinedLaunchers(Connections[p.FromLauncher]):
             self._read_all(min(left_s, LOOK_S))
         for node in list(self._node_connections):
             self.disconnect(node)
-        if self._callers is not None:
-            self._callers.close()
+        if self._listener is not None:
+            self._listener.close()
         self._close()
 
     # --- callers
@@ -407,25 +407,25 @@ class JoinedLaunchers(Connections[p.FromLauncher]):
             else choose_node_rank(call, self._launchers, self._admitted)
         )
         if number is None:
-            return _turned("all ranks of the job are taken", code=EXIT_UNAVAILABLE, again=True)
+            return _rejection("all ranks of the job are taken", code=EXIT_UNAVAILABLE, again=True)
         who = printable(call.host[:80])
         if number >= len(self._launchers):
-            return _turned(
+            return _rejection(
                 f"{self._rank_name} {number}: {self._rank_name}s of this job go to {len(self._launchers) - 1}"
             )
         if number == 0:
-            return self._taken(0, self._host, who)
+            return self._reject_taken_rank(0, self._host, who)
         launcher = self._launchers[number]
         if launcher.node_connection is not None and launcher.refused:
             self._lose(launcher.node_connection, "it cannot take part")
         if launcher.node_connection is not None and launcher.instance != call.instance:
-            if (turned := self._reject_if_alive(number, launcher, who)) is not None:
-                return turned
+            if (rejection := self._reject_if_alive(number, launcher, who)) is not None:
+                return rejection
             self._lose(launcher.node_connection, f"a launcher on {who} has taken its place")
         elif launcher.node_connection is not None:
             self._lose(launcher.node_connection, "its launcher has called again")
         elif number in self._admitted.values():
-            return _turned(
+            return _rejection(
                 f"another launcher has just called for {self._rank_name} {number}", again=True
             )
         self._admitted[call.instance] = number
@@ -443,23 +443,23 @@ class JoinedLaunchers(Connections[p.FromLauncher]):
             case Liveness.DEAD:
                 return None
             case Liveness.ALIVE:
-                return self._taken(number, launcher.host, who)
+                return self._reject_taken_rank(number, launcher.host, who)
             case Liveness.PING:
                 self._ping(launcher.node_connection)
             case Liveness.WAIT:
                 pass
-        return _turned(
+        return _rejection(
             f"{self._rank_name} {number} belongs to the launcher on {launcher.host}, which is asked",
             again=True,
         )
 
-    def _taken(self, number: int, host: str, who: str) -> p.Rejected:
+    def _reject_taken_rank(self, number: int, host: str, who: str) -> p.Rejected:
         text = f"two launchers have {self._rank_name} {number}: on {host}, and on {who}"
         self._notices.note(_NoteKind.RANK_TAKEN, f"{text}; the second is turned away")
-        return _turned(text, hint=f"each launcher needs a {self._rank_name} of its own")
+        return _rejection(text, hint=f"each launcher needs a {self._rank_name} of its own")
 
-    def _take_callers(self) -> None:
-        for call, connection in () if self._callers is None else self._callers.ready():
+    def _accept_launchers(self) -> None:
+        for call, connection in () if self._listener is None else self._listener.ready():
             number = self._admitted.pop(call.instance, None)
             if number is None or self._launchers[number].instance != call.instance:
                 connection.close()
@@ -482,18 +482,18 @@ class JoinedLaunchers(Connections[p.FromLauncher]):
                 continue
             self._use(node_connection, connection)
 
-    def _offer(self, number: int) -> None:
+    def _report_if_due(self, number: int) -> None:
         """Report a launcher to the policy if it has joined and the policy waits for it."""
         launcher = self._launchers[number]
-        wanted = launcher.wanted_at is not None and self._clock() >= launcher.wanted_at
-        if wanted and launcher.node_connection is not None and launcher.info is not None:
-            launcher.wanted_at, launcher.joined = None, True
-            self._wanted.discard(number)
+        awaited = launcher.report_at is not None and self._clock() >= launcher.report_at
+        if awaited and launcher.node_connection is not None and launcher.info is not None:
+            launcher.report_at, launcher.joined = None, True
+            self._awaited.discard(number)
             self._events.append(a.Joined(node=number, host=launcher.host))
 
     # --- messages of launchers
 
-    def _take(
+    def _on_message(
         self, node_connection: NodeConnection[p.FromLauncher], message: p.FromLauncher
     ) -> None:
         launcher = self._launchers[node_connection.node]
@@ -501,9 +501,9 @@ class JoinedLaunchers(Connections[p.FromLauncher]):
             return
         if not node_connection.greeted:
             if isinstance(message, p.LauncherInfo):
-                self._greet(node_connection, launcher, message)
+                self._on_info(node_connection, launcher, message)
             elif isinstance(message, m.AgentEnding):
-                self._cannot_take_part(node_connection, launcher, message.why)
+                self._reject_unfit(node_connection, launcher, message.why)
             return
         match message:
             case m.Pong():
@@ -521,7 +521,9 @@ class JoinedLaunchers(Connections[p.FromLauncher]):
                     )
             case p.LauncherInfo() | p.Call() | p.Proof():
                 pass
-            case _ if not launcher.joined or not self._counts(node_connection, launcher, message):
+            case _ if not launcher.joined or not self._is_current(
+                node_connection, launcher, message
+            ):
                 pass
             case WorkerExit():
                 ended = replace(
@@ -531,7 +533,7 @@ class JoinedLaunchers(Connections[p.FromLauncher]):
             case _:
                 self._events.append(a.FromNode(node=node_connection.node, message=message))
 
-    def _counts(
+    def _is_current(
         self,
         node_connection: NodeConnection[p.FromLauncher],
         launcher: JoinedLauncher,
@@ -553,7 +555,7 @@ class JoinedLaunchers(Connections[p.FromLauncher]):
             self._starting.discard(node_connection.node)
         return counts
 
-    def _greet(
+    def _on_info(
         self,
         node_connection: NodeConnection[p.FromLauncher],
         launcher: JoinedLauncher,
@@ -569,7 +571,7 @@ class JoinedLaunchers(Connections[p.FromLauncher]):
                 self._events.append(a.Refused(text=conflict, hint=hint))
                 return
             self._notices.note(_NoteKind.CONFLICT, f"a launcher was turned away: {conflict}")
-            self._tell(
+            self._send_to(
                 node_connection.node,
                 p.ExitLauncher(
                     exit_code=EXIT_USAGE,
@@ -589,9 +591,9 @@ class JoinedLaunchers(Connections[p.FromLauncher]):
                 a.Known(attempt=info.attempt, restarts=min(info.restarts, self._rules.max_restarts))
             )
         self._ping(node_connection)
-        self._offer(node_connection.node)
+        self._report_if_due(node_connection.node)
 
-    def _cannot_take_part(
+    def _reject_unfit(
         self, node_connection: NodeConnection[p.FromLauncher], launcher: JoinedLauncher, why: str
     ) -> None:
         """Record that a launcher failed before it sent its ``LauncherInfo``."""
@@ -634,15 +636,15 @@ class JoinedLaunchers(Connections[p.FromLauncher]):
         if launcher.joined:
             launcher.joined = False
             self._events.append(a.Lost(node=node_connection.node, why=why, kind=kind))
-        elif node_connection.node in self._wanted and not node_connection.greeted:
-            self._wanted.discard(node_connection.node)
+        elif node_connection.node in self._awaited and not node_connection.greeted:
+            self._awaited.discard(node_connection.node)
             self._events.append(launcher.unreachable(node_connection.node, self._rank_name, why))
 
     def _describe_end(self, end: ConnectionEnd) -> str:
         return f"its launcher is gone: {describe_end(end)}"
 
 
-def _turned(
+def _rejection(
     text: str, *, hint: str | None = None, code: int = EXIT_USAGE, again: bool = False
 ) -> p.Rejected:
     return p.Rejected(text=text, hint=hint, exit_code=code, again=again)

@@ -40,7 +40,7 @@ FromNode = m.FromAgent | m.Surveyed | m.Reached
 """The messages that a node sends."""
 
 
-class OwnNode:
+class LocalNode:
     """Handles the coordinator's messages for this node. ``receive`` returns the node's messages.
 
     ``nofile`` is the limit of open files for workers, unless this launcher has raised its own limit

@@ -124,7 +124,7 @@ class Connections(ABC, Generic[M]):
         timeout."""
 
     @abstractmethod
-    def _take(self, node_connection: NodeConnection[M], message: M) -> None:
+    def _on_message(self, node_connection: NodeConnection[M], message: M) -> None:
         """Handle a message."""
 
     @abstractmethod
@@ -145,7 +145,7 @@ class Connections(ABC, Generic[M]):
         if node_connection is not None:
             self._drop(node_connection)
 
-    def _tell(self, node: int, message: Record) -> None:
+    def _send_to(self, node: int, message: Record) -> None:
         """Send a message to a node. A message to a lost node is dropped."""
         node_connection = self._node_connections.get(node)
         if node_connection is not None and node_connection.connection is not None:
@@ -219,7 +219,7 @@ class Connections(ABC, Generic[M]):
                     )
                     self._lose(node_connection, self._describe_end(end), loss_kind(end))
                     return False
-                self._take(node_connection, message)
+                self._on_message(node_connection, message)
                 if (
                     node_connection.gone.is_set()
                 ):  # the message has ended it; later ones do not count
@@ -232,7 +232,7 @@ class Connections(ABC, Generic[M]):
             )
             return False
 
-    def _taken_events(self) -> list[a.Event]:
+    def _pop_events(self) -> list[a.Event]:
         events = list(self._events)
         self._events.clear()
         return events

@@ -187,7 +187,7 @@ class RemoteAgents(Connections[m.FromRemote]):
                 )
             elif isinstance(message, m.Stop) and node in self._starts:
                 self._starts[node].stop(message.grace_s)
-        self._tell(node, message)
+        self._send_to(node, message)
 
     def broadcast(self, message: m.ToAgent) -> None:
         """Send a message to all connected nodes."""
@@ -212,11 +212,11 @@ class RemoteAgents(Connections[m.FromRemote]):
         while self._noted:
             self._events.append(a.Noted(text=self._noted.popleft()))
         while self._logged_in:
-            self._take_logged_in(self._logged_in.popleft())
+            self._report_logged_in(self._logged_in.popleft())
         while self._opened:
-            self._take_opened(*self._opened.popleft())
+            self._on_opened(*self._opened.popleft())
         while self._found:
-            self._take_found(self._found.popleft())
+            self._on_hosts_found(self._found.popleft())
         if self._output_thread.fault is not None and not self._faulted:
             self._faulted = True
             self._events.append(
@@ -225,7 +225,7 @@ class RemoteAgents(Connections[m.FromRemote]):
         self._feed()
         self._tick()
         self._end_late_starts()
-        return self._taken_events()
+        return self._pop_events()
 
     def close(self, hurried: Callable[[], bool] = lambda: False) -> None:
         """End all agents, wait for them for a limited time, then end the threads."""
@@ -245,7 +245,7 @@ class RemoteAgents(Connections[m.FromRemote]):
         if self._end_opening is not None:
             self._end_opening()
         while self._opened:
-            self._take_opened(*self._opened.popleft())
+            self._on_opened(*self._opened.popleft())
         self._output_thread.finish(bound_s=_OUTPUT_S, hurried=hurried)
         self._close()
 
@@ -283,7 +283,7 @@ class RemoteAgents(Connections[m.FromRemote]):
 
         return open_connection
 
-    def _take_opened(
+    def _on_opened(
         self, node_connection: NodeConnection[m.FromRemote], found: Connection | ConnectFailure
     ) -> None:
         if node_connection.gone.is_set():
@@ -296,12 +296,12 @@ class RemoteAgents(Connections[m.FromRemote]):
         else:
             self._use(node_connection, found)
 
-    def _take_logged_in(self, target: Target) -> None:
+    def _report_logged_in(self, target: Target) -> None:
         for node, node_connection in self._node_connections.items():
             if self.targets[node] == target and node_connection.connection is None:
                 self._events.append(a.LoggedIn(node=node))
 
-    def _take_found(self, output: str | LaunchError) -> None:
+    def _on_hosts_found(self, output: str | LaunchError) -> None:
         self._finding = False
         try:
             if isinstance(output, LaunchError):
@@ -317,14 +317,16 @@ class RemoteAgents(Connections[m.FromRemote]):
 
     # --- reading
 
-    def _take(self, node_connection: NodeConnection[m.FromRemote], message: m.FromRemote) -> None:
+    def _on_message(
+        self, node_connection: NodeConnection[m.FromRemote], message: m.FromRemote
+    ) -> None:
         if not node_connection.greeted:
             if isinstance(message, m.Hello):
                 node_connection.greet(message.clock, self._clock())
                 self._parts[node_connection.node] = Part(
                     self._output_thread.window, hears_signals=self.hears_signals
                 )
-                self._tell(node_connection.node, m.Credit(size=self._output_thread.window))
+                self._send_to(node_connection.node, m.Credit(size=self._output_thread.window))
                 self._ping(node_connection)
                 self._events.append(a.Joined(node=node_connection.node))
             return
@@ -407,7 +409,7 @@ class RemoteAgents(Connections[m.FromRemote]):
     def _grant(self, node: int, size: int) -> None:
         if (part := self._parts.get(node)) is not None:
             part.grant(size)
-        self._tell(node, m.Credit(size=size))
+        self._send_to(node, m.Credit(size=size))
 
     def _feed(self) -> None:
         if self._feeder is not None:

@@ -42,9 +42,9 @@ class SlurmAgents(RemoteAgents):
         self._doomed: set[int] = set()
         """Nodes whose agents Slurm is about to kill. They are lost once their workers have ended."""
         self._leaving = False
-        srun.say = self._hear
+        srun.say = self._on_line
 
-    def _hear(self, line: str) -> None:
+    def _on_line(self, line: str) -> None:
         """Queue a line that srun has printed. Called by srun's thread."""
         self._said.append(line)
         self._notify()
@@ -64,7 +64,9 @@ class SlurmAgents(RemoteAgents):
             self._busy.add(node)
         super().send(node, message)
 
-    def _take(self, node_connection: NodeConnection[m.FromRemote], message: m.FromRemote) -> None:
+    def _on_message(
+        self, node_connection: NodeConnection[m.FromRemote], message: m.FromRemote
+    ) -> None:
         node = node_connection.node
         if isinstance(message, m.SpawnerSignalled) and self._srun.is_ending(
             self.targets[node].host
@@ -80,7 +82,7 @@ class SlurmAgents(RemoteAgents):
             else:
                 self._lose(node_connection, _ENDED_WITH)
             return
-        super()._take(node_connection, message)
+        super()._on_message(node_connection, message)
         if isinstance(message, m.AttemptEnded):
             self._busy.discard(node)
             if node in self._doomed:

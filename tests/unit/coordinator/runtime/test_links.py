@@ -84,7 +84,7 @@ def test_a_message_may_drop_a_connection_whose_turn_has_not_come(nodes, monkeypa
         taken.append(message)
         agents.agents.disconnect(1 - peer.node)
 
-    monkeypatch.setattr(agents.agents, "_take", drop_the_other)
+    monkeypatch.setattr(agents.agents, "_on_message", drop_the_other)
     for host in ("n0", "n1"):
         agents.say(host, REMARK)
     agents.pump(lambda: taken)

@@ -176,5 +176,5 @@ def test_agents_leave_before_srun_is_ended_and_what_it_then_says_is_nobodys(step
         link.theirs.close()
     agents.agents.close()
     assert agents.srun.calls[-1] == "close"
-    assert not [event for event in agents.agents._taken_events() if isinstance(event, a.Noted)]
+    assert not [event for event in agents.agents._pop_events() if isinstance(event, a.Noted)]
     agents.close = lambda: None
