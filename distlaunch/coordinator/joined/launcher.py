@@ -21,7 +21,7 @@ from distlaunch.coordinator.joined.local_node import FromNode, LocalNode
 from distlaunch.coordinator.policy.events_and_actions import Signalled
 from distlaunch.coordinator.policy.job import PRESS_AGAIN
 from distlaunch.coordinator.policy.restarts import Restart, RestartRule, text_of
-from distlaunch.coordinator.policy.signals import Request, Signals, StopRequests
+from distlaunch.coordinator.policy.signals import Signals, StopSignal, StopSignalCounter
 from distlaunch.coordinator.policy.start_messages import Streams, start_of
 from distlaunch.coordinator.runtime import signal_pipe as signals
 from distlaunch.coordinator.runtime.connections import NodeConnection, ReadEnd, SendThread
@@ -172,7 +172,7 @@ class JoinedRunner:
         self._stop_signal: int | None = None
         """The first signal that ends this launcher."""
         self._stop_count = 0
-        self._requests = StopRequests()
+        self._requests = StopSignalCounter()
         self._noted: set[str] = set()
 
     def run(self, connection: Connection) -> int:
@@ -463,10 +463,10 @@ class JoinedRunner:
 
         A signal that both receive counts once.
         """
-        heard = self._repeated_signals.take(
+        signal_event = self._repeated_signals.on_signal(
             Signalled(signum=signum, spawner=spawner), time.monotonic()
         )
-        if heard is not None:
+        if signal_event is not None:
             self._on_signal(signum)
 
     def _on_signal(self, signum: int) -> None:
@@ -478,12 +478,12 @@ class JoinedRunner:
         elif signum in PASSED_ON:
             self._send(p.LauncherSignalled(signum=signum))
         elif signum in signals.ENDING:
-            request = self._requests.take(time.monotonic())
-            if request is Request.EARLY and signum != signal.SIGQUIT:
+            request = self._requests.classify(time.monotonic())
+            if request is StopSignal.EARLY and signum != signal.SIGQUIT:
                 self._send(
                     p.LauncherSignalled(signum=signum)
                 )  # the coordinator counts signals, too
-            elif request is not Request.MERGED or signum == signal.SIGQUIT:
+            elif request is not StopSignal.MERGED or signum == signal.SIGQUIT:
                 self._on_ending(signum)
 
     def _on_ending(self, signum: int) -> None:

@@ -11,6 +11,7 @@ import select
 import time
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum, auto
+from functools import partial
 from typing import Protocol
 
 from distlaunch.coordinator.joined.local_node import LocalNode
@@ -125,8 +126,8 @@ class JoinedLauncher:
         "node_connection",
         "part",
         "refused",
-        "start",
         "report_at",
+        "start",
     )
 
     def __init__(self) -> None:
@@ -470,8 +471,8 @@ class JoinedLaunchers(Connections[p.FromLauncher]):
                 number, p.FROM_LAUNCHER, m.REMOTE_PARTS, NodeBudget(time.monotonic())
             )
             node_connection.writer = SendThread(
-                node_connection, lambda opened=connection: opened, name=f"to {launcher.host}"
-            )  # type: ignore[misc]
+                node_connection, partial(_opened, connection), name=f"to {launcher.host}"
+            )
             launcher.on_connect(node_connection)
             self._node_connections[number] = node_connection
             try:
@@ -642,6 +643,10 @@ class JoinedLaunchers(Connections[p.FromLauncher]):
 
     def _describe_end(self, end: ConnectionEnd) -> str:
         return f"its launcher is gone: {describe_end(end)}"
+
+
+def _opened(connection: Connection) -> Connection:
+    return connection
 
 
 def _rejection(

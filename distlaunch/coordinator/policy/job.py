@@ -49,7 +49,7 @@ from distlaunch.coordinator.policy.restarts import (
     RestartDecision,
     RestartRule,
 )
-from distlaunch.coordinator.policy.signals import Request, Signals, StopRequests
+from distlaunch.coordinator.policy.signals import Signals, StopSignal, StopSignalCounter
 from distlaunch.core.errors import EXIT_SOFTWARE, EXIT_UNAVAILABLE, EXIT_USAGE
 from distlaunch.core.model.record import assert_never
 from distlaunch.core.model.text import counted, name_ranks
@@ -128,7 +128,7 @@ class JobPolicy:
         self._signals = Signals(
             holds=scheduler is not None and scheduler.signals_all and settings.gathering is not None
         )
-        self._requests = StopRequests()
+        self._requests = StopSignalCounter()
         self._stop_signal_at = 0.0
         self._late_stop_signal: int | None = None
         """The first signal that came after all workers had ended. It only prevents a restart."""
@@ -178,8 +178,8 @@ class JobPolicy:
             case Begin():
                 return self._begin_attempt(now)
             case Signalled():
-                heard = self._signals.take(event, now)
-                return [] if heard is None else self._on_signal(heard, now)
+                signal_event = self._signals.on_signal(event, now)
+                return [] if signal_event is None else self._on_signal(signal_event, now)
             case Tick():
                 held = [
                     action
@@ -758,10 +758,10 @@ class JobPolicy:
         is_stopping = self.stop_signal is not None or self._run.is_cut_short
         if is_stopping and signum == signal.SIGTERM and not self.settings.repeated_term_kills:
             return [record]
-        request = self._requests.take(now)
-        if request is Request.MERGED and not impatient:
+        request = self._requests.classify(now)
+        if request is StopSignal.MERGED and not impatient:
             return []
-        if request is Request.EARLY and not impatient:
+        if request is StopSignal.EARLY and not impatient:
             return [record]
         if self.stop_signal is not None:
             return [record, *self._kill_all("")]

@@ -23,7 +23,7 @@ SECOND_S = 1.0
 0.5 s, and uv repeats a Ctrl-C after 0.2 s."""
 
 
-class Request(Enum):
+class StopSignal(Enum):
     """The meaning of a signal that ends a job."""
 
     MERGED = auto()
@@ -35,27 +35,27 @@ class Request(Enum):
     """A repeated request."""
 
 
-class StopRequests:
+class StopSignalCounter:
     """Counts signals that end a job. Times are seconds on any monotonic clock."""
 
     def __init__(self) -> None:
         self._first = self._last = 0.0
         self._seen = 0
 
-    def take(self, now: float) -> Request:
+    def classify(self, now: float) -> StopSignal:
         """Return the meaning of a signal received at ``now``.
 
         The third signal always counts, however soon it comes.
         """
         if not self._seen:
             self._seen, self._first, self._last = 1, now, now
-            return Request.FIRST
+            return StopSignal.FIRST
         if now - self._last < MERGE_S:
-            return Request.MERGED
+            return StopSignal.MERGED
         self._seen, self._last = self._seen + 1, now
         if self._seen == 2 and now - self._first < SECOND_S:
-            return Request.EARLY
-        return Request.AGAIN
+            return StopSignal.EARLY
+        return StopSignal.AGAIN
 
 
 class _Count:
@@ -100,7 +100,7 @@ class Signals:
         self._counts: dict[int, _Count] = {}  # by signal
         self._held: dict[int, tuple[float, Signalled]] = {}
 
-    def take(self, event: Signalled, now: float) -> Signalled | None:
+    def on_signal(self, event: Signalled, now: float) -> Signalled | None:
         """Return the event if it counts now. Return None otherwise."""
         count = self._counts.setdefault(event.signum, _Count()).at_time(now)
         if not event.kill and count.senders.get(event.sender, 0) < count.acted:

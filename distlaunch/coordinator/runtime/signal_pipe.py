@@ -7,7 +7,7 @@ import signal
 import time
 from types import FrameType
 
-from distlaunch.coordinator.policy.signals import Request, StopRequests
+from distlaunch.coordinator.policy.signals import StopSignal, StopSignalCounter
 
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 LOOK_S = 0.1
@@ -38,7 +38,7 @@ class SignalPipe:
     """
 
     def __init__(self) -> None:
-        self._requests = StopRequests()
+        self._requests = StopSignalCounter()
         self._hurried = False
         self._read, self._write = os.pipe()
         for descriptor in (self._read, self._write):
@@ -76,7 +76,7 @@ class SignalPipe:
             return b""
         for number in numbers:
             if number in ENDING:
-                self._requests.take(time.monotonic())
+                self._requests.classify(time.monotonic())
         return numbers
 
     def is_hurried(self) -> bool:
@@ -84,7 +84,7 @@ class SignalPipe:
 
         Called when the job's exit code is known. A signal then no longer stops the job. It only
         shortens the waiting. A repetition of the signal that stopped the job does not count (see
-        ``StopRequests``).
+        ``StopSignalCounter``).
         """
         try:
             numbers = b"" if self._hurried else os.read(self._read, 4096)
@@ -92,7 +92,10 @@ class SignalPipe:
             return False
         for number in numbers:
             if number in ENDING:
-                counts = self._requests.take(time.monotonic()) in (Request.FIRST, Request.AGAIN)
+                counts = self._requests.classify(time.monotonic()) in (
+                    StopSignal.FIRST,
+                    StopSignal.AGAIN,
+                )
                 self._hurried = self._hurried or counts or number == signal.SIGQUIT
         return self._hurried
 

@@ -16,27 +16,28 @@ TERM, USR1 = signal.SIGTERM, signal.SIGUSR1
 def test_what_all_agents_and_the_launcher_get_counts_once():
     signals = Signals(holds=False)
     first = Signalled(signum=USR1)
-    assert signals.take(first, 1.0) == first
+    assert signals.on_signal(first, 1.0) == first
     for node in (0, 1, 2):
-        assert signals.take(Signalled(signum=USR1, node=node), 1.0 + 0.3 * node) is None
+        assert signals.on_signal(Signalled(signum=USR1, node=node), 1.0 + 0.3 * node) is None
     other = Signalled(signum=TERM, node=1)
-    assert signals.take(other, 1.5) == other
+    assert signals.on_signal(other, 1.5) == other
 
 
 def test_one_that_comes_again_to_the_same_or_much_later_counts_again():
     signals = Signals(holds=False)
     event = Signalled(signum=USR1, node=2)
     for now in (1.0, 1.1, 1.1 + ECHO_S):
-        assert signals.take(event, now) == event
+        assert signals.on_signal(event, now) == event
     late = Signalled(signum=USR1, node=1)
-    assert signals.take(late, 1.2 + 2 * ECHO_S) == late
+    assert signals.on_signal(late, 1.2 + 2 * ECHO_S) == late
 
 
 def test_one_that_comes_to_all_within_half_a_minute_counts_once_and_a_second_round_as_the_second():
     signals = Signals(holds=False)
     for round_, begin in ((0, 100.0), (1, 110.0)):
         acted = [
-            signals.take(Signalled(signum=TERM, node=node), begin + 1.0 * node) for node in range(6)
+            signals.on_signal(Signalled(signum=TERM, node=node), begin + 1.0 * node)
+            for node in range(6)
         ]
         assert [event is not None for event in acted] == [True] + [False] * 5, round_
 
@@ -44,25 +45,25 @@ def test_one_that_comes_to_all_within_half_a_minute_counts_once_and_a_second_rou
 def test_the_second_of_one_launcher_counts_though_others_have_told_of_the_first_since():
     signals = Signals(holds=False)
     event = Signalled(signum=signal.SIGINT, node=3)
-    assert signals.take(event, 1.0) == event
-    assert signals.take(Signalled(signum=signal.SIGINT), 6.0) is None
-    assert signals.take(event, 7.0) == event
+    assert signals.on_signal(event, 1.0) == event
+    assert signals.on_signal(Signalled(signum=signal.SIGINT), 6.0) is None
+    assert signals.on_signal(event, 7.0) == event
 
 
 def test_a_late_first_is_no_second():
     signals = Signals(holds=False)
     first, late = Signalled(signum=TERM, node=1), Signalled(signum=TERM, node=2)
-    assert [signals.take(first, now) for now in (1.0, 2.0)] == [first, first]
-    assert [signals.take(late, now) for now in (3.0, 4.0)] == [None, None]
-    assert signals.take(late, 5.0) == late
+    assert [signals.on_signal(first, now) for now in (1.0, 2.0)] == [first, first]
+    assert [signals.on_signal(late, now) for now in (3.0, 4.0)] == [None, None]
+    assert signals.on_signal(late, 5.0) == late
 
 
 def test_where_workers_are_signalled_as_well_ours_waits_for_an_agents_word():
     signals = Signals(holds=True)
-    assert signals.take(Signalled(signum=TERM), 1.0) is None
+    assert signals.on_signal(Signalled(signum=TERM), 1.0) is None
     assert signals.deadline() == 1.0 + HOLD_S
     reached = Signalled(signum=TERM, node=0, reached=True)
-    assert signals.take(reached, 1.05) == replace(reached, came=1.0)
+    assert signals.on_signal(reached, 1.05) == replace(reached, came=1.0)
     assert signals.deadline() is None
     assert signals.due(2.0) == []
 
@@ -70,27 +71,27 @@ def test_where_workers_are_signalled_as_well_ours_waits_for_an_agents_word():
 def test_ours_counts_when_no_agent_has_got_it():
     signals = Signals(holds=True)
     own = Signalled(signum=USR1)
-    signals.take(own, 1.0)
+    signals.on_signal(own, 1.0)
     assert signals.due(1.0 + HOLD_S / 2) == []
     assert signals.due(1.0 + HOLD_S) == [replace(own, came=1.0)]
-    assert signals.take(Signalled(signum=USR1, node=3, reached=True), 1.5) is None
+    assert signals.on_signal(Signalled(signum=USR1, node=3, reached=True), 1.5) is None
 
 
 def test_where_workers_are_signalled_as_well_a_second_launcher_shows_that_they_were():
     signals = Signals(holds=True)
-    assert signals.take(Signalled(signum=TERM, node=1), 1.0) is None
-    assert signals.take(Signalled(signum=TERM, node=1), 1.01) is None
-    assert signals.take(Signalled(signum=TERM), 1.05) == Signalled(
+    assert signals.on_signal(Signalled(signum=TERM, node=1), 1.0) is None
+    assert signals.on_signal(Signalled(signum=TERM, node=1), 1.01) is None
+    assert signals.on_signal(Signalled(signum=TERM), 1.05) == Signalled(
         signum=TERM, reached=True, came=1.0
     )
-    assert signals.take(Signalled(signum=TERM, node=2), 1.06) is None
+    assert signals.on_signal(Signalled(signum=TERM, node=2), 1.06) is None
     assert signals.due(2.0) == []
 
 
 def test_a_signal_to_one_launcher_alone_is_passed_on_to_workers():
     signals = Signals(holds=True)
     event = Signalled(signum=TERM, node=1)
-    assert signals.take(event, 1.0) is None
+    assert signals.on_signal(event, 1.0) is None
     assert signals.due(1.0 + HOLD_S) == [replace(event, came=1.0)]
 
 
@@ -98,14 +99,14 @@ def test_a_signal_to_one_launcher_alone_is_passed_on_to_workers():
     "event", [Signalled(signum=signal.SIGINT), Signalled(signum=TERM, kill=True)]
 )
 def test_what_a_person_sends_never_waits(event):
-    assert Signals(holds=True).take(event, 1.0) == event
+    assert Signals(holds=True).on_signal(event, 1.0) == event
 
 
 def test_what_is_typed_to_kill_is_no_echo_of_another_launchers_word():
     signals = Signals(holds=False)
-    signals.take(Signalled(signum=signal.SIGINT, node=1), 1.0)
+    signals.on_signal(Signalled(signum=signal.SIGINT, node=1), 1.0)
     typed = Signalled(signum=signal.SIGINT, kill=True)
-    assert signals.take(typed, 2.0) == typed
+    assert signals.on_signal(typed, 2.0) == typed
 
 
 def stop_of(job) -> m.Stop:
@@ -141,15 +142,15 @@ def test_a_signal_to_a_spawner_is_one_with_that_to_its_launcher_or_agent():
         Signalled(signum=TERM, node=0, spawner=True),
         Signalled(signum=TERM, node=0),
     )
-    assert signals.take(at_spawner, 1.0) == at_spawner
-    assert signals.take(Signalled(signum=TERM), 1.01) is None
-    assert signals.take(at_agent, 1.02) is None
-    assert signals.take(at_spawner, 3.0) == at_spawner
+    assert signals.on_signal(at_spawner, 1.0) == at_spawner
+    assert signals.on_signal(Signalled(signum=TERM), 1.01) is None
+    assert signals.on_signal(at_agent, 1.02) is None
+    assert signals.on_signal(at_spawner, 3.0) == at_spawner
 
 
 def test_where_workers_are_signalled_as_well_a_spawners_word_shows_it():
     signals = Signals(holds=True)
-    assert signals.take(Signalled(signum=TERM, node=0, spawner=True), 1.0) is None
-    acted = signals.take(Signalled(signum=TERM), 1.05)
+    assert signals.on_signal(Signalled(signum=TERM, node=0, spawner=True), 1.0) is None
+    acted = signals.on_signal(Signalled(signum=TERM), 1.05)
     assert acted is not None
     assert acted.reached

@@ -205,11 +205,11 @@ def test_the_quickest_answer_tells_the_clock(nodes):
     sent = agents.now
     agents.now += 0.2
     agents.say("n0", m.Pong(serial=ping.serial, clock=50.0))
-    peer = agents.agents._node_connections[0]
-    agents.pump(lambda: peer.offset == pytest.approx(sent + 0.1 - 50.0))
+    connection = agents.agents._node_connections[0]
+    agents.pump(lambda: connection.clock_offset_s == pytest.approx(sent + 0.1 - 50.0))
     agents.say("n0", m.Pong(serial=ping.serial, clock=99999.0), REMARK)  # twice the same: not ours
     agents.pump(lambda: agents.of(a.FromNode))
-    assert peer.offset == pytest.approx(sent + 0.1 - 50.0)
+    assert connection.clock_offset_s == pytest.approx(sent + 0.1 - 50.0)
 
 
 def test_output_is_taken_in_order_and_paid_back_in_credit(nodes):
