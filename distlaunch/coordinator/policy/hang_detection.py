@@ -34,7 +34,7 @@ _GAP_S = (0.5, 5.0)
 ``_GAP_SHARE`` of --hang-timeout."""
 
 
-class Watch:
+class HangDetector:
     """Detects hangs, one attempt at a time, from the start of all workers until the attempt ends.
 
     With --hang-timeout, workers that are silent for that long are sampled. Then the attempt counts
@@ -71,7 +71,7 @@ class Watch:
         """The last sample of this silence."""
         self._samples = 0
         """How many samples of this silence have been taken."""
-        self._owing: set[int] = set()  # nodes that were asked for stacks
+        self._unanswered: set[int] = set()  # nodes that were asked for stacks
         self._until: float | None = None
         self._stop: list[Action] | None = None
         """The actions that stop the workers once their stacks have arrived."""
@@ -91,7 +91,7 @@ class Watch:
         self._since = now
         if self._limit_s is not None:
             self._last = now
-            self._await(now + self._limit_s)
+            self._reset_samples(now + self._limit_s)
 
     @property
     def _limit_s(self) -> float | None:
@@ -101,7 +101,7 @@ class Watch:
             return self._timeout_s
         return self._notice_s if self._run.nodes.world_size > 1 else None
 
-    def _await(self, check_at: float | None) -> None:
+    def _reset_samples(self, check_at: float | None) -> None:
         """Drop all samples. Take the next sample at ``check_at``; None: take none."""
         self._check_at = None if self._timeout_s is None and self._noticed else check_at
         self._before, self._samples = None, 0
@@ -109,8 +109,8 @@ class Watch:
     def stop(self) -> None:
         """Stop watching, because the attempt ends."""
         self._last = self._until = self._alone_at = self._stop = None
-        self._owing = set()
-        self._await(None)
+        self._unanswered = set()
+        self._reset_samples(None)
         self._over = True
 
     def silent_since(self, now: float) -> float | None:
@@ -120,16 +120,16 @@ class Watch:
         return self._last if now >= self._last + self._notice_s else None
 
     @property
-    def found(self) -> bool:
+    def has_all_stacks(self) -> bool:
         """Return whether all nodes that were asked have sent their stacks, or are late or lost."""
-        return self._until is not None and not self._owing
+        return self._until is not None and not self._unanswered
 
     def deadline(self) -> float | None:
         """Return when ``tick`` is due."""
         times = [self._until, self._alone_at, self._check_at]
         return min((time for time in times if time is not None), default=None)
 
-    def worker_ended(self, rank: int, now: float) -> list[Action]:
+    def on_worker_finished(self, rank: int, now: float) -> list[Action]:
         """Record that a worker has ended with 0. Return the actions that follow.
 
         The end is a sign of life. Other workers may wait for this one.
@@ -137,9 +137,9 @@ class Watch:
         self.ended.append(rank)
         if not self._over and not self._mentioned and self._alone_at is None:
             self._alone_at = now + ALONE_S
-        return self._sign(now)
+        return self._on_sign_of_life(now)
 
-    def heard(self, message: m.Alive, now: float) -> list[Action]:
+    def on_alive(self, message: m.Alive, now: float) -> list[Action]:
         """Record signs of life. Return the actions that follow.
 
         Heartbeats count, and output of workers that have never sent a heartbeat. Without
@@ -151,22 +151,22 @@ class Watch:
             or message.held
             or any(rank not in self._reporting for rank in message.wrote)
         ):
-            return self._sign(now)
+            return self._on_sign_of_life(now)
         if message.wrote and self._timeout_s is None:
-            return self._sign(now)
+            return self._on_sign_of_life(now)
         if message.wrote:
             self._wrote = now
         return []
 
-    def _sign(self, now: float) -> list[Action]:
+    def _on_sign_of_life(self, now: float) -> list[Action]:
         self._wrote = None
         if self._last is None or self._limit_s is None or self._stop is not None:
             return []
         self._last = now
-        self._await(now + self._limit_s)
+        self._reset_samples(now + self._limit_s)
         if self._until is None:
             return []
-        self._until, self._owing, self.stacks = None, set(), []
+        self._until, self._unanswered, self.stacks = None, set(), []
         if self._timeout_s is None:
             return []
         text = (
@@ -175,18 +175,18 @@ class Watch:
         )
         return [Say(text=text, level="warning")]
 
-    def answered(self, node: int, message: m.Stacks) -> None:
+    def on_stacks(self, node: int, message: m.Stacks) -> None:
         """Record the stacks of a node."""
         if (message.attempt, message.serial) == (
             self._run.number,
             self._serial,
-        ) and node in self._owing:
-            self._owing.discard(node)
+        ) and node in self._unanswered:
+            self._unanswered.discard(node)
             self.stacks += message.stacks
 
-    def lost(self, node: int) -> None:
+    def on_node_lost(self, node: int) -> None:
         """Record that a node is lost, so that its stacks will not come."""
-        self._owing.discard(node)
+        self._unanswered.discard(node)
 
     def tick(self, now: float) -> list[Action]:
         """Return the actions that are due."""
@@ -201,21 +201,21 @@ class Watch:
             actions.append(Say(text=text))
         if self._until is not None:
             if now >= self._until:
-                self._owing.clear()
+                self._unanswered.clear()
         elif self._check_at is not None and now >= self._check_at and self._last is not None:
             if self._before is None and now > self._check_at + m.LATE_S:
                 # This process was suspended, so signs of life may still be unread.
                 self._last += now + m.LATE_S - self._check_at
                 self._check_at = now + m.LATE_S
                 return actions
-            actions += self._ask(self._last, now, answer_s=ANSWER_S)
+            actions += self._collect_stacks(self._last, now, answer_s=ANSWER_S)
         return actions
 
-    def _ask(self, last: float, now: float, *, answer_s: float) -> list[Action]:
+    def _collect_stacks(self, last: float, now: float, *, answer_s: float) -> list[Action]:
         nodes = sorted(self._run.owing)  # the others have no workers left
         self.silent_s, self.lived_s = now - last, last - self._since
         self.stacks = []
-        self._owing, self._until, self._check_at = set(nodes), now + answer_s, None
+        self._unanswered, self._until, self._check_at = set(nodes), now + answer_s, None
         self._serial += 1
         question = m.CollectStacks(attempt=self._run.number, serial=self._serial)
         return [ToNode(node=node, message=question) for node in nodes]
@@ -223,19 +223,19 @@ class Watch:
     def decide(self, progress: Progress, now: float) -> HangDiagnosis | list[Action]:
         """Return the hang that the samples show, or the actions if the job continues.
 
-        Called once ``found`` is True.
+        Called once ``has_all_stacks`` is True.
         """
         self._until = None
         stop, self._stop = self._stop, None
         if stop is not None:
-            return [*self._tell_where(progress), *stop]
+            return [*self._report_places(progress), *stop]
         previous, self._before = self._before, self.stacks
         self._samples += 1
         activity = self._activity(previous)
         timeout_s = self._settings.hang_timeout_s
         if timeout_s is None:
             return (
-                self._again(now)
+                self._schedule_sample(now)
                 if activity is None and self._samples < SAMPLES
                 else self._notice(progress, activity)
             )
@@ -243,9 +243,9 @@ class Watch:
             return self.diagnose(progress)
         if activity is not None:
             return self._postpone(activity, timeout_s, now)
-        return self._again(now) if self._samples < SAMPLES else self.diagnose(progress)
+        return self._schedule_sample(now) if self._samples < SAMPLES else self.diagnose(progress)
 
-    def _again(self, now: float) -> list[Action]:
+    def _schedule_sample(self, now: float) -> list[Action]:
         shortest, longest = _GAP_S
         self._check_at = now + min(max((self._limit_s or 0.0) * _GAP_SHARE, shortest), longest)
         return []
@@ -269,7 +269,7 @@ class Watch:
         }
         actions: list[Action] = [Entry(type="hang_postponed", fields=fields)]
         most_s = POSTPONED * timeout_s
-        self._await(now + min(timeout_s, max(0.0, most_s - self.silent_s)))
+        self._reset_samples(now + min(timeout_s, max(0.0, most_s - self.silent_s)))
         if not self._postponed:
             self._postponed = True
             text = (
@@ -287,7 +287,7 @@ class Watch:
         Returned once in a job.
         """
         self._noticed = True
-        self._await(None)
+        self._reset_samples(None)
         hang = self.diagnose(progress)
         working = ""
         if activity is not None:
@@ -308,16 +308,18 @@ class Watch:
         fields = {"attempt": self._run.number, "when": when, **hang.record, "activity": doing}
         return Entry(type="silence", fields=fields)
 
-    def ask_before(self, stop: list[Action], silent_since: float, now: float) -> list[Action]:
+    def collect_before_stop(
+        self, stop: list[Action], silent_since: float, now: float
+    ) -> list[Action]:
         """Return the actions that ask all workers for their stacks, before ``stop`` stops the
         workers.
 
         ``decide`` returns ``stop`` when all nodes have answered, or after ``STOP_ANSWER_S``.
         """
         self._stop = stop
-        return self._ask(silent_since, now, answer_s=STOP_ANSWER_S)
+        return self._collect_stacks(silent_since, now, answer_s=STOP_ANSWER_S)
 
-    def _tell_where(self, progress: Progress) -> list[Action]:
+    def _report_places(self, progress: Progress) -> list[Action]:
         hang = self.diagnose(progress)
         text = (
             f"where the workers stood, {_seconds(self.silent_s)} s after the last sign of "

@@ -38,7 +38,7 @@ from distlaunch.coordinator.policy.events_and_actions import (
     ToNode,
     Unreachable,
 )
-from distlaunch.coordinator.policy.hang_detection import Watch
+from distlaunch.coordinator.policy.hang_detection import HangDetector
 from distlaunch.coordinator.policy.job_progress import Progress
 from distlaunch.coordinator.policy.job_settings import PolicySettings
 from distlaunch.coordinator.policy.restarts import (
@@ -110,7 +110,7 @@ class JobPolicy:
             self._attempt_start = AttemptStart(settings.gathering, settings)
         self._run = Attempt(0, AttemptNodes.fixed(settings), began=0.0)
         """The current attempt, or the one that has just ended."""
-        self._watch = Watch(settings, self._run)
+        self._hang_detector = HangDetector(settings, self._run)
         self._port: int | None = None
         """The master port of the current attempt."""
         self._all_ended_at: float | None = None
@@ -160,7 +160,7 @@ class JobPolicy:
         times = [
             self._run.others_until,
             self._run.notice_at,
-            self._watch.deadline(),
+            self._hang_detector.deadline(),
             self._signals.deadline(),
             self._restart_at,
         ]
@@ -229,7 +229,7 @@ class JobPolicy:
             case m.WorkerHalted():
                 return [Suspend()] if self.settings.terminal else []
             case m.Stacks():
-                self._watch.answered(node, message)
+                self._hang_detector.on_stacks(node, message)
                 return self._stop_if_hung(now)
             case m.AgentNotice():
                 return self._on_agent_notice(node, message.text, warning=message.warning)
@@ -290,7 +290,7 @@ class JobPolicy:
         until = self._run.others_until
         if until is not None and now >= until:
             return self._stop_after_failure()
-        return self._watch.tick(now) + self._stop_if_hung(now)
+        return self._hang_detector.tick(now) + self._stop_if_hung(now)
 
     # --- nodes come together
 
@@ -373,7 +373,7 @@ class JobPolicy:
         self.phase = "preparing"
         self._run = Attempt(self.attempt, nodes, began=now)
         self.progress.begin()
-        self._watch.begin(self._run)
+        self._hang_detector.begin(self._run)
         if self._attempt_start is not None:
             return self._attempt_start.prepare(nodes, self.attempt, now)
         settings = self.settings
@@ -464,7 +464,7 @@ class JobPolicy:
         if self.phase == "starting" and run.is_full:
             self.phase = "running"
             if not run.has_ended:
-                self._watch.all_started(now)
+                self._hang_detector.all_started(now)
         return [
             Entry(
                 type="workers_started", fields={"attempt": self.attempt, "pids": dict(message.pids)}
@@ -496,13 +496,13 @@ class JobPolicy:
         ):
             self.stop_signal, self._stop_signal_at = signal.SIGINT, now
         if failure is None:
-            actions += self._watch.worker_ended(message.rank, now)
+            actions += self._hang_detector.on_worker_finished(message.rank, now)
         elif self.stop_signal is None and not message.told_to_stop and self.phase != "stopping":
-            self._watch.stop()
+            self._hang_detector.stop()
             if run.first_reaction(failure, now) == "stop":
                 actions += self._stop_after_failure()
         if run.has_ended:
-            self._watch.stop()
+            self._hang_detector.stop()
             self._all_ended_at = now
             actions += self._on_all_ended(now)
         return actions
@@ -531,20 +531,20 @@ class JobPolicy:
 
     def _on_alive(self, message: m.Alive, now: float) -> list[Action]:
         actions = self.progress.take(message.heartbeats, attempt=self.attempt, now=now)
-        return actions + self._watch.heard(message, now)
+        return actions + self._hang_detector.on_alive(message, now)
 
     def _stop_if_hung(self, now: float) -> list[Action]:
         """Return the actions that stop all workers if the stacks show a hang."""
-        if not self._watch.found:
+        if not self._hang_detector.has_all_stacks:
             return []
-        decision = self._watch.decide(self.progress, now)
+        decision = self._hang_detector.decide(self.progress, now)
         if isinstance(decision, list):
             return decision
         hang = self._run.hang = decision
         self._run.first_failure = now
         return [
             Entry(type="hang", fields={"attempt": self.attempt, **hang.record}),
-            KeepStacks(attempt=self.attempt, stacks=tuple(self._watch.stacks)),
+            KeepStacks(attempt=self.attempt, stacks=tuple(self._hang_detector.stacks)),
             Say(text=f"hang: {hang.summary}; stopping all workers", level="warning"),
             *self._stop_after_failure(),
         ]
@@ -553,7 +553,7 @@ class JobPolicy:
 
     def _stop_after_failure(self) -> list[Action]:
         self._run.others_until = None
-        self._watch.stop()
+        self._hang_detector.stop()
         self.phase = "stopping"
         return self._stop_all(signal.SIGTERM, self.settings.failure_grace_s)
 
@@ -589,7 +589,7 @@ class JobPolicy:
     def _on_all_gone(self, now: float) -> list[Action]:
         run = self._run
         run.others_until = run.notice_at = None
-        self._watch.stop()
+        self._hang_detector.stop()
         self.since_warned_s = now - self._warned_at
         actions = self._report_ended_leftovers() if run.ended_leftovers else []
         if run.left:
@@ -618,9 +618,9 @@ class JobPolicy:
         owed = node in run.owing
         kind = attempt_start.kind_lost(node)
         loss = run.lost(node, attempt_start.why_lost(node), now, exit_code=code, kind=kind)
-        self._watch.lost(node)
+        self._hang_detector.on_node_lost(node)
         if run.has_ended:
-            self._watch.stop()
+            self._hang_detector.stop()
             self._all_ended_at = self._all_ended_at or now
         if loss is not None and self.phase != "stopping":
             run.first_failure = now if run.first_failure is None else run.first_failure
@@ -652,7 +652,7 @@ class JobPolicy:
         Node ``without`` has no workers left to stop.
         """
         self._fault = text
-        self._watch.stop()
+        self._hang_detector.stop()
         nothing_runs = self.phase in (*_WITHOUT_ATTEMPT, "preparing")
         self.phase = "stopping"
         self._run.owing.discard(-1 if without is None else without)
@@ -773,8 +773,8 @@ class JobPolicy:
                 return [record]  # a program whose wrapper has ended may be saving
             return [record, *self._kill_all(f"{name}: ")]
         self.stop_signal, self._stop_signal_at = signum, now
-        silent_since = self._watch.silent_since(now)
-        self._watch.stop()
+        silent_since = self._hang_detector.silent_since(now)
+        self._hang_detector.stop()
         if self.phase == "waiting":
             said = f"{name}: stopped; the restart had not begun"
             return [record, Say(text=said, level="warning"), *self._end(128 + signum)]
@@ -808,12 +808,12 @@ class JobPolicy:
         say = Say(text=text, level="warning" if signum == signal.SIGINT else "info")
         stop = self._stop_all(ask, grace_s)
         if silent_since is not None and signum == signal.SIGINT and not event.reached:
-            return [record, say, *self._watch.ask_before(stop, silent_since, now)]
+            return [record, say, *self._hang_detector.collect_before_stop(stop, silent_since, now)]
         return [record, say, *stop]
 
     def _kill_all(self, why: str) -> list[Action]:
         """Return the actions that kill all workers and the processes that they have left."""
-        self._watch.stop()
+        self._hang_detector.stop()
         runs = self.ended < self.up or not self.up
         say = (
             "killing all workers"
@@ -837,7 +837,7 @@ class JobPolicy:
         verdict = run.judge(
             settings,
             self.progress,
-            lived_s=self._watch.lived_s,
+            lived_s=self._hang_detector.lived_s,
             is_stopped=self.stop_signal is not None,
             port=self._port,
         )
