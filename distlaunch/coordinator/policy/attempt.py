@@ -327,11 +327,14 @@ class Attempt:
         ``lived_s``: seconds until it hung, if it did. ``is_stopped``: a signal ended the job.
         ``port``: the port of rank 0.
         """
-        went_on, world_size = progress.went_on(), self.nodes.world_size
+        has_advanced, world_size = progress.has_advanced(), self.nodes.world_size
         after_grace = None if is_stopped else failures.after_grace(settings)
         if self.hang is not None:
             outcome = Outcome.after(
-                self.hang.signature, lived_s, min_uptime_s=settings.min_uptime_s, went_on=went_on
+                self.hang.signature,
+                lived_s,
+                min_uptime_s=settings.min_uptime_s,
+                has_advanced=has_advanced,
             )
             killed = tuple(
                 sorted(end.rank for end in self.failures if end.returncode == -signal.SIGKILL)
@@ -361,7 +364,7 @@ class Attempt:
                 diagnosis = self._with_killed(diagnosis, after_grace)
                 lived_s = self.losses[0].ended_s
                 outcome = Outcome.after(
-                    None, lived_s, min_uptime_s=settings.min_uptime_s, went_on=went_on
+                    None, lived_s, min_uptime_s=settings.min_uptime_s, has_advanced=has_advanced
                 )
                 report = partial(Failed, diagnosis=diagnosis, attempt=self.number)
                 return Verdict(
@@ -370,7 +373,7 @@ class Attempt:
             diagnosis = losses.with_losses(diagnosis, self.losses)
         diagnosis = self._with_killed(diagnosis, after_grace)
         outcome = Outcome.of(
-            diagnosis, self.failures, min_uptime_s=settings.min_uptime_s, went_on=went_on
+            diagnosis, self.failures, min_uptime_s=settings.min_uptime_s, has_advanced=has_advanced
         )
         report = partial(Failed, diagnosis=diagnosis, attempt=self.number)
         return Verdict(outcome=outcome, exit_code=diagnosis.exit_code, report=report)

@@ -530,7 +530,7 @@ class JobPolicy:
         return [ToNode(node=node, message=linger) for node in run.members() if node in run.owing]
 
     def _on_alive(self, message: m.Alive, now: float) -> list[Action]:
-        actions = self.progress.take(message.heartbeats, attempt=self.attempt, now=now)
+        actions = self.progress.on_heartbeats(message.heartbeats, attempt=self.attempt, now=now)
         return actions + self._hang_detector.on_alive(message, now)
 
     def _stop_if_hung(self, now: float) -> list[Action]:

@@ -45,7 +45,7 @@ class Progress:
         self.latest: dict[int, Mapping[str, float]] = {}
         """The newest heartbeat of each rank. A heartbeat without a step keeps the previous step."""
         self.summary: Summary | None = None
-        self.heard = 0.0
+        self.heartbeat_at = 0.0
         """When the newest heartbeat came."""
         self._best: float | None = None
         self._best_before: float | None = None
@@ -64,7 +64,7 @@ class Progress:
         self._summed = self._recorded = float("-inf")
         self._unrecorded = False
 
-    def went_on(self) -> bool | None:
+    def has_advanced(self) -> bool | None:
         """Return whether this attempt has reached a higher step than all attempts before.
 
         Return None if no worker has ever reported a step.
@@ -73,7 +73,9 @@ class Progress:
             return None if self._best_before is None else False
         return self._best_before is None or self._best > self._best_before
 
-    def take(self, heartbeats: Iterable[m.Heartbeat], *, attempt: int, now: float) -> list[Action]:
+    def on_heartbeats(
+        self, heartbeats: Iterable[m.Heartbeat], *, attempt: int, now: float
+    ) -> list[Action]:
         """Record heartbeats. Return the event that is due."""
         for heartbeat in heartbeats:
             rank, values = heartbeat.rank, heartbeat.values
@@ -83,7 +85,7 @@ class Progress:
             elif (before := self.latest.get(rank)) is not None and STEP in before:
                 values = {STEP: before[STEP], **values}
             self.latest[rank] = values
-            self.heard = now
+            self.heartbeat_at = now
             self._unrecorded = True
         if not self._unrecorded:
             return []

@@ -81,16 +81,16 @@ class Outcome(Record):
         failures: Sequence[WorkerExit],
         *,
         min_uptime_s: float,
-        went_on: bool | None,
+        has_advanced: bool | None,
     ) -> Outcome:
         """Return the outcome of an attempt in which workers failed.
 
-        ``went_on``: whether heartbeats show progress. None if there were no heartbeats.
+        ``has_advanced``: whether heartbeats show progress. None if there were no heartbeats.
         """
         first = diagnosis.cause.ranks[0]
         uptime_s = next((end.uptime_s for end in failures if end.rank == first), 0.0)
         outcome = Outcome.after(
-            diagnosis.signature, uptime_s, min_uptime_s=min_uptime_s, went_on=went_on
+            diagnosis.signature, uptime_s, min_uptime_s=min_uptime_s, has_advanced=has_advanced
         )
         return replace(outcome, repeats=diagnosis.repeats)
 
@@ -100,16 +100,16 @@ class Outcome(Record):
         lived_s: float,
         *,
         min_uptime_s: float,
-        went_on: bool | None,
+        has_advanced: bool | None,
     ) -> Outcome:
         """Return the outcome of an attempt that ran without failure for ``lived_s``."""
         long_enough = lived_s >= min_uptime_s
         return Outcome(
             signature=signature,
             repeats=None,
-            progressed=long_enough if went_on is None else went_on,
-            by_steps=went_on is not None,
-            enough_s=lived_s if went_on is None and long_enough and min_uptime_s > 0 else None,
+            progressed=long_enough if has_advanced is None else has_advanced,
+            by_steps=has_advanced is not None,
+            enough_s=lived_s if has_advanced is None and long_enough and min_uptime_s > 0 else None,
         )
 
     @property

@@ -266,7 +266,7 @@ class Runner:
     def _shown(self) -> tuple[object, ...]:
         """Return the values that the status line depends on."""
         policy = self._policy
-        return policy.phase, policy.up, policy.ended, policy.progress.heard
+        return policy.phase, policy.up, policy.ended, policy.progress.heartbeat_at
 
     def _act(self, action: a.Action) -> None:
         match action:
@@ -334,7 +334,7 @@ class Runner:
                 started_s=self._started_s,
                 log_dir=self._plan.run_dir,
                 progress=policy.progress.summary,
-                heard_s=time.monotonic() - (self._clock() - policy.progress.heard),
+                heard_s=time.monotonic() - (self._clock() - policy.progress.heartbeat_at),
             )
         )
 

@@ -13,7 +13,7 @@ def beat(progress: Progress, now: float, **steps) -> list[dict]:
     heartbeats = [
         m.Heartbeat(rank=int(name[1:]), values={"step": step}) for name, step in steps.items()
     ]
-    return [dict(entry.fields) for entry in progress.take(heartbeats, attempt=0, now=now)]
+    return [dict(entry.fields) for entry in progress.on_heartbeats(heartbeats, attempt=0, now=now)]
 
 
 @pytest.fixture
@@ -51,18 +51,18 @@ def test_a_step_that_goes_back_begins_the_count_anew(progress):
 
 def test_a_heartbeat_without_a_step_keeps_the_one_before(progress):
     beat(progress, 0.0, r0=5)
-    progress.take([m.Heartbeat(rank=0, values={"eval_loss": 0.5})], attempt=0, now=1.0)
+    progress.on_heartbeats([m.Heartbeat(rank=0, values={"eval_loss": 0.5})], attempt=0, now=1.0)
     assert progress.summary.values == {"step": 5, "eval_loss": 0.5}
 
 
 def test_heartbeats_without_any_step_have_no_range(progress):
-    progress.take([m.Heartbeat(rank=2, values={"loss": 0.5})], attempt=0, now=1.0)
+    progress.on_heartbeats([m.Heartbeat(rank=2, values={"loss": 0.5})], attempt=0, now=1.0)
     assert (progress.summary.step_min, progress.summary.step_max, progress.summary.rank) == (
         None,
         None,
         2,
     )
-    assert progress.went_on() is None
+    assert progress.has_advanced() is None
 
 
 def test_progress_is_recorded_at_once_then_every_ten_seconds_and_at_the_end(progress):
@@ -86,19 +86,19 @@ def test_there_is_no_last_record_if_nothing_came_since_the_one_before(progress):
 
 
 def test_an_attempt_has_gone_on_if_it_came_beyond_all_before(progress):
-    assert progress.went_on() is None
+    assert progress.has_advanced() is None
     beat(progress, 0.0, r0=10)
-    assert progress.went_on() is True
+    assert progress.has_advanced() is True
     progress.begin()
-    assert progress.went_on() is False, "steps are known of, and none was reported"
+    assert progress.has_advanced() is False, "steps are known of, and none was reported"
     beat(progress, 1.0, r0=10)
-    assert progress.went_on() is False
+    assert progress.has_advanced() is False
     progress.begin()
     beat(progress, 2.0, r0=9, r1=11)
-    assert progress.went_on() is True
+    assert progress.has_advanced() is True
     progress.begin()
     beat(progress, 3.0, r0=11)
-    assert progress.went_on() is False
+    assert progress.has_advanced() is False
 
 
 def test_messages_in_quick_succession_are_not_summed_up_each_time(progress):
