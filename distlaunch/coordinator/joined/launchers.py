@@ -508,7 +508,7 @@ class JoinedLaunchers(Connections[p.FromLauncher]):
             return
         match message:
             case m.Pong():
-                node_connection.pong(message, self._clock())
+                node_connection.on_pong(message, self._clock())
             case m.AgentEnding():
                 self._lose(
                     node_connection,
@@ -528,7 +528,8 @@ class JoinedLaunchers(Connections[p.FromLauncher]):
                 pass
             case WorkerExit():
                 ended = replace(
-                    message, ended=min(self._clock(), message.ended + node_connection.offset)
+                    message,
+                    ended=min(self._clock(), message.ended + node_connection.clock_offset_s),
                 )
                 self._events.append(a.FromNode(node=node_connection.node, message=ended))
             case _:
@@ -562,7 +563,7 @@ class JoinedLaunchers(Connections[p.FromLauncher]):
         launcher: JoinedLauncher,
         info: p.LauncherInfo,
     ) -> None:
-        node_connection.greet(info.clock, self._clock())
+        node_connection.on_greeting(info.clock, self._clock())
         wall = time.time()
         conflict = self._rules.conflict(node_connection.node, launcher.host, info)
         if conflict is not None:

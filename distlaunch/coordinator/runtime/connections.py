@@ -149,7 +149,7 @@ class Connections(ABC, Generic[M]):
         """Send a message to a node. A message to a lost node is dropped."""
         node_connection = self._node_connections.get(node)
         if node_connection is not None and node_connection.connection is not None:
-            node_connection.budget.sent(message)
+            node_connection.budget.on_sent(message)
             node_connection.write(encode(message))
 
     @property
@@ -182,7 +182,7 @@ class Connections(ABC, Generic[M]):
         until = time.monotonic() + _ROUND_S
         for descriptor, node_connection in list(self._unread.items()):
             self._unread.pop(descriptor, None)
-            if not node_connection.gone.is_set() and self._read(node_connection):
+            if not node_connection.is_closed.is_set() and self._read(node_connection):
                 self._unread[descriptor] = node_connection
             if time.monotonic() >= until:
                 break
@@ -221,7 +221,7 @@ class Connections(ABC, Generic[M]):
                     return False
                 self._on_message(node_connection, message)
                 if (
-                    node_connection.gone.is_set()
+                    node_connection.is_closed.is_set()
                 ):  # the message has ended it; later ones do not count
                     return False
         except ProtocolError as exc:
@@ -238,7 +238,7 @@ class Connections(ABC, Generic[M]):
         return events
 
     def _drop(self, node_connection: NodeConnection[M]) -> None:
-        node_connection.gone.set()
+        node_connection.is_closed.set()
         if node_connection.connection is not None:
             descriptor = node_connection.connection.fileno()
             self._unread.pop(descriptor, None)
@@ -290,10 +290,10 @@ class Connections(ABC, Generic[M]):
 
     def _ping(self, node_connection: NodeConnection[M]) -> None:
         self._serial += 1
-        node_connection.pinged(self._serial, self._clock())
+        node_connection.on_ping_sent(self._serial, self._clock())
         silence_s = None if self.silence_s == m.SILENCE_S else self.silence_s
         ping = m.Ping(serial=self._serial, silence_s=silence_s)
-        node_connection.budget.sent(ping)
+        node_connection.budget.on_sent(ping)
         node_connection.write(encode(ping))
 
 
@@ -329,7 +329,7 @@ class NodeConnection(Generic[M]):
         ``Decoder``."""
         self.node = node
         self.budget = budget
-        self.gone = threading.Event()
+        self.is_closed = threading.Event()
         self.connection: Connection | None = None
         self._decoder: Decoder[M] = Decoder(types, parts, size_of=budget.size_of)
         self._turn_left = 0
@@ -337,7 +337,7 @@ class NodeConnection(Generic[M]):
         self.greeted = False
         self.received_at = 0.0
         """When the last bytes arrived."""
-        self.offset = 0.0
+        self.clock_offset_s = 0.0
         """The job's clock minus the agent's clock."""
         self.writer: SendThread[M] | None = None
         self._out: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
@@ -370,7 +370,7 @@ class NodeConnection(Generic[M]):
                 return ReadEnd.TURN_OVER
             if (message := self._decoder.next()) is not None:
                 self._turn_left -= 1
-                self.budget.take(message, now)
+                self.budget.charge(message, now)
                 return message
             data = None if self.connection is None else self.connection.receive()
             if data is None:
@@ -396,19 +396,19 @@ class NodeConnection(Generic[M]):
         """
         return self._out.get()
 
-    def greet(self, clock: float, now: float) -> None:
+    def on_greeting(self, clock: float, now: float) -> None:
         """Use the first message of the other side, which carries the time of its clock."""
         self.greeted = True
-        self.budget.greet()
-        self.offset = now - clock
+        self.budget.on_greeting()
+        self.clock_offset_s = now - clock
 
-    def pinged(self, serial: int, now: float) -> None:
+    def on_ping_sent(self, serial: int, now: float) -> None:
         """Record that a ping with this serial number was sent at ``now``."""
         self._pings[serial] = now
         while len(self._pings) > 8:
             del self._pings[next(iter(self._pings))]
 
-    def pong(self, message: m.Pong, now: float) -> None:
+    def on_pong(self, message: m.Pong, now: float) -> None:
         """Estimate the clock offset, on the assumption that the agent answered half way through the
         round trip."""
         sent = self._pings.pop(message.serial, None)
@@ -417,11 +417,11 @@ class NodeConnection(Generic[M]):
         trip = now - sent
         if trip <= self._sample[0] or now - self._sample[1] > _SAMPLE_S:
             self._sample = (trip, now)
-            self.offset = sent + trip / 2 - message.clock
+            self.clock_offset_s = sent + trip / 2 - message.clock
 
     def close(self) -> None:
         """Close the connection and end its writer thread."""
-        self.gone.set()
+        self.is_closed.set()
         connection, self.connection = self.connection, None
         if connection is not None:
             connection.close()

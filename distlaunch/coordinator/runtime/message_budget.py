@@ -114,7 +114,7 @@ class Budget(ABC):
         """Allow this many more messages."""
         self._left = min(self._left + count, _MOST_SAVED)
 
-    def take(self, message: Record, now: float) -> None:
+    def charge(self, message: Record, now: float) -> None:
         """Count a received message. Raises ProtocolError if the number is used up."""
         self._left = min(self._left + max(0.0, now - self._at) * self._per_s, _MOST_SAVED)
         self._at = now
@@ -124,10 +124,10 @@ class Budget(ABC):
                 f"more messages than were asked for, the last of them {type(message).__name__}"
             )
 
-    def sent(self, message: Record) -> None:  # noqa: B027 - most budgets do not depend on it
+    def on_sent(self, message: Record) -> None:  # noqa: B027 - most budgets do not depend on it
         """Record a message to the other side, which may answer it."""
 
-    def greet(self) -> None:  # noqa: B027 - same
+    def on_greeting(self) -> None:  # noqa: B027 - same
         """Record that the other side has sent its first message."""
 
     @abstractmethod
@@ -140,20 +140,20 @@ class NodeBudget(Budget):
 
     def __init__(self, now: float) -> None:
         super().__init__(now)
-        self._greeted = False
+        self._has_greeted = False
         self._surveys = 0
         self._workers = 0
         """The largest number of workers that any attempt has had on this node."""
         self._ports = 0
         self._stacks = 0
-        self._fed = 0
+        self._stdin_unread = 0
         """Bytes of stdin that were sent and that the node has not reported as read."""
 
-    def greet(self) -> None:
+    def on_greeting(self) -> None:
         """Record that the node has sent its first message."""
-        self._greeted = True
+        self._has_greeted = True
 
-    def sent(self, message: Record) -> None:
+    def on_sent(self, message: Record) -> None:
         """Record a message to the node, which may answer it.
 
         ``Credit`` changes nothing. Other threads send it.
@@ -172,7 +172,7 @@ class NodeBudget(Budget):
             case m.CollectStacks():
                 self._stacks += 1
             case m.StdinData():
-                self._fed += len(message.data)
+                self._stdin_unread += len(message.data)
             case _:
                 pass
         self.allow(2)
@@ -181,14 +181,14 @@ class NodeBudget(Budget):
         self._workers = max(self._workers, workers)
         self.allow(_PER_WORKER * workers + _PER_START)
 
-    def take(self, message: Record, now: float) -> None:
+    def charge(self, message: Record, now: float) -> None:
         """Count a message; see ``Budget``."""
         match message:
-            case m.Output() if self._greeted:
+            case m.Output() if self._has_greeted:
                 return
             case m.StdinConsumed() if message.size > 0:
-                self._fed -= message.size
-                if self._fed < 0:
+                self._stdin_unread -= message.size
+                if self._stdin_unread < 0:
                     raise ProtocolError("it takes more of stdin than it was sent")
                 if not message.closed:
                     return
@@ -198,11 +198,11 @@ class NodeBudget(Budget):
                 self._stacks = max(0, self._stacks - 1)
             case _:
                 pass
-        super().take(message, now)
+        super().charge(message, now)
 
     def size_of(self, name: str) -> FrameSize:
         """Return the largest size of a frame of this type at this moment; see ``Budget``."""
-        if not self._greeted:
+        if not self._has_greeted:
             if name == m.AgentEnding.__name__:
                 return _TEXT
             return _FEW if name in (m.Hello.__name__, p.LauncherInfo.__name__) else _NONE

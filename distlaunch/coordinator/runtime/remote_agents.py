@@ -257,10 +257,10 @@ class RemoteAgents(Connections[m.FromRemote]):
         target = self.targets[node_connection.node]
 
         def open_connection() -> Connection | None:
-            if node_connection.gone.wait(delay_s):
+            if node_connection.is_closed.wait(delay_s):
                 return None
             with self._gate:
-                if node_connection.gone.is_set():
+                if node_connection.is_closed.is_set():
                     return None
                 found: Connection | ConnectFailure
                 try:
@@ -272,7 +272,7 @@ class RemoteAgents(Connections[m.FromRemote]):
                     found = ConnectFailure(
                         host=target.host, step="connect", text=text, passing=False
                     )
-            if node_connection.gone.is_set() and not isinstance(
+            if node_connection.is_closed.is_set() and not isinstance(
                 found, ConnectFailure
             ):  # the node was disconnected meanwhile
                 found.close()
@@ -286,7 +286,7 @@ class RemoteAgents(Connections[m.FromRemote]):
     def _on_opened(
         self, node_connection: NodeConnection[m.FromRemote], found: Connection | ConnectFailure
     ) -> None:
-        if node_connection.gone.is_set():
+        if node_connection.is_closed.is_set():
             if not isinstance(found, ConnectFailure):
                 node_connection.open(found, now=self._clock())
                 node_connection.close()
@@ -322,7 +322,7 @@ class RemoteAgents(Connections[m.FromRemote]):
     ) -> None:
         if not node_connection.greeted:
             if isinstance(message, m.Hello):
-                node_connection.greet(message.clock, self._clock())
+                node_connection.on_greeting(message.clock, self._clock())
                 self._parts[node_connection.node] = Part(
                     self._output_thread.window, hears_signals=self.hears_signals
                 )
@@ -339,7 +339,7 @@ class RemoteAgents(Connections[m.FromRemote]):
             case m.Output() | m.RankEnded():
                 self._output_thread.take(node_connection.node, message)
             case m.Pong():
-                node_connection.pong(message, self._clock())
+                node_connection.on_pong(message, self._clock())
             case m.StdinConsumed():
                 if self._feeder is not None:
                     self._feeder.taken(node_connection.node, message)
@@ -353,7 +353,8 @@ class RemoteAgents(Connections[m.FromRemote]):
                 pass
             case WorkerExit():
                 ended = replace(
-                    message, ended=min(self._clock(), message.ended + node_connection.offset)
+                    message,
+                    ended=min(self._clock(), message.ended + node_connection.clock_offset_s),
                 )
                 self._events.append(a.FromNode(node=node_connection.node, message=ended))
             case _:

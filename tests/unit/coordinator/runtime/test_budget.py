@@ -25,7 +25,7 @@ OUTPUT = m.Output(rank=0, stream=1, data=b"x")
 @pytest.fixture
 def budget():
     budget = NodeBudget(100.0)
-    budget.greet()
+    budget.on_greeting()
     return budget
 
 
@@ -33,7 +33,7 @@ def take(budget, message, count, now=100.0) -> int:
     """Take a message so often, or until it is refused; return how often it was taken."""
     for taken in range(count):
         try:
-            budget.take(message, now)
+            budget.charge(message, now)
         except ProtocolError:
             return taken
     return count
@@ -44,22 +44,22 @@ def test_messages_that_nobody_asked_for_are_refused_at_some_point(budget):
     with pytest.raises(
         ProtocolError, match="more messages than were asked for, the last of them Pong"
     ):
-        budget.take(PONG, 100.0)
+        budget.charge(PONG, 100.0)
 
 
 def test_an_agent_that_reports_once_a_second_is_never_refused(budget):
     for second in range(100_000):
-        budget.take(m.Alive(attempt=0, heartbeats=(), wrote=()), 100.0 + second)
+        budget.charge(m.Alive(attempt=0, heartbeats=(), wrote=()), 100.0 + second)
 
 
 def test_every_ping_may_be_answered_at_once_after_a_long_silence(budget):
     for _ in range(1000):
-        budget.sent(m.Ping(serial=1))
+        budget.on_sent(m.Ping(serial=1))
     assert take(budget, PONG, 1000) == 1000
 
 
 def test_all_workers_of_a_node_may_start_and_end_at_once(budget):
-    budget.sent(commence(local_ranks=tuple(range(5000))))
+    budget.on_sent(commence(local_ranks=tuple(range(5000))))
     assert take(budget, m.Started(attempt=0, pids={0: 1}), 5000) == 5000
     assert take(budget, m.RankEnded(rank=0), 5000) == 5000
 
@@ -74,7 +74,7 @@ def test_output_is_left_to_its_credit_once_the_agent_has_introduced_itself(budge
 
 
 def test_no_more_of_stdin_is_taken_than_was_sent(budget):
-    budget.sent(m.StdinData(data=b"x" * 1000))
+    budget.on_sent(m.StdinData(data=b"x" * 1000))
     assert take(budget, m.StdinConsumed(size=1, closed=False), 5000) == 1000
     assert take(budget, m.StdinConsumed(size=0, closed=False), 5000) < 100
 
@@ -95,25 +95,25 @@ def test_before_its_introduction_a_node_may_send_little(name, least, most):
 
 def test_a_large_survey_is_an_answer(budget):
     before = budget.size_of("Surveyed").object_bytes
-    budget.sent(SURVEY)
+    budget.on_sent(SURVEY)
     assert budget.size_of("Surveyed").object_bytes > 10 * before
-    budget.take(m.Pong(serial=1, clock=0.0), 100.0)
+    budget.charge(m.Pong(serial=1, clock=0.0), 100.0)
     assert budget.size_of("Surveyed").object_bytes > 10 * before
 
 
 def test_stacks_are_as_large_as_the_workers_are_many(budget):
     assert budget.size_of("Stacks").object_bytes == 0
-    budget.sent(commence(local_ranks=(0, 1)))
-    budget.sent(m.CollectStacks(attempt=0, serial=1))
+    budget.on_sent(commence(local_ranks=(0, 1)))
+    budget.on_sent(m.CollectStacks(attempt=0, serial=1))
     two = budget.size_of("Stacks").object_bytes
     assert two > 2 * (64 << 10)
-    budget.sent(commence(local_ranks=tuple(range(1000))))
+    budget.on_sent(commence(local_ranks=tuple(range(1000))))
     assert two < budget.size_of("Stacks").object_bytes < 64 << 20
 
 
 def test_output_comes_with_workers(budget):
     assert budget.size_of("Output").raw_bytes == 0
-    budget.sent(commence())
+    budget.on_sent(commence())
     assert budget.size_of("Output").raw_bytes == MAX_RAW_BYTES
 
 
