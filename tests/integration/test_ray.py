@@ -52,7 +52,7 @@ each = {"CPU": 1.0, "GPU": 1.0}
 for place in places.place_bundles(sys.argv[1], [each] * 3, each=each, strategy="PACK", within_s=60.0, say=print):
     link = places.open(Target(host=place.host), 120.0)
     link.send(encode(r.Survey(serial=1, workdir="/", pythons=(), script="", program="", run_dir="/", gpus=True, topology=False)))
-    decoder, surveyed = Decoder(r.FROM_REMOTE, r.REMOTE_PARTS), None
+    decoder, surveyed = Decoder(r.FROM_REMOTE, r.REMOTE_NESTED_TYPES), None
     while surveyed is None:
         select.select([link], [], [])
         for message in decoder.feed(link.receive()):

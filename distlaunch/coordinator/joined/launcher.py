@@ -27,7 +27,7 @@ from distlaunch.coordinator.runtime import signal_pipe as signals
 from distlaunch.coordinator.runtime.connections import NodeConnection, ReadEnd, SendThread
 from distlaunch.coordinator.runtime.error_file import ErrorFile
 from distlaunch.coordinator.runtime.message_budget import CoordinatorBudget
-from distlaunch.coordinator.runtime.message_checks import PASSED_ON, Orders
+from distlaunch.coordinator.runtime.message_checks import PASSED_ON, CoordinatorMessageCheck
 from distlaunch.coordinator.runtime.records import EventLog, OutputFiles
 from distlaunch.coordinator.runtime.sink import Sink
 from distlaunch.core.agent import connect
@@ -163,7 +163,7 @@ class JoinedRunner:
         self._leaves = False
         """The coordinator is not lost, but this launcher leaves the job."""
         self._exit_code: int | None = None
-        self._orders = Orders()
+        self._message_check = CoordinatorMessageCheck()
         self._restart_rule = RestartRule(allowed=settings.max_restarts)
         self._running: int | None = None
         """The attempt whose workers run on this node."""
@@ -200,7 +200,7 @@ class JoinedRunner:
                 return self._exit_code
             self._events.write(
                 "calling_again",
-                {"attempt": self._orders.attempt, "restarts": self._restart_rule.count},
+                {"attempt": self._message_check.attempt, "restarts": self._restart_rule.count},
             )
             connection, welcome = self._connect()
             self._use_connection(connection)
@@ -221,7 +221,7 @@ class JoinedRunner:
         Otherwise wait until it may connect, and return None.
         """
         decision = self._restart_rule.after_coordinator_loss(
-            has_begun=self._orders.attempt >= 0, flexible=self._settings.flexible
+            has_begun=self._message_check.attempt >= 0, flexible=self._settings.flexible
         )
         if isinstance(decision, Restart) and not self._is_odd:
             self._wait_before_connecting()
@@ -248,11 +248,11 @@ class JoinedRunner:
         self._is_coordinator_silent = False
         self._joined_at = time.monotonic()
         self._silence.reset()
-        self._orders.joined()
+        self._message_check.joined()
         self._coordinator.open(connection)
 
     def _apply(self) -> None:
-        attempt, restarts = self._orders.attempt, self._restart_rule.count
+        attempt, restarts = self._message_check.attempt, self._restart_rule.count
         self._send(
             self._planner.launcher_info(
                 clock=self._clock(), wall=time.time(), attempt=attempt, restarts=restarts
@@ -338,7 +338,7 @@ class JoinedRunner:
 
     def _handle(self, message: p.ToLauncher) -> None:
         own = self._own
-        self._orders.check(message, running=self._running is not None)
+        self._message_check.check(message, running=self._running is not None)
         match message:
             case m.Ping():
                 self._silence.on_ping(message)
@@ -374,7 +374,7 @@ class JoinedRunner:
                 pass
 
     def _start_workers(self, start: p.StartWorkers) -> None:
-        if 0 <= start.attempt <= self._orders.attempt:
+        if 0 <= start.attempt <= self._message_check.attempt:
             # The coordinator took over with launchers that knew of fewer attempts. It learns of this
             # one when this launcher connects again.
             self._loss = f"it starts attempt {start.attempt}, which this launcher has had"
@@ -388,7 +388,7 @@ class JoinedRunner:
             self._refuse(exc)
             self._exit_code = exc.exit_code
             return
-        self._orders.attempt, self._restart_rule.count = start.attempt, start.restarts
+        self._message_check.attempt, self._restart_rule.count = start.attempt, start.restarts
         for number, note in enumerate((*plan.warnings, *plan.notes)):
             if note not in self._noted:
                 self._noted.add(note)
@@ -538,7 +538,9 @@ class JoinedRunner:
                 if self._stop_signal == signal.SIGINT
                 else signal.SIGTERM
             )
-            self._own.handle(m.Stop(attempt=self._orders.attempt, signum=ask, grace_s=grace_s))
+            self._own.handle(
+                m.Stop(attempt=self._message_check.attempt, signum=ask, grace_s=grace_s)
+            )
         enough = max(1, self._stop_count) + 1
         while self._has_workers and (left_s := until - time.monotonic()) > 0:
             if self._stop_count >= enough:
@@ -593,7 +595,7 @@ class CoordinatorConnection:
         """Use a connection. Raises ConfigError if no thread can be started for it."""
         budget = CoordinatorBudget(time.monotonic())
         self._node_connection = node_connection = NodeConnection[p.ToLauncher](
-            0, p.TO_LAUNCHER, m.REMOTE_PARTS, budget
+            0, p.TO_LAUNCHER, m.REMOTE_NESTED_TYPES, budget
         )
         node_connection.open(connection, now=0.0)
         node_connection.writer = SendThread(

@@ -24,7 +24,7 @@ from distlaunch.coordinator.runtime.connections import (
     StartBound,
 )
 from distlaunch.coordinator.runtime.message_budget import NodeBudget
-from distlaunch.coordinator.runtime.message_checks import Part
+from distlaunch.coordinator.runtime.message_checks import NodeMessageCheck
 from distlaunch.coordinator.runtime.signal_pipe import FOR_THE_JOB, LOOK_S
 from distlaunch.core.errors import EXIT_SOFTWARE, EXIT_UNAVAILABLE, EXIT_USAGE, ProtocolError
 from distlaunch.core.model.record import replace
@@ -123,8 +123,8 @@ class JoinedLauncher:
         "info",
         "instance",
         "joined",
+        "message_check",
         "node_connection",
-        "part",
         "refused",
         "report_at",
         "start",
@@ -149,7 +149,7 @@ class JoinedLauncher:
         self.info: p.LauncherInfo | None = None
         self.refused = False
         """The launcher cannot take part. Its messages are ignored."""
-        self.part = Part(0)
+        self.message_check = NodeMessageCheck(0)
         """Checks the launcher's messages about attempts. The launcher writes its workers' output
         itself."""
         self.start.end()
@@ -308,7 +308,7 @@ class JoinedLaunchers(Connections[p.FromLauncher]):
     def send(self, node: int, message: m.ToAgent | m.Survey | m.Reach | p.StartWorkers) -> None:
         """Send a message to a node. A message to a lost node is dropped."""
         self._has_begun = self._has_begun or isinstance(message, m.Prepare)
-        self._launchers[node].part.on_send(message)
+        self._launchers[node].message_check.on_send(message)
         if isinstance(message, p.StartWorkers):
             self._launchers[node].on_start(message.attempt, len(message.local_ranks), self._clock())
             self._starting.add(node)
@@ -468,7 +468,7 @@ class JoinedLaunchers(Connections[p.FromLauncher]):
             launcher = self._launchers[number]
             node_connection: NodeConnection[p.FromLauncher]
             node_connection = NodeConnection(
-                number, p.FROM_LAUNCHER, m.REMOTE_PARTS, NodeBudget(time.monotonic())
+                number, p.FROM_LAUNCHER, m.REMOTE_NESTED_TYPES, NodeBudget(time.monotonic())
             )
             node_connection.writer = SendThread(
                 node_connection, partial(_opened, connection), name=f"to {launcher.host}"
@@ -547,7 +547,7 @@ class JoinedLaunchers(Connections[p.FromLauncher]):
         message about the current attempt, the launcher counts as lost.
         """
         try:
-            counts = launcher.part.check(message)
+            counts = launcher.message_check.check(message)
         except ProtocolError as exc:
             if getattr(message, "attempt", launcher.attempt) == launcher.attempt:
                 self._lose(node_connection, exc.message)

@@ -322,16 +322,16 @@ class NodeConnection(Generic[M]):
         self,
         node: int,
         types: tuple[type[M], ...],
-        parts: tuple[type[Record], ...],
+        nested_types: tuple[type[Record], ...],
         budget: Budget,
     ) -> None:
-        """``types`` and ``parts`` are the messages that the other side may send; see
+        """``types`` and ``nested_types`` are the messages that the other side may send; see
         ``Decoder``."""
         self.node = node
         self.budget = budget
         self.is_closed = threading.Event()
         self.connection: Connection | None = None
-        self._decoder: Decoder[M] = Decoder(types, parts, size_of=budget.size_of)
+        self._decoder: Decoder[M] = Decoder(types, nested_types, size_of=budget.size_of)
         self._turn_left = 0
         self._turn_at = self._turn_until = 0.0
         self.greeted = False

@@ -37,8 +37,8 @@ class LocalTransport:
         clock: Callable[[], float],
         port: HeldPort | None = None,
     ) -> None:
-        self._to_agent: Decoder[m.ToAgent] = Decoder(m.TO_AGENT, m.PARTS)
-        self._from_agent: Decoder[m.FromAgent] = Decoder(m.FROM_AGENT, m.PARTS)
+        self._to_agent: Decoder[m.ToAgent] = Decoder(m.TO_AGENT, m.NESTED_TYPES)
+        self._from_agent: Decoder[m.FromAgent] = Decoder(m.FROM_AGENT, m.NESTED_TYPES)
         self._received: deque[m.FromAgent] = deque()
         channel, pid = spawner
         self._agent = Agent(

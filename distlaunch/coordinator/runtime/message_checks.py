@@ -35,33 +35,33 @@ _LAST_PORT = 65535
 _STATUSES = range(-128, 256)
 
 
-class Part:
+class NodeMessageCheck:
     """Checks the messages of one node, from its first message until it is disconnected."""
 
-    def __init__(self, granted: int, *, hears_signals: bool = False) -> None:
-        """``granted`` is the first credit for output. ``hears_signals``: the node reports Slurm's
+    def __init__(self, granted: int, *, reports_signals: bool = False) -> None:
+        """``granted`` is the first credit for output. ``reports_signals``: the node reports Slurm's
         signals."""
-        self._signals = FOR_THE_JOB if hears_signals else frozenset()
+        self._signals = FOR_THE_JOB if reports_signals else frozenset()
         self._attempt = -1
-        self._asked = -1
+        self._prepared_attempt = -1
         """The latest attempt that the node was asked to prepare."""
         self._ports = 0
         """The number of ports that the node was asked to reserve for that attempt, besides the
         master port."""
         self._ranks: frozenset[int] = frozenset()
-        self._speaking: set[int] = set()
+        self._ranks_with_open_output: set[int] = set()
         """The ranks whose output is written."""
-        self._known: set[int] = set()
+        self._ranks_ever: set[int] = set()
         """All ranks that the node has had. The last output of an attempt may arrive late."""
         self._granted = granted
         self._sent = 0
-        self._least = -_CHUNK_BYTES
+        self._lowest_credit = -_CHUNK_BYTES
         """The lowest value that the node's credit may have (negative)."""
 
     def on_send(self, message: object) -> None:
         """Record a message that is sent to the node."""
         if isinstance(message, (m.Prepare, m.Reach)):
-            self._asked = max(self._asked, message.attempt)
+            self._prepared_attempt = max(self._prepared_attempt, message.attempt)
             if isinstance(message, m.Prepare):
                 self._ports = message.ports
         elif isinstance(message, m.Start):
@@ -71,17 +71,17 @@ class Part:
             self._begin(message.attempt, (first + local_rank for local_rank in message.local_ranks))
 
     def _begin(self, attempt: int, ranks: Iterable[int]) -> None:
-        self._attempt = self._asked = attempt
+        self._attempt = self._prepared_attempt = attempt
         self._ranks = frozenset(ranks)
-        self._speaking = set(self._ranks)
-        self._known |= self._ranks
-        self._least = (
+        self._ranks_with_open_output = set(self._ranks)
+        self._ranks_ever |= self._ranks
+        self._lowest_credit = (
             min(0, self._granted - self._sent) - _CHUNK_BYTES - _LEFT_BYTES * len(self._ranks)
         )
 
     def begin_attempt(self) -> None:
         """Record that output received from now on belongs to the directory of another attempt."""
-        self._speaking.clear()
+        self._ranks_with_open_output.clear()
 
     def grant(self, size: int) -> None:
         """Record new credit.
@@ -98,34 +98,34 @@ class Part:
         match message:
             case m.Output():
                 self._check_output(message)
-                return message.rank in self._speaking
+                return message.rank in self._ranks_with_open_output
             case m.RankEnded():
                 self._check_known(message.rank)
-                speaks = message.rank in self._speaking
-                self._speaking.discard(message.rank)
+                speaks = message.rank in self._ranks_with_open_output
+                self._ranks_with_open_output.discard(message.rank)
                 return speaks
             case m.WorkerHalted():
                 self._check_ranks((message.rank,))
             case m.Prepared() | m.Reached():
-                self._check_attempt(message.attempt, self._asked)
+                self._check_attempt(message.attempt, self._prepared_attempt)
                 if isinstance(message, m.Prepared):
                     self._check_ports(message)
             case m.LeftoversRunning():
-                self._counts(message.attempt, _ranks_of(message.processes))
+                self._is_current(message.attempt, _ranks_of(message.processes))
             case m.AttemptEnded():
-                self._counts(
+                self._is_current(
                     message.attempt, (*_ranks_of(message.ended), *_ranks_of(message.killed))
                 )
             case WorkerExit():
                 if (
-                    self._counts(message.attempt, (message.rank,))
+                    self._is_current(message.attempt, (message.rank,))
                     and message.returncode not in _STATUSES
                 ):
                     raise ProtocolError(f"no process ends with {str(message.returncode)[:20]}")
             case m.Started():
-                self._counts(message.attempt, message.pids)
+                self._is_current(message.attempt, message.pids)
             case m.Alive():
-                self._counts(
+                self._is_current(
                     message.attempt, (*message.wrote, *(each.rank for each in message.heartbeats))
                 )
             case m.SpawnerSignalled():
@@ -133,10 +133,10 @@ class Part:
             case m.AgentSignalled():
                 self._check_signal(message.signum, self._signals)
             case m.Stacks():
-                self._counts(message.attempt, (each.rank for each in message.stacks))
+                self._is_current(message.attempt, (each.rank for each in message.stacks))
         return getattr(message, "attempt", self._attempt) >= self._attempt
 
-    def _counts(self, attempt: int, ranks: Iterable[int]) -> bool:
+    def _is_current(self, attempt: int, ranks: Iterable[int]) -> bool:
         self._check_attempt(attempt, self._attempt)
         if attempt == self._attempt:
             self._check_ranks(ranks)
@@ -160,13 +160,15 @@ class Part:
         """Raise ProtocolError if the ports are invalid or not as many as were requested."""
         ports = message.ports
         wanted = 0 if message.problem is not None else self._ports
-        if message.attempt == self._asked and (len(ports) != wanted or len(set(ports)) != wanted):
+        if message.attempt == self._prepared_attempt and (
+            len(ports) != wanted or len(set(ports)) != wanted
+        ):
             raise ProtocolError(f"it holds {len(set(ports))} ports, and {wanted} are needed")
         if not all(0 < port <= _LAST_PORT for port in ports):
             raise ProtocolError("it tells of ports that cannot be")
 
     def _check_known(self, rank: int) -> None:
-        if rank not in self._known:
+        if rank not in self._ranks_ever:
             raise ProtocolError(f"it sends output of rank {rank}, which it does not run")
 
     def _check_output(self, message: m.Output) -> None:
@@ -174,7 +176,7 @@ class Part:
         if message.stream not in (STDOUT, STDERR) or not message.data:
             raise ProtocolError(f"it sends {len(message.data)} bytes of a stream {message.stream}")
         self._sent += len(message.data)
-        if self._granted - self._sent < self._least:
+        if self._granted - self._sent < self._lowest_credit:
             raise ProtocolError("it sends more output than was asked for")
 
 
@@ -192,7 +194,7 @@ _LONGEST_TOKEN = 256
 _LONGEST_REACH_S = 600.0
 
 
-class Orders:
+class CoordinatorMessageCheck:
     """Checks the coordinator's messages to a joined launcher."""
 
     def __init__(self) -> None:

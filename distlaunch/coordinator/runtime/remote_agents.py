@@ -26,7 +26,7 @@ from distlaunch.coordinator.runtime.connections import (
     loss_kind,
 )
 from distlaunch.coordinator.runtime.message_budget import NodeBudget
-from distlaunch.coordinator.runtime.message_checks import Part
+from distlaunch.coordinator.runtime.message_checks import NodeMessageCheck
 from distlaunch.coordinator.runtime.records import DiskWork
 from distlaunch.coordinator.runtime.remote_output import OutputThread
 from distlaunch.coordinator.runtime.signal_pipe import LOOK_S
@@ -63,7 +63,7 @@ class RemoteAgents(Connections[m.FromRemote]):
     output to targets in the main loop. New hosts are added to ``targets``. Both raise LaunchError.
     """
 
-    hears_signals = False
+    reports_signals = False
     """Whether agents report signals that a scheduler sends to them."""
 
     def __init__(
@@ -105,7 +105,7 @@ class RemoteAgents(Connections[m.FromRemote]):
         self._noted: deque[str] = deque()
         self._logged_in: deque[Target] = deque()
         self._faulted = False
-        self._parts: dict[int, Part] = {}
+        self._message_checks: dict[int, NodeMessageCheck] = {}
         self._starts: dict[int, StartBound] = {}
         """The starts of nodes that have not started all their workers."""
 
@@ -135,8 +135,8 @@ class RemoteAgents(Connections[m.FromRemote]):
 
     def begin_attempt(self, attempt: int) -> None:
         """Write output to this attempt's directory from now on."""
-        for part in self._parts.values():
-            part.begin_attempt()
+        for message_check in self._message_checks.values():
+            message_check.begin_attempt()
         self._output_thread.begin_attempt(attempt)
 
     def connect(self, node: int, delay_s: float) -> None:
@@ -145,7 +145,7 @@ class RemoteAgents(Connections[m.FromRemote]):
         budget = NodeBudget(time.monotonic())
         node_connection: NodeConnection[m.FromRemote]
         node_connection = self._node_connections[node] = NodeConnection(
-            node, m.FROM_REMOTE, m.REMOTE_PARTS, budget
+            node, m.FROM_REMOTE, m.REMOTE_NESTED_TYPES, budget
         )
         node_connection.writer = SendThread(
             node_connection,
@@ -179,8 +179,8 @@ class RemoteAgents(Connections[m.FromRemote]):
 
     def send(self, node: int, message: m.ToRemote | p.StartWorkers) -> None:
         """Send a message to a node. A message to a lost node is dropped."""
-        if (part := self._parts.get(node)) is not None:
-            part.on_send(message)
+        if (message_check := self._message_checks.get(node)) is not None:
+            message_check.on_send(message)
             if isinstance(message, m.Start):
                 self._starts.setdefault(node, StartBound()).begin(
                     len(message.workers), self._clock()
@@ -323,14 +323,14 @@ class RemoteAgents(Connections[m.FromRemote]):
         if not node_connection.greeted:
             if isinstance(message, m.Hello):
                 node_connection.on_greeting(message.clock, self._clock())
-                self._parts[node_connection.node] = Part(
-                    self._output_thread.window, hears_signals=self.hears_signals
+                self._message_checks[node_connection.node] = NodeMessageCheck(
+                    self._output_thread.window, reports_signals=self.reports_signals
                 )
                 self._send_to(node_connection.node, m.Credit(size=self._output_thread.window))
                 self._ping(node_connection)
                 self._events.append(a.Joined(node=node_connection.node))
             return
-        if not self._parts[node_connection.node].check(message):
+        if not self._message_checks[node_connection.node].check(message):
             if isinstance(message, m.Output):
                 self._output_thread.drop(node_connection.node, len(message.data))
             return
@@ -399,7 +399,7 @@ class RemoteAgents(Connections[m.FromRemote]):
         return describe_end(behind_shell(end), "its agent")
 
     def _drop(self, node_connection: NodeConnection[m.FromRemote]) -> None:
-        self._parts.pop(node_connection.node, None)
+        self._message_checks.pop(node_connection.node, None)
         self._starts.pop(node_connection.node, None)
         if node_connection.connection is not None:
             self._output_thread.forget(node_connection.node)
@@ -408,8 +408,8 @@ class RemoteAgents(Connections[m.FromRemote]):
             self._feeder.lost(node_connection.node)
 
     def _grant(self, node: int, size: int) -> None:
-        if (part := self._parts.get(node)) is not None:
-            part.grant(size)
+        if (message_check := self._message_checks.get(node)) is not None:
+            message_check.grant(size)
         self._send_to(node, m.Credit(size=size))
 
     def _feed(self) -> None:

@@ -29,7 +29,7 @@ class SlurmAgents(RemoteAgents):
     ``signals_all``: Slurm's signals reach the workers as well as the agents.
     """
 
-    hears_signals = True
+    reports_signals = True
 
     def __init__(self, *args: Any, srun: SrunConnector, signals_all: bool, **kwargs: Any) -> None:
         super().__init__(*args, open_connection=srun.open, **kwargs)
@@ -73,7 +73,7 @@ class SlurmAgents(RemoteAgents):
         ):
             return  # its agent reports it as well
         if isinstance(message, m.AgentSignalled) and node_connection.greeted:
-            self._parts[node].check(message)
+            self._message_checks[node].check(message)
             if message.signum not in ENDING or not self._srun.is_ending(self.targets[node].host):
                 event = a.Signalled(signum=message.signum, node=node, reached=self._signals_all)
                 self._events.append(event)

@@ -76,7 +76,7 @@ class RemoteAgent:
         self._wake, self._wake_end = os.pipe()
         for descriptor in (self._wake, self._wake_end):
             os.set_blocking(descriptor, False)
-        decoder: Decoder[m.ToRemote] = Decoder(m.TO_REMOTE, m.REMOTE_PARTS)
+        decoder: Decoder[m.ToRemote] = Decoder(m.TO_REMOTE, m.REMOTE_NESTED_TYPES)
         self._stream = FrameStream(reading, writing, decoder, self._wake_loop)
         send = self._stream.send
         self._output = OutputSender(send)

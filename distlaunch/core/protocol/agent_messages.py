@@ -637,12 +637,12 @@ FROM_REMOTE: tuple[type, ...] = (
 )
 
 
-PARTS: tuple[type, ...] = (WorkerSpec, Heartbeat, Stack, Layout, LeftoverProcess, Leftovers)
+NESTED_TYPES: tuple[type, ...] = (WorkerSpec, Heartbeat, Stack, Layout, LeftoverProcess, Leftovers)
 """Records that are fields of messages."""
 
 
-REMOTE_PARTS: tuple[type, ...] = (
-    *PARTS,
+REMOTE_NESTED_TYPES: tuple[type, ...] = (
+    *NESTED_TYPES,
     Interface,
     Route,
     Gpu,

@@ -73,12 +73,12 @@ class Decoder(Generic[M]):
     def __init__(
         self,
         types: tuple[type[M], ...],
-        parts: tuple[type[Any], ...] = (),
+        nested_types: tuple[type[Any], ...] = (),
         *,
         size_of: Callable[[str], FrameSize] = any_size,
     ) -> None:
         self._types = {cls.__name__: cls for cls in types}
-        self._parts = {cls.__name__: cls for cls in parts}
+        self._nested_types = {cls.__name__: cls for cls in nested_types}
         self._size_of = size_of
         self._buffer = bytearray()
 
@@ -168,13 +168,13 @@ class Decoder(Generic[M]):
             inner = kind[len("tuple[") : -len(", ...]")]
             if not isinstance(value, list):
                 raise TypeError(kind)
-            part = self._parts.get(inner)
-            if part is not None:
-                return tuple(self._build(part, item, b"") for item in value)
+            nested_type = self._nested_types.get(inner)
+            if nested_type is not None:
+                return tuple(self._build(nested_type, item, b"") for item in value)
             return tuple(self._value(inner, item) for item in value)
-        part = self._parts.get(kind)
-        if part is not None:
-            return self._build(part, value, b"")
+        nested_type = self._nested_types.get(kind)
+        if nested_type is not None:
+            return self._build(nested_type, value, b"")
         if kind.startswith("Literal["):
             return _literal_value(kind, value)
         return _CHECKS[kind](value)

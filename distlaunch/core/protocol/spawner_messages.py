@@ -267,5 +267,5 @@ FROM_SPAWNER: tuple[type, ...] = (
     LeftoversRemain,
     Swept,
 )
-PARTS: tuple[type, ...] = (Layout, LeftoverProcess, Leftovers)
+NESTED_TYPES: tuple[type, ...] = (Layout, LeftoverProcess, Leftovers)
 """Records that are fields of messages."""

@@ -88,7 +88,7 @@ class Coordinator:
             theirs.close()
             self.reading = ours.detach()
             self.writing = os.dup(self.reading)
-        self._decoder: Decoder[Any] = Decoder(m.FROM_REMOTE, m.REMOTE_PARTS)
+        self._decoder: Decoder[Any] = Decoder(m.FROM_REMOTE, m.REMOTE_NESTED_TYPES)
         self.heard: list[Any] = []
         self.taken: dict[tuple[int, int], bytearray] = {}
         self.ended = False

@@ -119,7 +119,7 @@ class Nodes:
             if target.host in self.refused:
                 raise ConnectError(self.refused[target.host])
             link = self.links[target.host] = PairLink()
-            self._decoders[target.host] = Decoder(m.TO_REMOTE, m.REMOTE_PARTS)
+            self._decoders[target.host] = Decoder(m.TO_REMOTE, m.REMOTE_NESTED_TYPES)
             self._heard[target.host] = []
             return link
         finally:

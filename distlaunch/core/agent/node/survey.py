@@ -186,7 +186,7 @@ class NodeSurvey:
 
 
 def _decoder() -> Decoder[SurveyStep | m.Surveyed | m.AgentFailed]:
-    return Decoder((SurveyStep, m.Surveyed, m.AgentFailed), m.REMOTE_PARTS)
+    return Decoder((SurveyStep, m.Surveyed, m.AgentFailed), m.REMOTE_NESTED_TYPES)
 
 
 def make_answer(

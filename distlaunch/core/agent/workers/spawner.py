@@ -109,7 +109,7 @@ def start_spawner(
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     theirs.close()
-    return Channel(ours, Decoder(w.FROM_SPAWNER, w.PARTS)), pid
+    return Channel(ours, Decoder(w.FROM_SPAWNER, w.NESTED_TYPES)), pid
 
 
 def _run(
@@ -126,7 +126,7 @@ def _run(
     Everything possible is created before the second fork, so that both processes share its memory.
     """
     code = EXIT_SOFTWARE
-    channel: Channel[w.ToSpawner] = Channel(end, Decoder(w.TO_SPAWNER, w.PARTS))
+    channel: Channel[w.ToSpawner] = Channel(end, Decoder(w.TO_SPAWNER, w.NESTED_TYPES))
     try:
         os.setsid()
         become_subreaper()

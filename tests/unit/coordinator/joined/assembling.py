@@ -94,7 +94,7 @@ class Peer:
 
     def __init__(self, link: PairLink) -> None:
         self.link = link
-        self._decoder = Decoder(p.TO_LAUNCHER, m.REMOTE_PARTS)
+        self._decoder = Decoder(p.TO_LAUNCHER, m.REMOTE_NESTED_TYPES)
         self.heard = []
 
     def say(self, *messages):

@@ -90,7 +90,7 @@ class ScriptedLink:
         self._steps = deque(steps)
         self._flag = Flag()
         self._flag.put(bool(steps))
-        self._decoder = Decoder(p.FROM_LAUNCHER, m.REMOTE_PARTS)
+        self._decoder = Decoder(p.FROM_LAUNCHER, m.REMOTE_NESTED_TYPES)
         self.said: list[Record] = []
         self.closed = False
 

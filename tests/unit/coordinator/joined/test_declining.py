@@ -50,7 +50,7 @@ def test_node_0_hears_who_cannot_take_part_and_why(listener):
         assert time.monotonic() < end
     [(call, link)] = admitted
     assert (call.rank, call.host) == (2, "n2")
-    decoder = Decoder(p.FROM_LAUNCHER, m.REMOTE_PARTS)
+    decoder = Decoder(p.FROM_LAUNCHER, m.REMOTE_NESTED_TYPES)
     heard: list = []
     while not heard:
         assert time.monotonic() < end

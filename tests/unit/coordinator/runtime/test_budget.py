@@ -126,7 +126,7 @@ def frame(body: bytes, raw: int = 0) -> bytes:
     "body", [b'{"t":"Surveyed","serial":1', b'{"t":"Hello"', b'{"serial":1,"t":"Surveyed"']
 )
 def test_a_frame_of_many_megabytes_is_refused_by_its_beginning(body):
-    decoder = Decoder(m.FROM_REMOTE, m.REMOTE_PARTS, size_of=NodeBudget(0.0).size_of)
+    decoder = Decoder(m.FROM_REMOTE, m.REMOTE_NESTED_TYPES, size_of=NodeBudget(0.0).size_of)
     decoder.add(frame(body.ljust(100)))
     with pytest.raises(
         ProtocolError, match=r"exceeds the allowed size|does not begin with the type"
@@ -135,7 +135,7 @@ def test_a_frame_of_many_megabytes_is_refused_by_its_beginning(body):
 
 
 def test_messages_come_one_by_one_as_they_are_asked_for():
-    decoder = Decoder(m.FROM_REMOTE, m.REMOTE_PARTS)
+    decoder = Decoder(m.FROM_REMOTE, m.REMOTE_NESTED_TYPES)
     data = encode(PONG) * 3
     decoder.add(data[:-1])
     assert [decoder.next(), decoder.next(), decoder.next()] == [PONG, PONG, None]

@@ -22,9 +22,9 @@ class Ends:
         self.wakes = 0
         descriptor = ours.detach()
         self.stream = FrameStream(
-            descriptor, descriptor, Decoder(m.TO_REMOTE, m.REMOTE_PARTS), self._wake
+            descriptor, descriptor, Decoder(m.TO_REMOTE, m.REMOTE_NESTED_TYPES), self._wake
         )
-        self.decoder: Decoder = Decoder(m.FROM_REMOTE, m.REMOTE_PARTS)
+        self.decoder: Decoder = Decoder(m.FROM_REMOTE, m.REMOTE_NESTED_TYPES)
 
     def _wake(self) -> None:
         self.wakes += 1

@@ -16,7 +16,7 @@ from distlaunch.core.protocol import codec, spawner_messages
 from distlaunch.core.protocol.codec import Decoder, encode
 from tests.examples import examples
 
-PARTS = {cls.__name__: cls for cls in m.REMOTE_PARTS}
+NESTED_TYPES = {cls.__name__: cls for cls in m.REMOTE_NESTED_TYPES}
 TYPES = {
     "agent": (*m.TO_REMOTE, *m.FROM_REMOTE),
     "spawner": (*spawner_messages.TO_SPAWNER, *spawner_messages.FROM_SPAWNER),
@@ -46,8 +46,8 @@ def values_of(kind: str) -> st.SearchStrategy:
         return st.lists(
             values_of(kind.removeprefix("tuple[").removesuffix(", ...]")), max_size=3
         ).map(tuple)
-    if kind in PARTS:
-        return messages_of(PARTS[kind])
+    if kind in NESTED_TYPES:
+        return messages_of(NESTED_TYPES[kind])
     if kind.startswith("Literal["):
         return st.sampled_from(json.loads(kind.removeprefix("Literal").replace("'", '"')))
     return BY_KIND[kind]
@@ -63,7 +63,7 @@ ANY_MESSAGE = st.sampled_from(TYPES["agent"]).flatmap(messages_of)
 
 
 def decoder(side: str = "agent") -> Decoder:
-    return Decoder(TYPES[side], m.REMOTE_PARTS)
+    return Decoder(TYPES[side], m.REMOTE_NESTED_TYPES)
 
 
 def frame(body: bytes | object, raw: bytes = b"") -> bytes:
@@ -120,7 +120,7 @@ def test_a_frame_may_be_split_at_every_byte():
 def test_environments_that_are_not_utf8_are_preserved():
     name, value = b"caf\xe9", b"\xff\x80 \xf0\x9f\x9a\x80"
     env = {os.fsdecode(name): os.fsdecode(value)}
-    [received] = Decoder(spawner_messages.TO_SPAWNER, spawner_messages.PARTS).feed(
+    [received] = Decoder(spawner_messages.TO_SPAWNER, spawner_messages.NESTED_TYPES).feed(
         encode(spawner_messages.Setup(env=env, cwd="/", cookie="", nofile=1, signal_group=False))
     )
     assert {os.fsencode(key): os.fsencode(item) for key, item in received.env.items()} == {

@@ -27,7 +27,7 @@ APPLY = {
 
 def read(**changed) -> p.LauncherInfo:
     body = json.dumps({"t": "LauncherInfo", **APPLY, **changed}).encode()
-    [message] = Decoder(p.FROM_LAUNCHER, m.REMOTE_PARTS).feed(
+    [message] = Decoder(p.FROM_LAUNCHER, m.REMOTE_NESTED_TYPES).feed(
         struct.pack(">BII", VERSION, len(body), 0) + body
     )
     return message

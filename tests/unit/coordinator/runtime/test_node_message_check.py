@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from distlaunch.coordinator.runtime.message_checks import Part
+from distlaunch.coordinator.runtime.message_checks import NodeMessageCheck
 from distlaunch.core.errors import ProtocolError
 from distlaunch.core.protocol import agent_messages as m
 from distlaunch.core.protocol import launcher_messages as p
@@ -28,30 +28,30 @@ def commence(**fields) -> p.StartWorkers:
     ],
 )
 def test_another_launcher_tells_of_its_own_ranks_only(fields, ranks):
-    part = Part(0)
-    part.on_send(commence(**fields))
+    message_check = NodeMessageCheck(0)
+    message_check.on_send(commence(**fields))
     for rank in range(-1, 7):
         if rank in ranks:
-            assert part.check(exited(1.0, rank=rank))
+            assert message_check.check(exited(1.0, rank=rank))
         else:
             with pytest.raises(ProtocolError):
-                part.check(exited(1.0, rank=rank))
+                message_check.check(exited(1.0, rank=rank))
 
 
 def test_what_is_told_of_an_earlier_attempt_does_not_count():
-    part = Part(0)
-    part.on_send(commence())
-    part.on_send(commence(attempt=1, node_rank=2, local_ranks=(0,)))
-    assert not part.check(exited(1.0, rank=3, attempt=0))
-    assert not part.check(m.AttemptEnded(attempt=0, left=()))
-    assert part.check(m.AttemptEnded(attempt=1, left=()))
+    message_check = NodeMessageCheck(0)
+    message_check.on_send(commence())
+    message_check.on_send(commence(attempt=1, node_rank=2, local_ranks=(0,)))
+    assert not message_check.check(exited(1.0, rank=3, attempt=0))
+    assert not message_check.check(m.AttemptEnded(attempt=0, left=()))
+    assert message_check.check(m.AttemptEnded(attempt=1, left=()))
 
 
 def test_a_node_that_was_told_nothing_has_nothing_to_tell():
     for message in (m.AttemptEnded(attempt=0, left=()), exited(1.0), m.WorkerHalted(rank=0)):
         with pytest.raises(ProtocolError):
-            Part(0).check(message)
-    assert Part(0).check(m.AgentNotice(text="", warning=False))
+            NodeMessageCheck(0).check(message)
+    assert NodeMessageCheck(0).check(m.AgentNotice(text="", warning=False))
 
 
 def prepared(*ports: int, attempt: int = 0, problem: str | None = None) -> m.Prepared:
@@ -64,13 +64,13 @@ def prepared(*ports: int, attempt: int = 0, problem: str | None = None) -> m.Pre
     "ports", [(), (5,), (5, 5), (5, 6, 7), (0, 5), (5, 70000), (-1, 5)], ids=str
 )
 def test_a_node_holds_as_many_ports_as_it_was_to_hold(ports):
-    part = Part(0)
-    part.on_send(m.Prepare(attempt=0, port=None, ports=2))
+    message_check = NodeMessageCheck(0)
+    message_check.on_send(m.Prepare(attempt=0, port=None, ports=2))
     with pytest.raises(ProtocolError):
-        part.check(prepared(*ports))
-    assert part.check(prepared(5, 65535))
-    assert part.check(prepared(problem="there is none"))
-    part.on_send(m.Prepare(attempt=1, port=None))
-    assert part.check(prepared(7, 8)), "late, of the attempt before"
+        message_check.check(prepared(*ports))
+    assert message_check.check(prepared(5, 65535))
+    assert message_check.check(prepared(problem="there is none"))
+    message_check.on_send(m.Prepare(attempt=1, port=None))
+    assert message_check.check(prepared(7, 8)), "late, of the attempt before"
     with pytest.raises(ProtocolError):
-        part.check(prepared(7, attempt=1))
+        message_check.check(prepared(7, attempt=1))
