@@ -30,7 +30,7 @@ def user_terminal() -> UserTerminal | None:
     """
     terminal = UserTerminal()
     whole = all(os.isatty(descriptor) for descriptor in (_STDIN, STDOUT, STDERR))
-    return terminal if whole and terminal.is_ours() else None
+    return terminal if whole and terminal.is_foreground() else None
 
 
 class UserTerminal:
@@ -58,14 +58,14 @@ class UserTerminal:
             return 24, 80
         return size.lines, size.columns
 
-    def is_ours(self) -> bool:
+    def is_foreground(self) -> bool:
         """Return whether this process is the terminal's foreground job.
 
         A background job that changes the terminal's modes is stopped by the kernel.
         """
         return in_foreground(_STDIN)
 
-    def take(self) -> None:
+    def enter_raw_mode(self) -> None:
         """Set modes in which the terminal passes on every key without interpreting it."""
         try:
             self._before = termios.tcgetattr(_STDIN)
@@ -73,7 +73,7 @@ class UserTerminal:
         except (termios.error, OSError):
             self._before = None
 
-    def give_back(self) -> None:
+    def restore(self) -> None:
         """Restore the original modes."""
         if self._before is not None:
             with suppress(termios.error, OSError):  # the terminal is gone

@@ -212,7 +212,7 @@ def _run(
         stack.callback(housekeeping.finish, signal_pipe.is_hurried)
         ended = stack.enter_context(closed_console(sink, signal_pipe))
         if terminal is not None:
-            stack.callback(terminal.give_back)
+            stack.callback(terminal.restore)
         settings = policy_settings(
             options,
             plan,

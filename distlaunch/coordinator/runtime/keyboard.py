@@ -29,13 +29,13 @@ class Terminal(Protocol):
     def size(self) -> tuple[int, int]:
         """Return the number of rows and columns."""
 
-    def is_ours(self) -> bool:
+    def is_foreground(self) -> bool:
         """Return whether this launcher is the terminal's foreground job."""
 
-    def take(self) -> None:
+    def enter_raw_mode(self) -> None:
         """Switch the terminal to modes that pass on every key."""
 
-    def give_back(self) -> None:
+    def restore(self) -> None:
         """Restore the terminal's modes."""
 
 
@@ -47,7 +47,7 @@ class Keyboard:
     ) -> None:
         self._terminal = terminal
         self._send = send
-        self._is_taken = False
+        self._is_raw = False
         self._interrupts: deque[float] = deque(maxlen=INTERRUPTS_KILL)
 
     @property
@@ -61,43 +61,43 @@ class Keyboard:
 
     def fileno(self) -> int:
         """Return the descriptor to poll. Return -1 if there is none."""
-        return self._terminal.fileno() if self._is_taken and self._terminal is not None else -1
+        return self._terminal.fileno() if self._is_raw and self._terminal is not None else -1
 
-    def take(self) -> None:
+    def start(self) -> None:
         """Start to read keys, if this launcher is the terminal's foreground job.
 
         A background process that changes the modes of the terminal would be stopped by the kernel.
         """
-        if self._terminal is not None and not self._is_taken and self._terminal.is_ours():
-            self._terminal.take()
-            self._is_taken = True
+        if self._terminal is not None and not self._is_raw and self._terminal.is_foreground():
+            self._terminal.enter_raw_mode()
+            self._is_raw = True
             self.resize()
 
     def resize(self) -> None:
         """Send the size of the terminal to the worker."""
-        if self._terminal is not None and self._is_taken:
+        if self._terminal is not None and self._is_raw:
             rows, columns = self._terminal.size()
             self._send(m.Resize(rows=rows, columns=columns))
 
-    def give_back(self) -> None:
+    def stop(self) -> None:
         """Restore the terminal for the shell."""
-        if self._terminal is not None and self._is_taken:
-            self._terminal.give_back()
-            self._is_taken = False
+        if self._terminal is not None and self._is_raw:
+            self._terminal.restore()
+            self._is_raw = False
 
-    def read(self, *, hears: bool) -> a.Signalled | None:
+    def read(self, *, has_reader: bool) -> a.Signalled | None:
         """Send the typed keys to the worker. Return the signal that they mean for the launcher, if
         any.
 
-        ``hears``: a worker runs that can read them.
+        ``has_reader``: a worker runs that can read them.
         """
         if self._terminal is None:
             return None
         data = self._terminal.keys()
         if not data:  # the terminal has gone away
-            self._terminal, self._is_taken = None, False
+            self._terminal, self._is_raw = None, False
             return a.Signalled(signum=signal.SIGHUP)
-        if not hears and _INTERRUPT in data:
+        if not has_reader and _INTERRUPT in data:
             return a.Signalled(signum=signal.SIGINT)
         self._send(m.Input(data=data))
         now = time.monotonic()

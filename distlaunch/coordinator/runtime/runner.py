@@ -192,7 +192,7 @@ class Runner:
         fields = {"job_id": plan.job_id, "world_size": plan.world_size, "backend": plan.backend}
         self._events.write("job_started", {**fields, "host": os.uname().nodename})
         self._transport.start()
-        self._keyboard.take()
+        self._keyboard.start()
         self._feed(a.Begin())
         while (code := self._exit_code) is None:
             # Signals and deadlines are handled even if the nodes send many messages.
@@ -421,13 +421,13 @@ class Runner:
         if signum == signal.SIGTSTP:
             self._pause()
         elif signum in (signal.SIGWINCH, signal.SIGCONT):
-            self._keyboard.take()
+            self._keyboard.start()
             self._keyboard.resize()
         elif signum != signal.SIGCHLD:  # SIGCHLD only wakes the loop
             self._feed(a.Signalled(signum=signum))
 
     def _on_keys(self) -> None:
-        event = self._keyboard.read(hears=self._policy.up > self._policy.ended)
+        event = self._keyboard.read(has_reader=self._policy.up > self._policy.ended)
         if event is not None and not (
             event.signum == signal.SIGHUP and self._signals.ignores(signal.SIGHUP)
         ):
@@ -436,7 +436,7 @@ class Runner:
     def _pause(self) -> None:
         """Suspend the workers, then the launcher. Resume both when the launcher is continued."""
         self._sink.suspend()
-        self._keyboard.give_back()
+        self._keyboard.stop()
         self._transport.broadcast(m.Pause(paused=True))
         began = time.monotonic()
         self._flush(until=began + PAUSE_S)
@@ -444,7 +444,7 @@ class Runner:
         if signal.SIGCONT not in meanwhile:
             signals.stop_self()
         self._clock.skip(time.monotonic() - began)
-        self._keyboard.take()
+        self._keyboard.start()
         self._transport.broadcast(m.Pause(paused=False))
         self._sink.resume()
         self._on_signals(meanwhile.replace(_TSTP, b""))
